@@ -23,7 +23,8 @@ from kvsim.validate.counter import _composite, uncounted
 from kvsim.validate.kernels import attention_triton, quantise_triton
 from kvsim.validate.kernels.attention import PartialAttention, View, attend_plainly
 from kvsim.validate.kernels.quantise import quantise_plainly
-from kvsim.validate.parts import cells, sides
+from kvsim.validate.parts import packed, store
+from kvsim.validate.techniques import quantspec
 from tests.support.pretended import LAUNCHERS
 
 WAITS = ("aten::_local_scalar_dense", "aten::nonzero", "aten::masked_select", "aten::equal")
@@ -142,7 +143,7 @@ def recording(twins: bool = False) -> Iterator[Recording]:
             stack.enter_context(patch.object(module, "launch", noted))
         for module, name, twin in TWINS if twins else ():
             stack.enter_context(patch.object(module, name, one(twin)))
-        for module in (transfer, cells, sides):
+        for module in (transfer, store, packed, quantspec):
             stack.enter_context(patch.object(module, "to_device", refuse))
         stack.enter_context(made)
         yield made

@@ -133,7 +133,7 @@ def naive_packed(
             layer, sequence, head = self.place
             if not rows:
                 return x
-            held = impl.layers[layer].cells if hasattr(impl, "layers") else None
+            held = impl.layers[layer].kv if hasattr(impl, "layers") else None
             side = getattr(held, which) if held else getattr(impl, which)[layer]
             store = side.store
             wide = adopted.widened((which, *self.place), x[:rows], store, sequence, head)

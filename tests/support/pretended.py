@@ -29,7 +29,7 @@ from kvsim.validate.kernels import (
 )
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import random_weights
-from kvsim.validate.session.deployed import deployed
+from kvsim.validate.parts.composed import default_deployment
 from tests.support.pretended_cuda import GPU, stands_for_cuda
 from tests.support.small_llama import small_llama
 
@@ -267,4 +267,4 @@ def decoder(layers: int = 2, length: int = 256) -> Decoder:
     """Some layers with random weights in fp16, on the GPU; call it where one is pretended."""
     arch = small_llama((4, 2), 64, layers, vocab=256)
     weights = random_weights(arch, GPU, torch.float16)
-    return Decoder(arch, weights, length, deployment=deployed(arch.model))
+    return Decoder(arch, weights, length, deployment=default_deployment(arch.model))

@@ -21,8 +21,8 @@ from kvsim.validate.counts.check import RandomPrompts
 from kvsim.validate.graphs import ReplayedRounds
 from kvsim.validate.model.architecture import load_architecture
 from kvsim.validate.parts.base import SmallRun
+from kvsim.validate.parts.composed import default_deployment
 from kvsim.validate.run import Generation
-from kvsim.validate.session.deployed import deployed
 from kvsim.validate.techniques import IMPLEMENTATIONS, small_settings
 from kvsim.validate.times.replays import Replay
 from kvsim.validate.times.timed import run_timed
@@ -136,7 +136,7 @@ def test_timed_runs_say_whether_rounds_were_replayed(text: str) -> None:
 
 
 def test_a_replayed_round_is_predicted_as_one_launch() -> None:
-    d = deployed(load_architecture("smollm2-135m").model)
+    d = default_deployment(load_architecture("smollm2-135m").model)
     time = replace(d.stack.time, launch=1e-4, step=3e-3)
     kernels = {name: replace(kernel, host=1e-4) for name, kernel in d.stack.kernels.items()}
     eager = replace(d, stack=replace(d.stack, time=time, kernels=kernels))

@@ -8,12 +8,12 @@ import torch
 from kvsim.errors import InputError
 from kvsim.techniques import parse
 from kvsim.validate.counts.compare import Line
-from kvsim.validate.parts.bytoken import PACKED_AT_ONCE
-from kvsim.validate.parts.drafter import PACKED_EARLY
-from kvsim.validate.parts.hierarchical import BY_HALVES
+from kvsim.validate.parts.drafting import PACKED_EARLY
 from kvsim.validate.parts.place import SENT_LATE
-from kvsim.validate.parts.rotated import READ_TWICE
+from kvsim.validate.parts.rows import PACKED_AT_ONCE
 from kvsim.validate.run import Generation
+from kvsim.validate.techniques.quantspec import BY_HALVES
+from kvsim.validate.techniques.turboquant import READ_TWICE
 from kvsim.validate.techniques.zipcache import DRAWN
 from tests.support.decoders import decoder, prompts
 from tests.support.runs import assert_same_run

@@ -18,7 +18,7 @@ from kvsim.validate.counter import OpCounter
 from kvsim.validate.counts.compare import Comparison, compare
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.parts.base import SmallRun
-from kvsim.validate.parts.bytoken import PACKED_AT_ONCE
+from kvsim.validate.parts.rows import PACKED_AT_ONCE
 from kvsim.validate.run import Generation
 from kvsim.validate.techniques import IMPLEMENTATIONS, small_settings
 from tests.support.decoders import decoder, prompts

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kvsim.techniques import parse
 from kvsim.validate.model.attention import Pass
+from kvsim.validate.parts.base import RunningGeneration
 from kvsim.validate.run import Generation
 from kvsim.validate.techniques.full import Full
 from kvsim.validate.techniques.mtp import Mtp
@@ -61,9 +62,8 @@ def test_a_head_has_read_what_was_settled(monkeypatch: pytest.MonkeyPatch) -> No
     seen: list[tuple[list[int], Tensor]] = []
 
     class Prompted(Mtp):
-        def propose(self, generation: Generation, tokens: Tensor, ahead: int) -> Tensor:
+        def propose(self, generation: RunningGeneration, tokens: Tensor, ahead: int) -> Tensor:
             logits = super().propose(generation, tokens, ahead)
-            assert logits is not None
             if not ahead:
                 seen.append((list(generation.cached), self.hidden[:, 0].clone()))
             for i, done in enumerate(generation.done):
@@ -89,6 +89,6 @@ def test_a_head_has_read_what_was_settled(monkeypatch: pytest.MonkeyPatch) -> No
 def from_scratch(head: Mtp, prompt: list[int], tokens: Tensor, states: list[Tensor]) -> Tensor:
     """The head's hidden states of one sequence, read at once."""
     text = torch.cat([torch.tensor(prompt), tokens])[1 : len(states) + 1]
-    head.beside.cache = Full(parse("full"), head.beside.decoder, [len(text)], 1)
+    head.layers.cache = Full(parse("full"), head.layers.decoder, [len(text)], 1)
     with torch.inference_mode():
         return head._pass(text[None], torch.stack(states)[None, : len(text)], [0])[0]

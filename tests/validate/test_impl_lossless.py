@@ -105,15 +105,15 @@ def test_a_split_that_grows_with_the_context(settings: str, model: str, monkeypa
     def half(place: Place, at: LayerPass) -> Number:
         return np.floor(at.p.context / 2)
 
-    monkeypatch.setattr("kvsim.validate.parts.recomputing.choose_split", half)
+    monkeypatch.setattr("kvsim.validate.techniques.kvpr.choose_split", half)
     lengths = (30, 12, 12, 11)
     given = prompts(*lengths)
     run = Generation(on_a_machine(model), parse(f"kvpr:{settings}"), given, GENERATE, keep=True)
     impl: Any = run.impl
-    split = impl.placements[0].inputs.split
-    assert [split(0, n) for n in (30, 33, 40)] == [11, 11, 11], "the shortest prompt"
+    split = impl.placements[0].rows[0, 0].split
+    assert [split(n) for n in (30, 33, 40)] == [11, 11, 11], "the shortest prompt"
     if settings:
-        assert [split(0, n) for n in (12, 15, 20, 22, 23)] == [6, 7, 10, 11, 11]
+        assert [split(n) for n in (12, 15, 20, 22, 23)] == [6, 7, 10, 11, 11]
     run.complete()
     assert_same_run(run, results("full", model, lengths))
 

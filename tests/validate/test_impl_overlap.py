@@ -22,8 +22,9 @@ from kvsim.validate import transfer
 from kvsim.validate.counter import NullCounter
 from kvsim.validate.kernels.gather import gather
 from kvsim.validate.model.decoder import Decoder
-from kvsim.validate.parts import away, cpu_attention, pairs, placing, recomputing, visiting
+from kvsim.validate.parts import host_values, place, prefetch, tiered
 from kvsim.validate.run import Generation
+from kvsim.validate.techniques import kvpr, specache
 from kvsim.validate.transfer import Transfers
 from tests.support.decoders import decoder, prompts
 
@@ -96,10 +97,10 @@ def late(monkeypatch: Any) -> Lateness:
         lateness.wait()
         return gather(k, v, index, into[0], into[1])
 
-    monkeypatch.setattr(placing, "Transfers", Late)
-    for module in (away, pairs):
+    monkeypatch.setattr(place, "Transfers", Late)
+    for module in (host_values, specache):
         monkeypatch.setattr(module, "gather", fetch)
-    for module in (visiting, recomputing, cpu_attention, away):
+    for module in (prefetch, kvpr, tiered, host_values):
         monkeypatch.setattr(module, "copy_all", copy_all)
     return lateness
 

@@ -9,11 +9,10 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.techniques import parse
 from kvsim.validate.kernels.topk import softmax_top_k
-from kvsim.validate.parts import pairs
-from kvsim.validate.parts.probes import Probes
 from kvsim.validate.run import Generation
+from kvsim.validate.techniques import specache
 from kvsim.validate.techniques.mikv import Mikv
-from kvsim.validate.techniques.zipcache import Zipcache
+from kvsim.validate.techniques.zipcache import Probes, Zipcache
 from tests.support.adopted import Adopted
 from tests.support.decoders import decoder, oracle_attentions, prompts
 from tests.support.naive_caches import assert_like_naive, naive_packed
@@ -79,7 +78,7 @@ def test_specache_attends_to_what_the_guess_chose(monkeypatch: Any) -> None:
         seen.append((scores, eligible, index))
         return index
 
-    monkeypatch.setattr(pairs, "softmax_top_k", spy)
+    monkeypatch.setattr(specache, "softmax_top_k", spy)
     run = complete("specache:bits=2,group=16,residual=16,k=6", prompts(40, 23), 20)
     layers = 3
     assert len(seen) == layers * (1 + 19)  # pre-decoding, then every step
@@ -152,10 +151,10 @@ def test_zipcache_packs_window_by_window() -> None:
     full = complete("full", given, 60)
     run = complete("zipcache:high=8,low=8,window=10", given, 60)
     impl: Any = run.impl
-    cells = impl.layers[0].cells
-    assert cells.packed == 5  # the last full window was packed after its 50th token
-    assert cells.high.counts(5).tolist() == [24 + 30, 14 + 30]
-    assert cells.low.counts(5).tolist() == [16 + 20, 9 + 20]
+    kv = impl.layers[0].kv
+    assert kv.packed == 5  # the last full window was packed after its 50th token
+    assert kv.high.counts(5).tolist() == [24 + 30, 14 + 30]
+    assert kv.low.counts(5).tolist() == [16 + 20, 9 + 20]
     same = int((run.tokens == full.tokens).cumprod(1).sum())
     assert same >= 40, "eight bits drift at once"
     lossy = complete("zipcache:high=4,low=2,window=10", given, 60)
@@ -173,18 +172,18 @@ def test_mikv_keeps_what_was_given_most_at_high_precision(model: str) -> None:
     for b, prompt in enumerate(given):
         n = len(prompt)
         for layer, true in zip(impl.layers, oracle_attentions(model, prompt), strict=True):
-            cells, sums = layer.cells, true.sum(1)  # (heads, tokens)
-            assert (cells.sums[b, :, :n] - sums).abs().max() < 1e-4
-            by_head = cells.sums[b, :, :n].view(cells.room.heads, -1, n).sum(1)
-            best = by_head.topk(cells.many(n)).indices
-            assert torch.equal(cells.high.tokens[b, :, : cells.many(n)].long(), best)
+            kv, sums = layer.kv, true.sum(1)  # (heads, tokens)
+            assert (kv.sums[b, :, :n] - sums).abs().max() < 1e-4
+            by_head = kv.sums[b, :, :n].view(kv.room.heads, -1, n).sum(1)
+            best = by_head.topk(kv.many(n)).indices
+            assert torch.equal(kv.high.tokens[b, :, : kv.many(n)].long(), best)
     while min(run.done) < 20:
         impl.round(run)
     for layer in impl.layers:
-        cells = layer.cells
+        kv = layer.kv
         for b, n in enumerate(run.cached):
             high = round(share * n)
-            tokens = [cells.high.tokens[b, :, :high], cells.low.tokens[b, :, : n - high]]
+            tokens = [kv.high.tokens[b, :, :high], kv.low.tokens[b, :, : n - high]]
             every = torch.cat(tokens, -1).sort(-1).values
             assert torch.equal(every, torch.arange(n).expand_as(every))
 

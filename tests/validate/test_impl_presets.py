@@ -13,12 +13,11 @@ from kvsim.validate.counter import NULL_COUNTER
 from kvsim.validate.kernels.packing import pack, unpack
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.rope import rotate
-from kvsim.validate.parts.cells import on_the_gpu
 from kvsim.validate.parts.normal import levels
-from kvsim.validate.parts.rotated import rotation
+from kvsim.validate.parts.store import on_the_gpu
 from kvsim.validate.run import Generation
 from kvsim.validate.techniques.kvquant import Kvquant
-from kvsim.validate.techniques.turboquant import Levels
+from kvsim.validate.techniques.turboquant import Levels, rotation
 from tests.support.decoders import decoder, prompts
 from tests.support.naive_caches import assert_like_naive
 from tests.support.runs import assert_same_run
@@ -95,15 +94,15 @@ def test_kvquant_keeps_outliers_and_packs_keys_without_their_positions() -> None
     m, generator = own.arch.model, torch.Generator().manual_seed(0)
     room = on_the_gpu(2, m.kv_heads, m.head_dim, torch.float32, torch.device("cpu"))
     part = Settings(4, 0.125)
-    cells = Kvquant(part, replace(room, turns=own.turns), 40, NULL_COUNTER)
+    kv = Kvquant(part, replace(room, turns=own.turns), 40, NULL_COUNTER)
     before, values = torch.randn(2, 2, m.kv_heads, 30, m.head_dim, generator=generator)
     before[:, 1, :, 3] *= 50  # a channel
     keys = rotate(before, *own.turns(torch.arange(30)[None]) or ())
-    cells.fill(keys, values, [30, 30])
-    (wide_k, wide_v), width = cells.wide(30), m.kv_heads * m.head_dim
+    kv.fill(keys, values, [30, 30])
+    (wide_k, wide_v), width = kv.wide(30), m.kv_heads * m.head_dim
     for wide, rows, at in ((wide_k, before, 1), (wide_v, values, 3)):
         error = (wide - rows.transpose(1, 2).flatten(2)).abs()
-        kept = cells.apart_from[at][:, :30].long()
+        kept = kv.apart_from[at][:, :30].long()
         assert kept.shape[2] == width / 8
         assert error.gather(2, kept).max() < 0.05, "fp16"
         each = rows.transpose(1, 2).flatten(2).std((0, 1)) if at == 1 else 1.0
@@ -204,7 +203,7 @@ def test_a_draft_model_that_is_the_model_is_always_right(monkeypatch: pytest.Mon
     """It catches up with drafts it has not read itself; else it would soon be wrong."""
     own = decoder("llama")
     monkeypatch.setattr("kvsim.validate.techniques.draft.load_architecture", lambda name: own.arch)
-    monkeypatch.setattr("kvsim.validate.parts.beside.random_weights", lambda *_: own.weights)
+    monkeypatch.setattr("kvsim.validate.parts.heads.random_weights", lambda *_: own.weights)
     monkeypatch.setattr("kvsim.techniques.papers.draft.load_model", lambda name: own.arch.model)
     technique = parse("draft:model=smollm2-135m,gamma=3,acceptance=1")
     run = Generation(own, technique, prompts(40, 23), 21, keep=True)

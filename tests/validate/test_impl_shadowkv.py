@@ -8,8 +8,8 @@ from kvsim.errors import InputError
 from kvsim.techniques import parse
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.parts.composed import Composed
-from kvsim.validate.parts.lowrank import Lowrank
 from kvsim.validate.run import Generation
+from kvsim.validate.techniques.shadowkv import Lowrank
 from tests.support.decoders import decoder, prompts
 from tests.support.naive_caches import assert_like_naive
 from tests.support.runs import assert_same_run
@@ -81,13 +81,13 @@ def test_no_product_of_that_rank_is_closer_to_the_prompts_keys() -> None:
     with torch.inference_mode():
         run.start()
         assert isinstance(run.impl, Composed)
-        cells = run.impl.layers[1].cells
-        assert isinstance(cells, Lowrank)
+        kv = run.impl.layers[1].kv
+        assert isinstance(kv, Lowrank)
         full = Generation(decoder("llama"), parse("full"), prompts(40), 2)
         full.start()
         keys = full.impl.resident()["gpu"]["kv"][1][:, :, :40]  # with positions, of layer 1
         slots = torch.arange(40).expand(1, 2, -1)
-        lost = (cells.restored(slots) - keys).square().sum().item()
+        lost = (kv.restored(slots) - keys).square().sum().item()
         cos, sin = run.impl.decoder.turns(slots[0, :1]) or (torch.ones(1), torch.zeros(1))
         half = keys.shape[3] // 2
         before = keys * cos - torch.cat([-keys[..., half:], keys[..., :half]], 3) * sin

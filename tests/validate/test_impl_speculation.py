@@ -8,8 +8,8 @@ from scipy.stats import chi2_contingency, chisquare
 from torch import Tensor
 
 from kvsim.techniques import parse
-from kvsim.validate.parts import speculation
-from kvsim.validate.parts.speculation import verify_drawn, verify_likeliest
+from kvsim.validate.parts import drafting
+from kvsim.validate.parts.drafting import verify_drawn, verify_likeliest
 from kvsim.validate.run import Generation
 from kvsim.validate.techniques.ngram import continued
 from tests.support.adopted import Adopted
@@ -37,7 +37,7 @@ def test_quantspec_is_greedy_decoding_of_its_target(gamma: int) -> None:
     assert_like_naive(run, naive_packed(run.impl, adopted, flushed, flushed, packs_late=True))
     adopted.assert_few()
     impl: Any = run.impl
-    packed = impl.layers[0].cells.packed_keys
+    packed = impl.layers[0].kv.packed_keys
     for prompt, cached in zip((70, 33, 5), run.cached, strict=True):
         assert (packed(cached) - packed(prompt)) / HALF >= 3, "three flushes"
     rejected = sum(g + 1 - n for g, ns in zip(impl.drafted, run.yielded, strict=True) for n in ns)
@@ -132,7 +132,7 @@ def test_sampled_tokens_are_distributed_as_the_targets_to_the_end(
         _, extra = verify_drawn(drafts, *rest)
         return torch.full_like(extra, drafts.shape[1]), extra
 
-    monkeypatch.setattr(speculation, "verify_drawn", gullible)
+    monkeypatch.setattr(drafting, "verify_drawn", gullible)
     careless = drawn(text, many, generate, seed=5)
     assert min(map(alike, careless.T, meant.T)) < 1e-6, "no power"
 

@@ -17,9 +17,9 @@ from kvsim.errors import InputError
 from kvsim.machines.deployment import WEIGHTS
 from kvsim.validate.kernels.packing import WIDTHS, pack, unpack
 from kvsim.validate.kernels.quantise import Levels, quantise
-from kvsim.validate.kernels.separable import channelwise, separable
 from kvsim.validate.kernels.stores import By, Store
 from kvsim.validate.kernels.weights import int4, int4_matrix
+from kvsim.validate.techniques.zipcache import channelwise, separable
 
 quanto: Any = import_module("optimum.quanto")  # untyped
 BYS: tuple[By, By] = ("channel", "token")

@@ -26,7 +26,7 @@ from kvsim.validate.kernels.attention import PartialAttention, View
 from kvsim.validate.kernels.gather import gather_plainly
 from kvsim.validate.kernels.gather_triton import gather
 from kvsim.validate.kernels.quantise import quantise, quantise_plainly
-from kvsim.validate.kernels.separable import channelwise, separable
+from kvsim.validate.techniques.zipcache import channelwise, separable
 from tests.support.comparing import assert_close
 from tests.support.places import ROOT
 

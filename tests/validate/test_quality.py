@@ -14,7 +14,6 @@ from kvsim.techniques import parse
 from kvsim.techniques.technique import Technique
 from kvsim.traces import attentionfile
 from kvsim.traces.attention import GAMMAS, AttentionTrace, Retrieval
-from kvsim.validate.parts.pairs import Pairs
 from kvsim.validate.quality.acceptance import (
     accepted,
     drafting,
@@ -29,6 +28,7 @@ from kvsim.validate.quality.settings import Reading, rehearse_all, sort_out, usu
 from kvsim.validate.quality.text import read_text, windows
 from kvsim.validate.quality.watch import WATCHED, Watched, powers
 from kvsim.validate.run import Generation
+from kvsim.validate.techniques.specache import Pairs
 from tests.support.decoders import decoder, oracle_attentions, oracle_logits, prompts
 
 PROMPT, SCORED = 60, 12
@@ -124,7 +124,7 @@ def test_probes_are_compared_with_every_query() -> None:
     every: Any = forced("zipcache:probe=1,salient=0.4", texts).impl
     assert every.noted.means().tolist() == [1.0] * 3
     some: Any = forced("zipcache:probe=0.1,salient=0.4", texts).impl
-    many, probes = round(0.4 * PROMPT), some.layers[0].cells.probing.prompt.positions
+    many, probes = round(0.4 * PROMPT), some.layers[0].kv.probing.prompt.positions
     overlap = torch.zeros(3)
     for b, text in enumerate(texts):
         seen = (

@@ -45,6 +45,15 @@ class Pass:
         """Tokens of the longest sequence after this pass. [tokens]"""
         return max(self.starts) + self.new
 
+    @property
+    def begins_prompt(self) -> bool:
+        """Whether this is the first chunk of the prompts of a part of the batch."""
+        return not self.starts[0] and not self.rows.start
+
+    def ends_prompt(self, prompt: int, sequences: int) -> bool:
+        """Whether this is the last chunk of so many prompts of that length [tokens]."""
+        return self.length == prompt and self.rows.stop == sequences
+
 
 LOWEST_WITH_AMX = "AVX512"  # kernels that can pack what AMX multiplies
 FEW_QUERIES = 16  # per head, up to which heads of a group are queries of one: keys are read once

@@ -1,34 +1,26 @@
-"""What an implementation of a technique is: the hooks of the decoder.
+"""The protocol between the decoder and a technique that runs on it.
 
-One file ``validate/techniques/<name>.py`` per technique, under the name it has in
-``kvsim/techniques/papers``; both are set by the same object. For every layer of a pass the decoder
-projects queries, keys and values and asks the implementation for attention; everything around it
-is the decoder's.
+The decoder computes embedding, norms, projections, MLP and head. For every layer of a forward pass
+it asks the technique's ``Implementation`` for attention; what is stored, read, moved or dropped is
+the implementation's. One file ``validate/techniques/<name>.py`` runs a technique, under the name
+that it has in ``kvsim/techniques/papers``; most are pieces that ``composed.Composed`` puts
+together: a selection (``selection.LayerCache``) over a storage (``store.KvStore``) where a
+placement (``place.CachePlacement``) puts it, and a ``drafting.Drafter``.
 
-============  ====================================================================================
-hook          when, and what it says
-============  ====================================================================================
-``prefill``   a chunk of the prompt reaches a layer: attention in full precision. The default
-              keeps one layer's prompt and calls ``filled`` when it is whole
-``filled``    a layer has read the prompt: store its keys and values as the technique does
-``between``   the prompt is read, its first token chosen: extra passes, first prefetches
-``round``     one decoding round: passes (``run.forward``), choice of tokens, ``run.emit``; the
-              default decodes one token
-``attend``    new tokens reach a layer in any later pass: append, attend, drop, prefetch; which
-              pass it is says ``step.kind`` (decode, draft, verify, between)
-``left``      new tokens have passed a layer: their hidden states, for who drafts from them
-``weights``   what a layer is multiplied with in a pass: another MLP for drafts, streamed weights
-``resident``  every tensor the technique keeps, by tier and buffer name
-``slack``     tokens beyond the generated ones that a pass may append
-``tiles``     parts of the batch that pass through a layer one after another, and
-              ``answers_late`` whether the next one starts before attention has answered
-``close``     stop threads
-============  ====================================================================================
+Order of calls in a generation:
+
+1. ``weights`` and ``prefill`` for every layer and chunk of the prompt, ``store_prompt`` when a
+   layer has read it all, ``on_layer_output`` behind each layer; then ``prompt_done``
+2. ``after_prompt`` once, when the first token has been chosen
+3. ``decode_round`` until every sequence is complete. It runs passes (``generation.forward``), each
+   of which calls ``weights``, ``attend`` and ``on_layer_output`` layer by layer, and hands over the
+   tokens that it has decided on (``generation.emit``)
+4. ``close``
 
 Slots and positions: token i of a sequence has position i, and prompts start at 0; shorter prompts
-are padded behind their end. A pass appends at ``step.starts`` (host) or ``step.positions``
-(device). Nothing is rolled back: until ``run.emit`` says which tokens stay, the next pass starts
-where this one did and overwrites what it appended.
+are padded behind their end. A pass appends at ``step.starts`` (known to the host) or
+``step.positions`` (on the device). Nothing is rolled back: until ``generation.emit`` says which
+tokens stay, the next pass starts where this one did and overwrites what it appended.
 
 Counting: work is done inside ``with self.counter.op(name) as record`` under the names that
 ``kvsim/techniques`` states, and ``record.reads`` and ``record.writes`` take the tensors that the op
@@ -36,8 +28,8 @@ reads and writes as the algorithm defines it (``attention.attend`` does so itsel
 tiers are noted by ``self.counter.copy`` in the pass that uses them.
 """
 
-from collections.abc import Hashable, Iterator, Mapping
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Hashable, Mapping, Sequence
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -46,22 +38,17 @@ from kvsim.frozen import frozen
 from kvsim.graph import Tier
 from kvsim.techniques.technique import Technique
 from kvsim.validate.counter import Kind, NullCounter, size
-from kvsim.validate.kernels.ranges import NUMBERS, ranges
 from kvsim.validate.model.attention import Pass, attend, visible
 from kvsim.validate.model.decoder import Answer, Decoder
 from kvsim.validate.model.weights import LayerWeights
 
-if TYPE_CHECKING:
-    from kvsim.validate.run import Generation
-
-SCORES_ON_GPU = 1 << 24  # numbers
 Resident = dict[Tier, dict[str, list[Tensor]]]
-"""Tensors by tier and by the buffer name that the technique's ``cache`` or ``once`` uses."""
+"""Tensors by tier and by the buffer name that the technique states."""
 
 
 @frozen
 class SmallRun:
-    """A run that a check does, and settings that suit its model."""
+    """A run that a check does; techniques choose settings that act in it."""
 
     batch: int  # [sequences]
     prompt: int  # [tokens]
@@ -70,19 +57,58 @@ class SmallRun:
     kv_heads: int = 2  # of the model
 
 
+class RunningGeneration(Protocol):
+    """What an implementation may ask of the generation that it runs in (``run.Generation``)."""
+
+    batch: int  # [sequences]
+    generate: int  # tokens to generate per sequence
+    prompts: Sequence[Sequence[int]]  # tokens of every prompt
+    temperature: float  # 0 for the likeliest token
+    generator: torch.Generator
+    cached: list[int]  # tokens in the cache of each sequence
+    done: list[int]  # generated tokens of each sequence
+    yielded: list[list[int]]  # tokens each round gave, sequence by sequence
+    last: Tensor  # (batch,) newest tokens, which no cache holds yet
+    tokens: Tensor  # (batch, generate)
+
+    def forward(self, tokens: Tensor, kind: Kind, ahead: int = 0) -> Tensor:
+        """Run a pass of new tokens (batch, new) to logits (batch, new, vocab)."""
+
+    def choose(self, logits: Tensor) -> Tensor:
+        """Choose a token by each row of logits (..., vocab)."""
+
+    def shares(self, logits: Tensor) -> Tensor:
+        """Turn logits into the probability of every token, in fp32."""
+
+    def emit(
+        self, tokens: Tensor, counts: Sequence[int] | None = None, logits: Tensor | None = None
+    ) -> None:
+        """Hand over tokens (batch, most), of which ``counts`` are valid."""
+
+    def padded(self) -> Tensor:
+        """All prompts (batch, longest), zeros behind shorter ones."""
+
+
 class Implementation:
-    """One technique on one decoder, for one batch of prompts."""
+    """One technique on one decoder, for one batch of prompts.
+
+    Parameters
+    ----------
+    technique
+        What is run, with its settings.
+    decoder
+        The model and the device.
+    lengths
+        Of the prompts [tokens].
+    generate
+        Tokens to generate per sequence.
+    """
 
     differences: ClassVar[dict[str, str]] = {}
     """Ops and buffers that really differ from what the technique states, and why."""
 
     eager_reason = "what a round does follows from what earlier ones have cached"
     """Why rounds are not replayed as a CUDA graph; empty where they are, see ``branch``."""
-
-    @property
-    def op_periods(self) -> dict[str, int]:
-        """Ops done whenever a cache has grown by so many tokens; the prediction spreads them."""
-        return {}
 
     @classmethod
     def small_settings(cls, run: SmallRun) -> list[str]:
@@ -96,23 +122,41 @@ class Implementation:
         self.decoder = decoder
         self.model = decoder.arch.model
         self.shapes = decoder.arch.shapes  # of every layer
-        self.lengths = lengths  # of the prompts [tokens]
+        self.lengths = lengths
         self.batch = len(lengths)
         self.prompt = max(lengths)  # the longest [tokens]
         self.capacity = self.prompt + generate + self.slack  # positions in use at most [tokens]
-        self._scratch: tuple[Tensor, Tensor] | None = None
+        self._scratch: tuple[Tensor, Tensor] | None = None  # keys and values of one layer's prompt
 
     @property
     def counter(self) -> NullCounter:
         """Where ops are counted."""
         return self.decoder.counter
 
-    # hooks
+    # the prompt
 
     def prefill(
         self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor:
-        """Attention of one chunk of the prompt; see ``decoder.Attend`` for the shapes."""
+        """Attend with one chunk of the prompt, in full precision.
+
+        The default keeps one layer's prompt and calls ``store_prompt`` when it is whole.
+
+        Parameters
+        ----------
+        layer
+            Index of the layer.
+        tensor
+            What the layer was given (sequences, new, hidden), behind its first norm.
+        queries, keys, values
+            Projected and turned, (sequences, heads, new, dim) and (sequences, KV heads, new, dim).
+        step
+            Which tokens of which sequences they are.
+
+        Returns
+        -------
+        Attention's output, shaped as the queries.
+        """
         count = self.batch // len(self.tiles(layer))
         if self._scratch is None or len(self._scratch[0]) < count:
             self._scratch = self.empty(self.prompt, count), self.empty(self.prompt, count)
@@ -124,71 +168,74 @@ class Implementation:
         stop = step.length
         keys, values = (room[step.rows, :, :stop] for room in (cached_keys, cached_values))
         out = self.attend_prompt(layer, queries, keys, values, step)
-        if stop == self.prompt and step.rows.stop == count:
+        if step.ends_prompt(self.prompt, count):
             self.store_prompt(layer, cached_keys, cached_values)
         return out
 
     def attend_prompt(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor:
-        """Attention of a chunk over the prompt so far, (batch, KV heads, tokens, dim)."""
+        """Attend with a chunk to its prompt so far, keys and values (batch, KV heads, n, dim)."""
         with self.counter.op("attn") as record:
             seen = visible(step, step.length, self.shapes[layer].window)
             return attend(record, queries, keys, values, seen)
 
     def store_prompt(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """Store a layer's prompt (batch, KV heads, longest prompt, dim), to be overwritten after.
+        """Store what stays of a layer's prompt.
 
-        Beyond a sequence's own length it holds numbers that no query may see.
+        Parameters
+        ----------
+        keys, values
+            (batch, KV heads, longest prompt, dim), overwritten afterwards. Beyond a sequence's own
+            length they hold numbers that no query may see.
         """
         raise NotImplementedError
 
-    def after_prompt(self, run: "Generation") -> None:
-        """What is done once, after the prompt and before the first round."""
+    def prompt_done(self) -> None:
+        """Free what only the prompt needed: every layer has read it."""
+        self._scratch = None
 
-    def decode_round(self, run: "Generation") -> None:
-        """One decoding round: here one token per sequence."""
+    def after_prompt(self, run: RunningGeneration) -> None:
+        """Do what comes once, between the first token and the first round: passes, prefetches."""
+
+    # rounds
+
+    def decode_round(self, run: RunningGeneration) -> None:
+        """Run one decoding round; the default decodes one token per sequence."""
         logits = run.forward(run.last[:, None], "decode")
         run.emit(run.choose(logits), logits=logits)
-
-    def branch(self, cached: list[int]) -> Hashable:
-        """Rounds with the same are the same work on the GPU; none for one that is not replayed.
-
-        Shapes of a pass that is ``fixed`` then follow from nothing but that: where tokens go and
-        what they see is known on the device alone.
-        """
-        return ()
-
-    @property
-    def reads_all_slots(self) -> bool:
-        """Whether attention of a replayed round reads the whole room of a cache, under a mask."""
-        return True
-
-    def op_shares(self, cached: list[int]) -> Mapping[str, float]:
-        """How much of ops the round after so many cached tokens does; a prediction takes 1."""
-        return {}
 
     def attend(
         self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor | Answer:
-        """Attention of new tokens; see ``decoder.Attend`` for the shapes."""
+        """Store new tokens and attend with them, in any pass after the prompt.
+
+        Parameters
+        ----------
+        tensor, queries, keys, values
+            As in ``prefill``.
+        step
+            ``step.kind`` says which pass it is: decode, draft, verify or between.
+
+        Returns
+        -------
+        The output, shaped as the queries, or a function that waits for it.
+        """
         raise NotImplementedError
 
     def on_layer_output(self, layer: int, hidden: Tensor, step: Pass) -> None:
-        """A pass has left a layer with these hidden states (sequences, new, hidden)."""
+        """Look at the hidden states (sequences, new, hidden) with which a pass leaves a layer."""
 
     def weights(self, layer: int, kind: Kind) -> LayerWeights:
-        """The weights of a layer in a pass of that kind."""
+        """The weights of a layer in a pass of that kind: drafts and streamed ones may differ."""
         return self.decoder.weights.layers[layer]
-
-    def resident(self) -> Resident:
-        """Every tensor kept between layers, besides weights, hidden states and logits."""
-        raise NotImplementedError
 
     @property
     def slack(self) -> int:
-        """Tokens that a pass may append beyond those generated, as drafts do. [tokens]"""
+        """Tokens that a pass may append beyond those generated, as drafts do [tokens]."""
         return 0
+
+    # the batch
 
     def tiles(self, layer: int) -> list[slice]:
         """Sequences of each part of the batch that passes through a layer by itself."""
@@ -203,7 +250,7 @@ class Implementation:
         return self.tiles(layer)
 
     def whole_prompt_tiles(self, part: slice, most: int) -> list[slice]:
-        """As many whole prompts of a part as have so many tokens, or one, which goes in chunks."""
+        """Split a part of the batch into as many whole prompts as have ``most`` tokens, or one."""
         each = max(1, most // self.prompt)
         return [slice(i, min(i + each, part.stop)) for i in range(part.start, part.stop, each)]
 
@@ -211,17 +258,43 @@ class Implementation:
         """Whether the part before may still wait for its attention when this layer starts."""
         return False
 
-    def prompt_done(self) -> None:
-        """Every layer has read the prompt: free what only that needed."""
-        self._scratch = None
+    # replay as CUDA graphs, and counts
 
-    def close(self) -> None:
-        """Stop threads, if there are any."""
+    def branch(self, cached: list[int]) -> Hashable:
+        """Key of the work that the next round does on the GPU; none for a round never replayed.
 
-    # what implementations share
+        Rounds with the same key are the same work. Shapes of a pass that is ``fixed`` then follow
+        from nothing else: where tokens go and what they see is known on the device alone.
+
+        Parameters
+        ----------
+        cached
+            Tokens in the cache of each sequence before the round.
+        """
+        return ()
+
+    @property
+    def reads_all_slots(self) -> bool:
+        """Whether attention of a replayed round reads the whole room of a cache, under a mask."""
+        return True
+
+    def op_shares(self, cached: list[int]) -> Mapping[str, float]:
+        """How much of an op the next round does, by name; a prediction takes 1."""
+        return {}
+
+    @property
+    def op_periods(self) -> dict[str, int]:
+        """Ops done whenever a cache has grown by so many tokens; the prediction spreads them."""
+        return {}
+
+    # memory
+
+    def resident(self) -> Resident:
+        """Every tensor kept between layers, besides weights, hidden states and logits."""
+        raise NotImplementedError
 
     def resident_bytes(self) -> dict[Tier, dict[str, int]]:
-        """Bytes by tier and buffer, one layer's prompt included while it is there. [B]"""
+        """Bytes by tier and buffer, one layer's prompt included while it is there [B]."""
         sizes = {
             tier: {name: size(*tensors) for name, tensors in buffers.items()}
             for tier, buffers in self.resident().items()
@@ -236,29 +309,18 @@ class Implementation:
         shape = (self.batch if sequences is None else sequences, m.kv_heads, slots, m.head_dim)
         return torch.zeros(shape, device=where.device, dtype=where.dtype)
 
+    def close(self) -> None:
+        """Stop threads, if there are any."""
 
-def together(*parts: Resident) -> Resident:
-    """Everything that several parts keep, by tier and buffer."""
+
+def join_resident(*parts: Resident) -> Resident:
+    """Put together what several parts keep, by tier and buffer."""
     held: Resident = {"gpu": {}}
     for part in parts:
         for tier, buffers in part.items():
             for name, tensors in buffers.items():
                 held.setdefault(tier, {}).setdefault(name, []).extend(tensors)
     return held
-
-
-def query_ranges(
-    queries: int, scores: int, device: torch.device, room: int | None = None
-) -> Iterator[slice]:
-    """Queries that are worked on together where their scores leave the kernel.
-
-    Parameters
-    ----------
-    scores : numbers that one query has; a GPU takes more at once.
-    room : numbers that a range may have at most.
-    """
-    most = SCORES_ON_GPU if device.type == "cuda" else NUMBERS
-    return ranges(queries, scores, most if room is None else min(most, room))
 
 
 def put(cache: Tensor, new: Tensor, step: Pass) -> None:

@@ -1,77 +1,77 @@
 """A technique as its parts: in every layer a selection over a storage where a placement puts it."""
 
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
+from statistics import fmean
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
 from kvsim.errors import InputError
 from kvsim.graph import Tier
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.models.model import Model
 from kvsim.techniques.axes.base import Part, Parts, Placement
 from kvsim.techniques.technique import Technique
 from kvsim.validate.counter import Kind, size
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Answer, Decoder
 from kvsim.validate.model.weights import LayerWeights
-from kvsim.validate.parts.base import Implementation, Resident, together
-from kvsim.validate.parts.cells import KvStore, Made, SharedObjects
-from kvsim.validate.parts.drafter import Drafter
-from kvsim.validate.parts.fp16 import Fp16
-from kvsim.validate.parts.placing import CachePlacement
-from kvsim.validate.parts.portions import by_layer, ends, equal_parts, of_part
+from kvsim.validate.parts.base import Resident, RunningGeneration, join_resident
+from kvsim.validate.parts.drafting import Drafter, SpeculativeDrafter
+from kvsim.validate.parts.place import CachePlacement
 from kvsim.validate.parts.registry import Piece, find_part
-from kvsim.validate.parts.replaying import branch, op_shares, reads_all_slots, why_eager
-from kvsim.validate.parts.selecting import LayerCache, LayerContext, refuse_taking_back
-from kvsim.validate.parts.speculation import Speculative
-from kvsim.validate.session.deployed import deployed
-
-if TYPE_CHECKING:
-    from kvsim.validate.run import Generation
+from kvsim.validate.parts.rows import Fp16
+from kvsim.validate.parts.selection import LayerCache, LayerContext, LayeredRun
+from kvsim.validate.parts.store import KvStore, Made, SharedObjects
+from kvsim.validate.transfer import Transfers
 
 
-class Composed(Speculative):
-    """Layers as the technique's parts say, each by the piece of that name in this folder."""
+class Composed(LayeredRun):
+    """Layers as the technique's parts say, each by the class that ``registry`` finds for a part."""
 
     instead: Mapping[type, type] = MappingProxyType({})
-    """Pieces that stand in for others."""
+    """Classes that stand in for others."""
 
     def __init__(
         self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
     ) -> None:
+        self.gamma = technique.drafts
+        self.drafted: list[int] = []
         super().__init__(technique, decoder, lengths, generate)
         self.generate = generate
-        self.beyond = self.capacity - self.prompt  # tokens after the longest prompt, with drafts
+        self.beyond = self.capacity - self.prompt
         self.common = SharedObjects()
-        self.deployment = decoder.deployment or deployed(self.model)
+        self.deployment = decoder.deployment or default_deployment(self.model)
         if reason := technique.refuses(self.deployment):
             raise InputError(f"{technique}: {reason}")
-        self.parts = by_layer(technique, self.model.layers, self.deployment, lengths)
-        self.placements = [self._placement(i, parts) for i, parts in enumerate(self.parts)]
+        self.parts = _parts_by_layer(technique, self.model.layers, self.deployment, lengths)
+        self.placements = [self._placement(parts) for parts in self.parts]
         self.layers = [
-            self._selecting(LayerContext(self, i, parts, rows=rows))
+            self._find(LayerCache, parts.selection)(LayerContext(self, i, parts, rows=rows))
             for i, parts in enumerate(self.parts)
             for rows in self.tiles(i)
         ]
         self._first = 0  # sequence of the part of the batch that reads its prompt
         self.visits = {layer.context.visit: layer for layer in self.layers}
-        self.guess: Tensor | None = None  # of every sequence's next token (batch,)
-        refuse_taking_back(self.layers, self.guesses, self.gamma > 0)
-        drafting = self.parts[0].drafting
+        _check_drops_tokens(self.layers, self.gamma > 0)
+        drafting, guesses = self.parts[0].drafting, self.guesses
         self.drafter = Drafter(self, drafting)
         if self.gamma:
-            self.drafter = find_part(Drafter, drafting)(self, drafting)
-            self.drafter.ready()
+            self.drafter = find_part(SpeculativeDrafter, drafting)(self, drafting)
+        elif guesses:
+            self.drafter = find_part(Drafter, drafting, guesses)(self, drafting)
+        self.drafter.ready()
         for placement in self._placements_once():
             placement.ready()
 
     @property
     def differences(self) -> dict[str, str]:  # type: ignore[override]
         """Those of every piece."""
-        found: dict[str, str] = {**self.drafter.differences} if self.gamma else {}
+        found = dict(self.drafter.differences)
         for layer in self.layers:
-            found |= {**layer.cells.differences, **layer.differences}
+            found |= {**layer.kv.differences, **layer.differences}
         for placement in self._placements_once():
             found |= placement.differences
         return found
@@ -79,13 +79,20 @@ class Composed(Speculative):
     @property
     def op_periods(self) -> dict[str, int]:
         """Those of every layer's storage."""
-        return {op: steps for layer in self.layers for op, steps in layer.cells.op_periods.items()}
+        return {op: steps for layer in self.layers for op, steps in layer.kv.op_periods.items()}
 
-    # hooks of the decoder
+    # the batch
 
     def tiles(self, layer: int) -> list[slice]:
         """As many as the layer's placement has."""
-        return equal_parts(self.batch, self.parts[layer].placement.tiles, self.technique.name)
+        parts, name = self.parts[layer].placement.tiles, self.technique.name
+        if self.batch % parts:
+            raise InputError(
+                f"{name}: batch {self.batch} does not divide into {parts} parts; choose a multiple "
+                f"of {parts}, or set {name}:parts"
+            )
+        each = self.batch // parts
+        return [slice(i, i + each) for i in range(0, self.batch, each)]
 
     def prompt_tiles(self, layer: int, most: int) -> list[slice]:
         """Whole prompts one after another where the layer's placement can do so."""
@@ -94,20 +101,22 @@ class Composed(Speculative):
             return parts
         return [rows for part in parts for rows in self.whole_prompt_tiles(part, most)]
 
+    # the prompt
+
     def prefill(
         self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor:
-        """Straight into the cache where its cells are plain and the prompt has room."""
+        """Straight into the cache where its store is plain and the prompt has room."""
         each = self.batch // len(self.tiles(layer))
         first = self._first = step.rows.start // each * each
-        cache, placement, own = *self._visit(layer, first), of_part(step, first)
+        cache, placement, own = *self._visit(layer, first), _within_part(step, first)
         placement.before_attention(cache.context, own)
         placement.store_inputs(cache.context, tensor, own)
         if cache.direct:
             out = cache.prefill(queries, keys, values, own)
             self.drafter.observe(cache.context.visit, queries, own)
-            if self.gamma and ends(own, self.prompt, each):
-                self.drafter.store_prompt(cache.context.visit, *cache.cells.prompt(own.length))
+            if self.gamma and own.ends_prompt(self.prompt, each):
+                self.drafter.store_prompt(cache.context.visit, *cache.kv.prompt(own.length))
         else:
             out = super().prefill(layer, tensor, queries, keys, values, own)
         placement.after_attention(cache.context, own)
@@ -129,19 +138,37 @@ class Composed(Speculative):
         cache.store_prompt(keys, values)
 
     def prompt_done(self) -> None:
-        """What only the prompt needed is freed."""
+        """Free what only the prompt needed."""
         super().prompt_done()
         for layer in self.layers:
             layer.prompt_done()
         for placement in self._placements_once():
             placement.prompt_done()
 
+    def after_prompt(self, run: RunningGeneration) -> None:
+        """Let who drafts or guesses read the prompt too."""
+        self.drafter.after_prompt(run)
+
+    # rounds
+
+    def decode_round(self, run: RunningGeneration) -> None:
+        """One round of the drafter; then stores may pack what stays."""
+        before = run.cached
+        self.drafter.decode_round(run)
+        for layer in self.layers:
+            rows = layer.context.rows
+            layer.kv.commit(
+                layer.stored_tokens(before[rows]), layer.stored_tokens(run.cached[rows])
+            )
+        for placement in self._placements_once() if self.gamma else ():
+            placement.round_done()
+
     def attend(
         self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor | Answer:
         """As the layer's selection does, once its cache is there."""
         first = step.rows.start
-        cache, placement, own = *self._visit(layer, first), of_part(step, first)
+        cache, placement, own = *self._visit(layer, first), _within_part(step, first)
         placement.layer_reached(cache.context)
         if step.kind == "draft":
             drafted = self.drafter.attend(cache.context.visit, queries, keys, values, own)
@@ -164,111 +191,106 @@ class Composed(Speculative):
         return placement.attends_async and layer > 0 and self.placements[layer - 1] is placement
 
     def on_layer_output(self, layer: int, hidden: Tensor, step: Pass) -> None:
-        """Heads draft from hidden states."""
-        if self.gamma and step.kind != "draft":
+        """Show it to heads, which draft from hidden states."""
+        if step.kind != "draft":
             self.drafter.on_layer_output(layer, hidden, step)
-
-    def after_prompt(self, run: "Generation") -> None:
-        """A technique that drafts may read the prompt too; the first token gives a first guess.
-
-        What that pass adds is dropped; the first round computes it again.
-        """
-        self.drafter.begin(run)
-        if self.guesses:
-            self.guess = run.choose(run.forward(run.last[:, None], "between")[:, 0])
-
-    def draft(self, run: "Generation", tokens: Tensor, ahead: int) -> Tensor:
-        """Tokens that the drafter proposes, or the base class."""
-        proposed = self.drafter.propose(run, tokens, ahead)
-        return super().draft(run, tokens, ahead) if proposed is None else proposed
-
-    def lookup(self, run: "Generation", count: int) -> list[Tensor] | None:
-        """Drafts of no model."""
-        return self.drafter.lookup(run, count)
-
-    def decode_round(self, run: "Generation") -> None:
-        """Drafts and their verification, or one token, at times beside a guess of the next."""
-        if self.gamma:
-            super().decode_round(run)
-            return
-        before = run.cached
-        if self.guess is None:
-            Implementation.decode_round(self, run)
-        else:
-            logits = run.forward(torch.stack([run.last, self.guess], 1), "decode")
-            chosen = run.choose(logits)
-            self.guess = chosen[:, 1]
-            run.emit(chosen[:, 0], logits=logits[:, :1])
-        self.round_done(before, run.cached)
-
-    def room(self, cached: list[int]) -> int:
-        """What every layer's cells take until some tokens have to be settled."""
-        takes = (
-            layer.cells.room_left(n)
-            for layer in self.layers
-            for n in layer.stored_tokens(cached[layer.context.rows])
-        )
-        return min((n for n in takes if n is not None), default=super().room(cached))
-
-    def round_done(self, before: list[int], after: list[int]) -> None:
-        """Cells may pack what stays."""
-        for layer in self.layers:
-            rows = layer.context.rows
-            layer.cells.commit(layer.stored_tokens(before[rows]), layer.stored_tokens(after[rows]))
-        for placement in self._placements_once() if self.gamma else ():
-            placement.round_done()
 
     def weights(self, layer: int, kind: Kind) -> LayerWeights:
         """Drafts may have narrower ones; placements may stream them."""
         drafted = self.drafter.weights(layer) if kind == "draft" else None
         return drafted or self.placements[layer].weights(layer) or super().weights(layer, kind)
 
-    def resident(self) -> Resident:
-        """What layers and placements keep."""
-        layers = (layer.resident() for layer in self.layers)
-        placings = (placement.resident() for placement in self._placements_once())
-        return together(*layers, self.drafter.resident(), *placings)
+    @property
+    def slack(self) -> int:
+        """Drafts of the last round [tokens]."""
+        return self.gamma
 
-    def close(self) -> None:
-        """End the lanes of every placement."""
-        for placement in self._placements_once():
-            placement.close()
+    def round_room(self, cached: list[int]) -> int:
+        """What every layer's store takes until some tokens have to be packed [tokens]."""
+        takes = (
+            layer.kv.room_left(n)
+            for layer in self.layers
+            for n in layer.stored_tokens(cached[layer.context.rows])
+        )
+        return min((n for n in takes if n is not None), default=self.gamma + 1)
+
+    # memory
+
+    def resident(self) -> Resident:
+        """What layers, drafts and placements keep."""
+        layers = (layer.resident() for layer in self.layers)
+        placements = (placement.resident() for placement in self._placements_once())
+        return join_resident(*layers, self.drafter.resident(), *placements)
 
     def resident_bytes(self) -> dict[Tier, dict[str, int]]:
-        """A layer's prompt, and what is on its way to the host."""
+        """A layer's prompt, and what is on its way to the host [B]."""
         sizes = super().resident_bytes()
         leaving = [t for layer in self.layers for t in layer.in_flight()]
         if leaving and "prompt kv" in sizes["gpu"]:
             sizes["gpu"]["kv on the way out"] = sizes["gpu"].pop("prompt kv") + size(*leaving)
         return sizes
 
-    eager_reason = property(why_eager)
-    reads_all_slots = property(reads_all_slots)
+    def close(self) -> None:
+        """End the lanes of every placement."""
+        for placement in self._placements_once():
+            placement.close()
+
+    # replay as CUDA graphs
+
+    @property
+    def eager_reason(self) -> str:  # type: ignore[override]
+        """Why rounds are not replayed; empty where they are."""
+        if self.gamma:
+            return "how many drafts stay is asked of the GPU in every round"
+        if self.guesses:
+            return "a guess goes with every token, and its pairs are fetched beside compute"
+        if any(not placement.replays for placement in self.placements):
+            return "copies beside compute wait for rounds before"
+        for layer in self.layers:
+            chosen, stored = layer.parts.selection.name, layer.parts.storage.name
+            if not layer.replays:
+                return f"where {chosen} puts a token follows from the host's count"
+            if not layer.kv.replays:
+                return f"what {stored} packs follows from the host's count"
+        return ""
 
     def branch(self, cached: list[int]) -> Hashable:
-        """That of every layer."""
-        return branch(self, cached)
+        """Those of every layer; none if one has none."""
+        found = {layer.kv.branch(slots) for layer, slots in self._slots_after(cached)}
+        return None if None in found else frozenset(found)
+
+    @property
+    def reads_all_slots(self) -> bool:
+        """Whether attention of some layer reads all slots of its cache."""
+        return any(layer.kv.reads_all_slots for layer in self.layers)
 
     def op_shares(self, cached: list[int]) -> Mapping[str, float]:
-        """Those of every layer."""
-        return op_shares(self, cached)
+        """Those of every layer, on average."""
+        found = [layer.kv.op_shares(slots) for layer, slots in self._slots_after(cached)]
+        ops = {op for some in found for op in some}
+        return {op: fmean(some.get(op, 1.0) for some in found) for op in ops}
 
     # what pieces ask for
 
     @property
-    def guesses(self) -> bool:
-        """Whether rounds decode a guess of the next token."""
-        return any(layer.guesses for layer in self.layers)
+    def guesses(self) -> str:
+        """The technique whose rounds decode a guess of the next token, if there is one."""
+        return next((layer.guesses for layer in self.layers if layer.guesses), "")
 
-    def cells(self, place: LayerContext, slots: int) -> KvStore:
-        """A layer's storage where its placement wants it."""
-        stored = place.parts.storage
+    def make_store(self, context: LayerContext, slots: int) -> KvStore:
+        """Make a layer's storage where its placement wants it."""
+        stored = context.parts.storage
         widened = stored.read != stored.stored  # packed on the host alone
-        kind: type[KvStore] = Fp16 if widened else self._piece(KvStore, stored)  # type: ignore[type-abstract]
+        kind: type[KvStore] = Fp16 if widened else self._find(KvStore, stored)  # type: ignore[type-abstract]
         slots -= self.gamma * kind.buffers_drafts
-        if type(place.parts.placement) is Placement:  # drafts' caches are on the GPU
-            return CachePlacement(self, place.parts.placement).cells(kind, place, slots)
-        return self.placements[place.layer].cells(kind, place, slots)
+        if type(context.parts.placement) is Placement:  # drafts' caches are on the GPU
+            on_gpu = CachePlacement(self, context.parts.placement)
+            return on_gpu.make_store(kind, context, slots)
+        return self.placements[context.layer].make_store(kind, context, slots)
+
+    def transfers(self, layer: int) -> Transfers:
+        """The lanes of the layer's placement."""
+        return self.placements[layer].lanes()
 
     def shared_objects(self, rows: slice) -> SharedObjects:
         """What the layers of one part of the batch share."""
@@ -278,19 +300,81 @@ class Composed(Speculative):
         """What layers share: made when first asked for."""
         return self.common.get(key, make)
 
-    def _piece(self, base: type[Piece], part: Part) -> type[Piece]:
+    def _find(self, base: type[Piece], part: Part) -> type[Piece]:
         kind = find_part(base, part)
         return self.instead.get(kind, kind)
 
-    def _placement(self, layer: int, parts: Parts) -> CachePlacement:
+    def _placement(self, parts: Parts) -> CachePlacement:
         kind = find_part(CachePlacement, parts.placement)
         return self.shared(("placement", parts.placement), lambda: kind(self, parts.placement))
-
-    def _selecting(self, where: LayerContext) -> LayerCache:
-        return self._piece(LayerCache, where.parts.selection)(where)
 
     def _visit(self, layer: int, first: int) -> tuple[LayerCache, CachePlacement]:
         return self.visits[layer, first], self.placements[layer]
 
     def _placements_once(self) -> list[CachePlacement]:
         return list(dict.fromkeys(self.placements))
+
+    def _slots_after(self, cached: list[int]) -> list[tuple[LayerCache, list[int]]]:
+        """Slots in use of every layer's sequences behind the next token."""
+        return [
+            (layer, [n + 1 for n in layer.stored_tokens(cached[layer.context.rows])])
+            for layer in self.layers
+        ]
+
+
+def default_deployment(model: Model) -> Deployment:
+    """A model on a common card, by which techniques weigh copies where nothing is predicted."""
+    return Deployment(model, load_hardware("a6000"), load_stack("kvsim"))
+
+
+def _parts_by_layer(
+    technique: Technique, layers: int, deployment: Deployment, lengths: list[int]
+) -> list[Parts]:
+    """What every layer does for prompts of these lengths; those that do the same share one object.
+
+    Raises
+    ------
+    InputError
+        If a budget is a share of prompts that differ in length.
+    """
+    found: list[Parts] = []
+    for some, parts in zip(technique.layers, technique.parts, strict=True):
+        last = layers - 1 if some.last is None else min(some.last, layers - 1)
+        found += [parts.at(i, deployment) for i in range(some.first, last + 1)]
+    for parts in found:
+        shares = parts.selection.shares + parts.drafting.shares
+        if shares and len(set(lengths)) > 1:
+            raise InputError(
+                f"{parts.selection.name}: {shares[0]} is a share of each prompt, and one run has "
+                f"one budget; give prompts of one length, or a number of tokens"
+            )
+    return [parts.for_prompt(float(max(lengths))) for parts in found]
+
+
+def _within_part(step: Pass, first: int) -> Pass:
+    """A pass as it looks to the part of the batch that begins with the sequence ``first``."""
+    rows = step.rows
+    return replace(step, rows=slice(rows.start - first, rows.stop - first)) if first else step
+
+
+def _check_drops_tokens(layers: list[LayerCache], drafts: bool) -> None:
+    """Refuse layers that would have to drop guessed or drafted tokens and cannot.
+
+    Raises
+    ------
+    InputError
+        Naming the first of them.
+    """
+    guesses = any(layer.guesses for layer in layers)
+    for layer in layers:
+        chosen, stored = layer.parts.selection.name, layer.parts.storage.name
+        drops_tokens = layer.kv.drops_tokens
+        if guesses and not layer.guesses and not (chosen == "all" and drops_tokens):
+            raise InputError(
+                f"{chosen} over {stored}: its real implementation cannot drop a guessed token; "
+                f"use specache:speculative=false beside it"
+            )
+        if drafts and not drops_tokens:
+            raise InputError(
+                f"{stored}: no real implementation takes drafts back from its latest tokens"
+            )

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from kvsim.validate.model.attention import Pass, Seen, visible
-from kvsim.validate.parts.cells import KvStore, SlotRange
-from kvsim.validate.parts.selecting import LayerCache
+from kvsim.validate.parts.selection import LayerCache
+from kvsim.validate.parts.store import KvStore, SlotRange
 
 Positions = TypeVar("Positions", int, Tensor)
 
@@ -29,13 +29,11 @@ class EvictingCache(LayerCache):
     @property
     def direct(self) -> bool:
         """Where nothing of any prompt is dropped."""
-        return self.cells.plain and self.prompt <= self.budget
+        return self.kv.plain and self.prompt <= self.budget
 
-    def keep(
-        self, keys: Tensor, values: Tensor, index: Tensor, cells: KvStore | None = None
-    ) -> None:
+    def keep(self, keys: Tensor, values: Tensor, index: Tensor, kv: KvStore | None = None) -> None:
         """Store the prompt's tokens ``index`` (batch, KV heads, slots), in other cells if given."""
-        into = cells or self.cells
+        into = kv or self.kv
         rows = index[..., None].expand(-1, -1, -1, keys.shape[-1])
         counts = [min(n, index.shape[2]) for n in self.lengths]
         with self.counter.op("compact") as record:

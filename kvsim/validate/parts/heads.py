@@ -1,36 +1,75 @@
-"""Draft heads: one layer of the model's shape on its own hidden states, for real."""
+"""Layers with random weights and a full cache of their own, beside the model that verifies."""
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from kvsim.errors import InputError
+from kvsim.techniques import parse
 from kvsim.techniques.axes.base import Drafting
 from kvsim.techniques.papers.eagle import Head
+from kvsim.validate.model.architecture import Architecture
 from kvsim.validate.model.attention import Pass
-from kvsim.validate.parts.base import Resident
-from kvsim.validate.parts.beside import DraftLayers
-from kvsim.validate.parts.drafter import Drafter
+from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.model.weights import random_weights
+from kvsim.validate.parts.base import Resident, RunningGeneration
+from kvsim.validate.parts.drafting import SpeculativeDrafter
+from kvsim.validate.parts.selection import LayeredRun
+from kvsim.validate.techniques.full import Full
 
-if TYPE_CHECKING:
-    from kvsim.validate.parts.composed import Composed
-    from kvsim.validate.run import Generation
+
+class DraftLayers:
+    """What they cost is real, what they propose is not.
+
+    Parameters
+    ----------
+    arch : the layers, with an embedding and a head that need not be used.
+    """
+
+    def __init__(self, run: LayeredRun, arch: Architecture) -> None:
+        target = run.decoder
+        self.weights = random_weights(arch, target.device, target.dtype)
+        self.decoder = Decoder(arch, self.weights, target.length, target.counter)
+        self.cache = Full(parse("full"), self.decoder, run.lengths, run.capacity - run.prompt)
+
+    def positions(self, begins: list[int], new: int) -> Tensor:
+        """Of new tokens, (sequences, new)."""
+        device = self.decoder.device
+        return torch.tensor(begins, device=device)[:, None] + torch.arange(new, device=device)
+
+    def through(self, hidden: Tensor, begins: list[int]) -> Tensor:
+        """Hidden states (sequences, new, hidden) through all layers, in place."""
+        positions = self.positions(begins, hidden.shape[1])
+        rows = slice(0, len(begins))
+        step = self.decoder.step(rows, tuple(begins), positions, "draft")
+        for index, weights in enumerate(self.weights.layers):
+            self.decoder.layer(index, weights, hidden, step, self.cache.attend)
+        return hidden
+
+    def matrices(self) -> list[Tensor]:
+        """Those of all layers."""
+        every = [m for w in self.weights.layers for m in (w.qkv, w.out, w.up, w.down)]
+        return [next(iter(m.tensors())) for m in every]
+
+    def kv(self) -> list[Tensor]:
+        """Keys and values of every token that they have read."""
+        return self.cache.resident()["gpu"]["kv"]
+
 
 OTHERS_FEWER = "a pass has as many tokens of every sequence as one of them has accepted"
 
 
-class DraftHeads(Drafter):
+class DraftHeads(SpeculativeDrafter):
     """A head with random weights.
 
     Entry n of its cache joins the model's hidden state of token n with the embedding of token
     n + 1. What drafts appended is overwritten when the tokens that stay are known.
     """
 
-    differences = MappingProxyType({**Drafter.differences, "attn": OTHERS_FEWER})
+    differences = MappingProxyType({**SpeculativeDrafter.differences, "attn": OTHERS_FEWER})
 
-    def __init__(self, run: "Composed", part: Drafting) -> None:
+    def __init__(self, run: LayeredRun, part: Drafting) -> None:
         super().__init__(run, part)
         assert isinstance(part, Head)
         if any(shape.window for shape in run.model.shapes()):
@@ -38,7 +77,7 @@ class DraftHeads(Drafter):
                 f"{part.name}: {run.model.name} has sliding windows, which a head's layer here has "
                 f"not; choose a model that attends to every token"
             )
-        self.beside, hidden = DraftLayers(run, run.decoder.arch.first(1)), run.model.hidden
+        self.layers, hidden = DraftLayers(run, run.decoder.arch.first(1)), run.model.hidden
         self.vocab = self.vocabulary(run.model.vocab)
         self.fuse = self._product(hidden, part.fused * hidden) if part.fused else None
         self.join = self._product(hidden, 2 * hidden)
@@ -71,7 +110,7 @@ class DraftHeads(Drafter):
             self.states[layer] = hidden.new_zeros(self.run.batch, slots, hidden.shape[2])
         self.states[layer][step.rows, first : first + step.new] = hidden
 
-    def begin(self, generation: "Generation") -> None:
+    def after_prompt(self, generation: RunningGeneration) -> None:
         """The head reads the prompt but for its last token, whose successor is a draft's."""
         self.run.counter.begin("prefill")
         if self.run.prompt > 1:
@@ -83,7 +122,7 @@ class DraftHeads(Drafter):
         self.states = {layer: s[place][:, None] for layer, s in self.states.items()}
         self.before = ends
 
-    def propose(self, generation: "Generation", tokens: Tensor, ahead: int) -> Tensor | None:
+    def propose(self, generation: RunningGeneration, tokens: Tensor, ahead: int) -> Tensor:
         """Logits (batch, 1, vocab) after the newest token of every sequence."""
         self.run.counter.begin("draft")
         if ahead:
@@ -96,17 +135,17 @@ class DraftHeads(Drafter):
     def resident(self) -> Resident:
         """The layer's matrices, those that join and choose, and a cache."""
         more = [m for m in (self.fuse, self.join, self.logits) if m is not None]
-        matrices = [*self.beside.matrices(), *more]
-        return {"gpu": {"draft weights": matrices, "draft kv": self.beside.kv()}}
+        matrices = [*self.layers.matrices(), *more]
+        return {"gpu": {"draft weights": matrices, "draft kv": self.layers.kv()}}
 
     # how it is done
 
-    def _settled(self, generation: "Generation") -> Tensor:
+    def _settled(self, generation: RunningGeneration) -> Tensor:
         """Read what the round before has settled; the head's hidden state of the newest token."""
         given = [n - b for n, b in zip(generation.cached, self.before, strict=True)]
         most, device = max(1, *given), generation.last.device
         begins = torch.tensor(self.before, device=device)[:, None]
-        lengths = torch.tensor(generation.impl.lengths, device=device)[:, None]
+        lengths = torch.tensor(self.run.lengths, device=device)[:, None]
         places = begins + 1 + torch.arange(most, device=device) - lengths
         tokens = generation.tokens.gather(1, places.clamp(0, generation.generate - 1))
         known = {layer: states[:, :most] for layer, states in self.states.items()}
@@ -129,13 +168,13 @@ class DraftHeads(Drafter):
             record.reads(embedded)
             record.writes(embedded)
         joined = torch.cat([embedded, states], -1)
-        return self.beside.through(self._multiply("join_inputs", self.join, joined), begins)
+        return self.layers.through(self._multiply("join_inputs", self.join, joined), begins)
 
     def _head(self, hidden: Tensor) -> Tensor:
         """Logits of the tokens that a draft chooses among."""
         weights = self.run.decoder.weights
         with self.run.counter.op("sample") as record:
-            normed = self.beside.weights.norm(hidden)
+            normed = self.layers.weights.norm(hidden)
             record.reads(hidden)
             record.writes(normed)
         matrix = weights.head.weight if self.logits is None else self.logits
@@ -150,7 +189,7 @@ class DraftHeads(Drafter):
 
     def _product(self, rows: int, columns: int) -> Tensor:
         """A matrix that keeps the size of what passes through it."""
-        own = self.beside.decoder
+        own = self.layers.decoder
         made = torch.empty(rows, columns, device=own.device, dtype=own.dtype)
         if made.is_meta:  # a rehearsal: shapes alone
             return made

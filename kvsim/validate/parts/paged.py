@@ -9,8 +9,8 @@ from kvsim.errors import InputError
 from kvsim.techniques.axes.selection import Chosen
 from kvsim.validate.counter import OpRecord
 from kvsim.validate.model.attention import Pass, attend
-from kvsim.validate.parts.cells import SlotRange
-from kvsim.validate.parts.selecting import LayerCache, LayerContext
+from kvsim.validate.parts.selection import LayerCache, LayerContext
+from kvsim.validate.parts.store import SlotRange
 
 
 class PagedCache(LayerCache):
@@ -65,11 +65,11 @@ class PagedCache(LayerCache):
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Store the new token, rank the pages, attend to the best of them."""
         span = SlotRange.after_cached(step)
-        self.cells.append(keys, values, span)
+        self.kv.append(keys, values, span)
         self.update(keys, span)
         chosen = self._choose(queries, span)
         if chosen.shape[2] * self.page >= span.most:
-            return self.cells.attend(queries, span, span.visible(step))
+            return self.kv.attend(queries, span, span.visible(step))
         within = torch.arange(self.page, device=chosen.device)
         index = (chosen[..., None] * self.page + within).flatten(2)
         seen = (index <= step.positions[:, None])[:, :, None]

@@ -1,37 +1,125 @@
-"""Shares of caches and weights in host memory: copied, recomputed, or attended to by the CPU."""
+"""Where the caches of layers live: on the GPU, or a share of them in host memory."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from types import MappingProxyType
 
 from torch import Tensor
 
 from kvsim.errors import InputError
 from kvsim.techniques.axes.base import Placement
-from kvsim.techniques.axes.placement import HostPlacement as Settings
-from kvsim.techniques.papers.kvpr import Place as Kvpr
+from kvsim.techniques.papers.kvpr import Place as Settings
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Answer
 from kvsim.validate.model.weights import LayerWeights
-from kvsim.validate.parts.base import Resident
-from kvsim.validate.parts.cells import KvStore
-from kvsim.validate.parts.cpu_attention import CpuStore, LeavingPrompts
-from kvsim.validate.parts.placing import CachePlacement
-from kvsim.validate.parts.portions import begins
-from kvsim.validate.parts.recomputing import Recomputing
-from kvsim.validate.parts.selecting import LayerContext
-from kvsim.validate.parts.split import CpuRows, Made, TieredStore
-from kvsim.validate.parts.streaming import StreamedWeights
-from kvsim.validate.parts.visiting import PrefetchBuffers, host_rows
-
-if TYPE_CHECKING:
-    from kvsim.validate.parts.composed import Composed
+from kvsim.validate.parts.base import Resident, join_resident
+from kvsim.validate.parts.prefetch import HostRows, PrefetchBuffers, StreamedWeights
+from kvsim.validate.parts.registry import find_part
+from kvsim.validate.parts.selection import LayerContext, LayeredRun
+from kvsim.validate.parts.store import CacheRoom, KvStore, on_the_gpu
+from kvsim.validate.parts.tiered import (
+    CpuRows,
+    CpuStore,
+    HostRoom,
+    LeavingPrompts,
+    MakeStore,
+    TieredStore,
+)
+from kvsim.validate.transfer import Transfers
 
 SENT_LATE = "the latest tokens are sent when they are packed; the prediction sends every token"
-
-WHOLE = 1e-6  # of a row, to which shares are exact
+SHARE_TOLERANCE = 1e-6  # of a row
 MOVED = ("load_kv", "store_kv", "quantise", "dequantise", "kv", "kv buffers")
 ROUNDED = dict.fromkeys(MOVED, "a share of the cache is rounded to whole KV heads")
+
+
+class CachePlacement:
+    """All layers that are placed alike; the default keeps them on the GPU."""
+
+    replays = True  # whether nothing is copied beside compute
+    differences: Mapping[str, str] = MappingProxyType({})
+    """Ops and buffers that really differ from what is stated, and why."""
+
+    def __init__(self, run: LayeredRun, part: Placement) -> None:
+        self.run, self.part = run, part
+        self._lanes: Transfers | None = None
+
+    def make_store(self, kind: type[KvStore], where: LayerContext, slots: int) -> KvStore:
+        """The storage of one layer."""
+        return kind(where.parts.storage, self.room(where), slots, self.run.counter)
+
+    def room(self, where: LayerContext) -> CacheRoom:
+        """Room on the GPU for the KV heads of a layer."""
+        m, at = self.run.model, self.run.decoder
+        heads = where.heads or m.kv_heads
+        room = on_the_gpu(where.batch, heads, m.head_dim, at.dtype, at.device)
+        common = self.run.shared_objects(where.rows)
+        return replace(
+            room,
+            turns=at.turns,
+            prompts=where.lengths,
+            common=common,
+            fresh=where.parts.selection.queries,
+        )
+
+    def lanes(self) -> Transfers:
+        """Copies between GPU and host beside compute."""
+        if self._lanes is None:
+            self._lanes = Transfers(self.run.decoder.device, self.run.counter)
+        return self._lanes
+
+    def ready(self) -> None:
+        """Every layer has its cells."""
+
+    @property
+    def prompts_one_by_one(self) -> bool:
+        """Whether prompts of a part may be read one after another."""
+        return True
+
+    @property
+    def attends_async(self) -> bool:
+        """Whether attention of one part of the batch runs beside the compute of the next."""
+        return False
+
+    def answer(self, attend: Callable[[], Tensor]) -> Tensor | Answer:
+        """Attention now, or on its way."""
+        return attend()
+
+    def layer_reached(self, where: LayerContext) -> None:
+        """Some pass after the prompt reaches a layer, whether or not it reads its cache."""
+
+    def before_attention(self, where: LayerContext, step: Pass) -> None:
+        """A pass reaches a layer for some part of the batch: bring its cache."""
+
+    def store_inputs(self, where: LayerContext, tensor: Tensor, step: Pass) -> None:
+        """A chunk of the prompt has reached a layer as x, (sequences, new, hidden)."""
+
+    def after_attention(self, where: LayerContext, step: Pass) -> None:
+        """It has attended: send home what changed."""
+
+    def round_done(self) -> None:
+        """A round with drafts is over."""
+
+    def prompt_done(self) -> None:
+        """Every layer has read the prompt."""
+
+    def weights(self, layer: int) -> LayerWeights | None:
+        """The weights of a layer, where they do not stay on the GPU."""
+        return None
+
+    def resident(self) -> Resident:
+        """What layers share because of it."""
+        return {}
+
+    def close(self) -> None:
+        """End lanes, if there are any."""
+        if self._lanes is not None:
+            self._lanes.close()
+
+
+class Gpu(CachePlacement):
+    """What placements do if they do nothing."""
 
 
 class Place(CachePlacement):
@@ -48,25 +136,26 @@ class Place(CachePlacement):
 
     replays = False
 
-    def __init__(self, run: "Composed", part: Placement) -> None:
+    def __init__(self, run: LayeredRun, part: Placement) -> None:
         super().__init__(run, part)
         assert isinstance(part, Settings)
         self._refuse_always(part)
         self.place, lanes = part, self.lanes()
-        self.inputs: Recomputing | None = None
-        if isinstance(part, Kvpr) and part.recomputes:
-            self.inputs = Recomputing(run, lanes, part)
-        self.visits: dict[tuple[int, int], PrefetchBuffers] = {}  # by layer and part
-        self.own: list[PrefetchBuffers] = []  # those that other placements may share
+        self.rows: dict[tuple[int, int], HostRows] = {}  # by layer and part
+        self.buffers: dict[tuple[int, int], PrefetchBuffers] = {}  # those that bring them
+        self.own: list[PrefetchBuffers] = []  # those of them that other placements may share
         self.leaving = LeavingPrompts(lanes, run.counter)
         self.streamed: StreamedWeights | None = None
+        self.streams = False  # whether it has made what all layers share
         if share := float(part.weights_host):
-            self.streamed = run.shared(
-                "streamed weights",
-                lambda: StreamedWeights(run.decoder, lanes, part.tiles, share),
-            )
 
-    def cells(self, kind: type[KvStore], where: LayerContext, slots: int) -> KvStore:
+            def stream() -> StreamedWeights:
+                self.streams = True
+                return StreamedWeights(run.decoder, lanes, part.tiles, share)
+
+            self.streamed = run.shared("streamed weights", stream)
+
+    def make_store(self, kind: type[KvStore], where: LayerContext, slots: int) -> KvStore:
         """Rows or values at home, where the shares say so."""
         place, room, lanes = self.place, self.room(where), self.lanes()
         rows = room.sequences * room.heads
@@ -77,19 +166,19 @@ class Place(CachePlacement):
         if place.loads and not float(place.k_host):
             return kind(stored, room, slots, counter, lanes.host)  # type: ignore[call-arg]
         if not away and not cpu:
-            return super().cells(kind, where, slots)
+            return super().make_store(kind, where, slots)
         if cpu == rows:
             whole = CpuStore(stored, room, slots, counter, lanes, returns=not self.attends_async)
-            self.leaving.cells[where.visit] = whole
+            self.leaving.stores[where.visit] = whole
             return whole
         attended = CpuRows(cpu, partial(CpuStore, lanes=lanes)) if cpu else None
 
-        def make(host: Made) -> TieredStore:
+        def make(host: HostRoom) -> TieredStore:
             return TieredStore(kind, stored, room, slots, counter, away, host, attended)
 
-        split = self._visitor(where, slots, make) if away else make(lanes.host)
+        split = self._host_rows(where, slots, make) if away else make(lanes.host)
         if isinstance(split.cpu, CpuStore):
-            self.leaving.cells[where.visit] = split.cpu
+            self.leaving.stores[where.visit] = split.cpu
         if split.away is not None and split.away.gpu_tensors():
             self.differences = {**self.differences, "store_kv": SENT_LATE}
         return split
@@ -104,10 +193,8 @@ class Place(CachePlacement):
 
     def ready(self) -> None:
         """Buffers for everything that visits."""
-        for visits in self.own:
-            visits.ready()
-        if self.inputs:
-            self.inputs.ready()
+        for buffers in self.own:
+            buffers.ready()
 
     @property
     def attends_async(self) -> bool:
@@ -132,24 +219,24 @@ class Place(CachePlacement):
 
     def before_attention(self, where: LayerContext, step: Pass) -> None:
         """Ask for the next layer, wait for this one."""
-        if step.kind == "prefill" and begins(step):
+        if step.kind == "prefill" and step.begins_prompt:
             self.layer_reached(where)
-        if where.visit in self.leaving.cells:
+        if where.visit in self.leaving.stores:
             self.leaving.begin(where, step)
-        if where.visit in self.visits:
-            self.visits[where.visit].begin(where, step)
+        if where.visit in self.buffers:
+            self.buffers[where.visit].before_attention(where, step)
 
     def store_inputs(self, where: LayerContext, tensor: Tensor, step: Pass) -> None:
         """Inputs go home where tokens are recomputed from them."""
-        if where.visit in self.visits:
-            self.visits[where.visit].read(where, tensor, step)
+        if where.visit in self.buffers:
+            self.buffers[where.visit].store_inputs(where, tensor, step)
 
     def after_attention(self, where: LayerContext, step: Pass) -> None:
         """Send home what is new."""
-        if where.visit in self.leaving.cells:
+        if where.visit in self.leaving.stores:
             self.leaving.end(where, step)
-        if where.visit in self.visits:
-            self.visits[where.visit].end(where, step)
+        if where.visit in self.buffers:
+            self.buffers[where.visit].after_attention(where, step)
 
     def weights(self, layer: int) -> LayerWeights | None:
         """Those that have arrived, where they are streamed."""
@@ -157,38 +244,34 @@ class Place(CachePlacement):
 
     def round_done(self) -> None:
         """The drafts that stay are known."""
-        for visits in self.own:
-            visits.round_done()
+        for buffers in self.own:
+            buffers.round_done()
 
     def prompt_done(self) -> None:
         """The CPU attends from here on."""
-        if self.leaving.cells:
+        if self.leaving.stores:
             self.leaving.over()
 
     def resident(self) -> Resident:
         """Homes, and the buffers that layers take turns with."""
-        leaving, inputs = self.leaving, self.inputs
+        leaving, own = self.leaving, [rows for some in self.own for rows in some.layers.values()]
         gpu: dict[str, list[Tensor]] = {}
         host: dict[str, list[Tensor]] = {}
-        if self.streamed and self.run.placements[0] is self:  # all layers share them
+        if self.streamed and self.streams:  # all layers share them
             gpu["weight buffers"], host["weights"] = self.streamed.buffers, self.streamed.homes
-        buffers = [tables for visits in self.own for tables in visits.buffers]
-        buffers += inputs.buffers if inputs else []
-        homes = [home for visits in self.own for home in visits.homes()]
-        homes += [home for cells in leaving.cells.values() for home in cells.homes]
-        if self.visits or leaving.cells:
-            gpu["kv buffers"] = [t for tables in buffers for t in tables]
-            host["kv"] = homes
-        if leaving.cells:
+        if self.buffers or leaving.stores:
+            gpu["kv buffers"] = [t for some in self.own for tables in some.buffers for t in tables]
+            host["kv"] = [home for rows in own for home in rows.homes]
+            host["kv"] += [home for store in leaving.stores.values() for home in store.homes]
+        if leaving.stores:
             gpu["kv on the way out"] = [t for pair in leaving.buffers for t in pair]
-        if inputs:
-            host["layer inputs"] = inputs.tensors()
-        return {"gpu": gpu, "host": host}
+        inputs = (rows.resident() for rows in self.rows.values())
+        return join_resident({"gpu": gpu, "host": host}, *inputs)
 
     def _whole(self, share: str, rows: int) -> int:
         """So many rows, of a KV head each, are a share of them."""
         asked = float(getattr(self.place, share)) * rows
-        if abs(asked - round(asked)) > WHOLE:
+        if abs(asked - round(asked)) > SHARE_TOLERANCE:
             if share == "cpu_share":
                 raise InputError(
                     f"place: {share} of {rows} KV heads of sequences is {asked:g} of them; choose "
@@ -197,21 +280,19 @@ class Place(CachePlacement):
             self.differences = {**self.differences, **ROUNDED}
         return round(asked)
 
-    def _visitor(
-        self, where: LayerContext, slots: int, make: Callable[[Made], TieredStore]
-    ) -> TieredStore:
-        """One more that visits, with those that are stored as it is."""
-        lanes, own = self.lanes(), self.own
-        visitor = host_rows(where, slots, lanes, self.inputs, make)
+    def _host_rows(self, where: LayerContext, slots: int, make: MakeStore) -> TieredStore:
+        """Add a layer to those that are stored as it is, whose buffers it shares."""
+        kind = find_part(HostRows, self.place, "kvpr") if self.place.recomputes else HostRows
+        rows = self.rows[where.visit] = kind(where, slots, self.lanes(), make)
 
         def first() -> PrefetchBuffers:
-            own.append(PrefetchBuffers(self.run, lanes))
-            return own[-1]
+            self.own.append(PrefetchBuffers(self.run, self.lanes()))
+            return self.own[-1]
 
-        key = tuple((home.shape[1:], home.dtype) for home in visitor.homes)
-        self.visits[where.visit] = visits = self.run.shared(("visits", key), first)
-        visits.visitors[where.visit] = visitor
-        return visitor.cells
+        key = tuple((home.shape[1:], home.dtype) for home in rows.homes)
+        self.buffers[where.visit] = buffers = self.run.shared(("prefetch", key), first)
+        buffers.layers[where.visit] = rows
+        return rows.kv
 
     def _refuse(self, kind: type[KvStore], where: LayerContext) -> None:
         """Selections that change rows that are away, and storages whose heads cannot part."""

@@ -1,49 +1,85 @@
-"""Finds the class that runs a part: ``some_name.py`` holds the class of the part ``some-name``."""
+"""Finds the class that runs a technique or one of its parts."""
 
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import isclass
+from types import MappingProxyType
 from typing import TypeVar
 
 from kvsim.errors import InputError
 from kvsim.techniques.axes.base import Part
+from kvsim.techniques.axes.drafting import Selfdraft
 
 Piece = TypeVar("Piece")
-FOLDERS = "kvsim.validate.techniques", "kvsim.validate.parts"
-"""Where to look, in this order."""
+FILES: Mapping[str, str] = MappingProxyType(
+    {
+        "all": "parts.selection",
+        "fp16": "parts.rows",
+        "grouped": "parts.rows",
+        "gpu": "parts.place",
+        "place": "parts.place",
+        "values": "techniques.kcache",
+        "pairs": "techniques.specache",
+        "late-kivi": "techniques.specache",
+        "hierarchical": "techniques.quantspec",
+        "landmarks": "techniques.shadowkv",
+        "lowrank": "techniques.shadowkv",
+    }
+)
+"""Files of parts by their names; ``techniques/some_name.py`` holds the class of ``some-name``."""
+
+SELF_DRAFTING: Mapping[str, str] = MappingProxyType(
+    {"upper": "quantspec", "all": "quantspec", "streamingllm": "magicdec", "snapkv": "magicdec"}
+)
+"""Whose drafts a model's own layers make, by what these read."""
 
 
 def find_class(base: type[Piece], name: str) -> type[Piece] | None:
-    """Find the class of a part or technique by its name.
+    """Find the class of a technique or part by its name.
 
     Parameters
     ----------
-    base : what the class has to be derived from.
-    name : as the notation writes it, such as ``late kivi``.
+    base
+        What the class has to be derived from.
+    name
+        As the notation writes it, such as ``late-kivi``, whose class is ``LateKivi``.
 
     Returns
     -------
     The class, or none if no file has one.
     """
-    file, wanted = name.replace("-", "_").replace(" ", "_"), name.replace("-", "").replace(" ", "")
-    for module in (f"{folder}.{file}" for folder in FOLDERS):
-        if find_spec(module) is None:
-            continue
-        for key, kind in vars(import_module(module)).items():
-            if key.lower() == wanted and isclass(kind) and issubclass(kind, base):
-                return kind
+    file = FILES.get(name, f"techniques.{name.replace('-', '_').replace(' ', '_')}")
+    module = f"kvsim.validate.{file}"
+    if find_spec(module) is None:
+        return None
+    wanted = name.replace("-", "").replace(" ", "")
+    for key, kind in vars(import_module(module)).items():
+        if key.lower() == wanted and isclass(kind) and issubclass(kind, base):
+            return kind
     return None
 
 
-def find_part(base: type[Piece], part: Part) -> type[Piece]:
-    """Find the real implementation of a part.
+def find_part(base: type[Piece], part: Part, name: str = "") -> type[Piece]:
+    """Find the class that runs a part.
+
+    Parameters
+    ----------
+    base
+        What the class has to be derived from.
+    part
+        As the technique states it.
+    name
+        Of the class, where it is not the part's.
 
     Raises
     ------
     InputError
         If there is none.
     """
-    kind = find_class(base, part.name)
+    if isinstance(part, Selfdraft):
+        name = SELF_DRAFTING[part.reads]
+    kind = find_class(base, name or part.name)
     if kind is None:
         raise InputError(
             f"{part.name}: this {part.axis} has no real implementation; it can be simulated alone"

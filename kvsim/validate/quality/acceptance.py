@@ -7,7 +7,7 @@ import torch
 from kvsim.techniques.technique import Technique
 from kvsim.traces.attention import GAMMAS, Acceptance
 from kvsim.validate.model.decoder import Decoder
-from kvsim.validate.parts.speculation import Speculative
+from kvsim.validate.parts.composed import Composed
 from kvsim.validate.run import Generation
 
 MEASURED = ("gamma", "acceptance")
@@ -27,13 +27,13 @@ def accepted(run: Generation) -> dict[int, list[int]]:
     (QuantSpec's buffer may be nearly full), and starts where the last round ended.
     """
     impl = run.impl
-    assert isinstance(impl, Speculative)
+    assert isinstance(impl, Composed)
     found: dict[int, list[int]] = {gamma: [] for gamma in GAMMAS}
     try:
         run.start()
         while max(run.done) < run.generate:
             impl.gamma = max(GAMMAS)
-            room = impl.room(run.cached)
+            room = impl.round_room(run.cached)
             fitting = [gamma for gamma in GAMMAS if gamma < room]
             impl.gamma = min(fitting, key=lambda gamma: len(found[gamma]), default=1)
             impl.decode_round(run)

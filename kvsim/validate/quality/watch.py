@@ -12,13 +12,13 @@ from kvsim.validate.counter import NullCounter
 from kvsim.validate.model.attention import Pass, Seen
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.parts.base import Implementation
-from kvsim.validate.parts.cells import CacheRoom
 from kvsim.validate.parts.composed import Composed
-from kvsim.validate.parts.pairs import Pairs
-from kvsim.validate.parts.selecting import LayerContext
-from kvsim.validate.parts.weights import by_kv_head, scores
+from kvsim.validate.parts.scores import by_kv_head, scores
+from kvsim.validate.parts.selection import LayerContext
+from kvsim.validate.parts.store import CacheRoom
 from kvsim.validate.techniques import IMPLEMENTATIONS
 from kvsim.validate.techniques.full import Full
+from kvsim.validate.techniques.specache import Pairs
 from kvsim.validate.techniques.zipcache import Zipcache
 
 
@@ -137,14 +137,15 @@ class Watched(Composed):
         """What every layer has noted."""
         shares = AttentionShares(self.model.layers)
         for i, layer in enumerate(self.layers):
-            noting = layer if isinstance(layer, NotingPairs) else layer.cells
+            noting = layer if isinstance(layer, NotingPairs) else layer.kv
             assert isinstance(noting, (NotingPairs, NotingZipcache))
             for noted in noting.noted:
                 shares.note(i, noted)
         return shares
 
 
-WATCHED: Mapping[str, type[Implementation]] = IMPLEMENTATIONS | {
+WATCHED: Mapping[str, type[Implementation]] = {
+    **IMPLEMENTATIONS,
     "full": WatchedFull,
     "specache": Watched,
     "zipcache": Watched,

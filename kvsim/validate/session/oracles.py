@@ -13,8 +13,8 @@ from kvsim.validate.kernels.attention import View, attend_plainly
 from kvsim.validate.kernels.gather import gather_plainly
 from kvsim.validate.kernels.packing import unpack
 from kvsim.validate.kernels.quantise import Levels, quantise_plainly
-from kvsim.validate.kernels.separable import channelwise, separable
 from kvsim.validate.kernels.topk import mean_attention
+from kvsim.validate.techniques.zipcache import channelwise, separable
 
 TOLERANCE = 4e-3  # of numbers around 1 in fp16, some roundings
 TIES = 1e-3  # share of codes that may be the neighbouring one
@@ -183,13 +183,13 @@ def lanes(device: torch.device, small: bool) -> Iterator[Case]:
     from kvsim.validate.model.architecture import load_architecture
     from kvsim.validate.model.decoder import Decoder
     from kvsim.validate.model.weights import random_weights
+    from kvsim.validate.parts.composed import default_deployment
     from kvsim.validate.run import Generation
-    from kvsim.validate.session.deployed import deployed
 
     arch = load_architecture("smollm2-135m").first(3)
     dtype = torch.float16 if device.type == "cuda" else torch.float32
     decoder = Decoder(
-        arch, random_weights(arch, device, dtype), 256, deployment=deployed(arch.model)
+        arch, random_weights(arch, device, dtype), 256, deployment=default_deployment(arch.model)
     )
     prompts = RandomPrompts(2, 48, 8).prompts(arch.model.vocab)
     before = transfer.Transfers.__init__

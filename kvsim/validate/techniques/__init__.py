@@ -1,14 +1,13 @@
-"""The real implementations, found in the files of this folder.
+"""The real implementations: ``some_name.py`` runs what ``some-name`` is in ``kvsim/techniques``.
 
-``some_name.py`` runs what ``some-name`` is in ``kvsim/techniques``: its class of that name is a
-piece of one axis, or a whole technique. A preset whose parts all have pieces runs as these,
-``Composed``. Files of other names hold what implementations share.
+A file has the classes of its paper: a piece of one axis, several pieces, or a whole technique. A
+preset whose parts all have classes runs as these, ``Composed``; what they share is in
+``kvsim/validate/parts``.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any
 
 from kvsim.errors import unknown
 from kvsim.techniques import TECHNIQUES
@@ -20,21 +19,36 @@ from kvsim.validate.parts.base import Implementation, SmallRun
 from kvsim.validate.parts.composed import Composed
 from kvsim.validate.parts.registry import find_class
 
+SettingsOf = Callable[[SmallRun], list[str]]
+COMPOSITIONS: Mapping[str, SettingsOf] = {
+    # by rows, and by columns with a part per sequence
+    "offload": lambda run: ["", f"schedule=column,parts={run.batch}"],
+    # the batch in one part, and a part per sequence
+    "fastdecode": lambda run: ["parts=1", f"parts={run.batch}"] if run.batch > 1 else ["parts=1"],
+    # everything on the host, and half of it: whole heads of a batch can be halved more often
+    "flexgen": lambda run: [f"parts={run.batch}", "weights_gpu=50,cache_gpu=50,parts=1"],
+    # budgets from three eighths of the prompt down to an eighth
+    "pyramidkv": lambda run: [f"budget={4 * max(2, run.prompt // 16)},window=4,beta=2"],
+}
+"""Presets that run as parts alone, and settings under which they act in a small run."""
 
-def _found() -> dict[str, type[Implementation]]:
+
+def _implementations() -> dict[str, type[Implementation]]:
     files = {module.name for module in iter_modules(__path__)}
-    names = [name for name in TECHNIQUES if name.replace("-", "_") in files]
+    names = [n for n in TECHNIQUES if n in COMPOSITIONS or n.replace("-", "_") in files]
     return {name: find_class(Implementation, name) or Composed for name in names}
 
 
-IMPLEMENTATIONS: dict[str, type[Implementation]] = _found()
+IMPLEMENTATIONS: Mapping[str, type[Implementation]] = _implementations()
 """How each preset that can be run is run."""
 
 
 def small_settings(name: str, run: SmallRun) -> list[str]:
     """Settings under which a preset acts in a small run, as the notation writes them."""
-    source: Any = find_class(object, name) or import_module(f"{__name__}.{name.replace('-', '_')}")
-    written: list[str] = source.small_settings(run)
+    if name in COMPOSITIONS:
+        return COMPOSITIONS[name](run)
+    source = find_class(object, name) or import_module(f"{__name__}.{name.replace('-', '_')}")
+    written: list[str] = source.small_settings(run)  # type: ignore[union-attr]
     return written
 
 

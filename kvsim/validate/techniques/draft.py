@@ -1,7 +1,6 @@
 """A smaller model drafts: its own decoder over a full cache, beside the model that verifies."""
 
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -10,19 +9,16 @@ from kvsim.errors import InputError
 from kvsim.techniques.axes.base import Drafting
 from kvsim.techniques.papers.draft import Draft as Settings
 from kvsim.validate.model.architecture import load_architecture
-from kvsim.validate.parts.base import Resident, SmallRun
-from kvsim.validate.parts.beside import DraftLayers
-from kvsim.validate.parts.drafter import Drafter
-
-if TYPE_CHECKING:
-    from kvsim.validate.parts.composed import Composed
-    from kvsim.validate.run import Generation
+from kvsim.validate.parts.base import Resident, RunningGeneration, SmallRun
+from kvsim.validate.parts.drafting import SpeculativeDrafter
+from kvsim.validate.parts.heads import DraftLayers
+from kvsim.validate.parts.selection import LayeredRun
 
 CAUGHT_UP = "where every draft was accepted, the draft model reads the last of them first"
 UNREAD = "no token is chosen by the logits that the draft model has after the prompt"
 
 
-class Draft(Drafter):
+class Draft(SpeculativeDrafter):
     """A model of the catalogue with random weights.
 
     The last draft of a round never passed through the draft model. If it was accepted, the next
@@ -36,7 +32,7 @@ class Draft(Drafter):
 
     differences = MappingProxyType(
         {
-            **Drafter.differences,
+            **SpeculativeDrafter.differences,
             **dict.fromkeys(("attn", "qkv", "out", "up", "down", "lm_head"), CAUGHT_UP),
             "sample": UNREAD,
         }
@@ -47,21 +43,21 @@ class Draft(Drafter):
         """None that suit every model: both need the same tokens."""
         return []
 
-    def __init__(self, run: "Composed", part: Drafting) -> None:
+    def __init__(self, run: LayeredRun, part: Drafting) -> None:
         super().__init__(run, part)
         assert isinstance(part, Settings)
         if part.weights != "fp16" or part.tp > 1:
             raise InputError("draft: its real implementation has fp16 weights on one GPU")
-        self.beside = DraftLayers(run, load_architecture(part.model))
+        self.layers = DraftLayers(run, load_architecture(part.model))
 
-    def begin(self, generation: "Generation") -> None:
+    def after_prompt(self, generation: RunningGeneration) -> None:
         """The draft model reads the prompt too, whose logits are not needed."""
         self.run.counter.begin("prefill")
         hidden = self._pass(generation.padded(), [0] * generation.batch)
         rows, last = torch.arange(generation.batch), torch.tensor(self.run.lengths) - 1
-        self.beside.decoder.head(hidden[rows, last])
+        self.layers.decoder.head(hidden[rows, last])
 
-    def propose(self, generation: "Generation", tokens: Tensor, ahead: int) -> Tensor | None:
+    def propose(self, generation: RunningGeneration, tokens: Tensor, ahead: int) -> Tensor:
         """Logits (batch, 1, vocab) after the newest token of every sequence."""
         new, begins = tokens, [n + ahead for n in generation.cached]
         drafted = self.run.drafted[-2] if len(self.run.drafted) > 1 else 0
@@ -70,11 +66,11 @@ class Draft(Drafter):
             before = generation.tokens.gather(1, (done - 2).clamp(min=0)[:, None])
             new, begins = torch.cat([before, tokens], 1), [n - 1 for n in begins]
         self.run.counter.begin("draft")
-        return self.beside.decoder.head(self._pass(new, begins)[:, -1:])
+        return self.layers.decoder.head(self._pass(new, begins)[:, -1:])
 
     def resident(self) -> Resident:
         """The draft model's matrices, embedding and cache."""
-        weights, beside = self.beside.weights, self.beside
+        weights, beside = self.layers.weights, self.layers
         tied = weights.head.weight is weights.embedding
         tables = [weights.embedding, *(() if tied else (weights.head.weight,))]
         held = {"draft weights": beside.matrices(), "draft embedding": tables}
@@ -82,5 +78,5 @@ class Draft(Drafter):
 
     def _pass(self, tokens: Tensor, begins: list[int]) -> Tensor:
         """New tokens through the draft model's layers, (batch, new, hidden)."""
-        positions = self.beside.positions(begins, tokens.shape[1])
-        return self.beside.through(self.beside.decoder.embed(tokens, positions), begins)
+        positions = self.layers.positions(begins, tokens.shape[1])
+        return self.layers.through(self.layers.decoder.embed(tokens, positions), begins)

@@ -8,10 +8,10 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.techniques.papers.duoattention import Duoattention as Settings
 from kvsim.validate.model.attention import Pass, attend, visible
-from kvsim.validate.parts.base import Resident, SmallRun, together
-from kvsim.validate.parts.cells import SlotRange
+from kvsim.validate.parts.base import Resident, SmallRun, join_resident
 from kvsim.validate.parts.eviction import RingCache
-from kvsim.validate.parts.selecting import LayerContext
+from kvsim.validate.parts.selection import LayerContext
+from kvsim.validate.parts.store import SlotRange
 
 Three = tuple[Tensor, Tensor, Tensor]
 
@@ -42,8 +42,8 @@ class Duoattention(RingCache):
         self.sink, self.recent = int(settings.sink), int(settings.recent)
         super().__init__(replace(place, heads=heads - self.many))
         self.refuse_windows()
-        self.differences = self.cells.split_differences
-        self.whole = self.run.cells(replace(place, heads=self.many), self.capacity)
+        self.differences = self.kv.split_differences
+        self.whole = self.run.make_store(replace(place, heads=self.many), self.capacity)
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Streaming heads see sinks and window, as they will in decoding."""
@@ -58,11 +58,11 @@ class Duoattention(RingCache):
         every = torch.arange(self.prompt, device=keys.device).expand(self.batch, 1, -1)
         held = self.ring(self._on_device).clamp_min(0)[:, None, : self.prompt]
         far, near = self._kinds(keys, keys, values)
-        for cells, (_, k, v), index in ((self.whole, far, every), (self.cells, near, held)):
+        for kv, (_, k, v), index in ((self.whole, far, every), (self.kv, near, held)):
             if self.prompt <= self.budget:
-                cells.fill(k, v, self.lengths)
+                kv.fill(k, v, self.lengths)
             else:
-                self.keep(k, v, index.expand(-1, k.shape[1], -1), cells)
+                self.keep(k, v, index.expand(-1, k.shape[1], -1), kv)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """A streaming head's new token takes the place of its oldest."""
@@ -72,16 +72,16 @@ class Duoattention(RingCache):
         self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, span: SlotRange
     ) -> Tensor:
         """Both kinds of heads, each over its own cells."""
-        outs, places = [], ((self.whole, SlotRange.after_cached(step)), (self.cells, span))
+        outs, places = [], ((self.whole, SlotRange.after_cached(step)), (self.kv, span))
         kinds = self._kinds(queries, keys, values)
-        for (asking, k, v), (cells, where) in zip(kinds, places, strict=True):
-            cells.append(k, v, where)
-            outs.append(cells.attend(asking, where, visible(step, where.most)))
+        for (asking, k, v), (kv, where) in zip(kinds, places, strict=True):
+            kv.append(k, v, where)
+            outs.append(kv.attend(asking, where, visible(step, where.most)))
         return torch.cat(outs, 1)
 
     def resident(self) -> Resident:
         """The cells of both kinds."""
-        return together(super().resident(), {"gpu": self.whole.tensors()})
+        return join_resident(super().resident(), {"gpu": self.whole.tensors()})
 
     def _kinds(self, queries: Tensor, keys: Tensor, values: Tensor) -> tuple[Three, Three]:
         """Queries, keys and values of retrieval heads, and of streaming heads."""

@@ -5,8 +5,8 @@ from torch import Tensor
 
 from kvsim.validate.kernels.stores import Store
 from kvsim.validate.parts.base import SmallRun
-from kvsim.validate.parts.bytoken import PACKED_AT_ONCE, Codec, EncodedRows, PerTokenCache
-from kvsim.validate.parts.cells import Widths
+from kvsim.validate.parts.rows import PACKED_AT_ONCE, Codec, EncodedRows, PerTokenCache
+from kvsim.validate.parts.store import Widths
 
 FORMAT = torch.float8_e4m3fn
 

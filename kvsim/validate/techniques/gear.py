@@ -14,9 +14,8 @@ from kvsim.techniques.papers.gear import Gear as Settings
 from kvsim.validate.counter import NullCounter, OpRecord
 from kvsim.validate.model.attention import Seen
 from kvsim.validate.parts.base import SmallRun
-from kvsim.validate.parts.cells import CacheRoom, SlotRange
-from kvsim.validate.parts.packed import PackedStore
-from kvsim.validate.parts.sides import PackedRing, check_groups, check_residual
+from kvsim.validate.parts.packed import PackedRing, PackedStore, check_groups, check_residual
+from kvsim.validate.parts.store import CacheRoom, SlotRange
 
 BLOCKS = "values are packed by whole blocks too; the prediction packs them one by one, as KIVI does"
 WHOLE = "factors are found block by block; the prediction spreads that evenly"

@@ -7,12 +7,11 @@ from torch import Tensor
 
 from kvsim.techniques.papers.h2o import H2o as Settings
 from kvsim.validate.model.attention import Pass, visible
-from kvsim.validate.parts.adding import attend_and_add
 from kvsim.validate.parts.base import Resident, SmallRun, put
-from kvsim.validate.parts.bytoken import PerTokenCache
 from kvsim.validate.parts.eviction import RingCache
-from kvsim.validate.parts.selecting import LayerContext
-from kvsim.validate.parts.weights import by_kv_head
+from kvsim.validate.parts.rows import PerTokenCache
+from kvsim.validate.parts.scores import attend_and_add, by_kv_head
+from kvsim.validate.parts.selection import LayerContext
 
 
 class H2o(RingCache):
@@ -50,7 +49,7 @@ class H2o(RingCache):
         """Straight into the cache, with scores where some token will be evicted."""
         if not self.ranked:
             return super().prefill(queries, keys, values, step)
-        held = self.cells.prompt(self.slots)
+        held = self.kv.prompt(self.slots)
         with self.counter.op("attn") as record:
             for cache, new in zip(held, (keys, values), strict=True):
                 put(cache, new, step)
@@ -100,9 +99,9 @@ class H2o(RingCache):
                 self._graduate(span.slots[:, 0], full)
             sequences = torch.arange(self.batch, device=full.device)
             self.sums[sequences, :, span.slots[:, 0]] = 0.0
-        self.cells.append(keys, values, span)
+        self.kv.append(keys, values, span)
         seen = visible(step, torch.arange(span.most, device=queries.device))
-        out, weights = self.cells.attend_with_scores(queries, span, seen)
+        out, weights = self.kv.attend_with_scores(queries, span, seen)
         with self.counter.op("scores") as record:
             sums = self.sums[:, :, : span.most]
             sums += weights.sum(2, dtype=torch.float32)
@@ -146,7 +145,7 @@ class H2o(RingCache):
         with self.counter.op("graduate") as record:
             target = place[:, :, None]
             source = slots[:, None, None].expand(-1, kv_heads, 1)
-            assert isinstance(self.cells, PerTokenCache)
-            for column in (self.cells.k, self.cells.v):
+            assert isinstance(self.kv, PerTokenCache)
+            for column in (self.kv.k, self.kv.v):
                 column.move(record, source, target)
             sums.scatter_(2, target.repeat_interleave(self.model.queries_per_kv, 1), own)

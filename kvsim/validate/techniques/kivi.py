@@ -11,9 +11,8 @@ from kvsim.techniques.axes.base import Storage
 from kvsim.techniques.papers.kivi import Kivi as Settings
 from kvsim.validate.counter import NullCounter
 from kvsim.validate.parts.base import SmallRun
-from kvsim.validate.parts.cells import CacheRoom, SlotRange
-from kvsim.validate.parts.packed import PackedStore
-from kvsim.validate.parts.sides import PackedRing, check_groups, check_residual
+from kvsim.validate.parts.packed import PackedRing, PackedStore, check_groups, check_residual
+from kvsim.validate.parts.store import CacheRoom, SlotRange
 
 
 class Kivi(PackedStore):

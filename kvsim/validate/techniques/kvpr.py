@@ -1,8 +1,200 @@
-"""KVPR: runs as its parts, a cache in host memory of which some is recomputed."""
+"""KVPR: part of an offloaded cache is recomputed while the rest of it is copied.
 
-from kvsim.validate.parts.base import SmallRun
+C. Jiang et al., "KVPR: Efficient LLM Inference with I/O-Aware KV Cache Partial Recomputation", ACL
+Findings 2025, https://arxiv.org/abs/2411.17089.
+
+The cache lives in host memory, and beside it the inputs X of every layer for the prompt's first
+tokens. A step that finds s' tokens in the cache does, for every layer (section 3.2, figure 3b):
+
+1. load_inputs   X[0:l] to the GPU, b l h numbers                               (equation 6)
+2. recompute     K[0:l] = X[0:l] W_K, V[0:l] = X[0:l] W_V on the GPU             (equation 7),
+   at the same time
+   load_kv       K[l:s'], V[l:s'] to the GPU, 2 b (s' - l) h numbers            (equation 6)
+3. both parts stand in one buffer, and attention reads them as any cache
+4. store_kv      the new token's keys and values to the host
+
+The split l is the one that makes the layer's time shortest (equations 9 to 11); it is found for
+every s' before anything runs, by the function that the prediction uses
+(``choose_split`` in ``kvsim.techniques.papers.kvpr``).
+
+Double buffering and prefetching (section 3.3): steps 1 and 2 of a layer are queued when the layer
+before it begins to attend, into the one of two buffers that is free
+(``parts.prefetch.PrefetchBuffers``, which also does ``load_kv`` and ``store_kv``). Copies each way
+and the recomputation have streams of their own; homes are pinned. By columns, every layer serves
+the parts of the batch one after another, and streamed weights stay for all of them
+(``parts.prefetch.StreamedWeights``).
+
+Where this departs: a sequence recomputes tokens of its prompt alone, since only their inputs were
+stored, so l is at most the shortest prompt. Tokens that every step recomputes have no keys and
+values in host memory. Rotary positions are turned in again. W_K and W_V are not loaded before W_Q
+and W_O (figure 5): streamed weights come as one piece per layer.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from kvsim.errors import InputError
+from kvsim.graph import Array, Point
+from kvsim.models.model import LayerShape
+from kvsim.techniques.axes.base import LayerPass
+from kvsim.techniques.papers.kvpr import Place as Settings
+from kvsim.techniques.papers.kvpr import choose_split
+from kvsim.validate.counter import NullCounter, OpRecord
+from kvsim.validate.model.attention import Pass
+from kvsim.validate.parts.base import Resident, SmallRun
+from kvsim.validate.parts.prefetch import HostRows, TokenTables
+from kvsim.validate.parts.selection import LayerContext, LayeredRun
+from kvsim.validate.parts.tiered import MakeStore
+from kvsim.validate.transfer import Mark, Transfers, copy_all
 
 
-def small_settings(run: SmallRun) -> list[str]:
-    """Half of the prompt is recomputed."""
-    return [f"split={run.prompt // 2}"]
+class Kvpr(HostRows):
+    """One layer's rows in host memory, the first tokens of which are recomputed in every step."""
+
+    recomputes = True
+
+    @classmethod
+    def small_settings(cls, run: SmallRun) -> list[str]:
+        """Half of the prompt is recomputed."""
+        return [f"split={run.prompt // 2}"]
+
+    def __init__(
+        self, context: LayerContext, slots: int, lanes: Transfers, make: MakeStore
+    ) -> None:
+        run, place = context.run, context.parts.placement
+        assert isinstance(place, Settings)
+        self.run, self.lanes = run, lanes
+        self.shared = run.shared(("layer inputs", place), lambda: _Shared(run, place))
+        self.splits = self.shared.splits(context.layer)
+        fewest, most = int(self.splits.min()), int(self.splits.max())
+        super().__init__(context, slots, lanes, make, fewest)
+        width = context.batch * run.model.hidden
+        self.tables = TokenTables(context.parts.storage.stored, width, run.decoder.dtype)
+        self.inputs = self.tables.tables(lanes.host, most)  # X[0:most], in host memory
+        self.shared.layers.append(self)
+
+    def split(self, cached: int) -> int:
+        """The split l of a step that finds so many tokens in the cache [tokens]."""
+        return int(self.splits[min(cached - self.shared.shortest, len(self.splits) - 1)])
+
+    def ready(self) -> None:
+        """Make two buffers for inputs, once for all layers."""
+        self.shared.allocate()
+
+    def store_inputs(self, tensor: Tensor, step: Pass, turn: int) -> None:
+        """Send home what some step will recompute from, chunk by chunk of the prompt."""
+        part = slice(step.starts[0], min(step.length, len(self.inputs[0])))
+        if part.start >= part.stop:
+            return
+        buffer = self.shared.buffers[turn % 2]
+        numbers = tensor[:, : part.stop - part.start].transpose(0, 1)  # token by token
+        if self.tables.stored.packs:
+            with self.run.counter.op("quantise_inputs") as record:
+                self.tables.put(record, numbers, buffer, part)
+        else:
+            self.tables.put(OpRecord(), numbers, buffer, part)
+        pairs = [(home[part], new[part]) for home, new in zip(self.inputs, buffer, strict=True)]
+        self.run.counter.copy("store_inputs", "d2h", [home for home, _ in pairs])
+        self.lanes.d2h(lambda: copy_all(pairs), self.lanes.mark())
+
+    def recompute(
+        self,
+        turn: int,
+        tokens: int,
+        note: NullCounter,
+        after: tuple[Mark, ...],
+        tables: list[Tensor],
+    ) -> tuple[int, list[Mark]]:
+        """Queue steps 1 and 2 for a layer that finds ``tokens`` cached; ``load_kv`` runs beside.
+
+        The recomputation runs on a stream of its own as soon as its inputs have arrived.
+        """
+        split = self.split(tokens)
+        if not split:
+            return 0, []
+        buffer = self.shared.buffers[turn % 2]
+        pairs = [(new[:split], home[:split]) for home, new in zip(self.inputs, buffer, strict=True)]
+        note.copy("load_inputs", "h2d", [home for _, home in pairs])
+        arrived = self.lanes.h2d(lambda: copy_all(pairs), *after)
+
+        def work() -> None:
+            self._keys_values(buffer, split, tables, note)
+
+        return split, [self.lanes.side(work, arrived, *after)]
+
+    def _keys_values(
+        self, buffer: list[Tensor], split: int, tables: list[Tensor], note: NullCounter
+    ) -> None:
+        """K[0:l] = X[0:l] W_K and V[0:l] = X[0:l] W_V of every sequence, into the buffer."""
+        decoder, layer, part = self.run.decoder, self.context.layer, slice(0, split)
+        if self.tables.stored.packs:
+            with note.op("dequantise_inputs") as record:
+                numbers = self.tables.read(record, buffer, part)
+        else:
+            numbers = buffer[0][part]
+        x = numbers.view(split, self.context.batch, self.run.model.hidden).transpose(0, 1)
+        turns = self.shared.turns
+        if turns:
+            turns = (turns[0][:, :, :split], turns[1][:, :, :split])
+        with note.op("recompute") as record:
+            both = decoder.keys_values(layer, x, turns)
+            matrix = decoder.weights.layers[layer].qkv.rows(-self.run.model.kv_width)
+            record.reads(x, *matrix.tensors())
+            record.writes(*both)
+            if turns:
+                record.reads(both[0])
+                record.writes(both[0])
+            for table, new in zip(tables, both, strict=True):
+                table[part] = new.flatten(0, 1).transpose(0, 1)
+
+    def resident(self) -> Resident:
+        """The layer's inputs at home; the buffers that all layers share, once."""
+        held: Resident = {"gpu": {}, "host": {"layer inputs": self.inputs}}
+        if self.shared.layers[0] is self:
+            held["gpu"]["kv buffers"] = [t for some in self.shared.buffers for t in some]
+        return held
+
+
+class _Shared:
+    """What all layers of a placement share: buffers for inputs, and the split of every step."""
+
+    def __init__(self, run: LayeredRun, place: Settings) -> None:
+        if place.split == "auto" and run.decoder.deployment is None:
+            raise InputError("kvpr: the split rests on a machine; give one with --gpu")
+        self.run, self.place = run, place
+        self.layers: list[Kvpr] = []
+        self.buffers: list[list[Tensor]] = []
+        self.turns: tuple[Tensor, Tensor] | None = None  # cosine and sine of what is recomputed
+        self._splits: dict[LayerShape, Array] = {}
+        each = run.batch // place.tiles
+        longest = (max(run.lengths[i : i + each]) for i in range(0, run.batch, each))
+        self.shortest = min(
+            longest
+        )  # longest prompt of the part whose longest is shortest [tokens]
+
+    def allocate(self) -> None:
+        """Two buffers that take turns, and the positions of what is recomputed."""
+        if self.buffers:
+            return
+        device = self.run.decoder.device
+        largest = max((layer.inputs for layer in self.layers), key=lambda tables: len(tables[0]))
+        self.buffers = [[torch.zeros_like(t, device=device) for t in largest] for _ in "12"]
+        self.turns = self.run.decoder.turns(torch.arange(len(largest[0]), device=device)[None])
+
+    def splits(self, layer: int) -> Array:
+        """The split l of every step of a layer, by the tokens it finds beyond ``shortest``.
+
+        It minimises max(t_recompute(l), t_load(s' - l)), with the time of X[0:l] before both where
+        nothing else hides it (equations 10 and 11).
+        """
+        run, shape = self.run, self.run.shapes[layer]
+        if shape not in self._splits:
+            cached = np.arange(self.shortest, run.capacity, dtype=float)
+            each = float(run.batch // self.place.tiles)
+            p = Point(each, cached, 1.0, float(run.prompt), float(run.capacity))
+            at = LayerPass(run.deployment, p, shape, run.parts[layer])
+            known = min(run.lengths)  # beyond, a shorter prompt has no inputs
+            found = np.broadcast_to(np.asarray(choose_split(self.place, at)), cached.shape)
+            self._splits[shape] = np.minimum(found, known)
+        return self._splits[shape]

@@ -1,16 +1,101 @@
-"""KVQuant: keys packed per channel before their positions are turned in, outliers apart."""
+"""KVQuant: keys packed by channel before their positions are turned in, outliers kept apart.
+
+C. Hooper et al., "KVQuant: Towards 10 Million Context Length LLM Inference with KV Cache
+Quantization", NeurIPS 2024, sections 3.1 to 3.4, https://arxiv.org/abs/2401.18079.
+"""
+
+from abc import abstractmethod
 
 import torch
 from torch import Tensor
 
 from kvsim.techniques.axes.base import Storage
 from kvsim.techniques.papers.kvquant import Kvquant as Settings
-from kvsim.validate.counter import NullCounter
+from kvsim.validate.counter import NullCounter, OpRecord
+from kvsim.validate.model.attention import Seen, attend
 from kvsim.validate.parts.base import SmallRun
-from kvsim.validate.parts.bytoken import PACKED_AT_ONCE
-from kvsim.validate.parts.cells import CacheRoom, SlotRange
 from kvsim.validate.parts.normal import from_levels, ranges, to_levels
-from kvsim.validate.parts.wholetoken import WholeTokenRows
+from kvsim.validate.parts.rows import PACKED_AT_ONCE
+from kvsim.validate.parts.store import CacheRoom, KvStore, SlotRange
+
+
+class WholeTokenRows(KvStore):
+    """Base; subclasses say how rows (sequences, tokens, width of all heads) are stored."""
+
+    keeps_numbers, by_position = False, True
+
+    @abstractmethod
+    def learn(self, keys: Tensor) -> None:
+        """Look at the prompt's keys (tokens, width) before they are stored."""
+
+    @abstractmethod
+    def store(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
+        """Store the rows of new tokens."""
+
+    @abstractmethod
+    def tables(self) -> list[Tensor]:
+        """What is kept of every token, (sequences, slots, ...)."""
+
+    @abstractmethod
+    def wide(self, most: int) -> tuple[Tensor, Tensor]:
+        """The rows of the first slots, in fp32."""
+
+    @property
+    def width(self) -> int:
+        """Numbers of a token's keys."""
+        return self.room.heads * self.room.dim
+
+    def table(self, width: int, dtype: torch.dtype) -> Tensor:
+        """Room for so many numbers of every token."""
+        shape = (self.room.sequences, self.slots, width)
+        return torch.zeros(shape, dtype=dtype, device=self.room.device)
+
+    def put(self, table: Tensor, new: Tensor, span: SlotRange) -> None:
+        """New tokens' part of a table."""
+        if span.first is not None:
+            table[:, span.first : span.first + span.new] = new
+        else:
+            sequences = torch.arange(len(table), device=table.device)[:, None]
+            table[sequences, span.slots] = new
+
+    def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
+        """The prompt from the first slot on."""
+        most = max(counts)
+        slots = torch.arange(most, device=keys.device).expand(len(keys), -1)
+        rows = self._rows(self.room.turned(keys[:, :, :most], slots, back=True))
+        self.learn(torch.cat([row[:n] for row, n in zip(rows, counts, strict=True)]))
+        self.store(rows, self._rows(values[:, :, :most]), SlotRange(slots, tuple(counts), most, 0))
+
+    def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
+        """New tokens to their slots."""
+        before = self.room.turned(keys, span.slots, back=True)
+        self.store(self._rows(before), self._rows(values), span)
+
+    def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
+        """Rows are widened, keys turned, on their way."""
+        with self.counter.op("attn") as record:
+            keys, values = (self._heads(rows) for rows in self.wide(span.most))
+            slots = torch.arange(span.most, device=keys.device)[None]
+            keys = self.room.turned(keys, slots, back=False).to(queries.dtype)
+            out = attend(OpRecord(), queries, keys, values.to(queries.dtype), seen)
+            record.visible(queries.shape[2], span.most, seen)
+            read = (table[i, :end] for i, end in enumerate(span.ends) for table in self.tables())
+            record.reads(queries, *read)
+            record.writes(out)
+            return out
+
+    def attend_with_scores(
+        self, queries: Tensor, span: SlotRange, seen: Seen
+    ) -> tuple[Tensor, Tensor]:
+        """Selections that ask for scores keep tokens in other slots."""
+        raise NotImplementedError
+
+    def _rows(self, numbers: Tensor) -> Tensor:
+        return numbers.transpose(1, 2).flatten(2)
+
+    def _heads(self, rows: Tensor) -> Tensor:
+        return rows.view(*rows.shape[:2], self.room.heads, self.room.dim).transpose(1, 2)
+
 
 WHOLE = "every token has the same whole number of outliers; the prediction takes the exact share"
 
@@ -20,10 +105,6 @@ class Kvquant(WholeTokenRows):
 
     No calibration set is at hand that would give other levels. The first token is packed like the
     others.
-
-    References
-    ----------
-    .. [1] C. Hooper et al., "KVQuant", NeurIPS 2024, sections 3.1 to 3.4.
     """
 
     differences = PACKED_AT_ONCE

@@ -1,8 +1,128 @@
-"""MagicDec: runs as its parts, drafts over a small cache of their own."""
+"""MagicDec: self-speculative decoding whose drafts read a small cache of their own.
 
-from kvsim.validate.parts.base import SmallRun
+R. Sadhukhan et al., "MagicDec", ICLR 2025, section 4, https://arxiv.org/abs/2408.11049.
+
+Drafts are passes of the model itself over a cache of ``budget`` tokens per sequence, in full
+precision: attention sinks and a window (``DraftRing``), or what SnapKV keeps of the prompt and all
+since (``DraftSnapkv``). Verification reads the whole cache and writes its keys and values into both
+caches, so that a draft never attends to what an earlier draft made of accepted tokens.
+"""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from kvsim.errors import InputError
+from kvsim.models.model import LayerShape
+from kvsim.techniques.axes.base import Drafting, Parts, Placement, Selection, Storage
+from kvsim.techniques.axes.drafting import SINK, WINDOW, DraftCache
+from kvsim.techniques.axes.drafting import Selfdraft as Settings
+from kvsim.techniques.papers.snapkv import Snapkv as Observing
+from kvsim.validate.model.attention import Pass
+from kvsim.validate.parts.base import Resident, SmallRun, join_resident
+from kvsim.validate.parts.drafting import SelfDrafter, Visit
+from kvsim.validate.parts.eviction import RingCache
+from kvsim.validate.parts.selection import LayerContext, LayeredRun
+from kvsim.validate.parts.store import SlotRange
+from kvsim.validate.techniques.snapkv import Snapkv
 
 
-def small_settings(run: SmallRun) -> list[str]:
-    """Two drafts over half of the prompt."""
-    return [f"budget={2 * max(1, run.prompt // 4)},gamma=2"]
+class Magicdec(SelfDrafter):
+    """Drafts over small caches."""
+
+    @classmethod
+    def small_settings(cls, run: SmallRun) -> list[str]:
+        """Two drafts over half of the prompt."""
+        return [f"budget={2 * max(1, run.prompt // 4)},gamma=2"]
+
+    def __init__(self, run: LayeredRun, part: Drafting) -> None:
+        super().__init__(run, part)
+        assert isinstance(part, Settings)
+        always = SINK if part.reads == "streamingllm" else WINDOW
+        if part.budget <= always:
+            raise InputError(
+                f"selfdraft: budget={part.budget:g} leaves nothing beside the {always} tokens that "
+                f"drafts over {part.reads} always keep; choose more"
+            )
+        self.selection: Selection = Observing(part.budget, WINDOW)
+        if part.reads == "streamingllm":
+            self.selection = DraftCache(part.budget, part.gamma)
+        self.caches: dict[Visit, DraftRing | DraftSnapkv] = {}
+
+    def ready(self) -> None:
+        """Make the draft caches."""
+        kind = DraftRing if isinstance(self.selection, DraftCache) else DraftSnapkv
+        own = Parts(self.selection, Storage(), Placement(), Drafting())
+        contexts = [replace(layer.context, parts=own) for layer in self.run.layers]
+        self.caches = {context.visit: kind(context) for context in contexts}
+
+    def observe(self, visit: Visit, queries: Tensor, step: Pass) -> None:
+        """The prompts' last queries choose what a small cache keeps."""
+        self.caches[visit].observe(queries, step)
+
+    def store_prompt(self, visit: Visit, keys: Tensor, values: Tensor) -> None:
+        """Small caches keep some of the prompts."""
+        self.caches[visit].cut(keys, values)
+
+    def store_verified(self, visit: Visit, keys: Tensor, values: Tensor, step: Pass) -> None:
+        """Into the draft cache too."""
+        cache = self.caches[visit]
+        cache.kv.append(keys, values, cache.slot_range(step))
+
+    def attend(
+        self, visit: Visit, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
+    ) -> Tensor | None:
+        """Over the draft cache."""
+        return self.caches[visit].attend(queries, keys, values, step)
+
+    def resident(self) -> Resident:
+        """Draft caches, and MLPs of four bits if there are any."""
+        kept = [t for cache in self.caches.values() for t in cache.kv.tensors()["kv"]]
+        return join_resident({"gpu": {"draft kv": kept}}, super().resident())
+
+
+class DraftRing(RingCache):
+    """A ring with as many idle slots as a round has drafts; keys keep their positions.
+
+    What a rejected draft has overwritten was older than the window.
+    """
+
+    sink = SINK
+
+    def __init__(self, place: LayerContext) -> None:
+        settings = place.parts.selection
+        assert isinstance(settings, DraftCache)
+        self.window = int(settings.budget) - SINK  # latest tokens that a draft sees
+        self.recent = self.window + settings.idle
+        super().__init__(place)
+
+    def observe(self, queries: Tensor, step: Pass) -> None:
+        """No query of the prompt is asked."""
+
+    def cut(self, keys: Tensor, values: Tensor) -> None:
+        """The prompt's first tokens and its latest."""
+        index = self.ring(self._on_device)[:, : self.prompt].clamp_min(0)
+        self.keep(keys, values, index[:, None].expand(-1, keys.shape[1], -1))
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
+        """A draft's token joins, and sees sinks and window."""
+        span, now = self.slot_range(step), step.positions[:, -1:]
+        self.kv.append(keys, values, span)
+        held = self.ring(now[:, 0] + 1)[:, : span.most]
+        slot = torch.arange(held.shape[1], device=held.device)
+        seen = (held >= 0) & ((slot < self.sink) | (held > now - self.window))
+        return self.kv.attend(queries, span, seen[:, None, None])
+
+    def slot_range(self, step: Pass) -> SlotRange:
+        """Where the new tokens of a pass go."""
+        ends = tuple(min(n + step.new, self.slots) for n in step.starts)
+        return SlotRange(self.slot(step.positions), ends, step.new)
+
+
+class DraftSnapkv(Snapkv):
+    """SnapKV's choice for drafts: they need not be right, so that windows do not matter to them."""
+
+    def refuse_windows(self) -> None:
+        """All that is kept is seen."""
+        self.shape = LayerShape()

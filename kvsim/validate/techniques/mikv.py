@@ -13,14 +13,11 @@ from kvsim.validate.counter import NullCounter, uncounted
 from kvsim.validate.kernels.attention import PartialAttention, View, attend, merge
 from kvsim.validate.kernels.gather import rows_at
 from kvsim.validate.model.attention import Pass, Seen
-from kvsim.validate.parts.adding import attend_and_add
 from kvsim.validate.parts.base import SmallRun
-from kvsim.validate.parts.bytoken import TokenRows
-from kvsim.validate.parts.cells import CacheRoom, KvStore, SlotRange, count_pairs, lengths_on
-from kvsim.validate.parts.grouped import codec
-from kvsim.validate.parts.portions import begins
-from kvsim.validate.parts.sides import check_groups
-from kvsim.validate.parts.weights import by_kv_head
+from kvsim.validate.parts.packed import check_groups
+from kvsim.validate.parts.rows import TokenRows, codec
+from kvsim.validate.parts.scores import attend_and_add, by_kv_head
+from kvsim.validate.parts.store import CacheRoom, KvStore, SlotRange, count_pairs, lengths_on
 from kvsim.validate.transfer import to_device
 
 WHOLE = (
@@ -89,7 +86,7 @@ class Mikv(KvStore):
     ) -> Tensor:
         """Scores are added up, and the largest numbers of the queries' channels are found."""
         batch, heads, _, dim = queries.shape
-        if begins(step):
+        if step.begins_prompt:
             shape = (self.room.sequences, heads, self.slots)
             self.sums = torch.zeros(shape, device=queries.device)
             self._widest = self.room.zeros(1)

@@ -1,21 +1,17 @@
 """Drafts looked up in the text so far."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from kvsim.validate.parts.base import SmallRun
-from kvsim.validate.parts.drafter import Drafter
-
-if TYPE_CHECKING:
-    from kvsim.validate.run import Generation
+from kvsim.validate.parts.base import RunningGeneration, SmallRun
+from kvsim.validate.parts.drafting import SpeculativeDrafter
 
 LONGEST = 3  # tokens that are looked for; fewer where they stand nowhere else
 
 
-class Ngram(Drafter):
+class Ngram(SpeculativeDrafter):
     """What followed the latest tokens where they stood last; the newest once more if nowhere.
 
     References
@@ -28,7 +24,7 @@ class Ngram(Drafter):
         """Acceptance is counted, whatever is said here."""
         return ["gamma=2,acceptance=0.5"]
 
-    def lookup(self, generation: "Generation", count: int) -> list[Tensor] | None:
+    def lookup(self, generation: RunningGeneration, count: int) -> list[Tensor] | None:
         """Search on the host."""
         written = generation.tokens.tolist()
         texts = [

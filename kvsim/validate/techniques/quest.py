@@ -5,9 +5,9 @@ from torch import Tensor
 
 from kvsim.techniques.papers.quest import Quest as Settings
 from kvsim.validate.parts.base import Resident, SmallRun
-from kvsim.validate.parts.cells import SlotRange
 from kvsim.validate.parts.paged import PagedCache, in_pages
-from kvsim.validate.parts.selecting import LayerContext
+from kvsim.validate.parts.selection import LayerContext
+from kvsim.validate.parts.store import SlotRange
 
 
 class Quest(PagedCache):

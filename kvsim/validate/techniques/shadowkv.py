@@ -1,8 +1,261 @@
-"""ShadowKV: runs as its parts, landmarks over keys of low rank with values on the host."""
+"""ShadowKV: keys of the prompt as a product of low rank, values on the host, chunks by landmarks.
 
-from kvsim.validate.parts.base import SmallRun
+H. Sun et al., "ShadowKV: KV Cache in Shadows for High-Throughput Long-Context LLM Inference", ICML
+2025, sections 4.1 and 4.2, algorithms 1 and 2, https://arxiv.org/abs/2410.21465.
+
+- Prompt (algorithm 1): keys before their positions are decomposed, values leave for host memory,
+  chunks are summarised by the mean of their keys; chunks that their mean describes worst are
+  outliers, which stay on the GPU (``Lowrank.fill``, ``Landmarks._summarise``).
+- Decode (algorithm 2): the means rank the chunks; values of the best come from the host while their
+  keys are restored from the product; attention is to these, to outliers and to all that was
+  generated (``Landmarks.attend``).
+"""
+
+import torch
+from torch import Tensor
+
+from kvsim.errors import InputError
+from kvsim.techniques.axes.base import Storage
+from kvsim.techniques.papers.shadowkv import Landmarks as LandmarkSettings
+from kvsim.techniques.papers.shadowkv import Lowrank as LowrankSettings
+from kvsim.validate.counter import NullCounter, OpRecord
+from kvsim.validate.kernels.gather import rows_at
+from kvsim.validate.model.attention import Pass, Seen, attend
+from kvsim.validate.parts.base import Resident, SmallRun
+from kvsim.validate.parts.host_values import HostValues
+from kvsim.validate.parts.paged import in_pages
+from kvsim.validate.parts.rows import Fp16, Host, Plain, TokenRows
+from kvsim.validate.parts.selection import LayerCache, LayerContext
+from kvsim.validate.parts.store import CacheRoom, KvStore, SlotRange
 
 
 def small_settings(run: SmallRun) -> list[str]:
     """Half of the prompt in chunks of 4, one of them an outlier, and keys of rank 8."""
     return [f"budget={4 * max(1, run.prompt // 8)},chunk=4,outliers=1,rank=8"]
+
+
+class Lowrank(KvStore):
+    """A row per token and a matrix per sequence, whose product is the keys before positions.
+
+    Keys and values of generated tokens stay in full precision on the GPU (``recent``); every value
+    has a home on the host too.
+
+    References
+    ----------
+    .. [1] G. Golub and C. Van Loan, "Matrix computations", figure 8.6.1: operations of an R-SVD.
+    """
+
+    keeps_numbers, fetches_values = False, True
+
+    def __init__(
+        self,
+        part: Storage,
+        room: CacheRoom,
+        slots: int,
+        counter: NullCounter,
+        values: Host | None = None,
+    ) -> None:
+        super().__init__(part, room, slots, counter)
+        assert isinstance(part, LowrankSettings)
+        if values is None:
+            raise InputError(
+                f"{part.name}: its real implementation has values on the host; run it within "
+                f"shadowkv, or add place:values_host=1"
+            )
+        self.rank = part.rank
+        self.v = TokenRows(Plain(), room, slots, values)
+
+    def make_room(self, prompt: int) -> None:
+        """For factors of so many tokens' keys, and for the tokens behind them."""
+        room, numbers = self.room, self.room.heads * self.room.dim
+        shape = (room.sequences, prompt, self.rank)
+        self.left = torch.zeros(shape, dtype=room.dtype, device=room.device)
+        self.right = room.zeros(self.rank)
+        self.recent = Fp16(Storage(), room, self.slots - prompt, self.counter)
+        self._work = 6 * prompt * numbers**2 + 20 * numbers**3
+
+    def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
+        """The prompt's keys to their factors; values go home by themselves."""
+        with self.counter.op("svd") as record:
+            slots = torch.arange(keys.shape[2], device=keys.device)
+            there = slots < torch.tensor(counts, device=keys.device)[:, None]
+            before = self.room.turned(keys, slots[None], back=True).float()
+            rows = before.transpose(1, 2).flatten(2).masked_fill(~there[..., None], 0.0)
+            u, sizes, columns = torch.linalg.svd(rows, full_matrices=False)
+            held = min(self.rank, sizes.shape[1])
+            self.left[..., :held] = u[..., :held] * sizes[:, None, :held]
+            by_head = columns[:, :held].unflatten(2, (self.room.heads, self.room.dim))
+            self.right[:, :, :held] = by_head.transpose(1, 2)
+            record.reads(keys, rows)
+            record.writes(rows, self.left, self.right)
+            record.computes(self.room.sequences * self._work)
+
+    def restored(self, index: Tensor) -> Tensor:
+        """Keys of the prompt's tokens ``index`` (sequences, KV heads, n), (..., n, dim)."""
+        with self.counter.op("restore_keys") as record:
+            rows = rows_at(self.left[:, None].expand(-1, self.room.heads, -1, -1), index)
+            keys = (rows @ self.right).flatten(0, 1)[:, None]
+            made = self.room.turned(keys, index.flatten(0, 1), back=False).to(rows.dtype)
+            record.reads(rows, self.right)
+            record.writes(made)
+        return made.view(*index.shape, self.room.dim)
+
+    def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
+        """New tokens behind the other generated ones, whose first slot is 0."""
+        self.recent.append(keys, values, span)
+
+    def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
+        """Whoever chooses chunks attends by itself."""
+        raise NotImplementedError
+
+    def attend_with_scores(
+        self, queries: Tensor, span: SlotRange, seen: Seen
+    ) -> tuple[Tensor, Tensor]:
+        """Whoever chooses chunks attends by itself."""
+        raise NotImplementedError
+
+    def tensors(self) -> dict[str, list[Tensor]]:
+        """Factors, and the keys of generated tokens; the values of these by themselves."""
+        recent = {"generated values": self.recent.v.parts}
+        return {"kv": [self.left, self.right, *self.recent.k.parts], **recent}
+
+
+class Landmarks(LayerCache):
+    """Chosen chunks come from the product of keys and from the host, all other tokens are here.
+
+    Chunks that their mean describes worst, and what is generated, are attended to always.
+    """
+
+    def __init__(self, place: LayerContext) -> None:
+        super().__init__(place)
+        self.refuse_drafts()
+        self.refuse_windows()
+        settings, kv = self.parts.selection, self.kv
+        assert isinstance(settings, LandmarkSettings)
+        if not isinstance(kv, Lowrank):
+            raise InputError(
+                f"{settings.name}: its real implementation chooses chunks of lowrank's keys, with "
+                f"values on the host; run shadowkv"
+            )
+        kv.make_room(self.prompt)
+        self.factors, room = kv, kv.room
+        self.chunk, self.chunks = settings.chunk, -(-self.prompt // settings.chunk)
+        self.outliers = min(settings.outliers, self.chunks)
+        within = max(int(settings.budget) // self.chunk, 1)
+        self.most = min(within, self.chunks - self.outliers)
+        self.means = room.zeros(self.chunks)
+        self.staying = [room.zeros(self.outliers * self.chunk) for _ in "kv"]
+        shape = (room.sequences, room.heads, self.outliers)
+        self.which = torch.zeros(shape, dtype=torch.int32, device=room.device)
+        lanes = self.run.transfers(self.layer)
+        self.host = self.run.shared("away", lambda: HostValues(lanes, "store_kv", "fetch"))
+        self.host.add(self, kv.v)
+        self.reading = self.run.shared("prompt keys", lambda: [room.zeros(self.prompt)])
+
+    @property
+    def direct(self) -> bool:
+        """Chunks of the prompt go where their values leave from."""
+        return True
+
+    def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
+        """Values of one layer leave, and its keys are decomposed, before the next is computed."""
+        held = self.reading[0], self.host.stage(self, step.begins_prompt)[0]
+        out = self.attend_from(held, queries, keys, values, step)
+        if step.ends_prompt(self.prompt, self.batch):
+            self._summarise(*held)
+            self.factors.fill(*held, self.lengths)
+            self.host.send_prompt(self)
+        return out
+
+    def prompt_done(self) -> None:
+        """From here on there is room for fetched chunks."""
+        if self.host.reading:
+            self.reading.clear()
+            every = (layer for layer in self.host.layers if isinstance(layer, Landmarks))
+            self.host.prompt_sent(max(layer.most * layer.chunk for layer in every))
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
+        """Rank the chunks, bring the best, attend to them and to all that stays."""
+        span = SlotRange.after_cached(step, self.lengths, self._on_device[:, None])
+        self.factors.append(keys, values, span)
+        self.host.send_new(self, [values], step)
+        chosen, known = self._choose(queries)
+        index, seen = self._tokens(chosen, known)
+        fetched = self.host.fetch(self, index, self.chunk)[0]
+        restored = self.factors.restored(index)
+        stays = self._tokens(self.which, torch.ones_like(self.which, dtype=torch.bool))[1]
+        generated = torch.arange(span.most, device=index.device) <= span.slots[:, :, None]
+        seen = torch.cat([seen, stays, generated.expand(-1, seen.shape[1], -1)], 2)
+        recent = (side.parts[0][:, :, : span.most] for side in self._recent())
+        with self.counter.op("attn") as record:
+            sides = zip((restored, fetched), self.staying, recent, strict=True)
+            k, v = (torch.cat(parts, 2) for parts in sides)
+            out = attend(OpRecord(), queries, k, v, seen[:, :, None])
+            record.reads(queries, k, v)
+            record.writes(out)
+        return out
+
+    def buffers(self) -> Resident:
+        """Landmarks, outliers, the host's values; what layers share, once."""
+        own = {"landmarks": [self.means], "outlier chunks": [*self.staying, self.which]}
+        held: Resident = {"gpu": own, "host": {"kv": [self.factors.v.record]}}
+        if self.host.layers[0] is self:
+            shared = "kv on the way out" if self.host.reading else "fetched pages"
+            held["gpu"] |= {shared: self.host.buffers, "prompt keys": self.reading}
+        return held
+
+    def _recent(self) -> tuple[TokenRows, TokenRows]:
+        return self.factors.recent.k, self.factors.recent.v
+
+    def _summarise(self, keys: Tensor, values: Tensor) -> None:
+        """Means of the prompt's chunks; those that are least like theirs are kept as they are."""
+        with self.counter.op("chunk_means") as record:
+            pages = in_pages(keys, self._on_device, self.chunk, 0.0).float()
+            there = self._there(torch.arange(self.chunks, device=keys.device))[:, None]
+            means = pages.sum(3) / there.sum(-1, keepdim=True).clamp(min=1)
+            alike = torch.cosine_similarity(pages, means[:, :, :, None], dim=-1)
+            worst = alike.masked_fill(~there, torch.inf).amin(-1)
+            self.means.copy_(means)
+            self.which.copy_(worst.topk(self.outliers, largest=False).indices)
+            index, _ = self._tokens(self.which, torch.ones_like(self.which, dtype=torch.bool))
+            record.reads(keys, keys)  # for the means, and to compare with them
+            record.writes(self.means)
+            for mine, numbers in zip(self.staying, (keys, values), strict=True):
+                mine.copy_(rows_at(numbers, index))
+                record.reads(mine)
+                record.writes(mine)
+
+    def _choose(self, queries: Tensor) -> tuple[Tensor, Tensor]:
+        """Chunks that a head of the group gives most, and whether there was such a chunk."""
+        grouped = queries.reshape(self.batch, self.means.shape[1], -1, queries.shape[3])
+        with self.counter.op("landmarks") as record:
+            scores = grouped @ self.means.mT
+            record.reads(queries, self.means, scores)
+            record.writes(scores)
+        with self.counter.op("topk") as record:
+            there = self._there(torch.arange(self.chunks, device=scores.device)).any(-1)
+            others = there[:, None].expand(-1, self.means.shape[1], -1)
+            others = others.scatter(2, self.which.long(), value=False)
+            logits = (scores * queries.shape[3] ** -0.5).masked_fill(
+                ~others[:, :, None], -torch.inf
+            )
+            best = logits.float().log_softmax(-1).amax(2).nan_to_num(-torch.inf).to(scores.dtype)
+            record.writes(best)
+            record.reads(best)
+            chosen = best.topk(self.most, dim=-1).indices
+            return chosen, others.gather(2, chosen)
+
+    def _tokens(self, chunks: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
+        """Tokens of chunks (batch, KV heads, n), and whether they are there and to be seen.
+
+        In place of others stands the prompt's last: what comes behind may be on its way home.
+        """
+        ends = self._on_device[:, None, None, None]
+        index = chunks[..., None] * self.chunk + torch.arange(self.chunk, device=chunks.device)
+        there = (index < ends) & known[..., None]
+        return torch.minimum(index, ends - 1).flatten(2).long(), there.flatten(2)
+
+    def _there(self, chunks: Tensor) -> Tensor:
+        """Tokens of chunks (n,) that sequences have, (batch, n, chunk)."""
+        slots = chunks[:, None] * self.chunk + torch.arange(self.chunk, device=chunks.device)
+        return slots < self._on_device[:, None, None]

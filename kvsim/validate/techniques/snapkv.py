@@ -7,10 +7,10 @@ from torch import Tensor
 from kvsim.techniques.papers.snapkv import Snapkv as Settings
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.parts.base import SmallRun
-from kvsim.validate.parts.cells import SlotRange
 from kvsim.validate.parts.eviction import EvictingCache
-from kvsim.validate.parts.selecting import LayerContext
-from kvsim.validate.parts.weights import by_kv_head, scores
+from kvsim.validate.parts.scores import by_kv_head, scores
+from kvsim.validate.parts.selection import LayerContext
+from kvsim.validate.parts.store import SlotRange
 
 POOL = 5  # neighbouring tokens whose scores are averaged, so that what is kept hangs together
 

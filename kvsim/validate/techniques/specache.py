@@ -1,8 +1,295 @@
-"""SpeCache: runs as its parts, exact pairs beside a cache that is packed late."""
+"""SpeCache: a low-bit cache on the GPU, and the best pairs prefetched from the host by a guess.
 
-from kvsim.validate.parts.base import SmallRun
+S. Jie et al., "SpeCache: Speculative Key-Value Caching for Efficient Generation of LLMs", ICML
+2025, section 3.3 and algorithms 1 to 3, https://arxiv.org/abs/2503.16163.
+
+C is the full cache in host memory, C' its packed copy on the GPU.
+
+- Prefilling (algorithm 1): each layer reads the prompt in full precision, packs it into C' and
+  offloads C while the next layer computes (``Pairs.store_prompt``).
+- Pre-decoding (algorithm 2): one pass of the first output token T_1 over C' alone gives a guess
+  T'_2, and the k cached tokens that T_1 attends to most, K_1, whose pairs are prefetched. What the
+  pass appended is dropped (``Specache.after_prompt``).
+- Decoding (algorithm 3): a step decodes [T_t, T'_{t+1}] together, over C' with the prefetched
+  pairs C_K in place of their packed copies. T_t gives the next output token, T'_{t+1} the next
+  guess; the k tokens that T'_{t+1} attends to most are prefetched for the next step, beside the
+  compute of the layers that follow. T_t's keys and values are packed into C' and offloaded to C
+  (``Specache.decode_round``, ``Pairs.attend``).
+
+Query heads that share a KV head choose together, by the mean of their attention. Without guesses
+(section 4.3, ``speculative=false``) the output token chooses, waits for its pairs and attends once
+more.
+"""
+
+from collections.abc import Callable
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from kvsim.errors import InputError
+from kvsim.techniques.axes.base import Storage
+from kvsim.techniques.papers.specache import LateKivi as LateKiviSettings
+from kvsim.techniques.papers.specache import Pairs as PairSettings
+from kvsim.validate.counter import NullCounter
+from kvsim.validate.kernels.attention import PartialAttention
+from kvsim.validate.kernels.gather import gather
+from kvsim.validate.kernels.quantise import Levels
+from kvsim.validate.kernels.topk import softmax_top_k
+from kvsim.validate.model.attention import Pass
+from kvsim.validate.parts.base import Resident, RunningGeneration, SmallRun
+from kvsim.validate.parts.drafting import Drafter
+from kvsim.validate.parts.packed import (
+    Fetched,
+    PackedRing,
+    PackedStore,
+    check_groups,
+    check_residual,
+)
+from kvsim.validate.parts.selection import LayerCache, LayerContext
+from kvsim.validate.parts.store import CacheRoom, SlotRange
 
 
-def small_settings(run: SmallRun) -> list[str]:
-    """A quarter of the pairs is fetched."""
-    return [f"group={run.group},residual={run.group},k={max(1, run.prompt // 4)}"]
+class Specache(Drafter):
+    """Rounds that decode the output token and a guess of the one behind it."""
+
+    guess: Tensor  # T'_{t+1} of every sequence (batch,)
+
+    @classmethod
+    def small_settings(cls, run: SmallRun) -> list[str]:
+        """A quarter of the pairs is fetched."""
+        return [f"group={run.group},residual={run.group},k={max(1, run.prompt // 4)}"]
+
+    def after_prompt(self, generation: RunningGeneration) -> None:
+        """Algorithm 2; the first round computes T_1 again."""
+        logits = generation.forward(generation.last[:, None], "between")
+        self.guess = generation.choose(logits[:, 0])
+
+    def decode_round(self, generation: RunningGeneration) -> None:
+        """Algorithm 3: both tokens in one pass, of which the first one's successor is kept."""
+        logits = generation.forward(torch.stack([generation.last, self.guess], 1), "decode")
+        chosen = generation.choose(logits)  # T_{t+1} and T'_{t+2}
+        self.guess = chosen[:, 1]
+        generation.emit(chosen[:, 0], logits=logits[:, :1])
+
+
+class LateKivi(PackedStore):
+    """Packed rows behind rings that have room for a step's own tokens beyond the residual.
+
+    KIVI's layout (keys by channel, values by token, the latest tokens in full precision), but a
+    step's own tokens are packed once they have attended. One bit has its two levels at the centres
+    of the halves of a range, not at its ends (equation 3).
+    """
+
+    drops_tokens = False
+    differences = MappingProxyType(
+        {"quantise": "keys are packed a residual at a time; the prediction spreads that evenly"}
+    )
+
+    def __init__(self, part: Storage, room: CacheRoom, slots: int, counter: NullCounter) -> None:
+        super().__init__(part, room, slots, counter)
+        assert isinstance(part, LateKiviSettings)
+        self.residual = check_residual("specache", part.residual, part.group)
+        check_groups("specache", part.group, room.dim)
+        bits, ring = int(part.bits), self.residual + room.fresh
+        where: Levels = "centres" if bits == 1 else "ends"
+        self.k = PackedRing(room, slots, ring, bits, part.group, "channel", where)
+        self.v = PackedRing(room, slots, ring, bits, part.group, "token", where)
+
+    def packed_keys(self, tokens: int) -> int:
+        """Tokens whose keys are packed: whole blocks of the residual. [tokens]"""
+        return tokens // self.residual * self.residual
+
+    def packed_values(self, tokens: int) -> int:
+        """All but the residual."""
+        return max(tokens - self.residual, 0)
+
+    def packed_by(self, span: SlotRange) -> tuple[int, ...]:
+        """The tokens that were there before the step."""
+        return tuple(end - span.new for end in span.ends)
+
+    def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
+        """New tokens into the rings; ``pack`` follows when they have attended."""
+        self.add(keys, values, span)
+
+    def attend_with_pairs(
+        self,
+        queries: Tensor,
+        span: SlotRange,
+        fetched: Fetched | None,
+        scored: bool,
+        name: str = "attn",
+    ) -> PartialAttention:
+        """Attention with the fetched pairs in place of their packed copies."""
+        return self._attend_packed(queries, span, scored, fetched=fetched, name=name)
+
+    def pack(self, span: SlotRange) -> None:
+        """The first new token stays: pack the value it pushes out and the block it completes."""
+        before, position = self.packed_by(span), span.slots[:, 0]
+        full = [i for i, n in enumerate(before) if n >= self.residual]
+        if full:
+            with self.counter.op("quantise") as record:
+                self.v.pack(record, full, position - self.residual, 1)
+        whole = [i for i, n in enumerate(before) if (n + 1) % self.residual == 0]
+        if whole:
+            with self.counter.op("quantise") as record:
+                self.k.pack(record, whole, position + 1 - self.residual, self.residual)
+
+    def tensors(self) -> dict[str, list[Tensor]]:
+        """Packed rows and the residual; what the rings hold beyond it."""
+        sides = self.k, self.v
+        return {
+            "kv": [t for side in sides for t in side.tensors(self.residual)],
+            "new tokens": [side.ring[:, :, self.residual :] for side in sides],
+        }
+
+
+class Pairs(LayerCache):
+    """One layer: C' in ``packed``, C in ``homes``, the fetched pairs C_K in ``fetched``.
+
+    The fetched pairs stand in for their packed copies. Only the output token's keys and values
+    stay. They are packed after attention, and stored on the host before the pairs of the next step
+    are gathered there.
+    """
+
+    def __init__(self, place: LayerContext) -> None:
+        settings = place.parts.selection
+        assert isinstance(settings, PairSettings)
+        super().__init__(place)
+        if not isinstance(self.kv, LateKivi):
+            raise InputError(
+                f"pairs: no real implementation replaces single tokens of "
+                f"{self.parts.storage.name}; use specache"
+            )
+        self.packed = self.kv
+        self.guesses = "specache" if settings.speculative else ""
+        run, m = self.run, self.model
+        rows = self.slots
+        self.chosen = int(min(int(settings.k), rows))
+        self.lanes = run.transfers(self.layer)
+        # one token of the whole batch is contiguous, so that storing it is one copy
+        shape = (rows if self.chosen else 0, self.batch, m.kv_heads, m.head_dim)
+        self.homes = [self.lanes.host(shape, self.dtype).permute(1, 2, 0, 3) for _ in "kv"]
+        self.fetched = self._room(), self._room()
+        none = torch.full((self.batch, m.kv_heads, self.chosen), -1, dtype=torch.int32)
+        self.index = none.to(self.device)
+        self.stored = self._arrived = self.lanes.mark()  # the last copies there and back
+        self._leaving: tuple[Tensor, ...] = ()  # what is on its way to the host
+        self._before: list[Pairs] = run.shared("pairs", list)
+        self._before.append(self)
+
+    def store_prompt(self, keys: Tensor, values: Tensor) -> None:
+        """Algorithm 1: C' = Quant(C), Offload(C), the copy beside the next layer's compute."""
+        super().store_prompt(keys, values)
+        if not self.chosen:
+            return
+        if mine := self._before.index(self):
+            self._before[mine - 1].has_left()  # its copy makes room for this one's
+        self._store(slice(0, self.prompt), keys, values)
+
+    def prompt_done(self) -> None:
+        """The last layer's prompt has to have left."""
+        self.has_left()
+
+    def has_left(self) -> None:
+        """Wait until what was sent is on the host, and free its source."""
+        self.stored.wait()
+        self._leaving = ()
+
+    def in_flight(self) -> list[Tensor]:
+        """Copies of the prompt that are on their way to the host."""
+        return list(self._leaving)
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
+        """Attend with the fetched pairs in place, choose and prefetch the next, store, pack.
+
+        New tokens are [T_t, T'_{t+1}] in a decoding step, T_1 alone in pre-decoding, and the output
+        token alone where nothing is guessed.
+        """
+        span, stays = SlotRange.after_cached(step), step.kind != "between"
+        self._arrived.wait()  # C_K of this step is there
+        self.packed.append(keys, values, span)
+        known = Fetched(self.index, *self.fetched) if self.chosen else None
+        first = known if self.guesses and stays else None
+        # O = Attn([T_t, T'_{t+1}], C' with C_K in place)                               (equation 1)
+        part = self.packed.attend_with_pairs(queries, span, first, scored=self.chosen > 0)
+        if self.chosen and self.guesses:
+            if stays:
+                self._append_home(keys, values, step)
+            # K_{t+1} = ArgTopK of what the last query, T'_{t+1} or T_1, gives to cached tokens
+            self._choose(part, step, eligible=step.positions[:, -1])
+        elif self.chosen:  # section 4.3: choose by the output token, fetch, attend once more
+            self._choose(part, step, eligible=step.positions[:, 0])
+            self._arrived.wait()
+            known = Fetched(self.index, *self.fetched)
+            part = self.packed.attend_with_pairs(
+                queries, span, known, scored=False, name="attn_again"
+            )
+            self._append_home(keys, values, step)
+        if stays:
+            self.packed.pack(span)  # C' = [C', Quant(C_t)]
+        return part.out.to(queries.dtype)
+
+    def buffers(self) -> Resident:
+        """The fetched pairs with their indices; everything on the host."""
+        held = {"fetched pairs": [*self.fetched], "indices": [self.index]}
+        return {"gpu": held, "host": {"kv": self.homes}}
+
+    def _room(self) -> Tensor:
+        """For the fetched keys or values."""
+        m = self.model
+        shape = (self.batch, m.kv_heads, self.chosen, m.head_dim)
+        return torch.zeros(shape, device=self.device, dtype=self.dtype)
+
+    def _choose(self, part: PartialAttention, step: Pass, eligible: Tensor) -> None:
+        """Choose the next pairs among the first ``eligible`` (batch,) tokens, and prefetch them.
+
+        The gather runs on a lane of its own, beside the compute of the layers that follow.
+        """
+        assert part.scores is not None
+        scores, heads = part.scores[..., : step.length], self.model.kv_heads
+        with self.counter.op("topk") as record:
+            index = softmax_top_k(scores, heads, self.chosen, eligible.int())
+            index = torch.nn.functional.pad(index, (0, self.chosen - index.shape[-1]), value=-1)
+            record.writes(scores)
+            record.reads(scores)
+        self.index = index
+
+        def fetch() -> None:
+            gather(self.homes[0], self.homes[1], index.clamp(min=0), *self.fetched)
+
+        self._arrived = self.lanes.h2d(fetch, self.lanes.mark(), self.stored)
+        many = min(self.chosen, max(step.starts) + step.new - 1)
+        moved = [p[:, :, :many] for p in self.fetched]
+        self.counter.copy("prefetch", "h2d", moved, rows=2 * self.batch * heads * many)
+
+    def _append_home(self, keys: Tensor, values: Tensor, step: Pass) -> None:
+        """Store the output token on the host."""
+        keys, values = keys[:, :, :1], values[:, :, :1]
+        if step.uniform:
+            self._store(slice(step.starts[0], step.starts[0] + 1), keys, values)
+            return
+        rows = list(enumerate(step.starts))
+
+        def store() -> None:
+            for home, new in zip(self.homes, (keys, values), strict=True):
+                for i, row in rows:
+                    home[i, :, row].copy_(new[i, :, 0], non_blocking=True)
+
+        self._send(store, keys, values)
+
+    def _store(self, rows: slice, keys: Tensor, values: Tensor) -> None:
+        """Copy the same rows of every sequence to the host."""
+        laid_out = (t.permute(2, 0, 1, 3) for t in (keys, values))
+        made = tuple(t.clone(memory_format=torch.contiguous_format) for t in laid_out)
+
+        def store() -> None:
+            for home, new in zip(self.homes, made, strict=True):
+                home.permute(2, 0, 1, 3)[rows].copy_(new, non_blocking=True)
+
+        self._send(store, *made)
+
+    def _send(self, store: Callable[[], None], *held: Tensor) -> None:
+        """Queue a copy to the host; its source is kept until the next one of this layer."""
+        self.stored, self._leaving = self.lanes.d2h(store, self.lanes.mark()), held
+        self.counter.copy("store_kv", "d2h", held)

@@ -10,9 +10,9 @@ from kvsim.validate.counter import OpRecord
 from kvsim.validate.model.attention import Pass, visible
 from kvsim.validate.model.rope import rotate
 from kvsim.validate.parts.base import Resident, SmallRun
-from kvsim.validate.parts.cells import SlotRange
 from kvsim.validate.parts.eviction import RingCache
-from kvsim.validate.parts.selecting import LayerContext
+from kvsim.validate.parts.selection import LayerContext
+from kvsim.validate.parts.store import SlotRange
 
 
 class Streamingllm(RingCache):
@@ -60,13 +60,13 @@ class Streamingllm(RingCache):
         if self._turning is not None and step.length > self.budget:
             self._turning.turn(self, step)
         span = self.slot_range(step)
-        self.cells.append(keys, values, span)
-        if self._turning is not None and not self.cells.plain and min(step.starts) < self.sink:
+        self.kv.append(keys, values, span)
+        if self._turning is not None and not self.kv.plain and min(step.starts) < self.sink:
             self._remember(keys, step)
         held: int | Tensor = span.most
         if self.shape.window:
             held = self.ring(step.positions[:, 0] + 1)[:, : span.most]
-        return self.cells.attend(queries, span, visible(step, held, self.shape.window))
+        return self.kv.attend(queries, span, visible(step, held, self.shape.window))
 
     def buffers(self) -> Resident:
         """The sinks' keys once more."""
@@ -74,9 +74,9 @@ class Streamingllm(RingCache):
 
     def keys_of_sinks(self) -> Tensor:
         """The slots that hold the sinks' keys; of packed cells room for as many."""
-        if self.cells.plain:
+        if self.kv.plain:
             return self.rows.k.parts[0][:, :, : self.sink]
-        return self.cells.room.zeros(self.sink)
+        return self.kv.room.zeros(self.sink)
 
     def turn(self, record: OpRecord, cos: Tensor, sin: Tensor) -> None:
         """The sinks' keys as far from where they were as the tables say."""
@@ -111,7 +111,7 @@ class Turning:
         with asking.counter.op("turn") as record:
             if min(step.starts) <= asking.budget:  # some sequence evicts for the first time
                 fresh = (step.positions <= asking.budget)[..., None, None]
-                for layer in self.layers if asking.cells.plain else ():
+                for layer in self.layers if asking.kv.plain else ():
                     layer.sinks.copy_(torch.where(fresh, layer.keys_of_sinks(), layer.sinks))
             away = (step.positions + 1 - asking.budget).clamp_min(0)
             cos, sin = (table[away].unsqueeze(1) for table in self.table)

@@ -1,4 +1,13 @@
-"""TurboQuant: vectors rotated at random, then rounded number by number to levels of a normal."""
+"""TurboQuant: vectors rotated at random, then rounded number by number to levels of a normal.
+
+A. Zandieh et al., "TurboQuant: Online Vector Quantization with Near-optimal Distortion Rate",
+algorithm 1, https://arxiv.org/abs/2504.19874.
+
+Queries are rotated alike, and outputs are turned back.
+"""
+
+from functools import cache
+from types import MappingProxyType
 
 import torch
 from torch import Tensor
@@ -8,22 +17,82 @@ from kvsim.techniques.axes.base import Storage
 from kvsim.techniques.papers.turboquant import Turboquant as Settings
 from kvsim.validate.counter import NullCounter
 from kvsim.validate.kernels.stores import Store
+from kvsim.validate.model.attention import Seen
 from kvsim.validate.parts.base import SmallRun
-from kvsim.validate.parts.bytoken import Codec, EncodedRows, Host, Plain
-from kvsim.validate.parts.cells import CacheRoom, Widths
 from kvsim.validate.parts.normal import from_levels, to_levels
-from kvsim.validate.parts.rotated import Rotated
-from kvsim.validate.parts.sides import check_groups
+from kvsim.validate.parts.packed import check_groups
+from kvsim.validate.parts.rows import PACKED_AT_ONCE, Codec, EncodedRows, Host, PerTokenCache, Plain
+from kvsim.validate.parts.store import CacheRoom, SlotRange, Widths
+
+READ_TWICE = "rows that are kept in two places are rotated apart: the rotation is read twice"
+SEED = 2504  # of the rotation, which all layers share
+
+
+class Rotated(PerTokenCache):
+    """Base; subclasses say how rotated numbers are encoded."""
+
+    keeps_numbers = False
+    differences = PACKED_AT_ONCE
+    split_differences = MappingProxyType(dict.fromkeys(("rotate", "rotate_back"), READ_TWICE))
+
+    def __init__(
+        self,
+        part: Storage,
+        room: CacheRoom,
+        slots: int,
+        counter: NullCounter,
+        values: Host | None = None,
+    ) -> None:
+        super().__init__(part, room, slots, counter, values)
+        self.turn = rotation(room.dim).to(room.device, room.dtype)
+
+    def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
+        """Rotate the prompt and encode it."""
+        most = max(counts)
+        turned = self._rotate("rotate", True, keys[:, :, :most], values[:, :, :most])
+        super().fill(turned[0], turned[1], counts, plainly)
+
+    def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
+        """Rotate new tokens and encode them."""
+        turned = self._rotate("rotate", True, keys, values)
+        super().append(turned[0], turned[1], span)
+
+    def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
+        """Attention among rotated vectors."""
+        out = super().attend(self._rotate("rotate", False, queries)[0], span, seen)
+        return self._rotate("rotate_back", True, out)[0]
+
+    def attend_with_scores(
+        self, queries: Tensor, span: SlotRange, seen: Seen
+    ) -> tuple[Tensor, Tensor]:
+        """The same with what each slot got."""
+        turned = self._rotate("rotate", False, queries)[0]
+        out, weights = super().attend_with_scores(turned, span, seen)
+        return self._rotate("rotate_back", True, out)[0], weights
+
+    def _rotate(self, name: str, reads: bool, *vectors: Tensor) -> list[Tensor]:
+        """Vectors (..., dim) turned there or back; the rotation itself is read once per step."""
+        matrix = self.turn.T if name == "rotate" else self.turn
+        with self.counter.op(name) as record:
+            turned = [some @ matrix for some in vectors]
+            record.reads(*vectors, self.turn if reads else None)
+            record.writes(*turned)
+        return turned
+
+
+@cache
+def rotation(dim: int) -> Tensor:
+    """A random orthogonal matrix, always the same one."""
+    generator = torch.Generator().manual_seed(SEED)
+    made, upper = torch.linalg.qr(torch.randn(dim, dim, generator=generator, dtype=torch.float64))
+    signs: Tensor = upper.diagonal().sign()
+    return torch.mul(made, signs)
 
 
 class Turboquant(Rotated):
     """A rotated vector's numbers are close to normal with its norm over the root of its length.
 
     So one table of levels serves them all.
-
-    References
-    ----------
-    .. [1] A. Zandieh et al., "TurboQuant", arXiv:2504.19874, algorithm 1.
     """
 
     @classmethod

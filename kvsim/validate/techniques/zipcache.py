@@ -1,5 +1,28 @@
-"""ZipCache: salient tokens at higher precision, found by a few probe queries."""
+"""ZipCache: salient tokens at more bits, found by the attention of a few probe queries.
 
+Y. He et al., "ZipCache: Accurate and Efficient KV Cache Quantization with Salient Token
+Identification", NeurIPS 2024, https://arxiv.org/abs/2405.14256.
+
+- Probes (section 4.3, equation 9): A_probe = softmax(Q_probe K^T / sqrt(d)) of a share of the
+  queries, half of them the latest, half drawn (``Probing``, ``Probes``); all other attention stays
+  in fused kernels.
+- Saliency (equation 8): what a token is given, over the number of probes that see it
+  (``Zipcache.fill``, ``_compress``).
+- Packing (section 4.1): salient tokens at ``high`` bits, the others at ``low``; keys by channel
+  (``channelwise``), values channel-separable by token, X_i / c_i with c_i = sqrt(max |X_i|)
+  (equation 6, algorithm 1: ``separable``).
+- Prompt (algorithm 2): attend, rank, split by saliency, pack (``Zipcache.fill``, ``pack``).
+- Decoding (algorithm 3): new tokens stay in full precision in a window of 100; every 100 tokens the
+  window is packed by the saliency that its own probes found (``append``, ``attend``, ``_probe``,
+  ``_compress``).
+
+Where this departs: a window is packed by itself, with ranges of its own, as algorithm 3 has it.
+Every KV head has salient tokens of its own, and all sequences of a batch share the ranges of
+channels, as the paper counts parameters. A window without a probe would have no ranking: then its
+last token probes.
+"""
+
+from collections.abc import Iterator
 from types import MappingProxyType
 
 import torch
@@ -9,27 +32,22 @@ from kvsim.errors import InputError
 from kvsim.techniques.axes.base import Storage
 from kvsim.techniques.papers.zipcache import Zipcache as Settings
 from kvsim.validate.counter import NullCounter, OpRecord, uncounted
-from kvsim.validate.kernels.attention import PartialAttention, attend, merge
-from kvsim.validate.kernels.packing import WIDTHS
+from kvsim.validate.kernels.attention import PartialAttention, View, attend, merge
+from kvsim.validate.kernels.packing import WIDTHS, pack
+from kvsim.validate.kernels.quantise import encode, levels
+from kvsim.validate.kernels.stores import Store
 from kvsim.validate.model.attention import Pass, Seen
 from kvsim.validate.parts.base import SmallRun
-from kvsim.validate.parts.cells import CacheRoom, KvStore, SlotRange, count_pairs
-from kvsim.validate.parts.mixed import PrecisionRows
-from kvsim.validate.parts.probes import Probing
+from kvsim.validate.parts.scores import query_ranges
+from kvsim.validate.parts.store import CacheRoom, KvStore, SlotRange, count_pairs
 
 DRAWN = "probing steps are drawn; the prediction takes their mean"
 
 
 class Zipcache(KvStore):
-    """Mixed precision by normalised attention of probes, window by window.
+    """One layer's cache: packed rows at two precisions, and the window in full precision.
 
-    A token's rows are in the order of their saliency: attention asks for no other. Every KV head
-    has salient tokens of its own, and all sequences of the batch share the ranges of channels.
-
-    References
-    ----------
-    .. [1] Y. He et al., "ZipCache", NeurIPS 2024, equations 6, 8 and 9, algorithms 1 to 3; a
-       window is packed by itself, as algorithm 3 has it.
+    A token's rows are in the order of their saliency: attention asks for no other.
     """
 
     drops_tokens, keeps_numbers, by_position = False, False, True
@@ -187,3 +205,294 @@ class Zipcache(KvStore):
         k, v = self.k.gather(2, index), self.v.gather(2, index)
         self.pack(k, v, saliency, self.packed + 1)
         self.saliency.zero_()
+
+
+def channelwise(numbers: Tensor, bits: int, valid: Tensor) -> Store:
+    """Pack keys (batch, KV heads, tokens, head dim), one scale and zero point per channel.
+
+    Parameters
+    ----------
+    valid : rows that hold a token, (batch, tokens); the others are packed, but set no range.
+    """
+    low, high = _range(numbers, valid, (0, 2))
+    scale, zero = levels(low, high, bits, "grid")
+    codes = pack(encode(numbers, scale, zero, bits), bits)
+    sequences = len(numbers)
+    return Store(
+        codes,
+        scale.expand(sequences, -1, -1, -1),
+        zero.expand(sequences, -1, -1, -1),
+        bits,
+        max(numbers.shape[2], 1),
+        "channel",
+    )
+
+
+def separable(numbers: Tensor, bits: int, valid: Tensor) -> Store:
+    """Pack values (batch, KV heads, tokens, head dim): algorithm 1, CSTQuant.
+
+    Each channel is divided by c = sqrt(max |x|) (equation 6); then every token has one scale and
+    zero point over all heads. What reads them multiplies by c again.
+    """
+    low, high = _range(numbers, valid, (0, 2))
+    peak = torch.maximum(low.abs(), high.abs())
+    factor = peak.sqrt().half()
+    divisor = factor.float()
+    even = numbers.float() / torch.where(divisor > 0, divisor, 1.0)
+    rows = torch.ones_like(valid)
+    scale, zero = levels(*_range(even, rows, (1, 3)), bits, "grid")
+    codes = pack(encode(even, scale, zero, bits), bits)
+    sequences, heads, tokens, head_dim = numbers.shape
+    return Store(
+        codes,
+        scale.expand(-1, heads, -1, -1),
+        zero.expand(-1, heads, -1, -1),
+        bits,
+        head_dim,
+        "token",
+        factor=factor.expand(sequences, -1, -1, -1),
+        factor_group=max(tokens, 1),
+    )
+
+
+def _range(numbers: Tensor, valid: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Smallest and largest number of valid rows along some dimensions, which are kept.
+
+    Without a valid row both are 0.
+    """
+    counts = valid[:, None, :, None]
+    low = torch.where(counts, numbers.float(), torch.inf).amin(dims, keepdim=True)
+    high = torch.where(counts, numbers.float(), -torch.inf).amax(dims, keepdim=True)
+    empty = low > high
+    return low.masked_fill(empty, 0.0), high.masked_fill(empty, 0.0)
+
+
+class PrecisionRows:
+    """What one layer keeps at one precision.
+
+    The first set of rows is of the prompt, the others of one window each.
+
+    Parameters
+    ----------
+    first : rows of every sequence's prompt.
+    more : rows of each window.
+    windows : how many there may be.
+    """
+
+    def __init__(
+        self, room: CacheRoom, bits: int, first: list[int], more: int, windows: int
+    ) -> None:
+        device = room.device
+        self.bits, self.more, self._first = bits, more, first
+        self.rows = max(first) + windows * more
+        self._firsts = torch.tensor(first, device=device, dtype=torch.int32)
+        sets = 1 + windows if self.rows else 0
+        self._k_codes = room.zeros(self.rows, room.dim * bits // 8, torch.uint8)
+        self._v_codes = torch.zeros_like(self._k_codes)
+        shared = torch.zeros(1, room.heads, sets, room.dim, dtype=torch.float16, device=device)
+        self._k_scale, self._k_zero, self._factor = (shared.clone() for _ in range(3))
+        own = torch.zeros(room.sequences, 1, self.rows, 1, dtype=torch.float16, device=device)
+        self._v_scale, self._v_zero = own, own.clone()
+
+    def tensors(self) -> list[Tensor]:
+        """Everything that stays in memory."""
+        return [
+            self._k_codes,
+            self._v_codes,
+            self._k_scale,
+            self._k_zero,
+            self._factor,
+            self._v_scale,
+            self._v_zero,
+        ]
+
+    def counts(self, windows: int) -> Tensor:
+        """Rows in use of every sequence (batch,) after so many windows."""
+        return self._firsts + windows * self.more
+
+    def add(
+        self,
+        record: OpRecord,
+        keys: Tensor,
+        values: Tensor,
+        order: Tensor,
+        start: Tensor,
+        time: int,
+    ) -> Tensor:
+        """Pack a part of some tokens; which one says ``order``, from ``start`` on.
+
+        Parameters
+        ----------
+        keys, values : (batch, KV heads, tokens, head dim).
+        order : (batch, KV heads, tokens), the tokens in the order of parts.
+        start : (batch,) where this part begins in it.
+        time : 0 for the prompt, then the number of the window.
+
+        Returns
+        -------
+        How many tokens were packed of every sequence, (batch,).
+        """
+        counts = torch.full_like(self._firsts, self.more) if time else self._firsts
+        most = self.more if time else max(self._first)
+        if not most:
+            return counts
+        row = torch.arange(most, device=keys.device)
+        valid = row < counts[:, None]
+        place = (start[:, None] + row).clamp(max=order.shape[2] - 1)
+        token = order.gather(2, place[:, None].expand(-1, order.shape[1], -1))
+        index = token[..., None].expand(-1, -1, -1, keys.shape[3])
+        part_keys, part_values = keys.gather(2, index), values.gather(2, index)
+        made_k, made_v = (
+            channelwise(part_keys, self.bits, valid),
+            separable(part_values, self.bits, valid),
+        )
+        assert made_v.factor is not None
+        begins = self.counts(time - 1) if time else torch.zeros_like(self._firsts)
+        rows = begins[:, None] + row
+        sequences = torch.arange(len(keys), device=keys.device)[:, None]
+        for target, source in ((self._k_codes, made_k.codes), (self._v_codes, made_v.codes)):
+            target[sequences, :, rows] = source.transpose(1, 2)
+        for target, source in ((self._v_scale, made_v.scale), (self._v_zero, made_v.zero)):
+            target[sequences, :, rows] = source[:, :1].transpose(1, 2)
+        self._k_scale[:, :, time : time + 1] = made_k.scale[:1]
+        self._k_zero[:, :, time : time + 1] = made_k.zero[:1]
+        self._factor[:, :, time : time + 1] = made_v.factor[:1]
+        record.reads(part_keys, part_values)
+        record.writes(made_k.codes, made_v.codes, made_v.scale[:, :1], made_v.zero[:, :1])
+        record.writes(made_k.scale[:1], made_k.zero[:1], made_v.factor[:1])
+        return counts
+
+    def view(
+        self, windows: int, fresh: int = 0, keys: Tensor | None = None, values: Tensor | None = None
+    ) -> View:
+        """These rows as attention finds them, and the window's ``keys`` and ``values`` behind."""
+        counts = self.counts(windows)
+        if not self.rows:
+            return View(counts + fresh, k_tail=keys, v_tail=values)
+        batch, heads, _, _ = self._k_codes.shape
+        group = max(self.more, 1)
+        scale, zero, factor = (
+            t.expand(batch, -1, -1, -1) for t in (self._k_scale, self._k_zero, self._factor)
+        )
+        packed_keys = Store(
+            self._k_codes, scale, zero, self.bits, group, "channel", first=self._firsts
+        )
+        packed_values = Store(
+            self._v_codes,
+            self._v_scale.expand(-1, heads, -1, -1),
+            self._v_zero.expand(-1, heads, -1, -1),
+            self.bits,
+            factor.shape[3],
+            "token",
+            factor=factor,
+            first=self._firsts,
+            factor_group=group,
+        )
+        return View(counts + fresh, packed_keys, packed_values, counts, counts, keys, values)
+
+    def read(self, windows: int) -> Iterator[Tensor]:
+        """What attention reads of them; tables of channels once for the batch."""
+        for i, count in enumerate(n + windows * self.more for n in self._first):
+            rows = (self._k_codes, self._v_codes, self._v_scale, self._v_zero)
+            yield from (t[i, :, :count] for t in rows)
+        for table in (self._k_scale, self._k_zero, self._factor):
+            yield table[:, :, : windows + 1]
+
+
+class Probing:
+    """Which queries probe, of the prompts and of the new tokens; all layers ask the same ones.
+
+    Parameters
+    ----------
+    share : of queries that probe; half of them are the latest, half are drawn.
+    window : new tokens that are packed together.
+    lengths : of the prompts. [tokens]
+    """
+
+    def __init__(self, share: float, window: int, lengths: list[int], device: torch.device) -> None:
+        self.share, self.window = share, window
+        self._random = torch.Generator().manual_seed(0)
+        self.prompt = Probes(self._of_prompts(lengths).to(device))
+        self.seen = torch.zeros(window, device=device)  # probes that saw each token of the window
+        self._latest, self._now, self._probed = -1, False, 0  # token; whether it probes; how many
+
+    def probes(self, token: int) -> bool:
+        """Whether the new token of that number, from 0, probes.
+
+        The last ones of a window do, but for the very last, and some others by chance; the very
+        last does if no other has, or nothing would rank the window.
+        """
+        if token == self._latest:
+            return self._now
+        place, self._latest = token % self.window, token
+        if not place:
+            self.seen.zero_()
+            self._probed = 0
+        recent = round(self.share / 2 * self.window)
+        lucky = float(torch.rand(1, generator=self._random)) < self.share / 2
+        last = place + 1 == self.window
+        self._now = not self._probed if last else place >= self.window - recent or lucky
+        if self._now:
+            self._probed += 1
+            self.seen[: place + 1] += 1
+        return self._now
+
+    def _of_prompts(self, lengths: list[int]) -> Tensor:
+        chosen = []
+        for length in lengths:
+            recent = min(max(round(self.share / 2 * length), self.share > 0), length)
+            drawn = max(round(self.share * length) - recent, 0)
+            others = torch.randperm(length - recent, generator=self._random)[:drawn]
+            chosen.append(torch.cat([others, torch.arange(length - recent, length)]))
+        return torch.nn.utils.rnn.pad_sequence(chosen, batch_first=True, padding_value=-1)
+
+
+class Probes:
+    """Some queries of every prompt, collected chunk by chunk, layer after layer.
+
+    Parameters
+    ----------
+    positions : (batch, probes), below 0 for none.
+    """
+
+    def __init__(self, positions: Tensor) -> None:
+        self.positions = positions
+        self._q: Tensor | None = None
+
+    def take(self, queries: Tensor, step: Pass) -> None:
+        """Keep the probes among a chunk's queries (sequences, heads, new, head dim)."""
+        if self._q is None:
+            batch, probes = self.positions.shape
+            self._q = queries.new_zeros(batch, queries.shape[1], probes, queries.shape[3])
+        mine, place = self._q[step.rows], self.positions[step.rows] - step.starts[0]
+        inside = ((place >= 0) & (place < step.new))[:, None, :, None]
+        index = place.clamp(0, step.new - 1)[:, None, :, None].expand_as(mine)
+        torch.where(inside, queries.gather(2, index), mine, out=mine)
+
+    def votes(self, record: OpRecord, keys: Tensor) -> Tensor:
+        """Attention that a prompt's tokens (batch, KV heads, tokens, head dim) get from the probes.
+
+        Scores leave the chip before and after the softmax. They are summed over the probes, nothing
+        for one that is none, and averaged over the heads of a KV head: (batch, KV heads, tokens).
+        """
+        assert self._q is not None
+        batch, kv_heads, tokens, head_dim = keys.shape
+        heads, probes = self._q.shape[1:3]
+        every = self.seen(tokens)[:, None, None]
+        votes = torch.zeros((batch, kv_heads, tokens), device=keys.device)
+        for some in query_ranges(probes, batch * heads * tokens, keys.device):
+            q = self._q[:, :, some].reshape(batch, kv_heads, -1, head_dim)
+            logits = (q @ keys.mT / head_dim**0.5).view(
+                batch, kv_heads, heads // kv_heads, -1, tokens
+            )
+            seen = every[:, :, :, some]
+            shares = logits.float().masked_fill(~seen, -1e30).softmax(-1).to(keys.dtype) * seen
+            votes += shares.float().sum(3).mean(2)
+            record.reads(logits, shares)
+            record.writes(logits, shares)
+        record.reads(self._q, keys)
+        return votes
+
+    def seen(self, tokens: int) -> Tensor:
+        """Which tokens a probe sees, (batch, probes, tokens)."""
+        return torch.arange(tokens, device=self.positions.device) <= self.positions[..., None]

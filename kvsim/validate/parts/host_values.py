@@ -7,8 +7,8 @@ from torch import Tensor
 
 from kvsim.validate.kernels.gather import gather
 from kvsim.validate.model.attention import Pass
-from kvsim.validate.parts.bytoken import TokenRows
-from kvsim.validate.parts.selecting import LayerCache
+from kvsim.validate.parts.rows import TokenRows
+from kvsim.validate.parts.selection import LayerCache
 from kvsim.validate.transfer import Mark, Transfers, copy_all
 
 Copies = list[tuple[Tensor, Tensor]]  # to, from

@@ -3,39 +3,69 @@
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from kvsim.errors import InputError
+from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape, Model
 from kvsim.techniques.axes.base import Parts
 from kvsim.validate.counter import NullCounter
 from kvsim.validate.model.attention import Pass, Seen, attend, visible
-from kvsim.validate.parts.base import Resident, put, together
-from kvsim.validate.parts.bytoken import PerTokenCache
-from kvsim.validate.parts.cells import KvStore, Made, SlotRange
-
-if TYPE_CHECKING:
-    from kvsim.validate.parts.composed import Composed
+from kvsim.validate.parts.base import Implementation, Resident, join_resident, put
+from kvsim.validate.parts.rows import PerTokenCache
+from kvsim.validate.parts.store import KvStore, Made, SharedObjects, SlotRange
+from kvsim.validate.transfer import Transfers
 
 NONE: Mapping[str, str] = MappingProxyType({})
+
+
+class LayeredRun(Implementation):
+    """What the pieces of a composition may ask of the run that they are part of."""
+
+    gamma: int  # tokens drafted per round
+    drafted: list[int]  # tokens drafted in each round
+    generate: int  # tokens to generate per sequence
+    beyond: int  # tokens after the longest prompt, with drafts
+    deployment: Deployment
+    parts: list[Parts]  # of every layer
+    layers: "list[LayerCache]"  # part by part of the batch where a layer has several
+
+    def make_store(self, context: "LayerContext", slots: int) -> KvStore:
+        """Make a layer's storage where its placement wants it."""
+        raise NotImplementedError
+
+    def transfers(self, layer: int) -> Transfers:
+        """The lanes between GPU and host of a layer's placement."""
+        raise NotImplementedError
+
+    def shared(self, key: object, make: Callable[[], Made]) -> Made:
+        """What layers share by that key: made when first asked for."""
+        raise NotImplementedError
+
+    def shared_objects(self, rows: slice) -> SharedObjects:
+        """What the layers of one part of the batch share."""
+        raise NotImplementedError
+
+    def round_room(self, cached: list[int]) -> int:
+        """Tokens that a round may append at most to so many of every sequence [tokens]."""
+        raise NotImplementedError
 
 
 @dataclass
 class LayerContext:
     """Which layer of which run a cache is of."""
 
-    run: "Composed"
+    run: LayeredRun
     layer: int
     parts: Parts  # what the technique says of the layer
-    heads: int = 0  # KV heads that the cells hold; 0 for all of the model's
+    heads: int = 0  # KV heads that the store holds; 0 for all of the model's
     rows: slice = field(default_factory=lambda: slice(0, None))  # one part of the batch
 
     @property
     def lengths(self) -> list[int]:
-        """Prompts of these sequences. [tokens]"""
+        """Prompts of these sequences [tokens]."""
         return self.run.lengths[self.rows]
 
     @property
@@ -57,12 +87,12 @@ class LayerCache:
     """What one layer keeps and reads; subclasses are named as the selection they do.
 
     A selection says how many slots it needs, what stays of the prompt, where new tokens go, and
-    attends. It stores numbers through ``cells`` alone.
+    attends. It stores numbers through ``kv`` alone.
     """
 
     in_order = True  # whether a token's slot is its position
     replays = False  # whether what it does follows from nothing but the number of slots
-    guesses = False  # whether it expects a guess of the next token behind the newest one
+    guesses = ""  # the technique that runs its rounds, if these guess a token behind the newest
     differences: Mapping[str, str] = NONE
     """Ops and buffers that really differ from what is stated, and why."""
 
@@ -76,13 +106,13 @@ class LayerCache:
         self.model: Model = run.model
         self.device, self.dtype = run.decoder.device, run.decoder.dtype
         self._on_device = torch.tensor(self.lengths, device=self.device)
-        self.cells: KvStore = self.make(self.slots)
-        if self.shape.window and not self.cells.plain:
+        self.kv: KvStore = self.make(self.slots)
+        if self.shape.window and not self.kv.plain:
             raise InputError(
                 f"{self.parts.storage.name}: {self.model.name} has sliding windows, which its "
                 f"packed cache does not roll over; choose a model that attends to every token"
             )
-        if self.cells.by_position and not self.in_order:
+        if self.kv.by_position and not self.in_order:
             raise InputError(
                 f"{self.parts.storage.name}: where a token is stored follows from its position, "
                 f"and {self.parts.selection.name} keeps tokens in other places; use grouped"
@@ -98,11 +128,11 @@ class LayerCache:
     @property
     def direct(self) -> bool:
         """Whether chunks of the prompt go straight into their slots."""
-        return self.cells.plain and self.slots >= self.prompt
+        return self.kv.plain and self.slots >= self.prompt
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Attention of a chunk over the prompt so far, (batch, KV heads, tokens, dim)."""
-        return self.cells.attend_prompt(queries, keys, values, step, self._seen(step))
+        return self.kv.attend_prompt(queries, keys, values, step, self._seen(step))
 
     def attend_from(
         self, held: tuple[Tensor, Tensor], queries: Tensor, keys: Tensor, values: Tensor, step: Pass
@@ -122,7 +152,7 @@ class LayerCache:
 
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:
         """The prompt is read: store what stays of it."""
-        self.cells.fill(keys, values, self.lengths)
+        self.kv.fill(keys, values, self.lengths)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Store new tokens, attend."""
@@ -152,12 +182,12 @@ class LayerCache:
 
     def make(self, slots: int) -> KvStore:
         """The storage's cells where the placement wants them."""
-        return self.run.cells(self.context, slots)
+        return self.run.make_store(self.context, slots)
 
     def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """A chunk straight into its slots."""
         if len(step.starts) < self.batch:
-            held = self.cells.prompt(self.slots)
+            held = self.kv.prompt(self.slots)
             return self.attend_from(held, queries, keys, values, step)
         return self.attend_behind(queries, keys, values, step, SlotRange.after_cached(step))
 
@@ -166,13 +196,13 @@ class LayerCache:
     ) -> Tensor:
         """New tokens behind the others, and attention to all."""
         if step.fixed:
-            span = replace(span, room=self.cells.slots)
-        self.cells.append(keys, values, span)
-        return self.cells.attend(queries, span, span.visible(step, self.shape.window))
+            span = replace(span, room=self.kv.slots)
+        self.kv.append(keys, values, span)
+        return self.kv.attend(queries, span, span.visible(step, self.shape.window))
 
     def resident(self) -> Resident:
         """Every tensor that the layer keeps."""
-        return together({"gpu": self.cells.tensors()}, self.buffers())
+        return join_resident({"gpu": self.kv.tensors()}, self.buffers())
 
     @property
     def rows(self) -> PerTokenCache:
@@ -183,12 +213,12 @@ class LayerCache:
         InputError
             If the storage packs tokens together, or keeps rotated ones.
         """
-        if not isinstance(self.cells, PerTokenCache) or not self.cells.keeps_numbers:
+        if not isinstance(self.kv, PerTokenCache) or not self.kv.keeps_numbers:
             chosen, stored = self.parts.selection.name, self.parts.storage.name
             raise InputError(
                 f"{chosen}: no real implementation works on single rows of {stored}; use grouped"
             )
-        return self.cells
+        return self.kv
 
     def refuse_drafts(self) -> None:
         """For selections that choose what one query reads."""
@@ -220,7 +250,7 @@ def refuse_taking_back(layers: list[LayerCache], guesses: bool, drafts: bool) ->
     """
     for layer in layers:
         chosen, stored = layer.parts.selection.name, layer.parts.storage.name
-        drops_tokens = layer.cells.drops_tokens
+        drops_tokens = layer.kv.drops_tokens
         if guesses and not layer.guesses and not (chosen == "all" and drops_tokens):
             raise InputError(
                 f"{chosen} over {stored}: its real implementation cannot drop a guessed token; "
@@ -230,3 +260,9 @@ def refuse_taking_back(layers: list[LayerCache], guesses: bool, drafts: bool) ->
             raise InputError(
                 f"{stored}: no real implementation takes drafts back from its latest tokens"
             )
+
+
+class All(LayerCache):
+    """What selections do if they do nothing."""
+
+    replays = True

@@ -20,6 +20,7 @@ from kvsim.validate.counter import NullCounter, OpRecord, uncounted
 from kvsim.validate.kernels.attention import PartialAttention, View, attend
 from kvsim.validate.model.attention import Pass, Seen, visible
 from kvsim.validate.model.attention import attend as full_attention
+from kvsim.validate.model.rope import rotate
 from kvsim.validate.transfer import to_device
 
 Made = TypeVar("Made")
@@ -70,15 +71,25 @@ class CacheRoom:
     common: SharedObjects = field(default_factory=SharedObjects)
 
     def zeros(self, slots: int, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """CacheRoom on the GPU, (sequences, KV heads, slots, dim)."""
+        """Room on the GPU, (sequences, KV heads, slots, dim)."""
         shape = (self.sequences, self.heads, slots, self.dim if dim is None else dim)
         return torch.zeros(shape, dtype=dtype or self.dtype, device=self.device)
+
+    def turned(self, keys: Tensor, slots: Tensor, back: bool) -> Tensor:
+        """Keys (sequences, heads, tokens, dim) with their positions turned in, or without them."""
+        turns = self.turns(slots)
+        if turns is None:
+            return keys
+        cos, sin = (table.float() for table in turns)
+        if back:  # stretched rotations scale too
+            return (rotate(keys.float(), cos, -sin) / (cos**2 + sin**2)).to(keys.dtype)
+        return rotate(keys.float(), cos, sin)
 
 
 def on_the_gpu(
     sequences: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device
 ) -> CacheRoom:
-    """CacheRoom that is all the layer's own."""
+    """Room that is all the layer's own."""
 
     def rows(count: int, widths: Widths) -> list[Tensor]:
         shape = (sequences, heads, count)

@@ -1,0 +1,239 @@
+"""Decoding rounds: one token per sequence, or drafts that the model verifies in one pass."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+from torch.nn.functional import one_hot, pad
+
+from kvsim.techniques.axes.base import Drafting
+from kvsim.techniques.axes.drafting import Selfdraft
+from kvsim.validate.kernels.weights import int4_matrix
+from kvsim.validate.model.attention import Pass
+from kvsim.validate.model.weights import LayerWeights, Linear, Matrix
+from kvsim.validate.parts.base import Resident, RunningGeneration
+from kvsim.validate.parts.selection import LayeredRun
+
+PACKED_EARLY = "drafts are packed before it is known which stay; the prediction packs those that do"
+NONE: Mapping[str, str] = MappingProxyType({})
+
+Visit = tuple[int, int]
+"""A layer, and the first sequence of a part of the batch."""
+
+
+class Drafter:
+    """How a run decodes its rounds; the base decodes one token per sequence.
+
+    Parameters
+    ----------
+    run
+        The run whose layers it drafts for.
+    part
+        What the technique says of its drafts.
+    """
+
+    differences: Mapping[str, str] = NONE
+    """Ops and buffers that really differ from what is stated, and why."""
+
+    def __init__(self, run: LayeredRun, part: Drafting) -> None:
+        self.run, self.part = run, part
+
+    def ready(self) -> None:
+        """Make what drafts need: every layer of the model has its cache now."""
+
+    # what it sees of the model's passes
+
+    def observe(self, visit: Visit, queries: Tensor, step: Pass) -> None:
+        """Look at the queries (sequences, heads, new, dim) of a chunk of prompts."""
+
+    def store_prompt(self, visit: Visit, keys: Tensor, values: Tensor) -> None:
+        """Keep some of a layer's prompts, (batch, KV heads, longest prompt, dim)."""
+
+    def store_verified(self, visit: Visit, keys: Tensor, values: Tensor, step: Pass) -> None:
+        """Keep the new tokens (sequences, KV heads, new, dim) of a pass that verifies."""
+
+    def on_layer_output(self, layer: int, hidden: Tensor, step: Pass) -> None:
+        """Look at the hidden states (sequences, new, hidden) with which a pass leaves a layer."""
+
+    def after_prompt(self, generation: RunningGeneration) -> None:
+        """Do what comes between the first token and the first round."""
+
+    # drafts by the model's own layers
+
+    def attend(
+        self, visit: Visit, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
+    ) -> Tensor | None:
+        """Attend with a draft over a cache of its own; none where it reads the layer's."""
+        return None
+
+    def weights(self, layer: int) -> LayerWeights | None:
+        """What a layer is multiplied with in a draft; none for the model's own weights."""
+        return None
+
+    # rounds
+
+    def decode_round(self, generation: RunningGeneration) -> None:
+        """Decode one token per sequence."""
+        logits = generation.forward(generation.last[:, None], "decode")
+        generation.emit(generation.choose(logits), logits=logits)
+
+    def resident(self) -> Resident:
+        """Every tensor that is kept for drafts."""
+        return {}
+
+
+class SpeculativeDrafter(Drafter):
+    """Rounds that draft tokens one by one and verify them together.
+
+    Rejected tokens need no rollback: the next pass starts behind the last one that stays and
+    overwrites them.
+
+    References
+    ----------
+    .. [1] Y. Leviathan et al., "Fast inference from transformers via speculative decoding",
+       ICML 2023, https://arxiv.org/abs/2211.17192.
+    """
+
+    differences = MappingProxyType({"quantise": PACKED_EARLY})
+
+    def propose(self, generation: RunningGeneration, tokens: Tensor, ahead: int) -> Tensor:
+        """Run a draft's pass; the default is one of the model itself.
+
+        Parameters
+        ----------
+        tokens
+            (batch, 1), the newest token of every sequence.
+        ahead
+            Drafts of this round so far [tokens].
+
+        Returns
+        -------
+        Logits (batch, 1, n) of the vocabulary's first n tokens.
+        """
+        return generation.forward(tokens, "draft", ahead=ahead)
+
+    def lookup(self, generation: RunningGeneration, count: int) -> list[Tensor] | None:
+        """Find ``count`` drafts (batch,) without a pass of any model; none if that is not how."""
+        return None
+
+    def decode_round(self, generation: RunningGeneration) -> None:
+        """Draft as many tokens as there is room for, verify them together, keep what agrees."""
+        gamma = min(self.run.gamma, self.run.round_room(generation.cached) - 1)
+        self.run.drafted.append(gamma)
+        tokens, shares = self._draft(generation, gamma)
+        logits = generation.forward(torch.stack(tokens, 1), "verify")
+        drafts = torch.stack(tokens[1:], 1) if gamma else tokens[0].new_empty(len(tokens[0]), 0)
+        if generation.temperature:
+            q = torch.stack(shares, 1) if gamma else logits.new_empty(len(drafts), 0, 0)
+            q = pad(q, (0, logits.shape[2] - q.shape[2]))  # drafts may know fewer tokens
+            kept, extra = verify_drawn(drafts, q, generation.shares(logits), generation.generator)
+        else:
+            kept, extra = verify_likeliest(drafts, generation.choose(logits))
+        given = torch.cat([drafts, extra[:, None]], 1)
+        given.scatter_(1, kept[:, None], extra[:, None])
+        generation.emit(given, (kept + 1).tolist(), logits)
+
+    def _draft(
+        self, generation: RunningGeneration, gamma: int
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """The newest token and ``gamma`` drafts (batch,), and what each was drawn from."""
+        tokens, shares = [generation.last], []
+        found = self.lookup(generation, gamma)
+        if found is not None:
+            vocab = self.run.model.vocab
+            return [*tokens, *found], [one_hot(token, vocab).float() for token in found]
+        for i in range(gamma):
+            logits = self.propose(generation, tokens[-1][:, None], i)[:, 0]
+            tokens.append(generation.choose(logits))
+            if generation.temperature:
+                shares.append(generation.shares(logits))
+        return tokens, shares
+
+
+class SelfDrafter(SpeculativeDrafter):
+    """Drafts by the model's own layers, whose MLPs may be rounded to four bits for it."""
+
+    def __init__(self, run: LayeredRun, part: Drafting) -> None:
+        super().__init__(run, part)
+        assert isinstance(part, Selfdraft)
+        self.reads = part.reads
+        layers = run.decoder.weights.layers if part.weight_bits == 4 else ()
+        self.narrow = [replace(w, up=_int4(w.up), down=_int4(w.down)) for w in layers]
+
+    def weights(self, layer: int) -> LayerWeights | None:
+        """A layer with its MLP in four bits."""
+        return self.narrow[layer] if self.narrow else None
+
+    def resident(self) -> Resident:
+        """The narrow MLPs; biases are the model's own."""
+        matrices = [m for w in self.narrow for m in (w.up, w.down)]
+        if not matrices:
+            return {}
+        return {"gpu": {"draft weights": [t for m in matrices for t in m.tensors()[:2]]}}
+
+
+def _int4(matrix: Matrix) -> Matrix:
+    assert isinstance(matrix, Linear)
+    return int4_matrix(matrix.weight, matrix.bias)
+
+
+def verify_likeliest(drafts: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+    """Keep drafts while they are what the target would have chosen.
+
+    Parameters
+    ----------
+    drafts
+        Tokens (batch, gamma).
+    target
+        Tokens (batch, gamma + 1) that the target chooses at each place, and after the last.
+
+    Returns
+    -------
+    How many drafts are kept (batch,), and the target's token after them (batch,).
+    """
+    same = (drafts == target[:, :-1]).long()
+    kept = same.cumprod(1).sum(1)
+    return kept, target.gather(1, kept[:, None])[:, 0]
+
+
+def verify_drawn(
+    drafts: Tensor, queries: Tensor, probabilities: Tensor, generator: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Keep each draft with probability p / q; the result is distributed as p.
+
+    Parameters
+    ----------
+    drafts
+        Tokens (batch, gamma), drawn from q.
+    queries
+        The draft's probabilities q, (batch, gamma, vocab).
+    probabilities
+        The target's probabilities p, (batch, gamma + 1, vocab).
+
+    Returns
+    -------
+    As ``verify_likeliest``; the token after the kept ones is drawn from what the target has more
+    of than the draft where one was rejected, from the target's own otherwise.
+
+    References
+    ----------
+    .. [1] Y. Leviathan et al., "Fast inference from transformers via speculative decoding",
+       ICML 2023, section 2.3, https://arxiv.org/abs/2211.17192.
+    """
+    batch, gamma = drafts.shape
+    if gamma:
+        at = drafts[..., None]
+        odds = probabilities[:, :-1].gather(2, at)[..., 0] / queries.gather(2, at)[..., 0]
+        luck = torch.rand(batch, gamma, generator=generator, device=probabilities.device)
+        kept = (luck < odds).long().cumprod(1).sum(1)
+        drawn = torch.cat([queries, torch.zeros_like(probabilities[:, :1])], 1)
+    else:
+        kept, drawn = drafts.new_zeros(batch), torch.zeros_like(probabilities)
+    place = kept[:, None, None].expand(-1, 1, probabilities.shape[2])
+    wanted, had = probabilities.gather(1, place)[:, 0], drawn.gather(1, place)[:, 0]
+    excess = (wanted - had).clamp(min=0.0)
+    # without any excess (equal up to rounding, so hardly ever rejected) the target's own
+    excess = torch.where(excess.sum(1, keepdim=True) > 0, excess, wanted)
+    return kept, torch.multinomial(excess, 1, generator=generator)[:, 0]

@@ -1,0 +1,407 @@
+"""What lives in host memory and visits the GPU: rows of caches, and weights.
+
+Two buffers take turns: while one layer is attended to, the next one arrives in the other.
+"""
+
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+from torch import Tensor
+
+from kvsim.engine.formats import Format
+from kvsim.frozen import frozen
+from kvsim.validate.counter import NullCounter, OpRecord
+from kvsim.validate.kernels.quantise import quantise
+from kvsim.validate.kernels.stores import Store
+from kvsim.validate.model.attention import Pass
+from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.model.weights import LayerWeights, Linear
+from kvsim.validate.parts.base import Resident
+from kvsim.validate.parts.selection import LayerContext, LayeredRun
+from kvsim.validate.parts.tiered import HostRoom, MakeStore
+from kvsim.validate.transfer import Mark, Transfers, copy_all
+
+
+@frozen
+class TokenTables:
+    """``width`` numbers per token; packed ones share scales in groups along the width.
+
+    A range of tokens is contiguous in every table.
+
+    References
+    ----------
+    .. [1] Y. Sheng et al., "FlexGen", ICML 2023, section 4.4,
+       https://arxiv.org/abs/2303.06865.
+    """
+
+    stored: Format
+    width: int
+    dtype: torch.dtype  # of plain numbers
+
+    def tables(self, make: HostRoom, tokens: int) -> list[Tensor]:
+        """Room for so many tokens: numbers, or codes with scales and zero points."""
+        if not self.stored.packs:
+            return [make((tokens, self.width), self.dtype)]
+        groups = self.width // int(self.stored.group)
+        codes = make((tokens, self.width * int(self.stored.bits) // 8), torch.uint8)
+        return [codes, *(make((tokens, groups), torch.float16) for _ in "sz")]
+
+    def put(self, record: OpRecord, numbers: Tensor, tables: list[Tensor], part: slice) -> None:
+        """Keep the numbers (tokens, ...) of a range of tokens."""
+        flat = numbers.flatten(1)
+        made = [flat]
+        if self.stored.packs:
+            packed = quantise(
+                flat[None, None], int(self.stored.bits), int(self.stored.group), "token"
+            )
+            made = [part[0, 0] for part in (packed.codes, packed.scale, packed.zero)]
+            record.reads(flat)
+            record.writes(*made)
+        for table, new in zip(tables, made, strict=True):
+            table[part].copy_(new)
+
+    def read(self, record: OpRecord, tables: list[Tensor], part: slice) -> Tensor:
+        """Read a range of tokens as numbers (tokens, width); plain ones are not copied."""
+        found = [table[part] for table in tables]
+        if not self.stored.packs:
+            return found[0]
+        codes, scale, zero = (table[None, None] for table in found)
+        bits, group = int(self.stored.bits), int(self.stored.group)
+        wide = Store(codes, scale, zero, bits, group, "token").numbers()[0, 0].to(self.dtype)
+        record.reads(*found)
+        record.writes(wide)
+        return wide
+
+
+class HostRows:
+    """The rows of one layer and one part of the batch that live in host memory.
+
+    Parameters
+    ----------
+    context
+        Which layer they are of.
+    slots
+        Tokens per sequence that there is room for.
+    lanes
+        Copies between GPU and host.
+    make
+        Makes the layer's store, given what makes room in host memory.
+    first
+        Token of the first row at home: those before are recomputed in every step.
+    """
+
+    recomputes = False
+
+    def __init__(
+        self,
+        context: LayerContext,
+        slots: int,
+        lanes: Transfers,
+        make: MakeStore,
+        first: int = 0,
+    ) -> None:
+        self.context, self.first = context, first
+        self.stored: Mark | None = None  # when homes took their last tokens
+        self.packing: TokenTables | None = (
+            None  # of keys and of values, where only homes are packed
+        )
+        storage = context.parts.storage
+
+        def at_home(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+            return lanes.host((shape[0] - first, *shape[1:]), dtype)
+
+        if storage.read == storage.stored:
+            self.kv = make(at_home)
+            self.homes = self.kv.homes  # tables (rows, ...) in host memory
+            return
+        self.kv = make(_shape_alone)
+        width = self.kv.homes[0][0].numel()
+        self.packing = TokenTables(storage.stored, width, context.run.decoder.dtype)
+        self.homes = [t for _ in "kv" for t in self.packing.tables(lanes.host, slots - first)]
+
+    def rows(self, tokens: int) -> list[int]:
+        """Of every table, the first rows that so many tokens fill."""
+        return [tokens] * len(self.homes) if self.packing else self.kv.rows_of(tokens)
+
+    def ready(self) -> None:
+        """Make what layers share: every layer is known."""
+
+    def store_inputs(self, tensor: Tensor, step: Pass, turn: int) -> None:
+        """Send home the inputs (sequences, new, hidden) of a chunk of the prompt, if need be."""
+
+    def recompute(
+        self,
+        turn: int,
+        tokens: int,
+        note: NullCounter,
+        after: tuple[Mark, ...],
+        tables: list[Tensor],
+    ) -> tuple[int, list[Mark]]:
+        """Queue the recomputation of the first tokens into tables (tokens, rows, dim).
+
+        Returns
+        -------
+        How many of ``tokens`` are recomputed and need not be copied, and marks of its end.
+        """
+        return 0, []
+
+    def resident(self) -> Resident:
+        """What it keeps besides homes and shared buffers."""
+        return {}
+
+
+def _shape_alone(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """No memory: a buffer is bound before the tensor is used."""
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+@dataclass
+class Arrival:
+    """What is on its way to a buffer: when it is there, what counts, and which tokens it brings."""
+
+    marks: list[Mark]
+    note: NullCounter
+    part: slice
+
+
+class PrefetchBuffers:
+    """Two buffers for all rows that are stored alike, in the order of layers and parts.
+
+    While a layer attends, the rows of the one after it are copied to the other buffer. A buffer is
+    filled once attention has read what was in it and the copy home of its new tokens is done.
+    """
+
+    def __init__(self, run: LayeredRun, lanes: Transfers) -> None:
+        self.run, self.lanes = run, lanes
+        self.layers: dict[tuple[int, int], HostRows] = {}  # by layer and part
+        self.buffers: list[list[Tensor]] = []  # as homes
+        self.wide: list[list[Tensor]] = []  # where attention reads, if elsewhere
+        self._turn = 0  # layers so far: even ones use the first buffer
+        self._free: list[tuple[Mark, ...]] = [(), ()]
+        self._coming: Arrival | None = None
+
+    def ready(self) -> None:
+        """Make buffers that have room for the largest layer."""
+        every, device = list(self.layers.values()), self.run.decoder.device
+        tables = range(len(every[0].homes))
+        most = [max(len(rows.homes[i]) + rows.first for rows in every) for i in tables]
+
+        def zeros(rows: int, like: Tensor) -> Tensor:
+            return torch.zeros((rows, *like.shape[1:]), dtype=like.dtype, device=device)
+
+        one = every[0]
+        self.buffers = [list(map(zeros, most, one.homes)) for _ in "12"]
+        if one.packing:  # one layer is recomputed while another is attended to
+            turns = 2 if any(rows.recomputes for rows in every) else 1
+            self.wide = [[zeros(most[0], t) for t in one.kv.homes] for _ in range(turns)]
+        for rows in every:
+            rows.ready()
+
+    def before_attention(self, context: LayerContext, step: Pass) -> None:
+        """Ask for the next layer's rows, wait for this one's."""
+        rows = self.layers[context.visit]
+        rows.kv.visit(self._tables(self._turn))
+        if step.kind == "prefill":
+            if not step.starts[0]:
+                for mark in self._free[self._turn % 2]:
+                    mark.wait()
+            return
+        coming, following = self._coming, self._after(rows)
+        if following is not rows and not self._verifies_last(step, following):
+            self._request(following, self._turn + 1)
+        if coming:
+            for mark in coming.marks:
+                mark.wait()
+            self.run.counter.merge(coming.note)
+            self._widen(rows, coming.part)
+
+    def store_inputs(self, context: LayerContext, tensor: Tensor, step: Pass) -> None:
+        """Send home the inputs of a chunk of the prompt where tokens are recomputed from them."""
+        self.layers[context.visit].store_inputs(tensor, step, self._turn)
+
+    def after_attention(self, context: LayerContext, step: Pass) -> None:
+        """Send home what is new; the buffer is free when attention and copies are done."""
+        rows, prompt = self.layers[context.visit], step.kind == "prefill"
+        if prompt:
+            if step.length < self.run.prompt:
+                return
+            rows.kv.begins = 0  # all of it
+        self._store(rows)
+        self._turn += 1
+        following = self._after(rows)
+        needs = following is (self._first if prompt else rows)  # what has just been stored
+        if needs and not self._verifies_last(step, following):
+            self._request(following, self._turn)
+
+    def round_done(self) -> None:
+        """Ask for the first layer's rows, now that it is known which drafts stay."""
+        self._request(self._first, self._turn)
+
+    def _tables(self, turn: int) -> list[Tensor]:
+        """Where attention reads in a turn."""
+        return self.wide[turn % len(self.wide)] if self.wide else self.buffers[turn % 2]
+
+    @property
+    def _first(self) -> HostRows:
+        return next(iter(self.layers.values()))
+
+    def _verifies_last(self, step: Pass, following: HostRows) -> bool:
+        """Whether the next rows wait until it is known which drafts stay."""
+        return step.kind == "verify" and following is self._first
+
+    def _after(self, rows: HostRows) -> HostRows:
+        """The next ones, after the last the first."""
+        every = list(self.layers.values())
+        return every[(every.index(rows) + 1) % len(every)]
+
+    def _request(self, rows: HostRows, turn: int) -> None:
+        """Queue what brings a layer's tokens to the buffer of a turn."""
+        note, tokens = self.run.counter.separate(), rows.kv.most
+        assert rows.stored is not None
+        after = (*self._free[turn % 2], rows.stored)
+        split, marks = rows.recompute(turn, tokens, note, after, self._tables(turn))
+        pairs = self._pairs(rows, turn, split, tokens)
+        note.copy("load_kv", "h2d", [home for home, _ in pairs])
+        brought = [(buffer, home) for home, buffer in pairs]
+        marks.append(self.lanes.h2d(lambda: copy_all(brought), *after))
+        self._coming = Arrival(marks, note, slice(split, tokens))
+
+    def _store(self, rows: HostRows) -> None:
+        """Queue the copy home of what this turn has added."""
+        part = slice(rows.kv.begins, rows.kv.most)
+        if rows.packing:
+            tables = _halves(self.buffers[self._turn % 2])
+            with self.run.counter.op("quantise") as record:
+                for some, wide in zip(tables, self._tables(self._turn), strict=True):
+                    rows.packing.put(record, wide[part], some, part)
+        pairs = self._pairs(rows, self._turn, part.start, part.stop)
+        self.run.counter.copy("store_kv", "d2h", [home for home, _ in pairs])
+        rows.stored = self.lanes.d2h(lambda: copy_all(pairs), self.lanes.mark())
+        self._free[self._turn % 2] = (self.lanes.mark(), rows.stored)
+
+    def _pairs(
+        self, rows: HostRows, turn: int, start: int, stop: int
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Homes and buffers of what the tokens from start to stop have changed."""
+        first, found = rows.first, []
+        tables = zip(rows.homes, self.buffers[turn % 2], strict=True)
+        bounds = zip(rows.rows(start), rows.rows(stop), strict=True)
+        for (home, buffer), (low, high) in zip(tables, bounds, strict=True):
+            begin = max(low, first)
+            if begin < high:
+                found.append((home[begin - first : high - first], buffer[begin:high]))
+        return found
+
+    def _widen(self, rows: HostRows, part: slice) -> None:
+        """Loaded tokens to full precision."""
+        if rows.packing and part.start < part.stop:
+            tables = _halves(self.buffers[self._turn % 2])
+            with self.run.counter.op("dequantise") as record:
+                for some, wide in zip(tables, self._tables(self._turn), strict=True):
+                    numbers = rows.packing.read(record, some, part)
+                    wide[part].copy_(numbers.view(wide[part].shape))
+
+
+def _halves(tables: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Those of keys and those of values."""
+    half = len(tables) // 2
+    return tables[:half], tables[half:]
+
+
+NAMES = ("qkv", "out", "up", "down")
+
+
+@frozen
+class Joined(Linear):
+    """A matrix whose first outputs come from what was streamed, the others from what stays."""
+
+    rest: Tensor | None = None  # (outputs, inputs)
+
+    def __call__(self, tensor: Tensor) -> Tensor:
+        """Hidden states (..., inputs) to (..., outputs)."""
+        assert self.rest is not None
+        out = torch.cat([F.linear(tensor, part) for part in (self.weight, self.rest)], dim=-1)
+        return out if self.bias is None else out + self.bias
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Both parts, and the bias where there is one."""
+        assert self.rest is not None
+        return (*super().tensors(), self.rest)
+
+
+class StreamedWeights:
+    """A share of all layers' matrices on the host, that of two on the GPU; all else stays there.
+
+    Parameters
+    ----------
+    pieces : copies that bring a layer, one beside each part of the batch.
+    share : of every matrix's outputs.
+    """
+
+    def __init__(
+        self, decoder: Decoder, transfers: Transfers, pieces: int, share: float = 1.0
+    ) -> None:
+        self.decoder, self.transfers, self.pieces, self.share = decoder, transfers, pieces, share
+        self.homes = [self._home(layer) for layer in decoder.weights.layers]
+        self.buffers = [self.homes[0].to(decoder.device, copy=True) for _ in range(2)]
+        self._turn = -1  # layers served so far: even ones lie in the first buffer
+        self._free = transfers.mark()  # when the other buffer has been used
+        self._coming: list[tuple[Mark, NullCounter]] = []
+        for piece in range(pieces):
+            self.ahead(-1, piece)
+
+    def layer(self, index: int) -> LayerWeights:
+        """The weights of a layer once they have arrived; layers come in turn."""
+        self._turn += 1
+        self._free = self.transfers.mark()
+        for mark, note in self._coming:
+            mark.wait()
+            self.decoder.counter.merge(note)
+        self._coming = []
+        return self._view(index, self.buffers[self._turn % 2])
+
+    def ahead(self, index: int, piece: int) -> None:
+        """Queue one piece of the layer after ``index``."""
+        home = self.homes[(index + 1) % len(self.homes)]
+        start, stop = (home.numel() * i // self.pieces for i in (piece, piece + 1))
+        target, source = self.buffers[(self._turn + 1) % 2][start:stop], home[start:stop]
+        note = self.decoder.counter.separate()
+        note.copy("load_weights", "h2d", [source])
+
+        def work() -> None:
+            target.copy_(source, non_blocking=True)
+
+        self._coming.append((self.transfers.h2d(work, self._free), note))
+
+    def _streamed(self, layer: LayerWeights, name: str) -> Tensor:
+        weight = _plain(layer, name).weight
+        return weight[: round(self.share * len(weight))]
+
+    def _home(self, layer: LayerWeights) -> Tensor:
+        matrices = [self._streamed(layer, name) for name in NAMES]
+        numbers = sum(w.numel() for w in matrices)
+        home = self.transfers.host((numbers,), matrices[0].dtype)
+        start = 0
+        for weight in matrices:
+            home[start : start + weight.numel()] = weight.flatten()
+            start += weight.numel()
+        return home
+
+    def _view(self, index: int, buffer: Tensor) -> LayerWeights:
+        layer, start = self.decoder.weights.layers[index], 0
+        views: dict[str, Linear] = {}
+        for name in NAMES:
+            matrix, streamed = _plain(layer, name), self._streamed(layer, name)
+            stop = start + streamed.numel()
+            views[name] = Linear(buffer[start:stop].view(streamed.shape), matrix.bias)
+            if len(rest := matrix.weight[len(streamed) :]):
+                views[name] = Joined(views[name].weight, matrix.bias, rest)
+            start = stop
+        return replace(layer, **views)  # type: ignore[arg-type]
+
+
+def _plain(layer: LayerWeights, name: str) -> Linear:
+    matrix = getattr(layer, name)
+    assert isinstance(matrix, Linear)
+    return matrix

@@ -1,0 +1,97 @@
+"""Attention weights in the open, for those who choose by them."""
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from kvsim.validate.counter import NullCounter
+from kvsim.validate.kernels.ranges import NUMBERS, ranges
+from kvsim.validate.model.attention import Pass, visible
+
+SCORES_ON_GPU = 1 << 24  # numbers
+
+
+def query_ranges(
+    queries: int, per_query: int, device: torch.device, most: int | None = None
+) -> Iterator[slice]:
+    """Split queries into those that are worked on together where their scores leave the kernel.
+
+    Parameters
+    ----------
+    per_query
+        Numbers that the scores of one query have; a GPU takes more at once.
+    most
+        Numbers that a range may have.
+    """
+    limit = SCORES_ON_GPU if device.type == "cuda" else NUMBERS
+    return ranges(queries, per_query, limit if most is None else min(limit, most))
+
+
+def scores(queries: Tensor, keys: Tensor, seen: Tensor | None = None) -> Tensor:
+    """Softmax over keys, (batch, heads, queries, tokens) in fp32.
+
+    ``seen`` is true where a query sees a key, (batch or 1, 1, queries, tokens).
+    """
+    batch, heads, new, dim = queries.shape
+    grouped = queries.reshape(batch, keys.shape[1], -1, dim)  # heads of a group share their keys
+    logits = (grouped * dim**-0.5) @ keys.transpose(2, 3)
+    logits = logits.view(batch, heads, new, -1).float()
+    if seen is not None:
+        logits.masked_fill_(~seen, -torch.inf)
+    return torch.softmax(logits, dim=-1)
+
+
+def weigh(weights: Tensor, values: Tensor) -> Tensor:
+    """Values (batch, KV heads, tokens, dim) summed by weights (batch, heads, queries, tokens)."""
+    batch, heads, queries, tokens = weights.shape
+    grouped = weights.to(values.dtype).view(batch, values.shape[1], -1, tokens)
+    return (grouped @ values).view(batch, heads, queries, -1)
+
+
+def by_kv_head(weights: Tensor, kv_heads: int) -> Tensor:
+    """(batch, heads, ...) summed over the query heads that share a KV head."""
+    batch, _, *rest = weights.shape
+    return weights.reshape(batch, kv_heads, -1, *rest).sum(2)
+
+
+def attend_and_add(
+    counter: NullCounter,
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    sums: Tensor,
+    step: Pass,
+    counts: Tensor,
+    room: int,
+) -> Tensor:
+    """Attention of a chunk, whose scores are added to the sums in place.
+
+    Parameters
+    ----------
+    keys, values : the prompt so far, (batch, KV heads, tokens, dim).
+    sums : what every token was given, (batch, heads, tokens) in fp32.
+    counts : which queries are added, (batch, new).
+    room : numbers that the scores of a part may have.
+    """
+    seen = visible(step, torch.arange(keys.shape[2], device=keys.device))
+    assert isinstance(seen, Tensor)
+    outs, per_query = [], queries.shape[0] * queries.shape[1] * keys.shape[2]
+    for some in query_ranges(step.new, per_query, queries.device, room):
+        with counter.op("attn") as record:
+            weights = scores(queries[:, :, some], keys, seen[:, :, some]).to(queries.dtype)
+            outs.append(weigh(weights, values))
+            record.visible(weights.shape[2], keys.shape[2], seen[:, :, some])
+        with counter.op("scores") as record:
+            weights *= counts[:, None, some, None]
+            sums += weights.sum(2, dtype=torch.float32)
+            record.reads(weights)
+            record.writes(weights)
+    out = torch.cat(outs, dim=2) if len(outs) > 1 else outs[0]
+    with counter.op("attn") as record:
+        record.reads(queries, keys, values)
+        record.writes(out)
+    with counter.op("scores") as record:
+        record.reads(sums)
+        record.writes(sums)
+    return out

@@ -1,0 +1,346 @@
+"""Cells of which some rows are always on the GPU, some visit it, some the CPU attends to.
+
+A row is a KV head of a sequence. Those that live in host memory are stored token by token, (tokens,
+rows, width), so that a range of tokens is one contiguous copy.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from kvsim.frozen import frozen
+from kvsim.techniques.axes.base import Storage
+from kvsim.validate.counter import NullCounter
+from kvsim.validate.model.attention import Pass, Seen, attend
+from kvsim.validate.parts.selection import LayerContext
+from kvsim.validate.parts.store import CacheRoom, KvStore, SlotRange, Widths, on_the_gpu
+from kvsim.validate.transfer import Mark, Transfers, copy_all
+
+HostRoom = Callable[[tuple[int, ...], torch.dtype], Tensor]
+"""Makes a tensor of that shape in host memory."""
+
+
+@frozen
+class CpuRows:
+    """So many of a layer's rows that the CPU attends to, and what makes their cells."""
+
+    rows: int
+    make: Callable[[Storage, CacheRoom, int, NullCounter], KvStore]
+
+
+@frozen
+class BatchRows:
+    """Some rows of a batch, and how a pass looks to them."""
+
+    batch: int
+    heads: int  # KV heads
+    part: slice  # of batch x KV heads
+
+    def of(self, numbers: Tensor) -> Tensor:
+        """Of numbers (batch x KV heads, ...) these rows, (rows, 1, ...)."""
+        return numbers[self.part][:, None]
+
+    def asking(self, queries: Tensor) -> Tensor:
+        """Of queries (batch x KV heads, heads of a group, new, dim) those of these rows."""
+        return queries[self.part]
+
+    def span(self, span: SlotRange) -> SlotRange:
+        """Where the new tokens of these rows go."""
+        rows = self.part.stop - self.part.start
+        if span.first is None:
+            slots = span.slots.repeat_interleave(self.heads, 0)[self.part]
+        else:
+            slots = span.slots[:1].expand(rows, -1)
+        ends = [end for end in span.ends for _ in range(self.heads)][self.part]
+        return replace(span, slots=slots, ends=tuple(ends))
+
+    def counts(self, counts: list[int]) -> list[int]:
+        """Tokens of the sequence of every row."""
+        return [n for n in counts for _ in range(self.heads)][self.part]
+
+    def seen(self, seen: Seen, most: int) -> Seen:
+        """What the queries of these rows see of their first ``most`` slots."""
+        if isinstance(seen, str):
+            return seen
+        wide = seen[..., :most].expand(self.batch, self.heads, -1, -1)
+        return wide.flatten(0, 1)[self.part][:, None]
+
+
+class TieredStore(KvStore):
+    """The first rows are copied from host memory, the last the CPU attends to; others stay.
+
+    Parameters
+    ----------
+    kind : how all of them are stored.
+    away : rows in host memory that visit the GPU.
+    cpu : rows in host memory that the CPU attends to.
+    """
+
+    def __init__(
+        self,
+        kind: type[KvStore],
+        part: Storage,
+        room: CacheRoom,
+        slots: int,
+        counter: NullCounter,
+        away: int,
+        host: HostRoom,
+        cpu: CpuRows | None = None,
+    ) -> None:
+        super().__init__(part, room, slots, counter)
+        count = room.sequences * room.heads
+        stay = count - (cpu.rows if cpu else 0)
+        self.homes: list[Tensor] = []  # (tokens, rows, width) in host memory
+
+        def at_home(rows: int, widths: Widths) -> list[Tensor]:
+            made = [host((rows, away, width), dtype) for width, dtype in widths]
+            self.homes += made
+            return [visiting(home) for home in made]
+
+        def rows_of(part: slice) -> BatchRows:
+            return BatchRows(room.sequences, room.heads, part)
+
+        self.groups: list[tuple[BatchRows, KvStore]] = []
+        self.away: KvStore | None = None
+        self.here: KvStore | None = None
+        self.cpu: KvStore | None = None
+        if away:
+            own = replace(room, sequences=away, heads=1, rows=at_home)
+            self.away = kind(part, own, slots, counter)
+            self.groups.append((rows_of(slice(0, away)), self.away))
+        if away < stay:
+            here = on_the_gpu(stay - away, 1, room.dim, room.dtype, room.device)
+            self.here = kind(part, here, slots, counter)
+            self.groups.append((rows_of(slice(away, stay)), self.here))
+        if cpu:
+            beside = on_the_gpu(cpu.rows, 1, room.dim, room.dtype, room.device)
+            self.cpu = cpu.make(part, beside, slots, counter)
+            self.groups.append((rows_of(slice(stay, count)), self.cpu))
+        first = self.groups[0][1]
+        self.plain, self.keeps_numbers = first.plain, False
+        self.drops_tokens = first.drops_tokens
+        self.differences = {
+            **first.differences,
+            **(first.split_differences if len(self.groups) > 1 else {}),
+        }
+        self.ends: tuple[int, ...] = (0,)  # tokens of every row of the first group
+        self.begins = 0  # the first slot that the latest pass has written
+
+    def visit(self, buffers: list[Tensor]) -> None:
+        """From here on the rows that are away lie in these buffers, shaped as their homes."""
+        assert self.away is not None
+        self.away.bind([visiting(buffer) for buffer in buffers])
+
+    def rows_of(self, tokens: int) -> list[int]:
+        """Of every home, the first rows that so many tokens of some sequence fill."""
+        assert self.away is not None
+        return self.away.rows_in_use((tokens,))
+
+    @property
+    def most(self) -> int:
+        """Tokens of the longest sequence."""
+        return max(self.ends)
+
+    def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
+        """A prompt, some rows here and some there."""
+        keys, values = keys.flatten(0, 1), values.flatten(0, 1)
+        for rows, kv in self.groups:
+            kv.fill(rows.of(keys), rows.of(values), rows.counts(counts), plainly)
+        self.ends = tuple(self.groups[0][0].counts(counts))
+
+    def prompt(self, tokens: int) -> tuple[Tensor, Tensor]:
+        """Put together from all rows."""
+        parts = zip(*(kv.prompt(tokens) for _, kv in self.groups), strict=True)
+        shape = (self.room.sequences, self.room.heads, tokens, self.room.dim)
+        keys, values = (torch.cat(side).view(shape) for side in parts)
+        return keys, values
+
+    def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
+        """New tokens, some rows here and some there."""
+        keys, values = keys.flatten(0, 1), values.flatten(0, 1)
+        for rows, kv in self.groups:
+            kv.append(rows.of(keys), rows.of(values), rows.span(span))
+        self.ends = self.groups[0][0].span(span).ends
+        self.begins = min(self.ends) - span.new
+
+    def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
+        """Attention of all rows, side by side; the CPU starts first."""
+        shape = queries.shape
+        queries = queries.reshape(self.room.sequences * self.room.heads, -1, *shape[2:])
+        asked = []
+        for rows, kv in reversed(self.groups):
+            own = rows.span(span)
+            asked.append(kv.attend_async(rows.asking(queries), own, rows.seen(seen, own.most)))
+        outs = [answer() for answer in reversed(asked)]
+        return (torch.cat(outs) if len(outs) > 1 else outs[0]).reshape(shape)
+
+    def commit(self, before: list[int], after: list[int]) -> None:
+        """So many tokens of every sequence stay."""
+        for rows, kv in self.groups:
+            kv.commit(rows.counts(before), rows.counts(after))
+        self.ends = tuple(self.groups[0][0].counts(after))
+
+    def attend_with_scores(
+        self, queries: Tensor, span: SlotRange, seen: Seen
+    ) -> tuple[Tensor, Tensor]:
+        """No technique asks for the scores of rows that are in host memory."""
+        raise NotImplementedError
+
+    def tensors(self) -> dict[str, list[Tensor]]:
+        """Rows that are always here, and what never leaves of the others."""
+        here = self.here.tensors()["kv"] if self.here is not None else []
+        return {"kv": [*here, *(self.away.gpu_tensors() if self.away is not None else [])]}
+
+
+def visiting(home: Tensor) -> Tensor:
+    """A home (tokens, rows, width) as cells see it, (rows, 1, tokens, width)."""
+    return home.transpose(0, 1)[:, None]
+
+
+class CpuStore(KvStore):
+    """Keys and values in full precision, (sequences, KV heads, slots, dim), at home.
+
+    A prompt is read in a buffer on the GPU, which others use in turn once it has left. In decoding
+    queries and new tokens go to the host, and attention's output comes back.
+    """
+
+    plain = True
+
+    def __init__(
+        self,
+        part: Storage,
+        room: CacheRoom,
+        slots: int,
+        counter: NullCounter,
+        lanes: Transfers,
+        returns: bool = True,
+    ) -> None:
+        super().__init__(part, room, slots, counter)
+        shape = (room.sequences, room.heads, slots, room.dim)
+        self.returns = returns  # the answer to the GPU; otherwise who waits for it does that
+        self.lanes, self.homes = lanes, [lanes.host(shape, room.dtype) for _ in "kv"]
+        self.buffers: list[Tensor] = []  # of the prompt, while it is read
+        self.held = 0  # tokens of the longest sequence
+        self._new: list[Tensor] = []
+
+    def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
+        """What stays of a prompt, on its way home."""
+        self.held = max(counts)
+        with self.counter.op(plainly) as record:
+            for buffer, kept in zip(self.buffers, (keys, values), strict=True):
+                buffer[:, :, : self.held] = kept[:, :, : self.held]
+                record.writes(kept[:, :, : self.held])
+
+    def prompt(self, tokens: int) -> tuple[Tensor, Tensor]:
+        """The buffers that it is read in."""
+        keys, values = (buffer[:, :, :tokens] for buffer in self.buffers)
+        return keys, values
+
+    def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
+        """Into the buffer; in decoding they are sent with the queries."""
+        self.held = span.most
+        if not self.buffers:
+            self._new = [keys, values]
+            return
+        assert span.first is not None
+        with self.counter.op("attn") as record:
+            for buffer, new in zip(self.buffers, (keys, values), strict=True):
+                buffer[:, :, span.first : span.first + span.new] = new
+            record.writes(keys, values)
+
+    def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
+        """A prompt's on the GPU, a new token's on the CPU."""
+        if self.buffers:
+            with self.counter.op("attn") as record:
+                keys, values = (buffer[:, :, : span.most] for buffer in self.buffers)
+                return attend(record, queries, keys, values, seen)
+        out = self._on_the_cpu(queries, span, seen, "attn")()
+        return out.to(queries.device) if self.returns else out
+
+    def attend_async(self, queries: Tensor, span: SlotRange, seen: Seen) -> Callable[[], Tensor]:
+        """Beside what the GPU attends to."""
+        if self.buffers:
+            return super().attend_async(queries, span, seen)
+        answer = self.lanes.submit(self._on_the_cpu(queries, span, seen, "attn_cpu"))
+        return lambda: answer().to(queries.device)
+
+    def _on_the_cpu(
+        self, queries: Tensor, span: SlotRange, seen: Seen, name: str
+    ) -> Callable[[], Tensor]:
+        """Queries and new tokens are sent now, the answer is still to be found."""
+        self.counter.copy("send_qkv", "d2h", [queries, *self._new])
+        asked, *new = (numbers.cpu() for numbers in (queries, *self._new))
+        slots = span.slots.cpu()
+        sequences = torch.arange(len(span.ends))[:, None]
+        for home, numbers in zip(self.homes, new, strict=True):
+            home[sequences, :, slots] = numbers.transpose(1, 2)
+        own = seen.cpu() if isinstance(seen, Tensor) else seen
+
+        def attended() -> Tensor:
+            with self.counter.op(name, "dram") as record:
+                keys, values = (home[:, :, : span.most] for home in self.homes)
+                out = attend(record, asked, keys, values, own)
+            self.counter.copy("return_out", "h2d", [out])
+            return out
+
+        return attended
+
+    def attend_with_scores(
+        self, queries: Tensor, span: SlotRange, seen: Seen
+    ) -> tuple[Tensor, Tensor]:
+        """No technique asks for the scores that the CPU keeps."""
+        raise NotImplementedError
+
+    def tensors(self) -> dict[str, list[Tensor]]:
+        """Nothing that is on the GPU."""
+        return {"kv": []}
+
+
+@dataclass
+class LeavingPrompts:
+    """Buffers that layers read their prompts in, two in turn, and copies home."""
+
+    lanes: Transfers
+    counter: NullCounter
+    stores: dict[tuple[int, int], CpuStore] = field(default_factory=dict)  # by layer and part
+    buffers: list[list[Tensor]] = field(default_factory=list)
+    sent: list[Mark] = field(default_factory=list)  # in the order of layers
+
+    def begin(self, where: LayerContext, step: Pass) -> None:
+        """A chunk of the prompt reaches a layer: its buffer, once the layer two before has left."""
+        kv = self.stores[where.visit]
+        if step.kind != "prefill" or kv.buffers:
+            return
+        if not self.buffers:
+            self.buffers = [[kv.room.zeros(where.run.prompt) for _ in "kv"] for _ in "12"]
+        turn = len(self.sent)
+        if turn >= 2:
+            self.sent[turn - 2].wait()
+        kv.buffers = self.buffers[turn % 2]
+
+    def end(self, where: LayerContext, step: Pass) -> None:
+        """The prompt is whole: it leaves."""
+        kv = self.stores[where.visit]
+        if step.kind != "prefill" or step.length < where.run.prompt:
+            return
+        pairs = [
+            (home[:, :, : kv.held], buffer[:, :, : kv.held])
+            for home, buffer in zip(kv.homes, kv.buffers, strict=True)
+        ]
+        self.counter.copy("store_kv", "d2h", [buffer for _, buffer in pairs])
+        self.sent.append(self.lanes.d2h(lambda: copy_all(pairs), self.lanes.mark()))
+        kv.buffers = []
+
+    def over(self) -> None:
+        """Every prompt is at home, where the CPU reads it next."""
+        for mark in self.sent:
+            mark.wait()
+        if self.lanes.device.type == "cuda":
+            torch.cuda.synchronize(self.lanes.device)
+        self.buffers = []
+
+
+MakeStore = Callable[[HostRoom], TieredStore]
+"""Makes a layer's store, given what makes room in host memory."""
