@@ -6,7 +6,7 @@ from dataclasses import replace
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
-from kvsim.planner.question import FULL, Question, Search
+from kvsim.planner.question import FULL, Question, Search, tabulate_question
 from kvsim.planner.question import spoken as named
 from kvsim.planner.rivals import spoken
 from kvsim.prediction.generate import Prediction
@@ -17,7 +17,6 @@ PUBLISHED = {"gpt_oss": "mxfp4", "deepseek_v3": "fp8-block"}
 """Formats in which families of models were published: nothing is lost by them."""
 GPUS_PER_REPLICA = (1, 2, 4, 8)
 QUICK = (FULL, "offload")  # what a first look at another deployment tries
-STEPS = 10  # of the search for the longest context
 
 
 @frozen
@@ -83,7 +82,7 @@ def quick(question: Question, some: tuple[str, ...] = QUICK) -> Prediction | Non
     """The plan that a few techniques allow, if they allow one."""
     every = tuple(t.name for t in question.admission.candidates())
     names = tuple(name for name in every if name in some) or every
-    search = Search(question, question.table(names=names))
+    search = Search(question, tabulate_question(question, names))
     if not search.table.technique:
         return None
     row = search.chosen(question.limits.finite())

@@ -40,12 +40,12 @@ class Assigned:
     row: LossRow
 
 
-def budgeted(programme: "Programme") -> bool:
+def budgeted(programme: Programme) -> bool:
     """Whether losses of layers have a budget."""
     return programme.loss is not None and bool(np.isfinite(programme.budget))
 
 
-def assigned(programme: "Programme", counts: Array) -> Assigned:
+def assigned(programme: Programme, counts: Array) -> Assigned:
     """Layers share out the options of each shape with the least loss."""
     # few plans have losses by layer, and these take as long to import as the others to solve
     from scipy.optimize import linprog
@@ -77,8 +77,8 @@ def assigned(programme: "Programme", counts: Array) -> Assigned:
 
 def add_loss_rows(
     problem: pulp.LpProblem,
-    programme: "Programme",
-    counts: "Variables",
+    programme: Programme,
+    counts: Variables,
     rows: tuple[LossRow, ...],
 ) -> None:
     """The budget over counts, as far as known rows tell."""

@@ -33,9 +33,9 @@ class Tangent:
 
 def add_times(
     problem: pulp.LpProblem,
-    programme: "Programme",
-    corners: "Variables",
-    streamed: "Variables",
+    programme: Programme,
+    corners: Variables,
+    streamed: Variables,
     passes: list[pulp.LpVariable],
     unit: float,
     apart: bool,
@@ -71,7 +71,7 @@ def add_times(
 
 
 def _bent(
-    problem: pulp.LpProblem, p: "Programme", y: "Variables", at: tuple[int, int], unit: float
+    problem: pulp.LpProblem, p: Programme, y: Variables, at: tuple[int, int], unit: float
 ) -> dict[tuple[int, int], pulp.LpVariable]:
     """Seconds of an option's layers of a shape, where there is more than one plane below them."""
     found: dict[tuple[int, int], pulp.LpVariable] = {}
@@ -92,7 +92,7 @@ def _bent(
     return found
 
 
-def work(programme: "Programme", corners: Array) -> Array:
+def work(programme: Programme, corners: Array) -> Array:
     """What layers take at least of every resource, without streamed weights. (q, r) [s]"""
     p = programme
     each = np.einsum("qrvk,vk->qrvk", p.seconds, corners)

@@ -2,26 +2,24 @@
 
 from dataclasses import field, replace
 from time import perf_counter
-from typing import TYPE_CHECKING
 
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.frozen import frozen
 from kvsim.machines.deployment import WEIGHTS, Deployment
 from kvsim.planner.admit import Admission
 from kvsim.planner.advice import Advice, NoPlanError, better, quick, score
+from kvsim.planner.flips import Flip, flips, front
 from kvsim.planner.improved import turn
 from kvsim.planner.likely import Likely, likely
 from kvsim.planner.mixed import with_mixes
+from kvsim.planner.noplan import explain
 from kvsim.planner.options import Options
 from kvsim.planner.outlook import Binding, bindings, prices
-from kvsim.planner.question import FULL, Question, Search
+from kvsim.planner.question import FULL, Question, Search, tabulate_question
 from kvsim.planner.rivals import Knee, Rival, Waves, alternatives, baseline, knees, runnable, waves
 from kvsim.planner.workload import PlanLimits, Workload
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence
-
-if TYPE_CHECKING:
-    from kvsim.planner.flips import Flip
 
 ACROSS = 0.05  # of the objective, which another deployment must bring to be worth it
 FINALISTS = 2  # deployments that are planned in full, of several
@@ -82,16 +80,12 @@ class ChosenPlan:
         """What the plan stays within."""
         return self.question.limits
 
-    def flips(self) -> "list[Flip]":
+    def flips(self) -> list[Flip]:
         """Where another technique would be chosen; asks the planner again."""
-        from kvsim.planner.flips import flips
-
         return flips(self.question, Search(self.question, self.table), self.choice.technique)
 
     def front(self) -> list[Prediction]:
         """Plans that no other beats in both TPOT and throughput, by TPOT."""
-        from kvsim.planner.flips import front
-
         search = Search(self.question, self.table)
         limits = self.limits.finite(without="tpot")
         return [search.replay(row) for row in front(self.table, limits)]
@@ -125,7 +119,7 @@ def make_plan(
 def answer(question: Question) -> ChosenPlan:
     """The plan for a question."""
     started = perf_counter()
-    search = Search(question, question.table())
+    search = Search(question, tabulate_question(question))
     search.drafts()
     search.refine()
     limits = question.limits.finite()
@@ -133,8 +127,6 @@ def answer(question: Question) -> ChosenPlan:
     placements = mixed.placements
     row = search.chosen(limits) if search.table.technique else None
     if row is None:
-        from kvsim.planner.noplan import explain
-
         raise explain(question, search)
     best = search.optimum(limits)
     assert best is not None

@@ -42,12 +42,6 @@ class Question:
         check_objective(self.objective, self.deployment)
         self.admission.check(self.deployment)
 
-    def table(self, gpu: tuple[float, ...] = (), names: tuple[str, ...] = ()) -> Options:
-        """Every option, with batches up to the largest that some GPU memories allow."""
-        d, w, limits = self.deployment, self.workload, self.limits
-        admission = replace(self.admission, only=names) if names else self.admission
-        return tabulate(d, w, gpu or (limits.gpu_memory,), limits.host_memory, admission)
-
     def between(self, one: Technique, other: Technique) -> float:
         """Known relative error between two techniques."""
         return between(self.deployment, one, other) if self.error is None else self.error
@@ -76,6 +70,13 @@ def check_objective(objective: str, deployment: Deployment) -> None:
             f"--objective cost: {deployment.hardware.name} has no price; expected a GPU with USD/h "
             f"in `kvsim gpus`, or a profile with price.usd_per_hour"
         )
+
+
+def tabulate_question(q: Question, names: tuple[str, ...] = ()) -> Options:
+    """Every option of a question, or those of some techniques."""
+    admission = replace(q.admission, only=names) if names else q.admission
+    room = (q.limits.gpu_memory,), q.limits.host_memory
+    return tabulate(q.deployment, q.workload, *room, admission)
 
 
 class Search:

@@ -11,7 +11,16 @@ from kvsim.planner.choose import as_good, within, within_of
 from kvsim.planner.engines import runners
 from kvsim.planner.needs import needs
 from kvsim.planner.outlook import LABELS
-from kvsim.planner.question import FULL, SHOWN, Question, Search, does_nothing, gain, rank
+from kvsim.planner.question import (
+    FULL,
+    SHOWN,
+    Question,
+    Search,
+    does_nothing,
+    gain,
+    rank,
+    tabulate_question,
+)
 from kvsim.prediction.explain import binding
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import KNOWN_BAD, Evidence
@@ -60,7 +69,7 @@ def baseline(question: Question, search: Search) -> Prediction | None:
             return search.replay(row)
     free = replace(question, workload=replace(question.workload, batch=None))
     free = replace(free, admission=Admission((parse(FULL),)))
-    other = Search(free, free.table())
+    other = Search(free, tabulate_question(free))
     row = other.best(memory) if other.table.technique else None
     return None if row is None else other.replay(row)
 
@@ -210,7 +219,7 @@ def waves(question: Question, choice: Prediction) -> Waves | None:
         return None
     free = replace(question, workload=replace(w, batch=None))
     names = {FULL, choice.technique.name} & set(TECHNIQUES)
-    search = Search(free, free.table(names=tuple(names)))
+    search = Search(free, tabulate_question(free, tuple(names)))
     if not len(search.table):
         return None
     rows = within(

@@ -17,9 +17,9 @@ QUARTERS = (0.25, 0.5, 0.75, 1.0)  # ends of what the layer that streams most st
 
 def weight_buffers(
     problem: pulp.LpProblem,
-    programme: "Programme",
-    counts: "Variables",
-    streamed: "Variables",
+    programme: Programme,
+    counts: Variables,
+    streamed: Variables,
     whole: bool,
     decided: Array | None,
 ) -> pulp.LpVariable | None:
@@ -53,7 +53,7 @@ def weight_buffers(
 
 
 def losses(
-    problem: pulp.LpProblem, programme: "Programme", counts: "Variables"
+    problem: pulp.LpProblem, programme: Programme, counts: Variables
 ) -> dict[tuple[int, int], pulp.LpVariable]:
     """Layers' shares of options carry the loss; they add up to the counts."""
     if programme.loss is None or programme.shape_of is None or not np.isfinite(programme.budget):
@@ -78,8 +78,8 @@ def losses(
 
 def cut(
     problem: pulp.LpProblem,
-    counts: "Variables",
-    programme: "Programme",
+    counts: Variables,
+    programme: Programme,
     cuts: tuple[Array, ...],
 ) -> None:
     """Counts that were replayed already do not come again: some count must differ by one."""

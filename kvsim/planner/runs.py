@@ -63,10 +63,10 @@ class Runs:
 
 def add_runs(
     problem: pulp.LpProblem,
-    programme: "Programme",
-    counts: "Variables",
-    corners: "Variables",
-    streamed: "Variables",
+    programme: Programme,
+    counts: Variables,
+    corners: Variables,
+    streamed: Variables,
     passes: list[pulp.LpVariable],
     unit: float,
 ) -> None:
@@ -80,9 +80,7 @@ def add_runs(
         phase.add(counts, corners, streamed, passes[i])
 
 
-def _runs(
-    problem: pulp.LpProblem, p: "Programme", h: Halves, n: "Variables", w: "Variables"
-) -> Runs:
+def _runs(problem: pulp.LpProblem, p: Programme, h: Halves, n: Variables, w: Variables) -> Runs:
     shapes, most = range(p.layers.size), int(p.layers.sum())
     (gpu,) = (o for o in range(len(p.names)) if o != h.option)
     ends = _ranges(p, h) if w else np.array([[0.0, 1.0]])
@@ -150,7 +148,7 @@ def _share(
     return none, inside
 
 
-def _ranges(p: "Programme", h: Halves) -> NDArray[np.float64]:
+def _ranges(p: Programme, h: Halves) -> NDArray[np.float64]:
     """Ranges of a share; one ends where a half's copy takes as long as the CPU's work for it."""
     moved = p.streaming.seconds[:, p.resources.index("h2d")]
     some = h.attention > 0
@@ -166,7 +164,7 @@ class _Phase:
     """Rows of one phase; times in ``unit``."""
 
     problem: pulp.LpProblem
-    p: "Programme"
+    p: Programme
     h: Halves
     phase: int
     unit: float
@@ -176,7 +174,7 @@ class _Phase:
         found: Array = values[self.phase] / self.unit
         return found
 
-    def add(self, n: "Variables", y: "Variables", w: "Variables", t: pulp.LpVariable) -> None:
+    def add(self, n: Variables, y: Variables, w: Variables, t: pulp.LpVariable) -> None:
         p, h, q = self.p, self.h, self.p.phases[self.phase]
         shapes = range(p.layers.size)
         (gpu,) = (o for o in range(len(p.names)) if o != h.option)
@@ -231,7 +229,7 @@ class _Phase:
         self.problem.addConstraint(row, f"ready_{q}")
 
     def _hidden(
-        self, n: "Variables", w: "Variables", gpu: int, moved: Array
+        self, n: Variables, w: Variables, gpu: int, moved: Array
     ) -> pulp.LpAffineExpression:
         """Copies that run beside the CPU's work, at most."""
         p, h, q, runs = self.p, self.h, self.p.phases[self.phase], self.runs

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from kvsim.planner.admit import Admission
 from kvsim.planner.mixed import with_mixes
 from kvsim.planner.placement import Coefficients
-from kvsim.planner.question import Question, Search
+from kvsim.planner.question import Question, Search, tabulate_question
 from kvsim.planner.shares import FAMILIES, Shares, options_for, placed
 from kvsim.planner.workload import PlanLimits, Workload
 from tests.planner.test_programme import small
@@ -55,7 +55,7 @@ def test_more_memory_makes_no_plan_worse(
         limits = PlanLimits(room, d.hardware.host_memory)
         only = Admission(only=("full", "offload"))
         q = Question(d, w, "throughput", limits, only, error=0.0)
-        search = Search(q, q.table())
+        search = Search(q, tabulate_question(q))
         with_mixes(q, search)
         best = search.optimum(limits.finite())
         speeds.append(0.0 if best is None else -search.value(best))
