@@ -21,10 +21,10 @@ import numpy as np
 from benchmarks.plans import GAPS, deployment, whole
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.machines.deployment import Deployment
-from kvsim.planner.advice import NoPlanError
-from kvsim.planner.outlook import PAYS, faster
+from kvsim.planner.alternatives import NoPlanError
 from kvsim.planner.plan import ChosenPlan, make_plan
-from kvsim.planner.workload import GIB, TPOT, TTFT, PlanLimits, Workload
+from kvsim.planner.question import DEFAULT_TPOT, DEFAULT_TTFT, GIB, PlanLimits, Workload
+from kvsim.planner.sensitivity import MIN_PRICE, with_faster_links
 from kvsim.prediction.generate import Prediction
 from kvsim.techniques.axes.base import Term
 from kvsim.techniques.papers.fastdecode import Fastdecode
@@ -176,7 +176,7 @@ def changes(case: int) -> Line | None:
     w = Workload(int(2 ** random.uniform(7, 14)), int(2 ** random.uniform(2, 8)), batch, service)
     limits = PlanLimits(
         h.gpu_memory * float(random.uniform(0.7, 1)), h.host_memory * float(random.uniform(0.2, 1)),
-        *((TTFT, TPOT) if service else random.uniform((1, 0.05), (60, 1)).tolist()),
+        *((DEFAULT_TTFT, DEFAULT_TPOT) if service else random.uniform((1, 0.05), (60, 1)).tolist()),
     )  # fmt: skip
     change = CHANGES[case % len(CHANGES)]
     line: Line = {"case": f"{d.model.name} {h.name} {w.batch} {w.prompt}/{w.generate}",
@@ -205,7 +205,7 @@ def _changed(
         CHANGES[1]: {"host_memory": limits.host_memory + 16 * GIB},
         CHANGES[2]: {"ttft": 1.1 * limits.ttft}, CHANGES[3]: {"tpot": 1.1 * limits.tpot},
     }  # fmt: skip
-    d = faster(d, links[change]) if change in links else d
+    d = with_faster_links(d, links[change]) if change in links else d
     return d, w, "throughput", replace(limits, **more.get(change, {}))
 
 
@@ -225,14 +225,14 @@ def summed_changes(lines: list[Line]) -> str:
     priced = np.array([x["priced"] if x["priced"] is not None else np.nan for x in planned])
     off = np.abs(np.maximum(gained, 0.0) - priced)
     known = np.isfinite(off)
-    large = known & (gained > PAYS)
+    large = known & (gained > MIN_PRICE)
     shares = off[large] / gained[large]
     worst = max(0.0, -float(gained.min()))
     return (
         f"{len(lines)} cases, {len(planned)} with a plan: {np.sum(gained < -1e-9)} worse, by "
         f"{worst:.1e} at most; {known.sum()} prices: {np.sum(off[known] > 0.01)} off by "
         f"more than 1 % of the objective, {off[known].max():.4f} at most; of {large.sum()} gains "
-        f"above {PAYS:.1%} {np.sum(shares > 0.01)} off by more than 1 % of the gain itself"
+        f"above {MIN_PRICE:.1%} {np.sum(shares > 0.01)} off by more than 1 % of the gain itself"
     )
 
 

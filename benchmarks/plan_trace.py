@@ -16,14 +16,16 @@ from kvsim.errors import InfeasibleError
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
-from kvsim.planner.admit import Admission
-from kvsim.planner.candidates import options_of
-from kvsim.planner.carry import Carried, ReplicaTargets, carry
-from kvsim.planner.classes import classes_of
-from kvsim.planner.load import loads_of
-from kvsim.planner.trace import make_trace_plan
-from kvsim.planner.verify import simulated
-from kvsim.planner.workload import PlanLimits
+from kvsim.planner.question import Admission, PlanLimits
+from kvsim.planner.replica import (
+    ReplicaCapacity,
+    ReplicaTargets,
+    group_requests,
+    list_step_costs,
+    load_coefficients,
+    solve_replica,
+)
+from kvsim.planner.trace import make_trace_plan, simulate_choice
 from kvsim.serving.rules import Rules
 from kvsim.techniques import parse
 from kvsim.traces.read import load
@@ -56,9 +58,9 @@ def main() -> None:
 
 def load_of_full(d: Deployment, requests: Requests) -> float:
     limits = limits_of(d, 0.0, np.inf, np.inf)
-    options = options_of(d, requests, limits, Rules(), Admission((parse("full"),)))
-    loads = loads_of(options, classes_of(requests))
-    return carry(loads, ReplicaTargets(max_seqs=Rules().max_seqs)).load
+    options = list_step_costs(d, requests, limits, Rules(), Admission((parse("full"),)))
+    loads = load_coefficients(options, group_requests(requests))
+    return solve_replica(loads, ReplicaTargets(max_seqs=Rules().max_seqs)).load
 
 
 def limits_of(d: Deployment, loss: float, ttft: float, tpot: float) -> PlanLimits:
@@ -90,14 +92,14 @@ def compare(
 def best_of_all(
     d: Deployment, requests: Requests, objective: str, limits: PlanLimits
 ) -> tuple[float, str]:
-    options = options_of(d, requests, limits, Rules(), Admission())
-    classes = classes_of(requests)
-    loads = loads_of(options, classes)
+    options = list_step_costs(d, requests, limits, Rules(), Admission())
+    classes = group_requests(requests)
+    loads = load_coefficients(options, classes)
     targets = ReplicaTargets(limits.ttft, limits.tpot, max_seqs=Rules().max_seqs)
     best, name = np.inf, "none within the limits"
     for i, costs in enumerate(options):
-        one = Carried((i,) * len(classes), 0.0, 0.0, 0.0)
-        found = simulated(requests, options, loads, classes, one, targets).measures()
+        one = ReplicaCapacity((i,) * len(classes), 0.0, 0.0, 0.0)
+        found = simulate_choice(requests, options, loads, classes, one, targets).measures()
         within = found["ttft"] <= limits.ttft and found["tpot"] <= limits.tpot
         if within and not found["refused"] and found[objective] < best:
             best, name = found[objective], str(costs.technique)

@@ -8,9 +8,9 @@ gamma     drafts per round from QuantSpec's table 6: measured speed beside the b
 loss      what `--max-loss 0.05` admits on the models of the papers
 gaps      lower bound of the chosen plan against its replay, 24 offline cases
 bounds    lower bounds of random mixes against their replay
-optimum   the programme with cuts against every assignment replayed, on few layers
+optimum   mixes in the order of their bounds against every assignment replayed, on few layers
 fits      a plan wherever some setting fits
-size      80 layers, 40 options, 12 batches with a budget of losses
+size      80 layers, 40 options, 12 batches
 
 `--cases N` sets how many random cases are tried.
 """
@@ -18,8 +18,9 @@ size      80 layers, 40 options, 12 batches with a budget of losses
 import argparse
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
-from itertools import permutations, product
+from itertools import combinations_with_replacement, permutations, product
 
 import numpy as np
 
@@ -28,14 +29,13 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import hardware_names, load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.options import ENGINE_SHARE
-from kvsim.planner.advice import NoPlanError
-from kvsim.planner.mixes import Arrangement, Use
+from kvsim.planner.alternatives import NoPlanError
+from kvsim.planner.arrangements import Arrangement, Use
+from kvsim.planner.costs import FAMILIES, Option, Shares, placement_options
+from kvsim.planner.milp import Programme, Streaming, solve_programme
 from kvsim.planner.placement import Coefficients
 from kvsim.planner.plan import make_plan
-from kvsim.planner.programme import Programme, Streaming
-from kvsim.planner.shares import FAMILIES, Option, Shares, options_for
-from kvsim.planner.solving import Mix, best_first, solve
-from kvsim.planner.workload import TPOT, TTFT, PlanLimits, Workload
+from kvsim.planner.question import DEFAULT_TPOT, DEFAULT_TTFT, PlanLimits, Workload
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.acceptance import from_rates
 from kvsim.quality.evidence import evidence
@@ -136,7 +136,7 @@ def defaults(cases: int) -> None:
     for gpu, model, prompt, generate in rows[:: max(1, len(rows) // cases)]:
         d = deployment(model, gpu)
         h = d.hardware
-        limits = PlanLimits(ENGINE_SHARE * h.gpu_memory, h.host_memory, TTFT, TPOT)
+        limits = PlanLimits(ENGINE_SHARE * h.gpu_memory, h.host_memory, DEFAULT_TTFT, DEFAULT_TPOT)
         try:
             plan = make_plan(d, Workload(prompt, generate, service=True), "throughput", limits)
         except NoPlanError as problem:
@@ -201,7 +201,7 @@ def bounds(cases: int) -> None:
     for stack in ("fused", "vllm"):
         for model, gpu, batch, prompt, generate in SCENES:
             d, w = deployment(model, gpu, stack), Workload(prompt, generate, batch)
-            c = Coefficients(d, w, np.array([float(batch)]), options_for(d, halves=True))
+            c = Coefficients(d, w, np.array([float(batch)]), placement_options(d, halves=True))
             for family in FAMILIES:
                 p = c.programme(0, PlanLimits(BOUNDLESS, BOUNDLESS), family)
                 p = touched(c, p, random, each=2)
@@ -238,12 +238,16 @@ def optimum(cases: int) -> None:
         known: dict[tuple[str, ...], float] = {}
         args = c, d, w, limits, {o.name: o for o in some}, known
 
-        def evaluate(mix: Mix, p: Programme = p, args: tuple = args) -> float:  # type: ignore[type-arg]
-            each = zip(p.names, mix.counts[:, 0], strict=True)
-            use = [name for name, x in each for _ in range(round(x))]
-            return min(replayed(order, *args) for order in set(permutations(use)))
-
-        _, best, _ = best_first(p, evaluate, most=10_000)
+        bounds: list[tuple[float, tuple[str, ...]]] = []
+        for use in combinations_with_replacement(p.names, layers):
+            counts = np.array([[float(use.count(name))] for name in p.names])
+            with suppress(InfeasibleError):
+                bounds.append((solve_programme(p, counts=counts).bound, use))
+        best = np.inf
+        for bound, use in sorted(bounds):
+            if bound >= best:
+                break
+            best = min(best, *(replayed(order, *args) for order in set(permutations(use))))
         every = min(replayed(x, *args) for x in product([o.name for o in some], repeat=layers))
         if np.isfinite(every):
             worst = max(worst, abs(best / every - 1))
@@ -303,11 +307,9 @@ def size(_: int) -> None:
             head=np.zeros((3, 5)), weight=np.array([1.0, 64.0, 64.0]), gpu=gpu, host=1 - gpu,
             once_gpu=random.uniform(0, 1, (1, 1, options)), once_host=np.zeros((1, 1, options)),
             streaming=nothing, memory=(0.5 * layers, layers),
-            loss=random.uniform(0, 1, (layers, options)), budget=0.2 * layers,
-            shape_of=np.zeros(layers, dtype=np.int64),
         )  # fmt: skip
         began = time.process_time()
-        mix = solve(p, gap=0.01 / 1.01)  # of the bound; HiGHS counts it of the objective
+        mix = solve_programme(p, gap=0.01 / 1.01)  # of the bound; HiGHS counts it of the objective
         took += time.process_time() - began
         worst = max(worst, mix.objective / mix.bound - 1)
     print(f"12 batches of {layers} x {options}: {took:.2f} s of CPU, gap at most {worst:.2%} "

@@ -5,7 +5,7 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-from kvsim.planner.engines import ENGINES
+from kvsim.planner.question import ENGINES
 from kvsim.report.evidence import technique_rows
 from kvsim.report.lists import techniques
 

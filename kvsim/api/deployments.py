@@ -10,7 +10,7 @@ from kvsim.options import DEGREES, Inputs
 
 if TYPE_CHECKING:
     from kvsim.machines.deployment import Deployment
-    from kvsim.planner.admit import Admission
+    from kvsim.planner.question import Admission
 
 LOSSY = 0.1
 """Relative loss of quality that --lossy admits at most where the loss is known."""
@@ -88,7 +88,7 @@ def _released_and_narrower(bases: "list[Deployment]") -> list[str]:
 
 def build_admission(inputs: Inputs) -> "Admission":
     """The techniques that a plan may consider, and the evidence of their quality."""
-    from kvsim.planner.admit import Admission, read_acceptance
+    from kvsim.planner.question import Admission, read_acceptance
 
     given = inputs.acceptance
     rate, seen_at, accepted = (None, 0, ()) if given is None else read_acceptance(given)

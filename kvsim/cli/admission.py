@@ -9,7 +9,7 @@ from kvsim.cli.arguments import number, option, words
 from kvsim.errors import InputError
 
 if TYPE_CHECKING:
-    from kvsim.planner.admit import Admission
+    from kvsim.planner.question import Admission
 
 KNOWN_BAD = 0.1  # what --lossy admits at most where the loss is known
 
@@ -43,7 +43,7 @@ def admission(
     acceptance: str | None,
 ) -> "Admission":
     """What the options let a plan consider."""
-    from kvsim.planner.admit import Admission, read_acceptance
+    from kvsim.planner.question import Admission, read_acceptance
 
     rate, seen_at, accepted = (None, 0, ()) if acceptance is None else read_acceptance(acceptance)
     return Admission(

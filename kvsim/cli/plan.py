@@ -40,9 +40,7 @@ from kvsim.machines.hardware import DEFAULT_STACK, RELEASED
 
 if TYPE_CHECKING:
     from kvsim.machines.deployment import Deployment
-    from kvsim.planner.admit import Admission
-    from kvsim.planner.question import Question
-    from kvsim.planner.workload import PlanLimits
+    from kvsim.planner.question import Admission, PlanLimits, Question
 
 
 def plan(
@@ -171,7 +169,7 @@ def _for_equal(
     wanted: list[str],
     more: list[str],
 ) -> None:
-    from kvsim.planner.advice import NoPlanError
+    from kvsim.planner.alternatives import NoPlanError
     from kvsim.planner.plan import plan_among
     from kvsim.report import names
     from kvsim.report import plan as shown

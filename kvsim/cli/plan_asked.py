@@ -12,7 +12,7 @@ from kvsim.options import ENGINE_SHARE
 
 if TYPE_CHECKING:
     from kvsim.machines.deployment import Deployment
-    from kvsim.planner.workload import PlanLimits, Workload
+    from kvsim.planner.question import PlanLimits, Workload
 
 COUNTS = ("1", "2", "4", "8")
 BARE_TTFT, BARE_TPOT = 60.0, 1.0  # numbers without a unit beyond which milliseconds are likely [s]
@@ -76,7 +76,7 @@ def limits_of(
     offline: bool,
 ) -> "PlanLimits":
     """What a plan must stay within, as the options and the hardware say."""
-    from kvsim.planner.workload import GIB, TPOT, TTFT, PlanLimits
+    from kvsim.planner.question import DEFAULT_TPOT, DEFAULT_TTFT, GIB, PlanLimits
 
     h, none = deployment.hardware, float("inf")
     usable = h.gpu_memory * (1.0 if offline else ENGINE_SHARE)
@@ -88,8 +88,12 @@ def limits_of(
     return PlanLimits(
         gpu_memory=usable,
         host_memory=h.host_memory,
-        ttft=(none if offline else TTFT) if ttft is None else seconds("--ttft", ttft, BARE_TTFT),
-        tpot=(none if offline else TPOT) if tpot is None else seconds("--tpot", tpot, BARE_TPOT),
+        ttft=(none if offline else DEFAULT_TTFT)
+        if ttft is None
+        else seconds("--ttft", ttft, BARE_TTFT),
+        tpot=(none if offline else DEFAULT_TPOT)
+        if tpot is None
+        else seconds("--tpot", tpot, BARE_TPOT),
         loss=loss,
     )
 
@@ -98,7 +102,7 @@ def workload_of(
     prompt: str | None, generate: str | None, batch: str | None, offline: bool
 ) -> "Workload":
     """The equal requests that the options describe."""
-    from kvsim.planner.workload import Workload
+    from kvsim.planner.question import Workload
 
     return Workload(
         tokens("--prompt", either(prompt, "2048")),

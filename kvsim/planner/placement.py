@@ -1,10 +1,18 @@
-"""What layers may do with their cache, as coefficients of the placement programme.
+"""Coefficients of the placement programme, from the ops that the engine itself plays.
 
-An option is one way to place a layer's cache within a box of shares: all on the GPU, a share copied
-from the host, part of that recomputed, all attended to by the CPU. Its coefficients come from the
-ops that the engine itself plays, evaluated for every batch at once.
+An option is one way to place a layer's cache within a box of shares; its coefficients are evaluated
+for every batch at once. Costs are convex in the shares, so that Kelley's method applies: where a
+solution's shares cost more than the planes say, the plane that touches the cost there is added.
+
+References
+----------
+.. [1] J. E. Kelley, "The cutting-plane method for solving convex programs", Journal of the Society
+   for Industrial and Applied Mathematics 8, 1960. https://doi.org/10.1137/0108053
 """
 
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
 from functools import cached_property
 from itertools import product
 
@@ -13,21 +21,34 @@ import numpy as np
 from kvsim.engine.buffers import layer_weights
 from kvsim.engine.ops import copy, output_ops
 from kvsim.engine.roofline import resource_seconds, seconds
+from kvsim.errors import InfeasibleError
 from kvsim.frozen import frozen
 from kvsim.graph import Array, Buffers, Point, Tier
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
-from kvsim.planner.halves import HalfTimes, Halves, all_half_times
-from kvsim.planner.layertimes import RESOURCES, STREAMS, LayersOfPass
-from kvsim.planner.planes import Stretches, planes, stretches
-from kvsim.planner.programme import Programme, Streaming
-from kvsim.planner.shares import Option, Shares, held_shares, placed
-from kvsim.planner.tighter import kept_outside, time_limits
-from kvsim.planner.workload import PlanLimits, Workload
+from kvsim.planner.costs import (
+    RESOURCES,
+    STREAMS,
+    HalfTimes,
+    Halves,
+    LayersOfPass,
+    Option,
+    Shares,
+    Stretches,
+    half_times_of_shapes,
+    held_shares,
+    make_stretches,
+    option_plane,
+    option_planes,
+    placement_technique,
+)
+from kvsim.planner.milp import Mix, Programme, Streaming, Tangent, resource_work
+from kvsim.planner.question import PlanLimits, Workload
 from kvsim.prediction.memory import (
     TIERS,
     decode_point,
     held_beside,
+    left_for_caches,
     phases,
     prefill_point,
     served_buffers,
@@ -37,8 +58,68 @@ from kvsim.techniques.axes.base import LayerPass
 from kvsim.techniques.memory import layer_buffers
 from kvsim.techniques.steps import part_of
 
-EDGE = 1e-4  # of the way to a box's middle, where buffers are those inside it
-JUMP = 1e-3  # of a buffer, which no slope reaches on that way
+# limits as the programme has them
+
+MEMORY_MARGIN = 2e-5  # of a memory: shares are written with six digits
+
+
+def lower_limits(limits: PlanLimits, over: tuple[float, float]) -> PlanLimits:
+    """Less memory than there is, so that what replay needs besides fits."""
+    gpu, host = (x if np.isfinite(x) else 0.0 for x in over)
+    return replace(
+        limits,
+        gpu_memory=(limits.gpu_memory - 1.1 * gpu) * (1 - MEMORY_MARGIN),
+        host_memory=(limits.host_memory - 1.1 * host) * (1 - MEMORY_MARGIN),
+    )
+
+
+def leave_rounding_room(programme: Programme) -> Programme:
+    """With the room in memory that rounding of shares needs."""
+    gpu, host = programme.memory
+    return replace(programme, memory=(gpu * (1 - MEMORY_MARGIN), host * (1 - MEMORY_MARGIN)))
+
+
+def engine_reserve(deployment: Deployment, given: float, weights: Array, beside: Array) -> float:
+    """What an engine keeps outside its share of memory, of all that is held, at most. [B]
+
+    Parameters
+    ----------
+    given : the memory that the limit is about. [B]
+    weights, beside : weights, and these with workspace and context, at each peak. (m,) [B]
+    """
+    kept = [
+        left_for_caches(deployment, given, b, w) + b
+        for w, b in zip(weights.tolist(), beside.tolist(), strict=True)
+    ]
+    return float(max(kept)) - given
+
+
+def time_limits(
+    workload: Workload, limits: PlanLimits, reads: float, rounds: Array
+) -> dict[str, tuple[Array, float]]:
+    """TTFT and TPOT as sums of passes: by limit the weight of each phase, and the bound. [s]
+
+    Parameters
+    ----------
+    reads : passes that read prompts, in one turn of the batch.
+    rounds : of decoding, in each phase after that. (c,)
+    """
+    found = {}
+    count = max(workload.generate - 1, 1)
+    mean = rounds / count
+    if np.isfinite(limits.ttft):
+        waits = mean if workload.service else np.zeros_like(rounds)
+        found["ttft"] = (np.concatenate([[1.0], waits]), limits.ttft)
+    if np.isfinite(limits.tpot) and rounds.size:
+        others = (reads - 1) / count if workload.service else 0.0
+        found["tpot"] = (np.concatenate([[others], mean]), limits.tpot)
+    return found
+
+
+# coefficients
+
+BUFFER_EDGE = 1e-4  # of the way to a box's middle, where buffers are those inside it
+BUFFER_JUMP = 1e-3  # of a buffer, which no slope reaches on that way
 
 
 @frozen
@@ -64,7 +145,7 @@ class Coefficients:
         """Of the rounds; windows that fill on the way end one."""
         windows = {shape.window for shape in self.shapes} - {None}
         full = [w - self.workload.prompt for w in windows if w is not None]
-        return stretches(self.workload.generate - 1, full)
+        return make_stretches(self.workload.generate - 1, full)
 
     @property
     def group(self) -> int:
@@ -87,7 +168,7 @@ class Coefficients:
     @cached_property
     def seconds(self) -> Array:
         """Of one layer by phase, resource, corner, shape and batch. (q, r, v, k, b) [s]"""
-        found = planes(self.options, self.layers, self.workload.prompt, self.held)
+        found = option_planes(self.options, self.layers, self.workload.prompt, self.held)
         return self.by_phase(np.moveaxis(found, -1, 2))
 
     def by_phase(self, cost: Array) -> Array:
@@ -101,7 +182,7 @@ class Coefficients:
 
     def layers(self, shares: Shares, parts: int, among: list[int]) -> Array:
         """One layer of some shapes, at all points. (1 + 3c, r, k, b) [s]"""
-        t, d = placed(shares, self.workload.prompt, parts=parts), self.deployment
+        t, d = placement_technique(shares, self.workload.prompt, parts=parts), self.deployment
         (read, rounds), (reading, decoding) = self._points(), self._passes
         points = 1 + self._stretches.tokens.size
         found = np.zeros((points, len(RESOURCES), len(among), self.batches.size))
@@ -160,7 +241,7 @@ class Coefficients:
         for p in self._peaks:
             row = []
             for s, parts in self._corners:
-                own = placed(s, self.workload.prompt, parts=parts).parts[0]
+                own = placement_technique(s, self.workload.prompt, parts=parts).parts[0]
                 passes = [LayerPass(d, p, shape, own, part_of(p, own)) for shape in self.shapes]
                 row.append([layer_buffers(at, layer_weights(d, at.shape)) for at in passes])
             found.append(row)
@@ -184,11 +265,11 @@ class Coefficients:
         """Buffers that layers share, at an edge where one comes the smaller. (m, s, v, b) [B]"""
         sizes: dict[tuple[Tier, str], Array] = {}
         shape = len(self._peaks), len(self._corners), self.batches.size
-        inside = [s.towards(o.middle, EDGE) for o in self.options for s in o.corners]
+        inside = [s.towards(o.middle, BUFFER_EDGE) for o in self.options for s in o.corners]
         for v, (s, parts) in enumerate(self._corners):
             here, near = (self._shared(v, x, parts) for x in (s, inside[v]))
             for key in here.keys() & near.keys():
-                gone = near[key] < here[key] * (1 - JUMP)
+                gone = near[key] < here[key] * (1 - BUFFER_JUMP)
                 sizes.setdefault(key, np.zeros(shape))[:, v] = np.where(gone, near[key], here[key])
         gpu, host = (
             np.stack([np.zeros(shape), *(x for (t, _), x in sorted(sizes.items()) if t == tier)])
@@ -198,7 +279,13 @@ class Coefficients:
 
     def _shared(self, v: int, shares: Shares, parts: int) -> dict[tuple[Tier, str], Array]:
         w, d = self.workload, self.deployment
-        args = placed(shares, w.prompt, parts=parts), d, self.batches, w.prompt, w.generate
+        args = (
+            placement_technique(shares, w.prompt, parts=parts),
+            d,
+            self.batches,
+            w.prompt,
+            w.generate,
+        )
         found: dict[tuple[Tier, str], Array] = {}
         for m, table in enumerate([served_buffers(*args)] if w.service else phases(*args)):
             for tier in TIERS:
@@ -250,7 +337,7 @@ class Coefficients:
             once_host=once_host[:, :, rows, index],
             streaming=self.streaming,
             memory=(
-                limits.gpu_memory + kept_outside(self.deployment, limits.gpu_memory, *held),
+                limits.gpu_memory + engine_reserve(self.deployment, limits.gpu_memory, *held),
                 limits.host_memory,
             ),
             times=time_limits(w, limits, reads, each),
@@ -262,7 +349,7 @@ class Coefficients:
     def _held_beside(self) -> tuple[Array, Array]:
         """Weights, and these with workspace and context, with all on the GPU. (m, b) [B]"""
         w, d = self.workload, self.deployment
-        args = placed(Shares(), w.prompt), d, self.batches, w.prompt, w.generate
+        args = placement_technique(Shares(), w.prompt), d, self.batches, w.prompt, w.generate
         tables = [served_buffers(*args)] if w.service else phases(*args)
         found = [np.broadcast_arrays(*held_beside(table), self.batches)[:2] for table in tables]
         weights, beside = (np.stack(some) for some in zip(*found, strict=True))
@@ -283,7 +370,7 @@ class Coefficients:
     def _half_times(self) -> HalfTimes | None:
         _, rounds = self._points()
         args = self._stretches, self.workload.prompt, list(self.shapes)
-        return None if rounds is None else all_half_times(self.deployment, rounds, *args)
+        return None if rounds is None else half_times_of_shapes(self.deployment, rounds, *args)
 
     @cached_property
     def _option_of(self) -> list[int]:
@@ -295,3 +382,120 @@ class Coefficients:
         option = next(o for o in self.options if o.name == name)
         first = int(np.flatnonzero(programme.option_of == programme.option_of[index])[0])
         return option, option.held(float(self.held[shape])).corners[index - first]
+
+
+# tangents
+
+Family = frozenset[str]
+TOUCH_INSIDE = 0.01  # of the way to a box's middle, where a cost is touched
+TANGENT_GAIN = 1e-4  # of the objective, by which a solution must be too cheap
+TANGENT_ROUNDS = 12
+
+
+def tangent_at(
+    coefficients: Coefficients, programme: Programme, option: int, shape: int, at: Shares
+) -> Tangent:
+    """The plane that touches the cost of an option's layers near some shares.
+
+    Parameters
+    ----------
+    coefficients : at the programme's batch alone.
+    """
+    c = coefficients
+    own = next(o for o in c.options if o.name == programme.names[option])
+    box = own.held(float(c.held[shape]))
+
+    def cost(shares: Shares) -> Array:
+        return c.layers(shares, own.parts, [shape])
+
+    values = option_plane(box, cost, c.workload.prompt, at.towards(box.middle, TOUCH_INSIDE))
+    return Tangent(option, shape, c.by_phase(values[:, :, 0, 0]))
+
+
+def mix_tangents(coefficients: Coefficients, programme: Programme, mix: Mix) -> tuple[Tangent, ...]:
+    """Planes at a mix's shares, for its options with several corners."""
+    c, p = coefficients, programme
+    found = []
+    for o, k in np.argwhere(mix.counts > 1e-6).tolist():
+        rows = np.flatnonzero(p.option_of == o)
+        weight = mix.corners[rows, k]
+        if rows.size < 2 or weight.sum() <= 0:
+            continue
+        some = [c.corner(p, int(v), k)[1] for v in rows]
+        at = Shares(**{
+            key: float(weight @ [getattr(s, key) for s in some]) / float(weight.sum())
+            for key in vars(some[0])
+        })  # fmt: skip
+        found.append(tangent_at(c, p, o, k, at))
+    return tuple(found)
+
+
+class Tangents:
+    """Planes that were needed at the batches of some coefficients, and what they prove.
+
+    Parameters
+    ----------
+    wanted : whether planes are worth their time; without, programmes stay as they are.
+    """
+
+    def __init__(self, coefficients: Coefficients, wanted: bool) -> None:
+        self.coefficients, self.wanted = coefficients, wanted
+        self._known: dict[tuple[int, Family], tuple[Tangent, ...]] = {}  # by batch and family
+        self._whole: dict[tuple[int, Family], float] = {}  # bounds with whole layers [s]
+
+    def of(self, index: int, family: Family, programme: Programme) -> Programme:
+        """A programme with the planes that are known."""
+        known = self._known.get((index, family), ())
+        return replace(programme, tangents=known) if known else programme
+
+    def first(
+        self, index: int, family: Family, programme: Programme, solve: Callable[..., Mix]
+    ) -> Mix:
+        """The programme's mix of whole layers, with all planes that its relaxation needs."""
+        if self.wanted and (index, family) not in self._known:
+            batch = self.coefficients.batches[index : index + 1]
+            alone = replace(self.coefficients, batches=batch)
+            found = add_tangents(alone, programme, lambda x: solve(x, whole=False))
+            self._known[index, family] = found.tangents
+        mix = solve(self.of(index, family, programme))
+        self._whole[index, family] = mix.bound
+        return mix
+
+    def least(
+        self, index: int, relaxed: dict[Family, float], first: Callable[[int, Family], Mix]
+    ) -> float:
+        """The least bound of all families, with whole layers where that decides. [s]
+
+        Parameters
+        ----------
+        relaxed : bounds that are known already. [s]
+        """
+        bounds = dict(relaxed)
+        for _ in relaxed if self.wanted else ():
+            family = min(bounds, key=lambda f: bounds[f])
+            before = bounds[family]
+            if np.isfinite(before) and (index, family) not in self._whole:
+                self._whole[index, family] = np.inf
+                with suppress(InfeasibleError):
+                    first(index, family)
+            bounds[family] = max(before, self._whole.get((index, family), before))
+            if bounds[family] == before:
+                break
+        return min(bounds.values(), default=np.inf)
+
+
+def add_tangents(
+    coefficients: Coefficients, programme: Programme, solve: Callable[[Programme], Mix]
+) -> Programme:
+    """The programme with the planes that its relaxation's solutions need."""
+    c, p = coefficients, programme
+    for _ in range(TANGENT_ROUNDS):
+        mix = solve(p)
+        more = replace(p, tangents=(*p.tangents, *mix_tangents(c, p, mix)))
+        took = [resource_work(x, mix.corners) + x.streaming.seconds @ mix.streamed.sum(axis=0)
+                for x in (p, more)]  # fmt: skip
+        before, after = (float(p.weight @ x.max(axis=1)) for x in took)
+        if after <= before + TANGENT_GAIN * mix.objective:
+            return p
+        p = more
+    return p

@@ -6,18 +6,35 @@ from time import perf_counter
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.frozen import frozen
 from kvsim.machines.deployment import WEIGHTS, Deployment
-from kvsim.planner.admit import Admission
-from kvsim.planner.advice import Advice, NoPlanError, better, quick, score
-from kvsim.planner.flips import Flip, flips, front
-from kvsim.planner.improved import turn
-from kvsim.planner.likely import Likely, likely
-from kvsim.planner.mixed import with_mixes
-from kvsim.planner.noplan import explain
-from kvsim.planner.options import Options
-from kvsim.planner.outlook import Binding, bindings, prices
-from kvsim.planner.question import FULL, Question, Search, tabulate_question
-from kvsim.planner.rivals import Knee, Rival, Waves, alternatives, baseline, knees, runnable, waves
-from kvsim.planner.workload import PlanLimits, Workload
+from kvsim.planner.alternatives import (
+    Advice,
+    Alternative,
+    Knee,
+    NoPlanError,
+    Waves,
+    best_runnable,
+    find_advice,
+    find_alternatives,
+    find_baseline,
+    find_knees,
+    find_waves,
+    quick_plan,
+    score,
+)
+from kvsim.planner.mixed_search import add_mixes, batch_seconds
+from kvsim.planner.question import FULL, Admission, PlanLimits, Question, Workload
+from kvsim.planner.sensitivity import (
+    Binding,
+    Breakpoint,
+    TargetProbability,
+    explain_no_plan,
+    find_bindings,
+    find_breakpoints,
+    pareto_front,
+    solve_prices,
+    target_probability,
+)
+from kvsim.planner.table import Options, TableSearch, tabulate_question
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence
 
@@ -55,14 +72,14 @@ class ChosenPlan:
     choice: Prediction
     evidence: Evidence
     baseline: Prediction | None  # full KV at its own best batch; None if it does not fit
-    alternatives: list[Rival]
+    alternatives: list[Alternative]
     knees: list[Knee]
     waves: Waves | None
     binding: list[Binding]
     prices: dict[str, float]  # change -> relative gain of the objective
     advice: list[Advice]
     solver: Solved
-    likely: Likely  # how sure the targets are kept
+    likely: TargetProbability  # how sure the targets are kept
     table: Options  # every option, for reports
     engine_best: Prediction | None = (
         None  # of what released engines run, where none runs the choice
@@ -80,15 +97,17 @@ class ChosenPlan:
         """What the plan stays within."""
         return self.question.limits
 
-    def flips(self) -> list[Flip]:
+    def flips(self) -> list[Breakpoint]:
         """Where another technique would be chosen; asks the planner again."""
-        return flips(self.question, Search(self.question, self.table), self.choice.technique)
+        return find_breakpoints(
+            self.question, TableSearch(self.question, self.table), self.choice.technique
+        )
 
     def front(self) -> list[Prediction]:
         """Plans that no other beats in both TPOT and throughput, by TPOT."""
-        search = Search(self.question, self.table)
+        search = TableSearch(self.question, self.table)
         limits = self.limits.finite(without="tpot")
-        return [search.replay(row) for row in front(self.table, limits)]
+        return [search.replay(row) for row in pareto_front(self.table, limits)]
 
 
 def make_plan(
@@ -119,33 +138,33 @@ def make_plan(
 def answer(question: Question) -> ChosenPlan:
     """The plan for a question."""
     started = perf_counter()
-    search = Search(question, tabulate_question(question))
+    search = TableSearch(question, tabulate_question(question))
     search.drafts()
     search.refine()
     limits = question.limits.finite()
-    mixed = with_mixes(question, search)
+    mixed = add_mixes(question, search)
     placements = mixed.placements
     row = search.chosen(limits) if search.table.technique else None
     if row is None:
-        raise explain(question, search)
+        raise explain_no_plan(question, search)
     best = search.optimum(limits)
     assert best is not None
     choice = search.replay(row)
     seconds = perf_counter() - started
     # of the best there is: what is simpler gives up a little
-    found = prices(question, search, best, mixed)
+    found = solve_prices(question, search, best, mixed)
     top = search.value(best)
     return ChosenPlan(
         question=question,
         choice=choice,
         evidence=search.table.evidence[row],
-        baseline=choice if choice.technique.name == FULL else baseline(question, search),
-        alternatives=alternatives(question, search, row),
-        knees=knees(question, search, row),
-        waves=waves(question, choice),
-        binding=bindings(question, search, best, found, mixed),
+        baseline=choice if choice.technique.name == FULL else find_baseline(question, search),
+        alternatives=find_alternatives(question, search, row),
+        knees=find_knees(question, search, row),
+        waves=find_waves(question, choice),
+        binding=find_bindings(question, search, best, found, mixed),
         prices=found,
-        advice=better(question, choice),
+        advice=find_advice(question, choice),
         solver=Solved(
             options=len(search.table),
             solves=placements.solves,
@@ -153,13 +172,13 @@ def answer(question: Question) -> ChosenPlan:
             seconds=seconds,
             status="optimal",
             bound=placements.bound_of(choice),
-            replay=turn(choice),
+            replay=batch_seconds(choice),
             optimum=search.replay(best),
             given_up=max(0.0, (search.value(row) - top) / abs(top)),
         ),
-        likely=likely(question, choice),
+        likely=target_probability(question, choice),
         table=search.table,
-        engine_best=runnable(question, search, row),
+        engine_best=best_runnable(question, search, row),
     )
 
 
@@ -178,7 +197,7 @@ def plan_among(questions: list[Question]) -> ChosenPlan:
     first: list[tuple[float, int, Prediction]] = []
     for i, q in enumerate(questions):
         try:
-            found = quick(q)
+            found = quick_plan(q)
         except (InputError, InfeasibleError):
             found = None
         if found is not None:

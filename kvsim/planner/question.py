@@ -1,30 +1,415 @@
-"""A question to the planner, and how its table of options is made, narrowed down and replayed."""
+"""What is asked of a plan: equal requests, limits, admitted techniques and an objective.
 
+Requests all have one prompt length and one number of generated tokens. A technique is admitted by
+the user's options, by the engine that must run it, and by the evidence of its quality on the model.
+Two techniques differ only where the difference exceeds the known error of predictions.
+"""
+
+from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
+from pathlib import Path
+from shlex import quote
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
-from kvsim.errors import InputError
+from kvsim.errors import InputError, unknown
+from kvsim.evidence.ledger import typical_error
+from kvsim.files import check_type
+from kvsim.files.kinds import ATTENTION
 from kvsim.frozen import frozen
+from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
-from kvsim.planner.admit import Admission
-from kvsim.planner.choose import best, simplest, within
-from kvsim.planner.error import between
-from kvsim.planner.options import Options, batches_between, measures, settled, tabulate
-from kvsim.planner.workload import PlanLimits, Workload
 from kvsim.prediction.generate import Prediction
+from kvsim.prediction.memory import largest_batch
+from kvsim.prediction.service import Service
+from kvsim.quality.acceptance import MOST_DRAFTS, Positions, from_measured, from_rate, published
+from kvsim.quality.evidence import Evidence, evidence
+from kvsim.quality.measured import QualityRun
+from kvsim.techniques import TECHNIQUES, parse
 from kvsim.techniques.papers.kvpr import Place
-from kvsim.techniques.technique import Technique
+from kvsim.techniques.technique import Technique, compose
+from kvsim.traces.attention import Acceptance
+
+# workload and limits
+
+GIB = 2.0**30
+DEFAULT_TTFT, DEFAULT_TPOT = (
+    2.0,
+    0.1,
+)  # what an interactive service is asked for unless the user says [s]
+
+
+@frozen
+class Workload:
+    """Equal requests.
+
+    Attributes
+    ----------
+    prompt, generate
+        Tokens of each. [tokens]
+    batch
+        Sequences at once; None to have it chosen.
+    service
+        Whether requests keep coming (continuous batching), or one batch starts on an idle GPU.
+    """
+
+    prompt: int
+    generate: int
+    batch: int | None = None
+    service: bool = False
+
+    def predict(
+        self, technique: Technique, deployment: Deployment, batch: Array, contexts: int = 0
+    ) -> Prediction:
+        """What a technique does for it at some batches."""
+        kind = Service if self.service else Prediction
+        return kind(technique, deployment, batch, self.prompt, self.generate, contexts)
+
+    def largest(
+        self, technique: Technique, deployment: Deployment, gpu: float, host: float
+    ) -> Array:
+        """Largest batch whose buffers fit. [sequences]"""
+        return largest_batch(
+            technique, deployment, self.prompt, self.generate, gpu, host, served=self.service
+        )
+
+    @property
+    def length(self) -> int:
+        """Tokens of a sequence at its end. [tokens]"""
+        return self.prompt + self.generate
+
+
+@frozen
+class PlanLimits:
+    """What a plan must stay within; infinite where the user set nothing."""
+
+    gpu_memory: float  # per GPU [B]
+    host_memory: float  # [B]
+    ttft: float = np.inf  # [s]
+    tpot: float = np.inf  # [s]
+    loss: float = 0.0  # relative, in the unit of the evidence; 0: the tokens of full-precision KV
+    assumed: float = 0.0  # 0: nothing rests on an unmeasured acceptance rate
+
+    def finite(self, without: str = "") -> dict[str, float]:
+        """The limits that are set, by column."""
+        return {k: v for k, v in vars(self).items() if np.isfinite(v) and k != without}
+
+    def hard(self) -> dict[str, float]:
+        """Those that memory and time set, not what the user is willing to accept."""
+        return {k: v for k, v in self.finite().items() if k not in ("loss", "assumed")}
+
+
+# engines
+
+ENGINES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "vllm": ("full", "fp8", "eagle", "mtp", "draft", "ngram"),
+        "sglang": ("full", "fp8", "eagle", "mtp", "draft", "ngram"),
+        "trtllm": ("full", "fp8", "eagle", "mtp", "draft", "ngram"),
+        "hf": ("full", "offload", "kivi", "draft", "ngram"),
+        "flexgen": ("full", "offload", "flexgen"),
+    }
+)
+"""Techniques that a released engine runs without changes to its code, as of 2026-11."""
+
+
+def engine_refusal(engine: str, deployment: Deployment) -> str:
+    """Why an engine does not run a model on a GPU; empty if it does.
+
+    As their pages said on 2026-11-23: FlexGen's README shows OPT models alone. TensorRT-LLM's list
+    of supported hardware begins with Ampere, the first with bf16. vLLM's page of GPUs asks for
+    compute capability 7.5, and for AMD Instinct; profiles of a V100 (7.0), which releases of 2025
+    ran on, are left to it. SGLang runs from Turing on, and on AMD Instinct from MI300 on. What
+    others maintain for Apple's GPUs (vLLM-Metal) is not counted.
+    """
+    model, hardware = deployment.model, deployment.hardware
+    apple, amd = (hardware.title.startswith(maker) for maker in ("Apple", "AMD"))
+    if engine == "flexgen" and model.family != "opt":
+        return f"FlexGen runs OPT models only, not {model.name}"
+    nvidia = {"flexgen": "FlexGen", "trtllm": "TensorRT-LLM"}
+    if (apple or amd) and engine in nvidia:
+        return f"{nvidia[engine]} runs on NVIDIA GPUs only, not on {hardware.name}"
+    if engine == "trtllm" and "bf16" not in hardware.flops:
+        return f"TensorRT-LLM needs Ampere or later, not {hardware.name}"
+    if apple and engine in ("vllm", "sglang"):
+        return f"{engine} does not run on the GPU of {hardware.name}"
+    if engine == "sglang" and ("fp8" if amd else "int8") not in hardware.flops:
+        return f"SGLang does not run on {hardware.name}"
+    return ""
+
+
+def engines_running(name: str, deployment: Deployment) -> list[str]:
+    """The engines that a plan may give a technique to."""
+    return [
+        engine
+        for engine, names in ENGINES.items()
+        if name in names and not engine_refusal(engine, deployment)
+    ]
+
+
+# admission
+
+ACCEPTANCE_DIGITS = 4  # of an acceptance
+FIRST_DRAFTS = (0, 1, 2, 4, 7, 11, 16)  # per round; those beside the best are tried after
+NEEDS_DRAFTER = ("eagle", "mtp", "draft", "ngram")
+"""Techniques whose drafts come from weights trained for one model, or from text that repeats."""
+FAMILIES_WITH_MTP = ("deepseek_v3", "deepseek_v32", "glm4_moe", "mimo", "qwen3_next")
+"""Families of models (Hugging Face's ``model_type``) published with prediction modules."""
+
+
+@frozen
+class Admission:
+    """What the user lets a plan consider.
+
+    Attributes
+    ----------
+    techniques
+        What to consider, in place of every technique of the registry.
+    only, without
+        Names of techniques; no ``only`` means all.
+    engine
+        One of ``ENGINES``, or nothing.
+    unmeasured
+        Whether settings are welcome of whose quality nothing is known.
+    runs
+        Measured quality; what ships if None.
+    layered, layered_for
+        Widths of every layer with their measured loss, and the model that they were measured on.
+    rate, seen_at
+        Accepted over drafted tokens, and the drafts per round at which the user saw it (0: those
+        that the technique drafts by default).
+    accepted
+        What an attention trace measured of drafts.
+    """
+
+    techniques: tuple[Technique, ...] | None = None
+    only: tuple[str, ...] = ()
+    without: tuple[str, ...] = ()
+    engine: str = ""
+    unmeasured: bool = False
+    runs: tuple[QualityRun, ...] | None = None
+    layered: Mapping[Technique, Evidence] = field(default_factory=dict)
+    layered_for: str = ""
+    rate: float | None = None
+    seen_at: int = 0
+    accepted: "tuple[Acceptance, ...]" = ()
+
+    def __post_init__(self) -> None:
+        for option, names in (("--only", self.only), ("--without", self.without)):
+            for name in names:
+                if name not in TECHNIQUES:
+                    raise unknown(f"technique in {option}", name, TECHNIQUES)
+        if self.engine and self.engine not in ENGINES:
+            raise unknown("engine", self.engine, ENGINES)
+        if self.only and not self._left():
+            raise InputError("--only, --without and --engine leave no technique; drop one of them")
+
+    def _left(self) -> list[str]:
+        runs = ENGINES.get(self.engine, tuple(TECHNIQUES))
+        named = [n for n in TECHNIQUES if not self.only or n in self.only]
+        return [n for n in named if n not in self.without and n in runs]
+
+    def check(self, deployment: Deployment) -> None:
+        """Refuse losses of layers measured on another model, and engines that cannot run there.
+
+        Raises
+        ------
+        InputError
+            For either.
+        """
+        model = deployment.model.name
+        reason = engine_refusal(self.engine, deployment) if self.engine else ""
+        if reason:
+            raise InputError(f"--engine {self.engine}: {reason}; omit --engine or name another")
+        if self.layered and model != self.layered_for:
+            raise InputError(
+                f"--quality: layers were measured on {self.layered_for}, which says nothing of "
+                f"{model}; measure it with `kvsim validate --quality --per-layer --model "
+                f"{quote(model)}`"
+            )
+
+    def candidates(self) -> list[Technique]:
+        """The techniques that are left, with their defaults."""
+        if self.techniques is not None:
+            named = [t for t in self.techniques if not self.only or t.name in self.only]
+        else:
+            named = [parse(name) for name in self._left()]
+        asked = self.only or self.engine  # by name, which widths of layers have none of
+        return named if asked else [*named, *self.layered]
+
+    def settings(
+        self,
+        technique: Technique,
+        deployment: Deployment,
+        prompt: int,
+        generate: int,
+        differ: bool = False,
+    ) -> list[Technique]:
+        """Settings of a technique worth considering, array-valued ones along the first axis.
+
+        Parameters
+        ----------
+        differ : whether requests have many lengths, of which those are the means; budgets are then
+            shares of each prompt.
+        """
+        if technique in self.layered:
+            return [technique]
+        if not self._has_drafter(technique, deployment):
+            return []
+        options = technique.options(deployment, prompt, generate)
+        if differ and len(technique.terms) == 1:
+            shares = technique.terms[0].options_of_shares(deployment, prompt, generate)
+            options = [compose(term) for term in shares]
+        found = [x for x in options if self._worth(x)]
+        if "gamma" not in technique.settings:
+            return found
+        every: list[Technique] = []
+        for some in _distinct_settings(found):
+            positions = self.positions(some, deployment, prompt + generate / 2)
+            if positions is None:
+                every += [x for x in found if _without_drafts(x) == _without_drafts(some)]
+            else:
+                gammas = FIRST_DRAFTS
+                every += [_with_drafts(some, g, positions.rate(g)) for g in gammas]
+        return every
+
+    def neighbours(
+        self, technique: Technique, deployment: Deployment, context: float
+    ) -> list[Technique]:
+        """The same technique with a draft more, or less."""
+        positions = (
+            self.positions(technique, deployment, context)
+            if "gamma" in technique.settings
+            else None
+        )
+        if positions is None:
+            return []
+        some = (technique.drafts + step for step in (-2, -1, 1, 2))
+        return [
+            _with_drafts(technique, g, positions.rate(g)) for g in some if 0 <= g <= MOST_DRAFTS
+        ]
+
+    def _has_drafter(self, technique: Technique, deployment: Deployment) -> bool:
+        """Whether what drafts exists: heads and draft models are trained, texts may not repeat.
+
+        Prediction modules come with some models; all else the user has to name or to measure.
+        """
+        if technique.name not in NEEDS_DRAFTER or technique.name in self.only:
+            return True
+        if any(parse(found.technique).name == technique.name for found in self.accepted):
+            return True
+        return technique.name == "mtp" and deployment.model.family in FAMILIES_WITH_MTP
+
+    def _worth(self, technique: Technique) -> bool:
+        """Whether the placement programme leaves anything to these settings.
+
+        It knows every share, streams weights at any batch and balances what is recomputed.
+        """
+        s = technique.settings
+        placed = technique.name in ("offload", "kvpr") and not self.only
+        balanced = isinstance(s.get("split"), str)
+        return not (placed and (s["schedule"] == "column" or balanced))
+
+    def positions(
+        self, technique: Technique, deployment: Deployment, context: float
+    ) -> Positions | None:
+        """Accepted drafts of a technique by position, if anybody measured them."""
+        for found in self.accepted:
+            if _without_drafts(parse(found.technique)) == _without_drafts(technique):
+                return from_measured(found)
+        if self.rate is not None:
+            seen = self.seen_at or int(parse(technique.name).settings["gamma"])
+            return from_rate(self.rate, seen, f"your rate of {self.rate:g} at {seen} drafts")
+        draft = str(technique.settings.get("draft", technique.name))
+        return published(deployment.model.name, draft, context)
+
+    def evidence(self, technique: Technique, deployment: Deployment, length: float) -> Evidence:
+        """The evidence of a setting's loss on a model."""
+        if technique in self.layered:
+            return self.layered[technique]
+        return evidence(technique, deployment.model, length, self.runs)
+
+    def loss(self, found: Evidence) -> float:
+        """As a limit sees it: nothing known is no loss where the unknown is welcome."""
+        return self.harm(found) if self.unmeasured else found.column
+
+    def harm(self, found: Evidence) -> float:
+        """The loss by the evidence; 0 where there is no evidence."""
+        if found.kind == "none" or found.missing:
+            return found.loss if found.loss > 0 else 0.0  # a loss of which nothing is known is NaN
+        return found.column
+
+
+def _distinct_settings(found: Iterable[Technique]) -> list[Technique]:
+    """One of each that differ in more than drafts per round."""
+    kinds = {str(_without_drafts(t)): t for t in found}
+    return list(kinds.values())
+
+
+def _without_drafts(technique: Technique) -> tuple[str, dict[str, Any]]:
+    """Name and settings; of several terms a setting has its term's name before it."""
+    drafts = ("gamma", "acceptance")
+    kept = {k: v for k, v in technique.settings.items() if k.rpartition(".")[2] not in drafts}
+    return technique.name, kept
+
+
+def _with_drafts(technique: Technique, gamma: int, rate: float) -> Technique:
+    return technique.with_rounds(gamma, round(rate, ACCEPTANCE_DIGITS))
+
+
+def read_acceptance(text: str) -> "tuple[float | None, int, tuple[Acceptance, ...]]":
+    """What ``--acceptance`` says: a rate, a rate at some drafts (0.8@4), or a measured file.
+
+    Raises
+    ------
+    InputError
+        If it is none of these.
+    """
+    if text.endswith(".json"):
+        from kvsim.traces.attentionfile import load
+
+        found = load(Path(text)).acceptance
+        if not found:
+            raise InputError(f"--acceptance: {text} measured no acceptance; see docs/quality.md")
+        return None, 0, found
+    rate, _, at = text.partition("@")
+    try:
+        value, gamma = float(rate), int(at) if at else 0
+    except ValueError:
+        value, gamma = -1.0, 0
+    if not 0 <= value <= 1 or (at and not 1 <= gamma <= MOST_DRAFTS):
+        check_type(text, ATTENTION)
+        raise InputError(
+            f"--acceptance: got {text[:40]!r}; expected the share of drafts that were accepted, as "
+            f"0.8 or 0.8@4 (seen at 4 drafts per round), or a file of `kvsim validate --quality`"
+        )
+    return value, gamma, ()
+
+
+# known differences
+
+PLACEMENT_TECHNIQUES = {"full", "offload", "kvpr", "flexgen", "fastdecode", "place"}
+"""Techniques that move the same ops to other places: only full KV's error is between them."""
+
+
+def known_difference(deployment: Deployment, one: Technique, other: Technique) -> float:
+    """Known relative error between two techniques: the larger one's, on rows that no fit saw."""
+    names = {"full" if _only_places(t) else t.name for t in (one, other)}
+    return max(typical_error(deployment, name) for name in names)
+
+
+def _only_places(technique: Technique) -> bool:
+    """Whether a technique, or each of its layers, only moves caches and weights."""
+    return technique.exact and {term.name for term in technique.terms} <= PLACEMENT_TECHNIQUES
+
+
+# the question
 
 OBJECTIVES = ("throughput", "latency", "cost")
-FAR = 1.0  # behind the best: batches of what is slower need not be finer
-REFINEMENTS = 2  # each divides the distance between neighbouring batches by nine
-SHOWN = 3  # techniques that are not the choice, of either kind
 MIXED = "mixed placement"
 FULL = "full"  # nothing is done to the cache
-REPLAYS = 32  # rows that are computed at every token, at most
-INSIDE = 0.005
-"""Relative error between two settings of one technique: they share nearly all of it."""
 
 
 @frozen
@@ -44,7 +429,7 @@ class Question:
 
     def between(self, one: Technique, other: Technique) -> float:
         """Known relative error between two techniques."""
-        return between(self.deployment, one, other) if self.error is None else self.error
+        return known_difference(self.deployment, one, other) if self.error is None else self.error
 
     def goal(self, seconds: float, batch: float) -> float:
         """Of the objective, from the seconds of one turn of a batch; to be small."""
@@ -72,160 +457,10 @@ def check_objective(objective: str, deployment: Deployment) -> None:
         )
 
 
-def tabulate_question(q: Question, names: tuple[str, ...] = ()) -> Options:
-    """Every option of a question, or those of some techniques."""
-    admission = replace(q.admission, only=names) if names else q.admission
-    room = (q.limits.gpu_memory,), q.limits.host_memory
-    return tabulate(q.deployment, q.workload, *room, admission)
-
-
-class Search:
-    """A table with what has been replayed of it; replays replace what the table said."""
-
-    def __init__(self, q: Question, table: Options) -> None:
-        self.q, self.table = q, table
-        self._replays: dict[int, Prediction] = {}
-
-    def under(self, **limits: float) -> "Search":
-        """The same options under other limits, with what has been replayed of them."""
-        other = Search(self.q.with_limits(**limits), self.table.copy())
-        other._replays = dict(self._replays)
-        return other
-
-    def refine(self) -> None:
-        """Finer batches around the best row of each technique that the plan may be about."""
-        q = self.q
-        for _ in range(REFINEMENTS):
-            for row in self._worth_refining():
-                extra = batches_between(self.table, row, q.deployment, q.workload, q.admission)
-                if extra.technique:
-                    self.table.add(extra)
-
-    def _worth_refining(self) -> list[int]:
-        """The best rows of techniques: all near the best, but few that may not be chosen.
-
-        What the user does not accept is only shown, the best of each kind of reason.
-        """
-        hard, finite = self.q.limits.hard(), self.q.limits.finite()
-        top = self.best(hard)
-        if top is None:
-            return []
-        found: list[int] = []
-        barred: dict[str, list[int]] = {name: [] for name in finite if name not in hard}
-        for name in self.table.names:
-            row = self.best(hard, name)
-            if row is None or not self._near(row, top):
-                continue
-            reason = next((k for k in barred if self.table.columns[k][row] > finite[k]), "")
-            (barred[reason] if reason else found).append(row)
-        goal = self.table.columns[self.q.objective]
-        for rows in barred.values():
-            found += sorted(rows, key=lambda row: float(goal[row]))[:SHOWN]
-        return found
-
-    def drafts(self) -> None:
-        """Fewer and more drafts per round, as long as they are better."""
-        q = self.q
-        room = (q.limits.gpu_memory,), q.limits.host_memory
-        for name in self.table.names:
-            known: set[str] = set()
-            while True:
-                row = self.best(q.limits.hard(), name)
-                t = None if row is None else self.table.technique[row]
-                if t is None or str(t) in known:
-                    break
-                known.add(str(t))
-                some = q.admission.neighbours(t, q.deployment, q.workload.length)
-                if not some:
-                    break
-                table = settled(some, q.deployment, q.workload, *room, q.admission)
-                self.table.add(table)
-
-    def _near(self, row: int, top: int) -> bool:
-        """Whether finer batches may make a row's technique matter."""
-        goal = self.table.columns[self.q.objective]
-        return gain(float(goal[row]), float(goal[top])) < FAR
-
-    def best(self, limits: dict[str, float], name: str = "") -> int | None:
-        """The best row within the limits, of one technique if named."""
-        if not len(self.table):
-            return None
-        among = self.table.rows_of(name) if name else None
-        return best(self.table.columns[self.q.objective], self.table.columns, limits, among)
-
-    def chosen(self, limits: dict[str, float]) -> int | None:
-        """The simplest row as good as the best, by exact replay of all that decides."""
-        return self._settled(limits, exact=False)
-
-    def optimum(self, limits: dict[str, float]) -> int | None:
-        """The best row, by exact replay."""
-        return self._settled(limits, exact=True)
-
-    def _settled(self, limits: dict[str, float], exact: bool) -> int | None:
-        objective, columns = self.q.objective, self.table.columns
-        row: int | None = None
-        for _ in range(REPLAYS if len(self.table) else 0):
-            rows = within(columns[objective], columns, limits)
-            if not rows.size:
-                return None
-            row = self.best(limits) if exact else self._simplest(rows)
-            assert row is not None
-            if row in self._replays:
-                return row
-            self.replay(row)
-        return row
-
-    def _simplest(self, rows: np.ndarray) -> int:
-        t, columns = self.table, self.table.columns
-        return simplest(
-            columns[self.q.objective],
-            columns["latency"],
-            [(name, x.exact) for name, x in zip(t.name.tolist(), t.technique, strict=True)],
-            self._rank,
-            t.batch,
-            rows,
-            lambda first, row: self.q.between(t.technique[first], t.technique[row]),
-            INSIDE if self.q.error is None else min(INSIDE, self.q.error),
-        )
-
-    def _rank(self, row: int) -> tuple[int, ...]:
-        """How simple a row is; of lossy ones those whose loss is known come first."""
-        known = self.table.evidence[row]
-        return *rank(self.table.technique[row]), int(known.kind == "none" or bool(known.missing))
-
-    def include(self, found: Prediction) -> int:
-        """A row for a technique that the table has not, already replayed."""
-        t, admission = found.technique, self.q.admission
-        known = admission.evidence(t, self.q.deployment, self.q.workload.length)
-        columns = measures(found)
-        columns |= {"loss": np.array([admission.loss(known)]), "assumed": np.zeros(1)}
-        columns |= {"harm": np.array([admission.harm(known)])}
-        name = np.array([t.name])
-        self.table.add(Options([t], name, [known], found.batch, columns, [(t, found.batch)]))
-        row = len(self.table) - 1
-        self._replays[row] = found
-        return row
-
-    def replay(self, row: int) -> Prediction:
-        """A row at every token."""
-        if row not in self._replays:
-            t, batch = self.table.technique[row], self.table.batch[row : row + 1]
-            found = self.q.workload.predict(t, self.q.deployment, batch)
-            self._replays[row] = found
-            for name, value in measures(found).items():
-                self.table.columns[name][row] = value[0]
-        return self._replays[row]
-
-    def value(self, row: int) -> float:
-        """The objective of a row, replayed."""
-        self.replay(row)
-        return float(self.table.columns[self.q.objective][row])
-
-
 SIMPLEST = (0, 0)  # full KV
 
 
-def rank(technique: Technique) -> tuple[int, ...]:
+def simplicity_rank(technique: Technique) -> tuple[int, ...]:
     """How simple a technique is: lossless before lossy, nothing done to the cache before one."""
     several = not technique.uniform or len(technique.terms) > 1
     return (0 if technique.exact else 1, 0 if technique.name == FULL else 2 if several else 1)
@@ -239,11 +474,11 @@ def does_nothing(technique: Technique) -> bool:
     )
 
 
-def spoken(technique: Technique) -> str:
+def technique_label(technique: Technique) -> str:
     """A name, one for all mixed placements."""
     return technique.name if technique.uniform and technique.name != Place.name else MIXED
 
 
-def gain(before: float, after: float) -> float:
+def relative_gain(before: float, after: float) -> float:
     """Relative improvement of an objective, which is negative where more is better."""
     return max(0.0, float(before / after - 1 if before > 0 else after / before - 1))

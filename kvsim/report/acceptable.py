@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from kvsim.emit.engines import turboquant
 from kvsim.emit.flags import MANUALS
-from kvsim.planner.engines import runners
+from kvsim.planner.question import engines_running
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence, evidence
 from kvsim.quality.settings import FACTS, PERPLEXITY
@@ -36,7 +36,7 @@ def engines_of(prediction: Prediction) -> str:
 
 def released(prediction: Prediction) -> list[str]:
     """The engines that a plan may give a prediction to."""
-    return runners(label(prediction.technique), prediction.deployment)
+    return engines_running(label(prediction.technique), prediction.deployment)
 
 
 def titles(engines: Sequence[str]) -> str:

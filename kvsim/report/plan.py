@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.frozen import frozen
 from kvsim.machines.basis import basis
-from kvsim.planner.advice import Advice
-from kvsim.planner.outlook import LABELS
+from kvsim.planner.alternatives import LABELS, Advice
 from kvsim.planner.plan import ChosenPlan
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence

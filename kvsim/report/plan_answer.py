@@ -4,11 +4,9 @@ from collections.abc import Iterator
 from math import isfinite
 
 from kvsim.machines.deployment import Deployment
-from kvsim.planner.advice import NoPlanError
-from kvsim.planner.outlook import LABELS
+from kvsim.planner.alternatives import LABELS, Alternative, NoPlanError
 from kvsim.planner.plan import ChosenPlan
-from kvsim.planner.rivals import Rival
-from kvsim.planner.workload import TPOT, TTFT
+from kvsim.planner.question import DEFAULT_TPOT, DEFAULT_TTFT
 from kvsim.prediction.generate import Prediction
 from kvsim.report import evidence, hostlink, units
 from kvsim.report.acceptable import released, what_it_loses
@@ -153,7 +151,7 @@ def _targets(plan: ChosenPlan) -> str:
         for name in ("ttft", "tpot")[: min(plan.choice.generate, 2)]
         if isfinite(getattr(plan.limits, name))
     ]
-    usual = (plan.limits.ttft, plan.limits.tpot) == (TTFT, TPOT)
+    usual = (plan.limits.ttft, plan.limits.tpot) == (DEFAULT_TTFT, DEFAULT_TPOT)
     told = f"{'Default targets' if usual else 'Targets'}{' (likelihood)' if kept else ' kept'}"
     return f"{told}: {', '.join(asked)}." if asked else ""
 
@@ -168,7 +166,7 @@ def _runner_up(plan: ChosenPlan) -> str:
     found = [a for a in plan.alternatives if a.allowed] or list(plan.alternatives)
     if not found:
         return ""
-    best: Rival = found[0]
+    best: Alternative = found[0]
     p = best.prediction
     needs = f" (needs {' '.join(best.needs)})" if best.needs else ""
     text = best.reason if best.reason.startswith(CLAUSES) else f"not chosen: {best.reason}"

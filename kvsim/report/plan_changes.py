@@ -5,10 +5,9 @@ from dataclasses import asdict
 from shlex import quote
 
 from kvsim.machines.deployment import Deployment
-from kvsim.planner.advice import NARROW, score
-from kvsim.planner.likely import SURE
-from kvsim.planner.outlook import LABELS, Binding
+from kvsim.planner.alternatives import LABELS, NARROW, score
 from kvsim.planner.plan import ChosenPlan
+from kvsim.planner.sensitivity import LIKELY_ENOUGH, Binding
 from kvsim.prediction.generate import Prediction
 from kvsim.report import units
 from kvsim.report.acceptable import released
@@ -120,7 +119,7 @@ def _advised(plan: ChosenPlan) -> Iterator[str]:
 
 def _safer(plan: ChosenPlan) -> str:
     """What keeps the targets nearly surely, where the choice may miss one."""
-    likely, share = plan.likely, units.likelihood(SURE)
+    likely, share = plan.likely, units.likelihood(LIKELY_ENOUGH)
     if likely.sure or plan.question.workload.batch is not None:
         return ""
     if likely.safer is None:

@@ -1,7 +1,7 @@
 """What ``--pareto`` and ``--explain`` add to the answer of ``kvsim plan``."""
 
-from kvsim.planner.flips import FACTORS, Flip
 from kvsim.planner.plan import ChosenPlan
+from kvsim.planner.sensitivity import BREAKPOINT_FACTORS, Breakpoint
 from kvsim.report.json import Row
 from kvsim.report.names import settings
 from kvsim.report.plan import brief
@@ -33,7 +33,7 @@ def flips(result: ChosenPlan) -> list[Row]:
     return [{**vars(f), "words": _flipped(f, result)} for f in result.flips()]
 
 
-def _flipped(f: Flip, result: ChosenPlan) -> str:
+def _flipped(f: Breakpoint, result: ChosenPlan) -> str:
     start = "From" if f.factor > 1 else "Down from"
     value = float(f"{f.value:.2g}")
     unit = {"prompt": f"{value:,.0f} tokens", "batch": f"{value:,.0f}"}
@@ -60,6 +60,7 @@ def show_flips(rows: list[Row]) -> None:
         out.say(row["words"])
     if not rows:
         out.say(
-            f"The same is chosen with {max(FACTORS):g} times more or less of any of these alone: "
-            f"prompt, batch where one was asked for, host link bandwidth, host memory bandwidth."
+            f"The same is chosen with {max(BREAKPOINT_FACTORS):g} times more or less of any of "
+            f"these alone: prompt, batch where one was asked for, host link bandwidth, host memory "
+            f"bandwidth."
         )

@@ -2,7 +2,7 @@
 
 from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
-from kvsim.planner.advice import NoPlanError
+from kvsim.planner.alternatives import NoPlanError
 from kvsim.report.json import Row, number
 from kvsim.report.names import deployment as named
 from kvsim.report.names import settings

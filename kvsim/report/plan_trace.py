@@ -9,10 +9,9 @@ import numpy as np
 from kvsim.emit.engines import emit
 from kvsim.emit.served import serve_costs
 from kvsim.machines.basis import basis
-from kvsim.planner.carry import ATTAINED
-from kvsim.planner.rivals import EQUAL, worse
-from kvsim.planner.trace import TracePlan
-from kvsim.planner.verify import Simulated
+from kvsim.planner.alternatives import AS_GOOD, describe_gap
+from kvsim.planner.replica import ATTAINED
+from kvsim.planner.trace import Simulated, TracePlan
 from kvsim.report import evidence, json, page, units
 from kvsim.report.answer import Answer, show_rest, show_verdict, verdict
 from kvsim.report.charts import LOG, finished
@@ -269,8 +268,8 @@ def _runner_up(result: TracePlan, s: Simulated) -> str:
     good = units.percent(o["good_share"])  # type: ignore[arg-type]
     mine, value = (x.measures()[objective] for x in (choice, s))
     behind = value / mine - 1 if mine and isfinite(value) else 0.0
-    if behind >= EQUAL:
-        why = worse(objective, behind)
+    if behind >= AS_GOOD:
+        why = describe_gap(objective, behind)
     elif choice.exact and not s.exact:
         why = "is no better by more than the known error, and loses quality"
     else:

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from kvsim.planner.error import between
+from kvsim.planner.question import known_difference
 from kvsim.prediction.breakeven import break_even_acceptance
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.pool import longest_prompt, pool
@@ -146,7 +146,7 @@ def _as_good(rows: Sequence[Row], found: Sequence[Prediction], at: int) -> set[i
     return {
         id(row)
         for row, p in zip(rows, found, strict=True)
-        if rate_of(rows[at]) / rate_of(row) - 1 < between(p.deployment, p.technique, top)
+        if rate_of(rows[at]) / rate_of(row) - 1 < known_difference(p.deployment, p.technique, top)
     }
 
 

@@ -11,7 +11,7 @@ from kvsim.emit.served import Served
 from kvsim.errors import InputError
 from kvsim.machines.hardware import GIB
 from kvsim.machines.parallel import Parallelism
-from kvsim.planner.engines import ENGINES
+from kvsim.planner.question import ENGINES
 from kvsim.techniques import TECHNIQUES, parse
 from tests.support.commands import check, line, run
 from tests.support.envelope import answer_in

@@ -10,11 +10,10 @@ from kvsim.errors import InputError
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
-from kvsim.planner import advice, noplan, rivals
-from kvsim.planner.advice import Advice
+from kvsim.planner import alternatives, sensitivity
+from kvsim.planner.alternatives import Advice
 from kvsim.planner.plan import answer
-from kvsim.planner.question import Question
-from kvsim.planner.workload import GIB, TPOT, TTFT, PlanLimits, Workload
+from kvsim.planner.question import DEFAULT_TPOT, DEFAULT_TTFT, GIB, PlanLimits, Question, Workload
 from kvsim.prediction.generate import Prediction
 from kvsim.techniques import parse
 
@@ -34,7 +33,7 @@ def predicted(batch: int = 4, text: str = "full", d: Deployment = D) -> Predicti
     ],
 )  # fmt: skip
 def test_times_are_said_in_the_unit_of_their_size(seconds: float, said: str) -> None:
-    assert rivals.spoken(seconds) == said
+    assert alternatives.format_seconds(seconds) == said
 
 
 @pytest.mark.parametrize(
@@ -46,14 +45,14 @@ def test_times_are_said_in_the_unit_of_their_size(seconds: float, said: str) -> 
     ],
 )  # fmt: skip
 def test_a_time_that_is_enough_is_rounded_up_to_two_digits(seconds: float, option: str) -> None:
-    value, text = noplan._above(seconds)
+    value, text = sensitivity._round_up_time(seconds)
     assert text == option and seconds * (1 - 1e-9) <= value <= 1.1 * seconds
 
 
 def test_limits_and_rates_are_said_with_their_unit() -> None:
-    assert noplan.amount("gpu_memory", 1.5 * GIB) == "1.5 GiB"
-    assert noplan.amount("ttft", 1.5) == "1.5 s"
-    assert [advice.three(r) for r in (99.94, 100.0, 12345.6, 0.1234)] == [
+    assert sensitivity.format_limit("gpu_memory", 1.5 * GIB) == "1.5 GiB"
+    assert sensitivity.format_limit("ttft", 1.5) == "1.5 s"
+    assert [alternatives.format_number(r) for r in (99.94, 100.0, 12345.6, 0.1234)] == [
         "99.9", "100", "12,346", "0.123",
     ]  # fmt: skip
 
@@ -68,8 +67,8 @@ def test_a_shorter_prompt_is_found_to_a_twentieth(
         tried.append(question.workload.prompt)
         return predicted() if question.workload.prompt <= longest else None
 
-    monkeypatch.setattr(noplan, "quick", quick)
-    found = noplan.longest_prompt(ASKED)
+    monkeypatch.setattr(sensitivity, "quick_plan", quick)
+    found = sensitivity.longest_prompt(ASKED)
     assert tried[0] == 250 and len(tried) == len(set(tried)) <= 9
     if longest < 62:
         assert found is None and min(tried) == 62 and len(tried) == 2
@@ -84,7 +83,7 @@ def test_targets_are_loosened_one_at_a_time_where_one_is_enough(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = ASKED.with_limits(ttft=0.1, tpot=0.01)
-    monkeypatch.setattr(noplan, "_placed", lambda q: None)
+    monkeypatch.setattr(sensitivity, "_best_placement", lambda q: None)
     for free, option in (
         ({"ttft"}, "--ttft "), ({"tpot"}, "--tpot "), ({"ttft", "tpot"}, "--ttft "),
     ):  # fmt: skip
@@ -95,49 +94,55 @@ def test_targets_are_loosened_one_at_a_time_where_one_is_enough(
             lifted = {name for name in ("ttft", "tpot") if np.isinf(getattr(q.limits, name))}
             return predicted() if free <= lifted else None
 
-        monkeypatch.setattr(noplan, "quick", quick)
-        found = noplan.longer_times(asked)
+        monkeypatch.setattr(sensitivity, "quick_plan", quick)
+        found = sensitivity.longer_times(asked)
         assert found is not None and found.advice.option.startswith(option)
         assert found.advice.option.count("--") == len(free) == len(found.least)
         *sought, asked_then = questions
         assert all(q.objective == "latency" for q in sought)
         assert asked_then.objective == ASKED.objective  # what one gets who loosens them so
-    assert noplan.longer_times(ASKED) is None  # no target to loosen
+    assert sensitivity.longer_times(ASKED) is None  # no target to loosen
 
 
 def test_weights_or_gpus_with_a_longer_ttft_where_neither_does_alone() -> None:
     d = Deployment(load_model("gemma-3-27b"), load_hardware("l40s"), D.stack)
-    limits = PlanLimits(0.9 * d.hardware.gpu_memory, d.hardware.host_memory, TTFT, TPOT)
+    limits = PlanLimits(
+        0.9 * d.hardware.gpu_memory, d.hardware.host_memory, DEFAULT_TTFT, DEFAULT_TPOT
+    )
     asked = Question(d, Workload(100_000, 100, service=True), "throughput", limits)
-    with pytest.raises(advice.NoPlanError) as caught:
+    with pytest.raises(alternatives.NoPlanError) as caught:
         answer(asked)
     narrow, more, offloaded = caught.value.advice
-    assert narrow.option.startswith("--weights fp8 --ttft ") and narrow.caution == advice.NARROW
+    assert (
+        narrow.option.startswith("--weights fp8 --ttft ") and narrow.caution == alternatives.NARROW
+    )
     assert more.option.startswith("--tp 2 --ttft ") and not more.caution
     assert offloaded.option.startswith("--ttft ") and " --tpot " in offloaded.option
     for each in (narrow, more):  # what is said may be asked for
         weights, gpus = ("fp8", 1) if each is narrow else ("fp16", 2)
         ttft = float(each.option.rpartition(" ")[2].removesuffix("s"))
-        other = advice.on(asked, replace(d, weights=weights, tp=gpus)).with_limits(ttft=ttft)
+        other = alternatives.ask_on(asked, replace(d, weights=weights, tp=gpus)).with_limits(
+            ttft=ttft
+        )
         assert float(answer(other).choice.ttft_s[0]) <= ttft
 
 
 def test_another_deployment_has_the_same_share_of_its_memory() -> None:
-    other = advice.on(ASKED, replace(D, hardware=load_hardware("h100")))
+    other = alternatives.ask_on(ASKED, replace(D, hardware=load_hardware("h100")))
     gpus, before = load_hardware("h100"), D.hardware
     assert other.limits.gpu_memory == pytest.approx(
         0.9 * 48 * GIB / before.gpu_memory * gpus.gpu_memory
     )
     assert other.limits.host_memory == gpus.host_memory
-    assert advice.on(ASKED, replace(D, tp=2)).limits == ASKED.limits
+    assert alternatives.ask_on(ASKED, replace(D, tp=2)).limits == ASKED.limits
 
 
 def changed(monkeypatch: pytest.MonkeyPatch, d: Deployment, fits: Any) -> list[Advice]:
     def tried(q: Question, deployment: Deployment) -> Prediction | None:
         return predicted(d=deployment) if fits(deployment) else None
 
-    monkeypatch.setattr(advice, "_try", tried)
-    return list(advice.changes(replace(ASKED, deployment=d)))
+    monkeypatch.setattr(alternatives, "_try_deployment", tried)
+    return list(alternatives.deployment_changes(replace(ASKED, deployment=d)))
 
 
 def test_changes_are_weights_that_the_gpu_has_and_the_fewest_gpus(
@@ -157,7 +162,7 @@ def test_changes_are_weights_that_the_gpu_has_and_the_fewest_gpus(
     assert said(oss)[:2] == ["--weights mxfp4", "--weights fp8"]
     first, second, *_ = changed(monkeypatch, oss, lambda d: True)
     assert first.caution == "the weights as they were published"
-    assert second.caution == advice.NARROW
+    assert second.caution == alternatives.NARROW
 
 
 def test_weights_and_gpus_change_together_where_neither_does_alone(
@@ -184,13 +189,13 @@ def test_narrower_weights_that_bring_no_more_are_not_advised(
 ) -> None:
     worth = {"fp8": 3.0, "int8": 2.0, "int4": 3.5}
     every = [
-        Advice(f"--weights {w}", "", predicted(batch=i + 1), caution=advice.NARROW)
+        Advice(f"--weights {w}", "", predicted(batch=i + 1), caution=alternatives.NARROW)
         for i, w in enumerate(worth)
     ]
     values = list(worth.values())
-    monkeypatch.setattr(advice, "score", lambda q, p: values[int(p.batch[0]) - 1])
+    monkeypatch.setattr(alternatives, "score", lambda q, p: values[int(p.batch[0]) - 1])
     more = Advice("--tp 2", "2 GPUs", predicted())
-    kept = [a.option for a in advice.undominated(ASKED, [*every, more])]
+    kept = [a.option for a in alternatives.drop_dominated(ASKED, [*every, more])]
     assert kept == ["--weights fp8", "--weights int4", "--tp 2"]
 
 
@@ -198,24 +203,24 @@ def test_targets_missed_by_little_are_loosened_first_and_defaults_are_called_so(
     d = replace(D, hardware=load_hardware("h100"))
     asked = Question(d, Workload(32_000, 64, service=True), "throughput",
                      PlanLimits(70 * GIB, 100 * GIB, 0.8, 0.1))  # fmt: skip
-    with pytest.raises(advice.NoPlanError) as caught:
+    with pytest.raises(alternatives.NoPlanError) as caught:
         answer(asked)
     first = caught.value.advice[0]
     assert first.option.startswith("--ttft ") and first.prediction is not None
     assert 0.8 < float(first.prediction.ttft_s[0]) <= 1.6
     assert "instead of the default" not in str(caught.value)
-    with pytest.raises(advice.NoPlanError, match=r"TTFT would have to be .* the default 2 s"):
+    with pytest.raises(alternatives.NoPlanError, match=r"TTFT would have to be .* the default 2 s"):
         answer(replace(asked, workload=Workload(100_000, 64, service=True)).with_limits(ttft=2.0))
 
 
 def test_advice_brings_a_fifth_more_or_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
     def better(share: float) -> list[Advice]:
         monkeypatch.setattr(
-            advice, "score", lambda q, p: 10.0 if p.technique.name == "full" else 10.0 * share
+            alternatives, "score", lambda q, p: 10.0 if p.technique.name == "full" else 10.0 * share
         )
         some = Advice("--tp 2", "2 GPUs", predicted(text="kivi"))
-        monkeypatch.setattr(advice, "changes", lambda question: iter([some]))
-        return advice.better(ASKED, predicted())
+        monkeypatch.setattr(alternatives, "deployment_changes", lambda question: iter([some]))
+        return alternatives.find_advice(ASKED, predicted())
 
     assert better(1.19) == [] and better(1.2) == []
     (found,) = better(1.25)
@@ -226,26 +231,29 @@ def test_scores_are_rates_per_gpu_and_inverse_times_and_prices() -> None:
     d = replace(D, hardware=load_hardware("h100"), tp=2)
     p = predicted(d=d)
     tokens = float(p.output_tok_s[0])
-    assert advice.score(ASKED, p) == pytest.approx(tokens / 2)
+    assert alternatives.score(ASKED, p) == pytest.approx(tokens / 2)
     latency = replace(ASKED, objective="latency")
-    assert advice.score(latency, p) == pytest.approx(1 / float(p.request_s[0]))
+    assert alternatives.score(latency, p) == pytest.approx(1 / float(p.request_s[0]))
     cost = replace(ASKED, deployment=d, objective="cost")
     assert d.hardware.price is not None
-    assert advice.score(cost, p) == pytest.approx(1 / (d.hardware.price * 2 / 3600 / tokens * 1e6))
+    assert alternatives.score(cost, p) == pytest.approx(
+        1 / (d.hardware.price * 2 / 3600 / tokens * 1e6)
+    )
 
 
 def test_a_change_that_cannot_run_is_no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(q: Question, some: object = ()) -> None:
         raise InputError("no")
 
-    monkeypatch.setattr(advice, "quick", refuse)
-    assert advice._try(ASKED, replace(D, tp=2)) is None
+    monkeypatch.setattr(alternatives, "quick_plan", refuse)
+    assert alternatives._try_deployment(ASKED, replace(D, tp=2)) is None
 
 
 def test_advice_reads_as_one_clause() -> None:
     p = predicted()
     text = str(Advice("--tp 2", "2 GPUs", p))
-    times = f"TTFT {rivals.spoken(float(p.ttft_s[0]))}, TPOT {rivals.spoken(float(p.tpot_s[0]))}"
+    ttft, tpot = (alternatives.format_seconds(float(x[0])) for x in (p.ttft_s, p.tpot_s))
+    times = f"TTFT {ttft}, TPOT {tpot}"
     rate = f"{float(p.output_tok_s[0]):,.0f}"
     assert text == f"--tp 2 (full KV at batch 4: {times}, {rate} tok/s)"
     assert "TPOT" not in str(Advice("--tp 2", "2 GPUs", replace(p, generate=1)))
@@ -260,17 +268,17 @@ def test_other_gpus_have_more_memory_and_come_cheapest_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     names = ("t4", "l40s", "h100", "a6000", "h200", "a100-80g")
-    monkeypatch.setattr(noplan, "hardware_names", lambda: names)
-    monkeypatch.setattr(noplan, "quick", lambda q, some: predicted(d=q.deployment))
-    found = [a.option for a in noplan._other_gpus(ASKED)]
+    monkeypatch.setattr(sensitivity, "hardware_names", lambda: names)
+    monkeypatch.setattr(sensitivity, "quick_plan", lambda q, some: predicted(d=q.deployment))
+    found = [a.option for a in sensitivity._other_gpus(ASKED)]
     assert found == ["--gpu a100-80g", "--gpu h200", "--gpu h100"]  # USD 2.79, 3.39, 4.29 per hour
     large = replace(ASKED, workload=replace(ASKED.workload, prompt=100_000, batch=6))
-    assert [a.option for a in noplan._other_gpus(large)] == ["--gpu h200"]
+    assert [a.option for a in sensitivity._other_gpus(large)] == ["--gpu h200"]
 
 
 def test_no_prompt_below_65_tokens_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[int] = []
-    monkeypatch.setattr(noplan, "quick", lambda q: tried.append(q.workload.prompt))
-    assert noplan.longest_prompt(replace(ASKED, workload=Workload(256, 100))) is None
-    assert noplan.longest_prompt(replace(ASKED, workload=Workload(260, 100))) is None
+    monkeypatch.setattr(sensitivity, "quick_plan", lambda q: tried.append(q.workload.prompt))
+    assert sensitivity.longest_prompt(replace(ASKED, workload=Workload(256, 100))) is None
+    assert sensitivity.longest_prompt(replace(ASKED, workload=Workload(260, 100))) is None
     assert tried == [64, 65, 16]

@@ -8,17 +8,20 @@ from typing import cast
 import numpy as np
 import pytest
 
-from kvsim.planner.alike import Alike, again, alike, by_place, grid_of_batches, kinds
-from kvsim.planner.descent import streaming_apart
-from kvsim.planner.improve import Placements
-from kvsim.planner.improved import Improved
-from kvsim.planner.mixed import Mixed
-from kvsim.planner.mixes import Arrangement, Use
-from kvsim.planner.outlook import faster
-from kvsim.planner.question import Question
-from kvsim.planner.shares import Shares
-from kvsim.planner.trials import STREAMED, Scored, Together, Trials
-from kvsim.planner.workload import GIB, PlanLimits, Workload
+from kvsim.planner.arrangements import STREAMED, Arrangement, BatchEvaluator, Scored, Trials, Use
+from kvsim.planner.costs import Shares
+from kvsim.planner.local_search import (
+    UniformPlacements,
+    grid_of_batches,
+    search_from,
+    search_streaming,
+    search_uniform,
+    shares_by_place,
+    uniform_kinds,
+)
+from kvsim.planner.mixed_search import FoundMix, MixedPlacements, Placements
+from kvsim.planner.question import GIB, PlanLimits, Question, Workload
+from kvsim.planner.sensitivity import with_faster_links
 from kvsim.techniques import compose
 from kvsim.techniques.papers.kvpr import Place
 from tests.support.steps import deployment
@@ -59,7 +62,7 @@ def test_no_more_is_streamed_than_memory_asks_for() -> None:
     q, shares = question(), np.zeros((5, 1, 4))
     shares[:, 0, 2] = 0.1, 0.2, 0.4, 0.7, 0.95
     kind = Arrangement(((Use(Shares(cpu=0.5), 1, LAYERS),),))
-    played = Together(q, streams=True).played(Trials(kind, np.full(5, 40.0), shares))
+    played = BatchEvaluator(q, streams=True).played(Trials(kind, np.full(5, 40.0), shares))
     streamed = played.trials.shares[:, 0, STREAMED]
     assert (np.diff(streamed) <= 0).all()
     assert streamed[0] > 0 == streamed[-1]
@@ -72,18 +75,20 @@ def test_no_more_is_streamed_than_memory_asks_for() -> None:
         ]
         assert sizes[0] <= q.limits.gpu_memory * (1 + 1e-9)
         assert weights == 0 or sizes[1] > q.limits.gpu_memory
-    none = Together(q, streams=False).played(Trials(kind, np.full(5, 40.0), shares))
+    none = BatchEvaluator(q, streams=False).played(Trials(kind, np.full(5, 40.0), shares))
     assert np.isinf(none.goals[0])
     assert np.isfinite(none.goals[-1])
 
 
 def test_steps_find_what_every_point_of_the_grid_shows() -> None:
     q = question()
-    found = max(float(x.output_tok_s[0]) for x in alike(q, ["shared"], True, 40.0).best)
+    found = max(float(x.output_tok_s[0]) for x in search_uniform(q, ["shared"], True, 40.0).best)
     shares = np.zeros((10_001, 1, 4))
     shares[:, 0, 2] = np.linspace(0, 1, 10_001)
     kind = Arrangement(((Use(Shares(cpu=0.5), 1, LAYERS),),))
-    every = Together(q, streams=True).played(Trials(kind, np.full(9_999, 40.0), shares[1:-1]), 0)
+    every = BatchEvaluator(q, streams=True).played(
+        Trials(kind, np.full(9_999, 40.0), shares[1:-1]), 0
+    )
     assert found == pytest.approx(-every.goals.min(), rel=1e-12)
 
 
@@ -91,15 +96,15 @@ def test_steps_find_what_every_point_of_the_grid_shows() -> None:
 def test_more_of_anything_is_no_worse_and_worth_what_the_price_says(change: str) -> None:
     q = question(None, ttft=30.0)
     names = ["full", "shared", "cpu"]
-    before = alike(q, names, True, 200.0)
+    before = search_uniform(q, names, True, 200.0)
     if change == "gpu_memory":
         other = q.with_limits(gpu_memory=21 * GIB)
     else:
-        d = faster(D, (change,))
+        d = with_faster_links(D, (change,))
         other = Question(d, q.workload, q.objective, q.limits, error=0.0)
     speeds = [max(float(x.output_tok_s[0]) for x in found.best)
-              for found in (before, alike(other, names, True, 200.0),
-                            again(other, before.starts, True))]  # fmt: skip
+              for found in (before, search_uniform(other, names, True, 200.0),
+                            search_from(other, before.starts, True))]  # fmt: skip
     assert speeds[1] >= speeds[0] * (1 - 1e-9)
     assert speeds[2] == pytest.approx(speeds[1], rel=2e-3)
 
@@ -114,7 +119,7 @@ def test_a_batch_beside_the_best_is_reached_though_its_shares_are_others() -> No
     limits = PlanLimits(36.6175e9, 387e9)
     q = Question(d, Workload(929, 39), "throughput", limits, error=0.0)
     kind = Arrangement(((Use(Shares(cpu=0.5), 1, 40),),))
-    together, shares = Together(q, streams=True), np.zeros((201, 1, 4))
+    together, shares = BatchEvaluator(q, streams=True), np.zeros((201, 1, 4))
     shares[:, 0, 2] = np.linspace(0.001, 0.201, 201)
     tops = {}
     for batch in range(10, 17):
@@ -122,7 +127,7 @@ def test_a_batch_beside_the_best_is_reached_though_its_shares_are_others() -> No
         tops[batch] = -float(every.goals.min())
     best = max(tops, key=lambda batch: tops[batch])
     start = together.played(Trials(kind, np.array([best - 2.0]), shares[63:64]))
-    found = max(float(x.output_tok_s[0]) for x in again(q, [start], True).best)
+    found = max(float(x.output_tok_s[0]) for x in search_from(q, [start], True).best)
     assert tops[best] > 1.005 * max(tops[best - 1], tops[best + 1])
     assert found >= tops[best]
 
@@ -135,17 +140,19 @@ def test_a_question_a_little_different_starts_from_the_best_of_each_kind() -> No
         kind = Arrangement(((Use(Shares(*shares), 1, LAYERS),),))
         return Scored(replace(Trials.of(kind, 40.0), batch=one), np.array([goal]), np.array([late]))
 
-    def mix(replay: float, *uses: Use) -> Improved:
+    def mix(replay: float, *uses: Use) -> FoundMix:
         prediction = SimpleNamespace(batch=one)
-        return cast(Improved, SimpleNamespace(
+        return cast(FoundMix, SimpleNamespace(
             arrangement=Arrangement((uses,)), replay=replay, prediction=prediction
         ))  # fmt: skip
 
-    def starts(*mixes: Improved) -> list[Scored]:
+    def starts(*mixes: FoundMix) -> list[Scored]:
         placements = SimpleNamespace(
             contenders=lambda value: list(mixes), goal=lambda x: q.goal(x.replay, 40.0)
         )
-        return Mixed(cast(Placements, placements), {}, Alike([], known)).starts(-100.0)
+        return MixedPlacements(
+            cast(Placements, placements), {}, UniformPlacements([], known)
+        ).starts(-100.0)
 
     late, worse, other = scored(-90, 0.1, 0, 0, 0.3), scored(-95, 0, 0, 0, 0.4), scored(-99, 0, 0.5)
     known = [late, worse, other]
@@ -163,9 +170,11 @@ def test_a_question_a_little_different_starts_from_the_best_of_each_kind() -> No
 def test_what_is_too_late_leads_to_what_is_in_time() -> None:
     """No point of the first grid is within the limit, but those between two of them are."""
     q = question()
-    best = max(alike(q, ["copied"], False, 40.0).best, key=lambda x: float(x.output_tok_s[0]))
+    best = max(
+        search_uniform(q, ["copied"], False, 40.0).best, key=lambda x: float(x.output_tok_s[0])
+    )
     tight = question(tpot=1.0002 * float(best.tpot_s[0]))
-    found = alike(tight, ["copied"], False, 40.0).best
+    found = search_uniform(tight, ["copied"], False, 40.0).best
     assert max(float(x.output_tok_s[0]) for x in found) == pytest.approx(
         float(best.output_tok_s[0]), rel=1e-4
     )
@@ -174,10 +183,13 @@ def test_what_is_too_late_leads_to_what_is_in_time() -> None:
 def test_batches_are_every_one_then_eight_per_doubling() -> None:
     assert grid_of_batches(20, 1).tolist() == [*range(1, 17), 18, 20]
     assert grid_of_batches(9, 2).tolist() == [2, 4, 6, 8]
-    assert list(kinds(["cpu", "halved", "shared"], halves=True)) == [
+    assert list(uniform_kinds(["cpu", "halved", "shared"], halves=True)) == [
         ("cpu", 2), ("shared", 2), ("shared", 1),
     ]  # fmt: skip
-    assert list(kinds(["halved_joined"], halves=True)) == [("joined", 2), ("joined copies", 2)]
+    assert list(uniform_kinds(["halved_joined"], halves=True)) == [
+        ("joined", 2),
+        ("joined copies", 2),
+    ]
 
 
 def test_layers_behind_another_shape_stream_more_of_their_weights() -> None:
@@ -187,15 +199,15 @@ def test_layers_behind_another_shape_stream_more_of_their_weights() -> None:
     q = Question(d, w, "throughput", limits, error=0.0)
     kind = Arrangement(((Use(Shares(cpu=0.83), 1, 40),), (Use(Shares(cpu=0.83), 1, 8),)))
     shares = np.array([[[0.0, 0.0, 0.83, 0.14]] * 2])
-    equal = Together(q, streams=True).played(Trials(kind, np.array([8.0]), shares))
-    (starts,) = by_place(d.shard.layout, [equal])
+    equal = BatchEvaluator(q, streams=True).played(Trials(kind, np.array([8.0]), shares))
+    (starts,) = shares_by_place(d.shard.layout, [equal])
     assert starts.kind.sequence(d)[:12] == starts.kind.sequence(d)[12:24]
     assert [u.layers for u in starts.uses] == [8] * 6
-    best = streaming_apart(q, starts)
+    best = search_streaming(q, starts)
     assert best.goals[0] < 1.01 * equal.goals[0] < 0
     streamed = best.trials.shares[0, :, STREAMED]
     assert streamed.argmax() == 0 and streamed[0] > 2 * streamed[1:].max()
     halved = Arrangement(tuple(tuple(replace(u, parts=2) for u in x) for x in kind.uses))
     found = replace(equal, trials=replace(equal.trials, kind=halved))
-    assert by_place(d.shard.layout, [found]) == []
-    assert by_place(D.shard.layout, [equal]) == []
+    assert shares_by_place(d.shard.layout, [found]) == []
+    assert shares_by_place(D.shard.layout, [equal]) == []

@@ -9,14 +9,12 @@ import numpy as np
 import pytest
 
 from kvsim.errors import InfeasibleError
-from kvsim.planner import bits, carry
-from kvsim.planner.carry import ReplicaTargets
-from kvsim.planner.classes import _parts, classes_of
+from kvsim.planner import bits, replica
 from kvsim.planner.fleet import answer, demand, offers
 from kvsim.planner.fleet.demand import FleetTargets, Traffic, traffic_of
 from kvsim.planner.fleet.offers import Rated, late_shares, replicas_needed
 from kvsim.planner.fleet.play import Played, _most_running
-from kvsim.planner.load import Loads
+from kvsim.planner.replica import Loads, ReplicaTargets, _token_parts, group_requests
 from kvsim.serving.records import FINISHED, REFUSED
 from kvsim.traces.requests import Requests
 
@@ -25,15 +23,18 @@ INF = np.inf
 
 def test_parts_have_equal_tokens_and_equal_lengths_stay_together() -> None:
     """Of 24 tokens the first 8 are in part 0: what begins below a third, and so on."""
-    assert _parts(np.array([9, 1, 2, 5, 7]), 3).tolist() == [1, 0, 0, 0, 1]
-    assert _parts(np.array([4, 4, 4, 12]), 3).tolist() == [0, 0, 0, 1]
-    assert _parts(np.array([12, 6, 6]), 4).tolist() == [2, 0, 0]
-    assert _parts(np.array([3]), 3).tolist() == [0] and _parts(np.zeros(0, int), 3).size == 0
+    assert _token_parts(np.array([9, 1, 2, 5, 7]), 3).tolist() == [1, 0, 0, 0, 1]
+    assert _token_parts(np.array([4, 4, 4, 12]), 3).tolist() == [0, 0, 0, 1]
+    assert _token_parts(np.array([12, 6, 6]), 4).tolist() == [2, 0, 0]
+    assert (
+        _token_parts(np.array([3]), 3).tolist() == [0]
+        and _token_parts(np.zeros(0, int), 3).size == 0
+    )
 
 
 def test_classes_are_of_prompts_and_within_them_of_generated_tokens() -> None:
     prompt, generate = np.array([4, 4, 4, 6, 6]), np.array([3, 3, 4, 5, 5])
-    found = classes_of(Requests(np.array([0.0, 1, 2, 3, 4]), prompt, generate), 2)
+    found = group_requests(Requests(np.array([0.0, 1, 2, 3, 4]), prompt, generate), 2)
     assert found.of.tolist() == [0, 0, 1, 2, 2]
     for c in range(len(found)):
         mine = found.of == c
@@ -41,7 +42,7 @@ def test_classes_are_of_prompts_and_within_them_of_generated_tokens() -> None:
         assert found.generate[c] == generate[mine].mean()
         assert found.per_s[c] == mine.sum() / 4
     assert found.decoded_per_s == pytest.approx(found.per_s * (found.generate - 1))
-    at_once = classes_of(Requests(np.zeros(2), np.array([2, 2]), np.array([3, 3])))
+    at_once = group_requests(Requests(np.zeros(2), np.array([2, 2]), np.array([3, 3])))
     assert at_once.per_s.tolist() == [2.0]
 
 
@@ -246,7 +247,7 @@ def test_the_speed_of_each_class_counts_by_its_share_of_the_sequences(size: floa
         work=np.zeros((2, 1)), gpu=np.zeros((2, 1)), host=np.zeros((2, 1)), room=np.ones(1),
         host_room=np.ones(1), tokens=np.array([2.0]), longest=np.zeros(1), late=np.zeros((2, 1)),
     )  # fmt: skip
-    problem, *_ = carry.build(some, ReplicaTargets(max_seqs=200), fastest=True)
+    problem, *_ = replica.build_replica_programme(some, ReplicaTargets(max_seqs=200), fastest=True)
     found = {variable.name: -value for variable, value in problem.objective.items()}
     assert {name: value for name, value in found.items() if value} == pytest.approx(
         {"speed_0_0": 0.8 / 100, "speed_1_0": 0.2 / 100}  # over the most laps, 1 / 0.01 s

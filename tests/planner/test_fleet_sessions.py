@@ -9,12 +9,11 @@ import pytest
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
-from kvsim.planner.admit import Admission
 from kvsim.planner.fleet.demand import traffic_of
 from kvsim.planner.fleet.offers import Configuration
 from kvsim.planner.fleet.play import copy_origins, overlay_copies, play
+from kvsim.planner.question import Admission, PlanLimits
 from kvsim.planner.trace import make_trace_plan
-from kvsim.planner.workload import PlanLimits
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import Outcome
 from kvsim.serving.pools import TwoPools, simulate_pools

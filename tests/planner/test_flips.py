@@ -8,13 +8,10 @@ import pytest
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
-from kvsim.planner.admit import Admission
-from kvsim.planner.choose import Column
-from kvsim.planner.flips import front
-from kvsim.planner.options import Options
-from kvsim.planner.outlook import faster
 from kvsim.planner.plan import ChosenPlan, make_plan
-from kvsim.planner.workload import PlanLimits, Workload
+from kvsim.planner.question import Admission, PlanLimits, Workload
+from kvsim.planner.sensitivity import pareto_front, with_faster_links
+from kvsim.planner.table import Column, Options
 from kvsim.techniques import parse
 
 SOME = Admission((parse("full"), parse("fastdecode")))
@@ -33,8 +30,8 @@ def test_beyond_a_flip_another_technique_is_chosen() -> None:
     assert plan.choice.technique.name == "full" and found
     for flip in found:
         if flip.what == "host memory bandwidth":
-            before, after = (planned(faster(d, ("dram",), 1 + share * (flip.factor - 1)), w)
-                             for share in (0.6, 1.05))  # fmt: skip
+            changed = (1 + share * (flip.factor - 1) for share in (0.6, 1.05))
+            before, after = (planned(with_faster_links(d, ("dram",), x), w) for x in changed)
             assert before.choice.technique.name == "full"
             assert after.choice.technique.name != "full"
 
@@ -45,7 +42,7 @@ def test_the_front_holds_what_nothing_beats() -> None:
         k: random.random(50) for k in ("tpot", "throughput", "gpu_memory")
     }
     table = Options([parse("full")] * 50, columns=columns)
-    rows = front(table, {"gpu_memory": 0.5})
+    rows = pareto_front(table, {"gpu_memory": 0.5})
     inside = np.flatnonzero(columns["gpu_memory"] <= 0.5)
     for i in inside:
         better = (columns["tpot"][inside] <= columns["tpot"][i]) & (
@@ -62,10 +59,10 @@ def test_of_equal_rows_the_front_has_the_simplest() -> None:
         "tpot": np.array([1.0 - 1e-12, 1.0, 1.0 + 1e-12, 2.0]),
         "throughput": np.array([-5.0 - 1e-10, -5.0, -5.0, -9.0]),
     }
-    assert front(Options(technique=some, columns=columns), {}) == [1, 3]
+    assert pareto_front(Options(technique=some, columns=columns), {}) == [1, 3]
     swapped = {name: values[[1, 0, 2, 3]] for name, values in columns.items()}
     some = [some[i] for i in (1, 0, 2, 3)]
-    assert front(Options(technique=some, columns=swapped), {}) == [0, 3]
+    assert pareto_front(Options(technique=some, columns=swapped), {}) == [0, 3]
 
 
 def test_a_front_of_a_plan_begins_with_one_sequence() -> None:

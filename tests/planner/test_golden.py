@@ -11,8 +11,7 @@ from unittest.mock import patch
 import pulp
 
 import kvsim.planner
-from kvsim.planner.layertimes import RESOURCES
-from kvsim.planner.shares import FAMILIES
+from kvsim.planner.costs import FAMILIES, RESOURCES
 from tests.frozen.programmes import FAMILIES as FROZEN
 from tests.frozen.programmes import family
 from tests.planner import test_fleet_programme, test_plan_trace, test_programme, test_runs

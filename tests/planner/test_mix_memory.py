@@ -4,12 +4,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvsim.planner.admit import Admission
-from kvsim.planner.mixed import with_mixes
+from kvsim.planner.costs import FAMILIES, Shares, placement_options, placement_technique
+from kvsim.planner.mixed_search import add_mixes
 from kvsim.planner.placement import Coefficients
-from kvsim.planner.question import Question, Search, tabulate_question
-from kvsim.planner.shares import FAMILIES, Shares, options_for, placed
-from kvsim.planner.workload import PlanLimits, Workload
+from kvsim.planner.question import Admission, PlanLimits, Question, Workload
+from kvsim.planner.table import TableSearch, tabulate_question
 from tests.planner.test_programme import small
 from tests.support.mixes import random_mix
 from tests.support.steps import deployment
@@ -19,7 +18,7 @@ def test_memory_of_a_mix_is_nowhere_above_the_engines() -> None:
     """Layers, and of each shared buffer the mean of what layers of one shape need."""
     d, random = deployment("gemma-3-12b", "fused", "l4"), np.random.default_rng(5)
     w, found = Workload(8192, 4, 8), []
-    c = Coefficients(d, w, np.array([8.0]), options_for(d, halves=True))
+    c = Coefficients(d, w, np.array([8.0]), placement_options(d, halves=True))
     for family in FAMILIES:
         p = c.programme(0, PlanLimits(1e18, 1e18), family)
         assert p.buffered is not None
@@ -49,14 +48,16 @@ def test_more_memory_makes_no_plan_worse(
 ) -> None:
     """A share of what full KV needs, and a little more; layers may be in ranges of their own."""
     d, w = small("llama2-7b", layers, "a6000"), Workload(prompt, 8, batch)
-    whole = w.predict(placed(Shares(), prompt), d, np.array([float(batch)])).given_bytes[0]
+    whole = w.predict(
+        placement_technique(Shares(), prompt), d, np.array([float(batch)])
+    ).given_bytes[0]
     speeds = []
     for room in (share * float(whole), more * share * float(whole)):
         limits = PlanLimits(room, d.hardware.host_memory)
         only = Admission(only=("full", "offload"))
         q = Question(d, w, "throughput", limits, only, error=0.0)
-        search = Search(q, tabulate_question(q))
-        with_mixes(q, search)
+        search = TableSearch(q, tabulate_question(q))
+        add_mixes(q, search)
         best = search.optimum(limits.finite())
         speeds.append(0.0 if best is None else -search.value(best))
     assert speeds[1] >= speeds[0] * (1 - 1e-9)

@@ -17,14 +17,22 @@ from kvsim.errors import InfeasibleError, InputError
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
-from kvsim.planner.admit import Admission
-from kvsim.planner.candidates import options_of
-from kvsim.planner.carry import ONE, Carried, ReplicaTargets, build, carry
-from kvsim.planner.classes import Classes, classes_of
-from kvsim.planner.load import DENSITY, Loads, _prompts_s, loads_of
-from kvsim.planner.trace import TracePlan, make_trace_plan
-from kvsim.planner.verify import simulated
-from kvsim.planner.workload import PlanLimits
+from kvsim.planner.question import Admission, PlanLimits
+from kvsim.planner.replica import (
+    NODES_PER_OCTAVE,
+    ONE_LANE,
+    Classes,
+    Loads,
+    ReplicaCapacity,
+    ReplicaTargets,
+    _prompt_seconds,
+    build_replica_programme,
+    group_requests,
+    list_step_costs,
+    load_coefficients,
+    solve_replica,
+)
+from kvsim.planner.trace import TracePlan, make_trace_plan, simulate_choice
 from kvsim.report import plan_trace
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import faults
@@ -85,7 +93,7 @@ def limits_of(d: Deployment, loss: float, ttft: float = np.inf, tpot: float = np
 def test_classes_are_all_requests_with_their_tokens(lengths: list[tuple[int, int]]) -> None:
     prompt, generate = map(np.array, zip(*lengths, strict=True))
     requests = Requests(np.arange(float(len(lengths))), prompt, generate)
-    c = classes_of(requests)
+    c = group_requests(requests)
     duration = requests.duration or 1.0
     assert c.of.shape == (len(requests),) and set(c.of) == set(range(len(c)))
     assert c.per_s.sum() * duration == pytest.approx(len(requests))
@@ -100,7 +108,7 @@ def test_classes_have_equal_shares_of_the_tokens() -> None:
     random = np.random.default_rng(0)
     prompt = np.ceil(random.lognormal(6, 1.5, 20000)).astype(np.int64)
     requests = Requests(np.arange(20000.0), prompt, np.ones(20000, np.int64))
-    c = classes_of(requests)
+    c = group_requests(requests)
     assert len(c) == 3  # equal outputs are one class
     share = c.per_s * c.prompt / (c.per_s * c.prompt).sum()
     np.testing.assert_allclose(share, 1 / 3, atol=0.02)
@@ -164,7 +172,7 @@ def by_hand(x: Loads, targets: ReplicaTargets, option_of: tuple[int, ...], faste
     return float(-most * speed)
 
 
-@pytest.mark.parametrize("lanes", [ONE, (1, 3), (2, 3)], ids=str)
+@pytest.mark.parametrize("lanes", [ONE_LANE, (1, 3), (2, 3)], ids=str)
 @pytest.mark.parametrize("fastest", [False, True], ids=["load", "latency"])
 def test_programme_finds_what_trying_everything_finds(
     lanes: tuple[int, int], fastest: bool
@@ -180,9 +188,9 @@ def test_programme_finds_what_trying_everything_finds(
         best = min(tried.values(), default=np.inf)
         if not np.isfinite(best):
             with pytest.raises(InfeasibleError):
-                carry(x, targets, lanes, fastest)
+                solve_replica(x, targets, lanes, fastest)
             continue
-        found = carry(x, targets, lanes, fastest)
+        found = solve_replica(x, targets, lanes, fastest)
         value = by_hand(x, targets, found.option_of, fastest)
         assert value == pytest.approx(best, rel=1e-6), seed
         if not fastest:
@@ -195,13 +203,13 @@ def test_a_cut_solution_is_not_found_again() -> None:
     x, targets = instance(2)
     targets = ReplicaTargets(max_seqs=targets.max_seqs)
     x = replace(x, longest=x.longest / 1e3)
-    found: tuple[Carried, ...] = ()
+    found: tuple[ReplicaCapacity, ...] = ()
     for _ in range(x.fixed.size):
-        found += (carry(x, targets, cuts=found),)
+        found += (solve_replica(x, targets, cuts=found),)
     assert {f.options for f in found} == {(o,) for o in range(x.fixed.size)}
     assert [f.load for f in found] == sorted(f.load for f in found)
     with pytest.raises(InfeasibleError):
-        carry(x, targets, cuts=found)
+        solve_replica(x, targets, cuts=found)
 
 
 def texts() -> dict[str, pulp.LpProblem]:
@@ -218,11 +226,11 @@ def texts() -> dict[str, pulp.LpProblem]:
         longest=np.array([8e9, 2e9]),
         late=np.array([[0.0, 0.25], [0.0625, 0.125]]),
     )
-    targets, known = ReplicaTargets(1.0, 0.1, max_seqs=64), Carried((1, 1), 1.0, 0.5, 0.0)
+    targets, known = ReplicaTargets(1.0, 0.1, max_seqs=64), ReplicaCapacity((1, 1), 1.0, 0.5, 0.0)
     return {
-        "trace": build(x, targets, (1, 2))[0],
-        "trace_latency": build(x, targets, (1, 2), fastest=True)[0],
-        "trace_cuts": build(x, targets, (1, 2), cuts=(known,))[0],
+        "trace": build_replica_programme(x, targets, (1, 2))[0],
+        "trace_latency": build_replica_programme(x, targets, (1, 2), fastest=True)[0],
+        "trace_cuts": build_replica_programme(x, targets, (1, 2), cuts=(known,))[0],
     }
 
 
@@ -248,21 +256,24 @@ def planned(
 
 def share_of(d: Deployment, requests: Requests) -> Requests:
     """The trace at three quarters of the load that full KV can carry on one replica."""
-    options = options_of(d, requests, limits_of(d, 0.0), Rules(), Admission((parse("full"),)))
-    full = carry(loads_of(options, classes_of(requests)), ReplicaTargets(max_seqs=Rules().max_seqs))
+    options = list_step_costs(d, requests, limits_of(d, 0.0), Rules(), Admission((parse("full"),)))
+    full = solve_replica(
+        load_coefficients(options, group_requests(requests)),
+        ReplicaTargets(max_seqs=Rules().max_seqs),
+    )
     return requests.scaled(0.75 / full.load)
 
 
 def best_of_all(d: Deployment, requests: Requests, objective: str, limits: PlanLimits) -> float:
     """Every candidate simulated."""
-    options = options_of(d, requests, limits, Rules(), admitted(limits))
-    classes = classes_of(requests)
-    loads = loads_of(options, classes)
+    options = list_step_costs(d, requests, limits, Rules(), admitted(limits))
+    classes = group_requests(requests)
+    loads = load_coefficients(options, classes)
     targets = ReplicaTargets(limits.ttft, limits.tpot, max_seqs=Rules().max_seqs)
     best = np.inf
     for i in range(len(options)):
-        carried = Carried((i,) * len(classes), 0.0, 0.0, 0.0)
-        found = simulated(requests, options, loads, classes, carried, targets).measures()
+        carried = ReplicaCapacity((i,) * len(classes), 0.0, 0.0, 0.0)
+        found = simulate_choice(requests, options, loads, classes, carried, targets).measures()
         if found["ttft"] <= limits.ttft and found["tpot"] <= limits.tpot and not found["refused"]:
             best = min(best, found[objective])
     return best
@@ -361,7 +372,9 @@ def test_too_much_load_is_told_the_replicas_that_carry_it() -> None:
 
 def test_what_does_nothing_is_not_another_technique() -> None:
     d = deployment("llama2-7b", "a6000")
-    options = options_of(d, load("sample:chat").requests, limits_of(d, 0.0), Rules(), Admission())
+    options = list_step_costs(
+        d, load("sample:chat").requests, limits_of(d, 0.0), Rules(), Admission()
+    )
     every = [o.technique.settings for o in options]
     assert not any(s.get("split") == 0 or s.get("gamma") == 0 for s in every)
 
@@ -399,18 +412,18 @@ def test_a_batch_is_not_made_smaller_for_nothing() -> None:
 def test_late_are_the_requests_whose_prompt_alone_takes_too_long() -> None:
     d = deployment("llama3-8b", "h100")
     requests = load("sample:chat").requests
-    options = options_of(d, requests, limits_of(d, 0.0), Rules(), Admission((parse("full"),)))
-    c = classes_of(requests)
-    costs = options[0].with_density(DENSITY)
+    options = list_step_costs(d, requests, limits_of(d, 0.0), Rules(), Admission((parse("full"),)))
+    c = group_requests(requests)
+    costs = options[0].with_density(NODES_PER_OCTAVE)
     every = requests.prompt.tolist()
-    alone = {n: float(_prompts_s(costs, np.array([float(n)]))[0]) for n in set(every)}
+    alone = {n: float(_prompt_seconds(costs, np.array([float(n)]))[0]) for n in set(every)}
     prompts = [alone[n] for n in every]
     for target in (1e-6, 0.05, 0.2, 1e3):
         late = [
             np.mean([s > target and k == i for s, k in zip(prompts, c.of, strict=True)])
             for i in range(len(c))
         ]
-        assert loads_of(options, c, target).late[:, 0] == pytest.approx(late, abs=1e-12)
+        assert load_coefficients(options, c, target).late[:, 0] == pytest.approx(late, abs=1e-12)
 
 
 def test_a_plan_needs_requests_room_and_an_objective() -> None:
@@ -442,13 +455,13 @@ def test_loads_grow_with_the_rate(factor: int, seed: int) -> None:
     costs = tables_of("full", 8, 128, "chunked")
     requests = workload(random, prefix=False)
     slow, fast = (
-        loads_of([costs], replace(c, per_s=c.per_s * k))
-        for c, k in ((classes_of(requests), 1), (classes_of(requests), factor))
+        load_coefficients([costs], replace(c, per_s=c.per_s * k))
+        for c, k in ((group_requests(requests), 1), (group_requests(requests), factor))
     )
     for name in ("work", "seats", "gpu"):
         np.testing.assert_allclose(getattr(fast, name), factor * getattr(slow, name), rtol=1e-9)
     np.testing.assert_allclose(fast.fixed, slow.fixed, rtol=1e-9)
-    assert isinstance(costs, StepCosts) and isinstance(classes_of(requests), Classes)
+    assert isinstance(costs, StepCosts) and isinstance(group_requests(requests), Classes)
 
 
 def test_budgets_are_shares_of_every_request() -> None:
@@ -456,7 +469,7 @@ def test_budgets_are_shares_of_every_request() -> None:
     requests = Requests(np.arange(2.0), np.array([700, 40_000]), np.array([100, 100]))
     named = ("snapkv", "h2o", "streamingllm", "quest", "magicdec", "pyramidkv", "infllm")
     admission = Admission(only=named, unmeasured=True)
-    found = options_of(d, requests, limits_of(d, 1.0), Rules(), admission)
+    found = list_step_costs(d, requests, limits_of(d, 1.0), Rules(), admission)
     assert {costs.technique.name for costs in found} == set(named)
     for costs in found:
         chosen = {x for parts in costs.technique.parts for x in parts.every() if x.shares}

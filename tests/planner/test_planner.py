@@ -15,16 +15,33 @@ from kvsim.errors import InfeasibleError, InputError
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
-from kvsim.planner.admit import Admission, _once
-from kvsim.planner.advice import NoPlanError
-from kvsim.planner.choose import best, nearest, relaxed, simplest
-from kvsim.planner.error import between
-from kvsim.planner.noplan import longer_times
-from kvsim.planner.options import batches, measures, tabulate
-from kvsim.planner.outlook import MORE, faster, quicker
+from kvsim.planner.alternatives import NoPlanError
 from kvsim.planner.plan import ChosenPlan, make_plan
-from kvsim.planner.question import OBJECTIVES, Question
-from kvsim.planner.workload import GIB, PlanLimits, Workload
+from kvsim.planner.question import (
+    GIB,
+    OBJECTIVES,
+    Admission,
+    PlanLimits,
+    Question,
+    Workload,
+    _distinct_settings,
+    known_difference,
+)
+from kvsim.planner.sensitivity import (
+    PRICE_STEP,
+    longer_times,
+    with_faster_arithmetic,
+    with_faster_links,
+)
+from kvsim.planner.table import (
+    best_row,
+    candidate_batches,
+    measures,
+    nearest_row,
+    relax_limits,
+    simplest_row,
+    tabulate,
+)
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import MOST_SEQUENCES
 from kvsim.report import plan as rows
@@ -75,7 +92,7 @@ def brute(objective: NDArray[Any], columns: Mapping[str, Any], limits: Mapping[s
 def test_choice_is_that_of_brute_force(start: int) -> None:
     for seed in range(start, start + 25):
         objective, columns, limits = instance(seed)
-        found = best(objective, columns, limits)
+        found = best_row(objective, columns, limits)
         assert (-1 if found is None else found) == brute(objective, columns, limits), seed
 
 
@@ -90,11 +107,13 @@ def test_the_smallest_relaxation_of_one_limit_is_enough_and_needed(seed: int) ->
     objective, columns, limits = instance(seed)
     finite = {k: v for k, v in limits.items() if v > 0}
     columns = {k: np.where(np.isfinite(v), v, np.inf) for k, v in columns.items()}
-    for name, value in relaxed(columns, finite).items():
+    for name, value in relax_limits(columns, finite).items():
         if np.isfinite(value):
             zeros = np.zeros_like(objective)
-            assert best(zeros, columns, finite | {name: value}) is not None
-            assert value == 0 or best(zeros, columns, finite | {name: value * (1 - 1e-6)}) is None
+            assert best_row(zeros, columns, finite | {name: value}) is not None
+            assert (
+                value == 0 or best_row(zeros, columns, finite | {name: value * (1 - 1e-6)}) is None
+            )
 
 
 def test_the_simplest_of_equals_wins() -> None:
@@ -106,7 +125,7 @@ def test_the_simplest_of_equals_wins() -> None:
 
     def choice(errors: tuple[float, float], among: NDArray[Any] = rows) -> int:
         between, inside = errors
-        return simplest(
+        return simplest_row(
             goal, latency, groups, ranks.__getitem__, size, among, lambda *_: between, inside
         )
 
@@ -123,7 +142,9 @@ def test_a_trifle_does_not_buy_latency() -> None:
     size = np.array([8.0, 1.0])
     two = np.arange(2)
     assert (
-        simplest(goal, latency, ["x", "y"], ranks.__getitem__, size, two, lambda *_: 0.05, 0.005)
+        simplest_row(
+            goal, latency, ["x", "y"], ranks.__getitem__, size, two, lambda *_: 0.05, 0.005
+        )
         == 1
     )
 
@@ -138,7 +159,7 @@ def test_nearest_has_the_least_excess(start: int) -> None:
         over = {k: [max(0.0, x - v) for x in columns[k].tolist()] for k, v in limits.items()}
         total = {i: sum(over[k][i] / (limits[k] or 1.0) for k in limits) for i in usable}
         with nullcontext() if usable else pytest.raises(InfeasibleError):
-            row, missing = nearest(columns, limits)
+            row, missing = nearest_row(columns, limits)
             assert total[row] == pytest.approx(min(total.values()), rel=SLACK), seed
             found = {name: missing.pop(name, 0.0) for name in limits}
             assert found == pytest.approx({name: over[name][row] for name in limits}, abs=1e-12)
@@ -147,16 +168,16 @@ def test_nearest_has_the_least_excess(start: int) -> None:
 
 def test_nearest_says_which_limit_and_by_how_much() -> None:
     columns = {"tpot": np.array([0.3, 0.05, 0.2]), "ttft": np.array([1.0, 9.0, 2.0])}
-    row, missing = nearest(columns, {"tpot": 0.1, "ttft": 3.0})
+    row, missing = nearest_row(columns, {"tpot": 0.1, "ttft": 3.0})
     assert row == 2 and missing == pytest.approx({"tpot": 0.1})
-    assert nearest(columns, {"tpot": 0.5, "ttft": 3.0}) == (0, {})
+    assert nearest_row(columns, {"tpot": 0.5, "ttft": 3.0}) == (0, {})
 
 
 def test_of_equals_the_first_is_taken() -> None:
     columns = {"tpot": np.array([0.3, 0.2, 0.2 - 1e-14])}
-    assert nearest(columns, {"tpot": 0.1})[0] == 1
-    assert best(columns["tpot"], columns, {}) == 1
-    assert best(-columns["tpot"], columns, {"tpot": 0.25}) == 1
+    assert nearest_row(columns, {"tpot": 0.1})[0] == 1
+    assert best_row(columns["tpot"], columns, {}) == 1
+    assert best_row(-columns["tpot"], columns, {"tpot": 0.25}) == 1
     among = [parse("offload"), parse("full")]
     plan = planned(deployment("llama3-8b", "h100"), among, "latency", Workload(8000, 1000))
     assert plan.choice.technique.name == "full"  # though some of the cache could move at no cost
@@ -283,12 +304,12 @@ def test_prices_are_what_the_hardware_would_bring() -> None:
     larger = planned(d, some, limits={"ttft": ttft, "gpu_memory": d.hardware.gpu_memory + GIB})
     host = {"ttft": ttft, "host_memory": d.hardware.host_memory + 16 * GIB}
     roomier = planned(d, some, limits=host)
-    looser = planned(d, some, limits={"ttft": ttft * MORE})
+    looser = planned(d, some, limits={"ttft": ttft * PRICE_STEP})
     links = [
-        planned(faster(d, names), some, limits={"ttft": ttft})
+        planned(with_faster_links(d, names), some, limits={"ttft": ttft})
         for names in (("h2d", "d2h"), ("dram",), ("hbm",))
     ]
-    links.append(planned(quicker(d), some, limits={"ttft": ttft}))
+    links.append(planned(with_faster_arithmetic(d), some, limits={"ttft": ttft}))
     expected = [gained(plan, other) for other in (larger, roomier, looser, *links)]
     got = list(plan.prices.values())
     assert min(got) >= 0 and max(got) > 0.01
@@ -344,18 +365,18 @@ def test_batches_end_where_evaluation_does() -> None:
     d, short = deployment("smollm2-135m", "b200"), Workload(1, 1)
     space = ((d.hardware.gpu_memory,), d.hardware.host_memory)
     for text in ("full", "flexgen"):
-        tried = batches(parse(text), d, short, *space)
+        tried = candidate_batches(parse(text), d, short, *space)
         assert 0 < tried[-1] <= MOST_SEQUENCES and (tried[-1] > MOST_SEQUENCES / 2)
 
 
 def test_the_table_covers_the_batches_that_matter() -> None:
     d, w = deployment("llama2-7b", "a6000"), CHAT
     space = ((d.hardware.gpu_memory, d.hardware.gpu_memory + GIB), d.hardware.host_memory)
-    tried = batches(parse("full"), d, w, *space)
+    tried = candidate_batches(parse("full"), d, w, *space)
     largest = Prediction(parse("full"), d, np.ones(1), w.prompt, w.generate).max_batch[0]
     assert tried[0] == 1 and largest in tried and tried[-1] > largest
     assert (np.diff(tried) > 0).all() and (tried == np.floor(tried)).all()
-    assert (batches(parse("flexgen"), d, w, *space) % 8 == 0).all()
+    assert (candidate_batches(parse("flexgen"), d, w, *space) % 8 == 0).all()
     table = tabulate(d, w, *space, Admission())
     for name, column in (("batch", table.batch), *table.columns.items()):
         assert column.shape == (len(table.technique),)
@@ -365,10 +386,10 @@ def test_the_table_covers_the_batches_that_matter() -> None:
 def test_settings_of_two_techniques_alike_are_both_considered() -> None:
     """Two compositions whose settings read the same differ by name."""
     found = [parse("quantspec:group=64"), parse("quantspec:group=64,gamma=2")]
-    assert len(_once(found)) == 1
+    assert len(_distinct_settings(found)) == 1
     two = [parse("full+draft"), parse("full+mtp")]
-    assert [t.name for t in _once(two)] == [t.name for t in two]
-    assert len(_once([parse("eagle:gamma=2,acceptance=0.5"), parse("mtp")])) == 2
+    assert [t.name for t in _distinct_settings(two)] == [t.name for t in two]
+    assert len(_distinct_settings([parse("eagle:gamma=2,acceptance=0.5"), parse("mtp")])) == 2
 
 
 def test_heads_are_considered_where_they_exist() -> None:
@@ -400,8 +421,8 @@ def test_a_technique_that_nobody_measured_must_gain_more_than_its_error() -> Non
     """Of the ledger's rows; techniques that only move things share full KV's error."""
     d = Deployment(load_model("llama3.1-8b"), load_hardware("h100"), load_stack("vllm"))
     full, kivi, moved = parse("full"), parse("kivi"), parse("place:weights_host=0.5")
-    assert between(d, full, kivi) > 2 * between(d, full, moved) > 0
-    assert between(d, full, kivi) == between(d, kivi, full)
+    assert known_difference(d, full, kivi) > 2 * known_difference(d, full, moved) > 0
+    assert known_difference(d, full, kivi) == known_difference(d, kivi, full)
     near = Question(d, CHAT, "throughput", PlanLimits(1.0, 1.0), error=0.01)
     assert near.between(full, kivi) == 0.01
 

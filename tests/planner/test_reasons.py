@@ -9,12 +9,17 @@ from kvsim.errors import InputError
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
-from kvsim.planner.admit import Admission
-from kvsim.planner.engines import lacks, runners
+from kvsim.planner.alternatives import describe_cost, describe_gap
 from kvsim.planner.plan import _apart
-from kvsim.planner.question import Question
-from kvsim.planner.rivals import dearer, worse
-from kvsim.planner.workload import GIB, PlanLimits, Workload
+from kvsim.planner.question import (
+    GIB,
+    Admission,
+    PlanLimits,
+    Question,
+    Workload,
+    engine_refusal,
+    engines_running,
+)
 from kvsim.prediction.explain import binding
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import KNOWN_BAD, evidence
@@ -43,20 +48,22 @@ def on(gpu: str, model: str = "llama3-8b") -> Deployment:
     ("m2-ultra", "opt-13b", ["hf"]),
 ])  # fmt: skip
 def test_engines_are_named_only_where_they_run(gpu: str, model: str, engines: list[str]) -> None:
-    assert runners("full", on(gpu, model)) == engines
+    assert engines_running("full", on(gpu, model)) == engines
 
 
 def test_an_engine_that_does_not_run_there_is_refused_with_the_reason() -> None:
     limits = PlanLimits(70 * GIB, 100 * GIB)
     with pytest.raises(InputError, match="--engine flexgen: FlexGen runs OPT models only"):
         Question(D, Workload(100, 10), "throughput", limits, Admission(engine="flexgen"))
-    assert "NVIDIA" in lacks("trtllm", on("mi300x")) and not lacks("vllm", on("mi300x"))
+    assert "NVIDIA" in engine_refusal("trtllm", on("mi300x")) and not engine_refusal(
+        "vllm", on("mi300x")
+    )
 
 
 def test_how_far_something_is_behind_is_said_of_what_the_objective_measures() -> None:
-    assert worse("throughput", 1.0) == "is 50 % slower"
-    assert worse("latency", 0.25) == "takes 25 % longer"
-    assert worse("cost", 0.25) == "costs 25 % more"
+    assert describe_gap("throughput", 1.0) == "is 50 % slower"
+    assert describe_gap("latency", 0.25) == "takes 25 % longer"
+    assert describe_gap("cost", 0.25) == "costs 25 % more"
 
 
 @pytest.mark.parametrize(("other", "chosen", "why"), [
@@ -66,7 +73,7 @@ def test_how_far_something_is_behind_is_said_of_what_the_objective_measures() ->
     ("offload:host_share=1", "offload:host_share=0.1", "takes longer per request"),
 ])  # fmt: skip
 def test_what_is_as_good_is_said_to_cost_what_it_does(other: str, chosen: str, why: str) -> None:
-    assert dearer(predicted(other), predicted(chosen)) == why
+    assert describe_cost(predicted(other), predicted(chosen)) == why
 
 
 def test_a_service_that_waits_for_copies_is_not_said_to_wait_for_arithmetic() -> None:

@@ -11,23 +11,27 @@ import pytest
 from kvsim import solver
 from kvsim.graph import Array, Point
 from kvsim.machines.deployment import Deployment
-from kvsim.planner.assigning import assigned
+from kvsim.planner.costs import (
+    RESOURCES,
+    LayersOfPass,
+    Option,
+    Shares,
+    layers_between,
+    placement_options,
+    placement_technique,
+)
 from kvsim.planner.fleet.milp import add_shares
 from kvsim.planner.fleet.offers import FleetLimits
-from kvsim.planner.halves import others_between
-from kvsim.planner.layertimes import RESOURCES, LayersOfPass
-from kvsim.planner.placement import Coefficients
-from kvsim.planner.programme import Programme, build
-from kvsim.planner.shares import Option, Shares, options_for, placed
-from kvsim.planner.tangents import INSIDE, tangent
-from kvsim.planner.workload import PlanLimits, Workload
+from kvsim.planner.milp import Programme, build_programme
+from kvsim.planner.placement import TOUCH_INSIDE, Coefficients, tangent_at
+from kvsim.planner.question import PlanLimits, Workload
 from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.techniques.axes.base import LayerPass
 from kvsim.techniques.steps import part_of
-from tests.planner.test_assigning import least, some_counts
 from tests.planner.test_fleet_programme import DEMAND, OFFERS
-from tests.planner.test_programme import instance, small
+from tests.planner.test_programme import small
 from tests.planner.test_runs import in_turn
+from tests.support.mixes import decide_streaming
 
 FREE = PlanLimits(1e18, 1e18)
 PROMPT, ROUNDS, BATCH, LAYERS = 700, 3, 12.0, 2  # every round is a stretch of its own
@@ -50,7 +54,7 @@ def excess(problem: pulp.LpProblem, values: Mapping[str, float], part: str) -> V
 
 def played(d: Deployment, shares: Shares, parts: int) -> np.ndarray:
     """Seconds of one layer of every resource, in reading the prompts and in each round. (q, r)"""
-    t, shape = placed(shares, PROMPT, parts=parts), d.shard.layout[0][0][0]
+    t, shape = placement_technique(shares, PROMPT, parts=parts), d.shard.layout[0][0][0]
     generate, batch = ROUNDS + 1, np.array([[BATCH]])
     points: list[Point] = [prefill_point(batch, PROMPT, generate)]
     points += [decode_point(batch, PROMPT, generate, float(i)) for i in range(ROUNDS)]
@@ -60,7 +64,7 @@ def played(d: Deployment, shares: Shares, parts: int) -> np.ndarray:
 
 def planes_of(p: Programme, shares: Array, corners: Array) -> Values:
     """What each row of planes says that all layers take at some shares. [s]"""
-    problem = build(p, whole=False).problem
+    problem = build_programme(p, whole=False).problem
     points = np.vstack([corners.T, np.ones(len(corners))])
     weight = np.linalg.lstsq(points, np.append(shares, 1.0), rcond=None)[0]
     values = dict.fromkeys((v.name for v in problem.variables()), 0.0)
@@ -74,18 +78,18 @@ def planes_of(p: Programme, shares: Array, corners: Array) -> Values:
 @pytest.mark.parametrize("kind", ["recomputed0", "shared0", "joined0", "joined1", "halved_joined0"])
 def test_rows_of_planes_touch_what_the_engine_plays_and_are_below_it(kind: str) -> None:
     d = small("llama2-7b", LAYERS, "a6000")
-    option: Option = next(o for o in options_for(d, halves=True) if o.name == kind)
+    option: Option = next(o for o in placement_options(d, halves=True) if o.name == kind)
     c = Coefficients(d, Workload(PROMPT, ROUNDS + 1, int(BATCH)), np.array([BATCH]), [option])
     p = c.programme(0, FREE, frozenset({option.kind}))
     random = np.random.default_rng(3)
     corners = np.array([[*vars(x).values()] for x in option.corners])
     points = random.dirichlet(np.ones(len(corners)), 4) @ corners
     points[:, 1] = np.floor(points[:, 1] * PROMPT) / PROMPT
-    more = tuple(tangent(c, p, 0, 0, Shares(*x.tolist())) for x in points)
+    more = tuple(tangent_at(c, p, 0, 0, Shares(*x.tolist())) for x in points)
     p = replace(p, tangents=more)
     rows = 0
     for i, at in enumerate(points):
-        inside = Shares(*at.tolist()).towards(option.middle, INSIDE)
+        inside = Shares(*at.tolist()).towards(option.middle, TOUCH_INSIDE)
         middle = np.array([inside.host, np.floor(inside.split * PROMPT) / PROMPT, inside.cpu])
         here = played(d, Shares(*middle.tolist()), option.parts) * LAYERS
         for name, seconds in planes_of(p, middle, corners).items():
@@ -106,17 +110,18 @@ def test_decided_weights_take_as_long_as_the_engine_copies_them(share: float) ->
     """One sequence: copies of weights are nearly all that a token waits for."""
     d = small("llama2-7b", 6, "a6000")
     w = Workload(64, 8, 1)
-    c = Coefficients(d, w, np.array([1.0]), options_for(d, halves=False)[:1])
+    c = Coefficients(d, w, np.array([1.0]), placement_options(d, halves=False)[:1])
     p = c.programme(0, FREE, frozenset({"full"}))
     counts, streamed = p.layers[None].astype(float), share * p.layers[None]
-    built = build(p, counts=counts, streamed=streamed)
+    built = build_programme(p, counts=counts)
+    decide_streaming(built, streamed)
     (name,) = excess(built.problem, dict.fromkeys(names(built.problem), 0.0), "w_full_0_decided")
     for other in (0.0, 0.5 * share, share, 1.0):
         values = dict.fromkeys(names(built.problem), 0.0) | {"w_full_0": 6 * other}
         assert excess(built.problem, values, name)[name] == pytest.approx(6 * (other - share))
     solver.solve(built.problem, 1e-9, 20.0)
     bound = float(p.weight[1:] @ [t.value() for t in built.t[1:]])
-    replayed = w.predict(placed(Shares(), w.prompt, share), d, c.batches)
+    replayed = w.predict(placement_technique(Shares(), w.prompt, share), d, c.batches)
     assert 0.9 < bound / float(replayed.decode_s[0]) <= 1 + 1e-11
 
 
@@ -129,8 +134,8 @@ def names(problem: pulp.LpProblem) -> list[str]:
 
 def test_between_runs_of_a_shape_are_as_many_layers_of_others() -> None:
     """Six layers, ``aabaab``, in every way on the CPU and on the GPU: runs are counted."""
-    order, problem = "aab" * 2, build(in_turn()).problem
-    assert others_between(order).tolist() == [0, 2]
+    order, problem = "aab" * 2, build_programme(in_turn()).problem
+    assert layers_between(order).tolist() == [0, 2]
     tight: set[str] = set()
     for cpu in product((False, True), repeat=len(order)):
         values = dict.fromkeys(names(problem), 0.0)
@@ -149,29 +154,6 @@ def test_between_runs_of_a_shape_are_as_many_layers_of_others() -> None:
             assert over <= 1e-12, (cpu, name)
             tight |= {name} if over == 0 else set()
     assert tight == {"first_1_others", "behind_1_others"}
-
-
-# losses
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_rows_of_losses_leave_out_no_counts_within_the_budget(seed: int) -> None:
-    p, random = instance(seed, losses=True), np.random.default_rng(seed)
-    sides = set()
-    for _ in range(5):
-        counts = some_counts(p, random)
-        problem = build(p, loss_rows=(assigned(p, counts).row,)).problem
-        for other in (counts, *(some_counts(p, random) for _ in range(10))):
-            keys = product(range(len(p.names)), range(p.layers.size))
-            values = dict.fromkeys(names(problem), 0.0)
-            values |= {f"n_{p.names[o]}_{k}": float(other[o, k]) for o, k in keys}
-            (over,) = excess(problem, values, "loss_0").values()
-            lost = least(p, other) - p.budget
-            assert over <= max(lost / p.budget, 0.0) + 1e-9
-            if other is counts:
-                assert over == pytest.approx(lost / p.budget)
-                sides.add(over > 0)
-    assert sides == {False, True}
 
 
 # who serves in a fleet

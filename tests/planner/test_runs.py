@@ -15,14 +15,18 @@ from kvsim.graph import Point
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
-from kvsim.planner import runs
-from kvsim.planner.admit import Admission
-from kvsim.planner.halves import Halves, half_times, others_between
-from kvsim.planner.improve import Placements
-from kvsim.planner.programme import Programme, Streaming, build
-from kvsim.planner.question import Question
-from kvsim.planner.shares import ALONE, Shares, placed
-from kvsim.planner.workload import PlanLimits, Workload
+from kvsim.planner import milp
+from kvsim.planner.costs import (
+    ALONE,
+    Halves,
+    Shares,
+    half_times,
+    layers_between,
+    placement_technique,
+)
+from kvsim.planner.milp import Programme, Streaming, build_programme
+from kvsim.planner.mixed_search import Placements
+from kvsim.planner.question import Admission, PlanLimits, Question, Workload
 from kvsim.techniques.axes.base import LayerPass
 from kvsim.techniques.steps import layer_ops
 from tests.support.mixes import bound_over_replay
@@ -74,7 +78,7 @@ def in_turn() -> Programme:
         longest=twice(p.halves.longest),
         around=twice(p.halves.around),
         before=twice(p.halves.before),
-        others=others_between("aab" * 2),
+        others=layers_between("aab" * 2),
     )
     none = np.zeros((2, 6, 2))
     return replace(
@@ -95,8 +99,11 @@ def twice(values: np.ndarray) -> np.ndarray:
 
 def texts() -> dict[str, pulp.LpProblem]:
     """Programmes of runs that golden texts are of; streamed shares are in a few ranges."""
-    with patch.object(runs, "LEAST", 0.8):
-        return {"runs": build(example()).problem, "runs_in_turn": build(in_turn()).problem}
+    with patch.object(milp, "FIRST_RANGE", 0.8):
+        return {
+            "runs": build_programme(example()).problem,
+            "runs_in_turn": build_programme(in_turn()).problem,
+        }
 
 
 @pytest.mark.parametrize("name", texts())
@@ -107,8 +114,8 @@ def test_rows_of_runs_as_text(name: str, tmp_path: Path) -> None:
 
 
 def test_layers_of_other_shapes_between_two_of_one() -> None:
-    assert others_between("aaab" * 3).tolist() == [0, 3]
-    assert others_between("a").tolist() == [0]
+    assert layers_between("aaab" * 3).tolist() == [0, 3]
+    assert layers_between("a").tolist() == [0]
 
 
 @pytest.mark.parametrize("attention", [0.0, 0.02, 0.3])
@@ -117,7 +124,7 @@ def test_ranges_of_a_streamed_share_cover_all_of_it(attention: float) -> None:
     streaming = Streaming(np.array([[[0.0], [0.4]]]), np.zeros(1), np.zeros(1), 1.0)
     p = SimpleNamespace(streaming=streaming, resources=("gpu", "h2d"))
     h = SimpleNamespace(attention=np.array([[attention]]))
-    ends = runs._ranges(cast(Programme, p), cast(Halves, h))
+    ends = milp._share_ranges(cast(Programme, p), cast(Halves, h))
     assert ends[0, 0] == 0.0 and ends[-1, 1] == 1.0
     assert (ends[1:, 0] == ends[:-1, 1]).all() and (ends[:, 1] > ends[:, 0]).all()
     assert (ends[1:-1, 1] / ends[1:-1, 0]).tolist() == pytest.approx([1.15] * (len(ends) - 2))
@@ -131,7 +138,7 @@ def test_a_half_goes_through_a_layer_op_by_op() -> None:
     d = Deployment(load_model("opt-6.7b"), load_hardware("rtx4090"), load_stack("fused"))
     shape, point = d.shard.layout[0][0][0], Point(np.full((1, 1), 8.0), 500.0, 1.0, 500.0, 600.0)
     attention, around, before, behind = np.ravel(half_times(d, point, shape, 500))
-    parts = placed(Shares(cpu=1.0), 500, streamed=1.0, parts=2).parts[0]
+    parts = placement_technique(Shares(cpu=1.0), 500, streamed=1.0, parts=2).parts[0]
     half = replace(point, batch=point.batch / 2)
     layer = [op for op in layer_ops(LayerPass(d, half, shape, parts)) if not op.prefetch]
     ops = {op.name: float(np.ravel(seconds(op, d))[0]) for op in layer}

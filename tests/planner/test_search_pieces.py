@@ -11,25 +11,31 @@ from kvsim.evidence.ledger import KnownError
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
-from kvsim.planner import likely, trace
-from kvsim.planner.admit import Admission
-from kvsim.planner.carry import Carried, ReplicaTargets
-from kvsim.planner.classes import Classes, classes_of
-from kvsim.planner.load import DENSITY, Loads, _prompts_s, loads_of
-from kvsim.planner.mixes import Arrangement, Use, levelled, shifted
-from kvsim.planner.programme import Programme, Streaming
-from kvsim.planner.question import Question, Search
-from kvsim.planner.rivals import _in_time, waves
-from kvsim.planner.shares import ALONE, Shares, options_for
-from kvsim.planner.solving import lower_bound
-from kvsim.planner.tighter import lowered
-from kvsim.planner.workload import GIB, PlanLimits, Workload
+from kvsim.planner import sensitivity, trace
+from kvsim.planner.alternatives import _in_time, find_waves
+from kvsim.planner.arrangements import Arrangement, Use, level_shares, shift_layers
+from kvsim.planner.costs import ALONE, Shares, placement_options
+from kvsim.planner.milp import Programme, Streaming
+from kvsim.planner.placement import lower_limits
+from kvsim.planner.question import GIB, Admission, PlanLimits, Question, Workload
+from kvsim.planner.replica import (
+    NODES_PER_OCTAVE,
+    Classes,
+    Loads,
+    ReplicaCapacity,
+    ReplicaTargets,
+    _prompt_seconds,
+    group_requests,
+    load_coefficients,
+)
+from kvsim.planner.table import TableSearch
 from kvsim.prediction.generate import Prediction
 from kvsim.serving import spend
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.rules import Rules
 from kvsim.techniques import parse
 from kvsim.traces.requests import Requests
+from tests.support.mixes import lower_bound
 
 
 def deployment(gpu: str = "a6000", tp: int = 1) -> Deployment:
@@ -61,18 +67,18 @@ def test_layers_move_between_uses_until_one_is_left() -> None:
     """Eight at first, then two, then one; a use keeps its last layer, and other shapes theirs."""
     other = (Use(Shares(host=1.0), 1, 7),)
     for count in (8, 2, 1):
-        found = [layers_of(a) for a in shifted(Arrangement(((COPIED, KEPT), other)), count)]
+        found = [layers_of(a) for a in shift_layers(Arrangement(((COPIED, KEPT), other)), count)]
         assert found == [[[12 - count, 20 + count], [7]], [[12 + count, 20 - count], [7]]]
     few = (replace(COPIED, layers=2), KEPT)
-    found = [layers_of(a) for a in shifted(Arrangement((few,)), 8)]
+    found = [layers_of(a) for a in shift_layers(Arrangement((few,)), 8)]
     assert found == [[[1, 21]], [[10, 12]]]
     last = (replace(COPIED, layers=1), KEPT)
-    assert [layers_of(a) for a in shifted(Arrangement((last,)), 1)] == [[[2, 19]]]
+    assert [layers_of(a) for a in shift_layers(Arrangement((last,)), 1)] == [[[2, 19]]]
 
 
 def test_uses_that_copy_are_levelled_to_their_mean() -> None:
     uses = (COPIED, Use(Shares(host=1.0, split=0.25), 1, 4, streamed=0.5), Use(Shares(), 2, 3))
-    found = levelled(Arrangement((uses, (KEPT,))))
+    found = level_shares(Arrangement((uses, (KEPT,))))
     assert found is not None
     level, left = found.uses[0]
     assert (level.layers, level.parts) == (16, 1)
@@ -80,7 +86,7 @@ def test_uses_that_copy_are_levelled_to_their_mean() -> None:
     assert level.shares.split == pytest.approx(4 * 0.25 / 16)
     assert level.streamed == pytest.approx(4 * 0.5 / 16)
     assert left == uses[2] and found.uses[1] == (KEPT,)
-    assert levelled(Arrangement(((COPIED,), (KEPT,)))) is None
+    assert level_shares(Arrangement(((COPIED,), (KEPT,)))) is None
 
 
 # bounds, limits and objectives
@@ -100,11 +106,11 @@ def test_streamed_weights_add_to_a_bound() -> None:
 
 def test_memory_is_lowered_by_more_than_replay_lacked() -> None:
     limits = PlanLimits(40e9, 100e9, ttft=1.0)
-    less = lowered(limits, (1e9, 2e9))
+    less = lower_limits(limits, (1e9, 2e9))
     assert less.gpu_memory == pytest.approx(38.9e9, rel=1e-4) and less.gpu_memory < 38.9e9
     assert less.host_memory == pytest.approx(97.8e9, rel=1e-4) and less.host_memory < 97.8e9
     assert less.ttft == 1.0
-    late = lowered(limits, (np.inf, 0.0))  # a time was missed, which memory does not mend
+    late = lower_limits(limits, (np.inf, 0.0))  # a time was missed, which memory does not mend
     assert 39.99e9 < late.gpu_memory < 40e9
 
 
@@ -140,14 +146,14 @@ def test_two_requests_that_do_not_fit_together_run_one_after_the_other() -> None
     limits = PlanLimits((alone + both) / 2, 128 * GIB)
     q = Question(d, w, "throughput", limits, Admission((parse("full"),)))
     choice = w.predict(parse("offload"), d, np.array([2.0]))
-    found = waves(q, choice)
+    found = find_waves(q, choice)
     assert found is not None
     assert (found.count, found.prediction.batch.tolist()) == (2, [1.0])
     assert found.prediction.technique.name == "full"
     each = float(found.prediction.request_s[0])
     assert found.output_tok_s == pytest.approx(2 * 40 / (2 * each))
     for other in (replace(w, batch=1), replace(w, batch=None), replace(w, service=True)):
-        assert waves(replace(q, workload=other), choice) is None
+        assert find_waves(replace(q, workload=other), choice) is None
 
 
 @pytest.mark.parametrize(
@@ -170,7 +176,7 @@ def test_the_safe_batch_is_looked_for_below_the_choice(
         technique=SimpleNamespace(tiles=lambda: 1), batch=np.array([float(choice)])
     )
     known = {"ttft": KnownError(None, "", 1.0, 1.0, True)}
-    found = likely._safer(cast(Question, asked), cast(Prediction, chosen), known)
+    found = sensitivity._find_safer(cast(Question, asked), cast(Prediction, chosen), known)
     assert (found and found.batch.tolist()) == (safe and [safe])
 
 
@@ -181,7 +187,7 @@ def test_a_row_that_just_meets_its_limits_is_in_time() -> None:
         table=SimpleNamespace(columns=columns),
         q=SimpleNamespace(limits=SimpleNamespace(hard=lambda: hard)),
     )
-    assert [_in_time(cast(Search, search), row) for row in (0, 1)] == [True, False]
+    assert [_in_time(cast(TableSearch, search), row) for row in (0, 1)] == [True, False]
 
 
 # estimates of a trace
@@ -190,21 +196,21 @@ def test_a_row_that_just_meets_its_limits_is_in_time() -> None:
 def costs_of(technique: str) -> StepCosts:
     d = Deployment(load_model("llama3-8b"), load_hardware("a6000"), load_stack("fused"))
     rules = Rules(max_seqs=16, max_tokens=256)
-    return StepCosts(parse(technique), d, rules, 2048, 1024).with_density(DENSITY)
+    return StepCosts(parse(technique), d, rules, 2048, 1024).with_density(NODES_PER_OCTAVE)
 
 
 def test_the_line_of_a_round_goes_through_one_sequence_and_the_most() -> None:
     """Fixed time and time per sequence of one class, read back at both batches."""
     requests = Requests(np.arange(10.0), np.full(10, 600), np.full(10, 81))
-    classes = classes_of(requests)
+    classes = group_requests(requests)
     assert len(classes) == 1
     options = [costs_of("full"), costs_of("kivi")]
-    x = loads_of(options, classes)
+    x = load_coefficients(options, classes)
     assert x.fixed.shape == (2,) and x.work.shape == x.gpu.shape == (1, 2)
     for o, costs in enumerate(options):
         seats = 10 / 9 * 80
         assert x.seats[0, o] == pytest.approx(seats)
-        prompts = 10 / 9 * float(_prompts_s(costs, np.array([600.0]))[0])
+        prompts = 10 / 9 * float(_prompt_seconds(costs, np.array([600.0]))[0])
         each = (float(x.work[0, o]) - prompts) / seats
         for batch in (1, 16):
             (took,) = spend.pass_seconds(costs.tables, batch=batch, context=np.array([640.5]))
@@ -220,24 +226,26 @@ def test_techniques_up_to_half_as_bad_again_are_combined(monkeypatch: pytest.Mon
     """Estimates of 2, 3 and 3.01 replicas: what the third uses is not tried beside the first's."""
     asked: list[Any] = []
 
-    def carry(loads: Any, bounds: Any, lanes: Any, cuts: tuple[Carried, ...]) -> Carried:
+    def carry(
+        loads: Any, bounds: Any, lanes: Any, cuts: tuple[ReplicaCapacity, ...]
+    ) -> ReplicaCapacity:
         asked.append((loads, lanes, len(cuts)))
-        return Carried((0, 1), 1.0, 1.0, 0.5)
+        return ReplicaCapacity((0, 1), 1.0, 1.0, 0.5)
 
-    monkeypatch.setattr(trace, "carry", carry)
-    found = cast(Any, object.__new__(trace._Search))
+    monkeypatch.setattr(trace, "solve_replica", carry)
+    found = cast(Any, object.__new__(trace._TraceSearch))
     found.loads = cast(Loads, SimpleNamespace(only=lambda some: some))
     found.bounds, found.seconds = ReplicaTargets(max_seqs=8), 0.0
     found.done = [
-        SimpleNamespace(estimate=Carried((option,), 1.0, load, 0.0))
+        SimpleNamespace(estimate=ReplicaCapacity((option,), 1.0, load, 0.0))
         for option, load in ((4, 3.0), (1, 2.0), (7, 3.01))
     ]
-    simulated: list[Carried] = []
+    simulated: list[ReplicaCapacity] = []
     found._simulate = simulated.append
     found.combinations()
-    assert asked == [([1, 4], trace.SEVERAL, n) for n in range(trace.SETTINGS)]
-    assert [s.option_of for s in simulated] == [(1, 4)] * trace.SETTINGS
-    assert found.seconds == 0.5 * trace.SETTINGS
+    assert asked == [([1, 4], trace.SEVERAL_LANES, n) for n in range(trace.MORE_SETTINGS)]
+    assert [s.option_of for s in simulated] == [(1, 4)] * trace.MORE_SETTINGS
+    assert found.seconds == 0.5 * trace.MORE_SETTINGS
 
 
 def test_a_class_decodes_all_tokens_but_the_first() -> None:
@@ -251,7 +259,7 @@ def test_layers_that_share_attention_in_halves_are_levelled_too() -> None:
     """Those that the CPU answers for, half by half, stay as they are."""
     some = Use(Shares(host=0.2, split=0.1, cpu=0.5), 2, 6, streamed=0.5)
     other, whole = Use(Shares(cpu=0.25), 2, 2), Use(Shares(cpu=1.0), 2, 4)
-    found = levelled(Arrangement(((some, other, whole),)))
+    found = level_shares(Arrangement(((some, other, whole),)))
     assert found is not None
     level, left = found.uses[0]
     assert (level.layers, level.parts) == (8, 2) and level.streamed == pytest.approx(0.375)
@@ -261,11 +269,11 @@ def test_layers_that_share_attention_in_halves_are_levelled_too() -> None:
 
 def test_an_option_needs_the_techniques_that_do_what_it_does() -> None:
     d = deployment()
-    needs = {o.kind: set(o.needs) for o in options_for(d, halves=True)}
+    needs = {o.kind: set(o.needs) for o in placement_options(d, halves=True)}
     assert needs == {
         "full": {"full"}, "copied": {"offload"}, "recomputed": {"kvpr"}, "cpu": {"fastdecode"},
         "shared": {"fastdecode"}, "halved": {"fastdecode"},
         "beside": {"fastdecode", "offload"}, "halved_beside": {"fastdecode", "offload"},
         "joined": {"fastdecode", "kvpr"}, "halved_joined": {"fastdecode", "kvpr"},
     }  # fmt: skip
-    assert {o.kind for o in options_for(d, halves=False)} == set().union(*ALONE)
+    assert {o.kind for o in placement_options(d, halves=False)} == set().union(*ALONE)

@@ -11,13 +11,19 @@ import pytest
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
-from kvsim.planner import options, verify
-from kvsim.planner.carry import Carried, ReplicaTargets
-from kvsim.planner.load import Loads
-from kvsim.planner.needs import needs
-from kvsim.planner.question import Question, Search, gain, rank
-from kvsim.planner.verify import Simulated
-from kvsim.planner.workload import GIB, PlanLimits, Workload
+from kvsim.planner import table, trace
+from kvsim.planner.alternatives import admitting_options
+from kvsim.planner.question import (
+    GIB,
+    PlanLimits,
+    Question,
+    Workload,
+    relative_gain,
+    simplicity_rank,
+)
+from kvsim.planner.replica import Loads, ReplicaCapacity, ReplicaTargets
+from kvsim.planner.table import TableSearch
+from kvsim.planner.trace import Simulated
 from kvsim.prediction.generate import Prediction
 from kvsim.techniques import parse
 
@@ -52,19 +58,25 @@ def test_options_that_would_admit_a_row(
 ) -> None:
     columns = {"loss": np.array([0.0, loss]), "assumed": np.array([0.0, assumed])}
     table = SimpleNamespace(columns=columns, evidence=[None, evidence])
-    search = cast(Search, SimpleNamespace(table=table))
-    assert list(needs(ASKED.with_limits(loss=0.01), search, 1)) == expected
+    search = cast(TableSearch, SimpleNamespace(table=table))
+    assert list(admitting_options(ASKED.with_limits(loss=0.01), search, 1)) == expected
 
 
 def test_gains_of_objectives_that_are_small_or_negative_where_more_is_better() -> None:
-    assert gain(12.0, 10.0) == pytest.approx(0.2) and gain(10.0, 12.0) == 0.0
-    assert gain(-10.0, -12.0) == pytest.approx(0.2) and gain(-12.0, -10.0) == 0.0
-    assert gain(10.0, 10.0) == 0.0
+    assert relative_gain(12.0, 10.0) == pytest.approx(0.2) and relative_gain(10.0, 12.0) == 0.0
+    assert relative_gain(-10.0, -12.0) == pytest.approx(0.2) and relative_gain(-12.0, -10.0) == 0.0
+    assert relative_gain(10.0, 10.0) == 0.0
 
 
 def test_full_kv_is_simplest_and_losses_come_last() -> None:
     texts = ("full", "offload", "offload + selfdraft", "snapkv", "kivi + offload")
-    assert [rank(parse(text)) for text in texts] == [(0, 0), (0, 1), (0, 2), (1, 1), (1, 2)]
+    assert [simplicity_rank(parse(text)) for text in texts] == [
+        (0, 0),
+        (0, 1),
+        (0, 2),
+        (1, 1),
+        (1, 2),
+    ]
 
 
 def loads(gpu: list[list[float]], longest: list[float], room: float) -> Loads:
@@ -77,21 +89,23 @@ def loads(gpu: list[list[float]], longest: list[float], room: float) -> Loads:
 
 def test_lanes_share_memory_by_what_their_classes_need() -> None:
     some = loads([[3.0, 9.0, 5.0], [1.0, 9.0, 2.0]], [10.0, 20.0, 30.0], 100.0)
-    assert verify._shares(some, Carried((1, 1), 1.0, 1.0, 0.0)) == [1.0]
+    assert trace._memory_shares(some, ReplicaCapacity((1, 1), 1.0, 1.0, 0.0)) == [1.0]
     # of 100: 10 and 30 for the longest, 60 left by 3 to 2
-    shares = verify._shares(some, Carried((0, 2), 1.0, 1.0, 0.0))
+    shares = trace._memory_shares(some, ReplicaCapacity((0, 2), 1.0, 1.0, 0.0))
     assert shares == pytest.approx([0.1 + 0.6 * 0.6, 0.3 + 0.6 * 0.4])
-    full = verify._shares(
-        replace(some, longest=np.array([60.0, 1.0, 70.0])), Carried((0, 2), 1, 1, 0)
+    full = trace._memory_shares(
+        replace(some, longest=np.array([60.0, 1.0, 70.0])), ReplicaCapacity((0, 2), 1, 1, 0)
     )
     assert full == pytest.approx([0.6, 0.7])
 
 
 def test_nine_in_ten_are_within_a_quantile_and_nothing_has_none() -> None:
     values = np.array([np.nan, *range(1, 11)], dtype=float)
-    assert verify.quantile(values) == pytest.approx(9.1)
-    assert verify.quantile(np.array([np.nan])) == 0.0
-    assert verify.quantile(np.array([np.nan, np.inf])) == np.inf  # who hung up waited for ever
+    assert trace.attained_quantile(values) == pytest.approx(9.1)
+    assert trace.attained_quantile(np.array([np.nan])) == 0.0
+    assert (
+        trace.attained_quantile(np.array([np.nan, np.inf])) == np.inf
+    )  # who hung up waited for ever
 
 
 @pytest.mark.parametrize("most", [1, 2, 7, 30, 63, 64, 100])
@@ -107,12 +121,12 @@ def test_a_batch_is_made_smaller_until_a_token_is_in_time(
         columns = {"tpot": 0.9 if seqs <= most else 1.5, "ttft": 1.0, "refused": 0.0}
         return SimpleNamespace(measures=lambda: columns, seqs=seqs)
 
-    monkeypatch.setattr(verify, "_play", play)
-    monkeypatch.setattr(verify, "_peak", lambda found: 63.5)
+    monkeypatch.setattr(trace, "_play_trace", play)
+    monkeypatch.setattr(trace, "_peak_batch", lambda found: 63.5)
     targets = ReplicaTargets(2.0, 1.0, max_seqs=256)
     nothing: Any = None
-    found = cast(Any, verify.simulated(nothing, [], nothing, nothing, nothing, targets))
-    assert played[0] == 256 and len(played) == len(set(played)) <= 1 + verify.SEARCHED
+    found = cast(Any, trace.simulate_choice(nothing, [], nothing, nothing, nothing, targets))
+    assert played[0] == 256 and len(played) == len(set(played)) <= 1 + trace.BATCH_TRIALS
     assert all(1 <= n <= 64 for n in played[1:])
     tried = [n for n in played if n <= most]
     assert found.seqs == (max(tried) if tried else found.seqs)
@@ -124,29 +138,29 @@ def test_the_peak_is_the_largest_mean_of_a_busy_stretch() -> None:
         seconds=np.array([[2.0, 0.0, 4.0]]), running=np.array([[6.0, 9.0, 40.0]])
     )
     run = SimpleNamespace(outcome=SimpleNamespace(run=SimpleNamespace(bins=bins)))
-    assert verify._peak(cast(Simulated, run)) == 11.0
+    assert trace._peak_batch(cast(Simulated, run)) == 11.0
     bins.running[:] = 0.5
-    assert verify._peak(cast(Simulated, run)) == 3.0  # at least two and one more
+    assert trace._peak_batch(cast(Simulated, run)) == 3.0  # at least two and one more
 
 
 def test_finer_batches_lie_between_a_row_and_its_neighbours() -> None:
     admission = ASKED.admission
     t = parse("offload:schedule=column,parts=2")
-    table = options.evaluate(t, D, ASKED.workload, np.array([2.0, 8.0, 20.0, 40.0]), admission)
-    found = options.batches_between(table, 2, D, ASKED.workload, admission)
+    options = table.evaluate(t, D, ASKED.workload, np.array([2.0, 8.0, 20.0, 40.0]), admission)
+    found = table.batches_between(options, 2, D, ASKED.workload, admission)
     inside = [b for b in range(10, 40, 2) if b != 20]
     assert set(found.batch) <= set(inside) and len(found.batch) == len(set(found.batch)) >= 10
     assert {10.0, 18.0, 22.0, 38.0} <= set(found.batch)
     assert (found.batch % 2 == 0).all()
-    first = options.batches_between(table, 0, D, ASKED.workload, admission)
+    first = table.batches_between(options, 0, D, ASKED.workload, admission)
     assert set(first.batch) == {4.0, 6.0}
     given = replace(ASKED.workload, batch=8)
-    assert not len(options.batches_between(table, 2, D, given, admission))
+    assert not len(table.batches_between(options, 2, D, given, admission))
 
 
 def test_batches_grow_by_a_third_to_beyond_the_largest() -> None:
     t = parse("full")
-    found = options.batches(t, D, ASKED.workload, (40 * GIB, 45 * GIB), 100 * GIB)
+    found = table.candidate_batches(t, D, ASKED.workload, (40 * GIB, 45 * GIB), 100 * GIB)
     largest = [
         float(np.ravel(ASKED.workload.largest(t, D, g * GIB, 100 * GIB))[0]) for g in (40, 45)
     ]
@@ -157,16 +171,16 @@ def test_batches_grow_by_a_third_to_beyond_the_largest() -> None:
     assert all(b / a <= 2 for a, b in pairwise(grid))
     assert sum(b > max(largest) for b in found) <= 2
     given = replace(ASKED.workload, batch=6)
-    assert options.batches(t, D, given, (40 * GIB,), 100 * GIB).tolist() == [6.0]
+    assert table.candidate_batches(t, D, given, (40 * GIB,), 100 * GIB).tolist() == [6.0]
     parts = parse("offload:schedule=column,parts=4")
-    assert options.batches(parts, D, given, (40 * GIB,), 100 * GIB).size == 0
+    assert table.candidate_batches(parts, D, given, (40 * GIB,), 100 * GIB).size == 0
 
 
 def test_measures_are_small_where_a_plan_is_good_and_per_gpu() -> None:
     d = replace(D, hardware=load_hardware("h100"), tp=2)
     p = predicted(d=d)
-    found = options.measures(p)
+    found = table.measures(p)
     assert found["throughput"] == pytest.approx(-p.output_tok_s / 2)
     assert found["cost"] == pytest.approx(p.usd_per_million())
     assert (found["latency"], found["ttft"]) == (p.request_s, p.ttft_s)
-    assert options.measures(replace(p, generate=1))["tpot"].tolist() == [0.0]
+    assert table.measures(replace(p, generate=1))["tpot"].tolist() == [0.0]

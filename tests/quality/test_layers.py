@@ -13,10 +13,9 @@ from kvsim.errors import InfeasibleError, InputError
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
-from kvsim.planner.admit import Admission
 from kvsim.planner.bits import assign, build, offered
 from kvsim.planner.plan import make_plan
-from kvsim.planner.workload import PlanLimits, Workload
+from kvsim.planner.question import Admission, PlanLimits, Workload
 from kvsim.quality import unfinished
 from kvsim.quality.layers import LayerLosses, load, write
 from kvsim.quality.unfinished import Unfinished

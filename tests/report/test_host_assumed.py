@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvsim.planner.admit import Admission
+from kvsim.planner.question import Admission
 from kvsim.sweeps import answers
 from tests.support.commands import run
 from tests.support.envelope import answer_in

@@ -9,12 +9,15 @@ from scipy.optimize import nnls
 from kvsim import solver
 from kvsim.frozen import frozen
 from kvsim.graph import Array
-from kvsim.planner.mixes import Arrangement, Use, orders
-from kvsim.planner.placement import Coefficients
-from kvsim.planner.programme import Programme, build
-from kvsim.planner.shares import Shares
-from kvsim.planner.solving import lower_bound
-from kvsim.planner.tangents import tangent
+from kvsim.planner.arrangements import Arrangement, Use, orders
+from kvsim.planner.costs import Shares
+from kvsim.planner.milp import (
+    Built,
+    Programme,
+    build_programme,
+    resource_work,
+)
+from kvsim.planner.placement import Coefficients, tangent_at
 
 
 @frozen
@@ -35,7 +38,7 @@ def touched(c: Coefficients, p: Programme, random: np.random.Generator, each: in
         rows = np.flatnonzero(p.option_of == o)
         points = np.array([[*vars(c.corner(p, int(v), k)[1]).values()] for v in rows])
         for weight in random.dirichlet(np.ones(rows.size), each if rows.size > 1 else 0):
-            found.append(tangent(c, p, o, k, Shares(*(weight @ points).tolist())))
+            found.append(tangent_at(c, p, o, k, Shares(*(weight @ points).tolist())))
     return replace(p, tangents=tuple(found))
 
 
@@ -55,9 +58,29 @@ def bound_over_replay(
     return float(bound[0] / passes[0]), float(p.weight[1:] @ bound[1:] / passes[1])
 
 
+def lower_bound(programme: Programme, corners: Array, streamed: Array | None = None) -> Array:
+    """What the programme says of a mix, phase by phase, without solving. (q,) [s]
+
+    Parameters
+    ----------
+    streamed : layers' worth of streamed weights, by shape. (k,)
+    """
+    took = resource_work(programme, corners)
+    if streamed is not None:
+        took = took + programme.streaming.seconds @ streamed
+    return np.asarray(took.max(axis=1))
+
+
+def decide_streaming(built: Built, streamed: Array) -> None:
+    """Stream so many layers' worth of weights, by option and shape. (o, k)"""
+    for key, x in built.w.items():
+        built.problem.addConstraint(x == float(streamed[key]), f"{x.name}_decided")
+
+
 def decided_bound(p: Programme, counts: Array, streamed: Array) -> Array:
     """What all rows of the programme say of a mix by phase, its order left open. (q,) [s]"""
-    built = build(p, counts=counts, streamed=streamed)
+    built = build_programme(p, counts=counts)
+    decide_streaming(built, streamed)
     solution = solver.solve(built.problem, 1e-9, 20.0)
     assert solution.found, solution
     times = np.array([t.value() for t in built.t])

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.frozen import frozen
 from kvsim.options import ENGINE_SHARE
-from kvsim.planner.admit import Admission
 from kvsim.planner.fleet.demand import FleetTargets, Traffic, as_time
 from kvsim.planner.fleet.offers import (
     Configuration,
@@ -32,6 +31,7 @@ from kvsim.planner.fleet.search import (
     SearchResult,
     within_limits,
 )
+from kvsim.planner.question import Admission
 from kvsim.serving.rules import Rules
 
 # what is asked

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvsim.frozen import frozen
 from kvsim.graph import Array
-from kvsim.planner.classes import classes_of
+from kvsim.planner.replica import group_requests
 from kvsim.traces.requests import Requests
 from kvsim.traces.statistics import leading_hits
 
@@ -223,7 +223,7 @@ def traffic_of(
     windows : how many; 0: as many as are long enough and have requests enough.
     targets : prompts whose targets differ are of different classes.
     """
-    of, session = classes_of(requests).of, requests.sessions
+    of, session = group_requests(requests).of, requests.sessions
     if targets is not None and targets.longer:
         parts = len(targets.each) * of + targets.of(requests.prompt)
         of = np.unique(parts, return_inverse=True)[1].astype(np.int64)

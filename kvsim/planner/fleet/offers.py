@@ -26,12 +26,9 @@ from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import GIB
-from kvsim.planner.admit import Admission
-from kvsim.planner.candidates import options_of
-from kvsim.planner.classes import Classes
 from kvsim.planner.fleet.demand import Counts, FleetTargets, Traffic
-from kvsim.planner.load import Loads, loads_of
-from kvsim.planner.workload import PlanLimits
+from kvsim.planner.question import Admission, PlanLimits
+from kvsim.planner.replica import Classes, Loads, list_step_costs, load_coefficients
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.pools import TwoPools
 from kvsim.serving.rules import NIC_RATE, Rules
@@ -317,7 +314,7 @@ def estimate_loads(
     """Coefficients of every configuration at the trace's mean rates."""
     per_s = traffic.demand.mean
     classes = Classes(traffic.prompt, traffic.generate, per_s, traffic.of, traffic.requests.prompt)
-    return loads_of([x.costs for x in configurations], classes, targets.ttft)
+    return load_coefficients([x.costs for x in configurations], classes, targets.ttft)
 
 
 def replicas_needed(found: Loads, targets: FleetTargets, max_seqs: Array) -> Array:
@@ -491,7 +488,7 @@ def _rate_settings(one: Rentable, terms: Terms) -> list[Rated]:
         tpot=targets.tpot,
         loss=terms.largest_loss,
     )
-    options = options_of(d, traffic.requests, here, rules, terms.admission)
+    options = list_step_costs(d, traffic.requests, here, rules, terms.admission)
     some = [Configuration(x, one.gpu, one.price, one.reserved, one.power) for x in options]
     found = estimate_loads(some, traffic, targets)
     needed = replicas_needed(found, targets, np.array([float(rules.max_seqs)]))

@@ -1,58 +1,22 @@
-"""Counts that were replayed do not come again; names of replicas; edges of a spread."""
+"""Kinds of replica: names, memories, variants; edges of a spread."""
 
-from itertools import product
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
-import pulp
 import pytest
 
-from kvsim import solver
 from kvsim.evidence.ledger import share_below
 from kvsim.machines.parallel import Parallelism
 from kvsim.planner.fleet import offers
 from kvsim.planner.fleet.comparisons import simplify_fleet
 from kvsim.planner.fleet.offers import SURE, Configuration, FleetLimits, Spread, offers_of
 from kvsim.planner.fleet.search import SearchResult
-from kvsim.planner.programme import Programme
-from kvsim.planner.rows import cut
 from kvsim.serving.pools import TwoPools
 from kvsim.serving.world import _pool_sizes, link_rates
 from kvsim.techniques import parse
 
 GIB = 2.0**30
-LAYERS = (3, 2)
-
-
-def possible(cuts: tuple[Any, ...]) -> set[tuple[int, ...]]:
-    """Counts of two options and two shapes that some solution has. (o, k)"""
-    found: set[tuple[int, ...]] = set()
-    for first, second in product(range(LAYERS[0] + 1), range(LAYERS[1] + 1)):
-        problem = pulp.LpProblem("counts", pulp.LpMinimize)
-        counts = {
-            (o, k): problem.add_variable(f"n_{o}_{k}", 0, LAYERS[k], pulp.LpInteger)
-            for o, k in product(range(2), range(2))
-        }
-        for k, value in enumerate((first, second)):
-            problem.addConstraint(counts[0, k] == value, f"fixed_{k}")
-            problem.addConstraint(counts[0, k] + counts[1, k] == LAYERS[k], f"layers_{k}")
-        problem.setObjective(counts[0, 0])
-        some: Any = SimpleNamespace(layers=np.array(LAYERS))
-        cut(problem, counts, cast(Programme, some), cuts)
-        if solver.solve(problem, 1e-6, 5.0).found:
-            found.add((first, second))
-    return found
-
-
-def test_counts_that_were_replayed_are_the_only_ones_left_out() -> None:
-    """One in the middle of its range, at its ends, and several together."""
-    everything = set(product(range(4), range(3)))
-    known = [(1, 1), (0, 2), (3, 0)]
-    cuts = tuple(np.array([c, (3 - c[0], 2 - c[1])], dtype=float) for c in known)
-    for one, gone in zip(cuts, known, strict=True):
-        assert possible((one,)) == everything - {gone}
-    assert possible(cuts) == everything - set(known)
 
 
 def configuration(tp: int = 1, **rules: Any) -> Configuration:

@@ -1,13 +1,15 @@
-"""Placements of one kind replayed together: settings are arrays, and weights fill what is left.
+"""Layers in an order with their shares: as techniques that run, and many replayed together.
 
-Of every trial no more of the weights is streamed than the GPU's memory asks for, since streaming
-is never quicker than not streaming.
+A programme's counts become uses of layers, which stand in blocks or alternate. Arrangements that
+differ in shares and batch alone are evaluated at once: settings are arrays, and of every trial no
+more of the weights is streamed than the GPU's memory asks for, since streaming is never quicker
+than not streaming.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, permutations
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,21 +18,221 @@ from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
-from kvsim.planner.choose import TINY
-from kvsim.planner.mixes import Arrangement, Use
-from kvsim.planner.options import CONTEXTS, measures
+from kvsim.planner.costs import TOKEN_ROUNDING, Option, Shares
+from kvsim.planner.milp import Mix, Programme
+from kvsim.planner.placement import Coefficients
 from kvsim.planner.question import Question
-from kvsim.planner.shares import ROUNDING, Shares
+from kvsim.planner.table import LIMIT_SLACK, SAMPLED_CONTEXTS, measures
 from kvsim.prediction.generate import Prediction
-from kvsim.techniques.papers.kvpr import Place
+from kvsim.techniques.axes.base import Term
+from kvsim.techniques.papers.fastdecode import Fastdecode
+from kvsim.techniques.papers.full import Full
+from kvsim.techniques.papers.kvpr import Kvpr, Place
+from kvsim.techniques.papers.offload import Offload
 from kvsim.techniques.technique import Layers, Technique
 
+# arrangements
+
+LAYER_MOVES = (8, 2, 1)  # layers that move from one use to another
+NO_SHARE = 1e-6  # a share below this is none
+
+
+@frozen
+class Use:
+    """What some layers do."""
+
+    shares: Shares
+    parts: int
+    layers: int
+    streamed: float = 0.0  # share of their weights
+
+    @property
+    def alternates(self) -> bool:
+        """Whether all of the attention is the CPU's, for one half of the batch after the other."""
+        return self.parts > 1 and self.shares.cpu == 1
+
+    @property
+    def shared(self) -> bool:
+        """Whether GPU and CPU share the attention."""
+        return 0 < self.shares.cpu < 1
+
+
+@frozen
+class Arrangement:
+    """Uses of layers of each shape, and the order.
+
+    Attributes
+    ----------
+    uses
+        By shape of layer, the first use in the first layers.
+    spread
+        Whether uses alternate as evenly as they can, or stand in blocks.
+    """
+
+    uses: tuple[tuple[Use, ...], ...]
+    spread: bool = False
+
+    @property
+    def blocks(self) -> int:
+        """How involved it is: uses in turn, and many times where they alternate."""
+        most = max(len(uses) for uses in self.uses)
+        return most if most < 2 or not self.spread else 2 * most
+
+    @property
+    def shared(self) -> bool:
+        """Whether GPU and CPU share the attention of every layer, so that layers are levelled."""
+        return all(u.shared for uses in self.uses for u in uses)
+
+    @property
+    def order(self) -> tuple[object, ...]:
+        """What stands where, but for how much of it."""
+        kinds = [[(u.parts, u.shares.host > 0, u.shares.cpu > 0) for u in uses]
+                 for uses in self.uses]  # fmt: skip
+        return self.spread, *map(tuple, kinds)
+
+    def technique(self, deployment: Deployment, prompt: int) -> Technique:
+        """As layers of a model."""
+        sequence = self.sequence(deployment)
+        terms = {u: self._term(u, prompt) for u in dict.fromkeys(sequence)}
+        places = [terms[u] for u in sequence]  # the same object, so that it is evaluated once
+        layers, first = [], 0
+        for place, some in groupby(places):
+            count = len(list(some))
+            layers.append(Layers((place,), first, first + count - 1))
+            first += count
+        if len(layers) == 1:
+            return Technique((Layers(layers[0].terms),))
+        return Technique(tuple(layers))
+
+    def _term(self, u: Use, prompt: int) -> Term:
+        """A use by its technique's name where it has one."""
+        host, split = (
+            _round_share(u.shares.host),
+            float(np.floor(u.shares.split * prompt + TOKEN_ROUNDING)),
+        )
+        cpu, weights = _round_share(u.shares.cpu), _round_share(u.streamed)
+        if not weights and u.parts == 1 and not cpu:
+            if not host:
+                return Full()
+            if not split:
+                return Offload(host_share=host, parts=1)
+            if host == 1:
+                return Kvpr(split=split, parts=1)
+        if not weights and cpu == 1 and u.parts == 2:
+            return Fastdecode()
+        return Place(
+            host_share=host, split=split if host else 0.0, cpu_share=cpu, weights_host=weights,
+            parts=u.parts,
+        )  # fmt: skip
+
+    def sequence(self, deployment: Deployment) -> list[Use]:
+        """The use of every layer."""
+        order = [s for block, count in deployment.shard.layout for s in block * count]
+        shapes = list(dict.fromkeys(order))
+        queues = [iter(self._ordered(self.uses[k])) for k in range(len(shapes))]
+        return [next(queues[shapes.index(shape)]) for shape in order]
+
+    def _ordered(self, uses: tuple[Use, ...]) -> list[Use]:
+        if not self.spread:
+            return [u for u in uses for _ in range(u.layers)]
+        places = [((i + 0.5) / u.layers, j, u) for j, u in enumerate(uses) for i in range(u.layers)]
+        return [u for *_, u in sorted(places, key=lambda x: x[:2])]
+
+
+def arrange(coefficients: Coefficients, programme: Programme, mix: Mix) -> Arrangement:
+    """Each option's layers with the mean of its corners' shares."""
+    found: list[tuple[Use, ...]] = []
+    for k in range(programme.layers.size):
+        uses: list[Use] = []
+        for o in range(len(programme.names)):
+            count = round(float(mix.counts[o, k]))
+            rows = np.flatnonzero(programme.option_of == o)
+            weight = mix.corners[rows, k]
+            if not count or weight.sum() <= 0:
+                continue
+            some: list[tuple[Option, Shares]] = [
+                coefficients.corner(programme, int(v), k) for v in rows
+            ]
+            keys = vars(some[0][1])
+            mean = {
+                key: float(sum(w * getattr(s, key) for w, (_, s) in zip(weight, some, strict=True)))
+                / float(weight.sum())
+                for key in keys
+            }
+            streamed = min(float(mix.streamed[o, k]) / count, 1.0)
+            uses.append(Use(Shares(**mean), some[0][0].parts, count, streamed))
+        found.append(tuple(uses))
+    return Arrangement(tuple(found))
+
+
+def level_shares(arrangement: Arrangement) -> Arrangement | None:
+    """All layers that pass the batch in as many parts alike, with mean shares; None if so.
+
+    Layers where the CPU alternates between halves of a batch stay as they are.
+    """
+    found = []
+    for uses in arrangement.uses:
+        alike = {parts: [u for u in uses if u.parts == parts and not u.alternates]
+                 for parts in (1, 2)}  # fmt: skip
+        if all(len(some) < 2 for some in alike.values()):
+            found.append(uses)
+            continue
+        left = tuple(u for u in uses if u.alternates)
+        found.append((*(_mean(some) for some in alike.values() if some), *left))
+    levelled = replace(arrangement, uses=tuple(found))
+    return None if levelled == arrangement else levelled
+
+
+def _mean(uses: Sequence[Use]) -> Use:
+    """All layers of some uses with the mean of their shares."""
+    count = sum(u.layers for u in uses)
+    keys = vars(uses[0].shares)
+    shares = {k: sum(u.layers * getattr(u.shares, k) for u in uses) / count for k in keys}
+    streamed = sum(u.layers * u.streamed for u in uses) / count
+    return Use(Shares(**shares), uses[0].parts, count, streamed)
+
+
+def orders(arrangement: Arrangement) -> Iterator[Arrangement]:
+    """The same uses in other orders: every sequence of blocks, and spread evenly."""
+    if all(len(uses) < 2 for uses in arrangement.uses):
+        yield arrangement
+        return
+    widest = max(len(uses) for uses in arrangement.uses)
+    for turn in permutations(range(widest)) if widest <= 3 else [tuple(range(widest))]:
+        uses = tuple(tuple(some[i] for i in turn if i < len(some)) for some in arrangement.uses)
+        for spread in (False, True):
+            yield replace(arrangement, uses=uses, spread=spread)
+
+
+def shift_layers(arrangement: Arrangement, count: int) -> Iterator[Arrangement]:
+    """With so many layers moved from one use to another; a use keeps its last one."""
+    for k, uses in enumerate(arrangement.uses):
+        for i, j in permutations(range(len(uses)), 2):
+            moved = min(count, uses[i].layers - 1)
+            if moved > 0:
+                yield _with_uses(arrangement, k, {
+                    i: replace(uses[i], layers=uses[i].layers - moved),
+                    j: replace(uses[j], layers=uses[j].layers + moved),
+                })  # fmt: skip
+
+
+def _with_uses(a: Arrangement, count: int, changed: dict[int, Use]) -> Arrangement:
+    uses = tuple(changed.get(i, use) for i, use in enumerate(a.uses[count]))
+    return replace(a, uses=(*a.uses[:count], uses, *a.uses[count + 1 :]))
+
+
+def _round_share(share: float) -> float:
+    return 0.0 if share < NO_SHARE else round(min(share, 1.0), 6)
+
+
+# trials
+
 HOST, SPLIT, CPU, STREAMED = range(4)  # columns of a use's shares
-DIGITS = 6  # of a share
-LATE = 1e15  # above every objective
-MUCH = 1e18  # bytes that no memory has [B]
-TIGHT = 1e-5  # of the memory: as much left is none
-CHORDS = 3  # steps to the least share of weights; memory is nearly affine in it
+SHARE_DIGITS = 6  # of a share
+LATE_MERIT = 1e15  # above every objective
+NO_MEMORY = 1e18  # bytes that no memory has [B]
+MEMORY_RESOLUTION = 1e-5  # of the memory: as much left is none
+CHORD_STEPS = 3  # steps to the least share of weights; memory is nearly affine in it
 
 
 @frozen
@@ -71,7 +273,7 @@ class Trials:
         shares = self.shares.copy()
         most = shares[..., STREAMED].max(axis=1, keepdims=True)
         pattern = np.where(most > 0, shares[..., STREAMED] / np.where(most > 0, most, 1.0), 1.0)
-        shares[..., STREAMED] = np.round(pattern * np.reshape(share, (-1, 1)), DIGITS)
+        shares[..., STREAMED] = np.round(pattern * np.reshape(share, (-1, 1)), SHARE_DIGITS)
         return replace(self, shares=shares)
 
     @cached_property
@@ -130,15 +332,15 @@ class Trials:
         return [int(u.streamed) for u in replace(self.kind, uses=marked).sequence(deployment)]
 
     def _place(self, use: int, prompt: int) -> Place:
-        host, split, cpu, streamed = (_plain(x) for x in self.shares[:, use].T)
-        tokens = np.floor(np.asarray(split) * prompt + ROUNDING)
+        host, split, cpu, streamed = (_as_setting(x) for x in self.shares[:, use].T)
+        tokens = np.floor(np.asarray(split) * prompt + TOKEN_ROUNDING)
         return Place(
             host_share=host, split=tokens if np.any(tokens) else 0.0, cpu_share=cpu,
             weights_host=streamed, parts=self.uses[use].parts,
         )  # fmt: skip
 
 
-def _plain(share: Array) -> Array | float:
+def _as_setting(share: Array) -> Array | float:
     """An array of settings, or the number that they all are."""
     return float(share[0]) if (share == share[0]).all() else share[None, :, None]
 
@@ -162,7 +364,7 @@ class Scored:
     @property
     def merits(self) -> Array:
         """To be small: the objective, and of what is late first how late it is. (n,)"""
-        return np.where(self.late > 0, LATE * (1 + self.late), self.goals)
+        return np.where(self.late > 0, LATE_MERIT * (1 + self.late), self.goals)
 
     def rows(self, chosen: NDArray[np.bool] | NDArray[np.intp]) -> "Scored":
         """Those that are chosen, in that order."""
@@ -191,7 +393,7 @@ class Scored:
         return self.rows(rows[self.late[rows] == 0])
 
 
-class Together:
+class BatchEvaluator:
     """The engine's word on trials of one question.
 
     Parameters
@@ -204,7 +406,7 @@ class Together:
     def __init__(self, q: Question, streams: bool, apart: bool = False) -> None:
         self.q, self.streams, self.apart, self.count = q, streams, apart, 0
 
-    def played(self, trials: Trials, contexts: int = CONTEXTS) -> "Scored":
+    def played(self, trials: Trials, contexts: int = SAMPLED_CONTEXTS) -> "Scored":
         """All of them with the least share of weights that each must stream."""
         share = np.zeros(len(trials))
         if not self.apart:
@@ -227,30 +429,35 @@ class Together:
         below = self._beyond(trials.streaming(high))
         possible = below <= 0
         before, under = high, below
-        for step in range(CHORDS):
+        for step in range(CHORD_STEPS):
             if step == 1:  # along the line of what fits, which meets 0 where it does not, or just
-                rise = np.where(before > high, (below - under) / np.maximum(before - high, TINY), 0)
+                rise = np.where(
+                    before > high, (below - under) / np.maximum(before - high, LIMIT_SLACK), 0
+                )
                 middle = high + np.where(rise > 0, below / np.where(rise > 0, rise, 1.0), 0.0)
             else:
                 middle = low + (high - low) * over / np.where(possible, over - below, np.inf)
-            middle = np.ceil(np.clip(middle, low, high) * 10**DIGITS - ROUNDING) / 10**DIGITS
+            middle = (
+                np.ceil(np.clip(middle, low, high) * 10**SHARE_DIGITS - TOKEN_ROUNDING)
+                / 10**SHARE_DIGITS
+            )
             found = self._beyond(trials.streaming(middle))
             fits = possible & (found <= 0)
             before, under = np.where(fits, high, before), np.where(fits, below, under)
             high, below = np.where(fits, middle, high), np.where(fits, found, below)
             low, over = np.where(fits, low, middle), np.where(fits, over, np.maximum(found, 0.0))
-            if (below >= -self.q.limits.gpu_memory * TIGHT)[possible].all():
+            if (below >= -self.q.limits.gpu_memory * MEMORY_RESOLUTION)[possible].all():
                 break
         return np.where(possible, high, np.nan)
 
     def _beyond(self, trials: Trials) -> Array:
         """GPU memory that is missing; negative where there is some left. (n,) [B]"""
-        found = self._predicted(trials, CONTEXTS)
+        found = self._predicted(trials, SAMPLED_CONTEXTS)
         if found is None:
-            return np.full(len(trials), MUCH)
+            return np.full(len(trials), NO_MEMORY)
         spread = np.broadcast_to(found.given_bytes, (1, len(trials))).ravel()
-        over: Array = spread - self.q.limits.gpu_memory * (1 + TINY)
-        return np.minimum(over, MUCH)
+        over: Array = spread - self.q.limits.gpu_memory * (1 + LIMIT_SLACK)
+        return np.minimum(over, NO_MEMORY)
 
     def _goals(self, trials: Trials, contexts: int) -> Array:
         """The objective of each, and how late it is. (2, n)"""
@@ -264,9 +471,9 @@ class Together:
             columns = {name: np.broadcast_to(x, (1, rows.size)).ravel()
                        for name, x in measures(predicted).items()}  # fmt: skip
             times = [columns[k] / getattr(limits, k) - 1 for k in ("ttft", "tpot")]
-            late = np.maximum(np.max(times, axis=0) - TINY, 0.0)
-            room = columns["host_memory"] <= limits.host_memory * (1 + TINY)
-            room &= columns["gpu_memory"] <= limits.gpu_memory * (1 + TINY)
+            late = np.maximum(np.max(times, axis=0) - LIMIT_SLACK, 0.0)
+            room = columns["host_memory"] <= limits.host_memory * (1 + LIMIT_SLACK)
+            room &= columns["gpu_memory"] <= limits.gpu_memory * (1 + LIMIT_SLACK)
             found[1, rows] = np.where(room, late, np.inf)
             found[0, rows] = np.where(room, columns[self.q.objective], np.inf)
         return found

@@ -1,0 +1,470 @@
+"""What a plan is compared with, and what else would do.
+
+Compared: full KV, the best of other techniques with the reason each lost, smaller batches in turn,
+an earlier first token. What else: other weights, more GPUs, looser limits, a shorter context.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from math import ceil
+
+import numpy as np
+
+from kvsim.errors import InfeasibleError, InputError
+from kvsim.frozen import frozen
+from kvsim.machines.deployment import Deployment
+from kvsim.planner.question import (
+    FULL,
+    Admission,
+    Question,
+    does_nothing,
+    engines_running,
+    relative_gain,
+    simplicity_rank,
+    technique_label,
+)
+from kvsim.planner.table import (
+    MAX_SHOWN,
+    TableSearch,
+    rows_as_good,
+    rows_within,
+    rows_within_of,
+    tabulate_question,
+)
+from kvsim.prediction.explain import binding
+from kvsim.prediction.generate import Prediction
+from kvsim.quality.evidence import KNOWN_BAD, Evidence
+from kvsim.techniques import TECHNIQUES, parse
+
+LABELS = {
+    "gpu_memory": "GPU memory",
+    "host_memory": "host memory",
+    "ttft": "TTFT",
+    "tpot": "TPOT",
+    "loss": "lossless techniques only",
+    "assumed": "no unmeasured acceptance rates",
+}
+
+
+# options that would admit a row
+
+
+def admitting_options(question: Question, search: TableSearch, row: int) -> Iterator[str]:
+    """Options of the command line that would admit a row."""
+    if search.table.columns["loss"][row] > question.limits.loss:
+        found = search.table.evidence[row]
+        if found.kind == "none" or found.missing:
+            yield "--lossy"
+        else:
+            yield f"--max-loss {ceil(found.loss * 100) / 100:g}"
+    if search.table.columns["assumed"][row] > question.limits.assumed:
+        yield "--acceptance"
+
+
+# other techniques
+
+AS_GOOD = 5e-4  # relative difference below which two are as good
+KNEE_SHARES = (0.01, 0.05, 0.10)  # of the objective given up for an earlier first token
+
+
+@frozen
+class Alternative:
+    """The best of another technique, and why it is not the choice."""
+
+    prediction: Prediction
+    evidence: Evidence
+    allowed: bool  # by what the user accepts: loss, assumed acceptance
+    in_time: bool  # within the targets; if not, nothing of that technique is
+    needs: tuple[str, ...]  # options of the command line that would admit it
+    reason: str
+
+
+@frozen
+class Knee:
+    """The earliest first token within some share of the best."""
+
+    given_up: float  # at most, of the objective
+    prediction: Prediction
+
+
+@frozen
+class Waves:
+    """A given batch run as smaller batches one after another."""
+
+    prediction: Prediction  # of one wave
+    count: int
+    output_tok_s: float  # of all waves together [tokens/s]
+
+
+def find_baseline(question: Question, search: TableSearch) -> Prediction | None:
+    """Full KV in the same memory whatever its latency, at its best batch if not at the given."""
+    memory = {k: v for k, v in question.limits.finite().items() if k.endswith("memory")}
+    if FULL in search.table.names:
+        row = search.best(question.limits.hard(), FULL)
+        row = search.best(memory, FULL) if row is None else row
+        if row is not None:
+            return search.replay(row)
+    free = replace(question, workload=replace(question.workload, batch=None))
+    free = replace(free, admission=Admission((parse(FULL),)))
+    other = TableSearch(free, tabulate_question(free))
+    row = other.best(memory) if other.table.technique else None
+    return None if row is None else other.replay(row)
+
+
+def find_alternatives(question: Question, search: TableSearch, chosen: int) -> list[Alternative]:
+    """The best of other techniques: three that are allowed, three that are not yet."""
+    table, limits = search.table, question.limits
+    allowed = (table.columns["loss"] <= limits.loss) & (table.columns["assumed"] <= limits.assumed)
+    best: dict[tuple[bool, str], tuple[bool, float, int]] = {}
+    for name in table.names:
+        row = _row_shown(search, name)
+        if row is None or name == table.technique[chosen].name:
+            continue
+        t = table.technique[row]
+        kind = t.name if t.uniform else ""  # of mixed layers one is enough
+        entry = not _in_time(search, row), float(table.columns[question.objective][row]), row
+        key = bool(allowed[row]), kind
+        best[key] = min(best.get(key, entry), entry)
+    shown = []
+    for admitted in (True, False):
+        some = sorted(entry for (okay, _), entry in best.items() if okay == admitted)
+        shown += [row for *_, row in some[:MAX_SHOWN]]
+    return [
+        Alternative(
+            prediction=search.replay(row),
+            evidence=table.evidence[row],
+            allowed=bool(allowed[row]),
+            in_time=_in_time(search, row),
+            needs=tuple(admitting_options(question, search, row)),
+            reason=explain_loss(question, search, chosen, row),
+        )
+        for row in shown
+    ]
+
+
+def _row_shown(search: TableSearch, name: str) -> int | None:
+    """The best row of a technique that is worth a line: within the limits, or nearest to them.
+
+    Not what is known to lose much, nor settings that another technique has under its own name.
+    """
+    limits, mild = search.q.limits, {"harm": KNOWN_BAD}
+    memory = {k: v for k, v in limits.hard().items() if k.endswith("memory")}
+    for some in (limits.finite(), limits.hard(), memory):
+        row = search.best(some | mild, name)
+        if row is not None:
+            return None if does_nothing(search.table.technique[row]) else row
+    return None
+
+
+def _in_time(search: TableSearch, row: int) -> bool:
+    return all(bool(search.table.columns[k][row] <= v) for k, v in search.q.limits.hard().items())
+
+
+def explain_loss(question: Question, search: TableSearch, chosen: int, row: int) -> str:
+    """Why a row lost, in one clause: the first reason that applies."""
+    table, mine = search.table, search.replay(row)
+    t = mine.technique
+    if table.columns["assumed"][row] > question.limits.assumed:
+        return f"its speed rests on {t.assumes}"
+    if table.columns["loss"][row] > question.limits.loss:
+        return str(table.evidence[row])
+    for name in ("ttft", "tpot"):
+        value, limit = float(table.columns[name][row]), getattr(question.limits, name)
+        if value > limit:
+            return f"its {LABELS[name]} is {format_seconds(value)}, above {format_seconds(limit)}"
+    best, value = search.value(chosen), search.value(row)
+    behind, ahead = relative_gain(value, best), relative_gain(best, value)
+    if behind >= AS_GOOD:
+        return f"{describe_gap(question.objective, behind)}; bound by {binding(mine)}"
+    known, own = (bool(table.evidence[i].missing) for i in (row, chosen))
+    why = "loses an unknown share" if known > own else describe_cost(mine, search.replay(chosen))
+    if ahead < AS_GOOD:
+        return f"is as good, but {why}"
+    error = question.between(t, table.technique[chosen])
+    words = {"throughput": f"gives {100 * ahead / (1 + ahead):.1f} % less",
+             "latency": f"takes {100 * ahead:.1f} % longer",
+             "cost": f"costs {100 * ahead:.1f} % more"}  # fmt: skip
+    given_up = f"the choice {words[question.objective]}, within the known error"
+    return f"{given_up} of {100 * error:.0f} %, but this one {why}"
+
+
+def describe_gap(objective: str, behind: float) -> str:
+    """How far something is behind, which is relative to what it gives or takes itself."""
+    if objective == "throughput":
+        return f"is {100 * behind / (1 + behind):.0f} % slower"
+    return (
+        f"costs {100 * behind:.0f} % more"
+        if objective == "cost"
+        else (f"takes {100 * behind:.0f} % longer")
+    )
+
+
+def describe_cost(other: Prediction, chosen: Prediction) -> str:
+    """What a technique costs that is as good as the chosen one, in a clause."""
+    t, mine = other.technique, chosen.technique
+    if simplicity_rank(t)[0] > simplicity_rank(mine)[0]:
+        return "loses quality"
+    if not t.uniform and mine.uniform:
+        return "has layers that differ"
+    if t.drafts and not mine.drafts:
+        return "drafts tokens"
+    if mine.name == FULL:
+        return "moves parts of the cache"
+    if float(other.request_s[0]) > float(chosen.request_s[0]):
+        return "takes longer per request"
+    return "takes more memory" if other.gpu_bytes[0] > chosen.gpu_bytes[0] else "is no simpler"
+
+
+def format_seconds(seconds: float) -> str:
+    """A time with the unit that people would say."""
+    if seconds < 1:
+        return f"{seconds * 1e3:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 120 else f"{seconds / 60:.3g} min"
+
+
+def best_runnable(question: Question, search: TableSearch, chosen: int) -> Prediction | None:
+    """The best that a released engine runs, where none runs the choice."""
+    d = question.deployment
+    able = {name for name in search.table.names if engines_running(name, d)}
+    if search.table.technique[chosen].name in able:
+        return None
+    limits, goal = question.limits.finite(), search.table.columns[question.objective]
+    rows = [search.best(limits, name) for name in search.table.names if name in able]
+    known = [row for row in rows if row is not None]
+    return search.replay(min(known, key=lambda row: float(goal[row]))) if known else None
+
+
+def find_knees(question: Question, search: TableSearch, chosen: int) -> list[Knee]:
+    """The earliest first token of the chosen technique within shares of its best."""
+    table = search.table
+    same = table.rows_of(table.technique[chosen].name)
+    objective = table.columns[question.objective]
+    rows = rows_within_of(objective, table.columns, question.limits.finite(), same)
+    top = float(objective[rows].min())
+    found = []
+    for share in KNEE_SHARES:
+        some = rows_as_good(objective, rows, top, share)
+        row = int(min(some, key=lambda r: (table.columns["ttft"][r], objective[r])))
+        found.append(Knee(share, search.replay(row)))
+    return found
+
+
+def find_waves(question: Question, choice: Prediction) -> Waves | None:
+    """Where smaller batches in turn finish a given batch earlier: the best of them."""
+    w = question.workload
+    if w.batch is None or w.service or w.batch < 2:
+        return None
+    free = replace(question, workload=replace(w, batch=None))
+    names = {FULL, choice.technique.name} & set(TECHNIQUES)
+    search = TableSearch(free, tabulate_question(free, tuple(names)))
+    if not len(search.table):
+        return None
+    rows = rows_within(
+        search.table.columns[question.objective], search.table.columns, question.limits.finite()
+    )
+    rows = rows[search.table.batch[rows] < w.batch]
+    if not rows.size:
+        return None
+    counts = np.ceil(w.batch / search.table.batch[rows])
+    total = counts * search.table.columns["latency"][rows]
+    row, count = int(rows[np.argmin(total)]), int(counts[np.argmin(total)])
+    t = search.table.technique[row]
+    even = ceil(ceil(w.batch / count) / t.tiles()) * t.tiles()  # no wave larger than it must be
+    one = w.predict(t, question.deployment, np.array([float(even)]))
+    rate = w.batch * w.generate / (count * float(one.request_s[0]))
+    return Waves(one, count, rate) if rate > 1.02 * float(choice.output_tok_s[0]) else None
+
+
+# other deployments
+
+ADVICE_GAIN = 1.2  # times the objective: a change that brings less is not worth a line
+FORMATS = ("fp8", "int8", "int4")
+PUBLISHED = {"gpt_oss": "mxfp4", "deepseek_v3": "fp8-block"}
+"""Formats in which families of models were published: nothing is lost by them."""
+GPUS_PER_REPLICA = (1, 2, 4, 8)
+QUICK_TECHNIQUES = (FULL, "offload")  # what a first look at another deployment tries
+
+
+@frozen
+class Advice:
+    """A change of the question, and the plan that it would bring.
+
+    Attributes
+    ----------
+    option
+        As on the command line: ``--weights int4``.
+    what
+        In words: "int4 weights".
+    prediction
+        The plan with it; None where only a number is known.
+    gain
+        Of the objective over the plan without it, relative; NaN where there is none.
+    caution
+        What the change itself costs.
+    """
+
+    option: str
+    what: str
+    prediction: Prediction | None
+    gain: float = float("nan")
+    caution: str = ""
+
+    def __str__(self) -> str:
+        """A clause: the option, and what it brings."""
+        p = self.prediction
+        if p is None:
+            return f"{self.option} ({self.what})"
+        times = f"TTFT {format_seconds(float(p.ttft_s[0]))}"
+        if p.generate > 1:
+            times += f", TPOT {format_seconds(float(p.tpot_s[0]))}"
+        batch, rate = float(p.batch[0]), format_number(float(p.output_tok_s[0]))
+        name = "full KV" if p.technique.name == FULL else technique_label(p.technique)
+        count = f" on {p.deployment.gpus} GPUs" if p.deployment.gpus > 1 else ""
+        return f"{self.option} ({name} at batch {batch:.0f}: {times}, {rate} tok/s{count})"
+
+
+def format_number(value: float) -> str:
+    """A number with three digits, or all of its whole ones."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+class NoPlanError(InfeasibleError):
+    """Nothing is within the limits.
+
+    Attributes
+    ----------
+    relaxations
+        The smallest value of each limit that, all others kept, would do; as stored in limits.
+    advice
+        Changes that would do, the smallest first.
+    """
+
+    def __init__(self, text: str, relaxations: dict[str, float], advice: list[Advice]) -> None:
+        super().__init__(text)
+        self.relaxations, self.advice = relaxations, advice
+
+
+def quick_plan(question: Question, some: tuple[str, ...] = QUICK_TECHNIQUES) -> Prediction | None:
+    """The plan that a few techniques allow, if they allow one."""
+    every = tuple(t.name for t in question.admission.candidates())
+    names = tuple(name for name in every if name in some) or every
+    search = TableSearch(question, tabulate_question(question, names))
+    if not search.table.technique:
+        return None
+    row = search.chosen(question.limits.finite())
+    return None if row is None else search.replay(row)
+
+
+def ask_on(question: Question, deployment: Deployment) -> Question:
+    """The same question on another deployment, with the same share of its memory."""
+    before, after = question.deployment.hardware, deployment.hardware
+    share = question.limits.gpu_memory / before.gpu_memory
+    host = question.limits.host_memory if before is after else after.host_memory
+    return replace(question, deployment=deployment).with_limits(
+        gpu_memory=share * after.gpu_memory, host_memory=host
+    )
+
+
+def deployment_changes(question: Question) -> Iterator[Advice]:
+    """Other weights and more GPUs, the gentlest first, where they allow a plan.
+
+    Both together where no weights do alone: on the fewest GPUs, if those are fewer than without.
+    """
+    d = question.deployment
+    formats, counts = narrower_weights(d), larger_tp(d)
+    alone = False
+    for name, caution in formats.items():
+        found = _try_deployment(question, replace(d, weights=name))
+        if found is not None:
+            alone = True
+            yield Advice(f"--weights {name}", f"{name} weights", found, caution=caution)
+    more = _first_plan(question, [(n, d.weights) for n in counts])
+    if not alone:
+        room = [n for n in counts if more is None or n < more.deployment.gpus]
+        gentlest = _first_plan(question, [(n, name) for name in formats for n in room])
+        fewest = _first_plan(question, [(n, name) for n in room for name in formats])
+        both = {
+            (x.deployment.gpus, x.deployment.weights): x
+            for x in (gentlest, fewest)
+            if x is not None
+        }
+        for (n, name), found in both.items():
+            what = f"{name} weights on {n} GPUs"
+            yield Advice(f"--weights {name} --tp {n}", what, found, caution=formats[name])
+    if more is not None:
+        n = more.deployment.gpus
+        yield Advice(f"--tp {n}", f"{n} GPUs", more)
+
+
+def narrower_weights(deployment: Deployment) -> dict[str, str]:
+    """Formats of weights below 16 bits that the GPU takes, the gentlest first, with their price."""
+    own = PUBLISHED.get(deployment.model.family)
+    return {
+        name: AS_PUBLISHED if name == own else NARROW
+        for name in ((own, *FORMATS) if own else FORMATS)
+        if deployment.weights == "fp16"
+        and (not name.startswith("fp8") or "fp8" in deployment.hardware.flops)
+    }
+
+
+def larger_tp(deployment: Deployment) -> list[int]:
+    """Larger numbers of GPUs that the model can be split over."""
+    d = deployment
+    return [n for n in GPUS_PER_REPLICA if n > d.tp == d.gpus and not d.model.heads % n]
+
+
+AS_PUBLISHED = "the weights as they were published"
+NARROW = "narrower weights change the output; kvsim has no evidence of how much"
+
+
+def _first_plan(question: Question, tried: list[tuple[int, str]]) -> Prediction | None:
+    """The plan of the first of some numbers of GPUs, with a format of weights, that allows one."""
+    for count, weights in tried:
+        d = replace(question.deployment, tp=count, weights=weights)
+        found = _try_deployment(question, d)
+        if found is not None:
+            return found
+    return None
+
+
+def _try_deployment(q: Question, deployment: Deployment) -> Prediction | None:
+    try:
+        asked = ask_on(q, deployment)
+        return quick_plan(asked, (FULL,)) or quick_plan(
+            asked
+        )  # offloading where nothing else would do
+    except (InputError, InfeasibleError):
+        return None
+
+
+def drop_dominated(question: Question, every: Iterable[Advice]) -> Iterator[Advice]:
+    """Changes, but no narrower weights that bring less than wider ones."""
+    most = 0.0
+    for advice in every:
+        if advice.caution == NARROW and advice.prediction is not None:
+            value = score(question, advice.prediction)
+            if value <= most:
+                continue
+            most = value
+        yield advice
+
+
+def find_advice(question: Question, choice: Prediction) -> list[Advice]:
+    """Changes of weights or GPUs that would bring much more, per GPU, or meet what is missed."""
+    found = []
+    value = score(question, choice)
+    for advice in drop_dominated(question, deployment_changes(question)):
+        assert advice.prediction is not None
+        other = score(question, advice.prediction)
+        if other > ADVICE_GAIN * value:
+            found.append(replace(advice, gain=other / value - 1))
+    return found
+
+
+def score(question: Question, prediction: Prediction) -> float:
+    """The objective of a prediction, more is better; throughput and cost are per GPU."""
+    if question.objective == "latency":
+        return 1 / float(prediction.request_s[0])
+    if question.objective == "cost":
+        return 1 / float(prediction.usd_per_million()[0])
+    return float(prediction.output_tok_s[0]) / prediction.deployment.gpus

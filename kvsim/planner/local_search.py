@@ -1,0 +1,503 @@
+"""Local search over shares and batches, and the placements whose layers are all uniform.
+
+Shares stand on a grid that does not depend on how much memory, bandwidth or time there is, and at
+one batch the time is nearly convex in the shares: more of them makes what is found no worse. From
+every start the best of all neighbours, far and near, is taken until none is better; in the last
+steps every generated token counts.
+
+Uniform placements are searched as a whole: every kind at batches and shares that depend on nothing
+but the model, then steps from the best few of each. Where weights are streamed and layers of
+several shapes stand in blocks, the best gets shares for each place in the block.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import field, replace
+from itertools import product
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.frozen import frozen
+from kvsim.graph import Array
+from kvsim.models.model import LayerShape
+from kvsim.planner.arrangements import (
+    CPU,
+    HOST,
+    LATE_MERIT,
+    SPLIT,
+    STREAMED,
+    Arrangement,
+    BatchEvaluator,
+    Scored,
+    Trials,
+    Use,
+    shift_layers,
+)
+from kvsim.planner.costs import TOKEN_ROUNDING, Shares
+from kvsim.planner.question import Question
+from kvsim.planner.table import SAMPLED_CONTEXTS
+from kvsim.prediction.generate import Prediction
+from kvsim.prediction.memory import MOST_SEQUENCES
+
+# steps to better neighbours
+
+SHARE_GRID = 1e-4  # of a share
+FAR_STRIDES = (1250, 625, 250, 125, 50, 25, 10, 5)  # of the grid, by which shares change at first
+NEAR_STRIDES = (250, 50, 10, 5, 2, 1)  # and at last
+MAX_STEPS = 16  # of neighbours at most
+BATCH_STEPS = (1, 2, 3, 4, 8, 16, 32)  # sequences by which batches change
+TILE_SIZES = (8, 16, 32, 64)  # rows of a product: batches that fill some
+BATCH_WINDOW = 8  # batches on either side of the best that all have shares of their own
+KEPT_BYTES_SHARES = (0.125, 0.25, 0.5, 1.0)  # of the way from the same shares to as many bytes
+KEPT_AT_FIRST = 0.25  # behind the best, or too late: what is left of the starts
+KEPT_AT_LAST = 0.004  # and at last
+KEPT_WHEN_EXACT = 0.0005  # where every generated token is counted
+MERIT_ROUNDING = 1e-9  # relative
+LAYER_MOVE_GAIN = 1e-4  # relative: layers that gain less stay where they are
+SHARE_CHANGES = ({HOST: 1}, {SPLIT: 1}, {CPU: 1}, {HOST: 1, CPU: -1}, {HOST: 1, SPLIT: 1})
+"""Of shares, up or down."""
+Rows = NDArray[np.intp]
+
+
+def descend(
+    together: BatchEvaluator, starts: list[Scored], exact: bool = True
+) -> tuple[list[Scored], list[Scored]]:
+    """Where the steps from some starts end, and the best that was seen of every kind.
+
+    Both by kind; of the first what falls behind is left on the way.
+
+    Parameters
+    ----------
+    exact : whether every generated token counts in the last steps; otherwise a few stand for all.
+    """
+    free = together.q.workload.batch is None
+    found, seen = _walk(together, starts, FAR_STRIDES, SAMPLED_CONTEXTS, KEPT_AT_FIRST, free)
+    if free:
+        around = [
+            _best_by_batch(together.played(_batch_window(x.trials))) for x in _best_of_kinds(found)
+        ]
+        found, _ = _walk(together, around, NEAR_STRIDES, SAMPLED_CONTEXTS, KEPT_AT_LAST)
+    elif not exact:
+        found, _ = _walk(
+            together,
+            _keep_near_best(found, KEPT_WHEN_EXACT),
+            NEAR_STRIDES,
+            SAMPLED_CONTEXTS,
+            KEPT_WHEN_EXACT,
+        )
+    if exact:
+        counted = [together.played(x.trials, 0) for x in _keep_near_best(found, KEPT_WHEN_EXACT)]
+        found, _ = _walk(together, counted, NEAR_STRIDES, 0, KEPT_WHEN_EXACT)
+    return found, _best_of_kinds([*found, *seen])
+
+
+def local_search(
+    together: BatchEvaluator, arrangement: Arrangement, batch: float, layers: tuple[int, ...]
+) -> Arrangement:
+    """The best that steps of shares lead to from an arrangement, at the same batch.
+
+    Parameters
+    ----------
+    layers : numbers of layers that may move from one use to another, the largest first.
+    """
+    best = together.played(Trials.of(arrangement, batch))
+    if not np.isfinite(best.goals[0]):
+        return arrangement
+    best = _settle(together, best, FAR_STRIDES)
+    for count in layers:
+        for _ in range(MAX_STEPS):
+            some = (Trials.of(a, batch) for a in shift_layers(best.trials.arrangement(0), count))
+            tried = [together.played(x) for x in some]
+            top = min(tried, key=lambda x: float(x.merits[0]), default=best)
+            if top.merits[0] >= best.merits[0] - LAYER_MOVE_GAIN * abs(best.merits[0]):
+                break
+            best = _settle(together, top, NEAR_STRIDES)
+    return _settle(together, best, NEAR_STRIDES).trials.arrangement(0)
+
+
+def search_streaming(question: Question, starts: Trials) -> Scored:
+    """The best of one kind at its batches, where each use streams a share of its own."""
+    together = BatchEvaluator(question, streams=True, apart=True)
+    found, _ = _walk(
+        together, [start := together.played(starts)], FAR_STRIDES, SAMPLED_CONTEXTS, KEPT_AT_LAST
+    )
+    return together.played(_best_of_kinds(found or [start])[0].trials, 0)
+
+
+def _settle(together: BatchEvaluator, found: Scored, strides: tuple[int, ...]) -> Scored:
+    """A single trial where steps of shares lead it."""
+    walked, _ = _walk(together, [found], strides, SAMPLED_CONTEXTS, KEPT_AT_LAST)
+    return _best_of_kinds(walked or [found])[0]
+
+
+def _walk(
+    together: BatchEvaluator,
+    now: list[Scored],
+    strides: tuple[int, ...],
+    contexts: int,
+    behind: float,
+    free: bool = False,
+) -> tuple[list[Scored], list[Scored]]:
+    """Steps of every kind in turn until none gets better, and the best that was seen of each.
+
+    Parameters
+    ----------
+    behind : the best, or too late, by which starts may be; further steps may be by less and less.
+    free : whether batches may change.
+    """
+    least, done, seen = min(behind, KEPT_AT_LAST), list[Scored](), now
+    for _ in range(MAX_STEPS):
+        now = _keep_near_best(now, behind, done)
+        if not now:
+            break
+        stepped = [_step(together, x, strides, contexts, free) for x in now]
+        seen = _best_of_kinds([*(x for x, _ in stepped), *seen])
+        done += [x.rows(~moved) for x, moved in stepped]
+        now = [x.rows(moved) for x, moved in stepped]
+        behind = max(behind / 2, least)
+    return _keep_near_best([*done, *now], least), seen
+
+
+def _best_of_kinds(found: Iterable[Scored]) -> list[Scored]:
+    """The best of every kind, even if it is late."""
+    best: dict[Arrangement, Scored] = {}
+    for x in found:
+        if not len(x.trials):
+            continue
+        row = int(np.argmin(x.merits))
+        known = best.get(x.trials.kind)
+        if known is None or x.merits[row] < known.merits[0]:
+            best[x.trials.kind] = x.rows(np.array([row]))
+    return list(best.values())
+
+
+def _keep_near_best(
+    found: Iterable[Scored], far: float, others: Sequence[Scored] = ()
+) -> list[Scored]:
+    """What is not much worse than the best nor much too late; each place once, by kind."""
+    kinds: dict[Arrangement, Scored] = {}
+    for x in found:
+        known = kinds.get(x.trials.kind)
+        kinds[x.trials.kind] = x if known is None else known.with_rows(x)
+    every = (*kinds.values(), *others)
+    top = min((float(x.merits.min(initial=np.inf)) for x in every), default=np.inf)
+    kept = []
+    for x in kinds.values():
+        if not len(x.trials):
+            continue
+        places = np.column_stack([x.trials.batch, x.trials.shares.reshape(len(x.trials), -1)])
+        first = np.sort(np.unique(places, axis=0, return_index=True)[1])
+        merits = x.merits[first]
+        good = (merits <= top + far * abs(top)) | (merits >= LATE_MERIT) & (x.late[first] <= far)
+        kept += [x.rows(first[good])] if good.any() else []
+    return kept
+
+
+def _batch_window(best: Trials) -> Trials:
+    """One of the trials at every batch near its own: with its shares, as many bytes of caches on
+    the GPU, or something between."""
+    parts = max(u.parts for u in best.uses)
+    batch = float(best.batch[0]) + parts * np.arange(-BATCH_WINDOW, BATCH_WINDOW + 1)
+    batch = batch[(batch >= parts) & (batch <= MOST_SEQUENCES)]
+    shares = np.repeat(best.shares, batch.size, axis=0)
+    kept = _keep_bytes(shares, best.batch[0] / batch)
+    every = [Trials(best.kind, batch, shares)]
+    for part in KEPT_BYTES_SHARES:
+        moved = (
+            np.ceil((shares + part * (kept - shares)) / SHARE_GRID - TOKEN_ROUNDING) * SHARE_GRID
+        )
+        moved = np.where(kept == shares, shares, moved)
+        every.append(Trials(best.kind, batch, moved).rows(_clip_shares(moved, shares)))
+    return Trials(
+        best.kind,
+        np.concatenate([x.batch for x in every]),
+        np.concatenate([x.shares for x in every]),
+    )
+
+
+def _best_by_batch(found: Scored) -> Scored:
+    """The best trial of every batch."""
+    ranked = np.argsort(found.merits, kind="stable")
+    _, first = np.unique(found.trials.batch[ranked], return_index=True)
+    return found.rows(ranked[first])
+
+
+def _step(
+    together: BatchEvaluator, found: Scored, strides: tuple[int, ...], contexts: int, free: bool
+) -> tuple[Scored, NDArray[np.bool]]:
+    """Every trial at its best neighbour, and which have moved."""
+    moved = np.zeros(len(found.trials), dtype=bool)
+    around, of = _neighbours(found.trials, strides, free, together.apart)
+    if not of.size:
+        return found, moved
+    tried = together.played(around, contexts)
+    known, merits, taken = found.merits, tried.merits, {}
+    for row in range(moved.size):
+        mine = np.flatnonzero(of == row)
+        if mine.size:
+            best = int(mine[np.argmin(merits[mine])])
+            if merits[best] < known[row] - MERIT_ROUNDING * abs(known[row]):
+                taken[row] = best
+                moved[row] = True
+    return found.replaced(taken, tried), moved
+
+
+def _neighbours(
+    trials: Trials, strides: tuple[int, ...], free: bool, apart: bool
+) -> tuple[Trials, Rows]:
+    """Trials around some, with other shares or at other batches, and which each is of."""
+    moves = _share_moves(trials, strides, apart)  # (m, u, 4)
+    shares = np.repeat(trials.shares[:, None], len(moves), axis=1)
+    shares = np.where(moves, np.round((shares + moves) / SHARE_GRID) * SHARE_GRID, shares)
+    of = np.repeat(np.arange(len(trials)), len(moves))
+    batch = trials.batch[of]
+    shares = shares.reshape(of.size, len(trials.uses), 4)
+    if free:
+        others, whose = _near_batches(trials)
+        before = trials.shares[whose]
+        batch = np.concatenate([batch, others, others])
+        of = np.concatenate([of, whose, whose])
+        kept = _keep_bytes(before, trials.batch[whose] / others)
+        shares = np.concatenate([shares, before, kept])
+    inside = _clip_shares(shares, trials.shares[of])
+    return Trials(trials.kind, batch[inside], shares[inside]), of[inside]
+
+
+def _clip_shares(shares: Array, before: Array) -> NDArray[np.bool]:
+    """Which shares are possible, and do the same things as those before; splits are cut. (n,)"""
+    shares[..., SPLIT] = np.minimum(shares[..., SPLIT], shares[..., HOST])
+    shares[..., STREAMED] = np.clip(shares[..., STREAMED], 0.0, 1.0)
+    whole = shares[..., HOST] + shares[..., CPU]
+    same = (shares[..., :3] > 0) == (before[..., :3] > 0)
+    possible: NDArray[np.bool] = same.all(axis=(1, 2)) & (whole <= 1 + SHARE_GRID / 2).all(axis=1)
+    return possible
+
+
+def _keep_bytes(shares: Array, ratio: Array) -> Array:
+    """Shares at another batch that keep as many bytes of caches on the GPU. (n, u, 4)"""
+    found = shares.copy()
+    here = 1 - shares[..., HOST] - shares[..., CPU]
+    key = np.where(shares[..., CPU] > 0, CPU, HOST)[..., None]
+    away = np.take_along_axis(shares, key, axis=2)
+    moved = away + (here * (1 - ratio[:, None]))[..., None]
+    moved = np.where((away > 0) & (away < 1), np.ceil(moved / SHARE_GRID) * SHARE_GRID, away)
+    np.put_along_axis(found, key, moved, axis=2)
+    return found
+
+
+def _share_moves(trials: Trials, strides: tuple[int, ...], apart: bool) -> Array:
+    """Changes of shares: one of one use or of all uses, or two against each other. (m, u, 4)"""
+    count = len(trials.uses)
+    same = (trials.shares == trials.shares[:, :1]).all()
+    groups = [list(range(count))] + ([[u] for u in range(count)] if count > 1 else [])
+    if same and strides == FAR_STRIDES:
+        groups = groups[:1]
+    steps = SHARE_GRID * np.array([*strides, *(-s for s in strides)])
+    found = [np.zeros((0, count, 4))]
+    for group, changed in product(groups, (*SHARE_CHANGES, {STREAMED: 1})):
+        if STREAMED in changed and (not apart or len(group) == count):
+            continue
+        mine = trials.shares[:, group][:, :, list(changed)]
+        if not (mine > 0).any(axis=(0, 1)).all() or (CPU in changed and (mine == 1).any()):
+            continue
+        moves = np.zeros((steps.size, count, 4))
+        for key, sign in changed.items():
+            moves[:, group, key] = sign * steps[:, None]
+        found.append(moves)
+    return np.concatenate(found)
+
+
+def _near_batches(trials: Trials) -> tuple[Array, Rows]:
+    """Batches near those of some trials, and whose they are."""
+    parts = max(u.parts for u in trials.uses)
+    found, whose = [], []
+    for i, batch in enumerate(trials.batch.tolist()):
+        near = {batch + sign * parts * n for n in BATCH_STEPS for sign in (-1, 1)}
+        for size in TILE_SIZES:
+            near |= {size * (batch // size + n) for n in (-1, 0, 1)}
+        some = [b for b in sorted(near - {batch}) if parts <= b <= MOST_SEQUENCES and not b % parts]
+        found += some
+        whose += [i] * len(some)
+    return np.array(found), np.array(whose, dtype=np.intp)
+
+
+# uniform placements
+
+BATCHES_PER_DOUBLING = 8  # batches
+STARTS_PER_KIND = 5  # of each kind from which steps are taken
+SHOWN_PER_KIND = 2  # of each kind in the end
+# Behind the best, or too late: kinds that a change by a tenth may make the best.
+NEAR_BEST_KIND = 0.12
+SIXTEENTHS = np.arange(1, 16) / 16
+TRIED_SHARES = (0.01, 0.03, *SIXTEENTHS.tolist())  # shares that are tried
+PARTIAL_SHARES = (0.25, 0.5, 1.0)  # of what is left, where there are several
+# Times the weights of others that a layer behind another shape streams at first.
+FIRST_STREAMED = 3.0
+Layout = tuple[tuple[tuple[LayerShape, ...], int], ...]
+Grid = list[tuple[float, float, float]]  # on the host, recomputed, for the CPU
+
+
+def uniform_kinds(names: Iterable[str], halves: bool) -> dict[tuple[str, int], Grid]:
+    """What may be done, in how many parts, and the shares that are tried."""
+    grids: dict[str, Grid] = {
+        "full": [(0.0, 0.0, 0.0)],
+        "copied": [(h, 0.0, 0.0) for h in (*TRIED_SHARES, 1.0)],
+        "recomputed": [(h, r * h, 0.0)
+                       for h in (*TRIED_SHARES[::2], 1.0) for r in TRIED_SHARES[2::2]],
+        "cpu": [(0.0, 0.0, 1.0)],
+        "shared": [(0.0, 0.0, c) for c in TRIED_SHARES],
+        "joined": [(h * (1 - c), r * h * (1 - c), c)
+                   for c in TRIED_SHARES[1::2] for h in PARTIAL_SHARES for r in PARTIAL_SHARES],
+        "joined copies": [(h * (1 - c), 0.0, c)
+                          for c in TRIED_SHARES[1:] for h in (0.1, *PARTIAL_SHARES)],
+    }  # fmt: skip
+    several = {"halved": "shared", "halved_joined": "joined"}
+    found = {}
+    for name in dict.fromkeys(names):
+        parts, kind = (
+            2 if name in several or (name == "cpu" and halves) else 1,
+            several.get(name, name),
+        )
+        for some in (kind, f"{kind} copies"):
+            if some in grids:
+                found[some, parts] = grids[some]
+    return found
+
+
+def grid_of_batches(most: float, parts: int) -> Array:
+    """Batches up to the largest: every one at first, then so many per doubling."""
+    found, size = [], 1.0
+    while size <= most:
+        found += [size * (BATCHES_PER_DOUBLING + i) for i in range(BATCHES_PER_DOUBLING)]
+        size *= 2
+    batches = np.array([*range(1, BATCHES_PER_DOUBLING), *found], dtype=float)
+    kept: Array = batches[(batches <= most) & (batches % parts == 0)]
+    return kept
+
+
+@frozen
+class UniformPlacements:
+    """Placements whose layers are alike.
+
+    Attributes
+    ----------
+    best
+        The best few, by the engine.
+    starts
+        Of every kind the best that was seen, from where a question a little different is answered.
+    """
+
+    best: list[Prediction] = field(default_factory=list)
+    starts: list[Scored] = field(default_factory=list)
+
+
+def search_uniform(
+    question: Question, names: Iterable[str], streams: bool, most: float
+) -> UniformPlacements:
+    """The best of all kinds at every batch up to the largest.
+
+    Parameters
+    ----------
+    names : kinds of options that may be used.
+    streams : whether weights may be streamed.
+    """
+    w, together = question.workload, BatchEvaluator(question, streams)
+    shapes: dict[LayerShape, int] = {}
+    for block, count in question.deployment.shard.layout:
+        for shape in block:
+            shapes[shape] = shapes.get(shape, 0) + count
+    starts = []
+    for (_, parts), grid in uniform_kinds(names, not w.service).items():
+        batches = grid_of_batches(most, parts) if w.batch is None else np.array([float(w.batch)])
+        if not batches.size or (w.batch is not None and w.batch % parts):
+            continue
+        kind = Arrangement(tuple((Use(Shares(*grid[0]), parts, n),) for n in shapes.values()))
+        shares = np.zeros((batches.size, len(grid), len(shapes), 4))
+        shares[..., :3] = np.array(grid)[None, :, None]
+        trials = Trials(kind, np.repeat(batches, len(grid)), shares.reshape(-1, len(shapes), 4))
+        starts.append(_best_by_doubling(together.played(trials)))
+    return _search_starts(together, starts, places=True)
+
+
+def search_from(question: Question, starts: Iterable[Scored], streams: bool) -> UniformPlacements:
+    """The best beside what is known of another question."""
+    together = BatchEvaluator(question, streams)
+    played = (x if x.trials.kind.spread else together.played(x.trials) for x in starts)
+    return _search_starts(together, list(played), exact=False)
+
+
+def _search_starts(
+    together: BatchEvaluator, starts: list[Scored], exact: bool = True, places: bool = False
+) -> UniformPlacements:
+    """Where the steps lead.
+
+    Parameters
+    ----------
+    places : whether places in a block of layers get shares of their own, where that may help.
+    """
+    q, wide = together.q, [x for x in starts if not x.trials.kind.spread]
+    w, d = q.workload, q.deployment
+    found, seen = descend(together, wide, exact)
+    finer = [x.trials for x in starts if x.trials.kind.spread]
+    if places:
+        finer += shares_by_place(d.shard.layout, found)
+    for trials in finer:
+        own = search_streaming(q, trials)
+        found, seen = [*found, own], [*seen, own]
+    best = []
+    tops = [x.best(SHOWN_PER_KIND) for x in found]
+    if exact and found:  # smaller batches of the best kind, whose first token comes earlier
+        kind = _best_kind(found).trials.kind
+        tops += [x.best(STARTS_PER_KIND) for x in wide if x.trials.kind == kind]
+    for top in tops:
+        for row, batch in enumerate(top.trials.batch):
+            t = top.trials.arrangement(row).technique(d, w.prompt)
+            best.append(w.predict(t, d, np.array([batch])))
+    least = min((float(x.merits[0]) for x in seen), default=np.inf)
+    near = [x for x in seen if x.late[0] <= NEAR_BEST_KIND and
+            (x.late[0] > 0 or x.goals[0] <= least + NEAR_BEST_KIND * abs(least))]  # fmt: skip
+    return UniformPlacements(best, near)
+
+
+def shares_by_place(layout: Layout, found: list[Scored]) -> list[Trials]:
+    """The best with uses for every place in a block of layers; none if they could not differ.
+
+    They can where weights are streamed and a shape of layers has several places. A copy for a layer
+    runs beside the work of the one before, so the layers behind another shape start with more.
+    """
+    if not found or not (best := _best_kind(found).best(1)).late.size or len(layout) > 1:
+        return []
+    top, ((block, count),) = best.trials, layout
+    shapes = list(dict.fromkeys(block))
+    alternates = any(u.parts > 1 for u in top.uses)  # bounds are of equal shares there
+    if alternates or not top.shares[..., STREAMED].any() or len(shapes) in (1, len(block)):
+        return []
+    order = [i for shape in shapes for i, other in enumerate(block) if other == shape]
+    shares = top.shares[0][[shapes.index(block[i]) for i in order]]
+    behind = [u for u, i in enumerate(order) if block[i] != block[i - 1]]
+    starts = np.repeat(shares[None], len(behind), axis=0)
+    starts[:, :, STREAMED] /= FIRST_STREAMED
+    starts[range(len(behind)), behind, STREAMED] *= FIRST_STREAMED
+    uses = tuple(
+        tuple(replace(use, layers=count) for other in block if other == shape)
+        for shape, (use,) in zip(shapes, top.kind.uses, strict=True)
+    )
+    kind = Arrangement(uses, spread=True)
+    return [Trials(kind, np.repeat(top.batch, len(behind)), starts)]
+
+
+def _best_kind(found: list[Scored]) -> Scored:
+    """The kind that has the best of all."""
+    return min(found, key=lambda x: float(x.merits.min(initial=np.inf)))
+
+
+def _best_by_doubling(played: Scored) -> Scored:
+    """The best few, each of batches within another doubling."""
+    merits, doubling = played.merits, np.floor(np.log2(played.trials.batch))
+    rows: list[int] = []
+    for row in np.argsort(merits, kind="stable").tolist():
+        if len(rows) == STARTS_PER_KIND or not np.isfinite(merits[row]):
+            break
+        if doubling[row] not in doubling[rows]:
+            rows.append(row)
+    return played.rows(np.array(rows, dtype=np.intp))

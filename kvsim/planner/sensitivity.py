@@ -1,0 +1,717 @@
+"""What would change a plan: prices, binding limits, breakpoints, and the chance that it holds.
+
+Each is the question solved again with something changed: a little more memory, bandwidth or time, a
+limit taken away, longer prompts or other batches, and where no plan exists the smallest relaxation
+of each limit.
+
+A prediction comes with an 80 % interval of measured over predicted times; each half of it is taken
+for that of a normal distribution of their logarithm.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from math import isfinite, log
+from shlex import quote
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.evidence.ledger import WITHIN_80, KnownError, evidence_for, share_below
+from kvsim.frozen import frozen
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.hardware import Hardware, Link
+from kvsim.machines.profiles import hardware_names, load_hardware
+from kvsim.planner.alternatives import (
+    LABELS,
+    Advice,
+    NoPlanError,
+    admitting_options,
+    ask_on,
+    deployment_changes,
+    drop_dominated,
+    format_number,
+    format_seconds,
+    larger_tp,
+    narrower_weights,
+    quick_plan,
+)
+from kvsim.planner.costs import ALONE
+from kvsim.planner.local_search import search_from
+from kvsim.planner.mixed_search import FoundMix, MixedPlacements, Placements, add_mixes
+from kvsim.planner.question import (
+    DEFAULT_TPOT,
+    DEFAULT_TTFT,
+    FULL,
+    GIB,
+    PlanLimits,
+    Question,
+    engine_refusal,
+    relative_gain,
+    simplicity_rank,
+    technique_label,
+)
+from kvsim.planner.table import (
+    SAMPLED_CONTEXTS,
+    Options,
+    TableSearch,
+    best_row,
+    distinct,
+    nearest_row,
+    relax_limits,
+    rows_as_good,
+    rows_within,
+    tabulate_settings,
+)
+from kvsim.prediction.generate import Prediction
+from kvsim.quality.evidence import KNOWN_BAD
+from kvsim.techniques import parse
+from kvsim.techniques.technique import Technique
+
+# prices and binding limits
+
+PRICE_STEP = 1.1  # times a bandwidth or a time
+PRICE_REACH = 1.25  # techniques this far behind may win where something changes by a tenth
+MIN_PRICE = 1e-3  # a gain below this is none
+PRICED_BATCHES = (
+    0.9,
+    1.0,
+    1.04,
+    1.08,
+    1.12,
+    1.17,
+    1.23,
+)  # times a batch: what a tenth more may allow
+SAME_OBJECTIVE = 5e-3  # relative difference below which the simpler of two is named
+UNLIMITED_MEMORY = 64.0  # times the memory, where its limit is taken away
+
+
+@frozen
+class Binding:
+    """A limit that holds the plan back."""
+
+    limit: str
+    gain_without: float  # of the objective, relative, as solved without the limit
+    technique: str  # what would then be chosen
+    option: str = ""  # of the command line, which takes the limit away
+
+
+def solve_prices(
+    question: Question, search: TableSearch, row: int, mixed: MixedPlacements
+) -> dict[str, float]:
+    """Relative gain of the objective for a little more of each thing, as solved again.
+
+    Limits change nothing of what the engine says, so that what is known under one is known under
+    another; links do. Shares of mixes of placements that are the best, or may be, are solved again.
+    """
+    leaders, limits = near_techniques(search, row), question.limits
+    known = _tabulate(question, leaders, limits.gpu_memory + GIB)
+    known.refine()
+    refined = _best_value(known)
+    value = search.value(row) if refined is None else min(search.value(row), refined)
+    placements = mixed.placements
+    mixes = [x for x in placements.contenders(search.value(row)) if x.arrangement.blocks > 1]
+    starts = mixed.starts(search.value(row))
+    asked = {"one more GiB of GPU memory": known.under(gpu_memory=limits.gpu_memory + GIB)}
+    more = question.with_limits(host_memory=limits.host_memory + 16 * GIB)
+    uses_host = bool(known.table.columns["host_memory"].any())
+    asked["16 GiB more host memory"] = _tabulate(more, leaders) if uses_host else known
+    for name, label in (("ttft", "a 10 % looser TTFT"), ("tpot", "a 10 % looser TPOT")):
+        limit = getattr(limits, name)
+        if np.isfinite(limit):
+            asked[label] = known.under(**{name: PRICE_STEP * limit})
+    for label, links in (
+        ("10 % more host link bandwidth", ("h2d", "d2h")),
+        ("10 % more host memory bandwidth", ("dram",)),
+        ("10 % more GPU memory bandwidth", ("hbm",)),
+    ):
+        d = with_faster_links(question.deployment, links)
+        asked[label] = _tabulate(replace(question, deployment=d), leaders)
+    d = with_faster_arithmetic(question.deployment)
+    asked["10 % faster arithmetic on the GPU"] = _tabulate(replace(question, deployment=d), leaders)
+    found: dict[str, float] = {}
+    for label, other in asked.items():
+        other.refine()
+        for prediction in search_from(other.q, starts, placements.streams).best:
+            other.include(prediction)
+        for mix in mixes:
+            _include_solved(other, mix)
+        better = _best_value(other)
+        found[label] = 0.0 if better is None else relative_gain(value, better)
+    return found
+
+
+def _tabulate(q: Question, leaders: list[Technique], *gpu: float) -> TableSearch:
+    """Some techniques at every batch that the limits, or these GPU memories, allow. [B]"""
+    sizes = (q.limits.gpu_memory, *gpu)
+    w, host = q.workload, q.limits.host_memory
+    return TableSearch(q, tabulate_settings(leaders, q.deployment, w, sizes, host, q.admission))
+
+
+def _include_solved(search: TableSearch, mix: FoundMix) -> None:
+    """Solve the shares of a mix again, at batches near its own, and include the best."""
+    q, own = search.q, float(mix.prediction.batch[0])
+    some = np.ceil(own * np.array(PRICED_BATCHES)) if q.workload.batch is None else np.array([own])
+    found = Placements(q, only=tuple(some.tolist()), families=(mix.family,)).near(mix)
+    if found is not None:
+        search.include(found.prediction)
+
+
+def _best_value(search: TableSearch) -> float | None:
+    """The best objective within the limits."""
+    row = search.optimum(search.q.limits.finite())
+    return None if row is None else search.value(row)
+
+
+def find_bindings(
+    question: Question,
+    search: TableSearch,
+    row: int,
+    found: dict[str, float],
+    mixed: MixedPlacements,
+) -> list[Binding]:
+    """Limits whose price is not zero, with what taking them away would bring."""
+    value, limits = search.value(row), []
+    cheap = {"gpu_memory": "one more GiB of GPU memory", "host_memory": "16 GiB more host memory",
+             "ttft": "a 10 % looser TTFT", "tpot": "a 10 % looser TPOT"}  # fmt: skip
+    for name, label in cheap.items():
+        if found.get(label, 0.0) > MIN_PRICE:
+            limits.append(_solve_without(question, search, row, name, mixed))
+    for name in ("loss", "assumed"):
+        other = search.optimum(question.limits.finite(without=name) | {"harm": KNOWN_BAD})
+        if other is None:
+            continue
+        technique = technique_label(search.table.technique[other])
+        error = question.between(search.table.technique[other], search.table.technique[row])
+        if relative_gain(value, search.value(other)) > max(MIN_PRICE, error):
+            option = " ".join(admitting_options(question, search, other))
+            limits.append(
+                Binding(name, relative_gain(value, search.value(other)), technique, option)
+            )
+    return limits
+
+
+def _solve_without(
+    q: Question, search: TableSearch, row: int, name: str, mixed: MixedPlacements
+) -> Binding:
+    """Solved without a limit; where memory is unlimited, batches grow with it."""
+    free = q.with_limits(**{name: np.inf})
+    if name.endswith("memory"):
+        larger = q.with_limits(**{name: UNLIMITED_MEMORY * getattr(q.limits, name)})
+        other = _tabulate(larger, near_techniques(search, row))
+        other.refine()
+    else:
+        other = search.under(**{name: np.inf})
+    limits, value = free.limits.finite(), search.value(row)
+    for prediction in search_from(other.q, mixed.starts(value), mixed.placements.streams).best:
+        other.include(prediction)
+    mix = mixed.rows.get(row)
+    if mix is not None:
+        known = other.optimum(limits)
+        families = ALONE if any(mix.family <= f for f in ALONE) else (mix.family,)
+        placements = Placements(other.q, families=families)
+        least = value if known is None else other.value(known)
+        for better in placements.better_than(least, placements.bounds(least), most=1):
+            other.include(better.prediction)
+    elif not name.endswith("memory"):  # a longer time may pay for other places
+        add_mixes(other.q, other, roughly=True, known=mixed.placements)
+    found = other.optimum(limits)
+    if found is None:
+        return Binding(name, 0.0, "")
+    best = other.value(found)
+    return Binding(
+        name, relative_gain(value, best), technique_label(_simplest_technique(other, limits, best))
+    )
+
+
+def _simplest_technique(search: TableSearch, limits: dict[str, float], best: float) -> Technique:
+    """The simplest technique that is as good as the best but for ``EQUAL``."""
+    goal, table = search.table.columns[search.q.objective], search.table
+    rows = rows_as_good(goal, rows_within(goal, table.columns, limits), best, SAME_OBJECTIVE)
+    some: list[Technique] = [table.technique[row] for row in rows]
+    return min(some, key=simplicity_rank)
+
+
+def near_techniques(search: TableSearch, row: int) -> list[Technique]:
+    """The best settings of techniques that a change by a tenth may make the best."""
+    value, limits = search.value(row), search.q.limits.finite()
+    goal, found = search.table.columns[search.q.objective], {row: None}
+    for name in search.table.names:
+        best = search.best(limits, name)
+        if best is not None and relative_gain(float(goal[best]), value) < PRICE_REACH - 1:
+            found[best] = None
+    return [search.table.technique[i] for i in found]
+
+
+def with_faster_links(
+    deployment: Deployment, links: tuple[str, ...], factor: float = PRICE_STEP
+) -> Deployment:
+    """The deployment with some links several times as fast, or a tenth faster."""
+    changed = {
+        name: Link(link.bandwidth * factor, link.latency) if name in links else link
+        for name, link in deployment.hardware.links.items()
+    }
+    return replace(deployment, hardware=replace(deployment.hardware, links=changed))
+
+
+def with_faster_arithmetic(deployment: Deployment) -> Deployment:
+    """The deployment with all number formats of the GPU a tenth faster."""
+    rates = {dtype: PRICE_STEP * rate for dtype, rate in deployment.hardware.flops.items()}
+    return replace(deployment, hardware=replace(deployment.hardware, flops=rates))
+
+
+# breakpoints
+
+BREAKPOINT_FACTORS = (2.0, 4.0, 8.0, 0.5, 0.25, 0.125)
+FRONT_ROUNDING = 1e-6  # of a TPOT or a throughput: what differs by less is equal
+BREAKPOINT_HALVINGS = 4  # halvings of the interval in which the choice changes
+
+
+@frozen
+class Breakpoint:
+    """A change beyond which another technique is chosen.
+
+    Attributes
+    ----------
+    what
+        In words: "prompt", "host link bandwidth".
+    factor
+        Times the value asked about.
+    value
+        That value; tokens, sequences, or a rate. [tokens, sequences, B/s]
+    technique
+        What is chosen there, one name for all mixes of places; nothing where nothing fits.
+    """
+
+    what: str
+    factor: float
+    value: float
+    technique: str
+
+
+def find_breakpoints(
+    question: Question, search: TableSearch, chosen: Technique
+) -> list[Breakpoint]:
+    """The nearest change of each kind, up or down, at which the choice changes.
+
+    The best settings of every technique compete, each at its own best batch, and mixes of places as
+    the programme gives them.
+    """
+    rivals = _best_settings(search)
+    w, d = question.workload, question.deployment
+    kinds: list[tuple[str, float, Callable[[float], Question]]] = [
+        ("prompt", w.prompt, lambda x: _with_prompt(question, x)),
+        ("host link bandwidth", d.bandwidth["h2d"],
+         lambda x: ask_on(question, with_faster_links(d, ("h2d", "d2h"), x))),
+        ("host memory bandwidth", d.hardware.links["dram"].bandwidth,
+         lambda x: ask_on(question, with_faster_links(d, ("dram",), x))),
+    ]  # fmt: skip
+    if w.batch is not None:
+        batch = w.batch
+        kinds.append(("batch", batch, lambda x: _with_batch(question, max(1, round(batch * x)))))
+    found = []
+    for what, value, ask in kinds:
+        for direction in (BREAKPOINT_FACTORS[:3], BREAKPOINT_FACTORS[3:]):
+            flip = _first_breakpoint(ask, direction, rivals, technique_label(chosen))
+            if flip is not None:
+                factor, name = flip
+                found.append(Breakpoint(what, factor, value * factor, name))
+    return found
+
+
+def _first_breakpoint(
+    ask: Callable[[float], Question], factors: tuple[float, ...], rivals: list[Technique], name: str
+) -> tuple[float, str] | None:
+    """The factor nearest to 1 in one direction with another choice, and that choice."""
+    near = 1.0
+    for far in factors:
+        other = _winner(ask(far), rivals)
+        if other != name:
+            for _ in range(BREAKPOINT_HALVINGS):
+                middle = float(np.sqrt(near * far))
+                tried = _winner(ask(middle), rivals)
+                if tried == name:
+                    near = middle
+                else:
+                    far, other = middle, tried
+            return far, other
+        near = far
+    return None
+
+
+def _winner(q: Question, rivals: list[Technique]) -> str:
+    """What is chosen of some techniques and of mixes of places, by name."""
+    room = (q.limits.gpu_memory,), q.limits.host_memory
+    search = TableSearch(q, tabulate_settings(rivals, q.deployment, q.workload, *room, q.admission))
+    add_mixes(q, search, roughly=True)
+    row = search.chosen(q.limits.finite())
+    return "" if row is None else technique_label(search.table.technique[row])
+
+
+def _best_settings(search: TableSearch) -> list[Technique]:
+    """The best settings of every technique that the user admits."""
+    limits, found = search.q.limits, []
+    for name in search.table.names:
+        row = search.best(limits.finite(), name)
+        if row is not None:
+            found.append(search.table.technique[row])
+    return found
+
+
+def _with_prompt(q: Question, factor: float) -> Question:
+    prompt = max(1, round(q.workload.prompt * factor))
+    return replace(q, workload=replace(q.workload, prompt=prompt))
+
+
+def _with_batch(q: Question, batch: int) -> Question:
+    return replace(q, workload=replace(q.workload, batch=batch))
+
+
+def pareto_front(table: Options, limits: dict[str, float]) -> list[int]:
+    """Rows within the limits that nothing beats in both TPOT and throughput, the fastest first.
+
+    Of rows that are equal but for rounding, the simplest.
+    """
+    columns = table.columns
+    ok = np.ones(len(table), dtype=bool)
+    for name, limit in limits.items():
+        ok &= columns[name] <= limit * (1 + 1e-9)
+    rows = np.flatnonzero(ok)
+    tpot, goal = columns["tpot"], columns["throughput"]
+    found: list[int] = []
+    for row in rows[np.lexsort((goal[rows], tpot[rows]))].tolist():
+        last = found[-1] if found else None
+        if last is None or goal[row] < goal[last] - FRONT_ROUNDING * abs(goal[last]):
+            equal = last is not None and tpot[row] <= tpot[last] * (1 + FRONT_ROUNDING)
+            found[len(found) - equal :] = [row]
+        elif goal[row] <= goal[last] + FRONT_ROUNDING * abs(goal[last]) and (
+            tpot[row] <= tpot[last] * (1 + FRONT_ROUNDING)
+            and simplicity_rank(table.technique[row]) < simplicity_rank(table.technique[last])
+        ):
+            found[-1] = row
+    return found
+
+
+# the probability that targets are kept
+
+LIKELY_ENOUGH = 0.9  # what the upper end of an 80 % interval stays below
+TRIED_AT_ONCE = 15  # batches at once
+ERROR_KINDS = {"ttft": "prefill", "tpot": "decode"}
+
+
+@frozen
+class TargetProbability:
+    """The chance that a plan keeps its targets.
+
+    Attributes
+    ----------
+    kept
+        Probability that each target is kept, by limit; those of which something is known.
+    safer
+        The most of the objective that the same technique gives while every target is kept with
+        ``SURE``; None where the choice does, or where no batch does.
+    """
+
+    kept: dict[str, float]
+    safer: Prediction | None
+
+    @property
+    def sure(self) -> bool:
+        """Whether the choice itself keeps every target with ``SURE``."""
+        return all(share >= LIKELY_ENOUGH for share in self.kept.values())
+
+
+def target_probability(question: Question, choice: Prediction) -> TargetProbability:
+    """The chance that a choice keeps its targets, and the largest batch that is safe."""
+    name = choice.technique.name
+    known: dict[str, KnownError] = {}
+    for target, kind in ERROR_KINDS.items():
+        error = evidence_for(question.deployment, name, kind)
+        if isfinite(getattr(question.limits, target)) and error.entry is not None:
+            known[target] = error
+    times = {"ttft": float(choice.ttft_s[0]), "tpot": float(np.nan_to_num(choice.tpot_s)[0])}
+    kept = {
+        target: probability_below(
+            error, getattr(question.limits, target) / max(times[target], 1e-12)
+        )
+        for target, error in known.items()
+    }
+    found = TargetProbability(kept, None)
+    return found if found.sure else TargetProbability(kept, _find_safer(question, choice, known))
+
+
+def probability_below(error: KnownError, factor: float) -> float:
+    """Probability that measured times are less than a factor of the predicted ones."""
+    reach = log(error.high) if factor >= 1 else -log(error.low)
+    if reach == 0.0:
+        return 1.0 if factor >= 1 else 0.0
+    return share_below(factor, reach / WITHIN_80)
+
+
+def _find_safer(
+    question: Question, choice: Prediction, known: dict[str, KnownError]
+) -> Prediction | None:
+    """The largest batch below the choice's at which the upper ends of the intervals are within."""
+    t, w = choice.technique, question.workload
+    if w.batch is not None:
+        return None
+    parts = t.tiles()
+    least, most = 0, int(choice.batch[0]) // parts  # in parts: none known to be safe, known not
+    while most - least > 1:
+        tried = distinct(np.round(np.linspace(least, most, TRIED_AT_ONCE + 2)[1:-1]))
+        tried = tried[(tried > least) & (tried < most)]
+        found = w.predict(t, question.deployment, parts * tried, SAMPLED_CONTEXTS)
+        unsafe = np.flatnonzero(_exceeds_targets(question, found, known))
+        stop = int(unsafe[0]) if unsafe.size else tried.size
+        most = int(tried[stop]) if unsafe.size else most
+        least = int(tried[stop - 1]) if stop else least
+    while least > 0:  # the sum over all contexts may differ a little from that over a few
+        found = w.predict(t, question.deployment, np.array([float(parts * least)]))
+        if not _exceeds_targets(question, found, known)[0]:
+            return found
+        least -= 1
+    return None
+
+
+def _exceeds_targets(
+    question: Question, found: Prediction, known: dict[str, KnownError]
+) -> NDArray[np.bool]:
+    """Where the upper end of some interval is beyond its target, by batch."""
+    late = np.zeros(found.batch.size, dtype=bool)
+    for target, error in known.items():
+        times = np.nan_to_num(getattr(found, f"{target}_s"))
+        late |= times * error.high > getattr(question.limits, target)
+    return late
+
+
+# no plan
+
+MISSED_BY_LITTLE = 2.0  # times a target: what is missed by less is loosened first
+
+
+def explain_no_plan(question: Question, search: TableSearch) -> NoPlanError:
+    """Why there is no plan, the smallest relaxation of each limit, and what meets all of them."""
+    table, limits = search.table, question.limits
+    if not table.technique:
+        hint = "; see `kvsim techniques`"
+        text = f"no technique can run this model, batch and hardware{hint}"
+        return NoPlanError(text, {}, list(find_remedies(question)))
+    allowed = (table.columns["loss"] <= limits.loss) & (table.columns["assumed"] <= limits.assumed)
+    if not allowed.any():
+        return NoPlanError(_too_lossy(question, search), {}, [])
+    hard = limits.hard()
+    columns = {k: table.columns[k][allowed] for k in hard}
+    alone = {k: v for k, v in relax_limits(columns, hard).items() if v > hard[k] * (1 + 1e-9)}
+    looser = longer_times(question)
+    if looser is not None and len(looser.least) == 1:  # mixed placements are not in the table
+        alone |= {k: min(v, alone.get(k, np.inf)) for k, v in looser.least.items()}
+    parts = [
+        f"{LABELS[k]} would have to be {_describe_limit(question, k, v)}" for k, v in alone.items()
+    ]
+    text = " or ".join(parts)
+    if not parts:
+        text = "no limit alone is in the way; " + _describe_excess(question, columns, hard)
+    advice = list(find_remedies(question, search, looser))
+    if advice:
+        text += ". What meets every limit: " + "; ".join(str(a) for a in advice)
+    return NoPlanError(f"no plan meets the limits: {text}", alone, advice)
+
+
+def _too_lossy(question: Question, search: TableSearch) -> str:
+    """That everything loses too much, and what would admit the mildest, or all."""
+    table, most = search.table, question.limits.loss
+    text = f"nothing that can run here is known to lose at most {100 * most:g} %"
+    if not most:
+        text = "no lossless technique can run here"
+    finite = np.flatnonzero(np.isfinite(table.columns["loss"]) & (table.columns["loss"] > most))
+    if not finite.size:
+        return f"{text}; --lossy admits techniques whose loss is not known"
+    row = int(finite[np.argmin(table.columns["loss"][finite])])
+    option = " ".join(admitting_options(question, search, row))
+    return f"{text}; {option} admits {table.technique[row]}, which {table.evidence[row]}"
+
+
+def _describe_limit(question: Question, name: str, value: float) -> str:
+    """What a limit would have to be, and what it is."""
+    limit = getattr(question.limits, name)
+    usual = (
+        "the default " if {"ttft": DEFAULT_TTFT, "tpot": DEFAULT_TPOT}.get(name) == limit else ""
+    )
+    text = f"{format_limit(name, value)} instead of {usual}{format_limit(name, limit)}"
+    capacity = question.deployment.hardware.gpu_memory
+    if name == "gpu_memory" and value > capacity > limit:
+        text += f" (of {format_limit(name, capacity)})"
+    return text
+
+
+def _describe_excess(q: Question, columns: dict[str, np.ndarray], hard: dict[str, float]) -> str:
+    row, excess = nearest_row(columns, hard)
+    return "together " + " and ".join(
+        f"{LABELS[k]} would have to be {_describe_limit(q, k, float(columns[k][row]))}"
+        for k in excess
+    )
+
+
+def format_limit(name: str, value: float) -> str:
+    """A limit with its unit."""
+    return f"{format_number(value / GIB)} GiB" if name.endswith("memory") else format_seconds(value)
+
+
+def find_remedies(
+    question: Question, search: TableSearch | None = None, looser: "LooserTimes | None" = None
+) -> Iterator[Advice]:
+    """Changes that meet every limit: of times, quality, batch, weights, GPUs, the GPU, the context.
+
+    The smallest comes first: targets that are missed by little.
+    """
+    limits = question.limits
+    if looser is not None and looser.little:
+        yield looser.advice
+    if search is not None:
+        for option, wide in (
+            ("--lossy", replace(limits, loss=max(limits.loss, KNOWN_BAD))),
+            ("--acceptance", replace(limits, assumed=1.0)),
+        ):
+            found = _plan_admitting(question, search, option, wide)
+            if found is not None:
+                yield Advice(option, "other techniques", found)
+        if question.workload.batch is not None and question.workload.batch > 1:
+            free = replace(question, workload=replace(question.workload, batch=None))
+            smaller = quick_plan(free)
+            if smaller is not None:
+                option = f"--batch {float(smaller.batch[0]):.0f}"
+                yield Advice(option, "a smaller batch", smaller)
+    alone = list(drop_dominated(question, deployment_changes(question)))
+    yield from alone
+    other = next(_other_gpus(question), None)
+    if other is not None:
+        yield other
+    if not alone and (looser is None or len(looser.least) > 1):
+        yield from remedies_with_longer_ttft(question)
+    if looser is not None and not looser.little:
+        yield looser.advice
+    shorter = longest_prompt(question)
+    if shorter is not None:
+        yield shorter
+
+
+@frozen
+class LooserTimes:
+    """The shortest targets that would do, one lifted if one is enough, and what they bring."""
+
+    advice: Advice
+    least: dict[str, float]  # what the quickest plan takes [s]
+    little: bool  # whether that is less than ``LITTLE`` times what was asked for
+
+
+def longer_times(question: Question) -> LooserTimes | None:
+    """The times that the quickest plan without targets takes, and the plan that those allow."""
+    for names in (("ttft",), ("tpot",), ("ttft", "tpot")):
+        asked = {name: getattr(question.limits, name) for name in names}
+        if not all(map(np.isfinite, asked.values())):
+            continue
+        free = question.with_limits(**dict.fromkeys(names, np.inf))
+        quickest = replace(free, objective="latency")
+        found = quick_plan(quickest) or _best_placement(quickest)
+        if found is not None:
+            times = {"ttft": float(found.ttft_s[0]), "tpot": float(found.tpot_s[0])}
+            least = {name: times[name] for name in names}
+            above = {name: _round_up_time(value) for name, value in least.items()}
+            within = question.with_limits(**{k: v for k, (v, _) in above.items()})
+            said = " ".join(f"--{name} {text}" for name, (_, text) in above.items())
+            little = all(value < MISSED_BY_LITTLE * asked[name] for name, value in least.items())
+            plan = quick_plan(within) or _best_placement(within) or found
+            return LooserTimes(Advice(said, "looser targets", plan), least, little)
+    return None
+
+
+def remedies_with_longer_ttft(question: Question) -> Iterator[Advice]:
+    """Narrower weights, and more GPUs, that would do if prompts alone were given longer."""
+    d = question.deployment
+    weights = [(f"--weights {name}", replace(d, weights=name)) for name in narrower_weights(d)]
+    gpus = [(f"--tp {n}", replace(d, tp=n)) for n in larger_tp(d)]
+    caution = narrower_weights(d)
+    for ways in (weights, gpus):
+        for option, other in ways:
+            looser = longer_times(ask_on(question, other))
+            if looser is not None and set(looser.least) == {"ttft"}:
+                said = f"{option} {looser.advice.option}"
+                why = caution.get(other.weights, "")
+                yield replace(looser.advice, option=said, what="both together", caution=why)
+                break
+
+
+def _best_placement(q: Question) -> Prediction | None:
+    """The best mix of placements, where no single technique fits."""
+    placements = Placements(q)
+    found = list(placements.better_than(np.inf, placements.bounds()))
+    return found[-1].prediction if found else None
+
+
+def _round_up_time(value: float) -> tuple[float, str]:
+    """A time rounded up to two digits, and as the command line takes it. [s]"""
+    unit, name = (1.0, "s") if value > 0.99 else (1e-3, "ms")
+    step = 10.0 ** (np.floor(np.log10(value / unit)) - 1)
+    rounded = float(np.ceil(value / unit / step - 1e-9) * step)
+    return rounded * unit, f"{rounded:g}{name}"
+
+
+def _plan_admitting(
+    q: Question, search: TableSearch, option: str, wide: PlanLimits
+) -> Prediction | None:
+    """The best row if lossy techniques, or assumed acceptances, were admitted."""
+    table = search.table
+    columns = dict(table.columns)
+    if option == "--lossy":
+        unknown = replace(q.admission, unmeasured=True)
+        columns["loss"] = np.array([unknown.loss(e) for e in table.evidence])
+    row = best_row(columns[q.objective], columns, wide.finite())
+    return None if row is None else search.replay(row)
+
+
+def _other_gpus(q: Question) -> Iterator[Advice]:
+    """GPUs of the catalogue that meet all limits, the cheapest or else the smallest first."""
+
+    def order(h: Hardware) -> tuple[float, float]:
+        return (h.price if h.price is not None else np.inf, h.gpu_memory)
+
+    known = [load_hardware(name) for name in hardware_names()]
+    for hardware in sorted(known, key=order):
+        if hardware.gpu_memory <= q.deployment.hardware.gpu_memory:
+            continue
+        if q.admission.engine and engine_refusal(
+            q.admission.engine, replace(q.deployment, hardware=hardware)
+        ):
+            continue
+        other = ask_on(q, replace(q.deployment, hardware=hardware))
+        room = other.limits.gpu_memory, other.limits.host_memory
+        if q.workload.largest(parse(FULL), other.deployment, *room) < (q.workload.batch or 1):
+            continue
+        found = quick_plan(other, (FULL,))
+        if found is not None:
+            yield Advice(f"--gpu {quote(hardware.name)}", hardware.title, found)
+
+
+def longest_prompt(question: Question) -> Advice | None:
+    """The longest prompt for which there is a plan, to a twentieth, in round numbers."""
+    w = question.workload
+
+    def plan(prompt: int) -> Prediction | None:
+        return quick_plan(replace(question, workload=replace(w, prompt=prompt)))
+
+    low, high = 0, w.prompt
+    found = None
+    while high - low > max(1, low // 20):
+        middle = max(1, (low + high) // 2) if low else max(1, high // 4)
+        tried = plan(middle)
+        if tried is None:
+            high = middle
+        else:
+            low, found = middle, tried
+        if high <= 64:
+            return None
+    if found is None:
+        return None
+    step = 10 ** int(np.log10(max(low / 20, 1)))
+    shorter = plan(low - low % step) if low % step else None
+    low, found = (low, found) if shorter is None else (low - low % step, shorter)
+    return Advice(f"--prompt {low}", "a shorter prompt", found)

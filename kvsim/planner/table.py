@@ -1,0 +1,498 @@
+"""Every setting of every technique at every sensible batch, as one table of plain arrays.
+
+The columns are what limits and objectives are about, all to be small. Batches are a geometric grid
+up to the largest that fits, made finer around the best rows; the sum over the growing context takes
+a few points, and what decides is replayed at every generated token. The choice is the simplest row
+that is as good as the best within the known error.
+"""
+
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.errors import InfeasibleError
+from kvsim.machines.deployment import Deployment
+from kvsim.planner.question import Admission, Question, Workload, relative_gain, simplicity_rank
+from kvsim.prediction.generate import Prediction
+from kvsim.prediction.memory import MOST_SEQUENCES
+from kvsim.quality.evidence import Evidence
+from kvsim.techniques.technique import Technique
+
+# choosing rows
+
+Column = NDArray[np.floating]
+Rows = NDArray[np.intp]
+LIMIT_SLACK = 1e-9  # relative slack of a limit: rounding, far below what any prediction means
+
+
+def distinct(values: Column) -> Column:
+    """Each number once, in order; ``np.unique`` would import masked arrays, which takes longer."""
+    ordered = np.sort(values)
+    return ordered[np.diff(ordered, prepend=-np.inf) > 0]
+
+
+def rows_within(
+    objective: Column, columns: Mapping[str, Column], limits: Mapping[str, float]
+) -> Rows:
+    """The rows that no limit excludes and that have a value at all."""
+    return np.flatnonzero(_kept(objective, columns, limits))
+
+
+def rows_within_of(
+    objective: Column, columns: Mapping[str, Column], limits: Mapping[str, float], among: Rows
+) -> Rows:
+    """Those of some rows that no limit excludes and that have a value at all."""
+    return among[_kept(objective, columns, limits)[among]]
+
+
+def _kept(
+    objective: Column, columns: Mapping[str, Column], limits: Mapping[str, float]
+) -> NDArray[np.bool]:
+    kept = np.isfinite(objective)
+    for name, limit in limits.items():
+        kept &= columns[name] <= limit * (1 + LIMIT_SLACK)
+    return kept
+
+
+def best_row(
+    objective: Column,
+    columns: Mapping[str, Column],
+    limits: Mapping[str, float],
+    among: Rows | None = None,
+) -> int | None:
+    """The first row with the smallest objective within the limits, if there is one."""
+    if among is None:
+        rows = rows_within(objective, columns, limits)
+    else:
+        rows = rows_within_of(objective, columns, limits, among)
+    if not rows.size:
+        return None
+    least = float(objective[rows].min())
+    return int(rows[objective[rows] <= least + LIMIT_SLACK * abs(least)][0])
+
+
+def rows_as_good(objective: Column, rows: Rows, value: float, error: float) -> Rows:
+    """Those rows whose objective is no worse than a value by more than a relative error."""
+    return rows[objective[rows] <= value + error * abs(value)]
+
+
+def simplest_row(
+    objective: Column,
+    latency: Column,
+    groups: Sequence[Hashable],
+    rank: Callable[[int], tuple[int, ...]],
+    size: Column,
+    rows: Rows,
+    between: Callable[[int, int], float],
+    inside: float,
+) -> int:
+    """Of the rows that are as good as the best within the known error, the simplest.
+
+    Groups within the error of the best compete: those with the lowest rank win, of these that
+    whose smallest size has clearly the smallest latency, and otherwise the best. Within the group,
+    the smallest size that is as good wins.
+
+    Parameters
+    ----------
+    groups : what belongs together, by row; errors within a group nearly cancel.
+    rank : simplicity of a row, equal within a group; lower is simpler.
+    size : what a group's rows differ in, to be small.
+    between : relative error between the groups of two rows, the first the best.
+    inside : relative error within a group.
+    """
+    first = int(rows[np.argmin(objective[rows])])
+    value = float(objective[first])
+    members: dict[Hashable, list[int]] = {}
+    for row in rows:
+        members.setdefault(groups[row], []).append(int(row))
+    near: dict[Hashable, int] = {}
+    for group, some in members.items():
+        mine = np.array(some)
+        top = float(objective[mine].min())
+        if top <= value + max(between(first, some[0]), LIMIT_SLACK) * abs(value):
+            good = rows_as_good(objective, mine, top, inside)
+            near[group] = int(min(good, key=lambda r: (size[r], latency[r], objective[r])))
+    ranks = {row: rank(row) for row in near.values()}
+    lowest = min(ranks.values())
+    left = [row for row, own in ranks.items() if own == lowest]
+    fastest = min(float(latency[row]) for row in left)
+    quick = [row for row in left if latency[row] <= fastest * CLEARLY_SLOWER]
+    return min(quick, key=lambda row: float(objective[row]))
+
+
+CLEARLY_SLOWER = 1.1  # times a latency: what is slower than this is slower
+
+
+def nearest_row(
+    columns: Mapping[str, Column], limits: Mapping[str, float]
+) -> tuple[int, dict[str, float]]:
+    """The row that exceeds the limits least, by the sum of relative excesses, and by how much.
+
+    Raises
+    ------
+    InfeasibleError
+        If no row has a value for every limit.
+    """
+    finite = np.flatnonzero(np.all([np.isfinite(columns[k]) for k in limits], axis=0))
+    if not finite.size:
+        raise InfeasibleError("no option has a value for every limit")
+    excess = [np.maximum(columns[k] - v, 0.0) / (v or 1.0) for k, v in limits.items()]
+    goal = np.sum(excess, axis=0)
+    least = float(goal[finite].min())
+    row = int(finite[goal[finite] <= least + LIMIT_SLACK * least][0])
+    over = {k: float(columns[k][row]) - limit for k, limit in limits.items()}
+    return row, {k: v for k, v in over.items() if v > LIMIT_SLACK * abs(limits[k])}
+
+
+def relax_limits(columns: Mapping[str, Column], limits: Mapping[str, float]) -> dict[str, float]:
+    """The smallest value of each limit that, all others kept, leaves a row; those that can."""
+    found = {}
+    for name in limits:
+        others = {k: v for k, v in limits.items() if k != name}
+        rows = rows_within(columns[name], columns, others)
+        if rows.size:
+            found[name] = float(columns[name][rows].min())
+    return found
+
+
+# the table
+
+SAMPLED_CONTEXTS = 4  # points of the sum over the generated tokens; the choice is replayed with all
+BATCH_GROWTH = 1.35  # ratio of neighbouring batches before refinement
+
+
+@dataclass
+class Options:
+    """A table: one row per technique, settings and batch."""
+
+    technique: list[Technique] = field(default_factory=list)
+    name: NDArray[np.str_] = field(default_factory=lambda: np.zeros(0, dtype=np.str_))
+    evidence: list[Evidence] = field(default_factory=list)
+    batch: Column = field(default_factory=lambda: np.zeros(0))
+    columns: dict[str, Column] = field(default_factory=dict)
+    evaluated: list[tuple[Technique, Column]] = field(default_factory=list)  # with which batches
+
+    def __len__(self) -> int:
+        return len(self.technique)
+
+    def copy(self) -> "Options":
+        """A table that grows and is replayed by itself."""
+        columns = {name: values.copy() for name, values in self.columns.items()}
+        return replace(
+            self,
+            technique=list(self.technique),
+            evidence=list(self.evidence),
+            evaluated=list(self.evaluated),
+            columns=columns,
+        )
+
+    def add(self, other: "Options") -> None:
+        """Append the rows of another table."""
+        self.technique += other.technique
+        self.name = np.concatenate([self.name, other.name])
+        self.evidence += other.evidence
+        self.evaluated += other.evaluated
+        self.batch = np.concatenate([self.batch, other.batch])
+        self.columns = {
+            name: np.concatenate([self.columns.get(name, np.zeros(0)), values])
+            for name, values in other.columns.items()
+        }
+
+    def rows_of(self, name: str) -> Rows:
+        """Rows of one technique."""
+        return np.flatnonzero(self.name == name)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all techniques, each once."""
+        return list(dict.fromkeys(self.name.tolist()))
+
+
+def evaluate(
+    technique: Technique,
+    deployment: Deployment,
+    workload: Workload,
+    batch: Column,
+    admission: Admission,
+) -> Options:
+    """All settings of an array-valued technique at all batches, in one vectorised evaluation."""
+    prediction = workload.predict(technique, deployment, batch, SAMPLED_CONTEXTS)
+    settings = technique.rows()
+    shape = (len(settings), batch.size)
+    measured = {
+        name: (np.zeros(shape) + values).ravel() for name, values in measures(prediction).items()
+    }
+    known = [admission.evidence(s, deployment, workload.length) for s in settings]
+    admitted = {
+        "loss": np.repeat([admission.loss(e) for e in known], batch.size),
+        "harm": np.repeat([admission.harm(e) for e in known], batch.size),
+        "assumed": np.repeat([1.0 if s.assumes else 0.0 for s in settings], batch.size),
+    }
+    return Options(
+        [s for s in settings for _ in range(batch.size)],
+        np.full(len(settings) * batch.size, technique.name),
+        [e for e in known for _ in range(batch.size)],
+        np.tile(batch, len(settings)),
+        measured | admitted,
+        [(technique, batch)],
+    )
+
+
+def measures(prediction: Prediction) -> dict[str, Column]:
+    """What limits and objectives are about, all to be small."""
+    return {
+        "gpu_memory": prediction.given_bytes,
+        "host_memory": prediction.host_bytes,
+        "ttft": prediction.ttft_s,
+        "tpot": np.nan_to_num(prediction.tpot_s),
+        "latency": prediction.request_s,
+        "throughput": -prediction.output_tok_s / prediction.deployment.gpus,
+        "cost": prediction.usd_per_million(),
+    }
+
+
+def candidate_batches(
+    technique: Technique,
+    deployment: Deployment,
+    workload: Workload,
+    gpu: Iterable[float],
+    host: float,
+) -> Column:
+    """Batches worth evaluating: a geometric grid, and the largest that each GPU memory allows.
+
+    The grid ends above the largest, so that what a larger memory would bring is known, but for the
+    most that can be evaluated.
+    """
+    parts = technique.tiles()
+    if workload.batch is not None:
+        return np.array([float(workload.batch)]) if workload.batch % parts == 0 else np.zeros(0)
+    largest = [workload.largest(technique, deployment, size, host) for size in gpu]
+    top = max(float(np.max(b)) for b in largest)
+    steps = np.arange(0, np.log(max(top / parts, 1)) / np.log(BATCH_GROWTH) + 2)
+    grid = np.ceil(parts * BATCH_GROWTH**steps / parts) * parts
+    every = np.concatenate([grid, *(np.ravel(b) for b in largest)])
+    return distinct(every[(every > 0) & (every <= MOST_SEQUENCES)])
+
+
+def tabulate(
+    deployment: Deployment,
+    workload: Workload,
+    gpu: Iterable[float],
+    host: float,
+    admission: Admission,
+    techniques: Iterable[Technique] | None = None,
+) -> Options:
+    """The table of all settings of all techniques that can run there."""
+    table, sizes = Options(), tuple(gpu)
+    for technique in admission.candidates() if techniques is None else techniques:
+        if technique.refuses(deployment):
+            continue
+        for t in admission.settings(technique, deployment, workload.prompt, workload.generate):
+            candidates = candidate_batches(t, deployment, workload, sizes, host)
+            if candidates.size:
+                table.add(evaluate(t, deployment, workload, candidates, admission))
+    return table
+
+
+def tabulate_settings(
+    techniques: Iterable[Technique],
+    deployment: Deployment,
+    workload: Workload,
+    gpu: Iterable[float],
+    host: float,
+    admission: Admission,
+) -> Options:
+    """The table of some techniques with their settings as they are."""
+    table, sizes = Options(), tuple(gpu)
+    for t in techniques:
+        candidates = candidate_batches(t, deployment, workload, sizes, host)
+        if candidates.size and not t.refuses(deployment):
+            table.add(evaluate(t, deployment, workload, candidates, admission))
+    return table
+
+
+def batches_between(
+    table: Options, row: int, deployment: Deployment, workload: Workload, admission: Admission
+) -> Options:
+    """The batches between a row's neighbours, for the same settings."""
+    t, batch = table.technique[row], table.batch[row]
+    same = [i for i, other in enumerate(table.technique) if other is t]
+    known = np.sort(table.batch[same])
+    lower = known[known < batch][-1:]
+    upper = known[known > batch][:1]
+    edges = np.concatenate([lower, [batch], upper])
+    parts = t.tiles()
+    finer = np.concatenate(
+        [np.linspace(a, b, 10)[1:-1] for a, b in pairwise(edges)] or [np.zeros(0)]
+    )
+    finer = distinct(np.round(finer / parts) * parts)
+    finer = finer[~(finer[:, None] == known).any(axis=1)]
+    if workload.batch is not None or not finer.size:
+        return Options()
+    refined = evaluate(t, deployment, workload, finer, admission)
+    return replace(refined, technique=[t] * finer.size)
+
+
+# what has been replayed of it
+
+FAR_BEHIND = 1.0  # behind the best: batches of what is slower need not be finer
+REFINEMENTS = 2  # each divides the distance between neighbouring batches by nine
+MAX_SHOWN = 3  # techniques that are not the choice, of either kind
+MAX_REPLAYS = 32  # rows that are computed at every token, at most
+SETTINGS_ERROR = 0.005
+"""Relative error between two settings of one technique: they share nearly all of it."""
+
+
+def tabulate_question(q: Question, names: tuple[str, ...] = ()) -> Options:
+    """Every option of a question, or those of some techniques."""
+    admission = replace(q.admission, only=names) if names else q.admission
+    room = (q.limits.gpu_memory,), q.limits.host_memory
+    return tabulate(q.deployment, q.workload, *room, admission)
+
+
+class TableSearch:
+    """A table with what has been replayed of it; replays replace what the table said."""
+
+    def __init__(self, q: Question, table: Options) -> None:
+        self.q, self.table = q, table
+        self._replays: dict[int, Prediction] = {}
+
+    def under(self, **limits: float) -> "TableSearch":
+        """The same options under other limits, with what has been replayed of them."""
+        other = TableSearch(self.q.with_limits(**limits), self.table.copy())
+        other._replays = dict(self._replays)
+        return other
+
+    def refine(self) -> None:
+        """Finer batches around the best row of each technique that the plan may be about."""
+        q = self.q
+        for _ in range(REFINEMENTS):
+            for row in self._worth_refining():
+                extra = batches_between(self.table, row, q.deployment, q.workload, q.admission)
+                if extra.technique:
+                    self.table.add(extra)
+
+    def _worth_refining(self) -> list[int]:
+        """The best rows of techniques: all near the best, but few that may not be chosen.
+
+        What the user does not accept is only shown, the best of each kind of reason.
+        """
+        hard, finite = self.q.limits.hard(), self.q.limits.finite()
+        top = self.best(hard)
+        if top is None:
+            return []
+        found: list[int] = []
+        barred: dict[str, list[int]] = {name: [] for name in finite if name not in hard}
+        for name in self.table.names:
+            row = self.best(hard, name)
+            if row is None or not self._near(row, top):
+                continue
+            reason = next((k for k in barred if self.table.columns[k][row] > finite[k]), "")
+            (barred[reason] if reason else found).append(row)
+        goal = self.table.columns[self.q.objective]
+        for rows in barred.values():
+            found += sorted(rows, key=lambda row: float(goal[row]))[:MAX_SHOWN]
+        return found
+
+    def drafts(self) -> None:
+        """Fewer and more drafts per round, as long as they are better."""
+        q = self.q
+        room = (q.limits.gpu_memory,), q.limits.host_memory
+        for name in self.table.names:
+            known: set[str] = set()
+            while True:
+                row = self.best(q.limits.hard(), name)
+                t = None if row is None else self.table.technique[row]
+                if t is None or str(t) in known:
+                    break
+                known.add(str(t))
+                some = q.admission.neighbours(t, q.deployment, q.workload.length)
+                if not some:
+                    break
+                table = tabulate_settings(some, q.deployment, q.workload, *room, q.admission)
+                self.table.add(table)
+
+    def _near(self, row: int, top: int) -> bool:
+        """Whether finer batches may make a row's technique matter."""
+        goal = self.table.columns[self.q.objective]
+        return relative_gain(float(goal[row]), float(goal[top])) < FAR_BEHIND
+
+    def best(self, limits: dict[str, float], name: str = "") -> int | None:
+        """The best row within the limits, of one technique if named."""
+        if not len(self.table):
+            return None
+        among = self.table.rows_of(name) if name else None
+        return best_row(self.table.columns[self.q.objective], self.table.columns, limits, among)
+
+    def chosen(self, limits: dict[str, float]) -> int | None:
+        """The simplest row as good as the best, by exact replay of all that decides."""
+        return self._settled(limits, exact=False)
+
+    def optimum(self, limits: dict[str, float]) -> int | None:
+        """The best row, by exact replay."""
+        return self._settled(limits, exact=True)
+
+    def _settled(self, limits: dict[str, float], exact: bool) -> int | None:
+        objective, columns = self.q.objective, self.table.columns
+        row: int | None = None
+        for _ in range(MAX_REPLAYS if len(self.table) else 0):
+            rows = rows_within(columns[objective], columns, limits)
+            if not rows.size:
+                return None
+            row = self.best(limits) if exact else self._simplest(rows)
+            assert row is not None
+            if row in self._replays:
+                return row
+            self.replay(row)
+        return row
+
+    def _simplest(self, rows: np.ndarray) -> int:
+        t, columns = self.table, self.table.columns
+        return simplest_row(
+            columns[self.q.objective],
+            columns["latency"],
+            [(name, x.exact) for name, x in zip(t.name.tolist(), t.technique, strict=True)],
+            self._rank,
+            t.batch,
+            rows,
+            lambda first, row: self.q.between(t.technique[first], t.technique[row]),
+            SETTINGS_ERROR if self.q.error is None else min(SETTINGS_ERROR, self.q.error),
+        )
+
+    def _rank(self, row: int) -> tuple[int, ...]:
+        """How simple a row is; of lossy ones those whose loss is known come first."""
+        known = self.table.evidence[row]
+        return *simplicity_rank(self.table.technique[row]), int(
+            known.kind == "none" or bool(known.missing)
+        )
+
+    def include(self, found: Prediction) -> int:
+        """A row for a technique that the table has not, already replayed."""
+        t, admission = found.technique, self.q.admission
+        known = admission.evidence(t, self.q.deployment, self.q.workload.length)
+        columns = measures(found)
+        columns |= {"loss": np.array([admission.loss(known)]), "assumed": np.zeros(1)}
+        columns |= {"harm": np.array([admission.harm(known)])}
+        name = np.array([t.name])
+        self.table.add(Options([t], name, [known], found.batch, columns, [(t, found.batch)]))
+        row = len(self.table) - 1
+        self._replays[row] = found
+        return row
+
+    def replay(self, row: int) -> Prediction:
+        """A row at every token."""
+        if row not in self._replays:
+            t, batch = self.table.technique[row], self.table.batch[row : row + 1]
+            found = self.q.workload.predict(t, self.q.deployment, batch)
+            self._replays[row] = found
+            for name, value in measures(found).items():
+                self.table.columns[name][row] = value[0]
+        return self._replays[row]
+
+    def value(self, row: int) -> float:
+        """The objective of a row, replayed."""
+        self.replay(row)
+        return float(self.table.columns[self.q.objective][row])
