@@ -346,11 +346,11 @@ SETTINGS_ERROR = 0.005
 """Relative error between two settings of one technique: they share nearly all of it."""
 
 
-def tabulate_question(q: Question, names: tuple[str, ...] = ()) -> Options:
+def tabulate_question(question: Question, names: tuple[str, ...] = ()) -> Options:
     """Every option of a question, or those of some techniques."""
-    admission = replace(q.admission, only=names) if names else q.admission
-    room = (q.limits.gpu_memory,), q.limits.host_memory
-    return tabulate(q.deployment, q.workload, *room, admission)
+    admission = replace(question.admission, only=names) if names else question.admission
+    room = (question.limits.gpu_memory,), question.limits.host_memory
+    return tabulate(question.deployment, question.workload, *room, admission)
 
 
 class TableSearch:
