@@ -7,6 +7,7 @@ refused; ``--speed`` evaluates large grids; ``--docs`` writes the table.
 
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -70,8 +71,14 @@ def _seconds(text: str, d: Deployment) -> float:
     return time.process_time() - began
 
 
-def document() -> str:
-    """The page of names, axes and refusals."""
+def document(names: Iterable[str] = ()) -> str:
+    """Return the page of names, axes and refusals.
+
+    Parameters
+    ----------
+    names : terms to list; all if none are given.
+    """
+    named = set(names) or terms().keys()
     lines = [
         "# Techniques and how they compose",
         "",
@@ -105,6 +112,8 @@ def document() -> str:
         "|---|---|---|",
     ]
     for name, kind in terms().items():
+        if name not in named:
+            continue
         axes = ", ".join(part.axis for part in kind().says()) or "nothing: the defaults"
         about = (kind.__doc__ or "").partition("\n\n")[0]
         lines.append(f"| `{name}` | {axes} | {' '.join(about.split())} |")

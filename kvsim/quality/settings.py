@@ -5,47 +5,20 @@ a gentle setting loses much speaks against every harsher one.
 """
 
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Literal
+from dataclasses import fields
+from typing import get_args
 
 import numpy as np
 
 from kvsim.frozen import frozen
-from kvsim.techniques.axes.base import Part
+from kvsim.techniques.axes.base import Family, Part
 from kvsim.techniques.technique import Technique
 
 PERPLEXITY = "relative perplexity"
 FACTS = "of the planted facts"
 """Units of a measured loss: what it is a share of."""
 
-Family = Literal["packing", "selection", "eviction"]
-
-MORE, LESS = 1, -1  # a larger number is gentler; a smaller one is
-
-GENTLER: Mapping[str, Mapping[str, int]] = MappingProxyType(
-    {
-        "kivi": {"bits": MORE, "group": LESS, "residual": MORE},
-        "specache": {
-            "bits": MORE,
-            "group": LESS,
-            "k": MORE,
-            "residual": MORE,
-            "speculative": LESS,
-        },
-        "zipcache": {"salient": MORE, "high": MORE, "low": MORE, "probe": MORE, "window": MORE},
-        "mikv": {"salient": MORE, "high": MORE, "low": MORE, "group": LESS},
-        "gear": {"bits": MORE, "group": LESS, "residual": MORE, "rank": MORE, "outliers": MORE},
-        "gear-first": {"bits": MORE, "residual": MORE, "rank": MORE, "outliers": MORE},
-        "quantspec": {"group": LESS, "residual": MORE},
-        "kcache": {"n": MORE, "gpu_layers": MORE},
-        "fp8": {},
-        "packed on the host": {"bits": MORE},
-    }
-)
-"""By technique: the settings that quality depends on, and which way is gentler."""
-
-HOSTS = ("offload", "kvpr", "flexgen")  # pack what they copy in one way
-BUDGETS = ("h2o", "streamingllm", "snapkv", "pyramidkv", "infllm")
+FAMILIES: tuple[Family, ...] = tuple(reversed(get_args(Family)))  # the harshest first
 
 
 @frozen
@@ -64,47 +37,35 @@ class Harshness:
 
 
 def family(technique: Technique) -> Family:
-    """How a technique loses quality: it drops tokens, reads some of them, or stores fewer bits.
+    """Return how a technique loses quality, by the harshest selection of its layers.
 
-    Evidence never crosses from one family to another. InfLLM keeps everything but attends to blocks
-    that its own representatives find: its published losses are those of evictions, and so are the
-    demands on its evidence.
+    Evidence never crosses from one family to another.
     """
-    chosen = [parts.selection for parts in technique.parts]
-    if technique.name == "infllm" or any(one.evicts != "never" for one in chosen):
-        return "eviction"
-    return "selection" if any(one.chooses for one in chosen) else "packing"
+    found = {parts.selection.family for parts in technique.parts}
+    return next(one for one in FAMILIES if one in found)
 
 
 def harshness(technique: Technique, length: float, budget: float | None = None) -> Harshness:
-    """A technique's settings, for contexts of some length.
+    """Return a technique's settings as far as its losses depend on them.
+
+    A class says by ``gentler`` which way each of its settings is gentler, or by ``prompt_budget``
+    how many tokens it attends to. Of a technique that says neither only the same setting counts.
 
     Parameters
     ----------
     length : cached tokens, which the budget of an eviction is a share of. [tokens]
     budget : that share where it is known; otherwise it follows from the settings.
     """
-    name = technique.name
-    if name in BUDGETS:
-        share = kept(technique, length) / length if budget is None else budget
-        return Harshness(name, family(technique), {"budget": min(share, 1.0)})
-    kind = "packed on the host" if name in HOSTS else name
-    if kind not in GENTLER:  # no order of gentler settings is stated: only the same setting counts
-        kind = str(technique)
-    signs = GENTLER.get(kind, {})
-    numbers = {key: sign * float(np.max(technique.settings[key])) for key, sign in signs.items()}
+    kind, numbers = str(technique), {}
+    if len(technique.terms) == 1:
+        (term,) = technique.terms
+        own = term.for_prompt(length) if isinstance(term, Part) else term
+        attended = own.prompt_budget()
+        if attended is not None:
+            share = float(np.max(attended)) / length if budget is None else budget
+            return Harshness(term.name, family(technique), {"budget": min(share, 1.0)})
+        signs = {f.name: f.metadata["gentler"] for f in fields(term) if f.metadata["gentler"]}
+        if signs:
+            kind = term.evidence_kind or term.name
+        numbers = {k: sign * float(np.max(term.settings[k])) for k, sign in signs.items()}
     return Harshness(kind, family(technique), numbers)
-
-
-def kept(technique: Technique, length: float) -> float:
-    """Tokens that an eviction keeps, or attends to, of so many in a prompt. [tokens]"""
-    (term,) = technique.terms
-    settings = term.for_prompt(length).settings if isinstance(term, Part) else term.settings
-    s = {key: float(np.max(v)) for key, v in settings.items() if not isinstance(v, str)}
-    if technique.name == "h2o":
-        return s["heavy"] + s["recent"]
-    if technique.name == "streamingllm":
-        return s["sink"] + s["recent"]
-    if technique.name in ("snapkv", "pyramidkv"):
-        return s["budget"]
-    return s["initial"] + s["local"] + s["k"] * s["block"]

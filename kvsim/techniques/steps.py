@@ -1,10 +1,7 @@
 """Passes through the model: the ops of its layers, one after another."""
 
-import csv
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields, replace
-from functools import cache
-from importlib.resources import files
 from itertools import pairwise
 from typing import Literal
 
@@ -15,16 +12,18 @@ from kvsim.engine.ops import output_ops
 from kvsim.graph import Group, Number, Op, Point, Step
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
-from kvsim.techniques.axes.base import LayerPass, Parts
+from kvsim.techniques.axes.base import Launches, LayerPass, Parts
 
 Shapes = tuple[LayerShape, ...]
 Layout = list[tuple[Shapes, int, Parts]]
 """Blocks of layers, how often each repeats, and what its layers do."""
 Counted = list[tuple[LayerShape, int, Parts]]
 """Shapes of layers, how many there are, and what they do."""
-ALONE = 4096  # tokens that one program ranks alone, in ``validate/kernels/topk_triton.py``
-MODEL = "model"
-"""The part of what every technique does in the same way."""
+RANKED_ALONE = 4096  # tokens that one program ranks, in ``validate/kernels/topk_triton.py``
+MODEL_LAUNCHES = Launches(
+    prefill={"sample": 3, "attn": 2}, draft={"sample": 3}, decode={"sample": 3}
+)
+"""Kernels of what every technique does in the same way."""
 Pass = Literal["prefill", "draft", "decode"]
 Known = dict[tuple[object, ...], list[Op]]
 """Ops around attention by what they depend on in one pass."""
@@ -98,22 +97,26 @@ def alike(one: Parts, other: Parts) -> bool:
 
 
 def dispatched(
-    ops: Iterable[Op], parts: Iterable[str], kind: Pass, tokens: Number = 0.0
+    ops: Iterable[Op], tables: Iterable[Launches], kind: Pass, tokens: Number = 0.0
 ) -> tuple[Op, ...]:
-    """Ops with the kernels that the implementations of these parts issue for each of them.
+    """Return ops with the kernels that kvsim's implementations issue for each of them.
 
     Parameters
     ----------
+    tables : of the parts whose implementations run them.
     tokens : cached per sequence after the pass. [tokens]
     """
-    known, names = _kernels(), (MODEL, *parts)
+    stated = [getattr(table, kind) for table in (MODEL_LAUNCHES, *tables)]
     found = []
     for op in ops:
-        rows = [known[key] for name in names if (key := (kind, name, op.name)) in known]
-        kernels: Number = sum(few for few, _ in rows)
-        if more := sum(more for _, more in rows):
-            kernels = kernels + more * (np.asarray(tokens) > ALONE)
-        found.append(replace(op, launches=kernels * op.launches) if np.any(kernels) else op)
+        few: Number = 0
+        more = 0
+        for table in stated:
+            one, besides = pair if isinstance(pair := table.get(op.name, 0), tuple) else (pair, 0)
+            few, more = few + one, more + besides
+        if more:
+            few = few + more * (np.asarray(tokens) > RANKED_ALONE)
+        found.append(replace(op, launches=few * op.launches) if np.any(few) else op)
     return tuple(found)
 
 
@@ -122,18 +125,8 @@ def of_layer(at: LayerPass, ops: tuple[Op, ...]) -> tuple[Op, ...]:
     if not at.d.stack.time.counted_launches:
         return ops
     kind: Pass = "prefill" if at.p.prefill else "decode" if at.parts.keeps else "draft"
-    names = (name for part in at.parts.every() for name in part.kernels)
-    return dispatched(ops, names, kind, at.p.length)
-
-
-@cache
-def _kernels() -> dict[tuple[str, str, str], tuple[int, int]]:
-    text = (files("kvsim.techniques") / "launches.csv").read_text(encoding="utf-8")
-    rows = csv.DictReader(text.splitlines())
-    return {
-        (row["pass"], row["part"], row["op"]): (int(row["kernels"]), int(row["more"] or 0))
-        for row in rows
-    }
+    tables = (table for part in at.parts.every() for table in part.launch_tables)
+    return dispatched(ops, tables, kind, at.p.length)
 
 
 def forward(deployment: Deployment, point: Point, layout: Layout) -> Step:

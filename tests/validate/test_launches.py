@@ -30,7 +30,7 @@ def test_long_contexts_are_ranked_by_more_kernels(monkeypatch: pytest.MonkeyPatc
     text = "specache:k=16"
     few = launches(text)["decode"]
     for module in (steps, topk_triton):  # as if the small run's context were a long one
-        monkeypatch.setattr(module, "ALONE", 64)
+        monkeypatch.setattr(module, "RANKED_ALONE", 64)
     many = launches(text)["decode"]
     assert many.stated[0] == few.stated[0] + 6
     assert many.real[0] == pytest.approx(many.stated[0], abs=0.5)

@@ -11,7 +11,7 @@ machine. Its numbers may be arrays that broadcast against each other (batch, con
 Hooks return ops in the order in which a layer issues them, or bytes that stay resident.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import field, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
@@ -30,6 +30,23 @@ Axis = Literal["selection", "storage", "placement", "drafting"]
 ROUNDING = 1e-6  # of a token: a tenth of 4100 tokens is 410 of them
 AXES: tuple[Axis, ...] = ("selection", "storage", "placement", "drafting")
 Evicts = Literal["never", "after the prompt", "always"]
+Family = Literal["packing", "selection", "eviction"]
+
+
+@frozen
+class Launches:
+    """Kernels that kvsim's own implementation issues for an op of a layer, by pass and op.
+
+    Serving engines fuse an op into one kernel, and techniques state ops as they do. Eager PyTorch
+    issues many: to append, to look up, to merge. Under the stack ``kvsim`` each op of a layer has
+    the sum of what the parts of its layer state; an op that none states is one kernel.
+    ``python -m benchmarks.launches`` counts what a real step dispatches.
+    A pair adds the kernels that a long context takes besides (``steps.RANKED_ALONE``).
+    """
+
+    prefill: Mapping[str, int | tuple[int, int]] = field(default_factory=dict)
+    draft: Mapping[str, int | tuple[int, int]] = field(default_factory=dict)
+    decode: Mapping[str, int | tuple[int, int]] = field(default_factory=dict)
 
 
 @frozen
@@ -208,6 +225,7 @@ class Term:
 
     name: ClassVar[str]
     preset: ClassVar[bool] = True  # a paper's technique rather than a piece of one
+    evidence_kind: ClassVar[str] = ""  # what it shares with others that lose quality in one way
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -236,6 +254,10 @@ class Term:
         """What a reader of a plan should know about these settings there."""
         return tuple(note for part in self.says() for note in part.notes(at))
 
+    def prompt_budget(self) -> Number | None:
+        """Tokens of a prompt that later queries see, where its losses are told by that. [tokens]"""
+        return None
+
     @property
     def settings(self) -> dict[str, Any]:
         """The values of all parameters by their names."""
@@ -252,6 +274,11 @@ class Part(Term):
     """A term that says something on one axis alone."""
 
     axis: ClassVar[Axis]
+    launches: ClassVar[Launches] = Launches()
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        cls.launches = vars(cls).get("launches", Launches())  # a subclass runs by other code
 
     def says(self) -> "tuple[Part, ...]":
         """The part itself: it says something on its own axis alone."""
@@ -274,9 +301,9 @@ class Part(Term):
         return replace(self, **tokens) if tokens else self
 
     @property
-    def kernels(self) -> tuple[str, ...]:
-        """The names under which ``launches.csv`` lists what it issues."""
-        return (self.name,)
+    def launch_tables(self) -> tuple[Launches, ...]:
+        """Kernels that its implementation issues for each op; tables add up."""
+        return (self.launches,)
 
     @property
     def exact(self) -> bool:
@@ -334,6 +361,13 @@ class Selection(Part):
         if self.evicts == "always" and not beside.storage.by_token:
             return f"{self.name} drops single tokens, and {beside.storage.name} packs them together"
         return ""
+
+    @property
+    def family(self) -> Family:
+        """How quality is lost: tokens are dropped, some are read, or fewer bits are kept."""
+        if self.evicts != "never":
+            return "eviction"
+        return "selection" if self.chooses else "packing"
 
     def kept(self, at: LayerPass) -> Number:
         """Cached tokens per sequence that stay after the pass. [tokens]"""
@@ -409,6 +443,7 @@ class Storage(Part):
 
     name = "fp16"
     axis: ClassVar[Axis] = "storage"
+    launches = Launches(prefill={"attn": 3}, draft={"attn": 3}, decode={"attn": 3})
 
     @property
     def stored(self) -> Format:

@@ -12,7 +12,7 @@ from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op, Point
 from kvsim.machines.deployment import WEIGHTS, Deployment, WeightFormat
-from kvsim.techniques.axes.base import Drafting, LayerPass, Parts, Selection, Storage
+from kvsim.techniques.axes.base import Drafting, Launches, LayerPass, Parts, Selection, Storage
 from kvsim.techniques.axes.selection import gather_kept, kept_tokens, observe, select
 from kvsim.techniques.axes.settings import param
 
@@ -30,6 +30,13 @@ SINK = 4  # first tokens that a StreamingLLM draft keeps
 WINDOW = 32  # SnapKV's observing queries
 GATHERED = 2.5  # copies of the chosen tokens alive at once: gathered, reordered, one part joined
 READS = ("upper", "streamingllm", "snapkv", "all")
+RING = Launches(draft={"attn": 29})
+DRAFTS_OVER = {
+    "upper": Launches(decode={"attn": 2}),
+    "streamingllm": Launches(prefill={"compact": 15}, decode={"attn": 17}),
+    "snapkv": Launches(prefill={"observe": 11, "select": 10, "compact": 22}, decode={"attn": 8}),
+    "all": Launches(decode={"attn": 5}),
+}
 
 
 def acceptance_param(default: Acceptance = "auto") -> Any:
@@ -175,9 +182,9 @@ class Selfdraft(Drafting):
         return self.gamma
 
     @property
-    def kernels(self) -> tuple[str, ...]:
+    def launch_tables(self) -> tuple[Launches, ...]:
         """By what drafts read, if there are any."""
-        return (f"drafts over {self.reads}",) if self.gamma else ()
+        return (DRAFTS_OVER[self.reads],) if self.gamma else ()
 
     @property
     def accepted(self) -> float:
@@ -286,14 +293,15 @@ class DraftCache(Selection):
     """What a draft sees of a small cache; with ``idle`` slots it is a ring, else it grows."""
 
     name = "draft cache"
+    launches = Launches(draft={"attn": 1})
 
     budget: Number = param(1024, "tokens [tokens]", low=1, high=1e7, share=True)
     idle: int = param(0, "slots that are read all the same [tokens]", high=16)
 
     @property
-    def kernels(self) -> tuple[str, ...]:
+    def launch_tables(self) -> tuple[Launches, ...]:
         """A ring finds its slots by other kernels than a cache that grows."""
-        return ("draft ring",) if self.idle else (self.name,)
+        return (RING if self.idle else self.launches,)
 
     def kept(self, at: LayerPass) -> Number:
         """The budget, and what is generated where it grows."""

@@ -17,12 +17,26 @@ from kvsim.engine.buffers import layer_weights
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Channel, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes.base import LayerPass, Parts, Placement, attend, drafted, resident_kv
+from kvsim.techniques.axes.base import (
+    Launches,
+    LayerPass,
+    Parts,
+    Placement,
+    attend,
+    drafted,
+    resident_kv,
+)
 from kvsim.techniques.axes.settings import param
 
 copy_pinned = partial(ops.copy, kernel="copy")
 FREE = "attn@-2"  # a buffer is free when attention two loads earlier has read it
 ROW_OR_COLUMN = ("row", "column")
+CPU_CACHE = Launches(decode={"attn": 13})
+PARTED_CACHE = Launches(prefill={"attn": 4}, decode={"attn": 4})
+PARTED_WEIGHTS = Launches(
+    prefill={"qkv": 3, "out": 3, "up": 3, "down": 3},
+    decode={"qkv": 3, "out": 3, "up": 3, "down": 3},
+)
 
 
 @frozen
@@ -41,6 +55,7 @@ class HostPlacement(Placement):
 
     name = "place"
     preset = False
+    launches = Launches(prefill={"attn": 4, "store_inputs": 3}, decode={"attn": 1, "recompute": 11})
 
     host_share: Number = param(0, "share of cached tokens on the host", high=1, whole=False)
     split: Number | str = param(
@@ -78,11 +93,11 @@ class HostPlacement(Placement):
         return positive(self.host_share) or positive(self.values_host)
 
     @property
-    def kernels(self) -> tuple[str, ...]:
+    def launch_tables(self) -> tuple[Launches, ...]:
         """A cache in two places takes kernels for each; the CPU has its own."""
-        parted = {"parted cache": self.host_share, "parted weights": self.weights_host}
-        found = [name for name, x in parted.items() if positive(x) and not np.all(x == 1)]
-        return ("cpu cache" if positive(self.cpu_share) else self.name, *found)
+        parted = (PARTED_CACHE, self.host_share), (PARTED_WEIGHTS, self.weights_host)
+        found = [table for table, x in parted if positive(x) and not np.all(x == 1)]
+        return (CPU_CACHE if positive(self.cpu_share) else HostPlacement.launches, *found)
 
     @property
     def tiles(self) -> int:

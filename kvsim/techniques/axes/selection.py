@@ -22,6 +22,10 @@ class Bounded(Selection):
         """Tokens kept at most. [tokens]"""
         raise NotImplementedError
 
+    def prompt_budget(self) -> Number:
+        """The budget."""
+        return self.budget
+
     def kept(self, at: LayerPass) -> Number:
         """The budget at most."""
         return np.minimum(at.cached, self.budget)

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from dataclasses import field
 from math import floor, isfinite
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -21,6 +21,7 @@ def param(
     choices: tuple[Any, ...] = (),
     whole: bool = True,
     share: bool = False,
+    gentler: Literal[-1, 0, 1] = 0,
     also: Callable[[str], bool] | None = None,
 ) -> Any:
     """A technique's parameter: default, meaning with its unit, and the values it may take.
@@ -28,11 +29,13 @@ def param(
     Parameters
     ----------
     share : whether a number between 0 and 1 is a share of each sequence's prompt.
+    gentler : 1 where a larger number loses less quality, -1 where a smaller one does, 0 where
+        no order is stated. Evidence about a setting speaks for every gentler one.
     also : tells whether a text that is none of the choices is a value.
     """
     text += SHARES if share else ""
     about = {"text": text, "low": low, "high": high, "choices": choices, "whole": whole}
-    about |= {"also": also, "share": share}
+    about |= {"also": also, "share": share, "gentler": gentler}
     return field(default=default, metadata=about)
 
 

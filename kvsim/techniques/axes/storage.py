@@ -9,6 +9,7 @@ from kvsim.techniques.axes.settings import param
 
 GROUP = 64  # numbers that share a scale (FlexGen, section 4.4)
 BITS = (1, 2, 3, 4, 8, 16)
+PACKED_ON_HOST = "packed on the host"  # what offloading techniques share: they pack in one way
 
 
 @frozen

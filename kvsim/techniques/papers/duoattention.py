@@ -7,7 +7,7 @@ import numpy as np
 from kvsim.engine import attention, ops
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
-from kvsim.techniques.axes.base import LayerPass, Selection
+from kvsim.techniques.axes.base import Launches, LayerPass, Selection
 from kvsim.techniques.axes.settings import param
 
 
@@ -27,6 +27,7 @@ class Duoattention(Selection):
     name = "duoattention"
     evicts = "always"
     per_head = True
+    launches = Launches(prefill={"attn": 22, "compact": 8}, decode={"attn": 12})
 
     retrieval: Number = param(0.5, "share of retrieval heads", high=1, whole=False)
     sink: Number = param(64, "first tokens that streaming heads keep [tokens]", high=1e7)

@@ -12,7 +12,15 @@ from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Group, Op, Point, Step
 from kvsim.machines.deployment import WEIGHTS, Deployment
 from kvsim.models.model import LayerShape
-from kvsim.techniques.axes.base import Drafting, LayerPass, Parts, Placement, Selection, Storage
+from kvsim.techniques.axes.base import (
+    Drafting,
+    Launches,
+    LayerPass,
+    Parts,
+    Placement,
+    Selection,
+    Storage,
+)
 from kvsim.techniques.axes.drafting import Rounds
 from kvsim.techniques.axes.settings import param
 from kvsim.techniques.steps import layer_ops
@@ -99,6 +107,7 @@ class Eagle(Head):
 
     name = "eagle"
     fused = 3
+    launches = Launches(prefill={"attn": 3}, decode={"attn": 7})
 
     tokens: int = param(32000, "tokens that a draft chooses among", low=1, high=1e6)
 

@@ -8,7 +8,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes.base import Part, Term
 from kvsim.techniques.axes.placement import HostPlacement
 from kvsim.techniques.axes.settings import param
-from kvsim.techniques.axes.storage import packed_on_host
+from kvsim.techniques.axes.storage import PACKED_ON_HOST, packed_on_host
 
 
 @frozen
@@ -22,11 +22,12 @@ class Flexgen(Term):
     """
 
     name: ClassVar[str] = "flexgen"
+    evidence_kind: ClassVar[str] = PACKED_ON_HOST
 
     weights_gpu: float = param(0, "weights on the GPU [%]", high=100, whole=False)
     cache_gpu: float = param(0, "cache on the GPU [%]", high=100, whole=False)
     states_gpu: float = param(100, "hidden states on the GPU [%]", high=100, whole=False)
-    bits: float = param(16, "bits per cached number", choices=(4, 8, 16))
+    bits: float = param(16, "bits per cached number", choices=(4, 8, 16), gentler=1)
     parts: int = param(8, "parts of the batch", low=1, high=1024)
 
     def says(self) -> tuple[Part, ...]:

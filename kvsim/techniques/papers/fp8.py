@@ -4,7 +4,7 @@ from kvsim.engine.formats import Format
 from kvsim.frozen import frozen
 from kvsim.graph import Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes.base import LayerPass, Parts, Storage, pack
+from kvsim.techniques.axes.base import Launches, LayerPass, Parts, Storage, pack
 
 FP8 = Format(bits=8)
 
@@ -19,6 +19,7 @@ class Fp8(Storage):
     """
 
     name = "fp8"
+    launches = Launches(prefill={"attn": 3, "quantise": 8}, decode={"quantise": 8, "attn": 33})
 
     @property
     def stored(self) -> Format:

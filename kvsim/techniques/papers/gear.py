@@ -10,7 +10,7 @@ from kvsim.engine.formats import Format, kivi
 from kvsim.frozen import frozen
 from kvsim.graph import Array, Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes.base import LayerPass, Storage, Term, pack, resident_kv
+from kvsim.techniques.axes.base import Launches, LayerPass, Storage, Term, pack, resident_kv
 from kvsim.techniques.axes.settings import param
 
 LOOPS = 3  # of the power iteration, in the released code
@@ -34,12 +34,18 @@ class Gear(Storage):
     """
 
     name = "gear"
+    launches = Launches(
+        prefill={"attn": 9, "quantise": 48, "power_iteration": 3},
+        decode={"attn": 40, "power_iteration": 3},
+    )
 
-    bits: float = param(4, "bits per cached number", choices=(1, 2, 4, 8))
-    group: int = param(64, "numbers that share a scale", low=8, high=1024)
-    residual: int = param(64, "latest tokens in fp16 until they are packed", low=8, high=1e6)
-    rank: int = param(2, "rank of a head's error correction", high=128)
-    outliers: Number = param(0.0, "share of numbers kept in fp16", high=0.5, whole=False)
+    bits: float = param(4, "bits per cached number", choices=(1, 2, 4, 8), gentler=1)
+    group: int = param(64, "numbers that share a scale", low=8, high=1024, gentler=-1)
+    residual: int = param(
+        64, "latest tokens in fp16 until they are packed", low=8, high=1e6, gentler=1
+    )
+    rank: int = param(2, "rank of a head's error correction", high=128, gentler=1)
+    outliers: Number = param(0.0, "share of numbers kept in fp16", high=0.5, whole=False, gentler=1)
 
     @property
     def stored(self) -> Format:

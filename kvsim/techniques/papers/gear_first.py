@@ -50,12 +50,20 @@ class GearFirst(WholeStorage):
 
     name = "gear-first"
 
-    bits: float = param(4, "bits per cached number", choices=(4, 8))
-    residual: int = param(20, "latest tokens in fp16 until all are packed", low=1, high=1e6)
-    rank: Number = param(
-        0.02, "rank of the correction over tokens or width, the lesser", high=1, whole=False
+    bits: float = param(4, "bits per cached number", choices=(4, 8), gentler=1)
+    residual: int = param(
+        20, "latest tokens in fp16 until all are packed", low=1, high=1e6, gentler=1
     )
-    outliers: Number = param(0.02, "share of numbers kept in fp16", high=0.5, whole=False)
+    rank: Number = param(
+        0.02,
+        "rank of the correction over tokens or width, the lesser",
+        high=1,
+        whole=False,
+        gentler=1,
+    )
+    outliers: Number = param(
+        0.02, "share of numbers kept in fp16", high=0.5, whole=False, gentler=1
+    )
 
     @property
     def stored(self) -> Format:

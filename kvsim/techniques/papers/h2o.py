@@ -9,7 +9,7 @@ from kvsim.engine.buffers import merge, scale
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes.base import LayerPass, Term
+from kvsim.techniques.axes.base import Launches, LayerPass, Term
 from kvsim.techniques.axes.selection import Bounded, compact, score_matrix, score_upkeep
 from kvsim.techniques.axes.settings import param
 
@@ -31,6 +31,10 @@ class H2o(Bounded):
 
     name = "h2o"
     per_head = True
+    launches = Launches(
+        prefill={"attn": 26, "scores": 9, "select": 6, "compact": 4},
+        decode={"attn": 22, "scores": 2, "lowest": 13},
+    )
 
     heavy: Number = param(512, "heavy hitters kept [tokens]", high=1e7, share=True)
     recent: Number = param(512, "recent tokens kept [tokens]", low=1, high=1e7, share=True)

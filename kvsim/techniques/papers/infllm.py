@@ -10,7 +10,7 @@ from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op, Point
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
-from kvsim.techniques.axes.base import ROUNDING, LayerPass, Parts, Selection, Term
+from kvsim.techniques.axes.base import ROUNDING, Family, LayerPass, Parts, Selection, Term
 from kvsim.techniques.axes.settings import is_share, param
 
 HALVES = np.array([0.0625, 0.125])[:, None, None]  # of a context: what is local, what is chosen
@@ -52,6 +52,11 @@ class Infllm(Selection):
             return "infllm places its blocks itself: recent ones on the GPU, all on the host"
         return ""
 
+    @property
+    def family(self) -> Family:
+        """Everything is kept, but what its representatives miss is lost as if it was dropped."""
+        return "eviction"
+
     def for_prompt(self, prompt: Number) -> "Infllm":
         """A share is also of the prompt's blocks."""
         if "k" not in self.shares:
@@ -60,6 +65,10 @@ class Infllm(Selection):
             is_share(self.k), np.ceil(self.k * prompt / self.block - ROUNDING), self.k
         )
         return replace(self, k=np.maximum(chosen, 1.0)).for_prompt(prompt)
+
+    def prompt_budget(self) -> Number:
+        """First and latest tokens, and the chosen blocks."""
+        return self.initial + self.local + self.k * self.block
 
     def _far(self, tokens: Number) -> Number:
         """Whole blocks that have left the local window."""

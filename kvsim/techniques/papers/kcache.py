@@ -9,7 +9,7 @@ from kvsim.engine import ops
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Channel, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes.base import LayerPass, Part, Parts, Selection, Term, attend
+from kvsim.techniques.axes.base import Launches, LayerPass, Part, Parts, Selection, Term, attend
 from kvsim.techniques.axes.placement import HostPlacement
 from kvsim.techniques.axes.settings import param
 
@@ -27,6 +27,7 @@ class TopValues(Selection):
     borrows = False
     preset = False
     chooses = True
+    launches = Launches(prefill={"attn": -4}, decode={"attn": 2, "scores": 6, "topk": 2})
 
     n: Number = param(128, "values read per query head", low=1, high=1e7)
 
@@ -109,8 +110,8 @@ class Kcache(Term):
 
     name: ClassVar[str] = "kcache"
 
-    n: Number = param(128, "values fetched per query head", low=1, high=1e7)
-    gpu_layers: int = param(0, "first layers whose values stay on the GPU", high=1000)
+    n: Number = param(128, "values fetched per query head", low=1, high=1e7, gentler=1)
+    gpu_layers: int = param(0, "first layers whose values stay on the GPU", high=1000, gentler=1)
 
     def says(self) -> tuple[Part, ...]:
         """Values of the best tokens, which live on the host."""

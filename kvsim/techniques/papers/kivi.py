@@ -7,7 +7,7 @@ from kvsim.engine.formats import Format, kivi
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes.base import LayerPass, Storage, Term, pack
+from kvsim.techniques.axes.base import Launches, LayerPass, Storage, Term, pack
 from kvsim.techniques.axes.settings import param
 
 
@@ -22,10 +22,11 @@ class Kivi(Storage):
     """
 
     name = "kivi"
+    launches = Launches(prefill={"attn": 3, "quantise": 48}, decode={"quantise": 17, "attn": 12})
 
-    bits: float = param(2, "bits per cached number", choices=(1, 2, 4, 8, 16))
-    group: int = param(32, "numbers that share a scale", low=8, high=1024)
-    residual: int = param(128, "latest tokens kept in fp16", high=1e6)
+    bits: float = param(2, "bits per cached number", choices=(1, 2, 4, 8, 16), gentler=1)
+    group: int = param(32, "numbers that share a scale", low=8, high=1024, gentler=-1)
+    residual: int = param(128, "latest tokens kept in fp16", high=1e6, gentler=1)
 
     @property
     def stored(self) -> Format:

@@ -44,7 +44,7 @@ from kvsim.techniques.axes.placement import (
     tokens_before,
 )
 from kvsim.techniques.axes.settings import param
-from kvsim.techniques.axes.storage import packed_on_host
+from kvsim.techniques.axes.storage import PACKED_ON_HOST, packed_on_host
 
 ZERO: Number = 0.0
 LARGE_GRID = 2**12  # points from which on two searches at once no longer fit into the CPU's cache
@@ -62,10 +62,11 @@ class Kvpr(Term):
     """
 
     name: ClassVar[str] = "kvpr"
+    evidence_kind: ClassVar[str] = PACKED_ON_HOST
 
     split: Number | str = param("auto", "tokens recomputed", high=1e7, choices=("auto",))
     schedule: str = param("row", "order of layers and batch", choices=ROW_OR_COLUMN)
-    bits: float = param(16, "bits per number on the host", choices=(4, 8, 16))
+    bits: float = param(16, "bits per number on the host", choices=(4, 8, 16), gentler=1)
     parts: int = param(8, "parts of the batch by columns", low=1, high=1024)
 
     def says(self) -> tuple[Part, ...]:

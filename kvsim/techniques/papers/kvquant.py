@@ -7,7 +7,7 @@ from kvsim.engine.formats import UNGROUPED, Format
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes.base import LayerPass, Storage, Term, pack, resident_kv
+from kvsim.techniques.axes.base import Launches, LayerPass, Storage, Term, pack, resident_kv
 from kvsim.techniques.axes.settings import param
 
 OUTLIER = 4.0  # fp16 value and 16-bit position of an outlier: 0.32 bits per number at 1 % [B]
@@ -28,6 +28,10 @@ class Kvquant(Storage):
     """
 
     name = "kvquant"
+    launches = Launches(
+        prefill={"attn": 36, "quantise": 16, "outliers": 31},
+        decode={"attn": 64, "quantise": 16, "outliers": 31},
+    )
 
     bits: float = param(4, "bits per cached number", choices=(2, 3, 4))
     outliers: Number = param(0.01, "share of numbers kept in fp16", high=0.5, whole=False)

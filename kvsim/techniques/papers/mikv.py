@@ -10,7 +10,7 @@ from kvsim.engine.formats import Format, averaged, bytes_per_number, mixed_bits
 from kvsim.frozen import frozen
 from kvsim.graph import Array, Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes.base import LayerPass, Parts, Term
+from kvsim.techniques.axes.base import Launches, LayerPass, Parts, Term
 from kvsim.techniques.axes.selection import score_matrix, score_upkeep
 from kvsim.techniques.axes.settings import param
 from kvsim.techniques.axes.storage import WholeStorage
@@ -32,11 +32,17 @@ class Mikv(WholeStorage):
     """
 
     name = "mikv"
+    launches = Launches(
+        prefill={"balance": 15, "attn": 52, "scores": 9, "rank": 4, "quantise": 32},
+        decode={"balance": 1, "quantise": 49, "lowest": 6, "attn": 26, "scores": 24},
+    )
 
-    salient: Number = param(0.6, "share of tokens at high precision", high=1, whole=False)
-    high: float = param(4, "bits of salient tokens", choices=(2, 4, 8, 16))
-    low: float = param(2, "bits of the others", choices=(1, 2, 4, 8, 16))
-    group: int = param(64, "numbers of a token that share a scale", low=8, high=1e5)
+    salient: Number = param(
+        0.6, "share of tokens at high precision", high=1, whole=False, gentler=1
+    )
+    high: float = param(4, "bits of salient tokens", choices=(2, 4, 8, 16), gentler=1)
+    low: float = param(2, "bits of the others", choices=(1, 2, 4, 8, 16), gentler=1)
+    group: int = param(64, "numbers of a token that share a scale", low=8, high=1e5, gentler=-1)
 
     @property
     def _number(self) -> Number:

@@ -5,6 +5,7 @@ from dataclasses import replace
 from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
+from kvsim.techniques.axes.base import Launches
 from kvsim.techniques.axes.drafting import acceptance_param
 from kvsim.techniques.axes.settings import param
 from kvsim.techniques.papers.eagle import Head
@@ -21,6 +22,7 @@ class Mtp(Head):
     """
 
     name = "mtp"
+    launches = Launches(decode={"attn": 5})
 
     gamma: int = param(1, "tokens drafted per round", high=16)
     acceptance: float | str = acceptance_param()

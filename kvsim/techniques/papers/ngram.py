@@ -1,6 +1,7 @@
 """Drafts looked up in the text: what followed the last tokens where they stood before."""
 
 from kvsim.frozen import frozen
+from kvsim.techniques.axes.base import Launches
 from kvsim.techniques.axes.drafting import Rounds
 
 
@@ -20,3 +21,4 @@ class Ngram(Rounds):
     """
 
     name = "ngram"
+    launches = Launches(decode={"attn": 5})

@@ -11,7 +11,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes.base import Part, Term
 from kvsim.techniques.axes.placement import ROW_OR_COLUMN, HostPlacement
 from kvsim.techniques.axes.settings import param
-from kvsim.techniques.axes.storage import packed_on_host
+from kvsim.techniques.axes.storage import PACKED_ON_HOST, packed_on_host
 
 
 @frozen
@@ -28,10 +28,11 @@ class Offload(Term):
     """
 
     name: ClassVar[str] = "offload"
+    evidence_kind: ClassVar[str] = PACKED_ON_HOST
 
     host_share: Number = param(1.0, "share of the cache on the host", high=1, whole=False)
     schedule: str = param("row", "order of layers and batch", choices=ROW_OR_COLUMN)
-    bits: float = param(16, "bits per number on the host", choices=(4, 8, 16))
+    bits: float = param(16, "bits per number on the host", choices=(4, 8, 16), gentler=1)
     parts: int = param(8, "parts of the batch by columns", low=1, high=1024)
 
     def says(self) -> tuple[Part, ...]:

@@ -9,7 +9,7 @@ from kvsim.engine.formats import Format
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes.base import LayerPass, Part, Storage, Term, pack
+from kvsim.techniques.axes.base import Launches, LayerPass, Part, Storage, Term, pack
 from kvsim.techniques.axes.drafting import Acceptance, Selfdraft, acceptance_param
 from kvsim.techniques.axes.settings import param
 
@@ -28,6 +28,7 @@ class Hierarchical(Storage):
 
     name = "hierarchical"
     preset = False
+    launches = Launches(prefill={"attn": 3, "quantise": 54}, decode={"attn": 12, "quantise": 42})
 
     group: int = param(128, "numbers that share a scale", low=8, high=1024)
     residual: int = param(256, "full-precision buffer [tokens]", low=2, high=1e5)
@@ -70,6 +71,7 @@ class _UpperHalf(Hierarchical):
     """The upper halves alone, which a draft reads and never packs."""
 
     name = "upper"
+    launches = Launches(draft={"attn": 12})
 
     @property
     def stored(self) -> Format:
@@ -98,8 +100,8 @@ class Quantspec(Term):
 
     gamma: int = param(4, "tokens drafted per round", high=16)
     acceptance: Acceptance = acceptance_param()
-    group: int = param(128, "numbers that share a scale", low=8, high=1024)
-    residual: int = param(256, "full-precision buffer [tokens]", low=2, high=1e5)
+    group: int = param(128, "numbers that share a scale", low=8, high=1024, gentler=-1)
+    residual: int = param(256, "full-precision buffer [tokens]", low=2, high=1e5, gentler=1)
     weight_bits: float = param(4, "bits of the draft's MLP weights", choices=(4, 16))
 
     def says(self) -> tuple[Part, ...]:

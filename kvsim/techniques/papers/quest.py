@@ -9,7 +9,7 @@ from kvsim.engine import ops
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes.base import LayerPass, Selection, Term
+from kvsim.techniques.axes.base import Launches, LayerPass, Selection, Term
 from kvsim.techniques.axes.selection import Chosen
 from kvsim.techniques.axes.settings import param
 
@@ -29,6 +29,9 @@ class Quest(Chosen):
     """
 
     name = "quest"
+    launches = Launches(
+        prefill={"page_bounds": 12}, decode={"attn": 8, "page_bounds": 12, "bounds": 5, "topk": 9}
+    )
 
     budget: Number = param(1024, "tokens attended to [tokens]", low=1, high=1e7, share=True)
     page: int = param(16, "tokens of a page", low=1, high=1e4)

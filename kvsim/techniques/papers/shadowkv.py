@@ -8,7 +8,7 @@ from kvsim.engine import ops
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes.base import LayerPass, Part, Parts, Storage, Term
+from kvsim.techniques.axes.base import Launches, LayerPass, Part, Parts, Storage, Term
 from kvsim.techniques.axes.placement import HostPlacement
 from kvsim.techniques.axes.selection import Chosen
 from kvsim.techniques.axes.settings import param
@@ -27,6 +27,7 @@ class Landmarks(Chosen):
 
     name = "landmarks"
     preset = False
+    launches = Launches(prefill={"attn": -2, "chunk_means": 44}, decode={"attn": 23, "topk": 20})
 
     budget: Number = param(1024, "tokens attended to [tokens]", low=1, high=1e7, share=True)
     chunk: int = param(8, "tokens of a chunk", low=1, high=1e4)
@@ -113,6 +114,7 @@ class Lowrank(Storage):
 
     name = "lowrank"
     preset = False
+    launches = Launches(prefill={"svd": 27}, decode={"restore_keys": 13})
 
     rank: int = param(160, "rank of the prompt's keys", low=1, high=4096)
 

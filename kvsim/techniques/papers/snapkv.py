@@ -9,7 +9,7 @@ from kvsim.engine import ops
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes.base import LayerPass, Selection, Term
+from kvsim.techniques.axes.base import Launches, LayerPass, Selection, Term
 from kvsim.techniques.axes.selection import compact, kept_tokens, observe
 from kvsim.techniques.axes.settings import param
 
@@ -29,6 +29,7 @@ class Snapkv(Selection):
     name = "snapkv"
     evicts = "after the prompt"
     per_head = True
+    launches = Launches(prefill={"observe": 11, "select": 10, "compact": 22}, decode={"attn": 1})
 
     budget: Number = param(1024, "prompt tokens kept [tokens]", low=1, high=1e7, share=True)
     window: int = param(32, "observing queries [tokens]", low=1, high=1e5)
@@ -38,6 +39,10 @@ class Snapkv(Selection):
         found = super().for_prompt(prompt)
         least = self.window if self.shares else 0
         return replace(found, budget=np.maximum(found.budget, least)) if least else found
+
+    def prompt_budget(self) -> Number:
+        """The budget, of PyramidKV's layers their mean."""
+        return self.budget
 
     def kept(self, at: LayerPass) -> Number:
         """The kept part of the prompt, and all that is generated."""

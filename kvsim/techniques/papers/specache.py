@@ -12,7 +12,16 @@ from kvsim.engine.formats import Format, kivi
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes.base import LayerPass, Part, Parts, Selection, Storage, Term, attend
+from kvsim.techniques.axes.base import (
+    Launches,
+    LayerPass,
+    Part,
+    Parts,
+    Selection,
+    Storage,
+    Term,
+    attend,
+)
 from kvsim.techniques.axes.settings import param
 
 
@@ -29,6 +38,7 @@ class Pairs(Selection):
     borrows = False
     preset = False
     first: ClassVar[bool] = False  # the pass before the first step
+    launches = Launches(prefill={"store_kv": 2}, decode={"attn": 10, "topk": (5, 6), "prefetch": 2})
 
     k: Number = param(64, "pairs prefetched per KV head", high=1e7)
     speculative: bool = param(True, "prefetch one step ahead", choices=(True, False))
@@ -129,6 +139,7 @@ class _Predecoding(Pairs):
     """The pass between prompt and first step: no pairs are in place yet, nothing is kept."""
 
     first: ClassVar[bool] = True
+    launches = Pairs.launches
 
     @property
     def queries(self) -> int:
@@ -152,6 +163,7 @@ class LateKivi(Storage):
 
     name = "late-kivi"
     preset = False
+    launches = Launches(prefill={"attn": 3, "quantise": 48}, decode={"quantise": 16, "attn": 8})
 
     bits: float = param(2, "bits per cached number", choices=(1, 2, 4, 8))
     group: int = param(64, "numbers that share a scale", low=8, high=1024)
@@ -189,11 +201,11 @@ class Specache(Term):
 
     name: ClassVar[str] = "specache"
 
-    bits: float = param(2, "bits per cached number", choices=(1, 2, 4, 8))
-    group: int = param(64, "numbers that share a scale", low=8, high=1024)
-    k: Number = param(64, "pairs prefetched per KV head", high=1e7)
-    residual: int = param(64, "latest tokens kept in fp16", high=1e6)
-    speculative: bool = param(True, "prefetch one step ahead", choices=(True, False))
+    bits: float = param(2, "bits per cached number", choices=(1, 2, 4, 8), gentler=1)
+    group: int = param(64, "numbers that share a scale", low=8, high=1024, gentler=-1)
+    k: Number = param(64, "pairs prefetched per KV head", high=1e7, gentler=1)
+    residual: int = param(64, "latest tokens kept in fp16", high=1e6, gentler=1)
+    speculative: bool = param(True, "prefetch one step ahead", choices=(True, False), gentler=-1)
 
     def says(self) -> tuple[Part, ...]:
         """A packed cache, and exact pairs beside it."""

@@ -8,7 +8,7 @@ from kvsim.engine import ops
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes.base import LayerPass, Term
+from kvsim.techniques.axes.base import Launches, LayerPass, Term
 from kvsim.techniques.axes.selection import Bounded, compact
 from kvsim.techniques.axes.settings import param
 
@@ -26,6 +26,7 @@ class Streamingllm(Bounded):
     """
 
     name = "streamingllm"
+    launches = Launches(prefill={"compact": 16}, decode={"turn": 5, "attn": 15})
 
     sink: Number = param(4, "first tokens kept [tokens]", high=1e7)
     recent: Number = param(1020, "recent tokens kept [tokens]", low=1, high=1e7, share=True)

@@ -9,7 +9,7 @@ from kvsim.engine.formats import FP16, Format
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes.base import LayerPass, Storage, Term, pack
+from kvsim.techniques.axes.base import Launches, LayerPass, Storage, Term, pack
 from kvsim.techniques.axes.settings import param
 
 
@@ -26,6 +26,10 @@ class Turboquant(Storage):
     """
 
     name = "turboquant"
+    launches = Launches(
+        prefill={"attn": 3, "rotate": 2, "quantise": 34},
+        decode={"rotate": 4, "quantise": 34, "attn": 51},
+    )
 
     bits: float = param(4, "bits per number of a key", choices=(2, 3, 4, 8, 16))
     value_bits: float | str = param("same", "bits of values", choices=(2, 3, 4, 8, 16, "same"))

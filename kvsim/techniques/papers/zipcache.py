@@ -9,7 +9,7 @@ from kvsim.engine.formats import Format, averaged, mixed_bits, separable_paramet
 from kvsim.frozen import frozen
 from kvsim.graph import Array, Buffers, Channel, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes.base import LayerPass, Term
+from kvsim.techniques.axes.base import Launches, LayerPass, Term
 from kvsim.techniques.axes.settings import param
 from kvsim.techniques.axes.storage import WholeStorage
 
@@ -25,12 +25,17 @@ class Zipcache(WholeStorage):
     """
 
     name = "zipcache"
+    launches = Launches(
+        prefill={"attn": 3, "probe": 20, "quantise": 255}, decode={"attn": 28, "probe": 15}
+    )
 
-    salient: Number = param(0.6, "share of tokens at high precision", high=1, whole=False)
-    high: float = param(4, "bits of salient tokens", choices=(2, 4, 8, 16))
-    low: float = param(2, "bits of the others", choices=(1, 2, 4, 8, 16))
-    probe: float = param(0.1, "share of queries that probe", high=1, whole=False)
-    window: int = param(100, "new tokens in fp16 until they are packed", low=1, high=1e5)
+    salient: Number = param(
+        0.6, "share of tokens at high precision", high=1, whole=False, gentler=1
+    )
+    high: float = param(4, "bits of salient tokens", choices=(2, 4, 8, 16), gentler=1)
+    low: float = param(2, "bits of the others", choices=(1, 2, 4, 8, 16), gentler=1)
+    probe: float = param(0.1, "share of queries that probe", high=1, whole=False, gentler=1)
+    window: int = param(100, "new tokens in fp16 until they are packed", low=1, high=1e5, gentler=1)
 
     @property
     def _bits(self) -> Number:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from kvsim.techniques.steps import ALONE
+from kvsim.techniques.steps import RANKED_ALONE
 from kvsim.validate.kernels import topk_split_triton
 from kvsim.validate.kernels.language import jit, launch, next_power_of_2, tl
 
@@ -82,7 +82,7 @@ def softmax_top_k(logits: Tensor, kv_heads: int, count: int, eligible: Tensor) -
     """As ``topk.softmax_top_k``; a program per sequence and KV head, or many of them."""
     batch, heads, tokens = logits.shape
     count = min(count, tokens)
-    if tokens > ALONE and count:
+    if tokens > RANKED_ALONE and count:
         return topk_split_triton.softmax_top_k(logits, kv_heads, count, eligible)
     index = torch.full((batch, kv_heads, count), -1, dtype=torch.int32, device=logits.device)
     if not count:
