@@ -75,3 +75,15 @@ def test_a_plan_and_a_prediction_cannot_be_changed() -> None:
     with pytest.raises(FrozenInstanceError, match="cannot assign to field 'tp' of Deployment"):
         deployment.tp = 8  # type: ignore[misc]
     assert deployment.tp == deployment.gpus == 1
+
+
+def test_a_field_may_have_any_name() -> None:
+    @frozen
+    class Named:
+        values: int
+        names: int
+        lines: int
+        _factory: int
+
+    made = Named(1, 2, 3, 4)
+    assert (made.values, made.names, made.lines, made._factory) == (1, 2, 3, 4)
