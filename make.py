@@ -27,6 +27,7 @@ import sys
 import urllib.request
 import venv
 from collections.abc import Iterator, Mapping
+from keyword import iskeyword
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent
@@ -144,12 +145,20 @@ def test_processors() -> None:
 def new_technique(name: str, root: Path = ROOT) -> list[Path]:
     """Write a technique, its real implementation and its tests from docs/templates.
 
-    Both are found by their file's name; nothing else has to be edited. Returns what was written.
+    Both are found by their file; nothing else has to be edited. Returns what was written.
     """
     if not re.fullmatch(r"[a-z][a-z0-9]*(-[a-z0-9]+)*", name):
         sys.exit(f"new-technique: got {name!r}; expected lower-case words, as in my-technique")
     file = name.replace("-", "_")
     kind = "".join(word.capitalize() for word in name.split("-"))
+    texts = {path: path.read_text() for path in (root / "docs" / "templates").glob("*.txt")}
+    if iskeyword(file) or any(re.search(rf"^\s*(from|import) .*\b{kind}\b", text, re.MULTILINE)
+                              for text in texts.values()):  # fmt: skip
+        sys.exit(f"new-technique: {name} is a word of Python or of the files; choose another name")
+    stated = re.compile(rf'^    name(: ClassVar\[str\])? = "{name}"$', re.MULTILINE)
+    for path in (root / "kvsim" / "techniques").rglob("*.py"):
+        if stated.search(path.read_text()):
+            sys.exit(f"new-technique: {name} is there already, in {path}; choose another name")
     targets = {
         "technique.py.txt": root / "kvsim" / "techniques" / "papers" / f"{file}.py",
         "implementation.py.txt": root / "kvsim" / "validate" / "techniques" / f"{file}.py",
@@ -159,7 +168,7 @@ def new_technique(name: str, root: Path = ROOT) -> list[Path]:
         if target.exists():
             sys.exit(f"new-technique: {target} is there already; choose another name")
     for template, target in targets.items():
-        text = (root / "docs" / "templates" / template).read_text()
+        text = texts[root / "docs" / "templates" / template]
         for mark, word in (("$NAME", name), ("$FILE", file), ("$CLASS", kind)):
             text = text.replace(mark, word)
         target.write_text(text)

@@ -23,7 +23,7 @@ class Bounded(Selection):
         raise NotImplementedError
 
     def prompt_budget(self) -> Number:
-        """The budget."""
+        """The budget, which losses are told by."""
         return self.budget
 
     def kept(self, at: LayerPass) -> Number:
