@@ -9,7 +9,8 @@ from torch import Tensor
 
 from kvsim.errors import InputError
 from kvsim.techniques.axes.base import Placement
-from kvsim.techniques.papers.kvpr import Place as Settings
+from kvsim.techniques.axes.placement import HostPlacement as Settings
+from kvsim.techniques.papers.kvpr import Place as SplitPlacement
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Answer
 from kvsim.validate.model.weights import LayerWeights
@@ -139,6 +140,7 @@ class Place(CachePlacement):
     def __init__(self, run: LayeredRun, part: Placement) -> None:
         super().__init__(run, part)
         assert isinstance(part, Settings)
+        self.recomputes = isinstance(part, SplitPlacement) and part.recomputes
         self._refuse_always(part)
         self.place, lanes = part, self.lanes()
         self.rows: dict[tuple[int, int], HostRows] = {}  # by layer and part
@@ -282,7 +284,7 @@ class Place(CachePlacement):
 
     def _host_rows(self, where: LayerContext, slots: int, make: MakeStore) -> TieredStore:
         """Add a layer to those that are stored as it is, whose buffers it shares."""
-        kind = find_part(HostRows, self.place, "kvpr") if self.place.recomputes else HostRows
+        kind = find_part(HostRows, self.place, "kvpr") if self.recomputes else HostRows
         rows = self.rows[where.visit] = kind(where, slots, self.lanes(), make)
 
         def first() -> PrefetchBuffers:
@@ -324,7 +326,7 @@ class Place(CachePlacement):
                 "place: the real implementation keeps hidden states on the GPU; set states_host=0 "
                 "(flexgen:states_gpu=100)"
             )
-        if place.recomputes and float(place.host_share) < 1:
+        if self.recomputes and float(place.host_share) < 1:
             raise InputError(
                 "place: the real implementation recomputes keys and values of all heads; set "
                 "host_share=1 beside split"
