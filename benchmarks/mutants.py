@@ -3,10 +3,11 @@
 Usage: python -m benchmarks.mutants [--count N] [--seed N] [--room NAME] [--keep FILE] [--again]
 [--slow]; by default 300 over all rooms. Every mutant is one operator, comparison, constant or sign
 changed. The tests are collected once; the first run sees which functions each of them calls, so
-that a mutant meets only tests that run it, the quickest first, in a forked child. With --keep the
-results are added to a file and a run goes on where it was; --again tries survivors once more,
---slow with slower tests too. Prints each survivor that EXPLAINED does not list, then what was asked
-against what was measured.
+that a mutant meets only tests that run it, the quickest first, in a forked child. Before them a
+function of the room is made to raise; unless tests notice that, the run fails. Results are added to
+build/mutants/mutants.jsonl, or the file of --keep, and a run goes on where it was; --again tries
+survivors once more, --slow with slower tests too. Prints each survivor that EXPLAINED does not
+list, then what was asked against what was measured.
 
 The serving room's compiled functions run as plain Python, but for the files that compile them.
 """
@@ -17,6 +18,7 @@ import os
 import sys
 import time
 import tomllib
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from tests.robust.mutation.changes import Mutant
 
 ROOT = Path(__file__).resolve().parents[1]
+OUTPUT = ROOT / "build" / "mutants"
 TECHNIQUES = tuple(
     f"tests/techniques/test_{name}"
     for name in ("settings.py", "more_techniques.py", "preset_oracles.py", "layer_kinds.py",
@@ -63,7 +66,7 @@ ROOMS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "techniques": ("kvsim/techniques", CORE, ("tests/techniques",)),
     "engine": ("kvsim/engine", CORE, ("tests/techniques",)),
     "prediction": ("kvsim/prediction", CORE, ("tests/planner",)),
-    "planner": ("planner", PLANS, ("tests/planner",)),
+    "planner": ("kvsim/planner", PLANS, ("tests/planner",)),
     "serving": ("kvsim/serving", RUNS, ("tests/serving",)),
 }
 """Sources of a room, the quick tests that may notice a change of them, and further ones."""
@@ -73,15 +76,26 @@ EXPLAINED: dict[str, str] = tomllib.loads(
 """Survivors that no test can notice, by name, and why."""
 
 
+def existing(tests: Iterable[str]) -> list[str]:
+    """Return the tests whose files are there; the others are named on standard error."""
+    found = []
+    for test in tests:
+        if (ROOT / test.partition("::")[0]).exists():
+            found.append(test)
+        else:
+            print(f"mutants: there is no {test}", file=sys.stderr)
+    return found
+
+
 def tried_in_a_child(
     rooms: dict[str, Any], given: argparse.Namespace, keep: Path, compiles: bool = False
 ) -> None:
     """Try mutants of rooms with the same tests; their outcomes are added to a file."""
     child = os.fork()
     if child:
-        os.waitpid(child, 0)
+        if os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]):
+            sys.exit(f"mutants of {', '.join(rooms)} were not tried")
         return
-    os.environ["KVSIM_FROZEN"] = "parts"
     if "serving" in rooms and not compiles:
         os.environ["NUMBA_DISABLE_JIT"] = "1"
     import pytest
@@ -109,8 +123,8 @@ def tried_in_a_child(
 
     _, quick, further = next(iter(rooms.values()))
     tests = dict.fromkeys((*quick, *further) if given.slow else quick)
-    calls = keep.with_suffix(f".{Path(quick[0]).stem}.calls.json")
-    code = pytest.main([*QUIET, *tests], plugins=[Session(waiting, calls, write)])
+    calls = OUTPUT / f"{next(iter(rooms))}.calls.json"
+    code = pytest.main([*QUIET, *existing(tests)], plugins=[Session(waiting, calls, write)])
     sys.exit(int(code))
 
 
@@ -139,7 +153,8 @@ def main() -> None:
     options.add_argument("--again", action="store_true", help="try survivors that were kept again")
     options.add_argument("--slow", action="store_true", help="with slower tests too")
     given = options.parse_args()
-    keep = (given.keep or Path("mutants.jsonl")).resolve()
+    keep = (given.keep or OUTPUT / "mutants.jsonl").resolve()
+    OUTPUT.mkdir(parents=True, exist_ok=True)
     os.chdir(ROOT)
     sys.path.insert(0, str(ROOT))
     begin = time.monotonic()

@@ -8,9 +8,9 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 
 EXTRAS = {
-    "numba": ("traces", "request traces, simulations and fleets"),
     "pyarrow": ("traces", "request traces, sweeps and Parquet files"),
     "pandas": ("frames", "data frames"),
+    "gguf": ("gguf", "GGUF files"),
 }
 """Packages that a plain installation lacks: the extra that has each, and what needs it."""
 

@@ -141,9 +141,9 @@ def simulate(
     Raises
     ------
     InputError
-        For what the command would refuse, or if numba or pyarrow are not installed.
+        For what the command would refuse, or if pyarrow is not installed.
     """
-    require("numba", "pyarrow")
+    require("pyarrow")
     from kvsim.cli.serve import Job
     from kvsim.report.simulate_answer import Simulations, answered
     from kvsim.serving.costs import StepCosts
@@ -197,9 +197,8 @@ def calibrate_run(
     Raises
     ------
     InputError
-        For a log that cannot be read, too few requests, or if numba is not installed.
+        For a log that cannot be read, or too few requests.
     """
-    require("numba")
     from kvsim.evidence.logs import read_run
     from kvsim.report.calibrate_run import calibrated
     from kvsim.serving.rules import Rules

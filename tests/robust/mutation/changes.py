@@ -42,6 +42,35 @@ class Mutant:
         return self.path.read_text(encoding="utf-8").splitlines()[self.line - 1].strip()
 
 
+def plant(path: Path, qualified: str) -> Mutant | None:
+    """Return the change that makes a function raise at its first line, if that can be written.
+
+    Parameters
+    ----------
+    qualified
+        Name of the function in its module, as in ``Timeline.play``.
+    """
+    content = path.read_text(encoding="utf-8")
+    node: ast.AST | None = ast.parse(content)
+    for name in qualified.split("."):
+        kinds = (ast.FunctionDef, ast.ClassDef)
+        inside = [x for x in getattr(node, "body", ()) if isinstance(x, kinds) and x.name == name]
+        node = inside[0] if len(inside) == 1 else None
+    if not isinstance(node, ast.FunctionDef) or not isinstance(
+        node.body[0], ast.Expr | ast.Assign | ast.Return
+    ):
+        return None
+    lines = content.splitlines(keepends=True)
+    first = node.body[0]
+    line = lines[first.lineno - 1]
+    if line[: first.col_offset].strip():  # on the line of the def
+        return None
+    raised = 'raise AssertionError("planted"); '  # on the same line, so that no other moves
+    lines[first.lineno - 1] = line[: first.col_offset] + raised + line[first.col_offset :]
+    place = path.relative_to(ROOT).as_posix()
+    return Mutant(path, first.lineno, f"{place}: planted in {qualified}", "".join(lines))
+
+
 def mutants(path: Path) -> Iterator[Mutant]:
     """Every change of one module."""
     content = path.read_bytes()

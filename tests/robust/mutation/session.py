@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from importlib.machinery import SourceFileLoader
@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from _pytest.runner import runtestprotocol
 
-from tests.robust.mutation.changes import ROOT, Mutant
+from tests.robust.mutation.changes import ROOT, Mutant, plant
 from tests.robust.mutation.code import key_of, swap, touched
 
 MOST = 20.0  # seconds of tests for one change, the quickest first
@@ -26,6 +26,8 @@ LONGER, SPARE = 2.0, 4.0  # a test that takes so many times, and seconds, more h
 QUIET = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-W",
          "ignore::pytest.PytestAssertRewriteWarning"]  # fmt: skip
 LISTED = re.compile("test_settings")  # tests of what modules state when imported
+WHOLE = re.compile(r"test_frozen\.py::.*\[(plans|simulations|capacity|families|reproduced|runs)/")
+"""Frozen answers of whole commands, which are too slow to be traced."""
 Executed = dict[str, tuple[float, list[str]]]
 """Of each test that passes: its time and the functions that it runs."""
 
@@ -71,10 +73,16 @@ class Session:
         hypothesis.settings.register_profile("same", derandomize=True, database=None, phases=phases)
         hypothesis.settings.load_profile("same")
 
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Leave out what is slow to trace."""
+        items[:] = [item for item in items if not WHOLE.search(item.nodeid)]
+
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Run the mutants in place of the tests."""
         items = {item.nodeid: item for item in session.items}
         executed = self._executed(list(items.values()))
+        for room in {mutant.path.relative_to(ROOT).parts[:2] for mutant in self.mutants}:
+            self._kill_planted("/".join(room), executed, items)
         for mutant in self.mutants:
             before = mutant.path.read_text(encoding="utf-8")
             names, whole = touched(before, mutant.source, mutant.path)
@@ -83,6 +91,26 @@ class Session:
             some = [(items[name], executed[name][0]) for name in chosen if name in items]
             self.done(mutant, self._tried(mutant, some, whole))
         return True
+
+    def _kill_planted(self, room: str, executed: Executed, items: Mapping[str, Any]) -> None:
+        """Fail unless tests notice that a function which they run raises: changes do get in."""
+        runs = Counter(
+            function
+            for _, functions in executed.values()
+            for function in functions
+            if function.startswith(f"{room}/") and "<" not in function
+        )
+        for function, _ in runs.most_common():
+            place, _, name = function.partition(":")
+            planted = plant(ROOT / place, name)
+            if planted is not None:
+                chosen = self._chosen(executed, place, {name}, whole=False)
+                some = [(items[test], executed[test][0]) for test in chosen if test in items]
+                outcome = self._tried(planted, some, whole=False)
+                if not outcome.killed:
+                    pytest.exit(f"no test notices {planted.name}: changes are not seen", 3)
+                return
+        pytest.exit(f"{room}: no test of {len(executed)} runs a function there", 3)
 
     def _chosen(self, executed: Executed, place: str, names: set[str], whole: bool) -> list[str]:
         """The tests that run a changed function, or any of a changed module; quick ones first."""
