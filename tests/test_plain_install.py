@@ -34,7 +34,6 @@ NEEDING = [
     ["capacity", "--trace", "sample:chat", "--model", "llama2-7b", "--gpus", "a6000",
      "--ttft", "2s", "--tpot", "100ms"],
     ["sweep", "grid.toml", "--out", "grid"],
-    ["calibrate", "--from-run", "log.csv", *CASE, "--out", "mine.toml"],
 ]  # fmt: skip
 SCRIPT = f"""
 import io, json, sys
@@ -75,7 +74,6 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """Where the commands ran, and how each of them ended."""
     folder = tmp_path_factory.mktemp("plain")
     (folder / "grid.toml").write_text('kind = "predict"\n[grid]\nmodel = "llama2-7b"\n')
-    (folder / "log.csv").write_text("arrival_s,prompt_tokens,generate_tokens\n")
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], cwd=folder, capture_output=True, text=True, check=False
     )
