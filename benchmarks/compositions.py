@@ -114,7 +114,7 @@ def document(names: Iterable[str] = ()) -> str:
     for name, kind in terms().items():
         if name not in named:
             continue
-        axes = ", ".join(part.axis for part in kind().says()) or "nothing: the defaults"
+        axes = ", ".join(part.axis for part in kind().pieces()) or "nothing: the defaults"
         about = (kind.__doc__ or "").partition("\n\n")[0]
         lines.append(f"| `{name}` | {axes} | {' '.join(about.split())} |")
     lines += ["", "## Pairs that are refused", "", "On a grouped-query model, with the reason."]

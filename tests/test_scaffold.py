@@ -41,7 +41,10 @@ def drawn_names() -> list[str]:
     words = ("".join(draw.choices(letters, k=draw.randint(3, 9))) for _ in range(2 * MANY))
     return [
         NAME,
-        *("-".join(pair) if draw.random() < 0.3 else pair[0] for pair in zip(words, words, strict=False)),
+        *(
+            "-".join(pair) if draw.random() < 0.3 else pair[0]
+            for pair in zip(words, words, strict=False)
+        ),
     ]
 
 
@@ -116,7 +119,8 @@ def test_the_tests_take_them_up_and_their_own_say_what_is_missing(copy: Path) ->
         "tests/quality/test_evidence.py", "tests/report/test_pages.py",
     ]  # fmt: skip
     done = python(
-        copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", *others, "-k", "not browser and not printed"
+        copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", *others,
+        "-k", "not browser and not printed",
     )  # fmt: skip
     assert done.returncode == 0, done.stdout
     own = "tests/techniques/test_my_technique.py"

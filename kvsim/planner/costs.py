@@ -24,7 +24,7 @@ from kvsim.planner.table import distinct
 from kvsim.techniques import compose
 from kvsim.techniques.axes.base import LayerPass
 from kvsim.techniques.papers.kvpr import Place
-from kvsim.techniques.steps import Known, layer_ops, part_of
+from kvsim.techniques.steps import Known, layer_ops, tile_point
 from kvsim.techniques.technique import Technique
 
 # boxes of shares
@@ -385,7 +385,7 @@ def half_times(deployment: Deployment, point: Point, shape: LayerShape, prompt: 
     ``behind`` is the GPU's work once the CPU's answer has come.
     """
     parts = placement_technique(Shares(cpu=1.0), prompt, streamed=1.0, parts=2).parts[0]
-    layer = [op for op in layer_ops(LayerPass(deployment, part_of(point, parts), shape, parts))
+    layer = [op for op in layer_ops(LayerPass(deployment, tile_point(point, parts), shape, parts))
              if not op.prefetch]  # fmt: skip
     grid = np.broadcast_shapes(np.shape(point.batch), np.shape(point.context), (1, 1))
     took = {op.name: np.broadcast_to(np.asarray(seconds(op, deployment)), grid) for op in layer}

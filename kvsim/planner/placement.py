@@ -56,7 +56,7 @@ from kvsim.prediction.memory import (
 )
 from kvsim.techniques.axes.base import LayerPass
 from kvsim.techniques.memory import layer_buffers
-from kvsim.techniques.steps import part_of
+from kvsim.techniques.steps import tile_point
 
 # limits as the programme has them
 
@@ -188,10 +188,10 @@ class Coefficients:
         found = np.zeros((points, len(RESOURCES), len(among), self.batches.size))
         shapes = list(self.shapes)
         for k, shape in enumerate(shapes[i] for i in among):
-            layer = LayerPass(d, part_of(read, t.parts[0]), shape, t.parts[0])
+            layer = LayerPass(d, tile_point(read, t.parts[0]), shape, t.parts[0])
             found[:1, :, k] = np.moveaxis(reading.resources(layer), 2, 0)
             if rounds is not None:
-                layer = LayerPass(d, part_of(rounds, t.parts[0]), shape, t.parts[0])
+                layer = LayerPass(d, tile_point(rounds, t.parts[0]), shape, t.parts[0])
                 found[1:, :, k] = np.moveaxis(decoding.resources(layer), 2, 0)
         return found
 
@@ -242,7 +242,7 @@ class Coefficients:
             row = []
             for s, parts in self._corners:
                 own = placement_technique(s, self.workload.prompt, parts=parts).parts[0]
-                passes = [LayerPass(d, p, shape, own, part_of(p, own)) for shape in self.shapes]
+                passes = [LayerPass(d, p, shape, own, tile_point(p, own)) for shape in self.shapes]
                 row.append([layer_buffers(at, layer_weights(d, at.shape)) for at in passes])
             found.append(row)
         return found

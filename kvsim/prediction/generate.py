@@ -165,7 +165,7 @@ class Prediction:
         """Time of what comes once between prefill and the first decoding round. [s]"""
         p = decode_point(self._column, self.prompt, self.generate, 0.0)
         total: Array = np.zeros(self.batch.size)
-        for step in self.technique.between(self.deployment, p):
+        for step in self.technique.predecoding(self.deployment, p):
             total = total + self._squeeze(makespan(step, self.deployment))
         return total
 

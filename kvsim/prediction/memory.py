@@ -56,7 +56,7 @@ def _reading(
     if isinstance(prompt, np.ndarray) or isinstance(generate, np.ndarray):
         return technique.resident(deployment, point)
     asked = "reading", prompt, generate
-    return technique.once(deployment, asked, lambda: technique.resident(deployment, point))
+    return technique.cached(deployment, asked, lambda: technique.resident(deployment, point))
 
 
 def _served(

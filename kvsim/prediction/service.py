@@ -39,14 +39,14 @@ class Service(Prediction):
     def prefill_s(self) -> Array:
         """Time to read one group of prompts, with what comes once behind it. [s]"""
         asked = "reading seconds", self.prompt, self.generate
-        return self._squeeze(self.technique.once(self.deployment, asked, self._reading))
+        return self._squeeze(self.technique.cached(self.deployment, asked, self._reading))
 
     def _reading(self) -> Number:
         batch = float(self._group)
         p = prefill_point(batch, self.prompt, self.generate)
         total: Number = makespan(self.technique.prefill(self.deployment, p), self.deployment)
         behind = decode_point(batch, self.prompt, self.generate, 0.0)
-        for step in self.technique.between(self.deployment, behind):
+        for step in self.technique.predecoding(self.deployment, behind):
             total = total + makespan(step, self.deployment)
         return total
 

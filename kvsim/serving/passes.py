@@ -95,7 +95,7 @@ class Passes:
         """What comes between a prompt and its first decoding round."""
         p = decode_point(float(self._single.tiles()), prompt, 2.0, 0.0)
         total: Number = np.zeros(prompt.shape)
-        for step in self._single.between(self.deployment, p):
+        for step in self._single.predecoding(self.deployment, p):
             total = total + self.measure.alone(step, self.deployment)
         return np.asarray(total)
 

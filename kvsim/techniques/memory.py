@@ -17,7 +17,7 @@ from kvsim.graph import Buffers, Number, Point
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
 from kvsim.techniques.axes.base import LayerPass
-from kvsim.techniques.steps import Counted, part_of
+from kvsim.techniques.steps import Counted, tile_point
 
 
 def resident(deployment: Deployment, point: Point, layers: Counted) -> Buffers:
@@ -30,12 +30,12 @@ def resident(deployment: Deployment, point: Point, layers: Counted) -> Buffers:
     own, scratch, in_turn = [], [], []
     widest = max((s for s, *_ in layers if s.keeps), key=lambda s: s.window or np.inf)
     for parts in several:
-        at = LayerPass(deployment, part_of(point, parts), widest, parts)
-        in_turn += [piece.once(at) for piece in at.pieces]
-        scratch.append(_scratch(at.alone()))
+        at = LayerPass(deployment, tile_point(point, parts), widest, parts)
+        in_turn += [piece.shared_buffers(at) for piece in at.pieces]
+        scratch.append(_scratch(at.without_window()))
     weights: dict[LayerShape, float] = {}  # whatever the window
     for shape, count, parts in layers:
-        at = LayerPass(deployment, point, shape, parts, part_of(point, parts))
+        at = LayerPass(deployment, point, shape, parts, tile_point(point, parts))
         if (around := shape.around) not in weights:
             weights[around] = layer_weights(deployment, around)
         each = layer_buffers(at, weights[around])
@@ -43,7 +43,7 @@ def resident(deployment: Deployment, point: Point, layers: Counted) -> Buffers:
     most = scratch[0]
     for other in scratch[1:]:
         most = np.maximum(most, other)
-    shared = resident_once(deployment, part_of(point, widest_part), most, packed)
+    shared = resident_once(deployment, tile_point(point, widest_part), most, packed)
     return merge(shared, largest(*in_turn), *own)
 
 
@@ -57,7 +57,9 @@ def layer_cache(at: LayerPass) -> Buffers:
     if at.d.shard.indexer:
         chosen_by = {"gpu": {"index keys": attention.indexer_keys(at.d, at.p.batch, at.kept)}}
     place, drafts = at.placement, at.drafting.resident(at)
-    return merge(chosen_by, place.cache(at), place.drafts(at), at.selection.resident(at), drafts)
+    return merge(
+        chosen_by, place.cache(at), place.draft_room(at), at.selection.resident(at), drafts
+    )
 
 
 def layer_buffers(at: LayerPass, size: float) -> Buffers:
@@ -65,7 +67,7 @@ def layer_buffers(at: LayerPass, size: float) -> Buffers:
     stack, stored = at.d.stack, at.storage.stored
     cache = layer_cache(at)
     weights = at.placement.weights(stack.weights.copies * size)
-    found = merge(weights, at.drafting.beside_weights(at), cache)
+    found = merge(weights, at.drafting.draft_weights(at), cache)
     if stack.cache.keeps_old and not at.p.prefill and at.shape.keeps:
         # torch.cat writes the cache anew; packed keys only grow in blocks
         tokens = at.p.batch * at.cached

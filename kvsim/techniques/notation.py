@@ -88,7 +88,7 @@ def parse(text: str) -> Technique:
     if ranges[0][0].first:
         raise ranges[0][1].wrong(f"no technique for layers 0 to {ranges[0][0].first - 1}; add one")
     for layers, piece in ranges:
-        drafting = [t.name for t in layers.terms if any(p.axis == "drafting" for p in t.says())]
+        drafting = [t.name for t in layers.terms if any(p.axis == "drafting" for p in t.pieces())]
         if drafting and len(ranges) > 1:
             raise piece.wrong(
                 f"{drafting[0]} drafts for the whole model; write it in a clause without layers"
@@ -105,7 +105,7 @@ def _clause(clause: _Piece, alone: bool) -> Layers:
         terms = _terms(clause)
         if alone:
             return Layers(terms)
-        axes = {part.axis for term in terms for part in term.says()}
+        axes = {part.axis for term in terms for part in term.pieces()}
         if axes != {"drafting"}:
             raise clause.wrong(
                 "a clause without layers is for drafting alone; write '0-1: ...; 2-: ...'"

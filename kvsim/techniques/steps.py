@@ -29,7 +29,7 @@ Known = dict[tuple[object, ...], list[Op]]
 """Ops around attention by what they depend on in one pass."""
 
 
-def laid_out(
+def lay_out(
     deployment: Deployment, ranges: Sequence[tuple[int, int | None]], parts: Sequence[Parts]
 ) -> Layout:
     """The layout of a model whose ranges of layers (first, last or None) consist of ``parts``."""
@@ -43,7 +43,7 @@ def laid_out(
     return found
 
 
-def counted(layout: Layout) -> Counted:
+def count_layers(layout: Layout) -> Counted:
     """How many layers of each shape do the same."""
     found: dict[tuple[int, LayerShape], tuple[int, Parts]] = {}
     for shapes, count, parts in layout:
@@ -60,9 +60,9 @@ def _segments(
     latest: Parts | None = None
     for (first, last), own in zip(ranges, parts, strict=True):
         end = deployment.model.layers if last is None else min(last + 1, deployment.model.layers)
-        for begin in [first, *sorted(b for b in own.breaks(deployment) if first < b < end)]:
-            now = own.at(begin, deployment)
-            if latest is None or not alike(latest, now):
+        for begin in [first, *sorted(b for b in own.boundaries(deployment) if first < b < end)]:
+            now = own.for_layer(begin, deployment)
+            if latest is None or not same_parts(latest, now):
                 yield begin, now
                 latest = now
 
@@ -84,11 +84,11 @@ def split_layout(
     return before, after
 
 
-def alike(one: Parts, other: Parts) -> bool:
+def same_parts(one: Parts, other: Parts) -> bool:
     """Whether two layers do the same, settings that are arrays included."""
     if one is other:
         return True
-    pairs = zip(one.every(), other.every(), strict=True)
+    pairs = zip(one.by_axis(), other.by_axis(), strict=True)
     return one.mlp == other.mlp and all(
         a.name == b.name
         and all(np.array_equal(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
@@ -96,7 +96,7 @@ def alike(one: Parts, other: Parts) -> bool:
     )
 
 
-def dispatched(
+def count_kernels(
     ops: Iterable[Op], tables: Iterable[Launches], kind: Pass, tokens: Number = 0.0
 ) -> tuple[Op, ...]:
     """Return ops with the kernels that kvsim's implementations issue for each of them.
@@ -120,13 +120,13 @@ def dispatched(
     return tuple(found)
 
 
-def of_layer(at: LayerPass, ops: tuple[Op, ...]) -> tuple[Op, ...]:
+def count_layer_kernels(at: LayerPass, ops: tuple[Op, ...]) -> tuple[Op, ...]:
     """A layer's ops as the stack issues them."""
     if not at.d.stack.time.counted_launches:
         return ops
     kind: Pass = "prefill" if at.p.prefill else "decode" if at.parts.keeps else "draft"
-    tables = (table for part in at.parts.every() for table in part.launch_tables)
-    return dispatched(ops, tables, kind, at.p.length)
+    tables = (table for part in at.parts.by_axis() for table in part.launch_tables)
+    return count_kernels(ops, tables, kind, at.p.length)
 
 
 def forward(deployment: Deployment, point: Point, layout: Layout) -> Step:
@@ -136,7 +136,7 @@ def forward(deployment: Deployment, point: Point, layout: Layout) -> Step:
     known: Known = {}
     made: dict[tuple[int, LayerShape], tuple[Op, ...]] = {}  # layers that do the same are the same
     for shapes, count, parts in layout:
-        tiles, part = parts.placement.tiles, part_of(point, parts)
+        tiles, part = parts.placement.tiles, tile_point(point, parts)
         built: dict[LayerShape, tuple[Op, ...]] = {}
         for s in dict.fromkeys(shapes):
             if (id(parts), s) not in made:
@@ -157,7 +157,7 @@ def forward(deployment: Deployment, point: Point, layout: Layout) -> Step:
         before = parts
     head = output_ops(deployment, point)
     if deployment.stack.time.counted_launches:
-        head = dispatched(head, (), "prefill" if point.prefill else "decode")
+        head = count_kernels(head, (), "prefill" if point.prefill else "decode")
     return Step(tuple(groups), head)
 
 
@@ -181,10 +181,12 @@ def layer_ops(at: LayerPass, known: Known | None = None) -> tuple[Op, ...]:
         known[before] = ops.before_attention(at.d, at.p, at.shape, place.weights_wait())
     if behind not in known:
         known[behind] = ops.after_attention(at.d, at.p, at.shape, at.parts.mlp, answered)
-    return of_layer(at, (*place.ahead(at), *known[before], *mixing(at), *known[behind]))
+    return count_layer_kernels(
+        at, (*place.prefetch(at), *known[before], *mix_tokens(at), *known[behind])
+    )
 
 
-def mixing(at: LayerPass) -> list[Op]:
+def mix_tokens(at: LayerPass) -> list[Op]:
     """What mixes tokens in a layer, between its input and its output product.
 
     A technique acts where there is a cache. Layers with a state run as they are.
@@ -205,7 +207,7 @@ def _after_cpu(layer: tuple[Op, ...]) -> tuple[Op, ...]:
     return (*layer[:start], waiting, *layer[start + 1 :])
 
 
-def joined(steps: list[Step]) -> Step:
+def join_steps(steps: list[Step]) -> Step:
     """Passes one after another as one."""
     if len(steps) == 1:
         return steps[0]
@@ -213,7 +215,7 @@ def joined(steps: list[Step]) -> Step:
     return Step(groups, tuple(op for step in steps for op in step.head))
 
 
-def part_of(point: Point, parts: Parts) -> Point:
+def tile_point(point: Point, parts: Parts) -> Point:
     """The point of one part of the batch, where layers serve it in parts."""
     tiles = parts.placement.tiles
     return replace(point, batch=point.batch / tiles) if tiles > 1 else point

@@ -35,13 +35,13 @@ from kvsim.techniques.axes.settings import plain
 from kvsim.techniques.memory import resident
 from kvsim.techniques.steps import (
     Layout,
-    alike,
-    counted,
+    count_layers,
     forward,
-    joined,
-    laid_out,
-    mixing,
-    part_of,
+    join_steps,
+    lay_out,
+    mix_tokens,
+    same_parts,
+    tile_point,
 )
 
 PLAIN: dict[str, Part] = {
@@ -112,7 +112,7 @@ def parts_of(terms: Iterable[Term]) -> Parts:
     """
     found: dict[str, tuple[Part, Term]] = {}
     for term in terms:
-        for part in term.says():
+        for part in term.pieces():
             if part.axis in found and found[part.axis][1] is not term:
                 other = found[part.axis][1]
                 raise InputError(
@@ -166,7 +166,7 @@ def uncovered(ranges: tuple[Layers, ...], layers: int) -> str:
     return ""
 
 
-def unspread(deployment: Deployment, technique: "Technique") -> str:
+def _parallel_conflict(deployment: Deployment, technique: "Technique") -> str:
     """Why a technique cannot run on several ranks or stages; nothing if it can."""
     if deployment.alone:
         return ""
@@ -180,12 +180,12 @@ def unspread(deployment: Deployment, technique: "Technique") -> str:
     )
 
 
-def unborrowed(deployment: Deployment, layout: Layout) -> str:
+def _sharing_conflict(deployment: Deployment, layout: Layout) -> str:
     """Why layers that share a cache, or choose by an indexer, cannot run; nothing if they can."""
     m = deployment.model
     every = [parts for shapes, count, parts in layout for _ in range(count * len(shapes))]
     for index, owner in m.owners.items():
-        if not alike(every[index], every[owner]):
+        if not same_parts(every[index], every[owner]):
             return f"layer {index} shares layer {owner}'s cache and cannot be treated differently"
     for *_, parts in layout:
         name = parts.selection.name
@@ -196,11 +196,11 @@ def unborrowed(deployment: Deployment, layout: Layout) -> str:
     return ""
 
 
-def left_alone(deployment: Deployment, layers: Sequence[Parts]) -> list[str]:
+def unaffected_layers(deployment: Deployment, layers: Sequence[Parts]) -> list[str]:
     """What a reader should know about layers without a cache of their own."""
     m = deployment.model
     kinds = Counter(shape.mixer for shape in m.shapes())
-    acts = any(part.name not in UNCHANGED for parts in layers for part in parts.every()[:3])
+    acts = any(part.name not in UNCHANGED for parts in layers for part in parts.by_axis()[:3])
     found = []
     if acts and kinds["attention"] < m.layers:
         others = [f"{kinds[kind]} {LEFT[kind]}" for kind in LEFT if kinds[kind]]
@@ -309,16 +309,16 @@ class Technique:
         """Why it cannot run there, or nothing."""
         reason = uncovered(self.layers, deployment.model.layers)
         if not reason and (deployment.model.owners or deployment.model.indexer):
-            reason = unborrowed(deployment, self.layout(deployment))
+            reason = _sharing_conflict(deployment, self.layout(deployment))
         for parts in () if reason else self.parts:
-            reasons = (part.refuses(deployment, parts) for part in parts.every())
+            reasons = (part.refuses(deployment, parts) for part in parts.by_axis())
             reason = reason or next(filter(None, reasons), "")
-        return reason or unspread(deployment, self)
+        return reason or _parallel_conflict(deployment, self)
 
     @cached_property
     def exact(self) -> bool:
         """Whether these settings give the tokens that full-precision KV gives."""
-        return all(part.exact for parts in self.parts for part in parts.every())
+        return all(part.exact for parts in self.parts for part in parts.by_axis())
 
     @property
     def assumes(self) -> str:
@@ -379,9 +379,9 @@ class Technique:
     def notes(self, deployment: Deployment, point: Point) -> tuple[str, ...]:
         """What a reader of a plan should know about these settings there."""
         shape = deployment.shard.usual
-        found = dict.fromkeys(left_alone(deployment, self.parts))
+        found = dict.fromkeys(unaffected_layers(deployment, self.parts))
         for some, parts in zip(self.layers, self.parts, strict=True):
-            at = LayerPass(deployment, part_of(point, parts), shape, parts)
+            at = LayerPass(deployment, tile_point(point, parts), shape, parts)
             every = (*some.terms, *self.whole)
             found |= dict.fromkeys(note for term in every for note in term.notes(at))
         return tuple(found)
@@ -413,13 +413,15 @@ class Technique:
 
     def prefill(self, deployment: Deployment, point: Point) -> Step:
         """The pass over the prompt, a draft model's after the model's own."""
-        return joined(
+        return join_steps(
             [self.forward(deployment, point), *self.drafting.prompt_steps(deployment, point)]
         )
 
-    def between(self, deployment: Deployment, point: Point) -> tuple[Step, ...]:
+    def predecoding(self, deployment: Deployment, point: Point) -> tuple[Step, ...]:
         """Extra passes between prefill and the first decoding round."""
-        extra = [(s, n, own, own.selection.between(own)) for s, n, own in self.layout(deployment)]
+        extra = [
+            (s, n, own, own.selection.predecoding(own)) for s, n, own in self.layout(deployment)
+        ]
         if not any(first for *_, first in extra):
             return ()
         layout = [(s, n, first or own) for s, n, own, first in extra]
@@ -450,21 +452,23 @@ class Technique:
     ) -> list[Op]:
         """Ops between the projections of one layer, whatever mixes tokens in it."""
         at = LayerPass(deployment, point, shape, parts or self.parts[0])
-        return mixing(at)
+        return mix_tokens(at)
 
     # what stays
 
     def resident(self, deployment: Deployment, point: Point) -> Buffers:
         """Bytes that one GPU and its share of the host hold during this pass. [B]"""
-        layers = self.once(deployment, "counted", lambda: counted(self.layout(deployment)))
-        return merge(resident(deployment, point, layers), self.drafting.beside(deployment, point))
+        layers = self.cached(deployment, "counted", lambda: count_layers(self.layout(deployment)))
+        return merge(
+            resident(deployment, point, layers), self.drafting.draft_memory(deployment, point)
+        )
 
     def layout(self, deployment: Deployment) -> Layout:
         """Blocks of layers with how often each repeats, and what they do."""
         ranges = [(some.first, some.last) for some in self.layers]
-        return self.once(deployment, "layout", lambda: laid_out(deployment, ranges, self.parts))
+        return self.cached(deployment, "layout", lambda: lay_out(deployment, ranges, self.parts))
 
-    def once(self, deployment: Deployment, what: Hashable, find: Callable[[], Found]) -> Found:
+    def cached(self, deployment: Deployment, what: Hashable, find: Callable[[], Found]) -> Found:
         """What is true of it there at any batch, found the first time that it is asked for."""
         known = self._known.get(id(deployment))
         if known is None or known[0] is not deployment:

@@ -54,7 +54,7 @@ def with_stack(kernels: dict[str, Kernel] | None = None, **changes: dict[str, An
 
 def passes(t: Technique, d: Deployment, p: Point) -> list[Step]:
     prompt = replace(p, context=0.0 * p.context, new=p.prompt, prefill=True)
-    return [t.prefill(d, prompt), *t.between(d, p), *t.cycle(d, p).steps]
+    return [t.prefill(d, prompt), *t.predecoding(d, p), *t.cycle(d, p).steps]
 
 
 POINTS = [

@@ -38,7 +38,7 @@ def _parts(
     reading = prefill_point(batches[:, None], float(prompt), float(generate))
     cycle = technique.cycle(d, p)
     yield "tokens of a round", _one(cycle.tokens)
-    steps = {"prefill": [technique.prefill(d, reading)], "between": technique.between(d, p),
+    steps = {"prefill": [technique.prefill(d, reading)], "between": technique.predecoding(d, p),
              "decode": cycle.steps}  # fmt: skip
     for phase, some in steps.items():
         for name, value in _of_steps(some, d).items():

@@ -40,7 +40,7 @@ def state(case: str) -> Answer:
     technique = parse(text).for_batches(np.array([p.batch]))
     steps = {
         "prompt": [technique.prefill(deployment, prompt)],
-        "between": technique.between(deployment, p),
+        "between": technique.predecoding(deployment, p),
         "decode": technique.cycle(deployment, p).steps,
     }
     rows: dict[str, Row] = {}

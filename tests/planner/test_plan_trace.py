@@ -472,6 +472,6 @@ def test_budgets_are_shares_of_every_request() -> None:
     found = list_step_costs(d, requests, limits_of(d, 1.0), Rules(), admission)
     assert {costs.technique.name for costs in found} == set(named)
     for costs in found:
-        chosen = {x for parts in costs.technique.parts for x in parts.every() if x.shares}
+        chosen = {x for parts in costs.technique.parts for x in parts.by_axis() if x.shares}
         released = str(costs.technique) == str(parse("infllm"))  # with the settings it came with
         assert chosen or released, costs.technique

@@ -27,7 +27,7 @@ from kvsim.planner.placement import TOUCH_INSIDE, Coefficients, tangent_at
 from kvsim.planner.question import PlanLimits, Workload
 from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.techniques.axes.base import LayerPass
-from kvsim.techniques.steps import part_of
+from kvsim.techniques.steps import tile_point
 from tests.planner.test_fleet_programme import DEMAND, OFFERS
 from tests.planner.test_programme import small
 from tests.planner.test_runs import in_turn
@@ -58,7 +58,7 @@ def played(d: Deployment, shares: Shares, parts: int) -> np.ndarray:
     generate, batch = ROUNDS + 1, np.array([[BATCH]])
     points: list[Point] = [prefill_point(batch, PROMPT, generate)]
     points += [decode_point(batch, PROMPT, generate, float(i)) for i in range(ROUNDS)]
-    layers = [LayerPass(d, part_of(p, t.parts[0]), shape, t.parts[0]) for p in points]
+    layers = [LayerPass(d, tile_point(p, t.parts[0]), shape, t.parts[0]) for p in points]
     return np.array([LayersOfPass().resources(layer)[:, 0, 0] for layer in layers])
 
 

@@ -69,7 +69,7 @@ def test_times_are_sums_over_scalar_points(text: str, stack: str) -> None:
     for i, batch in enumerate((8.0, 64.0)):
         first = decode_point(batch, 506, 9, 0.0)
         total = 0.0
-        for step in t.between(d, first):
+        for step in t.predecoding(d, first):
             total += scalar.makespan(step, d)
         for decoded in range(8):
             p = decode_point(batch, 506, 9, float(decoded))

@@ -131,7 +131,7 @@ def test_utilisation_is_what_the_ops_move_and_compute(name: str) -> None:
     kind = kind.for_batches(np.ones(1))
     tiles = float(kind.tiles())
     steps = [kind.prefill(d, Point(tiles, 0.0, 512 / tiles, 512.0, 513.0, prefill=True))]
-    steps += kind.between(d, decode_point(tiles, 512.0, 2.0, 0.0))
+    steps += kind.predecoding(d, decode_point(tiles, 512.0, 2.0, 0.0))
     for length in np.arange(512.0, 511.0 + generate):
         steps += kind.cycle(d, Point(tiles, length, 1.0, length, length + 1.0)).steps
     found = Outcome(run).utilisation

@@ -74,7 +74,7 @@ def point(batch: float | np.ndarray, context: float | np.ndarray) -> Point:
 
 def passes(t: Technique, d: Deployment, p: Point) -> list[Step]:
     prompt = Point(p.batch, 0.0 * p.context, p.prompt, p.prompt, p.max_length, prefill=True)
-    return [t.prefill(d, prompt), *t.between(d, p), *t.cycle(d, p).steps]
+    return [t.prefill(d, prompt), *t.predecoding(d, p), *t.cycle(d, p).steps]
 
 
 def refusal(text: str, kind: str) -> str:

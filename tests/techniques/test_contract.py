@@ -87,7 +87,7 @@ def point(batch: Any, context: Any) -> Point:
 
 def passes(t: Technique, d: Deployment, p: Point) -> list[Step]:
     prompt = replace(p, context=0.0 * p.context, new=p.prompt, prefill=True)
-    return [t.prefill(d, prompt), *t.between(d, p), *t.cycle(d, p).steps]
+    return [t.prefill(d, prompt), *t.predecoding(d, p), *t.cycle(d, p).steps]
 
 
 def times(step: Step, d: Deployment) -> tuple[Any, Any]:

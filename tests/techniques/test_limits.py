@@ -113,7 +113,7 @@ class Int8Cache(Storage):
     def stored(self) -> Format:
         return Format(8, 128, k_tail=128, v_tail=128, k_block=128, v_block=128)
 
-    def arrive(self, at: LayerPass) -> list[Op]:
+    def prepare(self, at: LayerPass) -> list[Op]:
         """Half of the buffer is packed at once, every 128 steps."""
         return blocks.quantise(at.d, at.p.tokens, self.stored, every=128.0)
 

@@ -84,7 +84,7 @@ def test_a_technique_forgets_what_it_knew_of_a_deployment_once_it_is_too_much(
     t, d, asked = parse("full"), deployment("llama2-7b"), []
 
     def ask(what: str) -> str:
-        return t.once(d, what, lambda: asked.append(what) or what)  # type: ignore[func-returns-value]
+        return t.cached(d, what, lambda: asked.append(what) or what)  # type: ignore[func-returns-value]
 
     assert [ask(what) for what in "abab"] == [*"abab"]
     assert asked == [*"ab"]

@@ -45,7 +45,7 @@ def once(text: str, p: Point, stack: str = "fused") -> dict[str, float]:
     d = deployment("llama3-8b", stack)
     (parts,) = parse(text).parts
     at = LayerPass(d, p, d.shard.layout[0][0][0], parts)
-    found = merge(*(piece.once(at) for piece in parts.every()))
+    found = merge(*(piece.shared_buffers(at) for piece in parts.by_axis()))
     return {name: number(size) for name, size in found["gpu"].items()}
 
 

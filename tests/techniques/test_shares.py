@@ -49,7 +49,9 @@ def test_layers_of_pyramidkv_have_their_shares() -> None:
     )
     np.testing.assert_allclose(share.gpu_bytes, tokens.gpu_bytes, rtol=1e-4)  # rounded by layer
     every = parse("pyramidkv:budget=0.6").parts[0].selection
-    budgets = [every.at(i, d).for_prompt(1000).settings["budget"] for i in range(d.model.layers)]
+    budgets = [
+        every.for_layer(i, d).for_prompt(1000).settings["budget"] for i in range(d.model.layers)
+    ]
     assert budgets[0] == 1000 and budgets[-1] == 30  # never more than the prompt
     assert all(a >= b for a, b in pairwise(budgets))
 

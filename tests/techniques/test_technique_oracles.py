@@ -216,7 +216,7 @@ def test_specache_on_mistral() -> None:
     assert "prefetch@step-1" in layer["attn"].after
     prompts = t.prefill(d, prefill_point(1, S, 100))
     assert through(prompts, "d2h") == 32 * 4 * S * hk
-    assert len(t.between(d, p)) == 1
+    assert len(t.predecoding(d, p)) == 1
     assert last_layer("specache:speculative=false", d, p)["attn_again"].after == ("prefetch",)
 
 

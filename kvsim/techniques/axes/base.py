@@ -67,19 +67,19 @@ class Parts:
         chosen, drafting = self.selection.for_prompt(prompt), self.drafting.for_prompt(prompt)
         return replace(self, selection=chosen, drafting=drafting)
 
-    def at(self, index: int, deployment: Deployment) -> "Parts":
+    def for_layer(self, index: int, deployment: Deployment) -> "Parts":
         """What one layer does."""
-        own = {part.axis: part.at(index, deployment) for part in self.every()[:3]}
-        same = all(own[part.axis] is part for part in self.every()[:3])
+        own = {part.axis: part.for_layer(index, deployment) for part in self.by_axis()[:3]}
+        same = all(own[part.axis] is part for part in self.by_axis()[:3])
         return self if same else replace(self, **own)  # type: ignore[arg-type]
 
-    def every(self) -> "tuple[Part, ...]":
+    def by_axis(self) -> "tuple[Part, ...]":
         """The parts in the order of the axes."""
         return self.selection, self.storage, self.placement, self.drafting
 
-    def breaks(self, deployment: Deployment) -> set[int]:
+    def boundaries(self, deployment: Deployment) -> set[int]:
         """First layers from which on some part says something else."""
-        return {first for part in self.every() for first in part.breaks(deployment)}
+        return {first for part in self.by_axis() for first in part.boundaries(deployment)}
 
 
 @frozen
@@ -134,7 +134,7 @@ class LayerPass:
         return found
 
     @property
-    def of_prompt(self) -> Number:
+    def kept_of_prompt(self) -> Number:
         """Tokens of the prompt that stay once it is read. [tokens]"""
         if self.selection.evicts == "never":
             return self.p.prompt
@@ -149,11 +149,11 @@ class LayerPass:
             return self.p.tokens
         return self.p.batch * (1.0 + self.drafting.accepted)
 
-    def alone(self) -> "LayerPass":
+    def without_window(self) -> "LayerPass":
         """The same of a layer without a window."""
         return LayerPass(self.d, self.p, LayerShape(), self.parts, self.part)
 
-    def then(self, point: Point) -> "LayerPass":
+    def in_pass(self, point: Point) -> "LayerPass":
         """The same layer in another pass."""
         return replace(self, p=point, part=None, known={})
 
@@ -231,7 +231,7 @@ class Term:
         for f in fields(self):
             check(self.name, f.name, getattr(self, f.name), f.metadata)
 
-    def says(self) -> "tuple[Part, ...]":
+    def pieces(self) -> "tuple[Part, ...]":
         """Its parts, at most one per axis."""
         raise NotImplementedError
 
@@ -252,7 +252,7 @@ class Term:
 
     def notes(self, at: "LayerPass") -> tuple[str, ...]:
         """What a reader of a plan should know about these settings there."""
-        return tuple(note for part in self.says() for note in part.notes(at))
+        return tuple(note for part in self.pieces() for note in part.notes(at))
 
     def prompt_budget(self) -> Number | None:
         """Tokens of a prompt that later queries see, where its losses are told by that. [tokens]"""
@@ -280,7 +280,7 @@ class Part(Term):
         super().__init_subclass__()
         cls.launches = vars(cls).get("launches", Launches())  # a subclass runs by other code
 
-    def says(self) -> "tuple[Part, ...]":
+    def pieces(self) -> "tuple[Part, ...]":
         """The part itself: it says something on its own axis alone."""
         return (self,)
 
@@ -310,11 +310,11 @@ class Part(Term):
         """Whether tokens are those of full-precision KV, up to rounding."""
         return False
 
-    def breaks(self, deployment: Deployment) -> tuple[int, ...]:
+    def boundaries(self, deployment: Deployment) -> tuple[int, ...]:
         """First layers, after layer 0, from which on it says something else."""
         return ()
 
-    def at(self, index: int, deployment: Deployment) -> Self:
+    def for_layer(self, index: int, deployment: Deployment) -> Self:
         """What it says of one layer."""
         return self
 
@@ -322,7 +322,7 @@ class Part(Term):
         """Why it cannot run there, or beside the parts of the other axes; nothing if it can."""
         return ""
 
-    def once(self, at: "LayerPass") -> Buffers:
+    def shared_buffers(self, at: "LayerPass") -> Buffers:
         """Buffers that all layers use in turn. [B]"""
         return {}
 
@@ -390,11 +390,11 @@ class Selection(Part):
         """What attention reads beyond the tokens that a query sees. [B]"""
         return 0.0
 
-    def before(self, at: LayerPass) -> list[Op]:
+    def prepare(self, at: LayerPass) -> list[Op]:
         """Ops before attention in decoding."""
         return []
 
-    def after(self, at: LayerPass) -> list[Op]:
+    def complete(self, at: LayerPass) -> list[Op]:
         """Ops after attention: upkeep in decoding, the choice of what stays in prefill."""
         return []
 
@@ -403,19 +403,19 @@ class Selection(Part):
         storage, place, drafting = at.storage, at.placement, at.drafting
         if not at.p.prefill:
             return [
-                *place.runtime(at), *place.fetch(at), *storage.arrive(at), *place.store(at),
-                *self.before(at), *place.attend(at), *storage.after(at), *self.after(at),
+                *place.runtime(at), *place.fetch(at), *storage.prepare(at), *place.store(at),
+                *self.prepare(at), *place.attend(at), *storage.complete(at), *self.complete(at),
             ]  # fmt: skip
         if self.evicts == "never":
             return [
-                *place.runtime(at), *storage.arrive(at), *place.store(at),
-                *attend(at, place.waits(at)), *place.finish(at),
-                *storage.after(at), *self.after(at), *drafting.after_prompt(at),
+                *place.runtime(at), *storage.prepare(at), *place.store(at),
+                *attend(at, place.attention_waits(at)), *place.finish(at),
+                *storage.complete(at), *self.complete(at), *drafting.fill_draft_cache(at),
             ]  # fmt: skip
         return [  # only what stays is packed and sent away
-            *place.runtime(at), *attend(at), *self.after(at),
-            *storage.arrive(at), *place.store(at), *place.finish(at),
-            *storage.after(at), *drafting.after_prompt(at),
+            *place.runtime(at), *attend(at), *self.complete(at),
+            *storage.prepare(at), *place.store(at), *place.finish(at),
+            *storage.complete(at), *drafting.fill_draft_cache(at),
         ]  # fmt: skip
 
     def borrow(self, at: LayerPass) -> list[Op]:
@@ -426,13 +426,13 @@ class Selection(Part):
         place = at.placement
         if at.p.prefill:
             return attend(at)
-        return [*place.runtime(at), *place.fetch(at), *self.before(at), *place.attend(at)]
+        return [*place.runtime(at), *place.fetch(at), *self.prepare(at), *place.attend(at)]
 
     def resident(self, at: LayerPass) -> Buffers:
         """What one layer keeps besides the cache: scores, bounds of pages, copies. [B]"""
         return {}
 
-    def between(self, parts: Parts) -> Parts | None:
+    def predecoding(self, parts: Parts) -> Parts | None:
         """An extra pass between the prompt and the first decoding round, if there is one."""
         return None
 
@@ -506,11 +506,11 @@ class Storage(Part):
         """Whether nothing is packed."""
         return not self.stored.packs
 
-    def arrive(self, at: LayerPass) -> list[Op]:
+    def prepare(self, at: LayerPass) -> list[Op]:
         """Ops before attention: packing of the tokens that the pass adds."""
         return []
 
-    def after(self, at: LayerPass) -> list[Op]:
+    def complete(self, at: LayerPass) -> list[Op]:
         """Ops after attention: nothing where tokens are packed as they come."""
         return []
 
@@ -522,35 +522,37 @@ class Storage(Part):
         """What attention reads besides, or instead of, numbers in the format it reads. [B]"""
         return 0.0
 
-    def number(self, at: LayerPass) -> tuple[Number, Number]:
+    def number_bytes(self, at: LayerPass) -> tuple[Number, Number]:
         """Average size of a stored number of a key, and of a value. [B]"""
         return self.stored.k_number, self.stored.v_number
 
-    def moved(self, at: LayerPass, tokens: Number) -> tuple[Number, Number]:
+    def transfer_bytes(self, at: LayerPass, tokens: Number) -> tuple[Number, Number]:
         """Bytes of keys and of values of so many cached tokens per sequence, as stored. [B]"""
         m, stored = at.d.shard, self.stored
         k, v = stored.packed_sides(m.k_width, m.v_width, tokens)
         return at.p.batch * k * stored.k_number, at.p.batch * v * stored.v_number
 
-    def sides(self, at: LayerPass) -> tuple[Number, Number]:
+    def side_bytes(self, at: LayerPass) -> tuple[Number, Number]:
         """Keys and values that one layer keeps if all of it is on the GPU, tails left out. [B]"""
-        return _sides(at, self.read)
+        return _format_side_bytes(at, self.read)
 
-    def tail(self, at: LayerPass) -> Number:
+    def tail_bytes(self, at: LayerPass) -> Number:
         """What stays on the GPU in full precision wherever the rest is. [B]"""
         m, size = at.d.shard, at.d.stack.cache.overhead * at.p.batch
         return size * self.read.tail_bytes(m.k_width, m.v_width)
 
-    def home(self, at: LayerPass) -> tuple[Number, Number]:
+    def host_bytes(self, at: LayerPass) -> tuple[Number, Number]:
         """Keys and values in host memory if all that can move is there. [B]"""
-        return self.sides(at) if self.read == self.stored else _sides(at, self.stored)
+        return (
+            self.side_bytes(at) if self.read == self.stored else _format_side_bytes(at, self.stored)
+        )
 
     def resident(self, at: LayerPass) -> dict[str, Number]:
         """What one layer keeps on the GPU if all of it is there; ``kv`` is the cache. [B]"""
-        return {"kv": sum(self.sides(at), self.tail(at))}
+        return {"kv": sum(self.side_bytes(at), self.tail_bytes(at))}
 
 
-def _sides(at: LayerPass, stored: Format) -> tuple[Number, Number]:
+def _format_side_bytes(at: LayerPass, stored: Format) -> tuple[Number, Number]:
     m, size = at.d.shard, at.d.stack.cache.overhead * at.p.batch
     k, v = stored.resident_sides(m.k_width, m.v_width, at.kept)
     return size * k, size * v
@@ -614,7 +616,7 @@ class Placement(Part):
         """What sends new tokens home."""
         return []
 
-    def waits(self, at: LayerPass) -> tuple[str, ...]:
+    def attention_waits(self, at: LayerPass) -> tuple[str, ...]:
         """Ops that attention waits for."""
         return ()
 
@@ -626,7 +628,7 @@ class Placement(Part):
         """What else is sent home once the prompt has been attended to."""
         return []
 
-    def ahead(self, at: LayerPass) -> list[Op]:
+    def prefetch(self, at: LayerPass) -> list[Op]:
         """Copies of weights and hidden states, which start before the layer does."""
         return []
 
@@ -642,19 +644,19 @@ class Placement(Part):
         """What one layer's storage keeps, by tier. [B]"""
         return {"gpu": at.storage.resident(at)}
 
-    def drafts(self, at: LayerPass) -> Buffers:
+    def draft_room(self, at: LayerPass) -> Buffers:
         """Room for a round's drafts in the layer's own cache. [B]"""
-        return {"gpu": {"kv": sum(drafted(at))}} if at.drafting.room else {}
+        return {"gpu": {"kv": sum(draft_bytes(at))}} if at.drafting.room else {}
 
     def weights(self, size: float) -> Buffers:
         """Weights of one layer of that size, by tier. [B]"""
         return {"gpu": {"weights": size}}
 
 
-def drafted(at: LayerPass) -> tuple[Number, Number]:
+def draft_bytes(at: LayerPass) -> tuple[Number, Number]:
     """Keys and values of the drafts that a layer's own cache has room for. [B]"""
     tokens = at.p.batch * at.drafting.room
-    k, v = at.storage.number(at)
+    k, v = at.storage.number_bytes(at)
     return tokens * at.d.shard.k_width * k, tokens * at.d.shard.v_width * v
 
 
@@ -701,7 +703,7 @@ class Drafting(Part):
         """What else reads the prompt."""
         return ()
 
-    def after_prompt(self, at: LayerPass) -> list[Op]:
+    def fill_draft_cache(self, at: LayerPass) -> list[Op]:
         """What a layer does for the drafts once it has read the prompt."""
         return []
 
@@ -718,10 +720,10 @@ class Drafting(Part):
         """What a layer keeps for the drafts beside its cache. [B]"""
         return {}
 
-    def beside_weights(self, at: LayerPass) -> Buffers:
+    def draft_weights(self, at: LayerPass) -> Buffers:
         """Weights that a layer has for the drafts beside its own. [B]"""
         return {}
 
-    def beside(self, deployment: Deployment, point: Point) -> Buffers:
+    def draft_memory(self, deployment: Deployment, point: Point) -> Buffers:
         """What is kept for the drafts outside the model's layers: another model. [B]"""
         return {}

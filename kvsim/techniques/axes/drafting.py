@@ -231,7 +231,7 @@ class Selfdraft(Drafting):
         place = parts.placement.weights_alone()
         return Parts(seen, Storage(), place, plain, mlp, keeps=False)
 
-    def after_prompt(self, at: LayerPass) -> list[Op]:
+    def fill_draft_cache(self, at: LayerPass) -> list[Op]:
         """The draft cache is filled."""
         if not self._small:
             return []
@@ -265,7 +265,7 @@ class Selfdraft(Drafting):
         small = ops.kv_bytes(at.d.shard, at.p.batch * (tokens + self.gamma))
         return {"gpu": {"draft kv": small}}
 
-    def beside_weights(self, at: LayerPass) -> Buffers:
+    def draft_weights(self, at: LayerPass) -> Buffers:
         """The draft's MLP beside the model's own."""
         d, mlp = at.d, self._mlp
         if not self.gamma or mlp is None or d.weights == "int4" or at.shape.routed:

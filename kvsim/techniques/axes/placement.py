@@ -23,7 +23,7 @@ from kvsim.techniques.axes.base import (
     Parts,
     Placement,
     attend,
-    drafted,
+    draft_bytes,
     resident_kv,
 )
 from kvsim.techniques.axes.settings import param
@@ -110,12 +110,12 @@ class HostPlacement(Placement):
         moves = (self.host_share, self.cpu_share, self.weights_host, self.states_host)
         return any(map(positive, moves))
 
-    def breaks(self, deployment: Deployment) -> tuple[int, ...]:
+    def boundaries(self, deployment: Deployment) -> tuple[int, ...]:
         """The first layer whose cache leaves the GPU."""
         first = self._first(deployment)
         return (first,) if first else ()
 
-    def at(self, index: int, deployment: Deployment) -> Self:
+    def for_layer(self, index: int, deployment: Deployment) -> Self:
         """The first layers keep their cache; their weights are placed like all."""
         if index >= self._first(deployment):
             return self
@@ -161,10 +161,10 @@ class HostPlacement(Placement):
     def load(self, at: LayerPass, tokens: Number | None = None) -> Op:
         """Copy of the host's share, or of so many tokens per sequence, to the GPU."""
         if tokens is None:
-            k, v = at.storage.moved(at, tokens_before(at))
+            k, v = at.storage.transfer_bytes(at, tokens_before(at))
             size = self.k_host * k + self.v_host * v
         else:
-            size = sum(at.storage.moved(at, tokens), 0.0)
+            size = sum(at.storage.transfer_bytes(at, tokens), 0.0)
         return ops.copy("load_kv", "h2d", size, launches=2, after=(FREE,), prefetch=True)
 
     def fetch(self, at: LayerPass) -> list[Op]:
@@ -188,7 +188,7 @@ class HostPlacement(Placement):
         if p.prefill and at.selection.evicts != "never":
             new = p.batch * np.minimum(p.new, at.selection.prompt_kept(at))
         stored = p.batch * at.kept if d.stack.offload.store_layer else new
-        k, v = at.storage.number(at)
+        k, v = at.storage.number_bytes(at)
         size = stored * (self.k_host * m.k_width * k + self.v_host * m.v_width * v)
         size = size * self.sent_share(at) + cpu * ops.kv_bytes(m, new)
         after = ("qkv",)
@@ -203,7 +203,7 @@ class HostPlacement(Placement):
         """Share of the new keys and values for the host that are sent there at all."""
         return 1.0
 
-    def waits(self, at: LayerPass) -> tuple[str, ...]:
+    def attention_waits(self, at: LayerPass) -> tuple[str, ...]:
         """The loaded tokens; where the whole layer is stored, it is before attention."""
         if not self.loads:
             return ()
@@ -213,7 +213,7 @@ class HostPlacement(Placement):
     def attend(self, at: LayerPass) -> list[Op]:
         """On the GPU, on the CPU, or each over the KV heads of its share."""
         share, p, m = self.cpu_share, at.p, at.d.shard
-        here = attend(at, self.waits(at))
+        here = attend(at, self.attention_waits(at))
         if not positive(share):
             return here
         queries = ops.HALF * p.tokens * m.heads * m.head_dim
@@ -237,7 +237,7 @@ class HostPlacement(Placement):
         # while the CPU attends for one part of the batch, the GPU goes on with the one before
         return ("return_out@-1" if self.parts > 1 else "return_out",)
 
-    def ahead(self, at: LayerPass) -> list[Op]:
+    def prefetch(self, at: LayerPass) -> list[Op]:
         """Copies of weights and hidden states, where those live on the host."""
         found, d = [], at.d
         if positive(self.weights_host):
@@ -260,9 +260,9 @@ class HostPlacement(Placement):
         whole = at.storage.resident(at)
         if not self.loads and not positive(self.cpu_share):
             return {"gpu": whole}
-        here, home = at.storage.sides(at), at.storage.home(at)
+        here, home = at.storage.side_bytes(at), at.storage.host_bytes(at)
         stay = 1 - self.k_host - self.cpu_share, 1 - self.v_host - self.cpu_share
-        gpu = whole | {"kv": stay[0] * here[0] + stay[1] * here[1] + at.storage.tail(at)}
+        gpu = whole | {"kv": stay[0] * here[0] + stay[1] * here[1] + at.storage.tail_bytes(at)}
         host = self.loaded_cache(at, home)
         return {"gpu": gpu, "host": host | {"kv": host["kv"] + self.cpu_share * sum(home)}}
 
@@ -275,17 +275,17 @@ class HostPlacement(Placement):
         """
         return {"kv": self.k_host * home[0] + self.v_host * home[1]}
 
-    def drafts(self, at: LayerPass) -> Buffers:
+    def draft_room(self, at: LayerPass) -> Buffers:
         """Each share where it lives."""
         if not at.drafting.room:
             return {}
-        k, v = drafted(at)
+        k, v = draft_bytes(at)
         gpu = (1 - self.k_host - self.cpu_share) * k + (1 - self.v_host - self.cpu_share) * v
         if not self.loads and not positive(self.cpu_share):
             return {"gpu": {"kv": gpu}}
         return {"gpu": {"kv": gpu}, "host": {"kv": k + v - gpu}}
 
-    def once(self, at: LayerPass) -> Buffers:
+    def shared_buffers(self, at: LayerPass) -> Buffers:
         """Two buffers for copies from the host, and a column's hidden states."""
         d, p = at.d, at.p
         gpu: dict[str, Number] = {}
@@ -306,12 +306,12 @@ class HostPlacement(Placement):
 
     def load_buffer(self, at: LayerPass) -> Number:
         """GPU memory that one layer's copy from the host fills. [B]"""
-        k, v = at.storage.home(at)
+        k, v = at.storage.host_bytes(at)
         return self.drafted_on_host(at) + self.k_host * k + self.v_host * v
 
     def drafted_on_host(self, at: LayerPass) -> Number:
         """The host's share of a round's drafts in one layer. [B]"""
-        k, v = drafted(at)
+        k, v = draft_bytes(at)
         return self.k_host * k + self.v_host * v
 
     def scratch(self, at: LayerPass) -> Number:

@@ -154,9 +154,9 @@ class Chosen(Selection):
     def attend(self, at: LayerPass) -> list[Op]:
         """Summaries of new pages; in decoding estimate, choice, fetch and attention."""
         storage, place, p = at.storage, at.placement, at.p
-        new = [*storage.arrive(at), *place.store(at), *self.summarise(at)]
+        new = [*storage.prepare(at), *place.store(at), *self.summarise(at)]
         if p.prefill:
-            done = [*storage.after(at), *at.drafting.after_prompt(at)]
+            done = [*storage.complete(at), *at.drafting.fill_draft_cache(at)]
             return [*place.runtime(at), *new, *attend(at), *done]
         ranked = p.tokens * at.d.shard.cached_heads * self.pages(at)
         choice = ops.top_k("topk", ranked, sync=at.d.stack.selection.gather_sync)
@@ -164,7 +164,7 @@ class Chosen(Selection):
         waits = ("fetch",) if fetched else ()
         return [
             *place.runtime(at), *new, *self.estimate(at), choice, *fetched, *self.ready(at),
-            *attend(at, waits), *storage.after(at),
+            *attend(at, waits), *storage.complete(at),
         ]  # fmt: skip
 
     def borrow(self, at: LayerPass) -> list[Op]:
@@ -180,18 +180,18 @@ class Chosen(Selection):
         if not np.any(np.asarray(v_share) > 0):
             return []
         tokens = self.away(at)
-        k, v = at.storage.moved(at, tokens)
+        k, v = at.storage.transfer_bytes(at, tokens)
         sides = (np.asarray(k_share) > 0) * 1.0 + 1.0
         rows = sides * at.p.batch * at.d.shard.cached_heads * v_share * tokens / self.run()
         return [ops.copy("fetch", "h2d", k_share * k + v_share * v, rows=rows, after=("topk",))]
 
-    def once(self, at: LayerPass) -> Buffers:
+    def shared_buffers(self, at: LayerPass) -> Buffers:
         """Room for the fetched pages."""
         place = at.placement
         if not np.any(np.asarray(place.v_host) > 0):
             return {}
         if at.p.prefill:  # a layer's tokens on their way out
-            k, v = at.storage.moved(at, at.p.new)
+            k, v = at.storage.transfer_bytes(at, at.p.new)
             return {"gpu": {"kv on the way out": 2 * (place.k_host * k + place.v_host * v)}}
-        k, v = at.storage.moved(at, self.away(at))
+        k, v = at.storage.transfer_bytes(at, self.away(at))
         return {"gpu": {"fetched pages": place.k_host * k + place.v_host * v}}

@@ -16,12 +16,12 @@ PACKED_ON_HOST = "packed on the host"  # what offloading techniques share: they 
 class WholeStorage(Storage):
     """A storage that states its cache as one buffer ``kv`` with no tail in full precision."""
 
-    def sides(self, at: LayerPass) -> tuple[Number, Number]:
+    def side_bytes(self, at: LayerPass) -> tuple[Number, Number]:
         """Half of the packed numbers are keys', half are values'."""
         half = self.resident(at)["kv"] / 2
         return half, half
 
-    def tail(self, at: LayerPass) -> Number:
+    def tail_bytes(self, at: LayerPass) -> Number:
         """Fresh tokens are counted with the others, or as a buffer of their own."""
         return 0.0
 
@@ -56,14 +56,14 @@ class Grouped(Storage):
         """Fp16 where numbers are widened on the GPU."""
         return FP16 if self.host else self.stored
 
-    def arrive(self, at: LayerPass) -> list[Op]:
+    def prepare(self, at: LayerPass) -> list[Op]:
         """New tokens are packed: all of them, or those that go to the host."""
         if not self.host:
             return pack(at)
-        new = at.p.batch * at.of_prompt if at.p.prefill else at.staying
+        new = at.p.batch * at.kept_of_prompt if at.p.prefill else at.staying
         return ops.quantise(at.d, at.placement.v_host * new, self.stored)
 
-    def once(self, at: LayerPass) -> Buffers:
+    def shared_buffers(self, at: LayerPass) -> Buffers:
         """One layer's whole prompt until it is packed."""
         return {} if self.host or self.exact else ops.prompt_kv(at.d, at.p)
 

@@ -10,7 +10,7 @@ from kvsim.techniques.axes.base import Drafting, Parts, Placement, Selection, St
 from kvsim.techniques.axes.drafting import Rounds
 from kvsim.techniques.axes.settings import param
 from kvsim.techniques.memory import resident
-from kvsim.techniques.steps import counted, forward, laid_out
+from kvsim.techniques.steps import count_layers, forward, lay_out
 
 
 @frozen
@@ -56,14 +56,14 @@ class Draft(Rounds):
         """One pass of the draft model per draft."""
         own, full = self._own(deployment), _full()
         points = (replace(point, context=point.context + i, new=1.0) for i in range(self.gamma))
-        return tuple(forward(own, q, laid_out(own, [(0, None)], [full])) for q in points)
+        return tuple(forward(own, q, lay_out(own, [(0, None)], [full])) for q in points)
 
     def prompt_steps(self, deployment: Deployment, point: Point) -> tuple[Step, ...]:
         """The draft model reads the prompt too."""
         own = self._own(deployment)
-        return (forward(own, point, laid_out(own, [(0, None)], [_full()])),) if self.gamma else ()
+        return (forward(own, point, lay_out(own, [(0, None)], [_full()])),) if self.gamma else ()
 
-    def beside(self, deployment: Deployment, point: Point) -> Buffers:
+    def draft_memory(self, deployment: Deployment, point: Point) -> Buffers:
         """Its weights, embedding and cache; activations take turns with the model's. [B]"""
         if not self.gamma:
             return {}
@@ -71,7 +71,7 @@ class Draft(Rounds):
         longer = replace(
             point, context=point.context + drafts, max_length=point.max_length + drafts
         )
-        held = resident(own, longer, counted(laid_out(own, [(0, None)], [_full()])))["gpu"]
+        held = resident(own, longer, count_layers(lay_out(own, [(0, None)], [_full()])))["gpu"]
         names = {"weights": "draft weights", "embedding": "draft embedding", "kv": "draft kv"}
         return {"gpu": {to: held[name] for name, to in names.items()}}
 

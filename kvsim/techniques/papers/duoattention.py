@@ -66,7 +66,7 @@ class Duoattention(Selection):
         share = self.retrieval + (1 - self.retrieval) * near / np.maximum(whole, 1.0)
         return [replace(op, flops=op.flops * share) if op.name == "attn" else op for op in found]
 
-    def after(self, at: LayerPass) -> list[Op]:
+    def complete(self, at: LayerPass) -> list[Op]:
         """After the prompt streaming heads keep their part of it."""
         if not at.p.prefill:
             return []
@@ -74,6 +74,6 @@ class Duoattention(Selection):
         kept = ops.kv_bytes(at.d.shard, at.p.batch * self.prompt_kept(at)) * dropped
         return [Op("compact", kernel="gather", bytes={"hbm": 2 * kept})]
 
-    def once(self, at: LayerPass) -> Buffers:
+    def shared_buffers(self, at: LayerPass) -> Buffers:
         """One layer's whole cache while the prompt is read."""
         return ops.prompt_kv(at.d, at.p)

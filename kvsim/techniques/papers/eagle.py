@@ -77,7 +77,7 @@ class Head(Rounds):
         choice = Op("sample", bytes={"hbm": moved}, fixed=deployment.stack.time.step)
         return Step((group,), (logits, choice))
 
-    def beside(self, deployment: Deployment, point: Point) -> Buffers:
+    def draft_memory(self, deployment: Deployment, point: Point) -> Buffers:
         """The layer, its joining product, a head of its own vocabulary, and a cache. [B]"""
         if not self.gamma:
             return {}

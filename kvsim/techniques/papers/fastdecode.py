@@ -24,6 +24,6 @@ class Fastdecode(Term):
 
     parts: int = param(2, "parts of the batch that alternate", low=1, high=1024)
 
-    def says(self) -> tuple[Part, ...]:
+    def pieces(self) -> tuple[Part, ...]:
         """All of the cache with the CPU."""
         return (HostPlacement(cpu_share=1, parts=self.parts),)

@@ -30,7 +30,7 @@ class Flexgen(Term):
     bits: float = param(16, "bits per cached number", choices=(4, 8, 16), gentler=1)
     parts: int = param(8, "parts of the batch", low=1, high=1024)
 
-    def says(self) -> tuple[Part, ...]:
+    def pieces(self) -> tuple[Part, ...]:
         """What is not on the GPU is on the host."""
         cache, weights, states = (
             1.0 - share / 100 for share in (self.cache_gpu, self.weights_gpu, self.states_gpu)

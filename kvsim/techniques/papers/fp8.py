@@ -26,7 +26,7 @@ class Fp8(Storage):
         """One byte per number."""
         return FP8
 
-    def arrive(self, at: LayerPass) -> list[Op]:
+    def prepare(self, at: LayerPass) -> list[Op]:
         """New numbers are narrowed, cached ones read at half the size."""
         return pack(at)
 

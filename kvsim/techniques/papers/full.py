@@ -17,6 +17,6 @@ class Full(Term):
 
     name: ClassVar[str] = "full"
 
-    def says(self) -> tuple[Part, ...]:
+    def pieces(self) -> tuple[Part, ...]:
         """Nothing that differs from the defaults."""
         return ()

@@ -73,14 +73,14 @@ class Gear(Storage):
 
     def _products(self, at: LayerPass, tokens: Number) -> Number:
         """Error products: that of the prompt's whole blocks, and one for each packed since."""
-        prompt = np.minimum(tokens, at.of_prompt)
+        prompt = np.minimum(tokens, at.kept_of_prompt)
         first: Array = 1.0 * (np.asarray(prompt) >= self.residual)
         return first + (self._packed(tokens) - self._packed(prompt)) / self.residual
 
     def _sparse(self, deployment: Deployment, numbers: Number) -> Number:
         return self.outliers * numbers * (ops.HALF + deployment.stack.selection.index_bytes)
 
-    def arrive(self, at: LayerPass) -> list[Op]:
+    def prepare(self, at: LayerPass) -> list[Op]:
         """As KIVI, then the search for outliers and power iteration over the error, per block."""
         d, p = at.d, at.p
         numbers = d.shard.kv_width * at.staying
@@ -106,7 +106,7 @@ class Gear(Storage):
             ),
         ]
 
-    def after(self, at: LayerPass) -> list[Op]:
+    def complete(self, at: LayerPass) -> list[Op]:
         """Two thin products for scores and two for outputs, and the outliers' part."""
         if at.p.prefill:  # its own attention is in full precision
             return []
@@ -137,7 +137,7 @@ class Gear(Storage):
             "outliers": self._sparse(at.d, numbers),
         }
 
-    def once(self, at: LayerPass) -> Buffers:
+    def shared_buffers(self, at: LayerPass) -> Buffers:
         """One layer's prompt until it is packed, and the error of its keys or values."""
         d, p = at.d, at.p
         widest = max(d.shard.k_width, d.shard.v_width) * (self.rank > 0)

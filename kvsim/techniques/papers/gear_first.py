@@ -93,7 +93,7 @@ class GearFirst(WholeStorage):
         """The prompt's attention is not fused."""
         return True
 
-    def arrive(self, at: LayerPass) -> list[Op]:
+    def prepare(self, at: LayerPass) -> list[Op]:
         """Decoding attends to the restored cache."""
         return [] if at.p.prefill else [self._restore(at, at.kept)]
 
@@ -110,7 +110,7 @@ class GearFirst(WholeStorage):
         )
         return (d.shard.queries_per_kv - 1) * own
 
-    def after(self, at: LayerPass) -> list[Op]:
+    def complete(self, at: LayerPass) -> list[Op]:
         """The prompt is packed once, later everything anew once per residual."""
         return self._pack(at, at.kept, 1.0 if at.p.prefill else 1.0 / self.residual)
 
@@ -171,7 +171,7 @@ class GearFirst(WholeStorage):
             "outliers": self.outliers * numbers * (ops.HALF + POSITION),
         }
 
-    def once(self, at: LayerPass) -> Buffers:
+    def shared_buffers(self, at: LayerPass) -> Buffers:
         """One layer's prompt until it is packed, and the error of its keys or values in fp32."""
         error = SINGLE * self._numbers(at.d, at.p.tokens) / 2 if at.p.prefill else 0.0
         return merge(ops.prompt_kv(at.d, at.p), {"gpu": {"error": error}})

@@ -49,7 +49,7 @@ class H2o(Bounded):
         """All scores are added up."""
         return True
 
-    def after(self, at: LayerPass) -> list[Op]:
+    def complete(self, at: LayerPass) -> list[Op]:
         """The upkeep of scores; after the prompt, what stays; later, the lowest."""
         p, tokens = at.p, at.cached
         seen = tokens if p.prefill else np.minimum(tokens, self.budget)
@@ -67,7 +67,7 @@ class H2o(Bounded):
         sums = 4.0 * p.batch * at.d.shard.heads * np.minimum(self.budget, p.length)
         return {"gpu": {"scores": sums * (p.max_length > self.budget)}}
 
-    def once(self, at: LayerPass) -> Buffers:
+    def shared_buffers(self, at: LayerPass) -> Buffers:
         """One layer's whole cache and its scores while the prompt is read."""
         ranks = 1.0 * (np.asarray(at.p.max_length) > self.budget)
         scores = scale(score_matrix(at), ranks)

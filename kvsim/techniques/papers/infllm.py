@@ -115,7 +115,7 @@ class Infllm(Selection):
         near = attention.ops(d, p, shape, name="local", limit=self.local)
         beside = at.drafting.extra_bytes(at)
         whole = attention.ops(d, p, shape, limit=seen, extra_bytes=beside)
-        drafted = at.drafting.after_prompt(at) if p.prefill else []
+        drafted = at.drafting.fill_draft_cache(at) if p.prefill else []
         return [
             *ops.runtime(d, n),
             *self._choose(at, among),
@@ -172,9 +172,9 @@ class Infllm(Selection):
             "host": {"kv": ops.kv_bytes(m, p.batch * n * self.block)},
         }
 
-    def once(self, at: LayerPass) -> Buffers:
+    def shared_buffers(self, at: LayerPass) -> Buffers:
         """In prefill one layer's blocks on their way out."""
-        out = at.p.batch * self._far(at.alone().cached) * self.block
+        out = at.p.batch * self._far(at.without_window().cached) * self.block
         leaving = ops.kv_bytes(at.d.shard, out) if at.p.prefill else 0.0
         return {"gpu": {"kv on the way out": leaving}}
 

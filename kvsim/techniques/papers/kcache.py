@@ -45,14 +45,14 @@ class TopValues(Selection):
         d, p, m = at.d, at.p, at.d.shard
         place, storage = at.placement, at.storage
         away = bool(np.any(np.asarray(place.v_host) > 0))
-        _, v_number = storage.number(at)
+        _, v_number = storage.number_bytes(at)
         new_values = place.v_host * v_number * m.v_width
         waits = ("quantise",) if storage.stored.packs else ("qkv",)
-        arrive = storage.arrive(at)
+        arrive = storage.prepare(at)
         if p.prefill:
             store = ops.copy("store_v", "d2h", new_values * p.tokens, after=waits)
-            return [*arrive, *([store] if away else []), *attend(at), *storage.after(at),
-                    *at.drafting.after_prompt(at)]  # fmt: skip
+            return [*arrive, *([store] if away else []), *attend(at), *storage.complete(at),
+                    *at.drafting.fill_draft_cache(at)]  # fmt: skip
         length = at.cached
         chosen = np.minimum(self.n, length)
         scores = p.tokens * m.heads * length
@@ -64,7 +64,7 @@ class TopValues(Selection):
             more = size - shared + weights
             select = ops.top_k("topk", scores)
             return [*arrive, *attend(at, values=chosen, extra_bytes=more), select,
-                    *storage.after(at)]  # fmt: skip
+                    *storage.complete(at)]  # fmt: skip
         flops = 2.0 * p.tokens * m.heads * m.head_dim * chosen
         out = ops.HALF * p.tokens * m.heads * m.head_dim
         without = ops.HALF * m.v_width * p.tokens + out  # no values are written, nor an output
@@ -78,15 +78,15 @@ class TopValues(Selection):
             ops.copy("fetch_v", "h2d", fetched, rows=place.v_host * rows, after=("topk",)),
             ops.copy("store_v", "d2h", new_values * at.staying, after=waits),
             Op("attn", "gpu", storage.read.kernel, flops, weighted, after=("fetch_v",)),
-            *storage.after(at),
+            *storage.complete(at),
         ]
 
-    def once(self, at: LayerPass) -> Buffers:
+    def shared_buffers(self, at: LayerPass) -> Buffers:
         """Fetched values and their indices, or a layer's values on their way out in prefill."""
         m, p, share = at.d.shard, at.p, at.placement.v_host
         if not np.any(np.asarray(share) > 0):
             return {}
-        _, v_number = at.storage.number(at)
+        _, v_number = at.storage.number_bytes(at)
         if p.prefill:  # as they are stored, one layer's while the next one's leave
             return {"gpu": {"value buffers": share * 2 * v_number * m.v_width * p.tokens}}
         rows = share * p.tokens * m.heads * np.minimum(self.n, p.max_length)
@@ -113,7 +113,7 @@ class Kcache(Term):
     n: Number = param(128, "values fetched per query head", low=1, high=1e7, gentler=1)
     gpu_layers: int = param(0, "first layers whose values stay on the GPU", high=1000, gentler=1)
 
-    def says(self) -> tuple[Part, ...]:
+    def pieces(self) -> tuple[Part, ...]:
         """Values of the best tokens, which live on the host."""
         return TopValues(self.n), HostPlacement(values_host=1, gpu_layers=self.gpu_layers)
 

@@ -38,11 +38,11 @@ class Kivi(Storage):
         """Keys of a group of tokens share their scales."""
         return self.exact
 
-    def arrive(self, at: LayerPass) -> list[Op]:
+    def prepare(self, at: LayerPass) -> list[Op]:
         """Keys are packed in blocks, values singly."""
         return pack(at)
 
-    def once(self, at: LayerPass) -> Buffers:
+    def shared_buffers(self, at: LayerPass) -> Buffers:
         """One layer's whole prompt until it is packed."""
         return ops.prompt_kv(at.d, at.p)
 

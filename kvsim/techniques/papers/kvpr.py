@@ -69,7 +69,7 @@ class Kvpr(Term):
     bits: float = param(16, "bits per number on the host", choices=(4, 8, 16), gentler=1)
     parts: int = param(8, "parts of the batch by columns", low=1, high=1024)
 
-    def says(self) -> tuple[Part, ...]:
+    def pieces(self) -> tuple[Part, ...]:
         """The whole cache on the host, a part of it as layer inputs; by columns all weights too."""
         column = self.schedule == "column"
         place = Place(
@@ -198,7 +198,7 @@ class Place(HostPlacement):
             p = at.part or at.p
             first = replace(p, context=p.prompt, new=1.0, prefill=False)
             last = replace(first, context=p.max_length - 1)
-            at.known["splits"] = tuple(choose_split(self, at.then(q)) for q in (first, last))
+            at.known["splits"] = tuple(choose_split(self, at.in_pass(q)) for q in (first, last))
         splits: tuple[Number, Number] = at.known["splits"]
         return splits
 
@@ -353,7 +353,7 @@ def _balanced_split(place: Place, at: LayerPass, limit: Number) -> Array:
     if input_width(d) >= d.shard.kv_width:
         return none
     surroundings = [
-        *place.ahead(at),
+        *place.prefetch(at),
         *ops.before_attention(d, p, shape),
         *attention.ops(d, p, shape),
         *ops.after_attention(d, p, shape),
@@ -392,7 +392,7 @@ def _shortest_split(place: Place, at: LayerPass, limit: Number) -> Array:
     own = replace(place, split=whole)
     now = replace(at, parts=replace(at.parts, placement=own), known={})
     layer = (
-        *own.ahead(now),
+        *own.prefetch(now),
         *ops.before_attention(d, p, shape, own.weights_wait()),
         *at.selection.attend(now),
         *ops.after_attention(d, p, shape, at.parts.mlp, own.output_wait(now)),

@@ -46,7 +46,7 @@ class Kvquant(Storage):
         m = at.d.shard
         return at.p.batch * tokens * (self.outliers * m.kv_width * OUTLIER + TOKEN)
 
-    def arrive(self, at: LayerPass) -> list[Op]:
+    def prepare(self, at: LayerPass) -> list[Op]:
         """New tokens are packed, their outliers and ranges found."""
         numbers = at.d.shard.kv_width * at.staying
         found = ops.HALF * numbers + self._more(at, at.p.new)
@@ -56,9 +56,9 @@ class Kvquant(Storage):
         """Outliers and scales beside the packed numbers."""
         return 0.0 if at.p.prefill else self._more(at, at.kept)
 
-    def moved(self, at: LayerPass, tokens: Number) -> tuple[Number, Number]:
+    def transfer_bytes(self, at: LayerPass, tokens: Number) -> tuple[Number, Number]:
         """Packed numbers with half of what is beside them each."""
-        k, v = super().moved(at, tokens)
+        k, v = super().transfer_bytes(at, tokens)
         more = self._more(at, tokens) / 2
         return k + more, v + more
 
@@ -66,7 +66,7 @@ class Kvquant(Storage):
         """The packed cache, and its outliers and scales."""
         return {"kv": resident_kv(at, self.stored), "outliers": self._more(at, at.kept)}
 
-    def once(self, at: LayerPass) -> Buffers:
+    def shared_buffers(self, at: LayerPass) -> Buffers:
         """One layer's whole prompt until it is packed."""
         return ops.prompt_kv(at.d, at.p)
 

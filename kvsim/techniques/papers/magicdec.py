@@ -31,7 +31,7 @@ class Magicdec(Term):
     gamma: int = param(2, "tokens drafted per round", high=16)
     acceptance: Acceptance = acceptance_param()
 
-    def says(self) -> tuple[Part, ...]:
+    def pieces(self) -> tuple[Part, ...]:
         """Drafts over a cache of their own."""
         return (Selfdraft(self.gamma, self.acceptance, self.draft, self.budget),)
 

@@ -83,16 +83,16 @@ class Mikv(WholeStorage):
             return f"mikv stores at low precision what {beside.selection.name} drops; keep one"
         return ""
 
-    def number(self, at: LayerPass) -> tuple[Number, Number]:
+    def number_bytes(self, at: LayerPass) -> tuple[Number, Number]:
         """The average of both precisions."""
         return self._number, self._number
 
-    def moved(self, at: LayerPass, tokens: Number) -> tuple[Number, Number]:
+    def transfer_bytes(self, at: LayerPass, tokens: Number) -> tuple[Number, Number]:
         """Bytes of keys and of values in both precisions. [B]"""
         size = at.p.batch * at.d.shard.kv_width / 2 * tokens * np.asarray(self._number)
         return size, size
 
-    def arrive(self, at: LayerPass) -> list[Op]:
+    def prepare(self, at: LayerPass) -> list[Op]:
         """The balancer's maxima over the prompt, or its use on new queries; then packing."""
         m, p = at.d.shard, at.p
         queries = m.heads * m.head_dim
@@ -114,7 +114,7 @@ class Mikv(WholeStorage):
         less = np.asarray(self._number) - self.stored.number
         return at.p.batch * at.d.shard.kv_width * at.kept * less
 
-    def after(self, at: LayerPass) -> list[Op]:
+    def complete(self, at: LayerPass) -> list[Op]:
         """The upkeep of the scores; a token that comes in pushes the least important one down."""
         d, p, tokens = at.d, at.p, at.kept
         upkeep = score_upkeep(at, tokens)
@@ -137,7 +137,7 @@ class Mikv(WholeStorage):
             "balancer": ops.HALF * p.batch * m.k_width * self._packs,
         }
 
-    def once(self, at: LayerPass) -> Buffers:
+    def shared_buffers(self, at: LayerPass) -> Buffers:
         """One layer's prompt and its score matrix, where the stack's attention keeps none."""
         return merge(ops.prompt_kv(at.d, at.p), score_matrix(at))
 

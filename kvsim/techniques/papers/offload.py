@@ -35,7 +35,7 @@ class Offload(Term):
     bits: float = param(16, "bits per number on the host", choices=(4, 8, 16), gentler=1)
     parts: int = param(8, "parts of the batch by columns", low=1, high=1024)
 
-    def says(self) -> tuple[Part, ...]:
+    def pieces(self) -> tuple[Part, ...]:
         """A share of the cache on the host; by columns all weights."""
         column = self.schedule == "column"
         place = HostPlacement(

@@ -35,11 +35,11 @@ class Pyramidkv(Snapkv):
     window: int = param(8, "observing queries [tokens]", low=1, high=1e5)
     beta: float = param(20, "mean budget over the last layer's", low=1, high=1e3, whole=False)
 
-    def breaks(self, deployment: Deployment) -> tuple[int, ...]:
+    def boundaries(self, deployment: Deployment) -> tuple[int, ...]:
         """Every layer but the first begins a new range, since all budgets differ."""
         return tuple(range(1, deployment.model.layers))
 
-    def at(self, index: int, deployment: Deployment) -> Snapkv:  # type: ignore[override]
+    def for_layer(self, index: int, deployment: Deployment) -> Snapkv:  # type: ignore[override]
         """One layer's budget, a window at least."""
         least, caches = self.budget / self.beta, deployment.model.caches
         depth = bisect_left(caches, index) / max(1, len(caches) - 1)

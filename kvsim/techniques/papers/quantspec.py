@@ -50,18 +50,18 @@ class Hierarchical(Storage):
         """Keys of a group of tokens share their scales."""
         return False
 
-    def arrive(self, at: LayerPass) -> list[Op]:
+    def prepare(self, at: LayerPass) -> list[Op]:
         """What stays of a round is packed once it fills half the buffer."""
         if at.p.prefill:
             return []
         every = self.residual / 2 / (1.0 + at.drafting.accepted)  # rounds per packing
         return ops.quantise(at.d, at.staying, self.stored, every=every)
 
-    def after(self, at: LayerPass) -> list[Op]:
+    def complete(self, at: LayerPass) -> list[Op]:
         """The prompt is packed once it has been attended to."""
         return pack(at) if at.p.prefill else []
 
-    def once(self, at: LayerPass) -> Buffers:
+    def shared_buffers(self, at: LayerPass) -> Buffers:
         """One layer's whole prompt until it is packed."""
         return ops.prompt_kv(at.d, at.p)
 
@@ -78,7 +78,7 @@ class _UpperHalf(Hierarchical):
         """The format of the upper halves: four bits."""
         return replace(super().stored, bits=4)
 
-    def arrive(self, at: LayerPass) -> list[Op]:
+    def prepare(self, at: LayerPass) -> list[Op]:
         """A draft's tokens stay in the buffer."""
         return []
 
@@ -104,7 +104,7 @@ class Quantspec(Term):
     residual: int = param(256, "full-precision buffer [tokens]", low=2, high=1e5, gentler=1)
     weight_bits: float = param(4, "bits of the draft's MLP weights", choices=(4, 16))
 
-    def says(self) -> tuple[Part, ...]:
+    def pieces(self) -> tuple[Part, ...]:
         """The cache, and drafts over its upper half."""
         drafts = Selfdraft(self.gamma, self.acceptance, "upper", weight_bits=self.weight_bits)
         return Hierarchical(self.group, self.residual), drafts

@@ -37,12 +37,12 @@ class Quest(Chosen):
     page: int = param(16, "tokens of a page", low=1, high=1e4)
     dense: int = param(2, "first layers that attend to everything", high=1000)
 
-    def breaks(self, deployment: Deployment) -> tuple[int, ...]:
+    def boundaries(self, deployment: Deployment) -> tuple[int, ...]:
         """The first sparse layer, counted among those with a cache."""
         caches = deployment.model.caches
         return caches[self.dense : self.dense + 1] if self.dense else ()
 
-    def at(self, index: int, deployment: Deployment) -> Selection:  # type: ignore[override]
+    def for_layer(self, index: int, deployment: Deployment) -> Selection:  # type: ignore[override]
         """Dense layers read everything."""
         return self if bisect_left(deployment.model.caches, index) >= self.dense else Selection()
 

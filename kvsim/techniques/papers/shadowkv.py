@@ -140,7 +140,7 @@ class Lowrank(Storage):
         """A column per number of a token's keys, for every sequence. [B]"""
         return ops.HALF * self.rank * at.d.shard.k_width * at.p.batch
 
-    def after(self, at: LayerPass) -> list[Op]:
+    def complete(self, at: LayerPass) -> list[Op]:
         """The prompt's keys are decomposed."""
         if not at.p.prefill:
             return []
@@ -158,7 +158,7 @@ class Lowrank(Storage):
         flops = 2.0 * keys * self.rank * m.head_dim
         return [Op("restore_keys", kernel="gemm", flops=flops, bytes={"hbm": moved}, size=tokens)]
 
-    def sides(self, at: LayerPass) -> tuple[Number, Number]:
+    def side_bytes(self, at: LayerPass) -> tuple[Number, Number]:
         """Factors in place of the prompt's keys; generated keys and all values as they are."""
         m, p, overhead = at.d.shard, at.p, at.d.stack.cache.overhead
         generated = np.maximum(at.kept - p.prompt, 0.0)
@@ -167,7 +167,7 @@ class Lowrank(Storage):
         )
         return overhead * keys, overhead * ops.HALF * m.v_width * p.batch * at.kept
 
-    def once(self, at: LayerPass) -> Buffers:
+    def shared_buffers(self, at: LayerPass) -> Buffers:
         """One layer's keys while the prompt is read."""
         read = ops.HALF * at.d.shard.k_width * at.p.tokens if at.p.prefill else 0.0
         return {"gpu": {"prompt keys": read}}
@@ -190,7 +190,7 @@ class Shadowkv(Term):
     chunk: int = param(8, "tokens of a chunk", low=1, high=1e4)
     outliers: int = param(48, "chunks that always stay on the GPU", high=1e5)
 
-    def says(self) -> tuple[Part, ...]:
+    def pieces(self) -> tuple[Part, ...]:
         """Its own selection and keys, and values on the host."""
         landmarks = Landmarks(self.budget, self.chunk, self.outliers)
         return landmarks, Lowrank(self.rank), HostPlacement(values_host=1)

@@ -56,14 +56,14 @@ class Snapkv(Selection):
         """Tokens that are kept, all of which a query sees. [tokens]"""
         return kept_tokens(at, self.budget)
 
-    def after(self, at: LayerPass) -> list[Op]:
+    def complete(self, at: LayerPass) -> list[Op]:
         """After the prompt its last queries choose."""
         if not at.p.prefill:
             return []
         chosen = compact(at, self.budget, scored=at.p.prompt)
         return [observe(at, self.window, self.budget), *chosen]
 
-    def once(self, at: LayerPass) -> Buffers:
+    def shared_buffers(self, at: LayerPass) -> Buffers:
         """One layer's whole cache while the prompt is read."""
         return ops.prompt_kv(at.d, at.p)
 

@@ -74,7 +74,7 @@ class Pairs(Selection):
         host_copy = ops.kv_bytes(m, kept) * (np.asarray(self.k) > 0)
         store = ops.copy("store_kv", "d2h", host_copy, launches=2, after=("qkv",))
         if p.prefill:
-            packed = [*_pack_prompt(at), *storage.after(at), *at.drafting.after_prompt(at)]
+            packed = [*_pack_prompt(at), *storage.complete(at), *at.drafting.fill_draft_cache(at)]
             return [store, *attend(at), *packed]
         length = at.cached
         chosen = np.minimum(self.k, length - 1)  # all but the query that chooses
@@ -89,7 +89,7 @@ class Pairs(Selection):
         if self.first:  # what it adds to the cache is dropped
             return chooses
         packed = ops.quantise(d, kept, storage.stored)
-        found = [*packed, *chooses, store, *storage.after(at)]
+        found = [*packed, *chooses, store, *storage.complete(at)]
         return found if self.speculative else [*found, *self._again(at, chosen)]
 
     def _again(self, at: LayerPass, chosen: Number) -> list[Op]:
@@ -102,7 +102,7 @@ class Pairs(Selection):
         flops = 2.0 * p.tokens * m.heads * (m.head_dim + m.v_width / m.cached_heads) * chosen
         return [Op("attn_again", "gpu", "attention", flops, {"hbm": pairs}, after=after)]
 
-    def between(self, parts: Parts) -> Parts | None:
+    def predecoding(self, parts: Parts) -> Parts | None:
         """Pre-decoding: one step whose scores choose the first prefetch."""
         if not self.speculative:
             return None
@@ -127,7 +127,7 @@ class Pairs(Selection):
             "host": {"kv": whole * (np.asarray(self.k) > 0)},
         }
 
-    def once(self, at: LayerPass) -> Buffers:
+    def shared_buffers(self, at: LayerPass) -> Buffers:
         """In prefill two layers' fp16 pairs, one computed while the other leaves."""
         leaving = sequences_alive(at.d, at.p) * at.p.new * (np.asarray(self.k) > 0)
         pairs = 2 * ops.kv_bytes(at.d.shard, leaving) if at.p.prefill else 0.0
@@ -207,7 +207,7 @@ class Specache(Term):
     residual: int = param(64, "latest tokens kept in fp16", high=1e6, gentler=1)
     speculative: bool = param(True, "prefetch one step ahead", choices=(True, False), gentler=-1)
 
-    def says(self) -> tuple[Part, ...]:
+    def pieces(self) -> tuple[Part, ...]:
         """A packed cache, and exact pairs beside it."""
         return Pairs(self.k, self.speculative), LateKivi(self.bits, self.group, self.residual)
 

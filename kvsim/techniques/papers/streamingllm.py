@@ -36,14 +36,14 @@ class Streamingllm(Bounded):
         """Tokens kept at most."""
         return self.sink + self.recent
 
-    def before(self, at: LayerPass) -> list[Op]:
+    def prepare(self, at: LayerPass) -> list[Op]:
         """Sinks' keys move along with the window: one kernel per step for those of all layers."""
         evicts = np.asarray(at.p.length) > self.budget
-        stored, _ = at.storage.number(at)
+        stored, _ = at.storage.number_bytes(at)
         moved = self._sink_keys(at) * (1 + stored / ops.HALF) * evicts
         return [Op("turn", bytes={"hbm": moved}, launches=1.0 / at.d.model.layers)]
 
-    def after(self, at: LayerPass) -> list[Op]:
+    def complete(self, at: LayerPass) -> list[Op]:
         """The prompt is read with full attention, then cut."""
         return compact(at, self.budget, scored=0.0) if at.p.prefill else []
 
@@ -60,7 +60,7 @@ class Streamingllm(Bounded):
         sinks = self._sink_keys(at) * (np.asarray(at.p.max_length) > self.budget)
         return {"gpu": {"sink keys": sinks}}
 
-    def once(self, at: LayerPass) -> Buffers:
+    def shared_buffers(self, at: LayerPass) -> Buffers:
         """One layer's whole cache while the prompt is read."""
         return ops.prompt_kv(at.d, at.p)
 

@@ -43,11 +43,11 @@ class Turboquant(Storage):
             return FP16
         return Format(self.bits, 2 * self.group, value_bits=values)
 
-    def arrive(self, at: LayerPass) -> list[Op]:
+    def prepare(self, at: LayerPass) -> list[Op]:
         """New queries, keys and values are rotated, the latter packed."""
         return [] if self.exact else [self._rotate(at, "rotate", True), *pack(at)]
 
-    def after(self, at: LayerPass) -> list[Op]:
+    def complete(self, at: LayerPass) -> list[Op]:
         """Outputs are turned back; the prompt attends to vectors as they were."""
         return [] if self.exact or at.p.prefill else [self._rotate(at, "rotate_back", False)]
 
@@ -65,7 +65,7 @@ class Turboquant(Storage):
             size=tokens,
         )  # fmt: skip
 
-    def once(self, at: LayerPass) -> Buffers:
+    def shared_buffers(self, at: LayerPass) -> Buffers:
         """One layer's whole prompt until it is packed."""
         return {} if self.exact else ops.prompt_kv(at.d, at.p)
 

@@ -89,20 +89,20 @@ class Zipcache(WholeStorage):
     def _ages(self, at: LayerPass) -> tuple[Number, Number, Number]:
         """Kept tokens of the prompt, later ones that are packed, and those that are not."""
         tokens, fresh = at.kept, self._fresh(at)
-        later = np.maximum(tokens - fresh - at.of_prompt, 0.0)
+        later = np.maximum(tokens - fresh - at.kept_of_prompt, 0.0)
         return tokens - fresh - later, later, fresh
 
-    def number(self, at: LayerPass) -> tuple[Number, Number]:
+    def number_bytes(self, at: LayerPass) -> tuple[Number, Number]:
         """The average width; scales are few."""
         size = np.asarray(self._bits) / 8
         return size, size
 
-    def moved(self, at: LayerPass, tokens: Number) -> tuple[Number, Number]:
+    def transfer_bytes(self, at: LayerPass, tokens: Number) -> tuple[Number, Number]:
         """Packed tokens with their parameters."""
         size = at.p.batch * at.d.shard.kv_width / 2 * tokens * np.asarray(self._bits) / 8
         return size, size
 
-    def arrive(self, at: LayerPass) -> list[Op]:
+    def prepare(self, at: LayerPass) -> list[Op]:
         """In decoding one new token in a hundred pays for the packing of a hundred."""
         if self.exact:
             return []
@@ -124,7 +124,7 @@ class Zipcache(WholeStorage):
         plain = ops.kv_bytes(m, batch * at.kept)
         return packed + ops.kv_bytes(m, batch * fresh) - plain * stored.number / ops.HALF
 
-    def after(self, at: LayerPass) -> list[Op]:
+    def complete(self, at: LayerPass) -> list[Op]:
         """Probes score tokens; saliency is selected once per window."""
         probes = self._probes(at, at.kept, self._fresh(at))
         if self.exact:
@@ -166,7 +166,7 @@ class Zipcache(WholeStorage):
         below: Array = (np.asarray(self._bits) < 16).astype(float)
         heads = p.batch * m.cached_heads * below
         windows = np.floor(np.maximum(p.context - p.prompt, 0.0) / self.window)
-        first = np.minimum(tokens, at.of_prompt)
+        first = np.minimum(tokens, at.kept_of_prompt)
         later = np.minimum(tokens - first, windows * self.window)
         later = np.where(below, later, tokens - first)  # nothing waits to be packed at 16 bits
         listed = self._mixed * (d.stack.selection.id_list > 0)
@@ -177,7 +177,7 @@ class Zipcache(WholeStorage):
             "saliency": 4.0 * heads * self.window,
         }
 
-    def once(self, at: LayerPass) -> Buffers:
+    def shared_buffers(self, at: LayerPass) -> Buffers:
         """One layer's whole prompt until it is packed."""
         return {} if self.exact else ops.prompt_kv(at.d, at.p)
 

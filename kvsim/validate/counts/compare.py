@@ -192,7 +192,7 @@ def _stated(
     ]
     return {
         "prefill": _sum([technique.prefill(deployment, prefill_point(batch, prompt, generate))]),
-        "between": _sum(technique.between(deployment, start)),
+        "between": _sum(technique.predecoding(deployment, start)),
         "decode": _sum(decode),
     }
 

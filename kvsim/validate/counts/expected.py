@@ -56,7 +56,7 @@ def copied_bytes(
     rounds = (work.generate - 1) / cycle.tokens
     once = [
         technique.prefill(deployment, prompt),
-        *technique.between(deployment, decode_point(*sizes, 0.0)),
+        *technique.predecoding(deployment, decode_point(*sizes, 0.0)),
     ]
     return _through(once, way) + float(np.ravel(rounds)[0]) * _through(cycle.steps, way)
 

@@ -340,7 +340,7 @@ def _parts_by_layer(
     found: list[Parts] = []
     for some, parts in zip(technique.layers, technique.parts, strict=True):
         last = layers - 1 if some.last is None else min(some.last, layers - 1)
-        found += [parts.at(i, deployment) for i in range(some.first, last + 1)]
+        found += [parts.for_layer(i, deployment) for i in range(some.first, last + 1)]
     for parts in found:
         shares = parts.selection.shares + parts.drafting.shares
         if shares and len(set(lengths)) > 1:
