@@ -1,4 +1,19 @@
-"""KCache: keys on the GPU, values in host memory, the best N fetched for every query."""
+"""KCache: keys on the GPU, values in host memory, the best N fetched for every query.
+
+Q. He and Z. Wu, "Efficient LLM inference with KCache", 2024, https://arxiv.org/abs/2404.18057
+
+1. Prefill attends to everything. The values of every layer but the first ``gpu_layers`` are copied
+   to the host while the next layer computes, and leave GPU memory (equations 1 and 2 ask that the
+   copy, 2 b s d bytes, is hidden); the keys stay.
+2. Decoding computes S = softmax(Q K^T / sqrt(d_h)) over all keys, as always.
+3. TopN picks the N largest scores of every batch entry and query head.
+4. The values of those tokens, and no others, are copied to the GPU at once: nothing hides that.
+5. A = S~ Part(V): the weighted sum over N values, 2 b N d FLOPs in place of 2 b s d (table 1).
+   It pays where s / N exceeds the ratio of GPU and host bandwidth (equations 3 and 4).
+6. The new token's key stays, its value goes to the host.
+
+``Kcache`` has the paper's settings; ``TopValues`` does steps 2 to 6 wherever values live.
+"""
 
 from collections.abc import Iterable
 from typing import ClassVar
@@ -15,12 +30,40 @@ from kvsim.techniques.axes.settings import param
 
 
 @frozen
+class Kcache(Term):
+    """Top-N attention over values in host memory, per batch entry and query head.
+
+    Nothing hides the fetch: scores, selection, copy and weighted sum follow one another.
+
+    References
+    ----------
+    .. [1] Q. He and Z. Wu, "Efficient LLM inference with KCache", section 3, table 1,
+       https://arxiv.org/abs/2404.18057
+    """
+
+    name: ClassVar[str] = "kcache"
+
+    n: Number = param(128, "values fetched per query head", low=1, high=1e7, gentler=1)
+    gpu_layers: int = param(0, "first layers whose values stay on the GPU", high=1000, gentler=1)
+
+    def pieces(self) -> tuple[Part, ...]:
+        """Values of the best tokens, which live on the host."""
+        return TopValues(self.n), HostPlacement(values_host=1, gpu_layers=self.gpu_layers)
+
+    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
+        """The paper's N, with and without one layer on the GPU."""
+        counts = np.array([32.0, 64.0, 128.0, 256.0])[:, None, None]
+        return [Kcache(counts, layers) for layers in (0, 1)]
+
+
+@frozen
 class TopValues(Selection):
     """The best N values per batch entry and query head, wherever they live.
 
     References
     ----------
-    .. [1] Q. He and Z. Wu, "Efficient LLM inference with KCache", 2024, section 3.
+    .. [1] Q. He and Z. Wu, "Efficient LLM inference with KCache", section 3,
+       https://arxiv.org/abs/2404.18057
     """
 
     name = "values"
@@ -49,23 +92,25 @@ class TopValues(Selection):
         new_values = place.v_host * v_number * m.v_width
         waits = ("quantise",) if storage.stored.packs else ("qkv",)
         arrive = storage.prepare(at)
-        if p.prefill:
+        if p.prefill:  # step 1: 2 b s d bytes leave beside the next layer's compute (equation 1)
             store = ops.copy("store_v", "d2h", new_values * p.tokens, after=waits)
             return [*arrive, *([store] if away else []), *attend(at), *storage.complete(at),
                     *at.drafting.fill_draft_cache(at)]  # fmt: skip
         length = at.cached
         chosen = np.minimum(self.n, length)
         scores = p.tokens * m.heads * length
+        # step 4: b N rows of every query head; those of a group may choose alike, and no more
+        # rows can be fetched than there are (the paper's models have one query head per KV head)
         rows = p.batch * np.minimum(p.new * m.heads * chosen, m.kv_heads * length)
         size = v_number * rows * m.head_dim
         weights = ops.HALF * p.tokens * m.heads * chosen
-        if not away:
+        if not away:  # a layer whose values stay on the GPU reads the chosen ones there
             shared = v_number * p.batch * m.v_width * chosen  # if a group chose alike
             more = size - shared + weights
             select = ops.top_k("topk", scores)
             return [*arrive, *attend(at, values=chosen, extra_bytes=more), select,
                     *storage.complete(at)]  # fmt: skip
-        flops = 2.0 * p.tokens * m.heads * m.head_dim * chosen
+        flops = 2.0 * p.tokens * m.heads * m.head_dim * chosen  # step 5: 2 b N d (table 1)
         out = ops.HALF * p.tokens * m.heads * m.head_dim
         without = ops.HALF * m.v_width * p.tokens + out  # no values are written, nor an output
         weighted: dict[Channel, Number] = {"hbm": size + weights + out}
@@ -73,6 +118,7 @@ class TopValues(Selection):
         return [
             *ops.runtime(d),
             *arrive,
+            # step 2: all keys are read, and the scores of step 3 leave the chip
             *attend(at, name="scores", values=0.0, extra_bytes=-without),
             ops.top_k("topk", scores, sync=d.stack.selection.gather_sync),
             ops.copy("fetch_v", "h2d", fetched, rows=place.v_host * rows, after=("topk",)),
@@ -95,29 +141,3 @@ class TopValues(Selection):
                 "value buffers": rows * (v_number * m.head_dim + at.d.stack.selection.index_bytes)
             }
         }
-
-
-@frozen
-class Kcache(Term):
-    """Top-N attention over values in host memory, per batch entry and query head.
-
-    Nothing hides the fetch: scores, selection, copy and weighted sum follow one another.
-
-    References
-    ----------
-    .. [1] Q. He and Z. Wu, "Efficient LLM inference with KCache", 2024, section 3, table 1.
-    """
-
-    name: ClassVar[str] = "kcache"
-
-    n: Number = param(128, "values fetched per query head", low=1, high=1e7, gentler=1)
-    gpu_layers: int = param(0, "first layers whose values stay on the GPU", high=1000, gentler=1)
-
-    def pieces(self) -> tuple[Part, ...]:
-        """Values of the best tokens, which live on the host."""
-        return TopValues(self.n), HostPlacement(values_host=1, gpu_layers=self.gpu_layers)
-
-    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
-        """The paper's N, with and without one layer on the GPU."""
-        counts = np.array([32.0, 64.0, 128.0, 256.0])[:, None, None]
-        return [Kcache(counts, layers) for layers in (0, 1)]

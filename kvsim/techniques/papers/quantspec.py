@@ -1,4 +1,32 @@
-"""QuantSpec: drafts read the upper four bits of the cache, verification all eight."""
+"""QuantSpec: drafts read the upper four bits of the cache, verification all eight.
+
+R. Tiwari, H. Xi, A. Tomar, C. Hooper, S. Kim, M. Horton, M. Najibi, M. W. Mahoney, K. Keutzer,
+A. Gholami, "QuantSpec: self-speculative decoding with hierarchical quantized KV cache", ICML 2025,
+https://arxiv.org/abs/2502.10424
+
+The model drafts for itself, over one cache with two views (section 4.2):
+
+    C = C_U S + C_L S / 16 + Z,
+
+C_U the upper four bits (asymmetric, rounded to nearest), C_L their error in four more bits
+(symmetric), one scale S and zero point Z per group: keys along channels, values along tokens.
+A draft reads C_U alone, the target both: eight bits.
+
+The latest tokens are in fp16 in two halves C_F1 and C_F2 of one group G each (section 4.3), so that
+rejected drafts are taken back without unpacking anything. Algorithm 1:
+
+1. Prefill; the prompt but for its last G tokens is packed (lines 1 to 3).
+2. gamma times: a pass with C_U, C_F1, C_F2 and 4-bit weights drafts a token, whose keys and
+   values go to C_F2 (lines 6 to 9).
+3. One pass of all drafts and the token before them with both halves verifies (line 10): drafts up
+   to the first that fails are accepted, and one token more is the target's own (11 to 22).
+4. The rejected ones are cleared from C_F2 (line 16).
+5. Once C_F2 is full C_F1 is packed, and C_F2 becomes C_F1 (lines 24 to 27).
+
+``Quantspec`` has the paper's settings and ``Hierarchical`` the cache. Drafting by the model itself
+(steps 2 to 4: the passes, the share that is accepted, what a rejected draft leaves) is
+``axes.drafting.Selfdraft``, which MagicDec shares: here it ``reads`` the upper half.
+"""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -12,6 +40,40 @@ from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes.base import Launches, LayerPass, Part, Storage, Term, pack
 from kvsim.techniques.axes.drafting import Acceptance, Selfdraft, acceptance_param
 from kvsim.techniques.axes.settings import param
+
+
+@frozen
+class Quantspec(Term):
+    """Self-speculation with a hierarchical 4+4-bit cache and 4-bit MLP weights.
+
+    The output is that of the model with an 8-bit cache. Rounds that the full-precision buffer
+    cuts short, about one per half, are not modelled.
+
+    References
+    ----------
+    .. [1] R. Tiwari et al., "QuantSpec: self-speculative decoding with hierarchical quantized KV
+       cache", ICML 2025, sections 4.2 and 4.3, algorithm 1; acceptance from table 6,
+       https://arxiv.org/abs/2502.10424
+    """
+
+    name: ClassVar[str] = "quantspec"
+
+    gamma: int = param(4, "tokens drafted per round", high=16)
+    acceptance: Acceptance = acceptance_param()
+    group: int = param(128, "numbers that share a scale", low=8, high=1024, gentler=-1)
+    residual: int = param(256, "full-precision buffer [tokens]", low=2, high=1e5, gentler=1)
+    weight_bits: float = param(4, "bits of the draft's MLP weights", choices=(4, 16))
+
+    def pieces(self) -> tuple[Part, ...]:
+        """The cache, and drafts over its upper half."""
+        # step 2: gamma passes over C_U with 4-bit MLPs; step 3: one of gamma + 1 tokens over both
+        # halves; steps 3 and 4: accepted tokens stay, rejected ones leave the fp16 buffer
+        drafts = Selfdraft(self.gamma, self.acceptance, "upper", weight_bits=self.weight_bits)
+        return Hierarchical(self.group, self.residual), drafts
+
+    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
+        """The paper's gammas, with the acceptance set or its published mean."""
+        return [Quantspec(gamma, self.acceptance) for gamma in (1, 2, 4, 6)]
 
 
 @frozen
@@ -36,7 +98,7 @@ class Hierarchical(Storage):
     @property
     def stored(self) -> Format:
         """Both halves; those of the buffer roll over together."""
-        half = self.residual // 2
+        half = self.residual // 2  # G tokens: C_F1 is always full, C_F2 fills up
         tails = {"k_tail": half, "v_tail": half, "k_block": half, "v_block": half}
         return Format(8, self.group, **tails, late=True)
 
@@ -54,12 +116,13 @@ class Hierarchical(Storage):
         """What stays of a round is packed once it fills half the buffer."""
         if at.p.prefill:
             return []
+        # step 5: C_F1 is packed once a round's accepted tokens and one more have filled C_F2
         every = self.residual / 2 / (1.0 + at.drafting.accepted)  # rounds per packing
         return ops.quantise(at.d, at.staying, self.stored, every=every)
 
     def complete(self, at: LayerPass) -> list[Op]:
         """The prompt is packed once it has been attended to."""
-        return pack(at) if at.p.prefill else []
+        return pack(at) if at.p.prefill else []  # step 1
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
         """One layer's whole prompt until it is packed."""
@@ -75,40 +138,9 @@ class _UpperHalf(Hierarchical):
 
     @property
     def stored(self) -> Format:
-        """The format of the upper halves: four bits."""
+        """C_U with S and Z: four bits per number with the scales of all eight."""
         return replace(super().stored, bits=4)
 
     def prepare(self, at: LayerPass) -> list[Op]:
         """A draft's tokens stay in the buffer."""
         return []
-
-
-@frozen
-class Quantspec(Term):
-    """Self-speculation with a hierarchical 4+4-bit cache and 4-bit MLP weights.
-
-    The output is that of the model with an 8-bit cache. Rounds that the full-precision buffer
-    cuts short, about one per half, are not modelled.
-
-    References
-    ----------
-    .. [1] R. Tiwari et al., "QuantSpec: self-speculative decoding with hierarchical quantized KV
-       cache", ICML 2025, sections 4.2 and 4.3, algorithm 1; acceptance from table 6.
-    """
-
-    name: ClassVar[str] = "quantspec"
-
-    gamma: int = param(4, "tokens drafted per round", high=16)
-    acceptance: Acceptance = acceptance_param()
-    group: int = param(128, "numbers that share a scale", low=8, high=1024, gentler=-1)
-    residual: int = param(256, "full-precision buffer [tokens]", low=2, high=1e5, gentler=1)
-    weight_bits: float = param(4, "bits of the draft's MLP weights", choices=(4, 16))
-
-    def pieces(self) -> tuple[Part, ...]:
-        """The cache, and drafts over its upper half."""
-        drafts = Selfdraft(self.gamma, self.acceptance, "upper", weight_bits=self.weight_bits)
-        return Hierarchical(self.group, self.residual), drafts
-
-    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
-        """The paper's gammas, with the acceptance set or its published mean."""
-        return [Quantspec(gamma, self.acceptance) for gamma in (1, 2, 4, 6)]

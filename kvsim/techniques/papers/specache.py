@@ -1,4 +1,27 @@
-"""SpeCache: a packed cache on the GPU, the best tokens in fp16 fetched one step ahead."""
+"""SpeCache: a packed cache on the GPU, the best tokens in fp16 fetched one step ahead.
+
+S. Jie, Y. Tang, K. Han, Z.-H. Deng, J. Han, "SpeCache: speculative key-value caching for efficient
+generation of LLMs", ICML 2025, https://arxiv.org/abs/2503.16163
+
+The whole cache C is on the host in fp16; the GPU has C', KIVI's 1 or 2 bits with the latest tokens
+in fp16. Three stages (section 3.3, algorithms 1 to 3):
+
+1. Prefilling: layer by layer, attention in fp16; then C' = Quant(C) stays and C is offloaded.
+2. Pre-decoding: one pass of the first output token T_1 over C' alone. Its scores choose the top-k
+   pairs K_1 of every layer, which are prefetched, and its answer T'_2 is the first speculative
+   token. What the pass adds to the cache is dropped.
+3. Decoding: the output token T_t and the speculative T'_(t+1) pass together,
+   O = Attn([T_t, T'_(t+1)], C' u C_Kt)                                              (equation 1)
+   with the k prefetched pairs C_Kt in place of their packed copies. The scores of T'_(t+1) choose
+   K_(t+1); those pairs are fetched beside the later layers and the next step's start. T_t's own
+   keys and values are packed into C' and offloaded to C; the speculative token's are dropped.
+   The answers are the next output token and the next speculative one.
+
+Two tokens read the same weights and cache, so that the second is nearly free while decoding waits
+for memory. One bit per number needs another zero point and scale (equation 3); that costs nothing.
+
+``Specache`` has the paper's settings, ``Pairs`` the prefetch and ``LateKivi`` the packed cache.
+"""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -23,6 +46,44 @@ from kvsim.techniques.axes.base import (
     attend,
 )
 from kvsim.techniques.axes.settings import param
+
+
+@frozen
+class Specache(Term):
+    """Speculative prefetch of the key-value pairs that the next token will attend to.
+
+    Every step decodes the output token and a speculative next token; the latter's scores choose
+    what is prefetched for the next step. A step's own tokens are attended to in fp16 and packed
+    afterwards.
+
+    Without speculation the output token's own scores choose, and attention is recalculated when
+    the pairs have arrived. A fused kernel has kept no scores and attends to everything again;
+    where scores leave the chip, those of the pairs are corrected, as the step times of table 4
+    show: a second pass over the cache would take half as long again as was measured.
+
+    References
+    ----------
+    .. [1] S. Jie et al., "SpeCache: speculative key-value caching for efficient generation of
+       LLMs", ICML 2025, section 3.3, algorithms 1 to 3, table 4,
+       https://arxiv.org/abs/2503.16163
+    """
+
+    name: ClassVar[str] = "specache"
+
+    bits: float = param(2, "bits per cached number", choices=(1, 2, 4, 8), gentler=1)
+    group: int = param(64, "numbers that share a scale", low=8, high=1024, gentler=-1)
+    k: Number = param(64, "pairs prefetched per KV head", high=1e7, gentler=1)
+    residual: int = param(64, "latest tokens kept in fp16", high=1e6, gentler=1)
+    speculative: bool = param(True, "prefetch one step ahead", choices=(True, False), gentler=-1)
+
+    def pieces(self) -> tuple[Part, ...]:
+        """A packed cache, and exact pairs beside it."""
+        return Pairs(self.k, self.speculative), LateKivi(self.bits, self.group, self.residual)
+
+    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
+        """The paper's widths and groups over k."""
+        k = np.array([16.0, 64.0, 256.0])[:, None, None]
+        return [Specache(bits, group, k) for bits in (1, 2) for group in (32, 64)]
 
 
 @frozen
@@ -69,31 +130,33 @@ class Pairs(Selection):
     def attend(self, at: LayerPass) -> list[Op]:
         """Packed attention with the fetched pairs in place of their packed copies."""
         d, p, m, storage = at.d, at.p, at.d.shard, at.storage
-        # the speculative token's keys and values are dropped
+        # algorithm 3: T_t's keys and values stay, the speculative token's are dropped
         kept = p.batch if self.speculative and not p.prefill else at.staying
         host_copy = ops.kv_bytes(m, kept) * (np.asarray(self.k) > 0)
         store = ops.copy("store_kv", "d2h", host_copy, launches=2, after=("qkv",))
-        if p.prefill:
+        if p.prefill:  # algorithm 1: Offload(C), attention in fp16, C' = Quant(C)
             packed = [*_pack_prompt(at), *storage.complete(at), *at.drafting.fill_draft_cache(at)]
             return [store, *attend(at), *packed]
         length = at.cached
         chosen = np.minimum(self.k, length - 1)  # all but the query that chooses
+        # ArgTopK over the scores of one token alone, the speculative one (A_1 of algorithm 3)
         scores = p.batch * m.heads * length * (chosen > 0)
         size = ops.kv_bytes(m, p.batch * chosen)
         rows = 2 * p.batch * m.cached_heads * chosen
         known = self.speculative and not self.first  # pairs that are in place, chosen before
         held = ops.kv_bytes(m, p.batch * np.minimum(self.k, length - p.new))
+        # equation 1: attention waits for the pairs that the step before has chosen and fetched
         look = attend(at, ("prefetch@step-1",) if known else (), extra_bytes=held if known else 0.0)
         fetch = ops.copy("prefetch", "h2d", size, rows=rows, after=("topk",))
         chooses = [*look, ops.top_k("topk", scores, sync=d.stack.selection.gather_sync), fetch]
-        if self.first:  # what it adds to the cache is dropped
+        if self.first:  # algorithm 2 ends here: what it adds to the cache is dropped
             return chooses
         packed = ops.quantise(d, kept, storage.stored)
         found = [*packed, *chooses, store, *storage.complete(at)]
         return found if self.speculative else [*found, *self._again(at, chosen)]
 
     def _again(self, at: LayerPass, chosen: Number) -> list[Op]:
-        """Attention recalculated with the pairs in place (section 4.5)."""
+        """Attention recalculated with the pairs in place (section 4.5), without speculation."""
         p, m, after = at.p, at.d.shard, ("prefetch",)
         pairs = ops.kv_bytes(m, p.batch * chosen)
         if not at.d.stack.attention.score_bytes:  # all of it; the new token is written already
@@ -178,40 +241,3 @@ class LateKivi(Storage):
     def by_token(self) -> bool:
         """Keys of a group of tokens share their scales."""
         return False
-
-
-@frozen
-class Specache(Term):
-    """Speculative prefetch of the key-value pairs that the next token will attend to.
-
-    Every step decodes the output token and a speculative next token; the latter's scores choose
-    what is prefetched for the next step. A step's own tokens are attended to in fp16 and packed
-    afterwards.
-
-    Without speculation the output token's own scores choose, and attention is recalculated when
-    the pairs have arrived. A fused kernel has kept no scores and attends to everything again;
-    where scores leave the chip, those of the pairs are corrected, as the step times of table 4
-    show: a second pass over the cache would take half as long again as was measured.
-
-    References
-    ----------
-    .. [1] S. Jie et al., "SpeCache: speculative key-value caching for efficient generation of
-       LLMs", ICML 2025, section 3.3, algorithms 1 to 3, table 4.
-    """
-
-    name: ClassVar[str] = "specache"
-
-    bits: float = param(2, "bits per cached number", choices=(1, 2, 4, 8), gentler=1)
-    group: int = param(64, "numbers that share a scale", low=8, high=1024, gentler=-1)
-    k: Number = param(64, "pairs prefetched per KV head", high=1e7, gentler=1)
-    residual: int = param(64, "latest tokens kept in fp16", high=1e6, gentler=1)
-    speculative: bool = param(True, "prefetch one step ahead", choices=(True, False), gentler=-1)
-
-    def pieces(self) -> tuple[Part, ...]:
-        """A packed cache, and exact pairs beside it."""
-        return Pairs(self.k, self.speculative), LateKivi(self.bits, self.group, self.residual)
-
-    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
-        """The paper's widths and groups over k."""
-        k = np.array([16.0, 64.0, 256.0])[:, None, None]
-        return [Specache(bits, group, k) for bits in (1, 2) for group in (32, 64)]

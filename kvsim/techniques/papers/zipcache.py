@@ -1,4 +1,27 @@
-"""ZipCache: salient tokens at higher precision, found by a few probe queries."""
+"""ZipCache: salient tokens at higher precision, found by a few probe queries.
+
+Y. He, L. Zhang, W. Wu, J. Liu, H. Zhou, B. Zhuang, "ZipCache: accurate and efficient KV cache
+quantization with salient token identification", NeurIPS 2024, https://arxiv.org/abs/2405.14256
+
+Saliency: a tenth of the queries, the latest 5 % and 5 % at random, are probes; their scores
+
+    A_probe = softmax(Q_probe K^T / sqrt(d_k))                                       (equation 9)
+
+are computed apart, so that all attention can be fused. A token's saliency is the sum of its column
+of A_probe over the number of probes that see it (equation 8, with A_probe for A).
+
+Packing: the salient share r of the tokens at ``high`` bits, the rest at ``low``; in both sets keys
+per channel, and values per token after each channel was divided by c_i = sqrt(max |X_i|)
+(equation 6, algorithm 1). For one set of l tokens that makes 3 h d + 2 b l parameters (table 1).
+
+Prefill (algorithm 2): probes, saliency, fused attention, then both sets are packed.
+Decoding (algorithm 3): new tokens wait in fp16. Of every 100 the last 5, and others at random with
+5 %, are probes. After the hundredth the 100 are ranked by their saliency, split and packed.
+
+kvsim departs in one point: attention reads packed numbers in the kernels of its stack, where the
+released code unpacks the whole cache at every step; the paper's stack has that as
+``packed_cache.unpack_bytes``.
+"""
 
 from collections.abc import Iterable
 
@@ -21,7 +44,8 @@ class Zipcache(WholeStorage):
     References
     ----------
     .. [1] Y. He et al., "ZipCache: accurate and efficient KV cache quantization with salient
-       token identification", NeurIPS 2024, section 4, equation 9, algorithms 2 and 3.
+       token identification", NeurIPS 2024, section 4, equation 9, algorithms 2 and 3,
+       https://arxiv.org/abs/2405.14256
     """
 
     name = "zipcache"
@@ -70,10 +94,13 @@ class Zipcache(WholeStorage):
         salient. A precision that no token has needs no parameters.
         """
         m, windows = deployment.shard, later / self.window
+        # Split(K, p, r) of algorithms 2 and 3: r of the prompt, and r of every later window
         salient = np.round(self.salient * first), np.round(self.salient * self.window)
         high = salient[0] + windows * salient[1]
         low = first - salient[0] + windows * (self.window - salient[1])
         numbers = batch * m.kv_width * (high * self.high + low * self.low) / 8
+        # ChannelQuant makes a scale and a zero point per channel of K, CSTQuant a c_i per channel
+        # of V, for each set of tokens packed together; and two per token of V (table 1)
         sets = times * ((np.asarray(high) > 0) + 1.0 * (np.asarray(low) > 0))
         parameters = ops.HALF * separable_parameters(batch, m.kv_width / 2, first + later, sets)
         return numbers + parameters * (np.asarray(self._bits) < 16)
@@ -147,6 +174,7 @@ class Zipcache(WholeStorage):
             scores = ops.SCORE * heads * fresh * self.probe
             moved: dict[Channel, Number] = {"hbm": scores}
             return [Op("probe", bytes=moved, launches=self.probe), rank]
+        # A_probe (equation 9): probes x all keys, a softmax, and sums per column (equation 8)
         probes = np.maximum(np.round(self.probe * p.new), self.probe > 0)
         pairs = probes * tokens
         read = ops.HALF * (p.batch * m.k_width * tokens + heads * width * probes)
