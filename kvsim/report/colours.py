@@ -20,7 +20,6 @@ SYMBOLS = (
     "star-triangle-down", "triangle-ne", "triangle-se", "triangle-sw", "triangle-nw", "hexagon2",
     "circle-cross", "square-cross", "diamond-cross", "circle-x", "square-x", "diamond-x",
 )  # fmt: skip
-OUTLINES = ("", "-open")  # filled symbols first, then their outlines
 DASHES = ("solid", "dash", "dot", "dashdot", "longdash", "longdashdot")
 PATTERNS = ("", "/", "\\", "x", "-", "|", "+", ".")
 SYMBOLS_SHOWN = 12  # on a line of many points
@@ -78,17 +77,18 @@ def mark(technique: str) -> Marker:
 
 
 def mark_at(place: int) -> Marker:
-    """Return the mark at a place of the order; marks differ up to the 264th.
+    """Return the mark at a place of the order.
+
+    Symbols alone differ up to the 33rd, symbol and colour together up to the 264th.
 
     Parameters
     ----------
     place : counted from 0.
     """
     turn = place // len(PALETTE)
-    outline, symbol = divmod(place, len(SYMBOLS))
     return Marker(
         PALETTE[place % len(PALETTE)],
-        SYMBOLS[symbol] + OUTLINES[outline % len(OUTLINES)],
+        SYMBOLS[place % len(SYMBOLS)],  # pages append "-open" where something does not fit
         DASHES[turn % len(DASHES)],
         PATTERNS[turn % len(PATTERNS)],
     )

@@ -5,13 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from kvsim.techniques.registry import terms
+from kvsim.techniques.registry import presets
 
 ROOT = Path(__file__).parents[2]
-NEW = (
-    "quest", "pyramidkv", "duoattention", "shadowkv", "turboquant", "kvquant", "eagle", "mtp",
-    "draft",
-)  # fmt: skip
 LISTS = {"kvsim/report/colours.py"}  # marks of pages; a name that it does not have gets one too
 
 
@@ -33,8 +29,8 @@ def test_quest_is_two_files() -> None:
     }
 
 
-@pytest.mark.parametrize("name", NEW)
-def test_a_new_preset_is_two_files(name: str) -> None:
-    assert name in terms()
-    for path in (ROOT / "kvsim/techniques/papers", ROOT / "kvsim/validate/techniques"):
-        assert (path / f"{name}.py").is_file()
+@pytest.mark.parametrize("name", presets())
+def test_a_technique_has_a_file_of_its_own(name: str) -> None:
+    file = f"{name.replace('-', '_')}.py"
+    assert presets()[name].__module__ == f"kvsim.techniques.papers.{file.removesuffix('.py')}"
+    assert (ROOT / "kvsim" / "techniques" / "papers" / file).is_file()

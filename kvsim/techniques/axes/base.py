@@ -11,7 +11,7 @@ machine. Its numbers may be arrays that broadcast against each other (batch, con
 Hooks return ops in the order in which a layer issues them, or bytes that stay resident.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import field, fields, replace
 from functools import cached_property
 from typing import Any, ClassVar, Literal, Self
@@ -24,7 +24,7 @@ from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op, Point, Step
 from kvsim.machines.deployment import Deployment, WeightFormat
 from kvsim.models.model import LayerShape
-from kvsim.techniques.axes.settings import check, is_share, plain
+from kvsim.techniques.axes.settings import Budget, check, is_share, plain
 
 Axis = Literal["selection", "storage", "placement", "drafting"]
 ROUNDING = 1e-6  # of a token: a tenth of 4100 tokens is 410 of them
@@ -225,6 +225,7 @@ class Term:
 
     name: ClassVar[str]
     preset: ClassVar[bool] = True  # a paper's technique rather than a piece of one
+    candidates: ClassVar[tuple[Mapping[str, Any], ...]] = ()  # settings that a plan considers
     evidence_kind: ClassVar[str] = ""  # what it shares with others that lose quality in one way
 
     def __post_init__(self) -> None:
@@ -236,19 +237,33 @@ class Term:
         raise NotImplementedError
 
     def options(self, deployment: Deployment, prompt: int, generate: int) -> "Iterable[Term]":
-        """Settings worth considering for a workload; array-valued ones along the first axis."""
-        return [self]
+        """Return settings worth considering for a workload: those of ``candidates``.
+
+        Array-valued settings lie along the first axis. Override it where a choice is no table.
+        """
+        return self._filled(lambda budget: budget.tokens(prompt, generate))
 
     def options_of_shares(
         self, deployment: Deployment, prompt: int, generate: int
     ) -> "Iterable[Term]":
-        """Settings worth considering for requests of many lengths: budgets are shares of each.
+        """Return the same for requests of many lengths: budgets are shares of each.
 
         Parameters
         ----------
         prompt, generate : the requests' means, for what is no budget. [tokens]
         """
-        return self.options(deployment, prompt, generate)
+        if not self.candidates:
+            return self.options(deployment, prompt, generate)
+        return self._filled(lambda budget: budget.of_each_prompt)
+
+    def _filled(self, number: Callable[[Budget], Any]) -> "list[Term]":
+        """The candidates with a number in place of each budget, and the acceptance as it is."""
+        kept = {key: v for key, v in self.settings.items() if key == "acceptance"}
+        made = [
+            {key: number(v) if isinstance(v, Budget) else v for key, v in some.items()}
+            for some in self.candidates
+        ]
+        return [type(self)(**kept | some) for some in made] or [self]
 
     def notes(self, at: "LayerPass") -> tuple[str, ...]:
         """What a reader of a plan should know about these settings there."""

@@ -1,13 +1,16 @@
 """Settings of techniques: what each may be, and how it is written."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
+from itertools import product
 from math import floor, isfinite
 from typing import Any, Literal
 
 import numpy as np
 
 from kvsim.errors import InputError
+from kvsim.frozen import frozen
+from kvsim.graph import Array
 
 SHARES = "; between 0 and 1 a share of each prompt"
 
@@ -79,6 +82,56 @@ def _valid(value: Any, about: Any) -> bool:
     numbers = np.asarray(value, dtype=float)
     valid = (numbers >= low) & (numbers <= high)  # False for NaN
     return bool(np.all(valid & (numbers == np.floor(numbers)) if about["whole"] else valid))
+
+
+@frozen
+class Budget:
+    """A number of tokens that plans try as shares of a workload's prompt or context.
+
+    Parameters
+    ----------
+    shares : of the prompt or of the context, tried one after another.
+    of : what they are shares of; the context is the prompt with all that is generated.
+    unit : tokens of a block, for settings that count blocks. [tokens]
+    least : the setting at least.
+    """
+
+    shares: tuple[float, ...]
+    of: Literal["context", "prompt"] = "context"
+    unit: int = 1
+    least: int = 0
+
+    @property
+    def of_each_prompt(self) -> Any:
+        """The shares as they are, for requests of many lengths."""
+        return along(*self.shares) if len(self.shares) > 1 else self.shares[0]
+
+    def tokens(self, prompt: int, generate: int) -> Any:
+        """Return the setting for prompts and answers of these lengths. [tokens]"""
+        whole = prompt + generate if self.of == "context" else prompt
+        found = np.ceil(np.ceil(self.of_each_prompt * whole) / self.unit)
+        return np.maximum(found, self.least) if len(self.shares) > 1 else float(found)
+
+
+def along(*values: float) -> Array:
+    """Return numbers along the first axis of a grid of settings, batches and contexts."""
+    return np.array(values, dtype=float)[:, None, None]
+
+
+def combine(**settings: Sequence[Any]) -> tuple[Mapping[str, Any], ...]:
+    """Return every combination of some values of settings; the last setting changes fastest.
+
+    Parameters
+    ----------
+    settings : values by setting; values that are mappings stand for several settings at once.
+    """
+    found = []
+    for values in product(*settings.values()):
+        one: dict[str, Any] = {}
+        for name, value in zip(settings, values, strict=True):
+            one |= value if isinstance(value, Mapping) else {name: value}
+        found.append(one)
+    return tuple(found)
 
 
 def is_share(value: Any) -> Any:

@@ -1,13 +1,11 @@
 """FlexGen: weights, cache and hidden states placed on GPU and host in any proportion."""
 
-from collections.abc import Iterable
 from typing import ClassVar
 
 from kvsim.frozen import frozen
-from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes.base import Part, Term
 from kvsim.techniques.axes.placement import HostPlacement
-from kvsim.techniques.axes.settings import param
+from kvsim.techniques.axes.settings import combine, param
 from kvsim.techniques.axes.storage import PACKED_ON_HOST, packed_on_host
 
 
@@ -30,6 +28,11 @@ class Flexgen(Term):
     bits: float = param(16, "bits per cached number", choices=(4, 8, 16), gentler=1)
     parts: int = param(8, "parts of the batch", low=1, high=1024)
 
+    candidates = (  # the corners of the placement, and half the weights
+        *combine(weights_gpu=(0.0, 50.0, 100.0), cache_gpu=(0.0, 50.0)),
+        {"bits": 4},
+    )
+
     def pieces(self) -> tuple[Part, ...]:
         """What is not on the GPU is on the host."""
         cache, weights, states = (
@@ -37,8 +40,3 @@ class Flexgen(Term):
         )
         place = HostPlacement(cache, weights_host=weights, states_host=states, parts=self.parts)
         return (place, *packed_on_host(self.bits))
-
-    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
-        """The corners of the placement, and half the weights."""
-        shares = (0.0, 50.0, 100.0)
-        return [Flexgen(w, c) for w in shares for c in (0.0, 50.0)] + [Flexgen(bits=4)]

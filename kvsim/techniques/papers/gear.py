@@ -1,7 +1,5 @@
 """GEAR: a packed cache whose error is corrected by low-rank factors and sparse outliers."""
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from kvsim.engine import ops
@@ -10,8 +8,8 @@ from kvsim.engine.formats import Format, kivi
 from kvsim.frozen import frozen
 from kvsim.graph import Array, Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes.base import Launches, LayerPass, Storage, Term, pack, resident_kv
-from kvsim.techniques.axes.settings import param
+from kvsim.techniques.axes.base import Launches, LayerPass, Storage, pack, resident_kv
+from kvsim.techniques.axes.settings import combine, param
 
 LOOPS = 3  # of the power iteration, in the released code
 QR = 4  # orthonormalisations: of both factors, in the last loop, for K and for V
@@ -46,6 +44,8 @@ class Gear(Storage):
     )
     rank: int = param(2, "rank of a head's error correction", high=128, gentler=1)
     outliers: Number = param(0.0, "share of numbers kept in fp16", high=0.5, whole=False, gentler=1)
+
+    candidates = combine(bits=(2, 4), outliers=(0.0, 0.02))  # the paper's
 
     @property
     def stored(self) -> Format:
@@ -143,7 +143,3 @@ class Gear(Storage):
         widest = max(d.shard.k_width, d.shard.v_width) * (self.rank > 0)
         error = ops.HALF * widest * p.tokens if p.prefill else 0.0
         return merge(ops.prompt_kv(d, p), {"gpu": {"error": error}})
-
-    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
-        """The paper's widths, with its rank and with 2 % of outliers."""
-        return [Gear(bits, outliers=share) for bits in (2, 4) for share in (0.0, 0.02)]

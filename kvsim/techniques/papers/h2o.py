@@ -1,19 +1,14 @@
 """H2O: heavy hitters and recent tokens are kept, the rest evicted."""
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from kvsim.engine import ops
 from kvsim.engine.buffers import merge, scale
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
-from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes.base import Launches, LayerPass, Term
+from kvsim.techniques.axes.base import Launches, LayerPass
 from kvsim.techniques.axes.selection import Bounded, compact, score_matrix, score_upkeep
-from kvsim.techniques.axes.settings import param
-
-HALVES = np.array([0.05, 0.1, 0.2])[:, None, None]  # of a context: what is heavy, what is recent
+from kvsim.techniques.axes.settings import Budget, param
 
 
 @frozen
@@ -38,6 +33,10 @@ class H2o(Bounded):
 
     heavy: Number = param(512, "heavy hitters kept [tokens]", high=1e7, share=True)
     recent: Number = param(512, "recent tokens kept [tokens]", low=1, high=1e7, share=True)
+
+    candidates = (  # a tenth, a fifth and two fifths of the context, half of it heavy
+        {"heavy": Budget((0.05, 0.1, 0.2)), "recent": Budget((0.05, 0.1, 0.2))},
+    )
 
     @property
     def budget(self) -> Number:
@@ -72,14 +71,3 @@ class H2o(Bounded):
         ranks = 1.0 * (np.asarray(at.p.max_length) > self.budget)
         scores = scale(score_matrix(at), ranks)
         return merge(ops.prompt_kv(at.d, at.p), scores)
-
-    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
-        """A tenth, a fifth and two fifths of the longest context, half of it heavy."""
-        half = np.ceil(HALVES * (prompt + generate))
-        return [H2o(half, half)]
-
-    def options_of_shares(
-        self, deployment: Deployment, prompt: int, generate: int
-    ) -> Iterable[Term]:
-        """The same of each prompt."""
-        return [H2o(HALVES, HALVES)]

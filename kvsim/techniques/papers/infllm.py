@@ -1,6 +1,5 @@
 """InfLLM: blocks of old tokens in host memory, the most relevant ones fetched for every step."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -10,10 +9,8 @@ from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op, Point
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
-from kvsim.techniques.axes.base import ROUNDING, Family, LayerPass, Parts, Selection, Term
-from kvsim.techniques.axes.settings import is_share, param
-
-HALVES = np.array([0.0625, 0.125])[:, None, None]  # of a context: what is local, what is chosen
+from kvsim.techniques.axes.base import ROUNDING, Family, LayerPass, Parts, Selection
+from kvsim.techniques.axes.settings import Budget, is_share, param
 
 
 @frozen
@@ -42,6 +39,11 @@ class Infllm(Selection):
     cached: Number = param(32, "blocks in the GPU's cache, no fewer than k", high=1e6)
     reuse: float = param(0, "least share of chosen blocks in it", high=1, whole=False)
     chunk: int = param(512, "queries that choose together in prefill", low=1, high=1e6)
+
+    candidates = (  # as released; an eighth and a quarter of the context, half of it local
+        {},
+        {"k": Budget((0.0625, 0.125), unit=128), "local": Budget((0.0625, 0.125))},
+    )
 
     def refuses(self, deployment: Deployment, beside: Parts) -> str:
         """Blocks have a home of their own, in fp16."""
@@ -177,17 +179,6 @@ class Infllm(Selection):
         out = at.p.batch * self._far(at.without_window().cached) * self.block
         leaving = ops.kv_bytes(at.d.shard, out) if at.p.prefill else 0.0
         return {"gpu": {"kv on the way out": leaving}}
-
-    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
-        """The released settings; an eighth and a quarter of the context, half of it local."""
-        half = np.ceil(HALVES * (prompt + generate))
-        return [Infllm(), Infllm(np.ceil(half / self.block), local=half)]
-
-    def options_of_shares(
-        self, deployment: Deployment, prompt: int, generate: int
-    ) -> Iterable[Term]:
-        """The same of each prompt."""
-        return [Infllm(), Infllm(HALVES, local=HALVES)]
 
 
 def _rest(whole: Op, near: Op) -> Op:

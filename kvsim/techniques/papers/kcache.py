@@ -15,7 +15,6 @@ Q. He and Z. Wu, "Efficient LLM inference with KCache", 2024, https://arxiv.org/
 ``Kcache`` has the paper's settings; ``TopValues`` does steps 2 to 6 wherever values live.
 """
 
-from collections.abc import Iterable
 from typing import ClassVar
 
 import numpy as np
@@ -26,7 +25,7 @@ from kvsim.graph import Buffers, Channel, Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes.base import Launches, LayerPass, Part, Parts, Selection, Term, attend
 from kvsim.techniques.axes.placement import HostPlacement
-from kvsim.techniques.axes.settings import param
+from kvsim.techniques.axes.settings import along, combine, param
 
 
 @frozen
@@ -46,14 +45,13 @@ class Kcache(Term):
     n: Number = param(128, "values fetched per query head", low=1, high=1e7, gentler=1)
     gpu_layers: int = param(0, "first layers whose values stay on the GPU", high=1000, gentler=1)
 
+    candidates = combine(  # the paper's N, with and without one layer on the GPU
+        gpu_layers=(0, 1), n=(along(32, 64, 128, 256),)
+    )
+
     def pieces(self) -> tuple[Part, ...]:
         """Values of the best tokens, which live on the host."""
         return TopValues(self.n), HostPlacement(values_host=1, gpu_layers=self.gpu_layers)
-
-    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
-        """The paper's N, with and without one layer on the GPU."""
-        counts = np.array([32.0, 64.0, 128.0, 256.0])[:, None, None]
-        return [Kcache(counts, layers) for layers in (0, 1)]
 
 
 @frozen

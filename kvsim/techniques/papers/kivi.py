@@ -1,14 +1,11 @@
 """KIVI: keys packed per channel, values per token, the latest tokens in fp16."""
 
-from collections.abc import Iterable
-
 from kvsim.engine import ops
 from kvsim.engine.formats import Format, kivi
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Op
-from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes.base import Launches, LayerPass, Storage, Term, pack
-from kvsim.techniques.axes.settings import param
+from kvsim.techniques.axes.base import Launches, LayerPass, Storage, pack
+from kvsim.techniques.axes.settings import combine, param
 
 
 @frozen
@@ -28,6 +25,8 @@ class Kivi(Storage):
     group: int = param(32, "numbers that share a scale", low=8, high=1024, gentler=-1)
     residual: int = param(128, "latest tokens kept in fp16", high=1e6, gentler=1)
 
+    candidates = combine(bits=(2, 4), group=(32, 64))  # the paper's
+
     @property
     def stored(self) -> Format:
         """Packed groups and an fp16 residual."""
@@ -45,7 +44,3 @@ class Kivi(Storage):
     def shared_buffers(self, at: LayerPass) -> Buffers:
         """One layer's whole prompt until it is packed."""
         return ops.prompt_kv(at.d, at.p)
-
-    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
-        """The paper's widths and groups."""
-        return [Kivi(bits, group) for bits in (2, 4) for group in (32, 64)]

@@ -1,14 +1,11 @@
 """KVQuant: keys packed per channel before their positions are turned in, outliers apart."""
 
-from collections.abc import Iterable
-
 from kvsim.engine import ops
 from kvsim.engine.formats import UNGROUPED, Format
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
-from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes.base import Launches, LayerPass, Storage, Term, pack, resident_kv
-from kvsim.techniques.axes.settings import param
+from kvsim.techniques.axes.base import Launches, LayerPass, Storage, pack, resident_kv
+from kvsim.techniques.axes.settings import combine, param
 
 OUTLIER = 4.0  # fp16 value and 16-bit position of an outlier: 0.32 bits per number at 1 % [B]
 TOKEN = 4.0  # scale and offset of one token's values [B]
@@ -35,6 +32,8 @@ class Kvquant(Storage):
 
     bits: float = param(4, "bits per cached number", choices=(2, 3, 4))
     outliers: Number = param(0.01, "share of numbers kept in fp16", high=0.5, whole=False)
+
+    candidates = combine(bits=(3, 4))  # for which the paper reports results
 
     @property
     def stored(self) -> Format:
@@ -69,7 +68,3 @@ class Kvquant(Storage):
     def shared_buffers(self, at: LayerPass) -> Buffers:
         """One layer's whole prompt until it is packed."""
         return ops.prompt_kv(at.d, at.p)
-
-    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
-        """The two widths for which the paper reports results."""
-        return [Kvquant(bits) for bits in (3, 4)]

@@ -1,7 +1,5 @@
 """MiKV: what eviction would drop is kept at low precision, the rest at high."""
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from kvsim.engine import ops
@@ -10,9 +8,9 @@ from kvsim.engine.formats import Format, averaged, bytes_per_number, mixed_bits
 from kvsim.frozen import frozen
 from kvsim.graph import Array, Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes.base import Launches, LayerPass, Parts, Term
+from kvsim.techniques.axes.base import Launches, LayerPass, Parts
 from kvsim.techniques.axes.selection import score_matrix, score_upkeep
-from kvsim.techniques.axes.settings import param
+from kvsim.techniques.axes.settings import along, combine, param
 from kvsim.techniques.axes.storage import WholeStorage
 
 
@@ -43,6 +41,11 @@ class Mikv(WholeStorage):
     high: float = param(4, "bits of salient tokens", choices=(2, 4, 8, 16), gentler=1)
     low: float = param(2, "bits of the others", choices=(1, 2, 4, 8, 16), gentler=1)
     group: int = param(64, "numbers of a token that share a scale", low=8, high=1e5, gentler=-1)
+
+    candidates = combine(  # shares around the paper's, at its widths and those of ZipCache
+        widths=({"high": 4, "low": 2}, {"high": 16, "low": 2}, {"high": 16, "low": 4}),
+        salient=(along(0.2, 0.4, 0.6, 0.8),),
+    )
 
     @property
     def _number(self) -> Number:
@@ -140,8 +143,3 @@ class Mikv(WholeStorage):
     def shared_buffers(self, at: LayerPass) -> Buffers:
         """One layer's prompt and its score matrix, where the stack's attention keeps none."""
         return merge(ops.prompt_kv(at.d, at.p), score_matrix(at))
-
-    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
-        """Shares around the paper's, at its widths and at those ZipCache compares with."""
-        shares = np.array([0.2, 0.4, 0.6, 0.8])[:, None, None]
-        return [Mikv(shares, high, low) for high, low in ((4, 2), (16, 2), (16, 4))]

@@ -1,16 +1,12 @@
 """KV cache in host memory, copied to the GPU layer by layer before its use."""
 
-from collections.abc import Iterable
 from typing import ClassVar
-
-import numpy as np
 
 from kvsim.frozen import frozen
 from kvsim.graph import Number
-from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes.base import Part, Term
 from kvsim.techniques.axes.placement import ROW_OR_COLUMN, HostPlacement
-from kvsim.techniques.axes.settings import param
+from kvsim.techniques.axes.settings import along, combine, param
 from kvsim.techniques.axes.storage import PACKED_ON_HOST, packed_on_host
 
 
@@ -35,6 +31,12 @@ class Offload(Term):
     bits: float = param(16, "bits per number on the host", choices=(4, 8, 16), gentler=1)
     parts: int = param(8, "parts of the batch by columns", low=1, high=1024)
 
+    candidates = (
+        {"host_share": along(0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1)},
+        {"host_share": 1.0, "bits": 4},
+        *combine(host_share=(1.0,), schedule=("column",), bits=(16, 4)),
+    )
+
     def pieces(self) -> tuple[Part, ...]:
         """A share of the cache on the host; by columns all weights."""
         column = self.schedule == "column"
@@ -42,9 +44,3 @@ class Offload(Term):
             self.host_share, weights_host=1.0 if column else 0, parts=self.parts if column else 1
         )
         return (place, *packed_on_host(self.bits))
-
-    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
-        """Shares by eighths, both schedules, and packed."""
-        shares = np.linspace(0.125, 1, 8)[:, None, None]
-        column = [Offload(1.0, "column", bits) for bits in (16, 4)]
-        return [Offload(shares), Offload(1.0, bits=4), *column]

@@ -1,16 +1,14 @@
 """PyramidKV: SnapKV with budgets that shrink from the first layer to the last."""
 
 from bisect import bisect_left
-from collections.abc import Iterable
 
 import numpy as np
 
 from kvsim.frozen import frozen
 from kvsim.graph import Number
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes.base import Term
-from kvsim.techniques.axes.settings import param
-from kvsim.techniques.papers.snapkv import PARTS, Snapkv
+from kvsim.techniques.axes.settings import Budget, param
+from kvsim.techniques.papers.snapkv import Snapkv
 
 WHOLE = 1 - 1e-9  # a share that is all of any prompt
 
@@ -35,6 +33,8 @@ class Pyramidkv(Snapkv):
     window: int = param(8, "observing queries [tokens]", low=1, high=1e5)
     beta: float = param(20, "mean budget over the last layer's", low=1, high=1e3, whole=False)
 
+    candidates = ({"budget": Budget((0.125, 0.25, 0.5), of="prompt", least=8)},)
+
     def boundaries(self, deployment: Deployment) -> tuple[int, ...]:
         """Every layer but the first begins a new range, since all budgets differ."""
         return tuple(range(1, deployment.model.layers))
@@ -47,13 +47,3 @@ class Pyramidkv(Snapkv):
         if self.shares:
             return Snapkv(np.minimum(budget, WHOLE), self.window)
         return Snapkv(np.maximum(np.round(budget), self.window), self.window)
-
-    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
-        """An eighth, a quarter and a half of the prompt."""
-        return [Pyramidkv(np.maximum(np.ceil(PARTS * prompt), self.window))]
-
-    def options_of_shares(
-        self, deployment: Deployment, prompt: int, generate: int
-    ) -> Iterable[Term]:
-        """The same of each prompt."""
-        return [Pyramidkv(PARTS)]

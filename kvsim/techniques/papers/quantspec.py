@@ -28,7 +28,6 @@ rejected drafts are taken back without unpacking anything. Algorithm 1:
 ``axes.drafting.Selfdraft``, which MagicDec shares: here it ``reads`` the upper half.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import ClassVar
 
@@ -36,10 +35,9 @@ from kvsim.engine import ops
 from kvsim.engine.formats import Format
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Op
-from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes.base import Launches, LayerPass, Part, Storage, Term, pack
 from kvsim.techniques.axes.drafting import Acceptance, Selfdraft, acceptance_param
-from kvsim.techniques.axes.settings import param
+from kvsim.techniques.axes.settings import combine, param
 
 
 @frozen
@@ -64,16 +62,14 @@ class Quantspec(Term):
     residual: int = param(256, "full-precision buffer [tokens]", low=2, high=1e5, gentler=1)
     weight_bits: float = param(4, "bits of the draft's MLP weights", choices=(4, 16))
 
+    candidates = combine(gamma=(1, 2, 4, 6))  # the paper's
+
     def pieces(self) -> tuple[Part, ...]:
         """The cache, and drafts over its upper half."""
         # step 2: gamma passes over C_U with 4-bit MLPs; step 3: one of gamma + 1 tokens over both
         # halves; steps 3 and 4: accepted tokens stay, rejected ones leave the fp16 buffer
         drafts = Selfdraft(self.gamma, self.acceptance, "upper", weight_bits=self.weight_bits)
         return Hierarchical(self.group, self.residual), drafts
-
-    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
-        """The paper's gammas, with the acceptance set or its published mean."""
-        return [Quantspec(gamma, self.acceptance) for gamma in (1, 2, 4, 6)]
 
 
 @frozen

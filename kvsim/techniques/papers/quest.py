@@ -1,7 +1,6 @@
 """Quest: pages of the cache chosen by bounds on their keys, for every query."""
 
 from bisect import bisect_left
-from collections.abc import Iterable
 
 import numpy as np
 
@@ -9,11 +8,9 @@ from kvsim.engine import ops
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes.base import Launches, LayerPass, Selection, Term
+from kvsim.techniques.axes.base import Launches, LayerPass, Selection
 from kvsim.techniques.axes.selection import Chosen
-from kvsim.techniques.axes.settings import param
-
-PARTS = np.array([0.0625, 0.125, 0.25])[:, None, None]  # of a context that plans look at
+from kvsim.techniques.axes.settings import Budget, param
 
 
 @frozen
@@ -36,6 +33,8 @@ class Quest(Chosen):
     budget: Number = param(1024, "tokens attended to [tokens]", low=1, high=1e7, share=True)
     page: int = param(16, "tokens of a page", low=1, high=1e4)
     dense: int = param(2, "first layers that attend to everything", high=1000)
+
+    candidates = ({"budget": Budget((0.0625, 0.125, 0.25), least=16)},)  # a page at least
 
     def boundaries(self, deployment: Deployment) -> tuple[int, ...]:
         """The first sparse layer, counted among those with a cache."""
@@ -78,13 +77,3 @@ class Quest(Chosen):
     def resident(self, at: LayerPass) -> Buffers:
         """Bounds of every page."""
         return {"gpu": {"page bounds": self._bounds(at, at.cached)}}
-
-    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
-        """A sixteenth, an eighth and a quarter of the context."""
-        return [Quest(np.maximum(np.ceil(PARTS * (prompt + generate)), self.page))]
-
-    def options_of_shares(
-        self, deployment: Deployment, prompt: int, generate: int
-    ) -> Iterable[Term]:
-        """The same of each prompt."""
-        return [Quest(PARTS)]

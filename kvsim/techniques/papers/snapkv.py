@@ -1,6 +1,5 @@
 """SnapKV: the prompt is cut to the tokens its last queries attend to."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -8,12 +7,9 @@ import numpy as np
 from kvsim.engine import ops
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
-from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes.base import Launches, LayerPass, Selection, Term
+from kvsim.techniques.axes.base import Launches, LayerPass, Selection
 from kvsim.techniques.axes.selection import compact, kept_tokens, observe
-from kvsim.techniques.axes.settings import param
-
-PARTS = np.array([0.125, 0.25, 0.5])[:, None, None]  # of a prompt that plans look at
+from kvsim.techniques.axes.settings import Budget, param
 
 
 @frozen
@@ -33,6 +29,8 @@ class Snapkv(Selection):
 
     budget: Number = param(1024, "prompt tokens kept [tokens]", low=1, high=1e7, share=True)
     window: int = param(32, "observing queries [tokens]", low=1, high=1e5)
+
+    candidates = ({"budget": Budget((0.125, 0.25, 0.5), of="prompt")},)
 
     def for_prompt(self, prompt: Number) -> "Snapkv":
         """A share is no less than the observing window, which always stays."""
@@ -66,13 +64,3 @@ class Snapkv(Selection):
     def shared_buffers(self, at: LayerPass) -> Buffers:
         """One layer's whole cache while the prompt is read."""
         return ops.prompt_kv(at.d, at.p)
-
-    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
-        """An eighth, a quarter and a half of the prompt."""
-        return [Snapkv(np.ceil(PARTS * prompt))]
-
-    def options_of_shares(
-        self, deployment: Deployment, prompt: int, generate: int
-    ) -> Iterable[Term]:
-        """The same of each prompt."""
-        return [Snapkv(PARTS)]

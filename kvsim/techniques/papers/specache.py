@@ -23,7 +23,6 @@ for memory. One bit per number needs another zero point and scale (equation 3); 
 ``Specache`` has the paper's settings, ``Pairs`` the prefetch and ``LateKivi`` the packed cache.
 """
 
-from collections.abc import Iterable
 from dataclasses import replace
 from typing import ClassVar
 
@@ -45,7 +44,7 @@ from kvsim.techniques.axes.base import (
     Term,
     attend,
 )
-from kvsim.techniques.axes.settings import param
+from kvsim.techniques.axes.settings import along, combine, param
 
 
 @frozen
@@ -76,14 +75,13 @@ class Specache(Term):
     residual: int = param(64, "latest tokens kept in fp16", high=1e6, gentler=1)
     speculative: bool = param(True, "prefetch one step ahead", choices=(True, False), gentler=-1)
 
+    candidates = combine(  # the paper's widths and groups over k
+        bits=(1, 2), group=(32, 64), k=(along(16, 64, 256),)
+    )
+
     def pieces(self) -> tuple[Part, ...]:
         """A packed cache, and exact pairs beside it."""
         return Pairs(self.k, self.speculative), LateKivi(self.bits, self.group, self.residual)
-
-    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
-        """The paper's widths and groups over k."""
-        k = np.array([16.0, 64.0, 256.0])[:, None, None]
-        return [Specache(bits, group, k) for bits in (1, 2) for group in (32, 64)]
 
 
 @frozen

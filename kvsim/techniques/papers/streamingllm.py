@@ -1,18 +1,13 @@
 """StreamingLLM: attention sinks and a window of recent tokens."""
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from kvsim.engine import ops
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
-from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes.base import Launches, LayerPass, Term
+from kvsim.techniques.axes.base import Launches, LayerPass
 from kvsim.techniques.axes.selection import Bounded, compact
-from kvsim.techniques.axes.settings import param
-
-PARTS = np.array([0.125, 0.25, 0.5])[:, None, None]  # of a context that plans look at
+from kvsim.techniques.axes.settings import Budget, param
 
 
 @frozen
@@ -30,6 +25,8 @@ class Streamingllm(Bounded):
 
     sink: Number = param(4, "first tokens kept [tokens]", high=1e7)
     recent: Number = param(1020, "recent tokens kept [tokens]", low=1, high=1e7, share=True)
+
+    candidates = ({"sink": 4, "recent": Budget((0.125, 0.25, 0.5))},)
 
     @property
     def budget(self) -> Number:
@@ -63,13 +60,3 @@ class Streamingllm(Bounded):
     def shared_buffers(self, at: LayerPass) -> Buffers:
         """One layer's whole cache while the prompt is read."""
         return ops.prompt_kv(at.d, at.p)
-
-    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
-        """An eighth, a quarter and a half of the longest context."""
-        return [Streamingllm(4, np.ceil(PARTS * (prompt + generate)))]
-
-    def options_of_shares(
-        self, deployment: Deployment, prompt: int, generate: int
-    ) -> Iterable[Term]:
-        """The same of each prompt."""
-        return [Streamingllm(4, PARTS)]

@@ -1,15 +1,12 @@
 """TurboQuant: every token's vectors rotated at random, then rounded number by number."""
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from kvsim.engine import ops
 from kvsim.engine.formats import FP16, Format
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
-from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes.base import Launches, LayerPass, Storage, Term, pack
+from kvsim.techniques.axes.base import Launches, LayerPass, Storage, pack
 from kvsim.techniques.axes.settings import param
 
 
@@ -34,6 +31,8 @@ class Turboquant(Storage):
     bits: float = param(4, "bits per number of a key", choices=(2, 3, 4, 8, 16))
     value_bits: float | str = param("same", "bits of values", choices=(2, 3, 4, 8, 16, "same"))
     group: int = param(128, "numbers of a vector with one norm", low=8, high=1024)
+
+    candidates = ({"bits": 3}, {"bits": 4}, {"bits": 4, "value_bits": 3})  # published, and the next
 
     @property
     def stored(self) -> Format:
@@ -68,7 +67,3 @@ class Turboquant(Storage):
     def shared_buffers(self, at: LayerPass) -> Buffers:
         """One layer's whole prompt until it is packed."""
         return {} if self.exact else ops.prompt_kv(at.d, at.p)
-
-    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
-        """The widths it was published for, and the next."""
-        return [Turboquant(3), Turboquant(4), Turboquant(4, 3)]

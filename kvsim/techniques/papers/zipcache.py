@@ -23,8 +23,6 @@ released code unpacks the whole cache at every step; the paper's stack has that 
 ``packed_cache.unpack_bytes``.
 """
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from kvsim.engine import ops
@@ -32,8 +30,8 @@ from kvsim.engine.formats import Format, averaged, mixed_bits, separable_paramet
 from kvsim.frozen import frozen
 from kvsim.graph import Array, Buffers, Channel, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes.base import Launches, LayerPass, Term
-from kvsim.techniques.axes.settings import param
+from kvsim.techniques.axes.base import Launches, LayerPass
+from kvsim.techniques.axes.settings import along, param
 from kvsim.techniques.axes.storage import WholeStorage
 
 
@@ -60,6 +58,11 @@ class Zipcache(WholeStorage):
     low: float = param(2, "bits of the others", choices=(1, 2, 4, 8, 16), gentler=1)
     probe: float = param(0.1, "share of queries that probe", high=1, whole=False, gentler=1)
     window: int = param(100, "new tokens in fp16 until they are packed", low=1, high=1e5, gentler=1)
+
+    candidates = (  # saliency ratios around the paper's
+        {"salient": along(0.2, 0.4, 0.6, 0.8)},
+        {"salient": 1.0, "high": 4, "low": 4},
+    )
 
     @property
     def _bits(self) -> Number:
@@ -208,8 +211,3 @@ class Zipcache(WholeStorage):
     def shared_buffers(self, at: LayerPass) -> Buffers:
         """One layer's whole prompt until it is packed."""
         return {} if self.exact else ops.prompt_kv(at.d, at.p)
-
-    def options(self, deployment: Deployment, prompt: int, generate: int) -> Iterable[Term]:
-        """Saliency ratios around the paper's."""
-        ratios = np.array([0.2, 0.4, 0.6, 0.8])[:, None, None]
-        return [Zipcache(ratios), Zipcache(1.0, 4, 4)]
