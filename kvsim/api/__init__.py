@@ -5,7 +5,8 @@ number; several are a list. Errors are ``kvsim.errors.InputError`` and ``Infeasi
 """
 
 from kvsim.api.lists import gpus, models, stacks, techniques
-from kvsim.api.old import calibrate_run, plan, simulate
+from kvsim.api.old import calibrate_run, simulate
+from kvsim.api.plans import plan
 from kvsim.api.predictions import explore, predict, sweep
 
 __all__ = [

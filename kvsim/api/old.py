@@ -8,102 +8,17 @@ text is the line that the command prints.
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvsim.cli.admission import admission, largest_loss
 from kvsim.cli.arguments import count, gib, number
-from kvsim.cli.plan_asked import deployments_of, limits_of, workload_of
 from kvsim.cli.values import Given, Several, deployment_of, duration, line_of, text
-from kvsim.cli.values import given as given_text
 from kvsim.errors import InputError, require
 from kvsim.machines.hardware import DEFAULT_STACK, RELEASED
 from kvsim.techniques import parse_several
 
 if TYPE_CHECKING:
     from kvsim.report.calibrate_run import CalibratedRun
-    from kvsim.report.plan import Planned
     from kvsim.report.simulate_answer import Simulations
 
-__all__ = ["calibrate_run", "plan", "simulate"]
-
-
-def plan(
-    model: Given,
-    gpu: Several,
-    prompt: Given = 2048,
-    generate: Given = 128,
-    batch: Given | None = None,
-    *,
-    offline: bool = False,
-    objective: str = "throughput",
-    only: Several | None = None, without: Several | None = None,
-    engine: str | None = None,
-    lossy: bool = False,
-    max_loss: Given | None = None,
-    quality: Given | None = None,
-    acceptance: Given | None = None,
-    ttft: Given | None = None, tpot: Given | None = None,
-    gpu_memory: Given | None = None, host_memory: Given | None = None,
-    stack: Given = DEFAULT_STACK,
-    tp: Several = 1, pp: Several = 1, dp: Several = 1, ep: Several = 1,
-    weights: Several = RELEASED,
-) -> "Planned":  # fmt: skip
-    """The technique, settings and batch for equal requests, as ``kvsim plan`` chooses them.
-
-    Parameters
-    ----------
-    offline
-        One batch from an idle GPU instead of a service with targets.
-    ttft, tpot
-        Longest times, as ``"500ms"`` or in seconds; ``"none"`` lifts them. [s]
-    gpu_memory, host_memory
-        What may be used. [GiB]
-    gpu, tp, pp, dp, ep, weights
-        Several are compared; ``"auto"`` are all numbers or formats.
-
-    Raises
-    ------
-    InputError
-        For what the command would refuse.
-    InfeasibleError
-        If nothing meets the limits; the text says what would.
-    """
-    from kvsim.planner.plan import plan_among
-    from kvsim.planner.question import Question
-    from kvsim.report.plan import planned
-
-    options = {
-        "model": model, "gpu": gpu, "prompt": prompt, "generate": generate, "batch": batch,
-        "offline": offline, "objective": objective, "only": only, "without": without,
-        "engine": engine, "lossy": lossy, "max_loss": max_loss, "quality": quality,
-        "acceptance": acceptance, "ttft": ttft, "tpot": tpot, "gpu_memory": gpu_memory,
-        "host_memory": host_memory, "stack": stack, "tp": tp, "pp": pp, "dp": dp, "ep": ep,
-        "weights": weights,
-    }  # fmt: skip
-    given = {
-        name: given_text(value) for name, value in options.items() if not isinstance(value, bool)
-    }
-    some = deployments_of(
-        text(model),
-        text(gpu),
-        text(stack),
-        text(tp),
-        text(weights),
-        given["host_memory"],
-        (text(pp), text(dp), text(ep)),
-    )
-    admitted = admission(
-        given["only"], given["without"], engine, lossy, given["quality"], given["acceptance"]
-    )
-    workload = workload_of(given["prompt"], given["generate"], given["batch"], offline)
-    most_loss = largest_loss(given["max_loss"], lossy)
-    found = plan_among([
-        Question(
-            d, workload, objective,
-            limits_of(d, given["gpu_memory"], given["ttft"], given["tpot"], most_loss, offline),
-            admitted,
-        )
-        for d in some
-    ])  # fmt: skip
-    return planned(found, line_of("plan", **options))
+__all__ = ["calibrate_run", "simulate"]
 
 
 def simulate(

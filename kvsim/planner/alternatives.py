@@ -337,7 +337,11 @@ class NoPlanError(InfeasibleError):
         The smallest value of each limit that, all others kept, would do; as stored in limits.
     advice
         Changes that would do, the smallest first.
+    deployment
+        What was asked for first, where a plan among several was.
     """
+
+    deployment: Deployment | None = None
 
     def __init__(self, text: str, relaxations: dict[str, float], advice: list[Advice]) -> None:
         super().__init__(text)

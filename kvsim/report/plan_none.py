@@ -23,6 +23,12 @@ class Unplanned(Result):
     """
 
     heading: str
+    none: NoPlanError
+
+    @property
+    def fields(self) -> Row:
+        """The command's own fields as ``--json`` has them."""
+        return no_plan(self.none)
 
     @property
     def title(self) -> str:
@@ -43,7 +49,7 @@ def unplanned(none: NoPlanError, deployment: Deployment, command: str = "") -> U
     """The page of a plan that does not exist."""
     rows = [row["predicted"] | {"option": row["option"]} for row in map(advice, none.advice)
             if row["predicted"]]  # fmt: skip
-    return Unplanned(command, unanswered(none), rows, named(deployment))
+    return Unplanned(command, unanswered(none), rows, named(deployment), none)
 
 
 def no_plan(none: NoPlanError) -> Row:

@@ -1,24 +1,26 @@
 """The answer of ``kvsim plan --trace``: rows for JSON, a table, and a page."""
 
 from math import isfinite
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvsim.emit.engines import emit
 from kvsim.emit.served import serve_costs
+from kvsim.frozen import frozen
 from kvsim.machines.basis import basis
+from kvsim.machines.deployment import Deployment
 from kvsim.planner.alternatives import AS_GOOD, describe_gap
 from kvsim.planner.replica import ATTAINED
 from kvsim.planner.trace import Simulated, TracePlan
-from kvsim.report import evidence, json, page, units
+from kvsim.report import evidence, names, units
 from kvsim.report.answer import Answer, show_rest, show_verdict, verdict
 from kvsim.report.charts import LOG, finished
 from kvsim.report.colours import mark
 from kvsim.report.grounds import grounds
 from kvsim.report.json import Row, number
 from kvsim.report.names import params, spec
+from kvsim.report.result import Result
 from kvsim.report.screen import Screen
 from kvsim.report.table import Table, of, words
 from kvsim.report.units import rounded
@@ -61,13 +63,79 @@ def row(result: TracePlan) -> Row:
     }
 
 
-def envelope(result: TracePlan, row: Row, command: str) -> Row:
-    """The plan as ``--json`` prints it."""
-    said = row["answer"]
-    return json.envelope(
-        command, row, verdict=said["verdict"], notes=outlook(row), evidence=said["evidence"],
-        data=evidence.newest_measurement([result.choice.lanes[0].deployment]),
-    )  # fmt: skip
+@frozen
+class PlannedTrace(Result):
+    """A plan for a trace on one replica.
+
+    Attributes
+    ----------
+    plan
+        What the planner found.
+    heading
+        The machine and model.
+    trace
+        The trace's name.
+    row
+        All of it under its contract names, as ``--json`` has it.
+    """
+
+    plan: TracePlan
+    heading: str
+    trace: str
+    row: Row
+
+    @property
+    def title(self) -> str:
+        """What the plan is for, in words."""
+        return f"{self.heading}: {self.trace}, best {self.row['objective']}"
+
+    @property
+    def fields(self) -> Row:
+        """The command's own fields as ``--json`` has them."""
+        return self.row
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader should know before using the plan."""
+        return outlook(self.row)
+
+    @property
+    def remarks(self) -> list[str]:
+        """What the page says under the pictures."""
+        return outlook(self.row)
+
+    @property
+    def data(self) -> str | None:
+        """Date of the newest measurement that the plan stands on."""
+        return evidence.newest_measurement([self.plan.choice.lanes[0].deployment])
+
+    @property
+    def tables(self) -> list[Table]:
+        """The choice and what it is compared with."""
+        return [table(self.row)]
+
+    def figures(self) -> list[tuple[str, "Figure"]]:
+        """Distributions of the simulated times, with their titles."""
+        drawn = _drawn(entries(self.row), [self.plan.choice, *self.plan.others])
+        limits = self.plan.limits
+        return [
+            ("Time to first token", _curves(drawn, "ttft_s", limits.ttft)),
+            ("Time per token", _curves(drawn, "tpot_s", limits.tpot)),
+            ("Whole request", _curves(drawn, "latency_s", np.inf)),
+        ]
+
+
+def planned(
+    result: TracePlan, deployment: Deployment, trace: str, settings: list[Row] | None, command: str
+) -> PlannedTrace:
+    """A plan for a trace as a result, with engines' settings if they were asked for."""
+    found = row(result)
+    if settings is not None:
+        found["settings"] = settings
+    rows = [entry | {"standing": standing} for standing, entry in entries(found)]
+    rows = [rows[0] | {"basis": found["basis"]}, *rows[1:]]
+    answer = Answer(**found["answer"])
+    return PlannedTrace(command, answer, rows, result, names.deployment(deployment), trace, found)
 
 
 def _lanes(s: Simulated) -> Row:
@@ -118,17 +186,18 @@ def table(answer: Row) -> Table:
     )  # fmt: skip
 
 
-def show(heading: str, trace: str, answer: Row) -> None:
+def show(result: PlannedTrace) -> None:
     """The choice beside the others, all simulated."""
-    out = Screen()
-    out.title(heading)
+    out, answer = Screen(), result.row
+    out.title(result.heading)
     s = answer["simulated"]
-    out.say(f"{trace}: {s['requests']:,} requests, best {answer['objective']} on one replica")
+    out.say(
+        f"{result.trace}: {s['requests']:,} requests, best {answer['objective']} on one replica"
+    )
     out.blank()
-    said = Answer(**answer["answer"])
-    show_verdict(out, said)
+    show_verdict(out, result.answer)
     out.table(table(answer))
-    show_rest(out, said)
+    show_rest(out, result.answer)
     for line in outlook(answer):
         out.say(line)
     out.say(grounds(answer["basis"]))
@@ -153,27 +222,6 @@ def outlook(answer: Row) -> list[str]:
         told = ", ".join(f"{c['prompt']:.0f}+{c['generate']:.0f}" for c in served)
         lines.append(f"{lane['technique']} serves requests of about {told} tokens.")
     return lines
-
-
-def write_page(
-    path: Path, heading: str, trace: str, answer: Row, result: TracePlan, command: str = ""
-) -> None:
-    """The page of ``kvsim plan --trace``."""
-    drawn = _drawn(entries(answer), [result.choice, *result.others])
-    limits = result.limits
-    pictures = [
-        ("Time to first token", _curves(drawn, "ttft_s", limits.ttft)),
-        ("Time per token", _curves(drawn, "tpot_s", limits.tpot)),
-        ("Whole request", _curves(drawn, "latency_s", np.inf)),
-    ]
-    title = f"{heading}: {trace}, best {answer['objective']}"
-    said = Answer(**answer["answer"])
-    page.write(
-        path,
-        page.Page(
-            title, said, [table(answer)], pictures, answer["basis"], outlook(answer), command
-        ),
-    )
 
 
 def _drawn(shown: list[tuple[str, Row]], simulated: list[Simulated]) -> dict[str, Simulated]:

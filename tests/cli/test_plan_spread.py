@@ -2,15 +2,14 @@
 
 import pytest
 
-from kvsim.cli.plan_asked import deployments_of
+from kvsim.api.deployments import build_deployments
 from kvsim.errors import InputError
+from kvsim.options import Inputs
 
 
-def asked(pp: str = "1", dp: str = "1", ep: str = "1", tp: str = "1") -> list[str]:
-    found = deployments_of(
-        "qwen3-30b-a3b", "h100", "vllm", tp, "released", None, (pp, dp, ep)
-    )  # fmt: skip
-    return [d.parallelism.words() for d in found]
+def asked(**degrees: str) -> list[str]:
+    case = {"model": "qwen3-30b-a3b", "gpu": "h100", **degrees}
+    return [d.parallelism.words() for d in build_deployments(Inputs("plan", case))]
 
 
 def test_what_can_be_built_is_compared_few_gpus_first() -> None:
