@@ -5,6 +5,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
+from time import monotonic
+
+QUIET = 2.0
+"""A run shorter than this says nothing. [s]"""
+
+INTERVALS = {True: 0.5, False: 10.0}
+"""Between two lines, on a terminal or in a log. [s]"""
 
 _COMMAND_LINE: ContextVar[bool] = ContextVar("command line", default=False)
 
@@ -39,3 +46,68 @@ def tell_progress(note: str) -> None:
 def tell_written(place: Path) -> None:
     """Say that a file is there."""
     tell(f"wrote {place}")
+
+
+def tell_count(rows: int) -> None:
+    """Overwrite a count of rows where somebody watches a terminal."""
+    if sys.stderr.isatty():
+        print(f"\rkvsim: {rows:,} requests\r", end="", file=sys.stderr, flush=True)
+
+
+class ProgressLine:
+    """Says now and then how much of a long run is done, and how long the rest may take.
+
+    Parameters
+    ----------
+    what
+        Whose progress it is; empty for a command's own.
+    unit
+        What is counted, as ``requests``.
+    total, before
+        How many there are, and how many were done at the start.
+    estimates
+        Whether the time left is told.
+    """
+
+    def __init__(
+        self, what: str, unit: str, total: int, before: int = 0, estimates: bool = False
+    ) -> None:
+        self.what, self.unit, self.total, self.before = what, unit, total, before
+        self.estimates = estimates
+        self.live, self.told = sys.stderr.isatty(), False
+        self.restart()
+
+    def restart(self) -> None:
+        """Count the time from now on."""
+        self.began = self.last = monotonic()
+        self.next = self.began + QUIET
+
+    @property
+    def took(self) -> float:
+        """Time from the start to the last that was done. [s]"""
+        return self.last - self.began
+
+    def __call__(self, done: int) -> None:
+        """Take note of how many are done."""
+        self.last = now = monotonic()
+        if now < self.next:
+            return
+        self.next, self.told = now + INTERVALS[self.live], True
+        line = f"kvsim: {self.what}{': ' if self.what else ''}"
+        line += f"{done:,} of {self.total:,} {self.unit}"
+        if self.estimates:
+            each = (now - self.began) / max(done - self.before, 1)
+            line += f", about {_format_span(each * (self.total - done))} left"
+        shown = f"\r{line:<70}" if self.live else line
+        print(shown, end="" if self.live else "\n", file=sys.stderr, flush=True)
+
+    def close(self) -> None:
+        """Leave the line that was overwritten so far."""
+        if self.live and self.told:
+            print(file=sys.stderr)
+
+
+def _format_span(seconds: float) -> str:
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"

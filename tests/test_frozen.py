@@ -10,6 +10,7 @@ import pytest
 
 import kvsim
 from kvsim.frozen import frozen
+from kvsim.report.plan import Planned
 
 
 @frozen
@@ -71,7 +72,9 @@ def test_copies_and_cached_properties_work() -> None:
 
 
 def test_a_plan_and_a_prediction_cannot_be_changed() -> None:
-    deployment = kvsim.plan("llama2-7b", "a6000").plan.choice.deployment
+    found = kvsim.plan("llama2-7b", "a6000")
+    assert isinstance(found, Planned)
+    deployment = found.plan.choice.deployment
     with pytest.raises(FrozenInstanceError, match="cannot assign to field 'tp' of Deployment"):
         deployment.tp = 8  # type: ignore[misc]
     assert deployment.tp == deployment.gpus == 1

@@ -4,13 +4,16 @@ Every value may be written as on the command line (``prompt="32k"``, ``tpot="50m
 number; several are a list. Errors are ``kvsim.errors.InputError`` and ``InfeasibleError``.
 """
 
+from kvsim.api.fleets import capacity
 from kvsim.api.lists import gpus, models, stacks, techniques
-from kvsim.api.old import calibrate_run, simulate
+from kvsim.api.old import calibrate_run
 from kvsim.api.plans import plan
 from kvsim.api.predictions import explore, predict, sweep
+from kvsim.api.simulations import simulate
 
 __all__ = [
     "calibrate_run",
+    "capacity",
     "explore",
     "gpus",
     "models",

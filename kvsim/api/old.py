@@ -8,91 +8,15 @@ text is the line that the command prints.
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvsim.cli.arguments import count, gib, number
-from kvsim.cli.values import Given, Several, deployment_of, duration, line_of, text
-from kvsim.errors import InputError, require
+from kvsim.cli.values import Given, deployment_of, line_of, text
+from kvsim.errors import InputError
 from kvsim.machines.hardware import DEFAULT_STACK, RELEASED
 from kvsim.techniques import parse_several
 
 if TYPE_CHECKING:
     from kvsim.report.calibrate_run import CalibratedRun
-    from kvsim.report.simulate_answer import Simulations
 
-__all__ = ["calibrate_run", "simulate"]
-
-
-def simulate(
-    trace: Given,
-    model: Given,
-    gpu: Given,
-    technique: Several = "full",
-    *,
-    replicas: int = 1,
-    route: str = "round-robin",
-    rate: float = 1.0,
-    max_seqs: int = 256,
-    max_tokens: int = 2048,
-    prefix_caching: bool = False,
-    host_cache: Given | None = None,
-    ttft: Given | None = None,
-    tpot: Given | None = None,
-    stack: Given = DEFAULT_STACK,
-    tp: Given = 1, pp: Given = 1, dp: Given = 1, ep: Given = 1,
-    weights: str = RELEASED, host_memory: Given | None = None,
-) -> "Simulations":  # fmt: skip
-    """A request trace under continuous batching, with one technique or several.
-
-    Parameters
-    ----------
-    trace
-        A file that ``kvsim traces inspect`` reads, or ``sample:NAME``.
-    rate
-        Factor of the arrival rate.
-    host_cache
-        Host memory for swapped and evicted cache. [GiB]
-    ttft, tpot
-        Targets of a good request. [s]
-
-    Raises
-    ------
-    InputError
-        For what the command would refuse, or if pyarrow is not installed.
-    """
-    require("pyarrow")
-    from kvsim.cli.serve import Job
-    from kvsim.report.simulate_answer import Simulations, answered
-    from kvsim.serving.costs import StepCosts
-    from kvsim.serving.outcome import Targets
-    from kvsim.serving.rules import Rules
-    from kvsim.traces.read import load
-
-    where = deployment_of(model, gpu, stack, tp, weights, host_memory, (pp, dp, ep))
-    rules = Rules(
-        max_seqs=max_seqs,
-        max_tokens=max_tokens,
-        prefix_caching=prefix_caching,
-        host_cache=0.0 if host_cache is None else gib("host_cache", text(host_cache)),
-    ).over(where)
-    targets = Targets(duration("ttft", ttft, 60), duration("tpot", tpot, 1))
-    requests = load(text(trace)).requests.scaled(number("rate", text(rate)))
-    results = []
-    for kind in parse_several(text(technique)):
-        costs = StepCosts(
-            kind, where, rules, int((requests.prompt + requests.generate).max()),
-            int(requests.prompt.max()),
-        )  # fmt: skip
-        job = Job(requests, costs, count("replicas", text(replicas)), route, None, targets)
-        results.append(job.result(None, resume=False, check=False))
-    rows = [found["row"] for found in results]
-    asked = [f"{name} {text(v)}" for name, v in (("TTFT", ttft), ("TPOT", tpot)) if v is not None]
-    answer = answered(rows, where, text(trace), " and ".join(asked), [])
-    command = line_of(
-        "simulate", trace=trace, model=model, gpu=gpu, compare=technique, replicas=replicas,
-        route=route, rate=rate, max_seqs=max_seqs, max_tokens=max_tokens,
-        prefix_caching=prefix_caching, host_cache=host_cache, ttft=ttft, tpot=tpot, stack=stack,
-        tp=tp, pp=pp, dp=dp, ep=ep, weights=weights, host_memory=host_memory,
-    )  # fmt: skip
-    return Simulations(command, answer, rows, results)
+__all__ = ["calibrate_run"]
 
 
 def calibrate_run(
@@ -112,7 +36,7 @@ def calibrate_run(
     Raises
     ------
     InputError
-        For a log that cannot be read, or too few requests.
+        For a log that cannot be read, too few requests, or if numba is not installed.
     """
     from kvsim.evidence.logs import read_run
     from kvsim.report.calibrate_run import calibrated

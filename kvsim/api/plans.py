@@ -42,8 +42,7 @@ def _plan_equal(inputs: Inputs, deployments: "list[Deployment]") -> "Planned":
     from kvsim.emit.served import serve_prediction
     from kvsim.planner.alternatives import NoPlanError
     from kvsim.planner.plan import plan_among
-    from kvsim.planner.question import Question
-    from kvsim.planner.question import Workload
+    from kvsim.planner.question import Question, Workload
     from kvsim.report.emitted import with_flags
     from kvsim.report.plan import planned
 

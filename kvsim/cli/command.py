@@ -1,6 +1,6 @@
 """Commands made of the table of options: their parameters, help, examples and checks."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -104,6 +104,13 @@ class Call:
         from kvsim.report.json import print_json
 
         print_json(answer)
+
+
+def print_settings(rows: Iterable[Mapping[str, Any]]) -> None:
+    """Print engines' settings below an answer."""
+    for row in rows:
+        print()
+        print(row["text"])
 
 
 def command(name: str) -> Callable[[Callable[[Call], None]], Callable[..., None]]:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from kvsim.cli.command import Call, command
+from kvsim.cli.command import Call, command, print_settings
 
 if TYPE_CHECKING:
     from kvsim.report.plan import Planned
@@ -30,9 +30,7 @@ def plan(call: Call) -> None:
         from kvsim.report import plan_trace
 
         plan_trace.show(result)
-    for row in result.row.get("settings", []):
-        print()
-        print(row["text"])
+    print_settings(result.row.get("settings", ()))
 
 
 def _say_none(call: Call, none: Exception) -> None:

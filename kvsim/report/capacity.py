@@ -2,9 +2,11 @@
 
 from dataclasses import asdict
 from math import isfinite
+from pathlib import Path
 
 import numpy as np
 
+from kvsim.frozen import frozen
 from kvsim.machines.basis import basis
 from kvsim.machines.hardware import GIB
 from kvsim.planner.fleet.answer import CapacityAnswer
@@ -15,6 +17,8 @@ from kvsim.report import evidence, json
 from kvsim.report.capacity_times import class_rows, target_row, times_row
 from kvsim.report.capacity_verdict import fleet_in_words, in_words, names, per_million
 from kvsim.report.json import Row, number
+from kvsim.report.result import Result
+from kvsim.report.table import Table
 from kvsim.report.units import seconds
 from kvsim.serving.records import MEMORIES
 
@@ -76,13 +80,54 @@ def row(answer: CapacityAnswer, trace: str) -> Row:
     }
 
 
-def envelope(answer: CapacityAnswer, row: Row, command: str) -> Row:
-    """The answer as ``--json`` prints it."""
-    some = [answer.market.configurations[j].costs.deployment for j in answer.used]
-    return json.envelope(
-        command, row, verdict=row["answer"], notes=row["assumed"],
-        evidence=[row["certainty"]["source"]], data=evidence.newest_measurement(some),
-    )  # fmt: skip
+@frozen
+class PlannedFleet(Result):
+    """A fleet for a trace.
+
+    Attributes
+    ----------
+    plan
+        What the planner found.
+    row
+        All of it under its contract names, as ``--json`` has it.
+    """
+
+    plan: CapacityAnswer
+    row: Row
+
+    @property
+    def fields(self) -> Row:
+        """The command's own fields as ``--json`` has them."""
+        return self.row
+
+    @property
+    def tables(self) -> list[Table]:
+        """The kinds of replica that are rented."""
+        from kvsim.report import capacity_tables
+
+        return [capacity_tables.fleet(self.row)]
+
+    def envelope(self) -> Row:
+        """The answer as ``--json`` prints it."""
+        some = [self.plan.market.configurations[j].costs.deployment for j in self.plan.used]
+        return json.envelope(
+            self.command, self.row, verdict=self.row["answer"], notes=self.row["assumed"],
+            evidence=[self.row["certainty"]["source"]], data=evidence.newest_measurement(some),
+        )  # fmt: skip
+
+    def write(self, path: str | Path) -> None:
+        """Write the page that ``--report`` writes."""
+        from kvsim.report import capacity_page
+
+        capacity_page.write_page(Path(path), self.row, self.plan, self.command)
+
+
+def planned_fleet(plan: CapacityAnswer, trace: str, command: str) -> PlannedFleet:
+    """A fleet as a result."""
+    from kvsim.report.capacity_page import answered
+
+    found = row(plan, trace)
+    return PlannedFleet(command, answered(found), found["fleet"], plan, found)
 
 
 def _power(answer: CapacityAnswer) -> float | None:

@@ -86,11 +86,11 @@ def heading(trace: str, rows: list[Row]) -> str:
     return f"{trace}: {requests} requests, replicas: {replicas}"
 
 
-def show(result: Simulations, trace: str, checked: bool) -> None:
+def show(result: Simulations) -> None:
     """The verdict, then each technique's times, throughput, use of the machine and price."""
     out, rows = Screen(), list(result.rows)
     first = rows[0]
-    out.title(heading(trace, rows))
+    out.title(heading(result.trace, rows))
     show_verdict(out, result.answer)
     for table in result.tables:
         out.table(table)
@@ -112,7 +112,7 @@ def show(result: Simulations, trace: str, checked: bool) -> None:
             )
     worst = max(error for row in rows for error in [1e-4, *row["table_error"].values()])
     out.say(f"Times of passes are interpolated, with errors below {units.percent(worst)}.")
-    if checked:
+    if result.checked:
         out.say("Checked: no request is lost or starts too early, and memory is never exceeded.")
     out.say(grounds(first["basis"]))
 

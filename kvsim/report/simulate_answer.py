@@ -29,9 +29,42 @@ class Simulations(Result):
     ----------
     results
         Of each technique its ``row``, its ``over_time`` and its ``quantiles``.
+    heading
+        The model and machine.
+    trace
+        The trace's name.
+    row
+        The command's own fields as ``--json`` has them.
+    trace_notes
+        What was noted when the trace was read.
+    measured
+        Date of the newest measurement that the runs stand on.
+    checked
+        Whether faults of the runs were looked for.
     """
 
     results: Sequence[Row]
+    heading: str
+    trace: str
+    row: Row
+    trace_notes: list[str]
+    measured: str | None
+    checked: bool
+
+    @property
+    def fields(self) -> Row:
+        """The command's own fields as ``--json`` has them."""
+        return self.row
+
+    @property
+    def notes(self) -> list[str]:
+        """What was noted when the trace was read."""
+        return self.trace_notes
+
+    @property
+    def data(self) -> str | None:
+        """Date of the newest measurement that the runs stand on."""
+        return self.measured
 
     @property
     def tables(self) -> list[Table]:

@@ -35,10 +35,10 @@ REQUESTS = {
 }
 
 
-def write_page(path: Path, heading: str, trace: str, result: Simulations) -> None:
+def write_page(path: Path, result: Simulations) -> None:
     """A page on the runs of one trace."""
     first = result.rows[0]
-    title = f"{simulate.heading(trace, list(result.rows))}; {heading}"
+    title = f"{simulate.heading(result.trace, list(result.rows))}; {result.heading}"
     names = short_names([row["technique"] for row in result.rows])
     page.write(
         path,

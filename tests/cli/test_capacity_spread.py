@@ -4,13 +4,14 @@ import json
 
 import pytest
 
-from kvsim.cli.capacityoptions import all_rentable
+from kvsim.api.fleets import list_rentable
 from kvsim.emit.served import serve_costs
 from kvsim.errors import InputError
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.parallel import Parallelism
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
+from kvsim.options import Inputs
 from kvsim.planner.fleet.offers import Configuration, Rentable
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.rules import Rules
@@ -23,9 +24,12 @@ WHERE = ("capacity", "--trace", "sample:chat", "--gpus", "h100", "--ttft", "2s",
 
 def rentable(model: str, *spread: str) -> list[Rentable]:
     tp, pp, dp, ep = spread
-    return all_rentable(
-        model, ["h100"], (tp, pp, dp, ep), "fp16", "fused", None, None, "h100=1", "h100=700"
-    )
+    case = {
+        "trace": "sample:chat", "model": model, "gpus": "h100", "ttft": 2, "tpot": 0.1, "tp": tp,
+        "pp": pp, "dp": dp, "ep": ep, "weights": "fp16", "stack": "fused",
+        "reserved": {"h100": 1.0}, "watts": "h100=700",
+    }  # fmt: skip
+    return list_rentable(Inputs("capacity", case))
 
 
 def test_every_way_that_a_model_can_be_spread_is_a_candidate() -> None:

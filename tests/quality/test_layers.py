@@ -8,11 +8,12 @@ import numpy as np
 import pulp
 import pytest
 
-from kvsim.cli.admission import admission
+from kvsim.api.deployments import build_admission
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
+from kvsim.options import Inputs
 from kvsim.planner.bits import assign, build, offered
 from kvsim.planner.plan import make_plan
 from kvsim.planner.question import Admission, PlanLimits, Workload
@@ -30,6 +31,12 @@ from tests.support.sampled import few
 
 READING = Reading(windows=3, prompt=60, scored=6)
 ABOUT = {"model": "llama", "weights": "random", "text": "random", "settings": "test"}
+
+
+def admission(quality: str) -> Admission:
+    """What a plan may consider with these files."""
+    case = {"model": "llama2-7b", "gpu": "a6000", "quality": quality}
+    return build_admission(Inputs("plan", case))
 
 
 def made(layers: int = 3, seed: int = 0) -> LayerLosses:
@@ -89,12 +96,12 @@ def test_files_of_layers_and_of_runs_are_told_apart(tmp_path: Path) -> None:
     write(Path(one), made())
     write(Path(other), made(seed=1))
     runs = str(measured()["smollm2-135m"])
-    found = admission(None, None, None, False, f"{runs},{one}", None)
+    found = admission(f"{runs},{one}")
     assert found.layered == offered(made()) and found.layered_for == "llama"
     assert found.runs is not None and {r.model for r in found.runs} == {"smollm2-135m"}
-    assert admission(None, None, None, False, one, None).runs is None  # then what ships counts
+    assert admission(one).runs is None  # then what ships counts
     with pytest.raises(InputError, match=r"one\.json and .*other\.json both hold layers; give one"):
-        admission(None, None, None, False, f"{one},{other}", None)
+        admission(f"{one},{other}")
 
 
 def limits_at(deployment: Deployment, loss: float) -> PlanLimits:

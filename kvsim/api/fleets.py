@@ -1,0 +1,248 @@
+"""The cheapest fleet that serves a trace within targets."""
+
+from collections.abc import Sequence
+from itertools import product
+from math import isfinite
+from shlex import quote
+from typing import TYPE_CHECKING
+
+from kvsim.api.deployments import build_admission, build_deployment, largest_loss
+from kvsim.api.engines import check_engines, write_settings
+from kvsim.console import tell, tell_progress
+from kvsim.errors import InputError, unknown
+from kvsim.inputs import parse_count, parse_words
+from kvsim.options import Inputs, options_of, takes_options
+
+if TYPE_CHECKING:
+    from kvsim.planner.fleet.demand import ClassTarget
+    from kvsim.planner.fleet.offers import Extras, FleetLimits, Rentable
+    from kvsim.report.capacity import PlannedFleet
+
+HOST_SHARE = 0.25
+"""Of a host's memory that one GPU's prefix blocks may take, if nothing is said."""
+
+
+@takes_options("capacity", "trace", "model", "gpus", "ttft", "tpot")
+def capacity(inputs: Inputs) -> "PlannedFleet":
+    """The cheapest fleet that serves a trace within targets, checked by simulation.
+
+    Where no fleet is as asked, the nearest one is returned with its ``shortfall``.
+
+    Raises
+    ------
+    InputError
+        For what the command would refuse.
+    InfeasibleError
+        If no fleet serves the trace at all.
+    """
+    from kvsim.emit.served import serve_costs
+    from kvsim.planner.fleet.answer import make_capacity
+    from kvsim.planner.fleet.comparisons import CapacityQuestion
+    from kvsim.planner.fleet.demand import FleetTargets, traffic_of
+    from kvsim.planner.fleet.offers import Schedule, Spread
+    from kvsim.report.capacity import planned_fleet
+    from kvsim.serving.rules import Rules
+    from kvsim.traces.read import load
+
+    check_engines(inputs.emit)
+    longer = () if inputs.class_targets is None else _parse_class_targets(inputs.class_targets)
+    targets = FleetTargets(inputs.ttft, inputs.tpot, inputs.percentile / 100, longer)
+    limits = _build_limits(inputs, targets.share)
+    rentable = list_rentable(inputs)
+    unrated = [x.gpu for x in rentable if not isfinite(x.power)]
+    if inputs.max_power is not None and unrated:
+        raise InputError(
+            f"--max-power: the rated power of {unrated[0]} is unknown; add --watts "
+            f"{quote(unrated[0])}=W"
+        )
+    found = load(inputs.trace)
+    for note in found.notes:
+        tell(note)
+    if not len(found.requests):
+        raise InputError(f"--trace: {inputs.trace} has no requests; expected at least one")
+    requests = found.requests.scaled(inputs.rate)
+    longest = int(requests.prompt.max())
+    if longer and longer[-1].above >= longest:
+        raise InputError(
+            f"--class-targets: the trace's longest prompt has {longest:,} tokens, so targets above "
+            f"{longer[-1].above:,} do nothing; leave them out"
+        )
+    windows = inputs.windows or 0
+    if windows > len(requests):
+        raise InputError(f"--windows: got {windows}; expected 1 to {len(requests)}")
+    prefixes, used = requests.block_ids is not None, inputs.gpu_memory_utilization
+    spread = None if inputs.spread is None else Spread(inputs.spread, "given with --spread")
+    question = CapacityQuestion(
+        traffic=traffic_of(requests, windows, targets),
+        rentable=rentable,
+        admission=build_admission(inputs),
+        targets=targets,
+        limits=limits,
+        rules=Rules(
+            max_seqs=inputs.max_seqs, max_tokens=inputs.max_tokens, prefix_caching=prefixes
+        ),
+        largest_loss=largest_loss(inputs),
+        spread=spread,
+        utilisation=used,
+        schedule=Schedule(inputs.start_up / 3600) if inputs.schedule else None,
+        extras=_build_extras(inputs, prefixes, rentable),
+    )
+    result = planned_fleet(make_capacity(question, tell_progress), inputs.trace, inputs.line())
+    for replica, j in zip(result.row["fleet"], result.plan.used, strict=True):
+        x = result.plan.market.configurations[j]
+        replica["settings"] = write_settings(inputs.emit or (), serve_costs(x.costs, used, x.sides))
+    return result
+
+
+def list_rentable(inputs: Inputs) -> "list[Rentable]":
+    """Every GPU at all degrees of parallelism and weight formats that the model can have.
+
+    Raises
+    ------
+    InputError
+        If there is no price, or the model cannot be spread so; of several ways, by none of them.
+    """
+    from kvsim.planner.fleet.offers import Rentable
+
+    prices, committed, power = (
+        _check_gpus(inputs, name) for name in ("price", "reserved", "watts")
+    )
+    ways = list(product(inputs.pp, inputs.dp, inputs.ep))
+    found: list[Rentable] = []
+    problem = None
+    for gpu, form, tp, way in product(inputs.gpus, inputs.weights, inputs.tp, ways):
+        pp, dp, ep = way
+        try:
+            d = build_deployment(inputs, gpu=gpu, weights=form, tp=tp, pp=pp, dp=dp, ep=ep)
+        except InputError as error:
+            if len(ways) == 1 and way == (1, 1, 1):
+                raise
+            problem = problem or error
+            continue
+        each = prices.get(gpu, d.hardware.price)
+        if each is None and gpu not in committed:
+            raise InputError(
+                f"--price: {gpu} has no price in its profile; add --price {quote(gpu)}=USD, per "
+                f"GPU and hour"
+            )
+        found.append(
+            Rentable(
+                deployment=d,
+                gpu=gpu,
+                price=float("inf") if each is None else each * d.gpus,
+                reserved=committed.get(gpu, float("inf")) * d.gpus,
+                power=power.get(gpu, d.hardware.power or float("inf")) * d.gpus,
+            )
+        )
+    if problem is not None and (not found or not _each_occurs(found, ways)):
+        raise problem
+    return found
+
+
+def _each_occurs(found: "list[Rentable]", ways: Sequence[tuple[int, ...]]) -> bool:
+    """Whether every degree that was given is that of some deployment."""
+    spreads = [x.deployment.parallelism for x in found]
+    there = [{x.pp for x in spreads}, {x.dp for x in spreads}, {x.ep for x in spreads}]
+    wanted = zip(zip(*ways, strict=True), there, strict=True)
+    return all(set(given) == some for given, some in wanted)
+
+
+def _check_gpus(inputs: Inputs, name: str) -> dict[str, float]:
+    """Numbers by GPU, all of which may be rented."""
+    found: dict[str, float] = getattr(inputs, name) or {}
+    for gpu in found:
+        if gpu not in inputs.gpus:
+            kind = f"GPU in --{name.replace('_', '-')}:"
+            raise unknown(kind, gpu, inputs.gpus, "name one of --gpus")
+    return found
+
+
+def _build_limits(inputs: Inputs, share: float) -> "FleetLimits":
+    """What the fleet may have at most, and what it must bear."""
+    from kvsim.planner.fleet.offers import FleetLimits
+
+    none = float("inf")
+    by_gpu = isinstance(inputs.max_gpus, dict)
+    return FleetLimits(
+        gpus=none if by_gpu or inputs.max_gpus is None else inputs.max_gpus,
+        gpus_of=_check_gpus(inputs, "max_gpus") if by_gpu else {},
+        host=none if inputs.max_host is None else inputs.max_host,
+        power=none if inputs.max_power is None else inputs.max_power,
+        configurations=none if inputs.configurations is None else inputs.configurations,
+        headroom=inputs.headroom,
+        failures=inputs.failures,
+        late=1 - share,
+    )
+
+
+def _build_extras(inputs: Inputs, prefixes: bool, rentable: "list[Rentable]") -> "Extras":
+    """What replicas may use besides GPU memory.
+
+    Parameters
+    ----------
+    prefixes
+        Whether the trace names prefix blocks.
+
+    Raises
+    ------
+    InputError
+        For an option that would do nothing.
+    """
+    from kvsim.planner.fleet.offers import Extras
+    from kvsim.serving.rules import NIC_RATE
+
+    if inputs.pools not in ("auto", "yes", "no"):
+        raise InputError(f"--pools: got {inputs.pools[:40]!r}; expected auto, yes or no")
+    for name in ("host_cache", "nvme_cache"):
+        if getattr(inputs, name) is not None and not prefixes:
+            raise InputError(
+                f"--{name.replace('_', '-')}: the trace names no prefix blocks, so nothing would "
+                "be stored; leave it out or use a trace that has hash blocks"
+            )
+    apart = inputs.pools == "yes" or (inputs.pools == "auto" and prefixes)
+    if inputs.nic is not None and not apart:
+        raise InputError(
+            "--nic: does nothing where prefill and decode are not apart; add --pools yes"
+        )
+    nic = NIC_RATE if inputs.nic is None else inputs.nic
+    if not prefixes:
+        return Extras(apart=apart, nic=nic)
+    host = inputs.host_cache
+    if host is None:
+        host = min(x.deployment.hardware.host_memory for x in rentable) * HOST_SHARE
+    rates = {
+        name: getattr(inputs, name)
+        for name in ("nvme_read", "nvme_write")
+        if getattr(inputs, name) is not None
+    }
+    return Extras(host, inputs.nvme_cache or 0.0, rates, apart, nic)
+
+
+def _parse_class_targets(text: str) -> "tuple[ClassTarget, ...]":
+    """Targets of longer prompts, as 8000=10s/200ms,32000=30s/none.
+
+    Raises
+    ------
+    InputError
+        If it is not of that form, or a length is there twice.
+    """
+    from kvsim.planner.fleet.demand import ClassTarget
+
+    name, found, options = "--class-targets", {}, options_of("capacity")
+    for item in parse_words(name, text):
+        above, equals, times = item.partition("=")
+        ttft, slash, tpot = times.partition("/")
+        if not equals or not slash:
+            raise InputError(
+                f"{name}: got {item[:40]!r}; expected N=TTFT/TPOT, as 8000=10s/200ms, for prompts "
+                f"above N tokens"
+            )
+        tokens = parse_count(name, above, None, " before the =")
+        if tokens < 1 or tokens in found:
+            wrong = "is there twice; give it once" if tokens in found else "is below 1 token"
+            raise InputError(f"{name}: {tokens} {wrong}")
+        first, each = (
+            options[key].parse(name, given, None) for key, given in (("ttft", ttft), ("tpot", tpot))
+        )
+        found[tokens] = ClassTarget(tokens, first, each)  # type: ignore[arg-type]
+    return tuple(found[tokens] for tokens in sorted(found))

@@ -1,0 +1,330 @@
+"""A request trace under continuous batching, with one technique or several."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from itertools import product
+from math import prod
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvsim.api.deployments import build_deployment
+from kvsim.api.traces import read_options
+from kvsim.console import ProgressLine, tell
+from kvsim.errors import InfeasibleError, InputError, require
+from kvsim.files import check_target, make_folder
+from kvsim.frozen import frozen
+from kvsim.options import Inputs, takes_options
+
+if TYPE_CHECKING:
+    from kvsim.graph import Array
+    from kvsim.machines.deployment import Deployment
+    from kvsim.report.json import Row
+    from kvsim.report.simulate_answer import Simulations
+    from kvsim.serving.costs import StepCosts
+    from kvsim.serving.outcome import Targets
+    from kvsim.serving.pools import TwoPools
+    from kvsim.serving.rules import Rules
+    from kvsim.serving.simulate import Run
+    from kvsim.traces.requests import Requests
+
+MAX_RUNS = 32
+"""Combinations of values that one command runs."""
+
+VARIED = ("replicas", "rate", "req_s", "host_cache", "nvme_cache", "prefix_load")
+"""Options that take several values, of which each combination is run."""
+
+AUTO = "auto"  # of --prefix-load: every way is played, the best is kept
+
+
+@frozen
+class Replay:
+    """All that the run of one technique depends on."""
+
+    requests: "Requests"
+    costs: "StepCosts"
+    replicas: int
+    route: str
+    rates: "Array | None"  # tokens per decoding round of each request, None for the mean (n,)
+    targets: "Targets"
+    pools: "TwoPools | None" = None
+    otherwise: "tuple[StepCosts, ...]" = ()  # other rules: those with the least mean TTFT are kept
+
+    def result(self, place: Path | None, resume: bool, check: bool) -> "Row":
+        """What came of the run; with a place, every request's times are written there.
+
+        Raises
+        ------
+        InfeasibleError
+            If a check finds a fault.
+        InputError
+            If the place cannot be written, or ``resume`` finds another run there.
+        """
+        from kvsim.report import runfile
+        from kvsim.report.simulate import result
+        from kvsim.serving.outcome import Outcome, faults
+
+        pools = [self.pools] if self.pools else []
+        what = self.requests, self.costs, self.rates, self.replicas, self.route, self.targets
+        mark = runfile.mark_of(*what, *pools, *self.otherwise)
+        if place is not None and resume:
+            before = runfile.taken_up(place, mark)
+            if before is not None:
+                return before
+        run = min(map(self._play, (self.costs, *self.otherwise)), key=_mean_ttft)
+        name = str(self.costs.technique)
+        wrong = faults(run) if check else []
+        if wrong:
+            raise InfeasibleError(f"--check: {name}: {'; '.join(wrong)}")
+        found = result(Outcome(run, self.targets))
+        if self.otherwise:
+            way = run.costs.rules.prefix_load
+            found["row"]["prefix_load"] = way
+            least = f"mean TTFT is shortest with {way}: {_mean_ttft(run):.4g} s"
+            tell(f"--prefix-load auto: {name}: {least}")
+        if place is not None:
+            runfile.write(place, run, mark, found)
+        return found
+
+    def _play(self, costs: "StepCosts") -> "Run":
+        from kvsim.serving.pools import simulate_pools
+        from kvsim.serving.simulate import simulate
+
+        way = f", prefix load {costs.rules.prefix_load}" if self.otherwise else ""
+        progress = ProgressLine(f"{costs.technique}{way}", "requests", len(self.requests))
+        what = self.requests, costs
+        if self.pools is None:
+            run = simulate(*what, self.replicas, self.route, self.rates, told=progress)
+        else:
+            run = simulate_pools(*what, self.pools, self.route, self.rates, told=progress)
+        progress.close()
+        return run
+
+
+def _mean_ttft(run: "Run") -> float:
+    """Of the requests that got a token; infinite if none did. [s]"""
+    import numpy as np
+
+    from kvsim.serving.outcome import Outcome
+
+    ttft = Outcome(run).ttft_s
+    known = ttft[np.isfinite(ttft)]
+    return float(known.mean()) if known.size else float("inf")
+
+
+@takes_options("simulate", "trace", "model", "gpu", "technique")
+def simulate(inputs: Inputs) -> "Simulations":
+    """A request trace under continuous batching, with one technique or several.
+
+    Raises
+    ------
+    InputError
+        For what the command would refuse, or if pyarrow is not installed.
+    """
+    require("pyarrow")
+    from kvsim.report import names
+    from kvsim.report.evidence import newest_measurement
+    from kvsim.report.simulate_answer import Simulations, answered
+    from kvsim.serving.costs import StepCosts
+    from kvsim.serving.outcome import Targets
+    from kvsim.serving.rounds import drawn_rate, measured_for, with_acceptance
+    from kvsim.techniques import parse, parse_several
+    from kvsim.traces.attentionfile import load as load_attention
+    from kvsim.traces.read import load
+
+    text = inputs.technique if inputs.compare is None else inputs.compare
+    kinds = parse_several(text) or [parse("")]
+    cases = list(_cases(inputs))
+    runs = [(kind, values, shown) for values, shown in cases for kind in kinds]
+    several = inputs.compare is not None or len(runs) > 1
+    places = _places(inputs.out, [_name_run(kind, shown) for kind, _, shown in runs], several)
+    where, none = build_deployment(inputs), float("inf")
+    usable = inputs.gpu_memory
+    if inputs.gpu_memory_utilization is not None:
+        usable = inputs.gpu_memory_utilization * where.hardware.gpu_memory
+    targets = Targets(
+        ttft=none if inputs.ttft is None else inputs.ttft,
+        tpot=none if inputs.tpot is None else inputs.tpot,
+    )
+    attention = None if inputs.acceptance is None else load_attention(inputs.acceptance)
+    found = load(inputs.trace, read_options(inputs))
+    for note in found.notes:
+        tell(note)
+    results, replays = [], []
+    left_out: dict[str, str] = {}
+    for (kind, values, shown), place in zip(runs, places, strict=True):
+        reason = kind.refuses(where) if len(kinds) > 1 else ""
+        if reason and kind.name not in left_out:
+            left_out[kind.name] = f"{kind.name} cannot run here: {reason}"
+            tell(f"left out: {left_out[kind.name]}")
+        if reason:
+            continue
+        requests = _prepare_requests(found.requests, values, inputs.abort_after)
+        measured = None if attention is None else measured_for(kind, attention)
+        first, *others = _build_rules(inputs, values, where)
+        costs = StepCosts(
+            technique=with_acceptance(kind, measured),
+            deployment=where,
+            rules=first,
+            longest=int((requests.prompt + requests.generate).max()),
+            longest_prompt=int(requests.prompt.max()),
+            gpu_memory=usable,
+        )
+        seed, fleet = inputs.draw_acceptance, values["replicas"]
+        rates = None if seed is None else drawn_rate(costs, requests.generate, seed, measured)
+        pools, otherwise = _build_pools(inputs, fleet), tuple(map(costs.with_rules, others))
+        replay = Replay(requests, costs, fleet, inputs.route, rates, targets, pools, otherwise)
+        result = replay.result(place, inputs.resume, inputs.check)
+        if len(cases) > 1:
+            result["row"] |= {"case": shown}
+        results.append(result)
+        replays.append(replay)
+    if not results:
+        raise InputError(f"--compare: none can run there; {next(iter(left_out.values()))}")
+    rows = [result["row"] for result in results]
+    wanted = (f"{name.upper()} {inputs.given[name]}" for name in ("ttft", "tpot")
+              if name in inputs.given)  # fmt: skip
+    trace, reasons = inputs.trace, list(left_out.values())
+    answer = answered(rows, where, trace, " and ".join(wanted), reasons, replays)
+    own: Row = {"runs" if len(cases) > 1 else "rows": rows} if several else dict(rows[0])
+    return Simulations(
+        inputs.line(), answer, rows, results, names.deployment(where), trace,
+        own | {"answer": answer.row()}, list(found.notes), newest_measurement([where]),
+        inputs.check,
+    )  # fmt: skip
+
+
+def _cases(inputs: Inputs) -> Iterator[tuple[dict[str, Any], "Row"]]:
+    """Every combination of the options that take several values, and how it is shown.
+
+    Raises
+    ------
+    InputError
+        For too many combinations.
+    """
+    lists = {name: getattr(inputs, name) or [(None, None)] for name in VARIED}
+    varied = [name for name, some in lists.items() if len(some) > 1]
+    count = prod(map(len, lists.values()))
+    if count > MAX_RUNS:
+        names = ", ".join(f"--{name.replace('_', '-')}" for name in varied)
+        raise InputError(
+            f"{names}: {count} combinations; expected at most {MAX_RUNS} in one command"
+        )
+    for some in product(*lists.values()):
+        given = dict(zip(lists, some, strict=True))
+        yield (
+            {name: value for name, (_, value) in given.items()},
+            {name: _as_number(given[name][0]) for name in varied},
+        )
+
+
+def _as_number(given: object) -> float | str:
+    try:
+        return float(given)  # type: ignore[arg-type]
+    except ValueError:
+        return str(given)
+
+
+def _name_run(technique: object, case: Mapping[str, float | str]) -> str:
+    """A technique and the values of its case, as part of a file's name."""
+    values = [
+        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
+        for name, value in case.items()
+    ]
+    return " ".join([str(technique), *values])
+
+
+def _places(out: Path | None, runs: list[str], several: bool) -> list[Path | None]:
+    """A file for each run, if files are wanted at all."""
+    if out is None:
+        return [None] * len(runs)
+    if several:
+        if out.suffix == ".parquet" or (out.exists() and not out.is_dir()):
+            raise InputError(f"--out: got {str(out)[:60]!r}; expected a folder with --compare")
+        if not out.parent.is_dir():
+            raise InputError(f"--out: {out.parent} is not there; choose an existing folder")
+        make_folder(out, "--out")
+        names = [f"{run.replace(':', ' ').replace('/', '_')}.parquet" for run in runs]
+        return [check_target(out / name, f"--out for {name}") for name in names]
+    check_target(out, "--out", (".parquet",))
+    return [out]
+
+
+def _prepare_requests(
+    requests: "Requests", case: Mapping[str, Any], abort_after: float | None
+) -> "Requests":
+    """A trace's requests at the rate of a case, and with clients that hang up.
+
+    Raises
+    ------
+    InputError
+        For options that fit neither the trace nor each other.
+    """
+    import numpy as np
+
+    from kvsim.traces.rates import at_rate
+
+    if case["req_s"] is not None:
+        found, copies = at_rate(requests, case["req_s"])
+        if copies > 1:
+            tell(
+                f"{case['req_s']:g} requests per second: the trace is repeated {copies} times, "
+                f"each time with prompts of its own"
+            )
+    else:
+        found = requests.scaled(1.0 if case["rate"] is None else case["rate"])
+    if abort_after is not None:
+        if abort_after == float("inf"):
+            raise InputError("--abort-after: none does nothing; leave it out")
+        if requests.abort_after is not None:
+            raise InputError("--abort-after: the trace says when its clients hang up; leave it out")
+        found = replace(found, abort_after=np.full(len(found), abort_after))
+    return found
+
+
+def _build_rules(
+    inputs: Inputs, case: Mapping[str, Any], deployment: "Deployment"
+) -> "tuple[Rules, ...]":
+    """The engine's rules; where the way of loading prefixes is chosen, those with each way.
+
+    Raises
+    ------
+    InputError
+        For an unknown way.
+    """
+    from kvsim.serving.rules import LOADS, SPLIT, Rules
+
+    names = (
+        "max_seqs", "max_tokens", "block_tokens", "blocks", "prefill", "priority", "preemption",
+        "admission", "prefix_caching", "remote_cache", "cache_ttl", "cache_block", "nvme_read",
+        "nvme_write",
+    )  # fmt: skip
+    settings = {name: getattr(inputs, name) for name in names}
+    settings |= {name: case[name] for name in ("host_cache", "nvme_cache")}
+    if inputs.prefill_replicas is None or inputs.remote_cache is not None:
+        settings["nic"] = inputs.nic
+    given = {name: value for name, value in settings.items() if value is not None}
+
+    def build(way: str) -> Rules:
+        return Rules(**given, prefix_load=way).over(deployment)
+
+    way = case["prefix_load"]
+    if way is None:
+        usual = build(LOADS[SPLIT])
+        if not usual.tiers:
+            return (usual,)
+        way = AUTO
+    if way not in (*LOADS, AUTO):
+        raise InputError(f"--prefix-load: got {way[:40]!r}; expected {', '.join(LOADS)} or {AUTO}")
+    return tuple(map(build, LOADS if way == AUTO else (way,)))
+
+
+def _build_pools(inputs: Inputs, replicas: int) -> "TwoPools | None":
+    """Replicas by what they do; None where all do both."""
+    from kvsim.serving.pools import TRANSFERS, TwoPools
+    from kvsim.serving.rules import NIC_RATE
+
+    first = inputs.prefill_replicas
+    if first is None:
+        return None
+    rate = NIC_RATE if inputs.nic is None else inputs.nic
+    return TwoPools(first, replicas - first, inputs.transfer or TRANSFERS[0], rate)

@@ -1,0 +1,192 @@
+"""Request traces: read, described, converted, drawn anew, and made from production's metrics."""
+
+from typing import TYPE_CHECKING
+
+from kvsim.console import tell
+from kvsim.errors import InputError
+from kvsim.options import Inputs, takes_options
+
+if TYPE_CHECKING:
+    from kvsim.report.json import Row
+    from kvsim.traces.read import ReadOptions
+    from kvsim.traces.requests import Requests
+
+KINDS = ("prometheus", "otel", "access")
+"""Files of production that a trace is made from."""
+
+
+def read_options(inputs: Inputs) -> "ReadOptions":
+    """How a trace is read.
+
+    Raises
+    ------
+    InputError
+        For columns without a role or name.
+    """
+    from kvsim.traces.read import ReadOptions
+
+    columns = inputs.columns or ""
+    pairs = [item.partition("=")[::2] for item in columns.split(",")] if columns else []
+    named = dict(pairs)
+    if len(named) < len(pairs):
+        raise InputError(f"--columns: got {columns[:60]!r}; expected each role once")
+    if not all(named.values()):
+        raise InputError(f"--columns: got {columns[:60]!r}; expected arrival=NAME,prompt=NAME,..")
+    tokens = "hash_block_tokens" if inputs.command == "simulate" else "block_tokens"
+    return ReadOptions(
+        inputs.format or "",
+        named,
+        inputs.time_unit or "",
+        getattr(inputs, tokens) or 0,
+        inputs.chars_per_token or 0.0,
+        inputs.sort,
+        inputs.skip_bad,
+    )
+
+
+@takes_options("traces inspect", "file")
+def inspect(inputs: Inputs) -> "tuple[Row, Requests]":
+    """Rate, burstiness, lengths and prefix reuse of a trace, and its requests."""
+    from kvsim.report import traces
+    from kvsim.traces.read import load
+
+    trace = load(inputs.file, read_options(inputs))
+    _tell_all(trace.notes)
+    return traces.row(trace), trace.requests
+
+
+@takes_options("traces convert", "file", "target")
+def convert(inputs: Inputs) -> None:
+    """Write a trace as Parquet, piece by piece, whole or not at all."""
+    from kvsim.console import tell_count
+    from kvsim.traces.read import Reader, load
+    from kvsim.traces.write import check_ending, write, write_parquet
+
+    check_ending(inputs.target, (".parquet",))
+    options = read_options(inputs)
+    reader = Reader(inputs.file, options)
+    if inputs.sort or reader.layout.conduct:  # all of it has to be at hand
+        trace = load(inputs.file, options)
+        write(inputs.target, trace.requests)
+        done, notes = len(trace.requests), trace.notes
+    else:
+        parts, tokens = reader.parts(), reader.layout.block_tokens
+        done = write_parquet(inputs.target, parts, tokens, tell_count)
+        notes = reader.notes()
+    _tell_all((*notes, f"{done:,} requests written to {inputs.target}"))
+
+
+@takes_options("traces generate", "target")
+def generate(inputs: Inputs) -> "tuple[Row, Row | None]":
+    """Draw a trace from chosen distributions, or like another one; describe it, and the other."""
+    from kvsim.report import traces
+    from kvsim.traces import likeness, specs
+    from kvsim.traces.read import load
+    from kvsim.traces.write import check_ending, write
+
+    check_ending(inputs.target)
+    source = load(inputs.like) if inputs.like else None
+    if source is not None:
+        workload, span = likeness.fit(source.requests), source.requests.duration
+    elif inputs.rate is None or (inputs.requests is None and inputs.duration is None):
+        missing = "--rate" if inputs.rate is None else "--requests or --duration"
+        raise InputError(f"{missing}: not given; expected it, or --like FILE")
+    else:
+        workload, span = likeness.TrafficModel(specs.arrivals("poisson"), 1.0, specs.DEFAULT), 0.0
+    workload = workload.changed(
+        arrivals=specs.arrivals(inputs.arrivals) if inputs.arrivals else None,
+        rate=inputs.rate,
+        lengths=specs.joint_lengths(inputs.lengths) if inputs.lengths else None,
+        prefixes=specs.shared_prefixes(inputs.prefixes) if inputs.prefixes else None,
+    )
+    duration = inputs.duration
+    if duration is None and inputs.requests is None:
+        duration = span
+    drawn = workload.draw(inputs.seed, inputs.requests, duration)
+    if not len(drawn):
+        raise InputError("no request fell into the duration; give a longer one or a higher rate")
+    write(inputs.target, drawn)
+    _tell_all(source.notes if source else ())
+    about = traces.described(str(inputs.target), drawn)
+    return about, traces.row(source) if source else None
+
+
+@takes_options("traces import", "files", "out")
+def import_(inputs: Inputs) -> "Row":
+    """Make a trace from metrics, spans or access logs, and describe it."""
+    from kvsim.report import traces
+    from kvsim.traces.write import check_ending, write
+
+    check_ending(inputs.out)
+    if inputs.kind and inputs.kind not in KINDS:
+        raise InputError(f"--kind: got {inputs.kind[:40]!r}; expected one of {', '.join(KINDS)}")
+    found, notes = _import_files(inputs)
+    write(inputs.out, found)
+    _tell_all(notes)
+    return traces.described(str(inputs.out), found)
+
+
+def _import_files(inputs: Inputs) -> "tuple[Requests, list[str]]":
+    from kvsim.files import read_text
+    from kvsim.files.kinds import METRICS
+    from kvsim.files.parsing import parsed_json
+    from kvsim.traces import specs
+    from kvsim.traces.production import logs, metrics
+
+    files = [str(file) for file in inputs.files]
+    texts, where = [read_text(file, METRICS) for file in files], files[0]
+    kind, every = inputs.kind or _recognise(texts[0], where), inputs.every
+    matrix = texts[0].lstrip().startswith("{")
+    if inputs.lengths and kind != "access":
+        raise InputError("--lengths: metrics and spans have lengths of their own; omit it")
+    if every is not None and (kind != "prometheus" or matrix):
+        raise InputError("--every: only texts of /metrics need it; omit it")
+    if kind == "access":
+        if not inputs.lengths:
+            raise InputError("--lengths: an access log has no tokens; say how long requests are")
+        lines = (line for text in texts for line in text.splitlines())
+        return logs.of_access(lines, specs.joint_lengths(inputs.lengths), where, inputs.seed)
+    if kind == "otel":
+        documents = []
+        for file, text in zip(files, texts, strict=True):
+            documents += _parse_documents(text, file)
+        return logs.of_spans(documents, where)
+    if matrix:
+        series = []
+        for file, text in zip(files, texts, strict=True):
+            series += metrics.of_matrix(parsed_json(text, file, "JSON"), file)
+    else:
+        if len(texts) > 1 and every is None:
+            raise InputError("--every: several texts of /metrics; say the time between them")
+        series = metrics.of_texts(texts, files, 1.0 if every is None else every)
+    return metrics.drawn(series, where, inputs.seed)
+
+
+def _parse_documents(text: str, file: str) -> list[object]:
+    """One JSON document, or one per line."""
+    from kvsim.files.parsing import parsed_json
+
+    lines = [line for line in text.splitlines() if line.strip()]
+    if lines and lines[0].rstrip().endswith("}") and lines[0].lstrip().startswith("{"):
+        return [parsed_json(x, f"{file}, line {i}", "JSON") for i, x in enumerate(lines, 1)]
+    return [parsed_json(text, file, "JSON")]
+
+
+def _recognise(text: str, where: str) -> str:
+    """What kind of file it is, by how it begins."""
+    from kvsim.traces.production import logs, metrics
+
+    begin = text.lstrip()[:100_000]
+    if begin.startswith("{"):
+        return "otel" if '"resourceSpans"' in begin else "prometheus"
+    line = next((x for x in begin.splitlines() if x.strip()), "")
+    if line.startswith(("# HELP", "# TYPE")) or metrics.LINE.fullmatch(line.strip()):
+        return "prometheus"
+    if logs.ACCESS.match(line):
+        return "access"
+    raise InputError(f"{where}: not recognised; say --kind prometheus, otel or access")
+
+
+def _tell_all(notes: "tuple[str, ...] | list[str]") -> None:
+    for note in notes:
+        tell(note)
