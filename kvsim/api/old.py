@@ -36,7 +36,7 @@ def calibrate_run(
     Raises
     ------
     InputError
-        For a log that cannot be read, too few requests, or if numba is not installed.
+        For a log that cannot be read, or too few requests.
     """
     from kvsim.evidence.logs import read_run
     from kvsim.report.calibrate_run import calibrated

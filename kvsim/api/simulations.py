@@ -37,7 +37,7 @@ AUTO = "auto"  # of --prefix-load: every way is played, the best is kept
 
 
 @frozen
-class Replay:
+class TraceRun:
     """All that the run of one technique depends on."""
 
     requests: "Requests"
@@ -172,7 +172,7 @@ def simulate(inputs: Inputs) -> "Simulations":
         seed, fleet = inputs.draw_acceptance, values["replicas"]
         rates = None if seed is None else drawn_rate(costs, requests.generate, seed, measured)
         pools, otherwise = _build_pools(inputs, fleet), tuple(map(costs.with_rules, others))
-        replay = Replay(requests, costs, fleet, inputs.route, rates, targets, pools, otherwise)
+        replay = TraceRun(requests, costs, fleet, inputs.route, rates, targets, pools, otherwise)
         result = replay.result(place, inputs.resume, inputs.check)
         if len(cases) > 1:
             result["row"] |= {"case": shown}
