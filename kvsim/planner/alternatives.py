@@ -28,7 +28,6 @@ from kvsim.planner.table import (
     TableSearch,
     rows_as_good,
     rows_within,
-    rows_within_of,
     tabulate_question,
 )
 from kvsim.prediction.explain import binding
@@ -181,9 +180,11 @@ def explain_loss(question: Question, search: TableSearch, chosen: int, row: int)
     if ahead < AS_GOOD:
         return f"is as good, but {why}"
     error = question.between(t, table.technique[chosen])
-    words = {"throughput": f"gives {100 * ahead / (1 + ahead):.1f} % less",
-             "latency": f"takes {100 * ahead:.1f} % longer",
-             "cost": f"costs {100 * ahead:.1f} % more"}  # fmt: skip
+    words = {
+        "throughput": f"gives {100 * ahead / (1 + ahead):.1f} % less",
+        "latency": f"takes {100 * ahead:.1f} % longer",
+        "cost": f"costs {100 * ahead:.1f} % more",
+    }
     given_up = f"the choice {words[question.objective]}, within the known error"
     return f"{given_up} of {100 * error:.0f} %, but this one {why}"
 
@@ -239,7 +240,7 @@ def find_knees(question: Question, search: TableSearch, chosen: int) -> list[Kne
     table = search.table
     same = table.rows_of(table.technique[chosen].name)
     objective = table.columns[question.objective]
-    rows = rows_within_of(objective, table.columns, question.limits.finite(), same)
+    rows = rows_within(objective, table.columns, question.limits.finite(), same)
     top = float(objective[rows].min())
     found = []
     for share in KNEE_SHARES:

@@ -86,8 +86,9 @@ class Arrangement:
     @property
     def order(self) -> tuple[object, ...]:
         """What stands where, but for how much of it."""
-        kinds = [[(u.parts, u.shares.host > 0, u.shares.cpu > 0) for u in uses]
-                 for uses in self.uses]  # fmt: skip
+        kinds = [
+            [(u.parts, u.shares.host > 0, u.shares.cpu > 0) for u in uses] for uses in self.uses
+        ]
         return self.spread, *map(tuple, kinds)
 
     def technique(self, deployment: Deployment, prompt: int) -> Technique:
@@ -121,9 +122,12 @@ class Arrangement:
         if not weights and cpu == 1 and u.parts == 2:
             return Fastdecode()
         return Place(
-            host_share=host, split=split if host else 0.0, cpu_share=cpu, weights_host=weights,
+            host_share=host,
+            split=split if host else 0.0,
+            cpu_share=cpu,
+            weights_host=weights,
             parts=u.parts,
-        )  # fmt: skip
+        )
 
     def sequence(self, deployment: Deployment) -> list[Use]:
         """The use of every layer."""
@@ -172,8 +176,9 @@ def level_shares(arrangement: Arrangement) -> Arrangement | None:
     """
     found = []
     for uses in arrangement.uses:
-        alike = {parts: [u for u in uses if u.parts == parts and not u.alternates]
-                 for parts in (1, 2)}  # fmt: skip
+        alike = {
+            parts: [u for u in uses if u.parts == parts and not u.alternates] for parts in (1, 2)
+        }
         if all(len(some) < 2 for some in alike.values()):
             found.append(uses)
             continue
@@ -210,10 +215,14 @@ def shift_layers(arrangement: Arrangement, count: int) -> Iterator[Arrangement]:
         for i, j in permutations(range(len(uses)), 2):
             moved = min(count, uses[i].layers - 1)
             if moved > 0:
-                yield _with_uses(arrangement, k, {
-                    i: replace(uses[i], layers=uses[i].layers - moved),
-                    j: replace(uses[j], layers=uses[j].layers + moved),
-                })  # fmt: skip
+                yield _with_uses(
+                    arrangement,
+                    k,
+                    {
+                        i: replace(uses[i], layers=uses[i].layers - moved),
+                        j: replace(uses[j], layers=uses[j].layers + moved),
+                    },
+                )
 
 
 def _with_uses(a: Arrangement, count: int, changed: dict[int, Use]) -> Arrangement:
@@ -260,8 +269,11 @@ class Trials:
     @classmethod
     def of(cls, arrangement: Arrangement, batch: float) -> "Trials":
         """A single arrangement at a batch."""
-        rows = [(u.shares.host, u.shares.split, u.shares.cpu, u.streamed)
-                for uses in arrangement.uses for u in uses]  # fmt: skip
+        rows = [
+            (u.shares.host, u.shares.split, u.shares.cpu, u.streamed)
+            for uses in arrangement.uses
+            for u in uses
+        ]
         return cls(arrangement, np.array([batch]), np.array([rows]))
 
     def rows(self, chosen: NDArray[np.bool] | NDArray[np.intp]) -> "Trials":
@@ -282,12 +294,6 @@ class Trials:
         return [u for uses in self.kind.uses for u in uses]
 
     @property
-    def key(self) -> Hashable:
-        """What trials must share so that their settings can be arrays."""
-        uses = tuple(tuple((u.layers, u.parts) for u in uses) for uses in self.kind.uses)
-        return uses, self.kind.spread
-
-    @property
     def does(self) -> Hashable:
         """What uses do, whatever their shares and the batch."""
         return self.kind.spread, tuple(
@@ -301,8 +307,9 @@ class Trials:
             replace(u, shares=Shares(*s[:STREAMED]), streamed=s[STREAMED])
             for u, s in zip(self.uses, self.shares[row].tolist(), strict=True)
         )
-        return replace(self.kind, uses=tuple(tuple(next(found) for _ in some)
-                                             for some in self.kind.uses))  # fmt: skip
+        return replace(
+            self.kind, uses=tuple(tuple(next(found) for _ in some) for some in self.kind.uses)
+        )
 
     def technique(self, deployment: Deployment, prompt: int) -> Technique:
         """All of them, with settings along the axis of batches."""
@@ -335,9 +342,12 @@ class Trials:
         host, split, cpu, streamed = (_as_setting(x) for x in self.shares[:, use].T)
         tokens = np.floor(np.asarray(split) * prompt + TOKEN_ROUNDING)
         return Place(
-            host_share=host, split=tokens if np.any(tokens) else 0.0, cpu_share=cpu,
-            weights_host=streamed, parts=self.uses[use].parts,
-        )  # fmt: skip
+            host_share=host,
+            split=tokens if np.any(tokens) else 0.0,
+            cpu_share=cpu,
+            weights_host=streamed,
+            parts=self.uses[use].parts,
+        )
 
 
 def _as_setting(share: Array) -> Array | float:
@@ -468,8 +478,10 @@ class BatchEvaluator:
             predicted = self._predicted(trials.rows(rows), contexts) if rows.size else None
             if predicted is None:
                 continue
-            columns = {name: np.broadcast_to(x, (1, rows.size)).ravel()
-                       for name, x in measures(predicted).items()}  # fmt: skip
+            columns = {
+                name: np.broadcast_to(x, (1, rows.size)).ravel()
+                for name, x in measures(predicted).items()
+            }
             times = [columns[k] / getattr(limits, k) - 1 for k in ("ttft", "tpot")]
             late = np.maximum(np.max(times, axis=0) - LIMIT_SLACK, 0.0)
             room = columns["host_memory"] <= limits.host_memory * (1 + LIMIT_SLACK)

@@ -385,8 +385,11 @@ def half_times(deployment: Deployment, point: Point, shape: LayerShape, prompt: 
     ``behind`` is the GPU's work once the CPU's answer has come.
     """
     parts = placement_technique(Shares(cpu=1.0), prompt, streamed=1.0, parts=2).parts[0]
-    layer = [op for op in layer_ops(LayerPass(deployment, tile_point(point, parts), shape, parts))
-             if not op.prefetch]  # fmt: skip
+    layer = [
+        op
+        for op in layer_ops(LayerPass(deployment, tile_point(point, parts), shape, parts))
+        if not op.prefetch
+    ]
     grid = np.broadcast_shapes(np.shape(point.batch), np.shape(point.context), (1, 1))
     took = {op.name: np.broadcast_to(np.asarray(seconds(op, deployment)), grid) for op in layer}
     names = list(took)

@@ -342,15 +342,21 @@ def uniform_kinds(names: Iterable[str], halves: bool) -> dict[tuple[str, int], G
     grids: dict[str, Grid] = {
         "full": [(0.0, 0.0, 0.0)],
         "copied": [(h, 0.0, 0.0) for h in (*TRIED_SHARES, 1.0)],
-        "recomputed": [(h, r * h, 0.0)
-                       for h in (*TRIED_SHARES[::2], 1.0) for r in TRIED_SHARES[2::2]],
+        "recomputed": [
+            (h, r * h, 0.0) for h in (*TRIED_SHARES[::2], 1.0) for r in TRIED_SHARES[2::2]
+        ],
         "cpu": [(0.0, 0.0, 1.0)],
         "shared": [(0.0, 0.0, c) for c in TRIED_SHARES],
-        "joined": [(h * (1 - c), r * h * (1 - c), c)
-                   for c in TRIED_SHARES[1::2] for h in PARTIAL_SHARES for r in PARTIAL_SHARES],
-        "joined copies": [(h * (1 - c), 0.0, c)
-                          for c in TRIED_SHARES[1:] for h in (0.1, *PARTIAL_SHARES)],
-    }  # fmt: skip
+        "joined": [
+            (h * (1 - c), r * h * (1 - c), c)
+            for c in TRIED_SHARES[1::2]
+            for h in PARTIAL_SHARES
+            for r in PARTIAL_SHARES
+        ],
+        "joined copies": [
+            (h * (1 - c), 0.0, c) for c in TRIED_SHARES[1:] for h in (0.1, *PARTIAL_SHARES)
+        ],
+    }
     several = {"halved": "shared", "halved_joined": "joined"}
     found = {}
     for name in dict.fromkeys(names):
@@ -454,8 +460,12 @@ def _search_starts(
             t = top.trials.arrangement(row).technique(d, w.prompt)
             best.append(w.predict(t, d, np.array([batch])))
     least = min((float(x.merits[0]) for x in seen), default=np.inf)
-    near = [x for x in seen if x.late[0] <= NEAR_BEST_KIND and
-            (x.late[0] > 0 or x.goals[0] <= least + NEAR_BEST_KIND * abs(least))]  # fmt: skip
+    near = [
+        x
+        for x in seen
+        if x.late[0] <= NEAR_BEST_KIND
+        and (x.late[0] > 0 or x.goals[0] <= least + NEAR_BEST_KIND * abs(least))
+    ]
     return UniformPlacements(best, near)
 
 

@@ -203,9 +203,10 @@ def add_times(
             bent = _add_planes(problem, p, y, (i, j), unit)
             for g, some in enumerate(groups):
                 mine = [
-                    (v, k) for v, k in y
+                    (v, k)
+                    for v, k in y
                     if per_layer[v, k] and (o := options[v]) in some and (o, k) not in bent
-                ]  # fmt: skip
+                ]
                 work = solver.weigh(
                     [(y[key], float(per_layer[key])) for key in mine]
                     + [(x, float(moved[k])) for (o, k), x in w.items() if moved[k] and o in some]
@@ -396,9 +397,14 @@ def _add_run_variables(
 
 
 def _add_share(
-    problem: pulp.LpProblem, name: str, ends: NDArray[np.float64], runs: list[pulp.LpVariable],
-    count: pulp.LpVariable, streamed: pulp.LpVariable, layers: int,
-) -> tuple[pulp.LpVariable, list[pulp.LpVariable]]:  # fmt: skip
+    problem: pulp.LpProblem,
+    name: str,
+    ends: NDArray[np.float64],
+    runs: list[pulp.LpVariable],
+    count: pulp.LpVariable,
+    streamed: pulp.LpVariable,
+    layers: int,
+) -> tuple[pulp.LpVariable, list[pulp.LpVariable]]:
     """Whether some layers stream nothing, and in which range the share is that they stream."""
     none = problem.add_variable(f"{name}_none", 0, 1, pulp.LpInteger)
     problem.addConstraint(none <= count, f"{name}_none_some")
@@ -726,8 +732,9 @@ def solve_programme(
         raise InfeasibleError(f"no mix of placements is within the limits ({solution.status})")
     options, shapes = len(programme.names), programme.layers.size
     found = np.array([[built.n[o, k].value() for k in range(shapes)] for o in range(options)])
-    corners = np.array([[built.y[v, k].value() for k in range(shapes)]
-                        for v in range(len(programme.option_of))])  # fmt: skip
+    corners = np.array(
+        [[built.y[v, k].value() for k in range(shapes)] for v in range(len(programme.option_of))]
+    )
     streamed = np.zeros((options, shapes))
     for key, x in built.w.items():
         streamed[key] = max(x.value(), 0.0)

@@ -12,7 +12,6 @@ from copy import copy
 from dataclasses import field, replace
 from functools import cached_property
 from itertools import product
-from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -51,15 +50,6 @@ class FoundMix:
     mix: Mix
     family: frozenset[str]  # options that may stand together
     arrangement: Arrangement  # as replayed
-
-
-@frozen
-class BatchBounds:
-    """What the programme says of every batch."""
-
-    batches: Array  # (b,)
-    bounds: Array  # (b,) [s], infinite where no mix is within the limits
-    seconds: float
 
 
 def batch_seconds(prediction: Prediction) -> float:
@@ -283,27 +273,34 @@ class Placements:
         p = self._tangents.of(index, family, p)
         return p if self.streams else replace(p, streaming=replace(p.streaming, most=0.0))
 
-    def bounds(self, value: float = np.inf) -> BatchBounds:
-        """The relaxation at every batch and of every family that might be better than an objective.
+    def bounds(self, value: float = np.inf) -> Array:
+        """Solve the relaxation wherever it might be better than an objective.
 
         For the others what no memory could make quicker is bound enough.
+
+        Parameters
+        ----------
+        value : the objective; anything is better where it is infinite.
+
+        Returns
+        -------
+        Seconds that no mix at each batch undercuts; infinite where none is within limits. (b,) [s]
         """
-        batches, worth, started = (
-            self.coefficients.batches,
-            improvement_bound(value),
-            perf_counter(),
-        )
-        every = [[self._programme(i, self.q.limits, family) for i in range(batches.size)]
-                 for family in self.families]  # fmt: skip
+        batches, worth = self.coefficients.batches, improvement_bound(value)
+        every = [
+            [self._programme(i, self.q.limits, family) for i in range(batches.size)]
+            for family in self.families
+        ]
         shape = len(every), batches.size
         self._bounds = np.array([[p.least() for p in row] for row in every]).reshape(shape)
-        goals = [[self.q.goal(*x) for x in zip(row, batches, strict=True)]
-                 for row in self._bounds.tolist()]  # fmt: skip
+        goals = [
+            [self.q.goal(*x) for x in zip(row, batches, strict=True)]
+            for row in self._bounds.tolist()
+        ]
         self._rough = np.array(goals).reshape(shape) >= worth
         for family, index in np.argwhere(~self._rough):
             self._bounds[family, index] = self._relaxed(every[family][index])
-        took, least = perf_counter() - started, np.min(self._bounds, axis=0, initial=np.inf)
-        return BatchBounds(batches, least, took)
+        return np.asarray(np.min(self._bounds, axis=0, initial=np.inf))
 
     def _relaxed(self, programme: Programme) -> float:
         """The bound of a family of mixes at one batch; infinite if none is within limits. [s]"""
@@ -349,20 +346,22 @@ class Placements:
         p = self._programme(index, self.q.limits, family)
         return self._tangents.first(index, family, p, self._solve)
 
-    def promise(self, value: float, bounded: BatchBounds) -> bool:
+    def promise(self, value: float, bounds: Array) -> bool:
         """Whether the bound of some batch is better than an objective."""
-        return min(self._goals(bounded), default=np.inf) < improvement_bound(value)
+        return min(self._goals(bounds), default=np.inf) < improvement_bound(value)
 
-    def _goals(self, bounded: BatchBounds) -> list[float]:
+    def _goals(self, bounds: Array) -> list[float]:
         """Objectives that no mix at each batch undercuts; infinite if none is within limits."""
-        return [self.q.goal(s, b) if np.isfinite(s) else np.inf
-                for s, b in zip(bounded.bounds, bounded.batches, strict=True)]  # fmt: skip
+        return [
+            self.q.goal(s, b) if np.isfinite(s) else np.inf
+            for s, b in zip(bounds, self.coefficients.batches, strict=True)
+        ]
 
     def better_than(
-        self, value: float, bounded: BatchBounds, most: int = TRIED_BATCHES
+        self, value: float, bounds: Array, most: int = TRIED_BATCHES
     ) -> Iterator[FoundMix]:
         """Mixes at the batches whose bound is better than an objective, the best bounds first."""
-        goals = self._goals(bounded)
+        goals = self._goals(bounds)
         for i in np.argsort(goals)[:most]:
             if not np.isfinite(goals[i]) or goals[i] >= improvement_bound(value):
                 return
@@ -611,8 +610,11 @@ class MixedPlacements:
                 continue
             trials = Trials.of(mix.arrangement, float(mix.prediction.batch[0]))
             mine = Scored(trials, np.array([self.placements.goal(mix)]), np.zeros(1))
-            found = [x for x in found if x.trials.does != trials.does or x.merits[0] < mine.goals[0]
-                     or x.late[0] > 0]  # fmt: skip
+            found = [
+                x
+                for x in found
+                if x.trials.does != trials.does or x.merits[0] < mine.goals[0] or x.late[0] > 0
+            ]
             if all(x.late[0] > 0 or x.trials.does != trials.does for x in found):
                 found.append(mine)
         return found
@@ -644,13 +646,13 @@ def add_mixes(
         own = search.value(chosen)
         value = min(value, own - question.between(simplest, simplest) * abs(own))
     tried, placements.polishes = (1, False) if roughly else (TRIED_BATCHES, True)
-    bounded, same = placements.bounds(value), UniformPlacements()
-    if not roughly and placements.promise(value, bounded):
-        most = float(bounded.batches[-1])
+    bounds, same = placements.bounds(value), UniformPlacements()
+    if not roughly and placements.promise(value, bounds):
+        most = float(placements.coefficients.batches[-1])
         same = search_uniform(question, placements.considered, placements.streams, most)
         for prediction in same.best:
             value = min(value, search.value(search.include(prediction)))
-    better = placements.better_than(value, bounded, tried)
+    better = placements.better_than(value, bounds, tried)
     mixes = {search.include(x.prediction): x for x in better}
     row = search.optimum(limits)
     top = np.inf if row is None else search.value(row)

@@ -358,9 +358,10 @@ class Coefficients:
     def _halves(self, usable: list[int], index: int) -> Halves | None:
         """Where the CPU attends for both halves, and every layer has a cache of its own."""
         some = [
-            i for i, o in enumerate(usable)
+            i
+            for i, o in enumerate(usable)
             if self.options[o].kind == "cpu" and self.options[o].parts > 1
-        ]  # fmt: skip
+        ]
         if not some or not all(s.attends and s.keeps for s in self.shapes):
             return None
         head = self.head[:, RESOURCES.index("gpu"), index]
@@ -422,10 +423,12 @@ def mix_tangents(coefficients: Coefficients, programme: Programme, mix: Mix) -> 
         if rows.size < 2 or weight.sum() <= 0:
             continue
         some = [c.corner(p, int(v), k)[1] for v in rows]
-        at = Shares(**{
-            key: float(weight @ [getattr(s, key) for s in some]) / float(weight.sum())
-            for key in vars(some[0])
-        })  # fmt: skip
+        at = Shares(
+            **{
+                key: float(weight @ [getattr(s, key) for s in some]) / float(weight.sum())
+                for key in vars(some[0])
+            }
+        )
         found.append(tangent_at(c, p, o, k, at))
     return tuple(found)
 
@@ -492,8 +495,10 @@ def add_tangents(
     for _ in range(TANGENT_ROUNDS):
         mix = solve(p)
         more = replace(p, tangents=(*p.tangents, *mix_tangents(c, p, mix)))
-        took = [resource_work(x, mix.corners) + x.streaming.seconds @ mix.streamed.sum(axis=0)
-                for x in (p, more)]  # fmt: skip
+        took = [
+            resource_work(x, mix.corners) + x.streaming.seconds @ mix.streamed.sum(axis=0)
+            for x in (p, more)
+        ]
         before, after = (float(p.weight @ x.max(axis=1)) for x in took)
         if after <= before + TANGENT_GAIN * mix.objective:
             return p

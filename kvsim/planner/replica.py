@@ -229,8 +229,10 @@ def _option_load(
     blocks = np.ceil(middle / costs.rules.block_tokens).astype(np.int64)
     gpu, host = t.gpu_bytes[blocks].astype(float), t.host_bytes[blocks].astype(float)
     weight = classes.decoded_per_s / max(classes.decoded_per_s.sum(), 1e-300)
-    fit = min(costs.capacity / max(float(weight @ gpu), 1.0),
-              costs.room.host_capacity / max(float(weight @ host), 1.0))  # fmt: skip
+    fit = min(
+        costs.capacity / max(float(weight @ gpu), 1.0),
+        costs.room.host_capacity / max(float(weight @ host), 1.0),
+    )
     most = int(np.clip(fit, 2, max(costs.rules.max_seqs, 2)))
     few, many = 1, min(most, t.costs.round.shape[0] - 1)
     at_few = spend.pass_seconds(t, batch=few, context=middle)
@@ -278,9 +280,12 @@ def _prompt_seconds(costs: StepCosts, prompts: Array) -> Array:
     last = place == parts[of] - 1
     start = place * size
     took = spend.pass_seconds(
-        costs.tables, tokens=np.round(np.minimum(size, prompts[of] - start)), start=start,
-        finished=last, after=np.where(last, prompts[of], 0.0),
-    )  # fmt: skip
+        costs.tables,
+        tokens=np.round(np.minimum(size, prompts[of] - start)),
+        start=start,
+        finished=last,
+        after=np.where(last, prompts[of], 0.0),
+    )
     return np.bincount(of, weights=took, minlength=prompts.size).astype(float)
 
 

@@ -171,8 +171,12 @@ def find_bindings(
 ) -> list[Binding]:
     """Limits whose price is not zero, with what taking them away would bring."""
     value, limits = search.value(row), []
-    cheap = {"gpu_memory": "one more GiB of GPU memory", "host_memory": "16 GiB more host memory",
-             "ttft": "a 10 % looser TTFT", "tpot": "a 10 % looser TPOT"}  # fmt: skip
+    cheap = {
+        "gpu_memory": "one more GiB of GPU memory",
+        "host_memory": "16 GiB more host memory",
+        "ttft": "a 10 % looser TTFT",
+        "tpot": "a 10 % looser TPOT",
+    }
     for name, label in cheap.items():
         if found.get(label, 0.0) > MIN_PRICE:
             limits.append(_solve_without(question, search, row, name, mixed))
@@ -300,11 +304,17 @@ def find_breakpoints(
     w, d = question.workload, question.deployment
     kinds: list[tuple[str, float, Callable[[float], Question]]] = [
         ("prompt", w.prompt, lambda x: _with_prompt(question, x)),
-        ("host link bandwidth", d.bandwidth["h2d"],
-         lambda x: ask_on(question, with_faster_links(d, ("h2d", "d2h"), x))),
-        ("host memory bandwidth", d.hardware.links["dram"].bandwidth,
-         lambda x: ask_on(question, with_faster_links(d, ("dram",), x))),
-    ]  # fmt: skip
+        (
+            "host link bandwidth",
+            d.bandwidth["h2d"],
+            lambda x: ask_on(question, with_faster_links(d, ("h2d", "d2h"), x)),
+        ),
+        (
+            "host memory bandwidth",
+            d.hardware.links["dram"].bandwidth,
+            lambda x: ask_on(question, with_faster_links(d, ("dram",), x)),
+        ),
+    ]
     if w.batch is not None:
         batch = w.batch
         kinds.append(("batch", batch, lambda x: _with_batch(question, max(1, round(batch * x)))))

@@ -35,26 +35,28 @@ def distinct(values: Column) -> Column:
 
 
 def rows_within(
-    objective: Column, columns: Mapping[str, Column], limits: Mapping[str, float]
+    objective: Column,
+    columns: Mapping[str, Column],
+    limits: Mapping[str, float],
+    among: Rows | None = None,
 ) -> Rows:
-    """The rows that no limit excludes and that have a value at all."""
-    return np.flatnonzero(_kept(objective, columns, limits))
+    """Find the rows that no limit excludes and that have an objective at all.
 
+    Parameters
+    ----------
+    objective : to be small; not finite where there is none. (n,)
+    columns : what limits are about, by name. (n,) each
+    limits : the most of some columns.
+    among : rows that are considered; all if None.
 
-def rows_within_of(
-    objective: Column, columns: Mapping[str, Column], limits: Mapping[str, float], among: Rows
-) -> Rows:
-    """Those of some rows that no limit excludes and that have a value at all."""
-    return among[_kept(objective, columns, limits)[among]]
-
-
-def _kept(
-    objective: Column, columns: Mapping[str, Column], limits: Mapping[str, float]
-) -> NDArray[np.bool]:
+    Returns
+    -------
+    Their places, in order.
+    """
     kept = np.isfinite(objective)
     for name, limit in limits.items():
         kept &= columns[name] <= limit * (1 + LIMIT_SLACK)
-    return kept
+    return np.flatnonzero(kept) if among is None else among[kept[among]]
 
 
 def best_row(
@@ -63,11 +65,11 @@ def best_row(
     limits: Mapping[str, float],
     among: Rows | None = None,
 ) -> int | None:
-    """The first row with the smallest objective within the limits, if there is one."""
-    if among is None:
-        rows = rows_within(objective, columns, limits)
-    else:
-        rows = rows_within_of(objective, columns, limits, among)
+    """Find the first row with the smallest objective within the limits, if there is one.
+
+    Parameters are those of `rows_within`.
+    """
+    rows = rows_within(objective, columns, limits, among)
     if not rows.size:
         return None
     least = float(objective[rows].min())
@@ -173,7 +175,6 @@ class Options:
     evidence: list[Evidence] = field(default_factory=list)
     batch: Column = field(default_factory=lambda: np.zeros(0))
     columns: dict[str, Column] = field(default_factory=dict)
-    evaluated: list[tuple[Technique, Column]] = field(default_factory=list)  # with which batches
 
     def __len__(self) -> int:
         return len(self.technique)
@@ -185,7 +186,6 @@ class Options:
             self,
             technique=list(self.technique),
             evidence=list(self.evidence),
-            evaluated=list(self.evaluated),
             columns=columns,
         )
 
@@ -194,7 +194,6 @@ class Options:
         self.technique += other.technique
         self.name = np.concatenate([self.name, other.name])
         self.evidence += other.evidence
-        self.evaluated += other.evaluated
         self.batch = np.concatenate([self.batch, other.batch])
         self.columns = {
             name: np.concatenate([self.columns.get(name, np.zeros(0)), values])
@@ -237,7 +236,6 @@ def evaluate(
         [e for e in known for _ in range(batch.size)],
         np.tile(batch, len(settings)),
         measured | admitted,
-        [(technique, batch)],
     )
 
 
@@ -477,7 +475,7 @@ class TableSearch:
         columns |= {"loss": np.array([admission.loss(known)]), "assumed": np.zeros(1)}
         columns |= {"harm": np.array([admission.harm(known)])}
         name = np.array([t.name])
-        self.table.add(Options([t], name, [known], found.batch, columns, [(t, found.batch)]))
+        self.table.add(Options([t], name, [known], found.batch, columns))
         row = len(self.table) - 1
         self._replays[row] = found
         return row

@@ -183,10 +183,12 @@ def _memory_shares(loads: Loads, carried: ReplicaCapacity) -> list[float]:
     used = carried.options
     if len(used) == 1:
         return [1.0]
-    needs = np.array([
-        sum(float(loads.gpu[c, o]) for c, o in enumerate(carried.option_of) if o == lane)
-        for lane in used
-    ])  # fmt: skip
+    needs = np.array(
+        [
+            sum(float(loads.gpu[c, o]) for c, o in enumerate(carried.option_of) if o == lane)
+            for lane in used
+        ]
+    )
     first = np.array([float(loads.longest[o] / loads.room[o]) for o in used])
     left = max(1.0 - float(first.sum()), 0.0)
     return [float(s) for s in first + left * needs / max(float(needs.sum()), 1e-300)]

@@ -138,9 +138,17 @@ def search_of(
     """A market's search for the cheapest fleet, before it is run."""
     kind = FleetSearch if question.schedule is None else ScheduleSearch
     return kind(
-        question.traffic, market.configurations, market.offers, question.targets,
-        limits or question.limits, question.schedule, load, tell, rounds, spreads,
-    )  # fmt: skip
+        question.traffic,
+        market.configurations,
+        market.offers,
+        question.targets,
+        limits or question.limits,
+        question.schedule,
+        load,
+        tell,
+        rounds,
+        spreads,
+    )
 
 
 def fleet_for(
@@ -190,8 +198,10 @@ def _is_twin(x: Configuration, other: Configuration, technique: str) -> bool:
     """Whether a kind is another's GPUs with a technique and nothing beside."""
     d, mine = x.costs.deployment, other.costs.deployment
     same = (d.hardware.name, d.parallelism, d.weights) == (
-        mine.hardware.name, mine.parallelism, mine.weights
-    )  # fmt: skip
+        mine.hardware.name,
+        mine.parallelism,
+        mine.weights,
+    )
     return same and x.technique == technique and not x.extras
 
 
@@ -271,9 +281,12 @@ def place_in_market(
 
     running, share = spread(fleet.running), spread(fleet.share)
     proven = replace(
-        fleet, running=running, share=share, reserved=spread(fleet.reserved),
+        fleet,
+        running=running,
+        share=share,
+        reserved=spread(fleet.reserved),
         played=search.played(running, share),
-    )  # fmt: skip
+    )
     return replace(
         found,
         fleet=proven,
@@ -302,10 +315,14 @@ def relaxed_limits(limits: FleetLimits) -> dict[str, FleetLimits]:
     """The options that limit a fleet, each with what is left without it."""
     free, found = FleetLimits(), {}
     for name, called in (
-        ("gpus", "--max-gpus"), ("gpus_of", "--max-gpus"), ("host", "--max-host"),
-        ("power", "--max-power"), ("configurations", "--configurations"),
-        ("headroom", "--headroom"), ("failures", "--failures"),
-    ):  # fmt: skip
+        ("gpus", "--max-gpus"),
+        ("gpus_of", "--max-gpus"),
+        ("host", "--max-host"),
+        ("power", "--max-power"),
+        ("configurations", "--configurations"),
+        ("headroom", "--headroom"),
+        ("failures", "--failures"),
+    ):
         if getattr(limits, name) != getattr(free, name):
             found[called] = replace(limits, **{name: getattr(free, name)})
     return found

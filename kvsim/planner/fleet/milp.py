@@ -260,9 +260,13 @@ def replica_worth(
     served[c, np.arange(shares)] = 1.0
     served = served[mean > 0]
     found = linprog(
-        c=[*np.zeros(shares), 1.0], A_ub=rows, b_ub=[*np.zeros(len(rows) - 1), late], A_eq=served,
-        b_eq=np.ones(len(served)), method="highs",
-    )  # fmt: skip
+        c=[*np.zeros(shares), 1.0],
+        A_ub=rows,
+        b_ub=[*np.zeros(len(rows) - 1), late],
+        A_eq=served,
+        b_eq=np.ones(len(served)),
+        method="highs",
+    )
     if found.status != 0:  # too many requests would be late, however many replicas there are
         return np.inf, np.where(left > 0, 0.0, 1.0)
     price = -np.asarray(found.ineqlin.marginals)
@@ -656,9 +660,12 @@ def propose(
     )
     known = {*losses, *(changed(x, wide) for x in plan.losses)}
     return replace(
-        plan, running=wide(plan.running), reserved=wide(plan.reserved), share=wide(plan.share),
+        plan,
+        running=wide(plan.running),
+        reserved=wide(plan.reserved),
+        share=wide(plan.share),
         losses=tuple(sorted(known)),
-    )  # fmt: skip
+    )
 
 
 def undominated(offers: Offers, limits: FleetLimits) -> list[int]:
@@ -666,12 +673,17 @@ def undominated(offers: Offers, limits: FleetLimits) -> list[int]:
     kinds = range(len(offers))
     if limits.mixed:  # which asks for several kinds, also where one would do
         return list(kinds)
-    better = np.vstack([
-        -offers.capacity, offers.late, offers.price, offers.reserved,
-        *([offers.gpus] if np.isfinite(limits.gpus) else []),
-        *([offers.host] if np.isfinite(limits.host) else []),
-        *([offers.power] if np.isfinite(limits.power) else []),
-    ])  # fmt: skip
+    better = np.vstack(
+        [
+            -offers.capacity,
+            offers.late,
+            offers.price,
+            offers.reserved,
+            *([offers.gpus] if np.isfinite(limits.gpus) else []),
+            *([offers.host] if np.isfinite(limits.host) else []),
+            *([offers.power] if np.isfinite(limits.power) else []),
+        ]
+    )
 
     def beats(i: int, j: int) -> bool:
         """Whether kind i is no worse than kind j anywhere, and better or first."""

@@ -330,12 +330,14 @@ def replicas_needed(found: Loads, targets: FleetTargets, max_seqs: Array) -> Arr
     """
     slack = targets.tpot * found.tokens - found.fixed
     in_time = found.work / np.where(slack > 0, slack, np.nan) if np.isfinite(targets.tpot) else 0.0
-    laps = np.maximum.reduce([
-        found.gpu / found.room,
-        found.host / found.host_room,
-        found.seats / max_seqs,
-        np.broadcast_to(in_time, found.work.shape),
-    ])  # fmt: skip
+    laps = np.maximum.reduce(
+        [
+            found.gpu / found.room,
+            found.host / found.host_room,
+            found.seats / max_seqs,
+            np.broadcast_to(in_time, found.work.shape),
+        ]
+    )
     needed = found.fixed * laps + found.work
     fits = (found.longest <= found.room) & (slack > 0)
     return np.where(fits & np.isfinite(needed), np.maximum(needed, 1e-9), np.inf)
@@ -599,9 +601,12 @@ def _disable_prefix_caching(x: Rated) -> Rated:
 def _disaggregate(x: Rated, prefill: int, decode: int, nic: float) -> Rated:
     one, engines = x.configuration, prefill + decode
     several = replace(
-        one, price=one.price * engines, reserved=one.reserved * engines,
-        power=one.power * engines, apart=TwoPools(prefill, decode, rate=nic),
-    )  # fmt: skip
+        one,
+        price=one.price * engines,
+        reserved=one.reserved * engines,
+        power=one.power * engines,
+        apart=TwoPools(prefill, decode, rate=nic),
+    )
     return replace(x, configuration=several, needed=x.needed / engines)
 
 

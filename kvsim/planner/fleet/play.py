@@ -240,8 +240,9 @@ def replica_sets(running: Counts, window: NDArray[np.int64]) -> tuple[list[int],
     spans: dict[tuple[int, int], int] = {}
     for i in range(int(running.max(initial=0))):
         on = np.concatenate([[False], running > i, [False]])
-        for first, last in zip(np.flatnonzero(~on[:-1] & on[1:]), np.flatnonzero(on[:-1] & ~on[1:]),
-                               strict=True):  # fmt: skip
+        for first, last in zip(
+            np.flatnonzero(~on[:-1] & on[1:]), np.flatnonzero(on[:-1] & ~on[1:]), strict=True
+        ):
             spans[int(first), int(last)] = spans.get((int(first), int(last)), 0) + 1
     of = np.zeros(window.size, np.int64)
     if len(spans) <= 1:

@@ -371,9 +371,12 @@ def _solve_choice(
         dear = float(np.dot(most, np.where(np.isfinite(offers.rent), offers.rent, 0.0))) or 1.0
         problem.setObjective(pulp.lpSum(excess) + COST_WEIGHT / dear * problem.objective)
     run_solver(problem)
-    running = np.array([
-        next(mix for mix in seen.late[w] if (chosen[w, mix].value() or 0.0) > 0.5) for w in windows
-    ])  # fmt: skip
+    running = np.array(
+        [
+            next(mix for mix in seen.late[w] if (chosen[w, mix].value() or 0.0) > 0.5)
+            for w in windows
+        ]
+    )
     reserved = np.array([round(v.value() or 0.0) for v in programme.reserved], np.int64)
     cost = scheduled_cost(offers, demand, schedule, running, reserved)
     return ChosenSchedule(running, reserved, cost, beyond)
@@ -461,24 +464,42 @@ class ScheduleSearch(FleetSearch):
         bound = best.cost if plan is None else min(plan.relaxed, best.cost)
         gap = 0.0 if plan is None else max(best.cost - plan.bound, 0.0) / best.cost
         return SearchResult(
-            best, self.current, bound, self.proposals, self.simulations, gap, self.seconds,
+            best,
+            self.current,
+            bound,
+            self.proposals,
+            self.simulations,
+            gap,
+            self.seconds,
             self.windows.plays,
-        )  # fmt: skip
+        )
 
     @cached_property
     def windows(self) -> WindowPlays:
         """What is seen of the windows."""
         return WindowPlays(
-            self.traffic, self.configurations, self.current, self.targets, self.limits.late,
-            self.load * (1 + self.limits.headroom), self.slowdown,
-        )  # fmt: skip
+            self.traffic,
+            self.configurations,
+            self.current,
+            self.targets,
+            self.limits.late,
+            self.load * (1 + self.limits.headroom),
+            self.slowdown,
+        )
 
     def _always(self) -> SimulatedFleet | None:
         """The cheapest fleet that always runs."""
         search = FleetSearch(
-            self.traffic, self.configurations, self.offers, self.targets, self.limits,
-            load=self.load, tell=self.tell, rounds=self.rounds, spreads=self.spreads,
-        )  # fmt: skip
+            self.traffic,
+            self.configurations,
+            self.offers,
+            self.targets,
+            self.limits,
+            load=self.load,
+            tell=self.tell,
+            rounds=self.rounds,
+            spreads=self.spreads,
+        )
         search.factor = self.factor.copy()
         try:
             return search.run().fleet
