@@ -185,5 +185,5 @@ def test_what_goes_in_halves_alone_has_no_bound_at_an_odd_batch() -> None:
     q = placements("llama2-7b", "rtx4090", 4, 512, 16).q
     q = replace(q, admission=Admission(only=("fastdecode",)))
     halved = frozenset({"cpu"})
-    odd, even = Placements(q, only=(3.0, 4.0), families=(halved,)).bounds().bounds
+    odd, even = Placements(q, only=(3.0, 4.0), families=(halved,)).bounds()
     assert np.isinf(odd) and np.isfinite(even)
