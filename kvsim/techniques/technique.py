@@ -44,7 +44,7 @@ from kvsim.techniques.steps import (
     tile_point,
 )
 
-PLAIN: dict[str, Part] = {
+DEFAULTS: dict[str, Part] = {
     "selection": Selection(),
     "storage": Storage(),
     "placement": Placement(),
@@ -56,15 +56,15 @@ AXIS_WORDS = {
     "placement": "where the cache lives",
     "drafting": "who drafts",
 }
-UNCHANGED = ("all", "fp16", "gpu")  # parts that change nothing
-LEFT: dict[Mixer, str] = {
+DEFAULT_NAMES = ("all", "fp16", "gpu")  # parts that change nothing
+UNAFFECTED: dict[Mixer, str] = {
     "recurrent": "have a state of constant size, which stays as it is",
     "shared": "attend to an earlier layer's cache, as that keeps it",
     "none": "mix no tokens",
 }
 AnyTerm = TypeVar("AnyTerm", bound=Term)
 Found = TypeVar("Found")
-MOST_KNOWN = 64  # answers that a technique keeps of a deployment
+MAX_CACHED = 64  # answers that a technique keeps of a deployment
 
 
 @frozen
@@ -77,10 +77,15 @@ class Layers:
 
     def __str__(self) -> str:
         """As the notation writes it."""
-        return self.written(map(str, self.terms))
+        return self.write(map(str, self.terms))
 
-    def written(self, terms: Iterable[str]) -> str:
-        """The range, if it is not all layers, and its terms."""
+    def write(self, terms: Iterable[str]) -> str:
+        """Return the range, if it is not all layers, and its terms.
+
+        Parameters
+        ----------
+        terms : as they are to be written.
+        """
         text = " + ".join(terms)
         if self.first == 0 and self.last is None:
             return text
@@ -88,135 +93,6 @@ class Layers:
         return (
             f"{self.first}: {text}" if self.first == self.last else f"{self.first}-{last}: {text}"
         )
-
-
-def parts_by_range(ranges: Iterable[Layers], whole: Iterable[Term]) -> tuple[Parts, ...]:
-    """The parts of each range of layers; those with the very same terms are made once.
-
-    Parameters
-    ----------
-    whole : terms of all ranges.
-    """
-    keys = [(tuple(map(id, some.terms)), some.terms) for some in ranges]
-    made = {key: parts_of((*terms, *whole)) for key, terms in dict(keys).items()}
-    return tuple(made[key] for key, _ in keys)
-
-
-def parts_of(terms: Iterable[Term]) -> Parts:
-    """One part of each axis, the defaults where no term says anything.
-
-    Raises
-    ------
-    InputError
-        If two terms set the same axis.
-    """
-    found: dict[str, tuple[Part, Term]] = {}
-    for term in terms:
-        for part in term.pieces():
-            if part.axis in found and found[part.axis][1] is not term:
-                other = found[part.axis][1]
-                raise InputError(
-                    f"{other.name} and {term.name} both set {AXIS_WORDS[part.axis]}; keep one"
-                )
-            found[part.axis] = part, term
-    chosen: dict[str, Any] = {axis: part for axis, (part, _) in found.items()}
-    return Parts(**(PLAIN | chosen))
-
-
-def scalar_rows(
-    layers: tuple[Layers, ...], whole: tuple[Term, ...]
-) -> list[tuple[tuple[Layers, ...], tuple[Term, ...]]]:
-    """Ranges and terms with scalar settings for each row of array-valued ones; none without."""
-    terms = [term for some in layers for term in some.terms] + list(whole)
-    arrays = [v for t in terms for v in t.settings.values() if isinstance(v, np.ndarray)]
-    return [
-        (
-            tuple(replace(some, terms=_row(some.terms, i)) for some in layers),
-            _row(whole, i),
-        )
-        for i in range(max((np.size(v) for v in arrays), default=0))
-    ]
-
-
-def _row(terms: tuple[Term, ...], row: int) -> tuple[Term, ...]:
-    return tuple(
-        replace(
-            t,
-            **{
-                k: plain(np.ravel(v)[row if np.size(v) > 1 else 0])
-                for k, v in t.settings.items()
-                if isinstance(v, np.ndarray)
-            },
-        )
-        for t in terms
-    )
-
-
-def uncovered(ranges: tuple[Layers, ...], layers: int) -> str:
-    """Which of a model's layers no range covers or does not exist, or nothing."""
-    expected = 0
-    for some in ranges:
-        if some.first != expected:
-            return f"layers {expected} to {some.first - 1} have no technique"
-        if some.last is None:
-            return "" if some.first < layers else f"the model has {layers} layers"
-        expected = some.last + 1
-    if expected != layers:
-        return f"it says what {expected} layers do, and the model has {layers}"
-    return ""
-
-
-def _parallel_conflict(deployment: Deployment, technique: "Technique") -> str:
-    """Why a technique cannot run on several ranks or stages; nothing if it can."""
-    if deployment.alone:
-        return ""
-    far = Point(1.0, 2.0**16, 1.0, 2.0**16, 2.0**17)  # where all that goes to the host has gone
-    host = technique.resident(deployment, far).get("host", {})
-    if technique.mixes and not any(np.any(np.asarray(size) > 0) for size in host.values()):
-        return ""
-    return (
-        "copies of attention (--dp) and stages (--pp) are modelled only for techniques that keep "
-        "the cache on the GPU and draft nothing"
-    )
-
-
-def _sharing_conflict(deployment: Deployment, layout: Layout) -> str:
-    """Why layers that share a cache, or choose by an indexer, cannot run; nothing if they can."""
-    m = deployment.model
-    every = [parts for shapes, count, parts in layout for _ in range(count * len(shapes))]
-    for index, owner in m.owners.items():
-        if not same_parts(every[index], every[owner]):
-            return f"layer {index} shares layer {owner}'s cache and cannot be treated differently"
-    for *_, parts in layout:
-        name = parts.selection.name
-        if m.owners and not parts.selection.borrows:
-            return f"{name} chooses anew in every layer, and some share an earlier one's cache"
-        if m.indexer and not parts.selection.borrows:
-            return f"{name} chooses what is read, and the model's indexer does so already"
-    return ""
-
-
-def unaffected_layers(deployment: Deployment, layers: Sequence[Parts]) -> list[str]:
-    """What a reader should know about layers without a cache of their own."""
-    m = deployment.model
-    kinds = Counter(shape.mixer for shape in m.shapes())
-    acts = any(part.name not in UNCHANGED for parts in layers for part in parts.by_axis()[:3])
-    found = []
-    if acts and kinds["attention"] < m.layers:
-        others = [f"{kinds[kind]} {LEFT[kind]}" for kind in LEFT if kinds[kind]]
-        found.append(f"acts on {kinds['attention']} of {m.layers} layers: {'; '.join(others)}")
-    if kinds["recurrent"]:
-        found.append(
-            f"states: no run of such kernels stands behind stack {deployment.stack.name}; "
-            f"they are taken to reach the shares of peak of its attention"
-        )
-    if m.indexer:
-        alike = f", all of it on each of {deployment.tp} GPUs" if deployment.tp > 1 else ""
-        found.append(
-            f"sparse attention: a query reads at most {m.indexer.tokens} tokens; an indexer reads "
-            f"{m.indexer.key_bytes:g} bytes of every cached token to choose them{alike}"
-        )
-    return found
 
 
 @frozen
@@ -234,7 +110,7 @@ class Technique:
 
     def __post_init__(self) -> None:
         for some in self.layers:
-            parts_of((*some.terms, *self.whole))
+            _combine((*some.terms, *self.whole))
 
     # what it consists of
 
@@ -251,7 +127,7 @@ class Technique:
     @cached_property
     def parts(self) -> tuple[Parts, ...]:
         """The parts of each range of layers; ranges with the same terms share theirs."""
-        return parts_by_range(self.layers, self.whole)
+        return _parts_by_range(self.layers, self.whole)
 
     @property
     def drafting(self) -> Drafting:
@@ -263,7 +139,7 @@ class Technique:
         """The names of the terms, joined as the notation joins them."""
         if self.uniform:
             return "+".join(term.name for term in self.terms)
-        ranges = [some.written([t.name for t in some.terms]) for some in self.layers]
+        ranges = [some.write([t.name for t in some.terms]) for some in self.layers]
         return ";".join(text.replace(" ", "") for text in [*ranges, *(t.name for t in self.whole)])
 
     @property
@@ -273,7 +149,7 @@ class Technique:
             return self.terms[0].settings
         found: dict[str, Any] = {}
         for some in self.layers:
-            at = "" if self.uniform else f"{some.written(()).rstrip(': ')}."
+            at = "" if self.uniform else f"{some.write(()).rstrip(': ')}."
             for term in some.terms:
                 found |= {f"{at}{term.name}.{k}": v for k, v in term.settings.items()}
         for term in self.whole:
@@ -288,7 +164,12 @@ class Technique:
         return "; ".join(filter(None, [*map(str, self.layers), drafted]))
 
     def changed(self, **settings: Any) -> "Technique":
-        """The same with other settings, in every term that has them."""
+        """Return the same with other settings, in every term that has them.
+
+        Parameters
+        ----------
+        settings : new values by name.
+        """
 
         def change(terms: tuple[Term, ...]) -> tuple[Term, ...]:
             return tuple(
@@ -299,15 +180,20 @@ class Technique:
         return Technique(layers, change(self.whole))
 
     def rows(self) -> "list[Technique]":
-        """One technique with scalar settings per row of array-valued ones."""
-        found = scalar_rows(self.layers, self.whole)
+        """Return one technique with scalar settings per row of array-valued ones."""
+        found = _scalar_rows(self.layers, self.whole)
         return [Technique(layers, whole) for layers, whole in found] or [self]
 
     # hooks
 
     def refuses(self, deployment: Deployment) -> str:
-        """Why it cannot run there, or nothing."""
-        reason = uncovered(self.layers, deployment.model.layers)
+        """Return why it cannot run, or an empty text.
+
+        Parameters
+        ----------
+        deployment : model, machine and software.
+        """
+        reason = _coverage_conflict(self.layers, deployment.model.layers)
         if not reason and (deployment.model.owners or deployment.model.indexer):
             reason = _sharing_conflict(deployment, self.layout(deployment))
         for parts in () if reason else self.parts:
@@ -351,7 +237,11 @@ class Technique:
         return alone and not any(parts.placement.streams for parts in self.parts)
 
     def term(self, kind: type[AnyTerm]) -> AnyTerm:
-        """The term of that kind.
+        """Return the term of a kind.
+
+        Parameters
+        ----------
+        kind : class of the term.
 
         Raises
         ------
@@ -366,20 +256,42 @@ class Technique:
     def with_rounds(
         self, drafts: int | None = None, acceptance: float | None = None
     ) -> "Technique":
-        """The same with other drafts per round, or another acceptance (accepted over drafted)."""
+        """Return the same with other drafts per round, or another acceptance.
+
+        Parameters
+        ----------
+        drafts : tokens drafted per round.
+        acceptance : accepted over drafted tokens.
+        """
         given = {"gamma": drafts, "acceptance": acceptance}
         return self.changed(**{k: v for k, v in given.items() if v is not None})
 
     def options(self, deployment: Deployment, prompt: int, generate: int) -> "Iterable[Technique]":
-        """Settings worth considering for a workload; array-valued ones along the first axis."""
+        """Return settings worth considering for a workload.
+
+        Parameters
+        ----------
+        deployment : model, machine and software.
+        prompt, generate : lengths of prompts and answers. [tokens]
+
+        Returns
+        -------
+        Techniques whose array-valued settings lie along the first axis.
+        """
         if len(self.terms) > 1:
             return [self]
         return [compose(term) for term in self.terms[0].options(deployment, prompt, generate)]
 
     def notes(self, deployment: Deployment, point: Point) -> tuple[str, ...]:
-        """What a reader of a plan should know about these settings there."""
+        """Return what a reader of a plan should know about these settings.
+
+        Parameters
+        ----------
+        deployment : model, machine and software.
+        point : the last decoding pass.
+        """
         shape = deployment.shard.usual
-        found = dict.fromkeys(unaffected_layers(deployment, self.parts))
+        found = dict.fromkeys(_unaffected_layers(deployment, self.parts))
         for some, parts in zip(self.layers, self.parts, strict=True):
             at = LayerPass(deployment, tile_point(point, parts), shape, parts)
             every = (*some.terms, *self.whole)
@@ -391,9 +303,13 @@ class Technique:
         return lcm(*(parts.placement.tiles for parts in self.parts))
 
     def for_batches(self, batches: Array) -> "Technique":
-        """The same in as many parts, up to those set, as divide every batch.
+        """Return the same in as many parts, up to those set, as divide every batch.
 
         Batches that would need different numbers of parts leave it as it is.
+
+        Parameters
+        ----------
+        batches : numbers of sequences.
         """
         most = self.tiles()
         if most == 1 or not (np.asarray(batches) % most).any():
@@ -406,19 +322,37 @@ class Technique:
     # passes
 
     def forward(self, deployment: Deployment, point: Point) -> Step:
-        """One pass of the new tokens through the model."""
+        """Return one pass of the new tokens through the model.
+
+        Parameters
+        ----------
+        deployment : model, machine and software.
+        point : batch, context and new tokens of the pass.
+        """
         return divided_pass(
             deployment, point, lambda p: forward(deployment, p, self.layout(deployment))
         )
 
     def prefill(self, deployment: Deployment, point: Point) -> Step:
-        """The pass over the prompt, a draft model's after the model's own."""
+        """Return the pass over the prompt, a draft model's after the model's own.
+
+        Parameters
+        ----------
+        deployment : model, machine and software.
+        point : the pass over the prompt.
+        """
         return join_steps(
             [self.forward(deployment, point), *self.drafting.prompt_steps(deployment, point)]
         )
 
     def predecoding(self, deployment: Deployment, point: Point) -> tuple[Step, ...]:
-        """Extra passes between prefill and the first decoding round."""
+        """Return extra passes between prefill and the first decoding round.
+
+        Parameters
+        ----------
+        deployment : model, machine and software.
+        point : the first decoding pass.
+        """
         extra = [
             (s, n, own, own.selection.predecoding(own)) for s, n, own in self.layout(deployment)
         ]
@@ -428,7 +362,13 @@ class Technique:
         return (divided_pass(deployment, point, lambda own: forward(deployment, own, layout)),)
 
     def cycle(self, deployment: Deployment, point: Point) -> Cycle:
-        """One decoding round that starts with ``p.context`` cached tokens."""
+        """Return one decoding round.
+
+        Parameters
+        ----------
+        deployment : model, machine and software.
+        point : the round's first pass, which starts with ``point.context`` cached tokens.
+        """
         if self._queries > 1:
             point = replace(point, new=float(self._queries))
         if not self.drafts:
@@ -450,31 +390,61 @@ class Technique:
     def attend(
         self, deployment: Deployment, point: Point, shape: LayerShape, parts: Parts | None = None
     ) -> list[Op]:
-        """Ops between the projections of one layer, whatever mixes tokens in it."""
+        """Return the ops between the projections of one layer, whatever mixes tokens in it.
+
+        Parameters
+        ----------
+        deployment : model, machine and software.
+        point : the pass.
+        shape : the kind of the layer.
+        parts : what the layer does; the first layer's if not given.
+        """
         at = LayerPass(deployment, point, shape, parts or self.parts[0])
         return mix_tokens(at)
 
     # what stays
 
     def resident(self, deployment: Deployment, point: Point) -> Buffers:
-        """Bytes that one GPU and its share of the host hold during this pass. [B]"""
+        """Return what one GPU and its share of the host hold during a pass. [B]
+
+        Parameters
+        ----------
+        deployment : model, machine and software.
+        point : the pass, of the whole batch.
+
+        Returns
+        -------
+        Bytes by tier and by name.
+        """
         layers = self.cached(deployment, "counted", lambda: count_layers(self.layout(deployment)))
         return merge(
             resident(deployment, point, layers), self.drafting.draft_memory(deployment, point)
         )
 
     def layout(self, deployment: Deployment) -> Layout:
-        """Blocks of layers with how often each repeats, and what they do."""
+        """Return blocks of layers with how often each repeats, and what they do.
+
+        Parameters
+        ----------
+        deployment : model, machine and software.
+        """
         ranges = [(some.first, some.last) for some in self.layers]
         return self.cached(deployment, "layout", lambda: lay_out(deployment, ranges, self.parts))
 
     def cached(self, deployment: Deployment, what: Hashable, find: Callable[[], Found]) -> Found:
-        """What is true of it there at any batch, found the first time that it is asked for."""
+        """Return what is true of it there at any batch, found when it is first asked for.
+
+        Parameters
+        ----------
+        deployment : model, machine and software.
+        what : the key that it is kept under.
+        find : finds it.
+        """
         known = self._known.get(id(deployment))
         if known is None or known[0] is not deployment:
             known = self._known[id(deployment)] = deployment, {}
         if what not in known[1]:
-            if len(known[1]) >= MOST_KNOWN:
+            if len(known[1]) >= MAX_CACHED:
                 known[1].clear()
             known[1][what] = find()
         found: Found = known[1][what]
@@ -487,5 +457,139 @@ class Technique:
 
 
 def compose(*terms: Term) -> Technique:
-    """The technique of some terms in all layers."""
+    """Return the technique of some terms in all layers.
+
+    Parameters
+    ----------
+    terms : at most one for each axis.
+    """
     return Technique((Layers(terms),))
+
+
+def _parts_by_range(ranges: Iterable[Layers], whole: Iterable[Term]) -> tuple[Parts, ...]:
+    """The parts of each range of layers; those with the very same terms are made once.
+
+    Parameters
+    ----------
+    whole : terms of all ranges.
+    """
+    keys = [(tuple(map(id, some.terms)), some.terms) for some in ranges]
+    made = {key: _combine((*terms, *whole)) for key, terms in dict(keys).items()}
+    return tuple(made[key] for key, _ in keys)
+
+
+def _combine(terms: Iterable[Term]) -> Parts:
+    """One part of each axis, the defaults where no term says anything.
+
+    Raises
+    ------
+    InputError
+        If two terms set the same axis.
+    """
+    found: dict[str, tuple[Part, Term]] = {}
+    for term in terms:
+        for part in term.pieces():
+            if part.axis in found and found[part.axis][1] is not term:
+                other = found[part.axis][1]
+                raise InputError(
+                    f"{other.name} and {term.name} both set {AXIS_WORDS[part.axis]}; keep one"
+                )
+            found[part.axis] = part, term
+    chosen: dict[str, Any] = {axis: part for axis, (part, _) in found.items()}
+    return Parts(**(DEFAULTS | chosen))
+
+
+def _scalar_rows(
+    layers: tuple[Layers, ...], whole: tuple[Term, ...]
+) -> list[tuple[tuple[Layers, ...], tuple[Term, ...]]]:
+    """Ranges and terms with scalar settings for each row of array-valued ones; none without."""
+    terms = [term for some in layers for term in some.terms] + list(whole)
+    arrays = [v for t in terms for v in t.settings.values() if isinstance(v, np.ndarray)]
+    return [
+        (
+            tuple(replace(some, terms=_row(some.terms, i)) for some in layers),
+            _row(whole, i),
+        )
+        for i in range(max((np.size(v) for v in arrays), default=0))
+    ]
+
+
+def _row(terms: tuple[Term, ...], row: int) -> tuple[Term, ...]:
+    return tuple(
+        replace(
+            t,
+            **{
+                k: plain(np.ravel(v)[row if np.size(v) > 1 else 0])
+                for k, v in t.settings.items()
+                if isinstance(v, np.ndarray)
+            },
+        )
+        for t in terms
+    )
+
+
+def _coverage_conflict(ranges: tuple[Layers, ...], layers: int) -> str:
+    """Which of a model's layers no range covers or does not exist, or nothing."""
+    expected = 0
+    for some in ranges:
+        if some.first != expected:
+            return f"layers {expected} to {some.first - 1} have no technique"
+        if some.last is None:
+            return "" if some.first < layers else f"the model has {layers} layers"
+        expected = some.last + 1
+    if expected != layers:
+        return f"it says what {expected} layers do, and the model has {layers}"
+    return ""
+
+
+def _sharing_conflict(deployment: Deployment, layout: Layout) -> str:
+    """Why layers that share a cache, or choose by an indexer, cannot run; nothing if they can."""
+    m = deployment.model
+    every = [parts for shapes, count, parts in layout for _ in range(count * len(shapes))]
+    for index, owner in m.owners.items():
+        if not same_parts(every[index], every[owner]):
+            return f"layer {index} shares layer {owner}'s cache and cannot be treated differently"
+    for *_, parts in layout:
+        name = parts.selection.name
+        if m.owners and not parts.selection.borrows:
+            return f"{name} chooses anew in every layer, and some share an earlier one's cache"
+        if m.indexer and not parts.selection.borrows:
+            return f"{name} chooses what is read, and the model's indexer does so already"
+    return ""
+
+
+def _parallel_conflict(deployment: Deployment, technique: "Technique") -> str:
+    """Why a technique cannot run on several ranks or stages; nothing if it can."""
+    if deployment.alone:
+        return ""
+    far = Point(1.0, 2.0**16, 1.0, 2.0**16, 2.0**17)  # where all that goes to the host has gone
+    host = technique.resident(deployment, far).get("host", {})
+    if technique.mixes and not any(np.any(np.asarray(size) > 0) for size in host.values()):
+        return ""
+    return (
+        "copies of attention (--dp) and stages (--pp) are modelled only for techniques that keep "
+        "the cache on the GPU and draft nothing"
+    )
+
+
+def _unaffected_layers(deployment: Deployment, layers: Sequence[Parts]) -> list[str]:
+    """What a reader should know about layers without a cache of their own."""
+    m = deployment.model
+    kinds = Counter(shape.mixer for shape in m.shapes())
+    acts = any(part.name not in DEFAULT_NAMES for parts in layers for part in parts.by_axis()[:3])
+    found = []
+    if acts and kinds["attention"] < m.layers:
+        others = [f"{kinds[kind]} {UNAFFECTED[kind]}" for kind in UNAFFECTED if kinds[kind]]
+        found.append(f"acts on {kinds['attention']} of {m.layers} layers: {'; '.join(others)}")
+    if kinds["recurrent"]:
+        found.append(
+            f"states: no run of such kernels stands behind stack {deployment.stack.name}; "
+            f"they are taken to reach the shares of peak of its attention"
+        )
+    if m.indexer:
+        alike = f", all of it on each of {deployment.tp} GPUs" if deployment.tp > 1 else ""
+        found.append(
+            f"sparse attention: a query reads at most {m.indexer.tokens} tokens; an indexer reads "
+            f"{m.indexer.key_bytes:g} bytes of every cached token to choose them{alike}"
+        )
+    return found

@@ -80,7 +80,7 @@ def test_a_prompt_has_a_landmark_for_each_chunk_that_it_begins(prompt: int, page
 def test_a_technique_forgets_what_it_knew_of_a_deployment_once_it_is_too_much(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(technique, "MOST_KNOWN", 2)
+    monkeypatch.setattr(technique, "MAX_CACHED", 2)
     t, d, asked = parse("full"), deployment("llama2-7b"), []
 
     def ask(what: str) -> str:

@@ -51,7 +51,13 @@ class Launches:
 
 @frozen
 class Parts:
-    """One part of each axis: what a layer does."""
+    """One part of each axis: what a layer does.
+
+    Attributes
+    ----------
+    mlp : format of the MLP's weights, where a draft pass has narrower ones; None for the model's.
+    keeps : whether what the pass adds to the cache stays; a draft's tokens do not.
+    """
 
     selection: "Selection"
     storage: "Storage"
@@ -68,23 +74,45 @@ class Parts:
         return replace(self, selection=chosen, drafting=drafting)
 
     def for_layer(self, index: int, deployment: Deployment) -> "Parts":
-        """What one layer does."""
+        """Return the parts of one layer.
+
+        Parameters
+        ----------
+        index : of the layer, from 0.
+        deployment : model, machine and software.
+        """
         own = {part.axis: part.for_layer(index, deployment) for part in self.by_axis()[:3]}
         same = all(own[part.axis] is part for part in self.by_axis()[:3])
         return self if same else replace(self, **own)  # type: ignore[arg-type]
 
     def by_axis(self) -> "tuple[Part, ...]":
-        """The parts in the order of the axes."""
+        """Return the parts in the order of the axes."""
         return self.selection, self.storage, self.placement, self.drafting
 
     def boundaries(self, deployment: Deployment) -> set[int]:
-        """First layers from which on some part says something else."""
+        """Return the layers, after the first, from which on some part differs."""
         return {first for part in self.by_axis() for first in part.boundaries(deployment)}
 
 
 @frozen
 class LayerPass:
-    """One pass through one layer: all that its ops and its bytes depend on."""
+    """One pass through one layer: all that its ops and its bytes depend on.
+
+    What every hook is asked with. Numbers may be arrays: settings along the first axis, batch and
+    context along the next ones; they broadcast against each other.
+
+    Attributes
+    ----------
+    d : model, machine and software; ``d.shard`` is the part of the model on one GPU.
+    p : batch [sequences], cached context [tokens], new tokens per sequence, whether they are the
+        prompt's, its length and the longest the sequence gets. For ops of the part of the batch
+        that the layer serves at a time, for memory of the whole batch.
+    shape : the kind of the layer: what mixes tokens, its window, its MLP.
+    parts : what the technique says of the layer; ``selection`` to ``drafting`` read it with
+        budgets in tokens.
+    part : the point of one part of the batch, where ``p`` is of the whole.
+    known : what was found of this pass already.
+    """
 
     d: Deployment
     p: Point  # of one part of the batch in ops, of the whole batch in what stays resident
@@ -158,69 +186,19 @@ class LayerPass:
         return replace(self, p=point, part=None, known={})
 
 
-def resident_kv(at: LayerPass, stored: Format) -> Number:
-    """Memory of one layer's kept tokens in a format. [B]"""
-    m = at.d.shard
-    size = stored.resident(m.k_width, m.v_width, at.kept)
-    return at.d.stack.cache.overhead * at.p.batch * size
-
-
-def attend(
-    at: LayerPass, after: tuple[str, ...] = (), *, share: float = 1.0, **more: Any
-) -> list[Op]:
-    """Attention of the new tokens over a share of what the selection reads, as it is stored."""
-    p, extra = at.p, more.pop("extra_bytes", 0.0)
-    limit = None if p.prefill else at.selection.limit(at)
-    if share < 1.0:
-        length = at.cached
-        limit = share * (length if limit is None else np.minimum(length, limit))
-    extra = extra + share * (at.storage.extra_bytes(at) + at.selection.extra_bytes(at))
-    extra = extra + at.drafting.extra_bytes(at) * at.shape.keeps
-    behind = _behind(at, limit)
-    if limit is not None and behind is not None:  # what the first of the new tokens sees
-        limit = limit - (p.new - 1) * (np.asarray(behind) > 0)
-    found = attention.ops(
-        at.d, p, at.shape, stored=at.storage.read, limit=limit, extra_bytes=extra,
-        scored=at.selection.scored or at.storage.scored, after=after, **more,
-    )  # fmt: skip
-    return found if behind is None else [_with(op, at, behind) for op in found]
-
-
-def _behind(at: LayerPass, limit: Number | None) -> Number | None:
-    """Pairs per head and sequence of several new tokens with each other, behind a cut prompt.
-
-    Other limits are what each query sees; this one is what the last of them sees.
-    """
-    if at.p.prefill or at.selection.evicts != "after the prompt" or not np.any(at.p.new > 1):
-        return None
-    own = at.p.new * (at.p.new - 1) / 2
-    return own * (np.asarray(limit) < at.cached)
-
-
-def _with(op: Op, at: LayerPass, pairs: Number) -> Op:
-    """Attention with the products of these pairs too."""
-    if op.kernel not in ("attention", "attention-fp8", "lowbit") or at.d.shard.latent:
-        return op
-    m = at.d.shard
-    return replace(op, flops=op.flops + 4.0 * at.p.batch * m.heads * m.head_dim * pairs)
-
-
-def pack(at: LayerPass) -> list[Op]:
-    """Packing of what a pass adds: of the prompt what stays, later every token that does."""
-    stored = at.storage.stored
-    if at.p.prefill:
-        kept = at.selection.prompt_kept(at)
-        before = np.minimum(kept, at.p.context)  # packed by earlier passes over the prompt
-        return ops.pack_prompt(at.d, at.p.batch, kept, stored, before)
-    return ops.quantise(at.d, at.staying, stored)
-
-
 @frozen
 class Term:
-    """One name with its settings.
+    """One name of the notation with its settings, each a :func:`settings.param`.
 
     Numeric settings may be arrays that broadcast with a point's batch and context; those that
     change the structure of a step (bits, layers, schedules) are scalars.
+
+    Attributes
+    ----------
+    name : as the notation writes it.
+    preset : whether it is a paper's technique rather than a piece of one.
+    candidates : settings that a plan considers, each a mapping; those as they are if empty.
+    evidence_kind : what it shares with others that lose quality in one way, if anything.
     """
 
     name: ClassVar[str]
@@ -233,7 +211,7 @@ class Term:
             check(self.name, f.name, getattr(self, f.name), f.metadata)
 
     def pieces(self) -> "tuple[Part, ...]":
-        """Its parts, at most one per axis."""
+        """Return the parts that the name stands for, at most one per axis."""
         raise NotImplementedError
 
     def options(self, deployment: Deployment, prompt: int, generate: int) -> "Iterable[Term]":
@@ -266,11 +244,19 @@ class Term:
         return [type(self)(**kept | some) for some in made] or [self]
 
     def notes(self, at: "LayerPass") -> tuple[str, ...]:
-        """What a reader of a plan should know about these settings there."""
+        """Return what a reader of a plan should know about these settings.
+
+        Parameters
+        ----------
+        at : the last decoding pass of a layer.
+        """
         return tuple(note for part in self.pieces() for note in part.notes(at))
 
     def prompt_budget(self) -> Number | None:
-        """Tokens of a prompt that later queries see, where its losses are told by that. [tokens]"""
+        """Return how many tokens of a prompt later queries see. [tokens]
+
+        Evidence of losses is compared by this number; None where losses are not told by it.
+        """
         return None
 
     @property
@@ -286,7 +272,13 @@ class Term:
 
 @frozen
 class Part(Term):
-    """A term that says something on one axis alone."""
+    """A term that sets one axis alone.
+
+    Attributes
+    ----------
+    axis : the one that it sets.
+    launches : kernels of its own implementation; a subclass has other code, and states its own.
+    """
 
     axis: ClassVar[Axis]
     launches: ClassVar[Launches] = Launches()
@@ -296,7 +288,7 @@ class Part(Term):
         cls.launches = vars(cls).get("launches", Launches())  # a subclass runs by other code
 
     def pieces(self) -> "tuple[Part, ...]":
-        """The part itself: it says something on its own axis alone."""
+        """Return the part itself."""
         return (self,)
 
     @cached_property
@@ -306,7 +298,12 @@ class Part(Term):
         return tuple(name for name in could if np.any(is_share(getattr(self, name))))
 
     def for_prompt(self, prompt: Number) -> Self:
-        """The same for prompts of known lengths: shares of them are whole numbers of tokens."""
+        """Return the part with shares of the prompt in whole tokens.
+
+        Parameters
+        ----------
+        prompt : length of the prompts. [tokens]
+        """
         tokens: dict[str, Any] = {}
         for name in self.shares:
             own = np.asarray(getattr(self, name), dtype=float)
@@ -326,33 +323,68 @@ class Part(Term):
         return False
 
     def boundaries(self, deployment: Deployment) -> tuple[int, ...]:
-        """First layers, after layer 0, from which on it says something else."""
+        """Return the layers, after the first, from which on the part differs.
+
+        Asked once per deployment. A part that returns any also overrides ``for_layer``.
+        """
         return ()
 
     def for_layer(self, index: int, deployment: Deployment) -> Self:
-        """What it says of one layer."""
+        """Return the part of one layer.
+
+        Parameters
+        ----------
+        index : of the layer, from 0.
+        deployment : model, machine and software.
+        """
         return self
 
-    def refuses(self, deployment: Deployment, beside: "Parts") -> str:
-        """Why it cannot run there, or beside the parts of the other axes; nothing if it can."""
+    def refuses(self, deployment: Deployment, parts: "Parts") -> str:
+        """Return why it cannot run, or an empty text.
+
+        Parameters
+        ----------
+        deployment : model, machine and software.
+        parts : those of the other axes, in the same layers.
+        """
         return ""
 
     def shared_buffers(self, at: "LayerPass") -> Buffers:
-        """Buffers that all layers use in turn. [B]"""
+        """Return buffers that all layers use in turn, by tier and name. [B]
+
+        They count once, at the largest layer. Asked for every part.
+
+        Parameters
+        ----------
+        at : the pass through the layer with the widest window.
+        """
         return {}
 
     def scratch(self, at: "LayerPass") -> Any:
-        """Copies of one layer's cache that are alive during attention only. [B]"""
+        """Return copies of one layer's cache that are alive during attention only. [B]
+
+        Parameters
+        ----------
+        at : the pass through a layer without a window.
+        """
         return 0.0
 
     def notes(self, at: "LayerPass") -> tuple[str, ...]:
-        """Nothing, where the part says nothing more."""
+        """Return what a reader of a plan should know about the part; nothing by default."""
         return ()
 
 
 @frozen
 class Selection(Part):
-    """Which cached tokens stay, and which of them a query reads."""
+    """Which cached tokens stay, and which of them a query reads; by default all.
+
+    Attributes
+    ----------
+    evicts : when tokens are dropped for good.
+    per_head : whether heads keep or read different tokens.
+    chooses : whether what is read is known only when the query is.
+    borrows : whether layers may attend with it to an earlier layer's cache.
+    """
 
     name = "all"
     axis: ClassVar[Axis] = "selection"
@@ -371,10 +403,10 @@ class Selection(Part):
         """Whether a query reads every token."""
         return type(self) is Selection
 
-    def refuses(self, deployment: Deployment, beside: Parts) -> str:
-        """Tokens that leave one by one have to be stored one by one."""
-        if self.evicts == "always" and not beside.storage.by_token:
-            return f"{self.name} drops single tokens, and {beside.storage.name} packs them together"
+    def refuses(self, deployment: Deployment, parts: Parts) -> str:
+        """Return why: tokens that leave one by one have to be stored one by one."""
+        if self.evicts == "always" and not parts.storage.by_token:
+            return f"{self.name} drops single tokens, and {parts.storage.name} packs them together"
         return ""
 
     @property
@@ -385,15 +417,30 @@ class Selection(Part):
         return "selection" if self.chooses else "packing"
 
     def kept(self, at: LayerPass) -> Number:
-        """Cached tokens per sequence that stay after the pass. [tokens]"""
+        """Return the cached tokens per sequence that stay after a pass. [tokens]
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
         return at.cached
 
     def prompt_kept(self, at: LayerPass) -> Number:
-        """Tokens of the prompt that stay once it is read. [tokens]"""
+        """Return the tokens of the prompt that stay once it is read. [tokens]
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
         return at.p.length
 
     def limit(self, at: LayerPass) -> Number | None:
-        """Tokens that a query of a decoding pass sees at most; None for all. [tokens]"""
+        """Return how many tokens a query sees at most, None for all. [tokens]
+
+        Parameters
+        ----------
+        at : a decoding pass through the layer; prompts are read whole.
+        """
         return None
 
     @property
@@ -402,19 +449,41 @@ class Selection(Part):
         return False
 
     def extra_bytes(self, at: LayerPass) -> Number:
-        """What attention reads beyond the tokens that a query sees. [B]"""
+        """Return what attention reads beyond the tokens that a query sees. [B]
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
         return 0.0
 
     def prepare(self, at: LayerPass) -> list[Op]:
-        """Ops before attention in decoding."""
+        """Return ops before attention in decoding: estimates, moved positions.
+
+        Parameters
+        ----------
+        at : a decoding pass through the layer.
+        """
         return []
 
     def complete(self, at: LayerPass) -> list[Op]:
-        """Ops after attention: upkeep in decoding, the choice of what stays in prefill."""
+        """Return ops after attention: upkeep in decoding, the choice of what stays in prefill.
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
         return []
 
     def attend(self, at: LayerPass) -> list[Op]:
-        """Ops between the projections of one layer."""
+        """Return the ops between a layer's projections, in issue order.
+
+        The hooks of all axes meet here. Override it where attention itself is another.
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
         storage, place, drafting = at.storage, at.placement, at.drafting
         if not at.p.prefill:
             return [
@@ -434,9 +503,13 @@ class Selection(Part):
         ]  # fmt: skip
 
     def borrow(self, at: LayerPass) -> list[Op]:
-        """Ops of a layer that attends to the cache of an earlier one, as that keeps it.
+        """Return the ops of a layer that attends to the cache of an earlier one.
 
         Nothing is packed, dropped or sent home; what lives on the host is fetched once more.
+
+        Parameters
+        ----------
+        at : the pass through the layer.
         """
         place = at.placement
         if at.p.prefill:
@@ -444,17 +517,29 @@ class Selection(Part):
         return [*place.runtime(at), *place.fetch(at), *self.prepare(at), *place.attend(at)]
 
     def resident(self, at: LayerPass) -> Buffers:
-        """What one layer keeps besides the cache: scores, bounds of pages, copies. [B]"""
+        """Return what one layer keeps besides the cache, by tier and name. [B]
+
+        Scores, bounds of pages, copies on the host.
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
         return {}
 
     def predecoding(self, parts: Parts) -> Parts | None:
-        """An extra pass between the prompt and the first decoding round, if there is one."""
+        """Return the parts of an extra pass between prompt and first round, or None.
+
+        Parameters
+        ----------
+        parts : of the layer in all other passes.
+        """
         return None
 
 
 @frozen
 class Storage(Part):
-    """How keys and values are stored: format, packing, and what attention does about it."""
+    """How keys and values are stored, and what attention does about it; by default fp16."""
 
     name = "fp16"
     axis: ClassVar[Axis] = "storage"
@@ -522,48 +607,104 @@ class Storage(Part):
         return not self.stored.packs
 
     def prepare(self, at: LayerPass) -> list[Op]:
-        """Ops before attention: packing of the tokens that the pass adds."""
+        """Return ops before attention: the packing of tokens that the pass adds.
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
         return []
 
     def complete(self, at: LayerPass) -> list[Op]:
-        """Ops after attention: nothing where tokens are packed as they come."""
+        """Return ops after attention; none where tokens are packed as they come.
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
         return []
 
     def restore(self, at: LayerPass, tokens: Number) -> list[Op]:
-        """What makes keys of so many chosen tokens per KV head readable."""
+        """Return ops that make the keys of chosen tokens readable.
+
+        Parameters
+        ----------
+        at : a decoding pass through the layer.
+        tokens : chosen per KV head. [tokens]
+        """
         return []
 
     def extra_bytes(self, at: LayerPass) -> Number:
-        """What attention reads besides, or instead of, numbers in the format it reads. [B]"""
+        """Return what attention reads besides numbers in the format it reads. [B]
+
+        Below 0 where it reads fewer.
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
         return 0.0
 
     def number_bytes(self, at: LayerPass) -> tuple[Number, Number]:
-        """Average size of a stored number of a key, and of a value. [B]"""
+        """Return the average size of a stored number of a key, and of a value. [B]
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
         return self.stored.k_number, self.stored.v_number
 
     def transfer_bytes(self, at: LayerPass, tokens: Number) -> tuple[Number, Number]:
-        """Bytes of keys and of values of so many cached tokens per sequence, as stored. [B]"""
+        """Return the bytes of the keys and of the values of some tokens, as stored. [B]
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        tokens : cached tokens per sequence. [tokens]
+        """
         m, stored = at.d.shard, self.stored
         k, v = stored.packed_sides(m.k_width, m.v_width, tokens)
         return at.p.batch * k * stored.k_number, at.p.batch * v * stored.v_number
 
     def side_bytes(self, at: LayerPass) -> tuple[Number, Number]:
-        """Keys and values that one layer keeps if all of it is on the GPU, tails left out. [B]"""
+        """Return keys and values that one layer keeps if all is on the GPU. [B]
+
+        Tails in full precision are left out.
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
         return _format_side_bytes(at, self.read)
 
     def tail_bytes(self, at: LayerPass) -> Number:
-        """What stays on the GPU in full precision wherever the rest is. [B]"""
+        """Return what stays on the GPU in full precision wherever the rest is. [B]
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
         m, size = at.d.shard, at.d.stack.cache.overhead * at.p.batch
         return size * self.read.tail_bytes(m.k_width, m.v_width)
 
     def host_bytes(self, at: LayerPass) -> tuple[Number, Number]:
-        """Keys and values in host memory if all that can move is there. [B]"""
+        """Return keys and values in host memory if all that can move is there. [B]
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
         return (
             self.side_bytes(at) if self.read == self.stored else _format_side_bytes(at, self.stored)
         )
 
     def resident(self, at: LayerPass) -> dict[str, Number]:
-        """What one layer keeps on the GPU if all of it is there; ``kv`` is the cache. [B]"""
+        """Return what one layer keeps if all is on the GPU, by name; ``kv`` is the cache. [B]
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
         return {"kv": sum(self.side_bytes(at), self.tail_bytes(at))}
 
 
@@ -575,7 +716,7 @@ def _format_side_bytes(at: LayerPass, stored: Format) -> tuple[Number, Number]:
 
 @frozen
 class Placement(Part):
-    """Where cached tokens, weights and hidden states live; the defaults keep all on the GPU."""
+    """Where cached tokens, weights and hidden states live; by default all on the GPU."""
 
     name = "gpu"
     axis: ClassVar[Axis] = "placement"
@@ -611,7 +752,7 @@ class Placement(Part):
         return False
 
     def weights_alone(self) -> "Placement":
-        """The same for weights and hidden states, with caches on the GPU."""
+        """Return the same for weights and hidden states, with caches on the GPU."""
         return self
 
     @property
@@ -620,59 +761,107 @@ class Placement(Part):
         return 1
 
     def runtime(self, at: LayerPass) -> list[Op]:
-        """Fixed time of the software that moves caches."""
+        """Return the fixed time of software that moves caches, as an op.
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
         return []
 
     def fetch(self, at: LayerPass) -> list[Op]:
-        """What brings the cache to the GPU in decoding."""
+        """Return the ops that bring the cache to the GPU in decoding.
+
+        Parameters
+        ----------
+        at : a decoding pass through the layer.
+        """
         return []
 
     def store(self, at: LayerPass) -> list[Op]:
-        """What sends new tokens home."""
+        """Return the ops that send new tokens home.
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
         return []
 
     def attention_waits(self, at: LayerPass) -> tuple[str, ...]:
-        """Ops that attention waits for."""
+        """Return the names of the ops that attention waits for.
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
         return ()
 
     def attend(self, at: LayerPass) -> list[Op]:
-        """Attention of a decoding pass."""
+        """Return the ops of a decoding pass's attention.
+
+        Parameters
+        ----------
+        at : a decoding pass through the layer.
+        """
         return attend(at)
 
     def finish(self, at: LayerPass) -> list[Op]:
-        """What else is sent home once the prompt has been attended to."""
+        """Return what else is sent home once the prompt has been attended to.
+
+        Parameters
+        ----------
+        at : a pass over the prompt.
+        """
         return []
 
     def prefetch(self, at: LayerPass) -> list[Op]:
-        """Copies of weights and hidden states, which start before the layer does."""
+        """Return copies of weights and hidden states, which start before the layer does.
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
         return []
 
     def weights_wait(self) -> tuple[str, ...]:
-        """Ops that the layer's first product waits for."""
+        """Return the names of the ops that the layer's first product waits for."""
         return ()
 
     def output_wait(self, at: LayerPass) -> tuple[str, ...]:
-        """Ops that the output projection waits for."""
+        """Return the names of the ops that the output projection waits for.
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
         return ()
 
     def cache(self, at: LayerPass) -> Buffers:
-        """What one layer's storage keeps, by tier. [B]"""
+        """Return what one layer's storage keeps, by tier and name. [B]
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
         return {"gpu": at.storage.resident(at)}
 
     def draft_room(self, at: LayerPass) -> Buffers:
-        """Room for a round's drafts in the layer's own cache. [B]"""
+        """Return the room for a round's drafts in the layer's own cache. [B]
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
         return {"gpu": {"kv": sum(draft_bytes(at))}} if at.drafting.room else {}
 
     def weights(self, size: float) -> Buffers:
-        """Weights of one layer of that size, by tier. [B]"""
+        """Return the weights of one layer, by tier and name. [B]
+
+        Parameters
+        ----------
+        size : of the layer's weights. [B]
+        """
         return {"gpu": {"weights": size}}
-
-
-def draft_bytes(at: LayerPass) -> tuple[Number, Number]:
-    """Keys and values of the drafts that a layer's own cache has room for. [B]"""
-    tokens = at.p.batch * at.drafting.room
-    k, v = at.storage.number_bytes(at)
-    return tokens * at.d.shard.k_width * k, tokens * at.d.shard.v_width * v
 
 
 @frozen
@@ -702,28 +891,52 @@ class Drafting(Part):
         """What its speed rests on that the user has not said, if anything."""
         return ""
 
-    def with_rounds(self, drafts: int | None = None, acceptance: float | None = None) -> Self:
-        """The same with other drafts per round, or another acceptance (accepted over drafted)."""
-        return self
-
     def own_pass(self, point: Point, parts: Parts) -> Parts | None:
-        """How the model's own layers make a draft at that point; None if others make it."""
+        """Return the parts with which the model's own layers draft, None if others draft.
+
+        Parameters
+        ----------
+        point : the draft's pass.
+        parts : of the layer in a verifying pass.
+        """
         return None
 
     def steps(self, deployment: Deployment, point: Point) -> tuple[Step, ...]:
-        """The draft passes of a round that are not the model's own."""
+        """Return the draft passes of a round that are not the model's own.
+
+        Parameters
+        ----------
+        deployment : model, machine and software.
+        point : the first pass of the round.
+        """
         return ()
 
     def prompt_steps(self, deployment: Deployment, point: Point) -> tuple[Step, ...]:
-        """What else reads the prompt."""
+        """Return the passes by which a draft model or head reads the prompt.
+
+        Parameters
+        ----------
+        deployment : model, machine and software.
+        point : the model's own pass over the prompt.
+        """
         return ()
 
     def fill_draft_cache(self, at: LayerPass) -> list[Op]:
-        """What a layer does for the drafts once it has read the prompt."""
+        """Return what a layer does for the drafts once it has read the prompt.
+
+        Parameters
+        ----------
+        at : a pass over the prompt.
+        """
         return []
 
     def extra_bytes(self, at: LayerPass) -> Number:
-        """What verification moves for the drafts within the attention kernel. [B]"""
+        """Return what verification moves for the drafts within attention. [B]
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
         return 0.0
 
     @property
@@ -732,13 +945,117 @@ class Drafting(Part):
         return 0
 
     def resident(self, at: LayerPass) -> Buffers:
-        """What a layer keeps for the drafts beside its cache. [B]"""
+        """Return what a layer keeps for the drafts besides its cache. [B]
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
         return {}
 
     def draft_weights(self, at: LayerPass) -> Buffers:
-        """Weights that a layer has for the drafts beside its own. [B]"""
+        """Return weights that a layer has for the drafts besides its own. [B]
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
         return {}
 
     def draft_memory(self, deployment: Deployment, point: Point) -> Buffers:
-        """What is kept for the drafts outside the model's layers: another model. [B]"""
+        """Return what is kept for the drafts outside the model's layers. [B]
+
+        Parameters
+        ----------
+        deployment : model, machine and software.
+        point : a pass of the model.
+        """
         return {}
+
+
+# what parts of several axes call
+
+
+def attend(
+    at: LayerPass, after: tuple[str, ...] = (), *, extra_bytes: Number = 0.0, **more: Any
+) -> list[Op]:
+    """Return attention of the new tokens over what the selection reads, as it is stored.
+
+    Parameters
+    ----------
+    at : the pass through the layer.
+    after : names of the ops that it waits for.
+    extra_bytes : read besides. [B]
+    more : name and values, passed on to :func:`kvsim.engine.attention.ops`.
+    """
+    p = at.p
+    limit = None if p.prefill else at.selection.limit(at)
+    extra = extra_bytes + (at.storage.extra_bytes(at) + at.selection.extra_bytes(at))
+    extra = extra + at.drafting.extra_bytes(at) * at.shape.keeps
+    pairs = _pairs_of_new_tokens(at, limit)
+    if limit is not None and pairs is not None:  # what the first of the new tokens sees
+        limit = limit - (p.new - 1) * (np.asarray(pairs) > 0)
+    found = attention.ops(
+        at.d, p, at.shape, stored=at.storage.read, limit=limit, extra_bytes=extra,
+        scored=at.selection.scored or at.storage.scored, after=after, **more,
+    )  # fmt: skip
+    return found if pairs is None else [_with_pairs(op, at, pairs) for op in found]
+
+
+def _pairs_of_new_tokens(at: LayerPass, limit: Number | None) -> Number | None:
+    """Pairs per head and sequence of several new tokens with each other, behind a cut prompt.
+
+    Other limits are what each query sees; this one is what the last of them sees.
+    """
+    if at.p.prefill or at.selection.evicts != "after the prompt" or not np.any(at.p.new > 1):
+        return None
+    own = at.p.new * (at.p.new - 1) / 2
+    return own * (np.asarray(limit) < at.cached)
+
+
+def _with_pairs(op: Op, at: LayerPass, pairs: Number) -> Op:
+    """Attention with the products of these pairs too."""
+    if op.kernel not in ("attention", "attention-fp8", "lowbit") or at.d.shard.latent:
+        return op
+    m = at.d.shard
+    return replace(op, flops=op.flops + 4.0 * at.p.batch * m.heads * m.head_dim * pairs)
+
+
+def pack(at: LayerPass) -> list[Op]:
+    """Return the packing of what a pass adds: of the prompt what stays, later every new token.
+
+    Parameters
+    ----------
+    at : the pass through the layer.
+    """
+    stored = at.storage.stored
+    if at.p.prefill:
+        kept = at.selection.prompt_kept(at)
+        before = np.minimum(kept, at.p.context)  # packed by earlier passes over the prompt
+        return ops.pack_prompt(at.d, at.p.batch, kept, stored, before)
+    return ops.quantise(at.d, at.staying, stored)
+
+
+def resident_kv(at: LayerPass, stored: Format) -> Number:
+    """Return the memory of one layer's kept tokens in a format. [B]
+
+    Parameters
+    ----------
+    at : the pass through the layer.
+    stored : the format.
+    """
+    m = at.d.shard
+    size = stored.resident(m.k_width, m.v_width, at.kept)
+    return at.d.stack.cache.overhead * at.p.batch * size
+
+
+def draft_bytes(at: LayerPass) -> tuple[Number, Number]:
+    """Return keys and values of the drafts that a layer's own cache has room for. [B]
+
+    Parameters
+    ----------
+    at : the pass through the layer.
+    """
+    tokens = at.p.batch * at.drafting.room
+    k, v = at.storage.number_bytes(at)
+    return tokens * at.d.shard.k_width * k, tokens * at.d.shard.v_width * v

@@ -135,14 +135,14 @@ class Rounds(Drafting):
         """A round's drafts are verified in them."""
         return self.gamma
 
-    def refuses(self, deployment: Deployment, beside: Parts) -> str:
+    def refuses(self, deployment: Deployment, parts: Parts) -> str:
         """Nothing is taken for granted about how many drafts are accepted."""
         if self._unknown:
             return (
                 f"no acceptance is published for {self.gamma} such drafts; set acceptance=SHARE, "
                 f"accepted over drafted tokens, or shares by position as 0.8/0.6"
             )
-        return can_roll_back(beside.selection) if self.gamma else ""
+        return can_roll_back(parts.selection) if self.gamma else ""
 
 
 @frozen
@@ -205,9 +205,9 @@ class Selfdraft(Drafting):
         """Whether drafts have a cache of their own."""
         return self.gamma > 0 and self.reads in ("streamingllm", "snapkv")
 
-    def refuses(self, deployment: Deployment, beside: Parts) -> str:
+    def refuses(self, deployment: Deployment, parts: Parts) -> str:
         """Drafts need what they read, and tokens that can be taken back."""
-        selection, storage = beside.selection, beside.storage
+        selection, storage = parts.selection, parts.storage
         if not self.gamma:
             return ""
         if self.reads == "upper" and storage.upper is None:

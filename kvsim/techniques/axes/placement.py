@@ -135,11 +135,11 @@ class HostPlacement(Placement):
         """Whether the shares of the cached tokens add up to more than all of them."""
         return bool(np.any(np.asarray(self.host_share) + self.cpu_share > 1 + 1e-12))
 
-    def refuses(self, deployment: Deployment, beside: Parts) -> str:
+    def refuses(self, deployment: Deployment, parts: Parts) -> str:
         """Shares that exceed the whole, and what the CPU cannot do."""
         if self.exceeds:
             return f"host_share and cpu_share={self.cpu_share} of a layer's tokens exceed 1"
-        selection, storage = beside.selection, beside.storage
+        selection, storage = parts.selection, parts.storage
         if not positive(self.cpu_share):
             return ""
         if deployment.shard.latent:

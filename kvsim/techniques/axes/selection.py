@@ -136,9 +136,9 @@ class Chosen(Selection):
         """What remains to be done to the chosen tokens before attention."""
         return []
 
-    def refuses(self, deployment: Deployment, beside: Parts) -> str:
+    def refuses(self, deployment: Deployment, parts: Parts) -> str:
         """Pages are read alone, on the GPU."""
-        place, storage = beside.placement, beside.storage
+        place, storage = parts.placement, parts.storage
         if deployment.shard.latent:
             return f"{self.name} compares pages by keys of heads, and a latent cache has none"
         if not storage.by_token:

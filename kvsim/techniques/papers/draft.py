@@ -42,7 +42,7 @@ class Draft(Rounds):
             self.tp or deployment.tp,
         )
 
-    def refuses(self, deployment: Deployment, beside: Parts) -> str:
+    def refuses(self, deployment: Deployment, parts: Parts) -> str:
         """Drafts are verified token by token, so that both need one vocabulary."""
         own, target = load_model(self.model).vocab, deployment.model.vocab
         if abs(own - target) > 0.01 * target:
@@ -50,7 +50,7 @@ class Draft(Rounds):
             return f"{both}: no common vocabulary"
         if self.tp > deployment.tp:
             return f"the draft model asks for {self.tp} GPUs, and the model has {deployment.tp}"
-        return super().refuses(deployment, beside)
+        return super().refuses(deployment, parts)
 
     def steps(self, deployment: Deployment, point: Point) -> tuple[Step, ...]:
         """One pass of the draft model per draft."""

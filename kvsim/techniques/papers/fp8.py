@@ -30,7 +30,7 @@ class Fp8(Storage):
         """New numbers are narrowed, cached ones read at half the size."""
         return pack(at)
 
-    def refuses(self, deployment: Deployment, beside: Parts) -> str:
+    def refuses(self, deployment: Deployment, parts: Parts) -> str:
         """Engines keep fp8 caches from Ampere on; without fp8 units numbers are widened on read."""
         if deployment.hardware.flops.keys() & {"fp8", "bf16"}:
             return ""

@@ -45,9 +45,9 @@ class Infllm(Selection):
         {"k": Budget((0.0625, 0.125), unit=128), "local": Budget((0.0625, 0.125))},
     )
 
-    def refuses(self, deployment: Deployment, beside: Parts) -> str:
+    def refuses(self, deployment: Deployment, parts: Parts) -> str:
         """Blocks have a home of their own, in fp16."""
-        place, storage = beside.placement, beside.storage
+        place, storage = parts.placement, parts.storage
         if storage.stored.packs:
             return f"infllm copies fp16 blocks between GPU and host, and {storage.name} packs them"
         if np.any(np.asarray(place.v_host) + place.on_cpu > 0):
@@ -115,8 +115,8 @@ class Infllm(Selection):
         fetch = ops.copy("fetch", "h2d", size, launches=2, after=("topk",))
         moved = 2 * ops.kv_bytes(m, p.batch * self._missing(p, n, self.k) * self.block)
         near = attention.ops(d, p, shape, name="local", limit=self.local)
-        beside = at.drafting.extra_bytes(at)
-        whole = attention.ops(d, p, shape, limit=seen, extra_bytes=beside)
+        drafts = at.drafting.extra_bytes(at)
+        whole = attention.ops(d, p, shape, limit=seen, extra_bytes=drafts)
         drafted = at.drafting.fill_draft_cache(at) if p.prefill else []
         return [
             *ops.runtime(d, n),

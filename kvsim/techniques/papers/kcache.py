@@ -72,11 +72,11 @@ class TopValues(Selection):
 
     n: Number = param(128, "values read per query head", low=1, high=1e7)
 
-    def refuses(self, deployment: Deployment, beside: Parts) -> str:
+    def refuses(self, deployment: Deployment, parts: Parts) -> str:
         """A latent cache has no separate values; keys are all read where they are."""
         if deployment.shard.latent:
             return "keys and values share one latent (MLA)"
-        place = beside.placement
+        place = parts.placement
         if np.any(np.asarray(place.k_host) > 0) or place.recomputes or np.any(place.on_cpu):
             return "top values need every key on the GPU: only values can be on the host"
         return ""

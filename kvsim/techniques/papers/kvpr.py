@@ -103,11 +103,11 @@ class Place(HostPlacement):
         """Whether some of the host's tokens are recomputed."""
         return isinstance(self.split, str) or positive(self.split)
 
-    def refuses(self, deployment: Deployment, beside: Parts) -> str:
+    def refuses(self, deployment: Deployment, parts: Parts) -> str:
         """Recomputation needs every token's own layer input, and fp16 beside what is copied."""
         if not self.recomputes or self.exceeds:
-            return super().refuses(deployment, beside)
-        selection, storage = beside.selection, beside.storage
+            return super().refuses(deployment, parts)
+        selection, storage = parts.selection, parts.storage
         if not positive(self.host_share):
             return "split recomputes tokens that live on the host, and host_share is 0"
         if deployment.model.owners:
@@ -119,7 +119,7 @@ class Place(HostPlacement):
                 f"what is recomputed is fp16, and {storage.name} is attended to packed; "
                 f"pack on the host alone (place with grouped:host=true)"
             )
-        return super().refuses(deployment, beside)
+        return super().refuses(deployment, parts)
 
     def notes(self, at: LayerPass) -> tuple[str, ...]:
         """How much is recomputed, or why nothing is."""

@@ -80,10 +80,10 @@ class Mikv(WholeStorage):
         """The whole score matrix is added up."""
         return True
 
-    def refuses(self, deployment: Deployment, beside: Parts) -> str:
+    def refuses(self, deployment: Deployment, parts: Parts) -> str:
         """It ranks tokens by the same scores as H2O, to keep them all."""
-        if beside.selection.evicts == "always" and beside.selection.scored:
-            return f"mikv stores at low precision what {beside.selection.name} drops; keep one"
+        if parts.selection.evicts == "always" and parts.selection.scored:
+            return f"mikv stores at low precision what {parts.selection.name} drops; keep one"
         return ""
 
     def number_bytes(self, at: LayerPass) -> tuple[Number, Number]:

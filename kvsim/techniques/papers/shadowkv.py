@@ -123,12 +123,12 @@ class Lowrank(Storage):
         """The product approximates the keys."""
         return False
 
-    def refuses(self, deployment: Deployment, beside: Parts) -> str:
+    def refuses(self, deployment: Deployment, parts: Parts) -> str:
         """A product pays if it is smaller, and if few tokens are multiplied out."""
         m = deployment.shard
         if self.rank >= m.k_width:
             return f"rank {self.rank} is no less than the {m.k_width} numbers of a token's keys"
-        if not beside.selection.chooses:
+        if not parts.selection.chooses:
             return f"{self.name} multiplies out the keys that are read; choose pages of them"
         return ""
 

@@ -112,16 +112,16 @@ class Pairs(Selection):
         """Every token is read, in the storage's format."""
         return True
 
-    def refuses(self, deployment: Deployment, beside: Parts) -> str:
+    def refuses(self, deployment: Deployment, parts: Parts) -> str:
         """It has its own copy on the host, of a cache that is packed on the GPU."""
-        place, storage = beside.placement, beside.storage
+        place, storage = parts.placement, parts.storage
         if not storage.stored.packs or not storage.read.packs:
             return f"{self.name} fetches in fp16 what the GPU has packed, and {storage.name} is not"
         if storage.upper is not None:
             return f"{self.name} packs tokens one by one, and {storage.name} in halves of a buffer"
         if np.any(np.asarray(place.v_host) + place.on_cpu > 0):
             return f"{self.name} keeps its own copy on the host; the packed cache stays on the GPU"
-        if beside.drafting.drafts and self.speculative:
+        if parts.drafting.drafts and self.speculative:
             return "its speculative token and drafts would both guess the next token; keep one"
         return ""
 
