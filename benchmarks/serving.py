@@ -4,10 +4,9 @@
 
 Asked: against commit fa08390, 3 times as many requests per second for a million generated requests
 over 50 replicas, and 2.5 times for 10,000 requests of the Azure trace on one; the first run of
-1,000 requests after an installation within 8 s of CPU time; recording what each resource does at
-less than a fifth of the speed. Runs of the two checkouts alternate, each in a process
-of its own on one core; the CPU time of the best of its runs counts, so that other load on the
-machine disturbs both alike.
+1,000 requests after an installation within 8 s of CPU time. Runs of the two checkouts alternate,
+each in a process of its own on one core; the CPU time of the best of its runs counts, so that other
+load on the machine disturbs both alike.
 """
 
 import argparse
@@ -43,7 +42,7 @@ try:
 except ImportError:
     from kvsim.traces.likeness import Workload as TrafficModel
 from kvsim.traces.read import load
-source, count, replicas, runs, use = sys.argv[2], *map(int, sys.argv[3:7])
+source, count, replicas, runs = sys.argv[2], *map(int, sys.argv[3:6])
 if source == "generated":
     workload = TrafficModel(specs.arrivals("poisson"), 5.0 * replicas, specs.DEFAULT)
     requests = workload.draw(1, count, None)
@@ -53,10 +52,6 @@ where = Deployment(load_model("llama3-8b"), load_hardware("h100"), load_stack("f
 longest = int((requests.prompt + requests.generate).max())
 costs = StepCosts(parse("full"), where, Rules(), longest, int(requests.prompt.max()))
 costs.tables
-if not use:
-    tables, error = costs._checked
-    kept = type(tables.costs)(*(np.ascontiguousarray(c[..., :1]) for c in tables.costs))
-    object.__setattr__(costs, "_checked", (tables._replace(costs=kept), error))
 began = time.process_time()
 simulate(requests.head(1000), costs, replicas)
 first = time.process_time() - began
@@ -83,7 +78,7 @@ def main() -> None:
         best = dict.fromkeys(checkouts, 0.0)
         for _ in range(ROUNDS):
             for place in checkouts:
-                found = play(chosen.python, place, (source, count, replicas, 2, 1))
+                found = play(chosen.python, place, (source, count, replicas, 2))
                 best[place] = max(best[place], found["per_s"])
         name = f"{Path(source).name}, {count:,} requests on {replicas}"
         print(f"{name}: {best[HERE]:,.0f} requests/s", flush=True)
@@ -94,14 +89,9 @@ def main() -> None:
                 f"(asked: {asked})",
                 flush=True,
             )
-    speeds = [
-        max(play(chosen.python, HERE, ("generated", 200_000, 50, 3, use))["per_s"] for _ in "123")
-        for use in (1, 0)
-    ]
-    print(f"recording use costs {1 - speeds[0] / speeds[1]:.0%} of the speed (asked: below 20 %)")
     with tempfile.TemporaryDirectory() as cache:
         os.environ["NUMBA_CACHE_DIR"] = cache
-        found = play(chosen.python, HERE, ("generated", 1000, 1, 1, 1))
+        found = play(chosen.python, HERE, ("generated", 1000, 1, 1))
         print(f"first run of 1,000 requests: {found['first_s']:.1f} s of CPU time (asked: 8)")
 
 

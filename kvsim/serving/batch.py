@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kvsim.serving.compiled import compiled
+from kvsim.serving.core import jit_function
 from kvsim.serving.growth import (
     blocks_of,
     grow,
@@ -36,13 +36,13 @@ from kvsim.serving.tables import TO_GPU, TO_HOST
 from kvsim.serving.tiers import store
 
 
-@compiled
+@jit_function
 def class_at(world: World, replica: Replica, place: int) -> int:
     """Class of the sequence at a place of the batch."""
     return int(world.requests[world.sequences[replica.first_sequence + place].request].priority)
 
 
-@compiled
+@jit_function
 def place_of(world: World, replica: Replica, index: int) -> int:
     """Place of a running request in the batch."""
     place = 0
@@ -51,7 +51,7 @@ def place_of(world: World, replica: Replica, index: int) -> int:
     return place
 
 
-@compiled
+@jit_function
 def take_out(world: World, replica: Replica, place: int) -> None:
     """Later sequences of the batch move up."""
     for at in range(replica.first_sequence + place, replica.first_sequence + replica.running - 1):
@@ -60,7 +60,7 @@ def take_out(world: World, replica: Replica, place: int) -> None:
     recount(world, replica)
 
 
-@compiled
+@jit_function
 def join(world: World, replica: Replica, index: int, shared: int) -> Sequence:
     """A request enters the batch, the last of its class, with some shared blocks.
 
@@ -88,7 +88,7 @@ def join(world: World, replica: Replica, index: int, shared: int) -> Sequence:
     return sequence
 
 
-@compiled
+@jit_function
 def start_decoding(replica: Replica, sequence: Sequence, request: Request, rounds: int) -> None:
     """From the next round on: the tokens that are missing, in so many rounds."""
     sequence.todo = 0
@@ -101,7 +101,7 @@ def start_decoding(replica: Replica, sequence: Sequence, request: Request, round
     replica.end = min(replica.end, sequence.finish)
 
 
-@compiled
+@jit_function
 def share(world: World, replica: Replica, sequence: Sequence) -> None:
     """Turn the full blocks of a prompt that was just read into shared ones."""
     request = world.requests[sequence.request]
@@ -120,7 +120,7 @@ def share(world: World, replica: Replica, sequence: Sequence) -> None:
     sequence.load_from = sequence.load_to = 0
 
 
-@compiled
+@jit_function
 def finish_prompt(world: World, replica: Replica, sequence: Sequence) -> None:
     """The prompt has been read and yields a token; its full blocks are shared from now on."""
     request = world.requests[sequence.request]
@@ -145,7 +145,7 @@ def finish_prompt(world: World, replica: Replica, sequence: Sequence) -> None:
         sequence.finish = replica.end = replica.rounds
 
 
-@compiled
+@jit_function
 def leave(world: World, replica: Replica, sequence: Sequence) -> None:
     """Give back a sequence's memory."""
     request = world.requests[sequence.request]
@@ -157,7 +157,7 @@ def leave(world: World, replica: Replica, sequence: Sequence) -> None:
         unpin(world, replica, world.ids[request.first_block + k])
 
 
-@compiled
+@jit_function
 def complete(world: World, replica: Replica) -> None:
     """Sequences that have all their tokens leave, in order of the batch; later ones move up."""
     stay = replica.first_sequence
@@ -181,7 +181,7 @@ def complete(world: World, replica: Replica) -> None:
     recount(world, replica)
 
 
-@compiled
+@jit_function
 def count_made(replica: Replica, sequence: Sequence, request: Request) -> None:
     """Note the tokens that a sequence has decoded before it leaves the batch early."""
     request.left = sequence.finish - replica.rounds
@@ -190,7 +190,7 @@ def count_made(replica: Replica, sequence: Sequence, request: Request) -> None:
     request.made = request.generate - more
 
 
-@compiled
+@jit_function
 def preempt(world: World, replica: Replica) -> None:
     """Take the last sequence out of the batch: of the last class, the one admitted last."""
     limits = world.limits
@@ -227,7 +227,7 @@ def preempt(world: World, replica: Replica) -> None:
         queue_front(world, replica, sequence.request)
 
 
-@compiled
+@jit_function
 def swap_in(world: World, replica: Replica, index: int) -> bool:
     """Bring a swapped sequence back to decode on, if it fits."""
     limits, request = world.limits, world.requests[index]

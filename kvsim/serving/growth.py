@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from kvsim.serving.compiled import compiled
+from kvsim.serving.core import jit_function
 from kvsim.serving.memory import (
     available,
     take,
@@ -10,19 +10,19 @@ from kvsim.serving.memory import (
 from kvsim.serving.records import NEVER, ROUNDING, Limits, Replica, Sequence, World
 
 
-@compiled
+@jit_function
 def blocks_of(limits: Limits, tokens: float) -> int:
     """KV blocks of that many tokens."""
     return int(np.ceil(tokens / limits.block_tokens - ROUNDING))
 
 
-@compiled
+@jit_function
 def length_of(replica: Replica, sequence: Sequence) -> float:
     """Tokens cached of a decoding sequence. [tokens]"""
     return sequence.intercept + sequence.growth * replica.rounds
 
 
-@compiled
+@jit_function
 def own_bytes(world: World, sequence: Sequence, tokens: float) -> int:
     """GPU cache of a sequence of some length, without the blocks it shares. [B]"""
     row = world.sizes[blocks_of(world.limits, tokens)]
@@ -30,7 +30,7 @@ def own_bytes(world: World, sequence: Sequence, tokens: float) -> int:
     return max(size - sequence.shared * world.limits.prefix_bytes, 0)
 
 
-@compiled
+@jit_function
 def grow(world: World, replica: Replica, sequence: Sequence, tokens: float) -> bool:
     """Occupy the memory of a sequence of that length if there is enough."""
     more = own_bytes(world, sequence, tokens) - sequence.held
@@ -45,7 +45,7 @@ def grow(world: World, replica: Replica, sequence: Sequence, tokens: float) -> b
     return True
 
 
-@compiled
+@jit_function
 def all_surely_grow(world: World, replica: Replica, rounds: int) -> bool:
     """Whether memory suffices for so many rounds of all decoding sequences, by a quick bound."""
     limits, batch = world.limits, replica.running - replica.reading
@@ -54,7 +54,7 @@ def all_surely_grow(world: World, replica: Replica, rounds: int) -> bool:
     return blocks * limits.steepest <= free and blocks * limits.host_steepest <= host_free
 
 
-@compiled
+@jit_function
 def all_grow(world: World, replica: Replica, rounds: int) -> bool:
     """The same, sequence by sequence."""
     more, host_more = 0, 0
@@ -68,7 +68,7 @@ def all_grow(world: World, replica: Replica, rounds: int) -> bool:
     return more <= available(world, replica) and host_more <= host_free
 
 
-@compiled
+@jit_function
 def hold_rounds(world: World, replica: Replica, rounds: int) -> tuple[int, int]:
     """Let all decoding sequences hold what they need after so many rounds.
 
@@ -101,7 +101,7 @@ def hold_rounds(world: World, replica: Replica, rounds: int) -> tuple[int, int]:
     return first_more, more
 
 
-@compiled
+@jit_function
 def recount(world: World, replica: Replica) -> None:
     """Sums over the batch, and what comes first in it."""
     replica.context = replica.growth = 0.0

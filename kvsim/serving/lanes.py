@@ -4,7 +4,6 @@ Every lane has its own batch and its share of the memory. The GPU computes one p
 lanes that have work take turns, so each token waits for a pass of every other busy lane.
 """
 
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from numpy.typing import NDArray
 
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
-from kvsim.serving.compiled import compiled, entry, prepare
+from kvsim.serving.core import jit_entry, jit_function
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.growth import blocks_of
 from kvsim.serving.queues import queue
@@ -20,11 +19,8 @@ from kvsim.serving.records import BINS, GAPS, REFUSED, Bin, Integers, Replica, R
 from kvsim.serving.schedule import has_work, step
 from kvsim.serving.simulate import Run
 from kvsim.serving.tables import Tables
-from kvsim.serving.views import shared
-from kvsim.serving.world import kinds_of, limits_of, sizes_of, world_of
+from kvsim.serving.world import limits_of, sizes_of, world_of
 from kvsim.traces.requests import Requests
-
-numba: Any = import_module("numba")  # its functions have no types
 
 
 @frozen
@@ -68,22 +64,10 @@ def simulate_lanes(requests: Requests, lanes: list[Lane], lane_of: NDArray[np.in
         for own, lane in zip(limits, lanes, strict=True)
     )
     tables = tuple(lane.costs.tables for lane in lanes)
-    variant = len(lanes), common.links is not None
-    prepare(play_lanes, lambda: _kinds_of_lanes(worlds, tables), variant)
-    play_lanes(tuple(map(shared, tables)), tuple(map(shared, worlds)), shared(which))
+    play_lanes(tables, worlds, which)
     whole = limits[0].copy()
     whole.gpu = sum(int(own.gpu) for own in limits)
     return Run(requests, lanes[0].costs, _one_replica(common._replace(limits=whole)))
-
-
-def _kinds_of_lanes(worlds: tuple[World, ...], tables: tuple[Tables, ...]) -> dict[Any, Any]:
-    """Numba's types of what compiled functions of this file are given."""
-    kinds = kinds_of(worlds[0], tables[0])
-    several = numba.types.UniTuple
-    return kinds | {
-        tuple[Tables, ...]: several(kinds[Tables], len(tables)),
-        tuple[World, ...]: several(kinds[World], len(worlds)),
-    }
 
 
 def _limits(lane: Lane, requests: Requests, capacity: int) -> Any:
@@ -119,14 +103,14 @@ def _one_replica(world: World) -> World:
     )
 
 
-@compiled
+@jit_function
 def fits(world: World, request: Request) -> bool:
     """Whether an empty cache has room for all of a request."""
     size = world.sizes[blocks_of(world.limits, request.prompt + request.generate - 1.0)]
     return size.prompt <= world.limits.gpu and size.host <= world.limits.host
 
 
-@entry
+@jit_entry
 def play_lanes(tables: tuple[Tables, ...], worlds: tuple[World, ...], lane_of: Integers) -> None:
     """Passes in turn; a lane that alone has work plays on until a request arrives."""
     now, coming, turn = 0.0, 0, 0

@@ -5,20 +5,19 @@ give way, least recently used first, when their memory is needed. Other memories
 ``tiers``.
 """
 
-from kvsim.serving.compiled import compiled
+from kvsim.serving.core import jit_function
 from kvsim.serving.records import GPU, HOST, NONE, POOLS, Pool, Replica, Request, World
-from kvsim.serving.views import fetch
 
 SCATTER = 0x9E3779B1  # an odd number that spreads consecutive ids over the buckets
 
 
-@compiled
+@jit_function
 def bucket(pool: Pool, block: int) -> int:
     """Where a block's chain begins."""
     return pool.first_bucket + (((block * SCATTER) >> 16) & pool.mask)
 
 
-@compiled
+@jit_function
 def find(world: World, pool: Pool, block: int) -> int:
     """Entry of a block, or NONE."""
     if pool.room == 0:
@@ -29,7 +28,7 @@ def find(world: World, pool: Pool, block: int) -> int:
     return at
 
 
-@compiled
+@jit_function
 def unlink(world: World, pool: Pool, at: int) -> None:
     """Leave the list of blocks without users."""
     entry = world.entries[at]
@@ -44,7 +43,7 @@ def unlink(world: World, pool: Pool, at: int) -> None:
     pool.count -= 1
 
 
-@compiled
+@jit_function
 def append(world: World, pool: Pool, at: int) -> None:
     """Most recently used of those without users."""
     entry = world.entries[at]
@@ -57,7 +56,7 @@ def append(world: World, pool: Pool, at: int) -> None:
     pool.count += 1
 
 
-@compiled
+@jit_function
 def insert(world: World, pool: Pool, block: int) -> int:
     """A new entry without users, in no list yet."""
     at = pool.free
@@ -71,7 +70,7 @@ def insert(world: World, pool: Pool, block: int) -> int:
     return at
 
 
-@compiled
+@jit_function
 def remove(world: World, pool: Pool, at: int) -> None:
     """Forget a block that is in the list of those without users."""
     unlink(world, pool, at)
@@ -89,29 +88,19 @@ def remove(world: World, pool: Pool, at: int) -> None:
     pool.dropped += 1
 
 
-@compiled
+@jit_function
 def drop_oldest(world: World, pool: Pool) -> None:
-    """Forget the block whose last use is longest ago.
-
-    What the next three will need is asked for, a step of each: an entry, then its bucket, then the
-    entry where that begins.
-    """
+    """Forget the block whose last use is longest ago."""
     remove(world, pool, pool.oldest)
-    if pool.count > 2:
-        first = world.entries[pool.oldest]
-        second = world.entries[first.newer]
-        fetch(world.entries, world.buckets[bucket(pool, first.block)])
-        fetch(world.buckets, bucket(pool, second.block))
-        fetch(world.entries, second.newer)
 
 
-@compiled
+@jit_function
 def available(world: World, replica: Replica) -> int:
     """GPU memory that is free, or would be without kept blocks. [B]"""
     return world.limits.gpu - replica.private - replica.pinned
 
 
-@compiled
+@jit_function
 def note_fill(world: World, replica: Replica) -> None:
     """Record how full the memory has ever been."""
     used = replica.private + replica.pinned + replica.cached
@@ -119,14 +108,14 @@ def note_fill(world: World, replica: Replica) -> None:
     replica.lowest = min(replica.lowest, world.limits.gpu - used)
 
 
-@compiled
+@jit_function
 def give_back(replica: Replica, size: int) -> None:
     """Free memory of a sequence's own cache. [B]"""
     replica.private -= size
     replica.freed += size
 
 
-@compiled
+@jit_function
 def make_host_room(world: World, replica: Replica, size: int) -> bool:
     """Drop blocks from host memory until that much is free; whether there can be. [B]"""
     free = world.limits.host_cache - replica.host_swapped
@@ -138,7 +127,7 @@ def make_host_room(world: World, replica: Replica, size: int) -> bool:
     return True
 
 
-@compiled
+@jit_function
 def make_room(world: World, replica: Replica, size: int) -> None:
     """Drop kept blocks, the least recently used first, until that much is free. [B]"""
     each = world.limits.prefix_bytes
@@ -149,7 +138,7 @@ def make_room(world: World, replica: Replica, size: int) -> None:
         replica.freed += each
 
 
-@compiled
+@jit_function
 def take(world: World, replica: Replica, size: int) -> None:
     """Occupy available memory for a sequence's own cache; kept blocks give way. [B]"""
     make_room(world, replica, size)
@@ -158,7 +147,7 @@ def take(world: World, replica: Replica, size: int) -> None:
     note_fill(world, replica)
 
 
-@compiled
+@jit_function
 def pin(world: World, replica: Replica, block: int) -> None:
     """One more running sequence uses a shared block, which is on the GPU from now on."""
     each = world.limits.prefix_bytes
@@ -178,7 +167,7 @@ def pin(world: World, replica: Replica, block: int) -> None:
     entry.users += 1
 
 
-@compiled
+@jit_function
 def unpin(world: World, replica: Replica, block: int) -> None:
     """One sequence less uses a block; without any it is kept, if it has arrived."""
     pool = world.pools[POOLS * replica.index + GPU]
@@ -195,7 +184,7 @@ def unpin(world: World, replica: Replica, block: int) -> None:
             replica.freed += each
 
 
-@compiled
+@jit_function
 def remains(replica: Replica, request: Request) -> int:
     """KV blocks of a preempted sequence, from its first on, that nothing has overwritten.
 
@@ -207,7 +196,7 @@ def remains(replica: Replica, request: Request) -> int:
     return (request.kept - gone) * request.kept_blocks // request.kept
 
 
-@compiled
+@jit_function
 def reuse(world: World, replica: Replica, request: Request, blocks: int) -> int:
     """Take back what remains of a preempted sequence: its memory is no longer free. [B]"""
     if request.kept == 0:
@@ -227,7 +216,7 @@ def reuse(world: World, replica: Replica, request: Request, blocks: int) -> int:
     return size
 
 
-@compiled
+@jit_function
 def hits_of(world: World, replica: Replica, request: Request) -> int:
     """Leading prompt blocks that the replica's GPU holds now."""
     for k in range(request.blocks):

@@ -2,7 +2,7 @@
 
 from kvsim.serving import spend
 from kvsim.serving.batch import complete, finish_prompt
-from kvsim.serving.compiled import compiled
+from kvsim.serving.core import jit_function
 from kvsim.serving.growth import all_grow, all_surely_grow, hold_rounds, length_of, recount
 from kvsim.serving.memory import take
 from kvsim.serving.record import Span, note_gaps, note_span
@@ -14,7 +14,7 @@ from kvsim.serving.records import (
 from kvsim.serving.tables import COSTS, Tables
 
 
-@compiled
+@jit_function
 def let_the_paused_wait(world: World, replica: Replica) -> float:
     """The coming round does not count for the paused; context of the others. [tokens]"""
     context = 0.0
@@ -29,7 +29,7 @@ def let_the_paused_wait(world: World, replica: Replica) -> float:
     return context
 
 
-@compiled
+@jit_function
 def read_on(world: World, replica: Replica) -> None:
     """The parts of prompts of this pass are read."""
     first = NEVER
@@ -46,7 +46,7 @@ def read_on(world: World, replica: Replica) -> None:
     replica.first_reader = first
 
 
-@compiled
+@jit_function
 def read_in_lanes(tables: Tables, world: World, replica: Replica) -> int:
     """What parts of prompts need besides, evenly over lanes but for the longest part.
 
@@ -69,7 +69,7 @@ def read_in_lanes(tables: Tables, world: World, replica: Replica) -> int:
     return most
 
 
-@compiled
+@jit_function
 def play_pass(tables: Tables, world: World, replica: Replica) -> None:
     """One pass over the sequences that are not paused and the parts of prompts."""
     if not replica.grown and replica.decoding > 0:
@@ -111,7 +111,7 @@ def play_pass(tables: Tables, world: World, replica: Replica) -> None:
         complete(world, replica)
 
 
-@compiled
+@jit_function
 def rounds_in_memory(world: World, replica: Replica, rounds: int) -> int:
     """How many of some rounds find memory for all sequences; at least 1."""
     low, high = 1, rounds
@@ -124,7 +124,7 @@ def rounds_in_memory(world: World, replica: Replica, rounds: int) -> int:
     return low
 
 
-@compiled
+@jit_function
 def play_rounds(tables: Tables, world: World, replica: Replica, until: float) -> None:
     """Decoding rounds until a sequence is complete, memory ends or ``until`` has passed.
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from kvsim.serving.compiled import compiled, entry, prepare
+from kvsim.serving.core import jit_entry, jit_function
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.growth import blocks_of
 from kvsim.serving.records import ABORTED, FINISHED, NONE, Event, Replica, World, make
@@ -26,8 +26,7 @@ from kvsim.serving.sessions import (
     turns_to_come,
 )
 from kvsim.serving.tables import Tables
-from kvsim.serving.views import kind_of, shared
-from kvsim.serving.world import Course, kinds_of
+from kvsim.serving.world import Course
 
 
 class Apart(NamedTuple):
@@ -57,19 +56,14 @@ def play_both(
     count = len(reading.requests)  # type: ignore[arg-type]
     decoding = decoding._replace(events=make(Event, count), links=reading.links)
     both = Apart(reading, decoding, course, second)
-    prepare(
-        play_apart,
-        lambda: kinds_of(reading, costs.tables) | {Apart: kind_of(both)},
-        reading.links is not None,
-    )
-    tables, given = shared(costs.tables), shared(both)
+    tables, given = costs.tables, both
     progress: Any = decoding.requests
     while not play_apart(tables, given):
         told(int(np.count_nonzero(progress.status >= FINISHED)))
     return decoding
 
 
-@compiled
+@jit_function
 def send(both: Apart, index: int) -> None:
     """A prompt has been read: its cache leaves, or all of its answer is there."""
     course = both.course
@@ -89,7 +83,7 @@ def send(both: Apart, index: int) -> None:
     push(both.decoding, both.second, sender.sent, 2 * index)
 
 
-@compiled
+@jit_function
 def send_all(both: Apart, replica: Replica) -> None:
     """What a replica has read leaves in the order of the trace."""
     requests = both.reading.requests
@@ -108,7 +102,7 @@ def send_all(both: Apart, replica: Replica) -> None:
         send(both, first)
 
 
-@compiled
+@jit_function
 def follow_all(both: Apart, replica: Replica) -> None:
     """The turns that follow those which a replica has decoded are to come."""
     while replica.done != NONE:
@@ -117,7 +111,7 @@ def follow_all(both: Apart, replica: Replica) -> None:
         replica.done = finished.link
 
 
-@compiled
+@jit_function
 def hang_up(both: Apart, index: int, time: float) -> None:
     """A client hangs up, wherever its request is."""
     later = both.decoding.requests[index]
@@ -131,7 +125,7 @@ def hang_up(both: Apart, index: int, time: float) -> None:
     never_answered(both.reading, both.course, index, time)
 
 
-@compiled
+@jit_function
 def happen_to_either(both: Apart) -> None:
     """The first event: a request or a cache arrives, or a client hangs up."""
     course, second = both.course, both.second
@@ -150,7 +144,7 @@ def happen_to_either(both: Apart) -> None:
         receive(both.decoding, second.route, index)
 
 
-@compiled
+@jit_function
 def earliest(world: World, behind: int) -> float:
     """The lowest clock of the replicas that have work, but for one. [s]"""
     found = np.inf
@@ -160,7 +154,7 @@ def earliest(world: World, behind: int) -> float:
     return found
 
 
-@compiled
+@jit_function
 def furthest_behind(world: World) -> int:
     """The replica with work whose clock is lowest, or NONE."""
     behind = NONE
@@ -172,7 +166,7 @@ def furthest_behind(world: World) -> int:
     return behind
 
 
-@compiled
+@jit_function
 def play_on(tables: Tables, world: World, replica: Replica, until: float) -> bool:
     """Passes until a time, or until something is finished; False after very many."""
     until = max(until, np.nextafter(replica.clock, np.inf))
@@ -184,7 +178,7 @@ def play_on(tables: Tables, world: World, replica: Replica, until: float) -> boo
     return True
 
 
-@entry
+@jit_entry
 def play_apart(tables: Tables, both: Apart) -> bool:
     """Play all passes and events in order of time; whether nothing is left.
 

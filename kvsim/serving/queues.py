@@ -2,13 +2,13 @@
 
 import numpy as np
 
-from kvsim.serving.compiled import compiled
+from kvsim.serving.core import jit_function
 from kvsim.serving.records import NONE, ROUNDING, SWAPPED, Ends, Replica, Request, World
 
 HEAD = 0  # of a queue's ends; behind it, the last request of each class
 
 
-@compiled
+@jit_function
 def enqueue(world: World, ends: Ends, index: int, front: bool) -> None:
     """Wait behind all others of the same class, or in front of them."""
     request = world.requests[index]
@@ -29,7 +29,7 @@ def enqueue(world: World, ends: Ends, index: int, front: bool) -> None:
         ends[1 + request.priority] = index
 
 
-@compiled
+@jit_function
 def dequeue(world: World, ends: Ends, index: int) -> None:
     """Leave a queue, from whatever place in it."""
     request = world.requests[index]
@@ -45,13 +45,13 @@ def dequeue(world: World, ends: Ends, index: int) -> None:
             ends[1 + request.priority] = request.back
 
 
-@compiled
+@jit_function
 def unread(request: Request) -> int:
     """Tokens that a request which waits has to read, if none are found. [tokens]"""
     return request.prompt + request.made
 
 
-@compiled
+@jit_function
 def queue(world: World, replica: Replica, index: int) -> None:
     """Wait behind all others of the class."""
     replica.unread += unread(world.requests[index])
@@ -59,7 +59,7 @@ def queue(world: World, replica: Replica, index: int) -> None:
     replica.waiting += 1
 
 
-@compiled
+@jit_function
 def queue_front(world: World, replica: Replica, index: int) -> None:
     """Wait in front of all others of the class."""
     replica.unread += unread(world.requests[index])
@@ -67,7 +67,7 @@ def queue_front(world: World, replica: Replica, index: int) -> None:
     replica.waiting += 1
 
 
-@compiled
+@jit_function
 def unqueue(world: World, replica: Replica, index: int) -> None:
     """Wait no longer to begin."""
     replica.unread -= unread(world.requests[index])
@@ -75,14 +75,14 @@ def unqueue(world: World, replica: Replica, index: int) -> None:
     replica.waiting -= 1
 
 
-@compiled
+@jit_function
 def queue_swapped(world: World, replica: Replica, index: int) -> None:
     """Wait in host memory, behind all others of the class there."""
     enqueue(world, replica.swap_ends, index, False)
     replica.swapped += 1
 
 
-@compiled
+@jit_function
 def hand_over(world: World, replica: Replica, index: int) -> None:
     """Wait to decode, with the cache that another replica made."""
     request = world.requests[index]
@@ -91,7 +91,7 @@ def hand_over(world: World, replica: Replica, index: int) -> None:
     queue_swapped(world, replica, index)
 
 
-@compiled
+@jit_function
 def unqueue_swapped(world: World, replica: Replica, index: int) -> None:
     """Wait in host memory no longer."""
     dequeue(world, replica.swap_ends, index)

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvsim.serving.compiled import compiled
+from kvsim.serving.core import jit_function
 from kvsim.serving.records import BINS, FINEST_GAP, GAP_RATIO, GAPS, Bin, Replica, World
 from kvsim.serving.tables import COSTS, RESOURCES
 
@@ -27,7 +27,7 @@ class Span(NamedTuple):
     rounds: int  # or one pass that only reads prompts
 
 
-@compiled
+@jit_function
 def gap_bin(gap: float) -> int:
     """Bin of a time between tokens: quicker than a logarithm, with the same result."""
     cell = int(np.float64(gap).view(np.int64) >> CELL_BITS) - FIRST_CELL
@@ -37,7 +37,7 @@ def gap_bin(gap: float) -> int:
     return at
 
 
-@compiled
+@jit_function
 def note_gaps(world: World, replica: Replica, gaps: tuple[float, float], tokens: int) -> None:
     """Tokens by the time since the one before, which moved evenly from first to last. [s]"""
     if tokens == 0:
@@ -49,7 +49,7 @@ def note_gaps(world: World, replica: Replica, gaps: tuple[float, float], tokens:
         world.gaps[i] += tokens / (high - low + 1)
 
 
-@compiled
+@jit_function
 def clear(note: Bin) -> None:
     """Nothing happened in this stretch of time."""
     note.seconds = note.running = note.waiting = note.cache = 0.0
@@ -58,7 +58,7 @@ def clear(note: Bin) -> None:
         note.use[k] = 0.0
 
 
-@compiled
+@jit_function
 def widen(world: World, replica: Replica) -> None:
     """Bins twice as wide, two into one."""
     first, half = replica.index * BINS, BINS // 2
@@ -80,7 +80,7 @@ def widen(world: World, replica: Replica) -> None:
     replica.bin_width *= 2
 
 
-@compiled
+@jit_function
 def note_span(world: World, replica: Replica, span: Span) -> None:
     """Spread a span over the bins of the timeline it covers; the pass's costs start anew."""
     begin, end = replica.clock, replica.clock + span.seconds

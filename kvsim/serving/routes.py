@@ -1,6 +1,6 @@
 """Which replica a request goes to."""
 
-from kvsim.serving.compiled import compiled
+from kvsim.serving.core import jit_function
 from kvsim.serving.queues import hand_over, queue
 from kvsim.serving.records import NONE, Request, World
 from kvsim.serving.schedule import has_work
@@ -10,7 +10,7 @@ ROUTES = ("round-robin", "least-loaded", "prefix-aware", "cache-and-load")
 ROUND_ROBIN, LEAST_LOADED, PREFIX_AWARE, CACHE_AND_LOAD = range(len(ROUTES))
 
 
-@compiled
+@jit_function
 def best(world: World, request: Request, route: int) -> int:
     """The replica that a request goes to, the one with the fewest unfinished of equals."""
     chosen, least, least_load = 0, 0, 0
@@ -31,7 +31,7 @@ def best(world: World, request: Request, route: int) -> int:
     return chosen
 
 
-@compiled
+@jit_function
 def receive(world: World, route: int, index: int) -> None:
     """A request arrives at its replica, or at the one that suits it best."""
     request = world.requests[index]

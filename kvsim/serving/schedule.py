@@ -3,7 +3,7 @@
 import numpy as np
 
 from kvsim.serving.batch import join, preempt, swap_in
-from kvsim.serving.compiled import compiled
+from kvsim.serving.core import jit_function
 from kvsim.serving.growth import (
     all_surely_grow,
     blocks_of,
@@ -27,13 +27,13 @@ from kvsim.serving.tiers_load import load
 PASSES = 100_000  # between two looks at what else happens, such as Ctrl-C
 
 
-@compiled
+@jit_function
 def has_work(replica: Replica) -> bool:
     """Whether anything waits or runs."""
     return replica.running + replica.waiting + replica.swapped > 0
 
 
-@compiled
+@jit_function
 def decode_in_turn(world: World, replica: Replica) -> None:
     """The same where budget or memory may not suffice for all."""
     width, i = world.limits.width, 0
@@ -57,7 +57,7 @@ def decode_in_turn(world: World, replica: Replica) -> None:
     replica.left_out = replica.running - replica.reading - replica.decoding
 
 
-@compiled
+@jit_function
 def decode(world: World, replica: Replica) -> None:
     """Let sequences decode, first come first served, as long as budget and memory last.
 
@@ -82,7 +82,7 @@ def decode(world: World, replica: Replica) -> None:
         replica.decoding += 1
 
 
-@compiled
+@jit_function
 def begin(tables: Tables, world: World, replica: Replica) -> bool:
     """Begin the prompt that has waited longest, unless it has to wait.
 
@@ -137,7 +137,7 @@ def begin(tables: Tables, world: World, replica: Replica) -> bool:
     return True
 
 
-@compiled
+@jit_function
 def read_more(world: World, replica: Replica, sequence: Sequence) -> None:
     """Go on with a prompt, unless what comes next is still on its way here."""
     if sequence.skip > 0 and sequence.done == sequence.skip_at:
@@ -162,7 +162,7 @@ def read_more(world: World, replica: Replica, sequence: Sequence) -> None:
         replica.prompt_tokens += part
 
 
-@compiled
+@jit_function
 def read_prompts(tables: Tables, world: World, replica: Replica) -> None:
     """Go on with the prompts that have begun, then begin others."""
     if replica.reading > 0:
@@ -177,7 +177,7 @@ def read_prompts(tables: Tables, world: World, replica: Replica) -> None:
             break
 
 
-@compiled
+@jit_function
 def step(tables: Tables, world: World, replica: Replica, until: float) -> None:
     """One pass; if it only decodes, as many as nothing interrupts."""
     limits, swapped = world.limits, replica.swapped
@@ -212,7 +212,7 @@ def step(tables: Tables, world: World, replica: Replica, until: float) -> None:
     replica.passes += 1
 
 
-@compiled
+@jit_function
 def only_decodes(world: World, replica: Replica) -> bool:
     """Whether a replica does nothing but decode before its next request, whatever others do.
 
@@ -225,17 +225,3 @@ def only_decodes(world: World, replica: Replica) -> bool:
         sequence = world.sequences[replica.first_sequence + i]
         longest = max(longest, sequence.finish - replica.rounds)
     return all_surely_grow(world, replica, longest)
-
-
-@compiled
-def advance(tables: Tables, world: World, replica: Replica, until: float) -> bool:
-    """Play passes until one ends at or after ``until``, or nothing is left to do.
-
-    After many passes it stops before, and says so by False.
-    """
-    last = replica.passes + PASSES
-    while replica.clock < until and has_work(replica):
-        if replica.passes == last:
-            return False
-        step(tables, world, replica, until)
-    return True

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.serving.batch import count_made, leave, place_of, take_out
-from kvsim.serving.compiled import compiled, entry
+from kvsim.serving.core import jit_entry, jit_function
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.growth import blocks_of
 from kvsim.serving.idle import fits
@@ -53,13 +53,13 @@ def turns_to_come(world: World, course: Any, costs: StepCosts) -> None:
     course.think = float(turns.think[turns.awaited].min(initial=np.inf))
 
 
-@compiled
+@jit_function
 def sooner(one: Event, other: Event) -> bool:
     """Which of two events comes first; of equal times, the lower key."""
     return one.time < other.time or (one.time == other.time and one.key < other.key)
 
 
-@compiled
+@jit_function
 def swap(one: Event, other: Event) -> None:
     """Exchange two events of the heap."""
     time, key = one.time, one.key
@@ -67,7 +67,7 @@ def swap(one: Event, other: Event) -> None:
     other.time, other.key = time, key
 
 
-@compiled
+@jit_function
 def push(world: World, course: Course, time: float, key: int) -> None:
     """An event is to come."""
     at = course.coming
@@ -78,7 +78,7 @@ def push(world: World, course: Course, time: float, key: int) -> None:
         at = (at - 1) // 2
 
 
-@compiled
+@jit_function
 def pop(world: World, course: Course) -> None:
     """The first event has come."""
     course.coming -= 1
@@ -94,7 +94,7 @@ def pop(world: World, course: Course) -> None:
         at = least
 
 
-@compiled
+@jit_function
 def answered(world: World, course: Course, index: int, last: float) -> None:
     """The turns that follow a request are to come, as its last token is there."""
     index = world.turns[index].next
@@ -107,7 +107,7 @@ def answered(world: World, course: Course, index: int, last: float) -> None:
         index = turn.sibling
 
 
-@compiled
+@jit_function
 def follow(world: World, course: Course, replica: Replica) -> None:
     """The turns that follow those which a replica has finished are to come."""
     while replica.done != NONE:
@@ -116,7 +116,7 @@ def follow(world: World, course: Course, replica: Replica) -> None:
         replica.done = finished.link
 
 
-@compiled
+@jit_function
 def free_all(world: World, index: int) -> None:
     """An unfinished request gives back what it holds, wherever it is, and is aborted."""
     request = world.requests[index]
@@ -143,7 +143,7 @@ def free_all(world: World, index: int) -> None:
     request.kept = 0
 
 
-@compiled
+@jit_function
 def never_answered(world: World, course: Course, index: int, time: float) -> None:
     """The turns that would follow a request never come."""
     follows = world.turns[index].next
@@ -153,7 +153,7 @@ def never_answered(world: World, course: Course, index: int, time: float) -> Non
         follows = world.turns[follows].sibling
 
 
-@compiled
+@jit_function
 def abort(world: World, course: Course, index: int, time: float) -> None:
     """A client hangs up; the turns that would follow never come."""
     if world.requests[index].status < FINISHED:
@@ -161,7 +161,7 @@ def abort(world: World, course: Course, index: int, time: float) -> None:
         never_answered(world, course, index, time)
 
 
-@compiled
+@jit_function
 def arrive(world: World, course: Course, key: int, time: float) -> None:
     """A request arrives; its client may hang up later."""
     index = key // 2
@@ -175,7 +175,7 @@ def arrive(world: World, course: Course, key: int, time: float) -> None:
         push(world, course, time + abort_after, key + 1)
 
 
-@compiled
+@jit_function
 def happen(world: World, course: Course) -> None:
     """The first event: a request arrives, or its client hangs up."""
     time, key = world.events[0].time, world.events[0].key
@@ -186,7 +186,7 @@ def happen(world: World, course: Course) -> None:
         arrive(world, course, key, time)
 
 
-@compiled
+@jit_function
 def next_turn(world: World, course: Course, clock: float) -> float:
     """When a turn that is still awaited could come, if no replica is behind a clock. [s]"""
     if course.think == np.inf:
@@ -200,7 +200,7 @@ def next_turn(world: World, course: Course, clock: float) -> float:
     return max(clock + course.think, world.requests[course.first_awaited].arrival)
 
 
-@entry
+@jit_entry
 def play_turns(tables: Tables, world: World, course: Course) -> bool:
     """Play all passes and events in order of time; whether nothing is left.
 

@@ -8,7 +8,7 @@ import numpy as np
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.graph import Array
-from kvsim.serving.compiled import entry, prepare
+from kvsim.serving.core import jit_entry, share
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.idle import fits
 from kvsim.serving.records import (
@@ -22,16 +22,12 @@ from kvsim.serving.records import (
     make,
 )
 from kvsim.serving.routes import ROUND_ROBIN, ROUTES, receive
-from kvsim.serving.schedule import advance, only_decodes
+from kvsim.serving.schedule import PASSES, has_work, only_decodes, step
 from kvsim.serving.sessions import play_turns, turns_to_come
 from kvsim.serving.tables import Tables
-from kvsim.serving.tiers import fetch_places
-from kvsim.serving.views import fetch, shared
-from kvsim.serving.world import ArrivalOrder, Course, kinds_of, world_of
+from kvsim.serving.world import ArrivalOrder, Course, world_of
 from kvsim.traces.requests import Requests
 
-EARLIER, STEPS = 8, 2  # arrivals between two steps of asking for memory ahead of use
-FURTHEST = EARLIER * (STEPS + 1)
 PIECE = 16384  # requests between two looks at what else happens, such as Ctrl-C
 
 
@@ -112,19 +108,17 @@ def play_world(
     course = make(Course, 1, route=route, until=until)[0]
     course.together = route != ROUND_ROBIN or costs.rules.remote_cache > 0
     progress: Any = world.requests
-    tables, whole = shared(costs.tables), shared(world)
+    tables, whole = share(costs.tables), share(world)
     if world.turns.size:
         turns_to_come(world, course, costs)
-        prepare(play_turns, lambda: kinds_of(world, costs.tables), world.links is not None)
-        while not play_turns(tables, whole, shared(course)):
+        while not play_turns(tables, whole, course):
             told(int(np.count_nonzero(progress.status >= FINISHED)))
         return
-    prepare(play, lambda: kinds_of(world, costs.tables), world.links is not None)
     due = np.zeros(world.replicas.size)
     for order in (*_orders(world, course), np.zeros(0, np.int64)):
         course.next, course.ending = 0, not order.size
-        coming = shared(ArrivalOrder(order, due))
-        while not play(tables, whole, shared(course), coming):
+        coming = ArrivalOrder(order, due)
+        while not play(tables, whole, course, coming):
             told(int(np.count_nonzero(progress.status >= FINISHED)))
         told(int(np.count_nonzero(progress.status >= FINISHED)))
 
@@ -145,7 +139,7 @@ def _orders(world: World, course: Any) -> Iterator[Integers]:
         yield order
 
 
-@entry
+@jit_entry
 def play(tables: Tables, world: World, course: Course, coming: ArrivalOrder) -> bool:
     """Let requests arrive in a given order, with the passes between them; whether all have.
 
@@ -166,8 +160,11 @@ def play(tables: Tables, world: World, course: Course, coming: ArrivalOrder) -> 
             if due[index] >= until and index != asked and not course.ending:
                 continue
             replica = world.replicas[index]
-            if not advance(tables, world, replica, until):
-                return False
+            enough = replica.passes + PASSES
+            while replica.clock < until and has_work(replica):
+                if replica.passes == enough:
+                    return False
+                step(tables, world, replica, until)
             due[index] = replica.clock
             alone = course.together and course.route == ROUND_ROBIN
             if alone and only_decodes(world, replica):
@@ -178,8 +175,3 @@ def play(tables: Tables, world: World, course: Course, coming: ArrivalOrder) -> 
         arrived = world.requests[order[course.next]]
         due[arrived.replica] = 0.0
         course.next += 1
-        if course.together and course.next + FURTHEST < order.size:
-            fetch(world.requests, order[course.next + FURTHEST])
-            for step in range(STEPS):
-                soon = course.next + (STEPS - step) * EARLIER
-                fetch_places(world, world.requests[order[soon]], step)

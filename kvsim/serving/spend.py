@@ -3,19 +3,15 @@
 ``cost`` has one entry for each of COSTS, or for the first of them, to which passes add theirs.
 """
 
-from importlib import import_module
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.graph import Array, Number
-from kvsim.serving.compiled import compiled, entry, prepare
+from kvsim.serving.core import jit_entry, jit_function
 from kvsim.serving.records import PerCost, Records, make
 from kvsim.serving.tables import Tables
-from kvsim.serving.views import ArrayView, kind_of, shared
-
-numba: Any = import_module("numba")  # its functions have no types
 
 Cost = Annotated[Array, "a number for each of COSTS, or for the first"]  # [s]
 Costs = Annotated[Array, "a row of them for each node"]
@@ -50,20 +46,20 @@ class OnePass:
     cost: PerCost  # what it costs, as COSTS [s]
 
 
-@compiled
+@jit_function
 def node_below(below: Below, position: float) -> int:
     """Index of the node at or below a position, such that the next one exists."""
     return int(below[min(int(position), below.size - 1)])
 
 
-@compiled
+@jit_function
 def add_between_nodes(cost: Cost, values: Costs, node: int, above: float) -> None:
     """A value between two nodes, and beyond the last as before it."""
     for k in range(cost.size):
         cost[k] += (1 - above) * values[node, k] + above * values[node + 1, k]
 
 
-@compiled
+@jit_function
 def add_per_token(tables: Tables, cost: Cost, values: Costs, span: tuple[int, int]) -> None:
     """What a pass of more tokens (or rows of logits) takes over one of fewer."""
     nodes, below = tables.nodes.tokens, tables.below.tokens
@@ -75,13 +71,13 @@ def add_per_token(tables: Tables, cost: Cost, values: Costs, span: tuple[int, in
         cost[k] -= (1 - low) * values[i, k] + low * values[i + 1, k]
 
 
-@compiled
+@jit_function
 def of_lane(tables: Tables, count: int) -> int:
     """What the fullest lane has of something that is divided evenly over all."""
     return (count + tables.lanes - 1) // tables.lanes
 
 
-@compiled
+@jit_function
 def add_pass(tables: Tables, cost: Cost, decoding: Decoding, prompts: Prompts) -> None:
     """A pass over decoding sequences and parts of prompts, without the parts' own needs."""
     nodes, below = tables.nodes, tables.below
@@ -100,7 +96,7 @@ def add_pass(tables: Tables, cost: Cost, decoding: Decoding, prompts: Prompts) -
             add_per_token(tables, cost, tables.costs.routed, (padded, padded + read))
 
 
-@compiled
+@jit_function
 def add_chunk(tables: Tables, cost: Cost, tokens: float, start: float) -> None:
     """What a part of a prompt needs besides its share of the common work.
 
@@ -118,7 +114,7 @@ def add_chunk(tables: Tables, cost: Cost, tokens: float, start: float) -> None:
         cost[k] += (1 - longer) * short + longer * long
 
 
-@compiled
+@jit_function
 def add_after_prompt(tables: Tables, cost: Cost, prompt: float) -> None:
     """What follows a prompt before its first decoding round."""
     if tables.pauses:
@@ -128,7 +124,7 @@ def add_after_prompt(tables: Tables, cost: Cost, prompt: float) -> None:
         add_between_nodes(cost, tables.costs.between, i, above)
 
 
-@compiled
+@jit_function
 def stretch(tables: Tables, context: float, growth: float, most: int) -> tuple[int, int]:
     """Node below a growing context, and how many rounds pass before it reaches the next one."""
     nodes = tables.nodes.contexts
@@ -141,7 +137,7 @@ def stretch(tables: Tables, context: float, growth: float, most: int) -> tuple[i
     return i, count
 
 
-@compiled
+@jit_function
 def add_rounds(tables: Tables, cost: Cost, decoding: Decoding, rounds: int) -> None:
     """Many rounds in a row, the mean context growing in each: the sum in closed form."""
     nodes, values = tables.nodes.contexts, tables.costs.round[decoding.batch]
@@ -151,13 +147,13 @@ def add_rounds(tables: Tables, cost: Cost, decoding: Decoding, rounds: int) -> N
         gap = nodes[i + 1] - nodes[i]
         above = count * ((context - nodes[i]) / gap)
         above += decoding.growth / gap * (count * (count - 1.0) / 2)
-        for k in range(values.shape[1]):
+        for k in range(cost.size):
             cost[k] += (count - above) * values[i, k] + above * values[i + 1, k]
         context += count * decoding.growth
         left -= count
 
 
-@compiled
+@jit_function
 def round_s(tables: Tables, batch: int, context: float) -> float:
     """A decoding round at a mean context, beyond the last node as before it. [s]"""
     nodes, row = tables.nodes.contexts, tables.costs.round[batch]
@@ -166,7 +162,7 @@ def round_s(tables: Tables, batch: int, context: float) -> float:
     return float(row[i, 0] + slope * (context - nodes[i]))
 
 
-@compiled
+@jit_function
 def _rounds_of_line(first: float, slope: float, seconds: float) -> int:
     """Fewest rounds k with first k + slope k (k - 1) / 2 >= seconds; at least 1."""
     need = seconds / first
@@ -181,7 +177,7 @@ def _rounds_of_line(first: float, slope: float, seconds: float) -> int:
     return k
 
 
-@compiled
+@jit_function
 def rounds_within(tables: Tables, decoding: Decoding, rounds: int, seconds: float) -> int:
     """Rounds until ``seconds`` have passed, the one during which they do included; at least 1."""
     nodes, row = tables.nodes.contexts, tables.costs.round[decoding.batch]
@@ -200,7 +196,7 @@ def rounds_within(tables: Tables, decoding: Decoding, rounds: int, seconds: floa
     return rounds
 
 
-@entry
+@jit_entry
 def add_passes(tables: Tables, passes: Records[OnePass]) -> None:
     """What each of some passes costs."""
     for i in range(passes.size):
@@ -217,24 +213,5 @@ def pass_seconds(tables: Tables, **passes: Number) -> Array:
     """Times of passes with the given fields of ``OnePass``, zeros where none are given. (n,) [s]"""
     count = max(np.size(values) for values in passes.values())
     records = make(OnePass, count, **passes)
-    prepare(add_passes, lambda: _kinds_of_passes(tables, records))
-    add_passes(shared(tables), shared(records))
+    add_passes(tables, records)
     return np.asarray(records.cost[:, 0])
-
-
-def _kinds_of_passes(tables: Tables, records: Any) -> dict[Any, Any]:
-    return kinds_of_tables(tables) | {Records[OnePass]: kind_of(records)}
-
-
-def kinds_of_tables(tables: Tables) -> dict[Any, Any]:
-    """Numba's types of what functions of this file are given."""
-    whole, real = numba.types.int64, numba.types.float64
-    return {
-        Tables: kind_of(tables),
-        Cost: ArrayView(real, 1),
-        Costs: kind_of(tables.costs.token),
-        Below: kind_of(tables.below.tokens),
-        Decoding: numba.types.NamedTuple((whole, real, real), Decoding),
-        Prompts: numba.types.NamedUniTuple(whole, 3, Prompts),
-        tuple[int, int]: numba.types.UniTuple(whole, 2),
-    }

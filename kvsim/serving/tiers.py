@@ -4,11 +4,10 @@ Blocks that a prompt was read into are stored, and blocks that a prompt needs ar
 of the connector and while passes go on. Each link carries what it is given in order.
 """
 
-from kvsim.serving.compiled import compiled, compiled_unless
-from kvsim.serving.memory import append, bucket, drop_oldest, find, hits_of, insert, remove, unlink
+from kvsim.serving.core import jit_function, jit_unless_tiered
+from kvsim.serving.memory import append, drop_oldest, find, hits_of, insert, remove, unlink
 from kvsim.serving.records import (
     D2H,
-    GPU,
     HOST,
     NIC_OUT,
     NONE,
@@ -23,10 +22,9 @@ from kvsim.serving.records import (
     TieredWorld,
     World,
 )
-from kvsim.serving.views import fetch
 
 
-@compiled
+@jit_function
 def pool_of(world: TieredWorld, replica: Replica, memory: int) -> Pool:
     """A replica's pool in one memory; all replicas share the remote one."""
     if memory == REMOTE:
@@ -34,7 +32,7 @@ def pool_of(world: TieredWorld, replica: Replica, memory: int) -> Pool:
     return world.pools[POOLS * replica.index + memory]
 
 
-@compiled
+@jit_function
 def holds(world: TieredWorld, replica: Replica, memory: int, unit: int) -> int:
     """Entry of a unit that is in a memory and not forgotten, or NONE."""
     pool = pool_of(world, replica, memory)
@@ -45,7 +43,7 @@ def holds(world: TieredWorld, replica: Replica, memory: int, unit: int) -> int:
     return at
 
 
-@compiled
+@jit_function
 def source_of(world: TieredWorld, replica: Replica, unit: int) -> int:
     """The nearest memory that a unit can be loaded from now, or NONE."""
     for memory in range(HOST, REMOTE + 1):
@@ -55,7 +53,7 @@ def source_of(world: TieredWorld, replica: Replica, unit: int) -> int:
     return NONE
 
 
-@compiled_unless(hits_of)
+@jit_unless_tiered(hits_of)
 def found_blocks(world: TieredWorld, replica: Replica, request: Request) -> int:
     """Leading prompt blocks that the replica's own memories hold now."""
     blocks = hits_of(world, replica, request)
@@ -71,34 +69,7 @@ def found_blocks(world: TieredWorld, replica: Replica, request: Request) -> int:
     return blocks
 
 
-@compiled
-def fetch_nothing(world: World, request: Request, step: int) -> None:
-    """Only the GPU keeps blocks."""
-
-
-@compiled_unless(fetch_nothing)
-def fetch_places(world: TieredWorld, request: Request, step: int) -> None:
-    """Ask for what leads to a request's blocks in every memory, some arrivals before it.
-
-    First the buckets of its blocks, and once they are here the entries that these name.
-    """
-    if request.replica == NONE:
-        return
-    replica = world.replicas[request.replica]
-    for memory in range(GPU, REMOTE + 1):
-        pool = pool_of(world, replica, memory)
-        if pool.room == 0:
-            continue
-        unit = 1 if memory == GPU else world.limits.unit
-        for j in range(request.blocks // unit):
-            where = bucket(pool, world.ids[request.first_block + (j + 1) * unit - 1])
-            if step == 0:
-                fetch(world.buckets, where)
-            elif world.buckets[where] != NONE:
-                fetch(world.entries, world.buckets[where])
-
-
-@compiled
+@jit_function
 def passed(world: TieredWorld, replica: Replica, link: int, size: float) -> float:
     """When bytes that are put on a link now would have passed it. [s]"""
     if size == 0:
@@ -107,7 +78,7 @@ def passed(world: TieredWorld, replica: Replica, link: int, size: float) -> floa
     return float(begin + size / world.links[link])
 
 
-@compiled
+@jit_function
 def transfer(world: TieredWorld, replica: Replica, link: int, size: float) -> float:
     """Put bytes on a link behind those before; when they have passed. [s]"""
     if size == 0:
@@ -119,7 +90,7 @@ def transfer(world: TieredWorld, replica: Replica, link: int, size: float) -> fl
     return float(replica.link_free[link])
 
 
-@compiled
+@jit_function
 def put(world: TieredWorld, replica: Replica, what: tuple[int, int], ready: float) -> None:
     """A unit becomes the most recently used of a memory; it is there once it has arrived."""
     memory, unit = what
@@ -143,12 +114,12 @@ def put(world: TieredWorld, replica: Replica, what: tuple[int, int], ready: floa
     append(world, pool, at)
 
 
-@compiled
+@jit_function
 def store_nowhere(world: World, replica: Replica, request: Request) -> None:
     """Only the GPU keeps blocks."""
 
 
-@compiled_unless(store_nowhere)
+@jit_unless_tiered(store_nowhere)
 def store(world: TieredWorld, replica: Replica, request: Request) -> None:
     """Copy the full units of a prompt on the GPU to the memories that do not hold them."""
     units, each = request.blocks // world.limits.unit, float(world.limits.unit_bytes)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kvsim.serving import spend
-from kvsim.serving.compiled import compiled, compiled_unless
+from kvsim.serving.core import jit_function, jit_unless_tiered
 from kvsim.serving.growth import blocks_of
 from kvsim.serving.memory import available, find, pin
 from kvsim.serving.records import (
@@ -42,7 +42,7 @@ class Plan(NamedTuple):
     last: int
 
 
-@compiled
+@jit_function
 def recompute_s(
     tables: Tables, world: TieredWorld, replica: Replica, span: tuple[int, int]
 ) -> float:
@@ -59,7 +59,7 @@ def recompute_s(
     return float(replica.recompute[0])
 
 
-@compiled
+@jit_function
 def load_s(world: TieredWorld, replica: Replica, request: Request, span: tuple[int, int]) -> float:
     """From now until units of a prompt would be here. [s]"""
     up = drive = net = 0.0
@@ -74,7 +74,7 @@ def load_s(world: TieredWorld, replica: Replica, request: Request, span: tuple[i
     return max(there, passed(world, replica, NIC_IN, net)) - replica.clock
 
 
-@compiled
+@jit_function
 def first_loaded(tables: Tables, world: TieredWorld, replica: Replica, plan: Plan) -> int:
     """The unit from which on a prompt's stored units are loaded; those before are recomputed.
 
@@ -124,14 +124,14 @@ def first_loaded(tables: Tables, world: TieredWorld, replica: Replica, plan: Pla
     return chosen
 
 
-@compiled
+@jit_function
 def load_nothing(tables: Tables, world: World, replica: Replica, sequence: Sequence) -> int:
     """Only the GPU keeps blocks: tokens to read in this pass."""
     limits = world.limits
     return min(sequence.todo, replica.budget) if limits.chunked else sequence.todo
 
 
-@compiled_unless(load_nothing)
+@jit_unless_tiered(load_nothing)
 def load(tables: Tables, world: TieredWorld, replica: Replica, sequence: Sequence) -> int:
     """Begin to load stored units behind the blocks on the GPU; tokens to read in this pass."""
     limits, request = world.limits, world.requests[sequence.request]

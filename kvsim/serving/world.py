@@ -1,44 +1,27 @@
 """Everything a run reads and changes, made of a trace and of step costs."""
 
-from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from kvsim.errors import InputError
 from kvsim.graph import Array
-from kvsim.serving import spend
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.idle import pool_records, replica_records, request_records, turn_records
-from kvsim.serving.record import Span
 from kvsim.serving.records import (
     BINS,
     GAPS,
     POOLS,
     Bin,
-    Ends,
-    Entry,
-    Event,
     Integers,
     Limits,
-    Pool,
-    Replica,
-    Request,
     Sequence,
     Sizes,
-    TieredWorld,
-    Turn,
     World,
-    layout,
     make,
 )
 from kvsim.serving.rules import LOADS, Rules
-from kvsim.serving.tables import Tables
-from kvsim.serving.tiers_load import Plan
-from kvsim.serving.views import ArrayView, RecordView, kind_of
 from kvsim.traces.requests import Requests
-
-numba: Any = import_module("numba")  # its functions have no types
 
 
 class ArrivalOrder(NamedTuple):
@@ -219,22 +202,3 @@ def _prefix_bytes(costs: StepCosts, requests: Requests) -> int:
             f"cannot be shared; leave it out or choose a technique that keeps them"
         )
     return least
-
-
-def kinds_of(world: World, tables: Tables) -> dict[Any, Any]:
-    """Numba's types of what compiled functions are given."""
-    whole, real = numba.types.int64, numba.types.float64
-    records = (Limits, Request, Turn, Event, Sequence, Replica, Pool, Entry, Bin, Course)
-    kind = kind_of(world)
-    return {
-        **spend.kinds_of_tables(tables),
-        **{record: RecordView(layout(record)) for record in records},
-        World: kind,
-        **({} if world.links is None else {TieredWorld: kind}),
-        Integers: ArrayView(whole, 1),
-        Ends: ArrayView(whole, 1),
-        ArrivalOrder: kind_of(ArrivalOrder(np.zeros(0, np.int64), np.zeros(0))),
-        Plan: numba.types.NamedUniTuple(whole, len(Plan._fields), Plan),
-        Span: numba.types.NamedTuple((real, whole, real, whole), Span),
-        tuple[float, float]: numba.types.UniTuple(real, 2),
-    }

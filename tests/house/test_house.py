@@ -9,7 +9,7 @@ from tests.support.places import ROOT
 
 ARGUMENTS = 4  # of a compiled function, at most
 WORDS = 3  # a docstring has more
-COMPILED = ("compiled", "compiled_unless", "entry", "njit", "jit")
+COMPILED = {"njit", "jit_function", "jit_entry", "jit_unless_tiered"}
 TRITON = "kvsim/validate/kernels/"
 """Triton's kernels take every pointer and stride as an argument of its own: it knows no records."""
 TWINS = ("kvsim/techniques/", "kvsim/validate/")
