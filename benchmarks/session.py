@@ -22,10 +22,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 
 from kvsim.report.session import write_page
-from kvsim.validate.micro import budget
+from kvsim.validate.bench import suite
 from kvsim.validate.session.report import write_report
-from kvsim.validate.session.state import SessionState
-from kvsim.validate.session.units import all_units
+from kvsim.validate.session.run import SessionState, all_units
 from kvsim.validate.techniques import IMPLEMENTATIONS
 from tests.support.pretended_session import run_unit
 from tests.support.small_llama import small_config
@@ -50,7 +49,7 @@ def run_all(place: Path) -> set[str]:
     (place / "model").mkdir(parents=True, exist_ok=True)
     model = small_config(place / "model", (4, 2), 64, 1, 256)
     state, missing = SessionState.of(place, "pretended"), set[str]()
-    budget.LEAST = 1
+    suite.LEAST_WORKS = 1
     names = (
         "facts", "ceilings", "compile",
         "kernels factors", "kernels quantise", "kernels topk", "kernels gather",

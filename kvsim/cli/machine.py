@@ -29,9 +29,9 @@ def calibrate_machine(
         import torch
     except ImportError:
         raise InputError("calibrate needs PyTorch; pip install 'kvsim[validate]'") from None
+    from kvsim.validate.bench import device as devices
+    from kvsim.validate.bench.suite import run_suite
     from kvsim.validate.machine import find_device
-    from kvsim.validate.micro import device as devices
-    from kvsim.validate.micro.suite import run_suite
     from kvsim.validate.processor import Processor
 
     where = find_device(device)

@@ -6,9 +6,8 @@ import typer
 from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.validate.model.architecture import Architecture
-from kvsim.validate.model.checkpoint import checksum
+from kvsim.validate.model.checkpoint import Tokeniser, checksum, read_tokeniser
 from kvsim.validate.model.decoder import Decoder
-from kvsim.validate.model.tokens import Tokeniser, read_tokeniser
 from kvsim.validate.model.weights import TensorSource, load_weights
 from kvsim.validate.quality.facts import PlantedFacts, plant
 from kvsim.validate.quality.settings import Reading

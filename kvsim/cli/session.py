@@ -9,9 +9,7 @@ from shlex import quote
 from kvsim.errors import InputError, brief
 from kvsim.report.session import write_page
 from kvsim.validate.session.report import write_report
-from kvsim.validate.session.run import run_units
-from kvsim.validate.session.state import SessionState
-from kvsim.validate.session.units import all_units
+from kvsim.validate.session.run import SessionState, all_units, run_units
 
 ROOT = Path(__file__).resolve().parents[2]
 

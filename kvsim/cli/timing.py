@@ -55,12 +55,11 @@ def validate_times(
     from kvsim.report import validate_times as report
     from kvsim.report import validate_times_page
     from kvsim.report.json import envelope, print_json
+    from kvsim.validate.bench import device as devices
     from kvsim.validate.machine import find_device
-    from kvsim.validate.micro import device as devices
     from kvsim.validate.techniques import check_known
-    from kvsim.validate.times.compared import Compared, SkippedPoint
+    from kvsim.validate.times.compared import Compared, SkippedPoint, summarise
     from kvsim.validate.times.points import Grid, compare_times
-    from kvsim.validate.times.summary import summarise
 
     where = find_device(device)
     check_known(asked)

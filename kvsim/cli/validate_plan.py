@@ -45,9 +45,9 @@ def validate_plan(
     from kvsim.machines.profiles import load_hardware
     from kvsim.report import validate_plan as report
     from kvsim.report.json import envelope, print_json
+    from kvsim.validate.bench import device as devices
     from kvsim.validate.counts.check import SLACK, RandomPrompts, check_workload, rehearse
     from kvsim.validate.machine import find_device
-    from kvsim.validate.micro import device as devices
     from kvsim.validate.model.checkpoint import open_packaged
     from kvsim.validate.model.decoder import Decoder
     from kvsim.validate.model.weights import load_weights, random_weights

@@ -10,8 +10,7 @@ from kvsim.report.answer import Answer, verdict
 from kvsim.report.table import Table, of_cells
 from kvsim.report.units import DASH, rounded
 from kvsim.validate.session.report import shares
-from kvsim.validate.session.run import Unit
-from kvsim.validate.session.state import SessionState
+from kvsim.validate.session.run import SessionState, Unit
 
 COMPILED = re.compile(r"(sm_\d+) (.+): (\d+) B shared, (\d+) registers, (\d+) B spilt, (\d+) ")
 RATES = {"flops_per_s": ("products in 16 bits", 1e12, "TFLOP/s")}

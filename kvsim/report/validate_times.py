@@ -13,8 +13,7 @@ from kvsim.report.screen import Screen
 from kvsim.report.table import Table, of_cells
 
 if TYPE_CHECKING:
-    from kvsim.validate.times.compared import Compared, Measured, SkippedPoint
-    from kvsim.validate.times.summary import Summary
+    from kvsim.validate.times.compared import Compared, Measured, SkippedPoint, Summary
 
 TIMES = ("ttft_s", "tpot_s")
 COMPUTING = "computing_s"  # what other jobs on a machine do not move

@@ -14,7 +14,7 @@ from kvsim.techniques.technique import Technique
 from kvsim.validate.counts.check import RandomPrompts
 from kvsim.validate.counts.expected import resident_bytes
 from kvsim.validate.model.decoder import Decoder
-from kvsim.validate.quality.forced import Forced
+from kvsim.validate.quality.runs import Forced
 from kvsim.validate.quality.settings import Reading
 from kvsim.validate.times.compared import Measured
 from kvsim.validate.times.timed import Timing, run_timed

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from kvsim.validate.counter import NULL_COUNTER, NullCounter
-from kvsim.validate.homes import arena
+from kvsim.validate.pinned import arena
 
 WAYS = ("h2d", "d2h")
 

@@ -23,8 +23,9 @@ from kvsim.models.configs import load_model
 
 torch = pytest.importorskip("torch")
 
-from kvsim.validate.micro import gemm, plan  # noqa: E402
-from kvsim.validate.micro.place import Bench  # noqa: E402
+from kvsim.validate.bench import compute  # noqa: E402
+from kvsim.validate.bench.suite import plan  # noqa: E402
+from kvsim.validate.bench.work import Bench  # noqa: E402
 
 NOISE = 0.05  # of a run
 RUNS = 9
@@ -115,7 +116,7 @@ PLACES = {
 def formats(monkeypatch: pytest.MonkeyPatch) -> None:
     """What a GPU multiplies in, without one to ask."""
     known = {"cuda": ["fp16", "bf16", "fp32"], "cpu": ["fp16", "fp32"]}
-    monkeypatch.setattr(gemm, "formats", lambda place: known[place.device.type])
+    monkeypatch.setattr(compute, "formats", lambda place: known[place.device.type])
 
 
 def truth(kind: str) -> Deployment:

@@ -19,8 +19,8 @@ from kvsim.machines.profiles import with_numbers  # noqa: E402
 from kvsim.prediction.generate import Prediction  # noqa: E402
 from kvsim.prediction.memory import decode_point  # noqa: E402
 from kvsim.techniques import parse  # noqa: E402
-from kvsim.validate.micro import gemm  # noqa: E402
-from kvsim.validate.micro.techniques import GENERATE, stated  # noqa: E402
+from kvsim.validate.bench import compute  # noqa: E402
+from kvsim.validate.bench.techniques import GENERATE, stated  # noqa: E402
 from kvsim.validate.model.architecture import load_architecture  # noqa: E402
 from tests.evidence.test_calibration import RATES, samples, truth  # noqa: E402
 
@@ -81,7 +81,7 @@ def _issued(op: Op, d: Deployment, host: float, gpu: float) -> tuple[float, floa
 
 
 def runs(text: str, model: str, layers: int, batch: int, prompt: int) -> Iterator[Sample]:
-    """What ``validate.micro.techniques`` would find there."""
+    """What ``validate.bench.techniques`` would find there."""
     d, t = machine(model, layers), parse(text)
     for phase, step in (
         ("prefill", t.prefill(d, decode_point(batch, prompt, GENERATE, 0.0))),
@@ -105,12 +105,12 @@ def runs(text: str, model: str, layers: int, batch: int, prompt: int) -> Iterato
 @pytest.fixture(scope="module")
 def calibrated() -> Deployment:
     """The machine as its calibration knows it."""
-    formats = gemm.formats
-    gemm.formats = lambda place: ["fp16", "bf16", "fp32"]
+    formats = compute.formats
+    compute.formats = lambda place: ["fp16", "bf16", "fp32"]
     try:
         shown = [s for s in samples("gpu", 0.0) if s.benchmark != "launch"]
     finally:
-        gemm.formats = formats
+        compute.formats = formats
     for way, each in (("eager", LAUNCH), ("graph", 1.2e-6), ("sync", 1.8e-5)):
         for count in (50.0, 200.0):
             op = Op("launch", bytes={"hbm": 16.0 * count}, launches=count)

@@ -23,8 +23,8 @@ from kvsim.quality.unfinished import Unfinished
 from kvsim.techniques import Technique, parse
 from kvsim.techniques.axes.base import Term
 from kvsim.traces.shipped import measured
-from kvsim.validate.quality.forced import Forced
 from kvsim.validate.quality.perlayer import executed, measure_layers, packed
+from kvsim.validate.quality.runs import Forced
 from kvsim.validate.quality.settings import Reading
 from tests.support.decoders import decoder, prompts
 from tests.support.sampled import few

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from kvsim.errors import InputError
-from kvsim.validate.model.gguf_header import check_header
-from kvsim.validate.model.rope import read_rope
-from kvsim.validate.model.tokens import Tokeniser
+from kvsim.validate.model.architecture import read_rope
+from kvsim.validate.model.checkpoint import Tokeniser
+from kvsim.validate.model.gguf import check_header
 
 
 def text(content: bytes, length: int | None = None) -> bytes:

@@ -41,13 +41,12 @@ from kvsim.validate.kernels import (
     quantise,
     quantise_triton,
     topk,
-    topk_split_triton,
     topk_triton,
 )
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import random_weights
 from kvsim.validate.run import Generation
-from kvsim.validate.session.sass import code
+from kvsim.validate.session.rates import code
 from tests.support.small_llama import small_llama
 
 SHARED = 99 * 1024
@@ -153,7 +152,7 @@ def _implementations() -> list[ModuleType]:
     ]
 
 
-LAUNCHERS = (attention_triton, gather_triton, quantise_triton, topk_split_triton, topk_triton)
+LAUNCHERS = (attention_triton, gather_triton, quantise_triton, topk_triton)
 
 
 def decoder(head_dim: int, dtype: torch.dtype) -> Decoder:

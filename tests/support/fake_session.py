@@ -12,9 +12,7 @@ from unittest.mock import patch
 
 from kvsim.cli import session as command
 from kvsim.validate.session import run
-from kvsim.validate.session.run import Unit
-from kvsim.validate.session.state import SessionState
-from kvsim.validate.session.units import all_units
+from kvsim.validate.session.run import SessionState, Unit, all_units
 
 HANGS, FAILS = "sanitizer", "kernels topk"
 WORK = """

@@ -21,8 +21,9 @@ from torch.utils._pytree import tree_iter, tree_map
 from kvsim.validate import transfer
 from kvsim.validate.counter import _composite, uncounted
 from kvsim.validate.kernels import attention_triton, quantise_triton
-from kvsim.validate.kernels.attention import PartialAttention, View, attend_plainly
+from kvsim.validate.kernels.attention import attend_plainly
 from kvsim.validate.kernels.quantise import quantise_plainly
+from kvsim.validate.kernels.stores import PartialAttention, View
 from kvsim.validate.parts import packed, store
 from kvsim.validate.techniques import quantspec
 from tests.support.pretended import LAUNCHERS

@@ -19,9 +19,8 @@ import torch
 from kvsim.cli.app import main
 from kvsim.evidence.machine.samples import read_samples
 from kvsim.machines.profiles import load_hardware, load_stack
-from kvsim.validate import micro
-from kvsim.validate.micro import suite
-from kvsim.validate.micro.place import Bench, Benchmark, Work
+from kvsim.validate.bench import suite
+from kvsim.validate.bench.work import Bench, Benchmark, Work
 
 MOST = 4  # works of a benchmark
 CACHE = 2**14  # a small one makes small works [B]
@@ -39,8 +38,8 @@ def shorten() -> None:
         return cut
 
     names = ("launch", "memory", "gemm", "pointwise", "topk", "h2d", "d2h", "host", "host_gemm")
-    micro.SUITE = {name: few(micro.SUITE[name]) for name in names}
-    micro.RUNS = {}
+    suite.SUITE = {name: few(suite.SUITE[name]) for name in names}
+    suite.RUNS = {}
     suite.LIMIT[True] = 0.1
 
 

@@ -14,9 +14,10 @@ from typing import Any
 from unittest.mock import patch
 
 from kvsim.cli import app as cli
-from kvsim.validate.micro import gemm, place, suite, techniques
+from kvsim.validate.bench import compute, suite, techniques
+from kvsim.validate.bench import work as bench_work
 from kvsim.validate.session import rates, work
-from kvsim.validate.session.state import SessionState
+from kvsim.validate.session.run import SessionState
 from kvsim.validate.times import points
 from tests.support.pretended import pretended
 
@@ -52,9 +53,9 @@ def small(model: Path, interpreted: bool, seconds: float) -> Iterator[None]:
     seconds : what the microbenchmarks, and whole runs after them, may take.
     """
     changed: list[tuple[Any, str, Any]] = [
-        (work, "_run", here), (place, "MANY", FLOPS),
-        (gemm, "SHAPES", ((256, 256), (256, 512)) * 2), (gemm, "ROWS", (1, 16, 64)),
-        (gemm, "OTHER_ROWS", (32,)),
+        (work, "_run", here), (bench_work, "MANY", FLOPS),
+        (compute, "SHAPES", ((256, 256), (256, 512)) * 2), (compute, "ROWS", (1, 16, 64)),
+        (compute, "OTHER_ROWS", (32,)),
         (rates, "MOST", 1e5), (suite, "LIMIT", dict.fromkeys((True, False), seconds)),
         (suite, "RUNS_LIMIT", dict.fromkeys((True, False), seconds)),
         (techniques, "GPU_MODELS", ((str(model), 1),)), (techniques, "GPU_PROMPTS", (24,)),

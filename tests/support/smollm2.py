@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from kvsim.validate.model.architecture import Architecture
-from kvsim.validate.model.checkpoint import open_weights
+from kvsim.validate.model.checkpoint import Tokeniser, open_weights, read_tokeniser
 from kvsim.validate.model.decoder import Decoder
-from kvsim.validate.model.tokens import Tokeniser, read_tokeniser
 from kvsim.validate.model.weights import TensorSource, load_weights
 from kvsim.validate.quality.text import read_text
 from tests.support import decoders as _decoders  # noqa: F401 - sets threads, silences transformers

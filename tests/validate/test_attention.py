@@ -11,9 +11,9 @@ from torch import Tensor  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from kvsim.errors import InputError  # noqa: E402
-from kvsim.validate import homes, transfer  # noqa: E402
+from kvsim.validate import pinned, transfer  # noqa: E402
 from kvsim.validate.counter import OpRecord  # noqa: E402
-from kvsim.validate.kernels import ranges  # noqa: E402
+from kvsim.validate.kernels import blockwise  # noqa: E402
 from kvsim.validate.model import attention  # noqa: E402
 from kvsim.validate.model.attention import FEW_QUERIES, attend  # noqa: E402
 from kvsim.validate.transfer import Transfers  # noqa: E402
@@ -46,7 +46,7 @@ def test_heads_of_a_group_attend_together(
     at_once: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ranges, "NUMBERS", at_once)  # numbers of a block
+    monkeypatch.setattr(blockwise, "NUMBERS", at_once)  # numbers of a block
     torch.manual_seed(0)
     q = torch.randn(2, 6, new, 8, dtype=torch.float64)
     k, v = (torch.randn(2, kv_heads, 40, 8, dtype=torch.float64) for _ in "kv")
@@ -148,7 +148,7 @@ def test_homes_are_as_large_as_they_must_be_and_given_back(monkeypatch: Any) -> 
         def synchronize(self) -> None:
             return None
 
-    monkeypatch.setattr(homes, "_runtime", lambda: runtime)
+    monkeypatch.setattr(pinned, "_runtime", lambda: runtime)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     transfer._stream.cache_clear()
     for _ in range(3):
@@ -157,7 +157,7 @@ def test_homes_are_as_large_as_they_must_be_and_given_back(monkeypatch: Any) -> 
         empty = transfers.host((0, 4), torch.float16)
         assert [home.shape for home in (*made_here, empty)] == [(3, 5, 7), (5000,), (0, 4)]
         assert all(home.data_ptr() % 4096 == 0 and not home.any() for home in made_here)
-        assert sum(runtime.pinned.values()) == sum(map(homes.lines, (3 * 5 * 7 * 2, 5000)))
+        assert sum(runtime.pinned.values()) == sum(map(pinned.lines, (3 * 5 * 7 * 2, 5000)))
         transfers.close()
         assert not runtime.pinned
     assert len(made) == 3, "to the device, from it, and beside"
@@ -170,11 +170,11 @@ def test_homes_are_as_large_as_they_must_be_and_given_back(monkeypatch: Any) -> 
 
 def test_a_run_pins_one_mapping_as_large_as_its_homes(monkeypatch: Any) -> None:
     runtime = Runtime()
-    monkeypatch.setattr(homes, "_runtime", lambda: runtime)
+    monkeypatch.setattr(pinned, "_runtime", lambda: runtime)
     shapes = [(3, 5, 7), (100, 64), (0, 4), (64,)]
-    needed = sum(homes.lines(2 * math.prod(shape)) for shape in shapes)
-    with homes.planned(needed):
-        users = [homes.arena(), homes.arena()]
+    needed = sum(pinned.lines(2 * math.prod(shape)) for shape in shapes)
+    with pinned.planned(needed):
+        users = [pinned.arena(), pinned.arena()]
     rooms = [users[i % 2].room(shape, torch.float16) for i, shape in enumerate(shapes)]
     assert users[0] is users[1] and list(runtime.pinned.values()) == [needed]
     for i, room in enumerate(rooms):
@@ -189,6 +189,6 @@ def test_a_run_pins_one_mapping_as_large_as_its_homes(monkeypatch: Any) -> None:
 
 
 def test_host_memory_is_checked_before_a_run() -> None:
-    homes.check_host_memory(79, "offload", lambda: 100)
+    pinned.check_host_memory(79, "offload", lambda: 100)
     with pytest.raises(InputError, match=r"offload: .* of host memory are needed"):
-        homes.check_host_memory(81, "offload", lambda: 100)
+        pinned.check_host_memory(81, "offload", lambda: 100)

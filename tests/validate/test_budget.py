@@ -9,16 +9,15 @@ torch = pytest.importorskip("torch")
 
 from kvsim.errors import InputError  # noqa: E402
 from kvsim.evidence.machine.samples import Log, Sample  # noqa: E402
-from kvsim.validate import micro  # noqa: E402
-from kvsim.validate.micro import suite  # noqa: E402
-from kvsim.validate.micro.budget import (  # noqa: E402
+from kvsim.validate.bench import suite  # noqa: E402
+from kvsim.validate.bench.suite import (  # noqa: E402
     LEAST_REQUIRED,
     Cost,
     Speed,
     check_complete,
     select,
 )
-from kvsim.validate.micro.place import Bench, Work  # noqa: E402
+from kvsim.validate.bench.work import Bench, Work  # noqa: E402
 
 CPU = torch.device("cpu")
 MIB, GIB = 2**20, 2**30
@@ -36,7 +35,7 @@ def server(cores: int, cache: int, quick: bool, memory: int = 64 * GIB) -> tuple
 @pytest.mark.parametrize("cores", [2, 8, 32, 128])
 def test_every_machine_has_a_suite_within_its_time(cores: int, cache: int, quick: bool) -> None:
     place, speed = server(cores, cache * MIB, quick)
-    planned = dict(micro.plan(place))
+    planned = dict(suite.plan(place))
     check_complete(planned, place)
     found = select({n: w for n, w in planned.items() if w}, Cost(place, speed), suite.LIMIT[quick])
     assert found.seconds <= suite.LIMIT[quick]
@@ -55,7 +54,7 @@ def test_every_machine_has_a_suite_within_its_time(cores: int, cache: int, quick
 
 def test_what_is_left_out_is_said() -> None:
     place, speed = server(2, GIB, True)
-    works = {name: works for name, works in micro.plan(place) if works}
+    works = {name: works for name, works in suite.plan(place) if works}
     found = select(works, Cost(place, speed), 20.0)
     assert found.left_out and "left out, as they would take too long: " in found.said
     total = sum(map(len, works.values()))
@@ -65,17 +64,17 @@ def test_what_is_left_out_is_said() -> None:
 def test_a_cache_that_memory_cannot_outgrow_is_refused_at_once(tmp_path: Path) -> None:
     place, _ = server(2, GIB, True, memory=3 * GIB)
     with pytest.raises(InputError, match=r"memory cannot be measured here: the cache holds 1024"):
-        check_complete(dict(micro.plan(place)), place)
-    check_complete(dict(micro.plan(replace(place, memory=4 * GIB))), place)
+        check_complete(dict(suite.plan(place)), place)
+    check_complete(dict(suite.plan(replace(place, memory=4 * GIB))), place)
 
 
 def test_time_that_is_up_ends_a_benchmark_with_what_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = Bench(CPU, True, 2**14, 2**22)
-    parts = {name: micro.SUITE[name] for name in ("launch", "memory", "topk")}
-    monkeypatch.setattr(micro, "SUITE", parts)
-    monkeypatch.setattr(micro, "RUNS", {})
+    parts = {name: suite.SUITE[name] for name in ("launch", "memory", "topk")}
+    monkeypatch.setattr(suite, "SUITE", parts)
+    monkeypatch.setattr(suite, "RUNS", {})
     monkeypatch.setitem(suite.LIMIT, True, 1e3)
     log, said = Log.open(Path(str(tmp_path)) / "s.jsonl", {}), list[str]()
     now = iter(range(0, 10**6, 400))  # every look at the clock is seven minutes later
@@ -92,7 +91,7 @@ def test_what_a_profile_needs_and_cannot_run_ends_at_once_and_is_not_kept(
 ) -> None:
     """The next run measures it again, and what was measured before it is kept."""
     small = Bench(CPU, True, 2**14, 2**22)
-    monkeypatch.setattr(micro, "SUITE", {n: micro.SUITE[n] for n in ("launch", "gemm")})
+    monkeypatch.setattr(suite, "SUITE", {n: suite.SUITE[n] for n in ("launch", "gemm")})
     monkeypatch.setattr(suite, "check_complete", lambda suite, place: None)
 
     def sample(work: Work, name: str, clocks: object, budget: float) -> Sample | str:

@@ -6,7 +6,7 @@ from pathlib import Path
 from threading import Event
 
 from kvsim.evidence.machine.samples import Log
-from kvsim.validate.micro.clocks import watched
+from kvsim.validate.bench.device import watched
 
 
 def test_what_was_seen_is_a_range_per_field() -> None:

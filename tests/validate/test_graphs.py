@@ -18,14 +18,12 @@ from kvsim.techniques import parse
 from kvsim.techniques.technique import Technique
 from kvsim.validate.counter import OpCounter
 from kvsim.validate.counts.check import RandomPrompts
-from kvsim.validate.graphs import ReplayedRounds
 from kvsim.validate.model.architecture import load_architecture
 from kvsim.validate.parts.base import SmallRun
 from kvsim.validate.parts.composed import default_deployment
 from kvsim.validate.run import Generation
 from kvsim.validate.techniques import IMPLEMENTATIONS, small_settings
-from kvsim.validate.times.replays import Replay
-from kvsim.validate.times.timed import run_timed
+from kvsim.validate.times.timed import Replay, ReplayedRounds, run_timed
 from tests.support.decoders import decoder as cpu_decoder
 from tests.support.decoders import prompts
 from tests.support.graphs import graphs, recording

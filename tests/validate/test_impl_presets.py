@@ -11,8 +11,8 @@ from kvsim.techniques import parse
 from kvsim.techniques.papers.kvquant import Kvquant as Settings
 from kvsim.validate.counter import NULL_COUNTER
 from kvsim.validate.kernels.packing import pack, unpack
+from kvsim.validate.model.architecture import rotate
 from kvsim.validate.model.attention import Pass
-from kvsim.validate.model.rope import rotate
 from kvsim.validate.parts.normal import levels
 from kvsim.validate.parts.store import on_the_gpu
 from kvsim.validate.run import Generation

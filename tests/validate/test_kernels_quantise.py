@@ -16,8 +16,8 @@ from kvsim.engine.formats import Format, bytes_per_number, separable_parameters
 from kvsim.errors import InputError
 from kvsim.machines.deployment import WEIGHTS
 from kvsim.validate.kernels.packing import WIDTHS, pack, unpack
-from kvsim.validate.kernels.quantise import Levels, quantise
-from kvsim.validate.kernels.stores import By, Store
+from kvsim.validate.kernels.quantise import quantise
+from kvsim.validate.kernels.stores import By, Levels, Store
 from kvsim.validate.kernels.weights import int4, int4_matrix
 from kvsim.validate.techniques.zipcache import channelwise, separable
 

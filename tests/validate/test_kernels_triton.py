@@ -14,18 +14,17 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.validate.kernels import (
     attention,
-    attention_cpu,
     attention_triton,
+    blockwise,
     quantise_triton,
-    ranges,
     topk,
-    topk_split_triton,
     topk_triton,
 )
-from kvsim.validate.kernels.attention import PartialAttention, View
+from kvsim.validate.kernels.attention import attend_in_blocks
 from kvsim.validate.kernels.gather import gather_plainly
 from kvsim.validate.kernels.gather_triton import gather
 from kvsim.validate.kernels.quantise import quantise, quantise_plainly
+from kvsim.validate.kernels.stores import PartialAttention, View
 from kvsim.validate.techniques.zipcache import channelwise, separable
 from tests.support.comparing import assert_close
 from tests.support.places import ROOT
@@ -39,13 +38,13 @@ def noise(*shape: int) -> Tensor:
     return torch.randn(shape, generator=GENERATOR).half()
 
 
-KERNELS = [attention_triton.attend, attention_cpu.attend]
+KERNELS = [attention_triton.attend, attend_in_blocks]
 
 
 @pytest.fixture(autouse=True)
 def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     GENERATOR.manual_seed(7)
-    monkeypatch.setattr(ranges, "NUMBERS", 1 << 12)  # a few rows, so that there are several
+    monkeypatch.setattr(blockwise, "NUMBERS", 1 << 12)  # a few rows, so that there are several
 
 
 def as_plainly(q: Tensor, view: View, scored: bool = False) -> PartialAttention:
@@ -283,13 +282,13 @@ def test_softmax_top_k(shared: int, tokens: int, k: int, seen: float) -> None:
 def test_many_programs_choose_as_one(
     shared: int, tokens: int, k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(topk_split_triton, "CHUNKS", (64,))
+    monkeypatch.setattr(topk_triton, "CHUNKS", (64,))
     logits = torch.randn(2, 2 * shared, tokens, generator=GENERATOR)
     logits[0, :, ::3] = 0.5  # ties, and sequences that see half of the tokens
     logits[1, :, tokens // 2 :] = -torch.inf
     eligible = torch.tensor([tokens, max(tokens - 30, 0)]).int()
     alone = topk_triton.softmax_top_k(logits, 2, k, eligible).long()
-    many = topk_split_triton.softmax_top_k(logits, 2, k, eligible).long()
+    many = topk_triton.softmax_top_k_in_chunks(logits, 2, k, eligible).long()
     shares = topk.mean_attention(logits, 2)
     for b, limit in enumerate(eligible.tolist()):
         for found in many[b]:

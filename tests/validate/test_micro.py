@@ -15,10 +15,10 @@ from triton.runtime.errors import OutOfResources  # noqa: E402
 from kvsim.errors import InputError  # noqa: E402
 from kvsim.evidence.machine.samples import Log  # noqa: E402
 from kvsim.graph import Op  # noqa: E402
-from kvsim.validate import micro  # noqa: E402
-from kvsim.validate.micro import device as devices  # noqa: E402
-from kvsim.validate.micro import gemm, plan, suite, timing  # noqa: E402
-from kvsim.validate.micro.place import Bench, Call, Work  # noqa: E402
+from kvsim.validate.bench import compute, suite  # noqa: E402
+from kvsim.validate.bench import device as devices  # noqa: E402
+from kvsim.validate.bench import work as clocks  # noqa: E402
+from kvsim.validate.bench.work import Bench, Call, Work  # noqa: E402
 from kvsim.validate.times.clock import BEHIND  # noqa: E402
 
 CPU = torch.device("cpu")
@@ -26,10 +26,10 @@ SMALL = Bench(CPU, True, 2**14, 2**22)  # a cache of 16 KB keeps all works small
 
 
 def works(name: str) -> list[Work]:
-    return list(micro.SUITE[name](SMALL))
+    return list(suite.SUITE[name](SMALL))
 
 
-@pytest.mark.parametrize("name", micro.SUITE)
+@pytest.mark.parametrize("name", suite.SUITE)
 def test_every_work_says_what_it_is_and_runs(name: str) -> None:
     cases = [tuple(w.case.items()) for w in works(name)]
     assert len(set(cases)) == len(cases)
@@ -42,7 +42,7 @@ def test_every_work_says_what_it_is_and_runs(name: str) -> None:
 
 
 def test_products_and_attention_know_their_flops_and_bytes() -> None:
-    work = gemm.product(SMALL, "fp16", 3, 5, 7)
+    work = compute.product(SMALL, "fp16", 3, 5, 7)
     assert work.op.flops == 2 * 3 * 5 * 7
     assert work.op.bytes == {"hbm": 2.0 * (5 * 7 + 3 * 5 + 3 * 7)}
     decode = next(w for w in works("attention") if w.case["new"] == 1)
@@ -54,9 +54,9 @@ def test_products_and_attention_know_their_flops_and_bytes() -> None:
 
 
 def test_works_of_a_gpu_can_be_planned_without_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gemm, "formats", lambda place: ["fp16", "fp8"])
+    monkeypatch.setattr(compute, "formats", lambda place: ["fp16", "fp8"])
     here = Bench(torch.device("cuda"), False, 50 * 2**20, 2**33)
-    planned = dict(plan(here))
+    planned = dict(suite.plan(here))
     assert {w.case["memory"] for w in planned["h2d"]} == {"pinned", "pageable"}
     assert {w.case["way"] for w in planned["launch"]} == {"eager", "graph", "sync"}
     assert max(w.op.flops for w in planned["gemm"]) > 1e11
@@ -84,8 +84,8 @@ class FakeTimer:
 def test_short_calls_are_timed_in_groups_and_inputs_take_turns() -> None:
     calls = [lambda: None for _ in range(3)]
     fake = FakeTimer(1e-5)
-    runs = timing.measure(fake, calls, budget=0.01)
-    assert runs == pytest.approx((1e-5,) * timing.MOST)
+    runs = clocks.measure(fake, calls, budget=0.01)
+    assert runs == pytest.approx((1e-5,) * clocks.MOST)
     timed = fake.groups[3:]  # after the warm-up
     assert {len(group) for group in timed} == {20}
     assert [c for group in timed[:2] for c in group][:7] == [calls[i % 3] for i in range(7)]
@@ -93,7 +93,7 @@ def test_short_calls_are_timed_in_groups_and_inputs_take_turns() -> None:
 
 def test_long_calls_are_timed_a_few_times_whatever_the_budget() -> None:
     fake = FakeTimer(2.0)
-    assert len(timing.measure(fake, [lambda: None], budget=0.1)) == timing.FEWEST
+    assert len(clocks.measure(fake, [lambda: None], budget=0.1)) == clocks.FEWEST
 
 
 def test_the_clock_of_a_gpu_is_kept_waiting_then_read_between_events(
@@ -121,7 +121,7 @@ def test_the_clock_of_a_gpu_is_kept_waiting_then_read_between_events(
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "device", on)
     monkeypatch.setattr(torch.cuda, "_sleep", lambda cycles: said.append("sleep"))
-    time = timing.cuda_timer(torch.device("cuda"))
+    time = clocks.cuda_timer(torch.device("cuda"))
     assert time([lambda: said.append("call")] * 2) == pytest.approx(3e-3)
     assert said == ["sleep", "record", "call", "call", "record", "synchronise"]
 
@@ -144,9 +144,9 @@ def broken(place: Bench) -> Iterator[Work]:
 def test_a_kernel_that_is_missing_is_skipped_and_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    parts = {"broken": broken, "launch": micro.SUITE["launch"]}
-    monkeypatch.setattr(micro, "SUITE", parts)
-    monkeypatch.setattr(micro, "RUNS", {})
+    parts = {"broken": broken, "launch": suite.SUITE["launch"]}
+    monkeypatch.setattr(suite, "SUITE", parts)
+    monkeypatch.setattr(suite, "RUNS", {})
     log, said = Log.open(tmp_path / "s.jsonl", {}), list[str]()
     suite.run_suite(SMALL, log, said.append)
     assert log.done["broken"] == [] and len(log.done["launch"]) == 3
@@ -256,8 +256,8 @@ def test_a_gpu_waits_as_long_as_the_host_needs(monkeypatch: pytest.MonkeyPatch) 
     now = iter(range(100))
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "device", on)
-    monkeypatch.setattr(timing, "keep_busy", slept.append)
-    time = timing.cuda_timer(torch.device("cuda"), lambda: 0.02 * next(now))
+    monkeypatch.setattr(clocks, "keep_busy", slept.append)
+    time = clocks.cuda_timer(torch.device("cuda"), lambda: 0.02 * next(now))
     for _ in range(2):
         time([lambda: None] * 4)
-    assert slept == pytest.approx([timing.SLEEP, BEHIND * 0.02])
+    assert slept == pytest.approx([clocks.SLEEP, BEHIND * 0.02])

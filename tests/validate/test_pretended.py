@@ -10,14 +10,14 @@ import torch
 
 from kvsim.prediction.memory import decode_point
 from kvsim.techniques import parse
-from kvsim.validate import homes
+from kvsim.validate import pinned as pinned_memory
 from kvsim.validate.counter import OpCounter, Watch, size
 from kvsim.validate.counts.check import RandomPrompts
 from kvsim.validate.counts.compare import compare
 from kvsim.validate.kernels.weights import int4, int4_matrix
 from kvsim.validate.run import Generation
 from kvsim.validate.session.oracles import ORACLES
-from kvsim.validate.session.state import SessionState
+from kvsim.validate.session.run import SessionState
 from kvsim.validate.session.work import facts
 from tests.support.pretended import decoder, pretended
 from tests.support.pretended_cuda import GPU
@@ -63,12 +63,12 @@ def test_homes_are_one_mapping_as_large_as_stated(
         return 0
 
     runtime = SimpleNamespace(cudaHostRegister=register, cudaHostUnregister=pinned.pop)
-    monkeypatch.setattr(homes, "_runtime", lambda: runtime)
+    monkeypatch.setattr(pinned_memory, "_runtime", lambda: runtime)
     with pretended(interpreted=False):
         small = decoder()
         run = Generation(small, parse(text), PROMPTS, 3)
         kept = [t for some in run.impl.resident()["host"].values() for t in some]
-        assert list(pinned.values()) == [sum(homes.lines(size(t)) for t in kept)]
+        assert list(pinned.values()) == [sum(pinned_memory.lines(size(t)) for t in kept)]
         assert sum(map(size, kept)) <= sum(pinned.values()) < sum(map(size, kept)) + 64 * len(kept)
         assert small.deployment
         work = RandomPrompts(2, len(PROMPTS[0]), 3)

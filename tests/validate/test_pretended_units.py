@@ -8,11 +8,10 @@ import pytest
 pytest.importorskip("torch")
 
 from kvsim.report.session import write_page
+from kvsim.validate.bench import suite
 from kvsim.validate.counts import check
-from kvsim.validate.micro import budget
 from kvsim.validate.session.report import write_report
-from kvsim.validate.session.state import SessionState
-from kvsim.validate.session.units import all_units
+from kvsim.validate.session.run import SessionState, all_units
 from kvsim.validate.techniques import IMPLEMENTATIONS
 from tests.support.pretended_session import run_unit
 from tests.support.small_llama import small_config
@@ -37,7 +36,7 @@ def test_units_run_one_after_another(tmp_path: Path, small: dict[str, str]) -> N
     """With two techniques; Triton's kernels give zeros here, and are in ``test_pretended``."""
     state = SessionState.of(tmp_path, "pretended")
     few = {name: IMPLEMENTATIONS[name] for name in ("full", "specache")}
-    with patch.object(check, "IMPLEMENTATIONS", few), patch.object(budget, "LEAST", 1):
+    with patch.object(check, "IMPLEMENTATIONS", few), patch.object(suite, "LEAST_WORKS", 1):
         run(state, [small.get(kind, kind) for kind in ORDER])
     counted = state.read(small["counts"])
     assert counted

@@ -14,19 +14,21 @@ from kvsim.techniques import parse
 from kvsim.techniques.technique import Technique
 from kvsim.traces import attentionfile
 from kvsim.traces.attention import GAMMAS, AttentionTrace, Retrieval
-from kvsim.validate.quality.acceptance import (
+from kvsim.validate.quality.facts import PlantedFacts
+from kvsim.validate.quality.measure import measure
+from kvsim.validate.quality.runs import (
+    WATCHED,
+    Forced,
+    Watched,
     accepted,
     drafting,
     measure_acceptance,
     named,
+    powers,
     reached,
 )
-from kvsim.validate.quality.facts import PlantedFacts
-from kvsim.validate.quality.forced import Forced
-from kvsim.validate.quality.measure import measure
 from kvsim.validate.quality.settings import Reading, rehearse_all, sort_out, usual
 from kvsim.validate.quality.text import read_text, windows
-from kvsim.validate.quality.watch import WATCHED, Watched, powers
 from kvsim.validate.run import Generation
 from kvsim.validate.techniques.specache import Pairs
 from tests.support.decoders import decoder, oracle_attentions, oracle_logits, prompts

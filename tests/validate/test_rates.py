@@ -8,11 +8,10 @@ pytest.importorskip("torch")
 
 import torch
 
+from kvsim.validate.bench import device as devices
 from kvsim.validate.machine import find_device
-from kvsim.validate.micro import device as devices
 from kvsim.validate.session import rates
-from kvsim.validate.session.rates import Launched, instructions
-from kvsim.validate.session.sass import Code
+from kvsim.validate.session.rates import Code, Launched, instructions
 
 NAMES = ["out", "SPLIT", "WORDS", "BLOCK"]
 WARPS = 4

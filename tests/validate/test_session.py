@@ -12,9 +12,7 @@ import pytest
 
 from kvsim.errors import InputError
 from kvsim.validate.session.report import LIMIT, write_report
-from kvsim.validate.session.run import Unit, estimate, run_units
-from kvsim.validate.session.state import GIVEN_UP, SessionState
-from kvsim.validate.session.units import all_units
+from kvsim.validate.session.run import GIVEN_UP, SessionState, Unit, all_units, estimate, run_units
 from tests.support.fake_session import HANGS
 
 SCRIPT = Path(__file__).parents[1] / "support" / "fake_session.py"

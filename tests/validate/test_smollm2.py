@@ -6,7 +6,7 @@ from typing import Any
 import torch
 
 from kvsim.techniques import parse
-from kvsim.validate.quality.forced import Forced
+from kvsim.validate.quality.runs import Forced
 from kvsim.validate.run import Generation
 from tests.support.runs import assert_likeliest, assert_same_run, logits_of
 from tests.support.smollm2 import checkpoint, english, oracle, smollm2, tokeniser

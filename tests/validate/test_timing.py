@@ -22,19 +22,27 @@ from kvsim.report import validate_times as report  # noqa: E402
 from kvsim.report import validate_times_page as pages  # noqa: E402
 from kvsim.techniques import parse  # noqa: E402
 from kvsim.techniques.technique import Technique  # noqa: E402
+from kvsim.validate.bench import techniques  # noqa: E402
 from kvsim.validate.counts.check import SLACK, RandomPrompts  # noqa: E402
 from kvsim.validate.counts.expected import copied_bytes, peak_bytes  # noqa: E402
-from kvsim.validate.micro import techniques  # noqa: E402
 from kvsim.validate.model.architecture import load_architecture  # noqa: E402
 from kvsim.validate.model.decoder import Decoder  # noqa: E402
 from kvsim.validate.model.weights import random_weights  # noqa: E402
 from kvsim.validate.times import points  # noqa: E402
 from kvsim.validate.times.clock import Clock  # noqa: E402
-from kvsim.validate.times.compared import Compared, Measured, SkippedPoint  # noqa: E402
-from kvsim.validate.times.live import Live  # noqa: E402
+from kvsim.validate.times.compared import (  # noqa: E402
+    Compared,
+    Measured,
+    SkippedPoint,
+    summarise,
+)
 from kvsim.validate.times.points import Grid, compare_times  # noqa: E402
-from kvsim.validate.times.summary import summarise  # noqa: E402
-from kvsim.validate.times.timed import Counted, run_counted, run_timed  # noqa: E402
+from kvsim.validate.times.timed import (  # noqa: E402
+    Counted,
+    Live,
+    run_counted,
+    run_timed,
+)
 from tests.support.commands import line  # noqa: E402
 from tests.support.places import ROOT  # noqa: E402
 

@@ -1,4 +1,4 @@
 """From microbenchmark samples to a hardware profile and a software stack.
 
-It knows no PyTorch: kvsim.validate.micro measures, this room fits.
+It knows no PyTorch: kvsim.validate.bench measures, this room fits.
 """

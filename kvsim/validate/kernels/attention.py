@@ -1,52 +1,17 @@
-"""Attention of a few new tokens over packed rows, a full-precision tail and fetched pairs."""
+"""Attention of a few new tokens over packed rows, a full-precision tail and fetched pairs.
 
+A GPU runs Triton's kernel; a CPU works block by block, so that what is widened stays in its cache.
+``attend_plainly`` is what both are held to.
+"""
+
+from collections.abc import Iterator
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from kvsim.frozen import frozen
-from kvsim.validate.kernels.stores import Store
-
-KERNEL_BITS = (1, 2, 4, 8)
-"""Widths that the Triton kernel unpacks."""
-
-
-@frozen
-class View:
-    """Keys and values of some cached tokens, as attention finds them.
-
-    Token ``n`` of a sequence is row ``n`` of the packed store while ``n`` is below the packed
-    count, else row ``n % slots`` of the tail. Keys and values are packed independently. The
-    fetched pairs replace those of the tokens that ``index`` lists.
-    """
-
-    lengths: Tensor  # (batch,) tokens
-    k: Store | None = None
-    v: Store | None = None
-    k_packed: Tensor | None = None  # (batch,) packed rows; none without a store
-    v_packed: Tensor | None = None
-    k_tail: Tensor | None = None  # (batch, KV heads, slots, head dim)
-    v_tail: Tensor | None = None
-    index: Tensor | None = None  # (batch, KV heads, k), int32; below 0 for none
-    k_fetched: Tensor | None = None  # (batch, KV heads, k, head dim)
-    v_fetched: Tensor | None = None
-    causal: bool = True  # the last tokens are the queries' own
-    most: int | None = None  # tokens of the longest sequence, where the host knows them
-
-    @property
-    def fused(self) -> bool:
-        """Whether the Triton kernel reads it where there is a GPU."""
-        return unpacks(self.k) and unpacks(self.v)
-
-
-@frozen
-class PartialAttention:
-    """Attention over some tokens: its output and the log of the sum of its exponentials."""
-
-    out: Tensor  # (batch, heads, queries, head dim), fp32
-    lse: Tensor  # (batch, heads, queries), fp32; -inf where nothing is seen
-    scores: Tensor | None = None  # (batch, heads, tokens): the last query's logits
+from kvsim.validate.kernels.blockwise import products, ranges, weighted
+from kvsim.validate.kernels.stores import PartialAttention, View, score_dtype
 
 
 def attend(queries: Tensor, view: View, scored: bool = False) -> PartialAttention:
@@ -63,17 +28,7 @@ def attend(queries: Tensor, view: View, scored: bool = False) -> PartialAttentio
         from kvsim.validate.kernels.attention_triton import attend as fused
 
         return fused(queries, view, scored)
-    from kvsim.validate.kernels.attention_cpu import attend as in_blocks
-
-    return in_blocks(queries, view, scored)
-
-
-def unpacks(store: Store | None) -> bool:
-    """Whether a kernel unpacks these rows: widths it knows, each head's rows one after another."""
-    if store is None:
-        return True
-    contiguous = store.codes.stride(2) == store.codes.shape[3]
-    return type(store) is Store and store.bits in KERNEL_BITS and contiguous
+    return attend_in_blocks(queries, view, scored)
 
 
 def attend_plainly(queries: Tensor, view: View, scored: bool = False) -> PartialAttention:
@@ -97,11 +52,6 @@ def attend_plainly(queries: Tensor, view: View, scored: bool = False) -> Partial
     return PartialAttention(
         out.view(queries.shape), lse, logits[:, :, -1].to(score_dtype(queries)) if scored else None
     )
-
-
-def score_dtype(queries: Tensor) -> torch.dtype:
-    """Number format of logits that leave the kernel."""
-    return torch.float32 if queries.dtype == torch.float32 else torch.float16
 
 
 def merge(parts: list[PartialAttention]) -> Tensor:
@@ -143,3 +93,92 @@ def _seen(view: View, queries: int, tokens: int) -> Tensor:
     query = torch.arange(queries, device=view.lengths.device)
     own = queries - 1 - query if view.causal else torch.zeros_like(query)
     return position < (view.lengths[:, None] - own)[..., None]
+
+
+def attend_in_blocks(queries: Tensor, view: View, scored: bool = False) -> PartialAttention:
+    """Attention over a view in blocks of tokens; see ``attention.attend``."""
+    counts = [_counts(n, len(queries)) for n in (view.lengths, view.k_packed, view.v_packed)]
+    cases = list(zip(*counts, strict=True))
+    tokens = max(counts[0], default=0)
+    out = torch.empty(queries.shape, device=queries.device)
+    lse = torch.empty(queries.shape[:3], device=queries.device)
+    shape = (*queries.shape[:2], tokens)
+    scores = torch.full(shape, -torch.inf, dtype=score_dtype(queries)) if scored else None
+    alike = len(set(cases)) == 1
+    parts = [slice(0, len(queries))] if alike else [slice(i, i + 1) for i in range(len(queries))]
+    for rows, (length, k_packed, v_packed) in zip(parts, cases, strict=False):
+        if not length:
+            out[rows], lse[rows] = 0.0, -torch.inf
+            continue
+        logits = _logits(queries[rows], view, rows, length, min(k_packed, length))
+        _hide(logits, view, queries.shape[2])
+        by_head = logits.view(-1, *queries.shape[1:3], length)
+        lse[rows] = by_head.logsumexp(-1)
+        if scores is not None:
+            scores[rows, :, :length] = by_head[:, :, -1].to(scores.dtype)
+        floor = lse[rows].clamp(min=-1e30).reshape(*logits.shape[:3], 1)
+        weights = logits.sub_(floor).exp_()
+        values = _blocks(view, "v", rows, length, min(v_packed, length))
+        out[rows] = weighted(weights, values).view(-1, *queries.shape[1:])
+    return PartialAttention(out, lse, scores)
+
+
+def _counts(counts: Tensor | None, batch: int) -> list[int]:
+    return [0] * batch if counts is None else [int(n) for n in counts]
+
+
+def _logits(q: Tensor, view: View, rows: slice, length: int, packed: int) -> Tensor:
+    """Logits (batch, KV heads, queries of their heads, tokens)."""
+    some = view.k.codes if view.k is not None else view.k_tail
+    assert some is not None
+    kv_heads = some.shape[1]
+    batch, heads, queries, head_dim = q.shape
+    grouped = q.float().reshape(batch, kv_heads, heads // kv_heads * queries, head_dim)
+    grouped = grouped * head_dim**-0.5
+    return products(grouped, _blocks(view, "k", rows, length, packed), length)
+
+
+def _hide(logits: Tensor, view: View, queries: int) -> None:
+    """The earlier queries do not see the tokens of the later ones."""
+    if not view.causal:
+        return
+    batch, kv_heads, _, length = logits.shape
+    by_query = logits.view(batch, kv_heads, -1, queries, length)
+    for query in range(queries - 1):
+        by_query[:, :, :, query, max(0, length - (queries - 1 - query)) :] = -torch.inf
+
+
+def _blocks(
+    view: View, which: Literal["k", "v"], rows: slice, length: int, packed: int
+) -> Iterator[tuple[slice, Tensor]]:
+    """Keys or values in fp32, fetched ones in place, and the tokens that they belong to."""
+    store, tail, fetched = {
+        "k": (view.k, view.k_tail, view.k_fetched),
+        "v": (view.v, view.v_tail, view.v_fetched),
+    }[which]
+    if store is not None and packed:
+        here = store.sequences(rows)
+        batch, heads, _, width = here.codes.shape
+        numbers = batch * heads * width * 8 // here.bits
+        for part in ranges(packed, numbers, whole=here.group if here.by == "channel" else 1):
+            wide = here.numbers(part.start, part.stop)
+            yield part, _with(fetched, view.index, rows, part, wide)
+    if packed < length:
+        assert tail is not None
+        part = slice(packed, length)
+        slots = torch.arange(packed, length) % tail.shape[2]
+        wide = tail[rows].index_select(2, slots).float()
+        yield part, _with(fetched, view.index, rows, part, wide)
+
+
+def _with(
+    fetched: Tensor | None, index: Tensor | None, rows: slice, part: slice, wide: Tensor
+) -> Tensor:
+    """Write the fetched rows of a block's tokens over the widened ones."""
+    if fetched is None or index is None:
+        return wide
+    index = index[rows]
+    sequences, heads, places = torch.where((index >= part.start) & (index < part.stop))
+    tokens = index[sequences, heads, places].long() - part.start
+    wide[sequences, heads, tokens] = fetched[rows][sequences, heads, places].float()
+    return wide

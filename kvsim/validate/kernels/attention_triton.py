@@ -1,7 +1,9 @@
 """Attention over a view in one pass: codes are widened in registers, splits merged at the end.
 
 Flash-decoding: each program takes one KV head of one sequence with all its query heads, and a run
-of tokens; a second kernel merges the runs by their log-sum-exp.
+of tokens; a second kernel merges the runs by their log-sum-exp. Runs of rows that are all packed
+are widened two codes at a time, by words of 32 bits: one code of a word's lower half and one of
+its upper half are one operation, and scales of channels meet the queries instead of the keys.
 """
 
 from dataclasses import replace
@@ -11,12 +13,235 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvsim.validate.kernels.attention import PartialAttention, View, score_dtype
 from kvsim.validate.kernels.language import ceil_div, jit, launch, next_power_of_2, tl
-from kvsim.validate.kernels.places_triton import fetched_place, spread
-from kvsim.validate.kernels.stores import Store
-from kvsim.validate.kernels.widen_triton import side
-from kvsim.validate.kernels.words_triton import channels, packed_run
+from kvsim.validate.kernels.stores import PartialAttention, Store, View, score_dtype
+
+
+@jit
+def fetched_place(index, places, chosen, room, row, mask):
+    """Where in the list of fetched tokens each row is, from 1 on; 0 for those that are not.
+
+    References
+    ----------
+    .. [1] P. Briggs, L. Torczon, "An efficient representation for sparse sets", 1993: the table
+       needs no zeros, as an entry only counts where the list names the row.
+    """
+    head = tl.program_id(0).to(tl.int64)
+    entry = tl.load(places + head * room + row, mask=mask, other=-1)
+    known = mask & (entry >= 0) & (entry < chosen)
+    named = tl.load(index + head * chosen + entry, mask=known, other=-1)
+    return tl.where(known & (named == row), entry + 1, 0)
+
+
+@jit
+def spread(index, places, chosen, room, LISTED: tl.constexpr):
+    """Write down at every fetched token where in the list it is."""
+    head = tl.program_id(0).to(tl.int64)
+    entry = tl.program_id(1) * LISTED + tl.arange(0, LISTED)
+    token = tl.load(index + head * chosen + entry, mask=entry < chosen, other=-1)
+    tl.store(places + head * room + token, entry, mask=(token >= 0) & (token < room))
+
+
+@jit
+def pairs(part):
+    """Words (..., n) to fp16 (..., n, 2), half by half, with the same bits."""
+    lower = part.to(tl.int16).to(tl.float16, bitcast=True)
+    upper = (part >> 16).to(tl.int16).to(tl.float16, bitcast=True)
+    return lower, upper
+
+
+@jit
+def in_place(words, BITS: tl.constexpr):
+    """Codes of words (rows, n) as fp16 (rows, n, numbers / 2, 2), times 2**(their place - 24).
+
+    Where nothing but the mantissa is set, a number is its bits times 2**-24, and exact.
+    """
+    kept: tl.constexpr = 10 // BITS
+    i = tl.arange(0, 16 // BITS)
+    mask = (((1 << BITS) - 1) << (i % kept * BITS)) * 0x10001
+    lower, upper = pairs(
+        (words[:, :, None] >> (i // kept * (kept * BITS))[None, None, :]) & mask[None, None, :]
+    )
+    return tl.join(lower, upper)
+
+
+@jit
+def scaled(words, scale, zero, BITS: tl.constexpr):
+    """Codes of words (rows, n), each word with its scale, widened to (rows, n, numbers / 2, 2)."""
+    at = tl.arange(0, 16 // BITS) * BITS
+    up, down = tl.maximum(10 - BITS - at, 0), tl.maximum(at - (10 - BITS), 0)
+    mask: tl.constexpr = (((1 << BITS) - 1) << (10 - BITS)) * 0x10001
+    # the code is the upper part of the mantissa of a number from 1 to 2
+    lower, upper = pairs(
+        (((words[:, :, None] << up[None, None, :]) >> down[None, None, :]) & mask) | 0x3C003C00
+    )
+    step = scale * (1 << BITS)
+    base = zero - step
+    step, base = step[:, :, None], base[:, :, None]
+    return tl.join(lower * step + base, upper * step + base)
+
+
+@jit
+def packed_run(
+    query_rows, k_words, k_scale, k_zero, v_words, v_scale, v_zero, scores, scores_row,
+    k_groups, start, root,
+    K_BITS: tl.constexpr, K_GROUP: tl.constexpr, V_BITS: tl.constexpr, V_GROUP: tl.constexpr,
+    PER_KV: tl.constexpr, NEW: tl.constexpr, SCORED: tl.constexpr, HEAD_DIM: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr, TABLES: tl.constexpr,
+):  # fmt: skip
+    """Maxima, totals and weighted sums (rows, head dim) of one run; channels as words have them.
+
+    Pointers are those of one head. All queries see all of the run.
+    """
+    held: tl.constexpr = 32 // K_BITS
+    kept: tl.constexpr = 10 // K_BITS
+    middle: tl.constexpr = (kept - 1) * K_BITS // 2
+    query = tl.arange(0, ROWS)
+    real = query < PER_KV * NEW
+    channel = channels(HEAD_DIM, K_BITS)
+    q_at = query[:, None] * HEAD_DIM + channel[None, :]
+    queries = tl.load(query_rows + q_at, mask=real[:, None], other=0.0)
+    place = tl.arange(0, HEAD_DIM) % held // 2 % kept * K_BITS
+    unit = tl.exp2((middle - place).to(tl.float32)).to(tl.float16)
+    # what zero points add to the logits of every group of the run
+    table = tl.arange(0, TABLES)
+    first = start // K_GROUP
+    tables = (first + table)[:, None] * HEAD_DIM + channel[None, :]
+    zeros = tl.load(k_zero + tables, mask=(first + table < k_groups)[:, None], other=0.0)
+    biases = tl.dot(queries, tl.trans(zeros))
+    k_word, v_word = tl.arange(0, HEAD_DIM * K_BITS // 32), tl.arange(0, HEAD_DIM * V_BITS // 32)
+
+    top = tl.full([ROWS], -1e30, dtype=tl.float32)
+    total = tl.zeros([ROWS], dtype=tl.float32)
+    sums = tl.zeros([ROWS, HEAD_DIM], dtype=tl.float32)
+    for begin in range(start, start + SPLIT, BLOCK):
+        row = begin + tl.arange(0, BLOCK)
+        group = begin // K_GROUP
+        step = tl.load(k_scale + group * HEAD_DIM + channel) * unit
+        k_codes = tl.load(k_words + row[:, None] * (HEAD_DIM * K_BITS // 32) + k_word[None, :])
+        k = tl.reshape(in_place(k_codes, K_BITS), (BLOCK, HEAD_DIM))
+        bias = tl.sum(tl.where((table == group - first)[None, :], biases, 0.0), axis=1)
+        logits = tl.dot(queries * step[None, :], tl.trans(k)) * (2.0 ** (24 - middle))
+        logits = (logits + bias[:, None]) * root
+        if SCORED:
+            last = (query % NEW == NEW - 1) & real
+            scored = scores + (query // NEW)[:, None] * scores_row + row[None, :]
+            tl.store(scored, logits, mask=last[:, None])
+        highest = tl.maximum(top, tl.max(logits, axis=1))
+        weights = tl.exp(logits - highest[:, None])
+        fades = tl.exp(top - highest)
+        v_codes = tl.load(v_words + row[:, None] * (HEAD_DIM * V_BITS // 32) + v_word[None, :])
+        at = row[:, None] * (HEAD_DIM // V_GROUP) + (v_word * (32 // V_BITS) // V_GROUP)[None, :]
+        wide = scaled(v_codes, tl.load(v_scale + at), tl.load(v_zero + at), V_BITS)
+        v = tl.reshape(wide, (BLOCK, HEAD_DIM))
+        total = total * fades + tl.sum(weights, axis=1)
+        sums = sums * fades[:, None] + tl.dot(weights.to(tl.float16), v)
+        top = highest
+    return top, total, sums
+
+
+@jit
+def channels(HEAD_DIM: tl.constexpr, BITS: tl.constexpr):
+    """Which channel each number of a widened row is: word by word, halves in turn."""
+    held: tl.constexpr = 32 // BITS
+    number = tl.arange(0, HEAD_DIM)
+    within = number % held
+    return number - within + within // 2 + within % 2 * (held // 2)
+
+
+@jit
+def widen(
+    codes, lower, scale, zero, factor, table, row, group_row, factor_row, column, mask,
+    HEAD_DIM: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, BY_TOKEN: tl.constexpr,
+    LOWER: tl.constexpr, FACTOR: tl.constexpr,
+):  # fmt: skip
+    """Rows of one head's store as fp32 numbers (tokens, head dim)."""
+    per_byte: tl.constexpr = 8 // BITS
+    at = row[:, None] * (HEAD_DIM // per_byte) + column[None, :] // per_byte
+    byte = tl.load(codes + at, mask=mask, other=0).to(tl.int32)
+    steps = ((byte >> (column[None, :] % per_byte * BITS)) & ((1 << BITS) - 1)).to(tl.float32)
+    if LOWER:
+        at = row[:, None] * (HEAD_DIM // 2) + column[None, :] // 2
+        byte = tl.load(lower + at, mask=mask, other=0).to(tl.int32)
+        steps += (((byte >> (column[None, :] % 2 * 4)) & 15).to(tl.float32) - 8.0) / 16.0
+    width: tl.constexpr = column.shape[0]
+    if BY_TOKEN and width % GROUP == 0 and BITS <= 2:
+        # one scale and zero point per group of channels, loaded once and not once per number;
+        # with more bits it would take more registers than there are
+        parts: tl.constexpr = width // GROUP
+        part = tl.arange(0, parts)
+        rows = tl.max(mask.to(tl.int32), axis=1) > 0
+        inside = rows[:, None] & (part * GROUP < HEAD_DIM)[None, :]
+        at = row[:, None] * table + part[None, :]
+        step = tl.load(scale + at, mask=inside, other=0.0).to(tl.float32)
+        base = tl.load(zero + at, mask=inside, other=0.0).to(tl.float32)
+        grouped = tl.reshape(steps, (row.shape[0], parts, GROUP))
+        wide = tl.reshape(grouped * step[:, :, None] + base[:, :, None], (row.shape[0], width))
+    else:
+        if BY_TOKEN:
+            at = row[:, None] * table + column[None, :] // GROUP
+        else:
+            at = group_row[:, None] * HEAD_DIM + column[None, :]
+        step = tl.load(scale + at, mask=mask, other=0.0).to(tl.float32)
+        base = tl.load(zero + at, mask=mask, other=0.0).to(tl.float32)
+        wide = steps * step + base
+    if FACTOR:
+        at = factor_row[:, None] * HEAD_DIM + column[None, :]
+        wide *= tl.load(factor + at, mask=mask, other=0.0).to(tl.float32)
+    return wide
+
+
+@jit
+def side(
+    codes, lower, scale, zero, factor, tail, fetched, packed, first,
+    codes_b, codes_h, scale_b, scale_h, factor_b, factor_h, table, groups, factors,
+    slots, tail_b, tail_h, fetched_b, fetched_h,
+    sequence, head, row, place, column, mask,
+    HEAD_DIM: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, FACTOR_GROUP: tl.constexpr,
+    BY_TOKEN: tl.constexpr, LOWER: tl.constexpr, FACTOR: tl.constexpr, FIRST: tl.constexpr,
+    TAIL: tl.constexpr, FETCHED: tl.constexpr,
+):  # fmt: skip
+    """Keys or values of a block of tokens, each from where it is, as fp32 (tokens, head dim)."""
+    wide = tl.zeros([row.shape[0], column.shape[0]], dtype=tl.float32)
+    instead = place > 0
+    if BITS > 0:
+        count = tl.load(packed + sequence)
+        here = mask & (row < count)[:, None] & (instead == 0)[:, None]
+        group_row = row // GROUP
+        factor_row = row
+        if FACTOR:
+            factor_row = row // FACTOR_GROUP
+        if FIRST:
+            beyond = row - tl.load(first + sequence)
+            group_row = tl.where(beyond < 0, 0, beyond // GROUP + 1)
+            if FACTOR:
+                factor_row = tl.where(beyond < 0, 0, beyond // FACTOR_GROUP + 1)
+        wide += widen(
+            codes + sequence * codes_b + head * codes_h,
+            lower + sequence * codes_b + head * codes_h,
+            scale + sequence * scale_b + head * scale_h,
+            zero + sequence * scale_b + head * scale_h,
+            factor + sequence * factor_b + head * factor_h,
+            table, row, tl.minimum(group_row, groups - 1), tl.minimum(factor_row, factors - 1),
+            column, here, HEAD_DIM, BITS, GROUP, BY_TOKEN, LOWER, FACTOR,
+        )  # fmt: skip
+    if TAIL:
+        here = mask & (instead == 0)[:, None]
+        unpacked = True
+        if BITS > 0:
+            here &= (row >= tl.load(packed + sequence))[:, None]
+            unpacked = tl.max(row, axis=0) >= tl.load(packed + sequence)
+        if unpacked:
+            at = tail + sequence * tail_b + head * tail_h
+            at = at + (row % slots)[:, None] * HEAD_DIM + column[None, :]
+            wide += tl.load(at, mask=here, other=0.0).to(tl.float32)
+    if FETCHED:  # noqa: SIM102 - one is known when it is compiled
+        if tl.max(place, axis=0) > 0:  # few blocks have any
+            at = fetched + sequence * fetched_b + head * fetched_h
+            at = at + (place - 1)[:, None] * HEAD_DIM + column[None, :]
+            wide += tl.load(at, mask=mask & instead[:, None], other=0.0).to(tl.float32)
+    return wide
+
 
 BLOCK = 64  # tokens widened at once, of heads of so many channels
 BY_WORDS = 32  # the same where all are packed; keys of more tokens share their scales

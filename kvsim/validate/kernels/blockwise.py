@@ -1,8 +1,25 @@
-"""Attention's two products, block by block: what is widened for them stays in a CPU's cache."""
+"""Blocks of numbers that stay in a CPU's cache: ranges of rows, attention's two products."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from torch import Tensor
+
+NUMBERS = 1 << 17  # half a MiB in fp32
+
+
+def ranges(rows: int, width: int, most: int | None = None, whole: int = 1) -> Iterator[slice]:
+    """Rows of ``width`` numbers in ranges of at most so many numbers, but of a row at least.
+
+    Parameters
+    ----------
+    most : numbers of a range; what a core's cache holds if not given.
+    whole : ranges are multiples of it, rounded up, but for the last. [rows]
+    """
+    each = max(1, (NUMBERS if most is None else most) // max(width, 1))
+    each = -(-each // whole) * whole
+    for start in range(0, rows, each):
+        yield slice(start, min(start + each, rows))
+
 
 Blocks = Iterable[tuple[slice, Tensor]]
 """Tokens, and their keys or values (batch, KV heads, tokens, dim) in the queries' number format."""

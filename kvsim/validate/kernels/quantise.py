@@ -4,19 +4,12 @@ Arithmetic is in fp32 with the fp16 scales and zero points that are stored, so t
 back what the quantiser meant. A number half-way between two codes takes the upper one.
 """
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
-from kvsim.errors import InputError
+from kvsim.validate.kernels.blockwise import ranges
 from kvsim.validate.kernels.packing import pack
-from kvsim.validate.kernels.ranges import ranges
-from kvsim.validate.kernels.stores import By, Store
-
-Levels = Literal["ends", "centres", "grid"]
-"""Where the levels of a range lie: from its ends, at the centres of equal intervals of it, or from
-the multiple of the scale that is nearest to its lower end."""
+from kvsim.validate.kernels.stores import By, Levels, Store, check_group_size, grouped
 
 
 def levels(low: Tensor, high: Tensor, bits: int, where: Levels = "ends") -> tuple[Tensor, Tensor]:
@@ -67,33 +60,6 @@ def nearest(steps: Tensor) -> Tensor:
     return torch.floor(steps + 0.5)
 
 
-def grouped(numbers: Tensor, group: int, by: By) -> Tensor:
-    """(..., tokens, channels) with groups along a dimension of their own.
-
-    Channel groups give (..., groups, group, channels), token groups (..., tokens, groups, group).
-
-    Raises
-    ------
-    InputError
-        Where groups do not divide tokens or channels.
-    """
-    _check_groups(numbers, group, by)
-    dim = -2 if by == "channel" else -1
-    shape = list(numbers.shape)
-    shape[dim:] = [shape[dim] // group, group, *shape[dim:][1:]]
-    return numbers.reshape(shape)
-
-
-def _check_groups(numbers: Tensor, group: int, by: By) -> None:
-    size, what = (
-        (numbers.shape[-2], "tokens") if by == "channel" else (numbers.shape[-1], "channels")
-    )
-    if group < 1 or size % group:
-        raise InputError(
-            f"quantise: groups of {group} do not divide {size} {what}; choose a group that does"
-        )
-
-
 def quantise(
     numbers: Tensor,
     bits: int,
@@ -120,7 +86,7 @@ def quantise(
         from kvsim.validate.kernels.quantise_triton import quantise as fused
 
         return fused(numbers, bits, group, by, where, hierarchical)
-    _check_groups(numbers, group, by)
+    check_group_size(numbers, group, by)
     rows = numbers.shape[2]
     width, whole = numbers.numel() // max(rows, 1), group if by == "channel" else 1
     some = list(ranges(rows, width, whole=whole))

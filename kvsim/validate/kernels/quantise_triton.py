@@ -5,8 +5,7 @@ from torch import Tensor
 
 from kvsim.validate.kernels.language import ceil_div, jit, launch, next_power_of_2, tl
 from kvsim.validate.kernels.packing import per_byte
-from kvsim.validate.kernels.quantise import Levels, grouped
-from kvsim.validate.kernels.stores import By, Store
+from kvsim.validate.kernels.stores import By, Levels, Store, grouped
 
 TOKENS = 32  # rows of one program where each token has its own scales
 CHANNELS = 64  # channels of one program where each channel has its own

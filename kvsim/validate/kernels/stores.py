@@ -1,4 +1,4 @@
-"""Packed rows of keys or of values with what is needed to widen them again."""
+"""Packed rows of keys or of values, and views of a cache that attention reads."""
 
 from dataclasses import fields
 from typing import Literal, Self
@@ -6,11 +6,17 @@ from typing import Literal, Self
 import torch
 from torch import Tensor
 
+from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.validate.kernels.packing import unpack
 
 By = Literal["channel", "token"]
 """What has its own scale: each channel of a group of tokens, or each token's group of channels."""
+
+
+Levels = Literal["ends", "centres", "grid"]
+"""Where the levels of a range lie: from its ends, at the centres of equal intervals of it, or from
+the multiple of the scale that is nearest to its lower end."""
 
 
 @frozen
@@ -105,3 +111,91 @@ class Store:
 def _bytes(tensor: Tensor) -> int:
     stored = [n for n, stride in zip(tensor.shape, tensor.stride(), strict=True) if stride]
     return int(torch.tensor(stored).prod()) * tensor.element_size()
+
+
+KERNEL_BITS = (1, 2, 4, 8)
+"""Widths that the Triton kernel unpacks."""
+
+
+@frozen
+class View:
+    """Keys and values of some cached tokens, as attention finds them.
+
+    Token ``n`` of a sequence is row ``n`` of the packed store while ``n`` is below the packed
+    count, else row ``n % slots`` of the tail. Keys and values are packed independently. The
+    fetched pairs replace those of the tokens that ``index`` lists.
+    """
+
+    lengths: Tensor  # (batch,) tokens
+    k: Store | None = None
+    v: Store | None = None
+    k_packed: Tensor | None = None  # (batch,) packed rows; none without a store
+    v_packed: Tensor | None = None
+    k_tail: Tensor | None = None  # (batch, KV heads, slots, head dim)
+    v_tail: Tensor | None = None
+    index: Tensor | None = None  # (batch, KV heads, k), int32; below 0 for none
+    k_fetched: Tensor | None = None  # (batch, KV heads, k, head dim)
+    v_fetched: Tensor | None = None
+    causal: bool = True  # the last tokens are the queries' own
+    most: int | None = None  # tokens of the longest sequence, where the host knows them
+
+    @property
+    def fused(self) -> bool:
+        """Whether the Triton kernel reads it where there is a GPU."""
+        return unpacks(self.k) and unpacks(self.v)
+
+
+@frozen
+class PartialAttention:
+    """Attention over some tokens: its output and the log of the sum of its exponentials."""
+
+    out: Tensor  # (batch, heads, queries, head dim), fp32
+    lse: Tensor  # (batch, heads, queries), fp32; -inf where nothing is seen
+    scores: Tensor | None = None  # (batch, heads, tokens): the last query's logits
+
+
+def unpacks(store: Store | None) -> bool:
+    """Whether a kernel unpacks these rows: widths it knows, each head's rows one after another."""
+    if store is None:
+        return True
+    contiguous = store.codes.stride(2) == store.codes.shape[3]
+    return type(store) is Store and store.bits in KERNEL_BITS and contiguous
+
+
+def score_dtype(queries: Tensor) -> torch.dtype:
+    """Number format of logits that leave the kernel."""
+    return torch.float32 if queries.dtype == torch.float32 else torch.float16
+
+
+def grouped(numbers: Tensor, group: int, by: By) -> Tensor:
+    """(..., tokens, channels) with groups along a dimension of their own.
+
+    Channel groups give (..., groups, group, channels), token groups (..., tokens, groups, group).
+
+    Raises
+    ------
+    InputError
+        Where groups do not divide tokens or channels.
+    """
+    check_group_size(numbers, group, by)
+    dim = -2 if by == "channel" else -1
+    shape = list(numbers.shape)
+    shape[dim:] = [shape[dim] // group, group, *shape[dim:][1:]]
+    return numbers.reshape(shape)
+
+
+def check_group_size(numbers: Tensor, group: int, by: By) -> None:
+    """Refuse groups that do not divide tokens or channels.
+
+    Raises
+    ------
+    InputError
+        If they do not.
+    """
+    size, what = (
+        (numbers.shape[-2], "tokens") if by == "channel" else (numbers.shape[-1], "channels")
+    )
+    if group < 1 or size % group:
+        raise InputError(
+            f"quantise: groups of {group} do not divide {size} {what}; choose a group that does"
+        )

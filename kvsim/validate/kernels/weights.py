@@ -7,9 +7,9 @@ from torch import Tensor
 from torch.nn.functional import linear, pad
 
 from kvsim.frozen import frozen
+from kvsim.validate.kernels.blockwise import ranges
 from kvsim.validate.kernels.packing import pack, unpack
 from kvsim.validate.kernels.quantise import nearest
-from kvsim.validate.kernels.ranges import ranges
 
 GROUP = 128
 NUMBERS = 1 << 18  # of a matrix that are packed at once

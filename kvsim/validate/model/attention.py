@@ -15,8 +15,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 from kvsim.frozen import frozen
 from kvsim.models.model import Model
 from kvsim.validate.counter import Kind, OpRecord
-from kvsim.validate.kernels.blockwise import products, weighted
-from kvsim.validate.kernels.ranges import ranges
+from kvsim.validate.kernels.blockwise import products, ranges, weighted
 
 
 @frozen

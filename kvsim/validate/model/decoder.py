@@ -14,9 +14,8 @@ from torch import Tensor
 
 from kvsim.machines.deployment import Deployment
 from kvsim.validate.counter import NULL_COUNTER, Kind, NullCounter
-from kvsim.validate.model.architecture import POSITION_OFFSET, Architecture
+from kvsim.validate.model.architecture import POSITION_OFFSET, Architecture, rotate
 from kvsim.validate.model.attention import Pass
-from kvsim.validate.model.rope import rotate
 from kvsim.validate.model.weights import LayerWeights, Matrix, Norm, Weights, build
 
 Answer = Callable[[], Tensor]

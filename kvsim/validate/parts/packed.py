@@ -10,9 +10,8 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.validate.counter import OpRecord
-from kvsim.validate.kernels.attention import PartialAttention, View
-from kvsim.validate.kernels.quantise import Levels, quantise
-from kvsim.validate.kernels.stores import By, Store
+from kvsim.validate.kernels.quantise import quantise
+from kvsim.validate.kernels.stores import By, Levels, PartialAttention, Store, View
 from kvsim.validate.model.attention import Seen
 from kvsim.validate.parts.store import (
     CacheRoom,

@@ -12,10 +12,9 @@ from kvsim.frozen import frozen
 from kvsim.techniques.axes.base import Storage
 from kvsim.techniques.axes.storage import Grouped as Settings
 from kvsim.validate.counter import NullCounter, OpRecord
-from kvsim.validate.kernels.attention import View, unpacks
 from kvsim.validate.kernels.gather import rows_at
 from kvsim.validate.kernels.quantise import quantise
-from kvsim.validate.kernels.stores import Store
+from kvsim.validate.kernels.stores import Store, View, unpacks
 from kvsim.validate.model.attention import Seen, attend
 from kvsim.validate.parts.scores import scores, weigh
 from kvsim.validate.parts.store import (

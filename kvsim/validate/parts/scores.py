@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kvsim.validate.counter import NullCounter
-from kvsim.validate.kernels.ranges import NUMBERS, ranges
+from kvsim.validate.kernels.blockwise import NUMBERS, ranges
 from kvsim.validate.model.attention import Pass, visible
 
 SCORES_ON_GPU = 1 << 24  # numbers

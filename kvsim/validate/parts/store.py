@@ -17,10 +17,11 @@ from torch import Tensor
 from kvsim.frozen import frozen
 from kvsim.techniques.axes.base import Storage
 from kvsim.validate.counter import NullCounter, OpRecord, uncounted
-from kvsim.validate.kernels.attention import PartialAttention, View, attend
+from kvsim.validate.kernels.attention import attend
+from kvsim.validate.kernels.stores import PartialAttention, View
+from kvsim.validate.model.architecture import rotate
 from kvsim.validate.model.attention import Pass, Seen, visible
 from kvsim.validate.model.attention import attend as full_attention
-from kvsim.validate.model.rope import rotate
 from kvsim.validate.transfer import to_device
 
 Made = TypeVar("Made")

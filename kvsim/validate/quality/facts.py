@@ -14,7 +14,7 @@ from torch import Tensor
 from kvsim.frozen import frozen
 from kvsim.techniques.technique import Technique
 from kvsim.validate.model.decoder import Decoder
-from kvsim.validate.quality.forced import Forced
+from kvsim.validate.quality.runs import Forced
 
 PLACES = (
     "Amsterdam",

@@ -12,11 +12,18 @@ from kvsim.techniques import parse
 from kvsim.techniques.technique import Technique
 from kvsim.traces.attention import AttentionTrace, Prefetch, Quality, Retrieval, Saliency, TopK
 from kvsim.validate.model.decoder import Decoder
-from kvsim.validate.quality.acceptance import DIGITS, measure_acceptance, named
 from kvsim.validate.quality.facts import Asked, PlantedFacts
-from kvsim.validate.quality.forced import Forced
+from kvsim.validate.quality.runs import (
+    DIGITS,
+    WATCHED,
+    Forced,
+    NotingPairs,
+    Watched,
+    WatchedFull,
+    measure_acceptance,
+    named,
+)
 from kvsim.validate.quality.settings import Reading, Settings
-from kvsim.validate.quality.watch import WATCHED, NotingPairs, Watched, WatchedFull
 
 TEMPERATURES = (0.0, 1.0)
 

@@ -14,7 +14,7 @@ from kvsim.validate.counts.check import RandomPrompts, rehearse
 from kvsim.validate.machine import check_memory
 from kvsim.validate.model.architecture import Architecture
 from kvsim.validate.model.weights import cached_bytes, weight_bytes
-from kvsim.validate.quality.acceptance import drafting
+from kvsim.validate.quality.runs import drafting
 from kvsim.validate.techniques import check_known
 
 DRAFTED = 4  # tokens written for acceptance per token scored: a round takes several

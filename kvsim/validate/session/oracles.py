@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from kvsim.validate.kernels import attention_triton, gather_triton, quantise_triton, topk_triton
-from kvsim.validate.kernels.attention import View, attend_plainly
+from kvsim.validate.kernels.attention import attend_plainly
 from kvsim.validate.kernels.gather import gather_plainly
 from kvsim.validate.kernels.packing import unpack
-from kvsim.validate.kernels.quantise import Levels, quantise_plainly
+from kvsim.validate.kernels.quantise import quantise_plainly
+from kvsim.validate.kernels.stores import Levels, View
 from kvsim.validate.kernels.topk import mean_attention
 from kvsim.validate.techniques.zipcache import channelwise, separable
 

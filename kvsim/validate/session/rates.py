@@ -5,20 +5,68 @@ once, in every warp. A kernel that is near neither rate waits; one that is near 
 by its arithmetic, whatever the bytes.
 """
 
+import re
+import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
+from pathlib import Path
 from statistics import median
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+import triton
 
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
+from kvsim.validate.bench.attention import packed_attention_works, packing_works, topk_works
+from kvsim.validate.bench.traffic import row_works
+from kvsim.validate.bench.work import Bench, Work, measure, timers
 from kvsim.validate.kernels import language
-from kvsim.validate.micro import lowbit, quantise, rows, topk
-from kvsim.validate.micro.place import Bench, Work
-from kvsim.validate.micro.timing import measure, timers
-from kvsim.validate.session.sass import Code, code
+
+ADDRESS = re.compile(r"^\s*/\*([0-9a-f]{4,})\*/\s+(.*?);", re.MULTILINE)
+JUMP = re.compile(r"\bBRA\b.*?\b(0x[0-9a-f]+)")
+
+
+@frozen
+class Code:
+    """What a kernel takes."""
+
+    registers: int  # of a thread
+    stack: int  # of a thread: what it moves to memory for want of registers [B]
+    instructions: int
+    loops: tuple[int, ...]  # instructions of every loop, in the order of the code
+
+
+def code(kernel: Any) -> Code:
+    """Of a kernel as Triton has compiled it."""
+    tool = Path(triton.knobs.nvidia.ptxas.path).with_name("cuobjdump")
+    with TemporaryDirectory() as folder:
+        made = Path(folder) / "kernel.cubin"
+        made.write_bytes(kernel.asm["cubin"])
+        said, listing = (
+            subprocess.run(
+                [str(tool), option, str(made)], capture_output=True, text=True, check=True
+            ).stdout
+            for option in ("--dump-resource-usage", "--dump-sass")
+        )
+    found = re.findall(r"REG:(\d+) STACK:(\d+)", said)
+    if not found:
+        raise RuntimeError(f"{tool} says nothing of registers: {said[-200:]}")
+    lines = [(int(at, 16), text) for at, text in ADDRESS.findall(listing)]
+    work = [(at, text) for at, text in lines if not re.match(r"(@\S+ )?NOP\b", text)]
+    loops = [
+        sum(int(jump[1], 16) <= other <= at for other, _ in work)
+        for at, text in lines
+        if (jump := JUMP.search(text)) and int(jump[1], 16) < at
+    ]
+    return Code(
+        max(int(r) for r, _ in found),
+        sum(int(s) for _, s in found),
+        len(work),
+        tuple(loops),
+    )
+
 
 SCHEDULERS = 4
 """Warps of a multiprocessor that issue an instruction in a clock, since Volta: NVIDIA's tuning
@@ -26,10 +74,10 @@ guides for Ampere and Hopper, section 1.4.1.1, "four warp schedulers"."""
 MOST = 2e9  # moved by one call at most [B]
 BUDGET = 0.5  # of one kernel's runs [s]
 KERNELS: Mapping[str, Callable[[Bench], Iterator[Work]]] = {
-    "packed attention": lowbit.works,
-    "pack and widen": quantise.works,
-    "top-k": topk.works,
-    "rows of the host": rows.works,
+    "packed attention": packed_attention_works,
+    "pack and widen": packing_works,
+    "top-k": topk_works,
+    "rows of the host": row_works,
 }
 Numbers = Mapping[str, Any]
 LOOPS: Mapping[str, tuple[Callable[[tuple[int, ...]], int], Callable[[Numbers], float]]] = {

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.files import replace_text, replacing
-from kvsim.validate.session.run import Unit
-from kvsim.validate.session.state import SessionState
+from kvsim.validate.session.run import SessionState, Unit
 
 PARTS = {
     "environment.json": ("facts", "ceilings"),

@@ -10,9 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kvsim.validate.session.run import die_with_parent
-from kvsim.validate.session.state import SessionState
-from kvsim.validate.session.units import LONG_TECHNIQUES
+from kvsim.validate.session.run import LONG_TECHNIQUES, SessionState, die_with_parent
 
 ROOT = Path(__file__).resolve().parents[3]
 PROFILE = "profile.toml"
@@ -25,8 +23,8 @@ def facts(device: str, state: SessionState) -> Result:
     import torch
 
     from kvsim import __version__
+    from kvsim.validate.bench import device as devices
     from kvsim.validate.machine import find_device
-    from kvsim.validate.micro import device as devices
     from kvsim.validate.processor import Processor, available_memory
 
     where = find_device(device)
@@ -53,19 +51,18 @@ def ceilings(device: str, state: SessionState) -> Result:
     """The best rates of memory, products and the link."""
     import torch
 
+    from kvsim.validate.bench import device as devices
+    from kvsim.validate.bench.compute import product
+    from kvsim.validate.bench.traffic import d2h, h2d, memory_works
+    from kvsim.validate.bench.work import measure, timers
     from kvsim.validate.machine import find_device
-    from kvsim.validate.micro import device as devices
-    from kvsim.validate.micro import gemm, link, memory
-    from kvsim.validate.micro.timing import measure, timers
 
     place = devices.place(find_device(device), quick=True)
     clocks = timers(place.device)
     found: Result = {}
-    asked = [(w, "hbm") for w in memory.works(place) if w.case["cached"] == "no"][:3]
-    asked += [(gemm.product(place, "fp16", rows, 4096, 4096), "flops") for rows in (256, 4096)]
-    asked += [
-        (list(works(place))[-1], name) for name, works in (("h2d", link.h2d), ("d2h", link.d2h))
-    ]
+    asked = [(w, "hbm") for w in memory_works(place) if w.case["cached"] == "no"][:3]
+    asked += [(product(place, "fp16", rows, 4096, 4096), "flops") for rows in (256, 4096)]
+    asked += [(list(works(place))[-1], name) for name, works in (("h2d", h2d), ("d2h", d2h))]
     with torch.inference_mode():
         for work, what in asked:
             if float(work.op.flops) > place.most_flops:
@@ -81,7 +78,7 @@ def compile_kernels(device: str, state: SessionState) -> Result:
     """Every kernel as it is launched, compiled for this card; with shared memory and spills."""
     import torch
 
-    from kvsim.validate.micro.device import compute_threads
+    from kvsim.validate.bench.device import compute_threads
 
     capability = "86"
     if device != "cpu":
@@ -128,8 +125,8 @@ def rates(device: str, state: SessionState) -> Result:
     """What every kernel reaches of the memory's rate and of the rate of issue."""
     import torch
 
+    from kvsim.validate.bench import device as devices
     from kvsim.validate.machine import find_device
-    from kvsim.validate.micro import device as devices
     from kvsim.validate.session import rates as reached
 
     place = devices.place(find_device(device), quick=True)
@@ -174,8 +171,8 @@ def point(
 
     from kvsim.machines.profiles import load_hardware, load_stack
     from kvsim.techniques import parse
+    from kvsim.validate.bench import device as devices
     from kvsim.validate.machine import find_device
-    from kvsim.validate.micro import device as devices
     from kvsim.validate.times.compared import Compared, SkippedPoint
     from kvsim.validate.times.points import Grid, compare_times
 

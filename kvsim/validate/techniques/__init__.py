@@ -13,11 +13,11 @@ from kvsim.errors import unknown
 from kvsim.techniques import TECHNIQUES
 from kvsim.techniques.technique import Technique
 from kvsim.validate.counter import size
-from kvsim.validate.homes import check_host_memory, lines, planned
 from kvsim.validate.model.decoder import Decoder, rehearsal
 from kvsim.validate.parts.base import Implementation, SmallRun
 from kvsim.validate.parts.composed import Composed
 from kvsim.validate.parts.registry import find_class
+from kvsim.validate.pinned import check_host_memory, lines, planned
 
 SettingsOf = Callable[[SmallRun], list[str]]
 COMPOSITIONS: Mapping[str, SettingsOf] = {

@@ -10,8 +10,9 @@ from kvsim.errors import InputError
 from kvsim.techniques.axes.base import Storage
 from kvsim.techniques.papers.mikv import Mikv as Settings
 from kvsim.validate.counter import NullCounter, uncounted
-from kvsim.validate.kernels.attention import PartialAttention, View, attend, merge
+from kvsim.validate.kernels.attention import attend, merge
 from kvsim.validate.kernels.gather import rows_at
+from kvsim.validate.kernels.stores import PartialAttention, View
 from kvsim.validate.model.attention import Pass, Seen
 from kvsim.validate.parts.base import SmallRun
 from kvsim.validate.parts.packed import check_groups

@@ -32,9 +32,8 @@ from kvsim.techniques.axes.base import Storage
 from kvsim.techniques.papers.specache import LateKivi as LateKiviSettings
 from kvsim.techniques.papers.specache import Pairs as PairSettings
 from kvsim.validate.counter import NullCounter
-from kvsim.validate.kernels.attention import PartialAttention
 from kvsim.validate.kernels.gather import gather
-from kvsim.validate.kernels.quantise import Levels
+from kvsim.validate.kernels.stores import Levels, PartialAttention
 from kvsim.validate.kernels.topk import softmax_top_k
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.parts.base import Resident, RunningGeneration, SmallRun

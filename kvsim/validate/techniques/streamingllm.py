@@ -7,8 +7,8 @@ from torch import Tensor
 
 from kvsim.techniques.papers.streamingllm import Streamingllm as Settings
 from kvsim.validate.counter import OpRecord
+from kvsim.validate.model.architecture import rotate
 from kvsim.validate.model.attention import Pass, visible
-from kvsim.validate.model.rope import rotate
 from kvsim.validate.parts.base import Resident, SmallRun
 from kvsim.validate.parts.eviction import RingCache
 from kvsim.validate.parts.selection import LayerContext

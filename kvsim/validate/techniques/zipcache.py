@@ -32,10 +32,10 @@ from kvsim.errors import InputError
 from kvsim.techniques.axes.base import Storage
 from kvsim.techniques.papers.zipcache import Zipcache as Settings
 from kvsim.validate.counter import NullCounter, OpRecord, uncounted
-from kvsim.validate.kernels.attention import PartialAttention, View, attend, merge
+from kvsim.validate.kernels.attention import attend, merge
 from kvsim.validate.kernels.packing import WIDTHS, pack
 from kvsim.validate.kernels.quantise import encode, levels
-from kvsim.validate.kernels.stores import Store
+from kvsim.validate.kernels.stores import PartialAttention, Store, View
 from kvsim.validate.model.attention import Pass, Seen
 from kvsim.validate.parts.base import SmallRun
 from kvsim.validate.parts.scores import query_ranges

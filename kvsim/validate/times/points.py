@@ -1,7 +1,7 @@
 """Real runs over a grid of batch and context, interleaved, and what is predicted for each.
 
 No point of this grid is one that a stack was fitted to: batches, contexts and depths differ from
-those of ``kvsim.validate.micro.techniques``.
+those of ``kvsim.validate.bench.techniques``.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,6 +18,7 @@ from kvsim.machines.hardware import Hardware, Stack
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.techniques.technique import Technique
+from kvsim.validate.bench.techniques import stated
 from kvsim.validate.counts.check import SLACK, RandomPrompts, representative
 from kvsim.validate.counts.expected import (
     computing_seconds,
@@ -26,14 +27,19 @@ from kvsim.validate.counts.expected import (
     resident_bytes,
 )
 from kvsim.validate.machine import refusals
-from kvsim.validate.micro.techniques import stated
 from kvsim.validate.model.architecture import load_architecture
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import random_weights
 from kvsim.validate.processor import available_memory
 from kvsim.validate.times.compared import Compared, Measured, Round, SkippedPoint
-from kvsim.validate.times.replays import replayed_seconds
-from kvsim.validate.times.timed import Counted, Timing, run_by_op, run_counted, run_timed
+from kvsim.validate.times.timed import (
+    Counted,
+    Timing,
+    replayed_seconds,
+    run_by_op,
+    run_counted,
+    run_timed,
+)
 
 MODELS = (("smollm2-135m", 0), ("smollm2-1.7b", 3))
 """A whole small model, and larger shapes cut to a few layers (0: all)."""

@@ -1,26 +1,171 @@
-"""A technique run for its times: to the first token, round by round, and op by op."""
+"""A technique run for its times: to the first token, round by round, and op by op.
+
+Rounds may be replayed as CUDA graphs: issued kernel by kernel once, replayed with one launch later.
+A round is the same work as an earlier one where shapes and addresses are the same; everything else
+that changes between rounds has to be on the device. Implementations say so by ``eager_reason`` and
+``branch``. The first round of a branch is issued as it is, which compiles and chooses kernels, the
+second one is captured, and from there on it is replayed. Where that cannot be, rounds are issued
+kernel by kernel, and ``why`` says what for.
+
+A graph reads the room that its cache has, not the tokens that are in it; and a short run has some
+rounds and not others, as those in which a block of keys is packed. So a prediction for such rounds
+is that of the work they dispatch (``Replay``), in place of the mean over a generation.
+"""
 
 import gc
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from statistics import fmean
 from time import perf_counter
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, UntypedStorage
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
 
+from kvsim.engine.roofline import seconds
+from kvsim.engine.timeline import steady_seconds
+from kvsim.errors import brief
 from kvsim.frozen import frozen
+from kvsim.graph import Number, Op
+from kvsim.machines.deployment import Deployment
+from kvsim.prediction.memory import decode_point
 from kvsim.techniques.technique import Technique
 from kvsim.validate.counter import NullCounter, size
 from kvsim.validate.counts.check import RandomPrompts
 from kvsim.validate.counts.compare import as_run
-from kvsim.validate.graphs import ReplayedRounds
+from kvsim.validate.machine import refusals
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.run import Generation
 from kvsim.validate.times.clock import Clock, TimedPass, computing_clock
 from kvsim.validate.times.compared import ISSUED
-from kvsim.validate.times.live import Live
-from kvsim.validate.times.replays import Replay
+
+
+class ReplayedRounds:
+    """The decoding rounds of a generation that has read its prompt."""
+
+    def __init__(self, run: Generation) -> None:
+        self.run = run
+        self.why = run.impl.eager_reason  # rounds are not replayed; empty where they are
+        if run.temperature or run.keep:
+            self.why = "tokens are drawn, or logits are kept"
+        self.replayed = 0  # rounds so far
+        self._issued: set[Hashable] = set()  # branches that have been issued once
+        self._graphs: dict[Hashable, Callable[[], None]] = {}
+
+    @torch.inference_mode()
+    def ready(self) -> bool:
+        """Whether the next round will be replayed; captures it where that is still to be done."""
+        key = self.run.impl.branch(self.run.cached)
+        if self.why or key not in self._issued:
+            return False
+        if key not in self._graphs:
+            try:
+                self._graphs[key] = captured(self.run.decode_in_place)
+            except refusals() as problem:
+                self.why = f"it could not be captured: {brief(problem, 120)}"
+        return not self.why
+
+    @torch.inference_mode()
+    def round(self) -> None:
+        """One round, replayed if ``ready`` has said so."""
+        run = self.run
+        if self.why:
+            run.impl.decode_round(run)
+            return
+        key = run.impl.branch(run.cached)
+        replay = self._graphs.get(key)
+        if replay is None:
+            self._issued |= {key} - {None}
+            run.decode_in_place()
+        else:
+            replay()
+            self.replayed += 1
+        run.decoded_in_place()
+
+
+def captured(work: Callable[[], None]) -> Callable[[], None]:
+    """Work on the current GPU as one launch; it is not done yet."""
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        work()
+    return graph.replay
+
+
+@frozen
+class Replay:
+    """What one replayed round does."""
+
+    decoded: int  # tokens before it, as far as attention reads [tokens]
+    op_shares: Mapping[str, float]  # how much of an op it does; 1 for those that are not named
+
+    @classmethod
+    def of(cls, run: Generation) -> "Replay":
+        """The round that a generation does next."""
+        impl = run.impl
+        decoded = run.generate if impl.reads_all_slots else run.done[0]
+        return cls(decoded - 1, impl.op_shares(run.cached))
+
+
+def replayed_seconds(
+    deployment: Deployment, technique: Technique, work: RandomPrompts, replays: Sequence[Replay]
+) -> float:
+    """Time per token of these rounds, each of which gives one. [s]"""
+    return fmean(_seconds(deployment.replayed, technique, work, one) for one in replays)
+
+
+def _seconds(d: Deployment, technique: Technique, work: RandomPrompts, replay: Replay) -> float:
+    def duration(op: Op, deployment: Deployment) -> Number:
+        return seconds(op, deployment) * replay.op_shares.get(op.name, 1.0)
+
+    point = decode_point(work.batch, work.prompt, work.generate, float(replay.decoded))
+    (step,) = technique.cycle(d, point).steps
+    return float(np.ravel(steady_seconds(step, d, duration))[0])
+
+
+class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Bytes of all tensors that PyTorch has made inside and that are still in use.
+
+    What kernels allocate for themselves is not seen; what was there before does not count.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.held, self.peak = 0, 0  # [B]
+        self._known: dict[int, weakref.ref[UntypedStorage]] = {}
+
+    def __torch_dispatch__(  # type: ignore[no-untyped-def]
+        self, func, types, args=(), kwargs=None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        given = {storage._cdata for storage in _storages((args, kwargs))}
+        for storage in _storages(out):
+            if storage._cdata not in given:
+                self._add(storage)
+        return out
+
+    def _add(self, storage: UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._known:
+            return
+
+        def freed(_: object) -> None:
+            del self._known[key]
+            self.held -= size
+
+        self._known[key] = weakref.ref(storage, freed)
+        self.held += size
+        self.peak = max(self.peak, self.held)
+
+
+def _storages(values: object) -> Iterator[UntypedStorage]:
+    for value in tree_iter(values):
+        if isinstance(value, Tensor):
+            yield value.untyped_storage()
+
 
 SHORT = "no branch came up twice in so few rounds"
 

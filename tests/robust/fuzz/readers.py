@@ -122,8 +122,7 @@ def gguf(path: Path) -> None:
     """Configuration, tokeniser and weights."""
     import torch
 
-    from kvsim.validate.model.checkpoint import open_model
-    from kvsim.validate.model.tokens import read_tokeniser
+    from kvsim.validate.model.checkpoint import open_model, read_tokeniser
     from kvsim.validate.model.weights import load_weights
 
     arch, source = open_model(str(path))
@@ -152,8 +151,7 @@ def safetensors(path: Path) -> None:
 
 def tokenizer(path: Path) -> None:
     """A tokeniser beside weights without tensors."""
-    from kvsim.validate.model.checkpoint import Safetensors
-    from kvsim.validate.model.tokens import read_tokeniser
+    from kvsim.validate.model.checkpoint import Safetensors, read_tokeniser
 
     beside = path.with_name("model.safetensors")
     beside.write_bytes(NO_TENSORS)

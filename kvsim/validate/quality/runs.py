@@ -1,6 +1,6 @@
-"""Implementations that note, while they run, what their selection keeps of true attention."""
+"""Runs that note what a technique loses: along a text, of true attention, of its own drafts."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 import torch
@@ -8,6 +8,7 @@ from torch import Tensor
 
 from kvsim.techniques.axes.base import Storage
 from kvsim.techniques.technique import Technique
+from kvsim.traces.attention import GAMMAS, Acceptance
 from kvsim.validate.counter import NullCounter
 from kvsim.validate.model.attention import Pass, Seen
 from kvsim.validate.model.decoder import Decoder
@@ -16,10 +17,71 @@ from kvsim.validate.parts.composed import Composed
 from kvsim.validate.parts.scores import by_kv_head, scores
 from kvsim.validate.parts.selection import LayerContext
 from kvsim.validate.parts.store import CacheRoom
+from kvsim.validate.run import Generation
 from kvsim.validate.techniques import IMPLEMENTATIONS
 from kvsim.validate.techniques.full import Full
 from kvsim.validate.techniques.specache import Pairs
 from kvsim.validate.techniques.zipcache import Zipcache
+
+
+class Forced(Generation):
+    """One token per round, the text's.
+
+    The first token behind the prompt is not scored: it comes from the prompt, which every
+    technique reads in full precision.
+
+    Parameters
+    ----------
+    texts : tokens of every sequence, all of one length; the first ``prompt`` are read at once.
+    truth : the log-probabilities that a run with full-precision KV kept; this one's are kept if
+        there are none.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        technique: Technique,
+        texts: Sequence[Sequence[int]],
+        prompt: int,
+        truth: list[Tensor] | None = None,
+        kinds: Mapping[str, type[Implementation]] = IMPLEMENTATIONS,
+    ) -> None:
+        prompts = [text[:prompt] for text in texts]
+        super().__init__(decoder, technique, prompts, len(texts[0]) - prompt, kinds=kinds)
+        self.text = torch.tensor([text[prompt:] for text in texts], device=decoder.device)
+        self.truth = truth
+        self.kept: list[Tensor] = []  # (batch, vocab) per token
+        self._losses: list[Tensor] = []
+        self._divergences: list[Tensor] = []
+
+    def emit(
+        self, tokens: Tensor, counts: Sequence[int] | None = None, logits: Tensor | None = None
+    ) -> None:
+        """Score the text's next token, and take it."""
+        place = self.done[0]
+        if place:
+            assert logits is not None
+            self._score(logits.view(self.batch, -1), place)
+        super().emit(self.text[:, place])
+
+    @property
+    def perplexity(self) -> float:
+        """Of the scored tokens."""
+        return float(torch.stack(self._losses).double().mean().exp())
+
+    @property
+    def divergence(self) -> float:
+        """Mean KL divergence of this run's next token from the truth's. [nat]"""
+        return max(0.0, float(torch.stack(self._divergences).double().mean()))
+
+    def _score(self, logits: Tensor, place: int) -> None:
+        shares = logits.float().log_softmax(-1)
+        self._losses.append(-shares.gather(1, self.text[:, place, None])[:, 0])
+        if self.truth is None:
+            self.kept.append(shares)
+            return
+        meant = self.truth[place - 1]
+        self._divergences.append((meant.exp() * (meant - shares)).sum(-1))
 
 
 class AttentionShares:
@@ -163,3 +225,67 @@ def exact_saliency(queries: Tensor, keys: Tensor) -> Tensor:
     seen = tokens <= tokens[:, None]
     shares = by_kv_head(scores(queries, keys, seen), keys.shape[1]).sum(2)[0]
     return shares / torch.arange(len(tokens), 0, -1, device=queries.device)
+
+
+MEASURED = ("gamma", "acceptance")
+DIGITS = 6  # of a share in a trace
+
+
+def drafting(technique: Technique, gamma: int) -> Technique:
+    """The same technique with another number of drafts per round."""
+    return technique.with_rounds(gamma)
+
+
+@torch.inference_mode()
+def accepted(run: Generation) -> dict[int, list[int]]:
+    """Accepted drafts of every round until a sequence is complete, by gamma.
+
+    Gammas take turns: a round has the one that was measured least of those that there is room for
+    (QuantSpec's buffer may be nearly full), and starts where the last round ended.
+    """
+    impl = run.impl
+    assert isinstance(impl, Composed)
+    found: dict[int, list[int]] = {gamma: [] for gamma in GAMMAS}
+    try:
+        run.start()
+        while max(run.done) < run.generate:
+            impl.gamma = max(GAMMAS)
+            room = impl.round_room(run.cached)
+            fitting = [gamma for gamma in GAMMAS if gamma < room]
+            impl.gamma = min(fitting, key=lambda gamma: len(found[gamma]), default=1)
+            impl.decode_round(run)
+            if fitting:
+                found[impl.gamma] += [given - 1 for given in run.yielded[-1]]
+    finally:
+        impl.close()
+    return found
+
+
+def reached(accepted: Sequence[int], gamma: int) -> tuple[float, ...]:
+    """Share of rounds that accept at least 1, 2, ..., gamma drafts."""
+    counts = (sum(many >= place for many in accepted) for place in range(1, gamma + 1))
+    return tuple(round(count / len(accepted), DIGITS) for count in counts)
+
+
+def measure_acceptance(
+    decoder: Decoder,
+    technique: Technique,
+    prompts: Sequence[Sequence[int]],
+    generate: int,
+    temperature: float,
+) -> Acceptance | None:
+    """Shares of rounds that accept so many drafts; none if some gamma had no round."""
+    most = drafting(technique, max(GAMMAS))
+    found = accepted(Generation(decoder, most, prompts, generate, temperature=temperature))
+    rounds = min(map(len, found.values()))
+    if not rounds:
+        return None
+    rows = tuple(reached(found[gamma], gamma) for gamma in GAMMAS)
+    return Acceptance(named(technique), temperature, rounds, rows)
+
+
+def named(technique: Technique) -> str:
+    """As on the command line, without what is not set but measured."""
+    name, colon, given = str(technique).partition(":")
+    kept = [item for item in given.split(",") if item.partition("=")[0] not in MEASURED]
+    return name + colon + ",".join(kept)

@@ -21,9 +21,9 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.techniques.technique import Technique
+from kvsim.validate.bench.work import Bench
 from kvsim.validate.counts.check import SLACK, RandomPrompts, representative
 from kvsim.validate.machine import refusals
-from kvsim.validate.micro.place import Bench
 from kvsim.validate.model.architecture import load_architecture
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import random_weights

@@ -1,0 +1,256 @@
+"""Benchmarks of attention: over 16 bits, over packed rows, packing itself, and top-k of scores."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from kvsim.engine.formats import Format
+from kvsim.engine.ops import SCORE
+from kvsim.frozen import frozen
+from kvsim.graph import Op
+from kvsim.validate.bench.work import Bench, Call, Work
+from kvsim.validate.counter import OpRecord
+from kvsim.validate.kernels.attention import attend as attend_packed
+from kvsim.validate.kernels.quantise import quantise
+from kvsim.validate.kernels.stores import By, Store, View, score_dtype
+from kvsim.validate.kernels.topk import softmax_top_k
+from kvsim.validate.model.attention import Seen, attend
+
+HEADS = ((9, 3, 64), (32, 32, 128), (32, 8, 128))
+"""Heads, KV heads and head dim of SmolLM2-135M, Llama-2-7B and Llama-3-8B."""
+NUMBER = 2  # [B]
+
+
+@frozen
+class Shape:
+    """New tokens of some sequences, and the tokens they attend to, themselves included."""
+
+    batch: int
+    heads: int
+    kv_heads: int
+    dim: int
+    tokens: int
+    new: int = 1
+
+    @property
+    def pairs(self) -> float:
+        """Query-key pairs per head and sequence."""
+        past = self.tokens - self.new
+        return self.new * past + self.new * (self.new + 1) / 2
+
+    @property
+    def flops(self) -> float:
+        """Of scores and values. [FLOP]"""
+        return 4.0 * self.batch * self.heads * self.dim * self.pairs
+
+    @property
+    def kv_numbers(self) -> int:
+        """Numbers in the keys and values of the whole batch."""
+        return 2 * self.batch * self.kv_heads * self.dim * self.tokens
+
+    @property
+    def query_bytes(self) -> int:
+        """Queries and what comes out. [B]"""
+        return 2 * NUMBER * self.batch * self.heads * self.dim * self.new
+
+    @property
+    def case(self) -> dict[str, object]:
+        """What tells it from others."""
+        return {
+            "batch": self.batch,
+            "heads": self.heads,
+            "kv_heads": self.kv_heads,
+            "dim": self.dim,
+            "tokens": self.tokens,
+            "new": self.new,
+        }
+
+
+def shapes(place: Bench) -> Iterator[Shape]:
+    """Decoding over batches and contexts, drafts to verify, prompts."""
+    longest = 16384 if place.on_cpu else 131072
+    contexts = place.either((256, 2048, longest), (256, 1024, 4096, longest // 2, longest))
+    for heads in HEADS[: place.either(2, 3)]:
+        for batch in place.either((1, 4), (1, 4, 16)):
+            for tokens in contexts:
+                yield Shape(batch, *heads, tokens)
+        for tokens in place.either((2048,), (512, 2048, 8192)):
+            yield Shape(1, *heads, tokens, new=5)
+        for tokens in place.either((128, 512), (64, 128, 256, 512, 1024, 2048)):
+            yield Shape(place.either(1, 2), *heads, tokens, new=tokens)
+
+
+def attention_works(place: Bench) -> Iterator[Work]:
+    """As a decoder runs them."""
+    for shape in shapes(place):
+        moved = float(NUMBER * shape.kv_numbers + shape.query_bytes)
+        if place.fits(moved) and shape.flops <= place.most_flops / 10:
+            op = Op(
+                "attn",
+                kernel="prompt" if shape.new == shape.tokens else "attention",
+                flops=shape.flops,
+                bytes={"hbm": moved},
+                size=float(shape.new),
+            )
+            yield Work(shape.case, op, partial(_attention_calls, place, shape))
+
+
+@contextmanager
+def _attention_calls(place: Bench, shape: Shape) -> Iterator[Sequence[Call]]:
+    s = shape
+
+    def inputs() -> tuple[Tensor, Tensor, Tensor]:
+        q = place.random(s.batch, s.heads, s.new, s.dim)
+        k, v = (place.random(s.batch, s.kv_heads, s.tokens, s.dim) for _ in "kv")
+        return q, k, v
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Call:
+        seen: Seen = "all" if s.new == 1 else "causal" if s.new == s.tokens else _mask(q, s)
+        return lambda: attend(OpRecord(), q, k, v, seen)
+
+    first = inputs()
+    yield [call(*each) for each in place.turns(first, first, inputs)]
+
+
+def _mask(q: Tensor, shape: Shape) -> Tensor:
+    keys, queries = (torch.arange(n, device=q.device) for n in (shape.tokens, shape.new))
+    return (keys <= queries[:, None] + (shape.tokens - shape.new))[None, None]
+
+
+GROUP = 32
+MOST_ON_CPU = 2**24  # numbers that the plain twin widens in a tenth of a second
+
+
+def packed_attention_works(place: Bench) -> Iterator[Work]:
+    """Decoding and verification over batches and contexts."""
+    longest = 8192 if place.on_cpu else 65536
+    contexts = place.either((256, longest), (256, 1024, 4096, longest))
+    for bits in place.either((4,), (2, 4, 8)):
+        for heads in HEADS[:2]:
+            for batch in place.either((1, 4), (1, 4, 16)):
+                for tokens in contexts:
+                    yield from _work(place, Shape(batch, *heads, tokens), bits)
+            for tokens in contexts[1:]:
+                yield from _work(place, Shape(1, *heads, tokens, new=5), bits)
+
+
+def _work(place: Bench, shape: Shape, bits: int) -> Iterator[Work]:
+    moved = shape.kv_numbers * Format(bits, GROUP).number + shape.query_bytes
+    if place.fits(moved) and not (place.on_cpu and shape.kv_numbers > MOST_ON_CPU):
+        op = Op(
+            "attn",
+            kernel="lowbit",
+            flops=shape.flops,
+            bytes={"hbm": float(moved)},
+            size=float(shape.new),
+        )
+        yield Work(
+            shape.case | {"bits": bits}, op, lambda: _packed_attention_calls(place, shape, bits)
+        )
+
+
+@contextmanager
+def _packed_attention_calls(place: Bench, shape: Shape, bits: int) -> Iterator[Sequence[Call]]:
+    s = shape
+    counts = torch.full((s.batch,), s.tokens, dtype=torch.int32, device=place.device)
+
+    def inputs() -> tuple[Tensor, Store, Store]:
+        q = place.random(s.batch, s.heads, s.new, s.dim)
+        return q, store(place, s, bits, "channel"), store(place, s, bits, "token")
+
+    def call(q: Tensor, k: Store, v: Store) -> Call:
+        view = View(counts, k, v, counts, counts)
+        return lambda: attend_packed(q, view)
+
+    first = inputs()
+    _, k, v = first
+    read = [k.codes, k.scale, k.zero, v.codes, v.scale, v.zero]
+    yield [call(*each) for each in place.turns(first, read, inputs)]
+
+
+def store(place: Bench, shape: Shape, bits: int, by: By) -> Store:
+    """Packed keys (by channel) or values (by token) of every sequence and KV head."""
+    codes = place.codes(shape.batch, shape.kv_heads, shape.tokens, shape.dim * bits // 8)
+    table = (
+        (-(-shape.tokens // GROUP), shape.dim)
+        if by == "channel"
+        else (shape.tokens, shape.dim // GROUP)
+    )
+    scale, zero = (
+        place.random(shape.batch, shape.kv_heads, *table, dtype=torch.float16) for _ in range(2)
+    )
+    return Store(codes, scale, zero, bits, GROUP, by)
+
+
+def topk_works(place: Bench) -> Iterator[Work]:
+    """Batches of scores over contexts, 64 tokens chosen per KV head."""
+    for heads, kv_heads, _ in HEADS[:2]:
+        for batch in place.either((1, 8), (1, 4, 16)):
+            for tokens in place.either((512, 8192), (512, 2048, 8192, 32768)):
+                scores = batch * heads * tokens
+                case = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "tokens": tokens}
+                op = Op("topk", kernel="topk", bytes={"hbm": SCORE * scores})
+                sizes = (batch, heads, kv_heads, tokens)
+                yield Work(case, op, partial(_topk_calls, place, *sizes))
+
+
+@contextmanager
+def _topk_calls(
+    place: Bench, batch: int, heads: int, kv_heads: int, tokens: int
+) -> Iterator[Sequence[Call]]:
+    eligible = torch.full((batch,), tokens, dtype=torch.int32, device=place.device)
+    dtype = score_dtype(torch.empty(0, dtype=place.half))
+
+    def logits() -> Tensor:
+        return place.random(batch, heads, tokens, dtype=dtype)
+
+    def call(one: Tensor) -> Call:
+        return lambda: softmax_top_k(one, kv_heads, 64, eligible)
+
+    first = logits()
+    yield [call(one) for one in place.turns(first, [first], logits)]
+
+
+KV_HEADS = ((3, 64), (32, 128))
+
+
+def packing_works(place: Bench) -> Iterator[Work]:
+    """Prompts and single tokens, by channel for keys and by token for values."""
+    for bits in place.either((4,), (2, 4, 8)):
+        for kv_heads, dim in KV_HEADS:
+            for tokens in place.either((32, 2048), (32, 256, 2048, 8192)):
+                numbers = kv_heads * dim * tokens
+                moved = numbers * (NUMBER + Format(bits, GROUP).number)
+                if not place.fits(moved) or (place.on_cpu and numbers > MOST_ON_CPU):
+                    continue
+                for way in ("pack by channel", "pack by token", "widen"):
+                    case = {"way": way, "bits": bits, "kv_heads": kv_heads, "tokens": tokens}
+                    op = Op("quantise", kernel="quantise", bytes={"hbm": float(moved)})
+                    shape = (1, kv_heads, tokens, dim)
+                    yield Work(case, op, partial(_packing_calls, place, way, bits, shape))
+
+
+@contextmanager
+def _packing_calls(
+    place: Bench, way: str, bits: int, shape: tuple[int, ...]
+) -> Iterator[Sequence[Call]]:
+    if way == "widen":
+
+        def packed() -> Store:
+            return quantise(place.random(*shape), bits, GROUP, "token")
+
+        first = packed()
+        stores = place.turns(first, [first.codes, first.scale, first.zero], packed)
+        yield [lambda one=one: one.numbers().to(place.half) for one in stores]  # type: ignore[misc]
+        return
+
+    def numbers() -> Tensor:
+        return place.random(*shape)
+
+    one = numbers()
+    by: By = "channel" if way.endswith("channel") else "token"
+    sets = place.turns(one, [one], numbers)
+    yield [partial(quantise, each, bits, GROUP, by) for each in sets]

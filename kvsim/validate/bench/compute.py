@@ -1,0 +1,200 @@
+"""Benchmarks of compute: matrix products, what a layer does besides, and what a launch costs."""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+from torch import Tensor
+
+from kvsim.frozen import frozen
+from kvsim.graph import Op
+from kvsim.validate.bench.work import Bench, Call, Work
+from kvsim.validate.model.architecture import rotate
+from kvsim.validate.model.weights import Norm
+
+SHAPES = ((576, 576), (576, 3072), (2048, 2048), (4096, 4096), (4096, 11008))
+"""Inputs and outputs: SmolLM2-135M's output and MLP, a 1B model's, Llama-2-7B's output and MLP."""
+ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+QUICK_ROWS = (1, 4, 16, 64, 256, 1024)
+OTHER_ROWS = (32, 64, 256, 1024, 4096)  # torch._int_mm takes more than 16
+BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
+
+
+def product_works(place: Bench) -> Iterator[Work]:
+    """All shapes in the 16-bit format, the largest ones in the others that the device has."""
+    for dtype in formats(place):
+        shapes = SHAPES if dtype == "fp16" else SHAPES[2:4]
+        for inputs, outputs in shapes:
+            rows_of = place.either(QUICK_ROWS, ROWS) if dtype == "fp16" else OTHER_ROWS
+            for rows in rows_of:
+                work = product(place, dtype, rows, inputs, outputs)
+                if work.op.flops <= place.most_flops:
+                    yield work
+
+
+def formats(place: Bench) -> list[str]:
+    """Number formats that it multiplies in."""
+    if place.on_cpu:
+        return ["fp16", "fp32"]
+    major, minor = torch.cuda.get_device_capability(place.device)
+    found = ["fp16", "bf16", "fp32"]
+    found += ["tf32"] if major >= 8 else []
+    found += ["int8"] if (major, minor) >= (7, 5) else []
+    return found + (["fp8"] if (major, minor) >= (8, 9) else [])
+
+
+def product(place: Bench, dtype: str, rows: int, inputs: int, outputs: int) -> Work:
+    """Hidden states (rows, inputs) times a matrix (outputs, inputs)."""
+    each = BYTES[dtype]
+    wide = 2 if dtype == "fp8" else 4 if dtype == "int8" else each  # per number of the result
+    moved = each * (inputs * outputs + rows * inputs) + wide * rows * outputs
+    op = Op(
+        "product",
+        kernel="gemm",
+        flops=2.0 * rows * inputs * outputs,
+        bytes={"hbm": float(moved)},
+        size=float(rows),
+        dtype=dtype,
+    )
+    case = {"dtype": dtype, "rows": rows, "inputs": inputs, "outputs": outputs}
+    return Work(case, op, lambda: _product_calls(place, dtype, rows, inputs, outputs))
+
+
+@contextmanager
+def _product_calls(
+    place: Bench, dtype: str, rows: int, inputs: int, outputs: int
+) -> Iterator[Sequence[Call]]:
+    def operands() -> tuple[Tensor, Tensor]:
+        x, w = place.random(rows, inputs), place.random(outputs, inputs)
+        return _stored(x, dtype, place), _stored(w, dtype, place)
+
+    first = operands()
+    sets = place.turns(first, first, operands)
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
+    try:
+        yield [_multiply(dtype, *pair) for pair in sets]
+    finally:
+        torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def _stored(numbers: Tensor, dtype: str, place: Bench) -> Tensor:
+    if dtype == "int8":
+        return (100 * numbers).to(torch.int8)
+    if dtype == "fp8":
+        return numbers.to(torch.float8_e4m3fn)
+    if dtype in ("fp32", "tf32"):
+        return numbers.float()
+    return numbers.to(torch.bfloat16) if dtype == "bf16" else numbers.to(place.half)
+
+
+def _multiply(dtype: str, tensor: Tensor, w: Tensor) -> Call:
+    if dtype == "int8":
+        return lambda: torch._int_mm(tensor, w.t())
+    if dtype == "fp8":
+        one = torch.ones((), device=tensor.device)
+        return lambda: torch._scaled_mm(tensor, w.t(), one, one, out_dtype=torch.float16)
+    return lambda: F.linear(tensor, w)
+
+
+KERNELS = 16.0  # of a Llama layer: 2 norms, 2 sums, 10 for positions, 2 for the activation
+LAYERS = ((576, 9, 3, 64, 1536), (4096, 32, 8, 128, 14336))
+"""Hidden, heads, KV heads, head dim and FFN width of SmolLM2-135M and Llama-3-8B."""
+
+
+@frozen
+class _Inputs:
+    x: Tensor
+    q: Tensor
+    k: Tensor
+    wide: Tensor
+    turns: tuple[Tensor, Tensor]
+    norm: Norm
+
+
+def pointwise_works(place: Bench) -> Iterator[Work]:
+    """One layer's, over tokens."""
+    for layer in LAYERS:
+        hidden, heads, kv_heads, dim, ffn = layer
+        for tokens in place.either((1, 16, 256, 2048), (1, 4, 16, 64, 256, 1024, 4096)):
+            rotated = 2 * (heads + kv_heads) * dim
+            moved = 2.0 * tokens * (4 * hidden + 6 * hidden + rotated + 3 * ffn)
+            case = {"hidden": hidden, "ffn": ffn, "tokens": tokens}
+            op = Op("pointwise", bytes={"hbm": moved}, launches=KERNELS)
+            if place.fits(2 * moved):
+                yield Work(case, op, partial(_pointwise_calls, place, tokens, *layer))
+
+
+@contextmanager
+def _pointwise_calls(
+    place: Bench, tokens: int, hidden: int, heads: int, kv_heads: int, dim: int, ffn: int
+) -> Iterator[Sequence[Call]]:
+    def inputs() -> _Inputs:
+        angles = place.random(1, 1, tokens, dim)
+        return _Inputs(
+            place.random(1, tokens, hidden),
+            place.random(1, heads, tokens, dim),
+            place.random(1, kv_heads, tokens, dim),
+            place.random(1, tokens, 2 * ffn),
+            (angles.cos(), angles.sin()),
+            Norm(torch.ones(hidden, device=place.device, dtype=place.half), None, 1e-5),
+        )
+
+    first = inputs()
+    sets = place.turns(first, [first.x, first.q, first.k, first.wide], inputs)
+    yield [partial(_layer, one) for one in sets]
+
+
+def _layer(i: _Inputs) -> None:
+    """As ``kvsim.validate.model.decoder`` does it."""
+    normed = i.norm(i.x)
+    rotate(i.q, *i.turns)
+    rotate(i.k, *i.turns)
+    i.x.add_(normed)
+    i.x.sub_(i.norm(i.x))
+    gate, up = i.wide.chunk(2, dim=-1)
+    F.silu(gate).mul_(up)
+
+
+def launch_works(place: Bench) -> Iterator[Work]:
+    """Sums of a few numbers; graphs and synchronisation only where something runs ahead."""
+    for count in place.either((20, 100, 200), (20, 50, 100, 200, 500)):
+        yield _work(place, "eager", count, "host")
+        if not place.on_cpu:
+            yield _work(place, "graph", count, "device")
+    if not place.on_cpu:
+        for _ in range(3):
+            yield _work(place, "sync", 1, "host")
+
+
+def _work(place: Bench, way: str, count: int, clock: str) -> Work:
+    case = {"way": way, "kernels": count}
+    op = Op("launch", bytes={"hbm": 16.0 * count}, launches=float(count))
+    return Work(case, op, partial(_launch_calls, place, way, count), clock)
+
+
+@contextmanager
+def _launch_calls(place: Bench, way: str, count: int) -> Iterator[Sequence[Call]]:
+    few = torch.ones(4, device=place.device)
+
+    def issue() -> None:
+        for _ in range(count):
+            few.add_(1.0)
+
+    if way == "eager":
+        yield [issue]
+    elif way == "sync":
+
+        def once() -> None:
+            issue()
+            torch.cuda.synchronize(place.device)
+
+        yield [once]
+    else:
+        issue()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            issue()
+        yield [graph.replay]

@@ -1,0 +1,375 @@
+"""Benchmarks of memory and links: of the device, of the host, between both, and side by side."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+from torch import Tensor
+
+from kvsim.graph import Channel, Number, Op, Stream
+from kvsim.validate.bench.attention import NUMBER, Shape, shapes
+from kvsim.validate.bench.compute import product
+from kvsim.validate.bench.work import Bench, Call, Work
+from kvsim.validate.kernels.gather import gather
+from kvsim.validate.transfer import Lane, Transfers
+
+WAYS = ("read", "write", "copy")
+
+
+LARGE = 2**28  # caches from which on fewer multiples of them are measured [B]
+
+
+def memory_works(place: Bench) -> Iterator[Work]:
+    """Sizes beyond the cache, and one that fits it.
+
+    From four caches up where memory allows it, else what lies between two caches and the most that
+    a copy, which needs twice its size, can take.
+    """
+    most = place.memory / 2 / place.cache
+    wanted = place.either((4.0, 6.0, 8.0), (4.0, 6.0, 8.0, 12.0, 16.0, 24.0))
+    large = [caches for caches in wanted if caches <= most / 2]  # with room for another set
+    if place.cache > LARGE or len(large) < 3:
+        top = min(most, 3.0 if place.cache > LARGE else 8.0)
+        large = [2.0, (2.0 + top) / 2, top] if top > 2.0 else [2.0] * (top == 2.0)
+    for moved in [place.cache // 4, *(int(caches * place.cache) // 4 * 4 for caches in large)]:
+        yield from _sized(place, moved)
+
+
+def _sized(place: Bench, moved: int) -> Iterator[Work]:
+    cached = "yes" if moved < place.cache else "no"
+    for way in WAYS:
+        count = 2 * moved if way == "copy" else moved
+        case = {"way": way, "bytes": moved, "cached": cached}
+        op = Op(f"memory_{way}", bytes={"hbm": float(count)})
+        yield Work(case, op, partial(_memory_calls, place.device, way, moved))
+
+
+@contextmanager
+def _memory_calls(device: torch.device, way: str, moved: int) -> Iterator[Sequence[Call]]:
+    yield [use(way, torch.ones(moved // 4, device=device))]
+
+
+def use(way: str, numbers: Tensor) -> Call:
+    """What reads, writes or copies fp32 numbers once."""
+    if way == "read":
+        return numbers.sum
+    if way == "write":
+        return lambda: numbers.fill_(2.0)
+    target = torch.empty_like(numbers)
+    return lambda: target.copy_(numbers)
+
+
+def gather_works(place: Bench) -> Iterator[Work]:
+    """Rows of one head's keys or values, a sixteenth of those there are."""
+    for dim in place.either((128,), (64, 128)):
+        for rows in place.either((64, 2048, 8192, 32768), (64, 256, 1024, 4096, 16384, 65536)):
+            moved = 2.0 * rows * dim * NUMBER
+            if place.fits(16 * moved):
+                case = {"rows": rows, "dim": dim}
+                op = Op("gather", kernel="gather", bytes={"hbm": moved})
+                yield Work(case, op, partial(_gather_calls, place, rows, dim))
+
+
+@contextmanager
+def _gather_calls(place: Bench, rows: int, dim: int) -> Iterator[Sequence[Call]]:
+    def inputs() -> tuple[Tensor, Tensor]:
+        index = torch.randint(16 * rows, (rows,), device=place.device)
+        return place.random(16 * rows, dim), index
+
+    first = inputs()
+    sets = place.turns(first, first, inputs)
+    yield [partial(torch.index_select, source, 0, index) for source, index in sets]
+
+
+SIZES = (2**12, 2**16, 2**18, 2**20, 2**22, 2**24, 2**26)
+LARGE_COPY = 2**28
+QUICK_SIZES = (2**12, 2**16, 2**20, 2**24)
+
+
+def h2d(place: Bench) -> Iterator[Work]:
+    """Copies from the host to the device."""
+    yield from _one_way(place, "h2d")
+
+
+def d2h(place: Bench) -> Iterator[Work]:
+    """Copies from the device to the host."""
+    yield from _one_way(place, "d2h")
+
+
+def duplex(place: Bench) -> Iterator[Work]:
+    """Both directions at once; what is told are the bytes of one."""
+    for moved in place.either((2**24,), (2**22, 2**24, 2**26)):
+        op = _op("duplex", "h2d", moved)
+        yield Work({"bytes": moved}, op, partial(_both, place, moved), "lanes")
+
+
+def _one_way(place: Bench, link: Channel) -> Iterator[Work]:
+    large = () if place.on_cpu or place.quick else (LARGE_COPY,)
+    sizes = place.either(QUICK_SIZES, SIZES) + large
+    for memory in ("pinned",) if place.on_cpu else ("pinned", "pageable"):
+        for moved in sizes:
+            if place.fits(2 * moved):
+                case = {"memory": memory, "bytes": moved}
+                make = partial(_link_calls, place, link, moved, memory == "pinned")
+                yield Work(case, _op(link, link, moved), make, "lanes")
+
+
+def _op(name: str, link: Channel, moved: float) -> Op:
+    """As ``kvsim.engine.ops.copy`` states it."""
+    stream: Stream = "h2d" if link == "h2d" else "d2h"
+    through: tuple[Channel, ...] = (link, "hbm", "dram")
+    return Op(name, stream, "copy", bytes=dict.fromkeys(through, moved))
+
+
+@contextmanager
+def _link_calls(place: Bench, link: Channel, moved: int, pinned: bool) -> Iterator[Sequence[Call]]:
+    with lanes(place) as transfers:
+        lane = transfers.h2d if link == "h2d" else transfers.d2h
+
+        def inputs() -> tuple[Tensor, Tensor]:
+            return ends(place, link, moved, pinned)
+
+        first = inputs()
+        sets = place.turns(first, first, inputs)
+        yield [send(transfers, lane, copier(*pair)) for pair in sets]
+
+
+@contextmanager
+def _both(place: Bench, moved: int) -> Iterator[Sequence[Call]]:
+    with lanes(place) as transfers:
+        to, back = (copier(*ends(place, link, moved, True)) for link in ("h2d", "d2h"))
+
+        def call() -> None:
+            begin = transfers.mark()
+            marks = [transfers.h2d(to, begin), transfers.d2h(back, begin)]
+            for mark in marks:
+                mark.wait()
+
+        yield [call]
+
+
+def ends(place: Bench, link: Channel, moved: int, pinned: bool) -> tuple[Tensor, Tensor]:
+    """Target and source of a copy."""
+    there = torch.ones(moved, dtype=torch.uint8, device=place.device)
+    here = torch.ones(moved, dtype=torch.uint8, pin_memory=pinned and not place.on_cpu)
+    return (there, here) if link == "h2d" else (here, there)
+
+
+def copier(target: Tensor, source: Tensor) -> Callable[[], None]:
+    """A function that starts the copy once."""
+
+    def copy() -> None:
+        target.copy_(source, non_blocking=True)
+
+    return copy
+
+
+def send(transfers: Transfers, lane: Lane, work: Callable[[], None]) -> Call:
+    """Queue work on a lane behind what compute was asked to do, and let compute wait for it."""
+    return lambda: lane(work, transfers.mark()).wait()
+
+
+@contextmanager
+def lanes(place: Bench) -> Iterator[Transfers]:
+    """Lanes for as long as something is timed."""
+    transfers = Transfers(place.device)
+    try:
+        yield transfers
+    finally:
+        transfers.close()
+
+
+SCARCE = 16  # rows there are per row that is fetched
+
+
+def row_works(place: Bench) -> Iterator[Work]:
+    """Rows of several widths; ``gathered`` is the kernel that techniques use."""
+    for dim in place.either((64,), (32, 64, 128)):
+        for rows in place.either((128, 1024, 8192, 32768), (128, 512, 2048, 8192, 32768)):
+            moved = 2.0 * rows * dim * NUMBER
+            if not place.fits(SCARCE * moved):
+                continue
+            for way in ("gathered", "selected, then copied"):
+                fetched = 2.0 * rows if way == "gathered" else 0.0
+                op = Op(
+                    "rows",
+                    "h2d",
+                    "copy",
+                    rows=fetched,
+                    bytes={"h2d": moved, "hbm": moved, "dram": moved},
+                )
+                case = {"way": way, "rows": rows, "dim": dim}
+                yield Work(case, op, partial(_row_calls, place, way, rows, dim), "lanes")
+
+
+@contextmanager
+def _row_calls(place: Bench, way: str, rows: int, dim: int) -> Iterator[Sequence[Call]]:
+    with lanes(place) as transfers:
+
+        def inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
+            homes = (place.random(1, 1, SCARCE * rows, dim).cpu() for _ in "kv")
+            k, v = (h if place.on_cpu else h.pin_memory() for h in homes)
+            index = torch.randint(SCARCE * rows, (1, 1, rows), device=place.device)
+            return k, v, index, place.random(2, 1, 1, rows, dim)
+
+        def call(k: Tensor, v: Tensor, index: Tensor, out: Tensor) -> Call:
+            if way == "gathered":
+                fetch = partial(_gather, k, v, index, out)
+                return send(transfers, transfers.h2d, fetch)
+            return partial(_select, k, v, index, out)
+
+        first = inputs()
+        yield [call(*each) for each in place.turns(first, first[:2], inputs)]
+
+
+def _gather(keys: Tensor, values: Tensor, index: Tensor, out: Tensor) -> None:
+    gather(keys, values, index, out[0], out[1])
+
+
+def _select(keys: Tensor, values: Tensor, index: Tensor, out: Tensor) -> None:
+    """The host has to know the indices, which synchronises."""
+    there = index[0, 0].cpu()
+    for home, target in ((keys, out[0]), (values, out[1])):
+        target[0, 0].copy_(home[0, 0].index_select(0, there), non_blocking=True)
+
+
+def peer_works(place: Bench) -> Iterator[Work]:
+    """From the device to another one."""
+    if place.on_cpu or torch.cuda.device_count() < 2:
+        return
+    other = next(i for i in range(torch.cuda.device_count()) if i != place.device.index)
+    for moved in place.either((2**16, 2**26), (2**12, 2**16, 2**20, 2**24, 2**28)):
+        op = Op("peer", kernel="allreduce", bytes={"link": float(moved)})
+        yield Work({"bytes": moved}, op, partial(_peer_calls, place, other, moved))
+
+
+@contextmanager
+def _peer_calls(place: Bench, other: int, moved: int) -> Iterator[Sequence[Call]]:
+    source = torch.ones(moved, dtype=torch.uint8, device=place.device)
+    target = torch.ones(moved, dtype=torch.uint8, device=torch.device("cuda", other))
+    yield [lambda: target.copy_(source, non_blocking=True)]
+
+
+INPUTS, OUTPUTS = 4096, 4096
+COPIES = (2**24, 2**25, 3 * 2**24, 2**26, 5 * 2**24)
+
+
+def contention_works(place: Bench) -> Iterator[Work]:
+    """Products that take longer than the copy, and reads of the device's memory."""
+    rows = 32 if place.on_cpu else 4096
+    for copied in place.either(COPIES[:2], COPIES):
+        for compute in ("gemm", "memory"):
+            pair = f"{compute} beside {copied} B"
+            repeats = copied // (2**24 if place.on_cpu else 2**22)
+            op = _busy(place, compute, rows, repeats)
+            for way in ("copy", "compute", "both"):
+                case = {"pair": pair, "compute": compute, "way": way, "bytes": copied}
+                make = partial(_contention_calls, place, way, compute, rows, copied, repeats)
+                yield Work(case, _copied(copied) if way == "copy" else op, make, "lanes")
+
+
+def _busy(place: Bench, compute: str, rows: int, repeats: int) -> Op:
+    """All of what computes."""
+    if compute == "memory":
+        return Op("memory_read", bytes={"hbm": 2.0 * place.cache * repeats}, launches=repeats)
+    one = product(place, "fp16", rows, INPUTS, OUTPUTS).op
+    moved: dict[Channel, Number] = {"hbm": repeats * one.bytes["hbm"]}
+    return replace(one, flops=repeats * one.flops, bytes=moved, launches=float(repeats))
+
+
+def _copied(copied: int) -> Op:
+    return Op("copy", "h2d", "copy", bytes={c: float(copied) for c in ("h2d", "hbm", "dram")})
+
+
+@contextmanager
+def _contention_calls(
+    place: Bench, way: str, compute: str, rows: int, copied: int, repeats: int
+) -> Iterator[Sequence[Call]]:
+    with lanes(place) as transfers:
+        copy = copier(*ends(place, "h2d", copied, True))
+        busy = _compute(place, compute, rows, repeats)
+
+        def both() -> None:
+            mark = transfers.h2d(copy, transfers.mark())
+            busy()
+            mark.wait()
+
+        calls = {"copy": send(transfers, transfers.h2d, copy), "compute": busy, "both": both}
+        yield [calls[way]]
+
+
+def _compute(place: Bench, kind: str, rows: int, repeats: int) -> Call:
+    if kind == "memory":
+        numbers: Tensor = place.random(2 * place.cache // 4, dtype=torch.float32)
+        one = use("read", numbers)
+    else:
+        x, w = place.random(rows, INPUTS), place.random(OUTPUTS, INPUTS)
+        one = partial(_product, x, w)
+
+    def call() -> None:
+        for _ in range(repeats):
+            one()
+
+    return call
+
+
+def _product(tensor: Tensor, w: Tensor) -> Tensor:
+    return tensor @ w.t()
+
+
+HERE = torch.device("cpu")
+CACHE = 2**25  # a usual last-level cache [B]
+
+
+def reads(place: Bench) -> Iterator[Work]:
+    """Host memory, far beyond its caches."""
+    for work in memory_works(on_host(place)):
+        if work.case["cached"] == "no":
+            op = replace(work.op, stream="cpu", bytes={"dram": work.op.bytes["hbm"]})
+            yield replace(work, op=op)
+
+
+def products(place: Bench) -> Iterator[Work]:
+    """Square products in fp32."""
+    for width in place.either((256, 512, 1024), (256, 512, 768, 1024, 1536, 2048)):
+        op = Op("product", "cpu", "cpu", flops=2.0 * width**3, dtype="fp32")
+        yield Work({"width": width}, op, partial(_host_product, width))
+
+
+def attends(place: Bench) -> Iterator[Work]:
+    """Decode attention over fp32 keys and values: what FastDecode leaves to the host."""
+    here = on_host(place)
+    for shape in shapes(here):
+        moved = float(2 * shape.kv_numbers * NUMBER)
+        if shape.new == 1 and here.fits(moved):
+            op = Op("attn", "cpu", "cpu", flops=shape.flops, bytes={"dram": moved}, dtype="fp32")
+            yield Work(shape.case, op, partial(_attend, here, shape))
+
+
+def on_host(place: Bench) -> Bench:
+    """The same limits for the host's memory."""
+    return replace(place, device=HERE, cache=place.cache if place.on_cpu else CACHE)
+
+
+@contextmanager
+def _host_product(width: int) -> Iterator[Sequence[Call]]:
+    x, w = (torch.randn(width, width) for _ in range(2))
+    yield [lambda: x @ w]
+
+
+@contextmanager
+def _attend(place: Bench, s: Shape) -> Iterator[Sequence[Call]]:
+    def inputs() -> tuple[Tensor, Tensor, Tensor]:
+        wide = torch.float32
+        k, v = (place.random(s.batch, s.kv_heads, s.tokens, s.dim, dtype=wide) for _ in "kv")
+        return place.random(s.batch, s.heads, s.new, s.dim, dtype=wide), k, v
+
+    def call(q: Tensor, k: Tensor, v: Tensor) -> Call:
+        return lambda: F.scaled_dot_product_attention(q, k, v, enable_gqa=grouped)
+
+    grouped = s.heads != s.kv_heads
+    first = inputs()
+    yield [call(*each) for each in place.turns(first, first, inputs)]
