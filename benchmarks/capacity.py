@@ -20,10 +20,9 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.planner.fleet.answer import CapacityAnswer, make_capacity
-from kvsim.planner.fleet.comparisons import CapacityQuestion
 from kvsim.planner.fleet.demand import Counts, Demand, FleetTargets, traffic_of
 from kvsim.planner.fleet.milp import solve_programme, utilisation
-from kvsim.planner.fleet.offers import FleetLimits, Rentable
+from kvsim.planner.fleet.offers import CapacityQuestion, FleetLimits, Rentable
 from kvsim.planner.fleet.play import play
 from kvsim.planner.question import Admission
 from kvsim.serving.rules import Rules

@@ -13,8 +13,8 @@ import time
 
 from kvsim.errors import InfeasibleError
 from kvsim.planner.fleet.answer import make_capacity
-from kvsim.planner.fleet.comparisons import CapacityQuestion, search_of
-from kvsim.planner.fleet.offers import Terms, shortlist
+from kvsim.planner.fleet.comparisons import search_of
+from kvsim.planner.fleet.offers import CapacityQuestion, Terms, shortlist
 from kvsim.planner.fleet.play import Market, measure_market
 from tests.support.schedules import cheapest_schedule, day
 

@@ -37,9 +37,8 @@ def capacity(inputs: Inputs) -> "PlannedFleet":
     """
     from kvsim.emit.served import serve_costs
     from kvsim.planner.fleet.answer import make_capacity
-    from kvsim.planner.fleet.comparisons import CapacityQuestion
     from kvsim.planner.fleet.demand import FleetTargets, traffic_of
-    from kvsim.planner.fleet.offers import Schedule, Spread
+    from kvsim.planner.fleet.offers import CapacityQuestion, Schedule, Spread
     from kvsim.report.capacity import planned_fleet
     from kvsim.serving.rules import Rules
     from kvsim.traces.read import load

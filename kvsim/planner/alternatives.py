@@ -28,7 +28,7 @@ from kvsim.planner.table import (
     TableSearch,
     rows_as_good,
     rows_within,
-    tabulate_question,
+    tabulate,
 )
 from kvsim.prediction.explain import binding
 from kvsim.prediction.generate import Prediction
@@ -105,7 +105,7 @@ def find_baseline(question: Question, search: TableSearch) -> Prediction | None:
             return search.replay(row)
     free = replace(question, workload=replace(question.workload, batch=None))
     free = replace(free, admission=Admission((parse(FULL),)))
-    other = TableSearch(free, tabulate_question(free))
+    other = TableSearch(free, tabulate(free))
     row = other.best(memory) if other.table.technique else None
     return None if row is None else other.replay(row)
 
@@ -257,7 +257,7 @@ def find_waves(question: Question, choice: Prediction) -> Waves | None:
         return None
     free = replace(question, workload=replace(w, batch=None))
     names = {FULL, choice.technique.name} & set(TECHNIQUES)
-    search = TableSearch(free, tabulate_question(free, tuple(names)))
+    search = TableSearch(free, tabulate(free, tuple(names)))
     if not len(search.table):
         return None
     rows = rows_within(
@@ -353,7 +353,7 @@ def quick_plan(question: Question, some: tuple[str, ...] = QUICK_TECHNIQUES) -> 
     """The plan that a few techniques allow, if they allow one."""
     every = tuple(t.name for t in question.admission.candidates())
     names = tuple(name for name in every if name in some) or every
-    search = TableSearch(question, tabulate_question(question, names))
+    search = TableSearch(question, tabulate(question, names))
     if not search.table.technique:
         return None
     row = search.chosen(question.limits.finite())

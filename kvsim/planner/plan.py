@@ -34,7 +34,7 @@ from kvsim.planner.sensitivity import (
     solve_prices,
     target_probability,
 )
-from kvsim.planner.table import Options, TableSearch, tabulate_question
+from kvsim.planner.table import Options, TableSearch, tabulate
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence
 
@@ -138,7 +138,7 @@ def make_plan(
 def answer(question: Question) -> ChosenPlan:
     """The plan for a question."""
     started = perf_counter()
-    search = TableSearch(question, tabulate_question(question))
+    search = TableSearch(question, tabulate(question))
     search.drafts()
     search.refine()
     limits = question.limits.finite()

@@ -142,9 +142,7 @@ def solve_prices(
 
 def _tabulate(q: Question, leaders: list[Technique], *gpu: float) -> TableSearch:
     """Some techniques at every batch that the limits, or these GPU memories, allow. [B]"""
-    sizes = (q.limits.gpu_memory, *gpu)
-    w, host = q.workload, q.limits.host_memory
-    return TableSearch(q, tabulate_settings(leaders, q.deployment, w, sizes, host, q.admission))
+    return TableSearch(q, tabulate_settings(q, leaders, (q.limits.gpu_memory, *gpu)))
 
 
 def _include_solved(search: TableSearch, mix: FoundMix) -> None:
@@ -350,8 +348,7 @@ def _first_breakpoint(
 
 def _winner(q: Question, rivals: list[Technique]) -> str:
     """What is chosen of some techniques and of mixes of places, by name."""
-    room = (q.limits.gpu_memory,), q.limits.host_memory
-    search = TableSearch(q, tabulate_settings(rivals, q.deployment, q.workload, *room, q.admission))
+    search = TableSearch(q, tabulate_settings(q, rivals))
     add_mixes(q, search, roughly=True)
     row = search.chosen(q.limits.finite())
     return "" if row is None else technique_label(search.table.technique[row])

@@ -14,8 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import InfeasibleError
-from kvsim.machines.deployment import Deployment
-from kvsim.planner.question import Admission, Question, Workload, relative_gain, simplicity_rank
+from kvsim.planner.question import Question, relative_gain, simplicity_rank
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import MOST_SEQUENCES
 from kvsim.quality.evidence import Evidence
@@ -210,21 +209,25 @@ class Options:
         return list(dict.fromkeys(self.name.tolist()))
 
 
-def evaluate(
-    technique: Technique,
-    deployment: Deployment,
-    workload: Workload,
-    batch: Column,
-    admission: Admission,
-) -> Options:
-    """All settings of an array-valued technique at all batches, in one vectorised evaluation."""
-    prediction = workload.predict(technique, deployment, batch, SAMPLED_CONTEXTS)
+def evaluate(question: Question, technique: Technique, batch: Column) -> Options:
+    """Evaluate all settings of an array-valued technique at all batches, in one evaluation.
+
+    Parameters
+    ----------
+    batch : (b,) [sequences]
+
+    Returns
+    -------
+    A row per setting and batch.
+    """
+    q, admission = question, question.admission
+    prediction = q.workload.predict(technique, q.deployment, batch, SAMPLED_CONTEXTS)
     settings = technique.rows()
     shape = (len(settings), batch.size)
     measured = {
         name: (np.zeros(shape) + values).ravel() for name, values in measures(prediction).items()
     }
-    known = [admission.evidence(s, deployment, workload.length) for s in settings]
+    known = [admission.evidence(s, q.deployment, q.workload.length) for s in settings]
     admitted = {
         "loss": np.repeat([admission.loss(e) for e in known], batch.size),
         "harm": np.repeat([admission.harm(e) for e in known], batch.size),
@@ -253,21 +256,29 @@ def measures(prediction: Prediction) -> dict[str, Column]:
 
 
 def candidate_batches(
-    technique: Technique,
-    deployment: Deployment,
-    workload: Workload,
-    gpu: Iterable[float],
-    host: float,
+    question: Question, technique: Technique, gpu: Sequence[float] = ()
 ) -> Column:
-    """Batches worth evaluating: a geometric grid, and the largest that each GPU memory allows.
+    """Choose batches worth evaluating: a geometric grid, and the largest that memories allow.
 
     The grid ends above the largest, so that what a larger memory would bring is known, but for the
     most that can be evaluated.
+
+    Parameters
+    ----------
+    gpu : memories of a GPU; that of the limits if empty. [B]
+
+    Returns
+    -------
+    In order; none where the technique cannot divide the batch that is asked for. [sequences]
     """
+    workload, limits = question.workload, question.limits
     parts = technique.tiles()
     if workload.batch is not None:
         return np.array([float(workload.batch)]) if workload.batch % parts == 0 else np.zeros(0)
-    largest = [workload.largest(technique, deployment, size, host) for size in gpu]
+    largest = [
+        workload.largest(technique, question.deployment, size, limits.host_memory)
+        for size in gpu or (limits.gpu_memory,)
+    ]
     top = max(float(np.max(b)) for b in largest)
     steps = np.arange(0, np.log(max(top / parts, 1)) / np.log(BATCH_GROWTH) + 2)
     grid = np.ceil(parts * BATCH_GROWTH**steps / parts) * parts
@@ -275,47 +286,44 @@ def candidate_batches(
     return distinct(every[(every > 0) & (every <= MOST_SEQUENCES)])
 
 
-def tabulate(
-    deployment: Deployment,
-    workload: Workload,
-    gpu: Iterable[float],
-    host: float,
-    admission: Admission,
-    techniques: Iterable[Technique] | None = None,
-) -> Options:
-    """The table of all settings of all techniques that can run there."""
-    table, sizes = Options(), tuple(gpu)
-    for technique in admission.candidates() if techniques is None else techniques:
-        if technique.refuses(deployment):
+def tabulate(question: Question, names: tuple[str, ...] = ()) -> Options:
+    """Evaluate all settings of all techniques that can run there.
+
+    Parameters
+    ----------
+    names : of the techniques, if not all that the question admits.
+    """
+    q = replace(question, admission=replace(question.admission, only=names)) if names else question
+    table, lengths = Options(), (q.workload.prompt, q.workload.generate)
+    for technique in q.admission.candidates():
+        if technique.refuses(q.deployment):
             continue
-        for t in admission.settings(technique, deployment, workload.prompt, workload.generate):
-            candidates = candidate_batches(t, deployment, workload, sizes, host)
-            if candidates.size:
-                table.add(evaluate(t, deployment, workload, candidates, admission))
+        for t in q.admission.settings(technique, q.deployment, *lengths):
+            batches = candidate_batches(q, t)
+            if batches.size:
+                table.add(evaluate(q, t, batches))
     return table
 
 
 def tabulate_settings(
-    techniques: Iterable[Technique],
-    deployment: Deployment,
-    workload: Workload,
-    gpu: Iterable[float],
-    host: float,
-    admission: Admission,
+    question: Question, settings: Iterable[Technique], gpu: Sequence[float] = ()
 ) -> Options:
-    """The table of some techniques with their settings as they are."""
-    table, sizes = Options(), tuple(gpu)
-    for t in techniques:
-        candidates = candidate_batches(t, deployment, workload, sizes, host)
-        if candidates.size and not t.refuses(deployment):
-            table.add(evaluate(t, deployment, workload, candidates, admission))
+    """Evaluate some techniques with their settings as they are.
+
+    Parameters
+    ----------
+    gpu : memories of a GPU whose largest batches count too; that of the limits if empty. [B]
+    """
+    table = Options()
+    for t in settings:
+        batches = candidate_batches(question, t, gpu)
+        if batches.size and not t.refuses(question.deployment):
+            table.add(evaluate(question, t, batches))
     return table
 
 
-def batches_between(
-    table: Options, row: int, deployment: Deployment, workload: Workload, admission: Admission
-) -> Options:
-    """The batches between a row's neighbours, for the same settings."""
+def batches_between(question: Question, table: Options, row: int) -> Options:
+    """Evaluate the batches between a row's neighbours, for the same settings."""
     t, batch = table.technique[row], table.batch[row]
     same = [i for i, other in enumerate(table.technique) if other is t]
     known = np.sort(table.batch[same])
@@ -328,9 +336,9 @@ def batches_between(
     )
     finer = distinct(np.round(finer / parts) * parts)
     finer = finer[~(finer[:, None] == known).any(axis=1)]
-    if workload.batch is not None or not finer.size:
+    if question.workload.batch is not None or not finer.size:
         return Options()
-    refined = evaluate(t, deployment, workload, finer, admission)
+    refined = evaluate(question, t, finer)
     return replace(refined, technique=[t] * finer.size)
 
 
@@ -342,13 +350,6 @@ MAX_SHOWN = 3  # techniques that are not the choice, of either kind
 MAX_REPLAYS = 32  # rows that are computed at every token, at most
 SETTINGS_ERROR = 0.005
 """Relative error between two settings of one technique: they share nearly all of it."""
-
-
-def tabulate_question(question: Question, names: tuple[str, ...] = ()) -> Options:
-    """Every option of a question, or those of some techniques."""
-    admission = replace(question.admission, only=names) if names else question.admission
-    room = (question.limits.gpu_memory,), question.limits.host_memory
-    return tabulate(question.deployment, question.workload, *room, admission)
 
 
 class TableSearch:
@@ -366,10 +367,9 @@ class TableSearch:
 
     def refine(self) -> None:
         """Finer batches around the best row of each technique that the plan may be about."""
-        q = self.q
         for _ in range(REFINEMENTS):
             for row in self._worth_refining():
-                extra = batches_between(self.table, row, q.deployment, q.workload, q.admission)
+                extra = batches_between(self.q, self.table, row)
                 if extra.technique:
                     self.table.add(extra)
 
@@ -398,7 +398,6 @@ class TableSearch:
     def drafts(self) -> None:
         """Fewer and more drafts per round, as long as they are better."""
         q = self.q
-        room = (q.limits.gpu_memory,), q.limits.host_memory
         for name in self.table.names:
             known: set[str] = set()
             while True:
@@ -410,8 +409,7 @@ class TableSearch:
                 some = q.admission.neighbours(t, q.deployment, q.workload.length)
                 if not some:
                     break
-                table = tabulate_settings(some, q.deployment, q.workload, *room, q.admission)
-                self.table.add(table)
+                self.table.add(tabulate_settings(q, some))
 
     def _near(self, row: int, top: int) -> bool:
         """Whether finer batches may make a row's technique matter."""

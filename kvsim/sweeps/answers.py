@@ -7,9 +7,8 @@ import numpy as np
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.options import ENGINE_SHARE
 from kvsim.planner.fleet.answer import make_capacity
-from kvsim.planner.fleet.comparisons import CapacityQuestion
 from kvsim.planner.fleet.demand import FleetTargets, traffic_of
-from kvsim.planner.fleet.offers import FleetLimits, Rentable
+from kvsim.planner.fleet.offers import CapacityQuestion, FleetLimits, Rentable
 from kvsim.planner.plan import make_plan
 from kvsim.planner.question import Admission, PlanLimits, Workload
 from kvsim.serving.costs import StepCosts

@@ -14,9 +14,16 @@ from kvsim.machines.hardware import GIB
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.planner.fleet import comparisons, offers, search
-from kvsim.planner.fleet.comparisons import CapacityQuestion, OtherFleet
+from kvsim.planner.fleet.comparisons import OtherFleet
 from kvsim.planner.fleet.demand import ClassTarget, Demand, FleetTargets, Traffic
-from kvsim.planner.fleet.offers import Configuration, FleetLimits, Rated, Spread, known_spread
+from kvsim.planner.fleet.offers import (
+    CapacityQuestion,
+    Configuration,
+    FleetLimits,
+    Rated,
+    Spread,
+    known_spread,
+)
 from kvsim.planner.fleet.play import Market, Played, quantile, replica_sets
 from kvsim.planner.fleet.search import FleetSearch, neighbours, within_limits
 from kvsim.serving.costs import StepCosts
@@ -138,7 +145,11 @@ FREE_TARGETS = FleetTargets()
 
 def searched(load: float = 1.0) -> FleetSearch:
     traffic = cast(Traffic, SimpleNamespace(demand=DEMAND))
-    return FleetSearch(traffic, [], OFFERS, FREE_TARGETS, FleetLimits(late=0.02), load=load)
+    asked = SimpleNamespace(
+        traffic=traffic, targets=FREE_TARGETS, limits=FleetLimits(late=0.02), schedule=None
+    )
+    market = Market([], OFFERS, np.zeros(len(OFFERS)))
+    return FleetSearch(cast(CapacityQuestion, asked), market, load=load)
 
 
 def test_classes_are_divided_alike_in_every_window() -> None:

@@ -8,7 +8,7 @@ from kvsim.planner.costs import FAMILIES, Shares, placement_options, placement_t
 from kvsim.planner.mixed_search import add_mixes
 from kvsim.planner.placement import Coefficients
 from kvsim.planner.question import Admission, PlanLimits, Question, Workload
-from kvsim.planner.table import TableSearch, tabulate_question
+from kvsim.planner.table import TableSearch, tabulate
 from tests.planner.test_programme import small
 from tests.support.mixes import random_mix
 from tests.support.steps import deployment
@@ -56,7 +56,7 @@ def test_more_memory_makes_no_plan_worse(
         limits = PlanLimits(room, d.hardware.host_memory)
         only = Admission(only=("full", "offload"))
         q = Question(d, w, "throughput", limits, only, error=0.0)
-        search = TableSearch(q, tabulate_question(q))
+        search = TableSearch(q, tabulate(q))
         add_mixes(q, search)
         best = search.optimum(limits.finite())
         speeds.append(0.0 if best is None else -search.value(best))

@@ -363,21 +363,23 @@ def test_impossible_requests() -> None:
 
 def test_batches_end_where_evaluation_does() -> None:
     d, short = deployment("smollm2-135m", "b200"), Workload(1, 1)
-    space = ((d.hardware.gpu_memory,), d.hardware.host_memory)
+    limits = PlanLimits(d.hardware.gpu_memory, d.hardware.host_memory)
     for text in ("full", "flexgen"):
-        tried = candidate_batches(parse(text), d, short, *space)
+        tried = candidate_batches(Question(d, short, "throughput", limits), parse(text))
         assert 0 < tried[-1] <= MOST_SEQUENCES and (tried[-1] > MOST_SEQUENCES / 2)
 
 
 def test_the_table_covers_the_batches_that_matter() -> None:
     d, w = deployment("llama2-7b", "a6000"), CHAT
-    space = ((d.hardware.gpu_memory, d.hardware.gpu_memory + GIB), d.hardware.host_memory)
-    tried = candidate_batches(parse("full"), d, w, *space)
+    limits = PlanLimits(d.hardware.gpu_memory, d.hardware.host_memory)
+    asked = Question(d, w, "throughput", limits)
+    memories = limits.gpu_memory, limits.gpu_memory + GIB
+    tried = candidate_batches(asked, parse("full"), memories)
     largest = Prediction(parse("full"), d, np.ones(1), w.prompt, w.generate).max_batch[0]
     assert tried[0] == 1 and largest in tried and tried[-1] > largest
     assert (np.diff(tried) > 0).all() and (tried == np.floor(tried)).all()
-    assert (candidate_batches(parse("flexgen"), d, w, *space) % 8 == 0).all()
-    table = tabulate(d, w, *space, Admission())
+    assert (candidate_batches(asked, parse("flexgen"), memories) % 8 == 0).all()
+    table = tabulate(asked)
     for name, column in (("batch", table.batch), *table.columns.items()):
         assert column.shape == (len(table.technique),)
         assert name == "loss" or np.isfinite(column).all()  # nothing is known of some losses

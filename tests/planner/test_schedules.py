@@ -6,9 +6,16 @@ from itertools import product
 import numpy as np
 import pytest
 
-from kvsim.planner.fleet.comparisons import CapacityQuestion, search_of
+from kvsim.planner.fleet.comparisons import search_of
 from kvsim.planner.fleet.demand import Demand
-from kvsim.planner.fleet.offers import FleetLimits, Offers, Schedule, Terms, shortlist
+from kvsim.planner.fleet.offers import (
+    CapacityQuestion,
+    FleetLimits,
+    Offers,
+    Schedule,
+    Terms,
+    shortlist,
+)
 from kvsim.planner.fleet.play import Market, measure_market
 from kvsim.planner.fleet.schedules import ScheduleSearch, SeenMixes, choose_schedule
 from tests.support.schedules import cheapest_cost, cheapest_schedule, day

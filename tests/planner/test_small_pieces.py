@@ -144,23 +144,22 @@ def test_the_peak_is_the_largest_mean_of_a_busy_stretch() -> None:
 
 
 def test_finer_batches_lie_between_a_row_and_its_neighbours() -> None:
-    admission = ASKED.admission
     t = parse("offload:schedule=column,parts=2")
-    options = table.evaluate(t, D, ASKED.workload, np.array([2.0, 8.0, 20.0, 40.0]), admission)
-    found = table.batches_between(options, 2, D, ASKED.workload, admission)
+    options = table.evaluate(ASKED, t, np.array([2.0, 8.0, 20.0, 40.0]))
+    found = table.batches_between(ASKED, options, 2)
     inside = [b for b in range(10, 40, 2) if b != 20]
     assert set(found.batch) <= set(inside) and len(found.batch) == len(set(found.batch)) >= 10
     assert {10.0, 18.0, 22.0, 38.0} <= set(found.batch)
     assert (found.batch % 2 == 0).all()
-    first = table.batches_between(options, 0, D, ASKED.workload, admission)
+    first = table.batches_between(ASKED, options, 0)
     assert set(first.batch) == {4.0, 6.0}
-    given = replace(ASKED.workload, batch=8)
-    assert not len(table.batches_between(options, 2, D, given, admission))
+    given = replace(ASKED, workload=replace(ASKED.workload, batch=8))
+    assert not len(table.batches_between(given, options, 2))
 
 
 def test_batches_grow_by_a_third_to_beyond_the_largest() -> None:
     t = parse("full")
-    found = table.candidate_batches(t, D, ASKED.workload, (40 * GIB, 45 * GIB), 100 * GIB)
+    found = table.candidate_batches(ASKED, t, (40 * GIB, 45 * GIB))
     largest = [
         float(np.ravel(ASKED.workload.largest(t, D, g * GIB, 100 * GIB))[0]) for g in (40, 45)
     ]
@@ -170,10 +169,10 @@ def test_batches_grow_by_a_third_to_beyond_the_largest() -> None:
     grid = [b for b in found if b not in largest]
     assert all(b / a <= 2 for a, b in pairwise(grid))
     assert sum(b > max(largest) for b in found) <= 2
-    given = replace(ASKED.workload, batch=6)
-    assert table.candidate_batches(t, D, given, (40 * GIB,), 100 * GIB).tolist() == [6.0]
+    given = replace(ASKED, workload=replace(ASKED.workload, batch=6))
+    assert table.candidate_batches(given, t).tolist() == [6.0]
     parts = parse("offload:schedule=column,parts=4")
-    assert table.candidate_batches(parts, D, given, (40 * GIB,), 100 * GIB).size == 0
+    assert table.candidate_batches(given, parts).size == 0
 
 
 def test_measures_are_small_where_a_plan_is_good_and_per_gpu() -> None:

@@ -10,15 +10,9 @@ import pytest
 from kvsim.planner.fleet import answer as capacity_answer
 from kvsim.planner.fleet import search as fleet_search
 from kvsim.planner.fleet.answer import CapacityAnswer
-from kvsim.planner.fleet.comparisons import (
-    ROBUST,
-    CapacityQuestion,
-    OtherFleet,
-    relaxed_limits,
-    search_of,
-)
+from kvsim.planner.fleet.comparisons import ROBUST, OtherFleet, relaxed_limits, search_of
 from kvsim.planner.fleet.demand import Counts
-from kvsim.planner.fleet.offers import SURE, FleetLimits, Spread, known_spread
+from kvsim.planner.fleet.offers import SURE, CapacityQuestion, FleetLimits, Spread, known_spread
 from kvsim.planner.fleet.play import Market
 from kvsim.planner.fleet.search import (
     CHEAPER,

@@ -9,9 +9,15 @@ from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
-from kvsim.planner.fleet.comparisons import CapacityQuestion
 from kvsim.planner.fleet.demand import Counts, Demand, FleetTargets, traffic_of
-from kvsim.planner.fleet.offers import FleetLimits, Offers, Rentable, Schedule, Spread
+from kvsim.planner.fleet.offers import (
+    CapacityQuestion,
+    FleetLimits,
+    Offers,
+    Rentable,
+    Schedule,
+    Spread,
+)
 from kvsim.planner.fleet.play import play
 from kvsim.planner.fleet.schedules import scheduled_cost
 from kvsim.planner.fleet.search import CHEAPER, FleetSearch

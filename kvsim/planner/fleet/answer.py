@@ -14,7 +14,6 @@ from kvsim.frozen import frozen
 from kvsim.planner.fleet.comparisons import (
     FULL_KV,
     ONE_KIND,
-    CapacityQuestion,
     OtherFleet,
     find_alternatives,
     find_robust_fleet,
@@ -29,6 +28,7 @@ from kvsim.planner.fleet.comparisons import (
 )
 from kvsim.planner.fleet.demand import ClassTarget, FleetTargets, Traffic, as_time
 from kvsim.planner.fleet.offers import (
+    CapacityQuestion,
     FleetLimits,
     Rated,
     Terms,

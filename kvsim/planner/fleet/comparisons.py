@@ -9,15 +9,12 @@ from numpy.typing import NDArray
 
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.frozen import frozen
-from kvsim.options import ENGINE_SHARE
-from kvsim.planner.fleet.demand import FleetTargets, Traffic, as_time
+from kvsim.planner.fleet.demand import as_time
 from kvsim.planner.fleet.offers import (
+    CapacityQuestion,
     Configuration,
-    Extras,
     FleetLimits,
     Rated,
-    Rentable,
-    Schedule,
     Spread,
     known_spread,
 )
@@ -31,40 +28,6 @@ from kvsim.planner.fleet.search import (
     SearchResult,
     within_limits,
 )
-from kvsim.planner.question import Admission
-from kvsim.serving.rules import Rules
-
-# what is asked
-
-
-@frozen
-class CapacityQuestion:
-    """What is asked.
-
-    Attributes
-    ----------
-    largest_loss
-        Relative loss of quality that may be known of a setting.
-    utilisation
-        Share of each GPU's memory that the engine uses.
-    spread
-        How far predictions have been off; what the ledger of errors has if None.
-    extras
-        Memories for prefix blocks besides the GPU's, and whether prefill and decode may be apart.
-    """
-
-    traffic: Traffic
-    rentable: list[Rentable]
-    admission: Admission
-    targets: FleetTargets
-    limits: FleetLimits
-    rules: Rules
-    spread: Spread | None = None
-    largest_loss: float = 0.0
-    utilisation: float = ENGINE_SHARE
-    schedule: Schedule | None = None
-    extras: Extras = Extras()
-
 
 # other fleets for the same question
 
@@ -137,18 +100,7 @@ def search_of(
 ) -> FleetSearch:
     """A market's search for the cheapest fleet, before it is run."""
     kind = FleetSearch if question.schedule is None else ScheduleSearch
-    return kind(
-        question.traffic,
-        market.configurations,
-        market.offers,
-        question.targets,
-        limits or question.limits,
-        question.schedule,
-        load,
-        tell,
-        rounds,
-        spreads,
-    )
+    return kind(question, market, limits, load, tell, rounds, spreads)
 
 
 def fleet_for(

@@ -26,6 +26,7 @@ from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import GIB
+from kvsim.options import ENGINE_SHARE
 from kvsim.planner.fleet.demand import Counts, FleetTargets, Traffic
 from kvsim.planner.question import Admission, PlanLimits
 from kvsim.planner.replica import Classes, Loads, list_step_costs, load_coefficients
@@ -620,3 +621,35 @@ def _can_share_prefixes(x: Rated, requests: Requests) -> bool:
     except InputError:
         return False
     return True
+
+
+# what is asked
+
+
+@frozen
+class CapacityQuestion:
+    """What is asked.
+
+    Attributes
+    ----------
+    largest_loss
+        Relative loss of quality that may be known of a setting.
+    utilisation
+        Share of each GPU's memory that the engine uses.
+    spread
+        How far predictions have been off; what the ledger of errors has if None.
+    extras
+        Memories for prefix blocks besides the GPU's, and whether prefill and decode may be apart.
+    """
+
+    traffic: Traffic
+    rentable: list[Rentable]
+    admission: Admission
+    targets: FleetTargets
+    limits: FleetLimits
+    rules: Rules
+    spread: Spread | None = None
+    largest_loss: float = 0.0
+    utilisation: float = ENGINE_SHARE
+    schedule: Schedule | None = None
+    extras: Extras = Extras()

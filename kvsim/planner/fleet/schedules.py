@@ -490,15 +490,13 @@ class ScheduleSearch(FleetSearch):
     def _always(self) -> SimulatedFleet | None:
         """The cheapest fleet that always runs."""
         search = FleetSearch(
-            self.traffic,
-            self.configurations,
-            self.offers,
-            self.targets,
+            replace(self.question, schedule=None),
+            self.market,
             self.limits,
-            load=self.load,
-            tell=self.tell,
-            rounds=self.rounds,
-            spreads=self.spreads,
+            self.load,
+            self.tell,
+            self.rounds,
+            self.spreads,
         )
         search.factor = self.factor.copy()
         try:

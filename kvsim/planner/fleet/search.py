@@ -21,7 +21,7 @@ import numpy as np
 from kvsim.errors import InfeasibleError
 from kvsim.frozen import frozen
 from kvsim.graph import Array
-from kvsim.planner.fleet.demand import Counts, Demand, FleetTargets, Traffic
+from kvsim.planner.fleet.demand import Counts, Demand
 from kvsim.planner.fleet.milp import (
     FatalLoss,
     FleetCut,
@@ -31,8 +31,8 @@ from kvsim.planner.fleet.milp import (
     propose,
     utilisation,
 )
-from kvsim.planner.fleet.offers import SURE, Configuration, FleetLimits, Offers, Schedule, Spread
-from kvsim.planner.fleet.play import Played, play
+from kvsim.planner.fleet.offers import SURE, CapacityQuestion, FleetLimits, Offers, Spread
+from kvsim.planner.fleet.play import Market, Played, play
 
 # simulated fleets
 
@@ -225,12 +225,9 @@ class FleetSearch:
 
     def __init__(
         self,
-        traffic: Traffic,
-        configurations: list[Configuration],
-        offers: Offers,
-        targets: FleetTargets,
-        limits: FleetLimits,
-        schedule: Schedule | None = None,
+        question: CapacityQuestion,
+        market: Market,
+        limits: FleetLimits | None = None,
         load: float = 1.0,
         tell: Callable[[str], None] = lambda _: None,
         rounds: int = MAX_PROPOSALS,
@@ -240,19 +237,23 @@ class FleetSearch:
 
         Parameters
         ----------
+        market : the kinds of replica that are considered, and what they carry.
+        limits : in place of the question's.
         load : the trace so many times as fast; its own speed is 1.
+        tell : is told what is being done.
         rounds : fleets that the programme proposes, at most.
         spreads : known error of each kind of replica. Where it is given, fleets must keep the
             targets with `SURE`: each is tried with times as long as they are with that likelihood
             at most, and one that does is judged by its likelihood itself.
         """
-        self.rounds = rounds
-        self.traffic, self.configurations, self.targets = traffic, configurations, targets
-        self.limits, self.schedule, self.tell = limits, schedule, tell
-        self.load, self.spreads = load, spreads
-        self.offers = offers
+        self.question, self.market, self.load, self.tell = question, market, load, tell
+        self.rounds, self.spreads = rounds, spreads
+        self.traffic, self.targets = question.traffic, question.targets
+        self.limits, self.schedule = limits or question.limits, question.schedule
+        self.configurations, self.offers = market.configurations, market.offers
+        traffic = question.traffic
         self.demand = Demand(traffic.demand.rate * load, traffic.demand.hours)
-        self.factor = np.ones(len(offers))
+        self.factor = np.ones(len(self.offers))
         self.simulations = self.proposals = 0
         self.seconds = self.relaxed = 0.0
         self.cuts: tuple[FleetCut, ...] = ()
