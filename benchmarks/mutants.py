@@ -41,9 +41,9 @@ PLANS = (
     "tests/frozen/test_frozen.py",
     *(
         f"tests/planner/test_{name}.py"
-        for name in ("advice", "assigning", "fleet_estimates", "fleet_measure", "fleet_pieces",
-                     "fleet_programme", "flips", "golden", "likely", "rows", "runs",
-                     "search_pieces", "small_pieces")
+        for name in ("alternatives", "fleet_estimates", "fleet_measure", "fleet_pieces",
+                     "fleet_programme", "golden", "rows", "runs", "search_pieces", "sensitivity",
+                     "small_pieces")
     ),
     "tests/planner/test_plan_trace.py::test_programme_is_the_golden_one",
 )  # fmt: skip

@@ -22,7 +22,7 @@ SLOW = (  # minutes of processor time together; `make.py test --all` runs them
     "tests/docs/test_notebooks.py",
     "tests/evidence/test_fromrun.py::test_a_run_of_a_known_stack",
     "tests/planner/test_fleet_play.py",
-    "tests/planner/test_flips.py::test_beyond",
+    "tests/planner/test_sensitivity.py::test_beyond",
     "tests/planner/test_planner.py::test_two_gpus",
     "tests/planner/test_planner.py::test_limits_bind",
     "tests/planner/test_plan_trace.py::test_late",

@@ -1,4 +1,4 @@
-"""Placements whose layers are alike: settings as arrays, weights that fill what is left, steps."""
+"""Uniform placements and steps to better ones; memory of mixes."""
 
 from dataclasses import replace
 from itertools import product
@@ -7,9 +7,11 @@ from typing import cast
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from kvsim.planner.arrangements import STREAMED, Arrangement, BatchEvaluator, Scored, Trials, Use
-from kvsim.planner.costs import Shares
+from kvsim.planner.costs import FAMILIES, Shares, placement_options, placement_technique
 from kvsim.planner.local_search import (
     UniformPlacements,
     grid_of_batches,
@@ -19,11 +21,15 @@ from kvsim.planner.local_search import (
     shares_by_place,
     uniform_kinds,
 )
-from kvsim.planner.mixed_search import FoundMix, MixedPlacements, Placements
-from kvsim.planner.question import GIB, PlanLimits, Question, Workload
+from kvsim.planner.mixed_search import FoundMix, MixedPlacements, Placements, add_mixes
+from kvsim.planner.placement import Coefficients
+from kvsim.planner.question import GIB, Admission, PlanLimits, Question, Workload
 from kvsim.planner.sensitivity import with_faster_links
+from kvsim.planner.table import TableSearch, tabulate
 from kvsim.techniques import compose
 from kvsim.techniques.papers.kvpr import Place
+from tests.planner.test_programme import small
+from tests.support.mixes import random_mix
 from tests.support.steps import deployment
 
 D = deployment("llama3.1-8b", "fused", "l4")
@@ -211,3 +217,52 @@ def test_layers_behind_another_shape_stream_more_of_their_weights() -> None:
     found = replace(equal, trials=replace(equal.trials, kind=halved))
     assert shares_by_place(d.shard.layout, [found]) == []
     assert shares_by_place(D.shard.layout, [equal]) == []
+
+
+def test_memory_of_a_mix_is_nowhere_above_the_engines() -> None:
+    """Layers, and of each shared buffer the mean of what layers of one shape need."""
+    d, random = deployment("gemma-3-12b", "fused", "l4"), np.random.default_rng(5)
+    w, found = Workload(8192, 4, 8), []
+    c = Coefficients(d, w, np.array([8.0]), placement_options(d, halves=True))
+    for family in FAMILIES:
+        p = c.programme(0, PlanLimits(1e18, 1e18), family)
+        assert p.buffered is not None
+        for _ in range(8):
+            a, _, corners, streamed = random_mix(c, p, random)
+            most = 0.0
+            for each, once in zip(p.gpu, p.once_gpu, strict=True):
+                mean = (once @ corners / p.layers)[:, p.buffered]
+                most = max(most, float((each * corners).sum() + mean.max(axis=1).sum()))
+            most += (p.streaming.buffers / p.layers.sum() - p.streaming.gpu[0]) * streamed.sum()
+            replay = w.predict(a.technique(d, w.prompt), d, c.batches)
+            found.append(most / float(replay.gpu_bytes[0]))
+    assert np.median(found) > 0.95
+    assert max(found) <= 1 + 1e-6
+
+
+@settings(max_examples=4, deadline=None)
+@given(
+    layers=st.integers(2, 6),
+    batch=st.integers(2, 40),
+    prompt=st.integers(200, 4000),
+    share=st.floats(0.6, 1.0),
+    more=st.sampled_from([1.01, 1.05, 1.2]),
+)
+def test_more_memory_makes_no_plan_worse(
+    layers: int, batch: int, prompt: int, share: float, more: float
+) -> None:
+    """A share of what full KV needs, and a little more; layers may be in ranges of their own."""
+    d, w = small("llama2-7b", layers, "a6000"), Workload(prompt, 8, batch)
+    whole = w.predict(
+        placement_technique(Shares(), prompt), d, np.array([float(batch)])
+    ).given_bytes[0]
+    speeds = []
+    for room in (share * float(whole), more * share * float(whole)):
+        limits = PlanLimits(room, d.hardware.host_memory)
+        only = Admission(only=("full", "offload"))
+        q = Question(d, w, "throughput", limits, only, error=0.0)
+        search = TableSearch(q, tabulate(q))
+        add_mixes(q, search)
+        best = search.optimum(limits.finite())
+        speeds.append(0.0 if best is None else -search.value(best))
+    assert speeds[1] >= speeds[0] * (1 - 1e-9)
