@@ -14,8 +14,7 @@ from kvsim.report.names import settings_of, short_names
 from kvsim.report.screen import Screen
 from kvsim.report.simulate_answer import Simulations
 from kvsim.report.table import Column, Table, of, words
-from kvsim.serving.outcome import Outcome
-from kvsim.serving.overtime import over_time
+from kvsim.serving.outcome import Outcome, over_time
 
 MEANS = ("ttft_s",)  # quantities whose mean decides between runs that differ in one option
 
