@@ -14,7 +14,7 @@ from kvsim.report.names import settings_of, short_names
 from kvsim.report.screen import Screen
 from kvsim.report.simulate_answer import Simulations
 from kvsim.report.table import Column, Table, of, words
-from kvsim.serving.outcome import Outcome, over_time
+from kvsim.serving.outcome import Outcome, make_timeline
 
 MEANS = ("ttft_s",)  # quantities whose mean decides between runs that differ in one option
 
@@ -131,7 +131,7 @@ def result(outcome: Outcome) -> Row:
             "targets": {f"{k}_s": number(v) for k, v in vars(outcome.targets).items()},
             "basis": basis(outcome.run.costs.deployment),
         },
-        "over_time": {k: _brief(v) for k, v in over_time(outcome.run).items()},
+        "over_time": {k: _brief(v) for k, v in make_timeline(outcome.run).items()},
         "quantiles": {name: _brief(_quantiles(values)) for name, values in times.items()},
     }
 
