@@ -16,16 +16,12 @@ from pathlib import Path
 
 import numpy as np
 
-from kvsim.cli.openquality import Opened
-from kvsim.cli.quality import measure_per_layer
+from kvsim.api.validations import validate_layers
 from kvsim.graph import Array
-from kvsim.machines.deployment import Deployment
-from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.planner.bits import assign
 from kvsim.quality.layers import LayerLosses, Widths, load
 from kvsim.techniques import parse
-from kvsim.validate.machine import find_device
-from kvsim.validate.model.checkpoint import open_weights
+from kvsim.validate.quality.opened import OpenedCheckpoint
 from kvsim.validate.quality.perlayer import executed
 from kvsim.validate.quality.settings import Reading
 from kvsim.validate.quality.text import read_text
@@ -48,9 +44,10 @@ def plans(losses: LayerLosses, count: int, seed: int = 16) -> Iterator[tuple[str
 def run(folder: Path, count: int, seed: int, reading: Reading) -> dict[str, Array]:
     """What every plan loses by window, from the file or measured now. (windows,) [nat per token]"""
     layers, ran = folder / "layers.json", folder / "plans.jsonl"
-    sizes = str(reading.windows), str(reading.prompt), str(reading.scored)
+    sizes = reading.windows, reading.prompt, reading.scored
     if not layers.exists():
-        measure_per_layer(MODEL, "cpu", sizes, "a6000", None, str(layers), None, True)
+        batch, prompt, generate = sizes
+        validate_layers(MODEL, batch=batch, prompt=prompt, generate=generate, out=layers)
     losses = load(layers)
     lines = ran.read_text().splitlines() if ran.exists() else []
     found = {line["plan"]: np.array(line["loss"]) for line in map(json.loads, lines)}
@@ -59,9 +56,7 @@ def run(folder: Path, count: int, seed: int, reading: Reading) -> dict[str, Arra
                for i, b in enumerate(losses.bits)]  # fmt: skip
     todo += [(name, widths) for name, widths in uniform if name not in found]
     if todo:
-        arch, source = open_weights(MODEL)
-        machine = Deployment(arch.model, load_hardware("a6000"), load_stack("kvsim"))
-        opened = Opened(MODEL, arch, source, find_device("cpu"), machine)
+        opened = OpenedCheckpoint.open(MODEL, "cpu", "a6000")
         decoder, texts, _ = opened.read(read_text(None), reading, reading.length)
         for name, widths in todo:
             technique = parse(losses.notation(widths))

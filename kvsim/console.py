@@ -1,11 +1,14 @@
 """What a command tells whoever watches it: notes and progress on standard error."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 from time import monotonic
+from typing import TypeVar
+
+T = TypeVar("T")
 
 QUIET = 2.0
 """A run shorter than this says nothing. [s]"""
@@ -81,6 +84,11 @@ class ProgressLine:
         """Count the time from now on."""
         self.began = self.last = monotonic()
         self.next = self.began + QUIET
+
+    def started_by(self, work: Iterable[T]) -> Iterator[T]:
+        """The work, the first of which starts the time: before it files are read."""
+        self.restart()
+        yield from work
 
     @property
     def took(self) -> float:

@@ -707,12 +707,15 @@ def command_line(command: str, given: Mapping[str, object], without: str = "repo
     for name, value in given.items():
         if name == without or value is None or value is False:
             continue
-        option = options[name]
-        if not option.position:
+        option, several = options[name], isinstance(value, list | tuple)
+        if option.position:
+            words += map(_typed, value) if several else [_typed(value)]  # type: ignore[call-overload]
+        elif value is True:
             words.append(option.flag)
-        if value is not True:
-            apart = option.position and isinstance(value, list | tuple)
-            words += map(_typed, value) if apart else [_typed(value)]  # type: ignore[call-overload]
+        else:
+            word = _typed(value)
+            joined = word.startswith("-")  # else the value could be taken for an option
+            words += [f"{option.flag}={word}"] if joined else [option.flag, word]
     return shlex.join(words)
 
 

@@ -4,14 +4,16 @@ Every value may be written as on the command line (``prompt="32k"``, ``tpot="50m
 number; several are a list. Errors are ``kvsim.errors.InputError`` and ``InfeasibleError``.
 """
 
+from kvsim.api.calibrations import calibrate, calibrate_run
 from kvsim.api.fleets import capacity
 from kvsim.api.lists import gpus, models, stacks, techniques
-from kvsim.api.old import calibrate_run
 from kvsim.api.plans import plan
-from kvsim.api.predictions import explore, predict, sweep
+from kvsim.api.predictions import explore, predict, reproduce, sweep
 from kvsim.api.simulations import simulate
+from kvsim.api.validations import validate, validate_layers, validate_plan, validate_quality
 
 __all__ = [
+    "calibrate",
     "calibrate_run",
     "capacity",
     "explore",
@@ -19,8 +21,13 @@ __all__ = [
     "models",
     "plan",
     "predict",
+    "reproduce",
     "simulate",
     "stacks",
     "sweep",
     "techniques",
+    "validate",
+    "validate_layers",
+    "validate_plan",
+    "validate_quality",
 ]

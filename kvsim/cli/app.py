@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from kvsim import __version__
+from kvsim.cli.command import CheckedCommand
 from kvsim.cli.ends import run_command
 from kvsim.console import run_on_command_line
 
@@ -54,8 +55,6 @@ def _general(
 
 def application(names: Iterable[str] = COMMANDS) -> typer.Typer:
     """The commands as one application; only the modules of those named are imported."""
-    from kvsim.cli.command import CheckedCommand
-
     app = typer.Typer(
         name="kvsim",
         add_completion=True,
@@ -69,9 +68,7 @@ def application(names: Iterable[str] = COMMANDS) -> typer.Typer:
         if isinstance(getattr(module, "app", None), typer.Typer):
             app.add_typer(module.app, name=name)
         else:
-            function = getattr(module, name)
-            made = hasattr(function, "__signature__")
-            app.command(name, cls=CheckedCommand if made else None)(function)
+            app.command(name, cls=CheckedCommand)(getattr(module, name))
     return app
 
 
@@ -87,11 +84,9 @@ def main() -> None:
 
 def _run(arguments: list[str]) -> object:
     """Run one command; all of them are put together only to list or to suggest them."""
-    from kvsim.cli.effects import checked
-
     app = application(arguments[:1] if arguments[0] in COMMANDS else COMMANDS)
     with run_on_command_line():
-        return checked(app)(arguments, prog_name="kvsim", standalone_mode=False)
+        return app(arguments, prog_name="kvsim", standalone_mode=False)
 
 
 if __name__ == "__main__":

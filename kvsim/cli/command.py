@@ -61,7 +61,6 @@ EXAMPLES = {
 MIN_GROUPED = 8
 """Options from which groups help."""
 
-GROUP_OF = {option.name: group for group, options in TABLE.items() for option in options}
 GIVEN = "kvsim.given"  # of a context: the parameters that were typed, in order
 
 
@@ -118,7 +117,12 @@ def command(name: str) -> Callable[[Callable[[Call], None]], Callable[..., None]
 
     def decorate(answer: Callable[[Call], None]) -> Callable[..., None]:
         def run(ctx: typer.Context, **values: Any) -> None:
-            answer(_call(name, ctx, values))
+            call = _call(name, ctx, values)
+            if ctx.invoked_subcommand is None:
+                answer(call)
+            elif call.options:
+                option = options_of(name)[next(iter(call.options))].flag
+                raise InputError(f"{option}: stands before {ctx.invoked_subcommand}; put it after")
 
         options = options_of(name).values()
         context = Parameter("ctx", Parameter.KEYWORD_ONLY, annotation=typer.Context)
@@ -174,11 +178,12 @@ class CheckedHelp:
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the options group by group, then the examples."""
+        name = ctx.command_path.partition(" ")[2]
         groups: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):  # type: ignore[attr-defined]
             record = parameter.get_help_record(ctx)
             if record is not None:
-                group = GROUP_OF.get(parameter.name, "Output")
+                group = _find_group(name, parameter.name)
                 if parameter.param_type_name == "argument":
                     group = "Arguments"
                 groups.setdefault(group, []).append(record)
@@ -194,7 +199,7 @@ class CheckedHelp:
                     formatter.write_dl(groups[group])
         if hasattr(self, "format_commands"):
             self.format_commands(ctx, formatter)
-        examples = EXAMPLES.get(ctx.command_path.partition(" ")[2], ())
+        examples = EXAMPLES.get(name, ())
         if examples:
             with formatter.section("Examples"):
                 for line in examples:
@@ -203,13 +208,27 @@ class CheckedHelp:
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """The parser's own work, then the checks; what was typed is kept in its order."""
         values, _, order = self.make_parser(ctx).parse_args(list(args))  # type: ignore[attr-defined]
-        rest: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
+        try:
+            rest: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
+        except ValueError as problem:  # a path that no system could have
+            named = ((n, x) for n, x in values.items() if isinstance(x, str) and "\0" in x)
+            name, wrong = next(named, ("path", ""))
+            expected = "expected a file in an existing, writable folder"
+            raise InputError(f"--{name}: got {wrong[:40]!r}; {expected}") from problem
         given = ctx.meta[GIVEN] = list(dict.fromkeys(p.name for p in order if _is_given(p, values)))
         fault = _find_repetition(order, values)
         fault = fault or find_misuse(ctx.command_path.partition(" ")[2], given)
         if fault:
             raise InputError(fault)
         return rest
+
+
+def _find_group(command: str, name: str) -> str:
+    """The group of the help that an option of a command stands in."""
+    for group, options in TABLE.items():
+        if any(option.name == name and command in option.taken_by for option in options):
+            return group
+    return "Output"
 
 
 def _is_given(parameter: Any, values: Mapping[str, Any]) -> bool:

@@ -1,9 +1,32 @@
 """Times, token counts and lists as users type them."""
 
+import shlex
+from typing import Any
+
+import numpy as np
 import pytest
 
-from kvsim.cli.arguments import seconds, tokens, words
+import kvsim
 from kvsim.errors import InputError
+from kvsim.inputs import (
+    duration,
+    parse_count,
+    parse_counts,
+    parse_joined,
+    parse_number,
+    parse_per_gpu,
+    parse_token_counts,
+    parse_tokens,
+    parse_words,
+    several,
+    words_among,
+    zero_or,
+)
+from kvsim.options import TABLE, options_of
+from tests.support.commands import line, run
+from tests.support.envelope import answer_in
+
+PREDICT = ("predict", "--model", "llama2-7b", "--gpu", "a6000", "--technique", "full")
 
 
 @pytest.mark.parametrize(
@@ -12,33 +35,81 @@ from kvsim.errors import InputError
      (" 250 us ", 2.5e-4), ("none", float("inf")), ("1e3ms", 1.0)],
 )  # fmt: skip
 def test_times_have_units(text: str, expected: float) -> None:
-    assert seconds("--ttft", text, most_bare=60) == pytest.approx(expected, rel=1e-15)
+    assert duration(60)("--ttft", text, None) == pytest.approx(expected, rel=1e-15)
 
 
 @pytest.mark.parametrize("text", ["50", "1.5", "1e3"])
 def test_a_bare_number_that_may_be_milliseconds_is_asked_about(text: str) -> None:
     with pytest.raises(InputError, match=f"--tpot: .*write {text}ms or {text}s"):
-        seconds("--tpot", text, most_bare=1)
+        duration(1)("--tpot", text, None)
 
 
 @pytest.mark.parametrize("text", ["", "x", "-1s", "0ms", "1h", "1.2.3s", "nan", "inf", "1e99s"])
 def test_what_is_no_time_is_refused(text: str) -> None:
     with pytest.raises(InputError, match=r"--ttft: got .* as 500ms or 2s, or none"):
-        seconds("--ttft", text, most_bare=60)
+        duration(60)("--ttft", text, None)
 
 
 def test_tokens_are_read_as_vllm_reads_them() -> None:
-    read = [tokens("--prompt", text) for text in ("4096", "4k", "4K", "1.5k", "1M")]
+    read = [parse_tokens("--prompt", text) for text in ("4096", "4k", "4K", "1.5k", "1M")]
     assert read == [4096, 4000, 4096, 1500, 1048576]
     with pytest.raises(InputError, match="4k \\(4,000\\) or 4K \\(4,096\\)"):
-        tokens("--prompt", "32kb")
+        parse_tokens("--prompt", "32kb")
     with pytest.raises(InputError, match=r"1\.0001k' is 1000\.1 tokens"):
-        tokens("--prompt", "1.0001k")
+        parse_tokens("--prompt", "1.0001k")
 
 
 def test_words() -> None:
-    assert words("--only", "full, KVPR,full") == ["full", "kvpr"]
+    assert parse_words("--only", "full, KVPR,full") == ["full", "kvpr"]
     with pytest.raises(InputError, match="--tp: got '3'; expected one of auto, 1, 2"):
-        words("--tp", "1,3", ("auto", "1", "2"))
+        words_among("auto", "1", "2")("--tp", "1,3", None)
     with pytest.raises(InputError, match="separated by commas"):
-        words("--tp", "1,,2")
+        parse_words("--tp", "1,,2")
+
+
+@pytest.mark.parametrize(
+    ("parse", "given", "expected"),
+    [
+        (parse_count, 8, 8), (parse_count, 8.0, 8), (parse_count, np.int64(8), 8),
+        (parse_counts, range(1, 4), [1, 2, 3]), (parse_counts, 4, [4]),
+        (parse_token_counts, ["4k", 2048], [4000, 2048]), (parse_number, 0.1, 0.1),
+        (duration(1), 0.05, 0.05), (parse_joined, ["full", "kivi:bits=4"], "full,kivi:bits=4"),
+        (parse_per_gpu, {"h100": 2.5}, {"h100": 2.5}), (parse_per_gpu, "h100=2.5", {"h100": 2.5}),
+        (zero_or(parse_number), 0, 0.0), (several(parse_count), [1, "2"], [(1, 1), ("2", 2)]),
+    ],
+)  # fmt: skip
+def test_numbers_of_python_stay_numbers(parse: Any, given: object, expected: object) -> None:
+    assert parse("--x", given, None) == expected
+
+
+@pytest.mark.parametrize("given", [True, None, 1.5, "x", [], {}, object(), float("nan")])
+def test_what_is_no_count_is_refused_in_one_line(given: object) -> None:
+    for parse in (parse_count, parse_counts):
+        with pytest.raises(InputError, match=r"--x: got .*; expected .*whole number"):
+            parse("--x", given)
+
+
+def test_python_names_keywords_and_the_command_options() -> None:
+    with pytest.raises(InputError, match=r"^batch: got 0; expected a whole number from 1 to"):
+        kvsim.predict("llama2-7b", "a6000", batch=0)
+    assert line(*PREDICT, "--batch", "0").startswith("--batch: got 0; expected a whole number")
+    with pytest.raises(InputError, match=r"^max_seqs: does nothing without trace; add trace"):
+        kvsim.plan("llama2-7b", "a6000", max_seqs=8)
+
+
+def test_the_line_of_a_call_is_quoted_and_gives_the_same() -> None:
+    found = kvsim.predict("llama2-7b", "a6000", "offload + kivi", batch=[1, 8])
+    words = shlex.split(found.command)
+    assert words[words.index("--technique") + 1] == "offload + kivi"
+    assert answer_in(run(*words[1:], "--json").out)["rows"] == found.envelope()["rows"]
+
+
+@pytest.mark.parametrize("command", sorted({c for some in TABLE.values() for o in some
+                                            for c in o.taken_by}))  # fmt: skip
+def test_defaults_are_values_that_their_options_can_have(command: str) -> None:
+    for option in options_of(command).values():
+        if option.default is not None:
+            option.value(option.default)
+        for other in (*option.needs.get(command, "").split(),
+                      *option.excludes.get(command, "").split()):  # fmt: skip
+            assert other in options_of(command), (option.name, other)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from kvsim.cli.machine import check_place, check_same
+from kvsim.api.calibrations import check_place, check_same
 from kvsim.errors import InputError
 from tests.support.commands import line
 from tests.support.places import ROOT

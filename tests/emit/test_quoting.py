@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvsim.cli.values import line_of
 from kvsim.emit.engines import emit
 from kvsim.emit.writing import Setting, write_path, write_python, write_yaml
+from kvsim.options import command_line
 from tests.emit.test_emit import served
 
 NAMES = 300
@@ -103,7 +103,10 @@ def test_roles_and_their_router_are_commands_too(tmp_path: Path) -> None:
 
 def test_command_lines_of_kvsim_have_the_words_that_were_meant(tmp_path: Path) -> None:
     drawn = names()
-    lines = [line_of("predict", model=x, gpu=Path(x), technique="offload + kivi") for x in drawn]
+    lines = [
+        command_line("predict", {"model": x, "gpu": Path(x), "technique": "offload + kivi"})
+        for x in drawn
+    ]
     for name, words in zip(drawn, run_by_shell("\n".join(lines), tmp_path), strict=True):
         given = [f"--model={name}"] if name.startswith("-") else ["--model", name]
         path = str(Path(name))

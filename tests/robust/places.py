@@ -22,8 +22,9 @@ def places() -> Iterator[str]:
 
 def _commands(found: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
     below = getattr(found, "commands", None)
-    if not below:
+    if not below or len(path) == 1:
         yield " ".join(path), found
+    if not below:
         return
     for name, command in below.items():
         yield from _commands(command, (*path, name))

@@ -8,9 +8,9 @@ import typer
 
 from kvsim import options
 from kvsim.cli.app import application
-from kvsim.cli.effects import EFFECTS, excludes, needs
 from kvsim.errors import InputError
 from kvsim.files import kinds
+from kvsim.options import find_misuse
 from tests.support.commands import line
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,7 +22,8 @@ def commands(group: Any, above: str = "kvsim") -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, command in group.commands.items():
         path = f"{above} {name}"
-        found |= commands(command, path) if hasattr(command, "commands") else {path: command}
+        below = commands(command, path) if hasattr(command, "commands") else {}
+        found |= {path: command, **below}
     return found
 
 
@@ -70,39 +71,38 @@ def test_work_is_estimated_before_it_starts() -> None:
     assert "ask for 5,001 rows together; expected at most 5,000; ask for fewer" in said
 
 
-@pytest.mark.parametrize("path", EFFECTS)
-def test_rules_name_options_that_are_there(path: str) -> None:
-    known = {name for parameter in COMMANDS[path].params for name in parameter.opts}
-    for rule in EFFECTS[path]:
-        assert {*rule.options, rule.other} <= known
+RULES = [
+    (command, option, kind)
+    for command in sorted({c for some in options.TABLE.values() for o in some for c in o.taken_by})
+    if f"kvsim {command}" in COMMANDS
+    for option in options.options_of(command).values()
+    for kind in ("needs", "excludes")
+    if getattr(option, kind).get(command)
+]
 
 
-@pytest.mark.parametrize("path", EFFECTS)
-def test_options_without_effect_are_refused(path: str) -> None:
-    parameters = {name: p for p in COMMANDS[path].params for name in p.opts}
-    required = [p.opts[0] for p in COMMANDS[path].params if p.required]
+@pytest.mark.parametrize(("command", "option", "kind"), RULES)
+def test_options_without_effect_are_refused(
+    command: str, option: options.CommandOption, kind: str
+) -> None:
+    found = COMMANDS[f"kvsim {command}"]
+    parameters = {p.name: p for p in found.params}
 
     def typed(names: set[str]) -> list[str]:
-        words: list[str] = path.split()[1:]
-        for name in sorted(names | set(required)):
+        words = command.split()
+        for name in sorted(names | {p.name for p in found.params if p.required}):
             flag = getattr(parameters[name], "is_flag", False)
-            words += ([name] if flag else [name, "1"]) if name.startswith("-") else ["1"]
+            word = parameters[name].opts[0]
+            words += ([word] if flag else [word, "1"]) if word.startswith("-") else ["1"]
         return words
 
-    for rule in EFFECTS[path]:
-        for option in rule.options:
-            if rule.present and rule.other not in required:
-                said = line(*typed({option}))
-                assert said.startswith(f"{option}: does nothing without {rule.other}")
-            elif not rule.present:
-                both = {option, rule.other}
-                said = line(*typed(both))
-                assert "both are given; expected one of them" in said
-
-
-def test_rules() -> None:
-    assert not needs("--a", "--b").fault({"--a", "--b"})
-    assert not needs("--a", "--b").fault({"--a"})
-    assert needs("--a", "--b").fault({"--b"}).startswith("--b: does nothing without --a")
-    assert not excludes("--a", "--b").fault({"--b"})
-    assert excludes("--a", "--b").fault({"--a", "--b"}).startswith("--b and --a: both are given")
+    others = getattr(option, kind)[command].split()
+    if kind == "needs":
+        if not any(parameters[other].required for other in others):
+            said = line(*typed({option.name}))
+            assert "does nothing without" in said or "both are given" in said
+            assert find_misuse(command, [option.name]).startswith(f"{option.flag}: does nothing")
+    else:
+        for other in others:
+            said = line(*typed({option.name, other}))
+            assert "expected one of them" in said or "does nothing without" in said

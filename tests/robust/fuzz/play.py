@@ -14,13 +14,12 @@ from pathlib import Path
 from types import FrameType
 
 from kvsim.cli.app import application
-from kvsim.cli.effects import checked
 from kvsim.cli.ends import NO_MEMORY, run_command
 
 SECONDS = 10.0  # of CPU that one input may take
 BYTES = 2 * 10**9  # that it may add to what the process holds
 NOISE = re.compile(r"Traceback|Warning|fault in kvsim|memory ran out")
-COMMANDS = checked(application())
+COMMANDS = application()
 ONE_RUN = ("simulate", "--model", "smollm2-135m", "--gpu", "t4", "--trace", "{}")
 Work = Callable[[Path], object]
 """What is done with an input: a reader of a path, or a command line."""

@@ -1,12 +1,14 @@
-"""A checkpoint and a text, opened for `kvsim validate --quality`."""
+"""A checkpoint and a text, opened to measure quality."""
 
 import torch
-import typer
 
+from kvsim.console import tell
 from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.validate.machine import find_device
 from kvsim.validate.model.architecture import Architecture
-from kvsim.validate.model.checkpoint import Tokeniser, checksum, read_tokeniser
+from kvsim.validate.model.checkpoint import Tokeniser, checksum, open_weights, read_tokeniser
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import TensorSource, load_weights
 from kvsim.validate.quality.facts import PlantedFacts, plant
@@ -15,7 +17,7 @@ from kvsim.validate.quality.text import Text, windows
 
 
 @frozen
-class Opened:
+class OpenedCheckpoint:
     """A checkpoint whose weights are not loaded yet."""
 
     model: str
@@ -23,6 +25,14 @@ class Opened:
     source: TensorSource
     device: torch.device
     machine: Deployment
+
+    @classmethod
+    def open(cls, model: str, device: str, gpu: str) -> "OpenedCheckpoint":
+        """A checkpoint on a device, with the machine that settings are chosen for."""
+        where = find_device(device)
+        arch, source = open_weights(model)
+        machine = Deployment(arch.model, load_hardware(gpu), load_stack("kvsim"))
+        return cls(model, arch, source, where, machine)
 
     def read(
         self, text: Text, reading: Reading, length: int
@@ -35,7 +45,7 @@ class Opened:
         """
         tokeniser, tokens = self._split(text)
         texts = windows(tokens, reading.windows, reading.length, tokeniser.start)
-        typer.echo(f"loading {self.source.where}", err=True)
+        tell(f"loading {self.source.where}")
         weights = load_weights(self.arch, self.source, self.device, torch.float32)
         decoder = Decoder(self.arch, weights, length, deployment=self.machine)
         gpu = self.device.type == "cuda"

@@ -1,0 +1,341 @@
+"""Machines measured, and stacks fitted to runs and tables that were measured elsewhere."""
+
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from kvsim.api.deployments import build_deployment
+from kvsim.console import tell
+from kvsim.errors import InputError
+from kvsim.files import check_target, own_output
+from kvsim.frozen import frozen
+from kvsim.machines.hardware import DEFAULT_STACK
+from kvsim.options import Inputs, takes_options
+
+if TYPE_CHECKING:
+    from kvsim.report.calibrate_run import CalibratedRun
+    from kvsim.report.json import Row
+
+MIN_HELD_OUT = 0.05
+"""Share of the shapes that is held out at least, if any is."""
+
+
+@frozen
+class FittedProfile:
+    """A machine that was measured, or a stack fitted to a table.
+
+    Attributes
+    ----------
+    command
+        The command line that does the same.
+    out
+        The file that was written.
+    row
+        What was found, under its contract names.
+    machine
+        Whether this machine was measured.
+    """
+
+    command: str
+    out: Path
+    row: "Row"
+    machine: bool
+
+    def envelope(self) -> "Row":
+        """All of it as ``--json`` prints it."""
+        from kvsim.report.json import envelope
+
+        if not self.machine:
+            return envelope(self.command, self.row)
+        from kvsim.report.calibrate import answered
+
+        own = {key: value for key, value in self.row.items() if key != "notes"}
+        verdict = answered(self.row).verdict
+        return envelope(self.command, own, verdict=verdict, notes=self.row["notes"])
+
+    def write(self, path: str | Path) -> None:
+        """Write the page that ``--report`` writes."""
+        from kvsim.report import calibrate_page
+
+        calibrate_page.write_machine(Path(path), self.row, self.command)
+
+
+@takes_options("calibrate", "out")
+def calibrate(inputs: Inputs) -> "FittedProfile | CalibratedRun":
+    """Measure this machine, or fit a stack to a run or to tables; write what was found.
+
+    Raises
+    ------
+    InputError
+        For what the command would refuse.
+    """
+    sources = inputs.device, inputs.from_run, inputs.from_ops, inputs.from_serving
+    if sum(source is not None for source in sources) != 1:
+        raise InputError(
+            "calibrate: expected one of --device cpu|cuda:N, --from-run LOG, --from-ops F.csv "
+            "and --from-serving F.csv"
+        )
+    if inputs.device is not None:
+        row = _measure_machine(inputs.device, inputs.out, inputs.quick)
+        return FittedProfile(inputs.line(), inputs.out, row, machine=True)
+    if inputs.from_run is not None:
+        return _fit_run(inputs)
+    if inputs.engine is None:
+        raise InputError("calibrate: --engine is missing; name the rows' engine, such as vllm")
+    fit = _fit_operators if inputs.from_ops is not None else _fit_load_tests
+    return FittedProfile(inputs.line(), inputs.out, fit(inputs), machine=False)
+
+
+def calibrate_run(
+    log: str | Path, model: str, gpu: str, out: str | Path | None = None, technique: str = "full",
+    **options: Any,
+) -> "CalibratedRun":  # fmt: skip
+    """Fit a stack to the request log of a serving run; write it if ``out`` is given.
+
+    Parameters
+    ----------
+    log
+        The run's log.
+    model, gpu, technique
+        What was served, on which card, and how.
+    options
+        Others of ``calibrate``, as ``fit_first`` or ``max_seqs``.
+
+    Raises
+    ------
+    InputError
+        For a log that cannot be read, or too few requests.
+    """
+    from kvsim.report.calibrate_run import CalibratedRun
+
+    found = calibrate(from_run=log, model=model, gpu=gpu, out=out, technique=technique, **options)
+    assert isinstance(found, CalibratedRun)
+    return found
+
+
+def _fit_run(inputs: Inputs) -> "CalibratedRun":
+    from kvsim.evidence.logs import read_run
+    from kvsim.report.calibrate_run import calibrated
+    from kvsim.serving.rules import Rules
+    from kvsim.techniques import parse_several
+
+    if inputs.model is None or inputs.gpu is None:
+        needed = "--from-run needs --model and --gpu"
+        raise InputError(f"calibrate: {needed}; see kvsim calibrate --help")
+    techniques = parse_several(inputs.technique)
+    if len(techniques) != 1:
+        got = inputs.technique[:40]
+        raise InputError(f"--technique: got {got!r}; expected the one that was served")
+    if inputs.out is not None:
+        check_target(inputs.out, "--out")
+    run = read_run(inputs.from_run)
+    if run.left_out:
+        tell(f"{run.left_out} requests failed or did not finish; left out")
+    base = inputs.stack or DEFAULT_STACK
+    where = build_deployment(inputs, stack=base)
+    rules = Rules(
+        max_seqs=inputs.max_seqs,
+        max_tokens=inputs.max_tokens,
+        block_tokens=inputs.block_tokens,
+        blocks=inputs.blocks,
+        prefix_caching=inputs.prefix_caching,
+    )
+    first, line = inputs.fit_first, inputs.line()
+    tell(f"fitting to the first {first} of {len(run.requests)} requests")
+    return calibrated(run, techniques[0], where, rules, first, base, inputs.out, line)
+
+
+def _start(inputs: Inputs) -> str:
+    """The stack that a fit starts from: classes without rows keep its numbers."""
+    from kvsim.machines.profiles import stack_names
+
+    engine: str = inputs.engine
+    return inputs.stack or (engine if engine in stack_names() else DEFAULT_STACK)
+
+
+def _fit_operators(inputs: Inputs) -> "Row":
+    """Fit a stack to measured operators of one engine on one GPU and write it."""
+    from kvsim.evidence.ops import fit, rows, write
+    from kvsim.files import replace_text
+    from kvsim.machines.profiles import load_hardware, load_stack
+
+    files, engine, share = inputs.from_ops, inputs.engine, inputs.hold_out
+    if 0 < share < MIN_HELD_OUT:
+        raise InputError(f"--hold-out: got {share:g}; expected 0, or from {MIN_HELD_OUT} to 0.5")
+    check_target(inputs.out, "--out", (".toml",))
+    hardware = load_hardware(inputs.gpu or _only_gpu(rows.pairs(files), engine))
+    table = rows.read_ops(files, engine, hardware, inputs.version)
+    for reason, count in table.rejected.items():
+        tell(f"{count:,} rows {reason}; left out")
+    stack = load_stack(_start(inputs)).on(hardware.name)
+    found = fit.fit_table(table, hardware, stack, round(1 / share) if share else 0)
+    few = [f"{fit.class_name(r)} ({len(r)} rows)" for r in table.rows if len(r) < fit.FEWEST]
+    if not found:
+        told = ", ".join(few)
+        raise InputError(f"--from-ops: no class has {fit.FEWEST} rows, but {told}; give more rows")
+    if few:
+        tell(f"too few to fit, base numbers kept: {', '.join(few)}")
+    replace_text(inputs.out, write.card_text(table, found, stack.name, str(date.today())))
+    return {
+        "engine": engine, "version": table.version, "gpu": hardware.name,
+        "rows": sum(len(f.rows) for f in found), "left_out": dict(table.rejected),
+        "classes": [_class_row(f) for f in found],
+    }  # fmt: skip
+
+
+def _only_gpu(pairs: list[tuple[str, str]], engine: str) -> str:
+    gpus = sorted({device for device, one in pairs if one == engine})
+    if len(gpus) == 1:
+        return gpus[0]
+    known = ", ".join(sorted({one for _, one in pairs}))
+    if not gpus:
+        raise InputError(f"--engine: no row of {engine!r}; the files hold {known}")
+    raise InputError(f"--gpu: the files hold {', '.join(gpus)}; name one")
+
+
+def _class_row(found: Any) -> "Row":
+    import numpy as np
+
+    from kvsim.evidence.ops.write import errors_of
+
+    off = errors_of(found)
+    known = bool(np.isfinite(off).all())
+    return {
+        "class": found.name,
+        "rows": len(found.rows),
+        "median_error": float(np.median(off)) if known else None,
+        "p90_error": float(np.quantile(off, 0.9)) if known else None,
+        "numbers": _number_rows(found.fit),
+    }
+
+
+def _number_rows(fit: Any) -> "Row":
+    """Fitted numbers, their standard errors, and whether the rows determine them."""
+    from kvsim.report.json import number
+
+    return {
+        key: {"value": value, "error": number(fit.errors[key]), "known": key not in fit.unknown}
+        for key, value in fit.values.items()
+    }
+
+
+def _fit_load_tests(inputs: Inputs) -> "Row":
+    """Fit an engine's host times to a table of load tests and write the stack."""
+    import numpy as np
+
+    from kvsim.evidence import loadtests
+    from kvsim.evidence.stackfile import fitted_text
+    from kvsim.files import replace_text
+    from kvsim.machines.profiles import load_stack
+
+    path, engine, out = inputs.from_serving, inputs.engine, inputs.out
+    check_target(out, "--out", (".toml",))
+    rows = loadtests.read_load_tests(path, engine)
+    devices = sorted({r.device for r in rows})
+    stack = load_stack(_start(inputs))
+    found = loadtests.fit_host(rows, stack)
+    measured = np.array([r.latency for r in rows])
+    off = np.abs(loadtests.held_out_by_model(rows, stack) / measured - 1)
+    told = (
+        f"latency of load tests that no fit saw (held out by model): {100 * np.median(off):.2g} % "
+        f"at the median, {100 * np.quantile(off, 0.9):.2g} % for nine in ten"
+    )
+    source = f"{len(rows)} load tests of {engine} on {', '.join(devices)} ({path.name})"
+    one = stack.on(devices[0]) if len(devices) == 1 else stack
+    bare = replace(found, residuals=found.residuals[:0])
+    replace_text(out, fitted_text(one, one.name, bare, source, told, str(date.today())))
+    return {
+        "engine": engine,
+        "gpus": devices,
+        "rows": len(rows),
+        "median_error": float(np.median(off)),
+        "p90_error": float(np.quantile(off, 0.9)),
+        "numbers": _number_rows(found),
+    }
+
+
+def _measure_machine(device: str, out: Path, quick: bool) -> "Row":
+    """Measure a device, and fit its profile and the stack beside it."""
+    from kvsim.evidence.machine.datasheet import find_datasheet
+    from kvsim.evidence.machine.fit import fit_samples
+    from kvsim.evidence.machine.profile import Machine, hardware_text, stack_text
+    from kvsim.evidence.machine.samples import Log
+    from kvsim.files import held, replacing_all, write_draft
+    from kvsim.machines.profiles import load_hardware, load_stack
+    from kvsim.report import calibrate as report
+
+    check_place(out)
+    try:
+        import torch
+    except ImportError:
+        raise InputError("calibrate needs PyTorch; pip install 'kvsim[validate]'") from None
+    from kvsim.validate.machine import find_device
+    from kvsim.validate.bench import device as devices
+    from kvsim.validate.bench.suite import run_suite
+    from kvsim.validate.processor import Processor
+
+    where = find_device(device)
+    if where.type == "cpu":
+        Processor.here().bind()
+        torch.set_num_threads(devices.compute_threads())
+    found = devices.describe(where)
+    check_same(out, found.name)
+    place = devices.place(where, quick)
+    in_use = devices.context_memory(where)
+    log = Log.open(out.with_suffix(".samples.jsonl"), devices.header(found, quick))
+    if log.done:
+        tell(f"going on after {len(log.done)} finished benchmarks")
+    with held(log.path):
+        run_suite(place, log, tell)
+    fit = fit_samples(log.samples)
+    notes = devices.suspicions(devices.describe(where))
+    host = devices.host_memory()
+    conditions = (*devices.conditions(found, place), *notes)
+    machine = Machine(found.name, found.memory, host, in_use, place.cache, conditions)
+    today = str(date.today())
+    with replacing_all(out, stack_path(out)) as (profile, stack):  # the stack goes first
+        write_draft(stack, stack_text(fit, machine, today))
+        write_draft(profile, hardware_text(fit, machine, today))
+        load_stack(stack)  # what cannot be read back is not kept
+        load_hardware(profile)
+    sheet = find_datasheet(found.name, found.memory) if where.type == "cuda" else None
+    return report.row(fit, machine, sheet, notes, len(log.samples), out)
+
+
+def stack_path(profile: Path) -> Path:
+    """Where the software calibrated with a profile is."""
+    return profile.with_suffix(".stack.toml")
+
+
+def check_place(out: Path) -> None:
+    """Refuse a place that no profile could be written to, before anything is measured.
+
+    Raises
+    ------
+    InputError
+        Saying what is in the way.
+    """
+    check_target(out, "--out", (".toml",))
+    for beside in (stack_path(out), out.with_suffix(".samples.jsonl")):
+        check_target(beside, f"--out, whose {beside.name} is written too")
+
+
+def check_same(out: Path, device: str) -> None:
+    """Refuse to replace the profile of another device.
+
+    Raises
+    ------
+    InputError
+        If there is one, or something that is no profile.
+    """
+    from kvsim.machines.profiles import load_hardware
+
+    if out.exists():
+        with own_output():
+            there = load_hardware(out)
+        if there.device != device:
+            name = there.device or there.title
+            raise InputError(
+                f"--out: {out} is a profile of {name}, this is {device}; choose another place"
+            )

@@ -1,0 +1,73 @@
+"""Grids of predictions, plans, simulations or fleets in Parquet, here or on a cluster."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from kvsim.console import ProgressLine, tell
+from kvsim.errors import require
+from kvsim.frozen import frozen
+from kvsim.options import Inputs, takes_options
+
+if TYPE_CHECKING:
+    from kvsim.sweeps.spec import Spec
+    from kvsim.sweeps.store import ResultStore
+
+
+@frozen
+class SweepOnDisk:
+    """A sweep whose chunks are in a folder."""
+
+    command: str
+    store: "ResultStore"
+    spec: "Spec"
+
+    def write(self, path: str | Path) -> None:
+        """Write the page that ``--report`` writes."""
+        from kvsim.report.sweep_page import write_page
+
+        write_page(Path(path), self.store, self.spec, self.command)
+
+
+@takes_options("sweep", "spec", "out")
+def run_sweep(inputs: Inputs) -> SweepOnDisk:
+    """Compute a grid on this machine or a Dask cluster, one Parquet file for each chunk."""
+    from kvsim.sweeps import chunks as parts
+    from kvsim.sweeps import plugins
+    from kvsim.sweeps.bundles import Bundles
+    from kvsim.sweeps.spec import read
+    from kvsim.sweeps.store import ResultStore
+    from kvsim.sweeps.workers import cluster, here, pool
+    from kvsim.techniques import TECHNIQUES
+
+    require("pyarrow")
+
+    def read_techniques(paths: tuple[Path, ...]) -> list[str]:
+        plugins.install(plugins.read(paths))
+        return list(TECHNIQUES)
+
+    spec = read(inputs.spec, read_techniques)
+    own = plugins.read(spec.plugins)
+    parts.check(spec)
+    store = ResultStore(inputs.out, spec, own, inputs.resume)
+    total, before = parts.count(spec), frozenset(store.done)
+    progress = ProgressLine("", "chunks", total, len(before), estimates=True)
+    left = progress.started_by(
+        chunk for chunk in parts.chunks_of(spec, own) if chunk.index not in before
+    )
+    coming = Bundles(left, spec.points * (total - len(before)) // total)
+    workers = inputs.workers or 1
+    if inputs.scheduler is not None:
+        done = cluster(coming, inputs.scheduler, store.shared)
+    elif workers > 1:
+        done = pool(coming, workers, store.shared)
+    else:
+        done = here(coming, store.shared)
+    for index, content in done:
+        store.keep(index, content)
+        progress(len(store.done))
+    progress.close()
+    store.close()
+    took = f"computed in {progress.took:.2f} s"
+    tell(f"{spec.points:,} points in {total:,} chunks, {took}: {inputs.out}")
+    again = "" if inputs.resume else " --resume"  # what is in --out is not computed again
+    return SweepOnDisk(inputs.line() + again, store, spec)

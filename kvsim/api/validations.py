@@ -1,0 +1,431 @@
+"""Techniques run for real and compared with predictions: counts, times, quality, whole plans."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from shlex import quote
+from typing import TYPE_CHECKING, Any
+
+from kvsim.api.calibrations import stack_path
+from kvsim.console import tell
+from kvsim.errors import InputError
+from kvsim.files import check_target
+from kvsim.options import Inputs, takes_options
+from kvsim.techniques import parse_several
+
+if TYPE_CHECKING:
+    from kvsim.machines.hardware import Hardware, Stack
+    from kvsim.report.json import Row
+    from kvsim.techniques.technique import Technique
+
+DEFAULT_MODEL = "smollm2-135m"
+MAX_WINDOWS, MIN_SCORED = 8, 16
+"""Windows of the text that a plan's loss is measured on at most, tokens scored of each at least."""
+
+
+@dataclass(frozen=True)
+class Validation:
+    """What came of running techniques for real.
+
+    Attributes
+    ----------
+    command
+        The command line that does the same.
+    kind
+        ``counts``, ``times``, ``quality``, ``layers`` or ``plan``.
+    passed
+        Whether everything was as predicted, or within the limit that was set.
+    row
+        All of it under its contract names.
+    found
+        The outcomes themselves.
+    title
+        What was run where, in words.
+    """
+
+    command: str
+    kind: str
+    passed: bool
+    row: "Row"
+    found: Any = None
+    title: str = ""
+
+    def envelope(self) -> "Row":
+        """All of it as ``--json`` prints it."""
+        from kvsim.report.json import envelope
+
+        verdict, notes = None, ()
+        if self.kind in ("counts", "plan"):
+            verdict = self.row["answer"]["verdict"]
+        elif self.kind == "times":
+            from kvsim.report.validate_times import answered
+
+            verdict, notes = answered(self.row).verdict, self.row["suspicious"]
+        return envelope(self.command, self.row, verdict=verdict, notes=notes)
+
+    def write(self, path: str | Path) -> None:
+        """Write the page that ``--report`` writes."""
+        from kvsim.report import validate_page, validate_times_page
+
+        if self.kind == "times":
+            validate_times_page.write_page(Path(path), self.row, self.command)
+        elif self.kind == "counts":
+            validate_page.write_page(Path(path), self.title, self.found, self.command)
+
+
+def check_torch() -> None:
+    """Refuse in one line where PyTorch is missing."""
+    try:
+        import torch  # noqa: F401 - only whether it is there
+    except ImportError:
+        raise InputError("validate needs PyTorch; pip install 'kvsim[validate]'") from None
+
+
+def measured_stack(gpu: str) -> "Stack":
+    """The stack that was measured with a profile, or that of kvsim's own kernels."""
+    from kvsim.machines.profiles import load_stack
+
+    beside = stack_path(Path(gpu))
+    return load_stack(beside if beside.exists() else "kvsim")
+
+
+@takes_options("validate")
+def validate(inputs: Inputs) -> Validation:
+    """Run techniques for real; compare tokens, FLOPs, bytes and memory with predictions.
+
+    With a profile that ``calibrate`` measured on this device as ``gpu``, times are compared.
+
+    Raises
+    ------
+    InputError
+        For what the command would refuse.
+    """
+    if inputs.plan is not None or inputs.quality:
+        return _validate_as_before(inputs)
+    techniques = _parse_techniques(inputs)
+    from kvsim.machines.profiles import load_hardware
+
+    hardware, limit = load_hardware(inputs.gpu), inputs.max_error
+    check_torch()
+    if hardware.device:
+        return _compare_times(inputs, hardware, techniques)
+    if limit is not None:
+        raise InputError(
+            f"--gpu: {inputs.gpu} was not measured here, and times can only be compared on the "
+            f"machine that was; kvsim calibrate --device {quote(inputs.device)} measures it"
+        )
+    return _compare_counts(inputs, hardware, techniques)
+
+
+def _validate_as_before(inputs: Inputs) -> Validation:
+    """The older spellings of the commands that are subcommands now."""
+    names = ["model", "device", "batch", "prompt", "generate", "gpu", "text"]
+    run, more = validate_plan, {"file": inputs.plan}
+    if inputs.per_layer:
+        run, more, names = validate_layers, {}, [*names, "out", "bits"]
+    elif inputs.quality:
+        run, more, names = validate_quality, {}, [*names, "out", "technique"]
+    given = {name: inputs.given[name] for name in names if name in inputs.given}
+    found: Validation = run(**given, **more)
+    return found
+
+
+def _parse_techniques(inputs: Inputs) -> "list[Technique]":
+    return [] if inputs.technique == "all" else parse_several(inputs.technique)
+
+
+def _compare_counts(
+    inputs: Inputs, hardware: "Hardware", techniques: "list[Technique]"
+) -> Validation:
+    import torch
+
+    from kvsim.machines.deployment import Deployment
+    from kvsim.machines.profiles import load_stack
+    from kvsim.report import validate as report
+    from kvsim.validate.counts.check import (
+        CannotRun,
+        CheckedTechnique,
+        RandomPrompts,
+        check,
+        check_workload,
+        rehearse,
+        runnable,
+    )
+    from kvsim.validate.machine import find_device
+    from kvsim.validate.model.attention import kernels
+    from kvsim.validate.model.checkpoint import open_model
+    from kvsim.validate.techniques import check_known
+
+    where = find_device(inputs.device)
+    check_known(techniques)
+    arch, source = open_model(inputs.model or DEFAULT_MODEL)
+    arch = arch.first(inputs.layers) if inputs.layers else arch
+    work = RandomPrompts(inputs.batch or 2, inputs.prompt or 96, inputs.generate or 16)
+    check_workload(arch, source, work, where)
+    d = Deployment(arch.model, hardware, load_stack("kvsim"))
+    for technique in techniques:
+        rehearse(arch, technique, work, d)
+    if not techniques:
+        techniques, refused = runnable(arch, work, d)
+        for error in refused:
+            tell(f"left out: {error}")
+    found: list[CheckedTechnique] = []
+    failed: list[CannotRun] = []
+    for step in check(arch, source, techniques, work, where, d):
+        if isinstance(step, CheckedTechnique):
+            found.append(step)
+        elif isinstance(step, CannotRun):
+            failed.append(step)
+            tell(f"left out: {step.technique} cannot run here: {step.reason}")
+        else:
+            tell(step)
+    name = torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu"
+    passed = all(outcome.passed for outcome in found) and not failed
+    weights = "random weights" if source is None else "its own weights"
+    depth = f"{arch.model.layers} layer{'s' * (arch.model.layers > 1)}"
+    title = f"{arch.model.name}, {depth}, {weights}, on {name}: "
+    title += f"batch {work.batch}, prompt {work.prompt}, generate {work.generate}"
+    row = {
+        "model": arch.model.name, "layers": arch.model.layers,
+        "weights": "random" if source is None else source.where,
+        "device": inputs.device, "device_name": name, "torch": torch.__version__,
+        "attention": kernels(arch.model, where),
+        "batch": work.batch, "prompt": work.prompt, "generate": work.generate,
+        "techniques": [report.outcome(outcome) for outcome in found],
+        "left_out": [{"technique": str(f.technique), "reason": f.reason} for f in failed],
+        "passed": passed, "answer": report.answered(found).row(),
+    }  # fmt: skip
+    return Validation(inputs.line(), "counts", passed, row, found, title)
+
+
+def _compare_times(
+    inputs: Inputs, hardware: "Hardware", techniques: "Sequence[Technique]"
+) -> Validation:
+    """Run techniques over a grid, predict each from the profile, and compare.
+
+    The stack beside the profile then says how far off it was, and predictions say so with it.
+    """
+    import torch
+
+    from kvsim.evidence.machine.profile import with_error
+    from kvsim.files import own_output, read_text, replace_text
+    from kvsim.files.kinds import PROFILE
+    from kvsim.report import validate_times as report
+    from kvsim.validate.machine import find_device
+    from kvsim.validate.bench import device as devices
+    from kvsim.validate.techniques import check_known
+    from kvsim.validate.times.compared import Compared, SkippedPoint, summarise
+    from kvsim.validate.times.points import Grid, compare_times
+
+    where = find_device(inputs.device)
+    check_known(techniques)
+    if where.type == "cpu":
+        torch.set_num_threads(devices.compute_threads())
+    here = devices.describe(where)
+    if hardware.device != here.name:
+        raise InputError(
+            f"--gpu: {inputs.gpu} was measured on {hardware.device}, this is {here.name}; "
+            f"kvsim calibrate --device {quote(inputs.device)} measures this one"
+        )
+    place = devices.place(where, quick=False)
+    beside, stack = stack_path(Path(inputs.gpu)), measured_stack(inputs.gpu)
+    grid = Grid.of(where).reduced(inputs.points)
+    found: list[Compared] = []
+    missing: list[SkippedPoint] = []
+    for step in compare_times(grid, techniques, where, place.half, hardware, stack):
+        if isinstance(step, Compared):
+            found.append(step)
+        elif isinstance(step, SkippedPoint):
+            missing.append(step)
+        else:
+            tell(step)
+    if not found:
+        raise InputError(f"--techniques: none could run; {missing[0].reason}")
+    summary, suspicious = summarise(found), devices.suspicions(devices.describe(where))
+    answer = report.answer(found, missing, summary, here.name, suspicious)
+    if inputs.points == "all" and beside.exists():
+        known = report.held_out(answer, str(date.today()))
+        with own_output():
+            text = read_text(beside, PROFILE)
+            replace_text(beside, with_error(text, known))
+    limit = inputs.max_error
+    passed = limit is None or summary.median <= limit
+    return Validation(inputs.line(), "times", passed, answer)
+
+
+@takes_options("validate quality", "model")
+def validate_quality(inputs: Inputs) -> Validation:
+    """Read a text under every technique: perplexity, attention, and accepted drafts."""
+    techniques = _parse_techniques(inputs)
+    check_torch()
+    from kvsim.traces import attentionfile
+    from kvsim.validate.quality.measure import measure
+    from kvsim.validate.quality.opened import OpenedCheckpoint
+    from kvsim.validate.quality.settings import (
+        Reading,
+        check_reading,
+        rehearse_all,
+        sort_out,
+        usual,
+    )
+    from kvsim.validate.quality.text import read_text
+
+    if inputs.out is not None:
+        check_target(inputs.out, "--out")
+    sort_out(techniques)
+    read = read_text(inputs.text)
+    opened = OpenedCheckpoint.open(inputs.model, inputs.device, inputs.gpu)
+    reading = Reading(inputs.batch, inputs.prompt, inputs.generate)
+    some = techniques or usual(opened.arch.model, reading.prompt)
+    able, refused = rehearse_all(opened.arch, some, reading, opened.machine)
+    for error in refused:
+        if techniques:
+            raise error
+        tell(f"left out: {error}")
+    settings = sort_out(able)
+    length = check_reading(opened.arch, reading, bool(settings.drafts), opened.device)
+    decoder, texts, about = opened.read(read, reading, length)
+    trace = None
+    facts = opened.facts(read, reading)
+    for step in measure(decoder, settings, reading, texts, about, facts):
+        if isinstance(step, str):
+            tell(step)
+            continue
+        trace = step
+        if inputs.out is not None:
+            attentionfile.write(inputs.out, trace)
+    assert trace is not None
+    return Validation(inputs.line(), "quality", True, attentionfile.record(trace), trace)
+
+
+@takes_options("validate layers", "model")
+def validate_layers(inputs: Inputs) -> Validation:
+    """Losses of every layer's keys and values alone; a plan of so many bits, run for real."""
+    check_torch()
+    from kvsim.planner.bits import assign
+    from kvsim.quality.layers import write
+    from kvsim.quality.unfinished import Unfinished
+    from kvsim.report.validate_layers import Executed, record
+    from kvsim.techniques import parse
+    from kvsim.validate.quality.opened import OpenedCheckpoint
+    from kvsim.validate.quality.perlayer import executed, measure_layers
+    from kvsim.validate.quality.settings import Reading, check_reading
+    from kvsim.validate.quality.text import read_text
+
+    if inputs.out is not None:
+        check_target(inputs.out, "--out")
+    read = read_text(inputs.text)
+    opened = OpenedCheckpoint.open(inputs.model, inputs.device, inputs.gpu)
+    reading = Reading(inputs.batch, inputs.prompt, inputs.generate)
+    length = check_reading(opened.arch, reading, False, opened.device)
+    decoder, texts, about = opened.read(read, reading, length)
+    head = opened.arch.model.head_dim
+    group = max(g for g in (8, 16, 32, 64) if head % g == 0 or g == 8)
+    sizes = [inputs.batch, inputs.prompt, inputs.generate]
+    out = None if inputs.out is None else str(inputs.out)
+    so_far = Unfinished.beside(out, {**about, "sizes": sizes, "group": group})
+    if so_far.runs:
+        tell(f"{len(so_far.runs)} runs are done already ({so_far.path})")
+    losses, plan = None, None
+    for step in measure_layers(decoder, reading, texts, group, about, so_far=so_far):
+        if isinstance(step, str):
+            tell(step)
+            continue
+        losses = step
+        if inputs.out is not None:
+            write(inputs.out, losses)
+            so_far.close()
+        if inputs.bits is not None:
+            widths = assign(losses, inputs.bits)
+            notation = losses.notation(widths)
+            tell(f"running {notation}")
+            (measured,) = executed(decoder, reading, texts, [parse(notation)])
+            plan = Executed(inputs.bits, widths, measured)
+    assert losses is not None
+    return Validation(inputs.line(), "layers", True, record(losses, plan), (losses, plan))
+
+
+@takes_options("validate plan", "file")
+def validate_plan(inputs: Inputs) -> Validation:
+    """Run a plan and full-precision KV; loss, times and memory beside the plan's.
+
+    Raises
+    ------
+    InputError
+        If the plan is of another model, cannot run here, or does not fit the machine's memory.
+    """
+    from kvsim.quality.planfile import read_plan
+
+    path, gpu = inputs.file, inputs.gpu
+    plan = read_plan(path)
+    check_torch()
+    from kvsim.machines.deployment import Deployment
+    from kvsim.machines.profiles import load_hardware
+    from kvsim.report import validate_plan as report
+    from kvsim.validate.counts.check import SLACK, RandomPrompts, check_workload, rehearse
+    from kvsim.validate.machine import find_device
+    from kvsim.validate.bench import device as devices
+    from kvsim.validate.model.checkpoint import open_packaged
+    from kvsim.validate.model.decoder import Decoder
+    from kvsim.validate.model.weights import load_weights, random_weights
+    from kvsim.validate.planned import PlanTimes, measure_loss, time_plan
+    from kvsim.validate.quality.opened import OpenedCheckpoint
+    from kvsim.validate.quality.settings import Reading, check_reading
+    from kvsim.validate.quality.text import read_text
+    from kvsim.validate.techniques import check_known
+
+    where, hardware = find_device(inputs.device), load_hardware(gpu)
+    check_known([plan.technique])
+    model = inputs.model or plan.model
+    arch, source = open_packaged(model)
+    machine = Deployment(arch.model, hardware, measured_stack(gpu))
+    reason = plan.technique.refuses(machine)
+    if reason:
+        raise InputError(f"--plan: {path!r} cannot run on {arch.model.name}: {reason}")
+    work = RandomPrompts(
+        inputs.batch or plan.batch,
+        inputs.prompt or plan.prompt,
+        inputs.generate or plan.generate,
+    )
+    check_workload(arch, source, work, where)
+    rehearse(arch, plan.technique, work, machine)
+    left_out: list[str] = []
+    loss = None
+    if source is None:
+        left_out.append("loss: random weights say nothing; give a checkpoint as --model")
+    elif plan.technique.drafts:
+        left_out.append("loss: drafts are verified, so that full KV's tokens are kept")
+    else:
+        windows, scored = min(work.batch, MAX_WINDOWS), max(work.generate, MIN_SCORED)
+        reading = Reading(windows, work.prompt, scored)
+        length = check_reading(arch, reading, False, where)
+        opened = OpenedCheckpoint(model, arch, source, where, machine)
+        decoder, texts, _ = opened.read(read_text(inputs.text), reading, length)
+        tell(f"loss: {reading.about.partition(';')[0]}")
+        loss = measure_loss(decoder, plan.technique, reading, texts)
+    half = devices.place(where, quick=False).half
+    weights = (
+        load_weights(arch, source, where, half) if source else random_weights(arch, where, half)
+    )
+    runner = Decoder(arch, weights, work.prompt + work.generate + SLACK, deployment=machine)
+    here = devices.describe(where).name
+    known = hardware.device == here
+    if not known:
+        left_out.append(
+            f"predicted times: {gpu} was not measured on this machine ({here}); "
+            f"`kvsim calibrate --device {quote(inputs.device)}` measures it"
+        )
+    found = None
+    for step in time_plan(runner, plan.technique, work):
+        if isinstance(step, PlanTimes):
+            found = step.compared(machine, work, known)
+        else:
+            tell(step)
+    assert found is not None
+    kind = "random weights" if source is None else "its own weights"
+    sizes = f"batch {work.batch}, prompt {work.prompt}, generate {work.generate}"
+    title = f"{arch.model.name}, {kind}, on {here}: {sizes}"
+    outcome = report.PlanRun(plan, title, work, loss, found, left_out)
+    passed, row = outcome.holds is not False, report.record(outcome)
+    return Validation(inputs.line(), "plan", passed, row, outcome, title)
