@@ -25,7 +25,7 @@ def test_a_trace_is_printed_and_written(tmp_path: Path) -> None:
     path = tmp_path / "trace.json"
     result = run(*QUALITY, *SMALL, *ONE, "--json", "--out", str(path))
     assert result.code == 0, result
-    assert [each.split(":")[0] for each in result.err.splitlines()[-2:]] == ["1 of 2", "2 of 2"]
+    assert [each.split(": ")[1] for each in result.err.splitlines()[-2:]] == ["1 of 2", "2 of 2"]
     trace = attentionfile.load(path)
     assert (
         own_fields(answer_in(result.out))
@@ -94,7 +94,7 @@ def opened_once(name: str) -> tuple[Architecture, TensorSource]:
         (("--report", "page.html"), "--report and --quality|both are given"),
         (("--max-error", "0.1"), "--max-error and --quality|both are given"),
         (("--out", "none/trace.json"), "--out|none/trace.json|existing, writable folder"),
-        (("--prompt", "0"), "--prompt|from 1 to 10,000,000"),
+        (("--prompt", "0"), "--prompt|from 1 to 1,000,000"),
         (("--prompt", "nan"), "--prompt|'nan'|whole number"),
         (("--prompt", "9000"), "--prompt|9000|8192 positions"),
         (("--generate", "5"), "--generate|too few rounds|16"),

@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 
 from kvsim.validate import machine
 from kvsim.validate.counts import check
-from tests.support.commands import WIDTH, run
+from tests.support.commands import WIDTH, line, run
+from tests.support.commands import check as words_in
 from tests.support.decoders import oracle
 from tests.support.envelope import answer_in
 
@@ -64,7 +65,7 @@ def test_json_is_alone_on_standard_output_and_progress_beside_it(checkpoint: Pat
         assert {b["tier"] for b in technique["buffers"]} <= {"gpu", "host"}
         assert all(b["verdict"] in ("equal", "explained") for b in technique["buffers"])
     lines = done.err.splitlines()
-    assert lines[0].startswith("loading") and len(lines) == 1 + 2 * len(TECHNIQUES)
+    assert lines[0].startswith("kvsim: loading") and len(lines) == 1 + 2 * len(TECHNIQUES)
 
 
 def test_tables_fit_the_terminal(checkpoint: Path) -> None:
@@ -84,7 +85,7 @@ def test_all_techniques_that_a_model_allows(tmp_path: Path) -> None:
     assert done.code == 0, done.err
     names = {t["technique"].partition(":")[0] for t in answer_in(done.out)["techniques"]}
     assert names >= {"full", "offload", "kvpr", "kcache", "streamingllm"}
-    left_out = [line for line in done.err.splitlines() if line.startswith("left out: ")]
+    left_out = [line for line in done.err.splitlines() if line.startswith("kvsim: left out: ")]
     packed, choosing = {"specache", "zipcache", "quantspec", "kivi", "fp8"}, {"h2o", "snapkv"}
     assert len(left_out) >= len(packed | choosing | {"pyramidkv"})
     assert all("sliding windows" in line for line in left_out)
@@ -218,3 +219,30 @@ def test_files_that_are_no_checkpoints(checkpoint: Path, tmp_path: Path) -> None
 def test_a_prompt_longer_than_the_models_positions(checkpoint: Path) -> None:
     message = refused("--model", str(checkpoint), "--prompt", "510", "--generate", "6")
     assert "510 tokens and 6 generated ones are more than the 512 positions" in message
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("quality --techniques kivvi", "technique 'kivvi'|kivi"),
+        ("quality --layers 3", "--layers|validate quality --help"),
+        ("quality --json --prompt 0", "--prompt|from 1 to 1,000,000"),
+        ("layers --bits 9", "--bits|from 2 to 4"),
+        ("plan none.json", "none.json|no such file"),
+        ("plan", "file|missing|validate plan --help"),
+        ("--device cpu quality", "--device|quality|put it after"),
+        ("quantity", "no such command|quantity"),
+        ("--quality --layers 3", "--layers and --quality|both are given"),
+        ("--per-layer", "--per-layer|does nothing without --quality"),
+        ("--bits 3", "--bits|does nothing without --per-layer"),
+    ],
+)
+def test_subcommands_and_the_older_spellings(arguments: str, words: str) -> None:
+    words_in(line("validate", *arguments.split()), words)
+
+
+def test_the_help_of_validate_lists_its_subcommands() -> None:
+    text = run("validate", "--help").out
+    assert all(f"  {name} " in text for name in ("quality", "layers", "plan"))
+    assert "--per-layer" not in text and "--max-error" in text
+    assert "--bits" in run("validate", "layers", "--help").out
