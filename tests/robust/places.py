@@ -10,6 +10,9 @@ from kvsim.cli.app import application
 
 PATH = re.compile(r"FILE|PATH|DIR|LOG|OUT|^\[?F(\.|$)|\.toml|\.csv|\.json|\.parquet|\.html")
 
+SUBCOMMAND = re.compile("^validate (quality|layers|plan) --")
+"""Of validate: its own older spellings have the same options, which are tried."""
+
 
 def places() -> Iterator[str]:
     """Each option or argument that names a file: ``predict --model``, ``sweep spec``."""
@@ -17,7 +20,8 @@ def places() -> Iterator[str]:
         for parameter in found.params:
             option = parameter.param_type_name == "option"
             if PATH.search(parameter.metavar or ""):
-                yield f"{command} {parameter.opts[0] if option else parameter.name}"
+                slot = f"{command} {parameter.opts[0] if option else parameter.name}"
+                yield SUBCOMMAND.sub("validate --", slot.replace("plan file", "--plan"))
 
 
 def _commands(found: Any, path: tuple[str, ...]) -> Iterator[tuple[str, Any]]:

@@ -35,8 +35,8 @@ OUTPUTS: dict[str, tuple[tuple[str, ...], str]] = {
     "explore --out": (("explore", *WHERE, "--out", "{}"), ".html"),
     "traces inspect --report": (("traces", "inspect", "own.csv", "--report", "{}"), ".html"),
     "traces import --out": (("traces", "import", "own.csv", "--out", "{}"), ".csv"),
-    "traces convert out": (("traces", "convert", "own.csv", "{}"), ".parquet"),
-    "traces generate out": (
+    "traces convert target": (("traces", "convert", "own.csv", "{}"), ".parquet"),
+    "traces generate target": (
         ("traces", "generate", "{}", "--rate", "1", "--requests", "3"), ".csv",
     ),
 }  # fmt: skip
