@@ -270,9 +270,9 @@ def _measure_machine(device: str, out: Path, quick: bool) -> "Row":
         import torch
     except ImportError:
         raise InputError("calibrate needs PyTorch; pip install 'kvsim[validate]'") from None
-    from kvsim.validate.machine import find_device
     from kvsim.validate.bench import device as devices
     from kvsim.validate.bench.suite import run_suite
+    from kvsim.validate.machine import find_device
     from kvsim.validate.processor import Processor
 
     where = find_device(device)

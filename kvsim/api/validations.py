@@ -212,8 +212,8 @@ def _compare_times(
     from kvsim.files import own_output, read_text, replace_text
     from kvsim.files.kinds import PROFILE
     from kvsim.report import validate_times as report
-    from kvsim.validate.machine import find_device
     from kvsim.validate.bench import device as devices
+    from kvsim.validate.machine import find_device
     from kvsim.validate.techniques import check_known
     from kvsim.validate.times.compared import Compared, SkippedPoint, summarise
     from kvsim.validate.times.points import Grid, compare_times
@@ -363,9 +363,9 @@ def validate_plan(inputs: Inputs) -> Validation:
     from kvsim.machines.deployment import Deployment
     from kvsim.machines.profiles import load_hardware
     from kvsim.report import validate_plan as report
+    from kvsim.validate.bench import device as devices
     from kvsim.validate.counts.check import SLACK, RandomPrompts, check_workload, rehearse
     from kvsim.validate.machine import find_device
-    from kvsim.validate.bench import device as devices
     from kvsim.validate.model.checkpoint import open_packaged
     from kvsim.validate.model.decoder import Decoder
     from kvsim.validate.model.weights import load_weights, random_weights
