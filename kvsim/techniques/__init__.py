@@ -12,7 +12,12 @@ TECHNIQUES = presets()
 
 
 def candidates(acceptance: float | None = None) -> list[Technique]:
-    """Every technique with its defaults, speculative ones with a measured acceptance if given."""
+    """Return every technique with its defaults.
+
+    Parameters
+    ----------
+    acceptance : measured, accepted over drafted tokens, for those that draft.
+    """
     found = [parse(name) for name in TECHNIQUES]
     if acceptance is None:
         return found

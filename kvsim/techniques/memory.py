@@ -21,7 +21,18 @@ from kvsim.techniques.steps import Counted, tile_point
 
 
 def resident(deployment: Deployment, point: Point, layers: Counted) -> Buffers:
-    """Bytes that one GPU and its share of the host hold during a pass. [B]"""
+    """Return what one GPU and its share of the host hold during a pass. [B]
+
+    Parameters
+    ----------
+    deployment : model, machine and software.
+    point : the pass, of the whole batch.
+    layers : shapes of layers, how many there are, and what they do.
+
+    Returns
+    -------
+    Bytes by tier and by name.
+    """
     if deployment.dp > 1:  # every rank has sequences of its own
         point = replace(point, batch=point.batch / deployment.dp)
     several = list({id(parts): parts for *_, parts in layers}.values())
@@ -48,7 +59,12 @@ def resident(deployment: Deployment, point: Point, layers: Counted) -> Buffers:
 
 
 def layer_cache(at: LayerPass) -> Buffers:
-    """What one layer keeps besides its weights. [B]"""
+    """Return what one layer keeps besides its weights, by tier and name. [B]
+
+    Parameters
+    ----------
+    at : the pass through the layer.
+    """
     if at.shape.mixer == "recurrent":
         return {"gpu": {"state": recurrence.resident(at.d, at.p.batch, at.drafting.drafts)}}
     if not at.shape.keeps:
@@ -63,7 +79,13 @@ def layer_cache(at: LayerPass) -> Buffers:
 
 
 def layer_buffers(at: LayerPass, size: float) -> Buffers:
-    """Weights and cache of one layer. [B]"""
+    """Return weights and cache of one layer, by tier and name. [B]
+
+    Parameters
+    ----------
+    at : the pass through the layer.
+    size : of the layer's weights. [B]
+    """
     stack, stored = at.d.stack, at.storage.stored
     cache = layer_cache(at)
     weights = at.placement.weights(stack.weights.copies * size)

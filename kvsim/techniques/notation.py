@@ -35,24 +35,28 @@ class _Piece:
     text: str
     column: int
 
-    def stripped(self) -> "_Piece":
+    def strip(self) -> "_Piece":
         ahead = len(self.text) - len(self.text.lstrip())
         return _Piece(self.text.strip(), self.column + ahead)
 
     def split(self, separator: str) -> "list[_Piece]":
         found, column = [], self.column
         for text in self.text.split(separator):
-            found.append(_Piece(text, column).stripped())
+            found.append(_Piece(text, column).strip())
             column += len(text) + len(separator)
         return found
 
-    def wrong(self, problem: str) -> InputError:
+    def error(self, problem: str) -> InputError:
         """The error about this piece."""
         return InputError(f"{problem} (column {self.column})")
 
 
 def parse(text: str) -> Technique:
     """Read a technique, or the plan that chose one.
+
+    Parameters
+    ----------
+    text : notation, or the path of a plan's JSON file.
 
     Raises
     ------
@@ -79,18 +83,18 @@ def parse(text: str) -> Technique:
     ranges.sort(key=lambda found: found[0].first)
     for (before, _), (after, piece) in pairwise(ranges):
         if before.last is None or after.first <= before.last:
-            raise piece.wrong(
+            raise piece.error(
                 f"layers of {str(after)!r} are also in {str(before)!r}; give each once"
             )
         if after.first > before.last + 1:
             missing = f"{before.last + 1} to {after.first - 1}"
-            raise piece.wrong(f"no technique for layers {missing}; add one")
+            raise piece.error(f"no technique for layers {missing}; add one")
     if ranges[0][0].first:
-        raise ranges[0][1].wrong(f"no technique for layers 0 to {ranges[0][0].first - 1}; add one")
+        raise ranges[0][1].error(f"no technique for layers 0 to {ranges[0][0].first - 1}; add one")
     for layers, piece in ranges:
         drafting = [t.name for t in layers.terms if any(p.axis == "drafting" for p in t.pieces())]
         if drafting and len(ranges) > 1:
-            raise piece.wrong(
+            raise piece.error(
                 f"{drafting[0]} drafts for the whole model; write it in a clause without layers"
             )
     return Technique(tuple(found for found, _ in ranges), whole)
@@ -99,7 +103,7 @@ def parse(text: str) -> Technique:
 def _clause(clause: _Piece, alone: bool) -> Layers:
     """A range of layers and its terms; one without a range has -1 as its last."""
     if not clause.text:
-        raise clause.wrong("unknown technique ''; expected one, as in 'kivi:bits=4 + offload'")
+        raise clause.error("unknown technique ''; expected one, as in 'kivi:bits=4 + offload'")
     matched = RANGE.match(clause.text)
     if matched is None:
         terms = _terms(clause)
@@ -107,7 +111,7 @@ def _clause(clause: _Piece, alone: bool) -> Layers:
             return Layers(terms)
         axes = {part.axis for term in terms for part in term.pieces()}
         if axes != {"drafting"}:
-            raise clause.wrong(
+            raise clause.error(
                 "a clause without layers is for drafting alone; write '0-1: ...; 2-: ...'"
             )
         return Layers(terms, 0, -1)
@@ -116,16 +120,16 @@ def _clause(clause: _Piece, alone: bool) -> Layers:
     if matched.group(3):
         last = _layer(clause, matched.group(3))
     if last is not None and last < first:
-        raise clause.wrong(f"layers {first}-{last} end before they begin; write {last}-{first}")
-    rest = _Piece(clause.text[matched.end() :], clause.column + matched.end()).stripped()
+        raise clause.error(f"layers {first}-{last} end before they begin; write {last}-{first}")
+    rest = _Piece(clause.text[matched.end() :], clause.column + matched.end()).strip()
     if not rest.text:
-        raise rest.wrong("no technique behind the layers, as in '0-1: full'")
+        raise rest.error("no technique behind the layers, as in '0-1: full'")
     return Layers(_terms(rest), first, last)
 
 
 def _layer(clause: _Piece, text: str) -> int:
     if len(text) > 5 or int(text) > MOST_LAYERS:
-        raise clause.wrong(f"layer {text[:20]} is beyond the {MOST_LAYERS} layers of any model")
+        raise clause.error(f"layer {text[:20]} is beyond the {MOST_LAYERS} layers of any model")
     return int(text)
 
 
@@ -134,7 +138,7 @@ def _terms(clause: _Piece) -> tuple[Term, ...]:
     found: list[tuple[type[Term], dict[str, Any], _Piece]] = []
     for piece in clause.split("+"):
         if not piece.text:
-            raise piece.wrong(
+            raise piece.error(
                 "nothing between the plus signs; expected a term, as in 'kivi:bits=4'"
             )
         name, given = _term(piece)
@@ -145,11 +149,11 @@ def _terms(clause: _Piece) -> tuple[Term, ...]:
         try:
             built.append(kind(**given))
         except InputError as error:
-            raise piece.wrong(str(error)) from None
+            raise piece.error(str(error)) from None
     try:
         Technique((Layers(tuple(built)),))
     except InputError as error:
-        raise found[-1][2].wrong(str(error)) from None
+        raise found[-1][2].error(str(error)) from None
     return tuple(built)
 
 
@@ -161,7 +165,7 @@ def _term(piece: _Piece) -> tuple[str, dict[str, Any]]:
         if owner is None:
             key = name.partition("=")[0].strip()
             known = [k for n in BARE for k in _keys(n)]
-            raise piece.wrong(
+            raise piece.error(
                 f"{key!r} without a name before it; {_near(key, known)}; "
                 f"other settings follow a name, as in 'kcache:n=64'"
             )
@@ -181,13 +185,13 @@ def _settings(piece: _Piece, name: str) -> dict[str, Any]:
     for item in piece.split(","):
         key, equals, value = (part.strip() for part in item.text.partition("="))
         if not item.text:
-            raise item.wrong(f"nothing between the commas; expected key=value{_as(kind)}")
+            raise item.error(f"nothing between the commas; expected key=value{_as(kind)}")
         if not equals or not value:
-            raise item.wrong(f"{name}: {item.text!r}; expected key=value{_as(kind)}")
+            raise item.error(f"{name}: {item.text!r}; expected key=value{_as(kind)}")
         if key not in known:
-            raise item.wrong(str(unknown(f"parameter of {name}", key, known, _as(kind)[2:])))
+            raise item.error(str(unknown(f"parameter of {name}", key, known, _as(kind)[2:])))
         if key in given:
-            raise item.wrong(f"{name}: {key} is given twice; keep one")
+            raise item.error(f"{name}: {key} is given twice; keep one")
         given[key] = _value(value)
         _check(item, kind, key, given[key])
     return given
@@ -201,12 +205,12 @@ def _check(item: _Piece, kind: type[Term], key: str, value: Any) -> None:
     try:
         check(kind.name, key, value, about)
     except InputError as error:
-        raise item.wrong(str(error)) from None
+        raise item.error(str(error)) from None
 
 
 def _kind(piece: _Piece, name: str) -> type[Term]:
     if name not in terms():
-        raise piece.wrong(str(unknown("technique", name, terms(), "see `kvsim techniques`")))
+        raise piece.error(str(unknown("technique", name, terms(), "see `kvsim techniques`")))
     return terms()[name]
 
 
@@ -276,6 +280,10 @@ def _from_plan(path: Path) -> Technique:
 
 def parse_several(text: str) -> list[Technique]:
     """Read ``full,kivi:bits=4,group=32,kvpr``; spaces may stand for commas between techniques.
+
+    Parameters
+    ----------
+    text : techniques in the notation.
 
     Raises
     ------

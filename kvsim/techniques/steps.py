@@ -32,7 +32,14 @@ Known = dict[tuple[object, ...], list[Op]]
 def lay_out(
     deployment: Deployment, ranges: Sequence[tuple[int, int | None]], parts: Sequence[Parts]
 ) -> Layout:
-    """The layout of a model whose ranges of layers (first, last or None) consist of ``parts``."""
+    """Return the layout of a model whose ranges of layers do different things.
+
+    Parameters
+    ----------
+    deployment : model, machine and software.
+    ranges : first and last layer of each; None for the model's last.
+    parts : what the layers of each range do.
+    """
     found: Layout = []
     rest = list(deployment.shard.layout)
     segments = [*_segments(deployment, ranges, parts)]
@@ -44,7 +51,12 @@ def lay_out(
 
 
 def count_layers(layout: Layout) -> Counted:
-    """How many layers of each shape do the same."""
+    """Return how many layers of each shape do the same.
+
+    Parameters
+    ----------
+    layout : blocks of layers in order.
+    """
     found: dict[tuple[int, LayerShape], tuple[int, Parts]] = {}
     for shapes, count, parts in layout:
         for shape in shapes:
@@ -70,7 +82,13 @@ def _segments(
 def split_layout(
     layout: list[tuple[Shapes, int]], first: int
 ) -> tuple[list[tuple[Shapes, int]], list[tuple[Shapes, int]]]:
-    """The layout of the first layers, and that of the others."""
+    """Return the layout of the first layers, and that of the others.
+
+    Parameters
+    ----------
+    layout : blocks of shapes and how often each repeats.
+    first : number of layers before the cut.
+    """
     before: list[tuple[Shapes, int]] = []
     after: list[tuple[Shapes, int]] = []
     for shapes, count in layout:
@@ -85,7 +103,12 @@ def split_layout(
 
 
 def same_parts(one: Parts, other: Parts) -> bool:
-    """Whether two layers do the same, settings that are arrays included."""
+    """Return whether two layers do the same, settings that are arrays included.
+
+    Parameters
+    ----------
+    one, other : their parts.
+    """
     if one is other:
         return True
     pairs = zip(one.by_axis(), other.by_axis(), strict=True)
@@ -121,7 +144,13 @@ def count_kernels(
 
 
 def count_layer_kernels(at: LayerPass, ops: tuple[Op, ...]) -> tuple[Op, ...]:
-    """A layer's ops as the stack issues them."""
+    """Return a layer's ops with the kernels that the stack issues for them.
+
+    Parameters
+    ----------
+    at : the pass through the layer.
+    ops : of the layer, in issue order.
+    """
     if not at.d.stack.time.counted_launches:
         return ops
     kind: Pass = "prefill" if at.p.prefill else "decode" if at.parts.keeps else "draft"
@@ -130,7 +159,14 @@ def count_layer_kernels(at: LayerPass, ops: tuple[Op, ...]) -> tuple[Op, ...]:
 
 
 def forward(deployment: Deployment, point: Point, layout: Layout) -> Step:
-    """One pass of the new tokens through the model."""
+    """Return one pass of the new tokens through the model.
+
+    Parameters
+    ----------
+    deployment : model, machine and software.
+    point : batch, context and new tokens of the pass.
+    layout : what its layers do.
+    """
     groups: list[Group] = []
     before: Parts | None = None
     known: Known = {}
@@ -168,9 +204,12 @@ def _leaves_to_cpu(parts: Parts, point: Point) -> bool:
 
 
 def layer_ops(at: LayerPass, known: Known | None = None) -> tuple[Op, ...]:
-    """Ops of one decoder layer in issue order.
+    """Return the ops of one decoder layer in issue order.
 
-    ``known`` holds what layers of the same pass have in common, found so far.
+    Parameters
+    ----------
+    at : the pass through the layer.
+    known : what layers of the same pass have in common, found so far; filled.
     """
     place, known = at.placement, {} if known is None else known
     around = at.shape.around
@@ -187,9 +226,13 @@ def layer_ops(at: LayerPass, known: Known | None = None) -> tuple[Op, ...]:
 
 
 def mix_tokens(at: LayerPass) -> list[Op]:
-    """What mixes tokens in a layer, between its input and its output product.
+    """Return what mixes tokens in a layer, between its input and its output product.
 
     A technique acts where there is a cache. Layers with a state run as they are.
+
+    Parameters
+    ----------
+    at : the pass through the layer.
     """
     if at.shape.mixer == "recurrent":
         return recurrence.ops(at.d, at.p)
@@ -208,7 +251,12 @@ def _after_cpu(layer: tuple[Op, ...]) -> tuple[Op, ...]:
 
 
 def join_steps(steps: list[Step]) -> Step:
-    """Passes one after another as one."""
+    """Return passes one after another as one.
+
+    Parameters
+    ----------
+    steps : in order.
+    """
     if len(steps) == 1:
         return steps[0]
     groups = tuple(group for step in steps for group in step.groups)
@@ -216,6 +264,12 @@ def join_steps(steps: list[Step]) -> Step:
 
 
 def tile_point(point: Point, parts: Parts) -> Point:
-    """The point of one part of the batch, where layers serve it in parts."""
+    """Return the point of one part of the batch, where layers serve it in parts.
+
+    Parameters
+    ----------
+    point : of the whole batch.
+    parts : what the layers do.
+    """
     tiles = parts.placement.tiles
     return replace(point, batch=point.batch / tiles) if tiles > 1 else point

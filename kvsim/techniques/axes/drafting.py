@@ -40,15 +40,25 @@ DRAFTS_OVER = {
 
 
 def acceptance_param(default: Acceptance = "auto") -> Any:
-    """The setting: accepted over drafted tokens, or shares of rounds by position, as 0.8/0.6."""
+    """Return the setting: accepted over drafted tokens, or shares of rounds by position.
+
+    Parameters
+    ----------
+    default : its value if not set.
+    """
     return param(
         default, "accepted over drafted tokens, or by position as 0.8/0.6/0.5",
-        high=1, choices=("auto",), whole=False, also=is_shares,
+        high=1, choices=("auto",), whole=False, also=lists_shares,
     )  # fmt: skip
 
 
-def is_shares(text: str) -> bool:
-    """Whether a text lists shares of rounds that accept at least 1, 2, ... drafts."""
+def lists_shares(text: str) -> bool:
+    """Return whether a text lists shares of rounds that accept at least 1, 2, ... drafts.
+
+    Parameters
+    ----------
+    text : as 0.8/0.6/0.5.
+    """
     try:
         shares = [float(item) for item in text.split("/")]
     except ValueError:
@@ -58,9 +68,16 @@ def is_shares(text: str) -> bool:
 
 
 def accepted_drafts(name: str, given: Acceptance, gamma: int, published: str = "") -> float:
-    """Drafts accepted per round, on average.
+    """Return the drafts accepted per round, on average.
 
     Published rates are interpolated in gamma and held constant outside their range.
+
+    Parameters
+    ----------
+    name : of the technique, for messages.
+    given : the setting.
+    gamma : tokens drafted per round.
+    published : the row of ``PUBLISHED`` that stands for "auto".
 
     Raises
     ------
@@ -89,7 +106,14 @@ def accepted_drafts(name: str, given: Acceptance, gamma: int, published: str = "
 
 
 def assumed_acceptance(given: Acceptance, accepted: float, gamma: int) -> str:
-    """Says where an acceptance comes from that the user has not given."""
+    """Return where an acceptance comes from that the user has not given.
+
+    Parameters
+    ----------
+    given : the setting.
+    accepted : drafts accepted per round.
+    gamma : tokens drafted per round.
+    """
     if given != "auto" or not gamma:
         return ""
     rate = accepted / gamma
@@ -321,7 +345,12 @@ class DraftCache(Selection):
 
 
 def can_roll_back(selection: Selection) -> str:
-    """Why rejected drafts could not be taken back, or nothing."""
+    """Return why rejected drafts could not be taken back, or an empty text.
+
+    Parameters
+    ----------
+    selection : of the verified cache.
+    """
     if selection.evicts == "always":
         return f"{selection.name} drops tokens at every step, which a rejected draft cannot undo"
     return ""

@@ -40,19 +40,41 @@ class Bounded(Selection):
 
 
 def select(at: LayerPass, budget: Number, scored: Number) -> Op:
-    """After the prompt: the tokens to keep by the scores of ``scored`` of them."""
+    """Return the op that ranks the prompt's tokens, where any is dropped.
+
+    Parameters
+    ----------
+    at : the pass through the layer.
+    budget : tokens that stay. [tokens]
+    scored : tokens that are ranked. [tokens]
+    """
     evicts = (at.p.prompt > np.asarray(budget)).astype(float)
     return ops.top_k("select", at.p.batch * at.d.shard.cached_heads * scored * evicts)
 
 
 def gather_kept(at: LayerPass, budget: Number) -> Op:
-    """After the prompt: copy what is kept to where it stays."""
+    """Return the op that copies what is kept of the prompt to where it stays.
+
+    Parameters
+    ----------
+    at : the pass through the layer.
+    budget : tokens that stay. [tokens]
+    """
     kept = ops.kv_bytes(at.d.shard, at.p.batch * np.minimum(budget, at.p.prompt))
     return Op("compact", kernel="gather", bytes={"hbm": 2 * kept})
 
 
 def compact(at: LayerPass, budget: Number, scored: Number) -> list[Op]:
-    """Select by ``scored`` tokens' scores and gather what is kept, where anything is dropped."""
+    """Return the ops that rank the prompt's tokens and gather those that stay.
+
+    Both do nothing where nothing is dropped.
+
+    Parameters
+    ----------
+    at : the pass through the layer.
+    budget : tokens that stay. [tokens]
+    scored : tokens that are ranked; 0 where what stays needs no ranking. [tokens]
+    """
     evicts = (at.p.prompt > np.asarray(budget)).astype(float)
     kept = gather_kept(at, budget)
     return [
@@ -62,14 +84,25 @@ def compact(at: LayerPass, budget: Number, scored: Number) -> list[Op]:
 
 
 def score_upkeep(at: LayerPass, tokens: Number) -> list[Op]:
-    """Scores of ``tokens`` cached tokens leave the kernel and are added up in fp32 per head."""
+    """Return the op by which scores leave the kernel and are added up in fp32 per head.
+
+    Parameters
+    ----------
+    at : the pass through the layer.
+    tokens : cached tokens whose scores are added up. [tokens]
+    """
     sums = at.p.batch * at.d.shard.heads * tokens
     moved = ops.SCORE * at.p.new * sums + 8.0 * sums  # sums are read and written
     return [Op("scores", kernel="pointwise", bytes={"hbm": moved})]
 
 
 def score_matrix(at: LayerPass) -> Buffers:
-    """The prompt's scores of one layer, where the stack's attention keeps none itself. [B]"""
+    """Return the prompt's scores of one layer, where the stack keeps none itself. [B]
+
+    Parameters
+    ----------
+    at : the pass through the layer.
+    """
     d, p = at.d, at.p
     there = p.prefill and not attention.score_bytes(d, p)
     alive = np.minimum(p.tokens, d.stack.memory.prefill_chunk) * p.length
@@ -78,7 +111,14 @@ def score_matrix(at: LayerPass) -> Buffers:
 
 
 def observe(at: LayerPass, window: Number, budget: Number) -> Op:
-    """Scores of the prompt's last queries over all its keys, where any is dropped."""
+    """Return the scores of the prompt's last queries over all its keys, where any is dropped.
+
+    Parameters
+    ----------
+    at : the pass through the layer.
+    window : queries that observe. [tokens]
+    budget : tokens that stay. [tokens]
+    """
     m, p = at.d.shard, at.p
     evicts = (p.prompt > np.asarray(budget)).astype(float)
     asking = np.minimum(window, p.prompt)
@@ -92,7 +132,13 @@ def observe(at: LayerPass, window: Number, budget: Number) -> Op:
 
 
 def kept_tokens(at: LayerPass, budget: Number) -> Number:
-    """The kept part of the prompt and everything generated since. [tokens]"""
+    """Return the kept part of the prompt and everything generated since. [tokens]
+
+    Parameters
+    ----------
+    at : the pass through the layer.
+    budget : tokens of the prompt that stay. [tokens]
+    """
     generated = np.maximum(at.p.length - at.p.prompt, 0.0)
     return np.minimum(at.p.prompt, budget) + generated
 
@@ -109,31 +155,61 @@ class Chosen(Selection):
     per_head = True
 
     def tokens(self, at: LayerPass) -> Number:
-        """Tokens read per KV head. [tokens]"""
+        """Return the tokens read per KV head. [tokens]
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
         raise NotImplementedError
 
-    def away(self, at: LayerPass) -> Number:
-        """Those of them that are fetched where they live on the host: by default all. [tokens]"""
+    def host_tokens(self, at: LayerPass) -> Number:
+        """Return the chosen tokens that are fetched from the host: by default all. [tokens]
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
         return np.minimum(self.tokens(at), at.kept)
 
-    def run(self) -> int:
-        """Tokens that lie together wherever one of them is chosen. [tokens]"""
+    def page_tokens(self) -> int:
+        """Return how many tokens lie together wherever one of them is chosen. [tokens]"""
         raise NotImplementedError
 
     def pages(self, at: LayerPass) -> Number:
-        """Pages that are ranked: of every token kept."""
-        return np.ceil(at.kept / self.run())
+        """Return how many pages are ranked: by default those of every token kept.
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
+        return np.ceil(at.kept / self.page_tokens())
 
     def estimate(self, at: LayerPass) -> list[Op]:
-        """Relevance of every page to the queries."""
+        """Return the ops that estimate the relevance of every page to the queries.
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
         raise NotImplementedError
 
     def summarise(self, at: LayerPass) -> list[Op]:
-        """What describes the pages of the tokens that the pass adds."""
+        """Return the ops that describe the pages of the tokens that the pass adds.
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
         raise NotImplementedError
 
-    def ready(self, at: LayerPass) -> list[Op]:
-        """What remains to be done to the chosen tokens before attention."""
+    def restore_chosen(self, at: LayerPass) -> list[Op]:
+        """Return what remains to be done to the chosen tokens before attention.
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
         return []
 
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
@@ -163,8 +239,8 @@ class Chosen(Selection):
         fetched = self._fetch(at)
         waits = ("fetch",) if fetched else ()
         return [
-            *place.runtime(at), *new, *self.estimate(at), choice, *fetched, *self.ready(at),
-            *attend(at, waits), *storage.complete(at),
+            *place.runtime(at), *new, *self.estimate(at), choice, *fetched,
+            *self.restore_chosen(at), *attend(at, waits), *storage.complete(at),
         ]  # fmt: skip
 
     def borrow(self, at: LayerPass) -> list[Op]:
@@ -179,10 +255,10 @@ class Chosen(Selection):
         k_share, v_share = at.placement.k_host, at.placement.v_host
         if not np.any(np.asarray(v_share) > 0):
             return []
-        tokens = self.away(at)
+        tokens = self.host_tokens(at)
         k, v = at.storage.transfer_bytes(at, tokens)
         sides = (np.asarray(k_share) > 0) * 1.0 + 1.0
-        rows = sides * at.p.batch * at.d.shard.cached_heads * v_share * tokens / self.run()
+        rows = sides * at.p.batch * at.d.shard.cached_heads * v_share * tokens / self.page_tokens()
         return [ops.copy("fetch", "h2d", k_share * k + v_share * v, rows=rows, after=("topk",))]
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
@@ -193,5 +269,5 @@ class Chosen(Selection):
         if at.p.prefill:  # a layer's tokens on their way out
             k, v = at.storage.transfer_bytes(at, at.p.new)
             return {"gpu": {"kv on the way out": 2 * (place.k_host * k + place.v_host * v)}}
-        k, v = at.storage.transfer_bytes(at, self.away(at))
+        k, v = at.storage.transfer_bytes(at, self.host_tokens(at))
         return {"gpu": {"fetched pages": place.k_host * k + place.v_host * v}}

@@ -69,5 +69,10 @@ class Grouped(Storage):
 
 
 def packed_on_host(bits: float) -> tuple[Part, ...]:
-    """Storage in groups on the host, if it packs at all."""
+    """Return storage in groups on the host, if it packs at all.
+
+    Parameters
+    ----------
+    bits : per number on the host.
+    """
     return () if bits == 16 else (Grouped(bits, host=True),)

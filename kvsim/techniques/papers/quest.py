@@ -49,7 +49,7 @@ class Quest(Chosen):
         """Whole pages within the budget."""
         return np.maximum(np.floor(self.budget / self.page), 1.0) * self.page
 
-    def run(self) -> int:
+    def page_tokens(self) -> int:
         """Tokens that lie side by side and are read together: a page. [tokens]"""
         return self.page
 

@@ -35,15 +35,15 @@ class Landmarks(Chosen):
 
     def tokens(self, at: LayerPass) -> Number:
         """Chosen chunks, outliers, and what was generated since the prompt."""
-        return self.away(at) + self._stay(_prompt(at)) + _generated(at)
+        return self.host_tokens(at) + self._stay(_prompt(at)) + _generated(at)
 
-    def away(self, at: LayerPass) -> Number:
+    def host_tokens(self, at: LayerPass) -> Number:
         """Whole chunks within the budget: outliers, and what is generated, stay on the GPU."""
         most = np.maximum(np.floor(self.budget / self.chunk), 1.0)
         outliers = np.minimum(self.outliers, self.pages(at))
         return self.chunk * np.minimum(most, self.pages(at) - outliers)
 
-    def run(self) -> int:
+    def page_tokens(self) -> int:
         """Tokens that lie side by side and are fetched together: a chunk. [tokens]"""
         return self.chunk
 
@@ -75,9 +75,9 @@ class Landmarks(Chosen):
         copied = 2 * ops.kv_bytes(m, p.batch * self._stay(p.new))
         return [Op("chunk_means", bytes={"hbm": moved + copied})]
 
-    def ready(self, at: LayerPass) -> list[Op]:
+    def restore_chosen(self, at: LayerPass) -> list[Op]:
         """Keys that are kept as a product are multiplied out for the chosen tokens."""
-        return at.storage.restore(at, self.away(at))
+        return at.storage.restore(at, self.host_tokens(at))
 
     def resident(self, at: LayerPass) -> Buffers:
         """Landmarks and outlier chunks; values of generated tokens beside those on the host."""

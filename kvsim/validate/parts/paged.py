@@ -22,7 +22,7 @@ class PagedCache(LayerCache):
     def __init__(self, place: LayerContext) -> None:
         settings = place.parts.selection
         assert isinstance(settings, Chosen)
-        self.page = settings.run()
+        self.page = settings.page_tokens()
         super().__init__(place)
         self.refuse_drafts()
         self.refuse_windows()
