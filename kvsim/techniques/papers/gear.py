@@ -32,6 +32,8 @@ class Gear(Storage):
     """
 
     name = "gear"
+    # keys of a group of tokens share their scales, and factors are of whole blocks
+    by_token = False
     launches = Launches(
         prefill={"attn": 9, "quantise": 48, "power_iteration": 3},
         decode={"attn": 40, "power_iteration": 3},
@@ -51,11 +53,6 @@ class Gear(Storage):
     def stored(self) -> Format:
         """As KIVI, with the corrections beside it."""
         return kivi(self.bits, self.group, self.residual)
-
-    @property
-    def by_token(self) -> bool:
-        """Keys of a group of tokens share their scales, and factors are of whole blocks."""
-        return False
 
     @property
     def scored(self) -> bool:

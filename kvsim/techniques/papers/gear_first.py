@@ -49,6 +49,8 @@ class GearFirst(WholeStorage):
     """
 
     name = "gear-first"
+    scored = True  # the prompt's attention is not fused
+    by_token = False  # one range and one product are of the whole cache
 
     bits: float = param(4, "bits per cached number", choices=(4, 8), gentler=1)
     residual: int = param(
@@ -82,16 +84,6 @@ class GearFirst(WholeStorage):
         """A row per token and one per channel, of keys and of values. [B]"""
         rows = 2 * tokens + self._numbers(deployment, 1.0)
         return ops.HALF * batch * self._columns(deployment, tokens) * rows
-
-    @property
-    def by_token(self) -> bool:
-        """One range and one product are of the whole cache."""
-        return False
-
-    @property
-    def scored(self) -> bool:
-        """The prompt's attention is not fused."""
-        return True
 
     def prepare(self, at: LayerPass) -> list[Op]:
         """Decoding attends to the restored cache."""

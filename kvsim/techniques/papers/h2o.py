@@ -25,6 +25,7 @@ class H2o(Bounded):
     """
 
     name = "h2o"
+    scored = True  # all scores are added up
     per_head = True
     launches = Launches(
         prefill={"attn": 26, "scores": 9, "select": 6, "compact": 4},
@@ -42,11 +43,6 @@ class H2o(Bounded):
     def budget(self) -> Number:
         """Tokens kept at most."""
         return self.heavy + self.recent
-
-    @property
-    def scored(self) -> bool:
-        """All scores are added up."""
-        return True
 
     def complete(self, at: LayerPass) -> list[Op]:
         """The upkeep of scores; after the prompt, what stays; later, the lowest."""

@@ -30,6 +30,8 @@ class Mikv(WholeStorage):
     """
 
     name = "mikv"
+    scored = True  # the whole score matrix is added up
+    by_token = True  # a token's numbers are packed alone
     launches = Launches(
         prefill={"balance": 15, "attn": 52, "scores": 9, "rank": 4, "quantise": 32},
         decode={"balance": 1, "quantise": 49, "lowest": 6, "attn": 26, "scores": 24},
@@ -69,16 +71,6 @@ class Mikv(WholeStorage):
     def exact(self) -> bool:
         """Whether both precisions are fp16, so that nothing is packed."""
         return not self._packs.any()
-
-    @property
-    def by_token(self) -> bool:
-        """A token's numbers are packed alone."""
-        return True
-
-    @property
-    def scored(self) -> bool:
-        """The whole score matrix is added up."""
-        return True
 
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
         """It ranks tokens by the same scores as H2O, to keep them all."""

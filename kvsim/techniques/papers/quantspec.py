@@ -85,6 +85,7 @@ class Hierarchical(Storage):
     """
 
     name = "hierarchical"
+    by_token = False  # keys of a group of tokens share their scales
     preset = False
     launches = Launches(prefill={"attn": 3, "quantise": 54}, decode={"attn": 12, "quantise": 42})
 
@@ -102,11 +103,6 @@ class Hierarchical(Storage):
     def upper(self) -> "_UpperHalf":
         """The upper four bits."""
         return _UpperHalf(self.group, self.residual)
-
-    @property
-    def by_token(self) -> bool:
-        """Keys of a group of tokens share their scales."""
-        return False
 
     def prepare(self, at: LayerPass) -> list[Op]:
         """What stays of a round is packed once it fills half the buffer."""

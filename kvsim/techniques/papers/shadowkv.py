@@ -113,15 +113,11 @@ class Lowrank(Storage):
     """
 
     name = "lowrank"
+    exact = False  # the product approximates the keys
     preset = False
     launches = Launches(prefill={"svd": 27}, decode={"restore_keys": 13})
 
     rank: int = param(160, "rank of the prompt's keys", low=1, high=4096)
-
-    @property
-    def exact(self) -> bool:
-        """The product approximates the keys."""
-        return False
 
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
         """A product pays if it is smaller, and if few tokens are multiplied out."""

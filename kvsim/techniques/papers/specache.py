@@ -94,6 +94,7 @@ class Pairs(Selection):
     """
 
     name = "pairs"
+    exact = True  # every token is read, in the storage's format
     borrows = False
     preset = False
     first: ClassVar[bool] = False  # the pass before the first step
@@ -106,11 +107,6 @@ class Pairs(Selection):
     def queries(self) -> int:
         """The output token and the speculative one."""
         return 2 if self.speculative else 1
-
-    @property
-    def exact(self) -> bool:
-        """Every token is read, in the storage's format."""
-        return True
 
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
         """It has its own copy on the host, of a cache that is packed on the GPU."""
@@ -202,10 +198,7 @@ class _Predecoding(Pairs):
     first: ClassVar[bool] = True
     launches = Pairs.launches
 
-    @property
-    def queries(self) -> int:
-        """The first output token alone."""
-        return 1
+    queries = 1  # the first output token alone
 
 
 def _pack_prompt(at: LayerPass) -> list[Op]:
@@ -223,6 +216,7 @@ class LateKivi(Storage):
     """
 
     name = "late-kivi"
+    by_token = False  # keys of a group of tokens share their scales
     preset = False
     launches = Launches(prefill={"attn": 3, "quantise": 48}, decode={"quantise": 16, "attn": 8})
 
@@ -234,8 +228,3 @@ class LateKivi(Storage):
     def stored(self) -> Format:
         """Packed groups and an fp16 residual."""
         return kivi(self.bits, self.group, self.residual, late=True)
-
-    @property
-    def by_token(self) -> bool:
-        """Keys of a group of tokens share their scales."""
-        return False
