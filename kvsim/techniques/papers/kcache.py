@@ -36,7 +36,7 @@ class Kcache(Term):
 
     References
     ----------
-    .. [1] Q. He and Z. Wu, "Efficient LLM inference with KCache", section 3, table 1,
+    .. [1] Q. He and Z. Wu, "Efficient LLM inference with KCache", 2024, section 3, table 1,
        https://arxiv.org/abs/2404.18057
     """
 
@@ -60,7 +60,7 @@ class TopValues(Selection):
 
     References
     ----------
-    .. [1] Q. He and Z. Wu, "Efficient LLM inference with KCache", section 3,
+    .. [1] Q. He and Z. Wu, "Efficient LLM inference with KCache", 2024, section 3,
        https://arxiv.org/abs/2404.18057
     """
 
