@@ -21,7 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
 
-from kvsim.report.session import write_page
+from kvsim.report.session import make_result
 from kvsim.validate.bench import suite
 from kvsim.validate.session.report import write_report
 from kvsim.validate.session.run import SessionState, all_units
@@ -74,7 +74,7 @@ def run_all(place: Path) -> set[str]:
         gc.freeze()  # every counted run collects: what is there now stays out of it
     units = all_units("cuda:0", state)
     files = write_report(state, units, place / "report")
-    write_page(place / "report" / "index.html", state, units)
+    make_result(state, units).write(place / "report" / "index.html")
     print(f"report: {len(files)} files and a page")
     return missing
 

@@ -6,7 +6,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 from kvsim.planner.question import ENGINES
-from kvsim.report.evidence import technique_rows
+from kvsim.report.evidence import describe_technique_rows
 from kvsim.report.lists import techniques
 
 
@@ -42,7 +42,7 @@ def page(row: dict[str, Any]) -> str:
         lines = [f"| `{p['name']}` | {p['default']} | {p['meaning']} |" for p in row["parameters"]]
         parts.append("## Settings\n\n" + "\n".join([*head, *lines]))
     parts.append("## Engines\n\n" + (", ".join(engines) or "No serving engine has it."))
-    parts.append("## Evidence\n\n" + technique_rows(name))
+    parts.append("## Evidence\n\n" + describe_technique_rows(name))
     command = (
         f"kvsim predict --model llama3.1-8b --gpu a100-80g --technique full,{name} --batch 8 "
         f"--prompt 1k,8k,64k"

@@ -37,8 +37,8 @@ def test_plan_is_the_command() -> None:
     found = kvsim.plan(*CASE, prompt=4096, tpot="50ms", only=["full", "offload"])
     again = answer_in(run(*found.command.split()[1:], "--json").out)
     for part in ("choice", "predicted", "answer", "limits"):
-        assert found.row[part] == again[part]
-    assert found.plan.limits.tpot == 0.05 and found.frame()["standing"][0] == "choice"
+        assert found.fields[part] == again[part]
+    assert found.found.limits.tpot == 0.05 and found.frame()["standing"][0] == "choice"
 
 
 def test_sweep_is_a_grid_of_predictions() -> None:

@@ -5,12 +5,12 @@ import inspect
 import pickle
 from dataclasses import FrozenInstanceError, field, replace
 from functools import cached_property
+from typing import Any
 
 import pytest
 
 import kvsim
 from kvsim.frozen import frozen
-from kvsim.report.plan import Planned
 
 
 @frozen
@@ -72,11 +72,10 @@ def test_copies_and_cached_properties_work() -> None:
 
 
 def test_a_plan_and_a_prediction_cannot_be_changed() -> None:
-    found = kvsim.plan("llama2-7b", "a6000")
-    assert isinstance(found, Planned)
-    deployment = found.plan.choice.deployment
+    plan: Any = kvsim.plan("llama2-7b", "a6000").found
+    deployment = plan.choice.deployment
     with pytest.raises(FrozenInstanceError, match="cannot assign to field 'tp' of Deployment"):
-        deployment.tp = 8  # type: ignore[misc]
+        deployment.tp = 8
     assert deployment.tp == deployment.gpus == 1
 
 

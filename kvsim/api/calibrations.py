@@ -9,60 +9,19 @@ from kvsim.api.deployments import build_deployment
 from kvsim.console import tell
 from kvsim.errors import InputError
 from kvsim.files import check_target, own_output
-from kvsim.frozen import frozen
 from kvsim.machines.hardware import DEFAULT_STACK
 from kvsim.options import Inputs, takes_options
 
 if TYPE_CHECKING:
-    from kvsim.report.calibrate_run import CalibratedRun
     from kvsim.report.json import Row
+    from kvsim.report.result import Result
 
 MIN_HELD_OUT = 0.05
 """Share of the shapes that is held out at least, if any is."""
 
 
-@frozen
-class FittedProfile:
-    """A machine that was measured, or a stack fitted to a table.
-
-    Attributes
-    ----------
-    command
-        The command line that does the same.
-    out
-        The file that was written.
-    row
-        What was found, under its contract names.
-    machine
-        Whether this machine was measured.
-    """
-
-    command: str
-    out: Path
-    row: "Row"
-    machine: bool
-
-    def envelope(self) -> "Row":
-        """All of it as ``--json`` prints it."""
-        from kvsim.report.json import envelope
-
-        if not self.machine:
-            return envelope(self.command, self.row)
-        from kvsim.report.calibrate import answered
-
-        own = {key: value for key, value in self.row.items() if key != "notes"}
-        verdict = answered(self.row).verdict
-        return envelope(self.command, own, verdict=verdict, notes=self.row["notes"])
-
-    def write(self, path: str | Path) -> None:
-        """Write the page that ``--report`` writes."""
-        from kvsim.report import calibrate_page
-
-        calibrate_page.write_machine(Path(path), self.row, self.command)
-
-
 @takes_options("calibrate", "out")
-def calibrate(inputs: Inputs) -> "FittedProfile | CalibratedRun":
+def calibrate(inputs: Inputs) -> "Result[Row]":
     """Measure this machine, or fit a stack to a run or to tables; write what was found.
 
     Raises
@@ -70,6 +29,8 @@ def calibrate(inputs: Inputs) -> "FittedProfile | CalibratedRun":
     InputError
         For what the command would refuse.
     """
+    from kvsim.report.calibrate import make_table_result
+
     sources = inputs.device, inputs.from_run, inputs.from_ops, inputs.from_serving
     if sum(source is not None for source in sources) != 1:
         raise InputError(
@@ -77,20 +38,19 @@ def calibrate(inputs: Inputs) -> "FittedProfile | CalibratedRun":
             "and --from-serving F.csv"
         )
     if inputs.device is not None:
-        row = _measure_machine(inputs.device, inputs.out, inputs.quick)
-        return FittedProfile(inputs.line(), inputs.out, row, machine=True)
+        return _measure_machine(inputs)
     if inputs.from_run is not None:
         return _fit_run(inputs)
     if inputs.engine is None:
         raise InputError("calibrate: --engine is missing; name the rows' engine, such as vllm")
     fit = _fit_operators if inputs.from_ops is not None else _fit_load_tests
-    return FittedProfile(inputs.line(), inputs.out, fit(inputs), machine=False)
+    return make_table_result(fit(inputs), str(inputs.out), inputs.line())
 
 
 def calibrate_run(
     log: str | Path, model: str, gpu: str, out: str | Path | None = None, technique: str = "full",
     **options: Any,
-) -> "CalibratedRun":  # fmt: skip
+) -> "Result[Row]":  # fmt: skip
     """Fit a stack to the request log of a serving run; write it if ``out`` is given.
 
     Parameters
@@ -107,16 +67,12 @@ def calibrate_run(
     InputError
         For a log that cannot be read, or too few requests.
     """
-    from kvsim.report.calibrate_run import CalibratedRun
-
-    found = calibrate(from_run=log, model=model, gpu=gpu, out=out, technique=technique, **options)
-    assert isinstance(found, CalibratedRun)
-    return found
+    return calibrate(from_run=log, model=model, gpu=gpu, out=out, technique=technique, **options)
 
 
-def _fit_run(inputs: Inputs) -> "CalibratedRun":
+def _fit_run(inputs: Inputs) -> "Result[Row]":
     from kvsim.evidence.logs import read_run
-    from kvsim.report.calibrate_run import calibrated
+    from kvsim.report.calibrate import calibrate_from_run
     from kvsim.serving.rules import Rules
     from kvsim.techniques import parse_several
 
@@ -143,7 +99,7 @@ def _fit_run(inputs: Inputs) -> "CalibratedRun":
     )
     first, line = inputs.fit_first, inputs.line()
     tell(f"fitting to the first {first} of {len(run.requests)} requests")
-    return calibrated(run, techniques[0], where, rules, first, base, inputs.out, line)
+    return calibrate_from_run(run, techniques[0], where, rules, first, base, inputs.out, line)
 
 
 def _start(inputs: Inputs) -> str:
@@ -255,8 +211,9 @@ def _fit_load_tests(inputs: Inputs) -> "Row":
     }
 
 
-def _measure_machine(device: str, out: Path, quick: bool) -> "Row":
+def _measure_machine(inputs: Inputs) -> "Result[Row]":
     """Measure a device, and fit its profile and the stack beside it."""
+    device, out, quick = inputs.device, inputs.out, inputs.quick
     from kvsim.evidence.machine.datasheet import find_datasheet
     from kvsim.evidence.machine.fit import fit_samples
     from kvsim.evidence.machine.profile import Machine, hardware_text, stack_text
@@ -300,7 +257,8 @@ def _measure_machine(device: str, out: Path, quick: bool) -> "Row":
         load_stack(stack)  # what cannot be read back is not kept
         load_hardware(profile)
     sheet = find_datasheet(found.name, found.memory) if where.type == "cuda" else None
-    return report.row(fit, machine, sheet, notes, len(log.samples), out)
+    fields = report.machine_fields(fit, machine, sheet, notes, len(log.samples), out)
+    return report.make_machine_result(fields, machine.notes, inputs.line())
 
 
 def stack_path(profile: Path) -> Path:

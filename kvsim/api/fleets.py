@@ -14,16 +14,17 @@ from kvsim.inputs import parse_count, parse_words
 from kvsim.options import Inputs, options_of, takes_options
 
 if TYPE_CHECKING:
+    from kvsim.planner.fleet.answer import CapacityAnswer
     from kvsim.planner.fleet.demand import ClassTarget
     from kvsim.planner.fleet.offers import Extras, FleetLimits, Rentable
-    from kvsim.report.capacity import PlannedFleet
+    from kvsim.report.result import Result
 
 HOST_SHARE = 0.25
 """Of a host's memory that one GPU's prefix blocks may take, if nothing is said."""
 
 
 @takes_options("capacity", "trace", "model", "gpus", "ttft", "tpot")
-def capacity(inputs: Inputs) -> "PlannedFleet":
+def capacity(inputs: Inputs) -> "Result[CapacityAnswer]":
     """The cheapest fleet that serves a trace within targets, checked by simulation.
 
     Where no fleet is as asked, the nearest one is returned with its ``shortfall``.
@@ -39,7 +40,7 @@ def capacity(inputs: Inputs) -> "PlannedFleet":
     from kvsim.planner.fleet.answer import make_capacity
     from kvsim.planner.fleet.demand import FleetTargets, traffic_of
     from kvsim.planner.fleet.offers import CapacityQuestion, Schedule, Spread
-    from kvsim.report.capacity import planned_fleet
+    from kvsim.report.capacity import make_result
     from kvsim.serving.rules import Rules
     from kvsim.traces.read import load
 
@@ -86,11 +87,12 @@ def capacity(inputs: Inputs) -> "PlannedFleet":
         schedule=Schedule(inputs.start_up / 3600) if inputs.schedule else None,
         extras=_build_extras(inputs, prefixes, rentable),
     )
-    result = planned_fleet(make_capacity(question, tell_progress), inputs.trace, inputs.line())
-    for replica, j in zip(result.row["fleet"], result.plan.used, strict=True):
-        x = result.plan.market.configurations[j]
-        replica["settings"] = write_settings(inputs.emit or (), serve_costs(x.costs, used, x.sides))
-    return result
+    answer = make_capacity(question, tell_progress)
+    some = [answer.market.configurations[j] for j in answer.used]
+    settings = [
+        write_settings(inputs.emit or (), serve_costs(x.costs, used, x.sides)) for x in some
+    ]
+    return make_result(answer, inputs.trace, inputs.line(), settings)
 
 
 def list_rentable(inputs: Inputs) -> "list[Rentable]":

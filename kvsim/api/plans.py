@@ -1,6 +1,5 @@
 """The technique, settings and batch for equal requests or for a trace."""
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvsim.api.deployments import build_admission, build_deployments, largest_loss
@@ -11,13 +10,14 @@ from kvsim.options import ENGINE_SHARE, Inputs, takes_options
 
 if TYPE_CHECKING:
     from kvsim.machines.deployment import Deployment
+    from kvsim.planner.plan import ChosenPlan
     from kvsim.planner.question import PlanLimits
-    from kvsim.report.plan import Planned
-    from kvsim.report.plan_trace import PlannedTrace
+    from kvsim.planner.trace import TracePlan
+    from kvsim.report.result import Result
 
 
 @takes_options("plan", "model", "gpu", "prompt", "generate", "batch")
-def plan(inputs: Inputs) -> "Planned | PlannedTrace":
+def plan(inputs: Inputs) -> "Result[ChosenPlan] | Result[TracePlan]":
     """The technique, settings and batch for equal requests, or for a trace on one replica.
 
     Raises
@@ -38,13 +38,12 @@ def plan(inputs: Inputs) -> "Planned | PlannedTrace":
     return _plan_trace(inputs, deployments[0])
 
 
-def _plan_equal(inputs: Inputs, deployments: "list[Deployment]") -> "Planned":
+def _plan_equal(inputs: Inputs, deployments: "list[Deployment]") -> "Result[ChosenPlan]":
     from kvsim.emit.served import serve_prediction
     from kvsim.planner.alternatives import NoPlanError
     from kvsim.planner.plan import plan_among
     from kvsim.planner.question import Question, Workload
-    from kvsim.report.emitted import with_flags
-    from kvsim.report.plan import planned
+    from kvsim.report.plan import make_result
 
     sizes = inputs.prompt, inputs.generate, inputs.batch
     workload, admission = Workload(*sizes, service=not inputs.offline), build_admission(inputs)
@@ -57,27 +56,17 @@ def _plan_equal(inputs: Inputs, deployments: "list[Deployment]") -> "Planned":
     except NoPlanError as none:
         none.deployment = deployments[0]
         raise
-    found = planned(result, inputs.line())
-    answer = found.row
+    settings = []
     if inputs.emit:
         share = result.limits.gpu_memory / result.choice.deployment.hardware.gpu_memory
-        answer["settings"] = write_settings(inputs.emit, serve_prediction(result.choice, share))
-        found = replace(found, answer=with_flags(found.answer, answer["settings"]))
-        answer["answer"] = found.answer.row()
-    if inputs.pareto or inputs.explain:
-        from kvsim.report import plan_more
-
-        if inputs.pareto:
-            answer["pareto"] = plan_more.front(result)
-        if inputs.explain:
-            answer["flips"] = plan_more.flips(result)
-    return found
+        settings = write_settings(inputs.emit, serve_prediction(result.choice, share))
+    return make_result(result, inputs.line(), settings, inputs.pareto, inputs.explain)
 
 
-def _plan_trace(inputs: Inputs, where: "Deployment") -> "PlannedTrace":
+def _plan_trace(inputs: Inputs, where: "Deployment") -> "Result[TracePlan]":
     from kvsim.emit.served import serve_costs
     from kvsim.planner.trace import make_trace_plan
-    from kvsim.report.plan_trace import planned
+    from kvsim.report.plan_trace import make_result
     from kvsim.serving.rules import Rules
     from kvsim.traces.read import load
 
@@ -97,8 +86,8 @@ def _plan_trace(inputs: Inputs, where: "Deployment") -> "PlannedTrace":
     if inputs.emit and len(lanes) > 1:
         raise InputError("--emit: no engine runs several techniques; omit --per-class")
     share = limits.gpu_memory / where.hardware.gpu_memory
-    settings = write_settings(inputs.emit, serve_costs(lanes[0], share)) if inputs.emit else None
-    return planned(result, where, inputs.trace, settings, inputs.line())
+    settings = write_settings(inputs.emit, serve_costs(lanes[0], share)) if inputs.emit else []
+    return make_result(result, inputs.trace, inputs.line(), settings)
 
 
 def _build_limits(inputs: Inputs, deployment: "Deployment") -> "PlanLimits":

@@ -1,6 +1,6 @@
 """A request trace under continuous batching, with one technique or several."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from math import prod
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvsim.graph import Array
     from kvsim.machines.deployment import Deployment
     from kvsim.report.json import Row
-    from kvsim.report.simulate_answer import Simulations
+    from kvsim.report.result import Result
     from kvsim.serving.costs import StepCosts
     from kvsim.serving.outcome import Targets
     from kvsim.serving.pools import TwoPools
@@ -60,7 +60,7 @@ class TraceRun:
             If the place cannot be written, or ``resume`` finds another run there.
         """
         from kvsim.report import runfile
-        from kvsim.report.simulate import result
+        from kvsim.report.simulate import run_fields
         from kvsim.serving.outcome import Outcome, faults
 
         pools = [self.pools] if self.pools else []
@@ -75,7 +75,7 @@ class TraceRun:
         wrong = faults(run) if check else []
         if wrong:
             raise InfeasibleError(f"--check: {name}: {'; '.join(wrong)}")
-        found = result(Outcome(run, self.targets))
+        found = run_fields(Outcome(run, self.targets))
         if self.otherwise:
             way = run.costs.rules.prefix_load
             found["row"]["prefix_load"] = way
@@ -112,7 +112,7 @@ def _mean_ttft(run: "Run") -> float:
 
 
 @takes_options("simulate", "trace", "model", "gpu", "technique")
-def simulate(inputs: Inputs) -> "Simulations":
+def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
     """A request trace under continuous batching, with one technique or several.
 
     Raises
@@ -121,12 +121,10 @@ def simulate(inputs: Inputs) -> "Simulations":
         For what the command would refuse, or if pyarrow is not installed.
     """
     require("pyarrow")
-    from kvsim.report import names
-    from kvsim.report.evidence import newest_measurement
-    from kvsim.report.simulate_answer import Simulations, answered
+    from kvsim.report.simulate import make_result
     from kvsim.serving.costs import StepCosts
     from kvsim.serving.outcome import Targets
-    from kvsim.serving.rounds import draw_rates, find_acceptance, with_acceptance
+    from kvsim.serving.rounds import drawn_rate, measured_for, with_acceptance
     from kvsim.techniques import parse, parse_several
     from kvsim.traces.attentionfile import load as load_attention
     from kvsim.traces.read import load
@@ -159,7 +157,7 @@ def simulate(inputs: Inputs) -> "Simulations":
         if reason:
             continue
         requests = _prepare_requests(found.requests, values, inputs.abort_after)
-        measured = None if attention is None else find_acceptance(kind, attention)
+        measured = None if attention is None else measured_for(kind, attention)
         first, *others = _build_rules(inputs, values, where)
         costs = StepCosts(
             technique=with_acceptance(kind, measured),
@@ -170,7 +168,7 @@ def simulate(inputs: Inputs) -> "Simulations":
             gpu_memory=usable,
         )
         seed, fleet = inputs.draw_acceptance, values["replicas"]
-        rates = None if seed is None else draw_rates(costs, requests.generate, seed, measured)
+        rates = None if seed is None else drawn_rate(costs, requests.generate, seed, measured)
         pools, otherwise = _build_pools(inputs, fleet), tuple(map(costs.with_rules, others))
         replay = TraceRun(requests, costs, fleet, inputs.route, rates, targets, pools, otherwise)
         result = replay.result(place, inputs.resume, inputs.check)
@@ -180,17 +178,20 @@ def simulate(inputs: Inputs) -> "Simulations":
         replays.append(replay)
     if not results:
         raise InputError(f"--compare: none can run there; {next(iter(left_out.values()))}")
-    rows = [result["row"] for result in results]
-    wanted = (f"{name.upper()} {inputs.given[name]}" for name in ("ttft", "tpot")
-              if name in inputs.given)  # fmt: skip
-    trace, reasons = inputs.trace, list(left_out.values())
-    answer = answered(rows, where, trace, " and ".join(wanted), reasons, replays)
-    own: Row = {"runs" if len(cases) > 1 else "rows": rows} if several else dict(rows[0])
-    return Simulations(
-        inputs.line(), answer, rows, results, names.deployment(where), trace,
-        own | {"answer": answer.row()}, list(found.notes), newest_measurement([where]),
-        inputs.check,
-    )  # fmt: skip
+    given = inputs.given
+    wanted = [f"{name.upper()} {given[name]}" for name in ("ttft", "tpot") if name in given]
+    return make_result(
+        results,
+        where,
+        inputs.trace,
+        " and ".join(wanted),
+        command=inputs.line(),
+        left_out=list(left_out.values()),
+        played=replays,
+        listed=several,
+        checked=inputs.check,
+        notes=found.notes,
+    )
 
 
 def _cases(inputs: Inputs) -> Iterator[tuple[dict[str, Any], "Row"]]:

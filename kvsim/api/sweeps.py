@@ -23,9 +23,9 @@ class SweepOnDisk:
 
     def write(self, path: str | Path) -> None:
         """Write the page that ``--report`` writes."""
-        from kvsim.report.sweep_page import write_page
+        from kvsim.report.sweep import make_result
 
-        write_page(Path(path), self.store, self.spec, self.command)
+        make_result(self.store, self.spec, self.command).write(path)
 
 
 @takes_options("sweep", "spec", "out")

@@ -7,7 +7,7 @@ from kvsim.errors import InputError
 from kvsim.options import Inputs, takes_options
 
 if TYPE_CHECKING:
-    from kvsim.report.json import Row
+    from kvsim.report.result import Result
     from kvsim.traces.read import ReadOptions
     from kvsim.traces.requests import Requests
 
@@ -45,14 +45,14 @@ def read_options(inputs: Inputs) -> "ReadOptions":
 
 
 @takes_options("traces inspect", "file")
-def inspect(inputs: Inputs) -> "tuple[Row, Requests]":
+def inspect(inputs: Inputs) -> "Result[Requests | None]":
     """Rate, burstiness, lengths and prefix reuse of a trace, and its requests."""
-    from kvsim.report import traces
+    from kvsim.report.traces import describe_trace, make_result
     from kvsim.traces.read import load
 
     trace = load(inputs.file, read_options(inputs))
     _tell_all(trace.notes)
-    return traces.row(trace), trace.requests
+    return make_result(describe_trace(trace), inputs.line(), requests=trace.requests)
 
 
 @takes_options("traces convert", "file", "target")
@@ -77,9 +77,9 @@ def convert(inputs: Inputs) -> None:
 
 
 @takes_options("traces generate", "target")
-def generate(inputs: Inputs) -> "tuple[Row, Row | None]":
+def generate(inputs: Inputs) -> "Result[Requests | None]":
     """Draw a trace from chosen distributions, or like another one; describe it, and the other."""
-    from kvsim.report import traces
+    from kvsim.report.traces import describe_requests, describe_trace, make_result
     from kvsim.traces import likeness, specs
     from kvsim.traces.read import load
     from kvsim.traces.write import check_ending, write
@@ -107,14 +107,14 @@ def generate(inputs: Inputs) -> "tuple[Row, Row | None]":
         raise InputError("no request fell into the duration; give a longer one or a higher rate")
     write(inputs.target, drawn)
     _tell_all(source.notes if source else ())
-    about = traces.described(str(inputs.target), drawn)
-    return about, traces.row(source) if source else None
+    about = describe_requests(str(inputs.target), drawn)
+    return make_result(about, inputs.line(), describe_trace(source) if source else None)
 
 
 @takes_options("traces import", "files", "out")
-def import_(inputs: Inputs) -> "Row":
+def import_(inputs: Inputs) -> "Result[Requests | None]":
     """Make a trace from metrics, spans or access logs, and describe it."""
-    from kvsim.report import traces
+    from kvsim.report.traces import describe_requests, make_result
     from kvsim.traces.write import check_ending, write
 
     check_ending(inputs.out)
@@ -123,7 +123,7 @@ def import_(inputs: Inputs) -> "Row":
     found, notes = _import_files(inputs)
     write(inputs.out, found)
     _tell_all(notes)
-    return traces.described(str(inputs.out), found)
+    return make_result(describe_requests(str(inputs.out), found), inputs.line())
 
 
 def _import_files(inputs: Inputs) -> "tuple[Requests, list[str]]":

@@ -1,7 +1,7 @@
 """Techniques run for real and compared with predictions: counts, times, quality, whole plans."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from shlex import quote
@@ -16,62 +16,12 @@ from kvsim.techniques import parse_several
 
 if TYPE_CHECKING:
     from kvsim.machines.hardware import Hardware, Stack
-    from kvsim.report.json import Row
+    from kvsim.report.result import Result
     from kvsim.techniques.technique import Technique
 
 DEFAULT_MODEL = "smollm2-135m"
 MAX_WINDOWS, MIN_SCORED = 8, 16
 """Windows of the text that a plan's loss is measured on at most, tokens scored of each at least."""
-
-
-@dataclass(frozen=True)
-class Validation:
-    """What came of running techniques for real.
-
-    Attributes
-    ----------
-    command
-        The command line that does the same.
-    kind
-        ``counts``, ``times``, ``quality``, ``layers`` or ``plan``.
-    passed
-        Whether everything was as predicted, or within the limit that was set.
-    row
-        All of it under its contract names.
-    found
-        The outcomes themselves.
-    title
-        What was run where, in words.
-    """
-
-    command: str
-    kind: str
-    passed: bool
-    row: "Row"
-    found: Any = None
-    title: str = ""
-
-    def envelope(self) -> "Row":
-        """All of it as ``--json`` prints it."""
-        from kvsim.report.json import envelope
-
-        verdict, notes = None, ()
-        if self.kind in ("counts", "plan"):
-            verdict = self.row["answer"]["verdict"]
-        elif self.kind == "times":
-            from kvsim.report.validate_times import answered
-
-            verdict, notes = answered(self.row).verdict, self.row["suspicious"]
-        return envelope(self.command, self.row, verdict=verdict, notes=notes)
-
-    def write(self, path: str | Path) -> None:
-        """Write the page that ``--report`` writes."""
-        from kvsim.report import validate_page, validate_times_page
-
-        if self.kind == "times":
-            validate_times_page.write_page(Path(path), self.row, self.command)
-        elif self.kind == "counts":
-            validate_page.write_page(Path(path), self.title, self.found, self.command)
 
 
 def check_torch() -> None:
@@ -91,7 +41,7 @@ def measured_stack(gpu: str) -> "Stack":
 
 
 @takes_options("validate")
-def validate(inputs: Inputs) -> Validation:
+def validate(inputs: Inputs) -> "Result[Any]":
     """Run techniques for real; compare tokens, FLOPs, bytes and memory with predictions.
 
     With a profile that ``calibrate`` measured on this device as ``gpu``, times are compared.
@@ -118,7 +68,7 @@ def validate(inputs: Inputs) -> Validation:
     return _compare_counts(inputs, hardware, techniques)
 
 
-def _validate_as_before(inputs: Inputs) -> Validation:
+def _validate_as_before(inputs: Inputs) -> "Result[Any]":
     """The older spellings of the commands that are subcommands now."""
     names = ["model", "device", "batch", "prompt", "generate", "gpu", "text"]
     run, more = validate_plan, {"file": inputs.plan}
@@ -127,7 +77,7 @@ def _validate_as_before(inputs: Inputs) -> Validation:
     elif inputs.quality:
         run, more, names = validate_quality, {}, [*names, "out", "technique"]
     given = {name: inputs.given[name] for name in names if name in inputs.given}
-    found: Validation = run(**given, **more)
+    found: Result[Any] = run(**given, **more)
     return found
 
 
@@ -137,7 +87,7 @@ def _parse_techniques(inputs: Inputs) -> "list[Technique]":
 
 def _compare_counts(
     inputs: Inputs, hardware: "Hardware", techniques: "list[Technique]"
-) -> Validation:
+) -> "Result[Any]":
     import torch
 
     from kvsim.machines.deployment import Deployment
@@ -181,27 +131,28 @@ def _compare_counts(
         else:
             tell(step)
     name = torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu"
-    passed = all(outcome.passed for outcome in found) and not failed
     weights = "random weights" if source is None else "its own weights"
     depth = f"{arch.model.layers} layer{'s' * (arch.model.layers > 1)}"
     title = f"{arch.model.name}, {depth}, {weights}, on {name}: "
     title += f"batch {work.batch}, prompt {work.prompt}, generate {work.generate}"
-    row = {
-        "model": arch.model.name, "layers": arch.model.layers,
+    about = {
+        "model": arch.model.name,
+        "layers": arch.model.layers,
         "weights": "random" if source is None else source.where,
-        "device": inputs.device, "device_name": name, "torch": torch.__version__,
+        "device": inputs.device,
+        "device_name": name,
+        "torch": torch.__version__,
         "attention": kernels(arch.model, where),
-        "batch": work.batch, "prompt": work.prompt, "generate": work.generate,
-        "techniques": [report.outcome(outcome) for outcome in found],
-        "left_out": [{"technique": str(f.technique), "reason": f.reason} for f in failed],
-        "passed": passed, "answer": report.answered(found).row(),
-    }  # fmt: skip
-    return Validation(inputs.line(), "counts", passed, row, found, title)
+        "batch": work.batch,
+        "prompt": work.prompt,
+        "generate": work.generate,
+    }
+    return report.make_result(found, title, about, failed, inputs.line())
 
 
 def _compare_times(
     inputs: Inputs, hardware: "Hardware", techniques: "Sequence[Technique]"
-) -> Validation:
+) -> "Result[Any]":
     """Run techniques over a grid, predict each from the profile, and compare.
 
     The stack beside the profile then says how far off it was, and predictions say so with it.
@@ -243,22 +194,23 @@ def _compare_times(
     if not found:
         raise InputError(f"--techniques: none could run; {missing[0].reason}")
     summary, suspicious = summarise(found), devices.suspicions(devices.describe(where))
-    answer = report.answer(found, missing, summary, here.name, suspicious)
+    answer = report.times_fields(found, missing, summary, here.name, suspicious)
     if inputs.points == "all" and beside.exists():
-        known = report.held_out(answer, str(date.today()))
+        known = report.describe_error(answer, str(date.today()))
         with own_output():
             text = read_text(beside, PROFILE)
             replace_text(beside, with_error(text, known))
     limit = inputs.max_error
     passed = limit is None or summary.median <= limit
-    return Validation(inputs.line(), "times", passed, answer)
+    return replace(report.make_result(answer, inputs.line()), passed=passed)
 
 
 @takes_options("validate quality", "model")
-def validate_quality(inputs: Inputs) -> Validation:
+def validate_quality(inputs: Inputs) -> "Result[Any]":
     """Read a text under every technique: perplexity, attention, and accepted drafts."""
     techniques = _parse_techniques(inputs)
     check_torch()
+    from kvsim.report.validate_quality import make_trace_result
     from kvsim.traces import attentionfile
     from kvsim.validate.quality.measure import measure
     from kvsim.validate.quality.opened import OpenedCheckpoint
@@ -296,17 +248,17 @@ def validate_quality(inputs: Inputs) -> Validation:
         if inputs.out is not None:
             attentionfile.write(inputs.out, trace)
     assert trace is not None
-    return Validation(inputs.line(), "quality", True, attentionfile.record(trace), trace)
+    return make_trace_result(trace, inputs.line())
 
 
 @takes_options("validate layers", "model")
-def validate_layers(inputs: Inputs) -> Validation:
+def validate_layers(inputs: Inputs) -> "Result[Any]":
     """Losses of every layer's keys and values alone; a plan of so many bits, run for real."""
     check_torch()
     from kvsim.planner.bits import assign
     from kvsim.quality.layers import write
     from kvsim.quality.unfinished import Unfinished
-    from kvsim.report.validate_layers import Executed, record
+    from kvsim.report.validate_quality import Executed, make_layer_result
     from kvsim.techniques import parse
     from kvsim.validate.quality.opened import OpenedCheckpoint
     from kvsim.validate.quality.perlayer import executed, measure_layers
@@ -343,11 +295,11 @@ def validate_layers(inputs: Inputs) -> Validation:
             (measured,) = executed(decoder, reading, texts, [parse(notation)])
             plan = Executed(inputs.bits, widths, measured)
     assert losses is not None
-    return Validation(inputs.line(), "layers", True, record(losses, plan), (losses, plan))
+    return make_layer_result(losses, plan, inputs.line())
 
 
 @takes_options("validate plan", "file")
-def validate_plan(inputs: Inputs) -> Validation:
+def validate_plan(inputs: Inputs) -> "Result[Any]":
     """Run a plan and full-precision KV; loss, times and memory beside the plan's.
 
     Raises
@@ -427,5 +379,4 @@ def validate_plan(inputs: Inputs) -> Validation:
     sizes = f"batch {work.batch}, prompt {work.prompt}, generate {work.generate}"
     title = f"{arch.model.name}, {kind}, on {here}: {sizes}"
     outcome = report.PlanRun(plan, title, work, loss, found, left_out)
-    passed, row = outcome.holds is not False, report.record(outcome)
-    return Validation(inputs.line(), "plan", passed, row, outcome, title)
+    return report.make_result(outcome, inputs.line())

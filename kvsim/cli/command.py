@@ -1,6 +1,6 @@
 """Commands made of the table of options: their parameters, help, examples and checks."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -97,19 +97,10 @@ class Call:
             result.write(self.report)
             tell_written(self.report)
 
-    @staticmethod
-    def print_json(answer: Any) -> None:
-        """Print an answer for programs."""
-        from kvsim.report.json import print_json
-
-        print_json(answer)
-
-
-def print_settings(rows: Iterable[Mapping[str, Any]]) -> None:
-    """Print engines' settings below an answer."""
-    for row in rows:
-        print()
-        print(row["text"])
+    def show(self, result: Any) -> None:
+        """Write the page of a result if one is wanted, then print it."""
+        self.write(result)
+        result.show(self.json)
 
 
 def command(name: str) -> Callable[[Callable[[Call], None]], Callable[..., None]]:

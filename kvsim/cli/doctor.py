@@ -12,22 +12,23 @@ def doctor(call: Call) -> None:
     The exit code is 1 if there is any.
     """
     from kvsim.doctor import examine
-    from kvsim.report.json import envelope
-    from kvsim.report.screen import Screen
+    from kvsim.report.answer import Answer
+    from kvsim.report.result import Result
+    from kvsim.report.terminal import Block, Items
 
     file = call.options["file"]
     found = examine(file)
     count = len(found.faults)
-    verdict = f"{count} fault{'s' if count > 1 else ''}" if count else "no fault"
+    verdict = "no fault" if not count else f"{count} fault{'s' if count > 1 else ''}"
     told = f"{file}: {found.kind}, {verdict}"
-    if call.json:
-        fields = {"file": file, "kind": found.kind, "faults": found.faults}
-        call.print_json(envelope(call.line, fields, verdict=told, notes=found.notes))
-    else:
-        out = Screen()
-        out.say(told)
-        out.items([fault.removeprefix(f"{file}: ") for fault in found.faults])
-        for note in found.notes:
-            out.say(f"note: {note}")
+    faults = [fault.removeprefix(f"{file}: ") for fault in found.faults]
+    blocks: list[Block] = [
+        told,
+        *([Items(faults)] if faults else []),
+        *(f"note: {x}" for x in found.notes),
+    ]
+    fields = {"file": file, "kind": found.kind, "faults": found.faults}
+    said = Answer(told)
+    call.show(Result(call.line, told, said, fields, found, blocks=blocks, notes=found.notes))
     if found.faults:
         raise typer.Exit(1)

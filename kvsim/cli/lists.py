@@ -30,4 +30,4 @@ def stacks(call: Call) -> None:
 def _show(kind: str, call: Call) -> None:
     from kvsim.report import lists
 
-    lists.show(kind, call.options.get("name", ""), call.json, call.line)
+    call.show(lists.make_result(kind, call.options.get("name", ""), call.line))

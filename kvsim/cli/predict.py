@@ -7,13 +7,11 @@ from kvsim.cli.command import Call, command
 def predict(call: Call) -> None:
     """Predict latency, throughput and memory of techniques."""
     from kvsim import api
-    from kvsim.report import predict as report
+    from kvsim.report.predict import csv
 
     result = api.predict(**call.options)
-    call.write(result)
-    if call.json:
-        call.print_json(result.envelope())
-    elif call.csv:
-        print(report.csv(result.rows), end="")
+    if call.csv:
+        call.write(result)
+        print(csv(result.rows), end="")
     else:
-        report.show(result)
+        call.show(result)

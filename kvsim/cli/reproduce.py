@@ -1,19 +1,22 @@
 """`kvsim reproduce`: published or measured rows beside predictions."""
 
 from kvsim.cli.command import Call, command
+from kvsim.console import tell_written
+from kvsim.files import replace_text
 
 
 @command("reproduce")
 def reproduce(call: Call) -> None:
     """Compare published or your own measured rows with predictions."""
     from kvsim.api.predictions import reproduce as compare
-    from kvsim.report.reproduce import print_answer
+    from kvsim.report.reproduce import to_markdown
 
     result = compare(**call.options)
-    if "fit" in call.options:
+    if result is None:  # a stack was fitted
         return
-    call.write(result)
-    if call.json:
-        call.print_json(result.envelope())
+    if call.report is not None and call.report.suffix == ".md":
+        replace_text(call.report, to_markdown(result))
+        tell_written(call.report)
     else:
-        print_answer(result.rows, result.predicted, result.scores)
+        call.write(result)
+    result.show(call.json)

@@ -7,7 +7,7 @@ from pathlib import Path
 from shlex import quote
 
 from kvsim.errors import InputError, brief
-from kvsim.report.session import write_page
+from kvsim.report.session import make_result
 from kvsim.validate.session.report import write_report
 from kvsim.validate.session.run import SessionState, all_units, run_units
 
@@ -43,9 +43,8 @@ def _session(asked: argparse.Namespace) -> int:
         failed = any(one.reason.startswith("failed") for one in left)
     where = asked.out or ROOT / "validate" / "results" / state.folder.name / str(date.today())
     files = write_report(state, units, where)
-    write_page(
-        where / "index.html", state, units, f"python3 make.py gpu --device {quote(asked.device)}"
-    )
+    command = f"python3 make.py gpu --device {quote(asked.device)}"
+    make_result(state, units, command).write(where / "index.html")
     _say(f"{len(files) + 1} files in {where}; index.html shows them")
     return int(failed)
 

@@ -3,7 +3,6 @@
 import typer
 
 from kvsim.cli.command import Call, CheckedCommand, command
-from kvsim.console import tell_written
 
 app = typer.Typer(
     help="Inspect, convert and generate request traces.",
@@ -17,9 +16,8 @@ app = typer.Typer(
 def import_(call: Call) -> None:
     """Make a trace from metrics, spans or access logs."""
     from kvsim.api import traces
-    from kvsim.report import traces as report
 
-    report.show(traces.import_(**call.options), call.json, call.line)
+    call.show(traces.import_(**call.options))
 
 
 @app.command("inspect", cls=CheckedCommand)
@@ -27,15 +25,8 @@ def import_(call: Call) -> None:
 def inspect(call: Call) -> None:
     """Show rate, burstiness, lengths and prefix reuse of a trace."""
     from kvsim.api import traces
-    from kvsim.report import traces as report
 
-    row, requests = traces.inspect(**call.options)
-    if call.report is not None:
-        from kvsim.report import traces_page
-
-        traces_page.write_page(call.report, row, requests, call.line)
-        tell_written(call.report)
-    report.show(row, call.json, call.line)
+    call.show(traces.inspect(**call.options))
 
 
 @app.command("convert", cls=CheckedCommand)
@@ -52,7 +43,5 @@ def convert(call: Call) -> None:
 def generate(call: Call) -> None:
     """Generate a synthetic trace: from chosen distributions, or like another one."""
     from kvsim.api import traces
-    from kvsim.report import traces as report
 
-    row, source = traces.generate(**call.options)
-    report.show(row, call.json, call.line, source)
+    call.show(traces.generate(**call.options))

@@ -1,14 +1,14 @@
 """`kvsim validate`: techniques run for real; tokens and counts checked, or quality measured."""
 
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from kvsim.cli.command import Call, CheckedCommand, CheckedGroup, command
 
 if TYPE_CHECKING:
-    from kvsim.api.validations import Validation
+    from kvsim.report.result import Result
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -55,30 +55,8 @@ def validate_plan(call: Call) -> None:
     _show(call, run(**call.options))
 
 
-def _show(call: Call, result: "Validation") -> None:
-    call.write(result)
-    if call.json:
-        call.print_json(result.envelope())
-    elif result.kind == "counts":
-        from kvsim.report import validate as counts
-
-        counts.print_outcomes(result.title, result.found)
-    elif result.kind == "times":
-        from kvsim.report import validate_times
-
-        validate_times.show(result.row)
-    elif result.kind == "quality":
-        from kvsim.report import validate_quality as quality
-
-        quality.print_trace(result.found)
-    elif result.kind == "layers":
-        from kvsim.report.validate_layers import print_layers
-
-        print_layers(*result.found)
-    else:
-        from kvsim.report import validate_plan as planned
-
-        planned.show(result.found)
+def _show(call: Call, result: "Result[Any]") -> None:
+    call.show(result)
     if not result.passed:
         sys.stdout.flush()
         raise typer.Exit(1)

@@ -6,16 +6,19 @@ heading, so that a reader who stops early has read what matters most.
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 from html import escape
 
 from kvsim.frozen import frozen
 from kvsim.report.json import Row
-from kvsim.report.screen import Screen
+from kvsim.report.terminal import BLANK, Block, Hanging, Items
 
 WORDS = 60  # of a verdict at most
 CODE = re.compile("`([^`]+)`")
 COMMAND = re.compile(r"^([\w-]+): ((?:[\w-]+ serve|python -m sglang\.\w+) .*)$")
+
+SENTENCE = re.compile(r"(?<=[^\d]\.) (?=[A-Z-])|(?<=\d\.) (?=[A-Z-])")
+ROOM = WORDS // 2  # words of a command line that leave room for what it gives
 
 
 @frozen
@@ -81,11 +84,25 @@ class Answer:
             "left_out": list(self.left_out),
         }
 
+    def head(self) -> list[Block]:
+        """What a terminal shows first."""
+        return [self.verdict, BLANK]
+
+    def body(self) -> list[Block]:
+        """What a terminal shows after the tables: the other sections."""
+        blocks: list[Block] = []
+        for heading, lines in self.sections():
+            single = len(lines) == 1
+            blocks += (
+                [Hanging(f"{heading}: {lines[0]}")] if single else [f"{heading}:", Items(lines)]
+            )
+        return blocks
+
     def html(self) -> str:
         """The answer as part of a page."""
         parts = [f'<p class="verdict">{escape(self.verdict)}</p>']
         for heading, lines in self.sections():
-            items = "".join(f"<li>{_marked(line)}</li>" for line in lines)
+            items = "".join(f"<li>{_mark_command(line)}</li>" for line in lines)
             parts.append(f"<h2>{escape(heading)}</h2><ul>{items}</ul>")
         return f'<section class="answer">{"".join(parts)}</section>'
 
@@ -100,26 +117,13 @@ class Answer:
         return "\n\n".join(parts)
 
 
-def _marked(line: str) -> str:
-    """A line for a page: what a reader types is set as code."""
-    coded = CODE.sub(r"<code>\1</code>", escape(line))
-    return COMMAND.sub(r"\1: <code>\2</code>", coded)
+def mark_code(text: str) -> str:
+    """A text as HTML: what stands in back ticks is set as code."""
+    return CODE.sub(r"<code>\1</code>", escape(text))
 
 
-def show_verdict(out: Screen, answer: Answer) -> None:
-    """The first paragraph on the terminal."""
-    out.say(answer.verdict)
-    out.blank()
-
-
-def show_rest(out: Screen, answer: Answer) -> None:
-    """What follows the tables on the terminal."""
-    for heading, lines in answer.sections():
-        if len(lines) == 1:
-            out.say(f"{heading}: {lines[0]}", "  ")
-        else:
-            out.say(f"{heading}:")
-            out.items(lines)
+def _mark_command(line: str) -> str:
+    return COMMAND.sub(r"\1: <code>\2</code>", mark_code(line))
 
 
 def verdict(needed: Sequence[str], wanted: Sequence[str] = ()) -> str:
@@ -129,3 +133,23 @@ def verdict(needed: Sequence[str], wanted: Sequence[str] = ()) -> str:
         if text and len(" ".join([*kept, text]).split()) <= WORDS:
             kept.append(text)
     return " ".join(kept)
+
+
+def add_command_line(answer: Answer, rows: Sequence[Row]) -> Answer:
+    """The answer with the first engine's command line at the end of its verdict.
+
+    Parameters
+    ----------
+    rows : an engine's settings each; files that are no command line are left to what follows.
+    """
+    told = next((row for row in rows if row["line"] and len(row["line"].split()) <= ROOM), None)
+    if told is None:
+        return answer
+    line = f"{told['engine']}: {told['line']}"
+    kept: list[str] = []
+    for sentence in SENTENCE.split(answer.verdict):
+        if len(" ".join([*kept, sentence, line]).split()) > WORDS:
+            break
+        kept.append(sentence)
+    others = [text for text in answer.settings if not COMMAND.match(text)]  # nor the line twice
+    return replace(answer, verdict=" ".join([*kept, line]), settings=others)

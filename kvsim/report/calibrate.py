@@ -1,24 +1,91 @@
-"""What microbenchmarks found: numbers beside the data sheet, and what looks wrong."""
+"""``kvsim calibrate``: numbers of a measured machine, and a stack fitted to a serving run."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import date
 from math import isfinite
 from pathlib import Path
 from shlex import quote
+from typing import TYPE_CHECKING
 
+import numpy as np
+
+from kvsim.evidence import run as fromrun
+from kvsim.evidence.leastsquares import Fit
+from kvsim.evidence.logs import MeasuredRun
 from kvsim.evidence.machine.datasheet import shortfalls, stated
 from kvsim.evidence.machine.fit import Calibration
 from kvsim.evidence.machine.profile import Machine
 from kvsim.evidence.machine.solve import Known
+from kvsim.evidence.stackfile import fitted_text
+from kvsim.files import replace_text
+from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Hardware
+from kvsim.machines.profiles import with_numbers
 from kvsim.report import units
 from kvsim.report.answer import Answer, verdict
-from kvsim.report.json import Row
-from kvsim.report.screen import Screen
-from kvsim.report.table import Column, Table, words
+from kvsim.report.json import Row, number
+from kvsim.report.result import Result
+from kvsim.report.table import Column, Table, text_column
+from kvsim.report.terminal import Heading, Verbatim
 from kvsim.report.units import short
+from kvsim.serving.rules import Rules
+from kvsim.techniques.technique import Technique
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+NAMES = {
+    "ttft_mean": "mean TTFT",
+    "ttft_p50": "median TTFT",
+    "tpot_mean": "mean TPOT",
+    "latency_p90": "E2E p90",
+}
+"""Statistics of a run that predictions are compared in."""
+
+MEANINGS = {
+    "kernel.gemm.memory": "share of the memory bandwidth that matrix products reach",
+    "kernel.gemm.compute": "share of the arithmetic rate that matrix products reach",
+    "time.step_s": "time of a pass besides its kernels",
+}
+"""Of what a run can tell of a stack."""
 
 
-def row(
+def make_machine_result(answer: Row, notes: Sequence[str], command: str = "") -> Result[Row]:
+    """Make the answer of ``kvsim calibrate --device``.
+
+    Parameters
+    ----------
+    answer
+        Its fields.
+    notes
+        Under which conditions the machine was measured.
+    """
+    title, table = f"{answer['device']}: {answer['samples']:,} samples", number_table(answer)
+    beside = [n for n in answer["numbers"] if n["datasheet"]]
+    bars = "Measured, of the data sheet"
+    unknown = "No data sheet of this device is shipped."
+    return Result(
+        command,
+        title,
+        _write_machine_answer(answer),
+        answer,
+        answer,
+        tables=[table],
+        blocks=[
+            Heading(f"{answer['device']}: {answer['samples']} samples"),
+            table,
+            *([unknown] if answer["datasheet"] is None else []),
+            *(f"Suspicious: {text}." for text in answer["suspicious"]),
+            f"Written: {answer['out']}, the stack and the samples beside it.",
+        ],
+        draw=lambda: [(bars, _draw_beside_sheet(beside))] if beside else [],
+        remarks=notes,
+        notes=notes,
+    )
+
+
+def machine_fields(
     found: Calibration,
     machine: Machine,
     sheet: Hardware | None,
@@ -50,12 +117,11 @@ def row(
             for kind, numbers in every.items()
             for key, known in numbers.items()
         ],
-        "notes": list(machine.notes),
         "suspicious": [*suspicions, *shortfalls(found.hardware, sheet)],
     }
 
 
-def answered(answer: Row) -> Answer:
+def _write_machine_answer(answer: Row) -> Answer:
     """What was measured, in words."""
     known = [n for n in answer["numbers"] if n["verdict"] == "identified"]
     beside = [n for n in answer["numbers"] if n["datasheet"]]
@@ -76,29 +142,244 @@ def answered(answer: Row) -> Answer:
 def number_table(answer: Row) -> Table:
     """The numbers with their errors, beside the data sheet."""
     columns = (
-        words("parameter", lambda n: n["key"]),
+        text_column("parameter", "key"),
         Column("measured", lambda n: f"{n['value']:.4g}", lambda n: n["value"]),
         Column("± %", lambda n: "-" if n["error"] is None else f"{100 * n['error']:.2g}", rank=2),
         Column("samples off %", lambda n: f"{100 * n['residual']:.2g}", rank=3),
         Column("data sheet", _beside_sheet, rank=1),
-        words("", lambda n: "" if n["verdict"] == "identified" else n["verdict"]),
+        text_column("", lambda n: "" if n["verdict"] == "identified" else n["verdict"]),
     )
     return Table(columns, answer["numbers"])
-
-
-def show(answer: Row) -> None:
-    """The numbers as a table, then what looks wrong."""
-    out = Screen()
-    out.title(f"{answer['device']}: {answer['samples']} samples")
-    out.table(number_table(answer))
-    if answer["datasheet"] is None:
-        out.say("No data sheet of this device is shipped.")
-    for text in answer["suspicious"]:
-        out.say(f"Suspicious: {text}.")
-    out.say(f"Written: {answer['out']}, the stack and the samples beside it.")
 
 
 def _beside_sheet(n: Row) -> str:
     if not n["datasheet"]:
         return "-"
     return f"{short(n['datasheet'])} ({100 * n['value'] / n['datasheet']:.0f} %)"
+
+
+def _draw_beside_sheet(numbers: list[Row]) -> "Figure":
+    from plotly.graph_objects import Figure
+
+    from kvsim.report.charts import finished
+    from kvsim.report.colours import PALETTE
+
+    figure = Figure()
+    figure.add_bar(
+        y=[n["key"] for n in numbers], x=[100 * n["value"] / n["datasheet"] for n in numbers],
+        orientation="h", marker={"color": PALETTE[0]}, hovertemplate="%{x:.3g} %<extra></extra>",
+    )  # fmt: skip
+    axis = {"autorange": "reversed"}
+    return finished(figure, 120 + 30 * len(numbers), "% of the data sheet", "", yaxis=axis)
+
+
+def make_table_result(fields: Row, out: str, command: str = "") -> Result[Row]:
+    """Make the answer of ``kvsim calibrate`` with a table of operators or load tests."""
+    title = f"{fields['engine']}: {fields['rows']:,} rows fitted, written to {out}"
+    lines = [title]
+    if "classes" not in fields:
+        errors = _format_errors(fields).replace(" and", ",")
+        lines += [*_list_numbers(fields["numbers"]), f"held out by model: {errors}"]
+    for row in fields.get("classes", ()):
+        told = "nothing held out"
+        if row["median_error"] is not None:
+            told = f"{_format_errors(row)} on shapes that no fit saw"
+        lines.append(f"{row['class']}: {row['rows']:,} rows, {told}")
+        lines += _list_numbers(row["numbers"])
+    return Result(command, title, Answer(""), fields, fields, blocks=[Verbatim("\n".join(lines))])
+
+
+def _format_errors(row: Row) -> str:
+    median, p90 = 100 * row["median_error"], 100 * row["p90_error"]
+    return f"{median:.2g} % at the median and {p90:.2g} % for nine in ten"
+
+
+def _list_numbers(numbers: Mapping[str, Row]) -> list[str]:
+    lines = []
+    for key, found in numbers.items():
+        spread = "unknown" if found["error"] is None else f"{found['error']:.2g}"
+        note = "" if found["known"] else "  not determined by these rows"
+        lines.append(f"  {key:34s} {found['value']:10.4g} +- {spread}{note}")
+    return lines
+
+
+def calibrate_from_run(
+    run: MeasuredRun,
+    technique: Technique,
+    deployment: Deployment,
+    rules: Rules,
+    first: int,
+    stack: str,
+    out: Path | None,
+    command: str,
+) -> Result[Row]:
+    """Fit a stack to a run's first requests, check it on the others, and write it if asked.
+
+    Parameters
+    ----------
+    stack
+        The name of the stack that is fitted, which the written file extends.
+
+    Returns
+    -------
+    ``found`` has times to the first token of unseen requests: measured, and predicted before and
+    after the fit. [s]
+
+    Raises
+    ------
+    InputError
+        If there are too few requests, or the place cannot be written.
+    """
+    fit = fromrun.fit_run(run, technique, deployment, rules, first)
+    fitted = replace(deployment, stack=with_numbers(deployment.stack, fit.values))
+    found = fromrun.simulated(run, technique, fitted, rules)
+    seen = fromrun.errors(run, found, slice(0, first))
+    unseen = fromrun.errors(run, found, slice(first, None))
+    plain = fromrun.simulated(run, technique, deployment, rules)
+    before = fromrun.errors(run, plain, slice(first, None))
+    count = len(run.requests)
+    if out is not None:
+        errors = ", ".join(f"{name} {100 * value:+.1f} %" for name, value in unseen.items())
+        rows = f"the first {first} of {count} requests"
+        told = f"on the other {count - first} requests of the run: {errors}"
+        kept = replace(fit, residuals=fit.residuals[:0])  # hundreds of them tell a reader nothing
+        replace_text(out, fitted_text(deployment.stack, stack, kept, rows, told, str(date.today())))
+    row = _fit_fields(fit, seen, unseen, before, first, count)
+    row |= {"model": deployment.model.name, "gpu": deployment.hardware.name, "stack": stack}
+    late = slice(first, None)
+    curves = {
+        "measured": run.first[late] - run.requests.arrival[late],
+        "after the fit": found.ttft_s[late],
+        "before the fit": plain.ttft_s[late],
+    }
+    times = {name: np.quantile(v, np.linspace(0, 1, 101)).tolist() for name, v in curves.items()}
+    answer = _write_run_answer(row, deployment, "" if out is None else str(out))
+    tables = _run_tables(row)
+    confused = [f"The run does not separate {a} from {b}." for a, b in row["confused"]]
+    errors = "Predicted over measured less one, requests that the fit did not see"
+    return Result(
+        command,
+        f"{stack} fitted to a run of {deployment.model.name} on {deployment.hardware.name}",
+        answer,
+        row | {"answer": answer.row()},
+        times,
+        [row],
+        tables=tables,
+        blocks=[*answer.head(), *tables, *confused, *answer.body(), f"Written to {out}."],
+        draw=lambda: [
+            (errors, _errors(row)),
+            ("Time to first token of those requests", _waits(times)),
+        ],
+    )
+
+
+def _run_tables(row: Row) -> list[Table]:
+    """Fitted numbers, and the errors on seen and unseen requests."""
+    numbers = [{"key": key} | found for key, found in row["numbers"].items()]
+    columns = [
+        text_column("parameter", "key"),
+        Column("fitted", lambda n: _written(n, "value"), lambda n: n["value"]),
+        Column("±", lambda n: _written(n, "error"), lambda n: n["error"]),
+        text_column("means", lambda n: MEANINGS[n["key"]], rank=1),
+    ]
+    if not all(n["known"] for n in numbers):
+        columns.append(text_column("", lambda n: "" if n["known"] else "not determined"))
+    unseen, before = row["error_not_seen"], row["error_before"]
+    errors = [
+        {"key": key, "fitted": value, "unseen": unseen[key], "before": before[key]}
+        for key, value in row["error_fitted"].items()
+    ]
+    heads = (
+        text_column("predicted / measured − 1", lambda n: NAMES[n["key"]]),
+        _error("fitted requests %", "fitted"),
+        _error("other requests %", "unseen"),
+        _error("other requests, before the fit %", "before"),
+    )
+    return [Table(columns, numbers), Table(heads, errors)]
+
+
+def _written(row: Row, part: str) -> str:
+    """A fitted number or its error: a time with its unit, else a share."""
+    value = row[part]
+    if value is None:
+        return units.DASH
+    return units.seconds(value) if row["key"].endswith("_s") else f"{value:.4f}"
+
+
+def _error(heading: str, key: str) -> Column:
+    return Column(heading, lambda row: f"{100 * row[key]:+.1f}", lambda row: 100 * row[key])
+
+
+def _write_run_answer(row: Row, deployment: Deployment, place: str) -> Answer:
+    unseen, before = row["error_not_seen"], row["error_before"]
+    errors = ", ".join(
+        f"{NAMES[key]} {100 * value:+.1f} % (before: {100 * before[key]:+.1f} %)"
+        for key, value in unseen.items()
+    )
+    vague = [key for key, n in row["numbers"].items() if not n["known"]]
+    return Answer(
+        verdict(
+            [
+                f"Fitted to {row['fitted_requests']:,} requests on {deployment.hardware.name}. On "
+                f"the other {row['checked_requests']:,} predictions are off by: {errors}.",
+                f"Use it with --stack {quote(str(place))}." if place else "",
+            ],
+            [f"The run does not determine {', '.join(vague)}." if vague else ""],
+        ),
+        figures={"error_not_seen": unseen, "error_before": before},
+    )
+
+
+def _fit_fields(
+    fit: Fit,
+    seen: dict[str, float],
+    unseen: dict[str, float],
+    before: dict[str, float],
+    first: int,
+    count: int,
+) -> Row:
+    """A fit to a run under its contract names."""
+    return {
+        "fitted_requests": first,
+        "checked_requests": count - first,
+        "numbers": {
+            key: {"value": value, "error": number(fit.errors[key]), "known": key not in fit.unknown}
+            for key, value in fit.values.items()
+        },
+        "confused": [list(pair) for pair in fit.confused],
+        "error_fitted": seen,
+        "error_not_seen": unseen,
+        "error_before": before,
+    }
+
+
+def _errors(row: Row) -> "Figure":
+    from plotly.graph_objects import Figure
+
+    from kvsim.report.charts import finished
+    from kvsim.report.colours import PALETTE, PATTERNS
+
+    figure = Figure()
+    some = {"before the fit": row["error_before"], "after the fit": row["error_not_seen"]}
+    for i, (name, errors) in enumerate(some.items()):
+        figure.add_bar(
+            x=[NAMES[key] for key in errors], y=[100 * v for v in errors.values()], name=name,
+            marker={"color": PALETTE[i], "pattern": {"shape": PATTERNS[i]}},
+            hovertemplate="%{y:+.1f} %<extra></extra>",
+        )  # fmt: skip
+    return finished(figure, 320, "", "%")
+
+
+def _waits(quantiles: Row) -> "Figure":
+    from plotly.graph_objects import Figure
+
+    from kvsim.report.charts import LOG, finished
+    from kvsim.report.colours import PALETTE
+
+    figure = Figure()
+    for i, (name, values) in enumerate(quantiles.items()):
+        figure.add_scatter(
+            x=values, y=np.linspace(0, 100, len(values)), name=name, mode="lines",
+            line={"color": PALETTE[i], "dash": ("solid", "dash", "dot")[i], "width": 1.8},
+        )  # fmt: skip
+    return finished(figure, 340, "s", "% of requests", xaxis=LOG)

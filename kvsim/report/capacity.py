@@ -1,321 +1,278 @@
-"""The answer of ``kvsim capacity`` as JSON rows, and in words."""
+"""``kvsim capacity``: the fleet, in a few sentences, and all that stands beside it."""
 
-from dataclasses import asdict
-from math import isfinite
-from pathlib import Path
+from collections.abc import Sequence
+from dataclasses import replace
+from math import isinf
+from typing import Any
 
 import numpy as np
 
-from kvsim.frozen import frozen
-from kvsim.machines.basis import basis
-from kvsim.machines.hardware import GIB
 from kvsim.planner.fleet.answer import CapacityAnswer
-from kvsim.planner.fleet.comparisons import OtherFleet, break_even_price
-from kvsim.planner.fleet.offers import SURE, Configuration
-from kvsim.planner.fleet.schedules import scheduled_cost
-from kvsim.report import evidence, json
-from kvsim.report.capacity_times import class_rows, target_row, times_row
-from kvsim.report.capacity_verdict import fleet_in_words, in_words, names, per_million
-from kvsim.report.json import Row, number
+from kvsim.planner.fleet.comparisons import ROBUST
+from kvsim.planner.fleet.demand import FleetTargets
+from kvsim.planner.fleet.play import Played
+from kvsim.report import capacity_tables as tables
+from kvsim.report import evidence
+from kvsim.report.answer import WORDS, Answer, verdict
+from kvsim.report.capacity_fields import (
+    list_assumptions,
+    make_fields,
+    name_fleet,
+    name_replicas,
+    price_per_million,
+)
+from kvsim.report.capacity_tables import format_wait
+from kvsim.report.json import Row
+from kvsim.report.plan import paste_blocks
 from kvsim.report.result import Result
-from kvsim.report.table import Table
-from kvsim.report.units import seconds
-from kvsim.serving.records import MEMORIES
+from kvsim.report.terminal import BLANK, Block, Heading
+from kvsim.report.units import likelihood, percent, usd
 
-BRIEF = 60.0  # of a trace, below which it says little of queues [s]
-
-
-def row(answer: CapacityAnswer, trace: str) -> Row:
-    """All of it under contract names; times in seconds, prices in USD per hour."""
-    q, fleet = answer.question, answer.fleet
-    mean = q.traffic.demand.mean
-    deployment = q.rentable[0].deployment
-    return {
-        "model": deployment.model.name,
-        "trace": trace,
-        "requests": len(q.traffic.requests),
-        "trace_s": q.traffic.requests.duration,
-        "rate_per_s": float(mean.sum()) if q.traffic.requests.duration else None,
-        "headroom": q.limits.headroom,
-        "failures": q.limits.failures,
-        "targets": target_row(q.targets),
-        "met": not answer.shortfall,
-        "shortfall": answer.shortfall,
-        "planned_for": {**target_row(answer.targets), "load": answer.load},
-        "answer": in_words(answer),
-        "fleet": [_replicas(answer, j) for j in answer.used],
-        "usd_per_hour": fleet.cost,
-        "usd_per_million_tokens": per_million(answer),
-        "gpus": int(fleet.replicas @ answer.found.offers.gpus),
-        "rated_power_w": _power(answer),
-        "schedule": _schedule(answer),
-        "simulated": times_row(fleet.played, answer.targets),
-        "class_targets": class_rows(fleet.played, answer.targets),
-        "at_load": {
-            f"{load:g}": times_row(p, answer.targets) for load, p in answer.at_load.items()
-        },
-        "after_loss": {
-            answer.market.configurations[j].name: times_row(p, answer.targets)
-            for j, p in answer.after_loss.items()
-        },
-        "alternatives": [_alternative(a, fleet.cost) for a in answer.alternatives],
-        "limits": [_alternative(a, fleet.cost) for a in answer.limits],
-        "fleet_at_load": {
-            f"{load:g}": _alternative(a, fleet.cost) for load, a in answer.at_other_loads.items()
-        },
-        "prices": _prices(answer),
-        "assumed": others_assumed(answer),
-        "certainty": _certainty(answer),
-        "classes": _classes(answer),
-        "considered": [_considered(answer, j) for j in range(len(answer.market.configurations))],
-        "solver": {
-            "relaxation_usd_per_hour": answer.found.bound,
-            "gap_to_relaxation": fleet.cost / answer.found.bound - 1,
-            "gap": answer.found.gap,
-            "proposals": answer.found.proposals,
-            "simulations": answer.found.simulations,
-            "simulated_windows": answer.found.mixes,
-        },
-        "basis": basis(deployment),
-    }
+NEAR = 0.9  # likelihood below which a fleet is near its limit
 
 
-@frozen
-class PlannedFleet(Result):
-    """A fleet for a trace.
+def make_result(
+    answer: CapacityAnswer, trace: str, command: str = "", engines: Sequence[Sequence[Row]] = ()
+) -> Result[CapacityAnswer]:
+    """Make the answer of ``kvsim capacity``.
 
-    Attributes
+    Parameters
     ----------
-    plan
-        What the planner found.
-    row
-        All of it under its contract names, as ``--json`` has it.
+    trace
+        The trace as it was named.
+    engines
+        For each kind of replica settings to paste, as ``--emit`` asks for them.
     """
+    fields = make_fields(answer, trace, describe_fleet(answer))
+    for replica, settings in zip(fields["fleet"], engines, strict=True):
+        replica["settings"] = list(settings)
+    ground = evidence.describe_basis(fields["basis"])
+    more = (
+        ("Other loads, and a loss", tables.load_table(fields)),
+        ("Other fleets", tables.alternative_table(fields)),
+        ("What limits and targets cost", tables.limit_table(fields)),
+        ("What other loads need", tables.other_load_table(fields)),
+    )
+    details = (
+        ("Who serves which requests", tables.class_table(fields)),
+        ("Every replica that was considered", tables.considered_table(fields)),
+    )
+    pastes = [row for settings in engines for row in settings]
+    some = [answer.market.configurations[j].costs.deployment for j in answer.used]
 
-    plan: CapacityAnswer
-    row: Row
+    def draw() -> Any:
+        from kvsim.report.capacity_charts import draw_fleet
 
-    @property
-    def fields(self) -> Row:
-        """The command's own fields as ``--json`` has them."""
-        return self.row
+        return draw_fleet(fields, answer)
 
-    @property
-    def tables(self) -> list[Table]:
-        """The kinds of replica that are rented."""
-        from kvsim.report import capacity_tables
-
-        return [capacity_tables.fleet(self.row)]
-
-    def envelope(self) -> Row:
-        """The answer as ``--json`` prints it."""
-        some = [self.plan.market.configurations[j].costs.deployment for j in self.plan.used]
-        return json.envelope(
-            self.command, self.row, verdict=self.row["answer"], notes=self.row["assumed"],
-            evidence=[self.row["certainty"]["source"]], data=evidence.newest_measurement(some),
-        )  # fmt: skip
-
-    def write(self, path: str | Path) -> None:
-        """Write the page that ``--report`` writes."""
-        from kvsim.report import capacity_page
-
-        capacity_page.write_page(Path(path), self.row, self.plan, self.command)
-
-
-def planned_fleet(plan: CapacityAnswer, trace: str, command: str) -> PlannedFleet:
-    """A fleet as a result."""
-    from kvsim.report.capacity_page import answered
-
-    found = row(plan, trace)
-    return PlannedFleet(command, answered(found), found["fleet"], plan, found)
-
-
-def _power(answer: CapacityAnswer) -> float | None:
-    """Rated power of the fleet's GPUs, if that of all is known. [W]"""
-    some = [(int(answer.fleet.replicas[j]), answer.market.configurations[j]) for j in answer.used]
-    return number(sum(count * x.power for count, x in some))
+    return Result(
+        command,
+        f"Cheapest fleet of {fields['model']} for {trace}: {_describe_targets(answer)}",
+        write_answer(fields),
+        fields,
+        answer,
+        fields["fleet"],
+        tables=[tables.fleet_table(fields), *(replace(t, title=title) for title, t in more)],
+        blocks=[*_list_blocks(fields), *paste_blocks(pastes)],
+        draw=draw,
+        details=[replace(table, title=title) for title, table in details],
+        remarks=_list_remarks(fields, answer),
+        notes=fields["assumed"],
+        data=evidence.newest_measurement(some),
+        foot=[ground],
+        pastes=[row["text"] for row in pastes],
+    )
 
 
-def _replicas(answer: CapacityAnswer, j: int) -> Row:
-    """One kind of replica of the fleet."""
-    x, fleet = answer.market.configurations[j], answer.fleet
-    d, groups = x.costs.deployment, [g for g in fleet.played.groups if g.kind == j]
-    mine = fleet.played.kind == j
-    asked = len(answer.question.traffic.requests)
-    return {
-        "name": x.name,
-        "replicas": int(fleet.replicas[j]),
-        "reserved": int(fleet.reserved[j]),
-        "gpu": x.gpu,
-        **{name: n for name, n in asdict(d.parallelism).items() if n > 1 or name == "tp"},
-        "weights": d.weights,
-        "technique": x.technique,
-        "max_seqs": x.costs.rules.max_seqs,
-        "max_tokens": x.costs.rules.max_tokens,
-        "max_model_len": x.costs.longest,
-        "gpu_memory_utilization": answer.question.utilisation,
-        "kv_cache_tokens": kv_tokens(x),
-        "host_cache_bytes": x.costs.rules.host_cache,
-        "nvme_cache_bytes": x.costs.rules.nvme_cache,
-        "engines": {"prefill": x.apart.prefill, "decode": x.apart.decode} if x.apart else None,
-        "usd_per_hour": _paid(answer, j),
-        "share_of_requests": float(mine.sum() / asked),
-        "busy_share": _mean([(g.busy, g.count) for g in groups]),
-        "most_running": max((g.most_running for g in groups), default=0),
-        "prefix_hit_share": _mean([(sum(g.hits.values()), g.requests) for g in groups]),
-        "prefix_hits": {
-            name: _mean([(g.hits[name], g.requests) for g in groups]) for name in MEMORIES
-        },
-        "simulated": times_row(fleet.played, answer.targets, mine),
-    }
-
-
-def _paid(answer: CapacityAnswer, j: int) -> float:
-    """What the replicas of one kind cost; with a schedule the mean of the day. [USD/h]"""
-    q, fleet = answer.question, answer.fleet
-    if q.schedule is None:
-        return float(fleet.replicas[j] * answer.market.configurations[j].rent)
-    mine = np.arange(fleet.running.shape[1]) == j
-    running, reserved = fleet.running * mine, fleet.reserved * mine
-    return scheduled_cost(answer.found.offers, q.traffic.demand, q.schedule, running, reserved)
-
-
-def kv_tokens(configuration: Configuration) -> int:
-    """Tokens that a replica's KV cache holds, as engines print it on start."""
-    costs = configuration.costs
-    return int(costs.capacity / costs.room.block_bytes) * costs.rules.block_tokens
-
-
-def _mean(weighted: list[tuple[float, int]]) -> float:
-    total = sum(weight for _, weight in weighted)
-    return sum(value * weight for value, weight in weighted) / total if total else 0.0
-
-
-def _schedule(answer: CapacityAnswer) -> list[Row] | None:
-    """Replicas by window; None if they always run."""
-    if answer.question.schedule is None:
-        return None
-    hours = np.cumsum(answer.question.traffic.demand.hours)
-    known = names(answer)
+def _list_blocks(fields: Row) -> list[Block]:
+    """The decision, the fleet, what it is compared with, and how sure it is."""
+    shown = [tables.fleet_table(fields), *tables.schedule_tables(fields), tables.load_table(fields)]
+    others = fields["fleet_at_load"].values()
+    if any(x["fleet"] not in (None, tables.name_fleet(fields)) for x in others):
+        shown.append(tables.other_load_table(fields))
+    shown += [tables.alternative_table(fields), tables.limit_table(fields)]
+    lines = [
+        *tables.describe_prefixes(fields),
+        *tables.describe_prices(fields),
+        *fields["assumed"],
+        tables.describe_reserved(fields),
+        tables.describe_certainty(fields),
+        tables.describe_power(fields),
+        tables.describe_search(fields),
+    ]
     return [
-        {
-            "until_h": float(hours[w]),
-            "replicas": {known[j]: int(n) for j, n in enumerate(running) if n},
-        }
-        for w, running in enumerate(answer.fleet.running)
+        Heading(fields["answer"]),
+        *tables.describe_shortfall(fields),
+        tables.describe_question(fields),
+        *tables.describe_classes(fields),
+        *(block for table in shown if table.rows for block in (BLANK, table)),
+        BLANK,
+        *filter(None, lines),
     ]
 
 
-def _alternative(a: OtherFleet, cost: float) -> Row:
-    if a.found is None:
-        return {"name": a.label, "fleet": None, "usd_per_hour": None, "reason": a.reason}
-    return {
-        "name": a.label,
-        "fleet": fleet_in_words(a.found, a.configurations),
-        "usd_per_hour": a.found.fleet.cost,
-        "dearer": a.found.fleet.cost / cost - 1,
-    }
+def write_answer(row: Row) -> Answer:
+    """The fleet and how sure it is, and what falls short."""
+    said, short = (
+        verdict([row["answer"]], tables.describe_shortfall(row)),
+        tables.describe_shortfall(row),
+    )
+    return Answer(
+        verdict=said,
+        changes=[x for x in short if x not in said],  # where the verdict has no room for it
+        evidence=[x for x in [tables.describe_certainty(row)] if x],
+    )
 
 
-def others_assumed(answer: CapacityAnswer) -> list[str]:
-    """What is taken for granted of contexts, and of memories and links besides the GPU's."""
-    extras, said = answer.question.extras, []
-    some = [answer.market.configurations[j] for j in answer.used]
-    rules = [x.costs.rules for x in some if x.tiers]
-    model, longest = some[0].costs.deployment.model, some[0].costs.longest
-    lasts = answer.question.traffic.requests.duration
-    if 0 < lasts < BRIEF:
-        said.append(
-            f"The trace is over in {seconds(lasts)}: queues that grow for longer are not seen, so "
-            "the same rate for longer may need more."
-        )
-    if longest > model.max_context:
-        said.append(
-            f"The trace's longest request has {longest:,} tokens; {model.name} was made for "
-            f"{model.max_context:,}, and engines refuse longer ones unless they are told not to."
-        )
-    if any(r.host_cache for r in rules):
-        said.append(
-            f"Each GPU has {extras.host / GIB:.0f} GiB of host memory for prefix blocks (a quarter "
-            "of the profile's host, or --host-cache); the host is not paid for separately."
-        )
-    told: dict[str, None] = {}
-    for x in some:
-        costs, cached = x.costs, bool(x.costs.rules.host_cache)
-        told |= dict.fromkeys(evidence.assumed_with(costs.deployment, [costs.technique], cached))
-    said += [f"Assumed: {line}." for line in told]
-    if any(r.nvme_cache for r in rules):
-        one = next(r for r in rules if r.nvme_cache)
-        said.append(
-            f"Each replica has one NVMe drive that reads {one.nvme_read / 1e9:g} and writes "
-            f"{one.nvme_write / 1e9:g} GB/s (by default the datasheet rates of Samsung's PM9A3, "
-            "PCIe 4.0); --nvme-read and --nvme-write set them. It is not paid for separately."
-        )
-    if any(x.apart for x in some):
-        said.append(
-            f"Caches are handed over at {extras.nic / 1e9:g} GB/s for each engine (by default one "
-            "200 Gb/s port); --nic sets it. What the receiving side does at the same time is left "
-            "out."
-        )
+def _describe_targets(answer: CapacityAnswer) -> str:
+    """The targets, and for how many requests."""
+    t = answer.targets
+    some = [("TTFT", t.ttft), ("TPOT", t.tpot)]
+    said = [f"{name} {format_wait(value)}" for name, value in some if np.isfinite(value)]
+    share = f"{100 * t.share:g} % of requests"
+    return f"{' and '.join(said)} for {share}" if said else f"{share} finish"
+
+
+def _list_remarks(row: Row, answer: CapacityAnswer) -> list[str]:
+    """What the page says under the pictures."""
+    return [
+        *tables.describe_classes(row),
+        _demand_note(answer),
+        _saving(row),
+        f"Time to first token: {_waits_note(row, 'ttft_s')}.",
+        f"Time per token: {_waits_note(row, 'tpot_s')}.",
+        *tables.describe_prefixes(row),
+        *tables.describe_prices(row),
+        *_assumptions(row, answer),
+    ]
+
+
+def _demand_note(answer: CapacityAnswer) -> str:
+    demand = answer.question.traffic.demand
+    total = demand.rate.sum(axis=1)
+    if not answer.question.traffic.requests.duration:
+        return "All requests come at once."
+    if len(total) == 1:
+        return f"{total[0]:.3g} requests per second over {60 * demand.hours[0]:.3g} minutes."
+    return (
+        f"{total.mean():.3g} requests per second on average, {total.max():.3g} in the busiest of "
+        f"{len(total)} windows of {60 * demand.hours[0]:.3g} minutes."
+    )
+
+
+def _saving(row: Row) -> str:
+    dearer = [a for a in row["alternatives"] if a["usd_per_hour"] is not None]
+    single = next((a for a in dearer if a["name"] == "one kind of replica"), None)
+    bound = row["solver"]["relaxation_usd_per_hour"]
+    said = f"No fleet of parts of replicas is cheaper than {bound:.2f} USD per hour."
+    if single is not None and single["dearer"] > 1e-9:
+        said += f" One kind of replica alone costs {100 * single['dearer']:.0f} % more."
     return said
 
 
-def _prices(answer: CapacityAnswer) -> list[Row]:
-    """For every GPU alone, the price of one GPU at which it would be as cheap as the fleet.
-
-    None with a schedule, as GPUs are not paid all the time then.
-    """
-    found: list[Row] = []
-    chosen = OtherFleet("", answer.found, answer.market.configurations)
-    for a in [] if answer.question.schedule else answer.alternatives:
-        gpu, alone = a.label.removesuffix(" alone"), a.found
-        price = break_even_price(chosen, a, gpu) if a.label.endswith(" alone") else None
-        if alone is None or price is None:
-            continue
-        replicas = zip(alone.fleet.replicas, a.configurations, strict=True)
-        now = alone.fleet.cost / sum(n * x.gpus for n, x in replicas)
-        found.append({"gpu": gpu, "usd_per_gpu_hour": float(now), "as_cheap_at": price})
-    return found
+def _waits_note(row: Row, name: str) -> str:
+    times = row["simulated"][name]
+    known = {k: v for k, v in times.items() if k != "at_target" and v is not None}
+    return ", ".join(f"{k} {format_wait(v)}" for k, v in known.items())
 
 
-def _certainty(answer: CapacityAnswer) -> Row:
-    sure, targets = answer.sure, answer.targets.each
-    asked = [name for name in ("ttft", "tpot") if any(isfinite(getattr(x, name)) for x in targets)]
-    return {
-        "spread": sure.spread.sigma,
-        "source": sure.spread.source,
-        "ttft_met": sure.likely["ttft"],
-        "tpot_met": sure.likely["tpot"],
-        "both_met": sure.likely["both"],
-        "slowdown_met_up_to": {
-            name: sure.met_up_to(name) if name in asked else None for name in ("ttft", "tpot")
-        },
-        "sure": SURE,
-        "slowdown_for_sure": sure.spread.slowdown(),
-    }
-
-
-def _classes(answer: CapacityAnswer) -> list[Row]:
-    traffic, share = answer.question.traffic, answer.fleet.share.mean(axis=0)
-    known = names(answer)
+def _assumptions(row: Row, answer: CapacityAnswer) -> list[str]:
+    """What the answer rests on, with where it comes from."""
+    memory = ", ".join(sorted({f"{100 * r['gpu_memory_utilization']:.0f} %" for r in row["fleet"]}))
     return [
-        {
-            "prompt": float(traffic.prompt[c]),
-            "generate": float(traffic.generate[c]),
-            "reuse": float(traffic.reuse[c]),
-            "rate_per_s": float(traffic.demand.mean[c]),
-            "served_by": {known[j]: float(s) for j, s in enumerate(share[c]) if s > 1e-9},
-        }
-        for c in range(traffic.classes)
+        tables.describe_search(row),
+        *filter(
+            None,
+            [
+                tables.describe_certainty(row),
+                tables.describe_reserved(row),
+                tables.describe_power(row),
+            ],
+        ),
+        *list_assumptions(answer),
+        "Requests go to a kind of replica by their class and among those to the least loaded, or "
+        "where most of their prefix is.",
+        f"Engines use {memory} of GPU memory; a pass holds at most "
+        f"{row['fleet'][0]['max_tokens']} tokens.",
+        "Prices are those of the hardware profiles or of the command line; see kvsim gpus --json.",
+        "Not modelled: time to load a model, failures while serving, and networks between replicas "
+        "but for caches that are handed over.",
     ]
 
 
-def _considered(answer: CapacityAnswer, j: int) -> Row:
-    market = answer.market
-    return {
-        "name": market.configurations[j].name,
-        "usd_per_hour": market.configurations[j].rent,
-        "replicas_alone": number(market.alone[j]),
-        "usd_per_hour_alone": number(market.cost_alone[j]),
-        "kv_cache_tokens": kv_tokens(market.configurations[j]),
-    }
+def describe_fleet(answer: CapacityAnswer) -> str:
+    """The decision, how sure it is and what it does, in at most 60 words.
+
+    Where replicas have long names, what would be surer and whose times differ are in the tables.
+    """
+    q = answer.question
+    fleet = name_fleet(answer.found, answer.market.configurations)
+    reached = answer.fleet.played.reached(answer.targets.share)
+    p = f"p{100 * reached.share:g}"
+    times = f"TTFT {p} {format_wait(reached.ttft)}, TPOT {p} {format_wait(reached.tpot)}"
+    if answer.targets.longer:
+        times = f"each class of prompts within its targets, all of them with {times}"
+    part = "" if answer.load == 1 else f" {100 * answer.load:.0f} % of"
+    rate = float(q.traffic.demand.mean.sum())
+    each = price_per_million(answer)
+    million = "" if each is None else f", {usd(each)} per million generated tokens"
+    meets = "would carry" if answer.shortfall else "carries"
+    paid = f"{usd(answer.fleet.cost)} per hour{million}."
+    rent = f"Rent {'' if q.schedule is None else 'up to '}{fleet}: {paid}"
+    some = answer.fleet.replicas
+    tabled = f"Rent the {some.sum()} replicas of {(some > 0).sum()} kinds in the table: {paid}"
+    who = describe_slower(answer.fleet.played, answer.targets, name_replicas(answer))
+    sure, safer = _sure(answer)
+    what = f"the trace's {rate:.3g} requests per second"
+    if not q.traffic.requests.duration:
+        what = "the trace, all of which comes at once,"
+    does = f"In simulation it {meets}{part} {what} with {times}."
+    ways = (
+        [rent, who, f"{sure}{safer}."],
+        [rent, who, f"{sure}."],
+        [rent, "Targets hold for all requests together." if who else "", f"{sure}."],
+        [tabled, "Targets hold for all requests together." if who else "", f"{sure}."],
+    )
+    fit = next(way for way in ways if way is ways[-1] or len(" ".join(way).split()) <= WORDS)
+    return verdict(fit, [does])
+
+
+def _sure(answer: CapacityAnswer) -> tuple[str, str]:
+    """How likely the targets are kept, and what rents more certainty where that is little."""
+    if all(isinf(x.ttft) and isinf(x.tpot) for x in answer.targets.each):
+        return "There are no targets to keep", ""
+    both = answer.sure.likely["both"]
+    said = f"It keeps the targets with a likelihood of {likelihood(both)}"
+    safer = next((a for a in answer.alternatives if a.label == ROBUST), None)
+    if both >= NEAR or safer is None:
+        return said, ""
+    if safer.found is None:
+        return said, "; no fleet within the limits was found that keeps them with 95 %"
+    more = name_fleet(safer.found, safer.configurations)
+    return said, f"; for 95 % rent {more}, {usd(safer.found.fleet.cost)} per hour"
+
+
+def describe_slower(played: Played, targets: FleetTargets, names: list[str]) -> str:
+    """The requests whose own replicas miss a target that the whole fleet keeps, in words.
+
+    A percentile of all requests allows a cheap kind of replica to be late with most of those that
+    may be late; whoever rents it should know who waits.
+    """
+    said = []
+    for kind in np.unique(played.kind):
+        mine = played.kind == kind
+        if mine.all() or played.meets(targets, mine):
+            continue
+        reached = played.reached(targets.share, mine)
+        p = f"p{100 * targets.share:g}"
+        times = [
+            f"{name} {p} {format_wait(value)}"
+            for name, value, most in (
+                ("TTFT", reached.ttft, targets.ttft), ("TPOT", reached.tpot, targets.tpot)
+            )
+            if value > most or targets.longer
+        ]  # fmt: skip
+        said.append(
+            f"the {percent(float(mine.mean()))} on {names[kind]} have {' and '.join(times)}"
+        )
+    return f"Targets hold for all requests together: {'; '.join(said)}." if said else ""

@@ -1,58 +1,35 @@
-"""What the terminal and the page of ``kvsim capacity`` both show."""
+"""What the terminal and the page of ``kvsim capacity`` both show: tables and sentences."""
 
-from dataclasses import replace
+import numpy as np
 
 from kvsim.evidence.ledger import share_below
-from kvsim.report.capacity_schedule import schedule, windows
-from kvsim.report.capacity_times import class_lines, wait
 from kvsim.report.json import Row
-from kvsim.report.screen import Screen
-from kvsim.report.table import Table, of_cells
+from kvsim.report.table import Table, cells_table
 from kvsim.report.units import likelihood, percent, rounded, seconds, short, usd, whole
 
 FINEST = 0.005  # of a slowdown, as it is printed
 STEP = 0.02  # of a likelihood: twice the part of the spread that one slowdown stands for
+SCHEDULE = (
+    "from: since the first request of the trace, in hours, minutes and seconds; below the kinds of "
+    "replica, how many of each run"
+)
 
 
-def show(answer: Row) -> None:
-    """The decision, the fleet, what it is compared with, and how sure it is."""
-    out = Screen()
-    out.title(answer["answer"])
-    for line in shortfall(answer):
-        out.say(line)
-    out.say(asked(answer))
-    for line in class_lines(answer):
-        out.say(line)
-    tables = [fleet(answer), loads(answer), alternatives(answer), limits(answer)]
-    if any(x["fleet"] not in (None, named(answer)) for x in answer["fleet_at_load"].values()):
-        tables.insert(2, at_loads(answer))
-    tables[1:1] = schedule(answer)
-    for table in tables:
-        if table.rows:
-            out.blank()
-            out.table(table)
-    out.blank()
-    for line in (*prefixes(answer), *prices(answer), *answer["assumed"]):
-        out.say(line)
-    for line in filter(None, (committed(answer), certain(answer), power(answer), bound(answer))):
-        out.say(line)
-
-
-def shortfall(answer: Row) -> list[str]:
+def describe_shortfall(answer: Row) -> list[str]:
     """Why the answer is not what was asked for, if it is not."""
     return [] if answer["met"] else [f"Not as asked: {answer['shortfall']}."]
 
 
-def named(answer: Row) -> str:
+def name_fleet(answer: Row) -> str:
     """The fleet as other fleets are named."""
     return " + ".join(f"{r['replicas']} x {r['name']}" for r in answer["fleet"])
 
 
-def asked(answer: Row) -> str:
+def describe_question(answer: Row) -> str:
     """The targets and the traffic that were asked for, in one sentence."""
     goal = answer["planned_for"]
     some = [
-        f"{name} p{goal['percentile']:g} at most {wait(goal[key])}"
+        f"{name} p{goal['percentile']:g} at most {format_wait(goal[key])}"
         for name, key in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"))
         if goal[key]
     ]
@@ -73,7 +50,7 @@ def _requests(answer: Row) -> str:
     return f"{count} in {seconds(answer['trace_s'])}, {rate} per second"
 
 
-def certain(answer: Row) -> str:
+def describe_certainty(answer: Row) -> str:
     """The likelihood of each target, and where it comes from; empty without targets."""
     sure = answer["certainty"]
     upto = {name.upper(): x for name, x in sure["slowdown_met_up_to"].items() if x is not None}
@@ -100,7 +77,7 @@ def _slowdowns(sure: Row, lowest: float, both: str) -> str:
     return f"The fleet meets {both} until {longer}{more if some else ''}."
 
 
-def power(answer: Row) -> str:
+def describe_power(answer: Row) -> str:
     """What the GPUs draw at most by their data sheets; hosts and cooling come on top."""
     rated = answer["rated_power_w"]
     if rated is None:
@@ -115,13 +92,13 @@ def _gpus(count: int) -> str:
     return "GPU is" if count == 1 else f"{count} GPUs are"
 
 
-def committed(answer: Row) -> str:
+def describe_reserved(answer: Row) -> str:
     """Which replicas are paid always, at the lower price, in words; empty if none."""
     some = [f"{r['reserved']} x {r['name']}" for r in answer["fleet"] if r["reserved"]]
     return f"Reserved, and paid whether they run or not: {', '.join(some)}." if some else ""
 
 
-def bound(answer: Row) -> str:
+def describe_search(answer: Row) -> str:
     """What no fleet undercuts, and how it was found."""
     solver = answer["solver"]
     return (
@@ -129,7 +106,7 @@ def bound(answer: Row) -> str:
         f"{usd(solver['relaxation_usd_per_hour'])} per hour; whole ones cost "
         f"{_more(solver['gap_to_relaxation'])}. The search simulated the trace "
         f"{_times(solver['simulations'])}, for {solver['proposals']} proposed by the "
-        f"programme and what is near{windows(solver['simulated_windows'])}."
+        f"programme and what is near{_count_windows(solver['simulated_windows'])}."
     )
 
 
@@ -142,7 +119,7 @@ def _more(share: float) -> str:
     return f"{percent(share)} more" if share < 1 else f"{rounded(1 + share, 2)} times that"
 
 
-def fleet(answer: Row) -> Table:
+def fleet_table(answer: Row) -> Table:
     """Kinds of replica in the fleet."""
     rows = [
         (
@@ -157,7 +134,7 @@ def fleet(answer: Row) -> Table:
     heads = ("kind of replica", "replicas", "USD/h", "requests", "max-num-seqs", "most running",
              "KV tokens", f"TTFT {p}", f"TPOT {p}")  # fmt: skip
     note = LIMITED + (APART if any(r["engines"] for r in answer["fleet"]) else "")
-    return replace(of_cells(heads, rows, ranks="000012300"), note=note)
+    return cells_table(heads, rows, ranks="000012300", note=note)
 
 
 LIMITED = (
@@ -169,7 +146,7 @@ APART = "; 1 prefill + 1 decode where engines that read prompts hand caches to o
 MEMORY_NAMES = {"gpu": "GPU memory", "host": "host memory", "nvme": "NVMe", "remote": "the store"}
 
 
-def prefixes(answer: Row) -> list[str]:
+def describe_prefixes(answer: Row) -> list[str]:
     """Where prompts found their prefixes, if anywhere."""
     said = []
     for r in answer["fleet"]:
@@ -180,7 +157,7 @@ def prefixes(answer: Row) -> list[str]:
     return said
 
 
-def loads(answer: Row) -> Table:
+def load_table(answer: Row) -> Table:
     """The fleet at other loads and after losses, and what other loads need."""
     part = answer["planned_for"]["load"]
     name = "the trace" if part == 1 else f"{100 * part:.0f} % of the trace"
@@ -199,7 +176,7 @@ def loads(answer: Row) -> Table:
         for label, t, needs in rows
     ]  # fmt: skip
     heads = ("this fleet with", "TTFT", "TPOT", "within both", "targets", "USD/h it needs")
-    return replace(of_cells(heads, cells), note=_needed(answer))
+    return cells_table(heads, cells, note=_needed(answer))
 
 
 def _needed(answer: Row) -> str:
@@ -214,20 +191,20 @@ def _needed(answer: Row) -> str:
     return f"USD/h it needs: the targets are met {' and '.join(asked)} too, as was asked"
 
 
-def limits(answer: Row) -> Table:
+def limit_table(answer: Row) -> Table:
     """What every limit and target costs."""
-    return _beside(answer["limits"], "what limits cost")
+    return _fleets_table(answer["limits"], "what limits cost")
 
 
-def at_loads(answer: Row) -> Table:
+def other_load_table(answer: Row) -> Table:
     """The fleets that other loads need."""
     rows = list(answer["fleet_at_load"].values())
     if answer["planned_for"]["load"] != 1:
         rows = [{**x, "name": x["name"].replace("the load", "that load")} for x in rows]
-    return _beside(rows, "a fleet for")
+    return _fleets_table(rows, "a fleet for")
 
 
-def prices(answer: Row) -> list[str]:
+def describe_prices(answer: Row) -> list[str]:
     """At which price another GPU would be chosen."""
     said = [
         f"{p['gpu']} below {usd(p['as_cheap_at'])} (now {usd(p['usd_per_gpu_hour'])})"
@@ -239,12 +216,12 @@ def prices(answer: Row) -> list[str]:
     )
 
 
-def alternatives(answer: Row) -> Table:
+def alternative_table(answer: Row) -> Table:
     """Other fleets for the same question."""
-    return _beside(answer["alternatives"], "for comparison")
+    return _fleets_table(answer["alternatives"], "for comparison")
 
 
-def _beside(rows: list[Row], head: str) -> Table:
+def _fleets_table(rows: list[Row], head: str) -> Table:
     """Other fleets and how much dearer they are."""
     cells = [
         (
@@ -253,10 +230,10 @@ def _beside(rows: list[Row], head: str) -> Table:
         )
         for a in rows
     ]  # fmt: skip
-    return of_cells((head, "fleet", "USD/h", "dearer"), cells, text=2)
+    return cells_table((head, "fleet", "USD/h", "dearer"), cells, text=2)
 
 
-def classes(answer: Row) -> Table:
+def class_table(answer: Row) -> Table:
     """Who serves which requests."""
     cells = [
         (
@@ -266,10 +243,12 @@ def classes(answer: Row) -> Table:
         )
         for c in answer["classes"]
     ]  # fmt: skip
-    return of_cells(("served by", "prompt", "generated", "requests/s", "prefix seen before"), cells)
+    return cells_table(
+        ("served by", "prompt", "generated", "requests/s", "prefix seen before"), cells
+    )
 
 
-def considered(answer: Row) -> Table:
+def considered_table(answer: Row) -> Table:
     """Every configuration that was measured."""
     some = sorted(
         answer["considered"],
@@ -289,9 +268,67 @@ def considered(answer: Row) -> Table:
         "replicas the trace keeps busy",
         "USD/h for them",
     )
-    return of_cells(heads, cells)
+    return cells_table(heads, cells)
 
 
 def _at(times: Row, name: str) -> str:
-    value = times[name]["at_target"]
-    return wait(float("inf") if value is None else value)
+    return format_wait(times[name]["at_target"])
+
+
+def schedule_tables(answer: Row) -> list[Table]:
+    """What runs when, in as few rows as there are changes; nothing if all replicas always run."""
+    if answer["schedule"] is None:
+        return []
+    names = [r["name"] for r in answer["fleet"]]
+    rows: list[tuple[float, list[str]]] = []
+    for window in answer["schedule"]:
+        counts = [str(window["replicas"].get(name, 0)) for name in names]
+        if rows and rows[-1][1] == counts:
+            rows.pop()  # what ran before runs longer
+        rows.append((window["until_h"], counts))
+    begins = [0.0, *(until for until, _ in rows)]
+    cells = [
+        (f"{_clock(begin)} to {_clock(until)}", *counts)
+        for begin, (until, counts) in zip(begins, rows, strict=False)
+    ]
+    return [cells_table(("from", *names), cells, note=SCHEDULE)]
+
+
+def _count_windows(count: int) -> str:
+    """How often a window was simulated alone; empty if never."""
+    return f", and {count} times a window of the schedule alone" if count else ""
+
+
+def _clock(hours: float) -> str:
+    """A time of the trace, as 0:29:10."""
+    seconds = round(3600 * hours)
+    return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+
+
+def describe_classes(answer: Row) -> list[str]:
+    """How each class of prompts is served, in a sentence each."""
+    found = []
+    p = f"p{answer['planned_for']['percentile']:g}"
+    for row in answer["class_targets"]:
+        goal = row["targets"]
+        times = " and ".join(
+            f"{name} {p} {format_wait(row[key])}"
+            + (f" of at most {seconds(goal[key])}" if goal[key] is not None else "")
+            for name, key in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"))
+        )
+        met = "" if row["met"] else "; missed"
+        found.append(f"{_prompts(row)} tokens ({row['requests']:,} requests): {times}{met}.")
+    return found
+
+
+def _prompts(row: Row) -> str:
+    """Which prompts a class has."""
+    above, most = row["prompt_above"], row["prompt_up_to"]
+    if most is None:
+        return f"Prompts above {above:,}"
+    return f"Prompts of {above + 1:,} to {most:,}" if above else f"Prompts up to {most:,}"
+
+
+def format_wait(value: float | None) -> str:
+    """Write a time that requests wait; without end for those that fit nowhere."""
+    return seconds(value) if value is not None and np.isfinite(value) else "never"

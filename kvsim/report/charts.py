@@ -10,14 +10,16 @@ from kvsim.engine.timeline import OpSpan, op_spans
 from kvsim.graph import Point
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import GIB
+from kvsim.prediction.breakeven import AXES, BreakEven, break_evens
 from kvsim.prediction.generate import Prediction, round_seconds
 from kvsim.prediction.memory import decode_point
 from kvsim.prediction.service import Service
 from kvsim.report import units
 from kvsim.report.colours import PALETTE, filled, mark
 from kvsim.report.json import Row
-from kvsim.report.names import short_names, spec
-from kvsim.report.quantities import QUANTITIES, compared_by
+from kvsim.report.names import distinct_names, label, params, short_names, spec
+from kvsim.report.units import QUANTITIES, comparison_key
+from kvsim.techniques.technique import Technique
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -28,6 +30,19 @@ STREAMS = {"gpu": "GPU", "h2d": "host to GPU", "d2h": "GPU to host", "cpu": "CPU
 TRIED_ROUNDS = 33  # of a generation, to find a typical one
 MOST_LANES, FEW_LANES = 400, 120  # ops of a step that are drawn; that are outlined boldly
 BESIDE = 4.0  # a roof's ends from the ops' intensities and from its ridge, as a factor
+COMPARED = 5  # techniques compared
+BREAK_EVENS = {
+    "prompt": "Break-even by context",
+    "batch": "Break-even by batch",
+    "acceptance": "Break-even by acceptance",
+    "link": "Break-even by speed of the host link",
+}
+AMOUNTS = {
+    "prompt": units.whole,
+    "batch": units.whole,
+    "acceptance": lambda share: f"{share:.2f}",
+    "link": units.times,
+}
 
 
 def finished(figure: "Figure", height: int, across: str, up: str, **axes: Any) -> "Figure":
@@ -38,18 +53,25 @@ def finished(figure: "Figure", height: int, across: str, up: str, **axes: Any) -
     return figure
 
 
-def of_predictions(rows: Sequence[Row], found: Sequence[Prediction]) -> list[tuple[str, "Figure"]]:
+def draw_predictions(
+    rows: Sequence[Row], found: Sequence[Prediction]
+) -> list[tuple[str, "Figure"]]:
     """The pictures of ``kvsim predict``: speed, one step, roofline, memory."""
     pictures = []
     if len(rows) > 1:
         lines = ", a line for each prompt" * _has_several(rows, "prompt", "batch")
         pictures.append((f"Speed and latency of every point{lines}", speed(rows)))
-    at = max(range(len(rows)), key=lambda i: (rows[i]["fits"], rows[i][compared_by(rows[i])]))
+    at = max(range(len(rows)), key=lambda i: (rows[i]["fits"], rows[i][comparison_key(rows[i])]))
     if found[at].generate > 1:
         name = f"{rows[at]['technique']}, batch {rows[at]['batch']:,}"
         pictures.append((lanes_title(found[at], name), lanes(found[at])))
         pictures.append((f"Roofline of its ops ({name})", roofline(found[at])))
-    return pictures + memories(rows, found[at].deployment)
+    pictures += memories(rows, found[at].deployment)
+    full = next((p.technique for p in found if p.technique.name == "full"), None)
+    if full is not None:
+        first = {str(p.technique): p for p in reversed(found)}
+        pictures += draw_break_evens(list(first.values())[::-1], full)
+    return pictures
 
 
 def memories(rows: Sequence[Row], deployment: Deployment) -> list[tuple[str, "Figure"]]:
@@ -72,7 +94,7 @@ def speed(rows: Sequence[Row]) -> "Figure":
     figure = Figure()
     labels = short_names([spec(row) for row in rows])
     time = "tpot_s" if any(row["tpot_s"] for row in rows) else "ttft_s"
-    rate = compared_by(max(rows, key=lambda row: int(row["generate"])))
+    rate = comparison_key(max(rows, key=lambda row: int(row["generate"])))
     for text, name in labels.items():
         here = [r for r in rows if spec(r) == text and r["fits"] and r[time] and r[rate]]
         points = _by_prompt(here)
@@ -277,3 +299,61 @@ def _few(rows: Sequence[Row], most: int = 8) -> list[Row]:
     first = {spec(row): row for row in reversed(rows)}
     chosen = list(first.values())[::-1] if len(first) > 1 else list(rows)
     return chosen[:most]
+
+
+def draw_break_evens(found: Sequence[Prediction], full: Technique) -> list[tuple[str, "Figure"]]:
+    """Decoding speed over full KV's along every axis that matters to one of the techniques."""
+    others = [p for p in found if p.technique.name != "full" and p.generate > 1][:COMPARED]
+    rows = [{"technique": label(p.technique), "params": params(p.technique)} for p in others]
+    lines = [
+        (name, p.technique.name, list(break_evens(p, full)))
+        for name, p in zip(distinct_names(rows), others, strict=True)
+    ]
+    drawn = []
+    for axis, title in BREAK_EVENS.items():
+        here = [(n, t, b) for n, t, every in lines for b in every if b.axis == axis]
+        if here:
+            drawn.append(
+                (_break_even_title(title, axis, others[0], here), _draw_break_even(axis, here))
+            )
+    return drawn
+
+
+def _break_even_title(
+    title: str, axis: str, prediction: Prediction, lines: Sequence[tuple[str, str, BreakEven]]
+) -> str:
+    """The axis, the point that stays, and where each technique crosses."""
+    point = {"batch": float(prediction.batch[0]), "prompt": float(prediction.prompt)}
+    stays = ", ".join(f"{k} {units.whole(v)}" for k, v in point.items() if k != axis)
+    told = [
+        f"{name} at {' and '.join(AMOUNTS[axis](x) for x in found.crossings)}"
+        for name, _, found in lines
+        if found.crossings
+    ]
+    where = "; ".join(told) or "none within these bounds"
+    return f"{title} ({stays}): {where}"
+
+
+def _draw_break_even(axis: str, lines: Sequence[tuple[str, str, BreakEven]]) -> "Figure":
+    from plotly.graph_objects import Figure
+
+    figure = Figure()
+    for i, (name, technique, found) in enumerate(lines):
+        look = mark(technique)
+        again = [other for _, other, _ in lines[:i]].count(technique)
+        figure.add_scatter(
+            x=found.values, y=found.ratio, name=name, mode="lines+markers",
+            line={"color": look.colour, "dash": ("solid", "dash", "dot")[again % 3], "width": 1.5},
+            marker={"color": look.colour, "symbol": look.symbol, "size": 8},
+            hovertemplate=f"{name}<br>%{{x:,.4g}}: %{{y:.3g}} x full KV<extra></extra>",
+        )  # fmt: skip
+    ends = [found.values[np.isfinite(found.ratio)] for _, _, found in lines]
+    figure.add_scatter(
+        x=[np.concatenate(ends).min(), np.concatenate(ends).max()], y=[1, 1], mode="lines",
+        name="full KV", line={"color": "#888888", "width": 1.5, "dash": "dot"}, hoverinfo="skip",
+    )  # fmt: skip
+    scale = {} if axis == "acceptance" else {"type": "log"}
+    return finished(
+        figure, 360, AXES[axis], "decode tok/s, full KV = 1", xaxis=scale,
+        yaxis={"rangemode": "tozero"},
+    )  # fmt: skip

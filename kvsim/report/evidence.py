@@ -29,6 +29,12 @@ HOST = {
 }
 PROMPT = 1024  # tokens of a request that shows whether a technique keeps anything on the host
 TIMES = ("_tok_s", "_s", "_ms", "speedup")
+NOT_MODELLED = (
+    "requests that arrive one by one, and unequal lengths within a batch",
+    "the quality of lossy techniques",
+    "power caps, clocks that fall under load, and other jobs on the GPU or its host",
+    "memory fragmentation, and NUMA placement",
+)
 
 
 def newest_measurement(deployments: Iterable[Deployment]) -> str | None:
@@ -57,7 +63,9 @@ def _rows() -> tuple[tuple[str, str, str], ...]:
     )
 
 
-def ranges(deployment: Deployment, technique: str, ttft: float | None, tpot: float | None) -> Row:
+def time_ranges(
+    deployment: Deployment, technique: str, ttft: float | None, tpot: float | None
+) -> Row:
     """Where times lie with 80 % probability, as the ledger's nearest entry says. [s]
 
     Empty where nothing of the kind was ever measured: a guess is no range.
@@ -70,12 +78,12 @@ def ranges(deployment: Deployment, technique: str, ttft: float | None, tpot: flo
     return found
 
 
-def on_card(deployment: Deployment, technique: str) -> list[str]:
+def list_measurements(deployment: Deployment, technique: str) -> list[str]:
     """What was measured on this card of this technique, and where the nearest rows are."""
     return [*_published(deployment, technique), *_ledger(deployment, technique)]
 
 
-def of_spread(deployment: Deployment) -> list[str]:
+def describe_parallelism(deployment: Deployment) -> list[str]:
     """What answers for several ranks, stages or whole experts per GPU take for granted."""
     notes = list(deployment.parallelism.notes(deployment.domain))
     return [f"Taken for granted: {'; '.join(notes)}."] if notes else []
@@ -108,7 +116,7 @@ def _published(deployment: Deployment, technique: str) -> list[str]:
         return [f"No measured time of {technique} on {card}; published times there: {others}."]
     if _held_out(card):
         return []  # the ledger's lines say what
-    near = nearest(deployment.hardware)
+    near = find_nearest_card(deployment.hardware)
     count = sum(hardware == near for hardware, *_ in _rows())
     kernels = ", only kernels" if deployment.stack.name.endswith(f"@{card}") else ""
     return [
@@ -117,7 +125,7 @@ def _published(deployment: Deployment, technique: str) -> list[str]:
     ]
 
 
-def on_any(machine: Hardware) -> str:
+def describe_accuracy(machine: Hardware) -> str:
     """How accurate predictions are known to be on a card, whatever the technique."""
     here = _held_out(machine.name)
     if here:
@@ -129,8 +137,8 @@ def on_any(machine: Hardware) -> str:
     return (
         f"Nothing was measured on {machine.name}. On cards without rows of their own, rows that no "
         f"fit saw: {_errors(_held_out(ANY))}. The nearest card with published times is "
-        f"{_called(nearest(machine))}. `kvsim calibrate` measures this one, `calibrate --from-run` "
-        f"fits to a log of your server."
+        f"{_called(find_nearest_card(machine))}. `kvsim calibrate` measures this one, "
+        f"`calibrate --from-run` fits to a log of your server."
     )
 
 
@@ -150,7 +158,7 @@ def _errors(entries: Sequence[LedgerEntry]) -> str:
     return "; ".join(told)
 
 
-def technique_rows(technique: str) -> str:
+def describe_technique_rows(technique: str) -> str:
     """Which cards have published times of a technique."""
     cards = Counter(hardware for hardware, name, _ in _rows() if name == technique)
     if not cards:
@@ -159,7 +167,7 @@ def technique_rows(technique: str) -> str:
     return f"Published times compared with predictions by `kvsim reproduce`: {told}."
 
 
-def nearest(hardware: Hardware) -> str:
+def find_nearest_card(hardware: Hardware) -> str:
     """The card with measured rows whose bandwidth and arithmetic are nearest."""
 
     def distance(name: str) -> float:
@@ -176,7 +184,7 @@ def _called(card: str) -> str:
     return f"the {title}" if "paper" in title else card
 
 
-def assumed_with(
+def list_assumptions_of_techniques(
     deployment: Deployment, techniques: Iterable[Technique], caches: bool = False
 ) -> list[str]:
     """What is assumed of the host where a technique keeps something there, or prefixes are."""
@@ -184,11 +192,11 @@ def assumed_with(
     for technique in techniques:
         kept = Prediction(technique, deployment, np.ones(1), PROMPT, PROMPT).host_bytes
         rests = float(np.max(kept)) + caches
-        lines |= dict.fromkeys(assumed(deployment.hardware, rests, ""))
+        lines |= dict.fromkeys(list_assumptions(deployment.hardware, rests, ""))
     return list(lines)
 
 
-def assumed(hardware: Hardware, host_bytes: float, bound_by: str) -> list[str]:
+def list_assumptions(hardware: Hardware, host_bytes: float, bound_by: str) -> list[str]:
     """Numbers of the host that a result rests on and that are assumed, not known.
 
     Parameters
@@ -207,3 +215,37 @@ def assumed(hardware: Hardware, host_bytes: float, bound_by: str) -> list[str]:
         for key, needed in rests.items()
         if needed and ASSUMED in hardware.sources.get(key, ASSUMED).lower()
     ]
+
+
+def known_error(basis: Row) -> str:
+    """The error known for a basis, in words where none is."""
+    return str(basis["error"]) or "not measured yet"
+
+
+def describe_basis(basis: Row) -> str:
+    """What the numbers rest on, in one sentence."""
+    kind = " ".join(filter(None, (basis["kind"], basis["calibrated"])))
+    why = f": {basis['chosen']}" if basis["chosen"] else ""
+    return (
+        f"Basis: {kind}; hardware {basis['hardware']}, stack {basis['stack']}{why}. "
+        f"Error where this stack was measured, on rows not seen: {known_error(basis)}"
+    )
+
+
+def merge_notes(rows: Sequence[tuple[str, Row]]) -> list[str]:
+    """Say each note once, after the rows it is about unless it is about all of them.
+
+    Returns
+    -------
+    Texts that follow the word Note: a colon and the note, or rows in brackets before that.
+    """
+    about: dict[str, list[str]] = {}
+    for label, row in rows:
+        for note in row["notes"]:
+            about.setdefault(note, []).append(label)
+    lines = []
+    for note, labels in sorted(about.items(), key=lambda item: -len(item[1])):
+        several = f"{labels[0]} and {len(labels) - 1} more" if labels[1:] else labels[0]
+        which = "" if len(labels) == len(rows) else f" ({several})"
+        lines.append(f"{which}: {note}.")
+    return lines

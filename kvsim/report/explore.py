@@ -2,21 +2,22 @@
 
 import json
 from collections.abc import Sequence
-from importlib.resources import files
 from itertools import product
-from pathlib import Path
 
 import numpy as np
 
 from kvsim.errors import InputError
+from kvsim.machines.basis import basis
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import GIB
 from kvsim.prediction.breakeven import linked
 from kvsim.prediction.generate import Prediction
-from kvsim.report import page
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.colours import mark
+from kvsim.report.evidence import describe_basis
 from kvsim.report.json import Row
+from kvsim.report.names import describe_deployment
+from kvsim.report.result import Result
 from kvsim.techniques.technique import Technique
 
 BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -123,26 +124,34 @@ def _table(
     return rows
 
 
-def write_page(
-    place: Path, deployment: Deployment, techniques: Sequence[Technique], generate: int, title: str,
-    command: str, basis: Row,
-) -> None:  # fmt: skip
-    """The page with sliders, a live verdict, a picture and a table."""
+def make_result(
+    deployment: Deployment,
+    techniques: Sequence[Technique],
+    generate: int,
+    command: str = "",
+) -> Result[Row]:
+    """Make the page with sliders, a live verdict, a picture and a table.
+
+    Raises
+    ------
+    InputError
+        If no technique can run there.
+    """
     found = grid(deployment, techniques, generate)
-    assets = files("kvsim.report") / "assets"
-    controls = (assets / "explore.html").read_text(encoding="utf-8")
-    data = json.dumps(found, allow_nan=False, separators=(",", ":")).replace("</", "<\\/")
-    extra = f'{controls}<script type="application/json" id="grid">{data}</script>'
     count = len({v["name"] for v in found["variants"]})
     said = (
         f"{count} techniques on {deployment.hardware.name}: move the sliders, the answer follows."
     )
-    page.write(
-        place,
-        page.Page(
-            title, Answer(verdict([said])), basis=basis, command=command, extra=extra,
-            script=(assets / "explore.js").read_text(encoding="utf-8"), plotted=True,
-            notes=[f"{generate} generated tokens per request; times of a batch that starts on an "
-                   f"idle GPU, as `kvsim predict` has them."],
-        ),
-    )  # fmt: skip
+    return Result(
+        command,
+        f"{describe_deployment(deployment)}: explore",
+        Answer(verdict([said])),
+        found,
+        found,
+        remarks=[
+            f"{generate} generated tokens per request; times of a batch that starts on an "
+            f"idle GPU, as `kvsim predict` has them."
+        ],
+        foot=[describe_basis(basis(deployment))],
+        grid=json.dumps(found, allow_nan=False, separators=(",", ":")).replace("</", "<\\/"),
+    )

@@ -8,11 +8,13 @@ from kvsim.machines.hardware import GIB, Hardware
 from kvsim.machines.profiles import hardware_names, load_hardware, load_stack, stack_names
 from kvsim.models.configs import catalogue_entry, load_model, model_names
 from kvsim.report import units
-from kvsim.report.evidence import on_any
-from kvsim.report.json import Row, envelope, print_json
+from kvsim.report.answer import Answer
+from kvsim.report.evidence import describe_accuracy
+from kvsim.report.json import Row
 from kvsim.report.names import params, spec
-from kvsim.report.screen import Screen
-from kvsim.report.table import Column, Table, words
+from kvsim.report.result import Result
+from kvsim.report.table import Column, Table, cells_table, text_column
+from kvsim.report.terminal import BLANK, Block, Hanging, Heading, Items
 from kvsim.techniques import TECHNIQUES, parse
 
 
@@ -114,7 +116,7 @@ def _number(heading: str, key: str, unit: float = 1.0, rank: int = 0) -> Column:
 
 
 MODELS = (
-    words("model", lambda row: row["name"]),
+    text_column("model", "name"),
     _number("10^9 params", "parameters", 1e9),
     _number("active", "active_parameters", 1e9, 3),
     _number("layers", "layers", rank=2),
@@ -127,25 +129,25 @@ MODELS = (
     _number("state MiB", "state_bytes_per_sequence", 2**20, 2),
 )
 GPUS = (
-    words("gpu", lambda row: row["name"]),
-    words("card", lambda row: row["title"], 4),
+    text_column("gpu", "name"),
+    text_column("card", "title", 4),
     _number("GiB", "gpu_memory_bytes", GIB),
     _number("GB/s", "hbm_bytes_per_s", 1e9),
     _number("fp16 TFLOP/s", "fp16_flop_per_s", 1e12),
     _number("H2D GB/s", "h2d_bytes_per_s", 1e9, 1),
     _number("USD/h", "usd_per_hour", rank=2),
-    words("basis", lambda row: row["basis"], 3),
+    text_column("basis", "basis", 3),
 )
 TECHNIQUE = (
-    words("technique", lambda row: row["name"]),
-    words("lossless", lambda row: "yes" if row["lossless"] else "no", 1),
-    words("what it is", lambda row: row["summary"]),
+    text_column("technique", "name"),
+    text_column("lossless", lambda row: "yes" if row["lossless"] else "no", 1),
+    text_column("what it is", "summary"),
 )
 STACKS = (
-    words("stack", lambda row: row["name"]),
-    words("what it is", lambda row: row["title"]),
-    words("basis", lambda row: row["basis"], 1),
-    words("known error", lambda row: row["error"] or "not measured yet", 2),
+    text_column("stack", "name"),
+    text_column("what it is", "title"),
+    text_column("basis", "basis", 1),
+    text_column("known error", lambda row: row["error"] or "not measured yet", 2),
 )
 LISTS = {
     "models": (models, MODELS, "Models"),
@@ -167,17 +169,25 @@ def find(kind: str, name: str) -> Row | list[Row]:
     return _entry(kind, name, rows) if name else rows
 
 
-def show(kind: str, name: str, json: bool, command: str) -> None:
-    """Print a list, or one entry of it in full."""
+def make_result(kind: str, name: str, command: str = "") -> Result[Row | list[Row]]:
+    """Make a list of what is known, or one entry of it in full.
+
+    Raises
+    ------
+    InputError
+        If there is no entry of that name.
+    """
     found = find(kind, name)
-    if json:
-        notes = found.pop("notes", ()) if isinstance(found, dict) else ()
-        print_json(envelope(command, found, notes=notes))
-    elif isinstance(found, dict):
-        _show_one(kind, found, name)
-    else:
-        below = settings if kind == "techniques" else lambda row: ""
-        Screen().table(Table(LISTS[kind][1], found, LISTS[kind][2], below))
+    if isinstance(found, dict):
+        own = {key: value for key, value in found.items() if key != "notes"}
+        blocks, notes = _list_blocks(kind, found, name), found.get("notes", ())
+        title = str(found.get("title") or found["name"])
+        return Result(command, title, Answer(""), own, found, [found], blocks=blocks, notes=notes)
+    _, columns, title = LISTS[kind]
+    below = settings if kind == "techniques" else lambda row: ""
+    table = Table(columns, found, title, below)
+    fields = {"rows": found}
+    return Result(command, title, Answer(""), fields, found, found, [table], [table])
 
 
 def _entry(kind: str, name: str, rows: Sequence[Row]) -> Row:
@@ -190,28 +200,27 @@ def _entry(kind: str, name: str, rows: Sequence[Row]) -> Row:
     raise unknown(kind.removesuffix("s"), name, [r["name"] for r in rows], f"see `kvsim {kind}`")
 
 
-def _show_one(kind: str, row: Row, name: str) -> None:
-    out = Screen()
-    out.title(str(row.get("title") or row["name"]))
+def _list_blocks(kind: str, row: Row, name: str) -> list[Block]:
+    """All that is known of an entry."""
+    blocks: list[Block] = [Heading(str(row.get("title") or row["name"]))]
     if kind == "gpus":
-        out.say(on_any(load_hardware(name)))
-        out.blank()
+        blocks += [describe_accuracy(load_hardware(name)), BLANK]
     for key, value in row.items():
         if key == "parameters" and isinstance(value, list):
             columns = (
-                words("setting", lambda p: p["name"]),
-                words("default", lambda p: str(p["default"])),
-                words("meaning", lambda p: p["meaning"]),
+                text_column("setting", "name"),
+                text_column("default", "default"),
+                text_column("meaning", "meaning"),
             )
-            if value:
-                out.table(Table(columns, value))
+            blocks += [Table(columns, value)] if value else []
         elif isinstance(value, dict):
-            sources = (words("number", lambda s: s["key"]), words("source", lambda s: s["text"]))
-            out.table(Table(sources, [{"key": k, "text": str(v)} for k, v in value.items()]))
+            cells = [(key, str(text)) for key, text in value.items()]
+            blocks.append(cells_table(("number", "source"), cells, 2))
         elif isinstance(value, list):
-            out.items([str(item) for item in value])
+            blocks += [Items(str(item) for item in value)] if value else []
         elif value not in (None, "") and key not in ("title",):
-            out.say(f"{key.replace('_', ' ')}: {_plain(value)}", "  ")
+            blocks.append(Hanging(f"{key.replace('_', ' ')}: {_plain(value)}"))
+    return blocks
 
 
 def _plain(value: object) -> str:

@@ -27,7 +27,7 @@ SHARES = {
 }  # fmt: skip
 
 
-def spoken(technique: Technique) -> str:
+def phrase_technique(technique: Technique) -> str:
     """A technique in a sentence, with what a placement puts elsewhere."""
     name = SPOKEN.get(technique.name, label(technique))
     if technique.name != "place" or not technique.uniform:
@@ -79,7 +79,7 @@ def _meant(row: Row, key: str, value: object) -> str:
     """The acceptance that "auto" stands for."""
     if key != "acceptance" or value != "auto":
         return ""
-    technique = parse(given(row))
+    technique = parse(notation(row))
     drafts = technique.drafts
     return f" ({(technique.tokens_per_round - 1) / drafts:.2f})" if drafts else ""
 
@@ -89,7 +89,7 @@ def spec(row: Row) -> str:
     return f"{row['technique']} {settings(row)}".strip()
 
 
-def given(row: Row) -> str:
+def notation(row: Row) -> str:
     """Technique with its settings as the command line takes it."""
     listed = ",".join(f"{k}={plain(v)}" for k, v in row["params"].items())
     return f"{row['technique']}:{listed}" if listed else str(row["technique"])
@@ -105,7 +105,7 @@ def short_names(specs: list[str]) -> dict[str, str]:
     }
 
 
-def distinct(rows: Sequence[Row]) -> list[str]:
+def distinct_names(rows: Sequence[Row]) -> list[str]:
     """Names for a sentence: a technique, and where it comes with other settings, those."""
     found = []
     for row in rows:
@@ -116,7 +116,7 @@ def distinct(rows: Sequence[Row]) -> list[str]:
     return found
 
 
-def settings_of(names: dict[str, str]) -> list[str]:
+def list_settings(names: dict[str, str]) -> list[str]:
     """The settings behind each short name."""
     lines = []
     for text, name in names.items():
@@ -126,7 +126,7 @@ def settings_of(names: dict[str, str]) -> list[str]:
     return lines
 
 
-def deployment(deployment: Deployment) -> str:
+def describe_deployment(deployment: Deployment) -> str:
     """A deployment in one line."""
     gpus = f"{deployment.gpus} x " if deployment.gpus > 1 else ""
     where = f"{deployment.model.name} on {gpus}{deployment.hardware.title}"

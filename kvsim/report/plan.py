@@ -1,94 +1,140 @@
-"""``kvsim plan`` for equal requests: its answer as rows, on the terminal, and as a page."""
+"""``kvsim plan`` for equal requests: its rows, what is compared, the front and the breakpoints."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import Any
 
-from kvsim.frozen import frozen
 from kvsim.machines.basis import basis
-from kvsim.planner.alternatives import LABELS, Advice
+from kvsim.machines.deployment import Deployment
+from kvsim.planner.alternatives import LABELS, Advice, NoPlanError
 from kvsim.planner.plan import ChosenPlan
+from kvsim.planner.sensitivity import BREAKPOINT_FACTORS, Breakpoint
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence
-from kvsim.report import evidence
-from kvsim.report.answer import Answer, show_rest, show_verdict
-from kvsim.report.grounds import NOT_MODELLED, grounds, noted
+from kvsim.report import evidence, names, plan_answer
+from kvsim.report.answer import add_command_line
 from kvsim.report.json import Row, number
-from kvsim.report.names import deployment, label, params, settings, spec
-from kvsim.report.plan_answer import answered
+from kvsim.report.names import label, params, settings, spec
 from kvsim.report.predict import prediction
-from kvsim.report.quantities import legend
 from kvsim.report.result import Result
-from kvsim.report.screen import Screen
-from kvsim.report.table import Column, Table, of, words
-from kvsim.report.units import percent, seconds, times
+from kvsim.report.table import Column, Table, quantity_columns, text_column
+from kvsim.report.terminal import BLANK, Block, Heading, Verbatim
+from kvsim.report.units import legend, percent, rounded, seconds, times
 from kvsim.techniques.technique import Technique
 
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
+STEP = 1.02  # times the throughput, from which on another plan is worth a line
+FRONT = "Between the lowest TPOT and the highest throughput:"
+NO_FLIP = (
+    f"The same is chosen with {max(BREAKPOINT_FACTORS):g} times more or less of any of these "
+    f"alone: prompt, batch where one was asked for, host link bandwidth, host memory bandwidth."
+)
 
 
-@frozen
-class Planned(Result):
-    """A plan for equal requests.
+def make_result(
+    plan: ChosenPlan,
+    command: str = "",
+    engines: Sequence[Row] = (),
+    pareto: bool = False,
+    explain: bool = False,
+) -> Result[ChosenPlan]:
+    """Make the answer of ``kvsim plan`` for equal requests.
 
-    Attributes
+    Parameters
     ----------
-    plan
-        What the planner found.
-    row
-        All of it under its contract names, as ``--json`` has it.
+    engines
+        Settings of engines to paste, as ``--emit`` asks for them.
+    pareto
+        Whether plans between the lowest TPOT and the highest throughput are listed.
+    explain
+        Whether it is said where another technique would be chosen.
     """
+    fields = plan_fields(plan)
+    chosen = fields["predicted"]
+    answer = plan_answer.write_answer(plan, chosen["bound_by"])
+    if engines:
+        answer = add_command_line(answer, engines)
+        fields["settings"] = list(engines)
+    fields = {"answer": answer.row(), **fields}
+    compared = entries(fields)
+    shown = table(compared, fields)
+    notes = evidence.merge_notes([(row["technique"], row) for row in compared])
+    ground = evidence.describe_basis(chosen["basis"])
+    not_modelled = f"Not modelled: {'; '.join(fields['not_modelled'])}."
+    title = (
+        f"{names.describe_deployment(plan.choice.deployment)}, prompt {chosen['prompt']:,}, "
+        f"generate {chosen['generate']:,}, best {fields['objective']}"
+    )
+    blocks: list[Block] = [
+        *(Heading(title), *answer.head(), shown, BLANK, *answer.body()),
+        *(f"Note{note}" for note in notes),
+        *(ground, not_modelled, searched(fields["solver"])),
+    ]
+    if pareto:
+        fields["pareto"] = front = [brief(p) for p in plan.front()]
+        blocks += [BLANK, FRONT, _front_table(front)]
+    if explain:
+        fields["flips"] = flips = [{**vars(f), "words": _flipped(f, plan)} for f in plan.flips()]
+        blocks += [row["words"] for row in flips] or [NO_FLIP]
 
-    plan: ChosenPlan
-    row: Row
-
-    @property
-    def title(self) -> str:
-        """What the plan is for, in words."""
-        return asked(deployment(self.plan.choice.deployment), self.row)
-
-    @property
-    def fields(self) -> Row:
-        """The command's own fields as ``--json`` has them."""
-        return self.row
-
-    @property
-    def notes(self) -> list[str]:
-        """What a reader should know before using the plan."""
-        told = dict.fromkeys(note for _, row in entries(self.row) for note in row["notes"])
-        return [*told, *self.remarks]
-
-    @property
-    def data(self) -> str | None:
-        """Date of the newest measurement that the plan stands on."""
-        return evidence.newest_measurement([self.plan.choice.deployment])
-
-    @property
-    def tables(self) -> list[Table]:
-        """The choice and what it is compared with."""
-        return [table(self.row)]
-
-    def figures(self) -> list[tuple[str, "Figure"]]:
-        """The pictures of the page with their titles."""
+    def draw() -> Any:
         from kvsim.report import plan_charts
 
-        return plan_charts.pictures(self.plan)
+        return plan_charts.pictures(plan)
 
-    @property
-    def remarks(self) -> list[str]:
-        """What the page says under the pictures."""
-        return [f"Not modelled: {'; '.join(self.row['not_modelled'])}."]
+    return Result(
+        command,
+        title,
+        answer,
+        fields,
+        plan,
+        rows=compared,
+        tables=[shown],
+        blocks=[*blocks, *paste_blocks(engines)],
+        draw=draw,
+        remarks=[not_modelled],
+        notes=[*(note.lstrip(": ") for note in notes), not_modelled],
+        data=evidence.newest_measurement([plan.choice.deployment]),
+        foot=[ground],
+    )
 
 
-def planned(result: ChosenPlan, command: str = "") -> Planned:
-    """A plan as a result."""
-    row = plan(result)
-    rows = [entry | {"standing": standing} for standing, entry in entries(row)]
-    return Planned(command, Answer(**row["answer"]), rows, result, row)
+def make_empty_result(
+    none: NoPlanError, deployment: Deployment, command: str = ""
+) -> Result[NoPlanError]:
+    """Make the answer of ``kvsim plan`` where nothing is within the limits."""
+    answer = plan_answer.write_empty_answer(none)
+    advised = [advice(a) for a in none.advice]
+    rows = [row["predicted"] | {"option": row["option"]} for row in advised if row["predicted"]]
+    columns = [
+        text_column("change", "option"),
+        text_column("technique", "technique"),
+        *quantity_columns(batch=1, ttft_s=0, tpot_s=0, output_tok_s=0, gpu_bytes=3, host_bytes=4),
+    ]
+    fields = {
+        "answer": answer.row(),
+        "choice": None,
+        "reason": str(none),
+        "relaxations": {k: number(v) for k, v in none.relaxations.items()},
+        "advice": advised,
+    }
+    return Result(
+        command,
+        names.describe_deployment(deployment),
+        answer,
+        fields,
+        none,
+        rows,
+        tables=[Table(columns, rows, below=settings)] if rows else [],
+    )
 
 
-def plan(result: ChosenPlan) -> Row:
-    """The answer of ``kvsim plan``."""
+def paste_blocks(engines: Sequence[Row]) -> list[Block]:
+    """Settings of engines as the terminal shows them, below an answer."""
+    return [block for row in engines for block in (BLANK, Verbatim(row["text"]))]
+
+
+def plan_fields(result: ChosenPlan) -> Row:
+    """What ``--json`` has of a plan, but for the answer in words."""
     q, full = result.question, result.baseline
 
     def row(found: Prediction) -> Row:
@@ -101,7 +147,6 @@ def plan(result: ChosenPlan) -> Row:
     layers = _layers(result.choice)
     solver, waves = result.solver, result.waves
     return {
-        "answer": answered(result, chosen["bound_by"]).row(),
         "choice": {**spec, "batch": chosen["batch"], "layers": layers},
         "objective": result.objective,
         "service": q.workload.service,
@@ -156,7 +201,7 @@ def plan(result: ChosenPlan) -> Row:
             "given_up": solver.given_up,
         },
         "basis": basis(result.choice.deployment),
-        "not_modelled": list(NOT_MODELLED),
+        "not_modelled": list(evidence.NOT_MODELLED),
     }
 
 
@@ -207,16 +252,17 @@ def brief(prediction: Prediction) -> Row:
     }
 
 
-def entries(answer: Row) -> list[tuple[str, Row]]:
+def entries(answer: Row) -> list[Row]:
     """What ``kvsim plan`` shows side by side, each with its standing; none of it twice."""
-    chosen, base = answer["predicted"], answer["baseline"]
-    shown = [("choice", chosen)]
-    if base and base["technique"] != chosen["technique"]:
-        shown.append(("full KV", base))
+    base = answer["baseline"]
+    shown = [answer["predicted"] | {"standing": "choice"}]
+    if base and base["technique"] != answer["predicted"]["technique"]:
+        shown.append(base | {"standing": "full KV"})
     for row in answer["alternatives"]:
         if base is None or spec(row) != spec(base) or row["batch"] != base["batch"]:
             open_to = "or" if row["in_time"] else "too slow"
-            shown.append((f"needs {' '.join(row['needs'])}" if row["needs"] else open_to, row))
+            needs = f"needs {' '.join(row['needs'])}" if row["needs"] else open_to
+            shown.append(row | {"standing": needs})
     return shown
 
 
@@ -257,48 +303,50 @@ def searched(solver: Row) -> str:
     )
 
 
-def table(answer: Row) -> Table:
-    """The choice and what it is compared with."""
-    rows = [row | {"standing": standing} for standing, row in entries(answer)]
+def table(rows: Sequence[Row], answer: Row) -> Table:
+    """Make the table of the choice and what it is compared with."""
     ratio = Column("vs full", lambda row: times(row["vs_full"]), lambda row: row["vs_full"], rank=2)
-    against = [ratio] if answer["baseline"] else []
     columns = [
-        words("", lambda row: row["standing"]),
-        words("technique", lambda row: row["technique"]),
-        of("batch", 1),
-        of("ttft_s"),
-        of("tpot_s"),
-        of("output_tok_s"),
-        *against,
-        *([of("usd_per_million_tokens", 1)] if answer["objective"] == "cost" else []),
-        of("gpu_bytes", 3),
-        of("host_bytes", 4),
+        text_column("", "standing"),
+        text_column("technique", "technique"),
+        *quantity_columns(batch=1, ttft_s=0, tpot_s=0, output_tok_s=0),
+        *([ratio] if answer["baseline"] else []),
+        *(quantity_columns(usd_per_million_tokens=1) if answer["objective"] == "cost" else []),
+        *quantity_columns(gpu_bytes=3, host_bytes=4),
     ]
     return Table(
-        columns, rows, below=settings, marked=lambda row: row["standing"] == "choice",
+        columns,
+        rows,
+        below=settings,
+        marked=lambda row: row["standing"] == "choice",
         note=legend(["output_tok_s"]),
-    )  # fmt: skip
+    )
 
 
-def asked(heading: str, answer: Row) -> str:
-    """The deployment, the requests and the objective that a plan is for."""
-    chosen = answer["predicted"]
-    sizes = f"prompt {chosen['prompt']:,}, generate {chosen['generate']:,}"
-    return f"{heading}, {sizes}, best {answer['objective']}"
+def _front_table(rows: Sequence[Row]) -> Table:
+    columns = [
+        text_column("technique", "technique"),
+        *quantity_columns(batch=1, ttft_s=0, tpot_s=0, output_tok_s=0, gpu_bytes=3),
+    ]
+    return Table(columns, thin_out(rows), below=settings)
 
 
-def show(heading: str, answer: Row) -> None:
-    """The verdict, what was compared, and what follows."""
-    out, said = Screen(), Answer(**answer["answer"])
-    chosen = answer["predicted"]
-    out.title(asked(heading, answer))
-    show_verdict(out, said)
-    out.table(table(answer))
-    out.blank()
-    show_rest(out, said)
-    for line in noted([(row["technique"], row) for _, row in entries(answer)]):
-        out.say(line)
-    out.say(grounds(chosen["basis"]))
-    out.say(f"Not modelled: {'; '.join(answer['not_modelled'])}.")
-    solver = answer["solver"]
-    out.say(searched(solver))
+def thin_out(rows: Sequence[Row]) -> list[Row]:
+    """Keep plans that differ by more than ``STEP`` in throughput, the first and the last too."""
+    shown: list[Row] = []
+    for row in rows[:-1]:
+        if not shown or row["output_tok_s"] >= STEP * shown[-1]["output_tok_s"]:
+            shown.append(row)
+    if len(shown) > 1 and rows[-1]["output_tok_s"] < STEP * shown[-1]["output_tok_s"]:
+        shown.pop()
+    return [*shown, *rows[-1:]]
+
+
+def _flipped(f: Breakpoint, result: ChosenPlan) -> str:
+    start = "From" if f.factor > 1 else "Down from"
+    value = float(f"{f.value:.2g}")
+    unit = {"prompt": f"{value:,.0f} tokens", "batch": f"{value:,.0f}"}
+    amount = unit.get(f.what, f"{value / 1e9:.3g} GB/s")
+    instead = f"{f.technique} is chosen" if f.technique else "nothing here meets the limits"
+    times = rounded(f.factor, 2)
+    return f"{start} a {f.what} of about {amount} ({times} times) on, {instead}."

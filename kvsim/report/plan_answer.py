@@ -1,27 +1,34 @@
-"""The verdict on a plan: what to run, what it gives, what limits it, and why."""
+"""The verdict on a plan: what to run, what it gives, what limits it, and what would change it."""
 
 from collections.abc import Iterator
+from dataclasses import asdict
 from math import isfinite
+from shlex import quote
 
-from kvsim.machines.deployment import Deployment
-from kvsim.planner.alternatives import LABELS, Alternative, NoPlanError
+from kvsim.emit.engines import emit
+from kvsim.emit.served import serve_prediction
+from kvsim.machines.deployment import WEIGHTS, Deployment
+from kvsim.planner.alternatives import LABELS, NARROW, NoPlanError, score
 from kvsim.planner.plan import ChosenPlan
 from kvsim.planner.question import DEFAULT_TPOT, DEFAULT_TTFT
+from kvsim.planner.sensitivity import LIKELY_ENOUGH, Binding
 from kvsim.prediction.generate import Prediction
-from kvsim.report import evidence, hostlink, units
-from kvsim.report.acceptable import released, what_it_loses
+from kvsim.report import caveats, evidence, units
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.json import Row, number
-from kvsim.report.kernels import slower_kernels
-from kvsim.report.names import SPOKEN, given, label, params
-from kvsim.report.plan_changes import SAME, changes, instead, priced
-from kvsim.report.plan_settings import name_of, narrowed, ranges_of, settings_to_paste, times
-from kvsim.report.reasons import why
+from kvsim.report.names import SPOKEN, label, notation, params, phrase_technique
+from kvsim.report.phrases import explain_limit, format_time_range
+from kvsim.report.suitability import describe_loss, join_titles, list_engines
 
+SERVERS = "vllm", "sglang", "trtllm"  # engines whose command a plan gives, each with a stack
+OTHERS = 5  # other deployments that are told, best per GPU first
+NO_GAIN = 0.005  # relative gain below which nothing is gained
+NEARLY_ALL = 1.2  # times a gain of loosening a limit: what lifting it brings is about as much
+CERTAIN = 0.99  # chance of keeping a target, from which on an earlier first token is no news
 CLAUSES = "is ", "its ", "takes ", "costs ", "the choice "  # that reasons begin with
 
 
-def answered(plan: ChosenPlan, bound_by: str) -> Answer:
+def write_answer(plan: ChosenPlan, bound_by: str) -> Answer:
     """The answer of ``kvsim plan``.
 
     Parameters
@@ -29,25 +36,25 @@ def answered(plan: ChosenPlan, bound_by: str) -> Answer:
     bound_by : what the choice spends most of its time on.
     """
     p, d = plan.choice, plan.choice.deployment
-    loses = what_it_loses(p.technique, plan.evidence)
-    more = [instead(plan), loses, _unserved(plan), _targets(plan)]
-    more.append(why(bound_by, p.generate, plan.question.workload.service))
-    said = verdict([_waves(plan), _run(plan), _against_full(plan), _narrowed(d)], more)
+    loses = describe_loss(p.technique, plan.evidence)
+    more = [_describe_best_other(plan), loses, _unserved(plan), _targets(plan)]
+    more.append(explain_limit(bound_by, p.generate, plan.question.workload.service))
+    said = verdict([_waves(plan), _run(plan), _against_full(plan), _warn_of_weights(d)], more)
     return Answer(
         verdict=said,
         figures=_figures(p),
-        changes=[*changes(plan, said), *slower_kernels(p)],
+        changes=[*_list_changes(plan, said), *caveats.slower_kernels(p)],
         runner_up=_runner_up(plan),
-        settings=list(settings_to_paste(plan)),
-        evidence=[*_quality(plan), *evidence.on_card(d, label(p.technique))],
+        settings=list(_list_settings(plan)),
+        evidence=[*_quality(plan), *evidence.list_measurements(d, label(p.technique))],
         assumed=[
-            *evidence.assumed(d.hardware, float(p.host_bytes[0]), bound_by),
-            *hostlink.said(p),
+            *evidence.list_assumptions(d.hardware, float(p.host_bytes[0]), bound_by),
+            *caveats.describe_host_link(p),
         ],
     )
 
 
-def unanswered(none: NoPlanError) -> Answer:
+def write_empty_answer(none: NoPlanError) -> Answer:
     """Where nothing is within the limits: the gentlest change that does, and the others."""
     first = none.advice[0] if none.advice else None
     needed = ["No plan meets the limits."]
@@ -81,12 +88,12 @@ def _run(plan: ChosenPlan) -> str:
     unit = "sequence" if batch == "1" else "sequences"
     together = f"{batch} {unit} at once" if plan.question.workload.service else f"batch {batch}"
     name = label(p.technique)
-    lead = "Run" if released(p) else "Best is"  # what no engine has cannot simply be run
+    lead = "Run" if list_engines(p) else "Best is"  # what no engine has cannot simply be run
     lead = "At once, the best is" if plan.waves is not None else lead
     what = f"{lead} {SPOKEN.get(p.technique.name, name)} on {_machine(p)}, {together}"
     each = " each" if p.deployment.gpus > 1 else ""
-    cost = f", {priced(p)}" if plan.objective == "cost" else ""
-    return f"{what}: {times(p)}{cost}, {memory} of {capacity}{each}{also}."
+    cost = f", {_format_price(p)}" if plan.objective == "cost" else ""
+    return f"{what}: {_describe_times(p)}{cost}, {memory} of {capacity}{each}{also}."
 
 
 def _waves(plan: ChosenPlan) -> str:
@@ -97,7 +104,7 @@ def _waves(plan: ChosenPlan) -> str:
     size = units.whole(number(waves.prediction.batch))
     faster = units.times(waves.output_tok_s / float(plan.choice.output_tok_s[0]))
     return (
-        f"Run {waves.count} waves of {size} with {name_of(waves.prediction)}: "
+        f"Run {waves.count} waves of {size} with {_name(waves.prediction)}: "
         f"{units.rate(waves.output_tok_s)} output tok/s in all, {faster} one batch's."
     )
 
@@ -115,7 +122,7 @@ def _against_full(plan: ChosenPlan) -> str:
         better = plan.solver.optimum.technique
         error = units.percent(plan.question.between(better, p.technique))
         more = f" by more than {error}, the known error"
-        close = max(plan.solver.given_up, plan.solver.gap or 0.0) > SAME
+        close = max(plan.solver.given_up, plan.solver.gap or 0.0) > NO_GAIN
         best = "cheaper" if plan.objective == "cost" else "faster"
         return f"Nothing lossless is {best}{more if close else ''}."
     if plan.waves is not None:
@@ -130,16 +137,17 @@ def _against_full(plan: ChosenPlan) -> str:
     return f"That is {units.times(ratio)} full KV at batch {units.whole(batch)}."
 
 
-def _narrowed(deployment: Deployment) -> str:
-    """That weights are narrower than they were published, if so."""
-    if not narrowed(deployment):
+def _warn_of_weights(deployment: Deployment) -> str:
+    """That weights have fewer bytes than they were published with, if so."""
+    mine, published = (WEIGHTS[x] for x in (deployment.weights, deployment.model.released))
+    if mine.bytes(4096, 4096) >= 0.9 * published.bytes(4096, 4096):
         return ""
     return f"How much quality {deployment.weights} weights lose is not known."
 
 
 def _unserved(plan: ChosenPlan) -> str:
     """That the choice is nothing that can be served today, if so."""
-    return "" if released(plan.choice) else "No serving engine has it."
+    return "" if list_engines(plan.choice) else "No serving engine has it."
 
 
 def _targets(plan: ChosenPlan) -> str:
@@ -166,16 +174,18 @@ def _runner_up(plan: ChosenPlan) -> str:
     found = [a for a in plan.alternatives if a.allowed] or list(plan.alternatives)
     if not found:
         return ""
-    best: Alternative = found[0]
+    best = found[0]
     p = best.prediction
     needs = f" (needs {' '.join(best.needs)})" if best.needs else ""
     text = best.reason if best.reason.startswith(CLAUSES) else f"not chosen: {best.reason}"
-    return f"{name_of(p)}{needs} at batch {units.whole(number(p.batch))}: {times(p)}; {text}."
+    return (
+        f"{_name(p)}{needs} at batch {units.whole(number(p.batch))}: {_describe_times(p)}; {text}."
+    )
 
 
 def _figures(prediction: Prediction) -> Row:
     return {
-        "technique": given(
+        "technique": notation(
             {"technique": prediction.technique.name, "params": params(prediction.technique)}
         ),
         "batch": number(prediction.batch),
@@ -184,5 +194,196 @@ def _figures(prediction: Prediction) -> Row:
         "output_tok_s": number(prediction.output_tok_s),
         "gpu_bytes": number(prediction.gpu_bytes),
         "host_bytes": number(prediction.host_bytes),
-        "ranges": ranges_of(prediction),
+        "ranges": _ranges(prediction),
     }
+
+
+def _describe_best_other(plan: ChosenPlan) -> str:
+    """The best of the other deployments that were asked for, against the choice."""
+    if plan.others:
+        return f"{_compared(plan, max(plan.others, key=lambda other: _worth(plan, other)))}."
+    if plan.impossible:
+        return f"{_change(plan, plan.impossible[0])} has no plan within the limits."
+    return ""
+
+
+def _compared(plan: ChosenPlan, other: Prediction) -> str:
+    """A plan on another deployment, in a clause."""
+    ratio = units.times(_worth(plan, other) / _worth(plan, plan.choice))
+    several = max(other.deployment.gpus, plan.choice.deployment.gpus) > 1
+    if plan.objective == "throughput":
+        rate = f"{units.rate(number(other.output_tok_s))} output tok/s"
+        told = f"{rate}, {ratio} {'per GPU' if several else 'that'}"
+    elif plan.objective == "cost":
+        told = f"{_format_price(other)}, {_more_or_less(plan, other)} cost"
+    else:
+        told = f"{_describe_times(other)}, {_more_or_less(plan, other)} latency"
+    host = number(other.host_bytes)
+    also = f" with {units.size(host)} of host memory" if host else ""
+    name = SPOKEN.get(other.technique.name, label(other.technique))
+    batch = units.whole(number(other.batch))
+    return f"{_change(plan, other.deployment)} ({name}, batch {batch}{also}): {told}"
+
+
+def _more_or_less(plan: ChosenPlan, other: Prediction) -> str:
+    """How an objective that should be small compares with the choice's."""
+    ratio = _worth(plan, plan.choice) / _worth(plan, other)
+    return f"{units.percent(abs(ratio - 1))} {'more' if ratio > 1 else 'less'}"
+
+
+def _format_price(prediction: Prediction) -> str:
+    """What a million generated tokens cost."""
+    return f"{units.usd(float(prediction.usd_per_million()[0]))} per million output tokens"
+
+
+def _worth(plan: ChosenPlan, prediction: Prediction) -> float:
+    """The objective, more is better; throughput is per GPU."""
+    return score(plan.question, prediction)
+
+
+def _change(plan: ChosenPlan, other: Deployment) -> str:
+    """The options in which a deployment differs from the choice's."""
+    chosen = plan.choice.deployment
+    options = {
+        f"--gpu {quote(other.hardware.name)}": other.hardware.name != chosen.hardware.name,
+        f"--weights {other.weights}": other.weights != chosen.weights,
+    }
+    before = asdict(chosen.parallelism)
+    options |= {f"--{k} {n}": n != before[k] for k, n in asdict(other.parallelism).items()}
+    return " ".join(option for option, differs in options.items() if differs)
+
+
+def _list_changes(plan: ChosenPlan, told: str) -> Iterator[str]:
+    """What would bring more, each tried, with its figures.
+
+    Parameters
+    ----------
+    told : the verdict, whose sentences are not said again.
+    """
+    if safer := _safer(plan):
+        yield safer
+    lines = [f"{_change(plan, none)} has no plan within the limits." for none in plan.impossible]
+    best = sorted(plan.others, key=lambda p: _worth(plan, p), reverse=True)[:OTHERS]
+    lines = [*(f"{_compared(plan, other)}." for other in best), *lines]
+    yield from (line for line in lines if line not in told)
+    yield from _advised(plan)
+    for binding in plan.binding:
+        if binding.gain_without > NO_GAIN:
+            yield _binding(plan, binding)
+    lifted = {f"a 10 % looser {LABELS[b.limit]}": b.gain_without for b in plan.binding}
+    for what, gain in plan.prices.items():
+        if gain > NO_GAIN and lifted.get(what, float("inf")) > NEARLY_ALL * gain:
+            yield f"{what[0].upper()}{what[1:]} would bring {_more(plan, gain)}."
+    for knee in plan.knees[-1:]:
+        p = knee.prediction
+        early = float(p.ttft_s[0]) < 0.9 * float(plan.choice.ttft_s[0])
+        if early and plan.likely.kept.get("ttft", 0.0) < CERTAIN:
+            yield (
+                f"At batch {units.whole(number(p.batch))} the first token comes after "
+                f"{units.seconds(number(p.ttft_s))}, for at most "
+                f"{units.percent(knee.given_up)} less."
+            )
+
+
+def _advised(plan: ChosenPlan) -> Iterator[str]:
+    """Other weights and more GPUs, and once what narrower weights cost."""
+    for advice in plan.advice:
+        caution = advice.caution if advice.caution != NARROW else ""
+        yield f"{advice}{'; ' * bool(caution)}{caution}."
+    if any(advice.caution == NARROW for advice in plan.advice):
+        yield f"{NARROW[0].upper()}{NARROW[1:]}."
+
+
+def _safer(plan: ChosenPlan) -> str:
+    """What keeps the targets nearly surely, where the choice may miss one."""
+    likely, share = plan.likely, units.likelihood(LIKELY_ENOUGH)
+    if likely.sure or plan.question.workload.batch is not None:
+        return ""
+    if likely.safer is None:
+        return f"No batch of it keeps the targets with a likelihood of {share}."
+    p = likely.safer
+    batch = units.whole(number(p.batch))
+    vllm = "vllm" in list_engines(p) and plan.question.workload.service
+    option = f" (vLLM: --max-num-seqs {batch})" if vllm else ""
+    lost = 1 - float(p.output_tok_s[0]) / float(plan.choice.output_tok_s[0])
+    return (
+        f"At batch {batch}{option} it keeps the targets with a likelihood of {share}: "
+        f"{_describe_times(p)}, {units.percent(lost)} less throughput."
+    )
+
+
+def _more(plan: ChosenPlan, gain: float) -> str:
+    """A gain of the objective, which may be less of it."""
+    if plan.objective == "throughput":
+        return f"{units.percent(gain)} more throughput"
+    return f"{units.percent(gain / (1 + gain))} less {plan.objective}"
+
+
+def _binding(plan: ChosenPlan, b: Binding) -> str:
+    more, name = _more(plan, b.gain_without), b.technique
+    if b.limit == "loss" and plan.limits.loss > 0:
+        option = b.option or "--lossy"
+        return f"Techniques whose loss is not known ({option}) could bring {more}: {name}."
+    if b.limit == "loss":
+        return f"Allowing loss of quality ({b.option or '--lossy'}) could bring {more}: {name}."
+    if b.limit == "assumed":
+        return (
+            f"Speculation ({name}) could bring {more}; pass --acceptance once you have "
+            f"measured yours."
+        )
+    option = {"ttft": "--ttft none", "tpot": "--tpot none"}.get(b.limit, "")
+    told = f" ({option})" if option else ""
+    with_it = SPOKEN.get(name, name)
+    return f"Without the limit on {LABELS[b.limit]}{told}: {more}, with {with_it}."
+
+
+def _name(prediction: Prediction) -> str:
+    """A technique with its settings, as the command line takes it."""
+    t = prediction.technique
+    return "full KV" if t.name == "full" else notation({"technique": label(t), "params": params(t)})
+
+
+def _describe_times(prediction: Prediction) -> str:
+    """TTFT, TPOT and throughput with their ranges."""
+    row = {"ttft_s": number(prediction.ttft_s), "tpot_s": number(prediction.tpot_s)}
+    row["ranges"] = _ranges(prediction)  # type: ignore[assignment]
+    parts = [f"TTFT {format_time_range(row, 'ttft_s')}"]
+    if prediction.generate > 1:
+        parts.append(f"TPOT {format_time_range(row, 'tpot_s')}")
+    parts.append(f"{units.rate(number(prediction.output_tok_s))} output tok/s")
+    return ", ".join(parts)
+
+
+def _ranges(prediction: Prediction) -> Row:
+    """Where both times lie, as the ledger knows. [s]"""
+    d, name = prediction.deployment, prediction.technique.name
+    times = number(prediction.ttft_s), number(prediction.tpot_s)
+    return caveats.widen_ranges(evidence.time_ranges(d, name, *times), prediction)
+
+
+def _list_settings(plan: ChosenPlan) -> Iterator[str]:
+    """The choice in the form an engine takes, or that none has it."""
+    p = plan.choice
+    able = list_engines(p)
+    if not able:
+        name = phrase_technique(p.technique)
+        yield f"Only kvsim's own implementation has {name}: `kvsim validate`."
+        other = plan.engine_best
+        if other is not None:
+            yield (
+                f"The best that an engine runs as released: {_name(other)}, batch "
+                f"{units.whole(number(other.batch))}: {_describe_times(other)} "
+                f"({join_titles(list_engines(other))})."
+            )
+        return
+    yield f"Engines that run it: {join_titles(able)}."
+    asked = plan.question.admission.engine
+    engine = asked if asked in SERVERS else "vllm"
+    if engine in able and plan.question.workload.service:
+        share = plan.question.limits.gpu_memory / p.deployment.hardware.gpu_memory
+        found, title = emit(engine, serve_prediction(p, share)), join_titles([engine])
+        yield f"{title}: {found.line}"
+        yield from (f"{title} has no setting for {what}." for what in found.missing)
+        own = p.deployment.stack.name.partition("@")[0]
+        if own in SERVERS and own != engine:
+            yield f"Times are {join_titles([own])}'s; `--stack {engine}` predicts {title}'s."

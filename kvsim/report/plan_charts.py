@@ -7,10 +7,10 @@ import numpy as np
 
 from kvsim.planner.plan import ChosenPlan
 from kvsim.prediction.generate import Prediction
-from kvsim.report import breakeven, units
+from kvsim.report import charts, units
 from kvsim.report.charts import LOG, finished, lanes, lanes_title, memories, roofline
-from kvsim.report.clauses import SAME
 from kvsim.report.colours import PALETTE, mark
+from kvsim.report.phrases import SAME
 from kvsim.report.predict import prediction
 from kvsim.techniques import parse
 
@@ -44,7 +44,7 @@ def pictures(plan: ChosenPlan) -> list[tuple[str, "Figure"]]:
         ]
         if plan.baseline is not None:
             rivals = [_at(p, other) for other in compared if other is not plan.baseline]
-            drawn += breakeven.pictures(
+            drawn += charts.draw_break_evens(
                 [other for other in rivals if other.technique.uniform], plan.baseline.technique
             )
     if any(gain > TOLD for gain in plan.prices.values()):

@@ -1,5 +1,6 @@
-"""The answer of ``kvsim plan --trace``: rows for JSON, a table, and a page."""
+"""``kvsim plan --trace``: its rows, what is compared, and the verdict."""
 
+from collections.abc import Sequence
 from math import isfinite
 from typing import TYPE_CHECKING
 
@@ -7,22 +8,18 @@ import numpy as np
 
 from kvsim.emit.engines import emit
 from kvsim.emit.served import serve_costs
-from kvsim.frozen import frozen
 from kvsim.machines.basis import basis
-from kvsim.machines.deployment import Deployment
 from kvsim.planner.alternatives import AS_GOOD, describe_gap
 from kvsim.planner.replica import ATTAINED
 from kvsim.planner.trace import Simulated, TracePlan
 from kvsim.report import evidence, names, units
-from kvsim.report.answer import Answer, show_rest, show_verdict, verdict
-from kvsim.report.charts import LOG, finished
-from kvsim.report.colours import mark
-from kvsim.report.grounds import grounds
+from kvsim.report.answer import Answer, verdict
 from kvsim.report.json import Row, number
 from kvsim.report.names import params, spec
+from kvsim.report.plan import paste_blocks
 from kvsim.report.result import Result
-from kvsim.report.screen import Screen
-from kvsim.report.table import Table, of, words
+from kvsim.report.table import Table, quantity_column, text_column
+from kvsim.report.terminal import BLANK, Heading
 from kvsim.report.units import rounded
 
 if TYPE_CHECKING:
@@ -32,12 +29,53 @@ CURVES = 6  # entries whose distributions the page draws
 POINTS = 200  # of each
 
 
-def row(result: TracePlan) -> Row:
-    """Everything under its contract name."""
+def make_result(
+    plan: TracePlan, trace: str, command: str = "", engines: Sequence[Row] = ()
+) -> Result[TracePlan]:
+    """Make the answer of ``kvsim plan --trace``.
+
+    Parameters
+    ----------
+    trace
+        The trace as it was named.
+    engines
+        Settings of engines to paste, as ``--emit`` asks for them.
+    """
+    answer, own, deployment = write_answer(plan), plan_fields(plan), plan.choice.lanes[0].deployment
+    fields = {"answer": answer.row(), **own} | ({"settings": list(engines)} if engines else {})
+    heading, compared = names.describe_deployment(deployment), entries(own)
+    requests, solver = own["simulated"]["requests"], own["solver"]
+    shown, remarks = table(compared), _describe_figures(own)
+    ground = evidence.describe_basis(own["basis"])
+    return Result(
+        command,
+        f"{heading}: {trace}, best {plan.objective}",
+        answer,
+        fields,
+        plan,
+        rows=compared,
+        tables=[shown],
+        blocks=[
+            Heading(heading),
+            f"{trace}: {requests:,} requests, best {plan.objective} on one replica",
+            *(BLANK, *answer.head(), shown, *answer.body(), *remarks, ground),
+            f"Solver: of {solver['options']} settings the {solver['simulations']} most promising "
+            f"were simulated on the whole trace",
+            *paste_blocks(engines),
+        ],
+        draw=lambda: _draw(compared, plan),
+        remarks=remarks,
+        notes=remarks,
+        data=evidence.newest_measurement([deployment]),
+        foot=[ground],
+    )
+
+
+def plan_fields(result: TracePlan) -> Row:
+    """What ``--json`` has of a plan, but for the answer in words."""
     c, choice = result.classes, result.choice
     full = result.baseline
     return {
-        "answer": answered(result).row(),
         "choice": _lanes(choice) | {"max_seqs": choice.max_seqs},
         "objective": result.objective,
         "simulated": choice.outcome.summary(),
@@ -63,81 +101,6 @@ def row(result: TracePlan) -> Row:
     }
 
 
-@frozen
-class PlannedTrace(Result):
-    """A plan for a trace on one replica.
-
-    Attributes
-    ----------
-    plan
-        What the planner found.
-    heading
-        The machine and model.
-    trace
-        The trace's name.
-    row
-        All of it under its contract names, as ``--json`` has it.
-    """
-
-    plan: TracePlan
-    heading: str
-    trace: str
-    row: Row
-
-    @property
-    def title(self) -> str:
-        """What the plan is for, in words."""
-        return f"{self.heading}: {self.trace}, best {self.row['objective']}"
-
-    @property
-    def fields(self) -> Row:
-        """The command's own fields as ``--json`` has them."""
-        return self.row
-
-    @property
-    def notes(self) -> list[str]:
-        """What a reader should know before using the plan."""
-        return outlook(self.row)
-
-    @property
-    def remarks(self) -> list[str]:
-        """What the page says under the pictures."""
-        return outlook(self.row)
-
-    @property
-    def data(self) -> str | None:
-        """Date of the newest measurement that the plan stands on."""
-        return evidence.newest_measurement([self.plan.choice.lanes[0].deployment])
-
-    @property
-    def tables(self) -> list[Table]:
-        """The choice and what it is compared with."""
-        return [table(self.row)]
-
-    def figures(self) -> list[tuple[str, "Figure"]]:
-        """Distributions of the simulated times, with their titles."""
-        drawn = _drawn(entries(self.row), [self.plan.choice, *self.plan.others])
-        limits = self.plan.limits
-        return [
-            ("Time to first token", _curves(drawn, "ttft_s", limits.ttft)),
-            ("Time per token", _curves(drawn, "tpot_s", limits.tpot)),
-            ("Whole request", _curves(drawn, "latency_s", np.inf)),
-        ]
-
-
-def planned(
-    result: TracePlan, deployment: Deployment, trace: str, settings: list[Row] | None, command: str
-) -> PlannedTrace:
-    """A plan for a trace as a result, with engines' settings if they were asked for."""
-    found = row(result)
-    if settings is not None:
-        found["settings"] = settings
-    rows = [entry | {"standing": standing} for standing, entry in entries(found)]
-    rows = [rows[0] | {"basis": found["basis"]}, *rows[1:]]
-    answer = Answer(**found["answer"])
-    return PlannedTrace(command, answer, rows, result, names.deployment(deployment), trace, found)
-
-
 def _lanes(s: Simulated) -> Row:
     """One technique, or the one of each lane."""
     lanes: list[Row] = [{"technique": t.name, "params": params(t)} for t in s.techniques]
@@ -153,62 +116,41 @@ def _names(entry: Row) -> str:
     return " + ".join(spec(lane) for lane in entry.get("lanes", [entry]))
 
 
-def entries(answer: Row) -> list[tuple[str, Row]]:
-    """The choice and what it is compared with, each with its standing; none of it twice."""
+def entries(answer: Row) -> list[Row]:
+    """The simulated choice and what it is compared with, each with its standing."""
     choice = answer["choice"] | {"simulated": answer["simulated"]}
     shown = [("choice", choice)]
     for entry in answer["alternatives"]:
         shown.append(("full KV" if entry.get("technique") == "full" else "or", entry))
-    return shown
-
-
-def table(answer: Row) -> Table:
-    """The choice beside the others, all simulated."""
-    rows = [
+    return [
         entry["simulated"]
         | {"standing": label, "names": _names(entry), "max_seqs": entry["max_seqs"]}
-        for label, entry in entries(answer)
+        for label, entry in shown
     ]
+
+
+def table(rows: Sequence[Row]) -> Table:
+    """Make the table of the choice beside the others."""
     columns = [
-        words("", lambda row: row["standing"]),
-        words("technique", lambda row: row["names"].partition(" ")[0]),
-        of("ttft_s", part="p50"),
-        of("ttft_s", 2, part="p90"),
-        of("tpot_s", part="p50"),
-        of("tpot_s", 3, part="p90"),
-        of("output_tok_s", 4),
-        of("goodput_per_s"),
-        of("max_seqs", 1),
+        text_column("", "standing"),
+        text_column("technique", lambda row: row["names"].partition(" ")[0]),
+        quantity_column("ttft_s", part="p50"),
+        quantity_column("ttft_s", 2, part="p90"),
+        quantity_column("tpot_s", part="p50"),
+        quantity_column("tpot_s", 3, part="p90"),
+        quantity_column("output_tok_s", 4),
+        quantity_column("goodput_per_s"),
+        quantity_column("max_seqs", 1),
     ]
     return Table(
-        columns, rows, below=lambda row: row["names"].partition(" ")[2],
+        columns,
+        rows,
+        below=lambda row: row["names"].partition(" ")[2],
         marked=lambda row: row["standing"] == "choice",
-    )  # fmt: skip
-
-
-def show(result: PlannedTrace) -> None:
-    """The choice beside the others, all simulated."""
-    out, answer = Screen(), result.row
-    out.title(result.heading)
-    s = answer["simulated"]
-    out.say(
-        f"{result.trace}: {s['requests']:,} requests, best {answer['objective']} on one replica"
-    )
-    out.blank()
-    show_verdict(out, result.answer)
-    out.table(table(answer))
-    show_rest(out, result.answer)
-    for line in outlook(answer):
-        out.say(line)
-    out.say(grounds(answer["basis"]))
-    solver = answer["solver"]
-    out.say(
-        f"Solver: of {solver['options']} settings the {solver['simulations']} most promising "
-        f"were simulated on the whole trace"
     )
 
 
-def outlook(answer: Row) -> list[str]:
+def _describe_figures(answer: Row) -> list[str]:
     """What the figures are, how much load is left, and who serves which requests."""
     lines = [
         "All figures are simulated. Goodput: finished requests per second within the targets; "
@@ -224,36 +166,42 @@ def outlook(answer: Row) -> list[str]:
     return lines
 
 
-def _drawn(shown: list[tuple[str, Row]], simulated: list[Simulated]) -> dict[str, Simulated]:
-    """The first entries, full KV among them."""
-    ranked = sorted(range(len(shown)), key=lambda i: i > 0 and shown[i][0] != "full KV")
-    return {_names(shown[i][1]): simulated[i] for i in sorted(ranked[:CURVES])}
+def _draw(rows: Sequence[Row], plan: TracePlan) -> "list[tuple[str, Figure]]":
+    """The distributions of the first entries, full KV among them."""
+    ranked = sorted(range(len(rows)), key=lambda i: i > 0 and rows[i]["standing"] != "full KV")
+    simulated = [plan.choice, *plan.others]
+    drawn = {rows[i]["names"]: simulated[i] for i in sorted(ranked[:CURVES])}
+    return [
+        ("Time to first token", _curves(drawn, "ttft_s", plan.limits.ttft)),
+        ("Time per token", _curves(drawn, "tpot_s", plan.limits.tpot)),
+        ("Whole request", _curves(drawn, "latency_s", np.inf)),
+    ]
 
 
 def _curves(shown: dict[str, Simulated], name: str, limit: float) -> "Figure":
     """Share of requests within a time, one line per entry."""
-    from plotly import graph_objects as go
+    from plotly.graph_objects import Figure
 
-    figure = go.Figure()
+    from kvsim.report.charts import LOG, finished
+    from kvsim.report.colours import mark
+
+    figure = Figure()
     share = np.linspace(0, 1, POINTS)
     for label, s in shown.items():
         values = getattr(s.outcome, name)
         known = values[np.isfinite(values)]
         if known.size:
             x, look = 1e3 * np.quantile(known, share), mark(label)
-            figure.add_scatter(
-                x=x, y=100 * share, mode="lines", name=label.partition(" ")[0],
-                line={"color": look.colour, "dash": look.dash},
-            )  # fmt: skip
+            line = {"color": look.colour, "dash": look.dash}
+            label = label.partition(" ")[0]
+            figure.add_scatter(x=x, y=100 * share, mode="lines", name=label, line=line)
     if np.isfinite(limit):
-        figure.add_scatter(
-            x=[1e3 * limit] * 2, y=[0, 100], mode="lines", name=f"target {units.seconds(limit)}",
-            line={"dash": "dot", "color": "#888888"},
-        )  # fmt: skip
+        line, label = {"dash": "dot", "color": "#888888"}, f"target {units.seconds(limit)}"
+        figure.add_scatter(x=[1e3 * limit] * 2, y=[0, 100], mode="lines", name=label, line=line)
     return finished(figure, 360, "ms", "% of requests", xaxis=LOG)
 
 
-def answered(result: TracePlan) -> Answer:
+def write_answer(result: TracePlan) -> Answer:
     """The answer of ``kvsim plan --trace``."""
     s, full = result.choice, result.baseline
     d, o = s.lanes[0].deployment, s.outcome.summary()
@@ -279,8 +227,11 @@ def answered(result: TracePlan) -> Answer:
         | {key: o[key] for key in ("ttft_s", "tpot_s", "output_tok_s", "goodput_per_s")},
         runner_up=_runner_up(result, others[0]) if others else "",
         settings=_settings(result),
-        evidence=[*evidence.on_card(d, s.techniques[0].name), *evidence.of_spread(d)],
-        assumed=evidence.assumed_with(d, s.techniques),
+        evidence=[
+            *evidence.list_measurements(d, s.techniques[0].name),
+            *evidence.describe_parallelism(d),
+        ],
+        assumed=evidence.list_assumptions_of_techniques(d, s.techniques),
     )
 
 

@@ -1,92 +1,62 @@
-"""``kvsim predict``: rows, their table, and CSV."""
+"""``kvsim predict``: rows and their table, and the verdict on them: at one point or at several."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from csv import DictWriter
 from dataclasses import asdict
 from io import StringIO
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from kvsim.errors import InputError
-from kvsim.frozen import frozen
 from kvsim.machines.basis import basis
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.parallel import Parallelism
+from kvsim.planner.question import known_difference
+from kvsim.prediction.breakeven import break_even_acceptance
 from kvsim.prediction.explain import binding, breakdown
 from kvsim.prediction.generate import Prediction, at_batch
 from kvsim.prediction.memory import decode_point, prefill_point
-from kvsim.report import evidence, hostlink, units
-from kvsim.report.answer import show_rest, show_verdict
-from kvsim.report.grounds import grounds, noted
+from kvsim.prediction.pool import longest_prompt, pool
+from kvsim.prediction.remedies import remedies
+from kvsim.report import caveats, evidence, units
+from kvsim.report.answer import Answer, verdict
 from kvsim.report.json import Row, number
-from kvsim.report.names import label, params, settings, short_names, spec
-from kvsim.report.quantities import legend
-from kvsim.report.result import Result, flat
-from kvsim.report.screen import Screen
-from kvsim.report.table import Column, Table, of, words
+from kvsim.report.names import distinct_names, label, params, settings, short_names, spec
+from kvsim.report.phrases import (
+    SAME,
+    compare_with_full,
+    compared_rate,
+    describe_memory,
+    describe_saving,
+    describe_times,
+    explain_limit,
+    speed_ratio,
+    summarize_times,
+)
+from kvsim.report.result import Result, flatten
+from kvsim.report.suitability import describe_engines, describe_quality
+from kvsim.report.table import Column, Table, quantity_columns, text_column
+from kvsim.report.terminal import BLANK, Heading
+from kvsim.report.units import legend
 from kvsim.techniques.technique import Technique
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
 
 BATCH_TTFT = "TTFT: until all prompts of the batch are read, on an idle GPU"
 
 
-@frozen
-class Predictions(Result):
-    """What techniques do at given points.
-
-    Attributes
-    ----------
-    found
-        The prediction of each row, at its one batch.
-    """
-
-    found: Sequence[Prediction]
-
-    @property
-    def title(self) -> str:
-        """What all rows have in common."""
-        return title(self.rows)
-
-    @property
-    def notes(self) -> list[str]:
-        """What a reader should know before using the rows."""
-        return list(dict.fromkeys(note for row in self.rows for note in row["notes"]))
-
-    @property
-    def data(self) -> str | None:
-        """Date of the newest measurement that the rows stand on."""
-        return evidence.newest_measurement(p.deployment for p in self.found)
-
-    @property
-    def tables(self) -> list[Table]:
-        """The one that the terminal shows."""
-        return [table(self.rows)]
-
-    def figures(self) -> list[tuple[str, "Figure"]]:
-        """The pictures of the page with their titles."""
-        from kvsim.report import breakeven, charts
-
-        drawn = charts.of_predictions(self.rows, self.found)
-        full = next((p.technique for p in self.found if p.technique.name == "full"), None)
-        if full is not None:
-            first = {str(p.technique): p for p in reversed(self.found)}
-            drawn += breakeven.pictures(list(first.values())[::-1], full)
-        return drawn
-
-
-def predicted(
+def predict_points(
     deployment: Deployment,
     techniques: Sequence[Technique],
     batches: Sequence[int],
     prompts: Sequence[int],
     generates: Sequence[int],
     command: str = "",
-) -> Predictions:
-    """Every technique at every point; of several those that cannot run are left out and named.
+) -> Result[list[Prediction]]:
+    """Predict every technique at every point; of several those that cannot run are left out.
+
+    Returns
+    -------
+    A row per point; ``found`` has the prediction of each at its one batch.
 
     Raises
     ------
@@ -107,10 +77,43 @@ def predicted(
                 found += [at_batch(p, i) for i in range(column.size)]
     if not found:
         raise InputError(f"--technique: none can run there; {left_out[0]}")
-    from kvsim.report.predict_answer import answered
-
     rows = [prediction(p) for p in found]
-    return Predictions(command, answered(rows, found, left_out), rows, found)
+    return make_result(found, rows, left_out, command)
+
+
+def make_result(
+    found: list[Prediction], rows: Sequence[Row], left_out: Sequence[str], command: str
+) -> Result[list[Prediction]]:
+    """Make the answer of ``kvsim predict`` from predictions and their rows."""
+    answer, heading, shown = write_answer(rows, found, left_out), title(rows), table(rows)
+    labels = short_names([spec(row) for row in rows])
+    about = [(f"{labels[spec(r)]}, batch {r['batch']}, prompt {r['prompt']}", r) for r in rows]
+    notes, ground = evidence.merge_notes(about), evidence.describe_basis(rows[0]["basis"])
+    unfit = [] if all(row["fits"] for row in rows) else ["! does not fit in GPU or host memory"]
+
+    def draw() -> Any:
+        from kvsim.report import charts
+
+        return charts.draw_predictions(rows, found)
+
+    return Result(
+        command,
+        heading,
+        answer,
+        {"rows": list(rows), "answer": answer.row()},
+        found,
+        rows,
+        tables=[shown],
+        blocks=[
+            *(Heading(heading), *answer.head(), shown, *unfit, BLANK, *answer.body()),
+            *(f"Note{note}" for note in notes),
+            ground,
+        ],
+        draw=draw,
+        notes=[note.lstrip(": ") for note in notes],
+        data=evidence.newest_measurement(p.deployment for p in found),
+        foot=[ground],
+    )
 
 
 def prediction(prediction: Prediction) -> Row:
@@ -142,8 +145,8 @@ def prediction(prediction: Prediction) -> Row:
         "fits": bool(prediction.fits[0]),
         "max_batch": number(prediction.max_batch),
         "bound_by": bound,
-        "ranges": hostlink.widened(
-            evidence.ranges(d, t.name, number(prediction.ttft_s), number(prediction.tpot_s)),
+        "ranges": caveats.widen_ranges(
+            evidence.time_ranges(d, t.name, number(prediction.ttft_s), number(prediction.tpot_s)),
             prediction,
         ),
         "basis": basis(d),
@@ -153,14 +156,17 @@ def prediction(prediction: Prediction) -> Row:
             **{f"{tier}_bytes": _numbers(buffers) for tier, buffers in prediction.buffers.items()},
         },
         "notes": list(notes(prediction)),
-        "assumed": assumed(prediction, bound),
+        "assumed": list_assumptions(prediction, bound),
     }
 
 
-def assumed(prediction: Prediction, bound: str) -> list[str]:
+def list_assumptions(prediction: Prediction, bound: str) -> list[str]:
     """What a prediction, bound by something, takes for granted of the host."""
     hardware, kept = prediction.deployment.hardware, float(np.ravel(prediction.host_bytes)[0])
-    return [*evidence.assumed(hardware, kept, bound), *hostlink.said(prediction)]
+    return [
+        *evidence.list_assumptions(hardware, kept, bound),
+        *caveats.describe_host_link(prediction),
+    ]
 
 
 def _numbers(values: Mapping[str, Any]) -> Row:
@@ -188,7 +194,7 @@ def notes(prediction: Prediction) -> Iterator[str]:
 def csv(rows: Sequence[Row]) -> str:
     """Rows as CSV: plain cells only; settings become ``key=value``, the basis its kind."""
     out = StringIO()
-    plain = [flat(row) | {"fits": str(row["fits"]).lower()} for row in rows]
+    plain = [flatten(row) | {"fits": str(row["fits"]).lower()} for row in rows]
     writer = DictWriter(out, list(plain[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(plain)
@@ -196,37 +202,32 @@ def csv(rows: Sequence[Row]) -> str:
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """What differs between the rows, and their figures."""
-    labels = short_names([spec(row) for row in rows])
+    """Make the table of what differs between the rows, and their figures."""
+    specs = [spec(row) for row in rows]
+    labels = short_names(specs)
+    first = {text: id(row) for text, row in reversed(list(zip(specs, rows, strict=True)))}
     varying = [key for key in ("prompt", "generate") if len({row[key] for row in rows}) > 1]
-    seen: set[str] = set()
-
-    def below(row: Row) -> str:
-        """Settings, under the first row that has them."""
-        text = spec(row)
-        if text in seen:
-            return ""
-        seen.add(text)
-        return settings(row)
-
+    memory = Column(
+        "GPU GiB",
+        lambda row: units.gib(row["gpu_bytes"]) + ("" if row["fits"] else " !"),
+        lambda row: row["gpu_bytes"],
+        rank=1,
+    )
     columns = [
-        words("technique", lambda row: labels[spec(row)]),
-        *(of(key) for key in ("batch", *varying)),
-        of("ttft_s"),
-        of("tpot_s"),
-        of("decode_tok_s"),
-        of("output_tok_s", 5),
-        Column(
-            "GPU GiB", lambda row: units.gib(row["gpu_bytes"]) + ("" if row["fits"] else " !"),
-            lambda row: row["gpu_bytes"], rank=1,
-        ),
-        of("host_bytes", 2),
-        of("max_batch", 3),
-        of("bound_by", 4),
-    ]  # fmt: skip
+        text_column("technique", lambda row: labels[spec(row)]),
+        *quantity_columns(**dict.fromkeys(("batch", *varying), 0)),
+        *quantity_columns(ttft_s=0, tpot_s=0, decode_tok_s=0, output_tok_s=5),
+        memory,
+        *quantity_columns(host_bytes=2, max_batch=3, bound_by=4),
+    ]
     note = f"{BATCH_TTFT}; {legend(['decode_tok_s', 'output_tok_s'])}"
     note += "" if all(row["fits"] for row in rows) else "; !: more than there is"
-    return Table(columns, rows, below=below, note=note)
+    return Table(
+        columns,
+        rows,
+        below=lambda row: settings(row) if first[spec(row)] == id(row) else "",
+        note=note,
+    )
 
 
 def title(rows: Sequence[Row]) -> str:
@@ -242,18 +243,272 @@ def title(rows: Sequence[Row]) -> str:
     return ", ".join(parts)
 
 
-def show(result: Predictions) -> None:
-    """The verdict, the table, and what follows it."""
-    out, rows = Screen(), result.rows
-    out.title(title(rows))
-    show_verdict(out, result.answer)
-    out.table(table(rows))
-    if not all(row["fits"] for row in rows):
-        out.say("! does not fit in GPU or host memory")
-    out.blank()
-    show_rest(out, result.answer)
-    labels = short_names([spec(row) for row in rows])
-    about = [(f"{labels[spec(r)]}, batch {r['batch']}, prompt {r['prompt']}", r) for r in rows]
-    for line in noted(about):
-        out.say(line)
-    out.say(grounds(rows[0]["basis"]))
+def write_answer(
+    rows: Sequence[Row], found: Sequence[Prediction], left_out: Sequence[str]
+) -> Answer:
+    """Answer in words what predictions, one per row, say."""
+    points = {(row["batch"], row["prompt"], row["generate"]) for row in rows}
+    best = _fastest(rows)
+    at = rows.index(best)
+    changes = _changes(rows, found)
+    if len(rows) == 1:
+        said = _one(best, found[at], changes)
+    elif len(points) == 1:
+        said = _compared(rows, best, _accepted(rows, found), _as_good(rows, found, at))
+    else:
+        said = _swept(rows, best, _accepted(rows, found))
+    d = found[at].deployment
+    return Answer(
+        verdict=said,
+        figures=figures(best),
+        changes=[
+            *(f"{_unfit(rows)} fits with {change}." for change in changes),
+            *caveats.slower_kernels(found[at]),
+        ],
+        settings=[*describe_engines(found), *_limits(best, found[at], len(rows) > 1)],
+        evidence=[*evidence.list_measurements(d, best["technique"]), *describe_quality(found)],
+        assumed=best["assumed"],
+        left_out=left_out,
+    )
+
+
+def figures(row: Row) -> Row:
+    """The numbers of a verdict under their contract names."""
+    keys = ("batch", "ttft_s", "tpot_s", "decode_tok_s", "output_tok_s", "gpu_bytes", "host_bytes")
+    return {
+        "technique": row["notation"],
+        **{key: row[key] for key in keys},
+        "ranges": row["ranges"],
+    }
+
+
+def _fastest(rows: Sequence[Row]) -> Row:
+    """The fastest row among those that fit, or of all where none does."""
+    return max([row for row in rows if row["fits"]] or rows, key=compared_rate)
+
+
+def _one(row: Row, prediction: Prediction, changes: Sequence[str]) -> str:
+    what = f"{row['technique']} on {row['gpu']} at batch {units.whole(row['batch'])}"
+    if row["fits"]:
+        needed = [
+            f"{what}: {describe_times(row)}, {describe_memory(row)}.",
+            explain_limit(row["bound_by"], row["generate"]),
+        ]
+        return verdict(needed, [_pool(prediction), _longest(prediction), _most(row)])
+    needed = [f"{what} does not fit: it needs {describe_memory(row)}{_there_is(row, prediction)}."]
+    return verdict([*needed, _most(row)], [f"It fits with {change}." for change in changes])
+
+
+def _there_is(row: Row, prediction: Prediction) -> str:
+    """The capacity of the tier that is too small."""
+    hardware = prediction.deployment.hardware
+    if row["gpu_bytes"] > hardware.gpu_memory:
+        return f", there are {units.size(hardware.gpu_memory)}"
+    return f", the host has {units.size(hardware.host_memory)}"
+
+
+def _pool(prediction: Prediction) -> str:
+    room = pool(prediction.technique, prediction.deployment, prediction.prompt, prediction.generate)
+    if not room.tokens or float(prediction.host_bytes[0]):
+        return ""  # engines have no pool of what is kept elsewhere
+    return (
+        f"KV pool at {room.share:.1f} of the memory: {room.tokens:,} tokens, {room.blocks:,} "
+        f"blocks, {room.concurrency:.2f} sequences."
+    )
+
+
+def _longest(prediction: Prediction) -> str:
+    longest = longest_prompt(
+        prediction.technique, prediction.deployment, int(prediction.batch[0]), prediction.generate
+    )
+    return f"Longest prompt: {longest:,} tokens{_beyond(longest, prediction)}."
+
+
+def _beyond(longest: int, prediction: Prediction) -> str:
+    """That memory would hold more than the model takes, if so."""
+    most = prediction.deployment.model.max_context
+    return f" by memory, the model takes {most:,}" if longest + prediction.generate > most else ""
+
+
+def _most(row: Row) -> str:
+    if not row["max_batch"]:
+        return "Not even one sequence of this length fits."
+    return f"At most {units.whole(row['max_batch'])} such sequences fit."
+
+
+def _accepted(rows: Sequence[Row], found: Sequence[Prediction]) -> str:
+    """From which acceptance on drafting pays, at the largest batch of the one that drafts."""
+    full = next((p.technique for p in found if p.technique.name == "full"), None)
+    drafts = [
+        p
+        for p in found
+        if "acceptance" in p.technique.settings and p.generate > 1 and bool(p.fits[0])
+    ]
+    if full is None or len({str(p.technique) for p in drafts}) != 1:
+        return ""
+    last = max(drafts, key=lambda p: (float(p.batch[0]), p.prompt))
+    share = break_even_acceptance(last, full)
+    if not share:
+        return ""
+    if share > 1:
+        return f"At batch {units.whole(float(last.batch[0]))} no acceptance makes it pay."
+    gamma = last.technique.settings.get("gamma")
+    drafted = (
+        f" ({gamma:g} {'draft' if gamma == 1 else 'drafts'} per round)"
+        if isinstance(gamma, (int, float))
+        else ""
+    )
+    at = units.whole(float(last.batch[0]))
+    return f"At batch {at} it breaks even at an acceptance of {share:.2f}{drafted}."
+
+
+def _as_good(rows: Sequence[Row], found: Sequence[Prediction], at: int) -> set[int]:
+    """Rows, by identity, whose distance to the fastest is within the known error of the two."""
+    top = found[at].technique
+    return {
+        id(row)
+        for row, p in zip(rows, found, strict=True)
+        if compared_rate(rows[at]) / compared_rate(row) - 1
+        < known_difference(p.deployment, p.technique, top)
+    }
+
+
+def _compared(rows: Sequence[Row], best: Row, accepted: str, as_good: set[int]) -> str:
+    """Several techniques at one point: the fastest, against full KV if that is one of them."""
+    names = dict(zip(map(id, rows), distinct_names(rows), strict=True))
+    full = next((row for row in rows if row["technique"] == "full"), None)
+    others = [row for row in rows if row is not best and row is not full]
+    if full is None or not full["fits"]:
+        gone = "Full KV does not fit." if full else ""
+        told = f"{names[id(best)]} is fastest on {best['gpu']} at batch {best['batch']}:"
+        return verdict(
+            [
+                gone,
+                f"{told} {describe_times(best)}.",
+                explain_limit(best["bound_by"], best["generate"]),
+            ]
+        )
+    if best is full or speed_ratio(best, full) < 1 + SAME:
+        beside = [row for row in rows if row is not full]
+        close, slow = (pick(beside, key=lambda row: speed_ratio(row, full)) for pick in (max, min))
+        needed = [
+            f"Stay with full KV on {full['gpu']} at batch {full['batch']}: {describe_times(full)}.",
+            f"{names[id(close)]} {compare_with_full(close, full)}{describe_saving(close, full)}.",
+        ]
+        wanted = [explain_limit(close["bound_by"], close["generate"])]
+        if slow is not close:
+            needed.append(
+                f"{names[id(slow)]} {compare_with_full(slow, full)}{describe_saving(slow, full)}."
+            )
+            wanted = [explain_limit(slow["bound_by"], slow["generate"])]
+        return verdict(needed, [accepted, *wanted])
+    return verdict(
+        [
+            f"{names[id(best)]} is fastest on {best['gpu']} at batch {best['batch']}: "
+            f"{describe_times(best)}, {units.times(speed_ratio(best, full))} full KV's"
+            f"{describe_saving(best, full)}."
+        ],
+        [
+            accepted,
+            *(
+                f"{names[id(r)]} {compare_with_full(r, full, 'full')}{describe_saving(r, full, '')}"
+                + (f"; within the known error of {names[id(best)]}." if id(r) in as_good else ".")
+                for r in others
+            ),
+            explain_limit(best["bound_by"], best["generate"]),
+        ],
+    )
+
+
+def _swept(rows: Sequence[Row], best: Row, accepted: str) -> str:
+    """A grid of points: where full KV is overtaken, and by what."""
+    names = dict.fromkeys(row["technique"] for row in rows)
+    fits = sum(row["fits"] for row in rows)
+    where = f"batch {units.whole(best['batch'])}, prompt {units.whole(best['prompt'])}"
+    told = f"Of {len(rows)} points {fits} fit in memory on {best['gpu']}."
+    fastest = f"Fastest is {best['technique']} at {where}: {describe_times(best)}."
+    if len(names) == 1:
+        return verdict([told, fastest], [explain_limit(best["bound_by"], best["generate"])])
+    turn = _turn(rows, list(names))
+    if turn:
+        return verdict([turn, *filter(None, [accepted]), fastest], [told])
+    wins: dict[str, int] = {}
+    points = dict.fromkeys((row["batch"], row["prompt"], row["generate"]) for row in rows)
+    for point in points:
+        here = [r for r in rows if (r["batch"], r["prompt"], r["generate"]) == point]
+        wins[_fastest(here)["technique"]] = wins.get(_fastest(here)["technique"], 0) + 1
+    ranked = sorted(wins.items(), key=lambda item: -item[1])
+    if len(ranked) == 1:
+        return verdict([f"{ranked[0][0]} is fastest at each of {len(points)} points.", fastest],
+                       [told])  # fmt: skip
+    (first, most), *others = ranked[:3]
+    shares = "".join(f", {name} at {count}" for name, count in others)
+    said = f"{first} is fastest at {most} of {len(points)} points{shares}."
+    return verdict([said, fastest], [told])
+
+
+def _turn(rows: Sequence[Row], names: Sequence[str]) -> str:
+    """Where one of two techniques overtakes the other along batch or prompt; empty otherwise."""
+    axes = [key for key in ("batch", "prompt") if len({row[key] for row in rows}) > 1]
+    if len(names) != 2 or len(axes) != 1 or len(rows) != 2 * len({row[axes[0]] for row in rows}):
+        return ""
+    axis = axes[0]
+    base, other = names if names[0] == "full" else names[::-1]
+    speed = {(r["technique"], r[axis]): compared_rate(r) for r in rows}
+    points = sorted({row[axis] for row in rows} - {r[axis] for r in rows if not r["fits"]})
+    if len(points) < 2:
+        return ""
+    gains = [speed[other, x] / speed[base, x] for x in points]
+    ahead = [gain > 1 for gain in gains]
+    turns = [i for i in range(1, len(points)) if ahead[i] != ahead[i - 1]]
+    first, last = units.times(gains[0]), units.times(gains[-1])
+    if max(abs(gain - 1) for gain in gains) < SAME:
+        return f"{other} is as fast as {base} at every {axis}."
+    if not turns:
+        side = "faster" if ahead[0] else "slower"
+        return f"{other} is {side} than {base} at every {axis} ({first} to {last} as fast)."
+    i = turns[0]
+    return (
+        f"{other} is {'faster' if ahead[0] else 'slower'} than {base} up to {axis} "
+        f"{points[i - 1]:,} and {'slower' if ahead[0] else 'faster'} from {points[i]:,} on: "
+        f"{first} as fast at {points[0]:,}, {last} at {points[-1]:,}."
+    )
+
+
+def _changes(rows: Sequence[Row], found: Sequence[Prediction]) -> list[str]:
+    """What makes the first point that does not fit do so, as clauses."""
+    for row, p in zip(rows, found, strict=True):
+        if not row["fits"]:
+            return [
+                f"{remedy.option} ({summarize_times(remedy.prediction)})" for remedy in remedies(p)
+            ]
+    return []
+
+
+def _unfit(rows: Sequence[Row]) -> str:
+    """The first point that does not fit, as the start of a sentence."""
+    if len(rows) == 1:
+        return "It"
+    row = next(row for row in rows if not row["fits"])
+    prompt = units.whole(row["prompt"])
+    return f"{row['technique']} at batch {units.whole(row['batch'])}, prompt {prompt}"
+
+
+def _limits(row: Row, prediction: Prediction, several: bool) -> list[str]:
+    """The KV pool as engines print it, and the longest prompt that fits; of which technique."""
+    whose = f" with {row['technique']}" if several else ""
+    d = prediction.deployment
+    room = pool(prediction.technique, d, prediction.prompt, prediction.generate)
+    lines = []
+    if room.tokens:
+        lines.append(
+            f"KV pool{whose} at {room.share:.1f} of the GPU's memory: {room.tokens:,} tokens, "
+            f"{room.blocks:,} blocks of 16; maximum concurrency {room.concurrency:.2f} sequences "
+            f"of {room.length:,} tokens."
+        )
+    longest = longest_prompt(prediction.technique, d, int(prediction.batch[0]), prediction.generate)
+    lines.append(
+        f"Longest prompt that fits{whose} at batch {units.whole(row['batch'])}: {longest:,} tokens"
+        f"{_beyond(longest, prediction)}."
+    )
+    return lines

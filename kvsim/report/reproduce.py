@@ -1,43 +1,107 @@
-"""``kvsim reproduce``: rows, scores, and predicted against published as a page."""
+"""``kvsim reproduce``: predictions beside published rows, how far off, and fits to rows."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from kvsim.evidence.leastsquares import Fit
 from kvsim.evidence.published import PublishedRow, fit_stack, predict
 from kvsim.evidence.published_errors import by_mechanism
-from kvsim.evidence.scores import Score, error
+from kvsim.evidence.scores import Score, error, score
 from kvsim.evidence.stackfile import fitted_text
 from kvsim.machines.basis import basis
 from kvsim.machines.profiles import load_stack
-from kvsim.report import units
-from kvsim.report.answer import Answer, show_verdict, verdict
-from kvsim.report.json import Row as Plain
-from kvsim.report.json import number
-from kvsim.report.screen import Screen
-from kvsim.report.table import Column, Table, of_cells, words
+from kvsim.report import evidence, units
+from kvsim.report.answer import Answer, verdict
+from kvsim.report.json import Row, number
+from kvsim.report.result import Result
+from kvsim.report.table import Column, Table, cells_table, text_column
+from kvsim.report.terminal import BLANK, Block, Terminal
 from kvsim.report.units import short
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
 
 USES = ("fit", "check", "anomaly")
 SHOWN = 40  # rows printed; JSON and page have all
+LINES = 20  # tables in one picture
+SCORE_COLUMNS = (
+    *("paper", "table", "metric", "rows", "fitted", "held out", "with anomalies", "skill"),
+)
+MECHANISM_COLUMNS = ("held out", "which", "rows", "mean / worst")
 
 
-def answer(rows: list[PublishedRow], predicted: list[float], scores: list[Score]) -> Plain:
-    """The object that ``--json`` prints: answer, rows and tables."""
-    return {
-        "answer": answered(rows, predicted).row(),
-        "rows": [_row(row, value) for row, value in zip(rows, predicted, strict=True)],
+def make_result(
+    rows: list[PublishedRow], predicted: list[float], source: str, command: str = ""
+) -> Result[list[Score]]:
+    """Make the answer of ``kvsim reproduce``.
+
+    Parameters
+    ----------
+    predicted
+        The prediction of each row.
+    source
+        The paper, the file or ``all``.
+    """
+    scores, answer = score(rows, predicted), write_answer(rows, predicted)
+    pairs = list(zip(rows, predicted, strict=True))
+    plain = [_row(row, value) for row, value in pairs]
+    mechanisms = by_mechanism(pairs)
+    fields = {
+        "answer": answer.row(),
+        "rows": plain,
         "tables": [_plain_score(s) for s in scores],
         "mechanisms": [
             {"of": of, "which": which, "rows": count, "mean": mean, "worst": worst}
-            for (of, which), (count, mean, worst) in _mechanisms(rows, predicted).items()
+            for (of, which), (count, mean, worst) in mechanisms.items()
         ],
     }
+    heads = [
+        (*key, str(count), _pair(mean, worst)) for key, (count, mean, worst) in mechanisms.items()
+    ]
+    title = "Held-out times by mechanism, in %"
+    by_kind = cells_table(MECHANISM_COLUMNS, heads, 2, "0000", title)
+    tables = [score_table(scores), by_kind]
+    blocks: list[Block] = [*answer.head(), _worst_table(pairs), BLANK, tables[0]]
+    if by_kind.rows:
+        blocks += [BLANK, by_kind]
+    against = "Predicted against published"
+    return Result(
+        command,
+        f"{against}: {source}",
+        answer,
+        fields,
+        scores,
+        plain,
+        tables=tables,
+        blocks=blocks,
+        draw=lambda: [*errors_by_table(rows, predicted), (against, draw_against(rows, predicted))],
+        data=evidence.newest_measurement(row.deployment() for row in rows),
+        foot=[f"Rows of {', '.join(sorted({r.paper for r in rows}))}."],
+    )
 
 
-def _row(row: PublishedRow, predicted: float) -> Plain:
+def to_markdown(result: Result[list[Score]]) -> str:
+    """The tables of errors as docs/errors.md holds them."""
+    scores, mechanisms = result.tables
+    source = result.title.partition(": ")[2]
+    text = f"# Errors of `kvsim reproduce {source}`, {date.today().isoformat()}\n\n"
+    text += f"In %, mean / worst.\n\n{_markdown(scores)}\n"
+    if mechanisms.rows:
+        told = "Times that no stack was fitted to, by what they differ in."
+        text += f"\n## By mechanism\n\n{told}\n\n{_markdown(mechanisms)}\n"
+    return text
+
+
+def _markdown(table: Table) -> str:
+    heads = [column.heading for column in table.columns]
+    lines = [heads, ["---"] * len(heads), *(row["cells"] for row in table.rows)]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _row(row: PublishedRow, predicted: float) -> Row:
     return {
         "paper": row.paper, "table": row.table, "model": row.model, "hardware": row.hardware,
         "stack": row.stack, "technique": row.settings, "batch": row.batch, "prompt": row.prompt,
@@ -48,7 +112,7 @@ def _row(row: PublishedRow, predicted: float) -> Plain:
     }  # fmt: skip
 
 
-def _plain_score(s: Score) -> Plain:
+def _plain_score(s: Score) -> Row:
     pairs = ("fitted", "held_out", "with_anomalies")
     plain = {k: v for k, v in asdict(s).items() if k not in pairs}
     for name in pairs:
@@ -57,132 +121,83 @@ def _plain_score(s: Score) -> Plain:
     return plain | {"skill": number(s.skill)}
 
 
-def percent(value: float | None) -> str:
-    """An error in percent."""
-    return "-" if value is None or value != value else f"{100 * value:.1f}"
+def _percent(value: float) -> str:
+    return "-" if value != value else f"{100 * value:.1f}"
 
 
-def print_answer(rows: list[PublishedRow], predicted: list[float], scores: list[Score]) -> None:
-    """The verdict, the rows that miss most, then the scores."""
-    out = Screen()
-    show_verdict(out, answered(rows, predicted))
-    pairs = sorted(zip(rows, predicted, strict=True), key=lambda pair: -abs(error(*pair)))[:SHOWN]
-    worst = [_row(row, value) | {"error": error(row, value)} for row, value in pairs]
+def _pair(mean: float, worst: float) -> str:
+    return f"{_percent(mean)} / {_percent(worst)}" if mean == mean else "-"
+
+
+def _worst_table(pairs: Sequence[tuple[PublishedRow, float]]) -> Table:
+    """The rows that miss most."""
+    most = sorted(pairs, key=lambda pair: -abs(error(*pair)))[:SHOWN]
+    worst = [_row(row, value) | {"error": error(row, value)} for row, value in most]
     columns = (
-        words("table", lambda r: f"{r['paper']} {r['table']}"),
-        words("technique", lambda r: r["technique"].partition(":")[0]),
-        words("model", lambda r: r["model"], 3),
+        text_column("table", lambda r: f"{r['paper']} {r['table']}"),
+        text_column("technique", lambda r: r["technique"].partition(":")[0]),
+        text_column("model", "model", 3),
         Column("batch", lambda r: "max" if r["batch"] is None else str(r["batch"]), rank=5),
         Column("prompt", lambda r: str(r["prompt"]), rank=4),
-        words("metric", lambda r: r["metric"], 2),
+        text_column("metric", "metric", 2),
         Column("published", lambda r: short(r["published"])),
         Column("predicted", lambda r: short(r["predicted"])),
         Column("error %", lambda r: f"{100 * r['error']:+.1f}"),
-        words("use", lambda r: r["use"], 1),
+        text_column("use", "use", 1),
     )
-    title = f"Rows that miss most ({len(worst)} of {len(rows)})"
-    out.table(Table(columns, worst, title, lambda r: r["technique"].partition(":")[2]))
-    out.blank()
-    out.table(score_table(scores))
-    table = mechanism_table(rows, predicted)
-    if table.rows:
-        out.blank()
-        out.table(table)
+    title = f"Rows that miss most ({len(worst)} of {len(pairs)})"
+    return Table(columns, worst, title, lambda r: r["technique"].partition(":")[2])
 
 
-def mechanism_table(rows: list[PublishedRow], predicted: list[float]) -> Table:
-    """Errors of held-out times by context length, by grouping of heads and by technique."""
-    cells = mechanism_cells(rows, predicted)
-    return of_cells(MECHANISM_COLUMNS, cells, 2, "0000", "Held-out times by mechanism, in %")
-
-
-MECHANISM_COLUMNS = ("held out", "which", "rows", "mean / worst")
-
-
-def mechanism_cells(rows: list[PublishedRow], predicted: list[float]) -> list[list[str]]:
-    """One line per mechanism."""
-    return [
-        [of, which, str(count), f"{percent(mean)} / {percent(worst)}"]
-        for (of, which), (count, mean, worst) in _mechanisms(rows, predicted).items()
-    ]
-
-
-def _mechanisms(
-    rows: list[PublishedRow], predicted: list[float]
-) -> dict[tuple[str, str], tuple[int, float, float]]:
-    return by_mechanism(zip(rows, predicted, strict=True))
-
-
-SCORE_COLUMNS = (
-    *("paper", "table", "metric", "rows", "fitted", "held out", "with anomalies", "skill"),
-)
-
-
-def score_table(scores: list[Score]) -> Table:
-    """One line per score."""
-    title = "Errors in %, mean / worst"
-    return of_cells(SCORE_COLUMNS, score_cells(scores), 3, "00010023", title)
-
-
-def score_cells(scores: list[Score]) -> list[list[str]]:
-    """One line per score."""
-
-    def pair(values: tuple[float, float]) -> str:
-        return "-" if values[0] != values[0] else f"{percent(values[0])} / {percent(values[1])}"
-
-    return [
-        [
-            s.paper, s.table, s.metric, str(s.rows), pair(s.fitted), pair(s.held_out),
-            pair(s.with_anomalies), "-" if s.skill != s.skill else f"{s.skill:.2f}",
-        ]
+def score_table(scores: Sequence[Score]) -> Table:
+    """Make the table of errors, a line per score."""
+    cells = [
+        (
+            *(s.paper, s.table, s.metric, str(s.rows)),
+            *(_pair(*errors) for errors in (s.fitted, s.held_out, s.with_anomalies)),
+            "-" if s.skill != s.skill else f"{s.skill:.2f}",
+        )
         for s in scores
-    ]  # fmt: skip
+    ]
+    return cells_table(SCORE_COLUMNS, cells, 3, "00010023", "Errors in %, mean / worst")
 
 
-def markdown(columns: Sequence[str], cells: list[list[str]]) -> str:
-    """A table as docs/errors.md holds it."""
-    lines = [list(columns), ["---"] * len(columns), *cells]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def fitted(rows: list[PublishedRow], name: str, source: str) -> str:
+def fit_to_rows(rows: list[PublishedRow], name: str, source: str) -> str:
     """Fit a stack's free numbers, print how well they are known, and give the file's text."""
     stack = load_stack(name)
     fit = fit_stack(rows, stack)
-    print_fit(fit, name)
+    show_fit(fit, name)
     told = f"{fit.residuals.size} rows of {source}"
     held = [r for r in rows if r.ran_on(stack) and r.use == "check" and r.metric != "fits"]
     errors = [abs(error(row, predict(row, fit.values))) for row in held]
     known = "no row held out" if not errors else (
-        f"mean {percent(sum(errors) / len(errors))} %, worst {percent(max(errors))} % on "
+        f"mean {_percent(sum(errors) / len(errors))} %, worst {_percent(max(errors))} % on "
         f"{len(errors)} held-out rows of {source}"
     )  # fmt: skip
     base = str(Path(name).resolve()) if name.endswith(".toml") else name
     return fitted_text(stack, base, fit, told, known, date.today().isoformat())
 
 
-def print_fit(fit: Fit, stack: str) -> None:
+def show_fit(fit: Fit, stack: str) -> None:
     """Fitted numbers, how well they are known, and what the rows cannot tell."""
-    out = Screen()
     rows = [
         {"key": key, "value": value, "error": number(fit.errors[key])}
         for key, value in fit.values.items()
     ]
     columns = (
-        words("number", lambda r: r["key"]),
+        text_column("number", "key"),
         Column("fitted", lambda r: short(r["value"])),
         Column("standard error", lambda r: short(r["error"], 2)),
     )
-    out.table(Table(columns, rows, f"Stack {stack}"))
+    blocks: list[Block] = [Table(columns, rows, f"Stack {stack}")]
     if len(fit.values) == fit.residuals.size:
-        out.say("As many numbers as rows: nothing tells how well they are known.")
-    for key in fit.unknown:
-        out.say(f"The rows do not determine {key}.")
-    for one, other in fit.confused:
-        out.say(f"The rows cannot tell {one} from {other}.")
+        blocks.append("As many numbers as rows: nothing tells how well they are known.")
+    blocks += [f"The rows do not determine {key}." for key in fit.unknown]
+    blocks += [f"The rows cannot tell {one} from {other}." for one, other in fit.confused]
+    Terminal().show(blocks)
 
 
-def answered(rows: list[PublishedRow], predicted: list[float]) -> Answer:
+def write_answer(rows: list[PublishedRow], predicted: list[float]) -> Answer:
     """How far predictions are off, in words."""
     pairs = [(r, v) for r, v in zip(rows, predicted, strict=True) if r.metric != "fits"]
     errors = {use: [abs(error(r, v)) for r, v in pairs if r.use == use] for use in USES}
@@ -198,3 +213,83 @@ def answered(rows: list[PublishedRow], predicted: list[float]) -> Answer:
     odd = f"{len(errors['anomaly'])} rows contradict themselves or others and are left out of it."
     wanted = [f"They were measured on {cards}.", odd if errors["anomaly"] else ""]
     return Answer(verdict(told or ["No rows about times or sizes."], wanted))
+
+
+def errors_by_table(rows: list[PublishedRow], predicted: list[float]) -> "list[tuple[str, Figure]]":
+    """The error of every row, a line per table; papers in turn, as many as a sheet of A4 holds."""
+    lines: dict[str, set[str]] = {}
+    for r in rows:
+        lines.setdefault(r.paper, set()).add(_line(r))
+    sheets: list[list[str]] = []
+    for paper, own in lines.items():
+        taken = sum(len(lines[other]) for other in sheets[-1]) if sheets else LINES
+        if taken + len(own) > LINES:
+            sheets.append([])
+        sheets[-1].append(paper)
+    pairs = list(zip(rows, predicted, strict=True))
+    return [
+        (
+            f"Errors by table: {', '.join(papers)}" if len(sheets) > 1 else "Errors by table",
+            _errors([(r, v) for r, v in pairs if r.paper in papers]),
+        )
+        for papers in sheets
+    ]
+
+
+def _errors(pairs: list[tuple[PublishedRow, float]]) -> "Figure":
+    """Errors of some rows; what a row's use is shows as a shape."""
+    from plotly.graph_objects import Figure
+
+    from kvsim.report.charts import finished
+
+    figure = Figure()
+    for use, colour, symbol, said in _looks():
+        here = [(r, v) for r, v in pairs if r.use == use and r.metric != "fits" and v > 0]
+        figure.add_scatter(
+            x=[100 * error(r, v) for r, v in here], y=[_line(r) for r, _ in here], mode="markers",
+            name=said, marker={"color": colour, "symbol": symbol, "size": 8},
+            text=[_told(r) for r, _ in here], hovertemplate="%{text}<br>%{x:.3g} %",
+        )  # fmt: skip
+    names = {_line(r) for r, _ in pairs}
+    axis = {"autorange": "reversed"}
+    return finished(figure, 140 + 24 * len(names), "error [%]", "", yaxis=axis)
+
+
+def _looks() -> list[tuple[str, str, str, str]]:
+    """Of each use its colour, its symbol and its name."""
+    from kvsim.report.colours import PALETTE
+
+    return [
+        ("fit", "#888888", "circle", "fitted"),
+        ("check", PALETTE[0], "diamond", "not fitted"),
+        ("anomaly", "#c0453f", "x", "anomaly"),
+    ]
+
+
+def _line(r: PublishedRow) -> str:
+    return f"{r.paper} {r.table}: {r.metric}"
+
+
+def draw_against(rows: list[PublishedRow], predicted: list[float]) -> "Figure":
+    """Predicted over published, both logarithmic."""
+    from plotly.graph_objects import Figure
+
+    from kvsim.report.charts import LOG, finished
+
+    figure = Figure()
+    pairs = [(r, v) for r, v in zip(rows, predicted, strict=True) if v > 0 and r.published > 0]
+    if pairs:
+        ends = [f(f(r.published, v) for r, v in pairs) for f in (min, max)]
+        figure.add_scatter(x=ends, y=ends, mode="lines", name="equal", line={"color": "#888888"})
+    for use, colour, symbol, said in _looks():
+        here = [(r, v) for r, v in pairs if r.use == use]
+        figure.add_scatter(
+            x=[r.published for r, _ in here], y=[v for _, v in here], mode="markers", name=said,
+            marker={"color": colour, "symbol": symbol}, text=[_told(r) for r, _ in here],
+            hovertemplate="%{text}<br>%{x:.4g} published, %{y:.4g} predicted",
+        )  # fmt: skip
+    return finished(figure, 520, "published", "predicted", xaxis=LOG, yaxis=LOG)
+
+
+def _told(r: PublishedRow) -> str:
+    return f"{r.paper} {r.table}, {r.metric}<br>{r.settings}<br>batch {r.batch}, prompt {r.prompt}"

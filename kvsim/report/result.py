@@ -1,15 +1,18 @@
-"""What a command found, the same for the terminal, pages, JSON and Python."""
+"""What a command found, rendered once each as terminal, JSON, page and data frame."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from kvsim import __version__
 from kvsim.errors import require
+from kvsim.files import replace_text
 from kvsim.frozen import frozen
 from kvsim.report.answer import Answer
-from kvsim.report.json import Row, envelope
-from kvsim.report.screen import fitted
+from kvsim.report.json import Row, envelope, print_json
 from kvsim.report.table import Table
+from kvsim.report.terminal import Block, Terminal, wrap_prose
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -17,60 +20,82 @@ if TYPE_CHECKING:
 
 LINES, WIDTH = 10, 100  # of a repr
 
+Found = TypeVar("Found")
+
 
 @frozen
-class Result:
-    """A result with its answer.
+class Result(Generic[Found]):
+    """The answer of a command.
 
     Attributes
     ----------
     command
         The command line that gives the same.
+    title
+        The heading of the page.
     answer
         The verdict and what follows it.
+    fields
+        The command's own fields as ``--json`` has them.
+    found
+        What was computed: predictions, a plan, runs.
     rows
-        The figures under the names that ``--json`` has.
+        The figures that a data frame has.
+    tables
+        The tables that stand before the pictures.
+    blocks
+        What the terminal shows, from top to bottom.
+    draw
+        Makes the pictures of the page with their titles.
+    details
+        Tables of the page that follow the pictures.
+    remarks
+        What the page says under the pictures.
+    notes
+        What a reader should know before using the numbers.
+    data
+        Date of the newest measurement that the answer stands on.
+    foot
+        What the numbers rest on, in the page's last lines.
+    pastes
+        Settings of engines, to paste.
+    grid
+        JSON of what the sliders of a page choose from.
+    passed
+        Whether what was checked holds; commands end with 1 where it does not.
     """
 
     command: str
+    title: str
     answer: Answer
-    rows: Sequence[Row]
+    fields: Row
+    found: Found
+    rows: Sequence[Row] = ()
+    tables: Sequence[Table] = ()
+    blocks: Sequence[Block] = ()
+    draw: Callable[[], "list[tuple[str, Figure]]"] = list
+    details: Sequence[Table] = ()
+    remarks: Sequence[str] = ()
+    notes: Sequence[str] = ()
+    data: str | None = None
+    foot: Sequence[str] = ()
+    pastes: Sequence[str] = ()
+    grid: str = ""
+    passed: bool = True
 
-    @property
-    def title(self) -> str:
-        """The heading of the page."""
-        return self.command
-
-    @property
-    def tables(self) -> list[Table]:
-        """The tables that the terminal shows."""
-        return []
-
-    @property
-    def remarks(self) -> list[str]:
-        """What the page says under the pictures."""
-        return []
-
-    @property
-    def fields(self) -> Row:
-        """The command's own fields as ``--json`` has them."""
-        return {"rows": list(self.rows), "answer": self.answer.row()}
-
-    @property
-    def notes(self) -> list[str]:
-        """What a reader should know before using the numbers."""
-        return []
-
-    @property
-    def data(self) -> str | None:
-        """Date of the newest measurement that the answer stands on."""
-        return None
+    def show(self, json: bool = False) -> None:
+        """Print it on the terminal, or as JSON for programs."""
+        if json:
+            print_json(self.envelope())
+        else:
+            Terminal().show(self.blocks)
 
     def envelope(self) -> Row:
         """All of it as ``--json`` prints it."""
+        said = self.answer
         return envelope(
-            self.command, self.fields, verdict=self.answer.verdict, notes=self.notes,
-            evidence=self.answer.evidence, data=self.data,
+            self.command, self.fields, verdict=said.verdict or None, notes=self.notes,
+            evidence=said.evidence, data=self.data,
         )  # fmt: skip
 
     def frame(self) -> "DataFrame":
@@ -84,29 +109,37 @@ class Result:
         require("pandas")
         from pandas import DataFrame
 
-        return DataFrame([flat(row) for row in self.rows])
+        return DataFrame([flatten(row) for row in self.rows])
 
     def figure(self) -> "Figure":
         """The first picture of the page."""
         return self.figures()[0][1]
 
-    def figures(self) -> list[tuple[str, "Figure"]]:
+    def figures(self) -> "list[tuple[str, Figure]]":
         """The pictures of the page with their titles."""
-        return []
+        return self.draw()
+
+    def html(self) -> str:
+        """The page that ``--report`` writes."""
+        from kvsim.report.page import render_page
+
+        return render_page(
+            self.draw(), self.grid, title=self.title, answer=self.answer, tables=self.tables,
+            details=self.details, notes=self.remarks, pastes=self.pastes, command=self.command,
+            foot=[f"kvsim {__version__}, {date.today().isoformat()}", *self.foot],
+        )  # fmt: skip
 
     def write(self, path: str | Path) -> None:
-        """Write the page that ``--report`` writes."""
-        from kvsim.report import page
-
-        page.write_result(Path(path), self)
+        """Write the page beside its place and rename it: it is whole or not there."""
+        replace_text(Path(path), self.html())
 
     def _repr_html_(self) -> str:
-        from kvsim.report import page
+        from kvsim.report.page import render_tables
 
-        return self.answer.html() + "".join(page.table(table) for table in self.tables)
+        return self.answer.html() + render_tables(self.tables)
 
     def __repr__(self) -> str:
-        lines = fitted(self.answer.verdict, WIDTH).splitlines()
+        lines = wrap_prose(self.answer.verdict, WIDTH).splitlines()
         for table in self.tables:
             lines += table.lines(WIDTH)
         if len(lines) > LINES:
@@ -115,7 +148,7 @@ class Result:
         return "\n".join(lines)
 
 
-def flat(row: Row) -> dict[str, Any]:
+def flatten(row: Row) -> dict[str, Any]:
     """The plain cells of a row; settings become ``key=value``, the basis its kind."""
     from kvsim.report.names import settings
 

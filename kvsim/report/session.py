@@ -2,12 +2,11 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from kvsim.report import page
 from kvsim.report.answer import Answer, verdict
-from kvsim.report.table import Table, of_cells
+from kvsim.report.result import Result
+from kvsim.report.table import Table, cells_table
 from kvsim.report.units import DASH, rounded
 from kvsim.validate.session.report import shares
 from kvsim.validate.session.run import SessionState, Unit
@@ -21,22 +20,25 @@ Found = Mapping[str, Mapping[str, Any]]
 """Results of the units that are done, by name."""
 
 
-def write_page(path: Path, state: SessionState, units: Sequence[Unit], command: str = "") -> None:
-    """What there is so far, as a page of its own."""
+def make_result(
+    state: SessionState, units: Sequence[Unit], command: str = ""
+) -> Result[SessionState]:
+    """Make the page of what there is so far."""
     found = {u.name: result for u in units if (result := state.read(u.name)) is not None}
     facts = found.get("facts", {})
     device = str(facts.get("device", state.folder.name))
     tables = [_units(units, found, state), _ceilings(found), _shares(shares(state)), _times(found)]
     details = [_rates(found), _cases(found), _compiled(found)]
-    page.write(
-        path,
-        page.Page(
-            f"{device}: what a session measured", _answer(device, units, found),
-            [table for table in tables if table.rows],
-            notes=[*facts.get("suspicions", ()), *_software(facts)], command=command,
-            details=[table for table in details if table.rows],
-        ),
-    )  # fmt: skip
+    return Result(
+        command,
+        f"{device}: what a session measured",
+        _answer(device, units, found),
+        {},
+        state,
+        tables=[table for table in tables if table.rows],
+        details=[table for table in details if table.rows],
+        remarks=[*facts.get("suspicions", ()), *_software(facts)],
+    )
 
 
 def _answer(device: str, units: Sequence[Unit], found: Found) -> Answer:
@@ -84,7 +86,7 @@ def _units(units: Sequence[Unit], found: Found, state: SessionState) -> Table:
         passed = _passed(unit.name, result)
         state_of = {None: "done", True: "passed", False: "failed"}[passed]
         rows.append([_called(unit.name), state_of, _said(unit.name, result)])
-    return of_cells(("unit", "state", "what it found"), rows, 3, "", "Units")
+    return cells_table(("unit", "state", "what it found"), rows, 3, "", "Units")
 
 
 def _called(name: str) -> str:
@@ -127,7 +129,7 @@ def _ceilings(found: Found) -> Table:
     for key, value in found.get("ceilings", {}).items():
         name, scale, unit = RATES.get(key) or (WAYS[key.partition("_")[0]], 1e9, "GB/s")
         rows.append([name, f"{rounded(value / scale, 3)} {unit}"])
-    return of_cells(("best rate of", "measured"), rows, 1, "", "Ceilings")
+    return cells_table(("best rate of", "measured"), rows, 1, "", "Ceilings")
 
 
 def _shares(kernels: Mapping[str, Mapping[str, float]]) -> Table:
@@ -137,7 +139,7 @@ def _shares(kernels: Mapping[str, Mapping[str, float]]) -> Table:
         for name, one in kernels.items()
     ]
     heads = ("benchmark and kernel", "samples", "of bandwidth", "of arithmetic")
-    return of_cells(heads, rows, 1, "", "Best shares of the measured peaks")
+    return cells_table(heads, rows, 1, "", "Best shares of the measured peaks")
 
 
 SHARES = ("bandwidth", "arithmetic")
@@ -159,7 +161,7 @@ def _rates(found: Found) -> Table:
             ]
         )
     heads = ("kernel", "case", "us", "of bandwidth", "of issue", "instructions per byte")
-    return of_cells(heads, rows, 2, "", "What kernels reach at their largest")
+    return cells_table(heads, rows, 2, "", "What kernels reach at their largest")
 
 
 def _times(found: Found) -> Table:
@@ -184,7 +186,7 @@ def _times(found: Found) -> Table:
         "technique", "model, batch x prompt", "rounds", "TTFT ms", "predicted %", "TPOT ms",
         "predicted %",
     )  # fmt: skip
-    return of_cells(heads, rows, 3, "", "Times, and how far predictions are off")
+    return cells_table(heads, rows, 3, "", "Times, and how far predictions are off")
 
 
 def _cases(found: Found) -> Table:
@@ -195,7 +197,9 @@ def _cases(found: Found) -> Table:
             what = {k: v for k, v in case.items() if k not in ("off", "passed")}
             kept = "yes" if case["passed"] else "no"
             rows.append([name.partition(" ")[2], _case(what), kept, f"{case['off']:.1e}"])
-    return of_cells(("kernel", "case", "agrees", "off by"), rows, 3, "", "Kernels and their twins")
+    return cells_table(
+        ("kernel", "case", "agrees", "off by"), rows, 3, "", "Kernels and their twins"
+    )
 
 
 def _case(sizes: Mapping[str, Any]) -> str:
@@ -211,7 +215,7 @@ def _compiled(found: Found) -> Table:
             card, what, shared, registers, spilt, instructions = match.groups()
             rows.append([what, card, shared, registers, spilt, instructions])
     heads = ("program", "card", "shared B", "registers", "spilt B", "instructions")
-    return of_cells(heads, rows, 2, "", "Programs as they are launched")
+    return cells_table(heads, rows, 2, "", "Programs as they are launched")
 
 
 def _software(facts: Mapping[str, Any]) -> list[str]:

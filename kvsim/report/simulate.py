@@ -1,71 +1,188 @@
-"""``kvsim simulate``: techniques on a trace as rows and tables."""
+"""``kvsim simulate``: what came of runs on a trace, as rows, tables and pictures."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvsim.graph import Array
 from kvsim.machines.basis import basis
-from kvsim.report import simulate_cases, units
-from kvsim.report.answer import show_rest, show_verdict
-from kvsim.report.grounds import grounds
+from kvsim.machines.deployment import Deployment
+from kvsim.report import evidence, names, simulate_answer, units
+from kvsim.report.caveats import PlayedRun
 from kvsim.report.json import Row, number
-from kvsim.report.names import settings_of, short_names
-from kvsim.report.screen import Screen
-from kvsim.report.simulate_answer import Simulations
-from kvsim.report.table import Column, Table, of, words
-from kvsim.serving.outcome import Outcome, make_timeline
+from kvsim.report.names import NAME_END, list_settings, short_names
+from kvsim.report.result import Result
+from kvsim.report.simulate_answer import case_columns, name_runs, varied_option
+from kvsim.report.table import Column, Table, quantity_column, quantity_columns, text_column
+from kvsim.report.terminal import BLANK, Heading
+from kvsim.serving.outcome import Outcome
+from kvsim.serving.overtime import over_time
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+    from kvsim.report.colours import Marker
 
 MEANS = ("ttft_s",)  # quantities whose mean decides between runs that differ in one option
+SHARES = (
+    "Percentages are averages over the run; memory, compute and link use are relative to the "
+    "hardware's peak."
+)
+OVER_TIME = {
+    "waiting": ("Waiting requests", 1.0),
+    "running": ("Decoding sequences", 1.0),
+    "kv_share": ("KV cache in use [%]", 100.0),
+    "busy_share": ("Busy [% of time]", 100.0),
+    "hbm": ("Memory bandwidth in use [%]", 100.0),
+    "compute": ("Arithmetic in use [%]", 100.0),
+    "h2d": ("Host-to-GPU link in use [%]", 100.0),
+    "d2h": ("GPU-to-host link in use [%]", 100.0),
+}
+"""What is drawn over time, one panel each: its title and the factor to the unit there."""
+
+LINKS = ("h2d", "d2h")  # drawn only where used
+REQUESTS = {
+    "ttft_s": "Time to first token (TTFT)",
+    "tpot_s": "Time per token (TPOT)",
+    "latency_s": "From arrival to the last token",
+}
 
 
-def times_table(rows: list[Row]) -> Table:
-    """Each technique's times: the median and the 99th percentile."""
-    varied = simulate_cases.axis(rows)
-    spreads = {"ttft_s": 0, "tpot_s": 0, "gap_s": 3, "queue_s": 2, "latency_s": 1}
+def make_result(
+    runs: Sequence[Row],
+    deployment: Deployment,
+    trace: str,
+    targets: str,
+    *,
+    command: str = "",
+    left_out: Sequence[str] = (),
+    played: Sequence[PlayedRun] = (),
+    listed: bool = False,
+    checked: bool = False,
+    notes: Sequence[str] = (),
+) -> Result[Sequence[Row]]:
+    """Make the answer of ``kvsim simulate``.
+
+    Parameters
+    ----------
+    runs
+        Of each run its ``row``, its ``over_time`` and its ``quantiles``.
+    trace
+        The trace as it was named.
+    targets
+        The TTFT and TPOT targets in words, empty without any.
+    left_out
+        Techniques that cannot run there, with the reason.
+    played
+        What the rows are of, one by one.
+    listed
+        Whether several techniques were asked for, so that ``--json`` lists what came of each.
+    checked
+        Whether every run was checked for faults.
+    notes
+        What was noted while the trace was read.
+    """
+    rows = [run["row"] for run in runs]
+    answer = simulate_answer.write_answer(rows, deployment, trace, targets, left_out, played)
+    own: Row = {"runs": rows} if rows[0].get("case") else {"rows": rows}
+    fields = (own if listed or rows[0].get("case") else rows[0]) | {"answer": answer.row()}
+    requests, replicas = (
+        " or ".join(f"{n:,}" for n in dict.fromkeys(row[key] for row in rows))
+        for key in ("requests", "replicas")
+    )
+    heading = f"{trace}: {requests} requests, replicas: {replicas}"
+    tables = [times_table(rows), use_table(rows)]
+    settings = list_settings(short_names([row["technique"] for row in rows]))
+    worst = max(error for row in rows for error in [1e-4, *row["table_error"].values()])
+    right = "Checked: no request is lost or starts too early, and memory is never exceeded."
+    ground = evidence.describe_basis(rows[0]["basis"])
+    return Result(
+        command,
+        f"{heading}; {names.describe_deployment(deployment)}",
+        answer,
+        fields,
+        runs,
+        rows,
+        tables=tables,
+        blocks=[
+            *(Heading(heading), *answer.head(), tables[0], BLANK, tables[1], BLANK),
+            *(*answer.body(), *settings, *_list_unserved(rows)),
+            f"Times of passes are interpolated, with errors below {units.percent(worst)}.",
+            *([right] if checked else []),
+            ground,
+        ],
+        draw=lambda: figures(runs),
+        remarks=settings,
+        notes=notes,
+        data=evidence.newest_measurement([deployment]),
+        foot=[ground],
+    )
+
+
+def _list_unserved(rows: Sequence[Row]) -> list[str]:
+    """Which runs refused, aborted or did not finish requests."""
+    lines = []
+    for name, row in zip(name_runs(rows), rows, strict=True):
+        if row["refused"] or row["unfinished"]:
+            which = ", ".join(map(str, row["refused_rows"]))
+            several = ", ..." if row["refused"] > len(row["refused_rows"]) else ""
+            lines.append(
+                f"{name}: {row['refused']} refused, larger than the KV cache (in order of arrival "
+                f"number {which}{several}); {row['unfinished']} unfinished"
+            )
+        if row["aborted"]:
+            lines.append(
+                f"{name}: {row['aborted']} aborted, with the turns that would have followed them."
+            )
+    return lines
+
+
+def times_table(rows: Sequence[Row]) -> Table:
+    """Make the table of each technique's times: the median and the 99th percentile."""
+    varied = varied_option(rows)
     columns = [
         _technique(rows),
-        *simulate_cases.columns(rows),
+        *case_columns(rows),
         Column("done", lambda row: units.whole(row["finished"]), rank=4),
-        *(
-            of(key, rank, part=part)
-            for key, rank in spreads.items()
-            for part in (("mean",) if key in MEANS and varied else ()) + ("p50", "p99")
-        ),
     ]
+    for key, rank in (("ttft_s", 0), ("tpot_s", 0), ("gap_s", 3), ("queue_s", 2), ("latency_s", 1)):
+        parts = ("mean", "p50", "p99") if key in MEANS and varied else ("p50", "p99")
+        columns += [quantity_column(key, rank, part) for part in parts]
     return Table(columns, rows)
 
 
-def use_table(rows: list[Row]) -> Table:
-    """Each technique's throughput, use of the machine and price."""
+def use_table(rows: Sequence[Row]) -> Table:
+    """Make the table of each technique's throughput, use of the machine and price."""
+    rate = "goodput_per_s" if any(rows[0]["targets"].values()) else "request_per_s"
+    peak = Column(
+        "KV peak GiB",
+        lambda row: units.gib(row["kv_peak_bytes"]),
+        lambda row: row["kv_peak_bytes"],
+        rank=2,
+    )
     columns = [
         _technique(rows),
-        *simulate_cases.columns(rows),
-        of("output_tok_s"),
-        of("goodput_per_s" if any(rows[0]["targets"].values()) else "request_per_s"),
+        *case_columns(rows),
+        *quantity_columns(**{"output_tok_s": 0, rate: 0}),
         _share("busy %", lambda row: row["busy_share"], 3),
         _share("memory %", lambda row: row["utilisation"]["hbm"], 4),
         _share("compute %", lambda row: row["utilisation"]["compute"], 5),
         _share("H2D %", lambda row: row["utilisation"]["h2d"], 6),
         _share("D2H %", lambda row: row["utilisation"]["d2h"], 7),
         _share("KV peak %", lambda row: row["kv_peak_share"], 0),
-        Column(
-            "KV peak GiB",
-            lambda row: units.gib(row["kv_peak_bytes"]),
-            lambda row: row["kv_peak_bytes"],
-            rank=2,
-        ),
+        peak,
         Column("pre- empted", lambda row: units.whole(row["preemptions"]), rank=2),
         _share("prefix hits %", lambda row: row["prefix_hit_share"], 1),
         Column("USD", lambda row: units.usd(row["usd"]), lambda row: row["usd"], rank=8),
-        of("usd_per_million_tokens", 1),
+        quantity_column("usd_per_million_tokens", 1),
     ]
     return Table(columns, rows, note=SHARES)
 
 
-def _technique(rows: list[Row]) -> Column:
-    names = short_names([row["technique"] for row in rows])
-    return words("technique", lambda row: names[row["technique"]])
+def _technique(rows: Sequence[Row]) -> Column:
+    labels = short_names([row["technique"] for row in rows])
+    return text_column("technique", lambda row: labels[row["technique"]])
 
 
 def _share(heading: str, share: Callable[[Row], float | None], rank: int) -> Column:
@@ -76,53 +193,7 @@ def _share(heading: str, share: Callable[[Row], float | None], rank: int) -> Col
     return Column(heading, lambda row: units.short(value(row), 3), value, rank=rank)
 
 
-def heading(trace: str, rows: list[Row]) -> str:
-    """What was simulated: how many requests, on how many replicas."""
-    requests, replicas = (
-        " or ".join(f"{n:,}" for n in dict.fromkeys(row[key] for row in rows))
-        for key in ("requests", "replicas")
-    )
-    return f"{trace}: {requests} requests, replicas: {replicas}"
-
-
-def show(result: Simulations) -> None:
-    """The verdict, then each technique's times, throughput, use of the machine and price."""
-    out, rows = Screen(), list(result.rows)
-    first = rows[0]
-    out.title(heading(result.trace, rows))
-    show_verdict(out, result.answer)
-    for table in result.tables:
-        out.table(table)
-        out.blank()
-    show_rest(out, result.answer)
-    for line in settings_of(short_names([row["technique"] for row in rows])):
-        out.say(line)
-    for name, row in zip(simulate_cases.run_names(rows), rows, strict=True):
-        if row["refused"] or row["unfinished"]:
-            which = ", ".join(map(str, row["refused_rows"]))
-            several = ", ..." if row["refused"] > len(row["refused_rows"]) else ""
-            out.say(
-                f"{name}: {row['refused']} refused, larger than the KV cache (in order of arrival "
-                f"number {which}{several}); {row['unfinished']} unfinished"
-            )
-        if row["aborted"]:
-            out.say(
-                f"{name}: {row['aborted']} aborted, with the turns that would have followed them."
-            )
-    worst = max(error for row in rows for error in [1e-4, *row["table_error"].values()])
-    out.say(f"Times of passes are interpolated, with errors below {units.percent(worst)}.")
-    if result.checked:
-        out.say("Checked: no request is lost or starts too early, and memory is never exceeded.")
-    out.say(grounds(first["basis"]))
-
-
-SHARES = (
-    "Percentages are averages over the run; memory, compute and link use are relative to the "
-    "hardware's peak."
-)
-
-
-def result(outcome: Outcome) -> Row:
+def run_fields(outcome: Outcome) -> Row:
     """All that reports need of a run, as JSON knows it."""
     times = {"ttft_s": outcome.ttft_s, "tpot_s": outcome.tpot_s, "latency_s": outcome.latency_s}
     return {
@@ -131,8 +202,8 @@ def result(outcome: Outcome) -> Row:
             "targets": {f"{k}_s": number(v) for k, v in vars(outcome.targets).items()},
             "basis": basis(outcome.run.costs.deployment),
         },
-        "over_time": {k: _brief(v) for k, v in make_timeline(outcome.run).items()},
-        "quantiles": {name: _brief(_quantiles(values)) for name, values in times.items()},
+        "over_time": {k: _round(v) for k, v in over_time(outcome.run).items()},
+        "quantiles": {name: _round(_quantiles(values)) for name, values in times.items()},
     }
 
 
@@ -142,5 +213,70 @@ def _quantiles(values: Array) -> Array:
     return np.quantile(known, np.linspace(0, 1, 201)) if known.size else known
 
 
-def _brief(values: Array) -> list[float]:
+def _round(values: Array) -> list[float]:
     return [float(f"{value:.5g}") for value in values]
+
+
+def figures(results: Sequence[Row]) -> list[tuple[str, "Figure"]]:
+    """How requests fared, then one picture per quantity over time."""
+    labels = name_runs([result["row"] for result in results])
+    drawn = [(title, _spread(labels, results, key)) for key, title in REQUESTS.items()]
+    series = {"finished_per_s": ("Finished requests per second", 1.0), **OVER_TIME}
+    for key, (title, factor) in series.items():
+        if key not in LINKS or any(max(r["over_time"][key]) > 0 for r in results):
+            drawn.append((title, _over_time(labels, results, key, factor)))
+    return drawn
+
+
+def _over_time(labels: Sequence[str], results: Sequence[Row], key: str, factor: float) -> "Figure":
+    """One quantity over the run, a line per technique."""
+    from plotly.graph_objects import Figure
+
+    from kvsim.report.charts import finished
+    from kvsim.report.colours import lined
+
+    figure = Figure()
+    if key == "finished_per_s":
+        one = results[0]["over_time"]
+        figure.add_scatter(
+            x=one["start_s"], y=one["arrivals_per_s"], name="arrivals", mode="lines",
+            line={"width": 1, "color": "#888888", "shape": "hv"},
+        )  # fmt: skip
+    for name, look, result in zip(labels, _looks(results), results, strict=True):
+        series, drawn = result["over_time"], lined(look)
+        figure.add_scatter(
+            x=series["start_s"], y=[factor * value for value in series[key]], name=name, **drawn
+        )
+        figure.data[-1].line.shape = "hv"
+    return finished(figure, 260, "time [s]", "", yaxis={"rangemode": "tozero"})
+
+
+def _spread(labels: Sequence[str], results: Sequence[Row], key: str) -> "Figure":
+    """The share of requests that took no longer than each time, and the target if there is one."""
+    from plotly.graph_objects import Figure
+
+    from kvsim.report.charts import LOG, finished
+    from kvsim.report.colours import lined
+
+    figure = Figure()
+    for name, look, result in zip(labels, _looks(results), results, strict=True):
+        times = result["quantiles"][key]
+        shares = [100 * k / max(len(times) - 1, 1) for k in range(len(times))]
+        figure.add_scatter(x=times, y=shares, name=name, **lined(look))
+    target = results[0]["row"]["targets"].get(key)
+    if target is not None:
+        figure.add_scatter(
+            x=[target] * 2, y=[0, 100], name=f"target {units.seconds(target)}", mode="lines",
+            line={"color": "#c0453f", "dash": "dot"},
+        )  # fmt: skip
+    return finished(figure, 340, "s", "% of requests", xaxis=LOG)
+
+
+def _looks(results: Sequence[Row]) -> "list[Marker]":
+    """The mark of each run's technique; where runs of one technique differ, one per run."""
+    from kvsim.report.colours import mark, mark_at
+
+    rows = [result["row"] for result in results]
+    if rows[0].get("case"):
+        return [mark_at(i) for i in range(len(rows))]
+    return [mark(NAME_END.split(row["technique"])[0]) for row in rows]

@@ -1,122 +1,75 @@
-"""The verdict on simulated runs: which technique serves the trace best, and within its targets."""
+"""The verdict on simulated runs: the technique that serves a trace best, or what an option brings.
+
+Runs of one technique that differ in one option are compared by that option: how much each load
+takes, which size of a tier is enough, whether prefixes are loaded or computed again.
+"""
 
 from collections.abc import Sequence
 from shlex import quote
-from typing import TYPE_CHECKING
 
-from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
-from kvsim.report import evidence, mixed, simulate_cases, units
+from kvsim.report import caveats, evidence, units
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.json import Row
-from kvsim.report.names import NAME_END
-from kvsim.report.result import Result
-from kvsim.report.table import Table
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
+from kvsim.report.names import NAME_END, short_names
+from kvsim.report.table import Column, text_column
+from kvsim.techniques.axes.settings import plain
 
 TIE = 0.01  # relative difference of goodput or throughput that decides nothing
 OFTEN = 0.05  # preemptions per request from which they are worth a word
 ATTAINED = 0.9  # share of requests that must be good for the targets to be met
+HEADINGS = {
+    "req_s": "offered req/s",
+    "rate": "rate",
+    "replicas": "replicas",
+    "host_cache": "host tier GiB",
+    "nvme_cache": "NVMe tier GiB",
+    "prefix_load": "prefix load",
+}
+WAITING = 1.0  # median queue beyond which the load is more than the machine serves [s]
+MOST = 0.9  # share of the gain that makes a size enough
+HALF = 0.5  # share of that from which a smaller size is worth a word
+FASTER = 0.05  # relative difference of mean TTFT that is worth a word
 
 
-@frozen
-class Simulations(Result):
-    """Techniques on a trace.
-
-    Attributes
-    ----------
-    results
-        Of each technique its ``row``, its ``over_time`` and its ``quantiles``.
-    heading
-        The model and machine.
-    trace
-        The trace's name.
-    row
-        The command's own fields as ``--json`` has them.
-    trace_notes
-        What was noted when the trace was read.
-    measured
-        Date of the newest measurement that the runs stand on.
-    checked
-        Whether faults of the runs were looked for.
-    """
-
-    results: Sequence[Row]
-    heading: str
-    trace: str
-    row: Row
-    trace_notes: list[str]
-    measured: str | None
-    checked: bool
-
-    @property
-    def fields(self) -> Row:
-        """The command's own fields as ``--json`` has them."""
-        return self.row
-
-    @property
-    def notes(self) -> list[str]:
-        """What was noted when the trace was read."""
-        return self.trace_notes
-
-    @property
-    def data(self) -> str | None:
-        """Date of the newest measurement that the runs stand on."""
-        return self.measured
-
-    @property
-    def tables(self) -> list[Table]:
-        """Times, then use of the machine."""
-        from kvsim.report.simulate import times_table, use_table
-
-        return [times_table(list(self.rows)), use_table(list(self.rows))]
-
-    def figures(self) -> list[tuple[str, "Figure"]]:
-        """The pictures of the page with their titles."""
-        from kvsim.report import simulate_page
-
-        return simulate_page.figures(list(self.results))
-
-
-def answered(
-    rows: Sequence[Row], deployment: Deployment, trace: str, targets: str, left_out: Sequence[str],
-    played: Sequence[mixed.PlayedRun] = (),
-) -> Answer:  # fmt: skip
-    """The answer of ``kvsim simulate``.
-
-    Parameters
-    ----------
-    targets : the TTFT and TPOT targets in words, empty without any.
-    played : what the rows are of, one by one.
-    """
+def write_answer(
+    rows: Sequence[Row],
+    deployment: Deployment,
+    trace: str,
+    targets: str,
+    left_out: Sequence[str],
+    played: Sequence[caveats.PlayedRun] = (),
+) -> Answer:
+    """Answer in words which run serves a trace best; parameters are those of ``make_result``."""
     best = _best(rows, bool(targets))
     full = next((row for row in rows if _name(row) == "full"), None)
-    if simulate_cases.axis(rows):
-        told = simulate_cases.said(rows, _where(best, deployment), trace, best, targets)
+    if varied_option(rows):
+        told = describe_cases(rows, _where(best, deployment), trace, best, targets)
     else:
         told = verdict(_needed(best, deployment, trace, targets), _wanted(rows, best, full))
     return Answer(
         verdict=told,
         figures=_figures(best),
         changes=list(_changes(best, deployment, targets)),
-        evidence=[*evidence.on_card(deployment, _name(best)), *evidence.of_spread(deployment),
-                  *_mixed(best, rows, played)],
+        evidence=[
+            *evidence.list_measurements(deployment, _name(best)),
+            *evidence.describe_parallelism(deployment),
+            *_mixed(best, rows, played),
+        ],
         assumed=_assumed(best, deployment),
         left_out=left_out,
-    )  # fmt: skip
+    )
 
 
-def _mixed(best: Row, rows: Sequence[Row], played: Sequence[mixed.PlayedRun]) -> list[str]:
+def _mixed(best: Row, rows: Sequence[Row], played: Sequence[caveats.PlayedRun]) -> list[str]:
     own = next((run for row, run in zip(rows, played, strict=False) if row is best), None)
-    return mixed.note(own, best["mean_batch"] or 0.0) if own else []
+    return caveats.describe_mixed_passes(own, best["mean_batch"] or 0.0) if own else []
 
 
 def _assumed(row: Row, deployment: Deployment) -> list[str]:
     """What a run that moves its cache to the host or from it takes for granted of the host."""
     moved = max(row["utilisation"]["h2d"], row["utilisation"]["d2h"])
-    return evidence.assumed(deployment.hardware, float(moved > 0), "")
+    return evidence.list_assumptions(deployment.hardware, float(moved > 0), "")
 
 
 def _name(row: Row) -> str:
@@ -156,7 +109,7 @@ def _needed(row: Row, deployment: Deployment, trace: str, targets: str) -> list[
     tok = f"{units.rate(row['output_tok_s'])} output tok/s"
     said = [f"{_name(row)} on {where} serves {trace}: {times}, {tok}."]
     waited = row["queue_s"]["p50"] or 0.0
-    if waited > simulate_cases.WAITING:
+    if waited > WAITING:
         said.append(f"Requests queue for {units.seconds(waited)} (median): more than it serves.")
     if targets:
         share = row["good_share"]
@@ -198,3 +151,161 @@ def _changes(row: Row, deployment: Deployment, targets: str) -> Sequence[str]:
             f"--max-num-seqs) below {units.whole(row['mean_batch'] * 1.5)} would avoid most."
         )
     return said
+
+
+def varied_option(rows: Sequence[Row]) -> str:
+    """The one option in which the runs of one technique differ; empty otherwise."""
+    varied = list(rows[0].get("case", {}))
+    alone = len(varied) == 1 and len({row["technique"] for row in rows}) == 1
+    return varied[0] if alone and len(rows) > 1 else ""
+
+
+def case_columns(rows: Sequence[Row]) -> list[Column]:
+    """A column per option in which runs differ."""
+
+    def column(key: str) -> Column:
+        if any(isinstance(row["case"][key], str) for row in rows):
+            return text_column(HEADINGS[key], lambda row: str(row["case"][key]))
+        return Column(
+            HEADINGS[key], lambda row: f"{plain(row['case'][key]):,}", lambda row: row["case"][key]
+        )
+
+    return [column(key) for key in rows[0].get("case", {})]
+
+
+def name_runs(rows: Sequence[Row]) -> list[str]:
+    """A name per run: its technique without settings, and what it has otherwise."""
+    names = short_names([row["technique"] for row in rows])
+    one = len(names) == 1
+    found = []
+    for row in rows:
+        case = [f"{HEADINGS[k]} {plain(v)}" for k, v in row.get("case", {}).items()]
+        own = names[row["technique"]]
+        found.append(", ".join(case if one and case else [own, *case]))
+    return found
+
+
+def describe_cases(rows: Sequence[Row], where: str, trace: str, best: Row, targets: str) -> str:
+    """The verdict on runs of one technique that differ in one option."""
+    if varied_option(rows) in ("req_s", "rate"):
+        return _describe_loads(rows, where, trace, targets)
+    if varied_option(rows) in ("host_cache", "nvme_cache"):
+        return _describe_tiers(rows, where, trace)
+    if varied_option(rows) == "prefix_load":
+        return _describe_prefixes(rows, where, trace)
+    return _describe_values(rows, where, trace, best, targets)
+
+
+def _describe_loads(rows: Sequence[Row], where: str, trace: str, targets: str) -> str:
+    """How much memory each load takes, and which are more than the machine serves."""
+    key = varied_option(rows)
+    unit = "requests per second" if key == "req_s" else "times the trace's rate"
+    at = _join([_at(row, key) for row in rows])
+    held = _join([units.size(row["kv_peak_bytes"]) for row in rows])
+    shares = _join([units.percent(row["kv_peak_share"]) for row in rows])
+    pool = units.size(rows[0]["kv_capacity_bytes"])
+    ttft = _join([units.seconds(row["ttft_s"]["p99"]) for row in rows])
+    late = [row for row in rows if (row["queue_s"]["p50"] or 0.0) > WAITING]
+    over = ""
+    if late:
+        first, served = late[0], [row for row in rows if row not in late]
+        carried = f"It serves {_join([_at(row, key) for row in served])}. " if served else ""
+        over = (
+            f"{carried}{_at(first, key)} is more than it serves: it finishes "
+            f"{units.rate(first['request_per_s'])} per second, and requests queue for "
+            f"{units.seconds(first['queue_s']['p50'])} (median)."
+        )
+    name = NAME_END.split(rows[0]["technique"])[0]
+    return verdict(
+        [
+            f"At {at} {unit} of {trace}, {name} on {where} holds at most {held} of KV cache: "
+            f"{shares} of its {pool}.",
+            over,
+        ],
+        [_met(rows, targets), f"TTFT p99: {ttft}."],
+    )
+
+
+def _at(row: Row, key: str) -> str:
+    return f"{plain(row['case'][key]):,}"
+
+
+def _describe_tiers(rows: Sequence[Row], where: str, trace: str) -> str:
+    """Which size of a tier is enough, and what each brings."""
+    key = varied_option(rows)
+    kind = "host tier" if key == "host_cache" else "NVMe tier"
+    ranked = sorted(rows, key=lambda row: row["case"][key])
+    least, best = ranked[0], min(_ttft(row) for row in ranked)
+    enough = next(r for r in ranked if _ttft(least) - _ttft(r) >= MOST * (_ttft(least) - best))
+    sizes, ttft = _join([_size(r, key) for r in ranked]), _join([_mean(r) for r in ranked])
+    hits = _join([units.percent(row["prefix_hit_share"] or 0.0) for row in ranked])
+    if best > _ttft(least) * (1 - FASTER):
+        told = f"A {kind} brings {trace} on {where} next to nothing."
+    else:
+        start = "without it" if least["case"][key] == 0 else f"with {_size(least, key)} GiB"
+        gain = units.percent(1 - _ttft(enough) / _ttft(least))
+        told = (
+            f"Take a {kind} of {_size(enough, key)} GiB for {trace} on {where}: mean TTFT is "
+            f"{gain} shorter than {start}."
+        )
+        whole = _ttft(least) - _ttft(enough)
+        half = next(r for r in ranked if _ttft(least) - _ttft(r) >= HALF * whole)
+        if half is not enough:
+            share = units.percent((_ttft(least) - _ttft(half)) / whole)
+            told += f" {_size(half, key)} GiB bring {share} of that."
+    return verdict(
+        [told, f"At {sizes} GiB mean TTFT is {ttft}."],
+        [f"Prompt tokens from the cache: {hits}."],
+    )
+
+
+def _describe_prefixes(rows: Sequence[Row], where: str, trace: str) -> str:
+    """Whether stored prefixes are loaded or computed again."""
+    best = min(rows, key=_ttft)
+    by = {row["case"]["prefix_load"]: row for row in rows}
+    told = "; ".join(f"{name}: {_mean(row)}" for name, row in by.items())
+    hits = units.percent(best["prefix_hit_share"] or 0.0)
+    if "recompute" in by and _ttft(best) < (1 - FASTER) * _ttft(by["recompute"]):
+        start = f"Load stored prefixes of {trace} on {where}, do not compute them again"
+    elif "recompute" in by:
+        start = f"Loading stored prefixes of {trace} on {where} brings next to nothing"
+    else:
+        start = f"{best['case']['prefix_load']} serves {trace} on {where} best"
+    return verdict([f"{start}: mean TTFT is {told}."], [f"{hits} of prompt tokens are stored."])
+
+
+def _describe_values(rows: Sequence[Row], where: str, trace: str, best: Row, targets: str) -> str:
+    """Which value serves best, and how the others compare."""
+    key = varied_option(rows)
+    told = "; ".join(f"{plain(row['case'][key]):,}: {_mean(row)}" for row in rows)
+    return verdict(
+        [
+            f"Best for {trace} on {where} is {HEADINGS[key]} {plain(best['case'][key]):,}.",
+            f"Mean TTFT: {told}.",
+            _met(rows, targets),
+        ]
+    )
+
+
+def _met(rows: Sequence[Row], targets: str) -> str:
+    if not targets:
+        return ""
+    shares = _join([units.percent(row["good_share"]) for row in rows])
+    return f"{shares} of requests meet {targets}."
+
+
+def _ttft(row: Row) -> float:
+    return float(row["ttft_s"]["mean"] or 0.0)
+
+
+def _mean(row: Row) -> str:
+    return units.seconds(row["ttft_s"]["mean"])
+
+
+def _size(row: Row, key: str) -> str:
+    return f"{plain(row['case'][key]):,}"
+
+
+def _join(texts: Sequence[str]) -> str:
+    """Texts as a list in a sentence."""
+    return " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))

@@ -6,7 +6,7 @@ from textwrap import wrap
 
 from kvsim.frozen import frozen
 from kvsim.report.json import Row
-from kvsim.report.quantities import QUANTITIES
+from kvsim.report.units import QUANTITIES
 
 SPACE = "  "  # between columns
 NARROWEST_TEXT = 12  # columns to which text is wrapped before columns are left out
@@ -24,29 +24,37 @@ class Column:
     meaning: str = ""
 
 
-def of(key: str, rank: int = 0, heading: str = "", part: str = "") -> Column:
-    """The column of a quantity, as all results name and write it.
+def quantity_column(key: str, rank: int = 0, part: str = "") -> Column:
+    """Make the column of a quantity, as all results name and write it.
 
     Parameters
     ----------
-    part : the key inside a quantity that has several values, as p50 of ttft_s.
+    part
+        The key inside a quantity that has several values, as p50 of ttft_s.
     """
     quantity = QUANTITIES[key]
 
     def value(row: Row) -> object:
-        found = row[key]
-        return found[part] if part else found
+        return row[key][part] if part else row[key]
 
     def show(row: Row) -> str:
         return quantity.show(value(row))
 
-    named = heading or " ".join(filter(None, (quantity.heading, part)))
-    return Column(named, show, value, quantity.show is str, rank, quantity.meaning)
+    heading = f"{quantity.heading} {part}".strip()
+    return Column(heading, show, value, quantity.show is str, rank, quantity.meaning)
 
 
-def words(heading: str, show: Callable[[Row], str], rank: int = 0, meaning: str = "") -> Column:
-    """A column of text."""
-    return Column(heading, show, show, True, rank, meaning)
+def quantity_columns(**ranks: int) -> list[Column]:
+    """Make columns of quantities, each with its rank."""
+    return [quantity_column(key, rank) for key, rank in ranks.items()]
+
+
+def text_column(
+    heading: str, show: Callable[[Row], str] | str, rank: int = 0, meaning: str = ""
+) -> Column:
+    """Make a column of text, of what a row has under a key or of what a function makes of it."""
+    written = (lambda row: str(row[show])) if isinstance(show, str) else show
+    return Column(heading, written, written, True, rank, meaning)
 
 
 @frozen
@@ -101,19 +109,18 @@ class Table:
         out = [_line(part, columns, widths) for part in zip(*padded, strict=True)]
         for row in self.rows:
             cells = [
-                (wrap(c.show(row), w, break_long_words=False, break_on_hyphens=False) or [""])
-                if c.text else [c.show(row)]
+                (_wrap(c.show(row), w) or [""]) if c.text else [c.show(row)]
                 for c, w in zip(columns, widths, strict=True)
-            ]  # fmt: skip
+            ]
             tall = max(map(len, cells))
             padded = [cell + [""] * (tall - len(cell)) for cell in cells]
             said = [_line(part, columns, widths) for part in zip(*padded, strict=True)]
             out += [bold(line) for line in said] if self.marked(row) else said
-            out += [f"    {line}" for line in _wrapped(self.below(row), width - 4)]
+            out += [f"    {line}" for line in _wrap(self.below(row), max(width - 4, 20))]
         left_out = [column.heading for column in self.columns if column not in columns]
         if left_out:
             told = f"Left out at this width: {', '.join(left_out)}."
-            out += _wrapped(told, width)
+            out += _wrap(told, max(width, 20))
         return out
 
     def _widths(self, columns: Sequence[Column], width: int) -> list[int]:
@@ -132,8 +139,8 @@ class Table:
         out: list[str] = []
         for row in self.rows:
             for column in columns:
-                out += _wrapped(f"{column.heading}: {column.show(row)}", width)
-            out += [f"    {line}" for line in _wrapped(self.below(row), width - 4)]
+                out += _wrap(f"{column.heading}: {column.show(row)}", max(width, 20))
+            out += [f"    {line}" for line in _wrap(self.below(row), max(width - 4, 20))]
             out.append("")
         return out[:-1]
 
@@ -142,8 +149,8 @@ def _unbroken(heading: str) -> int:
     return max(map(len, heading.split()), default=0)
 
 
-def _wrapped(text: str, width: int) -> list[str]:
-    return wrap(text, max(width, 20), break_long_words=False, break_on_hyphens=False)
+def _wrap(text: str, width: int) -> list[str]:
+    return wrap(text, width, break_long_words=False, break_on_hyphens=False)
 
 
 def _line(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]) -> str:
@@ -154,16 +161,22 @@ def _line(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]
     return SPACE.join(placed).rstrip()
 
 
-def of_cells(
-    headings: Sequence[str], rows: Sequence[Sequence[str]], text: int = 1, ranks: str = "",
+def cells_table(
+    headings: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    text: int = 1,
+    ranks: str = "",
     title: str = "",
-) -> Table:  # fmt: skip
-    """A table of cells that are written already.
+    note: str = "",
+) -> Table:
+    """Make a table of cells that are written already.
 
     Parameters
     ----------
-    text : how many columns from the left hold text.
-    ranks : one digit per column, the highest is left out first; by default all stay.
+    text
+        How many columns from the left hold text.
+    ranks
+        One digit per column, the highest is left out first; by default all stay.
     """
 
     def column(i: int, heading: str) -> Column:
@@ -171,4 +184,4 @@ def of_cells(
         return Column(heading, lambda row: row["cells"][i], text=i < text, rank=rank)
 
     columns = [column(i, heading) for i, heading in enumerate(headings)]
-    return Table(columns, [{"cells": cells} for cells in rows], title)
+    return Table(columns, [{"cells": cells} for cells in rows], title, note=note)

@@ -1,18 +1,26 @@
 """What a request trace is like, as JSON and as a table."""
 
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from kvsim.report import units
-from kvsim.report.answer import Answer, show_verdict, verdict
-from kvsim.report.json import Row, envelope, print_json
-from kvsim.report.screen import Screen
-from kvsim.report.table import Table, of_cells
+from kvsim.report.answer import Answer, verdict
+from kvsim.report.json import Row
+from kvsim.report.result import Result
+from kvsim.report.table import Table, cells_table
+from kvsim.report.terminal import BLANK, Heading
 from kvsim.report.units import short
 from kvsim.traces.read import Trace
-from kvsim.traces.requests import Requests
+from kvsim.traces.requests import Floats, Integers, Requests
 from kvsim.traces.statistics import LengthStatistics, describe
 
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
+BINS = 80  # of the picture over time
+POINTS = 300  # of a curve
 LINES = {
     "requests": "requests", "duration_s": "duration [s]", "rate_rps": "rate [requests/s]",
     "gap_cv": "gaps: standard deviation / mean",
@@ -28,7 +36,7 @@ REUSE = {
 }  # fmt: skip
 
 
-def described(name: str, requests: Requests) -> Row:
+def describe_requests(name: str, requests: Requests) -> Row:
     """A trace's statistics under their contract names."""
     found = describe(requests)
     span = found.duration or None
@@ -49,13 +57,13 @@ def described(name: str, requests: Requests) -> Row:
     }
 
 
-def row(trace: Trace) -> Row:
+def describe_trace(trace: Trace) -> Row:
     """The same of a trace that was read, with what was left out of it."""
     read = {"format": trace.format, "left_out": trace.left_out.counts, "notes": list(trace.notes)}
-    return described(trace.name, trace.requests) | read
+    return describe_requests(trace.name, trace.requests) | read
 
 
-def answered(row: Row) -> Answer:
+def write_answer(row: Row) -> Answer:
     """A trace in words: rate, lengths and what its prefixes share."""
     prompt, generate, reuse = (row[k] for k in ("prompt_tokens", "generate_tokens", "reuse"))
     shared = "It has no prefix blocks: prefix caching cannot be simulated."
@@ -79,22 +87,40 @@ def answered(row: Row) -> Answer:
     )
 
 
-def show(row: Row, json: bool, command: str, source: Row | None = None) -> None:
-    """Print statistics; beside those of the trace they were fitted to, if there is one."""
-    shown = [row, *([source] if source else [])]
-    if json:
-        own = {key: value for key, value in row.items() if key != "notes"}
-        own |= {"like": source} if source else {}
-        verdict, notes = answered(row).verdict, row.get("notes", ())
-        print_json(envelope(command, own, verdict=verdict, notes=notes))
-        return
-    out = Screen()
-    out.title(_title(row))
-    if not source:
-        show_verdict(out, answered(row))
-    out.table(statistics_table(shown))
-    out.blank()
-    out.table(length_table(shown))
+def make_result(
+    row: Row, command: str = "", source: Row | None = None, requests: Requests | None = None
+) -> Result[Requests | None]:
+    """Make the answer of the commands on traces.
+
+    Parameters
+    ----------
+    row
+        A trace's statistics.
+    source
+        Those of the trace that it was fitted to, which stand beside it.
+    requests
+        What pictures are drawn of.
+    """
+    answer, shown = write_answer(row), [row, *([source] if source else [])]
+    tables, notes = [statistics_table(shown), length_table(shown)], row.get("notes", ())
+    own = {key: value for key, value in row.items() if key != "notes"}
+    name = f"{row['trace']}, format {row['format']}" if "format" in row else str(row["trace"])
+    return Result(
+        command,
+        f"Trace {row['trace']}",
+        answer,
+        own | ({"like": source} if source else {}),
+        requests,
+        shown,
+        tables=tables,
+        blocks=[
+            *(Heading(name), *(() if source else answer.head())),
+            *(tables[0], BLANK, tables[1]),
+        ],
+        draw=lambda: [] if requests is None else draw_requests(requests),
+        remarks=notes,
+        notes=notes,
+    )
 
 
 def statistics_table(shown: list[Row]) -> Table:
@@ -104,7 +130,7 @@ def statistics_table(shown: list[Row]) -> Table:
         lines += [
             [said, *(short(one["reuse"][key], 6) for one in shown)] for key, said in REUSE.items()
         ]
-    return of_cells(["", "trace", *["like"] * (len(shown) - 1)], lines)
+    return cells_table(["", "trace", *["like"] * (len(shown) - 1)], lines)
 
 
 def length_table(shown: list[Row]) -> Table:
@@ -116,14 +142,57 @@ def length_table(shown: list[Row]) -> Table:
         for one, like in zip(shown, ("", ", like"), strict=False)
     ]
     ranks = "0" + "".join("0" if name in ("mean", "p50", "p99") else "1" for name in names)
-    return of_cells(["", *names], lengths, ranks=ranks)
-
-
-def _title(row: Row) -> str:
-    return f"{row['trace']}, format {row['format']}" if "format" in row else str(row["trace"])
+    return cells_table(["", *names], lengths, ranks=ranks)
 
 
 def _lengths(found: LengthStatistics) -> dict[str, Any]:
     marks = {f"p{mark}": value for mark, value in found.percentiles.items()}
     ends = {"total": found.total, "mean": found.mean, "min": found.least}
     return ends | marks | {"max": found.most}
+
+
+def draw_requests(requests: Requests) -> "list[tuple[str, Figure]]":
+    """Draw a trace over time and by length."""
+    pictures = [("Prompt and generated tokens of requests", _draw_lengths(requests))]
+    if requests.duration > 0:
+        pictures.insert(0, ("Requests per second", _draw_arrivals(requests)))
+    return pictures
+
+
+def _draw_arrivals(requests: Requests) -> "Figure":
+    """Arrivals per second over the trace."""
+    from plotly.graph_objects import Figure
+
+    from kvsim.report.charts import finished
+    from kvsim.report.colours import PALETTE
+
+    edges = np.linspace(0, requests.duration, BINS + 1)
+    rate = np.histogram(requests.arrival - requests.arrival[0], edges)[0] / np.diff(edges)
+    figure = Figure()
+    figure.add_bar(
+        x=edges[:-1], y=rate, width=np.diff(edges), offset=0, marker={"color": PALETTE[0]},
+        hovertemplate="%{y:.3g} per second at %{x:.4g} s<extra></extra>",
+    )  # fmt: skip
+    figure.update_layout(bargap=0)
+    return finished(figure, 300, "time [s]", "requests per second")
+
+
+def _draw_lengths(requests: Requests) -> "Figure":
+    """The share of requests that are no longer than each length."""
+    from plotly.graph_objects import Figure
+
+    from kvsim.report.charts import LOG, finished
+    from kvsim.report.colours import PALETTE
+
+    figure = Figure()
+    some = (("prompt", requests.prompt, "solid"), ("generated", requests.generate, "dash"))
+    for i, (name, values, dash) in enumerate(some):
+        figure.add_scatter(
+            x=_quantiles(values), y=np.linspace(0, 100, POINTS), name=name, mode="lines",
+            line={"color": PALETTE[i], "dash": dash, "width": 1.8},
+        )  # fmt: skip
+    return finished(figure, 340, "tokens", "% of requests", xaxis=LOG)
+
+
+def _quantiles(values: Integers) -> Floats:
+    return np.asarray(np.quantile(values, np.linspace(0, 1, POINTS)))

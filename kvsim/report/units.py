@@ -1,8 +1,12 @@
-"""Numbers for people: few digits, a unit that fits the size, a dash for what does not exist."""
+"""Numbers for people, and one heading and one meaning per quantity for every table and answer.
 
+Few digits, a unit that fits the size, a dash for what does not exist."""
+
+from collections.abc import Callable, Sequence
 from math import floor, isfinite, log10
 from typing import Any
 
+from kvsim.frozen import frozen
 from kvsim.machines.hardware import GIB
 
 DASH = "-"
@@ -38,7 +42,7 @@ def seconds(value: float | None, digits: int = 3) -> str:
     return f"{rounded(value / 3600, digits)} h"
 
 
-def between(low: float, high: float) -> str:
+def seconds_range(low: float, high: float) -> str:
     """A range of times, as 90.1–177 ms."""
     start, end = seconds(low), seconds(high)
     same = start.partition(" ")[2] == end.partition(" ")[2]
@@ -92,3 +96,59 @@ def usd(value: float | None) -> str:
 def likelihood(share: float) -> str:
     """A probability without false certainty."""
     return "> 99 %" if share > 0.99 else "< 1 %" if share < 0.01 else f"{100 * share:.0f} %"
+
+
+@frozen
+class Quantity:
+    """A number that results have: what it is called, how it is written, what it means."""
+
+    heading: str
+    show: Callable[[Any], str]
+    meaning: str
+    engines: str = ""  # what serving engines call it
+
+
+QUANTITIES = {
+    "batch": Quantity("batch", whole, "sequences decoded together", "max-num-seqs"),
+    "prompt": Quantity("prompt", whole, "prompt tokens of each request", "input length, ISL"),
+    "generate": Quantity("generate", whole, "tokens generated per request", "OSL"),
+    "ttft_s": Quantity("TTFT", seconds, "time to the first token", "TTFT"),
+    "tpot_s": Quantity("TPOT", seconds, "mean time per token after the first", "TPOT, ITL"),
+    "gap_s": Quantity("ITL", seconds, "time between two tokens of a request", "ITL"),
+    "queue_s": Quantity("queue", seconds, "from arrival to the first pass", "queue time"),
+    "latency_s": Quantity("E2E", seconds, "from arrival to the last token", "E2EL"),
+    "prefill_s": Quantity("prefill", seconds, "the pass over the prompts"),
+    "decode_s": Quantity("decode", seconds, "all tokens after the first"),
+    "decode_tok_s": Quantity(
+        "decode tok/s", rate, "tokens per second while decoding: batch / TPOT",
+        "generation throughput",
+    ),
+    "output_tok_s": Quantity(
+        "output tok/s", rate, "generated tokens per second of the batch, prefill included",
+        "output token throughput",
+    ),
+    "goodput_per_s": Quantity(
+        "goodput req/s", rate, "requests per second that meet the targets", "goodput"
+    ),
+    "request_per_s": Quantity("req/s", rate, "finished requests per second"),
+    "vs_full": Quantity("vs full", times, "output tok/s relative to full KV"),
+    "gpu_bytes": Quantity("GPU GiB", gib, "peak memory of each GPU"),
+    "host_bytes": Quantity("host GiB", gib, "peak host memory of the replica"),
+    "max_batch": Quantity("max batch", whole, "largest batch that fits in memory"),
+    "max_seqs": Quantity("max seqs", whole, "sequences in a batch", "max-num-seqs"),
+    "usd_per_million_tokens": Quantity(
+        "USD/Mtok", usd, "price of a million generated tokens"
+    ),
+    "bound_by": Quantity("bound by", str, "what the busiest stream spends most of its time on"),
+}  # fmt: skip
+
+
+def comparison_key(row: dict[str, Any]) -> str:
+    """The rate that rows are compared by: of decoding, of all where one token is generated."""
+    return "decode_tok_s" if row["generate"] > 1 else "output_tok_s"
+
+
+def legend(keys: Sequence[str]) -> str:
+    """The meaning of some quantities in one line."""
+    known = [QUANTITIES[key] for key in keys if key in QUANTITIES]
+    return "; ".join(f"{q.heading}: {q.meaning}" for q in known)

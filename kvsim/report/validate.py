@@ -1,28 +1,116 @@
-"""What real runs showed, as JSON and as a table by technique and op."""
+"""``kvsim validate``: what real runs counted beside what was predicted, op by op."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from kvsim.report.answer import Answer, show_verdict
+from kvsim.report.answer import Answer
 from kvsim.report.answer import verdict as paragraph
-from kvsim.report.json import Row
-from kvsim.report.names import settings_of, short_names
-from kvsim.report.screen import Screen
-from kvsim.report.table import Table, of_cells
+from kvsim.report.json import Row, number
+from kvsim.report.names import list_settings, short_names
+from kvsim.report.result import Result
+from kvsim.report.table import Table, cells_table
+from kvsim.report.terminal import BLANK, Block, Heading
 from kvsim.report.units import short
-from kvsim.validate.counts.check import TOLERANCE, CheckedTechnique
+from kvsim.validate.counts.check import TOLERANCE, CannotRun, CheckedTechnique
 from kvsim.validate.counts.compare import CHANNELS, Buffer, Line
 
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
 EXACT = 15  # digits: counts are shown whole
+SHADES = {
+    "equal": ("#26866a", ""), "explained": ("#8a7413", "/"), "DIFFER": ("#c0453f", "x"),
+}  # fmt: skip
+KEY = (
+    f"exact: gives full KV's tokens; its fp32 logits must be within {TOLERANCE:g} of them. "
+    "Rows are what was counted, over all layers and passes. equal: predicted to the last "
+    "digit; explained: it differs for the reason given, and the prediction is below it."
+)
+"""What the words in the tables mean."""
 
 
-def outcome(found: CheckedTechnique) -> Row:
+def make_result(
+    found: Sequence[CheckedTechnique],
+    title: str,
+    about: Row,
+    refused: Sequence[CannotRun] = (),
+    command: str = "",
+) -> Result[Sequence[CheckedTechnique]]:
+    """Make the answer of ``kvsim validate``.
+
+    Parameters
+    ----------
+    title
+        Model, weights, device and sizes in words.
+    about
+        The same as fields.
+    refused
+        Techniques that could not run.
+    """
+    answer, key = write_answer(found), [str(o.technique) for o in found]
+    names = short_names(key)
+    labels = [names[text] for text in key]
+    settings, summary = list_settings(names), summary_table(found)
+    passed = all(o.passed for o in found) and not refused
+    fields = about | {
+        "techniques": [technique_fields(o) for o in found],
+        "left_out": [{"technique": str(f.technique), "reason": f.reason} for f in refused],
+        "passed": passed,
+        "answer": answer.row(),
+    }
+    blocks: list[Block] = [Heading(title), *answer.head(), summary, *settings]
+    full = next((o.comparison.lines for o in found if o.technique.name == "full"), ())
+    for label, o in zip(labels, found, strict=True):
+        blocks += [BLANK, Heading(label), *_list_blocks(o, full)]
+    details = []
+    for label, o in zip(labels, found, strict=True):
+        details.append(line_table(o.comparison.lines, f"{label}: ops"))
+        details.append(buffer_table(o.comparison.buffers, f"{label}: buffers"))
+    items = [x for o in found for x in list_items(o)]
+    explained = [f"{', '.join(what)}: {why}." for why, what in reasons(items).items()]
+    bars = "Counts of ops and buffers, by how they stand beside the prediction"
+    return Result(
+        command,
+        title,
+        answer,
+        fields,
+        found,
+        passed=passed,
+        tables=[summary],
+        blocks=[*blocks, BLANK, KEY],
+        draw=lambda: [(bars, _draw_bars(found, labels))],
+        details=details,
+        remarks=[*explained, KEY, *settings],
+    )
+
+
+def _list_blocks(found: CheckedTechnique, full: Iterable[Line]) -> list[Block]:
+    """One technique's counts; ops that are full KV's are only named."""
+    known = {(line.phase, line.op): line for line in full}
+    every = found.comparison.lines
+    lines = [x for x in every if found.technique.name == "full" or not _as_full(x, known)]
+    blocks: list[Block] = [line_table(lines)]
+    for phase in dict.fromkeys(line.phase for line in every if line not in lines):
+        same = [line.op for line in every if line not in lines and line.phase == phase]
+        blocks.append(f"{phase} as full: {', '.join(same)}")
+    blocks.append(buffer_table(found.comparison.buffers))
+    for reason, about in reasons([*lines, *found.comparison.buffers]).items():
+        blocks.append(f"explained: {', '.join(about)}: {reason}")
+    return blocks
+
+
+def list_items(found: CheckedTechnique) -> list[Line | Buffer]:
+    """All that was counted of a technique."""
+    return [*found.comparison.lines, *found.comparison.buffers]
+
+
+def technique_fields(found: CheckedTechnique) -> Row:
     """One technique's checks under their contract names."""
     return {
         "technique": str(found.technique),
         "exact": found.must_agree,
         "same_tokens": found.same_tokens,
-        "logit_difference": _finite(found.logit_difference),
+        "logit_difference": number(found.logit_difference),
         "ops": [_op(line) for line in found.comparison.lines],
         "buffers": [_buffer(buffer) for buffer in found.comparison.buffers],
         "passed": found.passed,
@@ -62,11 +150,10 @@ def verdict(item: Line | Buffer) -> str:
     return "equal" if item.equal else "explained" if item.holds else "DIFFERS"
 
 
-def answered(found: list[CheckedTechnique]) -> Answer:
+def write_answer(found: Sequence[CheckedTechnique]) -> Answer:
     """Whether real runs agree with predictions, in words."""
     failed = [str(o.technique) for o in found if not o.passed]
-    items: list[Line | Buffer] = [x for o in found for x in o.comparison.lines]
-    items += [x for o in found for x in o.comparison.buffers]
+    items = [x for o in found for x in list_items(o)]
     equal = sum(item.equal for item in items)
     explained = sum(item.holds and not item.equal for item in items)
     told = f"{len(found) - len(failed)} of {len(found)} techniques agree with their predictions"
@@ -83,15 +170,7 @@ def answered(found: list[CheckedTechnique]) -> Answer:
     )
 
 
-KEY = (
-    f"exact: gives full KV's tokens; its fp32 logits must be within {TOLERANCE:g} of them. "
-    "Rows are what was counted, over all layers and passes. equal: predicted to the last "
-    "digit; explained: it differs for the reason given, and the prediction is below it."
-)
-"""What the words in the tables mean."""
-
-
-def summary_table(found: list[CheckedTechnique]) -> Table:
+def summary_table(found: Sequence[CheckedTechnique]) -> Table:
     """A row per technique: its counts, tokens and logits beside full KV's."""
     names = short_names([str(o.technique) for o in found])
     summary = [
@@ -106,7 +185,7 @@ def summary_table(found: list[CheckedTechnique]) -> Table:
         for o in found
     ]
     heads = ("technique", "exact", "counts", "", "tokens of full", "logits off")
-    return of_cells(heads, summary, 4, "010023")
+    return cells_table(heads, summary, 4, "010023")
 
 
 def line_table(lines: Sequence[Line], title: str = "") -> Table:
@@ -115,39 +194,11 @@ def line_table(lines: Sequence[Line], title: str = "") -> Table:
     heads = ["phase", "op", "", "FLOP", *(f"{channel.upper()} B" for channel in CHANNELS)]
     kept = [i for i in range(len(heads)) if i < 4 or any(row[i] for row in rows)]
     ranks = "".join("2" if i >= 4 else "0" for i in kept)
-    return of_cells([heads[i] for i in kept], [[row[i] for i in kept] for row in rows], 3, ranks,
-                    title)  # fmt: skip
+    cells = [[row[i] for i in kept] for row in rows]
+    return cells_table([heads[i] for i in kept], cells, 3, ranks, title)
 
 
-def print_outcomes(title: str, found: list[CheckedTechnique]) -> None:
-    """The verdict, a summary, then every op and buffer of every technique."""
-    out = Screen()
-    out.title(title)
-    show_verdict(out, answered(found))
-    names = short_names([str(o.technique) for o in found])
-    out.table(summary_table(found))
-    for line in settings_of(names):
-        out.say(line)
-    full = next((o.comparison.lines for o in found if o.technique.name == "full"), ())
-    known = {(line.phase, line.op): line for line in full}
-    for o in found:
-        lines = [x for x in o.comparison.lines if o.technique.name == "full" or not _as(x, known)]
-        out.blank()
-        out.title(names[str(o.technique)])
-        out.table(line_table(lines))
-        as_full = [line for line in o.comparison.lines if line not in lines]
-        for phase in dict.fromkeys(line.phase for line in as_full):
-            same = ", ".join(line.op for line in as_full if line.phase == phase)
-            out.say(f"{phase} as full: {same}")
-        held = ("phase", "tier", "buffer", "", "B")
-        out.table(of_cells(held, [row for b in o.comparison.buffers for row in resident(b)], 4))
-        for reason, about in reasons([*lines, *o.comparison.buffers]).items():
-            out.say(f"explained: {', '.join(about)}: {reason}")
-    out.blank()
-    out.say(KEY)
-
-
-def _as(line: Line, known: dict[tuple[str, str], Line]) -> bool:
+def _as_full(line: Line, known: dict[tuple[str, str], Line]) -> bool:
     """Whether full KV does the same there."""
     full = known.get((line.phase, line.op))
     return full is not None and (line.predicted, line.counted) == (full.predicted, full.counted)
@@ -155,8 +206,7 @@ def _as(line: Line, known: dict[tuple[str, str], Line]) -> bool:
 
 def kinds(compared: CheckedTechnique) -> dict[str, int]:
     """How many counts are equal, differ for a reason that is known, or differ."""
-    items: list[Line | Buffer] = [*compared.comparison.lines, *compared.comparison.buffers]
-    verdicts = [verdict(item) for item in items]
+    verdicts = [verdict(item) for item in list_items(compared)]
     return {
         "equal": verdicts.count("equal"),
         "explained": verdicts.count("explained"),
@@ -178,14 +228,19 @@ def _cells(line: Line) -> list[list[str]]:
     return [first] if line.equal else [first, ["", "  predicted", "", *numbers[1]]]
 
 
-def resident(buffer: Buffer) -> list[list[str]]:
-    """What a buffer held, and below it what was predicted where that differs."""
+def buffer_table(buffers: Sequence[Buffer], title: str = "") -> Table:
+    """Make the table of what buffers held, and below as predicted where that differs."""
+    cells = [row for buffer in buffers for row in _buffer_cells(buffer)]
+    return cells_table(("phase", "tier", "buffer", "", "B"), cells, 4, title=title)
+
+
+def _buffer_cells(buffer: Buffer) -> list[list[str]]:
     sizes = [short(float(n), EXACT) for n in (buffer.counted, buffer.predicted)]
     first = [buffer.phase, buffer.tier, buffer.name, verdict(buffer), sizes[0]]
     return [first] if buffer.equal else [first, ["", "", "  predicted", "", sizes[1]]]
 
 
-def reasons(items: list[Line | Buffer]) -> dict[str, list[str]]:
+def reasons(items: Sequence[Line | Buffer]) -> dict[str, list[str]]:
     """What differs for a reason that is known, reason by reason."""
     found: dict[str, list[str]] = {}
     for item in items:
@@ -195,5 +250,18 @@ def reasons(items: list[Line | Buffer]) -> dict[str, list[str]]:
     return found
 
 
-def _finite(value: float) -> Any:
-    return value if value < float("inf") else None
+def _draw_bars(found: Sequence[CheckedTechnique], labels: Sequence[str]) -> "Figure":
+    from plotly.graph_objects import Figure
+
+    from kvsim.report.charts import finished
+
+    figure = Figure()
+    for kind, (colour, pattern) in SHADES.items():
+        figure.add_bar(
+            y=labels, x=[kinds(o)[kind] for o in found], name=kind.lower(), orientation="h",
+            marker={"color": colour, "pattern": {"shape": pattern}},
+            hovertemplate="%{x} counts<extra></extra>",
+        )  # fmt: skip
+    figure.update_layout(barmode="stack", legend_traceorder="normal")
+    axis = {"autorange": "reversed"}
+    return finished(figure, 130 + 30 * len(found), "counts", "", yaxis=axis)

@@ -7,11 +7,12 @@ from math import isfinite
 from kvsim.frozen import frozen
 from kvsim.quality.planfile import PlanFile
 from kvsim.quality.settings import PERPLEXITY
-from kvsim.report.answer import Answer, show_rest, show_verdict
+from kvsim.report.answer import Answer
 from kvsim.report.answer import verdict as paragraph
-from kvsim.report.json import Row, number
-from kvsim.report.screen import Screen
-from kvsim.report.table import of_cells
+from kvsim.report.json import number
+from kvsim.report.result import Result
+from kvsim.report.table import cells_table
+from kvsim.report.terminal import BLANK, Heading
 from kvsim.report.units import gib, percent, seconds, times
 from kvsim.validate.counts.check import RandomPrompts
 from kvsim.validate.planned import MeasuredLoss
@@ -53,7 +54,43 @@ class PlanRun:
         return self.loss.relative <= self.plan.high
 
 
-def answered(found: PlanRun) -> Answer:
+def make_result(found: PlanRun, command: str = "") -> Result[PlanRun]:
+    """Make the answer of ``kvsim validate --plan``."""
+    plan, loss, answer = found.plan, found.loss, write_answer(found)
+    fields = {
+        "answer": answer.row(),
+        "technique": str(plan.technique), "model": plan.model, "title": found.title,
+        "batch": found.work.batch, "prompt": found.work.prompt, "generate": found.work.generate,
+        "loss": {
+            "evidence": plan.evidence, "unit": plan.unit, "expected": plan.loss,
+            "low": plan.low, "high": plan.high,
+            "measured_relative_perplexity": None if loss is None else number(loss.relative),
+            "measured_kl_nat": None if loss is None else number(loss.divergence),
+            "holds": found.holds,
+        },
+        "times": [
+            {"name": m.name, "predicted": number(m.predicted), "measured": number(m.measured),
+             "noise": number(m.noise)}
+            for m in found.times
+        ],
+        "left_out": found.left_out,
+    }  # fmt: skip
+    rows = [_row(m) for m in found.times]
+    if loss is not None:
+        inside = plan.unit == PERPLEXITY and plan.loss is not None
+        expected = "0 %" if plan.technique.exact else percent(plan.loss) if inside else "-"
+        rows.append(["loss of perplexity", expected, percent(loss.relative), "-"])
+        rows.append(["KL [nat/token]", "-", f"{loss.divergence:.2g}", "-"])
+    table = cells_table(("", "predicted", "measured", "error"), rows)
+    blocks = [Heading(found.title), *answer.head(), BLANK, table, *answer.body()]
+    held = found.holds is not False
+    shown = [table]
+    return Result(
+        command, found.title, answer, fields, found, tables=shown, blocks=blocks, passed=held
+    )
+
+
+def write_answer(found: PlanRun) -> Answer:
     """What running the plan showed, in words."""
     told = {m.name: m for m in found.times}
     faster = told.get("speedup")
@@ -87,46 +124,6 @@ def _loss_told(found: PlanRun) -> str:
     return (
         f"{name} loses {measured}, {held} the {percent(found.plan.high)} that the plan allows for."
     )
-
-
-def record(found: PlanRun) -> Row:
-    """As ``--json`` has it."""
-    plan, loss = found.plan, found.loss
-    return {
-        "answer": answered(found).row(),
-        "technique": str(plan.technique), "model": plan.model, "title": found.title,
-        "batch": found.work.batch, "prompt": found.work.prompt, "generate": found.work.generate,
-        "loss": {
-            "evidence": plan.evidence, "unit": plan.unit, "expected": plan.loss,
-            "low": plan.low, "high": plan.high,
-            "measured_relative_perplexity": None if loss is None else number(loss.relative),
-            "measured_kl_nat": None if loss is None else number(loss.divergence),
-            "holds": found.holds,
-        },
-        "times": [
-            {"name": m.name, "predicted": number(m.predicted), "measured": number(m.measured),
-             "noise": number(m.noise)}
-            for m in found.times
-        ],
-        "left_out": found.left_out,
-    }  # fmt: skip
-
-
-def show(found: PlanRun) -> None:
-    """The verdict, then a table of predicted against measured."""
-    out, answer = Screen(), answered(found)
-    out.title(found.title)
-    show_verdict(out, answer)
-    out.blank()
-    rows = [_row(m) for m in found.times]
-    if found.loss is not None:
-        plan = found.plan
-        inside = plan.unit == PERPLEXITY and plan.loss is not None
-        expected = "0 %" if plan.technique.exact else percent(plan.loss) if inside else "-"
-        rows.append(["loss of perplexity", expected, percent(found.loss.relative), "-"])
-        rows.append(["KL [nat/token]", "-", f"{found.loss.divergence:.2g}", "-"])
-    out.table(of_cells(("", "predicted", "measured", "error"), rows))
-    show_rest(out, answer)
 
 
 def _row(measured: Measured) -> list[str]:

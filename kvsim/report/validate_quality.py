@@ -1,52 +1,62 @@
-"""An attention trace as tables."""
+"""``kvsim validate --quality``: what techniques lose on a text, also layer by layer."""
 
-from kvsim.report.screen import Screen
-from kvsim.report.table import of_cells
+import numpy as np
+
+from kvsim.frozen import frozen
+from kvsim.graph import Array
+from kvsim.quality.layers import NORMAL, SIDES, LayerLosses, Widths
+from kvsim.report.answer import Answer
+from kvsim.report.json import Row
+from kvsim.report.result import Result
+from kvsim.report.table import cells_table
+from kvsim.report.terminal import BLANK, Block, Heading
 from kvsim.report.units import short
 from kvsim.traces.attention import GAMMAS, Acceptance, AttentionTrace, Quality, TopK
+from kvsim.traces.attentionfile import record
 
 
-def print_trace(trace: AttentionTrace) -> None:
-    """Quality, attention and acceptance, one table each; layers as mean and least."""
-    out = Screen()
-    out.title(f"{trace.model}, {trace.layers} layers: {trace.tokens:,} tokens read")
-    out.say(f"weights {trace.weights}")
-    out.say(f"text {trace.text}")
-    out.say(trace.settings)
-    out.say(f"perplexity with full-precision KV {short(trace.perplexity)}")
+def make_trace_result(trace: AttentionTrace, command: str = "") -> Result[AttentionTrace]:
+    """Make the answer of a measured text: quality, attention and acceptance, one table each."""
+    blocks: list[Block] = [
+        Heading(f"{trace.model}, {trace.layers} layers: {trace.tokens:,} tokens read"),
+        f"weights {trace.weights}",
+        f"text {trace.text}",
+        trace.settings,
+        f"perplexity with full-precision KV {short(trace.perplexity)}",
+    ]
     if trace.quality:
-        measured = ["technique", "perplexity", "of full", "KL nat/token"]
-        measured += ["facts found"] if trace.retrieval else []
-        rows = [_loss(q, trace.perplexity)[: len(measured)] for q in trace.quality]
-        out.blank()
-        out.table(of_cells(tuple(measured), rows))
+        heads = ["technique", "perplexity", "of full", "KL nat/token"]
+        heads += ["facts found"] if trace.retrieval else []
+        rows = [_loss(q, trace.perplexity)[: len(heads)] for q in trace.quality]
+        blocks += [BLANK, cells_table(heads, rows)]
     if trace.retrieval:
         share, facts = _percent(trace.retrieval.found), trace.retrieval.facts
-        out.say(f"Full-precision KV finds {share} of the {facts} facts planted in the text.")
+        blocks.append(f"Full-precision KV finds {share} of the {facts} facts planted in the text.")
     if trace.top_k:
-        heads = ("pairs kept per query head", *map(str, trace.top_k.k))
-        out.blank()
-        out.table(of_cells(heads, _masses(trace.top_k)))
+        heads = ["pairs kept per query head", *map(str, trace.top_k.k)]
+        blocks += [BLANK, cells_table(heads, _masses(trace.top_k))]
     if trace.prefetch:
         rows = [
-            [f"k={p.k}, {p.bits}-bit keys", *_both(p.pairs), *_both(p.mass)]
+            [f"k={p.k}, {p.bits}-bit keys", *_mean_and_least(p.pairs), *_mean_and_least(p.mass)]
             for p in trace.prefetch
-        ]  # fmt: skip
-        heads = ("of the oracle's pairs", "least layer", "of their mass", "least layer")
-        out.blank()
-        out.table(of_cells(("prefetched by SpeCache", *heads), rows))
+        ]
+        found = ["of the oracle's pairs", "least layer", "of their mass", "least layer"]
+        blocks += [BLANK, cells_table(["prefetched by SpeCache", *found], rows)]
     if trace.saliency:
         rows = [
-            [f"{_percent(s.salient)} salient, {_percent(s.probe)} probes", *_both(s.overlap)]
+            [
+                f"{_percent(s.salient)} salient, {_percent(s.probe)} probes",
+                *_mean_and_least(s.overlap),
+            ]
             for s in trace.saliency
         ]
-        out.blank()
-        out.table(of_cells(("ZipCache", "of the truly salient found", "least layer"), rows))
-    for found in trace.acceptance:
-        out.blank()
-        out.say(_drafts(found))
-        heads = ("tokens per round", *(f"at least {place}" for place in GAMMAS))
-        out.table(of_cells(("gamma", *heads), _rounds(found), 0))
+        heads = ["ZipCache", "of the truly salient found", "least layer"]
+        blocks += [BLANK, cells_table(heads, rows)]
+    for drafted in trace.acceptance:
+        reached = (f"at least {place}" for place in GAMMAS)
+        heads = ["gamma", "tokens per round", *reached]
+        blocks += [BLANK, _drafts(drafted), cells_table(heads, _rounds(drafted), 0)]
+    return Result(command, trace.model, Answer(""), record(trace), trace, blocks=blocks)
 
 
 def _loss(found: Quality, full: float) -> list[str]:
@@ -77,7 +87,7 @@ def _rounds(found: Acceptance) -> list[list[str]]:
     ]
 
 
-def _both(shares: tuple[float, ...]) -> list[str]:
+def _mean_and_least(shares: tuple[float, ...]) -> list[str]:
     return [_percent(sum(shares) / len(shares)), _percent(min(shares))]
 
 
@@ -87,3 +97,73 @@ def _percent(share: float) -> str:
 
 def _spaced(technique: str) -> str:
     return technique.replace(",", ", ")
+
+
+@frozen
+class Executed:
+    """A plan of widths, and its measured loss window by window."""
+
+    bits: float
+    widths: Widths  # (2, layers), indices
+    measured: Array  # (windows,) [nat per token]
+
+    @property
+    def error(self) -> float:
+        """Standard error of the measured mean. [nat per token]"""
+        return float(self.measured.std(ddof=1) / np.sqrt(self.measured.size))
+
+
+def layer_fields(found: LayerLosses, plan: Executed | None) -> Row:
+    """As ``--json`` has it."""
+    each = found.alone.mean(axis=-1)
+    row: Row = {
+        "model": found.model, "text": found.text, "settings": found.settings,
+        "bits": list(found.bits), "factor": found.growth[0],
+        "power": found.growth[1],
+        "kl_alone": {side: each[i].tolist() for i, side in enumerate(SIDES)},
+        "kl_uniform": found.uniform.mean(axis=-1).tolist(), "plan": None,
+    }  # fmt: skip
+    if plan is not None:
+        mean, low, high = found.expected(plan.widths)
+        row["plan"] = {
+            "bits": plan.bits, "technique": found.notation(plan.widths), "kl_expected": mean,
+            "kl_low": low, "kl_high": high, "kl_measured": float(plan.measured.mean()),
+            "kl_error": plan.error,
+        }  # fmt: skip
+    return row
+
+
+def make_layer_result(
+    found: LayerLosses, plan: Executed | None, command: str = ""
+) -> Result[LayerLosses]:
+    """Make the answer of layers packed one by one, and of a plan of bits that was run."""
+    each = found.alone.mean(axis=-1)
+    heads = [f"{side}, {bits} bits" for side in SIDES for bits in found.bits]
+    rows = [
+        [str(layer), *(f"{each[s, b, layer]:.2g}" for s in (0, 1) for b in range(len(found.bits)))]
+        for layer in range(each.shape[-1])
+    ]
+    blocks: list[Block] = [
+        Heading(f"{found.model}: KL divergence [nat per token] of each layer packed alone"),
+        found.settings,
+        cells_table(("layer", *heads), rows, 0),
+    ]
+    sums = each.sum(axis=(0, 2))
+    for b, bits in enumerate(found.bits):
+        whole = found.uniform[b].mean()
+        blocks.append(
+            f"All layers at {bits} bits: {whole:.3g}, {whole / sums[b]:.2f} of their sum."
+        )
+    if plan is not None:
+        mean, low, high = found.expected(plan.widths)
+        measured = float(plan.measured.mean())
+        inside = "inside" if low <= measured <= high else "outside"
+        blocks += [
+            BLANK,
+            f"At {plan.bits:g} bits on average: {found.notation(plan.widths)}",
+            f"Expected {mean:.3g} ({low:.3g} to {high:.3g}), measured {measured:.3g} \u00b1 "
+            f"{NORMAL * plan.error:.2g}: {inside} the interval; all layers at {found.bits[0]} bits "
+            f"lose {found.uniform[0].mean():.3g}.",
+        ]
+    fields = layer_fields(found, plan)
+    return Result(command, found.model, Answer(""), fields, found, blocks=blocks)

@@ -1,4 +1,4 @@
-"""Times predicted and measured: JSON, a table by technique, and a page."""
+"""``kvsim validate`` with a measured profile: times predicted and measured, rounds as lanes."""
 
 from collections.abc import Sequence
 from math import isfinite
@@ -7,12 +7,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kvsim.report import units
-from kvsim.report.answer import Answer, show_verdict, verdict
+from kvsim.report.answer import Answer, verdict
 from kvsim.report.json import Row
-from kvsim.report.screen import Screen
-from kvsim.report.table import Table, of_cells
+from kvsim.report.result import Result
+from kvsim.report.table import Table, cells_table
+from kvsim.report.terminal import BLANK, Heading
 
 if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
     from kvsim.validate.times.compared import Compared, Measured, SkippedPoint, Summary
 
 TIMES = ("ttft_s", "tpot_s")
@@ -30,9 +33,44 @@ LEGEND = (
     "copies' time that runs beside compute, predicted / measured."
 )
 WORST = 15  # ops told of
+ROUNDS = (
+    "Rounds: each technique at its last point. Copies are named by their direction where measured; "
+    "on a CPU, other jobs show as gaps and long ops."
+)
 
 
-def answer(
+def make_result(answer: Row, command: str = "") -> Result[Row]:
+    """Make the answer of a validation of times from its fields."""
+    said = write_answer(answer)
+    title = f"{answer['device']}: predicted against measured"
+    tables = [technique_table(answer), op_table(answer)]
+    lacking = [*said.left_out, *answer["suspicious"]]
+
+    def draw() -> "list[tuple[str, Figure]]":
+        rounds = [
+            (f"One round of {r['technique'].partition(':')[0]}, {r['point']}", _draw_round(r))
+            for r in answer["rounds"]
+        ]
+        return [("Predicted against measured times", _draw_times(answer)), *rounds]
+
+    return Result(
+        command,
+        title,
+        said,
+        answer,
+        answer,
+        tables=tables,
+        blocks=[
+            *(Heading(title), *said.head(), LEGEND, tables[0], BLANK, tables[1]),
+            *(*lacking, *summarize(answer)),
+        ],
+        draw=draw,
+        remarks=[LEGEND, ROUNDS, *lacking],
+        notes=answer["suspicious"],
+    )
+
+
+def times_fields(
     found: Sequence["Compared"], missing: Sequence["SkippedPoint"], summary: "Summary", device: str,
     suspicious: Sequence[str],
 ) -> Row:  # fmt: skip
@@ -86,38 +124,25 @@ def _finite(value: float) -> Any:
     return value if isfinite(value) else None
 
 
-def show(answer: Row) -> None:
-    """Errors by technique, then the worst ops and what the whole amounts to."""
-    out = Screen()
-    out.title(f"{answer['device']}: predicted against measured")
-    show_verdict(out, answered(answer))
-    out.say(LEGEND)
-    out.table(technique_table(answer))
-    out.blank()
-    out.table(op_table(answer))
-    for text in [*left_out(answer), *answer["suspicious"], *said(answer)]:
-        out.say(text)
-
-
 def technique_table(answer: Row) -> Table:
     """A line of errors per technique."""
-    return of_cells(BY_TECHNIQUE, by_technique(answer), 1, "0300415676")
+    return cells_table(BY_TECHNIQUE, by_technique(answer), 1, "0300415676")
 
 
 def op_table(answer: Row) -> Table:
     """The ops whose prediction misses most time."""
     heads = ("op", "technique", "point", "predicted ms", "measured ms", "off %")
-    return of_cells(heads, worst_ops(answer), 3, "002000", "The ops that cost most in error")
+    return cells_table(heads, worst_ops(answer), 3, "002000", "The ops that cost most in error")
 
 
-def left_out(answer: Row) -> list[str]:
+def list_left_out(answer: Row) -> list[str]:
     """What could not run, in words."""
     return [
         f"left out: {m['technique']} at {m['point']}: {m['reason']}" for m in answer["left_out"]
     ]
 
 
-def said(answer: Row) -> list[str]:
+def summarize(answer: Row) -> list[str]:
     """The summary in words."""
     s = answer["summary"]
 
@@ -152,10 +177,10 @@ def _replayed(points: Sequence[Row]) -> list[str]:
     ]
 
 
-def held_out(answer: Row, today: str) -> str:
+def describe_error(answer: Row, today: str) -> str:
     """What a stack says of its error on points that nothing was fitted to."""
     names = dict.fromkeys(p["technique"].partition(":")[0] for p in answer["points"])
-    return f"held out, {today}, {', '.join(names)}: {said(answer)[0]}"
+    return f"held out, {today}, {', '.join(names)}: {summarize(answer)[0]}"
 
 
 def by_technique(answer: Row) -> list[list[str]]:
@@ -214,7 +239,7 @@ def worst_ops(answer: Row) -> list[list[str]]:
     ]
 
 
-def answered(answer: Row) -> Answer:
+def write_answer(answer: Row) -> Answer:
     """How far times are off on this machine, in words."""
     s = answer["summary"]
     return Answer(
@@ -225,14 +250,14 @@ def answered(answer: Row) -> Answer:
                 f"{units.percent(s['nine_in_ten'])}; the runs' own noise is "
                 f"{units.percent(s['noise'])}."
             ],
-            [order(s)],
+            [describe_order(s)],
         ),
         figures={key: s[key] for key in ("points", "median", "nine_in_ten", "noise")},
-        left_out=left_out(answer),
+        left_out=list_left_out(answer),
     )
 
 
-def order(row: Row) -> str:
+def describe_order(row: Row) -> str:
     """Whether the predicted winner wins and the predicted order holds."""
     if row["same_winner"] is None:
         return (
@@ -243,3 +268,71 @@ def order(row: Row) -> str:
         f"The predicted winner wins at {units.percent(row['same_winner'])} of the points; "
         f"{units.percent(row['same_order'])} of the pairs have the predicted order."
     )
+
+
+def _draw_round(r: Row) -> "Figure":
+    """A row per stream and side, a colour per op."""
+    from plotly.colors import qualitative
+    from plotly.graph_objects import Figure
+
+    colours = qualitative.Dark24
+
+    bars = [(side, *span) for side in SIDES for span in r[side]]
+    names = list(dict.fromkeys(name for _, _, name, _, _ in bars))
+    figure = Figure()
+    for i, name in enumerate(names):
+        here = [bar for bar in bars if bar[2] == name]
+        begins = [max(0.0, begin) for *_, begin, _ in here]
+        figure.add_bar(
+            y=[f"{stream} {side}" for side, stream, *_ in here],
+            base=[1e3 * begin for begin in begins],
+            x=[1e3 * (bar[4] - begin) for bar, begin in zip(here, begins, strict=True)],
+            orientation="h",
+            name=name,
+            marker_color=colours[i % len(colours)],
+            hovertemplate="%{y}: %{x:.3f} ms from %{base:.3f} ms",
+        )
+    rows = [f"{s} {side}" for s in STREAMS for side in SIDES if _has(bars, side, s)]
+    figure.update_layout(
+        barmode="overlay", height=150 + 40 * len(rows),
+        xaxis={"title": "ms"}, yaxis={"categoryorder": "array", "categoryarray": rows[::-1]},
+        margin={"t": 40, "b": 40},
+    )  # fmt: skip
+    return figure
+
+
+def _has(bars: Sequence[tuple[Any, ...]], side: str, stream: str) -> bool:
+    return any(bar[:2] == (side, stream) for bar in bars)
+
+
+def _draw_times(answer: Row) -> "Figure":
+    from plotly.graph_objects import Figure
+
+    from kvsim.report.colours import mark
+
+    figure = Figure()
+    names = dict.fromkeys(p["technique"].partition(":")[0] for p in answer["points"])
+    spans: list[float] = []
+    for name in names:
+        here = [p for p in answer["points"] if p["technique"].partition(":")[0] == name]
+        found = [(p, m) for p in here for m in p["whole"] if m["name"] in TIMES]
+        x, y = ([1e3 * m[key] for _, m in found] for key in ("measured", "predicted"))
+        spans += [*x, *y]
+        text = [
+            f"{m['name']} {p['model']} {p['batch']} x {p['prompt']}: {100 * m['error']:+.1f} %"
+            for p, m in found
+        ]
+        error = {"type": "data", "array": [1e3 * m["noise"] * m["measured"] for _, m in found]}
+        look = mark(name)
+        dots = {"color": look.colour, "symbol": look.symbol}
+        figure.add_scatter(
+            x=x, y=y, mode="markers", name=name, text=text, error_x=error, marker=dots
+        )
+    ends = [min(spans), max(spans)]
+    figure.add_scatter(x=ends, y=ends, mode="lines", name="equal", line={"color": "#bbb"})
+    figure.update_layout(
+        xaxis={"title": "measured [ms]", "type": "log"},
+        yaxis={"title": "predicted [ms]", "type": "log"},
+        height=650,
+    )  # fmt: skip
+    return figure

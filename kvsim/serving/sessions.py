@@ -8,17 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.serving.batch import (
-    count_decoded,
-    find_place,
-    leave_queue,
-    leave_swap_queue,
-    release_sequence,
-    remove_sequence,
-)
+from kvsim.serving.batch import count_made, leave, place_of, take_out
 from kvsim.serving.core import jit_entry, jit_function
 from kvsim.serving.costs import StepCosts
-from kvsim.serving.memory import count_blocks
+from kvsim.serving.growth import blocks_of
+from kvsim.serving.idle import fits
+from kvsim.serving.queues import unqueue, unqueue_swapped
 from kvsim.serving.records import (
     ABORTED,
     FINISHED,
@@ -30,12 +25,13 @@ from kvsim.serving.records import (
     Replica,
     World,
 )
-from kvsim.serving.scheduler import PASSES, ROUND_ROBIN, has_work, receive, step
+from kvsim.serving.routes import ROUND_ROBIN, receive
+from kvsim.serving.schedule import PASSES, has_work, step
 from kvsim.serving.tables import Tables
-from kvsim.serving.world import Course, fits
+from kvsim.serving.world import Course
 
 
-def queue_first_turns(world: World, course: Any, costs: StepCosts) -> None:
+def turns_to_come(world: World, course: Any, costs: StepCosts) -> None:
     """Put the arrivals of all requests that follow no other one on the heap."""
     requests: Any = world.requests
     turns: Any = world.turns
@@ -58,8 +54,8 @@ def queue_first_turns(world: World, course: Any, costs: StepCosts) -> None:
 
 
 @jit_function
-def comes_before(one: Event, other: Event) -> bool:
-    """Return whether an event comes before another one; of equal times, the lower key does."""
+def sooner(one: Event, other: Event) -> bool:
+    """Which of two events comes first; of equal times, the lower key."""
     return one.time < other.time or (one.time == other.time and one.key < other.key)
 
 
@@ -73,34 +69,34 @@ def swap(one: Event, other: Event) -> None:
 
 @jit_function
 def push(world: World, course: Course, time: float, key: int) -> None:
-    """Put an event on the heap."""
+    """An event is to come."""
     at = course.coming
     course.coming += 1
     world.events[at].time, world.events[at].key = time, key
-    while at > 0 and comes_before(world.events[at], world.events[(at - 1) // 2]):
+    while at > 0 and sooner(world.events[at], world.events[(at - 1) // 2]):
         swap(world.events[at], world.events[(at - 1) // 2])
         at = (at - 1) // 2
 
 
 @jit_function
 def pop(world: World, course: Course) -> None:
-    """Take the first event off the heap."""
+    """The first event has come."""
     course.coming -= 1
     last, at = course.coming, 0
     world.events[0].time, world.events[0].key = world.events[last].time, world.events[last].key
     while 2 * at + 1 < last:
         least = 2 * at + 1
-        if least + 1 < last and comes_before(world.events[least + 1], world.events[least]):
+        if least + 1 < last and sooner(world.events[least + 1], world.events[least]):
             least += 1
-        if not comes_before(world.events[least], world.events[at]):
+        if not sooner(world.events[least], world.events[at]):
             break
         swap(world.events[at], world.events[least])
         at = least
 
 
 @jit_function
-def queue_next_turns(world: World, course: Course, index: int, last: float) -> None:
-    """Put the turns that follow a request on the heap, as its last token is there."""
+def answered(world: World, course: Course, index: int, last: float) -> None:
+    """The turns that follow a request are to come, as its last token is there."""
     index = world.turns[index].next
     while index != NONE:
         request, turn = world.requests[index], world.turns[index]
@@ -112,11 +108,11 @@ def queue_next_turns(world: World, course: Course, index: int, last: float) -> N
 
 
 @jit_function
-def follow_turns(world: World, course: Course, replica: Replica) -> None:
-    """Put the turns on the heap that follow those which a replica has finished."""
+def follow(world: World, course: Course, replica: Replica) -> None:
+    """The turns that follow those which a replica has finished are to come."""
     while replica.done != NONE:
         finished = world.requests[replica.done]
-        queue_next_turns(world, course, replica.done, finished.last)
+        answered(world, course, replica.done, finished.last)
         replica.done = finished.link
 
 
@@ -127,29 +123,29 @@ def free_all(world: World, index: int) -> None:
     if request.replica != NONE:
         replica = world.replicas[request.replica]
         if request.status == WAITING:
-            leave_queue(world, replica, index)
+            unqueue(world, replica, index)
         elif request.status == SWAPPED:
-            leave_swap_queue(world, replica, index)
+            unqueue_swapped(world, replica, index)
             if not request.handed:
-                blocks = count_blocks(world.limits, request.prompt + request.made - 1.0)
+                blocks = blocks_of(world.limits, request.prompt + request.made - 1.0)
                 replica.host_swapped -= world.sizes[blocks].gpu
         else:
-            place = find_place(world, replica, index)
+            place = place_of(world, replica, index)
             sequence = world.sequences[replica.first_sequence + place]
             if sequence.todo == 0:
-                count_decoded(replica, sequence, request)
+                count_made(replica, sequence, request)
             else:
                 replica.reading -= 1
                 replica.unread -= sequence.todo
-            release_sequence(world, replica, sequence)
-            remove_sequence(world, replica, place)
+            leave(world, replica, sequence)
+            take_out(world, replica, place)
     request.status = ABORTED
     request.kept = 0
 
 
 @jit_function
-def cancel_next_turns(world: World, course: Course, index: int, time: float) -> None:
-    """Cancel the turns that would follow a request."""
+def never_answered(world: World, course: Course, index: int, time: float) -> None:
+    """The turns that would follow a request never come."""
     follows = world.turns[index].next
     while follows != NONE:
         world.turns[follows].awaited = False
@@ -159,15 +155,15 @@ def cancel_next_turns(world: World, course: Course, index: int, time: float) -> 
 
 @jit_function
 def abort(world: World, course: Course, index: int, time: float) -> None:
-    """Abort a request as its client hangs up, and the turns that would follow."""
+    """A client hangs up; the turns that would follow never come."""
     if world.requests[index].status < FINISHED:
         free_all(world, index)
-        cancel_next_turns(world, course, index, time)
+        never_answered(world, course, index, time)
 
 
 @jit_function
 def arrive(world: World, course: Course, key: int, time: float) -> None:
-    """Let a request arrive; its client may hang up later."""
+    """A request arrives; its client may hang up later."""
     index = key // 2
     request = world.requests[index]
     if course.route == ROUND_ROBIN and request.replica == NONE:
@@ -180,8 +176,8 @@ def arrive(world: World, course: Course, key: int, time: float) -> None:
 
 
 @jit_function
-def handle_event(world: World, course: Course) -> None:
-    """Handle the first event: a request arrives, or its client hangs up."""
+def happen(world: World, course: Course) -> None:
+    """The first event: a request arrives, or its client hangs up."""
     time, key = world.events[0].time, world.events[0].key
     pop(world, course)
     if key % 2 == 1:
@@ -192,7 +188,7 @@ def handle_event(world: World, course: Course) -> None:
 
 @jit_function
 def next_turn(world: World, course: Course, clock: float) -> float:
-    """Return when a turn that is still awaited could come, if no replica is behind a clock. [s]"""
+    """When a turn that is still awaited could come, if no replica is behind a clock. [s]"""
     if course.think == np.inf:
         return np.inf
     while course.first_awaited < world.turns.size:
@@ -226,7 +222,7 @@ def play_turns(tables: Tables, world: World, course: Course) -> bool:
         if clock >= until:
             if course.coming == 0 or until >= course.until:
                 return True
-            handle_event(world, course)
+            happen(world, course)
             continue
         replica = world.replicas[behind]
         if course.alone:
@@ -237,5 +233,5 @@ def play_turns(tables: Tables, world: World, course: Course) -> bool:
             if replica.passes == last:
                 return False
             step(tables, world, replica, until)
-        follow_turns(world, course, replica)
+        follow(world, course, replica)
     return False

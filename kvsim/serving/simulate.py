@@ -10,6 +10,7 @@ from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.serving.core import jit_entry, share
 from kvsim.serving.costs import StepCosts
+from kvsim.serving.idle import fits
 from kvsim.serving.records import (
     BINS,
     FINISHED,
@@ -20,18 +21,11 @@ from kvsim.serving.records import (
     World,
     make,
 )
-from kvsim.serving.scheduler import (
-    PASSES,
-    ROUND_ROBIN,
-    ROUTES,
-    check_only_decodes,
-    has_work,
-    receive,
-    step,
-)
-from kvsim.serving.sessions import play_turns, queue_first_turns
+from kvsim.serving.routes import ROUND_ROBIN, ROUTES, receive
+from kvsim.serving.schedule import PASSES, has_work, only_decodes, step
+from kvsim.serving.sessions import play_turns, turns_to_come
 from kvsim.serving.tables import Tables
-from kvsim.serving.world import ArrivalOrder, Course, fits, make_world
+from kvsim.serving.world import ArrivalOrder, Course, world_of
 from kvsim.traces.requests import Requests
 
 PIECE = 16384  # requests between two looks at what else happens, such as Ctrl-C
@@ -101,7 +95,7 @@ def simulate(
     if not 1 <= replicas <= 10**5:
         raise InputError(f"--replicas: got {replicas}; expected 1 to 100,000")
     each = np.full(len(requests), costs.rate) if rate is None else rate
-    world = make_world(requests, costs, replicas, each)
+    world = world_of(requests, costs, replicas, each)
     play_world(world, costs, (ROUTES.index(route), until), told)
     return Run(requests, costs, world)
 
@@ -116,7 +110,7 @@ def play_world(
     progress: Any = world.requests
     tables, whole = share(costs.tables), share(world)
     if world.turns.size:
-        queue_first_turns(world, course, costs)
+        turns_to_come(world, course, costs)
         while not play_turns(tables, whole, course):
             told(int(np.count_nonzero(progress.status >= FINISHED)))
         return
@@ -173,7 +167,7 @@ def play(tables: Tables, world: World, course: Course, coming: ArrivalOrder) -> 
                 step(tables, world, replica, until)
             due[index] = replica.clock
             alone = course.together and course.route == ROUND_ROBIN
-            if alone and check_only_decodes(world, replica):
+            if alone and only_decodes(world, replica):
                 due[index] = np.inf
         if course.next == order.size:
             return True

@@ -1,34 +1,14 @@
 """Shared blocks in other memories: the host's, an NVMe drive, and a store that all replicas share.
 
 Blocks that a prompt was read into are stored, and blocks that a prompt needs are loaded, in units
-of the connector and while passes go on. Each link carries what it is given in order. Of the stored
-blocks of a prompt, the first may be recomputed while the rest are loaded.
+of the connector and while passes go on. Each link carries what it is given in order.
 """
 
-from typing import NamedTuple
-
-import numpy as np
-
 from kvsim.serving.core import jit_function, jit_unless_tiered
-from kvsim.serving.costs import Decoding, Prompts, add_chunk, add_pass
-from kvsim.serving.memory import (
-    append,
-    available,
-    count_blocks,
-    count_gpu_hits,
-    drop_oldest,
-    find,
-    insert,
-    pin,
-    remove,
-    unlink,
-)
+from kvsim.serving.memory import append, drop_oldest, find, hits_of, insert, remove, unlink
 from kvsim.serving.records import (
     D2H,
-    GPU,
-    H2D,
     HOST,
-    NIC_IN,
     NIC_OUT,
     NONE,
     NVME,
@@ -39,26 +19,23 @@ from kvsim.serving.records import (
     Pool,
     Replica,
     Request,
-    Sequence,
     TieredWorld,
     World,
 )
-from kvsim.serving.rules import FASTER, LOAD, RECOMPUTE
-from kvsim.serving.tables import Tables
 
 
 @jit_function
-def get_pool(world: TieredWorld, replica: Replica, memory: int) -> Pool:
-    """Return a replica's pool in one memory; all replicas share the remote one."""
+def pool_of(world: TieredWorld, replica: Replica, memory: int) -> Pool:
+    """A replica's pool in one memory; all replicas share the remote one."""
     if memory == REMOTE:
         return world.pools[world.pools.size - 1]
     return world.pools[POOLS * replica.index + memory]
 
 
 @jit_function
-def find_unit(world: TieredWorld, replica: Replica, memory: int, unit: int) -> int:
-    """Return the entry of a unit that is in a memory and not forgotten, or NONE."""
-    pool = get_pool(world, replica, memory)
+def holds(world: TieredWorld, replica: Replica, memory: int, unit: int) -> int:
+    """Entry of a unit that is in a memory and not forgotten, or NONE."""
+    pool = pool_of(world, replica, memory)
     at = find(world, pool, unit)
     if at != NONE and world.used.size > 0 and replica.clock - world.used[at] > world.limits.ttl:
         remove(world, pool, at)
@@ -67,25 +44,25 @@ def find_unit(world: TieredWorld, replica: Replica, memory: int, unit: int) -> i
 
 
 @jit_function
-def find_source(world: TieredWorld, replica: Replica, unit: int) -> int:
-    """Return the nearest memory that a unit can be loaded from now, or NONE."""
+def source_of(world: TieredWorld, replica: Replica, unit: int) -> int:
+    """The nearest memory that a unit can be loaded from now, or NONE."""
     for memory in range(HOST, REMOTE + 1):
-        at = find_unit(world, replica, memory, unit)
+        at = holds(world, replica, memory, unit)
         if at != NONE and world.entries[at].ready <= replica.clock:
             return memory
     return NONE
 
 
-@jit_unless_tiered(count_gpu_hits)
-def count_stored_blocks(world: TieredWorld, replica: Replica, request: Request) -> int:
-    """Count the leading prompt blocks that the replica's own memories hold now."""
-    blocks = count_gpu_hits(world, replica, request)
+@jit_unless_tiered(hits_of)
+def found_blocks(world: TieredWorld, replica: Replica, request: Request) -> int:
+    """Leading prompt blocks that the replica's own memories hold now."""
+    blocks = hits_of(world, replica, request)
     while blocks < request.blocks:
         j = blocks // world.limits.unit
         if (j + 1) * world.limits.unit > request.blocks:
             break
         unit = world.ids[request.first_block + (j + 1) * world.limits.unit - 1]
-        source = find_source(world, replica, unit)
+        source = source_of(world, replica, unit)
         if source in (NONE, REMOTE):
             break
         blocks = (j + 1) * world.limits.unit
@@ -93,8 +70,8 @@ def count_stored_blocks(world: TieredWorld, replica: Replica, request: Request) 
 
 
 @jit_function
-def get_transfer_end(world: TieredWorld, replica: Replica, link: int, size: float) -> float:
-    """Return when bytes that are put on a link now would have passed it. [s]"""
+def passed(world: TieredWorld, replica: Replica, link: int, size: float) -> float:
+    """When bytes that are put on a link now would have passed it. [s]"""
     if size == 0:
         return replica.clock
     begin = max(replica.clock, replica.link_free[link])
@@ -106,7 +83,7 @@ def transfer(world: TieredWorld, replica: Replica, link: int, size: float) -> fl
     """Put bytes on a link behind those before; when they have passed. [s]"""
     if size == 0:
         return replica.clock
-    replica.link_free[link] = get_transfer_end(world, replica, link, size)
+    replica.link_free[link] = passed(world, replica, link, size)
     replica.link_bytes[link] += size
     if link in (NVME_READ, NVME_WRITE):
         replica.link_free[NVME_READ] = replica.link_free[NVME_WRITE] = replica.link_free[link]
@@ -114,10 +91,10 @@ def transfer(world: TieredWorld, replica: Replica, link: int, size: float) -> fl
 
 
 @jit_function
-def store_unit(world: TieredWorld, replica: Replica, what: tuple[int, int], ready: float) -> None:
+def put(world: TieredWorld, replica: Replica, what: tuple[int, int], ready: float) -> None:
     """A unit becomes the most recently used of a memory; it is there once it has arrived."""
     memory, unit = what
-    pool = get_pool(world, replica, memory)
+    pool = pool_of(world, replica, memory)
     limit = pool.limit
     if memory == HOST and world.limits.unit_bytes > 0:
         free = world.limits.host_cache - replica.host_swapped
@@ -149,12 +126,12 @@ def store(world: TieredWorld, replica: Replica, request: Request) -> None:
     down = drive = net = 0.0
     for j in range(units):
         unit = world.ids[request.first_block + (j + 1) * world.limits.unit - 1]
-        host = find_unit(world, replica, HOST, unit) != NONE
-        nvme = get_pool(world, replica, NVME).limit == 0
-        nvme = nvme or find_unit(world, replica, NVME, unit) != NONE
-        remote = get_pool(world, replica, REMOTE).limit == 0
-        remote = remote or find_unit(world, replica, REMOTE, unit) != NONE
-        if not host and (get_pool(world, replica, HOST).limit > 0 or not nvme or not remote):
+        host = holds(world, replica, HOST, unit) != NONE
+        nvme = pool_of(world, replica, NVME).limit == 0
+        nvme = nvme or holds(world, replica, NVME, unit) != NONE
+        remote = pool_of(world, replica, REMOTE).limit == 0
+        remote = remote or holds(world, replica, REMOTE, unit) != NONE
+        if not host and (pool_of(world, replica, HOST).limit > 0 or not nvme or not remote):
             down += each
         drive += each * (not nvme)
         net += each * (not remote)
@@ -163,173 +140,6 @@ def store(world: TieredWorld, replica: Replica, request: Request) -> None:
     on_remote = max(arrived, transfer(world, replica, NIC_OUT, net))
     for j in range(units - 1, -1, -1):  # the end of a prefix is dropped first
         unit = world.ids[request.first_block + (j + 1) * world.limits.unit - 1]
-        store_unit(world, replica, (HOST, unit), arrived)
-        store_unit(world, replica, (NVME, unit), on_drive)
-        store_unit(world, replica, (REMOTE, unit), on_remote)
-
-
-BEHIND = 2  # who waits for work that is put before theirs: those there, and as many still to come
-DECODING, QUEUED = 0.1, 0.2  # share of those decoding that counts, and what each one waiting adds:
-# longer passes delay last tokens, and first ones only where requests wait for seats or memory
-
-
-class Plan(NamedTuple):
-    """Stored units of a prompt that are to be loaded, and what is around them."""
-
-    request: int
-    begins: int  # prompt tokens that are on the GPU [tokens]
-    length: int  # all of its tokens [tokens]
-    first: int
-    last: int
-
-
-@jit_function
-def estimate_recompute(
-    tables: Tables, world: TieredWorld, replica: Replica, span: tuple[int, int]
-) -> float:
-    """Return the time of a part of a prompt in passes of its own. [s]"""
-    first, last = span
-    size = world.limits.part if world.limits.chunked else last
-    replica.recompute[0] = 0.0
-    while first < last:
-        part = min(size, last - first)
-        alone, prompts = Decoding(0, 0.0, 0.0), Prompts(part, part, 0)
-        add_pass(tables, replica.recompute, alone, prompts)
-        add_chunk(tables, replica.recompute, float(part), float(first))
-        first += part
-    return float(replica.recompute[0])
-
-
-@jit_function
-def estimate_load(
-    world: TieredWorld, replica: Replica, request: Request, span: tuple[int, int]
-) -> float:
-    """Return the time from now until units of a prompt would be here. [s]"""
-    up = drive = net = 0.0
-    for j in range(span[0], span[1]):
-        unit = world.ids[request.first_block + (j + 1) * world.limits.unit - 1]
-        source = find_source(world, replica, unit)
-        up += world.limits.unit_bytes
-        drive += world.limits.unit_bytes * (source == NVME)
-        net += world.limits.unit_bytes * (source == REMOTE)
-    there = get_transfer_end(world, replica, H2D, up)
-    there = max(there, get_transfer_end(world, replica, NVME_READ, drive))
-    return max(there, get_transfer_end(world, replica, NIC_IN, net)) - replica.clock
-
-
-@jit_function
-def first_loaded(tables: Tables, world: TieredWorld, replica: Replica, plan: Plan) -> int:
-    """The unit from which on a prompt's stored units are loaded; those before are recomputed.
-
-    Recomputing goes on while the rest is loaded, so the later of the two decides. What it takes of
-    the GPU the others on the replica wait for, and what loading takes of the links those who load.
-    """
-    if world.limits.load == LOAD:
-        return plan.first
-    if world.limits.load == RECOMPUTE:
-        return plan.last
-    request = world.requests[plan.request]
-    tokens = world.limits.unit * world.limits.prefix_tokens
-    low, high = plan.first, plan.last
-    if world.limits.load == FASTER or not world.limits.chunked:
-        high = low
-    while low < high:  # the fewest units that take at least as long to recompute as the rest
-        middle = (low + high) // 2
-        before = (plan.begins, max(middle * tokens, plan.begins))
-        took = estimate_recompute(tables, world, replica, before)
-        if took < estimate_load(world, replica, request, (middle, plan.last)):
-            low = middle + 1
-        else:
-            high = middle
-    chosen, least = plan.last, np.inf
-    loading = 0
-    for i in range(replica.running):
-        loading += world.sequences[replica.first_sequence + i].skip > 0
-    queued = replica.waiting + replica.swapped
-    decoding = (replica.running - replica.reading) * min(DECODING + QUEUED * queued, 1.0)
-    others = queued + replica.reading - 1 + decoding
-    behind = estimate_recompute(
-        tables, world, replica, (min(plan.last * tokens, plan.length - 1), plan.length)
-    )
-    tried = -1
-    for first in (plan.first, max(low - 1, plan.first), low, plan.last):
-        if first == tried:
-            continue
-        tried, loaded, upto = first, 0.0, plan.length
-        if first < plan.last:
-            loaded = estimate_load(world, replica, request, (first, plan.last))
-            upto = max(first * tokens, plan.begins)
-        recomputed = estimate_recompute(tables, world, replica, (plan.begins, upto))
-        took = max(loaded, recomputed) + behind * (first < plan.last)
-        took += BEHIND * (loading * loaded + others * recomputed)
-        if took < least:
-            chosen, least = first, took
-    return chosen
-
-
-@jit_function
-def load_nothing(tables: Tables, world: World, replica: Replica, sequence: Sequence) -> int:
-    """Only the GPU keeps blocks: tokens to read in this pass."""
-    limits = world.limits
-    return min(sequence.todo, replica.budget) if limits.chunked else sequence.todo
-
-
-@jit_unless_tiered(load_nothing)
-def load(tables: Tables, world: TieredWorld, replica: Replica, sequence: Sequence) -> int:
-    """Begin to load stored units behind the blocks on the GPU; tokens to read in this pass."""
-    limits, request = world.limits, world.requests[sequence.request]
-    first = last = sequence.found // limits.unit
-    while (last + 1) * limits.unit <= request.blocks:
-        unit = world.ids[request.first_block + (last + 1) * limits.unit - 1]
-        if find_source(world, replica, unit) == NONE:
-            break
-        last += 1
-    length = sequence.done + sequence.todo
-    whole = min(sequence.todo, replica.budget) if limits.chunked else sequence.todo
-    if first == last:
-        return whole
-    plan = Plan(sequence.request, sequence.done, length, first, last)
-    first = first_loaded(tables, world, replica, plan)
-    begin, end = max(first * limits.unit, sequence.found), last * limits.unit
-    skip_at = max(begin * limits.prefix_tokens, sequence.done)
-    skip = min(end * limits.prefix_tokens, length - 1) - skip_at
-    if first == last or skip <= 0:
-        return whole
-    part = min(skip_at - sequence.done, replica.budget)
-    gpu, new = world.pools[POOLS * replica.index + GPU], 0
-    for k in range(begin, end):
-        at = find(world, gpu, world.ids[request.first_block + k])
-        new += at == NONE or world.entries[at].users == 0
-    size = world.sizes[count_blocks(limits, float(sequence.done + part + skip))].prompt
-    own = max(size - (sequence.found + end - begin) * limits.prefix_bytes, 0)
-    if own + new * limits.prefix_bytes > available(world, replica) + sequence.held:
-        return whole
-    up = drive = net = 0.0
-    for j in range(last - 1, first - 1, -1):
-        unit = world.ids[request.first_block + (j + 1) * limits.unit - 1]
-        source = find_source(world, replica, unit)
-        up += limits.unit_bytes
-        drive += limits.unit_bytes * (source == NVME)
-        net += limits.unit_bytes * (source == REMOTE)
-        store_unit(world, replica, (source, unit), 0.0)
-        if request.started != request.started:  # NaN: this is its first start
-            replica.found[source] += max(
-                min((j + 1) * limits.unit * limits.prefix_tokens, length - 1)
-                - max(j * limits.unit * limits.prefix_tokens, skip_at),
-                0,
-            )
-    ready = max(transfer(world, replica, H2D, up), transfer(world, replica, NVME_READ, drive))
-    sequence.ready = max(ready, transfer(world, replica, NIC_IN, net))
-    for k in range(begin, end):
-        block = world.ids[request.first_block + k]
-        fresh = find(world, gpu, block) == NONE
-        pin(world, replica, block)
-        if fresh:
-            world.entries[find(world, gpu, block)].ready = sequence.ready
-    sequence.load_from, sequence.load_to = begin, end
-    sequence.shared = sequence.found + end - begin
-    sequence.skip_at, sequence.skip = skip_at, skip
-    sequence.todo -= skip
-    if part == 0:
-        replica.next_ready = min(replica.next_ready, sequence.ready)
-    return part
+        put(world, replica, (HOST, unit), arrived)
+        put(world, replica, (NVME, unit), on_drive)
+        put(world, replica, (REMOTE, unit), on_remote)

@@ -13,9 +13,8 @@ import pytest
 
 from kvsim.planner.fleet.demand import FleetTargets
 from kvsim.planner.fleet.play import Played
-from kvsim.report import capacity_tables, capacity_verdict
+from kvsim.report import capacity
 from kvsim.report.answer import WORDS
-from kvsim.report.capacity_times import slower
 from tests.support.commands import check, line, replaced, run
 from tests.support.envelope import answer_in
 
@@ -127,9 +126,8 @@ def test_page_is_whole() -> None:
     assert "Cost against alternatives" in text and "<script src" not in text
 
 
-def test_terminal_is_narrow(capsys: pytest.CaptureFixture[str]) -> None:
-    capacity_tables.show(answer())
-    shown = capsys.readouterr().out
+def test_terminal_is_narrow() -> None:
+    shown = run(*COMMAND, *TARGETS).out
     assert shown.startswith("Rent ")
     assert max(map(len, shown.splitlines())) <= 100
 
@@ -150,10 +148,13 @@ def test_those_who_wait_longer_are_said_first() -> None:
     played = Played(ttft, np.full(1000, 0.05), ttft, kind, (), 1.0, np.full(1000, 100))
     goal = FleetTargets(2.0, 0.1, 0.99)
     assert played.meets(goal)
-    assert slower(played, goal, ["h100 full", "l4 full"]) == (
+    assert capacity.describe_slower(played, goal, ["h100 full", "l4 full"]) == (
         "Targets hold for all requests together: the 12 % on l4 full have TTFT p99 12.0 s."
     )
-    assert slower(replace(played, kind=np.zeros(1000, int)), goal, ["h100 full"]) == ""
+    assert (
+        capacity.describe_slower(replace(played, kind=np.zeros(1000, int)), goal, ["h100 full"])
+        == ""
+    )
 
 
 def test_targets_of_longer_prompts_are_met_by_each_class() -> None:
@@ -266,11 +267,11 @@ def test_long_names_leave_an_answer_of_sixty_words(
     kinds: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     named = " + ".join(["1 x h100 x8 fp8 + 1024 GiB host cache (1 prefill + 1 decode)"] * kinds)
-    monkeypatch.setattr(capacity_verdict, "fleet_in_words", lambda *_: named)
-    monkeypatch.setattr(capacity_verdict, "slower", lambda *_: " ".join(["word"] * 20 * kinds))
-    monkeypatch.setattr(capacity_verdict, "_sure", lambda _: ("It keeps the targets", f"; {named}"))
-    monkeypatch.setattr(capacity_verdict, "per_million", lambda _: 2.0)
-    monkeypatch.setattr(capacity_verdict, "names", lambda _: [])
+    monkeypatch.setattr(capacity, "name_fleet", lambda *_: named)
+    monkeypatch.setattr(capacity, "describe_slower", lambda *_: " ".join(["word"] * 20 * kinds))
+    monkeypatch.setattr(capacity, "_sure", lambda _: ("It keeps the targets", f"; {named}"))
+    monkeypatch.setattr(capacity, "price_per_million", lambda _: 2.0)
+    monkeypatch.setattr(capacity, "name_replicas", lambda _: [])
     reached = SimpleNamespace(share=0.99, ttft=1.0, tpot=0.1)
     some: Any = SimpleNamespace(
         found=None, load=1, shortfall="", targets=SimpleNamespace(longer=(), share=0.99),
@@ -286,7 +287,7 @@ def test_long_names_leave_an_answer_of_sixty_words(
             )
         ),
     )  # fmt: skip
-    said = capacity_verdict.in_words(some)
+    said = capacity.describe_fleet(some)
     assert "$9.00 per hour" in said
     assert said.startswith(
         "Rent 1 x h100" if kinds < 5 else "Rent the 3 replicas of 2 kinds in the table: "

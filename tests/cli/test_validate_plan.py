@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvsim.quality.planfile import read_plan
-from kvsim.report.validate_plan import PlanRun, answered
+from kvsim.report.validate_plan import PlanRun, write_answer
 from kvsim.techniques import parse
 from kvsim.validate.counts.check import RandomPrompts
 from kvsim.validate.planned import MeasuredLoss, measure_loss
@@ -73,9 +73,9 @@ def test_the_loss_is_held_against_the_plans_interval_in_its_own_unit(tmp_path: P
 
     assert ran(0.049).holds is True
     assert ran(0.051).holds is False
-    assert "ABOVE" in answered(ran(0.051)).verdict
+    assert "ABOVE" in write_answer(ran(0.051)).verdict
     assert ran(0.01, unit="relative score").holds is None
-    assert "not compared" in answered(ran(0.01, unit="relative score")).verdict
+    assert "not compared" in write_answer(ran(0.01, unit="relative score")).verdict
     assert ran(0.0, 1e-6, technique=parse("full")).holds is True
     assert ran(0.0, 1e-2, technique=parse("full")).holds is False
 

@@ -134,7 +134,7 @@ def test_a_fit_finds_the_numbers_behind_the_rows(tmp_path: Path) -> None:
         '[free]\n"kernel.attention.memory" = [0.2, 1.0]\n'
     )
     rows = rows_of(str(stack), "fit fit check check", tmp_path)
-    text = reproduction.fitted(rows, str(stack), "rows.csv")
+    text = reproduction.fit_to_rows(rows, str(stack), "rows.csv")
     written = tmp_path / "fitted.toml"
     written.write_text(text)
     fitted = load_stack(written)
@@ -165,9 +165,9 @@ def test_scores_keep_fitted_and_held_out_rows_apart(tmp_path: Path) -> None:
     assert found.with_anomalies == pytest.approx((0.4, 1.0))
     trivial = np.mean([abs((10 + 40 + 1) / 3 / 20 - 1), abs((10 + 20 + 1) / 3 / 40 - 1)])
     assert found.skill == pytest.approx(1 - 0.1 / trivial)
-    assert "| own | 1 | decode_tok_s | 4 | 10.0 / 10.0 |" in reproduction.markdown(
-        reproduction.SCORE_COLUMNS, reproduction.score_cells([found])
-    )
+    result = reproduction.make_result(rows, [11.0, 22.0, 36.0, 2.0], "own")
+    written = reproduction.to_markdown(result)
+    assert "| own | 1 | decode_tok_s | 4 | 10.0 / 10.0 |" in written
 
 
 @pytest.mark.parametrize("paper", papers())

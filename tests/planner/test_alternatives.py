@@ -28,7 +28,7 @@ from kvsim.prediction.explain import binding
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import KNOWN_BAD, evidence
 from kvsim.report.names import settings
-from kvsim.report.plan_more import apart
+from kvsim.report.plan import thin_out
 from kvsim.techniques import parse
 from tests.support.commands import run
 from tests.support.envelope import answer_in
@@ -414,7 +414,7 @@ def test_an_engine_that_is_asked_for_is_the_one_whose_command_is_given_once() ->
 
 def test_a_front_shows_no_plan_that_hardly_differs_from_the_one_before() -> None:
     def shown(*rates: float) -> list[float]:
-        return [row["output_tok_s"] for row in apart([{"output_tok_s": r} for r in rates])]
+        return [row["output_tok_s"] for row in thin_out([{"output_tok_s": r} for r in rates])]
 
     assert shown(100, 101, 103, 104, 120, 121) == [100, 103, 121]
     assert shown(100, 101) == [100, 101] and shown(100) == [100] and shown() == []

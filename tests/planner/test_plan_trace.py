@@ -440,7 +440,7 @@ def test_a_plan_needs_requests_room_and_an_objective() -> None:
 def test_the_answer_is_json_and_its_classes_are_the_trace() -> None:
     d = deployment("llama2-7b", "a6000")
     requests = load("sample:chat").requests
-    answer = plan_trace.row(planned(d, requests, "throughput", limits_of(d, 0.0)))
+    answer = plan_trace.plan_fields(planned(d, requests, "throughput", limits_of(d, 0.0)))
     assert json.loads(json.dumps(answer, allow_nan=False)) == answer
     total = sum(c["request_per_s"] for c in answer["classes"]) * requests.duration
     assert total == pytest.approx(len(requests))

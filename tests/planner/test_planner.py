@@ -259,7 +259,7 @@ def test_each_objective_is_best_at_its_own() -> None:
 @pytest.mark.parametrize("objective", ["throughput", "latency"])
 def test_nothing_is_recomputed_on_grouped_query_models(model: str, objective: str) -> None:
     plan = planned(deployment(model, "a6000"), [parse("kvpr")], objective)
-    answer = rows.plan(plan)
+    answer = rows.plan_fields(plan)
     assert answer["choice"]["params"]["split"] in (0, "auto")
     sharing = plan.choice.deployment.model.queries_per_kv
     (why,) = [note for note in answer["predicted"]["notes"] if note.startswith("split 0")]
@@ -341,7 +341,7 @@ def test_a_model_larger_than_the_gpu_is_streamed_or_says_what_is_missing() -> No
         planned(deployment("llama2-70b", "rtx4090", host=64))
     plan = planned(deployment("llama2-70b", "rtx4090", host=256))
     assert plan.choice.fits.all() and plan.choice.technique.parts[0].placement.streams
-    assert rows.plan(plan)["baseline"] is None
+    assert rows.plan_fields(plan)["baseline"] is None
 
 
 def test_two_gpus_hold_what_one_does_not() -> None:

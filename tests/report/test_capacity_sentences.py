@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from kvsim.report import capacity_page
+from kvsim.report import capacity
 from kvsim.report import capacity_tables as tables
 from tests.support.commands import run
 from tests.support.envelope import answer_in
@@ -31,14 +31,14 @@ def sure(both: float, upto: float, tpot: float | None = 2.0) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_how_certain_it_is_is_said_for_what_was_asked(row: dict[str, Any], said: str) -> None:
-    text = tables.certain(row)
+    text = tables.describe_certainty(row)
     assert said in text and "0.93" not in text
 
 
 def test_without_targets_nothing_is_likely() -> None:
     row = sure(1.0, 1.0, None)
     row["certainty"]["slowdown_met_up_to"]["ttft"] = None
-    assert tables.certain(row) == ""
+    assert tables.describe_certainty(row) == ""
 
 
 @pytest.mark.parametrize(
@@ -63,14 +63,14 @@ def test_what_fleets_for_other_loads_survive_is_said(
         "headroom": headroom, "failures": failures, "planned_for": {"load": 1}, "at_load": {},
         "simulated": times, "after_loss": {}, "usd_per_hour": 1.0,
     }  # fmt: skip
-    note = tables.loads(row).note
+    note = tables.load_table(row).note
     assert said in note and bool(note) == bool(said)
 
 
 @pytest.mark.parametrize("words", [20, 58])
 def test_a_page_says_what_falls_short_however_long_the_answer(words: int) -> None:
     row = sure(0.8, 1.2) | {"answer": "word " * words, "met": False, "shortfall": "TTFT is longer"}
-    page = capacity_page.answered(row)
+    page = capacity.write_answer(row)
     assert str(page).count("Not as asked: TTFT is longer.") == 1
     assert ("Not as asked" in page.verdict) == (words == 20)
 
@@ -86,7 +86,7 @@ def test_one_request_has_no_rate_and_takes_the_cheapest_replica(tmp_path: Path) 
     found = answer_in(run(*asked).out)
     assert [(r["gpu"], r["tp"], r["replicas"]) for r in found["fleet"]] == [("l4", 1, 1)]
     assert found["rate_per_s"] is None and "requests per second" not in found["answer"]
-    assert tables.asked(found).startswith(f"llama3-8b, {trace}: 1 request; TTFT p99")
+    assert tables.describe_question(found).startswith(f"llama3-8b, {trace}: 1 request; TTFT p99")
 
 
 def test_a_trace_that_is_soon_over_is_said_to_be() -> None:

@@ -7,7 +7,13 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.prediction.generate import Prediction
-from kvsim.report.hostlink import SLOWEST, said, through_host, widened, with_slow_host
+from kvsim.report.caveats import (
+    SLOWEST,
+    describe_host_link,
+    predict_slow_host,
+    sums_through_host,
+    widen_ranges,
+)
 from kvsim.techniques import parse
 
 
@@ -22,19 +28,19 @@ def predicted(gpu: str, tp: int, stack: str = "vllm") -> Prediction:
 )  # fmt: skip
 def test_only_cards_without_a_link_of_their_own_are_told(gpu: str, tp: int, told: bool) -> None:
     p = predicted(gpu, tp)
-    assert through_host(p.deployment) == told == bool(said(p))
+    assert sums_through_host(p.deployment) == told == bool(describe_host_link(p))
     ranges = {"ttft_s": {"low": 0.1, "high": 0.2}}
-    assert (widened(ranges, p) == ranges) != told
+    assert (widen_ranges(ranges, p) == ranges) != told
 
 
 @pytest.mark.parametrize("stack", ["vllm", "fused"])
 def test_a_slow_host_moves_large_sums_at_the_slowest_rate(stack: str) -> None:
     """What the prompts' sums take beyond the rest is their bytes at 2 GB/s."""
     p = predicted("l40s", 8, stack)
-    slow = with_slow_host(p)
+    slow = predict_slow_host(p)
     d = p.deployment
     moved = 2 * 7 / 8 * 2 * 8 * 2048 * d.model.hidden * 2 * d.model.layers
     assert float(slow.prefill_s[0]) > moved / SLOWEST
     assert float(slow.prefill_s[0]) == pytest.approx(moved / SLOWEST, rel=0.25)
-    high = widened({"ttft_s": {"low": 0.1, "high": 0.2}}, p)["ttft_s"]["high"]
-    assert high == float(slow.ttft_s[0]) and "2 GB/s" in said(p)[0]
+    high = widen_ranges({"ttft_s": {"low": 0.1, "high": 0.2}}, p)["ttft_s"]["high"]
+    assert high == float(slow.ttft_s[0]) and "2 GB/s" in describe_host_link(p)[0]

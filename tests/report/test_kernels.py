@@ -7,7 +7,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.prediction.generate import Prediction
-from kvsim.report.kernels import slower_kernels
+from kvsim.report.caveats import slower_kernels
 from kvsim.techniques import parse
 
 

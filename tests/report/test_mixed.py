@@ -11,7 +11,7 @@ from kvsim.graph import Point
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
-from kvsim.report.mixed import RANGE, PlayedRun, note
+from kvsim.report.caveats import MIXED_RANGE, PlayedRun, describe_mixed_passes
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.rules import Rules
 from kvsim.techniques import parse
@@ -26,9 +26,9 @@ def run(stack: str = "vllm", prefill: str = "chunked") -> PlayedRun:
 
 
 def test_the_range_is_that_of_attention_in_such_a_pass() -> None:
-    (said,) = note(run(), 40.0)
+    (said,) = describe_mixed_passes(run(), 40.0)
     low, high = (float(x) / 100 for x in re.findall(r"([\d.]+) %", said))
-    assert high / low == pytest.approx((RANGE[1] - 1) / (RANGE[0] - 1), rel=0.05)
+    assert high / low == pytest.approx((MIXED_RANGE[1] - 1) / (MIXED_RANGE[0] - 1), rel=0.05)
     assert "40 sequences and 1,000 tokens" in said
     d = run().costs.deployment
     p = Point(40.0, 1100.0, 1.0, 1100.0, 1101.0)
@@ -37,10 +37,10 @@ def test_the_range_is_that_of_attention_in_such_a_pass() -> None:
     for op, count in all_ops(step):
         took["attn" if op.name == "attn" else ""] += count * float(np.ravel(seconds(op, d))[0])
     alone = took["attn"] / sum(took.values())  # a pass that only decodes: its products are fewer
-    assert 0.1 * alone < high / (RANGE[1] - 1) < alone
+    assert 0.1 * alone < high / (MIXED_RANGE[1] - 1) < alone
 
 
 def test_nothing_is_said_where_nothing_mixes() -> None:
-    assert not note(run(), 16.0)
-    assert not note(run("sglang"), 40.0)
-    assert not note(run(prefill="whole"), 40.0)
+    assert not describe_mixed_passes(run(), 16.0)
+    assert not describe_mixed_passes(run("sglang"), 40.0)
+    assert not describe_mixed_passes(run(prefill="whole"), 40.0)

@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 
 import kvsim
-from kvsim.report.acceptable import quality_of
 from kvsim.report.answer import Answer
-from kvsim.report.page import Page
+from kvsim.report.page import render_page
 from kvsim.report.plan_charts import LATER
+from kvsim.report.suitability import describe_quality
 
 POINT = ("llama3.1-8b", "h100")
 FIVE = "full,offload,kivi,quantspec,snapkv"
@@ -56,7 +56,7 @@ def test_axes_end_where_their_values_do(pictures: list[tuple[str, Any]]) -> None
             known = [x for t in lines for x, y in zip(t.x, t.y, strict=True) if y == y]
             assert (min(full.x), max(full.x)) == (min(known), max(known)), title
         if title.startswith("Break-even by context"):
-            Page(title, Answer("It is drawn."), pictures=[(title, figure)]).html()
+            render_page([(title, figure)], title=title, answer=Answer("It is drawn."))
             assert 10 ** figure.layout.xaxis.range[1] < 2 * max(known), title
 
 
@@ -87,5 +87,5 @@ def test_targets_are_lines_among_the_times_of_requests(pictures: list[tuple[str,
 def test_evidence_of_other_settings_is_called_that() -> None:
     for setting, elsewhere in (("kivi:bits=4", True), ("kivi", False)):
         (found,) = kvsim.predict(*POINT, setting, batch=8).found
-        (said,) = quality_of([found])
+        (said,) = describe_quality([found])
         assert ("no number for these settings" in said) == elsewhere, said

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as some
 
 from kvsim.report import units
-from kvsim.report.screen import fitted
-from kvsim.report.table import Table, of, of_cells, words
+from kvsim.report.table import Table, cells_table, quantity_column, text_column
+from kvsim.report.terminal import wrap_prose
 
 WIDTHS = (60, 80, 100, 160)
 NUMBER = re.compile(r"[0-9][0-9,.]*")
@@ -45,8 +45,10 @@ ROW = some.fixed_dictionaries(
 @given(some.lists(ROW, min_size=1, max_size=5), some.sampled_from(WIDTHS))
 def test_a_table_fits_and_breaks_no_number(rows: list[dict[str, object]], width: int) -> None:
     keys = ("batch", "ttft_s", "output_tok_s", "gpu_bytes")
-    columns = [words("technique", lambda row: row["name"])]
-    columns += [of(key, rank) for rank, key in enumerate(keys)] + [of("bound_by", 9)]
+    columns = [text_column("technique", lambda row: row["name"])]
+    columns += [quantity_column(key, rank) for rank, key in enumerate(keys)] + [
+        quantity_column("bound_by", 9)
+    ]
     made = Table(columns, rows, below=lambda row: "first=1000, second=2000, third=3000 " * 2)
     lines = made.lines(width)
     assert max(map(len, lines)) <= width
@@ -58,8 +60,8 @@ def test_a_table_fits_and_breaks_no_number(rows: list[dict[str, object]], width:
 
 
 def test_columns_of_the_highest_rank_go_first_and_are_named() -> None:
-    made = of_cells(("name", "kept", "first", "second"), [["a" * 20, "1" * 20, "2" * 20, "3" * 9]],
-                    ranks="0012")  # fmt: skip
+    cells = ["a" * 20, "1" * 20, "2" * 20, "3" * 9]
+    made = cells_table(("name", "kept", "first", "second"), [cells], ranks="0012")
     text = "\n".join(made.lines(60))
     assert "3" not in text and "2" * 20 not in text and "1" * 20 in text
     assert "Left out at this width: first, second." in text
@@ -69,6 +71,6 @@ def test_columns_of_the_highest_rank_go_first_and_are_named() -> None:
 def test_prose_keeps_a_number_with_its_unit() -> None:
     text = "it takes 77.3 ms and 48.0 GiB at 12 % of 300 tok/s " * 6
     for width in WIDTHS:
-        lines = fitted(text, width).splitlines()
+        lines = wrap_prose(text, width).splitlines()
         assert max(map(len, lines)) <= width
         assert not [line for line in lines if NUMBER.fullmatch(line.split()[-1])]

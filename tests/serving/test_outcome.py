@@ -9,9 +9,10 @@ import pytest
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
-from kvsim.serving import costs, rounds
-from kvsim.serving.costs import StepCosts, worst_errors
-from kvsim.serving.outcome import STRETCHES, Outcome, Targets, make_timeline, spread
+from kvsim.serving import accuracy, rounds
+from kvsim.serving.costs import StepCosts
+from kvsim.serving.outcome import Outcome, Targets, spread
+from kvsim.serving.overtime import STRETCHES, over_time
 from kvsim.serving.records import ABORTED, BINS, FINEST_GAP, FINISHED, GAP_RATIO, POOLS, REFUSED
 from kvsim.serving.simulate import Run
 from kvsim.serving.tables import RESOURCES
@@ -149,7 +150,7 @@ def test_a_run_of_nothing_has_no_figures() -> None:
 
 def test_stretches_of_time_add_up_bins_of_either_width() -> None:
     """Bins of one second and of two: five stretches of two seconds until the ninth."""
-    found = make_timeline(cast(Run, run_of()))
+    found = over_time(cast(Run, run_of()))
     assert found["start_s"].tolist() == [0, 2, 4, 6, 8]
     assert found["busy_share"].tolist() == [1.75 / 4, 1.25 / 4, 0, 0, 0]
     assert found["arrivals_per_s"].tolist() == [0.5, 1.5, 0, 0, 0]
@@ -161,17 +162,17 @@ def test_stretches_of_time_add_up_bins_of_either_width() -> None:
     assert found["hbm"].tolist() == [1.5 / 4, 0, 0, 0, 0]
     run = run_of()
     run.replicas.clock[0] = 2.0 * (STRETCHES + 1) - 0.5
-    assert found["start_s"][1] == 2.0 and make_timeline(run)["start_s"][1] == 4.0
-    assert len(make_timeline(run)["start_s"]) == 65
+    assert found["start_s"][1] == 2.0 and over_time(run)["start_s"][1] == 4.0
+    assert len(over_time(run)["start_s"]) == 65
     run.replicas.clock[0] = 2.0 * STRETCHES
-    assert len(make_timeline(run)["start_s"]) == STRETCHES
+    assert len(over_time(run)["start_s"]) == STRETCHES
 
 
 def test_the_error_of_tables_is_the_largest_relative_one() -> None:
     samples: Any = {"rounds": (lambda tables: np.array([1.0, 3.0, 1.9]), np.array([1.0, 2.5, 2.0]))}
     nothing: Any = None
-    assert worst_errors(samples, nothing) == pytest.approx({"rounds": 0.2})
-    drawn = costs._log_uniform(np.random.default_rng(0), 8)
+    assert accuracy.worst(samples, nothing) == pytest.approx({"rounds": 0.2})
+    drawn = accuracy._log_uniform(np.random.default_rng(0), 8)
     assert {*drawn} == set(range(1, 9)) and np.median(drawn) == 3
 
 
@@ -191,9 +192,9 @@ def test_requests_have_the_rounds_that_were_drawn() -> None:
 
     costs: Any = SimpleNamespace(technique=parse("selfdraft:gamma=4"), rate=2.0)
     generate = np.array([1, 2, 4, 5, 8])
-    found = rounds.draw_rates(cast(StepCosts, costs), generate, 0, cast(Any, Measured()))
+    found = rounds.drawn_rate(cast(StepCosts, costs), generate, 0, cast(Any, Measured()))
     assert found.tolist() == [1.0, 1.0, 3.0, 2.0, 7 / 3]
     plain: Any = SimpleNamespace(technique=parse("full"), rate=1.0)
-    assert rounds.draw_rates(plain, generate, 0).tolist() == [1.0] * 5
-    many = rounds.draw_rates(costs, np.full(400, 401), 0)
+    assert rounds.drawn_rate(plain, generate, 0).tolist() == [1.0] * 5
+    many = rounds.drawn_rate(costs, np.full(400, 401), 0)
     assert many.mean() == pytest.approx(2.0, rel=0.02) and many.std() > 0.01

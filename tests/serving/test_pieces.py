@@ -8,9 +8,10 @@ import pytest
 
 from kvsim.errors import InputError
 from kvsim.graph import Op
-from kvsim.serving import batch, costs, execute, memory, tiers
-from kvsim.serving.execute import GAP_EDGES, Span
+from kvsim.serving import batch, growth, memory, play, record, spend, tiers_load
+from kvsim.serving.idle import pool_records, replica_records
 from kvsim.serving.passes import _renamed
+from kvsim.serving.record import GAP_EDGES, Span
 from kvsim.serving.records import (
     BINS,
     GAPS,
@@ -25,12 +26,19 @@ from kvsim.serving.records import (
     Sizes,
     make,
 )
-from kvsim.serving.rounds import draw_rates
+from kvsim.serving.rounds import drawn_rate
 from kvsim.serving.rules import FASTER, Rules
 from kvsim.serving.simulate import simulate
-from kvsim.serving.world import make_world, pool_records, replica_records
+from kvsim.serving.world import world_of
 from kvsim.traces.requests import Requests
+from tests.support.plain_code import run_plainly
 from tests.support.served import tables_of
+
+
+@pytest.fixture
+def plainly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries are not to be called by such a test: they would be compiled with what is plain."""
+    run_plainly(monkeypatch)
 
 
 def world(**parts: Any) -> Any:
@@ -46,32 +54,35 @@ def world(**parts: Any) -> Any:
 # the batch
 
 
+@pytest.mark.usefixtures("plainly")
 def test_a_request_joins_behind_its_class_on_any_replica() -> None:
     """Places 3 to 5 are the second replica's; the first one's requests are of other classes."""
     requests = make(Request, 6, priority=[5, 5, 5, 0, 2, 1])
     sequences = make(Sequence, 6, request=[0, 1, 2, 3, 4, 0])
     replica = make(Replica, 1, index=1, first_sequence=3, running=2, first_reader=NEVER)[0]
     w = world(requests=requests, sequences=sequences)
-    assert [batch.get_class(w, replica, place) for place in (0, 1)] == [0, 2]
-    joined = batch.add_sequence(w, replica, 5, 0)
+    assert [batch.class_at(w, replica, place) for place in (0, 1)] == [0, 2]
+    joined = batch.join(w, replica, 5, 0)
     assert joined.request == 5
     assert sequences.request.tolist() == [0, 1, 2, 3, 5, 4]
     assert replica.running == 3 and replica.first_reader == 1
 
 
+@pytest.mark.usefixtures("plainly")
 def test_host_memory_bounds_how_far_all_surely_grow() -> None:
     """Two sequences, 16 tokens each in eight rounds: at most two blocks each."""
     replica = make(Replica, 1, running=2, growth=4.0, host_private=55)[0]
     w = world()
-    assert memory.bound_growth(w, replica, 8)  # 32 / 16 + 2 blocks: 40 B of the 45 B left
+    assert growth.all_surely_grow(w, replica, 8)  # 32 / 16 + 2 blocks: 40 B of the 45 B left
     replica.host_private = 65
-    assert not memory.bound_growth(w, replica, 8)
+    assert not growth.all_surely_grow(w, replica, 8)
     replica.host_private, replica.private = 0, 10_000 - 639
-    assert not memory.bound_growth(w, replica, 8)  # four blocks of the GPU are 640 B
+    assert not growth.all_surely_grow(w, replica, 8)  # four blocks of the GPU are 640 B
     replica.private = 10_000 - 640
-    assert memory.bound_growth(w, replica, 8)
+    assert growth.all_surely_grow(w, replica, 8)
 
 
+@pytest.mark.usefixtures("plainly")
 def test_rounds_hold_what_decoding_sequences_need_beside_shared_blocks() -> None:
     """Lengths 20 and 40 grow by 2 in each of ten rounds; a prompt's last token is not read yet."""
     sequences = make(
@@ -79,7 +90,7 @@ def test_rounds_hold_what_decoding_sequences_need_beside_shared_blocks() -> None
         shared=[0, 0, 1], held=[320, 77, 160], host_held=[20, 3, 30],
     )  # fmt: skip
     replica = make(Replica, 1, running=3, host_private=53)[0]
-    first, more = memory.reserve_rounds(world(sequences=sequences), replica, 10)
+    first, more = growth.hold_rounds(world(sequences=sequences), replica, 10)
     assert first == 0  # 22 and 42 tokens are still in two and in three blocks
     assert more == (480 - 320) + (4 * 160 - 320 - 160)  # 40 and 60 tokens: three and four blocks
     assert sequences.held.tolist() == [480, 77, 320]
@@ -100,6 +111,7 @@ def host_pool(units: int) -> tuple[Any, Any]:
     return w, make(Replica, 1)[0]
 
 
+@pytest.mark.usefixtures("plainly")
 @pytest.mark.parametrize(("size", "kept"), [(1000, 5), (1800, 5), (1801, 4), (3700, 2), (5000, 0)])
 def test_stored_blocks_give_way_to_a_swapped_sequence(size: int, kept: int) -> None:
     """Five units take 3,200 B of 5,000 B; the least recently used are dropped first."""
@@ -111,6 +123,7 @@ def test_stored_blocks_give_way_to_a_swapped_sequence(size: int, kept: int) -> N
     assert left == list(range(105 - kept, 105))
 
 
+@pytest.mark.usefixtures("plainly")
 def test_what_host_memory_never_holds_drops_nothing() -> None:
     w, replica = host_pool(5)
     replica.host_swapped = 100
@@ -118,6 +131,7 @@ def test_what_host_memory_never_holds_drops_nothing() -> None:
     assert w.pools[HOST].count == 5
 
 
+@pytest.mark.usefixtures("plainly")
 def test_kept_blocks_give_way_until_none_is_left() -> None:
     pools, entries, buckets = pool_records([8, 0, 0, 0])
     w = world(pools=pools, entries=entries, buckets=buckets)
@@ -131,6 +145,7 @@ def test_kept_blocks_give_way_until_none_is_left() -> None:
     assert memory.available(w, replica) == 1000
 
 
+@pytest.mark.usefixtures("plainly")
 def test_what_a_sequence_takes_back_moves_those_that_left_theirs_later() -> None:
     """Those of each class that were preempted wait in front of its fresh ones."""
     requests = make(
@@ -146,6 +161,7 @@ def test_what_a_sequence_takes_back_moves_those_that_left_theirs_later() -> None
     assert (replica.freed, replica.private, requests[5].kept) == (960, 50, 0)
 
 
+@pytest.mark.usefixtures("plainly")
 @pytest.mark.parametrize(
     ("decoding", "seconds", "first"), [(10, 2.9, 2), (10, 3.1, 5), (0, 0.9, 2)]
 )
@@ -153,36 +169,38 @@ def test_what_is_read_anew_keeps_those_waiting_who_decode(
     decoding: int, seconds: float, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tenth of ten sequences waits for a second of reading, and of as many still to come."""
-    monkeypatch.setattr(tiers, "estimate_recompute", lambda *of: (of[3][1] - of[3][0]) / 96)
-    monkeypatch.setattr(tiers, "estimate_load", lambda *of: seconds)
+    monkeypatch.setattr(tiers_load, "recompute_s", lambda *of: (of[3][1] - of[3][0]) / 96)
+    monkeypatch.setattr(tiers_load, "load_s", lambda *of: seconds)
     w = world(requests=make(Request, 1), sequences=make(Sequence, 11),
               limits={"load": FASTER, "unit": 1, "chunked": True, "max_tokens": 999})  # fmt: skip
     replica = make(Replica, 1, running=decoding + 1, reading=1)[0]
-    plan = tiers.Plan(request=0, begins=64, length=160, first=2, last=5)
-    assert tiers.first_loaded(cast(Any, None), w, replica, plan) == first
+    plan = tiers_load.Plan(request=0, begins=64, length=160, first=2, last=5)
+    assert tiers_load.first_loaded(cast(Any, None), w, replica, plan) == first
 
 
 # time
 
 
+@pytest.mark.usefixtures("plainly")
 def test_a_prompt_of_which_a_token_is_left_is_still_being_read() -> None:
     sequences = make(Sequence, 3, todo=[0, 5, 1], chunk=[0, 2, 0], done=[9, 10, 20])
     replica = make(Replica, 1, running=3, first_reader=1, unread=6)[0]
-    execute.advance_prompts(world(sequences=sequences), replica)
+    play.read_on(world(sequences=sequences), replica)
     assert replica.first_reader == 1 and replica.unread == 4
     assert (sequences.todo.tolist(), sequences.done.tolist()) == ([0, 3, 1], [9, 12, 20])
     sequences.todo[1] = 0
-    execute.advance_prompts(world(sequences=sequences), replica)
+    play.read_on(world(sequences=sequences), replica)
     assert replica.first_reader == 2
 
 
+@pytest.mark.usefixtures("plainly")
 def test_bins_twice_as_wide_hold_all_that_was_noted() -> None:
     bins = make(Bin, 2 * BINS)
     bins.seconds = np.arange(2 * BINS)
     bins.waiting = 1.0
     replica = make(Replica, 1, index=1, bin_width=0.01)[0]
     mine = bins.seconds[BINS:].copy()
-    execute.widen(world(bins=bins), replica)
+    record.widen(world(bins=bins), replica)
     assert replica.bin_width == 0.02
     assert bins.seconds[BINS:].sum() == mine.sum()
     assert bins.seconds[BINS : BINS + 2].tolist() == [mine[:2].sum(), mine[2:4].sum()]
@@ -190,23 +208,26 @@ def test_bins_twice_as_wide_hold_all_that_was_noted() -> None:
     assert (bins.seconds[:BINS] == np.arange(BINS)).all()  # another replica's
 
 
+@pytest.mark.usefixtures("plainly")
 def test_a_span_fills_the_bins_it_covers() -> None:
     bins = make(Bin, BINS)
     replica = make(Replica, 1, bin_width=0.01, clock=0.025, waiting=2, private=7)[0]
-    execute.note_span(world(bins=bins), replica, Span(0.01, 3, 50.0, 1))
+    record.note_span(world(bins=bins), replica, Span(0.01, 3, 50.0, 1))
     assert bins.seconds[2:4] == pytest.approx([0.005, 0.005])
     assert bins.running.sum() == pytest.approx(0.03) and bins.waiting.sum() == pytest.approx(0.02)
     assert bins.cache.sum() == pytest.approx(0.07) and bins.decoded.sum() == pytest.approx(3.0)
 
 
+@pytest.mark.usefixtures("plainly")
 @pytest.mark.parametrize(
     "gap", [0.0, 1e-7, 9.99e-6, 1e-5, 1.01e-5, 3e-4, 0.02, 1.7, 7e3, 1e5, 1e12]
 )
 def test_gaps_are_in_the_bin_whose_edges_are_around_them(gap: float) -> None:
     expected = min(int(np.searchsorted(GAP_EDGES, gap, side="right")), GAPS - 1)
-    assert execute.gap_bin(gap) == expected
+    assert record.gap_bin(gap) == expected
 
 
+@pytest.mark.usefixtures("plainly")
 def test_rounds_of_a_line_are_the_fewest() -> None:
     """Also where a sum of rounds is exactly the time, and where closed forms round."""
     random = np.random.default_rng(0)
@@ -220,7 +241,7 @@ def test_rounds_of_a_line_are_the_fewest() -> None:
         for seconds in (took(n), np.nextafter(took(n), 0), np.nextafter(took(n), np.inf),
                         took(n) * 0.97, 0.0):  # fmt: skip
             expected = next(k for k in range(1, 70) if took(k) >= seconds)
-            assert costs._count_rounds(first, slope, float(seconds)) == expected
+            assert spend._rounds_of_line(first, slope, float(seconds)) == expected
 
 
 # the beginning of a run
@@ -239,11 +260,11 @@ def test_prompts_without_a_full_block_need_no_entries() -> None:
     costs = base.with_rules(Rules(max_seqs=8, max_tokens=128, prefix_caching=True, host_cache=1e9))
     empty = np.zeros(0, np.int64)
     none = Requests(np.zeros(2), np.full(2, 20), np.full(2, 3), empty, np.zeros(3, np.int64), 32)
-    assert make_world(none, costs, 1, np.ones(2)).entries.size == 0
+    assert world_of(none, costs, 1, np.ones(2)).entries.size == 0
     some = Requests(
         np.zeros(1), np.full(1, 70), np.full(1, 3), np.array([0, 1]), np.array([0, 2]), 32
     )
-    assert make_world(some, costs, 1, np.ones(1)).entries.size > 0
+    assert world_of(some, costs, 1, np.ones(1)).entries.size > 0
 
 
 @pytest.mark.parametrize("replicas", [0, -1, 100_001, 161_051])
@@ -257,7 +278,7 @@ def test_a_request_of_one_round_has_what_that_round_yields() -> None:
     """Rounds of five tokens: one is cut short at three, two yield ten, and one token needs none."""
     costs = tables_of("quantspec", 8, 128, "chunked")
     always = cast(Any, SimpleNamespace(draw=lambda random, gamma, count: np.full(count, 5)))
-    found = draw_rates(costs, np.array([4, 6, 11, 1]), 0, always)
+    found = drawn_rate(costs, np.array([4, 6, 11, 1]), 0, always)
     assert found.tolist() == [3.0, 5.0, 5.0, 1.0]
 
 

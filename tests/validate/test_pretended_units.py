@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-from kvsim.report.session import write_page
+from kvsim.report.session import make_result
 from kvsim.validate.bench import suite
 from kvsim.validate.counts import check
 from kvsim.validate.session.report import write_report
@@ -50,7 +50,7 @@ def test_units_run_one_after_another(tmp_path: Path, small: dict[str, str]) -> N
     assert kinds == {*ORDER, "kernels"}, "a unit that this does not run"
     written = {path.name for path in write_report(state, units, tmp_path / "report")}
     assert {"profile.toml", "stack.toml", "samples.jsonl", "kernels.json"} <= written
-    write_page(tmp_path / "index.html", state, units)
+    make_result(state, units).write(tmp_path / "index.html")
     page = (tmp_path / "index.html").read_text(encoding="utf-8")
     for said in ("of 30 units are done", "Pretended GPU", "Ceilings", "Best shares of the"):
         assert said in page

@@ -19,7 +19,6 @@ from kvsim.machines.deployment import Deployment  # noqa: E402
 from kvsim.machines.profiles import load_hardware, load_stack  # noqa: E402
 from kvsim.prediction.memory import decode_point  # noqa: E402
 from kvsim.report import validate_times as report  # noqa: E402
-from kvsim.report import validate_times_page as pages  # noqa: E402
 from kvsim.techniques import parse  # noqa: E402
 from kvsim.techniques.technique import Technique  # noqa: E402
 from kvsim.validate.bench import techniques  # noqa: E402
@@ -96,10 +95,10 @@ def test_points_are_compared_op_by_op_and_end_to_end(tmp_path: Path) -> None:
         assert any(m.name == "decode qkv_s" for m in c.ops)
     resident = found[0].get("resident_B")
     assert resident and abs(resident.error) < 0.03
-    answer = report.answer(found, [], summarise(found), "here", ["noisy"])
+    answer = report.times_fields(found, [], summarise(found), "here", ["noisy"])
     assert [r["technique"] for r in answer["rounds"]] == [str(t) for t in asked]
     json.dumps(answer, allow_nan=False)
-    pages.write_page(tmp_path / "F.html", answer)
+    report.make_result(answer).write(tmp_path / "F.html")
     assert "predicted against measured" in (tmp_path / "F.html").read_text()
 
 
@@ -122,9 +121,9 @@ def test_what_cannot_run_at_a_point_is_left_out_and_said(
     assert [c.technique.name for c in found] == ["full"]
     assert [m.technique.name for m in missing] == ["magicdec", "kivi"]
     assert missing[1].reason == "CUDA out of memory. Tried to allocate 40 GiB"
-    answer = report.answer(found, missing, summarise(found), "here", [])
-    report.show(answer)
-    pages.write_page(tmp_path / "F.html", answer)
+    answer = report.times_fields(found, missing, summarise(found), "here", [])
+    report.make_result(answer).show()
+    report.make_result(answer).write(tmp_path / "F.html")
     for told in (capsys.readouterr().out, (tmp_path / "F.html").read_text()):
         assert "left out: kivi:" in told and "left out: magicdec:" in told
 

@@ -25,28 +25,28 @@ MOVED = (
 )
 
 
-def engines_of(prediction: Prediction) -> str:
+def name_engines(prediction: Prediction) -> str:
     """The released engines that run a prediction, by their titles; empty if none does."""
     technique = prediction.technique
-    able = released(prediction)
+    able = list_engines(prediction)
     if turboquant(technique.terms):  # some widths only, so that plans do not choose it unasked
         able.append("vllm")
-    return titles(able)
+    return join_titles(able)
 
 
-def released(prediction: Prediction) -> list[str]:
+def list_engines(prediction: Prediction) -> list[str]:
     """The engines that a plan may give a prediction to."""
     return engines_running(label(prediction.technique), prediction.deployment)
 
 
-def titles(engines: Sequence[str]) -> str:
+def join_titles(engines: Sequence[str]) -> str:
     """Engines as they call themselves."""
     return ", ".join(MANUALS[x].title if x in MANUALS else "FlexGen" for x in engines)
 
 
-def where_they_run(found: Sequence[Prediction]) -> Iterator[str]:
+def describe_engines(found: Sequence[Prediction]) -> Iterator[str]:
     """One line on the engines of every technique, and what offloading is not."""
-    names = {p.technique.name: engines_of(p) for p in found}
+    names = {p.technique.name: name_engines(p) for p in found}
     told = [f"{name} in {engines}" for name, engines in names.items() if engines]
     alone = [name for name, engines in names.items() if not engines]
     if told:
@@ -58,7 +58,7 @@ def where_they_run(found: Sequence[Prediction]) -> Iterator[str]:
         yield MOVED
 
 
-def quality_of(found: Sequence[Prediction]) -> Iterator[str]:
+def describe_quality(found: Sequence[Prediction]) -> Iterator[str]:
     """The evidence of every lossy setting, one line each."""
     seen: set[str] = set()
     for p in found:
@@ -78,7 +78,7 @@ def quality_of(found: Sequence[Prediction]) -> Iterator[str]:
             yield f"Quality of {t.name}: {here}{known}."
 
 
-def what_it_loses(technique: Technique, found: Evidence) -> str:
+def describe_loss(technique: Technique, found: Evidence) -> str:
     """The loss of a choice in one sentence; nothing where it keeps every token."""
     if technique.exact:
         return ""

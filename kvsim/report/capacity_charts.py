@@ -1,19 +1,12 @@
-"""The page of ``kvsim capacity``: demand, the fleet, its cost beside others, waits, sensitivity."""
+"""The pictures of ``kvsim capacity``: demand, cost beside others, waits, sensitivity."""
 
-from dataclasses import replace
-from html import escape
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvsim.graph import Array
 from kvsim.planner.fleet.answer import CapacityAnswer
-from kvsim.report import capacity_tables as tables
-from kvsim.report import page
-from kvsim.report.answer import Answer, verdict
-from kvsim.report.capacity import others_assumed
-from kvsim.report.capacity_times import class_lines, wait
+from kvsim.report.capacity_tables import format_wait
 from kvsim.report.colours import PALETTE
 from kvsim.report.json import Row
 
@@ -25,73 +18,15 @@ WINDOWS = 40  # of a short trace's demand
 TARGET = "#a83246"
 
 
-def write_page(path: Path, row: Row, answer: CapacityAnswer, command: str = "") -> None:
-    """Write the page; nothing of it comes from the network."""
-    notes = [
-        *class_lines(row), _demand_note(answer), _saving(row),
-        f"Time to first token: {_waits_note(row, 'ttft_s')}.",
-        f"Time per token: {_waits_note(row, 'tpot_s')}.", *tables.prefixes(row),
-        *tables.prices(row), *_assumptions(row, answer),
-    ]  # fmt: skip
-    pictures = [
+def draw_fleet(row: Row, answer: CapacityAnswer) -> "list[tuple[str, Figure]]":
+    """Draw all of them, with their titles."""
+    return [
         ("Demand over the trace", _demand(answer)),
         ("Cost against alternatives, and a bound that no fleet is below", _costs(row)),
         ("Time to first token", _waits(answer, "ttft")),
         ("Time per token", _waits(answer, "tpot")),
         ("What other loads would do", _sensitivity(row)),
     ]
-    more = (
-        ("Other loads, and a loss", tables.loads),
-        ("Other fleets", tables.alternatives),
-        ("What limits and targets cost", tables.limits),
-        ("What other loads need", tables.at_loads),
-    )
-    details = (
-        ("Who serves which requests", tables.classes),
-        ("Every replica that was considered", tables.considered),
-    )
-    page.write(
-        path,
-        page.Page(
-            f"Cheapest fleet of {row['model']} for {row['trace']}: {_targets(answer)}",
-            answered(row),
-            [tables.fleet(row), *(replace(made(row), title=title) for title, made in more)],
-            pictures, row["basis"], notes, command, extra=_settings(row),
-            details=[replace(made(row), title=title) for title, made in details],
-        ),
-    )  # fmt: skip
-
-
-def _targets(answer: CapacityAnswer) -> str:
-    """The targets, and for how many requests."""
-    t = answer.targets
-    some = [("TTFT", t.ttft), ("TPOT", t.tpot)]
-    said = [f"{name} {wait(value)}" for name, value in some if np.isfinite(value)]
-    share = f"{100 * t.share:g} % of requests"
-    return f"{' and '.join(said)} for {share}" if said else f"{share} finish"
-
-
-def answered(row: Row) -> Answer:
-    """The fleet and how sure it is, and what falls short."""
-    said, short = verdict([row["answer"]], tables.shortfall(row)), tables.shortfall(row)
-    return Answer(
-        verdict=said,
-        changes=[x for x in short if x not in said],  # where the verdict has no room for it
-        evidence=[x for x in [tables.certain(row)] if x],
-    )
-
-
-def _demand_note(answer: CapacityAnswer) -> str:
-    demand = answer.question.traffic.demand
-    total = demand.rate.sum(axis=1)
-    if not answer.question.traffic.requests.duration:
-        return "All requests come at once."
-    if len(total) == 1:
-        return f"{total[0]:.3g} requests per second over {60 * demand.hours[0]:.3g} minutes."
-    return (
-        f"{total.mean():.3g} requests per second on average, {total.max():.3g} in the busiest of "
-        f"{len(total)} windows of {60 * demand.hours[0]:.3g} minutes."
-    )
 
 
 def _demand(answer: CapacityAnswer) -> "Figure":
@@ -142,16 +77,6 @@ def _arrivals(arrival: Array) -> "Figure":
     return figure
 
 
-def _saving(row: Row) -> str:
-    dearer = [a for a in row["alternatives"] if a["usd_per_hour"] is not None]
-    single = next((a for a in dearer if a["name"] == "one kind of replica"), None)
-    bound = row["solver"]["relaxation_usd_per_hour"]
-    said = f"No fleet of parts of replicas is cheaper than {bound:.2f} USD per hour."
-    if single is not None and single["dearer"] > 1e-9:
-        said += f" One kind of replica alone costs {100 * single['dearer']:.0f} % more."
-    return said
-
-
 def _costs(row: Row) -> "Figure":
     from plotly import graph_objects as go
 
@@ -181,12 +106,6 @@ def _costs(row: Row) -> "Figure":
     return figure
 
 
-def _waits_note(row: Row, name: str) -> str:
-    times = row["simulated"][name]
-    known = {k: v for k, v in times.items() if k != "at_target" and v is not None}
-    return ", ".join(f"{k} {wait(v)}" for k, v in known.items())
-
-
 def _waits(answer: CapacityAnswer, name: str) -> "Figure":
     """Share of requests within a time, of the whole trace and of each kind of replica."""
     from plotly import graph_objects as go
@@ -207,7 +126,7 @@ def _waits(answer: CapacityAnswer, name: str) -> "Figure":
             )  # fmt: skip
     if np.isfinite(target):
         figure.add_scatter(
-            x=[target, target], y=[0, 100], mode="lines", name=f"target {wait(target)}",
+            x=[target, target], y=[0, 100], mode="lines", name=f"target {format_wait(target)}",
             line={"dash": "dot", "color": TARGET},
         )  # fmt: skip
     figure.update_xaxes(title="seconds", type="log")
@@ -229,28 +148,3 @@ def _sensitivity(row: Row) -> "Figure":
     figure.update_yaxes(title="% of requests within both targets", range=[0, 101])
     figure.update_layout(height=320)
     return figure
-
-
-def _assumptions(row: Row, answer: CapacityAnswer) -> list[str]:
-    """What the answer rests on, with where it comes from."""
-    memory = ", ".join(sorted({f"{100 * r['gpu_memory_utilization']:.0f} %" for r in row["fleet"]}))
-    return [
-        tables.bound(row),
-        *filter(None, [tables.certain(row), tables.committed(row), tables.power(row)]),
-        *others_assumed(answer),
-        "Requests go to a kind of replica by their class and among those to the least loaded, or "
-        "where most of their prefix is.",
-        f"Engines use {memory} of GPU memory; a pass holds at most "
-        f"{row['fleet'][0]['max_tokens']} tokens.",
-        "Prices are those of the hardware profiles or of the command line; see kvsim gpus --json.",
-        "Not modelled: time to load a model, failures while serving, and networks between replicas "
-        "but for caches that are handed over.",
-    ]
-
-
-def _settings(row: Row) -> str:
-    """What to paste, where it was asked for."""
-    texts = [entry["text"] for r in row["fleet"] for entry in r.get("settings", [])]
-    if not texts:
-        return ""
-    return "<h2>Settings to paste</h2>" + "".join(f"<pre>{escape(text)}</pre>" for text in texts)

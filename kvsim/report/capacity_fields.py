@@ -1,0 +1,344 @@
+"""A fleet as rows under contract names: what ``kvsim capacity --json`` has."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import pairwise
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from kvsim.machines.basis import basis
+from kvsim.machines.hardware import GIB
+from kvsim.planner.fleet.answer import CapacityAnswer
+from kvsim.planner.fleet.comparisons import OtherFleet, break_even_price
+from kvsim.planner.fleet.demand import FleetTargets
+from kvsim.planner.fleet.offers import SURE, Configuration
+from kvsim.planner.fleet.play import Played
+from kvsim.planner.fleet.schedules import scheduled_cost
+from kvsim.planner.fleet.search import SearchResult
+from kvsim.report import evidence
+from kvsim.report.json import Row, number
+from kvsim.report.units import seconds
+from kvsim.serving.outcome import spread
+from kvsim.serving.records import MEMORIES
+
+BRIEF = 60.0  # of a trace, below which it says little of queues [s]
+
+
+def make_fields(answer: CapacityAnswer, trace: str, said: str) -> Row:
+    """All of a fleet under contract names; times in seconds, prices in USD per hour.
+
+    Parameters
+    ----------
+    trace
+        The trace as it was named.
+    said
+        The decision in words.
+    """
+    q, fleet = answer.question, answer.fleet
+    mean = q.traffic.demand.mean
+    deployment = q.rentable[0].deployment
+    return {
+        "model": deployment.model.name,
+        "trace": trace,
+        "requests": len(q.traffic.requests),
+        "trace_s": q.traffic.requests.duration,
+        "rate_per_s": float(mean.sum()) if q.traffic.requests.duration else None,
+        "headroom": q.limits.headroom,
+        "failures": q.limits.failures,
+        "targets": target_row(q.targets),
+        "met": not answer.shortfall,
+        "shortfall": answer.shortfall,
+        "planned_for": {**target_row(answer.targets), "load": answer.load},
+        "answer": said,
+        "fleet": [_replicas(answer, j) for j in answer.used],
+        "usd_per_hour": fleet.cost,
+        "usd_per_million_tokens": price_per_million(answer),
+        "gpus": int(fleet.replicas @ answer.found.offers.gpus),
+        "rated_power_w": _power(answer),
+        "schedule": _schedule(answer),
+        "simulated": times_row(fleet.played, answer.targets),
+        "class_targets": class_rows(fleet.played, answer.targets),
+        "at_load": {
+            f"{load:g}": times_row(p, answer.targets) for load, p in answer.at_load.items()
+        },
+        "after_loss": {
+            answer.market.configurations[j].name: times_row(p, answer.targets)
+            for j, p in answer.after_loss.items()
+        },
+        "alternatives": [_alternative(a, fleet.cost) for a in answer.alternatives],
+        "limits": [_alternative(a, fleet.cost) for a in answer.limits],
+        "fleet_at_load": {
+            f"{load:g}": _alternative(a, fleet.cost) for load, a in answer.at_other_loads.items()
+        },
+        "prices": _prices(answer),
+        "assumed": list_assumptions(answer),
+        "certainty": _certainty(answer),
+        "classes": _classes(answer),
+        "considered": [_considered(answer, j) for j in range(len(answer.market.configurations))],
+        "solver": {
+            "relaxation_usd_per_hour": answer.found.bound,
+            "gap_to_relaxation": fleet.cost / answer.found.bound - 1,
+            "gap": answer.found.gap,
+            "proposals": answer.found.proposals,
+            "simulations": answer.found.simulations,
+            "simulated_windows": answer.found.mixes,
+        },
+        "basis": basis(deployment),
+    }
+
+
+def _power(answer: CapacityAnswer) -> float | None:
+    """Rated power of the fleet's GPUs, if that of all is known. [W]"""
+    some = [(int(answer.fleet.replicas[j]), answer.market.configurations[j]) for j in answer.used]
+    return number(sum(count * x.power for count, x in some))
+
+
+def _replicas(answer: CapacityAnswer, j: int) -> Row:
+    """One kind of replica of the fleet."""
+    x, fleet = answer.market.configurations[j], answer.fleet
+    d, groups = x.costs.deployment, [g for g in fleet.played.groups if g.kind == j]
+    mine = fleet.played.kind == j
+    asked = len(answer.question.traffic.requests)
+    return {
+        "name": x.name,
+        "replicas": int(fleet.replicas[j]),
+        "reserved": int(fleet.reserved[j]),
+        "gpu": x.gpu,
+        **{name: n for name, n in asdict(d.parallelism).items() if n > 1 or name == "tp"},
+        "weights": d.weights,
+        "technique": x.technique,
+        "max_seqs": x.costs.rules.max_seqs,
+        "max_tokens": x.costs.rules.max_tokens,
+        "max_model_len": x.costs.longest,
+        "gpu_memory_utilization": answer.question.utilisation,
+        "kv_cache_tokens": kv_tokens(x),
+        "host_cache_bytes": x.costs.rules.host_cache,
+        "nvme_cache_bytes": x.costs.rules.nvme_cache,
+        "engines": {"prefill": x.apart.prefill, "decode": x.apart.decode} if x.apart else None,
+        "usd_per_hour": _paid(answer, j),
+        "share_of_requests": float(mine.sum() / asked),
+        "busy_share": _mean([(g.busy, g.count) for g in groups]),
+        "most_running": max((g.most_running for g in groups), default=0),
+        "prefix_hit_share": _mean([(sum(g.hits.values()), g.requests) for g in groups]),
+        "prefix_hits": {
+            name: _mean([(g.hits[name], g.requests) for g in groups]) for name in MEMORIES
+        },
+        "simulated": times_row(fleet.played, answer.targets, mine),
+    }
+
+
+def _paid(answer: CapacityAnswer, j: int) -> float:
+    """What the replicas of one kind cost; with a schedule the mean of the day. [USD/h]"""
+    q, fleet = answer.question, answer.fleet
+    if q.schedule is None:
+        return float(fleet.replicas[j] * answer.market.configurations[j].rent)
+    mine = np.arange(fleet.running.shape[1]) == j
+    running, reserved = fleet.running * mine, fleet.reserved * mine
+    return scheduled_cost(answer.found.offers, q.traffic.demand, q.schedule, running, reserved)
+
+
+def kv_tokens(configuration: Configuration) -> int:
+    """Tokens that a replica's KV cache holds, as engines print it on start."""
+    costs = configuration.costs
+    return int(costs.capacity / costs.room.block_bytes) * costs.rules.block_tokens
+
+
+def _mean(weighted: list[tuple[float, int]]) -> float:
+    total = sum(weight for _, weight in weighted)
+    return sum(value * weight for value, weight in weighted) / total if total else 0.0
+
+
+def _schedule(answer: CapacityAnswer) -> list[Row] | None:
+    """Replicas by window; None if they always run."""
+    if answer.question.schedule is None:
+        return None
+    hours = np.cumsum(answer.question.traffic.demand.hours)
+    known = name_replicas(answer)
+    return [
+        {
+            "until_h": float(hours[w]),
+            "replicas": {known[j]: int(n) for j, n in enumerate(running) if n},
+        }
+        for w, running in enumerate(answer.fleet.running)
+    ]
+
+
+def _alternative(a: OtherFleet, cost: float) -> Row:
+    if a.found is None:
+        return {"name": a.label, "fleet": None, "usd_per_hour": None, "reason": a.reason}
+    return {
+        "name": a.label,
+        "fleet": name_fleet(a.found, a.configurations),
+        "usd_per_hour": a.found.fleet.cost,
+        "dearer": a.found.fleet.cost / cost - 1,
+    }
+
+
+def list_assumptions(answer: CapacityAnswer) -> list[str]:
+    """What is taken for granted of contexts, and of memories and links besides the GPU's."""
+    extras, said = answer.question.extras, []
+    some = [answer.market.configurations[j] for j in answer.used]
+    rules = [x.costs.rules for x in some if x.tiers]
+    model, longest = some[0].costs.deployment.model, some[0].costs.longest
+    lasts = answer.question.traffic.requests.duration
+    if 0 < lasts < BRIEF:
+        said.append(
+            f"The trace is over in {seconds(lasts)}: queues that grow for longer are not seen, so "
+            "the same rate for longer may need more."
+        )
+    if longest > model.max_context:
+        said.append(
+            f"The trace's longest request has {longest:,} tokens; {model.name} was made for "
+            f"{model.max_context:,}, and engines refuse longer ones unless they are told not to."
+        )
+    if any(r.host_cache for r in rules):
+        said.append(
+            f"Each GPU has {extras.host / GIB:.0f} GiB of host memory for prefix blocks (a quarter "
+            "of the profile's host, or --host-cache); the host is not paid for separately."
+        )
+    told: dict[str, None] = {}
+    for x in some:
+        costs, cached = x.costs, bool(x.costs.rules.host_cache)
+        told |= dict.fromkeys(
+            evidence.list_assumptions_of_techniques(costs.deployment, [costs.technique], cached)
+        )
+    said += [f"Assumed: {line}." for line in told]
+    if any(r.nvme_cache for r in rules):
+        one = next(r for r in rules if r.nvme_cache)
+        said.append(
+            f"Each replica has one NVMe drive that reads {one.nvme_read / 1e9:g} and writes "
+            f"{one.nvme_write / 1e9:g} GB/s (by default the datasheet rates of Samsung's PM9A3, "
+            "PCIe 4.0); --nvme-read and --nvme-write set them. It is not paid for separately."
+        )
+    if any(x.apart for x in some):
+        said.append(
+            f"Caches are handed over at {extras.nic / 1e9:g} GB/s for each engine (by default one "
+            "200 Gb/s port); --nic sets it. What the receiving side does at the same time is left "
+            "out."
+        )
+    return said
+
+
+def _prices(answer: CapacityAnswer) -> list[Row]:
+    """For every GPU alone, the price of one GPU at which it would be as cheap as the fleet.
+
+    None with a schedule, as GPUs are not paid all the time then.
+    """
+    found: list[Row] = []
+    chosen = OtherFleet("", answer.found, answer.market.configurations)
+    for a in [] if answer.question.schedule else answer.alternatives:
+        gpu, alone = a.label.removesuffix(" alone"), a.found
+        price = break_even_price(chosen, a, gpu) if a.label.endswith(" alone") else None
+        if alone is None or price is None:
+            continue
+        replicas = zip(alone.fleet.replicas, a.configurations, strict=True)
+        now = alone.fleet.cost / sum(n * x.gpus for n, x in replicas)
+        found.append({"gpu": gpu, "usd_per_gpu_hour": float(now), "as_cheap_at": price})
+    return found
+
+
+def _certainty(answer: CapacityAnswer) -> Row:
+    sure, targets = answer.sure, answer.targets.each
+    asked = [name for name in ("ttft", "tpot") if any(isfinite(getattr(x, name)) for x in targets)]
+    return {
+        "spread": sure.spread.sigma,
+        "source": sure.spread.source,
+        "ttft_met": sure.likely["ttft"],
+        "tpot_met": sure.likely["tpot"],
+        "both_met": sure.likely["both"],
+        "slowdown_met_up_to": {
+            name: sure.met_up_to(name) if name in asked else None for name in ("ttft", "tpot")
+        },
+        "sure": SURE,
+        "slowdown_for_sure": sure.spread.slowdown(),
+    }
+
+
+def _classes(answer: CapacityAnswer) -> list[Row]:
+    traffic, share = answer.question.traffic, answer.fleet.share.mean(axis=0)
+    known = name_replicas(answer)
+    return [
+        {
+            "prompt": float(traffic.prompt[c]),
+            "generate": float(traffic.generate[c]),
+            "reuse": float(traffic.reuse[c]),
+            "rate_per_s": float(traffic.demand.mean[c]),
+            "served_by": {known[j]: float(s) for j, s in enumerate(share[c]) if s > 1e-9},
+        }
+        for c in range(traffic.classes)
+    ]
+
+
+def _considered(answer: CapacityAnswer, j: int) -> Row:
+    market = answer.market
+    return {
+        "name": market.configurations[j].name,
+        "usd_per_hour": market.configurations[j].rent,
+        "replicas_alone": number(market.alone[j]),
+        "usd_per_hour_alone": number(market.cost_alone[j]),
+        "kv_cache_tokens": kv_tokens(market.configurations[j]),
+    }
+
+
+def target_row(targets: FleetTargets) -> Row:
+    """Targets of all requests; infinite ones are null."""
+    return {
+        "ttft_s": number(targets.ttft),
+        "tpot_s": number(targets.tpot),
+        "percentile": 100 * targets.share,
+    }
+
+
+def times_row(played: Played, targets: FleetTargets, rows: Any = None) -> Row:
+    """Percentiles of what requests waited, and whether that is within the targets."""
+    some = slice(None) if rows is None else rows
+    reached = played.reached(targets.share, rows)
+    return {
+        "met": played.meets(targets, rows),
+        "ttft_s": {**spread(played.ttft[some]), "at_target": number(reached.ttft)},
+        "tpot_s": {**spread(played.tpot[some]), "at_target": number(reached.tpot)},
+        "latency_s": spread(played.latency[some]),
+        "good_share": played.good_share(targets) if rows is None else None,
+        "refused": int(np.isinf(played.ttft[some]).sum()),
+    }
+
+
+def class_rows(played: Played, targets: FleetTargets) -> list[Row]:
+    """Each class of prompts with targets of its own, and what it reaches; empty for one class."""
+    if not targets.longer:
+        return []
+    found, bounds = [], [x.above for x in targets.each]
+    longest = dict(pairwise(bounds))
+    for rows, target in played.by_class(targets):
+        reached = played.reached(targets.share, rows)
+        found.append({
+            "prompt_above": target.above,
+            "prompt_up_to": longest.get(target.above),
+            "requests": int(rows.sum()),
+            "targets": {"ttft_s": number(target.ttft), "tpot_s": number(target.tpot)},
+            "ttft_s": number(reached.ttft),
+            "tpot_s": number(reached.tpot),
+            "met": played.meets(targets, rows),
+        })  # fmt: skip
+    return found
+
+
+def name_replicas(answer: CapacityAnswer) -> list[str]:
+    """Every kind of replica that was measured."""
+    return [x.name for x in answer.market.configurations]
+
+
+def name_fleet(found: SearchResult, configurations: Sequence[Configuration]) -> str:
+    """Replicas and what runs on them."""
+    return " + ".join(
+        f"{n} x {configurations[j].name}" for j, n in enumerate(found.fleet.replicas) if n
+    )
+
+
+def price_per_million(answer: CapacityAnswer) -> float | None:
+    """Price of a million generated tokens in the trace; None if there are none. [USD]"""
+    tokens = sum(g.tokens for g in answer.fleet.played.groups)
+    hours = answer.fleet.played.duration / 3600
+    return answer.fleet.cost * hours / tokens * 1e6 if tokens else None

@@ -1,0 +1,246 @@
+"""What may make a run slower than its answer says: three caveats, each a sentence.
+
+Sums between GPUs that go through the host, whose rate is not the card's; an engine's own kernels
+that are slower than another engine's on the same card; passes that mix prompts with decoding.
+
+Of mixed passes no operator was measured. vLLM's attention was reported to take 1.3 to 2.1 times the
+sum of its parts above 16 decoding sequences; a run of vLLM 0.19 on an RTX 4090 with 32 of them on
+average is met by the sum. Answers whose runs mix so say what the range would make.
+"""
+
+from dataclasses import replace
+from functools import cache
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from kvsim.engine.roofline import all_ops, seconds
+from kvsim.errors import InputError
+from kvsim.graph import Number, Op, Step
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.hardware import Stack
+from kvsim.machines.profiles import load_stack
+from kvsim.prediction.generate import Prediction
+from kvsim.prediction.memory import decode_point, prefill_point
+from kvsim.report import units
+from kvsim.report.json import Row
+
+if TYPE_CHECKING:
+    from kvsim.serving.costs import StepCosts
+    from kvsim.traces.requests import Requests
+
+SLOWEST = 2e9
+"""The slowest sums measured over PCIe: 8 L40S, 2 GB/s on most hosts and 20 GB/s on one
+(aiconfigurator-core 0.12.0). [B/s]"""
+
+ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
+KERNELS_TOLD = 0.1  # share of a pass that another engine's kernels must save to be told
+CLEAR = 1.3  # times that a kernel class must be slower: errors of classes reach 10 to 25 %
+KERNEL_NAMES = {
+    "gemm": "products in 16 bits",
+    "gemm-fp8": "products in fp8",
+    "gemm-fp8-block": "products in fp8 with a scale per block",
+    "gemm-int8": "products with int8 weights",
+    "gemm-int4": "products with 4-bit weights",
+    "experts": "experts in 16 bits",
+    "experts-fp8": "experts in fp8",
+    "experts-fp8-block": "experts in fp8 with a scale per block",
+    "experts-int4": "experts in 4 bits",
+    "attention": "decode attention",
+    "attention-fp8": "decode attention over an fp8 cache",
+    "latent": "decode attention over latents (MLA)",
+    "latent-fp8": "decode attention over fp8 latents (MLA)",
+    "prompt": "attention of prompts",
+    "allreduce": "sums between GPUs",
+}
+"""Kernel classes of which engines have measured rows."""
+
+MIXED_FROM = 16  # decoding sequences above which it was reported
+MIXED_RANGE = (1.3, 2.1)  # measured over the sum of the parts
+MIXED_TOLD = 0.01  # of a pass, below which it is not worth a word
+
+
+def sums_through_host(deployment: Deployment) -> bool:
+    """Whether GPUs exchange their sums over the link that leads to the host."""
+    links = deployment.hardware.links
+    host = max(links["h2d"].bandwidth, links["d2h"].bandwidth)
+    return deployment.tp > 1 and links["link"].bandwidth <= host
+
+
+def predict_slow_host(prediction: Prediction) -> Prediction:
+    """The same where sums come through the host at the slowest rate that was measured."""
+    d = prediction.deployment
+    link, sums = d.hardware.links["link"], d.stack.sums
+    shares = (sums.ring_share, sums.direct_share) if sums.direct_share else ()
+    share = max(shares, default=d.stack.kernel("allreduce").memory)
+    slow = replace(link, bandwidth=min(link.bandwidth, SLOWEST / share))
+    hardware = replace(d.hardware, links=dict(d.hardware.links) | {"link": slow})
+    return replace(prediction, deployment=replace(d, hardware=hardware))
+
+
+def widen_ranges(ranges: Row, prediction: Prediction) -> Row:
+    """Ranges of times that reach up to what a slow host makes of them. [s]"""
+    if not ranges or not sums_through_host(prediction.deployment):
+        return ranges
+    slow = predict_slow_host(prediction)
+    times = {"ttft_s": slow.ttft_s, "tpot_s": slow.tpot_s}
+    return {
+        name: each | {"high": max(each["high"], float(np.ravel(times[name])[0]))}
+        for name, each in ranges.items()
+    }
+
+
+def describe_host_link(prediction: Prediction) -> list[str]:
+    """That a result rests on the host's rate, with the times of a slow one; nothing if not."""
+    d = prediction.deployment
+    if not sums_through_host(d):
+        return []
+    slow = predict_slow_host(prediction)
+    times = [f"TTFT {units.seconds(float(slow.ttft_s[0]))}"]
+    if prediction.generate > 1:
+        times.append(f"TPOT {units.seconds(float(slow.tpot_s[0]))}")
+    rate = d.hardware.links["link"].bandwidth
+    return [
+        f"rate of sums between GPUs, which go through the host: {rate / 1e9:.3g} GB/s; at "
+        f"{SLOWEST / 1e9:.0f} GB/s, the slowest that was measured, {' and '.join(times)}. "
+        f"nccl-tests measure it; a profile of your own takes it as link.bandwidth_Bps"
+    ]
+
+
+def slower_kernels(prediction: Prediction) -> list[str]:
+    """The class of kernels that another engine's are most ahead in, in a sentence, if any is.
+
+    Both engines' kernels must have been measured on this card, and the difference must be a
+    ``KERNELS_TOLD`` share of a decoding round, or of the prompts' pass where one token is
+    generated.
+    """
+    d = prediction.deployment
+    own, _, card = d.stack.name.partition("@")
+    if own not in ENGINES or card != d.hardware.name:
+        return []
+    mine = _seconds_by_class(prediction, d)
+    whole = sum(mine.values())
+    best: tuple[float, str] | None = None
+    for other in ENGINES.keys() - {own}:
+        stack = _find_stack(f"{other}@{card}")
+        if stack is None:
+            continue
+        theirs = _seconds_by_class(prediction, _change_stack(d, stack))
+        for name, took in mine.items():
+            saved = took - theirs.get(name, took)
+            told = name in KERNEL_NAMES and _has_rows(d.stack, name) and _has_rows(stack, name)
+            if told and saved > KERNELS_TOLD * whole and took > CLEAR * (took - saved):
+                sentence = _sentence(prediction, own, other, name, (took, took - saved, whole))
+                best = max(best or (0.0, ""), (saved, sentence))
+    return [best[1]] if best else []
+
+
+def _sentence(
+    prediction: Prediction, own: str, other: str, name: str, took: tuple[float, float, float]
+) -> str:
+    mine, theirs, whole = (units.seconds(x) for x in took)
+    what = "decoding round" if prediction.generate > 1 else "pass over the prompts"
+    card = prediction.deployment.hardware.name
+    return (
+        f"Of the {whole} that kernels take in a {what}, {mine} are {ENGINES[own]}'s "
+        f"{KERNEL_NAMES[name]}; {ENGINES[other]}'s, measured on {card} too, would take {theirs} "
+        f"(--stack {other})."
+    )
+
+
+def _seconds_by_class(prediction: Prediction, deployment: Deployment) -> dict[str, float]:
+    """GPU time of each class of kernels at the middle of the generation. [s]"""
+    p, t = prediction, prediction.technique
+    batch = float(p.batch[0])
+    steps: tuple[Step, ...]
+    if p.generate > 1:
+        middle = decode_point(batch, p.prompt, p.generate, p.generate // 2)
+        steps = t.cycle(deployment, middle).steps
+    else:
+        steps = (t.prefill(deployment, prefill_point(batch, p.prompt, p.generate)),)
+    found: dict[str, float] = {}
+    for step in steps:
+        for op, count in all_ops(step):
+            if op.stream == "gpu":
+                took = count * float(np.ravel(seconds(op, deployment))[0])
+                found[op.kernel] = found.get(op.kernel, 0.0) + took
+    return found
+
+
+def _has_rows(stack: Stack, name: str) -> bool:
+    """Whether a stack's class of kernels was fitted to rows of its card."""
+    key = "sums." if name == "allreduce" else f"kernel.{name}."
+    card = stack.name.partition("@")[2]
+    return any(
+        line.startswith(key) and f" on {card} " in line for line in stack.source.splitlines()
+    )
+
+
+@cache
+def _find_stack(name: str) -> Stack | None:
+    try:
+        return load_stack(name)
+    except InputError:  # an engine without rows on this card
+        return None
+
+
+def _change_stack(deployment: Deployment, stack: Stack) -> Deployment:
+    d = deployment
+    return Deployment(d.model, d.hardware, stack, d.weights, d.tp, d.pp, d.dp, d.ep)
+
+
+class PlayedRun(Protocol):
+    """A run's costs and requests."""
+
+    @property
+    def costs(self) -> "StepCosts":
+        """What its passes cost, and the rules that they follow."""
+
+    @property
+    def requests(self) -> "Requests":
+        """Prompts and lengths that were served."""
+
+
+def describe_mixed_passes(run: PlayedRun, sequences: float) -> list[str]:
+    """What passes of a run may take beyond what was simulated, as a sentence; often none.
+
+    Parameters
+    ----------
+    sequences : that decode at once, on average.
+    """
+    costs, requests, d = run.costs, run.requests, run.costs.deployment
+    mixes = costs.rules.prefill == "chunked" and costs.passes.mixes_plainly and d.alone
+    if d.stack.name.partition("@")[0] != "vllm" or not mixes or sequences <= MIXED_FROM:
+        return []
+    prompt, generate = float(requests.prompt.mean()), float(requests.generate.mean())
+    new = float(np.floor(min(prompt, costs.rules.max_tokens)))
+    share = _attention_share(costs, sequences, prompt + generate / 2, new)
+    low, high = (share * (factor - 1) for factor in MIXED_RANGE)
+    if high < MIXED_TOLD:
+        return []
+    return [
+        f"Passes that read prompts beside decoding are taken as the sum of their parts, as a run "
+        f"on an RTX 4090 with 32 sequences bears out. vLLM's attention was reported to take "
+        f"{MIXED_RANGE[0]:g} to {MIXED_RANGE[1]:g} times as long above {MIXED_FROM}: a pass with "
+        f"{units.whole(sequences)} sequences and {units.whole(new)} tokens of a prompt would take "
+        f"{units.percent(low)} to {units.percent(high)} longer than simulated."
+    ]
+
+
+def _attention_share(costs: "StepCosts", sequences: float, context: float, new: float) -> float:
+    """Attention's share of a pass that mixes."""
+    from kvsim.serving.passes import TIME, Measure, Passes
+
+    own = Passes(costs.technique, costs.deployment, Measure(_attention, _attention, seconds))
+    at = [np.array([x]) for x in (np.round(sequences), np.round(context), new, 0.0)]
+    whole = Passes(costs.technique, costs.deployment, TIME).mixed(*at)
+    return float((own.mixed(*at) / whole)[0])
+
+
+def _attention(step: Step, deployment: Deployment) -> Number:
+    """GPU time of a step's attention, of both kinds. [s]"""
+    return sum(count * seconds(op, deployment) for op, count in all_ops(step) if _attends(op))
+
+
+def _attends(op: Op) -> bool:
+    return op.stream == "gpu" and op.name.split()[-1] == "attn"

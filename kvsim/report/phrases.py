@@ -1,0 +1,119 @@
+"""Parts of sentences: times, memory, how two compare, and why something takes its time."""
+
+from kvsim.prediction.explain import LIMITS, SERVER
+from kvsim.prediction.generate import Prediction
+from kvsim.report import units
+from kvsim.report.json import Row
+from kvsim.report.units import QUANTITIES, comparison_key
+
+SAME = 0.02  # relative difference below which two techniques are called equal
+
+REASONS = {
+    "GPU memory bandwidth": "every {step} reads weights and cache",
+    "host memory bandwidth": "every {step} reads the cache there",
+    "host-to-GPU link": "every {step} waits for cache or weights from the host",
+    "GPU-to-host link": "writing the cache to the host takes longest",
+    "GPU-to-GPU link": "the GPUs wait for each other's sums",
+    "arithmetic": "the GPU computes all the time; a larger batch brings no more",
+    "host arithmetic": "the CPU computes attention",
+    "arithmetic that unpacks the cache": "the GPU widens packed numbers all the time",
+    "kernel launches": "the host issues kernels more slowly than the GPU runs them",
+    SERVER: "reading prompts and sending text take the host longer than the GPU takes",
+    "fixed time": "small kernels spend their time starting",
+}
+"""What binds a round, and why that is."""
+
+assert set(LIMITS.values()) <= set(REASONS)
+
+PROMPTS = "most time goes into reading prompts"
+
+
+def summarize_times(prediction: Prediction) -> str:
+    """TPOT and TTFT without their ranges."""
+    ttft = f"TTFT {units.seconds(float(prediction.ttft_s[0]))}"
+    if prediction.generate == 1:
+        return ttft
+    return f"TPOT {units.seconds(float(prediction.tpot_s[0]))}, {ttft}"
+
+
+def describe_times(row: Row) -> str:
+    """TTFT, TPOT and throughput of a row, as a clause."""
+    parts = [f"TTFT {format_time_range(row, 'ttft_s')}"]
+    if row["tpot_s"]:
+        parts.append(f"TPOT {format_time_range(row, 'tpot_s')}")
+    rate = comparison_key(row)
+    parts.append(f"{units.rate(row[rate])} {QUANTITIES[rate].heading}")
+    return ", ".join(parts)
+
+
+def format_time_range(row: Row, name: str) -> str:
+    """A time, with its range where one is known."""
+    told = units.seconds(row[name])
+    known = row["ranges"].get(name)
+    if known is None:
+        return told
+    return f"{told} ({units.seconds_range(known['low'], known['high'])})"
+
+
+def describe_memory(row: Row) -> str:
+    """Memory of the GPU, and of the host if any is used."""
+    if not row["host_bytes"]:
+        return f"{units.size(row['gpu_bytes'])} of GPU memory"
+    return (
+        f"{units.size(row['gpu_bytes'])} of GPU and {units.size(row['host_bytes'])} of host memory"
+    )
+
+
+def compared_rate(row: Row) -> float:
+    """The rate that rows are compared by. [tokens/s]"""
+    return float(row[comparison_key(row)])
+
+
+def speed_ratio(row: Row, full: Row) -> float:
+    """Speed relative to full KV."""
+    return compared_rate(row) / compared_rate(full)
+
+
+def compare_with_full(row: Row, full: Row, named: str = "") -> str:
+    """How a technique compares with full KV, as the rest of a sentence.
+
+    Parameters
+    ----------
+    named : what it is compared with, where the sentence does not say it already.
+    """
+    relative = speed_ratio(row, full)
+    as_it, than_it = (f" {word} {named}" if named else "" for word in ("as", "than"))
+    if not row["fits"]:
+        return "does not fit"
+    if abs(relative - 1) < SAME:
+        return f"is as fast{as_it}"
+    if relative > 1:
+        return f"is {units.times(relative)} as fast{as_it}"
+    slower = units.times(1 / relative) if relative < 1 / 1.5 else units.percent(1 - relative)
+    return f"is {slower} slower{than_it}"
+
+
+def describe_saving(row: Row, full: Row, of: str = " of GPU memory") -> str:
+    """How much less GPU memory a technique takes than full KV, from one per cent on.
+
+    Parameters
+    ----------
+    of : of what, where the sentence does not say it already.
+    """
+    saved = full["gpu_bytes"] - row["gpu_bytes"]
+    if not row["fits"] or saved <= 0.01 * full["gpu_bytes"]:
+        return ""
+    return f" and saves {units.size(saved)}{of}"
+
+
+def explain_limit(bound_by: str, generate: int, service: bool = False) -> str:
+    """The limit of decoding, or of prefill where one token is generated, and its reason.
+
+    Parameters
+    ----------
+    service : whether requests keep coming, so that the limit is that of prompts and rounds.
+    """
+    reason = REASONS[bound_by].format(step="token" if generate > 1 else "pass")
+    if service and bound_by == "arithmetic":
+        reason = PROMPTS
+    return f"Limit: {bound_by}, as {reason}."

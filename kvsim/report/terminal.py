@@ -1,0 +1,88 @@
+"""The terminal: prose, titles and tables within its width; bold only where it is read as such."""
+
+import os
+import re
+import sys
+from collections.abc import Sequence
+from shutil import get_terminal_size
+from textwrap import fill
+
+from kvsim.report.table import Table
+
+NARROWEST, WIDEST, PIPED = 40, 160, 100
+PROSE = 100  # longer lines of prose are hard to read
+UNIT = re.compile(r"(?<=\d) (?=(?:µs|ms|s|min|h|B|[KMG]iB|GB|GB/s|%|tok/s|tokens|req/s|GPUs?)\b|%)")
+
+BLANK = ""
+"""An empty line between two blocks."""
+
+
+class Heading(str):
+    """A line that is bold where the terminal can show it."""
+
+
+class Hanging(str):
+    """A paragraph whose lines after the first are indented."""
+
+
+class Verbatim(str):
+    """Lines as they are, to be pasted."""
+
+
+class Items(tuple[str, ...]):
+    """Lines of a list, each after a dash."""
+
+
+Block = str | Items | Table
+"""What an answer consists of on a terminal: a paragraph, a heading, a list or a table."""
+
+
+class Terminal:
+    """Standard output, at the width and with the styles that the terminal has."""
+
+    def __init__(self) -> None:
+        columns = get_terminal_size((PIPED, 24)).columns
+        self.width = min(max(columns, NARROWEST), WIDEST)
+        shown = sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+        self._styled = shown and not os.environ.get("NO_COLOR")
+        if "utf" not in (sys.stdout.encoding or "").lower() and hasattr(sys.stdout, "reconfigure"):
+            sys.stdout.reconfigure(errors="replace")
+
+    def show(self, blocks: Sequence[Block]) -> None:
+        """Print one block below the other."""
+        for block in blocks:
+            print("\n".join(self._lines(block)))
+
+    def _lines(self, block: Block) -> list[str]:
+        prose = min(self.width, PROSE)
+        if isinstance(block, Table):
+            titled = [Heading(block.title)] if block.title else []
+            noted = [block.note] if block.note else []
+            rows = block.lines(self.width, self._embolden)
+            return [*map(self._wrap, titled), *rows, *map(self._wrap, noted)]
+        if isinstance(block, Items):
+            return [wrap_prose(f"- {text}", prose, "  ") for text in block]
+        return [block if isinstance(block, Verbatim) else self._wrap(block)]
+
+    def _wrap(self, text: str) -> str:
+        indent = "  " if isinstance(text, Hanging) else ""
+        wrapped = wrap_prose(text, min(self.width, PROSE), indent)
+        return self._embolden(wrapped) if isinstance(text, Heading) else wrapped
+
+    def _embolden(self, text: str) -> str:
+        return f"\033[1m{text}\033[0m" if self._styled else text
+
+
+def wrap_prose(text: str, width: int, indent: str = "") -> str:
+    """Wrap a text at spaces, but not between a number and its unit.
+
+    Parameters
+    ----------
+    indent
+        Begins every line after the first.
+    """
+    kept = UNIT.sub("\u00a0", text)
+    wrapped: str = fill(
+        kept, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+    return wrapped.replace("\u00a0", " ")
