@@ -13,6 +13,8 @@ renew [NAME ...]
 bench  time kvsim itself, about five minutes
 new-technique NAME
        start a technique: its file, its real implementation, and tests that say what to fill in
+changelog
+       move docs/changes into CHANGELOG.md below the version of pyproject.toml
 gpu    what can be measured while a GPU is there, with the Python that runs this file; goes on
        where it was: --minutes N, --state DIR, --out DIR, --report
 robust the whole table of bad inputs and 150 kills, about an hour
@@ -186,6 +188,43 @@ def renew(names: list[str]) -> None:
     subprocess.run(["git", "--no-pager", "diff", "--stat"], cwd=ROOT, check=False)
 
 
+def join_changes(root: Path = ROOT) -> None:
+    """Move the files of docs/changes into the changelog, below the version of pyproject.toml."""
+    files = sorted(p for p in (root / "docs" / "changes").glob("*.md") if p.name != "README.md")
+    added: dict[str, list[str]] = {"Added": [], "Changed": [], "Fixed": []}
+    for file in files:
+        kind = "Changed"
+        for block in re.split(r"\n\s*\n", file.read_text(encoding="utf-8").strip()):
+            if block.startswith("### "):
+                kind = block.removeprefix("### ").strip()
+                if kind not in added:
+                    sys.exit(f"{file}: got {kind!r}; expected one of {', '.join(added)}")
+                continue
+            item = block if block.startswith("- ") else "- " + block.replace("\n", "\n  ")
+            added[kind].append(item)
+    version = re.search(r'^version = "(.+)"', (root / "pyproject.toml").read_text(), re.MULTILINE)
+    assert version
+    changelog = root / "CHANGELOG.md"
+    changelog.write_text(merge_changes(changelog.read_text(encoding="utf-8"), version[1], added))
+    for file in files:
+        file.unlink()
+
+
+def merge_changes(text: str, version: str, added: Mapping[str, list[str]]) -> str:
+    """Return a changelog with items below a version, whose section may be there already."""
+    first, *sections = re.split(r"^(?=## )", text, flags=re.MULTILINE)
+    heading = f"## {version}\n"
+    known = sections.pop(0) if sections and sections[0].startswith(heading) else heading
+    opening, *parts = re.split(r"^### ", known, flags=re.MULTILINE)
+    written = {part.partition("\n")[0]: part.partition("\n")[2].strip() for part in parts}
+    for kind, items in added.items():
+        blocks = [written[kind]] if kind in written else []
+        if blocks + items:
+            written[kind] = "\n".join(blocks + items)
+    body = "".join(f"### {kind}\n\n{written[kind]}\n\n" for kind in added if kind in written)
+    return first + opening.strip() + "\n\n" + body + "".join(sections)
+
+
 def install(requirements: str) -> None:
     """Make .venv and install the pins, once per change of the files that state them.
 
@@ -289,6 +328,9 @@ def main() -> None:
     if task == "renew":
         install("requirements-test.txt")
         renew(options)
+        return
+    if task == "changelog":
+        join_changes()
         return
     if task == "robust" and options:
         install(REQUIREMENTS[task])

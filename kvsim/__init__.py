@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from kvsim.api import simulate as simulate
     from kvsim.api import sweep as sweep
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 FUNCTIONS = ("calibrate_run", "plan", "predict", "simulate", "sweep")
 """What Python users call; ``kvsim.api`` has them."""

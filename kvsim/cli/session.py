@@ -41,7 +41,9 @@ def _session(asked: argparse.Namespace) -> int:
         done = len(units) - len(left)
         _say(f"{done} of {len(units)} units are done" + ("; run it again to go on" if left else ""))
         failed = any(one.reason.startswith("failed") for one in left)
-    where = asked.out or ROOT / "validate" / "results" / state.folder.name / str(date.today())
+    where = asked.out or ROOT / "kvsim" / "validate" / "results" / state.folder.name / str(
+        date.today()
+    )
     files = write_report(state, units, where)
     command = f"python3 make.py gpu --device {quote(asked.device)}"
     make_result(state, units, command).write(where / "index.html")

@@ -38,6 +38,8 @@ SLOW = (  # minutes of processor time together; `make.py test --all` runs them
     "tests/robust/test_injection.py::test_markup_is_text_on_the_page_of_capacity",
     "tests/robust/test_kills.py",
     "tests/sweep/test_sweep.py::test_a_pool",
+    "tests/test_packaging.py::test_a_checkout",
+    "tests/test_packaging.py::test_sdist",
     "tests/test_scaffold.py::test_every_command_knows_it",
     "tests/test_scaffold.py::test_contract",
     "tests/traces/test_traces_generate.py::test_prefix_reuse",

@@ -27,7 +27,7 @@ def swap(source: str, path: Path) -> None:
     new = dict(_codes(compile(source, str(path), "exec", dont_inherit=True)))
     resolved: dict[str, bool] = {}
     gc.unfreeze()  # tests freeze what was imported, and frozen functions are not listed
-    for function in [found for found in gc.get_objects() if isinstance(found, FunctionType)]:
+    for function in [found for found in gc.get_objects() if type(found) is FunctionType]:
         code = function.__code__
         file = code.co_filename
         if file not in resolved:
