@@ -4,7 +4,6 @@ from collections.abc import Mapping
 from itertools import product
 
 import numpy as np
-import pulp
 
 from kvsim import solver
 from kvsim.errors import InfeasibleError
@@ -19,23 +18,23 @@ SECONDS = 20.0
 STEP = 0.125  # bits on average between two choices that a plan may take
 
 
-Choices = dict[tuple[int, int, int], pulp.LpVariable]
+Choices = dict[tuple[int, int, int], solver.Variable]
 
 
-def build(losses: LayerLosses, mean_bits: float) -> tuple[pulp.LpProblem, Choices]:
+def build(losses: LayerLosses, mean_bits: float) -> tuple[solver.Problem, Choices]:
     """The programme, and which width each side (keys, values) of each layer takes in it."""
     each = losses.alone.mean(axis=-1)
     sides, widths, layers = (range(n) for n in each.shape)
-    problem = pulp.LpProblem("bits", pulp.LpMinimize)
+    problem = solver.create_problem("bits")
     x = {
-        key: problem.add_variable("x_{}_{}_{}".format(*key), 0, 1, pulp.LpInteger)
+        key: problem.add_variable("x_{}_{}_{}".format(*key), 0, 1, solver.INTEGER)
         for key in product(sides, widths, layers)
     }
     scale = float(each.max()) or 1.0
-    problem.setObjective(pulp.lpSum(float(each[key]) / scale * v for key, v in x.items()))
+    problem.setObjective(solver.add_up(float(each[key]) / scale * v for key, v in x.items()))
     for s, i in product(sides, layers):
-        problem.addConstraint(pulp.lpSum(x[s, b, i] for b in widths) == 1, f"one_{s}_{i}")
-    used = pulp.lpSum(losses.bits[b] * v for (_, b, _), v in x.items())
+        problem.addConstraint(solver.add_up(x[s, b, i] for b in widths) == 1, f"one_{s}_{i}")
+    used = solver.add_up(losses.bits[b] * v for (_, b, _), v in x.items())
     problem.addConstraint(used <= mean_bits * len(sides) * len(layers), "bits")
     return problem, x
 

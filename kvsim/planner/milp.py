@@ -38,7 +38,6 @@ from dataclasses import field
 from itertools import product
 
 import numpy as np
-import pulp
 from numpy.typing import NDArray
 
 from kvsim import solver
@@ -65,7 +64,7 @@ class Tangent:
     seconds: Array
 
 
-Variables = Mapping[tuple[int, int], pulp.LpVariable]
+Variables = Mapping[tuple[int, int], solver.Variable]
 
 
 @frozen
@@ -166,11 +165,11 @@ class Programme:
 class Built:
     """The programme in PuLP, and its variables."""
 
-    problem: pulp.LpProblem
-    n: dict[tuple[int, int], pulp.LpVariable]
-    y: dict[tuple[int, int], pulp.LpVariable]
-    w: dict[tuple[int, int], pulp.LpVariable]
-    t: list[pulp.LpVariable]
+    problem: solver.Problem
+    n: dict[tuple[int, int], solver.Variable]
+    y: dict[tuple[int, int], solver.Variable]
+    w: dict[tuple[int, int], solver.Variable]
+    t: list[solver.Variable]
 
 
 # what every pass takes at least
@@ -179,11 +178,11 @@ TANGENT_ROUNDING = 1e-9  # of a pass: a tangent that is nowhere higher by more a
 
 
 def add_times(
-    problem: pulp.LpProblem,
+    problem: solver.Problem,
     programme: Programme,
     corners: Variables,
     streamed: Variables,
-    passes: list[pulp.LpVariable],
+    passes: list[solver.Variable],
     unit: float,
     apart: bool,
 ) -> None:
@@ -195,7 +194,7 @@ def add_times(
         head = p.head[i].max() / unit if apart else p.head[i] / unit
         parts = [problem.add_variable(f"T_{q}_{p.names[o]}", 0) for (o,) in groups] if apart else []
         if apart:
-            problem.addConstraint(pulp.lpSum(parts) - t[i] / unit <= -float(head), f"blocks_{q}")
+            problem.addConstraint(solver.add_up(parts) - t[i] / unit <= -float(head), f"blocks_{q}")
         for j, r in enumerate(p.resources):
             per_layer, moved = p.seconds[i, j] / unit, p.streaming.seconds[i, j] / unit
             if not (per_layer.any() or p.head[i, j] or (w and moved.any())):
@@ -219,10 +218,10 @@ def add_times(
 
 
 def _add_planes(
-    problem: pulp.LpProblem, p: Programme, y: Variables, at: tuple[int, int], unit: float
-) -> dict[tuple[int, int], pulp.LpVariable]:
+    problem: solver.Problem, p: Programme, y: Variables, at: tuple[int, int], unit: float
+) -> dict[tuple[int, int], solver.Variable]:
     """Seconds of an option's layers of a shape, where there is more than one plane below them."""
-    found: dict[tuple[int, int], pulp.LpVariable] = {}
+    found: dict[tuple[int, int], solver.Variable] = {}
     for i, tangent in enumerate(p.tangents):
         o, k = tangent.option, tangent.shape
         mine = np.flatnonzero(p.option_of == o)
@@ -235,7 +234,9 @@ def _add_planes(
             found[o, k] = problem.add_variable(f"bent_{name}", 0)
             planes = [(name, first), *planes]
         for row, plane in planes:
-            work = pulp.lpSum(float(x) * y[v, k] for v, x in zip(mine.tolist(), plane, strict=True))
+            work = solver.add_up(
+                float(x) * y[v, k] for v, x in zip(mine.tolist(), plane, strict=True)
+            )
             problem.addConstraint(work <= found[o, k], f"plane_{row}")
     return found
 
@@ -259,13 +260,13 @@ STREAMED_QUARTERS = (0.25, 0.5, 0.75, 1.0)  # ends of what the layer that stream
 
 
 def add_weight_buffers(
-    problem: pulp.LpProblem,
+    problem: solver.Problem,
     programme: Programme,
     counts: Variables,
     streamed: Variables,
     whole: bool,
     decided: Array | None,
-) -> pulp.LpVariable | None:
+) -> solver.Variable | None:
     """The share of a layer's weights that the layer which streams most needs buffers for.
 
     Exact where counts are decided. Otherwise at least the mean, and where counts are whole, at
@@ -280,15 +281,15 @@ def add_weight_buffers(
     if decided is not None:
         return widest
     layers = float(programme.layers.sum())
-    problem.addConstraint(pulp.lpSum(streamed.values()) / layers <= widest, "widest_mean")
+    problem.addConstraint(solver.add_up(streamed.values()) / layers <= widest, "widest_mean")
     if not whole:
         return widest
     z = [
-        problem.add_variable(f"z_{i}", 0, 1, pulp.LpInteger) for i in range(len(STREAMED_QUARTERS))
+        problem.add_variable(f"z_{i}", 0, 1, solver.INTEGER) for i in range(len(STREAMED_QUARTERS))
     ]
-    problem.addConstraint(pulp.lpSum(z) == 1, "widest_one")
+    problem.addConstraint(solver.add_up(z) == 1, "widest_one")
     lower = zip((0.0, *STREAMED_QUARTERS), z, strict=False)
-    problem.addConstraint(pulp.lpSum(low * x for low, x in lower if low) <= widest, "widest_low")
+    problem.addConstraint(solver.add_up(low * x for low, x in lower if low) <= widest, "widest_low")
     for (o, k), x in streamed.items():
         for i, high in enumerate(STREAMED_QUARTERS[:-1]):
             room = (1 - high) * int(programme.layers[k]) * (1 - z[i])
@@ -321,21 +322,21 @@ class Runs:
         At least 1 where some layers on the GPU load no weights, and where some of the CPU's do not.
     """
 
-    first: Mapping[tuple[int, int], pulp.LpVariable]
-    behind: Mapping[tuple[int, int], pulp.LpVariable]
+    first: Mapping[tuple[int, int], solver.Variable]
+    behind: Mapping[tuple[int, int], solver.Variable]
     ends: NDArray[np.float64]
-    idle: Mapping[int, pulp.LpVariable]
-    long: Mapping[tuple[int, int, int], pulp.LpVariable]
-    some_stay: tuple[pulp.LpAffineExpression, pulp.LpAffineExpression]
+    idle: Mapping[int, solver.Variable]
+    long: Mapping[tuple[int, int, int], solver.Variable]
+    some_stay: tuple[solver.Expression, solver.Expression]
 
 
 def add_runs(
-    problem: pulp.LpProblem,
+    problem: solver.Problem,
     programme: Programme,
     counts: Variables,
     corners: Variables,
     streamed: Variables,
-    passes: list[pulp.LpVariable],
+    passes: list[solver.Variable],
     unit: float,
 ) -> None:
     """The rows of a programme whose counts are whole; ``unit`` is that of its times. [s]"""
@@ -349,27 +350,27 @@ def add_runs(
 
 
 def _add_run_variables(
-    problem: pulp.LpProblem, p: Programme, h: Halves, n: Variables, w: Variables
+    problem: solver.Problem, p: Programme, h: Halves, n: Variables, w: Variables
 ) -> Runs:
     shapes, most = range(p.layers.size), int(p.layers.sum())
     (gpu,) = (o for o in range(len(p.names)) if o != h.option)
     ends = _share_ranges(p, h) if w else np.array([[0.0, 1.0]])
-    every: dict[str, dict[tuple[int, int], pulp.LpVariable]] = {}
-    stays: list[pulp.LpAffineExpression] = []
-    idle: dict[int, pulp.LpVariable] = {}
-    long: dict[tuple[int, int, int], pulp.LpVariable] = {}
+    every: dict[str, dict[tuple[int, int], solver.Variable]] = {}
+    stays: list[solver.Expression] = []
+    idle: dict[int, solver.Variable] = {}
+    long: dict[tuple[int, int, int], solver.Variable] = {}
     least = -1
     for name, o in (("first", h.option), ("behind", gpu)):
-        some = problem.add_variable(f"some_{name}", 0, 1, pulp.LpInteger)
-        problem.addConstraint(pulp.lpSum(n[o, k] for k in shapes) <= most * some, f"some_{name}")
+        some = problem.add_variable(f"some_{name}", 0, 1, solver.INTEGER)
+        problem.addConstraint(solver.add_up(n[o, k] for k in shapes) <= most * some, f"some_{name}")
         least = least + some
-        stay: list[pulp.LpVariable] = []
+        stay: list[solver.Variable] = []
         every[name] = {}
         for k in shapes:
             layers = int(p.layers[k])
             mine = [problem.add_variable(f"{name}_{k}_{r}", 0, layers) for r in range(len(ends))]
             every[name] |= {(k, r): x for r, x in enumerate(mine)}
-            problem.addConstraint(pulp.lpSum(mine) <= n[o, k], f"{name}_{k}")
+            problem.addConstraint(solver.add_up(mine) <= n[o, k], f"{name}_{k}")
             if w:
                 none, inside = _add_share(
                     problem, f"{name}_{k}", ends, mine, n[o, k], w[o, k], layers
@@ -383,35 +384,35 @@ def _add_run_variables(
                 idle[k] = problem.add_variable(f"idle_{k}", 0)
                 problem.addConstraint(idle[k] <= n[o, k], f"idle_{k}_some")
                 problem.addConstraint(idle[k] <= layers * stay[-1], f"idle_{k}_none")
-        stays.append(pulp.lpSum(stay))
+        stays.append(solver.add_up(stay))
         for k in np.flatnonzero(h.others).tolist():  # between each two of a run are others of it
-            others = pulp.lpSum(n[o, i] for i in shapes if i != k) / int(h.others[k])
-            row = n[o, k] - others - pulp.lpSum(every[name].values()) <= 0
+            others = solver.add_up(n[o, i] for i in shapes if i != k) / int(h.others[k])
+            row = n[o, k] - others - solver.add_up(every[name].values()) <= 0
             problem.addConstraint(row, f"{name}_{k}_others")
-    runs = pulp.lpSum(every["first"].values())
-    problem.addConstraint(runs == pulp.lpSum(every["behind"].values()), "runs")
+    runs = solver.add_up(every["first"].values())
+    problem.addConstraint(runs == solver.add_up(every["behind"].values()), "runs")
     problem.addConstraint(runs >= least, "runs_least")
     if w:
-        problem.addConstraint(pulp.lpSum(long.values()) <= pulp.lpSum(idle.values()), "long")
+        problem.addConstraint(solver.add_up(long.values()) <= solver.add_up(idle.values()), "long")
     return Runs(every["first"], every["behind"], ends, idle, long, (stays[1], stays[0]))
 
 
 def _add_share(
-    problem: pulp.LpProblem,
+    problem: solver.Problem,
     name: str,
     ends: NDArray[np.float64],
-    runs: list[pulp.LpVariable],
-    count: pulp.LpVariable,
-    streamed: pulp.LpVariable,
+    runs: list[solver.Variable],
+    count: solver.Variable,
+    streamed: solver.Variable,
     layers: int,
-) -> tuple[pulp.LpVariable, list[pulp.LpVariable]]:
+) -> tuple[solver.Variable, list[solver.Variable]]:
     """Whether some layers stream nothing, and in which range the share is that they stream."""
-    none = problem.add_variable(f"{name}_none", 0, 1, pulp.LpInteger)
+    none = problem.add_variable(f"{name}_none", 0, 1, solver.INTEGER)
     problem.addConstraint(none <= count, f"{name}_none_some")
     problem.addConstraint(streamed + layers * none <= layers, f"{name}_none_streamed")
     inside = []
     for r, (low, high) in enumerate(ends.tolist()):
-        z = problem.add_variable(f"{name}_in_{r}", 0, 1, pulp.LpInteger)
+        z = problem.add_variable(f"{name}_in_{r}", 0, 1, solver.INTEGER)
         inside.append(z)
         problem.addConstraint(runs[r] <= layers * z, f"{name}_{r}_runs")
         if low:
@@ -421,7 +422,7 @@ def _add_share(
         if high < 1:
             room = (1 - high) * layers
             problem.addConstraint(streamed - high * count + room * z <= room, f"{name}_{r}_high")
-    problem.addConstraint(pulp.lpSum(inside) == 1, f"{name}_one")
+    problem.addConstraint(solver.add_up(inside) == 1, f"{name}_one")
     return none, inside
 
 
@@ -440,7 +441,7 @@ def _share_ranges(p: Programme, h: Halves) -> NDArray[np.float64]:
 class _Phase:
     """Rows of one phase; times in ``unit``."""
 
-    problem: pulp.LpProblem
+    problem: solver.Problem
     p: Programme
     h: Halves
     phase: int
@@ -451,45 +452,47 @@ class _Phase:
         found: Array = values[self.phase] / self.unit
         return found
 
-    def add(self, n: Variables, y: Variables, w: Variables, t: pulp.LpVariable) -> None:
+    def add(self, n: Variables, y: Variables, w: Variables, t: solver.Variable) -> None:
         p, h, q = self.p, self.h, self.p.phases[self.phase]
         shapes = range(p.layers.size)
         (gpu,) = (o for o in range(len(p.names)) if o != h.option)
         attend, spared = self._in_units(h.attention), float(self._in_units(h.spared))
         before, until = self._in_units(h.before), t / self.unit
         chain = self._in_units(p.seconds[:, p.resources.index("chain")])
-        here = pulp.lpSum(
+        here = solver.add_up(
             float(chain[v, k]) * x for (v, k), x in y.items() if p.option_of[v] == gpu
         )
-        answers = pulp.lpSum(2 * float(attend[k]) * n[h.option, k] for k in shapes)
-        waits = pulp.lpSum(float(before[k]) * x for (k, _), x in self.runs.first.items())
+        answers = solver.add_up(2 * float(attend[k]) * n[h.option, k] for k in shapes)
+        waits = solver.add_up(float(before[k]) * x for (k, _), x in self.runs.first.items())
         self.problem.addConstraint(here + answers + waits - until <= spared, f"runs_{q}")
         if not w:
             return
         moved = self._in_units(p.streaming.seconds[:, p.resources.index("h2d")])
-        loads = pulp.lpSum(float(moved[k]) * x for (_, k), x in w.items())
+        loads = solver.add_up(float(moved[k]) * x for (_, k), x in w.items())
         hidden = self._hidden(n, w, gpu, moved)
         self.problem.addConstraint(answers + loads - hidden - until <= 0, f"beside_{q}")
         each = attend + self._in_units(h.around)
-        pairs = pulp.lpSum(
+        pairs = solver.add_up(
             float(each[k]) * n[h.option, k] + float(moved[k] / 2) * w[h.option, k] for k in shapes
         )
         # the first copy of a run is not between two attentions, but the CPU then has two in turn
         less = np.maximum(np.outer(moved / 2, self.runs.ends[:, 1]) - attend[:, None], 0.0)
-        first = pulp.lpSum(float(less[key]) * x for key, x in self.runs.first.items() if less[key])
+        first = solver.add_up(
+            float(less[key]) * x for key, x in self.runs.first.items() if less[key]
+        )
         most = float(((each + moved / 2 + chain.max(axis=0)) * p.layers).sum())
         row = here + pairs - first - most * self.runs.some_stay[1] - until <= spared
         self.problem.addConstraint(row, f"buffers_{q}")
         # where all load, what is behind a run and loads waits for the run's last answer
-        none = most * pulp.lpSum(self.runs.some_stay)
+        none = most * solver.add_up(self.runs.some_stay)
         ranges = self.runs.ends.tolist()
-        starts = pulp.lpSum(float(attend[k]) * x for (k, _), x in self.runs.first.items())
-        other = pulp.lpSum(float(moved[k]) * w[gpu, k] for k in shapes)
-        copied = pulp.lpSum(
+        starts = solver.add_up(float(attend[k]) * x for (k, _), x in self.runs.first.items())
+        other = solver.add_up(float(moved[k]) * w[gpu, k] for k in shapes)
+        copied = solver.add_up(
             float(moved[k]) * ranges[r][1] * x for (k, r), x in self.runs.behind.items()
         )
         turn = self._in_units(p.seconds[:, p.resources.index("turn")])
-        turns = pulp.lpSum(
+        turns = solver.add_up(
             float(turn[v, k]) * x for (v, k), x in y.items() if p.option_of[v] == h.option
         )
         # copies for layers on the GPU wait for the answers of a run, but for one behind it
@@ -498,16 +501,14 @@ class _Phase:
         self.problem.addConstraint(row, f"loads_{q}")
         # the copy for a run's first layer waits until the layer before the last has attended
         top = float(chain[[v for v, o in enumerate(p.option_of) if o == gpu]].max())
-        ready = pulp.lpSum(
+        ready = solver.add_up(
             (float(moved[k] / 2) * ranges[r][0] - 2 * top) * x
             for (k, r), x in self.runs.first.items()
         )
         row = here + answers + ready - none - until <= top
         self.problem.addConstraint(row, f"ready_{q}")
 
-    def _hidden(
-        self, n: Variables, w: Variables, gpu: int, moved: Array
-    ) -> pulp.LpAffineExpression:
+    def _hidden(self, n: Variables, w: Variables, gpu: int, moved: Array) -> solver.Expression:
         """Copies that run beside the CPU's work, at most."""
         p, h, q, runs = self.p, self.h, self.p.phases[self.phase], self.runs
         longest = self._in_units(h.longest)
@@ -519,8 +520,8 @@ class _Phase:
             for key in runs.long
         }
 
-        def longer(o: int, k: int) -> pulp.LpAffineExpression:
-            return pulp.lpSum(long[o, k, r] * runs.long[o, k, r] for r in range(len(runs.ends)))
+        def longer(o: int, k: int) -> solver.Expression:
+            return solver.add_up(long[o, k, r] * runs.long[o, k, r] for r in range(len(runs.ends)))
 
         for k in range(p.layers.size):
             size, layers = float(moved[k]), int(p.layers[k])
@@ -532,10 +533,10 @@ class _Phase:
             ranges = range(len(runs.ends))
             low, high = size * runs.ends[:, 0], size * runs.ends[:, 1]
             streamed = size / 2 * w[h.option, k]
-            starts = pulp.lpSum(runs.first[k, r] for r in ranges)
-            least = pulp.lpSum(float(low[r] / 2) * runs.first[k, r] for r in ranges)
-            copied = pulp.lpSum(float(high[r]) * runs.behind[k, r] for r in ranges)
-            beside = pulp.lpSum(float(min(high[r], top)) * runs.behind[k, r] for r in ranges)
+            starts = solver.add_up(runs.first[k, r] for r in ranges)
+            least = solver.add_up(float(low[r] / 2) * runs.first[k, r] for r in ranges)
+            copied = solver.add_up(float(high[r]) * runs.behind[k, r] for r in ranges)
+            beside = solver.add_up(float(min(high[r], top)) * runs.behind[k, r] for r in ranges)
             rows = {  # the second half's copy runs beside the first half's answer
                 "second": second <= streamed,
                 "second_cpu": second <= float(longest[k]) * n[h.option, k],
@@ -553,12 +554,12 @@ class _Phase:
             for name, row in rows.items():
                 self.problem.addConstraint(row, f"{name}_{q}_{k}")
         # a copy may take all of the CPU's work for layers that load nothing, or of one half
-        idle = pulp.lpSum(float(longest[k]) * x for k, x in runs.idle.items())
-        halves = pulp.lpSum(float(longest[k]) * n[h.option, k] for k in range(p.layers.size))
-        more = pulp.lpSum(long[key] * x for key, x in runs.long.items())
+        idle = solver.add_up(float(longest[k]) * x for k, x in runs.idle.items())
+        halves = solver.add_up(float(longest[k]) * n[h.option, k] for k in range(p.layers.size))
+        more = solver.add_up(long[key] * x for key, x in runs.long.items())
         self.problem.addConstraint(behind - halves + idle - more <= 0, f"copies_{q}")
         self.problem.addConstraint(behind - halves - idle <= 0, f"answers_{q}")
-        return pulp.lpSum(found)
+        return solver.add_up(found)
 
 
 # the programme
@@ -578,38 +579,40 @@ def build_programme(
         copies are no more than one load ahead; otherwise the work of all layers overlaps.
     counts : of layers, where they are decided; buffers are then exact. (o, k)
     """
-    problem = pulp.LpProblem("placement", pulp.LpMinimize)
+    problem = solver.create_problem("placement")
     options, corners, shapes = (
         range(len(programme.names)),
         range(len(programme.option_of)),
         range(programme.layers.size),
     )
-    kind = pulp.LpInteger if whole and counts is None else pulp.LpContinuous
+    kind = solver.INTEGER if whole and counts is None else solver.CONTINUOUS
 
-    def layers_of(name: str, k: int, kind: str) -> pulp.LpVariable:
+    def layers_of(name: str, k: int, kind: str) -> solver.Variable:
         return problem.add_variable(name, 0, int(programme.layers[k]), kind)
 
     n = {
         (o, k): layers_of(f"n_{programme.names[o]}_{k}", k, kind)
         for o, k in product(options, shapes)
     }
-    y = {(v, k): layers_of(f"y_{v}_{k}", k, pulp.LpContinuous) for v, k in product(corners, shapes)}
+    y = {(v, k): layers_of(f"y_{v}_{k}", k, solver.CONTINUOUS) for v, k in product(corners, shapes)}
     w = {}
     if programme.streaming.most:
-        w = {(o, k): layers_of(f"w_{programme.names[o]}_{k}", k, pulp.LpContinuous) for o, k in n}
+        w = {(o, k): layers_of(f"w_{programme.names[o]}_{k}", k, solver.CONTINUOUS) for o, k in n}
     t = [problem.add_variable(f"T_{q}", 0) for q in programme.phases]
     most = float(programme.layers.sum())
     once = np.maximum(programme.once_gpu.max(axis=(0, 1)), programme.once_host.max(axis=(0, 1)))
     costly = [o for o in options if once[programme.option_of == o].max() > 0]
     use = {o: problem.add_variable(f"use_{programme.names[o]}", 0, 1, kind) for o in costly}
     unit = float(np.max(programme.seconds.sum(axis=(2, 3)), initial=0.0)) or 1.0
-    problem.setObjective(pulp.lpSum(float(c) * x for c, x in zip(programme.weight, t, strict=True)))
+    problem.setObjective(
+        solver.add_up(float(c) * x for c, x in zip(programme.weight, t, strict=True))
+    )
     for k in shapes:
-        total = pulp.lpSum(n[o, k] for o in options)
+        total = solver.add_up(n[o, k] for o in options)
         problem.addConstraint(total == int(programme.layers[k]), f"layers_{k}")
     for o, k in product(options, shapes):
         mine = [y[v, k] for v in corners if programme.option_of[v] == o]
-        problem.addConstraint(pulp.lpSum(mine) == n[o, k], f"shares_{programme.names[o]}_{k}")
+        problem.addConstraint(solver.add_up(mine) == n[o, k], f"shares_{programme.names[o]}_{k}")
     decided = {} if counts is None else {key: float(counts[key]) for key in n}
     for key, value in decided.items():
         problem.addConstraint(n[key] == value, f"counted_{programme.names[key[0]]}_{key[1]}")
@@ -619,23 +622,23 @@ def build_programme(
     widest = add_weight_buffers(problem, programme, n, w, whole, counts)
     _add_memory(problem, programme, y, w, use, widest, counts)
     for o, x in use.items():
-        total = pulp.lpSum(n[o, k] for k in shapes)
+        total = solver.add_up(n[o, k] for k in shapes)
         problem.addConstraint(total <= most * x, f"used_{programme.names[o]}")
         if counts is not None:
             x.lowBound = float(counts[o].sum() > 0)
     for name, (weights, limit) in programme.times.items():
-        used = pulp.lpSum(float(c / limit) * x for c, x in zip(weights, t, strict=True) if c)
+        used = solver.add_up(float(c / limit) * x for c, x in zip(weights, t, strict=True) if c)
         problem.addConstraint(used <= 1, name)
     return Built(problem, n, y, w, t)
 
 
 def _add_memory(
-    problem: pulp.LpProblem,
+    problem: solver.Problem,
     p: Programme,
     y: Variables,
     w: Variables,
-    use: Mapping[int, pulp.LpVariable],
-    widest: pulp.LpVariable | None,
+    use: Mapping[int, solver.Variable],
+    widest: solver.Variable | None,
     counts: Array | None,
 ) -> None:
     """Layers, the largest of the transient buffers, and weights where they are.
@@ -671,7 +674,7 @@ def _add_memory(
                     mine = np.flatnonzero(p.option_of == o)
                     least = float(sizes[mine].min())
                     more = {v: float(sizes[v] - least) / max(layers[o], 1) for v in mine.tolist()}
-                    part = least * x + pulp.lpSum(more[v] * y[v, k] for v, k in y if more.get(v))
+                    part = least * x + solver.add_up(more[v] * y[v, k] for v, k in y if more.get(v))
                     problem.addConstraint(part <= largest, f"{largest.name}_{p.names[o]}")
             problem.addConstraint(used <= limit / scale, f"memory_{tier}_{m}")
 

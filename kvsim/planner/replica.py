@@ -24,7 +24,6 @@ import time
 from dataclasses import field
 
 import numpy as np
-import pulp
 from numpy.typing import NDArray
 
 from kvsim import solver
@@ -299,7 +298,7 @@ SOLVER_GAPS = {
 }  # of one lane, whose settings may differ by little; of several
 Lanes = tuple[int, int]
 ONE_LANE: Lanes = (1, 1)
-Variables = dict[tuple[int, int], pulp.LpVariable]
+Variables = dict[tuple[int, int], solver.Variable]
 
 
 @frozen
@@ -336,7 +335,7 @@ def build_replica_programme(
     lanes: Lanes = ONE_LANE,
     fastest: bool = False,
     cuts: tuple[ReplicaCapacity, ...] = (),
-) -> tuple[pulp.LpProblem, Variables, pulp.LpVariable, pulp.LpAffineExpression]:
+) -> tuple[solver.Problem, Variables, solver.Variable, solver.Expression]:
     """The programme; ``fastest`` for the fastest decoding that carries the trace.
 
     Parameters
@@ -344,32 +343,32 @@ def build_replica_programme(
     lanes : techniques on the replica, at least and at most.
     cuts : solutions whose set of options is not to be chosen again.
     """
-    problem = pulp.LpProblem("trace", pulp.LpMinimize)
+    problem = solver.create_problem("trace")
     allowed = _allowed(loads, targets)
     classes = len(loads.work)
     used = sorted({o for _, o in allowed})
     top = _most_laps(loads, targets, allowed, fastest)
-    take = {(c, o): problem.add_variable(f"take_{c}_{o}", cat=pulp.LpBinary) for c, o in allowed}
-    use = {o: problem.add_variable(f"use_{o}", cat=pulp.LpBinary) for o in used}
+    take = {(c, o): problem.add_variable(f"take_{c}_{o}", cat=solver.BINARY) for c, o in allowed}
+    use = {o: problem.add_variable(f"use_{o}", cat=solver.BINARY) for o in used}
     rounds = {o: problem.add_variable(f"rounds_{o}", lowBound=0) for o in used}
     laps = problem.add_variable("laps", lowBound=0, upBound=top)
 
-    def over_classes(values: Array) -> pulp.LpAffineExpression:
-        return pulp.lpSum(float(values[c, o]) * v for (c, o), v in take.items())
+    def over_classes(values: Array) -> solver.Expression:
+        return solver.add_up(float(values[c, o]) * v for (c, o), v in take.items())
 
-    load = pulp.lpSum(float(loads.fixed[o]) * r for o, r in rounds.items()) + over_classes(
+    load = solver.add_up(float(loads.fixed[o]) * r for o, r in rounds.items()) + over_classes(
         loads.work
     )
     for c in range(classes):
         problem.addConstraint(
-            pulp.lpSum(v for (i, _), v in take.items() if i == c) == 1, f"one_{c}"
+            solver.add_up(v for (i, _), v in take.items() if i == c) == 1, f"one_{c}"
         )
     for (c, o), v in take.items():
         problem.addConstraint(v <= use[o], f"lane_{c}_{o}")
-    problem.addConstraint(pulp.lpSum(use.values()) >= lanes[0], "least_lanes")
-    problem.addConstraint(pulp.lpSum(use.values()) <= lanes[1], "most_lanes")
+    problem.addConstraint(solver.add_up(use.values()) >= lanes[0], "least_lanes")
+    problem.addConstraint(solver.add_up(use.values()) <= lanes[1], "most_lanes")
     for o in used:
-        served = pulp.lpSum(v for (_, i), v in take.items() if i == o)
+        served = solver.add_up(v for (_, i), v in take.items() if i == o)
         problem.addConstraint(use[o] <= served, f"used_{o}")
         problem.addConstraint(rounds[o] >= laps - top * (1 - use[o]), f"round_{o}")
         if np.isfinite(targets.tpot):
@@ -381,12 +380,12 @@ def build_replica_programme(
     problem.addConstraint(over_classes(loads.gpu / loads.room) <= laps, "memory")
     problem.addConstraint(over_classes(loads.host / loads.host_room) <= laps, "host_memory")
     problem.addConstraint(over_classes(loads.seats / targets.max_seqs) <= laps, "seats")
-    longest = pulp.lpSum(float(loads.longest[o] / loads.room[o]) * use[o] for o in used)
+    longest = solver.add_up(float(loads.longest[o] / loads.room[o]) * use[o] for o in used)
     problem.addConstraint(longest <= 1, "longest")
     for i, cut in enumerate(cuts):
         again = [use[o] for o in cut.options]
-        others = pulp.lpSum(v for o, v in use.items() if o not in cut.options)
-        problem.addConstraint(pulp.lpSum(again) - others <= len(again) - 1, f"cut_{i}")
+        others = solver.add_up(v for o, v in use.items() if o not in cut.options)
+        problem.addConstraint(solver.add_up(again) - others <= len(again) - 1, f"cut_{i}")
     if fastest:
         problem.addConstraint(load <= 1, "carries")
         problem.setObjective(-_add_speeds(problem, loads, take, laps, top))
@@ -396,8 +395,8 @@ def build_replica_programme(
 
 
 def _add_speeds(
-    problem: pulp.LpProblem, loads: Loads, take: Variables, laps: pulp.LpVariable, top: float
-) -> pulp.LpAffineExpression:
+    problem: solver.Problem, loads: Loads, take: Variables, laps: solver.Variable, top: float
+) -> solver.Expression:
     """Tokens per second of one sequence, the mean of all, over its greatest value."""
     weight = (
         loads.seats
@@ -410,7 +409,7 @@ def _add_speeds(
         problem.addConstraint(speed <= top * v, f"taken_{c}_{o}")
         problem.addConstraint(speed <= laps, f"slowest_{c}_{o}")
         parts.append(float(weight[c, o] * loads.tokens[o] / (top * loads.tokens.max())) * speed)
-    return pulp.lpSum(parts)
+    return solver.add_up(parts)
 
 
 def _allowed(loads: Loads, targets: ReplicaTargets) -> list[tuple[int, int]]:

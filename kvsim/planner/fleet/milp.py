@@ -33,7 +33,6 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations_with_replacement
 
 import numpy as np
-import pulp
 from scipy.optimize import linprog
 
 from kvsim import solver
@@ -132,14 +131,14 @@ SOLVER_SECONDS = 20.0  # of the solver; what it has found by then is returned wi
 
 
 def add_shares(
-    problem: pulp.LpProblem,
+    problem: solver.Problem,
     name: str,
     offers: Offers,
     limits: FleetLimits,
     peaks: Array,
     mean: Array,
-    running: list[pulp.LpVariable],
-) -> dict[tuple[int, int], pulp.LpVariable]:
+    running: list[solver.Variable],
+) -> dict[tuple[int, int], solver.Variable]:
     """Shares with which some replicas carry some peaks; returns them by class and kind."""
     share = {
         (c, int(j)): problem.add_variable(f"share_{name}_{c}_{j}", lowBound=0, upBound=1)
@@ -148,12 +147,12 @@ def add_shares(
         if mean[c] > 0
     }
     for c in np.flatnonzero(mean > 0):
-        served = pulp.lpSum(v for (i, _), v in share.items() if i == c)
+        served = solver.add_up(v for (i, _), v in share.items() if i == c)
         problem.addConstraint(served == 1, f"served_{name}_{c}")
     more = 1 + limits.headroom
     for j in range(len(offers)):
         for p, rate in enumerate(peaks):
-            load = pulp.lpSum(
+            load = solver.add_up(
                 float(more * rate[c] / offers.capacity[c, i]) * v
                 for (c, i), v in share.items()
                 if i == j
@@ -162,11 +161,11 @@ def add_shares(
     total = float(mean.sum())
     late = [float(mean[c] * offers.late[c, j] / total) * v for (c, j), v in share.items()]
     if offers.late.any() and np.isfinite(limits.late):
-        problem.addConstraint(pulp.lpSum(late) <= limits.late, f"late_{name}")
+        problem.addConstraint(solver.add_up(late) <= limits.late, f"late_{name}")
     return share
 
 
-def run_solver(problem: pulp.LpProblem) -> float:
+def run_solver(problem: solver.Problem) -> float:
     """Solve; the bound on the cost."""
     solution = solver.solve(problem, SOLVER_GAP, SOLVER_SECONDS)
     if not solution.found:
@@ -209,7 +208,7 @@ def utilisation(
         .all()
     ):
         return np.inf, share
-    problem = pulp.LpProblem("dispatch", pulp.LpMinimize)
+    problem = solver.create_problem("dispatch")
     busiest = problem.add_variable("busiest", lowBound=0)
     some, limits = offers.only(used), FleetLimits(late=late)
     room = [int(replicas[j]) * busiest for j in used]
@@ -325,8 +324,8 @@ def serving_kinds(offers: Offers, rate: Array) -> list[tuple[int, ...]]:
 
 
 def exclude_cuts(
-    problem: pulp.LpProblem,
-    replicas: list[pulp.LpVariable],
+    problem: solver.Problem,
+    replicas: list[solver.Variable],
     most: list[int],
     cuts: tuple[FleetCut, ...],
 ) -> None:
@@ -337,12 +336,12 @@ def exclude_cuts(
             if not cut.replicas[j]:
                 beyond.append(rented)
                 continue
-            more = problem.add_variable(f"more_{i}_{j}", cat="Binary")
+            more = problem.add_variable(f"more_{i}_{j}", cat=solver.BINARY)
             extra = problem.add_variable(f"beyond_{i}_{j}", lowBound=0)
             problem.addConstraint(extra <= most[j] * more, f"cut_any_{i}_{j}")
             problem.addConstraint(extra <= rented - int(cut.replicas[j]) * more, f"cut_{i}_{j}")
             beyond.append(extra)
-        problem.addConstraint(pulp.lpSum(beyond) >= cut.beyond, f"cut_{i}")
+        problem.addConstraint(solver.add_up(beyond) >= cut.beyond, f"cut_{i}")
 
 
 # rental rows
@@ -352,13 +351,13 @@ def exclude_cuts(
 class FleetProgramme:
     """The programme and the variables that an answer is read from."""
 
-    problem: pulp.LpProblem
-    replicas: list[pulp.LpVariable]
-    running: dict[tuple[int, int], pulp.LpVariable]  # by window and kind; empty without a schedule
-    reserved: list[pulp.LpVariable]  # empty without a schedule
-    share: dict[tuple[int, int, int], pulp.LpVariable]  # by window, class and kind
+    problem: solver.Problem
+    replicas: list[solver.Variable]
+    running: dict[tuple[int, int], solver.Variable]  # by window and kind; empty without a schedule
+    reserved: list[solver.Variable]  # empty without a schedule
+    share: dict[tuple[int, int, int], solver.Variable]  # by window, class and kind
     most: list[int]  # replicas of each kind at most
-    at_least: dict[tuple[int, int], pulp.LpVariable] = field(default_factory=dict)
+    at_least: dict[tuple[int, int], solver.Variable] = field(default_factory=dict)
 
 
 def pay_by_window(
@@ -371,19 +370,19 @@ def pay_by_window(
     for j in kinds:
         offered = np.isfinite(offers.reserved[j])
         reserved = problem.add_variable(
-            f"reserved_{j}", lowBound=0, upBound=None if offered else 0, cat="Integer"
+            f"reserved_{j}", lowBound=0, upBound=None if offered else 0, cat=solver.INTEGER
         )
         programme.reserved.append(reserved)
         if offered:
             cost.append(float(offers.reserved[j]) * reserved)
         demanded = []
         for w in windows:
-            extra = problem.add_variable(f"demanded_{w}_{j}", lowBound=0, cat="Integer")
+            extra = problem.add_variable(f"demanded_{w}_{j}", lowBound=0, cat=solver.INTEGER)
             if not np.isfinite(offers.price[j]):
                 extra.upBound = 0
             else:
                 cost.append(float(offers.price[j] * demand.hours[w] / day) * extra)
-            running = problem.add_variable(f"running_{w}_{j}", lowBound=0, cat="Integer")
+            running = problem.add_variable(f"running_{w}_{j}", lowBound=0, cat=solver.INTEGER)
             problem.addConstraint(running == reserved + extra, f"run_{w}_{j}")
             problem.addConstraint(running <= programme.replicas[j], f"most_{w}_{j}")
             programme.running[w, j] = running
@@ -393,7 +392,7 @@ def pay_by_window(
                 started = problem.add_variable(f"started_{w}_{j}", lowBound=0)
                 problem.addConstraint(started >= demanded[w] - demanded[w - 1], f"start_{w}_{j}")
                 cost.append(float(offers.price[j] * schedule.start_up / day) * started)
-    problem.setObjective(pulp.lpSum(cost))
+    problem.setObjective(solver.add_up(cost))
 
 
 def limit_rented(programme: FleetProgramme, offers: Offers, limits: FleetLimits) -> None:
@@ -407,7 +406,9 @@ def limit_rented(programme: FleetProgramme, offers: Offers, limits: FleetLimits)
             problem.addConstraint(replicas[j] == 0, f"{name}_unknown_{j}")
         known = np.where(np.isfinite(of_each), of_each, 0.0)
         scale = max(float(known.max(initial=0.0)), 1.0)
-        total = pulp.lpSum(float(known[j] / scale) * v for j, v in enumerate(replicas) if known[j])
+        total = solver.add_up(
+            float(known[j] / scale) * v for j, v in enumerate(replicas) if known[j]
+        )
         if total:
             problem.addConstraint(total <= float(most / scale), name)
 
@@ -418,17 +419,17 @@ def limit_rented(programme: FleetProgramme, offers: Offers, limits: FleetLimits)
     at_most("host_memory", offers.host, limits.host)
     at_most("power", offers.power, limits.power)
     if limits.configurations < len(offers) or limits.mixed:
-        used = [problem.add_variable(f"used_{j}", cat="Binary") for j in range(len(offers))]
+        used = [problem.add_variable(f"used_{j}", cat=solver.BINARY) for j in range(len(offers))]
         for j, variable in enumerate(used):
             problem.addConstraint(replicas[j] <= programme.most[j] * variable, f"use_{j}")
         most = int(min(limits.configurations, len(offers)))
-        problem.addConstraint(pulp.lpSum(used) <= most, "configurations")
+        problem.addConstraint(solver.add_up(used) <= most, "configurations")
         if limits.mixed:
             for j, variable in enumerate(used):
                 serving = [v for (_, k), v in programme.running.items() if k == j]
-                some = pulp.lpSum(serving or [replicas[j]])
+                some = solver.add_up(serving or [replicas[j]])
                 problem.addConstraint(some >= variable, f"used_if_{j}")
-            problem.addConstraint(pulp.lpSum(used) >= 2, "mixed")
+            problem.addConstraint(solver.add_up(used) >= 2, "mixed")
 
 
 # the programme
@@ -451,16 +452,16 @@ def build_programme(
     cuts : fleets that are not to be chosen, nor those that are hardly larger.
     losses : failures that the fleet must survive.
     """
-    problem = pulp.LpProblem("fleet", pulp.LpMinimize)
+    problem = solver.create_problem("fleet")
     kinds = range(len(offers))
     most = most_useful_replicas(offers, demand, limits, cuts)
     replicas = [
-        problem.add_variable(f"replicas_{j}", lowBound=0, upBound=most[j], cat="Integer")
+        problem.add_variable(f"replicas_{j}", lowBound=0, upBound=most[j], cat=solver.INTEGER)
         for j in kinds
     ]
     programme = FleetProgramme(problem, replicas, {}, [], {}, most)
     if schedule is None:
-        problem.setObjective(pulp.lpSum(float(offers.rent[j]) * replicas[j] for j in kinds))
+        problem.setObjective(solver.add_up(float(offers.rent[j]) * replicas[j] for j in kinds))
         running_in = [replicas]
     else:
         pay_by_window(programme, offers, demand, schedule)
@@ -468,7 +469,7 @@ def build_programme(
     for window, (peaks, mean) in enumerate(_rates_by_window(demand, schedule)):
         running = running_in[window]
         for i, some in enumerate(serving_kinds(offers, mean) if limits.failures else []):
-            left = pulp.lpSum(running[j] for j in some)
+            left = solver.add_up(running[j] for j in some)
             problem.addConstraint(left >= 1 + limits.failures, f"enough_{window}_{i}")
         kept = limits if schedule is None else replace(limits, late=np.inf)
         share = add_shares(problem, f"{window}", offers, kept, peaks, mean, running)
@@ -477,19 +478,19 @@ def build_programme(
             _, each = replica_worth(offers, peaks, mean, np.array(loss.left), min(kept.late, 1.0))
             left = [
                 running[j]
-                - pulp.lpSum(
+                - solver.add_up(
                     _at_least_variable(programme, window, running, m, j) for m in range(1, n + 1)
                 )
                 for j, n in enumerate(loss.lost)
             ]
-            worths = pulp.lpSum(float(w) * n for w, n in zip(each, left, strict=True) if w)
+            worths = solver.add_up(float(w) * n for w, n in zip(each, left, strict=True) if w)
             problem.addConstraint(worths >= 1, f"survives_{window}_{i}")
     if schedule is not None and offers.late.any():
         asked = demand.hours[:, None] * demand.rate / (demand.hours @ demand.rate).sum()
         late = [
             float(asked[w, c] * offers.late[c, j]) * v for (w, c, j), v in programme.share.items()
         ]
-        problem.addConstraint(pulp.lpSum(late) <= limits.late, "late")
+        problem.addConstraint(solver.add_up(late) <= limits.late, "late")
     limit_rented(programme, offers, limits)
     exclude_cuts(problem, replicas, most, cuts)
     return programme
@@ -503,14 +504,14 @@ def _rates_by_window(demand: Demand, schedule: Schedule | None) -> list[tuple[Ar
 
 
 def _at_least_variable(
-    programme: FleetProgramme, window: int, running: list[pulp.LpVariable], m: int, j: int
-) -> pulp.LpVariable:
+    programme: FleetProgramme, window: int, running: list[solver.Variable], m: int, j: int
+) -> solver.Variable:
     """1 if at least ``m`` replicas of kind ``j`` run, so that the m-th can be lost."""
     known = programme.at_least.get((m * len(running) + j, window))
     if known is not None:
         return known
     problem = programme.problem
-    variable = problem.add_variable(f"at_least_{window}_{m}_{j}", cat="Binary")
+    variable = problem.add_variable(f"at_least_{window}_{m}_{j}", cat=solver.BINARY)
     problem.addConstraint(running[j] >= m * variable, f"has_{window}_{m}_{j}")
     beyond = programme.most[j] - (m - 1)
     problem.addConstraint(running[j] <= m - 1 + beyond * variable, f"lacks_{window}_{m}_{j}")
@@ -561,7 +562,7 @@ def _relaxed_cost(
     """Cost if parts of replicas could be rented. [USD/h]"""
     problem = build_programme(offers, demand, limits, schedule, (), losses).problem
     for variable in problem.variables():
-        variable.cat = "Continuous"
+        variable.cat = solver.CONTINUOUS
     run_solver(problem)
     return solver.evaluate(problem.objective)
 
@@ -592,7 +593,7 @@ def _read_plan(
     return FleetPlan(running, reserved, share, cost, bound, bound, seconds)
 
 
-def _whole_value(variable: pulp.LpVariable) -> int:
+def _whole_value(variable: solver.Variable) -> int:
     value = float(variable.value() or 0.0)
     if abs(value - round(value)) > INTEGRALITY:
         raise AssertionError(f"{variable.name} is {value}, which is not whole")

@@ -27,9 +27,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
-import pulp
 from numpy.typing import NDArray
 
+from kvsim import solver
 from kvsim.errors import InfeasibleError
 from kvsim.frozen import frozen
 from kvsim.graph import Array
@@ -344,32 +344,32 @@ def _solve_choice(
     schedule: Schedule,
     beyond: bool,
 ) -> ChosenSchedule:
-    problem = pulp.LpProblem("schedule", pulp.LpMinimize)
+    problem = solver.create_problem("schedule")
     kinds, windows = range(len(offers)), range(len(demand.rate))
     most = np.max([mix for some in seen.late for mix in some], axis=0).tolist()
     replicas = [problem.add_variable(f"replicas_{j}", lowBound=0, upBound=most[j]) for j in kinds]
     programme = FleetProgramme(problem, replicas, {}, [], {}, most)
     pay_by_window(programme, offers, demand, schedule)
     chosen = {
-        (w, mix): problem.add_variable(f"chosen_{w}_{i}", cat="Binary")
+        (w, mix): problem.add_variable(f"chosen_{w}_{i}", cat=solver.BINARY)
         for w in windows
         for i, mix in enumerate(seen.late[w])
     }
     for w in windows:
         mine = [(mix, chosen[w, mix]) for mix in seen.late[w]]
-        problem.addConstraint(pulp.lpSum(v for _, v in mine) == 1, f"one_{w}")
+        problem.addConstraint(solver.add_up(v for _, v in mine) == 1, f"one_{w}")
         for j in kinds:
-            here = pulp.lpSum(mix[j] * v for mix, v in mine if mix[j])
+            here = solver.add_up(mix[j] * v for mix, v in mine if mix[j])
             problem.addConstraint(programme.running[w, j] == here, f"runs_{w}_{j}")
     excess = _add_late_rows(problem, seen, chosen, beyond)
     for i, mixes in enumerate(seen.missed):
         same = [chosen[w, mix] for w, mix in enumerate(mixes) if (w, mix) in chosen]
         if len(same) == len(windows):
-            problem.addConstraint(pulp.lpSum(same) <= len(windows) - 1, f"not_{i}")
+            problem.addConstraint(solver.add_up(same) <= len(windows) - 1, f"not_{i}")
     limit_rented(programme, offers, limits)
     if beyond:
         dear = float(np.dot(most, np.where(np.isfinite(offers.rent), offers.rent, 0.0))) or 1.0
-        problem.setObjective(pulp.lpSum(excess) + COST_WEIGHT / dear * problem.objective)
+        problem.setObjective(solver.add_up(excess) + COST_WEIGHT / dear * problem.objective)
     run_solver(problem)
     running = np.array(
         [
@@ -383,18 +383,18 @@ def _solve_choice(
 
 
 def _add_late_rows(
-    problem: pulp.LpProblem,
+    problem: solver.Problem,
     seen: SeenMixes,
-    chosen: dict[tuple[int, Mix], pulp.LpVariable],
+    chosen: dict[tuple[int, Mix], solver.Variable],
     beyond: bool,
-) -> Sequence[pulp.LpVariable]:
+) -> Sequence[solver.Variable]:
     """Rows that keep the late requests; what may be beyond them, in parts of what may be late."""
     both = {}
     for i, (w, before, mix) in enumerate(seen.delayed):
         if (w - 1, before) in chosen and (w, mix) in chosen:
             variable = problem.add_variable(f"both_{i}", lowBound=0)
             pair = chosen[w - 1, before], chosen[w, mix]
-            problem.addConstraint(variable >= pulp.lpSum(pair) - 1, f"both_{i}")
+            problem.addConstraint(variable >= solver.add_up(pair) - 1, f"both_{i}")
             for k, one in enumerate(pair):
                 problem.addConstraint(variable <= one, f"both_{i}_{k}")
             both[w, before, mix] = variable
@@ -416,11 +416,11 @@ def _add_late_rows(
                 ]
             if not total:
                 continue
-            most = pulp.lpSum([float(scale * seen.may_be[t])])
+            most = solver.add_up([float(scale * seen.may_be[t])])
             if beyond:
                 excess.append(problem.add_variable(f"beyond_{row}_{t}", lowBound=0))
                 most += excess[-1]
-            problem.addConstraint(pulp.lpSum(total) <= most, f"late_{row}_{t}")
+            problem.addConstraint(solver.add_up(total) <= most, f"late_{row}_{t}")
     return excess
 
 
