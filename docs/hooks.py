@@ -33,11 +33,11 @@ def on_files(files: Files, config: Any) -> Files:
 def list_pages(files: Files, nav: list[Any]) -> None:
     """Add a folder's pages to the section of the navigation that has the folder's index."""
     for section in nav:
-        for listed in section.values() if isinstance(section, dict) else ():
-            for index in [x for x in listed if isinstance(listed, list) and x.endswith("/index.md")]:
+        for pages in section.values():
+            for index in [page for page in pages if page.endswith("/index.md")]:
                 folder = index.removesuffix("index.md")
-                found = (f.src_uri for f in files if f.src_uri.startswith(folder))
-                listed += sorted(uri for uri in found if uri != index)
+                found = sorted(f.src_uri for f in files if f.src_uri.startswith(folder))
+                pages += [page for page in found if page != index]
 
 
 def page(row: dict[str, Any]) -> str:
