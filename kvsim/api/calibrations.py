@@ -234,7 +234,7 @@ def _measure_machine(inputs: Inputs) -> "Result[Row]":
 
     where = find_device(device)
     if where.type == "cpu":
-        Processor.here().bind()
+        Processor.detect().bind()
         torch.set_num_threads(devices.compute_threads())
     found = devices.describe(where)
     check_same(out, found.name)

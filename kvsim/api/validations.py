@@ -110,7 +110,7 @@ def _compare_counts(
     where = find_device(inputs.device)
     check_known(techniques)
     arch, source = open_model(inputs.model or DEFAULT_MODEL)
-    arch = arch.first(inputs.layers) if inputs.layers else arch
+    arch = arch.cut(inputs.layers) if inputs.layers else arch
     work = RandomPrompts(inputs.batch or 2, inputs.prompt or 96, inputs.generate or 16)
     check_workload(arch, source, work, where)
     d = Deployment(arch.model, hardware, load_stack("kvsim"))
@@ -181,7 +181,7 @@ def _compare_times(
         )
     place = devices.place(where, quick=False)
     beside, stack = stack_path(Path(inputs.gpu)), measured_stack(inputs.gpu)
-    grid = Grid.of(where).reduced(inputs.points)
+    grid = Grid.for_device(where).reduced(inputs.points)
     found: list[Compared] = []
     missing: list[SkippedPoint] = []
     for step in compare_times(grid, techniques, where, place.half, hardware, stack):

@@ -33,10 +33,10 @@ def main() -> int:
 def _session(asked: argparse.Namespace) -> int:
     if not 0 < asked.minutes <= 24 * 60:
         raise InputError(f"--minutes: got {asked.minutes:g}; expected 0 to 1440")
-    state = SessionState.of(asked.state, _name(asked.device))
+    state = SessionState.open(asked.state, _name(asked.device))
     units, failed = all_units(asked.device, state), False
     if not asked.report:
-        with state.alone():
+        with state.lock():
             left = run_units(units, state, 60 * asked.minutes, _say)
         done = len(units) - len(left)
         _say(f"{done} of {len(units)} units are done" + ("; run it again to go on" if left else ""))

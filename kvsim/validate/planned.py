@@ -70,7 +70,7 @@ class PlanTimes:
         """
         t = self.plan[0].technique
         kept = [float(run.resident) for run in self.plan]
-        found = [Measured.over("resident_B", resident_bytes(deployment, t, work), kept)]
+        found = [Measured.from_runs("resident_B", resident_bytes(deployment, t, work), kept)]
         expected = [
             _predicted(deployment, run.technique, work) for run in (*self.plan[:1], *self.full[:1])
         ]
@@ -78,9 +78,9 @@ class PlanTimes:
         tpots = [run.tpot for run in self.plan]
         ratios = [b.tpot / a.tpot for a, b in zip(self.plan, self.full, strict=True)]
         every = [
-            Measured.over("ttft_s", own[0], [run.ttft for run in self.plan]),
-            Measured.over("tpot_s", own[1], tpots),
-            Measured.over("speedup", other[1] / own[1], ratios),
+            Measured.from_runs("ttft_s", own[0], [run.ttft for run in self.plan]),
+            Measured.from_runs("tpot_s", own[1], tpots),
+            Measured.from_runs("speedup", other[1] / own[1], ratios),
         ]
         return [*(every if times else [_unknown(m) for m in every]), *found]
 

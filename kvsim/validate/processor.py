@@ -28,7 +28,7 @@ class Processor:
     nodes: int  # of the machine
 
     @classmethod
-    def here(cls, root: Path = ROOT) -> "Processor":
+    def detect(cls, root: Path = ROOT) -> "Processor":
         """The node with the most CPUs that this process may run on."""
         allowed = _allowed(root)
         nodes = {n: cpus & allowed for n, cpus in _nodes(root).items()} or {0: allowed}
@@ -38,7 +38,7 @@ class Processor:
         return cls(cpus, cores, _cache(root, cpus), node, len(nodes))
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """One line for people."""
         more = f", node {self.node} of {self.nodes}" if self.nodes > 1 else ""
         limited = f" of {len(self.cpus)}" if self.cores < len(self.cpus) else ""

@@ -125,14 +125,16 @@ class Generation:
                 rest = self.decoder.layer(layer, weights, x[rows], step, self.impl.attend)
                 if waiting:
                     waiting()
-                waiting = partial(self._left, rest, layer, x[rows], step) if rest else None
+                waiting = partial(self._finish_layer, rest, layer, x[rows], step) if rest else None
                 if not rest:
                     self.impl.on_layer_output(layer, x[rows], step)
         if waiting:
             waiting()
         return self.decoder.head(x)
 
-    def _left(self, rest: Callable[[], None], layer: int, hidden: Tensor, step: Pass) -> None:
+    def _finish_layer(
+        self, rest: Callable[[], None], layer: int, hidden: Tensor, step: Pass
+    ) -> None:
         """Attention has answered: end the layer."""
         rest()
         self.impl.on_layer_output(layer, hidden, step)

@@ -52,7 +52,7 @@ class Transfers:
         before: Callable[[], None] | None = None,
     ) -> None:
         self.device = device
-        on_cuda, wait = device.type == "cuda", before or _nothing
+        on_cuda, wait = device.type == "cuda", before or _do_nothing
         self.h2d, self.d2h = (
             _CudaLane(device, way, runs) if on_cuda else _ThreadLane(runs)
             for way, runs in ((w, partial(_run, wait, partial(counter.moving, w))) for w in WAYS)
@@ -117,7 +117,7 @@ def to_device(
     return made.to(device, non_blocking=True)
 
 
-def _nothing() -> None:
+def _do_nothing() -> None:
     return None
 
 

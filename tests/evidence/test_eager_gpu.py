@@ -20,7 +20,7 @@ from kvsim.prediction.generate import Prediction  # noqa: E402
 from kvsim.prediction.memory import decode_point  # noqa: E402
 from kvsim.techniques import parse  # noqa: E402
 from kvsim.validate.bench import compute  # noqa: E402
-from kvsim.validate.bench.techniques import GENERATE, stated  # noqa: E402
+from kvsim.validate.bench.techniques import GENERATE, ops_by_name  # noqa: E402
 from kvsim.validate.model.architecture import load_architecture  # noqa: E402
 from tests.evidence.test_calibration import RATES, samples, truth  # noqa: E402
 
@@ -43,7 +43,7 @@ POINTS = (
 def machine(model: str, layers: int) -> Deployment:
     """What there is: kernels with their floors, and nothing of the host."""
     d = truth("gpu")
-    cut = load_architecture(model).first(layers).model
+    cut = load_architecture(model).cut(layers).model
     stack = with_numbers(d.stack, {"time.launch_s": 0.0})
     return Deployment(cut, d.hardware, stack)
 
@@ -93,7 +93,7 @@ def runs(text: str, model: str, layers: int, batch: int, prompt: int) -> Iterato
         }  # fmt: skip
         if phase == "prefill":
             continue
-        for name, (op, _) in stated(step).items():
+        for name, (op, _) in ops_by_name(step).items():
             if op.stream == "gpu":
                 took = float(seconds(op, d))
                 own = {**case, "op": name}

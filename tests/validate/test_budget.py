@@ -56,7 +56,7 @@ def test_what_is_left_out_is_said() -> None:
     place, speed = server(2, GIB, True)
     works = {name: works for name, works in suite.plan(place) if works}
     found = select(works, Cost(place, speed), 20.0)
-    assert found.left_out and "left out, as they would take too long: " in found.said
+    assert found.left_out and "left out, as they would take too long: " in found.summary
     total = sum(map(len, works.values()))
     assert sum(map(len, found.kept.values())) + sum(found.left_out.values()) == total
 

@@ -159,7 +159,7 @@ def test_a_replayed_round_is_predicted_as_what_it_dispatches(text: str) -> None:
         run = Generation(small, technique, PROMPTS, GENERATE)
         run.start()
         for _ in range(GENERATE - 1):
-            replay = Replay.of(run)
+            replay = Replay.of_next_round(run)
             run.decode_in_place()
             run.decoded_in_place()
             stated = stated_bytes(technique, replay, small.deployment)

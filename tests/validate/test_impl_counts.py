@@ -105,8 +105,8 @@ def short(model: str) -> Decoder:
     """Two layers in fp16: the first and the last."""
     whole = decoder(model, torch.float16)
     weights = replace(whole.weights, layers=whole.weights.layers[:2])
-    d = Deployment(whole.arch.first(2).model, load_hardware("a6000"), load_stack("kvsim"))
-    return replace(whole, arch=whole.arch.first(2), weights=weights, deployment=d)
+    d = Deployment(whole.arch.cut(2).model, load_hardware("a6000"), load_stack("kvsim"))
+    return replace(whole, arch=whole.arch.cut(2), weights=weights, deployment=d)
 
 
 def counted(text: str, model: str, batch: int, prompt: int, generate: int) -> Comparison:

@@ -84,7 +84,7 @@ def test_a_single_layer(settings: str) -> None:
     """The next visit is the same layer's, and needs the token that this one stores."""
     whole = on_a_machine("llama")
     weights = replace(whole.weights, layers=whole.weights.layers[:1])
-    one = replace(whole, arch=whole.arch.first(1), weights=weights)
+    one = replace(whole, arch=whole.arch.cut(1), weights=weights)
     given = prompts(*LENGTHS)
     run, full = (Generation(one, parse(t), given, GENERATE, keep=True) for t in (settings, "full"))
     run.complete(), full.complete()

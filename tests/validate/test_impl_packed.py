@@ -175,10 +175,10 @@ def test_mikv_keeps_what_was_given_most_at_high_precision(model: str) -> None:
             kv, sums = layer.kv, true.sum(1)  # (heads, tokens)
             assert (kv.sums[b, :, :n] - sums).abs().max() < 1e-4
             by_head = kv.sums[b, :, :n].view(kv.room.heads, -1, n).sum(1)
-            best = by_head.topk(kv.many(n)).indices
-            assert torch.equal(kv.high.tokens[b, :, : kv.many(n)].long(), best)
+            best = by_head.topk(kv.high_count(n)).indices
+            assert torch.equal(kv.high.tokens[b, :, : kv.high_count(n)].long(), best)
     while min(run.done) < 20:
-        impl.round(run)
+        impl.decode_round(run)
     for layer in impl.layers:
         kv = layer.kv
         for b, n in enumerate(run.cached):

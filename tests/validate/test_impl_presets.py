@@ -171,7 +171,7 @@ def test_a_rotated_cache_of_eight_bits_gives_nearly_full_kv(text: str) -> None:
 @pytest.fixture
 def drafting(monkeypatch: pytest.MonkeyPatch) -> None:
     """The catalogue's draft model is the toy model's first layer."""
-    small = short("llama").arch.first(1)
+    small = short("llama").arch.cut(1)
     monkeypatch.setattr("kvsim.validate.techniques.draft.load_architecture", lambda name: small)
     monkeypatch.setattr("kvsim.techniques.papers.draft.load_model", lambda name: small.model)
 

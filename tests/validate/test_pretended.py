@@ -42,7 +42,9 @@ def test_work_is_as_stated_and_the_host_never_waits(text: str) -> None:
 
 def test_facts_are_told(tmp_path: Path) -> None:
     with pretended():
-        assert facts("cuda:0", SessionState.of(tmp_path, "pretended"))["device"] == "Pretended GPU"
+        assert (
+            facts("cuda:0", SessionState.open(tmp_path, "pretended"))["device"] == "Pretended GPU"
+        )
 
 
 @pytest.mark.parametrize("name", ["gather", "topk", "quantise", "factors"])

@@ -34,7 +34,7 @@ def run(state: SessionState, names: list[str]) -> None:
 
 def test_units_run_one_after_another(tmp_path: Path, small: dict[str, str]) -> None:
     """With two techniques; Triton's kernels give zeros here, and are in ``test_pretended``."""
-    state = SessionState.of(tmp_path, "pretended")
+    state = SessionState.open(tmp_path, "pretended")
     few = {name: IMPLEMENTATIONS[name] for name in ("full", "specache")}
     with patch.object(check, "IMPLEMENTATIONS", few), patch.object(suite, "LEAST_WORKS", 1):
         run(state, [small.get(kind, kind) for kind in ORDER])
@@ -57,7 +57,7 @@ def test_units_run_one_after_another(tmp_path: Path, small: dict[str, str]) -> N
 
 
 def test_every_technique_is_counted_and_timed(tmp_path: Path, small: dict[str, str]) -> None:
-    state = SessionState.of(tmp_path, "pretended")
+    state = SessionState.open(tmp_path, "pretended")
     run(state, ["calibration", small["counts"], small["point"]])
     counted, point = state.read(small["counts"]), state.read(small["point"])
     assert counted and point

@@ -50,13 +50,13 @@ def machine(root: Path, cores: int, cores_per_cache: int, cache: str, nodes: int
 def test_caches_that_cores_share_count_once_and_one_node_is_used(
     cores: int, per_cache: int, cache: str, nodes: int, expected: tuple[int, int], tmp_path: Path
 ) -> None:
-    found = Processor.here(machine(tmp_path, cores, per_cache, cache, nodes))
+    found = Processor.detect(machine(tmp_path, cores, per_cache, cache, nodes))
     assert (found.cores, found.cache / 2**20) == expected
     assert (found.nodes, found.node) == (nodes, 0)
 
 
 def test_a_machine_that_says_nothing_has_a_usual_cache(tmp_path: Path) -> None:
-    found = Processor.here(write(tmp_path, {"sys/devices/system/cpu/online": "0-3"}))
+    found = Processor.detect(write(tmp_path, {"sys/devices/system/cpu/online": "0-3"}))
     assert (found.cores, found.cache, found.nodes) == (4, 2**25, 1)
     assert available_memory(tmp_path) == memory_limit(tmp_path) == 2**63
 
@@ -73,7 +73,7 @@ def test_containers_limit_time_and_memory(tmp_path: Path) -> None:
     })  # fmt: skip
     assert available_memory(root) == 6 * GIB  # files in the page cache can be forgotten
     assert memory_limit(root) == 8 * GIB
-    assert Processor.here(root).cores == 3
+    assert Processor.detect(root).cores == 3
 
 
 def test_the_older_kind_of_containers(tmp_path: Path) -> None:
@@ -86,4 +86,4 @@ def test_the_older_kind_of_containers(tmp_path: Path) -> None:
         "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
     })  # fmt: skip
     assert available_memory(root) == GIB
-    assert Processor.here(root).cores == 4
+    assert Processor.detect(root).cores == 4

@@ -33,7 +33,7 @@ def fake(state: SessionState, name: str, code: str, seconds: float = 0.0, **more
 
 @pytest.fixture
 def state(tmp_path: Path) -> SessionState:
-    return SessionState.of(tmp_path, "NVIDIA H200 (fake)")
+    return SessionState.open(tmp_path, "NVIDIA H200 (fake)")
 
 
 def test_one_that_fails_or_hangs_ends_no_other(state: SessionState) -> None:
@@ -138,8 +138,8 @@ def _alive(folder: Path) -> list[str]:
 
 
 def test_two_sessions_do_not_share_a_folder(state: SessionState) -> None:
-    with state.alone(), pytest.raises(InputError, match="a session runs in"):
-        state.alone().__enter__()
+    with state.lock(), pytest.raises(InputError, match="a session runs in"):
+        state.lock().__enter__()
 
 
 def test_a_report_is_a_few_small_files(state: SessionState, tmp_path: Path) -> None:

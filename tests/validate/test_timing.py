@@ -62,7 +62,7 @@ def test_a_clock_adds_up_what_ops_take() -> None:
 
 
 def test_a_timed_run_has_its_rounds_and_its_ops() -> None:
-    arch = load_architecture("smollm2-135m").first(2)
+    arch = load_architecture("smollm2-135m").cut(2)
     work = RandomPrompts(2, 20, 5)
     d = Deployment(arch.model, load_hardware("a6000"), load_stack("kvsim"))
     weights = random_weights(arch, CPU, torch.bfloat16)
@@ -140,7 +140,7 @@ def test_memory_and_copies_are_those_of_one_run() -> None:
         assert (live.held, live.peak) == (4000, 8000)
         kept.add_(1)
         assert live.held == 4000
-    arch = load_architecture("smollm2-1.7b").first(2)
+    arch = load_architecture("smollm2-1.7b").cut(2)
     work = RandomPrompts(2, 160, 4)
     d = Deployment(arch.model, load_hardware("a6000"), load_stack("kvsim"))
     weights = random_weights(arch, CPU, torch.bfloat16)
@@ -172,7 +172,7 @@ def test_a_round_is_seen_op_by_op_on_both_sides() -> None:
         assert all(a.end <= b.begin + 1e-12 for a, b in pairwise(gpu))
         assert {s.stream for s in r.spans} == {"gpu", "h2d", "d2h"}
         assert 0 <= r.overlap <= 1 + 1e-9
-    d = Deployment(load_architecture("smollm2-135m").first(3).model, hardware, stack)
+    d = Deployment(load_architecture("smollm2-135m").cut(3).model, hardware, stack)
     step = found.technique.cycle(d, decode_point(1, 200, 4, 1.0)).steps[0]
     assert max(s.end for s in predicted.spans) == pytest.approx(
         float(steady_seconds(step, d)), rel=1e-9
@@ -209,7 +209,7 @@ def test_no_point_is_one_that_a_stack_is_fitted_to() -> None:
         "cuda": (t.GPU_BATCH, t.GPU_PROMPTS, t.GPU_MODELS),
     }
     for device, (batch, prompts, models) in fitted.items():
-        grid = Grid.of(torch.device(device))
+        grid = Grid.for_device(torch.device(device))
         assert batch not in grid.batches
         assert not set(prompts) & set(grid.prompts)
         assert not set(models) & set(grid.models)

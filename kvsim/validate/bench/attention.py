@@ -72,15 +72,15 @@ class Shape:
 def shapes(place: Bench) -> Iterator[Shape]:
     """Decoding over batches and contexts, drafts to verify, prompts."""
     longest = 16384 if place.on_cpu else 131072
-    contexts = place.either((256, 2048, longest), (256, 1024, 4096, longest // 2, longest))
-    for heads in HEADS[: place.either(2, 3)]:
-        for batch in place.either((1, 4), (1, 4, 16)):
+    contexts = place.pick((256, 2048, longest), (256, 1024, 4096, longest // 2, longest))
+    for heads in HEADS[: place.pick(2, 3)]:
+        for batch in place.pick((1, 4), (1, 4, 16)):
             for tokens in contexts:
                 yield Shape(batch, *heads, tokens)
-        for tokens in place.either((2048,), (512, 2048, 8192)):
+        for tokens in place.pick((2048,), (512, 2048, 8192)):
             yield Shape(1, *heads, tokens, new=5)
-        for tokens in place.either((128, 512), (64, 128, 256, 512, 1024, 2048)):
-            yield Shape(place.either(1, 2), *heads, tokens, new=tokens)
+        for tokens in place.pick((128, 512), (64, 128, 256, 512, 1024, 2048)):
+            yield Shape(place.pick(1, 2), *heads, tokens, new=tokens)
 
 
 def attention_works(place: Bench) -> Iterator[Work]:
@@ -127,10 +127,10 @@ MOST_ON_CPU = 2**24  # numbers that the plain twin widens in a tenth of a second
 def packed_attention_works(place: Bench) -> Iterator[Work]:
     """Decoding and verification over batches and contexts."""
     longest = 8192 if place.on_cpu else 65536
-    contexts = place.either((256, longest), (256, 1024, 4096, longest))
-    for bits in place.either((4,), (2, 4, 8)):
+    contexts = place.pick((256, longest), (256, 1024, 4096, longest))
+    for bits in place.pick((4,), (2, 4, 8)):
         for heads in HEADS[:2]:
-            for batch in place.either((1, 4), (1, 4, 16)):
+            for batch in place.pick((1, 4), (1, 4, 16)):
                 for tokens in contexts:
                     yield from _work(place, Shape(batch, *heads, tokens), bits)
             for tokens in contexts[1:]:
@@ -188,8 +188,8 @@ def store(place: Bench, shape: Shape, bits: int, by: By) -> Store:
 def topk_works(place: Bench) -> Iterator[Work]:
     """Batches of scores over contexts, 64 tokens chosen per KV head."""
     for heads, kv_heads, _ in HEADS[:2]:
-        for batch in place.either((1, 8), (1, 4, 16)):
-            for tokens in place.either((512, 8192), (512, 2048, 8192, 32768)):
+        for batch in place.pick((1, 8), (1, 4, 16)):
+            for tokens in place.pick((512, 8192), (512, 2048, 8192, 32768)):
                 scores = batch * heads * tokens
                 case = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "tokens": tokens}
                 op = Op("topk", kernel="topk", bytes={"hbm": SCORE * scores})
@@ -219,9 +219,9 @@ KV_HEADS = ((3, 64), (32, 128))
 
 def packing_works(place: Bench) -> Iterator[Work]:
     """Prompts and single tokens, by channel for keys and by token for values."""
-    for bits in place.either((4,), (2, 4, 8)):
+    for bits in place.pick((4,), (2, 4, 8)):
         for kv_heads, dim in KV_HEADS:
-            for tokens in place.either((32, 2048), (32, 256, 2048, 8192)):
+            for tokens in place.pick((32, 2048), (32, 256, 2048, 8192)):
                 numbers = kv_heads * dim * tokens
                 moved = numbers * (NUMBER + Format(bits, GROUP).number)
                 if not place.fits(moved) or (place.on_cpu and numbers > MOST_ON_CPU):

@@ -27,7 +27,7 @@ def product_works(place: Bench) -> Iterator[Work]:
     for dtype in formats(place):
         shapes = SHAPES if dtype == "fp16" else SHAPES[2:4]
         for inputs, outputs in shapes:
-            rows_of = place.either(QUICK_ROWS, ROWS) if dtype == "fp16" else OTHER_ROWS
+            rows_of = place.pick(QUICK_ROWS, ROWS) if dtype == "fp16" else OTHER_ROWS
             for rows in rows_of:
                 work = product(place, dtype, rows, inputs, outputs)
                 if work.op.flops <= place.most_flops:
@@ -118,7 +118,7 @@ def pointwise_works(place: Bench) -> Iterator[Work]:
     """One layer's, over tokens."""
     for layer in LAYERS:
         hidden, heads, kv_heads, dim, ffn = layer
-        for tokens in place.either((1, 16, 256, 2048), (1, 4, 16, 64, 256, 1024, 4096)):
+        for tokens in place.pick((1, 16, 256, 2048), (1, 4, 16, 64, 256, 1024, 4096)):
             rotated = 2 * (heads + kv_heads) * dim
             moved = 2.0 * tokens * (4 * hidden + 6 * hidden + rotated + 3 * ffn)
             case = {"hidden": hidden, "ffn": ffn, "tokens": tokens}
@@ -160,7 +160,7 @@ def _layer(i: _Inputs) -> None:
 
 def launch_works(place: Bench) -> Iterator[Work]:
     """Sums of a few numbers; graphs and synchronisation only where something runs ahead."""
-    for count in place.either((20, 100, 200), (20, 50, 100, 200, 500)):
+    for count in place.pick((20, 100, 200), (20, 50, 100, 200, 500)):
         yield _work(place, "eager", count, "host")
         if not place.on_cpu:
             yield _work(place, "graph", count, "device")
@@ -187,11 +187,11 @@ def _launch_calls(place: Bench, way: str, count: int) -> Iterator[Sequence[Call]
         yield [issue]
     elif way == "sync":
 
-        def once() -> None:
+        def issue_and_wait() -> None:
             issue()
             torch.cuda.synchronize(place.device)
 
-        yield [once]
+        yield [issue_and_wait]
     else:
         issue()
         graph = torch.cuda.CUDAGraph()

@@ -56,7 +56,7 @@ def watched(ask: Ask, every: float = EVERY) -> Iterator[Since]:
         while not over.wait(every):
             look()
 
-    def since() -> dict[str, str]:
+    def collect() -> dict[str, str]:
         if not seen:  # what took less than a second is looked at once
             look()
         with lock:
@@ -67,7 +67,7 @@ def watched(ask: Ask, every: float = EVERY) -> Iterator[Since]:
     thread = Thread(target=keep_looking, daemon=True)
     thread.start()
     try:
-        yield since
+        yield collect
     finally:
         over.set()
         thread.join()
@@ -143,7 +143,7 @@ def place(device: torch.device, quick: bool) -> Bench:
             f"{NEEDED / 2**30:.0f}; end what uses its memory"
         )
     if device.type == "cpu":
-        cache = Processor.here().cache
+        cache = Processor.detect().cache
         return Bench(device, quick, cache, min(free // 2, max(CPU_MOST, 8 * cache)))
     total = torch.cuda.mem_get_info(device)[1]
     if free < (1 - BUSY) * total:
@@ -193,7 +193,7 @@ def conditions(device: Device, place: Bench) -> list[str]:
 
 def compute_threads() -> int:
     """Threads that stand for a GPU: all cores but the one that copies."""
-    return max(1, Processor.here().cores - 1)
+    return max(1, Processor.detect().cores - 1)
 
 
 def suspicions(device: Device) -> list[str]:
@@ -224,7 +224,7 @@ def suspicions(device: Device) -> list[str]:
 
 def _cpu() -> Device:
     found = re.search(r"model name\s*:\s*(.+)", system_text(CPUINFO))
-    processor = Processor.here()
+    processor = Processor.detect()
     cores = processor.cores
     name = f"{found[1].strip() if found else 'CPU'}, {cores} cores"
     facts = {
@@ -262,7 +262,7 @@ def _cuda(device: torch.device) -> Device:
     facts["memory kind"] = memory_kind(properties.name, getattr(properties, "memory_bus_width", 0))
     facts["attention"] = "flash, else memory-efficient, else plain; never cuDNN"
     facts |= {"kind": "cuda", "torch": torch.__version__, "cuda": str(torch.version.cuda)}
-    facts |= {"numa nodes": str(Processor.here().nodes)}
+    facts |= {"numa nodes": str(Processor.detect().nodes)}
     pids = re.findall(r"\d+", _smi(card, "--query-compute-apps=pid"))
     others = sum(int(pid) != os.getpid() for pid in pids)
     return Device(properties.name, int(properties.total_memory), facts, others)

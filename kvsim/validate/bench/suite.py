@@ -76,7 +76,7 @@ class Speed:
     flops: float  # of products in 16 bits [FLOP/s]
 
     @classmethod
-    def of(cls, place: Bench) -> "Speed":
+    def measure(cls, place: Bench) -> "Speed":
         """Measured in some tenths of a second."""
         numbers = place.random(PROBED // 2)
         wide = min(1024, place.cache)
@@ -128,7 +128,7 @@ class Budgeted:
     seconds: float = 0.0  # estimated for what is kept
 
     @property
-    def said(self) -> str:
+    def summary(self) -> str:
         """One line for people."""
         count = sum(map(len, self.kept.values()))
         text = f"{count} measurements, about {max(1.0, self.seconds):.0f} s"
@@ -256,7 +256,7 @@ def plan_suite(place: Bench, log: Log) -> Budgeted:
     planned = dict(plan(place))
     check_complete(planned, place)
     todo = {name: works for name, works in planned.items() if works and name not in log.done}
-    return select(todo, Cost(place, Speed.of(place)), LIMIT[place.quick])
+    return select(todo, Cost(place, Speed.measure(place)), LIMIT[place.quick])
 
 
 @torch.inference_mode()
@@ -274,7 +274,7 @@ def run_suite(place: Bench, log: Log, say: Say) -> None:
 def _run_suite(place: Bench, log: Log, say: Say, since: Since) -> None:
     selection = plan_suite(place, log)
     if selection.kept:
-        say(selection.said)
+        say(selection.summary)
     clock = _Clock(place, LIMIT[place.quick], sum(map(len, selection.kept.values())))
     clocks = timers(place.device)
     for name, works in selection.kept.items():

@@ -54,12 +54,12 @@ def samples(
     hardware, stack = load_hardware("a6000"), load_stack("kvsim")
     if cpu:  # the kernels that were counted are those that a GPU is given
         stack = replace(stack, time=replace(stack.time, counted_launches=False))
-    models = (MODELS if cpu else GPU_MODELS)[: place.either(2, 3)]
+    models = (MODELS if cpu else GPU_MODELS)[: place.pick(2, 3)]
     batch = BATCH if cpu else GPU_BATCH
-    prompts = (PROMPTS if cpu else GPU_PROMPTS)[: place.either(1, 2)]
+    prompts = (PROMPTS if cpu else GPU_PROMPTS)[: place.pick(1, 2)]
     points = len(models) * len(prompts)
     for model, layers in models:
-        arch = load_architecture(model).first(layers)
+        arch = load_architecture(model).cut(layers)
         d = Deployment(arch.model, hardware, stack)
         weights = random_weights(arch, place.device, place.half)
         for prompt in prompts:
@@ -77,7 +77,7 @@ def samples(
                     continue
                 say(f"{NAME}: {t.name}, {where}")
                 try:
-                    host, runs = _timed(decoder, t, work, place.either(2, REPEATS))
+                    host, runs = _timed(decoder, t, work, place.pick(2, REPEATS))
                 except refusals(InputError) as problem:
                     say(f"{NAME}: skipped {t.name}: {brief(problem, 80)}")
                     yield part, []
@@ -145,7 +145,7 @@ def _samples(
     hosts: list[dict[str, float]],
 ) -> Iterator[Sample]:
     """One sample per op that is stated once per layer or in the head, as it was timed there."""
-    for name, (op, times) in stated(step).items():
+    for name, (op, times) in ops_by_name(step).items():
         found = [[ops[name] / times for ops in passes if name in ops] for passes in runs]
         if op.stream not in UNTIMED and all(found):
             case = _case(deployment, technique, work, phase) | {"op": name}
@@ -154,7 +154,7 @@ def _samples(
             yield Sample(NAME, case, op, tuple(max(median(f), 1e-9) for f in found), host_s)
 
 
-def stated(step: Step) -> dict[str, tuple[Op, int]]:
+def ops_by_name(step: Step) -> dict[str, tuple[Op, int]]:
     """Ops with work of a step by name, scalars, with how often they run; equal in all layers.
 
     Ops that differ between layers are left out, as their times are only known together.
@@ -172,17 +172,17 @@ def stated(step: Step) -> dict[str, tuple[Op, int]]:
 
 
 def _scalar(op: Op) -> Op:
-    def one(n: Number) -> float:
+    def scalar(n: Number) -> float:
         return float(np.ravel(n)[0])
 
-    moved = {channel: one(n) for channel, n in op.bytes.items()}
+    moved = {channel: scalar(n) for channel, n in op.bytes.items()}
     return replace(
         op,
-        flops=one(op.flops),
+        flops=scalar(op.flops),
         bytes=moved,
-        rows=one(op.rows),
-        size=one(op.size),
-        launches=one(op.launches),
+        rows=scalar(op.rows),
+        size=scalar(op.size),
+        launches=scalar(op.launches),
         fixed=0.0,
         after=(),
         prefetch=False,

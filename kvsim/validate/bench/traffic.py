@@ -29,7 +29,7 @@ def memory_works(place: Bench) -> Iterator[Work]:
     a copy, which needs twice its size, can take.
     """
     most = place.memory / 2 / place.cache
-    wanted = place.either((4.0, 6.0, 8.0), (4.0, 6.0, 8.0, 12.0, 16.0, 24.0))
+    wanted = place.pick((4.0, 6.0, 8.0), (4.0, 6.0, 8.0, 12.0, 16.0, 24.0))
     large = [caches for caches in wanted if caches <= most / 2]  # with room for another set
     if place.cache > LARGE or len(large) < 3:
         top = min(most, 3.0 if place.cache > LARGE else 8.0)
@@ -64,8 +64,8 @@ def use(way: str, numbers: Tensor) -> Call:
 
 def gather_works(place: Bench) -> Iterator[Work]:
     """Rows of one head's keys or values, a sixteenth of those there are."""
-    for dim in place.either((128,), (64, 128)):
-        for rows in place.either((64, 2048, 8192, 32768), (64, 256, 1024, 4096, 16384, 65536)):
+    for dim in place.pick((128,), (64, 128)):
+        for rows in place.pick((64, 2048, 8192, 32768), (64, 256, 1024, 4096, 16384, 65536)):
             moved = 2.0 * rows * dim * NUMBER
             if place.fits(16 * moved):
                 case = {"rows": rows, "dim": dim}
@@ -101,14 +101,14 @@ def d2h(place: Bench) -> Iterator[Work]:
 
 def duplex(place: Bench) -> Iterator[Work]:
     """Both directions at once; what is told are the bytes of one."""
-    for moved in place.either((2**24,), (2**22, 2**24, 2**26)):
+    for moved in place.pick((2**24,), (2**22, 2**24, 2**26)):
         op = _op("duplex", "h2d", moved)
-        yield Work({"bytes": moved}, op, partial(_both, place, moved), "lanes")
+        yield Work({"bytes": moved}, op, partial(_copy_both_ways, place, moved), "lanes")
 
 
 def _one_way(place: Bench, link: Channel) -> Iterator[Work]:
     large = () if place.on_cpu or place.quick else (LARGE_COPY,)
-    sizes = place.either(QUICK_SIZES, SIZES) + large
+    sizes = place.pick(QUICK_SIZES, SIZES) + large
     for memory in ("pinned",) if place.on_cpu else ("pinned", "pageable"):
         for moved in sizes:
             if place.fits(2 * moved):
@@ -138,7 +138,7 @@ def _link_calls(place: Bench, link: Channel, moved: int, pinned: bool) -> Iterat
 
 
 @contextmanager
-def _both(place: Bench, moved: int) -> Iterator[Sequence[Call]]:
+def _copy_both_ways(place: Bench, moved: int) -> Iterator[Sequence[Call]]:
     with lanes(place) as transfers:
         to, back = (copier(*ends(place, link, moved, True)) for link in ("h2d", "d2h"))
 
@@ -187,8 +187,8 @@ SCARCE = 16  # rows there are per row that is fetched
 
 def row_works(place: Bench) -> Iterator[Work]:
     """Rows of several widths; ``gathered`` is the kernel that techniques use."""
-    for dim in place.either((64,), (32, 64, 128)):
-        for rows in place.either((128, 1024, 8192, 32768), (128, 512, 2048, 8192, 32768)):
+    for dim in place.pick((64,), (32, 64, 128)):
+        for rows in place.pick((128, 1024, 8192, 32768), (128, 512, 2048, 8192, 32768)):
             moved = 2.0 * rows * dim * NUMBER
             if not place.fits(SCARCE * moved):
                 continue
@@ -241,7 +241,7 @@ def peer_works(place: Bench) -> Iterator[Work]:
     if place.on_cpu or torch.cuda.device_count() < 2:
         return
     other = next(i for i in range(torch.cuda.device_count()) if i != place.device.index)
-    for moved in place.either((2**16, 2**26), (2**12, 2**16, 2**20, 2**24, 2**28)):
+    for moved in place.pick((2**16, 2**26), (2**12, 2**16, 2**20, 2**24, 2**28)):
         op = Op("peer", kernel="allreduce", bytes={"link": float(moved)})
         yield Work({"bytes": moved}, op, partial(_peer_calls, place, other, moved))
 
@@ -260,7 +260,7 @@ COPIES = (2**24, 2**25, 3 * 2**24, 2**26, 5 * 2**24)
 def contention_works(place: Bench) -> Iterator[Work]:
     """Products that take longer than the copy, and reads of the device's memory."""
     rows = 32 if place.on_cpu else 4096
-    for copied in place.either(COPIES[:2], COPIES):
+    for copied in place.pick(COPIES[:2], COPIES):
         for compute in ("gemm", "memory"):
             pair = f"{compute} beside {copied} B"
             repeats = copied // (2**24 if place.on_cpu else 2**22)
@@ -292,12 +292,12 @@ def _contention_calls(
         copy = copier(*ends(place, "h2d", copied, True))
         busy = _compute(place, compute, rows, repeats)
 
-        def both() -> None:
+        def together() -> None:
             mark = transfers.h2d(copy, transfers.mark())
             busy()
             mark.wait()
 
-        calls = {"copy": send(transfers, transfers.h2d, copy), "compute": busy, "both": both}
+        calls = {"copy": send(transfers, transfers.h2d, copy), "compute": busy, "both": together}
         yield [calls[way]]
 
 
@@ -334,7 +334,7 @@ def reads(place: Bench) -> Iterator[Work]:
 
 def products(place: Bench) -> Iterator[Work]:
     """Square products in fp32."""
-    for width in place.either((256, 512, 1024), (256, 512, 768, 1024, 1536, 2048)):
+    for width in place.pick((256, 512, 1024), (256, 512, 768, 1024, 1536, 2048)):
         op = Op("product", "cpu", "cpu", flops=2.0 * width**3, dtype="fp32")
         yield Work({"width": width}, op, partial(_host_product, width))
 

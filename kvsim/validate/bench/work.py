@@ -69,7 +69,7 @@ class Bench:
         """Whether inputs of so many bytes leave room for a second set. [B]"""
         return 2 * moved <= self.memory
 
-    def either(self, quick: T, full: T) -> T:
+    def pick(self, quick: T, full: T) -> T:
         """The smaller or the larger choice."""
         return quick if self.quick else full
 

@@ -58,14 +58,14 @@ class Line:
     def equal(self) -> bool:
         """Whether FLOPs and bytes are the same, but for rounding in fp64."""
         return self.same_flops and all(
-            _same(self.predicted.bytes.get(c, 0.0), self.counted.bytes.get(c, 0.0))
+            _nearly_equal(self.predicted.bytes.get(c, 0.0), self.counted.bytes.get(c, 0.0))
             for c in CHANNELS
         )
 
     @property
     def same_flops(self) -> bool:
         """Whether FLOPs are the same."""
-        return _same(self.predicted.flops, self.counted.flops)
+        return _nearly_equal(self.predicted.flops, self.counted.flops)
 
     @property
     def holds(self) -> bool:
@@ -87,7 +87,7 @@ class Buffer:
     @property
     def equal(self) -> bool:
         """Whether both are the same."""
-        return _same(self.predicted, self.counted)
+        return _nearly_equal(self.predicted, self.counted)
 
     @property
     def holds(self) -> bool:
@@ -123,7 +123,7 @@ UNEVEN = dict.fromkeys(
 """Ops that differ where the sequences of a batch do."""
 
 
-def _same(a: float, b: float) -> bool:
+def _nearly_equal(a: float, b: float) -> bool:
     return abs(a - b) <= 1e-9 * max(abs(a), abs(b))
 
 
@@ -149,7 +149,7 @@ def compare(deployment: Deployment, run: Generation, counter: OpCounter) -> Comp
     d : the model that ran, in fp16 or bf16, with prompts of one length.
     """
     technique = as_run(run)
-    stated = _stated(technique, deployment, run)
+    stated = _stated_work(technique, deployment, run)
     counted = _counted(counter)
     windows = [shape.window for shape in run.impl.shapes if shape.window]
     outgrown = bool(windows) and min(windows) < run.longest + run.generate
@@ -177,7 +177,7 @@ def as_run(run: Generation) -> Technique:
     return t.with_rounds(acceptance=float((np.mean(yielded) - 1) / gamma))
 
 
-def _stated(
+def _stated_work(
     technique: Technique, deployment: Deployment, run: Generation
 ) -> dict[str, dict[str, CountedWork]]:
     """Work by phase; a round whose sequences differ in length is the mean over their lengths."""

@@ -58,7 +58,7 @@ def copied_bytes(
         technique.prefill(deployment, prompt),
         *technique.predecoding(deployment, decode_point(*sizes, 0.0)),
     ]
-    return _through(once, way) + float(np.ravel(rounds)[0]) * _through(cycle.steps, way)
+    return _link_bytes(once, way) + float(np.ravel(rounds)[0]) * _link_bytes(cycle.steps, way)
 
 
 def computing_seconds(deployment: Deployment, technique: Technique, work: RandomPrompts) -> float:
@@ -69,7 +69,7 @@ def computing_seconds(deployment: Deployment, technique: Technique, work: Random
     return works / float(np.ravel(cycle.tokens)[0])
 
 
-def _through(steps: Iterable[Step], way: str) -> float:
+def _link_bytes(steps: Iterable[Step], way: str) -> float:
     moved = [
         times * float(np.ravel(size)[0])
         for step in steps

@@ -44,7 +44,7 @@ def attend_plainly(queries: Tensor, view: View, scored: bool = False) -> Partial
     per_kv = heads // k.shape[1] * new
     grouped = queries.float().reshape(batch, k.shape[1], per_kv, head_dim)
     logits = (grouped @ k.transpose(-1, -2)).view(batch, heads, new, tokens) / head_dim**0.5
-    seen = _seen(view, new, tokens)[:, None]
+    seen = _visible_tokens(view, new, tokens)[:, None]
     logits = logits.masked_fill(~seen, -torch.inf)
     lse = logits.logsumexp(-1)
     weights = (logits - lse.clamp(min=-1e30)[..., None]).exp()
@@ -87,7 +87,7 @@ def rows(view: View, tokens: int, which: Literal["k", "v"]) -> Tensor:
     return padded.scatter(2, spread, fetched.float())[:, :, :tokens]
 
 
-def _seen(view: View, queries: int, tokens: int) -> Tensor:
+def _visible_tokens(view: View, queries: int, tokens: int) -> Tensor:
     """Which token each query sees, (batch, queries, tokens)."""
     position = torch.arange(tokens, device=view.lengths.device)
     query = torch.arange(queries, device=view.lengths.device)
@@ -162,16 +162,16 @@ def _blocks(
         numbers = batch * heads * width * 8 // here.bits
         for part in ranges(packed, numbers, whole=here.group if here.by == "channel" else 1):
             wide = here.numbers(part.start, part.stop)
-            yield part, _with(fetched, view.index, rows, part, wide)
+            yield part, _with_fetched(fetched, view.index, rows, part, wide)
     if packed < length:
         assert tail is not None
         part = slice(packed, length)
         slots = torch.arange(packed, length) % tail.shape[2]
         wide = tail[rows].index_select(2, slots).float()
-        yield part, _with(fetched, view.index, rows, part, wide)
+        yield part, _with_fetched(fetched, view.index, rows, part, wide)
 
 
-def _with(
+def _with_fetched(
     fetched: Tensor | None, index: Tensor | None, rows: slice, part: slice, wide: Tensor
 ) -> Tensor:
     """Write the fetched rows of a block's tokens over the widened ones."""

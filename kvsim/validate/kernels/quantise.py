@@ -29,7 +29,9 @@ def levels(low: Tensor, high: Tensor, bits: int, where: Levels = "ends") -> tupl
     scale = ((high - low) / (2**bits - 1)).half()
     if where == "grid":
         step = scale.float()
-        low = torch.where(step > 0, nearest(low / torch.where(step > 0, step, 1.0)) * step, low)
+        low = torch.where(
+            step > 0, round_half_up(low / torch.where(step > 0, step, 1.0)) * step, low
+        )
     return scale, low.half()
 
 
@@ -52,10 +54,10 @@ def residual(numbers: Tensor, scale: Tensor, zero: Tensor, upper: Tensor) -> Ten
     step = scale.float()
     missed = numbers.float() - (upper.float() * step + zero.float())
     steps = missed / torch.where(step > 0, step / 16, 1.0)
-    return (nearest(steps).clamp(-8, 7) + 8).to(torch.uint8)
+    return (round_half_up(steps).clamp(-8, 7) + 8).to(torch.uint8)
 
 
-def nearest(steps: Tensor) -> Tensor:
+def round_half_up(steps: Tensor) -> Tensor:
     """The nearest whole number, the upper one of two."""
     return torch.floor(steps + 0.5)
 

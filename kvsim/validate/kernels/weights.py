@@ -9,7 +9,7 @@ from torch.nn.functional import linear, pad
 from kvsim.frozen import frozen
 from kvsim.validate.kernels.blockwise import ranges
 from kvsim.validate.kernels.packing import pack, unpack
-from kvsim.validate.kernels.quantise import nearest
+from kvsim.validate.kernels.quantise import round_half_up
 
 GROUP = 128
 NUMBERS = 1 << 18  # of a matrix that are packed at once
@@ -127,7 +127,7 @@ def _packed_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     whole = pad(weight.float(), (0, -inputs % GROUP)).reshape(len(weight), -1, GROUP)
     scale = (whole.abs().amax(-1) / 7.5).half()
     step = scale.float().unsqueeze(-1)
-    steps = nearest(whole / torch.where(step > 0, step, 1.0)).clamp(-8, 7) + 8
+    steps = round_half_up(whole / torch.where(step > 0, step, 1.0)).clamp(-8, 7) + 8
     return pack(steps.flatten(1)[:, :inputs], 4), scale
 
 

@@ -138,7 +138,7 @@ class Architecture:
         """Every layer in order."""
         return tuple(s for block, n in self.model.layout for _ in range(n) for s in block)
 
-    def first(self, layers: int) -> "Architecture":
+    def cut(self, layers: int) -> "Architecture":
         """The same model cut to its first layers.
 
         Raises

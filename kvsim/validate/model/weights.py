@@ -255,13 +255,13 @@ def find_tensors(arch: Architecture, source: TensorSource) -> dict[str, str]:
             others = f"it has {len(held)} others"
             raise InputError(
                 f"{source.where}: tensor {name!r} is missing ({others}), expected shape "
-                f"{_shown(shape)}; give the whole checkpoint of the model in its config.json"
+                f"{_format_names(shape)}; give the whole checkpoint of the model in its config.json"
             )
         got, kind = held[at]
         if got != shape:
             raise InputError(
-                f"{source.where}: tensor {at!r} has shape {_shown(got)}, expected "
-                f"{_shown(shape)}; give the checkpoint that belongs to its config.json"
+                f"{source.where}: tensor {at!r} has shape {_format_names(got)}, expected "
+                f"{_format_names(shape)}; give the checkpoint that belongs to its config.json"
             )
         if not _floating(kind):
             raise InputError(
@@ -295,7 +295,7 @@ def load_weights(
     return build(arch, get)
 
 
-def _shown(shape: tuple[int, ...]) -> str:
+def _format_names(shape: tuple[int, ...]) -> str:
     return " x ".join(map(str, shape)) or "a single number"
 
 

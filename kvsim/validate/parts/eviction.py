@@ -76,7 +76,7 @@ class RingCache(EvictingCache):
         turn = self.sink + (positions - self.sink) % max(1, self.recent)
         return positions * (positions < self.sink) + turn * (positions >= self.sink)
 
-    def near(self, step: Pass) -> Seen:
+    def visible_nearby(self, step: Pass) -> Seen:
         """What queries of the prompt see of sinks and the window alone."""
         if step.length <= self.budget:
             return visible(step, step.length)

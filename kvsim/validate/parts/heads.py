@@ -38,7 +38,7 @@ class DraftLayers:
         device = self.decoder.device
         return torch.tensor(begins, device=device)[:, None] + torch.arange(new, device=device)
 
-    def through(self, hidden: Tensor, begins: list[int]) -> Tensor:
+    def run(self, hidden: Tensor, begins: list[int]) -> Tensor:
         """Hidden states (sequences, new, hidden) through all layers, in place."""
         positions = self.positions(begins, hidden.shape[1])
         rows = slice(0, len(begins))
@@ -77,7 +77,7 @@ class DraftHeads(SpeculativeDrafter):
                 f"{part.name}: {run.model.name} has sliding windows, which a head's layer here has "
                 f"not; choose a model that attends to every token"
             )
-        self.layers, hidden = DraftLayers(run, run.decoder.arch.first(1)), run.model.hidden
+        self.layers, hidden = DraftLayers(run, run.decoder.arch.cut(1)), run.model.hidden
         self.vocab = self.vocabulary(run.model.vocab)
         self.fuse = self._product(hidden, part.fused * hidden) if part.fused else None
         self.join = self._product(hidden, 2 * hidden)
@@ -168,7 +168,7 @@ class DraftHeads(SpeculativeDrafter):
             record.reads(embedded)
             record.writes(embedded)
         joined = torch.cat([embedded, states], -1)
-        return self.layers.through(self._multiply("join_inputs", self.join, joined), begins)
+        return self.layers.run(self._multiply("join_inputs", self.join, joined), begins)
 
     def _head(self, hidden: Tensor) -> Tensor:
         """Logits of the tokens that a draft chooses among."""

@@ -54,7 +54,7 @@ class PackedRing:
 
     def tensors(self, slots: int | None = None) -> list[Tensor]:
         """Everything that stays in memory, or so many slots of the ring alone."""
-        return [self.ring[:, :, :slots], *_held(self.store)]
+        return [self.ring[:, :, :slots], *_tables(self.store)]
 
     def fill(self, record: OpRecord, prompt: Tensor, lengths: list[int], packed: list[int]) -> None:
         """Pack the first tokens of a prompt (batch, KV heads, tokens, head dim), keep the rest."""
@@ -99,10 +99,10 @@ class PackedRing:
             numbers, into.bits, into.group, into.by, self._where, into.lower is not None
         )
         record.reads(numbers)
-        record.writes(*_held(made))
+        record.writes(*_tables(made))
         whole = len(sequences) == len(self._all)
         alike = whole and not begins.is_cuda and bool((begins == begins[0]).all())
-        for target, source in zip(_held(into), _held(made), strict=True):
+        for target, source in zip(_tables(into), _tables(made), strict=True):
             count = source.shape[2]
             first = begins if count == made.rows else begins // into.group
             if alike:  # a GPU would wait to know it
@@ -113,7 +113,7 @@ class PackedRing:
                 target[sequences[:, None], :, place] = source.transpose(1, 2)
 
 
-def _held(store: Store) -> list[Tensor]:
+def _tables(store: Store) -> list[Tensor]:
     return [t for t in (store.codes, store.lower, store.scale, store.zero) if t is not None]
 
 

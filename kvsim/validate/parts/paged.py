@@ -35,7 +35,7 @@ class PagedCache(LayerCache):
 
     @property
     @abstractmethod
-    def most(self) -> int:
+    def pages_read(self) -> int:
         """Pages that a KV head reads."""
 
     @abstractmethod
@@ -68,7 +68,7 @@ class PagedCache(LayerCache):
         self.kv.append(keys, values, span)
         self.update(keys, span)
         chosen = self._choose(queries, span)
-        if chosen.shape[2] * self.page >= span.most:
+        if chosen.shape[2] * self.page >= span.longest:
             return self.kv.attend(queries, span, span.visible(step))
         within = torch.arange(self.page, device=chosen.device)
         index = (chosen[..., None] * self.page + within).flatten(2)
@@ -83,7 +83,7 @@ class PagedCache(LayerCache):
 
     def _choose(self, queries: Tensor, span: SlotRange) -> Tensor:
         """The best pages of every KV head, (batch, KV heads, pages)."""
-        pages = -(-span.most // self.page)
+        pages = -(-span.longest // self.page)
         grouped = queries.reshape(self.batch, self.model.kv_heads, -1, queries.shape[3])
         relevance = self.relevance(grouped, pages)
         with self.counter.op("topk") as record:
@@ -94,7 +94,7 @@ class PagedCache(LayerCache):
             ranked = ranked.masked_fill(page == newest, torch.inf)
             record.writes(best)
             record.reads(best)
-            return ranked.topk(min(self.most, pages), dim=-1).indices.sort(-1).values
+            return ranked.topk(min(self.pages_read, pages), dim=-1).indices.sort(-1).values
 
 
 def in_pages(keys: Tensor, ends: Tensor, page: int, none: float) -> Tensor:

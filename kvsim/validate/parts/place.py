@@ -161,7 +161,7 @@ class Place(CachePlacement):
         """Rows or values at home, where the shares say so."""
         place, room, lanes = self.place, self.room(where), self.lanes()
         rows = room.sequences * room.heads
-        away, cpu = self._whole("host_share", rows), self._whole("cpu_share", rows)
+        away, cpu = self._count_rows("host_share", rows), self._count_rows("cpu_share", rows)
         stored, counter = where.parts.storage, self.run.counter
         if place.loads or cpu:
             self._refuse(kind, where)
@@ -252,7 +252,7 @@ class Place(CachePlacement):
     def prompt_done(self) -> None:
         """The CPU attends from here on."""
         if self.leaving.stores:
-            self.leaving.over()
+            self.leaving.finish()
 
     def resident(self) -> Resident:
         """Homes, and the buffers that layers take turns with."""
@@ -270,7 +270,7 @@ class Place(CachePlacement):
         inputs = (rows.resident() for rows in self.rows.values())
         return join_resident({"gpu": gpu, "host": host}, *inputs)
 
-    def _whole(self, share: str, rows: int) -> int:
+    def _count_rows(self, share: str, rows: int) -> int:
         """So many rows, of a KV head each, are a share of them."""
         asked = float(getattr(self.place, share)) * rows
         if abs(asked - round(asked)) > SHARE_TOLERANCE:
@@ -287,12 +287,12 @@ class Place(CachePlacement):
         kind = find_part(HostRows, self.place, "kvpr") if self.recomputes else HostRows
         rows = self.rows[where.visit] = kind(where, slots, self.lanes(), make)
 
-        def first() -> PrefetchBuffers:
+        def make_buffers() -> PrefetchBuffers:
             self.own.append(PrefetchBuffers(self.run, self.lanes()))
             return self.own[-1]
 
         key = tuple((home.shape[1:], home.dtype) for home in rows.homes)
-        self.buffers[where.visit] = buffers = self.run.shared(("prefetch", key), first)
+        self.buffers[where.visit] = buffers = self.run.shared(("prefetch", key), make_buffers)
         buffers.layers[where.visit] = rows
         return rows.kv
 

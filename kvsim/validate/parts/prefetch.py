@@ -207,7 +207,7 @@ class PrefetchBuffers:
                 for mark in self._free[self._turn % 2]:
                     mark.wait()
             return
-        coming, following = self._coming, self._after(rows)
+        coming, following = self._coming, self._next_rows(rows)
         if following is not rows and not self._verifies_last(step, following):
             self._request(following, self._turn + 1)
         if coming:
@@ -229,35 +229,35 @@ class PrefetchBuffers:
             rows.kv.begins = 0  # all of it
         self._store(rows)
         self._turn += 1
-        following = self._after(rows)
-        needs = following is (self._first if prompt else rows)  # what has just been stored
+        following = self._next_rows(rows)
+        needs = following is (self._first_rows if prompt else rows)  # what has just been stored
         if needs and not self._verifies_last(step, following):
             self._request(following, self._turn)
 
     def round_done(self) -> None:
         """Ask for the first layer's rows, now that it is known which drafts stay."""
-        self._request(self._first, self._turn)
+        self._request(self._first_rows, self._turn)
 
     def _tables(self, turn: int) -> list[Tensor]:
         """Where attention reads in a turn."""
         return self.wide[turn % len(self.wide)] if self.wide else self.buffers[turn % 2]
 
     @property
-    def _first(self) -> HostRows:
+    def _first_rows(self) -> HostRows:
         return next(iter(self.layers.values()))
 
     def _verifies_last(self, step: Pass, following: HostRows) -> bool:
         """Whether the next rows wait until it is known which drafts stay."""
-        return step.kind == "verify" and following is self._first
+        return step.kind == "verify" and following is self._first_rows
 
-    def _after(self, rows: HostRows) -> HostRows:
+    def _next_rows(self, rows: HostRows) -> HostRows:
         """The next ones, after the last the first."""
         every = list(self.layers.values())
         return every[(every.index(rows) + 1) % len(every)]
 
     def _request(self, rows: HostRows, turn: int) -> None:
         """Queue what brings a layer's tokens to the buffer of a turn."""
-        note, tokens = self.run.counter.separate(), rows.kv.most
+        note, tokens = self.run.counter.separate(), rows.kv.longest
         assert rows.stored is not None
         after = (*self._free[turn % 2], rows.stored)
         split, marks = rows.recompute(turn, tokens, note, after, self._tables(turn))
@@ -269,7 +269,7 @@ class PrefetchBuffers:
 
     def _store(self, rows: HostRows) -> None:
         """Queue the copy home of what this turn has added."""
-        part = slice(rows.kv.begins, rows.kv.most)
+        part = slice(rows.kv.begins, rows.kv.longest)
         if rows.packing:
             tables = _halves(self.buffers[self._turn % 2])
             with self.run.counter.op("quantise") as record:
@@ -375,7 +375,7 @@ class StreamedWeights:
         self._coming.append((self.transfers.h2d(work, self._free), note))
 
     def _streamed(self, layer: LayerWeights, name: str) -> Tensor:
-        weight = _plain(layer, name).weight
+        weight = _linear(layer, name).weight
         return weight[: round(self.share * len(weight))]
 
     def _home(self, layer: LayerWeights) -> Tensor:
@@ -392,7 +392,7 @@ class StreamedWeights:
         layer, start = self.decoder.weights.layers[index], 0
         views: dict[str, Linear] = {}
         for name in NAMES:
-            matrix, streamed = _plain(layer, name), self._streamed(layer, name)
+            matrix, streamed = _linear(layer, name), self._streamed(layer, name)
             stop = start + streamed.numel()
             views[name] = Linear(buffer[start:stop].view(streamed.shape), matrix.bias)
             if len(rest := matrix.weight[len(streamed) :]):
@@ -401,7 +401,7 @@ class StreamedWeights:
         return replace(layer, **views)  # type: ignore[arg-type]
 
 
-def _plain(layer: LayerWeights, name: str) -> Linear:
+def _linear(layer: LayerWeights, name: str) -> Linear:
     matrix = getattr(layer, name)
     assert isinstance(matrix, Linear)
     return matrix

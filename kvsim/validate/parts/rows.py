@@ -64,7 +64,7 @@ class Plain(Codec):
 
     def store(self, parts: list[Tensor]) -> Store:
         """As rows of 16 bits."""
-        return EncodedRows.of(parts, 16, lambda parts: parts[0].float())
+        return EncodedRows.from_parts(parts, 16, lambda parts: parts[0].float())
 
 
 @frozen
@@ -76,7 +76,7 @@ class EncodedRows(Store):
     more: tuple[Tensor, ...] = ()  # further parts of a row
 
     @classmethod
-    def of(
+    def from_parts(
         cls, parts: list[Tensor], bits: int, widen: Callable[[list[Tensor]], Tensor]
     ) -> "EncodedRows":
         """A store of these parts."""
@@ -86,7 +86,9 @@ class EncodedRows(Store):
     def sequences(self, part: slice) -> "EncodedRows":
         """Those of some sequences, without a copy."""
         assert self.widen is not None
-        return EncodedRows.of([t[part] for t in (self.codes, *self.more)], self.bits, self.widen)
+        return EncodedRows.from_parts(
+            [t[part] for t in (self.codes, *self.more)], self.bits, self.widen
+        )
 
     def numbers(self, start: int = 0, stop: int | None = None) -> Tensor:
         """Rows ``start`` to ``stop`` widened, in fp32."""
@@ -165,7 +167,7 @@ class TokenRows:
             record.reads(rows)
             record.writes(rows)
 
-    def at(self, index: Tensor) -> Tensor:
+    def numbers_at(self, index: Tensor) -> Tensor:
         """Numbers of the rows ``index`` (sequences, KV heads, n)."""
         return self.widened([rows_at(part, index) for part in self.parts])
 
@@ -247,7 +249,7 @@ class PerTokenCache(KvStore):
         """Fused where numbers are plain; otherwise rows are widened on their way."""
         with self.counter.op("attn") as record:
             if self.plain:
-                keys, values = (side.parts[0][:, :, : span.most] for side in (self.k, self.v))
+                keys, values = (side.parts[0][:, :, : span.longest] for side in (self.k, self.v))
                 return attend(record, queries, keys, values, seen)
             part = attend_packed(record, queries, self._view(span), span, lambda: self._read(span))
             return part.out.to(queries.dtype)
@@ -261,7 +263,7 @@ class PerTokenCache(KvStore):
                 view = self._view(span)
                 part = attend_packed(record, queries, view, span, lambda: self._read(span), True)
                 return part.out.to(queries.dtype), shares(part).to(queries.dtype)
-            keys, values = (side.parts[0][:, :, : span.most] for side in (self.k, self.v))
+            keys, values = (side.parts[0][:, :, : span.longest] for side in (self.k, self.v))
             weights = self.weights(queries, span, seen)
             out = weigh(weights, values)
             record.visible(queries.shape[2], keys.shape[2], seen)
@@ -272,9 +274,9 @@ class PerTokenCache(KvStore):
     def weights(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
         """Attention of every slot in use, (sequences, heads, queries, slots)."""
         if self.plain:
-            keys = self.k.parts[0][:, :, : span.most]
+            keys = self.k.parts[0][:, :, : span.longest]
         else:
-            keys = self.k.widened([part[:, :, : span.most] for part in self.k.parts])
+            keys = self.k.widened([part[:, :, : span.longest] for part in self.k.parts])
         return scores(queries, keys, seen if isinstance(seen, Tensor) else None).to(queries.dtype)
 
     def tensors(self) -> dict[str, list[Tensor]]:
@@ -297,7 +299,7 @@ class PerTokenCache(KvStore):
 
     def _view(self, span: SlotRange) -> View:
         ends = span.lengths(self.room.device)
-        return View(ends, self.k.store(), self.v.store(), ends, ends, most=span.most)
+        return View(ends, self.k.store(), self.v.store(), ends, ends, most=span.longest)
 
     def _read(self, span: SlotRange) -> list[Tensor]:
         return [*self.k.read(span.ends), *self.v.read(span.ends)]

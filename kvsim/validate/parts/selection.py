@@ -132,7 +132,7 @@ class LayerCache:
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Attention of a chunk over the prompt so far, (batch, KV heads, tokens, dim)."""
-        return self.kv.attend_prompt(queries, keys, values, step, self._seen(step))
+        return self.kv.attend_prompt(queries, keys, values, step, self._visible(step))
 
     def attend_from(
         self, held: tuple[Tensor, Tensor], queries: Tensor, keys: Tensor, values: Tensor, step: Pass
@@ -148,7 +148,7 @@ class LayerCache:
                 put(cache, new, step)
             record.writes(keys, values)
             k, v = (cache[step.rows, :, : step.length] for cache in held)
-            return attend(record, queries, k, v, self._seen(step))
+            return attend(record, queries, k, v, self._visible(step))
 
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:
         """The prompt is read: store what stays of it."""
@@ -236,7 +236,7 @@ class LayerCache:
                 f"by themselves; choose a model without, or another technique"
             )
 
-    def _seen(self, step: Pass) -> Seen:
+    def _visible(self, step: Pass) -> Seen:
         return visible(step, step.length, self.shape.window)
 
 

@@ -127,7 +127,7 @@ class SlotRange:
         return cls(slots, ends, step.new, first, step.kind == "draft")
 
     @property
-    def most(self) -> int:
+    def longest(self) -> int:
         """Slots in use of the longest sequence, or all that there are."""
         return max(self.ends) if self.room is None else self.room
 
@@ -140,7 +140,7 @@ class SlotRange:
     def visible(self, step: Pass, window: int | None = None) -> Seen:
         """What each query sees of the slots in use, which are in the order of tokens."""
         starts = tuple(end - self.new for end in self.ends)
-        return visible(replace(step, starts=starts, positions=self.slots), self.most, window)
+        return visible(replace(step, starts=starts, positions=self.slots), self.longest, window)
 
 
 class KvStore(ABC):
@@ -282,7 +282,7 @@ def count_pairs(record: OpRecord, queries: Tensor, span: SlotRange, fused: bool)
     own = torch.arange(span.new)
     pairs = [torch.arange(end) <= (end - span.new + own)[:, None] for end in span.ends]
     seen = torch.cat([p.flatten() for p in pairs])
-    record.visible(span.new, span.most, seen)
+    record.visible(span.new, span.longest, seen)
     if fused:
         record.computes(4 * queries[0, :, 0].numel() * seen.numel())
 

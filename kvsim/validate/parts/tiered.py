@@ -38,7 +38,7 @@ class BatchRows:
     heads: int  # KV heads
     part: slice  # of batch x KV heads
 
-    def of(self, numbers: Tensor) -> Tensor:
+    def select(self, numbers: Tensor) -> Tensor:
         """Of numbers (batch x KV heads, ...) these rows, (rows, 1, ...)."""
         return numbers[self.part][:, None]
 
@@ -60,7 +60,7 @@ class BatchRows:
         """Tokens of the sequence of every row."""
         return [n for n in counts for _ in range(self.heads)][self.part]
 
-    def seen(self, seen: Seen, most: int) -> Seen:
+    def select_mask(self, seen: Seen, most: int) -> Seen:
         """What the queries of these rows see of their first ``most`` slots."""
         if isinstance(seen, str):
             return seen
@@ -139,7 +139,7 @@ class TieredStore(KvStore):
         return self.away.rows_in_use((tokens,))
 
     @property
-    def most(self) -> int:
+    def longest(self) -> int:
         """Tokens of the longest sequence."""
         return max(self.ends)
 
@@ -147,7 +147,7 @@ class TieredStore(KvStore):
         """A prompt, some rows here and some there."""
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)
         for rows, kv in self.groups:
-            kv.fill(rows.of(keys), rows.of(values), rows.counts(counts), plainly)
+            kv.fill(rows.select(keys), rows.select(values), rows.counts(counts), plainly)
         self.ends = tuple(self.groups[0][0].counts(counts))
 
     def prompt(self, tokens: int) -> tuple[Tensor, Tensor]:
@@ -161,7 +161,7 @@ class TieredStore(KvStore):
         """New tokens, some rows here and some there."""
         keys, values = keys.flatten(0, 1), values.flatten(0, 1)
         for rows, kv in self.groups:
-            kv.append(rows.of(keys), rows.of(values), rows.span(span))
+            kv.append(rows.select(keys), rows.select(values), rows.span(span))
         self.ends = self.groups[0][0].span(span).ends
         self.begins = min(self.ends) - span.new
 
@@ -172,7 +172,9 @@ class TieredStore(KvStore):
         asked = []
         for rows, kv in reversed(self.groups):
             own = rows.span(span)
-            asked.append(kv.attend_async(rows.asking(queries), own, rows.seen(seen, own.most)))
+            asked.append(
+                kv.attend_async(rows.asking(queries), own, rows.select_mask(seen, own.longest))
+            )
         outs = [answer() for answer in reversed(asked)]
         return (torch.cat(outs) if len(outs) > 1 else outs[0]).reshape(shape)
 
@@ -240,7 +242,7 @@ class CpuStore(KvStore):
 
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
         """Into the buffer; in decoding they are sent with the queries."""
-        self.held = span.most
+        self.held = span.longest
         if not self.buffers:
             self._new = [keys, values]
             return
@@ -254,7 +256,7 @@ class CpuStore(KvStore):
         """A prompt's on the GPU, a new token's on the CPU."""
         if self.buffers:
             with self.counter.op("attn") as record:
-                keys, values = (buffer[:, :, : span.most] for buffer in self.buffers)
+                keys, values = (buffer[:, :, : span.longest] for buffer in self.buffers)
                 return attend(record, queries, keys, values, seen)
         out = self._on_the_cpu(queries, span, seen, "attn")()
         return out.to(queries.device) if self.returns else out
@@ -280,7 +282,7 @@ class CpuStore(KvStore):
 
         def attended() -> Tensor:
             with self.counter.op(name, "dram") as record:
-                keys, values = (home[:, :, : span.most] for home in self.homes)
+                keys, values = (home[:, :, : span.longest] for home in self.homes)
                 out = attend(record, asked, keys, values, own)
             self.counter.copy("return_out", "h2d", [out])
             return out
@@ -333,7 +335,7 @@ class LeavingPrompts:
         self.sent.append(self.lanes.d2h(lambda: copy_all(pairs), self.lanes.mark()))
         kv.buffers = []
 
-    def over(self) -> None:
+    def finish(self) -> None:
         """Every prompt is at home, where the CPU reads it next."""
         for mark in self.sent:
             mark.wait()

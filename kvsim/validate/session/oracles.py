@@ -43,7 +43,7 @@ def _compared(queries: Tensor, view: View) -> Case:
     """How far the kernel is from its twin over one view."""
     ours = attention_triton.attend(queries, view, True)
     plain = attend_plainly(queries, view, True)
-    off = max(_off(ours.out, plain.out), _off(ours.lse, plain.lse))
+    off = max(_largest_difference(ours.out, plain.out), _largest_difference(ours.lse, plain.lse))
     return {"off": off, "passed": off <= TOLERANCE}
 
 
@@ -187,7 +187,7 @@ def lanes(device: torch.device, small: bool) -> Iterator[Case]:
     from kvsim.validate.parts.composed import default_deployment
     from kvsim.validate.run import Generation
 
-    arch = load_architecture("smollm2-135m").first(3)
+    arch = load_architecture("smollm2-135m").cut(3)
     dtype = torch.float16 if device.type == "cuda" else torch.float32
     decoder = Decoder(
         arch, random_weights(arch, device, dtype), 256, deployment=default_deployment(arch.model)
@@ -195,12 +195,12 @@ def lanes(device: torch.device, small: bool) -> Iterator[Case]:
     prompts = RandomPrompts(2, 48, 8).prompts(arch.model.vocab)
     before = transfer.Transfers.__init__
 
-    def late(self: Any, device: torch.device, *more: Any, **named: Any) -> None:
+    def init_late(self: Any, device: torch.device, *more: Any, **named: Any) -> None:
         before(self, device, *more, **(named | {"before": _delay(device)}))
 
     for text in ("offload", "kvpr:split=9", "kcache:n=6", "specache:k=16"):
         plain = Generation(decoder, parse(text), prompts, 12).complete()
-        with patch.object(transfer.Transfers, "__init__", late):
+        with patch.object(transfer.Transfers, "__init__", init_late):
             delayed = Generation(decoder, parse(text), prompts, 12).complete()
         same = torch.equal(plain, delayed)
         yield {"technique": text, "off": 0.0 if same else 1.0, "passed": same}
@@ -215,7 +215,7 @@ def _delay(device: torch.device) -> Callable[[], None]:
     return lambda: sleep(1e-3)
 
 
-def _off(ours: Tensor, plain: Tensor) -> float:
+def _largest_difference(ours: Tensor, plain: Tensor) -> float:
     """Largest difference, relative above 1; infinite where something is no number."""
     scale = plain.abs().clamp(min=1.0)
     return float(((ours - plain).abs() / scale).nan_to_num(torch.inf).max())

@@ -32,7 +32,7 @@ class SessionState:
     folder: Path
 
     @classmethod
-    def of(cls, folder: Path, device: str) -> "SessionState":
+    def open(cls, folder: Path, device: str) -> "SessionState":
         """The results of a kind of device, by its name; made if it is not there."""
         place = folder / re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
         place.mkdir(parents=True, exist_ok=True)
@@ -43,7 +43,7 @@ class SessionState:
         return self.folder / name
 
     @contextmanager
-    def alone(self) -> Iterator[None]:
+    def lock(self) -> Iterator[None]:
         """Refuse a second session in the same folder.
 
         Raises

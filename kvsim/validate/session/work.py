@@ -31,7 +31,7 @@ def facts(device: str, state: SessionState) -> Result:
     found = devices.describe(where)
     return {
         "device": found.name, "memory_B": found.memory, "facts": dict(found.facts),
-        "suspicions": devices.suspicions(found), "host": Processor.here().said,
+        "suspicions": devices.suspicions(found), "host": Processor.detect().summary,
         "host_memory_B": devices.host_memory(), "free_host_memory_B": available_memory(),
         "python": sys.version, "torch": torch.__version__, "cuda": torch.version.cuda,
         "triton": _version("triton"), "kvsim": __version__,

@@ -79,4 +79,4 @@ class Draft(SpeculativeDrafter):
     def _pass(self, tokens: Tensor, begins: list[int]) -> Tensor:
         """New tokens through the draft model's layers, (batch, new, hidden)."""
         positions = self.layers.positions(begins, tokens.shape[1])
-        return self.layers.through(self.layers.decoder.embed(tokens, positions), begins)
+        return self.layers.run(self.layers.decoder.embed(tokens, positions), begins)

@@ -47,7 +47,7 @@ class Duoattention(RingCache):
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Streaming heads see sinks and window, as they will in decoding."""
-        outs, seen = [], (visible(step, step.length), self.near(step))
+        outs, seen = [], (visible(step, step.length), self.visible_nearby(step))
         for numbers, where in zip(self._kinds(queries, keys, values), seen, strict=True):
             with self.counter.op("attn") as record:
                 outs.append(attend(record, *numbers, where))
@@ -76,7 +76,7 @@ class Duoattention(RingCache):
         kinds = self._kinds(queries, keys, values)
         for (asking, k, v), (kv, where) in zip(kinds, places, strict=True):
             kv.append(k, v, where)
-            outs.append(kv.attend(asking, where, visible(step, where.most)))
+            outs.append(kv.attend(asking, where, visible(step, where.longest)))
         return torch.cat(outs, 1)
 
     def resident(self) -> Resident:

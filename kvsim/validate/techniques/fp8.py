@@ -40,4 +40,6 @@ class _Narrow(Codec):
         return [numbers.float().clamp(-most, most).to(FORMAT).view(torch.uint8)]
 
     def store(self, parts: list[Tensor]) -> Store:
-        return EncodedRows.of(parts, 8, lambda parts: parts[0].contiguous().view(FORMAT).float())
+        return EncodedRows.from_parts(
+            parts, 8, lambda parts: parts[0].contiguous().view(FORMAT).float()
+        )

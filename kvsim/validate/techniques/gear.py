@@ -77,13 +77,13 @@ class Gear(PackedStore):
         """Pack the prompt's blocks as one and find its factors."""
         super().fill(keys, values, counts, plainly)
         self.first = [self.packed_keys(n) for n in counts]
-        for some, packed in self._alike(self.first):
+        for some, packed in self._by_length(self.first):
             self._correct(some, 0, 0, keys[some, :, :packed], values[some, :, :packed])
 
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
         """New tokens into the rings; a block that they complete is packed."""
         self.add(keys, values, span)
-        for some, end in self._alike(list(span.ends)):
+        for some, end in self._by_length(list(span.ends)):
             if end % self.residual:
                 continue
             start = end - self.residual
@@ -112,7 +112,7 @@ class Gear(PackedStore):
         """KIVI's cache and the factors."""
         return super().tensors() | {"factors": [*self.rows, *self.channels]}
 
-    def _alike(self, tokens: list[int]) -> Iterator[tuple[slice, int]]:
+    def _by_length(self, tokens: list[int]) -> Iterator[tuple[slice, int]]:
         """Sequences with as many tokens, all at once where they all have."""
         if min(tokens) == max(tokens):
             yield slice(0, len(tokens)), tokens[0]
@@ -136,20 +136,23 @@ class Gear(PackedStore):
 
     def _weigh(self, queries: Tensor, span: SlotRange) -> tuple[Tensor, Tensor]:
         """Attention and what each slot got, (sequences, heads, new, slots)."""
-        outs, weights = torch.zeros_like(queries), queries.new_zeros(*queries.shape[:3], span.most)
-        for some, end in self._alike(list(span.ends)):
+        outs, weights = (
+            torch.zeros_like(queries),
+            queries.new_zeros(*queries.shape[:3], span.longest),
+        )
+        for some, end in self._by_length(list(span.ends)):
             asked = queries[some]
             grouped = asked.reshape(len(asked), self.room.heads, -1, self.room.dim)
             with self.counter.op("attn") as record:
                 keys, values = (self._numbers(side, some, end) for side in (self.k, self.v))
                 logits = grouped @ keys.transpose(2, 3)
                 record.visible(span.new, end, "all")
-            self._thin(logits, grouped, some, end, keys=True)
+            self._add_correction(logits, grouped, some, end, keys=True)
             with self.counter.op("attn") as record:
                 shares = (logits.float() / self.room.dim**0.5).softmax(-1).to(queries.dtype)
                 out = shares @ values
                 record.visible(span.new, end, "all")
-            self._thin(out, shares, some, end, keys=False)
+            self._add_correction(out, shares, some, end, keys=False)
             outs[some] = out.view_as(asked)
             weights[some, :, :, :end] = shares.view(*asked.shape[:3], end)
         ends, packed = list(span.ends), [self.packed_keys(n) for n in span.ends]
@@ -158,7 +161,9 @@ class Gear(PackedStore):
             record.writes(outs)
         return outs, weights
 
-    def _thin(self, found: Tensor, given: Tensor, some: slice, end: int, keys: bool) -> None:
+    def _add_correction(
+        self, found: Tensor, given: Tensor, some: slice, end: int, keys: bool
+    ) -> None:
         """Add to scores what queries give to the keys' errors, or to outputs what shares do."""
         packed, dim = self.packed_keys(end), self.room.dim
         if not self.rank or not packed:

@@ -100,10 +100,10 @@ class H2o(RingCache):
             sequences = torch.arange(self.batch, device=full.device)
             self.sums[sequences, :, span.slots[:, 0]] = 0.0
         self.kv.append(keys, values, span)
-        seen = visible(step, torch.arange(span.most, device=queries.device))
+        seen = visible(step, torch.arange(span.longest, device=queries.device))
         out, weights = self.kv.attend_with_scores(queries, span, seen)
         with self.counter.op("scores") as record:
-            sums = self.sums[:, :, : span.most]
+            sums = self.sums[:, :, : span.longest]
             sums += weights.sum(2, dtype=torch.float32)
             record.reads(weights, sums)
             record.writes(weights, sums)

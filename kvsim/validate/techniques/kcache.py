@@ -48,7 +48,7 @@ class Values(LayerCache):
         super().__init__(place)
         self.refuse_drafts()
         self.n = min(int(settings.n), self.capacity)
-        self.host = TopHostValues.of(self) if self.rows.values_on_host else None
+        self.host = TopHostValues.of_run(self) if self.rows.values_on_host else None
         if self.host:  # keys are read by an op of its own
             self.differences = {} if self.rows.plain else {"scores": PACKED_AT_ONCE["attn"]}
 
@@ -150,7 +150,7 @@ class TopHostValues(HostValues):
     """Those of several layers, with the numbers of the chosen tokens."""
 
     @classmethod
-    def of(cls, layer: Values) -> "TopHostValues":
+    def of_run(cls, layer: Values) -> "TopHostValues":
         """The one of this run."""
         run = layer.run
         lanes = run.transfers(layer.layer)

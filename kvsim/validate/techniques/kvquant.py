@@ -74,11 +74,11 @@ class WholeTokenRows(KvStore):
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
         """Rows are widened, keys turned, on their way."""
         with self.counter.op("attn") as record:
-            keys, values = (self._heads(rows) for rows in self.wide(span.most))
-            slots = torch.arange(span.most, device=keys.device)[None]
+            keys, values = (self._heads(rows) for rows in self.wide(span.longest))
+            slots = torch.arange(span.longest, device=keys.device)[None]
             keys = self.room.turned(keys, slots, back=False).to(queries.dtype)
             out = attend(OpRecord(), queries, keys, values.to(queries.dtype), seen)
-            record.visible(queries.shape[2], span.most, seen)
+            record.visible(queries.shape[2], span.longest, seen)
             read = (table[i, :end] for i, end in enumerate(span.ends) for table in self.tables())
             record.reads(queries, *read)
             record.writes(out)

@@ -109,7 +109,7 @@ class DraftRing(RingCache):
         """A draft's token joins, and sees sinks and window."""
         span, now = self.slot_range(step), step.positions[:, -1:]
         self.kv.append(keys, values, span)
-        held = self.ring(now[:, 0] + 1)[:, : span.most]
+        held = self.ring(now[:, 0] + 1)[:, : span.longest]
         slot = torch.arange(held.shape[1], device=held.device)
         seen = (held >= 0) & ((slot < self.sink) | (held > now - self.window))
         return self.kv.attend(queries, span, seen[:, None, None])

@@ -71,14 +71,14 @@ class Mikv(KvStore):
             raise InputError("mikv: high=16 and low=16 pack nothing; choose fewer bits, or full")
         check_groups("mikv", part.group, room.dim)
         self.share = float(part.salient)
-        high = self.many(slots)
+        high = self.high_count(slots)
         self.high = Precision(part.high, part.group, room, high)
         self.low = Precision(part.low, part.group, room, slots - high)
         self.balancer = room.zeros(1)
         self.sums = room.zeros(0)[..., 0]  # attention that tokens were given, (sequences, heads, n)
         self._widest = room.zeros(0)  # largest numbers of the queries' channels
 
-    def many(self, tokens: int) -> int:
+    def high_count(self, tokens: int) -> int:
         """Of so many tokens those at high precision."""
         return round(self.share * tokens)
 
@@ -118,7 +118,7 @@ class Mikv(KvStore):
             record.reads(given)
             given = given.masked_fill(~there[:, None], -torch.inf)
             order = given.argsort(dim=-1, descending=True, stable=True)
-        high = [self.many(n) for n in counts]
+        high = [self.high_count(n) for n in counts]
         low = [n - m for n, m in zip(counts, high, strict=True)]
         starts = lengths_on(device, high)
         for pool, rows, first in ((self.high, max(high), starts * 0), (self.low, max(low), starts)):
@@ -129,9 +129,9 @@ class Mikv(KvStore):
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
         """A new token at high precision; the least given is pushed down where one has to be."""
         before = [end - 1 for end in span.ends]
-        now = [self.many(end) for end in span.ends]
-        grows = [i for i, n in enumerate(before) if now[i] > self.many(n)]
-        pushes = [i for i, n in enumerate(before) if 0 < now[i] == self.many(n)]
+        now = [self.high_count(end) for end in span.ends]
+        grows = [i for i, n in enumerate(before) if now[i] > self.high_count(n)]
+        pushes = [i for i, n in enumerate(before) if 0 < now[i] == self.high_count(n)]
         straight = [i for i in range(len(before)) if not now[i]]
         for some, pool in ((grows, self.high), (pushes, self.high), (straight, self.low)):
             if not some:
@@ -162,7 +162,7 @@ class Mikv(KvStore):
             asking = (grouped / self.balancer[:, :, None]).view_as(queries)
             record.reads(queries)
             record.writes(asking)
-        high = [self.many(end) for end in span.ends]
+        high = [self.high_count(end) for end in span.ends]
         low = [end - n for end, n in zip(span.ends, high, strict=True)]
         parts: list[tuple[Precision, list[int], PartialAttention]] = []
         with self.counter.op("attn") as record:
@@ -179,7 +179,7 @@ class Mikv(KvStore):
                     record.reads(asking)
                     record.writes(out)
                     count_pairs(record, queries, span, queries.is_cuda)
-        self._add(parts, span.most)
+        self._add(parts, span.longest)
         return out
 
     def attend_with_scores(

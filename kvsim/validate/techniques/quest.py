@@ -28,7 +28,7 @@ class Quest(PagedCache):
         self.low, self.high = (self.rows.room.zeros(self.pages) for _ in "lh")
 
     @property
-    def most(self) -> int:
+    def pages_read(self) -> int:
         """Whole pages within the budget."""
         assert isinstance(self.parts.selection, Settings)
         return max(int(self.parts.selection.budget) // self.page, 1)

@@ -184,9 +184,9 @@ class Landmarks(LayerCache):
         fetched = self.host.fetch(self, index, self.chunk)[0]
         restored = self.factors.restored(index)
         stays = self._tokens(self.which, torch.ones_like(self.which, dtype=torch.bool))[1]
-        generated = torch.arange(span.most, device=index.device) <= span.slots[:, :, None]
+        generated = torch.arange(span.longest, device=index.device) <= span.slots[:, :, None]
         seen = torch.cat([seen, stays, generated.expand(-1, seen.shape[1], -1)], 2)
-        recent = (side.parts[0][:, :, : span.most] for side in self._recent())
+        recent = (side.parts[0][:, :, : span.longest] for side in self._recent())
         with self.counter.op("attn") as record:
             sides = zip((restored, fetched), self.staying, recent, strict=True)
             k, v = (torch.cat(parts, 2) for parts in sides)
@@ -211,7 +211,7 @@ class Landmarks(LayerCache):
         """Means of the prompt's chunks; those that are least like theirs are kept as they are."""
         with self.counter.op("chunk_means") as record:
             pages = in_pages(keys, self._on_device, self.chunk, 0.0).float()
-            there = self._there(torch.arange(self.chunks, device=keys.device))[:, None]
+            there = self._in_prompt(torch.arange(self.chunks, device=keys.device))[:, None]
             means = pages.sum(3) / there.sum(-1, keepdim=True).clamp(min=1)
             alike = torch.cosine_similarity(pages, means[:, :, :, None], dim=-1)
             worst = alike.masked_fill(~there, torch.inf).amin(-1)
@@ -233,7 +233,7 @@ class Landmarks(LayerCache):
             record.reads(queries, self.means, scores)
             record.writes(scores)
         with self.counter.op("topk") as record:
-            there = self._there(torch.arange(self.chunks, device=scores.device)).any(-1)
+            there = self._in_prompt(torch.arange(self.chunks, device=scores.device)).any(-1)
             others = there[:, None].expand(-1, self.means.shape[1], -1)
             others = others.scatter(2, self.which.long(), value=False)
             logits = (scores * queries.shape[3] ** -0.5).masked_fill(
@@ -255,7 +255,7 @@ class Landmarks(LayerCache):
         there = (index < ends) & known[..., None]
         return torch.minimum(index, ends - 1).flatten(2).long(), there.flatten(2)
 
-    def _there(self, chunks: Tensor) -> Tensor:
+    def _in_prompt(self, chunks: Tensor) -> Tensor:
         """Tokens of chunks (n,) that sequences have, (batch, n, chunk)."""
         slots = chunks[:, None] * self.chunk + torch.arange(self.chunk, device=chunks.device)
         return slots < self._on_device[:, None, None]

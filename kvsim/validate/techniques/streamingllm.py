@@ -63,9 +63,9 @@ class Streamingllm(RingCache):
         self.kv.append(keys, values, span)
         if self._turning is not None and not self.kv.plain and min(step.starts) < self.sink:
             self._remember(keys, step)
-        held: int | Tensor = span.most
+        held: int | Tensor = span.longest
         if self.shape.window:
-            held = self.ring(step.positions[:, 0] + 1)[:, : span.most]
+            held = self.ring(step.positions[:, 0] + 1)[:, : span.longest]
         return self.kv.attend(queries, span, visible(step, held, self.shape.window))
 
     def buffers(self) -> Resident:

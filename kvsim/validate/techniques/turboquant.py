@@ -145,7 +145,7 @@ class Levels(Codec):
 
     def store(self, parts: list[Tensor]) -> Store:
         """As rows that are looked up in the table."""
-        return EncodedRows.of(parts, self.bits, self.widen)
+        return EncodedRows.from_parts(parts, self.bits, self.widen)
 
     def widen(self, parts: list[Tensor]) -> Tensor:
         """Levels times norms, in fp32."""

@@ -100,7 +100,7 @@ class Zipcache(KvStore):
         """Rank a prompt by the attention of the probes (equation 8), and pack it."""
         tokens = keys.shape[2]
         with self.counter.op("probe") as record:
-            seen = self.probing.prompt.seen(tokens).sum(1)
+            seen = self.probing.prompt.visible(tokens).sum(1)
             saliency = self.probing.prompt.votes(record, keys) / seen.clamp(min=1)[:, None]
             record.writes(saliency)
         beyond = torch.arange(tokens, device=keys.device) >= self._ends
@@ -478,7 +478,7 @@ class Probes:
         assert self._q is not None
         batch, kv_heads, tokens, head_dim = keys.shape
         heads, probes = self._q.shape[1:3]
-        every = self.seen(tokens)[:, None, None]
+        every = self.visible(tokens)[:, None, None]
         votes = torch.zeros((batch, kv_heads, tokens), device=keys.device)
         for some in query_ranges(probes, batch * heads * tokens, keys.device):
             q = self._q[:, :, some].reshape(batch, kv_heads, -1, head_dim)
@@ -493,6 +493,6 @@ class Probes:
         record.reads(self._q, keys)
         return votes
 
-    def seen(self, tokens: int) -> Tensor:
+    def visible(self, tokens: int) -> Tensor:
         """Which tokens a probe sees, (batch, probes, tokens)."""
         return torch.arange(tokens, device=self.positions.device) <= self.positions[..., None]

@@ -36,7 +36,7 @@ class TimedPass:
     def spans(self) -> list[OpSpan]:
         """When ops and copies ran, from the pass's start; what began earlier begins below 0."""
         return [
-            OpSpan(stream, name, _between(self.start, begin), _between(self.start, end))
+            OpSpan(stream, name, _elapsed(self.start, begin), _elapsed(self.start, end))
             for stream, name, begin, end in self.found
         ]
 
@@ -131,7 +131,7 @@ def _event() -> torch.cuda.Event:
     return event
 
 
-def _between(start: Moment, moment: Moment) -> float:
+def _elapsed(start: Moment, moment: Moment) -> float:
     """Time from one to the other; events tell thousandths. [s]"""
     if isinstance(start, float):
         assert isinstance(moment, float)

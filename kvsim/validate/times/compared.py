@@ -22,7 +22,7 @@ class Measured:
     noise: float  # half the distance of the runs' quartiles over the median
 
     @classmethod
-    def over(cls, name: str, predicted: float, runs: Sequence[float]) -> "Measured":
+    def from_runs(cls, name: str, predicted: float, runs: Sequence[float]) -> "Measured":
         """The median of some runs and their spread, beside a prediction."""
         low, middle, high = np.quantile(runs, (0.25, 0.5, 0.75))
         return cls(name, float(predicted), float(middle), float((high - low) / 2 / middle))
@@ -116,13 +116,13 @@ def _orders(found: Sequence[Compared]) -> tuple[list[bool], list[bool]]:
         here.sort(key=lambda m: m.measured)
         for i, a in enumerate(here):
             for b in here[i + 1 :]:
-                if _apart(a, b):
+                if _differ(a, b):
                     pairs.append(a.predicted < b.predicted)
-        if len(here) > 1 and _apart(here[0], here[1]):
+        if len(here) > 1 and _differ(here[0], here[1]):
             winners.append(min(here, key=lambda m: m.predicted) is here[0])
     return pairs, winners
 
 
-def _apart(a: Measured, b: Measured) -> bool:
+def _differ(a: Measured, b: Measured) -> bool:
     """Whether two measured times differ by more than their noise."""
     return b.measured - a.measured > 2 * (a.noise * a.measured + b.noise * b.measured)

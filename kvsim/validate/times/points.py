@@ -18,7 +18,7 @@ from kvsim.machines.hardware import Hardware, Stack
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.techniques.technique import Technique
-from kvsim.validate.bench.techniques import stated
+from kvsim.validate.bench.techniques import ops_by_name
 from kvsim.validate.counts.check import SLACK, RandomPrompts, representative
 from kvsim.validate.counts.expected import (
     computing_seconds,
@@ -64,7 +64,7 @@ class Grid:
     generate: int = GENERATE
 
     @classmethod
-    def of(cls, device: torch.device) -> "Grid":
+    def for_device(cls, device: torch.device) -> "Grid":
         """Points that suit a device."""
         if device.type == "cuda":
             return cls(GPU_MODELS, GPU_BATCHES, GPU_PROMPTS)
@@ -108,7 +108,7 @@ def compare_times(
     """
     for name, layers in grid.models:
         arch = load_architecture(name)
-        arch = arch.first(layers) if layers else arch
+        arch = arch.cut(layers) if layers else arch
         d = Deployment(arch.model, hardware, stack)
         weights = random_weights(arch, device, dtype)
         for work in grid.works(device):
@@ -187,25 +187,29 @@ def _compared(
     if eager is None:
         tpot = replayed_seconds(deployment, t, work, runs[0].replays)
     whole = [
-        Measured.over("ttft_s", float(p.ttft_s[0]), [run.ttft for run in runs]),
-        Measured.over("tpot_s", tpot, [run.tpot for run in runs]),
+        Measured.from_runs("ttft_s", float(p.ttft_s[0]), [run.ttft for run in runs]),
+        Measured.from_runs("tpot_s", tpot, [run.tpot for run in runs]),
     ]
     if (
         torch.get_num_threads() == 1 and not counted.on_gpu
     ):  # it has a clock that others leave alone
         computed = [sum(run.computing) / run.tokens for run in runs]
-        whole.append(Measured.over("computing_s", computing_seconds(deployment, t, work), computed))
+        whole.append(
+            Measured.from_runs("computing_s", computing_seconds(deployment, t, work), computed)
+        )
     kept = [float(run.resident) for run in runs]
-    whole.append(Measured.over("resident_B", resident_bytes(deployment, t, work), kept))
+    whole.append(Measured.from_runs("resident_B", resident_bytes(deployment, t, work), kept))
     whole.append(
-        Measured.over(
+        Measured.from_runs(
             "peak_B", peak_bytes(deployment, t, work, counted.on_gpu), [float(counted.peak)]
         )
     )
     for way, moved in counted.copied.items():
         if moved:
             whole.append(
-                Measured.over(f"{way}_B", copied_bytes(deployment, t, work, way), [float(moved)])
+                Measured.from_runs(
+                    f"{way}_B", copied_bytes(deployment, t, work, way), [float(moved)]
+                )
             )
     ops = tuple(_ops(deployment, t, work, timed))
     layers = deployment.model.layers
@@ -234,11 +238,11 @@ def _ops(
     if len(cycle.steps) == 1 and rounds:
         phases.append(("decode", cycle.steps[0], [p.seconds() for p in rounds]))
     for phase, step, passes in phases:
-        for name, (op, times) in stated(step).items():
+        for name, (op, times) in ops_by_name(step).items():
             found = [ops[name] for ops in passes if name in ops]
             if found and op.stream == "gpu":
                 alone = times * float(np.ravel(seconds(op, deployment))[0])
-                yield Measured.over(f"{phase} {name}_s", alone, found)
+                yield Measured.from_runs(f"{phase} {name}_s", alone, found)
 
 
 def _rounds(

@@ -103,7 +103,7 @@ class Replay:
     op_shares: Mapping[str, float]  # how much of an op it does; 1 for those that are not named
 
     @classmethod
-    def of(cls, run: Generation) -> "Replay":
+    def of_next_round(cls, run: Generation) -> "Replay":
         """The round that a generation does next."""
         impl = run.impl
         decoded = run.generate if impl.reads_all_slots else run.done[0]
@@ -215,20 +215,20 @@ def run_timed(
     rounds, computing = [], []
     own = computing_clock() if decoder.device.type == "cpu" else perf_counter
     try:
-        begin = _now(decoder.device)
+        begin = _read_clock(decoder.device)
         run.start()
-        ttft = _now(decoder.device) - begin
+        ttft = _read_clock(decoder.device) - begin
         replaying = ReplayedRounds(run) if graphs else None
         again: list[Replay | None] = []
         while min(run.done) < run.generate:
-            again.append(Replay.of(run) if replaying and replaying.ready() else None)
-            begin, own_begin = _now(decoder.device), own()
+            again.append(Replay.of_next_round(run) if replaying and replaying.ready() else None)
+            begin, own_begin = _read_clock(decoder.device), own()
             if replaying:
                 replaying.round()
             else:
                 run.impl.decode_round(run)
             computing.append(own() - own_begin)  # before waiting for a GPU
-            rounds.append(_now(decoder.device) - begin)
+            rounds.append(_read_clock(decoder.device) - begin)
         resident = sum(n for tier in run.impl.resident_bytes().values() for n in tier.values())
     finally:
         run.impl.close()
@@ -302,7 +302,7 @@ class Copied(NullCounter):
         self.bytes[stream] += size(*tensors)
 
 
-def _now(device: torch.device) -> float:
+def _read_clock(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return perf_counter()
