@@ -32,8 +32,7 @@ from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.question import Admission, PlanLimits, does_nothing
-from kvsim.serving import spend
-from kvsim.serving.costs import StepCosts
+from kvsim.serving.costs import StepCosts, simple_pass_seconds
 from kvsim.serving.outcome import QUANTILES, Targets
 from kvsim.serving.rules import Rules
 from kvsim.traces.requests import Requests
@@ -234,8 +233,8 @@ def _option_load(
     )
     most = int(np.clip(fit, 2, max(costs.rules.max_seqs, 2)))
     few, many = 1, min(most, t.costs.round.shape[0] - 1)
-    at_few = spend.pass_seconds(t, batch=few, context=middle)
-    at_many = spend.pass_seconds(t, batch=many, context=middle)
+    at_few = simple_pass_seconds(t, batch=few, context=middle)
+    at_many = simple_pass_seconds(t, batch=many, context=middle)
     each = np.maximum(at_many - at_few, 0.0) / max(many - few, 1)
     fixed = max(float(weight @ (at_few - each)), 0.0)
     ttft = _prompt_seconds(costs, classes.prompt)
@@ -278,7 +277,7 @@ def _prompt_seconds(costs: StepCosts, prompts: Array) -> Array:
     place = np.arange(of.size) - np.repeat(np.cumsum(parts) - parts, parts)
     last = place == parts[of] - 1
     start = place * size
-    took = spend.pass_seconds(
+    took = simple_pass_seconds(
         costs.tables,
         tokens=np.round(np.minimum(size, prompts[of] - start)),
         start=start,

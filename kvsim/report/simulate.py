@@ -16,8 +16,7 @@ from kvsim.report.result import Result
 from kvsim.report.simulate_answer import case_columns, name_runs, varied_option
 from kvsim.report.table import Column, Table, quantity_column, quantity_columns, text_column
 from kvsim.report.terminal import BLANK, Heading
-from kvsim.serving.outcome import Outcome
-from kvsim.serving.overtime import over_time
+from kvsim.serving.outcome import Outcome, over_time
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

@@ -1,17 +1,380 @@
-"""What one technique's passes cost in one deployment under an engine's rules."""
+"""Step costs of a technique: the seconds that a pass takes by what is in it.
 
+``pass_seconds`` is the documented way to them; the compiled simulator reads the same tables
+through the functions above it. ``cost`` has one entry for each of COSTS, or for the first of them,
+to which passes add theirs.
+"""
+
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import cached_property
+from typing import Annotated, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
 
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
+from kvsim.graph import Array, Number
 from kvsim.machines.deployment import Deployment
-from kvsim.serving import accuracy
+from kvsim.serving.core import jit_entry, jit_function
+from kvsim.serving.kv_budget import Room
 from kvsim.serving.passes import Passes
-from kvsim.serving.room import Room
+from kvsim.serving.records import PerCost, Records, make
 from kvsim.serving.rules import Rules
 from kvsim.serving.tables import Nodes, Tables, make_nodes, make_tables, refine
 from kvsim.techniques.technique import Technique
+
+Cost = Annotated[Array, "a number for each of COSTS, or for the first"]  # [s]
+Costs = Annotated[Array, "a row of them for each node"]
+Below = NDArray[np.int32]
+
+
+class Decoding(NamedTuple):
+    """Sequences that decode together."""
+
+    batch: int
+    context: float  # their mean [tokens]
+    growth: float  # what each round adds to it [tokens]
+
+
+class Prompts(NamedTuple):
+    """What the prompts of a pass have in common."""
+
+    tokens: int  # that it reads, in the lane with most of them [tokens]
+    every: int  # in all lanes [tokens]
+    finished: int  # prompts that it completes, in all lanes
+
+
+class OnePass:
+    """A pass over decoding sequences and parts of prompts."""
+
+    batch: int  # sequences that decode
+    context: float  # their mean [tokens]
+    first: int  # its parts of prompts are those from here
+    last: int  # to before here
+    cost: PerCost  # what it costs, as COSTS [s]
+    scratch: PerCost
+
+
+class PromptPart:
+    """A part of a prompt that a pass reads."""
+
+    tokens: int  # [tokens]
+    start: float  # tokens of its prompt before it [tokens]
+    finished: int  # 1 if it is the last of its prompt
+    after: float  # the prompt's length if what follows it is counted too [tokens]
+
+
+@jit_function
+def node_below(below: Below, position: float) -> int:
+    """Index of the node at or below a position, such that the next one exists."""
+    return int(below[min(int(position), below.size - 1)])
+
+
+@jit_function
+def add_between_nodes(cost: Cost, values: Costs, node: int, above: float) -> None:
+    """A value between two nodes, and beyond the last as before it."""
+    for k in range(cost.size):
+        cost[k] += (1 - above) * values[node, k] + above * values[node + 1, k]
+
+
+@jit_function
+def add_per_token(tables: Tables, cost: Cost, values: Costs, span: tuple[int, int]) -> None:
+    """What a pass of more tokens (or rows of logits) takes over one of fewer."""
+    nodes, below = tables.nodes.tokens, tables.below.tokens
+    i, j = node_below(below, span[0]), node_below(below, span[1])
+    low = (span[0] - nodes[i]) / (nodes[i + 1] - nodes[i])
+    high = (span[1] - nodes[j]) / (nodes[j + 1] - nodes[j])
+    for k in range(cost.size):
+        cost[k] += (1 - high) * values[j, k] + high * values[j + 1, k]
+        cost[k] -= (1 - low) * values[i, k] + low * values[i + 1, k]
+
+
+@jit_function
+def lane_share(tables: Tables, count: int) -> int:
+    """What the fullest lane has of something that is divided evenly over all."""
+    return (count + tables.lanes - 1) // tables.lanes
+
+
+@jit_function
+def add_pass(tables: Tables, cost: Cost, decoding: Decoding, prompts: Prompts) -> None:
+    """A pass over decoding sequences and parts of prompts, without the parts' own needs."""
+    nodes, below = tables.nodes, tables.below
+    if decoding.batch > 0:
+        i = node_below(below.contexts, decoding.context)
+        above = (decoding.context - nodes.contexts[i]) / (nodes.contexts[i + 1] - nodes.contexts[i])
+        add_between_nodes(cost, tables.costs.round[decoding.batch], i, above)
+    if prompts.tokens > 0:
+        own = lane_share(tables, decoding.batch * tables.width)
+        finished = lane_share(tables, prompts.finished)
+        add_per_token(tables, cost, tables.costs.token, (own, own + prompts.tokens))
+        add_per_token(tables, cost, tables.costs.head, (own, own + finished))
+        if tables.ranks > 1:  # decoding ranks are padded to the fullest; prompts are as they come
+            padded, stages = own * tables.ranks, tables.lanes // tables.ranks
+            read = max(prompts.tokens, (prompts.every + stages - 1) // stages)
+            add_per_token(tables, cost, tables.costs.routed, (padded, padded + read))
+
+
+@jit_function
+def add_chunk(tables: Tables, cost: Cost, tokens: float, start: float) -> None:
+    """What a part of a prompt needs besides its share of the common work.
+
+    Parameters
+    ----------
+    tokens, start : its length, and the tokens of its prompt before it. [tokens]
+    """
+    chunks, starts, values = tables.nodes.chunks, tables.nodes.starts, tables.costs.chunk
+    i, j = node_below(tables.below.chunks, tokens), node_below(tables.below.starts, start)
+    longer = (tokens - chunks[i]) / (chunks[i + 1] - chunks[i])
+    later = (start - starts[j]) / (starts[j + 1] - starts[j])
+    for k in range(cost.size):
+        short = (1 - later) * values[i, j, k] + later * values[i, j + 1, k]
+        long = (1 - later) * values[i + 1, j, k] + later * values[i + 1, j + 1, k]
+        cost[k] += (1 - longer) * short + longer * long
+
+
+@jit_function
+def add_part(tables: Tables, costs: tuple[Cost, Cost], tokens: float, start: float) -> float:
+    """Add what a part of a prompt needs of its lane, evenly over all, and return its seconds.
+
+    Parameters
+    ----------
+    costs : of the pass, and a second one to write on. [s]
+    tokens, start : its length, and the tokens of its prompt before it. [tokens]
+    """
+    cost, own = costs
+    for k in range(own.size):
+        own[k] = 0.0
+    add_chunk(tables, own, tokens, start)
+    for k in range(own.size):
+        cost[k] += own[k] / tables.lanes
+    return float(own[0])
+
+
+@jit_function
+def add_after_prompt(tables: Tables, cost: Cost, prompt: float) -> None:
+    """What follows a prompt before its first decoding round."""
+    if tables.pauses:
+        nodes = tables.nodes.contexts
+        i = node_below(tables.below.contexts, prompt)
+        above = (prompt - nodes[i]) / (nodes[i + 1] - nodes[i])
+        add_between_nodes(cost, tables.costs.between, i, above)
+
+
+@jit_function
+def stretch(tables: Tables, context: float, growth: float, most: int) -> tuple[int, int]:
+    """Node below a growing context, and how many rounds pass before it reaches the next one."""
+    nodes = tables.nodes.contexts
+    i = node_below(tables.below.contexts, context)
+    count = most
+    if growth > 0 and i < nodes.size - 2:
+        fit = (nodes[i + 1] - context) / growth
+        if fit < most:
+            count = max(int(np.ceil(fit)), 1)
+    return i, count
+
+
+@jit_function
+def add_rounds(tables: Tables, cost: Cost, decoding: Decoding, rounds: int) -> None:
+    """Many rounds in a row, the mean context growing in each: the sum in closed form."""
+    nodes, values = tables.nodes.contexts, tables.costs.round[decoding.batch]
+    context, left = decoding.context, rounds
+    while left > 0:
+        i, count = stretch(tables, context, decoding.growth, left)
+        gap = nodes[i + 1] - nodes[i]
+        above = count * ((context - nodes[i]) / gap)
+        above += decoding.growth / gap * (count * (count - 1.0) / 2)
+        for k in range(cost.size):
+            cost[k] += (count - above) * values[i, k] + above * values[i + 1, k]
+        context += count * decoding.growth
+        left -= count
+
+
+@jit_function
+def round_s(tables: Tables, batch: int, context: float) -> float:
+    """A decoding round at a mean context, beyond the last node as before it. [s]"""
+    nodes, row = tables.nodes.contexts, tables.costs.round[batch]
+    i = node_below(tables.below.contexts, context)
+    slope = (row[i + 1, 0] - row[i, 0]) / (nodes[i + 1] - nodes[i])
+    return float(row[i, 0] + slope * (context - nodes[i]))
+
+
+@jit_function
+def _rounds_of_line(first: float, slope: float, seconds: float) -> int:
+    """Fewest rounds k with first k + slope k (k - 1) / 2 >= seconds; at least 1."""
+    need = seconds / first
+    if slope > 0:
+        b = first - slope / 2
+        need = 2 * seconds / (b + np.sqrt(b * b + 2 * slope * seconds))
+    k = max(int(np.ceil(need)), 1)
+    while k > 1 and (k - 1) * first + slope * ((k - 1) * (k - 2.0) / 2) >= seconds:
+        k -= 1
+    while k * first + slope * (k * (k - 1.0) / 2) < seconds:
+        k += 1
+    return k
+
+
+@jit_function
+def rounds_within(tables: Tables, decoding: Decoding, rounds: int, seconds: float) -> int:
+    """Rounds until ``seconds`` have passed, the one during which they do included; at least 1."""
+    nodes, row = tables.nodes.contexts, tables.costs.round[decoding.batch]
+    context, done, left = decoding.context, 0, seconds
+    while done < rounds:
+        i, count = stretch(tables, context, decoding.growth, rounds - done)
+        slope = (row[i + 1, 0] - row[i, 0]) / (nodes[i + 1] - nodes[i])
+        first = row[i, 0] + slope * (context - nodes[i])
+        slope *= decoding.growth
+        took = count * first + slope * (count * (count - 1.0) / 2)
+        if took >= left:
+            return done + min(_rounds_of_line(first, slope, left), count)
+        left -= took
+        done += count
+        context += count * decoding.growth
+    return rounds
+
+
+@jit_entry
+def add_passes(tables: Tables, passes: Records[OnePass], parts: Records[PromptPart]) -> None:
+    """Add up what each of some passes costs."""
+    for i in range(passes.size):
+        one = passes[i]
+        tokens, most, finished = 0, 0, 0
+        longest, total = 0.0, 0.0
+        for j in range(one.first, one.last):
+            part = parts[j]
+            tokens += part.tokens
+            most = max(most, part.tokens)
+            finished += part.finished
+            if part.tokens > 0:
+                took = add_part(
+                    tables, (one.cost, one.scratch), float(part.tokens), float(part.start)
+                )
+                longest = max(longest, took)
+                total += took
+            if part.after > 0:
+                add_after_prompt(tables, one.cost, part.after)
+        one.cost[0] += max(longest - total / tables.lanes, 0.0)
+        prompts = Prompts(max(most, lane_share(tables, tokens)), tokens, finished)
+        add_pass(tables, one.cost, Decoding(one.batch, one.context, 0.0), prompts)
+
+
+def pass_seconds(
+    tables: Tables, cached: ArrayLike = (), chunks: ArrayLike = (), finished: ArrayLike = False
+) -> float:
+    """Return the time of one pass over decoding sequences and parts of prompts.
+
+    The simulator takes the same for a pass of the same composition, so that a scheduler of one's
+    own can be played on the same costs.
+
+    Parameters
+    ----------
+    tables : those of ``StepCosts.tables``.
+    cached : tokens in the cache of each sequence that decodes. (n,) [tokens]
+    chunks : of each part of a prompt, the tokens that are read and those of its prompt before
+        them. (m, 2) [tokens]
+    finished : whether it is the last part of its prompt, which then yields a token. (m,)
+
+    Returns
+    -------
+    float
+        The time of the pass; 0 for one that has nothing in it. [s]
+
+    Examples
+    --------
+    >>> from kvsim.machines.deployment import Deployment
+    >>> from kvsim.machines.profiles import load_hardware, load_stack
+    >>> from kvsim.models.configs import load_model
+    >>> from kvsim.serving.rules import Rules
+    >>> from kvsim.techniques import parse
+    >>> where = Deployment(load_model("llama3-8b"), load_hardware("h100"), load_stack("fused"))
+    >>> tables = StepCosts(parse("full"), where, Rules(), 4096, 2048).tables
+    >>> decoding = pass_seconds(tables, cached=[1000, 2000, 3000])
+    >>> both = pass_seconds(tables, [1000, 2000, 3000], chunks=[[512, 0], [256, 1024]])
+    >>> f"{1e3 * decoding:.1f} ms, {1e3 * both:.1f} ms"
+    '6.9 ms, 18.7 ms'
+    """
+    lengths, parts = np.asarray(cached, float), np.asarray(chunks, float).reshape(-1, 2)
+    ends = np.broadcast_to(np.asarray(finished, bool), len(parts))
+    one = make(
+        OnePass, 1, batch=lengths.size, context=lengths.mean() if lengths.size else 0.0,
+        last=len(parts),
+    )  # fmt: skip
+    after = np.where(ends, parts.sum(axis=1), 0.0)
+    read = make(
+        PromptPart, len(parts), tokens=parts[:, 0], start=parts[:, 1], finished=ends, after=after
+    )
+    add_passes(tables, one, read)
+    return float(one.cost[0, 0])
+
+
+def simple_pass_seconds(
+    tables: Tables, batch: Number = 0, context: Number = 0.0, **part: Number
+) -> Array:
+    """Return the times of many passes with at most one part of a prompt each.
+
+    Parameters
+    ----------
+    batch, context : sequences that decode, and their mean context. [sequences], [tokens]
+    part : fields of ``PromptPart``; those that are left out are zero.
+
+    Returns
+    -------
+    Array
+        The time of each pass. (n,) [s]
+    """
+    count = max(np.size(values) for values in (batch, context, *part.values()))
+    number = np.arange(count)
+    passes = make(OnePass, count, batch=batch, context=context, first=number, last=number + 1)
+    add_passes(tables, passes, make(PromptPart, count, **part))
+    return np.asarray(passes.cost[:, 0])
+
+
+Samples = Mapping[str, tuple[Callable[[Tables], Array], Array]]
+"""By kind of pass: what tables say of random points, and what direct evaluation says. [s]"""
+
+SAMPLES = 200  # points of each kind
+
+
+def draw_samples(passes: Passes, max_seqs: int, longest: int, longest_chunk: int) -> Samples:
+    """Random passes of each kind; those of both kinds where their ops can be stated."""
+    random = np.random.default_rng(0)
+    batch = random.integers(1, max_seqs, SAMPLES, endpoint=True).astype(float)
+    context = _log_uniform(random, longest)
+    new = _log_uniform(random, longest_chunk)
+    start = np.minimum(_log_uniform(random, longest) - 1, longest - new)
+    one: Mapping[str, Number] = {"tokens": new, "start": start, "finished": 1}
+
+    def rounds(tables: Tables) -> Array:
+        return simple_pass_seconds(tables, batch=batch, context=context)
+
+    def prompts(tables: Tables) -> Array:
+        return simple_pass_seconds(tables, **one)
+
+    def mixed(tables: Tables) -> Array:
+        return simple_pass_seconds(tables, batch=batch, context=context, **one)
+
+    found: dict[str, tuple[Callable[[Tables], Array], Array]] = {
+        "rounds": (rounds, passes.round(batch, context)),
+        "prompts": (prompts, passes.prompt(new, start)),
+    }
+    if passes.mixes_plainly:
+        found["mixed"] = (mixed, passes.mixed(batch, context, new, start))
+    return found
+
+
+def worst_errors(found: Samples, tables: Tables) -> dict[str, float]:
+    """Largest relative error of each kind."""
+    return {
+        kind: float(np.max(np.abs(read(tables) / direct - 1)))
+        for kind, (read, direct) in found.items()
+    }
+
+
+def _log_uniform(random: np.random.Generator, most: float) -> Array:
+    """Whole numbers from 1 to ``most``, as many in every octave."""
+    return np.floor(np.exp(random.uniform(0, np.log(most + 1), SAMPLES)))
+
 
 GOOD = 2e-3  # error of rounds and prompts at which the tables are fine enough
 DENSITY = 8  # nodes per octave to begin with
@@ -87,15 +450,13 @@ class StepCosts:
 
     @cached_property
     def _checked(self) -> tuple[Tables, dict[str, float]]:
-        samples = accuracy.samples(
-            self.passes, self.rules.max_seqs, self.longest, self._longest_chunk
-        )
+        samples = draw_samples(self.passes, self.rules.max_seqs, self.longest, self._longest_chunk)
         if self.rules.prefill != "chunked" or not self.deployment.alone:
             # prompts share no pass with decoding, or only those of their own lane
             samples = {kind: found for kind, found in samples.items() if kind != "mixed"}
         nodes = refine(self._nodes(DENSITY), self.passes, GOOD / 2)
         tables = make_tables(self.passes, nodes, self.room)
-        error = accuracy.worst(samples, tables)
+        error = worst_errors(samples, tables)
         return tables, error
 
     def with_fewer(self, max_seqs: int) -> "StepCosts":

@@ -11,12 +11,12 @@ from numpy.typing import NDArray
 
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
+from kvsim.serving.batch import queue
 from kvsim.serving.core import jit_entry, jit_function
 from kvsim.serving.costs import StepCosts
-from kvsim.serving.growth import blocks_of
-from kvsim.serving.queues import queue
+from kvsim.serving.memory import blocks_of
 from kvsim.serving.records import BINS, GAPS, REFUSED, Bin, Integers, Replica, Request, World, make
-from kvsim.serving.schedule import has_work, step
+from kvsim.serving.scheduler import has_work, step
 from kvsim.serving.simulate import Run
 from kvsim.serving.tables import Tables
 from kvsim.serving.world import limits_of, sizes_of, world_of

@@ -8,12 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.serving.batch import count_made, leave, place_of, take_out
+from kvsim.serving.batch import count_made, leave, place_of, take_out, unqueue, unqueue_swapped
 from kvsim.serving.core import jit_entry, jit_function
 from kvsim.serving.costs import StepCosts
-from kvsim.serving.growth import blocks_of
-from kvsim.serving.idle import fits
-from kvsim.serving.queues import unqueue, unqueue_swapped
+from kvsim.serving.memory import blocks_of
 from kvsim.serving.records import (
     ABORTED,
     FINISHED,
@@ -25,10 +23,9 @@ from kvsim.serving.records import (
     Replica,
     World,
 )
-from kvsim.serving.routes import ROUND_ROBIN, receive
-from kvsim.serving.schedule import PASSES, has_work, step
+from kvsim.serving.scheduler import PASSES, ROUND_ROBIN, has_work, receive, step
 from kvsim.serving.tables import Tables
-from kvsim.serving.world import Course
+from kvsim.serving.world import Course, fits
 
 
 def turns_to_come(world: World, course: Any, costs: StepCosts) -> None:

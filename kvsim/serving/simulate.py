@@ -10,7 +10,6 @@ from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.serving.core import jit_entry, share
 from kvsim.serving.costs import StepCosts
-from kvsim.serving.idle import fits
 from kvsim.serving.records import (
     BINS,
     FINISHED,
@@ -21,11 +20,18 @@ from kvsim.serving.records import (
     World,
     make,
 )
-from kvsim.serving.routes import ROUND_ROBIN, ROUTES, receive
-from kvsim.serving.schedule import PASSES, has_work, only_decodes, step
+from kvsim.serving.scheduler import (
+    PASSES,
+    ROUND_ROBIN,
+    ROUTES,
+    has_work,
+    only_decodes,
+    receive,
+    step,
+)
 from kvsim.serving.sessions import play_turns, turns_to_come
 from kvsim.serving.tables import Tables
-from kvsim.serving.world import ArrivalOrder, Course, world_of
+from kvsim.serving.world import ArrivalOrder, Course, fits, world_of
 from kvsim.traces.requests import Requests
 
 PIECE = 16384  # requests between two looks at what else happens, such as Ctrl-C

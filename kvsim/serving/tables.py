@@ -27,8 +27,8 @@ from kvsim.engine.roofline import all_ops, peak_seconds
 from kvsim.graph import Array, Number, Op, Step
 from kvsim.machines.deployment import Deployment
 from kvsim.prediction.generate import CHUNK
+from kvsim.serving.kv_budget import Bytes, Room
 from kvsim.serving.passes import TIME, Measure, Passes
-from kvsim.serving.room import Bytes, Room
 
 RESOURCES = ("hbm", "compute", "h2d", "d2h", "link", "dram", "cpu")
 """Whose use is recorded: the channels, and the arithmetic of the GPU and of the host."""

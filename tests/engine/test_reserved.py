@@ -18,7 +18,7 @@ from kvsim.prediction.memory import (
     tier_bytes,
 )
 from kvsim.prediction.pool import pool
-from kvsim.serving.room import Room
+from kvsim.serving.kv_budget import Room
 from kvsim.serving.rules import Rules
 from kvsim.techniques import parse
 

@@ -11,8 +11,8 @@ from kvsim.serving.costs import StepCosts
 from kvsim.serving.lanes import Lane, simulate_lanes
 from kvsim.serving.outcome import Outcome, Targets
 from kvsim.serving.pools import TRANSFERS, TwoPools, simulate_pools
-from kvsim.serving.routes import ROUTES
 from kvsim.serving.rules import ADMISSIONS, PREEMPTIONS, PREFILLS, PRIORITIES
+from kvsim.serving.scheduler import ROUTES
 from kvsim.serving.simulate import Run, simulate
 from kvsim.serving.world import limits_of
 from kvsim.traces.requests import Requests

@@ -30,8 +30,7 @@ from kvsim.planner.replica import (
 )
 from kvsim.planner.table import TableSearch
 from kvsim.prediction.generate import Prediction
-from kvsim.serving import spend
-from kvsim.serving.costs import StepCosts
+from kvsim.serving.costs import StepCosts, simple_pass_seconds
 from kvsim.serving.rules import Rules
 from kvsim.techniques import parse
 from kvsim.traces.requests import Requests
@@ -213,7 +212,7 @@ def test_the_line_of_a_round_goes_through_one_sequence_and_the_most() -> None:
         prompts = 10 / 9 * float(_prompt_seconds(costs, np.array([600.0]))[0])
         each = (float(x.work[0, o]) - prompts) / seats
         for batch in (1, 16):
-            (took,) = spend.pass_seconds(costs.tables, batch=batch, context=np.array([640.5]))
+            (took,) = simple_pass_seconds(costs.tables, batch=batch, context=np.array([640.5]))
             assert x.fixed[o] + batch * each == pytest.approx(took, rel=1e-9)
         cached = costs.tables.gpu_bytes[int(np.ceil(640.5 / costs.rules.block_tokens))]
         assert x.gpu[0, o] == pytest.approx(seats * float(cached))

@@ -132,12 +132,10 @@ def test_an_edit_of_any_serving_file_is_seen(tmp_path: Path) -> None:
     copy = tmp_path / "kvsim"
     shutil.copytree(source, copy, ignore=shutil.ignore_patterns("__pycache__"))
     script = (
-        "from kvsim.serving.tables import *\n"
-        "from kvsim.serving import spend\n"
+        "from kvsim.serving.costs import pass_seconds\n"
         "from tests.support.served import tables_of\n"
         "import kvsim; print(kvsim.__file__)\n"
-        "print(spend.pass_seconds(tables_of('full', 8, 128, 'chunked').tables, batch=2.0,"
-        " context=100.0)[0])"
+        "print(pass_seconds(tables_of('full', 8, 128, 'chunked').tables, [100, 100]))"
     )
 
     def seconds() -> float:
@@ -151,7 +149,7 @@ def test_an_edit_of_any_serving_file_is_seen(tmp_path: Path) -> None:
     (tmp_path / "tests").symlink_to(source.parent / "tests")
     before = seconds()
     assert seconds() == before
-    edited = copy / "serving" / "spend.py"
+    edited = copy / "serving" / "costs.py"
     text = edited.read_text()
     line = "cost[k] += (1 - above) * values[node, k] + above * values[node + 1, k]"
     assert line in text

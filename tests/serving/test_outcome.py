@@ -9,10 +9,9 @@ import pytest
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
-from kvsim.serving import accuracy, rounds
-from kvsim.serving.costs import StepCosts
-from kvsim.serving.outcome import Outcome, Targets, spread
-from kvsim.serving.overtime import STRETCHES, over_time
+from kvsim.serving import costs, rounds
+from kvsim.serving.costs import StepCosts, worst_errors
+from kvsim.serving.outcome import STRETCHES, Outcome, Targets, over_time, spread
 from kvsim.serving.records import ABORTED, BINS, FINEST_GAP, FINISHED, GAP_RATIO, POOLS, REFUSED
 from kvsim.serving.simulate import Run
 from kvsim.serving.tables import RESOURCES
@@ -171,8 +170,8 @@ def test_stretches_of_time_add_up_bins_of_either_width() -> None:
 def test_the_error_of_tables_is_the_largest_relative_one() -> None:
     samples: Any = {"rounds": (lambda tables: np.array([1.0, 3.0, 1.9]), np.array([1.0, 2.5, 2.0]))}
     nothing: Any = None
-    assert accuracy.worst(samples, nothing) == pytest.approx({"rounds": 0.2})
-    drawn = accuracy._log_uniform(np.random.default_rng(0), 8)
+    assert worst_errors(samples, nothing) == pytest.approx({"rounds": 0.2})
+    drawn = costs._log_uniform(np.random.default_rng(0), 8)
     assert {*drawn} == set(range(1, 9)) and np.median(drawn) == 3
 
 

@@ -8,10 +8,9 @@ import pytest
 
 from kvsim.errors import InputError
 from kvsim.graph import Op
-from kvsim.serving import batch, growth, memory, play, record, spend, tiers_load
-from kvsim.serving.idle import pool_records, replica_records
+from kvsim.serving import batch, costs, execute, memory, tiers
+from kvsim.serving.execute import GAP_EDGES, Span
 from kvsim.serving.passes import _renamed
-from kvsim.serving.record import GAP_EDGES, Span
 from kvsim.serving.records import (
     BINS,
     GAPS,
@@ -29,16 +28,9 @@ from kvsim.serving.records import (
 from kvsim.serving.rounds import drawn_rate
 from kvsim.serving.rules import FASTER, Rules
 from kvsim.serving.simulate import simulate
-from kvsim.serving.world import world_of
+from kvsim.serving.world import pool_records, replica_records, world_of
 from kvsim.traces.requests import Requests
-from tests.support.plain_code import run_plainly
 from tests.support.served import tables_of
-
-
-@pytest.fixture
-def plainly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Entries are not to be called by such a test: they would be compiled with what is plain."""
-    run_plainly(monkeypatch)
 
 
 def world(**parts: Any) -> Any:
@@ -54,7 +46,6 @@ def world(**parts: Any) -> Any:
 # the batch
 
 
-@pytest.mark.usefixtures("plainly")
 def test_a_request_joins_behind_its_class_on_any_replica() -> None:
     """Places 3 to 5 are the second replica's; the first one's requests are of other classes."""
     requests = make(Request, 6, priority=[5, 5, 5, 0, 2, 1])
@@ -68,21 +59,19 @@ def test_a_request_joins_behind_its_class_on_any_replica() -> None:
     assert replica.running == 3 and replica.first_reader == 1
 
 
-@pytest.mark.usefixtures("plainly")
 def test_host_memory_bounds_how_far_all_surely_grow() -> None:
     """Two sequences, 16 tokens each in eight rounds: at most two blocks each."""
     replica = make(Replica, 1, running=2, growth=4.0, host_private=55)[0]
     w = world()
-    assert growth.all_surely_grow(w, replica, 8)  # 32 / 16 + 2 blocks: 40 B of the 45 B left
+    assert memory.all_surely_grow(w, replica, 8)  # 32 / 16 + 2 blocks: 40 B of the 45 B left
     replica.host_private = 65
-    assert not growth.all_surely_grow(w, replica, 8)
+    assert not memory.all_surely_grow(w, replica, 8)
     replica.host_private, replica.private = 0, 10_000 - 639
-    assert not growth.all_surely_grow(w, replica, 8)  # four blocks of the GPU are 640 B
+    assert not memory.all_surely_grow(w, replica, 8)  # four blocks of the GPU are 640 B
     replica.private = 10_000 - 640
-    assert growth.all_surely_grow(w, replica, 8)
+    assert memory.all_surely_grow(w, replica, 8)
 
 
-@pytest.mark.usefixtures("plainly")
 def test_rounds_hold_what_decoding_sequences_need_beside_shared_blocks() -> None:
     """Lengths 20 and 40 grow by 2 in each of ten rounds; a prompt's last token is not read yet."""
     sequences = make(
@@ -90,7 +79,7 @@ def test_rounds_hold_what_decoding_sequences_need_beside_shared_blocks() -> None
         shared=[0, 0, 1], held=[320, 77, 160], host_held=[20, 3, 30],
     )  # fmt: skip
     replica = make(Replica, 1, running=3, host_private=53)[0]
-    first, more = growth.hold_rounds(world(sequences=sequences), replica, 10)
+    first, more = memory.hold_rounds(world(sequences=sequences), replica, 10)
     assert first == 0  # 22 and 42 tokens are still in two and in three blocks
     assert more == (480 - 320) + (4 * 160 - 320 - 160)  # 40 and 60 tokens: three and four blocks
     assert sequences.held.tolist() == [480, 77, 320]
@@ -111,7 +100,6 @@ def host_pool(units: int) -> tuple[Any, Any]:
     return w, make(Replica, 1)[0]
 
 
-@pytest.mark.usefixtures("plainly")
 @pytest.mark.parametrize(("size", "kept"), [(1000, 5), (1800, 5), (1801, 4), (3700, 2), (5000, 0)])
 def test_stored_blocks_give_way_to_a_swapped_sequence(size: int, kept: int) -> None:
     """Five units take 3,200 B of 5,000 B; the least recently used are dropped first."""
@@ -123,7 +111,6 @@ def test_stored_blocks_give_way_to_a_swapped_sequence(size: int, kept: int) -> N
     assert left == list(range(105 - kept, 105))
 
 
-@pytest.mark.usefixtures("plainly")
 def test_what_host_memory_never_holds_drops_nothing() -> None:
     w, replica = host_pool(5)
     replica.host_swapped = 100
@@ -131,7 +118,6 @@ def test_what_host_memory_never_holds_drops_nothing() -> None:
     assert w.pools[HOST].count == 5
 
 
-@pytest.mark.usefixtures("plainly")
 def test_kept_blocks_give_way_until_none_is_left() -> None:
     pools, entries, buckets = pool_records([8, 0, 0, 0])
     w = world(pools=pools, entries=entries, buckets=buckets)
@@ -145,7 +131,6 @@ def test_kept_blocks_give_way_until_none_is_left() -> None:
     assert memory.available(w, replica) == 1000
 
 
-@pytest.mark.usefixtures("plainly")
 def test_what_a_sequence_takes_back_moves_those_that_left_theirs_later() -> None:
     """Those of each class that were preempted wait in front of its fresh ones."""
     requests = make(
@@ -161,7 +146,6 @@ def test_what_a_sequence_takes_back_moves_those_that_left_theirs_later() -> None
     assert (replica.freed, replica.private, requests[5].kept) == (960, 50, 0)
 
 
-@pytest.mark.usefixtures("plainly")
 @pytest.mark.parametrize(
     ("decoding", "seconds", "first"), [(10, 2.9, 2), (10, 3.1, 5), (0, 0.9, 2)]
 )
@@ -169,38 +153,36 @@ def test_what_is_read_anew_keeps_those_waiting_who_decode(
     decoding: int, seconds: float, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tenth of ten sequences waits for a second of reading, and of as many still to come."""
-    monkeypatch.setattr(tiers_load, "recompute_s", lambda *of: (of[3][1] - of[3][0]) / 96)
-    monkeypatch.setattr(tiers_load, "load_s", lambda *of: seconds)
+    monkeypatch.setattr(tiers, "recompute_s", lambda *of: (of[3][1] - of[3][0]) / 96)
+    monkeypatch.setattr(tiers, "load_s", lambda *of: seconds)
     w = world(requests=make(Request, 1), sequences=make(Sequence, 11),
               limits={"load": FASTER, "unit": 1, "chunked": True, "max_tokens": 999})  # fmt: skip
     replica = make(Replica, 1, running=decoding + 1, reading=1)[0]
-    plan = tiers_load.Plan(request=0, begins=64, length=160, first=2, last=5)
-    assert tiers_load.first_loaded(cast(Any, None), w, replica, plan) == first
+    plan = tiers.Plan(request=0, begins=64, length=160, first=2, last=5)
+    assert tiers.first_loaded(cast(Any, None), w, replica, plan) == first
 
 
 # time
 
 
-@pytest.mark.usefixtures("plainly")
 def test_a_prompt_of_which_a_token_is_left_is_still_being_read() -> None:
     sequences = make(Sequence, 3, todo=[0, 5, 1], chunk=[0, 2, 0], done=[9, 10, 20])
     replica = make(Replica, 1, running=3, first_reader=1, unread=6)[0]
-    play.read_on(world(sequences=sequences), replica)
+    execute.read_on(world(sequences=sequences), replica)
     assert replica.first_reader == 1 and replica.unread == 4
     assert (sequences.todo.tolist(), sequences.done.tolist()) == ([0, 3, 1], [9, 12, 20])
     sequences.todo[1] = 0
-    play.read_on(world(sequences=sequences), replica)
+    execute.read_on(world(sequences=sequences), replica)
     assert replica.first_reader == 2
 
 
-@pytest.mark.usefixtures("plainly")
 def test_bins_twice_as_wide_hold_all_that_was_noted() -> None:
     bins = make(Bin, 2 * BINS)
     bins.seconds = np.arange(2 * BINS)
     bins.waiting = 1.0
     replica = make(Replica, 1, index=1, bin_width=0.01)[0]
     mine = bins.seconds[BINS:].copy()
-    record.widen(world(bins=bins), replica)
+    execute.widen(world(bins=bins), replica)
     assert replica.bin_width == 0.02
     assert bins.seconds[BINS:].sum() == mine.sum()
     assert bins.seconds[BINS : BINS + 2].tolist() == [mine[:2].sum(), mine[2:4].sum()]
@@ -208,26 +190,23 @@ def test_bins_twice_as_wide_hold_all_that_was_noted() -> None:
     assert (bins.seconds[:BINS] == np.arange(BINS)).all()  # another replica's
 
 
-@pytest.mark.usefixtures("plainly")
 def test_a_span_fills_the_bins_it_covers() -> None:
     bins = make(Bin, BINS)
     replica = make(Replica, 1, bin_width=0.01, clock=0.025, waiting=2, private=7)[0]
-    record.note_span(world(bins=bins), replica, Span(0.01, 3, 50.0, 1))
+    execute.note_span(world(bins=bins), replica, Span(0.01, 3, 50.0, 1))
     assert bins.seconds[2:4] == pytest.approx([0.005, 0.005])
     assert bins.running.sum() == pytest.approx(0.03) and bins.waiting.sum() == pytest.approx(0.02)
     assert bins.cache.sum() == pytest.approx(0.07) and bins.decoded.sum() == pytest.approx(3.0)
 
 
-@pytest.mark.usefixtures("plainly")
 @pytest.mark.parametrize(
     "gap", [0.0, 1e-7, 9.99e-6, 1e-5, 1.01e-5, 3e-4, 0.02, 1.7, 7e3, 1e5, 1e12]
 )
 def test_gaps_are_in_the_bin_whose_edges_are_around_them(gap: float) -> None:
     expected = min(int(np.searchsorted(GAP_EDGES, gap, side="right")), GAPS - 1)
-    assert record.gap_bin(gap) == expected
+    assert execute.gap_bin(gap) == expected
 
 
-@pytest.mark.usefixtures("plainly")
 def test_rounds_of_a_line_are_the_fewest() -> None:
     """Also where a sum of rounds is exactly the time, and where closed forms round."""
     random = np.random.default_rng(0)
@@ -241,7 +220,7 @@ def test_rounds_of_a_line_are_the_fewest() -> None:
         for seconds in (took(n), np.nextafter(took(n), 0), np.nextafter(took(n), np.inf),
                         took(n) * 0.97, 0.0):  # fmt: skip
             expected = next(k for k in range(1, 70) if took(k) >= seconds)
-            assert spend._rounds_of_line(first, slope, float(seconds)) == expected
+            assert costs._rounds_of_line(first, slope, float(seconds)) == expected
 
 
 # the beginning of a run

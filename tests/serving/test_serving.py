@@ -15,8 +15,7 @@ from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point
-from kvsim.serving import spend
-from kvsim.serving.costs import StepCosts
+from kvsim.serving.costs import StepCosts, pass_seconds, simple_pass_seconds
 from kvsim.serving.outcome import Outcome, faults
 from kvsim.serving.records import (
     FINISHED,
@@ -25,7 +24,10 @@ from kvsim.serving.records import (
 from kvsim.serving.rounds import drawn_rate
 from kvsim.serving.rules import Rules
 from kvsim.serving.simulate import simulate
+from kvsim.serving.world import limits_of
 from kvsim.traces.requests import Requests
+from tests.support.plain.memory import PlainRequest, PlainSequence
+from tests.support.plain.scheduler import PlainReplica
 from tests.support.served import LONGEST, OPTIONS, check_fleet, tables_of
 
 PLAYED = 192  # workloads, three under each of the options; benchmarks/reference.py plays 32,000
@@ -58,8 +60,33 @@ def test_tables_are_as_near_to_direct_evaluation_as_they_say(name: str) -> None:
     batch = random.integers(1, 8, 40).astype(float)
     context = random.integers(1, LONGEST, 40).astype(float)
     direct = costs.passes.round(batch, context)
-    table = spend.pass_seconds(costs.tables, batch=batch, context=context)
+    table = simple_pass_seconds(costs.tables, batch=batch, context=context)
     assert np.abs(table / direct - 1).max() <= max(2 * costs.error["rounds"], 1e-9)
+
+
+@pytest.mark.parametrize(("prefill", "decode"), [(0, 3), (1, 0), (2, 5)])
+def test_a_pass_takes_what_its_composition_says(prefill: int, decode: int) -> None:
+    """As the plain simulator adds it up; the first part ends its prompt."""
+    costs = tables_of("full", 8, 128, "chunked")
+    cached = [40.0 + 17 * i for i in range(decode)]
+    chunks = [(30 + 9 * i, 64 * i) for i in range(prefill)]
+    ends = [i == 0 for i in range(prefill)]
+    limits = limits_of(costs, Requests(np.zeros(1), np.array([64]), np.array([9])))
+    replica = PlainReplica(costs.tables, limits)
+    for length in cached:
+        request = PlainRequest(0, 0.0, 64, 9, 1.0, [])
+        running = PlainSequence(request, 0, 0, 0, length=length, left=9, runs=True)
+        replica.batch.append(running)
+    for (tokens, start), last in zip(chunks, ends, strict=True):
+        request = PlainRequest(0, 0.0, start + tokens, 9, 1.0, [])
+        reading = PlainSequence(request, tokens if last else 2 * tokens, start, 0, chunk=tokens)
+        replica.batch.append(reading)
+    replica.play()
+    assert pass_seconds(costs.tables, cached, chunks, ends) == pytest.approx(replica.clock)
+
+
+def test_an_empty_pass_takes_no_time() -> None:
+    assert pass_seconds(tables_of("full", 8, 128, "chunked").tables) == 0
 
 
 @pytest.mark.parametrize("name", ["full", "kivi", "gear", "quantspec", "specache", "h2o"])

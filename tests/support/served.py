@@ -29,8 +29,8 @@ from kvsim.serving.records import (
     POOLS,
     REFUSED,
 )
-from kvsim.serving.routes import ROUTES
 from kvsim.serving.rules import ADMISSIONS, LOADS, PREEMPTIONS, PREFILLS, PRIORITIES, Rules
+from kvsim.serving.scheduler import ROUTES
 from kvsim.serving.simulate import Run, simulate
 from kvsim.serving.world import limits_of
 from kvsim.traces.requests import Requests

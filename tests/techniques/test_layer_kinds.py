@@ -14,8 +14,8 @@ from kvsim.models.configs import from_config, load_model
 from kvsim.models.kinds import LayerShape
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point, prefill_point
+from kvsim.serving.kv_budget import Room
 from kvsim.serving.passes import Passes
-from kvsim.serving.room import Room
 from kvsim.serving.rules import Rules
 from kvsim.techniques import TECHNIQUES, parse
 from kvsim.techniques.axes.base import LayerPass

@@ -1,28 +1,35 @@
-"""One replica's scheduler: what goes into each pass."""
+"""One replica's scheduler, which says what goes into each pass, and the choice of a replica."""
 
 import numpy as np
 
-from kvsim.serving.batch import join, preempt, swap_in
+from kvsim.serving.batch import hand_over, join, preempt, queue, swap_in, unqueue, unqueue_swapped
 from kvsim.serving.core import jit_function
-from kvsim.serving.growth import (
+from kvsim.serving.execute import play_pass, play_rounds
+from kvsim.serving.memory import (
     all_surely_grow,
+    available,
     blocks_of,
+    find,
     grow,
+    hits_of,
     hold_rounds,
     length_of,
+    pin,
+    remains,
+    reuse,
+    take,
 )
-from kvsim.serving.memory import available, find, hits_of, pin, remains, reuse, take
-from kvsim.serving.play import play_pass, play_rounds
-from kvsim.serving.queues import unqueue, unqueue_swapped
 from kvsim.serving.records import (
     GPU,
+    NONE,
     POOLS,
     Replica,
+    Request,
     Sequence,
     World,
 )
 from kvsim.serving.tables import Tables
-from kvsim.serving.tiers_load import load
+from kvsim.serving.tiers import found_blocks, load
 
 PASSES = 100_000  # between two looks at what else happens, such as Ctrl-C
 
@@ -225,3 +232,42 @@ def only_decodes(world: World, replica: Replica) -> bool:
         sequence = world.sequences[replica.first_sequence + i]
         longest = max(longest, sequence.finish - replica.rounds)
     return all_surely_grow(world, replica, longest)
+
+
+ROUTES = ("round-robin", "least-loaded", "prefix-aware", "cache-and-load")
+ROUND_ROBIN, LEAST_LOADED, PREFIX_AWARE, CACHE_AND_LOAD = range(len(ROUTES))
+
+
+@jit_function
+def best(world: World, request: Request, route: int) -> int:
+    """The replica that a request goes to, the one with the fewest unfinished of equals."""
+    chosen, least, least_load = 0, 0, 0
+    for index in range(world.replicas.size):
+        replica = world.replicas[index]
+        if not has_work(replica):
+            replica.clock = max(replica.clock, request.arrival)
+        load = replica.running + replica.waiting + replica.swapped
+        if replica.clock > request.arrival:  # what its pass will complete is not complete yet
+            load += replica.just_done
+        score = 0
+        if route != LEAST_LOADED and request.blocks > 0:
+            score = -found_blocks(world, replica, request)
+        if route == CACHE_AND_LOAD:
+            score = replica.unread + score * world.limits.prefix_tokens
+        if index == 0 or score < least or (score == least and load < least_load):
+            chosen, least, least_load = index, score, load
+    return chosen
+
+
+@jit_function
+def receive(world: World, route: int, index: int) -> None:
+    """A request arrives at its replica, or at the one that suits it best."""
+    request = world.requests[index]
+    if request.replica == NONE:
+        request.replica = best(world, request, route)
+    replica = world.replicas[request.replica]
+    replica.clock = max(replica.clock, request.arrival)
+    if request.handed:
+        hand_over(world, replica, index)
+    else:
+        queue(world, replica, index)
