@@ -124,7 +124,7 @@ def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
     from kvsim.report.simulate import make_result
     from kvsim.serving.costs import StepCosts
     from kvsim.serving.outcome import Targets
-    from kvsim.serving.rounds import drawn_rate, measured_for, with_acceptance
+    from kvsim.serving.rounds import draw_rates, find_acceptance, with_acceptance
     from kvsim.techniques import parse, parse_several
     from kvsim.traces.attentionfile import load as load_attention
     from kvsim.traces.read import load
@@ -157,7 +157,7 @@ def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
         if reason:
             continue
         requests = _prepare_requests(found.requests, values, inputs.abort_after)
-        measured = None if attention is None else measured_for(kind, attention)
+        measured = None if attention is None else find_acceptance(kind, attention)
         first, *others = _build_rules(inputs, values, where)
         costs = StepCosts(
             technique=with_acceptance(kind, measured),
@@ -168,7 +168,7 @@ def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
             gpu_memory=usable,
         )
         seed, fleet = inputs.draw_acceptance, values["replicas"]
-        rates = None if seed is None else drawn_rate(costs, requests.generate, seed, measured)
+        rates = None if seed is None else draw_rates(costs, requests.generate, seed, measured)
         pools, otherwise = _build_pools(inputs, fleet), tuple(map(costs.with_rules, others))
         replay = TraceRun(requests, costs, fleet, inputs.route, rates, targets, pools, otherwise)
         result = replay.result(place, inputs.resume, inputs.check)

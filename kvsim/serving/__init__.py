@@ -1,4 +1,4 @@
 """Requests that arrive one by one: continuous batching on predicted step times.
 
-May import prediction and everything below.
+Compiled with Numba 0.61 to 0.68. May import prediction and everything below.
 """

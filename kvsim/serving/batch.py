@@ -7,13 +7,13 @@ import numpy as np
 
 from kvsim.serving.core import jit_function
 from kvsim.serving.memory import (
-    blocks_of,
+    count_blocks,
     find,
+    get_length,
+    get_own_bytes,
     give_back,
     grow,
-    length_of,
     make_host_room,
-    own_bytes,
     pin,
     recount,
     unpin,
@@ -42,7 +42,7 @@ HEAD = 0  # of a queue's ends; behind it, the last request of each class
 
 @jit_function
 def enqueue(world: World, ends: Ends, index: int, front: bool) -> None:
-    """Wait behind all others of the same class, or in front of them."""
+    """Put a request behind all others of the same class, or in front of them."""
     request = world.requests[index]
     before = NONE
     for rank in range(request.priority + (not front)):
@@ -63,7 +63,7 @@ def enqueue(world: World, ends: Ends, index: int, front: bool) -> None:
 
 @jit_function
 def dequeue(world: World, ends: Ends, index: int) -> None:
-    """Leave a queue, from whatever place in it."""
+    """Remove a request from a queue, from whatever place in it."""
     request = world.requests[index]
     if request.back == NONE:
         ends[HEAD] = request.link
@@ -79,13 +79,13 @@ def dequeue(world: World, ends: Ends, index: int) -> None:
 
 @jit_function
 def unread(request: Request) -> int:
-    """Tokens that a request which waits has to read, if none are found. [tokens]"""
+    """Return the tokens that a waiting request has to read, if none are found. [tokens]"""
     return request.prompt + request.made
 
 
 @jit_function
 def queue(world: World, replica: Replica, index: int) -> None:
-    """Wait behind all others of the class."""
+    """Put a request behind all others of its class."""
     replica.unread += unread(world.requests[index])
     enqueue(world, replica.wait_ends, index, False)
     replica.waiting += 1
@@ -93,15 +93,15 @@ def queue(world: World, replica: Replica, index: int) -> None:
 
 @jit_function
 def queue_front(world: World, replica: Replica, index: int) -> None:
-    """Wait in front of all others of the class."""
+    """Put a request in front of all others of its class."""
     replica.unread += unread(world.requests[index])
     enqueue(world, replica.wait_ends, index, True)
     replica.waiting += 1
 
 
 @jit_function
-def unqueue(world: World, replica: Replica, index: int) -> None:
-    """Wait no longer to begin."""
+def leave_queue(world: World, replica: Replica, index: int) -> None:
+    """Remove a request from the waiting queue."""
     replica.unread -= unread(world.requests[index])
     dequeue(world, replica.wait_ends, index)
     replica.waiting -= 1
@@ -109,14 +109,14 @@ def unqueue(world: World, replica: Replica, index: int) -> None:
 
 @jit_function
 def queue_swapped(world: World, replica: Replica, index: int) -> None:
-    """Wait in host memory, behind all others of the class there."""
+    """Put a request whose cache is in host memory behind all others of its class."""
     enqueue(world, replica.swap_ends, index, False)
     replica.swapped += 1
 
 
 @jit_function
-def hand_over(world: World, replica: Replica, index: int) -> None:
-    """Wait to decode, with the cache that another replica made."""
+def queue_handed_over(world: World, replica: Replica, index: int) -> None:
+    """Let a request wait to decode, with the cache that another replica made."""
     request = world.requests[index]
     request.status = SWAPPED
     request.left = int(np.ceil((request.generate - request.made) / request.rate - ROUNDING))
@@ -124,21 +124,21 @@ def hand_over(world: World, replica: Replica, index: int) -> None:
 
 
 @jit_function
-def unqueue_swapped(world: World, replica: Replica, index: int) -> None:
-    """Wait in host memory no longer."""
+def leave_swap_queue(world: World, replica: Replica, index: int) -> None:
+    """Remove a request from the queue of swapped ones."""
     dequeue(world, replica.swap_ends, index)
     replica.swapped -= 1
 
 
 @jit_function
-def class_at(world: World, replica: Replica, place: int) -> int:
-    """Class of the sequence at a place of the batch."""
+def get_class(world: World, replica: Replica, place: int) -> int:
+    """Return the class of the sequence at a place of the batch."""
     return int(world.requests[world.sequences[replica.first_sequence + place].request].priority)
 
 
 @jit_function
-def place_of(world: World, replica: Replica, index: int) -> int:
-    """Place of a running request in the batch."""
+def find_place(world: World, replica: Replica, index: int) -> int:
+    """Return the place of a running request in the batch."""
     place = 0
     while world.sequences[replica.first_sequence + place].request != index:
         place += 1
@@ -146,8 +146,8 @@ def place_of(world: World, replica: Replica, index: int) -> int:
 
 
 @jit_function
-def take_out(world: World, replica: Replica, place: int) -> None:
-    """Later sequences of the batch move up."""
+def remove_sequence(world: World, replica: Replica, place: int) -> None:
+    """Remove a sequence from the batch; later ones move up."""
     for at in range(replica.first_sequence + place, replica.first_sequence + replica.running - 1):
         world.sequences[at] = world.sequences[at + 1]
     replica.running -= 1
@@ -155,13 +155,13 @@ def take_out(world: World, replica: Replica, place: int) -> None:
 
 
 @jit_function
-def join(world: World, replica: Replica, index: int, shared: int) -> Sequence:
+def add_sequence(world: World, replica: Replica, index: int, shared: int) -> Sequence:
     """A request enters the batch, the last of its class, with some shared blocks.
 
     Nothing is read or decoded yet.
     """
     place, priority = replica.running, world.requests[index].priority
-    while place > 0 and priority < class_at(world, replica, place - 1):
+    while place > 0 and priority < get_class(world, replica, place - 1):
         at = replica.first_sequence + place
         world.sequences[at] = world.sequences[at - 1]
         place -= 1
@@ -184,19 +184,19 @@ def join(world: World, replica: Replica, index: int, shared: int) -> Sequence:
 
 @jit_function
 def start_decoding(replica: Replica, sequence: Sequence, request: Request, rounds: int) -> None:
-    """From the next round on: the tokens that are missing, in so many rounds."""
+    """Decode from the next round on: the tokens that are missing, in so many rounds."""
     sequence.todo = 0
     sequence.growth = (request.generate - request.made) / rounds
     sequence.finish = replica.rounds + rounds
     length = request.prompt + request.generate - 1.0
     sequence.intercept = length - sequence.growth * sequence.finish
-    replica.context += length_of(replica, sequence)
+    replica.context += get_length(replica, sequence)
     replica.growth += sequence.growth
     replica.end = min(replica.end, sequence.finish)
 
 
 @jit_function
-def share(world: World, replica: Replica, sequence: Sequence) -> None:
+def share_prompt(world: World, replica: Replica, sequence: Sequence) -> None:
     """Turn the full blocks of a prompt that was just read into shared ones."""
     request = world.requests[sequence.request]
     fresh = request.blocks - sequence.shared
@@ -225,10 +225,10 @@ def finish_prompt(world: World, replica: Replica, sequence: Sequence) -> None:
         request.first = replica.clock
     sequence.todo = 0
     if request.blocks > sequence.found:
-        share(world, replica, sequence)
+        share_prompt(world, replica, sequence)
     if world.limits.tiers and request.blocks > 0:
         store(world, replica, request)
-    held = own_bytes(world, sequence, request.prompt + request.made - 1.0)
+    held = get_own_bytes(world, sequence, request.prompt + request.made - 1.0)
     give_back(replica, sequence.held - held)
     sequence.held = held
     more = request.generate - request.made
@@ -240,7 +240,7 @@ def finish_prompt(world: World, replica: Replica, sequence: Sequence) -> None:
 
 
 @jit_function
-def leave(world: World, replica: Replica, sequence: Sequence) -> None:
+def release_sequence(world: World, replica: Replica, sequence: Sequence) -> None:
     """Give back a sequence's memory."""
     request = world.requests[sequence.request]
     give_back(replica, sequence.held)
@@ -253,7 +253,7 @@ def leave(world: World, replica: Replica, sequence: Sequence) -> None:
 
 @jit_function
 def complete(world: World, replica: Replica) -> None:
-    """Sequences that have all their tokens leave, in order of the batch; later ones move up."""
+    """Remove sequences that have all their tokens, in order of the batch; later ones move up."""
     stay = replica.first_sequence
     for i in range(replica.first_sequence, replica.first_sequence + replica.running):
         sequence = world.sequences[i]
@@ -270,13 +270,13 @@ def complete(world: World, replica: Replica) -> None:
         request.link = replica.done
         replica.done = sequence.request
         replica.just_done += 1
-        leave(world, replica, sequence)
+        release_sequence(world, replica, sequence)
     replica.running = stay - replica.first_sequence
     recount(world, replica)
 
 
 @jit_function
-def count_made(replica: Replica, sequence: Sequence, request: Request) -> None:
+def count_decoded(replica: Replica, sequence: Sequence, request: Request) -> None:
     """Note the tokens that a sequence has decoded before it leaves the batch early."""
     request.left = sequence.finish - replica.rounds
     more = int(np.ceil(request.left * sequence.growth - ROUNDING))
@@ -296,16 +296,16 @@ def preempt(world: World, replica: Replica) -> None:
     decoding = sequence.todo == 0
     swapped = 0
     if decoding:
-        count_made(replica, sequence, request)
-        swapped = world.sizes[blocks_of(limits, request.prompt + request.made - 1.0)].gpu
+        count_decoded(replica, sequence, request)
+        swapped = world.sizes[count_blocks(limits, request.prompt + request.made - 1.0)].gpu
     request.kept = 0
     if limits.keeps and sequence.shared == 0:
-        cached = length_of(replica, sequence) if decoding else float(sequence.done)
-        request.kept_blocks = blocks_of(limits, cached)
+        cached = get_length(replica, sequence) if decoding else float(sequence.done)
+        request.kept_blocks = count_blocks(limits, cached)
         request.spot = replica.freed
         if request.kept_blocks > 0:
             request.kept = sequence.held
-    leave(world, replica, sequence)
+    release_sequence(world, replica, sequence)
     replica.running -= 1
     replica.reading -= not decoding
     replica.unread -= sequence.todo
@@ -326,11 +326,11 @@ def swap_in(world: World, replica: Replica, index: int) -> bool:
     """Bring a swapped sequence back to decode on, if it fits."""
     limits, request = world.limits, world.requests[index]
     length = request.prompt + request.made - 1.0
-    swapped = world.sizes[blocks_of(limits, length)].gpu
-    sequence = join(world, replica, index, 0)
+    swapped = world.sizes[count_blocks(limits, length)].gpu
+    sequence = add_sequence(world, replica, index, 0)
     start_decoding(replica, sequence, request, request.left)
     if not grow(world, replica, sequence, length + sequence.growth):
-        take_out(world, replica, place_of(world, replica, index))
+        remove_sequence(world, replica, find_place(world, replica, index))
         request.status = SWAPPED
         return False
     if request.handed:

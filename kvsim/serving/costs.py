@@ -68,20 +68,20 @@ class PromptPart:
 
 @jit_function
 def node_below(below: Below, position: float) -> int:
-    """Index of the node at or below a position, such that the next one exists."""
+    """Return the index of the node at or below a position, such that the next one exists."""
     return int(below[min(int(position), below.size - 1)])
 
 
 @jit_function
 def add_between_nodes(cost: Cost, values: Costs, node: int, above: float) -> None:
-    """A value between two nodes, and beyond the last as before it."""
+    """Add a value between two nodes, and beyond the last as before it."""
     for k in range(cost.size):
         cost[k] += (1 - above) * values[node, k] + above * values[node + 1, k]
 
 
 @jit_function
 def add_per_token(tables: Tables, cost: Cost, values: Costs, span: tuple[int, int]) -> None:
-    """What a pass of more tokens (or rows of logits) takes over one of fewer."""
+    """Add what a pass of more tokens (or rows of logits) takes over one of fewer."""
     nodes, below = tables.nodes.tokens, tables.below.tokens
     i, j = node_below(below, span[0]), node_below(below, span[1])
     low = (span[0] - nodes[i]) / (nodes[i + 1] - nodes[i])
@@ -92,22 +92,22 @@ def add_per_token(tables: Tables, cost: Cost, values: Costs, span: tuple[int, in
 
 
 @jit_function
-def lane_share(tables: Tables, count: int) -> int:
-    """What the fullest lane has of something that is divided evenly over all."""
+def count_fullest_lane(tables: Tables, count: int) -> int:
+    """Return what the fullest lane has of something that is divided evenly over all."""
     return (count + tables.lanes - 1) // tables.lanes
 
 
 @jit_function
 def add_pass(tables: Tables, cost: Cost, decoding: Decoding, prompts: Prompts) -> None:
-    """A pass over decoding sequences and parts of prompts, without the parts' own needs."""
+    """Add a pass over decoding sequences and parts of prompts, without the parts' own needs."""
     nodes, below = tables.nodes, tables.below
     if decoding.batch > 0:
         i = node_below(below.contexts, decoding.context)
         above = (decoding.context - nodes.contexts[i]) / (nodes.contexts[i + 1] - nodes.contexts[i])
         add_between_nodes(cost, tables.costs.round[decoding.batch], i, above)
     if prompts.tokens > 0:
-        own = lane_share(tables, decoding.batch * tables.width)
-        finished = lane_share(tables, prompts.finished)
+        own = count_fullest_lane(tables, decoding.batch * tables.width)
+        finished = count_fullest_lane(tables, prompts.finished)
         add_per_token(tables, cost, tables.costs.token, (own, own + prompts.tokens))
         add_per_token(tables, cost, tables.costs.head, (own, own + finished))
         if tables.ranks > 1:  # decoding ranks are padded to the fullest; prompts are as they come
@@ -154,7 +154,7 @@ def add_part(tables: Tables, costs: tuple[Cost, Cost], tokens: float, start: flo
 
 @jit_function
 def add_after_prompt(tables: Tables, cost: Cost, prompt: float) -> None:
-    """What follows a prompt before its first decoding round."""
+    """Add what follows a prompt before its first decoding round."""
     if tables.pauses:
         nodes = tables.nodes.contexts
         i = node_below(tables.below.contexts, prompt)
@@ -163,8 +163,8 @@ def add_after_prompt(tables: Tables, cost: Cost, prompt: float) -> None:
 
 
 @jit_function
-def stretch(tables: Tables, context: float, growth: float, most: int) -> tuple[int, int]:
-    """Node below a growing context, and how many rounds pass before it reaches the next one."""
+def find_linear_span(tables: Tables, context: float, growth: float, most: int) -> tuple[int, int]:
+    """Return the node below a growing context, and the rounds before it reaches the next one."""
     nodes = tables.nodes.contexts
     i = node_below(tables.below.contexts, context)
     count = most
@@ -177,11 +177,11 @@ def stretch(tables: Tables, context: float, growth: float, most: int) -> tuple[i
 
 @jit_function
 def add_rounds(tables: Tables, cost: Cost, decoding: Decoding, rounds: int) -> None:
-    """Many rounds in a row, the mean context growing in each: the sum in closed form."""
+    """Add many rounds in a row, the mean context growing in each: the sum in closed form."""
     nodes, values = tables.nodes.contexts, tables.costs.round[decoding.batch]
     context, left = decoding.context, rounds
     while left > 0:
-        i, count = stretch(tables, context, decoding.growth, left)
+        i, count = find_linear_span(tables, context, decoding.growth, left)
         gap = nodes[i + 1] - nodes[i]
         above = count * ((context - nodes[i]) / gap)
         above += decoding.growth / gap * (count * (count - 1.0) / 2)
@@ -192,8 +192,8 @@ def add_rounds(tables: Tables, cost: Cost, decoding: Decoding, rounds: int) -> N
 
 
 @jit_function
-def round_s(tables: Tables, batch: int, context: float) -> float:
-    """A decoding round at a mean context, beyond the last node as before it. [s]"""
+def get_round_seconds(tables: Tables, batch: int, context: float) -> float:
+    """Return the time of a decoding round at a mean context. [s]"""
     nodes, row = tables.nodes.contexts, tables.costs.round[batch]
     i = node_below(tables.below.contexts, context)
     slope = (row[i + 1, 0] - row[i, 0]) / (nodes[i + 1] - nodes[i])
@@ -201,8 +201,8 @@ def round_s(tables: Tables, batch: int, context: float) -> float:
 
 
 @jit_function
-def _rounds_of_line(first: float, slope: float, seconds: float) -> int:
-    """Fewest rounds k with first k + slope k (k - 1) / 2 >= seconds; at least 1."""
+def _count_rounds(first: float, slope: float, seconds: float) -> int:
+    """Return the fewest rounds k with first k + slope k (k - 1) / 2 >= seconds; at least 1."""
     need = seconds / first
     if slope > 0:
         b = first - slope / 2
@@ -216,18 +216,18 @@ def _rounds_of_line(first: float, slope: float, seconds: float) -> int:
 
 
 @jit_function
-def rounds_within(tables: Tables, decoding: Decoding, rounds: int, seconds: float) -> int:
-    """Rounds until ``seconds`` have passed, the one during which they do included; at least 1."""
+def count_rounds_within(tables: Tables, decoding: Decoding, rounds: int, seconds: float) -> int:
+    """Return the rounds until ``seconds`` have passed, the last one included; at least 1."""
     nodes, row = tables.nodes.contexts, tables.costs.round[decoding.batch]
     context, done, left = decoding.context, 0, seconds
     while done < rounds:
-        i, count = stretch(tables, context, decoding.growth, rounds - done)
+        i, count = find_linear_span(tables, context, decoding.growth, rounds - done)
         slope = (row[i + 1, 0] - row[i, 0]) / (nodes[i + 1] - nodes[i])
         first = row[i, 0] + slope * (context - nodes[i])
         slope *= decoding.growth
         took = count * first + slope * (count * (count - 1.0) / 2)
         if took >= left:
-            return done + min(_rounds_of_line(first, slope, left), count)
+            return done + min(_count_rounds(first, slope, left), count)
         left -= took
         done += count
         context += count * decoding.growth
@@ -255,7 +255,7 @@ def add_passes(tables: Tables, passes: Records[OnePass], parts: Records[PromptPa
             if part.after > 0:
                 add_after_prompt(tables, one.cost, part.after)
         one.cost[0] += max(longest - total / tables.lanes, 0.0)
-        prompts = Prompts(max(most, lane_share(tables, tokens)), tokens, finished)
+        prompts = Prompts(max(most, count_fullest_lane(tables, tokens)), tokens, finished)
         add_pass(tables, one.cost, Decoding(one.batch, one.context, 0.0), prompts)
 
 
@@ -337,7 +337,7 @@ SAMPLES = 200  # points of each kind
 
 
 def draw_samples(passes: Passes, max_seqs: int, longest: int, longest_chunk: int) -> Samples:
-    """Random passes of each kind; those of both kinds where their ops can be stated."""
+    """Draw random passes of each kind; those of both kinds where their ops can be stated."""
     random = np.random.default_rng(0)
     batch = random.integers(1, max_seqs, SAMPLES, endpoint=True).astype(float)
     context = _log_uniform(random, longest)
@@ -364,7 +364,7 @@ def draw_samples(passes: Passes, max_seqs: int, longest: int, longest_chunk: int
 
 
 def worst_errors(found: Samples, tables: Tables) -> dict[str, float]:
-    """Largest relative error of each kind."""
+    """Return the largest relative error of each kind."""
     return {
         kind: float(np.max(np.abs(read(tables) / direct - 1)))
         for kind, (read, direct) in found.items()

@@ -16,11 +16,18 @@ from kvsim.serving.costs import (
     add_part,
     add_pass,
     add_rounds,
-    lane_share,
-    round_s,
-    rounds_within,
+    count_fullest_lane,
+    count_rounds_within,
+    get_round_seconds,
 )
-from kvsim.serving.memory import all_grow, all_surely_grow, hold_rounds, length_of, recount, take
+from kvsim.serving.memory import (
+    bound_growth,
+    check_growth,
+    get_length,
+    recount,
+    reserve_rounds,
+    take,
+)
 from kvsim.serving.records import (
     BINS,
     FINEST_GAP,
@@ -54,7 +61,7 @@ class Span(NamedTuple):
 
 @jit_function
 def gap_bin(gap: float) -> int:
-    """Bin of a time between tokens: quicker than a logarithm, with the same result."""
+    """Return the bin of a time between tokens, without a logarithm."""
     cell = int(np.float64(gap).view(np.int64) >> CELL_BITS) - FIRST_CELL
     at = int(LOWEST_BIN[min(max(cell, 0), LOWEST_BIN.size - 1)])
     while at < GAPS - 1 and gap >= GAP_EDGES[at]:
@@ -64,7 +71,7 @@ def gap_bin(gap: float) -> int:
 
 @jit_function
 def note_gaps(world: World, replica: Replica, gaps: tuple[float, float], tokens: int) -> None:
-    """Tokens by the time since the one before, which moved evenly from first to last. [s]"""
+    """Count tokens by the time since the one before, which moved evenly from first to last. [s]"""
     if tokens == 0:
         return
     first, last = gaps
@@ -76,7 +83,7 @@ def note_gaps(world: World, replica: Replica, gaps: tuple[float, float], tokens:
 
 @jit_function
 def clear(note: Bin) -> None:
-    """Nothing happened in this stretch of time."""
+    """Empty a bin of the timeline."""
     note.seconds = note.running = note.waiting = note.cache = 0.0
     note.context = note.decoded = note.prompt = note.rounds = 0.0
     for k in range(len(RESOURCES)):
@@ -85,7 +92,7 @@ def clear(note: Bin) -> None:
 
 @jit_function
 def widen(world: World, replica: Replica) -> None:
-    """Bins twice as wide, two into one."""
+    """Make bins twice as wide, two into one."""
     first, half = replica.index * BINS, BINS // 2
     for i in range(half):
         into = world.bins[first + i]
@@ -135,8 +142,8 @@ def note_span(world: World, replica: Replica, span: Span) -> None:
 
 
 @jit_function
-def let_the_paused_wait(world: World, replica: Replica) -> float:
-    """The coming round does not count for the paused; context of the others. [tokens]"""
+def skip_paused(world: World, replica: Replica) -> float:
+    """Move the paused sequences one round on; return the context of the others. [tokens]"""
     context = 0.0
     for i in range(replica.first_sequence, replica.first_sequence + replica.running):
         sequence = world.sequences[i]
@@ -145,13 +152,13 @@ def let_the_paused_wait(world: World, replica: Replica) -> float:
                 sequence.finish += 1
                 sequence.intercept -= sequence.growth
             else:
-                context += length_of(replica, sequence)
+                context += get_length(replica, sequence)
     return context
 
 
 @jit_function
-def read_on(world: World, replica: Replica) -> None:
-    """The parts of prompts of this pass are read."""
+def advance_prompts(world: World, replica: Replica) -> None:
+    """Count the parts of prompts that this pass has read."""
     first = NEVER
     for i in range(replica.first_reader, replica.running):
         sequence = world.sequences[replica.first_sequence + i]
@@ -168,11 +175,11 @@ def read_on(world: World, replica: Replica) -> None:
 
 @jit_function
 def play_pass(tables: Tables, world: World, replica: Replica) -> None:
-    """One pass over the sequences that are not paused and the parts of prompts."""
+    """Play one pass over the sequences that are not paused and the parts of prompts."""
     if not replica.grown and replica.decoding > 0:
-        take(world, replica, hold_rounds(world, replica, 1)[0])
+        take(world, replica, reserve_rounds(world, replica, 1)[0])
     first, batch, finished, context = replica.first_sequence, replica.decoding, 0, 0.0
-    most = lane_share(tables, replica.prompt_tokens)  # tokens of the lane with most of them
+    most = count_fullest_lane(tables, replica.prompt_tokens)  # tokens of the lane with most of them
     if replica.prompt_tokens > 0:
         longest, total = 0.0, 0.0
         for i in range(first + replica.first_reader, first + replica.running):
@@ -196,7 +203,7 @@ def play_pass(tables: Tables, world: World, replica: Replica) -> None:
     if batch > 0:
         context = replica.context
         if replica.left_out > 0:
-            context = let_the_paused_wait(world, replica)
+            context = skip_paused(world, replica)
     decoding = Decoding(batch, context / max(batch, 1), 0.0)
     prompts = Prompts(most, replica.prompt_tokens, finished)
     add_pass(tables, replica.cost, decoding, prompts)
@@ -210,18 +217,18 @@ def play_pass(tables: Tables, world: World, replica: Replica) -> None:
         if replica.left_out > 0:
             recount(world, replica)
     if replica.reading > 0:
-        read_on(world, replica)
+        advance_prompts(world, replica)
     if replica.end <= replica.rounds:
         complete(world, replica)
 
 
 @jit_function
-def rounds_in_memory(world: World, replica: Replica, rounds: int) -> int:
-    """How many of some rounds find memory for all sequences; at least 1."""
+def find_rounds_in_memory(world: World, replica: Replica, rounds: int) -> int:
+    """Return how many of some rounds find memory for all sequences; at least 1."""
     low, high = 1, rounds
     while low < high:
         middle = (low + high + 1) // 2
-        if all_grow(world, replica, middle):
+        if check_growth(world, replica, middle):
             low = middle
         else:
             high = middle - 1
@@ -241,17 +248,17 @@ def play_rounds(tables: Tables, world: World, replica: Replica, until: float) ->
     rounds = replica.end - replica.rounds
     if rounds > 1:
         seconds = min(until, replica.next_ready) - replica.clock
-        rounds = rounds_within(tables, decoding, rounds, seconds)
-    if rounds > 1 and not all_surely_grow(world, replica, rounds):
-        rounds = rounds_in_memory(world, replica, rounds)
+        rounds = count_rounds_within(tables, decoding, rounds, seconds)
+    if rounds > 1 and not bound_growth(world, replica, rounds):
+        rounds = find_rounds_in_memory(world, replica, rounds)
     add_rounds(tables, replica.cost, decoding, rounds)
     took = replica.cost[0]
     first_more, more = 0, 0
     if rounds > 1 or not replica.grown:
-        first_more, more = hold_rounds(world, replica, rounds)
+        first_more, more = reserve_rounds(world, replica, rounds)
         take(world, replica, first_more)
-    last = round_s(tables, batch, decoding.context + decoding.growth * (rounds - 1))
-    gaps = (round_s(tables, batch, decoding.context), last)
+    last = get_round_seconds(tables, batch, decoding.context + decoding.growth * (rounds - 1))
+    gaps = (get_round_seconds(tables, batch, decoding.context), last)
     note_gaps(world, replica, gaps, batch * rounds)
     middle = context + growth * (rounds - 1) / 2
     note_span(world, replica, Span(took, batch, middle, rounds))

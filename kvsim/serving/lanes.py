@@ -14,12 +14,12 @@ from kvsim.frozen import frozen
 from kvsim.serving.batch import queue
 from kvsim.serving.core import jit_entry, jit_function
 from kvsim.serving.costs import StepCosts
-from kvsim.serving.memory import blocks_of
+from kvsim.serving.memory import count_blocks
 from kvsim.serving.records import BINS, GAPS, REFUSED, Bin, Integers, Replica, Request, World, make
 from kvsim.serving.scheduler import has_work, step
 from kvsim.serving.simulate import Run
 from kvsim.serving.tables import Tables
-from kvsim.serving.world import limits_of, sizes_of, world_of
+from kvsim.serving.world import limits_of, make_sizes, make_world
 from kvsim.traces.requests import Requests
 
 
@@ -58,9 +58,9 @@ def simulate_lanes(requests: Requests, lanes: list[Lane], lane_of: NDArray[np.in
     capacity = min(lane.costs.capacity for lane in lanes)
     rate = np.array([lane.costs.rate for lane in lanes])[which]
     limits = [_limits(lane, requests, capacity) for lane in lanes]
-    common = world_of(requests, lanes[0].costs, len(lanes), rate)
+    common = make_world(requests, lanes[0].costs, len(lanes), rate)
     worlds = tuple(
-        common._replace(limits=own, sizes=sizes_of(lane.costs))
+        common._replace(limits=own, sizes=make_sizes(lane.costs))
         for own, lane in zip(limits, lanes, strict=True)
     )
     tables = tuple(lane.costs.tables for lane in lanes)
@@ -106,7 +106,7 @@ def _one_replica(world: World) -> World:
 @jit_function
 def fits(world: World, request: Request) -> bool:
     """Whether an empty cache has room for all of a request."""
-    size = world.sizes[blocks_of(world.limits, request.prompt + request.generate - 1.0)]
+    size = world.sizes[count_blocks(world.limits, request.prompt + request.generate - 1.0)]
     return size.prompt <= world.limits.gpu and size.host <= world.limits.host
 
 

@@ -28,13 +28,13 @@ SCATTER = 0x9E3779B1  # an odd number that spreads consecutive ids over the buck
 
 @jit_function
 def bucket(pool: Pool, block: int) -> int:
-    """Where a block's chain begins."""
+    """Return where a block's chain begins."""
     return pool.first_bucket + (((block * SCATTER) >> 16) & pool.mask)
 
 
 @jit_function
 def find(world: World, pool: Pool, block: int) -> int:
-    """Entry of a block, or NONE."""
+    """Return the entry of a block, or NONE."""
     if pool.room == 0:
         return NONE
     at = int(world.buckets[bucket(pool, block)])
@@ -45,7 +45,7 @@ def find(world: World, pool: Pool, block: int) -> int:
 
 @jit_function
 def unlink(world: World, pool: Pool, at: int) -> None:
-    """Leave the list of blocks without users."""
+    """Take an entry out of the list of blocks without users."""
     entry = world.entries[at]
     if entry.older == NONE:
         pool.oldest = entry.newer
@@ -60,7 +60,7 @@ def unlink(world: World, pool: Pool, at: int) -> None:
 
 @jit_function
 def append(world: World, pool: Pool, at: int) -> None:
-    """Most recently used of those without users."""
+    """Make an entry the most recently used of those without users."""
     entry = world.entries[at]
     entry.older, entry.newer = pool.newest, NONE
     if pool.newest == NONE:
@@ -73,7 +73,7 @@ def append(world: World, pool: Pool, at: int) -> None:
 
 @jit_function
 def insert(world: World, pool: Pool, block: int) -> int:
-    """A new entry without users, in no list yet."""
+    """Make a new entry without users, in no list yet."""
     at = pool.free
     entry = world.entries[at]
     pool.free = entry.chain
@@ -111,7 +111,7 @@ def drop_oldest(world: World, pool: Pool) -> None:
 
 @jit_function
 def available(world: World, replica: Replica) -> int:
-    """GPU memory that is free, or would be without kept blocks. [B]"""
+    """Return the GPU memory that is free, or would be without kept blocks. [B]"""
     return world.limits.gpu - replica.private - replica.pinned
 
 
@@ -164,7 +164,7 @@ def take(world: World, replica: Replica, size: int) -> None:
 
 @jit_function
 def pin(world: World, replica: Replica, block: int) -> None:
-    """One more running sequence uses a shared block, which is on the GPU from now on."""
+    """Let one more running sequence use a shared block, which is on the GPU from now on."""
     each = world.limits.prefix_bytes
     pool = world.pools[POOLS * replica.index + GPU]
     found = find(world, pool, block)
@@ -184,7 +184,7 @@ def pin(world: World, replica: Replica, block: int) -> None:
 
 @jit_function
 def unpin(world: World, replica: Replica, block: int) -> None:
-    """One sequence less uses a block; without any it is kept, if it has arrived."""
+    """Let one sequence less use a block; without any it is kept, if it has arrived."""
     pool = world.pools[POOLS * replica.index + GPU]
     found = find(world, pool, block)
     world.entries[found].users -= 1
@@ -232,8 +232,8 @@ def reuse(world: World, replica: Replica, request: Request, blocks: int) -> int:
 
 
 @jit_function
-def hits_of(world: World, replica: Replica, request: Request) -> int:
-    """Leading prompt blocks that the replica's GPU holds now."""
+def count_gpu_hits(world: World, replica: Replica, request: Request) -> int:
+    """Count the leading prompt blocks that the replica's GPU holds now."""
     for k in range(request.blocks):
         found = find(world, world.pools[POOLS * replica.index], world.ids[request.first_block + k])
         if found == NONE or world.entries[found].ready > replica.clock:
@@ -242,21 +242,21 @@ def hits_of(world: World, replica: Replica, request: Request) -> int:
 
 
 @jit_function
-def blocks_of(limits: Limits, tokens: float) -> int:
-    """KV blocks of that many tokens."""
+def count_blocks(limits: Limits, tokens: float) -> int:
+    """Return the KV blocks of that many tokens."""
     return int(np.ceil(tokens / limits.block_tokens - ROUNDING))
 
 
 @jit_function
-def length_of(replica: Replica, sequence: Sequence) -> float:
-    """Tokens cached of a decoding sequence. [tokens]"""
+def get_length(replica: Replica, sequence: Sequence) -> float:
+    """Return the tokens cached of a decoding sequence. [tokens]"""
     return sequence.intercept + sequence.growth * replica.rounds
 
 
 @jit_function
-def own_bytes(world: World, sequence: Sequence, tokens: float) -> int:
-    """GPU cache of a sequence of some length, without the blocks it shares. [B]"""
-    row = world.sizes[blocks_of(world.limits, tokens)]
+def get_own_bytes(world: World, sequence: Sequence, tokens: float) -> int:
+    """Return the GPU cache of a sequence of some length, without the blocks it shares. [B]"""
+    row = world.sizes[count_blocks(world.limits, tokens)]
     size = row.prompt if sequence.todo > 0 else row.gpu
     return max(size - sequence.shared * world.limits.prefix_bytes, 0)
 
@@ -264,8 +264,8 @@ def own_bytes(world: World, sequence: Sequence, tokens: float) -> int:
 @jit_function
 def grow(world: World, replica: Replica, sequence: Sequence, tokens: float) -> bool:
     """Occupy the memory of a sequence of that length if there is enough."""
-    more = own_bytes(world, sequence, tokens) - sequence.held
-    host_more = world.sizes[blocks_of(world.limits, tokens)].host - sequence.host_held
+    more = get_own_bytes(world, sequence, tokens) - sequence.held
+    host_more = world.sizes[count_blocks(world.limits, tokens)].host - sequence.host_held
     if more > available(world, replica) or replica.host_private + host_more > world.limits.host:
         return False
     take(world, replica, more)
@@ -277,8 +277,8 @@ def grow(world: World, replica: Replica, sequence: Sequence, tokens: float) -> b
 
 
 @jit_function
-def all_surely_grow(world: World, replica: Replica, rounds: int) -> bool:
-    """Whether memory suffices for so many rounds of all decoding sequences, by a quick bound."""
+def bound_growth(world: World, replica: Replica, rounds: int) -> bool:
+    """Return whether memory surely suffices for so many rounds of all decoding sequences."""
     limits, batch = world.limits, replica.running - replica.reading
     blocks = rounds * replica.growth / limits.block_tokens + batch
     free, host_free = available(world, replica), limits.host - replica.host_private
@@ -286,21 +286,21 @@ def all_surely_grow(world: World, replica: Replica, rounds: int) -> bool:
 
 
 @jit_function
-def all_grow(world: World, replica: Replica, rounds: int) -> bool:
-    """The same, sequence by sequence."""
+def check_growth(world: World, replica: Replica, rounds: int) -> bool:
+    """Return whether memory suffices for so many rounds, sequence by sequence."""
     more, host_more = 0, 0
     for i in range(replica.first_sequence, replica.first_sequence + replica.running):
         sequence = world.sequences[i]
         if sequence.todo == 0:
-            length = length_of(replica, sequence) + rounds * sequence.growth
-            more += own_bytes(world, sequence, length) - sequence.held
-            host_more += world.sizes[blocks_of(world.limits, length)].host - sequence.host_held
+            length = get_length(replica, sequence) + rounds * sequence.growth
+            more += get_own_bytes(world, sequence, length) - sequence.held
+            host_more += world.sizes[count_blocks(world.limits, length)].host - sequence.host_held
     host_free = world.limits.host - replica.host_private
     return more <= available(world, replica) and host_more <= host_free
 
 
 @jit_function
-def hold_rounds(world: World, replica: Replica, rounds: int) -> tuple[int, int]:
+def reserve_rounds(world: World, replica: Replica, rounds: int) -> tuple[int, int]:
     """Let all decoding sequences hold what they need after so many rounds.
 
     The memory itself is still to be taken: returns what the first round needs, and what all do. [B]
@@ -310,18 +310,18 @@ def hold_rounds(world: World, replica: Replica, rounds: int) -> tuple[int, int]:
         sequence = world.sequences[i]
         if sequence.todo > 0:
             continue
-        now = length_of(replica, sequence)
+        now = get_length(replica, sequence)
         context += now
         length = now + rounds * sequence.growth
         if length <= sequence.brim:  # within the last block that it holds
             continue
-        blocks = blocks_of(limits, length)
+        blocks = count_blocks(limits, length)
         last = max(world.sizes[blocks].gpu - sequence.shared * limits.prefix_bytes, 0)
         if not replica.grown:
             if rounds == 1:
                 first_more += last - sequence.held
             elif now + sequence.growth > sequence.brim:
-                first_more += own_bytes(world, sequence, now + sequence.growth) - sequence.held
+                first_more += get_own_bytes(world, sequence, now + sequence.growth) - sequence.held
         more += last - sequence.held
         sequence.held = last
         sequence.brim = float(blocks * limits.block_tokens)
@@ -334,13 +334,13 @@ def hold_rounds(world: World, replica: Replica, rounds: int) -> tuple[int, int]:
 
 @jit_function
 def recount(world: World, replica: Replica) -> None:
-    """Sums over the batch, and what comes first in it."""
+    """Sum up the batch again, and find what comes first in it."""
     replica.context = replica.growth = 0.0
     replica.end = replica.first_reader = NEVER
     for i in range(replica.running):
         sequence = world.sequences[replica.first_sequence + i]
         if sequence.todo == 0:
-            replica.context += length_of(replica, sequence)
+            replica.context += get_length(replica, sequence)
             replica.growth += sequence.growth
             replica.end = min(replica.end, sequence.finish)
         elif replica.first_reader == NEVER:

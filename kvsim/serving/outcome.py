@@ -273,7 +273,7 @@ def _left(run: Run) -> np.ndarray:
 STRETCHES = 128  # at most: a line of more tells a reader no more
 
 
-def over_time(run: Run) -> dict[str, Array]:
+def make_timeline(run: Run) -> dict[str, Array]:
     """Means over equal stretches of time, of all replicas together.
 
     Returns

@@ -17,7 +17,7 @@ from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.serving.core import jit_entry, jit_function
 from kvsim.serving.costs import StepCosts
-from kvsim.serving.memory import blocks_of
+from kvsim.serving.memory import count_blocks
 from kvsim.serving.records import (
     ABORTED,
     FINISHED,
@@ -32,18 +32,18 @@ from kvsim.serving.records import (
 from kvsim.serving.rules import NIC_RATE
 from kvsim.serving.scheduler import LEAST_LOADED, PASSES, ROUTES, has_work, receive, step
 from kvsim.serving.sessions import (
-    answered,
     arrive,
+    cancel_next_turns,
     free_all,
-    never_answered,
     next_turn,
     pop,
     push,
-    turns_to_come,
+    queue_first_turns,
+    queue_next_turns,
 )
 from kvsim.serving.simulate import Run, play_world
 from kvsim.serving.tables import Tables
-from kvsim.serving.world import Course, fits, world_of
+from kvsim.serving.world import Course, fits, make_world
 from kvsim.traces.requests import Requests
 
 TRANSFERS = ("layers", "whole")
@@ -111,7 +111,7 @@ def simulate_pools(
         For an unknown route, or rules that the technique cannot keep.
     """
     each = np.full(len(requests), costs.rate) if rate is None else rate
-    reading = world_of(requests, costs, pools.prefill, each)
+    reading = make_world(requests, costs, pools.prefill, each)
     first: Any = reading.requests
     first.status[~fits(reading)] = REFUSED  # the decoding pool must hold all of it
     first.generate[:] = 1
@@ -127,7 +127,7 @@ def simulate_pools(
         arrival, requests.prompt[order], requests.generate[order],
         priority=None if requests.priority is None else requests.priority[order],
     )  # fmt: skip
-    decoding = world_of(coming, alone, pools.decode, each[order])
+    decoding = make_world(coming, alone, pools.decode, each[order])
     second: Any = decoding.requests
     second.made, second.handed = 1, True
     second.first = first.first[order]
@@ -143,13 +143,13 @@ def _run_with_turns(
     plain = Requests(
         requests.arrival, requests.prompt, requests.generate, priority=requests.priority
     )
-    decoding = world_of(plain, alone, pools.decode, each)
+    decoding = make_world(plain, alone, pools.decode, each)
     first: Any = reading.requests
     second: Any = decoding.requests
     second.made, second.handed = 1, True
     second.status[first.status == REFUSED] = REFUSED
     rate = pools.rate / costs.deployment.gpus
-    decoding = play_both(
+    decoding = simulate_turns(
         reading, decoding, costs, (ROUTES.index(route), pools.transfer, rate), told
     )
     rows = np.flatnonzero((first.status == FINISHED) & (requests.generate > 1))
@@ -220,7 +220,7 @@ class Apart(NamedTuple):
     second: Course
 
 
-def play_both(
+def simulate_turns(
     reading: World, decoding: World, costs: StepCosts, how: tuple[int, str, float], told: Any
 ) -> World:
     """Play two pools until all requests are done; the decoding pool's world at the end.
@@ -234,28 +234,28 @@ def play_both(
     course.route, second.route = route, LEAST_LOADED
     course.by_layer, course.sends = transfer == "layers", rate
     course.layers = max(costs.deployment.model.cached_layers, 1)
-    turns_to_come(reading, course, costs)
+    queue_first_turns(reading, course, costs)
     count = len(reading.requests)  # type: ignore[arg-type]
     decoding = decoding._replace(events=make(Event, count), links=reading.links)
     both = Apart(reading, decoding, course, second)
     tables, given = costs.tables, both
     progress: Any = decoding.requests
-    while not play_apart(tables, given):
+    while not play_pools(tables, given):
         told(int(np.count_nonzero(progress.status >= FINISHED)))
     return decoding
 
 
 @jit_function
 def send(both: Apart, index: int) -> None:
-    """A prompt has been read: its cache leaves, or all of its answer is there."""
+    """Send the cache of a prompt that has been read, or finish where that is all of the answer."""
     course = both.course
     request, later = both.reading.requests[index], both.decoding.requests[index]
     if later.generate == 1:
         later.status = FINISHED
-        answered(both.reading, course, index, request.last)
+        queue_next_turns(both.reading, course, index, request.last)
         return
     sender = both.reading.replicas[request.replica]
-    size = both.decoding.sizes[blocks_of(both.decoding.limits, float(request.prompt))].gpu
+    size = both.decoding.sizes[count_blocks(both.decoding.limits, float(request.prompt))].gpu
     read, begin = request.first, request.first
     if course.by_layer:
         begin = request.started
@@ -267,7 +267,7 @@ def send(both: Apart, index: int) -> None:
 
 @jit_function
 def send_all(both: Apart, replica: Replica) -> None:
-    """What a replica has read leaves in the order of the trace."""
+    """Send what a replica has read, in the order of the trace."""
     requests = both.reading.requests
     while replica.done != NONE:
         first, at = replica.done, replica.done
@@ -285,17 +285,17 @@ def send_all(both: Apart, replica: Replica) -> None:
 
 
 @jit_function
-def follow_all(both: Apart, replica: Replica) -> None:
-    """The turns that follow those which a replica has decoded are to come."""
+def follow_decoded_turns(both: Apart, replica: Replica) -> None:
+    """Put the turns on the heap that follow those which a replica has decoded."""
     while replica.done != NONE:
         finished = both.decoding.requests[replica.done]
-        answered(both.reading, both.course, replica.done, finished.last)
+        queue_next_turns(both.reading, both.course, replica.done, finished.last)
         replica.done = finished.link
 
 
 @jit_function
 def hang_up(both: Apart, index: int, time: float) -> None:
-    """A client hangs up, wherever its request is."""
+    """Abort a request wherever it is."""
     later = both.decoding.requests[index]
     if later.status >= FINISHED:
         return
@@ -304,12 +304,12 @@ def hang_up(both: Apart, index: int, time: float) -> None:
         later.status = ABORTED
     else:
         free_all(both.decoding, index)
-    never_answered(both.reading, both.course, index, time)
+    cancel_next_turns(both.reading, both.course, index, time)
 
 
 @jit_function
-def happen_to_either(both: Apart) -> None:
-    """The first event: a request or a cache arrives, or a client hangs up."""
+def handle_pool_event(both: Apart) -> None:
+    """Handle the first event: a request or a cache arrives, or a client hangs up."""
     course, second = both.course, both.second
     first = both.reading.events[0]
     if course.coming > 0 and (second.coming == 0 or first.time <= both.decoding.events[0].time):
@@ -327,8 +327,8 @@ def happen_to_either(both: Apart) -> None:
 
 
 @jit_function
-def earliest(world: World, behind: int) -> float:
-    """The lowest clock of the replicas that have work, but for one. [s]"""
+def get_earliest_clock(world: World, behind: int) -> float:
+    """Return the lowest clock of the replicas that have work, but for one. [s]"""
     found = np.inf
     for index in range(world.replicas.size):
         if index != behind and has_work(world.replicas[index]):
@@ -337,8 +337,8 @@ def earliest(world: World, behind: int) -> float:
 
 
 @jit_function
-def furthest_behind(world: World) -> int:
-    """The replica with work whose clock is lowest, or NONE."""
+def find_slowest_replica(world: World) -> int:
+    """Return the replica with work whose clock is lowest, or NONE."""
     behind = NONE
     for index in range(world.replicas.size):
         if has_work(world.replicas[index]) and (
@@ -350,7 +350,7 @@ def furthest_behind(world: World) -> int:
 
 @jit_function
 def play_on(tables: Tables, world: World, replica: Replica, until: float) -> bool:
-    """Passes until a time, or until something is finished; False after very many."""
+    """Play passes until a time, or until something is finished; return False after very many."""
     until = max(until, np.nextafter(replica.clock, np.inf))
     last = replica.passes + PASSES
     while replica.clock < until and has_work(replica) and replica.done == NONE:
@@ -361,7 +361,7 @@ def play_on(tables: Tables, world: World, replica: Replica, until: float) -> boo
 
 
 @jit_entry
-def play_apart(tables: Tables, both: Apart) -> bool:
+def play_pools(tables: Tables, both: Apart) -> bool:
     """Play all passes and events in order of time; whether nothing is left.
 
     A replica plays on as long as nothing could come to it from another one: caches come from those
@@ -374,15 +374,15 @@ def play_apart(tables: Tables, both: Apart) -> bool:
             due = reading.events[0].time
         if second.coming > 0:
             due = min(due, decoding.events[0].time)
-        reader, decoder = furthest_behind(reading), furthest_behind(decoding)
+        reader, decoder = find_slowest_replica(reading), find_slowest_replica(decoding)
         read = np.inf if reader == NONE else reading.replicas[reader].clock
         decoded = np.inf if decoder == NONE else decoding.replicas[decoder].clock
         if min(read, decoded) >= due or (reader == NONE and decoder == NONE):
             if course.coming + second.coming == 0:
                 return True
-            happen_to_either(both)
+            handle_pool_event(both)
         elif read <= decoded:
-            others = earliest(reading, reader)
+            others = get_earliest_clock(reading, reader)
             turns = next_turn(reading, course, min(others, decoded))
             if not course.alone:
                 turns = min(turns, others)
@@ -390,9 +390,9 @@ def play_apart(tables: Tables, both: Apart) -> bool:
                 return False
             send_all(both, reading.replicas[reader])
         else:
-            turns = next_turn(reading, course, earliest(decoding, decoder))
+            turns = next_turn(reading, course, get_earliest_clock(decoding, decoder))
             until = min(due, min(read, turns))
             if not play_on(tables, decoding, decoding.replicas[decoder], until):
                 return False
-            follow_all(both, decoding.replicas[decoder])
+            follow_decoded_turns(both, decoding.replicas[decoder])
     return False

@@ -11,7 +11,7 @@ from kvsim.techniques.technique import Technique
 from kvsim.traces.attention import Acceptance, AttentionTrace
 
 
-def measured_for(technique: Technique, trace: AttentionTrace) -> Acceptance | None:
+def find_acceptance(technique: Technique, trace: AttentionTrace) -> Acceptance | None:
     """What a trace measured of a technique's drafts; nothing for one that does not draft.
 
     Raises
@@ -53,7 +53,7 @@ def _drafts(technique: Technique) -> str:
     return str(technique.with_rounds(drafts=1, acceptance=1.0))
 
 
-def drawn_rate(
+def draw_rates(
     costs: StepCosts, generate: Integers, seed: int, measured: Acceptance | None = None
 ) -> Array:
     """Mean tokens per round of each request, its rounds drawn one by one. (n,)

@@ -2,20 +2,28 @@
 
 import numpy as np
 
-from kvsim.serving.batch import hand_over, join, preempt, queue, swap_in, unqueue, unqueue_swapped
+from kvsim.serving.batch import (
+    add_sequence,
+    leave_queue,
+    leave_swap_queue,
+    preempt,
+    queue,
+    queue_handed_over,
+    swap_in,
+)
 from kvsim.serving.core import jit_function
 from kvsim.serving.execute import play_pass, play_rounds
 from kvsim.serving.memory import (
-    all_surely_grow,
     available,
-    blocks_of,
+    bound_growth,
+    count_blocks,
+    count_gpu_hits,
     find,
+    get_length,
     grow,
-    hits_of,
-    hold_rounds,
-    length_of,
     pin,
     remains,
+    reserve_rounds,
     reuse,
     take,
 )
@@ -29,20 +37,20 @@ from kvsim.serving.records import (
     World,
 )
 from kvsim.serving.tables import Tables
-from kvsim.serving.tiers import found_blocks, load
+from kvsim.serving.tiers import count_stored_blocks, load
 
 PASSES = 100_000  # between two looks at what else happens, such as Ctrl-C
 
 
 @jit_function
 def has_work(replica: Replica) -> bool:
-    """Whether anything waits or runs."""
+    """Return whether anything waits or runs."""
     return replica.running + replica.waiting + replica.swapped > 0
 
 
 @jit_function
-def decode_in_turn(world: World, replica: Replica) -> None:
-    """The same where budget or memory may not suffice for all."""
+def decode_with_preemption(world: World, replica: Replica) -> None:
+    """Decode sequence by sequence, preempting when memory runs out."""
     width, i = world.limits.width, 0
     for k in range(replica.running):
         world.sequences[replica.first_sequence + k].paused = True
@@ -51,12 +59,12 @@ def decode_in_turn(world: World, replica: Replica) -> None:
         i += 1
         if sequence.todo > 0:
             continue
-        fits = grow(world, replica, sequence, length_of(replica, sequence) + sequence.growth)
+        fits = grow(world, replica, sequence, get_length(replica, sequence) + sequence.growth)
         while not fits and replica.force:
             preempt(world, replica)
             if i > replica.running:
                 break
-            fits = grow(world, replica, sequence, length_of(replica, sequence) + sequence.growth)
+            fits = grow(world, replica, sequence, get_length(replica, sequence) + sequence.growth)
         if fits:
             sequence.paused = False
             replica.budget -= width
@@ -72,25 +80,25 @@ def decode(world: World, replica: Replica) -> None:
     """
     limits, batch = world.limits, replica.running - replica.reading
     full = replica.running == limits.max_seqs
-    if batch * limits.width <= replica.budget and all_surely_grow(world, replica, 1):
+    if batch * limits.width <= replica.budget and bound_growth(world, replica, 1):
         replica.decoding, replica.left_out = batch, 0
         replica.budget -= batch * limits.width
         if replica.reading + replica.swapped > 0 or (replica.waiting > 0 and not full):
-            take(world, replica, hold_rounds(world, replica, 1)[0])
+            take(world, replica, reserve_rounds(world, replica, 1)[0])
             replica.grown = True  # else nothing asks for memory before the pass is played
     else:
-        decode_in_turn(world, replica)
+        decode_with_preemption(world, replica)
         replica.grown = True
     while replica.ousted == 0 and replica.swapped > 0 and replica.running < limits.max_seqs:
         if replica.budget < limits.width or not swap_in(world, replica, replica.swap_ends[0]):
             break
-        unqueue_swapped(world, replica, replica.swap_ends[0])
+        leave_swap_queue(world, replica, replica.swap_ends[0])
         replica.budget -= limits.width
         replica.decoding += 1
 
 
 @jit_function
-def begin(tables: Tables, world: World, replica: Replica) -> bool:
+def start_prompt(tables: Tables, world: World, replica: Replica) -> bool:
     """Begin the prompt that has waited longest, unless it has to wait.
 
     Its leading blocks that the GPU still holds need not be computed, and of those that follow,
@@ -101,7 +109,7 @@ def begin(tables: Tables, world: World, replica: Replica) -> bool:
     hits, kept = 0, 0  # shared blocks found on the GPU, and of them those in no use
     gpu = world.pools[POOLS * replica.index + GPU]
     if request.blocks > 0:
-        hits = hits_of(world, replica, request)
+        hits = count_gpu_hits(world, replica, request)
         for k in range(hits):
             found = find(world, gpu, world.ids[request.first_block + k])
             kept += world.entries[found].users == 0
@@ -117,15 +125,15 @@ def begin(tables: Tables, world: World, replica: Replica) -> bool:
         if replica.prompt_tokens > 0:
             return False
         part = length - known  # longer than the budget: in a pass of its own
-    size = world.sizes[blocks_of(limits, length if limits.whole_prompt else known + part)]
+    size = world.sizes[count_blocks(limits, length if limits.whole_prompt else known + part)]
     own = max(size.prompt - hits * limits.prefix_bytes, 0)
     if own + kept * limits.prefix_bytes > available(world, replica):
         return False
     if replica.host_private + size.host > limits.host:
         return False
-    unqueue(world, replica, index)
+    leave_queue(world, replica, index)
     replica.reading += 1
-    sequence = join(world, replica, index, hits)
+    sequence = add_sequence(world, replica, index, hits)
     for k in range(hits):
         pin(world, replica, world.ids[request.first_block + k])
     sequence.held = reuse(world, replica, request, again)
@@ -145,7 +153,7 @@ def begin(tables: Tables, world: World, replica: Replica) -> bool:
 
 
 @jit_function
-def read_more(world: World, replica: Replica, sequence: Sequence) -> None:
+def continue_prompt(world: World, replica: Replica, sequence: Sequence) -> None:
     """Go on with a prompt, unless what comes next is still on its way here."""
     if sequence.skip > 0 and sequence.done == sequence.skip_at:
         if sequence.ready > replica.clock:
@@ -176,17 +184,17 @@ def read_prompts(tables: Tables, world: World, replica: Replica) -> None:
         for i in range(replica.first_reader, replica.running):
             sequence = world.sequences[replica.first_sequence + i]
             if sequence.todo > 0:
-                read_more(world, replica, sequence)
+                continue_prompt(world, replica, sequence)
     while replica.ousted + replica.swapped == 0 and replica.waiting > 0:
         if replica.running == world.limits.max_seqs or replica.budget <= 0:
             break
-        if not begin(tables, world, replica):
+        if not start_prompt(tables, world, replica):
             break
 
 
 @jit_function
 def step(tables: Tables, world: World, replica: Replica, until: float) -> None:
-    """One pass; if it only decodes, as many as nothing interrupts."""
+    """Play one pass; if it only decodes, as many as nothing interrupts."""
     limits, swapped = world.limits, replica.swapped
     replica.budget = limits.max_tokens
     replica.decoding = replica.prompt_tokens = replica.ousted = 0
@@ -220,7 +228,7 @@ def step(tables: Tables, world: World, replica: Replica, until: float) -> None:
 
 
 @jit_function
-def only_decodes(world: World, replica: Replica) -> bool:
+def check_only_decodes(world: World, replica: Replica) -> bool:
     """Whether a replica does nothing but decode before its next request, whatever others do.
 
     Nothing waits or is read, and memory suffices, by a quick bound, until all have finished.
@@ -231,7 +239,7 @@ def only_decodes(world: World, replica: Replica) -> bool:
     for i in range(replica.running):
         sequence = world.sequences[replica.first_sequence + i]
         longest = max(longest, sequence.finish - replica.rounds)
-    return all_surely_grow(world, replica, longest)
+    return bound_growth(world, replica, longest)
 
 
 ROUTES = ("round-robin", "least-loaded", "prefix-aware", "cache-and-load")
@@ -239,8 +247,8 @@ ROUND_ROBIN, LEAST_LOADED, PREFIX_AWARE, CACHE_AND_LOAD = range(len(ROUTES))
 
 
 @jit_function
-def best(world: World, request: Request, route: int) -> int:
-    """The replica that a request goes to, the one with the fewest unfinished of equals."""
+def choose_replica(world: World, request: Request, route: int) -> int:
+    """Return the replica that a request goes to, of equals the one with the fewest unfinished."""
     chosen, least, least_load = 0, 0, 0
     for index in range(world.replicas.size):
         replica = world.replicas[index]
@@ -251,7 +259,7 @@ def best(world: World, request: Request, route: int) -> int:
             load += replica.just_done
         score = 0
         if route != LEAST_LOADED and request.blocks > 0:
-            score = -found_blocks(world, replica, request)
+            score = -count_stored_blocks(world, replica, request)
         if route == CACHE_AND_LOAD:
             score = replica.unread + score * world.limits.prefix_tokens
         if index == 0 or score < least or (score == least and load < least_load):
@@ -261,13 +269,13 @@ def best(world: World, request: Request, route: int) -> int:
 
 @jit_function
 def receive(world: World, route: int, index: int) -> None:
-    """A request arrives at its replica, or at the one that suits it best."""
+    """Let a request arrive at its replica, or at the one that suits it best."""
     request = world.requests[index]
     if request.replica == NONE:
-        request.replica = best(world, request, route)
+        request.replica = choose_replica(world, request, route)
     replica = world.replicas[request.replica]
     replica.clock = max(replica.clock, request.arrival)
     if request.handed:
-        hand_over(world, replica, index)
+        queue_handed_over(world, replica, index)
     else:
         queue(world, replica, index)

@@ -8,10 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.serving.batch import count_made, leave, place_of, take_out, unqueue, unqueue_swapped
+from kvsim.serving.batch import (
+    count_decoded,
+    find_place,
+    leave_queue,
+    leave_swap_queue,
+    release_sequence,
+    remove_sequence,
+)
 from kvsim.serving.core import jit_entry, jit_function
 from kvsim.serving.costs import StepCosts
-from kvsim.serving.memory import blocks_of
+from kvsim.serving.memory import count_blocks
 from kvsim.serving.records import (
     ABORTED,
     FINISHED,
@@ -28,7 +35,7 @@ from kvsim.serving.tables import Tables
 from kvsim.serving.world import Course, fits
 
 
-def turns_to_come(world: World, course: Any, costs: StepCosts) -> None:
+def queue_first_turns(world: World, course: Any, costs: StepCosts) -> None:
     """Put the arrivals of all requests that follow no other one on the heap."""
     requests: Any = world.requests
     turns: Any = world.turns
@@ -51,8 +58,8 @@ def turns_to_come(world: World, course: Any, costs: StepCosts) -> None:
 
 
 @jit_function
-def sooner(one: Event, other: Event) -> bool:
-    """Which of two events comes first; of equal times, the lower key."""
+def comes_before(one: Event, other: Event) -> bool:
+    """Return whether an event comes before another one; of equal times, the lower key does."""
     return one.time < other.time or (one.time == other.time and one.key < other.key)
 
 
@@ -66,34 +73,34 @@ def swap(one: Event, other: Event) -> None:
 
 @jit_function
 def push(world: World, course: Course, time: float, key: int) -> None:
-    """An event is to come."""
+    """Put an event on the heap."""
     at = course.coming
     course.coming += 1
     world.events[at].time, world.events[at].key = time, key
-    while at > 0 and sooner(world.events[at], world.events[(at - 1) // 2]):
+    while at > 0 and comes_before(world.events[at], world.events[(at - 1) // 2]):
         swap(world.events[at], world.events[(at - 1) // 2])
         at = (at - 1) // 2
 
 
 @jit_function
 def pop(world: World, course: Course) -> None:
-    """The first event has come."""
+    """Take the first event off the heap."""
     course.coming -= 1
     last, at = course.coming, 0
     world.events[0].time, world.events[0].key = world.events[last].time, world.events[last].key
     while 2 * at + 1 < last:
         least = 2 * at + 1
-        if least + 1 < last and sooner(world.events[least + 1], world.events[least]):
+        if least + 1 < last and comes_before(world.events[least + 1], world.events[least]):
             least += 1
-        if not sooner(world.events[least], world.events[at]):
+        if not comes_before(world.events[least], world.events[at]):
             break
         swap(world.events[at], world.events[least])
         at = least
 
 
 @jit_function
-def answered(world: World, course: Course, index: int, last: float) -> None:
-    """The turns that follow a request are to come, as its last token is there."""
+def queue_next_turns(world: World, course: Course, index: int, last: float) -> None:
+    """Put the turns that follow a request on the heap, as its last token is there."""
     index = world.turns[index].next
     while index != NONE:
         request, turn = world.requests[index], world.turns[index]
@@ -105,11 +112,11 @@ def answered(world: World, course: Course, index: int, last: float) -> None:
 
 
 @jit_function
-def follow(world: World, course: Course, replica: Replica) -> None:
-    """The turns that follow those which a replica has finished are to come."""
+def follow_turns(world: World, course: Course, replica: Replica) -> None:
+    """Put the turns on the heap that follow those which a replica has finished."""
     while replica.done != NONE:
         finished = world.requests[replica.done]
-        answered(world, course, replica.done, finished.last)
+        queue_next_turns(world, course, replica.done, finished.last)
         replica.done = finished.link
 
 
@@ -120,29 +127,29 @@ def free_all(world: World, index: int) -> None:
     if request.replica != NONE:
         replica = world.replicas[request.replica]
         if request.status == WAITING:
-            unqueue(world, replica, index)
+            leave_queue(world, replica, index)
         elif request.status == SWAPPED:
-            unqueue_swapped(world, replica, index)
+            leave_swap_queue(world, replica, index)
             if not request.handed:
-                blocks = blocks_of(world.limits, request.prompt + request.made - 1.0)
+                blocks = count_blocks(world.limits, request.prompt + request.made - 1.0)
                 replica.host_swapped -= world.sizes[blocks].gpu
         else:
-            place = place_of(world, replica, index)
+            place = find_place(world, replica, index)
             sequence = world.sequences[replica.first_sequence + place]
             if sequence.todo == 0:
-                count_made(replica, sequence, request)
+                count_decoded(replica, sequence, request)
             else:
                 replica.reading -= 1
                 replica.unread -= sequence.todo
-            leave(world, replica, sequence)
-            take_out(world, replica, place)
+            release_sequence(world, replica, sequence)
+            remove_sequence(world, replica, place)
     request.status = ABORTED
     request.kept = 0
 
 
 @jit_function
-def never_answered(world: World, course: Course, index: int, time: float) -> None:
-    """The turns that would follow a request never come."""
+def cancel_next_turns(world: World, course: Course, index: int, time: float) -> None:
+    """Cancel the turns that would follow a request."""
     follows = world.turns[index].next
     while follows != NONE:
         world.turns[follows].awaited = False
@@ -152,15 +159,15 @@ def never_answered(world: World, course: Course, index: int, time: float) -> Non
 
 @jit_function
 def abort(world: World, course: Course, index: int, time: float) -> None:
-    """A client hangs up; the turns that would follow never come."""
+    """Abort a request as its client hangs up, and the turns that would follow."""
     if world.requests[index].status < FINISHED:
         free_all(world, index)
-        never_answered(world, course, index, time)
+        cancel_next_turns(world, course, index, time)
 
 
 @jit_function
 def arrive(world: World, course: Course, key: int, time: float) -> None:
-    """A request arrives; its client may hang up later."""
+    """Let a request arrive; its client may hang up later."""
     index = key // 2
     request = world.requests[index]
     if course.route == ROUND_ROBIN and request.replica == NONE:
@@ -173,8 +180,8 @@ def arrive(world: World, course: Course, key: int, time: float) -> None:
 
 
 @jit_function
-def happen(world: World, course: Course) -> None:
-    """The first event: a request arrives, or its client hangs up."""
+def handle_event(world: World, course: Course) -> None:
+    """Handle the first event: a request arrives, or its client hangs up."""
     time, key = world.events[0].time, world.events[0].key
     pop(world, course)
     if key % 2 == 1:
@@ -185,7 +192,7 @@ def happen(world: World, course: Course) -> None:
 
 @jit_function
 def next_turn(world: World, course: Course, clock: float) -> float:
-    """When a turn that is still awaited could come, if no replica is behind a clock. [s]"""
+    """Return when a turn that is still awaited could come, if no replica is behind a clock. [s]"""
     if course.think == np.inf:
         return np.inf
     while course.first_awaited < world.turns.size:
@@ -219,7 +226,7 @@ def play_turns(tables: Tables, world: World, course: Course) -> bool:
         if clock >= until:
             if course.coming == 0 or until >= course.until:
                 return True
-            happen(world, course)
+            handle_event(world, course)
             continue
         replica = world.replicas[behind]
         if course.alone:
@@ -230,5 +237,5 @@ def play_turns(tables: Tables, world: World, course: Course) -> bool:
             if replica.passes == last:
                 return False
             step(tables, world, replica, until)
-        follow(world, course, replica)
+        follow_turns(world, course, replica)
     return False

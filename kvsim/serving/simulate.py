@@ -24,14 +24,14 @@ from kvsim.serving.scheduler import (
     PASSES,
     ROUND_ROBIN,
     ROUTES,
+    check_only_decodes,
     has_work,
-    only_decodes,
     receive,
     step,
 )
-from kvsim.serving.sessions import play_turns, turns_to_come
+from kvsim.serving.sessions import play_turns, queue_first_turns
 from kvsim.serving.tables import Tables
-from kvsim.serving.world import ArrivalOrder, Course, fits, world_of
+from kvsim.serving.world import ArrivalOrder, Course, fits, make_world
 from kvsim.traces.requests import Requests
 
 PIECE = 16384  # requests between two looks at what else happens, such as Ctrl-C
@@ -101,7 +101,7 @@ def simulate(
     if not 1 <= replicas <= 10**5:
         raise InputError(f"--replicas: got {replicas}; expected 1 to 100,000")
     each = np.full(len(requests), costs.rate) if rate is None else rate
-    world = world_of(requests, costs, replicas, each)
+    world = make_world(requests, costs, replicas, each)
     play_world(world, costs, (ROUTES.index(route), until), told)
     return Run(requests, costs, world)
 
@@ -116,7 +116,7 @@ def play_world(
     progress: Any = world.requests
     tables, whole = share(costs.tables), share(world)
     if world.turns.size:
-        turns_to_come(world, course, costs)
+        queue_first_turns(world, course, costs)
         while not play_turns(tables, whole, course):
             told(int(np.count_nonzero(progress.status >= FINISHED)))
         return
@@ -173,7 +173,7 @@ def play(tables: Tables, world: World, course: Course, coming: ArrivalOrder) -> 
                 step(tables, world, replica, until)
             due[index] = replica.clock
             alone = course.together and course.route == ROUND_ROBIN
-            if alone and only_decodes(world, replica):
+            if alone and check_only_decodes(world, replica):
                 due[index] = np.inf
         if course.next == order.size:
             return True

@@ -14,10 +14,10 @@ from kvsim.serving.costs import Decoding, Prompts, add_chunk, add_pass
 from kvsim.serving.memory import (
     append,
     available,
-    blocks_of,
+    count_blocks,
+    count_gpu_hits,
     drop_oldest,
     find,
-    hits_of,
     insert,
     pin,
     remove,
@@ -48,17 +48,17 @@ from kvsim.serving.tables import Tables
 
 
 @jit_function
-def pool_of(world: TieredWorld, replica: Replica, memory: int) -> Pool:
-    """A replica's pool in one memory; all replicas share the remote one."""
+def get_pool(world: TieredWorld, replica: Replica, memory: int) -> Pool:
+    """Return a replica's pool in one memory; all replicas share the remote one."""
     if memory == REMOTE:
         return world.pools[world.pools.size - 1]
     return world.pools[POOLS * replica.index + memory]
 
 
 @jit_function
-def holds(world: TieredWorld, replica: Replica, memory: int, unit: int) -> int:
-    """Entry of a unit that is in a memory and not forgotten, or NONE."""
-    pool = pool_of(world, replica, memory)
+def find_unit(world: TieredWorld, replica: Replica, memory: int, unit: int) -> int:
+    """Return the entry of a unit that is in a memory and not forgotten, or NONE."""
+    pool = get_pool(world, replica, memory)
     at = find(world, pool, unit)
     if at != NONE and world.used.size > 0 and replica.clock - world.used[at] > world.limits.ttl:
         remove(world, pool, at)
@@ -67,25 +67,25 @@ def holds(world: TieredWorld, replica: Replica, memory: int, unit: int) -> int:
 
 
 @jit_function
-def source_of(world: TieredWorld, replica: Replica, unit: int) -> int:
-    """The nearest memory that a unit can be loaded from now, or NONE."""
+def find_source(world: TieredWorld, replica: Replica, unit: int) -> int:
+    """Return the nearest memory that a unit can be loaded from now, or NONE."""
     for memory in range(HOST, REMOTE + 1):
-        at = holds(world, replica, memory, unit)
+        at = find_unit(world, replica, memory, unit)
         if at != NONE and world.entries[at].ready <= replica.clock:
             return memory
     return NONE
 
 
-@jit_unless_tiered(hits_of)
-def found_blocks(world: TieredWorld, replica: Replica, request: Request) -> int:
-    """Leading prompt blocks that the replica's own memories hold now."""
-    blocks = hits_of(world, replica, request)
+@jit_unless_tiered(count_gpu_hits)
+def count_stored_blocks(world: TieredWorld, replica: Replica, request: Request) -> int:
+    """Count the leading prompt blocks that the replica's own memories hold now."""
+    blocks = count_gpu_hits(world, replica, request)
     while blocks < request.blocks:
         j = blocks // world.limits.unit
         if (j + 1) * world.limits.unit > request.blocks:
             break
         unit = world.ids[request.first_block + (j + 1) * world.limits.unit - 1]
-        source = source_of(world, replica, unit)
+        source = find_source(world, replica, unit)
         if source in (NONE, REMOTE):
             break
         blocks = (j + 1) * world.limits.unit
@@ -93,8 +93,8 @@ def found_blocks(world: TieredWorld, replica: Replica, request: Request) -> int:
 
 
 @jit_function
-def passed(world: TieredWorld, replica: Replica, link: int, size: float) -> float:
-    """When bytes that are put on a link now would have passed it. [s]"""
+def get_transfer_end(world: TieredWorld, replica: Replica, link: int, size: float) -> float:
+    """Return when bytes that are put on a link now would have passed it. [s]"""
     if size == 0:
         return replica.clock
     begin = max(replica.clock, replica.link_free[link])
@@ -106,7 +106,7 @@ def transfer(world: TieredWorld, replica: Replica, link: int, size: float) -> fl
     """Put bytes on a link behind those before; when they have passed. [s]"""
     if size == 0:
         return replica.clock
-    replica.link_free[link] = passed(world, replica, link, size)
+    replica.link_free[link] = get_transfer_end(world, replica, link, size)
     replica.link_bytes[link] += size
     if link in (NVME_READ, NVME_WRITE):
         replica.link_free[NVME_READ] = replica.link_free[NVME_WRITE] = replica.link_free[link]
@@ -114,10 +114,10 @@ def transfer(world: TieredWorld, replica: Replica, link: int, size: float) -> fl
 
 
 @jit_function
-def put(world: TieredWorld, replica: Replica, what: tuple[int, int], ready: float) -> None:
+def store_unit(world: TieredWorld, replica: Replica, what: tuple[int, int], ready: float) -> None:
     """A unit becomes the most recently used of a memory; it is there once it has arrived."""
     memory, unit = what
-    pool = pool_of(world, replica, memory)
+    pool = get_pool(world, replica, memory)
     limit = pool.limit
     if memory == HOST and world.limits.unit_bytes > 0:
         free = world.limits.host_cache - replica.host_swapped
@@ -149,12 +149,12 @@ def store(world: TieredWorld, replica: Replica, request: Request) -> None:
     down = drive = net = 0.0
     for j in range(units):
         unit = world.ids[request.first_block + (j + 1) * world.limits.unit - 1]
-        host = holds(world, replica, HOST, unit) != NONE
-        nvme = pool_of(world, replica, NVME).limit == 0
-        nvme = nvme or holds(world, replica, NVME, unit) != NONE
-        remote = pool_of(world, replica, REMOTE).limit == 0
-        remote = remote or holds(world, replica, REMOTE, unit) != NONE
-        if not host and (pool_of(world, replica, HOST).limit > 0 or not nvme or not remote):
+        host = find_unit(world, replica, HOST, unit) != NONE
+        nvme = get_pool(world, replica, NVME).limit == 0
+        nvme = nvme or find_unit(world, replica, NVME, unit) != NONE
+        remote = get_pool(world, replica, REMOTE).limit == 0
+        remote = remote or find_unit(world, replica, REMOTE, unit) != NONE
+        if not host and (get_pool(world, replica, HOST).limit > 0 or not nvme or not remote):
             down += each
         drive += each * (not nvme)
         net += each * (not remote)
@@ -163,9 +163,9 @@ def store(world: TieredWorld, replica: Replica, request: Request) -> None:
     on_remote = max(arrived, transfer(world, replica, NIC_OUT, net))
     for j in range(units - 1, -1, -1):  # the end of a prefix is dropped first
         unit = world.ids[request.first_block + (j + 1) * world.limits.unit - 1]
-        put(world, replica, (HOST, unit), arrived)
-        put(world, replica, (NVME, unit), on_drive)
-        put(world, replica, (REMOTE, unit), on_remote)
+        store_unit(world, replica, (HOST, unit), arrived)
+        store_unit(world, replica, (NVME, unit), on_drive)
+        store_unit(world, replica, (REMOTE, unit), on_remote)
 
 
 BEHIND = 2  # who waits for work that is put before theirs: those there, and as many still to come
@@ -184,10 +184,10 @@ class Plan(NamedTuple):
 
 
 @jit_function
-def recompute_s(
+def estimate_recompute(
     tables: Tables, world: TieredWorld, replica: Replica, span: tuple[int, int]
 ) -> float:
-    """A part of a prompt in passes of its own. [s]"""
+    """Return the time of a part of a prompt in passes of its own. [s]"""
     first, last = span
     size = world.limits.part if world.limits.chunked else last
     replica.recompute[0] = 0.0
@@ -201,18 +201,20 @@ def recompute_s(
 
 
 @jit_function
-def load_s(world: TieredWorld, replica: Replica, request: Request, span: tuple[int, int]) -> float:
-    """From now until units of a prompt would be here. [s]"""
+def estimate_load(
+    world: TieredWorld, replica: Replica, request: Request, span: tuple[int, int]
+) -> float:
+    """Return the time from now until units of a prompt would be here. [s]"""
     up = drive = net = 0.0
     for j in range(span[0], span[1]):
         unit = world.ids[request.first_block + (j + 1) * world.limits.unit - 1]
-        source = source_of(world, replica, unit)
+        source = find_source(world, replica, unit)
         up += world.limits.unit_bytes
         drive += world.limits.unit_bytes * (source == NVME)
         net += world.limits.unit_bytes * (source == REMOTE)
-    there = passed(world, replica, H2D, up)
-    there = max(there, passed(world, replica, NVME_READ, drive))
-    return max(there, passed(world, replica, NIC_IN, net)) - replica.clock
+    there = get_transfer_end(world, replica, H2D, up)
+    there = max(there, get_transfer_end(world, replica, NVME_READ, drive))
+    return max(there, get_transfer_end(world, replica, NIC_IN, net)) - replica.clock
 
 
 @jit_function
@@ -234,8 +236,8 @@ def first_loaded(tables: Tables, world: TieredWorld, replica: Replica, plan: Pla
     while low < high:  # the fewest units that take at least as long to recompute as the rest
         middle = (low + high) // 2
         before = (plan.begins, max(middle * tokens, plan.begins))
-        took = recompute_s(tables, world, replica, before)
-        if took < load_s(world, replica, request, (middle, plan.last)):
+        took = estimate_recompute(tables, world, replica, before)
+        if took < estimate_load(world, replica, request, (middle, plan.last)):
             low = middle + 1
         else:
             high = middle
@@ -246,7 +248,7 @@ def first_loaded(tables: Tables, world: TieredWorld, replica: Replica, plan: Pla
     queued = replica.waiting + replica.swapped
     decoding = (replica.running - replica.reading) * min(DECODING + QUEUED * queued, 1.0)
     others = queued + replica.reading - 1 + decoding
-    behind = recompute_s(
+    behind = estimate_recompute(
         tables, world, replica, (min(plan.last * tokens, plan.length - 1), plan.length)
     )
     tried = -1
@@ -255,9 +257,9 @@ def first_loaded(tables: Tables, world: TieredWorld, replica: Replica, plan: Pla
             continue
         tried, loaded, upto = first, 0.0, plan.length
         if first < plan.last:
-            loaded = load_s(world, replica, request, (first, plan.last))
+            loaded = estimate_load(world, replica, request, (first, plan.last))
             upto = max(first * tokens, plan.begins)
-        recomputed = recompute_s(tables, world, replica, (plan.begins, upto))
+        recomputed = estimate_recompute(tables, world, replica, (plan.begins, upto))
         took = max(loaded, recomputed) + behind * (first < plan.last)
         took += BEHIND * (loading * loaded + others * recomputed)
         if took < least:
@@ -279,7 +281,7 @@ def load(tables: Tables, world: TieredWorld, replica: Replica, sequence: Sequenc
     first = last = sequence.found // limits.unit
     while (last + 1) * limits.unit <= request.blocks:
         unit = world.ids[request.first_block + (last + 1) * limits.unit - 1]
-        if source_of(world, replica, unit) == NONE:
+        if find_source(world, replica, unit) == NONE:
             break
         last += 1
     length = sequence.done + sequence.todo
@@ -298,18 +300,18 @@ def load(tables: Tables, world: TieredWorld, replica: Replica, sequence: Sequenc
     for k in range(begin, end):
         at = find(world, gpu, world.ids[request.first_block + k])
         new += at == NONE or world.entries[at].users == 0
-    size = world.sizes[blocks_of(limits, float(sequence.done + part + skip))].prompt
+    size = world.sizes[count_blocks(limits, float(sequence.done + part + skip))].prompt
     own = max(size - (sequence.found + end - begin) * limits.prefix_bytes, 0)
     if own + new * limits.prefix_bytes > available(world, replica) + sequence.held:
         return whole
     up = drive = net = 0.0
     for j in range(last - 1, first - 1, -1):
         unit = world.ids[request.first_block + (j + 1) * limits.unit - 1]
-        source = source_of(world, replica, unit)
+        source = find_source(world, replica, unit)
         up += limits.unit_bytes
         drive += limits.unit_bytes * (source == NVME)
         net += limits.unit_bytes * (source == REMOTE)
-        put(world, replica, (source, unit), 0.0)
+        store_unit(world, replica, (source, unit), 0.0)
         if request.started != request.started:  # NaN: this is its first start
             replica.found[source] += max(
                 min((j + 1) * limits.unit * limits.prefix_tokens, length - 1)

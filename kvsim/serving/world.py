@@ -143,7 +143,7 @@ class Course:
     sends: float  # rate at which each GPU sends caches [B/s]
 
 
-def world_of(requests: Requests, costs: StepCosts, replicas: int, rate: Array) -> World:
+def make_world(requests: Requests, costs: StepCosts, replicas: int, rate: Array) -> World:
     """Idle replicas, and requests that are still to arrive.
 
     Raises
@@ -165,23 +165,23 @@ def world_of(requests: Requests, costs: StepCosts, replicas: int, rate: Array) -
         used=np.zeros(entries.size if np.isfinite(limits.ttl) else 0),
         buckets=buckets,
         ids=ids,
-        sizes=sizes_of(costs),
+        sizes=make_sizes(costs),
         bins=make(Bin, replicas * BINS),
         gaps=np.zeros(replicas * GAPS),
         turns=turns,
         events=events,
-        links=link_rates(costs) if limits.tiers else None,
+        links=get_link_rates(costs) if limits.tiers else None,
     )
 
 
-def link_rates(costs: StepCosts) -> Array:
+def get_link_rates(costs: StepCosts) -> Array:
     """Rates of the links between each GPU and the memories besides it, as LINKS. [B/s]"""
     rules, tables = costs.rules, costs.tables
     shared = (rules.nvme_read, rules.nvme_write, rules.nic, rules.nic)  # by the replica's GPUs
     return np.array([tables.h2d, tables.d2h, *(rate / costs.deployment.gpus for rate in shared)])
 
 
-def sizes_of(costs: StepCosts) -> Any:
+def make_sizes(costs: StepCosts) -> Any:
     """What sequences hold, by their KV blocks."""
     tables = costs.tables
     return make(

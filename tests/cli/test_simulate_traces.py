@@ -14,7 +14,7 @@ from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import faults
-from kvsim.serving.rounds import drawn_rate, measured_for, with_acceptance
+from kvsim.serving.rounds import draw_rates, find_acceptance, with_acceptance
 from kvsim.serving.rules import LOADS, Rules
 from kvsim.serving.simulate import simulate
 from kvsim.traces.attention import GAMMAS, Acceptance, AttentionTrace
@@ -159,16 +159,16 @@ def test_accepted_drafts_come_from_a_trace_at_their_mean_or_drawn(tmp_path: Path
 
 def test_drawn_rounds_yield_what_was_measured() -> None:
     kind = techniques.parse("quantspec:gamma=4")
-    measured = measured_for(kind, measurement())
+    measured = find_acceptance(kind, measurement())
     assert measured is not None
     d = Deployment(load_model("llama3.2-1b"), load_hardware("rtx4090"), load_stack("fused"))
     costs = StepCosts(with_acceptance(kind, measured), d, Rules(), 2000, 100)
     assert costs.rate == pytest.approx(measured.tokens(4))
-    rates = drawn_rate(costs, np.full(300, 1001), 5, measured)
+    rates = draw_rates(costs, np.full(300, 1001), 5, measured)
     assert rates.mean() == pytest.approx(costs.rate, rel=0.01)
     assert rates.std() > 0
     with pytest.raises(InputError, match="nothing measured"):
-        measured_for(techniques.parse("quantspec:residual=512"), measurement())
+        find_acceptance(techniques.parse("quantspec:residual=512"), measurement())
 
 
 def test_sessions_and_clients_that_hang_up(tmp_path: Path) -> None:

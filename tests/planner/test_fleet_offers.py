@@ -13,7 +13,7 @@ from kvsim.planner.fleet.comparisons import simplify_fleet
 from kvsim.planner.fleet.offers import SURE, Configuration, FleetLimits, Spread, offers_of
 from kvsim.planner.fleet.search import SearchResult
 from kvsim.serving.pools import TwoPools
-from kvsim.serving.world import _pool_sizes, link_rates
+from kvsim.serving.world import _pool_sizes, get_link_rates
 from kvsim.techniques import parse
 
 GIB = 2.0**30
@@ -108,7 +108,7 @@ def test_memories_are_shared_by_the_gpus_of_a_replica(tp: int) -> None:
     assert sizes == [15, 10 // tp, 60] * 2 + [40 // tp]
     none = SimpleNamespace(prefix_bytes=0, unit_bytes=10, gpu=100)
     assert _pool_sizes(costs, none, np.arange(60), 2) == [0] * 7
-    assert link_rates(costs).tolist() == [100.0, 50.0, 6 / tp, 4 / tp, 20 / tp, 20 / tp]
+    assert get_link_rates(costs).tolist() == [100.0, 50.0, 6 / tp, 4 / tp, 20 / tp, 20 / tp]
 
 
 def test_edges_of_a_spread() -> None:

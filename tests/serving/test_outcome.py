@@ -11,7 +11,7 @@ from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.serving import costs, rounds
 from kvsim.serving.costs import StepCosts, worst_errors
-from kvsim.serving.outcome import STRETCHES, Outcome, Targets, over_time, spread
+from kvsim.serving.outcome import STRETCHES, Outcome, Targets, make_timeline, spread
 from kvsim.serving.records import ABORTED, BINS, FINEST_GAP, FINISHED, GAP_RATIO, POOLS, REFUSED
 from kvsim.serving.simulate import Run
 from kvsim.serving.tables import RESOURCES
@@ -149,7 +149,7 @@ def test_a_run_of_nothing_has_no_figures() -> None:
 
 def test_stretches_of_time_add_up_bins_of_either_width() -> None:
     """Bins of one second and of two: five stretches of two seconds until the ninth."""
-    found = over_time(cast(Run, run_of()))
+    found = make_timeline(cast(Run, run_of()))
     assert found["start_s"].tolist() == [0, 2, 4, 6, 8]
     assert found["busy_share"].tolist() == [1.75 / 4, 1.25 / 4, 0, 0, 0]
     assert found["arrivals_per_s"].tolist() == [0.5, 1.5, 0, 0, 0]
@@ -161,10 +161,10 @@ def test_stretches_of_time_add_up_bins_of_either_width() -> None:
     assert found["hbm"].tolist() == [1.5 / 4, 0, 0, 0, 0]
     run = run_of()
     run.replicas.clock[0] = 2.0 * (STRETCHES + 1) - 0.5
-    assert found["start_s"][1] == 2.0 and over_time(run)["start_s"][1] == 4.0
-    assert len(over_time(run)["start_s"]) == 65
+    assert found["start_s"][1] == 2.0 and make_timeline(run)["start_s"][1] == 4.0
+    assert len(make_timeline(run)["start_s"]) == 65
     run.replicas.clock[0] = 2.0 * STRETCHES
-    assert len(over_time(run)["start_s"]) == STRETCHES
+    assert len(make_timeline(run)["start_s"]) == STRETCHES
 
 
 def test_the_error_of_tables_is_the_largest_relative_one() -> None:
@@ -191,9 +191,9 @@ def test_requests_have_the_rounds_that_were_drawn() -> None:
 
     costs: Any = SimpleNamespace(technique=parse("selfdraft:gamma=4"), rate=2.0)
     generate = np.array([1, 2, 4, 5, 8])
-    found = rounds.drawn_rate(cast(StepCosts, costs), generate, 0, cast(Any, Measured()))
+    found = rounds.draw_rates(cast(StepCosts, costs), generate, 0, cast(Any, Measured()))
     assert found.tolist() == [1.0, 1.0, 3.0, 2.0, 7 / 3]
     plain: Any = SimpleNamespace(technique=parse("full"), rate=1.0)
-    assert rounds.drawn_rate(plain, generate, 0).tolist() == [1.0] * 5
-    many = rounds.drawn_rate(costs, np.full(400, 401), 0)
+    assert rounds.draw_rates(plain, generate, 0).tolist() == [1.0] * 5
+    many = rounds.draw_rates(costs, np.full(400, 401), 0)
     assert many.mean() == pytest.approx(2.0, rel=0.02) and many.std() > 0.01

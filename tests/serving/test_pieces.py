@@ -25,10 +25,10 @@ from kvsim.serving.records import (
     Sizes,
     make,
 )
-from kvsim.serving.rounds import drawn_rate
+from kvsim.serving.rounds import draw_rates
 from kvsim.serving.rules import FASTER, Rules
 from kvsim.serving.simulate import simulate
-from kvsim.serving.world import pool_records, replica_records, world_of
+from kvsim.serving.world import make_world, pool_records, replica_records
 from kvsim.traces.requests import Requests
 from tests.support.served import tables_of
 
@@ -52,8 +52,8 @@ def test_a_request_joins_behind_its_class_on_any_replica() -> None:
     sequences = make(Sequence, 6, request=[0, 1, 2, 3, 4, 0])
     replica = make(Replica, 1, index=1, first_sequence=3, running=2, first_reader=NEVER)[0]
     w = world(requests=requests, sequences=sequences)
-    assert [batch.class_at(w, replica, place) for place in (0, 1)] == [0, 2]
-    joined = batch.join(w, replica, 5, 0)
+    assert [batch.get_class(w, replica, place) for place in (0, 1)] == [0, 2]
+    joined = batch.add_sequence(w, replica, 5, 0)
     assert joined.request == 5
     assert sequences.request.tolist() == [0, 1, 2, 3, 5, 4]
     assert replica.running == 3 and replica.first_reader == 1
@@ -63,13 +63,13 @@ def test_host_memory_bounds_how_far_all_surely_grow() -> None:
     """Two sequences, 16 tokens each in eight rounds: at most two blocks each."""
     replica = make(Replica, 1, running=2, growth=4.0, host_private=55)[0]
     w = world()
-    assert memory.all_surely_grow(w, replica, 8)  # 32 / 16 + 2 blocks: 40 B of the 45 B left
+    assert memory.bound_growth(w, replica, 8)  # 32 / 16 + 2 blocks: 40 B of the 45 B left
     replica.host_private = 65
-    assert not memory.all_surely_grow(w, replica, 8)
+    assert not memory.bound_growth(w, replica, 8)
     replica.host_private, replica.private = 0, 10_000 - 639
-    assert not memory.all_surely_grow(w, replica, 8)  # four blocks of the GPU are 640 B
+    assert not memory.bound_growth(w, replica, 8)  # four blocks of the GPU are 640 B
     replica.private = 10_000 - 640
-    assert memory.all_surely_grow(w, replica, 8)
+    assert memory.bound_growth(w, replica, 8)
 
 
 def test_rounds_hold_what_decoding_sequences_need_beside_shared_blocks() -> None:
@@ -79,7 +79,7 @@ def test_rounds_hold_what_decoding_sequences_need_beside_shared_blocks() -> None
         shared=[0, 0, 1], held=[320, 77, 160], host_held=[20, 3, 30],
     )  # fmt: skip
     replica = make(Replica, 1, running=3, host_private=53)[0]
-    first, more = memory.hold_rounds(world(sequences=sequences), replica, 10)
+    first, more = memory.reserve_rounds(world(sequences=sequences), replica, 10)
     assert first == 0  # 22 and 42 tokens are still in two and in three blocks
     assert more == (480 - 320) + (4 * 160 - 320 - 160)  # 40 and 60 tokens: three and four blocks
     assert sequences.held.tolist() == [480, 77, 320]
@@ -153,8 +153,8 @@ def test_what_is_read_anew_keeps_those_waiting_who_decode(
     decoding: int, seconds: float, first: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A tenth of ten sequences waits for a second of reading, and of as many still to come."""
-    monkeypatch.setattr(tiers, "recompute_s", lambda *of: (of[3][1] - of[3][0]) / 96)
-    monkeypatch.setattr(tiers, "load_s", lambda *of: seconds)
+    monkeypatch.setattr(tiers, "estimate_recompute", lambda *of: (of[3][1] - of[3][0]) / 96)
+    monkeypatch.setattr(tiers, "estimate_load", lambda *of: seconds)
     w = world(requests=make(Request, 1), sequences=make(Sequence, 11),
               limits={"load": FASTER, "unit": 1, "chunked": True, "max_tokens": 999})  # fmt: skip
     replica = make(Replica, 1, running=decoding + 1, reading=1)[0]
@@ -168,11 +168,11 @@ def test_what_is_read_anew_keeps_those_waiting_who_decode(
 def test_a_prompt_of_which_a_token_is_left_is_still_being_read() -> None:
     sequences = make(Sequence, 3, todo=[0, 5, 1], chunk=[0, 2, 0], done=[9, 10, 20])
     replica = make(Replica, 1, running=3, first_reader=1, unread=6)[0]
-    execute.read_on(world(sequences=sequences), replica)
+    execute.advance_prompts(world(sequences=sequences), replica)
     assert replica.first_reader == 1 and replica.unread == 4
     assert (sequences.todo.tolist(), sequences.done.tolist()) == ([0, 3, 1], [9, 12, 20])
     sequences.todo[1] = 0
-    execute.read_on(world(sequences=sequences), replica)
+    execute.advance_prompts(world(sequences=sequences), replica)
     assert replica.first_reader == 2
 
 
@@ -220,7 +220,7 @@ def test_rounds_of_a_line_are_the_fewest() -> None:
         for seconds in (took(n), np.nextafter(took(n), 0), np.nextafter(took(n), np.inf),
                         took(n) * 0.97, 0.0):  # fmt: skip
             expected = next(k for k in range(1, 70) if took(k) >= seconds)
-            assert costs._rounds_of_line(first, slope, float(seconds)) == expected
+            assert costs._count_rounds(first, slope, float(seconds)) == expected
 
 
 # the beginning of a run
@@ -239,11 +239,11 @@ def test_prompts_without_a_full_block_need_no_entries() -> None:
     costs = base.with_rules(Rules(max_seqs=8, max_tokens=128, prefix_caching=True, host_cache=1e9))
     empty = np.zeros(0, np.int64)
     none = Requests(np.zeros(2), np.full(2, 20), np.full(2, 3), empty, np.zeros(3, np.int64), 32)
-    assert world_of(none, costs, 1, np.ones(2)).entries.size == 0
+    assert make_world(none, costs, 1, np.ones(2)).entries.size == 0
     some = Requests(
         np.zeros(1), np.full(1, 70), np.full(1, 3), np.array([0, 1]), np.array([0, 2]), 32
     )
-    assert world_of(some, costs, 1, np.ones(1)).entries.size > 0
+    assert make_world(some, costs, 1, np.ones(1)).entries.size > 0
 
 
 @pytest.mark.parametrize("replicas", [0, -1, 100_001, 161_051])
@@ -257,7 +257,7 @@ def test_a_request_of_one_round_has_what_that_round_yields() -> None:
     """Rounds of five tokens: one is cut short at three, two yield ten, and one token needs none."""
     costs = tables_of("quantspec", 8, 128, "chunked")
     always = cast(Any, SimpleNamespace(draw=lambda random, gamma, count: np.full(count, 5)))
-    found = drawn_rate(costs, np.array([4, 6, 11, 1]), 0, always)
+    found = draw_rates(costs, np.array([4, 6, 11, 1]), 0, always)
     assert found.tolist() == [3.0, 5.0, 5.0, 1.0]
 
 

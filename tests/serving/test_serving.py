@@ -21,7 +21,7 @@ from kvsim.serving.records import (
     FINISHED,
     REFUSED,
 )
-from kvsim.serving.rounds import drawn_rate
+from kvsim.serving.rounds import draw_rates
 from kvsim.serving.rules import Rules
 from kvsim.serving.simulate import simulate
 from kvsim.serving.world import limits_of
@@ -42,15 +42,15 @@ def test_every_request_has_the_times_of_the_plain_simulator(seed: int) -> None:
 def test_a_round_of_many_tokens_can_be_drawn_or_taken_at_its_mean() -> None:
     costs = tables_of("quantspec", 8, 128, "chunked")
     generate = np.full(4000, 101)
-    drawn = drawn_rate(costs, generate, seed=1)
-    assert (drawn_rate(costs, generate, seed=1) == drawn).all()
+    drawn = draw_rates(costs, generate, seed=1)
+    assert (draw_rates(costs, generate, seed=1) == drawn).all()
     assert (drawn >= 1).all()
     assert (drawn <= 5).all()
     rounds = 100 / drawn
     # a request's last round may be cut short, by less than one round on average
     assert 100 / costs.rate <= rounds.mean() <= 100 / costs.rate + 1
     plain = tables_of("full", 8, 128, "chunked")
-    assert (drawn_rate(plain, generate, seed=1) == 1).all()
+    assert (draw_rates(plain, generate, seed=1) == 1).all()
 
 
 @pytest.mark.parametrize("name", ["full", "kivi", "kvpr", "quantspec", "h2o"])

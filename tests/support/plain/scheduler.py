@@ -11,7 +11,7 @@ from typing import Any
 
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.records import LINKS
-from kvsim.serving.world import link_rates
+from kvsim.serving.world import get_link_rates
 from kvsim.traces.requests import Requests
 from tests.support.plain.memory import (
     EPS,
@@ -219,7 +219,7 @@ def fleet_of(
             costs.tables, limits,
             stores={"host": store(rules.host_cache), "nvme": store(rules.nvme_cache),
                     "remote": remote},
-            rates=dict(zip(names, map(float, link_rates(costs)), strict=True)),
+            rates=dict(zip(names, map(float, get_link_rates(costs)), strict=True)),
         )
         for _ in range(replicas)
     ]  # fmt: skip
