@@ -16,7 +16,7 @@ from kvsim.report.result import Result
 from kvsim.report.simulate_answer import case_columns, name_runs, varied_option
 from kvsim.report.table import Column, Table, quantity_column, quantity_columns, text_column
 from kvsim.report.terminal import BLANK, Heading
-from kvsim.serving.outcome import Outcome, over_time
+from kvsim.serving.outcome import Outcome, make_timeline
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -201,7 +201,7 @@ def run_fields(outcome: Outcome) -> Row:
             "targets": {f"{k}_s": number(v) for k, v in vars(outcome.targets).items()},
             "basis": basis(outcome.run.costs.deployment),
         },
-        "over_time": {k: _round(v) for k, v in over_time(outcome.run).items()},
+        "over_time": {k: _round(v) for k, v in make_timeline(outcome.run).items()},
         "quantiles": {name: _round(_quantiles(values)) for name, values in times.items()},
     }
 
