@@ -15,16 +15,30 @@ before it is used.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from kvsim.api import calibrate as calibrate
     from kvsim.api import calibrate_run as calibrate_run
+    from kvsim.api import capacity as capacity
+    from kvsim.api import explore as explore
     from kvsim.api import plan as plan
     from kvsim.api import predict as predict
+    from kvsim.api import reproduce as reproduce
     from kvsim.api import simulate as simulate
     from kvsim.api import sweep as sweep
 
 __version__ = "0.2.0"
 
-FUNCTIONS = ("calibrate_run", "plan", "predict", "simulate", "sweep")
-"""What Python users call; ``kvsim.api`` has them."""
+FUNCTIONS = (
+    "calibrate",
+    "calibrate_run",
+    "capacity",
+    "explore",
+    "plan",
+    "predict",
+    "reproduce",
+    "simulate",
+    "sweep",
+)
+"""What Python users call; ``kvsim.api`` has them, and those whose names are packages here."""
 
 
 def __getattr__(name: str) -> Any:

@@ -1,5 +1,7 @@
 """The functions that Python users call give what the command line gives."""
 
+import inspect
+import shlex
 import subprocess
 import sys
 
@@ -7,6 +9,7 @@ import pytest
 
 import kvsim
 from kvsim.errors import InfeasibleError, InputError
+from kvsim.options import PRESENTED, options_of
 from tests.support.commands import run
 from tests.support.envelope import answer_in
 
@@ -56,6 +59,23 @@ def test_simulate_is_the_command() -> None:
     assert found.rows[0].items() <= again.items()
     assert "of requests meet TTFT 2s and TPOT 100ms" in found.answer.verdict
     assert len(found.figures()) >= 7
+
+
+def test_capacity_is_the_command() -> None:
+    asked = {"gpus": ["l40s"], "only": "full", "tp": 1}
+    found = kvsim.capacity("sample:chat", "llama3-8b", ttft="2s", tpot=0.1, **asked)
+    again = answer_in(run(*shlex.split(found.command)[1:], "--json").out)
+    assert again["fleet"] == found.row["fleet"] and again["answer"] == found.row["answer"]
+
+
+def test_every_command_has_a_function_with_its_options() -> None:
+    for name in ("predict", "plan", "simulate", "capacity", "calibrate", "reproduce", "explore"):
+        function = getattr(kvsim, name)
+        keywords = set(inspect.signature(function).parameters)
+        assert keywords == options_of(name).keys() - set(PRESENTED), name
+        assert all(f"\n    {keyword}\n" in function.__doc__ for keyword in keywords), name
+    with pytest.raises(TypeError, match="bach"):
+        kvsim.predict(*CASE, bach=1)
 
 
 def test_what_the_command_refuses_is_refused() -> None:
