@@ -20,15 +20,23 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks import engines_intervals
+from benchmarks import engines_intervals, published_errors
 from benchmarks.engines_2024 import OLD, spread, write_old
 from benchmarks.engines_intervals import WITHIN_SHAPES, interval, line, requests
 from benchmarks.engines_own import HOST, OWN, RESERVED, before, load_tests
-from kvsim.evidence import ledger, loadtests, published, published_errors
-from kvsim.evidence.ops.fit import ClassFit, fit_table
+from kvsim.evidence import ledger, loadtests, published
+from kvsim.evidence.ops.fit import (
+    ClassFit,
+    card_text,
+    errors_of,
+    fit_table,
+    predicted,
+    stack_text,
+    stated_by,
+    typical,
+)
 from kvsim.evidence.ops.rows import OpTable, read_ops
-from kvsim.evidence.ops.shapes import predicted
-from kvsim.evidence.ops.write import card_text, errors_of, stack_text, typical, typical_text
+from kvsim.evidence.predicted import predict
 from kvsim.machines.hardware import Stack
 from kvsim.machines.profiles import load_hardware, load_stack, with_numbers
 
@@ -224,7 +232,7 @@ def _write_host(folder: Path) -> None:
         _add(stacks / f"{engine}.toml", _host_times(folder, engine, today))
     for card, engine, near, also in PRODUCTS_ALONE:
         _write_products(folder, stacks / "vllm" / f"{card}.toml", engine, near, also, today)
-    pairs = [(row, published.predict(row)) for p in published.papers() for row in published.read(p)]
+    pairs = [(row, predict(row)) for p in published.papers() for row in published.read(p)]
     entries += published_errors.entries(pairs)
     engines_intervals.write_refitted(
         Path("docs/errors.md"), published_errors.refitted(row for row, _ in pairs)
@@ -298,6 +306,28 @@ def _write_products(
     hardware, below = load_hardware(place.stem), load_stack(base)
     table = read_ops([folder / "ops" / "gemm_other.csv"], engine, hardware)
     place.write_text(card_text(table, fit_table(table, hardware, below), base, today, near))
+
+
+def typical_text(
+    head: Mapping[str, object],
+    cards: Mapping[str, Mapping[str, float]],
+    own: Mapping[str, tuple[float, str]],
+    today: str,
+) -> str:
+    """TOML of an engine's typical numbers: the medians over the cards that state them.
+
+    Parameters
+    ----------
+    cards : fitted numbers by card.
+    own : further numbers with their sources.
+    """
+    numbers: dict[str, float] = {key: value for key, (value, _) in own.items()}
+    sources = {key: text for key, (_, text) in own.items()}
+    for key, value in typical(cards).items():
+        seen = ", ".join(f"{c} {x:.3g}" for c, x in stated_by(cards, key).items())
+        numbers[key] = value
+        sources[key] = f"median of cards fitted on {today}: {seen}"
+    return stack_text(head, numbers, sources)
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ import numpy as np
 from kvsim.errors import InputError
 from kvsim.evidence import ledger
 from kvsim.evidence.leastsquares import Parameter, fit_ratio
-from kvsim.evidence.ops.write import stack_text
+from kvsim.evidence.ops.fit import stack_text
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Stack
 from kvsim.machines.profiles import load_hardware, load_stack, with_numbers

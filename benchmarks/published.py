@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvsim.evidence.published import PublishedRow, predict, read
+from kvsim.evidence.predicted import PublishedRow, predict
+from kvsim.evidence.published import read
 
 RATES = ("decode_tok_s", "decode_latency_s")
 

@@ -36,15 +36,15 @@ from kvsim.serving.costs import StepCosts
 from kvsim.serving.rules import Rules
 from kvsim.serving.simulate import simulate
 from kvsim.techniques import parse
-from kvsim.traces import specs
+from kvsim.traces import synthetic
 try:
-    from kvsim.traces.likeness import TrafficModel
+    from kvsim.traces.synthetic import TrafficModel
 except ImportError:
-    from kvsim.traces.likeness import Workload as TrafficModel
+    from kvsim.traces.synthetic import Workload as TrafficModel
 from kvsim.traces.read import load
 source, count, replicas, runs = sys.argv[2], *map(int, sys.argv[3:6])
 if source == "generated":
-    workload = TrafficModel(specs.arrivals("poisson"), 5.0 * replicas, specs.DEFAULT)
+    workload = TrafficModel(synthetic.arrivals("poisson"), 5.0 * replicas, synthetic.DEFAULT)
     requests = workload.draw(1, count, None)
 else:
     requests = load(source).requests.head(count).scaled(20.0)

@@ -31,8 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.sweeps.bundles import FEWEST, ROUNDS
-from kvsim.sweeps.workers import AHEAD
+from kvsim.sweeps.workers import AHEAD, FEWEST, ROUNDS
 from kvsim.techniques import TECHNIQUES
 
 GRID = """
@@ -45,7 +44,7 @@ context = {{ from = 128, to = 65536, count = {side}, spacing = "log" }}
 """
 COUNTING = """
 import os
-import kvsim.sweeps.bundles as bundles
+import kvsim.sweeps.workers as bundles
 
 bundles.plain = getattr(bundles, "plain", bundles.compute)  # this file is loaded twice
 

@@ -21,10 +21,10 @@ from kvsim.serving.outcome import Outcome, faults
 from kvsim.serving.rules import LOADS, Rules
 from kvsim.serving.simulate import simulate
 from kvsim.techniques import parse
-from kvsim.traces import specs
-from kvsim.traces.likeness import TrafficModel
+from kvsim.traces import synthetic
 from kvsim.traces.read import load
 from kvsim.traces.requests import Requests
+from kvsim.traces.synthetic import TrafficModel
 
 GIB = 2.0**30
 WHERE = Deployment(load_model("llama3.1-8b"), load_hardware("h100"), load_stack("fused"))
@@ -67,7 +67,10 @@ def mooncake(place: str) -> None:
 def speed() -> None:
     replicas, count = 50, 10**6
     workload = TrafficModel(
-        specs.arrivals("poisson"), 5.0 * replicas, specs.DEFAULT, specs.shared_prefixes("reuse")
+        synthetic.parse_arrivals("poisson"),
+        5.0 * replicas,
+        synthetic.DEFAULT,
+        synthetic.parse_prefixes("reuse"),
     )
     requests = workload.draw(1, count, None)
     rules = Rules(prefix_caching=True, host_cache=128 * GIB, nvme_cache=1024 * GIB)

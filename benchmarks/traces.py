@@ -33,19 +33,19 @@ def main() -> None:
 
 
 def make(path: Path, requests: int) -> None:
-    from kvsim.traces import specs
-    from kvsim.traces.likeness import TrafficModel
+    from kvsim.traces import synthetic
+    from kvsim.traces.synthetic import TrafficModel
     from kvsim.traces.write import write
 
-    prefixes = specs.shared_prefixes("reuse") if path.name.startswith("blocks") else None
-    workload = TrafficModel(specs.arrivals("gamma"), 1000.0, specs.DEFAULT, prefixes)
+    prefixes = synthetic.parse_prefixes("reuse") if path.name.startswith("blocks") else None
+    workload = TrafficModel(synthetic.parse_arrivals("gamma"), 1000.0, synthetic.DEFAULT, prefixes)
     write(path, workload.draw(1, requests, None))
 
 
 def case(what: str, path: Path, requests: int) -> None:
-    from kvsim.traces import read, specs
-    from kvsim.traces.likeness import TrafficModel
+    from kvsim.traces import read, synthetic
     from kvsim.traces.statistics import describe
+    from kvsim.traces.synthetic import TrafficModel
     from kvsim.traces.write import write_parquet
 
     started = time.perf_counter()
@@ -56,7 +56,9 @@ def case(what: str, path: Path, requests: int) -> None:
         out = path.with_name("out.parquet")
         write_parquet(out, reader.parts(), reader.layout.block_tokens)
     elif what == "generate":
-        TrafficModel(specs.arrivals("gamma"), 1000.0, specs.DEFAULT).draw(1, requests, None)
+        TrafficModel(synthetic.parse_arrivals("gamma"), 1000.0, synthetic.DEFAULT).draw(
+            1, requests, None
+        )
     else:
         describe(read.load(str(path)).requests)
     seconds = time.perf_counter() - started

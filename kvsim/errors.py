@@ -8,7 +8,7 @@ from difflib import get_close_matches
 from importlib.util import find_spec
 
 EXTRAS = {
-    "pyarrow": ("traces", "request traces, sweeps and Parquet files"),
+    "pyarrow": ("traces", "sweeps, Parquet files and zstd"),
     "pandas": ("frames", "data frames"),
     "gguf": ("gguf", "GGUF files"),
 }

@@ -25,14 +25,28 @@ PLAIN = [
     ["gpus", "h100"],
     ["techniques", "kivi"],
     ["stacks"],
-]
-NEEDING = [
     ["traces", "inspect", "sample:chat"],
+    ["traces", "inspect", "sample:conversation"],
     ["traces", "generate", "like.csv", "--like", "sample:chat"],
     ["simulate", *SERVED],
-    ["plan", *SERVED],
-    ["capacity", "--trace", "sample:chat", "--model", "llama2-7b", "--gpus", "a6000",
-     "--ttft", "2s", "--tpot", "100ms"],
+    ["plan", "--trace", "sample:chat", "--model", "llama2-7b", "--gpu", "h100"],
+    [
+        "capacity",
+        "--trace",
+        "sample:chat",
+        "--model",
+        "llama2-7b",
+        "--gpus",
+        "h100",
+        "--ttft",
+        "5s",
+        "--tpot",
+        "200ms",
+    ],
+]
+NEEDING = [
+    ["traces", "inspect", "trace.parquet"],
+    ["traces", "generate", "like.parquet", "--like", "sample:chat"],
     ["sweep", "grid.toml", "--out", "grid"],
 ]  # fmt: skip
 SCRIPT = f"""
@@ -74,6 +88,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """Where the commands ran, and how each of them ended."""
     folder = tmp_path_factory.mktemp("plain")
     (folder / "grid.toml").write_text('kind = "predict"\n[grid]\nmodel = "llama2-7b"\n')
+    (folder / "trace.parquet").write_bytes(b"PAR1")
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT], cwd=folder, capture_output=True, text=True, check=False
     )
@@ -87,7 +102,7 @@ def test_most_commands_need_no_extra(ended: tuple[Path, Any]) -> None:
         assert code == 0, (arguments, err)
         pages = [name for name in arguments if name.endswith(".html")]
         assert all("</html>" in (folder / name).read_text() for name in pages)
-        assert out or pages
+        assert out or pages or (folder / "like.csv").exists()
     assert drawn[0] >= 1 and drawn[1] >= 4
 
 
@@ -97,7 +112,7 @@ def test_others_say_what_to_install(ended: tuple[Path, Any]) -> None:
         assert (code, out) == (2, ""), arguments
         assert err.count("\n") == 1 and err.endswith("; pip install 'kvsim[traces]'\n"), arguments
     assert frame == "data frames need pandas, not installed; pip install 'kvsim[frames]'"
-    assert not (folder / "grid").exists() and not (folder / "like.csv").exists()
+    assert not (folder / "grid").exists() and not (folder / "like.parquet").exists()
 
 
 def test_extras_are_those_of_the_project() -> None:

@@ -112,7 +112,7 @@ def _start(inputs: Inputs) -> str:
 
 def _fit_operators(inputs: Inputs) -> "Row":
     """Fit a stack to measured operators of one engine on one GPU and write it."""
-    from kvsim.evidence.ops import fit, rows, write
+    from kvsim.evidence.ops import fit, rows
     from kvsim.files import replace_text
     from kvsim.machines.profiles import load_hardware, load_stack
 
@@ -132,7 +132,7 @@ def _fit_operators(inputs: Inputs) -> "Row":
         raise InputError(f"--from-ops: no class has {fit.FEWEST} rows, but {told}; give more rows")
     if few:
         tell(f"too few to fit, base numbers kept: {', '.join(few)}")
-    replace_text(inputs.out, write.card_text(table, found, stack.name, str(date.today())))
+    replace_text(inputs.out, fit.card_text(table, found, stack.name, str(date.today())))
     return {
         "engine": engine, "version": table.version, "gpu": hardware.name,
         "rows": sum(len(f.rows) for f in found), "left_out": dict(table.rejected),
@@ -153,7 +153,7 @@ def _only_gpu(pairs: list[tuple[str, str]], engine: str) -> str:
 def _class_row(found: Any) -> "Row":
     import numpy as np
 
-    from kvsim.evidence.ops.write import errors_of
+    from kvsim.evidence.ops.fit import errors_of
 
     off = errors_of(found)
     known = bool(np.isfinite(off).all())
@@ -214,11 +214,10 @@ def _fit_load_tests(inputs: Inputs) -> "Row":
 def _measure_machine(inputs: Inputs) -> "Result[Row]":
     """Measure a device, and fit its profile and the stack beside it."""
     device, out, quick = inputs.device, inputs.out, inputs.quick
-    from kvsim.evidence.machine.datasheet import find_datasheet
     from kvsim.evidence.machine.fit import fit_samples
-    from kvsim.evidence.machine.profile import Machine, hardware_text, stack_text
+    from kvsim.evidence.machine.profile import Machine, find_datasheet, hardware_text, stack_text
     from kvsim.evidence.machine.samples import Log
-    from kvsim.files import held, replacing_all, write_draft
+    from kvsim.files import locked, replacing_all, write_draft
     from kvsim.machines.profiles import load_hardware, load_stack
     from kvsim.report import calibrate as report
 
@@ -243,7 +242,7 @@ def _measure_machine(inputs: Inputs) -> "Result[Row]":
     log = Log.open(out.with_suffix(".samples.jsonl"), devices.header(found, quick))
     if log.done:
         tell(f"going on after {len(log.done)} finished benchmarks")
-    with held(log.path):
+    with locked(log.path):
         run_suite(place, log, tell)
     fit = fit_samples(log.samples)
     notes = devices.suspicions(devices.describe(where))

@@ -112,12 +112,11 @@ def _read_quality(files: list[str]) -> dict[str, Any]:
     InputError
         If a file is neither, or two are of layers.
     """
-    from kvsim.files import read_json
-    from kvsim.files.kinds import ATTENTION
+    from kvsim.files import ATTENTION, read_json
     from kvsim.planner.bits import offered
     from kvsim.quality import layers
     from kvsim.quality.measured import with_own
-    from kvsim.traces import attentionfile
+    from kvsim.traces import attention
 
     contents = {file: read_json(Path(file), ATTENTION) for file in files}
     single = [file for file in files if layers.is_one(contents[file])]
@@ -126,7 +125,9 @@ def _read_quality(files: list[str]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if len(files) > len(single):
         own = [file for file in files if file not in single]
-        found["runs"] = with_own([attentionfile.of(contents[file], Path(file)) for file in own])
+        found["runs"] = with_own(
+            [attention.parse_record(contents[file], Path(file)) for file in own]
+        )
     if single:
         losses = layers.of(contents[single[0]], Path(single[0]))
         found |= {"layered": offered(losses), "layered_for": losses.model}

@@ -76,6 +76,7 @@ def explore(inputs: Inputs) -> None:
 @takes_options("reproduce", "source")
 def reproduce(inputs: Inputs) -> "Result[list[Score]] | None":
     """Published or your own measured rows beside predictions; with ``fit`` a stack is fitted."""
+    from kvsim.evidence import predicted as predicted_rows
     from kvsim.evidence import published
     from kvsim.files import check_target, replace_text
     from kvsim.report.reproduce import fit_to_rows, make_result
@@ -88,5 +89,5 @@ def reproduce(inputs: Inputs) -> "Result[list[Score]] | None":
     if fit is not None:
         replace_text(fit, fit_to_rows(found, inputs.stack, source))
         return None
-    predicted = [published.predict(row) for row in found]
+    predicted = [predicted_rows.predict(row) for row in found]
     return make_result(found, predicted, source, inputs.line())

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kvsim.api.deployments import build_deployment
 from kvsim.api.traces import read_options
 from kvsim.console import ProgressLine, tell
-from kvsim.errors import InfeasibleError, InputError, require
+from kvsim.errors import InfeasibleError, InputError
 from kvsim.files import check_target, make_folder
 from kvsim.frozen import frozen
 from kvsim.options import Inputs, takes_options
@@ -118,15 +118,14 @@ def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
     Raises
     ------
     InputError
-        For what the command would refuse, or if pyarrow is not installed.
+        For what the command would refuse.
     """
-    require("pyarrow")
     from kvsim.report.simulate import make_result
     from kvsim.serving.costs import StepCosts
     from kvsim.serving.outcome import Targets
     from kvsim.serving.rounds import draw_rates, find_acceptance, with_acceptance
     from kvsim.techniques import parse, parse_several
-    from kvsim.traces.attentionfile import load as load_attention
+    from kvsim.traces.attention import load as load_attention
     from kvsim.traces.read import load
 
     text = inputs.technique if inputs.compare is None else inputs.compare
@@ -262,7 +261,7 @@ def _prepare_requests(
     """
     import numpy as np
 
-    from kvsim.traces.rates import at_rate
+    from kvsim.traces.requests import at_rate
 
     if case["req_s"] is not None:
         found, copies = at_rate(requests, case["req_s"])

@@ -33,10 +33,9 @@ def run_sweep(inputs: Inputs) -> SweepOnDisk:
     """Compute a grid on this machine or a Dask cluster, one Parquet file for each chunk."""
     from kvsim.sweeps import chunks as parts
     from kvsim.sweeps import plugins
-    from kvsim.sweeps.bundles import Bundles
     from kvsim.sweeps.spec import read
     from kvsim.sweeps.store import ResultStore
-    from kvsim.sweeps.workers import cluster, here, pool
+    from kvsim.sweeps.workers import Bundles, cluster, here, pool
     from kvsim.techniques import TECHNIQUES
 
     require("pyarrow")

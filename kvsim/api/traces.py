@@ -80,24 +80,27 @@ def convert(inputs: Inputs) -> None:
 def generate(inputs: Inputs) -> "Result[Requests | None]":
     """Draw a trace from chosen distributions, or like another one; describe it, and the other."""
     from kvsim.report.traces import describe_requests, describe_trace, make_result
-    from kvsim.traces import likeness, specs
+    from kvsim.traces import synthetic
     from kvsim.traces.read import load
     from kvsim.traces.write import check_ending, write
 
     check_ending(inputs.target)
     source = load(inputs.like) if inputs.like else None
     if source is not None:
-        workload, span = likeness.fit(source.requests), source.requests.duration
+        workload, span = synthetic.fit(source.requests), source.requests.duration
     elif inputs.rate is None or (inputs.requests is None and inputs.duration is None):
         missing = "--rate" if inputs.rate is None else "--requests or --duration"
         raise InputError(f"{missing}: not given; expected it, or --like FILE")
     else:
-        workload, span = likeness.TrafficModel(specs.arrivals("poisson"), 1.0, specs.DEFAULT), 0.0
+        workload, span = (
+            synthetic.TrafficModel(synthetic.arrivals("poisson"), 1.0, synthetic.DEFAULT),
+            0.0,
+        )
     workload = workload.changed(
-        arrivals=specs.arrivals(inputs.arrivals) if inputs.arrivals else None,
+        arrivals=synthetic.arrivals(inputs.arrivals) if inputs.arrivals else None,
         rate=inputs.rate,
-        lengths=specs.joint_lengths(inputs.lengths) if inputs.lengths else None,
-        prefixes=specs.shared_prefixes(inputs.prefixes) if inputs.prefixes else None,
+        lengths=synthetic.joint_lengths(inputs.lengths) if inputs.lengths else None,
+        prefixes=synthetic.shared_prefixes(inputs.prefixes) if inputs.prefixes else None,
     )
     duration = inputs.duration
     if duration is None and inputs.requests is None:
@@ -127,11 +130,8 @@ def import_(inputs: Inputs) -> "Result[Requests | None]":
 
 
 def _import_files(inputs: Inputs) -> "tuple[Requests, list[str]]":
-    from kvsim.files import read_text
-    from kvsim.files.kinds import METRICS
-    from kvsim.files.parsing import parsed_json
-    from kvsim.traces import specs
-    from kvsim.traces.production import logs, metrics
+    from kvsim.files import METRICS, parse_json, read_text
+    from kvsim.traces import production, synthetic
 
     files = [str(file) for file in inputs.files]
     texts, where = [read_text(file, METRICS) for file in files], files[0]
@@ -145,44 +145,46 @@ def _import_files(inputs: Inputs) -> "tuple[Requests, list[str]]":
         if not inputs.lengths:
             raise InputError("--lengths: an access log has no tokens; say how long requests are")
         lines = (line for text in texts for line in text.splitlines())
-        return logs.of_access(lines, specs.joint_lengths(inputs.lengths), where, inputs.seed)
+        return production.of_access(
+            lines, synthetic.joint_lengths(inputs.lengths), where, inputs.seed
+        )
     if kind == "otel":
         documents = []
         for file, text in zip(files, texts, strict=True):
             documents += _parse_documents(text, file)
-        return logs.of_spans(documents, where)
+        return production.of_spans(documents, where)
     if matrix:
         series = []
         for file, text in zip(files, texts, strict=True):
-            series += metrics.of_matrix(parsed_json(text, file, "JSON"), file)
+            series += production.of_matrix(parse_json(text, file, "JSON"), file)
     else:
         if len(texts) > 1 and every is None:
             raise InputError("--every: several texts of /metrics; say the time between them")
-        series = metrics.of_texts(texts, files, 1.0 if every is None else every)
-    return metrics.drawn(series, where, inputs.seed)
+        series = production.of_texts(texts, files, 1.0 if every is None else every)
+    return production.drawn(series, where, inputs.seed)
 
 
 def _parse_documents(text: str, file: str) -> list[object]:
     """One JSON document, or one per line."""
-    from kvsim.files.parsing import parsed_json
+    from kvsim.files import parse_json
 
     lines = [line for line in text.splitlines() if line.strip()]
     if lines and lines[0].rstrip().endswith("}") and lines[0].lstrip().startswith("{"):
-        return [parsed_json(x, f"{file}, line {i}", "JSON") for i, x in enumerate(lines, 1)]
-    return [parsed_json(text, file, "JSON")]
+        return [parse_json(x, f"{file}, line {i}", "JSON") for i, x in enumerate(lines, 1)]
+    return [parse_json(text, file, "JSON")]
 
 
 def _recognise(text: str, where: str) -> str:
     """What kind of file it is, by how it begins."""
-    from kvsim.traces.production import logs, metrics
+    from kvsim.traces import production
 
     begin = text.lstrip()[:100_000]
     if begin.startswith("{"):
         return "otel" if '"resourceSpans"' in begin else "prometheus"
     line = next((x for x in begin.splitlines() if x.strip()), "")
-    if line.startswith(("# HELP", "# TYPE")) or metrics.LINE.fullmatch(line.strip()):
+    if line.startswith(("# HELP", "# TYPE")) or production.LINE.fullmatch(line.strip()):
         return "prometheus"
-    if logs.ACCESS.match(line):
+    if production.ACCESS.match(line):
         return "access"
     raise InputError(f"{where}: not recognised; say --kind prometheus, otel or access")
 

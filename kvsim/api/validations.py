@@ -160,8 +160,7 @@ def _compare_times(
     import torch
 
     from kvsim.evidence.machine.profile import with_error
-    from kvsim.files import own_output, read_text, replace_text
-    from kvsim.files.kinds import PROFILE
+    from kvsim.files import PROFILE, own_output, read_text, replace_text
     from kvsim.report import validate_times as report
     from kvsim.validate.bench import device as devices
     from kvsim.validate.machine import find_device
@@ -211,7 +210,7 @@ def validate_quality(inputs: Inputs) -> "Result[Any]":
     techniques = _parse_techniques(inputs)
     check_torch()
     from kvsim.report.validate_quality import make_trace_result
-    from kvsim.traces import attentionfile
+    from kvsim.traces import attention
     from kvsim.validate.quality.measure import measure
     from kvsim.validate.quality.opened import OpenedCheckpoint
     from kvsim.validate.quality.settings import (
@@ -246,7 +245,7 @@ def validate_quality(inputs: Inputs) -> "Result[Any]":
             continue
         trace = step
         if inputs.out is not None:
-            attentionfile.write(inputs.out, trace)
+            attention.write(inputs.out, trace)
     assert trace is not None
     return make_trace_result(trace, inputs.line())
 

@@ -12,8 +12,7 @@ from types import FrameType
 import typer
 
 from kvsim.errors import InfeasibleError, InputError, missing_dependency
-from kvsim.files.drafts import remove_own
-from kvsim.files.ledger import Ledger, ledger
+from kvsim.files import Ledger, ledger, remove_own
 
 DONE, LIMIT, BAD, FAULT = 0, 1, 2, 70
 MAX_MESSAGE = 1000  # longest message that anyone would read

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from kvsim.files import own_output, read_records, replace_text
-from kvsim.files.kinds import TABLE
+from kvsim.files import TABLE, own_output, read_records, replace_text
 from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment

@@ -16,8 +16,7 @@ import numpy as np
 from kvsim.engine.timeline import makespan, steady_seconds
 from kvsim.errors import InputError, unknown
 from kvsim.evidence.leastsquares import BLIND, Fit, Parameter, fit_ratio, robust_loss
-from kvsim.files import read_records
-from kvsim.files.kinds import TABLE
+from kvsim.files import TABLE, read_records
 from kvsim.frozen import frozen
 from kvsim.graph import Array, Point
 from kvsim.machines.deployment import Deployment

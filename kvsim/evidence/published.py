@@ -1,21 +1,69 @@
 """Tables of published or measured rows: those that ship, and CSV files of the same columns."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from math import isfinite
 from pathlib import Path
 
+import numpy as np
+
 from kvsim.errors import InputError, unknown
-from kvsim.evidence.own import MORE, RUN, is_own, metric_of, widened
-from kvsim.evidence.predicted import METRICS, PublishedRow, fit_stack, predict
-from kvsim.files import read_records, read_rows
-from kvsim.files.kinds import TABLE
+from kvsim.evidence.predicted import METRICS, PublishedRow
+from kvsim.files import TABLE, read_records, read_rows
 from kvsim.machines.deployment import WEIGHTS
+from kvsim.machines.hardware import DEFAULT_STACK
 from kvsim.techniques import parse
 
-__all__ = ["COLUMNS", "METRICS", "PublishedRow", "fit_stack", "papers", "predict", "read"]
+RUN = ("model", "gpu", "technique", "batch", "prompt", "generate")
+"""Columns of a run; one more names the metric and holds what was measured."""
+MORE = ("stack", "tp", "weights", "note")
+"""Columns that may be there."""
+OWN_METRICS = (
+    "ttft_ms", "tpot_ms", "decode_tok_s", "decode_latency_s", "prefill_ms", "step_ms", "peak_gib",
+    "max_batch",
+)  # fmt: skip
+"""What may be measured; a papers' table knows more."""
+
+
+def is_own(header: Sequence[str]) -> bool:
+    """Whether a table is one of runs, and none of a paper's."""
+    return "gpu" in header and "hardware" not in header
+
+
+def metric_of(name: str, header: Sequence[str]) -> str:
+    """The column that holds what was measured.
+
+    Raises
+    ------
+    InputError
+        If a column of the run is missing, or there is not exactly one metric.
+    """
+    listed = f"{','.join(RUN)} and one of {', '.join(OWN_METRICS)}"
+    for column in RUN:
+        if column not in header:
+            raise InputError(f"{name!r}: column {column} is missing; expected {listed}")
+    found = [column for column in header if column not in (*RUN, *MORE)]
+    if len(found) != 1 or found[0] not in OWN_METRICS:
+        got = ", ".join(found) or "none"
+        raise InputError(f"{name!r}: got {got} beside the run's columns; expected {listed}")
+    return found[0]
+
+
+def widened(name: str, metric: str, row: Mapping[str, str]) -> dict[str, str]:
+    """One row as a paper's table has it: compared with its prediction, never fitted to."""
+    technique, _, settings = row["technique"].strip().partition(":")
+    params = [part for part in settings.split(",") if part.strip()]
+    params += [f"{key}={row[key].strip()}" for key in ("tp", "weights") if row.get(key, "").strip()]
+    return {
+        "paper": name, "table": "", "model": row["model"], "hardware": row["gpu"],
+        "stack": row.get("stack", "").strip() or DEFAULT_STACK, "technique": technique,
+        "params": ";".join(params), "batch": row["batch"], "prompt": row["prompt"],
+        "generate": row["generate"], "metric": metric, "published": row[metric],
+        "use": "check", "note": row.get("note", ""),
+    }  # fmt: skip
+
 
 COLUMNS = (
     "paper", "table", "model", "hardware", "stack", "technique", "params", "batch", "prompt",
@@ -186,3 +234,44 @@ def _positive(where: str, text: str, metric: str) -> float:
     if not (isfinite(value) and (value > 0 or (metric == "fits" and value == 0))):
         raise InputError(f"{where}, published: got {text[:40]!r}; expected a positive number")
     return value
+
+
+TIMES = {
+    "step_ms": "decode", "decode_latency_s": "decode", "prefill_ms": "prefill",
+    "decode_tok_s": "decode", "speedup": "decode", "peak_gib": "memory",
+}  # fmt: skip
+# ranges of contexts with errors of their own [tokens]
+LENGTHS = ((0, 2048), (2048, 16_384), (16_384, 10**9))
+
+
+def by_mechanism(
+    pairs: Iterable[tuple[PublishedRow, float]],
+) -> dict[tuple[str, str], tuple[int, float, float]]:
+    """Rows, mean and worst error by held-out context length, head grouping and technique."""
+    groups: dict[tuple[str, str], list[float]] = {}
+    for row, predicted in pairs:
+        if row.use == "check" and row.metric in TIMES:
+            for key in mechanisms(row):
+                groups.setdefault(key, []).append(abs(predicted / row.published - 1))
+    return summarise(groups)
+
+
+def mechanisms(row: PublishedRow) -> tuple[tuple[str, str], ...]:
+    """What a row is of: its range of contexts, its grouping of heads and its technique."""
+    grouped = row.deployment().model.queries_per_kv > 1
+    length = next(i for i, (low, high) in enumerate(LENGTHS) if low <= row.prompt < high)
+    return (
+        ("context", ("below 2k", "2k to 16k", "above 16k")[length]),
+        ("heads", "grouped heads" if grouped else "one query per KV head"),
+        ("technique", row.technique),
+    )
+
+
+def summarise(
+    groups: dict[tuple[str, str], list[float]],
+) -> dict[tuple[str, str], tuple[int, float, float]]:
+    """Rows, mean and worst error of each group."""
+    return {
+        key: (len(off), float(np.mean(off)), float(np.max(off)))
+        for key, off in sorted(groups.items())
+    }

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from kvsim.evidence.published import PublishedRow
+from kvsim.evidence.predicted import PublishedRow
 from kvsim.frozen import frozen
 from kvsim.graph import Array
 

@@ -9,17 +9,136 @@ from collections.abc import Mapping
 from dataclasses import field
 
 from kvsim.frozen import frozen
-from kvsim.machines.mechanisms import (
-    AttentionPath,
-    CacheGrowth,
-    ChosenTokens,
-    FixedTimes,
-    GpuSums,
-    OffloadRuntime,
-    PackedCache,
-    WeightLoading,
-    WorkingMemory,
-)
+
+
+@frozen
+class FixedTimes:
+    """Times that do not depend on how much is computed, and the small kernels of a layer."""
+
+    launch: float = 0.0  # host time to issue one kernel; the GPU waits for it [s]
+    gap: float = 0.0  # GPU time between two kernels [s]
+    layer: float = 0.0  # fixed time per layer [s]
+    step: float = 0.0  # fixed time per forward pass: sampling, bookkeeping, graph launch [s]
+    sequence: float = 0.0  # further time per step and sequence: sampling, detokenising [s]
+    overlapped_sequence: float = 0.0  # host time per step and sequence beside the GPU [s]
+    overlapped_prompt: float = 0.0  # host time per prompt of a pass beside the GPU [s]
+    sync: float = 0.0  # host time for one synchronisation [s]
+    counted_launches: bool = False  # ops are as many kernels as kvsim's implementations dispatch
+    pointwise_launches: float = 5.0  # kernels per layer for norms, positions, residuals, activation
+    pointwise_passes: float = 1.0  # times those kernels read and write the hidden states
+
+
+@frozen
+class CacheGrowth:
+    """How a sequence's cache grows by a token.
+
+    Ideal is a token written in place. ``torch.cat`` makes two passes over the cache and may keep
+    the old one, a static cache has its whole length from the start, and a paged cache allocates
+    whole pages.
+    """
+
+    append_passes: float = 0.0  # passes over the cache to append a token (torch.cat: 2)
+    keeps_old: bool = False  # a step's caller keeps the cache that torch.cat replaces
+    static: bool = False  # every step attends to and moves the cache's maximum length
+    overhead: float = 1.0  # allocated over used cache
+
+
+@frozen
+class AttentionPath:
+    """What attention moves besides the cache; ideal are scores that stay on the chip."""
+
+    score_bytes: float = 0.0  # bytes moved per attention score (0: scores stay on chip) [B]
+    flash_prompt: bool = False  # the prompt's scores stay on chip unless a technique needs them
+    repeat_kv: bool = False  # grouped heads are copied out to full width before attention
+
+
+@frozen
+class PackedCache:
+    """How a cache of few bits is packed and read; ideal is a kernel that reads it as it lies."""
+
+    layer: float = 0.0  # further time per layer for the unpacked tail of a packed cache [s]
+    unpack_ops: float = 0.0  # vector operations per cached number that a kernel unpacks
+    unpack_each: bool = False  # unpacks the cache for every new token, not once for all
+    unpack_bytes: float = 0.0  # moved per packed number to unpack it outside the kernel [B]
+    passes: float = 1.0  # passes over a packed cache that its attention makes in all
+    plain_passes: float = 0.0  # further passes of one new token over a whole fp16 cache
+    merge_token: float = 0.0  # to join split attention's parts, per query and packed token [s]
+    repeat_kv: bool = False  # grouped heads are copied out packed, and then read at full width
+    chunk: float = 0.0  # memory.prefill_chunk with a packed cache (0: no difference) [tokens]
+    qr: float = 0.0  # time per matrix that a loop of library calls orthonormalises (0: batched) [s]
+
+
+@frozen
+class ChosenTokens:
+    """How a technique's chosen tokens are listed, and fetched from host memory."""
+
+    gather_row: float = 0.0  # extra time per row gathered from host memory [s]
+    gather_sync: bool = False  # the host chooses the rows, so the GPU's indices must reach it first
+    index_bytes: float = 4.0  # per stored token index [B]
+    id_list: float = 0.0  # host time to list one head's salient tokens, K or V (0: on the GPU) [s]
+
+
+@frozen
+class OffloadRuntime:
+    """How copies between host and GPU run beside compute where the cache is on the host."""
+
+    layer: float = 0.0  # further fixed time per layer whose cache is on the host [s]
+    overlap: float = 1.0  # share of a copy of the cache that runs beside compute
+    across_steps: bool = True  # the next step's first copies start before this step ends
+    blocking_store: bool = False  # the host waits for copies of new tokens to the host
+    store_layer: bool = False  # every step copies a layer's whole cache back to the host
+    resident_layers: int = 0  # first layers whose cache stays on the GPU
+    tile_sync: bool = False  # the whole device synchronises after every layer and tile
+    tile: float = 0.0  # from a tile's synchronisation to the next tile's first copy [s]
+    merge_passes: float = 0.0  # passes to join loaded and recomputed parts of a layer's cache
+    split_achieved: float = 1.0  # share of KVPR's optimal split that the runtime really uses
+    split_prompt: float = 0.0  # share of the prompt that KVPR recomputes instead (0: the optimum)
+
+
+@frozen
+class GpuSums:
+    """How GPUs add up their hidden states (all-reduce); ideal is a ring at the link's rate.
+
+    In direct sums GPUs read one another's memory, in one shot or two. With a ``direct_share`` above
+    0 the quickest of them and the ring is taken.
+    """
+
+    one_shot: bool = False  # GPUs read all others' hidden states at once, not in a ring
+    direct_share: float = 0.0  # share of the link's rate that they reach (0: the engine has none)
+    direct: float = 0.0  # time of a one-shot sum however small [s]
+    direct_hop: float = 0.0  # further time per other GPU and shot [s]
+    direct_second: float = 0.0  # further time of a two-shot sum [s]
+    ring: float = 0.0  # time of a ring however small, besides the link's latency [s]
+    ring_hop: float = 0.0  # time per transfer of a ring, instead of the link's latency [s]
+    ring_share: float = 1.0  # share of the link's rate that a ring reaches
+
+
+@frozen
+class WeightLoading:
+    """What weights cost besides reading them once."""
+
+    unpack_ops: float = 0.0  # vector operations per packed weight that its loading does not hide
+    unpack_bytes: float = 0.0  # moved per packed weight to widen it before its product [B]
+    copies: float = 1.0  # copies of the weights kept
+
+
+@frozen
+class WorkingMemory:
+    """Memory besides weights and cache."""
+
+    context_memory: float = 0.0  # driver, libraries, workspaces [B]
+    prefill_chunk: float = 1e18  # tokens whose activations are alive at once in prefill [tokens]
+    activation_passes: float = 1.0  # hidden-state-sized buffers alive at once, beyond the widest
+    prompt_logits: bool = False  # the LM head runs over every prompt token
+    logit_bytes: float = 4.0  # per logit kept [B]
+    reserved_sequences: float = 0.0  # an engine that measures its largest pass before it shares out
+    # memory keeps that pass's memory free: a whole part of prompts, and so many sequences sampled
+    sampling_bytes: float = 0.0  # per logit while those are sampled [B]
+    share_of_free: bool = False  # the share of memory that an engine is given is one of what
+    # weights and the largest pass leave (TensorRT-LLM), not of the whole (vLLM)
+    share_is_static: bool = False  # it is a share for weights and caches alone (SGLang): a pass and
+    # the context take what is left beside
+
 
 GIB = 2.0**30  # [B]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.errors import InputError, unknown
-from kvsim.files import shown
+from kvsim.files import display
 from kvsim.machines.hardware import (
     DTYPES,
     KERNELS,
@@ -271,7 +271,7 @@ def _check_rates(file: Traversable, numbers: Mapping[str, float]) -> None:
         peak = sm * clock * per_clock
         if rate > 1.01 * peak:
             raise InputError(
-                f"{shown(file)}: compute.fp16_FLOPps is {rate:.4g}, above sm x clock x FLOP per "
+                f"{display(file)}: compute.fp16_FLOPps is {rate:.4g}, above sm x clock x FLOP per "
                 f"clock = {peak:.4g}; it looks like a sparse rate, give the dense one"
             )
     for link in ("h2d", "d2h"):
@@ -279,6 +279,6 @@ def _check_rates(file: Traversable, numbers: Mapping[str, float]) -> None:
         line = numbers.get(f"{link}.line_rate_Bps", achieved)
         if achieved > line:
             raise InputError(
-                f"{shown(file)}: {link}.bandwidth_Bps is {achieved:.4g}, above its line rate "
+                f"{display(file)}: {link}.bandwidth_Bps is {achieved:.4g}, above its line rate "
                 f"{line:.4g}; expected what large copies achieve in one direction"
             )

@@ -12,8 +12,7 @@ from math import isfinite
 from typing import Any
 
 from kvsim.errors import InputError, unknown
-from kvsim.files import read_toml, shown
-from kvsim.files.kinds import PROFILE
+from kvsim.files import PROFILE, display, read_toml
 from kvsim.frozen import frozen
 
 
@@ -111,7 +110,9 @@ def inspect(file: Traversable, schema: Schema) -> tuple[Profile, list[InputError
         faults.append(_strange(file, key, schema))
     groups = [schema.required, *(group for group in schema.together if group & leaves.keys())]
     for key in sorted(frozenset().union(*groups) - leaves.keys()):
-        faults.append(InputError(f"{shown(file)}: {key} is missing; add it{_example(key, schema)}"))
+        faults.append(
+            InputError(f"{display(file)}: {key} is missing; add it{_example(key, schema)}")
+        )
     if isinstance(sources, dict):
         for key, text in sources.items():
             check(_source, key, text, leaves)
@@ -127,8 +128,10 @@ def _strange(file: Traversable, key: str, schema: Schema) -> InputError:
     """The error of a key that this kind of file does not have, or has under another name now."""
     if key in schema.moved:
         new = schema.moved[key]
-        return InputError(f"{shown(file)}: {key} is called {new} now; rename it wherever it stands")
-    return unknown(f"key in {shown(file)}:", key, schema.keys, "correct or remove it")
+        return InputError(
+            f"{display(file)}: {key} is called {new} now; rename it wherever it stands"
+        )
+    return unknown(f"key in {display(file)}:", key, schema.keys, "correct or remove it")
 
 
 def _entry(file: Traversable, schema: Schema, profile: Profile, key: str, value: Any) -> None:
@@ -137,7 +140,7 @@ def _entry(file: Traversable, schema: Schema, profile: Profile, key: str, value:
         profile.numbers[key] = _number(file, key, value, schema.numbers[key])
         if key not in profile.sources:
             raise InputError(
-                f"{shown(file)}: {key} does not say where it comes from; "
+                f"{display(file)}: {key} does not say where it comes from; "
                 f'add "{key}" = "..." under [source]'
             )
     elif key in schema.flags:
@@ -191,7 +194,7 @@ def _source(file: Traversable, key: str, text: Any, leaves: Mapping[str, Any]) -
     """Refuse the source of a number that is not there, and one that is no text."""
     if key not in leaves:
         raise unknown(
-            f"key under [source] of {shown(file)}:",
+            f"key under [source] of {display(file)}:",
             key,
             leaves,
             'quote it as "table.key", or remove it',
@@ -207,7 +210,7 @@ def _free(file: Traversable, free: Any, schema: Schema) -> dict[str, tuple[float
         if key in schema.moved:
             raise _strange(file, key, schema)
         if key not in schema.numbers:
-            raise unknown(f"key under [free] of {shown(file)}:", key, schema.numbers)
+            raise unknown(f"key under [free] of {display(file)}:", key, schema.numbers)
         if not isinstance(bounds, list) or len(bounds) != 2:
             raise wrong(file, f"free {key}", bounds, "[lowest, highest]")
         low, high = (_number(file, f"free {key}", b, schema.numbers[key]) for b in bounds)
@@ -240,7 +243,7 @@ def _text(file: Traversable, key: str, value: Any, choices: tuple[str, ...] | No
 
 def wrong(file: Traversable, key: str, value: object, expected: str) -> InputError:
     """The error of an entry that says something else than expected."""
-    return InputError(f"{shown(file)}: {key} is {repr(value)[:80]}; expected {expected}")
+    return InputError(f"{display(file)}: {key} is {repr(value)[:80]}; expected {expected}")
 
 
 def _example(key: str, schema: Schema) -> str:

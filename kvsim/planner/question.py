@@ -16,8 +16,7 @@ import numpy as np
 
 from kvsim.errors import InputError, unknown
 from kvsim.evidence.ledger import typical_error
-from kvsim.files import check_type
-from kvsim.files.kinds import ATTENTION
+from kvsim.files import ATTENTION, check_type
 from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
@@ -368,7 +367,7 @@ def read_acceptance(text: str) -> "tuple[float | None, int, tuple[Acceptance, ..
         If it is none of these.
     """
     if text.endswith(".json"):
-        from kvsim.traces.attentionfile import load
+        from kvsim.traces.attention import load
 
         found = load(Path(text)).acceptance
         if not found:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvsim.files import read_records
-from kvsim.files.kinds import TABLE
+from kvsim.files import TABLE, read_records
 from kvsim.frozen import frozen
 
 if TYPE_CHECKING:

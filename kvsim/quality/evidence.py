@@ -12,8 +12,7 @@ from typing import Literal, get_args
 
 from kvsim.frozen import frozen
 from kvsim.models.model import Model
-from kvsim.quality.measured import QualityRun, shipped
-from kvsim.quality.published import Row, published_by_kind
+from kvsim.quality.measured import QualityRun, Row, published_by_kind, shipped
 from kvsim.quality.settings import Harshness, harshness
 from kvsim.techniques.technique import Technique, compose
 

@@ -16,8 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import InputError
-from kvsim.files import read_json, replace_text
-from kvsim.files.kinds import ATTENTION
+from kvsim.files import ATTENTION, read_json, replace_text
 from kvsim.frozen import frozen
 from kvsim.graph import Array, Number
 

@@ -1,19 +1,118 @@
 """What `kvsim validate --quality` measured: the traces that ship, and the user's own."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import cache
+from importlib.resources import files
 from math import sqrt
-from typing import TYPE_CHECKING
 
 from kvsim.errors import InputError
+from kvsim.files import TABLE, read_records
 from kvsim.frozen import frozen
 from kvsim.quality.settings import FACTS, PERPLEXITY, Harshness, harshness
 from kvsim.techniques import parse
-from kvsim.traces.shipped import measured
+from kvsim.traces.attention import AttentionTrace, Retrieval, shipped_traces
 
-if TYPE_CHECKING:
-    from kvsim.traces.attention import AttentionTrace, Retrieval
+
+@frozen
+class Row:
+    """What a paper says of a setting.
+
+    Attributes
+    ----------
+    model
+        Of the catalogue.
+    setting
+        The technique's, as far as quality is concerned.
+    measure
+        ``score`` (larger is better), ``retrieval`` (a score of finding one thing in a long
+        context), or ``perplexity``.
+    score, baseline
+        Of the setting and of full-precision KV, in the paper's unit.
+    questions
+        How many the score is a mean of; 0 where the paper does not say.
+    context
+        Longest context of the benchmark; 0 where the paper does not say. [tokens]
+    """
+
+    model: str
+    setting: Harshness
+    technique: str
+    benchmark: str
+    measure: str
+    score: float
+    baseline: float
+    questions: int
+    context: float
+    source: str
+
+    @property
+    def loss(self) -> float:
+        """Relative to full-precision KV: of the score, or by how much perplexity grew."""
+        if self.measure == "perplexity":
+            return self.score / self.baseline - 1
+        return 1 - self.score / self.baseline
+
+    @property
+    def error(self) -> float:
+        """Standard error of the loss, as if the questions of both runs were different ones.
+
+        They were the same, so that the true error is smaller; 0 where it is unknown.
+        """
+        if self.measure == "perplexity" or not self.questions:
+            return 0.0
+        share, base = self.score / 100, self.baseline / 100
+        variance = (share * (1 - share) + base * (1 - base)) / self.questions
+        return float(variance**0.5) / base
+
+    @property
+    def unit(self) -> str:
+        """What the loss is a share of."""
+        return PERPLEXITY if self.measure == "perplexity" else "relative score"
+
+
+@cache
+def published() -> tuple[Row, ...]:
+    """Every row of every table."""
+    folder = files("kvsim.quality") / "published"
+    rows: list[Row] = []
+    for file in sorted(folder.iterdir(), key=lambda f: f.name):
+        if file.name.endswith(".csv"):
+            rows += [_row(line) for _, line in read_records(str(file), TABLE)]
+    return tuple(rows)
+
+
+@cache
+def published_by_kind() -> Mapping[str, tuple[Row, ...]]:
+    """The rows by the kind of their setting, as only those of one kind speak for each other."""
+    rows: dict[str, list[Row]] = {}
+    for row in published():
+        rows.setdefault(row.setting.kind, []).append(row)
+    return {kind: tuple(some) for kind, some in rows.items()}
+
+
+@cache
+def _setting(technique: str, length: float, budget: float | None) -> Harshness:
+    """Tables have many rows of one setting."""
+    return harshness(parse(technique), length, budget)
+
+
+def _row(line: dict[str, str]) -> Row:
+    context = float(line["context_tokens"] or 0)
+    budget = float(line["budget"]) if line["budget"] else None
+    return Row(
+        model=line["model"],
+        setting=_setting(line["technique"], context or 1.0, budget),
+        technique=line["technique"] + (f" at {budget:g} of the context" if budget else ""),
+        benchmark=line["benchmark"],
+        measure=line["measure"],
+        score=float(line["score"]),
+        baseline=float(line["baseline"]),
+        questions=int(line["questions"] or 0),
+        context=context,
+        source=line["source"],
+    )
+
 
 READ = re.compile(r"(\d+) windows of (\d+) tokens, (\d+) scored")
 
@@ -93,10 +192,10 @@ def _lost(found: float, full: "Retrieval") -> tuple[float, float]:
 @cache
 def shipped(model: str) -> tuple[QualityRun, ...]:
     """The runs on one model that come with kvsim."""
-    path = measured().get(model)
+    path = shipped_traces().get(model)
     if path is None:
         return ()
-    from kvsim.traces.attentionfile import load  # only where there is something to read
+    from kvsim.traces.attention import load  # only where there is something to read
 
     return runs_of(load(path))
 
@@ -104,5 +203,5 @@ def shipped(model: str) -> tuple[QualityRun, ...]:
 def with_own(own: Iterable["AttentionTrace"]) -> tuple[QualityRun, ...]:
     """The user's runs, and what ships for models that the user has not measured."""
     mine = [run for trace in own for run in runs_of(trace)]
-    others = [model for model in measured() if model not in {run.model for run in mine}]
+    others = [model for model in shipped_traces() if model not in {run.model for run in mine}]
     return (*mine, *(run for model in others for run in shipped(model)))

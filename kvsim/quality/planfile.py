@@ -4,8 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.errors import InputError
-from kvsim.files import check_type, read_json
-from kvsim.files.kinds import PLAN
+from kvsim.files import PLAN, check_type, read_json
 from kvsim.frozen import frozen
 from kvsim.techniques import parse
 from kvsim.techniques.technique import Technique

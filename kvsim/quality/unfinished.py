@@ -10,8 +10,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.errors import InputError
-from kvsim.files import own_output, read_json, replace_text
-from kvsim.files.kinds import JSON
+from kvsim.files import JSON, own_output, read_json, replace_text
 from kvsim.graph import Array
 
 EVERY = 20.0  # seconds between two writes

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvsim.evidence import run as fromrun
+from kvsim.evidence import logs as fromrun
 from kvsim.evidence.leastsquares import Fit
 from kvsim.evidence.logs import MeasuredRun
-from kvsim.evidence.machine.datasheet import shortfalls, stated
 from kvsim.evidence.machine.fit import Calibration
-from kvsim.evidence.machine.profile import Machine
+from kvsim.evidence.machine.profile import Machine, shortfalls, stated
 from kvsim.evidence.machine.solve import Known
 from kvsim.evidence.stackfile import fitted_text
 from kvsim.files import replace_text

@@ -17,8 +17,7 @@ from kvsim.prediction.breakeven import break_even_acceptance
 from kvsim.prediction.explain import binding, breakdown
 from kvsim.prediction.generate import Prediction, at_batch
 from kvsim.prediction.memory import decode_point, prefill_point
-from kvsim.prediction.pool import longest_prompt, pool
-from kvsim.prediction.remedies import remedies
+from kvsim.prediction.pool import longest_prompt, pool, remedies
 from kvsim.report import caveats, evidence, units
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.json import Row, number

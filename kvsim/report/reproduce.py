@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvsim.evidence.leastsquares import Fit
-from kvsim.evidence.published import PublishedRow, fit_stack, predict
-from kvsim.evidence.published_errors import by_mechanism
+from kvsim.evidence.predicted import PublishedRow, fit_stack, predict
+from kvsim.evidence.published import by_mechanism
 from kvsim.evidence.scores import Score, error, score
 from kvsim.evidence.stackfile import fitted_text
 from kvsim.machines.basis import basis

@@ -6,8 +6,7 @@ from pathlib import Path
 
 from kvsim import __version__
 from kvsim.errors import InputError
-from kvsim.files import check_input, own_output, replacing
-from kvsim.files.kinds import RESULT
+from kvsim.files import RESULT, check_input, own_output, replacing
 from kvsim.graph import Array
 from kvsim.report.json import Row
 from kvsim.serving.costs import StepCosts

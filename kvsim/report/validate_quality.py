@@ -11,8 +11,7 @@ from kvsim.report.result import Result
 from kvsim.report.table import cells_table
 from kvsim.report.terminal import BLANK, Block, Heading
 from kvsim.report.units import short
-from kvsim.traces.attention import GAMMAS, Acceptance, AttentionTrace, Quality, TopK
-from kvsim.traces.attentionfile import record
+from kvsim.traces.attention import GAMMAS, Acceptance, AttentionTrace, Quality, TopK, record
 
 
 def make_trace_result(trace: AttentionTrace, command: str = "") -> Result[AttentionTrace]:

@@ -6,8 +6,7 @@ from pathlib import Path
 from types import ModuleType
 
 from kvsim.errors import InputError, brief
-from kvsim.files import read_text
-from kvsim.files.kinds import Kind
+from kvsim.files import Kind, read_text
 from kvsim.frozen import frozen
 from kvsim.techniques import TECHNIQUES
 from kvsim.techniques.axes.base import Term

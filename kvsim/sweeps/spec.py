@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.errors import InputError, unknown
-from kvsim.files import read_toml
-from kvsim.files.kinds import SPECIFICATION
+from kvsim.files import SPECIFICATION, read_toml
 from kvsim.frozen import frozen
 from kvsim.machines.hardware import DEFAULT_STACK, RELEASED
 

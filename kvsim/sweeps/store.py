@@ -10,15 +10,16 @@ from pathlib import Path
 from kvsim import __version__
 from kvsim.errors import InputError
 from kvsim.files import (
+    JSON,
+    TRACE,
     make_folder,
-    opened,
+    open_input,
     read_bytes,
     read_json,
     remove_orphans,
     replace_text,
     replacing,
 )
-from kvsim.files.kinds import JSON, TRACE
 from kvsim.frozen import frozen
 from kvsim.sweeps.plugins import Plugin
 from kvsim.sweeps.spec import Spec
@@ -140,7 +141,7 @@ def _files(spec: Spec) -> list[str]:
 
 def _digest(name: str) -> str:
     found = sha256()
-    with opened(name, TRACE) as file:
+    with open_input(name, TRACE) as file:
         while piece := file.read(1 << 20):
             found.update(piece)
     return found.hexdigest()

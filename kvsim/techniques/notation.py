@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.errors import InputError, unknown
-from kvsim.files import read_json
-from kvsim.files.kinds import PLAN
+from kvsim.files import PLAN, read_json
 from kvsim.frozen import frozen
 from kvsim.techniques.axes.base import Term
 from kvsim.techniques.registry import terms

@@ -1,21 +1,23 @@
 """Reading a trace: any known format, in pieces or whole; what is wrong is named or counted."""
 
 from collections.abc import Iterator
-from dataclasses import field
+from dataclasses import field, replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import InputError, unknown
 from kvsim.frozen import frozen
-from kvsim.traces import containers, formats
-from kvsim.traces.conduct import Conduct, resolved
-from kvsim.traces.containers import parquet
-from kvsim.traces.formats.base import TIME_UNITS, Layout
+from kvsim.traces import formats
+from kvsim.traces.containers import column_names, row_chunks, stated_block_tokens
+from kvsim.traces.formats import TIME_UNITS, Layout
 from kvsim.traces.requests import Floats, Integers, Requests
-from kvsim.traces.rules import LONGEST_TIME, LeftOut, Policy, RowChunk, TraceColumn
+from kvsim.traces.rules import LONGEST_TIME, LeftOut, RowChunk, RowPolicy, TraceColumn
 from kvsim.traces.source import Source, find
-from kvsim.traces.units import unit_changes
+
+Conduct = dict[str, Floats]
+"""Columns on turns, classes and aborts by role: a value for each row. (n,)"""
 
 
 @frozen
@@ -27,8 +29,8 @@ class ReadOptions:
     format
         A name from `formats.FORMATS`; empty: from the columns.
     columns
-        TraceColumn of each role (arrival, prompt, generate, blocks, and those of `conduct`), for
-        files of no known format.
+        Column of each role (arrival, prompt, generate, blocks, and those of `CONDUCT_DEFAULTS`),
+        for files of no known format.
     time_unit
         Unit of arrivals: s, ms, us, ns or date; empty: the format's, or s.
     block_tokens
@@ -109,11 +111,11 @@ class Reader:
     def parts(self) -> Iterator[TracePart]:
         """The requests in the order of the file; arrivals in seconds from the first one."""
         layout = self.layout
-        policy = Policy(
+        policy = RowPolicy(
             self.source.name, self.options.skip_bad, layout.failed, layout.block_tokens
         )  # fmt: skip
         found = False
-        for chunk in containers.chunks(self.source, layout):
+        for chunk in row_chunks(self.source, layout):
             kept = policy.keep(chunk, self.left_out)
             if kept.any():
                 found = True
@@ -235,7 +237,7 @@ def load(source: str, options: ReadOptions | None = None) -> Trace:
         conduct = {role: values[order] for role, values in conduct.items()}
         if ids is not None and counts is not None:
             ids, counts = ids[_gather(counts, order)], counts[order]
-    turns = resolved(conduct, source)
+    turns = resolve_conduct(conduct, source)
     requests = Requests(arrival, prompt, generate, **turns)
     if ids is not None and counts is not None:
         start = np.concatenate([[0], np.cumsum(counts)])
@@ -249,10 +251,82 @@ def load(source: str, options: ReadOptions | None = None) -> Trace:
 
 def renumbered(ids: Integers) -> Integers:
     """Ids as 0, 1, ... in the order of their first appearance."""
-    import pyarrow as pa
+    _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
+    numbers = np.empty(len(first), dtype=np.int64)
+    numbers[np.argsort(first)] = np.arange(len(first))
+    return numbers[inverse]
 
-    indices = pa.array(ids).dictionary_encode().indices.to_numpy()
-    return np.asarray(indices, dtype=np.int64)
+
+def resolve_conduct(conduct: Conduct, name: str) -> dict[str, Any]:
+    """What ``Requests`` takes: earlier rows as parents, and only columns that say something.
+
+    Raises
+    ------
+    InputError
+        If a turn stands before the one that it follows.
+    """
+    found: dict[str, Any] = {}
+    if "session" in conduct:
+        found["parent"] = _previous_turns(conduct["session"])
+    elif "parent" in conduct:
+        found["parent"] = _parent_rows(conduct, name)
+    if "parent" in found and (found["parent"] < 0).all():
+        del found["parent"]
+    if "parent" in found and conduct.get("think", np.zeros(1)).any():
+        found["think"] = conduct["think"]
+    if conduct.get("priority", np.zeros(1)).any():
+        found["priority"] = conduct["priority"].astype(np.int64)
+    if np.isfinite(conduct.get("abort_after", np.array([np.inf]))).any():
+        found["abort_after"] = conduct["abort_after"]
+    return found
+
+
+def _previous_turns(session: Floats) -> Integers:
+    """The last earlier row of the same session, or -1. (n,)"""
+    parent = np.full(session.size, -1, np.int64)
+    order = np.argsort(session, kind="stable")
+    same = session[order][1:] == session[order][:-1]  # never for rows without a session
+    parent[order[1:][same]] = order[:-1][same]
+    return parent
+
+
+def _parent_rows(conduct: Conduct, name: str) -> Integers:
+    """The row of each one's parent, or -1 where the trace has none. (n,)"""
+    own, wanted = conduct["id"], conduct["parent"]
+    order = np.argsort(own, kind="stable")
+    place = np.minimum(np.searchsorted(own[order], wanted), own.size - 1)
+    there = own[order[place]] == wanted
+    parent = np.where(there, order[place], -1)
+    late = np.flatnonzero(parent >= np.arange(own.size))
+    if late.size:
+        raise InputError(
+            f"{name}, request {late[0] + 1}: follows request {parent[late[0]] + 1}, which is not "
+            f"before it; expected a turn behind the one that it follows"
+        )
+    return parent.astype(np.int64)
+
+
+def unit_changes(raw: Floats, origin: float) -> int | None:
+    """The row from which arrivals seem to be in another unit than before; None if there is none.
+
+    Epochs of the years 2001 to 2128 in s, ms, us and ns lie a factor 1000 apart, so their size
+    tells the unit. Times from 0 are taken for another unit where they jump to about 1000, 10^6 or
+    10^9 times the time before and the gaps that follow grow by about as much.
+    """
+    if origin >= 1e9:
+        other = np.flatnonzero(np.abs(np.log10(np.maximum(raw, 1e-9) / origin)) > 2)
+        return int(other[0]) if len(other) else None
+    behind, ahead = raw[3:-4], raw[4:-3]  # three gaps on either side to judge by
+    with np.errstate(divide="ignore", invalid="ignore"):
+        candidates = np.flatnonzero((behind > 0) & (ahead > 500 * behind)) + 4
+    for row in candidates.tolist():
+        gap_before = (raw[row - 1] - raw[0]) / (row - 1)
+        gap_after = (raw[-1] - raw[row]) / (len(raw) - 1 - row)
+        for factor in (1e3, 1e6, 1e9):
+            lands = raw[row] / (factor * (raw[row - 1] + gap_before))
+            if 0.8 < lands < 1.25 and factor / 3 < gap_after / max(gap_before, 1e-12) < factor * 3:
+                return int(row)
+    return None
 
 
 def _gather(counts: Integers, order: Integers) -> Integers:
@@ -265,9 +339,7 @@ def _gather(counts: Integers, order: Integers) -> Integers:
 
 
 def _layout(source: Source, options: ReadOptions) -> Layout:
-    from dataclasses import replace
-
-    names = containers.columns(source)
+    names = column_names(source)
     if options.columns:
         if options.format:
             raise InputError("--columns and --format: both are given; expected one of them")
@@ -286,7 +358,7 @@ def _layout(source: Source, options: ReadOptions) -> Layout:
             )
         layout = replace(layout, chars_per_token=options.chars_per_token)
     if layout.blocks:
-        stated = parquet.block_tokens(source) if source.kind == "parquet" else 0
+        stated = stated_block_tokens(source)
         tokens = options.block_tokens or stated or layout.block_tokens
         if not tokens:
             raise InputError(

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
-from kvsim.traces.requests import CLASSES, Floats, Integers
+from kvsim.traces.requests import CLASSES, CONDUCT_DEFAULTS, Floats, Integers
 
 LONGEST_REQUEST = 100_000_000  # tokens; ten times the longest context anyone offers
 LONGEST_TIME = 10 * 365 * 86400.0  # ten years [s]
@@ -59,7 +59,7 @@ class TraceColumn:
     def mark(self, where: NDArray[np.bool_], rule: str) -> None:
         """Rows where a rule is broken that broke none before."""
         for row in np.flatnonzero(where).tolist():
-            self.broken.setdefault(row, Broken(rule, self.name, _plain(self.values[row])))
+            self.broken.setdefault(row, Broken(rule, self.name, _number_text(self.values[row])))
 
 
 @dataclass
@@ -108,7 +108,7 @@ class LeftOut:
 
 
 @frozen
-class Policy:
+class RowPolicy:
     """What is done with rows that break a rule.
 
     Attributes
@@ -179,9 +179,30 @@ def _check(chunk: RowChunk, block_tokens: int, zero_is_failed: bool) -> None:
     if chunk.blocks is not None and block_tokens:
         most = np.ceil(chunk.prompt.values / block_tokens)
         for row in np.flatnonzero(chunk.blocks.counts > most).tolist():
-            got = f"{chunk.blocks.counts[row]} blocks for {_plain(chunk.prompt.values[row])} tokens"
+            tokens = _number_text(chunk.prompt.values[row])
+            got = f"{chunk.blocks.counts[row]} blocks for {tokens} tokens"
             chunk.blocks.broken.setdefault(row, Broken("block count", "", got))
 
 
-def _plain(value: float) -> str:
+def check_conduct(role: str, column: TraceColumn) -> TraceColumn:
+    """Fill in the empty values of a column on turns, classes or aborts; mark what breaks a rule."""
+    column.values = column.values.copy()  # Arrow's are read-only
+    for row, broken in list(column.broken.items()):
+        if broken.rule == "missing":
+            del column.broken[row]
+            column.values[row] = CONDUCT_DEFAULTS[role]
+    values = column.values
+    with np.errstate(invalid="ignore"):
+        column.mark(np.isnan(values) & ~np.isnan(CONDUCT_DEFAULTS[role]), "finite")
+        if role == "priority":
+            wrong = (values < 0) | (values >= CLASSES) | (values != np.floor(values))
+            column.mark(wrong, "class")
+        elif role == "think":
+            column.mark(~(values >= 0) | np.isinf(values), "time")
+        elif role == "abort_after":
+            column.mark(~(values > 0), "abort")
+    return column
+
+
+def _number_text(value: float) -> str:
     return str(int(value)) if np.isfinite(value) and value == int(value) else repr(float(value))

@@ -1,13 +1,14 @@
 """The bytes of a trace: found, decompressed, recognised; the same for every format."""
 
+import gzip
+import zlib
 from collections.abc import Iterator
 from importlib.resources import files
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, cast
 
 from kvsim.errors import InputError, unknown
-from kvsim.files import opened
-from kvsim.files.kinds import TRACE
+from kvsim.files import TRACE, open_input
 from kvsim.frozen import frozen
 
 SAMPLE = "sample:"
@@ -62,11 +63,13 @@ class Source:
 
     def open(self) -> IO[bytes]:
         """Decompressed bytes, from the start."""
-        import pyarrow as pa
+        if self.codec == "gzip":
+            return cast(IO[bytes], gzip.open(self.path))
+        if self.codec:
+            import pyarrow as pa
 
-        raw = pa.OSFile(str(self.path))
-        stream: Any = pa.CompressedInputStream(raw, self.codec) if self.codec else raw
-        return stream  # type: ignore[no-any-return]
+            return cast(IO[bytes], pa.CompressedInputStream(pa.OSFile(str(self.path)), self.codec))
+        return self.path.open("rb")
 
     def blocks(self) -> Iterator[bytes]:
         """Decompressed bytes in pieces, without a byte-order mark.
@@ -86,12 +89,13 @@ class Source:
         """Bytes of an open stream; what zlib or zstd dislikes is the file's fault."""
         try:
             return stream.read(count)
-        except OSError as problem:
+        except (OSError, EOFError, zlib.error) as problem:
             raise self.damaged(problem) from None
 
     def damaged(self, problem: Exception) -> InputError:
         """What a compressed file that cannot be read ends with."""
-        how = "ends too early" if "runcated" in str(problem) else f"is damaged ({problem})"
+        short = isinstance(problem, EOFError) or "runcated" in str(problem)
+        how = "ends too early" if short else f"is damaged ({problem})"
         kind = self.codec or self.kind
         return InputError(f"{self.name}: the {kind} data {how}; fetch or write the file again")
 
@@ -110,7 +114,7 @@ def find(name: str) -> Source:
         if name[len(SAMPLE) :] not in known:
             raise unknown("sample trace", name[len(SAMPLE) :], known)
         path = known[name[len(SAMPLE) :]]
-    with opened(path, TRACE) as file:
+    with open_input(path, TRACE) as file:
         start = file.read(PEEK)
     for magic, kind in FOREIGN.items():
         if start.startswith(magic):

@@ -12,7 +12,7 @@ import numpy as np
 
 from kvsim.errors import InputError
 from kvsim.files import check_target, replacing
-from kvsim.traces.containers.parquet import BLOCK_TOKENS
+from kvsim.traces.containers import BLOCK_TOKENS
 from kvsim.traces.formats import FORMATS
 from kvsim.traces.read import TracePart
 from kvsim.traces.requests import Requests

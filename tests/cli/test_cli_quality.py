@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from kvsim.traces import attentionfile
+from kvsim.traces import attention
 from kvsim.validate.model.architecture import Architecture
 from kvsim.validate.model.checkpoint import open_weights
 from kvsim.validate.model.weights import TensorSource
@@ -26,11 +26,9 @@ def test_a_trace_is_printed_and_written(tmp_path: Path) -> None:
     result = run(*QUALITY, *SMALL, *ONE, "--json", "--out", str(path))
     assert result.code == 0, result
     assert [each.split(": ")[1] for each in result.err.splitlines()[-2:]] == ["1 of 2", "2 of 2"]
-    trace = attentionfile.load(path)
+    trace = attention.load(path)
     assert (
-        own_fields(answer_in(result.out))
-        == attentionfile.record(trace)
-        == json.loads(path.read_text())
+        own_fields(answer_in(result.out)) == attention.record(trace) == json.loads(path.read_text())
     )
     assert (trace.model, trace.tokens, trace.layers) == (NAME, 48 + 1 + 6, 30)
     assert trace.weights.startswith("SmolLM2-135M-Instruct.Q4_1.gguf; sha256 ")

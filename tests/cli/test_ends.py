@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from kvsim import files
 from kvsim.cli.ends import Stopped, run_command
-from kvsim.files import replacing, writing
-from kvsim.files.drafts import create_draft
+from kvsim.files import create_draft, replacing
 
 
 @pytest.mark.parametrize("problem", [KeyboardInterrupt(), Stopped(15)])
@@ -22,7 +22,7 @@ def test_a_signal_just_after_a_draft_is_made_leaves_none(
         with replacing(tmp_path / "out.csv") as draft:
             draft.write_text("never")
 
-    monkeypatch.setattr(writing, "create_draft", interrupted)
+    monkeypatch.setattr(files, "create_draft", interrupted)
     assert run_command(work) in (130, 143)
     assert list(tmp_path.iterdir()) == []
     assert "nothing was written" in capsys.readouterr().err

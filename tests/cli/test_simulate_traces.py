@@ -17,8 +17,7 @@ from kvsim.serving.outcome import faults
 from kvsim.serving.rounds import draw_rates, find_acceptance, with_acceptance
 from kvsim.serving.rules import LOADS, Rules
 from kvsim.serving.simulate import simulate
-from kvsim.traces.attention import GAMMAS, Acceptance, AttentionTrace
-from kvsim.traces.attentionfile import write
+from kvsim.traces.attention import GAMMAS, Acceptance, AttentionTrace, write
 from kvsim.traces.read import load
 from tests.support.bad_traces import BAD_FILES, BAD_ROWS, azure
 from tests.support.commands import run

@@ -9,12 +9,17 @@ import pytest
 
 from kvsim.engine.roofline import seconds
 from kvsim.errors import InputError
-from kvsim.evidence.machine.datasheet import find_datasheet, shortfalls
 from kvsim.evidence.machine.fit import Calibration, fit_samples
-from kvsim.evidence.machine.predicted import with_rates
-from kvsim.evidence.machine.profile import Machine, hardware_text, stack_text, with_error
+from kvsim.evidence.machine.profile import (
+    Machine,
+    find_datasheet,
+    hardware_text,
+    shortfalls,
+    stack_text,
+    with_error,
+)
 from kvsim.evidence.machine.samples import Log, Sample, read_samples
-from kvsim.evidence.machine.solve import Known
+from kvsim.evidence.machine.solve import Known, with_rates
 from kvsim.graph import Channel, Op
 from kvsim.machines.basis import basis
 from kvsim.machines.deployment import Deployment

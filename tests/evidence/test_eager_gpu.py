@@ -10,9 +10,12 @@ torch = pytest.importorskip("torch")
 
 from kvsim.engine.roofline import all_ops, seconds  # noqa: E402
 from kvsim.evidence.machine.fit import fit_samples  # noqa: E402
-from kvsim.evidence.machine.predicted import with_rates  # noqa: E402
 from kvsim.evidence.machine.samples import Sample  # noqa: E402
-from kvsim.evidence.machine.solve import REST, TECHNIQUES  # noqa: E402
+from kvsim.evidence.machine.solve import (  # noqa: E402
+    REST,
+    TECHNIQUES,
+    with_rates,
+)
 from kvsim.graph import Op, Step  # noqa: E402
 from kvsim.machines.deployment import Deployment  # noqa: E402
 from kvsim.machines.profiles import with_numbers  # noqa: E402

@@ -9,8 +9,7 @@ import pytest
 
 from kvsim import techniques
 from kvsim.errors import InputError
-from kvsim.evidence.logs import MeasuredRun, read_run
-from kvsim.evidence.run import errors, fit_run, simulated
+from kvsim.evidence.logs import MeasuredRun, errors, fit_run, read_run, simulated
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack, with_numbers
 from kvsim.models.configs import load_model

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from kvsim.errors import InputError
-from kvsim.evidence import own, published
+from kvsim.evidence import published
 from kvsim.evidence.logs import MeasuredRun, read_run
+from kvsim.evidence.predicted import METRICS, predict
 from tests.support.commands import run as kvsim
 
 DOCS = (Path(__file__).parents[2] / "docs" / "logs.md").read_text()
@@ -93,7 +94,7 @@ def test_seven_columns_are_a_table_of_runs(tmp_path: Path) -> None:
     assert [row.settings for row in rows] == ["full", "full", "kivi:bits=4,group=32"]
     assert {(row.use, row.stack, row.hardware) for row in rows} == {("check", "vllm", "h100")}
     for row in rows:
-        assert 0.3 < published.predict(row) / row.published < 3
+        assert 0.3 < predict(row) / row.published < 3
     done = kvsim("reproduce", str(path))
     assert done.code == 0, done.err
 
@@ -108,8 +109,8 @@ def test_a_file_for_the_other_command_is_sent_there(tmp_path: Path) -> None:
 
 
 def test_own_metrics_are_those_of_tables() -> None:
-    assert set(own.METRICS) < set(published.METRICS)
-    for metric in own.METRICS:
+    assert set(published.OWN_METRICS) < set(METRICS)
+    for metric in published.OWN_METRICS:
         assert f"`{metric}`" in DOCS
 
 

@@ -14,7 +14,7 @@ from kvsim.engine.roofline import seconds
 from kvsim.engine.timeline import makespan, steady_seconds
 from kvsim.errors import InputError
 from kvsim.evidence import ledger, loadtests
-from kvsim.evidence.ops import fit, rows, shapes
+from kvsim.evidence.ops import fit, rows
 from kvsim.graph import Point
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack, with_numbers
@@ -52,7 +52,7 @@ def synthetic(name: str, noise: float = 0.02, seed: int = 0) -> rows.OpRows:
     count = len(next(iter(shape.values())))
     bare = rows.OpRows(kind, "fp16", shape, np.ones(count), ("line",) * count)
     stack = with_numbers(load_stack("fused"), numbers(name))
-    took = shapes.predicted(bare, load_hardware("h100"), stack)
+    took = fit.predicted(bare, load_hardware("h100"), stack)
     return rows.OpRows(kind, "fp16", shape, took * rng.normal(1, noise, count), bare.lines)
 
 
@@ -194,7 +194,7 @@ def test_from_ops_writes_a_stack_that_predicts(tmp_path: Path) -> None:
     [
         (["--engine", "none"], "no row of 'none'"),
         ([], "--engine is missing"),
-        (["--engine", "mine", "--hold-out", "0.9"], "--hold-out: got 0.9"),
+        (["--engine", "mine", "--hold-out", "0.9"], "--hold-out: got '0.9'"),
         (["--engine", "mine", "--version", "9"], "no usable row of mine on h100"),
         (["--engine", "mine", "--gpu", "a100-80g"], "no usable row of mine on a100-80g"),
     ],
@@ -383,5 +383,5 @@ def test_shipped_numbers_are_those_of_the_rows() -> None:
     found = rows.read_ops([folder / "decode_attention.csv"], "vllm", hardware)
     stack = load_stack("vllm@h100")
     for one in found.rows:
-        off = np.abs(shapes.predicted(one, hardware, stack) / one.took - 1)
+        off = np.abs(fit.predicted(one, hardware, stack) / one.took - 1)
         assert np.median(off) < 0.04

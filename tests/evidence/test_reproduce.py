@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from kvsim.errors import InputError
-from kvsim.evidence.published import COLUMNS, PublishedRow, fit_stack, papers, predict, read
+from kvsim.evidence.predicted import PublishedRow, fit_stack, predict
+from kvsim.evidence.published import COLUMNS, papers, read
 from kvsim.evidence.scores import error, score
 from kvsim.machines.profiles import load_stack, number_of, with_numbers
 from kvsim.report import reproduce as reproduction

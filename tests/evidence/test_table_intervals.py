@@ -5,7 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from kvsim.evidence import published, published_errors
+from benchmarks import published_errors
+from kvsim.evidence import published
 from kvsim.machines.profiles import load_stack, number_of
 
 SPREAD = 0.05  # of the logarithms of measured over predicted
@@ -37,7 +38,7 @@ def test_what_rows_without_a_mechanism_do_not_tell_is_as_in_the_stack_below() ->
     stack = load_stack("kcache-engine")
     rows = [row for row in published.read("kcache") if row.ran_on(stack)]
     full = [replace(r, use="fit") for r in rows if r.technique == "full" and r.metric != "fits"]
-    told, base = published_errors._told(full, stack), load_stack(stack.extends)
+    told, base = published_errors.fit_told_numbers(full, stack), load_stack(stack.extends)
     for key in ("kernel.relay.memory", "offload.layer_s"):
         assert told[key] == number_of(base, key) != number_of(stack, key)
     assert told["kernel.attention.memory"] == pytest.approx(0.87, abs=0.05)

@@ -10,6 +10,7 @@ from functools import cache
 import numpy as np
 
 from kvsim.evidence import published
+from kvsim.evidence.predicted import predict as predict_row
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
@@ -38,7 +39,7 @@ def predict(case: str) -> Answer:
 
 @cache
 def _published(paper: str) -> list[float]:
-    return [published.predict(row) for row in published.read(paper)]
+    return [predict_row(row) for row in published.read(paper)]
 
 
 def reproduce(case: str) -> Answer:

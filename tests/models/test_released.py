@@ -6,8 +6,7 @@ from kvsim.emit.engines import emit
 from kvsim.machines.deployment import WEIGHTS, Deployment
 from kvsim.machines.hardware import RELEASED
 from kvsim.machines.profiles import load_hardware, load_stack
-from kvsim.models.configs import load_model, model_names
-from kvsim.models.released import released_format
+from kvsim.models.configs import load_model, model_names, released_format
 from tests.emit.test_emit import served
 from tests.support.commands import run
 

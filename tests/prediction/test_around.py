@@ -13,8 +13,7 @@ from kvsim.prediction import breakeven
 from kvsim.prediction.breakeven import BreakEven, break_even_acceptance, break_evens, linked
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point, tier_bytes
-from kvsim.prediction.pool import longest_prompt, pool
-from kvsim.prediction.remedies import remedies
+from kvsim.prediction.pool import longest_prompt, pool, remedies
 from kvsim.techniques import parse
 
 FULL = parse("full")
@@ -204,7 +203,7 @@ def fits_on(gpus: int, asked: Prediction) -> bool:
 def test_a_shorter_prompt_is_a_remedy_down_to_one_token(
     longest: int, named: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("kvsim.prediction.remedies.longest_prompt", lambda *of: longest)
+    monkeypatch.setattr("kvsim.prediction.pool.longest_prompt", lambda *of: longest)
     options = [one.option for one in remedies(predicted("full", where("t4"), 8, 1024))]
     assert (f"--prompt {longest}" in options) is named
 

@@ -7,13 +7,10 @@ import pytest
 
 from kvsim.models.configs import load_model
 from kvsim.quality.evidence import Evidence, attention_kind, evidence
-from kvsim.quality.measured import runs_of, shipped
-from kvsim.quality.published import published
+from kvsim.quality.measured import published, runs_of, shipped
 from kvsim.quality.settings import family, harshness
 from kvsim.techniques import TECHNIQUES, parse
-from kvsim.traces.attention import Retrieval
-from kvsim.traces.attentionfile import load
-from kvsim.traces.shipped import measured
+from kvsim.traces.attention import Retrieval, load, shipped_traces
 from tests.support.shipped import SHIPPED
 
 PUBLISHED = ("llama2-7b", "llama2-13b", "mistral-7b-v0.2", "llama3-8b")
@@ -92,7 +89,7 @@ def test_own_measurements_come_first_and_are_in_their_own_unit() -> None:
 
 def evicted(facts: int, full: float, share: float | None) -> Evidence:
     """H2O at half of the context, by the trace that ships but for what it finds of facts."""
-    trace = load(measured()["smollm2-135m"])
+    trace = load(shipped_traces()["smollm2-135m"])
     quality = tuple(replace(q, found=share) for q in trace.quality)
     told = None if share is None else Retrieval(facts, full)
     own = runs_of(replace(trace, quality=quality, retrieval=told))
@@ -155,7 +152,7 @@ def test_families_are_said_of_every_technique_that_drops_tokens() -> None:
 
 
 def test_a_users_own_trace_replaces_what_ships() -> None:
-    trace = load(measured()["smollm2-135m"])
+    trace = load(shipped_traces()["smollm2-135m"])
     own = runs_of(replace(trace, model="opt-13b"))
     assert len(own) == len(shipped("smollm2-135m")) and {r.model for r in own} == {"opt-13b"}
     found = evidence(parse("kivi:bits=4"), load_model("opt-13b"), 1024, own)

@@ -22,7 +22,7 @@ from kvsim.quality.layers import LayerLosses, load, write
 from kvsim.quality.unfinished import Unfinished
 from kvsim.techniques import Technique, parse
 from kvsim.techniques.axes.base import Term
-from kvsim.traces.shipped import measured
+from kvsim.traces.attention import shipped_traces
 from kvsim.validate.quality.perlayer import executed, measure_layers, packed
 from kvsim.validate.quality.runs import Forced
 from kvsim.validate.quality.settings import Reading
@@ -95,7 +95,7 @@ def test_files_of_layers_and_of_runs_are_told_apart(tmp_path: Path) -> None:
     one, other = (str(tmp_path / name) for name in ("one.json", "other.json"))
     write(Path(one), made())
     write(Path(other), made(seed=1))
-    runs = str(measured()["smollm2-135m"])
+    runs = str(shipped_traces()["smollm2-135m"])
     found = admission(f"{runs},{one}")
     assert found.layered == offered(made()) and found.layered_for == "llama"
     assert found.runs is not None and {r.model for r in found.runs} == {"smollm2-135m"}

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvsim.planner.question import Admission
-from kvsim.sweeps import answers
+from kvsim.sweeps import evaluate
 from tests.support.commands import run
 from tests.support.envelope import answer_in
 
@@ -71,8 +71,8 @@ def test_the_page_of_a_sweep_names_it(
     kind: str, technique: str, trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only = Admission(only=(technique,))  # where a fleet is free to choose
-    monkeypatch.setattr(answers, "Admission", lambda: only)
-    monkeypatch.setattr(answers, "DEGREES", (1, 2))
+    monkeypatch.setattr(evaluate, "Admission", lambda: only)
+    monkeypatch.setattr(evaluate, "DEGREES", (1, 2))
     spec, page = tmp_path / "grid.toml", tmp_path / "F.html"
     grid = SWEEPS[kind].format(technique=technique, trace=trace)
     spec.write_text(f'kind = "{kind}"\n[grid]\nmodel = ["llama2-7b"]\ngpu = ["a6000"]\n{grid}\n')

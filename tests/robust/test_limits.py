@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 import typer
 
-from kvsim import options
+from kvsim import files, options
 from kvsim.cli.app import application
 from kvsim.errors import InputError
-from kvsim.files import kinds
 from kvsim.options import find_misuse
 from tests.support.commands import line
 
@@ -32,7 +31,7 @@ COMMANDS = commands(typer.main.get_command(application()))
 
 def test_the_documentation_has_the_tables() -> None:
     page = (ROOT / "docs" / "limits.md").read_text(encoding="utf-8")
-    assert options.limits_table() in page and kinds.table() in page
+    assert options.limits_table() in page and files.table() in page
 
 
 @pytest.mark.parametrize("name", options.RANGES)

@@ -19,11 +19,10 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.prediction.generate import Prediction
-from kvsim.sweeps.bundles import FEWEST, MOST, ROUNDS, Bundles, compute_all
 from kvsim.sweeps.chunks import SweepChunk, chunks_of, compute
 from kvsim.sweeps.spec import Spec, read
 from kvsim.sweeps.store import ResultStore
-from kvsim.sweeps.workers import _check, here, pool
+from kvsim.sweeps.workers import FEWEST, MOST, ROUNDS, Bundles, _check, compute_all, here, pool
 from kvsim.techniques import TECHNIQUES, parse
 from kvsim.techniques.registry import terms
 from tests.support.commands import check, line, run
@@ -169,7 +168,7 @@ def test_resume_computes_only_what_is_missing(
         computed.append(chunk.index)
         return compute(chunk)
 
-    monkeypatch.setattr("kvsim.sweeps.bundles.compute", noted)
+    monkeypatch.setattr("kvsim.sweeps.workers.compute", noted)
     check(line("sweep", place, "--out", str(out)), "has a sweep already|--resume")
     assert run("sweep", place, "--out", str(out), "--resume").code == 0
     assert contents(out) == whole

@@ -21,9 +21,10 @@ from kvsim.traces.attention import (
     Retrieval,
     Saliency,
     TopK,
+    load,
+    shipped_traces,
+    write,
 )
-from kvsim.traces.attentionfile import load, write
-from kvsim.traces.shipped import measured
 
 REACHED = tuple(tuple(0.9 * 0.8**i for i in range(gamma)) for gamma in range(1, 7))
 TRACE = AttentionTrace(
@@ -177,8 +178,8 @@ def test_rounds_are_drawn_as_measured() -> None:
 
 
 def test_what_ships_says_what_it_stands_on() -> None:
-    assert "smollm2-135m" in measured()
-    for name, path in measured().items():
+    assert "smollm2-135m" in shipped_traces()
+    for name, path in shipped_traces().items():
         trace = load(path)
         assert (trace.model, trace.layers) == (name, load_model(name).layers)
         assert "sha256" in trace.weights and "sha256" in trace.text
@@ -192,7 +193,7 @@ def test_what_ships_says_what_it_stands_on() -> None:
 
 
 def test_one_bit_needs_specaches_zero_point() -> None:
-    trace = load(measured()["smollm2-135m"])
+    trace = load(shipped_traces()["smollm2-135m"])
     narrow = {
         t.name: each.perplexity
         for each in trace.quality

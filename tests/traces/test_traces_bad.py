@@ -74,9 +74,9 @@ def test_the_first_of_many_bad_rows_is_named_and_all_are_counted(tmp_path: Path)
 def test_lines_are_counted_over_blocks_and_torn_rows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from kvsim.traces.containers import delimited
+    from kvsim.traces import source
 
-    monkeypatch.setattr(delimited, "BLOCK", 64)
+    monkeypatch.setattr(source, "BLOCK", 64)
     rows = [f"{i},{i},1" if i % 7 else f"{i}" for i in range(1, 60)]
     rows[40] = "41,x,1"
     path = written(tmp_path, "\n".join(["arrived_at,num_prefill_tokens,num_decode_tokens", *rows])

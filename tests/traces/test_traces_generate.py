@@ -7,13 +7,19 @@ from hypothesis import strategies as st
 from scipy.stats import ks_2samp, kstest
 
 from kvsim.errors import InputError
-from kvsim.traces import likeness, specs
-from kvsim.traces.arrivals import Diurnal, OnOff, RepeatedLoad
-from kvsim.traces.lengths import Lengths, Lognormal
-from kvsim.traces.likeness import TrafficModel, clock_tick
+from kvsim.traces import synthetic
 from kvsim.traces.read import load
 from kvsim.traces.requests import Floats, Requests
 from kvsim.traces.statistics import describe, dispersion
+from kvsim.traces.synthetic import (
+    Diurnal,
+    Lengths,
+    Lognormal,
+    OnOff,
+    RepeatedLoad,
+    TrafficModel,
+    clock_tick,
+)
 from tests.support.places import SHARED
 
 TRACES = SHARED / "traces"
@@ -23,7 +29,7 @@ SOME = Lengths(Lognormal(1000.0, 1.0), Lognormal(100.0, 0.5), 0.3)
 
 def gaps(text: str, rate: float = 2.0, seed: int = 1) -> Floats:
     random = np.random.default_rng(seed)
-    return np.diff(specs.arrivals(text).draw(random, rate, MANY, None))
+    return np.diff(synthetic.parse_arrivals(text).draw(random, rate, MANY, None))
 
 
 @pytest.mark.parametrize(
@@ -64,7 +70,7 @@ def test_a_day_rises_and_falls_as_the_sine_says() -> None:
        st.floats(0.01, 100), st.floats(0.1, 500), st.integers(0, 99))  # fmt: skip
 @settings(max_examples=40)
 def test_durations_and_counts_are_kept(text: str, rate: float, duration: float, seed: int) -> None:
-    process = specs.arrivals(text)
+    process = synthetic.parse_arrivals(text)
     for_time = process.draw(np.random.default_rng(seed), rate, None, duration)
     assert ((for_time >= 0) & (for_time <= duration * (1 + 1e-9))).all()
     counted = process.draw(np.random.default_rng(seed), rate, 37, None)
@@ -83,9 +89,11 @@ def test_lognormal_lengths() -> None:
 
 
 def test_prefix_reuse_is_what_was_asked_for() -> None:
-    shared = specs.shared_prefixes("reuse:share=0.6,depth=0.4,distance=10,block=64")
+    shared = synthetic.parse_prefixes("reuse:share=0.6,depth=0.4,distance=10,block=64")
     long = Lengths(Lognormal(20_000.0, 0.3), Lognormal(100.0, 0.5))  # short ones have few blocks
-    requests = TrafficModel(specs.arrivals("poisson"), 1.0, long, shared).draw(6, 20_000, None)
+    requests = TrafficModel(synthetic.parse_arrivals("poisson"), 1.0, long, shared).draw(
+        6, 20_000, None
+    )
     assert requests.block_tokens == 64
     assert requests.block_start is not None
     assert (np.diff(requests.block_start) == -(-requests.prompt // 64)).all()
@@ -97,7 +105,7 @@ def test_prefix_reuse_is_what_was_asked_for() -> None:
 
 def test_the_same_seed_gives_the_same_trace_and_another_another() -> None:
     workload = TrafficModel(
-        specs.arrivals("gamma"), 2.0, SOME, specs.shared_prefixes("reuse")
+        synthetic.parse_arrivals("gamma"), 2.0, SOME, synthetic.parse_prefixes("reuse")
     )  # fmt: skip
     first, again, other = (workload.draw(seed, 500, None) for seed in (1, 1, 2))
     for name in ("arrival", "prompt", "generate", "block_ids", "block_start"):
@@ -106,7 +114,7 @@ def test_the_same_seed_gives_the_same_trace_and_another_another() -> None:
 
 
 def test_a_shorter_trace_begins_alike() -> None:
-    workload = TrafficModel(specs.arrivals("gamma"), 2.0, SOME)
+    workload = TrafficModel(synthetic.parse_arrivals("gamma"), 2.0, SOME)
     assert np.allclose(
         workload.draw(1, 100, None).arrival, workload.draw(1, 200, None).arrival[:100]
     )
@@ -140,27 +148,27 @@ def alike(source: Requests, drawn: Requests, reuse: float = 0.02) -> None:
 
 def test_a_likeness_has_the_statistics_of_its_source() -> None:
     source = bursty()
-    workload = likeness.fit(source)
+    workload = synthetic.fit_traffic(source)
     for seed in range(3):
         alike(source, workload.draw(seed, None, source.duration))
 
 
 def test_a_likeness_follows_the_load_over_time() -> None:
     source = bursty()
-    drawn = likeness.fit(source).draw(1, None, source.duration)
+    drawn = synthetic.fit_traffic(source).draw(1, None, source.duration)
     mine, theirs = (np.histogram(r.arrival, 40, (0, 20_000))[0] for r in (source, drawn))
     assert np.corrcoef(mine, theirs)[0, 1] > 0.9
 
 
 def test_a_likeness_of_a_poisson_process_is_one() -> None:
     arrival = np.sort(np.random.default_rng(8).uniform(0, 10_000, 20_000))
-    drawn = likeness.fit_arrivals(arrival).draw(np.random.default_rng(9), 2.0, None, 10_000.0)
+    drawn = synthetic.fit_arrivals(arrival).draw(np.random.default_rng(9), 2.0, None, 10_000.0)
     assert dispersion(drawn, 60.0) == pytest.approx(1.0, abs=0.35)
 
 
 def test_a_likeness_can_be_faster_and_longer() -> None:
     source = bursty()
-    workload = likeness.fit(source)
+    workload = synthetic.fit_traffic(source)
     drawn = workload.changed(rate=12.0).draw(1, None, 2 * source.duration)
     statistics = describe(drawn)
     assert statistics.rate == pytest.approx(12.0, rel=0.03)
@@ -177,7 +185,7 @@ def test_a_coarse_clock_is_seen_and_kept() -> None:
         pytest.approx(3.0, abs=2e-3)
     )
     assert clock_tick(np.cumsum(random.exponential(1.0, 1000))) == 0.0
-    fitted = likeness.fit_arrivals(arrival)
+    fitted = synthetic.fit_arrivals(arrival)
     assert isinstance(fitted, RepeatedLoad) and fitted.tick == 3.0
     drawn = fitted.draw(random, 20_000 / 9000, None, 9000.0)
     assert (drawn % 3 == 0).all()
@@ -190,7 +198,7 @@ def test_a_likeness_of_a_public_trace(name: str) -> None:
     if not TRACES.is_dir():
         pytest.skip("needs the public traces beside the checkout")
     source = load(str(TRACES / name)).requests
-    workload = likeness.fit(source)
+    workload = synthetic.fit_traffic(source)
     triples = set(zip(source.arrival, source.prompt, source.generate, strict=True))
     for seed in range(3):
         drawn = workload.draw(seed, None, source.duration)
@@ -203,7 +211,7 @@ def test_a_likeness_of_a_public_trace(name: str) -> None:
 def test_pairs_of_lengths_return_only_by_chance() -> None:
     """No more of the source's pairs than two draws from one distribution have in common."""
     source = bursty()
-    drawn = likeness.fit(source).draw(1, None, source.duration)
+    drawn = synthetic.fit_traffic(source).draw(1, None, source.duration)
     twin = bursty(11)
 
     def pairs(requests: Requests) -> set[tuple[int, int]]:
@@ -225,22 +233,22 @@ def test_pairs_of_lengths_return_only_by_chance() -> None:
         ("arrivals", "poisson:cv=2", "unknown --arrivals poisson setting 'cv'"),
         ("arrivals", "onoff:on=0", "on is '0'"),
         ("arrivals", "diurnal:amplitude=1.5", "amplitude is '1.5'|from 0 to 1"),
-        ("joint_lengths", "normal", "unknown --lengths 'normal'|lognormal|empirical:FILE"),
-        ("joint_lengths", "lognormal:prompt=0", "prompt is '0'|from 1 to 1e+08"),
-        ("joint_lengths", "lognormal:correlation=2", "correlation is '2'|from -1 to 1"),
-        ("joint_lengths", "empirical:none.csv", "none.csv|no such file"),
-        ("shared_prefixes", "reuse:share=2", "share is '2'"),
-        ("shared_prefixes", "tree", "unknown --prefixes 'tree'|reuse"),
+        ("lengths", "normal", "unknown --lengths 'normal'|lognormal|empirical:FILE"),
+        ("lengths", "lognormal:prompt=0", "prompt is '0'|from 1 to 1e+08"),
+        ("lengths", "lognormal:correlation=2", "correlation is '2'|from -1 to 1"),
+        ("lengths", "empirical:none.csv", "none.csv|no such file"),
+        ("prefixes", "reuse:share=2", "share is '2'"),
+        ("prefixes", "tree", "unknown --prefixes 'tree'|reuse"),
     ],
 )
 def test_bad_specs(kind: str, text: str, words: str) -> None:
     with pytest.raises(InputError) as caught:
-        getattr(specs, kind)(text)
+        getattr(synthetic, f"parse_{kind}")(text)
     assert all(word in str(caught.value) for word in words.split("|")), caught.value
 
 
 def test_too_short_a_source_and_too_long_a_trace() -> None:
     with pytest.raises(InputError, match="100 requests; expected at least 200"):
-        likeness.fit(bursty().head(100))
+        synthetic.fit_traffic(bursty().head(100))
     with pytest.raises(InputError, match="requests; expected at most 100,000,000"):
-        TrafficModel(specs.arrivals("poisson"), 1e9, SOME).draw(1, None, 1e9)
+        TrafficModel(synthetic.parse_arrivals("poisson"), 1e9, SOME).draw(1, None, 1e9)

@@ -14,11 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.errors import InputError
-from kvsim.traces import source
-from kvsim.traces.containers import delimited, lines, records
+from kvsim.traces import containers, source
 from kvsim.traces.formats import FORMATS
-from kvsim.traces.read import ReadOptions, Trace, load
-from kvsim.traces.units import unit_changes
+from kvsim.traces.read import ReadOptions, Trace, load, unit_changes
 from kvsim.traces.write import write
 from tests.support.places import SHARED
 from tests.support.traces import (
@@ -72,14 +70,18 @@ def test_every_format_has_a_file_here_and_a_source() -> None:
     assert all(format.source and format.title for format in FORMATS.values())
 
 
+@pytest.mark.parametrize("arrow", [True, False])
 @pytest.mark.parametrize("case", TRACE_FILES)
 def test_small_pieces_change_nothing(
-    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: str, arrow: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Nor does whether PyArrow reads the lines."""
     whole = read(tmp_path, TRACE_FILES[case][1]).requests
+    if not arrow:
+        for fast in ("_read_csv_block", "_read_json_block"):
+            monkeypatch.setattr(containers, fast, lambda *_: None)
     monkeypatch.setattr(source, "BLOCK", 120)
-    monkeypatch.setattr(delimited, "BLOCK", 120)
-    monkeypatch.setattr(records, "MANY", 2)
+    monkeypatch.setattr(containers, "CHUNK_ROWS", 2)
     pieces = read(tmp_path, TRACE_FILES[case][1]).requests
     for name in ("arrival", "prompt", "generate", "block_ids", "block_start"):
         assert np.array_equal(getattr(whole, name), getattr(pieces, name)), name
@@ -99,8 +101,8 @@ def test_fast_and_slow_json_agree(values: list[tuple[Any, Any, Any]]) -> None:
 
     chosen = choose("x", [*names], "mooncake")
     assert layout.blocks and not chosen.blocks
-    fast = lines._at_once(block, chosen, 0, len(values))
-    slow = lines._one_by_one(block, chosen, 0)
+    fast = containers._read_json_block(block, chosen, 0)
+    (slow,) = containers._gather("line", chosen, containers._decode_lines(0, block))
     if fast is None:
         return
     assert not fast.torn and not slow.torn

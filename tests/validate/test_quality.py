@@ -12,7 +12,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.techniques import parse
 from kvsim.techniques.technique import Technique
-from kvsim.traces import attentionfile
+from kvsim.traces import attention
 from kvsim.traces.attention import GAMMAS, AttentionTrace, Retrieval
 from kvsim.validate.quality.facts import PlantedFacts
 from kvsim.validate.quality.measure import measure
@@ -209,8 +209,8 @@ def test_a_whole_measurement_is_a_trace(tmp_path: Path) -> None:
     assert trace.quality[4].kl < trace.quality[0].kl / 100  # eight bits against two
     assert (trace.tokens, trace.layers, len(trace.acceptance)) == (2 * LENGTH, 3, 4)
     path = tmp_path / "trace.json"
-    attentionfile.write(path, trace)
-    assert attentionfile.load(path) == trace
+    attention.write(path, trace)
+    assert attention.load(path) == trace
 
 
 def rehearsed(name: str, techniques: list[Technique]) -> tuple[list[Technique], list[str]]:

@@ -12,9 +12,8 @@ import numpy as np
 
 from kvsim.errors import InputError
 from kvsim.evidence.leastsquares import BLIND, Parameter, fit_ratio
-from kvsim.evidence.machine.predicted import predicted
 from kvsim.evidence.machine.samples import Sample
-from kvsim.evidence.machine.solve import REST, SAMPLING, SURE, TECHNIQUES, Known, Solver
+from kvsim.evidence.machine.solve import REST, SAMPLING, SURE, TECHNIQUES, Known, Solver, predicted
 from kvsim.frozen import frozen
 
 REQUIRED = frozenset({"fp16", "fp32"})  # formats that no profile is without

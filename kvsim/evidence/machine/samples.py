@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.errors import InputError
-from kvsim.files import append, cut_off, own_output, read_bytes, replace_text
-from kvsim.files.kinds import SAMPLES
+from kvsim.files import SAMPLES, append, own_output, read_bytes, replace_text, truncate
 from kvsim.frozen import frozen
 from kvsim.graph import Op
 
@@ -119,7 +118,7 @@ class Log:
             raise InputError(f"{path}: {_other(text, header)}; move it away, or choose another")
         kept = log._read(text, len(first.encode()))
         if kept < len(text):
-            cut_off(path, kept)
+            truncate(path, kept)
         return log
 
     def append(

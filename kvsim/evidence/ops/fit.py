@@ -1,18 +1,166 @@
 """Numbers of a stack fitted to measured operators, kernel class by kernel class."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
+from typing import cast
 from zlib import crc32
 
 import numpy as np
 
+from kvsim.engine import attention, ops
+from kvsim.engine.formats import Format
+from kvsim.engine.ops import all_reduce
+from kvsim.engine.roofline import seconds
 from kvsim.evidence.leastsquares import Fit, Parameter, fit_ratio, robust_loss
-from kvsim.evidence.ops.rows import OpRows, OpTable
-from kvsim.evidence.ops.shapes import predicted
+from kvsim.evidence.ops.rows import LATENT_WIDTH, OpRows, OpTable
+from kvsim.evidence.stackfile import numbers_text
 from kvsim.frozen import frozen
-from kvsim.graph import Array
+from kvsim.graph import Array, Number, Op, Point
+from kvsim.machines.deployment import WEIGHTS, Deployment
 from kvsim.machines.hardware import Hardware, Stack
 from kvsim.machines.profiles import with_numbers
+from kvsim.models.model import LayerShape, Model
+
+KV_RANK, ROPE_DIM, VALUE_DIM = 512.0, 64.0, 128.0  # DeepSeek-V2 and V3
+CACHES = {"fp16": Format(), "fp8": Format(8)}
+
+
+@frozen
+class ShapeTable:
+    """What formulas ask of a model, as arrays over the rows of a table."""
+
+    heads: Number = 1.0
+    kv_heads: Number = 1.0
+    head_dim: Number = 128.0
+    hidden: Number = 1.0
+    expert_ffn: Number = 0.0
+    experts: Number = 0.0
+    experts_active: Number = 0.0
+    shared_experts: int = 0
+    latent: bool = False
+    kv_rank: float = KV_RANK
+    rope_dim: float = ROPE_DIM
+    value_dim: float = VALUE_DIM
+    indexer: None = None
+
+    def shard(self, tp: int) -> "ShapeTable":
+        """The shapes are those of one GPU already."""
+        return self
+
+    def biased(self, name: str) -> bool:
+        """No measured product has a bias."""
+        return False
+
+    @property
+    def k_width(self) -> Number:
+        """Numbers of K per token, of latents all. [numbers]"""
+        return LATENT_WIDTH if self.latent else self.kv_heads * self.head_dim
+
+    @property
+    def v_width(self) -> Number:
+        """Numbers of V per token. [numbers]"""
+        return 0.0 if self.latent else self.kv_heads * self.head_dim
+
+    @property
+    def kv_width(self) -> Number:
+        """Numbers of K and V per token. [numbers]"""
+        return self.k_width + self.v_width
+
+    @property
+    def queries_per_kv(self) -> Number:
+        """Query heads per KV head."""
+        return self.heads / self.kv_heads
+
+    def attention_matrices(self) -> Mapping[str, tuple[Number, Number]]:
+        """The up-projection of latents alone."""
+        return {"kv_up": (KV_RANK, self.heads * (self.head_dim + VALUE_DIM))}
+
+    def mlp_matrices(self, width: Number) -> Mapping[str, tuple[Number, Number]]:
+        """Inputs and outputs of the products of gated experts, whose gate and up are one matrix."""
+        return {"up": (self.hidden, 2 * width), "down": (width, self.hidden)}
+
+
+def _at(shapes: ShapeTable, hardware: Hardware, stack: Stack, weights: str, tp: int) -> Deployment:
+    return Deployment(cast(Model, shapes), hardware, stack, weights, tp)
+
+
+def _gemm(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
+    d, s = _at(ShapeTable(), hardware, stack, rows.dtype, 1), rows.shape
+    matrix = cast(tuple[int, int], (s["k"], s["n"]))
+    return _seconds(ops.gemm(d, "product", s["m"], matrix, WEIGHTS[rows.dtype]), d)
+
+
+def _decode(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
+    s = rows.shape
+    latent = rows.kind == "mla_decode"
+    shapes = (
+        ShapeTable(heads=s["heads"], latent=True)
+        if latent
+        else ShapeTable(s["heads"], s["kv_heads"], s["head_dim"])
+    )
+    d = _at(shapes, hardware, stack, "fp16", 1)
+    p = Point(s["batch"], s["context"], 1.0, s["context"], s["context"] + 1)
+    found = attention.ops(d, p, LayerShape(), stored=CACHES[rows.dtype])
+    return _seconds(next(op for op in found if op.name == "attn"), d)
+
+
+def _prompt(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
+    s = rows.shape
+    d = _at(ShapeTable(s["heads"], s["kv_heads"], s["head_dim"]), hardware, stack, "fp16", 1)
+    length = s["context"] + s["new"]
+    p = Point(s["batch"], s["context"], s["new"], length, length, prefill=True)
+    return _seconds(attention.ops(d, p, LayerShape())[-1], d)
+
+
+def _experts(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
+    s = rows.shape
+    shapes = ShapeTable(
+        hidden=s["hidden"], expert_ffn=s["expert_ffn"] / s["tp"],
+        experts=s["experts"], experts_active=s["active"],
+    )  # fmt: skip
+    d = _at(shapes, hardware, stack, rows.dtype, 1)
+    p = Point(s["tokens"], 0.0, 1.0, 1.0, 1.0)
+    total: Array = np.zeros(len(rows))
+    for op in ops.routed_experts(d, p):
+        total = total + _seconds(op, d)
+    return total
+
+
+def _sums(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
+    out = np.empty(len(rows))
+    for gpus in np.unique(rows.shape["gpus"]):
+        here = rows.shape["gpus"] == gpus
+        d = _at(ShapeTable(hidden=rows.shape["elements"][here]), hardware, stack, "fp16", int(gpus))
+        out[here] = _seconds(all_reduce(d, "sum", ops.HALF * d.shard.hidden)[0], d)
+    return out
+
+
+def _quantising(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
+    d, s = _at(ShapeTable(), hardware, stack, "fp8-dynamic", 1), rows.shape
+    return np.asarray(ops.quantising(d, WEIGHTS["fp8-dynamic"], s["m"] * s["k"]), dtype=float)
+
+
+PREDICTED: Mapping[str, Callable[[OpRows, Hardware, Stack], Array]] = {
+    "gemm": _gemm,
+    "quantise_input": _quantising,
+    "decode_attention": _decode,
+    "mla_decode": _decode,
+    "prefill_attention": _prompt,
+    "moe": _experts,
+    "all_reduce": _sums,
+}
+"""What each kind of op takes, element by element. [s]"""
+
+
+def predicted(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
+    """What a stack says of measured rows. [s]"""
+    return PREDICTED[rows.kind](rows, hardware, stack)
+
+
+def _seconds(op: Op, deployment: Deployment) -> Array:
+    return np.asarray(seconds(op, deployment), dtype=float)
+
 
 FEWEST = 25  # rows of a class; fewer cannot be fitted and held out
 FOLDS = 4  # parts that are held out one after another to learn a class's error
@@ -213,9 +361,73 @@ def _parameters(
     ]
 
 
-def fitted_stack(base: Stack, fits: Sequence[ClassFit]) -> Stack:
-    """A stack with every fitted class."""
+ALONE = {"attention-fp8": frozenset({"h100", "h200"})}
+"""Cards whose kernel of a class runs on no other: FlashAttention 3 over fp8 caches is Hopper's."""
+NONE = 1e-12  # a fitted number below this stands at its bound of 0
+
+
+def errors_of(found: ClassFit) -> Array:
+    """Relative errors of a class's rows, each by a fit that did not see its shape."""
+    return np.abs(found.held_out / found.rows.took - 1)
+
+
+def card_text(
+    table: OpTable, fits: Sequence[ClassFit], base: str, today: str, near: Sequence[str] = ()
+) -> str:
+    """TOML of a stack for one card that extends ``base``."""
     numbers: dict[str, float] = {}
+    sources: dict[str, str] = {}
+    name = f"{table.engine} {table.version}".strip()
     for found in fits:
-        numbers |= _neutral(found.name) | found.numbers
-    return replace(with_numbers(base, numbers))
+        rows = f"{len(found.rows)} rows of {name} on {table.device}"
+        where = f"{rows} ({', '.join(table.sources)}), {today}"
+        for key, value in found.fit.values.items():
+            numbers[key] = value
+            known = found.fit.errors[key]
+            unknown = "; not determined by these rows" if key in found.fit.unknown else ""
+            sources[key] = f"fitted to {where}: {value:.4g} +- {known:.2g}{unknown}"
+        for key, value in found.fixed.items():
+            numbers[key] = value
+            sources[key] = f"{WHY[key.rpartition('.')[2]]}, with {where}"
+    worst = ", ".join(
+        f"{f.name} {100 * np.median(errors_of(f)):.2g} / {100 * np.quantile(errors_of(f), 0.9):.2g}"
+        for f in fits
+    )
+    left = ", ".join(f"{count} {reason}" for reason, count in table.rejected.items())
+    head: dict[str, object] = {
+        "title": f"{name} on {table.device}, fitted to measured operators",
+        "basis": "calibrated",
+        "error": f"kernels on shapes that no fit saw, median / 90 % of rows in %: {worst}",
+        "extends": base,
+        **({"version": table.version} if table.version else {}),
+        "device": table.device,
+        "date": today,
+        "fit": f"{sum(len(f.rows) for f in fits)} measured operators; left out: {left or 'none'}",
+    }
+    if near:
+        head["near"] = list(near)
+    return stack_text(head, numbers, sources)
+
+
+def typical(cards: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Medians over the cards that state a number and whose kernels other cards may run."""
+    keys = dict.fromkeys(key for numbers in cards.values() for key in numbers)
+    return {key: float(np.median(list(stated_by(cards, key).values()))) for key in keys}
+
+
+def stated_by(cards: Mapping[str, Mapping[str, float]], key: str) -> dict[str, float]:
+    """What cards say of a number; those with kernels that no other card runs only if alone."""
+    found = {card: numbers[key] for card, numbers in cards.items() if key in numbers}
+    alone = ALONE.get(key.split(".")[1], frozenset())
+    return {card: x for card, x in found.items() if card not in alone} or found
+
+
+def stack_text(
+    head: Mapping[str, object],
+    numbers: Mapping[str, float],
+    sources: Mapping[str, str],
+    flags: Mapping[str, bool] = MappingProxyType({}),
+) -> str:
+    """A stack file: its head, its numbers and flags by table, and their sources."""
+    grounded = {key: value if value > NONE else 0.0 for key, value in numbers.items()}
+    return numbers_text(head, grounded, sources, 5, flags)

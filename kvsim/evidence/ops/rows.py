@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from kvsim.errors import InputError
-from kvsim.files import read_records
-from kvsim.files.kinds import TABLE
+from kvsim.files import TABLE, read_records
 from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.machines.hardware import Hardware
@@ -212,14 +211,14 @@ def _least_bytes(kind: str, s: Mapping[str, float], dtype: str) -> tuple[float, 
         cache = 2 * size * s["batch"] * s["context"] * s["kv_heads"] * s["head_dim"]
         return cache, cache
     if kind == "mla_decode":
-        cache = size * s["batch"] * s["context"] * LATENT
+        cache = size * s["batch"] * s["context"] * LATENT_WIDTH
         return cache, cache
     if kind == "moe":  # one token's experts
         return 3 * size * s["active"] * s["hidden"] * s["expert_ffn"] / s["tp"], 0.0
     return 0.0, 0.0
 
 
-LATENT = 576.0  # numbers cached per token by absorbed MLA: 512 latent, 64 with positions
+LATENT_WIDTH = 576.0  # numbers cached per token by absorbed MLA: 512 latent, 64 with positions
 
 
 def _add_quantising(

@@ -9,8 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from kvsim.errors import InputError, brief
-from kvsim.files import check_input, opened
-from kvsim.files.kinds import TOKENIZER, WEIGHTS
+from kvsim.files import TOKENIZER, WEIGHTS, check_input, open_input
 from kvsim.frozen import frozen
 from kvsim.validate.model.architecture import Architecture, load_architecture, read_architecture
 from kvsim.validate.model.gguf import Gguf
@@ -80,7 +79,7 @@ def checksum(source: TensorSource) -> str:
     files = [place] if place.is_file() else sorted(place.glob("*.safetensors"))
     digests = []
     for path in files:
-        with opened(path, WEIGHTS) as file:
+        with open_input(path, WEIGHTS) as file:
             digests.append(file_digest(file, "sha256").hexdigest())
     whole = digests[0] if len(digests) == 1 else sha256("".join(digests).encode()).hexdigest()
     return f"{place.resolve().name}; sha256 {whole}"

@@ -8,9 +8,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 from kvsim.errors import InputError
-from kvsim.files import read_bytes, shown
-from kvsim.files.kinds import TEXT
-from kvsim.files.reading import decoded
+from kvsim.files import TEXT, decode_text, display, read_bytes
 from kvsim.frozen import frozen
 
 MARKUP = (".html", ".htm", ".xhtml")
@@ -36,7 +34,7 @@ def read_text(name: str | None) -> Text:
         return _manual()
     path = Path(name).expanduser()
     data = read_bytes(path, TEXT)
-    content = decoded(data, f"--text: {shown(path)}", TEXT.expected)
+    content = decode_text(data, f"--text: {display(path)}", TEXT.expected)
     if path.suffix.lower() in MARKUP:
         content = _between_tags(content)
     if not content.strip():

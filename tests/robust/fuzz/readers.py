@@ -50,7 +50,7 @@ def run(path: Path) -> None:
 
 def attention(path: Path) -> None:
     from kvsim.quality.measured import runs_of
-    from kvsim.traces.attentionfile import load
+    from kvsim.traces.attention import load
 
     runs_of(load(path))
 
@@ -109,13 +109,12 @@ def load_tests(path: Path) -> None:
 
 def metrics(path: Path) -> None:
     """A text of /metrics behind one in which nothing was counted yet."""
-    from kvsim.files import read_text
-    from kvsim.files.kinds import METRICS
-    from kvsim.traces.production.metrics import drawn, of_texts
+    from kvsim.files import METRICS, read_text
+    from kvsim.traces.production import draw_requests, read_scrapes
 
     begin = re.sub(r"\d+$", "0", SCRAPES[0], flags=re.MULTILINE)
     where = [str(path)] * 2
-    drawn(of_texts([begin, read_text(path, METRICS)], where, 60.0), where[0], 0)
+    draw_requests(read_scrapes([begin, read_text(path, METRICS)], where, 60.0), where[0], 0)
 
 
 def gguf(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Lines of the ledger from published tables: errors on the rows that no stack was fitted to."""
+"""Lines of the shipped ledger from published tables: errors on rows that no stack was fitted to."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -7,20 +7,15 @@ import numpy as np
 
 from kvsim.evidence.ledger import FEWEST, LedgerEntry, entry_of
 from kvsim.evidence.predicted import PublishedRow, fit_stack, predict
+from kvsim.evidence.published import TIMES, mechanisms, summarise
 from kvsim.graph import Array
 from kvsim.machines.hardware import Stack
 from kvsim.machines.profiles import load_stack, number_of
 
-TIMES = {
-    "step_ms": "decode", "decode_latency_s": "decode", "prefill_ms": "prefill",
-    "decode_tok_s": "decode", "speedup": "decode", "peak_gib": "memory",
-}  # fmt: skip
 WEIGHT = 3.0  # models and prompts that the other tables together count for
 NO_TABLES = 0.1**2  # mean squared error where no other table was measured
 RATES = {"decode_tok_s", "speedup"}  # larger is faster: turned into times
 TINY = 1e-300
-# ranges of contexts with errors of their own [tokens]
-LENGTHS = ((0, 2048), (2048, 16_384), (16_384, 10**9))
 
 
 Cells = dict[tuple[str, int], Array]  # logarithms of measured over predicted by model and prompt
@@ -112,18 +107,6 @@ def coverage(pairs: Iterable[tuple[PublishedRow, float]]) -> tuple[float, float]
     return tuple(np.mean(held, axis=0)) if held else (float("nan"), float("nan"))
 
 
-def by_mechanism(
-    pairs: Iterable[tuple[PublishedRow, float]],
-) -> dict[tuple[str, str], tuple[int, float, float]]:
-    """Rows, mean and worst error by held-out context length, head grouping and technique."""
-    groups: dict[tuple[str, str], list[float]] = {}
-    for row, predicted in pairs:
-        if row.use == "check" and row.metric in TIMES:
-            for key in _mechanisms(row):
-                groups.setdefault(key, []).append(abs(predicted / row.published - 1))
-    return _summed(groups)
-
-
 def refitted(
     rows: Iterable[PublishedRow],
 ) -> dict[tuple[str, str], tuple[int, float, float]]:
@@ -140,18 +123,18 @@ def refitted(
             stacks.setdefault(row.stack, []).append(row)
     for name, own in stacks.items():
         stack = load_stack(name)
-        for which in sorted({key for row in own for key in _mechanisms(row)}) if stack.free else ():
-            out = [row for row in own if which in _mechanisms(row)]
-            kept = [replace(row, use="fit") for row in own if which not in _mechanisms(row)]
+        for which in sorted({key for row in own for key in mechanisms(row)}) if stack.free else ():
+            out = [row for row in own if which in mechanisms(row)]
+            kept = [replace(row, use="fit") for row in own if which not in mechanisms(row)]
             if len(kept) <= len(stack.free):
                 continue
-            numbers = _told(kept, stack)
+            numbers = fit_told_numbers(kept, stack)
             off = [abs(predict(row, numbers) / row.published - 1) for row in out]
             groups.setdefault(which, []).extend(off)
-    return _summed(groups)
+    return summarise(groups)
 
 
-def _told(rows: list[PublishedRow], stack: Stack) -> dict[str, float]:
+def fit_told_numbers(rows: list[PublishedRow], stack: Stack) -> dict[str, float]:
     """A stack's numbers by some rows; those that they do not tell are the base's."""
     base, others = load_stack(stack.extends or stack.name), dict[str, float]()
     free = dict(stack.free)
@@ -163,23 +146,3 @@ def _told(rows: list[PublishedRow], stack: Stack) -> dict[str, float]:
         others[worst] = number_of(base, worst)
         del free[worst]
     return others
-
-
-def _mechanisms(row: PublishedRow) -> tuple[tuple[str, str], ...]:
-    """What a row is of: its range of contexts, its grouping of heads and its technique."""
-    grouped = row.deployment().model.queries_per_kv > 1
-    length = next(i for i, (low, high) in enumerate(LENGTHS) if low <= row.prompt < high)
-    return (
-        ("context", ("below 2k", "2k to 16k", "above 16k")[length]),
-        ("heads", "grouped heads" if grouped else "one query per KV head"),
-        ("technique", row.technique),
-    )
-
-
-def _summed(
-    groups: dict[tuple[str, str], list[float]],
-) -> dict[tuple[str, str], tuple[int, float, float]]:
-    return {
-        key: (len(off), float(np.mean(off)), float(np.max(off)))
-        for key, off in sorted(groups.items())
-    }

@@ -1,0 +1,229 @@
+"""Every fault of a file at once: profiles, stacks, configurations, traces and measured rows.
+
+The commands stop at the first fault of a file, because they need a sound one; `kvsim doctor` goes
+on, so that a file is mended in one sitting. Nothing is checked here that is not checked where the
+file is used: those checks are called until they have nothing more to say.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from kvsim.errors import InputError
+from kvsim.evidence import published
+from kvsim.evidence.published import COLUMNS
+from kvsim.files import JSON, TRACE, check_input, open_input, read_json
+from kvsim.frozen import frozen
+from kvsim.machines.keys import HARDWARE_FILE, STACK_FILE
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.machines.schema import inspect, keys_of
+from kvsim.models.configs import read_config, read_model
+from kvsim.models.fields import FieldError
+from kvsim.traces import attention
+from kvsim.traces.read import Reader, ReadOptions
+
+HEAD = 65536  # bytes that tell a table's columns
+ROWS = {"technique", "metric", "published"}  # columns that no request trace has
+
+
+@frozen
+class Diagnosis:
+    """What a file is taken for, and its faults in the order of the file where it has one."""
+
+    kind: str
+    faults: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def examine(path: str) -> Diagnosis:
+    """Find every fault of a file that kvsim reads.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read at all, or is of no kind that kvsim reads.
+    """
+    file = check_input(path, TRACE)
+    kind, check = _kind(file)
+    faults, notes = check(file)
+    return Diagnosis(kind, tuple(faults), tuple(notes))
+
+
+Check = Callable[[Path], tuple[list[str], list[str]]]
+
+
+def _kind(file: Path) -> tuple[str, Check]:
+    if file.suffix == ".toml":
+        return _toml(file)
+    if file.suffix == ".json":
+        return _json(file)
+    if file.suffix == ".csv" and ROWS & _header(file):
+        return "measured rows", measured_faults
+    return "request trace", trace_faults
+
+
+def _toml(file: Path) -> tuple[str, Check]:
+    """A stack or a hardware profile, whichever has more of the keys."""
+    try:
+        keys = set(keys_of(file))
+    except InputError as fault:
+        unreadable = str(fault)
+        return "TOML file", lambda _: ([unreadable], [])
+    if len(keys & STACK_FILE.keys) + ("extends" in keys) >= len(keys & HARDWARE_FILE.keys):
+        return "software stack", stack_faults
+    return "hardware profile", hardware_faults
+
+
+def _json(file: Path) -> tuple[str, Check]:
+    if file.stat().st_size > JSON.most:
+        return "request trace", trace_faults
+    try:
+        found = read_json(file, JSON, strict=False)
+    except InputError:
+        return "model configuration", configuration_faults  # which says what is wrong with it
+    if isinstance(found, dict) and found.get("format") == attention.FORMAT:
+        return "attention trace", attention_faults
+    if isinstance(found, dict) and {"model_type", "hidden_size", "text_config"} & found.keys():
+        return "model configuration", configuration_faults
+    return "request trace", trace_faults
+
+
+def _header(file: Path) -> set[str]:
+    with open_input(file, TRACE) as table:
+        first = table.read(HEAD).decode("utf-8-sig", "replace").partition("\n")[0]
+    return {name.strip().strip('"') for name in first.split(",")} & set(COLUMNS)
+
+
+# A sound value for each field that may be wrong, so that the fields read after it are checked too.
+SOUND = {
+    "num_hidden_layers": 32,
+    "hidden_size": 4096,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 14336,
+    "vocab_size": 128256,
+    "max_position_embeddings": 131072,
+    "sliding_window": 4096,
+    "model_type": "llama",
+    "num_local_experts": 8,
+    "num_experts": 8,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 1024,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 128,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 128,
+}
+MOST = 100  # fields of one file that are mended in turn
+
+
+def configuration_faults(file: Path) -> tuple[list[str], list[str]]:
+    """Every wrong field: each is put right in memory, and the configuration read again."""
+    found: list[str] = []
+    mended: set[str] = set()
+    try:
+        config, name, where = read_config(str(file))
+    except InputError as fault:
+        return [str(fault)], []
+    for _ in range(MOST):
+        try:
+            model = read_model(config, name, where)
+        except FieldError as fault:
+            found.append(str(fault))
+            if fault.field in mended:
+                break
+            mended.add(fault.field)
+            config = _mended(config, fault)
+        except InputError as fault:
+            found.append(str(fault))
+            break
+        else:
+            return found, list(model.notes) if not found else []
+    return found, []
+
+
+def _mended(config: dict[str, object], fault: FieldError) -> dict[str, object]:
+    """The configuration with a sound value for one field, or without it."""
+    inner = config.get("text_config")
+    if fault.prefix and isinstance(inner, dict):
+        return config | {"text_config": _mended(inner, FieldError("", fault.field))}
+    left = {key: value for key, value in config.items() if key != fault.field}
+    return left | ({fault.field: SOUND[fault.field]} if fault.field in SOUND else {})
+
+
+def measured_faults(file: Path) -> tuple[list[str], list[str]]:
+    """Each unsound row, and rows that are there twice."""
+    found: list[str] = []
+    try:
+        rows = published.read(str(file), found.append)
+    except InputError as fault:
+        return [str(fault)], []
+    return found, [f"{len(rows):,} sound rows"]
+
+
+def hardware_faults(file: Path) -> tuple[list[str], list[str]]:
+    """Faults of single entries, or where there are none those of entries together."""
+    _, faults = inspect(file, HARDWARE_FILE)
+    notes = [] if faults else _loading_faults(load_hardware, file, faults)
+    return [str(fault) for fault in faults], notes
+
+
+def stack_faults(file: Path) -> tuple[list[str], list[str]]:
+    """Faults of single entries, and of the stack that it extends."""
+    _, faults = inspect(file, STACK_FILE)
+    notes = [] if faults else _loading_faults(load_stack, file, faults)
+    return [str(fault) for fault in faults], notes
+
+
+def _loading_faults(load: Callable[[Path], Any], file: Path, faults: list[InputError]) -> list[str]:
+    """Load it as the commands do; a note where numbers rest on an assumption."""
+    try:
+        loaded = load(file)
+    except InputError as fault:
+        faults.append(fault)
+        return []
+    sources = getattr(loaded, "sources", {})
+    assumed = sorted(key for key, text in sources.items() if "assumed" in text.lower())
+    return [f"assumed, not measured: {', '.join(assumed)}"] if assumed else []
+
+
+def trace_faults(file: Path) -> tuple[list[str], list[str]]:
+    """Rows that break a rule, by rule with the first of each; then what concerns the whole file."""
+    options, found = ReadOptions(skip_bad=True), []
+    while True:
+        reader = Reader(str(file), options)
+        try:
+            count = sum(len(part.prompt) for part in reader.parts())
+        except InputError as fault:
+            found.append(str(fault))
+            if options.sort or "--sort" not in str(fault):
+                return [*_row_faults(reader), *found], []
+            options = replace(options, sort=True)  # the order is one fault; look for others
+            continue
+        return [*_row_faults(reader), *found], [f"{count:,} sound requests", *_remarks(reader)]
+
+
+def _row_faults(reader: Reader) -> list[str]:
+    left = reader.left_out
+    return [
+        f"{left.first[rule]}" + (f" ({count:,} such rows)" if count > 1 else "")
+        for rule, count in left.counts.items()
+        if rule
+        != "failed"  # requests that failed where they were measured are no fault of the file
+    ]
+
+
+def _remarks(reader: Reader) -> list[str]:
+    return [note for note in reader.notes() if not note.startswith("left out")]
+
+
+def attention_faults(file: Path) -> tuple[list[str], list[str]]:
+    """The first fault: what follows it in a nested file has no meaning without it."""
+    try:
+        attention.load(file)
+    except InputError as fault:
+        return [str(fault)], []
+    return [], []

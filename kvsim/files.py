@@ -1,0 +1,1015 @@
+"""The only place where kvsim opens files: one reader and one writer for all commands.
+
+Reading takes regular files only, no more of them than their kind may have, and text in UTF-8; JSON,
+TOML and CSV are parsed with bounded nesting and errors that name the line.
+
+Writing replaces a file as a whole: a locked draft beside it takes its place once it is on disk. The
+lock is the owner's mark. The system drops it when the process ends, however it ends, so a draft
+that is not locked belongs to a dead process and the next run removes it.
+
+A command keeps a ledger of what it reads and writes, so that no output lands on an input or another
+output.
+"""
+
+import csv
+import errno
+import fcntl
+import json
+import os
+import re
+import resource
+import shutil
+import stat
+import tomllib
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from io import BufferedReader, StringIO
+from itertools import accumulate, pairwise
+from pathlib import Path
+from typing import Any
+
+from kvsim.errors import InputError, unknown
+from kvsim.frozen import frozen
+
+SMALL = 50e6  # memory that is always there [B]
+VARIABLE = "KVSIM_FILE_LIMITS"
+NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kMGT]?)B?", re.ASCII)
+UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+
+
+@frozen
+class Kind:
+    """What a file is for.
+
+    Attributes
+    ----------
+    name
+        How the environment variable ``KVSIM_FILE_LIMITS`` calls it.
+    expected
+        What it should be, for messages.
+    most
+        Bytes that are read at most; a larger file is another file by mistake. [B]
+    growth
+        Memory that the parsed content takes, per byte of the file.
+    """
+
+    name: str
+    expected: str
+    most: int
+    growth: float = 1.0
+
+
+CONFIG = Kind("config", "a Hugging Face config.json", 10_000_000, 8)
+PROFILE = Kind("profile", "a TOML profile", 1_000_000, 8)
+SPECIFICATION = Kind("specification", "a TOML specification", 1_000_000, 8)
+TABLE = Kind("table", "a CSV file", 50_000_000, 8)
+RUN_LOG = Kind("run-log", "a run's log", 500_000_000, 4)
+ATTENTION = Kind("attention", "an attention trace", 50_000_000, 8)
+SAMPLES = Kind("samples", "the samples of kvsim calibrate", 500_000_000, 4)
+PLAN = Kind("plan", "a plan that kvsim plan --json printed", 50_000_000, 8)
+JSON = Kind("json", "a JSON file", 50_000_000, 8)
+METRICS = Kind("metrics", "a file of metrics", 500_000_000, 4)
+TEXT = Kind("text", "a text file", 20_000_000, 4)
+TOKENIZER = Kind("tokenizer", "a tokenizer.json", 100_000_000, 8)
+TRACE = Kind("trace", "a request trace or sample:NAME", 100_000_000_000, 0)  # read in pieces
+WEIGHTS = Kind("weights", "a checkpoint", 10**13, 0)  # mapped, not read
+RESULT = Kind("result", "a Parquet file that kvsim wrote", 100_000_000_000, 0)
+KINDS = {
+    kind.name: kind
+    for kind in (
+        CONFIG, PROFILE, SPECIFICATION, TABLE, RUN_LOG, ATTENTION, SAMPLES, PLAN, JSON, METRICS,
+        TEXT, TOKENIZER, TRACE, WEIGHTS, RESULT,
+    )
+}  # fmt: skip
+
+
+def most_bytes(kind: Kind) -> int:
+    """The limit of a kind, or what ``KVSIM_FILE_LIMITS=config=50MB,trace=1TB`` says instead. [B]
+
+    Raises
+    ------
+    InputError
+        If the variable says something else.
+    """
+    said = os.environ.get(VARIABLE, "")
+    limits: dict[str, int] = {}
+    for item in said.split(",") if said.strip() else ():
+        name, _, size = (part.strip() for part in item.partition("="))
+        if name not in KINDS:
+            raise unknown(f"kind of file in {VARIABLE}:", name, KINDS)
+        found = NUMBER.fullmatch(size)
+        if not found:
+            raise InputError(f"{VARIABLE}: got {item[:40]!r}; expected KIND=SIZE, as config=50MB")
+        limits[name] = int(float(found[1]) * UNITS[found[2]])
+    return limits.get(kind.name, kind.most)
+
+
+def size_text(count: float) -> str:
+    """Bytes for a message. [B]"""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= size:
+            return f"{count / size:.3g} {unit}"
+    return f"{count:.0f} bytes"
+
+
+def system_text(path: Path) -> str:
+    """What the system says in a file of its own, as under ``/proc``; empty if it is not there."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def free_memory() -> float:
+    """Memory that this process can still have, as far as the system says. [B]"""
+    free = float("inf")
+    try:
+        found = re.search(r"MemAvailable:\s+(\d+) kB", system_text(Path("/proc/meminfo")))
+        free = int(found[1]) * 1024.0 if found else free
+        soft = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if soft != resource.RLIM_INFINITY:
+            pages = int(system_text(Path("/proc/self/statm")).split()[0])
+            free = min(free, soft - pages * resource.getpagesize())
+    except (OSError, IndexError):  # not Linux
+        pass
+    return max(free, 0.0)
+
+
+def check_room(needed: float, what: str, mend: str) -> None:
+    """Refuse work that the machine's free memory cannot hold, before it begins.
+
+    Parameters
+    ----------
+    needed
+        Memory that it will take. [B]
+    what, mend
+        What takes it, and what the user can do.
+
+    Raises
+    ------
+    InputError
+        If less is free.
+    """
+    if needed < SMALL:
+        return
+    free = free_memory()
+    if needed > free:
+        sizes = f"about {size_text(needed)} of memory, {size_text(free)} are free"
+        raise InputError(f"{what}: needs {sizes}; {mend}")
+
+
+def kinds_table() -> str:
+    """All kinds as a table in Markdown."""
+    lines = ["| kind | what it is | read at most |", "|---|---|---:|"]
+    for kind in KINDS.values():
+        lines.append(f"| `{kind.name}` | {kind.expected} | {size_text(kind.most)} |")
+    return "\n".join(lines) + "\n"
+
+
+DRAFT = ".kvsim-"  # how names of drafts begin
+Key = tuple[object, ...]
+
+
+@dataclass
+class Ledger:
+    """The files of one command; the same file under two names is one file.
+
+    Attributes
+    ----------
+    inputs
+        What was read, by device and inode.
+    outputs
+        What will be written, by device and inode or by folder and name, with the option that
+        named it.
+    written
+        Outputs that are complete, in order.
+    """
+
+    inputs: dict[Key, str] = field(default_factory=dict)
+    outputs: dict[Key, tuple[str, str]] = field(default_factory=dict)
+    written: list[str] = field(default_factory=list)
+
+    def read(self, path: Path, status: os.stat_result) -> None:
+        """Note an input.
+
+        Raises
+        ------
+        InputError
+            If it is an output as well.
+        """
+        if path.name.startswith(DRAFT):  # an output of our own, read back before it is kept
+            return
+        key = (status.st_dev, status.st_ino)
+        if key in self.outputs:
+            option, _ = self.outputs[key]
+            raise InputError(_conflict(option, path))
+        self.inputs[key] = str(path)
+
+    def write(self, path: Path, option: str) -> None:
+        """Note an output; one that was noted under the same option before is the same output.
+
+        Raises
+        ------
+        InputError
+            If it is an input, or the output of another option.
+        """
+        keys = _keys(path)
+        for key in keys:
+            if key in self.inputs:
+                raise InputError(_conflict(option, path))
+            other = self.outputs.get(key, (option, ""))[0]
+            if option and other and other != option:
+                raise InputError(
+                    f"{other} and {option}: both would write {path}; expected two different files"
+                )
+        for key in keys:
+            self.outputs.setdefault(key, (option, str(path)))
+
+
+_CURRENT: ContextVar[Ledger | None] = ContextVar("ledger", default=None)
+
+
+def current_ledger() -> Ledger | None:
+    """The ledger of the command that runs; nothing where kvsim is used as a library."""
+    return _CURRENT.get()
+
+
+@contextmanager
+def ledger() -> Iterator[Ledger]:
+    """Keep a ledger of everything that the block reads and writes."""
+    kept = Ledger()
+    token = _CURRENT.set(kept)
+    try:
+        yield kept
+    finally:
+        _CURRENT.reset(token)
+
+
+@contextmanager
+def own_output() -> Iterator[None]:
+    """The block reads back what the command itself writes, so a file may be both."""
+    token = _CURRENT.set(None)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+def _keys(path: Path) -> list[Key]:
+    """What tells a file from others, whether it exists or not."""
+    folder = path.parent.stat()
+    keys: list[Key] = [(folder.st_dev, folder.st_ino, path.name)]
+    try:
+        status = path.stat()
+        keys.append((status.st_dev, status.st_ino))
+    except FileNotFoundError:
+        pass
+    return keys
+
+
+def _conflict(option: str, path: Path) -> str:
+    return f"{option or 'output'}: {path} is also read by this command; choose another place"
+
+
+PIECE = 1 << 20  # bytes read at once
+LONGEST_LINE = 100_000_000  # bytes of one line
+BOM = b"\xef\xbb\xbf"
+TYPES = (
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+def display(path: object) -> str:
+    """A path for a message: quoted where it has blanks or odd characters, long ones shortened."""
+    name = str(path)
+    if len(name) > 200:
+        name = f"{name[:80]}...{name[-80:]}"
+    return name if name.isprintable() and " " not in name and name else repr(name)
+
+
+def type_of(mode: int) -> str:
+    """What a path leads to, in words; empty for a regular file."""
+    if stat.S_ISREG(mode):
+        return ""
+    return next((words for holds, words in TYPES if holds(mode)), "no regular file")
+
+
+def check_type(path: Path | str, kind: Kind) -> None:
+    """Refuse what is there but no regular file, before a name is judged by its ending.
+
+    Raises
+    ------
+    InputError
+        For a folder, device, pipe or socket.
+    """
+    try:
+        what = type_of(Path(path).stat().st_mode)
+    except (OSError, ValueError):  # nothing is there, or the text is no path
+        return
+    if what:
+        raise InputError(f"{display(path)}: is {what}; expected {kind.expected}, a regular file")
+
+
+def open_input(path: Path | str, kind: Kind) -> BufferedReader:
+    """Open a file of a kind; whatever may block or never end is refused before it is opened.
+
+    Parameters
+    ----------
+    path
+        The file.
+    kind
+        What it is for, which says how large it may be.
+
+    Raises
+    ------
+    InputError
+        If it is missing, no regular file, too large, not readable, or an output of this command.
+    """
+    where, expected = display(path), f"expected {kind.expected}"
+    try:
+        path = Path(path)
+        what = type_of(path.stat().st_mode)  # before opening: a device may act on that
+        if not what:
+            number = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+            file = os.fdopen(number, "rb")
+    except FileNotFoundError:
+        raise InputError(f"{where}: there is no such file; {expected}") from None
+    except (OSError, ValueError) as problem:  # a NUL in the name is a ValueError
+        reason = getattr(problem, "strerror", None) or "not a path"
+        raise InputError(f"{where}: cannot be read ({reason}); {expected}") from None
+    if what:
+        raise InputError(f"{where}: is {what}; {expected}, a regular file")
+    status = os.fstat(file.fileno())
+    try:
+        what = type_of(status.st_mode)  # it may have been exchanged since
+        if what:
+            raise InputError(f"{where}: is {what}; {expected}, a regular file")
+        _check_size(where, status.st_size, kind)
+        kept = current_ledger()
+        if kept is not None:
+            kept.read(path, status)
+    except InputError:
+        file.close()
+        raise
+    return file
+
+
+def check_input(path: Path | str, kind: Kind) -> Path:
+    """See that a library may open a path; as ``opened``, and closed again.
+
+    Raises
+    ------
+    InputError
+        As ``opened``.
+    """
+    open_input(path, kind).close()
+    return Path(path)
+
+
+def read_bytes(path: Path | str, kind: Kind) -> bytes:
+    """All bytes of a file.
+
+    Raises
+    ------
+    InputError
+        As ``opened``; or if memory is short.
+    """
+    where, most = display(path), most_bytes(kind)
+    pieces, total = [], 0
+    with open_input(path, kind) as file:
+        size = os.fstat(file.fileno()).st_size
+        check_room(size * max(kind.growth, 1.0), where, "give a smaller file")
+        try:
+            while piece := file.read(PIECE):
+                total += len(piece)
+                if total > most:  # what has no size, as files under /proc, or grows meanwhile
+                    _check_size(where, total, kind)
+                pieces.append(piece)
+        except OSError as problem:
+            reason = problem.strerror or "damaged"
+            raise InputError(
+                f"{where}: cannot be read ({reason}); expected {kind.expected}"
+            ) from None
+    return b"".join(pieces)
+
+
+def read_text(path: Path | str, kind: Kind) -> str:
+    """A text in UTF-8, without a byte-order mark, every line ending with a newline.
+
+    Raises
+    ------
+    InputError
+        As ``read_bytes``; or naming the byte that is not UTF-8.
+    """
+    content = decode_text(read_bytes(path, kind), display(path), kind.expected)
+    return content.replace("\r\n", "\n").replace("\r", "\n") if "\r" in content else content
+
+
+def decode_text(content: bytes, where: str, expected: str) -> str:
+    """Bytes as UTF-8 text, without a byte-order mark.
+
+    Raises
+    ------
+    InputError
+        Naming the byte and line that are not UTF-8.
+    """
+    try:
+        return content.removeprefix(BOM).decode("utf-8")
+    except UnicodeDecodeError as problem:
+        start = problem.start + (len(BOM) if content.startswith(BOM) else 0)
+        line = content.count(b"\n", 0, start) + 1
+        place = f"byte {start} (line {line}, 0x{content[start]:02x}) is not UTF-8"
+        raise InputError(f"{where}: {place}; expected {expected} in UTF-8") from None
+
+
+def read_lines(path: Path | str, kind: Kind) -> Iterator[tuple[int, str]]:
+    """Numbered lines of a text that are not blank, one in memory at a time.
+
+    Raises
+    ------
+    InputError
+        As ``opened``; or naming the line that is too long or not UTF-8.
+    """
+    where, number = display(path), 0
+    with open_input(path, kind) as file:
+        while True:
+            try:
+                line = file.readline(LONGEST_LINE)
+            except OSError as problem:
+                raise InputError(f"{where}: cannot be read ({problem.strerror})") from None
+            if not line:
+                return
+            number += 1
+            if len(line) >= LONGEST_LINE:
+                limit = f"expected lines of at most {size_text(LONGEST_LINE)}"
+                raise InputError(f"{where}, line {number}: is longer; {limit}")
+            if number == 1:
+                line = line.removeprefix(BOM)
+            text = decode_text(line, f"{where}, line {number}", kind.expected)
+            if text.strip():
+                yield number, text.rstrip("\r\n")
+
+
+def _check_size(where: str, size: int, kind: Kind) -> None:
+    most = most_bytes(kind)
+    if size > most:
+        has = size_text(size) if size > 1.01 * most else f"over {most:,} bytes"
+        limit = f"{kind.expected} has at most {size_text(most)}"
+        mend = f"check the path, or allow more with {VARIABLE}={kind.name}=SIZE"
+        raise InputError(f"{where}: has {has}, {limit}; {mend}")
+
+
+DEEPEST = 64  # levels of JSON and TOML; a config.json has 4, a profile 3
+# Strings first, so that brackets inside them do not count.
+# Nothing is scanned twice: a string without an end reaches to the end, and takes no step back.
+TOML_STRINGS = re.compile(
+    r'"""(?:[^"\\]|\\.|"(?!""))*+(?:"{3,5}|)'
+    r"|'''(?:[^']|'(?!''))*+(?:'{3,5}|)"
+    r'|"(?:[^"\\\n]|\\[^\n])*+"?'
+    r"|'[^'\n]*+'?"
+    r"|#[^\n]*+",
+    re.DOTALL,
+)
+DOTTED = re.compile(rf"(?<![A-Za-z0-9_.-])(?:[A-Za-z0-9_-]++[ \t]*+\.[ \t]*+){{{DEEPEST}}}")
+LONGEST_FIELD = 1_000_000  # characters of one CSV field
+MOST_DIGITS = 300  # of a whole number in JSON, so that it is one for floats, too
+
+
+def read_json(path: Path | str, kind: Kind, strict: bool = True) -> Any:
+    """A JSON document.
+
+    Raises
+    ------
+    InputError
+        As ``read_text`` and ``parsed_json``.
+    """
+    return parse_json(read_text(path, kind), display(path), kind.expected, strict)
+
+
+def parse_json(text: str, where: str, expected: str, strict: bool = True) -> Any:
+    """A JSON text as Python values.
+
+    Parameters
+    ----------
+    strict
+        Refuse a name that stands twice in one object.
+
+    Raises
+    ------
+    InputError
+        Naming the line that is not JSON or nests too deeply.
+    """
+    try:
+        found = json.loads(
+            text, object_pairs_hook=unique_names if strict else None, parse_int=_parse_whole
+        )
+        check_depth(found, where)
+    except json.JSONDecodeError as problem:
+        place = f"not valid JSON in line {problem.lineno} ({problem.msg})"
+        raise InputError(f"{where}: {place}; expected {expected}") from None
+    except RecursionError:
+        raise too_deep(where) from None
+    except InputError:
+        raise
+    except ValueError as problem:  # a number of 5000 digits, a name twice
+        reason = str(problem)[:80]
+        raise InputError(f"{where}: not valid JSON ({reason}); expected {expected}") from None
+    return found
+
+
+def _parse_whole(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"a number of {len(digits)} digits")
+    return int(digits)
+
+
+def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of a JSON text; a hook for ``json`` that refuses a name given twice."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = sorted(name for name, _ in pairs)
+        twice = next(name for name, following in pairwise(names) if name == following)
+        raise ValueError(f"{twice[:40]!r} stands there twice")
+    return found
+
+
+def read_toml(path: Path | str, kind: Kind) -> dict[str, Any]:
+    """A TOML document.
+
+    Raises
+    ------
+    InputError
+        As ``read_text``; or naming the line that is not TOML or nests too deeply.
+    """
+    text, where = read_text(path, kind), display(path)
+    plain = TOML_STRINGS.sub("s", text)  # a key of 100,000 dots ends the interpreter
+    depths = accumulate(
+        {"[": 1, "{": 1, "]": -1, "}": -1}[x] for x in re.findall(r"[\[\]{}]", plain)
+    )
+    if DOTTED.search(plain) or max(depths, default=0) > DEEPEST:
+        raise too_deep(where)
+    try:
+        return tomllib.loads(text)
+    except (ValueError, RecursionError) as problem:  # syntax; an integer of 5000 digits
+        reason = str(problem).partition("\n")[0][:120]
+        raise InputError(f"{where}: not valid TOML: {reason}; expected {kind.expected}") from None
+
+
+def check_depth(value: object, where: str) -> None:
+    """Refuse parsed JSON that nests too deeply for those who recurse into it.
+
+    Raises
+    ------
+    InputError
+        If it has more than ``DEEPEST`` levels.
+    """
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(DEEPEST):
+        inner = (one.values() if isinstance(one, dict) else one for one in level)
+        level = [x for values in inner for x in values if isinstance(x, dict | list)]
+        if not level:
+            return
+    raise too_deep(where)
+
+
+def too_deep(where: str) -> InputError:
+    """What is said of a text that nests too deeply."""
+    return InputError(f"{where}: nested too deeply; expected at most {DEEPEST} levels")
+
+
+def read_rows(path: Path | str, kind: Kind) -> Iterator[tuple[int, list[str]]]:
+    """Lines of a CSV file that hold anything, and the number of the line where each ends.
+
+    Raises
+    ------
+    InputError
+        As ``read_text``; or naming the line that is not CSV or has a field that is too long.
+    """
+    text, where = read_text(path, kind), display(path)
+    csv.field_size_limit(LONGEST_FIELD)
+    reader = csv.reader(StringIO(text, newline=""), strict=True)
+    while True:
+        try:
+            row = next(reader, None)
+        except csv.Error as problem:
+            place = f"{where}, line {reader.line_num}: not CSV ({problem})"
+            raise InputError(f"{place}; expected {kind.expected}") from None
+        if row is None:
+            return
+        if row:
+            yield reader.line_num, row
+
+
+def read_records(path: Path | str, kind: Kind) -> Iterator[tuple[int, dict[str, str]]]:
+    """Rows of a CSV file by the names in its header, and the number of the line where each ends.
+
+    Raises
+    ------
+    InputError
+        As ``read_rows``; or naming the row that has more or fewer fields than the header, or the
+        column that stands there twice.
+    """
+    rows = read_rows(path, kind)
+    line, header = next(rows, (1, []))
+    names = [name.strip() for name in header]
+    twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
+    if twice is not None:
+        raise InputError(f"{display(path)}, line {line}: column {twice[:40]!r} stands there twice")
+    for number, cells in rows:
+        if len(cells) != len(names):
+            where = f"{display(path)}, line {number}"
+            raise InputError(f"{where}: has {len(cells)} fields; expected {len(names)}")
+        yield number, dict(zip(names, cells, strict=True))
+
+
+def read_json_lines(path: Path | str, kind: Kind) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Numbered JSON objects, one per line; blank lines are none.
+
+    Raises
+    ------
+    InputError
+        As ``read_lines``; or naming the line that is no JSON object.
+    """
+    expected = "one JSON object per line"
+    for number, line in read_lines(path, kind):
+        where = f"{display(path)}, line {number}"
+        found = parse_json(line, where, expected)
+        if not isinstance(found, dict):
+            raise InputError(f"{where}: {type(found).__name__}; expected {expected}")
+        yield number, found
+
+
+NAME = re.compile(r"\.kvsim-[0-9]+-.+", re.DOTALL)
+LONGEST = 100  # characters of the target's name that a draft's name keeps
+
+
+def create_draft(target: Path, mode: int) -> tuple[Path, int]:
+    """An empty, locked draft beside a target, and its open file.
+
+    Raises
+    ------
+    OSError
+        If the folder cannot be written.
+    """
+    while True:
+        token = os.urandom(4).hex()
+        draft = target.with_name(f"{DRAFT}{os.getpid()}-{token}-{target.name[-LONGEST:]}")
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
+        file = os.open(draft, flags, mode)
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if _is_same_file(draft, file):
+            return draft, file
+        os.close(file)  # another process took it for an orphan before it was locked
+
+
+def remove_orphans(folder: Path) -> int:
+    """Remove drafts of processes that ended before they finished; how many were removed."""
+    removed = 0
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            if NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+                removed += _remove_orphan(folder / entry.name)
+    return removed
+
+
+def remove_own(folder: Path) -> None:
+    """Remove this process's drafts: a signal may come just after one is made."""
+    with suppress(OSError):
+        for draft in folder.glob(f"{DRAFT}{os.getpid()}-*"):
+            draft.unlink(missing_ok=True)
+
+
+def _remove_orphan(draft: Path) -> bool:
+    """Remove a draft unless its owner lives, or it belongs to another user."""
+    try:
+        file = os.open(draft, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        if os.fstat(file).st_uid != os.geteuid():
+            return False
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not _is_same_file(draft, file):
+            return False
+        draft.unlink()
+    except OSError:  # locked by its owner, or the file system has no locks
+        return False
+    finally:
+        os.close(file)
+    return True
+
+
+def _is_same_file(path: Path, file: int) -> bool:
+    """Whether a name still leads to an open file."""
+    try:
+        there, here = path.lstat(), os.fstat(file)
+    except OSError:
+        return False
+    return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
+
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+NEW = 0o666  # mode of a new file, less what the umask takes away
+
+
+def check_target(place: Path | str, option: str, endings: tuple[str, ...] = ()) -> Path:
+    """Refuse an output that cannot or must not be written, before anything is computed.
+
+    Parameters
+    ----------
+    place
+        What the user gave.
+    option
+        Which option it was given to, as ``--report``.
+    endings
+        What the name must end with, if anything.
+
+    Raises
+    ------
+    InputError
+        If the folder is missing or cannot be written; if there is a folder, device, pipe, socket or
+        read-only file; or if the command reads the file or writes it for another option.
+    """
+    said = f"{option}: got {str(place)[:200]!r}"
+    path = Path(place)
+    if endings and not path.name.endswith(endings):
+        raise InputError(f"{said}; expected a name that ends with {' or '.join(endings)}")
+    try:
+        problem = _obstacle(path) if path.name and path.name.isprintable() else "not a file's name"
+    except (OSError, ValueError, RuntimeError) as error:  # too long, holds a NUL, links in a loop
+        problem = getattr(error, "strerror", None) or "not a path"
+    if problem:
+        raise InputError(f"{said}, {problem}; expected a file in an existing, writable folder")
+    kept = current_ledger()
+    if kept is not None:
+        kept.write(_resolve_link(path), option)
+    remove_orphans(_resolve_link(path).parent)
+    return path
+
+
+@contextmanager
+def replacing(path: Path, tidy: bool = True, named: bool = True) -> Iterator[Path]:
+    """A draft beside a file's place; it takes that place if the block ends well, else it goes.
+
+    The draft is on disk before it takes the place. A link stays a link, and what it leads to is
+    replaced; an existing file's mode and owner are kept.
+
+    Parameters
+    ----------
+    tidy : whether drafts that other processes left there go first, which takes a look at all files.
+    named : whether its name is on disk too before this returns; if not, a machine that loses power
+        may have the file whole or not at all.
+
+    Raises
+    ------
+    InputError
+        If the place cannot be written, is no place for a file, or the disk is full; nothing is
+        left behind.
+    """
+    kept = current_ledger()
+    try:
+        target = _resolve_link(path)
+        wrong = _obstacle(path)
+        if wrong:
+            raise InputError(f"{display(path)}: {wrong}; choose another place")
+        if kept is not None:
+            kept.write(target, "")
+        if tidy:
+            remove_orphans(target.parent)
+        before = target.stat() if target.exists() else None
+        draft, file = create_draft(target, NEW)
+    except (OSError, ValueError, RuntimeError) as problem:
+        if isinstance(problem, InputError):
+            raise
+        raise write_error(path, problem) from None
+    try:
+        try:
+            yield draft
+            _keep_owner(file, before)
+            _sync(draft, file)
+            draft.replace(target)
+            if named:
+                _sync_folder(target.parent)
+        finally:
+            draft.unlink(missing_ok=True)
+            os.close(file)
+    except OSError as problem:
+        raise write_error(path, problem) from None
+    if kept is not None:
+        kept.written.append(str(path))
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a text in UTF-8, as ``replacing`` does.
+
+    Raises
+    ------
+    InputError
+        As ``replacing``.
+    """
+    with replacing(path) as draft:
+        write_draft(draft, text)
+
+
+def write_draft(draft: Path, text: str) -> None:
+    """A draft's text in UTF-8; a file's name in it that is none is shown escaped."""
+    draft.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
+
+
+@contextmanager
+def replacing_all(*paths: Path) -> Iterator[list[Path]]:
+    """Drafts of several files, which take their places only if all are written.
+
+    Raises
+    ------
+    InputError
+        As ``replacing``.
+    """
+    with ExitStack() as all_of_them:
+        yield [all_of_them.enter_context(replacing(path)) for path in paths]
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Keep other processes from adding to an existing log while the block runs.
+
+    Raises
+    ------
+    InputError
+        If it is no regular file, cannot be written, or another process holds it.
+    """
+    with _writable(path, 0) as number:
+        try:
+            fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise InputError(
+                f"{display(path)}: another kvsim writes there; wait for it, or choose another place"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        yield
+
+
+def append(path: Path, text: str) -> None:
+    """Add to the end of an existing log; on disk before this returns, or not at all.
+
+    Raises
+    ------
+    InputError
+        If the disk is full or the file has become unwritable.
+    """
+    with _writable(path, os.O_APPEND) as number:
+        size = os.fstat(number).st_size
+        try:
+            rest = memoryview(text.encode("utf-8", "backslashreplace"))
+            while rest:
+                rest = rest[os.write(number, rest) :]
+            os.fsync(number)
+        except OSError as problem:
+            with suppress(OSError):
+                os.ftruncate(number, size)
+            raise write_error(path, problem) from None
+
+
+def truncate(path: Path, size: int) -> None:
+    """Drop what stands behind the first ``size`` bytes of a log. [B]
+
+    Raises
+    ------
+    InputError
+        If it cannot be written.
+    """
+    with _writable(path, 0) as number:
+        try:
+            os.ftruncate(number, size)
+        except OSError as problem:
+            raise write_error(path, problem) from None
+
+
+@contextmanager
+def _writable(path: Path, flags: int) -> Iterator[int]:
+    """An existing regular file, open for writing."""
+    try:
+        what = type_of(path.stat().st_mode)
+        if what:
+            raise InputError(f"{display(path)}: is {what}; choose another place")
+        number = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | flags)
+    except OSError as problem:
+        raise write_error(path, problem) from None
+    try:
+        yield number
+    finally:
+        os.close(number)
+
+
+def make_folder(path: Path, option: str) -> Path:
+    """A folder for outputs, made if it is not there.
+
+    Raises
+    ------
+    InputError
+        If it cannot be made, or something else is there.
+    """
+    if not str(path).isprintable():
+        said = f"{option}: got {str(path)[:200]!r}, not a folder's name"
+        raise InputError(f"{said}; expected one without line breaks and other control characters")
+    try:
+        path.mkdir(exist_ok=True)
+        if os.access(path, os.W_OK | os.X_OK):
+            return path
+        reason = "is not writable"
+    except FileExistsError:
+        reason = "is not a folder"
+    except (OSError, ValueError) as problem:
+        reason = getattr(problem, "strerror", None) or "is not a path"
+    raise InputError(f"{option}: {display(path)}: {reason}; choose another folder")
+
+
+def write_error(path: Path, problem: BaseException) -> InputError:
+    """What failed while writing, in one line; a full disk is named with what is free."""
+    number = getattr(problem, "errno", None)
+    said = getattr(problem, "strerror", None) or str(problem).partition("\n")[0][:120]
+    if number in FULL or "No space left" in str(problem):
+        free = ""
+        with suppress(OSError):
+            free = f", {size_text(shutil.disk_usage(path.parent).free)} are free"
+        reason = "the file would be larger than allowed" if number == errno.EFBIG else "disk full"
+        return InputError(f"{display(path)}: {reason}{free}; make room, or choose another place")
+    return InputError(f"{display(path)}: {said or 'cannot be written'}; choose another place")
+
+
+def _resolve_link(path: Path) -> Path:
+    """Where writing ends up: what a link leads to, or the path itself."""
+    return path.resolve() if path.is_symlink() else path
+
+
+def _obstacle(path: Path) -> str:
+    """Why nothing can be written at a place; empty if something can."""
+    target = _resolve_link(path)
+    if not target.parent.is_dir():
+        return f"there is no folder {display(target.parent)}"
+    if not os.access(target.parent, os.W_OK | os.X_OK):
+        return "the folder is not writable"
+    try:
+        mode = target.lstat().st_mode
+    except FileNotFoundError:
+        return ""
+    what = type_of(mode)
+    if what:
+        return f"there is {what}"
+    if not (mode & (stat.S_IWUSR | stat.S_IWGRP | stat.S_IWOTH) and os.access(target, os.W_OK)):
+        return "the file there is read-only"
+    return ""
+
+
+def _keep_owner(file: int, before: os.stat_result | None) -> None:
+    """Give a draft the mode and owner of the file it replaces."""
+    if before is None:
+        return
+    with suppress(OSError):  # only root may give files away
+        os.fchown(file, before.st_uid, before.st_gid)
+    with suppress(OSError):  # file systems without modes
+        os.fchmod(file, stat.S_IMODE(before.st_mode))
+
+
+def _sync(draft: Path, file: int) -> None:
+    """Have a draft on disk, also where a library wrote a new file under its name."""
+    os.fsync(file)
+    there, here = draft.stat(), os.fstat(file)
+    if (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino):
+        with draft.open("rb") as other:
+            os.fsync(other.fileno())
+
+
+def _sync_folder(folder: Path) -> None:
+    """Have a new name on disk; not every file system can."""
+    with suppress(OSError):
+        number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            os.fsync(number)
+        finally:
+            os.close(number)
+
+
+def toml_lines(entries: Mapping[str, object], quoted: bool = False) -> str:
+    """A table's entries: texts, numbers, flags, lists of texts; ``quoted`` keys may have dots."""
+    return "".join(
+        f'"{key}" = {_toml(value)}\n' if quoted else f"{key} = {_toml(value)}\n"
+        for key, value in entries.items()
+    )
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, str):
+        escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+        return f'"{"".join(c if c.isprintable() else " " for c in escaped)}"'
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_toml(item) for item in value)}]"
+    return str(value).lower() if isinstance(value, bool) else repr(value)

@@ -1,1 +1,0 @@
-"""Traffic from what production already keeps: metrics over time, spans, and access logs."""

@@ -1,0 +1,594 @@
+"""Synthetic traces: when requests arrive, how long they are, which prefixes they share.
+
+Arrivals: every process is a cumulative load, the requests expected up to a time, piecewise linear,
+and gaps drawn in expected requests: gamma with mean 1 and a coefficient of variation (1: Poisson).
+An arrival is where the load reaches the sum of the gaps before it. Only the load differs: constant,
+on and off, a day's sine, or one fitted to a trace.
+
+Lengths: a Gaussian copula over two marginals. Lognormal marginals are given by median and sigma;
+empirical ones are a trace's percentiles, in between straight lines of log length. Of the trace
+nothing else is kept, so no pair of its lengths returns other than by chance.
+"""
+
+from abc import ABC, abstractmethod
+from typing import NamedTuple
+
+import numpy as np
+
+from kvsim.errors import InputError, unknown
+from kvsim.frozen import frozen
+from kvsim.traces.read import load
+from kvsim.traces.requests import Floats, Integers, Requests
+from kvsim.traces.rules import LONGEST_REQUEST
+from kvsim.traces.statistics import leading_hits, rank_correlation
+
+Random = np.random.Generator
+
+STEPS = 1440  # steps that a day's sine is drawn in
+MOST_REQUESTS = 100_000_000
+
+
+@frozen
+class Arrivals(ABC):
+    """An arrival process.
+
+    Attributes
+    ----------
+    cv
+        Standard deviation / mean of the gaps at constant load.
+    """
+
+    cv: float = 1.0
+
+    @abstractmethod
+    def load(self, random: Random, duration: float) -> tuple[Floats, Floats]:
+        """Times from 0 to at least `duration` [s] and the cumulative load there, of mean rate 1."""
+
+    def draw(
+        self, random: Random, rate: float, requests: int | None, duration: float | None
+    ) -> Floats:
+        """Arrivals of mean rate `rate` [1/s], as many as given or for as long as given. [s]
+
+        Raises
+        ------
+        InputError
+            If that would be more requests than a trace may have.
+        """
+        span = duration if duration is not None else (requests or 0) / rate
+        expected = span * rate
+        if max(expected, requests or 0) > MOST_REQUESTS:
+            raise InputError(
+                f"{expected:.3g} requests; expected at most {MOST_REQUESTS:,}; lower the rate or "
+                "the duration"
+            )
+        margin = 10.0  # standard deviations; a second try is next to never needed
+        while True:
+            times, load = self.load(random, span)
+            until = float(np.interp(span, times, load)) * rate
+            count = requests or int(until + margin * (1 + self.cv) * (until + 1) ** 0.5)
+            reached = np.cumsum(self.gaps(random, count))
+            arrival: Floats = np.interp(reached / rate, load, times)
+            if requests is None and reached[-1] >= until:
+                return arrival[reached < until]
+            if requests is not None and reached[-1] <= load[-1] * rate:
+                return arrival
+            margin *= 2
+            span *= 1.0 if requests is None else 1.2 * reached[-1] / (load[-1] * rate)
+
+    def gaps(self, random: Random, count: int) -> Floats:
+        """Gaps between arrivals in expected requests, mean 1."""
+        if self.cv == 0:
+            return np.ones(count)
+        return random.gamma(self.cv**-2, self.cv**2, count)
+
+
+@frozen
+class Steady(Arrivals):
+    """Constant load: Poisson with cv 1, burstier above, more even below."""
+
+    def load(self, random: Random, duration: float) -> tuple[Floats, Floats]:
+        """Expected requests by time: a straight line."""
+        ends = np.array([0.0, 10.0 * duration + 1.0])
+        return ends, ends
+
+
+@frozen
+class OnOff(Arrivals):
+    """Bursts: load only while on; both states last exponentially long.
+
+    Attributes
+    ----------
+    on, off
+        Mean lengths of the states. [s]
+    """
+
+    on: float = 10.0
+    off: float = 30.0
+
+    def load(self, random: Random, duration: float) -> tuple[Floats, Floats]:
+        """Expected requests by time: ramps while on, plateaus while off."""
+        cycles = int(1.2 * duration / (self.on + self.off)) + 20
+        lengths = random.exponential([self.on, self.off], (cycles, 2))
+        times = np.concatenate([[0.0], np.cumsum(lengths)])
+        ramps = np.stack([lengths[:, 0], np.zeros(cycles)], axis=1)
+        share = self.on / (self.on + self.off)
+        return times, np.concatenate([[0.0], np.cumsum(ramps)]) / share
+
+
+@frozen
+class Diurnal(Arrivals):
+    """A daily sine that starts at its trough: rate x (1 - amplitude x cos(2 pi t / period)).
+
+    Attributes
+    ----------
+    amplitude
+        Swing around the mean rate, 0 to 1.
+    period
+        Length of a day. [s]
+    """
+
+    amplitude: float = 0.5
+    period: float = 86400.0
+
+    def load(self, random: Random, duration: float) -> tuple[Floats, Floats]:
+        """The integral of the sine, in small steps."""
+        days = int(np.ceil(2.0 * duration / self.period)) + 1
+        times = np.linspace(0.0, days * self.period, days * STEPS + 1)
+        angle = 2 * np.pi * times / self.period
+        return times, times - self.amplitude * self.period / (2 * np.pi) * np.sin(angle)
+
+
+@frozen
+class RepeatedLoad(Arrivals):
+    """A load fitted to a trace, repeated where it ends.
+
+    Attributes
+    ----------
+    width
+        Length of a step. [s]
+    levels
+        Load in each step, of mean 1.
+    tick
+        Grid that arrivals lie on, as logs with a coarse clock have it; 0 without one. [s]
+    """
+
+    width: float = 1.0
+    levels: tuple[float, ...] = (1.0,)
+    tick: float = 0.0
+
+    def load(self, random: Random, duration: float) -> tuple[Floats, Floats]:
+        """The steps, over and over."""
+        repeats = int(np.ceil(1.5 * duration / (self.width * len(self.levels)))) + 1
+        levels = np.tile(np.array(self.levels), repeats)
+        times = self.width * np.arange(len(levels) + 1, dtype=np.float64)
+        return times, np.concatenate([[0.0], np.cumsum(levels * self.width)])
+
+    def draw(
+        self, random: Random, rate: float, requests: int | None, duration: float | None
+    ) -> Floats:
+        """As any process, then put on the grid."""
+        arrival = super().draw(random, rate, requests, duration)
+        return np.floor(arrival / self.tick) * self.tick if self.tick else arrival
+
+
+# Quantiles that a fit keeps: percentiles, and more of the longest, which carry much of the tokens.
+MARKS = np.sort(np.append(np.linspace(0.0, 1.0, 101), [0.9925, 0.995, 0.9975, 0.999]))
+
+
+@frozen
+class Lognormal:
+    """Tokens with a lognormal length.
+
+    Attributes
+    ----------
+    median
+        Half of the lengths are below. [tokens]
+    sigma
+        Standard deviation of the logarithm; 0: all are the median.
+    """
+
+    median: float
+    sigma: float
+
+    def at(self, share: Floats, normal: Floats) -> Floats:
+        """Lengths at quantiles, given as shares and as normal deviates. [tokens]"""
+        return self.median * np.exp(self.sigma * normal)
+
+
+@frozen
+class Empirical:
+    """Values with a trace's percentiles.
+
+    Attributes
+    ----------
+    marks
+        Logarithm of 1 + the value at each quantile of `MARKS`.
+    """
+
+    marks: tuple[float, ...]
+
+    def at(self, share: Floats, normal: Floats) -> Floats:
+        """The values at quantiles ``share`` of the distribution."""
+        return np.expm1(np.interp(share, MARKS, self.marks))
+
+
+def fit_percentiles(values: Integers | Floats) -> Empirical:
+    """The percentiles of values of at least 0."""
+    return Empirical(tuple(np.log1p(np.quantile(values, MARKS)).tolist()))
+
+
+@frozen
+class Lengths:
+    """Prompt and generated lengths.
+
+    Attributes
+    ----------
+    prompt, generate
+        Marginals.
+    correlation
+        Of the normal deviates that both are drawn from.
+    """
+
+    prompt: Lognormal | Empirical
+    generate: Lognormal | Empirical
+    correlation: float = 0.0
+
+    def draw(self, random: "np.random.Generator", count: int) -> tuple[Integers, Integers]:
+        """Prompt and generated tokens of `count` requests; at least 1 each. [tokens]"""
+        from scipy.special import ndtr
+
+        first, second = random.standard_normal((2, count))
+        second = self.correlation * first + (1 - self.correlation**2) ** 0.5 * second
+        prompt, generate = (
+            np.clip(np.rint(margin.at(ndtr(normal), normal)), 1, LONGEST_REQUEST).astype(np.int64)
+            for margin, normal in ((self.prompt, first), (self.generate, second))
+        )
+        return prompt, generate
+
+
+def fit_lengths(requests: Requests) -> Lengths:
+    """The joint lengths of a trace: percentiles, and Spearman's correlation as a normal one."""
+    spearman = rank_correlation(requests.prompt, requests.generate) or 0.0
+    return Lengths(
+        fit_percentiles(requests.prompt),
+        fit_percentiles(requests.generate),
+        2 * np.sin(np.pi * spearman / 6),  # of a bivariate normal; Kruskal (1958), section 5
+    )
+
+
+NEAR = 64  # requests looked at on either side of the wanted distance
+
+
+@frozen
+class Prefixes:
+    """Prefix reuse.
+
+    Attributes
+    ----------
+    block_tokens
+        Prompt tokens per block. [tokens]
+    classes
+        Prompt lengths that split requests into classes of equal size. [tokens]
+    depth
+        Per class, the share of a prompt's blocks that an earlier request has.
+    distance
+        Requests between a request and the latest one it shares that prefix with.
+    """
+
+    block_tokens: int
+    classes: tuple[float, ...]
+    depth: tuple[Empirical, ...]
+    distance: Empirical
+
+    def draw(self, random: "np.random.Generator", prompt: Integers) -> tuple[Integers, Integers]:
+        """Block ids of all requests in a line, and where each request's begin, (n + 1,)."""
+        blocks = -(-prompt // self.block_tokens)
+        chance = random.random((2, len(prompt)))
+        depths = np.empty(len(prompt))
+        kinds = np.searchsorted(self.classes, prompt, side="right")
+        for kind, margin in enumerate(self.depth):
+            depths[kinds == kind] = margin.at(chance[0][kinds == kind], chance[0][:0])
+        wanted = np.rint(np.minimum(depths, 1.0) * blocks).astype(np.int64)
+        distance = np.rint(self.distance.at(chance[1], chance[1])).astype(np.int64)
+        return _chain(blocks, wanted, np.maximum(distance, 1))
+
+
+def fit_prefixes(requests: Requests, classes: int = 8) -> Prefixes | None:
+    """The prefix reuse of a trace; None without prefix blocks."""
+    if requests.block_ids is None or requests.block_start is None:
+        return None
+    counts = np.maximum(np.diff(requests.block_start), 1)
+    hits = leading_hits(requests)
+    cuts = np.unique(np.quantile(requests.prompt, np.linspace(0, 1, classes + 1)[1:-1]))
+    kinds = np.searchsorted(cuts, requests.prompt, side="right")
+    shares: Floats = hits / counts
+    return Prefixes(
+        requests.block_tokens,
+        tuple(cuts.tolist()),
+        tuple(fit_percentiles(_or_zero(shares[kinds == kind])) for kind in range(len(cuts) + 1)),
+        fit_percentiles(_or_zero(_distances(requests, hits))),
+    )
+
+
+def reuse(block_tokens: int, share: float, depth: float, distance: float) -> Prefixes:
+    """Prefix reuse in four numbers.
+
+    Parameters
+    ----------
+    block_tokens
+        Prompt tokens per block. [tokens]
+    share
+        Requests whose prefix an earlier request has.
+    depth
+        Mean share of their prompt that this is; uniform around it, as wide as 0 and 1 allow.
+    distance
+        Median distance to the earlier request; exponential. [requests]
+    """
+    reach = min(depth, 1 - depth)
+    deep = np.clip((MARKS - (1 - share)) / max(share, 1e-9), 0, 1)
+    depths = np.where(1 - share < MARKS, depth - reach + 2 * reach * deep, 0.0)
+    far = -distance / np.log(2) * np.log(np.maximum(1 - MARKS, 1e-3))
+    return Prefixes(
+        block_tokens,
+        (),
+        (Empirical(tuple(np.log1p(depths).tolist())),),
+        Empirical(tuple(np.log1p(far).tolist())),
+    )
+
+
+def _or_zero(values: Floats | Integers) -> Floats:
+    return np.asarray(values if len(values) else [0.0], dtype=float)
+
+
+def _distances(requests: Requests, hits: Integers) -> Integers:
+    """For each request with hits, how many requests ago its last hit block was last there."""
+    latest: dict[int, int] = {}
+    found = []
+    for row, (ids, depth) in enumerate(zip(requests.blocks(), hits.tolist(), strict=True)):
+        if depth:
+            found.append(row - latest[int(ids[depth - 1])])
+        latest.update(dict.fromkeys(ids.tolist(), row))
+    return np.array(found, dtype=np.int64)
+
+
+def _chain(blocks: Integers, wanted: Integers, distance: Integers) -> tuple[Integers, Integers]:
+    """Give each request its first `wanted` blocks from an earlier one, and new ones after."""
+    start = np.concatenate([[0], np.cumsum(blocks)])
+    ids = np.empty(start[-1], dtype=np.int64)
+    fresh, longest = 0, 0
+    rows = zip(blocks.tolist(), wanted.tolist(), distance.tolist(), strict=True)
+    sizes = blocks.tolist()
+    for row, (size, depth, back) in enumerate(rows):
+        here = int(start[row])
+        depth = min(depth, size)
+        if depth and row:
+            parent = _parent(sizes, row, max(row - back, 0), depth, longest)
+            depth = min(depth, sizes[parent])
+            there = int(start[parent])
+            ids[here : here + depth] = ids[there : there + depth]
+        else:
+            depth = 0
+        ids[here + depth : here + size] = np.arange(fresh, fresh + size - depth)
+        fresh += size - depth
+        longest = row if size > sizes[longest] else longest
+    return ids, start
+
+
+def _parent(sizes: list[int], row: int, near: int, depth: int, longest: int) -> int:
+    """An earlier request of at least `depth` blocks, near the wanted one; else the longest."""
+    for step in range(NEAR):
+        for one in (near - step, near + step):
+            if 0 <= one < row and sizes[one] >= depth:
+                return one
+    return longest
+
+
+PER_STEP = 200  # requests per step of the load, on average
+MOST_STEPS = 2000
+TIES = 0.005  # share of simultaneous requests from which a coarse clock is looked for
+FEWEST = 200  # requests
+LOWEST = 0.02  # load of a step without requests, of the mean
+
+
+@frozen
+class TrafficModel:
+    """Everything a trace is drawn from.
+
+    Attributes
+    ----------
+    arrivals
+        When requests come.
+    rate
+        How many on average. [requests/s]
+    lengths
+        How long they are.
+    prefixes
+        Which prefixes they share; None for none.
+    """
+
+    arrivals: Arrivals
+    rate: float
+    lengths: Lengths
+    prefixes: Prefixes | None = None
+
+    def changed(
+        self,
+        arrivals: Arrivals | None = None,
+        rate: float | None = None,
+        lengths: Lengths | None = None,
+        prefixes: Prefixes | None = None,
+    ) -> "TrafficModel":
+        """The same with what is given in place of its own."""
+        return TrafficModel(
+            arrivals or self.arrivals,
+            rate or self.rate,
+            lengths or self.lengths,
+            prefixes or self.prefixes,
+        )
+
+    def draw(self, seed: int, requests: int | None, duration: float | None) -> Requests:
+        """A trace of so many requests, or for so long [s]; the same for the same seed."""
+        times, sizes, shares = (np.random.default_rng([seed, part]) for part in range(3))
+        arrival = self.arrivals.draw(times, self.rate, requests, duration)
+        if not len(arrival):
+            return Requests(arrival, arrival.astype(np.int64), arrival.astype(np.int64))
+        prompt, generate = self.lengths.draw(sizes, len(arrival))
+        arrival = arrival - arrival[0]
+        if self.prefixes is None:
+            return Requests(arrival, prompt, generate)
+        ids, start = self.prefixes.draw(shares, prompt)
+        return Requests(arrival, prompt, generate, ids, start, self.prefixes.block_tokens)
+
+
+def fit_traffic(requests: Requests) -> TrafficModel:
+    """The likeness of a trace.
+
+    Raises
+    ------
+    InputError
+        If the trace is so short that its percentiles would be its rows.
+    """
+    if len(requests) < FEWEST:
+        raise InputError(
+            f"{len(requests)} requests; expected at least {FEWEST} to fit a likeness that does not "
+            "repeat them"
+        )
+    rate = (len(requests) - 1) / requests.duration if requests.duration else 1.0
+    return TrafficModel(
+        fit_arrivals(requests.arrival), rate, fit_lengths(requests), fit_prefixes(requests)
+    )  # fmt: skip
+
+
+def fit_arrivals(arrival: Floats) -> Arrivals:
+    """Load over time, variation of the gaps and the clock's grid."""
+    duration = float(arrival[-1] - arrival[0]) if len(arrival) else 0.0
+    if len(arrival) < 3 or not duration:
+        return Steady(cv=1.0)
+    tick = clock_tick(arrival)
+    steps = min(max(len(arrival) // PER_STEP, 1), MOST_STEPS)
+    width = duration / steps
+    if tick:  # whole ticks per step, so that no step has one more than another
+        width = max(round(width / tick), 1) * tick
+        steps = max(round((duration + tick) / width), 1)
+    since = arrival - arrival[0] + tick / 2
+    halves, _ = np.histogram(since, 2 * steps, (0.0, steps * width))
+    counts = halves.reshape(steps, 2).sum(axis=1)
+    noise = float(np.mean(np.diff(halves.reshape(steps, 2), axis=1) ** 2))
+    spread = counts.var()
+    signal = max(1 - noise / spread, 0.0) if spread else 0.0
+    levels = np.maximum(1 + signal * (counts / counts.mean() - 1), LOWEST)
+    levels /= levels.mean()
+    if tick:
+        cv = (noise / counts.mean()) ** 0.5
+    else:
+        load = np.concatenate([[0.0], np.cumsum(levels * width)])
+        gaps = np.diff(np.interp(since, width * np.arange(steps + 1), load))
+        cv = float(gaps.std() / gaps.mean())
+    return RepeatedLoad(cv=cv, width=width, levels=tuple(levels.tolist()), tick=tick)
+
+
+def clock_tick(arrival: Floats) -> float:
+    """The grid that arrivals lie on, if some coincide and all gaps are multiples of it; else 0."""
+    gaps = np.diff(arrival)
+    positive = gaps[gaps > 0]
+    if not len(positive) or (gaps == 0).mean() < TIES:
+        return 0.0
+    tick = float(np.median(positive[positive < 1.5 * positive.min()]))
+    off = np.abs(positive / tick - np.rint(positive / tick))
+    return tick if (off < 0.05).mean() > 0.95 else 0.0
+
+
+FROM_FILE = "empirical:"
+
+
+class Setting(NamedTuple):
+    """A number in a spec: its default and its range."""
+
+    default: float
+    least: float
+    most: float
+
+
+CV = Setting(1.0, 0.0, 100.0)
+SECONDS = (1e-3, 1e9)
+SIGMA = Setting(0.8, 0.0, 5.0)
+SHARE = (0.0, 1.0)
+
+ARRIVALS: dict[str, tuple[type[Arrivals], dict[str, Setting]]] = {
+    "poisson": (Steady, {}),
+    "gamma": (Steady, {"cv": Setting(2.0, 0.0, 100.0)}),
+    "onoff": (OnOff, {"on": Setting(10.0, *SECONDS), "off": Setting(30.0, *SECONDS), "cv": CV}),
+    "diurnal": (
+        Diurnal,
+        {"amplitude": Setting(0.5, *SHARE), "period": Setting(86400.0, *SECONDS), "cv": CV},
+    ),
+}
+LENGTHS: dict[str, dict[str, Setting]] = {
+    "lognormal": {
+        "prompt": Setting(1024.0, 1.0, LONGEST_REQUEST),
+        "prompt_sigma": SIGMA,
+        "generate": Setting(160.0, 1.0, LONGEST_REQUEST),
+        "generate_sigma": SIGMA,
+        "correlation": Setting(0.0, -1.0, 1.0),
+    }
+}
+PREFIXES: dict[str, dict[str, Setting]] = {
+    "reuse": {
+        "share": Setting(0.7, *SHARE),
+        "depth": Setting(0.5, *SHARE),
+        "distance": Setting(20.0, 1.0, 1e6),
+        "block": Setting(512.0, 1.0, 1e6),
+    }
+}
+
+
+def parse_arrivals(text: str) -> Arrivals:
+    """An arrival process: poisson, gamma:cv=.., onoff:on=..,off=.. or diurnal:amplitude=..."""
+    name, values = _parse("arrivals", text, {name: keys for name, (_, keys) in ARRIVALS.items()})
+    return ARRIVALS[name][0](**values)
+
+
+def parse_lengths(text: str) -> Lengths:
+    """Joint lengths: lognormal with medians and sigmas, or empirical:FILE with a trace's."""
+    if text.startswith(FROM_FILE):
+        return fit_lengths(load(text.removeprefix(FROM_FILE)).requests)
+    _, values = _parse("lengths", text, LENGTHS, f"or {FROM_FILE}FILE")
+    return Lengths(
+        Lognormal(values["prompt"], values["prompt_sigma"]),
+        Lognormal(values["generate"], values["generate_sigma"]),
+        values["correlation"],
+    )
+
+
+def parse_prefixes(text: str) -> Prefixes:
+    """Prefix reuse: `share` of the requests use on average `depth` of their prompt again."""
+    _, values = _parse("prefixes", text, PREFIXES)
+    return reuse(
+        int(values["block"]), values["share"], values["depth"], values["distance"]
+    )  # fmt: skip
+
+
+def _parse(
+    kind: str, text: str, known: dict[str, dict[str, Setting]], mend: str = ""
+) -> tuple[str, dict[str, float]]:
+    name, _, rest = text.partition(":")
+    if name not in known:
+        raise unknown(f"--{kind}", name, known, mend)
+    values = {key: setting.default for key, setting in known[name].items()}
+    for item in filter(None, rest.split(",")):
+        key, equals, value = item.partition("=")
+        if key not in values:
+            raise unknown(f"--{kind} {name} setting", key, values)
+        setting = known[name][key]
+        try:
+            number = float(value) if value.isascii() and "_" not in value else float("nan")
+        except ValueError:
+            number = float("nan")
+        if not (equals and setting.least <= number <= setting.most):
+            expected = f"a number from {setting.least:g} to {setting.most:g}"
+            raise InputError(f"--{kind} {text[:60]!r}: {key} is {value!r}; expected {expected}")
+        values[key] = number
+    return name, values
+
+
+DEFAULT = parse_lengths("lognormal")
