@@ -23,7 +23,7 @@ class InfeasibleError(Exception):
     """Nothing meets the limits the user set; the command line prints it and exits with 1."""
 
 
-def brief(problem: BaseException, most: int) -> str:
+def first_line(problem: BaseException, most: int) -> str:
     """The first line of another library's error, or its class name where it has no message."""
     return next(iter(str(problem).splitlines()), type(problem).__name__)[:most]
 

@@ -11,7 +11,7 @@ NEIGHBOURS = np.arange(-4.0, 2.0)  # of a guess that are looked at with it
 MOST_PROBES = 3 * 24  # every third one halves a bracket of at most 10^7
 
 
-def fewest(
+def smallest_count(
     meets: Callable[[int], bool], guess: int, most: int, more: float = 2.0, below: int = 0
 ) -> int:
     """The smallest count that meets, where more meet as well; 0 if not even the most do.

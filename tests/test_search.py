@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvsim.graph import Array
-from kvsim.search import fewest, last_within, least_of_convex
+from kvsim.search import last_within, least_of_convex, smallest_count
 
 LINES = st.lists(st.tuples(st.integers(-50, 50), st.integers(1, 4000)), min_size=1, max_size=6)
 
@@ -78,6 +78,6 @@ def test_the_fewest_that_meet_is_found_without_asking_far_beyond(
         asked.append(count)
         return count >= answer
 
-    found = fewest(meets, max(guess, below + 1), most=128, more=more, below=below)
+    found = smallest_count(meets, max(guess, below + 1), most=128, more=more, below=below)
     assert found == (0 if answer > 128 else max(answer, below + 1))
     assert max(asked) <= max(guess, below + 1, min(128, answer * more + 1))

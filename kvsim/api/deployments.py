@@ -129,7 +129,7 @@ def _read_quality(files: list[str]) -> dict[str, Any]:
             [attention.parse_record(contents[file], Path(file)) for file in own]
         )
     if single:
-        losses = layers.of(contents[single[0]], Path(single[0]))
+        losses = layers.parse_losses(contents[single[0]], Path(single[0]))
         found |= {"layered": offered(losses), "layered_for": losses.model}
     return found
 

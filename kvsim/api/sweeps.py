@@ -35,7 +35,7 @@ def run_sweep(inputs: Inputs) -> SweepOnDisk:
     from kvsim.sweeps import plugins
     from kvsim.sweeps.spec import read
     from kvsim.sweeps.store import ResultStore
-    from kvsim.sweeps.workers import Bundles, cluster, here, pool
+    from kvsim.sweeps.workers import Bundles, cluster, pool, run_here
     from kvsim.techniques import TECHNIQUES
 
     require("pyarrow")
@@ -60,7 +60,7 @@ def run_sweep(inputs: Inputs) -> SweepOnDisk:
     elif workers > 1:
         done = pool(coming, workers, store.shared)
     else:
-        done = here(coming, store.shared)
+        done = run_here(coming, store.shared)
     for index, content in done:
         store.keep(index, content)
         progress(len(store.done))

@@ -87,20 +87,20 @@ def generate(inputs: Inputs) -> "Result[Requests | None]":
     check_ending(inputs.target)
     source = load(inputs.like) if inputs.like else None
     if source is not None:
-        workload, span = synthetic.fit(source.requests), source.requests.duration
+        workload, span = synthetic.fit_traffic(source.requests), source.requests.duration
     elif inputs.rate is None or (inputs.requests is None and inputs.duration is None):
         missing = "--rate" if inputs.rate is None else "--requests or --duration"
         raise InputError(f"{missing}: not given; expected it, or --like FILE")
     else:
         workload, span = (
-            synthetic.TrafficModel(synthetic.arrivals("poisson"), 1.0, synthetic.DEFAULT),
+            synthetic.TrafficModel(synthetic.parse_arrivals("poisson"), 1.0, synthetic.DEFAULT),
             0.0,
         )
     workload = workload.changed(
-        arrivals=synthetic.arrivals(inputs.arrivals) if inputs.arrivals else None,
+        arrivals=synthetic.parse_arrivals(inputs.arrivals) if inputs.arrivals else None,
         rate=inputs.rate,
-        lengths=synthetic.joint_lengths(inputs.lengths) if inputs.lengths else None,
-        prefixes=synthetic.shared_prefixes(inputs.prefixes) if inputs.prefixes else None,
+        lengths=synthetic.parse_lengths(inputs.lengths) if inputs.lengths else None,
+        prefixes=synthetic.parse_prefixes(inputs.prefixes) if inputs.prefixes else None,
     )
     duration = inputs.duration
     if duration is None and inputs.requests is None:
@@ -145,23 +145,23 @@ def _import_files(inputs: Inputs) -> "tuple[Requests, list[str]]":
         if not inputs.lengths:
             raise InputError("--lengths: an access log has no tokens; say how long requests are")
         lines = (line for text in texts for line in text.splitlines())
-        return production.of_access(
-            lines, synthetic.joint_lengths(inputs.lengths), where, inputs.seed
+        return production.read_access_log(
+            lines, synthetic.parse_lengths(inputs.lengths), where, inputs.seed
         )
     if kind == "otel":
         documents = []
         for file, text in zip(files, texts, strict=True):
             documents += _parse_documents(text, file)
-        return production.of_spans(documents, where)
+        return production.read_spans(documents, where)
     if matrix:
         series = []
         for file, text in zip(files, texts, strict=True):
-            series += production.of_matrix(parse_json(text, file, "JSON"), file)
+            series += production.read_matrix(parse_json(text, file, "JSON"), file)
     else:
         if len(texts) > 1 and every is None:
             raise InputError("--every: several texts of /metrics; say the time between them")
-        series = production.of_texts(texts, files, 1.0 if every is None else every)
-    return production.drawn(series, where, inputs.seed)
+        series = production.read_scrapes(texts, files, 1.0 if every is None else every)
+    return production.draw_requests(series, where, inputs.seed)
 
 
 def _parse_documents(text: str, file: str) -> list[object]:

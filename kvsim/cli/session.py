@@ -6,7 +6,7 @@ from datetime import date
 from pathlib import Path
 from shlex import quote
 
-from kvsim.errors import InputError, brief
+from kvsim.errors import InputError, first_line
 from kvsim.report.session import make_result
 from kvsim.validate.session.report import write_report
 from kvsim.validate.session.run import SessionState, all_units, run_units
@@ -65,7 +65,9 @@ def _name(device: str) -> str:
     try:
         return torch.cuda.get_device_name(where)
     except RuntimeError as problem:
-        raise InputError(f"--device: {device} does not answer ({brief(problem, 100)})") from None
+        raise InputError(
+            f"--device: {device} does not answer ({first_line(problem, 100)})"
+        ) from None
 
 
 def _say(text: str) -> None:

@@ -34,7 +34,7 @@ def divided_pass(
     forward : the pass of one micro-batch on one rank.
     """
     d = deployment
-    if d.alone:
+    if d.single_pass:
         return forward(point)
     each = np.ceil(point.batch / d.dp)
     own = np.ceil(each / d.pp)

@@ -97,23 +97,25 @@ def evidence_for(
     engine, device = deployment.stack.name.partition("@")[0], deployment.hardware.name
     name = technique.partition(":")[0]
     if not known:
-        return _nothing(f"no measured {KINDS.get(kind, kind)} of any engine")
+        return _guess(f"no measured {KINDS.get(kind, kind)} of any engine")
 
     def distance(e: LedgerEntry) -> tuple[float, int]:
-        total = log(_wider(name, e.technique)) + (log(WIDER["engine"]) if e.engine != engine else 0)
+        total = log(_widening(name, e.technique)) + (
+            log(WIDER["engine"]) if e.engine != engine else 0
+        )
         total += 0.0 if e.device == device else 0.1 if e.device == ANY else log(WIDER["device"])
         return total + (0.0 if e.kind == kind else 0.05), -e.rows
 
     nearest = min(known, key=distance)
-    plain = deployment.alone and deployment.ep == 1
+    plain = deployment.single_pass and deployment.ep == 1
     formats = _wider_by_weights(deployment, told)
     same = (nearest.technique == name, nearest.engine == engine, nearest.device == device, plain,
             formats == 1.0)  # fmt: skip
-    wider = _wider(name, nearest.technique)
+    wider = _widening(name, nearest.technique)
     wider *= 1.0 if same[1] else WIDER["engine"]
     wider *= 1.0 if same[2] or nearest.device == ANY else WIDER["device"]
     wider *= (1.0 if plain else WIDER["spread"]) * formats
-    low, high = (_within(exp(wider * log(x))) for x in (nearest.low, nearest.high))
+    low, high = (_clip_factor(exp(wider * log(x))) for x in (nearest.low, nearest.high))
     asked = (
         f"with {name}",
         f"of {engine}",
@@ -143,10 +145,10 @@ def typical_error(deployment: Deployment, technique: str, kind: str = "decode") 
     entry = evidence_for(deployment, technique, kind).entry
     if entry is None:
         return UNKNOWN
-    return entry.median * _wider(technique.partition(":")[0], entry.technique)
+    return entry.median * _widening(technique.partition(":")[0], entry.technique)
 
 
-def _wider(wanted: str, got: str) -> float:
+def _widening(wanted: str, got: str) -> float:
     """How much wider an interval is where rows are of another technique."""
     if wanted == got:
         return 1.0
@@ -184,11 +186,11 @@ def _words(e: LedgerEntry, same: tuple[bool, ...], asked: tuple[str, ...]) -> st
     )
 
 
-def _nothing(why: str) -> KnownError:
+def _guess(why: str) -> KnownError:
     return KnownError(None, f"{why}; the interval is a guess", 1 / 2, 2.0, False)
 
 
-def _within(factor: float) -> float:
+def _clip_factor(factor: float) -> float:
     return float(min(WIDEST, max(1 / WIDEST, factor)))
 
 
@@ -203,15 +205,15 @@ def entry_of(
     tail : share of the rows below and above the interval.
     """
     off, ratio = np.abs(predicted / measured - 1), measured / predicted
-    median, p90 = (_short(x) for x in np.quantile(off, (0.5, 0.9)))
-    low, high = (_short(x) for x in np.quantile(ratio, (tail, 1 - tail)))
+    median, p90 = (_round(x) for x in np.quantile(off, (0.5, 0.9)))
+    low, high = (_round(x) for x in np.quantile(ratio, (tail, 1 - tail)))
     rows = int(off.size)
     return LedgerEntry(
         engine, version, kind, device, technique, rows, median, p90, low, high, held_out, source
     )
 
 
-def _short(value: float) -> float:
+def _round(value: float) -> float:
     return float(f"{value:.4g}")
 
 

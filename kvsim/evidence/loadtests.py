@@ -212,10 +212,10 @@ def fit_host(rows: Sequence[LoadTest], stack: Stack) -> Fit:
     A time that the rows do not tell stays as the stack has it: the one known worst is left out,
     until the rows tell all others.
     """
-    return _fitted(kernels(rows, stack), rows, _kept(rows, stack))
+    return _fitted(kernels(rows, stack), rows, _own_host_times(rows, stack))
 
 
-def _kept(rows: Sequence[LoadTest], stack: Stack) -> dict[str, float]:
+def _own_host_times(rows: Sequence[LoadTest], stack: Stack) -> dict[str, float]:
     """The stack's own host times on the rows' first card. [s]"""
     return host_times(stack.on(rows[0].device))
 
@@ -259,7 +259,7 @@ def held_out_by_model(rows: Sequence[LoadTest], stack: Stack) -> Array:
     """
     several = len({r.model for r in rows}) > 1
     part = [(r.model,) if several else (r.prompt, r.generate) for r in rows]
-    gpu, kept = kernels(rows, stack), _kept(rows, stack)
+    gpu, kept = kernels(rows, stack), _own_host_times(rows, stack)
     out = np.empty(len(rows))
     for which in sorted(set(part)):
         chosen = np.array([p == which for p in part])

@@ -66,7 +66,7 @@ class PublishedRow:
     def prediction(self, deployment: Deployment, technique: str) -> Prediction:
         """The run with a technique."""
         t = parse(technique)
-        batch = self.batch or float(_most(t, deployment, self.prompt, self.generate))
+        batch = self.batch or float(_largest_batch(t, deployment, self.prompt, self.generate))
         return Prediction(
             t, deployment, np.array([float(max(batch, 1))]), self.prompt, self.generate
         )
@@ -80,7 +80,9 @@ _hardware: Callable[[str], Hardware] = cache(load_hardware)
 _stack: Callable[[str], Stack] = cache(load_stack)
 
 
-def _most(technique: Technique, deployment: Deployment, prompt: int, generate: int) -> float:
+def _largest_batch(
+    technique: Technique, deployment: Deployment, prompt: int, generate: int
+) -> float:
     h = deployment.hardware
     return float(
         np.ravel(
@@ -167,7 +169,7 @@ METRICS: dict[str, Callable[[PublishedRow, Deployment], float]] = {
     "peak_gib": lambda r, d: d.tp * float(r.prediction(d, r.settings).gpu_bytes[0]) / 2**30,
     "kv_ratio": lambda r, d: _kv_bytes(r, d, r.settings) / _kv_bytes(r, d, "full"),
     "compression": _compression,
-    "max_batch": lambda r, d: _most(parse(r.settings), d, r.prompt, r.generate),
+    "max_batch": lambda r, d: _largest_batch(parse(r.settings), d, r.prompt, r.generate),
     "fits": lambda r, d: float(r.prediction(d, r.settings).fits[0]),
     "split": _split,
 }

@@ -192,8 +192,8 @@ def _row(where: str, given: Mapping[str, str]) -> PublishedRow:
         where=where, paper=given["paper"], table=given["table"], model=given["model"],
         hardware=given["hardware"], stack=given["stack"], technique=given["technique"],
         settings=settings, options=options, batch=batch,
-        prompt=_whole(where, "prompt", given["prompt"]),
-        generate=_whole(where, "generate", given["generate"]), metric=given["metric"],
+        prompt=_parse_whole(where, "prompt", given["prompt"]),
+        generate=_parse_whole(where, "generate", given["generate"]), metric=given["metric"],
         published=_positive(where, given["published"], given["metric"]), use=given["use"],
         note=given["note"],
     )  # fmt: skip
@@ -211,15 +211,15 @@ def _batch(where: str, text: str) -> tuple[int | None, int]:
         return None, 0
     part, tiled, parts = text.partition("x")
     if not tiled:
-        return _whole(where, "batch", part), 0
-    count = _whole(where, "batch", parts)
-    return _whole(where, "batch", part) * count, count
+        return _parse_whole(where, "batch", part), 0
+    count = _parse_whole(where, "batch", parts)
+    return _parse_whole(where, "batch", part) * count, count
 
 
 DIGITS = 100  # Python refuses to convert thousands of them
 
 
-def _whole(where: str, column: str, text: str) -> int:
+def _parse_whole(where: str, column: str, text: str) -> int:
     plain = text.isascii() and text.isdigit() and len(text) <= DIGITS
     if not plain or not 0 < int(text) <= 10**9:
         raise InputError(f"{where}, {column}: got {text[:40]!r}; expected a positive whole number")

@@ -20,7 +20,7 @@ def fitted_text(stack: Stack, base: str, fit: Fit, rows: str, error: str, today:
     """
     residuals = ", ".join(f"{100 * r:+.1f}" for r in fit.residuals)
     sources = {
-        key: f"fitted on {today} to {rows}: {value:.4g} +- {_known(fit.errors[key])}"
+        key: f"fitted on {today} to {rows}: {value:.4g} +- {_error_text(fit.errors[key])}"
         + ("; not determined by these rows" if key in fit.unknown else "")
         for key, value in fit.values.items()
     }
@@ -62,5 +62,5 @@ def numbers_text(
     return "\n".join(parts)
 
 
-def _known(error: float) -> str:
+def _error_text(error: float) -> str:
     return "unknown" if error != error else f"{error:.2g}"

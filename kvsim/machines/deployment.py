@@ -95,7 +95,7 @@ class Deployment:
         return self.parallelism.gpus
 
     @property
-    def alone(self) -> bool:
+    def single_pass(self) -> bool:
         """Whether all GPUs work on the same pass: no other ranks, no other stages."""
         return self.lanes == 1
 

@@ -29,7 +29,7 @@ from kvsim.machines.keys import (
     TENSOR_PEAK,
     mechanism_of,
 )
-from kvsim.machines.schema import WHOLE, Profile, parse, read, wrong
+from kvsim.machines.schema import WHOLE, Profile, entry_error, parse, read
 
 MOST_BASES = 8  # stacks below a stack
 
@@ -197,7 +197,7 @@ def _extended(file: Traversable, below: tuple[str, ...], bases: dict[str, Profil
     if name is None:
         return own
     if name in below or len(below) >= MOST_BASES:
-        raise wrong(
+        raise entry_error(
             file, "extends", name, f"a stack that does not extend this one, {MOST_BASES} at most"
         )
     if name not in bases:

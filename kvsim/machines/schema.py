@@ -107,7 +107,7 @@ def inspect(file: Traversable, schema: Schema) -> tuple[Profile, list[InputError
     leaves = dict(_leaves(document))
     known = {key: value for key, value in leaves.items() if key in schema.keys}
     for key in (key for key in leaves if key not in known):
-        faults.append(_strange(file, key, schema))
+        faults.append(_unknown_key(file, key, schema))
     groups = [schema.required, *(group for group in schema.together if group & leaves.keys())]
     for key in sorted(frozenset().union(*groups) - leaves.keys()):
         faults.append(
@@ -118,13 +118,13 @@ def inspect(file: Traversable, schema: Schema) -> tuple[Profile, list[InputError
             check(_source, key, text, leaves)
         profile.sources.update(sources)
     else:
-        faults.append(wrong(file, "source", sources, "a table of texts"))
+        faults.append(entry_error(file, "source", sources, "a table of texts"))
     for key, value in known.items():
         check(_entry, schema, profile, key, value)
     return profile, list({str(fault): fault for fault in faults}.values())
 
 
-def _strange(file: Traversable, key: str, schema: Schema) -> InputError:
+def _unknown_key(file: Traversable, key: str, schema: Schema) -> InputError:
     """The error of a key that this kind of file does not have, or has under another name now."""
     if key in schema.moved:
         new = schema.moved[key]
@@ -145,11 +145,11 @@ def _entry(file: Traversable, schema: Schema, profile: Profile, key: str, value:
             )
     elif key in schema.flags:
         if not isinstance(value, bool):
-            raise wrong(file, key, value, "true or false")
+            raise entry_error(file, key, value, "true or false")
         profile.flags[key] = value
     elif key in schema.lists:
         if not isinstance(value, list) or not all(isinstance(x, str) for x in value):
-            raise wrong(file, key, value, 'a list of texts such as ["..."]')
+            raise entry_error(file, key, value, 'a list of texts such as ["..."]')
         profile.lists[key] = tuple(value)
     else:
         profile.texts[key] = _text(file, key, value, (schema.choices or {}).get(key))
@@ -205,43 +205,43 @@ def _source(file: Traversable, key: str, text: Any, leaves: Mapping[str, Any]) -
 def _free(file: Traversable, free: Any, schema: Schema) -> dict[str, tuple[float, float]]:
     """Bounds of the numbers that a fit may change."""
     if not isinstance(free, dict):
-        raise wrong(file, "free", free, "a table of [lowest, highest] by key")
+        raise entry_error(file, "free", free, "a table of [lowest, highest] by key")
     for key, bounds in free.items():
         if key in schema.moved:
-            raise _strange(file, key, schema)
+            raise _unknown_key(file, key, schema)
         if key not in schema.numbers:
             raise unknown(f"key under [free] of {display(file)}:", key, schema.numbers)
         if not isinstance(bounds, list) or len(bounds) != 2:
-            raise wrong(file, f"free {key}", bounds, "[lowest, highest]")
+            raise entry_error(file, f"free {key}", bounds, "[lowest, highest]")
         low, high = (_number(file, f"free {key}", b, schema.numbers[key]) for b in bounds)
         if not low < high:
-            raise wrong(file, f"free {key}", bounds, "[lowest, highest]")
+            raise entry_error(file, f"free {key}", bounds, "[lowest, highest]")
     return {key: (float(low), float(high)) for key, (low, high) in free.items()}
 
 
 def _number(file: Traversable, key: str, value: Any, rule: Number) -> float:
     expected = f"a number {rule.expected}"
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise wrong(file, key, value, expected)
+        raise entry_error(file, key, value, expected)
     try:
         number = float(value)
     except OverflowError:
-        raise wrong(file, key, "more than 1e308", expected) from None
+        raise entry_error(file, key, "more than 1e308", expected) from None
     if not (isfinite(number) and rule.holds(number)):
-        raise wrong(file, key, value, expected)
+        raise entry_error(file, key, value, expected)
     return number
 
 
 def _text(file: Traversable, key: str, value: Any, choices: tuple[str, ...] | None) -> str:
     if choices and value not in choices:
-        raise wrong(file, key, value, "one of " + ", ".join(repr(x) for x in choices))
+        raise entry_error(file, key, value, "one of " + ", ".join(repr(x) for x in choices))
     # "error" alone may be empty: a stack's error is unknown until it is measured.
     if not isinstance(value, str) or not (value.strip() or key == "error"):
-        raise wrong(file, key, value, "a text")
+        raise entry_error(file, key, value, "a text")
     return value
 
 
-def wrong(file: Traversable, key: str, value: object, expected: str) -> InputError:
+def entry_error(file: Traversable, key: str, value: object, expected: str) -> InputError:
     """The error of an entry that says something else than expected."""
     return InputError(f"{display(file)}: {key} is {repr(value)[:80]}; expected {expected}")
 

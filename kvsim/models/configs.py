@@ -13,7 +13,7 @@ from typing import Any, TypedDict
 from kvsim.errors import InputError, unknown
 from kvsim.files import CONFIG, read_json
 from kvsim.models.families import find_family
-from kvsim.models.fields import Fields, shown
+from kvsim.models.fields import Fields, value_text
 from kvsim.models.model import LayerShape, Model
 
 
@@ -196,7 +196,7 @@ def read_model(config: Mapping[str, Any], name: str, where: str) -> Model:
     if "text_config" in f.values:
         text = f.values["text_config"]
         if not isinstance(text, Mapping):
-            raise f.error("text_config", f"is {shown(text)}, expected an object of fields")
+            raise f.error("text_config", f"is {value_text(text)}, expected an object of fields")
         # the checkpoint ties its embedding at the top, the text model need not repeat it
         tied = {key: config[key] for key in ("tie_word_embeddings",) if key in config}
         f = Fields({**tied, **text}, where, "text_config.")
@@ -289,7 +289,7 @@ def _windows(fields: Fields, layers: int, max_context: int) -> list[int | None]:
     if types is not None:
         kinds = ("full_attention", "sliding_attention")
         if not isinstance(types, list) or any(kind not in kinds for kind in types):
-            raise fields.error("layer_types", f"is {shown(types)}, expected a list of {kinds}")
+            raise fields.error("layer_types", f"is {value_text(types)}, expected a list of {kinds}")
         if len(types) != layers:
             raise fields.error("layer_types", f"has {len(types)} entries, expected {layers}")
         local = [kind == "sliding_attention" for kind in types]
@@ -310,7 +310,7 @@ def _routed(fields: Fields, layers: int) -> list[bool]:
     step = fields.integer("decoder_sparse_step", default=1)
     dense = fields.values.get("mlp_only_layers", [])
     if not isinstance(dense, list):
-        raise fields.error("mlp_only_layers", f"is {shown(dense)}, expected a list of layers")
+        raise fields.error("mlp_only_layers", f"is {value_text(dense)}, expected a list of layers")
     return [
         i >= first and i % every == 0 and (i + 1) % step == 0 and i not in dense
         for i in range(layers)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
-from kvsim.models.fields import Fields, shown
+from kvsim.models.fields import Fields, value_text
 from kvsim.models.kinds import Indexer, Mixer, Recurrence
 
 
@@ -82,11 +82,11 @@ def kinds(fields: Fields, names: object) -> list[Mixer]:
     """
     known = (*ATTENTION, *STATE)
     if not isinstance(names, list) or any(name not in known for name in names):
-        raise fields.error("layer_types", f"is {shown(names)}, expected a list of {known}")
+        raise fields.error("layer_types", f"is {value_text(names)}, expected a list of {known}")
     return ["attention" if name in ATTENTION else "recurrent" for name in names]
 
 
-def every(fields: Fields, name: str) -> list[Mixer]:
+def interleaved_mixers(fields: Fields, name: str) -> list[Mixer]:
     """States, with attention in every so many-th layer, where no list of types says otherwise."""
     if "layer_types" in fields.values:
         return kinds(fields, fields.values["layer_types"])
@@ -107,7 +107,7 @@ def gated_delta(fields: Fields) -> dict[str, Any]:
         gates=heads * width + 2 * heads,
         vectors=2 * heads + width,
     )
-    mixers = every(fields, "full_attention_interval")
+    mixers = interleaved_mixers(fields, "full_attention_interval")
     return {"recurrence": state, "mixers": mixers, "gated_attention": True, "qk_norm": True}
 
 
@@ -115,12 +115,14 @@ def kimi_delta(fields: Fields) -> dict[str, Any]:
     """Kimi Linear: KDA beside latent attention; its lists count layers from 1."""
     own = fields.values.get("linear_attn_config")
     if not isinstance(own, dict):
-        raise fields.error("linear_attn_config", f"is {shown(own)}, expected an object of fields")
+        raise fields.error(
+            "linear_attn_config", f"is {value_text(own)}, expected an object of fields"
+        )
     f = Fields(own, fields.where, f"{fields.prefix}linear_attn_config.")
     heads, width = f.integer("num_heads"), f.integer("head_dim")
     layers, whole = fields.integer("num_hidden_layers"), own.get("full_attn_layers")
     if not isinstance(whole, list) or not all(isinstance(x, int) for x in whole):
-        raise f.error("full_attn_layers", f"is {shown(whole)}, expected a list of layers")
+        raise f.error("full_attn_layers", f"is {value_text(whole)}, expected a list of layers")
     state = Recurrence(
         "delta",
         heads,
@@ -161,7 +163,9 @@ def expanded_mamba(fields: Fields) -> dict[str, Any]:
         return {"recurrence": state, "mixers": kinds(fields, fields.values.get("layer_types"))}
     whole, layers = fields.values["attn_layer_indices"], fields.integer("num_hidden_layers")
     if not isinstance(whole, list):
-        raise fields.error("attn_layer_indices", f"is {shown(whole)}, expected a list of layers")
+        raise fields.error(
+            "attn_layer_indices", f"is {value_text(whole)}, expected a list of layers"
+        )
     mixers = ["attention" if i in whole else "recurrent" for i in range(layers)]
     return {"recurrence": state, "mixers": mixers}
 
@@ -234,7 +238,7 @@ def nemotron(fields: Fields) -> dict[str, Any]:
     if not isinstance(pattern, str) or set(pattern) - set(LETTERS):
         named = "layers_block_type" if blocks is not None else "hybrid_override_pattern"
         expected = f"expected the letters {' '.join(LETTERS)} or the words of them"
-        raise fields.error(named, f"is {shown(blocks or pattern)}, {expected}")
+        raise fields.error(named, f"is {value_text(blocks or pattern)}, {expected}")
     heads, width = fields.integer("mamba_num_heads"), fields.integer("mamba_head_dim")
     state = Recurrence(
         "decay",
@@ -331,7 +335,7 @@ def gemma3n(fields: Fields) -> dict[str, Any]:
     if isinstance(ffn, list) and len(set(ffn)) == 1:
         ffn = ffn[0]
     if not isinstance(ffn, int):
-        raise fields.error("intermediate_size", f"is {shown(ffn)}, expected one width")
+        raise fields.error("intermediate_size", f"is {value_text(ffn)}, expected one width")
     return {
         "mixers": ["attention"] * (layers - shared) + ["shared"] * shared,
         "norms": 4,
@@ -344,7 +348,7 @@ def gemma3n(fields: Fields) -> dict[str, Any]:
     }
 
 
-def _nothing(fields: Fields) -> dict[str, Any]:
+def _no_values(fields: Fields) -> dict[str, Any]:
     return {}
 
 
@@ -492,7 +496,7 @@ _ALTERNATE: dict[str, Any] = {"_sliding_window_pattern": 2}
 FAMILIES = {
     "llama": Family({}, _biases),
     "granite": Family({}, _biases),
-    "mistral": Family({}, _nothing),
+    "mistral": Family({}, _no_values),
     "mixtral": Family({}, lambda f: _experts(f, "num_local_experts")),
     "qwen2": Family(_QWEN, lambda f: {"qkv_bias": True}),
     "qwen2_moe": Family(_QWEN, _qwen2_moe),
@@ -502,7 +506,7 @@ FAMILIES = {
     "gemma2": Family(_GEMMA | _ALTERNATE, lambda f: _biases(f) | {"norms": 4}),
     "gemma3_text": Family(_GEMMA3, lambda f: _biases(f) | {"norms": 4, "qk_norm": True}),
     "phi": Family({}, _phi),
-    "phi3": Family({}, _nothing),
+    "phi3": Family({}, _no_values),
     "deepseek_v2": Family({}, _deepseek),
     "deepseek_v3": Family({}, lambda f: _deepseek(f) | {"router_bias": True}),
     "deepseek_v32": Family({}, lambda f: _deepseek(f) | _INDEXED | indexed(f)),
@@ -563,14 +567,14 @@ def find_family(fields: Fields) -> tuple[str, Family, list[str]]:
     near = get_close_matches(str(name), FAMILIES, n=3) or ["llama", "qwen3", "deepseek_v3"]
     known = f"expected one of {len(FAMILIES)} families such as {', '.join(near)}"
     if not isinstance(name, str):
-        problem = "is missing" if name is None else f"is {shown(name)}"
+        problem = "is missing" if name is None else f"is {value_text(name)}"
         raise fields.error("model_type", f"{problem}, {known}")
     if name in FAMILIES:
         return name, FAMILIES[name], []
     missing = [f"it has no {field}" for field in _LLAMA if field not in fields.values]
     strange = [f"it has {field}" for field in fields.values if field.startswith(_NOT_LLAMA)]
     if missing or strange:
-        problem = f"is {shown(name)}, which cannot be read as Llama ({(missing + strange)[0]})"
+        problem = f"is {value_text(name)}, which cannot be read as Llama ({(missing + strange)[0]})"
         raise fields.error("model_type", f"{problem}, {known}", "choose another model")
-    note = f"model_type {shown(name)} is not known: read as Llama-shaped"
+    note = f"model_type {value_text(name)} is not known: read as Llama-shaped"
     return name, FAMILIES["llama"], [note]

@@ -47,24 +47,26 @@ class Fields:
         value = self.values[name]
         # bool is an int to Python, but true is no size
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            raise self.error(name, f"is {shown(value)}, expected {expected}")
+            raise self.error(name, f"is {value_text(value)}, expected {expected}")
         return value
 
     def flag(self, name: str, default: bool) -> bool:
         """A field that is true or false."""
         value = self.values.get(name, default)
         if not isinstance(value, bool):
-            raise self.error(name, f"is {shown(value)}, expected true or false")
+            raise self.error(name, f"is {value_text(value)}, expected true or false")
         return value
 
     def must(self, name: str, value: bool, why: str) -> None:
         """Refuse a variant whose arithmetic :class:`Model` does not cover."""
         if self.flag(name, value) is not value:
-            problem = f"is {shown(not value).lower()}, expected {shown(value).lower()}: {why}"
+            problem = (
+                f"is {value_text(not value).lower()}, expected {value_text(value).lower()}: {why}"
+            )
             raise self.error(name, problem, "choose another model")
 
 
-def shown(value: object) -> str:
+def value_text(value: object) -> str:
     """A value from a file, short and without line breaks."""
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}..."

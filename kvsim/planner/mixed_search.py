@@ -224,7 +224,7 @@ class Placements:
         self.q, self._asked = q, families
         w, d = q.workload, q.deployment
         # on several ranks or stages nothing is placed anywhere else
-        ways = placement_options(d, halves=not w.service) if d.alone else []
+        ways = placement_options(d, halves=not w.service) if d.single_pass else []
         every, ways = frozenset[str]().union(*families), [o for o in ways if o.needs <= self._names]
         self.considered = dict.fromkeys(o.kind for o in ways)  # of every family
         options = [o for o in ways if o.kind in every]

@@ -36,7 +36,7 @@ from kvsim.planner.replica import (
     solve_replica,
 )
 from kvsim.planner.table import best_row, nearest_row
-from kvsim.search import fewest
+from kvsim.search import smallest_count
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.lanes import Lane, simulate_lanes
 from kvsim.serving.outcome import QUANTILES, Outcome, Targets
@@ -173,7 +173,9 @@ def _play_trace(
     if requests.depends and len(lanes) == 1:
         run = simulate(requests, lanes[0].costs)
     else:
-        run = simulate_lanes(requests.alone(), lanes, np.array(lane_of_class)[classes.of])
+        run = simulate_lanes(
+            requests.without_sessions(), lanes, np.array(lane_of_class)[classes.of]
+        )
     outcome = Outcome(run, Targets(targets.ttft, targets.tpot))
     return Simulated(tuple(lane.costs for lane in lanes), lane_of_class, carried, outcome)
 
@@ -217,7 +219,7 @@ def explain_missed_targets(done: list[Simulated], bounds: dict[str, float], play
     for found, rested in zip(some, idle, strict=True):
         if _keeps_targets(rested, bounds):
             carried = partial(_carries_share, found, bounds, play)
-            count = fewest(carried, guess=2, most=MAX_REPLICAS, below=1)
+            count = smallest_count(carried, guess=2, most=MAX_REPLICAS, below=1)
             if count:
                 missed = _describe_missed(found, bounds)
                 return (
@@ -375,7 +377,9 @@ def make_trace_plan(
     check_objective(objective, deployment)
     if not len(requests):
         raise InputError("--trace: no requests; expected at least one")
-    served = requests.alone() if per_class else requests  # lanes model neither turns nor aborts
+    served = (
+        requests.without_sessions() if per_class else requests
+    )  # lanes model neither turns nor aborts
     search = _TraceSearch(deployment, served, objective, limits, rules, admission, tell)
     search.techniques()
     search.settings()

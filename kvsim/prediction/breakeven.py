@@ -79,13 +79,13 @@ def break_evens(prediction: Prediction, full: Technique) -> Iterator[BreakEven]:
     t, prompt = prediction.technique, prediction.prompt
     speed = _Speeds(full, prediction.generate)
     prompts = [p for p in PROMPTS if p + prediction.generate <= d.model.max_context]
-    yield from _made("prompt", prompts, [speed.ratio(t, d, batch, p) for p in prompts])
+    yield from _make("prompt", prompts, [speed.ratio(t, d, batch, p) for p in prompts])
     batches = [b for b in BATCHES if b % t.tiles() == 0]
-    yield from _made("batch", batches, [speed.ratio(t, d, b, prompt) for b in batches])
+    yield from _make("batch", batches, [speed.ratio(t, d, b, prompt) for b in batches])
     yield from _acceptances(prediction, speed)
     ratios = [speed.ratio(t, linked(d, factor), batch, prompt) for factor in LINKS]
     if np.ptp(ratios) > MOVES * abs(ratios[0]):
-        yield from _made("link", LINKS, ratios)
+        yield from _make("link", LINKS, ratios)
 
 
 def break_even_acceptance(prediction: Prediction, full: Technique) -> float | None:
@@ -105,7 +105,7 @@ def _acceptances(prediction: Prediction, speed: "_Speeds") -> Iterator[BreakEven
     if "acceptance" in t.settings:
         point = prediction.deployment, float(prediction.batch[0]), prediction.prompt
         ratios = [speed.ratio(t.changed(acceptance=a), *point) for a in ACCEPTANCES]
-        yield from _made("acceptance", ACCEPTANCES, ratios)
+        yield from _make("acceptance", ACCEPTANCES, ratios)
 
 
 def linked(deployment: Deployment, factor: float) -> Deployment:
@@ -134,6 +134,6 @@ class _Speeds:
         return mine / base
 
 
-def _made(axis: str, values: Sequence[float], ratios: Sequence[float]) -> Iterator[BreakEven]:
+def _make(axis: str, values: Sequence[float], ratios: Sequence[float]) -> Iterator[BreakEven]:
     if np.isfinite(ratios).sum() > 1:
         yield BreakEven(axis, np.array(values, dtype=float), np.array(ratios))

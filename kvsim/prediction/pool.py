@@ -62,7 +62,9 @@ def pool(
     Techniques that keep no cache on the GPU have no pool there: its tokens are 0.
     """
     parts, length = technique.tiles(), prompt + generate
-    both = [technique.resident(deployment, _last(parts * n, prompt, generate)) for n in (1, 2)]
+    both = [
+        technique.resident(deployment, _last_point(parts * n, prompt, generate)) for n in (1, 2)
+    ]
     one, two = (float(tier_bytes(buffers, "gpu")) for buffers in both)
     each = (two - one) / parts
     usable, beside = share * deployment.hardware.gpu_memory, one - parts * each
@@ -71,7 +73,7 @@ def pool(
     return KvPool(share, free, tokens, length)
 
 
-def _last(batch: float, prompt: int, generate: int) -> Point:
+def _last_point(batch: float, prompt: int, generate: int) -> Point:
     return decode_point(float(batch), prompt, generate, generate - 1.0)
 
 
@@ -119,13 +121,13 @@ def remedies(prediction: Prediction) -> Iterator[Remedy]:
         yield Remedy(f"--prompt {prompt}", replace(prediction, prompt=prompt))
     for kind, values in (("weights", WEIGHTS), ("tp", GPUS)):
         for value in values:
-            found = _tried(prediction, **{kind: value})
+            found = _try_change(prediction, **{kind: value})
             if found is not None:
                 yield Remedy(f"--{kind} {value}", found)
                 break
 
 
-def _tried(prediction: Prediction, **change: object) -> Prediction | None:
+def _try_change(prediction: Prediction, **change: object) -> Prediction | None:
     """The prediction with a change of the deployment, if it can run and fits."""
     d = prediction.deployment
     if "weights" in change and (

@@ -96,7 +96,7 @@ def evidence(
         return Evidence("lossless")
     if len(technique.terms) > 1:  # in some layers at most what each would lose in all of them
         pieces = {str(term): compose(term) for term in technique.terms}
-        return together([evidence(piece, model, length, runs) for piece in pieces.values()])
+        return combine([evidence(piece, model, length, runs) for piece in pieces.values()])
     mine = harshness(technique, length)
     measured = shipped(model.name) if runs is None else runs
     known = [r for r in measured if r.model == model.name]
@@ -108,7 +108,7 @@ def evidence(
     found = _published(mine, own, length, "published")
     if found is not None:
         return found
-    alike = [r for r in rows if r.model != model.name and _alike(r.model, model)]
+    alike = [r for r in rows if r.model != model.name and _same_kind(r.model, model)]
     found = _published(mine, alike, length, "published elsewhere")
     if found is not None:
         return found
@@ -137,7 +137,7 @@ def _warned(mine: Harshness, rows: Sequence[Row]) -> float:
     return min(losses.values(), default=0.0)
 
 
-def together(pieces: Sequence[Evidence]) -> Evidence:
+def combine(pieces: Sequence[Evidence]) -> Evidence:
     """The evidence of several changes to one cache, whose losses add up."""
     lossy = [e for e in pieces if e.kind != "lossless"]
     if len(lossy) < 2:
@@ -200,7 +200,7 @@ def _reaches(mine: Harshness, found: QualityRun | Row, length: float) -> bool:
     return mine.family == "packing" or not found.context or length <= REACH * found.context
 
 
-def _alike(name: str, model: Model) -> bool:
+def _same_kind(name: str, model: Model) -> bool:
     """Whether a published model keeps its cache as this one does."""
     return _kind_of(name) == attention_kind(model)
 

@@ -128,10 +128,10 @@ def is_one(given: object) -> bool:
 
 def load(path: Path) -> LayerLosses:
     """Read what ``write`` wrote; as ``of``."""
-    return of(read_json(path, ATTENTION), path)
+    return parse_losses(read_json(path, ATTENTION), path)
 
 
-def of(given: Any, path: Path) -> LayerLosses:
+def parse_losses(given: Any, path: Path) -> LayerLosses:
     """The losses that a file holds.
 
     Raises

@@ -14,7 +14,7 @@ from kvsim.evidence import logs as fromrun
 from kvsim.evidence.leastsquares import Fit
 from kvsim.evidence.logs import MeasuredRun
 from kvsim.evidence.machine.fit import Calibration
-from kvsim.evidence.machine.profile import Machine, shortfalls, stated
+from kvsim.evidence.machine.profile import Machine, profile_number, shortfalls
 from kvsim.evidence.machine.solve import Known
 from kvsim.evidence.stackfile import fitted_text
 from kvsim.files import replace_text
@@ -111,7 +111,7 @@ def machine_fields(
                 "samples": known.samples,
                 "benchmark": known.benchmark,
                 "verdict": known.verdict or "identified",
-                "datasheet": stated(sheet, key) if kind == "hardware" else None,
+                "datasheet": profile_number(sheet, key) if kind == "hardware" else None,
             }
             for kind, numbers in every.items()
             for key, known in numbers.items()

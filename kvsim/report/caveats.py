@@ -209,7 +209,7 @@ def describe_mixed_passes(run: PlayedRun, sequences: float) -> list[str]:
     sequences : that decode at once, on average.
     """
     costs, requests, d = run.costs, run.requests, run.costs.deployment
-    mixes = costs.rules.prefill == "chunked" and costs.passes.mixes_plainly and d.alone
+    mixes = costs.rules.prefill == "chunked" and costs.passes.mixes_plainly and d.single_pass
     if d.stack.name.partition("@")[0] != "vllm" or not mixes or sequences <= MIXED_FROM:
         return []
     prompt, generate = float(requests.prompt.mean()), float(requests.generate.mean())

@@ -451,7 +451,7 @@ class StepCosts:
     @cached_property
     def _checked(self) -> tuple[Tables, dict[str, float]]:
         samples = draw_samples(self.passes, self.rules.max_seqs, self.longest, self._longest_chunk)
-        if self.rules.prefill != "chunked" or not self.deployment.alone:
+        if self.rules.prefill != "chunked" or not self.deployment.single_pass:
             # prompts share no pass with decoding, or only those of their own lane
             samples = {kind: found for kind, found in samples.items() if kind != "mixed"}
         nodes = refine(self._nodes(DENSITY), self.passes, GOOD / 2)

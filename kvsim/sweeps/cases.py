@@ -116,7 +116,7 @@ COLUMNS: dict[str, dict[str, type]] = {
 """
 
 
-def nothing(kind: str, reason: str) -> Columns:
+def no_answer(kind: str, reason: str) -> Columns:
     """One row that says why there is nothing."""
     return {name: "" if of is str else np.nan for name, of in COLUMNS[kind].items()} | {
         "reason": reason

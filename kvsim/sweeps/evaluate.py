@@ -24,7 +24,7 @@ from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import Outcome, Targets
 from kvsim.serving.rules import Rules
 from kvsim.serving.simulate import simulate
-from kvsim.sweeps.cases import COLUMNS, SEPARATOR, Case, Columns, nothing
+from kvsim.sweeps.cases import COLUMNS, SEPARATOR, Case, Columns, no_answer
 from kvsim.techniques import parse
 from kvsim.techniques.technique import Technique
 
@@ -44,7 +44,7 @@ def predicted(case: Case) -> Columns:
     except InputError as problem:
         reason = str(problem)
     if reason:
-        none = nothing("predict", reason)
+        none = no_answer("predict", reason)
         return none | {"batch": batch, "context": context}
     parts = [
         _predicted(t, d, batch[i : i + AT_ONCE], context[i : i + AT_ONCE])
@@ -97,7 +97,7 @@ def planned(case: Case) -> Columns:
         work = Workload(int(case.number("prompt")), int(case.number("generate")))
         choice = make_plan(d, work, "throughput", limits).choice
     except (InputError, InfeasibleError) as problem:
-        return nothing("plan", str(problem))
+        return no_answer("plan", str(problem))
     return {
         "technique": str(choice.technique), "batch": choice.batch, "ttft_s": choice.ttft_s,
         "tpot_s": choice.tpot_s, "output_tok_s": choice.output_tok_s,
@@ -118,7 +118,7 @@ def simulated(case: Case) -> Columns:
         )  # fmt: skip
         run = simulate(requests, costs, int(case.values["replicas"]), str(case.values["route"]))
     except (InputError, InfeasibleError) as problem:
-        return nothing("simulate", str(problem))
+        return no_answer("simulate", str(problem))
     targets = Targets(case.number("ttft_target_s"), case.number("tpot_target_s"))
     row: dict[str, Any] = Outcome(run, targets).summary()
     spreads = {
@@ -140,7 +140,7 @@ def fleets(case: Case) -> Columns:
     for i, hardware in enumerate(case.hardware):
         for tp in DEGREES:
             if hardware.price is None:
-                return nothing("capacity", f"{hardware.name} has no price in its profile")
+                return no_answer("capacity", f"{hardware.name} has no price in its profile")
             try:
                 d = case.deployment(i, tp)
             except InputError as error:
@@ -148,7 +148,7 @@ def fleets(case: Case) -> Columns:
                 continue
             rentable.append(Rentable(d, hardware.name, hardware.price * d.gpus))
     if not rentable:
-        return nothing("capacity", problem)
+        return no_answer("capacity", problem)
     targets = FleetTargets(case.number("ttft_target_s"), case.number("tpot_target_s"))
     question = CapacityQuestion(
         traffic=traffic_of(requests), rentable=rentable, admission=Admission(), targets=targets,
@@ -157,7 +157,7 @@ def fleets(case: Case) -> Columns:
     try:
         answer = make_capacity(question)
     except (InputError, InfeasibleError) as problem:
-        return nothing("capacity", str(problem))
+        return no_answer("capacity", str(problem))
     fleet = answer.fleet
     reached = fleet.played.reached(targets.share)
     some = answer.market.configurations

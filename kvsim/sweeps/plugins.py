@@ -5,7 +5,7 @@ from hashlib import sha256
 from pathlib import Path
 from types import ModuleType
 
-from kvsim.errors import InputError, brief
+from kvsim.errors import InputError, first_line
 from kvsim.files import Kind, read_text
 from kvsim.frozen import frozen
 from kvsim.techniques import TECHNIQUES
@@ -64,7 +64,9 @@ def _install(plugin: Plugin) -> None:
         del sys.modules[plugin.module]
         kind = type(problem).__name__
         mend = FROZEN if "inherit frozen dataclass" in str(problem) else ""
-        raise InputError(f"plugins: {plugin.path}: {kind}: {brief(problem, 200)}{mend}") from None
+        raise InputError(
+            f"plugins: {plugin.path}: {kind}: {first_line(problem, 200)}{mend}"
+        ) from None
     own = [
         found
         for found in vars(module).values()

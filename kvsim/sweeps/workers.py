@@ -19,7 +19,7 @@ from time import monotonic
 from typing import Any
 
 from kvsim import __version__
-from kvsim.errors import InputError, brief
+from kvsim.errors import InputError, first_line
 from kvsim.sweeps.chunks import SweepChunk, compute
 from kvsim.sweeps.store import SharedFolder
 
@@ -103,10 +103,10 @@ LOOK = 2.0  # between two looks at how many workers there are [s]
 Done = tuple[int, bytes | None]  # None: its file is written
 
 
-def here(coming: Bundles, folder: SharedFolder | None = None) -> Iterator[Done]:
+def run_here(coming: Bundles, folder: SharedFolder | None = None) -> Iterator[Done]:
     """One after another in this process, which writes into the sweep's folder if there is one."""
     for bundle in coming:
-        yield from _each(bundle, compute_all(bundle, folder)[1])
+        yield from _pair_contents(bundle, compute_all(bundle, folder)[1])
 
 
 def pool(coming: Bundles, workers: int, folder: SharedFolder | None = None) -> Iterator[Done]:
@@ -136,7 +136,7 @@ def pool(coming: Bundles, workers: int, folder: SharedFolder | None = None) -> I
                         break
                     for future in wait(under_way, return_when=FIRST_COMPLETED).done:
                         contents = future.result()[1]
-                        yield from _each(under_way.pop(future), contents)
+                        yield from _pair_contents(under_way.pop(future), contents)
             except BrokenProcessPool:
                 _end(processes)
                 again += list(under_way.values())
@@ -158,7 +158,7 @@ def _end(processes: ProcessPoolExecutor) -> None:
         process.kill()
 
 
-def _each(bundle: Bundle, contents: list[bytes | None]) -> Iterator[Done]:
+def _pair_contents(bundle: Bundle, contents: list[bytes | None]) -> Iterator[Done]:
     """Every chunk with its bytes."""
     for chunk, content in zip(bundle, contents, strict=True):
         yield chunk.index, content
@@ -268,7 +268,7 @@ def _dask(
             except Exception as problem:  # a worker was lost, or what it ran on
                 lost[first] += 1
                 if lost[first] >= TRIES:
-                    reason = f"{type(problem).__name__}: {brief(problem, 200)}"
+                    reason = f"{type(problem).__name__}: {first_line(problem, 200)}"
                     raise InputError(
                         f"--scheduler: chunk {first} failed {TRIES} times ({reason}); "
                         f"finished chunks are kept, --resume goes on"
@@ -280,4 +280,4 @@ def _dask(
                     f"--scheduler: a worker has kvsim {version}; install kvsim {__version__} there"
                 )
             future.release()
-            yield from _each(bundle, contents)
+            yield from _pair_contents(bundle, contents)

@@ -560,7 +560,7 @@ def _sharing_conflict(deployment: Deployment, layout: Layout) -> str:
 
 def _parallel_conflict(deployment: Deployment, technique: "Technique") -> str:
     """Why a technique cannot run on several ranks or stages; nothing if it can."""
-    if deployment.alone:
+    if deployment.single_pass:
         return ""
     far = Point(1.0, 2.0**16, 1.0, 2.0**16, 2.0**17)  # where all that goes to the host has gone
     host = technique.resident(deployment, far).get("host", {})

@@ -240,17 +240,17 @@ def write(path: Path, trace: AttentionTrace) -> None:
 
 def record(trace: AttentionTrace) -> dict[str, Any]:
     """A trace as the JSON object that its file holds."""
-    fields: dict[str, Any] = _plain(trace)
+    fields: dict[str, Any] = _as_json(trace)
     return {"format": FORMAT} | fields
 
 
-def _plain(value: Any) -> Any:
+def _as_json(value: Any) -> Any:
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, tuple):
-        return [_plain(item) for item in value]
+        return [_as_json(item) for item in value]
     if hasattr(value, "__dataclass_fields__"):
-        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+        return {name: _as_json(getattr(value, name)) for name in value.__dataclass_fields__}
     return value
 
 

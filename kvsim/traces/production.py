@@ -138,7 +138,9 @@ def draw_requests(series: list[Series], where: str, seed: int) -> tuple[Requests
     InputError
         If there are no histograms of lengths, or nothing was counted.
     """
-    engine = next((e for e in ENGINES.values() if _some(series, f"{e.prompt}_bucket")), None)
+    engine = next(
+        (e for e in ENGINES.values() if _named_series(series, f"{e.prompt}_bucket")), None
+    )
     if engine is None:
         names = " or ".join(f"{e.prompt}_bucket" for e in ENGINES.values())
         raise InputError(f"{where}: no histogram of prompts; expected {names}")
@@ -174,7 +176,7 @@ def draw_requests(series: list[Series], where: str, seed: int) -> tuple[Requests
     return Requests(arrival - arrival[0], lengths[0], lengths[1], ids, begin, BLOCK), notes
 
 
-def _some(series: list[Series], name: str) -> list[Series]:
+def _named_series(series: list[Series], name: str) -> list[Series]:
     return [s for s in series if s[0] == name]
 
 
@@ -200,7 +202,7 @@ def _check_counted(series: list[Series], where: str) -> None:
 
 def _looks(series: list[Series], names: tuple[str, ...], where: str) -> Floats:
     """When any of some histograms was looked at. [s]"""
-    found = [times for name in names for _, _, times, _ in _some(series, f"{name}_bucket")]
+    found = [times for name in names for _, _, times, _ in _named_series(series, f"{name}_bucket")]
     grid = np.unique(np.concatenate(found))
     if len(grid) < 2:
         raise InputError(
@@ -211,7 +213,7 @@ def _looks(series: list[Series], names: tuple[str, ...], where: str) -> Floats:
 
 def _histogram(series: list[Series], name: str, grid: Floats, where: str) -> LengthHistogram:
     """A histogram over time, all instances together."""
-    found = _some(series, f"{name}_bucket")
+    found = _named_series(series, f"{name}_bucket")
     if not found:
         raise InputError(f"{where}: {name}_bucket is missing; query it too")
     by_edge: dict[float, Floats] = {}
@@ -235,7 +237,7 @@ def _histogram(series: list[Series], name: str, grid: Floats, where: str) -> Len
 def _counted(series: list[Series], names: tuple[str, ...]) -> float:
     """What counters of one of some names grew by."""
     for name in names:
-        found = _some(series, name)
+        found = _named_series(series, name)
         if found:
             ends = (np.array([times[0], times[-1]]) for _, _, times, _ in found)
             return float(

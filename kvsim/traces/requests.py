@@ -138,7 +138,7 @@ class Requests:
         """Whether arrivals or aborts depend on how requests are served."""
         return self.parent is not None or self.abort_after is not None
 
-    def alone(self) -> "Requests":
+    def without_sessions(self) -> "Requests":
         """The same, arriving when the trace says and waiting to the end, however served."""
         return replace(self, parent=None, think=None, abort_after=None)
 
@@ -209,7 +209,7 @@ class Requests:
         """The first `count` requests, or all if there are fewer."""
         return self[: max(count, 0)]
 
-    def between(self, start: float, end: float) -> "Requests":
+    def in_window(self, start: float, end: float) -> "Requests":
         """Requests that arrive in [start, end). [s]"""
         first, last = np.searchsorted(self.arrival, [start, end], side="left")
         return self[int(first) : int(last)]
@@ -220,7 +220,7 @@ class Requests:
             raise InputError(f"rate factor {rate_factor}: expected a number above 0")
         return replace(self, arrival=self.arrival / rate_factor)
 
-    def hurried(self, factor: float) -> "Requests":
+    def time_scaled(self, factor: float) -> "Requests":
         """The same in a time that goes `factor` times as fast: clients think and wait less too."""
         some = self.scaled(factor)
         if self.think is not None:

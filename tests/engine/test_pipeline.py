@@ -155,7 +155,7 @@ def test_more_sequences_take_no_less_time_and_memory(degrees: dict[str, int]) ->
 
 def test_degrees_of_one_change_nothing() -> None:
     plain = deployed(tp=8)
-    assert plain == deployed(tp=8, pp=1, dp=1, ep=1) and plain.alone
+    assert plain == deployed(tp=8, pp=1, dp=1, ep=1) and plain.single_pass
     step = FULL.prefill(plain, prefill_point(4.0, 512.0, 1.0))
     assert [op.name for op in step.head].count("stages") == 0
 

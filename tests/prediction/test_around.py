@@ -68,13 +68,13 @@ def test_every_axis_has_the_ratio_of_two_predictions() -> None:
 
 def test_an_axis_needs_two_points_that_fit() -> None:
     nan = float("nan")
-    (one,) = breakeven._made("batch", [1, 2, 4], [0.5, nan, 2.0])
+    (one,) = breakeven._make("batch", [1, 2, 4], [0.5, nan, 2.0])
     assert one.values.tolist() == [1, 2, 4] and one.crossings == []
-    (two,) = breakeven._made("prompt", [256, 512], [0.5, 2.0])
+    (two,) = breakeven._make("prompt", [256, 512], [0.5, 2.0])
     assert two.crossings == pytest.approx([256 * 2**0.5])
-    assert not [*breakeven._made("batch", [1, 2, 4], [nan, nan, 2.0])]
-    assert not [*breakeven._made("prompt", [256], [2.0])]
-    assert not [*breakeven._made("prompt", [], [])]
+    assert not [*breakeven._make("batch", [1, 2, 4], [nan, nan, 2.0])]
+    assert not [*breakeven._make("prompt", [256], [2.0])]
+    assert not [*breakeven._make("prompt", [], [])]
 
 
 def test_the_link_is_an_axis_only_where_it_matters_and_scales_both_directions() -> None:

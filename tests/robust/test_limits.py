@@ -31,7 +31,7 @@ COMMANDS = commands(typer.main.get_command(application()))
 
 def test_the_documentation_has_the_tables() -> None:
     page = (ROOT / "docs" / "limits.md").read_text(encoding="utf-8")
-    assert options.limits_table() in page and files.table() in page
+    assert options.limits_table() in page and files.kinds_table() in page
 
 
 @pytest.mark.parametrize("name", options.RANGES)

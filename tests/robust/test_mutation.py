@@ -11,7 +11,7 @@ from tests.robust.mutation.code import swap, touched
 
 
 def test_a_planted_change_is_swapped_in_behind_a_freeze() -> None:
-    from kvsim.errors import brief
+    from kvsim.errors import first_line
 
     path = ROOT / "kvsim" / "errors.py"
     planted = plant(path, "brief")
@@ -21,10 +21,10 @@ def test_a_planted_change_is_swapped_in_behind_a_freeze() -> None:
     try:
         swap(planted.source, path)
         with pytest.raises(AssertionError, match="planted"):
-            brief(ValueError("x"), 10)
+            first_line(ValueError("x"), 10)
     finally:
         swap(path.read_text(), path)
-    assert brief(ValueError("x"), 10) == "x"
+    assert first_line(ValueError("x"), 10) == "x"
 
 
 @pytest.mark.parametrize("name", ["nothing", "ROOMS", "main.inner"])

@@ -22,7 +22,7 @@ from kvsim.prediction.generate import Prediction
 from kvsim.sweeps.chunks import SweepChunk, chunks_of, compute
 from kvsim.sweeps.spec import Spec, read
 from kvsim.sweeps.store import ResultStore
-from kvsim.sweeps.workers import FEWEST, MOST, ROUNDS, Bundles, _check, compute_all, here, pool
+from kvsim.sweeps.workers import FEWEST, MOST, ROUNDS, Bundles, _check, compute_all, pool, run_here
 from kvsim.techniques import TECHNIQUES, parse
 from kvsim.techniques.registry import terms
 from tests.support.commands import check, line, run
@@ -110,7 +110,7 @@ def test_dask_computes_the_same(tmp_path: Path) -> None:
         n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None,
     )  # fmt: skip
     with local:
-        assert dict(cluster(coming(spec), local.scheduler_address)) == dict(here(coming(spec)))
+        assert dict(cluster(coming(spec), local.scheduler_address)) == dict(run_here(coming(spec)))
 
 
 def test_workers_that_have_the_folder_write_into_it(tmp_path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_lost_worker_loses_only_what_it_computed(
     found = list(pool(coming(spec), 2))
     killer.join()
     assert len(pools) == 2  # a new one took over
-    assert dict(found) == dict(here(coming(spec)))
+    assert dict(found) == dict(run_here(coming(spec)))
     assert len(found) == 16
 
 

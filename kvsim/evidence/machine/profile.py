@@ -43,7 +43,7 @@ def _numbers(name: str) -> set[str]:
             or re.fullmatch(r"\d{4}", number)}  # fmt: skip
 
 
-def stated(hardware: Hardware | None, key: str) -> float | None:
+def profile_number(hardware: Hardware | None, key: str) -> float | None:
     """What a profile says under a key of its file, of rates and latencies."""
     if hardware is None:
         return None
@@ -60,7 +60,7 @@ def shortfalls(found: Mapping[str, Known], hardware: Hardware | None) -> list[st
     """Measured rates far below what the card's data sheet says."""
     short = []
     for key, known in found.items():
-        reference, limit = stated(hardware, key), LOW.get(key.partition(".")[0], 0.0)
+        reference, limit = profile_number(hardware, key), LOW.get(key.partition(".")[0], 0.0)
         if reference and not key.endswith("latency_s") and known.value < limit * reference:
             short.append(
                 f"{key} is {known.value:.3g}, {100 * known.value / reference:.0f} % of the "
@@ -89,7 +89,7 @@ class Machine:
 def hardware_text(found: Calibration, machine: Machine, today: str) -> str:
     """TOML of the machine, every number with its uncertainty as its source."""
     numbers: dict[str, float] = {k: known.value for k, known in found.hardware.items()}
-    sources = {k: told(known, today) for k, known in found.hardware.items()}
+    sources = {k: source_text(known, today) for k, known in found.hardware.items()}
     given = f"driver, {today}"
     for key, value in (
         ("memory.gpu_capacity_B", machine.gpu_memory),
@@ -118,7 +118,7 @@ def hardware_text(found: Calibration, machine: Machine, today: str) -> str:
 def stack_text(found: Calibration, machine: Machine, today: str, error: str = UNSEEN) -> str:
     """TOML of the software, extending the shipped stack ``kvsim`` by what was measured."""
     numbers = {k: known.value for k, known in found.stack.items()}
-    sources = {k: told(known, today) for k, known in found.stack.items()}
+    sources = {k: source_text(known, today) for k, known in found.stack.items()}
     numbers["memory.context_memory_B"] = float(max(machine.context_memory, 1))
     sources["memory.context_memory_B"] = f"in use before anything was loaded, {today}"
     head = {
@@ -134,11 +134,11 @@ def stack_text(found: Calibration, machine: Machine, today: str, error: str = UN
 def with_error(text: str, error: str) -> str:
     """A stack's TOML with another statement of its error."""
     lines = text.splitlines(keepends=True)
-    stated = next(i for i, line in enumerate(lines) if line.startswith("error = "))
-    return "".join([*lines[:stated], toml_lines({"error": error}), *lines[stated + 1 :]])
+    place = next(i for i, line in enumerate(lines) if line.startswith("error = "))
+    return "".join([*lines[:place], toml_lines({"error": error}), *lines[place + 1 :]])
 
 
-def told(known: Known, today: str) -> str:
+def source_text(known: Known, today: str) -> str:
     """Where a number comes from and how well it is known."""
     parts = [f"measured on {today}, {known.samples} samples of {known.benchmark}"]
     if known.error <= BLIND:

@@ -115,7 +115,7 @@ class Log:
             text = read_bytes(path, SAMPLES)
         log = cls(path, header)
         if text.partition(b"\n")[0] != first.encode().rstrip():
-            raise InputError(f"{path}: {_other(text, header)}; move it away, or choose another")
+            raise InputError(f"{path}: {_obstacle(text, header)}; move it away, or choose another")
         kept = log._read(text, len(first.encode()))
         if kept < len(text):
             truncate(path, kept)
@@ -188,7 +188,7 @@ def read_samples(path: Path) -> tuple[dict[str, Any], list[Sample]]:
     return header, log.samples
 
 
-def _other(text: bytes, header: Mapping[str, Any]) -> str:
+def _obstacle(text: bytes, header: Mapping[str, Any]) -> str:
     """What is in the way of a log."""
     try:
         found = json.loads(text.partition(b"\n")[0])

@@ -81,12 +81,14 @@ class ShapeTable:
         return {"up": (self.hidden, 2 * width), "down": (width, self.hidden)}
 
 
-def _at(shapes: ShapeTable, hardware: Hardware, stack: Stack, weights: str, tp: int) -> Deployment:
+def _deployment(
+    shapes: ShapeTable, hardware: Hardware, stack: Stack, weights: str, tp: int
+) -> Deployment:
     return Deployment(cast(Model, shapes), hardware, stack, weights, tp)
 
 
 def _gemm(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
-    d, s = _at(ShapeTable(), hardware, stack, rows.dtype, 1), rows.shape
+    d, s = _deployment(ShapeTable(), hardware, stack, rows.dtype, 1), rows.shape
     matrix = cast(tuple[int, int], (s["k"], s["n"]))
     return _seconds(ops.gemm(d, "product", s["m"], matrix, WEIGHTS[rows.dtype]), d)
 
@@ -99,7 +101,7 @@ def _decode(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
         if latent
         else ShapeTable(s["heads"], s["kv_heads"], s["head_dim"])
     )
-    d = _at(shapes, hardware, stack, "fp16", 1)
+    d = _deployment(shapes, hardware, stack, "fp16", 1)
     p = Point(s["batch"], s["context"], 1.0, s["context"], s["context"] + 1)
     found = attention.ops(d, p, LayerShape(), stored=CACHES[rows.dtype])
     return _seconds(next(op for op in found if op.name == "attn"), d)
@@ -107,7 +109,9 @@ def _decode(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
 
 def _prompt(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
     s = rows.shape
-    d = _at(ShapeTable(s["heads"], s["kv_heads"], s["head_dim"]), hardware, stack, "fp16", 1)
+    d = _deployment(
+        ShapeTable(s["heads"], s["kv_heads"], s["head_dim"]), hardware, stack, "fp16", 1
+    )
     length = s["context"] + s["new"]
     p = Point(s["batch"], s["context"], s["new"], length, length, prefill=True)
     return _seconds(attention.ops(d, p, LayerShape())[-1], d)
@@ -119,7 +123,7 @@ def _experts(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
         hidden=s["hidden"], expert_ffn=s["expert_ffn"] / s["tp"],
         experts=s["experts"], experts_active=s["active"],
     )  # fmt: skip
-    d = _at(shapes, hardware, stack, rows.dtype, 1)
+    d = _deployment(shapes, hardware, stack, rows.dtype, 1)
     p = Point(s["tokens"], 0.0, 1.0, 1.0, 1.0)
     total: Array = np.zeros(len(rows))
     for op in ops.routed_experts(d, p):
@@ -131,13 +135,15 @@ def _sums(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
     out = np.empty(len(rows))
     for gpus in np.unique(rows.shape["gpus"]):
         here = rows.shape["gpus"] == gpus
-        d = _at(ShapeTable(hidden=rows.shape["elements"][here]), hardware, stack, "fp16", int(gpus))
+        d = _deployment(
+            ShapeTable(hidden=rows.shape["elements"][here]), hardware, stack, "fp16", int(gpus)
+        )
         out[here] = _seconds(all_reduce(d, "sum", ops.HALF * d.shard.hidden)[0], d)
     return out
 
 
 def _quantising(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
-    d, s = _at(ShapeTable(), hardware, stack, "fp8-dynamic", 1), rows.shape
+    d, s = _deployment(ShapeTable(), hardware, stack, "fp8-dynamic", 1), rows.shape
     return np.asarray(ops.quantising(d, WEIGHTS["fp8-dynamic"], s["m"] * s["k"]), dtype=float)
 
 

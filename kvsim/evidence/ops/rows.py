@@ -95,7 +95,9 @@ def read_ops(
     rejected: Counter[str] = Counter()
     found: dict[tuple[str, str], Group] = {}
     sources: dict[str, None] = {}
-    newest = {} if version is not None else _newest(files := list(files), engine, hardware.name)
+    newest = (
+        {} if version is not None else _newest_versions(files := list(files), engine, hardware.name)
+    )
     for path in files:
         for line, row in read_records(path, TABLE):
             _check_columns(path, row)
@@ -152,7 +154,7 @@ def pairs(files: Iterable[Path]) -> list[tuple[str, str]]:
     return list(seen)
 
 
-def _newest(files: list[Path], engine: str, device: str) -> dict[str, str]:
+def _newest_versions(files: list[Path], engine: str, device: str) -> dict[str, str]:
     """The newest version of an engine by kind of op."""
     found: dict[str, str] = {}
     for path in files:

@@ -16,7 +16,7 @@ from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.planner.fleet.demand import GOLDEN_RATIO, ClassTarget, Counts, FleetTargets, Traffic
 from kvsim.planner.fleet.offers import Configuration, Offers, Rated, offers_of
-from kvsim.search import fewest
+from kvsim.search import smallest_count
 from kvsim.serving.outcome import Outcome
 from kvsim.serving.pools import simulate_pools
 from kvsim.serving.records import REFUSED
@@ -158,7 +158,7 @@ def play(
     """
     requests = traffic.requests
     kind = traffic.dispatched(share)
-    faster = requests.scaled(load).hurried(slowdown)
+    faster = requests.scaled(load).time_scaled(slowdown)
     times = [np.full(len(requests), np.nan) for _ in range(3)]
     groups = []
     end = float(requests.arrival[-1] - requests.arrival[0]) / load if len(requests) else 0.0
@@ -303,7 +303,9 @@ def replicas_kept_busy(
     share = min(targets.share, 1 - late)
 
     def misses(some: Requests, replicas: int, load: float) -> tuple[Missed, Missed]:
-        ttft, tpot, _ = waits(serve(some.scaled(load).hurried(slowdown), configuration, replicas))
+        ttft, tpot, _ = waits(
+            serve(some.scaled(load).time_scaled(slowdown), configuration, replicas)
+        )
         longest, slowest = targets.of_each(some.prompt)
         return ttft * slowdown > longest, tpot * slowdown > slowest
 
@@ -318,7 +320,7 @@ def replicas_kept_busy(
 
     first = max(round(min(guess, MAX_REPLICAS)), 1)
     most = min(8 * first + 8, MAX_REPLICAS)
-    count = fewest(lambda n: meet(requests, n, 1.0), first, most, REPLICA_STEP)
+    count = smallest_count(lambda n: meet(requests, n, 1.0), first, most, REPLICA_STEP)
     if count == 0:
         return Busy(np.inf, np.ones(len(requests)))
     copies, some = 1, requests

@@ -11,7 +11,7 @@ from time import monotonic, perf_counter
 
 import torch
 
-from kvsim.errors import InputError, brief
+from kvsim.errors import InputError, first_line
 from kvsim.evidence.machine.samples import Log, Sample
 from kvsim.evidence.machine.solve import TECHNIQUES
 from kvsim.frozen import frozen
@@ -370,5 +370,5 @@ def _measured(work: Work, name: str, clocks: Mapping[str, Timer], budget: float)
         with work.make() as calls:
             runs = measure(clocks[work.clock], calls, budget)
     except refusals() as problem:
-        return brief(problem, 80)
+        return first_line(problem, 80)
     return Sample(name, dict(work.case), replace(work.op, bytes=dict(work.op.bytes)), runs)

@@ -12,7 +12,7 @@ from time import monotonic
 import numpy as np
 
 from kvsim.engine.roofline import all_ops
-from kvsim.errors import InputError, brief
+from kvsim.errors import InputError, first_line
 from kvsim.evidence.machine.samples import Sample
 from kvsim.evidence.machine.solve import REST
 from kvsim.evidence.machine.solve import TECHNIQUES as NAME
@@ -79,7 +79,7 @@ def samples(
                 try:
                     host, runs = _timed(decoder, t, work, place.pick(2, REPEATS))
                 except refusals(InputError) as problem:
-                    say(f"{NAME}: skipped {t.name}: {brief(problem, 80)}")
+                    say(f"{NAME}: skipped {t.name}: {first_line(problem, 80)}")
                     yield part, []
                 else:
                     yield part, list(of_runs(d, work, runs, host))

@@ -6,7 +6,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from kvsim.errors import InputError, brief
+from kvsim.errors import InputError, first_line
 from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import Model
@@ -169,7 +169,7 @@ def check(
         try:
             agreements[t] = _agreement(truth, _run(exact, t, prompts, work))
         except refusals() as problem:
-            yield CannotRun(t, brief(problem, 200))
+            yield CannotRun(t, first_line(problem, 200))
     del exact
     counting = _decoder(arch, source, torch.float16, device, work, deployment)
     for i, (t, (same, difference)) in enumerate(agreements.items(), 1):
@@ -179,7 +179,7 @@ def check(
             run = Generation(replace(counting, counter=counter), t, prompts, work.generate)
             run.complete()
         except refusals() as problem:
-            yield CannotRun(t, brief(problem, 200))
+            yield CannotRun(t, first_line(problem, 200))
         else:
             yield CheckedTechnique(t, t.exact, same, difference, compare(deployment, run, counter))
 

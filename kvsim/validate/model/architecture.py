@@ -11,7 +11,7 @@ from torch import Tensor
 from kvsim.errors import InputError, unknown
 from kvsim.frozen import frozen
 from kvsim.models.configs import compress, from_config, read_config
-from kvsim.models.fields import shown
+from kvsim.models.fields import value_text
 from kvsim.models.model import LayerShape, Model
 
 KINDS = ("default", "linear", "llama3", "yarn")
@@ -83,7 +83,7 @@ def read_rope(config: Mapping[str, Any], dim: int, max_context: int, where: str)
     for field in ("rope_scaling", "rope_parameters"):
         said = config.get(field) or {}
         if not isinstance(said, Mapping):
-            problem = f"is {shown(said)}, expected an object of fields"
+            problem = f"is {value_text(said)}, expected an object of fields"
             raise InputError(f"{where}: field {field!r} {problem}; correct it")
         given |= said
     theta = _number(given, "rope_theta", config.get("rope_theta", 10000.0), where)
@@ -114,7 +114,9 @@ def _number(given: Mapping[str, Any], key: str, default: float | None, where: st
     value = given.get(key)
     value = default if value is None else value
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e12:
-        problem = f"is {'missing' if value is None else shown(value)}, expected a number above 0"
+        problem = (
+            f"is {'missing' if value is None else value_text(value)}, expected a number above 0"
+        )
         raise InputError(f"{where}: field 'rope_scaling.{key}' {problem}; correct it")
     return float(value)
 
@@ -173,13 +175,13 @@ def read_architecture(config: Mapping[str, Any], name: str, where: str) -> Archi
     activation = config.get(field)
     activation = activation or ("relu" if family == "opt" else "silu")
     if activation not in ACTIVATIONS:
-        problem = f"is {shown(activation)}, expected one of {', '.join(ACTIVATIONS)}"
+        problem = f"is {value_text(activation)}, expected one of {', '.join(ACTIVATIONS)}"
         raise InputError(f"{where}: field {field!r} {problem}; choose another model")
     if family == "opt":
         return Architecture(model, 1e-5, activation, None)
     eps = config.get("rms_norm_eps", 1e-6)
     if isinstance(eps, bool) or not isinstance(eps, int | float) or not 0 < eps < 1:
-        problem = f"is {shown(eps)}, expected a number above 0 and below 1"
+        problem = f"is {value_text(eps)}, expected a number above 0 and below 1"
         raise InputError(f"{where}: field 'rms_norm_eps' {problem}; correct it")
     rope = read_rope(config, model.head_dim, model.max_context, where)
     return Architecture(model, float(eps), activation, rope)

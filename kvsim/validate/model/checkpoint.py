@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from kvsim.errors import InputError, brief
+from kvsim.errors import InputError, first_line
 from kvsim.files import TOKENIZER, WEIGHTS, check_input, open_input
 from kvsim.frozen import frozen
 from kvsim.validate.model.architecture import Architecture, load_architecture, read_architecture
@@ -132,7 +132,7 @@ class Tokeniser:
             tokens: list[int] = self.backend.encode(text, add_special_tokens=False).ids
         except Exception as problem:  # the library raises nothing narrower
             raise InputError(
-                f"{self.where}: cannot split the text ({brief(problem, 100)})"
+                f"{self.where}: cannot split the text ({first_line(problem, 100)})"
             ) from None
         return tokens
 
@@ -181,7 +181,7 @@ def read_tokeniser(source: TensorSource) -> Tokeniser:
         start = tuple(backend.encode("").ids[:1])
     except Exception as problem:  # the library raises nothing narrower
         raise InputError(
-            f"{path}: not a tokeniser ({brief(problem, 100)}); fetch it again"
+            f"{path}: not a tokeniser ({first_line(problem, 100)}); fetch it again"
         ) from None
     return Tokeniser(backend, start, str(path))
 
@@ -202,7 +202,7 @@ def _from_gguf(tokenizers: Any, gguf: Gguf) -> Tokeniser:
         backend = tokenizers.Tokenizer(tokenizers.models.BPE(words, merges))
         start = (int(about["bos_token_id"]),) if about.get("add_bos_token") else ()
     except Exception as problem:  # a field that is missing or of another type; a bad merge
-        reason = f"its tokeniser cannot be read: {brief(problem, 100)}"
+        reason = f"its tokeniser cannot be read: {first_line(problem, 100)}"
         raise InputError(f"{gguf.where}: {reason}; fetch it again") from None
     split = tokenizers.pre_tokenizers
     parts = [split.Digits(individual_digits=True)] if splits == "smollm" else []

@@ -11,7 +11,7 @@ import torch
 
 from kvsim.engine.roofline import seconds
 from kvsim.engine.timeline import op_spans
-from kvsim.errors import InputError, brief
+from kvsim.errors import InputError, first_line
 from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Hardware, Stack
@@ -168,7 +168,7 @@ def _left_out(
     deployment: Deployment, name: str, work: RandomPrompts, technique: Technique, why: Exception
 ) -> SkippedPoint:
     return SkippedPoint(
-        name, deployment.model.layers, work.batch, work.prompt, technique, brief(why, 200)
+        name, deployment.model.layers, work.batch, work.prompt, technique, first_line(why, 200)
     )
 
 

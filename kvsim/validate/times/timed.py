@@ -28,7 +28,7 @@ from torch.utils._pytree import tree_iter
 
 from kvsim.engine.roofline import seconds
 from kvsim.engine.timeline import steady_seconds
-from kvsim.errors import brief
+from kvsim.errors import first_line
 from kvsim.frozen import frozen
 from kvsim.graph import Number, Op
 from kvsim.machines.deployment import Deployment
@@ -66,7 +66,7 @@ class ReplayedRounds:
             try:
                 self._graphs[key] = captured(self.run.decode_in_place)
             except refusals() as problem:
-                self.why = f"it could not be captured: {brief(problem, 120)}"
+                self.why = f"it could not be captured: {first_line(problem, 120)}"
         return not self.why
 
     @torch.inference_mode()
