@@ -14,6 +14,8 @@ before it is used.
 
 from typing import TYPE_CHECKING, Any
 
+from kvsim.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from kvsim.api import calibrate as calibrate
     from kvsim.api import calibrate_run as calibrate_run
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from kvsim.api import simulate as simulate
     from kvsim.api import sweep as sweep
 
-__version__ = "0.2.0"
 
 FUNCTIONS = (
     "calibrate",

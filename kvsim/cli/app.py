@@ -9,10 +9,10 @@ from typing import Annotated
 
 import typer
 
-from kvsim import __version__
 from kvsim.cli.command import CheckedCommand
 from kvsim.cli.ends import run_command
 from kvsim.console import run_on_command_line
+from kvsim.version import __version__
 
 COMMANDS = {
     "plan": "plan",

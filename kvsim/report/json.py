@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kvsim import __version__
+from kvsim.version import __version__
 
 SCHEMA = 1
 """Version of the envelope: it is raised when a key goes, or when its meaning changes."""

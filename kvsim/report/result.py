@@ -5,7 +5,6 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from kvsim import __version__
 from kvsim.errors import require
 from kvsim.files import replace_text
 from kvsim.frozen import frozen
@@ -13,6 +12,7 @@ from kvsim.report.answer import Answer
 from kvsim.report.json import Row, envelope, print_json
 from kvsim.report.table import Table
 from kvsim.report.terminal import Block, Terminal, wrap_prose
+from kvsim.version import __version__
 
 if TYPE_CHECKING:
     from pandas import DataFrame

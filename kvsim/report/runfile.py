@@ -4,7 +4,6 @@ import json
 from hashlib import sha256
 from pathlib import Path
 
-from kvsim import __version__
 from kvsim.errors import InputError
 from kvsim.files import RESULT, check_input, own_output, replacing
 from kvsim.graph import Array
@@ -13,6 +12,7 @@ from kvsim.serving.costs import StepCosts
 from kvsim.serving.records import FINISHED
 from kvsim.serving.simulate import Run
 from kvsim.traces.requests import CONDUCT, Requests
+from kvsim.version import __version__
 
 MARK, ANSWER = b"kvsim run", b"kvsim result"
 FATES = ["unfinished", "finished", "refused", "aborted"]

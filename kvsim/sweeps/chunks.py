@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from kvsim import __version__
 from kvsim.frozen import frozen
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
@@ -21,6 +20,7 @@ from kvsim.sweeps.plugins import Plugin, install
 from kvsim.sweeps.spec import POINTS, Spec
 from kvsim.techniques import parse
 from kvsim.traces.read import load
+from kvsim.version import __version__
 
 SIZE = 2**15  # points of a chunk at most
 

@@ -7,7 +7,6 @@ import json
 from hashlib import sha256
 from pathlib import Path
 
-from kvsim import __version__
 from kvsim.errors import InputError
 from kvsim.files import (
     JSON,
@@ -23,6 +22,7 @@ from kvsim.files import (
 from kvsim.frozen import frozen
 from kvsim.sweeps.plugins import Plugin
 from kvsim.sweeps.spec import Spec
+from kvsim.version import __version__
 
 MANIFEST = "_sweep.json"  # readers of Parquet folders pass over names that begin so
 

@@ -18,10 +18,10 @@ from multiprocessing import get_context
 from time import monotonic
 from typing import Any
 
-from kvsim import __version__
 from kvsim.errors import InputError, first_line
 from kvsim.sweeps.chunks import SweepChunk, compute
 from kvsim.sweeps.store import SharedFolder
+from kvsim.version import __version__
 
 FEWEST, MOST = 2**14, 2**18  # points at once: about a twentieth of a second, and one second
 ROUNDS = 4  # bundles of the same size that would be left for each taker

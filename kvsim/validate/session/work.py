@@ -22,10 +22,10 @@ def facts(device: str, state: SessionState) -> Result:
     """What the device and the software are."""
     import torch
 
-    from kvsim import __version__
     from kvsim.validate.bench import device as devices
     from kvsim.validate.machine import find_device
     from kvsim.validate.processor import Processor, available_memory
+    from kvsim.version import __version__
 
     where = find_device(device)
     found = devices.describe(where)
