@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvsim.planner.question import Admission
-from kvsim.sweeps import evaluate
+from kvsim.sweeps import answers as evaluate
 from tests.support.commands import run
 from tests.support.envelope import answer_in
 
