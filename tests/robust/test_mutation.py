@@ -14,9 +14,9 @@ def test_a_planted_change_is_swapped_in_behind_a_freeze() -> None:
     from kvsim.errors import first_line
 
     path = ROOT / "kvsim" / "errors.py"
-    planted = plant(path, "brief")
+    planted = plant(path, "first_line")
     assert planted is not None and planted.source.count("\n") == path.read_text().count("\n")
-    assert touched(path.read_text(), planted.source, path) == ({"brief"}, False)
+    assert touched(path.read_text(), planted.source, path) == ({"first_line"}, False)
     gc.freeze()
     try:
         swap(planted.source, path)
