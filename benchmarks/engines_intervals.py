@@ -95,7 +95,10 @@ def requests(
                 for r in tests[engine]
                 if r.device != device or (what == "card" and r.model != model)
             ]
-            key, nothing = (engine, device, model, technique), dict.fromkeys(loadtests.NAMES, 0.0)
+            key, nothing = (
+                (engine, device, model, technique),
+                dict.fromkeys(loadtests.HOST_TIMES, 0.0),
+            )
             groups[what][key] = took / _told(here, left, stack, own(engine))
             unknown = loadtests.changed(own(engine), nothing, {r.device for r in tests[engine]})
             blank[what][key] = took / _told(here, left, stack, unknown)

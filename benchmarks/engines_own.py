@@ -55,15 +55,17 @@ def load_tests(folder: Path, engine: str) -> list[loadtests.LoadTest]:
     with tempfile.TemporaryDirectory() as place:
         own = Path(place) / "serving.csv"
         with own.open("w", newline="") as file:
-            writer = csv.DictWriter(file, [*rows[0], loadtests.RANGE])
+            writer = csv.DictWriter(file, [*rows[0], loadtests.RANGE_COLUMN])
             writer.writeheader()
-            writer.writerows({**r, loadtests.RANGE: RANGES.get(r["src"], "")} for r in rows)
+            writer.writerows({**r, loadtests.RANGE_COLUMN: RANGES.get(r["src"], "")} for r in rows)
         return loadtests.read_load_tests(own, engine)
 
 
 def before(engine: str) -> Stack:
     """An engine's stack with the host times that are known before its load tests are read."""
     stack = load_stack(engine)
-    own = dict.fromkeys(loadtests.NAMES, 0.0) | {k: v for k, (v, _) in HOST.get(engine, {}).items()}
+    own = dict.fromkeys(loadtests.HOST_TIMES, 0.0) | {
+        k: v for k, (v, _) in HOST.get(engine, {}).items()
+    }
     cards = {name: with_numbers(card, own) for name, card in stack.cards.items()}
     return replace(with_numbers(stack, own), cards=cards)

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvsim.evidence.ledger import FEWEST, LedgerEntry, entry_of
+from kvsim.evidence.ledger import MIN_SPREAD_ROWS, LedgerEntry, entry_of
 from kvsim.evidence.predicted import PublishedRow, fit_stack, predict
-from kvsim.evidence.published import TIMES, mechanisms, summarise
+from kvsim.evidence.published import METRIC_KINDS, mechanisms, summarise
 from kvsim.graph import Array
 from kvsim.machines.hardware import Stack
 from kvsim.machines.profiles import load_stack, number_of
@@ -33,7 +33,7 @@ def entries(pairs: Iterable[tuple[PublishedRow, float]]) -> list[LedgerEntry]:
     for key, cells in tables.items():
         stack, device, technique, kind = key
         ratio = np.exp(np.concatenate(list(cells.values())))
-        if ratio.size < FEWEST:
+        if ratio.size < MIN_SPREAD_ROWS:
             continue
         entry = entry_of(
             1 / ratio, np.ones(ratio.size), engine=stack, version="", kind=kind, device=device,
@@ -47,8 +47,8 @@ def entries(pairs: Iterable[tuple[PublishedRow, float]]) -> list[LedgerEntry]:
 def _tables(pairs: Iterable[tuple[PublishedRow, float]]) -> Tables:
     rows: dict[tuple[str, str, str, str], dict[tuple[str, int], list[float]]] = {}
     for row, predicted in pairs:
-        if row.use == "check" and row.metric in TIMES:
-            key = (row.stack, row.hardware, row.technique, TIMES[row.metric])
+        if row.use == "check" and row.metric in METRIC_KINDS:
+            key = (row.stack, row.hardware, row.technique, METRIC_KINDS[row.metric])
             power = -1.0 if row.metric in RATES else 1.0
             cells = rows.setdefault(key, {})
             cells.setdefault((row.model, row.prompt), []).append(
@@ -119,7 +119,7 @@ def refitted(
     groups: dict[tuple[str, str], list[float]] = {}
     stacks: dict[str, list[PublishedRow]] = {}
     for row in rows:
-        if row.use != "anomaly" and row.metric in TIMES:
+        if row.use != "anomaly" and row.metric in METRIC_KINDS:
             stacks.setdefault(row.stack, []).append(row)
     for name, own in stacks.items():
         stack = load_stack(name)

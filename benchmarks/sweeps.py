@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.sweeps.workers import AHEAD, FEWEST, ROUNDS
+from kvsim.sweeps.workers import BUNDLE_ROUNDS, BUNDLES_PER_WORKER, MIN_BUNDLE_POINTS
 from kvsim.techniques import TECHNIQUES
 
 GRID = """
@@ -222,12 +222,15 @@ def kills() -> None:
             _cpu_of(again)
         computed = Counter(log.read_text().split())
         twice = sum(n - 1 for n in computed.values())
-        points = max(FEWEST, SMALL // (2 * ROUNDS))  # that a worker is given at once, at most
+        points = max(
+            MIN_BUNDLE_POINTS, SMALL // (2 * BUNDLE_ROUNDS)
+        )  # that a worker is given at once, at most
         each = points // (SMALL // len(expected))
         print(
             f"kills: a worker of two, then the client with {left} of {len(expected)} chunks; "
             f"{'complete and equal' if content(out) == expected else 'DIFFERENT'}; "
-            f"{twice} computed more than once (at most {3 * AHEAD * (each + 1)} were under way)"
+            f"{twice} computed more than once "
+            f"(at most {3 * BUNDLES_PER_WORKER * (each + 1)} were under way)"
         )
 
 

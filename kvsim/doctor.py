@@ -12,7 +12,7 @@ from typing import Any
 
 from kvsim.errors import InputError
 from kvsim.evidence import published
-from kvsim.evidence.published import COLUMNS
+from kvsim.evidence.published import PAPER_COLUMNS
 from kvsim.files import JSON, TRACE, check_input, open_input, read_json
 from kvsim.frozen import frozen
 from kvsim.machines.keys import HARDWARE_FILE, STACK_FILE
@@ -92,7 +92,7 @@ def _json(file: Path) -> tuple[str, Check]:
 def _header(file: Path) -> set[str]:
     with open_input(file, TRACE) as table:
         first = table.read(HEAD).decode("utf-8-sig", "replace").partition("\n")[0]
-    return {name.strip().strip('"') for name in first.split(",")} & set(COLUMNS)
+    return {name.strip().strip('"') for name in first.split(",")} & set(PAPER_COLUMNS)
 
 
 # A sound value for each field that may be wrong, so that the fields read after it are checked too.

@@ -51,7 +51,7 @@ MAX_ROWS = 5_000
 MAX_RUN = 1_000_000
 """Sequences or tokens of a run on this machine."""
 
-DEGREES = ("1", "2", "4", "8")
+TP_CHOICES = ("1", "2", "4", "8")
 """Tensor-parallel GPUs that are compared."""
 
 SERVING = "simulate capacity"
@@ -198,7 +198,7 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
                                                           "ships, else vllm."}}),
         Opt("tp", parse_count, "N", "Tensor-parallel GPUs: 1, 2, 4 or 8.",
                f"{DEPLOYED} calibrate", default=1, needs={"calibrate": "from_run"},
-               at={"plan": {"parse": words_among(*DEGREES, "auto"), "metavar": "N,..|auto",
+               at={"plan": {"parse": words_among(*TP_CHOICES, "auto"), "metavar": "N,..|auto",
                             "help": "Tensor-parallel GPUs: 1, 2, 4, 8; several are compared."},
                    "capacity": {"parse": parse_counts, "metavar": "N,...", "default": "1,2,4,8",
                                 "help": "GPUs per replica to consider."}}),
@@ -586,7 +586,7 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
 PRESENTED = ("json", "csv", "report")
 """Options that say how an answer is shown; Python has methods for them."""
 
-RANGES = {
+OPTION_RANGES = {
     option.flag: option.range
     for options in TABLE.values()
     for option in options
@@ -608,7 +608,7 @@ def options_of(command: str) -> dict[str, CommandOption]:
 
 def check_range(name: str, value: float) -> None:
     """Refuse a number that is outside the range of its option, as ``--max-seqs``."""
-    RANGES[name].check(name, value)
+    OPTION_RANGES[name].check(name, value)
 
 
 def check_work(what: str, count: float, most: float, mend: str) -> None:
@@ -804,7 +804,7 @@ def _parameters(options: Mapping[str, CommandOption], names: Iterable[str]) -> s
 def limits_table() -> str:
     """All ranges as a table in Markdown."""
     lines = ["| option | smallest | largest | unit |", "|---|---:|---:|---|"]
-    for name, allowed in RANGES.items():
+    for name, allowed in OPTION_RANGES.items():
         bounds = f"{format_plain(allowed.least)} | {format_plain(allowed.most)}"
         lines.append(f"| `{name}` | {bounds} | {allowed.unit or '-'} |")
     return "\n".join(lines) + "\n"

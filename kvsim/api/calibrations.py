@@ -126,10 +126,14 @@ def _fit_operators(inputs: Inputs) -> "Row":
         tell(f"{count:,} rows {reason}; left out")
     stack = load_stack(_start(inputs)).on(hardware.name)
     found = fit.fit_table(table, hardware, stack, round(1 / share) if share else 0)
-    few = [f"{fit.class_name(r)} ({len(r)} rows)" for r in table.rows if len(r) < fit.FEWEST]
+    few = [
+        f"{fit.class_name(r)} ({len(r)} rows)" for r in table.rows if len(r) < fit.MIN_CLASS_ROWS
+    ]
     if not found:
         told = ", ".join(few)
-        raise InputError(f"--from-ops: no class has {fit.FEWEST} rows, but {told}; give more rows")
+        raise InputError(
+            f"--from-ops: no class has {fit.MIN_CLASS_ROWS} rows, but {told}; give more rows"
+        )
     if few:
         tell(f"too few to fit, base numbers kept: {', '.join(few)}")
     replace_text(inputs.out, fit.card_text(table, found, stack.name, str(date.today())))

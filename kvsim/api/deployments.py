@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import InputError
-from kvsim.options import DEGREES, Inputs
+from kvsim.options import TP_CHOICES, Inputs
 
 if TYPE_CHECKING:
     from kvsim.machines.deployment import Deployment
@@ -63,7 +63,7 @@ def build_deployments(inputs: Inputs) -> "list[Deployment]":
             raise InputError(f"--weights: got {name[:40]!r}; expected one of {known}")
     sizes = [int(n) for n in inputs.tp if n != "auto"]
     if inputs.tp == ["auto"]:
-        sizes = [int(n) for n in DEGREES if bases[0].model.heads % int(n) == 0]
+        sizes = [int(n) for n in TP_CHOICES if bases[0].model.heads % int(n) == 0]
     degrees = list(product(inputs.pp, inputs.dp, inputs.ep))
     found, problem = [], None
     for base, form, n, (pp, dp, ep) in product(bases, formats, sizes, degrees):

@@ -65,7 +65,7 @@ def run_sweep(inputs: Inputs) -> SweepOnDisk:
         store.keep(index, content)
         progress(len(store.done))
     progress.close()
-    store.close()
+    store.clean_up()
     took = f"computed in {progress.took:.2f} s"
     tell(f"{spec.points:,} points in {total:,} chunks, {took}: {inputs.out}")
     again = "" if inputs.resume else " --resume"  # what is in --out is not computed again

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from kvsim.traces.read import ReadOptions
     from kvsim.traces.requests import Requests
 
-KINDS = ("prometheus", "otel", "access")
+IMPORT_KINDS = ("prometheus", "otel", "access")
 """Files of production that a trace is made from."""
 
 
@@ -121,8 +121,10 @@ def import_(inputs: Inputs) -> "Result[Requests | None]":
     from kvsim.traces.write import check_ending, write
 
     check_ending(inputs.out)
-    if inputs.kind and inputs.kind not in KINDS:
-        raise InputError(f"--kind: got {inputs.kind[:40]!r}; expected one of {', '.join(KINDS)}")
+    if inputs.kind and inputs.kind not in IMPORT_KINDS:
+        raise InputError(
+            f"--kind: got {inputs.kind[:40]!r}; expected one of {', '.join(IMPORT_KINDS)}"
+        )
     found, notes = _import_files(inputs)
     write(inputs.out, found)
     _tell_all(notes)

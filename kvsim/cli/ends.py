@@ -16,7 +16,7 @@ from kvsim.files import Ledger, ledger, remove_own
 
 DONE, LIMIT, BAD, FAULT = 0, 1, 2, 70
 MAX_MESSAGE = 1000  # longest message that anyone would read
-NO_MEMORY = "memory ran out; expected a smaller request: fewer points, requests or replicas"
+OUT_OF_MEMORY = "memory ran out; expected a smaller request: fewer points, requests or replicas"
 
 
 class Stopped(BaseException):
@@ -63,25 +63,27 @@ def _code_of(problem: BaseException, kept: Ledger) -> int:
             raise problem
         return _silence(128 + signal.SIGPIPE)
     if isinstance(problem, InfeasibleError):
-        return _say(str(problem), LIMIT)
+        return _print_error(str(problem), LIMIT)
     if isinstance(problem, InputError):
-        return _say(str(problem), BAD)
+        return _print_error(str(problem), BAD)
     if (
         isinstance(problem, ModuleNotFoundError)
         and (mend := missing_dependency(problem.name)) is not None
     ):
-        return _say(str(mend), BAD)
+        return _print_error(str(mend), BAD)
     if isinstance(problem, BrokenPipeError):  # the reader of our output has what it wanted
         return _silence(128 + signal.SIGPIPE)
     if isinstance(problem, OSError) and problem.strerror:
         place = problem.filename or "standard output"
-        return _silence(_say(f"{place}: {problem.strerror}; expected a place with room", BAD))
+        return _silence(
+            _print_error(f"{place}: {problem.strerror}; expected a place with room", BAD)
+        )
     if isinstance(problem, MemoryError) or "allocate memory" in str(problem):
-        return _say(NO_MEMORY, BAD)
+        return _print_error(OUT_OF_MEMORY, BAD)
     if hasattr(problem, "format_message"):  # the parser's own
         context = getattr(problem, "ctx", None)
         command = context.command_path if context else "kvsim"
-        return _say(f"{problem.format_message().rstrip('.?')}; see {command} --help", BAD)
+        return _print_error(f"{problem.format_message().rstrip('.?')}; see {command} --help", BAD)
     return _fault(problem)
 
 
@@ -95,7 +97,7 @@ def _stopped(number: int, kept: Ledger) -> int:
     if kept.outputs:
         whole = list(dict.fromkeys(kept.written))
         said += f"; saved: {', '.join(whole)}" if whole else "; nothing was written"
-    return _silence(_say(said, 128 + number))
+    return _silence(_print_error(said, 128 + number))
 
 
 def _fault(problem: BaseException) -> int:
@@ -109,10 +111,12 @@ def _fault(problem: BaseException) -> int:
             place = f"{os.path.basename(code.co_filename)}:{trace.tb_lineno}"  # noqa: PTH119
         trace = trace.tb_next
     what = f"{type(problem).__name__} at {place}: {str(problem)[:200]}"
-    return _say(f"fault in kvsim, please report it ({what}); KVSIM_TRACEBACK=1 shows where", FAULT)
+    return _print_error(
+        f"fault in kvsim, please report it ({what}); KVSIM_TRACEBACK=1 shows where", FAULT
+    )
 
 
-def _say(message: str, code: int) -> int:
+def _print_error(message: str, code: int) -> int:
     line = " ".join(message.split())
     printable = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
     if len(printable) > MAX_MESSAGE:

@@ -11,14 +11,16 @@ from kvsim.report.session import make_result
 from kvsim.validate.session.report import write_report
 from kvsim.validate.session.run import SessionState, all_units, run_units
 
-ROOT = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[2]
 
 
 def main() -> int:
     """Run what fits, report what there is; 1 if something failed, 2 for bad input."""
     parser = argparse.ArgumentParser("make.py gpu", description=__doc__)
     parser.add_argument("--minutes", type=float, default=9.0, help="what it may take")
-    parser.add_argument("--state", type=Path, default=ROOT / ".gpu", help="where it goes on from")
+    parser.add_argument(
+        "--state", type=Path, default=REPOSITORY / ".gpu", help="where it goes on from"
+    )
     parser.add_argument("--out", type=Path, help="the report; validate/results/DEVICE/DATE")
     parser.add_argument("--device", default="cuda:0", help="cuda:N; cpu rehearses the path")
     parser.add_argument("--report", action="store_true", help="write the report and run nothing")
@@ -37,17 +39,17 @@ def _session(asked: argparse.Namespace) -> int:
     units, failed = all_units(asked.device, state), False
     if not asked.report:
         with state.lock():
-            left = run_units(units, state, 60 * asked.minutes, _say)
+            left = run_units(units, state, 60 * asked.minutes, _log)
         done = len(units) - len(left)
-        _say(f"{done} of {len(units)} units are done" + ("; run it again to go on" if left else ""))
+        _log(f"{done} of {len(units)} units are done" + ("; run it again to go on" if left else ""))
         failed = any(one.reason.startswith("failed") for one in left)
-    where = asked.out or ROOT / "kvsim" / "validate" / "results" / state.folder.name / str(
+    where = asked.out or REPOSITORY / "kvsim" / "validate" / "results" / state.folder.name / str(
         date.today()
     )
     files = write_report(state, units, where)
     command = f"python3 make.py gpu --device {quote(asked.device)}"
     make_result(state, units, command).write(where / "index.html")
-    _say(f"{len(files) + 1} files in {where}; index.html shows them")
+    _log(f"{len(files) + 1} files in {where}; index.html shows them")
     return int(failed)
 
 
@@ -70,7 +72,7 @@ def _name(device: str) -> str:
         ) from None
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 

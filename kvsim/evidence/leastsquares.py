@@ -25,7 +25,7 @@ class Parameter:
     high: float
     decades: bool = False  # searched by its logarithm, where the range spans several
 
-    def at(self, place: float) -> float:
+    def value_at(self, place: float) -> float:
         """Its value at a place from 0 to 1 in the range."""
         if self.decades:
             return float(self.low * (self.high / self.low) ** place)
@@ -40,7 +40,7 @@ class Parameter:
     def slope(self, place: float) -> float:
         """What the value gains per place."""
         if self.decades:
-            return self.at(place) * float(np.log(self.high / self.low))
+            return self.value_at(place) * float(np.log(self.high / self.low))
         return self.high - self.low
 
 
@@ -106,7 +106,7 @@ def fit_ratio(
     start = np.clip([p.place(p.start) for p in parameters], 1e-3, 1 - 1e-3)
 
     def named(scaled: Array) -> dict[str, float]:
-        return {p.name: float(p.at(x)) for p, x in zip(parameters, scaled, strict=True)}
+        return {p.name: float(p.value_at(x)) for p, x in zip(parameters, scaled, strict=True)}
 
     def residuals(scaled: Array) -> Array:
         return np.log(np.maximum(predict(named(scaled)), 1e-300) / measured)

@@ -21,10 +21,10 @@ from kvsim.machines.deployment import Deployment
 
 ONE_DEVICE = "device "  # begins what was held out where rows of one device alone are meant
 ANY = "any"  # device of an entry that was held out by device: the error on a card without rows
-FEWEST = 3  # rows below which a spread says little
+MIN_SPREAD_ROWS = 3  # rows below which a spread says little
 WITHIN_80 = 1.2816  # standard deviations on either side that hold 80 % of a normal distribution
 WIDEST = 4.0  # an interval reaches at most this factor to either side
-KINDS = {
+NUMBER_KINDS = {
     "decode": "time per output token",
     "prefill": "time to the first token",
     "request": "request latency",
@@ -38,13 +38,13 @@ KINDS = {
 # which the engine has no rows are as far as another engine, those of which nothing has any rows as
 # far as another technique.
 WIDER = {"technique": 3.0, "engine": 2.0, "device": 2.0, "spread": 2.0}
-PRODUCTS = {
+PRODUCT_CLASSES = {
     "fp16": "gemm", "fp8": "gemm-fp8", "fp8-dynamic": "gemm-fp8", "fp8-block": "gemm-fp8-block",
     "int8": "gemm-int8", "int4": "gemm-int4", "int4-g32": "gemm-int4",
 }  # fmt: skip
 """The class of kernels whose rows are of products with weights of a format; others have no rows."""
 UNKNOWN = 0.1  # typical error where nothing like a number was ever measured
-ALIKE = {"full", "fp8"}  # techniques that run an engine's own attention kernels
+SIMILAR_TECHNIQUES = {"full", "fp8"}  # techniques that run an engine's own attention kernels
 WIDER_ALIKE = 1.3
 
 
@@ -97,7 +97,7 @@ def evidence_for(
     engine, device = deployment.stack.name.partition("@")[0], deployment.hardware.name
     name = technique.partition(":")[0]
     if not known:
-        return _guess(f"no measured {KINDS.get(kind, kind)} of any engine")
+        return _guess(f"no measured {NUMBER_KINDS.get(kind, kind)} of any engine")
 
     def distance(e: LedgerEntry) -> tuple[float, int]:
         total = log(_widening(name, e.technique)) + (
@@ -152,7 +152,7 @@ def _widening(wanted: str, got: str) -> float:
     """How much wider an interval is where rows are of another technique."""
     if wanted == got:
         return 1.0
-    return WIDER_ALIKE if {wanted, got} <= ALIKE else WIDER["technique"]
+    return WIDER_ALIKE if {wanted, got} <= SIMILAR_TECHNIQUES else WIDER["technique"]
 
 
 def _wider_by_weights(deployment: Deployment, told: Sequence[LedgerEntry]) -> float:
@@ -162,11 +162,11 @@ def _wider_by_weights(deployment: Deployment, told: Sequence[LedgerEntry]) -> fl
     model with experts, theirs are most of the products.
     """
     engine, device = deployment.stack.name.partition("@")[0], deployment.hardware.name
-    if deployment.weights not in PRODUCTS:
+    if deployment.weights not in PRODUCT_CLASSES:
         return WIDER["technique"]
     products = {(e.kind, e.device) for e in told
                 if e.engine == engine and e.kind.startswith(("gemm", "experts"))}  # fmt: skip
-    kind = PRODUCTS[deployment.weights]
+    kind = PRODUCT_CLASSES[deployment.weights]
     kinds = {kind, kind.replace("gemm", "experts")} if deployment.model.experts else {kind}
     measured = {card for of, card in products if of in kinds}
     elsewhere = device not in {card for _, card in products} and ANY in measured

@@ -29,7 +29,7 @@ from kvsim.prediction.pool import pool
 from kvsim.techniques import parse
 from kvsim.techniques.technique import Technique
 
-FREE = (
+HOST_PARAMETERS = (
     Parameter("time.step_s", 2e-4, 0.0, 20e-3),
     Parameter("time.sequence_s", 1e-5, 0.0, 300e-6),
     Parameter("time.overlapped_sequence_s", 100e-6, 0.0, 1e-3),
@@ -37,8 +37,8 @@ FREE = (
 )
 """What load tests tell of a stack."""
 
-NAMES = tuple(p.name for p in FREE)
-STARTS = (0.5, 1.5)  # times each first guess: work that is hidden tells nothing of itself
+HOST_TIMES = tuple(p.name for p in HOST_PARAMETERS)
+START_FACTORS = (0.5, 1.5)  # times each first guess: work that is hidden tells nothing of itself
 NOTHING = 1e-12  # [s]
 
 PRECISIONS = {
@@ -47,9 +47,9 @@ PRECISIONS = {
 }  # fmt: skip
 """Weights and cache by a table's precision."""
 
-NUMBERS = ("tp", "isl", "osl", "concurrency", "ttft_ms", "tpot_ms")
-COLUMNS = ("device", "model", "precision", *NUMBERS)
-RANGE = "random_range_ratio"
+NUMBER_COLUMNS = ("tp", "isl", "osl", "concurrency", "ttft_ms", "tpot_ms")
+LOAD_TEST_COLUMNS = ("device", "model", "precision", *NUMBER_COLUMNS)
+RANGE_COLUMN = "random_range_ratio"
 """Column that a table may have: lengths were drawn evenly between this share of isl and osl and the
 whole, as ``--random-range-ratio`` of the engines' serving benchmarks says."""
 
@@ -80,7 +80,7 @@ def read_load_tests(path: Path, engine: str, model: str | None = None) -> list[L
     """
     found = []
     for line, row in read_records(path, TABLE):
-        for column in COLUMNS:
+        for column in LOAD_TEST_COLUMNS:
             if column not in row:
                 raise InputError(f"{path}: column {column} is missing; add it to the header")
         where = f"{path.name}, line {line}"
@@ -97,16 +97,18 @@ def read_load_tests(path: Path, engine: str, model: str | None = None) -> list[L
 
 def _load_test(where: str, row: Mapping[str, str]) -> LoadTest:
     numbers = {}
-    for name in (*NUMBERS, "dp", RANGE):
+    for name in (*NUMBER_COLUMNS, "dp", RANGE_COLUMN):
         text = row.get(name) or "1"
         try:
             numbers[name] = float(text)
         except ValueError:
             numbers[name] = -1.0
-        most, expected = (1.0, "above 0 and at most 1") if name == RANGE else (1e12, "above 0")
+        most, expected = (
+            (1.0, "above 0 and at most 1") if name == RANGE_COLUMN else (1e12, "above 0")
+        )
         if not 0 < numbers[name] <= most:
             raise InputError(f"{where}, {name}: got {text[:40]!r}; expected a number {expected}")
-    mean = (1.0 + numbers[RANGE]) / 2
+    mean = (1.0 + numbers[RANGE_COLUMN]) / 2
     prompt, generate = (max(1.0, mean * numbers[name]) for name in ("isl", "osl"))
     took = numbers["ttft_ms"] + (generate - 1) * numbers["tpot_ms"]
     model = row["model"].removesuffix("-Instruct")  # the shapes are those of the base model
@@ -128,7 +130,7 @@ class Kernels:
     generate: Array  # [tokens]
     sync: float  # time of the host for one synchronisation [s]
 
-    def where(self, chosen: Array) -> "Kernels":
+    def select(self, chosen: Array) -> "Kernels":
         """Some of the load tests."""
         arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "sync"}
         return replace(self, **{name: values[chosen] for name, values in arrays.items()})
@@ -150,7 +152,7 @@ class Kernels:
 
         A prompt takes no less than the host's work beside it.
         """
-        said = {name: host.get(name, 0.0) for name in NAMES}
+        said = {name: host.get(name, 0.0) for name in HOST_TIMES}
         alone = said["time.step_s"] + said["time.sequence_s"] * self.running
         if said["time.sequence_s"]:  # the host waits for the tokens before it issues more
             alone = alone + self.sync
@@ -158,14 +160,14 @@ class Kernels:
         prompt = np.maximum(first, said["time.overlapped_prompt_s"])
         return np.asarray(self.step + alone + self.running * prompt / self.generate)
 
-    def both(self, host: Mapping[str, float]) -> Array:
+    def latencies_then_per_token(self, host: Mapping[str, float]) -> Array:
         """Latencies of all load tests, then their times per token. [s]"""
         return np.concatenate([self.latencies(host), self.per_token(host)])
 
 
 def kernels(rows: Sequence[LoadTest], stack: Stack) -> Kernels:
     """What the GPU takes for each row, with a stack whose host times are left out."""
-    bare = changed(stack, dict.fromkeys(NAMES, 0.0), {r.device for r in rows})
+    bare = changed(stack, dict.fromkeys(HOST_TIMES, 0.0), {r.device for r in rows})
     step, prefill, running = (np.empty(len(rows)) for _ in range(3))
     groups: dict[tuple[str, str, str, int], list[int]] = {}
     for i, r in enumerate(rows):
@@ -203,7 +205,7 @@ def latencies(rows: Sequence[LoadTest], stack: Stack) -> Array:
 
 def host_times(stack: Stack) -> dict[str, float]:
     """The host times of a stack by their keys. [s]"""
-    return {name: getattr(stack.time, mechanism_of(name)[1]) for name in NAMES}
+    return {name: getattr(stack.time, mechanism_of(name)[1]) for name in HOST_TIMES}
 
 
 def fit_host(rows: Sequence[LoadTest], stack: Stack) -> Fit:
@@ -221,14 +223,14 @@ def _own_host_times(rows: Sequence[LoadTest], stack: Stack) -> dict[str, float]:
 
 
 def _fitted(gpu: Kernels, rows: Sequence[LoadTest], kept: Mapping[str, float]) -> Fit:
-    free: tuple[Parameter, ...] = FREE
+    free: tuple[Parameter, ...] = HOST_PARAMETERS
     measured = np.array([[r.latency, r.per_token] for r in rows]).T.ravel()
     while free:
         found = [
-            fit_ratio(lambda values: gpu.both({**kept, **values}), measured,
+            fit_ratio(lambda values: gpu.latencies_then_per_token({**kept, **values}), measured,
                       [replace(p, start=p.start * s) for p, s in zip(free, scales, strict=True)],
                       robust=True)
-            for scales in product(STARTS, repeat=len(free))
+            for scales in product(START_FACTORS, repeat=len(free))
         ]  # fmt: skip
         best = min(found, key=robust_loss)
         doubt = {p.name: best.errors[p.name] / max(best.values[p.name], NOTHING) for p in free}
@@ -237,8 +239,8 @@ def _fitted(gpu: Kernels, rows: Sequence[LoadTest], kept: Mapping[str, float]) -
             break
         free = tuple(p for p in free if p.name != worst)
     else:
-        best = Fit({}, {}, gpu.both(kept) / measured - 1, ())
-    missing = [p.name for p in FREE if p not in free]
+        best = Fit({}, {}, gpu.latencies_then_per_token(kept) / measured - 1, ())
+    missing = [p.name for p in HOST_PARAMETERS if p not in free]
     return replace(
         best,
         values=best.values | {name: kept[name] for name in missing},
@@ -264,6 +266,6 @@ def held_out_by_model(rows: Sequence[LoadTest], stack: Stack) -> Array:
     for which in sorted(set(part)):
         chosen = np.array([p == which for p in part])
         left = [r for r, p in zip(rows, part, strict=True) if p != which]
-        values = _fitted(gpu.where(~chosen), left, kept).values
-        out[chosen] = gpu.where(chosen).latencies(values)
+        values = _fitted(gpu.select(~chosen), left, kept).values
+        out[chosen] = gpu.select(chosen).latencies(values)
     return out

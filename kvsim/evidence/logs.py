@@ -28,7 +28,7 @@ from kvsim.serving.simulate import simulate
 from kvsim.techniques.technique import Technique
 from kvsim.traces.requests import Requests
 
-FIELDS = {
+LOG_FIELDS = {
     "arrival": ("arrival_time", "arrival_s", "arrival"),
     "queued": ("queued_ts", "queued_s"),
     "first": ("first_token_ts", "first_token_s", "first_token_time"),
@@ -40,7 +40,7 @@ DETAILS = ("input_lens", "output_lens", "ttfts", "itls")
 """Lists of a benchmark's result, one entry per request."""
 ASK = "save them: vllm --save-result --save-detailed, sglang --output-details, trtllm --save-result"
 PARQUET = b"PAR1"
-MOST = 1e15  # of any number in a log; seconds on some clock, tokens
+MAX_LOG_NUMBER = 1e15  # of any number in a log; seconds on some clock, tokens
 
 
 @frozen
@@ -221,7 +221,7 @@ def _number(path: Path, where: str, value: Any) -> float:
 
 def _is_number(value: Any) -> TypeGuard[float]:
     is_real = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_real and abs(value) <= MOST
+    return is_real and abs(value) <= MAX_LOG_NUMBER
 
 
 # kvsim's own
@@ -245,8 +245,8 @@ def _simulated(path: Path) -> _Log:
     arrival, prompt, generate, first, last = columns
     rows = [f"row {n + 1}" for n in np.flatnonzero(finished)]
     for name, values in zip(names, columns, strict=True):
-        least = 1 if "tokens" in name else -MOST
-        for row in np.flatnonzero(~((values >= least) & (values <= MOST)))[:1]:
+        least = 1 if "tokens" in name else -MAX_LOG_NUMBER
+        for row in np.flatnonzero(~((values >= least) & (values <= MAX_LOG_NUMBER)))[:1]:
             raise InputError(f"{path}, {rows[row]}, {name}: got {values[row]:g}; expected a number")
     return _Log(arrival, prompt, generate, first, last, rows, int((~finished).sum()))
 
@@ -262,7 +262,7 @@ def _requests(path: Path, objects: Sequence[tuple[int, dict[str, Any]]]) -> _Log
     """
     where = [f"line {number}" for number, _ in objects]
     rows = [_row(f"{path}, line {number}", found) for number, found in objects]
-    table = {name: np.array([row[name] for row in rows]) for name in FIELDS}
+    table = {name: np.array([row[name] for row in rows]) for name in LOG_FIELDS}
     arrival = table["arrival"]
     if np.isfinite(table["queued"]).all():
         arrival = arrival + (table["queued"] - arrival).min()
@@ -272,7 +272,7 @@ def _requests(path: Path, objects: Sequence[tuple[int, dict[str, Any]]]) -> _Log
 
 def _row(where: str, found: Mapping[str, Any]) -> dict[str, float]:
     row = {}
-    for role, names in FIELDS.items():
+    for role, names in LOG_FIELDS.items():
         value = next((found[name] for name in names if name in found), None)
         if value is None and role == "queued":
             row[role] = np.nan
@@ -286,7 +286,7 @@ def _row(where: str, found: Mapping[str, Any]) -> dict[str, float]:
     return row
 
 
-FREE = (
+RUN_PARAMETERS = (
     Parameter("kernel.gemm.memory", 0.85, 0.4, 1.0),
     Parameter("kernel.gemm.compute", 0.8, 0.3, 1.0),
     Parameter("time.step_s", 1e-3, 0.0, 1e-2),
@@ -344,7 +344,7 @@ def fit_run(
         return times(p.first[:count], p.last[:count])
 
     measured = times(run.first[:count], run.last[:count])
-    return fit_ratio(predict, measured, FREE, smooth=False)
+    return fit_ratio(predict, measured, RUN_PARAMETERS, smooth=False)
 
 
 def errors(run: MeasuredRun, found: Outcome, rows: slice) -> dict[str, float]:

@@ -65,13 +65,13 @@ def widened(name: str, metric: str, row: Mapping[str, str]) -> dict[str, str]:
     }  # fmt: skip
 
 
-COLUMNS = (
+PAPER_COLUMNS = (
     "paper", "table", "model", "hardware", "stack", "technique", "params", "batch", "prompt",
     "generate", "metric", "published", "use", "note",
 )  # fmt: skip
 RUNS = (".json", ".jsonl", ".parquet")  # how files of serving runs end
 USES = ("fit", "check", "anomaly")
-OPTIONS = ("baseline", "weights", "tp", "width", "op")
+RUN_OPTIONS = ("baseline", "weights", "tp", "width", "op")
 """Keys of ``params`` that are not settings of the technique: the technique a speedup is over,
 weight format, tensor-parallel GPUs, the numbers per token of a ratio's closed form, and the op of
 one layer that a kernel-level measurement timed."""
@@ -111,7 +111,7 @@ def read(name_or_path: str, tell: Callable[[str], None] | None = None) -> list[P
     lines = read_rows(str(file), TABLE)
     header = [name.strip() for name in next(lines, (1, []))[1]]
     metric = metric_of(name_or_path, header) if is_own(header) else ""
-    _check_header(name_or_path, header, (*RUN, *MORE, metric) if metric else COLUMNS)
+    _check_header(name_or_path, header, (*RUN, *MORE, metric) if metric else PAPER_COLUMNS)
     rows: list[PublishedRow] = []
     seen: dict[tuple[object, ...], str] = {}
     for number, cells in lines:
@@ -146,9 +146,11 @@ def _check_new(row: PublishedRow, seen: dict[tuple[object, ...], str]) -> None:
 
 
 def _check_header(name: str, got: Sequence[str], known: Sequence[str]) -> None:
-    for column in COLUMNS if known == COLUMNS else ():
+    for column in PAPER_COLUMNS if known == PAPER_COLUMNS else ():
         if column not in got:
-            raise InputError(f"{name!r}: column {column} is missing; expected {','.join(COLUMNS)}")
+            raise InputError(
+                f"{name!r}: column {column} is missing; expected {','.join(PAPER_COLUMNS)}"
+            )
     for place, column in enumerate(got):
         if column not in known:
             raise unknown(f"column in {name!r}:", column, known, "remove it")
@@ -170,7 +172,7 @@ def _row(where: str, given: Mapping[str, str]) -> PublishedRow:
                 f"{where}, params: got {given['params']!r}; expected key=value;key=value"
             )
     params = {key.strip(): value.strip() for key, _, value in pairs}
-    options = {k: params.pop(k) for k in OPTIONS if k in params}
+    options = {k: params.pop(k) for k in RUN_OPTIONS if k in params}
     batch, parts = _batch(where, given["batch"])
     if parts and "parts" not in params:
         params["parts"] = str(parts)
@@ -216,11 +218,11 @@ def _batch(where: str, text: str) -> tuple[int | None, int]:
     return _parse_whole(where, "batch", part) * count, count
 
 
-DIGITS = 100  # Python refuses to convert thousands of them
+MAX_DIGITS = 100  # Python refuses to convert thousands of them
 
 
 def _parse_whole(where: str, column: str, text: str) -> int:
-    plain = text.isascii() and text.isdigit() and len(text) <= DIGITS
+    plain = text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS
     if not plain or not 0 < int(text) <= 10**9:
         raise InputError(f"{where}, {column}: got {text[:40]!r}; expected a positive whole number")
     return int(text)
@@ -236,7 +238,7 @@ def _positive(where: str, text: str, metric: str) -> float:
     return value
 
 
-TIMES = {
+METRIC_KINDS = {
     "step_ms": "decode", "decode_latency_s": "decode", "prefill_ms": "prefill",
     "decode_tok_s": "decode", "speedup": "decode", "peak_gib": "memory",
 }  # fmt: skip
@@ -250,7 +252,7 @@ def by_mechanism(
     """Rows, mean and worst error by held-out context length, head grouping and technique."""
     groups: dict[tuple[str, str], list[float]] = {}
     for row, predicted in pairs:
-        if row.use == "check" and row.metric in TIMES:
+        if row.use == "check" and row.metric in METRIC_KINDS:
             for key in mechanisms(row):
                 groups.setdefault(key, []).append(abs(predicted / row.published - 1))
     return summarise(groups)

@@ -17,7 +17,7 @@ from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.graph import Array, Buffers, Number, Point, Step, Tier
 from kvsim.machines.deployment import Deployment
-from kvsim.options import RANGES
+from kvsim.options import OPTION_RANGES
 from kvsim.prediction.memory import (
     TIERS,
     ZERO,
@@ -42,7 +42,7 @@ def check_workload(batch: Array, prompt: int, generate: int) -> None:
         For counts that are not whole, not positive, or absurdly large.
     """
     for name, values in (("--prompt", prompt), ("--generate", generate), ("--batch", batch)):
-        most = int(RANGES[name].most)
+        most = int(OPTION_RANGES[name].most)
         numbers = np.asarray(values, dtype=float)
         wrong = ~((numbers >= 1) & (numbers <= most) & (numbers == np.floor(numbers)))
         if numbers.size == 0 or wrong.any():

@@ -4,12 +4,12 @@ import numpy as np
 
 from kvsim.graph import Array, Buffers, Number, Point, Tier
 from kvsim.machines.deployment import Deployment
-from kvsim.options import RANGES
+from kvsim.options import OPTION_RANGES
 from kvsim.search import last_within
 from kvsim.techniques.technique import Technique
 
 TIERS: tuple[Tier, ...] = ("gpu", "host")
-MOST_SEQUENCES = int(RANGES["--batch"].most)
+MOST_SEQUENCES = int(OPTION_RANGES["--batch"].most)
 ZERO: Array = np.zeros(())
 WEIGHTS = ("weights", "embedding")
 """How buffers are named that hold weights."""

@@ -9,7 +9,7 @@ from math import log
 import numpy as np
 
 from kvsim.evidence import published
-from kvsim.evidence.ledger import ANY, KINDS, LedgerEntry, evidence_for, shipped
+from kvsim.evidence.ledger import ANY, NUMBER_KINDS, LedgerEntry, evidence_for, shipped
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Hardware
 from kvsim.machines.profiles import load_hardware
@@ -20,7 +20,7 @@ from kvsim.techniques.technique import Technique
 
 ASSUMED = "assumed"
 DATE = re.compile(r"20\d\d-\d\d-\d\d")
-TIME_KINDS = set(KINDS) - {"memory"}
+TIME_KINDS = set(NUMBER_KINDS) - {"memory"}
 LISTED = 3  # engines and techniques whose errors on a card are told
 HOST = {
     "memory.host_capacity_B": "host memory size",

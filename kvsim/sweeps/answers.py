@@ -18,7 +18,7 @@ from kvsim.serving.simulate import simulate
 from kvsim.sweeps.cases import COLUMNS, SEPARATOR, Case, Columns, no_answer
 from kvsim.techniques import parse
 
-DEGREES = (1, 2, 4, 8)
+TP_DEGREES = (1, 2, 4, 8)
 
 
 def planned(case: Case) -> Columns:
@@ -75,7 +75,7 @@ def fleets(case: Case) -> Columns:
     requests = case.requests.scaled(case.number("rate"))
     rentable, problem = [], ""
     for i, hardware in enumerate(case.hardware):
-        for tp in DEGREES:
+        for tp in TP_DEGREES:
             if hardware.price is None:
                 return no_answer("capacity", f"{hardware.name} has no price in its profile")
             try:

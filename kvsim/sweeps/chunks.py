@@ -17,12 +17,12 @@ from kvsim.models.configs import load_model
 from kvsim.sweeps.cases import COLUMNS, SEPARATOR, Case, Columns, Points, stretches
 from kvsim.sweeps.evaluate import evaluator
 from kvsim.sweeps.plugins import Plugin, install
-from kvsim.sweeps.spec import POINTS, Spec
+from kvsim.sweeps.spec import POINT_AXES, Spec
 from kvsim.techniques import parse
 from kvsim.traces.read import load
 from kvsim.version import __version__
 
-SIZE = 2**15  # points of a chunk at most
+CHUNK_POINTS = 2**15  # points of a chunk at most
 
 
 @frozen
@@ -105,8 +105,8 @@ def _points(spec: Spec) -> Iterator[Points | None]:
     if spec.kind != "predict":
         yield None
         return
-    batches, contexts = (np.array(spec.axes[name], float) for name in POINTS)
-    yield from stretches(batches, contexts, SIZE)
+    batches, contexts = (np.array(spec.axes[name], float) for name in POINT_AXES)
+    yield from stretches(batches, contexts, CHUNK_POINTS)
 
 
 def count(spec: Spec) -> int:
@@ -130,21 +130,21 @@ def _parquet(chunk: SweepChunk, found: Columns) -> bytes:
     rows = max(np.size(found[name]) for name in columns)
     arrays: dict[str, Any] = {}
 
-    def say(name: str, text: str) -> None:
+    def add_text(name: str, text: str) -> None:
         """A column of one text."""
         zeros = pa.array(np.zeros(rows, np.int32))
         arrays[name] = pa.DictionaryArray.from_arrays(zeros, pa.array([text], pa.string()))
 
     for name, value in chunk.case.values.items():
         if isinstance(value, str):
-            say(name, value)
+            add_text(name, value)
         else:
             arrays[name] = pa.array(np.full(rows, value))
     texts = [name for name, value in chunk.case.values.items() if isinstance(value, str)]
     for name, kind in columns.items():
         values = found[name]
         if kind is str:
-            say(name, values)
+            add_text(name, values)
             texts.append(name)
         else:
             spread = np.broadcast_to(np.asarray(values, float), rows)

@@ -26,11 +26,11 @@ from kvsim.machines.hardware import DEFAULT_STACK, RELEASED
 Value = str | int | float
 
 MOST_CHUNKS, MOST_POINTS = 10**6, 10**9
-NAMES = ("model", "gpu", "stack", "weights", "technique", "trace", "route")
+NAME_AXES = ("model", "gpu", "stack", "weights", "technique", "trace", "route")
 SPREAD = ("pp", "dp", "ep")  # 1 and no column of the results where they are left out
-WHOLE = ("tp", *SPREAD, "batch", "context", "prompt", "generate", "replicas")
-REAL = ("rate", "ttft_target_s", "tpot_target_s")
-POINTS = ("batch", "context")  # axes of a prediction that are evaluated together
+WHOLE_AXES = ("tp", *SPREAD, "batch", "context", "prompt", "generate", "replicas")
+REAL_AXES = ("rate", "ttft_target_s", "tpot_target_s")
+POINT_AXES = ("batch", "context")  # axes of a prediction that are evaluated together
 
 AXES: Mapping[str, Mapping[str, tuple[Value, ...]]] = {
     "predict": {
@@ -78,7 +78,7 @@ class Spec:
     @property
     def split(self) -> list[str]:
         """The axes that each chunk has one value of."""
-        return [name for name in self.axes if self.kind != "predict" or name not in POINTS]
+        return [name for name in self.axes if self.kind != "predict" or name not in POINT_AXES]
 
     def combinations(self) -> list[dict[str, Value]]:
         """Every combination of the values of the axes that chunks are split by."""
@@ -156,7 +156,7 @@ def _values(path: Path, name: str, given: Any, techniques: list[str]) -> tuple[V
     if name == "technique" and given == "all":
         return tuple(techniques)
     if isinstance(given, dict):
-        if name in NAMES:
+        if name in NAME_AXES:
             raise InputError(f"{path}: {name} is a table; expected a list of names")
         found = _spread(path, name, given)
     else:
@@ -168,17 +168,17 @@ def _values(path: Path, name: str, given: Any, techniques: list[str]) -> tuple[V
 
 def _value(path: Path, name: str, value: Any) -> Value:
     wrong = f"{path}: {name} has {str(value)[:60]!r}; expected "
-    if name in NAMES:
+    if name in NAME_AXES:
         if not isinstance(value, str) or not value.strip():
             raise InputError(f"{wrong}texts")
         return value.strip()
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) < 1e18:
         raise InputError(f"{wrong}numbers")
-    if name in WHOLE and (value != int(value) or not 1 <= value <= 10**9):
+    if name in WHOLE_AXES and (value != int(value) or not 1 <= value <= 10**9):
         raise InputError(f"{wrong}whole numbers of 1 or more")
-    if name in REAL and not 0 < value <= 1e9:
+    if name in REAL_AXES and not 0 < value <= 1e9:
         raise InputError(f"{wrong}numbers above 0")
-    return int(value) if name in WHOLE else float(value)
+    return int(value) if name in WHOLE_AXES else float(value)
 
 
 def _spread(path: Path, name: str, given: Mapping[str, Any]) -> list[Value]:
@@ -194,4 +194,4 @@ def _spread(path: Path, name: str, given: Mapping[str, Any]) -> list[Value]:
         raise InputError(f'{path}: spacing of {name} is {spacing!r}; expected "linear" or "log"')
     make = np.geomspace if spacing == "log" else np.linspace
     values = make(float(first), float(last), count)
-    return [round(float(x)) if name in WHOLE else float(x) for x in values]
+    return [round(float(x)) if name in WHOLE_AXES else float(x) for x in values]

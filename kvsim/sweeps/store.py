@@ -42,7 +42,7 @@ class SharedFolder:
     path: str
     mark: str
 
-    def here(self) -> bool:
+    def is_available(self) -> bool:
         """Whether this process has the folder, of the same sweep and kvsim."""
         try:
             manifest = read_bytes(Path(self.path) / MANIFEST, JSON)
@@ -51,7 +51,7 @@ class SharedFolder:
             return False
         return ours and sha256(manifest).hexdigest() == self.mark
 
-    def kept(self, index: int, content: bytes) -> bool:
+    def try_write(self, index: int, content: bytes) -> bool:
         """Write a chunk's file; whether it could be written."""
         try:
             _write(place_of(Path(self.path), index), content)
@@ -114,7 +114,7 @@ class ResultStore:
             _write(place_of(self.folder, index), content)
         self.done.add(index)
 
-    def close(self) -> None:
+    def clean_up(self) -> None:
         """Remove what lost workers left half-written."""
         remove_orphans(self.folder)
 

@@ -23,8 +23,9 @@ from kvsim.sweeps.chunks import SweepChunk, compute
 from kvsim.sweeps.store import SharedFolder
 from kvsim.version import __version__
 
-FEWEST, MOST = 2**14, 2**18  # points at once: about a twentieth of a second, and one second
-ROUNDS = 4  # bundles of the same size that would be left for each taker
+MIN_BUNDLE_POINTS = 2**14  # points at once: about a twentieth of a second
+MAX_BUNDLE_POINTS = 2**18  # about one second
+BUNDLE_ROUNDS = 4  # bundles of the same size that would be left for each taker
 
 Bundle = list[SweepChunk]
 
@@ -47,7 +48,8 @@ class Bundles(Iterator[Bundle]):
 
     def __next__(self) -> Bundle:
         """As many chunks as are enough for now; the fewer are left, the fewer they are."""
-        enough = min(max(self.left // (ROUNDS * max(self.takers, 1)), FEWEST), MOST)
+        enough = self.left // (BUNDLE_ROUNDS * max(self.takers, 1))
+        enough = min(max(enough, MIN_BUNDLE_POINTS), MAX_BUNDLE_POINTS)
         some: Bundle = []
         points = 0
         for chunk in self.chunks:
@@ -69,13 +71,13 @@ def compute_all(
     None instead of the bytes of a file that this process could write into the sweep's folder. Files
     are written beside the computation, which does not wait for the disk.
     """
-    if folder is None or not folder.here():
+    if folder is None or not folder.is_available():
         return __version__, [compute(chunk)[1] for chunk in chunks]
     contents: list[tuple[bytes, Future[bool]]] = []
     with ThreadPoolExecutor(1) as writer:
         for chunk in chunks:
             content = compute(chunk)[1]
-            contents.append((content, writer.submit(folder.kept, chunk.index, content)))
+            contents.append((content, writer.submit(folder.try_write, chunk.index, content)))
     return __version__, [None if kept.result() else content for content, kept in contents]
 
 
@@ -94,11 +96,11 @@ def compute_packed(
     return compute_all(packed.chunks, folder)
 
 
-AHEAD = 2  # bundles of chunks per worker that are under way or waiting
-TRIES = 3  # of a bundle whose worker is lost
-REACHED = 10.0  # time in which a scheduler must answer [s]
-ALONE = 60.0  # time without any worker after which a sweep gives up [s]
-LOOK = 2.0  # between two looks at how many workers there are [s]
+BUNDLES_PER_WORKER = 2  # that are under way or waiting
+MAX_TRIES = 3  # of a bundle whose worker is lost
+CONNECT_TIMEOUT_S = 10.0  # time in which a scheduler must answer [s]
+WORKER_TIMEOUT_S = 60.0  # time without any worker after which a sweep gives up [s]
+POLL_INTERVAL_S = 2.0  # between two looks at how many workers there are [s]
 
 Done = tuple[int, bytes | None]  # None: its file is written
 
@@ -126,7 +128,7 @@ def pool(coming: Bundles, workers: int, folder: SharedFolder | None = None) -> I
         with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as processes:
             try:
                 while True:
-                    while len(under_way) < AHEAD * workers:
+                    while len(under_way) < BUNDLES_PER_WORKER * workers:
                         bundle = again.pop() if again else next(coming, None)
                         if bundle is None:
                             break
@@ -142,7 +144,7 @@ def pool(coming: Bundles, workers: int, folder: SharedFolder | None = None) -> I
                 again += list(under_way.values())
                 lost.update(bundle[0].index for bundle in under_way.values())
                 worst = max(lost, key=lambda index: lost[index])
-                if lost[worst] > TRIES * workers * AHEAD:
+                if lost[worst] > MAX_TRIES * workers * BUNDLES_PER_WORKER:
                     raise InputError(
                         f"--workers: processes end while they compute chunk {worst}; is there "
                         f"memory enough? Use fewer --workers, and --resume"
@@ -194,7 +196,7 @@ def cluster(coming: Bundles, scheduler: str, folder: SharedFolder | None = None)
             "--scheduler: needs dask.distributed; install it with pip install distributed"
         ) from None
     try:
-        client: Any = distributed.Client(scheduler, timeout=REACHED)
+        client: Any = distributed.Client(scheduler, timeout=CONNECT_TIMEOUT_S)
     except (OSError, TimeoutError, ValueError) as problem:
         raise InputError(
             f"--scheduler: {scheduler[:80]} cannot be reached ({type(problem).__name__}); is it "
@@ -234,18 +236,18 @@ def _dask(
     under_way: dict[Any, Bundle] = {}
     lost: Counter[int] = Counter()
     again: list[Bundle] = []
-    seen, looked = monotonic(), -LOOK
+    seen, looked = monotonic(), -POLL_INTERVAL_S
     while True:
-        if monotonic() - looked >= LOOK:
+        if monotonic() - looked >= POLL_INTERVAL_S:
             looked, coming.takers = monotonic(), sum(client.nthreads().values())
         if coming.takers:
             seen = looked
-        elif monotonic() - seen > ALONE:
+        elif monotonic() - seen > WORKER_TIMEOUT_S:
             raise InputError(
                 f"--scheduler: {scheduler} has lost all its workers; finished chunks are kept, "
                 f"--resume goes on"
             )
-        while len(under_way) < AHEAD * max(coming.takers, 1):
+        while len(under_way) < BUNDLES_PER_WORKER * max(coming.takers, 1):
             bundle = again.pop() if again else next(coming, None)
             if bundle is None:
                 break
@@ -254,7 +256,7 @@ def _dask(
             return
         try:
             waited: Any = distributed.wait(
-                list(under_way), timeout=LOOK, return_when="FIRST_COMPLETED"
+                list(under_way), timeout=POLL_INTERVAL_S, return_when="FIRST_COMPLETED"
             )
         except TimeoutError:
             continue
@@ -267,10 +269,10 @@ def _dask(
                 raise
             except Exception as problem:  # a worker was lost, or what it ran on
                 lost[first] += 1
-                if lost[first] >= TRIES:
+                if lost[first] >= MAX_TRIES:
                     reason = f"{type(problem).__name__}: {first_line(problem, 200)}"
                     raise InputError(
-                        f"--scheduler: chunk {first} failed {TRIES} times ({reason}); "
+                        f"--scheduler: chunk {first} failed {MAX_TRIES} times ({reason}); "
                         f"finished chunks are kept, --resume goes on"
                     ) from None
                 again.append(bundle)

@@ -4,12 +4,12 @@ from pathlib import Path
 
 import pytest
 
-from kvsim.evidence.published import COLUMNS, papers
+from kvsim.evidence.published import PAPER_COLUMNS, papers
 from kvsim.machines.profiles import load_stack
 from tests.support.commands import WIDTH, run
 from tests.support.envelope import answer_in, own_fields
 
-HEADER = ",".join(COLUMNS)
+HEADER = ",".join(PAPER_COLUMNS)
 MINE = "mine,1,llama2-7b,a6000,{},full,,{},2048,128,decode_tok_s,{},{},"
 
 

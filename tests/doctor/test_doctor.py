@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from kvsim.doctor import examine
-from kvsim.evidence.published import COLUMNS
+from kvsim.evidence.published import PAPER_COLUMNS
 from kvsim.machines.profiles import hardware_names, stack_names
 from kvsim.models.configs import model_names
 from tests.support.bad_traces import BAD_ROWS, azure
@@ -95,7 +95,7 @@ def test_a_trace_out_of_order_is_one_fault_beside_others(tmp_path: Path) -> None
 def test_every_unsound_row_of_a_table(tmp_path: Path) -> None:
     papers = ROOT / "kvsim" / "evidence" / "papers" / "kcache.csv"
     header, *rows = papers.read_text().splitlines()[:4]
-    assert header.split(",") == list(COLUMNS)
+    assert header.split(",") == list(PAPER_COLUMNS)
     bad = [rows[0], rows[0], rows[1].replace("fit", "guess").replace("check", "guess"), "a,b"]
     found = faults(tmp_path / "mine.csv", "\n".join([header, *bad]))
     check(found, "line 3|the same run|line 4|guess|line 5|fields")

@@ -163,7 +163,7 @@ def off(found: Calibration, kind: str) -> dict[str, float]:
     """Relative error of every number that was found and said to be known."""
     known = {**found.hardware, **found.stack}
     wanted = RATES[kind] | SOFTWARE[kind]
-    return {k: known[k].value / v - 1 for k, v in wanted.items() if known[k].told}
+    return {k: known[k].value / v - 1 for k, v in wanted.items() if known[k].identified}
 
 
 @pytest.mark.usefixtures("formats")

@@ -13,7 +13,7 @@ from kvsim.evidence.machine.fit import fit_samples  # noqa: E402
 from kvsim.evidence.machine.samples import Sample  # noqa: E402
 from kvsim.evidence.machine.solve import (  # noqa: E402
     REST,
-    TECHNIQUES,
+    RUNS_BENCHMARK,
     with_rates,
 )
 from kvsim.graph import Op, Step  # noqa: E402
@@ -100,9 +100,11 @@ def runs(text: str, model: str, layers: int, batch: int, prompt: int) -> Iterato
             if op.stream == "gpu":
                 took = float(seconds(op, d))
                 own = {**case, "op": name}
-                yield Sample(TECHNIQUES, own, op, (took,) * 3, host_seconds(op))
+                yield Sample(RUNS_BENCHMARK, own, op, (took,) * 3, host_seconds(op))
         rest = STEP + LAYER * layers
-        yield Sample(TECHNIQUES, {**case, "op": REST}, Op(REST, launches=0.0), (rest,) * 3, rest)
+        yield Sample(
+            RUNS_BENCHMARK, {**case, "op": REST}, Op(REST, launches=0.0), (rest,) * 3, rest
+        )
 
 
 @pytest.fixture(scope="module")

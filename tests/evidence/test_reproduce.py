@@ -8,14 +8,14 @@ import pytest
 
 from kvsim.errors import InputError
 from kvsim.evidence.predicted import PublishedRow, fit_stack, predict
-from kvsim.evidence.published import COLUMNS, papers, read
+from kvsim.evidence.published import PAPER_COLUMNS, papers, read
 from kvsim.evidence.scores import error, score
 from kvsim.machines.profiles import load_stack, number_of, with_numbers
 from kvsim.report import reproduce as reproduction
 from tests.support.commands import run
 from tests.support.envelope import answer_in
 
-HEADER = ",".join(COLUMNS)
+HEADER = ",".join(PAPER_COLUMNS)
 LINE = "own,1,llama2-7b,a6000,fused,kivi,bits=4;group=64,8,2048,128,decode_tok_s,200,check,"
 
 
@@ -27,7 +27,7 @@ def table(folder: Path, *lines: str, header: str = HEADER) -> str:
 
 def changed(column: str, value: str) -> str:
     fields = LINE.split(",")
-    fields[COLUMNS.index(column)] = value
+    fields[PAPER_COLUMNS.index(column)] = value
     return ",".join(fields)
 
 
@@ -48,7 +48,7 @@ def test_predictions_are_those_of_kvsim_predict(tmp_path: Path) -> None:
         line = changed("metric", metric)
         fields = line.split(",")
         for column, value in columns.items():
-            fields[COLUMNS.index(column)] = value
+            fields[PAPER_COLUMNS.index(column)] = value
         (row,) = read(table(tmp_path, ",".join(fields)))
         return predict(row)
 

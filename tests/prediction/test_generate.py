@@ -13,7 +13,7 @@ from kvsim.graph import Point
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
-from kvsim.options import RANGES
+from kvsim.options import OPTION_RANGES
 from kvsim.prediction import generate
 from kvsim.prediction.explain import LIMITS, bound_by, breakdown
 from kvsim.prediction.generate import (
@@ -295,7 +295,7 @@ def test_what_binds() -> None:
     ("option", "arguments"),
     [
         ("--prompt", ([1.0], 0, 1)),
-        ("--prompt", ([1.0], int(RANGES["--prompt"].most) + 1, 1)),
+        ("--prompt", ([1.0], int(OPTION_RANGES["--prompt"].most) + 1, 1)),
         ("--prompt", ([1.0], 10**12, 1)),
         ("--prompt", ([1.0], float("nan"), 1)),
         ("--generate", ([1.0], 1, 0)),
@@ -314,7 +314,7 @@ def test_impossible_workloads_are_refused(option: str, arguments: Any) -> None:
     batch, prompt, out = arguments
     with pytest.raises(InputError, match=rf"^{option}: got .+; expected whole numbers from 1 to "):
         check_workload(np.array(batch), prompt, out)
-    check_workload(np.array([1.0, MOST_SEQUENCES]), 1, int(RANGES["--prompt"].most))
+    check_workload(np.array([1.0, MOST_SEQUENCES]), 1, int(OPTION_RANGES["--prompt"].most))
 
 
 def test_batches_divide_into_parts() -> None:

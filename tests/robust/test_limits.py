@@ -34,9 +34,9 @@ def test_the_documentation_has_the_tables() -> None:
     assert options.limits_table() in page and files.kinds_table() in page
 
 
-@pytest.mark.parametrize("name", options.RANGES)
+@pytest.mark.parametrize("name", options.OPTION_RANGES)
 def test_a_number_outside_its_range_is_refused_with_the_range(name: str) -> None:
-    allowed = options.RANGES[name]
+    allowed = options.OPTION_RANGES[name]
     for value in (allowed.least, allowed.most):
         allowed.check(name, value)
     wrong = [allowed.least - 1, allowed.most * 1.5 + 1, float("inf"), float("-inf")]

@@ -22,7 +22,16 @@ from kvsim.prediction.generate import Prediction
 from kvsim.sweeps.chunks import SweepChunk, chunks_of, compute
 from kvsim.sweeps.spec import Spec, read
 from kvsim.sweeps.store import ResultStore
-from kvsim.sweeps.workers import FEWEST, MOST, ROUNDS, Bundles, _check, compute_all, pool, run_here
+from kvsim.sweeps.workers import (
+    BUNDLE_ROUNDS,
+    MAX_BUNDLE_POINTS,
+    MIN_BUNDLE_POINTS,
+    Bundles,
+    _check,
+    compute_all,
+    pool,
+    run_here,
+)
 from kvsim.techniques import TECHNIQUES, parse
 from kvsim.techniques.registry import terms
 from tests.support.commands import check, line, run
@@ -96,7 +105,7 @@ def test_bundles_are_large_first_and_small_last(takers: int, tmp_path: Path) -> 
     largest = max(c.points for c in chunks)
     left = spec.points
     for size in sizes[:-1]:
-        enough = min(max(left // (ROUNDS * takers), FEWEST), MOST)
+        enough = min(max(left // (BUNDLE_ROUNDS * takers), MIN_BUNDLE_POINTS), MAX_BUNDLE_POINTS)
         assert enough <= size < enough + largest
         left -= size
 
@@ -266,7 +275,7 @@ def test_bad_options_are_one_line(
     arguments: tuple[str, ...], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("distributed")
-    monkeypatch.setattr("kvsim.sweeps.workers.REACHED", 0.5)
+    monkeypatch.setattr("kvsim.sweeps.workers.CONNECT_TIMEOUT_S", 0.5)
     place = str(spec_of(tmp_path))
     check(line("sweep", place, "--out", str(tmp_path / "out"), *arguments), words)
 
@@ -295,7 +304,7 @@ def test_a_sweep_that_computed_nothing_leaves_its_folder_free(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("distributed")
-    monkeypatch.setattr("kvsim.sweeps.workers.REACHED", 0.1)
+    monkeypatch.setattr("kvsim.sweeps.workers.CONNECT_TIMEOUT_S", 0.1)
     place, out = str(spec_of(tmp_path)), tmp_path / "out"
     arguments = ("sweep", place, "--out", str(out))
     check(line(*arguments, "--scheduler", "tcp://127.0.0.1:9"), "cannot be reached")

@@ -13,11 +13,19 @@ import numpy as np
 from kvsim.errors import InputError
 from kvsim.evidence.leastsquares import BLIND, Parameter, fit_ratio
 from kvsim.evidence.machine.samples import Sample
-from kvsim.evidence.machine.solve import REST, SAMPLING, SURE, TECHNIQUES, Known, Solver, predicted
+from kvsim.evidence.machine.solve import (
+    MAX_CERTAIN_ERROR,
+    REST,
+    RUNS_BENCHMARK,
+    SAMPLING,
+    Known,
+    Solver,
+    predicted,
+)
 from kvsim.frozen import frozen
 
 REQUIRED = frozenset({"fp16", "fp32"})  # formats that no profile is without
-PAIRS = {"attention": "attention", "prompt": "attention", "lowbit": "lowbit"}
+KERNEL_BENCHMARKS = {"attention": "attention", "prompt": "attention", "lowbit": "lowbit"}
 """Kernel classes of attention, and the benchmarks that hold their kernels."""
 
 
@@ -38,13 +46,13 @@ def fit_samples(samples: Sequence[Sample]) -> Calibration:
     InputError
         If a benchmark that a profile cannot do without has no samples.
     """
-    return _Fitter(samples).everything()
+    return _Fitter(samples).fit_all()
 
 
 class _Fitter(Solver):
     """The stages that make a machine known."""
 
-    def everything(self) -> Calibration:
+    def fit_all(self) -> Calibration:
         """All stages, each on top of the ones before."""
         self._launches()
         self._channel("hbm", "memory")
@@ -55,7 +63,7 @@ class _Fitter(Solver):
             keys = ["time.gap_s", "kernel.pointwise.memory"]
             self._class("pointwise", "pointwise", keys)
         self._products()
-        for kernel, benchmark in PAIRS.items():
+        for kernel, benchmark in KERNEL_BENCHMARKS.items():
             self._kernel(kernel, benchmark, "memory", "compute", "half_size", "floor_s")
         for kernel in ("quantise", "topk", "gather"):
             self._kernel(kernel, kernel, "memory", "floor_s")
@@ -73,8 +81,8 @@ class _Fitter(Solver):
     def _launches(self) -> None:
         """Kernels issued one by one, replayed as a graph, and a synchronisation."""
         for way, key in (("graph", "time.gap_s"), ("eager", "time.launch_s")):
-            self._slope(key, self.of("launch", way=way))
-        self._slope("time.sync_s", self.of("launch", way="sync"))
+            self._slope(key, self.select("launch", way=way))
+        self._slope("time.sync_s", self.select("launch", way="sync"))
         gap, eager = self.stack.get("time.gap_s"), self.stack.get("time.launch_s")
         if eager and not gap:  # nothing runs ahead of anything: the host's time is the device's
             del self.stack["time.launch_s"]
@@ -93,7 +101,7 @@ class _Fitter(Solver):
 
     def _channel(self, channel: str, benchmark: str) -> None:
         """A memory's rate is that of its fastest use; the slower ones are told beside it."""
-        samples = self.of(benchmark, cached="no")
+        samples = self.select(benchmark, cached="no")
         ways = sorted({str(s.case["way"]) for s in samples})
         if not ways:
             raise _missing(benchmark)
@@ -108,7 +116,7 @@ class _Fitter(Solver):
 
     def _products(self) -> None:
         """Peaks are what large products approach, so their own share of them is one."""
-        measured = {s.op.dtype for s in self.of("gemm")}
+        measured = {s.op.dtype for s in self.select("gemm")}
         for dtype in REQUIRED - measured:
             raise _missing(f"gemm in {dtype}")
         for dtype in sorted(measured, key=lambda t: t != "fp16"):
@@ -139,7 +147,7 @@ class _Fitter(Solver):
         """What the host takes to issue an op of each class, besides launching its kernels."""
         launch = self.stack.get("time.launch_s")
         by_class: dict[str, list[float]] = {}
-        for s in self.of(TECHNIQUES) if launch else ():
+        for s in self.select(RUNS_BENCHMARK) if launch else ():
             if s.host_s and s.op.stream == "gpu" and s.case.get("op") not in (SAMPLING, REST):
                 each = s.host_s - float(s.op.launches) * (launch.value if launch else 0.0)
                 by_class.setdefault(s.op.kernel, []).append(each / min(1.0, float(s.op.launches)))
@@ -147,14 +155,14 @@ class _Fitter(Solver):
             value = max(0.0, float(np.median(times)))
             off = float(np.median(np.abs(np.array(times) - value))) / max(value, 1e-12)
             error = 1.2533 * 1.4826 * off / len(times) ** 0.5 if value else np.inf
-            known = Known(value, error, off, len(times), TECHNIQUES)
+            known = Known(value, error, off, len(times), RUNS_BENCHMARK)
             self.stack[f"kernel.{kernel}.host_s"] = known
         self.adopt()
 
     def _steps(self) -> None:
         """What a pass and each of its layers take besides ops; sampling is a pass's fixed time."""
-        resident = [s for s in self.of(TECHNIQUES, op=REST) if not _offloads(s)]
-        sampling = self.of(TECHNIQUES, op=SAMPLING, phase="decode")
+        resident = [s for s in self.select(RUNS_BENCHMARK, op=REST) if not _offloads(s)]
+        sampling = self.select(RUNS_BENCHMARK, op=SAMPLING, phase="decode")
         if len({s.case["layers"] for s in resident}) < 2 or not sampling:
             return
         layers = np.array([float(str(s.case["layers"])) for s in resident])
@@ -180,10 +188,10 @@ class _Fitter(Solver):
         step = max(0.0, fit.values["step"] + more)
         for name, value in (("step", step), ("layer", layer)):
             error = fit.errors[name] / fit.values[name]
-            self.stack[keys[name]] = Known(value, error, off, len(resident), TECHNIQUES)
+            self.stack[keys[name]] = Known(value, error, off, len(resident), RUNS_BENCHMARK)
         away = [
             (s.seconds - fit.values["step"]) / float(str(s.case["layers"]))
-            for s in self.of(TECHNIQUES, op=REST)
+            for s in self.select(RUNS_BENCHMARK, op=REST)
             if _offloads(s)
         ]
         if away:
@@ -191,13 +199,13 @@ class _Fitter(Solver):
             scatter = float(np.median(np.abs(np.array(away) - np.median(away))))
             error = scatter / value / len(away) ** 0.5 if value else np.inf
             scatter /= max(fit.values["layer"] + value, 1e-12)
-            known = Known(value, error, scatter, len(away), TECHNIQUES)
+            known = Known(value, error, scatter, len(away), RUNS_BENCHMARK)
             self.stack["offload.layer_s"] = known
         self.adopt()
 
     def _host(self) -> None:
         """The host's arithmetic from its products, then its attention."""
-        products = self.of("host_gemm")
+        products = self.select("host_gemm")
         if not products:
             raise _missing("host_gemm")
         key = "compute.cpu_fp32_FLOPps"
@@ -208,12 +216,12 @@ class _Fitter(Solver):
         self._kernel("cpu", "host_attention", "memory", "compute", "floor_s")
 
     def _link(self, link: str) -> None:
-        here = self.of(link, memory="pinned")
+        here = self.select(link, memory="pinned")
         if not here:
             raise _missing(link)
         keys = [f"{link}.bandwidth_Bps", f"{link}.latency_s"]
         self.hardware |= self.solve(here, [self.parameter(key, here) for key in keys])
-        pageable = self.of(link, memory="pageable")
+        pageable = self.select(link, memory="pageable")
         if pageable:
             found = self.solve(pageable, [self.parameter(key, pageable) for key in keys])
             self.rates[f"{link} pageable"] = found[keys[0]]
@@ -221,7 +229,7 @@ class _Fitter(Solver):
 
     def _rows(self) -> None:
         """What a row gathered from host memory costs beyond its bytes."""
-        here = self.of("rows", way="gathered")
+        here = self.select("rows", way="gathered")
         if here:
             key = "selection.gather_row_s"
             self.stack |= self.solve(here, [self.parameter(key, here)])
@@ -235,14 +243,16 @@ class _Fitter(Solver):
         Where they do not tell it, what the software says of itself stays.
         """
         shares, errors = [], []
-        for beside in self.of("contention", way="both", compute="gemm"):
+        for beside in self.select("contention", way="both", compute="gemm"):
             pair = beside.case["pair"]
-            alone = [self.of("contention", way=way, pair=pair) for way in ("copy", "compute")]
+            alone = [self.select("contention", way=way, pair=pair) for way in ("copy", "compute")]
             if not all(alone):
                 continue
             copy, compute = (found[0] for found in alone)
             shares.append(1 - (min(beside.runs) - min(compute.runs)) / min(copy.runs))
-            noise = hypot(*(s.seconds * max(s.error, SURE / 10) for s in (beside, compute)))
+            noise = hypot(
+                *(s.seconds * max(s.error, MAX_CERTAIN_ERROR / 10) for s in (beside, compute))
+            )
             errors.append(noise / min(copy.runs))
         if not shares:
             return

@@ -13,7 +13,7 @@ from kvsim.machines.hardware import Hardware
 from kvsim.machines.profiles import hardware_names, load_hardware
 
 FORMS = ("pcie", "nvl", "ada")  # words that distinguish cards of one model number
-ALIKE = (0.7, 1.4)  # memory over the profile's, within which a card may be the same
+SIMILAR_RATIO = (0.7, 1.4)  # memory over the profile's, within which a card may be the same
 LOW = {"compute": 0.55, "hbm": 0.75, "h2d": 0.75, "d2h": 0.75}
 """Shares of a shipped number below which something is wrong: a power cap, a narrow link."""
 
@@ -27,7 +27,7 @@ def find_datasheet(device: str, memory: float) -> Hardware | None:
     """
     numbers = _numbers(device)
     named = [load_hardware(name) for name in hardware_names() if numbers & _numbers(name)]
-    alike = [h for h in named if ALIKE[0] < memory / h.gpu_memory < ALIKE[1]]
+    alike = [h for h in named if SIMILAR_RATIO[0] < memory / h.gpu_memory < SIMILAR_RATIO[1]]
 
     def differs(h: Hardware) -> tuple[bool, int]:
         forms = sum((form in h.name) != (form in device.lower()) for form in FORMS)
@@ -70,7 +70,7 @@ def shortfalls(found: Mapping[str, Known], hardware: Hardware | None) -> list[st
 
 
 BASE = "kvsim"  # the stack that a calibrated one extends
-LINKS = ("hbm", "dram", "h2d", "d2h", "link")
+LINK_NAMES = ("hbm", "dram", "h2d", "d2h", "link")
 UNSEEN = "held-out error not measured yet; kvsim validate --gpu with this profile measures it"
 
 
@@ -97,7 +97,7 @@ def hardware_text(found: Calibration, machine: Machine, today: str) -> str:
         ("memory.l2_B", machine.cache),
     ):
         numbers[key], sources[key] = float(value), given
-    for link in LINKS:
+    for link in LINK_NAMES:
         for name, other in (("bandwidth_Bps", "h2d.bandwidth_Bps"), ("latency_s", "")):
             key = f"{link}.{name}"
             if key in numbers:

@@ -19,8 +19,8 @@ from kvsim.files import SAMPLES, append, own_output, read_bytes, replace_text, t
 from kvsim.frozen import frozen
 from kvsim.graph import Op
 
-FORMAT = 1
-MOST = 1e30  # of a number in a sample
+SAMPLES_VERSION = 1
+MAX_SAMPLE_NUMBER = 1e30  # of a number in a sample
 Case = Mapping[str, object]
 NONE: Mapping[str, str] = MappingProxyType({})
 
@@ -78,7 +78,9 @@ def sample(row: Mapping[str, Any]) -> Sample:
     host = row.get("host_s", 0.0)
     numbers = (op.flops, op.rows, op.launches, *op.bytes.values(), host, *runs)
     texts = (row["benchmark"], op.name, op.stream, op.kernel, op.dtype)
-    sound = all(type(n) in (int, float) and 0 <= n < MOST for n in numbers) and bool(runs)
+    sound = all(type(n) in (int, float) and 0 <= n < MAX_SAMPLE_NUMBER for n in numbers) and bool(
+        runs
+    )
     if not (sound and all(isinstance(text, str) for text in texts) and min(runs) > 0):
         raise ValueError("no sample")
     return Sample(row["benchmark"], dict(row["case"]), op, runs, host)
@@ -107,7 +109,7 @@ class Log:
         InputError
             If the place cannot be written, or holds something else or samples of another machine.
         """
-        first = json.dumps({"samples": FORMAT, **header}) + "\n"
+        first = json.dumps({"samples": SAMPLES_VERSION, **header}) + "\n"
         if not path.exists():
             replace_text(path, first)
             return cls(path, header)
@@ -179,7 +181,7 @@ def read_samples(path: Path) -> tuple[dict[str, Any], list[Sample]]:
     text = read_bytes(path, SAMPLES)
     try:
         header = json.loads(text.partition(b"\n")[0])
-        if header.pop("samples") != FORMAT:
+        if header.pop("samples") != SAMPLES_VERSION:
             raise ValueError
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise InputError(f"{path}: not a file of samples that kvsim calibrate wrote") from None

@@ -64,13 +64,13 @@ def with_rates(hardware: Hardware, numbers: Mapping[str, float]) -> Hardware:
     return replace(hardware, flops=flops, links=links, cpu_flops=cpu)
 
 
-SURE = 0.05 / 3  # relative standard error up to which samples tell a number
-TECHNIQUES = "techniques"  # samples of ops within real runs
+MAX_CERTAIN_ERROR = 0.05 / 3  # relative standard error up to which samples tell a number
+RUNS_BENCHMARK = "techniques"  # samples of ops within real runs
 SAMPLING, REST = "sample", "rest"  # ops there: the choice of tokens; all that no op accounts for
 LEVEL = "level"  # rates of a kernel in real runs over those that it has alone
 FEW_RUNS = 3  # samples of real runs from which on they set the level
 HALF_SIZES = (10.0, 0.1)  # to start from
-RANGES = {
+KEY_RANGES = {
     "gap_s": (1e-9, 1e-2),
     "bandwidth_Bps": (1e7, 1e14),
     "FLOPps": (1e8, 1e17),
@@ -96,14 +96,14 @@ class Known:
     confused: tuple[str, ...] = ()  # numbers that the samples cannot tell it from
 
     @property
-    def told(self) -> bool:
+    def identified(self) -> bool:
         """Whether three standard errors are within 5 %."""
-        return self.error <= SURE
+        return self.error <= MAX_CERTAIN_ERROR
 
     @property
     def verdict(self) -> str:
         """How well the samples tell it, or nothing where they tell it well."""
-        return "" if self.told else "uncertain" if self.error <= BLIND else "not identified"
+        return "" if self.identified else "uncertain" if self.error <= BLIND else "not identified"
 
 
 class Solver:
@@ -126,8 +126,8 @@ class Solver:
         Within a technique an op is more than its kernel: it appends, looks up, allocates. So its
         floor is that of the runs, and its rates are the kernel's times a share of them.
         """
-        alone = [s for s in samples if s.benchmark != TECHNIQUES]
-        runs = [s for s in samples if s.benchmark == TECHNIQUES]
+        alone = [s for s in samples if s.benchmark != RUNS_BENCHMARK]
+        runs = [s for s in samples if s.benchmark == RUNS_BENCHMARK]
         found = self.solve(alone or runs, [self.parameter(k, alone or runs) for k in keys])
         floor = next((key for key in keys if key.endswith(("floor_s", "gap_s"))), None)
         if not floor or not alone or len(runs) < FEW_RUNS:
@@ -142,7 +142,7 @@ class Solver:
         level = Parameter(LEVEL, 1.0, 1e-2, 1e2, True)
 
         def predict(numbers: Mapping[str, float]) -> Array:
-            return predicted(runs, self._with(scaled({LEVEL: 1.0} | dict(numbers))))
+            return predicted(runs, self._replace_numbers(scaled({LEVEL: 1.0} | dict(numbers))))
 
         again = self.solve(runs, [level, self.parameter(floor, runs)], predict)
         if again[LEVEL].error > BLIND:  # runs too small to tell: the kernel's own rates
@@ -156,10 +156,12 @@ class Solver:
 
     def all_of(self, kernel: str, benchmark: str) -> list[Sample]:
         """A class's kernels alone, and its ops in real runs."""
-        here = [s for s in self.of(benchmark) + self.of(TECHNIQUES) if s.op.kernel == kernel]
+        here = [
+            s for s in self.select(benchmark) + self.select(RUNS_BENCHMARK) if s.op.kernel == kernel
+        ]
         return [s for s in here if s.case.get("op") not in (SAMPLING, REST)]
 
-    def of(self, benchmark: str, **case: object) -> list[Sample]:
+    def select(self, benchmark: str, **case: object) -> list[Sample]:
         """A benchmark's samples whose case is as given."""
         return [
             s
@@ -182,7 +184,7 @@ class Solver:
         measured = np.array([s.seconds for s in samples])
         fits = [
             fit_ratio(
-                predict or (lambda numbers: predicted(samples, self._with(numbers))),
+                predict or (lambda numbers: predicted(samples, self._replace_numbers(numbers))),
                 measured,
                 start,
                 robust=True,
@@ -217,7 +219,7 @@ class Solver:
 
     def parameter(self, key: str, samples: list[Sample]) -> Parameter:
         """A number with a start from the samples: the best rate seen, half the shortest time."""
-        low, high = RANGES[next(end for end in RANGES if key.endswith(end))]
+        low, high = KEY_RANGES[next(end for end in KEY_RANGES if key.endswith(end))]
         name = key.rpartition(".")[2]
         shortest = min(s.seconds for s in samples)
         if name == "bandwidth_Bps":
@@ -244,7 +246,7 @@ class Solver:
         peak = self.d.hardware.cpu_flops if cpu else self.d.flops(samples[0].op.dtype)
         return max(_work(s.op, "flops") / s.seconds / peak for s in samples)
 
-    def _with(self, numbers: Mapping[str, float]) -> Deployment:
+    def _replace_numbers(self, numbers: Mapping[str, float]) -> Deployment:
         hard = {k: v for k, v in numbers.items() if _of_hardware(k)}
         soft = {k: v for k, v in numbers.items() if k not in hard}
         return replace(
@@ -256,7 +258,7 @@ class Solver:
     def adopt(self) -> None:
         """What is known by now holds for everything that follows."""
         known = self.hardware | self.stack
-        self.d = self._with({key: number.value for key, number in known.items()})
+        self.d = self._replace_numbers({key: number.value for key, number in known.items()})
 
 
 def _starts(free: list[Parameter]) -> list[list[Parameter]]:

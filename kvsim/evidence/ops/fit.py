@@ -23,7 +23,7 @@ from kvsim.machines.profiles import with_numbers
 from kvsim.models.model import LayerShape, Model
 
 KV_RANK, ROPE_DIM, VALUE_DIM = 512.0, 64.0, 128.0  # DeepSeek-V2 and V3
-CACHES = {"fp16": Format(), "fp8": Format(8)}
+CACHE_FORMATS = {"fp16": Format(), "fp8": Format(8)}
 
 
 @frozen
@@ -103,7 +103,7 @@ def _decode(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
     )
     d = _deployment(shapes, hardware, stack, "fp16", 1)
     p = Point(s["batch"], s["context"], 1.0, s["context"], s["context"] + 1)
-    found = attention.ops(d, p, LayerShape(), stored=CACHES[rows.dtype])
+    found = attention.ops(d, p, LayerShape(), stored=CACHE_FORMATS[rows.dtype])
     return _seconds(next(op for op in found if op.name == "attn"), d)
 
 
@@ -168,34 +168,38 @@ def _seconds(op: Op, deployment: Deployment) -> Array:
     return np.asarray(seconds(op, deployment), dtype=float)
 
 
-FEWEST = 25  # rows of a class; fewer cannot be fitted and held out
+MIN_CLASS_ROWS = 25  # rows of a class; fewer cannot be fitted and held out
 FOLDS = 4  # parts that are held out one after another to learn a class's error
-STARTS = (1.0, 0.3, 3.0)  # times the first guess, for sums between GPUs: three ways, three minima
+START_SCALES = (
+    1.0,
+    0.3,
+    3.0,
+)  # times the first guess, for sums between GPUs: three ways, three minima
 
 # lowest, highest and first guess of the numbers that a class frees
-SHARES = {"memory": (0.05, 1.0, 0.8), "compute": (0.02, 1.0, 0.6)}
+SHARE_PARAMETERS = {"memory": (0.05, 1.0, 0.8), "compute": (0.02, 1.0, 0.6)}
 FLOOR = {"floor_s": (0.0, 60e-6, 5e-6)}
-PRODUCT = SHARES | FLOOR | {
+PRODUCT_PARAMETERS = SHARE_PARAMETERS | FLOOR | {
     "half_size": (0.0, 1000.0, 30.0), "half_columns": (0.0, 20_000.0, 200.0),
     "added": (0.0, 1.0, 0.1), "input_passes": (1.0, 60.0, 3.0),
 }  # fmt: skip
-HEADS = {"narrow": (0.5, 4.0, 1.05), "wide": (0.5, 4.0, 1.05)}
-DECODE = {"memory": SHARES["memory"]} | FLOOR | HEADS | {
+HEAD_PARAMETERS = {"narrow": (0.5, 4.0, 1.05), "wide": (0.5, 4.0, 1.05)}
+DECODE_PARAMETERS = {"memory": SHARE_PARAMETERS["memory"]} | FLOOR | HEAD_PARAMETERS | {
     "padding": (0.0, 1000.0, 30.0), "split_s": (0.0, 60e-6, 5e-6), "ungrouped": (0.5, 4.0, 1.05),
 }  # fmt: skip
 WIDENING = {"unpack_ops": (0.0, 40.0, 8.0)}
-PROMPT = SHARES | FLOOR | HEADS | {
+PROMPT_PARAMETERS = SHARE_PARAMETERS | FLOOR | HEAD_PARAMETERS | {
     "half_size": (0.0, 5000.0, 100.0), "half_columns": (0.0, 200_000.0, 10_000.0),
 }  # fmt: skip
-EXPERTS = SHARES | {
+EXPERT_PARAMETERS = SHARE_PARAMETERS | {
     "floor_s": (0.0, 300e-6, 10e-6), "half_size": (0.0, 2000.0, 30.0),
     "traffic": (0.0, 100.0, 5.0), "half_columns": (0.0, 5000.0, 50.0),
 }  # fmt: skip
-LATENT = SHARES | FLOOR | {
+LATENT_PARAMETERS = SHARE_PARAMETERS | FLOOR | {
     "half_columns": (0.0, 1000.0, 30.0), "split_s": (0.0, 60e-6, 5e-6),
     "padding": (0.0, 1000.0, 30.0), "added": (0.0, 1.0, 0.1),
 }  # fmt: skip
-SUMS = {
+SUM_PARAMETERS = {
     "direct_share": (0.003, 1.0, 0.3), "direct_s": (0.0, 60e-6, 4e-6),
     "direct_hop_s": (0.0, 20e-6, 0.5e-6), "direct_second_s": (0.0, 60e-6, 2e-6),
     "ring_s": (0.0, 200e-6, 15e-6), "ring_hop_s": (0.0, 50e-6, 1e-6),
@@ -205,7 +209,7 @@ FIXED = {"prompt": {"added": 1.0}, "attention-fp8": {"added": 0.3}}
 """Numbers that a class sets without fitting: the memory time of a prompt adds to its arithmetic; a
 third of the time to load an fp8 cache adds to that of widening it, as H100 and H200 tell, which
 differ in memory alone."""
-WIDENED = {"attention-fp8": "attention"}
+LOADS_LIKE = {"attention-fp8": "attention"}
 """Classes that load as another one does: what they take beside is time to widen their numbers."""
 TILES = (0.0, 64.0, 128.0, 256.0)
 """Tiles of fp8 products that are tried. 16-bit products gain nothing from one."""
@@ -255,10 +259,12 @@ def fit_table(
     base = replace(base, cards={})  # a card's own stack would stand in for what is fitted
     found: dict[str, ClassFit] = {}
     for rows in table.rows:  # 16-bit formats come first
-        if len(rows) < FEWEST or (rows.kind == "prefill_attention" and rows.dtype != "fp16"):
+        if len(rows) < MIN_CLASS_ROWS or (
+            rows.kind == "prefill_attention" and rows.dtype != "fp16"
+        ):
             continue
         name = class_name(rows)
-        wide = found.get(WIDENED.get(name, ""))
+        wide = found.get(LOADS_LIKE.get(name, ""))
         given = {} if wide is None else {"memory": wide.numbers[f"kernel.{wide.name}.memory"]}
         found[name] = fit_class(rows, hardware, base, count, given)
     return list(found.values())
@@ -287,8 +293,8 @@ def fit_class(
     unseen = np.full(len(rows), np.nan)
     for part in np.unique(parts) if count else ():
         out = parts == part
-        known = _fitted(rows.where(~out), hardware, stack, prefix, fixed, whole.values)
-        unseen[out] = predicted(rows.where(out), hardware, with_numbers(stack, known.values))
+        known = _fitted(rows.select(~out), hardware, stack, prefix, fixed, whole.values)
+        unseen[out] = predicted(rows.select(out), hardware, with_numbers(stack, known.values))
     return ClassFit(name, rows, whole, fixed, unseen)
 
 
@@ -333,7 +339,7 @@ def _fitted(
         return predicted(rows, hardware, with_numbers(stack, numbers))
 
     best: Fit | None = None
-    for times in STARTS if prefix == "sums." and near is None else STARTS[:1]:
+    for times in START_SCALES if prefix == "sums." and near is None else START_SCALES[:1]:
         parameters = _parameters(rows, prefix, times, fixed, near or {})
         found = fit_ratio(predict, rows.took, parameters, robust=True)
         if best is None or robust_loss(found) < robust_loss(best):
@@ -347,10 +353,14 @@ def _parameters(
 ) -> Sequence[Parameter]:
     """Numbers to fit: those that the rows can tell and that are not set."""
     ranges = {
-        "gemm": PRODUCT, "decode_attention": DECODE, "prefill_attention": PROMPT, "moe": EXPERTS,
-        "mla_decode": LATENT, "all_reduce": SUMS,
-        "quantise_input": {"memory": SHARES["memory"]} | FLOOR,
-    }[rows.kind]  # fmt: skip
+        "gemm": PRODUCT_PARAMETERS,
+        "decode_attention": DECODE_PARAMETERS,
+        "prefill_attention": PROMPT_PARAMETERS,
+        "moe": EXPERT_PARAMETERS,
+        "mla_decode": LATENT_PARAMETERS,
+        "all_reduce": SUM_PARAMETERS,
+        "quantise_input": {"memory": SHARE_PARAMETERS["memory"]} | FLOOR,
+    }[rows.kind]
     dims = rows.shape.get("head_dim", np.zeros(1))
     left_out = {"narrow"} - ({"narrow"} if (dims < 128).any() else set())
     left_out |= {"wide"} - ({"wide"} if (dims > 128).any() else set())
@@ -367,9 +377,9 @@ def _parameters(
     ]
 
 
-ALONE = {"attention-fp8": frozenset({"h100", "h200"})}
+EXCLUSIVE_CARDS = {"attention-fp8": frozenset({"h100", "h200"})}
 """Cards whose kernel of a class runs on no other: FlashAttention 3 over fp8 caches is Hopper's."""
-NONE = 1e-12  # a fitted number below this stands at its bound of 0
+ZERO_BELOW = 1e-12  # a fitted number below this stands at its bound of 0
 
 
 def errors_of(found: ClassFit) -> Array:
@@ -424,7 +434,7 @@ def typical(cards: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 def stated_by(cards: Mapping[str, Mapping[str, float]], key: str) -> dict[str, float]:
     """What cards say of a number; those with kernels that no other card runs only if alone."""
     found = {card: numbers[key] for card, numbers in cards.items() if key in numbers}
-    alone = ALONE.get(key.split(".")[1], frozenset())
+    alone = EXCLUSIVE_CARDS.get(key.split(".")[1], frozenset())
     return {card: x for card, x in found.items() if card not in alone} or found
 
 
@@ -435,5 +445,5 @@ def stack_text(
     flags: Mapping[str, bool] = MappingProxyType({}),
 ) -> str:
     """A stack file: its head, its numbers and flags by table, and their sources."""
-    grounded = {key: value if value > NONE else 0.0 for key, value in numbers.items()}
+    grounded = {key: value if value > ZERO_BELOW else 0.0 for key, value in numbers.items()}
     return numbers_text(head, grounded, sources, 5, flags)

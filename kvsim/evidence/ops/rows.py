@@ -28,13 +28,13 @@ KINDS: Mapping[str, tuple[str, ...]] = {
 }
 """Whole numbers that tell the shape of each kind of op."""
 
-FORMATS = {
+FORMAT_ALIASES = {
     "bfloat16": "fp16", "bf16": "fp16", "float16": "fp16", "fp16": "fp16", "half": "fp16",
     "fp8": "fp8", "fp8_block": "fp8-block", "int8_wo": "int8", "int4_wo": "int4",
 }  # fmt: skip
 """Number formats of the files by kvsim's names."""
 
-BYTES = {"fp16": 2.0, "fp8": 1.0, "fp8-block": 1.0, "int8": 1.0, "int4": 0.5}
+BYTES_PER_NUMBER = {"fp16": 2.0, "fp8": 1.0, "fp8-block": 1.0, "int8": 1.0, "int4": 0.5}
 TINY = 2.0**20  # keys and values below this say what a kernel takes at least [B]
 L2_MARGIN = 1.2  # keys and values of a call that cannot stay in L2, over its size
 COUNTS = {"context"}  # may be 0
@@ -57,7 +57,7 @@ class OpRows:
     def __len__(self) -> int:
         return self.took.size
 
-    def where(self, chosen: Array) -> "OpRows":
+    def select(self, chosen: Array) -> "OpRows":
         """Some of the rows."""
         shape = {name: values[chosen] for name, values in self.shape.items()}
         lines = tuple(np.array(self.lines, dtype=object)[chosen])
@@ -116,7 +116,7 @@ def read_ops(
                 rejected["whose quantising is faster than memory allows"] += 1
             shape = tuple(float(row[name]) for name in KINDS[row["op"]])
             took = _seconds(row)
-            key = (row["op"], FORMATS[row.get("dtype") or row["kv_dtype"]])
+            key = (row["op"], FORMAT_ALIASES[row.get("dtype") or row["kv_dtype"]])
             group = found.setdefault(key, {})
             if shape in group:
                 rejected["a duplicate"] += 1
@@ -183,7 +183,7 @@ def _no_evidence(row: Mapping[str, str], hardware: Hardware, l2: float) -> str:
     if kind not in KINDS:
         return f"of an unknown op {kind[:20]!r}"
     dtype = row.get("dtype") or row.get("kv_dtype") or ""
-    if dtype not in FORMATS:
+    if dtype not in FORMAT_ALIASES:
         return f"of an unknown number format {dtype[:20]!r}"
     for name in KINDS[kind]:
         if name not in row:
@@ -196,7 +196,9 @@ def _no_evidence(row: Mapping[str, str], hardware: Hardware, l2: float) -> str:
     took = _seconds(row)
     if not (isfinite(took) and 0 < took < 3600):
         return "whose time is not a positive number"
-    least, cache = _least_bytes(kind, {n: float(row[n]) for n in KINDS[kind]}, FORMATS[dtype])
+    least, cache = _least_bytes(
+        kind, {n: float(row[n]) for n in KINDS[kind]}, FORMAT_ALIASES[dtype]
+    )
     if row.get("l2") == "warm" or (not row.get("l2") and TINY <= cache < L2_MARGIN * l2):
         return "warm in the L2 cache"
     if least / hardware.links["hbm"].bandwidth > took:
@@ -206,7 +208,7 @@ def _no_evidence(row: Mapping[str, str], hardware: Hardware, l2: float) -> str:
 
 def _least_bytes(kind: str, s: Mapping[str, float], dtype: str) -> tuple[float, float]:
     """Bytes that an op reads at least, and those of keys and values alone. [B]"""
-    size = BYTES[dtype]
+    size = BYTES_PER_NUMBER[dtype]
     if kind == "gemm":
         return size * s["n"] * s["k"] + 2 * s["m"] * (s["n"] + s["k"]), 0.0
     if kind == "decode_attention":

@@ -13,7 +13,7 @@ import torch
 
 from kvsim.errors import InputError, first_line
 from kvsim.evidence.machine.samples import Log, Sample
-from kvsim.evidence.machine.solve import TECHNIQUES
+from kvsim.evidence.machine.solve import RUNS_BENCHMARK
 from kvsim.frozen import frozen
 from kvsim.validate.bench import techniques
 from kvsim.validate.bench.attention import (
@@ -234,7 +234,7 @@ Say = Callable[[str], None]
 Done = Mapping[str, Sequence[Sample]]
 Runs = Callable[[Bench, Done, float, Say], Iterator[tuple[str, list[Sample]]]]
 
-RUNS: dict[str, Runs] = {TECHNIQUES: techniques.samples}
+RUNS: dict[str, Runs] = {RUNS_BENCHMARK: techniques.samples}
 """Samples from whole runs, after the suite: told what is done, when to end (by the clock
 ``monotonic``) and where to speak, they give one part after another."""
 

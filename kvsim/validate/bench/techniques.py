@@ -15,7 +15,7 @@ from kvsim.engine.roofline import all_ops
 from kvsim.errors import InputError, first_line
 from kvsim.evidence.machine.samples import Sample
 from kvsim.evidence.machine.solve import REST
-from kvsim.evidence.machine.solve import TECHNIQUES as NAME
+from kvsim.evidence.machine.solve import RUNS_BENCHMARK as NAME
 from kvsim.graph import Number, Op, Step
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from kvsim.cli.app import application
-from kvsim.cli.ends import NO_MEMORY, run_command
+from kvsim.cli.ends import OUT_OF_MEMORY, run_command
 
 SECONDS = 10.0  # of CPU that one input may take
 BYTES = 2 * 10**9  # that it may add to what the process holds
@@ -49,7 +49,7 @@ def faults(work: Work, path: Path) -> tuple[int, list[str]]:
         code = run_command(lambda: work(path))
     seconds, grown = time.process_time() - begin, _peak() - before
     wrong, said = [], err.getvalue()
-    if code not in (0, 1, 2) or NOISE.search(said) or NO_MEMORY in said:
+    if code not in (0, 1, 2) or NOISE.search(said) or OUT_OF_MEMORY in said:
         wrong.append(f"exit code {code}: {said[-600:]}")
     elif code == 2:
         last = said.splitlines()[-1] if said else ""
