@@ -34,24 +34,24 @@ def on_command_line() -> bool:
     return _COMMAND_LINE.get()
 
 
-def tell(note: str) -> None:
+def print_note(note: str) -> None:
     """Print a note of a command on standard error; functions called from Python print none."""
     if on_command_line():
         print(f"kvsim: {note}", file=sys.stderr, flush=True)
 
 
-def tell_progress(note: str) -> None:
+def print_progress(note: str) -> None:
     """Print a note only where somebody watches a terminal."""
     if sys.stderr.isatty():
-        tell(note)
+        print_note(note)
 
 
-def tell_written(place: Path) -> None:
+def print_written(place: Path) -> None:
     """Say that a file is there."""
-    tell(f"wrote {place}")
+    print_note(f"wrote {place}")
 
 
-def tell_count(rows: int) -> None:
+def print_count(rows: int) -> None:
     """Overwrite a count of rows where somebody watches a terminal."""
     if sys.stderr.isatty():
         print(f"\rkvsim: {rows:,} requests\r", end="", file=sys.stderr, flush=True)

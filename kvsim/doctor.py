@@ -82,7 +82,7 @@ def _json(file: Path) -> tuple[str, Check]:
         found = read_json(file, JSON, strict=False)
     except InputError:
         return "model configuration", configuration_faults  # which says what is wrong with it
-    if isinstance(found, dict) and found.get("format") == attention.FORMAT:
+    if isinstance(found, dict) and found.get("format") == attention.TRACE_FORMAT:
         return "attention trace", attention_faults
     if isinstance(found, dict) and {"model_type", "hidden_size", "text_config"} & found.keys():
         return "model configuration", configuration_faults

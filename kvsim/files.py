@@ -35,7 +35,7 @@ from kvsim.frozen import frozen
 
 SMALL = 50e6  # memory that is always there [B]
 VARIABLE = "KVSIM_FILE_LIMITS"
-NUMBER = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kMGT]?)B?", re.ASCII)
+SIZE_PATTERN = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kMGT]?)B?", re.ASCII)
 UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
@@ -62,25 +62,25 @@ class Kind:
 
 
 CONFIG = Kind("config", "a Hugging Face config.json", 10_000_000, 8)
-PROFILE = Kind("profile", "a TOML profile", 1_000_000, 8)
+PROFILE_FILE = Kind("profile", "a TOML profile", 1_000_000, 8)
 SPECIFICATION = Kind("specification", "a TOML specification", 1_000_000, 8)
 TABLE = Kind("table", "a CSV file", 50_000_000, 8)
 RUN_LOG = Kind("run-log", "a run's log", 500_000_000, 4)
-ATTENTION = Kind("attention", "an attention trace", 50_000_000, 8)
-SAMPLES = Kind("samples", "the samples of kvsim calibrate", 500_000_000, 4)
+ATTENTION_FILE = Kind("attention", "an attention trace", 50_000_000, 8)
+SAMPLES_FILE = Kind("samples", "the samples of kvsim calibrate", 500_000_000, 4)
 PLAN = Kind("plan", "a plan that kvsim plan --json printed", 50_000_000, 8)
 JSON = Kind("json", "a JSON file", 50_000_000, 8)
 METRICS = Kind("metrics", "a file of metrics", 500_000_000, 4)
 TEXT = Kind("text", "a text file", 20_000_000, 4)
 TOKENIZER = Kind("tokenizer", "a tokenizer.json", 100_000_000, 8)
 TRACE = Kind("trace", "a request trace or sample:NAME", 100_000_000_000, 0)  # read in pieces
-WEIGHTS = Kind("weights", "a checkpoint", 10**13, 0)  # mapped, not read
+WEIGHTS_FILE = Kind("weights", "a checkpoint", 10**13, 0)  # mapped, not read
 RESULT = Kind("result", "a Parquet file that kvsim wrote", 100_000_000_000, 0)
-KINDS = {
+FILE_KINDS = {
     kind.name: kind
     for kind in (
-        CONFIG, PROFILE, SPECIFICATION, TABLE, RUN_LOG, ATTENTION, SAMPLES, PLAN, JSON, METRICS,
-        TEXT, TOKENIZER, TRACE, WEIGHTS, RESULT,
+        CONFIG, PROFILE_FILE, SPECIFICATION, TABLE, RUN_LOG, ATTENTION_FILE, SAMPLES_FILE,
+        PLAN, JSON, METRICS, TEXT, TOKENIZER, TRACE, WEIGHTS_FILE, RESULT,
     )
 }  # fmt: skip
 
@@ -97,9 +97,9 @@ def most_bytes(kind: Kind) -> int:
     limits: dict[str, int] = {}
     for item in said.split(",") if said.strip() else ():
         name, _, size = (part.strip() for part in item.partition("="))
-        if name not in KINDS:
-            raise unknown(f"kind of file in {VARIABLE}:", name, KINDS)
-        found = NUMBER.fullmatch(size)
+        if name not in FILE_KINDS:
+            raise unknown(f"kind of file in {VARIABLE}:", name, FILE_KINDS)
+        found = SIZE_PATTERN.fullmatch(size)
         if not found:
             raise InputError(f"{VARIABLE}: got {item[:40]!r}; expected KIND=SIZE, as config=50MB")
         limits[name] = int(float(found[1]) * UNITS[found[2]])
@@ -163,7 +163,7 @@ def check_room(needed: float, what: str, mend: str) -> None:
 def kinds_table() -> str:
     """All kinds as a table in Markdown."""
     lines = ["| kind | what it is | read at most |", "|---|---|---:|"]
-    for kind in KINDS.values():
+    for kind in FILE_KINDS.values():
         lines.append(f"| `{kind.name}` | {kind.expected} | {size_text(kind.most)} |")
     return "\n".join(lines) + "\n"
 
@@ -273,7 +273,7 @@ def _conflict(option: str, path: Path) -> str:
     return f"{option or 'output'}: {path} is also read by this command; choose another place"
 
 
-PIECE = 1 << 20  # bytes read at once
+PIECE_BYTES = 1 << 20  # bytes read at once
 LONGEST_LINE = 100_000_000  # bytes of one line
 BOM = b"\xef\xbb\xbf"
 TYPES = (
@@ -386,7 +386,7 @@ def read_bytes(path: Path | str, kind: Kind) -> bytes:
         size = os.fstat(file.fileno()).st_size
         check_room(size * max(kind.growth, 1.0), where, "give a smaller file")
         try:
-            while piece := file.read(PIECE):
+            while piece := file.read(PIECE_BYTES):
                 total += len(piece)
                 if total > most:  # what has no size, as files under /proc, or grows meanwhile
                     _check_size(where, total, kind)
@@ -646,7 +646,7 @@ def read_json_lines(path: Path | str, kind: Kind) -> Iterator[tuple[int, dict[st
 
 
 NAME = re.compile(r"\.kvsim-[0-9]+-.+", re.DOTALL)
-LONGEST = 100  # characters of the target's name that a draft's name keeps
+NAME_CHARS = 100  # characters of the target's name that a draft's name keeps
 
 
 def create_draft(target: Path, mode: int) -> tuple[Path, int]:
@@ -659,7 +659,7 @@ def create_draft(target: Path, mode: int) -> tuple[Path, int]:
     """
     while True:
         token = os.urandom(4).hex()
-        draft = target.with_name(f"{DRAFT}{os.getpid()}-{token}-{target.name[-LONGEST:]}")
+        draft = target.with_name(f"{DRAFT}{os.getpid()}-{token}-{target.name[-NAME_CHARS:]}")
         flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
         file = os.open(draft, flags, mode)
         with suppress(OSError):  # a file system without locks
@@ -715,7 +715,7 @@ def _is_same_file(path: Path, file: int) -> bool:
     return (there.st_dev, there.st_ino) == (here.st_dev, here.st_ino)
 
 
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DISK_FULL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 NEW = 0o666  # mode of a new file, less what the umask takes away
 
 
@@ -936,7 +936,7 @@ def write_error(path: Path, problem: BaseException) -> InputError:
     """What failed while writing, in one line; a full disk is named with what is free."""
     number = getattr(problem, "errno", None)
     said = getattr(problem, "strerror", None) or str(problem).partition("\n")[0][:120]
-    if number in FULL or "No space left" in str(problem):
+    if number in DISK_FULL_ERRORS or "No space left" in str(problem):
         free = ""
         with suppress(OSError):
             free = f", {size_text(shutil.disk_usage(path.parent).free)} are free"

@@ -12,10 +12,10 @@ from kvsim.errors import InputError
 MAX_NUMBER = 1e9
 """Largest number of an option without a range of its own."""
 
-WHOLE = re.compile(r"\s*+-?[0-9]{1,18}\s*+")
-TIME = re.compile(r"\s*+([0-9.]++(?:[eE][+-]?[0-9]++)?)\s*+(?:(us|ms|s|min)\s*+)?")
+WHOLE_PATTERN = re.compile(r"\s*+-?[0-9]{1,18}\s*+")
+TIME_PATTERN = re.compile(r"\s*+([0-9.]++(?:[eE][+-]?[0-9]++)?)\s*+(?:(us|ms|s|min)\s*+)?")
 TIME_UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0}
-TOKENS = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)([kKmM])\s*")
+TOKENS_PATTERN = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)([kKmM])\s*")
 TOKEN_UNITS = {"k": 1_000, "K": 1_024, "m": 1_000_000, "M": 1_048_576}  # as vLLM reads them
 
 
@@ -80,14 +80,14 @@ Parser = Callable[[str, object, Range | None], object]
 def parse_flag(name: str, given: object, allowed: Range | None = None) -> bool:
     """Whether a flag is set: True or False, as Python gives it."""
     if not isinstance(given, bool):
-        raise InputError(f"{name}: got {_shown(given)}; expected True or False")
+        raise InputError(f"{name}: got {_quote(given)}; expected True or False")
     return given
 
 
 def parse_text(name: str, given: object, allowed: Range | None = None) -> str:
     """One text; of a path or number its text."""
     if not isinstance(given, str | Path | int | float) or isinstance(given, bool):
-        raise InputError(f"{name}: got {_shown(given)}; expected text")
+        raise InputError(f"{name}: got {_quote(given)}; expected text")
     return str(given)
 
 
@@ -142,7 +142,7 @@ def parse_number(name: str, given: object, allowed: Range | None = None) -> floa
     elif not 0 < value <= MAX_NUMBER:
         expected = allowed.words if allowed is not None else f"above 0, at most {MAX_NUMBER:g}"
         expected = expected if allowed is not None else f"a number {expected}"
-        raise InputError(f"{name}: got {_shown(given)}; expected {expected}")
+        raise InputError(f"{name}: got {_quote(given)}; expected {expected}")
     return value
 
 
@@ -157,7 +157,7 @@ def parse_count(
     """One whole number in the option's range."""
     value = _integer(given)
     if value is None:
-        raise InputError(f"{name}: got {_shown(given)}; expected one whole number{alternative}")
+        raise InputError(f"{name}: got {_quote(given)}; expected one whole number{alternative}")
     if allowed is not None:
         allowed.check(name, value)
     return value
@@ -169,7 +169,7 @@ def parse_counts(name: str, given: object, allowed: Range | None = None) -> list
     found = [value for value in values if value is not None]
     if not values or len(found) < len(values):
         raise InputError(
-            f"{name}: got {_shown(given)}; expected whole numbers separated by commas, as 1,8"
+            f"{name}: got {_quote(given)}; expected whole numbers separated by commas, as 1,8"
         )
     for value in found:
         if allowed is not None:
@@ -179,7 +179,7 @@ def parse_counts(name: str, given: object, allowed: Range | None = None) -> list
 
 def parse_tokens(name: str, given: object, allowed: Range | None = None) -> int:
     """A number of tokens: 4096, 4k (4,000) or 4K (4,096)."""
-    found = TOKENS.fullmatch(given) if isinstance(given, str) else None
+    found = TOKENS_PATTERN.fullmatch(given) if isinstance(given, str) else None
     if found is None:
         return parse_count(name, given, allowed, ", as 4096, 4k (4,000) or 4K (4,096)")
     value = float(found[1]) * TOKEN_UNITS[found[2]]
@@ -196,10 +196,11 @@ def parse_token_counts(name: str, given: object, allowed: Range | None = None) -
     """Numbers of tokens separated by commas, as ``2048,32k``, or a list of them. [tokens]"""
     items = _listed(given)
     if not items or not all(
-        _integer(x) is not None or (isinstance(x, str) and TOKENS.fullmatch(x)) for x in items
+        _integer(x) is not None or (isinstance(x, str) and TOKENS_PATTERN.fullmatch(x))
+        for x in items
     ):
         raise InputError(
-            f"{name}: got {_shown(given)}; expected whole numbers separated by commas, as 2048,32k"
+            f"{name}: got {_quote(given)}; expected whole numbers separated by commas, as 2048,32k"
         )
     return [parse_tokens(name, item, allowed) for item in items]
 
@@ -218,7 +219,7 @@ def duration(most_bare: float) -> Parser:
         if isinstance(given, str):
             if given.strip().lower() == "none":
                 return float("inf")
-            found = TIME.fullmatch(given)
+            found = TIME_PATTERN.fullmatch(given)
             value, unit = _real(found[1]) if found else float("nan"), found[2] if found else None
             plain = found[1] if found else ""
         else:
@@ -263,7 +264,7 @@ def several(parser: Parser) -> Parser:
         if isinstance(given, str):
             items = [str(item).strip() for item in items] if len(items) > 1 else items
         if len(items) != 1 and ("" in items or len(set(items)) < len(items) or not items):
-            raise InputError(f"{name}: got {_shown(given)}; expected different values, as 0,20,50")
+            raise InputError(f"{name}: got {_quote(given)}; expected different values, as 0,20,50")
         return [(item, parser(name, item, allowed)) for item in items]
 
     return parse
@@ -307,7 +308,7 @@ def _listed(given: object) -> list[object]:
 def _integer(given: object) -> int | None:
     """The whole number that is meant, if one is."""
     if isinstance(given, str):
-        return int(given) if WHOLE.fullmatch(given) else None
+        return int(given) if WHOLE_PATTERN.fullmatch(given) else None
     if isinstance(given, float):
         return int(given) if given.is_integer() else None
     if isinstance(given, bool) or not isinstance(given, SupportsIndex):
@@ -327,6 +328,6 @@ def _real(given: object) -> float:
         return float("nan")
 
 
-def _shown(given: object) -> str:
+def _quote(given: object) -> str:
     """What was given, for a message."""
     return repr(given[:40]) if isinstance(given, str) else repr(given)[:40]

@@ -6,7 +6,7 @@ import numpy as np
 
 from kvsim.graph import Array, Number
 
-AXES = 3  # of what is searched for: settings, batches, contexts
+GRID_AXES = 3  # of what is searched for: settings, batches, contexts
 NEIGHBOURS = np.arange(-4.0, 2.0)  # of a guess that are looked at with it
 MOST_PROBES = 3 * 24  # every third one halves a bracket of at most 10^7
 
@@ -50,7 +50,7 @@ def last_within(excess: Callable[[Array], Number], low: Array, high: Array) -> A
         taken to be beyond.
     """
     plain = np.broadcast_shapes(low.shape, high.shape)
-    alone = (1,) * (AXES - len(plain))
+    alone = (1,) * (GRID_AXES - len(plain))
     low, high = (np.broadcast_to(end, plain).reshape(alone + plain) for end in (low, high))
     middle = np.floor((low + high) / 2)
     first = excess(np.stack([low, middle, high]))

@@ -52,7 +52,7 @@ class Solution:
     bound: float
 
     @property
-    def found(self) -> bool:
+    def has_values(self) -> bool:
         """Whether variables hold a solution within all constraints."""
         return self.status in ("optimal", "stopped")
 
@@ -111,7 +111,7 @@ def solve(problem: Problem, gap: float, seconds: float = np.inf) -> Solution:
         ended.kInterrupt: "stopped" if feasible else "unsolved",
     }.get(highs.getModelStatus(), "unsolved")
     solution = Solution(status, np.nan, -np.inf)
-    if not solution.found:
+    if not solution.has_values:
         return solution
     for variable, value in zip(variables, list(highs.getSolution().col_value), strict=True):
         variable.varValue = value

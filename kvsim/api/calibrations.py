@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvsim.api.deployments import build_deployment
-from kvsim.console import tell
+from kvsim.console import print_note
 from kvsim.errors import InputError
 from kvsim.files import check_target, own_output
 from kvsim.machines.hardware import DEFAULT_STACK
@@ -87,7 +87,7 @@ def _fit_run(inputs: Inputs) -> "Result[Row]":
         check_target(inputs.out, "--out")
     run = read_run(inputs.from_run)
     if run.left_out:
-        tell(f"{run.left_out} requests failed or did not finish; left out")
+        print_note(f"{run.left_out} requests failed or did not finish; left out")
     base = inputs.stack or DEFAULT_STACK
     where = build_deployment(inputs, stack=base)
     rules = Rules(
@@ -98,7 +98,7 @@ def _fit_run(inputs: Inputs) -> "Result[Row]":
         prefix_caching=inputs.prefix_caching,
     )
     first, line = inputs.fit_first, inputs.line()
-    tell(f"fitting to the first {first} of {len(run.requests)} requests")
+    print_note(f"fitting to the first {first} of {len(run.requests)} requests")
     return calibrate_from_run(run, techniques[0], where, rules, first, base, inputs.out, line)
 
 
@@ -123,8 +123,8 @@ def _fit_operators(inputs: Inputs) -> "Row":
     hardware = load_hardware(inputs.gpu or _only_gpu(rows.pairs(files), engine))
     table = rows.read_ops(files, engine, hardware, inputs.version)
     for reason, count in table.rejected.items():
-        tell(f"{count:,} rows {reason}; left out")
-    stack = load_stack(_start(inputs)).on(hardware.name)
+        print_note(f"{count:,} rows {reason}; left out")
+    stack = load_stack(_start(inputs)).for_gpu(hardware.name)
     found = fit.fit_table(table, hardware, stack, round(1 / share) if share else 0)
     few = [
         f"{fit.class_name(r)} ({len(r)} rows)" for r in table.rows if len(r) < fit.MIN_CLASS_ROWS
@@ -135,7 +135,7 @@ def _fit_operators(inputs: Inputs) -> "Row":
             f"--from-ops: no class has {fit.MIN_CLASS_ROWS} rows, but {told}; give more rows"
         )
     if few:
-        tell(f"too few to fit, base numbers kept: {', '.join(few)}")
+        print_note(f"too few to fit, base numbers kept: {', '.join(few)}")
     replace_text(inputs.out, fit.card_text(table, found, stack.name, str(date.today())))
     return {
         "engine": engine, "version": table.version, "gpu": hardware.name,
@@ -202,7 +202,7 @@ def _fit_load_tests(inputs: Inputs) -> "Row":
         f"at the median, {100 * np.quantile(off, 0.9):.2g} % for nine in ten"
     )
     source = f"{len(rows)} load tests of {engine} on {', '.join(devices)} ({path.name})"
-    one = stack.on(devices[0]) if len(devices) == 1 else stack
+    one = stack.for_gpu(devices[0]) if len(devices) == 1 else stack
     bare = replace(found, residuals=found.residuals[:0])
     replace_text(out, fitted_text(one, one.name, bare, source, told, str(date.today())))
     return {
@@ -245,9 +245,9 @@ def _measure_machine(inputs: Inputs) -> "Result[Row]":
     in_use = devices.context_memory(where)
     log = Log.open(out.with_suffix(".samples.jsonl"), devices.header(found, quick))
     if log.done:
-        tell(f"going on after {len(log.done)} finished benchmarks")
+        print_note(f"going on after {len(log.done)} finished benchmarks")
     with locked(log.path):
-        run_suite(place, log, tell)
+        run_suite(place, log, print_note)
     fit = fit_samples(log.samples)
     notes = devices.suspicions(devices.describe(where))
     host = devices.host_memory()

@@ -49,7 +49,7 @@ def build_deployments(inputs: Inputs) -> "list[Deployment]":
     InputError
         If the model cannot be spread so, or by none of the combinations of several degrees.
     """
-    from kvsim.machines.deployment import WEIGHTS
+    from kvsim.machines.deployment import WEIGHT_FORMATS
     from kvsim.machines.hardware import RELEASED
 
     one = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "weights": RELEASED}
@@ -58,8 +58,8 @@ def build_deployments(inputs: Inputs) -> "list[Deployment]":
     if formats == ["auto"]:
         formats = _released_and_narrower(bases)
     for name in formats:
-        if name not in (RELEASED, *WEIGHTS):
-            known = ", ".join((RELEASED, *WEIGHTS, "auto"))
+        if name not in (RELEASED, *WEIGHT_FORMATS):
+            known = ", ".join((RELEASED, *WEIGHT_FORMATS, "auto"))
             raise InputError(f"--weights: got {name[:40]!r}; expected one of {known}")
     sizes = [int(n) for n in inputs.tp if n != "auto"]
     if inputs.tp == ["auto"]:
@@ -112,13 +112,13 @@ def _read_quality(files: list[str]) -> dict[str, Any]:
     InputError
         If a file is neither, or two are of layers.
     """
-    from kvsim.files import ATTENTION, read_json
+    from kvsim.files import ATTENTION_FILE, read_json
     from kvsim.planner.bits import offered
     from kvsim.quality import layers
     from kvsim.quality.measured import with_own
     from kvsim.traces import attention
 
-    contents = {file: read_json(Path(file), ATTENTION) for file in files}
+    contents = {file: read_json(Path(file), ATTENTION_FILE) for file in files}
     single = [file for file in files if layers.is_one(contents[file])]
     if len(single) > 1:
         raise InputError(f"--quality: {single[0]} and {single[1]} both hold layers; give one")

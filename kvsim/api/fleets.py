@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.api.deployments import build_admission, build_deployment, largest_loss
 from kvsim.api.engines import check_engines, write_settings
-from kvsim.console import tell, tell_progress
+from kvsim.console import print_note, print_progress
 from kvsim.errors import InputError, unknown
 from kvsim.inputs import parse_count, parse_words
 from kvsim.options import Inputs, options_of, takes_options
@@ -57,7 +57,7 @@ def capacity(inputs: Inputs) -> "Result[CapacityAnswer]":
         )
     found = load(inputs.trace)
     for note in found.notes:
-        tell(note)
+        print_note(note)
     if not len(found.requests):
         raise InputError(f"--trace: {inputs.trace} has no requests; expected at least one")
     requests = found.requests.scaled(inputs.rate)
@@ -87,7 +87,7 @@ def capacity(inputs: Inputs) -> "Result[CapacityAnswer]":
         schedule=Schedule(inputs.start_up / 3600) if inputs.schedule else None,
         extras=_build_extras(inputs, prefixes, rentable),
     )
-    answer = make_capacity(question, tell_progress)
+    answer = make_capacity(question, print_progress)
     some = [answer.market.configurations[j] for j in answer.used]
     settings = [
         write_settings(inputs.emit or (), serve_costs(x.costs, used, x.sides)) for x in some

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.api.deployments import build_admission, build_deployments, largest_loss
 from kvsim.api.engines import check_engines, write_settings
-from kvsim.console import tell, tell_progress
+from kvsim.console import print_note, print_progress
 from kvsim.errors import InputError
 from kvsim.options import ENGINE_SHARE, Inputs, takes_options
 
@@ -74,13 +74,20 @@ def _plan_trace(inputs: Inputs, where: "Deployment") -> "Result[TracePlan]":
     rules = Rules(max_seqs=inputs.max_seqs, max_tokens=inputs.max_tokens).over(where)
     found = load(inputs.trace)
     for note in found.notes:
-        tell(note)
+        print_note(note)
     requests = found.requests.scaled(1.0 if inputs.rate is None else inputs.rate)
     if inputs.per_class and requests.depends:
-        tell("--per-class: turns of sessions come when the trace says, no client hangs up")
+        print_note("--per-class: turns of sessions come when the trace says, no client hangs up")
     admission = build_admission(inputs)
     result = make_trace_plan(
-        where, requests, inputs.objective, limits, admission, rules, inputs.per_class, tell_progress
+        where,
+        requests,
+        inputs.objective,
+        limits,
+        admission,
+        rules,
+        inputs.per_class,
+        print_progress,
     )
     lanes = result.choice.lanes
     if inputs.emit and len(lanes) > 1:

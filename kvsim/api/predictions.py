@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from kvsim.api.deployments import build_deployment
-from kvsim.console import tell
+from kvsim.console import print_note
 from kvsim.errors import InputError
 from kvsim.options import MAX_ROWS, Inputs, check_work, takes_options
 
@@ -30,7 +30,7 @@ def predict(inputs: Inputs) -> "Result[list[Prediction]]":
     )
     found = predict_points(build_deployment(inputs), techniques, *sizes, inputs.line())
     for reason in found.answer.left_out:
-        tell(f"left out: {reason}")
+        print_note(f"left out: {reason}")
     return found
 
 
@@ -59,7 +59,7 @@ def sweep(inputs: Inputs) -> "Result[None]":
 @takes_options("explore", "model", "gpu", "out")
 def explore(inputs: Inputs) -> None:
     """Write a page with sliders: batch, prompt, bits, drafts, link."""
-    from kvsim.console import tell_written
+    from kvsim.console import print_written
     from kvsim.files import check_target
     from kvsim.report.explore import make_result
     from kvsim.techniques import TECHNIQUES, parse, parse_several
@@ -70,7 +70,7 @@ def explore(inputs: Inputs) -> None:
     where = build_deployment(inputs)
     some = parse_several(inputs.technique) or [parse(name) for name in TECHNIQUES]
     make_result(where, some, inputs.generate, inputs.line(without="out")).write(inputs.out)
-    tell_written(inputs.out)
+    print_written(inputs.out)
 
 
 @takes_options("reproduce", "source")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.api.deployments import build_deployment
 from kvsim.api.traces import read_options
-from kvsim.console import ProgressLine, tell
+from kvsim.console import ProgressLine, print_note
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.files import check_target, make_folder
 from kvsim.frozen import frozen
@@ -80,7 +80,7 @@ class TraceRun:
             way = run.costs.rules.prefix_load
             found["row"]["prefix_load"] = way
             least = f"mean TTFT is shortest with {way}: {_mean_ttft(run):.4g} s"
-            tell(f"--prefix-load auto: {name}: {least}")
+            print_note(f"--prefix-load auto: {name}: {least}")
         if place is not None:
             runfile.write(place, run, mark, found)
         return found
@@ -145,14 +145,14 @@ def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
     attention = None if inputs.acceptance is None else load_attention(inputs.acceptance)
     found = load(inputs.trace, read_options(inputs))
     for note in found.notes:
-        tell(note)
+        print_note(note)
     results, replays = [], []
     left_out: dict[str, str] = {}
     for (kind, values, shown), place in zip(runs, places, strict=True):
         reason = kind.refuses(where) if len(kinds) > 1 else ""
         if reason and kind.name not in left_out:
             left_out[kind.name] = f"{kind.name} cannot run here: {reason}"
-            tell(f"left out: {left_out[kind.name]}")
+            print_note(f"left out: {left_out[kind.name]}")
         if reason:
             continue
         requests = _prepare_requests(found.requests, values, inputs.abort_after)
@@ -266,7 +266,7 @@ def _prepare_requests(
     if case["req_s"] is not None:
         found, copies = at_rate(requests, case["req_s"])
         if copies > 1:
-            tell(
+            print_note(
                 f"{case['req_s']:g} requests per second: the trace is repeated {copies} times, "
                 f"each time with prompts of its own"
             )

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvsim.console import ProgressLine, tell
+from kvsim.console import ProgressLine, print_note
 from kvsim.errors import require
 from kvsim.frozen import frozen
 from kvsim.options import Inputs, takes_options
@@ -67,6 +67,6 @@ def run_sweep(inputs: Inputs) -> SweepOnDisk:
     progress.close()
     store.clean_up()
     took = f"computed in {progress.took:.2f} s"
-    tell(f"{spec.points:,} points in {total:,} chunks, {took}: {inputs.out}")
+    print_note(f"{spec.points:,} points in {total:,} chunks, {took}: {inputs.out}")
     again = "" if inputs.resume else " --resume"  # what is in --out is not computed again
     return SweepOnDisk(inputs.line() + again, store, spec)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from kvsim.console import tell
+from kvsim.console import print_note
 from kvsim.errors import InputError
 from kvsim.options import Inputs, takes_options
 
@@ -58,7 +58,7 @@ def inspect(inputs: Inputs) -> "Result[Requests | None]":
 @takes_options("traces convert", "file", "target")
 def convert(inputs: Inputs) -> None:
     """Write a trace as Parquet, piece by piece, whole or not at all."""
-    from kvsim.console import tell_count
+    from kvsim.console import print_count
     from kvsim.traces.read import Reader, load
     from kvsim.traces.write import check_ending, write, write_parquet
 
@@ -71,7 +71,7 @@ def convert(inputs: Inputs) -> None:
         done, notes = len(trace.requests), trace.notes
     else:
         parts, tokens = reader.parts(), reader.layout.block_tokens
-        done = write_parquet(inputs.target, parts, tokens, tell_count)
+        done = write_parquet(inputs.target, parts, tokens, print_count)
         notes = reader.notes()
     _tell_all((*notes, f"{done:,} requests written to {inputs.target}"))
 
@@ -184,7 +184,7 @@ def _recognise(text: str, where: str) -> str:
     if begin.startswith("{"):
         return "otel" if '"resourceSpans"' in begin else "prometheus"
     line = next((x for x in begin.splitlines() if x.strip()), "")
-    if line.startswith(("# HELP", "# TYPE")) or production.LINE.fullmatch(line.strip()):
+    if line.startswith(("# HELP", "# TYPE")) or production.METRIC_LINE.fullmatch(line.strip()):
         return "prometheus"
     if production.ACCESS.match(line):
         return "access"
@@ -193,4 +193,4 @@ def _recognise(text: str, where: str) -> str:
 
 def _tell_all(notes: "tuple[str, ...] | list[str]") -> None:
     for note in notes:
-        tell(note)
+        print_note(note)

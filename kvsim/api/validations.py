@@ -8,7 +8,7 @@ from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from kvsim.api.calibrations import stack_path
-from kvsim.console import tell
+from kvsim.console import print_note
 from kvsim.errors import InputError
 from kvsim.files import check_target
 from kvsim.options import Inputs, takes_options
@@ -119,7 +119,7 @@ def _compare_counts(
     if not techniques:
         techniques, refused = runnable(arch, work, d)
         for error in refused:
-            tell(f"left out: {error}")
+            print_note(f"left out: {error}")
     found: list[CheckedTechnique] = []
     failed: list[CannotRun] = []
     for step in check(arch, source, techniques, work, where, d):
@@ -127,9 +127,9 @@ def _compare_counts(
             found.append(step)
         elif isinstance(step, CannotRun):
             failed.append(step)
-            tell(f"left out: {step.technique} cannot run here: {step.reason}")
+            print_note(f"left out: {step.technique} cannot run here: {step.reason}")
         else:
-            tell(step)
+            print_note(step)
     name = torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu"
     weights = "random weights" if source is None else "its own weights"
     depth = f"{arch.model.layers} layer{'s' * (arch.model.layers > 1)}"
@@ -160,7 +160,7 @@ def _compare_times(
     import torch
 
     from kvsim.evidence.machine.profile import with_error
-    from kvsim.files import PROFILE, own_output, read_text, replace_text
+    from kvsim.files import PROFILE_FILE, own_output, read_text, replace_text
     from kvsim.report import validate_times as report
     from kvsim.validate.bench import device as devices
     from kvsim.validate.machine import find_device
@@ -189,7 +189,7 @@ def _compare_times(
         elif isinstance(step, SkippedPoint):
             missing.append(step)
         else:
-            tell(step)
+            print_note(step)
     if not found:
         raise InputError(f"--techniques: none could run; {missing[0].reason}")
     summary, suspicious = summarise(found), devices.suspicions(devices.describe(where))
@@ -197,7 +197,7 @@ def _compare_times(
     if inputs.points == "all" and beside.exists():
         known = report.describe_error(answer, str(date.today()))
         with own_output():
-            text = read_text(beside, PROFILE)
+            text = read_text(beside, PROFILE_FILE)
             replace_text(beside, with_error(text, known))
     limit = inputs.max_error
     passed = limit is None or summary.median <= limit
@@ -233,7 +233,7 @@ def validate_quality(inputs: Inputs) -> "Result[Any]":
     for error in refused:
         if techniques:
             raise error
-        tell(f"left out: {error}")
+        print_note(f"left out: {error}")
     settings = sort_out(able)
     length = check_reading(opened.arch, reading, bool(settings.drafts), opened.device)
     decoder, texts, about = opened.read(read, reading, length)
@@ -241,7 +241,7 @@ def validate_quality(inputs: Inputs) -> "Result[Any]":
     facts = opened.facts(read, reading)
     for step in measure(decoder, settings, reading, texts, about, facts):
         if isinstance(step, str):
-            tell(step)
+            print_note(step)
             continue
         trace = step
         if inputs.out is not None:
@@ -275,22 +275,22 @@ def validate_layers(inputs: Inputs) -> "Result[Any]":
     group = max(g for g in (8, 16, 32, 64) if head % g == 0 or g == 8)
     sizes = [inputs.batch, inputs.prompt, inputs.generate]
     out = None if inputs.out is None else str(inputs.out)
-    so_far = Unfinished.beside(out, {**about, "sizes": sizes, "group": group})
+    so_far = Unfinished.resume(out, {**about, "sizes": sizes, "group": group})
     if so_far.runs:
-        tell(f"{len(so_far.runs)} runs are done already ({so_far.path})")
+        print_note(f"{len(so_far.runs)} runs are done already ({so_far.path})")
     losses, plan = None, None
     for step in measure_layers(decoder, reading, texts, group, about, so_far=so_far):
         if isinstance(step, str):
-            tell(step)
+            print_note(step)
             continue
         losses = step
         if inputs.out is not None:
             write(inputs.out, losses)
-            so_far.close()
+            so_far.remove()
         if inputs.bits is not None:
             widths = assign(losses, inputs.bits)
             notation = losses.notation(widths)
-            tell(f"running {notation}")
+            print_note(f"running {notation}")
             (measured,) = executed(decoder, reading, texts, [parse(notation)])
             plan = Executed(inputs.bits, widths, measured)
     assert losses is not None
@@ -353,7 +353,7 @@ def validate_plan(inputs: Inputs) -> "Result[Any]":
         length = check_reading(arch, reading, False, where)
         opened = OpenedCheckpoint(model, arch, source, where, machine)
         decoder, texts, _ = opened.read(read_text(inputs.text), reading, length)
-        tell(f"loss: {reading.about.partition(';')[0]}")
+        print_note(f"loss: {reading.about.partition(';')[0]}")
         loss = measure_loss(decoder, plan.technique, reading, texts)
     half = devices.place(where, quick=False).half
     weights = (
@@ -372,7 +372,7 @@ def validate_plan(inputs: Inputs) -> "Result[Any]":
         if isinstance(step, PlanTimes):
             found = step.compared(machine, work, known)
         else:
-            tell(step)
+            print_note(step)
     assert found is not None
     kind = "random weights" if source is None else "its own weights"
     sizes = f"batch {work.batch}, prompt {work.prompt}, generate {work.generate}"

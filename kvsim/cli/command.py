@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from kvsim.console import tell_written
+from kvsim.console import print_written
 from kvsim.errors import InputError
 from kvsim.files import check_target
 from kvsim.inputs import parse_flag, parse_path, parse_paths
@@ -95,7 +95,7 @@ class Call:
         """Write the page of a result if one is wanted."""
         if self.report is not None:
             result.write(self.report)
-            tell_written(self.report)
+            print_written(self.report)
 
     def show(self, result: Any) -> None:
         """Write the page of a result if one is wanted, then print it."""

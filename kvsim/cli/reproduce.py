@@ -1,7 +1,7 @@
 """`kvsim reproduce`: published or measured rows beside predictions."""
 
 from kvsim.cli.command import Call, command
-from kvsim.console import tell_written
+from kvsim.console import print_written
 from kvsim.files import replace_text
 
 
@@ -16,7 +16,7 @@ def reproduce(call: Call) -> None:
         return
     if call.report is not None and call.report.suffix == ".md":
         replace_text(call.report, to_markdown(result))
-        tell_written(call.report)
+        print_written(call.report)
     else:
         call.write(result)
     result.show(call.json)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.engine.formats import FP16, Format
-from kvsim.engine.ops import HALF, gemm, kv_bytes, top_k
+from kvsim.engine.ops import FP16_BYTES, gemm, kv_bytes, top_k
 from kvsim.graph import Number, Op, Point
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Kernel
@@ -108,7 +108,7 @@ def ops(
     moved = (
         point.batch * read
         + kv_bytes(m, point.tokens) * shape.keeps
-        + 2 * HALF * point.tokens * m.heads * m.head_dim
+        + 2 * FP16_BYTES * point.tokens * m.heads * m.head_dim
         + point.batch * m.heads * pairs * score_bytes(deployment, point, scored)
         + extra_bytes
     )
@@ -172,7 +172,7 @@ def _read(
     if not stored.packs:
         return read * (stack.cache.append_passes + 1.0 + copies)
     if stack.packed_cache.unpack_bytes:  # unpacked outside the kernel, then copied out
-        return read + m.kv_width * tokens * (stack.packed_cache.unpack_bytes + HALF * copies)
+        return read + m.kv_width * tokens * (stack.packed_cache.unpack_bytes + FP16_BYTES * copies)
     return read * _packed_passes(deployment)  # the kernel unpacks, and knows grouped heads
 
 
@@ -233,7 +233,7 @@ def _latent(
     cheaper = np.less(expand + expanded, absorb + absorbed) & np.logical_not(apart)
     rows = np.where(cheaper, cached_tokens, point.tokens)
     up = gemm(deployment, "kv_up", rows, (inputs, outputs), deployment.mixer_format)
-    read = np.where(cheaper, HALF * cached_tokens * m.heads * (m.head_dim + m.value_dim), 0.0)
+    read = np.where(cheaper, FP16_BYTES * cached_tokens * m.heads * (m.head_dim + m.value_dim), 0.0)
     return up, np.where(cheaper, expanded, absorbed), read
 
 
@@ -256,7 +256,7 @@ def indexer_ops(deployment: Deployment, point: Point, tokens: Number) -> list[Op
         pairs = point.new * point.context + point.new * (point.new + 1) / 2
     pairs = point.batch * pairs
     keys = chooser.key_bytes * (point.batch * tokens + point.tokens)
-    queries = point.tokens * chooser.heads * (chooser.head_dim + HALF)
+    queries = point.tokens * chooser.heads * (chooser.head_dim + FP16_BYTES)
     scores = Op(
         "index",
         kernel="index",

@@ -6,7 +6,7 @@ import numpy as np
 
 from kvsim.engine import attention, ops
 from kvsim.graph import Buffers, Number, Point
-from kvsim.machines.deployment import WEIGHTS, Deployment
+from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment
 from kvsim.models.model import LayerShape
 
 SCORE_MEMORY = 8.0  # an eager score: fp16, its softmax in fp32, and that in fp16 again [B]
@@ -51,7 +51,7 @@ def layer_weights(deployment: Deployment, shape: LayerShape) -> float:
         shared = m.mlp_matrices(m.shared_experts * m.expert_ffn).values()
         size += deployment.local_experts * sum(stored.bytes(*x) for x in expert)
         size += sum(stored.bytes(*x) for x in shared) if m.shared_experts else 0.0
-        size += ops.HALF * m.hidden * m.experts
+        size += ops.FP16_BYTES * m.hidden * m.experts
     else:
         size += sum(stored.bytes(*x) for x in m.mlp_matrices(m.ffn).values())
     return size
@@ -79,8 +79,8 @@ def resident_once(
     packed : whether the prompt's cache is packed.
     """
     m, stack = deployment.shard, deployment.stack
-    table = WEIGHTS["fp16"].bytes(m.hidden, m.vocab)
-    learned = ops.HALF * (m.learned_positions * m.hidden + m.tables + m.once * m.hidden)
+    table = WEIGHT_FORMATS["fp16"].bytes(m.hidden, m.vocab)
+    learned = ops.FP16_BYTES * (m.learned_positions * m.hidden + m.tables + m.once * m.hidden)
     # stages but the first and the last have neither the embedding nor the head
     embedding = (table if m.tied or deployment.pp > 1 else 2 * table) + learned
     chunk = (packed and stack.packed_cache.chunk) or stack.memory.prefill_chunk
@@ -88,11 +88,11 @@ def resident_once(
     length = part.max_length if stack.cache.static else part.length
     scores = SCORE_MEMORY * m.heads * length if attention.score_bytes(deployment, part) else 0.0
     hidden = stack.memory.activation_passes * m.hidden
-    attending = ops.HALF * (hidden + m.heads * m.head_dim + m.kv_width) + scores
+    attending = ops.FP16_BYTES * (hidden + m.heads * m.head_dim + m.kv_width) + scores
     width = max(m.ffn, m.experts_active * m.expert_ffn)
-    mlp = ops.HALF * (hidden + (3 if m.gated else 2) * width)
+    mlp = ops.FP16_BYTES * (hidden + (3 if m.gated else 2) * width)
     # cosines and sines, of all positions and of those at hand
-    turns = 0.0 if m.learned_positions else 2 * ops.HALF * m.head_dim
+    turns = 0.0 if m.learned_positions else 2 * ops.FP16_BYTES * m.head_dim
     turned = turns * (part.max_length + part.new)
     rows = part.batch if part.prefill and not stack.memory.prompt_logits else part.tokens
     layers = np.maximum(alive * attending + scratch, alive * mlp)

@@ -5,7 +5,7 @@ import numpy as np
 from kvsim.frozen import frozen
 from kvsim.graph import Number
 
-HALF = 2.0  # bytes of an fp16 number [B]
+FP16_BYTES = 2.0  # bytes of an fp16 number [B]
 SCALES = 32.0  # bits of the fp16 scale and zero point that a group of numbers shares
 UNGROUPED = 2.0**60  # quantised, with scales that are counted elsewhere
 
@@ -101,11 +101,11 @@ class Format:
         if not self.packs:
             return "attention"
         # fp8 widens in registers, without scales
-        plain = all(b == 16 or (b == 8 and np.isinf(self.group)) for b in self._both)
+        plain = all(b == 16 or (b == 8 and np.isinf(self.group)) for b in self._side_bits)
         return "attention-fp8" if plain else "lowbit"
 
     @property
-    def _both(self) -> tuple[float, float]:
+    def _side_bits(self) -> tuple[float, float]:
         return self.bits, self.v_bits
 
     @property
@@ -130,12 +130,12 @@ class Format:
 
     def packing(self, k_width: float, v_width: float) -> float:
         """What packing or widening one token reads and writes. [B]"""
-        sides = zip((k_width, v_width), self._both, strict=True)
+        sides = zip((k_width, v_width), self._side_bits, strict=True)
         return sum(w * (2.0 + _number(b, self.group)) for w, b in sides if b < 16)
 
     def unpacked(self, k_width: float, v_width: float, tokens: Number) -> Number:
         """Packed numbers of one sequence that attention widens. [numbers]"""
-        sides = zip(self.packed_sides(k_width, v_width, tokens), self._both, strict=True)
+        sides = zip(self.packed_sides(k_width, v_width, tokens), self._side_bits, strict=True)
         return sum((numbers for numbers, bits in sides if bits < 16), 0.0)
 
     def read(self, k_width: float, v_width: float, tokens: Number, new: Number = 0.0) -> Number:

@@ -7,19 +7,19 @@ otherwise.
 
 import numpy as np
 
-from kvsim.engine.formats import HALF as HALF
+from kvsim.engine.formats import FP16_BYTES as FP16_BYTES
 from kvsim.engine.formats import Format
 from kvsim.graph import Buffers, Channel, Number, Op, Point, Stream
-from kvsim.machines.deployment import WEIGHTS, Deployment, WeightFormat
+from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment, WeightFormat
 from kvsim.machines.parallel import NETWORK
 from kvsim.models.model import LayerShape, Model
 
-SCORE = 2 * HALF  # an fp16 attention score that leaves the chip: written once, read once [B]
+SCORE = 2 * FP16_BYTES  # an fp16 attention score that leaves the chip: written once, read once [B]
 
 
 def kv_bytes(model: Model, tokens: Number) -> Number:
     """Fp16 keys and values of ``tokens`` tokens in one layer. [B]"""
-    return HALF * model.kv_width * tokens
+    return FP16_BYTES * model.kv_width * tokens
 
 
 def prompt_kv(deployment: Deployment, point: Point) -> Buffers:
@@ -40,9 +40,9 @@ def gemm(
     """Hidden states of ``tokens`` tokens times one weight matrix (inputs, outputs)."""
     inputs, outputs = matrix
     stored = weights or deployment.weight_format
-    bias = HALF * outputs if deployment.shard.biased(name) else 0.0
+    bias = FP16_BYTES * outputs if deployment.shard.biased(name) else 0.0
     read = inputs * deployment.stack.kernel(stored.kernel).input_passes
-    moved = stored.bytes(inputs, outputs) + bias + HALF * tokens * (read + outputs)
+    moved = stored.bytes(inputs, outputs) + bias + FP16_BYTES * tokens * (read + outputs)
     return Op(
         name,
         kernel=stored.kernel,
@@ -62,7 +62,7 @@ def quantising(deployment: Deployment, stored: WeightFormat, numbers: Number) ->
     if not stored.dynamic:
         return 0.0
     kernel = deployment.stack.kernel("quantise-input")
-    moved = (HALF + 1) * numbers
+    moved = (FP16_BYTES + 1) * numbers
     return kernel.floor + moved / (deployment.bandwidth["hbm"] * kernel.memory)
 
 
@@ -95,7 +95,7 @@ def before_attention(
     small = Op(
         "pointwise",
         kernel="pointwise",
-        bytes={"hbm": HALF * point.tokens * passes},
+        bytes={"hbm": FP16_BYTES * point.tokens * passes},
         launches=deployment.stack.time.pointwise_launches,
         fixed=deployment.stack.time.layer,
     )
@@ -123,7 +123,7 @@ def after_attention(
     """
     m = deployment.shard
     found: list[Op] = []
-    states = HALF * point.tokens * m.hidden
+    states = FP16_BYTES * point.tokens * m.hidden
     out = m.mixer_matrices(shape).get("out")
     if out:
         stored = deployment.mixer_format
@@ -150,7 +150,7 @@ def _mlp(
 def _experts(deployment: Deployment, point: Point) -> list[Op]:
     """Router, the routed experts that the tokens touch, and the shared ones."""
     m = deployment.shard
-    ops = [gemm(deployment, "router", point.tokens, (m.hidden, m.experts), WEIGHTS["fp16"])]
+    ops = [gemm(deployment, "router", point.tokens, (m.hidden, m.experts), WEIGHT_FORMATS["fp16"])]
     ops += exchange_tokens(deployment, "experts_to", point.tokens, point.ranks)
     ops += routed_experts(deployment, point)
     ops += exchange_tokens(deployment, "experts_back", point.tokens, point.ranks)
@@ -179,7 +179,7 @@ def routed_experts(deployment: Deployment, point: Point) -> list[Op]:
     )
     ops = []
     if traffic:
-        through = traffic * HALF * routed * m.hidden
+        through = traffic * FP16_BYTES * routed * m.hidden
         ops.append(Op("experts_traffic", bytes={"hbm": through}, launches=0.0))
     for name, (inputs, outputs) in m.mlp_matrices(deployment.expert_width).items():
         moved = touched * deployment.weight_format.bytes(inputs, outputs)
@@ -188,7 +188,7 @@ def routed_experts(deployment: Deployment, point: Point) -> list[Op]:
                 f"experts_{name}",
                 kernel=kernel,
                 flops=2.0 * routed * inputs * outputs,
-                bytes={"hbm": moved + HALF * routed * (passes * inputs + outputs)},
+                bytes={"hbm": moved + FP16_BYTES * routed * (passes * inputs + outputs)},
                 size=np.maximum(1.0, routed / np.maximum(touched, 1.0)),  # no token touches none
                 columns=outputs,
                 dtype=deployment.weight_format.dtype,
@@ -345,7 +345,7 @@ def exchange_tokens(
     if d.dp == 1:
         return []
     sums, link = d.stack.sums, d.hardware.links["link"]
-    states = HALF * d.model.hidden * tokens * d.dp  # of all ranks, if all have as many
+    states = FP16_BYTES * d.model.hidden * tokens * d.dp  # of all ranks, if all have as many
     copies = min(1.0, d.model.experts_active * d.routed_share)
     moved = states * copies * (d.dp - 1) / d.dp
     share = sums.ring_share if sums.direct_share else 1.0
@@ -369,13 +369,13 @@ def output_ops(deployment: Deployment, point: Point, prompts: Number = 0.0) -> t
     rows = (
         point.batch if point.prefill and not deployment.stack.memory.prompt_logits else point.tokens
     )
-    logits = gemm(deployment, "lm_head", rows, (m.hidden, m.vocab), WEIGHTS["fp16"])
+    logits = gemm(deployment, "lm_head", rows, (m.hidden, m.vocab), WEIGHT_FORMATS["fp16"])
     looked_up = 3 if m.learned_positions else 2  # rows of the embedding and of positions, their sum
     moved = rows * (m.vocab + 2 * m.hidden) + looked_up * point.tokens * m.hidden
     sample = Op(
         "sample",
         kernel="pointwise",
-        bytes={"hbm": HALF * moved},
+        bytes={"hbm": FP16_BYTES * moved},
         fixed=deployment.stack.time.step + deployment.stack.time.sequence * point.batch,
         # the host handles each sequence once it has its token, or issues the next pass then
         sync=deployment.stack.time.sequence > 0 or deployment.stack.eager,

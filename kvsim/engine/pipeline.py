@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvsim.engine.formats import HALF
+from kvsim.engine.formats import FP16_BYTES
 from kvsim.engine.timeline import makespan
 from kvsim.graph import Group, Number, Op, Point, Step
 from kvsim.machines.deployment import Deployment
@@ -43,7 +43,7 @@ def divided_pass(
     step = forward(replace(point, batch=own, ranks=point.batch / each if point.prefill else None))
     if d.pp == 1:
         return step
-    send = _sending(d, HALF * own * point.new * d.model.hidden)
+    send = _sending(d, FP16_BYTES * own * point.new * d.model.hidden)
     through = makespan(step, d) + (d.pp - 1) * send
     slowest = _slowest(step, d) + send
     if point.prefill:

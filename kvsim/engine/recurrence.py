@@ -4,7 +4,7 @@ Decoding reads a sequence's state and writes it back; a prompt is computed in ch
 tokens attend to one another as in linear attention, and between which states are handed on.
 """
 
-from kvsim.engine.ops import HALF
+from kvsim.engine.ops import FP16_BYTES
 from kvsim.graph import Number, Op, Point
 from kvsim.machines.deployment import Deployment
 from kvsim.models.kinds import CONVOLVED, Recurrence
@@ -53,14 +53,14 @@ def resident(deployment: Deployment, batch: Number, drafts: int) -> Number:
 def _convolution(r: Recurrence, point: Point) -> Op:
     """Over values, keys and queries, with the latest tokens of every sequence."""
     kept = 2 * CONVOLVED * point.batch * r.mixed * (r.taps - 1)
-    moved = 2 * HALF * point.tokens * r.mixed + kept
+    moved = 2 * FP16_BYTES * point.tokens * r.mixed + kept
     return Op("convolution", flops=2.0 * point.tokens * r.mixed * r.taps, bytes={"hbm": moved})
 
 
 def _steps(r: Recurrence, point: Point) -> Op:
     """Token after token: the state is read once, and written after each, as drafts may fail."""
     states = r.matrix_bytes * (point.batch + point.tokens)
-    through = HALF * point.tokens * (r.mixed + r.inner)
+    through = FP16_BYTES * point.tokens * (r.mixed + r.inner)
     flops = STEP_FLOPS[r.rule] * point.tokens * r.inner * r.key_dim
     return Op(
         "state", kernel="recurrence", flops=flops, bytes={"hbm": states + through}, dtype="fp32"
@@ -75,7 +75,7 @@ def _selective(r: Recurrence, point: Point) -> Op:
     """
     written = point.batch if point.prefill else point.tokens
     states = r.matrix_bytes * (point.batch + written) + SINGLE * r.inner * r.key_dim
-    through = HALF * point.tokens * (4 * r.inner + r.addressed)
+    through = FP16_BYTES * point.tokens * (4 * r.inner + r.addressed)
     flops = STEP_FLOPS[r.rule] * point.tokens * r.inner * r.key_dim
     return Op(
         "state", kernel="recurrence", flops=flops, bytes={"hbm": states + through}, dtype="fp32"
@@ -88,7 +88,7 @@ def _scan(r: Recurrence, point: Point) -> Op:
     within = 2.0 * r.chunk * r.heads * (keys * r.key_dim + values * r.head_dim)
     between = 2 * 2.0 * r.inner * r.key_dim
     states = 2 * r.matrix_bytes * (point.tokens / r.chunk + point.batch)
-    through = 2 * HALF * point.tokens * (r.mixed + r.inner)
+    through = 2 * FP16_BYTES * point.tokens * (r.mixed + r.inner)
     return Op(
         "state",
         kernel="scan",

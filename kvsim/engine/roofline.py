@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 from kvsim.graph import Number, Op, Step
 from kvsim.machines.deployment import Deployment
 
-COPIES = ("h2d", "d2h")
+COPY_STREAMS = ("h2d", "d2h")
 ARITHMETIC = ("compute", "cpu")
-MANY = 1e9  # rows of a product of which none is padding; a size may be infinite
+MANY_ROWS = 1e9  # rows of a product of which none is padding; a size may be infinite
 
 
 def channel_seconds(op: Op, deployment: Deployment) -> dict[str, Number]:
@@ -57,7 +57,7 @@ def resource_seconds(op: Op, deployment: Deployment) -> dict[str, Number]:
                 fill = fill + tiled(rows, kernel.tile) - 1.0
             needs[name] = slower * peak * fill / kernel.compute
         else:
-            copied = op.stream in COPIES and name not in COPIES
+            copied = op.stream in COPY_STREAMS and name not in COPY_STREAMS
             needs[name] = slower * peak / (1.0 if copied else kernel.memory)
     each = kernel.unpacking or deployment.stack.packed_cache.unpack_ops
     if each and not _is_zero(op.unpacked):
@@ -69,7 +69,7 @@ def resource_seconds(op: Op, deployment: Deployment) -> dict[str, Number]:
 
 def tiled(rows: Number, tile: float) -> Number:
     """Rows that a product computes over those it has: whole tiles, powers of two below a tile."""
-    rows = np.minimum(rows, MANY)
+    rows = np.minimum(rows, MANY_ROWS)
     each = np.minimum(tile, 2.0 ** np.ceil(np.log2(rows)))
     return each * np.ceil(rows / each) / rows
 
@@ -80,7 +80,7 @@ def overhead_seconds(op: Op, deployment: Deployment) -> Number:
     if op.stream == "gpu":
         each = deployment.stack.time.gap
     else:
-        each = deployment.hardware.links[op.stream].latency if op.stream in COPIES else 0.0
+        each = deployment.hardware.links[op.stream].latency if op.stream in COPY_STREAMS else 0.0
     floor = kernel.floor * op.issued  # below 1: the work of one step in several
     return op.fixed + op.rows * deployment.stack.selection.gather_row + (floor + op.launches * each)
 

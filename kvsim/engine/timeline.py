@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.engine.roofline import (
-    COPIES,
+    COPY_STREAMS,
     all_nonzero,
     all_ops,
     channel_seconds,
@@ -31,7 +31,7 @@ from kvsim.frozen import frozen
 from kvsim.graph import Group, Number, Op, Step
 from kvsim.machines.deployment import Deployment
 
-TOLERANCE = 2e-14  # rounding of clock differences, relative to the clock
+CLOCK_TOLERANCE = 2e-14  # rounding of clock differences, relative to the clock
 
 
 @dataclass
@@ -297,7 +297,7 @@ class Timeline(PreparedStep):
         across = self.d.stack.offload.across_steps
         record = {name: History() for name in self.recalled}
         if not across:
-            for copies in set(COPIES) & state.streams.keys():
+            for copies in set(COPY_STREAMS) & state.streams.keys():
                 state.streams[copies] = np.maximum(state.streams[copies], state.streams["gpu"])
         for name in dict.fromkeys(name for names in self.early for name in names):
             if name not in state.issued:
@@ -371,7 +371,7 @@ class Timeline(PreparedStep):
             if not _shifted_alike(now[i], before[i], shift):
                 self._moved = i  # it may be the one again
                 return False
-        slack = TOLERANCE * np.abs(now[0])
+        slack = CLOCK_TOLERANCE * np.abs(now[0])
         most = shift + slack
         if not all_nonzero(host_shift <= most):
             return False
@@ -475,9 +475,9 @@ def _shifted_alike(now: Number, before: Number, shift: Number) -> bool:
     first, was, by = (
         float(x.flat[0] if isinstance(x, np.ndarray) else x) for x in (now, before, shift)
     )
-    if abs(first - was - by) > TOLERANCE * first:
+    if abs(first - was - by) > CLOCK_TOLERANCE * first:
         return False
-    return all_nonzero(np.abs(now - before - shift) <= TOLERANCE * now)
+    return all_nonzero(np.abs(now - before - shift) <= CLOCK_TOLERANCE * now)
 
 
 def makespan(step: Step, deployment: Deployment) -> Number:
@@ -586,7 +586,7 @@ def copy_overlap(found: Iterable[OpSpan], stream: str = "gpu") -> float:
     """Share of all copies' time that runs while a stream works; NaN without copies."""
     every = list(found)
     busy = [s for s in every if s.stream == stream]
-    copies = [s for s in every if s.stream in COPIES]
+    copies = [s for s in every if s.stream in COPY_STREAMS]
     total = sum(s.end - s.begin for s in copies)
     both = sum(max(0.0, min(c.end, b.end) - max(c.begin, b.begin)) for c in copies for b in busy)
     return both / total if total > 0 else np.nan

@@ -199,7 +199,7 @@ def latencies(rows: Sequence[LoadTest], stack: Stack) -> Array:
     for device in {r.device for r in rows}:
         here = [i for i, r in enumerate(rows) if r.device == device]
         found = kernels([rows[i] for i in here], stack)
-        out[here] = found.latencies(host_times(stack.on(device)))
+        out[here] = found.latencies(host_times(stack.for_gpu(device)))
     return out
 
 
@@ -219,7 +219,7 @@ def fit_host(rows: Sequence[LoadTest], stack: Stack) -> Fit:
 
 def _own_host_times(rows: Sequence[LoadTest], stack: Stack) -> dict[str, float]:
     """The stack's own host times on the rows' first card. [s]"""
-    return host_times(stack.on(rows[0].device))
+    return host_times(stack.for_gpu(rows[0].device))
 
 
 def _fitted(gpu: Kernels, rows: Sequence[LoadTest], kept: Mapping[str, float]) -> Fit:
@@ -250,7 +250,7 @@ def _fitted(gpu: Kernels, rows: Sequence[LoadTest], kept: Mapping[str, float]) -
 
 def changed(stack: Stack, numbers: Mapping[str, float], devices: set[str]) -> Stack:
     """A stack with other numbers, on each of the cards too."""
-    cards = {name: with_numbers(stack.on(name), numbers) for name in devices}
+    cards = {name: with_numbers(stack.for_gpu(name), numbers) for name in devices}
     return replace(with_numbers(stack, numbers), cards=cards)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from kvsim.errors import InputError, unknown
 from kvsim.evidence.predicted import METRICS, PublishedRow
 from kvsim.files import TABLE, read_records, read_rows
-from kvsim.machines.deployment import WEIGHTS
+from kvsim.machines.deployment import WEIGHT_FORMATS
 from kvsim.machines.hardware import DEFAULT_STACK
 from kvsim.techniques import parse
 
@@ -184,8 +184,8 @@ def _row(where: str, given: Mapping[str, str]) -> PublishedRow:
             raise unknown(f"{column} in {where}:", given[column], known)
     if given["metric"] == "speedup" and "baseline" not in options:
         raise InputError(f"{where}, params: a speedup needs baseline=TECHNIQUE; add it")
-    if options.get("weights", "fp16") not in WEIGHTS:
-        raise unknown(f"weights in {where}:", options["weights"], WEIGHTS)
+    if options.get("weights", "fp16") not in WEIGHT_FORMATS:
+        raise unknown(f"weights in {where}:", options["weights"], WEIGHT_FORMATS)
     try:
         _checked(settings)
     except InputError as error:

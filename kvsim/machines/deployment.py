@@ -29,7 +29,7 @@ class WeightFormat:
         return inputs * outputs * self.bits / 8 + scales
 
 
-WEIGHTS = {
+WEIGHT_FORMATS = {
     "fp16": WeightFormat(16, 0, 0, "fp16"),
     "fp8": WeightFormat(8, 0, 4, "fp8", "gemm-fp8"),  # fp32 scale per output channel
     # the same with a scale of each token's input: what engines make of a 16-bit checkpoint
@@ -74,12 +74,12 @@ class Deployment:
     def __post_init__(self) -> None:
         if self.weights == RELEASED:
             object.__setattr__(self, "weights", self.model.released)
-        if self.weights not in WEIGHTS:
-            expected = ", ".join([RELEASED, *WEIGHTS])
+        if self.weights not in WEIGHT_FORMATS:
+            expected = ", ".join([RELEASED, *WEIGHT_FORMATS])
             raise InputError(
                 f"--weights: unknown format {self.weights!r}; expected one of {expected}"
             )
-        object.__setattr__(self, "stack", self.stack.on(self.hardware.name))
+        object.__setattr__(self, "stack", self.stack.for_gpu(self.hardware.name))
         if self.tp not in (1, 2, 4, 8):
             raise InputError(f"--tp: got {self.tp}; expected 1, 2, 4 or 8 GPUs per replica")
         self.parallelism.check(self.model)
@@ -137,13 +137,13 @@ class Deployment:
     @property
     def weight_format(self) -> WeightFormat:
         """How decoder weights are stored."""
-        return WEIGHTS[self.weights]
+        return WEIGHT_FORMATS[self.weights]
 
     @property
     def mixer_format(self) -> WeightFormat:
         """How the weights of attention and of other mixers are stored."""
         alone = self.weight_format.experts_alone and self.model.experts > 0
-        return WEIGHTS["fp16"] if alone else self.weight_format
+        return WEIGHT_FORMATS["fp16"] if alone else self.weight_format
 
     @cached_property
     def bandwidth(self) -> dict[str, float]:

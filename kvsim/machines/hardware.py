@@ -148,10 +148,10 @@ RELEASED = "released"  # --weights in the format of the model's published checkp
 """The stack of an answer that names none: vLLM as measured on the card, on a card near it, or with
 typical numbers. On cards left out of its fits it is half as far off as ``fused``."""
 
-DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4", "fp4")
+ARITHMETIC_DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4", "fp4")
 """Number formats that a profile may state a rate for."""
 
-KERNELS = (
+KERNEL_CLASSES = (
     "gemm",
     "attention",
     "lowbit",
@@ -267,7 +267,9 @@ class Stack:
     cards: Mapping[str, "Stack"] = field(default_factory=dict)  # this engine by GPU profile
     date: str = ""  # when
     free: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # key -> bounds of a fit
-    kernels: Mapping[str, Kernel] = field(default_factory=lambda: dict.fromkeys(KERNELS, Kernel()))
+    kernels: Mapping[str, Kernel] = field(
+        default_factory=lambda: dict.fromkeys(KERNEL_CLASSES, Kernel())
+    )
     time: FixedTimes = FixedTimes()
     cache: CacheGrowth = CacheGrowth()
     attention: AttentionPath = AttentionPath()
@@ -278,7 +280,7 @@ class Stack:
     weights: WeightLoading = WeightLoading()
     memory: WorkingMemory = WorkingMemory()
 
-    def on(self, gpu: str) -> "Stack":
+    def for_gpu(self, gpu: str) -> "Stack":
         """The numbers that this engine has on a GPU: measured, of a card near it, or typical."""
         return self.cards.get(gpu, self)
 

@@ -3,43 +3,47 @@
 import re
 from collections.abc import Mapping
 
-from kvsim.machines.hardware import DTYPES, KERNELS, STANDS_FOR
+from kvsim.machines.hardware import ARITHMETIC_DTYPES, KERNEL_CLASSES, STANDS_FOR
 from kvsim.machines.schema import (
     AT_LEAST_ONE,
+    BYTE_SIZE,
     COUNT,
     EFFICIENCY,
     NON_NEGATIVE,
     POSITIVE,
     RATE,
-    SHARE,
-    SIZE,
-    WHOLE,
+    SHARE_NUMBER,
+    WHOLE_NUMBER,
     Number,
     Schema,
 )
 
-LINKS = ("hbm", "dram", "h2d", "d2h", "link")
+LINK_NAMES = ("hbm", "dram", "h2d", "d2h", "link")
 """What bytes move through: GPU and host memory, the host link's two directions, GPU to GPU."""
 
 TENSOR_PEAK = ("compute.sm", "compute.clock_Hz", "compute.tensor_FLOP_per_clock_sm")
 """What the fp16 rate is checked against."""
 
-UNIT = re.compile("_(s|B|tokens)$")
+UNIT_SUFFIX = re.compile("_(s|B|tokens)$")
 """Units that the keys of a stack carry and its fields do not."""
 
 HARDWARE_FILE = Schema(
-    numbers={f"compute.{dtype}_FLOPps": RATE for dtype in DTYPES}
+    numbers={f"compute.{dtype}_FLOPps": RATE for dtype in ARITHMETIC_DTYPES}
     | {"compute.cpu_fp32_FLOPps": RATE}
     | dict.fromkeys(TENSOR_PEAK, POSITIVE)
-    | {"memory.gpu_capacity_B": SIZE, "memory.host_capacity_B": SIZE, "memory.l2_B": POSITIVE}
-    | {f"{link}.bandwidth_Bps": RATE for link in LINKS}
-    | {f"{link}.latency_s": NON_NEGATIVE for link in LINKS}
+    | {
+        "memory.gpu_capacity_B": BYTE_SIZE,
+        "memory.host_capacity_B": BYTE_SIZE,
+        "memory.l2_B": POSITIVE,
+    }
+    | {f"{link}.bandwidth_Bps": RATE for link in LINK_NAMES}
+    | {f"{link}.latency_s": NON_NEGATIVE for link in LINK_NAMES}
     | {"h2d.line_rate_Bps": RATE, "d2h.line_rate_Bps": RATE}
     | {"link.gpus": COUNT, "price.usd_per_hour": POSITIVE, "power.rated_W": POSITIVE},
     required=frozenset(
         {"title", "basis", "compute.fp32_FLOPps", "compute.fp16_FLOPps", "compute.cpu_fp32_FLOPps"}
         | {"memory.gpu_capacity_B", "memory.host_capacity_B"}
-        | {f"{link}.{key}" for link in LINKS for key in ("bandwidth_Bps", "latency_s")}
+        | {f"{link}.{key}" for link in LINK_NAMES for key in ("bandwidth_Bps", "latency_s")}
     ),
     texts=frozenset({"title", "basis", "device", "date", "price.date"}),
     lists=frozenset({"aliases", "notes"}),
@@ -77,13 +81,13 @@ STACK_NUMBERS: Mapping[str, Number] = {
     "selection.index_bytes": POSITIVE,
     "selection.id_list_s": NON_NEGATIVE,
     "offload.layer_s": NON_NEGATIVE,
-    "offload.overlap": SHARE,
-    "offload.resident_layers": WHOLE,
+    "offload.overlap": SHARE_NUMBER,
+    "offload.resident_layers": WHOLE_NUMBER,
     "offload.tile_s": NON_NEGATIVE,
     "offload.merge_passes": NON_NEGATIVE,
-    "offload.split_achieved": SHARE,
-    "offload.split_prompt": SHARE,
-    "sums.direct_share": SHARE,
+    "offload.split_achieved": SHARE_NUMBER,
+    "offload.split_prompt": SHARE_NUMBER,
+    "sums.direct_share": SHARE_NUMBER,
     "sums.direct_s": NON_NEGATIVE,
     "sums.direct_hop_s": NON_NEGATIVE,
     "sums.direct_second_s": NON_NEGATIVE,
@@ -162,7 +166,7 @@ KERNEL_NUMBERS = {
     "half_size": ("half_size", NON_NEGATIVE),
     "tile_rows": ("tile", NON_NEGATIVE),
     "half_columns": ("half_columns", NON_NEGATIVE),
-    "added": ("added", SHARE),
+    "added": ("added", SHARE_NUMBER),
     "input_passes": ("input_passes", AT_LEAST_ONE),
     "traffic": ("traffic", NON_NEGATIVE),
     "narrow": ("narrow", POSITIVE),
@@ -177,7 +181,7 @@ STACK_FILE = Schema(
     numbers=dict(STACK_NUMBERS)
     | {
         f"kernel.{kernel}.{key}": rule
-        for kernel in (*KERNELS, *STANDS_FOR)
+        for kernel in (*KERNEL_CLASSES, *STANDS_FOR)
         for key, (_, rule) in KERNEL_NUMBERS.items()
     },
     required=frozenset({"title", "basis", "error"}),
@@ -193,4 +197,4 @@ STACK_FILE = Schema(
 def mechanism_of(key: str) -> tuple[str, str]:
     """The group of ``Stack`` and its field that a key means: ``time.launch_s`` is time's launch."""
     group, _, name = key.partition(".")
-    return group, UNIT.sub("", name)
+    return group, UNIT_SUFFIX.sub("", name)

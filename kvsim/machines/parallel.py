@@ -7,7 +7,7 @@ from kvsim.frozen import frozen
 from kvsim.machines.hardware import Link
 from kvsim.models.model import Model
 
-MOST = 64  # data-parallel ranks or stages
+MAX_DEGREE = 64  # data-parallel ranks or stages
 NETWORK = Link(50e9, 5e-6)
 """Between nodes, per GPU: 400 Gb/s in each direction (DGX H100 and B200 datasheets: one ConnectX-7
 per GPU); the latency is that of one message over InfiniBand, recalled, not measured here."""
@@ -58,8 +58,10 @@ class Parallelism:
             Naming the option, and what would do.
         """
         for name, value in (("--pp", self.pp), ("--dp", self.dp), ("--ep", self.ep)):
-            if not 1 <= value <= MOST:
-                raise InputError(f"{name}: got {value}; expected a whole number from 1 to {MOST}")
+            if not 1 <= value <= MAX_DEGREE:
+                raise InputError(
+                    f"{name}: got {value}; expected a whole number from 1 to {MAX_DEGREE}"
+                )
         if self == Parallelism(self.tp):
             return  # what tensor parallelism needs is checked where the model is cut
         if self.pp > model.layers:

@@ -11,8 +11,8 @@ from typing import Any
 from kvsim.errors import InputError, unknown
 from kvsim.files import display
 from kvsim.machines.hardware import (
-    DTYPES,
-    KERNELS,
+    ARITHMETIC_DTYPES,
+    KERNEL_CLASSES,
     NODE,
     STANDS_FOR,
     Hardware,
@@ -23,13 +23,13 @@ from kvsim.machines.hardware import (
 from kvsim.machines.keys import (
     HARDWARE_FILE,
     KERNEL_NUMBERS,
-    LINKS,
+    LINK_NAMES,
     STACK_FILE,
     STACK_NUMBERS,
     TENSOR_PEAK,
     mechanism_of,
 )
-from kvsim.machines.schema import WHOLE, Profile, entry_error, parse, read
+from kvsim.machines.schema import WHOLE_NUMBER, Profile, entry_error, parse, read
 
 MOST_BASES = 8  # stacks below a stack
 
@@ -70,13 +70,13 @@ def _hardware(file: Traversable) -> Hardware:
         title=profile.texts["title"],
         flops={
             dtype: numbers[f"compute.{dtype}_FLOPps"]
-            for dtype in DTYPES
+            for dtype in ARITHMETIC_DTYPES
             if f"compute.{dtype}_FLOPps" in numbers
         },
         cpu_flops=numbers["compute.cpu_fp32_FLOPps"],
         links={
             link: Link(numbers[f"{link}.bandwidth_Bps"], numbers[f"{link}.latency_s"])
-            for link in LINKS
+            for link in LINK_NAMES
         },
         gpu_memory=numbers["memory.gpu_capacity_B"],
         host_memory=numbers["memory.host_capacity_B"],
@@ -158,7 +158,7 @@ def _stating(stack: Stack, stated: Mapping[str, float | bool]) -> Stack:
     changes: dict[str, dict[str, Any]] = {}
     for key, value in stated.items():
         group, name = mechanism_of(key)
-        whole = STACK_NUMBERS.get(key) is WHOLE
+        whole = STACK_NUMBERS.get(key) is WHOLE_NUMBER
         changes.setdefault(group, {})[name] = int(value) if whole else value
     groups: dict[str, Any] = {
         group: replace(getattr(stack, group), **fields) for group, fields in changes.items()
@@ -243,7 +243,7 @@ def _folder() -> Traversable:
 
 def _kernels(profile: Profile) -> dict[str, Kernel]:
     """All classes, and those that the profile tells apart, over the class that stands for them."""
-    kernels = {kernel: _kernel(profile, kernel, Kernel()) for kernel in KERNELS}
+    kernels = {kernel: _kernel(profile, kernel, Kernel()) for kernel in KERNEL_CLASSES}
     for kernel in STANDS_FOR:
         other = kernel
         while other not in kernels:

@@ -12,7 +12,7 @@ from math import isfinite
 from typing import Any
 
 from kvsim.errors import InputError, unknown
-from kvsim.files import PROFILE, display, read_toml
+from kvsim.files import PROFILE_FILE, display, read_toml
 from kvsim.frozen import frozen
 
 
@@ -24,17 +24,20 @@ class Number:
     holds: Callable[[float], bool]
 
 
-LEAST, MOST = 1e-18, 1e18  # no number that is not 0 is beyond them, so that none overflows later
-POSITIVE = Number("above 0 and at most 1e18", lambda x: LEAST <= x <= MOST)
-NON_NEGATIVE = Number("of 0 or more and at most 1e18", lambda x: x == 0 or LEAST <= x <= MOST)
-AT_LEAST_ONE = Number("of 1 or more and at most 1e18", lambda x: 1 <= x <= MOST)
-EFFICIENCY = Number("above 0 and at most 1", lambda x: LEAST <= x <= 1)
-SHARE = Number("from 0 to 1", lambda x: 0 <= x <= 1)
-WHOLE = Number("that is whole and from 0 to 1e6", lambda x: 0 <= x <= 1e6 and x % 1 == 0)
+LOWEST, HIGHEST = (
+    1e-18,
+    1e18,
+)  # no number that is not 0 is beyond them, so that none overflows later
+POSITIVE = Number("above 0 and at most 1e18", lambda x: LOWEST <= x <= HIGHEST)
+NON_NEGATIVE = Number("of 0 or more and at most 1e18", lambda x: x == 0 or LOWEST <= x <= HIGHEST)
+AT_LEAST_ONE = Number("of 1 or more and at most 1e18", lambda x: 1 <= x <= HIGHEST)
+EFFICIENCY = Number("above 0 and at most 1", lambda x: LOWEST <= x <= 1)
+SHARE_NUMBER = Number("from 0 to 1", lambda x: 0 <= x <= 1)
+WHOLE_NUMBER = Number("that is whole and from 0 to 1e6", lambda x: 0 <= x <= 1e6 and x % 1 == 0)
 # The bounds of the next two catch figures left in GB/s, TFLOP/s, GB or MiB.
 RATE = Number("of at least 1e6 in B/s or FLOP/s, at most 1e21", lambda x: 1e6 <= x <= 1e21)
 COUNT = Number("that is whole and from 1 to 1e6", lambda x: 1 <= x <= 1e6 and x % 1 == 0)
-SIZE = Number("of at least 1e6 in bytes, at most 1e18", lambda x: 1e6 <= x <= 1e18)
+BYTE_SIZE = Number("of at least 1e6 in bytes, at most 1e18", lambda x: 1e6 <= x <= 1e18)
 
 
 @frozen
@@ -163,7 +166,7 @@ def parse(file: Traversable) -> dict[str, Any]:
     InputError
         If it cannot be read, or is no TOML.
     """
-    return read_toml(str(file), PROFILE)
+    return read_toml(str(file), PROFILE_FILE)
 
 
 def keys_of(file: Traversable) -> list[str]:

@@ -36,7 +36,7 @@ def released_format(stated: object) -> str:
     return "mxfp4" if method == "mxfp4" else ""
 
 
-MOST_LAYERS = 1000
+MAX_LAYERS = 1000
 MEND = "give a config.json, a directory that holds one, or a name from the catalogue"
 
 
@@ -251,7 +251,7 @@ def _layers(fields: Fields) -> int:
     """How many there are; some families list them all instead."""
     listed = fields.values.get("layers_block_type", fields.values.get("hybrid_override_pattern"))
     count = len(listed) if isinstance(listed, list | str) else None
-    return fields.integer("num_hidden_layers", "n_layer", default=count, high=MOST_LAYERS)
+    return fields.integer("num_hidden_layers", "n_layer", default=count, high=MAX_LAYERS)
 
 
 def _shapes(

@@ -58,7 +58,7 @@ def ernie(fields: Fields) -> dict[str, Any]:
     }
 
 
-ATTENTION = ("full_attention", "attention", "sliding_attention")
+ATTENTION_LAYER_TYPES = ("full_attention", "attention", "sliding_attention")
 STATE = ("linear_attention", "mamba", "conv")
 LETTERS: Mapping[str, tuple[Mixer, bool, bool]] = {  # mixer, MLP, routed
     "M": ("recurrent", False, False),
@@ -66,7 +66,7 @@ LETTERS: Mapping[str, tuple[Mixer, bool, bool]] = {  # mixer, MLP, routed
     "-": ("none", True, False),
     "E": ("none", True, True),
 }
-BLOCKS = {
+BLOCK_LETTERS = {
     "mamba": "M", "linear_attention": "M", "attention": "*", "full_attention": "*",
     "mlp": "-", "moe": "E",
 }  # fmt: skip
@@ -80,10 +80,10 @@ def kinds(fields: Fields, names: object) -> list[Mixer]:
     FieldError
         If a type is neither attention nor a state.
     """
-    known = (*ATTENTION, *STATE)
+    known = (*ATTENTION_LAYER_TYPES, *STATE)
     if not isinstance(names, list) or any(name not in known for name in names):
         raise fields.error("layer_types", f"is {value_text(names)}, expected a list of {known}")
-    return ["attention" if name in ATTENTION else "recurrent" for name in names]
+    return ["attention" if name in ATTENTION_LAYER_TYPES else "recurrent" for name in names]
 
 
 def interleaved_mixers(fields: Fields, name: str) -> list[Mixer]:
@@ -234,7 +234,7 @@ def nemotron(fields: Fields) -> dict[str, Any]:
     pattern = fields.values.get("hybrid_override_pattern")
     blocks = fields.values.get("layers_block_type")
     if isinstance(blocks, list):
-        pattern = "".join(BLOCKS.get(str(block), "?") for block in blocks)
+        pattern = "".join(BLOCK_LETTERS.get(str(block), "?") for block in blocks)
     if not isinstance(pattern, str) or set(pattern) - set(LETTERS):
         named = "layers_block_type" if blocks is not None else "hybrid_override_pattern"
         expected = f"expected the letters {' '.join(LETTERS)} or the words of them"
@@ -493,7 +493,7 @@ _GEMMA3 = _GEMMA | {
 _INDEXED: dict[str, Any] = {"router_bias": True}
 _GLM5: dict[str, Any] = {"index_n_heads": 32, "index_head_dim": 128, "index_topk": 2048}
 _ALTERNATE: dict[str, Any] = {"_sliding_window_pattern": 2}
-FAMILIES = {
+MODEL_FAMILIES = {
     "llama": Family({}, _biases),
     "granite": Family({}, _biases),
     "mistral": Family({}, _no_values),
@@ -564,17 +564,17 @@ _NOT_LLAMA = (
 def find_family(fields: Fields) -> tuple[str, Family, list[str]]:
     """The ``model_type``, how to read it and what had to be assumed."""
     name = fields.values.get("model_type")
-    near = get_close_matches(str(name), FAMILIES, n=3) or ["llama", "qwen3", "deepseek_v3"]
-    known = f"expected one of {len(FAMILIES)} families such as {', '.join(near)}"
+    near = get_close_matches(str(name), MODEL_FAMILIES, n=3) or ["llama", "qwen3", "deepseek_v3"]
+    known = f"expected one of {len(MODEL_FAMILIES)} families such as {', '.join(near)}"
     if not isinstance(name, str):
         problem = "is missing" if name is None else f"is {value_text(name)}"
         raise fields.error("model_type", f"{problem}, {known}")
-    if name in FAMILIES:
-        return name, FAMILIES[name], []
+    if name in MODEL_FAMILIES:
+        return name, MODEL_FAMILIES[name], []
     missing = [f"it has no {field}" for field in _LLAMA if field not in fields.values]
     strange = [f"it has {field}" for field in fields.values if field.startswith(_NOT_LLAMA)]
     if missing or strange:
         problem = f"is {value_text(name)}, which cannot be read as Llama ({(missing + strange)[0]})"
         raise fields.error("model_type", f"{problem}, {known}", "choose another model")
     note = f"model_type {value_text(name)} is not known: read as Llama-shaped"
-    return name, FAMILIES["llama"], [note]
+    return name, MODEL_FAMILIES["llama"], [note]

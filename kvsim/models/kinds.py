@@ -45,7 +45,7 @@ class LayerShape:
         return self.mixer == "attention"
 
     @cached_property
-    def around(self) -> "LayerShape":
+    def window_free(self) -> "LayerShape":
         """The same without its window, which attention alone sees."""
         return replace(self, window=None)
 

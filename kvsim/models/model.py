@@ -265,7 +265,7 @@ class Model:
         return layers * self.recurrence.state_bytes
 
     @cached_property
-    def usual(self) -> LayerShape:
+    def cached_shape(self) -> LayerShape:
         """The kind of the model's last layer that keeps a cache."""
         return next(s for s in reversed(list(self.shapes())) if s.keeps)
 

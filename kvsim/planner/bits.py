@@ -48,7 +48,7 @@ def assign(losses: LayerLosses, mean_bits: float) -> Widths:
         If even the narrowest widths are wider.
     """
     problem, x = build(losses, mean_bits)
-    if not solver.solve(problem, GAP, SECONDS).found:
+    if not solver.solve(problem, GAP, SECONDS).has_values:
         raise InfeasibleError(
             f"--bits: got {mean_bits:g}; the narrowest width that was measured is {losses.bits[0]}"
         )

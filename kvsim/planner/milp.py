@@ -731,7 +731,7 @@ def solve_programme(
     """
     built = build_programme(programme, whole, apart, counts)
     solution = solver.solve(built.problem, gap, seconds)
-    if not solution.found:
+    if not solution.has_values:
         raise InfeasibleError(f"no mix of placements is within the limits ({solution.status})")
     options, shapes = len(programme.names), programme.layers.size
     found = np.array([[built.n[o, k].value() for k in range(shapes)] for o in range(options)])

@@ -5,7 +5,7 @@ from time import perf_counter
 
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.frozen import frozen
-from kvsim.machines.deployment import WEIGHTS, Deployment
+from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment
 from kvsim.planner.alternatives import (
     Advice,
     Alternative,
@@ -231,6 +231,6 @@ def plan_among(questions: list[Question]) -> ChosenPlan:
 
 def _apart(question: Question, simpler: Prediction, best: Prediction) -> float:
     """What the best deployment must bring over a simpler one; narrower weights the known error."""
-    mine, other = (WEIGHTS[p.deployment.weights].bytes(4096, 4096) for p in (simpler, best))
+    mine, other = (WEIGHT_FORMATS[p.deployment.weights].bytes(4096, 4096) for p in (simpler, best))
     known = question.between(simpler.technique, best.technique)
     return max(ACROSS, known) if mine > other else ACROSS

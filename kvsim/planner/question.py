@@ -16,7 +16,7 @@ import numpy as np
 
 from kvsim.errors import InputError, unknown
 from kvsim.evidence.ledger import typical_error
-from kvsim.files import ATTENTION, check_type
+from kvsim.files import ATTENTION_FILE, check_type
 from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
@@ -379,7 +379,7 @@ def read_acceptance(text: str) -> "tuple[float | None, int, tuple[Acceptance, ..
     except ValueError:
         value, gamma = -1.0, 0
     if not 0 <= value <= 1 or (at and not 1 <= gamma <= MOST_DRAFTS):
-        check_type(text, ATTENTION)
+        check_type(text, ATTENTION_FILE)
         raise InputError(
             f"--acceptance: got {text[:40]!r}; expected the share of drafts that were accepted, as "
             f"0.8 or 0.8@4 (seen at 4 drafts per round), or a file of `kvsim validate --quality`"

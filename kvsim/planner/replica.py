@@ -454,7 +454,7 @@ def solve_replica(
     if not _allowed(loads, targets):
         raise InfeasibleError("no technique's rounds are within the targets")
     problem, take, laps, load = build_replica_programme(loads, targets, lanes, fastest, cuts)
-    if not solver.solve(problem, SOLVER_GAPS[lanes == ONE_LANE]).found:
+    if not solver.solve(problem, SOLVER_GAPS[lanes == ONE_LANE]).has_values:
         raise InfeasibleError("no techniques carry the trace within the targets")
     chosen = {c: o for (c, o), v in take.items() if (v.value() or 0) > 0.5}
     return ReplicaCapacity(

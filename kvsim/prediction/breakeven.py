@@ -13,11 +13,11 @@ from kvsim.prediction.generate import Prediction
 from kvsim.techniques.technique import Technique
 
 CONTEXTS = 4  # points of the sum over the generated tokens
-PROMPTS = tuple(256 * 2**i for i in range(12))
-BATCHES = tuple(2**i for i in range(11))
+PROMPT_POINTS = tuple(256 * 2**i for i in range(12))
+BATCH_POINTS = tuple(2**i for i in range(11))
 ACCEPTANCES = tuple(i / 10 for i in range(11))
-LINKS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # times the profile's host link
-AXES = {
+LINK_FACTORS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 16.0)  # times the profile's host link
+AXIS_TITLES = {
     "prompt": "prompt [tokens]",
     "batch": "batch",
     "acceptance": "accepted over drafted tokens",
@@ -78,14 +78,14 @@ def break_evens(prediction: Prediction, full: Technique) -> Iterator[BreakEven]:
     d, batch = prediction.deployment, float(prediction.batch[0])
     t, prompt = prediction.technique, prediction.prompt
     speed = _Speeds(full, prediction.generate)
-    prompts = [p for p in PROMPTS if p + prediction.generate <= d.model.max_context]
+    prompts = [p for p in PROMPT_POINTS if p + prediction.generate <= d.model.max_context]
     yield from _make("prompt", prompts, [speed.ratio(t, d, batch, p) for p in prompts])
-    batches = [b for b in BATCHES if b % t.tiles() == 0]
+    batches = [b for b in BATCH_POINTS if b % t.tiles() == 0]
     yield from _make("batch", batches, [speed.ratio(t, d, b, prompt) for b in batches])
     yield from _acceptances(prediction, speed)
-    ratios = [speed.ratio(t, linked(d, factor), batch, prompt) for factor in LINKS]
+    ratios = [speed.ratio(t, linked(d, factor), batch, prompt) for factor in LINK_FACTORS]
     if np.ptp(ratios) > MOVES * abs(ratios[0]):
-        yield from _make("link", LINKS, ratios)
+        yield from _make("link", LINK_FACTORS, ratios)
 
 
 def break_even_acceptance(prediction: Prediction, full: Technique) -> float | None:

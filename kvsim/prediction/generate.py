@@ -30,7 +30,9 @@ from kvsim.prediction.memory import (
 )
 from kvsim.techniques.technique import Technique
 
-CHUNK = 2**14  # operating points evaluated at once: intermediate arrays stay in the CPU's cache
+POINTS_AT_ONCE = (
+    2**14
+)  # operating points evaluated at once: intermediate arrays stay in the CPU's cache
 
 
 def check_workload(batch: Array, prompt: int, generate: int) -> None:
@@ -87,9 +89,9 @@ def grid_seconds(
 
 def _tiling(rows: int, columns: int) -> tuple[int, int]:
     """Chunk shape with at most ``CHUNK`` points, as square as the grid allows."""
-    side = int(CHUNK**0.5)
-    height = min(rows, max(side, CHUNK // columns))
-    return height, min(columns, max(1, CHUNK // height))
+    side = int(POINTS_AT_ONCE**0.5)
+    height = min(rows, max(side, POINTS_AT_ONCE // columns))
+    return height, min(columns, max(1, POINTS_AT_ONCE // height))
 
 
 @frozen
@@ -178,7 +180,7 @@ class Prediction:
                 np.full(self.contexts, decoded / self.contexts),
             )
             return
-        size = max(1, CHUNK // self.batch.size)
+        size = max(1, POINTS_AT_ONCE // self.batch.size)
         for start in range(0, decoded, size):
             tokens = np.arange(start, min(start + size, decoded), dtype=float)
             yield tokens, np.ones(tokens.size)

@@ -11,9 +11,9 @@ from kvsim.techniques.technique import Technique
 TIERS: tuple[Tier, ...] = ("gpu", "host")
 MOST_SEQUENCES = int(OPTION_RANGES["--batch"].most)
 ZERO: Array = np.zeros(())
-WEIGHTS = ("weights", "embedding")
+WEIGHT_BUFFERS = ("weights", "embedding")
 """How buffers are named that hold weights."""
-PASSES = ("workspace", "context")
+PASS_BUFFERS = ("workspace", "context")
 """Those of passes and of the runtime, which engines take before they share out memory."""
 
 
@@ -130,8 +130,10 @@ def given_memory(deployment: Deployment, buffers: Buffers) -> Array:
 def held_beside(buffers: Buffers) -> tuple[Array, Array]:
     """Of each GPU the weights, and these with workspace and context. [B]"""
     here = buffers.get("gpu", {})
-    weights = tier_bytes({"gpu": {k: v for k, v in here.items() if k.endswith(WEIGHTS)}}, "gpu")
-    passes = tier_bytes({"gpu": {k: v for k, v in here.items() if k.endswith(PASSES)}}, "gpu")
+    weights = tier_bytes(
+        {"gpu": {k: v for k, v in here.items() if k.endswith(WEIGHT_BUFFERS)}}, "gpu"
+    )
+    passes = tier_bytes({"gpu": {k: v for k, v in here.items() if k.endswith(PASS_BUFFERS)}}, "gpu")
     return weights, weights + passes
 
 

@@ -14,8 +14,8 @@ from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point, left_for_caches, phases, tier_bytes, weights_bytes
 from kvsim.techniques.technique import Technique
 
-BLOCK_TOKENS = 16
-LONGEST = 2**24  # prompt beyond which no question is expected [tokens]
+POOL_BLOCK_TOKENS = 16
+MAX_PROMPT = 2**24  # prompt beyond which no question is expected [tokens]
 
 
 @frozen
@@ -42,12 +42,12 @@ class KvPool:
     @property
     def blocks(self) -> int:
         """KV blocks of 16 tokens, as vLLM's ``# GPU blocks``."""
-        return self.tokens // BLOCK_TOKENS
+        return self.tokens // POOL_BLOCK_TOKENS
 
     @property
     def concurrency(self) -> float:
         """Sequences of that length at once, in whole blocks, as vLLM's maximum concurrency."""
-        return self.blocks / -(-self.length // BLOCK_TOKENS)
+        return self.blocks / -(-self.length // POOL_BLOCK_TOKENS)
 
 
 def pool(
@@ -90,7 +90,7 @@ def longest_prompt(technique: Technique, deployment: Deployment, batch: int, gen
         return True
 
     low, high = 0, 1
-    while high < LONGEST and fits(high):
+    while high < MAX_PROMPT and fits(high):
         low, high = high, 2 * high
     while high - low > 1:
         middle = (low + high) // 2
@@ -98,8 +98,8 @@ def longest_prompt(technique: Technique, deployment: Deployment, batch: int, gen
     return low
 
 
-WEIGHTS = ("fp8", "int8", "int4")
-GPUS = (2, 4, 8)
+ADVISED_WEIGHTS = ("fp8", "int8", "int4")
+ADVISED_GPUS = (2, 4, 8)
 
 
 @frozen
@@ -119,7 +119,7 @@ def remedies(prediction: Prediction) -> Iterator[Remedy]:
     prompt = longest_prompt(prediction.technique, d, batch, prediction.generate)
     if 0 < prompt < prediction.prompt:
         yield Remedy(f"--prompt {prompt}", replace(prediction, prompt=prompt))
-    for kind, values in (("weights", WEIGHTS), ("tp", GPUS)):
+    for kind, values in (("weights", ADVISED_WEIGHTS), ("tp", ADVISED_GPUS)):
         for value in values:
             found = _try_change(prediction, **{kind: value})
             if found is not None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvsim.traces.attention import Acceptance
 
 MOST_DRAFTS = 16
-REAL = 1e-9  # imaginary part below which a root is a real one
+MAX_IMAGINARY_PART = 1e-9  # imaginary part below which a root is a real one
 
 
 @frozen
@@ -86,7 +86,7 @@ def probability(rate: float, gamma: int) -> float:
     if rate <= 0 or rate >= 1:
         return min(max(rate, 0.0), 1.0)
     found = np.roots([*[1.0] * gamma, -rate * gamma])  # one of them is positive (Descartes)
-    return float(found.real[(abs(found.imag) < REAL) & (found.real > 0)].item())
+    return float(found.real[(abs(found.imag) < MAX_IMAGINARY_PART) & (found.real > 0)].item())
 
 
 def _geometric(each: float, gamma: int) -> float:

@@ -17,7 +17,7 @@ from kvsim.quality.settings import Harshness, harshness
 from kvsim.techniques.technique import Technique, compose
 
 Kind = Literal["lossless", "measured", "expected", "published", "published elsewhere", "none"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+EVIDENCE_KINDS: tuple[Kind, ...] = get_args(Kind)
 
 REACH = 4.0  # times the context of the evidence; what packing loses does not grow with it
 WITHIN = 1.96  # standard errors of an interval
@@ -151,7 +151,7 @@ def combine(pieces: Sequence[Evidence]) -> Evidence:
     loss = sum(e.loss for e in lossy)
     spread = sum((e.high - e.loss) ** 2 for e in lossy) ** 0.5
     return Evidence(
-        max((e.kind for e in lossy), key=KINDS.index), loss, loss - spread, loss + spread,
+        max((e.kind for e in lossy), key=EVIDENCE_KINDS.index), loss, loss - spread, loss + spread,
         lossy[0].unit, " and ".join(e.worst for e in lossy),
         " and ".join(dict.fromkeys(e.source for e in lossy)), missing,
     )  # fmt: skip

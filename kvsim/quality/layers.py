@@ -16,13 +16,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import InputError
-from kvsim.files import ATTENTION, read_json, replace_text
+from kvsim.files import ATTENTION_FILE, read_json, replace_text
 from kvsim.frozen import frozen
 from kvsim.graph import Array, Number
 
 Widths = NDArray[np.int64]
-FORMAT = "kvsim layer losses 1"
-SIDES = ("keys", "values")
+LAYER_LOSSES_FORMAT = "kvsim layer losses 1"
+CACHE_SIDES = ("keys", "values")
 ADDING = 0.35
 """By which sums of layers are off at most, relative: 44 mixed plans on SmolLM2-135M were off by
 27 % at worst, 8 with fewer tokens by 32 % (docs/quality.md)."""
@@ -115,7 +115,7 @@ class LayerLosses:
 
 def write(path: Path, found: LayerLosses) -> None:
     """As a JSON file, whole or not at all."""
-    made: dict[str, Any] = {"format": FORMAT} | asdict(found)
+    made: dict[str, Any] = {"format": LAYER_LOSSES_FORMAT} | asdict(found)
     made |= {"bits": list(found.bits), "alone": found.alone.tolist()}
     made |= {"uniform": found.uniform.tolist()}
     replace_text(path, json.dumps(made, allow_nan=False) + "\n")
@@ -123,12 +123,12 @@ def write(path: Path, found: LayerLosses) -> None:
 
 def is_one(given: object) -> bool:
     """Whether what a file holds says that it is losses of layers."""
-    return isinstance(given, dict) and given.get("format") == FORMAT
+    return isinstance(given, dict) and given.get("format") == LAYER_LOSSES_FORMAT
 
 
 def load(path: Path) -> LayerLosses:
     """Read what ``write`` wrote; as ``of``."""
-    return parse_losses(read_json(path, ATTENTION), path)
+    return parse_losses(read_json(path, ATTENTION_FILE), path)
 
 
 def parse_losses(given: Any, path: Path) -> LayerLosses:
@@ -140,7 +140,7 @@ def parse_losses(given: Any, path: Path) -> LayerLosses:
         If the file is something else.
     """
     if not is_one(given):
-        raise InputError(f'{path}: expected a JSON object with "format": "{FORMAT}"')
+        raise InputError(f'{path}: expected a JSON object with "format": "{LAYER_LOSSES_FORMAT}"')
     names = LayerLosses.__dataclass_fields__
     missing = sorted(names.keys() - given.keys())
     if missing:

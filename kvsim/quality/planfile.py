@@ -70,20 +70,20 @@ def read_plan(path: str) -> PlanFile:
 def _table(path: str, content: Any, name: str) -> dict[str, Any]:
     found = content.get(name) if isinstance(content, dict) else None
     if not isinstance(found, dict):
-        raise _wrong(path, name, found, "what `kvsim plan --json` prints for equal requests")
+        raise _value_error(path, name, found, "what `kvsim plan --json` prints for equal requests")
     return found
 
 
 def _text(path: str, table: dict[str, Any], name: str) -> str:
     if not isinstance(table.get(name), str):
-        raise _wrong(path, name, table.get(name), "a text")
+        raise _value_error(path, name, table.get(name), "a text")
     return str(table[name])
 
 
 def _count(path: str, table: dict[str, Any], name: str) -> int:
     value = table.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 1e9:
-        raise _wrong(path, name, value, "a whole number from 1")
+        raise _value_error(path, name, value, "a whole number from 1")
     return int(value)
 
 
@@ -92,9 +92,9 @@ def _loss(path: str, table: dict[str, Any], name: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= 1e9:
-        raise _wrong(path, name, value, "a number or null")
+        raise _value_error(path, name, value, "a number or null")
     return float(value)
 
 
-def _wrong(path: str, name: str, value: Any, expected: str) -> InputError:
+def _value_error(path: str, name: str, value: Any, expected: str) -> InputError:
     return InputError(f"{path!r}: {name} is {str(value)[:40]!r}; expected {expected}")

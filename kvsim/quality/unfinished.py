@@ -13,7 +13,7 @@ from kvsim.errors import InputError
 from kvsim.files import JSON, own_output, read_json, replace_text
 from kvsim.graph import Array
 
-EVERY = 20.0  # seconds between two writes
+WRITE_INTERVAL = 20.0  # seconds between two writes
 
 
 @dataclass
@@ -36,7 +36,7 @@ class Unfinished:
     _written: float = field(default_factory=monotonic)
 
     @classmethod
-    def beside(cls, out: str | None, about: Mapping[str, Any]) -> "Unfinished":
+    def resume(cls, out: str | None, about: Mapping[str, Any]) -> "Unfinished":
         """What an earlier call with the same output and the same questions left."""
         if out is None:
             return cls()
@@ -49,21 +49,21 @@ class Unfinished:
             same, runs = False, {}  # none, or not one of these
         return cls(path, about, runs if same else {})
 
-    def known(self, name: str, windows: int) -> Array | None:
+    def run_losses(self, name: str, windows: int) -> Array | None:
         """A run's losses, if it is done."""
         found = self.runs.get(name, [])
         return np.array(found) if len(found) == windows else None
 
-    def keep(self, name: str, losses: Array) -> None:
+    def record_run(self, name: str, losses: Array) -> None:
         """Note a run; on disk soon after."""
         self.runs[name] = losses.tolist()
-        if self.path is not None and monotonic() - self._written > EVERY:
+        if self.path is not None and monotonic() - self._written > WRITE_INTERVAL:
             self._written = monotonic()
             with own_output():
                 text = json.dumps({"about": dict(self.about), "runs": self.runs})
                 replace_text(self.path, text + "\n")
 
-    def close(self) -> None:
+    def remove(self) -> None:
         """The output is whole, so that this is of no more use."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)

@@ -10,7 +10,7 @@ from kvsim.engine.timeline import OpSpan, op_spans
 from kvsim.graph import Point
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import GIB
-from kvsim.prediction.breakeven import AXES, BreakEven, break_evens
+from kvsim.prediction.breakeven import AXIS_TITLES, BreakEven, break_evens
 from kvsim.prediction.generate import Prediction, round_seconds
 from kvsim.prediction.memory import decode_point
 from kvsim.prediction.service import Service
@@ -354,6 +354,6 @@ def _draw_break_even(axis: str, lines: Sequence[tuple[str, str, BreakEven]]) -> 
     )  # fmt: skip
     scale = {} if axis == "acceptance" else {"type": "log"}
     return finished(
-        figure, 360, AXES[axis], "decode tok/s, full KV = 1", xaxis=scale,
+        figure, 360, AXIS_TITLES[axis], "decode tok/s, full KV = 1", xaxis=scale,
         yaxis={"rangemode": "tozero"},
     )  # fmt: skip

@@ -7,7 +7,7 @@ from shlex import quote
 
 from kvsim.emit.engines import emit
 from kvsim.emit.served import serve_prediction
-from kvsim.machines.deployment import WEIGHTS, Deployment
+from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment
 from kvsim.planner.alternatives import LABELS, NARROW, NoPlanError, score
 from kvsim.planner.plan import ChosenPlan
 from kvsim.planner.question import DEFAULT_TPOT, DEFAULT_TTFT
@@ -139,7 +139,7 @@ def _against_full(plan: ChosenPlan) -> str:
 
 def _warn_of_weights(deployment: Deployment) -> str:
     """That weights have fewer bytes than they were published with, if so."""
-    mine, published = (WEIGHTS[x] for x in (deployment.weights, deployment.model.released))
+    mine, published = (WEIGHT_FORMATS[x] for x in (deployment.weights, deployment.model.released))
     if mine.bytes(4096, 4096) >= 0.9 * published.bytes(4096, 4096):
         return ""
     return f"How much quality {deployment.weights} weights lose is not known."

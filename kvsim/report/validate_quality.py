@@ -4,7 +4,7 @@ import numpy as np
 
 from kvsim.frozen import frozen
 from kvsim.graph import Array
-from kvsim.quality.layers import NORMAL, SIDES, LayerLosses, Widths
+from kvsim.quality.layers import CACHE_SIDES, NORMAL, LayerLosses, Widths
 from kvsim.report.answer import Answer
 from kvsim.report.json import Row
 from kvsim.report.result import Result
@@ -119,7 +119,7 @@ def layer_fields(found: LayerLosses, plan: Executed | None) -> Row:
         "model": found.model, "text": found.text, "settings": found.settings,
         "bits": list(found.bits), "factor": found.growth[0],
         "power": found.growth[1],
-        "kl_alone": {side: each[i].tolist() for i, side in enumerate(SIDES)},
+        "kl_alone": {side: each[i].tolist() for i, side in enumerate(CACHE_SIDES)},
         "kl_uniform": found.uniform.mean(axis=-1).tolist(), "plan": None,
     }  # fmt: skip
     if plan is not None:
@@ -137,7 +137,7 @@ def make_layer_result(
 ) -> Result[LayerLosses]:
     """Make the answer of layers packed one by one, and of a plan of bits that was run."""
     each = found.alone.mean(axis=-1)
-    heads = [f"{side}, {bits} bits" for side in SIDES for bits in found.bits]
+    heads = [f"{side}, {bits} bits" for side in CACHE_SIDES for bits in found.bits]
     rows = [
         [str(layer), *(f"{each[s, b, layer]:.2g}" for s in (0, 1) for b in range(len(found.bits)))]
         for layer in range(each.shape[-1])

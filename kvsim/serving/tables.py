@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from kvsim.engine.roofline import all_ops, peak_seconds
 from kvsim.graph import Array, Number, Op, Step
 from kvsim.machines.deployment import Deployment
-from kvsim.prediction.generate import CHUNK
+from kvsim.prediction.generate import POINTS_AT_ONCE
 from kvsim.serving.kv_budget import Bytes, Room
 from kvsim.serving.passes import TIME, Measure, Passes
 
@@ -189,7 +189,7 @@ def tabulate(passes: Passes, nodes: Nodes) -> PerNode:
 
 def _rounds(passes: Passes, batch: Array, contexts: Array) -> Array:
     """Rounds of every batch at every context, after a row for none at all."""
-    rows = max(1, CHUNK // contexts.size)
+    rows = max(1, POINTS_AT_ONCE // contexts.size)
     parts = [
         passes.round(batch[i : i + rows, None], contexts[None, :])
         for i in range(0, batch.size, rows)

@@ -47,7 +47,7 @@ def resident(deployment: Deployment, point: Point, layers: Counted) -> Buffers:
     weights: dict[LayerShape, float] = {}  # whatever the window
     for shape, count, parts in layers:
         at = LayerPass(deployment, point, shape, parts, tile_point(point, parts))
-        if (around := shape.around) not in weights:
+        if (around := shape.window_free) not in weights:
             weights[around] = layer_weights(deployment, around)
         each = layer_buffers(at, weights[around])
         own.append(scale(each, count * deployment.stage_share))

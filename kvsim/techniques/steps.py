@@ -212,7 +212,7 @@ def layer_ops(at: LayerPass, known: Known | None = None) -> tuple[Op, ...]:
     known : what layers of the same pass have in common, found so far; filled.
     """
     place, known = at.placement, {} if known is None else known
-    around = at.shape.around
+    around = at.shape.window_free
     before = (place.tiles, around, place.weights_wait())
     answered = place.output_wait(at) if at.shape.attends else ()
     behind = (place.tiles, around, answered, at.parts.mlp)

@@ -290,7 +290,7 @@ class Technique:
         deployment : model, machine and software.
         point : the last decoding pass.
         """
-        shape = deployment.shard.usual
+        shape = deployment.shard.cached_shape
         found = dict.fromkeys(_unaffected_layers(deployment, self.parts))
         for some, parts in zip(self.layers, self.parts, strict=True):
             at = LayerPass(deployment, tile_point(point, parts), shape, parts)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.errors import InputError, unknown
-from kvsim.files import ATTENTION, read_json, replace_text
+from kvsim.files import ATTENTION_FILE, read_json, replace_text
 from kvsim.frozen import frozen
 from kvsim.traces.requests import Floats, Integers
 
@@ -206,7 +206,7 @@ class AttentionTrace:
     acceptance: tuple[Acceptance, ...] = ()
 
 
-FORMAT = "kvsim attention trace 1"
+TRACE_FORMAT = "kvsim attention trace 1"
 
 
 def load(path: Path) -> AttentionTrace:
@@ -217,7 +217,7 @@ def load(path: Path) -> AttentionTrace:
     InputError
         If the file is not one; the line names the field, and the nearest known one.
     """
-    return parse_record(read_json(path, ATTENTION), path)
+    return parse_record(read_json(path, ATTENTION_FILE), path)
 
 
 def parse_record(given: Any, path: Path) -> AttentionTrace:
@@ -241,7 +241,7 @@ def write(path: Path, trace: AttentionTrace) -> None:
 def record(trace: AttentionTrace) -> dict[str, Any]:
     """A trace as the JSON object that its file holds."""
     fields: dict[str, Any] = _as_json(trace)
-    return {"format": FORMAT} | fields
+    return {"format": TRACE_FORMAT} | fields
 
 
 def _as_json(value: Any) -> Any:
@@ -262,15 +262,15 @@ class _FieldReader:
 
     def trace(self, record: object) -> AttentionTrace:
         given = dict(record) if isinstance(record, dict) else {}
-        if given.pop("format", None) != FORMAT:
-            raise InputError(f'{self.file}: expected a JSON object with "format": "{FORMAT}"')
+        if given.pop("format", None) != TRACE_FORMAT:
+            raise InputError(f'{self.file}: expected a JSON object with "format": "{TRACE_FORMAT}"')
         fields = self.fields("", given, AttentionTrace)
-        layers = self.whole("layers", fields["layers"])
+        layers = self.integer("layers", fields["layers"])
         return AttentionTrace(
             model=self.words("model", fields["model"]),
             weights=self.words("weights", fields["weights"]),
             text=self.words("text", fields["text"]),
-            tokens=self.whole("tokens", fields["tokens"]),
+            tokens=self.integer("tokens", fields["tokens"]),
             settings=self.words("settings", fields["settings"]),
             layers=layers,
             date=self.day("date", fields["date"]),
@@ -305,29 +305,29 @@ class _FieldReader:
     def retrieval(self, item: object) -> Retrieval:
         fields = self.fields("retrieval", item, Retrieval)
         return Retrieval(
-            self.whole("retrieval.facts", fields["facts"]),
+            self.integer("retrieval.facts", fields["facts"]),
             self.number("retrieval.found", fields["found"], 0.0, 1.0),
         )
 
     def top_k(self, item: object, layers: int) -> TopK:
         fields = self.fields("top_k", item, TopK)
-        k = tuple(self.whole("top_k.k", one) for one in self.list("top_k.k", fields["k"]))
+        k = tuple(self.integer("top_k.k", one) for one in self.list("top_k.k", fields["k"]))
         if not k or list(k) != sorted(set(k)):
-            raise self.wrong("top_k.k", fields["k"], "ascending numbers")
+            raise self.error("top_k.k", fields["k"], "ascending numbers")
         mass = [
             self.shares(f"top_k.mass[{layer}]", row, len(k))
             for layer, row in enumerate(self.list("top_k.mass", fields["mass"], layers))
         ]
         for layer, row in enumerate(mass):
             if list(row) != sorted(row):
-                raise self.wrong(f"top_k.mass[{layer}]", list(row), "more mass for more pairs")
+                raise self.error(f"top_k.mass[{layer}]", list(row), "more mass for more pairs")
         return TopK(k, tuple(mass))
 
     def prefetch(self, where: str, item: object, layers: int) -> Prefetch:
         fields = self.fields(where, item, Prefetch)
         return Prefetch(
-            self.whole(f"{where}.k", fields["k"]),
-            self.whole(f"{where}.bits", fields["bits"]),
+            self.integer(f"{where}.k", fields["k"]),
+            self.integer(f"{where}.bits", fields["bits"]),
             self.shares(f"{where}.pairs", fields["pairs"], layers),
             self.shares(f"{where}.mass", fields["mass"], layers),
         )
@@ -348,17 +348,17 @@ class _FieldReader:
             place = f"{where}.reached[{gamma - 1}]"
             shares = self.shares(place, row, gamma)
             if list(shares) != sorted(shares, reverse=True):
-                raise self.wrong(place, list(shares), "shares that do not rise with the position")
+                raise self.error(place, list(shares), "shares that do not rise with the position")
             reached.append(shares)
         technique = self.words(f"{where}.technique", fields["technique"])
         temperature = self.number(f"{where}.temperature", fields["temperature"], 0.0, 100.0)
-        rounds = self.whole(f"{where}.rounds", fields["rounds"])
+        rounds = self.integer(f"{where}.rounds", fields["rounds"])
         return Acceptance(technique, temperature, rounds, tuple(reached))
 
     def fields(self, where: str, item: object, kind: Any) -> dict[str, Any]:
         """A record's fields by name: all that must be there, none that is not known."""
         if not isinstance(item, dict):
-            raise self.wrong(where, item, "a JSON object")
+            raise self.error(where, item, "a JSON object")
         known = kind.__dataclass_fields__
         for name in item:
             if name not in known:
@@ -378,7 +378,7 @@ class _FieldReader:
 
     def list(self, where: str, item: object, length: int | None = None) -> list[Any]:
         if not isinstance(item, list) or (length is not None and len(item) != length):
-            raise self.wrong(
+            raise self.error(
                 where, item, "a list" + (f" of {length}" if length is not None else "")
             )
         return item
@@ -389,26 +389,26 @@ class _FieldReader:
 
     def number(self, where: str, item: object, least: float = 0.0, most: float = 1e12) -> float:
         if type(item) not in (int, float) or not least <= item <= most:  # type: ignore[operator]
-            raise self.wrong(where, item, f"a number from {least:g} to {most:g}")
+            raise self.error(where, item, f"a number from {least:g} to {most:g}")
         return float(item)  # type: ignore[arg-type]
 
-    def whole(self, where: str, item: object) -> int:
+    def integer(self, where: str, item: object) -> int:
         if type(item) is not int or not 1 <= item <= 10**9:
-            raise self.wrong(where, item, "a whole number from 1 to 1e9")
+            raise self.error(where, item, "a whole number from 1 to 1e9")
         return item
 
     def words(self, where: str, item: object) -> str:
         if not isinstance(item, str) or not item.strip() or not item.isprintable():
-            raise self.wrong(where, item, "text in one line")
+            raise self.error(where, item, "text in one line")
         return item
 
     def day(self, where: str, item: object) -> date:
         try:
             return date.fromisoformat(item)  # type: ignore[arg-type]
         except (TypeError, ValueError):
-            raise self.wrong(where, item, "a day as 2026-11-21") from None
+            raise self.error(where, item, "a day as 2026-11-21") from None
 
-    def wrong(self, where: str, item: object, expected: str) -> InputError:
+    def error(self, where: str, item: object, expected: str) -> InputError:
         got = repr(item)
         got = got if len(got) <= 60 else f"{got[:57]}..."
         return InputError(f"{self.file}, {where or 'on top'}: got {got}; expected {expected}")

@@ -18,7 +18,7 @@ from kvsim.files import unique_names
 from kvsim.traces.formats import Layout, Record
 from kvsim.traces.requests import Integers
 from kvsim.traces.rules import Blocks, Broken, RowChunk, TraceColumn, check_conduct
-from kvsim.traces.source import BLOCK, LONGEST, Source
+from kvsim.traces.source import BYTES_AT_ONCE, MAX_LINE_BYTES, Source
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,9 +27,9 @@ DELIMITERS = ",;\t"
 LONGEST_HEADER = 50_000  # bytes
 CHUNK_ROWS = 50_000  # of JSON
 PARQUET_ROWS = 1 << 18
-BLOCK_TOKENS = "kvsim.block_tokens"  # key of a Parquet file's metadata
-SPACE = re.compile(r"[ \t\r\n]*")
-DATE = re.compile(
+BLOCK_KEY = "kvsim.block_tokens"  # key of a Parquet file's metadata
+JSON_SPACE = re.compile(r"[ \t\r\n]*")
+DATE_PATTERN = re.compile(
     r"\s*(\d{4}-\d\d-\d\d(?:[ T]\d\d(?::\d\d(?::\d\d)?)?)?)(?:\.(\d{1,9}))?"
     r"(Z|[+-]\d\d(?::?\d\d)?)?\s*",
     re.ASCII,
@@ -83,7 +83,7 @@ def stated_block_tokens(source: Source) -> int:
     """Tokens per prefix block that a Parquet file states; 0 if none does. [tokens]"""
     if source.kind != "parquet":
         return 0
-    stated = (_open_parquet(source).schema_arrow.metadata or {}).get(BLOCK_TOKENS.encode(), b"0")
+    stated = (_open_parquet(source).schema_arrow.metadata or {}).get(BLOCK_KEY.encode(), b"0")
     return int(stated) if stated.isdigit() else 0
 
 
@@ -130,7 +130,7 @@ def _read_csv(source: Source, layout: Layout) -> Iterator[RowChunk]:
     names, delimiter = _header(source)
     if layout.blocks:
         raise InputError(f"{source.name}: prefix blocks in CSV; expected JSONL or Parquet for them")
-    for before, block in _line_blocks(source, BLOCK):
+    for before, block in _line_blocks(source, BYTES_AT_ONCE):
         fast = _read_csv_block(block, names, delimiter, layout, before)
         if fast is not None:
             yield fast
@@ -251,7 +251,7 @@ def _parse_text(name: str, cells: Sequence[str], unit: str) -> TraceColumn:
 
 def _parse_dates(name: str, cells: Sequence[str]) -> TraceColumn:
     """Nanoseconds since 1970; all dates have a zone or none has, whichever most have."""
-    dates = [DATE.fullmatch(cell) for cell in cells]
+    dates = [DATE_PATTERN.fullmatch(cell) for cell in cells]
     zones = [date[3] is not None for date in dates if date]
     zoned = 2 * sum(zones) > len(zones)
     good = {row: d for row, d in enumerate(dates) if d and (d[3] is not None) == zoned}
@@ -310,7 +310,7 @@ def _records(source: Source) -> Iterator[tuple[int, object]]:
     if source.kind == "json":
         yield from _items(source)
         return
-    for before, block in _line_blocks(source, LONGEST):
+    for before, block in _line_blocks(source, MAX_LINE_BYTES):
         yield from _decode_lines(before, block)
 
 
@@ -337,12 +337,12 @@ def _items(source: Source) -> Iterator[tuple[int, object]]:
     listed = text.startswith("[")
     at, number = int(listed), 1
     while True:
-        at = SPACE.match(text, at).end()  # type: ignore[union-attr] # matches always
+        at = JSON_SPACE.match(text, at).end()  # type: ignore[union-attr] # matches always
         if listed and text.startswith("]", at):
             return
         try:
             item, end = decode(text, at)
-            follows = SPACE.match(text, end).end()  # type: ignore[union-attr]
+            follows = JSON_SPACE.match(text, end).end()  # type: ignore[union-attr]
             closed, reason = text[follows : follows + 1] in (",", "]") or not listed, "cut off"
         except RecursionError:
             raise _not_json(source, number, Broken("json", "", "nested too deeply")) from None
@@ -355,7 +355,7 @@ def _items(source: Source) -> Iterator[tuple[int, object]]:
             at, number = follows + text.startswith(",", follows), number + 1
             continue
         piece = next(pieces, "")
-        if not piece or len(text) - at > LONGEST:
+        if not piece or len(text) - at > MAX_LINE_BYTES:
             raise _not_json(source, number, Broken("json", "", f"not JSON ({reason[:60]})"))
         text, at = text[at:] + piece, 0
 
@@ -459,7 +459,7 @@ def _parse_blocks(name: str, cells: Iterable[object]) -> Blocks:
 
 
 def _read_json_lines(source: Source, layout: Layout) -> Iterator[RowChunk]:
-    for before, block in _line_blocks(source, LONGEST):
+    for before, block in _line_blocks(source, MAX_LINE_BYTES):
         fast = _read_json_block(block, layout, before)
         if fast is not None:
             yield fast

@@ -10,7 +10,7 @@ from kvsim.errors import InputError, unknown
 from kvsim.frozen import frozen
 from kvsim.traces.requests import CONDUCT_DEFAULTS
 
-TIME_UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "date": 1.0}  # seconds per unit
+SECONDS_PER_UNIT = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "date": 1.0}  # seconds per unit
 
 Record = dict[str, Any]
 
@@ -210,7 +210,7 @@ FORMATS: dict[str, TraceFormat] = {
     ),
 }
 GENERIC = "columns"  # the format that the user describes by naming columns
-ROLES = ("arrival", "prompt", "generate", "blocks", *CONDUCT_DEFAULTS)
+COLUMN_ROLES = ("arrival", "prompt", "generate", "blocks", *CONDUCT_DEFAULTS)
 
 
 def choose(file: str, columns: Collection[str], wanted: str = "") -> Layout:
@@ -239,16 +239,16 @@ def choose(file: str, columns: Collection[str], wanted: str = "") -> Layout:
 def named(file: str, columns: Collection[str], names: dict[str, str], unit: str) -> Layout:
     """The layout that the user describes: a column for each role, and the unit of time."""
     for role in names:
-        if role not in ROLES:
-            raise unknown("column role", role, ROLES)
+        if role not in COLUMN_ROLES:
+            raise unknown("column role", role, COLUMN_ROLES)
     for role in ("prompt", "generate"):
         if role not in names:
             raise InputError(f"--columns: no {role}; expected arrival=..,prompt=..,generate=..")
     for role, name in names.items():
         if name not in columns:
             raise _missing(file, name, role, columns)
-    if unit not in TIME_UNITS:
-        raise unknown("time unit", unit, TIME_UNITS)
+    if unit not in SECONDS_PER_UNIT:
+        raise unknown("time unit", unit, SECONDS_PER_UNIT)
     return Layout(
         GENERIC, names.get("arrival", ""), unit, names["prompt"], names["generate"],
         names.get("blocks", ""),

@@ -18,15 +18,15 @@ from kvsim.traces import synthetic
 from kvsim.traces.requests import Floats, Integers, Requests
 from kvsim.traces.synthetic import Lengths
 
-LINE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?\s+([^\s]+)(?:\s+-?\d+)?")
+METRIC_LINE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?\s+([^\s]+)(?:\s+-?\d+)?")
 LABEL = re.compile(r'(?<![a-zA-Z0-9_])([a-zA-Z_][a-zA-Z0-9_]*+)="((?:[^"\\]|\\.)*+)"')
-LONGEST = 10_000  # characters of a line
+MAX_LINE_CHARS = 10_000  # characters of a line
 MOST_LENGTH = 1e9  # upper bound of a bucket [tokens]
 MOST_COUNTED = 1e15  # of a counter, and seconds of a clock
-BLOCK = 16  # tokens of the prefix blocks that are drawn
+DRAWN_BLOCK = 16  # tokens of the prefix blocks that are drawn
 DEPTH = 0.5  # of a prompt that is used again, where it is used again
 DISTANCE = 20.0  # requests since the prefix was seen
-MOST_REQUESTS = 10**8
+MAX_COUNTED_REQUESTS = 10**8
 TILTS = (0.02, 50.0)
 
 
@@ -40,7 +40,7 @@ class EngineMetrics:
     queries: tuple[str, ...]
 
 
-ENGINES = {
+METRICS_BY_ENGINE = {
     "vllm": EngineMetrics(
         "vllm:request_prompt_tokens", "vllm:request_generation_tokens",
         ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_hits"),
@@ -114,7 +114,7 @@ def read_scrapes(texts: list[str], where: list[str], every: float) -> list[Serie
         for number, line in enumerate(text.splitlines(), 1):
             if not line.strip() or line.startswith("#"):
                 continue
-            found = LINE.fullmatch(line.strip()) if len(line) <= LONGEST else None
+            found = METRIC_LINE.fullmatch(line.strip()) if len(line) <= MAX_LINE_CHARS else None
             try:
                 value = float(found[3]) if found else float("nan")
             except ValueError:
@@ -139,10 +139,10 @@ def draw_requests(series: list[Series], where: str, seed: int) -> tuple[Requests
         If there are no histograms of lengths, or nothing was counted.
     """
     engine = next(
-        (e for e in ENGINES.values() if _named_series(series, f"{e.prompt}_bucket")), None
+        (e for e in METRICS_BY_ENGINE.values() if _named_series(series, f"{e.prompt}_bucket")), None
     )
     if engine is None:
-        names = " or ".join(f"{e.prompt}_bucket" for e in ENGINES.values())
+        names = " or ".join(f"{e.prompt}_bucket" for e in METRICS_BY_ENGINE.values())
         raise InputError(f"{where}: no histogram of prompts; expected {names}")
     both = (engine.prompt, engine.generate)
     used = [*(f"{name}_{part}" for name in both for part in ("bucket", "sum")), *engine.hits,
@@ -152,10 +152,10 @@ def draw_requests(series: list[Series], where: str, seed: int) -> tuple[Requests
     prompt, generate = (_histogram(series, name, grid, where) for name in both)
     each = np.rint(np.diff(np.cumsum(prompt.counts.sum(axis=1)), prepend=0.0)).astype(np.int64)
     count = int(each.sum())
-    if not 0 < count <= MOST_REQUESTS:
+    if not 0 < count <= MAX_COUNTED_REQUESTS:
         raise InputError(
             f"{where}: {count:,} requests finished between the first look and the last; expected "
-            f"1 to {MOST_REQUESTS:,}"
+            f"1 to {MAX_COUNTED_REQUESTS:,}"
         )
     random = np.random.default_rng(seed)
     start = np.repeat(prompt.times[:-1], each)
@@ -170,10 +170,10 @@ def draw_requests(series: list[Series], where: str, seed: int) -> tuple[Requests
     if share <= 0:
         return Requests(arrival - arrival[0], lengths[0], lengths[1]), notes
     depth = max(share, DEPTH)
-    drawn_prefixes = synthetic.reuse(BLOCK, share / depth, depth, DISTANCE)
+    drawn_prefixes = synthetic.reuse(DRAWN_BLOCK, share / depth, depth, DISTANCE)
     ids, begin = drawn_prefixes.draw(random, lengths[0])
     notes.append(f"prefixes: {share:.1%} of prompt tokens were hits; which ones is not known")
-    return Requests(arrival - arrival[0], lengths[0], lengths[1], ids, begin, BLOCK), notes
+    return Requests(arrival - arrival[0], lengths[0], lengths[1], ids, begin, DRAWN_BLOCK), notes
 
 
 def _named_series(series: list[Series], name: str) -> list[Series]:
@@ -276,8 +276,8 @@ def _lengths(h: LengthHistogram, each: Integers, random: np.random.Generator) ->
     return np.maximum(np.rint(tilted(power)), 1).astype(np.int64)
 
 
-PROMPT = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
-GENERATE = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
+PROMPT_KEYS = ("gen_ai.usage.input_tokens", "gen_ai.usage.prompt_tokens")
+GENERATE_KEYS = ("gen_ai.usage.output_tokens", "gen_ai.usage.completion_tokens")
 ACCESS = re.compile(
     r"\S++ \S++ [^\[]*+\[(?P<time>[^\]]{1,64}+)\] "
     r'"(?P<method>[A-Z]{1,20}+) (?P<path>[^\s"]++)[^"]*+" (?P<status>\d{3}) '
@@ -300,7 +300,8 @@ def read_spans(documents: list[Any], where: str) -> tuple[Requests, list[str]]:
         for span in _spans(document):
             found = _attributes(span)
             prompt, generate = (
-                next((found[k] for k in keys if k in found), None) for keys in (PROMPT, GENERATE)
+                next((found[k] for k in keys if k in found), None)
+                for keys in (PROMPT_KEYS, GENERATE_KEYS)
             )
             try:
                 if prompt is None or generate is None:
@@ -314,7 +315,9 @@ def read_spans(documents: list[Any], where: str) -> tuple[Requests, list[str]]:
             else:
                 left_out += 1
     if not rows:
-        raise InputError(f"{where}: no span with {PROMPT[0]} and {GENERATE[0]}; is tracing on?")
+        raise InputError(
+            f"{where}: no span with {PROMPT_KEYS[0]} and {GENERATE_KEYS[0]}; is tracing on?"
+        )
     rows.sort()
     arrival = np.array([row[0] for row in rows])
     prompt_tokens, generated = (np.array([row[i] for row in rows], np.int64) for i in (1, 2))

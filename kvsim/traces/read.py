@@ -11,7 +11,7 @@ from kvsim.errors import InputError, unknown
 from kvsim.frozen import frozen
 from kvsim.traces import formats
 from kvsim.traces.containers import column_names, row_chunks, stated_block_tokens
-from kvsim.traces.formats import TIME_UNITS, Layout
+from kvsim.traces.formats import SECONDS_PER_UNIT, Layout
 from kvsim.traces.requests import Floats, Integers, Requests
 from kvsim.traces.rules import LONGEST_TIME, LeftOut, RowChunk, RowPolicy, TraceColumn
 from kvsim.traces.source import Source, find
@@ -119,7 +119,7 @@ class Reader:
             kept = policy.keep(chunk, self.left_out)
             if kept.any():
                 found = True
-                yield self._part(chunk, kept)
+                yield self._build_part(chunk, kept)
         if not found:
             left = self.left_out.total
             what = f"all {left} rows left out" if left else "no rows below the header"
@@ -137,7 +137,7 @@ class Reader:
             notes.append(f"{name}: token counts are estimates, {rate}")
         return tuple(notes)
 
-    def _part(self, chunk: RowChunk, kept: NDArray[np.bool_]) -> TracePart:
+    def _build_part(self, chunk: RowChunk, kept: NDArray[np.bool_]) -> TracePart:
         places = chunk.positions[kept]
         arrival = self._arrivals(chunk.arrival, kept, chunk.place, places)
         per = self.layout.chars_per_token or 1.0
@@ -165,7 +165,7 @@ class Reader:
             raw = column.values[kept]
             self._origin = float(raw[0]) if self._origin is None else self._origin
             self._check_unit(column.name, raw, place, places)
-            arrival = (raw - self._origin) * TIME_UNITS[self.layout.unit]
+            arrival = (raw - self._origin) * SECONDS_PER_UNIT[self.layout.unit]
         if not self.options.sort:
             self._check_order(column.name, arrival, place, places)
         arrival = np.asarray(arrival, dtype=np.float64)
@@ -347,8 +347,8 @@ def _layout(source: Source, options: ReadOptions) -> Layout:
     else:
         layout = formats.choose(source.name, names, options.format)
         if options.time_unit:
-            if options.time_unit not in TIME_UNITS:
-                raise unknown("time unit", options.time_unit, TIME_UNITS)
+            if options.time_unit not in SECONDS_PER_UNIT:
+                raise unknown("time unit", options.time_unit, SECONDS_PER_UNIT)
             layout = replace(layout, unit=options.time_unit)
     if layout.format == "sharegpt":
         if not options.chars_per_token:

@@ -242,7 +242,7 @@ class Requests:
 
 
 LEAST_S = 120.0  # that a load lasts, so that sequences in flight settle [s]
-MOST_REQUESTS = 100_000
+MAX_SENT_REQUESTS = 100_000
 
 
 def at_rate(requests: Requests, per_second: float) -> tuple[Requests, int]:
@@ -269,7 +269,7 @@ def at_rate(requests: Requests, per_second: float) -> tuple[Requests, int]:
     count = len(requests)
     one = requests.scaled(per_second * requests.duration / (count - 1))
     period = count / per_second  # the gap before a repetition is the mean gap [s]
-    copies = min(ceil(LEAST_S / period), max(1, MOST_REQUESTS // count))
+    copies = min(ceil(LEAST_S / period), max(1, MAX_SENT_REQUESTS // count))
     return (one if copies == 1 else _repeated(one, copies, period)), copies
 
 

@@ -19,8 +19,8 @@ FOREIGN = {
 }  # fmt: skip
 BOM = b"\xef\xbb\xbf"
 PEEK = 1 << 16  # bytes that tell what a file is
-BLOCK = 1 << 22  # bytes read at once
-LONGEST = 1 << 29  # longest line or record; more is no trace [bytes]
+BYTES_AT_ONCE = 1 << 22  # bytes read at once
+MAX_LINE_BYTES = 1 << 29  # longest line or record; more is no trace [bytes]
 
 
 def samples() -> dict[str, Path]:
@@ -81,7 +81,7 @@ class Source:
         """
         first = True
         with self.open() as stream:
-            while block := self.read(stream, BLOCK):
+            while block := self.read(stream, BYTES_AT_ONCE):
                 yield block.removeprefix(BOM) if first else block
                 first = False
 

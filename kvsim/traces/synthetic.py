@@ -24,8 +24,8 @@ from kvsim.traces.statistics import leading_hits, rank_correlation
 
 Random = np.random.Generator
 
-STEPS = 1440  # steps that a day's sine is drawn in
-MOST_REQUESTS = 100_000_000
+DAY_STEPS = 1440  # steps that a day's sine is drawn in
+MAX_DRAWN = 100_000_000
 
 
 @frozen
@@ -56,9 +56,9 @@ class Arrivals(ABC):
         """
         span = duration if duration is not None else (requests or 0) / rate
         expected = span * rate
-        if max(expected, requests or 0) > MOST_REQUESTS:
+        if max(expected, requests or 0) > MAX_DRAWN:
             raise InputError(
-                f"{expected:.3g} requests; expected at most {MOST_REQUESTS:,}; lower the rate or "
+                f"{expected:.3g} requests; expected at most {MAX_DRAWN:,}; lower the rate or "
                 "the duration"
             )
         margin = 10.0  # standard deviations; a second try is next to never needed
@@ -133,7 +133,7 @@ class Diurnal(Arrivals):
     def load(self, random: Random, duration: float) -> tuple[Floats, Floats]:
         """The integral of the sine, in small steps."""
         days = int(np.ceil(2.0 * duration / self.period)) + 1
-        times = np.linspace(0.0, days * self.period, days * STEPS + 1)
+        times = np.linspace(0.0, days * self.period, days * DAY_STEPS + 1)
         angle = 2 * np.pi * times / self.period
         return times, times - self.amplitude * self.period / (2 * np.pi) * np.sin(angle)
 
@@ -172,7 +172,7 @@ class RepeatedLoad(Arrivals):
 
 
 # Quantiles that a fit keeps: percentiles, and more of the longest, which carry much of the tokens.
-MARKS = np.sort(np.append(np.linspace(0.0, 1.0, 101), [0.9925, 0.995, 0.9975, 0.999]))
+QUANTILE_MARKS = np.sort(np.append(np.linspace(0.0, 1.0, 101), [0.9925, 0.995, 0.9975, 0.999]))
 
 
 @frozen
@@ -190,7 +190,7 @@ class Lognormal:
     median: float
     sigma: float
 
-    def at(self, share: Floats, normal: Floats) -> Floats:
+    def quantiles(self, share: Floats, normal: Floats) -> Floats:
         """Lengths at quantiles, given as shares and as normal deviates. [tokens]"""
         return self.median * np.exp(self.sigma * normal)
 
@@ -207,14 +207,14 @@ class Empirical:
 
     marks: tuple[float, ...]
 
-    def at(self, share: Floats, normal: Floats) -> Floats:
+    def quantiles(self, share: Floats, normal: Floats) -> Floats:
         """The values at quantiles ``share`` of the distribution."""
-        return np.expm1(np.interp(share, MARKS, self.marks))
+        return np.expm1(np.interp(share, QUANTILE_MARKS, self.marks))
 
 
 def fit_percentiles(values: Integers | Floats) -> Empirical:
     """The percentiles of values of at least 0."""
-    return Empirical(tuple(np.log1p(np.quantile(values, MARKS)).tolist()))
+    return Empirical(tuple(np.log1p(np.quantile(values, QUANTILE_MARKS)).tolist()))
 
 
 @frozen
@@ -240,7 +240,9 @@ class Lengths:
         first, second = random.standard_normal((2, count))
         second = self.correlation * first + (1 - self.correlation**2) ** 0.5 * second
         prompt, generate = (
-            np.clip(np.rint(margin.at(ndtr(normal), normal)), 1, LONGEST_REQUEST).astype(np.int64)
+            np.clip(np.rint(margin.quantiles(ndtr(normal), normal)), 1, LONGEST_REQUEST).astype(
+                np.int64
+            )
             for margin, normal in ((self.prompt, first), (self.generate, second))
         )
         return prompt, generate
@@ -256,7 +258,7 @@ def fit_lengths(requests: Requests) -> Lengths:
     )
 
 
-NEAR = 64  # requests looked at on either side of the wanted distance
+SEARCH_RADIUS = 64  # requests looked at on either side of the wanted distance
 
 
 @frozen
@@ -287,9 +289,9 @@ class Prefixes:
         depths = np.empty(len(prompt))
         kinds = np.searchsorted(self.classes, prompt, side="right")
         for kind, margin in enumerate(self.depth):
-            depths[kinds == kind] = margin.at(chance[0][kinds == kind], chance[0][:0])
+            depths[kinds == kind] = margin.quantiles(chance[0][kinds == kind], chance[0][:0])
         wanted = np.rint(np.minimum(depths, 1.0) * blocks).astype(np.int64)
-        distance = np.rint(self.distance.at(chance[1], chance[1])).astype(np.int64)
+        distance = np.rint(self.distance.quantiles(chance[1], chance[1])).astype(np.int64)
         return _chain(blocks, wanted, np.maximum(distance, 1))
 
 
@@ -325,9 +327,9 @@ def reuse(block_tokens: int, share: float, depth: float, distance: float) -> Pre
         Median distance to the earlier request; exponential. [requests]
     """
     reach = min(depth, 1 - depth)
-    deep = np.clip((MARKS - (1 - share)) / max(share, 1e-9), 0, 1)
-    depths = np.where(1 - share < MARKS, depth - reach + 2 * reach * deep, 0.0)
-    far = -distance / np.log(2) * np.log(np.maximum(1 - MARKS, 1e-3))
+    deep = np.clip((QUANTILE_MARKS - (1 - share)) / max(share, 1e-9), 0, 1)
+    depths = np.where(1 - share < QUANTILE_MARKS, depth - reach + 2 * reach * deep, 0.0)
+    far = -distance / np.log(2) * np.log(np.maximum(1 - QUANTILE_MARKS, 1e-3))
     return Prefixes(
         block_tokens,
         (),
@@ -376,7 +378,7 @@ def _chain(blocks: Integers, wanted: Integers, distance: Integers) -> tuple[Inte
 
 def _parent(sizes: list[int], row: int, near: int, depth: int, longest: int) -> int:
     """An earlier request of at least `depth` blocks, near the wanted one; else the longest."""
-    for step in range(NEAR):
+    for step in range(SEARCH_RADIUS):
         for one in (near - step, near + step):
             if 0 <= one < row and sizes[one] >= depth:
                 return one
@@ -385,8 +387,8 @@ def _parent(sizes: list[int], row: int, near: int, depth: int, longest: int) -> 
 
 PER_STEP = 200  # requests per step of the load, on average
 MOST_STEPS = 2000
-TIES = 0.005  # share of simultaneous requests from which a coarse clock is looked for
-FEWEST = 200  # requests
+COARSE_CLOCK_SHARE = 0.005  # share of simultaneous requests from which a coarse clock is looked for
+MIN_FITTED = 200  # requests
 LOWEST = 0.02  # load of a step without requests, of the mean
 
 
@@ -448,10 +450,10 @@ def fit_traffic(requests: Requests) -> TrafficModel:
     InputError
         If the trace is so short that its percentiles would be its rows.
     """
-    if len(requests) < FEWEST:
+    if len(requests) < MIN_FITTED:
         raise InputError(
-            f"{len(requests)} requests; expected at least {FEWEST} to fit a likeness that does not "
-            "repeat them"
+            f"{len(requests)} requests; expected at least {MIN_FITTED} to fit a likeness that "
+            "does not repeat them"
         )
     rate = (len(requests) - 1) / requests.duration if requests.duration else 1.0
     return TrafficModel(
@@ -491,7 +493,7 @@ def clock_tick(arrival: Floats) -> float:
     """The grid that arrivals lie on, if some coincide and all gaps are multiples of it; else 0."""
     gaps = np.diff(arrival)
     positive = gaps[gaps > 0]
-    if not len(positive) or (gaps == 0).mean() < TIES:
+    if not len(positive) or (gaps == 0).mean() < COARSE_CLOCK_SHARE:
         return 0.0
     tick = float(np.median(positive[positive < 1.5 * positive.min()]))
     off = np.abs(positive / tick - np.rint(positive / tick))
@@ -510,17 +512,24 @@ class Setting(NamedTuple):
 
 
 CV = Setting(1.0, 0.0, 100.0)
-SECONDS = (1e-3, 1e9)
+DURATIONS = (1e-3, 1e9)
 SIGMA = Setting(0.8, 0.0, 5.0)
-SHARE = (0.0, 1.0)
+UNIT_RANGE = (0.0, 1.0)
 
 ARRIVALS: dict[str, tuple[type[Arrivals], dict[str, Setting]]] = {
     "poisson": (Steady, {}),
     "gamma": (Steady, {"cv": Setting(2.0, 0.0, 100.0)}),
-    "onoff": (OnOff, {"on": Setting(10.0, *SECONDS), "off": Setting(30.0, *SECONDS), "cv": CV}),
+    "onoff": (
+        OnOff,
+        {"on": Setting(10.0, *DURATIONS), "off": Setting(30.0, *DURATIONS), "cv": CV},
+    ),
     "diurnal": (
         Diurnal,
-        {"amplitude": Setting(0.5, *SHARE), "period": Setting(86400.0, *SECONDS), "cv": CV},
+        {
+            "amplitude": Setting(0.5, *UNIT_RANGE),
+            "period": Setting(86400.0, *DURATIONS),
+            "cv": CV,
+        },
     ),
 }
 LENGTHS: dict[str, dict[str, Setting]] = {
@@ -534,8 +543,8 @@ LENGTHS: dict[str, dict[str, Setting]] = {
 }
 PREFIXES: dict[str, dict[str, Setting]] = {
     "reuse": {
-        "share": Setting(0.7, *SHARE),
-        "depth": Setting(0.5, *SHARE),
+        "share": Setting(0.7, *UNIT_RANGE),
+        "depth": Setting(0.5, *UNIT_RANGE),
         "distance": Setting(20.0, 1.0, 1e6),
         "block": Setting(512.0, 1.0, 1e6),
     }

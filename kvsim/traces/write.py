@@ -12,13 +12,13 @@ import numpy as np
 
 from kvsim.errors import InputError
 from kvsim.files import check_target, replacing
-from kvsim.traces.containers import BLOCK_TOKENS
+from kvsim.traces.containers import BLOCK_KEY
 from kvsim.traces.formats import FORMATS
 from kvsim.traces.read import TracePart
 from kvsim.traces.requests import Requests
 
 ENDINGS = (".parquet", ".csv", ".csv.gz", ".jsonl", ".jsonl.gz")
-ROWS = 1 << 17  # requests per piece
+PIECE_ROWS = 1 << 17  # requests per piece
 
 
 def check_ending(path: Path, endings: tuple[str, ...] = ENDINGS) -> None:
@@ -70,18 +70,20 @@ def write(path: Path, requests: Requests) -> None:
         with packed or nullcontext(plain) as file:
             if kind == "csv":
                 file.write(_header(own).encode())
-            for first in range(0, len(requests), ROWS):
-                some = requests[first : first + ROWS]
-                more = {name: column[first : first + ROWS] for name, column in own.items()}
+            for first in range(0, len(requests), PIECE_ROWS):
+                some = requests[first : first + PIECE_ROWS]
+                more = {name: column[first : first + PIECE_ROWS] for name, column in own.items()}
                 file.write("".join(rows(some, more)).encode())
 
 
 def pieces(requests: Requests) -> Iterator[TracePart]:
     """A trace in pieces, as a reader hands them out."""
-    for first in range(0, len(requests), ROWS):
-        some = requests[first : first + ROWS]
+    for first in range(0, len(requests), PIECE_ROWS):
+        some = requests[first : first + PIECE_ROWS]
         counts = None if some.block_start is None else np.diff(some.block_start)
-        conduct = {n: column[first : first + ROWS] for n, column in _conduct(requests).items()}
+        conduct = {
+            n: column[first : first + PIECE_ROWS] for n, column in _conduct(requests).items()
+        }
         yield TracePart(some.arrival, some.prompt, some.generate, some.block_ids, counts, conduct)
 
 
@@ -128,7 +130,7 @@ def write_parquet(
         names, kinds = [*names, own.blocks], [*kinds, pa.list_(pa.int64())]
     names, kinds = [*names, *further], [*kinds, *(pa.float64() for _ in further)]
     fields = [pa.field(name, kind, nullable=False) for name, kind in zip(names, kinds, strict=True)]
-    schema = pa.schema(fields, {BLOCK_TOKENS: str(block_tokens)} if block_tokens else None)
+    schema = pa.schema(fields, {BLOCK_KEY: str(block_tokens)} if block_tokens else None)
     done = 0
     with replacing(path) as draft, parquet.ParquetWriter(draft, schema, compression="zstd") as file:
         for part in parts:

@@ -27,7 +27,7 @@ FULL = parse("full")
 
 def deployed(numbers: dict[str, float], stack: str = "vllm", tp: int = 1) -> Deployment:
     machine, software = load_hardware("rtx4090"), load_stack(stack)
-    own = with_numbers(software.on(machine.name), numbers)
+    own = with_numbers(software.for_gpu(machine.name), numbers)
     return Deployment(load_model("llama3.1-8b"), machine, own, tp=tp)
 
 

@@ -207,7 +207,7 @@ def test_bad_requests_write_nothing(tmp_path: Path, options: list[str], said: st
 
 def test_load_tests_give_back_host_times(tmp_path: Path) -> None:
     stack = with_numbers(
-        load_stack("vllm").on("h100"), {"time.step_s": 2e-3, "time.sequence_s": 4e-5}
+        load_stack("vllm").for_gpu("h100"), {"time.step_s": 2e-3, "time.sequence_s": 4e-5}
     )
     names = ("device", "engine", "model", "precision", "tp", "isl", "osl", "concurrency")
     lines = []
@@ -251,7 +251,7 @@ def load_tests(tps: tuple[int, ...]) -> list[loadtests.LoadTest]:
 
 
 def test_work_beside_the_gpu_is_told_where_it_is_the_longer() -> None:
-    stack = with_numbers(load_stack("trtllm").on("h100"), HOST)
+    stack = with_numbers(load_stack("trtllm").for_gpu("h100"), HOST)
     rows = load_tests((1, 8))
     gpu = loadtests.kernels(rows, stack)
     told = [
@@ -265,7 +265,7 @@ def test_work_beside_the_gpu_is_told_where_it_is_the_longer() -> None:
 def test_what_load_tests_do_not_tell_stays_as_it_is() -> None:
     """Work beside the GPU that is hidden everywhere keeps the stack's own number."""
     hidden = {"time.overlapped_sequence_s": 2e-9, "time.overlapped_prompt_s": 3e-9}
-    stack = with_numbers(load_stack("trtllm").on("h100"), HOST | hidden)
+    stack = with_numbers(load_stack("trtllm").for_gpu("h100"), HOST | hidden)
     rows = load_tests((1,))
     gpu = loadtests.kernels(rows, stack)
     told = [
@@ -286,7 +286,7 @@ def test_load_tests_are_composed_as_the_engine_plays_passes() -> None:
     show: it is compared alone below.
     """
     rows, host = load_tests((8,)), HOST | {"time.overlapped_sequence_s": 0.0}
-    stack = with_numbers(load_stack("trtllm").on("h100"), host)
+    stack = with_numbers(load_stack("trtllm").for_gpu("h100"), host)
     d = Deployment(load_model("llama3.1-8b"), load_hardware("h100"), stack, "fp16", 8)
     t, took = parse("full"), []
     for r in rows:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import kvsim
-from kvsim.machines.deployment import WEIGHTS
+from kvsim.machines.deployment import WEIGHT_FORMATS
 from kvsim.machines.profiles import load_hardware
 from kvsim.models.configs import load_model
 from kvsim.techniques import TECHNIQUES, parse
@@ -115,7 +115,7 @@ def test_settings_parse(name: str) -> None:
         options, settings = split(row["params"])
         assert ("baseline" in options) == (row["metric"] == "speedup"), row
         assert options.get("baseline", "full") in TECHNIQUES, row
-        assert options.get("weights", "fp16") in WEIGHTS, row
+        assert options.get("weights", "fp16") in WEIGHT_FORMATS, row
         assert options.get("tp", "1") in {"1", "2", "4", "8"}, row
         if row["technique"] in TECHNIQUES:
             given = ",".join(f"{k}={v}" for k, v in settings.items())

@@ -12,12 +12,12 @@ import pytest
 
 from kvsim.errors import InputError
 from kvsim.machines.hardware import (
-    KERNELS,
+    KERNEL_CLASSES,
     STANDS_FOR,
     Link,
     Stack,
 )
-from kvsim.machines.keys import LINKS, MOVED_KEYS, STACK_FLAGS, STACK_NUMBERS, mechanism_of
+from kvsim.machines.keys import LINK_NAMES, MOVED_KEYS, STACK_FLAGS, STACK_NUMBERS, mechanism_of
 from kvsim.machines.profiles import (
     hardware_names,
     load_hardware,
@@ -58,7 +58,7 @@ def test_profile_loads_and_is_sound(name: str) -> None:
     numbers = {k: v for k, v in leaves(stated).items() if isinstance(v, int | float)}
     assert set(sources) == set(numbers)
     assert gpu.sources == sources
-    assert set(gpu.links) == set(LINKS)
+    assert set(gpu.links) == set(LINK_NAMES)
     assert {"fp32", "fp16"} <= set(gpu.flops)
     assert all(isfinite(x) and x > 0 for x in gpu.flops.values())
     assert gpu.gpu_memory == stated["memory"]["gpu_capacity_B"]
@@ -127,7 +127,7 @@ def test_stack_states_what_it_has_and_no_more(name: str) -> None:
     assert len(free) <= 4 and set(stack.free) == set(free)
     numbers = {k for k, v in stated.items() if isinstance(v, int | float) and v is not False}
     assert numbers - set(STACK_FLAGS) <= set(sources)
-    assert set(KERNELS) <= set(stack.kernels) <= {*KERNELS, *STANDS_FOR}
+    assert set(KERNEL_CLASSES) <= set(stack.kernels) <= {*KERNEL_CLASSES, *STANDS_FOR}
     assert isinstance(stack.offload.resident_layers, int)
     assert all(text in stack.source for text in sources.values())
     if "extends" not in document:  # a key that says what an ideal stack does is left out

@@ -3,7 +3,7 @@
 import pytest
 
 from kvsim.emit.engines import emit
-from kvsim.machines.deployment import WEIGHTS, Deployment
+from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment
 from kvsim.machines.hardware import RELEASED
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model, model_names, released_format
@@ -20,7 +20,7 @@ KNOWN = {
 def test_the_catalogue_knows_which_checkpoints_are_quantised() -> None:
     found = {name: load_model(name).released for name in model_names()}
     assert {name: kind for name, kind in found.items() if kind != "fp16"} == KNOWN
-    assert set(found.values()) <= WEIGHTS.keys()
+    assert set(found.values()) <= WEIGHT_FORMATS.keys()
 
 
 @pytest.mark.parametrize(

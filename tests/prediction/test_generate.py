@@ -161,7 +161,7 @@ def test_a_batch_spends_its_time_on_the_round_in_the_middle() -> None:
 def test_long_generations_are_summed_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pieces change nothing; a few contexts instead of all of them next to nothing."""
     whole = predict("full", out=1000).decode_s
-    monkeypatch.setattr(generate, "CHUNK", 77)
+    monkeypatch.setattr(generate, "POINTS_AT_ONCE", 77)
     assert predict("full", out=1000).decode_s == close(whole)
     sampled = replace(predict("full", out=1000), contexts=16)
     assert sampled.decode_s == pytest.approx(whole, rel=1e-3)
@@ -175,7 +175,7 @@ def test_chunked_grid_equals_the_whole(
     t, d = parse(text), deployment()
     batch, context = np.arange(1.0, 6.0), np.array([1.0, 64, 700, 5000, 5001, 90000, 400000])
     whole = round_seconds(t, d, Point(batch[:, None], context, 1.0, context, context + 1))
-    monkeypatch.setattr(generate, "CHUNK", chunk)
+    monkeypatch.setattr(generate, "POINTS_AT_ONCE", chunk)
     grid = grid_seconds(t, d, batch, context)
     assert grid.shape == (5, 7)
     assert grid == close(whole)

@@ -209,20 +209,20 @@ def test_a_kept_prompt_gives_what_reading_it_again_gives() -> None:
 def test_a_measurement_goes_on_where_it_was_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(unfinished, "EVERY", -1.0)
+    monkeypatch.setattr(unfinished, "WRITE_INTERVAL", -1.0)
     model, out = decoder("llama"), str(tmp_path / "layers.json")
     texts = prompts(*[READING.length] * READING.windows)
     about = {"model": "llama", "sizes": [3, 60, 6]}
-    first = Unfinished.beside(out, about)
+    first = Unfinished.resume(out, about)
     for i, _ in enumerate(measure_layers(model, READING, texts, 8, ABOUT, (2,), first)):
         if i == 3:
             break
-    again = Unfinished.beside(out, about)
+    again = Unfinished.resume(out, about)
     assert len(again.runs) == 3 and again.runs == first.runs  # all layers, K and V of the first
     again.runs[f"2,2 bits in 0-{model.arch.model.layers - 1}"] = [7.0] * 3
     (found,) = [x for x in measure_layers(model, READING, texts, 8, ABOUT, (2,), again)
                 if isinstance(x, LayerLosses)]  # fmt: skip
     assert (found.uniform[0] == 7.0).all() and (found.alone[:, 0, 0] > 0).all()
-    assert not Unfinished.beside(out, about | {"model": "other"}).runs
-    again.close()
+    assert not Unfinished.resume(out, about | {"model": "other"}).runs
+    again.remove()
     assert not list(tmp_path.iterdir())

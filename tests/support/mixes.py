@@ -82,7 +82,7 @@ def decided_bound(p: Programme, counts: Array, streamed: Array) -> Array:
     built = build_programme(p, counts=counts)
     decide_streaming(built, streamed)
     solution = solver.solve(built.problem, 1e-9, 20.0)
-    assert solution.found, solution
+    assert solution.has_values, solution
     times = np.array([t.value() for t in built.t])
     took = float(p.weight @ times)
     return times * min(1.0, solution.bound / took if np.isfinite(solution.bound) else 1.0)

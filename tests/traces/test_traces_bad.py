@@ -76,7 +76,7 @@ def test_lines_are_counted_over_blocks_and_torn_rows(
 ) -> None:
     from kvsim.traces import source
 
-    monkeypatch.setattr(source, "BLOCK", 64)
+    monkeypatch.setattr(source, "BYTES_AT_ONCE", 64)
     rows = [f"{i},{i},1" if i % 7 else f"{i}" for i in range(1, 60)]
     rows[40] = "41,x,1"
     path = written(tmp_path, "\n".join(["arrived_at,num_prefill_tokens,num_decode_tokens", *rows])

@@ -80,7 +80,7 @@ def test_small_pieces_change_nothing(
     if not arrow:
         for fast in ("_read_csv_block", "_read_json_block"):
             monkeypatch.setattr(containers, fast, lambda *_: None)
-    monkeypatch.setattr(source, "BLOCK", 120)
+    monkeypatch.setattr(source, "BYTES_AT_ONCE", 120)
     monkeypatch.setattr(containers, "CHUNK_ROWS", 2)
     pieces = read(tmp_path, TRACE_FILES[case][1]).requests
     for name in ("arrival", "prompt", "generate", "block_ids", "block_start"):

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from kvsim.engine.formats import Format, bytes_per_number, separable_parameters
 from kvsim.errors import InputError
-from kvsim.machines.deployment import WEIGHTS
+from kvsim.machines.deployment import WEIGHT_FORMATS
 from kvsim.validate.kernels.packing import WIDTHS, pack, unpack
 from kvsim.validate.kernels.quantise import quantise
 from kvsim.validate.kernels.stores import By, Levels, Store
@@ -238,7 +238,7 @@ def test_int4_weights(shape: tuple[int, int]) -> None:
     weight = torch.randn(shape, generator=torch.Generator().manual_seed(1)) * 0.1
     packed = int4(weight)
     outputs, inputs = shape
-    assert packed.nbytes == WEIGHTS["int4"].bytes(inputs, outputs)
+    assert packed.nbytes == WEIGHT_FORMATS["int4"].bytes(inputs, outputs)
     wide = packed.numbers()
     for output in range(outputs):
         for group in range(ceil(inputs / 128)):
@@ -261,7 +261,7 @@ def test_products_with_int4_weights(
     bias = torch.randn(shape[0], generator=generator).to(dtype)
     matrix = int4_matrix(weight, bias)
     assert matrix.tiled == tiled
-    assert sum(t.nbytes for t in matrix.tensors()[:2]) == WEIGHTS["int4"].bytes(*shape[::-1])
+    assert sum(t.nbytes for t in matrix.tensors()[:2]) == WEIGHT_FORMATS["int4"].bytes(*shape[::-1])
     expected = x.double() @ int4(weight).numbers().double().T + bias.double()
     rounding = {torch.float32: 1e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
     found = matrix(x)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from kvsim.errors import InputError
-from kvsim.files import SAMPLES, append, own_output, read_bytes, replace_text, truncate
+from kvsim.files import SAMPLES_FILE, append, own_output, read_bytes, replace_text, truncate
 from kvsim.frozen import frozen
 from kvsim.graph import Op
 
@@ -114,7 +114,7 @@ class Log:
             replace_text(path, first)
             return cls(path, header)
         with own_output():
-            text = read_bytes(path, SAMPLES)
+            text = read_bytes(path, SAMPLES_FILE)
         log = cls(path, header)
         if text.partition(b"\n")[0] != first.encode().rstrip():
             raise InputError(f"{path}: {_obstacle(text, header)}; move it away, or choose another")
@@ -178,7 +178,7 @@ def read_samples(path: Path) -> tuple[dict[str, Any], list[Sample]]:
     InputError
         If it cannot be read, or is no log.
     """
-    text = read_bytes(path, SAMPLES)
+    text = read_bytes(path, SAMPLES_FILE)
     try:
         header = json.loads(text.partition(b"\n")[0])
         if header.pop("samples") != SAMPLES_VERSION:

@@ -13,7 +13,7 @@ from kvsim.evidence.machine.samples import Sample
 from kvsim.frozen import frozen
 from kvsim.graph import Array, Channel, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.machines.hardware import KERNELS, Hardware, Kernel, Link, Stack
+from kvsim.machines.hardware import KERNEL_CLASSES, Hardware, Kernel, Link, Stack
 from kvsim.machines.profiles import number_of, with_numbers
 from kvsim.models.configs import load_model
 
@@ -113,7 +113,7 @@ class Solver:
         self.samples = samples
         links = {name: Link(1e9) for name in ("hbm", "dram", "h2d", "d2h", "link")}
         hardware = Hardware("", "", {"fp16": 1e12}, 1e12, links, 0, 0, None, "measured", {})
-        stack = Stack("", kernels=dict.fromkeys(KERNELS, Kernel()))
+        stack = Stack("", kernels=dict.fromkeys(KERNEL_CLASSES, Kernel()))
         # ops are ready-made, so that any model does
         self.d = Deployment(load_model("llama2-7b"), hardware, stack)
         self.hardware: dict[str, Known] = {}

@@ -17,7 +17,7 @@ from kvsim.evidence.ops.rows import LATENT_WIDTH, OpRows, OpTable
 from kvsim.evidence.stackfile import numbers_text
 from kvsim.frozen import frozen
 from kvsim.graph import Array, Number, Op, Point
-from kvsim.machines.deployment import WEIGHTS, Deployment
+from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment
 from kvsim.machines.hardware import Hardware, Stack
 from kvsim.machines.profiles import with_numbers
 from kvsim.models.model import LayerShape, Model
@@ -90,7 +90,7 @@ def _deployment(
 def _gemm(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
     d, s = _deployment(ShapeTable(), hardware, stack, rows.dtype, 1), rows.shape
     matrix = cast(tuple[int, int], (s["k"], s["n"]))
-    return _seconds(ops.gemm(d, "product", s["m"], matrix, WEIGHTS[rows.dtype]), d)
+    return _seconds(ops.gemm(d, "product", s["m"], matrix, WEIGHT_FORMATS[rows.dtype]), d)
 
 
 def _decode(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
@@ -138,13 +138,15 @@ def _sums(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
         d = _deployment(
             ShapeTable(hidden=rows.shape["elements"][here]), hardware, stack, "fp16", int(gpus)
         )
-        out[here] = _seconds(all_reduce(d, "sum", ops.HALF * d.shard.hidden)[0], d)
+        out[here] = _seconds(all_reduce(d, "sum", ops.FP16_BYTES * d.shard.hidden)[0], d)
     return out
 
 
 def _quantising(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
     d, s = _deployment(ShapeTable(), hardware, stack, "fp8-dynamic", 1), rows.shape
-    return np.asarray(ops.quantising(d, WEIGHTS["fp8-dynamic"], s["m"] * s["k"]), dtype=float)
+    return np.asarray(
+        ops.quantising(d, WEIGHT_FORMATS["fp8-dynamic"], s["m"] * s["k"]), dtype=float
+    )
 
 
 PREDICTED: Mapping[str, Callable[[OpRows, Hardware, Stack], Array]] = {

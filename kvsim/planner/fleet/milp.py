@@ -168,7 +168,7 @@ def add_shares(
 def run_solver(problem: solver.Problem) -> float:
     """Solve; the bound on the cost."""
     solution = solver.solve(problem, SOLVER_GAP, SOLVER_SECONDS)
-    if not solution.found:
+    if not solution.has_values:
         raise InfeasibleError("no fleet carries the demand within the targets and limits")
     bound, found = solution.bound, solution.objective
     return min(bound, found) if np.isfinite(bound) else found

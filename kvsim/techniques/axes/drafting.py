@@ -11,7 +11,7 @@ from kvsim.engine.buffers import SCORE_MEMORY
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op, Point
-from kvsim.machines.deployment import WEIGHTS, Deployment, WeightFormat
+from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment, WeightFormat
 from kvsim.techniques.axes.base import Drafting, Launches, LayerPass, Parts, Selection, Storage
 from kvsim.techniques.axes.selection import gather_kept, kept_tokens, observe, select
 from kvsim.techniques.axes.settings import param
@@ -222,7 +222,7 @@ class Selfdraft(Drafting):
 
     @property
     def _mlp(self) -> WeightFormat | None:
-        return WEIGHTS["int4"] if self.weight_bits == 4 else None
+        return WEIGHT_FORMATS["int4"] if self.weight_bits == 4 else None
 
     @property
     def _small(self) -> bool:
@@ -308,7 +308,7 @@ class Selfdraft(Drafting):
             return 0.0
         scores = p.batch * m.heads * WINDOW * p.prompt
         chosen = ops.kv_bytes(m, p.batch * np.minimum(self.budget, p.prompt))
-        ranking = np.maximum(SCORE_MEMORY * scores, ops.HALF * scores + GATHERED * chosen)
+        ranking = np.maximum(SCORE_MEMORY * scores, ops.FP16_BYTES * scores + GATHERED * chosen)
         return ops.kv_bytes(m, p.batch * p.prompt) + ranking
 
 

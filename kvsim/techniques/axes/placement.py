@@ -216,7 +216,7 @@ class HostPlacement(Placement):
         here = attend(at, self.attention_waits(at))
         if not positive(share):
             return here
-        queries = ops.HALF * p.tokens * m.heads * m.head_dim
+        queries = ops.FP16_BYTES * p.tokens * m.heads * m.head_dim
         whole = next(op for op in here if op.name == "attn")
         kept = ops.kv_bytes(m, p.batch * at.kept)
         read: dict[Channel, Number] = {"dram": share * (kept + 2 * queries)}
@@ -244,7 +244,7 @@ class HostPlacement(Placement):
             size = self.weights_host * layer_weights(d, at.shape) / self.parts
             found.append(copy_pinned("load_weights", "h2d", size, after=(FREE,), prefetch=True))
         if self.states_host:
-            states = self.states_host * ops.HALF * at.p.tokens * d.shard.hidden
+            states = self.states_host * ops.FP16_BYTES * at.p.tokens * d.shard.hidden
             found.append(copy_pinned("load_states", "h2d", states, prefetch=True))
             found.append(copy_pinned("store_states", "d2h", states))
         return found
@@ -298,7 +298,7 @@ class HostPlacement(Placement):
             largest = max(layer_weights(d, s) for block, _ in d.shard.layout for s in block)
             gpu["weight buffers"] = 2 * self.weights_host * largest
         others = self.parts if self.parts > 1 and not positive(self.cpu_share) else 0
-        states = others * ops.HALF * p.tokens * d.shard.hidden
+        states = others * ops.FP16_BYTES * p.tokens * d.shard.hidden
         if not others:
             return {"gpu": gpu}
         gpu["hidden states"] = (1 - self.states_host) * states

@@ -106,7 +106,7 @@ def score_matrix(at: LayerPass) -> Buffers:
     d, p = at.d, at.p
     there = p.prefill and not attention.score_bytes(d, p)
     alive = np.minimum(p.tokens, d.stack.memory.prefill_chunk) * p.length
-    scores = ops.HALF * d.shard.heads * alive if there else 0.0
+    scores = ops.FP16_BYTES * d.shard.heads * alive if there else 0.0
     return {"gpu": {"score matrix": scores}}
 
 
@@ -124,8 +124,8 @@ def observe(at: LayerPass, window: Number, budget: Number) -> Op:
     asking = np.minimum(window, p.prompt)
     pairs = asking * p.prompt * evicts
     width = m.k_width / m.cached_heads
-    keys = ops.HALF * p.batch * m.k_width * p.prompt * evicts
-    queries = ops.HALF * p.batch * m.heads * width * asking * evicts
+    keys = ops.FP16_BYTES * p.batch * m.k_width * p.prompt * evicts
+    queries = ops.FP16_BYTES * p.batch * m.heads * width * asking * evicts
     scores = 2 * ops.SCORE * p.batch * m.heads * pairs  # softmax, then pooling over queries
     flops = 2.0 * p.batch * m.heads * width * pairs
     return Op("observe", kernel="attention", flops=flops, bytes={"hbm": keys + queries + scores})

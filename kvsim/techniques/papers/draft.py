@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Point, Step
-from kvsim.machines.deployment import WEIGHTS, Deployment
+from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment
 from kvsim.models.configs import load_model
 from kvsim.techniques.axes.base import Drafting, Parts, Placement, Selection, Storage
 from kvsim.techniques.axes.drafting import Rounds
@@ -26,7 +26,7 @@ class Draft(Rounds):
     name = "draft"
 
     model: str = param("llama3.2-1b", "model that drafts", also=bool)
-    weights: str = param("fp16", "format of its weights", choices=tuple(WEIGHTS))
+    weights: str = param("fp16", "format of its weights", choices=tuple(WEIGHT_FORMATS))
     tp: int = param(0, "GPUs that share it (0: as many as the model)", choices=(0, 1, 2, 4, 8))
 
     def __post_init__(self) -> None:

@@ -10,7 +10,7 @@ from kvsim.engine import ops
 from kvsim.engine.buffers import layer_weights
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Group, Op, Point, Step
-from kvsim.machines.deployment import WEIGHTS, Deployment
+from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment
 from kvsim.models.model import LayerShape
 from kvsim.techniques.axes.base import (
     Drafting,
@@ -60,7 +60,7 @@ class Head(Rounds):
 
     def _pass(self, deployment: Deployment, point: Point, settled: bool = False) -> Step:
         """New tokens through the head; a prompt yields no draft yet."""
-        m, fp16 = deployment.shard, WEIGHTS["fp16"]
+        m, fp16 = deployment.shard, WEIGHT_FORMATS["fp16"]
         parts = Parts(Selection(), Storage(), Placement(), Drafting())
         layer = layer_ops(LayerPass(deployment, point, self.shape(deployment), parts))
         made = {"join_inputs": 2} | ({"fuse_states": self.fused} if settled and self.fused else {})
@@ -68,12 +68,12 @@ class Head(Rounds):
             ops.gemm(deployment, name, point.tokens, (many * m.hidden, m.hidden), fp16)
             for name, many in reversed(made.items())
         ]
-        group, moved = Group(((*joins, *layer),), 1), 2 * ops.HALF * m.hidden * point.tokens
+        group, moved = Group(((*joins, *layer),), 1), 2 * ops.FP16_BYTES * m.hidden * point.tokens
         if point.prefill:
             return Step((group,), (Op("sample", bytes={"hbm": moved}),))
         vocab = self.vocab(deployment)
         logits = ops.gemm(deployment, "draft_head", point.batch, (m.hidden, vocab), fp16)
-        moved = moved + ops.HALF * point.batch * (vocab + 2 * m.hidden)
+        moved = moved + ops.FP16_BYTES * point.batch * (vocab + 2 * m.hidden)
         choice = Op("sample", bytes={"hbm": moved}, fixed=deployment.stack.time.step)
         return Step((group,), (logits, choice))
 
@@ -84,10 +84,10 @@ class Head(Rounds):
         m = deployment.shard
         size = (
             layer_weights(deployment, self.shape(deployment))
-            + ops.HALF * (2 + self.fused) * m.hidden**2
+            + ops.FP16_BYTES * (2 + self.fused) * m.hidden**2
         )
         if self.vocab(deployment) != m.vocab:
-            size += ops.HALF * m.hidden * self.vocab(deployment)
+            size += ops.FP16_BYTES * m.hidden * self.vocab(deployment)
         tokens = point.max_length if deployment.stack.cache.static else point.length
         cache = deployment.stack.cache.overhead * ops.kv_bytes(
             m, point.batch * (tokens + self.gamma)

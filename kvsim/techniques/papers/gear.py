@@ -66,7 +66,7 @@ class Gear(Storage):
         """P: a row per packed token and head; Q: a row per channel and block; of K and V. [B]"""
         m = at.d.shard
         rows = 2 * m.cached_heads * self._packed(tokens) + m.kv_width * self._products(at, tokens)
-        return ops.HALF * self.rank * at.p.batch * rows
+        return ops.FP16_BYTES * self.rank * at.p.batch * rows
 
     def _products(self, at: LayerPass, tokens: Number) -> Number:
         """Error products: that of the prompt's whole blocks, and one for each packed since."""
@@ -75,7 +75,7 @@ class Gear(Storage):
         return first + (self._packed(tokens) - self._packed(prompt)) / self.residual
 
     def _sparse(self, deployment: Deployment, numbers: Number) -> Number:
-        return self.outliers * numbers * (ops.HALF + deployment.stack.selection.index_bytes)
+        return self.outliers * numbers * (ops.FP16_BYTES + deployment.stack.selection.index_bytes)
 
     def prepare(self, at: LayerPass) -> list[Op]:
         """As KIVI, then the search for outliers and power iteration over the error, per block."""
@@ -86,8 +86,10 @@ class Gear(Storage):
             packed = self._packed(kept) - self._packed(np.minimum(kept, p.context))
             numbers = d.shard.kv_width * p.batch * packed
         often = 1.0 if p.prefill else 1.0 / self.residual
-        found = (ops.HALF * numbers + self._sparse(d, numbers)) * (np.asarray(self.outliers) > 0)
-        error = ops.HALF * numbers * (self.rank > 0)  # written once, read by every product
+        found = (ops.FP16_BYTES * numbers + self._sparse(d, numbers)) * (
+            np.asarray(self.outliers) > 0
+        )
+        error = ops.FP16_BYTES * numbers * (self.rank > 0)  # written once, read by every product
         flops = 4.0 * LOOPS * self.rank * numbers
         orthonormal = QR * p.batch * d.shard.cached_heads * often * (self.rank > 0)
         return [
@@ -138,5 +140,5 @@ class Gear(Storage):
         """One layer's prompt until it is packed, and the error of its keys or values."""
         d, p = at.d, at.p
         widest = max(d.shard.k_width, d.shard.v_width) * (self.rank > 0)
-        error = ops.HALF * widest * p.tokens if p.prefill else 0.0
+        error = ops.FP16_BYTES * widest * p.tokens if p.prefill else 0.0
         return merge(ops.prompt_kv(d, p), {"gpu": {"error": error}})

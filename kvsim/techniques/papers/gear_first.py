@@ -83,7 +83,7 @@ class GearFirst(WholeStorage):
     def _factors(self, deployment: Deployment, batch: Number, tokens: Number) -> Number:
         """A row per token and one per channel, of keys and of values. [B]"""
         rows = 2 * tokens + self._numbers(deployment, 1.0)
-        return ops.HALF * batch * self._columns(deployment, tokens) * rows
+        return ops.FP16_BYTES * batch * self._columns(deployment, tokens) * rows
 
     def prepare(self, at: LayerPass) -> list[Op]:
         """Decoding attends to the restored cache."""
@@ -160,7 +160,7 @@ class GearFirst(WholeStorage):
         return {
             "kv": d.shard.queries_per_kv * resident_kv(at, self.stored),
             "factors": self._factors(d, at.p.batch, tokens),
-            "outliers": self.outliers * numbers * (ops.HALF + POSITION),
+            "outliers": self.outliers * numbers * (ops.FP16_BYTES + POSITION),
         }
 
     def shared_buffers(self, at: LayerPass) -> Buffers:

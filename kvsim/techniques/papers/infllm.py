@@ -138,7 +138,7 @@ class Infllm(Selection):
         m, p = at.d.shard, at.p
         keys = p.batch * among * self.representatives
         flops = 2.0 * m.heads * m.k_width / m.cached_heads * keys
-        read = ops.HALF * m.k_width * keys
+        read = ops.FP16_BYTES * m.k_width * keys
         return [
             Op("relevance", kernel="attention", flops=flops, bytes={"hbm": read}),
             ops.top_k("topk", p.batch * among, sync=at.d.stack.selection.gather_sync),
@@ -150,7 +150,7 @@ class Infllm(Selection):
         forms = self._forms(p, at.shape)
         keys = p.batch * np.minimum(p.length, self.local + p.new - 1) * forms
         pairs = p.batch * attention.query_key_pairs(d, p, self.local) * forms
-        moved = (ops.HALF * m.k_width + ops.SCORE * m.heads) * keys
+        moved = (ops.FP16_BYTES * m.k_width + ops.SCORE * m.heads) * keys
         flops = 2.0 * m.heads * m.k_width / m.cached_heads * pairs
         return Op("represent", kernel="attention", flops=flops, bytes={"hbm": moved})
 
@@ -166,10 +166,10 @@ class Infllm(Selection):
         scored = np.minimum(tokens, self.local + self.block) * self._forms(p, at.shape)
         return {
             "gpu": {
-                "representatives": ops.HALF * m.k_width * p.batch * self.representatives * n,
+                "representatives": ops.FP16_BYTES * m.k_width * p.batch * self.representatives * n,
                 "block cache": ops.kv_bytes(m, p.batch * held * self.block),
                 "fetched blocks": ops.kv_bytes(m, p.batch * np.minimum(n, self.k) * self.block),
-                "scores": ops.HALF * p.batch * m.heads * scored,
+                "scores": ops.FP16_BYTES * p.batch * m.heads * scored,
             },
             "host": {"kv": ops.kv_bytes(m, p.batch * n * self.block)},
         }

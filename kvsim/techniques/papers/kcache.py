@@ -101,7 +101,7 @@ class TopValues(Selection):
         # rows can be fetched than there are (the paper's models have one query head per KV head)
         rows = p.batch * np.minimum(p.new * m.heads * chosen, m.kv_heads * length)
         size = v_number * rows * m.head_dim
-        weights = ops.HALF * p.tokens * m.heads * chosen
+        weights = ops.FP16_BYTES * p.tokens * m.heads * chosen
         if not away:  # a layer whose values stay on the GPU reads the chosen ones there
             shared = v_number * p.batch * m.v_width * chosen  # if a group chose alike
             more = size - shared + weights
@@ -109,8 +109,10 @@ class TopValues(Selection):
             return [*arrive, *attend(at, values=chosen, extra_bytes=more), select,
                     *storage.complete(at)]  # fmt: skip
         flops = 2.0 * p.tokens * m.heads * m.head_dim * chosen  # step 5: 2 b N d (table 1)
-        out = ops.HALF * p.tokens * m.heads * m.head_dim
-        without = ops.HALF * m.v_width * p.tokens + out  # no values are written, nor an output
+        out = ops.FP16_BYTES * p.tokens * m.heads * m.head_dim
+        without = (
+            ops.FP16_BYTES * m.v_width * p.tokens + out
+        )  # no values are written, nor an output
         weighted: dict[Channel, Number] = {"hbm": size + weights + out}
         fetched = place.v_host * size
         return [

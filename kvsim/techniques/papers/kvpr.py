@@ -149,7 +149,7 @@ class Place(HostPlacement):
         product = ops.gemm(d, "recompute", p.batch * split, matrix, after=("load_inputs",))
         wanted = np.asarray(split) > 0
         # the paper's OPT models learn positions; elsewhere recomputed keys get theirs once more
-        rotated = 0.0 if m.learned_positions else 2 * ops.HALF * m.k_width * p.batch * split
+        rotated = 0.0 if m.learned_positions else 2 * ops.FP16_BYTES * m.k_width * p.batch * split
         recompute = replace(product, bytes={"hbm": (product.bytes["hbm"] + rotated) * wanted})
         merged: Number = 0.0
         if d.stack.offload.merge_passes:  # both parts are copied into one buffer

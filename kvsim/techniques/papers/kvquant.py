@@ -48,7 +48,7 @@ class Kvquant(Storage):
     def prepare(self, at: LayerPass) -> list[Op]:
         """New tokens are packed, their outliers and ranges found."""
         numbers = at.d.shard.kv_width * at.staying
-        found = ops.HALF * numbers + self._more(at, at.p.new)
+        found = ops.FP16_BYTES * numbers + self._more(at, at.p.new)
         return [*pack(at), Op("outliers", kernel="topk", bytes={"hbm": found})]
 
     def extra_bytes(self, at: LayerPass) -> Number:

@@ -60,7 +60,7 @@ class Mikv(WholeStorage):
 
     @property
     def _packs(self) -> Array:
-        return (np.asarray(self._number) < ops.HALF).astype(float)
+        return (np.asarray(self._number) < ops.FP16_BYTES).astype(float)
 
     @property
     def stored(self) -> Format:
@@ -95,8 +95,8 @@ class Mikv(WholeStorage):
         new = at.staying
         if p.prefill and at.selection.evicts != "never":
             new = p.batch * at.selection.prompt_kept(at)
-        moved = m.kv_width * new * (ops.HALF + np.asarray(self._number))
-        balance = ops.HALF * p.tokens * balanced * self._packs
+        moved = m.kv_width * new * (ops.FP16_BYTES + np.asarray(self._number))
+        balance = ops.FP16_BYTES * p.tokens * balanced * self._packs
         return [
             Op("balance", kernel="pointwise", bytes={"hbm": balance}),
             Op("quantise", kernel="quantise", bytes={"hbm": moved * self._packs}),
@@ -129,7 +129,7 @@ class Mikv(WholeStorage):
             "kv": d.stack.cache.overhead * packed,
             "indices": d.stack.selection.index_bytes * p.batch * m.cached_heads * tokens * mixed,
             "scores": 4.0 * p.batch * m.heads * tokens,
-            "balancer": ops.HALF * p.batch * m.k_width * self._packs,
+            "balancer": ops.FP16_BYTES * p.batch * m.k_width * self._packs,
         }
 
     def shared_buffers(self, at: LayerPass) -> Buffers:

@@ -29,4 +29,4 @@ class Mtp(Head):
 
     def shape(self, deployment: Deployment) -> LayerShape:
         """The kind of the model's last layer that attends, with an MLP."""
-        return replace(deployment.model.usual, mlp=True)
+        return replace(deployment.model.cached_shape, mlp=True)

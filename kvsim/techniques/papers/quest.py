@@ -55,21 +55,23 @@ class Quest(Chosen):
 
     def _bounds(self, at: LayerPass, tokens: Number) -> Number:
         """Two keys per page. [B]"""
-        return 2 * ops.HALF * at.d.shard.k_width * at.p.batch * np.ceil(tokens / self.page)
+        return 2 * ops.FP16_BYTES * at.d.shard.k_width * at.p.batch * np.ceil(tokens / self.page)
 
     def estimate(self, at: LayerPass) -> list[Op]:
         """Per channel the greater of both products, summed over a head."""
         m, p = at.d.shard, at.p
         pages = np.ceil(at.kept / self.page)
         flops = 4.0 * p.tokens * m.heads * m.head_dim * pages
-        scores = 2 * ops.HALF * p.tokens * m.heads * pages  # written, then compared
-        moved = self._bounds(at, at.kept) + ops.HALF * p.tokens * m.heads * m.head_dim + scores
+        scores = 2 * ops.FP16_BYTES * p.tokens * m.heads * pages  # written, then compared
+        moved = (
+            self._bounds(at, at.kept) + ops.FP16_BYTES * p.tokens * m.heads * m.head_dim + scores
+        )
         return [Op("bounds", kernel="attention", flops=flops, bytes={"hbm": moved}, size=p.new)]
 
     def summarise(self, at: LayerPass) -> list[Op]:
         """Bounds of new pages; a decoded token updates one."""
         m, p = at.d.shard, at.p
-        read = ops.HALF * m.k_width * p.tokens
+        read = ops.FP16_BYTES * m.k_width * p.tokens
         written = self._bounds(at, p.new if p.prefill else 1.0)
         old = 0.0 if p.prefill else written
         return [Op("page_bounds", bytes={"hbm": read + old + written})]

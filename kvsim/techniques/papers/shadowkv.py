@@ -56,13 +56,13 @@ class Landmarks(Chosen):
         return self.chunk * np.minimum(self.outliers, np.ceil(tokens / self.chunk))
 
     def _means(self, at: LayerPass, tokens: Number) -> Number:
-        return ops.HALF * at.d.shard.k_width * at.p.batch * np.ceil(tokens / self.chunk)
+        return ops.FP16_BYTES * at.d.shard.k_width * at.p.batch * np.ceil(tokens / self.chunk)
 
     def estimate(self, at: LayerPass) -> list[Op]:
         """Queries against every landmark; scores are written, then compared."""
         m, p = at.d.shard, at.p
         flops = 2.0 * p.tokens * m.heads * m.head_dim * self.pages(at)
-        asked = ops.HALF * p.tokens * m.heads * m.head_dim
+        asked = ops.FP16_BYTES * p.tokens * m.heads * m.head_dim
         moved = self._means(at, _prompt(at)) + asked + 4.0 * p.tokens * m.heads * self.pages(at)
         return [Op("landmarks", kernel="attention", flops=flops, bytes={"hbm": moved}, size=p.new)]
 
@@ -71,7 +71,7 @@ class Landmarks(Chosen):
         m, p = at.d.shard, at.p
         if not p.prefill:
             return []
-        moved = 2 * ops.HALF * m.k_width * p.tokens + self._means(at, p.new)
+        moved = 2 * ops.FP16_BYTES * m.k_width * p.tokens + self._means(at, p.new)
         copied = 2 * ops.kv_bytes(m, p.batch * self._stay(p.new))
         return [Op("chunk_means", bytes={"hbm": moved + copied})]
 
@@ -82,7 +82,7 @@ class Landmarks(Chosen):
     def resident(self, at: LayerPass) -> Buffers:
         """Landmarks and outlier chunks; values of generated tokens beside those on the host."""
         m, p, prompt = at.d.shard, at.p, _prompt(at)
-        recent = at.placement.v_host * ops.HALF * m.v_width * p.batch * _generated(at)
+        recent = at.placement.v_host * ops.FP16_BYTES * m.v_width * p.batch * _generated(at)
         which = at.d.stack.selection.index_bytes * p.batch * m.cached_heads
         stay = self._stay(prompt)
         outliers = ops.kv_bytes(m, p.batch * stay) + which * stay / self.chunk
@@ -130,11 +130,11 @@ class Lowrank(Storage):
 
     def _left(self, at: LayerPass, tokens: Number) -> Number:
         """A row per token of the prompt. [B]"""
-        return ops.HALF * self.rank * at.p.batch * np.minimum(tokens, at.p.prompt)
+        return ops.FP16_BYTES * self.rank * at.p.batch * np.minimum(tokens, at.p.prompt)
 
     def _right(self, at: LayerPass) -> Number:
         """A column per number of a token's keys, for every sequence. [B]"""
-        return ops.HALF * self.rank * at.d.shard.k_width * at.p.batch
+        return ops.FP16_BYTES * self.rank * at.d.shard.k_width * at.p.batch
 
     def complete(self, at: LayerPass) -> list[Op]:
         """The prompt's keys are decomposed."""
@@ -143,14 +143,14 @@ class Lowrank(Storage):
         m, p = at.d.shard, at.p
         flops = p.batch * (6.0 * p.new * m.k_width**2 + 20.0 * m.k_width**3)
         made = self._left(at, p.new) + self._right(at)
-        moved = (ops.HALF + 2 * SINGLE) * m.k_width * p.tokens + made
+        moved = (ops.FP16_BYTES + 2 * SINGLE) * m.k_width * p.tokens + made
         return [Op("svd", kernel="gemm", flops=flops, bytes={"hbm": moved}, dtype="fp32")]
 
     def restore(self, at: LayerPass, tokens: Number) -> list[Op]:
         """Keys of so many tokens per KV head, with their positions."""
         m, p = at.d.shard, at.p
         keys = p.batch * m.cached_heads * tokens
-        moved = ops.HALF * keys * (self.rank + m.head_dim) + self._right(at)
+        moved = ops.FP16_BYTES * keys * (self.rank + m.head_dim) + self._right(at)
         flops = 2.0 * keys * self.rank * m.head_dim
         return [Op("restore_keys", kernel="gemm", flops=flops, bytes={"hbm": moved}, size=tokens)]
 
@@ -159,13 +159,15 @@ class Lowrank(Storage):
         m, p, overhead = at.d.shard, at.p, at.d.stack.cache.overhead
         generated = np.maximum(at.kept - p.prompt, 0.0)
         keys = (
-            self._left(at, at.kept) + self._right(at) + ops.HALF * m.k_width * p.batch * generated
+            self._left(at, at.kept)
+            + self._right(at)
+            + ops.FP16_BYTES * m.k_width * p.batch * generated
         )
-        return overhead * keys, overhead * ops.HALF * m.v_width * p.batch * at.kept
+        return overhead * keys, overhead * ops.FP16_BYTES * m.v_width * p.batch * at.kept
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
         """One layer's keys while the prompt is read."""
-        read = ops.HALF * at.d.shard.k_width * at.p.tokens if at.p.prefill else 0.0
+        read = ops.FP16_BYTES * at.d.shard.k_width * at.p.tokens if at.p.prefill else 0.0
         return {"gpu": {"prompt keys": read}}
 
 

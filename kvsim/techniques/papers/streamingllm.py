@@ -37,7 +37,7 @@ class Streamingllm(Bounded):
         """Sinks' keys move along with the window: one kernel per step for those of all layers."""
         evicts = np.asarray(at.p.length) > self.budget
         stored, _ = at.storage.number_bytes(at)
-        moved = self._sink_keys(at) * (1 + stored / ops.HALF) * evicts
+        moved = self._sink_keys(at) * (1 + stored / ops.FP16_BYTES) * evicts
         return [Op("turn", bytes={"hbm": moved}, launches=1.0 / at.d.model.layers)]
 
     def complete(self, at: LayerPass) -> list[Op]:
@@ -47,7 +47,7 @@ class Streamingllm(Bounded):
     def _sink_keys(self, at: LayerPass) -> Number:
         """One layer's keys of the sinks; learned positions do not move. [B]"""
         m = at.d.shard
-        return ops.HALF * m.k_width * at.p.batch * self.sink * (not m.learned_positions)
+        return ops.FP16_BYTES * m.k_width * at.p.batch * self.sink * (not m.learned_positions)
 
     def resident(self, at: LayerPass) -> Buffers:
         """Sinks' keys once more, as they were before they moved along.

@@ -58,7 +58,7 @@ class Turboquant(Storage):
             tokens = p.batch * (kept - np.minimum(kept, p.context))
         heads = m.heads * m.head_dim * (not p.prefill)
         numbers = tokens * (heads + cached * m.kv_width)
-        moved = 2 * ops.HALF * numbers + ops.HALF * m.head_dim**2
+        moved = 2 * ops.FP16_BYTES * numbers + ops.FP16_BYTES * m.head_dim**2
         return Op(
             name, kernel="gemm", flops=2.0 * m.head_dim * numbers, bytes={"hbm": moved},
             size=tokens,

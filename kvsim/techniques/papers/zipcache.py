@@ -105,7 +105,9 @@ class Zipcache(WholeStorage):
         # ChannelQuant makes a scale and a zero point per channel of K, CSTQuant a c_i per channel
         # of V, for each set of tokens packed together; and two per token of V (table 1)
         sets = times * ((np.asarray(high) > 0) + 1.0 * (np.asarray(low) > 0))
-        parameters = ops.HALF * separable_parameters(batch, m.kv_width / 2, first + later, sets)
+        parameters = ops.FP16_BYTES * separable_parameters(
+            batch, m.kv_width / 2, first + later, sets
+        )
         return numbers + parameters * (np.asarray(self._bits) < 16)
 
     def _fresh(self, at: LayerPass) -> Number:
@@ -152,7 +154,7 @@ class Zipcache(WholeStorage):
         times = 1 + np.ceil(later / self.window)
         packed = self._packed(at.d, batch, first, later, times)
         plain = ops.kv_bytes(m, batch * at.kept)
-        return packed + ops.kv_bytes(m, batch * fresh) - plain * stored.number / ops.HALF
+        return packed + ops.kv_bytes(m, batch * fresh) - plain * stored.number / ops.FP16_BYTES
 
     def complete(self, at: LayerPass) -> list[Op]:
         """Probes score tokens; saliency is selected once per window."""
@@ -180,7 +182,7 @@ class Zipcache(WholeStorage):
         # A_probe (equation 9): probes x all keys, a softmax, and sums per column (equation 8)
         probes = np.maximum(np.round(self.probe * p.new), self.probe > 0)
         pairs = probes * tokens
-        read = ops.HALF * (p.batch * m.k_width * tokens + heads * width * probes)
+        read = ops.FP16_BYTES * (p.batch * m.k_width * tokens + heads * width * probes)
         scores = 2 * ops.SCORE * heads * pairs  # before and after the softmax
         sums = 4.0 * p.batch * m.cached_heads * tokens * (probes > 0)
         flops = 2.0 * heads * width * pairs

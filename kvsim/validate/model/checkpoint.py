@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from kvsim.errors import InputError, first_line
-from kvsim.files import TOKENIZER, WEIGHTS, check_input, open_input
+from kvsim.files import TOKENIZER, WEIGHTS_FILE, check_input, open_input
 from kvsim.frozen import frozen
 from kvsim.validate.model.architecture import Architecture, load_architecture, read_architecture
 from kvsim.validate.model.gguf import Gguf
@@ -79,7 +79,7 @@ def checksum(source: TensorSource) -> str:
     files = [place] if place.is_file() else sorted(place.glob("*.safetensors"))
     digests = []
     for path in files:
-        with open_input(path, WEIGHTS) as file:
+        with open_input(path, WEIGHTS_FILE) as file:
             digests.append(file_digest(file, "sha256").hexdigest())
     whole = digests[0] if len(digests) == 1 else sha256("".join(digests).encode()).hexdigest()
     return f"{place.resolve().name}; sha256 {whole}"
@@ -98,7 +98,7 @@ class Safetensors:
             raise InputError(f"{self.where}: the directory holds no *.safetensors; fetch them")
         for path in paths:
             try:
-                file: Any = safe_open(check_input(path, WEIGHTS), framework="pt")
+                file: Any = safe_open(check_input(path, WEIGHTS_FILE), framework="pt")
             except InputError:
                 raise
             except Exception as error:

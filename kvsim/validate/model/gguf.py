@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from kvsim.errors import InputError, unknown
-from kvsim.files import WEIGHTS, open_input
+from kvsim.files import WEIGHTS_FILE, open_input
 
 MAGIC = b"GGUF"
 MOST_ENTRIES = 1_000_000  # fields, tensors or items of one array
@@ -35,7 +35,7 @@ def check_header(path: Path) -> None:
         If it declares more than the file can hold, nests arrays, has text that is not UTF-8, or a
         tensor without numbers.
     """
-    with open_input(path, WEIGHTS) as file:
+    with open_input(path, WEIGHTS_FILE) as file:
         _Header(file, path).check()
 
 

@@ -2,7 +2,7 @@
 
 import torch
 
-from kvsim.console import tell
+from kvsim.console import print_note
 from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
@@ -45,7 +45,7 @@ class OpenedCheckpoint:
         """
         tokeniser, tokens = self._split(text)
         texts = windows(tokens, reading.windows, reading.length, tokeniser.start)
-        tell(f"loading {self.source.where}")
+        print_note(f"loading {self.source.where}")
         weights = load_weights(self.arch, self.source, self.device, torch.float32)
         decoder = Decoder(self.arch, weights, length, deployment=self.machine)
         gpu = self.device.type == "cuda"

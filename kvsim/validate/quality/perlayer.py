@@ -111,10 +111,10 @@ def measure_layers(
 
     def losses(pair: tuple[int, int], layers: range) -> Array:
         name = f"{pair[0]},{pair[1]} bits in {layers.start}-{layers.stop - 1}"
-        found = done.known(name, len(texts))
+        found = done.run_losses(name, len(texts))
         if found is None:
             found = _run(kept, packed(*pair, group, layers, count), texts, truth).by_window
-            done.keep(name, found)
+            done.record_run(name, found)
         return found
 
     for b, layer in runs:
