@@ -216,9 +216,9 @@ def validate_quality(inputs: Inputs) -> "Result[Any]":
     from kvsim.validate.quality.settings import (
         Reading,
         check_reading,
+        list_default_techniques,
         rehearse_all,
         sort_out,
-        usual,
     )
     from kvsim.validate.quality.text import read_text
 
@@ -228,7 +228,7 @@ def validate_quality(inputs: Inputs) -> "Result[Any]":
     read = read_text(inputs.text)
     opened = OpenedCheckpoint.open(inputs.model, inputs.device, inputs.gpu)
     reading = Reading(inputs.batch, inputs.prompt, inputs.generate)
-    some = techniques or usual(opened.arch.model, reading.prompt)
+    some = techniques or list_default_techniques(opened.arch.model, reading.prompt)
     able, refused = rehearse_all(opened.arch, some, reading, opened.machine)
     for error in refused:
         if techniques:
@@ -353,7 +353,7 @@ def validate_plan(inputs: Inputs) -> "Result[Any]":
         length = check_reading(arch, reading, False, where)
         opened = OpenedCheckpoint(model, arch, source, where, machine)
         decoder, texts, _ = opened.read(read_text(inputs.text), reading, length)
-        print_note(f"loss: {reading.about.partition(';')[0]}")
+        print_note(f"loss: {reading.description.partition(';')[0]}")
         loss = measure_loss(decoder, plan.technique, reading, texts)
     half = devices.place(where, quick=False).half
     weights = (

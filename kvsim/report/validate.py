@@ -11,7 +11,7 @@ from kvsim.report.result import Result
 from kvsim.report.table import Table, cells_table
 from kvsim.report.terminal import BLANK, Block, Heading
 from kvsim.report.units import short
-from kvsim.validate.counts.check import TOLERANCE, CannotRun, CheckedTechnique
+from kvsim.validate.counts.check import LOGIT_TOLERANCE, CannotRun, CheckedTechnique
 from kvsim.validate.counts.compare import CHANNELS, Buffer, Line
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ SHADES = {
     "equal": ("#26866a", ""), "explained": ("#8a7413", "/"), "DIFFER": ("#c0453f", "x"),
 }  # fmt: skip
 KEY = (
-    f"exact: gives full KV's tokens; its fp32 logits must be within {TOLERANCE:g} of them. "
+    f"exact: gives full KV's tokens; its fp32 logits must be within {LOGIT_TOLERANCE:g} of them. "
     "Rows are what was counted, over all layers and passes. equal: predicted to the last "
     "digit; explained: it differs for the reason given, and the prediction is below it."
 )

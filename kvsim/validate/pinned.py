@@ -14,8 +14,8 @@ from kvsim.errors import InputError
 from kvsim.validate.processor import available_memory
 
 MAPPED = 3  # cudaHostRegisterPortable and cudaHostRegisterMapped
-LINE = 64  # every home begins at a line of the host's cache [B]
-ROOM = 0.8  # of the host's free memory that a run may pin
+CACHE_LINE = 64  # every home begins at a line of the host's cache [B]
+PINNED_SHARE = 0.8  # of the host's free memory that a run may pin
 
 
 class HostArena:
@@ -104,7 +104,7 @@ def check_host_memory(needed: int, what: str, free: Callable[[], int] = availabl
         Saying what is needed and what is free.
     """
     there = free()
-    if needed > ROOM * there:
+    if needed > PINNED_SHARE * there:
         raise InputError(
             f"{what}: {needed / 2**30:.1f} GiB of host memory are needed, {there / 2**30:.1f} GiB "
             f"are free; choose a smaller batch, or shorter prompts"
@@ -113,7 +113,7 @@ def check_host_memory(needed: int, what: str, free: Callable[[], int] = availabl
 
 def lines(size: int) -> int:
     """A size in whole lines of the cache. [B]"""
-    return -(-size // LINE) * LINE
+    return -(-size // CACHE_LINE) * CACHE_LINE
 
 
 def _runtime() -> Any:

@@ -19,8 +19,8 @@ from kvsim.validate.quality.settings import Reading
 from kvsim.validate.times.compared import Measured
 from kvsim.validate.times.timed import Timing, run_timed
 
-REPEATS = 3
-FULL = "full"
+PLANNED_REPEATS = 3
+BASELINE = "full"
 
 
 @frozen
@@ -49,7 +49,7 @@ def measure_loss(
     ----------
     texts : windows of a text. (windows, reading.length)
     """
-    full = Forced(decoder, parse(FULL), texts, reading.prompt)
+    full = Forced(decoder, parse(BASELINE), texts, reading.prompt)
     full.complete()
     run = Forced(decoder, technique, texts, reading.prompt, full.kept)
     run.complete()
@@ -100,10 +100,10 @@ def time_plan(
         raise InputError("--generate: got 1; expected at least 2, as times per token are compared")
     plan: list[Timing] = []
     full: list[Timing] = []
-    for turn in range(REPEATS + 1):  # the first warms up
-        yield f"times, turn {turn} of {REPEATS}"
+    for turn in range(PLANNED_REPEATS + 1):  # the first warms up
+        yield f"times, turn {turn} of {PLANNED_REPEATS}"
         plan.append(run_timed(decoder, technique, work))
-        full.append(run_timed(decoder, parse(FULL), work))
+        full.append(run_timed(decoder, parse(BASELINE), work))
     yield PlanTimes(tuple(plan[1:]), tuple(full[1:]))
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from kvsim.files import system_text
 from kvsim.frozen import frozen
 
-ROOT = Path("/")
+SYSTEM_ROOT = Path("/")
 UNKNOWN_CACHE = 2**25
 """Where the kernel does not say: a usual last-level cache. [B]"""
 
@@ -28,7 +28,7 @@ class Processor:
     nodes: int  # of the machine
 
     @classmethod
-    def detect(cls, root: Path = ROOT) -> "Processor":
+    def detect(cls, root: Path = SYSTEM_ROOT) -> "Processor":
         """The node with the most CPUs that this process may run on."""
         allowed = _allowed(root)
         nodes = {n: cpus & allowed for n, cpus in _nodes(root).items()} or {0: allowed}
@@ -50,7 +50,7 @@ class Processor:
             os.sched_setaffinity(0, self.cpus)
 
 
-def available_memory(root: Path = ROOT) -> int:
+def available_memory(root: Path = SYSTEM_ROOT) -> int:
     """Memory that this process can still have, as kernel and container allow. [B]"""
     found = re.search(r"MemAvailable:\s+(\d+) kB", system_text(root / "proc/meminfo"))
     free = int(found[1]) * 1024 if found else 2**63  # not Linux
@@ -59,13 +59,13 @@ def available_memory(root: Path = ROOT) -> int:
     return free
 
 
-def memory_limit(root: Path = ROOT) -> int:
+def memory_limit(root: Path = SYSTEM_ROOT) -> int:
     """What the container may have in all. [B]"""
     return min((limit for limit, _ in _memory_limits(root)), default=2**63)
 
 
 def _allowed(root: Path) -> set[int]:
-    if root == ROOT:
+    if root == SYSTEM_ROOT:
         return set(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else {0}
     return _numbers(system_text(root / "sys/devices/system/cpu/online"))
 

@@ -17,7 +17,7 @@ from kvsim.validate.parts.base import Implementation
 from kvsim.validate.techniques import IMPLEMENTATIONS, implement
 from kvsim.validate.transfer import to_device
 
-CHUNK = 8192  # prompt tokens that pass through a layer at once
+PROMPT_CHUNK = 8192  # prompt tokens that pass through a layer at once
 
 
 class Generation:
@@ -47,7 +47,7 @@ class Generation:
         prompts: Sequence[Sequence[int]],
         generate: int,
         *,
-        chunk: int = CHUNK,
+        chunk: int = PROMPT_CHUNK,
         temperature: float = 0.0,
         seed: int = 0,
         keep: bool = False,

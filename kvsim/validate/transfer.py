@@ -22,7 +22,7 @@ from torch import Tensor
 from kvsim.validate.counter import NULL_COUNTER, NullCounter
 from kvsim.validate.pinned import arena
 
-WAYS = ("h2d", "d2h")
+COPY_DIRECTIONS = ("h2d", "d2h")
 
 
 class Mark(Protocol):
@@ -55,7 +55,9 @@ class Transfers:
         on_cuda, wait = device.type == "cuda", before or _do_nothing
         self.h2d, self.d2h = (
             _CudaLane(device, way, runs) if on_cuda else _ThreadLane(runs)
-            for way, runs in ((w, partial(_run, wait, partial(counter.moving, w))) for w in WAYS)
+            for way, runs in (
+                (w, partial(_run, wait, partial(counter.moving, w))) for w in COPY_DIRECTIONS
+            )
         )
         beside = partial(_run, wait, nullcontext)
         self.side = _CudaLane(device, "side", beside) if on_cuda else _ComputeLane(beside)

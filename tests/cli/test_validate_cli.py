@@ -92,7 +92,7 @@ def test_all_techniques_that_a_model_allows(tmp_path: Path) -> None:
 
 
 def test_a_difference_ends_with_1(checkpoint: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(check, "TOLERANCE", -1.0)
+    monkeypatch.setattr(check, "LOGIT_TOLERANCE", -1.0)
     done = run("validate", "--model", str(checkpoint), *SMALL, "--techniques", "full")
     assert done.code == 1
     assert "FAILED" in done.out

@@ -23,7 +23,7 @@ from kvsim.prediction.generate import Prediction  # noqa: E402
 from kvsim.prediction.memory import decode_point  # noqa: E402
 from kvsim.techniques import parse  # noqa: E402
 from kvsim.validate.bench import compute  # noqa: E402
-from kvsim.validate.bench.techniques import GENERATE, ops_by_name  # noqa: E402
+from kvsim.validate.bench.techniques import SUITE_GENERATED, ops_by_name  # noqa: E402
 from kvsim.validate.model.architecture import load_architecture  # noqa: E402
 from tests.evidence.test_calibration import RATES, samples, truth  # noqa: E402
 
@@ -87,8 +87,11 @@ def runs(text: str, model: str, layers: int, batch: int, prompt: int) -> Iterato
     """What ``validate.bench.techniques`` would find there."""
     d, t = machine(model, layers), parse(text)
     for phase, step in (
-        ("prefill", t.prefill(d, decode_point(batch, prompt, GENERATE, 0.0))),
-        ("decode", t.cycle(d, decode_point(batch, prompt, GENERATE, GENERATE / 2)).steps[0]),
+        ("prefill", t.prefill(d, decode_point(batch, prompt, SUITE_GENERATED, 0.0))),
+        (
+            "decode",
+            t.cycle(d, decode_point(batch, prompt, SUITE_GENERATED, SUITE_GENERATED / 2)).steps[0],
+        ),
     ):
         case = {
             "technique": text, "phase": phase, "model": model, "layers": layers,

@@ -30,7 +30,7 @@ class Browser:
     """One Chromium for many pages."""
 
     def __init__(self, send: int, receive: int) -> None:
-        self._out, self._in = os.fdopen(send, "wb"), os.fdopen(receive, "rb")
+        self._project_output, self._in = os.fdopen(send, "wb"), os.fdopen(receive, "rb")
         self._number, self._rest = 0, b""
         self._events: list[dict[str, Any]] = []
         target = self.call("Target.createTarget", {"url": "about:blank"})["targetId"]
@@ -41,7 +41,7 @@ class Browser:
 
     def close(self) -> None:
         """Let go of the pipe."""
-        for end in (self._in, self._out):
+        for end in (self._in, self._project_output):
             end.close()
 
     def call(self, method: str, parameters: Any = None, session: str = "") -> Any:
@@ -50,8 +50,8 @@ class Browser:
         message = {"id": self._number, "method": method, "params": parameters or {}}
         if session:
             message["sessionId"] = session
-        self._out.write(json.dumps(message).encode() + b"\0")
-        self._out.flush()
+        self._project_output.write(json.dumps(message).encode() + b"\0")
+        self._project_output.flush()
         while True:
             found = self._read()
             if found.get("id") == self._number:

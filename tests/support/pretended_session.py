@@ -53,13 +53,14 @@ def small(model: Path, interpreted: bool, seconds: float) -> Iterator[None]:
     seconds : what the microbenchmarks, and whole runs after them, may take.
     """
     changed: list[tuple[Any, str, Any]] = [
-        (work, "_run", here), (bench_work, "MANY", FLOPS),
-        (compute, "SHAPES", ((256, 256), (256, 512)) * 2), (compute, "ROWS", (1, 16, 64)),
+        (work, "_run", here), (bench_work, "GPU_FLOP_PER_TIMING", FLOPS),
+        (compute, "SHAPES", ((256, 256), (256, 512)) * 2), (compute, "PRODUCT_ROWS", (1, 16, 64)),
         (compute, "OTHER_ROWS", (32,)),
-        (rates, "MOST", 1e5), (suite, "LIMIT", dict.fromkeys((True, False), seconds)),
+        (rates, "MAX_MOVED_BYTES", 1e5),
+        (suite, "SUITE_SECONDS", dict.fromkeys((True, False), seconds)),
         (suite, "RUNS_LIMIT", dict.fromkeys((True, False), seconds)),
-        (techniques, "GPU_MODELS", ((str(model), 1),)), (techniques, "GPU_PROMPTS", (24,)),
-        (points, "GENERATE", 3),
+        (techniques, "SUITE_GPU_MODELS", ((str(model), 1),)), (techniques, "GPU_PROMPTS", (24,)),
+        (points, "TIMED_GENERATED", 3),
     ]  # fmt: skip
     with ExitStack() as stack:
         stack.enter_context(pretended(interpreted))

@@ -46,7 +46,7 @@ def test_heads_of_a_group_attend_together(
     at_once: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(blockwise, "NUMBERS", at_once)  # numbers of a block
+    monkeypatch.setattr(blockwise, "BLOCK_NUMBERS", at_once)  # numbers of a block
     torch.manual_seed(0)
     q = torch.randn(2, 6, new, 8, dtype=torch.float64)
     k, v = (torch.randn(2, kv_heads, 40, 8, dtype=torch.float64) for _ in "kv")

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("torch")
 
 from kvsim.techniques import parse
-from kvsim.validate.quality.facts import DIGITS, PLACES, Asked, PlantedFacts, plant
+from kvsim.validate.quality.facts import PLACES, SECRET_DIGITS, Asked, PlantedFacts, plant
 from tests.support.decoders import decoder, oracle_logits, prompts
 
 START = (300,)
@@ -40,7 +40,7 @@ def test_every_fact_that_is_asked_for_stands_once_in_the_prompt() -> None:
         assert read.endswith(" is") and not read.endswith("word is")
         for sentence in told:
             place, _, number = sentence.rstrip(".\n").partition(" is ")
-            assert place in PLACES and len(number) == DIGITS and number.isdigit()
+            assert place in PLACES and len(number) == SECRET_DIGITS and number.isdigit()
             assert read.count(f"The secret number of {place} is {number}.") == 1
 
 
@@ -48,7 +48,7 @@ def test_answers_are_the_numbers_but_for_the_token_that_the_prompt_gives() -> No
     found = planted()
     for asked in found.behind:
         first, *others = ("".join(chr(asked[place]) for place in some) for some in found.answers)
-        assert first.isdigit() and len(first) == DIGITS  # the space before it is not scored
+        assert first.isdigit() and len(first) == SECRET_DIGITS  # the space before it is not scored
         assert all(text[0] == " " and text[1:].isdigit() for text in others)
 
 
@@ -82,4 +82,4 @@ def test_a_fact_is_found_where_every_token_is_the_likeliest() -> None:
         said = oracle_logits("llama", text[:prompt], text[prompt:]).argmax(-1).tolist()
         for some in facts.answers:
             expected.append(all(said[at] == text[prompt + at] for at in some))
-    assert asked.found == pytest.approx(sum(expected) / 4)
+    assert asked.recall == pytest.approx(sum(expected) / 4)

@@ -14,7 +14,7 @@ from kvsim.validate.parts.rows import PACKED_AT_ONCE
 from kvsim.validate.run import Generation
 from kvsim.validate.techniques.quantspec import BY_HALVES
 from kvsim.validate.techniques.turboquant import READ_TWICE
-from kvsim.validate.techniques.zipcache import DRAWN
+from kvsim.validate.techniques.zipcache import DRAWN_PROBES
 from tests.support.decoders import decoder, prompts
 from tests.support.runs import assert_same_run
 from tests.support.sampled import few
@@ -88,7 +88,7 @@ LAYERED = [
 ]
 
 
-NAMED = {SENT_LATE, READ_TWICE, PACKED_EARLY, BY_HALVES, DRAWN}
+NAMED = {SENT_LATE, READ_TWICE, PACKED_EARLY, BY_HALVES, DRAWN_PROBES}
 """Differences of what is sent home late, and of rows in two places."""
 
 

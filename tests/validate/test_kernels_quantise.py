@@ -15,7 +15,7 @@ from torch import Tensor
 from kvsim.engine.formats import Format, bytes_per_number, separable_parameters
 from kvsim.errors import InputError
 from kvsim.machines.deployment import WEIGHT_FORMATS
-from kvsim.validate.kernels.packing import WIDTHS, pack, unpack
+from kvsim.validate.kernels.packing import PACKED_BITS, pack, unpack
 from kvsim.validate.kernels.quantise import quantise
 from kvsim.validate.kernels.stores import By, Levels, Store
 from kvsim.validate.kernels.weights import int4, int4_matrix
@@ -54,7 +54,7 @@ def groups_of(x: Tensor, group: int, by: By) -> Tensor:
     return rows.reshape(-1, group)
 
 
-@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize("bits", PACKED_BITS)
 @given(data=st.data())
 @settings(max_examples=20, deadline=None)
 def test_packing_keeps_every_code(bits: int, data: st.DataObject) -> None:
@@ -71,7 +71,7 @@ def test_neighbours_share_a_byte_lowest_bits_first() -> None:
 
 
 @pytest.mark.parametrize("by", BYS)
-@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize("bits", PACKED_BITS)
 @pytest.mark.parametrize("where", ["ends", "centres", "grid"])
 def test_codes_are_the_scalar_twins(bits: int, by: By, where: Levels) -> None:
     x = numbers(bits, 1, 2, 48, 32)
@@ -110,7 +110,7 @@ def test_groups_are_those_of_quanto(bits: int, kind: str, by: By) -> None:
 
 
 @given(
-    bits=st.sampled_from(WIDTHS),
+    bits=st.sampled_from(PACKED_BITS),
     by=st.sampled_from(BYS),
     where=st.sampled_from(["ends", "centres", "grid"]),
     spread=st.sampled_from([1e-4, 1.0, 300.0]),
@@ -159,7 +159,7 @@ def test_both_halves_make_eight_bits(seed: int, spread: float) -> None:
             assert (error <= allowed + stored).all()
 
 
-@pytest.mark.parametrize("bits", WIDTHS)
+@pytest.mark.parametrize("bits", PACKED_BITS)
 @pytest.mark.parametrize("group", [16, 32, 64])
 def test_sizes_are_those_formats_state(bits: int, group: int) -> None:
     x = numbers(1, 3, 2, 64, 64)

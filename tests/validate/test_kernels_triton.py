@@ -44,7 +44,9 @@ KERNELS = [attention_triton.attend, attend_in_blocks]
 @pytest.fixture(autouse=True)
 def seeded(monkeypatch: pytest.MonkeyPatch) -> None:
     GENERATOR.manual_seed(7)
-    monkeypatch.setattr(blockwise, "NUMBERS", 1 << 12)  # a few rows, so that there are several
+    monkeypatch.setattr(
+        blockwise, "BLOCK_NUMBERS", 1 << 12
+    )  # a few rows, so that there are several
 
 
 def as_plainly(q: Tensor, view: View, scored: bool = False) -> PartialAttention:

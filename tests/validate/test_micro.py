@@ -19,7 +19,7 @@ from kvsim.validate.bench import compute, suite  # noqa: E402
 from kvsim.validate.bench import device as devices  # noqa: E402
 from kvsim.validate.bench import work as clocks  # noqa: E402
 from kvsim.validate.bench.work import Bench, Call, Work  # noqa: E402
-from kvsim.validate.times.clock import BEHIND  # noqa: E402
+from kvsim.validate.times.clock import HOST_MARGIN  # noqa: E402
 
 CPU = torch.device("cpu")
 SMALL = Bench(CPU, True, 2**14, 2**22)  # a cache of 16 KB keeps all works small
@@ -260,4 +260,4 @@ def test_a_gpu_waits_as_long_as_the_host_needs(monkeypatch: pytest.MonkeyPatch) 
     time = clocks.cuda_timer(torch.device("cuda"), lambda: 0.02 * next(now))
     for _ in range(2):
         time([lambda: None] * 4)
-    assert slept == pytest.approx([clocks.SLEEP, BEHIND * 0.02])
+    assert slept == pytest.approx([clocks.SLEEP, HOST_MARGIN * 0.02])

@@ -27,7 +27,7 @@ from kvsim.validate.quality.runs import (
     powers,
     reached,
 )
-from kvsim.validate.quality.settings import Reading, rehearse_all, sort_out, usual
+from kvsim.validate.quality.settings import Reading, list_default_techniques, rehearse_all, sort_out
 from kvsim.validate.quality.text import read_text, windows
 from kvsim.validate.run import Generation
 from kvsim.validate.techniques.specache import Pairs
@@ -191,7 +191,7 @@ def test_a_whole_measurement_is_a_trace(tmp_path: Path) -> None:
     ]  # fmt: skip
     settings, reading = sort_out(asked), Reading(2, PROMPT, SCORED)
     texts = windows(prompts(400)[0], 2, reading.length, ())
-    about = {"model": "m", "weights": "w", "text": "t", "settings": reading.about}
+    about = {"model": "m", "weights": "w", "text": "t", "settings": reading.description}
     facts = PlantedFacts([t[:PROMPT] for t in texts], [t[PROMPT:] for t in texts], [range(2, 5)])
     *told, trace = measure(decoder("llama"), settings, reading, texts, about, facts)
     assert isinstance(trace, AttentionTrace)
@@ -221,7 +221,7 @@ def rehearsed(name: str, techniques: list[Technique]) -> tuple[list[Technique], 
 
 
 def test_what_is_measured_by_default_can_be_run() -> None:
-    techniques = usual(decoder("llama").arch.model, PROMPT)
+    techniques = list_default_techniques(decoder("llama").arch.model, PROMPT)
     assert rehearsed("llama", techniques) == (techniques, [])
     settings = sort_out(techniques)
     names = [named(t) for t in settings.lossy]
@@ -230,7 +230,9 @@ def test_what_is_measured_by_default_can_be_run() -> None:
 
 
 def test_what_a_model_does_not_allow_is_told_before_anything_is_loaded() -> None:
-    able, refused = rehearsed("mistral", usual(decoder("mistral").arch.model, PROMPT))
+    able, refused = rehearsed(
+        "mistral", list_default_techniques(decoder("mistral").arch.model, PROMPT)
+    )
     assert {t.name for t in able} == {"offload", "kcache", "streamingllm", "magicdec"}
     assert all("sliding windows" in why for why in refused) and len(refused) > 10
     able, refused = rehearsed("llama", [parse("quantspec"), parse("kivi:group=16,residual=16")])

@@ -36,7 +36,7 @@ def test_the_main_loop_counts_as_often_as_it_turns() -> None:
 
 def test_every_kernel_has_its_rates(monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU kernels have twins of PyTorch's, which launch nothing."""
-    monkeypatch.setattr(rates, "MOST", 1e6)
+    monkeypatch.setattr(rates, "MAX_MOVED_BYTES", 1e6)
     monkeypatch.setattr(rates, "BUDGET", 1e-3)
     place = devices.place(find_device("cpu"), quick=True)
     rows = []

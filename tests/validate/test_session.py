@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from kvsim.errors import InputError
-from kvsim.validate.session.report import LIMIT, write_report
+from kvsim.validate.session.report import MAX_REPORT_BYTES, write_report
 from kvsim.validate.session.run import GIVEN_UP, SessionState, Unit, all_units, estimate, run_units
 from tests.support.fake_session import HANGS
 
@@ -147,9 +147,9 @@ def test_a_report_is_a_few_small_files(state: SessionState, tmp_path: Path) -> N
     for unit in units:
         state.write(unit.name, {"passed": True})
     samples = state.path("profile.samples.jsonl")
-    samples.write_bytes(b"x" * (LIMIT + 1))
+    samples.write_bytes(b"x" * (MAX_REPORT_BYTES + 1))
     files = write_report(state, units, tmp_path / "report")
-    assert len(files) <= 8 and sum(path.stat().st_size for path in files) < LIMIT
+    assert len(files) <= 8 and sum(path.stat().st_size for path in files) < MAX_REPORT_BYTES
     assert "samples.jsonl" not in {path.name for path in files}
     points = json.loads((tmp_path / "report" / "points.json").read_text())
     assert len(points) >= 8

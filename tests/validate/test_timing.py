@@ -205,8 +205,8 @@ def test_errors_and_orders_are_those_of_the_points() -> None:
 def test_no_point_is_one_that_a_stack_is_fitted_to() -> None:
     t = techniques
     fitted = {
-        "cpu": (t.BATCH, t.PROMPTS, t.MODELS),
-        "cuda": (t.GPU_BATCH, t.GPU_PROMPTS, t.GPU_MODELS),
+        "cpu": (t.BATCH, t.PROMPTS, t.SUITE_CPU_MODELS),
+        "cuda": (t.GPU_BATCH, t.GPU_PROMPTS, t.SUITE_GPU_MODELS),
     }
     for device, (batch, prompts, models) in fitted.items():
         grid = Grid.for_device(torch.device(device))

@@ -19,9 +19,9 @@ from kvsim.validate.kernels.stores import By, Store, View, score_dtype
 from kvsim.validate.kernels.topk import softmax_top_k
 from kvsim.validate.model.attention import Seen, attend
 
-HEADS = ((9, 3, 64), (32, 32, 128), (32, 8, 128))
+ATTENTION_HEADS = ((9, 3, 64), (32, 32, 128), (32, 8, 128))
 """Heads, KV heads and head dim of SmolLM2-135M, Llama-2-7B and Llama-3-8B."""
-NUMBER = 2  # [B]
+FP16_BYTES = 2  # [B]
 
 
 @frozen
@@ -54,7 +54,7 @@ class Shape:
     @property
     def query_bytes(self) -> int:
         """Queries and what comes out. [B]"""
-        return 2 * NUMBER * self.batch * self.heads * self.dim * self.new
+        return 2 * FP16_BYTES * self.batch * self.heads * self.dim * self.new
 
     @property
     def case(self) -> dict[str, object]:
@@ -73,7 +73,7 @@ def shapes(place: Bench) -> Iterator[Shape]:
     """Decoding over batches and contexts, drafts to verify, prompts."""
     longest = 16384 if place.on_cpu else 131072
     contexts = place.pick((256, 2048, longest), (256, 1024, 4096, longest // 2, longest))
-    for heads in HEADS[: place.pick(2, 3)]:
+    for heads in ATTENTION_HEADS[: place.pick(2, 3)]:
         for batch in place.pick((1, 4), (1, 4, 16)):
             for tokens in contexts:
                 yield Shape(batch, *heads, tokens)
@@ -86,7 +86,7 @@ def shapes(place: Bench) -> Iterator[Shape]:
 def attention_works(place: Bench) -> Iterator[Work]:
     """As a decoder runs them."""
     for shape in shapes(place):
-        moved = float(NUMBER * shape.kv_numbers + shape.query_bytes)
+        moved = float(FP16_BYTES * shape.kv_numbers + shape.query_bytes)
         if place.fits(moved) and shape.flops <= place.most_flops / 10:
             op = Op(
                 "attn",
@@ -120,7 +120,7 @@ def _mask(q: Tensor, shape: Shape) -> Tensor:
     return (keys <= queries[:, None] + (shape.tokens - shape.new))[None, None]
 
 
-GROUP = 32
+PACKED_GROUP = 32
 MOST_ON_CPU = 2**24  # numbers that the plain twin widens in a tenth of a second
 
 
@@ -129,7 +129,7 @@ def packed_attention_works(place: Bench) -> Iterator[Work]:
     longest = 8192 if place.on_cpu else 65536
     contexts = place.pick((256, longest), (256, 1024, 4096, longest))
     for bits in place.pick((4,), (2, 4, 8)):
-        for heads in HEADS[:2]:
+        for heads in ATTENTION_HEADS[:2]:
             for batch in place.pick((1, 4), (1, 4, 16)):
                 for tokens in contexts:
                     yield from _work(place, Shape(batch, *heads, tokens), bits)
@@ -138,7 +138,7 @@ def packed_attention_works(place: Bench) -> Iterator[Work]:
 
 
 def _work(place: Bench, shape: Shape, bits: int) -> Iterator[Work]:
-    moved = shape.kv_numbers * Format(bits, GROUP).number + shape.query_bytes
+    moved = shape.kv_numbers * Format(bits, PACKED_GROUP).number + shape.query_bytes
     if place.fits(moved) and not (place.on_cpu and shape.kv_numbers > MOST_ON_CPU):
         op = Op(
             "attn",
@@ -175,19 +175,19 @@ def store(place: Bench, shape: Shape, bits: int, by: By) -> Store:
     """Packed keys (by channel) or values (by token) of every sequence and KV head."""
     codes = place.codes(shape.batch, shape.kv_heads, shape.tokens, shape.dim * bits // 8)
     table = (
-        (-(-shape.tokens // GROUP), shape.dim)
+        (-(-shape.tokens // PACKED_GROUP), shape.dim)
         if by == "channel"
-        else (shape.tokens, shape.dim // GROUP)
+        else (shape.tokens, shape.dim // PACKED_GROUP)
     )
     scale, zero = (
         place.random(shape.batch, shape.kv_heads, *table, dtype=torch.float16) for _ in range(2)
     )
-    return Store(codes, scale, zero, bits, GROUP, by)
+    return Store(codes, scale, zero, bits, PACKED_GROUP, by)
 
 
 def topk_works(place: Bench) -> Iterator[Work]:
     """Batches of scores over contexts, 64 tokens chosen per KV head."""
-    for heads, kv_heads, _ in HEADS[:2]:
+    for heads, kv_heads, _ in ATTENTION_HEADS[:2]:
         for batch in place.pick((1, 8), (1, 4, 16)):
             for tokens in place.pick((512, 8192), (512, 2048, 8192, 32768)):
                 scores = batch * heads * tokens
@@ -223,7 +223,7 @@ def packing_works(place: Bench) -> Iterator[Work]:
         for kv_heads, dim in KV_HEADS:
             for tokens in place.pick((32, 2048), (32, 256, 2048, 8192)):
                 numbers = kv_heads * dim * tokens
-                moved = numbers * (NUMBER + Format(bits, GROUP).number)
+                moved = numbers * (FP16_BYTES + Format(bits, PACKED_GROUP).number)
                 if not place.fits(moved) or (place.on_cpu and numbers > MOST_ON_CPU):
                     continue
                 for way in ("pack by channel", "pack by token", "widen"):
@@ -240,7 +240,7 @@ def _packing_calls(
     if way == "widen":
 
         def packed() -> Store:
-            return quantise(place.random(*shape), bits, GROUP, "token")
+            return quantise(place.random(*shape), bits, PACKED_GROUP, "token")
 
         first = packed()
         stores = place.turns(first, [first.codes, first.scale, first.zero], packed)
@@ -253,4 +253,4 @@ def _packing_calls(
     one = numbers()
     by: By = "channel" if way.endswith("channel") else "token"
     sets = place.turns(one, [one], numbers)
-    yield [partial(quantise, each, bits, GROUP, by) for each in sets]
+    yield [partial(quantise, each, bits, PACKED_GROUP, by) for each in sets]

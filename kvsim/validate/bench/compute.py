@@ -16,10 +16,10 @@ from kvsim.validate.model.weights import Norm
 
 SHAPES = ((576, 576), (576, 3072), (2048, 2048), (4096, 4096), (4096, 11008))
 """Inputs and outputs: SmolLM2-135M's output and MLP, a 1B model's, Llama-2-7B's output and MLP."""
-ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
+PRODUCT_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 QUICK_ROWS = (1, 4, 16, 64, 256, 1024)
 OTHER_ROWS = (32, 64, 256, 1024, 4096)  # torch._int_mm takes more than 16
-BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
+DTYPE_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
 
 
 def product_works(place: Bench) -> Iterator[Work]:
@@ -27,7 +27,7 @@ def product_works(place: Bench) -> Iterator[Work]:
     for dtype in formats(place):
         shapes = SHAPES if dtype == "fp16" else SHAPES[2:4]
         for inputs, outputs in shapes:
-            rows_of = place.pick(QUICK_ROWS, ROWS) if dtype == "fp16" else OTHER_ROWS
+            rows_of = place.pick(QUICK_ROWS, PRODUCT_ROWS) if dtype == "fp16" else OTHER_ROWS
             for rows in rows_of:
                 work = product(place, dtype, rows, inputs, outputs)
                 if work.op.flops <= place.most_flops:
@@ -47,7 +47,7 @@ def formats(place: Bench) -> list[str]:
 
 def product(place: Bench, dtype: str, rows: int, inputs: int, outputs: int) -> Work:
     """Hidden states (rows, inputs) times a matrix (outputs, inputs)."""
-    each = BYTES[dtype]
+    each = DTYPE_BYTES[dtype]
     wide = 2 if dtype == "fp8" else 4 if dtype == "int8" else each  # per number of the result
     moved = each * (inputs * outputs + rows * inputs) + wide * rows * outputs
     op = Op(
@@ -99,7 +99,9 @@ def _multiply(dtype: str, tensor: Tensor, w: Tensor) -> Call:
     return lambda: F.linear(tensor, w)
 
 
-KERNELS = 16.0  # of a Llama layer: 2 norms, 2 sums, 10 for positions, 2 for the activation
+POINTWISE_KERNELS = (
+    16.0  # of a Llama layer: 2 norms, 2 sums, 10 for positions, 2 for the activation
+)
 LAYERS = ((576, 9, 3, 64, 1536), (4096, 32, 8, 128, 14336))
 """Hidden, heads, KV heads, head dim and FFN width of SmolLM2-135M and Llama-3-8B."""
 
@@ -122,7 +124,7 @@ def pointwise_works(place: Bench) -> Iterator[Work]:
             rotated = 2 * (heads + kv_heads) * dim
             moved = 2.0 * tokens * (4 * hidden + 6 * hidden + rotated + 3 * ffn)
             case = {"hidden": hidden, "ffn": ffn, "tokens": tokens}
-            op = Op("pointwise", bytes={"hbm": moved}, launches=KERNELS)
+            op = Op("pointwise", bytes={"hbm": moved}, launches=POINTWISE_KERNELS)
             if place.fits(2 * moved):
                 yield Work(case, op, partial(_pointwise_calls, place, tokens, *layer))
 

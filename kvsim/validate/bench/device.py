@@ -18,7 +18,7 @@ from kvsim.validate.machine import free_memory
 from kvsim.validate.processor import Processor, memory_limit
 from kvsim.validate.times.clock import keep_busy
 
-FIELDS = (
+WATCHED_FIELDS = (
     "driver_version",
     "clocks.sm",
     "clocks.mem",
@@ -27,7 +27,7 @@ FIELDS = (
     "clocks_throttle_reasons.active",
 )
 """What ``nvidia-smi --query-gpu`` is asked."""
-EVERY = 1.0  # [s]
+WATCH_SECONDS = 1.0  # [s]
 
 Ask = Callable[[], Mapping[str, str]]
 Since = Callable[[], dict[str, str]]
@@ -35,7 +35,7 @@ Since = Callable[[], dict[str, str]]
 
 
 @contextmanager
-def watched(ask: Ask, every: float = EVERY) -> Iterator[Since]:
+def watched(ask: Ask, every: float = WATCH_SECONDS) -> Iterator[Since]:
     """Ask while the block runs, in a thread of its own.
 
     Parameters
@@ -87,7 +87,7 @@ CPUINFO = Path("/proc/cpuinfo")
 STATM = Path("/proc/self/statm")
 CPU_MOST = 2**31  # what one work's inputs may take where caches are small [B]
 NEEDED = 2**31  # a suite with little less memory would measure caches [B]
-MOST = 2**33  # what one work's inputs may take [B]
+MAX_INPUT_BYTES = 2**33  # what one work's inputs may take [B]
 BUSY = 0.1  # share of a GPU's memory that others may hold
 QUERY = (
     "name",
@@ -152,7 +152,7 @@ def place(device: torch.device, quick: bool) -> Bench:
             f"measurements beside it would be wrong, end it or choose another GPU"
         )
     cache = int(torch.cuda.get_device_properties(device).L2_cache_size)
-    return Bench(device, quick, cache, min(free // 4, MOST))
+    return Bench(device, quick, cache, min(free // 4, MAX_INPUT_BYTES))
 
 
 def context_memory(device: torch.device) -> int:
@@ -244,7 +244,9 @@ def running(device: torch.device) -> AbstractContextManager[Since]:
     if device.type == "cpu":
         return nullcontext(dict)
     card = _card(device.index or 0)
-    return watched(lambda: smi_facts(lambda f: _smi(card, f"--query-gpu={','.join(f)}"), FIELDS))
+    return watched(
+        lambda: smi_facts(lambda f: _smi(card, f"--query-gpu={','.join(f)}"), WATCHED_FIELDS)
+    )
 
 
 def _card(index: int) -> str:

@@ -39,7 +39,7 @@ from kvsim.validate.bench.traffic import (
 )
 from kvsim.validate.bench.work import (
     FEWEST,
-    GROUP,
+    MIN_TIMED_SECONDS,
     MOST_TURNS,
     Bench,
     Benchmark,
@@ -116,7 +116,12 @@ class Cost:
         once = moved / self.speed.moved + flops / self.speed.flops + launches * LAUNCH
         sets = max(1, min(ceil(2 * self.place.cache / max(moved, 1.0)), MOST_TURNS))
         made = min(sets * moved, self.place.memory / 2)
-        return SETUP + made / self.speed.fill + (sets + 2) * once + FEWEST * max(GROUP, once)
+        return (
+            SETUP
+            + made / self.speed.fill
+            + (sets + 2) * once
+            + FEWEST * max(MIN_TIMED_SECONDS, once)
+        )
 
 
 @frozen
@@ -201,12 +206,12 @@ def check_complete(suite: Suite, place: Bench) -> None:
             )
 
 
-LIMIT = {True: 60.0, False: 300.0}
+SUITE_SECONDS = {True: 60.0, False: 300.0}
 """What the quick and the full suite may take. [s]"""
 RUNS_LIMIT = {True: 40.0, False: 240.0}
 """What whole runs may take after it. [s]"""
 LEAST_SECONDS = 0.01  # what the runs of a work may take even when time is up [s]
-SHARE = 0.6  # of a work's time that its runs take; the rest is allocation and warm-up
+TIMED_SHARE = 0.6  # of a work's time that its runs take; the rest is allocation and warm-up
 
 SUITE: dict[str, Benchmark] = {
     "launch": launch_works,
@@ -256,7 +261,7 @@ def plan_suite(place: Bench, log: Log) -> Budgeted:
     planned = dict(plan(place))
     check_complete(planned, place)
     todo = {name: works for name, works in planned.items() if works and name not in log.done}
-    return select(todo, Cost(place, Speed.measure(place)), LIMIT[place.quick])
+    return select(todo, Cost(place, Speed.measure(place)), SUITE_SECONDS[place.quick])
 
 
 @torch.inference_mode()
@@ -275,7 +280,7 @@ def _run_suite(place: Bench, log: Log, say: Say, since: Since) -> None:
     selection = plan_suite(place, log)
     if selection.kept:
         say(selection.summary)
-    clock = _Clock(place, LIMIT[place.quick], sum(map(len, selection.kept.values())))
+    clock = _Clock(place, SUITE_SECONDS[place.quick], sum(map(len, selection.kept.values())))
     clocks = timers(place.device)
     for name, works in selection.kept.items():
         say(f"{name}: {len(works)} of {clock.left} measurements left{clock.remaining}")
@@ -321,7 +326,7 @@ class _Clock:
     def budget(self) -> float:
         """What the runs of the next work may take. [s]"""
         rest = self.limit - (monotonic() - self.begin)
-        return max(LEAST_SECONDS, SHARE * rest / max(self.left, 1))
+        return max(LEAST_SECONDS, TIMED_SHARE * rest / max(self.left, 1))
 
     @property
     def remaining(self) -> str:

@@ -29,12 +29,12 @@ from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import random_weights
 from kvsim.validate.times.timed import Timing, issuing, run_timed
 
-MODELS = (("smollm2-135m", 2), ("smollm2-135m", 8), ("smollm2-1.7b", 2))
+SUITE_CPU_MODELS = (("smollm2-135m", 2), ("smollm2-135m", 8), ("smollm2-1.7b", 2))
 BATCH, PROMPTS = 2, (192, 640)
-GPU_MODELS = (("smollm2-135m", 2), ("smollm2-135m", 8), ("llama2-7b", 2))
+SUITE_GPU_MODELS = (("smollm2-135m", 2), ("smollm2-135m", 8), ("llama2-7b", 2))
 GPU_BATCH, GPU_PROMPTS = 4, (1536, 6144)  # large enough for kernels to be more than their floors
-GENERATE = 7
-REPEATS = 3
+SUITE_GENERATED = 7
+SUITE_REPEATS = 3
 UNTIMED = ("h2d", "d2h", "cpu")  # what runs beside compute is seen by who waits for it
 
 
@@ -54,7 +54,7 @@ def samples(
     hardware, stack = load_hardware("a6000"), load_stack("kvsim")
     if cpu:  # the kernels that were counted are those that a GPU is given
         stack = replace(stack, time=replace(stack.time, counted_launches=False))
-    models = (MODELS if cpu else GPU_MODELS)[: place.pick(2, 3)]
+    models = (SUITE_CPU_MODELS if cpu else SUITE_GPU_MODELS)[: place.pick(2, 3)]
     batch = BATCH if cpu else GPU_BATCH
     prompts = (PROMPTS if cpu else GPU_PROMPTS)[: place.pick(1, 2)]
     points = len(models) * len(prompts)
@@ -63,8 +63,8 @@ def samples(
         d = Deployment(arch.model, hardware, stack)
         weights = random_weights(arch, place.device, place.half)
         for prompt in prompts:
-            work = RandomPrompts(batch, prompt, GENERATE)
-            decoder = Decoder(arch, weights, prompt + GENERATE + SLACK, deployment=d)
+            work = RandomPrompts(batch, prompt, SUITE_GENERATED)
+            decoder = Decoder(arch, weights, prompt + SUITE_GENERATED + SLACK, deployment=d)
             until = monotonic() + (deadline - monotonic()) / points
             points -= 1
             where = f"{model} cut to {layers} layers, prompt {prompt}"
@@ -77,7 +77,7 @@ def samples(
                     continue
                 say(f"{NAME}: {t.name}, {where}")
                 try:
-                    host, runs = _timed(decoder, t, work, place.pick(2, REPEATS))
+                    host, runs = _timed(decoder, t, work, place.pick(2, SUITE_REPEATS))
                 except refusals(InputError) as problem:
                     say(f"{NAME}: skipped {t.name}: {first_line(problem, 80)}")
                     yield part, []

@@ -10,13 +10,13 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor
 
 from kvsim.graph import Channel, Number, Op, Stream
-from kvsim.validate.bench.attention import NUMBER, Shape, shapes
+from kvsim.validate.bench.attention import FP16_BYTES, Shape, shapes
 from kvsim.validate.bench.compute import product
 from kvsim.validate.bench.work import Bench, Call, Work
 from kvsim.validate.kernels.gather import gather
 from kvsim.validate.transfer import Lane, Transfers
 
-WAYS = ("read", "write", "copy")
+MEMORY_ACCESSES = ("read", "write", "copy")
 
 
 LARGE = 2**28  # caches from which on fewer multiples of them are measured [B]
@@ -40,7 +40,7 @@ def memory_works(place: Bench) -> Iterator[Work]:
 
 def _sized(place: Bench, moved: int) -> Iterator[Work]:
     cached = "yes" if moved < place.cache else "no"
-    for way in WAYS:
+    for way in MEMORY_ACCESSES:
         count = 2 * moved if way == "copy" else moved
         case = {"way": way, "bytes": moved, "cached": cached}
         op = Op(f"memory_{way}", bytes={"hbm": float(count)})
@@ -66,7 +66,7 @@ def gather_works(place: Bench) -> Iterator[Work]:
     """Rows of one head's keys or values, a sixteenth of those there are."""
     for dim in place.pick((128,), (64, 128)):
         for rows in place.pick((64, 2048, 8192, 32768), (64, 256, 1024, 4096, 16384, 65536)):
-            moved = 2.0 * rows * dim * NUMBER
+            moved = 2.0 * rows * dim * FP16_BYTES
             if place.fits(16 * moved):
                 case = {"rows": rows, "dim": dim}
                 op = Op("gather", kernel="gather", bytes={"hbm": moved})
@@ -189,7 +189,7 @@ def row_works(place: Bench) -> Iterator[Work]:
     """Rows of several widths; ``gathered`` is the kernel that techniques use."""
     for dim in place.pick((64,), (32, 64, 128)):
         for rows in place.pick((128, 1024, 8192, 32768), (128, 512, 2048, 8192, 32768)):
-            moved = 2.0 * rows * dim * NUMBER
+            moved = 2.0 * rows * dim * FP16_BYTES
             if not place.fits(SCARCE * moved):
                 continue
             for way in ("gathered", "selected, then copied"):
@@ -254,13 +254,13 @@ def _peer_calls(place: Bench, other: int, moved: int) -> Iterator[Sequence[Call]
 
 
 INPUTS, OUTPUTS = 4096, 4096
-COPIES = (2**24, 2**25, 3 * 2**24, 2**26, 5 * 2**24)
+CONTENTION_BYTES = (2**24, 2**25, 3 * 2**24, 2**26, 5 * 2**24)
 
 
 def contention_works(place: Bench) -> Iterator[Work]:
     """Products that take longer than the copy, and reads of the device's memory."""
     rows = 32 if place.on_cpu else 4096
-    for copied in place.pick(COPIES[:2], COPIES):
+    for copied in place.pick(CONTENTION_BYTES[:2], CONTENTION_BYTES):
         for compute in ("gemm", "memory"):
             pair = f"{compute} beside {copied} B"
             repeats = copied // (2**24 if place.on_cpu else 2**22)
@@ -292,12 +292,16 @@ def _contention_calls(
         copy = copier(*ends(place, "h2d", copied, True))
         busy = _compute(place, compute, rows, repeats)
 
-        def together() -> None:
+        def copy_and_compute() -> None:
             mark = transfers.h2d(copy, transfers.mark())
             busy()
             mark.wait()
 
-        calls = {"copy": send(transfers, transfers.h2d, copy), "compute": busy, "both": together}
+        calls = {
+            "copy": send(transfers, transfers.h2d, copy),
+            "compute": busy,
+            "both": copy_and_compute,
+        }
         yield [calls[way]]
 
 
@@ -343,7 +347,7 @@ def attends(place: Bench) -> Iterator[Work]:
     """Decode attention over fp32 keys and values: what FastDecode leaves to the host."""
     here = on_host(place)
     for shape in shapes(here):
-        moved = float(2 * shape.kv_numbers * NUMBER)
+        moved = float(2 * shape.kv_numbers * FP16_BYTES)
         if shape.new == 1 and here.fits(moved):
             op = Op("attn", "cpu", "cpu", flops=shape.flops, bytes={"dram": moved}, dtype="fp32")
             yield Work(shape.case, op, partial(_attend, here, shape))

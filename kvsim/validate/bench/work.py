@@ -13,15 +13,15 @@ from torch import Tensor
 from kvsim.frozen import frozen
 from kvsim.graph import Op
 from kvsim.validate.counter import size
-from kvsim.validate.times.clock import BEHIND, computing_clock, keep_busy
+from kvsim.validate.times.clock import HOST_MARGIN, computing_clock, keep_busy
 
 Call = Callable[[], object]
 T = TypeVar("T")
 
 MOST_TURNS = 64  # copies of a work's inputs
-DRAWN = 2**20 - 3  # numbers that are drawn; rows do not repeat, as it divides no row
-MANY = 1e14  # what a GPU may compute for one timing, some tenths of a second [FLOP]
-FEW = 3e10  # the same for a core of a CPU [FLOP]
+RANDOM_NUMBERS = 2**20 - 3  # numbers that are drawn; rows do not repeat, as it divides no row
+GPU_FLOP_PER_TIMING = 1e14  # what a GPU may compute for one timing, some tenths of a second [FLOP]
+CPU_FLOP_PER_TIMING = 3e10  # the same for a core of a CPU [FLOP]
 
 
 @frozen
@@ -63,7 +63,9 @@ class Bench:
     @property
     def most_flops(self) -> float:
         """More than this is not worth waiting for. [FLOP]"""
-        return (FEW if self.on_cpu else MANY) / (3 if self.quick else 1)
+        return (CPU_FLOP_PER_TIMING if self.on_cpu else GPU_FLOP_PER_TIMING) / (
+            3 if self.quick else 1
+        )
 
     def fits(self, moved: float) -> bool:
         """Whether inputs of so many bytes leave room for a second set. [B]"""
@@ -104,7 +106,7 @@ class Bench:
 @cache
 def _drawn(device: torch.device, dtype: torch.dtype) -> Tensor:
     """Numbers that inputs are filled with."""
-    drawn = torch.empty(DRAWN, dtype=torch.float32).normal_(0, 0.1)
+    drawn = torch.empty(RANDOM_NUMBERS, dtype=torch.float32).normal_(0, 0.1)
     return drawn.to(device, dtype)
 
 
@@ -112,7 +114,7 @@ Benchmark = Callable[[Bench], Iterator[Work]]
 """A file of the suite: its works, from the smallest on."""
 
 
-GROUP = 2e-4  # shortest stretch between two looks at a clock [s]
+MIN_TIMED_SECONDS = 2e-4  # shortest stretch between two looks at a clock [s]
 FEWEST, MOST = 5, 41  # runs of a work
 SLEEP = 1e-3  # the GPU waits this long at least, so that the host can queue work ahead of it [s]
 
@@ -151,7 +153,7 @@ def cuda_timer(device: torch.device, clock: Callable[[], float] = perf_counter) 
         nonlocal each
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         with torch.cuda.device(device):
-            keep_busy(max(SLEEP, BEHIND * each * len(calls)))
+            keep_busy(max(SLEEP, HOST_MARGIN * each * len(calls)))
             start.record()
             begin = clock()
             for call in calls:
@@ -184,7 +186,7 @@ def measure(timer: Timer, calls: Sequence[Call], budget: float) -> tuple[float, 
     timer(calls)  # warm-up: every input is touched, kernels are compiled and chosen
     timer(calls[:1])
     one = max(timer(calls[:1]), 1e-9)
-    inner = max(1, ceil(GROUP / one))
+    inner = max(1, ceil(MIN_TIMED_SECONDS / one))
     runs = min(MOST, max(FEWEST, int(budget / (inner * one))))
     found = []
     turn = 0

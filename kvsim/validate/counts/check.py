@@ -30,9 +30,9 @@ from kvsim.validate.parts.base import SmallRun
 from kvsim.validate.run import Generation
 from kvsim.validate.techniques import IMPLEMENTATIONS, implement, small_settings
 
-TOLERANCE = 1e-3  # of fp32 logits, between ways to order the same sums
+LOGIT_TOLERANCE = 1e-3  # of fp32 logits, between ways to order the same sums
 SLACK = 17  # more tokens than are generated: the longest draft, and one
-CACHES = 6  # a cache, its copies on both sides, prompt and buffers
+CACHE_COPIES = 6  # a cache, its copies on both sides, prompt and buffers
 
 
 @frozen
@@ -65,7 +65,7 @@ class CheckedTechnique:
     @property
     def agrees(self) -> bool:
         """Same tokens, or different ones where two logits are equal within rounding."""
-        return self.logit_difference <= TOLERANCE
+        return self.logit_difference <= LOGIT_TOLERANCE
 
     @property
     def passed(self) -> bool:
@@ -110,7 +110,7 @@ def check_workload(
             f"{m.max_context} positions of {m.name}; ask for fewer"
         )
     tokens = work.batch * (length + SLACK)
-    cache = CACHES * cached_bytes(m, tokens, torch.float32)
+    cache = CACHE_COPIES * cached_bytes(m, tokens, torch.float32)
     logits = 3 * 4 * work.batch * work.generate * m.vocab
     hidden = 4 * tokens * (4 * m.hidden + 3 * m.ffn + 2 * m.heads * m.head_dim)
     check_memory(device, 1.2 * weight_bytes(arch, torch.float32) + cache + logits + hidden)

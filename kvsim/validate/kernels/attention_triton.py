@@ -243,13 +243,13 @@ def side(
     return wide
 
 
-BLOCK = 64  # tokens widened at once, of heads of so many channels
+WIDENED_TOKENS = 64  # tokens widened at once, of heads of so many channels
 BY_WORDS = 32  # the same where all are packed; keys of more tokens share their scales
 SPLITS = (512, 256, 128)  # tokens of one program
 TABLES = 16  # groups of keys that a program may meet
 WAVES = 4  # programs that every processor of a GPU should have
 PROCESSORS = 108  # of a GPU that is not there
-LISTED = 64  # fetched tokens whose places are written at once
+FETCHED_TOKENS = 64  # fetched tokens whose places are written at once
 REGISTERS = 255  # of a thread: all that there are
 QUERIES = 16  # fewest rows of a matrix product on tensor units
 
@@ -416,8 +416,8 @@ def attend(queries: Tensor, view: View, scored: bool = False) -> PartialAttentio
     places = index
     if fetched and chosen:
         places = torch.empty(programs, tokens, dtype=torch.int32, device=queries.device)
-        blocks = (programs, ceil_div(chosen, LISTED))
-        launch(spread, blocks, index, places, chosen, tokens, LISTED)
+        blocks = (programs, ceil_div(chosen, FETCHED_TOKENS))
+        launch(spread, blocks, index, places, chosen, tokens, FETCHED_TOKENS)
     view = replace(view, lengths=view.lengths.contiguous())
     k, v = _side(view, "k"), _side(view, "v")
     words = by_words(view, head_dim, queries.dtype)
@@ -452,8 +452,8 @@ def by_words(view: View, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Ten
 
 def _block(width: int, fetched: bool) -> int:
     """Tokens widened at once: fewer where there are not registers enough for more."""
-    numbers = BLOCK * BLOCK // (2 if fetched else 1)
-    return max(min(numbers // width, BLOCK), QUERIES)
+    numbers = WIDENED_TOKENS * WIDENED_TOKENS // (2 if fetched else 1)
+    return max(min(numbers // width, WIDENED_TOKENS), QUERIES)
 
 
 def _split(tokens: int, programs: int, device: torch.device) -> int:

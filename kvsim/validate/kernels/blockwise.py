@@ -4,7 +4,7 @@ from collections.abc import Iterable, Iterator
 
 from torch import Tensor
 
-NUMBERS = 1 << 17  # half a MiB in fp32
+BLOCK_NUMBERS = 1 << 17  # half a MiB in fp32
 
 
 def ranges(rows: int, width: int, most: int | None = None, whole: int = 1) -> Iterator[slice]:
@@ -15,7 +15,7 @@ def ranges(rows: int, width: int, most: int | None = None, whole: int = 1) -> It
     most : numbers of a range; what a core's cache holds if not given.
     whole : ranges are multiples of it, rounded up, but for the last. [rows]
     """
-    each = max(1, (NUMBERS if most is None else most) // max(width, 1))
+    each = max(1, (BLOCK_NUMBERS if most is None else most) // max(width, 1))
     each = -(-each // whole) * whole
     for start in range(0, rows, each):
         yield slice(start, min(start + each, rows))

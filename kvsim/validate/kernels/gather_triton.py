@@ -5,7 +5,7 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.validate.kernels.language import ceil_div, jit, launch, next_power_of_2, tl
 
-ROWS = 16  # rows of one program
+GATHERED_ROWS = 16  # rows of one program
 
 
 @jit
@@ -45,8 +45,8 @@ def gather(
     batch, heads, _, head_dim = k_home.shape
     chosen = index.shape[2]
     launch(
-        copy_rows, (batch * heads, ceil_div(chosen, ROWS)),
+        copy_rows, (batch * heads, ceil_div(chosen, GATHERED_ROWS)),
         k_home, v_home, index.contiguous(), k_out, v_out, heads, *k_home.stride()[:3], chosen,
-        head_dim, next_power_of_2(head_dim), ROWS,
+        head_dim, next_power_of_2(head_dim), GATHERED_ROWS,
     )  # fmt: skip
     return k_out, v_out

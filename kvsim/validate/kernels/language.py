@@ -44,7 +44,7 @@ def listening(told: Told) -> Iterator[None]:
         _listeners.remove(told)
 
 
-def tell(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+def notify_launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
     """Tell of a launch whoever listens."""
     for told in _listeners:
         told(kernel, grid, arguments, options)
@@ -76,7 +76,7 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
         )
     if all(grid):
         Fused.launched += 1
-        tell(kernel, grid, *arguments, **options)
+        notify_launch(kernel, grid, *arguments, **options)
         kernel[grid](*arguments, **options)
 
 

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from kvsim.errors import InputError
 
-WIDTHS = (1, 2, 3, 4, 8)
+PACKED_BITS = (1, 2, 3, 4, 8)
 
 
 def per_byte(bits: int, count: int) -> int:
@@ -19,8 +19,10 @@ def per_byte(bits: int, count: int) -> int:
     InputError
         For other widths, and where ``count`` numbers do not fill whole bytes.
     """
-    if bits not in WIDTHS:
-        raise InputError(f"packing: {bits} bits; expected one of {', '.join(map(str, WIDTHS))}")
+    if bits not in PACKED_BITS:
+        raise InputError(
+            f"packing: {bits} bits; expected one of {', '.join(map(str, PACKED_BITS))}"
+        )
     numbers = 8 if bits == 3 else 8 // bits
     if count % numbers:
         raise InputError(

@@ -7,7 +7,7 @@ from kvsim.validate.kernels.language import ceil_div, jit, launch, next_power_of
 from kvsim.validate.kernels.packing import per_byte
 from kvsim.validate.kernels.stores import By, Levels, Store, grouped
 
-TOKENS = 32  # rows of one program where each token has its own scales
+QUANTISED_TOKENS = 32  # rows of one program where each token has its own scales
 CHANNELS = 64  # channels of one program where each channel has its own
 
 
@@ -97,7 +97,7 @@ def quantise(
     scale = torch.empty(batch, heads, *shape, device=numbers.device, dtype=torch.float16)
     zero = torch.empty_like(scale)
     if by == "token":
-        rows, columns = TOKENS, next_power_of_2(max(group, 8))
+        rows, columns = QUANTISED_TOKENS, next_power_of_2(max(group, 8))
         blocks = (ceil_div(tokens, rows), parts)
     else:
         rows, columns = next_power_of_2(group), CHANNELS

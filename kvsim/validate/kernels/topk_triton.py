@@ -11,7 +11,7 @@ from torch import Tensor
 from kvsim.techniques.steps import RANKED_ALONE
 from kvsim.validate.kernels.language import ceil_div, jit, launch, next_power_of_2, tl
 
-BLOCK = 1024  # tokens looked at at once
+SCANNED_TOKENS = 1024  # tokens looked at at once
 CHUNKS = (8192, 4096, 2048, 1024)  # tokens of one program
 PROGRAMS = 512  # wanted, for every processor of a GPU to have some
 DIGITS, BINS = 3, 1024  # of a share's pattern: thirty bits, as shares are at most about 1
@@ -176,7 +176,11 @@ def softmax_top_k_in_chunks(logits: Tensor, kv_heads: int, count: int, eligible:
     device, logits, eligible = logits.device, logits.contiguous(), eligible.int()
     index = torch.full((batch, kv_heads, count), -1, dtype=torch.int32, device=device)
     chunk = next((n for n in CHUNKS if groups * ceil_div(tokens, n) >= PROGRAMS), CHUNKS[-1])
-    chunks, block, width = ceil_div(tokens, chunk), min(BLOCK, chunk), next_power_of_2(per_kv)
+    chunks, block, width = (
+        ceil_div(tokens, chunk),
+        min(SCANNED_TOKENS, chunk),
+        next_power_of_2(per_kv),
+    )
     parts = next_power_of_2(chunks)
     mean = torch.empty(groups, tokens, dtype=torch.float32, device=device)
     tops = torch.empty(2, groups, chunks, width, dtype=torch.float32, device=device)
@@ -280,6 +284,6 @@ def softmax_top_k(logits: Tensor, kv_heads: int, count: int, eligible: Tensor) -
     launch(
         select, (batch * kv_heads,),
         logits.contiguous(), mean, index, eligible.int(), tokens, count, kv_heads,
-        per_kv, next_power_of_2(per_kv), min(BLOCK, next_power_of_2(tokens)),
+        per_kv, next_power_of_2(per_kv), min(SCANNED_TOKENS, next_power_of_2(tokens)),
     )  # fmt: skip
     return index

@@ -11,8 +11,8 @@ from kvsim.validate.kernels.blockwise import ranges
 from kvsim.validate.kernels.packing import pack, unpack
 from kvsim.validate.kernels.quantise import round_half_up
 
-GROUP = 128
-NUMBERS = 1 << 18  # of a matrix that are packed at once
+WEIGHT_GROUP = 128
+PACKED_NUMBERS = 1 << 18  # of a matrix that are packed at once
 TILE = 64  # rows that the kernels' tiles divide
 CUDA_TILES = 8  # tiles of 16 inputs that a thread of CUDA's kernel reads at once
 
@@ -40,7 +40,7 @@ class Int4:
     def numbers(self, dtype: torch.dtype = torch.float32) -> Tensor:
         """The matrix (outputs, inputs) widened."""
         steps = unpack(self.codes, 4).float() - 8.0
-        scale = self.scale.float().repeat_interleave(GROUP, dim=1)[:, : steps.shape[1]]
+        scale = self.scale.float().repeat_interleave(WEIGHT_GROUP, dim=1)[:, : steps.shape[1]]
         return (steps * scale).to(dtype)
 
 
@@ -77,21 +77,21 @@ class Int4Matrix:
     def _on_gpu(self, rows: Tensor, table: Tensor) -> Tensor:
         """(rows, inputs) times tiled codes, in the only format that CUDA's kernel knows."""
         multiply = torch.ops.aten._weight_int4pack_mm
-        out: Tensor = multiply(rows.to(torch.bfloat16), self.packed.codes, GROUP, table)
+        out: Tensor = multiply(rows.to(torch.bfloat16), self.packed.codes, WEIGHT_GROUP, table)
         return out.to(rows.dtype)
 
     def _on_cpu(self, rows: Tensor) -> Tensor:
         """(rows, inputs) times tiled codes, widened as they are read."""
         multiply = torch.ops.aten._weight_int4pack_mm_for_cpu
         table = scales_and_zeros(self.packed.scale.to(rows.dtype))
-        out: Tensor = multiply(rows, self.packed.codes, GROUP, table)
+        out: Tensor = multiply(rows, self.packed.codes, WEIGHT_GROUP, table)
         return out
 
 
 def int4_matrix(weight: Tensor, bias: Tensor | None) -> Int4Matrix:
     """Pack a weight matrix (outputs, inputs) for the fastest product; the bias stays as it is."""
     outputs, inputs = weight.shape
-    if inputs % GROUP or outputs % 16:
+    if inputs % WEIGHT_GROUP or outputs % 16:
         return Int4Matrix(int4(weight), bias)
     codes, scale = _by_rows(weight, _tiled_rows)
     if not codes.is_cuda:
@@ -124,7 +124,7 @@ def int4(weight: Tensor) -> Int4:
 def _packed_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Codes and scales of some rows."""
     inputs = weight.shape[1]
-    whole = pad(weight.float(), (0, -inputs % GROUP)).reshape(len(weight), -1, GROUP)
+    whole = pad(weight.float(), (0, -inputs % WEIGHT_GROUP)).reshape(len(weight), -1, WEIGHT_GROUP)
     scale = (whole.abs().amax(-1) / 7.5).half()
     step = scale.float().unsqueeze(-1)
     steps = round_half_up(whole / torch.where(step > 0, step, 1.0)).clamp(-8, 7) + 8
@@ -137,7 +137,7 @@ def _by_rows(matrix: Tensor, change: Callable[[Tensor], tuple[Tensor, ...]]) -> 
     Its results have as many rows, or a fixed share of them, as they get.
     """
     whole: tuple[Tensor, ...] = ()
-    for rows in ranges(len(matrix), matrix.shape[1], NUMBERS, whole=TILE):
+    for rows in ranges(len(matrix), matrix.shape[1], PACKED_NUMBERS, whole=TILE):
         made = change(matrix[rows])
         whole = whole or tuple(
             t.new_empty((len(t) * len(matrix) // rows.stop, *t.shape[1:])) for t in made

@@ -14,7 +14,7 @@ from kvsim.models.configs import compress, from_config, read_config
 from kvsim.models.fields import value_text
 from kvsim.models.model import LayerShape, Model
 
-KINDS = ("default", "linear", "llama3", "yarn")
+ROPE_KINDS = ("default", "linear", "llama3", "yarn")
 
 
 @frozen
@@ -88,8 +88,8 @@ def read_rope(config: Mapping[str, Any], dim: int, max_context: int, where: str)
         given |= said
     theta = _number(given, "rope_theta", config.get("rope_theta", 10000.0), where)
     kind = given.get("rope_type", given.get("type", "default"))
-    if kind not in KINDS:
-        raise unknown(f"rope_type in {where}", str(kind), KINDS, "choose another model")
+    if kind not in ROPE_KINDS:
+        raise unknown(f"rope_type in {where}", str(kind), ROPE_KINDS, "choose another model")
     if kind == "default":
         return Rope(dim, theta)
     factor = _number(given, "factor", None, where)
@@ -121,7 +121,7 @@ def _number(given: Mapping[str, Any], key: str, default: float | None, where: st
     return float(value)
 
 
-FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "opt")
+RUNNABLE_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "opt")
 ACTIVATIONS = ("silu", "relu", "gelu")
 POSITION_OFFSET = 2  # OPT leaves the first rows of its table of positions unused
 
@@ -168,8 +168,10 @@ def load_architecture(name_or_path: str) -> Architecture:
 def read_architecture(config: Mapping[str, Any], name: str, where: str) -> Architecture:
     """The architecture that a parsed ``config.json`` describes."""
     family = config.get("model_type")
-    if family not in FAMILIES:
-        raise unknown(f"architecture in {where}", str(family), FAMILIES, "these can be run")
+    if family not in RUNNABLE_FAMILIES:
+        raise unknown(
+            f"architecture in {where}", str(family), RUNNABLE_FAMILIES, "these can be run"
+        )
     model = from_config(config, name)
     field = "hidden_act" if family != "opt" else "activation_function"
     activation = config.get(field)

@@ -95,7 +95,7 @@ class Decoder:
         attended = self._attention(index, weights, tensor, step, attend)
         if not isinstance(attended, Tensor):
             return partial(self._answered, weights, tensor, attended)
-        change = self._out(weights, attended)
+        change = self._project_output(weights, attended)
         del attended  # before the MLP's tensors are made
         self._add(tensor, change)
         self._add(tensor, self._mlp(weights, tensor))
@@ -110,10 +110,10 @@ class Decoder:
 
     def _answered(self, weights: LayerWeights, tensor: Tensor, answer: Answer) -> None:
         """The layer behind attention that has been waited for."""
-        self._add(tensor, self._out(weights, answer()))
+        self._add(tensor, self._project_output(weights, answer()))
         self._add(tensor, self._mlp(weights, tensor))
 
-    def _out(self, weights: LayerWeights, attended: Tensor) -> Tensor:
+    def _project_output(self, weights: LayerWeights, attended: Tensor) -> Tensor:
         return self._multiply("out", weights.out, attended.transpose(1, 2).flatten(2))
 
     def _mlp(self, weights: LayerWeights, tensor: Tensor) -> Tensor:

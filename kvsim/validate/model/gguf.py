@@ -20,7 +20,7 @@ MAGIC = b"GGUF"
 MOST_ENTRIES = 1_000_000  # fields, tensors or items of one array
 LONGEST_NAME = 65_535  # bytes
 MOST_DIMENSIONS = 4
-WIDTHS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+TYPE_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 """Bytes of a number by its type; 8 is a text, 9 an array."""
 WHOLE, TEXT, ARRAY = 4, 8, 9
 ALIGNMENT, MOST_ALIGNMENT = "general.alignment", 2**20
@@ -86,15 +86,15 @@ class _Header:
         """Step over the value of a field."""
         if kind == TEXT:
             self.text(f"field {name!r}")
-        elif kind in WIDTHS:
-            self.skip(WIDTHS[kind], name)
+        elif kind in TYPE_BYTES:
+            self.skip(TYPE_BYTES[kind], name)
         elif kind == ARRAY:
             inner = self.number("I")
-            if inner != TEXT and inner not in WIDTHS:
+            if inner != TEXT and inner not in TYPE_BYTES:
                 raise self.fault(f"field {name!r} is an array of arrays or of nothing known")
-            count = self.entries(f"items of field {name!r}", WIDTHS.get(inner, 8))
-            if inner in WIDTHS:
-                self.skip(count * WIDTHS[inner], name)
+            count = self.entries(f"items of field {name!r}", TYPE_BYTES.get(inner, 8))
+            if inner in TYPE_BYTES:
+                self.skip(count * TYPE_BYTES[inner], name)
             else:
                 for _ in range(count):
                     self.text(f"field {name!r}")
@@ -138,8 +138,8 @@ class _Header:
         return InputError(f"{self.path}: not readable as GGUF ({problem}), {expected}")
 
 
-FAMILIES = ("llama", "qwen2", "qwen3")
-FIELDS = {
+GGUF_FAMILIES = ("llama", "qwen2", "qwen3")
+GGUF_FIELDS = {
     "hidden_size": "embedding_length",
     "num_hidden_layers": "block_count",
     "num_attention_heads": "attention.head_count",
@@ -151,7 +151,7 @@ FIELDS = {
     "rope_theta": "rope.freq_base",
 }
 """Fields of a config.json and what GGUF calls them, behind the name of the family."""
-NAMES = {
+GGUF_NAMES = {
     "model.embed_tokens": "token_embd",
     "model.norm": "output_norm",
     "lm_head": "output",
@@ -189,8 +189,8 @@ class Gguf:
         self._fields = {name: field.contents() for name, field in reader.fields.items()}
         self._tensors = {tensor.name: tensor for tensor in reader.tensors}
         self.family = str(self._fields.get("general.architecture"))
-        if self.family not in FAMILIES:
-            raise unknown(f"architecture in {path}", self.family, FAMILIES, "these can be run")
+        if self.family not in GGUF_FAMILIES:
+            raise unknown(f"architecture in {path}", self.family, GGUF_FAMILIES, "these can be run")
         if (
             "rope_freqs.weight" in self._tensors
             or self._value("rope.scaling.type", "none") != "none"
@@ -202,7 +202,7 @@ class Gguf:
 
     def config(self) -> dict[str, Any]:
         """What a ``config.json`` would say."""
-        known = {ours: self._value(theirs) for ours, theirs in FIELDS.items()}
+        known = {ours: self._value(theirs) for ours, theirs in GGUF_FIELDS.items()}
         config = {key: value for key, value in known.items() if value is not None}
         if "token_embd.weight" not in self._tensors:
             raise InputError(f"{self.where}: tensor 'token_embd.weight' is missing; fetch it again")
@@ -259,11 +259,11 @@ def _unpaired(rows: Tensor, heads: int) -> Tensor:
 
 
 def _hugging_face(name: str) -> str:
-    return _renamed(name, {v: k for k, v in NAMES.items()}, "blk.", "model.layers.")
+    return _renamed(name, {v: k for k, v in GGUF_NAMES.items()}, "blk.", "model.layers.")
 
 
 def _gguf(name: str) -> str:
-    return _renamed(name, NAMES, "model.layers.", "blk.")
+    return _renamed(name, GGUF_NAMES, "model.layers.", "blk.")
 
 
 def _renamed(name: str, names: Mapping[str, str], old: str, new: str) -> str:

@@ -31,8 +31,8 @@ from kvsim.validate.transfer import Transfers
 
 SENT_LATE = "the latest tokens are sent when they are packed; the prediction sends every token"
 SHARE_TOLERANCE = 1e-6  # of a row
-MOVED = ("load_kv", "store_kv", "quantise", "dequantise", "kv", "kv buffers")
-ROUNDED = dict.fromkeys(MOVED, "a share of the cache is rounded to whole KV heads")
+PLACED_OPS = ("load_kv", "store_kv", "quantise", "dequantise", "kv", "kv buffers")
+ROUNDED_HEADS = dict.fromkeys(PLACED_OPS, "a share of the cache is rounded to whole KV heads")
 
 
 class CachePlacement:
@@ -279,7 +279,7 @@ class Place(CachePlacement):
                     f"place: {share} of {rows} KV heads of sequences is {asked:g} of them; choose "
                     f"a multiple of 1/{rows}"
                 )
-            self.differences = {**self.differences, **ROUNDED}
+            self.differences = {**self.differences, **ROUNDED_HEADS}
         return round(asked)
 
     def _host_rows(self, where: LayerContext, slots: int, make: MakeStore) -> TieredStore:

@@ -309,7 +309,7 @@ def _halves(tables: list[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     return tables[:half], tables[half:]
 
 
-NAMES = ("qkv", "out", "up", "down")
+PROJECTIONS = ("qkv", "out", "up", "down")
 
 
 @frozen
@@ -379,7 +379,7 @@ class StreamedWeights:
         return weight[: round(self.share * len(weight))]
 
     def _home(self, layer: LayerWeights) -> Tensor:
-        matrices = [self._streamed(layer, name) for name in NAMES]
+        matrices = [self._streamed(layer, name) for name in PROJECTIONS]
         numbers = sum(w.numel() for w in matrices)
         home = self.transfers.host((numbers,), matrices[0].dtype)
         start = 0
@@ -391,7 +391,7 @@ class StreamedWeights:
     def _view(self, index: int, buffer: Tensor) -> LayerWeights:
         layer, start = self.decoder.weights.layers[index], 0
         views: dict[str, Linear] = {}
-        for name in NAMES:
+        for name in PROJECTIONS:
             matrix, streamed = _linear(layer, name), self._streamed(layer, name)
             stop = start + streamed.numel()
             views[name] = Linear(buffer[start:stop].view(streamed.shape), matrix.bias)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from kvsim.validate.counter import NullCounter
-from kvsim.validate.kernels.blockwise import NUMBERS, ranges
+from kvsim.validate.kernels.blockwise import BLOCK_NUMBERS, ranges
 from kvsim.validate.model.attention import Pass, visible
 
 SCORES_ON_GPU = 1 << 24  # numbers
@@ -24,7 +24,7 @@ def query_ranges(
     most
         Numbers that a range may have.
     """
-    limit = SCORES_ON_GPU if device.type == "cuda" else NUMBERS
+    limit = SCORES_ON_GPU if device.type == "cuda" else BLOCK_NUMBERS
     return ranges(queries, per_query, limit if most is None else min(limit, most))
 
 

@@ -42,9 +42,9 @@ PLACES = (
     "Tokyo",
     "Vienna",
 )
-ASKED = "\nThe secret number of {} is"
-TOLD = ASKED + " {}."
-DIGITS = 5
+QUESTION = "\nThe secret number of {} is"
+STATEMENT = QUESTION + " {}."
+SECRET_DIGITS = 5
 DRAWS = 8  # numbers tried per place until the tokens are as many as the others'
 
 
@@ -137,10 +137,10 @@ def _lengths(fact: _Fact) -> tuple[int, int]:
 def _drawn(split: Callable[[str], list[int]]) -> Iterator[tuple[str, _Fact]]:
     random = Random(0)
     for place in PLACES:
-        asked = split(ASKED.format(place))
+        asked = split(QUESTION.format(place))
         for _ in range(DRAWS):
-            number = random.randrange(10 ** (DIGITS - 1), 10**DIGITS)
-            told = split(TOLD.format(place, number))
+            number = random.randrange(10 ** (SECRET_DIGITS - 1), 10**SECRET_DIGITS)
+            told = split(STATEMENT.format(place, number))
             if told[: len(asked)] == asked:
                 yield place, _Fact(told, asked)
 
@@ -155,7 +155,7 @@ class Asked(Forced):
         self._right: dict[int, Tensor] = {}
 
     @property
-    def found(self) -> float:
+    def recall(self) -> float:
         """Share of the facts that were found, 0 to 1."""
         right = [
             all(bool(self._right[place][window]) for place in answer)

@@ -14,7 +14,7 @@ from kvsim.traces.attention import AttentionTrace, Prefetch, Quality, Retrieval,
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.quality.facts import Asked, PlantedFacts
 from kvsim.validate.quality.runs import (
-    DIGITS,
+    SHARE_DIGITS,
     WATCHED,
     Forced,
     NotingPairs,
@@ -55,7 +55,9 @@ def measure(
     retrieval: Retrieval | None = None
     if facts and evicting:
         yield progress.line("full, planted facts")
-        retrieval = Retrieval(facts.count, _short(_found(decoder, parse("full"), facts)))
+        retrieval = Retrieval(
+            facts.count, _round_significant(_measure_recall(decoder, parse("full"), facts))
+        )
     quality, prefetch, saliency, acceptance = [], [], [], []
     for t in settings.lossy:
         yield progress.line(str(t))
@@ -63,8 +65,15 @@ def measure(
         found: float | None = None
         if facts and t in evicting:
             yield progress.line(f"{t}, planted facts")
-            found = _short(_found(decoder, t, facts))
-        quality.append(Quality(named(t), _short(run.perplexity), _short(run.divergence), found))
+            found = _round_significant(_measure_recall(decoder, t, facts))
+        quality.append(
+            Quality(
+                named(t),
+                _round_significant(run.perplexity),
+                _round_significant(run.divergence),
+                found,
+            )
+        )
         if not isinstance(run.impl, Watched):
             continue
         first = run.impl.layers[0]
@@ -91,7 +100,7 @@ def measure(
         tokens=len(texts) * reading.length,
         layers=m.layers,
         date=date.today(),
-        perplexity=_short(full.perplexity),
+        perplexity=_round_significant(full.perplexity),
         quality=tuple(quality),
         retrieval=retrieval,
         top_k=TopK(tuple(full.impl.counts), tuple(map(_row, mass))),
@@ -129,15 +138,15 @@ def _run(
     return run
 
 
-def _found(decoder: Decoder, technique: Technique, facts: PlantedFacts) -> float:
+def _measure_recall(decoder: Decoder, technique: Technique, facts: PlantedFacts) -> float:
     asked = Asked(decoder, technique, facts)
     asked.complete()
-    return asked.found
+    return asked.recall
 
 
 def _row(shares: Tensor) -> tuple[float, ...]:
-    return tuple(round(share, DIGITS) for share in shares.tolist())
+    return tuple(round(share, SHARE_DIGITS) for share in shares.tolist())
 
 
-def _short(number: float) -> float:
-    return float(f"{number:.{DIGITS}g}")
+def _round_significant(number: float) -> float:
+    return float(f"{number:.{SHARE_DIGITS}g}")

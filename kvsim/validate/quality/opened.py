@@ -54,7 +54,7 @@ class OpenedCheckpoint:
             "model": self.model,
             "weights": checksum(self.source),
             "text": text.source,
-            "settings": f"{name}, fp32, PyTorch {torch.__version__}; {reading.about}",
+            "settings": f"{name}, fp32, PyTorch {torch.__version__}; {reading.description}",
         }
         return decoder, texts, about
 

@@ -19,8 +19,8 @@ from kvsim.validate.quality.runs import Forced
 from kvsim.validate.quality.settings import Reading
 from kvsim.validate.run import Generation
 
-WIDTHS = (2, 3, 4)
-WHOLE = 16  # bits of a number that is not packed
+LAYER_BITS = (2, 3, 4)
+UNPACKED_BITS = 16  # bits of a number that is not packed
 
 
 class KeptPrompt(Generation):
@@ -89,7 +89,7 @@ def measure_layers(
     texts: list[list[int]],
     group: int,
     about: dict[str, str],
-    widths: Sequence[int] = WIDTHS,
+    widths: Sequence[int] = LAYER_BITS,
     so_far: Unfinished | None = None,
 ) -> Iterator[LayerLosses | str]:
     """Yields what it is about to do as text, and the losses at the end.
@@ -124,7 +124,7 @@ def measure_layers(
             uniform[b] = losses((bits, bits), range(count))
             continue
         yield progress.line(f"{bits} bits in layer {layer} alone, keys and then values")
-        for side, pair in enumerate(((bits, WHOLE), (WHOLE, bits))):
+        for side, pair in enumerate(((bits, UNPACKED_BITS), (UNPACKED_BITS, bits))):
             alone[side, b, layer] = losses(pair, range(layer, layer + 1))
     yield LayerLosses(
         date=date.today().isoformat(),

@@ -228,7 +228,7 @@ def exact_saliency(queries: Tensor, keys: Tensor) -> Tensor:
 
 
 MEASURED = ("gamma", "acceptance")
-DIGITS = 6  # of a share in a trace
+SHARE_DIGITS = 6  # of a share in a trace
 
 
 def drafting(technique: Technique, gamma: int) -> Technique:
@@ -264,7 +264,7 @@ def accepted(run: Generation) -> dict[int, list[int]]:
 def reached(accepted: Sequence[int], gamma: int) -> tuple[float, ...]:
     """Share of rounds that accept at least 1, 2, ..., gamma drafts."""
     counts = (sum(many >= place for many in accepted) for place in range(1, gamma + 1))
-    return tuple(round(count / len(accepted), DIGITS) for count in counts)
+    return tuple(round(count / len(accepted), SHARE_DIGITS) for count in counts)
 
 
 def measure_acceptance(

@@ -18,8 +18,8 @@ from kvsim.validate.quality.runs import drafting
 from kvsim.validate.techniques import check_known
 
 DRAFTED = 4  # tokens written for acceptance per token scored: a round takes several
-LEAST = 16  # scored tokens, or too few are written for a round of every gamma
-CACHES = 6  # a cache, its copies on both sides, prompt and buffers
+MIN_SCORED = 16  # scored tokens, or too few are written for a round of every gamma
+CACHE_COPIES = 6  # a cache, its copies on both sides, prompt and buffers
 
 
 @frozen
@@ -41,8 +41,8 @@ class Reading:
         return DRAFTED * self.scored
 
     @property
-    def about(self) -> str:
-        """As a trace has it."""
+    def description(self) -> str:
+        """Windows and tokens of the reading, as files of measurements state them."""
         return (
             f"{self.windows} windows of {self.prompt} tokens, {self.scored} scored behind each; "
             f"acceptance over {self.written} written behind each"
@@ -57,7 +57,7 @@ class Settings:
     drafts: tuple[Technique, ...]  # acceptance
 
 
-def usual(model: Model, prompt: int) -> list[Technique]:
+def list_default_techniques(model: Model, prompt: int) -> list[Technique]:
     """The settings that plans consider, and the widest and narrowest ones beside them."""
     small, large = (
         max(g for g in groups if model.head_dim % g == 0 or g == 8)
@@ -112,10 +112,10 @@ def check_reading(arch: Architecture, reading: Reading, drafts: bool, device: to
         If the model has too few, memory is short, or drafts would have too few rounds.
     """
     m, behind = arch.model, reading.written if drafts else reading.scored + 1
-    if drafts and reading.scored < LEAST:
+    if drafts and reading.scored < MIN_SCORED:
         raise InputError(
-            f"--generate: {reading.scored} tokens give too few rounds of drafts; give {LEAST} or "
-            f"more, or --techniques that do not draft"
+            f"--generate: {reading.scored} tokens give too few rounds of drafts; give {MIN_SCORED} "
+            f"or more, or --techniques that do not draft"
         )
     length = reading.prompt + behind + max(GAMMAS) + 1
     if length > m.max_context:
@@ -127,7 +127,7 @@ def check_reading(arch: Architecture, reading: Reading, drafts: bool, device: to
     logits = 4 * reading.windows * reading.scored * m.vocab
     hidden = 4 * tokens * (4 * m.hidden + 3 * m.ffn + 3 * m.heads * m.head_dim)
     scores = 4 * 4 * m.heads * reading.prompt**2  # exact saliency of one window
-    cache = CACHES * cached_bytes(m, tokens, torch.float32)
+    cache = CACHE_COPIES * cached_bytes(m, tokens, torch.float32)
     weights = 1.5 * weight_bytes(arch, torch.float32)  # a draft's are beside them
     check_memory(device, weights + cache + logits + hidden + scores)
     return length

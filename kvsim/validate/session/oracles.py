@@ -17,10 +17,10 @@ from kvsim.validate.kernels.stores import Levels, View
 from kvsim.validate.kernels.topk import mean_attention
 from kvsim.validate.techniques.zipcache import channelwise, separable
 
-TOLERANCE = 4e-3  # of numbers around 1 in fp16, some roundings
-TIES = 1e-3  # share of codes that may be the neighbouring one
+FP16_TOLERANCE = 4e-3  # of numbers around 1 in fp16, some roundings
+CODE_TIES = 1e-3  # share of codes that may be the neighbouring one
 GROUP, SLOTS = 32, 64
-PAIRS = 40  # fetched ones
+FETCHED_PAIRS = 40  # fetched ones
 
 Case = dict[str, Any]
 """What was compared, how far it is off, and whether that is within what it may be."""
@@ -44,7 +44,7 @@ def _compared(queries: Tensor, view: View) -> Case:
     ours = attention_triton.attend(queries, view, True)
     plain = attend_plainly(queries, view, True)
     off = max(_largest_difference(ours.out, plain.out), _largest_difference(ours.lse, plain.lse))
-    return {"off": off, "passed": off <= TOLERANCE}
+    return {"off": off, "passed": off <= FP16_TOLERANCE}
 
 
 def factors(device: torch.device, small: bool) -> Iterator[Case]:
@@ -87,7 +87,7 @@ def _kinds(view: View, queries: Tensor, small: bool) -> Iterator[tuple[str, View
         return
     batch, kv_heads, _, dim = ring.shape
     generator = torch.Generator().manual_seed(5)
-    chosen = torch.randperm(store.rows + 1, generator=generator)[: PAIRS - 1]
+    chosen = torch.randperm(store.rows + 1, generator=generator)[: FETCHED_PAIRS - 1]
     index = torch.cat([chosen, torch.tensor([-1])]).int()  # one place is empty
     index = index.expand(batch, kv_heads, -1).contiguous().to(ring.device)
     pairs = [
@@ -139,7 +139,7 @@ def quantise(device: torch.device, small: bool) -> Iterator[Case]:
         codes = [unpack(store.codes, bits).int() for store in (ours, plain)]
         differ = (codes[0] - codes[1]).abs()
         share = float((differ > 0).float().mean())
-        passed = share <= TIES and int(differ.max()) <= 1
+        passed = share <= CODE_TIES and int(differ.max()) <= 1
         yield {"head_dim": dim, "bits": bits, "by": by, "off": share, "passed": passed}
 
 

@@ -71,7 +71,7 @@ def code(kernel: Any) -> Code:
 SCHEDULERS = 4
 """Warps of a multiprocessor that issue an instruction in a clock, since Volta: NVIDIA's tuning
 guides for Ampere and Hopper, section 1.4.1.1, "four warp schedulers"."""
-MOST = 2e9  # moved by one call at most [B]
+MAX_MOVED_BYTES = 2e9  # moved by one call at most [B]
 BUDGET = 0.5  # of one kernel's runs [s]
 KERNELS: Mapping[str, Callable[[Bench], Iterator[Work]]] = {
     "packed attention": packed_attention_works,
@@ -124,7 +124,7 @@ def largest(place: Bench) -> Iterator[tuple[str, Work]]:
             kinds = [str(work.case["way"])] if "way" in work.case else []
             kinds += [f"{work.case['bits']} bit"] if "bits" in work.case else []
             kind = ", ".join(kinds)
-            if moved <= MOST and moved > most.get(kind, 0.0):
+            if moved <= MAX_MOVED_BYTES and moved > most.get(kind, 0.0):
                 most[kind], found[kind] = moved, work
         for kind, work in found.items():
             yield f"{name}, {kind}" if kind else name, work

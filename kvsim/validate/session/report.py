@@ -15,12 +15,12 @@ PARTS = {
     "points.json": ("point",),
 }
 """Files, and the kinds of units in them."""
-COPIED = {
+COPIED_FILES = {
     "profile.toml": "profile.toml",
     "profile.stack.toml": "stack.toml",
     "profile.samples.jsonl": "samples.jsonl",
 }
-LIMIT = 16 * 2**20  # of all files together [B]
+MAX_REPORT_BYTES = 16 * 2**20  # of all files together [B]
 
 
 def write_report(state: SessionState, units: Sequence[Unit], folder: Path) -> list[Path]:
@@ -37,10 +37,10 @@ def write_report(state: SessionState, units: Sequence[Unit], folder: Path) -> li
             written.append(_write(folder / name, part))
     kernels = {"best_shares": shares(state), **results.get("rates", {})}
     written.append(_write(folder / "kernels.json", kernels))
-    for source, name in COPIED.items():
+    for source, name in COPIED_FILES.items():
         if state.path(source).exists():
             size = sum(path.stat().st_size for path in written) + state.path(source).stat().st_size
-            if size < LIMIT:
+            if size < MAX_REPORT_BYTES:
                 with replacing(folder / name) as draft:
                     shutil.copyfile(state.path(source), draft)
                 written.append(folder / name)

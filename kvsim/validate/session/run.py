@@ -214,11 +214,11 @@ def _last_line(said: bytes, code: int) -> str:
     return f"exit code {code}, {lines[-1][:160] if lines else 'nothing said'}"
 
 
-KERNELS = ("attention", "factors", "quantise", "topk", "gather", "lanes")
+ORACLE_KERNELS = ("attention", "factors", "quantise", "topk", "gather", "lanes")
 COUNTED = (("smollm2-135m", 0), ("llama2-7b", 2))
 """Models, and the layers they are cut to (0: all)."""
 TIMED = (("smollm2-135m", 0), ("llama2-7b", 4))
-SHORT = ((1, 1024), (8, 1024), (1, 8192), (8, 8192), (64, 1024))
+SHORT_SIZES = ((1, 1024), (8, 1024), (1, 8192), (8, 8192), (64, 1024))
 """Batches and prompts that every technique runs."""
 LONG = ((1, 65536), (64, 8192), (8, 65536))
 LONG_TECHNIQUES = ("full", "kivi", "quantspec", "specache:k=64")
@@ -238,7 +238,7 @@ def all_units(device: str, state: SessionState) -> list[Unit]:
         unit("facts", 10.0),
         unit("ceilings", 20.0),
         unit("compile", 40.0),
-        *(unit(f"kernels {name}", 30.0) for name in KERNELS),
+        *(unit(f"kernels {name}", 30.0) for name in ORACLE_KERNELS),
         unit("sanitizer", 60.0, most=180.0),
         *(unit(f"counts {model} {layers}", 60.0) for model, layers in COUNTED),
         unit("calibration", 60.0, most=1200.0, goes_on=True),
@@ -251,7 +251,7 @@ def all_units(device: str, state: SessionState) -> list[Unit]:
 
 
 def _points() -> Iterator[tuple[str, float]]:
-    for kind, sizes in (("short", SHORT), ("long", LONG)):
+    for kind, sizes in (("short", SHORT_SIZES), ("long", LONG)):
         for batch, prompt in sizes:
             share = min(1.0, batch * prompt / FULL_POINT)
             for model, layers in TIMED:

@@ -12,8 +12,8 @@ from typing import Any
 
 from kvsim.validate.session.run import LONG_TECHNIQUES, SessionState, die_with_parent
 
-ROOT = Path(__file__).resolve().parents[3]
-PROFILE = "profile.toml"
+REPOSITORY = Path(__file__).resolve().parents[3]
+PROFILE_FILE = "profile.toml"
 COMPILERS = 16  # processes that compile kernels at once
 Result = dict[str, Any]
 
@@ -84,7 +84,7 @@ def compile_kernels(device: str, state: SessionState) -> Result:
     if device != "cpu":
         major, minor = torch.cuda.get_device_capability(torch.device(device))
         capability = f"{major}{minor}"
-    script = ROOT / "tests" / "support" / "compile_kernels.py"
+    script = REPOSITORY / "tests" / "support" / "compile_kernels.py"
     few = ["--few"] if device == "cpu" else []
     parts = 1 if few else max(1, min(compute_threads(), COMPILERS))
     asked = [[sys.executable, str(script), capability, *few]]
@@ -153,7 +153,7 @@ def counts(device: str, state: SessionState, model: str, layers: str) -> Result:
 
 def calibration(device: str, state: SessionState) -> Result:
     """A profile and a stack; it continues from what was measured before."""
-    out = state.path(PROFILE)
+    out = state.path(PROFILE_FILE)
     quick = ["--quick"] if device == "cpu" else []
     command = [sys.executable, "-m", "kvsim", "calibrate", "--device", device, "--out", str(out)]
     run = _run([*command, *quick, "--json"], told=True)
@@ -180,7 +180,7 @@ def point(
     if where.type == "cpu":
         torch.set_num_threads(devices.compute_threads())
     place = devices.place(where, quick=True)
-    profile = state.path(PROFILE)
+    profile = state.path(PROFILE_FILE)
     hardware, stack = load_hardware(profile), load_stack(profile.with_suffix(".stack.toml"))
     asked = [parse(text) for text in LONG_TECHNIQUES] if kind == "long" else []
     grid = Grid(((model, int(layers)),), (int(batch),), (int(prompt),), repeats=2)

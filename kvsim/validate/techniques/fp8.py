@@ -8,7 +8,7 @@ from kvsim.validate.parts.base import SmallRun
 from kvsim.validate.parts.rows import PACKED_AT_ONCE, Codec, EncodedRows, PerTokenCache
 from kvsim.validate.parts.store import Widths
 
-FORMAT = torch.float8_e4m3fn
+FP8_DTYPE = torch.float8_e4m3fn
 
 
 class Fp8(PerTokenCache):
@@ -36,10 +36,10 @@ class _Narrow(Codec):
         return [(dim, torch.uint8)]
 
     def encode(self, numbers: Tensor) -> list[Tensor]:
-        most = torch.finfo(FORMAT).max
-        return [numbers.float().clamp(-most, most).to(FORMAT).view(torch.uint8)]
+        most = torch.finfo(FP8_DTYPE).max
+        return [numbers.float().clamp(-most, most).to(FP8_DTYPE).view(torch.uint8)]
 
     def store(self, parts: list[Tensor]) -> Store:
         return EncodedRows.from_parts(
-            parts, 8, lambda parts: parts[0].contiguous().view(FORMAT).float()
+            parts, 8, lambda parts: parts[0].contiguous().view(FP8_DTYPE).float()
         )

@@ -17,9 +17,11 @@ from kvsim.validate.parts.base import SmallRun
 from kvsim.validate.parts.packed import PackedRing, PackedStore, check_groups, check_residual
 from kvsim.validate.parts.store import CacheRoom, SlotRange
 
-BLOCKS = "values are packed by whole blocks too; the prediction packs them one by one, as KIVI does"
-WHOLE = "factors are found block by block; the prediction spreads that evenly"
-SEED = 2403  # of the vectors that iterations begin with
+PACKED_BLOCKS = (
+    "values are packed by whole blocks too; the prediction packs them one by one, as KIVI does"
+)
+FACTOR_BLOCKS = "factors are found block by block; the prediction spreads that evenly"
+ITERATION_SEED = 2403  # of the vectors that iterations begin with
 
 
 class Gear(PackedStore):
@@ -33,7 +35,9 @@ class Gear(PackedStore):
     """
 
     drops_tokens, by_position = False, True
-    differences = MappingProxyType({"attn": BLOCKS, "quantise": BLOCKS, "power_iteration": WHOLE})
+    differences = MappingProxyType(
+        {"attn": PACKED_BLOCKS, "quantise": PACKED_BLOCKS, "power_iteration": FACTOR_BLOCKS}
+    )
 
     @classmethod
     def small_settings(cls, run: SmallRun) -> list[str]:
@@ -197,7 +201,7 @@ class Gear(PackedStore):
 
 def _power_iteration(record: OpRecord, error: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Factors (..., tokens, rank) and (..., dim, rank) whose product is close to an error."""
-    generator = torch.Generator().manual_seed(SEED)
+    generator = torch.Generator().manual_seed(ITERATION_SEED)
     begin = torch.randn(error.shape[-1], rank, generator=generator).to(error.device)
     channels, wide = begin.expand(*error.shape[:2], -1, -1), error.float()
     rows = channels

@@ -97,7 +97,9 @@ class WholeTokenRows(KvStore):
         return rows.view(*rows.shape[:2], self.room.heads, self.room.dim).transpose(1, 2)
 
 
-WHOLE = "every token has the same whole number of outliers; the prediction takes the exact share"
+WHOLE_OUTLIERS = (
+    "every token has the same whole number of outliers; the prediction takes the exact share"
+)
 
 
 class Kvquant(WholeTokenRows):
@@ -120,7 +122,7 @@ class Kvquant(WholeTokenRows):
         self.bits, share = int(part.bits), float(part.outliers) * self.width
         self.many = round(share)
         if share != self.many:
-            self.differences = dict.fromkeys(("attn", "outliers"), WHOLE)
+            self.differences = dict.fromkeys(("attn", "outliers"), WHOLE_OUTLIERS)
         packed = self.width * self.bits // 8, torch.uint8
         apart = (self.many, torch.float16), (self.many, torch.int16)
         self.codes = [self.table(*packed) for _ in "kv"]

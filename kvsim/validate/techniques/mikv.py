@@ -21,12 +21,14 @@ from kvsim.validate.parts.scores import attend_and_add, by_kv_head
 from kvsim.validate.parts.store import CacheRoom, KvStore, SlotRange, count_pairs, lengths_on
 from kvsim.validate.transfer import to_device
 
-WHOLE = (
+WHOLE_TOKENS = (
     "a whole number of tokens is at high precision, and new ones are packed as they come; the "
     "prediction takes the exact share, and writes new ones in fp16 too"
 )
 PUSHED = "a token is packed anew when it is pushed down; the prediction packs each once, on average"
-COMPARED = "tokens at high precision are compared, where one is pushed down; the prediction has all"
+COMPARED_TOKENS = (
+    "tokens at high precision are compared, where one is pushed down; the prediction has all"
+)
 
 ORDERED = "rows are in the order of their weight even where all tokens have one precision"
 
@@ -56,7 +58,13 @@ class Mikv(KvStore):
 
     drops_tokens, keeps_numbers, by_position = False, False, True
     differences = MappingProxyType(
-        {"attn": WHOLE, "kv": WHOLE, "quantise": PUSHED, "lowest": COMPARED, "indices": ORDERED}
+        {
+            "attn": WHOLE_TOKENS,
+            "kv": WHOLE_TOKENS,
+            "quantise": PUSHED,
+            "lowest": COMPARED_TOKENS,
+            "indices": ORDERED,
+        }
     )
 
     @classmethod

@@ -8,7 +8,7 @@ from torch import Tensor
 from kvsim.validate.parts.base import RunningGeneration, SmallRun
 from kvsim.validate.parts.drafting import SpeculativeDrafter
 
-LONGEST = 3  # tokens that are looked for; fewer where they stand nowhere else
+MAX_NGRAM = 3  # tokens that are looked for; fewer where they stand nowhere else
 
 
 class Ngram(SpeculativeDrafter):
@@ -37,7 +37,7 @@ class Ngram(SpeculativeDrafter):
 
 def continued(text: Sequence[int], count: int) -> list[int]:
     """So many tokens that may follow a text."""
-    for many in range(min(LONGEST, len(text) - 1), 0, -1):
+    for many in range(min(MAX_NGRAM, len(text) - 1), 0, -1):
         for start in range(len(text) - many - 1, -1, -1):
             if text[start : start + many] == text[-many:]:
                 after = text[start + many : start + many + count]

@@ -25,7 +25,7 @@ from kvsim.validate.parts.rows import PACKED_AT_ONCE, Codec, EncodedRows, Host, 
 from kvsim.validate.parts.store import CacheRoom, SlotRange, Widths
 
 READ_TWICE = "rows that are kept in two places are rotated apart: the rotation is read twice"
-SEED = 2504  # of the rotation, which all layers share
+ROTATION_SEED = 2504  # of the rotation, which all layers share
 
 
 class Rotated(PerTokenCache):
@@ -83,7 +83,7 @@ class Rotated(PerTokenCache):
 @cache
 def rotation(dim: int) -> Tensor:
     """A random orthogonal matrix, always the same one."""
-    generator = torch.Generator().manual_seed(SEED)
+    generator = torch.Generator().manual_seed(ROTATION_SEED)
     made, upper = torch.linalg.qr(torch.randn(dim, dim, generator=generator, dtype=torch.float64))
     signs: Tensor = upper.diagonal().sign()
     return torch.mul(made, signs)

@@ -33,7 +33,7 @@ from kvsim.techniques.axes.base import Storage
 from kvsim.techniques.papers.zipcache import Zipcache as Settings
 from kvsim.validate.counter import NullCounter, OpRecord, uncounted
 from kvsim.validate.kernels.attention import attend, merge
-from kvsim.validate.kernels.packing import WIDTHS, pack
+from kvsim.validate.kernels.packing import PACKED_BITS, pack
 from kvsim.validate.kernels.quantise import encode, levels
 from kvsim.validate.kernels.stores import PartialAttention, Store, View
 from kvsim.validate.model.attention import Pass, Seen
@@ -41,7 +41,7 @@ from kvsim.validate.parts.base import SmallRun
 from kvsim.validate.parts.scores import query_ranges
 from kvsim.validate.parts.store import CacheRoom, KvStore, SlotRange, count_pairs
 
-DRAWN = "probing steps are drawn; the prediction takes their mean"
+DRAWN_PROBES = "probing steps are drawn; the prediction takes their mean"
 
 
 class Zipcache(KvStore):
@@ -55,7 +55,7 @@ class Zipcache(KvStore):
         {
             "quantise": "a window is packed at once; the prediction spreads that evenly",
             "saliency": "a window is ranked at once; the prediction spreads that evenly",
-            "probe": DRAWN,
+            "probe": DRAWN_PROBES,
         }
     )
 
@@ -68,10 +68,10 @@ class Zipcache(KvStore):
         assert isinstance(part, Settings)
         super().__init__(part, room, slots, counter)
         for bits in (part.high, part.low):
-            if bits not in WIDTHS:
+            if bits not in PACKED_BITS:
                 raise InputError(
                     f"zipcache: {bits:g} bits are not packed; expected high and low among "
-                    f"{', '.join(map(str, WIDTHS))}"
+                    f"{', '.join(map(str, PACKED_BITS))}"
                 )
         self.window, salient, lengths = part.window, float(part.salient), room.prompts
         self.salient = [round(salient * n) for n in lengths]  # of every prompt [tokens]

@@ -13,7 +13,7 @@ from kvsim.validate.counter import Kind, NullCounter, OpRecord
 
 Elapsed = Callable[[], float]
 CYCLES = 2e9  # of a GPU's clock; none is much faster [1/s]
-BEHIND = 1.5  # a GPU waits longer than the host needs, by this
+HOST_MARGIN = 1.5  # a GPU waits longer than the host needs, by this
 UNKNOWN_HOST = 4e-4  # where the host's time was not measured [s]
 Moment = float | torch.cuda.Event
 """A point in time: of the host's clock [s], or an event on the stream that it is about."""
@@ -69,7 +69,7 @@ class Clock(NullCounter):
         """Time what runs inside under that name."""
         with self._noted("gpu" if memory == "hbm" else "cpu", name):
             if self._busy is not None:
-                keep_busy(BEHIND * self._busy.get(name, UNKNOWN_HOST))
+                keep_busy(HOST_MARGIN * self._busy.get(name, UNKNOWN_HOST))
             begin, stop = perf_counter(), self._span()
             yield OpRecord()
             now = self.passes[-1]

@@ -41,15 +41,15 @@ from kvsim.validate.times.timed import (
     run_timed,
 )
 
-MODELS = (("smollm2-135m", 0), ("smollm2-1.7b", 3))
+TIMED_CPU_MODELS = (("smollm2-135m", 0), ("smollm2-1.7b", 3))
 """A whole small model, and larger shapes cut to a few layers (0: all)."""
-GPU_MODELS = (("smollm2-135m", 0), ("llama2-7b", 4))
+TIMED_GPU_MODELS = (("smollm2-135m", 0), ("llama2-7b", 4))
 BATCHES, PROMPTS = (1, 4), (128, 384, 1024)
 GPU_BATCHES, GPU_PROMPTS = (1, 8, 64), (1024, 8192, 65536)
 MOST_TOKENS = {"cpu": 2048, "cuda": 524288}  # of a batch's prompts [tokens]
-GENERATE = 9
-ROOM = 0.8  # of the free memory may be taken
-REPEATS = 5
+TIMED_GENERATED = 9
+USABLE_MEMORY = 0.8  # of the free memory may be taken
+TIMED_REPEATS = 5
 CPU_REPEATS = 3  # a run takes seconds there
 
 
@@ -60,15 +60,15 @@ class Grid:
     models: tuple[tuple[str, int], ...]
     batches: tuple[int, ...]
     prompts: tuple[int, ...]
-    repeats: int = REPEATS
-    generate: int = GENERATE
+    repeats: int = TIMED_REPEATS
+    generate: int = TIMED_GENERATED
 
     @classmethod
     def for_device(cls, device: torch.device) -> "Grid":
         """Points that suit a device."""
         if device.type == "cuda":
-            return cls(GPU_MODELS, GPU_BATCHES, GPU_PROMPTS)
-        return cls(MODELS, BATCHES, PROMPTS, CPU_REPEATS)
+            return cls(TIMED_GPU_MODELS, GPU_BATCHES, GPU_PROMPTS)
+        return cls(TIMED_CPU_MODELS, BATCHES, PROMPTS, CPU_REPEATS)
 
     def reduced(self, points: str) -> "Grid":
         """``all`` of it, or the ``few`` smallest points, twice each.
@@ -158,7 +158,7 @@ def _check_room(
     if device.type == "cpu":
         on_host += on_gpu
     free = available_memory()
-    if on_host > ROOM * free:
+    if on_host > USABLE_MEMORY * free:
         raise InputError(
             f"{on_host / 2**30:.1f} GiB of host memory are needed, {free / 2**30:.1f} are free"
         )

@@ -167,7 +167,7 @@ def _storages(values: object) -> Iterator[UntypedStorage]:
             yield value.untyped_storage()
 
 
-SHORT = "no branch came up twice in so few rounds"
+TOO_FEW_ROUNDS = "no branch came up twice in so few rounds"
 
 
 @frozen
@@ -233,7 +233,7 @@ def run_timed(
     finally:
         run.impl.close()
     tokens = work.generate - 1
-    eager: str | None = (replaying.why or SHORT) if replaying else ISSUED
+    eager: str | None = (replaying.why or TOO_FEW_ROUNDS) if replaying else ISSUED
     replays = tuple(one for one in again if one)
     if replays:  # each gives one token
         rounds = [took for took, kept in zip(rounds, again, strict=True) if kept]
