@@ -16,7 +16,7 @@ from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import Outcome
-from kvsim.serving.rules import LOADS, Rules
+from kvsim.serving.rules import PREFIX_LOADS, Rules
 from kvsim.serving.simulate import simulate
 from kvsim.techniques import parse
 from kvsim.traces.read import load
@@ -60,7 +60,7 @@ def policies(requests: Requests) -> None:
                 how: _played(
                     requests, costs, Rules(prefix_caching=True, prefix_load=how, **changes), count
                 )
-                for how in LOADS
+                for how in PREFIX_LOADS
             }
             load_, again = found["load"], found["recompute"]
             auto = min(found, key=lambda how: found[how].ttft)

@@ -18,7 +18,7 @@ from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import Outcome, faults
-from kvsim.serving.rules import LOADS, Rules
+from kvsim.serving.rules import PREFIX_LOADS, Rules
 from kvsim.serving.simulate import simulate
 from kvsim.techniques import parse
 from kvsim.traces import synthetic
@@ -41,12 +41,12 @@ def mooncake(place: str) -> None:
     assert base.tables
     print(f"{len(requests):,} requests on 6 replicas of llama3.1-8b on H100, cache-and-load")
     cases: dict[str, dict[str, object]] = {"GPU alone": {}}
-    for how in LOADS:
+    for how in PREFIX_LOADS:
         cases[f"host 256 GiB, {how}"] = {"host_cache": 256 * GIB, "prefix_load": how}
-    for how in LOADS:
+    for how in PREFIX_LOADS:
         both = {"host_cache": 64 * GIB, "nvme_cache": 4096 * GIB, "prefix_load": how}
         cases[f"host 64 GiB + NVMe 4 TiB, {how}"] = both
-    for how in LOADS:
+    for how in PREFIX_LOADS:
         cases[f"remote 8 TiB at 2 GB/s, {how}"] = {
             "remote_cache": 8192 * GIB, "nic": 2e9, "prefix_load": how,
         }  # fmt: skip

@@ -71,7 +71,7 @@ def _plan_trace(inputs: Inputs, where: "Deployment") -> "Result[TracePlan]":
     from kvsim.traces.read import load
 
     limits = _build_limits(inputs, where)
-    rules = Rules(max_seqs=inputs.max_seqs, max_tokens=inputs.max_tokens).over(where)
+    rules = Rules(max_seqs=inputs.max_seqs, max_tokens=inputs.max_tokens).scale_to(where)
     found = load(inputs.trace)
     for note in found.notes:
         print_note(note)

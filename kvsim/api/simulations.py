@@ -291,7 +291,7 @@ def _build_rules(
     InputError
         For an unknown way.
     """
-    from kvsim.serving.rules import LOADS, SPLIT, Rules
+    from kvsim.serving.rules import PREFIX_LOADS, SPLIT, Rules
 
     names = (
         "max_seqs", "max_tokens", "block_tokens", "blocks", "prefill", "priority", "preemption",
@@ -305,17 +305,19 @@ def _build_rules(
     given = {name: value for name, value in settings.items() if value is not None}
 
     def build(way: str) -> Rules:
-        return Rules(**given, prefix_load=way).over(deployment)
+        return Rules(**given, prefix_load=way).scale_to(deployment)
 
     way = case["prefix_load"]
     if way is None:
-        usual = build(LOADS[SPLIT])
+        usual = build(PREFIX_LOADS[SPLIT])
         if not usual.tiers:
             return (usual,)
         way = AUTO
-    if way not in (*LOADS, AUTO):
-        raise InputError(f"--prefix-load: got {way[:40]!r}; expected {', '.join(LOADS)} or {AUTO}")
-    return tuple(map(build, LOADS if way == AUTO else (way,)))
+    if way not in (*PREFIX_LOADS, AUTO):
+        raise InputError(
+            f"--prefix-load: got {way[:40]!r}; expected {', '.join(PREFIX_LOADS)} or {AUTO}"
+        )
+    return tuple(map(build, PREFIX_LOADS if way == AUTO else (way,)))
 
 
 def _build_pools(inputs: Inputs, replicas: int) -> "TwoPools | None":

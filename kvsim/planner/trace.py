@@ -79,10 +79,10 @@ class Simulated:
         """What limits and objectives are about, all to be small; infinite where there is none."""
         o = self.outcome
         hung_up = o.aborted & np.isnan(o.ttft_s)  # without a token
-        good = float(o.good.sum())
+        good = float(o.meets_targets.sum())
         latency = o.latency_s[o.finished]
         usd = o.usd
-        tokens = float(o.run.requests.generate[o.good].sum())
+        tokens = float(o.run.requests.generate[o.meets_targets].sum())
         return {
             "throughput": o.duration_s / good if good else np.inf,
             "latency": float(latency.mean()) if latency.size else np.inf,

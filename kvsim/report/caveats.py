@@ -229,11 +229,11 @@ def describe_mixed_passes(run: PlayedRun, sequences: float) -> list[str]:
 
 def _attention_share(costs: "StepCosts", sequences: float, context: float, new: float) -> float:
     """Attention's share of a pass that mixes."""
-    from kvsim.serving.passes import TIME, Measure, Passes
+    from kvsim.serving.passes import TIME_MEASURE, Measure, Passes
 
     own = Passes(costs.technique, costs.deployment, Measure(_attention, _attention, seconds))
     at = [np.array([x]) for x in (np.round(sequences), np.round(context), new, 0.0)]
-    whole = Passes(costs.technique, costs.deployment, TIME).mixed(*at)
+    whole = Passes(costs.technique, costs.deployment, TIME_MEASURE).mixed(*at)
     return float((own.mixed(*at) / whole)[0])
 
 

@@ -7,7 +7,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.report.json import Row
 from kvsim.techniques import parse
 from kvsim.techniques.axes.base import Term
-from kvsim.techniques.axes.settings import plain
+from kvsim.techniques.axes.settings import simplify
 from kvsim.techniques.technique import Technique
 
 MIXED = "mixed layers"
@@ -57,7 +57,7 @@ def _counts(technique: Technique) -> str:
 
 def _brief(term: Term) -> str:
     """A term with the settings that are not zero."""
-    given = [f"{k}={plain(v)}" for k, v in term.settings.items() if v not in (0, "row", 16)]
+    given = [f"{k}={simplify(v)}" for k, v in term.settings.items() if v not in (0, "row", 16)]
     return f"{term.name} {' '.join(given)}".strip()
 
 
@@ -66,13 +66,13 @@ def params(technique: Technique) -> Row:
     if not technique.uniform:
         return {"layers": _counts(technique)}
     if technique.name == "place":  # most shares are zero
-        return {k: plain(v) for k, v in technique.settings.items() if v not in (0, "auto")}
-    return {k: v if isinstance(v, bool) else plain(v) for k, v in technique.settings.items()}
+        return {k: simplify(v) for k, v in technique.settings.items() if v not in (0, "auto")}
+    return {k: v if isinstance(v, bool) else simplify(v) for k, v in technique.settings.items()}
 
 
 def settings(row: Row) -> str:
     """The settings of a row's technique, with spaces where a line may end."""
-    return ", ".join(f"{k}={plain(v)}{_meant(row, k, v)}" for k, v in row["params"].items())
+    return ", ".join(f"{k}={simplify(v)}{_meant(row, k, v)}" for k, v in row["params"].items())
 
 
 def _meant(row: Row, key: str, value: object) -> str:
@@ -91,7 +91,7 @@ def spec(row: Row) -> str:
 
 def notation(row: Row) -> str:
     """Technique with its settings as the command line takes it."""
-    listed = ",".join(f"{k}={plain(v)}" for k, v in row["params"].items())
+    listed = ",".join(f"{k}={simplify(v)}" for k, v in row["params"].items())
     return f"{row['technique']}:{listed}" if listed else str(row["technique"])
 
 
@@ -111,7 +111,7 @@ def distinct_names(rows: Sequence[Row]) -> list[str]:
     for row in rows:
         same = [r["params"] for r in rows if r["technique"] == row["technique"]]
         others = [k for k, v in row["params"].items() if any(p.get(k) != v for p in same)]
-        told = ", ".join(f"{k} {plain(row['params'][k])}" for k in others)
+        told = ", ".join(f"{k} {simplify(row['params'][k])}" for k in others)
         found.append(f"{row['technique']} ({told})" if told else str(row["technique"]))
     return found
 

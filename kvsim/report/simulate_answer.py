@@ -13,7 +13,7 @@ from kvsim.report.answer import Answer, verdict
 from kvsim.report.json import Row
 from kvsim.report.names import NAME_END, short_names
 from kvsim.report.table import Column, text_column
-from kvsim.techniques.axes.settings import plain
+from kvsim.techniques.axes.settings import simplify
 
 TIE = 0.01  # relative difference of goodput or throughput that decides nothing
 OFTEN = 0.05  # preemptions per request from which they are worth a word
@@ -167,7 +167,9 @@ def case_columns(rows: Sequence[Row]) -> list[Column]:
         if any(isinstance(row["case"][key], str) for row in rows):
             return text_column(HEADINGS[key], lambda row: str(row["case"][key]))
         return Column(
-            HEADINGS[key], lambda row: f"{plain(row['case'][key]):,}", lambda row: row["case"][key]
+            HEADINGS[key],
+            lambda row: f"{simplify(row['case'][key]):,}",
+            lambda row: row["case"][key],
         )
 
     return [column(key) for key in rows[0].get("case", {})]
@@ -179,7 +181,7 @@ def name_runs(rows: Sequence[Row]) -> list[str]:
     one = len(names) == 1
     found = []
     for row in rows:
-        case = [f"{HEADINGS[k]} {plain(v)}" for k, v in row.get("case", {}).items()]
+        case = [f"{HEADINGS[k]} {simplify(v)}" for k, v in row.get("case", {}).items()]
         own = names[row["technique"]]
         found.append(", ".join(case if one and case else [own, *case]))
     return found
@@ -227,7 +229,7 @@ def _describe_loads(rows: Sequence[Row], where: str, trace: str, targets: str) -
 
 
 def _at(row: Row, key: str) -> str:
-    return f"{plain(row['case'][key]):,}"
+    return f"{simplify(row['case'][key]):,}"
 
 
 def _describe_tiers(rows: Sequence[Row], where: str, trace: str) -> str:
@@ -277,10 +279,10 @@ def _describe_prefixes(rows: Sequence[Row], where: str, trace: str) -> str:
 def _describe_values(rows: Sequence[Row], where: str, trace: str, best: Row, targets: str) -> str:
     """Which value serves best, and how the others compare."""
     key = varied_option(rows)
-    told = "; ".join(f"{plain(row['case'][key]):,}: {_mean(row)}" for row in rows)
+    told = "; ".join(f"{simplify(row['case'][key]):,}: {_mean(row)}" for row in rows)
     return verdict(
         [
-            f"Best for {trace} on {where} is {HEADINGS[key]} {plain(best['case'][key]):,}.",
+            f"Best for {trace} on {where} is {HEADINGS[key]} {simplify(best['case'][key]):,}.",
             f"Mean TTFT: {told}.",
             _met(rows, targets),
         ]
@@ -303,7 +305,7 @@ def _mean(row: Row) -> str:
 
 
 def _size(row: Row, key: str) -> str:
-    return f"{plain(row['case'][key]):,}"
+    return f"{simplify(row['case'][key]):,}"
 
 
 def _join(texts: Sequence[str]) -> str:

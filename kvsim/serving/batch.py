@@ -21,10 +21,10 @@ from kvsim.serving.memory import (
 from kvsim.serving.records import (
     FINISHED,
     GPU,
+    LENGTH_ROUNDING,
     NEVER,
-    NONE,
+    NO_INDEX,
     POOLS,
-    ROUNDING,
     RUNNING,
     SWAPPED,
     WAITING,
@@ -37,27 +37,27 @@ from kvsim.serving.records import (
 from kvsim.serving.tables import TO_GPU, TO_HOST
 from kvsim.serving.tiers import store
 
-HEAD = 0  # of a queue's ends; behind it, the last request of each class
+QUEUE_HEAD = 0  # of a queue's ends; behind it, the last request of each class
 
 
 @jit_function
 def enqueue(world: World, ends: Ends, index: int, front: bool) -> None:
     """Put a request behind all others of the same class, or in front of them."""
     request = world.requests[index]
-    before = NONE
+    before = NO_INDEX
     for rank in range(request.priority + (not front)):
-        if ends[1 + rank] != NONE:
+        if ends[1 + rank] != NO_INDEX:
             before = ends[1 + rank]
     request.back = before
-    if before == NONE:
-        request.link = ends[HEAD]
-        ends[HEAD] = index
+    if before == NO_INDEX:
+        request.link = ends[QUEUE_HEAD]
+        ends[QUEUE_HEAD] = index
     else:
         request.link = world.requests[before].link
         world.requests[before].link = index
-    if request.link != NONE:
+    if request.link != NO_INDEX:
         world.requests[request.link].back = index
-    if not front or ends[1 + request.priority] == NONE:
+    if not front or ends[1 + request.priority] == NO_INDEX:
         ends[1 + request.priority] = index
 
 
@@ -65,15 +65,15 @@ def enqueue(world: World, ends: Ends, index: int, front: bool) -> None:
 def dequeue(world: World, ends: Ends, index: int) -> None:
     """Remove a request from a queue, from whatever place in it."""
     request = world.requests[index]
-    if request.back == NONE:
-        ends[HEAD] = request.link
+    if request.back == NO_INDEX:
+        ends[QUEUE_HEAD] = request.link
     else:
         world.requests[request.back].link = request.link
-    if request.link != NONE:
+    if request.link != NO_INDEX:
         world.requests[request.link].back = request.back
     if ends[1 + request.priority] == index:
-        ends[1 + request.priority] = NONE
-        if request.back != NONE and world.requests[request.back].priority == request.priority:
+        ends[1 + request.priority] = NO_INDEX
+        if request.back != NO_INDEX and world.requests[request.back].priority == request.priority:
             ends[1 + request.priority] = request.back
 
 
@@ -119,7 +119,7 @@ def queue_handed_over(world: World, replica: Replica, index: int) -> None:
     """Let a request wait to decode, with the cache that another replica made."""
     request = world.requests[index]
     request.status = SWAPPED
-    request.left = int(np.ceil((request.generate - request.made) / request.rate - ROUNDING))
+    request.left = int(np.ceil((request.generate - request.made) / request.rate - LENGTH_ROUNDING))
     queue_swapped(world, replica, index)
 
 
@@ -233,7 +233,7 @@ def finish_prompt(world: World, replica: Replica, sequence: Sequence) -> None:
     sequence.held = held
     more = request.generate - request.made
     if more > 0:
-        rounds = int(np.ceil(more / request.rate - ROUNDING))
+        rounds = int(np.ceil(more / request.rate - LENGTH_ROUNDING))
         start_decoding(replica, sequence, request, rounds)
     else:
         sequence.finish = replica.end = replica.rounds
@@ -279,7 +279,7 @@ def complete(world: World, replica: Replica) -> None:
 def count_decoded(replica: Replica, sequence: Sequence, request: Request) -> None:
     """Note the tokens that a sequence has decoded before it leaves the batch early."""
     request.left = sequence.finish - replica.rounds
-    more = int(np.ceil(request.left * sequence.growth - ROUNDING))
+    more = int(np.ceil(request.left * sequence.growth - LENGTH_ROUNDING))
     replica.emitted += request.generate - more - request.made
     request.made = request.generate - more
 

@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 WORD = 8  # bytes of an address, a length or a number in a tuple
 
-OPTIONS = {
+JIT_OPTIONS = {
     "error_model": "numpy",
     "no_cpython_wrapper": True,  # Python calls none of them: no code takes its arguments
     "no_cfunc_wrapper": True,
@@ -348,7 +348,7 @@ def _unbox(kind: Any, shared: Any, unboxing: Any) -> Any:
 
 def jit_function(function: Callable[P, T]) -> Callable[P, T]:
     """Let compiled functions call this one; Python still runs it as it stands."""
-    return extending.register_jitable(**OPTIONS)(function)  # type: ignore[no-any-return]
+    return extending.register_jitable(**JIT_OPTIONS)(function)  # type: ignore[no-any-return]
 
 
 def jit_unless_tiered(otherwise: Callable[P, T]) -> Callable[[Callable[P, T]], Callable[P, T]]:
@@ -359,7 +359,7 @@ def jit_unless_tiered(otherwise: Callable[P, T]) -> Callable[[Callable[P, T]], C
             worlds = [kind for kind in given if "links" in getattr(kind, "fields", ())]
             return otherwise if worlds[0].fields["links"].kind is types.none else function
 
-        extending.overload(function, jit_options=OPTIONS, strict=False)(choose)
+        extending.overload(function, jit_options=JIT_OPTIONS, strict=False)(choose)
         return function
 
     return decorate

@@ -333,13 +333,13 @@ def simple_pass_seconds(
 Samples = Mapping[str, tuple[Callable[[Tables], Array], Array]]
 """By kind of pass: what tables say of random points, and what direct evaluation says. [s]"""
 
-SAMPLES = 200  # points of each kind
+SAMPLES_PER_KIND = 200  # points of each kind
 
 
 def draw_samples(passes: Passes, max_seqs: int, longest: int, longest_chunk: int) -> Samples:
     """Draw random passes of each kind; those of both kinds where their ops can be stated."""
     random = np.random.default_rng(0)
-    batch = random.integers(1, max_seqs, SAMPLES, endpoint=True).astype(float)
+    batch = random.integers(1, max_seqs, SAMPLES_PER_KIND, endpoint=True).astype(float)
     context = _log_uniform(random, longest)
     new = _log_uniform(random, longest_chunk)
     start = np.minimum(_log_uniform(random, longest) - 1, longest - new)
@@ -373,7 +373,7 @@ def worst_errors(found: Samples, tables: Tables) -> dict[str, float]:
 
 def _log_uniform(random: np.random.Generator, most: float) -> Array:
     """Whole numbers from 1 to ``most``, as many in every octave."""
-    return np.floor(np.exp(random.uniform(0, np.log(most + 1), SAMPLES)))
+    return np.floor(np.exp(random.uniform(0, np.log(most + 1), SAMPLES_PER_KIND)))
 
 
 GOOD = 2e-3  # error of rounds and prompts at which the tables are fine enough

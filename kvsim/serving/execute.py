@@ -29,8 +29,8 @@ from kvsim.serving.memory import (
     take,
 )
 from kvsim.serving.records import (
-    BINS,
     FINEST_GAP,
+    GAP_BINS,
     GAP_RATIO,
     GAPS,
     NEVER,
@@ -38,7 +38,7 @@ from kvsim.serving.records import (
     Replica,
     World,
 )
-from kvsim.serving.tables import COSTS, RESOURCES, Tables
+from kvsim.serving.tables import COST_RESOURCES, COSTS, Tables
 
 GAP_EDGES = FINEST_GAP * GAP_RATIO ** np.arange(1.0, GAPS + 1)  # where each bin ends [s]
 CELL_BITS = 47  # of a number's bits, those below its exponent and the next five: a cell is 2-3 %
@@ -86,14 +86,14 @@ def clear(note: Bin) -> None:
     """Empty a bin of the timeline."""
     note.seconds = note.running = note.waiting = note.cache = 0.0
     note.context = note.decoded = note.prompt = note.rounds = 0.0
-    for k in range(len(RESOURCES)):
+    for k in range(len(COST_RESOURCES)):
         note.use[k] = 0.0
 
 
 @jit_function
 def widen(world: World, replica: Replica) -> None:
     """Make bins twice as wide, two into one."""
-    first, half = replica.index * BINS, BINS // 2
+    first, half = replica.index * GAP_BINS, GAP_BINS // 2
     for i in range(half):
         into = world.bins[first + i]
         one, other = world.bins[first + 2 * i], world.bins[first + 2 * i + 1]
@@ -105,9 +105,9 @@ def widen(world: World, replica: Replica) -> None:
         into.decoded = one.decoded + other.decoded
         into.prompt = one.prompt + other.prompt
         into.rounds = one.rounds + other.rounds
-        for k in range(len(RESOURCES)):
+        for k in range(len(COST_RESOURCES)):
             into.use[k] = one.use[k] + other.use[k]
-    for i in range(half, BINS):
+    for i in range(half, GAP_BINS):
         clear(world.bins[first + i])
     replica.bin_width *= 2
 
@@ -116,17 +116,17 @@ def widen(world: World, replica: Replica) -> None:
 def note_span(world: World, replica: Replica, span: Span) -> None:
     """Spread a span over the bins of the timeline it covers; the pass's costs start anew."""
     begin, end = replica.clock, replica.clock + span.seconds
-    while end > BINS * replica.bin_width:
+    while end > GAP_BINS * replica.bin_width:
         widen(world, replica)
     width = replica.bin_width
     cache = replica.private + replica.pinned + replica.cached
-    first, last = int(begin / width), min(int(end / width), BINS - 1)
+    first, last = int(begin / width), min(int(end / width), GAP_BINS - 1)
     for i in range(first, last + 1):
         here = span.seconds
         if first < last:
             here = min(end, (i + 1) * width) - max(begin, i * width)
         share = here / span.seconds if span.seconds > 0 else 1.0
-        note = world.bins[replica.index * BINS + i]
+        note = world.bins[replica.index * GAP_BINS + i]
         note.seconds += here
         note.running += here * span.batch
         note.waiting += here * replica.waiting
@@ -135,7 +135,7 @@ def note_span(world: World, replica: Replica, span: Span) -> None:
         note.decoded += share * span.batch * span.rounds
         note.prompt += share * replica.prompt_tokens
         note.rounds += share * span.rounds
-        for k in range(len(RESOURCES)):
+        for k in range(len(COST_RESOURCES)):
             note.use[k] += share * replica.cost[k + 1]
     for k in range(len(COSTS)):
         replica.cost[k] = 0.0

@@ -103,8 +103,8 @@ class Room:
             return round(rules.blocks * self.block_bytes)
         tiles = self.technique.tiles()
         needs = max(
-            self._beside(self.prompt_bytes, _reading, tiles * d.dp, self.longest_chunk),
-            self._beside(self.decode_bytes, _decoding, tiles * rules.max_seqs, 1),
+            self._get_other_bytes(self.prompt_bytes, _reading, tiles * d.dp, self.longest_chunk),
+            self._get_other_bytes(self.decode_bytes, _decoding, tiles * rules.max_seqs, 1),
         )
         usual = ENGINE_SHARE * d.hardware.gpu_memory
         memory = usual if self.gpu_memory is None else self.gpu_memory
@@ -118,7 +118,7 @@ class Room:
             )
         return int(left)
 
-    def _beside(self, own: Bytes, point: Phase, batch: int, length: int) -> float:
+    def _get_other_bytes(self, own: Bytes, point: Phase, batch: int, length: int) -> float:
         """Weights, workspace and context while that many sequences are of that length. [B]"""
         p = point(float(batch), np.array(float(length)))
         total = float(tier_bytes(self.technique.resident(self.deployment, p), "gpu"))

@@ -15,7 +15,17 @@ from kvsim.serving.batch import queue
 from kvsim.serving.core import jit_entry, jit_function
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.memory import count_blocks
-from kvsim.serving.records import BINS, GAPS, REFUSED, Bin, Integers, Replica, Request, World, make
+from kvsim.serving.records import (
+    GAP_BINS,
+    GAPS,
+    REFUSED,
+    Bin,
+    Integers,
+    Replica,
+    Request,
+    World,
+    make,
+)
 from kvsim.serving.scheduler import has_work, step
 from kvsim.serving.simulate import Run
 from kvsim.serving.tables import Tables
@@ -82,20 +92,20 @@ def _limits(lane: Lane, requests: Requests, capacity: int) -> Any:
 def _one_replica(world: World) -> World:
     """What the lanes did, as one replica's record."""
     lanes: Any = world.replicas
-    bins: Any = np.asarray(world.bins).reshape(-1, BINS)
+    bins: Any = np.asarray(world.bins).reshape(-1, GAP_BINS)
     for own, width in zip(bins, lanes["bin_width"], strict=True):
         for _ in range(round(np.log2(lanes["bin_width"].max() / width))):
             for name in own.dtype.names:  # bins twice as wide, two into one
-                pairs = own[name].reshape(BINS // 2, 2, -1).sum(axis=1)
+                pairs = own[name].reshape(GAP_BINS // 2, 2, -1).sum(axis=1)
                 own[name] = 0.0
-                own[name][: BINS // 2] = pairs.reshape(own[name][: BINS // 2].shape)
+                own[name][: GAP_BINS // 2] = pairs.reshape(own[name][: GAP_BINS // 2].shape)
     sums = {
         name: lanes[name].sum()
         for name in ("emitted", "preemptions", "passes", "private", "pinned", "host_private",
                      "host_swapped", "peak")
     }  # fmt: skip
     least = {name: lanes[name].max() for name in ("clock", "bin_width")}
-    one = make(Bin, BINS, **{name: bins[name].sum(axis=0) for name in bins.dtype.names})
+    one = make(Bin, GAP_BINS, **{name: bins[name].sum(axis=0) for name in bins.dtype.names})
     return world._replace(
         replicas=make(Replica, 1, lowest=lanes["lowest"].min(), **sums, **least),
         bins=one,

@@ -11,10 +11,10 @@ from kvsim.serving.core import jit_function
 from kvsim.serving.records import (
     GPU,
     HOST,
+    LENGTH_ROUNDING,
     NEVER,
-    NONE,
+    NO_INDEX,
     POOLS,
-    ROUNDING,
     Limits,
     Pool,
     Replica,
@@ -36,9 +36,9 @@ def bucket(pool: Pool, block: int) -> int:
 def find(world: World, pool: Pool, block: int) -> int:
     """Return the entry of a block, or NONE."""
     if pool.room == 0:
-        return NONE
+        return NO_INDEX
     at = int(world.buckets[bucket(pool, block)])
-    while at != NONE and world.entries[at].block != block:
+    while at != NO_INDEX and world.entries[at].block != block:
         at = world.entries[at].chain
     return at
 
@@ -47,11 +47,11 @@ def find(world: World, pool: Pool, block: int) -> int:
 def unlink(world: World, pool: Pool, at: int) -> None:
     """Take an entry out of the list of blocks without users."""
     entry = world.entries[at]
-    if entry.older == NONE:
+    if entry.older == NO_INDEX:
         pool.oldest = entry.newer
     else:
         world.entries[entry.older].newer = entry.newer
-    if entry.newer == NONE:
+    if entry.newer == NO_INDEX:
         pool.newest = entry.older
     else:
         world.entries[entry.newer].older = entry.older
@@ -62,8 +62,8 @@ def unlink(world: World, pool: Pool, at: int) -> None:
 def append(world: World, pool: Pool, at: int) -> None:
     """Make an entry the most recently used of those without users."""
     entry = world.entries[at]
-    entry.older, entry.newer = pool.newest, NONE
-    if pool.newest == NONE:
+    entry.older, entry.newer = pool.newest, NO_INDEX
+    if pool.newest == NO_INDEX:
         pool.oldest = at
     else:
         world.entries[pool.newest].newer = at
@@ -168,7 +168,7 @@ def pin(world: World, replica: Replica, block: int) -> None:
     each = world.limits.prefix_bytes
     pool = world.pools[POOLS * replica.index + GPU]
     found = find(world, pool, block)
-    if found == NONE:
+    if found == NO_INDEX:
         make_room(world, replica, each)
         replica.taken += each
         found = insert(world, pool, block)
@@ -220,7 +220,7 @@ def reuse(world: World, replica: Replica, request: Request, blocks: int) -> int:
     replica.freed -= size
     replica.private += size
     other = replica.wait_ends[0]
-    while other != NONE:
+    while other != NO_INDEX:
         behind = world.requests[other]
         if behind.preempted == 0:  # of a class, preempted ones wait in front of all others
             behind = world.requests[replica.wait_ends[1 + behind.priority]]
@@ -236,7 +236,7 @@ def count_gpu_hits(world: World, replica: Replica, request: Request) -> int:
     """Count the leading prompt blocks that the replica's GPU holds now."""
     for k in range(request.blocks):
         found = find(world, world.pools[POOLS * replica.index], world.ids[request.first_block + k])
-        if found == NONE or world.entries[found].ready > replica.clock:
+        if found == NO_INDEX or world.entries[found].ready > replica.clock:
             return k
     return int(request.blocks)
 
@@ -244,7 +244,7 @@ def count_gpu_hits(world: World, replica: Replica, request: Request) -> int:
 @jit_function
 def count_blocks(limits: Limits, tokens: float) -> int:
     """Return the KV blocks of that many tokens."""
-    return int(np.ceil(tokens / limits.block_tokens - ROUNDING))
+    return int(np.ceil(tokens / limits.block_tokens - LENGTH_ROUNDING))
 
 
 @jit_function

@@ -10,21 +10,21 @@ from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.serving.records import (
     ABORTED,
-    BINS,
     FINEST_GAP,
     FINISHED,
+    GAP_BINS,
     GAP_RATIO,
     HOST,
-    LINKS,
     MEMORIES,
     NVME,
     POOLS,
     REFUSED,
+    TIER_LINKS,
 )
 from kvsim.serving.simulate import Run
-from kvsim.serving.tables import RESOURCES
+from kvsim.serving.tables import COST_RESOURCES
 
-NAMED = 5  # refused requests that are listed
+MAX_LISTED_REFUSALS = 5  # refused requests that are listed
 QUANTILES = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
 
 
@@ -88,7 +88,7 @@ class Outcome:
         return float(self.run.replicas.clock.max() - self.run.requests.arrival[0])
 
     @property
-    def good(self) -> np.ndarray:
+    def meets_targets(self) -> np.ndarray:
         """Finished within both targets; single tokens have no TPOT to miss. (n,)"""
         slow = (self.ttft_s > self.targets.ttft) | (self.tpot_s > self.targets.tpot)
         return self.finished & ~slow
@@ -106,7 +106,7 @@ class Outcome:
         The links between GPU and host carry passes, and prefix blocks that are stored or loaded.
         """
         total = self.duration_s * self.run.replicas.clock.size
-        used = dict(zip(RESOURCES, self.run.bins.use.sum(axis=(0, 1)), strict=True))
+        used = dict(zip(COST_RESOURCES, self.run.bins.use.sum(axis=(0, 1)), strict=True))
         d = self.run.costs.deployment
         for link in ("h2d", "d2h"):
             used[link] += self.link_bytes[link] / d.gpus / d.bandwidth[link]
@@ -134,7 +134,7 @@ class Outcome:
     def link_bytes(self) -> dict[str, float]:
         """What stored and loaded prefix blocks put on each link of all GPUs. [B]"""
         moved = self.run.replicas.link_bytes.sum(axis=0) * self.run.costs.deployment.gpus
-        return {name: float(size) for name, size in zip(LINKS, moved, strict=True)}
+        return {name: float(size) for name, size in zip(TIER_LINKS, moved, strict=True)}
 
     @property
     def stored_bytes(self) -> dict[str, int]:
@@ -180,14 +180,14 @@ class Outcome:
             "requests": len(requests),
             "finished": finished,
             "refused": int(self.refused.sum()),
-            "refused_rows": (np.flatnonzero(self.refused)[:NAMED] + 1).tolist(),
+            "refused_rows": (np.flatnonzero(self.refused)[:MAX_LISTED_REFUSALS] + 1).tolist(),
             "aborted": aborted,
             "unfinished": len(requests) - finished - aborted - int(self.refused.sum()),
             "duration_s": duration,
             "output_tok_s": made / duration if duration else None,
             "request_per_s": finished / duration if duration else None,
-            "goodput_per_s": int(self.good.sum()) / duration if duration else None,
-            "good_share": float(self.good.mean()) if len(requests) else None,
+            "goodput_per_s": int(self.meets_targets.sum()) / duration if duration else None,
+            "good_share": float(self.meets_targets.mean()) if len(requests) else None,
             "ttft_s": spread(self.ttft_s),
             "tpot_s": spread(self.tpot_s),
             "gap_s": self.gaps(),
@@ -244,14 +244,16 @@ def faults(run: Run, whole: bool = True) -> list[str]:
         ),
         "more cache is in use than there is": lambda: (replicas.lowest >= 0).all(),
         "blocks were lost or made in a memory": lambda: (
-            pools.stored - pools.dropped == _held(run)
+            pools.stored - pools.dropped == _count_held_entries(run)
         ).all(),
-        "memory is left over after the last request": lambda: not whole or (_left(run) == 0).all(),
+        "memory is left over after the last request": lambda: (
+            not whole or (_get_final_memory(run) == 0).all()
+        ),
     }
     return [fault for fault, holds in rules.items() if not holds()]
 
 
-def _held(run: Run) -> np.ndarray:
+def _count_held_entries(run: Run) -> np.ndarray:
     """Entries of each memory that are in use or kept. (pools,)"""
     pools: Any = run.world.pools
     entries: Any = run.world.entries
@@ -264,7 +266,7 @@ def _held(run: Run) -> np.ndarray:
     return np.asarray(pools.room - free)
 
 
-def _left(run: Run) -> np.ndarray:
+def _get_final_memory(run: Run) -> np.ndarray:
     """Memory in use at the end, by its kind. (4, r) [B]"""
     r = run.replicas
     return np.array([r.private, r.pinned, r.host_private, r.host_swapped])
@@ -286,9 +288,9 @@ def make_timeline(run: Run) -> dict[str, Array]:
     """
     bins, replicas = run.bins, run.replicas.size
     width = float(run.replicas.bin_width.max())
-    used = min(max(int(np.ceil(run.replicas.clock.max(initial=0.0) / width)), 1), BINS)
+    used = min(max(int(np.ceil(run.replicas.clock.max(initial=0.0) / width)), 1), GAP_BINS)
     joined = -(-used // STRETCHES)
-    firsts = [np.arange(0, BINS, round(width / own)) for own in run.replicas.bin_width]
+    firsts = [np.arange(0, GAP_BINS, round(width / own)) for own in run.replicas.bin_width]
 
     def total(values: Array) -> Array:
         """Sum over replicas in each stretch. (r, BINS, ...) to (stretches, ...)"""
@@ -313,5 +315,5 @@ def make_timeline(run: Run) -> dict[str, Array]:
         "running": total(bins.running) / width,
         "kv_share": kept / max(int(run.world.limits.gpu), 1),
         "busy_share": busy / (width * replicas),
-        **dict(zip(RESOURCES, use.T / (width * replicas), strict=True)),
+        **dict(zip(COST_RESOURCES, use.T / (width * replicas), strict=True)),
     }

@@ -26,7 +26,7 @@ class Measure:
     op: Callable[[Op, Deployment], Number]
 
 
-TIME = Measure(steady_seconds, makespan, seconds)
+TIME_MEASURE = Measure(steady_seconds, makespan, seconds)
 """How long passes take. [s]"""
 
 
@@ -36,7 +36,7 @@ class Passes:
 
     technique: Technique
     deployment: Deployment
-    measure: Measure = TIME
+    measure: Measure = TIME_MEASURE
 
     @cached_property
     def rate(self) -> float:
@@ -50,7 +50,7 @@ class Passes:
         return self.technique.pass_width
 
     @cached_property
-    def _single(self) -> Technique:
+    def _one_prompt(self) -> Technique:
         """The technique for one prompt, which does not divide into parts."""
         return self.technique.for_batches(np.ones(1))
 
@@ -85,17 +85,17 @@ class Passes:
     def prompt(self, new: Array, start: Array) -> Array:
         """Passes over ``new`` tokens of one prompt each, after ``start`` earlier ones."""
         new, start = np.broadcast_arrays(new, start)
-        parts = float(self._single.tiles())
+        parts = float(self._one_prompt.tiles())
         length = start + new
         p = Point(parts, start / 1.0, new / parts, length, length + 1.0, prefill=True)
-        total = self.measure.alone(self._single.prefill(self.deployment, p), self.deployment)
+        total = self.measure.alone(self._one_prompt.prefill(self.deployment, p), self.deployment)
         return np.array(np.broadcast_to(total, new.shape))
 
-    def between(self, prompt: Array) -> Array:
+    def predecoding(self, prompt: Array) -> Array:
         """What comes between a prompt and its first decoding round."""
-        p = decode_point(float(self._single.tiles()), prompt, 2.0, 0.0)
+        p = decode_point(float(self._one_prompt.tiles()), prompt, 2.0, 0.0)
         total: Number = np.zeros(prompt.shape)
-        for step in self._single.predecoding(self.deployment, p):
+        for step in self._one_prompt.predecoding(self.deployment, p):
             total = total + self.measure.alone(step, self.deployment)
         return np.asarray(total)
 

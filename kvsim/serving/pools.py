@@ -21,7 +21,7 @@ from kvsim.serving.memory import count_blocks
 from kvsim.serving.records import (
     ABORTED,
     FINISHED,
-    NONE,
+    NO_INDEX,
     REFUSED,
     Event,
     Integers,
@@ -30,7 +30,14 @@ from kvsim.serving.records import (
     make,
 )
 from kvsim.serving.rules import NIC_RATE
-from kvsim.serving.scheduler import LEAST_LOADED, PASSES, ROUTES, has_work, receive, step
+from kvsim.serving.scheduler import (
+    LEAST_LOADED,
+    MAX_PASSES_PER_CALL,
+    ROUTES,
+    has_work,
+    receive,
+    step,
+)
 from kvsim.serving.sessions import (
     arrive,
     cancel_next_turns,
@@ -132,7 +139,7 @@ def simulate_pools(
     second.made, second.handed = 1, True
     second.first = first.first[order]
     play_world(decoding, alone, (LEAST_LOADED, np.inf), told)
-    return Run(requests, costs, _together(requests, reading, decoding, order))
+    return Run(requests, costs, _join_worlds(requests, reading, decoding, order))
 
 
 def _run_with_turns(
@@ -154,7 +161,7 @@ def _run_with_turns(
     )
     rows = np.flatnonzero((first.status == FINISHED) & (requests.generate > 1))
     sent = decoding._replace(requests=second[rows])
-    return Run(requests, costs, _together(requests, reading, sent, rows))
+    return Run(requests, costs, _join_worlds(requests, reading, sent, rows))
 
 
 WITHOUT_PREFIXES: dict[str, Any] = {
@@ -191,7 +198,7 @@ def handed_over(reading: World, costs: StepCosts, pools: TwoPools) -> Array:
     return ready
 
 
-def _together(requests: Requests, reading: World, decoding: World, order: Integers) -> World:
+def _join_worlds(requests: Requests, reading: World, decoding: World, order: Integers) -> World:
     """One world of both pools' replicas, with what became of each request."""
     records: Any = reading.requests
     second: Any = decoding.requests
@@ -200,7 +207,7 @@ def _together(requests: Requests, reading: World, decoding: World, order: Intege
         kept = records[name]
         kept[order] = second[name]
     records.preempted[order] += second.preempted
-    decoded = second.replica != NONE  # else its client hung up while the cache was on its way
+    decoded = second.replica != NO_INDEX  # else its client hung up while the cache was on its way
     records.replica[order[decoded]] = second.replica[decoded] + len(reading.replicas)  # type: ignore[arg-type]
     sides: Any = (reading, decoding)
     joined: dict[str, Any] = {
@@ -269,9 +276,9 @@ def send(both: Apart, index: int) -> None:
 def send_all(both: Apart, replica: Replica) -> None:
     """Send what a replica has read, in the order of the trace."""
     requests = both.reading.requests
-    while replica.done != NONE:
+    while replica.done != NO_INDEX:
         first, at = replica.done, replica.done
-        while at != NONE:
+        while at != NO_INDEX:
             first = min(first, at)
             at = requests[at].link
         if first == replica.done:
@@ -287,7 +294,7 @@ def send_all(both: Apart, replica: Replica) -> None:
 @jit_function
 def follow_decoded_turns(both: Apart, replica: Replica) -> None:
     """Put the turns on the heap that follow those which a replica has decoded."""
-    while replica.done != NONE:
+    while replica.done != NO_INDEX:
         finished = both.decoding.requests[replica.done]
         queue_next_turns(both.reading, both.course, replica.done, finished.last)
         replica.done = finished.link
@@ -339,10 +346,10 @@ def get_earliest_clock(world: World, behind: int) -> float:
 @jit_function
 def find_slowest_replica(world: World) -> int:
     """Return the replica with work whose clock is lowest, or NONE."""
-    behind = NONE
+    behind = NO_INDEX
     for index in range(world.replicas.size):
         if has_work(world.replicas[index]) and (
-            behind == NONE or world.replicas[index].clock < world.replicas[behind].clock
+            behind == NO_INDEX or world.replicas[index].clock < world.replicas[behind].clock
         ):
             behind = index
     return behind
@@ -352,8 +359,8 @@ def find_slowest_replica(world: World) -> int:
 def play_on(tables: Tables, world: World, replica: Replica, until: float) -> bool:
     """Play passes until a time, or until something is finished; return False after very many."""
     until = max(until, np.nextafter(replica.clock, np.inf))
-    last = replica.passes + PASSES
-    while replica.clock < until and has_work(replica) and replica.done == NONE:
+    last = replica.passes + MAX_PASSES_PER_CALL
+    while replica.clock < until and has_work(replica) and replica.done == NO_INDEX:
         if replica.passes == last:
             return False
         step(tables, world, replica, until)
@@ -368,16 +375,16 @@ def play_pools(tables: Tables, both: Apart) -> bool:
     that read, turns from any.
     """
     reading, decoding, course, second = both.reading, both.decoding, both.course, both.second
-    for _ in range(PASSES):
+    for _ in range(MAX_PASSES_PER_CALL):
         due = np.inf
         if course.coming > 0:
             due = reading.events[0].time
         if second.coming > 0:
             due = min(due, decoding.events[0].time)
         reader, decoder = find_slowest_replica(reading), find_slowest_replica(decoding)
-        read = np.inf if reader == NONE else reading.replicas[reader].clock
-        decoded = np.inf if decoder == NONE else decoding.replicas[decoder].clock
-        if min(read, decoded) >= due or (reader == NONE and decoder == NONE):
+        read = np.inf if reader == NO_INDEX else reading.replicas[reader].clock
+        decoded = np.inf if decoder == NO_INDEX else decoding.replicas[decoder].clock
+        if min(read, decoded) >= due or (reader == NO_INDEX and decoder == NO_INDEX):
             if course.coming + second.coming == 0:
                 return True
             handle_pool_event(both)

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.graph import Array
-from kvsim.serving.tables import COSTS, RESOURCES
+from kvsim.serving.tables import COST_RESOURCES, COSTS
 from kvsim.traces.requests import CLASSES
 
 Integers = NDArray[np.int64]
@@ -19,22 +19,22 @@ Int32 = Annotated[int, "i4"]
 Int8 = Annotated[int, "i1"]
 PerCost = Annotated[Array, ("f8", (len(COSTS),))]
 OnlyTime = Annotated[Array, ("f8", (1,))]  # the first of COSTS
-LINKS = ("h2d", "d2h", "nvme_read", "nvme_write", "nic_in", "nic_out")
-H2D, D2H, NVME_READ, NVME_WRITE, NIC_IN, NIC_OUT = range(len(LINKS))
-PerLink = Annotated[Array, ("f8", (len(LINKS),))]
+TIER_LINKS = ("h2d", "d2h", "nvme_read", "nvme_write", "nic_in", "nic_out")
+H2D, D2H, NVME_READ, NVME_WRITE, NIC_IN, NIC_OUT = range(len(TIER_LINKS))
+PerLink = Annotated[Array, ("f8", (len(TIER_LINKS),))]
 MEMORIES = ("gpu", "host", "nvme", "remote")
 GPU, HOST, NVME, REMOTE = range(len(MEMORIES))
 POOLS = 3  # of each replica; the remote store is one for all, behind theirs
 PerMemory = Annotated[Array, ("i8", (len(MEMORIES),))]
-PerResource = Annotated[Array, ("f8", (len(RESOURCES),))]
+PerResource = Annotated[Array, ("f8", (len(COST_RESOURCES),))]
 Ends = Annotated[Array, ("i8", (CLASSES + 1,))]  # a queue's first request, and the last of a class
 
-NONE = -1  # no request, no entry, no replica
+NO_INDEX = -1  # no request, no entry, no replica
 NEVER = 2**62
-ROUNDING = 1e-9  # lengths are whole up to this: rounds may yield fractions of a token
+LENGTH_ROUNDING = 1e-9  # lengths are whole up to this: rounds may yield fractions of a token
 WAITING, RUNNING, SWAPPED, FINISHED, REFUSED, ABORTED = range(6)
 
-BINS = 512
+GAP_BINS = 512
 GAPS = 2048  # bins of the time between tokens
 FINEST_GAP, GAP_RATIO = 1e-5, 1.01  # first bin [s], and each bin's width over the last one's
 

@@ -12,8 +12,8 @@ PREFILLS = ("chunked", "whole")
 PRIORITIES = ("decode", "prefill")
 PREEMPTIONS = ("recompute", "swap")
 ADMISSIONS = ("prompt", "chunk")
-LOADS = ("split", "faster", "load", "recompute")
-SPLIT, FASTER, LOAD, RECOMPUTE = range(len(LOADS))
+PREFIX_LOADS = ("split", "faster", "load", "recompute")
+SPLIT, FASTER, LOAD, RECOMPUTE = range(len(PREFIX_LOADS))
 NVME_READ_RATE, NVME_WRITE_RATE = 6.8e9, 4.0e9
 """Typical, and assumed where nothing else is given: one PCIe 4.0 x4 drive's sequential rates, as in
 the datasheet of Samsung's PM9A3 (6,800 and 4,000 MB/s). [B/s]"""
@@ -63,7 +63,7 @@ class Rules:
             "priority": PRIORITIES,
             "preemption": PREEMPTIONS,
             "admission": ADMISSIONS,
-            "prefix_load": LOADS,
+            "prefix_load": PREFIX_LOADS,
         }
         for f in fields(self):
             value, option = getattr(self, f.name), f"--{f.name.replace('_', '-')}"
@@ -109,7 +109,7 @@ class Rules:
                 option = f"--{name.replace('_', '-')}"
                 raise InputError(f"{option}: does nothing without {other}; add it or leave it out")
 
-    def over(self, deployment: Deployment) -> "Rules":
+    def scale_to(self, deployment: Deployment) -> "Rules":
         """Those of a whole replica where each of its ranks is told these.
 
         A rank has ``max_seqs`` of its own, and each of its micro-batches ``max_tokens``.

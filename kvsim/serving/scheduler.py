@@ -29,7 +29,7 @@ from kvsim.serving.memory import (
 )
 from kvsim.serving.records import (
     GPU,
-    NONE,
+    NO_INDEX,
     POOLS,
     Replica,
     Request,
@@ -39,7 +39,7 @@ from kvsim.serving.records import (
 from kvsim.serving.tables import Tables
 from kvsim.serving.tiers import count_stored_blocks, load
 
-PASSES = 100_000  # between two looks at what else happens, such as Ctrl-C
+MAX_PASSES_PER_CALL = 100_000  # between two looks at what else happens, such as Ctrl-C
 
 
 @jit_function
@@ -271,7 +271,7 @@ def choose_replica(world: World, request: Request, route: int) -> int:
 def receive(world: World, route: int, index: int) -> None:
     """Let a request arrive at its replica, or at the one that suits it best."""
     request = world.requests[index]
-    if request.replica == NONE:
+    if request.replica == NO_INDEX:
         request.replica = choose_replica(world, request, route)
     replica = world.replicas[request.replica]
     replica.clock = max(replica.clock, request.arrival)

@@ -22,7 +22,7 @@ from kvsim.serving.memory import count_blocks
 from kvsim.serving.records import (
     ABORTED,
     FINISHED,
-    NONE,
+    NO_INDEX,
     REFUSED,
     SWAPPED,
     WAITING,
@@ -30,7 +30,7 @@ from kvsim.serving.records import (
     Replica,
     World,
 )
-from kvsim.serving.scheduler import PASSES, ROUND_ROBIN, has_work, receive, step
+from kvsim.serving.scheduler import MAX_PASSES_PER_CALL, ROUND_ROBIN, has_work, receive, step
 from kvsim.serving.tables import Tables
 from kvsim.serving.world import Course, fits
 
@@ -41,10 +41,10 @@ def queue_first_turns(world: World, course: Any, costs: StepCosts) -> None:
     turns: Any = world.turns
     events: Any = world.events
     requests.status[~fits(world) & (requests.arrival < course.until)] = REFUSED
-    for index in np.flatnonzero(turns.next != NONE).tolist():  # turns come after those they follow
+    for index in np.flatnonzero(turns.next != NO_INDEX).tolist():  # turns follow earlier rows
         if requests.status[index] >= FINISHED:
             follows = turns.next[index]
-            while follows != NONE:
+            while follows != NO_INDEX:
                 if requests.status[follows] < FINISHED:
                     requests.status[follows] = ABORTED
                 turns.awaited[follows] = False
@@ -102,7 +102,7 @@ def pop(world: World, course: Course) -> None:
 def queue_next_turns(world: World, course: Course, index: int, last: float) -> None:
     """Put the turns that follow a request on the heap, as its last token is there."""
     index = world.turns[index].next
-    while index != NONE:
+    while index != NO_INDEX:
         request, turn = world.requests[index], world.turns[index]
         if request.status < FINISHED:
             request.arrival = max(request.arrival, last + turn.think)
@@ -114,7 +114,7 @@ def queue_next_turns(world: World, course: Course, index: int, last: float) -> N
 @jit_function
 def follow_turns(world: World, course: Course, replica: Replica) -> None:
     """Put the turns on the heap that follow those which a replica has finished."""
-    while replica.done != NONE:
+    while replica.done != NO_INDEX:
         finished = world.requests[replica.done]
         queue_next_turns(world, course, replica.done, finished.last)
         replica.done = finished.link
@@ -124,7 +124,7 @@ def follow_turns(world: World, course: Course, replica: Replica) -> None:
 def free_all(world: World, index: int) -> None:
     """An unfinished request gives back what it holds, wherever it is, and is aborted."""
     request = world.requests[index]
-    if request.replica != NONE:
+    if request.replica != NO_INDEX:
         replica = world.replicas[request.replica]
         if request.status == WAITING:
             leave_queue(world, replica, index)
@@ -151,7 +151,7 @@ def free_all(world: World, index: int) -> None:
 def cancel_next_turns(world: World, course: Course, index: int, time: float) -> None:
     """Cancel the turns that would follow a request."""
     follows = world.turns[index].next
-    while follows != NONE:
+    while follows != NO_INDEX:
         world.turns[follows].awaited = False
         push(world, course, time, 2 * follows + 1)
         follows = world.turns[follows].sibling
@@ -170,7 +170,7 @@ def arrive(world: World, course: Course, key: int, time: float) -> None:
     """Let a request arrive; its client may hang up later."""
     index = key // 2
     request = world.requests[index]
-    if course.route == ROUND_ROBIN and request.replica == NONE:
+    if course.route == ROUND_ROBIN and request.replica == NO_INDEX:
         request.replica = course.turn
         course.turn = (course.turn + 1) % world.replicas.size
     receive(world, course.route, index)
@@ -211,7 +211,7 @@ def play_turns(tables: Tables, world: World, course: Course) -> bool:
     It stops now and then before. The replica furthest behind plays, as long as no turn could come
     from another one.
     """
-    for _ in range(PASSES):
+    for _ in range(MAX_PASSES_PER_CALL):
         until = course.until
         if course.coming > 0:
             until = min(until, world.events[0].time)
@@ -232,8 +232,8 @@ def play_turns(tables: Tables, world: World, course: Course) -> bool:
         if course.alone:
             others = next_turn(world, course, others)
         until = max(min(until, others), np.nextafter(clock, np.inf))
-        last = replica.passes + PASSES
-        while replica.clock < until and has_work(replica) and replica.done == NONE:
+        last = replica.passes + MAX_PASSES_PER_CALL
+        while replica.clock < until and has_work(replica) and replica.done == NO_INDEX:
             if replica.passes == last:
                 return False
             step(tables, world, replica, until)

@@ -11,17 +11,17 @@ from kvsim.graph import Array
 from kvsim.serving.core import jit_entry, share
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.records import (
-    BINS,
     FINISHED,
+    GAP_BINS,
     GAPS,
-    NONE,
+    NO_INDEX,
     REFUSED,
     Integers,
     World,
     make,
 )
 from kvsim.serving.scheduler import (
-    PASSES,
+    MAX_PASSES_PER_CALL,
     ROUND_ROBIN,
     ROUTES,
     check_only_decodes,
@@ -34,7 +34,7 @@ from kvsim.serving.tables import Tables
 from kvsim.serving.world import ArrivalOrder, Course, fits, make_world
 from kvsim.traces.requests import Requests
 
-PIECE = 16384  # requests between two looks at what else happens, such as Ctrl-C
+REQUESTS_PER_CALL = 16384  # requests between two looks at what else happens, such as Ctrl-C
 
 
 @frozen
@@ -59,7 +59,7 @@ class Run:
     def bins(self) -> Any:
         """Timeline of each replica, one array for each field of ``records.Bin``. (r, BINS)"""
         bins: Any = self.world.bins
-        return bins.reshape(-1, BINS)
+        return bins.reshape(-1, GAP_BINS)
 
     @property
     def gaps(self) -> Array:
@@ -137,7 +137,7 @@ def _orders(world: World, course: Any) -> Iterator[Integers]:
     coming = np.flatnonzero((progress.status != REFUSED) & in_time)
     if course.route == ROUND_ROBIN:
         progress.replica[coming] = np.arange(coming.size) % world.replicas.size
-    piece = PIECE if course.together else PIECE * world.replicas.size
+    piece = REQUESTS_PER_CALL if course.together else REQUESTS_PER_CALL * world.replicas.size
     for first in range(0, coming.size, piece):
         order = coming[first : first + piece]
         if not course.together:
@@ -154,7 +154,7 @@ def play(tables: Tables, world: World, course: Course, coming: ArrivalOrder) -> 
     """
     order, due = coming.order, coming.due
     while True:
-        until, first, last, asked = course.until, 0, world.replicas.size, NONE
+        until, first, last, asked = course.until, 0, world.replicas.size, NO_INDEX
         if course.next < order.size:
             request = world.requests[order[course.next]]
             until, asked = request.arrival, request.replica
@@ -166,7 +166,7 @@ def play(tables: Tables, world: World, course: Course, coming: ArrivalOrder) -> 
             if due[index] >= until and index != asked and not course.ending:
                 continue
             replica = world.replicas[index]
-            enough = replica.passes + PASSES
+            enough = replica.passes + MAX_PASSES_PER_CALL
             while replica.clock < until and has_work(replica):
                 if replica.passes == enough:
                     return False

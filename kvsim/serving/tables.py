@@ -28,21 +28,21 @@ from kvsim.graph import Array, Number, Op, Step
 from kvsim.machines.deployment import Deployment
 from kvsim.prediction.generate import POINTS_AT_ONCE
 from kvsim.serving.kv_budget import Bytes, Room
-from kvsim.serving.passes import TIME, Measure, Passes
+from kvsim.serving.passes import TIME_MEASURE, Measure, Passes
 
-RESOURCES = ("hbm", "compute", "h2d", "d2h", "link", "dram", "cpu")
+COST_RESOURCES = ("hbm", "compute", "h2d", "d2h", "link", "dram", "cpu")
 """Whose use is recorded: the channels, and the arithmetic of the GPU and of the host."""
 
-COSTS = ("seconds", *RESOURCES)
+COSTS = ("seconds", *COST_RESOURCES)
 """What a pass costs: its time, and the time each resource would need at its full rate. [s]"""
 
 TO_GPU, TO_HOST = COSTS.index("h2d"), COSTS.index("d2h")
 
 PROBES = 3  # batches, parts and starts at which other nodes are judged
-HALF = 0.5
-LOOKS = (0.25, HALF, 0.8)  # where a gap is looked into
-MOST_NODES = 4096
-EVERY = 256  # token counts up to here have a node each
+MIDPOINT = 0.5
+GAP_PROBES = (0.25, MIDPOINT, 0.8)  # where a gap is looked into
+MAX_NODES = 4096
+DENSE_TOKENS = 256  # token counts up to here have a node each
 TOKEN_DENSITY = 16  # and beyond them this many per octave
 
 
@@ -111,7 +111,7 @@ def make_nodes(
     return Nodes(
         batches=np.arange(max_seqs + 1.0),
         contexts=spread(longest, density)[1:],
-        tokens=np.unique(np.concatenate([np.arange(EVERY + 1.0), sparse])),
+        tokens=np.unique(np.concatenate([np.arange(DENSE_TOKENS + 1.0), sparse])),
         chunks=spread(longest_chunk, density)[1:],
         starts=spread(longest, density),
     )
@@ -148,19 +148,19 @@ def _bisected(nodes: Array, values: Callable[[Array], Array], good: float) -> Ar
     """
     known, open_ = nodes, np.ones(nodes.size - 1, bool)  # gaps that were not looked into yet
     at = values(known)
-    while known.size < MOST_NODES:
+    while known.size < MAX_NODES:
         gap = np.flatnonzero(open_ & (np.diff(known) > 1))
         if not gap.size:
             break
         low, high = known[gap], known[gap + 1]
         off = np.zeros(gap.size, bool)
-        for part in LOOKS:
+        for part in GAP_PROBES:
             x = np.floor(low + part * (high - low))
             direct = values(x)
             above = (x - low) / (high - low)
             line = (1 - above) * at[:, gap] + above * at[:, gap + 1]
             off |= (np.abs(line - direct) > good * np.abs(direct)).any(axis=0)
-            if part == HALF:
+            if part == MIDPOINT:
                 middle, at_middle = x, direct
         open_[gap] = off
         halved = gap[off]
@@ -182,7 +182,7 @@ def tabulate(passes: Passes, nodes: Nodes) -> PerNode:
         token=token,
         head=head,
         chunk=np.maximum(alone - shared, 0.0),
-        between=passes.between(nodes.contexts),
+        between=passes.predecoding(nodes.contexts),
         routed=routed,
     )
 
@@ -217,13 +217,13 @@ def make_tables(passes: Passes, nodes: Nodes, room: Room, work: bool = True) -> 
     work : whether the use of resources is wanted; zeros stand in its place otherwise.
     """
     d = passes.deployment
-    measures = [TIME, *map(_work_of, RESOURCES if work else ())]
+    measures = [TIME_MEASURE, *map(_work_of, COST_RESOURCES if work else ())]
     measured = [tabulate(replace(passes, measure=each), nodes) for each in measures]
     idle = PerNode(*map(np.zeros_like, measured[0]))
     measured += [idle] * (len(COSTS) - len(measured))
     return Tables(
         nodes=nodes,
-        below=NodeBelow(*(_below(getattr(nodes, axis)) for axis in NodeBelow._fields)),
+        below=NodeBelow(*(_index_nodes(getattr(nodes, axis)) for axis in NodeBelow._fields)),
         costs=PerNode(*(np.stack(column, axis=-1) for column in zip(*measured, strict=True))),
         pauses=bool(measured[0].between.any()),
         prompt_bytes=room.prompt_bytes,
@@ -237,7 +237,7 @@ def make_tables(passes: Passes, nodes: Nodes, room: Room, work: bool = True) -> 
     )
 
 
-def _below(nodes: Array) -> NDArray[np.int32]:
+def _index_nodes(nodes: Array) -> NDArray[np.int32]:
     """The node at or below every whole number up to the last node."""
     at = np.searchsorted(nodes, np.arange(nodes[-1] + 1), side="right") - 1
     return np.clip(at, 0, nodes.size - 2).astype(np.int32)

@@ -30,7 +30,7 @@ from kvsim.serving.records import (
     HOST,
     NIC_IN,
     NIC_OUT,
-    NONE,
+    NO_INDEX,
     NVME,
     NVME_READ,
     NVME_WRITE,
@@ -60,9 +60,9 @@ def find_unit(world: TieredWorld, replica: Replica, memory: int, unit: int) -> i
     """Return the entry of a unit that is in a memory and not forgotten, or NONE."""
     pool = get_pool(world, replica, memory)
     at = find(world, pool, unit)
-    if at != NONE and world.used.size > 0 and replica.clock - world.used[at] > world.limits.ttl:
+    if at != NO_INDEX and world.used.size > 0 and replica.clock - world.used[at] > world.limits.ttl:
         remove(world, pool, at)
-        return NONE
+        return NO_INDEX
     return at
 
 
@@ -71,9 +71,9 @@ def find_source(world: TieredWorld, replica: Replica, unit: int) -> int:
     """Return the nearest memory that a unit can be loaded from now, or NONE."""
     for memory in range(HOST, REMOTE + 1):
         at = find_unit(world, replica, memory, unit)
-        if at != NONE and world.entries[at].ready <= replica.clock:
+        if at != NO_INDEX and world.entries[at].ready <= replica.clock:
             return memory
-    return NONE
+    return NO_INDEX
 
 
 @jit_unless_tiered(count_gpu_hits)
@@ -86,7 +86,7 @@ def count_stored_blocks(world: TieredWorld, replica: Replica, request: Request) 
             break
         unit = world.ids[request.first_block + (j + 1) * world.limits.unit - 1]
         source = find_source(world, replica, unit)
-        if source in (NONE, REMOTE):
+        if source in (NO_INDEX, REMOTE):
             break
         blocks = (j + 1) * world.limits.unit
     return blocks
@@ -125,7 +125,7 @@ def store_unit(world: TieredWorld, replica: Replica, what: tuple[int, int], read
     if limit == 0:
         return
     at = find(world, pool, unit)
-    if at == NONE:
+    if at == NO_INDEX:
         while pool.count >= limit:
             drop_oldest(world, pool)
         at = insert(world, pool, unit)
@@ -149,11 +149,11 @@ def store(world: TieredWorld, replica: Replica, request: Request) -> None:
     down = drive = net = 0.0
     for j in range(units):
         unit = world.ids[request.first_block + (j + 1) * world.limits.unit - 1]
-        host = find_unit(world, replica, HOST, unit) != NONE
+        host = find_unit(world, replica, HOST, unit) != NO_INDEX
         nvme = get_pool(world, replica, NVME).limit == 0
-        nvme = nvme or find_unit(world, replica, NVME, unit) != NONE
+        nvme = nvme or find_unit(world, replica, NVME, unit) != NO_INDEX
         remote = get_pool(world, replica, REMOTE).limit == 0
-        remote = remote or find_unit(world, replica, REMOTE, unit) != NONE
+        remote = remote or find_unit(world, replica, REMOTE, unit) != NO_INDEX
         if not host and (get_pool(world, replica, HOST).limit > 0 or not nvme or not remote):
             down += each
         drive += each * (not nvme)
@@ -168,7 +168,7 @@ def store(world: TieredWorld, replica: Replica, request: Request) -> None:
         store_unit(world, replica, (REMOTE, unit), on_remote)
 
 
-BEHIND = 2  # who waits for work that is put before theirs: those there, and as many still to come
+EXPECTED_WAITERS = 2  # who waits for work put before theirs: those there, and as many to come
 DECODING, QUEUED = 0.1, 0.2  # share of those decoding that counts, and what each one waiting adds:
 # longer passes delay last tokens, and first ones only where requests wait for seats or memory
 
@@ -261,7 +261,7 @@ def first_loaded(tables: Tables, world: TieredWorld, replica: Replica, plan: Pla
             upto = max(first * tokens, plan.begins)
         recomputed = estimate_recompute(tables, world, replica, (plan.begins, upto))
         took = max(loaded, recomputed) + behind * (first < plan.last)
-        took += BEHIND * (loading * loaded + others * recomputed)
+        took += EXPECTED_WAITERS * (loading * loaded + others * recomputed)
         if took < least:
             chosen, least = first, took
     return chosen
@@ -281,7 +281,7 @@ def load(tables: Tables, world: TieredWorld, replica: Replica, sequence: Sequenc
     first = last = sequence.found // limits.unit
     while (last + 1) * limits.unit <= request.blocks:
         unit = world.ids[request.first_block + (last + 1) * limits.unit - 1]
-        if find_source(world, replica, unit) == NONE:
+        if find_source(world, replica, unit) == NO_INDEX:
             break
         last += 1
     length = sequence.done + sequence.todo
@@ -299,7 +299,7 @@ def load(tables: Tables, world: TieredWorld, replica: Replica, sequence: Sequenc
     gpu, new = world.pools[POOLS * replica.index + GPU], 0
     for k in range(begin, end):
         at = find(world, gpu, world.ids[request.first_block + k])
-        new += at == NONE or world.entries[at].users == 0
+        new += at == NO_INDEX or world.entries[at].users == 0
     size = world.sizes[count_blocks(limits, float(sequence.done + part + skip))].prompt
     own = max(size - (sequence.found + end - begin) * limits.prefix_bytes, 0)
     if own + new * limits.prefix_bytes > available(world, replica) + sequence.held:
@@ -322,7 +322,7 @@ def load(tables: Tables, world: TieredWorld, replica: Replica, sequence: Sequenc
     sequence.ready = max(ready, transfer(world, replica, NIC_IN, net))
     for k in range(begin, end):
         block = world.ids[request.first_block + k]
-        fresh = find(world, gpu, block) == NONE
+        fresh = find(world, gpu, block) == NO_INDEX
         pin(world, replica, block)
         if fresh:
             world.entries[find(world, gpu, block)].ready = sequence.ready

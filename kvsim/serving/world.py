@@ -9,10 +9,10 @@ from kvsim.errors import InputError
 from kvsim.graph import Array
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.records import (
-    BINS,
+    GAP_BINS,
     GAPS,
     NEVER,
-    NONE,
+    NO_INDEX,
     POOLS,
     Bin,
     Entry,
@@ -29,10 +29,10 @@ from kvsim.serving.records import (
     layout,
     make,
 )
-from kvsim.serving.rules import LOADS, Rules
+from kvsim.serving.rules import PREFIX_LOADS, Rules
 from kvsim.traces.requests import Requests
 
-LINE = 64  # of the CPU's cache [B]
+CACHE_LINE = 64  # of the CPU's cache [B]
 
 
 def request_records(requests: Requests, rate: Array, prefix_tokens: int) -> tuple[Any, Integers]:
@@ -50,7 +50,7 @@ def request_records(requests: Requests, rate: Array, prefix_tokens: int) -> tupl
     records = make(
         Request, len(requests), arrival=requests.arrival, rate=rate, started=np.nan, first=np.nan,
         last=np.nan, first_block=first, blocks=full, prompt=requests.prompt,
-        generate=requests.generate, replica=NONE, link=NONE, back=NONE,
+        generate=requests.generate, replica=NO_INDEX, link=NO_INDEX, back=NO_INDEX,
         priority=0 if requests.priority is None else requests.priority,
     )  # fmt: skip
     return records, np.array(ids)  # a copy that is not read-only, as compiled code expects
@@ -59,7 +59,7 @@ def request_records(requests: Requests, rate: Array, prefix_tokens: int) -> tupl
 def turn_records(requests: Requests) -> tuple[Any, Any]:
     """What depends on the run, and a heap for it; both empty if all requests just arrive."""
     count = len(requests) if requests.depends else 0
-    turns = make(Turn, count, next=NONE, sibling=NONE, abort_after=np.inf)
+    turns = make(Turn, count, next=NO_INDEX, sibling=NO_INDEX, abort_after=np.inf)
     if count and requests.abort_after is not None:
         turns.abort_after = requests.abort_after
     if count and requests.parent is not None:
@@ -74,7 +74,7 @@ def turn_records(requests: Requests) -> tuple[Any, Any]:
 def replica_records(replicas: int, rules: Rules, gpu: int) -> Any:
     """Idle replicas with empty caches."""
     number = np.arange(replicas)
-    ends = dict.fromkeys(("wait_ends", "swap_ends", "done"), NONE)
+    ends = dict.fromkeys(("wait_ends", "swap_ends", "done"), NO_INDEX)
     return make(
         Replica, replicas, index=number, first_sequence=number * rules.max_seqs, end=NEVER,
         freed=gpu, lowest=NEVER, bin_width=0.01, next_ready=np.inf, **ends,
@@ -88,21 +88,21 @@ def pool_records(sizes: list[int]) -> tuple[Any, Any, NDArray[np.int32]]:
     first = np.cumsum(size) - size
     pools = make(
         Pool, size.size, first=first, room=size, first_bucket=np.cumsum(buckets) - buckets,
-        mask=buckets - 1, limit=size, free=np.where(size > 0, first, NONE), oldest=NONE,
-        newest=NONE,
+        mask=buckets - 1, limit=size, free=np.where(size > 0, first, NO_INDEX), oldest=NO_INDEX,
+        newest=NO_INDEX,
     )  # fmt: skip
     entries = _aligned(Entry, int(size.sum()))
-    entries["newer"] = entries["older"] = NONE
+    entries["newer"] = entries["older"] = NO_INDEX
     entries["chain"] = np.arange(1, len(entries) + 1)
-    entries["chain"][(first + size - 1)[size > 0]] = NONE
-    return pools, entries, np.full(int(buckets.sum()), NONE, np.int32)
+    entries["chain"][(first + size - 1)[size > 0]] = NO_INDEX
+    return pools, entries, np.full(int(buckets.sum()), NO_INDEX, np.int32)
 
 
 def _aligned(record: type, count: int) -> Any:
     """Records of zeros, none of which lies in more lines of the CPU's cache than it must."""
     dtype = layout(record)
-    memory = np.zeros(count * dtype.itemsize + LINE, np.uint8)
-    first = -memory.ctypes.data % LINE
+    memory = np.zeros(count * dtype.itemsize + CACHE_LINE, np.uint8)
+    first = -memory.ctypes.data % CACHE_LINE
     return memory[first : first + count * dtype.itemsize].view(dtype).view(np.recarray)
 
 
@@ -166,7 +166,7 @@ def make_world(requests: Requests, costs: StepCosts, replicas: int, rate: Array)
         buckets=buckets,
         ids=ids,
         sizes=make_sizes(costs),
-        bins=make(Bin, replicas * BINS),
+        bins=make(Bin, replicas * GAP_BINS),
         gaps=np.zeros(replicas * GAPS),
         turns=turns,
         events=events,
@@ -247,7 +247,7 @@ def limits_of(costs: StepCosts, requests: Requests) -> Any:
         unit=unit,
         unit_bytes=unit * prefix_bytes,
         ttl=rules.cache_ttl,
-        load=LOADS.index(rules.prefix_load),
+        load=PREFIX_LOADS.index(rules.prefix_load),
     )
     return limits[0]
 

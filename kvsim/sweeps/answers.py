@@ -50,7 +50,7 @@ def simulated(case: Case) -> Columns:
     try:
         d = case.deployment()
         costs = StepCosts(
-            parse(str(case.values["technique"])), d, Rules().over(d),
+            parse(str(case.values["technique"])), d, Rules().scale_to(d),
             int((requests.prompt + requests.generate).max()), int(requests.prompt.max()),
         )  # fmt: skip
         run = simulate(requests, costs, int(case.values["replicas"]), str(case.values["route"]))

@@ -71,7 +71,9 @@ def layer_cache(at: LayerPass) -> Buffers:
         return {}
     chosen_by: Buffers = {}
     if at.d.shard.indexer:
-        chosen_by = {"gpu": {"index keys": attention.indexer_keys(at.d, at.p.batch, at.kept)}}
+        chosen_by = {
+            "gpu": {"index keys": attention.indexer_keys(at.d, at.p.batch, at.kept_tokens)}
+        }
     place, drafts = at.placement, at.drafting.resident(at)
     return merge(
         chosen_by, place.cache(at), place.draft_room(at), at.selection.resident(at), drafts

@@ -21,10 +21,10 @@ from kvsim.techniques.registry import terms
 from kvsim.techniques.technique import Layers, Technique
 
 BARE = ("grouped", "place")  # terms whose settings may stand without their name
-RANGE = re.compile(r"\s*+(\d++)\s*+(?:(-)\s*+(\d*+)\s*+)?:(?!\w*=)")
-MARKS = re.compile(r"(?<!\s)\s*+([+;:=,])\s*+")
-MOST_LAYERS = 10_000
-LONGEST = 20_000  # characters: eighty layers of four parts each
+LAYER_RANGE = re.compile(r"\s*+(\d++)\s*+(?:(-)\s*+(\d*+)\s*+)?:(?!\w*=)")
+SEPARATORS = re.compile(r"(?<!\s)\s*+([+;:=,])\s*+")
+MAX_LAYERS = 10_000
+MAX_NOTATION_CHARS = 20_000  # characters: eighty layers of four parts each
 
 
 @frozen
@@ -64,8 +64,10 @@ def parse(text: str) -> Technique:
     """
     if text.strip().endswith(".json"):
         return _from_plan(Path(text.strip()))
-    if len(text) > LONGEST:
-        raise InputError(f"technique: {len(text)} characters; expected at most {LONGEST}")
+    if len(text) > MAX_NOTATION_CHARS:
+        raise InputError(
+            f"technique: {len(text)} characters; expected at most {MAX_NOTATION_CHARS}"
+        )
     clauses = _Piece(text, 1).split(";")
     if clauses[-1].text == "" and len(clauses) > 1:
         clauses.pop()
@@ -103,7 +105,7 @@ def _clause(clause: _Piece, alone: bool) -> Layers:
     """A range of layers and its terms; one without a range has -1 as its last."""
     if not clause.text:
         raise clause.error("unknown technique ''; expected one, as in 'kivi:bits=4 + offload'")
-    matched = RANGE.match(clause.text)
+    matched = LAYER_RANGE.match(clause.text)
     if matched is None:
         terms = _terms(clause)
         if alone:
@@ -127,8 +129,8 @@ def _clause(clause: _Piece, alone: bool) -> Layers:
 
 
 def _layer(clause: _Piece, text: str) -> int:
-    if len(text) > 5 or int(text) > MOST_LAYERS:
-        raise clause.error(f"layer {text[:20]} is beyond the {MOST_LAYERS} layers of any model")
+    if len(text) > 5 or int(text) > MAX_LAYERS:
+        raise clause.error(f"layer {text[:20]} is beyond the {MAX_LAYERS} layers of any model")
     return int(text)
 
 
@@ -165,7 +167,7 @@ def _term(piece: _Piece) -> tuple[str, dict[str, Any]]:
             key = name.partition("=")[0].strip()
             known = [k for n in BARE for k in _keys(n)]
             raise piece.error(
-                f"{key!r} without a name before it; {_near(key, known)}; "
+                f"{key!r} without a name before it; {_suggest(key, known)}; "
                 f"other settings follow a name, as in 'kcache:n=64'"
             )
         return owner, _settings(piece, owner)
@@ -184,11 +186,13 @@ def _settings(piece: _Piece, name: str) -> dict[str, Any]:
     for item in piece.split(","):
         key, equals, value = (part.strip() for part in item.text.partition("="))
         if not item.text:
-            raise item.error(f"nothing between the commas; expected key=value{_as(kind)}")
+            raise item.error(f"nothing between the commas; expected key=value{_show_example(kind)}")
         if not equals or not value:
-            raise item.error(f"{name}: {item.text!r}; expected key=value{_as(kind)}")
+            raise item.error(f"{name}: {item.text!r}; expected key=value{_show_example(kind)}")
         if key not in known:
-            raise item.error(str(unknown(f"parameter of {name}", key, known, _as(kind)[2:])))
+            raise item.error(
+                str(unknown(f"parameter of {name}", key, known, _show_example(kind)[2:]))
+            )
         if key in given:
             raise item.error(f"{name}: {key} is given twice; keep one")
         given[key] = _value(value)
@@ -217,12 +221,12 @@ def _keys(name: str) -> list[str]:
     return [f.name for f in fields(terms()[name])]
 
 
-def _near(word: str, known: list[str]) -> str:
+def _suggest(word: str, known: list[str]) -> str:
     near = get_close_matches(word.lower()[:40], known, n=3, cutoff=0.4)
     return f"nearest: {', '.join(near)}" if near else f"known: {', '.join(known[:12])}"
 
 
-def _as(kind: type[Term]) -> str:
+def _show_example(kind: type[Term]) -> str:
     text = str(kind()) if not _required(kind) else kind.name
     return f", as in {text}" if ":" in text else f"; {kind.name} has no parameters"
 
@@ -289,7 +293,7 @@ def parse_several(text: str) -> list[Technique]:
     InputError
         As ``parse``, and for a technique that comes twice.
     """
-    close = MARKS.sub(r"\1", text.strip())
+    close = SEPARATORS.sub(r"\1", text.strip())
     specs: list[str] = []
     for item in filter(None, re.split(r"[,\s]+", close)):
         head = re.split(r"[+;:]", item, maxsplit=1)[0]

@@ -238,7 +238,7 @@ def mix_tokens(at: LayerPass) -> list[Op]:
         return recurrence.ops(at.d, at.p)
     if not at.shape.attends:
         return [recurrence.end()]
-    chosen = attention.indexer_ops(at.d, at.p, at.kept)
+    chosen = attention.indexer_ops(at.d, at.p, at.kept_tokens)
     own = at.selection.attend if at.shape.keeps else at.selection.borrow
     return [*chosen, *own(at)]
 

@@ -31,7 +31,7 @@ from kvsim.techniques.axes.base import (
     Storage,
     Term,
 )
-from kvsim.techniques.axes.settings import plain
+from kvsim.techniques.axes.settings import simplify
 from kvsim.techniques.memory import resident
 from kvsim.techniques.steps import (
     Layout,
@@ -440,9 +440,9 @@ class Technique:
         what : the key that it is kept under.
         find : finds it.
         """
-        known = self._known.get(id(deployment))
+        known = self._cached.get(id(deployment))
         if known is None or known[0] is not deployment:
-            known = self._known[id(deployment)] = deployment, {}
+            known = self._cached[id(deployment)] = deployment, {}
         if what not in known[1]:
             if len(known[1]) >= MAX_CACHED:
                 known[1].clear()
@@ -451,7 +451,7 @@ class Technique:
         return found
 
     @cached_property
-    def _known(self) -> dict[int, tuple[Deployment, dict[Hashable, Any]]]:
+    def _cached(self) -> dict[int, tuple[Deployment, dict[Hashable, Any]]]:
         """By the deployment's identity, each with the deployment itself."""
         return {}
 
@@ -519,7 +519,7 @@ def _row(terms: tuple[Term, ...], row: int) -> tuple[Term, ...]:
         replace(
             t,
             **{
-                k: plain(np.ravel(v)[row if np.size(v) > 1 else 0])
+                k: simplify(np.ravel(v)[row if np.size(v) > 1 else 0])
                 for k, v in t.settings.items()
                 if isinstance(v, np.ndarray)
             },

@@ -63,7 +63,7 @@ def test_degrees_that_no_candidate_can_have_are_refused(
 def test_a_replica_has_the_gpus_and_memories_of_all_its_ranks() -> None:
     d = Deployment(load_model("mixtral-8x7b"), load_hardware("h100"), load_stack("fused"), "fp16",
                    tp=2, dp=2, ep=4)  # fmt: skip
-    rules = Rules(max_seqs=32, prefix_caching=True, host_cache=4e9, nvme_cache=8e9).over(d)
+    rules = Rules(max_seqs=32, prefix_caching=True, host_cache=4e9, nvme_cache=8e9).scale_to(d)
     x = Configuration(StepCosts(parse("full"), d, rules, 4096, 2048), "h100", 16.0)
     assert (x.gpus, x.name.partition(" full")[0]) == (4, "h100 x4 (tp 2, dp 2, ep 4)")
     served = serve_costs(x.costs, 0.9, (2, 1))

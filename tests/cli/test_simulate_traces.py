@@ -15,7 +15,7 @@ from kvsim.models.configs import load_model
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import faults
 from kvsim.serving.rounds import draw_rates, find_acceptance, with_acceptance
-from kvsim.serving.rules import LOADS, Rules
+from kvsim.serving.rules import PREFIX_LOADS, Rules
 from kvsim.serving.simulate import simulate
 from kvsim.traces.attention import GAMMAS, Acceptance, AttentionTrace, write
 from kvsim.traces.read import load
@@ -112,7 +112,7 @@ def test_auto_keeps_the_best_way_to_load_prefixes() -> None:
     def played(way: str) -> Any:
         return own_fields(answer_in(run(*where, *(("--prefix-load", way) if way else ())).out))
 
-    each = {way: played(way)["ttft_s"]["mean"] for way in LOADS}
+    each = {way: played(way)["ttft_s"]["mean"] for way in PREFIX_LOADS}
     best = played("auto")
     assert played("") == best  # unless another way is given
     assert best["ttft_s"]["mean"] == min(each.values()) < max(each.values())

@@ -12,9 +12,9 @@ from kvsim.models.configs import load_model
 from kvsim.serving import costs, rounds
 from kvsim.serving.costs import StepCosts, worst_errors
 from kvsim.serving.outcome import STRETCHES, Outcome, Targets, make_timeline, spread
-from kvsim.serving.records import ABORTED, BINS, FINEST_GAP, FINISHED, GAP_RATIO, POOLS, REFUSED
+from kvsim.serving.records import ABORTED, FINEST_GAP, FINISHED, GAP_BINS, GAP_RATIO, POOLS, REFUSED
 from kvsim.serving.simulate import Run
-from kvsim.serving.tables import RESOURCES
+from kvsim.serving.tables import COST_RESOURCES
 from kvsim.techniques import parse
 
 D = Deployment(load_model("llama3-8b"), load_hardware("h100"), load_stack("fused"), tp=2)
@@ -34,15 +34,16 @@ def run_of(requests: int = 4) -> Any:
         made=np.array([4, 1, 0, 0])[some],
     )
     bins = SimpleNamespace(
-        seconds=np.zeros((2, BINS)), running=np.zeros((2, BINS)), cache=np.zeros((2, BINS)),
-        waiting=np.zeros((2, BINS)), prompt=np.zeros((2, BINS)),
-        use=np.zeros((2, BINS, len(RESOURCES))),
+        seconds=np.zeros((2, GAP_BINS)), running=np.zeros((2, GAP_BINS)),
+        cache=np.zeros((2, GAP_BINS)),
+        waiting=np.zeros((2, GAP_BINS)), prompt=np.zeros((2, GAP_BINS)),
+        use=np.zeros((2, GAP_BINS, len(COST_RESOURCES))),
     )  # fmt: skip
     if requests:
         bins.seconds[0, :3], bins.seconds[1, :2] = (0.5, 0.25, 1.0), (1.0, 0.25)
         bins.running[0, :3], bins.cache[0, 0], bins.cache[1, 1] = (1.0, 0.5, 3.0), 40.0, 20.0
-        bins.use[0, 1, RESOURCES.index("hbm")] = 1.5
-        bins.use[1, 0, RESOURCES.index("h2d")] = 0.25
+        bins.use[0, 1, COST_RESOURCES.index("hbm")] = 1.5
+        bins.use[1, 0, COST_RESOURCES.index("h2d")] = 0.25
         bins.waiting[1, 0], bins.prompt[1, 1] = 6.0, 8.0
     pools = SimpleNamespace(count=np.array([5, 7, 2, 11, 13, 4, 17]))
     assert len(pools.count) == 2 * POOLS + 1
@@ -90,7 +91,7 @@ def test_times_of_requests() -> None:
 )
 def test_good_requests_are_within_both_targets(ttft: float, tpot: float, good: int) -> None:
     found = Outcome(run_of(), Targets(ttft, tpot))
-    assert found.good.sum() == good and not found.good[2:].any()
+    assert found.meets_targets.sum() == good and not found.meets_targets[2:].any()
     assert found.summary()["goodput_per_s"] == good / 8
     assert found.summary()["good_share"] == good / 4
 

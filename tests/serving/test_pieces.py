@@ -12,11 +12,11 @@ from kvsim.serving import batch, costs, execute, memory, tiers
 from kvsim.serving.execute import GAP_EDGES, Span
 from kvsim.serving.passes import _renamed
 from kvsim.serving.records import (
-    BINS,
+    GAP_BINS,
     GAPS,
     HOST,
     NEVER,
-    NONE,
+    NO_INDEX,
     Bin,
     Limits,
     Replica,
@@ -107,7 +107,7 @@ def test_stored_blocks_give_way_to_a_swapped_sequence(size: int, kept: int) -> N
     assert memory.make_host_room(w, replica, size)
     pool = w.pools[HOST]
     assert pool.count == kept
-    left = [unit for unit in range(100, 105) if memory.find(w, pool, unit) != NONE]
+    left = [unit for unit in range(100, 105) if memory.find(w, pool, unit) != NO_INDEX]
     assert left == list(range(105 - kept, 105))
 
 
@@ -136,10 +136,10 @@ def test_what_a_sequence_takes_back_moves_those_that_left_theirs_later() -> None
     requests = make(
         Request, 6, priority=[0, 0, 1, 1, 1, 0], preempted=[1, 0, 1, 1, 0, 1],
         kept=[100, 0, 100, 100, 0, 80], kept_blocks=[5, 0, 5, 5, 0, 4],
-        spot=[500, 900, 600, 50, 900, 200], link=[1, 2, 3, 4, NONE, NONE],
+        spot=[500, 900, 600, 50, 900, 200], link=[1, 2, 3, 4, NO_INDEX, NO_INDEX],
     )  # fmt: skip
     replica = make(Replica, 1, freed=1000, private=10)[0]
-    replica.wait_ends[:] = NONE
+    replica.wait_ends[:] = NO_INDEX
     replica.wait_ends[:3] = 0, 1, 4  # the first, and the last of either class
     assert memory.reuse(world(requests=requests), replica, requests[5], 2) == 40
     assert requests.spot.tolist() == [460, 900, 560, 50, 900, 200]
@@ -177,21 +177,21 @@ def test_a_prompt_of_which_a_token_is_left_is_still_being_read() -> None:
 
 
 def test_bins_twice_as_wide_hold_all_that_was_noted() -> None:
-    bins = make(Bin, 2 * BINS)
-    bins.seconds = np.arange(2 * BINS)
+    bins = make(Bin, 2 * GAP_BINS)
+    bins.seconds = np.arange(2 * GAP_BINS)
     bins.waiting = 1.0
     replica = make(Replica, 1, index=1, bin_width=0.01)[0]
-    mine = bins.seconds[BINS:].copy()
+    mine = bins.seconds[GAP_BINS:].copy()
     execute.widen(world(bins=bins), replica)
     assert replica.bin_width == 0.02
-    assert bins.seconds[BINS:].sum() == mine.sum()
-    assert bins.seconds[BINS : BINS + 2].tolist() == [mine[:2].sum(), mine[2:4].sum()]
-    assert bins.waiting[BINS:].sum() == BINS and (bins.seconds[-BINS // 2 :] == 0).all()
-    assert (bins.seconds[:BINS] == np.arange(BINS)).all()  # another replica's
+    assert bins.seconds[GAP_BINS:].sum() == mine.sum()
+    assert bins.seconds[GAP_BINS : GAP_BINS + 2].tolist() == [mine[:2].sum(), mine[2:4].sum()]
+    assert bins.waiting[GAP_BINS:].sum() == GAP_BINS and (bins.seconds[-GAP_BINS // 2 :] == 0).all()
+    assert (bins.seconds[:GAP_BINS] == np.arange(GAP_BINS)).all()  # another replica's
 
 
 def test_a_span_fills_the_bins_it_covers() -> None:
-    bins = make(Bin, BINS)
+    bins = make(Bin, GAP_BINS)
     replica = make(Replica, 1, bin_width=0.01, clock=0.025, waiting=2, private=7)[0]
     execute.note_span(world(bins=bins), replica, Span(0.01, 3, 50.0, 1))
     assert bins.seconds[2:4] == pytest.approx([0.005, 0.005])
@@ -231,7 +231,7 @@ def test_replicas_begin_idle_with_bins_of_ten_milliseconds() -> None:
     assert found.first_sequence.tolist() == [0, 3] and found.index.tolist() == [0, 1]
     assert found.freed.tolist() == [777, 777]
     assert (found.bin_width == 0.01).all() and (found.end == NEVER).all()
-    assert (found.wait_ends == NONE).all() and (found.running == 0).all()
+    assert (found.wait_ends == NO_INDEX).all() and (found.running == 0).all()
 
 
 def test_prompts_without_a_full_block_need_no_entries() -> None:

@@ -35,7 +35,7 @@ def deployed(**degrees: int) -> Deployment:
 @cache
 def costs_of(seqs: int, tokens: int, **degrees: int) -> StepCosts:
     d = deployed(**degrees)
-    rules = Rules(max_seqs=seqs, max_tokens=tokens).over(d)
+    rules = Rules(max_seqs=seqs, max_tokens=tokens).scale_to(d)
     return StepCosts(FULL, d, rules, LONGEST, LONGEST).with_density(6)
 
 
@@ -91,8 +91,8 @@ def test_many_requests_flow_as_predict_says(degrees: dict[str, int]) -> None:
 
 def test_rules_of_a_rank_are_those_of_a_replica_of_one() -> None:
     rules = Rules(max_seqs=32, max_tokens=512)
-    assert rules.over(deployed(tp=2, ep=2)) == rules
-    spread = rules.over(deployed(tp=2, dp=2, pp=2))
+    assert rules.scale_to(deployed(tp=2, ep=2)) == rules
+    spread = rules.scale_to(deployed(tp=2, dp=2, pp=2))
     assert (spread.max_seqs, spread.max_tokens) == (64, 2048)
 
 

@@ -15,7 +15,7 @@ from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import Outcome, faults
-from kvsim.serving.rules import LOADS, Rules
+from kvsim.serving.rules import PREFIX_LOADS, Rules
 from kvsim.serving.simulate import Run, simulate
 from kvsim.traces.requests import Requests
 from tests.support.served import tables_of
@@ -75,7 +75,7 @@ def test_what_was_not_used_for_long_is_forgotten_and_what_fills_no_block_is_not_
 @pytest.mark.parametrize("nic", [1e7, 1e8, 3e8, 1e9, 1e10])
 def test_the_split_is_never_later_than_loading_or_recomputing_alone(nic: float) -> None:
     ttft = {}
-    for how in LOADS:
+    for how in PREFIX_LOADS:
         run = played(repeated(), blocks=22, prefix_load=how, remote_cache=1e9, nic=nic)
         ttft[how] = float(run.progress.first[2] - run.progress.arrival[2])
     assert ttft["faster"] <= 1.001 * min(ttft["load"], ttft["recompute"])

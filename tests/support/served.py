@@ -23,13 +23,13 @@ from kvsim.serving.records import (
     ABORTED,
     FINISHED,
     HOST,
-    LINKS,
     MEMORIES,
     NVME,
     POOLS,
     REFUSED,
+    TIER_LINKS,
 )
-from kvsim.serving.rules import ADMISSIONS, LOADS, PREEMPTIONS, PREFILLS, PRIORITIES, Rules
+from kvsim.serving.rules import ADMISSIONS, PREEMPTIONS, PREFILLS, PREFIX_LOADS, PRIORITIES, Rules
 from kvsim.serving.scheduler import ROUTES
 from kvsim.serving.simulate import Run, simulate
 from kvsim.serving.world import limits_of
@@ -164,7 +164,7 @@ def with_tiers(rules: Rules, random: np.random.Generator) -> Rules:
     if rules.tiers:
         rules = replace(
             rules,
-            prefix_load=str(random.choice(LOADS)),
+            prefix_load=str(random.choice(PREFIX_LOADS)),
             cache_block=int(random.choice([0, 32, 64, 96])),
             cache_ttl=float(random.choice([0.1, 1.0, np.inf])),
         )
@@ -197,7 +197,7 @@ def compare_memories(run: Run, fleet: list[PlainReplica], where: str) -> None:
             kept, want = pools[place], plain.stores[name]
             counts = (len(want.units), want.stored, want.dropped)
             assert (kept.count, kept.stored, kept.dropped) == counts, (where, name)
-        moved = [plain.link_bytes.get(link, 0.0) for link in LINKS]
+        moved = [plain.link_bytes.get(link, 0.0) for link in TIER_LINKS]
         np.testing.assert_allclose(run.replicas[index].link_bytes, moved, err_msg=where)
         found = [plain.whose.get(name, 0) for name in MEMORIES]
         np.testing.assert_array_equal(run.replicas[index].found, found, where)

@@ -483,7 +483,7 @@ def _cheaper_settings(one: Rentable, full: Rated, terms: Terms) -> list[Rated]:
 def _rate_settings(one: Rentable, terms: Terms) -> list[Rated]:
     """Every admitted setting on a deployment, with its estimate."""
     d, traffic, targets = one.deployment, terms.traffic, terms.targets.loosest
-    rules = terms.rules.over(d)
+    rules = terms.rules.scale_to(d)
     here = PlanLimits(
         gpu_memory=d.hardware.gpu_memory * terms.utilisation,
         host_memory=d.hardware.host_memory,

@@ -24,10 +24,10 @@ from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op, Point, Step
 from kvsim.machines.deployment import Deployment, WeightFormat
 from kvsim.models.model import LayerShape
-from kvsim.techniques.axes.settings import Budget, check, is_share, plain
+from kvsim.techniques.axes.settings import Budget, check, is_share, simplify
 
 Axis = Literal["selection", "storage", "placement", "drafting"]
-ROUNDING = 1e-6  # of a token: a tenth of 4100 tokens is 410 of them
+TOKEN_ROUNDING = 1e-6  # of a token: a tenth of 4100 tokens is 410 of them
 AXES: tuple[Axis, ...] = ("selection", "storage", "placement", "drafting")
 Evicts = Literal["never", "after the prompt", "always"]
 Family = Literal["packing", "selection", "eviction"]
@@ -154,10 +154,10 @@ class LayerPass:
         return attention.cached(self.d, self.p, self.shape)
 
     @property
-    def kept(self) -> Number:
+    def kept_tokens(self) -> Number:
         """Tokens per sequence that it keeps after the pass. [tokens]"""
         if "kept" not in self.known:
-            self.known["kept"] = self.selection.kept(self)
+            self.known["kept"] = self.selection.count_kept(self)
         found: Number = self.known["kept"]
         return found
 
@@ -166,7 +166,7 @@ class LayerPass:
         """Tokens of the prompt that stay once it is read. [tokens]"""
         if self.selection.evicts == "never":
             return self.p.prompt
-        return np.minimum(self.p.prompt, self.selection.prompt_kept(self))
+        return np.minimum(self.p.prompt, self.selection.count_kept_prompt(self))
 
     @property
     def staying(self) -> Number:
@@ -266,7 +266,7 @@ class Term:
 
     def __str__(self) -> str:
         """Read back by ``kvsim.techniques.parse``."""
-        given = ",".join(f"{k}={plain(v)}" for k, v in self.settings.items())
+        given = ",".join(f"{k}={simplify(v)}" for k, v in self.settings.items())
         return f"{self.name}:{given}" if given else self.name
 
 
@@ -308,7 +308,7 @@ class Part(Term):
         for name in self.shares:
             own = np.asarray(getattr(self, name), dtype=float)
             tokens[name] = np.where(
-                is_share(own), np.maximum(np.ceil(own * prompt - ROUNDING), 1.0), own
+                is_share(own), np.maximum(np.ceil(own * prompt - TOKEN_ROUNDING), 1.0), own
             )
         return replace(self, **tokens) if tokens else self
 
@@ -416,7 +416,7 @@ class Selection(Part):
             return "eviction"
         return "selection" if self.chooses else "packing"
 
-    def kept(self, at: LayerPass) -> Number:
+    def count_kept(self, at: LayerPass) -> Number:
         """Return the cached tokens per sequence that stay after a pass. [tokens]
 
         Parameters
@@ -425,7 +425,7 @@ class Selection(Part):
         """
         return at.cached
 
-    def prompt_kept(self, at: LayerPass) -> Number:
+    def count_kept_prompt(self, at: LayerPass) -> Number:
         """Return the tokens of the prompt that stay once it is read. [tokens]
 
         Parameters
@@ -710,7 +710,7 @@ class Storage(Part):
 
 def _format_side_bytes(at: LayerPass, stored: Format) -> tuple[Number, Number]:
     m, size = at.d.shard, at.d.stack.cache.overhead * at.p.batch
-    k, v = stored.resident_sides(m.k_width, m.v_width, at.kept)
+    k, v = stored.resident_sides(m.k_width, m.v_width, at.kept_tokens)
     return size * k, size * v
 
 
@@ -1030,7 +1030,7 @@ def pack(at: LayerPass) -> list[Op]:
     """
     stored = at.storage.stored
     if at.p.prefill:
-        kept = at.selection.prompt_kept(at)
+        kept = at.selection.count_kept_prompt(at)
         before = np.minimum(kept, at.p.context)  # packed by earlier passes over the prompt
         return ops.pack_prompt(at.d, at.p.batch, kept, stored, before)
     return ops.quantise(at.d, at.staying, stored)
@@ -1045,7 +1045,7 @@ def resident_kv(at: LayerPass, stored: Format) -> Number:
     stored : the format.
     """
     m = at.d.shard
-    size = stored.resident(m.k_width, m.v_width, at.kept)
+    size = stored.resident(m.k_width, m.v_width, at.kept_tokens)
     return at.d.stack.cache.overhead * at.p.batch * size
 
 

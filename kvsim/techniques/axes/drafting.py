@@ -19,7 +19,7 @@ from kvsim.techniques.axes.settings import param
 # Accepted over drafted tokens at each gamma, means over the four model and dataset pairs that
 # the QuantSpec paper measured at 8k context (table 6). Other models and texts differ: the
 # acceptance of a prediction is an input, and these are its defaults.
-PUBLISHED = {
+PUBLISHED_ACCEPTANCE = {
     "quantspec": {1: 0.9456, 2: 0.9398, 4: 0.9041, 6: 0.8454},
     "streamingllm": {1: 0.8683, 2: 0.8213, 3: 0.7732},
     "snapkv": {1: 0.8119, 2: 0.7536, 3: 0.7141},
@@ -89,12 +89,12 @@ def accepted_drafts(name: str, given: Acceptance, gamma: int, published: str = "
     if not isinstance(given, str):
         return gamma * given
     if given == "auto":
-        if published not in PUBLISHED:
+        if published not in PUBLISHED_ACCEPTANCE:
             raise InputError(
                 f"{name}: no acceptance is published for such drafts; set acceptance=SHARE, "
                 f"accepted over drafted tokens"
             )
-        known = PUBLISHED[published]
+        known = PUBLISHED_ACCEPTANCE[published]
         return gamma * float(np.interp(gamma, list(known), list(known.values())))
     shares = [float(item) for item in given.split("/")]
     if len(shares) < gamma:
@@ -136,7 +136,7 @@ class Rounds(Drafting):
 
     @property
     def _unknown(self) -> bool:
-        published = self.gamma in PUBLISHED.get(self.name, {})
+        published = self.gamma in PUBLISHED_ACCEPTANCE.get(self.name, {})
         return self.gamma > 0 and self.acceptance == "auto" and not published
 
     @property
@@ -225,7 +225,7 @@ class Selfdraft(Drafting):
         return WEIGHT_FORMATS["int4"] if self.weight_bits == 4 else None
 
     @property
-    def _small(self) -> bool:
+    def _has_draft_cache(self) -> bool:
         """Whether drafts have a cache of their own."""
         return self.gamma > 0 and self.reads in ("streamingllm", "snapkv")
 
@@ -249,7 +249,7 @@ class Selfdraft(Drafting):
             upper = parts.storage.upper
             assert upper is not None
             return replace(parts, storage=upper, drafting=plain, mlp=mlp, keeps=False)
-        if not self._small:
+        if not self._has_draft_cache:
             return replace(parts, drafting=plain, mlp=mlp, keeps=False)
         seen = DraftCache(self.budget, 0 if self.reads == "snapkv" else self.gamma)
         place = parts.placement.weights_alone()
@@ -257,7 +257,7 @@ class Selfdraft(Drafting):
 
     def fill_draft_cache(self, at: LayerPass) -> list[Op]:
         """The draft cache is filled."""
-        if not self._small:
+        if not self._has_draft_cache:
             return []
         if self.reads == "streamingllm":
             filled = [gather_kept(at, self.budget + self.gamma)]
@@ -270,7 +270,7 @@ class Selfdraft(Drafting):
 
     def extra_bytes(self, at: LayerPass) -> Number:
         """Verification writes what it adds into both caches."""
-        if not self._small or at.p.prefill:
+        if not self._has_draft_cache or at.p.prefill:
             return 0.0
         return ops.kv_bytes(at.d.shard, at.p.tokens)
 
@@ -281,7 +281,7 @@ class Selfdraft(Drafting):
 
     def resident(self, at: LayerPass) -> Buffers:
         """The draft cache, with room for the drafts of a round."""
-        if not self._small:
+        if not self._has_draft_cache:
             return {}
         tokens: Number = np.minimum(at.cached, self.budget)
         if self.reads == "snapkv":
@@ -304,7 +304,7 @@ class Selfdraft(Drafting):
         prompt's last queries, or the chosen tokens, joined with the window, reordered.
         """
         p, m = at.p, at.d.shard
-        if self.reads != "snapkv" or not p.prefill or not self._small:
+        if self.reads != "snapkv" or not p.prefill or not self._has_draft_cache:
             return 0.0
         scores = p.batch * m.heads * WINDOW * p.prompt
         chosen = ops.kv_bytes(m, p.batch * np.minimum(self.budget, p.prompt))
@@ -327,7 +327,7 @@ class DraftCache(Selection):
         """A ring finds its slots by other kernels than a cache that grows."""
         return (RING if self.idle else self.launches,)
 
-    def kept(self, at: LayerPass) -> Number:
+    def count_kept(self, at: LayerPass) -> Number:
         """The budget, and what is generated where it grows."""
         return np.minimum(at.cached, self.limit(at))
 

@@ -29,7 +29,7 @@ from kvsim.techniques.axes.base import (
 from kvsim.techniques.axes.settings import param
 
 copy_pinned = partial(ops.copy, kernel="copy")
-FREE = "attn@-2"  # a buffer is free when attention two loads earlier has read it
+BUFFER_FREE = "attn@-2"  # a buffer is free when attention two loads earlier has read it
 ROW_OR_COLUMN = ("row", "column")
 CPU_CACHE = Launches(decode={"attn": 13})
 PARTED_CACHE = Launches(prefill={"attn": 4}, decode={"attn": 4})
@@ -112,12 +112,12 @@ class HostPlacement(Placement):
 
     def boundaries(self, deployment: Deployment) -> tuple[int, ...]:
         """The first layer whose cache leaves the GPU."""
-        first = self._first(deployment)
+        first = self._first_offloaded(deployment)
         return (first,) if first else ()
 
     def for_layer(self, index: int, deployment: Deployment) -> Self:
         """The first layers keep their cache; their weights are placed like all."""
-        if index >= self._first(deployment):
+        if index >= self._first_offloaded(deployment):
             return self
         return self.weights_alone()
 
@@ -125,7 +125,7 @@ class HostPlacement(Placement):
         """The same with every cache on the GPU."""
         return replace(self, host_share=0, values_host=0, split=0, cpu_share=0, gpu_layers=0)
 
-    def _first(self, deployment: Deployment) -> int:
+    def _first_offloaded(self, deployment: Deployment) -> int:
         """Index of the first layer that is offloaded; some runtimes never offload the first."""
         resident = deployment.stack.offload.resident_layers if positive(self.host_share) else 0
         return max(self.gpu_layers, resident)
@@ -165,7 +165,7 @@ class HostPlacement(Placement):
             size = self.k_host * k + self.v_host * v
         else:
             size = sum(at.storage.transfer_bytes(at, tokens), 0.0)
-        return ops.copy("load_kv", "h2d", size, launches=2, after=(FREE,), prefetch=True)
+        return ops.copy("load_kv", "h2d", size, launches=2, after=(BUFFER_FREE,), prefetch=True)
 
     def fetch(self, at: LayerPass) -> list[Op]:
         """The host's share of the cache is copied to the GPU, and widened where it is packed."""
@@ -186,8 +186,8 @@ class HostPlacement(Placement):
         drafting = at.drafting.drafts or not at.parts.keeps
         new = p.tokens if drafting else at.staying  # sent before it is known which drafts stay
         if p.prefill and at.selection.evicts != "never":
-            new = p.batch * np.minimum(p.new, at.selection.prompt_kept(at))
-        stored = p.batch * at.kept if d.stack.offload.store_layer else new
+            new = p.batch * np.minimum(p.new, at.selection.count_kept_prompt(at))
+        stored = p.batch * at.kept_tokens if d.stack.offload.store_layer else new
         k, v = at.storage.number_bytes(at)
         size = stored * (self.k_host * m.k_width * k + self.v_host * m.v_width * v)
         size = size * self.sent_share(at) + cpu * ops.kv_bytes(m, new)
@@ -218,7 +218,7 @@ class HostPlacement(Placement):
             return here
         queries = ops.FP16_BYTES * p.tokens * m.heads * m.head_dim
         whole = next(op for op in here if op.name == "attn")
-        kept = ops.kv_bytes(m, p.batch * at.kept)
+        kept = ops.kv_bytes(m, p.batch * at.kept_tokens)
         read: dict[Channel, Number] = {"dram": share * (kept + 2 * queries)}
         alone = bool(np.all(share == 1))
         name = "attn" if alone else "attn_cpu"
@@ -242,7 +242,9 @@ class HostPlacement(Placement):
         found, d = [], at.d
         if positive(self.weights_host):
             size = self.weights_host * layer_weights(d, at.shape) / self.parts
-            found.append(copy_pinned("load_weights", "h2d", size, after=(FREE,), prefetch=True))
+            found.append(
+                copy_pinned("load_weights", "h2d", size, after=(BUFFER_FREE,), prefetch=True)
+            )
         if self.states_host:
             states = self.states_host * ops.FP16_BYTES * at.p.tokens * d.shard.hidden
             found.append(copy_pinned("load_states", "h2d", states, prefetch=True))
@@ -330,7 +332,7 @@ class HostPlacement(Placement):
 
 def tokens_before(at: LayerPass) -> Number:
     """Cached tokens per sequence before the pass. [tokens]"""
-    return at.kept if at.d.stack.cache.static else np.maximum(at.kept - at.p.new, 0.0)
+    return at.kept_tokens if at.d.stack.cache.static else np.maximum(at.kept_tokens - at.p.new, 0.0)
 
 
 def positive(share: Any) -> bool:

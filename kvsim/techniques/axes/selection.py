@@ -26,11 +26,11 @@ class Bounded(Selection):
         """The budget, which losses are told by."""
         return self.budget
 
-    def kept(self, at: LayerPass) -> Number:
+    def count_kept(self, at: LayerPass) -> Number:
         """The budget at most."""
         return np.minimum(at.cached, self.budget)
 
-    def prompt_kept(self, at: LayerPass) -> Number:
+    def count_kept_prompt(self, at: LayerPass) -> Number:
         """The budget at most."""
         return np.minimum(at.p.length, self.budget)
 
@@ -170,7 +170,7 @@ class Chosen(Selection):
         ----------
         at : the pass through the layer.
         """
-        return np.minimum(self.tokens(at), at.kept)
+        return np.minimum(self.tokens(at), at.kept_tokens)
 
     def page_tokens(self) -> int:
         """Return how many tokens lie together wherever one of them is chosen. [tokens]"""
@@ -183,7 +183,7 @@ class Chosen(Selection):
         ----------
         at : the pass through the layer.
         """
-        return np.ceil(at.kept / self.page_tokens())
+        return np.ceil(at.kept_tokens / self.page_tokens())
 
     def estimate(self, at: LayerPass) -> list[Op]:
         """Return the ops that estimate the relevance of every page to the queries.

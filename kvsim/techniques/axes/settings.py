@@ -12,7 +12,7 @@ from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.graph import Array
 
-SHARES = "; between 0 and 1 a share of each prompt"
+SHARE_HINT = "; between 0 and 1 a share of each prompt"
 
 
 def param(
@@ -36,7 +36,7 @@ def param(
         no order is stated. Evidence about a setting speaks for every gentler one.
     also : tells whether a text that is none of the choices is a value.
     """
-    text += SHARES if share else ""
+    text += SHARE_HINT if share else ""
     about = {"text": text, "low": low, "high": high, "choices": choices, "whole": whole}
     about |= {"also": also, "share": share, "gentler": gentler}
     return field(default=default, metadata=about)
@@ -104,7 +104,7 @@ class Budget:
     @property
     def of_each_prompt(self) -> Any:
         """The shares as they are, for requests of many lengths."""
-        return along(*self.shares) if len(self.shares) > 1 else self.shares[0]
+        return make_axis(*self.shares) if len(self.shares) > 1 else self.shares[0]
 
     def tokens(self, prompt: int, generate: int) -> Any:
         """Return the setting for prompts and answers of these lengths. [tokens]"""
@@ -113,7 +113,7 @@ class Budget:
         return np.maximum(found, self.least) if len(self.shares) > 1 else float(found)
 
 
-def along(*values: float) -> Array:
+def make_axis(*values: float) -> Array:
     """Return numbers along the first axis of a grid of settings, batches and contexts."""
     return np.array(values, dtype=float)[:, None, None]
 
@@ -142,7 +142,7 @@ def is_share(value: Any) -> Any:
     return (numbers > 0) & (numbers < 1)
 
 
-def plain(value: Any) -> Any:
+def simplify(value: Any) -> Any:
     """A Python number without a needless fraction, or the value itself."""
     if isinstance(value, np.generic):
         value = value.item()

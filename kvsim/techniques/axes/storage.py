@@ -7,7 +7,7 @@ from kvsim.graph import Buffers, Number, Op
 from kvsim.techniques.axes.base import LayerPass, Part, Storage, pack
 from kvsim.techniques.axes.settings import param
 
-GROUP = 64  # numbers that share a scale (FlexGen, section 4.4)
+FLEXGEN_GROUP = 64  # numbers that share a scale (FlexGen, section 4.4)
 BITS = (1, 2, 3, 4, 8, 16)
 PACKED_ON_HOST = "packed on the host"  # what offloading techniques share: they pack in one way
 
@@ -40,7 +40,7 @@ class Grouped(Storage):
 
     bits: float = param(4, "bits per cached number", choices=BITS)
     value_bits: float | str = param("same", "bits of values", choices=(*BITS, "same"))
-    group: int = param(GROUP, "numbers that share a scale", low=8, high=1024)
+    group: int = param(FLEXGEN_GROUP, "numbers that share a scale", low=8, high=1024)
     host: bool = param(False, "packed on the host alone", choices=(True, False))
 
     @property

@@ -33,7 +33,7 @@ class Draft(Rounds):
         super().__post_init__()
         load_model(self.model)
 
-    def _own(self, deployment: Deployment) -> Deployment:
+    def _make_deployment(self, deployment: Deployment) -> Deployment:
         return Deployment(
             load_model(self.model),
             deployment.hardware,
@@ -54,20 +54,20 @@ class Draft(Rounds):
 
     def steps(self, deployment: Deployment, point: Point) -> tuple[Step, ...]:
         """One pass of the draft model per draft."""
-        own, full = self._own(deployment), _full()
+        own, full = self._make_deployment(deployment), _full()
         points = (replace(point, context=point.context + i, new=1.0) for i in range(self.gamma))
         return tuple(forward(own, q, lay_out(own, [(0, None)], [full])) for q in points)
 
     def prompt_steps(self, deployment: Deployment, point: Point) -> tuple[Step, ...]:
         """The draft model reads the prompt too."""
-        own = self._own(deployment)
+        own = self._make_deployment(deployment)
         return (forward(own, point, lay_out(own, [(0, None)], [_full()])),) if self.gamma else ()
 
     def draft_memory(self, deployment: Deployment, point: Point) -> Buffers:
         """Its weights, embedding and cache; activations take turns with the model's. [B]"""
         if not self.gamma:
             return {}
-        own, drafts = self._own(deployment), self.gamma
+        own, drafts = self._make_deployment(deployment), self.gamma
         longer = replace(
             point, context=point.context + drafts, max_length=point.max_length + drafts
         )

@@ -38,11 +38,11 @@ class Duoattention(Selection):
         streamed = np.minimum(tokens, self.sink + self.recent)
         return self.retrieval * tokens + (1 - self.retrieval) * streamed
 
-    def kept(self, at: LayerPass) -> Number:
+    def count_kept(self, at: LayerPass) -> Number:
         """The mean over heads."""
         return self._mean(at.cached)
 
-    def prompt_kept(self, at: LayerPass) -> Number:
+    def count_kept_prompt(self, at: LayerPass) -> Number:
         """The mean over heads."""
         return self._mean(at.p.length)
 
@@ -52,13 +52,13 @@ class Duoattention(Selection):
 
     def attend(self, at: LayerPass) -> list[Op]:
         """In prefill streaming heads compute their window's scores alone."""
-        return self._near(at, super().attend(at))
+        return self._limit_attention(at, super().attend(at))
 
     def borrow(self, at: LayerPass) -> list[Op]:
         """So they do in layers that attend to an earlier one's cache."""
-        return self._near(at, super().borrow(at))
+        return self._limit_attention(at, super().borrow(at))
 
-    def _near(self, at: LayerPass, found: list[Op]) -> list[Op]:
+    def _limit_attention(self, at: LayerPass, found: list[Op]) -> list[Op]:
         if not at.p.prefill:
             return found
         whole = attention.query_key_pairs(at.d, at.p, None)
@@ -70,8 +70,8 @@ class Duoattention(Selection):
         """After the prompt streaming heads keep their part of it."""
         if not at.p.prefill:
             return []
-        dropped = np.asarray(at.p.length) > self.prompt_kept(at)
-        kept = ops.kv_bytes(at.d.shard, at.p.batch * self.prompt_kept(at)) * dropped
+        dropped = np.asarray(at.p.length) > self.count_kept_prompt(at)
+        kept = ops.kv_bytes(at.d.shard, at.p.batch * self.count_kept_prompt(at)) * dropped
         return [Op("compact", kernel="gather", bytes={"hbm": 2 * kept})]
 
     def shared_buffers(self, at: LayerPass) -> Buffers:

@@ -13,7 +13,7 @@ from kvsim.techniques.axes.settings import combine, param
 
 LOOPS = 3  # of the power iteration, in the released code
 QR = 4  # orthonormalisations: of both factors, in the last loop, for K and for V
-PRODUCTS = 4 * LOOPS  # with the error and its transpose, for K and for V
+GEAR_PRODUCTS = 4 * LOOPS  # with the error and its transpose, for K and for V
 
 
 @frozen
@@ -82,7 +82,7 @@ class Gear(Storage):
         d, p = at.d, at.p
         numbers = d.shard.kv_width * at.staying
         if p.prefill:  # whole blocks of what stays, but for those of earlier passes
-            kept = at.selection.prompt_kept(at)
+            kept = at.selection.count_kept_prompt(at)
             packed = self._packed(kept) - self._packed(np.minimum(kept, p.context))
             numbers = d.shard.kv_width * p.batch * packed
         often = 1.0 if p.prefill else 1.0 / self.residual
@@ -100,7 +100,7 @@ class Gear(Storage):
                 kernel="attention",
                 flops=flops,
                 bytes={"hbm": (1 + 2 * LOOPS) * error},
-                launches=(PRODUCTS + QR) * often,
+                launches=(GEAR_PRODUCTS + QR) * often,
                 fixed=d.stack.packed_cache.qr * orthonormal,
             ),
         ]
@@ -109,7 +109,7 @@ class Gear(Storage):
         """Two thin products for scores and two for outputs, and the outliers' part."""
         if at.p.prefill:  # its own attention is in full precision
             return []
-        m, p, tokens = at.d.shard, at.p, at.kept
+        m, p, tokens = at.d.shard, at.p, at.kept_tokens
         packed = self._packed(tokens)
         queries = 2.0 * p.tokens * m.heads
         products = self._products(at, tokens)
@@ -128,7 +128,7 @@ class Gear(Storage):
 
     def resident(self, at: LayerPass) -> dict[str, Number]:
         """KIVI's cache, the factors, and the outliers."""
-        tokens = at.kept
+        tokens = at.kept_tokens
         numbers = at.p.batch * at.d.shard.kv_width * self._packed(tokens)
         return {
             "kv": resident_kv(at, self.stored),

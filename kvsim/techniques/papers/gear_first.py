@@ -11,7 +11,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes.base import LayerPass, resident_kv
 from kvsim.techniques.axes.settings import param
 from kvsim.techniques.axes.storage import WholeStorage
-from kvsim.techniques.papers.gear import LOOPS, PRODUCTS, QR
+from kvsim.techniques.papers.gear import GEAR_PRODUCTS, LOOPS, QR
 
 SINGLE = 4.0  # bytes of an fp32 number [B]
 POSITION = 8.0  # bytes of an int64 position [B]
@@ -21,9 +21,9 @@ SORTS = 2 * 78.0
 """The smallest and the largest numbers, each by a sort of all: numbers copied 4 and positions made
 8; then three digits of 7 bits, each reading numbers 2, and reading and writing both 20, to
 scattered places."""
-ROUNDED = 54.0
+PACKING_BYTES = 54.0
 """Range and error of the packed numbers 30, range and numbers once more 19.5, packing 4.5."""
-WIDENED = 10.0
+REORDERING_BYTES = 10.0
 """The error reordered so that a token's heads are together 4, and in fp32 6."""
 RESTORED = 12.0
 """The product of the factors written 4, and added to the unpacked cache 8."""
@@ -87,7 +87,7 @@ class GearFirst(WholeStorage):
 
     def prepare(self, at: LayerPass) -> list[Op]:
         """Decoding attends to the restored cache."""
-        return [] if at.p.prefill else [self._restore(at, at.kept)]
+        return [] if at.p.prefill else [self._restore(at, at.kept_tokens)]
 
     def extra_bytes(self, at: LayerPass) -> Number:
         """Repeated heads are read and unpacked like the first."""
@@ -97,14 +97,14 @@ class GearFirst(WholeStorage):
         own = (
             at.p.batch
             * d.shard.kv_width
-            * at.kept
+            * at.kept_tokens
             * (stored.number + d.stack.packed_cache.unpack_bytes)
         )
         return (d.shard.queries_per_kv - 1) * own
 
     def complete(self, at: LayerPass) -> list[Op]:
         """The prompt is packed once, later everything anew once per residual."""
-        return self._pack(at, at.kept, 1.0 if at.p.prefill else 1.0 / self.residual)
+        return self._pack(at, at.kept_tokens, 1.0 if at.p.prefill else 1.0 / self.residual)
 
     def _pack(self, at: LayerPass, tokens: Number, often: float) -> list[Op]:
         """Outliers taken out, the rest rounded, its error approximated by a power iteration."""
@@ -114,7 +114,7 @@ class GearFirst(WholeStorage):
         corrected = 1.0 * (rank > 0)
         rows = tokens + self._numbers(d, 0.5)  # of a pair of factors
         pair = d.stack.packed_cache.qr * (2 + rank / PANEL * (2 + rows / TALL))
-        products = SINGLE * PRODUCTS / 2 * numbers  # each reads the error of keys or of values
+        products = SINGLE * GEAR_PRODUCTS / 2 * numbers  # each reads the error of keys or of values
         return [
             Op(
                 "outliers",
@@ -124,7 +124,7 @@ class GearFirst(WholeStorage):
             ),
             Op(
                 "quantise",
-                bytes={"hbm": (ROUNDED + WIDENED * corrected) * numbers},
+                bytes={"hbm": (PACKING_BYTES + REORDERING_BYTES * corrected) * numbers},
                 launches=LAUNCHES * often,
             ),
             Op(
@@ -133,7 +133,7 @@ class GearFirst(WholeStorage):
                 flops=4.0 * LOOPS * rank * numbers,
                 bytes={"hbm": products * corrected},
                 dtype="fp32",
-                launches=(PRODUCTS + QR) * often,
+                launches=(GEAR_PRODUCTS + QR) * often,
                 fixed=QR / 2 * often * p.batch * pair * corrected,
             ),
         ]
@@ -155,7 +155,7 @@ class GearFirst(WholeStorage):
 
     def resident(self, at: LayerPass) -> dict[str, Number]:
         """Packed numbers of all query heads, the factors, and the outliers with positions."""
-        d, tokens = at.d, at.kept
+        d, tokens = at.d, at.kept_tokens
         numbers = self._numbers(d, at.p.batch * tokens)
         return {
             "kv": d.shard.queries_per_kv * resident_kv(at, self.stored),

@@ -9,7 +9,7 @@ from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op, Point
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
-from kvsim.techniques.axes.base import ROUNDING, Family, LayerPass, Parts, Selection
+from kvsim.techniques.axes.base import TOKEN_ROUNDING, Family, LayerPass, Parts, Selection
 from kvsim.techniques.axes.settings import Budget, is_share, param
 
 
@@ -64,7 +64,7 @@ class Infllm(Selection):
         if "k" not in self.shares:
             return super().for_prompt(prompt)
         chosen = np.where(
-            is_share(self.k), np.ceil(self.k * prompt / self.block - ROUNDING), self.k
+            is_share(self.k), np.ceil(self.k * prompt / self.block - TOKEN_ROUNDING), self.k
         )
         return replace(self, k=np.maximum(chosen, 1.0)).for_prompt(prompt)
 
@@ -72,7 +72,7 @@ class Infllm(Selection):
         """First and latest tokens, and the chosen blocks."""
         return self.initial + self.local + self.k * self.block
 
-    def _far(self, tokens: Number) -> Number:
+    def _count_far_blocks(self, tokens: Number) -> Number:
         """Whole blocks that have left the local window."""
         left: Number = np.maximum(tokens - self.initial - self.local, 0.0) // self.block
         return left
@@ -82,7 +82,7 @@ class Infllm(Selection):
         most = (
             point.max_length if shape.window is None else np.minimum(point.max_length, shape.window)
         )
-        return (np.asarray(self._far(most)) > 0) * 1.0
+        return (np.asarray(self._count_far_blocks(most)) > 0) * 1.0
 
     def _missing(self, point: Point, number: Number, held: Number) -> Number:
         """Chosen blocks of ``n`` that are not among the ``held`` latest, all chunks together.
@@ -103,7 +103,7 @@ class Infllm(Selection):
     def attend(self, at: LayerPass) -> list[Op]:
         """Choose and fetch blocks beside local attention, then attend to them and the first."""
         d, p, shape, m, tokens = at.d, at.p, at.shape, at.d.shard, at.cached
-        n = self._far(tokens)
+        n = self._count_far_blocks(tokens)
         chosen, among = np.minimum(self.k, n), n * (n > self.k)
         if p.prefill:
             among = self.block / self.chunk * (n**2 - chosen**2) / 2
@@ -154,14 +154,14 @@ class Infllm(Selection):
         flops = 2.0 * m.heads * m.k_width / m.cached_heads * pairs
         return Op("represent", kernel="attention", flops=flops, bytes={"hbm": moved})
 
-    def kept(self, at: LayerPass) -> Number:
+    def count_kept(self, at: LayerPass) -> Number:
         """Of the cache itself the first and the latest tokens; blocks are counted apart."""
         return np.minimum(at.cached, self.initial + self.local + self.block)
 
     def resident(self, at: LayerPass) -> Buffers:
         """Representatives and fetched blocks; all blocks on the host."""
         m, p, tokens = at.d.shard, at.p, at.cached
-        n = self._far(tokens)
+        n = self._count_far_blocks(tokens)
         held = np.minimum(n, np.maximum(self.cached, self.k))
         scored = np.minimum(tokens, self.local + self.block) * self._forms(p, at.shape)
         return {
@@ -176,7 +176,7 @@ class Infllm(Selection):
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
         """In prefill one layer's blocks on their way out."""
-        out = at.p.batch * self._far(at.without_window().cached) * self.block
+        out = at.p.batch * self._count_far_blocks(at.without_window().cached) * self.block
         leaving = ops.kv_bytes(at.d.shard, out) if at.p.prefill else 0.0
         return {"gpu": {"kv on the way out": leaving}}
 

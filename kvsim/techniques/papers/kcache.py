@@ -25,7 +25,7 @@ from kvsim.graph import Buffers, Channel, Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes.base import Launches, LayerPass, Part, Parts, Selection, Term, attend
 from kvsim.techniques.axes.placement import HostPlacement
-from kvsim.techniques.axes.settings import along, combine, param
+from kvsim.techniques.axes.settings import combine, make_axis, param
 
 
 @frozen
@@ -46,7 +46,7 @@ class Kcache(Term):
     gpu_layers: int = param(0, "first layers whose values stay on the GPU", high=1000, gentler=1)
 
     candidates = combine(  # the paper's N, with and without one layer on the GPU
-        gpu_layers=(0, 1), n=(along(32, 64, 128, 256),)
+        gpu_layers=(0, 1), n=(make_axis(32, 64, 128, 256),)
     )
 
     def pieces(self) -> tuple[Part, ...]:

@@ -37,7 +37,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.search import last_within, least_of_convex
 from kvsim.techniques.axes.base import LayerPass, Part, Parts, Term
 from kvsim.techniques.axes.placement import (
-    FREE,
+    BUFFER_FREE,
     ROW_OR_COLUMN,
     HostPlacement,
     positive,
@@ -48,7 +48,7 @@ from kvsim.techniques.axes.storage import PACKED_ON_HOST, packed_on_host
 
 ZERO: Number = 0.0
 LARGE_GRID = 2**12  # points from which on two searches at once no longer fit into the CPU's cache
-TOLERANCE = 1e-3  # share of a step's time that a chosen split may leave on the table
+SPLIT_TOLERANCE = 1e-3  # share of a step's time that a chosen split may leave on the table
 
 
 @frozen
@@ -159,7 +159,9 @@ class Place(HostPlacement):
         widened = ops.quantise(d, p.batch * rest, stored, "dequantise")
         size = states * stored.k_number
         return [
-            ops.copy("load_inputs", "h2d", size, kernel="copy", after=(FREE,), prefetch=True),
+            ops.copy(
+                "load_inputs", "h2d", size, kernel="copy", after=(BUFFER_FREE,), prefetch=True
+            ),
             self.load(at, rest),
             *(replace(op, after=("load_inputs",)) for op in inputs),
             recompute,
@@ -212,7 +214,7 @@ class Place(HostPlacement):
         first, last = self.first_and_last_split(at)
         inputs = at.p.batch * last * input_width(at.d)
         return {
-            "kv": loaded["kv"] * (1 - first / np.maximum(self.host_share * at.kept, 1.0)),
+            "kv": loaded["kv"] * (1 - first / np.maximum(self.host_share * at.kept_tokens, 1.0)),
             "layer inputs": inputs * at.storage.stored.k_number,
         }
 
@@ -225,7 +227,7 @@ class Place(HostPlacement):
             return super().load_buffer(at)
         d, stored = at.d, at.storage.stored
         _, split = self.first_and_last_split(at)
-        tokens = self.host_share * at.kept
+        tokens = self.host_share * at.kept_tokens
         if d.stack.offload.merge_passes:
             tokens = np.maximum(tokens - split, 0)
         kv = tokens * stored.token(d.shard.k_width, d.shard.v_width)
@@ -246,7 +248,7 @@ class Place(HostPlacement):
         if unused or not (merged or at.storage.stored.packs):
             return widened
         _, split = self.first_and_last_split(at)
-        whole = ops.kv_bytes(d.shard, at.p.batch * at.kept)
+        whole = ops.kv_bytes(d.shard, at.p.batch * at.kept_tokens)
         return widened + whole * (np.asarray(split) > 0)
 
     def split_notes(self, at: LayerPass) -> tuple[str, ...]:
@@ -412,7 +414,7 @@ def _shortest_split(place: Place, at: LayerPass, limit: Number) -> Array:
         return np.broadcast_to(steady_seconds(step, d, duration), split.shape)
 
     first, last = np.minimum(1.0, whole), np.maximum(whole - 1, 0.0)
-    inside, least = least_of_convex(took, first, last, TOLERANCE)
+    inside, least = least_of_convex(took, first, last, SPLIT_TOLERANCE)
     without, all_of_it = np.asarray(took(np.stack([none, whole])))
     best = np.argmin([without, least, all_of_it], axis=0)  # no kernel may be best, or no copy
     return np.asarray(np.choose(best, [none, inside, whole]))

@@ -40,7 +40,7 @@ class Kvquant(Storage):
         """Levels are tables of the model, not of the cache."""
         return Format(self.bits, UNGROUPED)
 
-    def _more(self, at: LayerPass, tokens: Number) -> Number:
+    def _get_outlier_bytes(self, at: LayerPass, tokens: Number) -> Number:
         """Outliers, and each token's scale of values. [B]"""
         m = at.d.shard
         return at.p.batch * tokens * (self.outliers * m.kv_width * OUTLIER + TOKEN)
@@ -48,22 +48,25 @@ class Kvquant(Storage):
     def prepare(self, at: LayerPass) -> list[Op]:
         """New tokens are packed, their outliers and ranges found."""
         numbers = at.d.shard.kv_width * at.staying
-        found = ops.FP16_BYTES * numbers + self._more(at, at.p.new)
+        found = ops.FP16_BYTES * numbers + self._get_outlier_bytes(at, at.p.new)
         return [*pack(at), Op("outliers", kernel="topk", bytes={"hbm": found})]
 
     def extra_bytes(self, at: LayerPass) -> Number:
         """Outliers and scales beside the packed numbers."""
-        return 0.0 if at.p.prefill else self._more(at, at.kept)
+        return 0.0 if at.p.prefill else self._get_outlier_bytes(at, at.kept_tokens)
 
     def transfer_bytes(self, at: LayerPass, tokens: Number) -> tuple[Number, Number]:
         """Packed numbers with half of what is beside them each."""
         k, v = super().transfer_bytes(at, tokens)
-        more = self._more(at, tokens) / 2
+        more = self._get_outlier_bytes(at, tokens) / 2
         return k + more, v + more
 
     def resident(self, at: LayerPass) -> dict[str, Number]:
         """The packed cache, and its outliers and scales."""
-        return {"kv": resident_kv(at, self.stored), "outliers": self._more(at, at.kept)}
+        return {
+            "kv": resident_kv(at, self.stored),
+            "outliers": self._get_outlier_bytes(at, at.kept_tokens),
+        }
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
         """One layer's whole prompt until it is packed."""

@@ -10,7 +10,7 @@ from kvsim.graph import Array, Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes.base import Launches, LayerPass, Parts
 from kvsim.techniques.axes.selection import score_matrix, score_upkeep
-from kvsim.techniques.axes.settings import along, combine, param
+from kvsim.techniques.axes.settings import combine, make_axis, param
 from kvsim.techniques.axes.storage import WholeStorage
 
 
@@ -46,7 +46,7 @@ class Mikv(WholeStorage):
 
     candidates = combine(  # shares around the paper's, at its widths and those of ZipCache
         widths=({"high": 4, "low": 2}, {"high": 16, "low": 2}, {"high": 16, "low": 4}),
-        salient=(along(0.2, 0.4, 0.6, 0.8),),
+        salient=(make_axis(0.2, 0.4, 0.6, 0.8),),
     )
 
     @property
@@ -94,7 +94,7 @@ class Mikv(WholeStorage):
         balanced = queries + m.k_width if p.prefill else 2 * queries
         new = at.staying
         if p.prefill and at.selection.evicts != "never":
-            new = p.batch * at.selection.prompt_kept(at)
+            new = p.batch * at.selection.count_kept_prompt(at)
         moved = m.kv_width * new * (ops.FP16_BYTES + np.asarray(self._number))
         balance = ops.FP16_BYTES * p.tokens * balanced * self._packs
         return [
@@ -107,11 +107,11 @@ class Mikv(WholeStorage):
         if at.p.prefill:  # the prompt reads its own keys and values in fp16
             return 0.0
         less = np.asarray(self._number) - self.stored.number
-        return at.p.batch * at.d.shard.kv_width * at.kept * less
+        return at.p.batch * at.d.shard.kv_width * at.kept_tokens * less
 
     def complete(self, at: LayerPass) -> list[Op]:
         """The upkeep of the scores; a token that comes in pushes the least important one down."""
-        d, p, tokens = at.d, at.p, at.kept
+        d, p, tokens = at.d, at.p, at.kept_tokens
         upkeep = score_upkeep(at, tokens)
         if not p.prefill:
             sums = 4.0 * p.batch * d.shard.heads * tokens
@@ -122,7 +122,7 @@ class Mikv(WholeStorage):
 
     def resident(self, at: LayerPass) -> dict[str, Number]:
         """Both precisions, which token has which, accumulated scores, and the balancer."""
-        d, p, m, tokens = at.d, at.p, at.d.shard, at.kept
+        d, p, m, tokens = at.d, at.p, at.d.shard, at.kept_tokens
         packed = p.batch * m.kv_width * tokens * np.asarray(self._number)
         mixed = (np.asarray(self.salient) > 0) & (np.asarray(self.salient) < 1)
         return {

@@ -6,7 +6,7 @@ from kvsim.frozen import frozen
 from kvsim.graph import Number
 from kvsim.techniques.axes.base import Part, Term
 from kvsim.techniques.axes.placement import ROW_OR_COLUMN, HostPlacement
-from kvsim.techniques.axes.settings import along, combine, param
+from kvsim.techniques.axes.settings import combine, make_axis, param
 from kvsim.techniques.axes.storage import PACKED_ON_HOST, packed_on_host
 
 
@@ -32,7 +32,7 @@ class Offload(Term):
     parts: int = param(8, "parts of the batch by columns", low=1, high=1024)
 
     candidates = (
-        {"host_share": along(0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1)},
+        {"host_share": make_axis(0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1)},
         {"host_share": 1.0, "bits": 4},
         *combine(host_share=(1.0,), schedule=("column",), bits=(16, 4)),
     )

@@ -10,7 +10,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes.settings import Budget, param
 from kvsim.techniques.papers.snapkv import Snapkv
 
-WHOLE = 1 - 1e-9  # a share that is all of any prompt
+WHOLE_PROMPT = 1 - 1e-9  # a share that is all of any prompt
 
 
 @frozen
@@ -45,5 +45,5 @@ class Pyramidkv(Snapkv):
         depth = bisect_left(caches, index) / max(1, len(caches) - 1)
         budget = 2 * self.budget - least - depth * (2 * self.budget - 2 * least)
         if self.shares:
-            return Snapkv(np.minimum(budget, WHOLE), self.window)
+            return Snapkv(np.minimum(budget, WHOLE_PROMPT), self.window)
         return Snapkv(np.maximum(np.round(budget), self.window), self.window)

@@ -60,11 +60,13 @@ class Quest(Chosen):
     def estimate(self, at: LayerPass) -> list[Op]:
         """Per channel the greater of both products, summed over a head."""
         m, p = at.d.shard, at.p
-        pages = np.ceil(at.kept / self.page)
+        pages = np.ceil(at.kept_tokens / self.page)
         flops = 4.0 * p.tokens * m.heads * m.head_dim * pages
         scores = 2 * ops.FP16_BYTES * p.tokens * m.heads * pages  # written, then compared
         moved = (
-            self._bounds(at, at.kept) + ops.FP16_BYTES * p.tokens * m.heads * m.head_dim + scores
+            self._bounds(at, at.kept_tokens)
+            + ops.FP16_BYTES * p.tokens * m.heads * m.head_dim
+            + scores
         )
         return [Op("bounds", kernel="attention", flops=flops, bytes={"hbm": moved}, size=p.new)]
 

@@ -92,7 +92,7 @@ class Landmarks(Chosen):
 
 def _prompt(at: LayerPass) -> Number:
     """Cached tokens of the prompt. [tokens]"""
-    return np.minimum(at.kept, at.p.prompt)
+    return np.minimum(at.kept_tokens, at.p.prompt)
 
 
 def _generated(at: LayerPass) -> Number:
@@ -128,11 +128,11 @@ class Lowrank(Storage):
             return f"{self.name} multiplies out the keys that are read; choose pages of them"
         return ""
 
-    def _left(self, at: LayerPass, tokens: Number) -> Number:
+    def _get_row_bytes(self, at: LayerPass, tokens: Number) -> Number:
         """A row per token of the prompt. [B]"""
         return ops.FP16_BYTES * self.rank * at.p.batch * np.minimum(tokens, at.p.prompt)
 
-    def _right(self, at: LayerPass) -> Number:
+    def _get_column_bytes(self, at: LayerPass) -> Number:
         """A column per number of a token's keys, for every sequence. [B]"""
         return ops.FP16_BYTES * self.rank * at.d.shard.k_width * at.p.batch
 
@@ -142,7 +142,7 @@ class Lowrank(Storage):
             return []
         m, p = at.d.shard, at.p
         flops = p.batch * (6.0 * p.new * m.k_width**2 + 20.0 * m.k_width**3)
-        made = self._left(at, p.new) + self._right(at)
+        made = self._get_row_bytes(at, p.new) + self._get_column_bytes(at)
         moved = (ops.FP16_BYTES + 2 * SINGLE) * m.k_width * p.tokens + made
         return [Op("svd", kernel="gemm", flops=flops, bytes={"hbm": moved}, dtype="fp32")]
 
@@ -150,20 +150,20 @@ class Lowrank(Storage):
         """Keys of so many tokens per KV head, with their positions."""
         m, p = at.d.shard, at.p
         keys = p.batch * m.cached_heads * tokens
-        moved = ops.FP16_BYTES * keys * (self.rank + m.head_dim) + self._right(at)
+        moved = ops.FP16_BYTES * keys * (self.rank + m.head_dim) + self._get_column_bytes(at)
         flops = 2.0 * keys * self.rank * m.head_dim
         return [Op("restore_keys", kernel="gemm", flops=flops, bytes={"hbm": moved}, size=tokens)]
 
     def side_bytes(self, at: LayerPass) -> tuple[Number, Number]:
         """Factors in place of the prompt's keys; generated keys and all values as they are."""
         m, p, overhead = at.d.shard, at.p, at.d.stack.cache.overhead
-        generated = np.maximum(at.kept - p.prompt, 0.0)
+        generated = np.maximum(at.kept_tokens - p.prompt, 0.0)
         keys = (
-            self._left(at, at.kept)
-            + self._right(at)
+            self._get_row_bytes(at, at.kept_tokens)
+            + self._get_column_bytes(at)
             + ops.FP16_BYTES * m.k_width * p.batch * generated
         )
-        return overhead * keys, overhead * ops.FP16_BYTES * m.v_width * p.batch * at.kept
+        return overhead * keys, overhead * ops.FP16_BYTES * m.v_width * p.batch * at.kept_tokens
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
         """One layer's keys while the prompt is read."""

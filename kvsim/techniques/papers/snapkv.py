@@ -42,11 +42,11 @@ class Snapkv(Selection):
         """The budget, of PyramidKV's layers their mean."""
         return self.budget
 
-    def kept(self, at: LayerPass) -> Number:
+    def count_kept(self, at: LayerPass) -> Number:
         """The kept part of the prompt, and all that is generated."""
         return np.minimum(at.cached, kept_tokens(at, self.budget))
 
-    def prompt_kept(self, at: LayerPass) -> Number:
+    def count_kept_prompt(self, at: LayerPass) -> Number:
         """The budget at most."""
         return np.minimum(at.p.length, self.budget)
 

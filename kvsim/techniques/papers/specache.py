@@ -44,7 +44,7 @@ from kvsim.techniques.axes.base import (
     Term,
     attend,
 )
-from kvsim.techniques.axes.settings import along, combine, param
+from kvsim.techniques.axes.settings import combine, make_axis, param
 
 
 @frozen
@@ -76,7 +76,7 @@ class Specache(Term):
     speculative: bool = param(True, "prefetch one step ahead", choices=(True, False), gentler=-1)
 
     candidates = combine(  # the paper's widths and groups over k
-        bits=(1, 2), group=(32, 64), k=(along(16, 64, 256),)
+        bits=(1, 2), group=(32, 64), k=(make_axis(16, 64, 256),)
     )
 
     def pieces(self) -> tuple[Part, ...]:
@@ -147,9 +147,9 @@ class Pairs(Selection):
             return chooses
         packed = ops.quantise(d, kept, storage.stored)
         found = [*packed, *chooses, store, *storage.complete(at)]
-        return found if self.speculative else [*found, *self._again(at, chosen)]
+        return found if self.speculative else [*found, *self._recalculate(at, chosen)]
 
-    def _again(self, at: LayerPass, chosen: Number) -> list[Op]:
+    def _recalculate(self, at: LayerPass, chosen: Number) -> list[Op]:
         """Attention recalculated with the pairs in place (section 4.5), without speculation."""
         p, m, after = at.p, at.d.shard, ("prefetch",)
         pairs = ops.kv_bytes(m, p.batch * chosen)

@@ -54,7 +54,7 @@ class Turboquant(Storage):
         m, p = at.d.shard, at.p
         tokens: Number = p.tokens
         if p.prefill:  # what stays of the prompt
-            kept = at.selection.prompt_kept(at)
+            kept = at.selection.count_kept_prompt(at)
             tokens = p.batch * (kept - np.minimum(kept, p.context))
         heads = m.heads * m.head_dim * (not p.prefill)
         numbers = tokens * (heads + cached * m.kv_width)

@@ -31,7 +31,7 @@ from kvsim.frozen import frozen
 from kvsim.graph import Array, Buffers, Channel, Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes.base import Launches, LayerPass
-from kvsim.techniques.axes.settings import along, param
+from kvsim.techniques.axes.settings import make_axis, param
 from kvsim.techniques.axes.storage import WholeStorage
 
 
@@ -60,7 +60,7 @@ class Zipcache(WholeStorage):
     window: int = param(100, "new tokens in fp16 until they are packed", low=1, high=1e5, gentler=1)
 
     candidates = (  # saliency ratios around the paper's
-        {"salient": along(0.2, 0.4, 0.6, 0.8)},
+        {"salient": make_axis(0.2, 0.4, 0.6, 0.8)},
         {"salient": 1.0, "high": 4, "low": 4},
     )
 
@@ -110,17 +110,17 @@ class Zipcache(WholeStorage):
         )
         return numbers + parameters * (np.asarray(self._bits) < 16)
 
-    def _fresh(self, at: LayerPass) -> Number:
+    def _count_unpacked(self, at: LayerPass) -> Number:
         """Tokens not packed yet when a pass attends; it packs afterwards. [tokens]"""
         p = at.p
         if p.prefill:
             return 0.0
         waiting: Number = np.maximum(p.context - p.prompt, 0.0) % self.window + p.new
-        return np.minimum(at.kept, waiting)
+        return np.minimum(at.kept_tokens, waiting)
 
     def _ages(self, at: LayerPass) -> tuple[Number, Number, Number]:
         """Kept tokens of the prompt, later ones that are packed, and those that are not."""
-        tokens, fresh = at.kept, self._fresh(at)
+        tokens, fresh = at.kept_tokens, self._count_unpacked(at)
         later = np.maximum(tokens - fresh - at.kept_of_prompt, 0.0)
         return tokens - fresh - later, later, fresh
 
@@ -140,7 +140,7 @@ class Zipcache(WholeStorage):
             return []
         p = at.p
         window = 1 if p.prefill else self.window
-        tokens = at.selection.prompt_kept(at) - p.context if p.prefill else self.window
+        tokens = at.selection.count_kept_prompt(at) - p.context if p.prefill else self.window
         packed = self._packed(at.d, p.batch, tokens, 0.0, 1)
         moved = (ops.kv_bytes(at.d.shard, p.batch * tokens) + packed) / window
         return [Op("quantise", kernel="quantise", bytes={"hbm": moved}, launches=1.0 / window)]
@@ -153,12 +153,12 @@ class Zipcache(WholeStorage):
         first, later, fresh = self._ages(at)
         times = 1 + np.ceil(later / self.window)
         packed = self._packed(at.d, batch, first, later, times)
-        plain = ops.kv_bytes(m, batch * at.kept)
+        plain = ops.kv_bytes(m, batch * at.kept_tokens)
         return packed + ops.kv_bytes(m, batch * fresh) - plain * stored.number / ops.FP16_BYTES
 
     def complete(self, at: LayerPass) -> list[Op]:
         """Probes score tokens; saliency is selected once per window."""
-        probes = self._probes(at, at.kept, self._fresh(at))
+        probes = self._probes(at, at.kept_tokens, self._count_unpacked(at))
         if self.exact:
             return probes
         return probes + ops.id_lists(at.d, at.p.batch, 1 if at.p.prefill else self.window)
@@ -195,7 +195,7 @@ class Zipcache(WholeStorage):
         Attention does not ask for the order of tokens, so that lists of them are needed only by
         software that restores it.
         """
-        d, p, m, tokens = at.d, at.p, at.d.shard, at.kept
+        d, p, m, tokens = at.d, at.p, at.d.shard, at.kept_tokens
         below: Array = (np.asarray(self._bits) < 16).astype(float)
         heads = p.batch * m.cached_heads * below
         windows = np.floor(np.maximum(p.context - p.prompt, 0.0) / self.window)

@@ -10,7 +10,7 @@ from math import ceil, inf
 from typing import Any
 
 from kvsim.serving.costs import StepCosts
-from kvsim.serving.records import LINKS
+from kvsim.serving.records import TIER_LINKS
 from kvsim.serving.world import get_link_rates
 from kvsim.traces.requests import Requests
 from tests.support.plain.memory import (
@@ -213,7 +213,7 @@ def fleet_of(
             min(int(size / gpus) // int(limits.unit_bytes), different) if different else 0
         )
 
-    remote, names = store(rules.remote_cache), LINKS
+    remote, names = store(rules.remote_cache), TIER_LINKS
     return [
         PlainReplica(
             costs.tables, limits,
