@@ -35,24 +35,48 @@ def on_command_line() -> bool:
 
 
 def print_note(note: str) -> None:
-    """Print a note of a command on standard error; functions called from Python print none."""
+    """Print a note of a command on standard error; functions called from Python print none.
+
+    Parameters
+    ----------
+    note
+        One line of text.
+    """
     if on_command_line():
         print(f"kvsim: {note}", file=sys.stderr, flush=True)
 
 
 def print_progress(note: str) -> None:
-    """Print a note only where somebody watches a terminal."""
+    """Print a note only where somebody watches a terminal.
+
+    Parameters
+    ----------
+    note
+        One line of text.
+    """
     if sys.stderr.isatty():
         print_note(note)
 
 
 def print_written(place: Path) -> None:
-    """Say that a file is there."""
+    """Print a note that a file has been written.
+
+    Parameters
+    ----------
+    place
+        Path of the file.
+    """
     print_note(f"wrote {place}")
 
 
 def print_count(rows: int) -> None:
-    """Overwrite a count of rows where somebody watches a terminal."""
+    """Overwrite a count of rows where somebody watches a terminal.
+
+    Parameters
+    ----------
+    rows
+        Rows read so far.
+    """
     if sys.stderr.isatty():
         print(f"\rkvsim: {rows:,} requests\r", end="", file=sys.stderr, flush=True)
 
@@ -86,7 +110,13 @@ class ProgressLine:
         self.next = self.began + QUIET
 
     def started_by(self, work: Iterable[T]) -> Iterator[T]:
-        """The work, the first of which starts the time: before it files are read."""
+        """Iterate over some work and start the clock at its first item.
+
+        Parameters
+        ----------
+        work
+            Items of work; files are read before the first of them.
+        """
         self.restart()
         yield from work
 

@@ -24,12 +24,31 @@ class InfeasibleError(Exception):
 
 
 def first_line(problem: BaseException, most: int) -> str:
-    """The first line of another library's error, or its class name where it has no message."""
+    """Return the first line of another library's error, or its class name if it has no message.
+
+    Parameters
+    ----------
+    problem
+        The error.
+    most
+        Longest text returned. [characters]
+    """
     return next(iter(str(problem).splitlines()), type(problem).__name__)[:most]
 
 
 def missing_dependency(package: str | None) -> InputError | None:
-    """What to install if a package is missing that is only used in some places."""
+    """Create the error that says how to install an optional package.
+
+    Parameters
+    ----------
+    package
+        Name of the module that could not be imported.
+
+    Returns
+    -------
+    InputError | None
+        None for a package that is not optional.
+    """
     name = (package or "").partition(".")[0]
     if name not in EXTRAS:
         return None
@@ -52,7 +71,19 @@ def require(*packages: str) -> None:
 
 
 def unknown(kind: str, name: str, known: Iterable[str], mend: str = "") -> InputError:
-    """An unknown name, with the nearest known ones."""
+    """Create the error about an unknown name, with the nearest known ones.
+
+    Parameters
+    ----------
+    kind
+        What was named, as "model".
+    name
+        The unknown name.
+    known
+        All known names.
+    mend
+        What else the user can do.
+    """
     names = sorted(known)
     near = get_close_matches(name.lower(), names, n=3, cutoff=0.4)
     some = ", ".join(names[:8]) + (", ..." if len(names) > 8 else "")

@@ -67,7 +67,13 @@ class Range:
 
 
 def format_plain(value: float) -> str:
-    """A number for people: whole ones with commas, large and small ones in powers of ten."""
+    """Format a number for people: whole ones with commas, others with four digits.
+
+    Parameters
+    ----------
+    value
+        The number.
+    """
     if value == int(value) and abs(value) < 1e12:
         return f"{int(value):,}"
     return f"{value:.4g}"
@@ -78,42 +84,112 @@ Parser = Callable[[str, object, Range | None], object]
 
 
 def parse_flag(name: str, given: object, allowed: Range | None = None) -> bool:
-    """Whether a flag is set: True or False, as Python gives it."""
+    """Parse a flag, which Python gives as True or False.
+
+    Parameters
+    ----------
+    name
+        Name of the option, for messages.
+    given
+        What was given for it.
+    allowed
+        Range of the option; None for no other limit.
+    """
     if not isinstance(given, bool):
         raise InputError(f"{name}: got {_quote(given)}; expected True or False")
     return given
 
 
 def parse_text(name: str, given: object, allowed: Range | None = None) -> str:
-    """One text; of a path or number its text."""
+    """Parse one text; a path or a number becomes its text.
+
+    Parameters
+    ----------
+    name
+        Name of the option, for messages.
+    given
+        What was given for it.
+    allowed
+        Range of the option; None for no other limit.
+    """
     if not isinstance(given, str | Path | int | float) or isinstance(given, bool):
         raise InputError(f"{name}: got {_quote(given)}; expected text")
     return str(given)
 
 
 def parse_path(name: str, given: object, allowed: Range | None = None) -> Path:
-    """The path of a file or folder."""
+    """Parse the path of a file or folder.
+
+    Parameters
+    ----------
+    name
+        Name of the option, for messages.
+    given
+        What was given for it.
+    allowed
+        Range of the option; None for no other limit.
+    """
     return Path(parse_text(name, given))
 
 
 def parse_paths(name: str, given: object, allowed: Range | None = None) -> list[Path]:
-    """Paths of one or several files."""
+    """Parse the paths of one or several files.
+
+    Parameters
+    ----------
+    name
+        Name of the option, for messages.
+    given
+        What was given for it.
+    allowed
+        Range of the option; None for no other limit.
+    """
     return [parse_path(name, item) for item in _items(given)]
 
 
 def parse_joined(name: str, given: object, allowed: Range | None = None) -> str:
-    """Text that has commas of its own, as a technique's; several are joined by commas."""
+    """Parse a text that has commas of its own, as a technique's; several are joined by commas.
+
+    Parameters
+    ----------
+    name
+        Name of the option, for messages.
+    given
+        What was given for it.
+    allowed
+        Range of the option; None for no other limit.
+    """
     return ",".join(parse_text(name, item) for item in _items(given))
 
 
 def parse_names(name: str, given: object, allowed: Range | None = None) -> list[str]:
-    """Names or paths separated by commas."""
+    """Parse names or paths separated by commas.
+
+    Parameters
+    ----------
+    name
+        Name of the option, for messages.
+    given
+        What was given for it.
+    allowed
+        Range of the option; None for no other limit.
+    """
     text = parse_joined(name, given)
     return [item.strip() for item in text.split(",")] if "," in text else [text]
 
 
 def parse_words(name: str, given: object, allowed: Range | None = None) -> list[str]:
-    """Words separated by commas, in small letters, each once."""
+    """Parse words separated by commas, in small letters, each once.
+
+    Parameters
+    ----------
+    name
+        Name of the option, for messages.
+    given
+        What was given for it.
+    allowed
+        Range of the option; None for no other limit.
+    """
     text = parse_joined(name, given)
     found = [word.strip().lower() for word in text.split(",")]
     if not all(found):
@@ -135,7 +211,17 @@ def words_among(*known: str) -> Parser:
 
 
 def parse_number(name: str, given: object, allowed: Range | None = None) -> float:
-    """A number in the option's range, or above 0 where it has none."""
+    """Parse a number in the option's range, or above 0 where it has none.
+
+    Parameters
+    ----------
+    name
+        Name of the option, for messages.
+    given
+        What was given for it.
+    allowed
+        Range of the option; None for no other limit.
+    """
     value = _real(given)
     if allowed is not None and value == value:
         allowed.check(name, value, repr(given))
@@ -147,14 +233,32 @@ def parse_number(name: str, given: object, allowed: Range | None = None) -> floa
 
 
 def scaled_number(unit: float) -> Parser:
-    """A number given in some unit, in SI units."""
+    """Create a parser of numbers given in some unit, which returns SI units.
+
+    Parameters
+    ----------
+    unit
+        Size of the unit in SI units.
+    """
     return lambda name, given, allowed: parse_number(name, given, allowed) * unit
 
 
 def parse_count(
     name: str, given: object, allowed: Range | None = None, alternative: str = ""
 ) -> int:
-    """One whole number in the option's range."""
+    """Parse one whole number in the option's range.
+
+    Parameters
+    ----------
+    name
+        Name of the option, for messages.
+    given
+        What was given for it.
+    allowed
+        Range of the option; None for no other limit.
+    alternative
+        What else is allowed, for the message.
+    """
     value = _integer(given)
     if value is None:
         raise InputError(f"{name}: got {_quote(given)}; expected one whole number{alternative}")
@@ -164,7 +268,17 @@ def parse_count(
 
 
 def parse_counts(name: str, given: object, allowed: Range | None = None) -> list[int]:
-    """Whole numbers separated by commas, or a list of them."""
+    """Parse whole numbers separated by commas, or a list of them.
+
+    Parameters
+    ----------
+    name
+        Name of the option, for messages.
+    given
+        What was given for it.
+    allowed
+        Range of the option; None for no other limit.
+    """
     values = [_integer(item) for item in _listed(given)]
     found = [value for value in values if value is not None]
     if not values or len(found) < len(values):
@@ -178,7 +292,22 @@ def parse_counts(name: str, given: object, allowed: Range | None = None) -> list
 
 
 def parse_tokens(name: str, given: object, allowed: Range | None = None) -> int:
-    """A number of tokens: 4096, 4k (4,000) or 4K (4,096)."""
+    """Parse a number of tokens: 4096, 4k (4,000) or 4K (4,096).
+
+    Parameters
+    ----------
+    name
+        Name of the option, for messages.
+    given
+        What was given for it.
+    allowed
+        Range of the option; None for no other limit.
+
+    Returns
+    -------
+    int
+        Tokens. [tokens]
+    """
     found = TOKENS_PATTERN.fullmatch(given) if isinstance(given, str) else None
     if found is None:
         return parse_count(name, given, allowed, ", as 4096, 4k (4,000) or 4K (4,096)")
@@ -193,7 +322,22 @@ def parse_tokens(name: str, given: object, allowed: Range | None = None) -> int:
 
 
 def parse_token_counts(name: str, given: object, allowed: Range | None = None) -> list[int]:
-    """Numbers of tokens separated by commas, as ``2048,32k``, or a list of them. [tokens]"""
+    """Parse numbers of tokens separated by commas, as ``2048,32k``, or a list of them.
+
+    Parameters
+    ----------
+    name
+        Name of the option, for messages.
+    given
+        What was given for it.
+    allowed
+        Range of the option; None for no other limit.
+
+    Returns
+    -------
+    list[int]
+        Numbers of tokens. [tokens]
+    """
     items = _listed(given)
     if not items or not all(
         _integer(x) is not None or (isinstance(x, str) and TOKENS_PATTERN.fullmatch(x))
@@ -243,21 +387,44 @@ def duration(most_bare: float) -> Parser:
 
 
 def zero_or(parser: Parser) -> Parser:
-    """A number that may also be 0, whatever its range."""
+    """Create a parser that also takes 0, whatever the option's range.
+
+    Parameters
+    ----------
+    parser
+        Parser of the value itself.
+    """
     return lambda name, given, allowed: (
         0.0 if given == "0" or given == 0 else parser(name, given, allowed)
     )
 
 
 def auto_or(parser: Callable[..., object]) -> Parser:
-    """``auto``, which is None, or a value."""
+    """Create a parser that also takes ``auto``, which is None.
+
+    Parameters
+    ----------
+    parser
+        Parser of the value itself.
+    """
     return lambda name, given, allowed: (
         None if given == "auto" else parser(name, given, allowed, ", or auto")
     )
 
 
 def several(parser: Parser) -> Parser:
-    """Different values separated by commas: pairs of what was given and the value meant."""
+    """Create a parser of different values separated by commas.
+
+    Parameters
+    ----------
+    parser
+        Parser of the value itself.
+
+    Returns
+    -------
+    Parser
+        It returns pairs of what was given and the value meant.
+    """
 
     def parse(name: str, given: object, allowed: Range | None) -> list[tuple[object, object]]:
         items = _listed(given) if not isinstance(given, str) or "," in given else [given]
@@ -271,7 +438,22 @@ def several(parser: Parser) -> Parser:
 
 
 def parse_per_gpu(name: str, given: object, allowed: Range | None = None) -> dict[str, float]:
-    """Numbers by GPU, as ``h100=2.5,l40s=0.8`` or a dictionary."""
+    """Parse numbers by GPU, as ``h100=2.5,l40s=0.8`` or a dictionary.
+
+    Parameters
+    ----------
+    name
+        Name of the option, for messages.
+    given
+        What was given for it.
+    allowed
+        Range of the option; None for no other limit.
+
+    Returns
+    -------
+    dict[str, float]
+        Number by name of the GPU.
+    """
     if isinstance(given, Mapping):
         return {str(gpu): parse_number(name, value, allowed) for gpu, value in given.items()}
     found: dict[str, float] = {}
@@ -288,7 +470,17 @@ def parse_per_gpu(name: str, given: object, allowed: Range | None = None) -> dic
 def parse_total_or_per_gpu(
     name: str, given: object, allowed: Range | None
 ) -> float | dict[str, float]:
-    """A number in all, or numbers by GPU."""
+    """Parse a number in all, or numbers by GPU.
+
+    Parameters
+    ----------
+    name
+        Name of the option, for messages.
+    given
+        What was given for it.
+    allowed
+        Range of the option; None for no other limit.
+    """
     if isinstance(given, Mapping) or (isinstance(given, str) and "=" in given):
         return parse_per_gpu(name, given, allowed)
     return float(parse_count(name, given, allowed, " or GPU=N,..."))

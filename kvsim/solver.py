@@ -58,23 +58,47 @@ class Solution:
 
 
 def create_problem(name: str) -> Problem:
-    """Return an empty programme that minimises."""
+    """Return an empty programme that minimises.
+
+    Parameters
+    ----------
+    name
+        Name of the programme.
+    """
     return pulp.LpProblem(name, pulp.LpMinimize)
 
 
 def weigh(terms: Iterable[tuple[Variable, float]]) -> Expression:
-    """Return the sum of variables times their coefficients."""
+    """Return the sum of variables times their coefficients.
+
+    Parameters
+    ----------
+    terms
+        Pairs of a variable and its coefficient.
+    """
     create = getattr(pulp.LpAffineExpression, "from_list", pulp.LpAffineExpression)
     return create(list(terms))
 
 
 def add_up(terms: Iterable[Variable | Expression | float]) -> Expression:
-    """Return the sum of variables and expressions."""
+    """Return the sum of variables and expressions.
+
+    Parameters
+    ----------
+    terms
+        What is summed.
+    """
     return pulp.lpSum(terms)
 
 
 def evaluate(expression: Variable | Expression) -> float:
-    """Return the value of a variable or an expression in the last solution."""
+    """Return the value of a variable or an expression in the last solution.
+
+    Parameters
+    ----------
+    expression
+        The variable or expression.
+    """
     return float(expression.value())
 
 

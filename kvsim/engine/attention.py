@@ -22,7 +22,22 @@ SPLIT = 512.0  # cached tokens at which half of a long context's further floor i
 
 
 def cached(deployment: Deployment, point: Point, shape: LayerShape) -> Number:
-    """Tokens per sequence whose keys and values a layer keeps and attends to. [tokens]"""
+    """Count the tokens per sequence that a layer caches and attends to.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and software stack.
+    point
+        The pass, or arrays of passes.
+    shape
+        Kind of the layer.
+
+    Returns
+    -------
+    Number
+        Cached tokens, at most the layer's window. [tokens]
+    """
     tokens = point.max_length if deployment.stack.cache.static else point.length
     return tokens if shape.window is None else np.minimum(tokens, shape.window)
 
@@ -30,14 +45,46 @@ def cached(deployment: Deployment, point: Point, shape: LayerShape) -> Number:
 def resident_kv(
     deployment: Deployment, point: Point, shape: LayerShape, stored: Format = FP16
 ) -> Number:
-    """Memory of one layer's cache. [B]"""
+    """Compute the memory that one layer's cache takes.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and software stack.
+    point
+        The pass, or arrays of passes.
+    shape
+        Kind of the layer.
+    stored
+        Format of the cache.
+
+    Returns
+    -------
+    Number
+        Bytes on one GPU, with the overhead of the stack's allocator. [B]
+    """
     m = deployment.shard
     size = stored.resident(m.k_width, m.v_width, cached(deployment, point, shape))
     return deployment.stack.cache.overhead * point.batch * size
 
 
 def score_bytes(deployment: Deployment, point: Point, scored: bool = False) -> float:
-    """Bytes moved per attention score; ``scored`` if a technique needs the prompt's. [B]"""
+    """Compute the bytes moved per attention score.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and software stack.
+    point
+        The pass, or arrays of passes.
+    scored
+        Whether a technique needs the scores of the prompt, so that they leave the chip.
+
+    Returns
+    -------
+    float
+        Zero where the scores stay on the chip (flash attention). [B]
+    """
     flash = point.prefill and deployment.stack.attention.flash_prompt and not scored
     return 0.0 if flash else deployment.stack.attention.score_bytes
 
@@ -45,9 +92,25 @@ def score_bytes(deployment: Deployment, point: Point, scored: bool = False) -> f
 def query_key_pairs(
     deployment: Deployment, point: Point, limit: Number | None, scored: bool = False
 ) -> Number:
-    """Query-key pairs per head and sequence; a query sees at most ``limit`` keys.
+    """Count query-key pairs per head and sequence.
 
     Causal, but where scores leave the chip the masked half is computed too.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and software stack.
+    point
+        The pass, or arrays of passes.
+    limit
+        Keys that a query sees at most; None for all. [tokens]
+    scored
+        Whether a technique needs the scores of the prompt.
+
+    Returns
+    -------
+    Number
+        Pairs. [pairs per head and sequence]
     """
     if deployment.stack.cache.static or score_bytes(deployment, point, scored) > 0:
         length = point.max_length if deployment.stack.cache.static else point.length
@@ -149,10 +212,24 @@ def _kernel(model: Model, point: Point, stored: Format) -> str:
 
 
 def head_factor(shares: Kernel, head_dim: Number, queries_per_kv: Number) -> Number:
-    """How many times longer attention's work takes for heads of this shape.
+    """Compute how many times longer attention takes for heads of this shape.
 
     1 at a head dimension of 128 and grouped heads; linear in the logarithm of the dimension
     between 64, 128 and 256, and constant outside.
+
+    Parameters
+    ----------
+    shares
+        Kernel class with its factors for wide, narrow and ungrouped heads.
+    head_dim
+        Numbers of a query or key.
+    queries_per_kv
+        Query heads that share one KV head.
+
+    Returns
+    -------
+    Number
+        Factor on the kernel's time.
     """
     octaves: Number = np.clip(np.log2(head_dim / 128), -1.0, 1.0)
     factor: Number = 1.0 + (shares.wide - 1.0) * np.maximum(0.0, octaves)
@@ -238,10 +315,24 @@ def _latent(
 
 
 def indexer_ops(deployment: Deployment, point: Point, tokens: Number) -> list[Op]:
-    """Scores of ``tokens`` cached tokens per sequence and query, and the best of them.
+    """Score the cached tokens for every query and choose the best of them.
 
     Every head's scores are rectified, weighted and summed in the kernel, so that one number per
     pair leaves it. Keys are as many on every shard: the indexer is not split.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and software stack.
+    point
+        The pass, or arrays of passes.
+    tokens
+        Cached tokens per sequence that are scored. [tokens]
+
+    Returns
+    -------
+    list[Op]
+        The scoring kernel and the selection; empty for a model without an indexer.
 
     References
     ----------
@@ -270,6 +361,21 @@ def indexer_ops(deployment: Deployment, point: Point, tokens: Number) -> list[Op
 
 
 def indexer_keys(deployment: Deployment, batch: Number, tokens: Number) -> Number:
-    """Keys of one layer's ``tokens`` kept tokens per sequence. [B]"""
+    """Compute the size of the indexer's keys in one layer.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and software stack.
+    batch
+        Sequences in the batch. [sequences]
+    tokens
+        Kept tokens per sequence. [tokens]
+
+    Returns
+    -------
+    Number
+        Zero for a model without an indexer. [B]
+    """
     chooser = deployment.shard.indexer
     return 0.0 if chooser is None else batch * tokens * chooser.key_bytes

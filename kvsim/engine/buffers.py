@@ -35,12 +35,33 @@ def largest(*parts: Buffers) -> Buffers:
 
 
 def scale(part: Buffers, by: Number) -> Buffers:
-    """Every buffer ``by`` times."""
+    """Multiply every buffer by a factor.
+
+    Parameters
+    ----------
+    part
+        Resident bytes by tier and buffer name. [B]
+    by
+        The factor.
+    """
     return {tier: {k: by * v for k, v in buffers.items()} for tier, buffers in part.items()}
 
 
 def layer_weights(deployment: Deployment, shape: LayerShape) -> float:
-    """Stored weights of one layer of a shard; norms and biases are below 0.1 % and left out. [B]"""
+    """Compute the stored weights of one layer of a shard.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and software stack.
+    shape
+        Kind of the layer.
+
+    Returns
+    -------
+    float
+        Norms and biases are below 0.1 % and left out. [B]
+    """
     m, stored = deployment.shard, deployment.weight_format
     size = sum(deployment.mixer_format.bytes(*x) for x in m.mixer_matrices(shape).values())
     size += stored.bytes(m.hidden, m.side) if m.side else 0.0
@@ -58,7 +79,20 @@ def layer_weights(deployment: Deployment, shape: LayerShape) -> float:
 
 
 def sequences_alive(deployment: Deployment, point: Point) -> Number:
-    """Sequences in a pass at once: in prefill as many as fit in a part, at least one."""
+    """Count the sequences that are in a pass at once.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and software stack.
+    point
+        The pass, or arrays of passes.
+
+    Returns
+    -------
+    Number
+        The batch in decoding; in prefill as many as fit in a part, at least one. [sequences]
+    """
     if not point.prefill:
         return point.batch
     return np.minimum(

@@ -45,25 +45,70 @@ def compression_ratio(
 
 
 def separable_parameters(batch: Number, width: Number, tokens: Number, sets: Number = 1) -> Number:
-    """Parameters of channelwise K and channel-separable tokenwise V. [numbers]
+    """Count the parameters of channelwise K and channel-separable tokenwise V.
 
     Two per channel of K, one per channel of V, two per token of V (ZipCache, section 4.1).
     Channels have theirs in each of the ``sets`` of tokens packed together: at one precision, at
     one time (algorithms 1 to 3).
+
+    Parameters
+    ----------
+    batch
+        Sequences in the batch. [sequences]
+    width
+        Numbers per token of K and of V.
+    tokens
+        Cached tokens per sequence. [tokens]
+    sets
+        Sets of tokens packed together, each with channel parameters of its own.
+
+    Returns
+    -------
+    Number
+        Quantisation parameters of one layer. [numbers]
     """
     return 3 * width * sets + 2 * batch * tokens
 
 
 def mixed_parameters(batch: Number, width: Number, tokens: Number) -> Number:
-    """Parameters of ZipCache's two precisions, as its tables 3, A and B count them. [numbers]
+    """Count the parameters of ZipCache's two precisions, as its tables 3, A and B do.
 
     Algorithms 1 and 2 make others: those of ``separable_parameters`` in two sets.
+
+    Parameters
+    ----------
+    batch
+        Sequences in the batch. [sequences]
+    width
+        Numbers per token of K and of V.
+    tokens
+        Cached tokens per sequence. [tokens]
+
+    Returns
+    -------
+    Number
+        Quantisation parameters of one layer. [numbers]
     """
     return 4 * width + 4 * batch * tokens
 
 
 def mixed_bits(salient: Number, high: Number, low: Number) -> Number:
-    """Average width when a share ``salient`` of the tokens is stored at ``high`` bits. [bit]"""
+    """Average the width of numbers stored at two precisions.
+
+    Parameters
+    ----------
+    salient
+        Share of the tokens stored at the higher precision.
+    high
+        Width of a salient token's numbers. [bit]
+    low
+        Width of all other numbers. [bit]
+
+    Returns
+    -------
+    Number
+        Average width. [bit]
+    """
     return salient * high + (1 - salient) * low
 
 
@@ -125,16 +170,57 @@ class Format:
         return self.k_number
 
     def token(self, k_width: float, v_width: float) -> float:
-        """Size of one packed token. [B]"""
+        """Compute the size of one packed token.
+
+        Parameters
+        ----------
+        k_width
+            Numbers per token and layer that are cached as keys.
+        v_width
+            Numbers per token and layer that are cached as values.
+
+        Returns
+        -------
+        float
+            Keys and values with their scales. [B]
+        """
         return k_width * self.k_number + v_width * self.v_number
 
     def packing(self, k_width: float, v_width: float) -> float:
-        """What packing or widening one token reads and writes. [B]"""
+        """Compute the bytes that packing or widening one token reads and writes.
+
+        Parameters
+        ----------
+        k_width
+            Numbers per token and layer that are cached as keys.
+        v_width
+            Numbers per token and layer that are cached as values.
+
+        Returns
+        -------
+        float
+            Zero for numbers that stay in fp16. [B]
+        """
         sides = zip((k_width, v_width), self._side_bits, strict=True)
         return sum(w * (2.0 + _number(b, self.group)) for w, b in sides if b < 16)
 
     def unpacked(self, k_width: float, v_width: float, tokens: Number) -> Number:
-        """Packed numbers of one sequence that attention widens. [numbers]"""
+        """Count the packed numbers of one sequence that attention widens.
+
+        Parameters
+        ----------
+        k_width
+            Numbers per token and layer that are cached as keys.
+        v_width
+            Numbers per token and layer that are cached as values.
+        tokens
+            Cached tokens of the sequence. [tokens]
+
+        Returns
+        -------
+        Number
+            Keys and values stored below 16 bits. [numbers]
+        """
         sides = zip(self.packed_sides(k_width, v_width, tokens), self._side_bits, strict=True)
         return sum((numbers for numbers, bits in sides if bits < 16), 0.0)
 
@@ -151,26 +237,84 @@ class Format:
         return k * self.k_number + v * self.v_number + fresh * 2.0
 
     def packed_sides(self, k_width: float, v_width: float, tokens: Number) -> tuple[Number, Number]:
-        """Packed numbers of keys and of values of one sequence with ``tokens`` cached ones."""
+        """Count the packed numbers of one sequence, keys and values apart.
+
+        Parameters
+        ----------
+        k_width
+            Numbers per token and layer that are cached as keys.
+        v_width
+            Numbers per token and layer that are cached as values.
+        tokens
+            Cached tokens of the sequence. [tokens]
+
+        Returns
+        -------
+        tuple[Number, Number]
+            Packed numbers of keys and of values. [numbers]
+        """
         return (
             k_width * _packed(tokens, self.k_tail, self.k_block),
             v_width * _packed(tokens, self.v_tail, self.v_block),
         )
 
     def resident(self, k_width: float, v_width: float, tokens: Number) -> Number:
-        """Bytes allocated for ``tokens`` tokens of one sequence: packed store and tails. [B]"""
+        """Compute the bytes allocated for one sequence: packed store and tails.
+
+        Parameters
+        ----------
+        k_width
+            Numbers per token and layer that are cached as keys.
+        v_width
+            Numbers per token and layer that are cached as values.
+        tokens
+            Cached tokens of the sequence. [tokens]
+
+        Returns
+        -------
+        Number
+            Allocated memory. [B]
+        """
         k, v = self.resident_sides(k_width, v_width, tokens)
         return k + v + self.tail_bytes(k_width, v_width)
 
     def resident_sides(
         self, k_width: float, v_width: float, tokens: Number
     ) -> tuple[Number, Number]:
-        """Bytes of the packed store of keys and of values, tails left out. [B]"""
+        """Compute the bytes of the packed store, keys and values apart, without tails.
+
+        Parameters
+        ----------
+        k_width
+            Numbers per token and layer that are cached as keys.
+        v_width
+            Numbers per token and layer that are cached as values.
+        tokens
+            Cached tokens of the sequence. [tokens]
+
+        Returns
+        -------
+        tuple[Number, Number]
+            Bytes of keys and of values. [B]
+        """
         scales = self._groups(tokens) * SCALES / 8 if self.bits < 16 else 0.0
         return k_width * (tokens * self.bits / 8 + scales), v_width * tokens * self.v_number
 
     def tail_bytes(self, k_width: float, v_width: float) -> float:
-        """Bytes of one sequence's full-precision buffers. [B]"""
+        """Compute the bytes of one sequence's full-precision buffers.
+
+        Parameters
+        ----------
+        k_width
+            Numbers per token and layer that are cached as keys.
+        v_width
+            Numbers per token and layer that are cached as values.
+
+        Returns
+        -------
+        float
+            Both tails and the blocks not yet packed. [B]
+        """
         k, v = self._buffer(self.k_tail, self.k_block), self._buffer(self.v_tail, self.v_block)
         return 2.0 * (k_width * k + v_width * v)
 
@@ -200,16 +344,38 @@ FP16 = Format()
 
 
 def averaged(bits: Number) -> Format:
-    """Mixed precisions as one kernel sees them: one width, the widest where ``bits`` is an array.
+    """Represent mixed precisions by the one format that a kernel sees.
 
     Scales are in ``bits`` or counted apart.
+
+    Parameters
+    ----------
+    bits
+        Average width of a stored number; the widest counts where it is an array. [bit]
+
+    Returns
+    -------
+    Format
+        Fp16 if nothing is packed, else a format without scales of its own.
     """
     widest = float(np.max(np.asarray(bits)))
     return FP16 if widest == FP16.bits else Format(widest, group=UNGROUPED)
 
 
 def kivi(bits: float, group: float, residual: int, late: bool = False) -> Format:
-    """Keys packed in blocks of ``residual`` tokens, values one by one behind the last ones."""
+    """Create KIVI's format: keys packed in blocks, values one token at a time.
+
+    Parameters
+    ----------
+    bits
+        Width of a packed number. [bit]
+    group
+        Numbers that share one scale and zero point.
+    residual
+        Tokens of a block of keys, and of the values' tail in fp16. [tokens]
+    late
+        Whether a pass reads its own tokens in fp16 and packs them after attention.
+    """
     if bits == 16 or residual == 0:
         return Format(bits, np.inf if bits == 16 else group, late=late)
     return Format(bits, group, v_tail=residual, k_block=residual, late=late)

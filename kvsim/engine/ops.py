@@ -18,12 +18,38 @@ SCORE = 2 * FP16_BYTES  # an fp16 attention score that leaves the chip: written 
 
 
 def kv_bytes(model: Model, tokens: Number) -> Number:
-    """Fp16 keys and values of ``tokens`` tokens in one layer. [B]"""
+    """Compute the size of fp16 keys and values in one layer.
+
+    Parameters
+    ----------
+    model
+        The model.
+    tokens
+        Cached tokens of all sequences. [tokens]
+
+    Returns
+    -------
+    Number
+        Size. [B]
+    """
     return FP16_BYTES * model.kv_width * tokens
 
 
 def prompt_kv(deployment: Deployment, point: Point) -> Buffers:
-    """One layer's fp16 keys and values while the prompt is read, if it does not keep them. [B]"""
+    """Return the buffer of fp16 keys and values that a layer holds only while a prompt is read.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and software stack.
+    point
+        The pass, or arrays of passes.
+
+    Returns
+    -------
+    Buffers
+        One buffer on the GPU, empty in decoding. [B]
+    """
     return {
         "gpu": {"prompt kv": kv_bytes(deployment.shard, point.tokens) if point.prefill else 0.0}
     }
@@ -37,7 +63,28 @@ def gemm(
     weights: WeightFormat | None = None,
     after: tuple[str, ...] = (),
 ) -> Op:
-    """Hidden states of ``tokens`` tokens times one weight matrix (inputs, outputs)."""
+    """Multiply the hidden states of some tokens by one weight matrix.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and software stack.
+    name
+        Name of the op.
+    tokens
+        Rows of the product. [tokens]
+    matrix
+        Inputs and outputs of the weight matrix.
+    weights
+        How the matrix is stored; None for the deployment's format.
+    after
+        Ops that this one waits for, besides those before it on its stream.
+
+    Returns
+    -------
+    Op
+        The kernel, with the time to widen packed weights and to quantise its input.
+    """
     inputs, outputs = matrix
     stored = weights or deployment.weight_format
     bias = FP16_BYTES * outputs if deployment.shard.biased(name) else 0.0
@@ -58,7 +105,22 @@ def gemm(
 
 
 def quantising(deployment: Deployment, stored: WeightFormat, numbers: Number) -> Number:
-    """Time to find the scales of a product's fp16 input and write it in 8 bits. [s]"""
+    """Compute the time to find the scales of a product's fp16 input and write it in 8 bits.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and software stack.
+    stored
+        Format of the weights.
+    numbers
+        Numbers of the input.
+
+    Returns
+    -------
+    Number
+        Zero unless the format quantises inputs as they come. [s]
+    """
     if not stored.dynamic:
         return 0.0
     kernel = deployment.stack.kernel("quantise-input")
@@ -67,9 +129,23 @@ def quantising(deployment: Deployment, stored: WeightFormat, numbers: Number) ->
 
 
 def unpacking(deployment: Deployment, stored: WeightFormat, weights: Number) -> Number:
-    """Time to widen packed weights that loading them does not hide. [s]
+    """Compute the time to widen packed weights that loading them does not hide.
 
     In the product's kernel that is arithmetic; software that widens them before moves them again.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and software stack.
+    stored
+        Format of the weights.
+    weights
+        Numbers of the matrix.
+
+    Returns
+    -------
+    Number
+        Zero for 16-bit weights and for those computed in their own format. [s]
     """
     if stored.bits == 16 or stored.dtype != "fp16":
         return 0.0
@@ -85,9 +161,20 @@ def unpacking(deployment: Deployment, stored: WeightFormat, weights: Number) -> 
 def before_attention(
     deployment: Deployment, point: Point, shape: LayerShape, after: tuple[str, ...] = ()
 ) -> list[Op]:
-    """Norms, positions, residuals and the activation of the whole layer; then its input products.
+    """Return the pointwise work of a whole layer and its input products.
 
     What is made of the hidden state here attention, a state or nothing mixes over tokens.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and software stack.
+    point
+        The pass, or arrays of passes.
+    shape
+        Kind of the layer.
+    after
+        Ops that this one waits for, besides those before it on its stream.
     """
     m = deployment.shard
     active = (m.experts_active * m.expert_ffn or m.ffn) if shape.mlp else 0
@@ -117,9 +204,22 @@ def after_attention(
     weights: WeightFormat | None = None,
     after: tuple[str, ...] = (),
 ) -> list[Op]:
-    """Output projection and MLP, with the sums over a tensor-parallel group.
+    """Return the output projection and the MLP, with the sums over a tensor-parallel group.
 
     ``weights`` overrides the format of the MLP.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and software stack.
+    point
+        The pass, or arrays of passes.
+    shape
+        Kind of the layer.
+    weights
+        Format of the MLP's weights, if it is not the deployment's.
+    after
+        Ops that this one waits for, besides those before it on its stream.
     """
     m = deployment.shard
     found: list[Op] = []
@@ -162,10 +262,17 @@ def _experts(deployment: Deployment, point: Point) -> list[Op]:
 
 
 def routed_experts(deployment: Deployment, point: Point) -> list[Op]:
-    """Experts that the tokens touch, and the traffic that brings the tokens to them and back.
+    """Return the routed experts that the tokens touch, and the traffic around them.
 
     With uniform routing a token leaves an expert idle with probability 1 - active / experts. The
     tokens are those of all data-parallel ranks, the experts those of the busiest GPU.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and software stack.
+    point
+        The pass, or arrays of passes.
     """
     m = deployment.shard
     tokens = point.tokens * (deployment.dp if point.ranks is None else point.ranks)
@@ -199,7 +306,15 @@ def routed_experts(deployment: Deployment, point: Point) -> list[Op]:
 
 
 def runtime(deployment: Deployment, share: Number = 1.0) -> list[Op]:
-    """Fixed time of a layer that keeps some share of its cache on the host."""
+    """Charge the fixed time of a layer that keeps some share of its cache on the host.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and software stack.
+    share
+        Share of the cache on the host; no time where it is 0.
+    """
     fixed = deployment.stack.offload.layer * (np.asarray(share) > 0)
     return [Op("runtime", fixed=fixed, launches=0.0)] if deployment.stack.offload.layer else []
 
@@ -216,10 +331,31 @@ def copy(
     prefetch: bool = False,
     sync: bool = False,
 ) -> Op:
-    """``size`` bytes between GPU and host memory, in ``rows`` gathered one by one if any.
+    """Copy bytes between GPU and host memory, rows gathered one by one if there are any.
 
     Kernel class ``relay`` is for the cache, whose host memory may be pageable, ``copy`` for what
     every runtime pins.
+
+    Parameters
+    ----------
+    name
+        Name of the op.
+    stream
+        Direction of the copy.
+    size
+        What is copied. [B]
+    kernel
+        Kernel class.
+    rows
+        Rows gathered from scattered addresses.
+    launches
+        Copies issued; below 1 if not every step.
+    after
+        Ops that this one waits for, besides those before it on its stream.
+    prefetch
+        Whether it is issued one layer early.
+    sync
+        Whether the host waits for its end before it issues more.
     """
     channel: Channel = "h2d" if stream == "h2d" else "d2h"
     moved: dict[Channel, Number] = {channel: size, "hbm": size, "dram": size}
@@ -236,9 +372,27 @@ def quantise(
     name: str = "quantise",
     every: float = 1.0,
 ) -> list[Op]:
-    """Keys and values of ``tokens`` tokens read in fp16 and written packed, or the reverse.
+    """Read keys and values in fp16 and write them packed, or the reverse.
 
     What is done once in ``every`` steps is charged evenly over them.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and software stack.
+    tokens
+        Tokens of all sequences. [tokens]
+    stored
+        The packed format.
+    name
+        Name of the op; one that begins with "de" widens.
+    every
+        Steps between two times that it is done.
+
+    Returns
+    -------
+    list[Op]
+        One kernel; nothing for fp16.
     """
     if not stored.packs:
         return []
@@ -276,22 +430,58 @@ def pack_prompt(
 
 
 def id_lists(deployment: Deployment, batch: Number, every: float = 1.0) -> list[Op]:
-    """Lists of salient tokens made on the host, for K and V of every sequence and head."""
+    """Make the lists of salient tokens on the host, for K and V of every sequence and head.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and software stack.
+    batch
+        Sequences in the batch. [sequences]
+    every
+        Steps between two times that they are made.
+    """
     fixed = 2 * deployment.stack.selection.id_list * batch * deployment.shard.cached_heads / every
     return [Op("id_lists", fixed=fixed, launches=0.0)] if deployment.stack.selection.id_list else []
 
 
 def top_k(name: str, scores: Number, sync: bool = False, every: float = 1.0) -> Op:
-    """Selection of the largest among ``scores`` attention scores that leave the chip."""
+    """Select the largest among attention scores that leave the chip.
+
+    Parameters
+    ----------
+    name
+        Name of the op.
+    scores
+        Scores written and read. [scores]
+    sync
+        Whether the host waits for the choice.
+    every
+        Steps between two times that it is done.
+    """
     moved: dict[Channel, Number] = {"hbm": SCORE * scores}
     return Op(name, kernel="topk", bytes=moved, launches=1.0 / every, sync=sync)
 
 
 def all_reduce(deployment: Deployment, name: str, data: Number) -> list[Op]:
-    """Sum of ``data`` bytes of hidden states over the replica's GPUs.
+    """Sum hidden states over the replica's GPUs.
 
     In a ring, 2 (tp - 1) transfers of 1 / tp of the data; in one shot, everyone reads all others';
     in two shots, everyone sums its part of the data and then reads the others' sums.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and software stack.
+    name
+        Name of the op.
+    data
+        Size of the hidden states. [B]
+
+    Returns
+    -------
+    list[Op]
+        One op; nothing on a single GPU.
     """
     if deployment.tp == 1:
         return []

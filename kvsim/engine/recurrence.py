@@ -20,7 +20,19 @@ and what they weigh; the delta rule adds products of keys, and of both with thei
 
 
 def ops(deployment: Deployment, point: Point) -> list[Op]:
-    """Convolution and state of one layer, between its input and its output product.
+    """Return the convolution and the state update of one layer.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and software stack.
+    point
+        The pass, or arrays of passes.
+
+    Returns
+    -------
+    list[Op]
+        Ops between the layer's input and output products.
 
     References
     ----------
@@ -44,7 +56,22 @@ def end() -> Op:
 
 
 def resident(deployment: Deployment, batch: Number, drafts: int) -> Number:
-    """States of one layer, one more per draft, to which a rejected one falls back. [B]"""
+    """Compute the states of one layer, one more per draft for a rejected one to fall back to.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and software stack.
+    batch
+        Sequences in the batch. [sequences]
+    drafts
+        Drafted tokens per round. [tokens]
+
+    Returns
+    -------
+    Number
+        Memory. [B]
+    """
     r = deployment.shard.recurrence
     assert r is not None
     return batch * (1 + drafts) * r.state_bytes

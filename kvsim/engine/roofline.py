@@ -21,14 +21,39 @@ MANY_ROWS = 1e9  # rows of a product of which none is padding; a size may be inf
 
 
 def channel_seconds(op: Op, deployment: Deployment) -> dict[str, Number]:
-    """Time each channel is occupied by an op at the channel's full rate. [s]"""
+    """Compute how long an op occupies each channel at the channel's full rate.
+
+    Parameters
+    ----------
+    op
+        The kernel, copy or piece of host work.
+    deployment
+        Model, machine and software stack.
+
+    Returns
+    -------
+    dict[str, Number]
+        Time by channel. [s]
+    """
     return {name: n / deployment.bandwidth[name] for name, n in op.bytes.items()}
 
 
 def peak_seconds(op: Op, deployment: Deployment) -> dict[str, Number]:
-    """Time each resource would need for its part of an op's work at its full rate. [s]
+    """Compute the time each resource needs for its part of an op at its full rate.
 
     ``compute`` is the arithmetic of the GPU, ``cpu`` that of the host.
+
+    Parameters
+    ----------
+    op
+        The kernel, copy or piece of host work.
+    deployment
+        Model, machine and software stack.
+
+    Returns
+    -------
+    dict[str, Number]
+        Time by channel, and by "compute" or "cpu" for arithmetic. [s]
     """
     needs = channel_seconds(op, deployment)
     if not _is_zero(op.flops):
@@ -39,10 +64,22 @@ def peak_seconds(op: Op, deployment: Deployment) -> dict[str, Number]:
 
 
 def resource_seconds(op: Op, deployment: Deployment) -> dict[str, Number]:
-    """Time each resource needs for its part of an op's work; the op takes the longest. [s]
+    """Compute the time each resource needs for its part of an op; the longest one counts.
 
     A kernel class reaches its share of every channel's rate; a copy only loses on the host link,
     the memories at its ends are far faster.
+
+    Parameters
+    ----------
+    op
+        The kernel, copy or piece of host work.
+    deployment
+        Model, machine and software stack.
+
+    Returns
+    -------
+    dict[str, Number]
+        Time by resource at the rates that the kernel class reaches. [s]
     """
     kernel = deployment.stack.kernel(op.kernel)
     slower = op.slower
@@ -68,14 +105,40 @@ def resource_seconds(op: Op, deployment: Deployment) -> dict[str, Number]:
 
 
 def tiled(rows: Number, tile: float) -> Number:
-    """Rows that a product computes over those it has: whole tiles, powers of two below a tile."""
+    """Compute how many rows a product computes over those it has.
+
+    Parameters
+    ----------
+    rows
+        Rows of the product.
+    tile
+        Rows of one tile; below it tiles are powers of two.
+
+    Returns
+    -------
+    Number
+        A factor of at least 1.
+    """
     rows = np.minimum(rows, MANY_ROWS)
     each = np.minimum(tile, 2.0 ** np.ceil(np.log2(rows)))
     return each * np.ceil(rows / each) / rows
 
 
 def overhead_seconds(op: Op, deployment: Deployment) -> Number:
-    """Time of an op that no bandwidth removes: floors, gaps, copy latency, scattered rows. [s]"""
+    """Compute an op's time that no bandwidth removes.
+
+    Parameters
+    ----------
+    op
+        The kernel, copy or piece of host work.
+    deployment
+        Model, machine and software stack.
+
+    Returns
+    -------
+    Number
+        Floors, gaps, copy latency and scattered rows. [s]
+    """
     kernel = deployment.stack.kernel(op.kernel)
     if op.stream == "gpu":
         each = deployment.stack.time.gap
@@ -86,18 +149,59 @@ def overhead_seconds(op: Op, deployment: Deployment) -> Number:
 
 
 def host_seconds(op: Op, deployment: Deployment) -> Number:
-    """Time of the host to issue an op on the GPU: its launches, and the code around them. [s]"""
+    """Compute the host's time to issue an op on the GPU.
+
+    Parameters
+    ----------
+    op
+        The kernel, copy or piece of host work.
+    deployment
+        Model, machine and software stack.
+
+    Returns
+    -------
+    Number
+        Its launches, and the code around them. [s]
+    """
     around = op.issued * deployment.stack.kernel(op.kernel).host
     return op.launches * deployment.stack.time.launch + around
 
 
 def seconds(op: Op, deployment: Deployment) -> Number:
-    """Duration of an op on an otherwise idle machine; zero where it has no work. [s]"""
+    """Compute the duration of an op on an otherwise idle machine.
+
+    Parameters
+    ----------
+    op
+        The kernel, copy or piece of host work.
+    deployment
+        Model, machine and software stack.
+
+    Returns
+    -------
+    Number
+        Zero where it has no work. [s]
+    """
     return seconds_of(op, deployment, resource_seconds(op, deployment))
 
 
 def seconds_of(op: Op, deployment: Deployment, resources: Mapping[str, Number]) -> Number:
-    """Duration of an op, given what it needs of each resource. [s]"""
+    """Compute the duration of an op, given what it needs of each resource.
+
+    Parameters
+    ----------
+    op
+        The kernel, copy or piece of host work.
+    deployment
+        Model, machine and software stack.
+    resources
+        Time by resource, as `resource_seconds` returns it. [s]
+
+    Returns
+    -------
+    Number
+        Zero where it has no work. [s]
+    """
     needs = list(resources.values())
     total: Number = needs[0] if needs else 0.0
     for need in needs[1:]:
@@ -120,9 +224,14 @@ def seconds_of(op: Op, deployment: Deployment, resources: Mapping[str, Number]) 
 
 
 def all_nonzero(values: Number | NDArray[np.bool] | bool) -> bool:
-    """Whether no value is 0 or false: ``np.all``, several times as fast for the points of a plan.
+    """Tell whether no value is 0 or false: ``np.all``, several times as fast on small arrays.
 
     Work and times are never negative, so that there is some at every point then.
+
+    Parameters
+    ----------
+    values
+        Work or times, never negative.
     """
     return int(np.count_nonzero(values)) == np.size(values)
 
@@ -132,7 +241,13 @@ def _is_zero(number: Number) -> bool:
 
 
 def all_ops(step: Step) -> Iterator[tuple[Op, int]]:
-    """Every op of a step once, with the number of times it runs."""
+    """Iterate over every op of a step once, with the number of times it runs.
+
+    Parameters
+    ----------
+    step
+        The forward pass.
+    """
     layers: dict[int, tuple[tuple[Op, ...], int]] = {}  # by identity: blocks repeat layers
     for group in step.groups:
         for layer in group.layers:

@@ -47,7 +47,13 @@ class State:
     """By early op, ends in the latest layers that have it, newest last."""
 
     def clocks(self, lagged: set[str]) -> list[Number]:
-        """Everything that ops of later layers can depend on, the GPU's clock first."""
+        """Return every clock that ops of later layers can depend on, the GPU's first.
+
+        Parameters
+        ----------
+        lagged
+            Names of ops that later layers wait for.
+        """
         recent = [v for ends in self.recent(lagged) for v in ends.values()]
         loads = [v for found in self.loads.values() for ends in found for v in ends.values()]
         return [
@@ -55,22 +61,54 @@ class State:
         ]  # fmt: skip
 
     def recent(self, lagged: set[str]) -> list[dict[str, Number]]:
-        """Ends in the latest layers that ops of later layers wait for."""
+        """Return the ends in the latest layers that ops of later layers wait for.
+
+        Parameters
+        ----------
+        lagged
+            Names of ops that later layers wait for.
+        """
         return [{k: v for k, v in ends.items() if k in lagged} for ends in self.ends]
 
     def enter(self, arrived: dict[str, Number], lagged: set[str]) -> None:
-        """A layer begins, with the ends of its early ops; of the last one what others wait for."""
+        """Begin a layer, keeping of the last one only what later ones wait for.
+
+        Parameters
+        ----------
+        arrived
+            Ends of the layer's early ops. [s]
+        lagged
+            Names of ops that later layers wait for.
+        """
         newest = {k: v for k, v in self.ends[-1].items() if k in lagged}
         self.ends = [self.ends[-2], newest, arrived]
 
     def loaded(self, names: Iterable[str], lagged: set[str]) -> None:
-        """A layer with these early ops has been played."""
+        """Note that a layer with these early ops has been played.
+
+        Parameters
+        ----------
+        names
+            Names of the early ops.
+        lagged
+            Names of ops that later layers wait for.
+        """
         for name in names:
             ends = {k: v for k, v in self.ends[-1].items() if k in lagged}
             self.loads[name] = [*self.loads.get(name, [])[-1:], ends]
 
     def shift(self, by: Number, host: Number, lagged: set[str]) -> None:
-        """Move every clock that a later layer may ask for into the future."""
+        """Move every clock that a later layer may ask for into the future.
+
+        Parameters
+        ----------
+        by
+            Shift of the streams and of the ends. [s]
+        host
+            Shift of the host's clock. [s]
+        lagged
+            Names of ops that later layers wait for.
+        """
         self.ends = self.recent(lagged)
         loads = [ends for found in self.loads.values() for ends in found]
         for clocks in (self.streams, self.issued, *self.ends, *loads):
@@ -94,7 +132,15 @@ class History:
         return self.values[index]
 
     def keeps_up(self, layers: range, most: Number) -> bool:
-        """Whether over these layers the ends grow by no more than ``most`` per block."""
+        """Tell whether the ends grow by no more than a given time per block of layers.
+
+        Parameters
+        ----------
+        layers
+            The layers in question, counted from 0.
+        most
+            Largest growth per block. [s]
+        """
         for skipped, _, own in self.jumps:
             if layers.start in skipped and layers.stop - 1 in skipped:
                 return bool(np.all(own <= most))
@@ -114,12 +160,29 @@ class Timed:
 
 
 def unique_layers(layers: list[list[Timed]]) -> list[list[Timed]]:
-    """Each of the layers once, where repetitions are the same list."""
+    """Return each layer once, where repetitions are the same list.
+
+    Parameters
+    ----------
+    layers
+        All layers in order.
+    """
     return list({id(layer): layer for layer in layers}.values())
 
 
 def following_loads(early: list[tuple[str, ...]]) -> list[dict[str, int]]:
-    """For every layer and each early op, the next layer that has it, around the end."""
+    """Find the next layer that has each early op, for every layer, around the end.
+
+    Parameters
+    ----------
+    early
+        Names of the early ops of every layer.
+
+    Returns
+    -------
+    list[dict[str, int]]
+        For every layer, the next layer's index by op name.
+    """
     found: list[dict[str, int]] = [{} for _ in early]
     if not any(early):
         return found
@@ -131,10 +194,17 @@ def following_loads(early: list[tuple[str, ...]]) -> list[dict[str, int]]:
 
 
 def join_ops(first: Timed, then: Timed) -> Timed:
-    """Two ops one right after the other as the second one, which others may wait for.
+    """Join two ops that run one right after the other; others may wait for the second.
 
     Where the first ends before the host has issued the second, the gap comes before both: their
     end is the same, and what else holds up the first one fills it as it would have filled the gap.
+
+    Parameters
+    ----------
+    first
+        The op that runs first.
+    then
+        The op that follows it at once.
     """
     active = first.active is True or then.active is True or np.logical_or(first.active, then.active)
     took, host, lead = first.duration + then.duration, first.host + then.host, first.lead
@@ -145,13 +215,37 @@ def join_ops(first: Timed, then: Timed) -> Timed:
 
 
 def parse_wait(text: str) -> tuple[str, int, bool]:
-    """Read "attn", "attn@-2" or "topk@step-1"."""
+    """Parse "attn", "attn@-2" or "topk@step-1".
+
+    Parameters
+    ----------
+    text
+        What an op waits for.
+
+    Returns
+    -------
+    tuple[str, int, bool]
+        Name of the op, layers back, and whether it is one of the step before.
+    """
     name, _, lag = text.partition("@")
     return name, -int(lag or 0) if not lag.startswith("step") else 0, lag.startswith("step")
 
 
 def shared_channel_seconds(layer: tuple[Op, ...], deployment: Deployment) -> Number:
-    """Time the busiest of the channels that several streams use needs for one layer. [s]"""
+    """Compute the time that the busiest shared channel needs for one layer.
+
+    Parameters
+    ----------
+    layer
+        Ops of the layer.
+    deployment
+        Model, machine and software stack.
+
+    Returns
+    -------
+    Number
+        Zero where no channel is used by several streams. [s]
+    """
     if len({op.stream for op in layer}) < 2:
         return 0.0
     streams: dict[str, set[str]] = {}
@@ -164,7 +258,18 @@ def shared_channel_seconds(layer: tuple[Op, ...], deployment: Deployment) -> Num
 
 
 def latest_end(clocks: Iterable[Number]) -> Number:
-    """The latest of some clocks, element by element. [s]"""
+    """Return the latest of some clocks, element by element.
+
+    Parameters
+    ----------
+    clocks
+        At least one. [s]
+
+    Returns
+    -------
+    Number
+        The latest. [s]
+    """
     found, *rest = clocks
     for clock in rest:
         found = np.maximum(found, clock)
@@ -281,9 +386,21 @@ class Timeline(PreparedStep):
     """A step's ops, played one after another on their streams."""
 
     def play(self, steps: int, endless: bool = False) -> tuple[State, list[Number]]:
-        """Clocks after a number of steps from idle, and the end of each step's head. [s]
+        """Play some steps from idle and return the clocks and the end of each step's head.
 
         If ``endless``, the last step too issues the early ops of one that follows it.
+
+        Parameters
+        ----------
+        steps
+            Number of steps.
+        endless
+            Whether the last step too issues the early ops of one that follows it.
+
+        Returns
+        -------
+        tuple[State, list[Number]]
+            Clocks after the last step, and the end of each step. [s]
         """
         state = State(dict.fromkeys(self.streams, 0.0))
         ends: list[Number] = []
@@ -481,7 +598,20 @@ def _shifted_alike(now: Number, before: Number, shift: Number) -> bool:
 
 
 def makespan(step: Step, deployment: Deployment) -> Number:
-    """Time of one step that starts on an idle machine, until its last copy has ended. [s]"""
+    """Compute the time of one step from an idle machine until its last copy has ended.
+
+    Parameters
+    ----------
+    step
+        The forward pass.
+    deployment
+        Model, machine and software stack.
+
+    Returns
+    -------
+    Number
+        Duration. [s]
+    """
     alone = _sequential_seconds(step, deployment, seconds)
     if alone is not None:
         return alone
@@ -492,11 +622,25 @@ def makespan(step: Step, deployment: Deployment) -> Number:
 def steady_seconds(
     step: Step, deployment: Deployment, duration: Callable[[Op, Deployment], Number] = seconds
 ) -> Number:
-    """Time each further step adds when steps follow one another. [s]
+    """Compute the time that each further step adds when steps follow one another.
 
     Two steps less one, a third about to follow, but never less than the work of the busiest
     stream: a copy stream that falls behind delays no op within two steps, yet every op in the
     long run.
+
+    Parameters
+    ----------
+    step
+        The forward pass.
+    deployment
+        Model, machine and software stack.
+    duration
+        Duration of an op. [s]
+
+    Returns
+    -------
+    Number
+        Time per step. [s]
     """
     alone = _sequential_seconds(step, deployment, duration)
     if alone is not None:
@@ -511,7 +655,20 @@ def steady_seconds(
 
 
 def stream_seconds(step: Step, deployment: Deployment) -> dict[str, Number]:
-    """Time each stream works in one step, waits left out. [s]"""
+    """Compute the time that each stream works in one step, without waits.
+
+    Parameters
+    ----------
+    step
+        The forward pass.
+    deployment
+        Model, machine and software stack.
+
+    Returns
+    -------
+    dict[str, Number]
+        Time by stream. [s]
+    """
     return Timeline(step, deployment).busy()
 
 
@@ -520,10 +677,24 @@ def minimum_layer_seconds(
     deployment: Deployment,
     duration: Callable[[Op, Deployment], Number] = seconds,
 ) -> Number:
-    """GPU time that one layer adds at least, wherever it stands and whatever runs ahead of it. [s]
+    """Compute the GPU time that one layer adds at least, wherever it stands.
 
     What may run before the layer begins costs nothing here: prefetches, and copies that wait for
     nothing of this layer; so do launches, which the host may issue early.
+
+    Parameters
+    ----------
+    layer
+        Ops of the layer.
+    deployment
+        Model, machine and software stack.
+    duration
+        Duration of an op. [s]
+
+    Returns
+    -------
+    Number
+        Lower bound. [s]
     """
     kept: dict[str, Op] = {}
     for op in layer:
@@ -568,9 +739,21 @@ class OpSpan:
 
 
 def op_spans(step: Step, deployment: Deployment) -> list[OpSpan]:
-    """When ops of one of many equal steps run, in scalars; what began earlier begins below 0.
+    """Find when each op of one of many equal steps runs.
 
     Every layer is played, so that each op is seen.
+
+    Parameters
+    ----------
+    step
+        The forward pass, in scalars.
+    deployment
+        Model, machine and software stack.
+
+    Returns
+    -------
+    list[OpSpan]
+        Begin and end of every op; one that began in the step before begins below 0. [s]
     """
     timeline = RecordedTimeline(step, deployment)
     _, ends = timeline.play(2, endless=True)
@@ -583,7 +766,20 @@ def op_spans(step: Step, deployment: Deployment) -> list[OpSpan]:
 
 
 def copy_overlap(found: Iterable[OpSpan], stream: str = "gpu") -> float:
-    """Share of all copies' time that runs while a stream works; NaN without copies."""
+    """Compute the share of all copies' time that runs while a stream works.
+
+    Parameters
+    ----------
+    found
+        Ops of a step, as `op_spans` returns them.
+    stream
+        Name of the stream.
+
+    Returns
+    -------
+    float
+        NaN without copies.
+    """
     every = list(found)
     busy = [s for s in every if s.stream == stream]
     copies = [s for s in every if s.stream in COPY_STREAMS]

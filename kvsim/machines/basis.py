@@ -4,10 +4,15 @@ from kvsim.machines.deployment import Deployment
 
 
 def basis(deployment: Deployment) -> dict[str, str]:
-    """The weakest of the grounds that a prediction stands on, and the error known for it.
+    """Find the weakest ground that a prediction stands on, and the error known for it.
 
     ``calibrated``: hardware measured, stack fitted to runs. ``carried over``: a stack whose
     numbers were measured on other cards or read from its code. ``datasheet``: peak rates.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and software stack.
     """
     stack, hardware = deployment.stack, deployment.hardware
     fitted = stack.basis == "calibrated" and hardware.basis == "measured"
@@ -25,7 +30,18 @@ def basis(deployment: Deployment) -> dict[str, str]:
 
 
 def chosen(deployment: Deployment) -> str:
-    """Why a deployment has these numbers of an engine; empty where a stack is one for all cards."""
+    """Explain why a deployment has these numbers of an engine.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and software stack.
+
+    Returns
+    -------
+    str
+        Empty where one stack serves all cards.
+    """
     stack, gpu = deployment.stack, deployment.hardware.name
     card = stack.name.partition("@")[2]
     if card == gpu:

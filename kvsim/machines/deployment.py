@@ -23,7 +23,20 @@ class WeightFormat:
     dynamic: bool = False  # scales of a product's input are found as it comes
 
     def bytes(self, inputs: float, outputs: float) -> float:
-        """Stored size of an (inputs, outputs) matrix with its scales. [B]"""
+        """Compute the stored size of a matrix with its scales.
+
+        Parameters
+        ----------
+        inputs
+            Inputs of the product.
+        outputs
+            Outputs of the product.
+
+        Returns
+        -------
+        float
+            Size. [B]
+        """
         groups = -(-inputs // self.group) if self.group else 1.0  # the last may be short
         scales = groups * outputs * self.scale_bytes
         return inputs * outputs * self.bits / 8 + scales
@@ -168,5 +181,16 @@ class Deployment:
         return replace(self, stack=replace(stack, time=time, kernels=kernels))
 
     def flops(self, dtype: str) -> float:
-        """Dense rate for a number format; fp16 where the GPU lacks it. [FLOP/s]"""
+        """Return the dense rate for a number format.
+
+        Parameters
+        ----------
+        dtype
+            Name of the format, as "fp16".
+
+        Returns
+        -------
+        float
+            Rate of fp16 where the GPU lacks the format. [FLOP/s]
+        """
         return self.hardware.flops.get(dtype, self.hardware.flops["fp16"])

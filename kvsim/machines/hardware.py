@@ -281,7 +281,18 @@ class Stack:
     memory: WorkingMemory = WorkingMemory()
 
     def for_gpu(self, gpu: str) -> "Stack":
-        """The numbers that this engine has on a GPU: measured, of a card near it, or typical."""
+        """Return the stack with the numbers that this engine has on a GPU.
+
+        Parameters
+        ----------
+        gpu
+            Name of the GPU.
+
+        Returns
+        -------
+        Stack
+            Measured there, taken from a card near it, or typical.
+        """
         return self.cards.get(gpu, self)
 
     @property
@@ -290,7 +301,13 @@ class Stack:
         return any(kernel.host > 0 for kernel in self.kernels.values())
 
     def kernel(self, name: str) -> Kernel:
-        """A kernel class, or the one that stands for it where this stack has none of its own."""
+        """Return a kernel class, or the one that stands for it in this stack.
+
+        Parameters
+        ----------
+        name
+            Name of the kernel class.
+        """
         while name not in self.kernels:
             name = STANDS_FOR[name]
         return self.kernels[name]

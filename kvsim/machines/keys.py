@@ -195,6 +195,17 @@ STACK_FILE = Schema(
 
 
 def mechanism_of(key: str) -> tuple[str, str]:
-    """The group of ``Stack`` and its field that a key means: ``time.launch_s`` is time's launch."""
+    """Split a key into the group of ``Stack`` and its field.
+
+    Parameters
+    ----------
+    key
+        Key of a stack's file, as ``time.launch_s``.
+
+    Returns
+    -------
+    tuple[str, str]
+        Group and field without its unit, as "time" and "launch".
+    """
     group, _, name = key.partition(".")
     return group, UNIT_SUFFIX.sub("", name)

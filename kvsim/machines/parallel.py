@@ -52,6 +52,11 @@ class Parallelism:
     def check(self, model: Model) -> None:
         """Refuse degrees that a model cannot be spread by.
 
+        Parameters
+        ----------
+        model
+            The model.
+
         Raises
         ------
         InputError

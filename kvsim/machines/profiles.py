@@ -47,6 +47,11 @@ def stack_names() -> tuple[str, ...]:
 def load_hardware(name_or_path: str | Path) -> Hardware:
     """Load a GPU by its name, by one of its aliases or from a TOML file.
 
+    Parameters
+    ----------
+    name_or_path
+        Name, alias, or path of a profile.
+
     Raises
     ------
     InputError
@@ -93,6 +98,11 @@ def _hardware(file: Traversable) -> Hardware:
 
 def load_stack(name_or_path: str | Path) -> Stack:
     """Load a software stack by its name or from a TOML file; keys left out are ideal.
+
+    Parameters
+    ----------
+    name_or_path
+        Name, or path of a stack's file.
 
     Raises
     ------
@@ -167,7 +177,15 @@ def _stating(stack: Stack, stated: Mapping[str, float | bool]) -> Stack:
 
 
 def with_numbers(stack: Stack, numbers: Mapping[str, float]) -> Stack:
-    """A stack with other numbers under some of its file's keys."""
+    """Return a stack with other numbers under some of its file's keys.
+
+    Parameters
+    ----------
+    stack
+        The stack to change.
+    numbers
+        New values by key, in the units of the keys.
+    """
     kernels, rest = dict(stack.kernels), {}
     changes: dict[str, dict[str, float]] = {}  # by kernel: a fit asks thousands of times
     for key, value in numbers.items():
@@ -182,7 +200,20 @@ def with_numbers(stack: Stack, numbers: Mapping[str, float]) -> Stack:
 
 
 def number_of(stack: Stack, key: str) -> float:
-    """A stack's number under a key of its file."""
+    """Return a stack's number under a key of its file.
+
+    Parameters
+    ----------
+    stack
+        The stack.
+    key
+        Key of the file, as ``time.launch_s``.
+
+    Returns
+    -------
+    float
+        The number, in the unit of the key.
+    """
     if key in STACK_NUMBERS:
         group, field = mechanism_of(key)
         return float(getattr(getattr(stack, group), field))

@@ -72,7 +72,14 @@ class Profile:
 
 
 def read(file: Traversable, schema: Schema) -> Profile:
-    """Read and check one file.
+    """Read and check one profile.
+
+    Parameters
+    ----------
+    file
+        The TOML file.
+    schema
+        Keys it may have, and what their values must be.
 
     Raises
     ------
@@ -87,7 +94,19 @@ def read(file: Traversable, schema: Schema) -> Profile:
 
 
 def inspect(file: Traversable, schema: Schema) -> tuple[Profile, list[InputError]]:
-    """What a file says as far as it is sound, and every fault of it.
+    """Read a profile as far as it is sound, and collect every fault.
+
+    Parameters
+    ----------
+    file
+        The TOML file.
+    schema
+        Keys it may have, and what their values must be.
+
+    Returns
+    -------
+    tuple[Profile, list[InputError]]
+        The sound entries, and the faults in the order they were found.
 
     Raises
     ------
@@ -159,7 +178,12 @@ def _entry(file: Traversable, schema: Schema, profile: Profile, key: str, value:
 
 
 def parse(file: Traversable) -> dict[str, Any]:
-    """A file's tables and entries.
+    """Parse a profile's tables and entries.
+
+    Parameters
+    ----------
+    file
+        The TOML file.
 
     Raises
     ------
@@ -170,7 +194,12 @@ def parse(file: Traversable) -> dict[str, Any]:
 
 
 def keys_of(file: Traversable) -> list[str]:
-    """The keys of a file as ``table.key``, sound or not.
+    """List the keys of a profile as ``table.key``, sound or not.
+
+    Parameters
+    ----------
+    file
+        The TOML file.
 
     Raises
     ------
@@ -245,7 +274,19 @@ def _text(file: Traversable, key: str, value: Any, choices: tuple[str, ...] | No
 
 
 def entry_error(file: Traversable, key: str, value: object, expected: str) -> InputError:
-    """The error of an entry that says something else than expected."""
+    """Create the error for an entry that says something else than expected.
+
+    Parameters
+    ----------
+    file
+        The TOML file.
+    key
+        Key of the entry.
+    value
+        What it says.
+    expected
+        What it should say, in words.
+    """
     return InputError(f"{display(file)}: {key} is {repr(value)[:80]}; expected {expected}")
 
 

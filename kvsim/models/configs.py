@@ -18,9 +18,19 @@ from kvsim.models.model import LayerShape, Model
 
 
 def released_format(stated: object) -> str:
-    """The format of weights that a ``quantization_config`` describes, or nothing if not known.
+    """Name the weight format that a ``quantization_config`` describes.
 
     The names are those of ``--weights``; a configuration without one describes fp16.
+
+    Parameters
+    ----------
+    stated
+        The ``quantization_config``, or None.
+
+    Returns
+    -------
+    str
+        A name of ``--weights``: fp16 without a configuration, empty if it is not known.
     """
     if stated is None:
         return "fp16"
@@ -52,10 +62,15 @@ class CatalogueEntry(TypedDict):
 
 
 def load_model(name_or_path: str) -> Model:
-    """A model by its catalogue name, its Hugging Face id, or the path of a configuration.
+    """Load a model by its catalogue name, its Hugging Face id, or the path of a configuration.
 
     A path is a ``config.json`` under any name or a directory that holds one. The catalogue comes
     first; ``./name`` makes a path of a name that is in it.
+
+    Parameters
+    ----------
+    name_or_path
+        Name, id or path.
 
     Raises
     ------
@@ -72,7 +87,17 @@ def _shipped_model(name: str) -> Model:
 
 
 def read_config(name_or_path: str) -> tuple[dict[str, Any], str, str]:
-    """The fields of a model's configuration, its name, and what messages call it.
+    """Read a model's configuration.
+
+    Parameters
+    ----------
+    name_or_path
+        Name, id or path.
+
+    Returns
+    -------
+    tuple[dict[str, Any], str, str]
+        Its fields, the model's name, and what messages call the configuration.
 
     Raises
     ------
@@ -104,7 +129,13 @@ def _catalogue() -> tuple[str, ...]:
 
 
 def catalogue_entry(name: str) -> CatalogueEntry:
-    """Where the shape of a catalogue model comes from, by name or Hugging Face id."""
+    """Return where the shape of a catalogue model comes from.
+
+    Parameters
+    ----------
+    name
+        Catalogue name or Hugging Face id.
+    """
     found = _catalogue_name(name)
     if found is None:
         raise unknown("model", name, model_names())
@@ -120,12 +151,31 @@ def catalogue_entry(name: str) -> CatalogueEntry:
 
 
 def from_config(config: Mapping[str, Any], name: str) -> Model:
-    """The model that a parsed ``config.json`` describes; messages call it ``name``."""
+    """Build the model that a parsed ``config.json`` describes.
+
+    Parameters
+    ----------
+    config
+        The parsed fields.
+    name
+        Name of the model, also for messages.
+    """
     return read_model(config, name, name)
 
 
 def compress(layers: Sequence[LayerShape]) -> tuple[tuple[tuple[LayerShape, ...], int], ...]:
-    """The layers as repeated blocks: from the front on, the repetition that covers most of them."""
+    """Group layers into repeated blocks, from the front on those that cover most layers.
+
+    Parameters
+    ----------
+    layers
+        Every layer in order.
+
+    Returns
+    -------
+    tuple[tuple[tuple[LayerShape, ...], int], ...]
+        Blocks of layers, each with its repetitions.
+    """
     groups: list[tuple[tuple[LayerShape, ...], int]] = []
     rest = tuple(layers)
     while rest:
@@ -183,7 +233,16 @@ def _quoted(name: str) -> str:
 
 
 def read_model(config: Mapping[str, Any], name: str, where: str) -> Model:
-    """The model that a parsed configuration describes; messages call the configuration ``where``.
+    """Build the model that a parsed configuration describes.
+
+    Parameters
+    ----------
+    config
+        The parsed fields.
+    name
+        Name of the model.
+    where
+        What messages call the configuration.
 
     Raises
     ------

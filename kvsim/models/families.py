@@ -73,7 +73,14 @@ BLOCK_LETTERS = {
 
 
 def kinds(fields: Fields, names: object) -> list[Mixer]:
-    """The mixers that a list of layer types names.
+    """Return the mixers that a list of layer types names.
+
+    Parameters
+    ----------
+    fields
+        Fields of the configuration.
+    names
+        The list, as the configuration has it.
 
     Raises
     ------
@@ -87,7 +94,20 @@ def kinds(fields: Fields, names: object) -> list[Mixer]:
 
 
 def interleaved_mixers(fields: Fields, name: str) -> list[Mixer]:
-    """States, with attention in every so many-th layer, where no list of types says otherwise."""
+    """Return states with attention in every so many-th layer, or the listed layer types.
+
+    Parameters
+    ----------
+    fields
+        Fields of the configuration.
+    name
+        Field that holds the period of attention layers.
+
+    Returns
+    -------
+    list[Mixer]
+        Mixer of each layer.
+    """
     if "layer_types" in fields.values:
         return kinds(fields, fields.values["layer_types"])
     layers, period = fields.integer("num_hidden_layers"), fields.integer(name, default=4)
@@ -562,7 +582,18 @@ _NOT_LLAMA = (
 
 
 def find_family(fields: Fields) -> tuple[str, Family, list[str]]:
-    """The ``model_type``, how to read it and what had to be assumed."""
+    """Find the family of a configuration.
+
+    Parameters
+    ----------
+    fields
+        Fields of the configuration.
+
+    Returns
+    -------
+    tuple[str, Family, list[str]]
+        The ``model_type``, how to read it and what had to be assumed.
+    """
     name = fields.values.get("model_type")
     near = get_close_matches(str(name), MODEL_FAMILIES, n=3) or ["llama", "qwen3", "deepseek_v3"]
     known = f"expected one of {len(MODEL_FAMILIES)} families such as {', '.join(near)}"

@@ -26,18 +26,46 @@ class Fields:
         self.prefix = prefix
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> "Fields":
-        """The same configuration, with values for what it leaves out."""
+        """Return the same configuration with values for what it leaves out.
+
+        Parameters
+        ----------
+        defaults
+            Values by field.
+        """
         return Fields({**defaults, **self.values}, self.where, self.prefix)
 
     def error(self, field: str, problem: str, mend: str = "correct it") -> FieldError:
-        """The message about one field."""
+        """Create the error about one field.
+
+        Parameters
+        ----------
+        field
+            Name of the field.
+        problem
+            What is wrong with it.
+        mend
+            What the user can do.
+        """
         message = f"{self.where}: field '{self.prefix}{field}' {problem}; {mend}"
         return FieldError(message, field, self.prefix)
 
     def integer(
         self, *names: str, default: int | None = None, low: int = 1, high: int = LARGEST
     ) -> int:
-        """A size or count under the first of ``names`` that is there."""
+        """Read a size or count under the first of some names that is there.
+
+        Parameters
+        ----------
+        default
+            Value of a field that is left out; None if it must be there.
+        low
+            Smallest value allowed.
+        high
+            Largest value allowed.
+        *names
+            Names that the field has in different families.
+        """
         expected = f"a whole number from {low} to {high}"
         name = next((name for name in names if name in self.values), None)
         if name is None:
@@ -51,14 +79,32 @@ class Fields:
         return value
 
     def flag(self, name: str, default: bool) -> bool:
-        """A field that is true or false."""
+        """Read a field that is true or false.
+
+        Parameters
+        ----------
+        name
+            Name of the field.
+        default
+            Value of a field that is left out.
+        """
         value = self.values.get(name, default)
         if not isinstance(value, bool):
             raise self.error(name, f"is {value_text(value)}, expected true or false")
         return value
 
     def must(self, name: str, value: bool, why: str) -> None:
-        """Refuse a variant whose arithmetic :class:`Model` does not cover."""
+        """Refuse a variant whose arithmetic :class:`Model` does not cover.
+
+        Parameters
+        ----------
+        name
+            Name of the field.
+        value
+            The value that is covered.
+        why
+            The reason, for the message.
+        """
         if self.flag(name, value) is not value:
             problem = (
                 f"is {value_text(not value).lower()}, expected {value_text(value).lower()}: {why}"
@@ -67,6 +113,12 @@ class Fields:
 
 
 def value_text(value: object) -> str:
-    """A value from a file, short and without line breaks."""
+    """Format a value from a file, short and without line breaks.
+
+    Parameters
+    ----------
+    value
+        The value.
+    """
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:60]}..."

@@ -95,7 +95,18 @@ class Recurrence:
         return 2 * self.key_heads * self.key_dim
 
     def matrices(self, hidden: int) -> dict[str, tuple[int, int]]:
-        """Weight matrices, (inputs, outputs), in the order they are used."""
+        """Return the mixer's weight matrices in the order they are used.
+
+        Parameters
+        ----------
+        hidden
+            Width of the hidden state.
+
+        Returns
+        -------
+        dict[str, tuple[int, int]]
+            Inputs and outputs by name of the product.
+        """
         found = {"in": (hidden, self.mixed + self.gates)}
         if self.gate_rank:
             found["gates"] = (self.gate_rank, 2 * self.inner)
@@ -120,7 +131,13 @@ class Recurrence:
         return self.matrix_bytes + CONVOLVED * self.mixed * max(0, self.taps - 1)
 
     def shard(self, tp: int) -> "Recurrence":
-        """The part of one of ``tp`` GPUs; key heads are copied where they are fewer."""
+        """Return the part that one of several tensor-parallel GPUs holds.
+
+        Parameters
+        ----------
+        tp
+            Tensor-parallel GPUs; key heads are copied where they are fewer.
+        """
         return replace(
             self,
             heads=self.heads // tp,
@@ -149,7 +166,20 @@ class Indexer:
         return self.head_dim + 4.0 * ceil(self.head_dim / 128)
 
     def matrices(self, hidden: int, q_rank: int) -> dict[str, tuple[int, int]]:
-        """Weight matrices, (inputs, outputs); queries are made of the compressed one, if any."""
+        """Return the indexer's weight matrices.
+
+        Parameters
+        ----------
+        hidden
+            Width of the hidden state.
+        q_rank
+            Width of the compressed query, from which queries are made; 0 if there is none.
+
+        Returns
+        -------
+        dict[str, tuple[int, int]]
+            Inputs and outputs by name of the product.
+        """
         return {
             "index_q": (q_rank or hidden, self.heads * self.head_dim),
             "index_k": (hidden, self.head_dim + self.heads),  # keys, and a weight per head

@@ -11,20 +11,55 @@ from kvsim.models.kinds import Indexer, LayerShape, Recurrence
 
 
 def parameters(model: "Model") -> int:
-    """All weights of the checkpoint. [numbers]"""
+    """Count all weights of the checkpoint.
+
+    Parameters
+    ----------
+    model
+        The model.
+
+    Returns
+    -------
+    int
+        Parameters, with all experts. [numbers]
+    """
     embedding = (model.vocab + model.learned_positions) * model.hidden + model.tables
     head = 0 if model.tied else model.vocab * model.hidden
     return embedding + _layers(model, model.experts) + head + model.head_bias * model.vocab
 
 
 def active_parameters(model: "Model") -> int:
-    """Weights that one token is multiplied with. [numbers]"""
+    """Count the weights that one token is multiplied with.
+
+    Parameters
+    ----------
+    model
+        The model.
+
+    Returns
+    -------
+    int
+        Parameters of the layers with the active experts, and of the head. [numbers]
+    """
     head = model.vocab * model.hidden + model.head_bias * model.vocab
     return _layers(model, model.experts_active) + head
 
 
 def mixer_parameters(model: "Model", shape: LayerShape) -> int:
-    """Weights of what mixes tokens: matrices, biases, inner norms and sinks. [numbers]"""
+    """Count the weights of what mixes tokens: matrices, biases, inner norms and sinks.
+
+    Parameters
+    ----------
+    model
+        The model.
+    shape
+        Kind of the layer.
+
+    Returns
+    -------
+    int
+        Parameters of one layer. [numbers]
+    """
     matrices = model.mixer_matrices(shape)
     found = sum(inputs * outputs for inputs, outputs in matrices.values())
     if shape.mixer == "recurrent":
@@ -46,9 +81,23 @@ def mixer_parameters(model: "Model", shape: LayerShape) -> int:
 
 
 def mlp_parameters(model: "Model", shape: LayerShape, experts: int) -> int:
-    """Weights of one layer's MLP, of which ``experts`` routed experts count. [numbers]
+    """Count the weights of one layer's MLP.
 
     The router always counts whole: it scores every expert before it chooses.
+
+    Parameters
+    ----------
+    model
+        The model.
+    shape
+        Kind of the layer.
+    experts
+        Routed experts that count.
+
+    Returns
+    -------
+    int
+        Weights; the router counts whole, as it scores every expert. [numbers]
     """
     if not shape.mlp:
         return 0
@@ -170,9 +219,20 @@ class Model:
         return self.k_width + self.v_width
 
     def attention_matrices(self, shares: bool = False) -> dict[str, tuple[int, int]]:
-        """Weight matrices of one attention block, (inputs, outputs), in the order they are used.
+        """Return the weight matrices of one attention block in the order they are used.
 
         A layer that ``shares`` an earlier one's cache has no keys and values of its own.
+
+        Parameters
+        ----------
+        shares
+            Whether the layer uses an earlier one's cache, and has no keys and values of its
+            own.
+
+        Returns
+        -------
+        dict[str, tuple[int, int]]
+            Inputs and outputs by name of the product.
         """
         if not self.latent:
             width = self.heads * self.head_dim
@@ -192,7 +252,18 @@ class Model:
         }
 
     def mixer_matrices(self, shape: LayerShape) -> dict[str, tuple[int, int]]:
-        """Weight matrices of what mixes tokens in a layer, (inputs, outputs), in order of use."""
+        """Return the weight matrices of what mixes tokens in a layer, in order of use.
+
+        Parameters
+        ----------
+        shape
+            Kind of the layer.
+
+        Returns
+        -------
+        dict[str, tuple[int, int]]
+            Inputs and outputs by name of the product.
+        """
         if shape.mixer == "recurrent":
             assert self.recurrence is not None
             return self.recurrence.matrices(self.hidden)
@@ -202,7 +273,13 @@ class Model:
         return self.attention_matrices(shape.mixer == "shared") | chooses
 
     def biased(self, matrix: str) -> bool:
-        """Whether the product with a weight matrix, by its op's name, adds a bias."""
+        """Tell whether the product with a weight matrix adds a bias.
+
+        Parameters
+        ----------
+        matrix
+            Name of the product's op.
+        """
         return {
             "qkv": self.qkv_bias,
             "recompute": self.qkv_bias,  # of keys and values alone
@@ -213,7 +290,18 @@ class Model:
         }.get(matrix, False)
 
     def mlp_matrices(self, width: int) -> dict[str, tuple[int, int]]:
-        """Weight matrices of one MLP (or one expert) of that width, (inputs, outputs)."""
+        """Return the weight matrices of one MLP or one expert.
+
+        Parameters
+        ----------
+        width
+            Inner width.
+
+        Returns
+        -------
+        dict[str, tuple[int, int]]
+            Inputs and outputs by name of the product.
+        """
         return {
             "up": (self.hidden, (2 if self.gated else 1) * width),
             "down": (width, self.hidden),
@@ -288,9 +376,15 @@ class Model:
         return active_parameters(self)
 
     def shard(self, tp: int) -> "Model":
-        """The part of the model that one of ``tp`` tensor-parallel GPUs holds.
+        """Return the part of the model that one tensor-parallel GPU holds.
 
         KV heads are copied when there are fewer of them than GPUs, and so is a latent cache.
+
+        Parameters
+        ----------
+        tp
+            Tensor-parallel GPUs. KV heads are copied when there are fewer of them, as a latent
+            cache is.
 
         Raises
         ------

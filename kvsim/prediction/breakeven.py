@@ -74,7 +74,15 @@ class BreakEven:
 
 
 def break_evens(prediction: Prediction, full: Technique) -> Iterator[BreakEven]:
-    """How the first point of a prediction compares with full KV along every axis that matters."""
+    """Compare the first point of a prediction with full KV along every axis that matters.
+
+    Parameters
+    ----------
+    prediction
+        The prediction.
+    full
+        Full KV.
+    """
     d, batch = prediction.deployment, float(prediction.batch[0])
     t, prompt = prediction.technique, prediction.prompt
     speed = _Speeds(full, prediction.generate)
@@ -89,9 +97,21 @@ def break_evens(prediction: Prediction, full: Technique) -> Iterator[BreakEven]:
 
 
 def break_even_acceptance(prediction: Prediction, full: Technique) -> float | None:
-    """The acceptance at which a technique that drafts is as fast as full KV.
+    """Find the acceptance at which a technique that drafts is as fast as full KV.
 
     0 if it is always faster, infinite if it never is, None for a technique without drafts.
+
+    Parameters
+    ----------
+    prediction
+        The prediction.
+    full
+        Full KV.
+
+    Returns
+    -------
+    float | None
+        0 if it is always faster, infinite if it never is, None for a technique without drafts.
     """
     for found in _acceptances(prediction, _Speeds(full, prediction.generate)):
         always = 0.0 if np.nanmax(found.ratio) > 1 + EVEN else float("inf")
@@ -109,7 +129,15 @@ def _acceptances(prediction: Prediction, speed: "_Speeds") -> Iterator[BreakEven
 
 
 def linked(deployment: Deployment, factor: float) -> Deployment:
-    """The deployment with its host links so many times as fast."""
+    """Return a deployment with other host links.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and software stack.
+    factor
+        Factor on the bandwidth in both directions.
+    """
     links = {
         name: Link(link.bandwidth * factor, link.latency) if name in ("h2d", "d2h") else link
         for name, link in deployment.hardware.links.items()

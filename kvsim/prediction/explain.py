@@ -30,7 +30,20 @@ SERVER = "host work for requests, beside the GPU"
 
 
 def breakdown(steps: Iterable[Step], deployment: Deployment) -> dict[str, Number]:
-    """Time of each op over all layers of some passes, whether overlapped or not. [s]"""
+    """Compute the time of each op over all layers of some passes, overlapped or not.
+
+    Parameters
+    ----------
+    steps
+        The passes.
+    deployment
+        Model, machine and software stack.
+
+    Returns
+    -------
+    dict[str, Number]
+        Time by op name. [s]
+    """
     total: dict[str, Number] = {}
     for step in steps:
         for op, count in all_ops(step):
@@ -80,5 +93,11 @@ def _scalar(value: Number) -> float:
 
 
 def binding(prediction: Prediction) -> str:
-    """What binds a prediction at its one batch."""
+    """Name what a prediction at its one batch spends most of its time on.
+
+    Parameters
+    ----------
+    prediction
+        The prediction, of one batch.
+    """
     return bound_by(prediction.passes(), prediction.deployment)

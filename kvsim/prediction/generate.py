@@ -38,6 +38,15 @@ POINTS_AT_ONCE = (
 def check_workload(batch: Array, prompt: int, generate: int) -> None:
     """Refuse sizes no system could mean.
 
+    Parameters
+    ----------
+    batch
+        Sequences in the batch. [sequences]
+    prompt
+        Tokens of each prompt. [tokens]
+    generate
+        Tokens generated for each sequence. [tokens]
+
     Raises
     ------
     InputError
@@ -53,7 +62,22 @@ def check_workload(batch: Array, prompt: int, generate: int) -> None:
 
 
 def round_seconds(technique: Technique, deployment: Deployment, point: Point) -> Number:
-    """Time per token of decoding rounds that start at the point's context. [s]"""
+    """Compute the time per token of decoding rounds that start at the point's context.
+
+    Parameters
+    ----------
+    technique
+        The KV-cache technique.
+    deployment
+        Model, machine and software stack.
+    point
+        The pass, or arrays of passes.
+
+    Returns
+    -------
+    Number
+        Time of a round over the tokens that it yields. [s]
+    """
     cycle = technique.cycle(deployment, point)
     total: Number = 0.0
     for step in cycle.steps:
@@ -64,9 +88,20 @@ def round_seconds(technique: Technique, deployment: Deployment, point: Point) ->
 def grid_chunks(
     technique: Technique, deployment: Deployment, batch: Array, context: Array
 ) -> Iterator[tuple[slice, slice, Array]]:
-    """Time per token over a grid of any size, part by part in bounded memory. [s]
+    """Compute the time per token over a grid of any size, part by part in bounded memory.
 
     Yields rows, columns and the values of that part, shape (rows, columns).
+
+    Parameters
+    ----------
+    technique
+        The KV-cache technique.
+    deployment
+        Model, machine and software stack.
+    batch
+        Batch sizes, shape (batches,). [sequences]
+    context
+        Cached tokens per sequence, shape (contexts,). [tokens]
     """
     height, width = _tiling(batch.size, context.size)
     for i in range(0, batch.size, height):
@@ -80,7 +115,24 @@ def grid_chunks(
 def grid_seconds(
     technique: Technique, deployment: Deployment, batch: Array, context: Array
 ) -> Array:
-    """Time per token over a whole grid, shape (batches, contexts). [s]"""
+    """Compute the time per token over a whole grid.
+
+    Parameters
+    ----------
+    technique
+        The KV-cache technique.
+    deployment
+        Model, machine and software stack.
+    batch
+        Batch sizes, shape (batches,). [sequences]
+    context
+        Cached tokens per sequence, shape (contexts,). [tokens]
+
+    Returns
+    -------
+    Array
+        Times, shape (batches, contexts). [s]
+    """
     out = np.empty((batch.size, context.size))
     for rows, columns, took in grid_chunks(technique, deployment, batch, context):
         out[rows, columns] = took
@@ -289,5 +341,13 @@ def _fewer_parts(technique: Technique) -> str:
 
 
 def at_batch(prediction: Prediction, index: int) -> Prediction:
-    """The prediction at one of its batches."""
+    """Return the prediction at one of its batches.
+
+    Parameters
+    ----------
+    prediction
+        The prediction, of several batches.
+    index
+        Which batch, counted from 0.
+    """
     return replace(prediction, batch=prediction.batch[index : index + 1])

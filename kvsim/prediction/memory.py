@@ -18,19 +18,60 @@ PASS_BUFFERS = ("workspace", "context")
 
 
 def prefill_point(batch: Number, prompt: Number, generate: Number) -> Point:
-    """The pass over the prompt."""
+    """Create the pass that reads the prompts.
+
+    Parameters
+    ----------
+    batch
+        Sequences in the batch. [sequences]
+    prompt
+        Tokens of each prompt. [tokens]
+    generate
+        Tokens generated for each sequence. [tokens]
+    """
     return Point(batch, 0.0, prompt, prompt, prompt + generate, prefill=True)
 
 
 def decode_point(batch: Number, prompt: Number, generate: Number, decoded: Number) -> Point:
-    """The pass that follows after ``decoded`` tokens have been decoded."""
+    """Create the pass that follows after some tokens have been decoded.
+
+    Parameters
+    ----------
+    batch
+        Sequences in the batch. [sequences]
+    prompt
+        Tokens of each prompt. [tokens]
+    generate
+        Tokens generated for each sequence. [tokens]
+    decoded
+        Tokens decoded so far. [tokens]
+    """
     return Point(batch, prompt + decoded, 1.0, prompt, prompt + generate)
 
 
 def phases(
     technique: Technique, deployment: Deployment, batch: Number, prompt: Number, generate: Number
 ) -> tuple[Buffers, Buffers]:
-    """Resident bytes while the prompt is read, and when the last token is decoded."""
+    """Compute resident bytes while the prompts are read and when the last token is decoded.
+
+    Parameters
+    ----------
+    technique
+        The KV-cache technique.
+    deployment
+        Model, machine and software stack.
+    batch
+        Sequences in the batch. [sequences]
+    prompt
+        Tokens of each prompt. [tokens]
+    generate
+        Tokens generated for each sequence. [tokens]
+
+    Returns
+    -------
+    tuple[Buffers, Buffers]
+        Buffers of the two phases. [B]
+    """
     last = decode_point(batch, prompt, generate, generate - 1.0)
     return technique.resident(
         deployment, prefill_point(batch, prompt, generate)
@@ -40,9 +81,27 @@ def phases(
 def served_buffers(
     technique: Technique, deployment: Deployment, batch: Number, prompt: Number, generate: Number
 ) -> Buffers:
-    """Each buffer at its largest: all sequences at their full length, a group of prompts read.
+    """Compute each buffer at its largest: sequences at full length, a group of prompts read.
 
     A group is as many prompts as the technique's batch has parts. [B]
+
+    Parameters
+    ----------
+    technique
+        The KV-cache technique.
+    deployment
+        Model, machine and software stack.
+    batch
+        Sequences in the batch. [sequences]
+    prompt
+        Tokens of each prompt. [tokens]
+    generate
+        Tokens generated for each sequence. [tokens]
+
+    Returns
+    -------
+    Buffers
+        A group is as many prompts as the technique's batch has parts. [B]
     """
     read = _reading(technique, deployment, prompt, generate)
     return _served(technique, deployment, batch, prompt, generate, read)
@@ -80,7 +139,20 @@ def _served(
 
 
 def tier_bytes(buffers: Buffers, tier: Tier) -> Array:
-    """Sum of a tier's named buffers. [B]"""
+    """Sum a tier's named buffers.
+
+    Parameters
+    ----------
+    buffers
+        Resident bytes by tier and buffer name. [B]
+    tier
+        GPU or host.
+
+    Returns
+    -------
+    Array
+        Resident bytes on the tier. [B]
+    """
     total = ZERO
     for size in buffers.get(tier, {}).values():
         total = total + size
@@ -88,7 +160,18 @@ def tier_bytes(buffers: Buffers, tier: Tier) -> Array:
 
 
 def weights_bytes(buffers: Buffers) -> float:
-    """Weights and embeddings on one GPU, those of a draft model too. [B]"""
+    """Return the weights and embeddings on one GPU, those of a draft model too.
+
+    Parameters
+    ----------
+    buffers
+        Resident bytes by tier and buffer name. [B]
+
+    Returns
+    -------
+    float
+        Largest over all points. [B]
+    """
     return float(np.max(held_beside(buffers)[0]))
 
 
@@ -112,9 +195,21 @@ def left_for_caches(
 
 
 def given_memory(deployment: Deployment, buffers: Buffers) -> Array:
-    """What an engine must be given of each GPU's memory so that these buffers fit. [B]
+    """Compute what an engine must be given of each GPU's memory so that buffers fit.
 
     The inverse of ``left_for_caches``: caches are what lies beside weights, workspace and context.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and software stack.
+    buffers
+        Resident bytes by tier and buffer name. [B]
+
+    Returns
+    -------
+    Array
+        Memory per GPU. [B]
     """
     whole, memory = deployment.hardware.gpu_memory, deployment.stack.memory
     total = tier_bytes(buffers, "gpu")
@@ -128,7 +223,18 @@ def given_memory(deployment: Deployment, buffers: Buffers) -> Array:
 
 
 def held_beside(buffers: Buffers) -> tuple[Array, Array]:
-    """Of each GPU the weights, and these with workspace and context. [B]"""
+    """Return the weights on each GPU, and these with workspace and context.
+
+    Parameters
+    ----------
+    buffers
+        Resident bytes by tier and buffer name. [B]
+
+    Returns
+    -------
+    tuple[Array, Array]
+        Both sums. [B]
+    """
     here = buffers.get("gpu", {})
     weights = tier_bytes(
         {"gpu": {k: v for k, v in here.items() if k.endswith(WEIGHT_BUFFERS)}}, "gpu"

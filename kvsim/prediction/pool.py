@@ -57,9 +57,27 @@ def pool(
     generate: int,
     share: float = ENGINE_SHARE,
 ) -> KvPool:
-    """The pool of a technique whose sequences have that many tokens.
+    """Compute the KV pool of a technique for sequences of one length.
 
     Techniques that keep no cache on the GPU have no pool there: its tokens are 0.
+
+    Parameters
+    ----------
+    technique
+        The KV-cache technique.
+    deployment
+        Model, machine and software stack.
+    prompt
+        Tokens of a sequence's prompt. [tokens]
+    generate
+        Tokens generated for a sequence. [tokens]
+    share
+        Share of the GPU's memory that the engine is given.
+
+    Returns
+    -------
+    KvPool
+        Its tokens are 0 for techniques that keep no cache on the GPU.
     """
     parts, length = technique.tiles(), prompt + generate
     both = [
@@ -78,7 +96,24 @@ def _last_point(batch: float, prompt: int, generate: int) -> Point:
 
 
 def longest_prompt(technique: Technique, deployment: Deployment, batch: int, generate: int) -> int:
-    """The longest prompt whose batch fits in GPU and host memory; 0 if none does. [tokens]"""
+    """Find the longest prompt whose batch fits in GPU and host memory.
+
+    Parameters
+    ----------
+    technique
+        The KV-cache technique.
+    deployment
+        Model, machine and software stack.
+    batch
+        Sequences in the batch. [sequences]
+    generate
+        Tokens generated for each sequence. [tokens]
+
+    Returns
+    -------
+    int
+        0 if none fits. [tokens]
+    """
     h = deployment.hardware
 
     def fits(prompt: int) -> bool:
@@ -111,7 +146,13 @@ class Remedy:
 
 
 def remedies(prediction: Prediction) -> Iterator[Remedy]:
-    """Changes after which a point of one batch fits, the gentlest of each kind."""
+    """Find changes after which a point of one batch fits, the gentlest of each kind.
+
+    Parameters
+    ----------
+    prediction
+        A prediction that does not fit.
+    """
     d, batch = prediction.deployment, int(prediction.batch[0])
     most = int(prediction.max_batch[0])
     if 0 < most < batch:

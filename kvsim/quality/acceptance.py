@@ -38,7 +38,18 @@ class Positions:
     source: str
 
     def rate(self, gamma: int) -> float:
-        """Accepted over drafted tokens of rounds of ``gamma`` drafts."""
+        """Compute accepted over drafted tokens of a round.
+
+        Parameters
+        ----------
+        gamma
+            Drafted tokens per round. [tokens]
+
+        Returns
+        -------
+        float
+            0 without drafts.
+        """
         return min(1.0, self.accepted[gamma - 1] / gamma) if gamma else 0.0
 
 
@@ -55,7 +66,15 @@ def from_rate(rate: float, gamma: int, source: str) -> Positions:
 
 
 def from_rates(rates: Mapping[int, float], source: str) -> Positions:
-    """Through the accepted drafts that were seen at some gammas; geometric behind the last."""
+    """Fit accepted drafts by position through some known rates; geometric beyond the last.
+
+    Parameters
+    ----------
+    rates
+        Accepted over drafted tokens by drafts per round.
+    source
+        Where the rates come from, for the answer.
+    """
     known = sorted(rates)
     if len(known) == 1:
         return from_rate(rates[known[0]], known[0], source)
@@ -75,14 +94,33 @@ def from_rates(rates: Mapping[int, float], source: str) -> Positions:
 
 
 def from_measured(found: "Acceptance") -> Positions:
-    """As a trace measured them, which is for some first gammas."""
+    """Return accepted drafts by position as a trace measured them.
+
+    Parameters
+    ----------
+    found
+        Acceptance of a trace, for its first few draft lengths.
+    """
     rates = {g: (found.tokens(g) - 1) / g for g in range(1, len(found.reached) + 1)}
     heat = "greedily" if found.temperature == 0 else f"at temperature {found.temperature:g}"
     return from_rates(rates, f"measured, {heat}")
 
 
 def probability(rate: float, gamma: int) -> float:
-    """Acceptance of one draft at which a round of ``gamma`` accepts that share of them."""
+    """Find the acceptance of one draft at which a round accepts a given share of its drafts.
+
+    Parameters
+    ----------
+    rate
+        Accepted over drafted tokens.
+    gamma
+        Drafted tokens per round. [tokens]
+
+    Returns
+    -------
+    float
+        Acceptance of each draft, from 0 to 1.
+    """
     if rate <= 0 or rate >= 1:
         return min(max(rate, 0.0), 1.0)
     found = np.roots([*[1.0] * gamma, -rate * gamma])  # one of them is positive (Descartes)
@@ -94,7 +132,22 @@ def _geometric(each: float, gamma: int) -> float:
 
 
 def published(model: str, draft: str, context: float) -> Positions | None:
-    """Rows of this model and draft at the context nearest to one, the mean over their texts."""
+    """Look up published rates of a model and a draft, averaged over their texts.
+
+    Parameters
+    ----------
+    model
+        Name of the model.
+    draft
+        Name of the draft.
+    context
+        Context asked for; rows at the nearest one count. [tokens]
+
+    Returns
+    -------
+    Positions | None
+        None without such rows.
+    """
     rows = [r for r in _rows() if r["model"] == model and r["draft"] == draft]
     if not rows:
         return None

@@ -138,7 +138,13 @@ def _warned(mine: Harshness, rows: Sequence[Row]) -> float:
 
 
 def combine(pieces: Sequence[Evidence]) -> Evidence:
-    """The evidence of several changes to one cache, whose losses add up."""
+    """Combine the evidence of several changes to one cache, whose losses add up.
+
+    Parameters
+    ----------
+    pieces
+        Evidence of each change.
+    """
     lossy = [e for e in pieces if e.kind != "lossless"]
     if len(lossy) < 2:
         return lossy[0] if lossy else Evidence("lossless")
@@ -213,7 +219,13 @@ def _kind_of(name: str) -> str:
 
 
 def attention_kind(model: Model) -> str:
-    """How a model's heads share keys and values."""
+    """Describe how a model's heads share keys and values.
+
+    Parameters
+    ----------
+    model
+        The model.
+    """
     if model.latent:
         return "latent (MLA)"
     return "grouped queries" if model.queries_per_kv > 1 else "one cache per head"

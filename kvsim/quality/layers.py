@@ -101,7 +101,18 @@ class LayerLosses:
         return self.alone.sum(axis=(0, 2)).mean(axis=-1), self.uniform.mean(axis=-1)
 
     def notation(self, widths: Widths) -> str:
-        """The choice as ``kvsim.techniques.parse`` reads it, neighbours that agree as one range."""
+        """Write a choice of widths in the notation that ``kvsim.techniques.parse`` reads.
+
+        Parameters
+        ----------
+        widths
+            Index into the bits for keys and values of each layer.
+
+        Returns
+        -------
+        str
+            Neighbours that agree stand as one range.
+        """
         each = [(self.bits[k], self.bits[v]) for k, v in widths.T]
         found, first = [], 0
         for i in range(1, len(each) + 1):
@@ -114,7 +125,15 @@ class LayerLosses:
 
 
 def write(path: Path, found: LayerLosses) -> None:
-    """As a JSON file, whole or not at all."""
+    """Write losses as a JSON file, whole or not at all.
+
+    Parameters
+    ----------
+    path
+        The file.
+    found
+        Losses of each layer.
+    """
     made: dict[str, Any] = {"format": LAYER_LOSSES_FORMAT} | asdict(found)
     made |= {"bits": list(found.bits), "alone": found.alone.tolist()}
     made |= {"uniform": found.uniform.tolist()}
@@ -122,17 +141,36 @@ def write(path: Path, found: LayerLosses) -> None:
 
 
 def is_one(given: object) -> bool:
-    """Whether what a file holds says that it is losses of layers."""
+    """Tell whether a file's content says that it is losses of layers.
+
+    Parameters
+    ----------
+    given
+        The parsed file.
+    """
     return isinstance(given, dict) and given.get("format") == LAYER_LOSSES_FORMAT
 
 
 def load(path: Path) -> LayerLosses:
-    """Read what ``write`` wrote; as ``of``."""
+    """Read the losses of layers from a file.
+
+    Parameters
+    ----------
+    path
+        A file that `write` wrote.
+    """
     return parse_losses(read_json(path, ATTENTION_FILE), path)
 
 
 def parse_losses(given: Any, path: Path) -> LayerLosses:
-    """The losses that a file holds.
+    """Parse the losses that a file holds.
+
+    Parameters
+    ----------
+    given
+        The parsed file.
+    path
+        Path of the file, for messages.
 
     Raises
     ------

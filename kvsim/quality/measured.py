@@ -146,7 +146,12 @@ class QualityRun:
 
 
 def runs_of(trace: "AttentionTrace") -> tuple[QualityRun, ...]:
-    """The settings that a trace measured.
+    """Return the settings that a trace measured.
+
+    Parameters
+    ----------
+    trace
+        An attention trace with quality.
 
     Raises
     ------
@@ -191,7 +196,13 @@ def _lost(found: float, full: "Retrieval") -> tuple[float, float]:
 
 @cache
 def shipped(model: str) -> tuple[QualityRun, ...]:
-    """The runs on one model that come with kvsim."""
+    """Return the runs on one model that ship with kvsim.
+
+    Parameters
+    ----------
+    model
+        Name of the model.
+    """
     path = shipped_traces().get(model)
     if path is None:
         return ()
@@ -201,7 +212,13 @@ def shipped(model: str) -> tuple[QualityRun, ...]:
 
 
 def with_own(own: Iterable["AttentionTrace"]) -> tuple[QualityRun, ...]:
-    """The user's runs, and what ships for models that the user has not measured."""
+    """Return the user's runs, and those that ship for models the user has not measured.
+
+    Parameters
+    ----------
+    own
+        The user's attention traces.
+    """
     mine = [run for trace in own for run in runs_of(trace)]
     others = [model for model in shipped_traces() if model not in {run.model for run in mine}]
     return (*mine, *(run for model in others for run in shipped(model)))

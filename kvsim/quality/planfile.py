@@ -41,6 +41,11 @@ class PlanFile:
 def read_plan(path: str) -> PlanFile:
     """Read a plan from a file.
 
+    Parameters
+    ----------
+    path
+        A JSON file of ``kvsim plan --json``.
+
     Raises
     ------
     InputError

@@ -30,7 +30,13 @@ class Harshness:
     numbers: Mapping[str, float]  # by setting; larger is gentler for all of them
 
     def at_least_as_gentle(self, other: "Harshness") -> bool:
-        """Whether what the other loses is more than this can lose."""
+        """Tell whether this loses no more than another.
+
+        Parameters
+        ----------
+        other
+            The harshness to compare with.
+        """
         return self.kind == other.kind and all(
             self.numbers[key] >= value for key, value in other.numbers.items()
         )
@@ -40,6 +46,11 @@ def family(technique: Technique) -> Family:
     """Return how a technique loses quality, by the harshest selection of its layers.
 
     Evidence never crosses from one family to another.
+
+    Parameters
+    ----------
+    technique
+        The KV-cache technique.
     """
     found = {parts.selection.family for parts in technique.parts}
     return next(one for one in FAMILIES if one in found)

@@ -37,7 +37,15 @@ class Unfinished:
 
     @classmethod
     def resume(cls, out: str | None, about: Mapping[str, Any]) -> "Unfinished":
-        """What an earlier call with the same output and the same questions left."""
+        """Read what an earlier call with the same output and the same questions left.
+
+        Parameters
+        ----------
+        out
+            Path of the output; None for none.
+        about
+            What is measured.
+        """
         if out is None:
             return cls()
         path = Path(f"{out}.unfinished")
@@ -50,12 +58,33 @@ class Unfinished:
         return cls(path, about, runs if same else {})
 
     def run_losses(self, name: str, windows: int) -> Array | None:
-        """A run's losses, if it is done."""
+        """Return a run's losses if it is done.
+
+        Parameters
+        ----------
+        name
+            Name of the run.
+        windows
+            Windows that a whole run has.
+
+        Returns
+        -------
+        Array | None
+            Losses, shape (windows,). [nat per token]
+        """
         found = self.runs.get(name, [])
         return np.array(found) if len(found) == windows else None
 
     def record_run(self, name: str, losses: Array) -> None:
-        """Note a run; on disk soon after."""
+        """Record a run; it is on disk soon after.
+
+        Parameters
+        ----------
+        name
+            Name of the run.
+        losses
+            Loss of each window, shape (windows,). [nat per token]
+        """
         self.runs[name] = losses.tolist()
         if self.path is not None and monotonic() - self._written > WRITE_INTERVAL:
             self._written = monotonic()
