@@ -127,7 +127,23 @@ class CommandOption:
         return self.commands.split("|") if "|" in self.commands else self.commands.split()
 
     def value(self, given: object) -> Any:
-        """The value meant by what was given."""
+        """Parse what was given for the option.
+
+        Parameters
+        ----------
+        given
+            A Python value, or its text as on the command line.
+
+        Returns
+        -------
+        object
+            The value meant, in the unit of the option's range.
+
+        Raises
+        ------
+        InputError
+            If it cannot be parsed, or is out of range.
+        """
         return self.parse(self.flag, given, self.range)
 
 
@@ -135,7 +151,20 @@ Opt = CommandOption  # short, as the table has it on every row
 
 
 def real(least: float, most: float, unit: str = "") -> Range:
-    """A range of numbers that need not be whole."""
+    """Build a range of numbers that need not be whole.
+
+    Parameters
+    ----------
+    least, most
+        The smallest and the largest number allowed.
+    unit
+        Their unit, for messages.
+
+    Returns
+    -------
+    Range
+        The range.
+    """
     return Range(least, most, unit, whole=False)
 
 
@@ -597,7 +626,18 @@ OPTION_RANGES = {
 
 @cache
 def options_of(command: str) -> dict[str, CommandOption]:
-    """The options of a command by keyword, in the order of the help."""
+    """List the options of a command.
+
+    Parameters
+    ----------
+    command
+        The command, as ``plan`` or ``traces inspect``.
+
+    Returns
+    -------
+    dict of CommandOption
+        The options by keyword, in the order of the help.
+    """
     return {
         option.name: replace(option, **option.at.get(command, {}))
         for options in TABLE.values()
@@ -607,7 +647,20 @@ def options_of(command: str) -> dict[str, CommandOption]:
 
 
 def check_range(name: str, value: float) -> None:
-    """Refuse a number that is outside the range of its option, as ``--max-seqs``."""
+    """Refuse a number that is outside the range of its option.
+
+    Parameters
+    ----------
+    name
+        The option as it is typed, as ``--max-seqs``.
+    value
+        The number, in the unit of the range.
+
+    Raises
+    ------
+    InputError
+        Naming the option and its range.
+    """
     OPTION_RANGES[name].check(name, value)
 
 
@@ -633,12 +686,19 @@ def check_work(what: str, count: float, most: float, mend: str) -> None:
 
 
 def find_misuse(command: str, given: Iterable[str]) -> str:
-    """What is wrong with the options given together; empty if nothing is.
+    """Find what is wrong with the options given together.
 
     Parameters
     ----------
+    command
+        The command, as ``plan`` or ``traces inspect``.
     given
         Keywords of the options that a user gave.
+
+    Returns
+    -------
+    str
+        The fault, as an error message says it; empty if there is none.
     """
     options, there = options_of(command), set(given)
     for name in sorted(there, key=list(options).index):
@@ -689,19 +749,37 @@ class Inputs:
         return self._values[name]
 
     def line(self, without: str = "report") -> str:
-        """The command line that asks the same."""
+        """Return the command line that asks the same.
+
+        Parameters
+        ----------
+        without
+            The option that is left out, as that which names the page.
+
+        Returns
+        -------
+        str
+            The command as it is typed, quoted for a shell.
+        """
         return command_line(self.command, self.given, without)
 
 
 def command_line(command: str, given: Mapping[str, object], without: str = "report") -> str:
-    """A command as it is typed, each word quoted where a shell needs it.
+    """Format a command as it is typed, each word quoted where a shell needs it.
 
     Parameters
     ----------
+    command
+        The command, as ``plan`` or ``traces inspect``.
     given
         Values by keyword, in the order of the line.
     without
         The option that is left out, as that which names the page.
+
+    Returns
+    -------
+    str
+        The command line.
     """
     options, words = options_of(command), ["kvsim", *command.split()]
     for name, value in given.items():
@@ -782,7 +860,18 @@ def takes_options(command: str, *first: str) -> Callable[[Callable[[Inputs], R]]
 
 
 def name_keywords(message: str) -> str:
-    """A message of the command line with keywords for options, as ``max_seqs``."""
+    """Replace options in a message by the keywords of Python, as ``max_seqs``.
+
+    Parameters
+    ----------
+    message
+        A message of the command line.
+
+    Returns
+    -------
+    str
+        The message; words that are no options stay.
+    """
     known = {option.flag for options in TABLE.values() for option in options}
     return re.sub(
         r"--[a-z][a-z-]*",

@@ -265,12 +265,28 @@ def _measure_machine(inputs: Inputs) -> "Result[Row]":
 
 
 def stack_path(profile: Path) -> Path:
-    """Where the software calibrated with a profile is."""
+    """Return the path of the stack that is calibrated together with a profile.
+
+    Parameters
+    ----------
+    profile
+        The profile's file.
+
+    Returns
+    -------
+    Path
+        The stack's file, beside it.
+    """
     return profile.with_suffix(".stack.toml")
 
 
 def check_place(out: Path) -> None:
     """Refuse a place that no profile could be written to, before anything is measured.
+
+    Parameters
+    ----------
+    out
+        The profile's file; the stack and the samples are written beside it.
 
     Raises
     ------
@@ -284,6 +300,13 @@ def check_place(out: Path) -> None:
 
 def check_same(out: Path, device: str) -> None:
     """Refuse to replace the profile of another device.
+
+    Parameters
+    ----------
+    out
+        The profile's file.
+    device
+        Name of the device to be measured.
 
     Raises
     ------

@@ -17,12 +17,19 @@ LOSSY = 0.1
 
 
 def build_deployment(inputs: Inputs, **instead: Any) -> "Deployment":
-    """A model on hardware with a stack, as the options say.
+    """Build the deployment that the options describe: a model on hardware with a stack.
 
     Parameters
     ----------
-    instead
+    inputs
+        The options of a command.
+    **instead
         Values that stand in for those of the inputs, as ``gpu`` or ``tp``.
+
+    Returns
+    -------
+    Deployment
+        The model, hardware and stack.
     """
     from kvsim.machines.deployment import Deployment
     from kvsim.machines.profiles import load_hardware, load_stack
@@ -42,7 +49,19 @@ def build_deployment(inputs: Inputs, **instead: Any) -> "Deployment":
 
 
 def build_deployments(inputs: Inputs) -> "list[Deployment]":
-    """Every combination that a plan compares: wide weights, few GPUs, cards as given come first.
+    """Build every combination that a plan compares.
+
+    Wide weights, few GPUs and cards as given come first.
+
+    Parameters
+    ----------
+    inputs
+        The options of a command that compares cards, weights and degrees of parallelism.
+
+    Returns
+    -------
+    list of Deployment
+        The combinations that the model allows.
 
     Raises
     ------
@@ -87,7 +106,18 @@ def _released_and_narrower(bases: "list[Deployment]") -> list[str]:
 
 
 def build_admission(inputs: Inputs) -> "Admission":
-    """The techniques that a plan may consider, and the evidence of their quality."""
+    """Collect the techniques that a plan may consider, and the evidence of their quality.
+
+    Parameters
+    ----------
+    inputs
+        The options of a command that chooses techniques.
+
+    Returns
+    -------
+    Admission
+        What the planner admits.
+    """
     from kvsim.planner.question import Admission, read_acceptance
 
     given = inputs.acceptance
@@ -135,7 +165,18 @@ def _read_quality(files: list[str]) -> dict[str, Any]:
 
 
 def largest_loss(inputs: Inputs) -> float:
-    """Relative loss of quality that may be known of a setting."""
+    """Return the largest known loss of quality that a setting may have.
+
+    Parameters
+    ----------
+    inputs
+        The options of a command that chooses techniques.
+
+    Returns
+    -------
+    float
+        Relative loss.
+    """
     if inputs.max_loss is not None:
         return float(inputs.max_loss)
     return LOSSY if inputs.lossy else 0.0

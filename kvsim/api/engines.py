@@ -13,10 +13,15 @@ if TYPE_CHECKING:
 def check_engines(names: Sequence[str] | None) -> None:
     """Refuse engines that no settings are written for.
 
+    Parameters
+    ----------
+    names
+        Names of engines, if any were asked for.
+
     Raises
     ------
     InputError
-        Naming the first of them.
+        Naming the first unknown one.
     """
     if not names:
         return
@@ -28,7 +33,20 @@ def check_engines(names: Sequence[str] | None) -> None:
 
 
 def write_settings(names: Sequence[str], served: "Served") -> "list[Row]":
-    """Settings of some engines for a replica, as an answer holds them."""
+    """Write the settings of serving engines for one replica.
+
+    Parameters
+    ----------
+    names
+        Names of engines.
+    served
+        What the replica serves, and how.
+
+    Returns
+    -------
+    list of dict
+        One entry per engine: its version, source, settings, command line, and what it lacks.
+    """
     from kvsim.emit.engines import annotate, emit
     from kvsim.emit.flags import MANUALS
 

@@ -96,7 +96,17 @@ def capacity(inputs: Inputs) -> "Result[CapacityAnswer]":
 
 
 def list_rentable(inputs: Inputs) -> "list[Rentable]":
-    """Every GPU at all degrees of parallelism and weight formats that the model can have.
+    """List every GPU at all degrees of parallelism and weight formats that the model can have.
+
+    Parameters
+    ----------
+    inputs
+        The options of ``kvsim capacity``.
+
+    Returns
+    -------
+    list of Rentable
+        The configurations with their prices.
 
     Raises
     ------

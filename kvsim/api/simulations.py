@@ -50,7 +50,21 @@ class TraceRun:
     otherwise: "tuple[StepCosts, ...]" = ()  # other rules: those with the least mean TTFT are kept
 
     def result(self, place: Path | None, resume: bool, check: bool) -> "Row":
-        """What came of the run; with a place, every request's times are written there.
+        """Run the simulation, or take the result of an earlier one.
+
+        Parameters
+        ----------
+        place
+            Where every request's times are written; nowhere if None.
+        resume
+            Whether to take the result that is there if it is of the same run.
+        check
+            Whether to check the simulation for faults.
+
+        Returns
+        -------
+        dict
+            The run's entry in an answer.
 
         Raises
         ------

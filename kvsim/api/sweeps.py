@@ -22,7 +22,13 @@ class SweepOnDisk:
     spec: "Spec"
 
     def write(self, path: str | Path) -> None:
-        """Write the page that ``--report`` writes."""
+        """Write the page that ``--report`` writes.
+
+        Parameters
+        ----------
+        path
+            The page's file.
+        """
         from kvsim.report.sweep import make_result
 
         make_result(self.store, self.spec, self.command).write(path)

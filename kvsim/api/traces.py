@@ -16,7 +16,17 @@ IMPORT_KINDS = ("prometheus", "otel", "access")
 
 
 def read_options(inputs: Inputs) -> "ReadOptions":
-    """How a trace is read.
+    """Collect how a trace is to be read.
+
+    Parameters
+    ----------
+    inputs
+        The options of a command that reads a trace.
+
+    Returns
+    -------
+    ReadOptions
+        Format, columns, units, and what to do with bad or unordered rows.
 
     Raises
     ------

@@ -33,7 +33,18 @@ def check_torch() -> None:
 
 
 def measured_stack(gpu: str) -> "Stack":
-    """The stack that was measured with a profile, or that of kvsim's own kernels."""
+    """Load the stack that was measured with a profile, or that of kvsim's own kernels.
+
+    Parameters
+    ----------
+    gpu
+        Name or path of the profile.
+
+    Returns
+    -------
+    Stack
+        The stack beside the profile if there is one.
+    """
     from kvsim.machines.profiles import load_stack
 
     beside = stack_path(Path(gpu))

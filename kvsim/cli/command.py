@@ -92,19 +92,42 @@ class Call:
         return command_line(self.command, self.options)
 
     def write(self, result: Any) -> None:
-        """Write the page of a result if one is wanted."""
+        """Write the page of a result if one is wanted.
+
+        Parameters
+        ----------
+        result
+            The result, which writes its own page.
+        """
         if self.report is not None:
             result.write(self.report)
             print_written(self.report)
 
     def show(self, result: Any) -> None:
-        """Write the page of a result if one is wanted, then print it."""
+        """Write the page of a result if one is wanted, then print it.
+
+        Parameters
+        ----------
+        result
+            The result, which prints itself as a table or as JSON.
+        """
         self.write(result)
         result.show(self.json)
 
 
 def command(name: str) -> Callable[[Callable[[Call], None]], Callable[..., None]]:
-    """Make a function of a call a command with the options that the table has for it."""
+    """Make a function of a call a command with the options that the table has for it.
+
+    Parameters
+    ----------
+    name
+        The command, as ``plan`` or ``traces inspect``.
+
+    Returns
+    -------
+    callable
+        A decorator; what it returns is a function for Typer.
+    """
 
     def decorate(answer: Callable[[Call], None]) -> Callable[..., None]:
         def run(ctx: typer.Context, **values: Any) -> None:
@@ -168,7 +191,15 @@ class CheckedHelp:
     """What commands and groups of commands share: grouped help, and checks of how they are used."""
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the options group by group, then the examples."""
+        """Write the options group by group, then the examples.
+
+        Parameters
+        ----------
+        ctx
+            The parser's context of the command.
+        formatter
+            What the help is written to.
+        """
         name = ctx.command_path.partition(" ")[2]
         groups: dict[str, list[tuple[str, str]]] = {}
         for parameter in self.get_params(ctx):  # type: ignore[attr-defined]
@@ -197,7 +228,25 @@ class CheckedHelp:
                     formatter.write_text(line)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """The parser's own work, then the checks; what was typed is kept in its order."""
+        """Parse a command line and check how its options are used.
+
+        Parameters
+        ----------
+        ctx
+            The parser's context of the command; it keeps what was typed in its order.
+        args
+            The words after the command.
+
+        Returns
+        -------
+        list of str
+            Words that the parser leaves, as it returns them.
+
+        Raises
+        ------
+        InputError
+            For options without effect, given twice, or without a value.
+        """
         values, _, order = self.make_parser(ctx).parse_args(list(args))  # type: ignore[attr-defined]
         try:
             rest: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]

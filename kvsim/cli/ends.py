@@ -28,10 +28,20 @@ class Stopped(BaseException):
 
 
 def run_command(work: Callable[[], object]) -> int:
-    """Do a command's work, say what went wrong in one line, and return the exit code.
+    """Run a command, report a failure in one line, and return the exit code.
 
     Codes are 0 for done, 1 for a limit that is not met, 2 for bad input, 70 for a fault of kvsim
     itself, and 128 plus the number of the signal that stopped it.
+
+    Parameters
+    ----------
+    work
+        Does the command's work; an integer that it returns is the exit code.
+
+    Returns
+    -------
+    int
+        The exit code.
     """
     _repair_streams()
     with _stoppable(), ledger() as kept:
@@ -46,7 +56,16 @@ def run_command(work: Callable[[], object]) -> int:
 
 
 def leave(code: str | int | None) -> None:
-    """End the process. A thread of Arrow that waits for Python by then would abort it instead."""
+    """End the process.
+
+    A thread of Arrow that waits for Python by then would abort it, so that a process that has
+    loaded Arrow ends without waiting for its threads.
+
+    Parameters
+    ----------
+    code
+        The exit code, or a message to print as ``sys.exit`` does.
+    """
     if not isinstance(code, int) or "pyarrow" not in sys.modules:
         sys.exit(code)
     atexit._run_exitfuncs()

@@ -26,19 +26,52 @@ class Parameter:
     decades: bool = False  # searched by its logarithm, where the range spans several
 
     def value_at(self, place: float) -> float:
-        """Its value at a place from 0 to 1 in the range."""
+        """Return the value at a relative position in the range.
+
+        Parameters
+        ----------
+        place
+            Position, from 0 at the lower bound to 1 at the upper one.
+
+        Returns
+        -------
+        float
+            The value, interpolated by its logarithm if ``decades`` is set.
+        """
         if self.decades:
             return float(self.low * (self.high / self.low) ** place)
         return self.low + place * (self.high - self.low)
 
     def place(self, value: float) -> float:
-        """Where in the range a value lies, from 0 to 1."""
+        """Return the relative position of a value in the range.
+
+        Parameters
+        ----------
+        value
+            A value within the bounds.
+
+        Returns
+        -------
+        float
+            Position, from 0 at the lower bound to 1 at the upper one.
+        """
         if self.decades:
             return float(np.log(value / self.low) / np.log(self.high / self.low))
         return (value - self.low) / (self.high - self.low)
 
     def slope(self, place: float) -> float:
-        """What the value gains per place."""
+        """Return the derivative of the value with respect to its position.
+
+        Parameters
+        ----------
+        place
+            Position in the range, from 0 to 1.
+
+        Returns
+        -------
+        float
+            Change of the value per unit of position.
+        """
         if self.decades:
             return self.value_at(place) * float(np.log(self.high / self.low))
         return self.high - self.low
@@ -72,7 +105,7 @@ def fit_ratio(
     smooth: bool = True,
     robust: bool = False,
 ) -> Fit:
-    """Numbers that bring predictions closest to measurements in relative terms.
+    """Fit numbers that bring predictions closest to measurements in relative terms.
 
     Minimises the sum of squared logarithms of predicted over measured within the bounds.
     Uncertainties come from the curvature at the optimum and the residuals' spread, so that as many
@@ -81,12 +114,23 @@ def fit_ratio(
 
     Parameters
     ----------
-    predict : predictions of all rows for given numbers, in the unit of ``measured``.
-    measured : one value per row.
-    smooth : whether predictions vary smoothly with the numbers. If not, as those of a scheduler,
-        the bounds are searched first, rows far off count less, and derivatives are wide.
-    robust : whether rows far off count less although predictions are smooth: measured medians have
+    predict
+        Predictions of all rows for given numbers, in the unit of ``measured``.
+    measured
+        One value per row.
+    parameters
+        The numbers to fit, with their bounds and first guesses.
+    smooth
+        Whether predictions vary smoothly with the numbers. If not, as those of a scheduler, the
+        bounds are searched first, rows far off count less, and derivatives are wide.
+    robust
+        Whether rows far off count less although predictions are smooth: measured medians have
         outliers.
+
+    Returns
+    -------
+    Fit
+        The numbers, their standard errors and the residuals of the rows.
 
     Raises
     ------
@@ -130,7 +174,20 @@ def fit_ratio(
 
 
 def robust_loss(fit: Fit) -> float:
-    """What a robust fit makes least: rows far off count less than by their square."""
+    """Compute the loss that a robust fit minimises.
+
+    Rows far off count less than by their square.
+
+    Parameters
+    ----------
+    fit
+        A fit, robust or not.
+
+    Returns
+    -------
+    float
+        Sum of the rows' losses; smaller is better.
+    """
     return float(np.sum(np.sqrt(1 + (np.log1p(fit.residuals) / FAR_OFF) ** 2)))
 
 

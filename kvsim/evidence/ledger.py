@@ -83,13 +83,24 @@ def evidence_for(
     kind: str = "decode",
     entries: Sequence[LedgerEntry] | None = None,
 ) -> KnownError:
-    """The ledger's nearest entry to an answer, its distance in words and an 80 % interval.
+    """Find the ledger's entry nearest to an answer, with an 80 % interval.
 
     Parameters
     ----------
-    technique : name, with or without settings.
-    kind : one of ``KINDS``, or a kernel class.
-    entries : the ledger; the shipped one if left out.
+    deployment
+        The model, card and engine of the answer.
+    technique
+        Name, with or without settings.
+    kind
+        One of ``NUMBER_KINDS``, or a kernel class.
+    entries
+        The ledger; the shipped one if left out.
+
+    Returns
+    -------
+    KnownError
+        The entry, its distance from the answer in words, and the factors of the interval, which
+        widens with that distance.
     """
     kinds = (kind, "request") if kind in ("decode", "prefill") else (kind,)
     told = shipped() if entries is None else entries
@@ -128,19 +139,44 @@ def evidence_for(
 
 
 def share_below(factor: float, sigma: float) -> float:
-    """Probability that a factor is less than another, its logarithm normal around 0.
+    """Compute the probability that a factor is below another.
+
+    Its logarithm is taken as normally distributed around 0.
 
     Parameters
     ----------
-    sigma : standard deviation of the logarithm.
+    factor
+        The factor to stay below.
+    sigma
+        Standard deviation of the logarithm.
+
+    Returns
+    -------
+    float
+        Probability, from 0 to 1.
     """
     return 0.5 * (1 + erf(log(factor) / (sigma * sqrt(2))))
 
 
 def typical_error(deployment: Deployment, technique: str, kind: str = "decode") -> float:
-    """Median error of the nearest rows, larger where they are of another technique; relative.
+    """Estimate the relative error of an answer from the nearest measured rows.
 
-    What the engine or the card adds is left out: techniques on one machine share it.
+    The error is larger where those rows are of another technique. What the engine or the card adds
+    is left out: techniques on one machine share it.
+
+    Parameters
+    ----------
+    deployment
+        The model, card and engine of the answer.
+    technique
+        Name, with or without settings.
+    kind
+        One of ``NUMBER_KINDS``, or a kernel class.
+
+    Returns
+    -------
+    float
+        Median of the absolute relative error.
     """
     entry = evidence_for(deployment, technique, kind).entry
     if entry is None:
@@ -198,11 +234,21 @@ def entry_of(
     predicted: Array, measured: Array, *, engine: str, version: str, kind: str, device: str,
     technique: str, held_out: str, source: str, tail: float = 0.1,
 ) -> LedgerEntry:  # fmt: skip
-    """One line of the ledger from rows that no fit saw, both in the same unit.
+    """Summarise rows that no fit saw as one line of the ledger.
 
     Parameters
     ----------
-    tail : share of the rows below and above the interval.
+    predicted, measured
+        One value per row, both in the same unit.
+    engine, version, kind, device, technique, held_out, source
+        Fields of the entry, as in ``LedgerEntry``.
+    tail
+        Share of the rows below and above the interval.
+
+    Returns
+    -------
+    LedgerEntry
+        The entry, its figures rounded to four digits.
     """
     off, ratio = np.abs(predicted / measured - 1), measured / predicted
     median, p90 = (_round(x) for x in np.quantile(off, (0.5, 0.9)))
@@ -218,7 +264,20 @@ def _round(value: float) -> float:
 
 
 def coverage(predicted: Array, measured: Array, low: float, high: float) -> float:
-    """Share of measured values within an interval around their predictions, from 0 to 1."""
+    """Compute how often an interval around predictions holds what was measured.
+
+    Parameters
+    ----------
+    predicted, measured
+        One value per row, both in the same unit.
+    low, high
+        Factors on a prediction that bound the interval.
+
+    Returns
+    -------
+    float
+        Share of the measured values within the interval, from 0 to 1.
+    """
     ratio = measured / predicted
     return float(np.mean((ratio >= low) & (ratio <= high)))
 
@@ -236,7 +295,18 @@ def _entry(row: dict[str, str]) -> LedgerEntry:
 
 
 def written(entries: Iterable[LedgerEntry]) -> str:
-    """The ledger as CSV, in the order of engine, kind, device and technique."""
+    """Format a ledger as CSV.
+
+    Parameters
+    ----------
+    entries
+        Entries in any order.
+
+    Returns
+    -------
+    str
+        A header and one line per entry, ordered by engine, kind, device and technique.
+    """
     lines = [",".join(f.name for f in fields(LedgerEntry))]
     ordered = sorted(entries, key=lambda e: (e.engine, e.kind, e.device, e.technique, e.version))
     for e in ordered:
@@ -246,7 +316,18 @@ def written(entries: Iterable[LedgerEntry]) -> str:
 
 
 def update(path: Path, entries: Iterable[LedgerEntry]) -> None:
-    """Put entries into a ledger, instead of those of the same engine, kind, device and so on."""
+    """Add entries to a ledger on disk, replacing those of the same case.
+
+    Entries are of the same case if engine, version, kind, device, technique and what was held out
+    agree.
+
+    Parameters
+    ----------
+    path
+        The ledger; it is created if there is none.
+    entries
+        The entries to add.
+    """
 
     def key(e: LedgerEntry) -> tuple[str, ...]:
         return (e.engine, e.version, e.kind, e.device, e.technique, e.held_out)

@@ -71,12 +71,27 @@ class LoadTest:
 
 
 def read_load_tests(path: Path, engine: str, model: str | None = None) -> list[LoadTest]:
-    """Rows of one engine; ``model`` only, where given.
+    """Read the load tests of one engine from a table.
+
+    Parameters
+    ----------
+    path
+        The table, as CSV.
+    engine
+        The engine whose rows are read; rows without an engine count as its own.
+    model
+        Read only the rows of this model, if given.
+
+    Returns
+    -------
+    list of LoadTest
+        The rows in the order of the file.
 
     Raises
     ------
     InputError
-        For a missing column, an unknown model or number, naming the line; or if no row is left.
+        For a missing column, an unknown precision or a bad number, naming the line; or if no row is
+        left.
     """
     found = []
     for line, row in read_records(path, TABLE):
@@ -131,26 +146,62 @@ class Kernels:
     sync: float  # time of the host for one synchronisation [s]
 
     def select(self, chosen: Array) -> "Kernels":
-        """Some of the load tests."""
+        """Select some of the load tests.
+
+        Parameters
+        ----------
+        chosen
+            Boolean mask or indices of the load tests.
+
+        Returns
+        -------
+        Kernels
+            The same quantities for the selected load tests.
+        """
         arrays = {f.name: getattr(self, f.name) for f in fields(self) if f.name != "sync"}
         return replace(self, **{name: values[chosen] for name, values in arrays.items()})
 
     def latencies(self, host: Mapping[str, float]) -> Array:
-        """What a request of each load test takes with an engine's host times. [s]
+        """Predict the latency of a request in each load test.
 
         Sequences without room wait, so that a request takes longer in proportion. The process that
-        sends text works beside the engine all the time; over a run the slower of the two counts
-        (Denning and Buzen, The operational analysis of queueing network models, 1978, asymptotic
-        bounds), and requests wait for it before they start.
+        sends text works beside the engine all the time; over a run the slower of the two counts,
+        and requests wait for it before they start.
+
+        Parameters
+        ----------
+        host
+            Host times of the engine by their keys; those left out are 0. [s]
+
+        Returns
+        -------
+        array
+            Latency per load test. [s]
+
+        References
+        ----------
+        P. J. Denning and J. P. Buzen, "The operational analysis of queueing network models", ACM
+        Computing Surveys 10 (1978): asymptotic bounds. https://doi.org/10.1145/356733.356735
         """
         sending = host.get("time.overlapped_sequence_s", 0.0) * self.running
         each = np.maximum(self.per_token(host), sending)
         return np.asarray(self.asked / self.running * self.generate * each)
 
     def per_token(self, host: Mapping[str, float]) -> Array:
-        """Time per output token of a request that runs, the others' prompts read between. [s]
+        """Predict the time per output token of a running request in each load test.
 
-        A prompt takes no less than the host's work beside it.
+        The prompts of the other requests are read in between. A prompt takes no less than the
+        host's work beside it.
+
+        Parameters
+        ----------
+        host
+            Host times of the engine by their keys; those left out are 0. [s]
+
+        Returns
+        -------
+        array
+            Time per output token, per load test. [s]
         """
         said = {name: host.get(name, 0.0) for name in HOST_TIMES}
         alone = said["time.step_s"] + said["time.sequence_s"] * self.running
@@ -161,12 +212,36 @@ class Kernels:
         return np.asarray(self.step + alone + self.running * prompt / self.generate)
 
     def latencies_then_per_token(self, host: Mapping[str, float]) -> Array:
-        """Latencies of all load tests, then their times per token. [s]"""
+        """Predict the latencies of all load tests, followed by their times per token.
+
+        Parameters
+        ----------
+        host
+            Host times of the engine by their keys; those left out are 0. [s]
+
+        Returns
+        -------
+        array
+            Two values per load test: all latencies come first. [s]
+        """
         return np.concatenate([self.latencies(host), self.per_token(host)])
 
 
 def kernels(rows: Sequence[LoadTest], stack: Stack) -> Kernels:
-    """What the GPU takes for each row, with a stack whose host times are left out."""
+    """Predict the GPU's work in each load test, leaving the stack's host times out.
+
+    Parameters
+    ----------
+    rows
+        The load tests.
+    stack
+        The engine's stack; its kernels' numbers are used.
+
+    Returns
+    -------
+    Kernels
+        Times of a decode step and a prompt, and the sequences that run at once, per load test.
+    """
     bare = changed(stack, dict.fromkeys(HOST_TIMES, 0.0), {r.device for r in rows})
     step, prefill, running = (np.empty(len(rows)) for _ in range(3))
     groups: dict[tuple[str, str, str, int], list[int]] = {}
@@ -194,7 +269,20 @@ def _room(technique: Technique, deployment: Deployment, row: LoadTest) -> float:
 
 
 def latencies(rows: Sequence[LoadTest], stack: Stack) -> Array:
-    """What a request of each row takes with a stack's own host times. [s]"""
+    """Predict the latency of a request in each load test with a stack's own host times.
+
+    Parameters
+    ----------
+    rows
+        The load tests, on any cards.
+    stack
+        The engine's stack, whose numbers for each card are used.
+
+    Returns
+    -------
+    array
+        Latency per load test. [s]
+    """
     out = np.empty(len(rows))
     for device in {r.device for r in rows}:
         here = [i for i, r in enumerate(rows) if r.device == device]
@@ -204,15 +292,38 @@ def latencies(rows: Sequence[LoadTest], stack: Stack) -> Array:
 
 
 def host_times(stack: Stack) -> dict[str, float]:
-    """The host times of a stack by their keys. [s]"""
+    """Collect the host times of a stack by their keys.
+
+    Parameters
+    ----------
+    stack
+        The stack of an engine.
+
+    Returns
+    -------
+    dict
+        One time for each of ``HOST_TIMES``. [s]
+    """
     return {name: getattr(stack.time, mechanism_of(name)[1]) for name in HOST_TIMES}
 
 
 def fit_host(rows: Sequence[LoadTest], stack: Stack) -> Fit:
-    """Host times that explain measured latencies and times per token best.
+    """Fit an engine's host times to measured latencies and times per token.
 
-    A time that the rows do not tell stays as the stack has it: the one known worst is left out,
-    until the rows tell all others.
+    A time that the rows do not determine stays as the stack has it: the one known worst is left
+    out, until the rows determine all others.
+
+    Parameters
+    ----------
+    rows
+        The load tests.
+    stack
+        The stack to start from.
+
+    Returns
+    -------
+    Fit
+        The host times, with infinite errors for those that the rows do not determine.
     """
     return _fitted(kernels(rows, stack), rows, _own_host_times(rows, stack))
 
@@ -249,15 +360,42 @@ def _fitted(gpu: Kernels, rows: Sequence[LoadTest], kept: Mapping[str, float]) -
 
 
 def changed(stack: Stack, numbers: Mapping[str, float], devices: set[str]) -> Stack:
-    """A stack with other numbers, on each of the cards too."""
+    """Replace numbers of a stack, including its variants for some cards.
+
+    Parameters
+    ----------
+    stack
+        The stack to start from.
+    numbers
+        New values by key.
+    devices
+        Names of the cards whose variants are changed too.
+
+    Returns
+    -------
+    Stack
+        The stack with the new numbers.
+    """
     cards = {name: with_numbers(stack.for_gpu(name), numbers) for name in devices}
     return replace(with_numbers(stack, numbers), cards=cards)
 
 
 def held_out_by_model(rows: Sequence[LoadTest], stack: Stack) -> Array:
-    """Latencies of each model by host times fitted to the other models. [s]
+    """Predict each model's latencies with host times fitted to the other models.
 
     Where a single model was measured, lengths of prompts and outputs stand in for models.
+
+    Parameters
+    ----------
+    rows
+        The load tests.
+    stack
+        The stack to start from.
+
+    Returns
+    -------
+    array
+        Latency per load test, predicted without its own model. [s]
     """
     several = len({r.model for r in rows}) > 1
     part = [(r.model,) if several else (r.prompt, r.generate) for r in rows]

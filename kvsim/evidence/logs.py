@@ -69,7 +69,17 @@ class _Log:
 
 
 def read_run(path: Path) -> MeasuredRun:
-    """A run's log in any of the formats.
+    """Read the log of a serving run in any of the known formats.
+
+    Parameters
+    ----------
+    path
+        A benchmark's result, JSON lines of requests, or the Parquet file of ``kvsim simulate``.
+
+    Returns
+    -------
+    MeasuredRun
+        Requests in order of arrival; the first one arrives at 0 s.
 
     Raises
     ------
@@ -303,7 +313,26 @@ def simulated(
     rules: Rules,
     coarse: bool = False,
 ) -> Outcome:
-    """What kvsim says of the run's arrivals."""
+    """Simulate the arrivals of a measured run.
+
+    Parameters
+    ----------
+    run
+        The measured run.
+    technique
+        The technique that it used.
+    deployment
+        The model, card and engine that it ran on.
+    rules
+        The engine's batching rules.
+    coarse
+        Whether to interpolate step times in coarse tables, which a fit can afford to repeat.
+
+    Returns
+    -------
+    Outcome
+        Times of every request in the simulation.
+    """
     longest = int((run.requests.prompt + run.requests.generate).max())
     costs = StepCosts(technique, deployment, rules, longest, int(run.requests.prompt.max()))
     if coarse:
@@ -314,10 +343,28 @@ def simulated(
 def fit_run(
     run: MeasuredRun, technique: Technique, deployment: Deployment, rules: Rules, count: int
 ) -> Fit:
-    """Numbers of the stack that bring the first requests' times closest to the measured ones.
+    """Fit a stack's numbers to the times of a run's first requests.
 
-    All arrivals are played, because those who come later compete with the first; but only the
-    times of the first ``count`` requests are looked at.
+    All arrivals are simulated, because those that come later compete with the first; but only the
+    times of the first ``count`` requests are fitted.
+
+    Parameters
+    ----------
+    run
+        The measured run.
+    technique
+        The technique that it used.
+    deployment
+        The model, card and engine that it ran on; its stack is the first guess.
+    rules
+        The engine's batching rules.
+    count
+        How many requests, in order of arrival, the fit sees.
+
+    Returns
+    -------
+    Fit
+        The numbers of ``RUN_PARAMETERS`` and their errors.
 
     Raises
     ------
@@ -348,7 +395,23 @@ def fit_run(
 
 
 def errors(run: MeasuredRun, found: Outcome, rows: slice) -> dict[str, float]:
-    """Relative errors of some requests' statistics, predicted over measured less one."""
+    """Compute relative errors of the statistics of some requests.
+
+    Parameters
+    ----------
+    run
+        The measured run.
+    found
+        The simulation of its arrivals.
+    rows
+        The requests to compare, in order of arrival.
+
+    Returns
+    -------
+    dict
+        Predicted over measured, less one, by statistic: means and quantiles of TTFT, TPOT and
+        latency.
+    """
     arrival, more = run.requests.arrival[rows], run.requests.generate[rows] - 1
     ttft, latency = run.first[rows] - arrival, run.last[rows] - arrival
     several = more > 0

@@ -53,18 +53,53 @@ class PublishedRow:
     note: str
 
     def deployment(self, numbers: Mapping[str, float] | None = None) -> Deployment:
-        """Where it ran; ``numbers`` replace some of the stack's."""
+        """Build the deployment that the row was measured on.
+
+        Parameters
+        ----------
+        numbers
+            Values that replace some of the stack's numbers, by key.
+
+        Returns
+        -------
+        Deployment
+            The row's model on its hardware and stack.
+        """
         stack = with_numbers(_stack(self.stack), numbers or {})
         tp = int(self.options.get("tp", 1))
         weights = self.options.get("weights", "fp16")
         return Deployment(_model(self.model), _hardware(self.hardware), stack, weights, tp)
 
     def ran_on(self, stack: Stack) -> bool:
-        """Whether it belongs to a stack, named or given by path."""
+        """Decide whether the row was measured on a stack.
+
+        Parameters
+        ----------
+        stack
+            The stack, shipped or from a file.
+
+        Returns
+        -------
+        bool
+            Whether the names agree.
+        """
         return _stack(self.stack).name == stack.name
 
     def prediction(self, deployment: Deployment, technique: str) -> Prediction:
-        """The run with a technique."""
+        """Predict the row's run with a technique.
+
+        Parameters
+        ----------
+        deployment
+            Where it runs.
+        technique
+            Notation of the technique, with settings.
+
+        Returns
+        -------
+        Prediction
+            The run at the row's batch, or at the largest that fits where it states none.
+        """
         t = parse(technique)
         batch = self.batch or float(_largest_batch(t, deployment, self.prompt, self.generate))
         return Prediction(
@@ -176,7 +211,19 @@ METRICS: dict[str, Callable[[PublishedRow, Deployment], float]] = {
 
 
 def predict(row: PublishedRow, numbers: Mapping[str, float] | None = None) -> float:
-    """The predicted value of a row's metric.
+    """Predict the value of a row's metric.
+
+    Parameters
+    ----------
+    row
+        The published row.
+    numbers
+        Values that replace some of the stack's numbers, by key.
+
+    Returns
+    -------
+    float
+        The value, in the unit of the metric.
 
     Raises
     ------
@@ -196,7 +243,17 @@ def fit_stack(
 
     Parameters
     ----------
-    others : numbers that are not those of the stack's file, and not fitted.
+    rows
+        Published rows; those of other stacks and uses are ignored.
+    stack
+        The stack to fit.
+    others
+        Numbers that are not those of the stack's file, and not fitted.
+
+    Returns
+    -------
+    Fit
+        The free numbers and their errors.
 
     Raises
     ------

@@ -28,12 +28,35 @@ OWN_METRICS = (
 
 
 def is_own(header: Sequence[str]) -> bool:
-    """Whether a table is one of runs, and none of a paper's."""
+    """Decide whether a table holds a user's own runs rather than a paper's rows.
+
+    Parameters
+    ----------
+    header
+        The table's columns.
+
+    Returns
+    -------
+    bool
+        True for a table of runs.
+    """
     return "gpu" in header and "hardware" not in header
 
 
 def metric_of(name: str, header: Sequence[str]) -> str:
-    """The column that holds what was measured.
+    """Find the column that holds what was measured.
+
+    Parameters
+    ----------
+    name
+        The table, for messages.
+    header
+        Its columns.
+
+    Returns
+    -------
+    str
+        One of ``OWN_METRICS``.
 
     Raises
     ------
@@ -52,7 +75,22 @@ def metric_of(name: str, header: Sequence[str]) -> str:
 
 
 def widened(name: str, metric: str, row: Mapping[str, str]) -> dict[str, str]:
-    """One row as a paper's table has it: compared with its prediction, never fitted to."""
+    """Convert one row of a user's runs to the columns of a paper's table.
+
+    Parameters
+    ----------
+    name
+        The table's name, which stands for the paper.
+    metric
+        The column that holds what was measured.
+    row
+        The row, by column.
+
+    Returns
+    -------
+    dict
+        The row by ``PAPER_COLUMNS``; it is compared with its prediction, never fitted to.
+    """
     technique, _, settings = row["technique"].strip().partition(":")
     params = [part for part in settings.split(",") if part.strip()]
     params += [f"{key}={row[key].strip()}" for key in ("tp", "weights") if row.get(key, "").strip()]
@@ -85,12 +123,22 @@ def papers() -> dict[str, Traversable]:
 
 
 def read(name_or_path: str, tell: Callable[[str], None] | None = None) -> list[PublishedRow]:
-    """Rows of a shipped paper, or of a CSV file with the same columns or those of ``own``.
+    """Read the rows of a shipped paper, or of a CSV file.
+
+    A file has the columns of a paper's table, or those of a table of runs.
 
     Parameters
     ----------
-    tell : called with the fault of each unsound row, which is then left out; without it the first
+    name_or_path
+        Name of a shipped paper, or path of a CSV file.
+    tell
+        Called with the fault of each unsound row, which is then left out; without it the first
         unsound row is an error.
+
+    Returns
+    -------
+    list of PublishedRow
+        The rows in the order of the table.
 
     Raises
     ------
@@ -131,7 +179,18 @@ def read(name_or_path: str, tell: Callable[[str], None] | None = None) -> list[P
 
 
 def cells(name: str) -> Iterator[dict[str, str]]:
-    """Rows of a shipped table as texts by column: which there are, not what they say of kvsim."""
+    """Read a shipped table without checking its rows.
+
+    Parameters
+    ----------
+    name
+        Name of the paper.
+
+    Yields
+    ------
+    dict
+        The text of each cell of a row, by column.
+    """
     for _, line in read_records(str(papers()[name]), TABLE):
         yield line
 
@@ -249,7 +308,20 @@ LENGTHS = ((0, 2048), (2048, 16_384), (16_384, 10**9))
 def by_mechanism(
     pairs: Iterable[tuple[PublishedRow, float]],
 ) -> dict[tuple[str, str], tuple[int, float, float]]:
-    """Rows, mean and worst error by held-out context length, head grouping and technique."""
+    """Summarise errors by context length, head grouping and technique.
+
+    Only held-out rows of times and memory are counted.
+
+    Parameters
+    ----------
+    pairs
+        Published rows with the predicted value of each.
+
+    Returns
+    -------
+    dict
+        Number of rows, mean error and worst error by mechanism, as ``mechanisms`` names it.
+    """
     groups: dict[tuple[str, str], list[float]] = {}
     for row, predicted in pairs:
         if row.use == "check" and row.metric in METRIC_KINDS:
@@ -259,7 +331,18 @@ def by_mechanism(
 
 
 def mechanisms(row: PublishedRow) -> tuple[tuple[str, str], ...]:
-    """What a row is of: its range of contexts, its grouping of heads and its technique."""
+    """Name the groups that a row belongs to.
+
+    Parameters
+    ----------
+    row
+        The published row.
+
+    Returns
+    -------
+    tuple
+        Pairs of a kind and a group: its range of contexts, its grouping of heads, its technique.
+    """
     grouped = row.deployment().model.queries_per_kv > 1
     length = next(i for i, (low, high) in enumerate(LENGTHS) if low <= row.prompt < high)
     return (
@@ -272,7 +355,18 @@ def mechanisms(row: PublishedRow) -> tuple[tuple[str, str], ...]:
 def summarise(
     groups: dict[tuple[str, str], list[float]],
 ) -> dict[tuple[str, str], tuple[int, float, float]]:
-    """Rows, mean and worst error of each group."""
+    """Summarise the errors of each group.
+
+    Parameters
+    ----------
+    groups
+        Absolute relative errors by group.
+
+    Returns
+    -------
+    dict
+        Number of rows, mean error and worst error by group.
+    """
     return {
         key: (len(off), float(np.mean(off)), float(np.max(off)))
         for key, off in sorted(groups.items())

@@ -25,14 +25,40 @@ class Score:
 
 
 def error(row: PublishedRow, predicted: float) -> float:
-    """Predicted over measured, less one; for yes-or-no rows 0 or 1."""
+    """Compute the relative error of one prediction.
+
+    Parameters
+    ----------
+    row
+        The published row.
+    predicted
+        The predicted value of its metric.
+
+    Returns
+    -------
+    float
+        Predicted over measured, less one; for yes-or-no rows 0 or 1.
+    """
     if row.metric == "fits":
         return float(predicted != row.published)
     return predicted / row.published - 1
 
 
 def score(rows: Iterable[PublishedRow], predicted: Iterable[float]) -> list[Score]:
-    """Scores of every table and metric, in the rows' order."""
+    """Score predictions by table and metric.
+
+    Parameters
+    ----------
+    rows
+        Published rows.
+    predicted
+        The predicted value of each row.
+
+    Returns
+    -------
+    list of Score
+        One score per table and metric, in the order of the rows.
+    """
     groups: dict[tuple[str, str, str], list[tuple[PublishedRow, float]]] = {}
     for row, value in zip(rows, predicted, strict=True):
         groups.setdefault((row.paper, row.table, row.metric), []).append((row, value))

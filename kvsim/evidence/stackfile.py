@@ -9,14 +9,27 @@ from kvsim.machines.hardware import Stack
 
 
 def fitted_text(stack: Stack, base: str, fit: Fit, rows: str, error: str, today: str) -> str:
-    """TOML of a stack that extends ``stack`` by its fitted numbers.
+    """Format a fitted stack as a TOML file that extends another stack.
 
     Parameters
     ----------
-    base : its name, or the path of its file.
-    rows : which rows it was fitted to.
-    error : its measured error on others.
-    today : date of the fit.
+    stack
+        The stack that was fitted.
+    base
+        Its name, or the path of its file.
+    fit
+        The fitted numbers and their errors.
+    rows
+        Which rows it was fitted to, in words.
+    error
+        Its measured error on other rows, in words.
+    today
+        Date of the fit.
+
+    Returns
+    -------
+    str
+        Text of the file, with the source of every number.
     """
     residuals = ", ".join(f"{100 * r:+.1f}" for r in fit.residuals)
     sources = {
@@ -43,11 +56,25 @@ def numbers_text(
     digits: int = 6,
     flags: Mapping[str, bool] = MappingProxyType({}),
 ) -> str:
-    """TOML of a profile or a stack: its head, its numbers by table, and where each comes from.
+    """Format a profile or a stack as TOML.
 
     Parameters
     ----------
-    numbers : by dotted key, as ``"hbm.bandwidth_Bps"``; they are written to ``digits`` digits.
+    head
+        Entries of the file before its first table.
+    numbers
+        Values by dotted key, as ``"hbm.bandwidth_Bps"``.
+    sources
+        Where each number comes from, by the same keys.
+    digits
+        Significant digits of the numbers.
+    flags
+        Switches by dotted key.
+
+    Returns
+    -------
+    str
+        Text of the file.
     """
     tables: dict[str, dict[str, object]] = {}
     for key, value in numbers.items():

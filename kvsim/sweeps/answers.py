@@ -22,7 +22,18 @@ TP_DEGREES = (1, 2, 4, 8)
 
 
 def planned(case: Case) -> Columns:
-    """The best lossless technique, its settings and batch for equal requests."""
+    """Plan one case: the best lossless technique, settings and batch for equal requests.
+
+    Parameters
+    ----------
+    case
+        The model, card and sizes.
+
+    Returns
+    -------
+    dict
+        One row by the columns of ``plan``; it says why where there is no plan.
+    """
     try:
         d = case.deployment()
         limits = PlanLimits(
@@ -44,7 +55,18 @@ def planned(case: Case) -> Columns:
 
 
 def simulated(case: Case) -> Columns:
-    """A trace on equal replicas."""
+    """Simulate one case: a trace on equal replicas.
+
+    Parameters
+    ----------
+    case
+        The model, card, technique and trace.
+
+    Returns
+    -------
+    dict
+        One row by the columns of ``simulate``; it says why where nothing can run.
+    """
     assert case.requests is not None
     requests = case.requests.scaled(case.number("rate"))
     try:
@@ -70,7 +92,18 @@ def simulated(case: Case) -> Columns:
 
 
 def fleets(case: Case) -> Columns:
-    """The cheapest fleet of some GPUs for a trace."""
+    """Find the cheapest fleet of one case.
+
+    Parameters
+    ----------
+    case
+        The model, the cards that may be rented, and the trace.
+
+    Returns
+    -------
+    dict
+        One row by the columns of ``capacity``; it says why where there is no fleet.
+    """
     assert case.requests is not None
     requests = case.requests.scaled(case.number("rate"))
     rentable, problem = [], ""

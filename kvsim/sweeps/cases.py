@@ -41,7 +41,20 @@ class Points:
 
 
 def stretches(batches: Array, contexts: Array, most: int) -> Iterator[Points]:
-    """All points of two axes, so many together at most."""
+    """Divide the points of two axes into stretches of limited size.
+
+    Parameters
+    ----------
+    batches, contexts
+        The values of the axes; contexts vary first.
+    most
+        Most points of a stretch.
+
+    Yields
+    ------
+    Points
+        The stretches in order; together they have every point once.
+    """
     width, total = contexts.size, batches.size * contexts.size
     for first in range(0, total, most):
         size = min(most, total - first)
@@ -69,12 +82,24 @@ class Case:
     requests: Requests | None
 
     def deployment(self, gpu: int = 0, tp: int = 0) -> Deployment:
-        """The model on one of the GPUs.
+        """Build the deployment of the model on one of the GPUs.
+
+        Parameters
+        ----------
+        gpu
+            Index of the GPU in ``hardware``.
+        tp
+            Tensor-parallel GPUs; 0 for the value of the case.
+
+        Returns
+        -------
+        Deployment
+            The model, hardware and stack.
 
         Raises
         ------
         InputError
-            If it cannot be divided so, or weights have no such format.
+            If the model cannot be divided so, or weights have no such format.
         """
         degree = tp or int(self.values["tp"])
         pp, dp, ep = (int(self.values.get(name, 1)) for name in SPREAD)
@@ -82,7 +107,18 @@ class Case:
         return Deployment(self.model, self.hardware[gpu], self.stack, weights, degree, pp, dp, ep)
 
     def number(self, name: str) -> float:
-        """The value of an axis of numbers."""
+        """Look up the value of a numeric axis.
+
+        Parameters
+        ----------
+        name
+            The axis.
+
+        Returns
+        -------
+        float
+            The value, in the axis's unit.
+        """
         return float(self.values[name])
 
 
@@ -117,7 +153,20 @@ COLUMNS: dict[str, dict[str, type]] = {
 
 
 def no_answer(kind: str, reason: str) -> Columns:
-    """One row that says why there is nothing."""
+    """Build the row of a case without an answer.
+
+    Parameters
+    ----------
+    kind
+        A key of ``COLUMNS``.
+    reason
+        Why there is none.
+
+    Returns
+    -------
+    dict
+        Empty texts and NaN by column, and the reason.
+    """
     return {name: "" if of is str else np.nan for name, of in COLUMNS[kind].items()} | {
         "reason": reason
     }

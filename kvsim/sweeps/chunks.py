@@ -53,7 +53,21 @@ class SweepChunk:
 
 
 def chunks_of(spec: Spec, plugins: tuple[Plugin, ...]) -> Iterator[SweepChunk]:
-    """All chunks in order; models, profiles and traces are read once each.
+    """Divide a sweep into chunks.
+
+    Models, profiles and traces are read once each.
+
+    Parameters
+    ----------
+    spec
+        The sweep.
+    plugins
+        The user's own technique files.
+
+    Yields
+    ------
+    SweepChunk
+        The chunks in order.
 
     Raises
     ------
@@ -83,6 +97,11 @@ def chunks_of(spec: Spec, plugins: tuple[Plugin, ...]) -> Iterator[SweepChunk]:
 def check(spec: Spec) -> None:
     """Refuse a sweep whose models, profiles, techniques or traces cannot be read.
 
+    Parameters
+    ----------
+    spec
+        The sweep.
+
     Raises
     ------
     InputError
@@ -110,13 +129,37 @@ def _points(spec: Spec) -> Iterator[Points | None]:
 
 
 def count(spec: Spec) -> int:
-    """How many chunks a sweep has."""
+    """Count the chunks of a sweep.
+
+    Parameters
+    ----------
+    spec
+        The sweep.
+
+    Returns
+    -------
+    int
+        Number of chunks.
+    """
     several = sum(1 for _ in islice(_points(spec), 10**6))
     return several * len(spec.combinations())
 
 
 def compute(chunk: SweepChunk) -> tuple[str, bytes]:
-    """The version of kvsim that computed a chunk, and the bytes of its file."""
+    """Compute a chunk.
+
+    Parameters
+    ----------
+    chunk
+        The chunk; its plugins are loaded first.
+
+    Returns
+    -------
+    version : str
+        The version of kvsim that computed it.
+    content : bytes
+        The Parquet file with its rows.
+    """
     install(chunk.plugins)
     return __version__, _parquet(chunk, evaluator(chunk.kind)(chunk.case))
 

@@ -21,9 +21,19 @@ AT_ONCE = 2**13  # points evaluated together: intermediate arrays stay in the CP
 
 
 def predicted(case: Case) -> Columns:
-    """Times and memory at every batch and context.
+    """Predict times and memory at every batch and context of a case.
 
     TTFT is of a prompt of the context's length, TPOT of a token decoded at that context.
+
+    Parameters
+    ----------
+    case
+        The model, card, technique and points.
+
+    Returns
+    -------
+    dict
+        Arrays by the columns of ``predict``; the reason says why a case has no predictions.
     """
     assert case.points is not None
     batch, context = case.points.spread
@@ -71,7 +81,18 @@ def _predicted(
 
 
 def evaluator(kind: str) -> Callable[[Case], Columns]:
-    """What computes the columns of a case of a kind of ``COLUMNS``."""
+    """Choose the function that computes a kind of sweep.
+
+    Parameters
+    ----------
+    kind
+        A key of ``COLUMNS``.
+
+    Returns
+    -------
+    callable
+        Turns a case into its columns.
+    """
     if kind == "predict":
         return predicted
     from kvsim.sweeps import answers

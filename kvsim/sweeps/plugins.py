@@ -31,7 +31,17 @@ class Plugin:
 
 
 def read(paths: tuple[Path, ...]) -> tuple[Plugin, ...]:
-    """Read the user's files.
+    """Read the user's technique files.
+
+    Parameters
+    ----------
+    paths
+        The files.
+
+    Returns
+    -------
+    tuple of Plugin
+        One per file, in the same order.
 
     Raises
     ------
@@ -42,7 +52,12 @@ def read(paths: tuple[Path, ...]) -> tuple[Plugin, ...]:
 
 
 def install(plugins: tuple[Plugin, ...]) -> None:
-    """Register their techniques, once in each process.
+    """Register the techniques of plugins, once in each process.
+
+    Parameters
+    ----------
+    plugins
+        The user's technique files.
 
     Raises
     ------

@@ -103,7 +103,15 @@ def read(path: Path, techniques: Callable[[tuple[Path, ...]], list[str]]) -> Spe
 
     Parameters
     ----------
-    techniques : loads the user's own techniques, and gives the names of all.
+    path
+        The TOML file.
+    techniques
+        Loads the user's own techniques, and returns the names of all.
+
+    Returns
+    -------
+    Spec
+        The sweep.
 
     Raises
     ------

@@ -52,7 +52,20 @@ class SharedFolder:
         return ours and sha256(manifest).hexdigest() == self.mark
 
     def try_write(self, index: int, content: bytes) -> bool:
-        """Write a chunk's file; whether it could be written."""
+        """Write a chunk's file, if this process can.
+
+        Parameters
+        ----------
+        index
+            The chunk's place in the sweep.
+        content
+            The bytes of its file.
+
+        Returns
+        -------
+        bool
+            Whether it was written.
+        """
         try:
             _write(place_of(Path(self.path), index), content)
         except (OSError, InputError):
@@ -105,6 +118,13 @@ class ResultStore:
     def keep(self, index: int, content: bytes | None) -> None:
         """Note that a chunk is done, and write its file unless another process has.
 
+        Parameters
+        ----------
+        index
+            The chunk's place in the sweep.
+        content
+            The bytes of its file; None if it is written already.
+
         Raises
         ------
         InputError
@@ -120,7 +140,20 @@ class ResultStore:
 
 
 def place_of(folder: Path, index: int) -> Path:
-    """The file of a chunk."""
+    """Return the path of a chunk's file.
+
+    Parameters
+    ----------
+    folder
+        The sweep's folder.
+    index
+        The chunk's place in the sweep.
+
+    Returns
+    -------
+    Path
+        The file, which need not exist.
+    """
     return folder / f"chunk-{index:07d}.parquet"
 
 

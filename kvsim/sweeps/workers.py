@@ -66,10 +66,23 @@ class Bundles(Iterator[Bundle]):
 def compute_all(
     chunks: Bundle, folder: SharedFolder | None = None
 ) -> tuple[str, list[bytes | None]]:
-    """The version of kvsim that computed some chunks, and the bytes of their files.
+    """Compute a bundle of chunks.
 
-    None instead of the bytes of a file that this process could write into the sweep's folder. Files
-    are written beside the computation, which does not wait for the disk.
+    Files are written beside the computation, which does not wait for the disk.
+
+    Parameters
+    ----------
+    chunks
+        The chunks.
+    folder
+        The sweep's folder, to write into if this process has it.
+
+    Returns
+    -------
+    version : str
+        The version of kvsim that computed them.
+    contents : list of bytes or None
+        The bytes of each file; None for files that this process wrote.
     """
     if folder is None or not folder.is_available():
         return __version__, [compute(chunk)[1] for chunk in chunks]
@@ -92,7 +105,22 @@ class Packed:
 def compute_packed(
     packed: Packed, folder: SharedFolder | None = None
 ) -> tuple[str, list[bytes | None]]:
-    """``compute_all`` of packed chunks."""
+    """Compute the chunks of a packed bundle, as ``compute_all`` does.
+
+    Parameters
+    ----------
+    packed
+        The bundle.
+    folder
+        The sweep's folder, to write into if this process has it.
+
+    Returns
+    -------
+    version : str
+        The version of kvsim that computed them.
+    contents : list of bytes or None
+        The bytes of each file; None for files that this process wrote.
+    """
     return compute_all(packed.chunks, folder)
 
 
@@ -106,13 +134,40 @@ Done = tuple[int, bytes | None]  # None: its file is written
 
 
 def run_here(coming: Bundles, folder: SharedFolder | None = None) -> Iterator[Done]:
-    """One after another in this process, which writes into the sweep's folder if there is one."""
+    """Compute bundles one after another in this process.
+
+    Parameters
+    ----------
+    coming
+        The bundles.
+    folder
+        The sweep's folder, to write into if there is one.
+
+    Yields
+    ------
+    tuple
+        Each chunk's index, and the bytes of its file or None if that is written.
+    """
     for bundle in coming:
         yield from _pair_contents(bundle, compute_all(bundle, folder)[1])
 
 
 def pool(coming: Bundles, workers: int, folder: SharedFolder | None = None) -> Iterator[Done]:
-    """In processes of this machine, which write into the sweep's folder if there is one.
+    """Compute bundles in several processes of this machine.
+
+    Parameters
+    ----------
+    coming
+        The bundles.
+    workers
+        Number of processes.
+    folder
+        The sweep's folder, to write into if there is one.
+
+    Yields
+    ------
+    tuple
+        Each chunk's index, and the bytes of its file or None if that is written; in any order.
 
     Raises
     ------
@@ -181,7 +236,21 @@ def _submitted(
 
 
 def cluster(coming: Bundles, scheduler: str, folder: SharedFolder | None = None) -> Iterator[Done]:
-    """On the workers of a Dask cluster; those that have the sweep's folder write into it.
+    """Compute bundles on the workers of a Dask cluster.
+
+    Parameters
+    ----------
+    coming
+        The bundles.
+    scheduler
+        Address of the cluster's scheduler.
+    folder
+        The sweep's folder; workers that have it write into it.
+
+    Yields
+    ------
+    tuple
+        Each chunk's index, and the bytes of its file or None if that is written; in any order.
 
     Raises
     ------

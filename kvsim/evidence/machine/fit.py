@@ -39,7 +39,17 @@ class Calibration:
 
 
 def fit_samples(samples: Sequence[Sample]) -> Calibration:
-    """Everything that the samples tell.
+    """Fit a machine's profile and software stack to the samples of its benchmarks.
+
+    Parameters
+    ----------
+    samples
+        Samples of all finished benchmarks.
+
+    Returns
+    -------
+    Calibration
+        Numbers of the machine and of its software, with their errors.
 
     Raises
     ------

@@ -19,11 +19,19 @@ LOW = {"compute": 0.55, "hbm": 0.75, "h2d": 0.75, "d2h": 0.75}
 
 
 def find_datasheet(device: str, memory: float) -> Hardware | None:
-    """The shipped profile of a card by the name its driver gives, if there is one.
+    """Find the shipped profile of a card by the name its driver gives.
 
     Parameters
     ----------
-    memory : what its driver reports. [B]
+    device
+        The card's name.
+    memory
+        Memory that its driver reports. [B]
+
+    Returns
+    -------
+    Hardware or None
+        The best match, if there is one.
     """
     numbers = _numbers(device)
     named = [load_hardware(name) for name in hardware_names() if numbers & _numbers(name)]
@@ -44,7 +52,20 @@ def _numbers(name: str) -> set[str]:
 
 
 def profile_number(hardware: Hardware | None, key: str) -> float | None:
-    """What a profile says under a key of its file, of rates and latencies."""
+    """Look up a rate or latency of a profile by the key of its file.
+
+    Parameters
+    ----------
+    hardware
+        The profile, if any.
+    key
+        Dotted key, as ``"hbm.bandwidth_Bps"``.
+
+    Returns
+    -------
+    float or None
+        The number in the key's unit; None where the profile does not state it.
+    """
     if hardware is None:
         return None
     table, _, name = key.partition(".")
@@ -57,7 +78,20 @@ def profile_number(hardware: Hardware | None, key: str) -> float | None:
 
 
 def shortfalls(found: Mapping[str, Known], hardware: Hardware | None) -> list[str]:
-    """Measured rates far below what the card's data sheet says."""
+    """List measured rates that are far below the card's data sheet.
+
+    Parameters
+    ----------
+    found
+        Measured numbers by key.
+    hardware
+        The card's shipped profile, if there is one.
+
+    Returns
+    -------
+    list of str
+        One sentence per rate.
+    """
     short = []
     for key, known in found.items():
         reference, limit = profile_number(hardware, key), LOW.get(key.partition(".")[0], 0.0)
@@ -87,7 +121,22 @@ class Machine:
 
 
 def hardware_text(found: Calibration, machine: Machine, today: str) -> str:
-    """TOML of the machine, every number with its uncertainty as its source."""
+    """Format a calibrated machine as a TOML profile.
+
+    Parameters
+    ----------
+    found
+        The calibration.
+    machine
+        What the driver says of the machine.
+    today
+        Date of the measurement.
+
+    Returns
+    -------
+    str
+        Text of the file; each number's source states its uncertainty.
+    """
     numbers: dict[str, float] = {k: known.value for k, known in found.hardware.items()}
     sources = {k: source_text(known, today) for k, known in found.hardware.items()}
     given = f"driver, {today}"
@@ -116,7 +165,24 @@ def hardware_text(found: Calibration, machine: Machine, today: str) -> str:
 
 
 def stack_text(found: Calibration, machine: Machine, today: str, error: str = UNSEEN) -> str:
-    """TOML of the software, extending the shipped stack ``kvsim`` by what was measured."""
+    """Format calibrated software as a TOML stack that extends the shipped stack ``kvsim``.
+
+    Parameters
+    ----------
+    found
+        The calibration.
+    machine
+        What the driver says of the machine.
+    today
+        Date of the measurement.
+    error
+        The stack's known error, in words.
+
+    Returns
+    -------
+    str
+        Text of the file; each number's source states its uncertainty.
+    """
     numbers = {k: known.value for k, known in found.stack.items()}
     sources = {k: source_text(known, today) for k, known in found.stack.items()}
     numbers["memory.context_memory_B"] = float(max(machine.context_memory, 1))
@@ -132,14 +198,40 @@ def stack_text(found: Calibration, machine: Machine, today: str, error: str = UN
 
 
 def with_error(text: str, error: str) -> str:
-    """A stack's TOML with another statement of its error."""
+    """Replace the statement of error in a stack's TOML.
+
+    Parameters
+    ----------
+    text
+        Text of the file.
+    error
+        The new statement.
+
+    Returns
+    -------
+    str
+        Text of the changed file.
+    """
     lines = text.splitlines(keepends=True)
     place = next(i for i, line in enumerate(lines) if line.startswith("error = "))
     return "".join([*lines[:place], toml_lines({"error": error}), *lines[place + 1 :]])
 
 
 def source_text(known: Known, today: str) -> str:
-    """Where a number comes from and how well it is known."""
+    """Describe where a calibrated number comes from and how well it is known.
+
+    Parameters
+    ----------
+    known
+        The number with its errors.
+    today
+        Date of the measurement.
+
+    Returns
+    -------
+    str
+        The source, as a stack or profile states it.
+    """
     parts = [f"measured on {today}, {known.samples} samples of {known.benchmark}"]
     if known.error <= BLIND:
         parts.append(f"+-{100 * known.error:.2g} %")

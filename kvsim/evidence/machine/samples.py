@@ -67,12 +67,22 @@ class Sample:
 
 
 def sample(row: Mapping[str, Any]) -> Sample:
-    """A sample from its row.
+    """Parse a sample from its row in a log.
+
+    Parameters
+    ----------
+    row
+        The row, as ``Sample.row`` wrote it.
+
+    Returns
+    -------
+    Sample
+        The sample.
 
     Raises
     ------
     ValueError, KeyError, TypeError
-        If it is none.
+        If the row is not a sample.
     """
     op, runs = Op(**row["op"]), tuple(row["runs"])
     host = row.get("host_s", 0.0)
@@ -103,6 +113,18 @@ class Log:
     @classmethod
     def open(cls, path: Path, header: Mapping[str, Any]) -> "Log":
         """Start a log, or go on with one; what its last benchmark left unfinished is dropped.
+
+        Parameters
+        ----------
+        path
+            The file.
+        header
+            What ran where; a log can only go on where it began.
+
+        Returns
+        -------
+        Log
+            The log, with the benchmarks that are finished already.
 
         Raises
         ------
@@ -171,7 +193,19 @@ class Log:
 
 
 def read_samples(path: Path) -> tuple[dict[str, Any], list[Sample]]:
-    """The header of a log, and the samples of its finished benchmarks.
+    """Read a log: its header, and the samples of its finished benchmarks.
+
+    Parameters
+    ----------
+    path
+        The file.
+
+    Returns
+    -------
+    header : dict
+        What ran where.
+    samples : list of Sample
+        The samples of all finished benchmarks.
 
     Raises
     ------

@@ -19,7 +19,22 @@ from kvsim.models.configs import load_model
 
 
 def predicted(samples: Sequence[Sample], deployment: Deployment) -> Array:
-    """What the simulator says of every sample, ops of one kind in one evaluation. [s]"""
+    """Predict the time of every sample.
+
+    Ops of one kind are evaluated together.
+
+    Parameters
+    ----------
+    samples
+        The samples, of any benchmarks.
+    deployment
+        The machine and software to predict for.
+
+    Returns
+    -------
+    array
+        One time per sample. [s]
+    """
     out = np.empty(len(samples))
     order = sorted(range(len(samples)), key=lambda i: _kind(samples[i].op))
     for _, group in groupby(order, key=lambda i: _kind(samples[i].op)):
@@ -50,7 +65,20 @@ def _stacked(ops: Sequence[Op]) -> Op:
 
 
 def with_rates(hardware: Hardware, numbers: Mapping[str, float]) -> Hardware:
-    """A machine with other numbers under some of its file's keys."""
+    """Replace rates and latencies of a machine.
+
+    Parameters
+    ----------
+    hardware
+        The machine to start from.
+    numbers
+        New values by the keys of its file.
+
+    Returns
+    -------
+    Hardware
+        The machine with the new numbers.
+    """
     flops, links, cpu = dict(hardware.flops), dict(hardware.links), hardware.cpu_flops
     for key, value in numbers.items():
         table, _, name = key.partition(".")
@@ -121,10 +149,22 @@ class Solver:
         self.rates: dict[str, Known] = {}
 
     def as_run(self, samples: list[Sample], keys: Sequence[str]) -> dict[str, Known]:
-        """A kernel class's numbers, as far as kernels alone tell them, at the level of real runs.
+        """Fit a kernel class to its own benchmark, at the level that real runs show.
 
         Within a technique an op is more than its kernel: it appends, looks up, allocates. So its
         floor is that of the runs, and its rates are the kernel's times a share of them.
+
+        Parameters
+        ----------
+        samples
+            The class's kernels alone, and its ops in real runs.
+        keys
+            The numbers to fit.
+
+        Returns
+        -------
+        dict of Known
+            The numbers by key.
         """
         alone = [s for s in samples if s.benchmark != RUNS_BENCHMARK]
         runs = [s for s in samples if s.benchmark == RUNS_BENCHMARK]
@@ -155,14 +195,40 @@ class Solver:
         return found | {floor: again[floor]}
 
     def all_of(self, kernel: str, benchmark: str) -> list[Sample]:
-        """A class's kernels alone, and its ops in real runs."""
+        """Select a class's kernels alone, and its ops in real runs.
+
+        Parameters
+        ----------
+        kernel
+            The kernel class.
+        benchmark
+            The benchmark that runs its kernels alone.
+
+        Returns
+        -------
+        list of Sample
+            The samples, without those of sampling and of what no op accounts for.
+        """
         here = [
             s for s in self.select(benchmark) + self.select(RUNS_BENCHMARK) if s.op.kernel == kernel
         ]
         return [s for s in here if s.case.get("op") not in (SAMPLING, REST)]
 
     def select(self, benchmark: str, **case: object) -> list[Sample]:
-        """A benchmark's samples whose case is as given."""
+        """Select the samples of a benchmark.
+
+        Parameters
+        ----------
+        benchmark
+            Its name.
+        **case
+            Values that the case of a sample must have.
+
+        Returns
+        -------
+        list of Sample
+            The samples that match.
+        """
         return [
             s
             for s in self.samples
@@ -175,7 +241,24 @@ class Solver:
         free: list[Parameter],
         predict: Callable[[Mapping[str, float]], Array] | None = None,
     ) -> dict[str, Known]:
-        """Numbers from samples; with fewer samples than numbers the last ones stay, marked."""
+        """Fit numbers to samples.
+
+        Parameters
+        ----------
+        samples
+            Samples of one benchmark, at least one.
+        free
+            The numbers to fit, the most important first: with fewer samples than numbers the last
+            ones keep their values, with infinite errors.
+        predict
+            Times of the samples for given numbers; by default those of the machine known so far
+            with these numbers changed. [s]
+
+        Returns
+        -------
+        dict of Known
+            The numbers by key.
+        """
         unseen = {
             p.name: Known(self._value(p.name), np.inf, 0.0, len(samples), samples[0].benchmark)
             for p in free[len(samples) :]
@@ -218,7 +301,22 @@ class Solver:
         return link.bandwidth if name == "bandwidth_Bps" else link.latency
 
     def parameter(self, key: str, samples: list[Sample]) -> Parameter:
-        """A number with a start from the samples: the best rate seen, half the shortest time."""
+        """Set up a number to fit, with a start that the samples suggest.
+
+        Rates start from the best one seen, times from half the shortest.
+
+        Parameters
+        ----------
+        key
+            The number's key, whose ending sets its range.
+        samples
+            The samples that it will be fitted to.
+
+        Returns
+        -------
+        Parameter
+            The number, searched by its logarithm.
+        """
         low, high = KEY_RANGES[next(end for end in KEY_RANGES if key.endswith(end))]
         name = key.rpartition(".")[2]
         shortest = min(s.seconds for s in samples)

@@ -162,7 +162,22 @@ PREDICTED: Mapping[str, Callable[[OpRows, Hardware, Stack], Array]] = {
 
 
 def predicted(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
-    """What a stack says of measured rows. [s]"""
+    """Predict the time of measured operators.
+
+    Parameters
+    ----------
+    rows
+        Rows of one kind of op.
+    hardware
+        The card.
+    stack
+        The engine's stack.
+
+    Returns
+    -------
+    array
+        One time per row. [s]
+    """
     return PREDICTED[rows.kind](rows, hardware, stack)
 
 
@@ -238,7 +253,18 @@ class ClassFit:
 
 
 def class_name(rows: OpRows) -> str:
-    """Kernel class that rows belong to."""
+    """Name the kernel class that rows belong to.
+
+    Parameters
+    ----------
+    rows
+        Rows of one kind of op in one number format.
+
+    Returns
+    -------
+    str
+        The class; formats other than 16 bits are part of its name.
+    """
     if rows.kind == "quantise_input":
         return "quantise-input"
     apart = "" if rows.dtype == "fp16" else f"-{rows.dtype}"
@@ -252,11 +278,23 @@ def class_name(rows: OpRows) -> str:
 def fit_table(
     table: OpTable, hardware: Hardware, base: Stack, count: int = FOLDS
 ) -> list[ClassFit]:
-    """Every class of a table that has rows enough, over the stack it starts from.
+    """Fit every kernel class of a table that has rows enough.
 
     Parameters
     ----------
-    count : parts of the shapes that are held out in turn; 0 to hold out nothing.
+    table
+        Measured operators of one engine on one card.
+    hardware
+        The card.
+    base
+        The stack to start from.
+    count
+        Parts of the shapes that are held out in turn; 0 to hold out nothing.
+
+    Returns
+    -------
+    list of ClassFit
+        One fit per class.
     """
     base = replace(base, cards={})  # a card's own stack would stand in for what is fitted
     found: dict[str, ClassFit] = {}
@@ -276,11 +314,25 @@ def fit_class(
     rows: OpRows, hardware: Hardware, base: Stack, count: int = FOLDS,
     given: Mapping[str, float] | None = None,
 ) -> ClassFit:  # fmt: skip
-    """Numbers of one kernel class, and each row predicted by a fit without its shape.
+    """Fit one kernel class, and predict each row by a fit without its shape.
 
     Parameters
     ----------
-    given : numbers of the class that are known from elsewhere.
+    rows
+        Rows of the class.
+    hardware
+        The card.
+    base
+        The stack to start from.
+    count
+        Parts of the shapes that are held out in turn; 0 to hold out nothing.
+    given
+        Numbers of the class that are known from elsewhere.
+
+    Returns
+    -------
+    ClassFit
+        The numbers, and the held-out predictions.
     """
     name = class_name(rows)
     prefix = "sums." if name == "sums" else f"kernel.{name}."
@@ -319,7 +371,22 @@ def _neutral(name: str) -> dict[str, float]:
 
 
 def folds(rows: OpRows, count: int = FOLDS) -> Array:
-    """The part in which each row is held out; rows of one weight matrix are held out together."""
+    """Assign each row to the part in which it is held out.
+
+    Rows of one weight matrix are held out together.
+
+    Parameters
+    ----------
+    rows
+        Rows of one kind of op.
+    count
+        Number of parts.
+
+    Returns
+    -------
+    array
+        Part of each row, from 0.
+    """
     kept = {"gemm": ("n", "k"), "moe": ("hidden", "expert_ffn", "tp", "active", "experts")}
     names = kept.get(rows.kind, tuple(rows.shape))
     keys = zip(*(rows.shape[name] for name in names), strict=True)
@@ -385,14 +452,44 @@ ZERO_BELOW = 1e-12  # a fitted number below this stands at its bound of 0
 
 
 def errors_of(found: ClassFit) -> Array:
-    """Relative errors of a class's rows, each by a fit that did not see its shape."""
+    """Compute the errors of a class's rows, each by a fit that did not see its shape.
+
+    Parameters
+    ----------
+    found
+        A fitted class.
+
+    Returns
+    -------
+    array
+        Absolute relative error of each row.
+    """
     return np.abs(found.held_out / found.rows.took - 1)
 
 
 def card_text(
     table: OpTable, fits: Sequence[ClassFit], base: str, today: str, near: Sequence[str] = ()
 ) -> str:
-    """TOML of a stack for one card that extends ``base``."""
+    """Format the stack of one card as a TOML file.
+
+    Parameters
+    ----------
+    table
+        The measured operators.
+    fits
+        The kernel classes fitted to them.
+    base
+        Name of the stack that the file extends.
+    today
+        Date of the fit.
+    near
+        Cards without rows of their own that these numbers stand for.
+
+    Returns
+    -------
+    str
+        Text of the file.
+    """
     numbers: dict[str, float] = {}
     sources: dict[str, str] = {}
     name = f"{table.engine} {table.version}".strip()
@@ -428,13 +525,39 @@ def card_text(
 
 
 def typical(cards: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Medians over the cards that state a number and whose kernels other cards may run."""
+    """Compute typical numbers of a stack from those of single cards.
+
+    Parameters
+    ----------
+    cards
+        Numbers by key, by card.
+
+    Returns
+    -------
+    dict
+        For each key the median over the cards that ``stated_by`` selects.
+    """
     keys = dict.fromkeys(key for numbers in cards.values() for key in numbers)
     return {key: float(np.median(list(stated_by(cards, key).values()))) for key in keys}
 
 
 def stated_by(cards: Mapping[str, Mapping[str, float]], key: str) -> dict[str, float]:
-    """What cards say of a number; those with kernels that no other card runs only if alone."""
+    """Collect what cards state of a number.
+
+    Cards whose kernel runs on no other card count only if no other card states the number.
+
+    Parameters
+    ----------
+    cards
+        Numbers by key, by card.
+    key
+        The number.
+
+    Returns
+    -------
+    dict
+        Values by card.
+    """
     found = {card: numbers[key] for card, numbers in cards.items() if key in numbers}
     alone = EXCLUSIVE_CARDS.get(key.split(".")[1], frozenset())
     return {card: x for card, x in found.items() if card not in alone} or found
@@ -446,6 +569,23 @@ def stack_text(
     sources: Mapping[str, str],
     flags: Mapping[str, bool] = MappingProxyType({}),
 ) -> str:
-    """A stack file: its head, its numbers and flags by table, and their sources."""
+    """Format a stack of fitted operators as a TOML file.
+
+    Parameters
+    ----------
+    head
+        Entries of the file before its first table.
+    numbers
+        Values by dotted key; those at their bound of 0 are written as 0.
+    sources
+        Where each number comes from, by the same keys.
+    flags
+        Switches by dotted key.
+
+    Returns
+    -------
+    str
+        Text of the file.
+    """
     grounded = {key: value if value > ZERO_BELOW else 0.0 for key, value in numbers.items()}
     return numbers_text(head, grounded, sources, 5, flags)

@@ -58,7 +58,18 @@ class OpRows:
         return self.took.size
 
     def select(self, chosen: Array) -> "OpRows":
-        """Some of the rows."""
+        """Select some of the rows.
+
+        Parameters
+        ----------
+        chosen
+            Boolean mask or indices of the rows.
+
+        Returns
+        -------
+        OpRows
+            The selected rows, in the same order.
+        """
         shape = {name: values[chosen] for name, values in self.shape.items()}
         lines = tuple(np.array(self.lines, dtype=object)[chosen])
         return OpRows(self.kind, self.dtype, shape, self.took[chosen], lines)
@@ -135,7 +146,17 @@ def read_ops(
 
 
 def pairs(files: Iterable[Path]) -> list[tuple[str, str]]:
-    """Devices and engines that files hold, in order of the rows.
+    """List the devices and engines that files hold.
+
+    Parameters
+    ----------
+    files
+        Tables of measured operators.
+
+    Returns
+    -------
+    list of (str, str)
+        Pairs of device and engine, in the order of the rows.
 
     Raises
     ------
