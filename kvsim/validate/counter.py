@@ -24,7 +24,18 @@ Kind = Literal["prefill", "between", "decode", "draft", "verify"]
 
 
 def size(*tensors: Tensor | None) -> int:
-    """Bytes of the tensors' elements. [B]"""
+    """Sum the sizes of tensors.
+
+    Parameters
+    ----------
+    tensors
+        Tensors; None counts nothing.
+
+    Returns
+    -------
+    int
+        Size of their elements. [B]
+    """
     return sum(t.numel() * t.element_size() for t in tensors if t is not None)
 
 
@@ -38,11 +49,25 @@ class Count:
     launches: int = 0  # kernels that PyTorch ran, views and allocations left out
 
     def move(self, channel: Channel, moved: int) -> None:
-        """Add bytes to a channel."""
+        """Add bytes to a channel.
+
+        Parameters
+        ----------
+        channel
+            Memory or link that they pass through.
+        moved
+            Bytes to add. [B]
+        """
         self.bytes[channel] = self.bytes.get(channel, 0) + moved
 
     def add(self, other: "Count") -> None:
-        """Add another count of the same op."""
+        """Add another count of the same op.
+
+        Parameters
+        ----------
+        other
+            The count to add.
+        """
         self.flops += other.flops
         self.rows += other.rows
         self.launches += other.launches
@@ -56,16 +81,44 @@ class OpRecord:
     counting = False  # whether it is worth finding out what to say
 
     def reads(self, *tensors: Tensor | None) -> None:
-        """The op reads these from the memory of its device."""
+        """Note what the op reads from the memory of its device.
+
+        Parameters
+        ----------
+        tensors
+            What is read; None counts nothing.
+        """
 
     def writes(self, *tensors: Tensor | None) -> None:
-        """The op writes these."""
+        """Note what the op writes to the memory of its device.
+
+        Parameters
+        ----------
+        tensors
+            What is written; None counts nothing.
+        """
 
     def visible(self, queries: int, keys: int, seen: Tensor | str) -> None:
-        """Of all pairs of a query and a key, only those count that are seen."""
+        """Note which pairs of a query and a key are seen: only these count.
+
+        Parameters
+        ----------
+        queries
+            Queries of a sequence.
+        keys
+            Keys of a sequence.
+        seen
+            A mask that is true where a key is seen, or the name of a usual pattern.
+        """
 
     def computes(self, flops: int) -> None:
-        """FLOPs of a kernel that torch has no formula for."""
+        """Note the work of a kernel that PyTorch has no formula for.
+
+        Parameters
+        ----------
+        flops
+            Floating-point operations. [FLOP]
+        """
 
 
 class NullCounter:
@@ -80,14 +133,34 @@ class NullCounter:
 
         Parameters
         ----------
-        memory : the memory of the device that runs it.
+        name
+            Name of the op.
+        memory
+            Memory of the device that runs it.
+
+        Yields
+        ------
+        OpRecord
+            Takes what the op says of itself.
         """
         yield OpRecord()
 
     def copy(
         self, name: str, stream: Literal["h2d", "d2h"], tensors: Sequence[Tensor], rows: int = 0
     ) -> None:
-        """A copy between GPU and host memory, noted where its data are used."""
+        """Note a copy between GPU and host memory, in the pass that uses its data.
+
+        Parameters
+        ----------
+        name
+            Name of the op.
+        stream
+            Direction of the copy: to the device (``h2d``) or to the host (``d2h``).
+        tensors
+            What is copied.
+        rows
+            Rows that are gathered one by one from host memory.
+        """
 
     @contextmanager
     def moving(self, stream: str) -> Iterator[None]:

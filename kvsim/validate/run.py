@@ -98,12 +98,23 @@ class Generation:
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, kind: Kind, ahead: int = 0, fixed: bool = False) -> Tensor:
-        """One pass of new tokens (batch, new) to logits (batch, new, vocab); ``done`` stays.
+        """Run one pass over new tokens; ``done`` does not change.
 
         Parameters
         ----------
-        ahead : tokens that earlier passes of this round have appended. [tokens]
-        fixed : do what a later round may repeat; see ``Implementation.branch``.
+        tokens
+            New tokens of every sequence, (batch, new).
+        kind
+            What the pass is for.
+        ahead
+            Tokens that earlier passes of this round have appended. [tokens]
+        fixed
+            Do what a later round may repeat; see ``Implementation.branch``.
+
+        Returns
+        -------
+        Tensor
+            Logits, (batch, new, vocab).
         """
         self.decoder.counter.begin(kind)
         new = tokens.shape[1]
@@ -140,7 +151,18 @@ class Generation:
         self.impl.on_layer_output(layer, hidden, step)
 
     def choose(self, logits: Tensor) -> Tensor:
-        """A token by each row of logits (..., vocab)."""
+        """Choose one token for each row of logits.
+
+        Parameters
+        ----------
+        logits
+            Logits of the next token, (..., vocab).
+
+        Returns
+        -------
+        Tensor
+            The likeliest tokens at temperature 0, drawn tokens otherwise, (...).
+        """
         with self.decoder.counter.op("sample") as record:
             record.reads(logits)
             if not self.temperature:
@@ -150,16 +172,36 @@ class Generation:
             return drawn.view(shares.shape[:-1])
 
     def shares(self, logits: Tensor) -> Tensor:
-        """Probability of every token at this temperature, in fp32."""
+        """Compute the probability of every token at this temperature.
+
+        Parameters
+        ----------
+        logits
+            Logits of the next token, (..., vocab). The temperature must be above 0.
+
+        Returns
+        -------
+        Tensor
+            Probabilities in fp32, (..., vocab).
+        """
         return torch.softmax(logits.float() / self.temperature, dim=-1)
 
     def emit(
         self, tokens: Tensor, counts: Sequence[int] | None = None, logits: Tensor | None = None
     ) -> None:
-        """What a round has decided: tokens (batch, most), of which ``counts`` are valid.
+        """Take the tokens that a round has decided on.
 
-        The cache then holds all of a sequence's tokens but the newest. Sequences that are complete
-        take no more.
+        Afterwards the cache holds all of a sequence's tokens but the newest. Sequences that are
+        complete take no more.
+
+        Parameters
+        ----------
+        tokens
+            Tokens of every sequence, (batch, most).
+        counts
+            How many of them are valid in each sequence; all of them if not given. [tokens]
+        logits
+            What each token was chosen by, kept if the generation keeps logits.
         """
         tokens = tokens.view(self.batch, -1)
         given = [tokens.shape[1]] * self.batch if counts is None else counts

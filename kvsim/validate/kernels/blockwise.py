@@ -26,7 +26,22 @@ Blocks = Iterable[tuple[slice, Tensor]]
 
 
 def products(queries: Tensor, keys: Blocks, tokens: int) -> Tensor:
-    """Queries (batch, KV heads, queries, dim) times keys, (batch, KV heads, queries, tokens)."""
+    """Multiply queries with keys, block by block.
+
+    Parameters
+    ----------
+    queries
+        Queries, (batch, KV heads, queries, dim).
+    keys
+        Blocks of keys and the tokens that they belong to.
+    tokens
+        Tokens of all blocks. [tokens]
+
+    Returns
+    -------
+    Tensor
+        Products, (batch, KV heads, queries, tokens).
+    """
     out: Tensor = queries.new_empty(*queries.shape[:3], tokens)
     for part, some in keys:
         out[..., part] = queries @ some.mT
@@ -34,7 +49,20 @@ def products(queries: Tensor, keys: Blocks, tokens: int) -> Tensor:
 
 
 def weighted(weights: Tensor, values: Blocks) -> Tensor:
-    """Values summed by weights (batch, KV heads, queries, tokens) of at least one block."""
+    """Sum values by weights, block by block.
+
+    Parameters
+    ----------
+    weights
+        Weights of the tokens, (batch, KV heads, queries, tokens).
+    values
+        Blocks of values and the tokens that they belong to, one at least.
+
+    Returns
+    -------
+    Tensor
+        Sums, (batch, KV heads, queries, dim).
+    """
     sums = (weights[..., part] @ some for part, some in values)
     out = next(sums)
     for more in sums:

@@ -36,10 +36,22 @@ def gather_plainly(
 
 
 def rows_at(home: Tensor, index: Tensor) -> Tensor:
-    """Rows (batch, KV heads, k, head dim) that ``index`` (batch, KV heads, k) names.
+    """Take rows of keys or values by index.
 
     On a CPU memory is looked at as one table of rows: each is then one copy, where
     ``torch.gather`` would look every number up by itself.
+
+    Parameters
+    ----------
+    home
+        Keys or values, (batch, KV heads, tokens, head dim).
+    index
+        Tokens to take, (batch, KV heads, k).
+
+    Returns
+    -------
+    Tensor
+        Their rows, (batch, KV heads, k, head dim).
     """
     batch, heads, tokens, dim = home.shape
     index = index.long()

@@ -12,7 +12,19 @@ PACKED_BITS = (1, 2, 3, 4, 8)
 
 
 def per_byte(bits: int, count: int) -> int:
-    """Numbers of ``bits`` bits in a byte, or in as few bytes as they fill.
+    """Count the numbers that share a byte, or the fewest bytes that they fill.
+
+    Parameters
+    ----------
+    bits
+        Width of a number: 1, 2, 3, 4 or 8. [bit]
+    count
+        Numbers to pack.
+
+    Returns
+    -------
+    int
+        Numbers of a byte; 8 at three bits, which fill three bytes.
 
     Raises
     ------
@@ -33,7 +45,20 @@ def per_byte(bits: int, count: int) -> int:
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """Codes (..., n), whole numbers below 2**bits, to bytes (..., n * bits / 8)."""
+    """Pack codes of few bits into bytes.
+
+    Parameters
+    ----------
+    codes
+        Whole numbers below 2**bits, (..., n).
+    bits
+        Width of a code. [bit]
+
+    Returns
+    -------
+    Tensor
+        Bytes, (..., n * bits / 8), uint8.
+    """
     numbers = per_byte(bits, codes.shape[-1])
     if bits == 3:
         return torch.cat([pack(codes & 3, 2), pack(codes >> 2, 1)], dim=-1)
@@ -46,7 +71,20 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack(packed: Tensor, bits: int) -> Tensor:
-    """Bytes (..., n * bits / 8) to codes (..., n)."""
+    """Unpack bytes into codes of few bits.
+
+    Parameters
+    ----------
+    packed
+        Bytes as ``pack`` makes them, (..., n * bits / 8).
+    bits
+        Width of a code. [bit]
+
+    Returns
+    -------
+    Tensor
+        Codes, (..., n), uint8.
+    """
     if bits == 3:
         lower = packed.shape[-1] * 2 // 3
         return unpack(packed[..., :lower], 2) | unpack(packed[..., lower:], 1) << 2

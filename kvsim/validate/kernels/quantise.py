@@ -13,7 +13,21 @@ from kvsim.validate.kernels.stores import By, Levels, Store, check_group_size, g
 
 
 def levels(low: Tensor, high: Tensor, bits: int, where: Levels = "ends") -> tuple[Tensor, Tensor]:
-    """Scale and zero point of ranges from ``low`` to ``high``, in fp16.
+    """Compute the scale and zero point of ranges.
+
+    Parameters
+    ----------
+    low, high
+        Ends of the ranges.
+    bits
+        Width of a code. [bit]
+    where
+        Where the levels of a range lie.
+
+    Returns
+    -------
+    scale, zero
+        Distance of two levels, and what code 0 stands for, in fp16.
 
     References
     ----------
@@ -36,7 +50,22 @@ def levels(low: Tensor, high: Tensor, bits: int, where: Levels = "ends") -> tupl
 
 
 def encode(numbers: Tensor, scale: Tensor, zero: Tensor, bits: int) -> Tensor:
-    """Codes of ``numbers`` at the given levels, uint8; a range without width has code 0."""
+    """Encode numbers at given levels; a range without width has code 0.
+
+    Parameters
+    ----------
+    numbers
+        What is encoded.
+    scale, zero
+        Levels as ``levels`` gives them, of shapes that broadcast to the numbers.
+    bits
+        Width of a code. [bit]
+
+    Returns
+    -------
+    Tensor
+        Codes shaped as the numbers, uint8.
+    """
     step = scale.float()
     steps = numbers.float() - zero.float()
     steps /= torch.where(step > 0, step, 1.0)
@@ -44,7 +73,21 @@ def encode(numbers: Tensor, scale: Tensor, zero: Tensor, bits: int) -> Tensor:
 
 
 def residual(numbers: Tensor, scale: Tensor, zero: Tensor, upper: Tensor) -> Tensor:
-    """Codes 0 to 15 of what ``upper`` misses, in sixteenths of its scale, plus 8.
+    """Encode what the upper four bits of numbers miss, in sixteenths of their scale, plus 8.
+
+    Parameters
+    ----------
+    numbers
+        What was encoded.
+    scale, zero
+        Levels of the upper codes.
+    upper
+        The upper codes.
+
+    Returns
+    -------
+    Tensor
+        Codes 0 to 15, uint8.
 
     References
     ----------
@@ -58,7 +101,18 @@ def residual(numbers: Tensor, scale: Tensor, zero: Tensor, upper: Tensor) -> Ten
 
 
 def round_half_up(steps: Tensor) -> Tensor:
-    """The nearest whole number, the upper one of two."""
+    """Round to the nearest whole number, halves up.
+
+    Parameters
+    ----------
+    steps
+        Numbers to round.
+
+    Returns
+    -------
+    Tensor
+        Whole numbers in the same format.
+    """
     return torch.floor(steps + 0.5)
 
 
@@ -70,14 +124,28 @@ def quantise(
     where: Levels = "ends",
     hierarchical: bool = False,
 ) -> Store:
-    """Pack (batch, KV heads, tokens, head dim) in groups of tokens or of channels.
+    """Pack keys or values in groups of tokens or of channels.
 
     Parameters
     ----------
-    by : ``channel`` for keys, whose groups are ``group`` tokens of one channel; ``token`` for
+    numbers
+        Keys or values, (batch, KV heads, tokens, head dim).
+    bits
+        Width of a code. [bit]
+    group
+        Tokens or channels that share a scale.
+    by
+        ``channel`` for keys, whose groups are ``group`` tokens of one channel; ``token`` for
         values, whose groups are ``group`` channels of one token.
-    where : where the levels lie; ``centres`` is SpeCache's one bit.
-    hierarchical : keep QuantSpec's four lower bits beside the upper ones.
+    where
+        Where the levels lie; ``centres`` is SpeCache's one bit.
+    hierarchical
+        Keep QuantSpec's four lower bits beside the upper ones.
+
+    Returns
+    -------
+    Store
+        Packed codes with their scales and zero points.
 
     Raises
     ------

@@ -25,7 +25,20 @@ def softmax_top_k(logits: Tensor, kv_heads: int, count: int, eligible: Tensor) -
 
 
 def mean_attention(logits: Tensor, kv_heads: int) -> Tensor:
-    """Softmax per head, then the mean over the heads of each KV head; 0 where nothing is seen."""
+    """Average attention over the query heads of each KV head.
+
+    Parameters
+    ----------
+    logits
+        Logits of one query per head, (batch, heads, tokens); -inf where a token is not seen.
+    kv_heads
+        KV heads of the model.
+
+    Returns
+    -------
+    Tensor
+        Mean softmax, (batch, KV heads, tokens), in fp32; 0 where nothing is seen.
+    """
     blind = torch.isneginf(logits).all(-1, keepdim=True)
     shares = logits.float().masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
     return shares.view(len(logits), kv_heads, -1, logits.shape[-1]).mean(2)

@@ -89,7 +89,20 @@ class Int4Matrix:
 
 
 def int4_matrix(weight: Tensor, bias: Tensor | None) -> Int4Matrix:
-    """Pack a weight matrix (outputs, inputs) for the fastest product; the bias stays as it is."""
+    """Pack a weight matrix for the fastest product in four bits.
+
+    Parameters
+    ----------
+    weight
+        The matrix, (outputs, inputs).
+    bias
+        Its bias, which stays as it is.
+
+    Returns
+    -------
+    Int4Matrix
+        The packed matrix, tiled for PyTorch's kernels where its size allows it.
+    """
     outputs, inputs = weight.shape
     if inputs % WEIGHT_GROUP or outputs % 16:
         return Int4Matrix(int4(weight), bias)
@@ -111,13 +124,35 @@ def _tiled_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def scales_and_zeros(scale: Tensor) -> Tensor:
-    """Scales (outputs, groups) as PyTorch's products with 4-bit weights read them."""
+    """Arrange scales as PyTorch's products with 4-bit weights read them.
+
+    Parameters
+    ----------
+    scale
+        Scales, (outputs, groups).
+
+    Returns
+    -------
+    Tensor
+        Scales and zero points, (groups, outputs, 2); zero points are 0.
+    """
     scale = scale.T
     return torch.stack((scale, torch.zeros_like(scale)), dim=-1)
 
 
 def int4(weight: Tensor) -> Int4:
-    """Pack a weight matrix (outputs, inputs)."""
+    """Pack a weight matrix in four bits.
+
+    Parameters
+    ----------
+    weight
+        The matrix, (outputs, inputs).
+
+    Returns
+    -------
+    Int4
+        Its codes and scales.
+    """
     return Int4(*_by_rows(weight, _packed_rows))
 
 

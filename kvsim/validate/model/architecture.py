@@ -58,7 +58,22 @@ class Rope:
         return self.dim * log(self.trained / (turns * 2 * pi)) / (2 * log(self.theta))
 
     def table(self, length: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Cosine and sine of the first positions, each of shape (length, dim)."""
+        """Tabulate the rotations of the first positions.
+
+        Parameters
+        ----------
+        length
+            Positions of the table. [tokens]
+        device
+            Where the table goes.
+        dtype
+            Its number format; angles are computed in fp32.
+
+        Returns
+        -------
+        cos, sin
+            Cosine and sine, each (length, dim).
+        """
         positions = torch.arange(length, dtype=torch.float32)
         angles = torch.outer(positions, self.frequencies()).repeat(1, 2)
         cos, sin = angles.cos() * self.scale, angles.sin() * self.scale
@@ -66,13 +81,46 @@ class Rope:
 
 
 def rotate(tensor: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn heads x, shape (batch, heads, tokens, dim), by (batch or 1, 1, tokens, dim) tables."""
+    """Rotate heads by their positions, with the halves of a head as pairs.
+
+    Parameters
+    ----------
+    tensor
+        Queries or keys, (batch, heads, tokens, dim).
+    cos, sin
+        Tables of their positions, (batch or 1, 1, tokens, dim).
+
+    Returns
+    -------
+    Tensor
+        Rotated heads of the same shape.
+
+    References
+    ----------
+    .. [1] J. Su et al., "RoFormer", https://arxiv.org/abs/2104.09864, section 3.2.
+    """
     half = tensor.shape[-1] // 2
     return tensor * cos + torch.cat((-tensor[..., half:], tensor[..., :half]), dim=-1) * sin
 
 
 def read_rope(config: Mapping[str, Any], dim: int, max_context: int, where: str) -> Rope:
-    """The positions a ``config.json`` describes, in the old form or in that of transformers 5.
+    """Read the rotary positions of a ``config.json``, in its old form or that of transformers 5.
+
+    Parameters
+    ----------
+    config
+        Fields of the configuration.
+    dim
+        Numbers of a head.
+    max_context
+        Positions that the model supports, the default for those it was trained on. [tokens]
+    where
+        What messages call the configuration.
+
+    Returns
+    -------
+    Rope
+        Rotation of queries and keys.
 
     Raises
     ------
@@ -141,7 +189,17 @@ class Architecture:
         return tuple(s for block, n in self.model.layout for _ in range(n) for s in block)
 
     def cut(self, layers: int) -> "Architecture":
-        """The same model cut to its first layers.
+        """Cut the model to its first layers.
+
+        Parameters
+        ----------
+        layers
+            Layers to keep.
+
+        Returns
+        -------
+        Architecture
+            The shorter model.
 
         Raises
         ------
@@ -155,7 +213,17 @@ class Architecture:
 
 
 def load_architecture(name_or_path: str) -> Architecture:
-    """A model by its catalogue name, Hugging Face id, or path of a configuration.
+    """Load the architecture of a model.
+
+    Parameters
+    ----------
+    name_or_path
+        Catalogue name, Hugging Face id, or path of a configuration.
+
+    Returns
+    -------
+    Architecture
+        The model's shape, and the numbers its arithmetic needs.
 
     Raises
     ------
@@ -166,7 +234,27 @@ def load_architecture(name_or_path: str) -> Architecture:
 
 
 def read_architecture(config: Mapping[str, Any], name: str, where: str) -> Architecture:
-    """The architecture that a parsed ``config.json`` describes."""
+    """Read the architecture that a parsed ``config.json`` describes.
+
+    Parameters
+    ----------
+    config
+        Fields of the configuration.
+    name
+        Name of the model.
+    where
+        What messages call the configuration.
+
+    Returns
+    -------
+    Architecture
+        The model's shape, and the numbers its arithmetic needs.
+
+    Raises
+    ------
+    InputError
+        If ``validate`` cannot run models of that family, or a field cannot be right.
+    """
     family = config.get("model_type")
     if family not in RUNNABLE_FAMILIES:
         raise unknown(

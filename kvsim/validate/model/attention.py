@@ -50,7 +50,20 @@ class Pass:
         return not self.starts[0] and not self.rows.start
 
     def ends_prompt(self, prompt: int, sequences: int) -> bool:
-        """Whether this is the last chunk of so many prompts of that length [tokens]."""
+        """Tell whether this is the last chunk of a prompt.
+
+        Parameters
+        ----------
+        prompt
+            Length of the longest prompt. [tokens]
+        sequences
+            Sequences of the part of the batch that passes together.
+
+        Returns
+        -------
+        bool
+            Whether the pass ends the prompt of the last of these sequences.
+        """
         return self.length == prompt and self.rows.stop == sequences
 
 
@@ -88,9 +101,25 @@ def visible(step: Pass, held: Tensor | int, window: int | None = None) -> Seen:
 
 
 def attend(record: OpRecord, queries: Tensor, keys: Tensor, values: Tensor, seen: Seen) -> Tensor:
-    """Softmax attention, (sequences, heads, new, dim) over (sequences, KV heads, slots, dim).
+    """Compute softmax attention of queries over keys and values.
 
     Reads queries, keys and values once and writes the output: scores stay on the chip.
+
+    Parameters
+    ----------
+    record
+        What the op says of itself.
+    queries
+        Queries, (sequences, heads, new, dim).
+    keys, values
+        Keys and values, (sequences, KV heads, slots, dim).
+    seen
+        What each query sees.
+
+    Returns
+    -------
+    Tensor
+        The output, shaped as the queries.
     """
     given, causal = seen, isinstance(seen, str) and seen == "causal"
     few = queries.shape[2] <= FEW_QUERIES and not causal
@@ -142,14 +171,42 @@ def _bias(queries: Tensor, keys: Tensor) -> Tensor:
 
 
 def backend(queries: Tensor, keys: Tensor, causal: bool) -> str:
-    """Which of PyTorch's attention kernels takes these, in its own words."""
+    """Name the PyTorch attention kernel that takes these tensors.
+
+    Parameters
+    ----------
+    queries
+        Queries, (sequences, heads, new, dim).
+    keys
+        Keys, (sequences, KV heads, slots, dim); values have their shape.
+    causal
+        Whether each query sees the tokens up to itself alone.
+
+    Returns
+    -------
+    str
+        Name of the backend in lower case, as in ``torch.nn.attention.SDPBackend``.
+    """
     grouped = queries.shape[1] != keys.shape[1]
     chosen = torch._fused_sdp_choice(queries, keys, keys, is_causal=causal, enable_gqa=grouped)
     return SDPBackend(chosen).name.lower()
 
 
 def kernels(model: Model, device: torch.device) -> dict[str, str]:
-    """The kernels of a model's attention in fp16: of prompts, and of single tokens."""
+    """Name the kernels that compute a model's attention in fp16.
+
+    Parameters
+    ----------
+    model
+        The model, for its heads.
+    device
+        Where it runs.
+
+    Returns
+    -------
+    dict of str to str
+        Kernel of prompts (``prompt``) and of single tokens (``decode``).
+    """
     shape = (1, model.heads, 2 * FEW_QUERIES, model.head_dim)
     queries = torch.zeros(shape, dtype=torch.float16, device=device)
     keys = queries[:, : model.kv_heads]

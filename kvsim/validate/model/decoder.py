@@ -61,19 +61,60 @@ class Decoder:
         return self.weights.embedding.dtype
 
     def step(self, rows: slice, starts: tuple[int, ...], positions: Tensor, kind: Kind) -> Pass:
-        """A pass of tokens at ``positions`` (sequences, new), with the rotations it needs."""
+        """Describe a pass, with the rotations that it needs.
+
+        Parameters
+        ----------
+        rows
+            Sequences of the batch.
+        starts
+            Cached tokens of each of them. [tokens]
+        positions
+            Positions of the new tokens, (sequences, new).
+        kind
+            What the pass is for.
+
+        Returns
+        -------
+        Pass
+            The pass as layers see it.
+        """
         turns = self.turns(positions)
         return Pass(rows, starts, positions.shape[1], positions, turns, kind)
 
     def turns(self, positions: Tensor) -> tuple[Tensor, Tensor] | None:
-        """Cosine and sine at positions (sequences, tokens); none where positions are learned."""
+        """Look up the rotations of positions.
+
+        Parameters
+        ----------
+        positions
+            Positions, (sequences, tokens).
+
+        Returns
+        -------
+        tuple of Tensor or None
+            Cosine and sine, (sequences, 1, tokens, dim) each; None where positions are learned.
+        """
         if self._turns is None:
             return None
         cos, sin = (table[positions].unsqueeze(1) for table in self._turns)
         return cos, sin
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Tokens (sequences, new) to hidden states (sequences, new, hidden)."""
+        """Embed tokens, with their positions where these are learned.
+
+        Parameters
+        ----------
+        tokens
+            New tokens, (sequences, new).
+        positions
+            Their positions, (sequences, new).
+
+        Returns
+        -------
+        Tensor
+            Hidden states, (sequences, new, hidden).
+        """
         with self.counter.op("sample") as record:
             x = F.embedding(tokens, self.weights.embedding)
             record.reads(x)
@@ -86,11 +127,25 @@ class Decoder:
     def layer(
         self, index: int, weights: LayerWeights, tensor: Tensor, step: Pass, attend: Attend
     ) -> Callable[[], None] | None:
-        """One layer's change of the hidden states x (sequences, new, hidden), in place.
+        """Run one layer, which changes the hidden states in place.
+
+        Parameters
+        ----------
+        index
+            Index of the layer.
+        weights
+            Its weights.
+        tensor
+            Hidden states, (sequences, new, hidden), changed in place.
+        step
+            The pass.
+        attend
+            Computes attention.
 
         Returns
         -------
-        What is left to do once attention has answered, if it does so later.
+        Callable or None
+            What is left to do once attention has answered, if it does so later.
         """
         attended = self._attention(index, weights, tensor, step, attend)
         if not isinstance(attended, Tensor):
@@ -122,7 +177,18 @@ class Decoder:
         return self._multiply("down", weights.down, wide)
 
     def head(self, tensor: Tensor) -> Tensor:
-        """Hidden states (..., hidden) to logits (..., vocab)."""
+        """Compute the logits of the next token.
+
+        Parameters
+        ----------
+        tensor
+            Hidden states behind the last layer, (..., hidden).
+
+        Returns
+        -------
+        Tensor
+            Logits, (..., vocab).
+        """
         with self.counter.op("sample") as record:
             normed = self.weights.norm(tensor)
             record.reads(tensor)
@@ -132,7 +198,22 @@ class Decoder:
     def keys_values(
         self, index: int, tensor: Tensor, turns: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor]:
-        """Keys and values of a layer's stored inputs x, (sequences, KV heads, tokens, dim) each."""
+        """Compute keys and values again from the stored inputs of a layer.
+
+        Parameters
+        ----------
+        index
+            Index of the layer.
+        tensor
+            Inputs of its projections, (sequences, tokens, hidden).
+        turns
+            Rotations of the tokens' positions; None where positions are learned.
+
+        Returns
+        -------
+        keys, values
+            (sequences, KV heads, tokens, dim) each.
+        """
         m, weights = self.arch.model, self.weights.layers[index]
         rows = weights.qkv.rows(m.heads * m.head_dim)
         both = rows(
@@ -198,7 +279,18 @@ class Decoder:
 
 
 def rehearsal(decoder: Decoder) -> Decoder:
-    """The same without any memory, on which a technique can be set up to see what it needs."""
+    """Copy a decoder without its memory, to set up a technique and see what it needs.
+
+    Parameters
+    ----------
+    decoder
+        The decoder to copy.
+
+    Returns
+    -------
+    Decoder
+        The same shapes on PyTorch's ``meta`` device.
+    """
 
     def empty(name: str, shape: tuple[int, ...]) -> Tensor:
         return torch.empty(shape, dtype=decoder.dtype, device="meta")

@@ -43,7 +43,18 @@ class Linear:
         return (self.weight,) if self.bias is None else (self.weight, self.bias)
 
     def rows(self, start: int, stop: int | None = None) -> "Linear":
-        """The part that gives some of the outputs; no copy."""
+        """Take the rows that give some of the outputs, without a copy.
+
+        Parameters
+        ----------
+        start, stop
+            First output, and the one behind the last; all that follow if no stop is given.
+
+        Returns
+        -------
+        Linear
+            A view of the matrix and of its bias.
+        """
         part = slice(start, stop)
         return Linear(self.weight[part], None if self.bias is None else self.bias[part])
 
@@ -154,7 +165,21 @@ OPT = Names(
 
 
 def build(arch: Architecture, get: Get) -> Weights:
-    """All weights, each tensor asked for once and in the order of their use."""
+    """Assemble the weights of a decoder.
+
+    Parameters
+    ----------
+    arch
+        The model.
+    get
+        Returns a tensor by its Hugging Face name and shape. Called once for each tensor, in the
+        order of their use.
+
+    Returns
+    -------
+    Weights
+        All weights; queries, keys and values are one matrix, and so are gate and up.
+    """
     m, names = arch.model, OPT if arch.model.family == "opt" else LLAMA
 
     def norm(name: str, width: int) -> Norm:
@@ -198,7 +223,18 @@ def _joined(parts: list[Tensor]) -> Tensor:
 
 
 def expected_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
-    """Name and shape of every tensor that a checkpoint of this architecture must hold."""
+    """List the tensors that a checkpoint of this architecture must hold.
+
+    Parameters
+    ----------
+    arch
+        The model.
+
+    Returns
+    -------
+    dict of str to tuple of int
+        Shape of each tensor by its Hugging Face name.
+    """
     shapes: dict[str, tuple[int, ...]] = {}
 
     def note(name: str, shape: tuple[int, ...]) -> Tensor:
@@ -212,7 +248,24 @@ def expected_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
 def random_weights(
     arch: Architecture, device: torch.device, dtype: torch.dtype, seed: int = 0
 ) -> Weights:
-    """Weights that keep the size of what passes through them, so that no layer is idle."""
+    """Draw weights that keep the size of what passes through them, so that no layer is idle.
+
+    Parameters
+    ----------
+    arch
+        The model.
+    device
+        Where the weights go; on ``meta`` nothing is drawn.
+    dtype
+        Their number format.
+    seed
+        Seed of the random generator.
+
+    Returns
+    -------
+    Weights
+        Normal numbers for matrices and biases, ones and zeros for norms.
+    """
     if device.type == "meta":  # a rehearsal: shapes alone
         return build(arch, lambda _, shape: torch.empty(shape, device=device, dtype=dtype))
     generator = torch.Generator(device).manual_seed(seed)
@@ -241,7 +294,19 @@ class TensorSource(Protocol):
 
 
 def find_tensors(arch: Architecture, source: TensorSource) -> dict[str, str]:
-    """What a checkpoint calls the tensors of its model; none is read.
+    """Find the tensors of a model in its checkpoint, without reading any.
+
+    Parameters
+    ----------
+    arch
+        The model.
+    source
+        The checkpoint.
+
+    Returns
+    -------
+    dict of str to str
+        Name in the checkpoint by Hugging Face name.
 
     Raises
     ------
@@ -275,7 +340,23 @@ def find_tensors(arch: Architecture, source: TensorSource) -> dict[str, str]:
 def load_weights(
     arch: Architecture, source: TensorSource, device: torch.device, dtype: torch.dtype
 ) -> Weights:
-    """A checkpoint's weights; all of it is checked before the first tensor is read.
+    """Load the weights of a checkpoint; all of it is checked before the first tensor is read.
+
+    Parameters
+    ----------
+    arch
+        The model.
+    source
+        The checkpoint.
+    device
+        Where the weights go.
+    dtype
+        Their number format.
+
+    Returns
+    -------
+    Weights
+        The weights, in memory of the device.
 
     Raises
     ------
@@ -305,11 +386,39 @@ def _floating(kind: str) -> bool:
 
 
 def weight_bytes(arch: Architecture, dtype: torch.dtype) -> int:
-    """Memory that the weights take, a tied head once. [B]"""
+    """Compute the memory of a model's weights, a tied head counted once.
+
+    Parameters
+    ----------
+    arch
+        The model.
+    dtype
+        Number format of the weights.
+
+    Returns
+    -------
+    int
+        Size. [B]
+    """
     numbers = sum(torch.Size(s).numel() for s in expected_shapes(arch).values())
     return numbers * dtype.itemsize
 
 
 def cached_bytes(model: Model, tokens: int, dtype: torch.dtype) -> int:
-    """Memory of the keys and values of ``tokens`` tokens in all layers. [B]"""
+    """Compute the memory of the keys and values of all layers.
+
+    Parameters
+    ----------
+    model
+        The model.
+    tokens
+        Cached tokens. [tokens]
+    dtype
+        Number format of keys and values.
+
+    Returns
+    -------
+    int
+        Size. [B]
+    """
     return model.layers * model.kv_width * tokens * dtype.itemsize

@@ -112,7 +112,18 @@ class Implementation:
 
     @classmethod
     def small_settings(cls, run: SmallRun) -> list[str]:
-        """Settings under which the technique acts in a small run, as the notation writes them."""
+        """List settings under which the technique acts in a small run.
+
+        Parameters
+        ----------
+        run
+            Sizes of the run.
+
+        Returns
+        -------
+        list of str
+            Settings as the notation writes them, without the technique's name.
+        """
         return [""]
 
     def __init__(
@@ -175,7 +186,24 @@ class Implementation:
     def attend_prompt(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor:
-        """Attend with a chunk to its prompt so far, keys and values (batch, KV heads, n, dim)."""
+        """Attend with a chunk to its prompt so far.
+
+        Parameters
+        ----------
+        layer
+            Index of the layer.
+        queries
+            Queries of the chunk, (sequences, heads, new, dim).
+        keys, values
+            Those of the prompt so far, (sequences, KV heads, tokens, dim).
+        step
+            Which tokens of which sequences they are.
+
+        Returns
+        -------
+        Tensor
+            The output, shaped as the queries.
+        """
         with self.counter.op("attn") as record:
             seen = visible(step, step.length, self.shapes[layer].window)
             return attend(record, queries, keys, values, seen)
@@ -201,7 +229,13 @@ class Implementation:
     # rounds
 
     def decode_round(self, run: RunningGeneration) -> None:
-        """Run one decoding round; the default decodes one token per sequence."""
+        """Run one decoding round; the default decodes one token per sequence.
+
+        Parameters
+        ----------
+        run
+            The generation, which runs passes and takes the tokens that the round decides on.
+        """
         logits = run.forward(run.last[:, None], "decode")
         run.emit(run.choose(logits), logits=logits)
 
@@ -224,10 +258,33 @@ class Implementation:
         raise NotImplementedError
 
     def on_layer_output(self, layer: int, hidden: Tensor, step: Pass) -> None:
-        """Look at the hidden states (sequences, new, hidden) with which a pass leaves a layer."""
+        """Look at the hidden states with which a pass leaves a layer.
+
+        Parameters
+        ----------
+        layer
+            Index of the layer.
+        hidden
+            Hidden states, (sequences, new, hidden).
+        step
+            Which tokens of which sequences they are.
+        """
 
     def weights(self, layer: int, kind: Kind) -> LayerWeights:
-        """The weights of a layer in a pass of that kind: drafts and streamed ones may differ."""
+        """Return the weights of a layer; those of drafts and streamed ones may differ.
+
+        Parameters
+        ----------
+        layer
+            Index of the layer.
+        kind
+            What the pass is for.
+
+        Returns
+        -------
+        LayerWeights
+            What the pass multiplies with.
+        """
         return self.decoder.weights.layers[layer]
 
     @property
@@ -238,19 +295,55 @@ class Implementation:
     # the batch
 
     def tiles(self, layer: int) -> list[slice]:
-        """Sequences of each part of the batch that passes through a layer by itself."""
+        """Split the batch into parts that pass through a layer one after another.
+
+        Parameters
+        ----------
+        layer
+            Index of the layer.
+
+        Returns
+        -------
+        list of slice
+            Sequences of each part.
+        """
         return [slice(0, self.batch)]
 
     def prompt_tiles(self, layer: int, most: int) -> list[slice]:
-        """The same for prompts, of which about ``most`` tokens pass through it at once.
+        """Split the prompts into parts that pass through a layer one after another.
 
-        Who keeps sequences apart takes whole prompts one after another: keys and values are then
-        read once per prompt, and not once for every few tokens of all of them.
+        Implementations that keep sequences apart take whole prompts: keys and values are then read
+        once per prompt, and not once for every few tokens of all of them.
+
+        Parameters
+        ----------
+        layer
+            Index of the layer.
+        most
+            Prompt tokens that pass through a layer at once, roughly. [tokens]
+
+        Returns
+        -------
+        list of slice
+            Sequences of each part.
         """
         return self.tiles(layer)
 
     def whole_prompt_tiles(self, part: slice, most: int) -> list[slice]:
-        """Split a part of the batch into as many whole prompts as have ``most`` tokens, or one."""
+        """Split a part of the batch into groups of whole prompts.
+
+        Parameters
+        ----------
+        part
+            Sequences to split.
+        most
+            Tokens of a group at most; a longer prompt makes a group by itself. [tokens]
+
+        Returns
+        -------
+        list of slice
+            Sequences of each group.
+        """
         each = max(1, most // self.prompt)
         return [slice(i, min(i + each, part.stop)) for i in range(part.start, part.stop, each)]
 
@@ -279,7 +372,18 @@ class Implementation:
         return True
 
     def op_shares(self, cached: list[int]) -> Mapping[str, float]:
-        """How much of an op the next round does, by name; a prediction takes 1."""
+        """State how much of each op the next round does, where predictions count the whole op.
+
+        Parameters
+        ----------
+        cached
+            Tokens in the cache of each sequence before the round. [tokens]
+
+        Returns
+        -------
+        Mapping of str to float
+            Share of the op by its name; ops that are not listed are done as predicted.
+        """
         return {}
 
     @property
@@ -304,7 +408,20 @@ class Implementation:
         return sizes
 
     def empty(self, slots: int, sequences: int | None = None) -> Tensor:
-        """Room for ``slots`` tokens of one layer, (sequences, KV heads, slots, dim)."""
+        """Allocate zeros for keys or values of one layer.
+
+        Parameters
+        ----------
+        slots
+            Tokens to make room for. [tokens]
+        sequences
+            Sequences to make room for; the whole batch if not given.
+
+        Returns
+        -------
+        Tensor
+            Zeros, (sequences, KV heads, slots, dim).
+        """
         m, where = self.model, self.decoder
         shape = (self.batch if sequences is None else sequences, m.kv_heads, slots, m.head_dim)
         return torch.zeros(shape, device=where.device, dtype=where.dtype)
@@ -314,7 +431,18 @@ class Implementation:
 
 
 def join_resident(*parts: Resident) -> Resident:
-    """Put together what several parts keep, by tier and buffer."""
+    """Join what several parts keep in memory.
+
+    Parameters
+    ----------
+    parts
+        Tensors of each part, by tier and buffer.
+
+    Returns
+    -------
+    Resident
+        Tensors of all parts, by tier and buffer.
+    """
     held: Resident = {"gpu": {}}
     for part in parts:
         for tier, buffers in part.items():
@@ -324,7 +452,17 @@ def join_resident(*parts: Resident) -> Resident:
 
 
 def put(cache: Tensor, new: Tensor, step: Pass) -> None:
-    """Write new keys or values (sequences, KV heads, new, dim) at their positions in a cache."""
+    """Write new keys or values into a cache at their positions.
+
+    Parameters
+    ----------
+    cache
+        Keys or values of the whole batch, (batch, KV heads, slots, dim), changed in place.
+    new
+        Those of the pass, (sequences, KV heads, new, dim).
+    step
+        Which tokens of which sequences they are.
+    """
     cache = cache[step.rows]
     if step.uniform:
         start = step.starts[0]

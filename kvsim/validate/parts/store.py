@@ -43,7 +43,20 @@ class SharedObjects:
     made: dict[object, object] = field(default_factory=dict)
 
     def get(self, key: object, make: Callable[[], Made]) -> Made:
-        """What goes by that key."""
+        """Return the object of a key, and make it when it is first asked for.
+
+        Parameters
+        ----------
+        key
+            What the layers know the object by.
+        make
+            Makes the object.
+
+        Returns
+        -------
+        object
+            The same object for every layer.
+        """
         if key not in self.made:
             self.made[key] = make()
         found: Made = self.made[key]  # type: ignore[assignment]
@@ -72,12 +85,42 @@ class CacheRoom:
     common: SharedObjects = field(default_factory=SharedObjects)
 
     def zeros(self, slots: int, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Room on the GPU, (sequences, KV heads, slots, dim)."""
+        """Allocate zeros on the GPU.
+
+        Parameters
+        ----------
+        slots
+            Tokens to make room for. [tokens]
+        dim
+            Numbers of a row; the head dimension if not given.
+        dtype
+            Number format; the layer's if not given.
+
+        Returns
+        -------
+        Tensor
+            Zeros, (sequences, KV heads, slots, dim).
+        """
         shape = (self.sequences, self.heads, slots, self.dim if dim is None else dim)
         return torch.zeros(shape, dtype=dtype or self.dtype, device=self.device)
 
     def turned(self, keys: Tensor, slots: Tensor, back: bool) -> Tensor:
-        """Keys (sequences, heads, tokens, dim) with their positions turned in, or without them."""
+        """Rotate keys by their positions, or undo it.
+
+        Parameters
+        ----------
+        keys
+            Keys, (sequences, heads, tokens, dim).
+        slots
+            Positions of the tokens, (sequences, tokens).
+        back
+            Undo the rotation instead.
+
+        Returns
+        -------
+        Tensor
+            Keys of the same shape, unchanged where the model does not rotate them.
+        """
         turns = self.turns(slots)
         if turns is None:
             return keys
@@ -90,7 +133,26 @@ class CacheRoom:
 def on_the_gpu(
     sequences: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device
 ) -> CacheRoom:
-    """Room that is all the layer's own."""
+    """Make room on the device that belongs to one layer alone.
+
+    Parameters
+    ----------
+    sequences
+        Sequences to make room for.
+    heads
+        KV heads of the layer.
+    dim
+        Numbers of a head.
+    dtype
+        Number format of keys and values.
+    device
+        Where the room is.
+
+    Returns
+    -------
+    CacheRoom
+        Room for rows of zeros.
+    """
 
     def rows(count: int, widths: Widths) -> list[Tensor]:
         shape = (sequences, heads, count)
@@ -117,7 +179,22 @@ class SlotRange:
     def after_cached(
         cls, step: Pass, away: Sequence[int] = (), moved: Tensor | int = 0
     ) -> "SlotRange":
-        """New tokens behind the cached ones, of which ``away`` are no longer in the cache."""
+        """Place new tokens behind the cached ones.
+
+        Parameters
+        ----------
+        step
+            The pass that appends them.
+        away
+            Cached tokens of each sequence that are no longer in the cache; none if empty. [tokens]
+        moved
+            What to subtract from positions for slots; 0 where they are the same.
+
+        Returns
+        -------
+        SlotRange
+            Slots of the new tokens, and the slots in use after them.
+        """
         gone = away or [0] * len(step.starts)
         starts = tuple(n - m for n, m in zip(step.starts, gone, strict=True))
         alike = not step.fixed and min(starts) == max(starts)
@@ -138,7 +215,20 @@ class SlotRange:
         return (self.slots[:, -1] + 1).int()
 
     def visible(self, step: Pass, window: int | None = None) -> Seen:
-        """What each query sees of the slots in use, which are in the order of tokens."""
+        """State which slots each query of the pass sees; slots are in the order of tokens.
+
+        Parameters
+        ----------
+        step
+            The pass.
+        window
+            Tokens that a query sees at most, itself included. [tokens]
+
+        Returns
+        -------
+        Seen
+            A mask, or the name of a usual pattern.
+        """
         starts = tuple(end - self.new for end in self.ends)
         return visible(replace(step, starts=starts, positions=self.slots), self.longest, window)
 
@@ -176,9 +266,25 @@ class KvStore(ABC):
     def attend_prompt(
         self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, seen: Seen
     ) -> Tensor:
-        """Attention of a chunk over the prompt so far, in full precision.
+        """Attend with a chunk of the prompt to the prompt so far, in full precision.
 
         Storages that rank tokens by attention look at it here.
+
+        Parameters
+        ----------
+        queries
+            Queries of the chunk, (sequences, heads, new, dim).
+        keys, values
+            Those of the prompt so far, (sequences, KV heads, tokens, dim).
+        step
+            Which tokens of which sequences they are.
+        seen
+            What each query sees.
+
+        Returns
+        -------
+        Tensor
+            The output, shaped as the queries.
         """
         with self.counter.op("attn") as record:
             return full_attention(record, queries, keys, values, seen)
@@ -192,11 +298,16 @@ class KvStore(ABC):
 
     @abstractmethod
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
-        """Store a prompt's tokens (sequences, KV heads, tokens, dim) in the first slots.
+        """Store the tokens of a prompt in the first slots.
 
         Parameters
         ----------
-        plainly : the op that writes them where nothing is packed.
+        keys, values
+            Those of the prompt, (sequences, KV heads, tokens, dim).
+        counts
+            Tokens of each sequence. [tokens]
+        plainly
+            The op that writes them where nothing is packed.
         """
 
     @property
@@ -205,23 +316,83 @@ class KvStore(ABC):
         return True
 
     def op_shares(self, ends: list[int]) -> Mapping[str, float]:
-        """How much of ops a pass with these slots in use after it does; a prediction takes 1."""
+        """State how much of each op a pass does, where predictions count the whole op.
+
+        Parameters
+        ----------
+        ends
+            Slots in use of each sequence after the pass. [slots]
+
+        Returns
+        -------
+        Mapping of str to float
+            Share of the op by its name; ops that are not listed are done as predicted.
+        """
         return {}
 
     def branch(self, ends: list[int]) -> Hashable:
-        """Passes with these slots in use after them do the same where this is; none for no pass."""
+        """Return a key of the work that a pass does; passes with the same key do the same.
+
+        Parameters
+        ----------
+        ends
+            Slots in use of each sequence after the pass. [slots]
+
+        Returns
+        -------
+        Hashable
+            The key; None for a pass that must not be replayed.
+        """
         return ()
 
     @abstractmethod
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
-        """Store new tokens (sequences, KV heads, new, dim) in their slots."""
+        """Store the new tokens of a pass in their slots.
+
+        Parameters
+        ----------
+        keys, values
+            Those of the new tokens, (sequences, KV heads, new, dim).
+        span
+            Slots of the new tokens.
+        """
 
     @abstractmethod
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Attention to the slots in use."""
+        """Attend to the slots in use.
+
+        Parameters
+        ----------
+        queries
+            Queries, (sequences, heads, new, dim).
+        span
+            Slots of the pass.
+        seen
+            What each query sees of the slots.
+
+        Returns
+        -------
+        Tensor
+            The output, shaped as the queries.
+        """
 
     def attend_async(self, queries: Tensor, span: SlotRange, seen: Seen) -> Callable[[], Tensor]:
-        """Attention that may go on beside that of other cells, until it is asked for."""
+        """Start attention that may run beside that of other stores.
+
+        Parameters
+        ----------
+        queries
+            Queries, (sequences, heads, new, dim).
+        span
+            Slots of the pass.
+        seen
+            What each query sees of the slots.
+
+        Returns
+        -------
+        Callable
+            Waits for the output, shaped as the queries.
+        """
         out = self.attend(queries, span, seen)
         return lambda: out
 
@@ -229,21 +400,74 @@ class KvStore(ABC):
     def attend_with_scores(
         self, queries: Tensor, span: SlotRange, seen: Seen
     ) -> tuple[Tensor, Tensor]:
-        """The same of one query, and what it gave each slot, (sequences, heads, 1, slots)."""
+        """Attend with one query per sequence, and return the weights too.
+
+        Parameters
+        ----------
+        queries
+            Queries, (sequences, heads, 1, dim).
+        span
+            Slots of the pass.
+        seen
+            What each query sees of the slots.
+
+        Returns
+        -------
+        out
+            The output, shaped as the queries.
+        scores
+            Attention that each slot got, (sequences, heads, 1, slots).
+        """
 
     def room_left(self, tokens: int) -> int | None:
-        """New tokens that fit behind so many until some have to be settled; none for no limit."""
+        """Count the new tokens that fit until some have to be settled.
+
+        Parameters
+        ----------
+        tokens
+            Tokens that are stored already. [tokens]
+
+        Returns
+        -------
+        int or None
+            New tokens that fit; None for no limit. [tokens]
+        """
         return None
 
     def commit(self, before: list[int], after: list[int]) -> None:  # noqa: B027 - most need not
-        """A round is over: so many tokens of every sequence stay, where there were so many."""
+        """End a round: note how many tokens of each sequence stay.
+
+        Parameters
+        ----------
+        before
+            Tokens of each sequence before the round. [tokens]
+        after
+            Tokens of each sequence that stay. [tokens]
+        """
 
     def rows_in_use(self, ends: tuple[int, ...]) -> list[int]:
-        """Rows of every table that tokens up to these ends fill, in the order they were made."""
+        """Count the rows of every table that tokens fill.
+
+        Parameters
+        ----------
+        ends
+            Slots in use of each sequence. [slots]
+
+        Returns
+        -------
+        list of int
+            Rows of each table, in the order in which they were made.
+        """
         raise NotImplementedError
 
     def bind(self, tables: list[Tensor]) -> None:
-        """Use these tables from here on, in the order they were made."""
+        """Use other tables from here on.
+
+        Parameters
+        ----------
+        tables
+            The tables, in the order in which the storage made its own.
+        """
         raise NotImplementedError
 
     def gpu_tensors(self) -> list[Tensor]:
@@ -263,7 +487,28 @@ def attend_packed(
     read: Callable[[], Iterable[Tensor]],
     scored: bool = False,
 ) -> PartialAttention:
-    """Attention over packed slots; ``read`` gives what it has read of them."""
+    """Attend to packed slots, and count what is read.
+
+    Parameters
+    ----------
+    record
+        What the op says of itself.
+    queries
+        Queries, (sequences, heads, new, dim).
+    view
+        The slots, as the kernel reads them.
+    span
+        Slots of the pass.
+    read
+        Lists the tensors that the kernel has read of the slots.
+    scored
+        Give the last query's logits too.
+
+    Returns
+    -------
+    PartialAttention
+        The output in fp32, with the logits if they are asked for.
+    """
     part = attend(queries, view, scored)
     if record.counting:
         with uncounted():
@@ -275,9 +520,20 @@ def attend_packed(
 
 
 def count_pairs(record: OpRecord, queries: Tensor, span: SlotRange, fused: bool) -> None:
-    """Say how many pairs of a query and a token are seen, and of a fused kernel's were computed.
+    """Count the pairs of a query and a token, seen ones and those that a kernel computes.
 
-    Every sequence is computed up to its own end, by each of its new queries.
+    A fused kernel computes every sequence up to its own end, for each of its new queries.
+
+    Parameters
+    ----------
+    record
+        What the op says of itself.
+    queries
+        Queries, (sequences, heads, new, dim).
+    span
+        Slots of the pass.
+    fused
+        Whether a fused kernel computes them, whose FLOPs PyTorch does not count.
     """
     own = torch.arange(span.new)
     pairs = [torch.arange(end) <= (end - span.new + own)[:, None] for end in span.ends]
@@ -288,13 +544,39 @@ def count_pairs(record: OpRecord, queries: Tensor, span: SlotRange, fused: bool)
 
 
 def shares(part: PartialAttention) -> Tensor:
-    """What the last query gave each slot, (sequences, heads, 1, slots)."""
+    """Turn the logits of the last query into attention.
+
+    Parameters
+    ----------
+    part
+        Attention with its logits.
+
+    Returns
+    -------
+    Tensor
+        Attention that each slot got, (sequences, heads, 1, slots).
+    """
     assert part.scores is not None
     return (part.scores.float() - part.lse[..., -1:]).exp()[:, :, None]
 
 
 def lengths_on(device: torch.device, counts: Sequence[int]) -> Tensor:
-    """Counts of every sequence on the device, made there where all are equal."""
+    """Put the counts of every sequence on the device.
+
+    Where all are equal they are made there, without a copy.
+
+    Parameters
+    ----------
+    device
+        Where they go.
+    counts
+        One count per sequence.
+
+    Returns
+    -------
+    Tensor
+        The counts, (sequences,), int32.
+    """
     if min(counts) == max(counts):
         return torch.full((len(counts),), counts[0], dtype=torch.int32, device=device)
     return to_device(counts, device, torch.int32)
