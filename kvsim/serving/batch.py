@@ -42,7 +42,15 @@ QUEUE_HEAD = 0  # of a queue's ends; behind it, the last request of each class
 
 @jit_function
 def enqueue(world: World, ends: Ends, index: int, front: bool) -> None:
-    """Put a request behind all others of the same class, or in front of them."""
+    """Put a request behind all others of its class, or in front of them.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    ends : the queue's first request and the last of each class.
+    index : row of the request.
+    front : whether it goes in front of its class.
+    """
     request = world.requests[index]
     before = NO_INDEX
     for rank in range(request.priority + (not front)):
@@ -63,7 +71,14 @@ def enqueue(world: World, ends: Ends, index: int, front: bool) -> None:
 
 @jit_function
 def dequeue(world: World, ends: Ends, index: int) -> None:
-    """Remove a request from a queue, from whatever place in it."""
+    """Remove a request from any place in a queue.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    ends : the queue's first request and the last of each class.
+    index : row of the request.
+    """
     request = world.requests[index]
     if request.back == NO_INDEX:
         ends[QUEUE_HEAD] = request.link
@@ -79,13 +94,30 @@ def dequeue(world: World, ends: Ends, index: int) -> None:
 
 @jit_function
 def unread(request: Request) -> int:
-    """Return the tokens that a waiting request has to read, if none are found. [tokens]"""
+    """Return the tokens that a waiting request has to read, if none are found. [tokens]
+
+    Parameters
+    ----------
+    request : the request.
+
+    Returns
+    -------
+    int
+        Its prompt and the tokens that it has already made. [tokens]
+    """
     return request.prompt + request.made
 
 
 @jit_function
 def queue(world: World, replica: Replica, index: int) -> None:
-    """Put a request behind all others of its class."""
+    """Put a request behind all others of its class.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that the request is on.
+    index : row of the request.
+    """
     replica.unread += unread(world.requests[index])
     enqueue(world, replica.wait_ends, index, False)
     replica.waiting += 1
@@ -93,7 +125,14 @@ def queue(world: World, replica: Replica, index: int) -> None:
 
 @jit_function
 def queue_front(world: World, replica: Replica, index: int) -> None:
-    """Put a request in front of all others of its class."""
+    """Put a request in front of all others of its class.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that the request is on.
+    index : row of the request.
+    """
     replica.unread += unread(world.requests[index])
     enqueue(world, replica.wait_ends, index, True)
     replica.waiting += 1
@@ -101,7 +140,14 @@ def queue_front(world: World, replica: Replica, index: int) -> None:
 
 @jit_function
 def leave_queue(world: World, replica: Replica, index: int) -> None:
-    """Remove a request from the waiting queue."""
+    """Remove a request from the waiting queue.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that the request is on.
+    index : row of the request.
+    """
     replica.unread -= unread(world.requests[index])
     dequeue(world, replica.wait_ends, index)
     replica.waiting -= 1
@@ -109,14 +155,28 @@ def leave_queue(world: World, replica: Replica, index: int) -> None:
 
 @jit_function
 def queue_swapped(world: World, replica: Replica, index: int) -> None:
-    """Put a request whose cache is in host memory behind all others of its class."""
+    """Put a request whose cache is in host memory behind all others of its class.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that the request is on.
+    index : row of the request.
+    """
     enqueue(world, replica.swap_ends, index, False)
     replica.swapped += 1
 
 
 @jit_function
 def queue_handed_over(world: World, replica: Replica, index: int) -> None:
-    """Let a request wait to decode, with the cache that another replica made."""
+    """Let a request wait to decode, with the cache that another replica made.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that decodes it.
+    index : row of the request.
+    """
     request = world.requests[index]
     request.status = SWAPPED
     request.left = int(np.ceil((request.generate - request.made) / request.rate - LENGTH_ROUNDING))
@@ -125,20 +185,51 @@ def queue_handed_over(world: World, replica: Replica, index: int) -> None:
 
 @jit_function
 def leave_swap_queue(world: World, replica: Replica, index: int) -> None:
-    """Remove a request from the queue of swapped ones."""
+    """Remove a request from the queue of swapped ones.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that the request is on.
+    index : row of the request.
+    """
     dequeue(world, replica.swap_ends, index)
     replica.swapped -= 1
 
 
 @jit_function
 def get_class(world: World, replica: Replica, place: int) -> int:
-    """Return the class of the sequence at a place of the batch."""
+    """Return the class of the sequence at a place of the batch.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica of the batch.
+    place : place in the batch, from 0.
+
+    Returns
+    -------
+    int
+        Priority of the request; lower ones go first.
+    """
     return int(world.requests[world.sequences[replica.first_sequence + place].request].priority)
 
 
 @jit_function
 def find_place(world: World, replica: Replica, index: int) -> int:
-    """Return the place of a running request in the batch."""
+    """Return the place of a running request in the batch.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that the request is on.
+    index : row of the request.
+
+    Returns
+    -------
+    int
+        Place from 0.
+    """
     place = 0
     while world.sequences[replica.first_sequence + place].request != index:
         place += 1
@@ -147,7 +238,14 @@ def find_place(world: World, replica: Replica, index: int) -> int:
 
 @jit_function
 def remove_sequence(world: World, replica: Replica, place: int) -> None:
-    """Remove a sequence from the batch; later ones move up."""
+    """Remove a sequence from the batch; later ones move up.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica of the batch.
+    place : place in the batch, from 0.
+    """
     for at in range(replica.first_sequence + place, replica.first_sequence + replica.running - 1):
         world.sequences[at] = world.sequences[at + 1]
     replica.running -= 1
@@ -156,9 +254,19 @@ def remove_sequence(world: World, replica: Replica, place: int) -> None:
 
 @jit_function
 def add_sequence(world: World, replica: Replica, index: int, shared: int) -> Sequence:
-    """A request enters the batch, the last of its class, with some shared blocks.
+    """Add a request to the batch as the last of its class, with nothing read or decoded yet.
 
-    Nothing is read or decoded yet.
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that the request is on.
+    index : row of the request.
+    shared : leading prompt blocks that it shares with others. [blocks]
+
+    Returns
+    -------
+    Sequence
+        Its row of the batch.
     """
     place, priority = replica.running, world.requests[index].priority
     while place > 0 and priority < get_class(world, replica, place - 1):
@@ -184,7 +292,15 @@ def add_sequence(world: World, replica: Replica, index: int, shared: int) -> Seq
 
 @jit_function
 def start_decoding(replica: Replica, sequence: Sequence, request: Request, rounds: int) -> None:
-    """Decode from the next round on: the tokens that are missing, in so many rounds."""
+    """Make a sequence decode from the next round on.
+
+    Parameters
+    ----------
+    replica : the replica that the request is on.
+    sequence : the sequence, a row of the batch.
+    request : its request.
+    rounds : rounds that yield the tokens which are missing. [rounds]
+    """
     sequence.todo = 0
     sequence.growth = (request.generate - request.made) / rounds
     sequence.finish = replica.rounds + rounds
@@ -197,7 +313,14 @@ def start_decoding(replica: Replica, sequence: Sequence, request: Request, round
 
 @jit_function
 def share_prompt(world: World, replica: Replica, sequence: Sequence) -> None:
-    """Turn the full blocks of a prompt that was just read into shared ones."""
+    """Turn the full blocks of a prompt that was just read into shared ones.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that the request is on.
+    sequence : the sequence, a row of the batch.
+    """
     request = world.requests[sequence.request]
     fresh = request.blocks - sequence.shared
     given = min(fresh * world.limits.prefix_bytes, sequence.held)
@@ -216,7 +339,14 @@ def share_prompt(world: World, replica: Replica, sequence: Sequence) -> None:
 
 @jit_function
 def finish_prompt(world: World, replica: Replica, sequence: Sequence) -> None:
-    """The prompt has been read and yields a token; its full blocks are shared from now on."""
+    """Record the first token of a prompt that has been read, and share its full blocks.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that the request is on.
+    sequence : the sequence, a row of the batch.
+    """
     request = world.requests[sequence.request]
     request.made += 1
     replica.emitted += 1
@@ -241,7 +371,14 @@ def finish_prompt(world: World, replica: Replica, sequence: Sequence) -> None:
 
 @jit_function
 def release_sequence(world: World, replica: Replica, sequence: Sequence) -> None:
-    """Give back a sequence's memory."""
+    """Free the memory of a sequence and its use of shared blocks.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that the request is on.
+    sequence : the sequence, a row of the batch.
+    """
     request = world.requests[sequence.request]
     give_back(replica, sequence.held)
     replica.host_private -= sequence.host_held
@@ -253,7 +390,13 @@ def release_sequence(world: World, replica: Replica, sequence: Sequence) -> None
 
 @jit_function
 def complete(world: World, replica: Replica) -> None:
-    """Remove sequences that have all their tokens, in order of the batch; later ones move up."""
+    """Remove sequences that have all their tokens; later ones move up.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica of the batch.
+    """
     stay = replica.first_sequence
     for i in range(replica.first_sequence, replica.first_sequence + replica.running):
         sequence = world.sequences[i]
@@ -277,7 +420,14 @@ def complete(world: World, replica: Replica) -> None:
 
 @jit_function
 def count_decoded(replica: Replica, sequence: Sequence, request: Request) -> None:
-    """Note the tokens that a sequence has decoded before it leaves the batch early."""
+    """Record the tokens that a sequence has decoded before it leaves the batch early.
+
+    Parameters
+    ----------
+    replica : the replica that the request is on.
+    sequence : the sequence, a row of the batch.
+    request : its request.
+    """
     request.left = sequence.finish - replica.rounds
     more = int(np.ceil(request.left * sequence.growth - LENGTH_ROUNDING))
     replica.emitted += request.generate - more - request.made
@@ -286,7 +436,16 @@ def count_decoded(replica: Replica, sequence: Sequence, request: Request) -> Non
 
 @jit_function
 def preempt(world: World, replica: Replica) -> None:
-    """Take the last sequence out of the batch: of the last class, the one admitted last."""
+    """Preempt the last sequence of the batch: of the last class, the one admitted last.
+
+    The cache of one that decodes is swapped to host memory where the rules say so and there is
+    room; otherwise it is dropped.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica of the batch.
+    """
     limits = world.limits
     sequence = world.sequences[replica.first_sequence + replica.running - 1]
     request = world.requests[sequence.request]
@@ -323,7 +482,19 @@ def preempt(world: World, replica: Replica) -> None:
 
 @jit_function
 def swap_in(world: World, replica: Replica, index: int) -> bool:
-    """Bring a swapped sequence back to decode on, if it fits."""
+    """Bring a swapped sequence back to the batch if it fits.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that the request is on.
+    index : row of the request.
+
+    Returns
+    -------
+    bool
+        Whether it fits.
+    """
     limits, request = world.limits, world.requests[index]
     length = request.prompt + request.made - 1.0
     swapped = world.sizes[count_blocks(limits, length)].gpu

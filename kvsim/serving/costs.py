@@ -68,20 +68,47 @@ class PromptPart:
 
 @jit_function
 def node_below(below: Below, position: float) -> int:
-    """Return the index of the node at or below a position, such that the next one exists."""
+    """Return the index of the node at or below a position, such that the next one exists.
+
+    Parameters
+    ----------
+    below : index of the node below each whole number.
+    position : a place on the axis, in its units.
+
+    Returns
+    -------
+    int
+        Index of the node.
+    """
     return int(below[min(int(position), below.size - 1)])
 
 
 @jit_function
 def add_between_nodes(cost: Cost, values: Costs, node: int, above: float) -> None:
-    """Add a value between two nodes, and beyond the last as before it."""
+    """Interpolate a value between two nodes and add it to the cost; extrapolate beyond the last.
+
+    Parameters
+    ----------
+    cost : the cost, changed in place. [s]
+    values : costs at the nodes. [s]
+    node : index of the lower node.
+    above : distance from it, in distances between the two nodes.
+    """
     for k in range(cost.size):
         cost[k] += (1 - above) * values[node, k] + above * values[node + 1, k]
 
 
 @jit_function
 def add_per_token(tables: Tables, cost: Cost, values: Costs, span: tuple[int, int]) -> None:
-    """Add what a pass of more tokens (or rows of logits) takes over one of fewer."""
+    """Add the cost of a pass of more tokens (or rows of logits) over one of fewer.
+
+    Parameters
+    ----------
+    tables : times of passes and memory of sequences.
+    cost : the cost, changed in place. [s]
+    values : costs at the nodes of tokens. [s]
+    span : the fewer and the more tokens. [tokens]
+    """
     nodes, below = tables.nodes.tokens, tables.below.tokens
     i, j = node_below(below, span[0]), node_below(below, span[1])
     low = (span[0] - nodes[i]) / (nodes[i + 1] - nodes[i])
@@ -93,13 +120,32 @@ def add_per_token(tables: Tables, cost: Cost, values: Costs, span: tuple[int, in
 
 @jit_function
 def count_fullest_lane(tables: Tables, count: int) -> int:
-    """Return what the fullest lane has of something that is divided evenly over all."""
+    """Return the share of the fullest lane in a count that is divided evenly.
+
+    Parameters
+    ----------
+    tables : times of passes and memory of sequences.
+    count : sequences or tokens of all lanes.
+
+    Returns
+    -------
+    int
+        The count over the lanes, rounded up.
+    """
     return (count + tables.lanes - 1) // tables.lanes
 
 
 @jit_function
 def add_pass(tables: Tables, cost: Cost, decoding: Decoding, prompts: Prompts) -> None:
-    """Add a pass over decoding sequences and parts of prompts, without the parts' own needs."""
+    """Add a pass over decoding sequences and parts of prompts, without the parts' own needs.
+
+    Parameters
+    ----------
+    tables : times of passes and memory of sequences.
+    cost : the cost, changed in place. [s]
+    decoding : sequences that decode.
+    prompts : what the parts of prompts have in common.
+    """
     nodes, below = tables.nodes, tables.below
     if decoding.batch > 0:
         i = node_below(below.contexts, decoding.context)
@@ -154,7 +200,14 @@ def add_part(tables: Tables, costs: tuple[Cost, Cost], tokens: float, start: flo
 
 @jit_function
 def add_after_prompt(tables: Tables, cost: Cost, prompt: float) -> None:
-    """Add what follows a prompt before its first decoding round."""
+    """Add what follows a prompt before its first decoding round.
+
+    Parameters
+    ----------
+    tables : times of passes and memory of sequences.
+    cost : the cost, changed in place. [s]
+    prompt : its length. [tokens]
+    """
     if tables.pauses:
         nodes = tables.nodes.contexts
         i = node_below(tables.below.contexts, prompt)
@@ -164,7 +217,20 @@ def add_after_prompt(tables: Tables, cost: Cost, prompt: float) -> None:
 
 @jit_function
 def find_linear_span(tables: Tables, context: float, growth: float, most: int) -> tuple[int, int]:
-    """Return the node below a growing context, and the rounds before it reaches the next one."""
+    """Return the node below a growing context, and the rounds before it reaches the next one.
+
+    Parameters
+    ----------
+    tables : times of passes and memory of sequences.
+    context : mean context. [tokens]
+    growth : what each round adds to it. [tokens]
+    most : rounds at most.
+
+    Returns
+    -------
+    tuple of int
+        Index of the node, and the number of rounds.
+    """
     nodes = tables.nodes.contexts
     i = node_below(tables.below.contexts, context)
     count = most
@@ -177,7 +243,15 @@ def find_linear_span(tables: Tables, context: float, growth: float, most: int) -
 
 @jit_function
 def add_rounds(tables: Tables, cost: Cost, decoding: Decoding, rounds: int) -> None:
-    """Add many rounds in a row, the mean context growing in each: the sum in closed form."""
+    """Add many rounds in a row as a sum in closed form, the mean context growing in each.
+
+    Parameters
+    ----------
+    tables : times of passes and memory of sequences.
+    cost : the cost, changed in place. [s]
+    decoding : sequences that decode.
+    rounds : number of rounds.
+    """
     nodes, values = tables.nodes.contexts, tables.costs.round[decoding.batch]
     context, left = decoding.context, rounds
     while left > 0:
@@ -193,7 +267,19 @@ def add_rounds(tables: Tables, cost: Cost, decoding: Decoding, rounds: int) -> N
 
 @jit_function
 def get_round_seconds(tables: Tables, batch: int, context: float) -> float:
-    """Return the time of a decoding round at a mean context. [s]"""
+    """Return the time of a decoding round at a mean context.
+
+    Parameters
+    ----------
+    tables : times of passes and memory of sequences.
+    batch : sequences that decode. [sequences]
+    context : their mean context. [tokens]
+
+    Returns
+    -------
+    float
+        Time of the round. [s]
+    """
     nodes, row = tables.nodes.contexts, tables.costs.round[batch]
     i = node_below(tables.below.contexts, context)
     slope = (row[i + 1, 0] - row[i, 0]) / (nodes[i + 1] - nodes[i])
@@ -217,7 +303,20 @@ def _count_rounds(first: float, slope: float, seconds: float) -> int:
 
 @jit_function
 def count_rounds_within(tables: Tables, decoding: Decoding, rounds: int, seconds: float) -> int:
-    """Return the rounds until ``seconds`` have passed, the last one included; at least 1."""
+    """Return the rounds that begin before some time has passed.
+
+    Parameters
+    ----------
+    tables : times of passes and memory of sequences.
+    decoding : sequences that decode.
+    rounds : rounds at most.
+    seconds : the time. [s]
+
+    Returns
+    -------
+    int
+        Number of rounds, from 1 to ``rounds``.
+    """
     nodes, row = tables.nodes.contexts, tables.costs.round[decoding.batch]
     context, done, left = decoding.context, 0, seconds
     while done < rounds:
@@ -236,7 +335,14 @@ def count_rounds_within(tables: Tables, decoding: Decoding, rounds: int, seconds
 
 @jit_entry
 def add_passes(tables: Tables, passes: Records[OnePass], parts: Records[PromptPart]) -> None:
-    """Add up what each of some passes costs."""
+    """Add up the cost of each of many passes.
+
+    Parameters
+    ----------
+    tables : times of passes and memory of sequences.
+    passes : the passes, whose ``cost`` is changed in place.
+    parts : their parts of prompts.
+    """
     for i in range(passes.size):
         one = passes[i]
         tokens, most, finished = 0, 0, 0
@@ -337,7 +443,20 @@ SAMPLES_PER_KIND = 200  # points of each kind
 
 
 def draw_samples(passes: Passes, max_seqs: int, longest: int, longest_chunk: int) -> Samples:
-    """Draw random passes of each kind; those of both kinds where their ops can be stated."""
+    """Draw random passes of each kind, with the times that direct evaluation gives.
+
+    Parameters
+    ----------
+    passes : predictions of the engine.
+    max_seqs : the largest batch. [sequences]
+    longest : the longest context. [tokens]
+    longest_chunk : the longest part of a prompt. [tokens]
+
+    Returns
+    -------
+    Samples
+        By kind: decoding rounds, prompts, and both at once where their ops can be stated.
+    """
     random = np.random.default_rng(0)
     batch = random.integers(1, max_seqs, SAMPLES_PER_KIND, endpoint=True).astype(float)
     context = _log_uniform(random, longest)
@@ -364,7 +483,18 @@ def draw_samples(passes: Passes, max_seqs: int, longest: int, longest_chunk: int
 
 
 def worst_errors(found: Samples, tables: Tables) -> dict[str, float]:
-    """Return the largest relative error of each kind."""
+    """Return the largest relative error of the tables for each kind of pass.
+
+    Parameters
+    ----------
+    found : random passes with the times of direct evaluation.
+    tables : the tables that are judged.
+
+    Returns
+    -------
+    dict
+        Relative error by kind.
+    """
     return {
         kind: float(np.max(np.abs(read(tables) / direct - 1)))
         for kind, (read, direct) in found.items()
@@ -460,13 +590,23 @@ class StepCosts:
         return tables, error
 
     def with_fewer(self, max_seqs: int) -> "StepCosts":
-        """The same for at most as many sequences; the tables stay, and hold more than it needs."""
+        """Return the same costs for at most as many sequences; the tables stay as they are.
+
+        Parameters
+        ----------
+        max_seqs : sequences in a step at most. [sequences]
+        """
         costs = replace(self, rules=replace(self.rules, max_seqs=max_seqs))
         object.__setattr__(costs, "_checked", self._checked)
         return costs
 
     def with_rules(self, rules: Rules) -> "StepCosts":
-        """The same under rules that leave passes as they are; the tables stay."""
+        """Return the same costs under rules that leave passes as they are; the tables stay.
+
+        Parameters
+        ----------
+        rules : the other rules.
+        """
         costs = replace(self, rules=rules)
         object.__setattr__(costs, "_checked", self._checked)
         return costs

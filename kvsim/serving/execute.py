@@ -61,7 +61,17 @@ class Span(NamedTuple):
 
 @jit_function
 def gap_bin(gap: float) -> int:
-    """Return the bin of a time between tokens, without a logarithm."""
+    """Return the bin of a time between tokens, without a logarithm.
+
+    Parameters
+    ----------
+    gap : the time. [s]
+
+    Returns
+    -------
+    int
+        Index of the bin, from 0 to GAPS - 1.
+    """
     cell = int(np.float64(gap).view(np.int64) >> CELL_BITS) - FIRST_CELL
     at = int(LOWEST_BIN[min(max(cell, 0), LOWEST_BIN.size - 1)])
     while at < GAPS - 1 and gap >= GAP_EDGES[at]:
@@ -71,7 +81,15 @@ def gap_bin(gap: float) -> int:
 
 @jit_function
 def note_gaps(world: World, replica: Replica, gaps: tuple[float, float], tokens: int) -> None:
-    """Count tokens by the time since the one before, which moved evenly from first to last. [s]"""
+    """Count tokens by the time since the one before, which moved evenly from first to last.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that made the tokens.
+    gaps : the first and the last time between tokens. [s]
+    tokens : number of tokens. [tokens]
+    """
     if tokens == 0:
         return
     first, last = gaps
@@ -83,7 +101,12 @@ def note_gaps(world: World, replica: Replica, gaps: tuple[float, float], tokens:
 
 @jit_function
 def clear(note: Bin) -> None:
-    """Empty a bin of the timeline."""
+    """Empty a bin of the timeline.
+
+    Parameters
+    ----------
+    note : the bin.
+    """
     note.seconds = note.running = note.waiting = note.cache = 0.0
     note.context = note.decoded = note.prompt = note.rounds = 0.0
     for k in range(len(COST_RESOURCES)):
@@ -92,7 +115,13 @@ def clear(note: Bin) -> None:
 
 @jit_function
 def widen(world: World, replica: Replica) -> None:
-    """Make bins twice as wide, two into one."""
+    """Double the width of a replica's bins, joining two into one.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica of the timeline.
+    """
     first, half = replica.index * GAP_BINS, GAP_BINS // 2
     for i in range(half):
         into = world.bins[first + i]
@@ -114,7 +143,14 @@ def widen(world: World, replica: Replica) -> None:
 
 @jit_function
 def note_span(world: World, replica: Replica, span: Span) -> None:
-    """Spread a span over the bins of the timeline it covers; the pass's costs start anew."""
+    """Add a span to the bins of the timeline that it covers, and reset the costs of the pass.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica, whose clock is at the begin of the span.
+    span : the stretch of time.
+    """
     begin, end = replica.clock, replica.clock + span.seconds
     while end > GAP_BINS * replica.bin_width:
         widen(world, replica)
@@ -143,7 +179,18 @@ def note_span(world: World, replica: Replica, span: Span) -> None:
 
 @jit_function
 def skip_paused(world: World, replica: Replica) -> float:
-    """Move the paused sequences one round on; return the context of the others. [tokens]"""
+    """Delay the paused sequences by a round.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica of the batch.
+
+    Returns
+    -------
+    float
+        Context of the sequences that are not paused. [tokens]
+    """
     context = 0.0
     for i in range(replica.first_sequence, replica.first_sequence + replica.running):
         sequence = world.sequences[i]
@@ -158,7 +205,13 @@ def skip_paused(world: World, replica: Replica) -> float:
 
 @jit_function
 def advance_prompts(world: World, replica: Replica) -> None:
-    """Count the parts of prompts that this pass has read."""
+    """Count the parts of prompts that this pass has read.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica of the batch.
+    """
     first = NEVER
     for i in range(replica.first_reader, replica.running):
         sequence = world.sequences[replica.first_sequence + i]
@@ -175,7 +228,14 @@ def advance_prompts(world: World, replica: Replica) -> None:
 
 @jit_function
 def play_pass(tables: Tables, world: World, replica: Replica) -> None:
-    """Play one pass over the sequences that are not paused and the parts of prompts."""
+    """Play one pass over the sequences that are not paused and the parts of prompts.
+
+    Parameters
+    ----------
+    tables : times of passes and memory of sequences.
+    world : state of the simulation, changed in place.
+    replica : the replica that plays.
+    """
     if not replica.grown and replica.decoding > 0:
         take(world, replica, reserve_rounds(world, replica, 1)[0])
     first, batch, finished, context = replica.first_sequence, replica.decoding, 0, 0.0
@@ -224,7 +284,19 @@ def play_pass(tables: Tables, world: World, replica: Replica) -> None:
 
 @jit_function
 def find_rounds_in_memory(world: World, replica: Replica, rounds: int) -> int:
-    """Return how many of some rounds find memory for all sequences; at least 1."""
+    """Return how many of some rounds find memory for all sequences.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica of the batch.
+    rounds : rounds at most.
+
+    Returns
+    -------
+    int
+        Number of rounds, at least 1.
+    """
     low, high = 1, rounds
     while low < high:
         middle = (low + high + 1) // 2
@@ -237,10 +309,17 @@ def find_rounds_in_memory(world: World, replica: Replica, rounds: int) -> int:
 
 @jit_function
 def play_rounds(tables: Tables, world: World, replica: Replica, until: float) -> None:
-    """Decoding rounds until a sequence is complete, memory ends or ``until`` has passed.
+    """Play decoding rounds until a sequence is complete, memory ends or a time has passed.
 
     What could not start beside the first one cannot start beside the others either, because they
     only take more memory.
+
+    Parameters
+    ----------
+    tables : times of passes and memory of sequences.
+    world : state of the simulation, changed in place.
+    replica : the replica that plays.
+    until : time of the next event. [s]
     """
     batch = replica.decoding
     context, growth = replica.context, replica.growth

@@ -28,13 +28,36 @@ SCATTER = 0x9E3779B1  # an odd number that spreads consecutive ids over the buck
 
 @jit_function
 def bucket(pool: Pool, block: int) -> int:
-    """Return where a block's chain begins."""
+    """Return the bucket in which a block's chain begins.
+
+    Parameters
+    ----------
+    pool : blocks in one memory of a replica.
+    block : id of the block.
+
+    Returns
+    -------
+    int
+        Index into the world's buckets.
+    """
     return pool.first_bucket + (((block * SCATTER) >> 16) & pool.mask)
 
 
 @jit_function
 def find(world: World, pool: Pool, block: int) -> int:
-    """Return the entry of a block, or NONE."""
+    """Return the entry of a block.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    pool : blocks in one memory of a replica.
+    block : id of the block.
+
+    Returns
+    -------
+    int
+        Index of the entry; NO_INDEX if the pool does not hold the block.
+    """
     if pool.room == 0:
         return NO_INDEX
     at = int(world.buckets[bucket(pool, block)])
@@ -45,7 +68,14 @@ def find(world: World, pool: Pool, block: int) -> int:
 
 @jit_function
 def unlink(world: World, pool: Pool, at: int) -> None:
-    """Take an entry out of the list of blocks without users."""
+    """Remove an entry from the list of blocks without users.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    pool : blocks in one memory of a replica.
+    at : index of the entry.
+    """
     entry = world.entries[at]
     if entry.older == NO_INDEX:
         pool.oldest = entry.newer
@@ -60,7 +90,14 @@ def unlink(world: World, pool: Pool, at: int) -> None:
 
 @jit_function
 def append(world: World, pool: Pool, at: int) -> None:
-    """Make an entry the most recently used of those without users."""
+    """Make an entry the most recently used of those without users.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    pool : blocks in one memory of a replica.
+    at : index of the entry.
+    """
     entry = world.entries[at]
     entry.older, entry.newer = pool.newest, NO_INDEX
     if pool.newest == NO_INDEX:
@@ -73,7 +110,19 @@ def append(world: World, pool: Pool, at: int) -> None:
 
 @jit_function
 def insert(world: World, pool: Pool, block: int) -> int:
-    """Make a new entry without users, in no list yet."""
+    """Add an entry without users, in no list yet.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    pool : blocks in one memory of a replica.
+    block : id of the block.
+
+    Returns
+    -------
+    int
+        Index of the entry.
+    """
     at = pool.free
     entry = world.entries[at]
     pool.free = entry.chain
@@ -87,7 +136,14 @@ def insert(world: World, pool: Pool, block: int) -> int:
 
 @jit_function
 def remove(world: World, pool: Pool, at: int) -> None:
-    """Forget a block that is in the list of those without users."""
+    """Forget a block that is in the list of those without users.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    pool : blocks in one memory of a replica.
+    at : index of the entry.
+    """
     unlink(world, pool, at)
     entry = world.entries[at]
     where = bucket(pool, entry.block)
@@ -105,19 +161,42 @@ def remove(world: World, pool: Pool, at: int) -> None:
 
 @jit_function
 def drop_oldest(world: World, pool: Pool) -> None:
-    """Forget the block whose last use is longest ago."""
+    """Forget the least recently used block.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    pool : blocks in one memory of a replica.
+    """
     remove(world, pool, pool.oldest)
 
 
 @jit_function
 def available(world: World, replica: Replica) -> int:
-    """Return the GPU memory that is free, or would be without kept blocks. [B]"""
+    """Return the GPU memory that is free, or would be without kept blocks. [B]
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that owns the memory.
+
+    Returns
+    -------
+    int
+        Memory of each GPU. [B]
+    """
     return world.limits.gpu - replica.private - replica.pinned
 
 
 @jit_function
 def note_fill(world: World, replica: Replica) -> None:
-    """Record how full the memory has ever been."""
+    """Record the fill of the memory if it is the highest so far.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that owns the memory.
+    """
     used = replica.private + replica.pinned + replica.cached
     replica.peak = max(replica.peak, used)
     replica.lowest = min(replica.lowest, world.limits.gpu - used)
@@ -125,14 +204,32 @@ def note_fill(world: World, replica: Replica) -> None:
 
 @jit_function
 def give_back(replica: Replica, size: int) -> None:
-    """Free memory of a sequence's own cache. [B]"""
+    """Free memory of a sequence's own cache.
+
+    Parameters
+    ----------
+    replica : the replica that owns the memory.
+    size : memory of each GPU. [B]
+    """
     replica.private -= size
     replica.freed += size
 
 
 @jit_function
 def make_host_room(world: World, replica: Replica, size: int) -> bool:
-    """Drop blocks from host memory until that much is free; whether there can be. [B]"""
+    """Drop blocks from host memory until some of it is free.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that owns the memory.
+    size : memory that is needed. [B]
+
+    Returns
+    -------
+    bool
+        Whether that much can be freed; nothing is dropped otherwise.
+    """
     free = world.limits.host_cache - replica.host_swapped
     if free < size:
         return False
@@ -144,7 +241,14 @@ def make_host_room(world: World, replica: Replica, size: int) -> bool:
 
 @jit_function
 def make_room(world: World, replica: Replica, size: int) -> None:
-    """Drop kept blocks, the least recently used first, until that much is free. [B]"""
+    """Drop kept blocks, the least recently used first, until some memory is free.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that owns the memory.
+    size : memory that is needed. [B]
+    """
     each = world.limits.prefix_bytes
     pool = world.pools[POOLS * replica.index + GPU]
     while replica.cached > 0 and available(world, replica) - replica.cached < size:
@@ -155,7 +259,14 @@ def make_room(world: World, replica: Replica, size: int) -> None:
 
 @jit_function
 def take(world: World, replica: Replica, size: int) -> None:
-    """Occupy available memory for a sequence's own cache; kept blocks give way. [B]"""
+    """Allocate memory for a sequence's own cache, dropping kept blocks where needed.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that owns the memory.
+    size : memory of each GPU, which has to be available. [B]
+    """
     make_room(world, replica, size)
     replica.private += size
     replica.taken += size
@@ -164,7 +275,14 @@ def take(world: World, replica: Replica, size: int) -> None:
 
 @jit_function
 def pin(world: World, replica: Replica, block: int) -> None:
-    """Let one more running sequence use a shared block, which is on the GPU from now on."""
+    """Add a user to a shared block, which is on the GPU from now on.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that owns the memory.
+    block : id of the block.
+    """
     each = world.limits.prefix_bytes
     pool = world.pools[POOLS * replica.index + GPU]
     found = find(world, pool, block)
@@ -184,7 +302,14 @@ def pin(world: World, replica: Replica, block: int) -> None:
 
 @jit_function
 def unpin(world: World, replica: Replica, block: int) -> None:
-    """Let one sequence less use a block; without any it is kept, if it has arrived."""
+    """Remove a user from a shared block; without any it is kept, if it has arrived.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that owns the memory.
+    block : id of the block.
+    """
     pool = world.pools[POOLS * replica.index + GPU]
     found = find(world, pool, block)
     world.entries[found].users -= 1
@@ -201,9 +326,19 @@ def unpin(world: World, replica: Replica, block: int) -> None:
 
 @jit_function
 def remains(replica: Replica, request: Request) -> int:
-    """KV blocks of a preempted sequence, from its first on, that nothing has overwritten.
+    """Return the leading KV blocks of a preempted sequence that nothing has overwritten.
 
     Free memory is used in the order it became free, and of a sequence its last blocks first.
+
+    Parameters
+    ----------
+    replica : the replica that the request is on.
+    request : the request.
+
+    Returns
+    -------
+    int
+        Number of blocks.
     """
     if request.kept == 0:
         return 0
@@ -213,7 +348,20 @@ def remains(replica: Replica, request: Request) -> int:
 
 @jit_function
 def reuse(world: World, replica: Replica, request: Request, blocks: int) -> int:
-    """Take back what remains of a preempted sequence: its memory is no longer free. [B]"""
+    """Allocate again what remains of a preempted sequence.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that the request is on.
+    request : the request.
+    blocks : leading blocks that are taken back.
+
+    Returns
+    -------
+    int
+        Their memory, which is no longer free. [B]
+    """
     if request.kept == 0:
         return 0
     size = blocks * request.kept // request.kept_blocks
@@ -233,7 +381,19 @@ def reuse(world: World, replica: Replica, request: Request, blocks: int) -> int:
 
 @jit_function
 def count_gpu_hits(world: World, replica: Replica, request: Request) -> int:
-    """Count the leading prompt blocks that the replica's GPU holds now."""
+    """Count the leading prompt blocks that the replica's GPU holds now.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica whose GPU is searched.
+    request : the request.
+
+    Returns
+    -------
+    int
+        Number of blocks of the trace.
+    """
     for k in range(request.blocks):
         found = find(world, world.pools[POOLS * replica.index], world.ids[request.first_block + k])
         if found == NO_INDEX or world.entries[found].ready > replica.clock:
@@ -243,19 +403,53 @@ def count_gpu_hits(world: World, replica: Replica, request: Request) -> int:
 
 @jit_function
 def count_blocks(limits: Limits, tokens: float) -> int:
-    """Return the KV blocks of that many tokens."""
+    """Return the number of KV blocks that some tokens fill.
+
+    Parameters
+    ----------
+    limits : the replica's limits.
+    tokens : length of a sequence. [tokens]
+
+    Returns
+    -------
+    int
+        Number of blocks, the last of which may be partly filled.
+    """
     return int(np.ceil(tokens / limits.block_tokens - LENGTH_ROUNDING))
 
 
 @jit_function
 def get_length(replica: Replica, sequence: Sequence) -> float:
-    """Return the tokens cached of a decoding sequence. [tokens]"""
+    """Return the cached tokens of a decoding sequence.
+
+    Parameters
+    ----------
+    replica : the replica that the request is on.
+    sequence : the sequence, a row of the batch.
+
+    Returns
+    -------
+    float
+        Its length at the replica's current round. [tokens]
+    """
     return sequence.intercept + sequence.growth * replica.rounds
 
 
 @jit_function
 def get_own_bytes(world: World, sequence: Sequence, tokens: float) -> int:
-    """Return the GPU cache of a sequence of some length, without the blocks it shares. [B]"""
+    """Return the GPU memory of a sequence without the blocks that it shares.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    sequence : the sequence, a row of the batch.
+    tokens : its length. [tokens]
+
+    Returns
+    -------
+    int
+        Memory of each GPU. [B]
+    """
     row = world.sizes[count_blocks(world.limits, tokens)]
     size = row.prompt if sequence.todo > 0 else row.gpu
     return max(size - sequence.shared * world.limits.prefix_bytes, 0)
@@ -263,7 +457,20 @@ def get_own_bytes(world: World, sequence: Sequence, tokens: float) -> int:
 
 @jit_function
 def grow(world: World, replica: Replica, sequence: Sequence, tokens: float) -> bool:
-    """Occupy the memory of a sequence of that length if there is enough."""
+    """Allocate the memory of a sequence at a greater length if there is enough.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that the request is on.
+    sequence : the sequence, a row of the batch.
+    tokens : its new length. [tokens]
+
+    Returns
+    -------
+    bool
+        Whether there is enough; nothing is allocated otherwise.
+    """
     more = get_own_bytes(world, sequence, tokens) - sequence.held
     host_more = world.sizes[count_blocks(world.limits, tokens)].host - sequence.host_held
     if more > available(world, replica) or replica.host_private + host_more > world.limits.host:
@@ -278,7 +485,19 @@ def grow(world: World, replica: Replica, sequence: Sequence, tokens: float) -> b
 
 @jit_function
 def bound_growth(world: World, replica: Replica, rounds: int) -> bool:
-    """Return whether memory surely suffices for so many rounds of all decoding sequences."""
+    """Return whether memory surely suffices for some rounds, by a bound that takes no loop.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica of the batch.
+    rounds : rounds of all decoding sequences. [rounds]
+
+    Returns
+    -------
+    bool
+        True if it surely does; False leaves it open.
+    """
     limits, batch = world.limits, replica.running - replica.reading
     blocks = rounds * replica.growth / limits.block_tokens + batch
     free, host_free = available(world, replica), limits.host - replica.host_private
@@ -287,7 +506,19 @@ def bound_growth(world: World, replica: Replica, rounds: int) -> bool:
 
 @jit_function
 def check_growth(world: World, replica: Replica, rounds: int) -> bool:
-    """Return whether memory suffices for so many rounds, sequence by sequence."""
+    """Return whether memory suffices for some rounds, sequence by sequence.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica of the batch.
+    rounds : rounds of all decoding sequences. [rounds]
+
+    Returns
+    -------
+    bool
+        Whether GPU and host memory suffice.
+    """
     more, host_more = 0, 0
     for i in range(replica.first_sequence, replica.first_sequence + replica.running):
         sequence = world.sequences[i]
@@ -301,9 +532,20 @@ def check_growth(world: World, replica: Replica, rounds: int) -> bool:
 
 @jit_function
 def reserve_rounds(world: World, replica: Replica, rounds: int) -> tuple[int, int]:
-    """Let all decoding sequences hold what they need after so many rounds.
+    """Assign decoding sequences the memory that they need after some rounds.
 
-    The memory itself is still to be taken: returns what the first round needs, and what all do. [B]
+    The memory itself is still to be allocated with ``take``.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica of the batch.
+    rounds : rounds of all decoding sequences. [rounds]
+
+    Returns
+    -------
+    tuple of int
+        Memory that the first round needs, and that all rounds need. [B]
     """
     limits, first_more, more, context = world.limits, 0, 0, 0.0
     for i in range(replica.first_sequence, replica.first_sequence + replica.running):
@@ -334,7 +576,13 @@ def reserve_rounds(world: World, replica: Replica, rounds: int) -> tuple[int, in
 
 @jit_function
 def recount(world: World, replica: Replica) -> None:
-    """Sum up the batch again, and find what comes first in it."""
+    """Recompute the sums over the batch, its next completion and its first unread prompt.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica of the batch.
+    """
     replica.context = replica.growth = 0.0
     replica.end = replica.first_reader = NEVER
     for i in range(replica.running):

@@ -211,7 +211,17 @@ class Outcome:
 
 
 def spread(values: Array) -> dict[str, float | None]:
-    """Mean and quantiles of the values that there are."""
+    """Return the mean and the quantiles of the values that are finite.
+
+    Parameters
+    ----------
+    values : the values. (n,)
+
+    Returns
+    -------
+    dict
+        Value by name; None for each if no value is finite.
+    """
     known = values[np.isfinite(values)]
     if not known.size:
         return {"mean": None, **dict.fromkeys(QUANTILES)}
@@ -276,7 +286,11 @@ STRETCHES = 128  # at most: a line of more tells a reader no more
 
 
 def make_timeline(run: Run) -> dict[str, Array]:
-    """Means over equal stretches of time, of all replicas together.
+    """Return means over equal stretches of time, of all replicas together.
+
+    Parameters
+    ----------
+    run : the simulation.
 
     Returns
     -------

@@ -83,7 +83,18 @@ class Passes:
         return list(found.values())
 
     def prompt(self, new: Array, start: Array) -> Array:
-        """Passes over ``new`` tokens of one prompt each, after ``start`` earlier ones."""
+        """Return the cost of passes over a part of one prompt each.
+
+        Parameters
+        ----------
+        new : tokens that are read. [tokens]
+        start : tokens of the prompt before them. [tokens]
+
+        Returns
+        -------
+        array
+            As ``measure`` counts it. [s]
+        """
         new, start = np.broadcast_arrays(new, start)
         parts = float(self._one_prompt.tiles())
         length = start + new
@@ -92,7 +103,17 @@ class Passes:
         return np.array(np.broadcast_to(total, new.shape))
 
     def predecoding(self, prompt: Array) -> Array:
-        """What comes between a prompt and its first decoding round."""
+        """Return the cost of what comes between a prompt and its first decoding round.
+
+        Parameters
+        ----------
+        prompt : length of the prompt. [tokens]
+
+        Returns
+        -------
+        array
+            As ``measure`` counts it; 0 where nothing comes between. [s]
+        """
         p = decode_point(float(self._one_prompt.tiles()), prompt, 2.0, 0.0)
         total: Number = np.zeros(prompt.shape)
         for step in self._one_prompt.predecoding(self.deployment, p):
@@ -100,14 +121,33 @@ class Passes:
         return np.asarray(total)
 
     def tokens(self, tokens: Array) -> Array:
-        """What every layer does to each token, whichever sequence it is of.
+        """Return the cost of what every layer does to each token, whichever sequence it is of.
 
-        Experts that several ranks bring tokens to are left out: they are ``routed``.
+        Experts that several ranks bring tokens to are left out: they are in ``routed``.
+
+        Parameters
+        ----------
+        tokens : tokens in a pass. [tokens]
+
+        Returns
+        -------
+        array
+            As ``measure`` counts it. [s]
         """
         return self._per_token(_tokens(tokens, None if self.deployment.dp == 1 else 0.0))
 
     def routed(self, tokens: Array) -> Array:
-        """What experts do to the tokens of several ranks."""
+        """Return the cost of experts over the tokens of several ranks.
+
+        Parameters
+        ----------
+        tokens : tokens of all data-parallel ranks. [tokens]
+
+        Returns
+        -------
+        array
+            As ``measure`` counts it; 0 for a single rank. [s]
+        """
         if self.deployment.dp == 1:
             return np.zeros(tokens.shape)
         with_experts, without = (self._per_token(_tokens(tokens, ranks)) for ranks in (1.0, 0.0))
@@ -126,7 +166,17 @@ class Passes:
         return np.where(tokens > 0, total, 0.0)
 
     def head(self, rows: Array) -> Array:
-        """Logits and sampling of some rows."""
+        """Return the cost of logits and sampling.
+
+        Parameters
+        ----------
+        rows : rows of logits in a pass.
+
+        Returns
+        -------
+        array
+            As ``measure`` counts it. [s]
+        """
         d = self.deployment
         total: Number = np.zeros(rows.shape)
         for op in output_ops(d, _tokens(rows)):
@@ -136,10 +186,22 @@ class Passes:
         return np.where(rows > 0, total, 0.0)
 
     def mixed(self, batch: Array, context: Array, new: Array, start: Array) -> Array:
-        """Passes over decoding sequences and a part of one prompt each, op by op.
+        """Return the cost of passes with decoding sequences and a part of one prompt, op by op.
 
-        What the tables put together from rounds and prompts. The prompt goes along in the
+        The tables put the same together from rounds and prompts. The prompt goes along in the
         verification of a technique whose rounds have several passes.
+
+        Parameters
+        ----------
+        batch : sequences that decode. [sequences]
+        context : their mean context. [tokens]
+        new : tokens of the prompt that are read. [tokens]
+        start : tokens of the prompt before them. [tokens]
+
+        Returns
+        -------
+        array
+            As ``measure`` counts it. [s]
         """
         t, d = self.technique, self.deployment
         part = Point(1.0, start, new, start + new, start + new + 1.0, prefill=True)

@@ -173,9 +173,20 @@ WITHOUT_PREFIXES: dict[str, Any] = {
 
 
 def handed_over(reading: World, costs: StepCosts, pools: TwoPools) -> Array:
-    """When each request's cache has left the replica that read its prompt. (n,) [s]
+    """Return when each request's cache has left the replica that read its prompt.
 
     Each replica sends its caches in the order in which their prompts were read.
+
+    Parameters
+    ----------
+    reading : state of the pool that reads prompts.
+    costs : step costs of replicas that only decode.
+    pools : the two pools.
+
+    Returns
+    -------
+    array
+        Time by request; NaN for one that is not finished. (n,) [s]
     """
     requests: Any = reading.requests
     layers = max(costs.deployment.model.cached_layers, 1)
@@ -254,7 +265,13 @@ def simulate_turns(
 
 @jit_function
 def send(both: Apart, index: int) -> None:
-    """Send the cache of a prompt that has been read, or finish where that is all of the answer."""
+    """Send the cache of a prompt that has been read, or finish where that is all of the answer.
+
+    Parameters
+    ----------
+    both : state of the two pools, changed in place.
+    index : row of the request.
+    """
     course = both.course
     request, later = both.reading.requests[index], both.decoding.requests[index]
     if later.generate == 1:
@@ -274,7 +291,13 @@ def send(both: Apart, index: int) -> None:
 
 @jit_function
 def send_all(both: Apart, replica: Replica) -> None:
-    """Send what a replica has read, in the order of the trace."""
+    """Send what a replica has read, in the order of the trace.
+
+    Parameters
+    ----------
+    both : state of the two pools, changed in place.
+    replica : the replica that has read the prompts.
+    """
     requests = both.reading.requests
     while replica.done != NO_INDEX:
         first, at = replica.done, replica.done
@@ -293,7 +316,13 @@ def send_all(both: Apart, replica: Replica) -> None:
 
 @jit_function
 def follow_decoded_turns(both: Apart, replica: Replica) -> None:
-    """Put the turns on the heap that follow those which a replica has decoded."""
+    """Put the turns on the heap that follow those which a replica has decoded.
+
+    Parameters
+    ----------
+    both : state of the two pools, changed in place.
+    replica : the replica that has decoded them.
+    """
     while replica.done != NO_INDEX:
         finished = both.decoding.requests[replica.done]
         queue_next_turns(both.reading, both.course, replica.done, finished.last)
@@ -302,7 +331,14 @@ def follow_decoded_turns(both: Apart, replica: Replica) -> None:
 
 @jit_function
 def hang_up(both: Apart, index: int, time: float) -> None:
-    """Abort a request wherever it is."""
+    """Abort a request wherever it is, as its client hangs up.
+
+    Parameters
+    ----------
+    both : state of the two pools, changed in place.
+    index : row of the request.
+    time : time at which the client hangs up. [s]
+    """
     later = both.decoding.requests[index]
     if later.status >= FINISHED:
         return
@@ -316,7 +352,12 @@ def hang_up(both: Apart, index: int, time: float) -> None:
 
 @jit_function
 def handle_pool_event(both: Apart) -> None:
-    """Handle the first event: a request or a cache arrives, or a client hangs up."""
+    """Handle the first event: a request or a cache arrives, or a client hangs up.
+
+    Parameters
+    ----------
+    both : state of the two pools, changed in place.
+    """
     course, second = both.course, both.second
     first = both.reading.events[0]
     if course.coming > 0 and (second.coming == 0 or first.time <= both.decoding.events[0].time):
@@ -335,7 +376,18 @@ def handle_pool_event(both: Apart) -> None:
 
 @jit_function
 def get_earliest_clock(world: World, behind: int) -> float:
-    """Return the lowest clock of the replicas that have work, but for one. [s]"""
+    """Return the lowest clock of the replicas that have work, but for one.
+
+    Parameters
+    ----------
+    world : state of one pool.
+    behind : index of the replica that is left out.
+
+    Returns
+    -------
+    float
+        The clock, infinite if no other replica has work. [s]
+    """
     found = np.inf
     for index in range(world.replicas.size):
         if index != behind and has_work(world.replicas[index]):
@@ -345,7 +397,17 @@ def get_earliest_clock(world: World, behind: int) -> float:
 
 @jit_function
 def find_slowest_replica(world: World) -> int:
-    """Return the replica with work whose clock is lowest, or NONE."""
+    """Return the replica with work whose clock is lowest.
+
+    Parameters
+    ----------
+    world : state of one pool.
+
+    Returns
+    -------
+    int
+        Its index, or NO_INDEX if none has work.
+    """
     behind = NO_INDEX
     for index in range(world.replicas.size):
         if has_work(world.replicas[index]) and (
@@ -357,7 +419,20 @@ def find_slowest_replica(world: World) -> int:
 
 @jit_function
 def play_on(tables: Tables, world: World, replica: Replica, until: float) -> bool:
-    """Play passes until a time, or until something is finished; return False after very many."""
+    """Play passes of a replica until a time, or until something is finished.
+
+    Parameters
+    ----------
+    tables : times of passes and memory of sequences.
+    world : state of the replica's pool, changed in place.
+    replica : the replica.
+    until : the time. [s]
+
+    Returns
+    -------
+    bool
+        False if it stops before, after very many passes.
+    """
     until = max(until, np.nextafter(replica.clock, np.inf))
     last = replica.passes + MAX_PASSES_PER_CALL
     while replica.clock < until and has_work(replica) and replica.done == NO_INDEX:
@@ -369,10 +444,20 @@ def play_on(tables: Tables, world: World, replica: Replica, until: float) -> boo
 
 @jit_entry
 def play_pools(tables: Tables, both: Apart) -> bool:
-    """Play all passes and events in order of time; whether nothing is left.
+    """Play passes and events of two pools in order of time.
 
     A replica plays on as long as nothing could come to it from another one: caches come from those
     that read, turns from any.
+
+    Parameters
+    ----------
+    tables : times of passes and memory of sequences.
+    both : state of the two pools, changed in place.
+
+    Returns
+    -------
+    bool
+        Whether nothing is left to play.
     """
     reading, decoding, course, second = both.reading, both.decoding, both.course, both.second
     for _ in range(MAX_PASSES_PER_CALL):

@@ -276,7 +276,17 @@ TieredWorld = Annotated[World, "whose links lead to other memories that keep sha
 
 @cache
 def layout(record: type) -> np.dtype[Any]:
-    """Structured dtype of a record's annotations."""
+    """Return the structured dtype of a record's annotations.
+
+    Parameters
+    ----------
+    record : a class whose annotations name the fields.
+
+    Returns
+    -------
+    numpy.dtype
+        Aligned as a C struct.
+    """
     plain = {float: "f8", int: "i8", bool: "?"}
     fields: list[Any] = []
     for name, kind in get_type_hints(record, include_extras=True).items():
@@ -286,7 +296,19 @@ def layout(record: type) -> np.dtype[Any]:
 
 
 def make(record: type, count: int, **values: Any) -> Any:
-    """Records of zeros, but for some fields."""
+    """Make records of zeros, with values in some of the fields.
+
+    Parameters
+    ----------
+    record : a class whose annotations name the fields.
+    count : number of records.
+    values : numbers or arrays by field.
+
+    Returns
+    -------
+    numpy.recarray
+        The records. (count,)
+    """
     found = np.zeros(count, layout(record)).view(np.recarray)
     for name, value in values.items():
         found[name] = value

@@ -12,7 +12,17 @@ from kvsim.traces.attention import Acceptance, AttentionTrace
 
 
 def find_acceptance(technique: Technique, trace: AttentionTrace) -> Acceptance | None:
-    """What a trace measured of a technique's drafts; nothing for one that does not draft.
+    """Return what a trace measured of a technique's drafts.
+
+    Parameters
+    ----------
+    technique : the technique.
+    trace : measurements by technique.
+
+    Returns
+    -------
+    Acceptance or None
+        None for a technique that does not draft.
 
     Raises
     ------
@@ -30,7 +40,12 @@ def find_acceptance(technique: Technique, trace: AttentionTrace) -> Acceptance |
 
 
 def with_acceptance(technique: Technique, measured: Acceptance | None) -> Technique:
-    """The technique with the mean acceptance that was measured.
+    """Return a technique with the mean acceptance that was measured.
+
+    Parameters
+    ----------
+    technique : the technique.
+    measured : what was measured of its drafts; None leaves it as it is.
 
     Raises
     ------
@@ -56,11 +71,23 @@ def _drafts(technique: Technique) -> str:
 def draw_rates(
     costs: StepCosts, generate: Integers, seed: int, measured: Acceptance | None = None
 ) -> Array:
-    """Mean tokens per round of each request, its rounds drawn one by one. (n,)
+    """Draw the mean tokens per decoding round of each request, round by round.
 
     Without a measurement, a round accepts drafts up to the first that fails, and each fails
-    independently with the one probability at which rounds yield the technique's mean.
-    Techniques without drafts yield one.
+    independently with the one probability at which rounds yield the technique's mean. Techniques
+    without drafts yield one token per round.
+
+    Parameters
+    ----------
+    costs : step costs of the technique in the deployment.
+    generate : tokens that each request generates. (n,) [tokens]
+    seed : seed of the random numbers.
+    measured : acceptance by position, where it was measured.
+
+    Returns
+    -------
+    array
+        Tokens per round of each request. (n,) [tokens]
     """
     gamma = costs.technique.drafts
     if gamma == 0:

@@ -110,9 +110,18 @@ class Rules:
                 raise InputError(f"{option}: does nothing without {other}; add it or leave it out")
 
     def scale_to(self, deployment: Deployment) -> "Rules":
-        """Those of a whole replica where each of its ranks is told these.
+        """Return the rules of a whole replica where each of its ranks follows these.
 
         A rank has ``max_seqs`` of its own, and each of its micro-batches ``max_tokens``.
+
+        Parameters
+        ----------
+        deployment : model, machine and software.
+
+        Returns
+        -------
+        Rules
+            The same with both limits for all ranks together.
         """
         seqs, tokens = deployment.dp * self.max_seqs, deployment.lanes * self.max_tokens
         return replace(self, max_seqs=seqs, max_tokens=tokens)

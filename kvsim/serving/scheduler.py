@@ -44,13 +44,29 @@ MAX_PASSES_PER_CALL = 100_000  # between two looks at what else happens, such as
 
 @jit_function
 def has_work(replica: Replica) -> bool:
-    """Return whether anything waits or runs."""
+    """Return whether anything waits or runs.
+
+    Parameters
+    ----------
+    replica : the replica.
+
+    Returns
+    -------
+    bool
+        True if it has any request that is not done.
+    """
     return replica.running + replica.waiting + replica.swapped > 0
 
 
 @jit_function
 def decode_with_preemption(world: World, replica: Replica) -> None:
-    """Decode sequence by sequence, preempting when memory runs out."""
+    """Choose the sequences that decode one by one, preempting when memory runs out.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that is about to play a pass.
+    """
     width, i = world.limits.width, 0
     for k in range(replica.running):
         world.sequences[replica.first_sequence + k].paused = True
@@ -74,9 +90,14 @@ def decode_with_preemption(world: World, replica: Replica) -> None:
 
 @jit_function
 def decode(world: World, replica: Replica) -> None:
-    """Let sequences decode, first come first served, as long as budget and memory last.
+    """Choose the sequences that decode in the next pass, as long as budget and memory last.
 
-    Where memory ends and the pass has to decode, the sequence admitted last is taken out.
+    Where memory ends and the pass has to decode, the sequence admitted last is preempted.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that is about to play a pass.
     """
     limits, batch = world.limits, replica.running - replica.reading
     full = replica.running == limits.max_seqs
@@ -99,10 +120,21 @@ def decode(world: World, replica: Replica) -> None:
 
 @jit_function
 def start_prompt(tables: Tables, world: World, replica: Replica) -> bool:
-    """Begin the prompt that has waited longest, unless it has to wait.
+    """Begin to read the prompt that has waited longest, if memory allows.
 
-    Its leading blocks that the GPU still holds need not be computed, and of those that follow,
-    the ones that are loaded from another memory.
+    Its leading blocks that the GPU still holds are not computed, nor are those that follow and are
+    loaded from another memory.
+
+    Parameters
+    ----------
+    tables : times of passes and memory of sequences.
+    world : state of the simulation, changed in place.
+    replica : the replica that is about to play a pass.
+
+    Returns
+    -------
+    bool
+        Whether it begins.
     """
     limits, index = world.limits, replica.wait_ends[0]
     request = world.requests[index]
@@ -154,7 +186,14 @@ def start_prompt(tables: Tables, world: World, replica: Replica) -> bool:
 
 @jit_function
 def continue_prompt(world: World, replica: Replica, sequence: Sequence) -> None:
-    """Go on with a prompt, unless what comes next is still on its way here."""
+    """Add the next part of a prompt to the pass, unless what comes next is still being loaded.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that is about to play a pass.
+    sequence : the sequence whose prompt is read.
+    """
     if sequence.skip > 0 and sequence.done == sequence.skip_at:
         if sequence.ready > replica.clock:
             replica.next_ready = min(replica.next_ready, sequence.ready)
@@ -179,7 +218,14 @@ def continue_prompt(world: World, replica: Replica, sequence: Sequence) -> None:
 
 @jit_function
 def read_prompts(tables: Tables, world: World, replica: Replica) -> None:
-    """Go on with the prompts that have begun, then begin others."""
+    """Add parts of prompts to the pass: of those that have begun, then of others.
+
+    Parameters
+    ----------
+    tables : times of passes and memory of sequences.
+    world : state of the simulation, changed in place.
+    replica : the replica that is about to play a pass.
+    """
     if replica.reading > 0:
         for i in range(replica.first_reader, replica.running):
             sequence = world.sequences[replica.first_sequence + i]
@@ -194,7 +240,15 @@ def read_prompts(tables: Tables, world: World, replica: Replica) -> None:
 
 @jit_function
 def step(tables: Tables, world: World, replica: Replica, until: float) -> None:
-    """Play one pass; if it only decodes, as many as nothing interrupts."""
+    """Play one pass, or many decoding rounds at once if nothing interrupts them.
+
+    Parameters
+    ----------
+    tables : times of passes and memory of sequences.
+    world : state of the simulation, changed in place.
+    replica : the replica that plays.
+    until : time of the next event, which ends a row of rounds. [s]
+    """
     limits, swapped = world.limits, replica.swapped
     replica.budget = limits.max_tokens
     replica.decoding = replica.prompt_tokens = replica.ousted = 0
@@ -229,9 +283,19 @@ def step(tables: Tables, world: World, replica: Replica, until: float) -> None:
 
 @jit_function
 def check_only_decodes(world: World, replica: Replica) -> bool:
-    """Whether a replica does nothing but decode before its next request, whatever others do.
+    """Return whether a replica does nothing but decode before its next request, whatever others do.
 
     Nothing waits or is read, and memory suffices, by a quick bound, until all have finished.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica.
+
+    Returns
+    -------
+    bool
+        True if it surely does.
     """
     if replica.reading + replica.waiting + replica.swapped > 0:
         return False
@@ -248,7 +312,19 @@ ROUND_ROBIN, LEAST_LOADED, PREFIX_AWARE, CACHE_AND_LOAD = range(len(ROUTES))
 
 @jit_function
 def choose_replica(world: World, request: Request, route: int) -> int:
-    """Return the replica that a request goes to, of equals the one with the fewest unfinished."""
+    """Return the replica that a request goes to.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    request : the request that arrives.
+    route : index into ``ROUTES``.
+
+    Returns
+    -------
+    int
+        Index of the replica; of equals, the one with the fewest unfinished requests.
+    """
     chosen, least, least_load = 0, 0, 0
     for index in range(world.replicas.size):
         replica = world.replicas[index]
@@ -269,7 +345,14 @@ def choose_replica(world: World, request: Request, route: int) -> int:
 
 @jit_function
 def receive(world: World, route: int, index: int) -> None:
-    """Let a request arrive at its replica, or at the one that suits it best."""
+    """Queue a request at its replica, or at the one that suits it best.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    route : index into ``ROUTES``.
+    index : row of the request.
+    """
     request = world.requests[index]
     if request.replica == NO_INDEX:
         request.replica = choose_replica(world, request, route)

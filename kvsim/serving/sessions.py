@@ -36,7 +36,14 @@ from kvsim.serving.world import Course, fits
 
 
 def queue_first_turns(world: World, course: Any, costs: StepCosts) -> None:
-    """Put the arrivals of all requests that follow no other one on the heap."""
+    """Put the arrivals of all requests that follow no other one on the heap.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    course : how far the run has come.
+    costs : step costs of the technique in the deployment.
+    """
     requests: Any = world.requests
     turns: Any = world.turns
     events: Any = world.events
@@ -59,13 +66,28 @@ def queue_first_turns(world: World, course: Any, costs: StepCosts) -> None:
 
 @jit_function
 def comes_before(one: Event, other: Event) -> bool:
-    """Return whether an event comes before another one; of equal times, the lower key does."""
+    """Return whether an event comes before another one; of equal times, the lower key does.
+
+    Parameters
+    ----------
+    one, other : the events.
+
+    Returns
+    -------
+    bool
+        Whether ``one`` comes first.
+    """
     return one.time < other.time or (one.time == other.time and one.key < other.key)
 
 
 @jit_function
 def swap(one: Event, other: Event) -> None:
-    """Exchange two events of the heap."""
+    """Exchange two events of the heap.
+
+    Parameters
+    ----------
+    one, other : the events.
+    """
     time, key = one.time, one.key
     one.time, one.key = other.time, other.key
     other.time, other.key = time, key
@@ -73,7 +95,15 @@ def swap(one: Event, other: Event) -> None:
 
 @jit_function
 def push(world: World, course: Course, time: float, key: int) -> None:
-    """Put an event on the heap."""
+    """Put an event on the heap.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    course : how far the run has come.
+    time : time of the event. [s]
+    key : twice the row of the request, plus 1 if its client hangs up.
+    """
     at = course.coming
     course.coming += 1
     world.events[at].time, world.events[at].key = time, key
@@ -84,7 +114,13 @@ def push(world: World, course: Course, time: float, key: int) -> None:
 
 @jit_function
 def pop(world: World, course: Course) -> None:
-    """Take the first event off the heap."""
+    """Remove the first event from the heap.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    course : how far the run has come.
+    """
     course.coming -= 1
     last, at = course.coming, 0
     world.events[0].time, world.events[0].key = world.events[last].time, world.events[last].key
@@ -100,7 +136,15 @@ def pop(world: World, course: Course) -> None:
 
 @jit_function
 def queue_next_turns(world: World, course: Course, index: int, last: float) -> None:
-    """Put the turns that follow a request on the heap, as its last token is there."""
+    """Put the turns that follow a request on the heap.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    course : how far the run has come.
+    index : row of the request.
+    last : time of its last token. [s]
+    """
     index = world.turns[index].next
     while index != NO_INDEX:
         request, turn = world.requests[index], world.turns[index]
@@ -113,7 +157,14 @@ def queue_next_turns(world: World, course: Course, index: int, last: float) -> N
 
 @jit_function
 def follow_turns(world: World, course: Course, replica: Replica) -> None:
-    """Put the turns on the heap that follow those which a replica has finished."""
+    """Put the turns on the heap that follow those which a replica has finished.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    course : how far the run has come.
+    replica : the replica.
+    """
     while replica.done != NO_INDEX:
         finished = world.requests[replica.done]
         queue_next_turns(world, course, replica.done, finished.last)
@@ -122,7 +173,13 @@ def follow_turns(world: World, course: Course, replica: Replica) -> None:
 
 @jit_function
 def free_all(world: World, index: int) -> None:
-    """An unfinished request gives back what it holds, wherever it is, and is aborted."""
+    """Free what an unfinished request holds, wherever it is, and mark it as aborted.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    index : row of the request.
+    """
     request = world.requests[index]
     if request.replica != NO_INDEX:
         replica = world.replicas[request.replica]
@@ -149,7 +206,15 @@ def free_all(world: World, index: int) -> None:
 
 @jit_function
 def cancel_next_turns(world: World, course: Course, index: int, time: float) -> None:
-    """Cancel the turns that would follow a request."""
+    """Cancel the turns that would follow a request.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    course : how far the run has come.
+    index : row of the request.
+    time : time of the event. [s]
+    """
     follows = world.turns[index].next
     while follows != NO_INDEX:
         world.turns[follows].awaited = False
@@ -159,7 +224,15 @@ def cancel_next_turns(world: World, course: Course, index: int, time: float) -> 
 
 @jit_function
 def abort(world: World, course: Course, index: int, time: float) -> None:
-    """Abort a request as its client hangs up, and the turns that would follow."""
+    """Abort a request as its client hangs up, and the turns that would follow.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    course : how far the run has come.
+    index : row of the request.
+    time : time at which the client hangs up. [s]
+    """
     if world.requests[index].status < FINISHED:
         free_all(world, index)
         cancel_next_turns(world, course, index, time)
@@ -167,7 +240,15 @@ def abort(world: World, course: Course, index: int, time: float) -> None:
 
 @jit_function
 def arrive(world: World, course: Course, key: int, time: float) -> None:
-    """Let a request arrive; its client may hang up later."""
+    """Let a request arrive; its client may hang up later.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    course : how far the run has come.
+    key : twice the row of the request.
+    time : time of the arrival. [s]
+    """
     index = key // 2
     request = world.requests[index]
     if course.route == ROUND_ROBIN and request.replica == NO_INDEX:
@@ -181,7 +262,13 @@ def arrive(world: World, course: Course, key: int, time: float) -> None:
 
 @jit_function
 def handle_event(world: World, course: Course) -> None:
-    """Handle the first event: a request arrives, or its client hangs up."""
+    """Handle the first event: a request arrives, or its client hangs up.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    course : how far the run has come.
+    """
     time, key = world.events[0].time, world.events[0].key
     pop(world, course)
     if key % 2 == 1:
@@ -192,7 +279,19 @@ def handle_event(world: World, course: Course) -> None:
 
 @jit_function
 def next_turn(world: World, course: Course, clock: float) -> float:
-    """Return when a turn that is still awaited could come, if no replica is behind a clock. [s]"""
+    """Return when a turn that is still awaited could come, if no replica is behind a clock.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    course : how far the run has come.
+    clock : the clock. [s]
+
+    Returns
+    -------
+    float
+        The time at the earliest, infinite if no turn is awaited. [s]
+    """
     if course.think == np.inf:
         return np.inf
     while course.first_awaited < world.turns.size:
@@ -206,10 +305,21 @@ def next_turn(world: World, course: Course, clock: float) -> float:
 
 @jit_entry
 def play_turns(tables: Tables, world: World, course: Course) -> bool:
-    """Play all passes and events in order of time; whether nothing is left.
+    """Play passes and events in order of time.
 
-    It stops now and then before. The replica furthest behind plays, as long as no turn could come
-    from another one.
+    It returns after many passes too, to be called again. The replica furthest behind plays, as long
+    as no turn could come from another one.
+
+    Parameters
+    ----------
+    tables : times of passes and memory of sequences.
+    world : state of the simulation, changed in place.
+    course : how far the run has come.
+
+    Returns
+    -------
+    bool
+        Whether nothing is left to play.
     """
     for _ in range(MAX_PASSES_PER_CALL):
         until = course.until

@@ -118,16 +118,38 @@ def make_nodes(
 
 
 def spread(most: float, per_octave: int) -> Array:
-    """Whole numbers 0, 1, ... ``most``, at a constant ratio where that leaves gaps."""
+    """Return the whole numbers 0, 1, ... ``most``, at a constant ratio where that leaves gaps.
+
+    Parameters
+    ----------
+    most : the largest number.
+    per_octave : numbers per octave.
+
+    Returns
+    -------
+    array
+        The numbers in ascending order. (n,)
+    """
     count = int(np.ceil(np.log2(max(most, 2)) * per_octave)) + 1
     geometric = np.round(np.geomspace(1, max(most, 2), count))
     return np.unique(np.concatenate([[0.0], geometric]))
 
 
 def refine(nodes: Nodes, passes: Passes, good: float) -> Nodes:
-    """More contexts, parts and starts, where straight lines between the nodes are off.
+    """Add contexts, parts and starts where straight lines between the nodes are off.
 
     The cost of techniques that work in blocks rises in steps, and budgets make kinks.
+
+    Parameters
+    ----------
+    nodes : nodes to begin with.
+    passes : predictions of the engine.
+    good : relative error up to which a line is good enough.
+
+    Returns
+    -------
+    Nodes
+        The nodes with the added ones.
     """
     batches = np.unique(np.round(np.geomspace(1, nodes.batches[-1], PROBES)))[:, None]
     few = np.unique(np.round(np.geomspace(1, nodes.chunks[-1], PROBES)))[:, None]
@@ -171,7 +193,18 @@ def _bisected(nodes: Array, values: Callable[[Array], Array], good: float) -> Ar
 
 
 def tabulate(passes: Passes, nodes: Nodes) -> PerNode:
-    """A measure of the passes at every node."""
+    """Evaluate passes at every node.
+
+    Parameters
+    ----------
+    passes : predictions of the engine, with the measure that counts them.
+    nodes : the nodes.
+
+    Returns
+    -------
+    PerNode
+        The cost at each node. [s]
+    """
     token, head = passes.tokens(nodes.tokens), passes.head(nodes.tokens)
     routed = passes.routed(nodes.tokens)
     alone = passes.prompt(nodes.chunks[:, None], nodes.starts[None, :])

@@ -49,7 +49,19 @@ from kvsim.serving.tables import Tables
 
 @jit_function
 def get_pool(world: TieredWorld, replica: Replica, memory: int) -> Pool:
-    """Return a replica's pool in one memory; all replicas share the remote one."""
+    """Return a replica's pool in one memory; all replicas share the remote one.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that the request is on.
+    memory : index of the memory; all replicas share the remote one.
+
+    Returns
+    -------
+    Pool
+        The blocks in that memory.
+    """
     if memory == REMOTE:
         return world.pools[world.pools.size - 1]
     return world.pools[POOLS * replica.index + memory]
@@ -57,7 +69,20 @@ def get_pool(world: TieredWorld, replica: Replica, memory: int) -> Pool:
 
 @jit_function
 def find_unit(world: TieredWorld, replica: Replica, memory: int, unit: int) -> int:
-    """Return the entry of a unit that is in a memory and not forgotten, or NONE."""
+    """Return the entry of a unit that is in a memory, and forget it if its time to live is over.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that the request is on.
+    memory : index of the memory.
+    unit : id of the unit's last block.
+
+    Returns
+    -------
+    int
+        Index of the entry, or NO_INDEX.
+    """
     pool = get_pool(world, replica, memory)
     at = find(world, pool, unit)
     if at != NO_INDEX and world.used.size > 0 and replica.clock - world.used[at] > world.limits.ttl:
@@ -68,7 +93,19 @@ def find_unit(world: TieredWorld, replica: Replica, memory: int, unit: int) -> i
 
 @jit_function
 def find_source(world: TieredWorld, replica: Replica, unit: int) -> int:
-    """Return the nearest memory that a unit can be loaded from now, or NONE."""
+    """Return the nearest memory that a unit can be loaded from now.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that the request is on.
+    unit : id of the unit's last block.
+
+    Returns
+    -------
+    int
+        Index of the memory, or NO_INDEX.
+    """
     for memory in range(HOST, REMOTE + 1):
         at = find_unit(world, replica, memory, unit)
         if at != NO_INDEX and world.entries[at].ready <= replica.clock:
@@ -78,7 +115,19 @@ def find_source(world: TieredWorld, replica: Replica, unit: int) -> int:
 
 @jit_unless_tiered(count_gpu_hits)
 def count_stored_blocks(world: TieredWorld, replica: Replica, request: Request) -> int:
-    """Count the leading prompt blocks that the replica's own memories hold now."""
+    """Count the leading prompt blocks that the replica's own memories hold now.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica whose memories are searched.
+    request : the request.
+
+    Returns
+    -------
+    int
+        Number of blocks of the trace.
+    """
     blocks = count_gpu_hits(world, replica, request)
     while blocks < request.blocks:
         j = blocks // world.limits.unit
@@ -94,7 +143,20 @@ def count_stored_blocks(world: TieredWorld, replica: Replica, request: Request) 
 
 @jit_function
 def get_transfer_end(world: TieredWorld, replica: Replica, link: int, size: float) -> float:
-    """Return when bytes that are put on a link now would have passed it. [s]"""
+    """Return when bytes that are put on a link now would have passed it.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that the request is on.
+    link : index into TIER_LINKS.
+    size : bytes of each GPU. [B]
+
+    Returns
+    -------
+    float
+        The time. [s]
+    """
     if size == 0:
         return replica.clock
     begin = max(replica.clock, replica.link_free[link])
@@ -103,7 +165,20 @@ def get_transfer_end(world: TieredWorld, replica: Replica, link: int, size: floa
 
 @jit_function
 def transfer(world: TieredWorld, replica: Replica, link: int, size: float) -> float:
-    """Put bytes on a link behind those before; when they have passed. [s]"""
+    """Put bytes on a link behind those before.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that the request is on.
+    link : index into TIER_LINKS.
+    size : bytes of each GPU. [B]
+
+    Returns
+    -------
+    float
+        Time at which they have passed. [s]
+    """
     if size == 0:
         return replica.clock
     replica.link_free[link] = get_transfer_end(world, replica, link, size)
@@ -115,7 +190,15 @@ def transfer(world: TieredWorld, replica: Replica, link: int, size: float) -> fl
 
 @jit_function
 def store_unit(world: TieredWorld, replica: Replica, what: tuple[int, int], ready: float) -> None:
-    """A unit becomes the most recently used of a memory; it is there once it has arrived."""
+    """Store a unit in a memory as its most recently used one.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that the request is on.
+    what : index of the memory, and id of the unit's last block.
+    ready : time at which it has arrived there. [s]
+    """
     memory, unit = what
     pool = get_pool(world, replica, memory)
     limit = pool.limit
@@ -139,12 +222,26 @@ def store_unit(world: TieredWorld, replica: Replica, what: tuple[int, int], read
 
 @jit_function
 def store_nowhere(world: World, replica: Replica, request: Request) -> None:
-    """Only the GPU keeps blocks."""
+    """Do nothing, as only the GPU keeps blocks.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that the request is on.
+    request : the request.
+    """
 
 
 @jit_unless_tiered(store_nowhere)
 def store(world: TieredWorld, replica: Replica, request: Request) -> None:
-    """Copy the full units of a prompt on the GPU to the memories that do not hold them."""
+    """Copy the full units of a prompt on the GPU to the memories that do not hold them.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that the request is on.
+    request : the request.
+    """
     units, each = request.blocks // world.limits.unit, float(world.limits.unit_bytes)
     down = drive = net = 0.0
     for j in range(units):
@@ -187,7 +284,20 @@ class Plan(NamedTuple):
 def estimate_recompute(
     tables: Tables, world: TieredWorld, replica: Replica, span: tuple[int, int]
 ) -> float:
-    """Return the time of a part of a prompt in passes of its own. [s]"""
+    """Return the time of a part of a prompt in passes of its own.
+
+    Parameters
+    ----------
+    tables : times of passes and memory of sequences.
+    world : state of the simulation, changed in place.
+    replica : the replica that the request is on.
+    span : its first token, and the one after its last. [tokens]
+
+    Returns
+    -------
+    float
+        The time. [s]
+    """
     first, last = span
     size = world.limits.part if world.limits.chunked else last
     replica.recompute[0] = 0.0
@@ -204,7 +314,20 @@ def estimate_recompute(
 def estimate_load(
     world: TieredWorld, replica: Replica, request: Request, span: tuple[int, int]
 ) -> float:
-    """Return the time from now until units of a prompt would be here. [s]"""
+    """Return the time from now until units of a prompt would be on the GPU.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that the request is on.
+    request : the request.
+    span : its first unit, and the one after its last.
+
+    Returns
+    -------
+    float
+        The time. [s]
+    """
     up = drive = net = 0.0
     for j in range(span[0], span[1]):
         unit = world.ids[request.first_block + (j + 1) * world.limits.unit - 1]
@@ -219,10 +342,23 @@ def estimate_load(
 
 @jit_function
 def first_loaded(tables: Tables, world: TieredWorld, replica: Replica, plan: Plan) -> int:
-    """The unit from which on a prompt's stored units are loaded; those before are recomputed.
+    """Return the unit from which on stored units are loaded; those before it are recomputed.
 
-    Recomputing goes on while the rest is loaded, so the later of the two decides. What it takes of
-    the GPU the others on the replica wait for, and what loading takes of the links those who load.
+    Recomputing goes on while the rest is loaded, so the later of the two decides. The other
+    requests of the replica wait for the GPU that recomputing takes, and those that load for the
+    links.
+
+    Parameters
+    ----------
+    tables : times of passes and memory of sequences.
+    world : state of the simulation, changed in place.
+    replica : the replica that the request is on.
+    plan : the stored units of the prompt.
+
+    Returns
+    -------
+    int
+        Index of the unit.
     """
     if world.limits.load == LOAD:
         return plan.first
@@ -269,14 +405,40 @@ def first_loaded(tables: Tables, world: TieredWorld, replica: Replica, plan: Pla
 
 @jit_function
 def load_nothing(tables: Tables, world: World, replica: Replica, sequence: Sequence) -> int:
-    """Only the GPU keeps blocks: tokens to read in this pass."""
+    """Load nothing, as only the GPU keeps blocks.
+
+    Parameters
+    ----------
+    tables : times of passes and memory of sequences.
+    world : state of the simulation, changed in place.
+    replica : the replica that the request is on.
+    sequence : the sequence, a row of the batch.
+
+    Returns
+    -------
+    int
+        Tokens to read in this pass. [tokens]
+    """
     limits = world.limits
     return min(sequence.todo, replica.budget) if limits.chunked else sequence.todo
 
 
 @jit_unless_tiered(load_nothing)
 def load(tables: Tables, world: TieredWorld, replica: Replica, sequence: Sequence) -> int:
-    """Begin to load stored units behind the blocks on the GPU; tokens to read in this pass."""
+    """Begin to load the stored units behind the blocks on the GPU.
+
+    Parameters
+    ----------
+    tables : times of passes and memory of sequences.
+    world : state of the simulation, changed in place.
+    replica : the replica that the request is on.
+    sequence : the sequence, a row of the batch.
+
+    Returns
+    -------
+    int
+        Tokens to read in this pass. [tokens]
+    """
     limits, request = world.limits, world.requests[sequence.request]
     first = last = sequence.found // limits.unit
     while (last + 1) * limits.unit <= request.blocks:

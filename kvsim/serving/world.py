@@ -57,7 +57,17 @@ def request_records(requests: Requests, rate: Array, prefix_tokens: int) -> tupl
 
 
 def turn_records(requests: Requests) -> tuple[Any, Any]:
-    """What depends on the run, and a heap for it; both empty if all requests just arrive."""
+    """Make records of turns and clients, and a heap of events for them.
+
+    Parameters
+    ----------
+    requests : the trace.
+
+    Returns
+    -------
+    tuple of records
+        Turns and events; both are empty if all requests just arrive.
+    """
     count = len(requests) if requests.depends else 0
     turns = make(Turn, count, next=NO_INDEX, sibling=NO_INDEX, abort_after=np.inf)
     if count and requests.abort_after is not None:
@@ -72,7 +82,19 @@ def turn_records(requests: Requests) -> tuple[Any, Any]:
 
 
 def replica_records(replicas: int, rules: Rules, gpu: int) -> Any:
-    """Idle replicas with empty caches."""
+    """Make idle replicas with empty caches.
+
+    Parameters
+    ----------
+    replicas : number of replicas.
+    rules : scheduling of each replica.
+    gpu : memory of each GPU for caches. [B]
+
+    Returns
+    -------
+    records
+        One for each replica.
+    """
     number = np.arange(replicas)
     ends = dict.fromkeys(("wait_ends", "swap_ends", "done"), NO_INDEX)
     return make(
@@ -82,7 +104,17 @@ def replica_records(replicas: int, rules: Rules, gpu: int) -> Any:
 
 
 def pool_records(sizes: list[int]) -> tuple[Any, Any, NDArray[np.int32]]:
-    """Empty pools of so many entries each: the pools, their entries and their buckets."""
+    """Make empty pools of blocks.
+
+    Parameters
+    ----------
+    sizes : entries of each pool at most.
+
+    Returns
+    -------
+    tuple of records
+        The pools, their entries and their buckets.
+    """
     size = np.array(sizes, np.int64)
     buckets = 2 ** np.ceil(np.log2(np.maximum(2 * size, 1))).astype(np.int64)
     first = np.cumsum(size) - size
@@ -107,7 +139,17 @@ def _aligned(record: type, count: int) -> Any:
 
 
 def fits(world: World) -> NDArray[np.bool_]:
-    """Which requests an empty cache has space for. (n,)"""
+    """Return which requests an empty cache has space for.
+
+    Parameters
+    ----------
+    world : state of the simulation.
+
+    Returns
+    -------
+    array of bool
+        By request. (n,)
+    """
     requests: Any = world.requests
     sizes: Any = world.sizes
     blocks = (sizes.prompt <= world.limits.gpu) & (sizes.host <= world.limits.host)
@@ -144,7 +186,14 @@ class Course:
 
 
 def make_world(requests: Requests, costs: StepCosts, replicas: int, rate: Array) -> World:
-    """Idle replicas, and requests that are still to arrive.
+    """Make idle replicas, and requests that are still to arrive.
+
+    Parameters
+    ----------
+    requests : the trace.
+    costs : step costs of the technique in the deployment.
+    replicas : number of replicas.
+    rate : tokens per decoding round of each request. (n,) [tokens]
 
     Raises
     ------
@@ -175,14 +224,34 @@ def make_world(requests: Requests, costs: StepCosts, replicas: int, rate: Array)
 
 
 def get_link_rates(costs: StepCosts) -> Array:
-    """Rates of the links between each GPU and the memories besides it, as LINKS. [B/s]"""
+    """Return the rates of the links between each GPU and the other memories.
+
+    Parameters
+    ----------
+    costs : step costs of the technique in the deployment.
+
+    Returns
+    -------
+    array
+        Rate by link, in the order of TIER_LINKS. [B/s]
+    """
     rules, tables = costs.rules, costs.tables
     shared = (rules.nvme_read, rules.nvme_write, rules.nic, rules.nic)  # by the replica's GPUs
     return np.array([tables.h2d, tables.d2h, *(rate / costs.deployment.gpus for rate in shared)])
 
 
 def make_sizes(costs: StepCosts) -> Any:
-    """What sequences hold, by their KV blocks."""
+    """Make records of what sequences hold, by their number of KV blocks.
+
+    Parameters
+    ----------
+    costs : step costs of the technique in the deployment.
+
+    Returns
+    -------
+    records
+        Memory of each GPU and of the host. [B]
+    """
     tables = costs.tables
     return make(
         Sizes, tables.gpu_bytes.size, prompt=tables.prompt_bytes, gpu=tables.gpu_bytes,
@@ -205,7 +274,12 @@ def _pool_sizes(costs: StepCosts, limits: Any, ids: np.ndarray, replicas: int) -
 
 
 def limits_of(costs: StepCosts, requests: Requests) -> Any:
-    """Rules and memory of each replica, as a record ``Limits``.
+    """Return the rules and the memory of each replica as a record ``Limits``.
+
+    Parameters
+    ----------
+    costs : step costs of the technique in the deployment.
+    requests : the trace.
 
     Raises
     ------
