@@ -23,8 +23,8 @@ from kvsim.models.fields import FieldError
 from kvsim.traces import attention
 from kvsim.traces.read import Reader, ReadOptions
 
-HEAD = 65536  # bytes that tell a table's columns
-ROWS = {"technique", "metric", "published"}  # columns that no request trace has
+HEADER_BYTES = 65536  # bytes that tell a table's columns
+PUBLISHED_COLUMNS = {"technique", "metric", "published"}  # columns that no request trace has
 
 
 @frozen
@@ -58,7 +58,7 @@ def _kind(file: Path) -> tuple[str, Check]:
         return _toml(file)
     if file.suffix == ".json":
         return _json(file)
-    if file.suffix == ".csv" and ROWS & _header(file):
+    if file.suffix == ".csv" and PUBLISHED_COLUMNS & _header(file):
         return "measured rows", measured_faults
     return "request trace", trace_faults
 
@@ -91,7 +91,7 @@ def _json(file: Path) -> tuple[str, Check]:
 
 def _header(file: Path) -> set[str]:
     with open_input(file, TRACE) as table:
-        first = table.read(HEAD).decode("utf-8-sig", "replace").partition("\n")[0]
+        first = table.read(HEADER_BYTES).decode("utf-8-sig", "replace").partition("\n")[0]
     return {name.strip().strip('"') for name in first.split(",")} & set(PAPER_COLUMNS)
 
 
@@ -117,7 +117,7 @@ SOUND = {
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
 }
-MOST = 100  # fields of one file that are mended in turn
+MAX_REPAIRS = 100  # fields of one file that are mended in turn
 
 
 def configuration_faults(file: Path) -> tuple[list[str], list[str]]:
@@ -128,7 +128,7 @@ def configuration_faults(file: Path) -> tuple[list[str], list[str]]:
         config, name, where = read_config(str(file))
     except InputError as fault:
         return [str(fault)], []
-    for _ in range(MOST):
+    for _ in range(MAX_REPAIRS):
         try:
             model = read_model(config, name, where)
         except FieldError as fault:

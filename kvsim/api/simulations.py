@@ -79,9 +79,9 @@ class TraceRun:
 
         pools = [self.pools] if self.pools else []
         what = self.requests, self.costs, self.rates, self.replicas, self.route, self.targets
-        mark = runfile.mark_of(*what, *pools, *self.otherwise)
+        mark = runfile.run_digest(*what, *pools, *self.otherwise)
         if place is not None and resume:
-            before = runfile.taken_up(place, mark)
+            before = runfile.read_finished_run(place, mark)
             if before is not None:
                 return before
         run = min(map(self._play, (self.costs, *self.otherwise)), key=_mean_ttft)

@@ -27,7 +27,7 @@ DRAFT_MODEL = "DRAFT_MODEL"
 NO_DRAFT_MODEL = ("mtp", "ngram")  # drafts that take no model of their own
 LOOKUP_TOKENS = 3  # last tokens that n-grams match at most, as in the engines' examples
 FP8_WEIGHTS = ("fp8", "fp8-dynamic")  # which vLLM and SGLang make of any checkpoint as they load it
-ROLES = {"prefill": "read prompts", "decode": "decode"}
+ROLE_WORK = {"prefill": "read prompts", "decode": "decode"}
 
 
 def emit(engine: str, served: Served) -> Emitted:
@@ -87,10 +87,10 @@ def _write_roles(served: Served, settings: EngineSettings, counts: tuple[int, in
         settings.lack(f"prefill and decode on engines of their own: {title} is not written for it")
         return WRITERS[engine](served, settings)
     parts = []
-    for count, role in zip(counts, ROLES, strict=True):
+    for count, role in zip(counts, ROLE_WORK, strict=True):
         own = EngineSettings(engine)
         text = WRITERS[engine](served.with_role(role), own)
-        parts.append(f"# {count} of these {ROLES[role]}\n{text}")
+        parts.append(f"# {count} of these {ROLE_WORK[role]}\n{text}")
         settings.used += [x for x in own.used if x not in settings.used]
         settings.missing += [x for x in own.missing if x not in settings.missing]
     if engine == "sglang":
@@ -318,7 +318,7 @@ def _sglang_drafts(s: Served, settings: EngineSettings) -> None:
 def _sglang_router(settings: EngineSettings, counts: tuple[int, int]) -> str:
     """Write the command of SGLang's router, which clients talk to."""
     options = [("--pd-disaggregation", "")]
-    for count, role in zip(counts, ROLES, strict=True):
+    for count, role in zip(counts, ROLE_WORK, strict=True):
         hosts = (f"http://{role.upper()}_{i + 1}:30000" for i in range(count))
         options += [(f"--{role}", host) for host in hosts]
     options += [("--host", "0.0.0.0"), ("--port", str(SGLANG_ROUTER_PORT))]

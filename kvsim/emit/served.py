@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # numba, which only simulated replicas need
     from kvsim.serving.costs import StepCosts
 
 GB = 1e9
-ROUNDING = 1e-6  # of a percent: what floating point loses
+PERCENT_ROUNDING = 1e-6  # of a percent: what floating point loses
 CHECKPOINTS = {
     "fp8-block": "fp8 weights with a scale per block: serve a checkpoint that is quantised so",
     "int8": "weights of 8 bits: serve a checkpoint that is quantised so (W8A16)",
@@ -140,7 +140,10 @@ class Served:
     @property
     def static_share(self) -> float:
         """Weights and KV cache as a share of each GPU's memory, rounded down."""
-        return int(100 * (self.weights_bytes + self.cache_bytes) / self.gpu_bytes + ROUNDING) / 100
+        return (
+            int(100 * (self.weights_bytes + self.cache_bytes) / self.gpu_bytes + PERCENT_ROUNDING)
+            / 100
+        )
 
     @property
     def free_share(self) -> float:
@@ -148,7 +151,9 @@ class Served:
         if self.share_of_free:
             return self.utilisation
         others = self.gpu_bytes * self.utilisation - self.cache_bytes
-        return int(100 * self.cache_bytes / max(self.gpu_bytes - others, 1.0) + ROUNDING) / 100
+        return (
+            int(100 * self.cache_bytes / max(self.gpu_bytes - others, 1.0) + PERCENT_ROUNDING) / 100
+        )
 
 
 def serve_costs(

@@ -13,12 +13,14 @@ from kvsim.frozen import frozen
 from kvsim.report.json import Row
 from kvsim.report.terminal import BLANK, Block, Hanging, Items
 
-WORDS = 60  # of a verdict at most
+MAX_VERDICT_WORDS = 60  # of a verdict at most
 CODE = re.compile("`([^`]+)`")
 COMMAND = re.compile(r"^([\w-]+): ((?:[\w-]+ serve|python -m sglang\.\w+) .*)$")
 
 SENTENCE = re.compile(r"(?<=[^\d]\.) (?=[A-Z-])|(?<=\d\.) (?=[A-Z-])")
-ROOM = WORDS // 2  # words of a command line that leave room for what it gives
+MAX_COMMAND_WORDS = (
+    MAX_VERDICT_WORDS // 2
+)  # words of a command line that leave room for what it gives
 
 
 @frozen
@@ -56,8 +58,8 @@ class Answer:
     left_out: Sequence[str] = ()
 
     def __post_init__(self) -> None:
-        if len(self.verdict.split()) > WORDS:
-            raise ValueError(f"a verdict of more than {WORDS} words: {self.verdict}")
+        if len(self.verdict.split()) > MAX_VERDICT_WORDS:
+            raise ValueError(f"a verdict of more than {MAX_VERDICT_WORDS} words: {self.verdict}")
 
     def sections(self) -> Iterator[tuple[str, list[str]]]:
         """Headings and what stands under them; empty ones are left out."""
@@ -130,7 +132,7 @@ def verdict(needed: Sequence[str], wanted: Sequence[str] = ()) -> str:
     """Sentences in order: all that are needed, and of the others those that 60 words allow."""
     kept = [text for text in needed if text]
     for text in wanted:
-        if text and len(" ".join([*kept, text]).split()) <= WORDS:
+        if text and len(" ".join([*kept, text]).split()) <= MAX_VERDICT_WORDS:
             kept.append(text)
     return " ".join(kept)
 
@@ -142,13 +144,15 @@ def add_command_line(answer: Answer, rows: Sequence[Row]) -> Answer:
     ----------
     rows : an engine's settings each; files that are no command line are left to what follows.
     """
-    told = next((row for row in rows if row["line"] and len(row["line"].split()) <= ROOM), None)
+    told = next(
+        (row for row in rows if row["line"] and len(row["line"].split()) <= MAX_COMMAND_WORDS), None
+    )
     if told is None:
         return answer
     line = f"{told['engine']}: {told['line']}"
     kept: list[str] = []
     for sentence in SENTENCE.split(answer.verdict):
-        if len(" ".join([*kept, sentence, line]).split()) > WORDS:
+        if len(" ".join([*kept, sentence, line]).split()) > MAX_VERDICT_WORDS:
             break
         kept.append(sentence)
     others = [text for text in answer.settings if not COMMAND.match(text)]  # nor the line twice

@@ -27,14 +27,14 @@ from kvsim.report.json import Row, number
 from kvsim.report.result import Result
 from kvsim.report.table import Column, Table, text_column
 from kvsim.report.terminal import Heading, Verbatim
-from kvsim.report.units import short
+from kvsim.report.units import format_number
 from kvsim.serving.rules import Rules
 from kvsim.techniques.technique import Technique
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-NAMES = {
+METRIC_TITLES = {
     "ttft_mean": "mean TTFT",
     "ttft_p50": "median TTFT",
     "tpot_mean": "mean TPOT",
@@ -154,13 +154,13 @@ def number_table(answer: Row) -> Table:
 def _beside_sheet(n: Row) -> str:
     if not n["datasheet"]:
         return "-"
-    return f"{short(n['datasheet'])} ({100 * n['value'] / n['datasheet']:.0f} %)"
+    return f"{format_number(n['datasheet'])} ({100 * n['value'] / n['datasheet']:.0f} %)"
 
 
 def _draw_beside_sheet(numbers: list[Row]) -> "Figure":
     from plotly.graph_objects import Figure
 
-    from kvsim.report.charts import finished
+    from kvsim.report.charts import finish_figure
     from kvsim.report.colours import PALETTE
 
     figure = Figure()
@@ -169,7 +169,7 @@ def _draw_beside_sheet(numbers: list[Row]) -> "Figure":
         orientation="h", marker={"color": PALETTE[0]}, hovertemplate="%{x:.3g} %<extra></extra>",
     )  # fmt: skip
     axis = {"autorange": "reversed"}
-    return finished(figure, 120 + 30 * len(numbers), "% of the data sheet", "", yaxis=axis)
+    return finish_figure(figure, 120 + 30 * len(numbers), "% of the data sheet", "", yaxis=axis)
 
 
 def make_table_result(fields: Row, out: str, command: str = "") -> Result[Row]:
@@ -289,7 +289,7 @@ def _run_tables(row: Row) -> list[Table]:
         for key, value in row["error_fitted"].items()
     ]
     heads = (
-        text_column("predicted / measured − 1", lambda n: NAMES[n["key"]]),
+        text_column("predicted / measured − 1", lambda n: METRIC_TITLES[n["key"]]),
         _error("fitted requests %", "fitted"),
         _error("other requests %", "unseen"),
         _error("other requests, before the fit %", "before"),
@@ -312,7 +312,7 @@ def _error(heading: str, key: str) -> Column:
 def _write_run_answer(row: Row, deployment: Deployment, place: str) -> Answer:
     unseen, before = row["error_not_seen"], row["error_before"]
     errors = ", ".join(
-        f"{NAMES[key]} {100 * value:+.1f} % (before: {100 * before[key]:+.1f} %)"
+        f"{METRIC_TITLES[key]} {100 * value:+.1f} % (before: {100 * before[key]:+.1f} %)"
         for key, value in unseen.items()
     )
     vague = [key for key, n in row["numbers"].items() if not n["known"]]
@@ -355,24 +355,25 @@ def _fit_fields(
 def _errors(row: Row) -> "Figure":
     from plotly.graph_objects import Figure
 
-    from kvsim.report.charts import finished
+    from kvsim.report.charts import finish_figure
     from kvsim.report.colours import PALETTE, PATTERNS
 
     figure = Figure()
     some = {"before the fit": row["error_before"], "after the fit": row["error_not_seen"]}
     for i, (name, errors) in enumerate(some.items()):
         figure.add_bar(
-            x=[NAMES[key] for key in errors], y=[100 * v for v in errors.values()], name=name,
+            x=[METRIC_TITLES[key] for key in errors], y=[100 * v for v in errors.values()],
+            name=name,
             marker={"color": PALETTE[i], "pattern": {"shape": PATTERNS[i]}},
             hovertemplate="%{y:+.1f} %<extra></extra>",
         )  # fmt: skip
-    return finished(figure, 320, "", "%")
+    return finish_figure(figure, 320, "", "%")
 
 
 def _waits(quantiles: Row) -> "Figure":
     from plotly.graph_objects import Figure
 
-    from kvsim.report.charts import LOG, finished
+    from kvsim.report.charts import LOG, finish_figure
     from kvsim.report.colours import PALETTE
 
     figure = Figure()
@@ -381,4 +382,4 @@ def _waits(quantiles: Row) -> "Figure":
             x=values, y=np.linspace(0, 100, len(values)), name=name, mode="lines",
             line={"color": PALETTE[i], "dash": ("solid", "dash", "dot")[i], "width": 1.8},
         )  # fmt: skip
-    return finished(figure, 340, "s", "% of requests", xaxis=LOG)
+    return finish_figure(figure, 340, "s", "% of requests", xaxis=LOG)

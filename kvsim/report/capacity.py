@@ -13,7 +13,7 @@ from kvsim.planner.fleet.demand import FleetTargets
 from kvsim.planner.fleet.play import Played
 from kvsim.report import capacity_tables as tables
 from kvsim.report import evidence
-from kvsim.report.answer import WORDS, Answer, verdict
+from kvsim.report.answer import MAX_VERDICT_WORDS, Answer, verdict
 from kvsim.report.capacity_fields import (
     list_assumptions,
     make_fields,
@@ -28,7 +28,7 @@ from kvsim.report.result import Result
 from kvsim.report.terminal import BLANK, Block, Heading
 from kvsim.report.units import likelihood, percent, usd
 
-NEAR = 0.9  # likelihood below which a fleet is near its limit
+MIN_LIKELIHOOD = 0.9  # likelihood below which a fleet is near its limit
 
 
 def make_result(
@@ -222,7 +222,7 @@ def describe_fleet(answer: CapacityAnswer) -> str:
     some = answer.fleet.replicas
     tabled = f"Rent the {some.sum()} replicas of {(some > 0).sum()} kinds in the table: {paid}"
     who = describe_slower(answer.fleet.played, answer.targets, name_replicas(answer))
-    sure, safer = _sure(answer)
+    sure, safer = _describe_likelihood(answer)
     what = f"the trace's {rate:.3g} requests per second"
     if not q.traffic.requests.duration:
         what = "the trace, all of which comes at once,"
@@ -233,18 +233,20 @@ def describe_fleet(answer: CapacityAnswer) -> str:
         [rent, "Targets hold for all requests together." if who else "", f"{sure}."],
         [tabled, "Targets hold for all requests together." if who else "", f"{sure}."],
     )
-    fit = next(way for way in ways if way is ways[-1] or len(" ".join(way).split()) <= WORDS)
+    fit = next(
+        way for way in ways if way is ways[-1] or len(" ".join(way).split()) <= MAX_VERDICT_WORDS
+    )
     return verdict(fit, [does])
 
 
-def _sure(answer: CapacityAnswer) -> tuple[str, str]:
+def _describe_likelihood(answer: CapacityAnswer) -> tuple[str, str]:
     """How likely the targets are kept, and what rents more certainty where that is little."""
     if all(isinf(x.ttft) and isinf(x.tpot) for x in answer.targets.each):
         return "There are no targets to keep", ""
     both = answer.sure.likely["both"]
     said = f"It keeps the targets with a likelihood of {likelihood(both)}"
     safer = next((a for a in answer.alternatives if a.label == ROBUST), None)
-    if both >= NEAR or safer is None:
+    if both >= MIN_LIKELIHOOD or safer is None:
         return said, ""
     if safer.found is None:
         return said, "; no fleet within the limits was found that keeps them with 95 %"

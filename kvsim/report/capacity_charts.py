@@ -13,7 +13,7 @@ from kvsim.report.json import Row
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-POINTS = 400  # of a curve
+SAMPLE_POINTS = 400  # of a curve
 WINDOWS = 40  # of a short trace's demand
 TARGET = "#a83246"
 
@@ -115,7 +115,7 @@ def _waits(answer: CapacityAnswer, name: str) -> "Figure":
     parts: list[tuple[str, Array]] = [("all requests", np.ones(len(played.kind), bool))]
     if len(answer.used) > 1:
         parts += [(answer.market.configurations[j].name, played.kind == j) for j in answer.used]
-    share = np.linspace(0, 1, POINTS)
+    share = np.linspace(0, 1, SAMPLE_POINTS)
     for i, (label, rows) in enumerate(parts):
         values = getattr(played, name)[rows]
         known = values[np.isfinite(values)]

@@ -5,10 +5,10 @@ import numpy as np
 from kvsim.evidence.ledger import share_below
 from kvsim.report.json import Row
 from kvsim.report.table import Table, cells_table
-from kvsim.report.units import likelihood, percent, rounded, seconds, short, usd, whole
+from kvsim.report.units import format_number, integer, likelihood, percent, rounded, seconds, usd
 
 FINEST = 0.005  # of a slowdown, as it is printed
-STEP = 0.02  # of a likelihood: twice the part of the spread that one slowdown stands for
+LIKELIHOOD_STEP = 0.02  # of a likelihood: twice the part of the spread that one slowdown stands for
 SCHEDULE = (
     "from: since the first request of the trace, in hours, minutes and seconds; below the kinds of "
     "replica, how many of each run"
@@ -65,14 +65,14 @@ def describe_certainty(answer: Row) -> str:
 def _slowdowns(sure: Row, lowest: float, both: str) -> str:
     """Up to which slowdown targets are met, and what is to be said of more."""
     longer = f"everything takes {rounded(lowest, 3)} times as long as predicted"
-    if sure["both_met"] > 1 - STEP / 4:
+    if sure["both_met"] > 1 - LIKELIHOOD_STEP / 4:
         return f"The fleet meets {both} even when {longer}, the most that was tried."
     if lowest < 1 + FINEST:
         return (
             f"The fleet is at its limit: it meets {both} with times as predicted, and whether it "
             "does with others depends on which bursts meet."
         )
-    some = sure["both_met"] - share_below(lowest, sure["spread"]) >= STEP
+    some = sure["both_met"] - share_below(lowest, sure["spread"]) >= LIKELIHOOD_STEP
     more = ", and by chance at some slowdowns beyond: it depends on which bursts meet"
     return f"The fleet meets {both} until {longer}{more if some else ''}."
 
@@ -104,7 +104,7 @@ def describe_search(answer: Row) -> str:
     return (
         f"If parts of replicas could be rented, they would cost "
         f"{usd(solver['relaxation_usd_per_hour'])} per hour; whole ones cost "
-        f"{_more(solver['gap_to_relaxation'])}. The search simulated the trace "
+        f"{_format_extra_cost(solver['gap_to_relaxation'])}. The search simulated the trace "
         f"{_times(solver['simulations'])}, for {solver['proposals']} proposed by the "
         f"programme and what is near{_count_windows(solver['simulated_windows'])}."
     )
@@ -114,7 +114,7 @@ def _times(count: int) -> str:
     return {1: "once", 2: "twice"}.get(count, f"{count} times")
 
 
-def _more(share: float) -> str:
+def _format_extra_cost(share: float) -> str:
     """How much dearer something is: in percent, or in times from twice as dear."""
     return f"{percent(share)} more" if share < 1 else f"{rounded(1 + share, 2)} times that"
 
@@ -125,8 +125,8 @@ def fleet_table(answer: Row) -> Table:
         (
             r["name"], str(r["replicas"]), usd(r["usd_per_hour"]),
             percent(r["share_of_requests"]), str(r["max_seqs"]), str(r["most_running"]),
-            whole(r["kv_cache_tokens"]), _at(r["simulated"], "ttft_s"),
-            _at(r["simulated"], "tpot_s"),
+            integer(r["kv_cache_tokens"]), _target_wait(r["simulated"], "ttft_s"),
+            _target_wait(r["simulated"], "tpot_s"),
         )
         for r in answer["fleet"]
     ]  # fmt: skip
@@ -170,7 +170,8 @@ def load_table(answer: Row) -> Table:
     rows += [(f"without one {name}", times, "") for name, times in answer["after_loss"].items()]
     cells = [
         (
-            label, _at(t, "ttft_s"), _at(t, "tpot_s"), percent(t["good_share"], 3),
+            label, _target_wait(t, "ttft_s"), _target_wait(t, "tpot_s"),
+            percent(t["good_share"], 3),
             "met" if t["met"] else "missed", needs if isinstance(needs, str) else usd(needs),
         )
         for label, t, needs in rows
@@ -238,8 +239,8 @@ def class_table(answer: Row) -> Table:
     cells = [
         (
             "; ".join(f"{100 * share:.0f} % {name}" for name, share in c["served_by"].items()),
-            short(c["prompt"]), short(c["generate"]), short(c["rate_per_s"], 3),
-            percent(c["reuse"]),
+            format_number(c["prompt"]), format_number(c["generate"]),
+            format_number(c["rate_per_s"], 3), percent(c["reuse"]),
         )
         for c in answer["classes"]
     ]  # fmt: skip
@@ -256,8 +257,8 @@ def considered_table(answer: Row) -> Table:
     )
     cells = [
         (
-            c["name"], usd(c["usd_per_hour"]), whole(c["kv_cache_tokens"]),
-            short(c["replicas_alone"], 3), usd(c["usd_per_hour_alone"]),
+            c["name"], usd(c["usd_per_hour"]), integer(c["kv_cache_tokens"]),
+            format_number(c["replicas_alone"], 3), usd(c["usd_per_hour_alone"]),
         )
         for c in some
     ]  # fmt: skip
@@ -271,7 +272,7 @@ def considered_table(answer: Row) -> Table:
     return cells_table(heads, cells)
 
 
-def _at(times: Row, name: str) -> str:
+def _target_wait(times: Row, name: str) -> str:
     return format_wait(times[name]["at_target"])
 
 

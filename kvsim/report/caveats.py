@@ -29,13 +29,15 @@ if TYPE_CHECKING:
     from kvsim.serving.costs import StepCosts
     from kvsim.traces.requests import Requests
 
-SLOWEST = 2e9
+SLOWEST_SUMS = 2e9
 """The slowest sums measured over PCIe: 8 L40S, 2 GB/s on most hosts and 20 GB/s on one
 (aiconfigurator-core 0.12.0). [B/s]"""
 
-ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
-KERNELS_TOLD = 0.1  # share of a pass that another engine's kernels must save to be told
-CLEAR = 1.3  # times that a kernel class must be slower: errors of classes reach 10 to 25 %
+ENGINE_TITLES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
+MIN_KERNEL_SAVING = 0.1  # share of a pass that another engine's kernels must save to be told
+MIN_KERNEL_RATIO = (
+    1.3  # times that a kernel class must be slower: errors of classes reach 10 to 25 %
+)
 KERNEL_NAMES = {
     "gemm": "products in 16 bits",
     "gemm-fp8": "products in fp8",
@@ -57,7 +59,7 @@ KERNEL_NAMES = {
 
 MIXED_FROM = 16  # decoding sequences above which it was reported
 MIXED_RANGE = (1.3, 2.1)  # measured over the sum of the parts
-MIXED_TOLD = 0.01  # of a pass, below which it is not worth a word
+MIN_MIXED_SHARE = 0.01  # of a pass, below which it is not worth a word
 
 
 def sums_through_host(deployment: Deployment) -> bool:
@@ -73,7 +75,7 @@ def predict_slow_host(prediction: Prediction) -> Prediction:
     link, sums = d.hardware.links["link"], d.stack.sums
     shares = (sums.ring_share, sums.direct_share) if sums.direct_share else ()
     share = max(shares, default=d.stack.kernel("allreduce").memory)
-    slow = replace(link, bandwidth=min(link.bandwidth, SLOWEST / share))
+    slow = replace(link, bandwidth=min(link.bandwidth, SLOWEST_SUMS / share))
     hardware = replace(d.hardware, links=dict(d.hardware.links) | {"link": slow})
     return replace(prediction, deployment=replace(d, hardware=hardware))
 
@@ -102,7 +104,7 @@ def describe_host_link(prediction: Prediction) -> list[str]:
     rate = d.hardware.links["link"].bandwidth
     return [
         f"rate of sums between GPUs, which go through the host: {rate / 1e9:.3g} GB/s; at "
-        f"{SLOWEST / 1e9:.0f} GB/s, the slowest that was measured, {' and '.join(times)}. "
+        f"{SLOWEST_SUMS / 1e9:.0f} GB/s, the slowest that was measured, {' and '.join(times)}. "
         f"nccl-tests measure it; a profile of your own takes it as link.bandwidth_Bps"
     ]
 
@@ -111,17 +113,17 @@ def slower_kernels(prediction: Prediction) -> list[str]:
     """The class of kernels that another engine's are most ahead in, in a sentence, if any is.
 
     Both engines' kernels must have been measured on this card, and the difference must be a
-    ``KERNELS_TOLD`` share of a decoding round, or of the prompts' pass where one token is
+    ``MIN_KERNEL_SAVING`` share of a decoding round, or of the prompts' pass where one token is
     generated.
     """
     d = prediction.deployment
     own, _, card = d.stack.name.partition("@")
-    if own not in ENGINES or card != d.hardware.name:
+    if own not in ENGINE_TITLES or card != d.hardware.name:
         return []
     mine = _seconds_by_class(prediction, d)
     whole = sum(mine.values())
     best: tuple[float, str] | None = None
-    for other in ENGINES.keys() - {own}:
+    for other in ENGINE_TITLES.keys() - {own}:
         stack = _find_stack(f"{other}@{card}")
         if stack is None:
             continue
@@ -129,7 +131,11 @@ def slower_kernels(prediction: Prediction) -> list[str]:
         for name, took in mine.items():
             saved = took - theirs.get(name, took)
             told = name in KERNEL_NAMES and _has_rows(d.stack, name) and _has_rows(stack, name)
-            if told and saved > KERNELS_TOLD * whole and took > CLEAR * (took - saved):
+            if (
+                told
+                and saved > MIN_KERNEL_SAVING * whole
+                and took > MIN_KERNEL_RATIO * (took - saved)
+            ):
                 sentence = _sentence(prediction, own, other, name, (took, took - saved, whole))
                 best = max(best or (0.0, ""), (saved, sentence))
     return [best[1]] if best else []
@@ -142,9 +148,9 @@ def _sentence(
     what = "decoding round" if prediction.generate > 1 else "pass over the prompts"
     card = prediction.deployment.hardware.name
     return (
-        f"Of the {whole} that kernels take in a {what}, {mine} are {ENGINES[own]}'s "
-        f"{KERNEL_NAMES[name]}; {ENGINES[other]}'s, measured on {card} too, would take {theirs} "
-        f"(--stack {other})."
+        f"Of the {whole} that kernels take in a {what}, {mine} are {ENGINE_TITLES[own]}'s "
+        f"{KERNEL_NAMES[name]}; {ENGINE_TITLES[other]}'s, measured on {card} too, would take "
+        f"{theirs} (--stack {other})."
     )
 
 
@@ -216,14 +222,14 @@ def describe_mixed_passes(run: PlayedRun, sequences: float) -> list[str]:
     new = float(np.floor(min(prompt, costs.rules.max_tokens)))
     share = _attention_share(costs, sequences, prompt + generate / 2, new)
     low, high = (share * (factor - 1) for factor in MIXED_RANGE)
-    if high < MIXED_TOLD:
+    if high < MIN_MIXED_SHARE:
         return []
     return [
         f"Passes that read prompts beside decoding are taken as the sum of their parts, as a run "
         f"on an RTX 4090 with 32 sequences bears out. vLLM's attention was reported to take "
         f"{MIXED_RANGE[0]:g} to {MIXED_RANGE[1]:g} times as long above {MIXED_FROM}: a pass with "
-        f"{units.whole(sequences)} sequences and {units.whole(new)} tokens of a prompt would take "
-        f"{units.percent(low)} to {units.percent(high)} longer than simulated."
+        f"{units.integer(sequences)} sequences and {units.integer(new)} tokens of a prompt would "
+        f"take {units.percent(low)} to {units.percent(high)} longer than simulated."
     ]
 
 

@@ -15,7 +15,7 @@ from kvsim.prediction.generate import Prediction, round_seconds
 from kvsim.prediction.memory import decode_point
 from kvsim.prediction.service import Service
 from kvsim.report import units
-from kvsim.report.colours import PALETTE, filled, mark
+from kvsim.report.colours import PALETTE, bar_style, mark
 from kvsim.report.json import Row
 from kvsim.report.names import distinct_names, label, params, short_names, spec
 from kvsim.report.units import QUANTITIES, comparison_key
@@ -25,12 +25,12 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 LOG = {"type": "log"}
-LEGEND = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}
-STREAMS = {"gpu": "GPU", "h2d": "host to GPU", "d2h": "GPU to host", "cpu": "CPU"}
+LEGEND_LAYOUT = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}
+STREAM_TITLES = {"gpu": "GPU", "h2d": "host to GPU", "d2h": "GPU to host", "cpu": "CPU"}
 TRIED_ROUNDS = 33  # of a generation, to find a typical one
-MOST_LANES, FEW_LANES = 400, 120  # ops of a step that are drawn; that are outlined boldly
-BESIDE = 4.0  # a roof's ends from the ops' intensities and from its ridge, as a factor
-COMPARED = 5  # techniques compared
+MAX_DRAWN_OPS, MAX_OUTLINED_OPS = 400, 120  # ops of a step that are drawn; that are outlined boldly
+ROOF_MARGIN = 4.0  # a roof's ends from the ops' intensities and from its ridge, as a factor
+MAX_COMPARED = 5  # techniques compared
 BREAK_EVENS = {
     "prompt": "Break-even by context",
     "batch": "Break-even by batch",
@@ -38,16 +38,16 @@ BREAK_EVENS = {
     "link": "Break-even by speed of the host link",
 }
 AMOUNTS = {
-    "prompt": units.whole,
-    "batch": units.whole,
+    "prompt": units.integer,
+    "batch": units.integer,
     "acceptance": lambda share: f"{share:.2f}",
     "link": units.times,
 }
 
 
-def finished(figure: "Figure", height: int, across: str, up: str, **axes: Any) -> "Figure":
+def finish_figure(figure: "Figure", height: int, across: str, up: str, **axes: Any) -> "Figure":
     """A figure with titled axes and its legend above."""
-    figure.update_layout(height=height, legend=LEGEND, margin={"t": 16, "r": 12})
+    figure.update_layout(height=height, legend=LEGEND_LAYOUT, margin={"t": 16, "r": 12})
     figure.update_xaxes(title=across, **axes.get("xaxis", {}))
     figure.update_yaxes(title=up, **axes.get("yaxis", {}))
     return figure
@@ -66,7 +66,7 @@ def draw_predictions(
         name = f"{rows[at]['technique']}, batch {rows[at]['batch']:,}"
         pictures.append((lanes_title(found[at], name), lanes(found[at])))
         pictures.append((f"Roofline of its ops ({name})", roofline(found[at])))
-    pictures += memories(rows, found[at].deployment)
+    pictures += memory_roofs(rows, found[at].deployment)
     full = next((p.technique for p in found if p.technique.name == "full"), None)
     if full is not None:
         first = {str(p.technique): p for p in reversed(found)}
@@ -74,7 +74,7 @@ def draw_predictions(
     return pictures
 
 
-def memories(rows: Sequence[Row], deployment: Deployment) -> list[tuple[str, "Figure"]]:
+def memory_roofs(rows: Sequence[Row], deployment: Deployment) -> list[tuple[str, "Figure"]]:
     """Resident memory against what there is, a picture per tier that is used."""
     pictures = [("GPU memory by buffer, against what there is", memory(rows, deployment, "gpu"))]
     if any(row["host_bytes"] for row in rows):
@@ -108,7 +108,7 @@ def speed(rows: Sequence[Row]) -> "Figure":
             hovertemplate="%{text}<br>%{x:.3g} ms, %{y:.4g} tok/s",
         )  # fmt: skip
     across, up = (QUANTITIES[key].heading for key in (time, rate))
-    return finished(figure, 420, f"{across} [ms]", up, xaxis=LOG, yaxis=LOG)
+    return finish_figure(figure, 420, f"{across} [ms]", up, xaxis=LOG, yaxis=LOG)
 
 
 def _by_prompt(rows: Sequence[Row]) -> list[Row | None]:
@@ -172,14 +172,14 @@ def critical(found: Sequence[OpSpan]) -> list[OpSpan]:
 def lanes_title(prediction: Prediction, name: str) -> str:
     """What the lanes show, and how long the round takes."""
     _, took, tokens = round_spans(prediction)
-    more, waits = _besides(prediction)
+    more, waits = _time_outside_rounds(prediction)
     several = f" for {tokens:.2f} tokens" if tokens != 1 else ""
     others = f" with its share of {more}" if waits else ""
     told = units.seconds(took + waits * tokens)
     return f"One decoding round of {name}{others}: {told}{several}, critical path outlined"
 
 
-def _besides(prediction: Prediction) -> tuple[str, float]:
+def _time_outside_rounds(prediction: Prediction) -> tuple[str, float]:
     """What TPOT has besides rounds, and its time per token [s].
 
     Prompts of other requests, where these keep coming, or what follows the prompt once.
@@ -200,13 +200,13 @@ def lanes(prediction: Prediction) -> "Figure":
     for s in found:
         cost[s.name] = cost.get(s.name, 0.0) + s.end - s.begin
     names = sorted(cost, key=lambda name: -cost[name])
-    shown = found[:MOST_LANES]
-    thick = 1.5 if len(shown) <= FEW_LANES else 0.4
+    shown = found[:MAX_DRAWN_OPS]
+    thick = 1.5 if len(shown) <= MAX_OUTLINED_OPS else 0.4
     figure = Figure()
-    more, waits = _besides(prediction)
+    more, waits = _time_outside_rounds(prediction)
     if waits:
         figure.add_bar(
-            y=[STREAMS["gpu"]], orientation="h", name=more, base=[1e3 * total],
+            y=[STREAM_TITLES["gpu"]], orientation="h", name=more, base=[1e3 * total],
             x=[1e3 * waits * tokens], marker={"color": "#888888", "pattern": {"shape": "."}},
             hovertemplate=f"%{{x:.4g}} ms on average: {more}",
         )  # fmt: skip
@@ -215,9 +215,9 @@ def lanes(prediction: Prediction) -> "Figure":
         if not bars:
             continue
         figure.add_bar(
-            y=[STREAMS.get(s.stream, s.stream) for s in bars], orientation="h", name=name,
+            y=[STREAM_TITLES.get(s.stream, s.stream) for s in bars], orientation="h", name=name,
             base=[1e3 * s.begin for s in bars], x=[1e3 * (s.end - s.begin) for s in bars],
-            marker=filled(i)
+            marker=bar_style(i)
             | {
                 "line": {
                     "color": "#888888",
@@ -229,7 +229,7 @@ def lanes(prediction: Prediction) -> "Figure":
             "%{customdata[1]:.3g} % of the round",
         )  # fmt: skip
     figure.update_layout(barmode="overlay", bargap=0.3)
-    return finished(figure, 360, "ms", "", yaxis={"autorange": "reversed"})
+    return finish_figure(figure, 360, "ms", "", yaxis={"autorange": "reversed"})
 
 
 def roofline(prediction: Prediction) -> "Figure":
@@ -249,7 +249,7 @@ def roofline(prediction: Prediction) -> "Figure":
     ridge = peak / band
     figure = Figure()
     ends = [ridge, *(w[0] / w[1] for w in work.values())]
-    low, high = min(ends) / BESIDE, max(ends) * BESIDE
+    low, high = min(ends) / ROOF_MARGIN, max(ends) * ROOF_MARGIN
     figure.add_scatter(
         x=[low, ridge, high], y=[low * band, peak, peak], mode="lines",
         name="the card's roof", line={"color": "#888888", "width": 1.5}, hoverinfo="skip",
@@ -262,21 +262,21 @@ def roofline(prediction: Prediction) -> "Figure":
             f"{100 * moved / took / band:.3g} % of the bandwidth, "
             f"{100 * flops / took / peak:.3g} % of the arithmetic<extra></extra>",
         )  # fmt: skip
-    return finished(figure, 420, "FLOP per byte of GPU memory", "FLOP/s", xaxis=LOG, yaxis=LOG)
+    return finish_figure(figure, 420, "FLOP per byte of GPU memory", "FLOP/s", xaxis=LOG, yaxis=LOG)
 
 
 def memory(rows: Sequence[Row], deployment: Deployment, tier: str) -> "Figure":
     """Stacked bars of what is resident in a tier, a bar per technique, and the capacity."""
     from plotly.graph_objects import Figure
 
-    some = [row for row in _few(rows) if row[f"{tier}_bytes"]]
+    some = [row for row in _select_rows(rows) if row[f"{tier}_bytes"]]
     names = short_names([spec(row) for row in some])
     labels = [f"{names[spec(r)]}, {r['batch']:,} x {r['prompt']:,}" for r in some]
     figure = Figure()
-    for i, name in enumerate(dict.fromkeys(n for r in some for n in _held(r, tier))):
+    for i, name in enumerate(dict.fromkeys(n for r in some for n in _buffers_of_tier(r, tier))):
         figure.add_bar(
-            y=labels, x=[_held(r, tier).get(name, 0.0) / GIB for r in some], name=name,
-            orientation="h", marker=filled(i), hovertemplate="%{x:.3f} GiB",
+            y=labels, x=[_buffers_of_tier(r, tier).get(name, 0.0) / GIB for r in some], name=name,
+            orientation="h", marker=bar_style(i), hovertemplate="%{x:.3f} GiB",
         )  # fmt: skip
     most = deployment.hardware.gpu_memory if tier == "gpu" else deployment.hardware.host_memory
     figure.add_scatter(
@@ -285,16 +285,16 @@ def memory(rows: Sequence[Row], deployment: Deployment, tier: str) -> "Figure":
     )  # fmt: skip
     figure.update_layout(barmode="stack", legend_traceorder="normal")
     axis = {"autorange": "reversed"}
-    return finished(figure, 170 + 44 * len(some), "GiB", "", yaxis=axis)
+    return finish_figure(figure, 170 + 44 * len(some), "GiB", "", yaxis=axis)
 
 
-def _held(row: Row, tier: str) -> Mapping[str, float]:
+def _buffers_of_tier(row: Row, tier: str) -> Mapping[str, float]:
     """A replica's buffers: those of the host belong to all its GPUs. [B]"""
     scale = row["tp"] if tier == "host" else 1
     return {name: scale * size for name, size in row["breakdown"][f"{tier}_bytes"].items()}
 
 
-def _few(rows: Sequence[Row], most: int = 8) -> list[Row]:
+def _select_rows(rows: Sequence[Row], most: int = 8) -> list[Row]:
     """The first row of each technique, then others, few enough to be read."""
     first = {spec(row): row for row in reversed(rows)}
     chosen = list(first.values())[::-1] if len(first) > 1 else list(rows)
@@ -303,7 +303,7 @@ def _few(rows: Sequence[Row], most: int = 8) -> list[Row]:
 
 def draw_break_evens(found: Sequence[Prediction], full: Technique) -> list[tuple[str, "Figure"]]:
     """Decoding speed over full KV's along every axis that matters to one of the techniques."""
-    others = [p for p in found if p.technique.name != "full" and p.generate > 1][:COMPARED]
+    others = [p for p in found if p.technique.name != "full" and p.generate > 1][:MAX_COMPARED]
     rows = [{"technique": label(p.technique), "params": params(p.technique)} for p in others]
     lines = [
         (name, p.technique.name, list(break_evens(p, full)))
@@ -324,7 +324,7 @@ def _break_even_title(
 ) -> str:
     """The axis, the point that stays, and where each technique crosses."""
     point = {"batch": float(prediction.batch[0]), "prompt": float(prediction.prompt)}
-    stays = ", ".join(f"{k} {units.whole(v)}" for k, v in point.items() if k != axis)
+    stays = ", ".join(f"{k} {units.integer(v)}" for k, v in point.items() if k != axis)
     told = [
         f"{name} at {' and '.join(AMOUNTS[axis](x) for x in found.crossings)}"
         for name, _, found in lines
@@ -353,7 +353,7 @@ def _draw_break_even(axis: str, lines: Sequence[tuple[str, str, BreakEven]]) -> 
         name="full KV", line={"color": "#888888", "width": 1.5, "dash": "dot"}, hoverinfo="skip",
     )  # fmt: skip
     scale = {} if axis == "acceptance" else {"type": "log"}
-    return finished(
+    return finish_figure(
         figure, 360, AXIS_TITLES[axis], "decode tok/s, full KV = 1", xaxis=scale,
         yaxis={"rangemode": "tozero"},
     )  # fmt: skip

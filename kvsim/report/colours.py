@@ -43,7 +43,7 @@ class Marker:
     pattern: str
 
 
-def filled(place: int) -> dict[str, object]:
+def bar_style(place: int) -> dict[str, object]:
     """How the parts of a bar are drawn that are no techniques: a colour each, hatched for grey."""
     turn, within = divmod(place, len(PALETTE))
     hatch = PATTERNS[(within + turn) % len(PATTERNS)]
@@ -53,7 +53,7 @@ def filled(place: int) -> dict[str, object]:
     }
 
 
-def lined(look: Marker) -> dict[str, object]:
+def line_style(look: Marker) -> dict[str, object]:
     """How a line of many points is drawn: with a few symbols, which differ in grey too."""
     return {
         "mode": "lines+markers",

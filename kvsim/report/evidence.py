@@ -19,16 +19,16 @@ from kvsim.report.json import Row
 from kvsim.techniques.technique import Technique
 
 ASSUMED = "assumed"
-DATE = re.compile(r"20\d\d-\d\d-\d\d")
+DATE_PATTERN = re.compile(r"20\d\d-\d\d-\d\d")
 TIME_KINDS = set(NUMBER_KINDS) - {"memory"}
-LISTED = 3  # engines and techniques whose errors on a card are told
+MAX_LISTED = 3  # engines and techniques whose errors on a card are told
 HOST = {
     "memory.host_capacity_B": "host memory size",
     "dram.bandwidth_Bps": "host memory bandwidth",
     "compute.cpu_fp32_FLOPps": "CPU arithmetic",
 }
-PROMPT = 1024  # tokens of a request that shows whether a technique keeps anything on the host
-TIMES = ("_tok_s", "_s", "_ms", "speedup")
+PROBE_TOKENS = 1024  # tokens of a request that shows whether a technique keeps anything on the host
+TIME_SUFFIXES = ("_tok_s", "_s", "_ms", "speedup")
 NOT_MODELLED = (
     "requests that arrive one by one, and unequal lengths within a batch",
     "the quality of lossy techniques",
@@ -46,9 +46,9 @@ def newest_measurement(deployments: Iterable[Deployment]) -> str | None:
     """
     dates: list[str] = []
     for machine, stack in {id(d): (d.hardware, d.stack) for d in deployments}.values():
-        dates += [machine.date, stack.date, *DATE.findall(f"{stack.source} {stack.fit}")]
+        dates += [machine.date, stack.date, *DATE_PATTERN.findall(f"{stack.source} {stack.fit}")]
         for key, source in machine.sources.items():
-            dates += [] if key.startswith("price") else DATE.findall(source)
+            dates += [] if key.startswith("price") else DATE_PATTERN.findall(source)
     return max(filter(None, dates), default=None)
 
 
@@ -59,7 +59,7 @@ def _rows() -> tuple[tuple[str, str, str], ...]:
         (row["hardware"], row["technique"], row["stack"])
         for name in published.papers()
         for row in published.cells(name)
-        if row["metric"].endswith(TIMES) and row["use"] != "anomaly"
+        if row["metric"].endswith(TIME_SUFFIXES) and row["use"] != "anomaly"
     )
 
 
@@ -153,7 +153,7 @@ def _errors(entries: Sequence[LedgerEntry]) -> str:
     told = [
         f"{e.engine} with {e.technique} is off by {units.percent(e.median)} at the median and "
         f"{units.percent(e.p90)} at p90 ({e.rows:,} rows)"
-        for e in entries[:LISTED]
+        for e in entries[:MAX_LISTED]
     ]
     return "; ".join(told)
 
@@ -190,7 +190,7 @@ def list_assumptions_of_techniques(
     """What is assumed of the host where a technique keeps something there, or prefixes are."""
     lines: dict[str, None] = {}
     for technique in techniques:
-        kept = Prediction(technique, deployment, np.ones(1), PROMPT, PROMPT).host_bytes
+        kept = Prediction(technique, deployment, np.ones(1), PROBE_TOKENS, PROBE_TOKENS).host_bytes
         rests = float(np.max(kept)) + caches
         lines |= dict.fromkeys(list_assumptions(deployment.hardware, rests, ""))
     return list(lines)

@@ -20,9 +20,9 @@ from kvsim.report.names import describe_deployment
 from kvsim.report.result import Result
 from kvsim.techniques.technique import Technique
 
-BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
-PROMPTS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
-LINKS = (0.5, 1.0, 2.0)  # times the profile's host link
+SLIDER_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+SLIDER_PROMPTS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
+LINK_FACTORS = (0.5, 1.0, 2.0)  # times the profile's host link
 KNOBS = {
     "bits": (2, 4, 8),
     "k": (16, 64, 256),
@@ -30,9 +30,9 @@ KNOBS = {
     "acceptance": (0.5, 0.7, 0.9),
 }
 """Settings with a slider, and the values that are computed."""
-WHOLE = 16  # bits of a number that is not packed
+UNPACKED_BITS = 16  # bits of a number that is not packed
 CONTEXTS = 4  # points of the sum over the generated tokens
-DIGITS = 3
+GRID_DIGITS = 3
 
 
 def grid(deployment: Deployment, techniques: Sequence[Technique], generate: int) -> Row:
@@ -48,15 +48,15 @@ def grid(deployment: Deployment, techniques: Sequence[Technique], generate: int)
         raise InputError("--technique: none can run there; see `kvsim techniques`")
     prompts = [
         p
-        for p in PROMPTS
-        if p + generate <= max(deployment.model.max_context, PROMPTS[0] + generate)
+        for p in SLIDER_PROMPTS
+        if p + generate <= max(deployment.model.max_context, SLIDER_PROMPTS[0] + generate)
     ]
     variants = [(t, knobs) for t in able for t, knobs in _variants(t)]
     moved = {id(t): _uses_link(t, deployment, generate) for t, _ in variants}
     return {
-        "batches": BATCHES,
+        "batches": SLIDER_BATCHES,
         "prompts": prompts,
-        "links": LINKS,
+        "links": LINK_FACTORS,
         "knobs": {k: v for k, v in KNOBS.items() if any(k in knobs for _, knobs in variants)},
         "variants": [
             {
@@ -66,7 +66,7 @@ def grid(deployment: Deployment, techniques: Sequence[Technique], generate: int)
                 "knobs": knobs,
                 "links": [
                     _table(t, linked(deployment, factor), prompts, generate)
-                    for factor in (LINKS if moved[id(t)] else (1.0,))
+                    for factor in (LINK_FACTORS if moved[id(t)] else (1.0,))
                 ],
             }
             for t, knobs in variants
@@ -84,7 +84,7 @@ def _unparted(technique: Technique) -> Technique:
 def _variants(technique: Technique) -> list[tuple[Technique, dict[str, float]]]:
     """A technique with each combination of the settings that have sliders."""
     names = [name for name in technique.settings if name in KNOBS]
-    if technique.settings.get("bits") == WHOLE:
+    if technique.settings.get("bits") == UNPACKED_BITS:
         names.remove("bits")  # it moves the cache as it is; narrower is another technique
     found: list[tuple[Technique, dict[str, float]]] = []
     for values in product(*(KNOBS[name] for name in names)):
@@ -112,7 +112,7 @@ def _table(
     technique: Technique, deployment: Deployment, prompts: Sequence[int], generate: int
 ) -> Row:
     """TTFT, TPOT and memory over prompts and batches, None where a batch does not fit or divide."""
-    batches = np.array(BATCHES, dtype=float)
+    batches = np.array(SLIDER_BATCHES, dtype=float)
     whole = batches % technique.tiles() == 0
     rows: Row = {"ttft": [], "tpot": [], "gpu": []}
     for prompt in prompts:
@@ -120,7 +120,9 @@ def _table(
         for key, values in (("ttft", p.ttft_s), ("tpot", p.tpot_s), ("gpu", p.gpu_bytes / GIB)):
             spread = np.full(batches.size, np.nan)
             spread[whole] = np.where(p.fits, values, np.nan)
-            rows[key].append([None if np.isnan(v) else float(f"{v:.{DIGITS}g}") for v in spread])
+            rows[key].append(
+                [None if np.isnan(v) else float(f"{v:.{GRID_DIGITS}g}") for v in spread]
+            )
     return rows
 
 

@@ -112,10 +112,10 @@ def _number(heading: str, key: str, unit: float = 1.0, rank: int = 0) -> Column:
     def value(row: Row) -> float | None:
         return None if row[key] is None else row[key] / unit
 
-    return Column(heading, lambda row: units.short(value(row)), value, rank=rank)
+    return Column(heading, lambda row: units.format_number(value(row)), value, rank=rank)
 
 
-MODELS = (
+MODEL_COLUMNS = (
     text_column("model", "name"),
     _number("10^9 params", "parameters", 1e9),
     _number("active", "active_parameters", 1e9, 3),
@@ -123,12 +123,12 @@ MODELS = (
     _number("hidden", "hidden", rank=6),
     _number("heads", "heads", rank=5),
     _number("KV heads", "kv_heads", rank=4),
-    Column("context", lambda row: units.whole(row["max_context"]), rank=1),
+    Column("context", lambda row: units.integer(row["max_context"]), rank=1),
     _number("caches", "cached_layers", rank=3),
     _number("KV KiB/token", "kv_bytes_per_token", 1024),
     _number("state MiB", "state_bytes_per_sequence", 2**20, 2),
 )
-GPUS = (
+GPU_COLUMNS = (
     text_column("gpu", "name"),
     text_column("card", "title", 4),
     _number("GiB", "gpu_memory_bytes", GIB),
@@ -150,8 +150,8 @@ STACKS = (
     text_column("known error", lambda row: row["error"] or "not measured yet", 2),
 )
 LISTS = {
-    "models": (models, MODELS, "Models"),
-    "gpus": (gpus, GPUS, "GPUs (one in full with its sources: kvsim gpus NAME)"),
+    "models": (models, MODEL_COLUMNS, "Models"),
+    "gpus": (gpus, GPU_COLUMNS, "GPUs (one in full with its sources: kvsim gpus NAME)"),
     "techniques": (techniques, TECHNIQUE, "Techniques (one in full: kvsim techniques NAME)"),
     "stacks": (stacks, STACKS, "Software stacks (one in full: kvsim stacks NAME)"),
 }
@@ -219,11 +219,11 @@ def _list_blocks(kind: str, row: Row, name: str) -> list[Block]:
         elif isinstance(value, list):
             blocks += [Items(str(item) for item in value)] if value else []
         elif value not in (None, "") and key not in ("title",):
-            blocks.append(Hanging(f"{key.replace('_', ' ')}: {_plain(value)}"))
+            blocks.append(Hanging(f"{key.replace('_', ' ')}: {_format_setting(value)}"))
     return blocks
 
 
-def _plain(value: object) -> str:
+def _format_setting(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
-    return units.short(value) if isinstance(value, float) else str(value)
+    return units.format_number(value) if isinstance(value, float) else str(value)

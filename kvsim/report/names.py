@@ -10,18 +10,18 @@ from kvsim.techniques.axes.base import Term
 from kvsim.techniques.axes.settings import simplify
 from kvsim.techniques.technique import Technique
 
-MIXED = "mixed layers"
+MIXED_LAYERS = "mixed layers"
 NAME_END = re.compile("[ :]")  # of a technique, before its settings
 
 
 def label(technique: Technique) -> str:
     """A technique's name; one word where layers differ."""
-    return technique.name if technique.uniform else MIXED
+    return technique.name if technique.uniform else MIXED_LAYERS
 
 
 SPOKEN = {"full": "full KV", "place": "mixed placement"}
 """Names that a sentence needs instead of those of the command line."""
-SHARES = {
+HOST_SHARES = {
     "weights_host": "of the weights on the host", "host_share": "of the cache on the host",
     "cpu_share": "of the cache attended to by the CPU", "split": "of the cache recomputed",
 }  # fmt: skip
@@ -32,9 +32,9 @@ def phrase_technique(technique: Technique) -> str:
     name = SPOKEN.get(technique.name, label(technique))
     if technique.name != "place" or not technique.uniform:
         return name
-    given = {key: technique.settings.get(key, 0) for key in SHARES}
+    given = {key: technique.settings.get(key, 0) for key in HOST_SHARES}
     shares = [
-        f"{100 * value:.0f} % {SHARES[key]}"
+        f"{100 * value:.0f} % {HOST_SHARES[key]}"
         for key, value in given.items()
         if isinstance(value, float) and 0 < value <= 1
     ]
@@ -48,14 +48,14 @@ def _counts(technique: Technique) -> str:
     for some, end in zip(technique.layers, [*ends, None], strict=True):
         last = some.last + 1 if some.last is not None else end
         count = 0 if last is None else last - some.first
-        name = " + ".join(_brief(term) for term in some.terms)
+        name = " + ".join(_format_term(term) for term in some.terms)
         found[name] = found.get(name, 0) + count
     blocks = "alternating" if len(technique.layers) > 2 * len(found) else "in blocks"
     parts = [f"{count or 'other'} x {name}" for name, count in found.items()]
     return f"{'; '.join(parts)}; {blocks}"
 
 
-def _brief(term: Term) -> str:
+def _format_term(term: Term) -> str:
     """A term with the settings that are not zero."""
     given = [f"{k}={simplify(v)}" for k, v in term.settings.items() if v not in (0, "row", 16)]
     return f"{term.name} {' '.join(given)}".strip()
@@ -72,10 +72,12 @@ def params(technique: Technique) -> Row:
 
 def settings(row: Row) -> str:
     """The settings of a row's technique, with spaces where a line may end."""
-    return ", ".join(f"{k}={simplify(v)}{_meant(row, k, v)}" for k, v in row["params"].items())
+    return ", ".join(
+        f"{k}={simplify(v)}{_resolve_acceptance(row, k, v)}" for k, v in row["params"].items()
+    )
 
 
-def _meant(row: Row, key: str, value: object) -> str:
+def _resolve_acceptance(row: Row, key: str, value: object) -> str:
     """The acceptance that "auto" stands for."""
     if key != "acceptance" or value != "auto":
         return ""

@@ -6,7 +6,7 @@ from kvsim.report import units
 from kvsim.report.json import Row
 from kvsim.report.units import QUANTITIES, comparison_key
 
-SAME = 0.02  # relative difference below which two techniques are called equal
+EQUAL_SPEED = 0.02  # relative difference below which two techniques are called equal
 
 REASONS = {
     "GPU memory bandwidth": "every {step} reads weights and cache",
@@ -25,7 +25,7 @@ REASONS = {
 
 assert set(LIMITS.values()) <= set(REASONS)
 
-PROMPTS = "most time goes into reading prompts"
+PROMPT_BOUND = "most time goes into reading prompts"
 
 
 def summarize_times(prediction: Prediction) -> str:
@@ -85,7 +85,7 @@ def compare_with_full(row: Row, full: Row, named: str = "") -> str:
     as_it, than_it = (f" {word} {named}" if named else "" for word in ("as", "than"))
     if not row["fits"]:
         return "does not fit"
-    if abs(relative - 1) < SAME:
+    if abs(relative - 1) < EQUAL_SPEED:
         return f"is as fast{as_it}"
     if relative > 1:
         return f"is {units.times(relative)} as fast{as_it}"
@@ -115,5 +115,5 @@ def explain_limit(bound_by: str, generate: int, service: bool = False) -> str:
     """
     reason = REASONS[bound_by].format(step="token" if generate > 1 else "pass")
     if service and bound_by == "arithmetic":
-        reason = PROMPTS
+        reason = PROMPT_BOUND
     return f"Limit: {bound_by}, as {reason}."

@@ -22,7 +22,7 @@ from kvsim.report.terminal import BLANK, Block, Heading, Verbatim
 from kvsim.report.units import legend, percent, rounded, seconds, times
 from kvsim.techniques.technique import Technique
 
-STEP = 1.02  # times the throughput, from which on another plan is worth a line
+MIN_THROUGHPUT_STEP = 1.02  # times the throughput, from which on another plan is worth a line
 FRONT = "Between the lowest TPOT and the highest throughput:"
 NO_FLIP = (
     f"The same is chosen with {max(BREAKPOINT_FACTORS):g} times more or less of any of these "
@@ -70,7 +70,7 @@ def make_result(
         *(ground, not_modelled, searched(fields["solver"])),
     ]
     if pareto:
-        fields["pareto"] = front = [brief(p) for p in plan.front()]
+        fields["pareto"] = front = [summarize_prediction(p) for p in plan.front()]
         blocks += [BLANK, FRONT, _front_table(front)]
     if explain:
         fields["flips"] = flips = [{**vars(f), "words": _flipped(f, plan)} for f in plan.flips()]
@@ -167,13 +167,17 @@ def plan_fields(result: ChosenPlan) -> Row:
         ],
         "likely": {
             "kept": dict(result.likely.kept),
-            "safer": None if result.likely.safer is None else brief(result.likely.safer),
+            "safer": None
+            if result.likely.safer is None
+            else summarize_prediction(result.likely.safer),
         },
-        "knees": [{"given_up": k.given_up, **brief(k.prediction)} for k in result.knees],
+        "knees": [
+            {"given_up": k.given_up, **summarize_prediction(k.prediction)} for k in result.knees
+        ],
         "waves": waves
         and {
             "count": waves.count,
-            **brief(waves.prediction),
+            **summarize_prediction(waves.prediction),
             "output_tok_s": number(waves.output_tok_s),
         },
         "limits": {k: number(v) for k, v in vars(result.limits).items()},
@@ -188,7 +192,7 @@ def plan_fields(result: ChosenPlan) -> Row:
         ],
         "prices": result.prices,
         "advice": [advice(a) for a in result.advice],
-        "others": [brief(p) for p in result.others],
+        "others": [summarize_prediction(p) for p in result.others],
         "solver": {
             "status": solver.status,
             "bound_s": None if solver.bound is None else number(solver.bound),
@@ -197,7 +201,7 @@ def plan_fields(result: ChosenPlan) -> Row:
             "solves": solver.solves,
             "replays": solver.replays,
             "options": solver.options,
-            "optimum": brief(solver.optimum),
+            "optimum": summarize_prediction(solver.optimum),
             "given_up": solver.given_up,
         },
         "basis": basis(result.choice.deployment),
@@ -228,11 +232,11 @@ def advice(advised: Advice) -> Row:
         "gain": number(advised.gain),
         "caution": advised.caution,
         "words": str(advised),
-        "predicted": advised.prediction and brief(advised.prediction),
+        "predicted": advised.prediction and summarize_prediction(advised.prediction),
     }
 
 
-def brief(prediction: Prediction) -> Row:
+def summarize_prediction(prediction: Prediction) -> Row:
     """The figures of a prediction that a comparison needs."""
     d = prediction.deployment
     return {
@@ -332,12 +336,15 @@ def _front_table(rows: Sequence[Row]) -> Table:
 
 
 def thin_out(rows: Sequence[Row]) -> list[Row]:
-    """Keep plans that differ by more than ``STEP`` in throughput, the first and the last too."""
+    """Keep the first and last plan and those that differ enough in throughput."""
     shown: list[Row] = []
     for row in rows[:-1]:
-        if not shown or row["output_tok_s"] >= STEP * shown[-1]["output_tok_s"]:
+        if not shown or row["output_tok_s"] >= MIN_THROUGHPUT_STEP * shown[-1]["output_tok_s"]:
             shown.append(row)
-    if len(shown) > 1 and rows[-1]["output_tok_s"] < STEP * shown[-1]["output_tok_s"]:
+    if (
+        len(shown) > 1
+        and rows[-1]["output_tok_s"] < MIN_THROUGHPUT_STEP * shown[-1]["output_tok_s"]
+    ):
         shown.pop()
     return [*shown, *rows[-1:]]
 

@@ -84,7 +84,7 @@ def _run(plan: ChosenPlan) -> str:
     capacity = units.size(p.deployment.hardware.gpu_memory)
     host = number(p.host_bytes)
     also = f" and {units.size(host)} of host memory" if host else ""
-    batch = units.whole(number(p.batch))
+    batch = units.integer(number(p.batch))
     unit = "sequence" if batch == "1" else "sequences"
     together = f"{batch} {unit} at once" if plan.question.workload.service else f"batch {batch}"
     name = label(p.technique)
@@ -101,7 +101,7 @@ def _waves(plan: ChosenPlan) -> str:
     waves = plan.waves
     if waves is None:
         return ""
-    size = units.whole(number(waves.prediction.batch))
+    size = units.integer(number(waves.prediction.batch))
     faster = units.times(waves.output_tok_s / float(plan.choice.output_tok_s[0]))
     return (
         f"Run {waves.count} waves of {size} with {_name(waves.prediction)}: "
@@ -131,10 +131,10 @@ def _against_full(plan: ChosenPlan) -> str:
     batch, asked = number(base.batch), plan.question.workload.batch
     if asked is not None and batch != asked:
         no = f"Full KV does not fit at batch {asked}"
-        return f"{no}; at batch {units.whole(batch)} it gives {units.times(1 / ratio)} that."
+        return f"{no}; at batch {units.integer(batch)} it gives {units.times(1 / ratio)} that."
     if ratio < 1:
         return f"Full KV gives {units.times(1 / ratio)} that, but misses a limit."
-    return f"That is {units.times(ratio)} full KV at batch {units.whole(batch)}."
+    return f"That is {units.times(ratio)} full KV at batch {units.integer(batch)}."
 
 
 def _warn_of_weights(deployment: Deployment) -> str:
@@ -178,9 +178,8 @@ def _runner_up(plan: ChosenPlan) -> str:
     p = best.prediction
     needs = f" (needs {' '.join(best.needs)})" if best.needs else ""
     text = best.reason if best.reason.startswith(CLAUSES) else f"not chosen: {best.reason}"
-    return (
-        f"{_name(p)}{needs} at batch {units.whole(number(p.batch))}: {_describe_times(p)}; {text}."
-    )
+    batch = units.integer(number(p.batch))
+    return f"{_name(p)}{needs} at batch {batch}: {_describe_times(p)}; {text}."
 
 
 def _figures(prediction: Prediction) -> Row:
@@ -221,7 +220,7 @@ def _compared(plan: ChosenPlan, other: Prediction) -> str:
     host = number(other.host_bytes)
     also = f" with {units.size(host)} of host memory" if host else ""
     name = SPOKEN.get(other.technique.name, label(other.technique))
-    batch = units.whole(number(other.batch))
+    batch = units.integer(number(other.batch))
     return f"{_change(plan, other.deployment)} ({name}, batch {batch}{also}): {told}"
 
 
@@ -273,13 +272,13 @@ def _list_changes(plan: ChosenPlan, told: str) -> Iterator[str]:
     lifted = {f"a 10 % looser {LABELS[b.limit]}": b.gain_without for b in plan.binding}
     for what, gain in plan.prices.items():
         if gain > NO_GAIN and lifted.get(what, float("inf")) > NEARLY_ALL * gain:
-            yield f"{what[0].upper()}{what[1:]} would bring {_more(plan, gain)}."
+            yield f"{what[0].upper()}{what[1:]} would bring {_describe_gain(plan, gain)}."
     for knee in plan.knees[-1:]:
         p = knee.prediction
         early = float(p.ttft_s[0]) < 0.9 * float(plan.choice.ttft_s[0])
         if early and plan.likely.kept.get("ttft", 0.0) < CERTAIN:
             yield (
-                f"At batch {units.whole(number(p.batch))} the first token comes after "
+                f"At batch {units.integer(number(p.batch))} the first token comes after "
                 f"{units.seconds(number(p.ttft_s))}, for at most "
                 f"{units.percent(knee.given_up)} less."
             )
@@ -302,7 +301,7 @@ def _safer(plan: ChosenPlan) -> str:
     if likely.safer is None:
         return f"No batch of it keeps the targets with a likelihood of {share}."
     p = likely.safer
-    batch = units.whole(number(p.batch))
+    batch = units.integer(number(p.batch))
     vllm = "vllm" in list_engines(p) and plan.question.workload.service
     option = f" (vLLM: --max-num-seqs {batch})" if vllm else ""
     lost = 1 - float(p.output_tok_s[0]) / float(plan.choice.output_tok_s[0])
@@ -312,7 +311,7 @@ def _safer(plan: ChosenPlan) -> str:
     )
 
 
-def _more(plan: ChosenPlan, gain: float) -> str:
+def _describe_gain(plan: ChosenPlan, gain: float) -> str:
     """A gain of the objective, which may be less of it."""
     if plan.objective == "throughput":
         return f"{units.percent(gain)} more throughput"
@@ -320,7 +319,7 @@ def _more(plan: ChosenPlan, gain: float) -> str:
 
 
 def _binding(plan: ChosenPlan, b: Binding) -> str:
-    more, name = _more(plan, b.gain_without), b.technique
+    more, name = _describe_gain(plan, b.gain_without), b.technique
     if b.limit == "loss" and plan.limits.loss > 0:
         option = b.option or "--lossy"
         return f"Techniques whose loss is not known ({option}) could bring {more}: {name}."
@@ -372,7 +371,7 @@ def _list_settings(plan: ChosenPlan) -> Iterator[str]:
         if other is not None:
             yield (
                 f"The best that an engine runs as released: {_name(other)}, batch "
-                f"{units.whole(number(other.batch))}: {_describe_times(other)} "
+                f"{units.integer(number(other.batch))}: {_describe_times(other)} "
                 f"({join_titles(list_engines(other))})."
             )
         return

@@ -8,33 +8,33 @@ import numpy as np
 from kvsim.planner.plan import ChosenPlan
 from kvsim.prediction.generate import Prediction
 from kvsim.report import charts, units
-from kvsim.report.charts import LOG, finished, lanes, lanes_title, memories, roofline
+from kvsim.report.charts import LOG, finish_figure, lanes, lanes_title, memory_roofs, roofline
 from kvsim.report.colours import PALETTE, mark
-from kvsim.report.phrases import SAME
+from kvsim.report.phrases import EQUAL_SPEED
 from kvsim.report.predict import prediction
 from kvsim.techniques import parse
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-DRAWN = 9  # options of a technique on the map
-STEPS = 5  # contexts and batches of the winner map: 2 ** -2 .. 2 ** 2 of what was asked
+MAX_OPTIONS = 9  # options of a technique on the map
+MAP_STEPS = 5  # contexts and batches of the winner map: 2 ** -2 .. 2 ** 2 of what was asked
 LATER = "legendonly"  # what is drawn once its name is clicked
-TOLD = 5e-4  # smallest gain that is drawn
+MIN_DRAWN_GAIN = 5e-4  # smallest gain that is drawn
 MAP = "Techniques: throughput against latency; open symbols lose quality, grey names can be shown"
 
 
 def pictures(plan: ChosenPlan) -> list[tuple[str, "Figure"]]:
     """All of them with their titles, the map first."""
     p = plan.choice
-    count = units.whole(float(p.batch[0]))
+    count = units.integer(float(p.batch[0]))
     name = f"{p.technique.name}, {count} sequence{'' if count == '1' else 's'}"
     compared = [p, *([plan.baseline] if plan.baseline else [])]
     compared += [a.prediction for a in plan.alternatives]
     rows = [prediction(other) for other in compared]
     drawn = [
         (MAP, technique_map(plan, {other.technique.name for other in compared})),
-        *memories(rows, p.deployment),
+        *memory_roofs(rows, p.deployment),
     ]
     if p.generate > 1:
         drawn += [
@@ -43,16 +43,18 @@ def pictures(plan: ChosenPlan) -> list[tuple[str, "Figure"]]:
             ("Fastest technique by batch and prompt", winners(plan)),
         ]
         if plan.baseline is not None:
-            rivals = [_at(p, other) for other in compared if other is not plan.baseline]
+            rivals = [
+                _predict_at_batch(p, other) for other in compared if other is not plan.baseline
+            ]
             drawn += charts.draw_break_evens(
                 [other for other in rivals if other.technique.uniform], plan.baseline.technique
             )
-    if any(gain > TOLD for gain in plan.prices.values()):
+    if any(gain > MIN_DRAWN_GAIN for gain in plan.prices.values()):
         drawn.append((f"What would bring more {plan.objective}", prices(plan)))
     return drawn
 
 
-def _at(choice: Prediction, other: Prediction) -> Prediction:
+def _predict_at_batch(choice: Prediction, other: Prediction) -> Prediction:
     """A technique at the batch of the choice, or the next one that its parts divide."""
     parts = other.technique.tiles()
     batch = np.ceil(choice.batch / parts) * parts
@@ -77,17 +79,17 @@ def technique_map(plan: ChosenPlan, compared: Set[str]) -> "Figure":
     fits &= np.isfinite(columns["tpot"]) & (columns["tpot"] > 0)
     figure = Figure()
     exact_rows = np.array([i for i, t in enumerate(table.technique) if t.exact and fits[i]], int)
-    front = _front(exact_rows, columns) if exact_rows.size else []
+    front = _pareto_front(exact_rows, columns) if exact_rows.size else []
     figure.add_scatter(
         x=1e3 * columns["tpot"][front], y=-columns["throughput"][front], mode="lines",
         name="lossless front", line={"color": "#888888", "width": 7}, opacity=0.35,
         hoverinfo="skip",
     )  # fmt: skip
     for name in dict.fromkeys(t.name for t in table.technique):
-        rows = np.array([i for i in _front(table.rows_of(name), columns) if fits[i]], int)
+        rows = np.array([i for i in _pareto_front(table.rows_of(name), columns) if fits[i]], int)
         if not rows.size:
             continue
-        rows = rows[np.unique(np.linspace(0, rows.size - 1, DRAWN).round().astype(int))]
+        rows = rows[np.unique(np.linspace(0, rows.size - 1, MAX_OPTIONS).round().astype(int))]
         look = mark(name)
         exact = [table.technique[i].exact for i in rows]
         figure.add_scatter(
@@ -114,10 +116,10 @@ def technique_map(plan: ChosenPlan, compared: Set[str]) -> "Figure":
             x=[1e3 * limits.tpot] * 2, y=ends, mode="lines", name="TPOT target",
             line={"color": "#c0453f", "dash": "dot"},
         )  # fmt: skip
-    return finished(figure, 560, "TPOT [ms]", "output tok/s", xaxis=LOG, yaxis=LOG)
+    return finish_figure(figure, 560, "TPOT [ms]", "output tok/s", xaxis=LOG, yaxis=LOG)
 
 
-def _front(rows: np.ndarray, columns: dict[str, np.ndarray]) -> list[int]:
+def _pareto_front(rows: np.ndarray, columns: dict[str, np.ndarray]) -> list[int]:
     """Options of one technique that no other option of it beats in both."""
     order = rows[np.lexsort((columns["throughput"][rows], columns["tpot"][rows]))]
     best, kept = np.inf, []
@@ -139,8 +141,8 @@ def winners(plan: ChosenPlan) -> "Figure":
     some = [p, *(a.prediction for a in plan.alternatives if a.allowed)]
     techniques = {"full": parse("full")} | {o.technique.name: o.technique for o in some}
     full = techniques["full"]
-    known = {n: max(plan.question.between(t, full), SAME) for n, t in techniques.items()}
-    scale = 2.0 ** np.arange(-(STEPS // 2), STEPS // 2 + 1)
+    known = {n: max(plan.question.between(t, full), EQUAL_SPEED) for n, t in techniques.items()}
+    scale = 2.0 ** np.arange(-(MAP_STEPS // 2), MAP_STEPS // 2 + 1)
     longest = max(p.prompt, p.deployment.model.max_context - p.generate)
     prompts = np.unique(np.clip(np.round(p.prompt * scale), 1, longest))
     figure = Figure()
@@ -156,7 +158,7 @@ def winners(plan: ChosenPlan) -> "Figure":
             if speeds["full"][i] * (1 + known[best]) >= speeds[best][i]:
                 best = "full"
             label = best if speeds[best][i] > 0 else "nothing fits"
-            won.setdefault(label, []).append((units.whole(batch), units.whole(prompt)))
+            won.setdefault(label, []).append((units.integer(batch), units.integer(prompt)))
     for name, points in won.items():
         look = mark(name)
         figure.add_scatter(
@@ -166,8 +168,8 @@ def winners(plan: ChosenPlan) -> "Figure":
             else {"color": "#888888", "symbol": "x-thin-open", "size": 12},
             hovertemplate=f"{name}<br>batch %{{x}}, prompt %{{y}}<extra></extra>",
         )  # fmt: skip
-    across, up = ([units.whole(value) for value in some] for some in (_batches(p, 1), prompts))
-    return finished(
+    across, up = ([units.integer(value) for value in some] for some in (_batches(p, 1), prompts))
+    return finish_figure(
         figure, 400, "batch", "prompt [tokens]",
         xaxis={"type": "category", "categoryorder": "array", "categoryarray": across},
         yaxis={"type": "category", "categoryorder": "array", "categoryarray": up},
@@ -175,7 +177,7 @@ def winners(plan: ChosenPlan) -> "Figure":
 
 
 def _batches(prediction: Prediction, parts: int) -> np.ndarray:
-    scale = 2.0 ** np.arange(-(STEPS // 2), STEPS // 2 + 1)
+    scale = 2.0 ** np.arange(-(MAP_STEPS // 2), MAP_STEPS // 2 + 1)
     wanted = np.unique(np.maximum(1, np.round(float(prediction.batch[0]) * scale)))
     return np.asarray(np.ceil(wanted / parts) * parts)
 
@@ -189,10 +191,12 @@ def prices(plan: ChosenPlan) -> "Figure":
     """What a little more of each thing would bring."""
     from plotly.graph_objects import Figure
 
-    gains = {k: v for k, v in sorted(plan.prices.items(), key=lambda kv: kv[1]) if v > TOLD}
+    gains = {
+        k: v for k, v in sorted(plan.prices.items(), key=lambda kv: kv[1]) if v > MIN_DRAWN_GAIN
+    }
     figure = Figure()
     figure.add_bar(
         y=list(gains), x=[100 * gain for gain in gains.values()], orientation="h",
         marker={"color": PALETTE[0]}, hovertemplate="%{x:.3g} %<extra></extra>",
     )  # fmt: skip
-    return finished(figure, 120 + 40 * len(gains), "%", "")
+    return finish_figure(figure, 120 + 40 * len(gains), "%", "")

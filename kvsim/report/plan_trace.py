@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 CURVES = 6  # entries whose distributions the page draws
-POINTS = 200  # of each
+CURVE_POINTS = 200  # of each
 
 
 def make_result(
@@ -182,11 +182,11 @@ def _curves(shown: dict[str, Simulated], name: str, limit: float) -> "Figure":
     """Share of requests within a time, one line per entry."""
     from plotly.graph_objects import Figure
 
-    from kvsim.report.charts import LOG, finished
+    from kvsim.report.charts import LOG, finish_figure
     from kvsim.report.colours import mark
 
     figure = Figure()
-    share = np.linspace(0, 1, POINTS)
+    share = np.linspace(0, 1, CURVE_POINTS)
     for label, s in shown.items():
         values = getattr(s.outcome, name)
         known = values[np.isfinite(values)]
@@ -198,7 +198,7 @@ def _curves(shown: dict[str, Simulated], name: str, limit: float) -> "Figure":
     if np.isfinite(limit):
         line, label = {"dash": "dot", "color": "#888888"}, f"target {units.seconds(limit)}"
         figure.add_scatter(x=[1e3 * limit] * 2, y=[0, 100], mode="lines", name=label, line=line)
-    return finished(figure, 360, "ms", "% of requests", xaxis=LOG)
+    return finish_figure(figure, 360, "ms", "% of requests", xaxis=LOG)
 
 
 def write_answer(result: TracePlan) -> Answer:
@@ -210,7 +210,7 @@ def write_answer(result: TracePlan) -> Answer:
         f"{key[:4].upper()} p90 {units.seconds(o[key]['p90'])}"  # type: ignore[index]
         for key in ("ttft_s", "tpot_s")
     )
-    good = f"{units.percent(o['good_share'])} of requests {_kept(result)}"  # type: ignore[arg-type]
+    good = f"{units.percent(o['good_share'])} of requests {_name_targets(result)}"  # type: ignore[arg-type]
     gpus = f"{d.gpus} x " if d.gpus > 1 else ""
     needed = [
         f"Run {names} on one replica of {gpus}{d.hardware.name}, --max-num-seqs {s.max_seqs}: "
@@ -244,7 +244,7 @@ def _load(result: TracePlan) -> str:
     return f"By estimate, it carries about {share} this trace's load."
 
 
-def _kept(result: TracePlan) -> str:
+def _name_targets(result: TracePlan) -> str:
     """What a share of the requests does."""
     limits = result.limits
     some = [("TTFT", limits.ttft), ("TPOT", limits.tpot)]
@@ -273,4 +273,5 @@ def _runner_up(result: TracePlan, s: Simulated) -> str:
         why = "is no better by more than the known error, and loses quality"
     else:
         why = "is no better by more than the known error, and less simple"
-    return f"{names} at --max-seqs {s.max_seqs}: {good} of requests {_kept(result)}; {why}."
+    targets = _name_targets(result)
+    return f"{names} at --max-seqs {s.max_seqs}: {good} of requests {targets}; {why}."

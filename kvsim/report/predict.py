@@ -23,7 +23,7 @@ from kvsim.report.answer import Answer, verdict
 from kvsim.report.json import Row, number
 from kvsim.report.names import distinct_names, label, params, settings, short_names, spec
 from kvsim.report.phrases import (
-    SAME,
+    EQUAL_SPEED,
     compare_with_full,
     compared_rate,
     describe_memory,
@@ -247,21 +247,23 @@ def write_answer(
 ) -> Answer:
     """Answer in words what predictions, one per row, say."""
     points = {(row["batch"], row["prompt"], row["generate"]) for row in rows}
-    best = _fastest(rows)
+    best = _find_fastest(rows)
     at = rows.index(best)
     changes = _changes(rows, found)
     if len(rows) == 1:
-        said = _one(best, found[at], changes)
+        said = _describe_single_point(best, found[at], changes)
     elif len(points) == 1:
-        said = _compared(rows, best, _accepted(rows, found), _as_good(rows, found, at))
+        said = _compare_techniques(
+            rows, best, _note_break_even(rows, found), _as_good(rows, found, at)
+        )
     else:
-        said = _swept(rows, best, _accepted(rows, found))
+        said = _describe_grid(rows, best, _note_break_even(rows, found))
     d = found[at].deployment
     return Answer(
         verdict=said,
         figures=figures(best),
         changes=[
-            *(f"{_unfit(rows)} fits with {change}." for change in changes),
+            *(f"{_name_unfit_point(rows)} fits with {change}." for change in changes),
             *caveats.slower_kernels(found[at]),
         ],
         settings=[*describe_engines(found), *_limits(best, found[at], len(rows) > 1)],
@@ -281,24 +283,28 @@ def figures(row: Row) -> Row:
     }
 
 
-def _fastest(rows: Sequence[Row]) -> Row:
+def _find_fastest(rows: Sequence[Row]) -> Row:
     """The fastest row among those that fit, or of all where none does."""
     return max([row for row in rows if row["fits"]] or rows, key=compared_rate)
 
 
-def _one(row: Row, prediction: Prediction, changes: Sequence[str]) -> str:
-    what = f"{row['technique']} on {row['gpu']} at batch {units.whole(row['batch'])}"
+def _describe_single_point(row: Row, prediction: Prediction, changes: Sequence[str]) -> str:
+    what = f"{row['technique']} on {row['gpu']} at batch {units.integer(row['batch'])}"
     if row["fits"]:
         needed = [
             f"{what}: {describe_times(row)}, {describe_memory(row)}.",
             explain_limit(row["bound_by"], row["generate"]),
         ]
-        return verdict(needed, [_pool(prediction), _longest(prediction), _most(row)])
-    needed = [f"{what} does not fit: it needs {describe_memory(row)}{_there_is(row, prediction)}."]
-    return verdict([*needed, _most(row)], [f"It fits with {change}." for change in changes])
+        return verdict(needed, [_pool(prediction), _longest(prediction), _note_max_batch(row)])
+    needed = [
+        f"{what} does not fit: it needs {describe_memory(row)}{_note_memory_size(row, prediction)}."
+    ]
+    return verdict(
+        [*needed, _note_max_batch(row)], [f"It fits with {change}." for change in changes]
+    )
 
 
-def _there_is(row: Row, prediction: Prediction) -> str:
+def _note_memory_size(row: Row, prediction: Prediction) -> str:
     """The capacity of the tier that is too small."""
     hardware = prediction.deployment.hardware
     if row["gpu_bytes"] > hardware.gpu_memory:
@@ -320,22 +326,22 @@ def _longest(prediction: Prediction) -> str:
     longest = longest_prompt(
         prediction.technique, prediction.deployment, int(prediction.batch[0]), prediction.generate
     )
-    return f"Longest prompt: {longest:,} tokens{_beyond(longest, prediction)}."
+    return f"Longest prompt: {longest:,} tokens{_note_context_limit(longest, prediction)}."
 
 
-def _beyond(longest: int, prediction: Prediction) -> str:
+def _note_context_limit(longest: int, prediction: Prediction) -> str:
     """That memory would hold more than the model takes, if so."""
     most = prediction.deployment.model.max_context
     return f" by memory, the model takes {most:,}" if longest + prediction.generate > most else ""
 
 
-def _most(row: Row) -> str:
+def _note_max_batch(row: Row) -> str:
     if not row["max_batch"]:
         return "Not even one sequence of this length fits."
-    return f"At most {units.whole(row['max_batch'])} such sequences fit."
+    return f"At most {units.integer(row['max_batch'])} such sequences fit."
 
 
-def _accepted(rows: Sequence[Row], found: Sequence[Prediction]) -> str:
+def _note_break_even(rows: Sequence[Row], found: Sequence[Prediction]) -> str:
     """From which acceptance on drafting pays, at the largest batch of the one that drafts."""
     full = next((p.technique for p in found if p.technique.name == "full"), None)
     drafts = [
@@ -350,14 +356,14 @@ def _accepted(rows: Sequence[Row], found: Sequence[Prediction]) -> str:
     if not share:
         return ""
     if share > 1:
-        return f"At batch {units.whole(float(last.batch[0]))} no acceptance makes it pay."
+        return f"At batch {units.integer(float(last.batch[0]))} no acceptance makes it pay."
     gamma = last.technique.settings.get("gamma")
     drafted = (
         f" ({gamma:g} {'draft' if gamma == 1 else 'drafts'} per round)"
         if isinstance(gamma, (int, float))
         else ""
     )
-    at = units.whole(float(last.batch[0]))
+    at = units.integer(float(last.batch[0]))
     return f"At batch {at} it breaks even at an acceptance of {share:.2f}{drafted}."
 
 
@@ -372,7 +378,7 @@ def _as_good(rows: Sequence[Row], found: Sequence[Prediction], at: int) -> set[i
     }
 
 
-def _compared(rows: Sequence[Row], best: Row, accepted: str, as_good: set[int]) -> str:
+def _compare_techniques(rows: Sequence[Row], best: Row, accepted: str, as_good: set[int]) -> str:
     """Several techniques at one point: the fastest, against full KV if that is one of them."""
     names = dict(zip(map(id, rows), distinct_names(rows), strict=True))
     full = next((row for row in rows if row["technique"] == "full"), None)
@@ -387,7 +393,7 @@ def _compared(rows: Sequence[Row], best: Row, accepted: str, as_good: set[int]) 
                 explain_limit(best["bound_by"], best["generate"]),
             ]
         )
-    if best is full or speed_ratio(best, full) < 1 + SAME:
+    if best is full or speed_ratio(best, full) < 1 + EQUAL_SPEED:
         beside = [row for row in rows if row is not full]
         close, slow = (pick(beside, key=lambda row: speed_ratio(row, full)) for pick in (max, min))
         needed = [
@@ -419,11 +425,11 @@ def _compared(rows: Sequence[Row], best: Row, accepted: str, as_good: set[int]) 
     )
 
 
-def _swept(rows: Sequence[Row], best: Row, accepted: str) -> str:
+def _describe_grid(rows: Sequence[Row], best: Row, accepted: str) -> str:
     """A grid of points: where full KV is overtaken, and by what."""
     names = dict.fromkeys(row["technique"] for row in rows)
     fits = sum(row["fits"] for row in rows)
-    where = f"batch {units.whole(best['batch'])}, prompt {units.whole(best['prompt'])}"
+    where = f"batch {units.integer(best['batch'])}, prompt {units.integer(best['prompt'])}"
     told = f"Of {len(rows)} points {fits} fit in memory on {best['gpu']}."
     fastest = f"Fastest is {best['technique']} at {where}: {describe_times(best)}."
     if len(names) == 1:
@@ -435,7 +441,7 @@ def _swept(rows: Sequence[Row], best: Row, accepted: str) -> str:
     points = dict.fromkeys((row["batch"], row["prompt"], row["generate"]) for row in rows)
     for point in points:
         here = [r for r in rows if (r["batch"], r["prompt"], r["generate"]) == point]
-        wins[_fastest(here)["technique"]] = wins.get(_fastest(here)["technique"], 0) + 1
+        wins[_find_fastest(here)["technique"]] = wins.get(_find_fastest(here)["technique"], 0) + 1
     ranked = sorted(wins.items(), key=lambda item: -item[1])
     if len(ranked) == 1:
         return verdict([f"{ranked[0][0]} is fastest at each of {len(points)} points.", fastest],
@@ -461,7 +467,7 @@ def _turn(rows: Sequence[Row], names: Sequence[str]) -> str:
     ahead = [gain > 1 for gain in gains]
     turns = [i for i in range(1, len(points)) if ahead[i] != ahead[i - 1]]
     first, last = units.times(gains[0]), units.times(gains[-1])
-    if max(abs(gain - 1) for gain in gains) < SAME:
+    if max(abs(gain - 1) for gain in gains) < EQUAL_SPEED:
         return f"{other} is as fast as {base} at every {axis}."
     if not turns:
         side = "faster" if ahead[0] else "slower"
@@ -484,13 +490,13 @@ def _changes(rows: Sequence[Row], found: Sequence[Prediction]) -> list[str]:
     return []
 
 
-def _unfit(rows: Sequence[Row]) -> str:
+def _name_unfit_point(rows: Sequence[Row]) -> str:
     """The first point that does not fit, as the start of a sentence."""
     if len(rows) == 1:
         return "It"
     row = next(row for row in rows if not row["fits"])
-    prompt = units.whole(row["prompt"])
-    return f"{row['technique']} at batch {units.whole(row['batch'])}, prompt {prompt}"
+    prompt = units.integer(row["prompt"])
+    return f"{row['technique']} at batch {units.integer(row['batch'])}, prompt {prompt}"
 
 
 def _limits(row: Row, prediction: Prediction, several: bool) -> list[str]:
@@ -507,7 +513,7 @@ def _limits(row: Row, prediction: Prediction, several: bool) -> list[str]:
         )
     longest = longest_prompt(prediction.technique, d, int(prediction.batch[0]), prediction.generate)
     lines.append(
-        f"Longest prompt that fits{whose} at batch {units.whole(row['batch'])}: {longest:,} tokens"
-        f"{_beyond(longest, prediction)}."
+        f"Longest prompt that fits{whose} at batch {units.integer(row['batch'])}: {longest:,} "
+        f"tokens{_note_context_limit(longest, prediction)}."
     )
     return lines

@@ -19,14 +19,14 @@ from kvsim.report.json import Row, number
 from kvsim.report.result import Result
 from kvsim.report.table import Column, Table, cells_table, text_column
 from kvsim.report.terminal import BLANK, Block, Terminal
-from kvsim.report.units import short
+from kvsim.report.units import format_number
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 USES = ("fit", "check", "anomaly")
 SHOWN = 40  # rows printed; JSON and page have all
-LINES = 20  # tables in one picture
+MAX_TABLES_DRAWN = 20  # tables in one picture
 SCORE_COLUMNS = (
     *("paper", "table", "metric", "rows", "fitted", "held out", "with anomalies", "skill"),
 )
@@ -140,8 +140,8 @@ def _worst_table(pairs: Sequence[tuple[PublishedRow, float]]) -> Table:
         Column("batch", lambda r: "max" if r["batch"] is None else str(r["batch"]), rank=5),
         Column("prompt", lambda r: str(r["prompt"]), rank=4),
         text_column("metric", "metric", 2),
-        Column("published", lambda r: short(r["published"])),
-        Column("predicted", lambda r: short(r["predicted"])),
+        Column("published", lambda r: format_number(r["published"])),
+        Column("predicted", lambda r: format_number(r["predicted"])),
         Column("error %", lambda r: f"{100 * r['error']:+.1f}"),
         text_column("use", "use", 1),
     )
@@ -186,8 +186,8 @@ def show_fit(fit: Fit, stack: str) -> None:
     ]
     columns = (
         text_column("number", "key"),
-        Column("fitted", lambda r: short(r["value"])),
-        Column("standard error", lambda r: short(r["error"], 2)),
+        Column("fitted", lambda r: format_number(r["value"])),
+        Column("standard error", lambda r: format_number(r["error"], 2)),
     )
     blocks: list[Block] = [Table(columns, rows, f"Stack {stack}")]
     if len(fit.values) == fit.residuals.size:
@@ -222,8 +222,8 @@ def errors_by_table(rows: list[PublishedRow], predicted: list[float]) -> "list[t
         lines.setdefault(r.paper, set()).add(_line(r))
     sheets: list[list[str]] = []
     for paper, own in lines.items():
-        taken = sum(len(lines[other]) for other in sheets[-1]) if sheets else LINES
-        if taken + len(own) > LINES:
+        taken = sum(len(lines[other]) for other in sheets[-1]) if sheets else MAX_TABLES_DRAWN
+        if taken + len(own) > MAX_TABLES_DRAWN:
             sheets.append([])
         sheets[-1].append(paper)
     pairs = list(zip(rows, predicted, strict=True))
@@ -240,7 +240,7 @@ def _errors(pairs: list[tuple[PublishedRow, float]]) -> "Figure":
     """Errors of some rows; what a row's use is shows as a shape."""
     from plotly.graph_objects import Figure
 
-    from kvsim.report.charts import finished
+    from kvsim.report.charts import finish_figure
 
     figure = Figure()
     for use, colour, symbol, said in _looks():
@@ -248,11 +248,11 @@ def _errors(pairs: list[tuple[PublishedRow, float]]) -> "Figure":
         figure.add_scatter(
             x=[100 * error(r, v) for r, v in here], y=[_line(r) for r, _ in here], mode="markers",
             name=said, marker={"color": colour, "symbol": symbol, "size": 8},
-            text=[_told(r) for r, _ in here], hovertemplate="%{text}<br>%{x:.3g} %",
+            text=[_hover_text(r) for r, _ in here], hovertemplate="%{text}<br>%{x:.3g} %",
         )  # fmt: skip
     names = {_line(r) for r, _ in pairs}
     axis = {"autorange": "reversed"}
-    return finished(figure, 140 + 24 * len(names), "error [%]", "", yaxis=axis)
+    return finish_figure(figure, 140 + 24 * len(names), "error [%]", "", yaxis=axis)
 
 
 def _looks() -> list[tuple[str, str, str, str]]:
@@ -274,7 +274,7 @@ def draw_against(rows: list[PublishedRow], predicted: list[float]) -> "Figure":
     """Predicted over published, both logarithmic."""
     from plotly.graph_objects import Figure
 
-    from kvsim.report.charts import LOG, finished
+    from kvsim.report.charts import LOG, finish_figure
 
     figure = Figure()
     pairs = [(r, v) for r, v in zip(rows, predicted, strict=True) if v > 0 and r.published > 0]
@@ -285,11 +285,11 @@ def draw_against(rows: list[PublishedRow], predicted: list[float]) -> "Figure":
         here = [(r, v) for r, v in pairs if r.use == use]
         figure.add_scatter(
             x=[r.published for r, _ in here], y=[v for _, v in here], mode="markers", name=said,
-            marker={"color": colour, "symbol": symbol}, text=[_told(r) for r, _ in here],
+            marker={"color": colour, "symbol": symbol}, text=[_hover_text(r) for r, _ in here],
             hovertemplate="%{text}<br>%{x:.4g} published, %{y:.4g} predicted",
         )  # fmt: skip
-    return finished(figure, 520, "published", "predicted", xaxis=LOG, yaxis=LOG)
+    return finish_figure(figure, 520, "published", "predicted", xaxis=LOG, yaxis=LOG)
 
 
-def _told(r: PublishedRow) -> str:
+def _hover_text(r: PublishedRow) -> str:
     return f"{r.paper} {r.table}, {r.metric}<br>{r.settings}<br>batch {r.batch}, prompt {r.prompt}"

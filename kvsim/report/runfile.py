@@ -18,7 +18,7 @@ MARK, ANSWER = b"kvsim run", b"kvsim result"
 FATES = ["unfinished", "finished", "refused", "aborted"]
 
 
-def mark_of(requests: Requests, costs: StepCosts, rate: Array | None, *others: object) -> str:
+def run_digest(requests: Requests, costs: StepCosts, rate: Array | None, *others: object) -> str:
     """What identifies a run: the trace, what is simulated, all options, kvsim's version."""
     digest = sha256()
     columns = (requests.arrival, requests.prompt, requests.generate,
@@ -63,7 +63,7 @@ def write(path: Path, run: Run, mark: str, result: Row) -> None:
         parquet.write_table(table, draft)
 
 
-def taken_up(path: Path, mark: str) -> Row | None:
+def read_finished_run(path: Path, mark: str) -> Row | None:
     """What came of the same run before; nothing if it was not finished.
 
     Raises

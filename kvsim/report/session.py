@@ -13,8 +13,8 @@ from kvsim.validate.session.run import SessionState, Unit
 
 COMPILED = re.compile(r"(sm_\d+) (.+): (\d+) B shared, (\d+) registers, (\d+) B spilt, (\d+) ")
 RATES = {"flops_per_s": ("products in 16 bits", 1e12, "TFLOP/s")}
-WAYS = {"hbm": "memory", "h2d": "copies to the device", "d2h": "copies to the host"}
-TIMES = ("ttft_s", "tpot_s")
+RATE_TITLES = {"hbm": "memory", "h2d": "copies to the device", "d2h": "copies to the host"}
+TIME_KEYS = ("ttft_s", "tpot_s")
 
 Found = Mapping[str, Mapping[str, Any]]
 """Results of the units that are done, by name."""
@@ -85,7 +85,7 @@ def _units(units: Sequence[Unit], found: Found, state: SessionState) -> Table:
             continue
         passed = _passed(unit.name, result)
         state_of = {None: "done", True: "passed", False: "failed"}[passed]
-        rows.append([_called(unit.name), state_of, _said(unit.name, result)])
+        rows.append([_called(unit.name), state_of, _summarize_step(unit.name, result)])
     return cells_table(("unit", "state", "what it found"), rows, 3, "", "Units")
 
 
@@ -106,7 +106,7 @@ def _model(name: str, layers: str) -> str:
     return f"{name} cut to {layers} layers" if layers != "0" else name
 
 
-def _said(name: str, result: Mapping[str, Any]) -> str:
+def _summarize_step(name: str, result: Mapping[str, Any]) -> str:
     kind = name.split()[0]
     if kind == "counts":
         passed = [bool(one["passed"]) for one in result.get("techniques", ())]
@@ -127,7 +127,7 @@ def _said(name: str, result: Mapping[str, Any]) -> str:
 def _ceilings(found: Found) -> Table:
     rows = []
     for key, value in found.get("ceilings", {}).items():
-        name, scale, unit = RATES.get(key) or (WAYS[key.partition("_")[0]], 1e9, "GB/s")
+        name, scale, unit = RATES.get(key) or (RATE_TITLES[key.partition("_")[0]], 1e9, "GB/s")
         rows.append([name, f"{rounded(value / scale, 3)} {unit}"])
     return cells_table(("best rate of", "measured"), rows, 1, "", "Ceilings")
 
@@ -135,14 +135,14 @@ def _ceilings(found: Found) -> Table:
 def _shares(kernels: Mapping[str, Mapping[str, float]]) -> Table:
     """What every kernel reached of the machine's peaks at its best."""
     rows = [
-        [name, f"{one['samples']:,.0f}", *(_percent(one.get(key, 0.0)) for key in SHARES)]
+        [name, f"{one['samples']:,.0f}", *(_percent(one.get(key, 0.0)) for key in CEILING_KEYS)]
         for name, one in kernels.items()
     ]
     heads = ("benchmark and kernel", "samples", "of bandwidth", "of arithmetic")
     return cells_table(heads, rows, 1, "", "Best shares of the measured peaks")
 
 
-SHARES = ("bandwidth", "arithmetic")
+CEILING_KEYS = ("bandwidth", "arithmetic")
 
 
 def _rates(found: Found) -> Table:
@@ -173,11 +173,11 @@ def _times(found: Found) -> Table:
         where = f"{point['model']}, {point['batch']:,} x {point['prompt']:,}"
         for one in point["found"]:
             by_name = {m["name"]: m for m in one["measured"]}
-            if not set(TIMES) <= set(by_name):
+            if not set(TIME_KEYS) <= set(by_name):
                 continue
             graphs = str(one.get("rounds", "")) == "replayed"
             cells = [one["technique"], where, "graph" if graphs else "eager"]
-            for key in TIMES:
+            for key in TIME_KEYS:
                 m = by_name[key]
                 error = m["predicted"] / m["measured"] - 1
                 cells += [rounded(1e3 * m["measured"], 3), f"{100 * error:+.1f}"]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from kvsim.report.colours import Marker
 
 MEANS = ("ttft_s",)  # quantities whose mean decides between runs that differ in one option
-SHARES = (
+UTILISATION_NOTE = (
     "Percentages are averages over the run; memory, compute and link use are relative to the "
     "hardware's peak."
 )
@@ -40,7 +40,7 @@ OVER_TIME = {
 }
 """What is drawn over time, one panel each: its title and the factor to the unit there."""
 
-LINKS = ("h2d", "d2h")  # drawn only where used
+COPY_STREAMS = ("h2d", "d2h")  # drawn only where used
 REQUESTS = {
     "ttft_s": "Time to first token (TTFT)",
     "tpot_s": "Time per token (TPOT)",
@@ -143,7 +143,7 @@ def times_table(rows: Sequence[Row]) -> Table:
     columns = [
         _technique(rows),
         *case_columns(rows),
-        Column("done", lambda row: units.whole(row["finished"]), rank=4),
+        Column("done", lambda row: units.integer(row["finished"]), rank=4),
     ]
     for key, rank in (("ttft_s", 0), ("tpot_s", 0), ("gap_s", 3), ("queue_s", 2), ("latency_s", 1)):
         parts = ("mean", "p50", "p99") if key in MEANS and varied else ("p50", "p99")
@@ -171,12 +171,12 @@ def use_table(rows: Sequence[Row]) -> Table:
         _share("D2H %", lambda row: row["utilisation"]["d2h"], 7),
         _share("KV peak %", lambda row: row["kv_peak_share"], 0),
         peak,
-        Column("pre- empted", lambda row: units.whole(row["preemptions"]), rank=2),
+        Column("pre- empted", lambda row: units.integer(row["preemptions"]), rank=2),
         _share("prefix hits %", lambda row: row["prefix_hit_share"], 1),
         Column("USD", lambda row: units.usd(row["usd"]), lambda row: row["usd"], rank=8),
         quantity_column("usd_per_million_tokens", 1),
     ]
-    return Table(columns, rows, note=SHARES)
+    return Table(columns, rows, note=UTILISATION_NOTE)
 
 
 def _technique(rows: Sequence[Row]) -> Column:
@@ -189,7 +189,7 @@ def _share(heading: str, share: Callable[[Row], float | None], rank: int) -> Col
         found = share(row)
         return None if found is None else 100 * found
 
-    return Column(heading, lambda row: units.short(value(row), 3), value, rank=rank)
+    return Column(heading, lambda row: units.format_number(value(row), 3), value, rank=rank)
 
 
 def run_fields(outcome: Outcome) -> Row:
@@ -222,7 +222,7 @@ def figures(results: Sequence[Row]) -> list[tuple[str, "Figure"]]:
     drawn = [(title, _spread(labels, results, key)) for key, title in REQUESTS.items()]
     series = {"finished_per_s": ("Finished requests per second", 1.0), **OVER_TIME}
     for key, (title, factor) in series.items():
-        if key not in LINKS or any(max(r["over_time"][key]) > 0 for r in results):
+        if key not in COPY_STREAMS or any(max(r["over_time"][key]) > 0 for r in results):
             drawn.append((title, _over_time(labels, results, key, factor)))
     return drawn
 
@@ -231,8 +231,8 @@ def _over_time(labels: Sequence[str], results: Sequence[Row], key: str, factor: 
     """One quantity over the run, a line per technique."""
     from plotly.graph_objects import Figure
 
-    from kvsim.report.charts import finished
-    from kvsim.report.colours import lined
+    from kvsim.report.charts import finish_figure
+    from kvsim.report.colours import line_style
 
     figure = Figure()
     if key == "finished_per_s":
@@ -242,33 +242,33 @@ def _over_time(labels: Sequence[str], results: Sequence[Row], key: str, factor: 
             line={"width": 1, "color": "#888888", "shape": "hv"},
         )  # fmt: skip
     for name, look, result in zip(labels, _looks(results), results, strict=True):
-        series, drawn = result["over_time"], lined(look)
+        series, drawn = result["over_time"], line_style(look)
         figure.add_scatter(
             x=series["start_s"], y=[factor * value for value in series[key]], name=name, **drawn
         )
         figure.data[-1].line.shape = "hv"
-    return finished(figure, 260, "time [s]", "", yaxis={"rangemode": "tozero"})
+    return finish_figure(figure, 260, "time [s]", "", yaxis={"rangemode": "tozero"})
 
 
 def _spread(labels: Sequence[str], results: Sequence[Row], key: str) -> "Figure":
     """The share of requests that took no longer than each time, and the target if there is one."""
     from plotly.graph_objects import Figure
 
-    from kvsim.report.charts import LOG, finished
-    from kvsim.report.colours import lined
+    from kvsim.report.charts import LOG, finish_figure
+    from kvsim.report.colours import line_style
 
     figure = Figure()
     for name, look, result in zip(labels, _looks(results), results, strict=True):
         times = result["quantiles"][key]
         shares = [100 * k / max(len(times) - 1, 1) for k in range(len(times))]
-        figure.add_scatter(x=times, y=shares, name=name, **lined(look))
+        figure.add_scatter(x=times, y=shares, name=name, **line_style(look))
     target = results[0]["row"]["targets"].get(key)
     if target is not None:
         figure.add_scatter(
             x=[target] * 2, y=[0, 100], name=f"target {units.seconds(target)}", mode="lines",
             line={"color": "#c0453f", "dash": "dot"},
         )  # fmt: skip
-    return finished(figure, 340, "s", "% of requests", xaxis=LOG)
+    return finish_figure(figure, 340, "s", "% of requests", xaxis=LOG)
 
 
 def _looks(results: Sequence[Row]) -> "list[Marker]":

@@ -17,7 +17,7 @@ from kvsim.techniques.axes.settings import simplify
 
 TIE = 0.01  # relative difference of goodput or throughput that decides nothing
 OFTEN = 0.05  # preemptions per request from which they are worth a word
-ATTAINED = 0.9  # share of requests that must be good for the targets to be met
+MIN_GOOD_SHARE = 0.9  # share of requests that must be good for the targets to be met
 HEADINGS = {
     "req_s": "offered req/s",
     "rate": "rate",
@@ -27,8 +27,8 @@ HEADINGS = {
     "prefix_load": "prefix load",
 }
 WAITING = 1.0  # median queue beyond which the load is more than the machine serves [s]
-MOST = 0.9  # share of the gain that makes a size enough
-HALF = 0.5  # share of that from which a smaller size is worth a word
+SUFFICIENT_GAIN = 0.9  # share of the gain that makes a size enough
+PARTIAL_GAIN = 0.5  # share of that from which a smaller size is worth a word
 FASTER = 0.05  # relative difference of mean TTFT that is worth a word
 
 
@@ -41,12 +41,14 @@ def write_answer(
     played: Sequence[caveats.PlayedRun] = (),
 ) -> Answer:
     """Answer in words which run serves a trace best; parameters are those of ``make_result``."""
-    best = _best(rows, bool(targets))
+    best = _select_best(rows, bool(targets))
     full = next((row for row in rows if _name(row) == "full"), None)
     if varied_option(rows):
-        told = describe_cases(rows, _where(best, deployment), trace, best, targets)
+        told = describe_cases(rows, _describe_machines(best, deployment), trace, best, targets)
     else:
-        told = verdict(_needed(best, deployment, trace, targets), _wanted(rows, best, full))
+        told = verdict(
+            _needed(best, deployment, trace, targets), _list_optional_sentences(rows, best, full)
+        )
     return Answer(
         verdict=told,
         figures=_figures(best),
@@ -82,7 +84,7 @@ def _figures(row: Row) -> Row:
     return {"technique": row["technique"], **{key: row[key] for key in keys}}
 
 
-def _best(rows: Sequence[Row], targets: bool) -> Row:
+def _select_best(rows: Sequence[Row], targets: bool) -> Row:
     """Most goodput, or the shortest latency where there are no targets; ties go to the first."""
 
     def worth(row: Row) -> float:
@@ -95,7 +97,7 @@ def _best(rows: Sequence[Row], targets: bool) -> Row:
     return next(row for row in rows if worth(row) >= most * (1 - TIE))
 
 
-def _where(row: Row, deployment: Deployment) -> str:
+def _describe_machines(row: Row, deployment: Deployment) -> str:
     replicas = f"{row['replicas']} x " if row["replicas"] > 1 else ""
     words = deployment.parallelism.words()
     spread = f" with {words}" if words else ""
@@ -103,7 +105,7 @@ def _where(row: Row, deployment: Deployment) -> str:
 
 
 def _needed(row: Row, deployment: Deployment, trace: str, targets: str) -> list[str]:
-    where = _where(row, deployment)
+    where = _describe_machines(row, deployment)
     ttft, tpot = row["ttft_s"]["p99"], row["tpot_s"]["p99"]
     times = f"TTFT p99 {units.seconds(ttft)}, TPOT p99 {units.seconds(tpot)}"
     tok = f"{units.rate(row['output_tok_s'])} output tok/s"
@@ -113,12 +115,12 @@ def _needed(row: Row, deployment: Deployment, trace: str, targets: str) -> list[
         said.append(f"Requests queue for {units.seconds(waited)} (median): more than it serves.")
     if targets:
         share = row["good_share"]
-        met = "Yes" if share and share >= ATTAINED else "No"
+        met = "Yes" if share and share >= MIN_GOOD_SHARE else "No"
         said.insert(0, f"{met}: {units.percent(share)} of requests meet {targets}.")
     return said
 
 
-def _wanted(rows: Sequence[Row], best: Row, full: Row | None) -> list[str]:
+def _list_optional_sentences(rows: Sequence[Row], best: Row, full: Row | None) -> list[str]:
     said = []
     if full is not None and full is not best and full["output_tok_s"]:
         before, after = full["ttft_s"]["p99"], best["ttft_s"]["p99"]
@@ -140,7 +142,7 @@ def _changes(row: Row, deployment: Deployment, targets: str) -> Sequence[str]:
             f"{row['refused']} requests are larger than the KV cache: more GPUs (--tp), narrower "
             f"--weights, or a technique that keeps the cache elsewhere."
         )
-    if targets and row["good_share"] is not None and row["good_share"] < ATTAINED:
+    if targets and row["good_share"] is not None and row["good_share"] < MIN_GOOD_SHARE:
         said.append(
             f"Find the fleet that meets them: kvsim capacity --gpus "
             f"{quote(deployment.hardware.name)}."
@@ -148,7 +150,7 @@ def _changes(row: Row, deployment: Deployment, targets: str) -> Sequence[str]:
     if row["preemptions"] >= OFTEN * row["requests"]:
         said.append(
             f"{row['preemptions']:,} preemptions for want of KV memory: --max-seqs (vLLM: "
-            f"--max-num-seqs) below {units.whole(row['mean_batch'] * 1.5)} would avoid most."
+            f"--max-num-seqs) below {units.integer(row['mean_batch'] * 1.5)} would avoid most."
         )
     return said
 
@@ -202,7 +204,7 @@ def _describe_loads(rows: Sequence[Row], where: str, trace: str, targets: str) -
     """How much memory each load takes, and which are more than the machine serves."""
     key = varied_option(rows)
     unit = "requests per second" if key == "req_s" else "times the trace's rate"
-    at = _join([_at(row, key) for row in rows])
+    at = _join([_format_case_value(row, key) for row in rows])
     held = _join([units.size(row["kv_peak_bytes"]) for row in rows])
     shares = _join([units.percent(row["kv_peak_share"]) for row in rows])
     pool = units.size(rows[0]["kv_capacity_bytes"])
@@ -211,9 +213,13 @@ def _describe_loads(rows: Sequence[Row], where: str, trace: str, targets: str) -
     over = ""
     if late:
         first, served = late[0], [row for row in rows if row not in late]
-        carried = f"It serves {_join([_at(row, key) for row in served])}. " if served else ""
+        carried = (
+            f"It serves {_join([_format_case_value(row, key) for row in served])}. "
+            if served
+            else ""
+        )
         over = (
-            f"{carried}{_at(first, key)} is more than it serves: it finishes "
+            f"{carried}{_format_case_value(first, key)} is more than it serves: it finishes "
             f"{units.rate(first['request_per_s'])} per second, and requests queue for "
             f"{units.seconds(first['queue_s']['p50'])} (median)."
         )
@@ -228,7 +234,7 @@ def _describe_loads(rows: Sequence[Row], where: str, trace: str, targets: str) -
     )
 
 
-def _at(row: Row, key: str) -> str:
+def _format_case_value(row: Row, key: str) -> str:
     return f"{simplify(row['case'][key]):,}"
 
 
@@ -238,7 +244,9 @@ def _describe_tiers(rows: Sequence[Row], where: str, trace: str) -> str:
     kind = "host tier" if key == "host_cache" else "NVMe tier"
     ranked = sorted(rows, key=lambda row: row["case"][key])
     least, best = ranked[0], min(_ttft(row) for row in ranked)
-    enough = next(r for r in ranked if _ttft(least) - _ttft(r) >= MOST * (_ttft(least) - best))
+    enough = next(
+        r for r in ranked if _ttft(least) - _ttft(r) >= SUFFICIENT_GAIN * (_ttft(least) - best)
+    )
     sizes, ttft = _join([_size(r, key) for r in ranked]), _join([_mean(r) for r in ranked])
     hits = _join([units.percent(row["prefix_hit_share"] or 0.0) for row in ranked])
     if best > _ttft(least) * (1 - FASTER):
@@ -251,7 +259,7 @@ def _describe_tiers(rows: Sequence[Row], where: str, trace: str) -> str:
             f"{gain} shorter than {start}."
         )
         whole = _ttft(least) - _ttft(enough)
-        half = next(r for r in ranked if _ttft(least) - _ttft(r) >= HALF * whole)
+        half = next(r for r in ranked if _ttft(least) - _ttft(r) >= PARTIAL_GAIN * whole)
         if half is not enough:
             share = units.percent((_ttft(least) - _ttft(half)) / whole)
             told += f" {_size(half, key)} GiB bring {share} of that."

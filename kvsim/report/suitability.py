@@ -18,7 +18,7 @@ KNOWN_BY = {
     "published": "as published for this model",
     "published elsewhere": "as published for other models of its kind",
 }
-MOVED = (
+OFFLOAD_NOTE = (
     "offload moves its share of the cache in every step, as Hugging Face's offloaded cache does; "
     "vLLM's and LMCache's KV offloading keeps prefixes and moves nothing per step, see "
     "`kvsim simulate --host-cache`."
@@ -55,7 +55,7 @@ def describe_engines(found: Sequence[Prediction]) -> Iterator[str]:
         own = "kvsim's own implementations: `kvsim validate`"
         yield f"No serving engine has {', '.join(alone)}; {own}."
     if "offload" in names:
-        yield MOVED
+        yield OFFLOAD_NOTE
 
 
 def describe_quality(found: Sequence[Prediction]) -> Iterator[str]:
@@ -74,7 +74,9 @@ def describe_quality(found: Sequence[Prediction]) -> Iterator[str]:
                 f"model; `kvsim validate --quality` measures it."
             )
         else:
-            here = "no number for these settings; with others it " * _elsewhere(known.worst, str(t))
+            here = "no number for these settings; with others it " * _settings_differ(
+                known.worst, str(t)
+            )
             yield f"Quality of {t.name}: {here}{known}."
 
 
@@ -94,7 +96,7 @@ def describe_loss(technique: Technique, found: Evidence) -> str:
     return f"Its scores are {known} lower, {where}."
 
 
-def _elsewhere(measured: str, asked: str) -> bool:
+def _settings_differ(measured: str, asked: str) -> bool:
     """Whether evidence is of other settings than asked, as far as it names them."""
     found, mine = (
         dict(part.split("=", 1) for part in spec.partition(":")[2].split(",") if "=" in part)

@@ -12,7 +12,7 @@ from kvsim.machines.profiles import load_hardware
 from kvsim.prediction.generate import Prediction
 from kvsim.report import evidence, units
 from kvsim.report.answer import Answer, verdict
-from kvsim.report.charts import LOG, finished
+from kvsim.report.charts import LOG, finish_figure
 from kvsim.report.colours import PALETTE, mark
 from kvsim.report.json import Row
 from kvsim.report.result import Result
@@ -34,8 +34,8 @@ BEST = {
     "predict": "decode_tok_s", "plan": "output_tok_s", "simulate": "goodput_per_s",
     "capacity": "usd_per_hour",
 }  # fmt: skip
-LEAST = ("usd_per_hour",)  # less is better
-NAMED = {
+MINIMIZED = ("usd_per_hour",)  # less is better
+COLUMN_HEADINGS = {
     "usd_per_hour": "USD per hour", "goodput_per_s": "goodput req/s", "context": "context",
     "hosts_used": "hosts used",
 }  # fmt: skip
@@ -116,7 +116,7 @@ def _draw_map(rows: Sequence[Row]) -> "list[tuple[str, Figure]]":
                   f"{units.seconds(r['tpot_s'])}" for r in here],
             hovertemplate="batch %{x}, prompt %{y}<br>%{text}",
         )  # fmt: skip
-    drawn = finished(figure, 440, "batch", "prompt [tokens]", xaxis=LOG, yaxis=LOG)
+    drawn = finish_figure(figure, 440, "batch", "prompt [tokens]", xaxis=LOG, yaxis=LOG)
     return [("Fastest technique by batch and prompt; larger marks are faster", drawn)]
 
 
@@ -159,7 +159,7 @@ class SweepSummary:
 
     def __init__(self, spec: Spec) -> None:
         self.spec, self.key = spec, BEST[spec.kind]
-        self.sign = 1.0 if self.key in LEAST else -1.0
+        self.sign = 1.0 if self.key in MINIMIZED else -1.0
         self.best: list[Row] = []
         self.varied = [name for name, values in spec.axes.items() if len(values) > 1]
         self.along: dict[str, dict[Any, float]] = {name: {} for name in self.varied}
@@ -224,14 +224,14 @@ def _answer(found: SweepSummary) -> Answer:
     if not found.best:
         return Answer(verdict([told]), left_out=lacking)
     best = found.best[0]
-    place = ", ".join(f"{name} {_shown(name, best[name])}" for name in found.varied)
+    place = ", ".join(f"{name} {_format_value(name, best[name])}" for name in found.varied)
     extreme = "Least" if found.sign > 0 else "Most"
     times = [
         f"{QUANTITIES[key].heading} {units.seconds(best[key])}"
         for key in ("ttft_s", "tpot_s")
         if best.get(key) is not None
     ]
-    figures = ", ".join([_shown(found.key, best[found.key]), *times])
+    figures = ", ".join([_format_value(found.key, best[found.key]), *times])
     said = f"{extreme} {_heading(found.key)}: {figures}" + (f", with {place}." if place else ".")
     return Answer(
         verdict([told, said[:400]]), figures=best, assumed=_assumed(found), left_out=lacking
@@ -252,10 +252,10 @@ def _assumed(found: SweepSummary) -> list[str]:
 
 
 def _heading(key: str) -> str:
-    return NAMED.get(key) or (QUANTITIES[key].heading if key in QUANTITIES else key)
+    return COLUMN_HEADINGS.get(key) or (QUANTITIES[key].heading if key in QUANTITIES else key)
 
 
-def _shown(key: str, value: Any) -> str:
+def _format_value(key: str, value: Any) -> str:
     """A value as its kind is written."""
     if isinstance(value, str) or value is None:
         return value or units.DASH
@@ -263,7 +263,7 @@ def _shown(key: str, value: Any) -> str:
         return QUANTITIES[key].show(value)
     if key.endswith("_s"):
         return units.seconds(value)
-    return units.whole(value) if float(value).is_integer() else units.short(value)
+    return units.integer(value) if float(value).is_integer() else units.format_number(value)
 
 
 def _table(found: SweepSummary) -> Table:
@@ -274,8 +274,8 @@ def _table(found: SweepSummary) -> Table:
     def column(key: str) -> Column:
         texts = any(isinstance(row[key], str) for row in found.best)
         if texts:
-            return text_column(_heading(key), lambda row: _shown(key, row[key]))
-        return Column(_heading(key), lambda row: _shown(key, row[key]), lambda row: row[key])
+            return text_column(_heading(key), lambda row: _format_value(key, row[key]))
+        return Column(_heading(key), lambda row: _format_value(key, row[key]), lambda row: row[key])
 
     ordered = [*found.varied, *(k for k in keys if k not in found.varied)]
     return Table([column(key) for key in ordered], found.best, marked=lambda r: r is found.best[0])
@@ -294,10 +294,10 @@ def _pictures(found: SweepSummary) -> list[tuple[str, "Figure"]]:
             colours = [mark(v).colour if name == "technique" else PALETTE[0] for v in values]
             figure.add_bar(y=values, x=[known[v] for v in values], orientation="h",
                            marker={"color": colours})  # fmt: skip
-            shape = finished(figure, 120 + 26 * len(values), _heading(found.key), "")
+            shape = finish_figure(figure, 120 + 26 * len(values), _heading(found.key), "")
         else:
             figure.add_scatter(x=values, y=[known[v] for v in values], mode="lines+markers",
                                line={"color": PALETTE[0]})  # fmt: skip
-            shape = finished(figure, 340, _heading(name), _heading(found.key), xaxis=LOG)
+            shape = finish_figure(figure, 340, _heading(name), _heading(found.key), xaxis=LOG)
         drawn.append((f"Best {_heading(found.key)} by {name}, all else free", shape))
     return drawn

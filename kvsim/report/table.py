@@ -8,7 +8,7 @@ from kvsim.frozen import frozen
 from kvsim.report.json import Row
 from kvsim.report.units import QUANTITIES
 
-SPACE = "  "  # between columns
+COLUMN_GAP = "  "  # between columns
 NARROWEST_TEXT = 12  # columns to which text is wrapped before columns are left out
 
 
@@ -78,15 +78,15 @@ class Table:
     marked: Callable[[Row], bool] = field(default=lambda row: False)
     note: str = ""
 
-    def chosen(self, width: int) -> list[Column]:
+    def fit_columns(self, width: int) -> list[Column]:
         """The columns that fit in a width: those of the highest rank go first."""
         kept = list(self.columns)
-        while self._least(kept) > width and any(column.rank for column in kept):
+        while self._min_width(kept) > width and any(column.rank for column in kept):
             kept.remove(max(reversed(kept), key=lambda column: column.rank))
         return kept
 
-    def _least(self, columns: Sequence[Column]) -> int:
-        return sum(self._narrow(c) for c in columns) + len(SPACE) * (len(columns) - 1)
+    def _min_width(self, columns: Sequence[Column]) -> int:
+        return sum(self._narrow(c) for c in columns) + len(COLUMN_GAP) * (len(columns) - 1)
 
     def _narrow(self, column: Column) -> int:
         """The least width of a column: nothing breaks but text, and that at spaces."""
@@ -99,9 +99,9 @@ class Table:
 
     def lines(self, width: int, bold: Callable[[str], str] = str) -> list[str]:
         """The table as text that is no wider than asked, but for a single long word."""
-        columns = self.chosen(width)
+        columns = self.fit_columns(width)
         widths = self._widths(columns, width)
-        if sum(widths) + len(SPACE) * (len(widths) - 1) > width:
+        if sum(widths) + len(COLUMN_GAP) * (len(widths) - 1) > width:
             return self._upright(columns, width)
         heads = [wrap(c.heading, w) or [""] for c, w in zip(columns, widths, strict=True)]
         tall = max(map(len, heads))
@@ -126,7 +126,7 @@ class Table:
     def _widths(self, columns: Sequence[Column], width: int) -> list[int]:
         """Text columns share what the others leave."""
         widths = [self._narrow(column) for column in columns]
-        spare = width - sum(widths) - len(SPACE) * (len(columns) - 1)
+        spare = width - sum(widths) - len(COLUMN_GAP) * (len(columns) - 1)
         for i, column in enumerate(columns):
             if column.text and spare > 0:
                 wanted = max([len(column.heading), *(len(column.show(row)) for row in self.rows)])
@@ -158,7 +158,7 @@ def _line(cells: Sequence[str], columns: Sequence[Column], widths: Sequence[int]
         cell.ljust(width) if column.text else cell.rjust(width)
         for cell, column, width in zip(cells, columns, widths, strict=True)
     ]
-    return SPACE.join(placed).rstrip()
+    return COLUMN_GAP.join(placed).rstrip()
 
 
 def cells_table(

@@ -11,7 +11,9 @@ from kvsim.report.table import Table
 
 NARROWEST, WIDEST, PIPED = 40, 160, 100
 PROSE = 100  # longer lines of prose are hard to read
-UNIT = re.compile(r"(?<=\d) (?=(?:µs|ms|s|min|h|B|[KMG]iB|GB|GB/s|%|tok/s|tokens|req/s|GPUs?)\b|%)")
+UNIT_SPACE = re.compile(
+    r"(?<=\d) (?=(?:µs|ms|s|min|h|B|[KMG]iB|GB|GB/s|%|tok/s|tokens|req/s|GPUs?)\b|%)"
+)
 
 BLANK = ""
 """An empty line between two blocks."""
@@ -81,7 +83,7 @@ def wrap_prose(text: str, width: int, indent: str = "") -> str:
     indent
         Begins every line after the first.
     """
-    kept = UNIT.sub("\u00a0", text)
+    kept = UNIT_SPACE.sub("\u00a0", text)
     wrapped: str = fill(
         kept, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
     )

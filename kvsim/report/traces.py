@@ -11,7 +11,7 @@ from kvsim.report.json import Row
 from kvsim.report.result import Result
 from kvsim.report.table import Table, cells_table
 from kvsim.report.terminal import BLANK, Heading
-from kvsim.report.units import short
+from kvsim.report.units import format_number
 from kvsim.traces.read import Trace
 from kvsim.traces.requests import Floats, Integers, Requests
 from kvsim.traces.statistics import LengthStatistics, describe
@@ -19,9 +19,9 @@ from kvsim.traces.statistics import LengthStatistics, describe
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
-BINS = 80  # of the picture over time
-POINTS = 300  # of a curve
-LINES = {
+TIMELINE_BINS = 80  # of the picture over time
+QUANTILE_POINTS = 300  # of a curve
+STATISTICS = {
     "requests": "requests", "duration_s": "duration [s]", "rate_rps": "rate [requests/s]",
     "gap_cv": "gaps: standard deviation / mean",
     "dispersion_per_minute": "arrivals per minute: variance / mean",
@@ -125,10 +125,13 @@ def make_result(
 
 def statistics_table(shown: list[Row]) -> Table:
     """Rate, burstiness and reuse, a column per trace."""
-    lines = [[said, *(short(one[key], 6) for one in shown)] for key, said in LINES.items()]
+    lines = [
+        [said, *(format_number(one[key], 6) for one in shown)] for key, said in STATISTICS.items()
+    ]
     if all(one["reuse"] for one in shown):
         lines += [
-            [said, *(short(one["reuse"][key], 6) for one in shown)] for key, said in REUSE.items()
+            [said, *(format_number(one["reuse"][key], 6) for one in shown)]
+            for key, said in REUSE.items()
         ]
     return cells_table(["", "trace", *["like"] * (len(shown) - 1)], lines)
 
@@ -137,7 +140,7 @@ def length_table(shown: list[Row]) -> Table:
     """Prompt and generated tokens, a row per trace."""
     names = [name for name in shown[0]["prompt_tokens"] if name != "total"]
     lengths = [
-        [f"{what} tokens{like}", *(short(one[f"{key}_tokens"][name]) for name in names)]
+        [f"{what} tokens{like}", *(format_number(one[f"{key}_tokens"][name]) for name in names)]
         for key, what in (("prompt", "prompt"), ("generate", "generated"))
         for one, like in zip(shown, ("", ", like"), strict=False)
     ]
@@ -163,10 +166,10 @@ def _draw_arrivals(requests: Requests) -> "Figure":
     """Arrivals per second over the trace."""
     from plotly.graph_objects import Figure
 
-    from kvsim.report.charts import finished
+    from kvsim.report.charts import finish_figure
     from kvsim.report.colours import PALETTE
 
-    edges = np.linspace(0, requests.duration, BINS + 1)
+    edges = np.linspace(0, requests.duration, TIMELINE_BINS + 1)
     rate = np.histogram(requests.arrival - requests.arrival[0], edges)[0] / np.diff(edges)
     figure = Figure()
     figure.add_bar(
@@ -174,25 +177,25 @@ def _draw_arrivals(requests: Requests) -> "Figure":
         hovertemplate="%{y:.3g} per second at %{x:.4g} s<extra></extra>",
     )  # fmt: skip
     figure.update_layout(bargap=0)
-    return finished(figure, 300, "time [s]", "requests per second")
+    return finish_figure(figure, 300, "time [s]", "requests per second")
 
 
 def _draw_lengths(requests: Requests) -> "Figure":
     """The share of requests that are no longer than each length."""
     from plotly.graph_objects import Figure
 
-    from kvsim.report.charts import LOG, finished
+    from kvsim.report.charts import LOG, finish_figure
     from kvsim.report.colours import PALETTE
 
     figure = Figure()
     some = (("prompt", requests.prompt, "solid"), ("generated", requests.generate, "dash"))
     for i, (name, values, dash) in enumerate(some):
         figure.add_scatter(
-            x=_quantiles(values), y=np.linspace(0, 100, POINTS), name=name, mode="lines",
+            x=_quantiles(values), y=np.linspace(0, 100, QUANTILE_POINTS), name=name, mode="lines",
             line={"color": PALETTE[i], "dash": dash, "width": 1.8},
         )  # fmt: skip
-    return finished(figure, 340, "tokens", "% of requests", xaxis=LOG)
+    return finish_figure(figure, 340, "tokens", "% of requests", xaxis=LOG)
 
 
 def _quantiles(values: Integers) -> Floats:
-    return np.asarray(np.quantile(values, np.linspace(0, 1, POINTS)))
+    return np.asarray(np.quantile(values, np.linspace(0, 1, QUANTILE_POINTS)))

@@ -12,7 +12,7 @@ from kvsim.machines.hardware import GIB
 DASH = "-"
 
 
-def short(value: Any, digits: int = 4) -> str:
+def format_number(value: Any, digits: int = 4) -> str:
     """A number with few significant digits; never in powers of ten between 1e-4 and 1e15."""
     if value is None or not isfinite(value):
         return DASH
@@ -69,7 +69,7 @@ def rate(value: float | None) -> str:
     return DASH if value is None or not isfinite(value) else rounded(value, 3)
 
 
-def whole(value: float | None) -> str:
+def integer(value: float | None) -> str:
     """A count in full, with commas."""
     return DASH if value is None or not isfinite(value) else f"{value:,.0f}"
 
@@ -109,9 +109,9 @@ class Quantity:
 
 
 QUANTITIES = {
-    "batch": Quantity("batch", whole, "sequences decoded together", "max-num-seqs"),
-    "prompt": Quantity("prompt", whole, "prompt tokens of each request", "input length, ISL"),
-    "generate": Quantity("generate", whole, "tokens generated per request", "OSL"),
+    "batch": Quantity("batch", integer, "sequences decoded together", "max-num-seqs"),
+    "prompt": Quantity("prompt", integer, "prompt tokens of each request", "input length, ISL"),
+    "generate": Quantity("generate", integer, "tokens generated per request", "OSL"),
     "ttft_s": Quantity("TTFT", seconds, "time to the first token", "TTFT"),
     "tpot_s": Quantity("TPOT", seconds, "mean time per token after the first", "TPOT, ITL"),
     "gap_s": Quantity("ITL", seconds, "time between two tokens of a request", "ITL"),
@@ -134,8 +134,8 @@ QUANTITIES = {
     "vs_full": Quantity("vs full", times, "output tok/s relative to full KV"),
     "gpu_bytes": Quantity("GPU GiB", gib, "peak memory of each GPU"),
     "host_bytes": Quantity("host GiB", gib, "peak host memory of the replica"),
-    "max_batch": Quantity("max batch", whole, "largest batch that fits in memory"),
-    "max_seqs": Quantity("max seqs", whole, "sequences in a batch", "max-num-seqs"),
+    "max_batch": Quantity("max batch", integer, "largest batch that fits in memory"),
+    "max_seqs": Quantity("max seqs", integer, "sequences in a batch", "max-num-seqs"),
     "usd_per_million_tokens": Quantity(
         "USD/Mtok", usd, "price of a million generated tokens"
     ),

@@ -10,7 +10,7 @@ from kvsim.report.names import list_settings, short_names
 from kvsim.report.result import Result
 from kvsim.report.table import Table, cells_table
 from kvsim.report.terminal import BLANK, Block, Heading
-from kvsim.report.units import short
+from kvsim.report.units import format_number
 from kvsim.validate.counts.check import LOGIT_TOLERANCE, CannotRun, CheckedTechnique
 from kvsim.validate.counts.compare import CHANNELS, Buffer, Line
 
@@ -221,7 +221,10 @@ def _counts(o: CheckedTechnique) -> str:
 def _cells(line: Line) -> list[list[str]]:
     """What was counted, and below it what was predicted where that differs."""
     numbers = [
-        [short(n, EXACT) if n else "" for n in (w.flops, *(w.bytes.get(c, 0.0) for c in CHANNELS))]
+        [
+            format_number(n, EXACT) if n else ""
+            for n in (w.flops, *(w.bytes.get(c, 0.0) for c in CHANNELS))
+        ]
         for w in (line.counted, line.predicted)
     ]
     first = [line.phase, line.op, verdict(line), *numbers[0]]
@@ -235,7 +238,7 @@ def buffer_table(buffers: Sequence[Buffer], title: str = "") -> Table:
 
 
 def _buffer_cells(buffer: Buffer) -> list[list[str]]:
-    sizes = [short(float(n), EXACT) for n in (buffer.counted, buffer.predicted)]
+    sizes = [format_number(float(n), EXACT) for n in (buffer.counted, buffer.predicted)]
     first = [buffer.phase, buffer.tier, buffer.name, verdict(buffer), sizes[0]]
     return [first] if buffer.equal else [first, ["", "", "  predicted", "", sizes[1]]]
 
@@ -253,7 +256,7 @@ def reasons(items: Sequence[Line | Buffer]) -> dict[str, list[str]]:
 def _draw_bars(found: Sequence[CheckedTechnique], labels: Sequence[str]) -> "Figure":
     from plotly.graph_objects import Figure
 
-    from kvsim.report.charts import finished
+    from kvsim.report.charts import finish_figure
 
     figure = Figure()
     for kind, (colour, pattern) in SHADES.items():
@@ -264,4 +267,4 @@ def _draw_bars(found: Sequence[CheckedTechnique], labels: Sequence[str]) -> "Fig
         )  # fmt: skip
     figure.update_layout(barmode="stack", legend_traceorder="normal")
     axis = {"autorange": "reversed"}
-    return finished(figure, 130 + 30 * len(found), "counts", "", yaxis=axis)
+    return finish_figure(figure, 130 + 30 * len(found), "counts", "", yaxis=axis)

@@ -18,8 +18,8 @@ from kvsim.validate.counts.check import RandomPrompts
 from kvsim.validate.planned import MeasuredLoss
 from kvsim.validate.times.compared import Measured
 
-SAME = 1e-3  # nat per token: rounding of sums in another order is below
-NAMES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "speedup": "speed over full KV",
+MAX_ROUNDING_LOSS = 1e-3  # nat per token: rounding of sums in another order is below
+QUANTITY_TITLES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "speedup": "speed over full KV",
          "resident_B": "resident"}  # fmt: skip
 
 
@@ -48,7 +48,7 @@ class PlanRun:
         if self.loss is None:
             return None
         if self.plan.technique.exact:
-            return self.loss.divergence <= SAME
+            return self.loss.divergence <= MAX_ROUNDING_LOSS
         if self.plan.unit != PERPLEXITY or self.plan.high is None:
             return None
         return self.loss.relative <= self.plan.high
@@ -127,17 +127,17 @@ def _loss_told(found: PlanRun) -> str:
 
 
 def _row(measured: Measured) -> list[str]:
-    shown = _shown(measured.name)
+    shown = _select_format(measured.name)
     known = isfinite(measured.predicted)
     return [
-        NAMES[measured.name] + (" [GiB]" if measured.name == "resident_B" else ""),
+        QUANTITY_TITLES[measured.name] + (" [GiB]" if measured.name == "resident_B" else ""),
         shown(measured.predicted) if known else "-",
         shown(measured.measured),
         f"{100 * measured.error:+.1f} %" if known else "-",
     ]
 
 
-def _shown(name: str) -> Callable[[float], str]:
+def _select_format(name: str) -> Callable[[float], str]:
     """How a quantity is written."""
     if name == "resident_B":
         return gib

@@ -10,7 +10,7 @@ from kvsim.report.json import Row
 from kvsim.report.result import Result
 from kvsim.report.table import cells_table
 from kvsim.report.terminal import BLANK, Block, Heading
-from kvsim.report.units import short
+from kvsim.report.units import format_number
 from kvsim.traces.attention import GAMMAS, Acceptance, AttentionTrace, Quality, TopK, record
 
 
@@ -21,7 +21,7 @@ def make_trace_result(trace: AttentionTrace, command: str = "") -> Result[Attent
         f"weights {trace.weights}",
         f"text {trace.text}",
         trace.settings,
-        f"perplexity with full-precision KV {short(trace.perplexity)}",
+        f"perplexity with full-precision KV {format_number(trace.perplexity)}",
     ]
     if trace.quality:
         heads = ["technique", "perplexity", "of full", "KL nat/token"]
@@ -59,9 +59,15 @@ def make_trace_result(trace: AttentionTrace, command: str = "") -> Result[Attent
 
 
 def _loss(found: Quality, full: float) -> list[str]:
-    ratio = f"{short(found.perplexity / full)}x"
+    ratio = f"{format_number(found.perplexity / full)}x"
     facts = "" if found.found is None else _percent(found.found)
-    return [_spaced(found.technique), short(found.perplexity), ratio, f"{found.kl:.2g}", facts]
+    return [
+        _spaced(found.technique),
+        format_number(found.perplexity),
+        ratio,
+        f"{found.kl:.2g}",
+        facts,
+    ]
 
 
 def _masses(top: TopK) -> list[list[str]]:

@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
     from kvsim.validate.times.compared import Compared, Measured, SkippedPoint, Summary
 
-TIMES = ("ttft_s", "tpot_s")
+TIME_METRICS = ("ttft_s", "tpot_s")
 COMPUTING = "computing_s"  # what other jobs on a machine do not move
-COPIED = ("h2d_B", "d2h_B")
-STREAMS = ("gpu", "h2d", "d2h", "cpu")
-SIDES = ("predicted", "measured")
+COPY_METRICS = ("h2d_B", "d2h_B")
+STREAM_ORDER = ("gpu", "h2d", "d2h", "cpu")
+COMPARED_SIDES = ("predicted", "measured")
 BY_TECHNIQUE = (
     *("technique", "points", "TTFT", "TPOT", "computing", "worst", "noise", "peak", "copied"),
     "overlap",
 )
-LEGEND = (
+TABLE_LEGEND = (
     "Errors in %, medians over points: TTFT, TPOT, what compute works of it by a CPU's own clock, "
     "the worst of both times beside the runs' noise, peak memory, bytes copied; then the share of "
     "copies' time that runs beside compute, predicted / measured."
 )
-WORST = 15  # ops told of
-ROUNDS = (
+MAX_WORST_OPS = 15  # ops told of
+ROUNDS_NOTE = (
     "Rounds: each technique at its last point. Copies are named by their direction where measured; "
     "on a CPU, other jobs show as gaps and long ops."
 )
@@ -61,11 +61,11 @@ def make_result(answer: Row, command: str = "") -> Result[Row]:
         answer,
         tables=tables,
         blocks=[
-            *(Heading(title), *said.head(), LEGEND, tables[0], BLANK, tables[1]),
+            *(Heading(title), *said.head(), TABLE_LEGEND, tables[0], BLANK, tables[1]),
             *(*lacking, *summarize(answer)),
         ],
         draw=draw,
-        remarks=[LEGEND, ROUNDS, *lacking],
+        remarks=[TABLE_LEGEND, ROUNDS_NOTE, *lacking],
         notes=answer["suspicious"],
     )
 
@@ -82,7 +82,7 @@ def times_fields(
         "left_out": [
             {
                 "technique": str(m.technique),
-                "point": _where(m.model, m.layers, m.batch, m.prompt), "reason": m.reason,
+                "point": _name_point(m.model, m.layers, m.batch, m.prompt), "reason": m.reason,
             }
             for m in missing
         ],
@@ -91,29 +91,34 @@ def times_fields(
                 "model": c.model, "layers": c.layers, "batch": c.batch, "prompt": c.prompt,
                 "technique": str(c.technique), "rounds_replayed": c.eager is None,
                 "rounds_issued_because": c.eager,
-                "whole": [_plain(m) for m in c.whole], "ops": [_plain(m) for m in c.ops],
+                "whole": [_measured_row(m) for m in c.whole],
+                "ops": [_measured_row(m) for m in c.ops],
                 "overlap": {
-                    key: _finite(r.overlap) for key, r in zip(SIDES, c.rounds, strict=False)
+                    key: _finite(r.overlap)
+                    for key, r in zip(COMPARED_SIDES, c.rounds, strict=False)
                 },
             }
             for c in found
         ],
         "rounds": [
-            {"technique": str(c.technique), "point": _where(c.model, c.layers, c.batch, c.prompt)}
+            {
+                "technique": str(c.technique),
+                "point": _name_point(c.model, c.layers, c.batch, c.prompt),
+            }
             | {
                 key: [[s.stream, s.name, s.begin, s.end] for s in r.spans]
-                for key, r in zip(SIDES, c.rounds, strict=True)
+                for key, r in zip(COMPARED_SIDES, c.rounds, strict=True)
             }
             for c in {c.technique.name: c for c in found if c.rounds}.values()
         ],
     }  # fmt: skip
 
 
-def _where(model: str, layers: int, batch: int, prompt: int) -> str:
+def _name_point(model: str, layers: int, batch: int, prompt: int) -> str:
     return f"{model}, {layers} layers, {batch} x {prompt}"
 
 
-def _plain(m: "Measured") -> Row:
+def _measured_row(m: "Measured") -> Row:
     return {
         "name": m.name, "predicted": m.predicted, "measured": m.measured, "error": m.error,
         "noise": m.noise,
@@ -191,15 +196,17 @@ def by_technique(answer: Row) -> list[list[str]]:
         here = [p for p in answer["points"] if p["technique"].partition(":")[0] == name]
         errors = {
             key: np.array([m["error"] for p in here for m in p["whole"] if m["name"] == key])
-            for key in (*TIMES, COMPUTING, "peak_B", *COPIED)
+            for key in (*TIME_METRICS, COMPUTING, "peak_B", *COPY_METRICS)
         }
-        noise = [m["noise"] for p in here for m in p["whole"] if m["name"] in TIMES]
-        times, copied = (np.concatenate([errors[key] for key in keys]) for keys in (TIMES, COPIED))
+        noise = [m["noise"] for p in here for m in p["whole"] if m["name"] in TIME_METRICS]
+        times, copied = (
+            np.concatenate([errors[key] for key in keys]) for keys in (TIME_METRICS, COPY_METRICS)
+        )
         lines.append(
             [
                 name,
                 str(len(here)),
-                *(_middle(errors[key]) for key in TIMES),
+                *(_middle(errors[key]) for key in TIME_METRICS),
                 _middle(errors[COMPUTING]),
                 f"{100 * times[np.abs(times).argmax()]:+.2g}",
                 f"{100 * np.median(noise):.2g}",
@@ -217,7 +224,7 @@ def _middle(errors: Any) -> str:
 
 def _overlaps(points: Sequence[Row]) -> str:
     """Medians of the share of copies' time that runs beside compute, predicted and measured."""
-    found = [[p["overlap"].get(side) for p in points] for side in SIDES]
+    found = [[p["overlap"].get(side) for p in points] for side in COMPARED_SIDES]
     known = [[value for value in side if value is not None] for side in found]
     return " / ".join(f"{100 * np.median(side):.0f}" if side else "-" for side in known)
 
@@ -230,12 +237,12 @@ def worst_ops(answer: Row) -> list[list[str]]:
         [
             m["name"].removesuffix("_s"),
             p["technique"].partition(":")[0],
-            _where(p["model"], p["layers"], p["batch"], p["prompt"]),
+            _name_point(p["model"], p["layers"], p["batch"], p["prompt"]),
             f"{1e3 * m['predicted']:.3g}",
             f"{1e3 * m['measured']:.3g}",
             f"{100 * m['error']:+.2g}",
         ]
-        for p, m in every[:WORST]
+        for p, m in every[:MAX_WORST_OPS]
     ]
 
 
@@ -277,7 +284,7 @@ def _draw_round(r: Row) -> "Figure":
 
     colours = qualitative.Dark24
 
-    bars = [(side, *span) for side in SIDES for span in r[side]]
+    bars = [(side, *span) for side in COMPARED_SIDES for span in r[side]]
     names = list(dict.fromkeys(name for _, _, name, _, _ in bars))
     figure = Figure()
     for i, name in enumerate(names):
@@ -292,7 +299,7 @@ def _draw_round(r: Row) -> "Figure":
             marker_color=colours[i % len(colours)],
             hovertemplate="%{y}: %{x:.3f} ms from %{base:.3f} ms",
         )
-    rows = [f"{s} {side}" for s in STREAMS for side in SIDES if _has(bars, side, s)]
+    rows = [f"{s} {side}" for s in STREAM_ORDER for side in COMPARED_SIDES if _has(bars, side, s)]
     figure.update_layout(
         barmode="overlay", height=150 + 40 * len(rows),
         xaxis={"title": "ms"}, yaxis={"categoryorder": "array", "categoryarray": rows[::-1]},
@@ -315,7 +322,7 @@ def _draw_times(answer: Row) -> "Figure":
     spans: list[float] = []
     for name in names:
         here = [p for p in answer["points"] if p["technique"].partition(":")[0] == name]
-        found = [(p, m) for p in here for m in p["whole"] if m["name"] in TIMES]
+        found = [(p, m) for p in here for m in p["whole"] if m["name"] in TIME_METRICS]
         x, y = ([1e3 * m[key] for _, m in found] for key in ("measured", "predicted"))
         spans += [*x, *y]
         text = [

@@ -14,7 +14,7 @@ import pytest
 from kvsim.planner.fleet.demand import FleetTargets
 from kvsim.planner.fleet.play import Played
 from kvsim.report import capacity
-from kvsim.report.answer import WORDS
+from kvsim.report.answer import MAX_VERDICT_WORDS
 from tests.support.commands import check, line, replaced, run
 from tests.support.envelope import answer_in
 
@@ -269,7 +269,9 @@ def test_long_names_leave_an_answer_of_sixty_words(
     named = " + ".join(["1 x h100 x8 fp8 + 1024 GiB host cache (1 prefill + 1 decode)"] * kinds)
     monkeypatch.setattr(capacity, "name_fleet", lambda *_: named)
     monkeypatch.setattr(capacity, "describe_slower", lambda *_: " ".join(["word"] * 20 * kinds))
-    monkeypatch.setattr(capacity, "_sure", lambda _: ("It keeps the targets", f"; {named}"))
+    monkeypatch.setattr(
+        capacity, "_describe_likelihood", lambda _: ("It keeps the targets", f"; {named}")
+    )
     monkeypatch.setattr(capacity, "price_per_million", lambda _: 2.0)
     monkeypatch.setattr(capacity, "name_replicas", lambda _: [])
     reached = SimpleNamespace(share=0.99, ttft=1.0, tpot=0.1)
@@ -292,4 +294,4 @@ def test_long_names_leave_an_answer_of_sixty_words(
     assert said.startswith(
         "Rent 1 x h100" if kinds < 5 else "Rent the 3 replicas of 2 kinds in the table: "
     )
-    assert len(said.split()) <= WORDS
+    assert len(said.split()) <= MAX_VERDICT_WORDS

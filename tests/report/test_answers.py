@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 import kvsim
-from kvsim.report.answer import WORDS, Answer, verdict
+from kvsim.report.answer import MAX_VERDICT_WORDS, Answer, verdict
 from kvsim.report.units import rate
 from tests.support.commands import run
 from tests.support.envelope import answer_in
@@ -24,7 +24,7 @@ def test_a_verdict_keeps_to_sixty_words() -> None:
     long = " ".join(["word"] * 40) + "."
     assert verdict(["First."], [long, long, "Last."]) == f"First. {long} Last."
     with pytest.raises(ValueError, match="more than 60 words"):
-        Answer(" ".join(["word"] * (WORDS + 1)))
+        Answer(" ".join(["word"] * (MAX_VERDICT_WORDS + 1)))
 
 
 def test_empty_sections_are_left_out_everywhere() -> None:
@@ -78,7 +78,7 @@ def test_a_plan_says_what_to_run_and_its_json_says_the_same() -> None:
     answer = answer_in(result.out)
     told, row = answer["answer"]["verdict"], answer["predicted"]
     assert told.startswith("Run full KV on a6000 with fp16 weights")
-    assert len(told.split()) <= WORDS
+    assert len(told.split()) <= MAX_VERDICT_WORDS
     figures = answer["answer"]["figures"]
     assert all(
         row[key] == value for key, value in figures.items() if key in row and key != "technique"

@@ -54,7 +54,7 @@ def test_a_table_fits_and_breaks_no_number(rows: list[dict[str, object]], width:
     assert max(map(len, lines)) <= width
     assert all(line == line.rstrip() for line in lines)
     text = "\n".join(lines)
-    for column in made.chosen(width):
+    for column in made.fit_columns(width):
         if not column.text:
             assert all(column.show(row) in text for row in rows)
 

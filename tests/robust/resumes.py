@@ -87,20 +87,20 @@ def _note_units() -> None:
     runfile: Any = import_module("kvsim.report.runfile")
     workers: Any = import_module("kvsim.sweeps.workers")
     file = os.open(BEGUN, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-    compute, taken_up = workers.compute, runfile.taken_up
+    compute, read_finished_run = workers.compute, runfile.read_finished_run
 
     def computed(chunk: Any) -> Any:
         os.write(file, f"chunk-{chunk.index:07d}.parquet\n".encode())
         return compute(chunk)
 
     def looked_for(place: Path, mark: Any) -> Any:
-        found = taken_up(place, mark)
+        found = read_finished_run(place, mark)
         if found is None:
             os.write(file, f"{place.name}\n".encode())
         return found
 
     workers.compute = computed
-    runfile.taken_up = looked_for
+    runfile.read_finished_run = looked_for
 
 
 def _units(folder: Path, pattern: str) -> dict[str, tuple[int, bytes]]:
