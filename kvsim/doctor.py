@@ -39,6 +39,16 @@ class Diagnosis:
 def examine(path: str) -> Diagnosis:
     """Find every fault of a file that kvsim reads.
 
+    Parameters
+    ----------
+    path
+        File to check.
+
+    Returns
+    -------
+    Diagnosis
+        Kind of the file, its faults and notes.
+
     Raises
     ------
     InputError
@@ -121,7 +131,20 @@ MAX_REPAIRS = 100  # fields of one file that are mended in turn
 
 
 def configuration_faults(file: Path) -> tuple[list[str], list[str]]:
-    """Every wrong field: each is put right in memory, and the configuration read again."""
+    """Find every wrong field of a model configuration.
+
+    Each wrong field is put right in memory, and the configuration is read again.
+
+    Parameters
+    ----------
+    file
+        A model's ``config.json``.
+
+    Returns
+    -------
+    tuple
+        Faults and notes.
+    """
     found: list[str] = []
     mended: set[str] = set()
     try:
@@ -155,7 +178,18 @@ def _mended(config: dict[str, object], fault: FieldError) -> dict[str, object]:
 
 
 def measured_faults(file: Path) -> tuple[list[str], list[str]]:
-    """Each unsound row, and rows that are there twice."""
+    """Find unsound rows, and rows that are there twice.
+
+    Parameters
+    ----------
+    file
+        Table of measured rows.
+
+    Returns
+    -------
+    tuple
+        Faults and notes.
+    """
     found: list[str] = []
     try:
         rows = published.read(str(file), found.append)
@@ -165,14 +199,36 @@ def measured_faults(file: Path) -> tuple[list[str], list[str]]:
 
 
 def hardware_faults(file: Path) -> tuple[list[str], list[str]]:
-    """Faults of single entries, or where there are none those of entries together."""
+    """Find faults of single entries, or where there are none those of entries together.
+
+    Parameters
+    ----------
+    file
+        Hardware profile.
+
+    Returns
+    -------
+    tuple
+        Faults and notes.
+    """
     _, faults = inspect(file, HARDWARE_FILE)
     notes = [] if faults else _loading_faults(load_hardware, file, faults)
     return [str(fault) for fault in faults], notes
 
 
 def stack_faults(file: Path) -> tuple[list[str], list[str]]:
-    """Faults of single entries, and of the stack that it extends."""
+    """Find faults of single entries, and of the stack that it extends.
+
+    Parameters
+    ----------
+    file
+        Software stack.
+
+    Returns
+    -------
+    tuple
+        Faults and notes.
+    """
     _, faults = inspect(file, STACK_FILE)
     notes = [] if faults else _loading_faults(load_stack, file, faults)
     return [str(fault) for fault in faults], notes
@@ -191,7 +247,18 @@ def _loading_faults(load: Callable[[Path], Any], file: Path, faults: list[InputE
 
 
 def trace_faults(file: Path) -> tuple[list[str], list[str]]:
-    """Rows that break a rule, by rule with the first of each; then what concerns the whole file."""
+    """Find rows that break a rule, then what concerns the whole file.
+
+    Parameters
+    ----------
+    file
+        Request trace.
+
+    Returns
+    -------
+    tuple
+        Faults, by rule with the first row of each, and notes.
+    """
     options, found = ReadOptions(skip_bad=True), []
     while True:
         reader = Reader(str(file), options)
@@ -221,7 +288,20 @@ def _remarks(reader: Reader) -> list[str]:
 
 
 def attention_faults(file: Path) -> tuple[list[str], list[str]]:
-    """The first fault: what follows it in a nested file has no meaning without it."""
+    """Find the first fault of an attention trace.
+
+    What follows it in a nested file has no meaning without it.
+
+    Parameters
+    ----------
+    file
+        Attention trace.
+
+    Returns
+    -------
+    tuple
+        Faults and notes.
+    """
     try:
         attention.load(file)
     except InputError as fault:

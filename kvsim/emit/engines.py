@@ -56,7 +56,18 @@ def emit(engine: str, served: Served) -> Emitted:
 
 
 def annotate(emitted: Emitted) -> str:
-    """Return settings with their source and what is missing, as comments."""
+    """Return settings with their source and what is missing, as comments.
+
+    Parameters
+    ----------
+    emitted
+        Settings of an engine.
+
+    Returns
+    -------
+    str
+        Text to paste.
+    """
     manual = MANUALS[emitted.engine]
     lines = [f"# {manual.title} ({manual.version}; {manual.source})", emitted.text]
     for what in emitted.missing:
@@ -152,7 +163,18 @@ VLLM_TURBOQUANT = {
 
 
 def turboquant(terms: Iterable[Term]) -> str:
-    """Return vLLM's name of a TurboQuant format; empty if vLLM lacks these bits."""
+    """Return vLLM's name of a TurboQuant format; empty if vLLM lacks these bits.
+
+    Parameters
+    ----------
+    terms
+        Terms of a technique.
+
+    Returns
+    -------
+    str
+        Value of ``--kv-cache-dtype``.
+    """
     term = next((x for x in terms if x.name == "turboquant"), None)
     if term is None:
         return ""

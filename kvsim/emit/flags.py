@@ -86,6 +86,18 @@ def read_flags() -> dict[str, dict[str, Flag]]:
 def find_flag(engine: str, name: str) -> Flag:
     """Return a flag of an engine.
 
+    Parameters
+    ----------
+    engine
+        Key of the engine.
+    name
+        Name of the flag, with its dashes.
+
+    Returns
+    -------
+    Flag
+        Flag with its meaning and source.
+
     Raises
     ------
     InputError

@@ -130,7 +130,18 @@ class Served:
         return round(self.nvme_cache / GB)
 
     def with_role(self, role: str) -> "Served":
-        """Return what the ``prefill`` or the ``decode`` engines serve; prefill keeps prefixes."""
+        """Return what the ``prefill`` or the ``decode`` engines serve; prefill keeps prefixes.
+
+        Parameters
+        ----------
+        role
+            ``prefill`` or ``decode``.
+
+        Returns
+        -------
+        Served
+            The same for engines of one role.
+        """
         if role == "prefill":
             return replace(self, role=role, apart=None)
         return replace(

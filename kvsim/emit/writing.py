@@ -75,12 +75,26 @@ class EngineSettings:
         self.used += [find_flag(self.engine, name) for name in names]
 
     def add(self, name: str, value: object = "") -> None:
-        """Add an option to the command; without a value, a switch."""
+        """Add an option to the command; without a value, a switch.
+
+        Parameters
+        ----------
+        name
+            Option, such as ``--max-model-len``.
+        value
+            Its value; empty for a switch.
+        """
         self.use(name)
         self.options.append((name, str(value)))
 
     def lack(self, what: str) -> None:
-        """Note something that the engine has no setting for."""
+        """Note something that the engine has no setting for.
+
+        Parameters
+        ----------
+        what
+            What is missing, in words.
+        """
         self.missing.append(what)
 
     def command(self, *words: str) -> str:
@@ -88,25 +102,71 @@ class EngineSettings:
         return write_command(words, self.options)
 
     def finish(self, text: str) -> Emitted:
-        """Return the finished text with its flags and gaps."""
+        """Return the finished text with its flags and gaps.
+
+        Parameters
+        ----------
+        text
+            Text with marks where a long command may break.
+
+        Returns
+        -------
+        Emitted
+            Text laid out in lines, and its command in one line.
+        """
         laid_out, line = text.replace(BREAK, " \\\n  "), text.replace(BREAK, " ")
         return Emitted(self.engine, laid_out, line, tuple(self.used), tuple(self.missing))
 
 
 def write_path(name: str) -> str:
-    """Return a path that no command takes for an option: ``-x`` becomes ``./-x``."""
+    """Return a path that no command takes for an option: ``-x`` becomes ``./-x``.
+
+    Parameters
+    ----------
+    name
+        File, folder or repository.
+
+    Returns
+    -------
+    str
+        The path.
+    """
     return f"./{name}" if name.startswith("-") else name
 
 
 def write_command(words: tuple[str, ...], options: list[tuple[str, str]]) -> str:
-    """Return a quoted command; an empty value makes an option a switch."""
+    """Return a quoted command; an empty value makes an option a switch.
+
+    Parameters
+    ----------
+    words
+        Words that the command begins with.
+    options
+        Options and their values.
+
+    Returns
+    -------
+    str
+        Command with marks where it may break.
+    """
     parts = [shlex.join(words)]
     parts += [shlex.join([name, value] if value else [name]) for name, value in options]
     return BREAK.join(parts)
 
 
 def write_yaml(settings: Mapping[str, Setting | Mapping[str, Setting]]) -> str:
-    """Return settings as YAML, with mappings in them indented."""
+    """Return settings as YAML, with mappings in them indented.
+
+    Parameters
+    ----------
+    settings
+        Keys with values, or with mappings of one level.
+
+    Returns
+    -------
+    str
+        Lines of YAML.
+    """
     lines = []
     for key, value in settings.items():
         if isinstance(value, Mapping):
@@ -130,7 +190,18 @@ def _yaml_scalar(value: Setting) -> str:
 
 
 def write_python(value: Setting | Mapping[str, Setting]) -> str:
-    """Return a value as Python source, strings in double quotes where they hold none."""
+    """Return a value as Python source, strings in double quotes where they hold none.
+
+    Parameters
+    ----------
+    value
+        Value to write.
+
+    Returns
+    -------
+    str
+        Expression.
+    """
     if isinstance(value, Mapping):
         inner = (f"{write_python(key)}: {write_python(x)}" for key, x in value.items())
         return f"{{{', '.join(inner)}}}"

@@ -120,7 +120,18 @@ class Answer:
 
 
 def mark_code(text: str) -> str:
-    """A text as HTML: what stands in back ticks is set as code."""
+    """Escape text for HTML and set what stands in back ticks as code.
+
+    Parameters
+    ----------
+    text
+        Plain text.
+
+    Returns
+    -------
+    str
+        HTML.
+    """
     return CODE.sub(r"<code>\1</code>", escape(text))
 
 
@@ -129,7 +140,20 @@ def _mark_command(line: str) -> str:
 
 
 def verdict(needed: Sequence[str], wanted: Sequence[str] = ()) -> str:
-    """Sentences in order: all that are needed, and of the others those that 60 words allow."""
+    """Join sentences to a verdict of at most ``MAX_VERDICT_WORDS`` words.
+
+    Parameters
+    ----------
+    needed
+        Sentences that it always has; empty ones are skipped.
+    wanted
+        Sentences that are added in order as long as there is room.
+
+    Returns
+    -------
+    str
+        The verdict as one paragraph.
+    """
     kept = [text for text in needed if text]
     for text in wanted:
         if text and len(" ".join([*kept, text]).split()) <= MAX_VERDICT_WORDS:

@@ -112,7 +112,18 @@ def _list_blocks(fields: Row) -> list[Block]:
 
 
 def write_answer(row: Row) -> Answer:
-    """The fleet and how sure it is, and what falls short."""
+    """State the fleet, how sure it is, and what falls short.
+
+    Parameters
+    ----------
+    row
+        Fields of the answer.
+
+    Returns
+    -------
+    Answer
+        Verdict and what follows it.
+    """
     said, short = (
         verdict([row["answer"]], tables.describe_shortfall(row)),
         tables.describe_shortfall(row),
@@ -201,9 +212,19 @@ def _assumptions(row: Row, answer: CapacityAnswer) -> list[str]:
 
 
 def describe_fleet(answer: CapacityAnswer) -> str:
-    """The decision, how sure it is and what it does, in at most 60 words.
+    """State the decision, how sure it is and what it does, in at most 60 words.
 
     Where replicas have long names, what would be surer and whose times differ are in the tables.
+
+    Parameters
+    ----------
+    answer
+        Answer of the capacity planner.
+
+    Returns
+    -------
+    str
+        Verdict.
     """
     q = answer.question
     fleet = name_fleet(answer.found, answer.market.configurations)
@@ -255,10 +276,24 @@ def _describe_likelihood(answer: CapacityAnswer) -> tuple[str, str]:
 
 
 def describe_slower(played: Played, targets: FleetTargets, names: list[str]) -> str:
-    """The requests whose own replicas miss a target that the whole fleet keeps, in words.
+    """Name the requests whose own replicas miss a target that the whole fleet keeps.
 
     A percentile of all requests allows a cheap kind of replica to be late with most of those that
     may be late; whoever rents it should know who waits.
+
+    Parameters
+    ----------
+    played
+        Simulated fleet.
+    targets
+        Targets of the fleet.
+    names
+        Kinds of replica by their number.
+
+    Returns
+    -------
+    str
+        One sentence; empty where every kind of replica keeps the targets.
     """
     said = []
     for kind in np.unique(played.kind):

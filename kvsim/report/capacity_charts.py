@@ -19,7 +19,20 @@ TARGET = "#a83246"
 
 
 def draw_fleet(row: Row, answer: CapacityAnswer) -> "list[tuple[str, Figure]]":
-    """Draw all of them, with their titles."""
+    """Draw all pictures of ``kvsim capacity``.
+
+    Parameters
+    ----------
+    row
+        Fields of the answer.
+    answer
+        Answer of the capacity planner.
+
+    Returns
+    -------
+    list of tuple
+        Titles and figures.
+    """
     return [
         ("Demand over the trace", _demand(answer)),
         ("Cost against alternatives, and a bound that no fleet is below", _costs(row)),

@@ -140,7 +140,18 @@ def _paid(answer: CapacityAnswer, j: int) -> float:
 
 
 def kv_tokens(configuration: Configuration) -> int:
-    """Tokens that a replica's KV cache holds, as engines print it on start."""
+    """Count the tokens that a replica's KV cache holds, as engines print on start.
+
+    Parameters
+    ----------
+    configuration
+        Kind of replica.
+
+    Returns
+    -------
+    int
+        Whole blocks of tokens. [tokens]
+    """
     costs = configuration.costs
     return int(costs.capacity / costs.room.block_bytes) * costs.rules.block_tokens
 
@@ -177,7 +188,18 @@ def _alternative(a: OtherFleet, cost: float) -> Row:
 
 
 def list_assumptions(answer: CapacityAnswer) -> list[str]:
-    """What is taken for granted of contexts, and of memories and links besides the GPU's."""
+    """List what is assumed of contexts, and of memories and links besides the GPU's.
+
+    Parameters
+    ----------
+    answer
+        Answer of the capacity planner.
+
+    Returns
+    -------
+    list of str
+        Sentences.
+    """
     extras, said = answer.question.extras, []
     some = [answer.market.configurations[j] for j in answer.used]
     rules = [x.costs.rules for x in some if x.tiers]
@@ -283,7 +305,18 @@ def _considered(answer: CapacityAnswer, j: int) -> Row:
 
 
 def target_row(targets: FleetTargets) -> Row:
-    """Targets of all requests; infinite ones are null."""
+    """Make the row of the targets of all requests.
+
+    Parameters
+    ----------
+    targets
+        Targets of the fleet.
+
+    Returns
+    -------
+    Row
+        Times [s], None where infinite, and the percentile [%].
+    """
     return {
         "ttft_s": number(targets.ttft),
         "tpot_s": number(targets.tpot),
@@ -292,7 +325,22 @@ def target_row(targets: FleetTargets) -> Row:
 
 
 def times_row(played: Played, targets: FleetTargets, rows: Any = None) -> Row:
-    """Percentiles of what requests waited, and whether that is within the targets."""
+    """Make the row of what requests waited, and whether that is within the targets.
+
+    Parameters
+    ----------
+    played
+        Simulated fleet.
+    targets
+        Targets of the fleet.
+    rows
+        Mask or indices of the requests that count; None for all.
+
+    Returns
+    -------
+    Row
+        Percentiles of waits [s] and counts.
+    """
     some = slice(None) if rows is None else rows
     reached = played.reached(targets.share, rows)
     return {
@@ -306,7 +354,20 @@ def times_row(played: Played, targets: FleetTargets, rows: Any = None) -> Row:
 
 
 def class_rows(played: Played, targets: FleetTargets) -> list[Row]:
-    """Each class of prompts with targets of its own, and what it reaches; empty for one class."""
+    """Make a row for each class of prompts with targets of its own.
+
+    Parameters
+    ----------
+    played
+        Simulated fleet.
+    targets
+        Targets of the fleet, with those of longer prompts.
+
+    Returns
+    -------
+    list of Row
+        Targets and what the class reaches; empty for one class.
+    """
     if not targets.longer:
         return []
     found, bounds = [], [x.above for x in targets.each]
@@ -326,19 +387,54 @@ def class_rows(played: Played, targets: FleetTargets) -> list[Row]:
 
 
 def name_replicas(answer: CapacityAnswer) -> list[str]:
-    """Every kind of replica that was measured."""
+    """Name every kind of replica that was measured.
+
+    Parameters
+    ----------
+    answer
+        Answer of the capacity planner.
+
+    Returns
+    -------
+    list of str
+        Names in the order of the market.
+    """
     return [x.name for x in answer.market.configurations]
 
 
 def name_fleet(found: SearchResult, configurations: Sequence[Configuration]) -> str:
-    """Replicas and what runs on them."""
+    """Name a fleet by its replicas and what runs on them.
+
+    Parameters
+    ----------
+    found
+        Fleet that a search found.
+    configurations
+        Kinds of replica in the order of the fleet's counts.
+
+    Returns
+    -------
+    str
+        Counts and kinds of replica.
+    """
     return " + ".join(
         f"{n} x {configurations[j].name}" for j, n in enumerate(found.fleet.replicas) if n
     )
 
 
 def price_per_million(answer: CapacityAnswer) -> float | None:
-    """Price of a million generated tokens in the trace; None if there are none. [USD]"""
+    """Compute the price of a million generated tokens in the trace.
+
+    Parameters
+    ----------
+    answer
+        Answer of the capacity planner.
+
+    Returns
+    -------
+    float or None
+        Price; None if nothing was generated. [USD]
+    """
     tokens = sum(g.tokens for g in answer.fleet.played.groups)
     hours = answer.fleet.played.duration / 3600
     return answer.fleet.cost * hours / tokens * 1e6 if tokens else None

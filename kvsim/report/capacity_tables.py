@@ -16,17 +16,50 @@ SCHEDULE = (
 
 
 def describe_shortfall(answer: Row) -> list[str]:
-    """Why the answer is not what was asked for, if it is not."""
+    """Say why the answer is not what was asked for, if it is not.
+
+    Parameters
+    ----------
+    answer
+        Fields of the answer.
+
+    Returns
+    -------
+    list of str
+        One sentence; empty where the targets are met.
+    """
     return [] if answer["met"] else [f"Not as asked: {answer['shortfall']}."]
 
 
 def name_fleet(answer: Row) -> str:
-    """The fleet as other fleets are named."""
+    """Name the fleet as other fleets are named.
+
+    Parameters
+    ----------
+    answer
+        Fields of the answer.
+
+    Returns
+    -------
+    str
+        Counts and kinds of replica.
+    """
     return " + ".join(f"{r['replicas']} x {r['name']}" for r in answer["fleet"])
 
 
 def describe_question(answer: Row) -> str:
-    """The targets and the traffic that were asked for, in one sentence."""
+    """State the targets and the traffic that were asked for, in one sentence.
+
+    Parameters
+    ----------
+    answer
+        Fields of the answer.
+
+    Returns
+    -------
+    str
+        Model, trace, rate and targets.
+    """
     goal = answer["planned_for"]
     some = [
         f"{name} p{goal['percentile']:g} at most {format_wait(goal[key])}"
@@ -51,7 +84,18 @@ def _requests(answer: Row) -> str:
 
 
 def describe_certainty(answer: Row) -> str:
-    """The likelihood of each target, and where it comes from; empty without targets."""
+    """State the likelihood of each target, and where it comes from.
+
+    Parameters
+    ----------
+    answer
+        Fields of the answer.
+
+    Returns
+    -------
+    str
+        Sentences; empty without targets.
+    """
     sure = answer["certainty"]
     upto = {name.upper(): x for name, x in sure["slowdown_met_up_to"].items() if x is not None}
     if not upto:
@@ -78,7 +122,18 @@ def _slowdowns(sure: Row, lowest: float, both: str) -> str:
 
 
 def describe_power(answer: Row) -> str:
-    """What the GPUs draw at most by their data sheets; hosts and cooling come on top."""
+    """State what the GPUs draw at most by their data sheets.
+
+    Parameters
+    ----------
+    answer
+        Fields of the answer.
+
+    Returns
+    -------
+    str
+        One sentence, without hosts and cooling; empty where no rating is known.
+    """
     rated = answer["rated_power_w"]
     if rated is None:
         return ""
@@ -93,13 +148,35 @@ def _gpus(count: int) -> str:
 
 
 def describe_reserved(answer: Row) -> str:
-    """Which replicas are paid always, at the lower price, in words; empty if none."""
+    """List the replicas that are paid always, at the lower price.
+
+    Parameters
+    ----------
+    answer
+        Fields of the answer.
+
+    Returns
+    -------
+    str
+        One sentence; empty if none are reserved.
+    """
     some = [f"{r['reserved']} x {r['name']}" for r in answer["fleet"] if r["reserved"]]
     return f"Reserved, and paid whether they run or not: {', '.join(some)}." if some else ""
 
 
 def describe_search(answer: Row) -> str:
-    """What no fleet undercuts, and how it was found."""
+    """Say what no fleet undercuts, and how the answer was found.
+
+    Parameters
+    ----------
+    answer
+        Fields of the answer.
+
+    Returns
+    -------
+    str
+        Two sentences.
+    """
     solver = answer["solver"]
     return (
         f"If parts of replicas could be rented, they would cost "
@@ -120,7 +197,18 @@ def _format_extra_cost(share: float) -> str:
 
 
 def fleet_table(answer: Row) -> Table:
-    """Kinds of replica in the fleet."""
+    """Make the table of the kinds of replica in the fleet.
+
+    Parameters
+    ----------
+    answer
+        Fields of the answer.
+
+    Returns
+    -------
+    Table
+        A line per kind, with its price, share of requests and waits.
+    """
     rows = [
         (
             r["name"], str(r["replicas"]), usd(r["usd_per_hour"]),
@@ -147,7 +235,18 @@ MEMORY_NAMES = {"gpu": "GPU memory", "host": "host memory", "nvme": "NVMe", "rem
 
 
 def describe_prefixes(answer: Row) -> list[str]:
-    """Where prompts found their prefixes, if anywhere."""
+    """Say where prompts found their prefixes, if anywhere.
+
+    Parameters
+    ----------
+    answer
+        Fields of the answer.
+
+    Returns
+    -------
+    list of str
+        A sentence for each kind of replica with hits.
+    """
     said = []
     for r in answer["fleet"]:
         found = {MEMORY_NAMES[k]: v for k, v in r["prefix_hits"].items() if v > 0}
@@ -158,7 +257,18 @@ def describe_prefixes(answer: Row) -> list[str]:
 
 
 def load_table(answer: Row) -> Table:
-    """The fleet at other loads and after losses, and what other loads need."""
+    """Make the table of the fleet at other loads and after losses.
+
+    Parameters
+    ----------
+    answer
+        Fields of the answer.
+
+    Returns
+    -------
+    Table
+        A line per load or loss, with what a fleet for that load costs.
+    """
     part = answer["planned_for"]["load"]
     name = "the trace" if part == 1 else f"{100 * part:.0f} % of the trace"
     rows = [(name, answer["simulated"], answer["usd_per_hour"])]
@@ -193,12 +303,34 @@ def _needed(answer: Row) -> str:
 
 
 def limit_table(answer: Row) -> Table:
-    """What every limit and target costs."""
+    """Make the table of what every limit and target costs.
+
+    Parameters
+    ----------
+    answer
+        Fields of the answer.
+
+    Returns
+    -------
+    Table
+        A line per limit.
+    """
     return _fleets_table(answer["limits"], "what limits cost")
 
 
 def other_load_table(answer: Row) -> Table:
-    """The fleets that other loads need."""
+    """Make the table of the fleets that other loads need.
+
+    Parameters
+    ----------
+    answer
+        Fields of the answer.
+
+    Returns
+    -------
+    Table
+        A line per load.
+    """
     rows = list(answer["fleet_at_load"].values())
     if answer["planned_for"]["load"] != 1:
         rows = [{**x, "name": x["name"].replace("the load", "that load")} for x in rows]
@@ -206,7 +338,18 @@ def other_load_table(answer: Row) -> Table:
 
 
 def describe_prices(answer: Row) -> list[str]:
-    """At which price another GPU would be chosen."""
+    """Say at which price another GPU would be chosen.
+
+    Parameters
+    ----------
+    answer
+        Fields of the answer.
+
+    Returns
+    -------
+    list of str
+        One sentence; empty where no lower price changes the fleet.
+    """
     said = [
         f"{p['gpu']} below {usd(p['as_cheap_at'])} (now {usd(p['usd_per_gpu_hour'])})"
         for p in answer["prices"]
@@ -218,7 +361,18 @@ def describe_prices(answer: Row) -> list[str]:
 
 
 def alternative_table(answer: Row) -> Table:
-    """Other fleets for the same question."""
+    """Make the table of other fleets for the same question.
+
+    Parameters
+    ----------
+    answer
+        Fields of the answer.
+
+    Returns
+    -------
+    Table
+        A line per fleet, with how much dearer it is.
+    """
     return _fleets_table(answer["alternatives"], "for comparison")
 
 
@@ -235,7 +389,18 @@ def _fleets_table(rows: list[Row], head: str) -> Table:
 
 
 def class_table(answer: Row) -> Table:
-    """Who serves which requests."""
+    """Make the table of who serves which requests.
+
+    Parameters
+    ----------
+    answer
+        Fields of the answer.
+
+    Returns
+    -------
+    Table
+        A line per class of requests.
+    """
     cells = [
         (
             "; ".join(f"{100 * share:.0f} % {name}" for name, share in c["served_by"].items()),
@@ -250,7 +415,18 @@ def class_table(answer: Row) -> Table:
 
 
 def considered_table(answer: Row) -> Table:
-    """Every configuration that was measured."""
+    """Make the table of every configuration that was measured.
+
+    Parameters
+    ----------
+    answer
+        Fields of the answer.
+
+    Returns
+    -------
+    Table
+        A line per configuration, the cheapest for the trace first.
+    """
     some = sorted(
         answer["considered"],
         key=lambda c: (c["usd_per_hour_alone"] is None, c["usd_per_hour_alone"]),
@@ -277,7 +453,18 @@ def _target_wait(times: Row, name: str) -> str:
 
 
 def schedule_tables(answer: Row) -> list[Table]:
-    """What runs when, in as few rows as there are changes; nothing if all replicas always run."""
+    """Make the table of what runs when, in as few rows as there are changes.
+
+    Parameters
+    ----------
+    answer
+        Fields of the answer.
+
+    Returns
+    -------
+    list of Table
+        One table; none if all replicas always run.
+    """
     if answer["schedule"] is None:
         return []
     names = [r["name"] for r in answer["fleet"]]
@@ -307,7 +494,18 @@ def _clock(hours: float) -> str:
 
 
 def describe_classes(answer: Row) -> list[str]:
-    """How each class of prompts is served, in a sentence each."""
+    """Say how each class of prompts is served.
+
+    Parameters
+    ----------
+    answer
+        Fields of the answer.
+
+    Returns
+    -------
+    list of str
+        A sentence for each class with targets of its own.
+    """
     found = []
     p = f"p{answer['planned_for']['percentile']:g}"
     for row in answer["class_targets"]:
@@ -331,5 +529,16 @@ def _prompts(row: Row) -> str:
 
 
 def format_wait(value: float | None) -> str:
-    """Write a time that requests wait; without end for those that fit nowhere."""
+    """Write a time that requests wait.
+
+    Parameters
+    ----------
+    value
+        Time; None or infinity for requests that fit nowhere. [s]
+
+    Returns
+    -------
+    str
+        Time with its unit, or "never".
+    """
     return seconds(value) if value is not None and np.isfinite(value) else "never"

@@ -63,14 +63,36 @@ MIN_MIXED_SHARE = 0.01  # of a pass, below which it is not worth a word
 
 
 def sums_through_host(deployment: Deployment) -> bool:
-    """Whether GPUs exchange their sums over the link that leads to the host."""
+    """Return whether GPUs exchange their sums over the link to the host.
+
+    Parameters
+    ----------
+    deployment
+        Hardware and degrees of parallelism.
+
+    Returns
+    -------
+    bool
+        True for several ranks whose link is no faster than the host's.
+    """
     links = deployment.hardware.links
     host = max(links["h2d"].bandwidth, links["d2h"].bandwidth)
     return deployment.tp > 1 and links["link"].bandwidth <= host
 
 
 def predict_slow_host(prediction: Prediction) -> Prediction:
-    """The same where sums come through the host at the slowest rate that was measured."""
+    """Predict the same with sums through the slowest host that was measured.
+
+    Parameters
+    ----------
+    prediction
+        Prediction on GPUs that exchange sums through the host.
+
+    Returns
+    -------
+    Prediction
+        The same with the bandwidth of its link bounded.
+    """
     d = prediction.deployment
     link, sums = d.hardware.links["link"], d.stack.sums
     shares = (sums.ring_share, sums.direct_share) if sums.direct_share else ()
@@ -81,7 +103,20 @@ def predict_slow_host(prediction: Prediction) -> Prediction:
 
 
 def widen_ranges(ranges: Row, prediction: Prediction) -> Row:
-    """Ranges of times that reach up to what a slow host makes of them. [s]"""
+    """Widen ranges of times up to what a slow host makes of them.
+
+    Parameters
+    ----------
+    ranges
+        ``low`` and ``high`` by contract name. [s]
+    prediction
+        Prediction of one batch that the ranges are of.
+
+    Returns
+    -------
+    Row
+        Ranges; as they were where no sums go through the host. [s]
+    """
     if not ranges or not sums_through_host(prediction.deployment):
         return ranges
     slow = predict_slow_host(prediction)
@@ -93,7 +128,18 @@ def widen_ranges(ranges: Row, prediction: Prediction) -> Row:
 
 
 def describe_host_link(prediction: Prediction) -> list[str]:
-    """That a result rests on the host's rate, with the times of a slow one; nothing if not."""
+    """Say that a result rests on the host's rate, with the times of a slow one.
+
+    Parameters
+    ----------
+    prediction
+        Prediction of one batch.
+
+    Returns
+    -------
+    list of str
+        One clause; empty where no sums go through the host.
+    """
     d = prediction.deployment
     if not sums_through_host(d):
         return []
@@ -110,11 +156,21 @@ def describe_host_link(prediction: Prediction) -> list[str]:
 
 
 def slower_kernels(prediction: Prediction) -> list[str]:
-    """The class of kernels that another engine's are most ahead in, in a sentence, if any is.
+    """Say in which class of kernels another engine is furthest ahead, if in any.
 
     Both engines' kernels must have been measured on this card, and the difference must be a
     ``MIN_KERNEL_SAVING`` share of a decoding round, or of the prompts' pass where one token is
     generated.
+
+    Parameters
+    ----------
+    prediction
+        Prediction of one batch.
+
+    Returns
+    -------
+    list of str
+        One sentence; often none.
     """
     d = prediction.deployment
     own, _, card = d.stack.name.partition("@")

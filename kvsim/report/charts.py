@@ -46,7 +46,26 @@ AMOUNTS = {
 
 
 def finish_figure(figure: "Figure", height: int, across: str, up: str, **axes: Any) -> "Figure":
-    """A figure with titled axes and its legend above."""
+    """Give a figure its height, the titles of its axes and a legend above it.
+
+    Parameters
+    ----------
+    figure
+        Figure to change.
+    height
+        Height of the picture. [px]
+    across
+        Title of the horizontal axis.
+    up
+        Title of the vertical axis.
+    **axes
+        More properties of the axes, as plotly's ``xaxis`` and ``yaxis``.
+
+    Returns
+    -------
+    Figure
+        The same figure.
+    """
     figure.update_layout(height=height, legend=LEGEND_LAYOUT, margin={"t": 16, "r": 12})
     figure.update_xaxes(title=across, **axes.get("xaxis", {}))
     figure.update_yaxes(title=up, **axes.get("yaxis", {}))
@@ -56,7 +75,20 @@ def finish_figure(figure: "Figure", height: int, across: str, up: str, **axes: A
 def draw_predictions(
     rows: Sequence[Row], found: Sequence[Prediction]
 ) -> list[tuple[str, "Figure"]]:
-    """The pictures of ``kvsim predict``: speed, one step, roofline, memory."""
+    """Draw the pictures of ``kvsim predict``: speed, one step, roofline, memory.
+
+    Parameters
+    ----------
+    rows
+        A row per prediction.
+    found
+        Predictions in the order of the rows.
+
+    Returns
+    -------
+    list of tuple
+        Titles and figures.
+    """
     pictures = []
     if len(rows) > 1:
         lines = ", a line for each prompt" * _has_several(rows, "prompt", "batch")
@@ -75,7 +107,20 @@ def draw_predictions(
 
 
 def memory_roofs(rows: Sequence[Row], deployment: Deployment) -> list[tuple[str, "Figure"]]:
-    """Resident memory against what there is, a picture per tier that is used."""
+    """Draw resident memory against capacity, a picture per tier that is used.
+
+    Parameters
+    ----------
+    rows
+        Rows of predictions with their ``breakdown``.
+    deployment
+        Deployment whose memories are the limits.
+
+    Returns
+    -------
+    list of tuple
+        Titles and figures.
+    """
     pictures = [("GPU memory by buffer, against what there is", memory(rows, deployment, "gpu"))]
     if any(row["host_bytes"] for row in rows):
         pictures.append(
@@ -85,9 +130,19 @@ def memory_roofs(rows: Sequence[Row], deployment: Deployment) -> list[tuple[str,
 
 
 def speed(rows: Sequence[Row]) -> "Figure":
-    """Tokens per second over TPOT, or over TTFT where nothing is decoded, of rows that fit.
+    """Draw tokens per second over TPOT, or over TTFT where nothing is decoded.
 
-    A line per technique and prompt.
+    There is a line per technique and prompt, through rows that fit.
+
+    Parameters
+    ----------
+    rows
+        Rows of predictions.
+
+    Returns
+    -------
+    Figure
+        Plotly figure with logarithmic axes.
     """
     from plotly.graph_objects import Figure
 
@@ -129,7 +184,20 @@ def _has_several(rows: Sequence[Row], *keys: str) -> bool:
 
 
 def typical_round(prediction: Prediction) -> Point:
-    """The round whose time per token is nearest to the mean of all, as caches grow in steps."""
+    """Find the round whose time per token is nearest to the mean of all.
+
+    Rounds take longer as the cache grows, so that a single one stands for the generation.
+
+    Parameters
+    ----------
+    prediction
+        Prediction of one batch that decodes.
+
+    Returns
+    -------
+    Point
+        Batch and lengths at that round.
+    """
     batch, generate = float(prediction.batch[0]), prediction.generate
     tokens = np.unique(np.linspace(0, generate - 2, TRIED_ROUNDS).round())
     p = decode_point(batch, prediction.prompt, generate, tokens[None, :])
@@ -142,7 +210,18 @@ def typical_round(prediction: Prediction) -> Point:
 
 
 def round_spans(prediction: Prediction) -> tuple[list[OpSpan], float, float]:
-    """The ops of a typical decoding round, its time [s] and tokens."""
+    """Schedule the ops of a typical decoding round.
+
+    Parameters
+    ----------
+    prediction
+        Prediction of one batch that decodes.
+
+    Returns
+    -------
+    tuple
+        Ops with begin and end [s], time of the round [s] and tokens that it yields.
+    """
     d = prediction.deployment
     cycle = prediction.technique.cycle(d, typical_round(prediction))
     found: list[OpSpan] = []
@@ -159,7 +238,18 @@ def round_spans(prediction: Prediction) -> tuple[list[OpSpan], float, float]:
 
 
 def critical(found: Sequence[OpSpan]) -> list[OpSpan]:
-    """The chain of ops that decides when the round ends, walked back from its end."""
+    """Trace the chain of ops that decides when the round ends, back from its end.
+
+    Parameters
+    ----------
+    found
+        Ops of a round with begin and end. [s]
+
+    Returns
+    -------
+    list of OpSpan
+        Ops of the critical path in order of time.
+    """
     last = max(found, key=lambda span: span.end)
     chain = [last]
     while True:
@@ -170,7 +260,20 @@ def critical(found: Sequence[OpSpan]) -> list[OpSpan]:
 
 
 def lanes_title(prediction: Prediction, name: str) -> str:
-    """What the lanes show, and how long the round takes."""
+    """Write the title of the lanes: what they show and how long the round takes.
+
+    Parameters
+    ----------
+    prediction
+        Prediction of one batch that decodes.
+    name
+        How the title calls it.
+
+    Returns
+    -------
+    str
+        Title of the picture.
+    """
     _, took, tokens = round_spans(prediction)
     more, waits = _time_outside_rounds(prediction)
     several = f" for {tokens:.2f} tokens" if tokens != 1 else ""
@@ -191,7 +294,18 @@ def _time_outside_rounds(prediction: Prediction) -> tuple[str, float]:
 
 
 def lanes(prediction: Prediction) -> "Figure":
-    """One decoding round: a lane per stream, an op per bar, the critical path outlined."""
+    """Draw one decoding round: a lane per stream, a bar per op, the critical path outlined.
+
+    Parameters
+    ----------
+    prediction
+        Prediction of one batch that decodes.
+
+    Returns
+    -------
+    Figure
+        Plotly figure; times in ms.
+    """
     from plotly.graph_objects import Figure
 
     found, total, tokens = round_spans(prediction)
@@ -233,7 +347,18 @@ def lanes(prediction: Prediction) -> "Figure":
 
 
 def roofline(prediction: Prediction) -> "Figure":
-    """Ops of a round by arithmetic intensity, under the two roofs of the card."""
+    """Draw the ops of a round by arithmetic intensity, under the two roofs of the card.
+
+    Parameters
+    ----------
+    prediction
+        Prediction of one batch that decodes.
+
+    Returns
+    -------
+    Figure
+        Plotly figure of FLOP/s over FLOP per byte.
+    """
     from plotly.graph_objects import Figure
 
     d = prediction.deployment
@@ -266,7 +391,22 @@ def roofline(prediction: Prediction) -> "Figure":
 
 
 def memory(rows: Sequence[Row], deployment: Deployment, tier: str) -> "Figure":
-    """Stacked bars of what is resident in a tier, a bar per technique, and the capacity."""
+    """Draw what is resident in a tier, a bar per technique, and the capacity.
+
+    Parameters
+    ----------
+    rows
+        Rows of predictions with their ``breakdown``.
+    deployment
+        Deployment whose memory is the limit.
+    tier
+        ``gpu`` or ``host``.
+
+    Returns
+    -------
+    Figure
+        Plotly figure; sizes in GiB.
+    """
     from plotly.graph_objects import Figure
 
     some = [row for row in _select_rows(rows) if row[f"{tier}_bytes"]]
@@ -302,7 +442,20 @@ def _select_rows(rows: Sequence[Row], most: int = 8) -> list[Row]:
 
 
 def draw_break_evens(found: Sequence[Prediction], full: Technique) -> list[tuple[str, "Figure"]]:
-    """Decoding speed over full KV's along every axis that matters to one of the techniques."""
+    """Draw decoding speed over full KV's along every axis that matters.
+
+    Parameters
+    ----------
+    found
+        Predictions; full KV and those that decode nothing are skipped.
+    full
+        Full KV, which they are compared with.
+
+    Returns
+    -------
+    list of tuple
+        Titles and figures, one for each axis on which a technique has a curve.
+    """
     others = [p for p in found if p.technique.name != "full" and p.generate > 1][:MAX_COMPARED]
     rows = [{"technique": label(p.technique), "params": params(p.technique)} for p in others]
     lines = [

@@ -44,7 +44,18 @@ class Marker:
 
 
 def bar_style(place: int) -> dict[str, object]:
-    """How the parts of a bar are drawn that are no techniques: a colour each, hatched for grey."""
+    """Style a part of a bar that is no technique: a colour each, hatched for grey print.
+
+    Parameters
+    ----------
+    place
+        Place of the part in its bar, counted from 0.
+
+    Returns
+    -------
+    dict
+        Plotly's ``marker`` of the bar.
+    """
     turn, within = divmod(place, len(PALETTE))
     hatch = PATTERNS[(within + turn) % len(PATTERNS)]
     return {
@@ -54,7 +65,18 @@ def bar_style(place: int) -> dict[str, object]:
 
 
 def line_style(look: Marker) -> dict[str, object]:
-    """How a line of many points is drawn: with a few symbols, which differ in grey too."""
+    """Style a line of many points: few symbols, which differ in grey print too.
+
+    Parameters
+    ----------
+    look
+        Mark of the technique.
+
+    Returns
+    -------
+    dict
+        Plotly's properties of the line.
+    """
     return {
         "mode": "lines+markers",
         "line": {"color": look.colour, "dash": look.dash, "width": 1.5},

@@ -38,7 +38,12 @@ NOT_MODELLED = (
 
 
 def newest_measurement(deployments: Iterable[Deployment]) -> str | None:
-    """The date of the newest measurement that hardware profiles and stacks state.
+    """Find the date of the newest measurement of hardware profiles and stacks.
+
+    Parameters
+    ----------
+    deployments
+        Deployments whose profiles and stacks count.
 
     Returns
     -------
@@ -66,9 +71,25 @@ def _rows() -> tuple[tuple[str, str, str], ...]:
 def time_ranges(
     deployment: Deployment, technique: str, ttft: float | None, tpot: float | None
 ) -> Row:
-    """Where times lie with 80 % probability, as the ledger's nearest entry says. [s]
+    """Find where times lie with 80 % probability, by the ledger's nearest entry.
 
     Empty where nothing of the kind was ever measured: a guess is no range.
+
+    Parameters
+    ----------
+    deployment
+        Model, hardware and stack.
+    technique
+        Name of the technique.
+    ttft
+        Predicted time to the first token. [s]
+    tpot
+        Predicted time per token. [s]
+
+    Returns
+    -------
+    Row
+        ``low`` and ``high`` by contract name. [s]
     """
     found: Row = {}
     for name, kind, value in (("ttft_s", "prefill", ttft), ("tpot_s", "decode", tpot)):
@@ -79,12 +100,36 @@ def time_ranges(
 
 
 def list_measurements(deployment: Deployment, technique: str) -> list[str]:
-    """What was measured on this card of this technique, and where the nearest rows are."""
+    """List what was measured of a technique on a card, or where the nearest rows are.
+
+    Parameters
+    ----------
+    deployment
+        Model, hardware and stack.
+    technique
+        Name of the technique.
+
+    Returns
+    -------
+    list of str
+        Sentences.
+    """
     return [*_published(deployment, technique), *_ledger(deployment, technique)]
 
 
 def describe_parallelism(deployment: Deployment) -> list[str]:
-    """What answers for several ranks, stages or whole experts per GPU take for granted."""
+    """Say what answers for several ranks, stages or expert groups assume.
+
+    Parameters
+    ----------
+    deployment
+        Deployment with its degrees of parallelism.
+
+    Returns
+    -------
+    list of str
+        One sentence; empty on a single GPU.
+    """
     notes = list(deployment.parallelism.notes(deployment.domain))
     return [f"Taken for granted: {'; '.join(notes)}."] if notes else []
 
@@ -126,7 +171,18 @@ def _published(deployment: Deployment, technique: str) -> list[str]:
 
 
 def describe_accuracy(machine: Hardware) -> str:
-    """How accurate predictions are known to be on a card, whatever the technique."""
+    """Say how accurate predictions are known to be on a card.
+
+    Parameters
+    ----------
+    machine
+        Hardware profile.
+
+    Returns
+    -------
+    str
+        Sentences on errors of rows that no fit saw, whatever the technique.
+    """
     here = _held_out(machine.name)
     if here:
         return (
@@ -159,7 +215,18 @@ def _errors(entries: Sequence[LedgerEntry]) -> str:
 
 
 def describe_technique_rows(technique: str) -> str:
-    """Which cards have published times of a technique."""
+    """Say which cards have published times of a technique.
+
+    Parameters
+    ----------
+    technique
+        Name of the technique.
+
+    Returns
+    -------
+    str
+        One sentence.
+    """
     cards = Counter(hardware for hardware, name, _ in _rows() if name == technique)
     if not cards:
         return f"No published time of {technique} is compared with predictions."
@@ -168,7 +235,18 @@ def describe_technique_rows(technique: str) -> str:
 
 
 def find_nearest_card(hardware: Hardware) -> str:
-    """The card with measured rows whose bandwidth and arithmetic are nearest."""
+    """Find the card with measured rows nearest in bandwidth and arithmetic.
+
+    Parameters
+    ----------
+    hardware
+        Hardware profile.
+
+    Returns
+    -------
+    str
+        Name of the card.
+    """
 
     def distance(name: str) -> float:
         other = load_hardware(name)
@@ -187,7 +265,22 @@ def _called(card: str) -> str:
 def list_assumptions_of_techniques(
     deployment: Deployment, techniques: Iterable[Technique], caches: bool = False
 ) -> list[str]:
-    """What is assumed of the host where a technique keeps something there, or prefixes are."""
+    """List what is assumed of a host where something is kept on it.
+
+    Parameters
+    ----------
+    deployment
+        Model, hardware and stack.
+    techniques
+        Techniques, each of which may keep a part of the cache on the host.
+    caches
+        Whether prefixes are kept there too.
+
+    Returns
+    -------
+    list of str
+        Clauses, each once.
+    """
     lines: dict[str, None] = {}
     for technique in techniques:
         kept = Prediction(technique, deployment, np.ones(1), PROBE_TOKENS, PROBE_TOKENS).host_bytes
@@ -218,12 +311,34 @@ def list_assumptions(hardware: Hardware, host_bytes: float, bound_by: str) -> li
 
 
 def known_error(basis: Row) -> str:
-    """The error known for a basis, in words where none is."""
+    """Return the error known for a basis.
+
+    Parameters
+    ----------
+    basis
+        Basis of an answer, as ``--json`` has it.
+
+    Returns
+    -------
+    str
+        Error in words; "not measured yet" where there is none.
+    """
     return str(basis["error"]) or "not measured yet"
 
 
 def describe_basis(basis: Row) -> str:
-    """What the numbers rest on, in one sentence."""
+    """Say what the numbers rest on, in one sentence.
+
+    Parameters
+    ----------
+    basis
+        Basis of an answer, as ``--json`` has it.
+
+    Returns
+    -------
+    str
+        Kind, hardware, stack and the error known for it.
+    """
     kind = " ".join(filter(None, (basis["kind"], basis["calibrated"])))
     why = f": {basis['chosen']}" if basis["chosen"] else ""
     return (
@@ -233,7 +348,14 @@ def describe_basis(basis: Row) -> str:
 
 
 def merge_notes(rows: Sequence[tuple[str, Row]]) -> list[str]:
-    """Say each note once, after the rows it is about unless it is about all of them.
+    """Merge the notes of rows, so that each is said once.
+
+    A note comes after the rows that it is about, unless it is about all of them.
+
+    Parameters
+    ----------
+    rows
+        Labels of rows, and rows with ``notes``.
 
     Returns
     -------

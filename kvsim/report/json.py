@@ -23,7 +23,18 @@ Row = dict[str, Any]
 
 
 def number(value: Any) -> float | int | None:
-    """A JSON number: None for what does not exist, whole where it is whole."""
+    """Convert a value to a JSON number.
+
+    Parameters
+    ----------
+    value
+        Number, or array whose first element counts.
+
+    Returns
+    -------
+    float, int or None
+        None where it is not finite; an integer where it is whole.
+    """
     scalar = float(np.ravel(value)[0])
     if not np.isfinite(scalar):
         return None
@@ -69,5 +80,11 @@ def envelope(
 
 
 def print_json(value: Row) -> None:
-    """Print an envelope; a number that is not finite is an error."""
+    """Print an envelope; a number that is not finite is an error.
+
+    Parameters
+    ----------
+    value
+        Answer as :func:`envelope` makes it.
+    """
     print(json.dumps(value, indent=2, allow_nan=False))

@@ -50,7 +50,18 @@ def gpus() -> list[Row]:
 
 
 def gpu(hardware: Hardware) -> Row:
-    """The row of one hardware profile."""
+    """Make the row of one hardware profile.
+
+    Parameters
+    ----------
+    hardware
+        Hardware profile.
+
+    Returns
+    -------
+    Row
+        Memory, rates and price under their contract names.
+    """
     return {
         "name": hardware.name,
         "title": hardware.title,
@@ -103,7 +114,18 @@ def stacks() -> list[Row]:
 
 
 def settings(row: Row) -> str:
-    """A listed technique with its default settings."""
+    """Write a listed technique with its default settings.
+
+    Parameters
+    ----------
+    row
+        Row of the list of techniques.
+
+    Returns
+    -------
+    str
+        Name and settings.
+    """
     defaults = {parameter["name"]: parameter["default"] for parameter in row["parameters"]}
     return spec({"technique": row["name"], "params": defaults})
 
@@ -158,7 +180,19 @@ LISTS = {
 
 
 def find(kind: str, name: str) -> Row | list[Row]:
-    """The entries of a list, or the one of a name.
+    """Find the entries of a list, or the one of a name.
+
+    Parameters
+    ----------
+    kind
+        ``models``, ``gpus``, ``techniques`` or ``stacks``.
+    name
+        Name of an entry; empty for all.
+
+    Returns
+    -------
+    Row or list of Row
+        One entry, or all of them.
 
     Raises
     ------
@@ -171,6 +205,20 @@ def find(kind: str, name: str) -> Row | list[Row]:
 
 def make_result(kind: str, name: str, command: str = "") -> Result[Row | list[Row]]:
     """Make a list of what is known, or one entry of it in full.
+
+    Parameters
+    ----------
+    kind
+        ``models``, ``gpus``, ``techniques`` or ``stacks``.
+    name
+        Name of an entry; empty for all.
+    command
+        Command line that gives the same.
+
+    Returns
+    -------
+    Result
+        Answer for the terminal, pages, JSON and Python.
 
     Raises
     ------

@@ -15,7 +15,18 @@ NAME_END = re.compile("[ :]")  # of a technique, before its settings
 
 
 def label(technique: Technique) -> str:
-    """A technique's name; one word where layers differ."""
+    """Return a technique's name, or one word where its layers differ.
+
+    Parameters
+    ----------
+    technique
+        Technique to name.
+
+    Returns
+    -------
+    str
+        Name as the tables have it.
+    """
     return technique.name if technique.uniform else MIXED_LAYERS
 
 
@@ -28,7 +39,18 @@ HOST_SHARES = {
 
 
 def phrase_technique(technique: Technique) -> str:
-    """A technique in a sentence, with what a placement puts elsewhere."""
+    """Name a technique in a sentence, with what a placement puts elsewhere.
+
+    Parameters
+    ----------
+    technique
+        Technique to name.
+
+    Returns
+    -------
+    str
+        Phrase such as ``mixed placement (50 % of the cache on the host)``.
+    """
     name = SPOKEN.get(technique.name, label(technique))
     if technique.name != "place" or not technique.uniform:
         return name
@@ -62,7 +84,18 @@ def _format_term(term: Term) -> str:
 
 
 def params(technique: Technique) -> Row:
-    """Settings of a technique; where layers differ, how many do what."""
+    """Return the settings of a technique as a row.
+
+    Parameters
+    ----------
+    technique
+        Technique whose settings are asked for.
+
+    Returns
+    -------
+    Row
+        Settings by name; where layers differ, how many of them do what under ``layers``.
+    """
     if not technique.uniform:
         return {"layers": _counts(technique)}
     if technique.name == "place":  # most shares are zero
@@ -71,7 +104,18 @@ def params(technique: Technique) -> Row:
 
 
 def settings(row: Row) -> str:
-    """The settings of a row's technique, with spaces where a line may end."""
+    """Write the settings of a row's technique, with spaces where a line may end.
+
+    Parameters
+    ----------
+    row
+        Row with ``technique`` and ``params``.
+
+    Returns
+    -------
+    str
+        Settings as ``key=value``, separated by commas.
+    """
     return ", ".join(
         f"{k}={simplify(v)}{_resolve_acceptance(row, k, v)}" for k, v in row["params"].items()
     )
@@ -87,18 +131,51 @@ def _resolve_acceptance(row: Row, key: str, value: object) -> str:
 
 
 def spec(row: Row) -> str:
-    """Technique with its settings, with spaces where a line may end."""
+    """Write a row's technique with its settings, with spaces where a line may end.
+
+    Parameters
+    ----------
+    row
+        Row with ``technique`` and ``params``.
+
+    Returns
+    -------
+    str
+        Name and settings.
+    """
     return f"{row['technique']} {settings(row)}".strip()
 
 
 def notation(row: Row) -> str:
-    """Technique with its settings as the command line takes it."""
+    """Write a row's technique with its settings as the command line takes it.
+
+    Parameters
+    ----------
+    row
+        Row with ``technique`` and ``params``.
+
+    Returns
+    -------
+    str
+        Notation that ``kvsim.techniques.parse`` reads.
+    """
     listed = ",".join(f"{k}={simplify(v)}" for k, v in row["params"].items())
     return f"{row['technique']}:{listed}" if listed else str(row["technique"])
 
 
 def short_names(specs: list[str]) -> dict[str, str]:
-    """Techniques with their settings to names without, numbered where one comes again."""
+    """Give techniques short names, numbered where one comes again.
+
+    Parameters
+    ----------
+    specs
+        Techniques with their settings, as :func:`spec` writes them.
+
+    Returns
+    -------
+    dict
+        Short name of each different technique.
+    """
     different = list(dict.fromkeys(specs))
     names = [NAME_END.split(text)[0] for text in different]
     return {
@@ -108,7 +185,18 @@ def short_names(specs: list[str]) -> dict[str, str]:
 
 
 def distinct_names(rows: Sequence[Row]) -> list[str]:
-    """Names for a sentence: a technique, and where it comes with other settings, those."""
+    """Name the techniques of rows in a sentence.
+
+    Parameters
+    ----------
+    rows
+        Rows with ``technique`` and ``params``.
+
+    Returns
+    -------
+    list of str
+        A name per row; where a technique comes with other settings, the differing ones too.
+    """
     found = []
     for row in rows:
         same = [r["params"] for r in rows if r["technique"] == row["technique"]]
@@ -119,7 +207,18 @@ def distinct_names(rows: Sequence[Row]) -> list[str]:
 
 
 def list_settings(names: dict[str, str]) -> list[str]:
-    """The settings behind each short name."""
+    """List the settings behind each short name.
+
+    Parameters
+    ----------
+    names
+        Short names by technique, as :func:`short_names` returns them.
+
+    Returns
+    -------
+    list of str
+        A line for each technique that has settings.
+    """
     lines = []
     for text, name in names.items():
         _, *following = NAME_END.split(text, maxsplit=1)
@@ -129,7 +228,18 @@ def list_settings(names: dict[str, str]) -> list[str]:
 
 
 def describe_deployment(deployment: Deployment) -> str:
-    """A deployment in one line."""
+    """Describe a deployment in one line.
+
+    Parameters
+    ----------
+    deployment
+        Model, hardware, stack and weights.
+
+    Returns
+    -------
+    str
+        Model, GPUs, how it is spread over them, stack and format of the weights.
+    """
     gpus = f"{deployment.gpus} x " if deployment.gpus > 1 else ""
     where = f"{deployment.model.name} on {gpus}{deployment.hardware.title}"
     where += deployment.parallelism.brackets()

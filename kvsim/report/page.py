@@ -54,14 +54,36 @@ def render_page(pictures: Sequence[Picture] = (), grid: str = "", **parts: Any) 
 
 
 def render_tables(tables: Sequence[Table]) -> str:
-    """Tables as part of a notebook."""
+    """Render tables as part of a notebook.
+
+    Parameters
+    ----------
+    tables
+        Tables from top to bottom.
+
+    Returns
+    -------
+    str
+        HTML of all tables.
+    """
     made: Any = load_template("table.html").module
     return "".join(made.table(table, i) for i, table in enumerate(tables, 1))
 
 
 @cache
 def load_template(name: str = "page.html") -> "Template":
-    """A template, with what it calls."""
+    """Load a template together with the filters and functions that it calls.
+
+    Parameters
+    ----------
+    name
+        File in ``templates``.
+
+    Returns
+    -------
+    Template
+        Compiled jinja2 template.
+    """
     from jinja2 import Environment, PackageLoader
 
     environment = Environment(

@@ -29,7 +29,18 @@ PROMPT_BOUND = "most time goes into reading prompts"
 
 
 def summarize_times(prediction: Prediction) -> str:
-    """TPOT and TTFT without their ranges."""
+    """Write TPOT and TTFT without their ranges.
+
+    Parameters
+    ----------
+    prediction
+        Prediction, of which the first batch counts.
+
+    Returns
+    -------
+    str
+        Clause of a sentence; without TPOT where one token is generated.
+    """
     ttft = f"TTFT {units.seconds(float(prediction.ttft_s[0]))}"
     if prediction.generate == 1:
         return ttft
@@ -37,7 +48,18 @@ def summarize_times(prediction: Prediction) -> str:
 
 
 def describe_times(row: Row) -> str:
-    """TTFT, TPOT and throughput of a row, as a clause."""
+    """Write TTFT, TPOT and throughput of a row as a clause.
+
+    Parameters
+    ----------
+    row
+        Row of a prediction.
+
+    Returns
+    -------
+    str
+        Clause with ranges where they are known.
+    """
     parts = [f"TTFT {format_time_range(row, 'ttft_s')}"]
     if row["tpot_s"]:
         parts.append(f"TPOT {format_time_range(row, 'tpot_s')}")
@@ -47,7 +69,20 @@ def describe_times(row: Row) -> str:
 
 
 def format_time_range(row: Row, name: str) -> str:
-    """A time, with its range where one is known."""
+    """Write a time of a row, with its range where one is known.
+
+    Parameters
+    ----------
+    row
+        Row of a prediction with its ``ranges``.
+    name
+        Contract name of the time, such as ``ttft_s``.
+
+    Returns
+    -------
+    str
+        Time with its unit.
+    """
     told = units.seconds(row[name])
     known = row["ranges"].get(name)
     if known is None:
@@ -56,7 +91,18 @@ def format_time_range(row: Row, name: str) -> str:
 
 
 def describe_memory(row: Row) -> str:
-    """Memory of the GPU, and of the host if any is used."""
+    """Write how much memory of the GPU a row takes, and of the host if it uses any.
+
+    Parameters
+    ----------
+    row
+        Row of a prediction.
+
+    Returns
+    -------
+    str
+        Clause of a sentence.
+    """
     if not row["host_bytes"]:
         return f"{units.size(row['gpu_bytes'])} of GPU memory"
     return (
@@ -65,12 +111,36 @@ def describe_memory(row: Row) -> str:
 
 
 def compared_rate(row: Row) -> float:
-    """The rate that rows are compared by. [tokens/s]"""
+    """Return the rate that rows are compared by.
+
+    Parameters
+    ----------
+    row
+        Row of a prediction.
+
+    Returns
+    -------
+    float
+        Rate under the key of :func:`~kvsim.report.units.comparison_key`. [tokens/s]
+    """
     return float(row[comparison_key(row)])
 
 
 def speed_ratio(row: Row, full: Row) -> float:
-    """Speed relative to full KV."""
+    """Return the speed of a row relative to full KV.
+
+    Parameters
+    ----------
+    row
+        Row of a prediction.
+    full
+        Row of full KV at the same point.
+
+    Returns
+    -------
+    float
+        Ratio of their compared rates.
+    """
     return compared_rate(row) / compared_rate(full)
 
 

@@ -101,7 +101,22 @@ def make_result(
 def make_empty_result(
     none: NoPlanError, deployment: Deployment, command: str = ""
 ) -> Result[NoPlanError]:
-    """Make the answer of ``kvsim plan`` where nothing is within the limits."""
+    """Make the answer of ``kvsim plan`` where nothing is within the limits.
+
+    Parameters
+    ----------
+    none
+        Why there is no plan, and what would allow one.
+    deployment
+        Deployment that was asked for.
+    command
+        Command line that gives the same.
+
+    Returns
+    -------
+    Result
+        Answer with advice and no choice.
+    """
     answer = plan_answer.write_empty_answer(none)
     advised = [advice(a) for a in none.advice]
     rows = [row["predicted"] | {"option": row["option"]} for row in advised if row["predicted"]]
@@ -129,12 +144,34 @@ def make_empty_result(
 
 
 def paste_blocks(engines: Sequence[Row]) -> list[Block]:
-    """Settings of engines as the terminal shows them, below an answer."""
+    """Lay out settings of engines for the terminal, below an answer.
+
+    Parameters
+    ----------
+    engines
+        An engine's settings each.
+
+    Returns
+    -------
+    list of Block
+        Blocks with empty lines between them.
+    """
     return [block for row in engines for block in (BLANK, Verbatim(row["text"]))]
 
 
 def plan_fields(result: ChosenPlan) -> Row:
-    """What ``--json`` has of a plan, but for the answer in words."""
+    """Collect what ``--json`` has of a plan, but for the answer in words.
+
+    Parameters
+    ----------
+    result
+        Plan that was chosen.
+
+    Returns
+    -------
+    Row
+        Fields under their contract names.
+    """
     q, full = result.question, result.baseline
 
     def row(found: Prediction) -> Row:
@@ -210,7 +247,18 @@ def plan_fields(result: ChosenPlan) -> Row:
 
 
 def quality(found: Evidence) -> Row:
-    """The evidence of a setting's loss."""
+    """Make the row of a setting's evidence of loss.
+
+    Parameters
+    ----------
+    found
+        Evidence on the model.
+
+    Returns
+    -------
+    Row
+        Loss with its interval, unit and source.
+    """
     return {
         "evidence": found.kind,
         "loss": number(found.loss),
@@ -225,7 +273,18 @@ def quality(found: Evidence) -> Row:
 
 
 def advice(advised: Advice) -> Row:
-    """A change of the question, and what it would bring."""
+    """Make the row of a change of the question, and what it would bring.
+
+    Parameters
+    ----------
+    advised
+        Change of one option.
+
+    Returns
+    -------
+    Row
+        Option, gain, caution and the prediction with it, if there is one.
+    """
     return {
         "option": advised.option,
         "what": advised.what,
@@ -237,7 +296,18 @@ def advice(advised: Advice) -> Row:
 
 
 def summarize_prediction(prediction: Prediction) -> Row:
-    """The figures of a prediction that a comparison needs."""
+    """Select the figures of a prediction that a comparison needs.
+
+    Parameters
+    ----------
+    prediction
+        Prediction of one batch.
+
+    Returns
+    -------
+    Row
+        Figures under their contract names.
+    """
     d = prediction.deployment
     return {
         "gpu": d.hardware.name,
@@ -257,7 +327,18 @@ def summarize_prediction(prediction: Prediction) -> Row:
 
 
 def entries(answer: Row) -> list[Row]:
-    """What ``kvsim plan`` shows side by side, each with its standing; none of it twice."""
+    """List what ``kvsim plan`` shows side by side, each with its standing.
+
+    Parameters
+    ----------
+    answer
+        Fields of a plan.
+
+    Returns
+    -------
+    list of Row
+        The choice, full KV and the alternatives; none of them twice.
+    """
     base = answer["baseline"]
     shown = [answer["predicted"] | {"standing": "choice"}]
     if base and base["technique"] != answer["predicted"]["technique"]:
@@ -294,7 +375,18 @@ def _layers(prediction: Prediction) -> list[Row]:
 
 
 def searched(solver: Row) -> str:
-    """How the choice was found, and how much better another placement could be."""
+    """Say how the choice was found, and how much better another placement could be.
+
+    Parameters
+    ----------
+    solver
+        The plan's field ``solver``.
+
+    Returns
+    -------
+    str
+        One or two sentences.
+    """
     text = f"Compared {solver['options']:,} options"
     count = solver["solves"]
     if count:
@@ -308,7 +400,20 @@ def searched(solver: Row) -> str:
 
 
 def table(rows: Sequence[Row], answer: Row) -> Table:
-    """Make the table of the choice and what it is compared with."""
+    """Make the table of the choice and what it is compared with.
+
+    Parameters
+    ----------
+    rows
+        Rows with their standing, as :func:`entries` returns them.
+    answer
+        Fields of the plan.
+
+    Returns
+    -------
+    Table
+        A line per row, with settings below; the choice is marked.
+    """
     ratio = Column("vs full", lambda row: times(row["vs_full"]), lambda row: row["vs_full"], rank=2)
     columns = [
         text_column("", "standing"),
@@ -336,7 +441,18 @@ def _front_table(rows: Sequence[Row]) -> Table:
 
 
 def thin_out(rows: Sequence[Row]) -> list[Row]:
-    """Keep the first and last plan and those that differ enough in throughput."""
+    """Drop plans that are hardly faster than the one before, but for the first and last.
+
+    Parameters
+    ----------
+    rows
+        Plans by rising throughput.
+
+    Returns
+    -------
+    list of Row
+        Plans whose throughputs differ by a factor of ``MIN_THROUGHPUT_STEP`` or more.
+    """
     shown: list[Row] = []
     for row in rows[:-1]:
         if not shown or row["output_tok_s"] >= MIN_THROUGHPUT_STEP * shown[-1]["output_tok_s"]:

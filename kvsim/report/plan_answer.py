@@ -55,7 +55,18 @@ def write_answer(plan: ChosenPlan, bound_by: str) -> Answer:
 
 
 def write_empty_answer(none: NoPlanError) -> Answer:
-    """Where nothing is within the limits: the gentlest change that does, and the others."""
+    """Advise what to change where nothing is within the limits.
+
+    Parameters
+    ----------
+    none
+        Why there is no plan, and what would allow one.
+
+    Returns
+    -------
+    Answer
+        The gentlest change that allows a plan, and the others.
+    """
     first = none.advice[0] if none.advice else None
     needed = ["No plan meets the limits."]
     if first is not None:

@@ -25,7 +25,18 @@ MAP = "Techniques: throughput against latency; open symbols lose quality, grey n
 
 
 def pictures(plan: ChosenPlan) -> list[tuple[str, "Figure"]]:
-    """All of them with their titles, the map first."""
+    """Draw all pictures of a plan, the map first.
+
+    Parameters
+    ----------
+    plan
+        Plan that was chosen.
+
+    Returns
+    -------
+    list of tuple
+        Titles and figures.
+    """
     p = plan.choice
     count = units.integer(float(p.batch[0]))
     name = f"{p.technique.name}, {count} sequence{'' if count == '1' else 's'}"

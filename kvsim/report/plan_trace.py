@@ -72,7 +72,18 @@ def make_result(
 
 
 def plan_fields(result: TracePlan) -> Row:
-    """What ``--json`` has of a plan, but for the answer in words."""
+    """Collect what ``--json`` has of a plan, but for the answer in words.
+
+    Parameters
+    ----------
+    result
+        Plan for a trace.
+
+    Returns
+    -------
+    Row
+        Fields under their contract names.
+    """
     c, choice = result.classes, result.choice
     full = result.baseline
     return {
@@ -117,7 +128,18 @@ def _names(entry: Row) -> str:
 
 
 def entries(answer: Row) -> list[Row]:
-    """The simulated choice and what it is compared with, each with its standing."""
+    """List the simulated choice and what it is compared with, each with its standing.
+
+    Parameters
+    ----------
+    answer
+        Fields of the plan.
+
+    Returns
+    -------
+    list of Row
+        Figures of each run.
+    """
     choice = answer["choice"] | {"simulated": answer["simulated"]}
     shown = [("choice", choice)]
     for entry in answer["alternatives"]:
@@ -130,7 +152,18 @@ def entries(answer: Row) -> list[Row]:
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """Make the table of the choice beside the others."""
+    """Make the table of the choice beside the others.
+
+    Parameters
+    ----------
+    rows
+        Rows as :func:`entries` returns them.
+
+    Returns
+    -------
+    Table
+        A line per run.
+    """
     columns = [
         text_column("", "standing"),
         text_column("technique", lambda row: row["names"].partition(" ")[0]),
@@ -202,7 +235,18 @@ def _curves(shown: dict[str, Simulated], name: str, limit: float) -> "Figure":
 
 
 def write_answer(result: TracePlan) -> Answer:
-    """The answer of ``kvsim plan --trace``."""
+    """Write the answer of ``kvsim plan --trace``.
+
+    Parameters
+    ----------
+    result
+        Plan for a trace.
+
+    Returns
+    -------
+    Answer
+        Verdict and what follows it.
+    """
     s, full = result.choice, result.baseline
     d, o = s.lanes[0].deployment, s.outcome.summary()
     names = " and ".join(t.name if t.name != "full" else "full KV" for t in s.techniques)

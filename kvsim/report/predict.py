@@ -53,6 +53,21 @@ def predict_points(
 ) -> Result[list[Prediction]]:
     """Predict every technique at every point; of several those that cannot run are left out.
 
+    Parameters
+    ----------
+    deployment
+        Model, hardware, stack and weights.
+    techniques
+        Techniques to compare.
+    batches
+        Sequences decoded together. [sequences]
+    prompts
+        Prompt lengths. [tokens]
+    generates
+        Generated tokens per request. [tokens]
+    command
+        Command line that gives the same.
+
     Returns
     -------
     A row per point; ``found`` has the prediction of each at its one batch.
@@ -83,7 +98,24 @@ def predict_points(
 def make_result(
     found: list[Prediction], rows: Sequence[Row], left_out: Sequence[str], command: str
 ) -> Result[list[Prediction]]:
-    """Make the answer of ``kvsim predict`` from predictions and their rows."""
+    """Make the answer of ``kvsim predict`` from predictions and their rows.
+
+    Parameters
+    ----------
+    found
+        Predictions of one batch each.
+    rows
+        A row per prediction, as :func:`prediction` makes it.
+    left_out
+        Techniques that cannot run there, with the reason.
+    command
+        Command line that gives the same.
+
+    Returns
+    -------
+    Result
+        Answer for the terminal, pages, JSON and Python.
+    """
     answer, heading, shown = write_answer(rows, found, left_out), title(rows), table(rows)
     labels = short_names([spec(row) for row in rows])
     about = [(f"{labels[spec(r)]}, batch {r['batch']}, prompt {r['prompt']}", r) for r in rows]
@@ -116,7 +148,18 @@ def make_result(
 
 
 def prediction(prediction: Prediction) -> Row:
-    """The row of a prediction at one batch."""
+    """Make the row of a prediction at one batch.
+
+    Parameters
+    ----------
+    prediction
+        Prediction whose batch has one element.
+
+    Returns
+    -------
+    Row
+        Its figures under their contract names.
+    """
     t, d, batch = prediction.technique, prediction.deployment, float(prediction.batch[0])
     read = prefill_point(batch, prediction.prompt, prediction.generate)
     prefill, rounds, bound = (t.prefill(d, read),), prediction.middle_round, binding(prediction)
@@ -160,7 +203,20 @@ def prediction(prediction: Prediction) -> Row:
 
 
 def list_assumptions(prediction: Prediction, bound: str) -> list[str]:
-    """What a prediction, bound by something, takes for granted of the host."""
+    """List what a prediction takes for granted of the host.
+
+    Parameters
+    ----------
+    prediction
+        Prediction of one batch.
+    bound
+        What its busiest stream spends most of its time on.
+
+    Returns
+    -------
+    list of str
+        Clauses; empty where nothing is assumed.
+    """
     hardware, kept = prediction.deployment.hardware, float(np.ravel(prediction.host_bytes)[0])
     return [
         *evidence.list_assumptions(hardware, kept, bound),
@@ -173,7 +229,18 @@ def _numbers(values: Mapping[str, Any]) -> Row:
 
 
 def notes(prediction: Prediction) -> Iterator[str]:
-    """What a reader should know about this prediction."""
+    """Collect what a reader should know about a prediction.
+
+    Parameters
+    ----------
+    prediction
+        Prediction of one batch.
+
+    Yields
+    ------
+    str
+        Clauses without a full stop.
+    """
     d = prediction.deployment
     yield from d.model.notes
     yield from d.parallelism.notes(d.domain)
@@ -191,7 +258,20 @@ def notes(prediction: Prediction) -> Iterator[str]:
 
 
 def csv(rows: Sequence[Row]) -> str:
-    """Rows as CSV: plain cells only; settings become ``key=value``, the basis its kind."""
+    """Write rows as CSV.
+
+    Only plain cells are written: settings become ``key=value`` and the basis becomes its kind.
+
+    Parameters
+    ----------
+    rows
+        Rows of predictions.
+
+    Returns
+    -------
+    str
+        A heading and a line per row.
+    """
     out = StringIO()
     plain = [flatten(row) | {"fits": str(row["fits"]).lower()} for row in rows]
     writer = DictWriter(out, list(plain[0]), lineterminator="\n")
@@ -201,7 +281,18 @@ def csv(rows: Sequence[Row]) -> str:
 
 
 def table(rows: Sequence[Row]) -> Table:
-    """Make the table of what differs between the rows, and their figures."""
+    """Make the table of what differs between the rows, and their figures.
+
+    Parameters
+    ----------
+    rows
+        Rows of predictions.
+
+    Returns
+    -------
+    Table
+        A line per row, with its settings below the first of each technique.
+    """
     specs = [spec(row) for row in rows]
     labels = short_names(specs)
     first = {text: id(row) for text, row in reversed(list(zip(specs, rows, strict=True)))}
@@ -230,7 +321,18 @@ def table(rows: Sequence[Row]) -> Table:
 
 
 def title(rows: Sequence[Row]) -> str:
-    """What all rows have in common."""
+    """Write what all rows have in common.
+
+    Parameters
+    ----------
+    rows
+        Rows of predictions on one deployment.
+
+    Returns
+    -------
+    str
+        Model, GPUs, stack, weights, and the lengths that all rows share.
+    """
     first = rows[0]
     parts = [f"{first['model']} on {first['gpu']}", f"stack {first['stack']}"]
     spread = Parallelism(**{name: first.get(name, 1) for name in ("tp", "pp", "dp", "ep")})
@@ -245,7 +347,22 @@ def title(rows: Sequence[Row]) -> str:
 def write_answer(
     rows: Sequence[Row], found: Sequence[Prediction], left_out: Sequence[str]
 ) -> Answer:
-    """Answer in words what predictions, one per row, say."""
+    """Answer in words what predictions, one per row, say.
+
+    Parameters
+    ----------
+    rows
+        A row per prediction.
+    found
+        Predictions in the order of the rows.
+    left_out
+        Techniques that cannot run there, with the reason.
+
+    Returns
+    -------
+    Answer
+        Verdict on the fastest row that fits, and what follows it.
+    """
     points = {(row["batch"], row["prompt"], row["generate"]) for row in rows}
     best = _find_fastest(rows)
     at = rows.index(best)
@@ -274,7 +391,18 @@ def write_answer(
 
 
 def figures(row: Row) -> Row:
-    """The numbers of a verdict under their contract names."""
+    """Select the numbers of a verdict under their contract names.
+
+    Parameters
+    ----------
+    row
+        Row of a prediction.
+
+    Returns
+    -------
+    Row
+        Technique, times, rates, memory and their ranges.
+    """
     keys = ("batch", "ttft_s", "tpot_s", "decode_tok_s", "output_tok_s", "gpu_bytes", "host_bytes")
     return {
         "technique": row["notation"],

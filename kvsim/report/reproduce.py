@@ -150,7 +150,18 @@ def _worst_table(pairs: Sequence[tuple[PublishedRow, float]]) -> Table:
 
 
 def score_table(scores: Sequence[Score]) -> Table:
-    """Make the table of errors, a line per score."""
+    """Make the table of errors of published tables.
+
+    Parameters
+    ----------
+    scores
+        Scores of tables.
+
+    Returns
+    -------
+    Table
+        A line per score.
+    """
     cells = [
         (
             *(s.paper, s.table, s.metric, str(s.rows)),
@@ -163,7 +174,22 @@ def score_table(scores: Sequence[Score]) -> Table:
 
 
 def fit_to_rows(rows: list[PublishedRow], name: str, source: str) -> str:
-    """Fit a stack's free numbers, print how well they are known, and give the file's text."""
+    """Fit a stack's free numbers and print how well they are known.
+
+    Parameters
+    ----------
+    rows
+        Published rows to fit to.
+    name
+        Name of the stack.
+    source
+        Where the rows are from.
+
+    Returns
+    -------
+    str
+        Text of the fitted stack's file.
+    """
     stack = load_stack(name)
     fit = fit_stack(rows, stack)
     show_fit(fit, name)
@@ -179,7 +205,15 @@ def fit_to_rows(rows: list[PublishedRow], name: str, source: str) -> str:
 
 
 def show_fit(fit: Fit, stack: str) -> None:
-    """Fitted numbers, how well they are known, and what the rows cannot tell."""
+    """Print fitted numbers, how well they are known, and what the rows cannot tell.
+
+    Parameters
+    ----------
+    fit
+        Result of the fit.
+    stack
+        Name of the stack.
+    """
     rows = [
         {"key": key, "value": value, "error": number(fit.errors[key])}
         for key, value in fit.values.items()
@@ -198,7 +232,20 @@ def show_fit(fit: Fit, stack: str) -> None:
 
 
 def write_answer(rows: list[PublishedRow], predicted: list[float]) -> Answer:
-    """How far predictions are off, in words."""
+    """State how far predictions are off.
+
+    Parameters
+    ----------
+    rows
+        Published rows.
+    predicted
+        Prediction of each row.
+
+    Returns
+    -------
+    Answer
+        Verdict and what follows it.
+    """
     pairs = [(r, v) for r, v in zip(rows, predicted, strict=True) if r.metric != "fits"]
     errors = {use: [abs(error(r, v)) for r, v in pairs if r.use == use] for use in USES}
     told = []
@@ -216,7 +263,22 @@ def write_answer(rows: list[PublishedRow], predicted: list[float]) -> Answer:
 
 
 def errors_by_table(rows: list[PublishedRow], predicted: list[float]) -> "list[tuple[str, Figure]]":
-    """The error of every row, a line per table; papers in turn, as many as a sheet of A4 holds."""
+    """Draw the error of every row, a line per table.
+
+    Papers follow each other, as many to a picture as a sheet of A4 holds.
+
+    Parameters
+    ----------
+    rows
+        Published rows.
+    predicted
+        Prediction of each row.
+
+    Returns
+    -------
+    list of tuple
+        Titles and figures.
+    """
     lines: dict[str, set[str]] = {}
     for r in rows:
         lines.setdefault(r.paper, set()).add(_line(r))
@@ -271,7 +333,20 @@ def _line(r: PublishedRow) -> str:
 
 
 def draw_against(rows: list[PublishedRow], predicted: list[float]) -> "Figure":
-    """Predicted over published, both logarithmic."""
+    """Draw predicted over published values, both logarithmic.
+
+    Parameters
+    ----------
+    rows
+        Published rows.
+    predicted
+        Prediction of each row.
+
+    Returns
+    -------
+    Figure
+        Plotly figure.
+    """
     from plotly.graph_objects import Figure
 
     from kvsim.report.charts import LOG, finish_figure

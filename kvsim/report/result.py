@@ -84,7 +84,13 @@ class Result(Generic[Found]):
     passed: bool = True
 
     def show(self, json: bool = False) -> None:
-        """Print it on the terminal, or as JSON for programs."""
+        """Print the answer on the terminal.
+
+        Parameters
+        ----------
+        json
+            Whether to print JSON for programs instead.
+        """
         if json:
             print_json(self.envelope())
         else:
@@ -130,7 +136,13 @@ class Result(Generic[Found]):
         )  # fmt: skip
 
     def write(self, path: str | Path) -> None:
-        """Write the page beside its place and rename it: it is whole or not there."""
+        """Write the page beside its place and rename it, so that it is whole or not there.
+
+        Parameters
+        ----------
+        path
+            File of the page.
+        """
         replace_text(Path(path), self.html())
 
     def _repr_html_(self) -> str:
@@ -149,7 +161,20 @@ class Result(Generic[Found]):
 
 
 def flatten(row: Row) -> dict[str, Any]:
-    """The plain cells of a row; settings become ``key=value``, the basis its kind."""
+    """Reduce a row to its plain cells.
+
+    Settings become ``key=value`` and the basis becomes its kind; other nested values are left out.
+
+    Parameters
+    ----------
+    row
+        Row of an answer.
+
+    Returns
+    -------
+    dict
+        Plain cells in the order of the row.
+    """
     from kvsim.report.names import settings
 
     found = {k: v for k, v in row.items() if not isinstance(v, (dict, list, tuple))}

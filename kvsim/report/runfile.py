@@ -19,7 +19,24 @@ FATES = ["unfinished", "finished", "refused", "aborted"]
 
 
 def run_digest(requests: Requests, costs: StepCosts, rate: Array | None, *others: object) -> str:
-    """What identifies a run: the trace, what is simulated, all options, kvsim's version."""
+    """Compute what identifies a run.
+
+    Parameters
+    ----------
+    requests
+        Trace that is served.
+    costs
+        Technique, deployment and rules of the simulation.
+    rate
+        Tokens per decoding round of each request; None for the mean. [tokens]
+    *others
+        All other options.
+
+    Returns
+    -------
+    str
+        Digest of these and of kvsim's version.
+    """
     digest = sha256()
     columns = (requests.arrival, requests.prompt, requests.generate,
                requests.block_ids, requests.block_start,
@@ -33,7 +50,18 @@ def run_digest(requests: Requests, costs: StepCosts, rate: Array | None, *others
 
 
 def write(path: Path, run: Run, mark: str, result: Row) -> None:
-    """Every request's times and fate; the file is whole or not there.
+    """Write every request's times and fate; the file is whole or not there.
+
+    Parameters
+    ----------
+    path
+        Parquet file.
+    run
+        Simulated run.
+    mark
+        Digest of the run.
+    result
+        What the command made of it.
 
     Raises
     ------
@@ -64,7 +92,19 @@ def write(path: Path, run: Run, mark: str, result: Row) -> None:
 
 
 def read_finished_run(path: Path, mark: str) -> Row | None:
-    """What came of the same run before; nothing if it was not finished.
+    """Read what came of the same run before.
+
+    Parameters
+    ----------
+    path
+        Parquet file of an earlier run.
+    mark
+        Digest of the run.
+
+    Returns
+    -------
+    Row or None
+        What the command made of it; None if there is no such file.
 
     Raises
     ------

@@ -138,7 +138,18 @@ def _list_unserved(rows: Sequence[Row]) -> list[str]:
 
 
 def times_table(rows: Sequence[Row]) -> Table:
-    """Make the table of each technique's times: the median and the 99th percentile."""
+    """Make the table of each technique's times: the median and the 99th percentile.
+
+    Parameters
+    ----------
+    rows
+        Rows of runs.
+
+    Returns
+    -------
+    Table
+        A line per run.
+    """
     varied = varied_option(rows)
     columns = [
         _technique(rows),
@@ -152,7 +163,18 @@ def times_table(rows: Sequence[Row]) -> Table:
 
 
 def use_table(rows: Sequence[Row]) -> Table:
-    """Make the table of each technique's throughput, use of the machine and price."""
+    """Make the table of each technique's throughput, use of the machine and price.
+
+    Parameters
+    ----------
+    rows
+        Rows of runs.
+
+    Returns
+    -------
+    Table
+        A line per run.
+    """
     rate = "goodput_per_s" if any(rows[0]["targets"].values()) else "request_per_s"
     peak = Column(
         "KV peak GiB",
@@ -193,7 +215,18 @@ def _share(heading: str, share: Callable[[Row], float | None], rank: int) -> Col
 
 
 def run_fields(outcome: Outcome) -> Row:
-    """All that reports need of a run, as JSON knows it."""
+    """Collect all that reports need of a run.
+
+    Parameters
+    ----------
+    outcome
+        Outcome of the simulation.
+
+    Returns
+    -------
+    Row
+        Its row and its course over time, as JSON has them.
+    """
     times = {"ttft_s": outcome.ttft_s, "tpot_s": outcome.tpot_s, "latency_s": outcome.latency_s}
     return {
         "row": outcome.summary()
@@ -217,7 +250,18 @@ def _round(values: Array) -> list[float]:
 
 
 def figures(results: Sequence[Row]) -> list[tuple[str, "Figure"]]:
-    """How requests fared, then one picture per quantity over time."""
+    """Draw how requests fared, then one picture per quantity over time.
+
+    Parameters
+    ----------
+    results
+        Fields of runs, as :func:`run_fields` makes them.
+
+    Returns
+    -------
+    list of tuple
+        Titles and figures.
+    """
     labels = name_runs([result["row"] for result in results])
     drawn = [(title, _spread(labels, results, key)) for key, title in REQUESTS.items()]
     series = {"finished_per_s": ("Finished requests per second", 1.0), **OVER_TIME}

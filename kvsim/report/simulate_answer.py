@@ -156,14 +156,36 @@ def _changes(row: Row, deployment: Deployment, targets: str) -> Sequence[str]:
 
 
 def varied_option(rows: Sequence[Row]) -> str:
-    """The one option in which the runs of one technique differ; empty otherwise."""
+    """Return the one option in which the runs of one technique differ.
+
+    Parameters
+    ----------
+    rows
+        Rows of runs.
+
+    Returns
+    -------
+    str
+        Key of the option; empty if there are several, or several techniques.
+    """
     varied = list(rows[0].get("case", {}))
     alone = len(varied) == 1 and len({row["technique"] for row in rows}) == 1
     return varied[0] if alone and len(rows) > 1 else ""
 
 
 def case_columns(rows: Sequence[Row]) -> list[Column]:
-    """A column per option in which runs differ."""
+    """Make a column for each option in which runs differ.
+
+    Parameters
+    ----------
+    rows
+        Rows of runs.
+
+    Returns
+    -------
+    list of Column
+        Columns in the order of the options.
+    """
 
     def column(key: str) -> Column:
         if any(isinstance(row["case"][key], str) for row in rows):
@@ -178,7 +200,18 @@ def case_columns(rows: Sequence[Row]) -> list[Column]:
 
 
 def name_runs(rows: Sequence[Row]) -> list[str]:
-    """A name per run: its technique without settings, and what it has otherwise."""
+    """Name runs by technique without settings, and by what they have otherwise.
+
+    Parameters
+    ----------
+    rows
+        Rows of runs.
+
+    Returns
+    -------
+    list of str
+        A name per run.
+    """
     names = short_names([row["technique"] for row in rows])
     one = len(names) == 1
     found = []

@@ -26,7 +26,18 @@ OFFLOAD_NOTE = (
 
 
 def name_engines(prediction: Prediction) -> str:
-    """The released engines that run a prediction, by their titles; empty if none does."""
+    """Name the released engines that run a prediction.
+
+    Parameters
+    ----------
+    prediction
+        Technique and deployment.
+
+    Returns
+    -------
+    str
+        Titles of the engines, separated by commas; empty if none runs it.
+    """
     technique = prediction.technique
     able = list_engines(prediction)
     if turboquant(technique.terms):  # some widths only, so that plans do not choose it unasked
@@ -35,17 +46,50 @@ def name_engines(prediction: Prediction) -> str:
 
 
 def list_engines(prediction: Prediction) -> list[str]:
-    """The engines that a plan may give a prediction to."""
+    """List the engines that a plan may give a prediction to.
+
+    Parameters
+    ----------
+    prediction
+        Technique and deployment.
+
+    Returns
+    -------
+    list of str
+        Keys of engines.
+    """
     return engines_running(label(prediction.technique), prediction.deployment)
 
 
 def join_titles(engines: Sequence[str]) -> str:
-    """Engines as they call themselves."""
+    """Write engines as they call themselves.
+
+    Parameters
+    ----------
+    engines
+        Keys of engines.
+
+    Returns
+    -------
+    str
+        Titles separated by commas.
+    """
     return ", ".join(MANUALS[x].title if x in MANUALS else "FlexGen" for x in engines)
 
 
 def describe_engines(found: Sequence[Prediction]) -> Iterator[str]:
-    """One line on the engines of every technique, and what offloading is not."""
+    """Say which engines run each technique, and what offloading is not.
+
+    Parameters
+    ----------
+    found
+        Predictions whose techniques are compared.
+
+    Yields
+    ------
+    str
+        Sentences of the answer.
+    """
     names = {p.technique.name: name_engines(p) for p in found}
     told = [f"{name} in {engines}" for name, engines in names.items() if engines]
     alone = [name for name, engines in names.items() if not engines]
@@ -59,7 +103,18 @@ def describe_engines(found: Sequence[Prediction]) -> Iterator[str]:
 
 
 def describe_quality(found: Sequence[Prediction]) -> Iterator[str]:
-    """The evidence of every lossy setting, one line each."""
+    """Say what is known of the quality of every lossy setting.
+
+    Parameters
+    ----------
+    found
+        Predictions; settings that come again are told once.
+
+    Yields
+    ------
+    str
+        A sentence for each lossy setting.
+    """
     seen: set[str] = set()
     for p in found:
         t = p.technique
@@ -81,7 +136,20 @@ def describe_quality(found: Sequence[Prediction]) -> Iterator[str]:
 
 
 def describe_loss(technique: Technique, found: Evidence) -> str:
-    """The loss of a choice in one sentence; nothing where it keeps every token."""
+    """Describe the loss of a choice in one sentence.
+
+    Parameters
+    ----------
+    technique
+        Technique that was chosen.
+    found
+        Evidence of its loss on the model.
+
+    Returns
+    -------
+    str
+        The sentence; empty where the technique keeps every token.
+    """
     if technique.exact:
         return ""
     if found.kind == "none" or found.missing:

@@ -52,7 +52,24 @@ def quantity_columns(**ranks: int) -> list[Column]:
 def text_column(
     heading: str, show: Callable[[Row], str] | str, rank: int = 0, meaning: str = ""
 ) -> Column:
-    """Make a column of text, of what a row has under a key or of what a function makes of it."""
+    """Make a column of text.
+
+    Parameters
+    ----------
+    heading
+        Heading of the column.
+    show
+        Key of the row's text, or a function that makes the text of a row.
+    rank
+        Columns of the highest rank are left out first where the width does not suffice; 0 stays.
+    meaning
+        What the column says, for the page.
+
+    Returns
+    -------
+    Column
+        Column that is left-justified and wrapped at spaces.
+    """
     written = (lambda row: str(row[show])) if isinstance(show, str) else show
     return Column(heading, written, written, True, rank, meaning)
 
@@ -79,7 +96,20 @@ class Table:
     note: str = ""
 
     def fit_columns(self, width: int) -> list[Column]:
-        """The columns that fit in a width: those of the highest rank go first."""
+        """Choose the columns that fit in a width.
+
+        Columns of the highest rank are dropped first, and of those the one furthest right.
+
+        Parameters
+        ----------
+        width
+            Width of the terminal. [characters]
+
+        Returns
+        -------
+        list of Column
+            Columns that are shown, in their order.
+        """
         kept = list(self.columns)
         while self._min_width(kept) > width and any(column.rank for column in kept):
             kept.remove(max(reversed(kept), key=lambda column: column.rank))
@@ -98,7 +128,20 @@ class Table:
         return max([_unbroken(column.heading), 1, *map(len, cells)])
 
     def lines(self, width: int, bold: Callable[[str], str] = str) -> list[str]:
-        """The table as text that is no wider than asked, but for a single long word."""
+        """Lay the table out as text no wider than asked, but for a single long word.
+
+        Parameters
+        ----------
+        width
+            Width of the terminal. [characters]
+        bold
+            Makes a line bold, for marked rows.
+
+        Returns
+        -------
+        list of str
+            Lines of the table, with the columns that were left out named in the last.
+        """
         columns = self.fit_columns(width)
         widths = self._widths(columns, width)
         if sum(widths) + len(COLUMN_GAP) * (len(widths) - 1) > width:

@@ -51,7 +51,13 @@ class Terminal:
             sys.stdout.reconfigure(errors="replace")
 
     def show(self, blocks: Sequence[Block]) -> None:
-        """Print one block below the other."""
+        """Print one block below the other.
+
+        Parameters
+        ----------
+        blocks
+            Paragraphs, headings, lists and tables, from top to bottom.
+        """
         for block in blocks:
             print("\n".join(self._lines(block)))
 

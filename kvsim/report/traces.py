@@ -37,7 +37,20 @@ REUSE = {
 
 
 def describe_requests(name: str, requests: Requests) -> Row:
-    """A trace's statistics under their contract names."""
+    """Compute a trace's statistics under their contract names.
+
+    Parameters
+    ----------
+    name
+        Name of the trace.
+    requests
+        Arrivals, lengths and prefixes.
+
+    Returns
+    -------
+    Row
+        Rate, burstiness, lengths and reuse.
+    """
     found = describe(requests)
     span = found.duration or None
     return {
@@ -58,13 +71,35 @@ def describe_requests(name: str, requests: Requests) -> Row:
 
 
 def describe_trace(trace: Trace) -> Row:
-    """The same of a trace that was read, with what was left out of it."""
+    """Compute the statistics of a trace that was read, with what was left out of it.
+
+    Parameters
+    ----------
+    trace
+        Trace as it was read.
+
+    Returns
+    -------
+    Row
+        As :func:`describe_requests`, with format, rows left out and notes.
+    """
     read = {"format": trace.format, "left_out": trace.left_out.counts, "notes": list(trace.notes)}
     return describe_requests(trace.name, trace.requests) | read
 
 
 def write_answer(row: Row) -> Answer:
-    """A trace in words: rate, lengths and what its prefixes share."""
+    """Describe a trace in words: rate, lengths and what its prefixes share.
+
+    Parameters
+    ----------
+    row
+        Statistics of the trace.
+
+    Returns
+    -------
+    Answer
+        Verdict and what follows it.
+    """
     prompt, generate, reuse = (row[k] for k in ("prompt_tokens", "generate_tokens", "reuse"))
     shared = "It has no prefix blocks: prefix caching cannot be simulated."
     if reuse:
@@ -124,7 +159,18 @@ def make_result(
 
 
 def statistics_table(shown: list[Row]) -> Table:
-    """Rate, burstiness and reuse, a column per trace."""
+    """Make the table of rate, burstiness and reuse, a column per trace.
+
+    Parameters
+    ----------
+    shown
+        Rows of :func:`describe_requests`.
+
+    Returns
+    -------
+    Table
+        A line per statistic.
+    """
     lines = [
         [said, *(format_number(one[key], 6) for one in shown)] for key, said in STATISTICS.items()
     ]
@@ -137,7 +183,18 @@ def statistics_table(shown: list[Row]) -> Table:
 
 
 def length_table(shown: list[Row]) -> Table:
-    """Prompt and generated tokens, a row per trace."""
+    """Make the table of prompt and generated tokens, a row per trace.
+
+    Parameters
+    ----------
+    shown
+        Rows of :func:`describe_requests`.
+
+    Returns
+    -------
+    Table
+        Mean, extremes and percentiles. [tokens]
+    """
     names = [name for name in shown[0]["prompt_tokens"] if name != "total"]
     lengths = [
         [f"{what} tokens{like}", *(format_number(one[f"{key}_tokens"][name]) for name in names)]
@@ -155,7 +212,18 @@ def _lengths(found: LengthStatistics) -> dict[str, Any]:
 
 
 def draw_requests(requests: Requests) -> "list[tuple[str, Figure]]":
-    """Draw a trace over time and by length."""
+    """Draw a trace over time and by length.
+
+    Parameters
+    ----------
+    requests
+        Arrivals and lengths.
+
+    Returns
+    -------
+    list of tuple
+        Titles and figures; arrivals only where they differ in time.
+    """
     pictures = [("Prompt and generated tokens of requests", _draw_lengths(requests))]
     if requests.duration > 0:
         pictures.insert(0, ("Requests per second", _draw_arrivals(requests)))

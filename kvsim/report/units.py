@@ -13,7 +13,20 @@ DASH = "-"
 
 
 def format_number(value: Any, digits: int = 4) -> str:
-    """A number with few significant digits; never in powers of ten between 1e-4 and 1e15."""
+    """Write a number with few significant digits and no power of ten.
+
+    Parameters
+    ----------
+    value
+        Number to write; None or a value that is not finite becomes a dash.
+    digits
+        Significant digits; numbers of more digits before the point are written in full.
+
+    Returns
+    -------
+    str
+        The number as text, such as 0.0123 or 1,234,567.
+    """
     if value is None or not isfinite(value):
         return DASH
     if abs(value) >= 10**digits:
@@ -22,7 +35,20 @@ def format_number(value: Any, digits: int = 4) -> str:
 
 
 def rounded(value: float, digits: int) -> str:
-    """A number with so many significant digits, as 77.3 or 7.70; whole digits are all kept."""
+    """Write a number with a fixed count of significant digits, as 77.3 or 7.70.
+
+    Parameters
+    ----------
+    value
+        Finite number to write.
+    digits
+        Significant digits; digits before the point are all kept.
+
+    Returns
+    -------
+    str
+        The number as text, with commas between thousands.
+    """
     if value == 0:
         return "0"
     places = max(digits - 1 - floor(log10(abs(value))), 0)
@@ -32,7 +58,20 @@ def rounded(value: float, digits: int) -> str:
 
 
 def seconds(value: float | None, digits: int = 3) -> str:
-    """A time in ms, s, min or h by its size."""
+    """Write a time in µs, ms, s, min or h, whichever fits its size.
+
+    Parameters
+    ----------
+    value
+        Time; None or a value that is not finite becomes a dash. [s]
+    digits
+        Significant digits.
+
+    Returns
+    -------
+    str
+        The time with its unit.
+    """
     if value is None or not isfinite(value):
         return DASH
     for below, unit, scale in ((1e-3, "µs", 1e-6), (1.0, "ms", 1e-3), (120.0, "s", 1.0),
@@ -43,19 +82,56 @@ def seconds(value: float | None, digits: int = 3) -> str:
 
 
 def seconds_range(low: float, high: float) -> str:
-    """A range of times, as 90.1–177 ms."""
+    """Write a range of times, as 90.1–177 ms.
+
+    Parameters
+    ----------
+    low
+        Start of the range. [s]
+    high
+        End of the range. [s]
+
+    Returns
+    -------
+    str
+        Both ends; the unit is written once where they share it.
+    """
     start, end = seconds(low), seconds(high)
     same = start.partition(" ")[2] == end.partition(" ")[2]
     return f"{start.partition(' ')[0] if same else start}–{end}"
 
 
 def gib(size: Any, digits: int = 1) -> str:
-    """Bytes as GiB, without the unit, which stands in the heading."""
+    """Write bytes as GiB, without the unit, which stands in the heading.
+
+    Parameters
+    ----------
+    size
+        Size; None becomes a dash. [B]
+    digits
+        Digits after the point.
+
+    Returns
+    -------
+    str
+        The number of GiB.
+    """
     return DASH if size is None else f"{float(size) / GIB:,.{digits}f}"
 
 
 def size(value: float | None) -> str:
-    """Bytes with a unit that fits."""
+    """Write bytes with a unit that fits their size.
+
+    Parameters
+    ----------
+    value
+        Size; None or a value that is not finite becomes a dash. [B]
+
+    Returns
+    -------
+    str
+        The size in B, KiB, MiB or GiB.
+    """
     if value is None or not isfinite(value):
         return DASH
     for below, unit, scale in ((2**10, "B", 1), (2**20, "KiB", 2**10), (GIB, "MiB", 2**20)):
@@ -65,36 +141,104 @@ def size(value: float | None) -> str:
 
 
 def rate(value: float | None) -> str:
-    """Tokens or requests per second, without the unit."""
+    """Write tokens or requests per second, without the unit.
+
+    Parameters
+    ----------
+    value
+        Rate; None or a value that is not finite becomes a dash. [1/s]
+
+    Returns
+    -------
+    str
+        The rate with three significant digits.
+    """
     return DASH if value is None or not isfinite(value) else rounded(value, 3)
 
 
 def integer(value: float | None) -> str:
-    """A count in full, with commas."""
+    """Write a count in full, with commas between thousands.
+
+    Parameters
+    ----------
+    value
+        Count; None or a value that is not finite becomes a dash.
+
+    Returns
+    -------
+    str
+        The count without digits after the point.
+    """
     return DASH if value is None or not isfinite(value) else f"{value:,.0f}"
 
 
 def percent(share: float | None, digits: int = 2) -> str:
-    """A share as a percentage."""
+    """Write a share as a percentage.
+
+    Parameters
+    ----------
+    share
+        Share of 1; None or a value that is not finite becomes a dash.
+    digits
+        Significant digits.
+
+    Returns
+    -------
+    str
+        The percentage with its sign, as 12 %.
+    """
     if share is None or not isfinite(share):
         return DASH
     return f"{rounded(100 * share, digits)} %"
 
 
 def times(ratio: float | None) -> str:
-    """A ratio, as 1.90x."""
+    """Write a ratio, as 1.90x.
+
+    Parameters
+    ----------
+    ratio
+        Ratio; None or a value that is not finite becomes a dash.
+
+    Returns
+    -------
+    str
+        The ratio with three significant digits and an x.
+    """
     return DASH if ratio is None or not isfinite(ratio) else f"{rounded(ratio, 3)}x"
 
 
 def usd(value: float | None) -> str:
-    """A price in dollars, whole from 100 on, else with three digits."""
+    """Write a price in dollars: whole from 100 on, else with three digits.
+
+    Parameters
+    ----------
+    value
+        Price; None or a value that is not finite becomes a dash. [USD]
+
+    Returns
+    -------
+    str
+        The price with a dollar sign.
+    """
     if value is None or not isfinite(value):
         return DASH
     return f"${value:,.0f}" if value >= 100 else f"${rounded(value, 3)}"
 
 
 def likelihood(share: float) -> str:
-    """A probability without false certainty."""
+    """Write a probability without false certainty.
+
+    Parameters
+    ----------
+    share
+        Probability between 0 and 1.
+
+    Returns
+    -------
+    str
+        A whole percentage; above 99 % and below 1 % only that it is so.
+    """
     return "> 99 %" if share > 0.99 else "< 1 %" if share < 0.01 else f"{100 * share:.0f} %"
 
 
@@ -144,11 +288,33 @@ QUANTITIES = {
 
 
 def comparison_key(row: dict[str, Any]) -> str:
-    """The rate that rows are compared by: of decoding, of all where one token is generated."""
+    """Return the key of the rate that rows are compared by.
+
+    Parameters
+    ----------
+    row
+        Row of a prediction with ``generate``, its tokens per request.
+
+    Returns
+    -------
+    str
+        The rate of decoding, or of the whole request where one token is generated.
+    """
     return "decode_tok_s" if row["generate"] > 1 else "output_tok_s"
 
 
 def legend(keys: Sequence[str]) -> str:
-    """The meaning of some quantities in one line."""
+    """Explain some quantities in one line.
+
+    Parameters
+    ----------
+    keys
+        Contract names of quantities; unknown ones are skipped.
+
+    Returns
+    -------
+    str
+        Heading and meaning of each, separated by semicolons.
+    """
     known = [QUANTITIES[key] for key in keys if key in QUANTITIES]
     return "; ".join(f"{q.heading}: {q.meaning}" for q in known)

@@ -100,12 +100,34 @@ def _list_blocks(found: CheckedTechnique, full: Iterable[Line]) -> list[Block]:
 
 
 def list_items(found: CheckedTechnique) -> list[Line | Buffer]:
-    """All that was counted of a technique."""
+    """List all that was counted of a technique.
+
+    Parameters
+    ----------
+    found
+        Checks of one technique.
+
+    Returns
+    -------
+    list
+        Ops, then buffers.
+    """
     return [*found.comparison.lines, *found.comparison.buffers]
 
 
 def technique_fields(found: CheckedTechnique) -> Row:
-    """One technique's checks under their contract names."""
+    """Collect one technique's checks under their contract names.
+
+    Parameters
+    ----------
+    found
+        Checks of one technique.
+
+    Returns
+    -------
+    Row
+        Fields as ``--json`` has them.
+    """
     return {
         "technique": str(found.technique),
         "exact": found.must_agree,
@@ -146,12 +168,34 @@ def _buffer(buffer: Buffer) -> Row:
 
 
 def verdict(item: Line | Buffer) -> str:
-    """How a count compares with its prediction."""
+    """Say how a count compares with its prediction.
+
+    Parameters
+    ----------
+    item
+        Op or buffer with both.
+
+    Returns
+    -------
+    str
+        "equal", "explained" or "DIFFERS".
+    """
     return "equal" if item.equal else "explained" if item.holds else "DIFFERS"
 
 
 def write_answer(found: Sequence[CheckedTechnique]) -> Answer:
-    """Whether real runs agree with predictions, in words."""
+    """State whether real runs agree with predictions.
+
+    Parameters
+    ----------
+    found
+        Checks of all techniques.
+
+    Returns
+    -------
+    Answer
+        Verdict and what follows it.
+    """
     failed = [str(o.technique) for o in found if not o.passed]
     items = [x for o in found for x in list_items(o)]
     equal = sum(item.equal for item in items)
@@ -171,7 +215,18 @@ def write_answer(found: Sequence[CheckedTechnique]) -> Answer:
 
 
 def summary_table(found: Sequence[CheckedTechnique]) -> Table:
-    """A row per technique: its counts, tokens and logits beside full KV's."""
+    """Make the table of counts, tokens and logits, a line per technique.
+
+    Parameters
+    ----------
+    found
+        Checks of all techniques.
+
+    Returns
+    -------
+    Table
+        The summary; logits are compared with full KV's.
+    """
     names = short_names([str(o.technique) for o in found])
     summary = [
         [
@@ -189,7 +244,20 @@ def summary_table(found: Sequence[CheckedTechnique]) -> Table:
 
 
 def line_table(lines: Sequence[Line], title: str = "") -> Table:
-    """Operations and bytes of ops, as counted, and below as predicted where that differs."""
+    """Make the table of ops as counted, and below as predicted where that differs.
+
+    Parameters
+    ----------
+    lines
+        Ops with both.
+    title
+        Title of the table.
+
+    Returns
+    -------
+    Table
+        FLOP, and bytes by channel.
+    """
     rows = [row for line in lines for row in _cells(line)]
     heads = ["phase", "op", "", "FLOP", *(f"{channel.upper()} B" for channel in CHANNELS)]
     kept = [i for i in range(len(heads)) if i < 4 or any(row[i] for row in rows)]
@@ -205,7 +273,18 @@ def _as_full(line: Line, known: dict[tuple[str, str], Line]) -> bool:
 
 
 def kinds(compared: CheckedTechnique) -> dict[str, int]:
-    """How many counts are equal, differ for a reason that is known, or differ."""
+    """Count what is equal, what differs for a known reason, and what differs.
+
+    Parameters
+    ----------
+    compared
+        Checks of one technique.
+
+    Returns
+    -------
+    dict
+        Counts by kind.
+    """
     verdicts = [verdict(item) for item in list_items(compared)]
     return {
         "equal": verdicts.count("equal"),
@@ -232,7 +311,20 @@ def _cells(line: Line) -> list[list[str]]:
 
 
 def buffer_table(buffers: Sequence[Buffer], title: str = "") -> Table:
-    """Make the table of what buffers held, and below as predicted where that differs."""
+    """Make the table of what buffers held, and below as predicted where that differs.
+
+    Parameters
+    ----------
+    buffers
+        Buffers with both sizes.
+    title
+        Title of the table.
+
+    Returns
+    -------
+    Table
+        Sizes by phase and tier. [B]
+    """
     cells = [row for buffer in buffers for row in _buffer_cells(buffer)]
     return cells_table(("phase", "tier", "buffer", "", "B"), cells, 4, title=title)
 
@@ -244,7 +336,18 @@ def _buffer_cells(buffer: Buffer) -> list[list[str]]:
 
 
 def reasons(items: Sequence[Line | Buffer]) -> dict[str, list[str]]:
-    """What differs for a reason that is known, reason by reason."""
+    """Group what differs for a known reason by its reason.
+
+    Parameters
+    ----------
+    items
+        Ops and buffers.
+
+    Returns
+    -------
+    dict
+        What differs, by reason.
+    """
     found: dict[str, list[str]] = {}
     for item in items:
         name = item.op if isinstance(item, Line) else item.name

@@ -40,7 +40,20 @@ ROUNDS_NOTE = (
 
 
 def make_result(answer: Row, command: str = "") -> Result[Row]:
-    """Make the answer of a validation of times from its fields."""
+    """Make the answer of a validation of times from its fields.
+
+    Parameters
+    ----------
+    answer
+        Fields as :func:`times_fields` makes them.
+    command
+        Command line that gives the same.
+
+    Returns
+    -------
+    Result
+        Answer for the terminal, pages, JSON and Python.
+    """
     said = write_answer(answer)
     title = f"{answer['device']}: predicted against measured"
     tables = [technique_table(answer), op_table(answer)]
@@ -130,25 +143,69 @@ def _finite(value: float) -> Any:
 
 
 def technique_table(answer: Row) -> Table:
-    """A line of errors per technique."""
+    """Make the table of errors, a line per technique.
+
+    Parameters
+    ----------
+    answer
+        Fields of the validation.
+
+    Returns
+    -------
+    Table
+        Median errors of times, memory and copies. [%]
+    """
     return cells_table(BY_TECHNIQUE, by_technique(answer), 1, "0300415676")
 
 
 def op_table(answer: Row) -> Table:
-    """The ops whose prediction misses most time."""
+    """Make the table of the ops whose prediction misses most time.
+
+    Parameters
+    ----------
+    answer
+        Fields of the validation.
+
+    Returns
+    -------
+    Table
+        A line per op, the worst first.
+    """
     heads = ("op", "technique", "point", "predicted ms", "measured ms", "off %")
     return cells_table(heads, worst_ops(answer), 3, "002000", "The ops that cost most in error")
 
 
 def list_left_out(answer: Row) -> list[str]:
-    """What could not run, in words."""
+    """List what could not run.
+
+    Parameters
+    ----------
+    answer
+        Fields of the validation.
+
+    Returns
+    -------
+    list of str
+        A clause per technique and point.
+    """
     return [
         f"left out: {m['technique']} at {m['point']}: {m['reason']}" for m in answer["left_out"]
     ]
 
 
 def summarize(answer: Row) -> list[str]:
-    """The summary in words."""
+    """Summarise the validation in words.
+
+    Parameters
+    ----------
+    answer
+        Fields of the validation.
+
+    Returns
+    -------
+    list of str
+        Errors, order of techniques, and whose rounds were replayed.
+    """
     s = answer["summary"]
 
     def percent(value: float | None) -> str:
@@ -183,13 +240,37 @@ def _replayed(points: Sequence[Row]) -> list[str]:
 
 
 def describe_error(answer: Row, today: str) -> str:
-    """What a stack says of its error on points that nothing was fitted to."""
+    """State a stack's error on points that nothing was fitted to.
+
+    Parameters
+    ----------
+    answer
+        Fields of the validation.
+    today
+        Date of the measurement.
+
+    Returns
+    -------
+    str
+        Text of the stack's ``error``.
+    """
     names = dict.fromkeys(p["technique"].partition(":")[0] for p in answer["points"])
     return f"held out, {today}, {', '.join(names)}: {summarize(answer)[0]}"
 
 
 def by_technique(answer: Row) -> list[list[str]]:
-    """A line of errors per technique."""
+    """Compute a line of errors per technique.
+
+    Parameters
+    ----------
+    answer
+        Fields of the validation.
+
+    Returns
+    -------
+    list of list of str
+        Cells under ``BY_TECHNIQUE``.
+    """
     lines = []
     names = dict.fromkeys(p["technique"].partition(":")[0] for p in answer["points"])
     for name in names:
@@ -230,7 +311,18 @@ def _overlaps(points: Sequence[Row]) -> str:
 
 
 def worst_ops(answer: Row) -> list[list[str]]:
-    """The ops whose prediction misses most time, the worst first."""
+    """List the ops whose prediction misses most time, the worst first.
+
+    Parameters
+    ----------
+    answer
+        Fields of the validation.
+
+    Returns
+    -------
+    list of list of str
+        Cells of :func:`op_table`.
+    """
     every = [(p, m) for p in answer["points"] for m in p["ops"]]
     every.sort(key=lambda pair: -abs(pair[1]["predicted"] - pair[1]["measured"]))
     return [
@@ -247,7 +339,18 @@ def worst_ops(answer: Row) -> list[list[str]]:
 
 
 def write_answer(answer: Row) -> Answer:
-    """How far times are off on this machine, in words."""
+    """State how far times are off on this machine.
+
+    Parameters
+    ----------
+    answer
+        Fields of the validation.
+
+    Returns
+    -------
+    Answer
+        Verdict, its figures, and what was left out.
+    """
     s = answer["summary"]
     return Answer(
         verdict(
@@ -265,7 +368,18 @@ def write_answer(answer: Row) -> Answer:
 
 
 def describe_order(row: Row) -> str:
-    """Whether the predicted winner wins and the predicted order holds."""
+    """Say whether the predicted winner wins and the predicted order holds.
+
+    Parameters
+    ----------
+    row
+        Field ``summary`` of the validation.
+
+    Returns
+    -------
+    str
+        One sentence.
+    """
     if row["same_winner"] is None:
         return (
             "No technique is measurably fastest at any point; wherever two differ by more than "
