@@ -139,7 +139,7 @@ class ProgressLine:
         shown = f"\r{line:<70}" if self.live else line
         print(shown, end="" if self.live else "\n", file=sys.stderr, flush=True)
 
-    def close(self) -> None:
+    def finish(self) -> None:
         """Leave the line that was overwritten so far."""
         if self.live and self.told:
             print(file=sys.stderr)

@@ -62,7 +62,7 @@ class Kind:
 
 
 CONFIG = Kind("config", "a Hugging Face config.json", 10_000_000, 8)
-PROFILE_FILE = Kind("profile", "a TOML profile", 1_000_000, 8)
+TOML_PROFILE = Kind("profile", "a TOML profile", 1_000_000, 8)
 SPECIFICATION = Kind("specification", "a TOML specification", 1_000_000, 8)
 TABLE = Kind("table", "a CSV file", 50_000_000, 8)
 RUN_LOG = Kind("run-log", "a run's log", 500_000_000, 4)
@@ -79,14 +79,25 @@ RESULT = Kind("result", "a Parquet file that kvsim wrote", 100_000_000_000, 0)
 FILE_KINDS = {
     kind.name: kind
     for kind in (
-        CONFIG, PROFILE_FILE, SPECIFICATION, TABLE, RUN_LOG, ATTENTION_FILE, SAMPLES_FILE,
+        CONFIG, TOML_PROFILE, SPECIFICATION, TABLE, RUN_LOG, ATTENTION_FILE, SAMPLES_FILE,
         PLAN, JSON, METRICS, TEXT, TOKENIZER, TRACE, WEIGHTS_FILE, RESULT,
     )
 }  # fmt: skip
 
 
 def most_bytes(kind: Kind) -> int:
-    """The limit of a kind, or what ``KVSIM_FILE_LIMITS=config=50MB,trace=1TB`` says instead. [B]
+    """Return the largest size that a kind of file may have.
+
+    Parameters
+    ----------
+    kind
+        What the file holds, with its limits.
+
+    Returns
+    -------
+    int
+        The kind's own limit, or what ``KVSIM_FILE_LIMITS=config=50MB,trace=1TB`` says instead.
+        [B]
 
     Raises
     ------
@@ -107,7 +118,13 @@ def most_bytes(kind: Kind) -> int:
 
 
 def size_text(count: float) -> str:
-    """Bytes for a message. [B]"""
+    """Format a number of bytes for a message.
+
+    Parameters
+    ----------
+    count
+        Number of bytes. [B]
+    """
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if count >= size:
             return f"{count / size:.3g} {unit}"
@@ -115,7 +132,18 @@ def size_text(count: float) -> str:
 
 
 def system_text(path: Path) -> str:
-    """What the system says in a file of its own, as under ``/proc``; empty if it is not there."""
+    """Read what the system says in a file of its own, as under ``/proc``.
+
+    Parameters
+    ----------
+    path
+        Path of the file.
+
+    Returns
+    -------
+    str
+        Empty if the file is not there.
+    """
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -192,7 +220,14 @@ class Ledger:
     written: list[str] = field(default_factory=list)
 
     def read(self, path: Path, status: os.stat_result) -> None:
-        """Note an input.
+        """Note an input of the command.
+
+        Parameters
+        ----------
+        path
+            Path of the file.
+        status
+            Status of the open file.
 
         Raises
         ------
@@ -208,7 +243,14 @@ class Ledger:
         self.inputs[key] = str(path)
 
     def write(self, path: Path, option: str) -> None:
-        """Note an output; one that was noted under the same option before is the same output.
+        """Note an output; one noted under the same option before is the same output.
+
+        Parameters
+        ----------
+        path
+            Path of the file.
+        option
+            Option that names the output.
 
         Raises
         ------
@@ -286,7 +328,13 @@ TYPES = (
 
 
 def display(path: object) -> str:
-    """A path for a message: quoted where it has blanks or odd characters, long ones shortened."""
+    """Format a path for a message: quoted where it has odd characters, shortened where long.
+
+    Parameters
+    ----------
+    path
+        The path.
+    """
     name = str(path)
     if len(name) > 200:
         name = f"{name[:80]}...{name[-80:]}"
@@ -294,7 +342,18 @@ def display(path: object) -> str:
 
 
 def type_of(mode: int) -> str:
-    """What a path leads to, in words; empty for a regular file."""
+    """Describe what a path leads to.
+
+    Parameters
+    ----------
+    mode
+        File mode of its status.
+
+    Returns
+    -------
+    str
+        Empty for a regular file.
+    """
     if stat.S_ISREG(mode):
         return ""
     return next((words for holds, words in TYPES if holds(mode)), "no regular file")
@@ -302,6 +361,13 @@ def type_of(mode: int) -> str:
 
 def check_type(path: Path | str, kind: Kind) -> None:
     """Refuse what is there but no regular file, before a name is judged by its ending.
+
+    Parameters
+    ----------
+    path
+        Path of the file.
+    kind
+        What the file holds, with its limits.
 
     Raises
     ------
@@ -361,24 +427,38 @@ def open_input(path: Path | str, kind: Kind) -> BufferedReader:
 
 
 def check_input(path: Path | str, kind: Kind) -> Path:
-    """See that a library may open a path; as ``opened``, and closed again.
+    """Check that a library may open a path.
+
+    Parameters
+    ----------
+    path
+        Path of the file.
+    kind
+        What the file holds, with its limits.
 
     Raises
     ------
     InputError
-        As ``opened``.
+        As ``open_input``.
     """
     open_input(path, kind).close()
     return Path(path)
 
 
 def read_bytes(path: Path | str, kind: Kind) -> bytes:
-    """All bytes of a file.
+    """Read all bytes of a file.
+
+    Parameters
+    ----------
+    path
+        Path of the file.
+    kind
+        What the file holds, with its limits.
 
     Raises
     ------
     InputError
-        As ``opened``; or if memory is short.
+        As ``open_input``; or if memory is short.
     """
     where, most = display(path), most_bytes(kind)
     pieces, total = [], 0
@@ -400,7 +480,14 @@ def read_bytes(path: Path | str, kind: Kind) -> bytes:
 
 
 def read_text(path: Path | str, kind: Kind) -> str:
-    """A text in UTF-8, without a byte-order mark, every line ending with a newline.
+    """Read a text in UTF-8, without a byte-order mark, with newlines as line endings.
+
+    Parameters
+    ----------
+    path
+        Path of the file.
+    kind
+        What the file holds, with its limits.
 
     Raises
     ------
@@ -412,7 +499,16 @@ def read_text(path: Path | str, kind: Kind) -> str:
 
 
 def decode_text(content: bytes, where: str, expected: str) -> str:
-    """Bytes as UTF-8 text, without a byte-order mark.
+    """Decode UTF-8 text, without a byte-order mark.
+
+    Parameters
+    ----------
+    content
+        Bytes of the file.
+    where
+        What messages call the text.
+    expected
+        What the text should be, for messages.
 
     Raises
     ------
@@ -429,12 +525,19 @@ def decode_text(content: bytes, where: str, expected: str) -> str:
 
 
 def read_lines(path: Path | str, kind: Kind) -> Iterator[tuple[int, str]]:
-    """Numbered lines of a text that are not blank, one in memory at a time.
+    """Read the lines of a text that are not blank, one in memory at a time.
+
+    Parameters
+    ----------
+    path
+        Path of the file.
+    kind
+        What the file holds, with its limits.
 
     Raises
     ------
     InputError
-        As ``opened``; or naming the line that is too long or not UTF-8.
+        As ``open_input``; or naming the line that is too long or not UTF-8.
     """
     where, number = display(path), 0
     with open_input(path, kind) as file:
@@ -482,12 +585,21 @@ MOST_DIGITS = 300  # of a whole number in JSON, so that it is one for floats, to
 
 
 def read_json(path: Path | str, kind: Kind, strict: bool = True) -> Any:
-    """A JSON document.
+    """Read a JSON document.
+
+    Parameters
+    ----------
+    path
+        Path of the file.
+    kind
+        What the file holds, with its limits.
+    strict
+        Whether a name given twice is refused.
 
     Raises
     ------
     InputError
-        As ``read_text`` and ``parsed_json``.
+        As ``read_text`` and ``parse_json``.
     """
     return parse_json(read_text(path, kind), display(path), kind.expected, strict)
 
@@ -530,7 +642,13 @@ def _parse_whole(digits: str) -> int:
 
 
 def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object of a JSON text; a hook for ``json`` that refuses a name given twice."""
+    """Build an object of a JSON text, a hook for ``json`` that refuses a name given twice.
+
+    Parameters
+    ----------
+    pairs
+        Names and values in the order of the text.
+    """
     found = dict(pairs)
     if len(found) < len(pairs):
         names = sorted(name for name, _ in pairs)
@@ -540,7 +658,14 @@ def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def read_toml(path: Path | str, kind: Kind) -> dict[str, Any]:
-    """A TOML document.
+    """Read a TOML document.
+
+    Parameters
+    ----------
+    path
+        Path of the file.
+    kind
+        What the file holds, with its limits.
 
     Raises
     ------
@@ -564,6 +689,13 @@ def read_toml(path: Path | str, kind: Kind) -> dict[str, Any]:
 def check_depth(value: object, where: str) -> None:
     """Refuse parsed JSON that nests too deeply for those who recurse into it.
 
+    Parameters
+    ----------
+    value
+        The parsed document.
+    where
+        What messages call the text.
+
     Raises
     ------
     InputError
@@ -579,12 +711,25 @@ def check_depth(value: object, where: str) -> None:
 
 
 def too_deep(where: str) -> InputError:
-    """What is said of a text that nests too deeply."""
+    """Create the error about a text that nests too deeply.
+
+    Parameters
+    ----------
+    where
+        What messages call the text.
+    """
     return InputError(f"{where}: nested too deeply; expected at most {DEEPEST} levels")
 
 
 def read_rows(path: Path | str, kind: Kind) -> Iterator[tuple[int, list[str]]]:
-    """Lines of a CSV file that hold anything, and the number of the line where each ends.
+    """Read the lines of a CSV file that hold anything, each with the number of its last line.
+
+    Parameters
+    ----------
+    path
+        Path of the file.
+    kind
+        What the file holds, with its limits.
 
     Raises
     ------
@@ -607,7 +752,14 @@ def read_rows(path: Path | str, kind: Kind) -> Iterator[tuple[int, list[str]]]:
 
 
 def read_records(path: Path | str, kind: Kind) -> Iterator[tuple[int, dict[str, str]]]:
-    """Rows of a CSV file by the names in its header, and the number of the line where each ends.
+    """Read the rows of a CSV file by the names in its header, each with its line number.
+
+    Parameters
+    ----------
+    path
+        Path of the file.
+    kind
+        What the file holds, with its limits.
 
     Raises
     ------
@@ -629,7 +781,14 @@ def read_records(path: Path | str, kind: Kind) -> Iterator[tuple[int, dict[str, 
 
 
 def read_json_lines(path: Path | str, kind: Kind) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Numbered JSON objects, one per line; blank lines are none.
+    """Read numbered JSON objects, one per line; blank lines are skipped.
+
+    Parameters
+    ----------
+    path
+        Path of the file.
+    kind
+        What the file holds, with its limits.
 
     Raises
     ------
@@ -650,7 +809,19 @@ NAME_CHARS = 100  # characters of the target's name that a draft's name keeps
 
 
 def create_draft(target: Path, mode: int) -> tuple[Path, int]:
-    """An empty, locked draft beside a target, and its open file.
+    """Create an empty, locked draft beside a target.
+
+    Parameters
+    ----------
+    target
+        File that the draft will replace.
+    mode
+        Permissions of the draft.
+
+    Returns
+    -------
+    tuple[Path, int]
+        Path of the draft, and its open file.
 
     Raises
     ------
@@ -670,7 +841,18 @@ def create_draft(target: Path, mode: int) -> tuple[Path, int]:
 
 
 def remove_orphans(folder: Path) -> int:
-    """Remove drafts of processes that ended before they finished; how many were removed."""
+    """Remove drafts of processes that ended before they finished.
+
+    Parameters
+    ----------
+    folder
+        The folder.
+
+    Returns
+    -------
+    int
+        How many were removed.
+    """
     removed = 0
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -680,7 +862,13 @@ def remove_orphans(folder: Path) -> int:
 
 
 def remove_own(folder: Path) -> None:
-    """Remove this process's drafts: a signal may come just after one is made."""
+    """Remove this process's drafts: a signal may come just after one is made.
+
+    Parameters
+    ----------
+    folder
+        The folder.
+    """
     with suppress(OSError):
         for draft in folder.glob(f"{DRAFT}{os.getpid()}-*"):
             draft.unlink(missing_ok=True)
@@ -807,7 +995,14 @@ def replacing(path: Path, tidy: bool = True, named: bool = True) -> Iterator[Pat
 
 
 def replace_text(path: Path, text: str) -> None:
-    """Write a text in UTF-8, as ``replacing`` does.
+    """Write a text in UTF-8 to a file, whole or not at all.
+
+    Parameters
+    ----------
+    path
+        Path of the file.
+    text
+        The text.
 
     Raises
     ------
@@ -819,7 +1014,15 @@ def replace_text(path: Path, text: str) -> None:
 
 
 def write_draft(draft: Path, text: str) -> None:
-    """A draft's text in UTF-8; a file's name in it that is none is shown escaped."""
+    """Write a draft's text in UTF-8; characters of file names that are not UTF-8 are escaped.
+
+    Parameters
+    ----------
+    draft
+        Path of the draft.
+    text
+        The text.
+    """
     draft.write_text(text, encoding="utf-8", errors="backslashreplace", newline="\n")
 
 
@@ -840,6 +1043,11 @@ def replacing_all(*paths: Path) -> Iterator[list[Path]]:
 def locked(path: Path) -> Iterator[None]:
     """Keep other processes from adding to an existing log while the block runs.
 
+    Parameters
+    ----------
+    path
+        Path of the file.
+
     Raises
     ------
     InputError
@@ -858,7 +1066,14 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def append(path: Path, text: str) -> None:
-    """Add to the end of an existing log; on disk before this returns, or not at all.
+    """Append to an existing log; on disk before this returns, or not at all.
+
+    Parameters
+    ----------
+    path
+        Path of the file.
+    text
+        The text.
 
     Raises
     ------
@@ -879,7 +1094,14 @@ def append(path: Path, text: str) -> None:
 
 
 def truncate(path: Path, size: int) -> None:
-    """Drop what stands behind the first ``size`` bytes of a log. [B]
+    """Drop what stands behind the first bytes of a log.
+
+    Parameters
+    ----------
+    path
+        Path of the file.
+    size
+        Bytes to keep. [B]
 
     Raises
     ------
@@ -910,7 +1132,14 @@ def _writable(path: Path, flags: int) -> Iterator[int]:
 
 
 def make_folder(path: Path, option: str) -> Path:
-    """A folder for outputs, made if it is not there.
+    """Make a folder for outputs, if it is not there.
+
+    Parameters
+    ----------
+    path
+        Path of the file.
+    option
+        Option that names the folder.
 
     Raises
     ------
@@ -933,7 +1162,15 @@ def make_folder(path: Path, option: str) -> Path:
 
 
 def write_error(path: Path, problem: BaseException) -> InputError:
-    """What failed while writing, in one line; a full disk is named with what is free."""
+    """Create the error for a failed write, in one line; a full disk is named with what is free.
+
+    Parameters
+    ----------
+    path
+        Path of the file.
+    problem
+        What the system raised.
+    """
     number = getattr(problem, "errno", None)
     said = getattr(problem, "strerror", None) or str(problem).partition("\n")[0][:120]
     if number in DISK_FULL_ERRORS or "No space left" in str(problem):
@@ -999,7 +1236,15 @@ def _sync_folder(folder: Path) -> None:
 
 
 def toml_lines(entries: Mapping[str, object], quoted: bool = False) -> str:
-    """A table's entries: texts, numbers, flags, lists of texts; ``quoted`` keys may have dots."""
+    """Format a table's entries as TOML: texts, numbers, flags and lists of texts.
+
+    Parameters
+    ----------
+    entries
+        Values by key.
+    quoted
+        Whether keys are quoted, so that they may have dots.
+    """
     return "".join(
         f'"{key}" = {_toml(value)}\n' if quoted else f"{key} = {_toml(value)}\n"
         for key, value in entries.items()

@@ -110,7 +110,7 @@ class TraceRun:
             run = simulate(*what, self.replicas, self.route, self.rates, told=progress)
         else:
             run = simulate_pools(*what, self.pools, self.route, self.rates, told=progress)
-        progress.close()
+        progress.finish()
         return run
 
 

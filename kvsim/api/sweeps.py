@@ -70,7 +70,7 @@ def run_sweep(inputs: Inputs) -> SweepOnDisk:
     for index, content in done:
         store.keep(index, content)
         progress(len(store.done))
-    progress.close()
+    progress.finish()
     store.clean_up()
     took = f"computed in {progress.took:.2f} s"
     print_note(f"{spec.points:,} points in {total:,} chunks, {took}: {inputs.out}")

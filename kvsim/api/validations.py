@@ -171,7 +171,7 @@ def _compare_times(
     import torch
 
     from kvsim.evidence.machine.profile import with_error
-    from kvsim.files import PROFILE_FILE, own_output, read_text, replace_text
+    from kvsim.files import TOML_PROFILE, own_output, read_text, replace_text
     from kvsim.report import validate_times as report
     from kvsim.validate.bench import device as devices
     from kvsim.validate.machine import find_device
@@ -208,7 +208,7 @@ def _compare_times(
     if inputs.points == "all" and beside.exists():
         known = report.describe_error(answer, str(date.today()))
         with own_output():
-            text = read_text(beside, PROFILE_FILE)
+            text = read_text(beside, TOML_PROFILE)
             replace_text(beside, with_error(text, known))
     limit = inputs.max_error
     passed = limit is None or summary.median <= limit

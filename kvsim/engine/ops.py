@@ -163,7 +163,7 @@ def before_attention(
 ) -> list[Op]:
     """Return the pointwise work of a whole layer and its input products.
 
-    What is made of the hidden state here attention, a state or nothing mixes over tokens.
+    Norms, positions, residuals and the activation of the MLP are counted here for the whole layer.
 
     Parameters
     ----------
@@ -205,8 +205,6 @@ def after_attention(
     after: tuple[str, ...] = (),
 ) -> list[Op]:
     """Return the output projection and the MLP, with the sums over a tensor-parallel group.
-
-    ``weights`` overrides the format of the MLP.
 
     Parameters
     ----------

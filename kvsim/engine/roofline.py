@@ -224,9 +224,9 @@ def seconds_of(op: Op, deployment: Deployment, resources: Mapping[str, Number]) 
 
 
 def all_nonzero(values: Number | NDArray[np.bool] | bool) -> bool:
-    """Tell whether no value is 0 or false: ``np.all``, several times as fast on small arrays.
+    """Tell whether no value is 0 or false, several times as fast as ``np.all`` for a plan.
 
-    Work and times are never negative, so that there is some at every point then.
+    Work and times are never negative, so that there is some at every point if this holds.
 
     Parameters
     ----------

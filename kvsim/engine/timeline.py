@@ -388,8 +388,6 @@ class Timeline(PreparedStep):
     def play(self, steps: int, endless: bool = False) -> tuple[State, list[Number]]:
         """Play some steps from idle and return the clocks and the end of each step's head.
 
-        If ``endless``, the last step too issues the early ops of one that follows it.
-
         Parameters
         ----------
         steps

@@ -12,7 +12,7 @@ from math import isfinite
 from typing import Any
 
 from kvsim.errors import InputError, unknown
-from kvsim.files import PROFILE_FILE, display, read_toml
+from kvsim.files import TOML_PROFILE, display, read_toml
 from kvsim.frozen import frozen
 
 
@@ -190,7 +190,7 @@ def parse(file: Traversable) -> dict[str, Any]:
     InputError
         If it cannot be read, or is no TOML.
     """
-    return read_toml(str(file), PROFILE_FILE)
+    return read_toml(str(file), TOML_PROFILE)
 
 
 def keys_of(file: Traversable) -> list[str]:

@@ -20,8 +20,6 @@ from kvsim.models.model import LayerShape, Model
 def released_format(stated: object) -> str:
     """Name the weight format that a ``quantization_config`` describes.
 
-    The names are those of ``--weights``; a configuration without one describes fp16.
-
     Parameters
     ----------
     stated
@@ -30,7 +28,7 @@ def released_format(stated: object) -> str:
     Returns
     -------
     str
-        A name of ``--weights``: fp16 without a configuration, empty if it is not known.
+        A name of ``--weights``: fp16 without a ``quantization_config``, empty if it is not known.
     """
     if stated is None:
         return "fp16"
@@ -46,7 +44,7 @@ def released_format(stated: object) -> str:
     return "mxfp4" if method == "mxfp4" else ""
 
 
-MAX_LAYERS = 1000
+MAX_CONFIG_LAYERS = 1000
 MEND = "give a config.json, a directory that holds one, or a name from the catalogue"
 
 
@@ -310,7 +308,7 @@ def _layers(fields: Fields) -> int:
     """How many there are; some families list them all instead."""
     listed = fields.values.get("layers_block_type", fields.values.get("hybrid_override_pattern"))
     count = len(listed) if isinstance(listed, list | str) else None
-    return fields.integer("num_hidden_layers", "n_layer", default=count, high=MAX_LAYERS)
+    return fields.integer("num_hidden_layers", "n_layer", default=count, high=MAX_CONFIG_LAYERS)
 
 
 def _shapes(

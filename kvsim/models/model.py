@@ -221,8 +221,6 @@ class Model:
     def attention_matrices(self, shares: bool = False) -> dict[str, tuple[int, int]]:
         """Return the weight matrices of one attention block in the order they are used.
 
-        A layer that ``shares`` an earlier one's cache has no keys and values of its own.
-
         Parameters
         ----------
         shares
@@ -378,13 +376,11 @@ class Model:
     def shard(self, tp: int) -> "Model":
         """Return the part of the model that one tensor-parallel GPU holds.
 
-        KV heads are copied when there are fewer of them than GPUs, and so is a latent cache.
-
         Parameters
         ----------
         tp
-            Tensor-parallel GPUs. KV heads are copied when there are fewer of them, as a latent
-            cache is.
+            Tensor-parallel GPUs. KV heads are copied when there are fewer, and so is a
+            latent cache.
 
         Raises
         ------

@@ -34,7 +34,7 @@ class BreakEven:
     Attributes
     ----------
     axis
-        One of ``AXES``.
+        One of ``AXIS_TITLES``.
     values
         Ascending. (n,)
     ratio
@@ -98,8 +98,6 @@ def break_evens(prediction: Prediction, full: Technique) -> Iterator[BreakEven]:
 
 def break_even_acceptance(prediction: Prediction, full: Technique) -> float | None:
     """Find the acceptance at which a technique that drafts is as fast as full KV.
-
-    0 if it is always faster, infinite if it never is, None for a technique without drafts.
 
     Parameters
     ----------

@@ -140,7 +140,7 @@ def grid_seconds(
 
 
 def _tiling(rows: int, columns: int) -> tuple[int, int]:
-    """Chunk shape with at most ``CHUNK`` points, as square as the grid allows."""
+    """Chunk shape with at most ``POINTS_AT_ONCE`` points, as square as the grid allows."""
     side = int(POINTS_AT_ONCE**0.5)
     height = min(rows, max(side, POINTS_AT_ONCE // columns))
     return height, min(columns, max(1, POINTS_AT_ONCE // height))

@@ -83,8 +83,6 @@ def served_buffers(
 ) -> Buffers:
     """Compute each buffer at its largest: sequences at full length, a group of prompts read.
 
-    A group is as many prompts as the technique's batch has parts. [B]
-
     Parameters
     ----------
     technique

@@ -59,8 +59,6 @@ def pool(
 ) -> KvPool:
     """Compute the KV pool of a technique for sequences of one length.
 
-    Techniques that keep no cache on the GPU have no pool there: its tokens are 0.
-
     Parameters
     ----------
     technique

@@ -142,7 +142,17 @@ class Acceptance:
     reached: tuple[tuple[float, ...], ...]
 
     def tokens(self, gamma: int) -> float:
-        """Mean tokens per round: the accepted ones and the one that verification adds.
+        """Compute the mean tokens per round: accepted ones and the one that verification adds.
+
+        Parameters
+        ----------
+        gamma
+            Drafted tokens per round. [tokens]
+
+        Returns
+        -------
+        float
+            Mean. [tokens per round]
 
         Raises
         ------
@@ -152,7 +162,22 @@ class Acceptance:
         return 1.0 + sum(self._row(gamma))
 
     def draw(self, random: "np.random.Generator", gamma: int, rounds: int) -> Integers:
-        """Tokens of each of `rounds` rounds, drawn independently. (rounds,)"""
+        """Draw the tokens of some rounds independently.
+
+        Parameters
+        ----------
+        random
+            Random generator.
+        gamma
+            Drafted tokens per round. [tokens]
+        rounds
+            Number of rounds.
+
+        Returns
+        -------
+        Integers
+            Tokens of each round, shape (rounds,). [tokens]
+        """
         falling: Floats = np.array(self._row(gamma))
         accepted: Integers = (random.random(rounds)[:, None] < falling).sum(axis=1, dtype=np.int64)
         return accepted + 1
@@ -212,6 +237,11 @@ TRACE_FORMAT = "kvsim attention trace 1"
 def load(path: Path) -> AttentionTrace:
     """Read an attention trace.
 
+    Parameters
+    ----------
+    path
+        Path of the file.
+
     Raises
     ------
     InputError
@@ -221,12 +251,27 @@ def load(path: Path) -> AttentionTrace:
 
 
 def parse_record(given: Any, path: Path) -> AttentionTrace:
-    """The attention trace that a file holds; as ``load``."""
+    """Parse the attention trace that a file holds.
+
+    Parameters
+    ----------
+    given
+        The parsed JSON.
+    path
+        Path of the file.
+    """
     return _FieldReader(str(path)).trace(given)
 
 
 def write(path: Path, trace: AttentionTrace) -> None:
     """Write an attention trace, whole or not at all.
+
+    Parameters
+    ----------
+    path
+        Path of the file.
+    trace
+        The trace.
 
     Raises
     ------
@@ -239,7 +284,13 @@ def write(path: Path, trace: AttentionTrace) -> None:
 
 
 def record(trace: AttentionTrace) -> dict[str, Any]:
-    """A trace as the JSON object that its file holds."""
+    """Return a trace as the JSON object that its file holds.
+
+    Parameters
+    ----------
+    trace
+        The trace.
+    """
     fields: dict[str, Any] = _as_json(trace)
     return {"format": TRACE_FORMAT} | fields
 

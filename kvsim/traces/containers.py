@@ -38,7 +38,12 @@ CENTURIES = 9.2e9  # seconds from 1970 that fit into 64 bits of nanoseconds
 
 
 def column_names(source: Source) -> list[str]:
-    """Names of the columns, from the header, the first record or the schema.
+    """Return the names of the columns, from the header, the first record or the schema.
+
+    Parameters
+    ----------
+    source
+        The opened trace.
 
     Raises
     ------
@@ -61,7 +66,14 @@ def column_names(source: Source) -> list[str]:
 
 
 def row_chunks(source: Source, layout: Layout) -> Iterator[RowChunk]:
-    """Read the rows of a file, in order; blank lines are none.
+    """Read the rows of a file in order, without blank lines.
+
+    Parameters
+    ----------
+    source
+        The opened trace.
+    layout
+        Column of each role, and the unit of time.
 
     Raises
     ------
@@ -80,7 +92,18 @@ def row_chunks(source: Source, layout: Layout) -> Iterator[RowChunk]:
 
 
 def stated_block_tokens(source: Source) -> int:
-    """Tokens per prefix block that a Parquet file states; 0 if none does. [tokens]"""
+    """Return the tokens per prefix block that a Parquet file states.
+
+    Parameters
+    ----------
+    source
+        The opened trace.
+
+    Returns
+    -------
+    int
+        0 if it states none. [tokens]
+    """
     if source.kind != "parquet":
         return 0
     stated = (_open_parquet(source).schema_arrow.metadata or {}).get(BLOCK_KEY.encode(), b"0")

@@ -28,7 +28,7 @@ class TraceFormat:
     source
         Where it is published.
     arrival
-        Name and unit (`TIME_UNITS`) of the column with arrivals. Dates count as `date`.
+        Name and unit (`SECONDS_PER_UNIT`) of the column with arrivals. Dates count as `date`.
     prompt, generate
         Names of the columns with prompt and generated tokens.
     blocks
@@ -88,7 +88,13 @@ ARRAYS = ("start_times", "input_lens", "output_lens")
 
 
 def unpack_vllm(run: Record) -> Iterator[Record]:
-    """One row per request of a run."""
+    """Iterate over the requests of a run of vLLM's benchmark, one row each.
+
+    Parameters
+    ----------
+    run
+        The run, with one array per column.
+    """
     arrays = {name: run[name] for name in ARRAYS if name in run}
     for name, values in arrays.items():
         if not isinstance(values, list):
@@ -101,7 +107,13 @@ def unpack_vllm(run: Record) -> Iterator[Record]:
 
 
 def unpack_sharegpt(conversation: Record) -> Iterator[Record]:
-    """The characters of the first two turns."""
+    """Return the characters of the first two turns of a conversation.
+
+    Parameters
+    ----------
+    conversation
+        The conversation, with its turns.
+    """
     turns = conversation.get("conversations", conversation.get("conversation"))
     if not isinstance(turns, list):
         raise InputError("conversations: not a list; expected turns")
@@ -214,7 +226,16 @@ COLUMN_ROLES = ("arrival", "prompt", "generate", "blocks", *CONDUCT_DEFAULTS)
 
 
 def choose(file: str, columns: Collection[str], wanted: str = "") -> Layout:
-    """The layout of a file with these columns: of the format wanted, or of the one that fits.
+    """Choose the layout of a file by its columns.
+
+    Parameters
+    ----------
+    file
+        Name of the file, for messages.
+    columns
+        Names of its columns.
+    wanted
+        Format asked for; empty for the one that fits.
 
     Raises
     ------
@@ -237,7 +258,19 @@ def choose(file: str, columns: Collection[str], wanted: str = "") -> Layout:
 
 
 def named(file: str, columns: Collection[str], names: dict[str, str], unit: str) -> Layout:
-    """The layout that the user describes: a column for each role, and the unit of time."""
+    """Build the layout that the user describes.
+
+    Parameters
+    ----------
+    file
+        Name of the file, for messages.
+    columns
+        Names of its columns.
+    names
+        Column of each role.
+    unit
+        Unit of time.
+    """
     for role in names:
         if role not in COLUMN_ROLES:
             raise unknown("column role", role, COLUMN_ROLES)

@@ -79,7 +79,14 @@ class LengthHistogram:
 
 
 def read_matrix(document: Any, where: str) -> list[Series]:
-    """The series of a range query's answer.
+    """Read the series of a range query's answer.
+
+    Parameters
+    ----------
+    document
+        The parsed JSON of Prometheus.
+    where
+        What messages call the text.
 
     Raises
     ------
@@ -102,7 +109,16 @@ def read_matrix(document: Any, where: str) -> list[Series]:
 
 
 def read_scrapes(texts: list[str], where: list[str], every: float) -> list[Series]:
-    """The series of several texts of /metrics, taken at equal distances. [s]
+    """Read the series of several texts of /metrics, taken at equal intervals.
+
+    Parameters
+    ----------
+    texts
+        Texts in order.
+    where
+        What messages call each text.
+    every
+        Time between two texts. [s]
 
     Raises
     ------
@@ -131,7 +147,21 @@ def read_scrapes(texts: list[str], where: list[str], every: float) -> list[Serie
 
 
 def draw_requests(series: list[Series], where: str, seed: int) -> tuple[Requests, list[str]]:
-    """A trace like what an engine's metrics count, and what is not known of it.
+    """Draw a trace like what an engine's metrics count.
+
+    Parameters
+    ----------
+    series
+        Series of the engine's metrics.
+    where
+        What messages call the text.
+    seed
+        Seed of the random numbers.
+
+    Returns
+    -------
+    tuple[Requests, list[str]]
+        The trace, and notes on what is not known of it.
 
     Raises
     ------
@@ -287,7 +317,19 @@ CLOCK = "%d/%b/%Y:%H:%M:%S %z"
 
 
 def read_spans(documents: list[Any], where: str) -> tuple[Requests, list[str]]:
-    """The requests of spans with token counts, in the JSON of OTLP.
+    """Read the requests of spans with token counts, in the JSON of OTLP.
+
+    Parameters
+    ----------
+    documents
+        The parsed files.
+    where
+        What messages call the text.
+
+    Returns
+    -------
+    tuple[Requests, list[str]]
+        The trace, and notes on what was left out.
 
     Raises
     ------
@@ -345,7 +387,23 @@ def _attributes(span: dict[str, Any]) -> dict[str, Any]:
 def read_access_log(lines: Iterator[str], lengths: Lengths, where: str, seed: int) -> tuple[
     Requests, list[str]
 ]:  # fmt: skip
-    """Arrivals of an access log in the common or combined format; lengths are drawn.
+    """Read the arrivals of an access log in the common or combined format; lengths are drawn.
+
+    Parameters
+    ----------
+    lines
+        Lines of the log.
+    lengths
+        Joint distribution of prompt and generated lengths. [tokens]
+    where
+        What messages call the text.
+    seed
+        Seed of the random numbers.
+
+    Returns
+    -------
+    tuple[Requests, list[str]]
+        The trace, and notes on what was left out.
 
     Raises
     ------

@@ -250,7 +250,13 @@ def load(source: str, options: ReadOptions | None = None) -> Trace:
 
 
 def renumbered(ids: Integers) -> Integers:
-    """Ids as 0, 1, ... in the order of their first appearance."""
+    """Renumber ids as 0, 1, ... in the order of their first appearance.
+
+    Parameters
+    ----------
+    ids
+        Any ids, shape (n,).
+    """
     _, first, inverse = np.unique(ids, return_index=True, return_inverse=True)
     numbers = np.empty(len(first), dtype=np.int64)
     numbers[np.argsort(first)] = np.arange(len(first))
@@ -258,7 +264,19 @@ def renumbered(ids: Integers) -> Integers:
 
 
 def resolve_conduct(conduct: Conduct, name: str) -> dict[str, Any]:
-    """What ``Requests`` takes: earlier rows as parents, and only columns that say something.
+    """Resolve sessions and parents into earlier rows, and drop columns that say nothing.
+
+    Parameters
+    ----------
+    conduct
+        Columns on turns, classes and aborts.
+    name
+        Name of the file, for messages.
+
+    Returns
+    -------
+    dict[str, Any]
+        Keyword arguments of ``Requests``.
 
     Raises
     ------
@@ -307,11 +325,23 @@ def _parent_rows(conduct: Conduct, name: str) -> Integers:
 
 
 def unit_changes(raw: Floats, origin: float) -> int | None:
-    """The row from which arrivals seem to be in another unit than before; None if there is none.
+    """Find the row from which arrivals seem to be in another unit than before.
 
     Epochs of the years 2001 to 2128 in s, ms, us and ns lie a factor 1000 apart, so their size
     tells the unit. Times from 0 are taken for another unit where they jump to about 1000, 10^6 or
     10^9 times the time before and the gaps that follow grow by about as much.
+
+    Parameters
+    ----------
+    raw
+        Arrivals as the file has them.
+    origin
+        First arrival, which tells epochs from times that begin at 0.
+
+    Returns
+    -------
+    int | None
+        None if there is no such row.
     """
     if origin >= 1e9:
         other = np.flatnonzero(np.abs(np.log10(np.maximum(raw, 1e-9) / origin)) > 2)

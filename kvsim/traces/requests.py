@@ -206,22 +206,48 @@ class Requests:
                         block_tokens=self.block_tokens)  # fmt: skip
 
     def head(self, count: int) -> "Requests":
-        """The first `count` requests, or all if there are fewer."""
+        """Return the first requests.
+
+        Parameters
+        ----------
+        count
+            How many; all if there are fewer.
+        """
         return self[: max(count, 0)]
 
     def in_window(self, start: float, end: float) -> "Requests":
-        """Requests that arrive in [start, end). [s]"""
+        """Return the requests that arrive in a window.
+
+        Parameters
+        ----------
+        start
+            Begin of the window, included. [s]
+        end
+            End of the window, not included. [s]
+        """
         first, last = np.searchsorted(self.arrival, [start, end], side="left")
         return self[int(first) : int(last)]
 
     def scaled(self, rate_factor: float) -> "Requests":
-        """The same requests at `rate_factor` times the rate: arrivals divided by it."""
+        """Return the same requests at another rate.
+
+        Parameters
+        ----------
+        rate_factor
+            Factor on the rate; arrivals are divided by it.
+        """
         if not (np.isfinite(rate_factor) and rate_factor > 0):
             raise InputError(f"rate factor {rate_factor}: expected a number above 0")
         return replace(self, arrival=self.arrival / rate_factor)
 
     def time_scaled(self, factor: float) -> "Requests":
-        """The same in a time that goes `factor` times as fast: clients think and wait less too."""
+        """Return the same requests in a faster time: clients think and wait less too.
+
+        Parameters
+        ----------
+        factor
+            Factor on the speed of time.
+        """
         some = self.scaled(factor)
         if self.think is not None:
             some = replace(some, think=self.think / factor)

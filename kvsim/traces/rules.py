@@ -57,7 +57,15 @@ class TraceColumn:
     nanoseconds: Integers | None = None
 
     def mark(self, where: NDArray[np.bool_], rule: str) -> None:
-        """Rows where a rule is broken that broke none before."""
+        """Mark rows that break a rule and broke none before.
+
+        Parameters
+        ----------
+        where
+            Whether each row breaks it.
+        rule
+            Name of the rule.
+        """
         for row in np.flatnonzero(where).tolist():
             self.broken.setdefault(row, Broken(rule, self.name, _number_text(self.values[row])))
 
@@ -97,7 +105,15 @@ class LeftOut:
     first: dict[str, str] = field(default_factory=dict)
 
     def add(self, broken: Broken, told: str) -> None:
-        """Count one row that breaks a rule, and keep the first one as an example."""
+        """Count one row that breaks a rule, and keep the first one as an example.
+
+        Parameters
+        ----------
+        broken
+            What the row breaks.
+        told
+            Description of the row.
+        """
         self.counts[broken.rule] = self.counts.get(broken.rule, 0) + 1
         self.first.setdefault(broken.rule, told)
 
@@ -129,7 +145,19 @@ class RowPolicy:
     block_tokens: int
 
     def keep(self, chunk: RowChunk, left_out: LeftOut) -> NDArray[np.bool_]:
-        """Which rows of a chunk are requests; the others are counted or an error.
+        """Decide which rows of a chunk are requests; count the others or refuse them.
+
+        Parameters
+        ----------
+        chunk
+            Rows of the file.
+        left_out
+            Counts of rows that are left out, which this adds to.
+
+        Returns
+        -------
+        NDArray[np.bool_]
+            Whether each row is a request.
 
         Raises
         ------
@@ -185,7 +213,15 @@ def _check(chunk: RowChunk, block_tokens: int, zero_is_failed: bool) -> None:
 
 
 def check_conduct(role: str, column: TraceColumn) -> TraceColumn:
-    """Fill in the empty values of a column on turns, classes or aborts; mark what breaks a rule."""
+    """Fill in empty values of a column on turns, classes or aborts, and mark what breaks a rule.
+
+    Parameters
+    ----------
+    role
+        Role of the column.
+    column
+        The column.
+    """
     column.values = column.values.copy()  # Arrow's are read-only
     for row, broken in list(column.broken.items()):
         if broken.rule == "missing":

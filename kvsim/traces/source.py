@@ -86,14 +86,28 @@ class Source:
                 first = False
 
     def read(self, stream: IO[bytes], count: int) -> bytes:
-        """Bytes of an open stream; what zlib or zstd dislikes is the file's fault."""
+        """Read bytes of an open stream; faults of the compressed data are the file's.
+
+        Parameters
+        ----------
+        stream
+            The open stream.
+        count
+            Most bytes to read. [B]
+        """
         try:
             return stream.read(count)
         except (OSError, EOFError, zlib.error) as problem:
             raise self.damaged(problem) from None
 
     def damaged(self, problem: Exception) -> InputError:
-        """What a compressed file that cannot be read ends with."""
+        """Create the error for a compressed file that cannot be read.
+
+        Parameters
+        ----------
+        problem
+            What the decompressor raised.
+        """
         short = isinstance(problem, EOFError) or "runcated" in str(problem)
         how = "ends too early" if short else f"is damaged ({problem})"
         kind = self.codec or self.kind
@@ -101,7 +115,12 @@ class Source:
 
 
 def find(name: str) -> Source:
-    """The source behind a path or `sample:NAME`.
+    """Find the file behind a path or ``sample:NAME``.
+
+    Parameters
+    ----------
+    name
+        Path, or name of a sample.
 
     Raises
     ------

@@ -87,7 +87,13 @@ class Statistics:
 
 
 def describe(requests: Requests) -> Statistics:
-    """The statistics of a trace with at least one request."""
+    """Compute the statistics of a trace with at least one request.
+
+    Parameters
+    ----------
+    requests
+        The trace.
+    """
     gaps = np.diff(requests.arrival)
     moving = bool(len(gaps)) and requests.duration > 0
     return Statistics(
@@ -105,7 +111,20 @@ def describe(requests: Requests) -> Statistics:
 
 
 def dispersion(arrival: Floats, window: float) -> float | None:
-    """Variance / mean of the arrivals per whole window; None for fewer than two windows."""
+    """Compute variance over mean of the arrivals per whole window.
+
+    Parameters
+    ----------
+    arrival
+        Ascending arrivals. [s]
+    window
+        Length of a window. [s]
+
+    Returns
+    -------
+    float | None
+        None for fewer than two windows.
+    """
     windows = int((arrival[-1] - arrival[0]) / window)
     if windows < 2:
         return None
@@ -114,14 +133,33 @@ def dispersion(arrival: Floats, window: float) -> float | None:
 
 
 def rank_correlation(first: Integers, second: Integers) -> float | None:
-    """Spearman's rank correlation; None if either never varies."""
+    """Compute Spearman's rank correlation.
+
+    Parameters
+    ----------
+    first
+        Values, shape (n,).
+    second
+        Values, shape (n,).
+
+    Returns
+    -------
+    float | None
+        None if either never varies.
+    """
     if len(first) < 2 or np.ptp(first) == 0 or np.ptp(second) == 0:
         return None
     return float(np.corrcoef(ranks(first), ranks(second))[0, 1])
 
 
 def ranks(values: Integers | Floats) -> Floats:
-    """Ranks from 1; equal values share their mean rank."""
+    """Rank values from 1; equal values share their mean rank.
+
+    Parameters
+    ----------
+    values
+        Values, shape (n,).
+    """
     _, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
     highest = np.cumsum(counts)
     shared: Floats = (highest - (counts - 1) / 2)[inverse]
@@ -129,7 +167,18 @@ def ranks(values: Integers | Floats) -> Floats:
 
 
 def leading_hits(requests: Requests) -> Integers:
-    """Blocks of each request that an infinite prefix cache would have. (n,)"""
+    """Count the blocks of each request that an infinite prefix cache would have.
+
+    Parameters
+    ----------
+    requests
+        The trace.
+
+    Returns
+    -------
+    Integers
+        Blocks, shape (n,).
+    """
     ids, start = requests.block_ids, requests.block_start
     if ids is None or start is None:
         return np.zeros(len(requests), dtype=np.int64)
@@ -142,7 +191,18 @@ def leading_hits(requests: Requests) -> Integers:
 
 
 def reuse(requests: Requests) -> Reuse | None:
-    """Prefix reuse at infinite cache; None without prefix blocks."""
+    """Compute the prefix reuse of a trace with an infinite cache.
+
+    Parameters
+    ----------
+    requests
+        The trace.
+
+    Returns
+    -------
+    Reuse | None
+        None without prefix blocks.
+    """
     if requests.block_ids is None or not len(requests.block_ids):
         return None
     hits = leading_hits(requests)

@@ -42,12 +42,41 @@ class Arrivals(ABC):
 
     @abstractmethod
     def load(self, random: Random, duration: float) -> tuple[Floats, Floats]:
-        """Times from 0 to at least `duration` [s] and the cumulative load there, of mean rate 1."""
+        """Draw the cumulative load over time, of mean rate 1.
+
+        Parameters
+        ----------
+        random
+            Random generator.
+        duration
+            Time that it must cover at least. [s]
+
+        Returns
+        -------
+        tuple[Floats, Floats]
+            Times from 0, and the load there. [s, requests]
+        """
 
     def draw(
         self, random: Random, rate: float, requests: int | None, duration: float | None
     ) -> Floats:
-        """Arrivals of mean rate `rate` [1/s], as many as given or for as long as given. [s]
+        """Draw arrivals, as many as given or for as long as given.
+
+        Parameters
+        ----------
+        random
+            Random generator.
+        rate
+            Mean rate. [1/s]
+        requests
+            Number of requests; None for those of the duration.
+        duration
+            Length of the trace; None for that of the requests. [s]
+
+        Returns
+        -------
+        Floats
+            Ascending arrivals. [s]
 
         Raises
         ------
@@ -76,7 +105,15 @@ class Arrivals(ABC):
             span *= 1.0 if requests is None else 1.2 * reached[-1] / (load[-1] * rate)
 
     def gaps(self, random: Random, count: int) -> Floats:
-        """Gaps between arrivals in expected requests, mean 1."""
+        """Draw gaps between arrivals, in expected requests of mean 1.
+
+        Parameters
+        ----------
+        random
+            Random generator.
+        count
+            Number of gaps.
+        """
         if self.cv == 0:
             return np.ones(count)
         return random.gamma(self.cv**-2, self.cv**2, count)
@@ -191,7 +228,20 @@ class Lognormal:
     sigma: float
 
     def quantiles(self, share: Floats, normal: Floats) -> Floats:
-        """Lengths at quantiles, given as shares and as normal deviates. [tokens]"""
+        """Compute the lengths at quantiles.
+
+        Parameters
+        ----------
+        share
+            Quantiles as shares.
+        normal
+            The same as normal deviates.
+
+        Returns
+        -------
+        Floats
+            Lengths. [tokens]
+        """
         return self.median * np.exp(self.sigma * normal)
 
 
@@ -202,18 +252,32 @@ class Empirical:
     Attributes
     ----------
     marks
-        Logarithm of 1 + the value at each quantile of `MARKS`.
+        Logarithm of 1 + the value at each quantile of `QUANTILE_MARKS`.
     """
 
     marks: tuple[float, ...]
 
     def quantiles(self, share: Floats, normal: Floats) -> Floats:
-        """The values at quantiles ``share`` of the distribution."""
+        """Interpolate the values at quantiles of the distribution.
+
+        Parameters
+        ----------
+        share
+            Quantiles as shares.
+        normal
+            The same as normal deviates, not used here.
+        """
         return np.expm1(np.interp(share, QUANTILE_MARKS, self.marks))
 
 
 def fit_percentiles(values: Integers | Floats) -> Empirical:
-    """The percentiles of values of at least 0."""
+    """Fit a distribution to the percentiles of values.
+
+    Parameters
+    ----------
+    values
+        Values of at least 0, shape (n,).
+    """
     return Empirical(tuple(np.log1p(np.quantile(values, QUANTILE_MARKS)).tolist()))
 
 
@@ -234,7 +298,20 @@ class Lengths:
     correlation: float = 0.0
 
     def draw(self, random: "np.random.Generator", count: int) -> tuple[Integers, Integers]:
-        """Prompt and generated tokens of `count` requests; at least 1 each. [tokens]"""
+        """Draw prompt and generated tokens of some requests.
+
+        Parameters
+        ----------
+        random
+            Random generator.
+        count
+            Number of requests.
+
+        Returns
+        -------
+        tuple[Integers, Integers]
+            Prompt and generated tokens, at least 1 each. [tokens]
+        """
         from scipy.special import ndtr
 
         first, second = random.standard_normal((2, count))
@@ -249,7 +326,13 @@ class Lengths:
 
 
 def fit_lengths(requests: Requests) -> Lengths:
-    """The joint lengths of a trace: percentiles, and Spearman's correlation as a normal one."""
+    """Fit the joint lengths of a trace: percentiles, and their rank correlation.
+
+    Parameters
+    ----------
+    requests
+        The trace.
+    """
     spearman = rank_correlation(requests.prompt, requests.generate) or 0.0
     return Lengths(
         fit_percentiles(requests.prompt),
@@ -283,7 +366,20 @@ class Prefixes:
     distance: Empirical
 
     def draw(self, random: "np.random.Generator", prompt: Integers) -> tuple[Integers, Integers]:
-        """Block ids of all requests in a line, and where each request's begin, (n + 1,)."""
+        """Draw the prefix blocks of requests.
+
+        Parameters
+        ----------
+        random
+            Random generator.
+        prompt
+            Prompt of each request, shape (n,). [tokens]
+
+        Returns
+        -------
+        tuple[Integers, Integers]
+            Block ids of all requests in a line, and where each request's begin, shape (n + 1,).
+        """
         blocks = -(-prompt // self.block_tokens)
         chance = random.random((2, len(prompt)))
         depths = np.empty(len(prompt))
@@ -296,7 +392,20 @@ class Prefixes:
 
 
 def fit_prefixes(requests: Requests, classes: int = 8) -> Prefixes | None:
-    """The prefix reuse of a trace; None without prefix blocks."""
+    """Fit the prefix reuse of a trace.
+
+    Parameters
+    ----------
+    requests
+        The trace.
+    classes
+        Classes of prompt lengths with a distribution each.
+
+    Returns
+    -------
+    Prefixes | None
+        None without prefix blocks.
+    """
     if requests.block_ids is None or requests.block_start is None:
         return None
     counts = np.maximum(np.diff(requests.block_start), 1)
@@ -420,7 +529,19 @@ class TrafficModel:
         lengths: Lengths | None = None,
         prefixes: Prefixes | None = None,
     ) -> "TrafficModel":
-        """The same with what is given in place of its own."""
+        """Return the same traffic with what is given in place of its own.
+
+        Parameters
+        ----------
+        arrivals
+            Arrival process.
+        rate
+            Mean rate. [1/s]
+        lengths
+            Distribution of lengths.
+        prefixes
+            Prefix reuse.
+        """
         return TrafficModel(
             arrivals or self.arrivals,
             rate or self.rate,
@@ -429,7 +550,17 @@ class TrafficModel:
         )
 
     def draw(self, seed: int, requests: int | None, duration: float | None) -> Requests:
-        """A trace of so many requests, or for so long [s]; the same for the same seed."""
+        """Draw a trace, the same for the same seed.
+
+        Parameters
+        ----------
+        seed
+            Seed of the random numbers.
+        requests
+            Number of requests; None for those of the duration.
+        duration
+            Length of the trace; None for that of the requests. [s]
+        """
         times, sizes, shares = (np.random.default_rng([seed, part]) for part in range(3))
         arrival = self.arrivals.draw(times, self.rate, requests, duration)
         if not len(arrival):
@@ -443,7 +574,12 @@ class TrafficModel:
 
 
 def fit_traffic(requests: Requests) -> TrafficModel:
-    """The likeness of a trace.
+    """Fit a traffic model to a trace.
+
+    Parameters
+    ----------
+    requests
+        The trace.
 
     Raises
     ------
@@ -462,7 +598,13 @@ def fit_traffic(requests: Requests) -> TrafficModel:
 
 
 def fit_arrivals(arrival: Floats) -> Arrivals:
-    """Load over time, variation of the gaps and the clock's grid."""
+    """Fit the load over time, the variation of the gaps and the clock's grid.
+
+    Parameters
+    ----------
+    arrival
+        Ascending arrivals. [s]
+    """
     duration = float(arrival[-1] - arrival[0]) if len(arrival) else 0.0
     if len(arrival) < 3 or not duration:
         return Steady(cv=1.0)
@@ -490,7 +632,18 @@ def fit_arrivals(arrival: Floats) -> Arrivals:
 
 
 def clock_tick(arrival: Floats) -> float:
-    """The grid that arrivals lie on, if some coincide and all gaps are multiples of it; else 0."""
+    """Find the grid that arrivals lie on, if some coincide.
+
+    Parameters
+    ----------
+    arrival
+        Ascending arrivals. [s]
+
+    Returns
+    -------
+    float
+        0 unless all gaps are multiples of one tick. [s]
+    """
     gaps = np.diff(arrival)
     positive = gaps[gaps > 0]
     if not len(positive) or (gaps == 0).mean() < COARSE_CLOCK_SHARE:
@@ -552,13 +705,25 @@ PREFIXES: dict[str, dict[str, Setting]] = {
 
 
 def parse_arrivals(text: str) -> Arrivals:
-    """An arrival process: poisson, gamma:cv=.., onoff:on=..,off=.. or diurnal:amplitude=..."""
+    """Parse an arrival process: poisson, gamma:cv=.., onoff:on=..,off=.. or diurnal:..
+
+    Parameters
+    ----------
+    text
+        The text.
+    """
     name, values = _parse("arrivals", text, {name: keys for name, (_, keys) in ARRIVALS.items()})
     return ARRIVALS[name][0](**values)
 
 
 def parse_lengths(text: str) -> Lengths:
-    """Joint lengths: lognormal with medians and sigmas, or empirical:FILE with a trace's."""
+    """Parse joint lengths: lognormal with medians and sigmas, or empirical:FILE with a trace's.
+
+    Parameters
+    ----------
+    text
+        The text.
+    """
     if text.startswith(FROM_FILE):
         return fit_lengths(load(text.removeprefix(FROM_FILE)).requests)
     _, values = _parse("lengths", text, LENGTHS, f"or {FROM_FILE}FILE")
@@ -570,7 +735,13 @@ def parse_lengths(text: str) -> Lengths:
 
 
 def parse_prefixes(text: str) -> Prefixes:
-    """Prefix reuse: `share` of the requests use on average `depth` of their prompt again."""
+    """Parse prefix reuse, where a share of the requests use part of their prompt again.
+
+    Parameters
+    ----------
+    text
+        As ``reuse:share=..,depth=..``.
+    """
     _, values = _parse("prefixes", text, PREFIXES)
     return reuse(
         int(values["block"]), values["share"], values["depth"], values["distance"]

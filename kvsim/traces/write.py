@@ -22,7 +22,14 @@ PIECE_ROWS = 1 << 17  # requests per piece
 
 
 def check_ending(path: Path, endings: tuple[str, ...] = ENDINGS) -> None:
-    """See that a file's name says a form that can be written.
+    """Check that a file's name says a form that can be written.
+
+    Parameters
+    ----------
+    path
+        Path of the file.
+    endings
+        Endings of names that can be written.
 
     Raises
     ------
@@ -39,6 +46,13 @@ def write(path: Path, requests: Requests) -> None:
 
     Parquet keeps everything. CSV has no prefix blocks. JSON lines are in Mooncake's layout, with
     blocks of 512 tokens, so that other tools read them.
+
+    Parameters
+    ----------
+    path
+        Path of the file.
+    requests
+        The trace.
 
     Raises
     ------
@@ -77,7 +91,13 @@ def write(path: Path, requests: Requests) -> None:
 
 
 def pieces(requests: Requests) -> Iterator[TracePart]:
-    """A trace in pieces, as a reader hands them out."""
+    """Split a trace into pieces, as a reader hands them out.
+
+    Parameters
+    ----------
+    requests
+        The trace.
+    """
     for first in range(0, len(requests), PIECE_ROWS):
         some = requests[first : first + PIECE_ROWS]
         counts = None if some.block_start is None else np.diff(some.block_start)
