@@ -28,7 +28,7 @@ def size(*tensors: Tensor | None) -> int:
 
     Parameters
     ----------
-    tensors
+    *tensors
         Tensors; None counts nothing.
 
     Returns
@@ -85,7 +85,7 @@ class OpRecord:
 
         Parameters
         ----------
-        tensors
+        *tensors
             What is read; None counts nothing.
         """
 
@@ -94,7 +94,7 @@ class OpRecord:
 
         Parameters
         ----------
-        tensors
+        *tensors
             What is written; None counts nothing.
         """
 

@@ -9,7 +9,17 @@ from kvsim.validate.processor import available_memory
 
 
 def find_device(name: str) -> torch.device:
-    """A device by its name, which becomes the current one.
+    """Find a device by its name, and make it the current one.
+
+    Parameters
+    ----------
+    name
+        ``cpu``, ``cuda`` or ``cuda:N``.
+
+    Returns
+    -------
+    torch.device
+        The device.
 
     Raises
     ------
@@ -42,7 +52,18 @@ def refusals(*more: type[Exception]) -> tuple[type[Exception], ...]:
 
 
 def free_memory(device: torch.device) -> int:
-    """Memory that can be had there now. [B]"""
+    """Measure the memory that can be had now.
+
+    Parameters
+    ----------
+    device
+        A GPU, or the CPU for the host's memory.
+
+    Returns
+    -------
+    int
+        Free memory. [B]
+    """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return available_memory()
@@ -50,6 +71,13 @@ def free_memory(device: torch.device) -> int:
 
 def check_memory(device: torch.device, needed: float) -> None:
     """Refuse what would not fit.
+
+    Parameters
+    ----------
+    device
+        Where it would run.
+    needed
+        Memory that it needs. [B]
 
     Raises
     ------

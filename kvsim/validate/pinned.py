@@ -36,7 +36,19 @@ class HostArena:
         self._registered: list[int] = []  # addresses
 
     def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Zeros of a shape.
+        """Allocate zeros in pinned memory.
+
+        Parameters
+        ----------
+        shape
+            Shape of the tensor.
+        dtype
+            Its number format.
+
+        Returns
+        -------
+        Tensor
+            The zeros.
 
         Raises
         ------
@@ -87,7 +99,13 @@ def arena() -> HostArena:
 
 @contextmanager
 def planned(needed: int) -> Iterator[None]:
-    """What asks for host memory inside shares so much of it. [B]"""
+    """Let what asks for host memory inside share one mapping.
+
+    Parameters
+    ----------
+    needed
+        Size of the mapping. [B]
+    """
     before = _PLANNED.set(HostArena(needed))
     try:
         yield
@@ -97,6 +115,15 @@ def planned(needed: int) -> Iterator[None]:
 
 def check_host_memory(needed: int, what: str, free: Callable[[], int] = available_memory) -> None:
     """Refuse to pin what the host does not have: being killed for it cannot be caught.
+
+    Parameters
+    ----------
+    needed
+        Memory to pin. [B]
+    what
+        What messages call it.
+    free
+        Measures the host's free memory. [B]
 
     Raises
     ------
@@ -112,7 +139,18 @@ def check_host_memory(needed: int, what: str, free: Callable[[], int] = availabl
 
 
 def lines(size: int) -> int:
-    """A size in whole lines of the cache. [B]"""
+    """Round a size up to whole lines of the host's cache.
+
+    Parameters
+    ----------
+    size
+        Size. [B]
+
+    Returns
+    -------
+    int
+        Rounded size. [B]
+    """
     return -(-size // CACHE_LINE) * CACHE_LINE
 
 

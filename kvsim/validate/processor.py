@@ -29,7 +29,18 @@ class Processor:
 
     @classmethod
     def detect(cls, root: Path = SYSTEM_ROOT) -> "Processor":
-        """The node with the most CPUs that this process may run on."""
+        """Find the NUMA node with the most CPUs that this process may run on.
+
+        Parameters
+        ----------
+        root
+            Where the kernel's files are.
+
+        Returns
+        -------
+        Processor
+            The part of the host that is used.
+        """
         allowed = _allowed(root)
         nodes = {n: cpus & allowed for n, cpus in _nodes(root).items()} or {0: allowed}
         node = max(sorted(nodes), key=lambda n: len(nodes[n]))
@@ -51,7 +62,18 @@ class Processor:
 
 
 def available_memory(root: Path = SYSTEM_ROOT) -> int:
-    """Memory that this process can still have, as kernel and container allow. [B]"""
+    """Measure the memory that this process can still have, as kernel and container allow.
+
+    Parameters
+    ----------
+    root
+        Where the kernel's files are.
+
+    Returns
+    -------
+    int
+        Free memory. [B]
+    """
     found = re.search(r"MemAvailable:\s+(\d+) kB", system_text(root / "proc/meminfo"))
     free = int(found[1]) * 1024 if found else 2**63  # not Linux
     for limit, used in _memory_limits(root):
@@ -60,7 +82,18 @@ def available_memory(root: Path = SYSTEM_ROOT) -> int:
 
 
 def memory_limit(root: Path = SYSTEM_ROOT) -> int:
-    """What the container may have in all. [B]"""
+    """Read what the container may have in all.
+
+    Parameters
+    ----------
+    root
+        Where the kernel's files are.
+
+    Returns
+    -------
+    int
+        Limit; 2**63 where there is none. [B]
+    """
     return min((limit for limit, _ in _memory_limits(root)), default=2**63)
 
 

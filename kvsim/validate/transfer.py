@@ -66,7 +66,18 @@ class Transfers:
         self._arena = arena()
 
     def submit(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Queue compute of the CPU beside the GPU's; what is returned waits for its answer."""
+        """Queue compute of the CPU beside the GPU's.
+
+        Parameters
+        ----------
+        work
+            Computes a tensor.
+
+        Returns
+        -------
+        Callable
+            Waits for the tensor.
+        """
         if self._cpu is None:
             self._cpu = _ThreadLane(self._runs)
         found: list[Tensor] = []
@@ -83,7 +94,19 @@ class Transfers:
         return _CudaMark(self.device) if self.device.type == "cuda" else _Done()
 
     def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-        """Room in host memory, pinned where there is a GPU; none at all in a rehearsal.
+        """Allocate zeros in host memory, pinned where there is a GPU.
+
+        Parameters
+        ----------
+        shape
+            Shape of the tensor.
+        dtype
+            Its number format.
+
+        Returns
+        -------
+        Tensor
+            The zeros; a tensor without memory in a rehearsal.
 
         Raises
         ------
@@ -103,7 +126,13 @@ class Transfers:
 
 
 def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Copy every source (second) to its target; a GPU does so while others go on."""
+    """Copy tensors; a GPU does so while others go on.
+
+    Parameters
+    ----------
+    pairs
+        Targets and their sources.
+    """
     for target, source in pairs:
         target.copy_(source, non_blocking=True)
 
@@ -111,9 +140,23 @@ def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
 def to_device(
     numbers: Sequence[int], device: torch.device, dtype: torch.dtype = torch.long
 ) -> Tensor:
-    """A few numbers that the host knows, on the device; neither side waits for the other.
+    """Put a few numbers of the host on a device, without either side waiting for the other.
 
     From pageable memory the host would wait until the device has done all it was asked to.
+
+    Parameters
+    ----------
+    numbers
+        The numbers.
+    device
+        Where they go.
+    dtype
+        Their number format.
+
+    Returns
+    -------
+    Tensor
+        The numbers, (n,).
     """
     made = torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda")
     return made.to(device, non_blocking=True)

@@ -68,11 +68,35 @@ class Bench:
         )
 
     def fits(self, moved: float) -> bool:
-        """Whether inputs of so many bytes leave room for a second set. [B]"""
+        """Tell whether inputs leave room for a second set.
+
+        Parameters
+        ----------
+        moved
+            Size of the inputs. [B]
+
+        Returns
+        -------
+        bool
+            Whether two sets fit in what a work may allocate.
+        """
         return 2 * moved <= self.memory
 
     def pick(self, quick: T, full: T) -> T:
-        """The smaller or the larger choice."""
+        """Choose by whether the suite is quick.
+
+        Parameters
+        ----------
+        quick
+            The choice of the quick suite.
+        full
+            The choice of the full suite.
+
+        Returns
+        -------
+        T
+            One of them.
+        """
         return quick if self.quick else full
 
     def random(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -129,7 +153,20 @@ class Timer(Protocol):
 def host_timer(
     clock: Callable[[], float] = perf_counter, synchronise: Callable[[], None] | None = None
 ) -> Timer:
-    """A clock of the host: all of a CPU's work, or the host's part of a GPU's."""
+    """Make a timer by a clock of the host: all of a CPU's work, or the host's part of a GPU's.
+
+    Parameters
+    ----------
+    clock
+        Returns the time. [s]
+    synchronise
+        Waits for the device before the first call, if given.
+
+    Returns
+    -------
+    Timer
+        Times calls one after another.
+    """
 
     def time(calls: Sequence[Call]) -> float:
         if synchronise:
@@ -143,9 +180,22 @@ def host_timer(
 
 
 def cuda_timer(device: torch.device, clock: Callable[[], float] = perf_counter) -> Timer:
-    """Events on the current stream; the host queues all calls while the GPU is kept waiting.
+    """Make a timer by events on the current stream.
 
-    It waits for longer than the host took for as many calls before.
+    The host queues all calls while the GPU is kept waiting, for longer than the host took for as
+    many calls before.
+
+    Parameters
+    ----------
+    device
+        The GPU.
+    clock
+        Returns the time of the host. [s]
+
+    Returns
+    -------
+    Timer
+        Times calls one after another.
     """
     each = 0.0  # what the host takes for one call [s]
 
@@ -167,7 +217,18 @@ def cuda_timer(device: torch.device, clock: Callable[[], float] = perf_counter) 
 
 
 def timers(device: torch.device) -> dict[str, Timer]:
-    """The clocks of the device, of the host's part, and of work on several lanes."""
+    """Make the timers of a device.
+
+    Parameters
+    ----------
+    device
+        Where works run.
+
+    Returns
+    -------
+    dict of str to Timer
+        Timers of the device, of the host's part, and of work on several lanes.
+    """
     if device.type == "cuda":
         on_device = cuda_timer(device)
         host = host_timer(synchronise=lambda: torch.cuda.synchronize(device))
@@ -177,11 +238,21 @@ def timers(device: torch.device) -> dict[str, Timer]:
 
 
 def measure(timer: Timer, calls: Sequence[Call], budget: float) -> tuple[float, ...]:
-    """Times of one call, over and over on rotated inputs. [s]
+    """Time one call, over and over on rotated inputs.
 
     Parameters
     ----------
-    budget : what the runs may take together; five are made even so. [s]
+    timer
+        Times the calls.
+    calls
+        Calls that do the same on different inputs.
+    budget
+        What the runs may take together; five are made even so. [s]
+
+    Returns
+    -------
+    tuple of float
+        Time of one call in every run. [s]
     """
     timer(calls)  # warm-up: every input is touched, kernels are compiled and chosen
     timer(calls[:1])

@@ -45,7 +45,18 @@ class RandomPrompts:
     seed: int = 0
 
     def prompts(self, vocab: int) -> list[list[int]]:
-        """Token ids of all prompts, drawn with the seed."""
+        """Draw the prompts.
+
+        Parameters
+        ----------
+        vocab
+            Vocabulary of the model. [tokens]
+
+        Returns
+        -------
+        list of list of int
+            Tokens of every prompt, the same for the same seed.
+        """
         generator = torch.Generator().manual_seed(self.seed)
         drawn = torch.randint(vocab, (self.batch, self.prompt), generator=generator)
         prompts: list[list[int]] = drawn.tolist()
@@ -82,7 +93,20 @@ class CannotRun:
 
 
 def representative(model: Model, work: RandomPrompts) -> list[Technique]:
-    """Every technique that can be run, with settings that make it act within the workload."""
+    """List every technique that can be run, with settings that make it act within a workload.
+
+    Parameters
+    ----------
+    model
+        The model.
+    work
+        The workload.
+
+    Returns
+    -------
+    list of Technique
+        Techniques with their settings.
+    """
     group = max(g for g in (8, 16, 32) if model.head_dim % g == 0 or g == 8)
     narrow = 4 if model.hidden % 128 == 0 and model.ffn % 128 == 0 else 16
     small = SmallRun(work.batch, work.prompt, group, narrow, model.kv_heads)
@@ -95,6 +119,17 @@ def check_workload(
     arch: Architecture, source: TensorSource | None, work: RandomPrompts, device: torch.device
 ) -> None:
     """Refuse what cannot run, before anything is loaded.
+
+    Parameters
+    ----------
+    arch
+        The model.
+    source
+        Its checkpoint; None for random weights.
+    work
+        The workload.
+    device
+        Where it would run.
 
     Raises
     ------
@@ -121,6 +156,17 @@ def rehearse(
 ) -> None:
     """Set a technique up without any memory, to see that it can run.
 
+    Parameters
+    ----------
+    arch
+        The model.
+    technique
+        The technique.
+    work
+        The workload.
+    deployment
+        The machine, for techniques that weigh copies against compute.
+
     Raises
     ------
     InputError
@@ -134,7 +180,24 @@ def rehearse(
 def runnable(
     arch: Architecture, work: RandomPrompts, deployment: Deployment
 ) -> tuple[list[Technique], list[InputError]]:
-    """Of every technique that there is those which can run, and why the others cannot."""
+    """Sort out which techniques can run.
+
+    Parameters
+    ----------
+    arch
+        The model.
+    work
+        The workload.
+    deployment
+        The machine, for techniques that weigh copies against compute.
+
+    Returns
+    -------
+    able
+        Techniques that can run.
+    refused
+        Why the others cannot.
+    """
     able, refused = [], []
     for t in representative(arch.model, work):
         try:
@@ -156,8 +219,27 @@ def check(
 ) -> Iterator[CheckedTechnique | CannotRun | str]:
     """Run every technique twice: in fp32 for its tokens, in fp16 for its counts.
 
-    Yields what it is about to do as text, then one outcome per technique. A technique whose
-    kernels cannot run there ends no other one.
+    A technique whose kernels cannot run on the device ends no other one.
+
+    Parameters
+    ----------
+    arch
+        The model.
+    source
+        Its checkpoint; None for random weights.
+    techniques
+        Techniques to check.
+    work
+        The workload.
+    device
+        Where they run.
+    deployment
+        The machine that predictions are made for.
+
+    Yields
+    ------
+    CheckedTechnique or CannotRun or str
+        What is about to run as text, then one outcome per technique.
     """
     prompts = work.prompts(arch.model.vocab)
     yield f"loading {arch.model.name}, running full in fp32"

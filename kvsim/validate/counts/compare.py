@@ -32,14 +32,35 @@ class CountedWork:
     launches: float = 0.0  # kernels and copies
 
     def add(self, flops: float, moved: Mapping[Channel, float], launches: float = 0.0) -> None:
-        """Add an op's work."""
+        """Add the work of an op.
+
+        Parameters
+        ----------
+        flops
+            Floating-point operations. [FLOP]
+        moved
+            Bytes by channel. [B]
+        launches
+            Kernels and copies.
+        """
         self.flops += flops
         self.launches += launches
         for channel, n in moved.items():
             self.bytes[channel] = self.bytes.get(channel, 0.0) + n
 
     def times(self, factor: float) -> "CountedWork":
-        """The same work so many times."""
+        """Multiply the work.
+
+        Parameters
+        ----------
+        factor
+            How often it is done.
+
+        Returns
+        -------
+        CountedWork
+            All of it together.
+        """
         moved = {channel: factor * n for channel, n in self.bytes.items()}
         return CountedWork(factor * self.flops, moved, factor * self.launches)
 
@@ -142,11 +163,21 @@ class Comparison:
 
 
 def compare(deployment: Deployment, run: Generation, counter: OpCounter) -> Comparison:
-    """A complete run, counted by ``counter``, beside what its technique states.
+    """Compare a run with what its technique states.
 
     Parameters
     ----------
-    d : the model that ran, in fp16 or bf16, with prompts of one length.
+    deployment
+        The model that ran, in fp16 or bf16.
+    run
+        The complete run, with prompts of one length.
+    counter
+        What counted its ops.
+
+    Returns
+    -------
+    Comparison
+        Predicted and counted work of every op, and bytes of every buffer.
     """
     technique = as_run(run)
     stated = _stated_work(technique, deployment, run)
@@ -168,7 +199,18 @@ def compare(deployment: Deployment, run: Generation, counter: OpCounter) -> Comp
 
 
 def as_run(run: Generation) -> Technique:
-    """The technique with the acceptance that the run really had, where that is a setting."""
+    """Set the acceptance that a run really had, where that is a setting.
+
+    Parameters
+    ----------
+    run
+        The complete run.
+
+    Returns
+    -------
+    Technique
+        Its technique, with the measured acceptance.
+    """
     t = run.impl.technique
     gamma = t.drafts
     yielded = [n for counts in run.yielded for n in counts]

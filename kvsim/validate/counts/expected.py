@@ -17,7 +17,22 @@ DECODER = ("weights", "embedding", "workspace", "context")  # not the technique'
 
 
 def resident_bytes(deployment: Deployment, technique: Technique, work: RandomPrompts) -> float:
-    """What a technique says it keeps after the last round, besides the decoder's own. [B]"""
+    """Predict what a technique keeps after the last round, besides the decoder's own tensors.
+
+    Parameters
+    ----------
+    deployment
+        Model and machine.
+    technique
+        The technique.
+    work
+        The workload.
+
+    Returns
+    -------
+    float
+        Size in both tiers together. [B]
+    """
     last = decode_point(work.batch, work.prompt, work.generate, work.generate - 1.0)
     return sum(
         float(np.ravel(size)[0])
@@ -30,9 +45,25 @@ def resident_bytes(deployment: Deployment, technique: Technique, work: RandomPro
 def peak_bytes(
     deployment: Deployment, technique: Technique, work: RandomPrompts, on_gpu: bool
 ) -> float:
-    """What a technique says is held at most besides weights; a CPU holds both tiers. [B]
+    """Predict what is held at most besides weights.
 
     Runs reserve what the last round needs before they read the prompt.
+
+    Parameters
+    ----------
+    deployment
+        Model and machine.
+    technique
+        The technique.
+    work
+        The workload.
+    on_gpu
+        Count the GPU's memory alone; a CPU holds both tiers.
+
+    Returns
+    -------
+    float
+        Size. [B]
     """
     reading, last = phases(technique, deployment, work.batch, work.prompt, work.generate)
     totals = [0.0, 0.0]
@@ -49,7 +80,24 @@ def peak_bytes(
 def copied_bytes(
     deployment: Deployment, technique: Technique, work: RandomPrompts, way: str
 ) -> float:
-    """What a technique says it moves through the link from the prompt to the last token. [B]"""
+    """Predict what a technique moves through the link, from the prompt to the last token.
+
+    Parameters
+    ----------
+    deployment
+        Model and machine.
+    technique
+        The technique.
+    work
+        The workload.
+    way
+        Direction: to the device (``h2d``) or to the host (``d2h``).
+
+    Returns
+    -------
+    float
+        Bytes of the whole run. [B]
+    """
     sizes = (work.batch, work.prompt, work.generate)
     prompt = prefill_point(*sizes)
     cycle = technique.cycle(deployment, decode_point(*sizes, work.generate / 2 - 1))
@@ -62,7 +110,22 @@ def copied_bytes(
 
 
 def computing_seconds(deployment: Deployment, technique: Technique, work: RandomPrompts) -> float:
-    """What a technique says compute works per token, waits left out. [s]"""
+    """Predict how long compute works per token, waits left out.
+
+    Parameters
+    ----------
+    deployment
+        Model and machine.
+    technique
+        The technique.
+    work
+        The workload.
+
+    Returns
+    -------
+    float
+        Time per token. [s]
+    """
     point = decode_point(work.batch, work.prompt, work.generate, work.generate / 2 - 1)
     cycle = technique.cycle(deployment, point)
     works = sum(float(np.ravel(stream_seconds(step, deployment)["gpu"])[0]) for step in cycle.steps)

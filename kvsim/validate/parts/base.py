@@ -435,7 +435,7 @@ def join_resident(*parts: Resident) -> Resident:
 
     Parameters
     ----------
-    parts
+    *parts
         Tensors of each part, by tier and buffer.
 
     Returns

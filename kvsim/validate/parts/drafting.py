@@ -46,13 +46,41 @@ class Drafter:
     # what it sees of the model's passes
 
     def observe(self, visit: Visit, queries: Tensor, step: Pass) -> None:
-        """Look at the queries (sequences, heads, new, dim) of a chunk of prompts."""
+        """Look at the queries of a chunk of prompts.
+
+        Parameters
+        ----------
+        visit
+            The layer, and the first sequence of the part of the batch.
+        queries
+            Queries, (sequences, heads, new, dim).
+        step
+            Which tokens of which sequences they are.
+        """
 
     def store_prompt(self, visit: Visit, keys: Tensor, values: Tensor) -> None:
-        """Keep some of a layer's prompts, (batch, KV heads, longest prompt, dim)."""
+        """Keep what drafts need of a layer's prompts.
+
+        Parameters
+        ----------
+        visit
+            The layer, and the first sequence of the part of the batch.
+        keys, values
+            Those of the prompts, (batch, KV heads, longest prompt, dim).
+        """
 
     def store_verified(self, visit: Visit, keys: Tensor, values: Tensor, step: Pass) -> None:
-        """Keep the new tokens (sequences, KV heads, new, dim) of a pass that verifies."""
+        """Keep the new tokens of a pass that verifies drafts.
+
+        Parameters
+        ----------
+        visit
+            The layer, and the first sequence of the part of the batch.
+        keys, values
+            Those of the new tokens, (sequences, KV heads, new, dim).
+        step
+            Which tokens of which sequences they are.
+        """
 
     def on_layer_output(self, layer: int, hidden: Tensor, step: Pass) -> None:
         """Look at the hidden states (sequences, new, hidden) with which a pass leaves a layer."""
@@ -65,11 +93,39 @@ class Drafter:
     def attend(
         self, visit: Visit, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor | None:
-        """Attend with a draft over a cache of its own; none where it reads the layer's."""
+        """Attend with a draft over a cache of its own.
+
+        Parameters
+        ----------
+        visit
+            The layer, and the first sequence of the part of the batch.
+        queries
+            Queries, (sequences, heads, new, dim).
+        keys, values
+            Those of the new tokens, (sequences, KV heads, new, dim).
+        step
+            Which tokens of which sequences they are.
+
+        Returns
+        -------
+        Tensor or None
+            The output, shaped as the queries; None where drafts read the layer's own cache.
+        """
         return None
 
     def weights(self, layer: int) -> LayerWeights | None:
-        """What a layer is multiplied with in a draft; none for the model's own weights."""
+        """Return what a layer is multiplied with in a draft.
+
+        Parameters
+        ----------
+        layer
+            Index of the layer.
+
+        Returns
+        -------
+        LayerWeights or None
+            The draft's weights; None for the model's own.
+        """
         return None
 
     # rounds
@@ -115,7 +171,20 @@ class SpeculativeDrafter(Drafter):
         return generation.forward(tokens, "draft", ahead=ahead)
 
     def lookup(self, generation: RunningGeneration, count: int) -> list[Tensor] | None:
-        """Find ``count`` drafts (batch,) without a pass of any model; none if that is not how."""
+        """Find drafts without a pass of any model.
+
+        Parameters
+        ----------
+        generation
+            The generation that drafts.
+        count
+            Drafts per sequence. [tokens]
+
+        Returns
+        -------
+        list of Tensor or None
+            Drafts in their order, (batch,) each; None for a drafter that runs passes.
+        """
         return None
 
     def decode_round(self, generation: RunningGeneration) -> None:

@@ -32,7 +32,17 @@ class EvictingCache(LayerCache):
         return self.kv.plain and self.prompt <= self.budget
 
     def keep(self, keys: Tensor, values: Tensor, index: Tensor, kv: KvStore | None = None) -> None:
-        """Store the prompt's tokens ``index`` (batch, KV heads, slots), in other cells if given."""
+        """Store chosen tokens of the prompt.
+
+        Parameters
+        ----------
+        keys, values
+            Those of the prompt, (batch, KV heads, tokens, dim).
+        index
+            Tokens to store, (batch, KV heads, slots).
+        kv
+            Where to store them; the layer's own storage if not given.
+        """
         into = kv or self.kv
         rows = index[..., None].expand(-1, -1, -1, keys.shape[-1])
         counts = [min(n, index.shape[2]) for n in self.lengths]
@@ -61,9 +71,17 @@ class RingCache(EvictingCache):
         return min(self.budget, self.capacity)
 
     def ring(self, lengths: Tensor) -> Tensor:
-        """Position of the token in every slot, where the first ones never leave.
+        """Compute which token is in every slot, where the first ones never leave.
 
-        ``lengths`` (batch,) count the tokens so far; (batch, slots), below 0 for an empty slot.
+        Parameters
+        ----------
+        lengths
+            Tokens of each sequence so far, (batch,).
+
+        Returns
+        -------
+        Tensor
+            Positions, (batch, slots); below 0 for an empty slot.
         """
         slots = torch.arange(self.slots, device=lengths.device)
         last = lengths[:, None] - 1
@@ -72,12 +90,34 @@ class RingCache(EvictingCache):
         return torch.where(slots <= last, held, -1)
 
     def slot(self, positions: Positions) -> Positions:
-        """Where tokens at these positions are put."""
+        """Compute the slots of tokens.
+
+        Parameters
+        ----------
+        positions
+            Positions of the tokens, as a number or a tensor.
+
+        Returns
+        -------
+        int or Tensor
+            Their slots, in the form of the positions.
+        """
         turn = self.sink + (positions - self.sink) % max(1, self.recent)
         return positions * (positions < self.sink) + turn * (positions >= self.sink)
 
     def visible_nearby(self, step: Pass) -> Seen:
-        """What queries of the prompt see of sinks and the window alone."""
+        """State what queries of the prompt see of the first tokens and the window alone.
+
+        Parameters
+        ----------
+        step
+            The pass.
+
+        Returns
+        -------
+        Seen
+            A mask, or the name of a usual pattern.
+        """
         if step.length <= self.budget:
             return visible(step, step.length)
         keys = torch.arange(step.length, device=step.positions.device)
@@ -85,7 +125,18 @@ class RingCache(EvictingCache):
         return (keys <= asking) & ((keys < self.sink) | (keys > asking - self.recent))
 
     def slot_range(self, step: Pass) -> SlotRange:
-        """Where one new token per sequence goes."""
+        """Place one new token per sequence.
+
+        Parameters
+        ----------
+        step
+            The pass that appends them.
+
+        Returns
+        -------
+        SlotRange
+            Slots of the new tokens, and the slots in use after them.
+        """
         first = self.slot(step.starts[0]) if step.uniform else None
         ends = tuple(min(n + 1, self.slots) for n in step.starts)
         return SlotRange(self.slot(step.positions), ends, 1, first)

@@ -34,12 +34,38 @@ class DraftLayers:
         self.cache = Full(parse("full"), self.decoder, run.lengths, run.capacity - run.prompt)
 
     def positions(self, begins: list[int], new: int) -> Tensor:
-        """Of new tokens, (sequences, new)."""
+        """Compute the positions of new tokens.
+
+        Parameters
+        ----------
+        begins
+            Position of the first new token of each sequence.
+        new
+            New tokens per sequence. [tokens]
+
+        Returns
+        -------
+        Tensor
+            Positions, (sequences, new).
+        """
         device = self.decoder.device
         return torch.tensor(begins, device=device)[:, None] + torch.arange(new, device=device)
 
     def run(self, hidden: Tensor, begins: list[int]) -> Tensor:
-        """Hidden states (sequences, new, hidden) through all layers, in place."""
+        """Run all layers over hidden states, which change in place.
+
+        Parameters
+        ----------
+        hidden
+            Hidden states, (sequences, new, hidden).
+        begins
+            Position of the first new token of each sequence.
+
+        Returns
+        -------
+        Tensor
+            The same tensor.
+        """
         positions = self.positions(begins, hidden.shape[1])
         rows = slice(0, len(begins))
         step = self.decoder.step(rows, tuple(begins), positions, "draft")
@@ -91,11 +117,33 @@ class DraftHeads(SpeculativeDrafter):
     own_head = False  # whether its logits have a product of their own
 
     def vocabulary(self, vocab: int) -> int:
-        """Tokens that drafts choose among."""
+        """Return the size of the vocabulary that drafts choose among.
+
+        Parameters
+        ----------
+        vocab
+            Vocabulary of the model. [tokens]
+
+        Returns
+        -------
+        int
+            Vocabulary of drafts. [tokens]
+        """
         return vocab
 
     def sources(self, layers: int) -> list[int]:
-        """Layers after which the model's hidden states are taken."""
+        """List the layers after which the model's hidden states are taken.
+
+        Parameters
+        ----------
+        layers
+            Layers of the model.
+
+        Returns
+        -------
+        list of int
+            Indices of layers.
+        """
         return [layers - 1]
 
     # hooks

@@ -11,19 +11,58 @@ from kvsim.validate.kernels.packing import pack, unpack
 
 
 def to_levels(numbers: Tensor, bits: int) -> Tensor:
-    """The nearest level of numbers (..., n) of mean 0 and variance 1, packed."""
+    """Round numbers to the levels of a normal distribution, and pack their codes.
+
+    Parameters
+    ----------
+    numbers
+        Numbers of mean 0 and variance 1, (..., n).
+    bits
+        Width of a code. [bit]
+
+    Returns
+    -------
+    Tensor
+        Packed codes, (..., n * bits / 8).
+    """
     borders = torch.tensor(levels(bits)[1], device=numbers.device)
     return pack(torch.bucketize(numbers, borders).to(torch.uint8), bits)
 
 
 def from_levels(codes: Tensor, bits: int) -> Tensor:
-    """Numbers (..., n) in fp32 again."""
+    """Widen packed codes to the levels that they stand for.
+
+    Parameters
+    ----------
+    codes
+        Packed codes, (..., n * bits / 8).
+    bits
+        Width of a code. [bit]
+
+    Returns
+    -------
+    Tensor
+        Numbers in fp32, (..., n).
+    """
     table = torch.tensor(levels(bits)[0], device=codes.device)
     return table[unpack(codes, bits).int()]
 
 
 def ranges(numbers: Tensor, apart: Tensor) -> Tensor:
-    """Mean and deviation (..., 2) of numbers (..., n) without those at the places ``apart``."""
+    """Compute the mean and standard deviation of numbers, some of them left out.
+
+    Parameters
+    ----------
+    numbers
+        Numbers, (..., n).
+    apart
+        Places of the numbers to leave out, (..., count).
+
+    Returns
+    -------
+    Tensor
+        Mean and standard deviation, (..., 2).
+    """
     rest = numbers.scatter(-1, apart, torch.nan)
     middle = rest.nanmean(-1, keepdim=True)
     return torch.cat([middle, (rest - middle).square().nanmean(-1, keepdim=True).sqrt()], -1)
@@ -31,9 +70,24 @@ def ranges(numbers: Tensor, apart: Tensor) -> Tensor:
 
 @cache
 def levels(bits: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Levels that round normal numbers with the least squared error, and the borders between them.
+    """Compute the levels that round normal numbers with the least squared error.
 
     Lloyd's iteration: each level is the mean of what is rounded to it.
+
+    Parameters
+    ----------
+    bits
+        Width of a code. [bit]
+
+    Returns
+    -------
+    levels, borders
+        The levels in ascending order, and the borders between them.
+
+    References
+    ----------
+    .. [1] S. P. Lloyd, "Least squares quantization in PCM", IEEE Transactions on Information
+       Theory 28 (2), 1982, https://doi.org/10.1109/TIT.1982.1056489.
     """
     count = 2**bits
     table = norm.ppf((np.arange(count) + 0.5) / count)

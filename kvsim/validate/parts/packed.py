@@ -53,11 +53,34 @@ class PackedRing:
         self._all = torch.arange(room.sequences, device=room.device)
 
     def tensors(self, slots: int | None = None) -> list[Tensor]:
-        """Everything that stays in memory, or so many slots of the ring alone."""
+        """List everything that stays in memory.
+
+        Parameters
+        ----------
+        slots
+            Slots of the ring to list; all of them if not given.
+
+        Returns
+        -------
+        list of Tensor
+            The ring, codes, scales and zero points.
+        """
         return [self.ring[:, :, :slots], *_tables(self.store)]
 
     def fill(self, record: OpRecord, prompt: Tensor, lengths: list[int], packed: list[int]) -> None:
-        """Pack the first tokens of a prompt (batch, KV heads, tokens, head dim), keep the rest."""
+        """Pack the first tokens of a prompt, and keep the rest in the ring.
+
+        Parameters
+        ----------
+        record
+            What the op says of itself.
+        prompt
+            Keys or values of the prompt, (batch, KV heads, tokens, head dim).
+        lengths
+            Tokens of each sequence. [tokens]
+        packed
+            Tokens of each sequence to pack. [tokens]
+        """
         most = max(packed)
         if most:
             self._write(record, prompt[:, :, :most], self._all, torch.zeros_like(self._all))
@@ -68,12 +91,32 @@ class PackedRing:
         self.ring.copy_(prompt.gather(2, index))
 
     def append(self, new: Tensor, positions: Tensor) -> None:
-        """Put new tokens (batch, KV heads, new, head dim) at (batch, new) in the ring."""
+        """Put new tokens in the ring.
+
+        Parameters
+        ----------
+        new
+            Keys or values, (batch, KV heads, new, head dim).
+        positions
+            Positions of the tokens, (batch, new).
+        """
         slots = positions % self.ring.shape[2]
         self.ring[self._all[:, None], :, slots] = new.transpose(1, 2)
 
     def pack(self, record: OpRecord, sequences: list[int], begins: Tensor, count: int) -> None:
-        """Move ``count`` tokens of some sequences, from ``begins`` (batch,) on, out of the ring."""
+        """Pack tokens of some sequences out of the ring.
+
+        Parameters
+        ----------
+        record
+            What the op says of itself.
+        sequences
+            Sequences whose tokens are packed.
+        begins
+            Position of the first token to pack in every sequence, (batch,).
+        count
+            Tokens to pack per sequence. [tokens]
+        """
         whole = len(sequences) == len(self._all)
         chosen = self._all if whole else to_device(sequences, self._all.device)
         start = begins if whole else begins[chosen]
@@ -82,7 +125,22 @@ class PackedRing:
         self._write(record, numbers, chosen, start)
 
     def read(self, packed: list[int], lengths: list[int], upper: bool = False) -> Iterator[Tensor]:
-        """What attention reads of a layer with so many packed rows and tokens per sequence."""
+        """List what attention reads.
+
+        Parameters
+        ----------
+        packed
+            Packed rows of each sequence.
+        lengths
+            Tokens of each sequence. [tokens]
+        upper
+            Leave out the lower halves of hierarchical codes.
+
+        Yields
+        ------
+        Tensor
+            Parts of codes, scales, zero points and ring.
+        """
         store = self.store
         for i, (rows, length) in enumerate(zip(packed, lengths, strict=True)):
             groups = rows if store.by == "token" else -(-rows // store.group)
@@ -120,6 +178,15 @@ def _tables(store: Store) -> list[Tensor]:
 def check_groups(name: str, group: int, head_dim: int) -> None:
     """Refuse groups that do not divide a head.
 
+    Parameters
+    ----------
+    name
+        What messages call the storage.
+    group
+        Numbers that share a scale.
+    head_dim
+        Numbers of a head.
+
     Raises
     ------
     InputError
@@ -133,12 +200,26 @@ def check_groups(name: str, group: int, head_dim: int) -> None:
 
 
 def check_residual(name: str, residual: int, group: int) -> int:
-    """The residual, if blocks of it hold whole groups of keys.
+    """Refuse a residual whose blocks do not hold whole groups of keys.
+
+    Parameters
+    ----------
+    name
+        What messages call the storage.
+    residual
+        Latest tokens that stay in full precision. [tokens]
+    group
+        Keys that share a scale.
+
+    Returns
+    -------
+    int
+        The residual.
 
     Raises
     ------
     InputError
-        If they do not.
+        If it is no multiple of the group.
     """
     if residual < 1 or residual % group:
         raise InputError(
@@ -166,14 +247,47 @@ class PackedStore(KvStore):
 
     @abstractmethod
     def packed_keys(self, tokens: int) -> int:
-        """Packed rows of keys with so many cached tokens."""
+        """Count the packed rows of keys.
+
+        Parameters
+        ----------
+        tokens
+            Cached tokens. [tokens]
+
+        Returns
+        -------
+        int
+            Packed rows.
+        """
 
     @abstractmethod
     def packed_values(self, tokens: int) -> int:
-        """Packed rows of values with so many cached tokens."""
+        """Count the packed rows of values.
+
+        Parameters
+        ----------
+        tokens
+            Cached tokens. [tokens]
+
+        Returns
+        -------
+        int
+            Packed rows.
+        """
 
     def packed_there(self, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Packed rows of keys and of values by cached tokens that the device knows, (batch,)."""
+        """Count packed rows on the device.
+
+        Parameters
+        ----------
+        lengths
+            Cached tokens of each sequence, (batch,).
+
+        Returns
+        -------
+        keys, values
+            Packed rows, (batch,) each.
+        """
         raise NotImplementedError
 
     @property
@@ -182,7 +296,18 @@ class PackedStore(KvStore):
         return False
 
     def packed_by(self, span: SlotRange) -> tuple[int, ...]:
-        """The tokens of every sequence that packed counts of a pass go by."""
+        """Return the tokens of every sequence that counts of packed rows follow from.
+
+        Parameters
+        ----------
+        span
+            Slots of a pass.
+
+        Returns
+        -------
+        tuple of int
+            Tokens of every sequence. [tokens]
+        """
         return span.ends
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
@@ -192,7 +317,15 @@ class PackedStore(KvStore):
             self.v.fill(record, values, counts, [self.packed_values(n) for n in counts])
 
     def add(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
-        """New tokens into the rings."""
+        """Put new tokens in the rings.
+
+        Parameters
+        ----------
+        keys, values
+            Those of the new tokens, (sequences, KV heads, new, dim).
+        span
+            Slots of the new tokens.
+        """
         with self.counter.op("attn") as record:
             self.k.append(keys, span.slots)
             self.v.append(values, span.slots)

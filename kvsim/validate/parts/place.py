@@ -47,11 +47,37 @@ class CachePlacement:
         self._lanes: Transfers | None = None
 
     def make_store(self, kind: type[KvStore], where: LayerContext, slots: int) -> KvStore:
-        """The storage of one layer."""
+        """Make the storage of one layer.
+
+        Parameters
+        ----------
+        kind
+            Class of the storage.
+        where
+            The layer.
+        slots
+            Tokens per sequence to make room for. [tokens]
+
+        Returns
+        -------
+        KvStore
+            The storage.
+        """
         return kind(where.parts.storage, self.room(where), slots, self.run.counter)
 
     def room(self, where: LayerContext) -> CacheRoom:
-        """Room on the GPU for the KV heads of a layer."""
+        """Make room on the GPU for the KV heads of a layer.
+
+        Parameters
+        ----------
+        where
+            The layer.
+
+        Returns
+        -------
+        CacheRoom
+            The room.
+        """
         m, at = self.run.model, self.run.decoder
         heads = where.heads or m.kv_heads
         room = on_the_gpu(where.batch, heads, m.head_dim, at.dtype, at.device)
@@ -84,20 +110,63 @@ class CachePlacement:
         return False
 
     def answer(self, attend: Callable[[], Tensor]) -> Tensor | Answer:
-        """Attention now, or on its way."""
+        """Attend now, or start attention that answers later.
+
+        Parameters
+        ----------
+        attend
+            Computes attention.
+
+        Returns
+        -------
+        Tensor or Answer
+            The output, or a function that waits for it.
+        """
         return attend()
 
     def layer_reached(self, where: LayerContext) -> None:
-        """Some pass after the prompt reaches a layer, whether or not it reads its cache."""
+        """Prepare for a pass after the prompt that reaches a layer, even if it skips its cache.
+
+        Parameters
+        ----------
+        where
+            The layer.
+        """
 
     def before_attention(self, where: LayerContext, step: Pass) -> None:
-        """A pass reaches a layer for some part of the batch: bring its cache."""
+        """Bring the cache of a layer for a pass over some part of the batch.
+
+        Parameters
+        ----------
+        where
+            The layer, and the part of the batch.
+        step
+            The pass.
+        """
 
     def store_inputs(self, where: LayerContext, tensor: Tensor, step: Pass) -> None:
-        """A chunk of the prompt has reached a layer as x, (sequences, new, hidden)."""
+        """Keep the inputs with which a chunk of the prompt reaches a layer.
+
+        Parameters
+        ----------
+        where
+            The layer, and the part of the batch.
+        tensor
+            Inputs of the projections, (sequences, new, hidden).
+        step
+            The pass.
+        """
 
     def after_attention(self, where: LayerContext, step: Pass) -> None:
-        """It has attended: send home what changed."""
+        """Send home what attention has changed.
+
+        Parameters
+        ----------
+        where
+            The layer, and the part of the batch.
+        step
+            The pass.
+        """
 
     def round_done(self) -> None:
         """A round with drafts is over."""
@@ -106,7 +175,18 @@ class CachePlacement:
         """Every layer has read the prompt."""
 
     def weights(self, layer: int) -> LayerWeights | None:
-        """The weights of a layer, where they do not stay on the GPU."""
+        """Return the weights of a layer that do not stay on the GPU.
+
+        Parameters
+        ----------
+        layer
+            Index of the layer.
+
+        Returns
+        -------
+        LayerWeights or None
+            The weights; None where they stay.
+        """
         return None
 
     def resident(self) -> Resident:

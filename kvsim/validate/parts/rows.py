@@ -40,15 +40,50 @@ class Codec(ABC):
 
     @abstractmethod
     def widths(self, dim: int, dtype: torch.dtype) -> Widths:
-        """Numbers and format of every part."""
+        """List the parts of a row.
+
+        Parameters
+        ----------
+        dim
+            Numbers of a head.
+        dtype
+            Number format of keys and values.
+
+        Returns
+        -------
+        Widths
+            Numbers and format of every part.
+        """
 
     @abstractmethod
     def encode(self, numbers: Tensor) -> list[Tensor]:
-        """Numbers (sequences, KV heads, tokens, dim) to parts."""
+        """Encode numbers as the parts of rows.
+
+        Parameters
+        ----------
+        numbers
+            Keys or values, (sequences, KV heads, tokens, dim).
+
+        Returns
+        -------
+        list of Tensor
+            Parts, (sequences, KV heads, tokens, width) each.
+        """
 
     @abstractmethod
     def store(self, parts: list[Tensor]) -> Store:
-        """Parts as attention reads them."""
+        """Arrange parts as attention reads them.
+
+        Parameters
+        ----------
+        parts
+            Parts of all rows.
+
+        Returns
+        -------
+        Store
+            The rows.
+        """
 
 
 class Plain(Codec):
@@ -119,7 +154,18 @@ class TokenRows:
         self.parts = self.split(self.record)
 
     def split(self, record: Tensor) -> list[Tensor]:
-        """The parts (sequences, KV heads, slots, width) within records; no copies."""
+        """Split records into the parts of rows, without a copy.
+
+        Parameters
+        ----------
+        record
+            Records, (slots, sequences, KV heads, width).
+
+        Returns
+        -------
+        list of Tensor
+            Parts, (sequences, KV heads, slots, width) each.
+        """
         return self.cut(record.permute(1, 2, 0, 3))
 
     def cut(self, rows: Tensor) -> list[Tensor]:
@@ -134,24 +180,61 @@ class TokenRows:
         return found
 
     def joined(self, parts: list[Tensor]) -> Tensor:
-        """Parts (sequences, KV heads, tokens, width) as records."""
+        """Join the parts of rows as records.
+
+        Parameters
+        ----------
+        parts
+            Parts, (sequences, KV heads, tokens, width) each.
+
+        Returns
+        -------
+        Tensor
+            Records, (sequences, KV heads, tokens, width).
+        """
         if len(parts) == 1:
             return parts[0]
         return torch.cat([part.contiguous().view(torch.uint8) for part in parts], dim=-1)
 
     def fill(self, record: OpRecord, numbers: Tensor) -> None:
-        """A prompt to the first rows."""
+        """Encode a prompt in the first rows.
+
+        Parameters
+        ----------
+        record
+            What the op says of itself.
+        numbers
+            Keys or values, (sequences, KV heads, tokens, dim).
+        """
         self._note(record, numbers, made := self.codec.encode(numbers))
         for mine, new in zip(self.parts, made, strict=True):
             mine[:, :, : new.shape[2]] = new
 
     def write(self, record: OpRecord, numbers: Tensor, span: SlotRange) -> None:
-        """New tokens (sequences, KV heads, new, dim) to their slots."""
+        """Encode new tokens in their slots.
+
+        Parameters
+        ----------
+        record
+            What the op says of itself.
+        numbers
+            Keys or values, (sequences, KV heads, new, dim).
+        span
+            Slots of the new tokens.
+        """
         self._note(record, numbers, made := self.codec.encode(numbers))
         self.put(made, span)
 
     def put(self, made: list[Tensor], span: SlotRange) -> None:
-        """Parts of new tokens to their slots."""
+        """Store the encoded parts of new tokens in their slots.
+
+        Parameters
+        ----------
+        made
+            Parts of the new tokens.
+        span
+            Slots of the new tokens.
+        """
         for mine, new in zip(self.parts, made, strict=True):
             if span.first is not None:
                 mine[:, :, span.first : span.first + span.new] = new
@@ -160,7 +243,15 @@ class TokenRows:
                 mine[sequences, :, span.slots] = new.transpose(1, 2)
 
     def move(self, record: OpRecord, source: Tensor, target: Tensor) -> None:
-        """A row of every sequence (sequences, KV heads, 1), from one slot to another."""
+        """Move a row of every sequence and KV head from one slot to another.
+
+        Parameters
+        ----------
+        record
+            What the op says of itself.
+        source, target
+            The slots, (sequences, KV heads, 1) each.
+        """
         for part in self.parts:
             rows = part.gather(2, source[..., None].expand(-1, -1, -1, part.shape[3]))
             part.scatter_(2, target[..., None].expand(-1, -1, -1, part.shape[3]), rows)
@@ -168,17 +259,52 @@ class TokenRows:
             record.writes(rows)
 
     def numbers_at(self, index: Tensor) -> Tensor:
-        """Numbers of the rows ``index`` (sequences, KV heads, n)."""
+        """Read rows by index.
+
+        Parameters
+        ----------
+        index
+            Slots to read, (sequences, KV heads, n).
+
+        Returns
+        -------
+        Tensor
+            Their numbers, (sequences, KV heads, n, dim).
+        """
         return self.widened([rows_at(part, index) for part in self.parts])
 
     def gathered(self, record: OpRecord, index: Tensor) -> Tensor:
-        """The same, counted as what attention reads."""
+        """Read rows by index, and count them as what attention reads.
+
+        Parameters
+        ----------
+        record
+            What the op says of itself.
+        index
+            Slots to read, (sequences, KV heads, n).
+
+        Returns
+        -------
+        Tensor
+            Their numbers, (sequences, KV heads, n, dim).
+        """
         parts = [rows_at(part, index) for part in self.parts]
         record.reads(*parts)
         return self.widened(parts)
 
     def widened(self, parts: list[Tensor]) -> Tensor:
-        """Parts as numbers again."""
+        """Widen the parts of rows to numbers.
+
+        Parameters
+        ----------
+        parts
+            Parts of rows.
+
+        Returns
+        -------
+        Tensor
+            Their numbers, in the layer's format.
+        """
         if self.plain:
             return parts[0]
         return self.codec.store(parts).numbers().to(self.dtype)
@@ -272,7 +398,22 @@ class PerTokenCache(KvStore):
             return out, weights
 
     def weights(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Attention of every slot in use, (sequences, heads, queries, slots)."""
+        """Compute the attention that every slot in use gets.
+
+        Parameters
+        ----------
+        queries
+            Queries, (sequences, heads, queries, dim).
+        span
+            Slots of the pass.
+        seen
+            What each query sees of the slots.
+
+        Returns
+        -------
+        Tensor
+            Weights in the queries' format, (sequences, heads, queries, slots).
+        """
         if self.plain:
             keys = self.k.parts[0][:, :, : span.longest]
         else:
@@ -370,5 +511,18 @@ class Groups(Codec):
 
 
 def codec(bits: float, group: int) -> Codec:
-    """Groups, or plain numbers at 16 bits."""
+    """Choose how numbers are encoded.
+
+    Parameters
+    ----------
+    bits
+        Width of a code; 16 for plain numbers. [bit]
+    group
+        Numbers that share a scale and a zero point.
+
+    Returns
+    -------
+    Codec
+        Groups, or plain numbers.
+    """
     return Plain() if bits == 16 else Groups(int(bits), group)

@@ -15,23 +15,45 @@ SCORES_ON_GPU = 1 << 24  # numbers
 def query_ranges(
     queries: int, per_query: int, device: torch.device, most: int | None = None
 ) -> Iterator[slice]:
-    """Split queries into those that are worked on together where their scores leave the kernel.
+    """Split queries into ranges that are worked on together where their scores leave the kernel.
 
     Parameters
     ----------
+    queries
+        Queries to split.
     per_query
         Numbers that the scores of one query have; a GPU takes more at once.
+    device
+        Where they are worked on.
     most
         Numbers that a range may have.
+
+    Returns
+    -------
+    Iterator of slice
+        Ranges of queries.
     """
     limit = SCORES_ON_GPU if device.type == "cuda" else BLOCK_NUMBERS
     return ranges(queries, per_query, limit if most is None else min(limit, most))
 
 
 def scores(queries: Tensor, keys: Tensor, seen: Tensor | None = None) -> Tensor:
-    """Softmax over keys, (batch, heads, queries, tokens) in fp32.
+    """Compute attention weights: the softmax over keys.
 
-    ``seen`` is true where a query sees a key, (batch or 1, 1, queries, tokens).
+    Parameters
+    ----------
+    queries
+        Queries, (batch, heads, queries, dim).
+    keys
+        Keys, (batch, KV heads, tokens, dim).
+    seen
+        True where a query sees a key, (batch or 1, 1, queries, tokens); all keys are seen if not
+        given.
+
+    Returns
+    -------
+    Tensor
+        Weights in fp32, (batch, heads, queries, tokens).
     """
     batch, heads, new, dim = queries.shape
     grouped = queries.reshape(batch, keys.shape[1], -1, dim)  # heads of a group share their keys
@@ -43,14 +65,40 @@ def scores(queries: Tensor, keys: Tensor, seen: Tensor | None = None) -> Tensor:
 
 
 def weigh(weights: Tensor, values: Tensor) -> Tensor:
-    """Values (batch, KV heads, tokens, dim) summed by weights (batch, heads, queries, tokens)."""
+    """Sum values by attention weights.
+
+    Parameters
+    ----------
+    weights
+        Weights, (batch, heads, queries, tokens).
+    values
+        Values, (batch, KV heads, tokens, dim).
+
+    Returns
+    -------
+    Tensor
+        Sums in the values' format, (batch, heads, queries, dim).
+    """
     batch, heads, queries, tokens = weights.shape
     grouped = weights.to(values.dtype).view(batch, values.shape[1], -1, tokens)
     return (grouped @ values).view(batch, heads, queries, -1)
 
 
 def by_kv_head(weights: Tensor, kv_heads: int) -> Tensor:
-    """(batch, heads, ...) summed over the query heads that share a KV head."""
+    """Sum attention weights over the query heads that share a KV head.
+
+    Parameters
+    ----------
+    weights
+        Weights, (batch, heads, ...).
+    kv_heads
+        KV heads of the model.
+
+    Returns
+    -------
+    Tensor
+        Sums, (batch, KV heads, ...).
+    """
     batch, _, *rest = weights.shape
     return weights.reshape(batch, kv_heads, -1, *rest).sum(2)
 

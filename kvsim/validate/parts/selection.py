@@ -33,23 +33,82 @@ class LayeredRun(Implementation):
     layers: "list[LayerCache]"  # part by part of the batch where a layer has several
 
     def make_store(self, context: "LayerContext", slots: int) -> KvStore:
-        """Make a layer's storage where its placement wants it."""
+        """Make the storage of a layer where its placement wants it.
+
+        Parameters
+        ----------
+        context
+            The layer.
+        slots
+            Tokens per sequence to make room for. [tokens]
+
+        Returns
+        -------
+        KvStore
+            The layer's storage.
+        """
         raise NotImplementedError
 
     def transfers(self, layer: int) -> Transfers:
-        """The lanes between GPU and host of a layer's placement."""
+        """Return the copy lanes of a layer's placement.
+
+        Parameters
+        ----------
+        layer
+            Index of the layer.
+
+        Returns
+        -------
+        Transfers
+            Lanes between GPU and host.
+        """
         raise NotImplementedError
 
     def shared(self, key: object, make: Callable[[], Made]) -> Made:
-        """What layers share by that key: made when first asked for."""
+        """Return what layers share, and make it when it is first asked for.
+
+        Parameters
+        ----------
+        key
+            What the layers know it by.
+        make
+            Makes it.
+
+        Returns
+        -------
+        object
+            The same object for every layer.
+        """
         raise NotImplementedError
 
     def shared_objects(self, rows: slice) -> SharedObjects:
-        """What the layers of one part of the batch share."""
+        """Return what the layers share for one part of the batch.
+
+        Parameters
+        ----------
+        rows
+            Sequences of the part.
+
+        Returns
+        -------
+        SharedObjects
+            Their shared objects.
+        """
         raise NotImplementedError
 
     def round_room(self, cached: list[int]) -> int:
-        """Tokens that a round may append at most to so many of every sequence [tokens]."""
+        """Count the tokens that the next round may append.
+
+        Parameters
+        ----------
+        cached
+            Tokens in the cache of each sequence. [tokens]
+
+        Returns
+        -------
+        int
+            New tokens of every sequence at most. [tokens]
+        """
         raise NotImplementedError
 
 
@@ -79,7 +138,20 @@ class LayerContext:
         return self.layer, self.rows.start
 
     def shared(self, key: object, make: Callable[[], Made]) -> Made:
-        """What layers share for this part of the batch: made when first asked for."""
+        """Return what layers share for this part of the batch, made when it is first asked for.
+
+        Parameters
+        ----------
+        key
+            What the layers know it by.
+        make
+            Makes it.
+
+        Returns
+        -------
+        object
+            The same object for every layer.
+        """
         return self.run.shared_objects(self.rows).get(key, make)
 
 
@@ -131,17 +203,44 @@ class LayerCache:
         return self.kv.plain and self.slots >= self.prompt
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Attention of a chunk over the prompt so far, (batch, KV heads, tokens, dim)."""
+        """Attend with a chunk of the prompt to the prompt so far.
+
+        Parameters
+        ----------
+        queries
+            Queries of the chunk, (batch, heads, new, dim).
+        keys, values
+            Those of the prompt so far, (batch, KV heads, tokens, dim).
+        step
+            Which tokens of which sequences they are.
+
+        Returns
+        -------
+        Tensor
+            The output, shaped as the queries.
+        """
         return self.kv.attend_prompt(queries, keys, values, step, self._visible(step))
 
     def attend_from(
         self, held: tuple[Tensor, Tensor], queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor:
-        """Attention of a chunk of the prompt that goes to where its prompt is held until it leaves.
+        """Attend with a chunk of a prompt that is held elsewhere until it leaves.
 
         Parameters
         ----------
-        held : room for the prompt's keys and values.
+        held
+            Room for the prompt's keys and values, which the chunk is written to.
+        queries
+            Queries of the chunk, (sequences, heads, new, dim).
+        keys, values
+            Those of the chunk, (sequences, KV heads, new, dim).
+        step
+            Which tokens of which sequences they are.
+
+        Returns
+        -------
+        Tensor
+            The output, shaped as the queries.
         """
         with self.counter.op("attn") as record:
             for cache, new in zip(held, (keys, values), strict=True):
@@ -151,11 +250,32 @@ class LayerCache:
             return attend(record, queries, k, v, self._visible(step))
 
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:
-        """The prompt is read: store what stays of it."""
+        """Store what stays of a prompt that has been read.
+
+        Parameters
+        ----------
+        keys, values
+            Those of the prompt, (batch, KV heads, longest prompt, dim).
+        """
         self.kv.fill(keys, values, self.lengths)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Store new tokens, attend."""
+        """Store the new tokens of a pass, and attend with them.
+
+        Parameters
+        ----------
+        queries
+            Queries, (sequences, heads, new, dim).
+        keys, values
+            Those of the new tokens, (sequences, KV heads, new, dim).
+        step
+            Which tokens of which sequences they are.
+
+        Returns
+        -------
+        Tensor
+            The output, shaped as the queries.
+        """
         return self.attend_behind(queries, keys, values, step, SlotRange.after_cached(step))
 
     def prompt_done(self) -> None:
@@ -170,7 +290,18 @@ class LayerCache:
         return []
 
     def stored_tokens(self, tokens: list[int]) -> list[int]:
-        """Of so many tokens of every sequence, those that the cells hold."""
+        """Count the tokens that the storage holds.
+
+        Parameters
+        ----------
+        tokens
+            Tokens of every sequence so far. [tokens]
+
+        Returns
+        -------
+        list of int
+            Stored tokens of every sequence. [tokens]
+        """
         return tokens
 
     # what they share
@@ -181,11 +312,37 @@ class LayerCache:
         return self.run.counter
 
     def make(self, slots: int) -> KvStore:
-        """The storage's cells where the placement wants them."""
+        """Make storage where the layer's placement wants it.
+
+        Parameters
+        ----------
+        slots
+            Tokens per sequence to make room for. [tokens]
+
+        Returns
+        -------
+        KvStore
+            The storage.
+        """
         return self.run.make_store(self.context, slots)
 
     def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """A chunk straight into its slots."""
+        """Store a chunk of the prompt straight in its slots, and attend with it.
+
+        Parameters
+        ----------
+        queries
+            Queries of the chunk, (sequences, heads, new, dim).
+        keys, values
+            Those of the chunk, (sequences, KV heads, new, dim).
+        step
+            Which tokens of which sequences they are.
+
+        Returns
+        -------
+        Tensor
+            The output, shaped as the queries.
+        """
         if len(step.starts) < self.batch:
             held = self.kv.prompt(self.slots)
             return self.attend_from(held, queries, keys, values, step)
@@ -194,7 +351,24 @@ class LayerCache:
     def attend_behind(
         self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, span: SlotRange
     ) -> Tensor:
-        """New tokens behind the others, and attention to all."""
+        """Store new tokens in given slots, and attend to all slots in use.
+
+        Parameters
+        ----------
+        queries
+            Queries, (sequences, heads, new, dim).
+        keys, values
+            Those of the new tokens, (sequences, KV heads, new, dim).
+        step
+            Which tokens of which sequences they are.
+        span
+            Their slots.
+
+        Returns
+        -------
+        Tensor
+            The output, shaped as the queries.
+        """
         if step.fixed:
             span = replace(span, room=self.kv.slots)
         self.kv.append(keys, values, span)
@@ -241,7 +415,16 @@ class LayerCache:
 
 
 def refuse_taking_back(layers: list[LayerCache], guesses: bool, drafts: bool) -> None:
-    """For layers that would have to drop guessed or drafted tokens and cannot.
+    """Refuse layers that would have to drop guessed or drafted tokens and cannot.
+
+    Parameters
+    ----------
+    layers
+        Caches of all layers.
+    guesses
+        Whether rounds guess a token behind the newest.
+    drafts
+        Whether rounds draft tokens.
 
     Raises
     ------

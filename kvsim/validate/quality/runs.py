@@ -92,7 +92,15 @@ class AttentionShares:
         self._counts = [0] * layers
 
     def note(self, layer: int, shares: Tensor) -> None:
-        """Add shares (samples, ...), whose mean over samples is kept."""
+        """Add samples of a layer.
+
+        Parameters
+        ----------
+        layer
+            Index of the layer.
+        shares
+            Shares, (samples, ...), whose mean over samples is kept.
+        """
         self._sums[layer] = self._sums[layer] + shares.double().sum(0).cpu()
         self._counts[layer] += len(shares)
 
@@ -215,12 +223,40 @@ WATCHED: Mapping[str, type[Implementation]] = {
 
 
 def powers(prompt: int) -> list[int]:
-    """Powers of two up to half a prompt, and at least 1."""
+    """List the powers of two up to half a prompt, and at least 1.
+
+    Parameters
+    ----------
+    prompt
+        Tokens of the prompt. [tokens]
+
+    Returns
+    -------
+    list of int
+        Powers of two in ascending order.
+    """
     return [2**i for i in range(max(prompt // 2, 1).bit_length())]
 
 
 def exact_saliency(queries: Tensor, keys: Tensor) -> Tensor:
-    """Normalised attention of all queries (1, heads, tokens, dim), (KV heads, tokens)."""
+    """Compute the normalised attention of all queries of one sequence.
+
+    Parameters
+    ----------
+    queries
+        Queries, (1, heads, tokens, dim).
+    keys
+        Keys, (1, KV heads, tokens, dim).
+
+    Returns
+    -------
+    Tensor
+        Saliency, (KV heads, tokens).
+
+    References
+    ----------
+    .. [1] Y. He et al., "ZipCache", NeurIPS 2024, https://arxiv.org/abs/2405.14256, equation 8.
+    """
     tokens = torch.arange(queries.shape[2], device=queries.device)
     seen = tokens <= tokens[:, None]
     shares = by_kv_head(scores(queries, keys, seen), keys.shape[1]).sum(2)[0]
@@ -232,16 +268,39 @@ SHARE_DIGITS = 6  # of a share in a trace
 
 
 def drafting(technique: Technique, gamma: int) -> Technique:
-    """The same technique with another number of drafts per round."""
+    """Set the number of drafts per round.
+
+    Parameters
+    ----------
+    technique
+        A technique that drafts.
+    gamma
+        Drafts per round. [tokens]
+
+    Returns
+    -------
+    Technique
+        The technique with that setting.
+    """
     return technique.with_rounds(gamma)
 
 
 @torch.inference_mode()
 def accepted(run: Generation) -> dict[int, list[int]]:
-    """Accepted drafts of every round until a sequence is complete, by gamma.
+    """Run a generation, and note the accepted drafts of every round until a sequence is complete.
 
     Gammas take turns: a round has the one that was measured least of those that there is room for
     (QuantSpec's buffer may be nearly full), and starts where the last round ended.
+
+    Parameters
+    ----------
+    run
+        The generation, which has not been started.
+
+    Returns
+    -------
+    dict of int to list of int
+        Accepted drafts of every round and sequence, by gamma.
     """
     impl = run.impl
     assert isinstance(impl, Composed)
@@ -262,7 +321,20 @@ def accepted(run: Generation) -> dict[int, list[int]]:
 
 
 def reached(accepted: Sequence[int], gamma: int) -> tuple[float, ...]:
-    """Share of rounds that accept at least 1, 2, ..., gamma drafts."""
+    """Compute the share of rounds that accept at least 1, 2, ..., gamma drafts.
+
+    Parameters
+    ----------
+    accepted
+        Accepted drafts of every round.
+    gamma
+        Drafts per round. [tokens]
+
+    Returns
+    -------
+    tuple of float
+        Share of rounds for each number of drafts.
+    """
     counts = (sum(many >= place for many in accepted) for place in range(1, gamma + 1))
     return tuple(round(count / len(accepted), SHARE_DIGITS) for count in counts)
 
@@ -274,7 +346,26 @@ def measure_acceptance(
     generate: int,
     temperature: float,
 ) -> Acceptance | None:
-    """Shares of rounds that accept so many drafts; none if some gamma had no round."""
+    """Measure how many drafts of a technique are accepted.
+
+    Parameters
+    ----------
+    decoder
+        The model.
+    technique
+        A technique that drafts.
+    prompts
+        Tokens of every prompt.
+    generate
+        Tokens to generate per sequence. [tokens]
+    temperature
+        0 takes the likeliest token, otherwise tokens are drawn.
+
+    Returns
+    -------
+    Acceptance or None
+        Shares of rounds that accept so many drafts; None if some gamma had no round.
+    """
     most = drafting(technique, max(GAMMAS))
     found = accepted(Generation(decoder, most, prompts, generate, temperature=temperature))
     rounds = min(map(len, found.values()))
@@ -285,7 +376,18 @@ def measure_acceptance(
 
 
 def named(technique: Technique) -> str:
-    """As on the command line, without what is not set but measured."""
+    """Write a technique as on the command line, without what is not set but measured.
+
+    Parameters
+    ----------
+    technique
+        The technique.
+
+    Returns
+    -------
+    str
+        Its name and settings.
+    """
     name, colon, given = str(technique).partition(":")
     kept = [item for item in given.split(",") if item.partition("=")[0] not in MEASURED]
     return name + colon + ",".join(kept)

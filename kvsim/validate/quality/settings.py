@@ -58,7 +58,20 @@ class Settings:
 
 
 def list_default_techniques(model: Model, prompt: int) -> list[Technique]:
-    """The settings that plans consider, and the widest and narrowest ones beside them."""
+    """List the settings that plans consider, and the widest and narrowest ones beside them.
+
+    Parameters
+    ----------
+    model
+        The model, for the size of its heads.
+    prompt
+        Tokens of a window that are read at once. [tokens]
+
+    Returns
+    -------
+    list of Technique
+        Techniques with their settings.
+    """
     small, large = (
         max(g for g in groups if model.head_dim % g == 0 or g == 8)
         for groups in ((8, 16, 32), (8, 16, 32, 64, 128))
@@ -84,7 +97,17 @@ def list_default_techniques(model: Model, prompt: int) -> list[Technique]:
 
 
 def sort_out(techniques: list[Technique]) -> Settings:
-    """Which techniques lose quality, which draft.
+    """Sort techniques into those that lose quality and those that draft.
+
+    Parameters
+    ----------
+    techniques
+        Techniques to measure.
+
+    Returns
+    -------
+    Settings
+        Techniques by what is measured of them.
 
     Raises
     ------
@@ -104,7 +127,23 @@ def sort_out(techniques: list[Technique]) -> Settings:
 
 
 def check_reading(arch: Architecture, reading: Reading, drafts: bool, device: torch.device) -> int:
-    """Positions that the decoder needs.
+    """Check that a text can be read as asked, and count the positions that the decoder needs.
+
+    Parameters
+    ----------
+    arch
+        The model.
+    reading
+        How the text is read.
+    drafts
+        Whether some technique drafts.
+    device
+        Where the model runs.
+
+    Returns
+    -------
+    int
+        Positions. [tokens]
 
     Raises
     ------
@@ -136,7 +175,26 @@ def check_reading(arch: Architecture, reading: Reading, drafts: bool, device: to
 def rehearse_all(
     arch: Architecture, techniques: list[Technique], reading: Reading, machine: Deployment
 ) -> tuple[list[Technique], list[InputError]]:
-    """Of techniques those that can run, and why the others cannot; before weights are loaded."""
+    """Sort out which techniques can run, before weights are loaded.
+
+    Parameters
+    ----------
+    arch
+        The model.
+    techniques
+        Techniques to try.
+    reading
+        How the text is read.
+    machine
+        The machine, for techniques that weigh copies against compute.
+
+    Returns
+    -------
+    able
+        Techniques that can run.
+    refused
+        Why the others cannot.
+    """
     able, refused = [], []
     for t in techniques:
         drafts = "gamma" in t.settings

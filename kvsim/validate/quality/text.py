@@ -23,7 +23,17 @@ class Text:
 
 
 def read_text(name: str | None) -> Text:
-    """A file in UTF-8, of HTML the text between the tags; Python's manual if none is named.
+    """Read a text in UTF-8; of HTML the text between the tags.
+
+    Parameters
+    ----------
+    name
+        Path of the file; None for the manual of this Python.
+
+    Returns
+    -------
+    Text
+        The text, with its checksum.
 
     Raises
     ------
@@ -43,7 +53,23 @@ def read_text(name: str | None) -> Text:
 
 
 def windows(tokens: list[int], count: int, length: int, start: tuple[int, ...]) -> list[list[int]]:
-    """Pieces of ``length`` tokens, evenly spread over a text, each after ``start``.
+    """Cut windows out of a text, evenly spread.
+
+    Parameters
+    ----------
+    tokens
+        Tokens of the text.
+    count
+        Windows to cut.
+    length
+        Tokens of a window. [tokens]
+    start
+        Tokens that every window begins with, counted in its length.
+
+    Returns
+    -------
+    list of list of int
+        Tokens of every window.
 
     Raises
     ------

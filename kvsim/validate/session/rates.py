@@ -115,7 +115,18 @@ class Launched:
 
 
 def largest(place: Bench) -> Iterator[tuple[str, Work]]:
-    """Of every kind of case of each kernel, the one that moves most."""
+    """Find the case of each kernel that moves most, of every kind of case.
+
+    Parameters
+    ----------
+    place
+        Device that the cases are for.
+
+    Yields
+    ------
+    tuple of str and Work
+        Name of the kernel and its kind, and the case.
+    """
     for name, works in KERNELS.items():
         found: dict[str, Work] = {}
         most: dict[str, float] = {}  # [B]
@@ -137,12 +148,25 @@ def rate(
     peaks: Mapping[str, float],
     compiled: Callable[[Launched], tuple[Code, int] | None],
 ) -> dict[str, Any]:
-    """What one case reaches.
+    """Measure what a kernel reaches in one case.
 
     Parameters
     ----------
-    peaks : the best measured rate of every channel. [B/s]
-    compiled : a launch's program and its warps; none where it is interpreted.
+    name
+        Name of the kernel and its kind.
+    work
+        The case.
+    device
+        The GPU.
+    peaks
+        The best measured rate of every channel. [B/s]
+    compiled
+        Returns a launch's program and its warps; None where it is interpreted.
+
+    Returns
+    -------
+    dict
+        Time, bytes, share of the bandwidth, launches and instructions.
     """
     launched: list[Launched] = []
     with work.make() as calls:
@@ -177,7 +201,20 @@ def of_issue(row: dict[str, Any], issue: float) -> dict[str, Any]:
 
 
 def instructions(launched: Launched, made: tuple[Code, int] | None) -> float | None:
-    """Instructions of all warps of a launch; none where a loop's turns are not known."""
+    """Count the instructions of all warps of a launch.
+
+    Parameters
+    ----------
+    launched
+        The launch.
+    made
+        Its program and its warps; None where it is interpreted.
+
+    Returns
+    -------
+    float or None
+        Instructions; None where a loop's turns are not known.
+    """
     if made is None:
         return None
     program, warps = made
@@ -201,11 +238,19 @@ def compiled(launched: Launched) -> tuple[Code, int] | None:
 
 
 def issue_rate(device: torch.device, clock: str) -> float:
-    """Instructions of warps that a GPU can issue; 0 where its clock is not known. [1/s]
+    """Compute how many instructions of warps a GPU can issue.
 
     Parameters
     ----------
-    clock : what its driver has said while it ran, in MHz: one, or the lowest to the highest.
+    device
+        The GPU.
+    clock
+        What its driver has said while it ran, in MHz: one, or the lowest to the highest.
+
+    Returns
+    -------
+    float
+        Rate; 0 where the clock is not known. [1/s]
     """
     try:
         highest = 1e6 * float(clock.rpartition(" ")[2])
@@ -215,7 +260,17 @@ def issue_rate(device: torch.device, clock: str) -> float:
 
 
 def peaks_of(ceilings: Mapping[str, float] | None) -> dict[str, float]:
-    """The best measured rate of every channel. [B/s]
+    """Pick the best measured rate of every channel.
+
+    Parameters
+    ----------
+    ceilings
+        What the unit ``ceilings`` has measured.
+
+    Returns
+    -------
+    dict of str to float
+        Rates by channel. [B/s]
 
     Raises
     ------

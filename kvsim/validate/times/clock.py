@@ -91,7 +91,13 @@ class Clock(NullCounter):
 
 
 def keep_busy(seconds: float) -> None:
-    """Let the current GPU wait, so that the host can queue work ahead of it."""
+    """Let the current GPU wait, so that the host can queue work ahead of it.
+
+    Parameters
+    ----------
+    seconds
+        How long it waits, roughly. [s]
+    """
     torch.cuda._sleep(int(seconds * CYCLES))  # type: ignore[no-untyped-call]
 
 

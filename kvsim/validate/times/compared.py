@@ -23,7 +23,22 @@ class Measured:
 
     @classmethod
     def from_runs(cls, name: str, predicted: float, runs: Sequence[float]) -> "Measured":
-        """The median of some runs and their spread, beside a prediction."""
+        """Summarise some runs beside their prediction.
+
+        Parameters
+        ----------
+        name
+            Name of the quantity.
+        predicted
+            Its prediction.
+        runs
+            What each run took or kept, in the unit of the prediction.
+
+        Returns
+        -------
+        Measured
+            The median of the runs and their spread.
+        """
         low, middle, high = np.quantile(runs, (0.25, 0.5, 0.75))
         return cls(name, float(predicted), float(middle), float((high - low) / 2 / middle))
 
@@ -65,7 +80,18 @@ class Compared:
         return self.model, self.layers, self.batch, self.prompt
 
     def get(self, name: str) -> Measured | None:
-        """One of the quantities end to end."""
+        """Look up a quantity end to end.
+
+        Parameters
+        ----------
+        name
+            Name of the quantity.
+
+        Returns
+        -------
+        Measured or None
+            The quantity; None if it was not measured.
+        """
         return next((m for m in self.whole if m.name == name), None)
 
 
@@ -94,7 +120,20 @@ class Summary:
 
 
 def summarise(found: Sequence[Compared], names: Sequence[str] = ("ttft_s", "tpot_s")) -> Summary:
-    """Errors of the times of all points, and whether techniques are in the right order."""
+    """Summarise how far predictions are off, and whether they order techniques rightly.
+
+    Parameters
+    ----------
+    found
+        Techniques at all points.
+    names
+        Quantities whose errors count.
+
+    Returns
+    -------
+    Summary
+        Errors, noise, and shares of pairs and points that are ordered alike.
+    """
     values = [m for c in found for m in c.whole if m.name in names]
     errors = np.abs([m.error for m in values])
     pairs, winners = _orders(found)

@@ -65,13 +65,34 @@ class Grid:
 
     @classmethod
     def for_device(cls, device: torch.device) -> "Grid":
-        """Points that suit a device."""
+        """Choose the points that suit a device.
+
+        Parameters
+        ----------
+        device
+            Where techniques are timed.
+
+        Returns
+        -------
+        Grid
+            The grid of the device's kind.
+        """
         if device.type == "cuda":
             return cls(TIMED_GPU_MODELS, GPU_BATCHES, GPU_PROMPTS)
         return cls(TIMED_CPU_MODELS, BATCHES, PROMPTS, CPU_REPEATS)
 
     def reduced(self, points: str) -> "Grid":
-        """``all`` of it, or the ``few`` smallest points, twice each.
+        """Reduce the grid.
+
+        Parameters
+        ----------
+        points
+            ``all`` of it, or the ``few`` smallest points, twice each.
+
+        Returns
+        -------
+        Grid
+            The grid to run.
 
         Raises
         ------
@@ -85,7 +106,18 @@ class Grid:
         return Grid(self.models[:1], self.batches[:1], self.prompts[:1], 2, self.generate)
 
     def works(self, device: torch.device) -> Iterator[RandomPrompts]:
-        """Workloads that do not take too long there."""
+        """List the workloads that do not take too long on a device.
+
+        Parameters
+        ----------
+        device
+            Where techniques are timed.
+
+        Yields
+        ------
+        RandomPrompts
+            A workload.
+        """
         for batch in self.batches:
             for prompt in self.prompts:
                 if batch * prompt <= MOST_TOKENS[device.type]:
@@ -101,10 +133,30 @@ def compare_times(
     hardware: Hardware,
     stack: Stack,
 ) -> Iterator[Compared | SkippedPoint | str]:
-    """Run and predict everything; yields what is about to run as text, then what it showed.
+    """Time techniques over a grid, and predict the same.
 
     Techniques take turns, so that a machine that slows down slows all of them. One that cannot run
     at a point is left out there.
+
+    Parameters
+    ----------
+    grid
+        Points to run.
+    asked
+        Techniques to run; all that can be run if empty.
+    device
+        Where they run.
+    dtype
+        Number format of weights and caches.
+    hardware
+        The machine that predictions are made for.
+    stack
+        The software that predictions are made for.
+
+    Yields
+    ------
+    Compared or SkippedPoint or str
+        What is about to run as text, then what it showed.
     """
     for name, layers in grid.models:
         arch = load_architecture(name)

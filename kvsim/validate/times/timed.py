@@ -88,7 +88,18 @@ class ReplayedRounds:
 
 
 def captured(work: Callable[[], None]) -> Callable[[], None]:
-    """Work on the current GPU as one launch; it is not done yet."""
+    """Capture work on the current GPU as one launch; it is not done yet.
+
+    Parameters
+    ----------
+    work
+        Issues the work.
+
+    Returns
+    -------
+    Callable
+        Does the work.
+    """
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         work()
@@ -104,7 +115,18 @@ class Replay:
 
     @classmethod
     def of_next_round(cls, run: Generation) -> "Replay":
-        """The round that a generation does next."""
+        """Describe the round that a generation does next.
+
+        Parameters
+        ----------
+        run
+            The generation.
+
+        Returns
+        -------
+        Replay
+            What the round does if it is replayed.
+        """
         impl = run.impl
         decoded = run.generate if impl.reads_all_slots else run.done[0]
         return cls(decoded - 1, impl.op_shares(run.cached))
@@ -113,7 +135,24 @@ class Replay:
 def replayed_seconds(
     deployment: Deployment, technique: Technique, work: RandomPrompts, replays: Sequence[Replay]
 ) -> float:
-    """Time per token of these rounds, each of which gives one. [s]"""
+    """Predict the time per token of replayed rounds, each of which gives one.
+
+    Parameters
+    ----------
+    deployment
+        Model and machine.
+    technique
+        The technique.
+    work
+        The workload.
+    replays
+        What each round does.
+
+    Returns
+    -------
+    float
+        Mean time per token. [s]
+    """
     return fmean(_seconds(deployment.replayed, technique, work, one) for one in replays)
 
 
@@ -199,13 +238,28 @@ def run_timed(
     busy: Mapping[str, float] | None = None,
     graphs: bool = False,
 ) -> Timing:
-    """Run a workload once; ``by_op`` times every op too, which itself takes some time.
+    """Run a workload once, and time its prompt and rounds.
 
     Parameters
     ----------
-    graphs : replay rounds as CUDA graphs where they can be; the others are then not timed.
-    busy : what the host takes for each op, as a run before has told: ops are then timed behind a
+    decoder
+        The model.
+    technique
+        The technique.
+    work
+        The workload.
+    by_op
+        Time every op too, which itself takes some time.
+    busy
+        What the host takes for each op, as a run before has told: ops are then timed behind a
         GPU that is kept busy, so that they are their kernels' times. [s]
+    graphs
+        Replay rounds as CUDA graphs where they can be; the others are then not timed.
+
+    Returns
+    -------
+    Timing
+        What the run took, and what it kept.
     """
     clock = Clock(decoder.device, busy)
     prompts = work.prompts(decoder.arch.model.vocab)
@@ -244,7 +298,18 @@ def run_timed(
 
 
 def issuing(run: Timing) -> dict[str, float]:
-    """What the host took at most for one call of each op, as a run by ops has told. [s]"""
+    """Find what the host took at most for one call of each op.
+
+    Parameters
+    ----------
+    run
+        A run whose ops were timed.
+
+    Returns
+    -------
+    dict of str to float
+        Time by op. [s]
+    """
     found: dict[str, float] = {}
     for one in run.passes:
         for name, took in one.hosts.items():
@@ -253,7 +318,22 @@ def issuing(run: Timing) -> dict[str, float]:
 
 
 def run_by_op(decoder: Decoder, technique: Technique, work: RandomPrompts) -> Timing:
-    """Run a warm workload for its ops: on a GPU once more, behind a GPU that is kept busy."""
+    """Time the ops of a warm workload: on a GPU once more, behind a GPU that is kept busy.
+
+    Parameters
+    ----------
+    decoder
+        The model.
+    technique
+        The technique.
+    work
+        The workload.
+
+    Returns
+    -------
+    Timing
+        A run whose ops were timed.
+    """
     run = run_timed(decoder, technique, work, by_op=True)
     if decoder.device.type == "cpu":
         return run
@@ -274,6 +354,20 @@ def run_counted(decoder: Decoder, technique: Technique, work: RandomPrompts) -> 
     """Run a workload once for its memory and copies.
 
     A GPU's allocator tells its peak; on a CPU the tensors that are in use at once are added up.
+
+    Parameters
+    ----------
+    decoder
+        The model.
+    technique
+        The technique.
+    work
+        The workload.
+
+    Returns
+    -------
+    Counted
+        What the run moved and held.
     """
     copies, device = Copied(), decoder.device
     prompts = work.prompts(decoder.arch.model.vocab)
