@@ -39,6 +39,12 @@ class _Piece:
         return _Piece(self.text.strip(), self.column + ahead)
 
     def split(self, separator: str) -> "list[_Piece]":
+        """
+
+        Parameters
+        ----------
+        separator : the text between the pieces.
+        """
         found, column = [], self.column
         for text in self.text.split(separator):
             found.append(_Piece(text, column).strip())
@@ -46,7 +52,12 @@ class _Piece:
         return found
 
     def error(self, problem: str) -> InputError:
-        """The error about this piece."""
+        """Return the error about this piece.
+
+        Parameters
+        ----------
+        problem : what is wrong with it.
+        """
         return InputError(f"{problem} (column {self.column})")
 
 

@@ -67,7 +67,12 @@ class Parts:
     keeps: bool = True  # whether what the pass adds stays: drafts' tokens do not
 
     def for_prompt(self, prompt: Number) -> "Parts":
-        """The same for prompts of known lengths: shares of them are whole numbers of tokens."""
+        """Return the parts for prompts of known lengths, with shares of them as numbers of tokens.
+
+        Parameters
+        ----------
+        prompt : lengths of the prompts. [tokens]
+        """
         if not (self.selection.shares or self.drafting.shares):
             return self
         chosen, drafting = self.selection.for_prompt(prompt), self.drafting.for_prompt(prompt)
@@ -90,7 +95,12 @@ class Parts:
         return self.selection, self.storage, self.placement, self.drafting
 
     def boundaries(self, deployment: Deployment) -> set[int]:
-        """Return the layers, after the first, from which on some part differs."""
+        """Return the layers, after the first, from which on some part differs.
+
+        Parameters
+        ----------
+        deployment : model, machine and software.
+        """
         return {first for part in self.by_axis() for first in part.boundaries(deployment)}
 
 
@@ -218,6 +228,11 @@ class Term:
         """Return settings worth considering for a workload: those of ``candidates``.
 
         Array-valued settings lie along the first axis. Override it where a choice is no table.
+
+        Parameters
+        ----------
+        deployment : model, machine and software.
+        prompt, generate : lengths of prompts and answers. [tokens]
         """
         return self._filled(lambda budget: budget.tokens(prompt, generate))
 
@@ -326,6 +341,10 @@ class Part(Term):
         """Return the layers, after the first, from which on the part differs.
 
         Asked once per deployment. A part that returns any also overrides ``for_layer``.
+
+        Parameters
+        ----------
+        deployment : model, machine and software.
         """
         return ()
 
@@ -370,7 +389,12 @@ class Part(Term):
         return 0.0
 
     def notes(self, at: "LayerPass") -> tuple[str, ...]:
-        """Return what a reader of a plan should know about the part; nothing by default."""
+        """Return what a reader of a plan should know about the part; nothing by default.
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
         return ()
 
 
@@ -404,7 +428,13 @@ class Selection(Part):
         return type(self) is Selection
 
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
-        """Return why: tokens that leave one by one have to be stored one by one."""
+        """Return why it cannot run: tokens that leave one by one have to be stored one by one.
+
+        Parameters
+        ----------
+        deployment : model, machine and software.
+        parts : those of the other axes, in the same layers.
+        """
         if self.evicts == "always" and not parts.storage.by_token:
             return f"{self.name} drops single tokens, and {parts.storage.name} packs them together"
         return ""

@@ -136,7 +136,13 @@ class HostPlacement(Placement):
         return bool(np.any(np.asarray(self.host_share) + self.cpu_share > 1 + 1e-12))
 
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
-        """Shares that exceed the whole, and what the CPU cannot do."""
+        """Return why it cannot run: shares that exceed the whole, or what the CPU cannot do.
+
+        Parameters
+        ----------
+        deployment : model, machine and software.
+        parts : those of the other axes, in the same layers.
+        """
         if self.exceeds:
             return f"host_share and cpu_share={self.cpu_share} of a layer's tokens exceed 1"
         selection, storage = parts.selection, parts.storage
@@ -159,7 +165,13 @@ class HostPlacement(Placement):
         return ops.runtime(at.d, self.v_host) if self.loads else []
 
     def load(self, at: LayerPass, tokens: Number | None = None) -> Op:
-        """Copy of the host's share, or of so many tokens per sequence, to the GPU."""
+        """Return the copy of the host's share of a layer's cache to the GPU.
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        tokens : tokens per sequence to copy in place of the host's share. [tokens]
+        """
         if tokens is None:
             k, v = at.storage.transfer_bytes(at, tokens_before(at))
             size = self.k_host * k + self.v_host * v
@@ -200,7 +212,12 @@ class HostPlacement(Placement):
         return [ops.copy("store_kv", "d2h", size, launches=2, after=after, sync=sync)]
 
     def sent_share(self, at: LayerPass) -> Number:
-        """Share of the new keys and values for the host that are sent there at all."""
+        """Return the share of the new keys and values for the host that are sent there at all.
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
         return 1.0
 
     def attention_waits(self, at: LayerPass) -> tuple[str, ...]:
@@ -307,12 +324,32 @@ class HostPlacement(Placement):
         return {"gpu": gpu, "host": {"hidden states": self.states_host * states}}
 
     def load_buffer(self, at: LayerPass) -> Number:
-        """GPU memory that one layer's copy from the host fills. [B]"""
+        """Return the GPU memory that one layer's copy from the host fills.
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+
+        Returns
+        -------
+        float or array
+            Size of the buffer. [B]
+        """
         k, v = at.storage.host_bytes(at)
         return self.drafted_on_host(at) + self.k_host * k + self.v_host * v
 
     def drafted_on_host(self, at: LayerPass) -> Number:
-        """The host's share of a round's drafts in one layer. [B]"""
+        """Return the host's share of a round's drafts in one layer.
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+
+        Returns
+        -------
+        float or array
+            Their size. [B]
+        """
         k, v = draft_bytes(at)
         return self.k_host * k + self.v_host * v
 
@@ -323,7 +360,17 @@ class HostPlacement(Placement):
         return 0.0
 
     def weights(self, size: float) -> Buffers:
-        """Weights on both sides."""
+        """Return where a layer's weights live.
+
+        Parameters
+        ----------
+        size : of the weights. [B]
+
+        Returns
+        -------
+        Buffers
+            Bytes by tier and name. [B]
+        """
         if not positive(self.weights_host):
             return {"gpu": {"weights": size}}
         host = self.weights_host * size
@@ -331,12 +378,27 @@ class HostPlacement(Placement):
 
 
 def tokens_before(at: LayerPass) -> Number:
-    """Cached tokens per sequence before the pass. [tokens]"""
+    """Return the cached tokens per sequence before the pass.
+
+    Parameters
+    ----------
+    at : the pass through the layer.
+
+    Returns
+    -------
+    float or array
+        Number of tokens. [tokens]
+    """
     return at.kept_tokens if at.d.stack.cache.static else np.maximum(at.kept_tokens - at.p.new, 0.0)
 
 
 def positive(share: Any) -> bool:
-    """Whether a share, or any of an array of them, is above 0."""
+    """Return whether a share, or any of an array of them, is above 0.
+
+    Parameters
+    ----------
+    share : the share.
+    """
     return bool(np.any(share > 0) if isinstance(share, np.ndarray) else share > 0)
 
 

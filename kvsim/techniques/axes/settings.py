@@ -45,6 +45,13 @@ def param(
 def check(name: str, key: str, value: Any, about: Any) -> None:
     """Refuse a value that a technique's parameter does not take.
 
+    Parameters
+    ----------
+    name : of the technique.
+    key : name of the parameter.
+    value : the value, or an array of them.
+    about : what the parameter takes, as ``param`` keeps it.
+
     Raises
     ------
     InputError
@@ -107,7 +114,17 @@ class Budget:
         return make_axis(*self.shares) if len(self.shares) > 1 else self.shares[0]
 
     def tokens(self, prompt: int, generate: int) -> Any:
-        """Return the setting for prompts and answers of these lengths. [tokens]"""
+        """Return the setting for prompts and answers of given lengths.
+
+        Parameters
+        ----------
+        prompt, generate : lengths of prompts and answers. [tokens]
+
+        Returns
+        -------
+        float or array
+            The setting; an array along the first axis for several shares. [tokens]
+        """
         whole = prompt + generate if self.of == "context" else prompt
         found = np.ceil(np.ceil(self.of_each_prompt * whole) / self.unit)
         return np.maximum(found, self.least) if len(self.shares) > 1 else float(found)
@@ -135,7 +152,17 @@ def combine(**settings: Sequence[Any]) -> tuple[Mapping[str, Any], ...]:
 
 
 def is_share(value: Any) -> Any:
-    """Whether a number of tokens is given as a share of the prompt."""
+    """Return whether a number of tokens is given as a share of the prompt.
+
+    Parameters
+    ----------
+    value : a number, or an array of them.
+
+    Returns
+    -------
+    bool or array
+        True between 0 and 1, both excluded.
+    """
     if isinstance(value, int | float):
         return 0 < value < 1
     numbers = np.asarray(value, dtype=float)
@@ -143,7 +170,17 @@ def is_share(value: Any) -> Any:
 
 
 def simplify(value: Any) -> Any:
-    """A Python number without a needless fraction, or the value itself."""
+    """Return a value as a Python number without a needless fraction.
+
+    Parameters
+    ----------
+    value : a number or a text.
+
+    Returns
+    -------
+    int, float or str
+        Truth values are written in lower case; other values stay.
+    """
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, float) and value.is_integer():
