@@ -19,7 +19,7 @@ from kvsim.report.json import Row
 from kvsim.techniques.technique import Technique
 
 ASSUMED = "assumed"
-DATE_PATTERN = re.compile(r"20\d\d-\d\d-\d\d")
+ISO_DATE = re.compile(r"20\d\d-\d\d-\d\d")
 TIME_KINDS = set(NUMBER_KINDS) - {"memory"}
 MAX_LISTED = 3  # engines and techniques whose errors on a card are told
 HOST = {
@@ -51,9 +51,9 @@ def newest_measurement(deployments: Iterable[Deployment]) -> str | None:
     """
     dates: list[str] = []
     for machine, stack in {id(d): (d.hardware, d.stack) for d in deployments}.values():
-        dates += [machine.date, stack.date, *DATE_PATTERN.findall(f"{stack.source} {stack.fit}")]
+        dates += [machine.date, stack.date, *ISO_DATE.findall(f"{stack.source} {stack.fit}")]
         for key, source in machine.sources.items():
-            dates += [] if key.startswith("price") else DATE_PATTERN.findall(source)
+            dates += [] if key.startswith("price") else ISO_DATE.findall(source)
     return max(filter(None, dates), default=None)
 
 

@@ -22,7 +22,7 @@ from kvsim.techniques.technique import Technique
 
 SLIDER_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 SLIDER_PROMPTS = (512, 1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072)
-LINK_FACTORS = (0.5, 1.0, 2.0)  # times the profile's host link
+SLIDER_LINKS = (0.5, 1.0, 2.0)  # times the profile's host link
 KNOBS = {
     "bits": (2, 4, 8),
     "k": (16, 64, 256),
@@ -56,7 +56,7 @@ def grid(deployment: Deployment, techniques: Sequence[Technique], generate: int)
     return {
         "batches": SLIDER_BATCHES,
         "prompts": prompts,
-        "links": LINK_FACTORS,
+        "links": SLIDER_LINKS,
         "knobs": {k: v for k, v in KNOBS.items() if any(k in knobs for _, knobs in variants)},
         "variants": [
             {
@@ -66,7 +66,7 @@ def grid(deployment: Deployment, techniques: Sequence[Technique], generate: int)
                 "knobs": knobs,
                 "links": [
                     _table(t, linked(deployment, factor), prompts, generate)
-                    for factor in (LINK_FACTORS if moved[id(t)] else (1.0,))
+                    for factor in (SLIDER_LINKS if moved[id(t)] else (1.0,))
                 ],
             }
             for t, knobs in variants
