@@ -28,12 +28,12 @@ from kvsim.evidence import ledger, loadtests, published
 from kvsim.evidence.ops.fit import (
     ClassFit,
     card_text,
+    collect_stated,
     errors_of,
     fit_table,
-    predicted,
+    predict_rows,
     stack_text,
-    stated_by,
-    typical,
+    typical_numbers,
 )
 from kvsim.evidence.ops.rows import OpTable, read_ops
 from kvsim.evidence.predicted import predict
@@ -97,7 +97,7 @@ def _unseen(fits: Fits, base: Stack) -> dict[tuple[str, str, str], np.ndarray]:
     for (engine, device), (_, classes) in fits.items():
         stack = _carried(fits, base, engine, device)
         for c in classes:
-            found[engine, device, c.name] = predicted(c.rows, load_hardware(device), stack)
+            found[engine, device, c.name] = predict_rows(c.rows, load_hardware(device), stack)
     return found
 
 
@@ -109,7 +109,7 @@ def _carried(fits: Fits, base: Stack, engine: str, device: str) -> Stack:
         if other != device
     }
     twin = TWINS.get(device)
-    numbers = others[twin] if twin else typical(others)
+    numbers = others[twin] if twin else typical_numbers(others)
     return with_numbers(base, _sums(numbers) | numbers)
 
 
@@ -127,7 +127,7 @@ def _print_table(fits: Fits, unseen: dict[tuple[str, str, str], np.ndarray], bas
             if title.startswith("all-reduce") and device == "rtx-pro-6000":
                 continue
             for c in (c for c in classes if c.name in names):
-                today = predicted(c.rows, load_hardware(device), base)
+                today = predict_rows(c.rows, load_hardware(device), base)
                 other = unseen[engine, device, c.name]
                 off = [errors_of(c), *(np.abs(p / c.rows.took - 1) for p in (other, today))]
                 groups.append(tuple(100 * np.quantile(x, q) for x in off for q in (0.5, 0.9)))
@@ -271,14 +271,14 @@ def _host_times(folder: Path, engine: str, today: str) -> dict[str, tuple[float,
     stack = before(engine)
     fit = loadtests.fit_host(rows, stack)
     measured = np.array([r.latency for r in rows])
-    unseen = loadtests.held_out_by_model(rows, stack)
+    unseen = loadtests.predict_held_out(rows, stack)
     devices = ", ".join(sorted({r.device for r in rows}))
     said = f"fitted on {today} to {len(rows)} load tests on {devices} (aic-core-0.12.0)"
     by_gpus = {t: round(float(np.median((unseen / measured)[[r.tp == t for r in rows]])), 3)
                for t in sorted({r.tp for r in rows})}  # fmt: skip
     held_out = "model" if len({r.model for r in rows}) > 1 else "lengths"
     off = np.abs(unseen / measured - 1)
-    seen = np.abs(loadtests.latencies(rows, loadtests.changed(
+    seen = np.abs(loadtests.predict_latencies(rows, loadtests.replace_numbers(
         stack, fit.values, {r.device for r in rows})) / measured - 1)  # fmt: skip
     print(f"request latency, {engine}: {len(rows)} load tests, fitted {spread(seen)}, "
           f"held out by {held_out} {spread(off)}, "
@@ -323,8 +323,8 @@ def typical_text(
     """
     numbers: dict[str, float] = {key: value for key, (value, _) in own.items()}
     sources = {key: text for key, (_, text) in own.items()}
-    for key, value in typical(cards).items():
-        seen = ", ".join(f"{c} {x:.3g}" for c, x in stated_by(cards, key).items())
+    for key, value in typical_numbers(cards).items():
+        seen = ", ".join(f"{c} {x:.3g}" for c, x in collect_stated(cards, key).items())
         numbers[key] = value
         sources[key] = f"median of cards fitted on {today}: {seen}"
     return stack_text(head, numbers, sources)

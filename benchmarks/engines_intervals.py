@@ -100,7 +100,9 @@ def requests(
                 dict.fromkeys(loadtests.HOST_TIMES, 0.0),
             )
             groups[what][key] = took / _told(here, left, stack, own(engine))
-            unknown = loadtests.changed(own(engine), nothing, {r.device for r in tests[engine]})
+            unknown = loadtests.replace_numbers(
+                own(engine), nothing, {r.device for r in tests[engine]}
+            )
             blank[what][key] = took / _told(here, left, stack, unknown)
     found = {what: interval(g, lambda key: key[1] + key[2]) for what, g in blank.items()}
     entries = []
@@ -142,7 +144,9 @@ def _told(
         fitted = left or [r for r, each in zip(here, lengths, strict=True) if each != some]
         host = loadtests.fit_host(fitted, own).values
         rows = [here[i] for i in chosen]
-        out[chosen] = loadtests.latencies(rows, loadtests.changed(stack, host, {here[0].device}))
+        out[chosen] = loadtests.predict_latencies(
+            rows, loadtests.replace_numbers(stack, host, {here[0].device})
+        )
     return out
 
 

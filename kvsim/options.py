@@ -853,7 +853,8 @@ def takes_options(command: str, *first: str) -> Callable[[Callable[[Inputs], R]]
                 raise
 
         ask.__signature__ = signature  # type: ignore[attr-defined]
-        ask.__doc__ = f"{answer.__doc__}\n{_parameters(options, names)}"
+        about, line, outcome = (answer.__doc__ or "").partition("\n    Returns\n")
+        ask.__doc__ = f"{about.rstrip()}\n\n{_parameters(options, names)}\n{line}{outcome}"
         return ask
 
     return decorate

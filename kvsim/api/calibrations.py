@@ -22,7 +22,12 @@ MIN_HELD_OUT = 0.05
 
 @takes_options("calibrate", "out")
 def calibrate(inputs: Inputs) -> "Result[Row]":
-    """Measure this machine, or fit a stack to a run or to tables; write what was found.
+    """Measure this machine, or fit a stack to a run or to tables, and write what was found.
+
+    Returns
+    -------
+    Result
+        The numbers found and their errors.
 
     Raises
     ------
@@ -196,7 +201,7 @@ def _fit_load_tests(inputs: Inputs) -> "Row":
     stack = load_stack(_start(inputs))
     found = loadtests.fit_host(rows, stack)
     measured = np.array([r.latency for r in rows])
-    off = np.abs(loadtests.held_out_by_model(rows, stack) / measured - 1)
+    off = np.abs(loadtests.predict_held_out(rows, stack) / measured - 1)
     told = (
         f"latency of load tests that no fit saw (held out by model): {100 * np.median(off):.2g} % "
         f"at the median, {100 * np.quantile(off, 0.9):.2g} % for nine in ten"

@@ -25,9 +25,12 @@ HOST_SHARE = 0.25
 
 @takes_options("capacity", "trace", "model", "gpus", "ttft", "tpot")
 def capacity(inputs: Inputs) -> "Result[CapacityAnswer]":
-    """The cheapest fleet that serves a trace within targets, checked by simulation.
+    """Find the cheapest fleet that serves a trace within targets, checked by simulation.
 
-    Where no fleet is as asked, the nearest one is returned with its ``shortfall``.
+    Returns
+    -------
+    Result
+        The fleet. Where none is as asked, the nearest one is returned with its ``shortfall``.
 
     Raises
     ------

@@ -7,25 +7,49 @@ from kvsim.options import Inputs, takes_options
 
 @takes_options("models", "name")
 def models(inputs: Inputs) -> Any:
-    """The models of the catalogue as rows, or one of them."""
+    """List the models of the catalogue, or look one up.
+
+    Returns
+    -------
+    list of dict, or dict
+        All models, or the one that ``name`` gives.
+    """
     return _find("models", inputs.name)
 
 
 @takes_options("gpus", "name")
 def gpus(inputs: Inputs) -> Any:
-    """The hardware profiles as rows, or one of them with its sources."""
+    """List the hardware profiles, or look one up with its sources.
+
+    Returns
+    -------
+    list of dict, or dict
+        All profiles, or the one that ``name`` gives.
+    """
     return _find("gpus", inputs.name)
 
 
 @takes_options("techniques", "name")
 def techniques(inputs: Inputs) -> Any:
-    """The techniques as rows, or one of them with its settings and paper."""
+    """List the techniques, or look one up with its settings and paper.
+
+    Returns
+    -------
+    list of dict, or dict
+        All techniques, or the one that ``name`` gives.
+    """
     return _find("techniques", inputs.name)
 
 
 @takes_options("stacks", "name")
 def stacks(inputs: Inputs) -> Any:
-    """The software stacks as rows, or one of them with its known error."""
+    """List the software stacks, or look one up with its known error.
+
+    Returns
+    -------
+    list of dict, or dict
+        All stacks, or the one that ``name`` gives.
+    """
     return _find("stacks", inputs.name)
 
 

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
 @takes_options("plan", "model", "gpu", "prompt", "generate", "batch")
 def plan(inputs: Inputs) -> "Result[ChosenPlan] | Result[TracePlan]":
-    """The technique, settings and batch for equal requests, or for a trace on one replica.
+    """Choose the technique, settings and batch for equal requests, or for a trace on one replica.
+
+    Returns
+    -------
+    Result
+        The plan and its alternatives.
 
     Raises
     ------

@@ -15,7 +15,18 @@ if TYPE_CHECKING:
 
 @takes_options("predict", "model", "gpu", "technique", "batch", "prompt", "generate")
 def predict(inputs: Inputs) -> "Result[list[Prediction]]":
-    """Latency, throughput and memory of techniques at every combination of sizes."""
+    """Predict latency, throughput and memory of techniques at every combination of sizes.
+
+    Returns
+    -------
+    Result
+        The predictions, one per row; techniques that cannot run are left out.
+
+    Raises
+    ------
+    InputError
+        For what the command would refuse.
+    """
     from kvsim.report.predict import predict_points
     from kvsim.techniques import parse, parse_several
 
@@ -36,10 +47,15 @@ def predict(inputs: Inputs) -> "Result[list[Prediction]]":
 
 @takes_options("grid", "model", "gpu", "technique", "batch", "prompt", "generate")
 def sweep(inputs: Inputs) -> "Result[None]":
-    """A grid of batch and prompt in memory: times, throughput and memory of every point.
+    """Predict a grid of batches and prompts in memory.
 
     Nothing is explained point by point, so that a thousand points take a second or two.
     ``kvsim sweep`` has grids over everything, on disk.
+
+    Returns
+    -------
+    Result
+        Times, throughput and memory of every point, one per row.
     """
     import numpy as np
 
@@ -75,7 +91,13 @@ def explore(inputs: Inputs) -> None:
 
 @takes_options("reproduce", "source")
 def reproduce(inputs: Inputs) -> "Result[list[Score]] | None":
-    """Published or your own measured rows beside predictions; with ``fit`` a stack is fitted."""
+    """Compare published or your own measured rows with predictions, or fit a stack to them.
+
+    Returns
+    -------
+    Result or None
+        Errors by table and metric; None where ``fit`` names a stack to write.
+    """
     from kvsim.evidence import predicted as predicted_rows
     from kvsim.evidence import published
     from kvsim.files import check_target, replace_text

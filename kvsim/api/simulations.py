@@ -127,7 +127,12 @@ def _mean_ttft(run: "Run") -> float:
 
 @takes_options("simulate", "trace", "model", "gpu", "technique")
 def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
-    """A request trace under continuous batching, with one technique or several.
+    """Simulate a request trace under continuous batching, with one technique or several.
+
+    Returns
+    -------
+    Result
+        Times, goodput and memory, one row per technique.
 
     Raises
     ------

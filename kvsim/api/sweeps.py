@@ -36,12 +36,18 @@ class SweepOnDisk:
 
 @takes_options("sweep", "spec", "out")
 def run_sweep(inputs: Inputs) -> SweepOnDisk:
-    """Compute a grid on this machine or a Dask cluster, one Parquet file for each chunk."""
+    """Compute a grid on this machine or a Dask cluster, one Parquet file for each chunk.
+
+    Returns
+    -------
+    SweepOnDisk
+        The folder of the sweep, which can write its page.
+    """
     from kvsim.sweeps import chunks as parts
     from kvsim.sweeps import plugins
     from kvsim.sweeps.spec import read
     from kvsim.sweeps.store import ResultStore
-    from kvsim.sweeps.workers import Bundles, cluster, pool, run_here
+    from kvsim.sweeps.workers import Bundles, compute_here, compute_in_processes, compute_on_cluster
     from kvsim.techniques import TECHNIQUES
 
     require("pyarrow")
@@ -57,16 +63,16 @@ def run_sweep(inputs: Inputs) -> SweepOnDisk:
     total, before = parts.count(spec), frozenset(store.done)
     progress = ProgressLine("", "chunks", total, len(before), estimates=True)
     left = progress.started_by(
-        chunk for chunk in parts.chunks_of(spec, own) if chunk.index not in before
+        chunk for chunk in parts.divide_sweep(spec, own) if chunk.index not in before
     )
     coming = Bundles(left, spec.points * (total - len(before)) // total)
     workers = inputs.workers or 1
     if inputs.scheduler is not None:
-        done = cluster(coming, inputs.scheduler, store.shared)
+        done = compute_on_cluster(coming, inputs.scheduler, store.shared)
     elif workers > 1:
-        done = pool(coming, workers, store.shared)
+        done = compute_in_processes(coming, workers, store.shared)
     else:
-        done = run_here(coming, store.shared)
+        done = compute_here(coming, store.shared)
     for index, content in done:
         store.keep(index, content)
         progress(len(store.done))

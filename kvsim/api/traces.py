@@ -56,7 +56,13 @@ def read_options(inputs: Inputs) -> "ReadOptions":
 
 @takes_options("traces inspect", "file")
 def inspect(inputs: Inputs) -> "Result[Requests | None]":
-    """Rate, burstiness, lengths and prefix reuse of a trace, and its requests."""
+    """Describe a trace: its rate, burstiness, lengths and prefix reuse.
+
+    Returns
+    -------
+    Result
+        The figures; the requests are in ``found``.
+    """
     from kvsim.report.traces import describe_trace, make_result
     from kvsim.traces.read import load
 
@@ -88,7 +94,13 @@ def convert(inputs: Inputs) -> None:
 
 @takes_options("traces generate", "target")
 def generate(inputs: Inputs) -> "Result[Requests | None]":
-    """Draw a trace from chosen distributions, or like another one; describe it, and the other."""
+    """Draw a trace from chosen distributions, or like another one, and write it.
+
+    Returns
+    -------
+    Result
+        The figures of the trace, and those of the other one.
+    """
     from kvsim.report.traces import describe_requests, describe_trace, make_result
     from kvsim.traces import synthetic
     from kvsim.traces.read import load
@@ -126,7 +138,13 @@ def generate(inputs: Inputs) -> "Result[Requests | None]":
 
 @takes_options("traces import", "files", "out")
 def import_(inputs: Inputs) -> "Result[Requests | None]":
-    """Make a trace from metrics, spans or access logs, and describe it."""
+    """Make a trace from metrics, spans or access logs, and write it.
+
+    Returns
+    -------
+    Result
+        The figures of the trace.
+    """
     from kvsim.report.traces import describe_requests, make_result
     from kvsim.traces.write import check_ending, write
 

@@ -57,6 +57,11 @@ def validate(inputs: Inputs) -> "Result[Any]":
 
     With a profile that ``calibrate`` measured on this device as ``gpu``, times are compared.
 
+    Returns
+    -------
+    Result
+        The comparison; ``passed`` is False where something differs or an error is too large.
+
     Raises
     ------
     InputError
@@ -217,7 +222,13 @@ def _compare_times(
 
 @takes_options("validate quality", "model")
 def validate_quality(inputs: Inputs) -> "Result[Any]":
-    """Read a text under every technique: perplexity, attention, and accepted drafts."""
+    """Measure perplexity, attention and accepted drafts of techniques on a text.
+
+    Returns
+    -------
+    Result
+        What each technique loses.
+    """
     techniques = _parse_techniques(inputs)
     check_torch()
     from kvsim.report.validate_quality import make_trace_result
@@ -263,7 +274,15 @@ def validate_quality(inputs: Inputs) -> "Result[Any]":
 
 @takes_options("validate layers", "model")
 def validate_layers(inputs: Inputs) -> "Result[Any]":
-    """Losses of every layer's keys and values alone; a plan of so many bits, run for real."""
+    """Measure what the keys and values of each layer lose alone at a few bits.
+
+    With ``bits``, a plan of so many bits is made of these losses and run for real.
+
+    Returns
+    -------
+    Result
+        Losses by layer and width, and those of the plan.
+    """
     check_torch()
     from kvsim.planner.bits import assign
     from kvsim.quality.layers import write
@@ -310,7 +329,12 @@ def validate_layers(inputs: Inputs) -> "Result[Any]":
 
 @takes_options("validate plan", "file")
 def validate_plan(inputs: Inputs) -> "Result[Any]":
-    """Run a plan and full-precision KV; loss, times and memory beside the plan's.
+    """Run a plan and full-precision KV; compare loss, times and memory with the plan's.
+
+    Returns
+    -------
+    Result
+        What was measured beside what the plan says.
 
     Raises
     ------

@@ -54,7 +54,18 @@ def _general(
 
 
 def application(names: Iterable[str] = COMMANDS) -> typer.Typer:
-    """The commands as one application; only the modules of those named are imported."""
+    """Build the command-line application.
+
+    Parameters
+    ----------
+    names
+        Commands that it has; only their modules are imported.
+
+    Returns
+    -------
+    typer.Typer
+        The application.
+    """
     app = typer.Typer(
         name="kvsim",
         add_completion=True,

@@ -294,7 +294,7 @@ def _entry(row: dict[str, str]) -> LedgerEntry:
     return LedgerEntry(**{k: kinds[k](v) for k, v in row.items()})  # type: ignore[operator]
 
 
-def written(entries: Iterable[LedgerEntry]) -> str:
+def format_ledger(entries: Iterable[LedgerEntry]) -> str:
     """Format a ledger as CSV.
 
     Parameters
@@ -338,4 +338,4 @@ def update(path: Path, entries: Iterable[LedgerEntry]) -> None:
             rows = [row for _, row in read_records(path, TABLE)]
         kept = {key(e): e for e in map(_entry, rows)}
     kept |= {key(e): e for e in entries}
-    replace_text(path, written(kept.values()))
+    replace_text(path, format_ledger(kept.values()))

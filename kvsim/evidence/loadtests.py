@@ -227,7 +227,7 @@ class Kernels:
         return np.concatenate([self.latencies(host), self.per_token(host)])
 
 
-def kernels(rows: Sequence[LoadTest], stack: Stack) -> Kernels:
+def predict_kernels(rows: Sequence[LoadTest], stack: Stack) -> Kernels:
     """Predict the GPU's work in each load test, leaving the stack's host times out.
 
     Parameters
@@ -242,7 +242,7 @@ def kernels(rows: Sequence[LoadTest], stack: Stack) -> Kernels:
     Kernels
         Times of a decode step and a prompt, and the sequences that run at once, per load test.
     """
-    bare = changed(stack, dict.fromkeys(HOST_TIMES, 0.0), {r.device for r in rows})
+    bare = replace_numbers(stack, dict.fromkeys(HOST_TIMES, 0.0), {r.device for r in rows})
     step, prefill, running = (np.empty(len(rows)) for _ in range(3))
     groups: dict[tuple[str, str, str, int], list[int]] = {}
     for i, r in enumerate(rows):
@@ -268,7 +268,7 @@ def _room(technique: Technique, deployment: Deployment, row: LoadTest) -> float:
     return found.tokens / found.length
 
 
-def latencies(rows: Sequence[LoadTest], stack: Stack) -> Array:
+def predict_latencies(rows: Sequence[LoadTest], stack: Stack) -> Array:
     """Predict the latency of a request in each load test with a stack's own host times.
 
     Parameters
@@ -286,7 +286,7 @@ def latencies(rows: Sequence[LoadTest], stack: Stack) -> Array:
     out = np.empty(len(rows))
     for device in {r.device for r in rows}:
         here = [i for i, r in enumerate(rows) if r.device == device]
-        found = kernels([rows[i] for i in here], stack)
+        found = predict_kernels([rows[i] for i in here], stack)
         out[here] = found.latencies(host_times(stack.for_gpu(device)))
     return out
 
@@ -325,7 +325,7 @@ def fit_host(rows: Sequence[LoadTest], stack: Stack) -> Fit:
     Fit
         The host times, with infinite errors for those that the rows do not determine.
     """
-    return _fitted(kernels(rows, stack), rows, _own_host_times(rows, stack))
+    return _fitted(predict_kernels(rows, stack), rows, _own_host_times(rows, stack))
 
 
 def _own_host_times(rows: Sequence[LoadTest], stack: Stack) -> dict[str, float]:
@@ -359,7 +359,7 @@ def _fitted(gpu: Kernels, rows: Sequence[LoadTest], kept: Mapping[str, float]) -
     )
 
 
-def changed(stack: Stack, numbers: Mapping[str, float], devices: set[str]) -> Stack:
+def replace_numbers(stack: Stack, numbers: Mapping[str, float], devices: set[str]) -> Stack:
     """Replace numbers of a stack, including its variants for some cards.
 
     Parameters
@@ -380,7 +380,7 @@ def changed(stack: Stack, numbers: Mapping[str, float], devices: set[str]) -> St
     return replace(with_numbers(stack, numbers), cards=cards)
 
 
-def held_out_by_model(rows: Sequence[LoadTest], stack: Stack) -> Array:
+def predict_held_out(rows: Sequence[LoadTest], stack: Stack) -> Array:
     """Predict each model's latencies with host times fitted to the other models.
 
     Where a single model was measured, lengths of prompts and outputs stand in for models.
@@ -399,7 +399,7 @@ def held_out_by_model(rows: Sequence[LoadTest], stack: Stack) -> Array:
     """
     several = len({r.model for r in rows}) > 1
     part = [(r.model,) if several else (r.prompt, r.generate) for r in rows]
-    gpu, kept = kernels(rows, stack), _own_host_times(rows, stack)
+    gpu, kept = predict_kernels(rows, stack), _own_host_times(rows, stack)
     out = np.empty(len(rows))
     for which in sorted(set(part)):
         chosen = np.array([p == which for p in part])

@@ -306,7 +306,7 @@ RUN_PARAMETERS = (
 COARSE = 4  # nodes per octave of the tables that the fit reads
 
 
-def simulated(
+def simulate_run(
     run: MeasuredRun,
     technique: Technique,
     deployment: Deployment,
@@ -387,7 +387,7 @@ def fit_run(
 
     def predict(numbers: dict[str, float]) -> Array:
         where = replace(deployment, stack=with_numbers(deployment.stack, numbers))
-        p = simulated(run, technique, where, rules, coarse=True).run.progress
+        p = simulate_run(run, technique, where, rules, coarse=True).run.progress
         return times(p.first[:count], p.last[:count])
 
     measured = times(run.first[:count], run.last[:count])

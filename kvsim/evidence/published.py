@@ -74,7 +74,7 @@ def metric_of(name: str, header: Sequence[str]) -> str:
     return found[0]
 
 
-def widened(name: str, metric: str, row: Mapping[str, str]) -> dict[str, str]:
+def to_paper_row(name: str, metric: str, row: Mapping[str, str]) -> dict[str, str]:
     """Convert one row of a user's runs to the columns of a paper's table.
 
     Parameters
@@ -166,7 +166,7 @@ def read(name_or_path: str, tell: Callable[[str], None] | None = None) -> list[P
         try:
             where = f"{name_or_path}, line {number}"
             fields = _fields(where, header, cells)
-            row = _row(where, widened(file.name, metric, fields) if metric else fields)
+            row = _row(where, to_paper_row(file.name, metric, fields) if metric else fields)
             _check_new(row, seen)
             rows.append(row)
         except InputError as fault:
@@ -178,7 +178,7 @@ def read(name_or_path: str, tell: Callable[[str], None] | None = None) -> list[P
     return rows
 
 
-def cells(name: str) -> Iterator[dict[str, str]]:
+def read_cells(name: str) -> Iterator[dict[str, str]]:
     """Read a shipped table without checking its rows.
 
     Parameters
@@ -305,7 +305,7 @@ METRIC_KINDS = {
 LENGTHS = ((0, 2048), (2048, 16_384), (16_384, 10**9))
 
 
-def by_mechanism(
+def summarise_mechanisms(
     pairs: Iterable[tuple[PublishedRow, float]],
 ) -> dict[tuple[str, str], tuple[int, float, float]]:
     """Summarise errors by context length, head grouping and technique.

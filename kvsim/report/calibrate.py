@@ -231,10 +231,10 @@ def calibrate_from_run(
     """
     fit = fromrun.fit_run(run, technique, deployment, rules, first)
     fitted = replace(deployment, stack=with_numbers(deployment.stack, fit.values))
-    found = fromrun.simulated(run, technique, fitted, rules)
+    found = fromrun.simulate_run(run, technique, fitted, rules)
     seen = fromrun.errors(run, found, slice(0, first))
     unseen = fromrun.errors(run, found, slice(first, None))
-    plain = fromrun.simulated(run, technique, deployment, rules)
+    plain = fromrun.simulate_run(run, technique, deployment, rules)
     before = fromrun.errors(run, plain, slice(first, None))
     count = len(run.requests)
     if out is not None:

@@ -63,7 +63,7 @@ def _rows() -> tuple[tuple[str, str, str], ...]:
     return tuple(
         (row["hardware"], row["technique"], row["stack"])
         for name in published.papers()
-        for row in published.cells(name)
+        for row in published.read_cells(name)
         if row["metric"].endswith(TIME_SUFFIXES) and row["use"] != "anomaly"
     )
 

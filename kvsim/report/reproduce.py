@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.evidence.leastsquares import Fit
 from kvsim.evidence.predicted import PublishedRow, fit_stack, predict
-from kvsim.evidence.published import by_mechanism
+from kvsim.evidence.published import summarise_mechanisms
 from kvsim.evidence.scores import Score, error, score
 from kvsim.evidence.stackfile import fitted_text
 from kvsim.machines.basis import basis
@@ -48,7 +48,7 @@ def make_result(
     scores, answer = score(rows, predicted), write_answer(rows, predicted)
     pairs = list(zip(rows, predicted, strict=True))
     plain = [_row(row, value) for row, value in pairs]
-    mechanisms = by_mechanism(pairs)
+    mechanisms = summarise_mechanisms(pairs)
     fields = {
         "answer": answer.row(),
         "rows": plain,

@@ -20,7 +20,7 @@ from kvsim.report.table import Column, Table, quantity_columns, text_column
 from kvsim.report.units import QUANTITIES
 from kvsim.sweeps.cases import SEPARATOR
 from kvsim.sweeps.spec import Spec
-from kvsim.sweeps.store import ResultStore, place_of
+from kvsim.sweeps.store import ResultStore, chunk_path
 from kvsim.techniques.technique import Technique
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def summarize(store: ResultStore, spec: Spec) -> SweepSummary:
 
     found = SweepSummary(spec)
     for index in sorted(store.done):
-        found.add(read_table(place_of(store.folder, index)))
+        found.add(read_table(chunk_path(store.folder, index)))
     return found
 
 

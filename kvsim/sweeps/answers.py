@@ -21,7 +21,7 @@ from kvsim.techniques import parse
 TP_DEGREES = (1, 2, 4, 8)
 
 
-def planned(case: Case) -> Columns:
+def plan_case(case: Case) -> Columns:
     """Plan one case: the best lossless technique, settings and batch for equal requests.
 
     Parameters
@@ -54,7 +54,7 @@ def planned(case: Case) -> Columns:
     }  # fmt: skip
 
 
-def simulated(case: Case) -> Columns:
+def simulate_case(case: Case) -> Columns:
     """Simulate one case: a trace on equal replicas.
 
     Parameters
@@ -91,7 +91,7 @@ def simulated(case: Case) -> Columns:
     return {name: np.nan if known[name] is None else known[name] for name in COLUMNS["simulate"]}
 
 
-def fleets(case: Case) -> Columns:
+def find_fleet(case: Case) -> Columns:
     """Find the cheapest fleet of one case.
 
     Parameters

@@ -40,7 +40,7 @@ class Points:
         return self.batches[row], self.contexts[column]
 
 
-def stretches(batches: Array, contexts: Array, most: int) -> Iterator[Points]:
+def divide_points(batches: Array, contexts: Array, most: int) -> Iterator[Points]:
     """Divide the points of two axes into stretches of limited size.
 
     Parameters

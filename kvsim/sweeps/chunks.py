@@ -14,7 +14,7 @@ import numpy as np
 from kvsim.frozen import frozen
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
-from kvsim.sweeps.cases import COLUMNS, SEPARATOR, Case, Columns, Points, stretches
+from kvsim.sweeps.cases import COLUMNS, SEPARATOR, Case, Columns, Points, divide_points
 from kvsim.sweeps.evaluate import evaluator
 from kvsim.sweeps.plugins import Plugin, install
 from kvsim.sweeps.spec import POINT_AXES, Spec
@@ -52,7 +52,7 @@ class SweepChunk:
         return 1 if self.case.points is None else self.case.points.size
 
 
-def chunks_of(spec: Spec, plugins: tuple[Plugin, ...]) -> Iterator[SweepChunk]:
+def divide_sweep(spec: Spec, plugins: tuple[Plugin, ...]) -> Iterator[SweepChunk]:
     """Divide a sweep into chunks.
 
     Models, profiles and traces are read once each.
@@ -125,7 +125,7 @@ def _points(spec: Spec) -> Iterator[Points | None]:
         yield None
         return
     batches, contexts = (np.array(spec.axes[name], float) for name in POINT_AXES)
-    yield from stretches(batches, contexts, CHUNK_POINTS)
+    yield from divide_points(batches, contexts, CHUNK_POINTS)
 
 
 def count(spec: Spec) -> int:

@@ -20,7 +20,7 @@ from kvsim.techniques.technique import Technique
 AT_ONCE = 2**13  # points evaluated together: intermediate arrays stay in the CPU's cache
 
 
-def predicted(case: Case) -> Columns:
+def predict_case(case: Case) -> Columns:
     """Predict times and memory at every batch and context of a case.
 
     TTFT is of a prompt of the context's length, TPOT of a token decoded at that context.
@@ -94,9 +94,9 @@ def evaluator(kind: str) -> Callable[[Case], Columns]:
         Turns a case into its columns.
     """
     if kind == "predict":
-        return predicted
+        return predict_case
     from kvsim.sweeps import answers
 
     return {
-        "plan": answers.planned, "simulate": answers.simulated, "capacity": answers.fleets
+        "plan": answers.plan_case, "simulate": answers.simulate_case, "capacity": answers.find_fleet
     }[kind]  # fmt: skip

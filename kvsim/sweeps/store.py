@@ -67,7 +67,7 @@ class SharedFolder:
             Whether it was written.
         """
         try:
-            _write(place_of(Path(self.path), index), content)
+            _write(chunk_path(Path(self.path), index), content)
         except (OSError, InputError):
             return False  # whoever asked for it writes it, or says why that cannot be
         return True
@@ -131,7 +131,7 @@ class ResultStore:
             If the disk is full, or the folder can no longer be written.
         """
         if content is not None:
-            _write(place_of(self.folder, index), content)
+            _write(chunk_path(self.folder, index), content)
         self.done.add(index)
 
     def clean_up(self) -> None:
@@ -139,7 +139,7 @@ class ResultStore:
         remove_orphans(self.folder)
 
 
-def place_of(folder: Path, index: int) -> Path:
+def chunk_path(folder: Path, index: int) -> Path:
     """Return the path of a chunk's file.
 
     Parameters

@@ -133,7 +133,7 @@ POLL_INTERVAL_S = 2.0  # between two looks at how many workers there are [s]
 Done = tuple[int, bytes | None]  # None: its file is written
 
 
-def run_here(coming: Bundles, folder: SharedFolder | None = None) -> Iterator[Done]:
+def compute_here(coming: Bundles, folder: SharedFolder | None = None) -> Iterator[Done]:
     """Compute bundles one after another in this process.
 
     Parameters
@@ -152,7 +152,9 @@ def run_here(coming: Bundles, folder: SharedFolder | None = None) -> Iterator[Do
         yield from _pair_contents(bundle, compute_all(bundle, folder)[1])
 
 
-def pool(coming: Bundles, workers: int, folder: SharedFolder | None = None) -> Iterator[Done]:
+def compute_in_processes(
+    coming: Bundles, workers: int, folder: SharedFolder | None = None
+) -> Iterator[Done]:
     """Compute bundles in several processes of this machine.
 
     Parameters
@@ -235,7 +237,9 @@ def _submitted(
         raise BrokenProcessPool from broken
 
 
-def cluster(coming: Bundles, scheduler: str, folder: SharedFolder | None = None) -> Iterator[Done]:
+def compute_on_cluster(
+    coming: Bundles, scheduler: str, folder: SharedFolder | None = None
+) -> Iterator[Done]:
     """Compute bundles on the workers of a Dask cluster.
 
     Parameters

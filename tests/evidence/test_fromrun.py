@@ -9,7 +9,7 @@ import pytest
 
 from kvsim import techniques
 from kvsim.errors import InputError
-from kvsim.evidence.logs import MeasuredRun, errors, fit_run, read_run, simulated
+from kvsim.evidence.logs import MeasuredRun, errors, fit_run, read_run, simulate_run
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack, with_numbers
 from kvsim.models.configs import load_model
@@ -41,13 +41,13 @@ def test_a_run_of_a_known_stack_gives_back_what_it_tells() -> None:
     )
     rules = Rules(max_seqs=32, blocks=4000)
     blank = MeasuredRun(requests, np.zeros(80), np.zeros(80))
-    played = simulated(blank, techniques.parse("full"), deployed(true), rules).run.progress
+    played = simulate_run(blank, techniques.parse("full"), deployed(true), rules).run.progress
     noise = 1 + random.normal(0, 0.01, 80)
     first = requests.arrival + (played.first - requests.arrival) * noise
     run = MeasuredRun(requests, first, played.last + first - played.first)
     fit = fit_run(run, techniques.parse("full"), deployed({}), rules, 40)
     assert fit.values["kernel.gemm.compute"] == pytest.approx(0.55, rel=0.05)
-    fitted = simulated(run, techniques.parse("full"), deployed(fit.values), rules)
+    fitted = simulate_run(run, techniques.parse("full"), deployed(fit.values), rules)
     assert max(map(abs, errors(run, fitted, slice(40, None)).values())) < 0.02
 
 

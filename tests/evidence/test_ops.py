@@ -52,7 +52,7 @@ def synthetic(name: str, noise: float = 0.02, seed: int = 0) -> rows.OpRows:
     count = len(next(iter(shape.values())))
     bare = rows.OpRows(kind, "fp16", shape, np.ones(count), ("line",) * count)
     stack = with_numbers(load_stack("fused"), numbers(name))
-    took = fit.predicted(bare, load_hardware("h100"), stack)
+    took = fit.predict_rows(bare, load_hardware("h100"), stack)
     return rows.OpRows(kind, "fp16", shape, took * rng.normal(1, noise, count), bare.lines)
 
 
@@ -216,7 +216,7 @@ def test_load_tests_give_back_host_times(tmp_path: Path) -> None:
             one = loadtests.LoadTest(
                 "", "h100", "llama3.1-8b", "bf16", 1, prompt, 512, sequences, 1.0, 1.0
             )
-            took = float(loadtests.latencies([one], stack)[0])
+            took = float(loadtests.predict_latencies([one], stack)[0])
             row = ("h100", "mine", "llama3.1-8b", "bf16", 1, prompt, 512, sequences)
             tpot = 1e3 * took / 512
             lines.append(dict(zip(names, row, strict=True)) | {"ttft_ms": tpot, "tpot_ms": tpot})
@@ -253,7 +253,7 @@ def load_tests(tps: tuple[int, ...]) -> list[loadtests.LoadTest]:
 def test_work_beside_the_gpu_is_told_where_it_is_the_longer() -> None:
     stack = with_numbers(load_stack("trtllm").for_gpu("h100"), HOST)
     rows = load_tests((1, 8))
-    gpu = loadtests.kernels(rows, stack)
+    gpu = loadtests.predict_kernels(rows, stack)
     told = [
         replace(r, latency=float(took), per_token=float(each))
         for r, took, each in zip(rows, gpu.latencies(HOST), gpu.per_token(HOST), strict=True)
@@ -267,7 +267,7 @@ def test_what_load_tests_do_not_tell_stays_as_it_is() -> None:
     hidden = {"time.overlapped_sequence_s": 2e-9, "time.overlapped_prompt_s": 3e-9}
     stack = with_numbers(load_stack("trtllm").for_gpu("h100"), HOST | hidden)
     rows = load_tests((1,))
-    gpu = loadtests.kernels(rows, stack)
+    gpu = loadtests.predict_kernels(rows, stack)
     told = [
         replace(r, latency=float(took), per_token=float(each))
         for r, took, each in zip(rows, gpu.latencies(HOST | hidden), gpu.per_token(HOST | hidden),
@@ -294,7 +294,7 @@ def test_load_tests_are_composed_as_the_engine_plays_passes() -> None:
         step = sum(steady_seconds(s, d) for s in t.cycle(d, p).steps)
         prompt = makespan(t.prefill(d, prefill_point(1.0, r.prompt, r.generate)), d)
         took.append(float(np.ravel(r.generate * step + r.sequences * prompt)[0]))
-    gpu = loadtests.kernels(rows, stack)
+    gpu = loadtests.predict_kernels(rows, stack)
     assert gpu.latencies(host) == pytest.approx(took, rel=1e-9)
     sending = [r.sequences * r.generate * HOST["time.overlapped_sequence_s"] for r in rows]
     assert gpu.latencies(HOST) == pytest.approx(np.maximum(took, sending), rel=1e-9)
@@ -325,7 +325,7 @@ def test_more_gpus_take_less_time_and_more_gpu_time(
         loadtests.LoadTest("", "h100", model, precision, tp, 1024, 512, 16, 1.0, 1.0)
         for tp in counts
     ]
-    took = loadtests.latencies(tests, load_stack(engine))
+    took = loadtests.predict_latencies(tests, load_stack(engine))
     assert (np.diff(took) < 0).all()
     assert (np.diff(took * counts) > 0).all()  # no more than n times as fast on n GPUs
 
@@ -383,5 +383,5 @@ def test_shipped_numbers_are_those_of_the_rows() -> None:
     found = rows.read_ops([folder / "decode_attention.csv"], "vllm", hardware)
     stack = load_stack("vllm@h100")
     for one in found.rows:
-        off = np.abs(fit.predicted(one, hardware, stack) / one.took - 1)
+        off = np.abs(fit.predict_rows(one, hardware, stack) / one.took - 1)
         assert np.median(off) < 0.04

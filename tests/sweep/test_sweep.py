@@ -19,7 +19,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.prediction.generate import Prediction
-from kvsim.sweeps.chunks import SweepChunk, chunks_of, compute
+from kvsim.sweeps.chunks import SweepChunk, compute, divide_sweep
 from kvsim.sweeps.spec import Spec, read
 from kvsim.sweeps.store import ResultStore
 from kvsim.sweeps.workers import (
@@ -29,8 +29,8 @@ from kvsim.sweeps.workers import (
     Bundles,
     _check,
     compute_all,
-    pool,
-    run_here,
+    compute_here,
+    compute_in_processes,
 )
 from kvsim.techniques import TECHNIQUES, parse
 from kvsim.techniques.registry import terms
@@ -68,7 +68,7 @@ def asked(folder: Path, text: str = SPEC) -> Spec:
 
 
 def coming(spec: Spec) -> Bundles:
-    return Bundles(chunks_of(spec, ()), spec.points)
+    return Bundles(divide_sweep(spec, ()), spec.points)
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -98,7 +98,7 @@ def test_every_point_is_what_predict_says(tmp_path: Path) -> None:
 def test_bundles_are_large_first_and_small_last(takers: int, tmp_path: Path) -> None:
     text = SPEC.replace("[1, 8, 24]", "{ from = 1, to = 1000, count = 1000 }")
     spec = asked(tmp_path, text.replace("count = 4", "count = 400"))
-    chunks = list(chunks_of(spec, ()))
+    chunks = list(divide_sweep(spec, ()))
     found = list(Bundles(iter(chunks), spec.points, takers))
     assert [c.index for bundle in found for c in bundle] == list(range(len(chunks)))
     sizes = [sum(c.points for c in bundle) for bundle in found]
@@ -112,20 +112,22 @@ def test_bundles_are_large_first_and_small_last(takers: int, tmp_path: Path) -> 
 
 def test_dask_computes_the_same(tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed")
-    from kvsim.sweeps.workers import cluster
+    from kvsim.sweeps.workers import compute_on_cluster
 
     spec = asked(tmp_path)
     local = distributed.LocalCluster(
         n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None,
     )  # fmt: skip
     with local:
-        assert dict(cluster(coming(spec), local.scheduler_address)) == dict(run_here(coming(spec)))
+        assert dict(compute_on_cluster(coming(spec), local.scheduler_address)) == dict(
+            compute_here(coming(spec))
+        )
 
 
 def test_workers_that_have_the_folder_write_into_it(tmp_path: Path) -> None:
     spec = asked(tmp_path)
     store = ResultStore(tmp_path / "out", spec, (), False)
-    some = list(chunks_of(spec, ()))[:3]
+    some = list(divide_sweep(spec, ()))[:3]
     expected = [compute(chunk)[1] for chunk in some]
     assert compute_all(some, store.shared)[1] == [None] * 3
     assert list(contents(store.folder).values()) == expected
@@ -156,10 +158,10 @@ def test_a_lost_worker_loses_only_what_it_computed(
 
     killer = threading.Thread(target=kill)
     killer.start()
-    found = list(pool(coming(spec), 2))
+    found = list(compute_in_processes(coming(spec), 2))
     killer.join()
     assert len(pools) == 2  # a new one took over
-    assert dict(found) == dict(run_here(coming(spec)))
+    assert dict(found) == dict(compute_here(coming(spec)))
     assert len(found) == 16
 
 

@@ -20,7 +20,7 @@ from kvsim.evidence.machine.solve import (
     SAMPLING,
     Known,
     Solver,
-    predicted,
+    predict_samples,
 )
 from kvsim.frozen import frozen
 
@@ -187,7 +187,7 @@ class _Fitter(Solver):
             robust=True,
         )
         off = float(np.median(np.abs(fit.residuals)))
-        chosen = np.array([s.seconds for s in sampling]) - predicted(sampling, self.d)
+        chosen = np.array([s.seconds for s in sampling]) - predict_samples(sampling, self.d)
         more = max(0.0, float(np.median(chosen)))
         layer, keys = fit.values["layer"], {"step": "time.step_s", "layer": "time.layer_s"}
         if any(s.host_s for s in resident):  # the host's, which a GPU that has work does not see

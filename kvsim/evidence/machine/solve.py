@@ -18,7 +18,7 @@ from kvsim.machines.profiles import number_of, with_numbers
 from kvsim.models.configs import load_model
 
 
-def predicted(samples: Sequence[Sample], deployment: Deployment) -> Array:
+def predict_samples(samples: Sequence[Sample], deployment: Deployment) -> Array:
     """Predict the time of every sample.
 
     Ops of one kind are evaluated together.
@@ -182,7 +182,9 @@ class Solver:
         level = Parameter(LEVEL, 1.0, 1e-2, 1e2, True)
 
         def predict(numbers: Mapping[str, float]) -> Array:
-            return predicted(runs, self._replace_numbers(scaled({LEVEL: 1.0} | dict(numbers))))
+            return predict_samples(
+                runs, self._replace_numbers(scaled({LEVEL: 1.0} | dict(numbers)))
+            )
 
         again = self.solve(runs, [level, self.parameter(floor, runs)], predict)
         if again[LEVEL].error > BLIND:  # runs too small to tell: the kernel's own rates
@@ -267,7 +269,8 @@ class Solver:
         measured = np.array([s.seconds for s in samples])
         fits = [
             fit_ratio(
-                predict or (lambda numbers: predicted(samples, self._replace_numbers(numbers))),
+                predict
+                or (lambda numbers: predict_samples(samples, self._replace_numbers(numbers))),
                 measured,
                 start,
                 robust=True,

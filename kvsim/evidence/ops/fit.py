@@ -77,7 +77,18 @@ class ShapeTable:
         return {"kv_up": (KV_RANK, self.heads * (self.head_dim + VALUE_DIM))}
 
     def mlp_matrices(self, width: Number) -> Mapping[str, tuple[Number, Number]]:
-        """Inputs and outputs of the products of gated experts, whose gate and up are one matrix."""
+        """Return the shapes of the products of gated experts, whose gate and up are one matrix.
+
+        Parameters
+        ----------
+        width
+            Inner width of an expert.
+
+        Returns
+        -------
+        dict of (inputs, outputs)
+            Shape of each matrix by name.
+        """
         return {"up": (self.hidden, 2 * width), "down": (width, self.hidden)}
 
 
@@ -161,7 +172,7 @@ PREDICTED: Mapping[str, Callable[[OpRows, Hardware, Stack], Array]] = {
 """What each kind of op takes, element by element. [s]"""
 
 
-def predicted(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
+def predict_rows(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
     """Predict the time of measured operators.
 
     Parameters
@@ -343,12 +354,12 @@ def fit_class(
         fixed[prefix + "tile_rows"] = _tile(rows, hardware, base, prefix)
     stack = with_numbers(base, _neutral(name) | fixed)
     whole = _fitted(rows, hardware, stack, prefix, fixed)
-    parts = folds(rows, count)
+    parts = assign_folds(rows, count)
     unseen = np.full(len(rows), np.nan)
     for part in np.unique(parts) if count else ():
         out = parts == part
         known = _fitted(rows.select(~out), hardware, stack, prefix, fixed, whole.values)
-        unseen[out] = predicted(rows.select(out), hardware, with_numbers(stack, known.values))
+        unseen[out] = predict_rows(rows.select(out), hardware, with_numbers(stack, known.values))
     return ClassFit(name, rows, whole, fixed, unseen)
 
 
@@ -370,7 +381,7 @@ def _neutral(name: str) -> dict[str, float]:
     return {f"kernel.{name}.{key}": value for key, value in start.items()}
 
 
-def folds(rows: OpRows, count: int = FOLDS) -> Array:
+def assign_folds(rows: OpRows, count: int = FOLDS) -> Array:
     """Assign each row to the part in which it is held out.
 
     Rows of one weight matrix are held out together.
@@ -405,7 +416,7 @@ def _fitted(
     """
 
     def predict(numbers: dict[str, float]) -> Array:
-        return predicted(rows, hardware, with_numbers(stack, numbers))
+        return predict_rows(rows, hardware, with_numbers(stack, numbers))
 
     best: Fit | None = None
     for times in START_SCALES if prefix == "sums." and near is None else START_SCALES[:1]:
@@ -524,7 +535,7 @@ def card_text(
     return stack_text(head, numbers, sources)
 
 
-def typical(cards: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+def typical_numbers(cards: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """Compute typical numbers of a stack from those of single cards.
 
     Parameters
@@ -538,10 +549,10 @@ def typical(cards: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
         For each key the median over the cards that ``stated_by`` selects.
     """
     keys = dict.fromkeys(key for numbers in cards.values() for key in numbers)
-    return {key: float(np.median(list(stated_by(cards, key).values()))) for key in keys}
+    return {key: float(np.median(list(collect_stated(cards, key).values()))) for key in keys}
 
 
-def stated_by(cards: Mapping[str, Mapping[str, float]], key: str) -> dict[str, float]:
+def collect_stated(cards: Mapping[str, Mapping[str, float]], key: str) -> dict[str, float]:
     """Collect what cards state of a number.
 
     Cards whose kernel runs on no other card count only if no other card states the number.
