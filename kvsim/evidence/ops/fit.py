@@ -546,7 +546,7 @@ def typical_numbers(cards: Mapping[str, Mapping[str, float]]) -> dict[str, float
     Returns
     -------
     dict
-        For each key the median over the cards that ``stated_by`` selects.
+        For each key the median over the cards that ``collect_stated`` selects.
     """
     keys = dict.fromkeys(key for numbers in cards.values() for key in numbers)
     return {key: float(np.median(list(collect_stated(cards, key).values()))) for key in keys}
