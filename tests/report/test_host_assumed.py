@@ -72,7 +72,7 @@ def test_the_page_of_a_sweep_names_it(
 ) -> None:
     only = Admission(only=(technique,))  # where a fleet is free to choose
     monkeypatch.setattr(evaluate, "Admission", lambda: only)
-    monkeypatch.setattr(evaluate, "DEGREES", (1, 2))
+    monkeypatch.setattr(evaluate, "TP_DEGREES", (1, 2))
     spec, page = tmp_path / "grid.toml", tmp_path / "F.html"
     grid = SWEEPS[kind].format(technique=technique, trace=trace)
     spec.write_text(f'kind = "{kind}"\n[grid]\nmodel = ["llama2-7b"]\ngpu = ["a6000"]\n{grid}\n')
