@@ -24,27 +24,23 @@ CASE = """
 import json, sys, time
 sys.path.insert(0, sys.argv[1])
 import numpy as np
-try:
-    from kvsim.machines.deployment import Deployment
-    from kvsim.machines.profiles import load_hardware, load_stack
-    from kvsim.models.configs import load_model
-except ImportError:
-    from kvsim.configs import load_model
-    from kvsim.deployment import Deployment
-    from kvsim.profiles import load_hardware, load_stack
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.models.configs import load_model
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.rules import Rules
 from kvsim.serving.simulate import simulate
 from kvsim.techniques import parse
-from kvsim.traces import synthetic
 try:
-    from kvsim.traces.synthetic import TrafficModel
-except ImportError:
-    from kvsim.traces.synthetic import Workload as TrafficModel
+    from kvsim.traces.synthetic import DEFAULT, TrafficModel, parse_arrivals
+except ImportError:  # 0e83896
+    from kvsim.traces.likeness import TrafficModel
+    from kvsim.traces.specs import DEFAULT
+    from kvsim.traces.specs import arrivals as parse_arrivals
 from kvsim.traces.read import load
 source, count, replicas, runs = sys.argv[2], *map(int, sys.argv[3:6])
 if source == "generated":
-    workload = TrafficModel(synthetic.arrivals("poisson"), 5.0 * replicas, synthetic.DEFAULT)
+    workload = TrafficModel(parse_arrivals("poisson"), 5.0 * replicas, DEFAULT)
     requests = workload.draw(1, count, None)
 else:
     requests = load(source).requests.head(count).scaled(20.0)
