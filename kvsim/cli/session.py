@@ -9,9 +9,7 @@ from shlex import quote
 from kvsim.errors import InputError, first_line
 from kvsim.report.session import make_result
 from kvsim.validate.session.report import write_report
-from kvsim.validate.session.run import SessionState, all_units, run_units
-
-REPOSITORY = Path(__file__).resolve().parents[2]
+from kvsim.validate.session.run import REPOSITORY, SessionState, all_units, run_units
 
 
 def main() -> int:

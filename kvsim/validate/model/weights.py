@@ -12,7 +12,6 @@ from kvsim.frozen import frozen
 from kvsim.models.model import Model
 from kvsim.validate.model.architecture import Architecture
 
-TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
 Get = Callable[[str, tuple[int, ...]], Tensor]
 """A tensor by its Hugging Face name and the shape it must have."""
 

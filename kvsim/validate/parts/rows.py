@@ -258,21 +258,6 @@ class TokenRows:
             record.reads(rows)
             record.writes(rows)
 
-    def numbers_at(self, index: Tensor) -> Tensor:
-        """Read rows by index.
-
-        Parameters
-        ----------
-        index
-            Slots to read, (sequences, KV heads, n).
-
-        Returns
-        -------
-        Tensor
-            Their numbers, (sequences, KV heads, n, dim).
-        """
-        return self.widened([rows_at(part, index) for part in self.parts])
-
     def gathered(self, record: OpRecord, index: Tensor) -> Tensor:
         """Read rows by index, and count them as what attention reads.
 

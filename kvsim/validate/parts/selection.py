@@ -414,37 +414,6 @@ class LayerCache:
         return visible(step, step.length, self.shape.window)
 
 
-def refuse_taking_back(layers: list[LayerCache], guesses: bool, drafts: bool) -> None:
-    """Refuse layers that would have to drop guessed or drafted tokens and cannot.
-
-    Parameters
-    ----------
-    layers
-        Caches of all layers.
-    guesses
-        Whether rounds guess a token behind the newest.
-    drafts
-        Whether rounds draft tokens.
-
-    Raises
-    ------
-    InputError
-        Naming the first of them.
-    """
-    for layer in layers:
-        chosen, stored = layer.parts.selection.name, layer.parts.storage.name
-        drops_tokens = layer.kv.drops_tokens
-        if guesses and not layer.guesses and not (chosen == "all" and drops_tokens):
-            raise InputError(
-                f"{chosen} over {stored}: its real implementation cannot drop a guessed token; "
-                f"use specache:speculative=false beside it"
-            )
-        if drafts and not drops_tokens:
-            raise InputError(
-                f"{stored}: no real implementation takes drafts back from its latest tokens"
-            )
-
-
 class All(LayerCache):
     """What selections do if they do nothing."""
 

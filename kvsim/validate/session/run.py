@@ -221,6 +221,7 @@ TIMED = (("smollm2-135m", 0), ("llama2-7b", 4))
 SHORT_SIZES = ((1, 1024), (8, 1024), (1, 8192), (8, 8192), (64, 1024))
 """Batches and prompts that every technique runs."""
 LONG = ((1, 65536), (64, 8192), (8, 65536))
+REPOSITORY = Path(__file__).resolve().parents[3]
 LONG_TECHNIQUES = ("full", "kivi", "quantspec", "specache:k=64")
 POINT_LIMIT = 90.0  # of one timed point [s]
 POINT_START = 20.0  # PyTorch, weights, kernels that are compiled [s]

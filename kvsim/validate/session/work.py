@@ -10,9 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kvsim.validate.session.run import LONG_TECHNIQUES, SessionState, die_with_parent
+from kvsim.validate.session.run import LONG_TECHNIQUES, REPOSITORY, SessionState, die_with_parent
 
-REPOSITORY = Path(__file__).resolve().parents[3]
 PROFILE_FILE = "profile.toml"
 COMPILERS = 16  # processes that compile kernels at once
 Result = dict[str, Any]
