@@ -2,7 +2,8 @@
 
 plan   install, then plan Llama-2-7B on an RTX A6000
 test   linters, types, import direction and the tests
-       --all: slow ones too, a quarter of an hour
+       --all: everything, hours, in parts that go on where they were; docs/full-run.json says
+       what passed when
        --cpus: the tests of real runs as other processors would round, about forty minutes;
        goes on where it was stopped, as long as the commit is the same
 lint   the same without the tests
@@ -15,6 +16,7 @@ new-technique NAME
        start a technique: its file, its real implementation, and tests that say what to fill in
 changelog
        move docs/changes into CHANGELOG.md below the version of pyproject.toml
+sbom   list the packages that kvsim runs with, their versions and licences: build/sbom.json
 gpu    what can be measured while a GPU is there, with the Python that runs this file; goes on
        where it was: --minutes N, --state DIR, --out DIR, --report
 robust the whole table of bad inputs and 150 kills, about an hour
@@ -22,6 +24,7 @@ robust the whole table of bad inputs and 150 kills, about an hour
 """
 
 import itertools
+import json
 import os
 import re
 import subprocess
@@ -31,6 +34,7 @@ import venv
 from collections.abc import Iterator, Mapping
 from keyword import iskeyword
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent
 ENVIRONMENT = ROOT / ".venv"
@@ -51,7 +55,7 @@ UV_OPTIONS = {
 LINTED = ["kvsim", "tests", "benchmarks", "docs", "make.py", "cli.py"]
 """Not the links at the root, which would show every file a second time."""
 LINT = [
-    ["-m", "ruff", "check", *LINTED],
+    ["-m", "ruff", "check", "--no-cache", *LINTED],  # which would not see a deleted module
     ["-m", "ruff", "format", "--check", *LINTED],
     ["-m", "mypy"],
     ["-c", "from importlinter.cli import lint_imports_command as lint; lint()"],
@@ -103,7 +107,7 @@ def processors() -> Iterator[dict[str, str]]:
         yield {"KVSIM_ULPS": str(seed)}
 
 
-def test(variables: Mapping[str, str]) -> None:
+def test() -> None:
     """Ruff, then the tests with types and import direction beside them, which are shown last."""
     quick, slow = LINT[:2], LINT[2:]
     for arguments in quick:
@@ -116,8 +120,8 @@ def test(variables: Mapping[str, str]) -> None:
         for arguments in slow
     ]  # fmt: skip
     if not (ROOT / "tests" / "__pycache__").is_dir():  # else both would compile all at once
-        finished(["-Im", "pytest", "--collect-only", "-q"], variables, subprocess.DEVNULL)
-    code = finished(["-Im", "pytest", *BESIDE], variables)
+        finished(["-Im", "pytest", "--collect-only", "-q"], {}, subprocess.DEVNULL)
+    code = finished(["-Im", "pytest", *BESIDE])
     for check in checks:
         print(check.communicate()[0], end="")
         code = code or check.returncode
@@ -225,6 +229,51 @@ def merge_changes(text: str, version: str, added: Mapping[str, list[str]]) -> st
     return first + opening.strip() + "\n\n" + body + "".join(sections)
 
 
+INSTALLED = """
+import json
+from importlib.metadata import distributions
+wanted = ("Name", "Version", "License-Expression", "Classifier", "License")
+print(json.dumps([{k: d.metadata.get_all(k) or [] for k in wanted} for d in distributions()]))
+"""
+"""Prints what is installed, with every value of these fields."""
+
+
+def list_components(installed: list[dict[str, list[str]]], pins: str) -> dict[str, Any]:
+    """Return the software bill of materials (CycloneDX 1.5) of pinned packages.
+
+    `installed` is what `INSTALLED` prints, `pins` the text of a requirements file.
+    """
+    pinned = set(re.findall(r"^([A-Za-z0-9._-]+)==", pins, re.MULTILINE))
+    components: list[dict[str, Any]] = []
+    for about in installed:
+        name = re.sub(r"[-_.]+", "-", about["Name"][0]).lower()
+        if name not in pinned:
+            continue
+        version = about["Version"][0]
+        named = [x.split(" :: ")[-1] for x in about["Classifier"] if x.startswith("License ::")]
+        stated = [*about["License-Expression"], *named, *about["License"], "not stated"]
+        components.append({
+            "type": "library", "name": name, "version": version,
+            "purl": f"pkg:pypi/{name}@{version}",
+            "licenses": [{"license": {"name": stated[0].partition("\n")[0]}}],
+        })  # fmt: skip
+    missing = pinned - {one["name"] for one in components}
+    if missing:
+        sys.exit(f"sbom: pinned, but not installed: {', '.join(sorted(missing))}")
+    components.sort(key=lambda one: one["name"])
+    return {"bomFormat": "CycloneDX", "specVersion": "1.5", "version": 1, "components": components}
+
+
+def write_sbom() -> None:
+    """Write build/sbom.json for the packages of requirements.txt, as they are installed."""
+    shown = subprocess.run([PYTHON, "-c", INSTALLED], capture_output=True, text=True, check=True)
+    found = list_components(json.loads(shown.stdout), (ROOT / "requirements.txt").read_text())
+    target = ROOT / "build" / "sbom.json"
+    target.parent.mkdir(exist_ok=True)
+    target.write_text(json.dumps(found, indent=2) + "\n")
+    print(f"wrote {target.relative_to(ROOT)}: {len(found['components'])} packages")
+
+
 def install(requirements: str) -> None:
     """Make .venv and install the pins, once per change of the files that state them.
 
@@ -329,6 +378,10 @@ def main() -> None:
         install("requirements-test.txt")
         renew(options)
         return
+    if task == "sbom" and not options:
+        install("requirements.txt")
+        write_sbom()
+        return
     if task == "changelog":
         join_changes()
         return
@@ -346,8 +399,11 @@ def main() -> None:
     if options == ["--cpus"]:
         test_processors()
         return
+    if options == ["--all"]:
+        run(["-m", "tests.full_run"])
+        return
     if task == "test":
-        test({"KVSIM_ALL_TESTS": "1"} if options else {})
+        test()
         return
     for arguments in TASKS[task]:
         run(arguments)

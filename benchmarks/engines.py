@@ -2,6 +2,7 @@
 
     KVSIM_SHARED=... python -m benchmarks.engines           # the table, fits included
     KVSIM_SHARED=... python -m benchmarks.engines --write   # and the stacks and ledger that ship
+    KVSIM_SHARED=... python -m benchmarks.engines --kernels # and their kernel classes alone
     KVSIM_SHARED=... python -m benchmarks.engines --host    # host times and stacks of 2024 alone
 
 Rows: ``ops/*.csv`` of the folder named by KVSIM_SHARED. Each row is predicted by a fit that did not
@@ -14,7 +15,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import sys
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 
@@ -23,11 +25,22 @@ import numpy as np
 from benchmarks import engines_intervals, published_errors
 from benchmarks.engines_2024 import OLD, spread, write_old
 from benchmarks.engines_intervals import WITHIN_SHAPES, interval, line, requests
-from benchmarks.engines_own import HOST, OWN, RESERVED, before, load_tests
+from benchmarks.engines_own import (
+    HOST,
+    OWN,
+    RESERVED,
+    TUNED,
+    WALK,
+    WALKS,
+    before,
+    load_tests,
+    quickest,
+)
 from kvsim.evidence import ledger, loadtests, published
 from kvsim.evidence.ops.fit import (
     ClassFit,
     card_text,
+    class_name,
     collect_stated,
     errors_of,
     fit_table,
@@ -41,7 +54,7 @@ from kvsim.machines.hardware import Stack
 from kvsim.machines.profiles import load_hardware, load_stack, with_numbers
 
 FILES = ("gemm", "gemm_other", "decode_attention", "prefill_attention", "all_reduce", "moe",
-         "mla_decode")  # fmt: skip
+         "mla_decode", "attention_extend", "gemm_more", "moe_more")  # fmt: skip
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 NEAR = {
     "a100-80g": ("a100-40g", "a100-40g-pcie", "a100-80g-pcie", "a30"),
@@ -61,7 +74,14 @@ ASKED = {
     "prompt attention": (("prompt",), (7, 22), (18, 45)),
     "all-reduce, NVLink": (("sums",), (10, 35), None),
     "experts": (("experts", "experts-fp8", "experts-fp8-block"), (9, 28), (16, 45)),
+    "GEMM nvfp4": (("gemm-nvfp4",), (12, 30), None),
+    "experts in 4 bits": (
+        ("experts-nvfp4", "experts-mxfp4", "experts-mxfp8", "experts-int4"),
+        (12, 30),
+        None,
+    ),
     "fp8 inputs quantised (not asked)": (("quantise-input",), None, None),
+    "new tokens over a cache": (("extend",), (10, 30), None),
     "MLA decode (not asked)": (("latent", "latent-fp8"), None, None),
 }
 Fits = dict[tuple[str, str], tuple[OpTable, list[ClassFit]]]
@@ -76,19 +96,36 @@ def main() -> None:
     base = load_stack("fused")
     fits: Fits = {}
     for engine in ENGINES:
+        widens = {"weights.unpack_ops": load_stack(engine).weights.unpack_ops}
         for device in NEAR:
             hardware = load_hardware(device)
-            table = read_ops([folder / "ops" / f"{name}.csv" for name in FILES], engine, hardware)
-            fits[engine, device] = (table, fit_table(table, hardware, base))
+            table = _read(folder, engine, device)
+            fits[engine, device] = (table, fit_table(table, hardware, with_numbers(base, widens)))
             print(
                 f"  {engine} on {device}: {len(fits[engine, device][1])} classes", file=sys.stderr
             )
     unseen = _unseen(fits, base)
     _print_table(fits, unseen, base)
+    if "--kernels" in sys.argv:
+        _write(folder, fits, unseen)
     if "--write" in sys.argv:
         _write(folder, fits, unseen)
         _write_host(folder)
         _write_intervals(folder, fits, unseen, base)
+
+
+def _read(folder: Path, engine: str, device: str) -> OpTable:
+    """An engine's rows on a card; where it tunes itself, the quickest kernel of each shape."""
+    files = [folder / "ops" / f"{name}.csv" for name in FILES]
+    table = read_ops(files, engine, load_hardware(device))
+    if engine not in TUNED:
+        return table
+    others = [read_ops(files, e, load_hardware(device)) for e in ENGINES if e != engine]
+    rows = tuple(
+        quickest(r, [o for t in others for o in t.rows]) if class_name(r) in TUNED[engine] else r
+        for r in table.rows
+    )
+    return replace(table, rows=rows)
 
 
 def _unseen(fits: Fits, base: Stack) -> dict[tuple[str, str, str], np.ndarray]:
@@ -110,7 +147,8 @@ def _carried(fits: Fits, base: Stack, engine: str, device: str) -> Stack:
     }
     twin = TWINS.get(device)
     numbers = others[twin] if twin else typical_numbers(others)
-    return with_numbers(base, _sums(numbers) | numbers)
+    widens = {"weights.unpack_ops": load_stack(engine).weights.unpack_ops}
+    return with_numbers(base, widens | _sums(numbers) | numbers)
 
 
 def _sums(numbers: Numbers) -> Numbers:
@@ -161,12 +199,13 @@ def _write(folder: Path, fits: Fits, unseen: dict[tuple[str, str, str], np.ndarr
         versions = []
         for device in NEAR:
             table, classes = fits[engine, device]
-            text = card_text(table, classes, engine, today, NEAR[device])
-            (stacks / engine / f"{device}.toml").write_text(text)
-            cards[device] = {k: v for c in classes for k, v in c.numbers.items()}
+            place = stacks / engine / f"{device}.toml"
+            place.write_text(card_text(table, classes, engine, today, NEAR[device]))
+            _add(place, WALKS.get((engine, device), {}))
+            cards[device] = {k: v for c in classes for k, v in c.numbers.items() if k != WALK}
             versions.append(f"{table.version} on {device}")
             for c in classes:
-                common = {"engine": engine, "version": table.version, "kind": c.name,
+                common = {"engine": engine, "version": c.rows.version, "kind": c.name,
                           "technique": "fp8" if c.name.endswith("-fp8") else "full",
                           "source": ", ".join(table.sources)}  # fmt: skip
                 other = unseen[engine, device, c.name]
@@ -185,7 +224,15 @@ def _write(folder: Path, fits: Fits, unseen: dict[tuple[str, str, str], np.ndarr
             "extends": "fused",
             "version": "; ".join(versions),
         }
-        (stacks / f"{engine}.toml").write_text(typical_text(head, cards, OWN, today))
+        place = stacks / f"{engine}.toml"
+        stated = {k: v for k, v in tomllib.loads(place.read_text()).items()
+                  if not isinstance(v, dict)}  # fmt: skip
+        fitted = {key.split(".")[1] for key in OWN.keys() | set().union(*cards.values())}
+        kept = _told_elsewhere(place, fitted)
+        place.write_text(typical_text(stated | head, cards, OWN, today))
+        _add(place, kept)
+    for card, engine, near, also in PRODUCTS_ALONE:
+        _write_products(folder, stacks / "vllm" / f"{card}.toml", engine, near, also, today)
     ledger.update(LEDGER, entries)
 
 
@@ -230,8 +277,6 @@ def _write_host(folder: Path) -> None:
     for engine in ENGINES:
         _add(stacks / f"{engine}.toml", RESERVED.get(engine, {}))
         _add(stacks / f"{engine}.toml", _host_times(folder, engine, today))
-    for card, engine, near, also in PRODUCTS_ALONE:
-        _write_products(folder, stacks / "vllm" / f"{card}.toml", engine, near, also, today)
     pairs = [(row, predict(row)) for p in published.papers() for row in published.read(p)]
     entries += published_errors.entries(pairs)
     engines_intervals.write_refitted(
@@ -245,6 +290,21 @@ def _write_host(folder: Path) -> None:
     ledger.update(LEDGER, entries)
 
 
+def _told_elsewhere(place: Path, fitted: Collection[str]) -> dict[str, tuple[float | bool, str]]:
+    """What a stack's file says besides sums and classes that are fitted to rows of operators."""
+    document = tomllib.loads(place.read_text())
+    tables = {
+        **{k: v for k, v in document.items() if isinstance(v, dict)},
+        **{f"kernel.{k}": v for k, v in document["kernel"].items() if k not in fitted},
+    }
+    return {
+        f"{table}.{key}": (value, document["source"].get(f"{table}.{key}", ""))
+        for table, entries in tables.items()
+        if table not in ("kernel", "sums", "source")
+        for key, value in entries.items()
+    }
+
+
 def _add(place: Path, own: Mapping[str, tuple[float | bool, str]]) -> None:
     """Put numbers into a stack's file."""
     document = tomllib.loads(place.read_text())
@@ -256,7 +316,7 @@ def _add(place: Path, own: Mapping[str, tuple[float | bool, str]]) -> None:
             inner = value.items() if isinstance(value, dict) else [("", value)]
             numbers |= {".".join(filter(None, (folder, key, last))): x for last, x in inner}
     numbers |= {key: value for key, (value, _) in own.items()}
-    sources |= {key: text for key, (_, text) in own.items()}
+    sources |= {key: text for key, (_, text) in own.items() if text}
     flags = {key: value for key, value in numbers.items() if isinstance(value, bool)}
     numbers = {key: value for key, value in numbers.items() if key not in flags}
     place.write_text(stack_text(head, numbers, sources, flags))
@@ -306,6 +366,7 @@ def _write_products(
     hardware, below = load_hardware(place.stem), load_stack(base)
     table = read_ops([folder / "ops" / "gemm_other.csv"], engine, hardware)
     place.write_text(card_text(table, fit_table(table, hardware, below), base, today, near))
+    _add(place, WALKS.get((place.parent.name, place.stem), {}))
 
 
 def typical_text(

@@ -38,7 +38,7 @@ OLD_FREE = (
 )
 
 
-OFFLINE = dict.fromkeys(("time.overlapped_sequence_s", "time.overlapped_prompt_s"), 0.0)
+OFFLINE = dict.fromkeys(("server.token_s", "server.prompt_s"), 0.0)
 """Static batches ran without a server."""
 
 SET = {

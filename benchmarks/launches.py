@@ -36,12 +36,15 @@ DIFFER = {
     ("zipcache", "decode"): "steps that probe are drawn, here none",
     ("quantspec", "decode"): "the residual is packed in some rounds, here in none",
     ("mikv", "decode"): "a token is pushed down in some steps, here in every other",
+    ("r-kv", "decode"): "a cut comes every few steps, here in one of six",
+    ("xattention", "prefill"): "every row of blocks has kernels of its own",
     ("eagle", "draft"): "the first draft reads as many tokens as were accepted, here at random",
 }
 """Passes whose kernels depend on sizes or chance, and why."""
 MORE = [
     "offload:host_share=0.5",
     "magicdec:draft=snapkv,budget=68,gamma=2",
+    "cascade:shared=68",
 ]
 """Further settings of the techniques."""
 

@@ -49,22 +49,34 @@ PLANS = (
         "tests/planner", "alike", "fleet_offers", "fleet_play", "fleet_sessions", "mix_memory",
         "plan_trace", "planner", "programme", "reasons", "schedules", "surer",
     ),
-    "tests/planner/test_plan_trace.py::test_programme_is_the_golden_one",
 )  # fmt: skip
 RUNS = (
     FROZEN,
-    *quick_tests("tests/serving", "compiled", "serving", "spread", "views"),
+    *quick_tests("tests/serving", "core", "serving", "spread"),
     "tests/serving/test_serving.py::test_every_request_has_the_times_of_the_plain_simulator",
     "tests/serving/test_serving.py::test_a_round_of_many_tokens_can_be_drawn_or_taken_at_its_mean",
 )
-COMPILER = ("compiled.py", "parts.py", "views.py", "views_code.py")
+COMPILER = ("core.py",)
 """Files of the serving room that make machine code of the others, as functions of KINDS do."""
 KINDS = "kinds_of"
 MACHINE_CODE = (
-    "tests/serving/test_views.py", "tests/serving/test_compiled.py",
+    "tests/serving/test_core.py",
     "tests/serving/test_lanes.py::test_one_lane_is_the_plain_replica",
 )  # fmt: skip
+DATA = tuple(
+    test
+    for folder in ("models", "machines", "traces", "quality", "evidence", "emit", "report", "sweep")
+    for test in quick_tests(f"tests/{folder}", "production", "calibrate", "every_page", "pages")
+)
+"""Tests of the rooms of data and of what is shown; few of them take long."""
+FLEETS = (*quick_tests("tests/planner", "planner", "plan_trace", "programme", "surer"), *DATA)
 ROOMS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    **{
+        room: (f"kvsim/{room}", DATA, (f"tests/{room}",))
+        for room in ("models", "machines", "traces", "quality", "evidence", "emit", "report")
+    },
+    "sweeps": ("kvsim/sweeps", DATA, ("tests/sweep",)),
+    "fleet": ("kvsim/planner/fleet", FLEETS, ("tests/planner",)),
     "techniques": ("kvsim/techniques", CORE, ("tests/techniques",)),
     "engine": ("kvsim/engine", CORE, ("tests/techniques",)),
     "prediction": ("kvsim/prediction", CORE, ("tests/planner",)),

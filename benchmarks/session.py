@@ -24,7 +24,8 @@ import torch
 from kvsim.report.session import make_result
 from kvsim.validate.bench import suite
 from kvsim.validate.session.report import write_report
-from kvsim.validate.session.run import SessionState, all_units
+from kvsim.validate.session.state import SessionState
+from kvsim.validate.session.work import all_units
 from kvsim.validate.techniques import IMPLEMENTATIONS
 from tests.support.pretended_session import run_unit
 from tests.support.small_llama import small_config
@@ -53,7 +54,8 @@ def run_all(place: Path) -> set[str]:
     names = (
         "facts", "ceilings", "compile",
         "kernels factors", "kernels quantise", "kernels topk", "kernels gather",
-        "sanitizer", f"counts {model} 1", "calibration", "rates", f"point short {model} 1 1 40",
+        "sanitizer", f"counts {model} 1", "calibration", "rates",
+        *(f"point {name}" for name in IMPLEMENTATIONS if name not in OTHER_VOCABULARY),
     )  # fmt: skip
     for name in names:
         if state.read(name) is not None:
@@ -64,15 +66,17 @@ def run_all(place: Path) -> set[str]:
             taken = f"{process_time() - begin:.0f} s of CPU"
         found = state.read(name)
         assert found is not None
-        done = found.get("techniques") or found.get("found")
-        ran = {one["technique"].partition(":")[0] for one in done} if done else set()
+        done = found.get("techniques", ())
+        ran = {one["technique"].partition(":")[0] for one in done}
         if done:
             missing |= set(IMPLEMENTATIONS) - ran - OTHER_VOCABULARY
+        if name.startswith("point") and not found["found"]:
+            missing.add(name.split()[1])
         techniques = f", {len(ran)} techniques" if ran else ""
         print(f"{name.partition('/')[0].strip()} runs{techniques} ({taken})", flush=True)
         gc.collect()
         gc.freeze()  # every counted run collects: what is there now stays out of it
-    units = all_units("cuda:0", state)
+    units = all_units("cuda:0")
     files = write_report(state, units, place / "report")
     make_result(state, units).write(place / "report" / "index.html")
     print(f"report: {len(files)} files and a page")

@@ -52,7 +52,7 @@ def mooncake(place: str) -> None:
         }  # fmt: skip
     for name, changes in cases.items():
         costs = replace(base, rules=replace(base.rules, **changes))
-        object.__setattr__(costs, "_checked", base._checked)
+        object.__setattr__(costs, "tables", base.tables)
         found = Outcome(simulate(requests, costs, 6, "cache-and-load"))
         assert faults(found.run) == []
         ttft = found.ttft_s[found.finished]

@@ -7,8 +7,12 @@ from contextvars import ContextVar
 from pathlib import Path
 from time import monotonic
 from typing import TypeVar
+from unicodedata import category
 
 T = TypeVar("T")
+
+CONTROLS = ("Cc", "Cf", "Cs", "Zl", "Zp")
+"""Categories of characters that are no text: controls, formats, halves of pairs, separators."""
 
 QUIET = 2.0
 """A run shorter than this says nothing. [s]"""
@@ -34,6 +38,22 @@ def on_command_line() -> bool:
     return _COMMAND_LINE.get()
 
 
+def escape_controls(text: str, kept: str = "\n\t") -> str:
+    """Write control characters as escapes, as ``\\x1b``: names come from strangers.
+
+    A terminal would obey them, and characters that turn the direction of writing would show
+    another text than the one that is there.
+
+    Parameters
+    ----------
+    text
+        Any text.
+    kept
+        Control characters that stay.
+    """
+    return "".join(c if c in kept or category(c) not in CONTROLS else ascii(c)[1:-1] for c in text)
+
+
 def print_note(note: str) -> None:
     """Print a note of a command on standard error; functions called from Python print none.
 
@@ -43,7 +63,7 @@ def print_note(note: str) -> None:
         One line of text.
     """
     if on_command_line():
-        print(f"kvsim: {note}", file=sys.stderr, flush=True)
+        print(f"kvsim: {escape_controls(note, '')}", file=sys.stderr, flush=True)
 
 
 def print_progress(note: str) -> None:

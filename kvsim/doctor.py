@@ -159,7 +159,7 @@ def configuration_faults(file: Path) -> tuple[list[str], list[str]]:
             if fault.field in mended:
                 break
             mended.add(fault.field)
-            config = _mended(config, fault)
+            config = _mended(dict(config), fault)
         except InputError as fault:
             found.append(str(fault))
             break

@@ -42,6 +42,7 @@ class Point:
     prompt: Number  # tokens per sequence in the prompt [tokens]
     max_length: Number  # prompt and all generated tokens, what a static cache is sized for [tokens]
     prefill: bool = False  # whether this pass reads the prompt
+    beside: bool = False  # whether a part of a prompt is read in the same pass
     ranks: Number | None = None  # tokens that all data-parallel ranks bring to routed experts, over
     # those of this one (None: as many as there are ranks)
 
@@ -79,6 +80,8 @@ class Op:
     dtype: str = "fp16"  # number format of the arithmetic
     launches: Number = 1.0  # kernels or copies issued; below 1 on average if not every step
     fixed: Number = 0.0  # time that no amount of bandwidth removes [s]
+    chain: Number = 0.0  # its longest part that nothing divides, however idle the GPU is [s]
+    times: Number = 1.0  # how often it is run: passes over parts of a prompt
     after: tuple[str, ...] = ()
     prefetch: bool = False  # issued one layer early, as a prefetch into a double buffer
     sync: bool = False  # the host waits for the end of this op before it issues more

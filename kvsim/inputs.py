@@ -117,6 +117,22 @@ def parse_text(name: str, given: object, allowed: Range | None = None) -> str:
     return str(given)
 
 
+def parse_model(name: str, given: object, allowed: Range | None = None) -> object:
+    """Parse a model: its name or path, or from Python the fields of its ``config.json``.
+
+    Parameters
+    ----------
+    name
+        Name of the option, for messages.
+    given
+        What was given for it.
+    allowed
+        Range of the option; None for no other limit.
+    """
+    config = getattr(given, "config", given)  # of a kvsim.Model
+    return dict(config) if isinstance(config, Mapping) else parse_text(name, given)
+
+
 def parse_path(name: str, given: object, allowed: Range | None = None) -> Path:
     """Parse the path of a file or folder.
 
@@ -230,6 +246,22 @@ def parse_number(name: str, given: object, allowed: Range | None = None) -> floa
         expected = expected if allowed is not None else f"a number {expected}"
         raise InputError(f"{name}: got {_quote(given)}; expected {expected}")
     return value
+
+
+def parse_rate(name: str, given: object, allowed: Range | None = None) -> float:
+    """Parse a rate: requests per second, or the factor on a trace's clock as ``0.25x``.
+
+    Parameters
+    ----------
+    name
+        Name of the option, for messages.
+    given
+        What was given for it.
+    allowed
+        Range of the option; None for no other limit.
+    """
+    return parse_number(name, given.rstrip().removesuffix("x") if isinstance(given, str) else given,
+                        allowed)  # fmt: skip
 
 
 def scaled_number(unit: float) -> Parser:
@@ -349,6 +381,71 @@ def parse_token_counts(name: str, given: object, allowed: Range | None = None) -
     return [parse_tokens(name, item, allowed) for item in items]
 
 
+@dataclass(frozen=True, slots=True)
+class TokenLengths:
+    """Lengths of prompts or of answers, as an option says them.
+
+    Attributes
+    ----------
+    first, second
+        The mean alone; the ends of a range; or the median and the 95th percentile. [tokens]
+    kind
+        ``mean``, ``range``, ``percentiles`` or ``sample``.
+    sample
+        Name of the sample trace that has such lengths.
+    """
+
+    kind: str
+    first: int = 0
+    second: int = 0
+    sample: str = ""
+
+    def __str__(self) -> str:
+        """As it is typed."""
+        mark = {"range": "-", "percentiles": "/"}.get(self.kind, "")
+        if self.sample:
+            return f"sample:{self.sample}"
+        return f"{self.first}{mark}{self.second}" if mark else str(self.first)
+
+
+def parse_token_lengths(name: str, given: object, allowed: Range | None = None) -> TokenLengths:
+    """Parse lengths: a mean, a range ``512-4096``, ``p50/p95`` as ``700/4k``, or a sample's name.
+
+    Parameters
+    ----------
+    name
+        Name of the option, for messages.
+    given
+        What was given for it.
+    allowed
+        Range of each number.
+
+    Raises
+    ------
+    InputError
+        For anything else, and for a second number below the first.
+    """
+    if isinstance(given, TokenLengths):
+        return given
+    text = given.strip() if isinstance(given, str) else ""
+    if text.startswith("sample:"):
+        return TokenLengths("sample", sample=text.removeprefix("sample:"))
+    for mark, kind in (("/", "percentiles"), ("-", "range")):
+        parts = text.split(mark)
+        if len(parts) == 2 and all(part.strip() for part in parts):
+            low, high = (parse_tokens(name, part.strip(), allowed) for part in parts)
+            if low > high:
+                raise InputError(f"{name}: got {text[:40]!r}; expected the smaller number first")
+            return TokenLengths(kind, low, high)
+    found = TOKENS_PATTERN.fullmatch(text)
+    if found is None and _integer(given) is None:
+        expected = (
+            "a whole number as 2048 or 4k, a range as 512-4096, p50/p95 as 700/4k, or sample:chat"
+        )
+        raise InputError(f"{name}: got {_quote(given)}; expected {expected}")
+    return TokenLengths("mean", parse_tokens(name, given, allowed))
+
+
 def duration(most_bare: float) -> Parser:
     """Times as 500ms, 2s or 0.5; none for no limit. [s]
 
@@ -410,6 +507,26 @@ def auto_or(parser: Callable[..., object]) -> Parser:
     return lambda name, given, allowed: (
         None if given == "auto" else parser(name, given, allowed, ", or auto")
     )
+
+
+def count_or(*words: str) -> Parser:
+    """Create a parser of whole numbers that also takes some words.
+
+    Parameters
+    ----------
+    words
+        What may stand for a number, each returned as it is.
+    """
+
+    def parse(name: str, given: object, allowed: Range | None) -> object:
+        if given in words:
+            return given
+        try:
+            return parse_count(name, given, allowed)
+        except InputError as error:
+            raise InputError(f"{error}, or {' or '.join(words)}") from None
+
+    return parse
 
 
 def several(parser: Parser) -> Parser:

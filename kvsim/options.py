@@ -19,19 +19,23 @@ from kvsim.inputs import (
     Parser,
     Range,
     auto_or,
+    count_or,
     duration,
     format_plain,
     parse_count,
     parse_counts,
     parse_flag,
     parse_joined,
+    parse_model,
     parse_names,
     parse_number,
     parse_path,
     parse_paths,
     parse_per_gpu,
+    parse_rate,
     parse_text,
     parse_token_counts,
+    parse_token_lengths,
     parse_tokens,
     parse_total_or_per_gpu,
     parse_words,
@@ -45,6 +49,9 @@ from kvsim.machines.hardware import DEFAULT_STACK, GIB, RELEASED
 ENGINE_SHARE = 0.9
 """Share of GPU memory that serving engines use unless told otherwise."""
 
+HOST_SHARE = 0.85
+"""Share of host memory that plans fill: the rest is the system's, and what a process needs."""
+
 MAX_ROWS = 5_000
 """Rows that one command prints; `kvsim sweep` takes more."""
 
@@ -57,8 +64,16 @@ TP_CHOICES = ("1", "2", "4", "8")
 SERVING = "simulate capacity"
 PLANNED = "plan capacity"
 DEPLOYED = "predict grid plan simulate capacity explore"
+HOSTED = "predict plan simulate explore"
 VALIDATED = "validate|validate quality|validate layers|validate plan"
 TRACES_READ = "simulate|traces inspect|traces convert"
+
+READ = {"simulate": "trace"}
+TRACE_INSTEAD = dict.fromkeys(("plan", "simulate", "capacity"), "trace")
+"""What a trace says by itself."""
+
+DRAWN_INSTEAD = {**TRACE_INSTEAD, "plan": "trace offline"}
+"""What only drawn requests have."""
 
 parse_gib = scaled_number(GIB)
 parse_gigabytes = scaled_number(1e9)
@@ -194,31 +209,34 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
                default="cpu", excludes={"calibrate": "from_run"},
                at={"calibrate": {"default": None,
                                  "help": "cpu, cuda or cuda:N: measure this machine."}}),
-        Opt("model", parse_text, "NAME|PATH",
-               "From `kvsim models`, or a config.json or its folder.",
+        Opt("model", parse_model, "NAME|PATH",
+               "A Hugging Face id, an Ollama tag, a name of `kvsim models`, or a config.json.",
                f"{'|'.join(DEPLOYED.split())}|{VALIDATED}|calibrate", required=True,
                needs={"calibrate": "from_run"},
-               at={"validate": {"required": False,
+               at={"validate": {"required": False, "parse": parse_text,
                                 "help": "From `kvsim models` (random weights), folder, or GGUF; "
                                         "smollm2-135m if not given."},
                    "validate quality": {"required": False, "default": "smollm2-135m",
+                                        "parse": parse_text,
                                         "help": "A folder or GGUF with weights."},
                    "validate layers": {"required": False, "default": "smollm2-135m",
+                                       "parse": parse_text,
                                        "help": "A folder or GGUF with weights."},
-                   "validate plan": {"required": False,
+                   "validate plan": {"required": False, "parse": parse_text,
                                      "help": "A folder or GGUF; the plan's model if not given."},
                    "calibrate": {"required": False, "help": "With --from-run: what was served."}}),
-        Opt("gpu", parse_text, "NAME|PATH", "From `kvsim gpus`, or a TOML profile.",
+        Opt("gpu", parse_text, "NAME|PATH",
+               "As nvidia-smi or a shop names it (`kvsim gpus`), or a file.",
                f"predict|grid|plan|simulate|explore|{VALIDATED}|calibrate", required=True,
                needs={"calibrate": "from_run from_ops"},
-               at={"plan": {"parse": parse_names, "metavar": "NAME|PATH,..",
+               at={"plan": {"parse": parse_names, "metavar": "NAME|PATH,..", "also": ("--gpus",),
                             "help": "From `kvsim gpus`, or a file; several are compared."},
                    **{name: {"required": False, "default": "a6000"}
                       for name in VALIDATED.split("|")},
                    "calibrate": {"required": False,
                                  "help": "With --from-run or --from-ops: what it ran on."}}),
         Opt("gpus", parse_words, "NAME,...", "GPUs that may be rented.", "capacity",
-               required=True),
+               required=True, also=("--gpu",)),
         Opt("stack", parse_text, "NAME|PATH", "From `kvsim stacks`, or a TOML file.",
                f"{DEPLOYED} reproduce calibrate", default=DEFAULT_STACK,
                needs={"reproduce": "fit", "calibrate": "from_run from_ops from_serving"},
@@ -240,32 +258,35 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
         Opt("ep", parse_count, "N", "Groups of whole experts, up to --tp times --dp.",
                "predict plan simulate capacity", default=1, also=("--ep-size",),
                at={"plan": {"parse": parse_counts}, "capacity": {"parse": parse_counts}}),
+        Opt("total_gpus", parse_count, "N",
+               "Serve with N GPUs in all: every layout of replicas over them is compared.", "plan",
+               range=Range(1, 1024, "GPUs"), excludes={"plan": "offline tp pp dp ep"}),
+        Opt("nodes", parse_count, "M", "Machines that hold --total-gpus; joined by a network.",
+               "plan", range=Range(1, 1024, "machines"), needs={"plan": "total_gpus"}),
         Opt("weights", parse_text, "FORMAT",
-               "fp16, fp8, fp8-dynamic, fp8-block, int8, int4, int4-g32, mxfp4 or nvfp4; released "
-               "is the published checkpoint's.",
+               "fp16, fp8, fp8-dynamic, fp8-block, int8, int4, int4-g32, awq, mxfp4, nvfp4, or "
+               "a GGUF type as q4_k_m; released is the published checkpoint's.",
                f"{DEPLOYED} calibrate", default=RELEASED, needs={"calibrate": "from_run"},
                at={"plan": {"parse": parse_words, "metavar": "F,..|auto",
                             "help": "As in `predict`; several are compared."},
                    "capacity": {"parse": parse_words}}),
     ),
     "Workload": (
-        Opt("trace", parse_text, "FILE", "A request trace, or sample:NAME.",
-               "plan simulate capacity", required=True,
-               at={"plan": {"required": False,
-                            "help": "Plan for a request trace instead, or sample:NAME."}}),
+        Opt("trace", parse_text, "FILE", "A request trace, or sample:NAME; or give --prompt, "
+               "--generate and --rate.", "plan simulate capacity",
+               at={"plan": {"help": "Plan for a request trace instead, or sample:NAME."}}),
         Opt("technique", parse_joined, "SPEC,...",
                "NAME or NAME:KEY=VALUE,... Several, or repeated.",
                "predict|grid|simulate|explore|calibrate|validate|validate quality", default="full",
-               required=True, repeated=True, needs={"calibrate": "from_run"},
+               repeated=True, also=("--techniques",), needs={"calibrate": "from_run"},
                excludes={"simulate": "compare", "validate": "plan per_layer"},
                at={"simulate": {"metavar": "SPEC", "help": "NAME or NAME:KEY=VALUE,...",
-                                "required": False, "repeated": False},
-                   "explore": {"default": "", "required": False, "repeated": False,
+                                "repeated": False},
+                   "explore": {"default": "", "repeated": False,
                                "help": "Techniques to compare; all that can run if none."},
                    "calibrate": {"metavar": "SPEC", "help": "What the run used.",
-                                 "required": False, "repeated": False},
-                   **{name: {"metavar": "SPEC", "also": ("--techniques",), "required": False,
-                             "default": "",
+                                 "repeated": False},
+                   **{name: {"metavar": "SPEC", "default": "",
                              "help": "NAME:KEY=VALUE,... + ...; may be repeated; all if not given."}
                       for name in ("validate", "validate quality")}}),
         Opt("compare", parse_joined, "SPEC,...",
@@ -283,19 +304,27 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
                    **{name: {"parse": parse_count, "metavar": "N", "default": 8,
                              "help": "Windows of the text."}
                       for name in ("validate quality", "validate layers")}}),
+        Opt("concurrency", parse_counts, "N,...",
+               "Clients that send their next request at once, instead of a batch: as 1,64.",
+               "predict", range=Range(1, 10**4, "clients"), excludes={"predict": "batch"}),
         Opt("prompt", parse_token_counts, "N,...",
                "Prompt tokens, as 2048,4k; 4k is 4,000, 4K 4,096.",
-               f"predict|grid|plan|{VALIDATED}",
-               default=2048, range=Range(1, 10**7, "tokens"), excludes={"plan": "trace"},
-               at={"grid": {"default": "1024,2048,4096,8192,16384,32768"},
-                   "plan": {"parse": parse_tokens, "metavar": "N", "default": 2048,
-                            "help": "Prompt tokens; 4k is 4,000, 4K 4,096."},
+               f"predict|grid|plan|simulate|capacity|{VALIDATED}",
+               default=2048, range=Range(1, 10**7, "tokens"), excludes=TRACE_INSTEAD,
+               at={**{name: {"parse": parse_token_lengths, "metavar": "LENGTH", "default": None,
+                             "help": "Prompt tokens without a trace: a mean (3k), a range (1k-5k), "
+                                     "median/p95 (2k/6k) or sample:NAME."}
+                      for name in SERVING.split()},
+                   "grid": {"default": "1024,2048,4096,8192,16384,32768"},
+                   "plan": {"parse": parse_token_lengths, "metavar": "LENGTH", "default": 2048,
+                            "help": "Prompt tokens: a mean (3k), a range (1k-5k), median/p95 "
+                                    "(2k/6k) or sample:NAME."},
                    "validate": {"parse": parse_count, "metavar": "N", "default": None,
                                 "range": Range(1, MAX_RUN, "tokens"),
                                 "help": "Prompt tokens of each; 96 if not given."},
                    "validate plan": {"parse": parse_count, "metavar": "N", "default": None,
                                      "range": Range(1, MAX_RUN, "tokens"),
-                                     "help": "Prompt tokens of each; the plan's if not given."},
+                                     "help": "Prompt tokens per sequence; by default the plan's."},
                    "validate quality": {"parse": parse_count, "metavar": "N", "default": 1024,
                                         "range": Range(1, MAX_RUN, "tokens"),
                                         "help": "Tokens read of each window."},
@@ -303,10 +332,14 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
                                        "range": Range(1, MAX_RUN, "tokens"),
                                        "help": "Tokens read of each window."}}),
         Opt("generate", parse_token_counts, "N,...", "Tokens to generate.",
-               f"predict|grid|plan|explore|{VALIDATED}", default=128,
-               range=Range(1, 10**7, "tokens"), excludes={"plan": "trace"},
-               at={"grid": {"parse": parse_tokens, "metavar": "N"},
-                   "plan": {"parse": parse_tokens, "metavar": "N"},
+               f"predict|grid|plan|simulate|capacity|explore|{VALIDATED}", default=128,
+               range=Range(1, 10**7, "tokens"), excludes=TRACE_INSTEAD,
+               at={**{name: {"parse": parse_token_lengths, "metavar": "LENGTH", "default": None,
+                             "help": "Tokens to generate, likewise."}
+                      for name in SERVING.split()},
+                   "grid": {"parse": parse_tokens, "metavar": "N"},
+                   "plan": {"parse": parse_token_lengths, "metavar": "LENGTH",
+                            "help": "Tokens to generate, likewise."},
                    "explore": {"parse": parse_tokens, "metavar": "N"},
                    "validate": {"parse": parse_count, "metavar": "N", "default": None,
                                 "range": Range(1, MAX_RUN, "tokens"),
@@ -320,19 +353,43 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
                    "validate layers": {"parse": parse_count, "metavar": "N", "default": 16,
                                        "range": Range(1, MAX_RUN, "tokens"),
                                        "help": "Tokens scored of each window."}}),
-        Opt("offline", parse_flag, "", "One batch from an idle GPU; no targets, all the memory.",
+        Opt("offline", parse_flag, "",
+               "A single offline batch: no TTFT or TPOT targets, all GPU memory.",
                "plan", default=False, excludes={"plan": "trace"}),
+        Opt("jobs", parse_count, "N", "Requests to finish: also print hours and price.", "plan",
+               range=Range(1, 10**9, "requests"), needs={"plan": "offline"}),
         Opt("rate", parse_number, "X", "Scale the arrival rate by X: 0.25 for one of four "
                "replicas.", "plan|simulate|capacity|traces generate",
                range=real(1e-6, 1e6, "requests/s, or a factor"), needs={"plan": "trace"},
-               at={"simulate": {"parse": several(parse_number), "metavar": "X,..",
-                                "help": "The trace X times as fast; of several each is run."},
-                   "capacity": {"default": 1, "help": "The trace X times as fast."},
+               at={"simulate": {"parse": several(parse_rate), "metavar": "R,..",
+                                "help": "Requests per second; with a trace 0.25x, the factor on "
+                                        "its clock. Of several each is run."},
+                   "capacity": {"parse": parse_rate, "metavar": "R", "also": ("--req-s",),
+                                "help": "Requests per second; with a trace 0.25x, the factor on "
+                                        "its clock."},
                    "traces generate": {"metavar": "PER_S", "help": "Mean requests per second; the "
                                                                   "trace's if --like."}}),
         Opt("req_s", several(parse_number), "R,..",
                "So many requests per second instead; a short trace is repeated for two minutes.",
                "simulate", excludes={"simulate": "rate"}),
+        Opt("users", parse_count, "N", "Clients that wait for an answer, think and ask again.",
+               SERVING, range=Range(1, 10**6, "users"),
+               excludes=dict.fromkeys(SERVING.split(), "rate trace")),
+        Opt("think", zero_or(duration(1e4)), "TIME", "Between an answer and the next request.",
+               SERVING, range=real(1e-3, 1e6, "s"),
+               excludes=TRACE_INSTEAD),
+        Opt("burst", parse_number, "CV", "Variation of interarrival times (CV); 1 is Poisson.",
+               f"plan {SERVING}", range=real(0.01, 100),
+               excludes=DRAWN_INSTEAD),
+        Opt("hours", parse_number, "H", "How long the traffic lasts; 10 min or 3,000 requests.",
+               SERVING, range=real(1e-3, 1000, "h"),
+               excludes=TRACE_INSTEAD),
+        Opt("cached", parse_tokens, "N", "Tokens that all prompts begin with.",
+               f"plan {SERVING}", range=Range(16, 10**7, "tokens"), excludes=DRAWN_INSTEAD),
+        Opt("hit_rate", parse_number, "X", "Share of prompts that is in the prefix cache.",
+               f"plan {SERVING}", range=real(0.01, 0.99), excludes=DRAWN_INSTEAD),
+        Opt("turns", parse_count, "N", "Turns of a conversation; prompts repeat it so far.",
+               f"plan {SERVING}", range=Range(2, 1000, "turns"), excludes=DRAWN_INSTEAD),
         Opt("per_class", parse_flag, "", "Let requests of a trace differ in technique.", "plan",
                default=False, needs={"plan": "trace"}),
         Opt("replicas", several(parse_count), "N,..",
@@ -371,8 +428,11 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
                "traces import|"),
         Opt("lengths", parse_text, "SPEC",
                "lognormal:prompt=1024,generate=160 or empirical:FILE.",
-               "traces generate|traces import",
-               at={"traces import": {"help": "Of access logs: lognormal:prompt=1024,"
+               "traces generate|traces import|plan|simulate|capacity",
+               excludes=DRAWN_INSTEAD,
+               at={**{name: {"metavar": "equal", "help": "All requests as long as the mean."}
+                      for name in ("plan", *SERVING.split())},
+                   "traces import": {"help": "Of access logs: lognormal:prompt=1024,"
                                              "generate=160."}}),
         Opt("prefixes", parse_text, "SPEC", "reuse:share=0.7,depth=0.5; none if not given.",
                "traces generate|"),
@@ -387,37 +447,66 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
     "Goal and limits": (
         Opt("objective", parse_text, "WHAT", "throughput, latency or cost.", "plan",
                default="throughput"),
-        Opt("ttft", duration(60), "TIME", "Longest time to first token, as 500ms; 2s, or none.",
+        Opt("ttft", duration(100), "TIME", "Longest time to first token, as 500ms; 2s, or none.",
                "plan simulate capacity", range=real(1e-6, 1e6, "s"),
-               at={"simulate": {"help": "Target of a good request, as 2s or 500ms."},
-                   "capacity": {"required": True, "parse": duration(100),
-                                "help": "Longest time to first token, as 2s, or none."}}),
-        Opt("tpot", duration(1), "TIME", "Longest time per token, as 50ms; 100ms, or none.",
+               at={"simulate": {"help": "Target of a good request, as 2s or 500ms."}}),
+        Opt("tpot", duration(5), "TIME", "Longest time per token, as 50ms; 100ms, or none.",
                "plan simulate capacity", range=real(1e-6, 1e6, "s"),
-               at={"simulate": {"help": "Target of a good request."},
-                   "capacity": {"required": True, "parse": duration(5),
-                                "help": "Longest time per token, as 100ms, or none."}}),
+               at={"simulate": {"help": "Target of a good request."}}),
         Opt("percentile", parse_number, "P", "Share of requests within each target [%].",
-               "capacity", default=99, range=real(50, 99.99, "%")),
+               "capacity plan", default=90, range=real(50, 99.99, "%"),
+               excludes={"plan": "offline"},
+               at={"plan": {"help": "Share of requests within both targets [%]."}}),
+        Opt("sure", parse_number, "X",
+               "Probability of meeting the targets, over the error of predictions.",
+               "plan capacity", default=0.9, range=real(0.5, 0.99), excludes={"plan": "offline"},
+               at={"capacity": {"range": real(0, 0.99),
+                                "help": "Probability of meeting the targets, over other days of "
+                                        "the traffic and the error of times; 0: on this trace."}}),
         Opt("class_targets", parse_text, "N=TTFT/TPOT,..",
-               "Targets of prompts above N tokens, as 8000=10s/200ms; each class must keep its "
+               "Targets of prompts above N tokens, as 8000=10s/200ms; each class must meet its "
                "own.", "capacity"),
         Opt("gpu_memory", parse_gib, "GIB", "GPU memory to use; 90 % if not given.",
                "plan simulate", range=real(1e-3, 1e6, "GiB")),
         Opt("gpu_memory_utilization", parse_number, "X", "Share of GPU memory to use; 0.9.",
-               SERVING, range=real(0.01, 1), excludes={"simulate": "gpu_memory"},
+               f"plan {SERVING}", range=real(0.01, 1),
+               excludes={"simulate": "gpu_memory", "plan": "gpu_memory"},
                at={"capacity": {"default": ENGINE_SHARE,
                                 "help": "Share of GPU memory that engines use."}}),
+        Opt("host", parse_text, "NAME|PATH",
+               "Host: desktop-ddr4, desktop-ddr5, threadripper, epyc, epyc-2s, apple-m2-ultra, or "
+               "a TOML file.", f"{DEPLOYED}"),
+        Opt("host_bandwidth", parse_gigabytes, "GB/S",
+               "Host memory bandwidth of the CPU; the profile's if not given.", DEPLOYED,
+               range=real(0.1, 1e5, "GB/s")),
+        Opt("n_cpu_moe", count_or("all", "auto"), "N|all|auto",
+               "First layers whose routed experts stay in host memory; auto: as few as fit.",
+               HOSTED, range=Range(0, 1000, "layers"),
+               at={name: {"parse": count_or("all"), "metavar": "N|all",
+                          "help": "First layers whose routed experts stay in host memory."}
+                   for name in ("plan", "simulate", "explore")}),
+        Opt("n_gpu_layers", parse_count, "N", "Last layers on the GPU; the others are the CPU's.",
+               HOSTED, range=Range(0, 1000, "layers")),
+        Opt("override_tensor", parse_text, "REGEX=CPU,...",
+               "GGUF tensors that stay in host memory, as exps=CPU.", HOSTED),
+        Opt("host_weights", words_among("auto", "cpu", "streamed"), "HOW",
+               "Weights in host memory: computed by the CPU, streamed to the GPU, or auto: "
+               "streamed where a pass is wide, if the engine does so.", HOSTED, default="auto",
+               needs=dict.fromkeys(HOSTED.split(), "n_cpu_moe n_gpu_layers override_tensor")),
+        Opt("host_memory_utilization", parse_number, "X",
+               "Share of host memory to use; 0.85.", "plan", range=real(0.01, 1)),
         Opt("host_memory", parse_gib, "GIB", "Host memory; the profile's if not given.",
                DEPLOYED, range=real(1e-3, 1e6, "GiB")),
     ),
     "What may be chosen": (
         Opt("only", parse_words, "A,B", "Consider these techniques only.", PLANNED),
         Opt("without", parse_words, "A,B", "Leave these out.", PLANNED),
+        Opt("research", parse_flag, "", "Also consider what no engine runs yet.", "plan",
+               default=False, excludes={"plan": "offline engine"}),
         Opt("engine", parse_text, "NAME", "Techniques that vllm, sglang, ... can run.",
                f"{PLANNED} calibrate", needs={"calibrate": "from_ops from_serving"},
                at={"calibrate": {"help": "Rows of this engine, with either table."}}),
-        Opt("lossy", parse_flag, "", "Admit techniques whose loss of quality was not measured.",
+        Opt("lossy", parse_flag, "", "Admit techniques of unknown quality loss.",
                PLANNED, default=False, excludes={"plan": "max_loss", "capacity": "max_loss"}),
         Opt("max_loss", parse_number, "0..1",
                "Largest relative loss of quality; needs evidence.", PLANNED, range=real(0, 1)),
@@ -461,12 +550,17 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
         Opt("max_seqs", parse_count, "N", "Sequences in a pass at most.",
                "plan simulate capacity calibrate", default=256,
                range=Range(1, 2**16, "sequences"),
-               needs={"plan": "trace", "calibrate": "from_run"},
+               needs={"calibrate": "from_run"}, excludes={"plan": "offline batch"},
                at={"calibrate": {"help": "The engine's limit per pass."}}),
         Opt("max_tokens", parse_count, "N", "Tokens in a pass at most.",
                "plan simulate capacity calibrate", default=2048, range=Range(1, 10**7, "tokens"),
-               needs={"plan": "trace", "calibrate": "from_run"},
-               at={"calibrate": {"help": "The engine's tokens per pass."}}),
+               needs={"calibrate": "from_run"}, excludes={"plan": "offline"},
+               at={"calibrate": {"help": "The engine's tokens per pass."},
+                   "simulate": {"parse": several(parse_count), "metavar": "N,..",
+                                "help": "Tokens in a pass at most; of several each is run."}}),
+        Opt("max_model_len", parse_count, "N", "Longest request that the engine is started for; "
+               "by default the model's context.", "plan simulate capacity",
+               range=Range(1, 10**7, "tokens"), excludes={"plan": "offline"}),
         Opt("block_tokens", parse_count, "N", "Tokens per KV block.",
                "simulate|calibrate|traces inspect|traces convert", default=16,
                range=Range(1, 2**16, "tokens"), needs={"calibrate": "from_run"},
@@ -517,24 +611,31 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
     ),
     "Reading a trace": (
         Opt("format", parse_text, "NAME", "The trace's format; by default recognised.",
-               TRACES_READ, default=None,
+               TRACES_READ, default=None, needs=READ,
                excludes=dict.fromkeys(TRACES_READ.split("|"), "columns")),
         Opt("columns", parse_joined, "ROLE=NAME,...",
-               "Of any file: arrival=..,prompt=..,generate=..,blocks=..", TRACES_READ),
-        Opt("time_unit", parse_text, "UNIT", "Of arrivals: s, ms, us, ns or date.", TRACES_READ),
+               "Of any file: arrival=..,prompt=..,generate=..,blocks=..", TRACES_READ,
+               needs=READ),
+        Opt("time_unit", parse_text, "UNIT", "Of arrivals: s, ms, us, ns or date.", TRACES_READ,
+               needs=READ),
         Opt("hash_block_tokens", parse_count, "N", "Tokens per prefix hash block of the trace.",
-               "simulate", range=Range(1, 10**6, "tokens")),
+               "simulate", range=Range(1, 10**6, "tokens"), needs=READ),
         Opt("chars_per_token", parse_number, "X", "Estimate tokens of traces that hold text.",
-               TRACES_READ, range=real(1e-2, 1e3, "characters")),
-        Opt("sort", parse_flag, "", "Sort by arrival.", TRACES_READ, default=False),
+               TRACES_READ, range=real(1e-2, 1e3, "characters"), needs=READ),
+        Opt("sort", parse_flag, "", "Sort by arrival.", TRACES_READ, default=False, needs=READ),
         Opt("skip_bad", parse_flag, "", "Leave out rows that break a rule, and count them.",
-               TRACES_READ, default=False),
+               TRACES_READ, default=False, needs=READ),
     ),
     "What was measured": (
         Opt("from_run", parse_path, "LOG", "Fit to a run's log; see docs/logs.md.", "calibrate"),
         Opt("from_ops", parse_paths, "F.csv", "Fit to measured operators; repeatable.",
                "calibrate", repeated=True),
         Opt("from_serving", parse_path, "F.csv", "Fit host times to load tests.", "calibrate"),
+        Opt("from_bundle", parse_path, "F.tar.gz", "What `make.py gpu --bundle` carried away.",
+               "calibrate|validate",
+               excludes={"calibrate": "device from_run from_ops from_serving",
+                         "validate": "plan quality model layers technique gpu batch prompt "
+                                     "generate max_error"}),
         Opt("version", parse_text, "V", "With --from-ops: of the engine; else the newest.",
                "calibrate", needs={"calibrate": "from_ops"}),
         Opt("hold_out", parse_number, "SHARE",
@@ -593,26 +694,31 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
                range=real(1e-6, 1e3), excludes={"validate": "plan quality"}),
         Opt("emit", parse_words, "ENGINE,...",
                "Settings of vllm, sglang, trtllm, lmcache, hf, llamacpp.", PLANNED),
-        Opt("pareto", parse_flag, "", "Plans from the lowest TPOT to most throughput too.",
+        Opt("pareto", parse_flag, "", "Also list plans from lowest TPOT to highest throughput.",
                "plan", default=False, excludes={"plan": "trace"}),
-        Opt("explain", parse_flag, "", "Where another technique would be chosen, too.", "plan",
+        Opt("explain", parse_flag, "", "Also say where another technique would be chosen.", "plan",
                default=False, excludes={"plan": "trace"}),
         Opt("report", parse_path, "F.html", "Write an HTML page there.",
                "predict|plan|simulate|capacity|sweep|reproduce|calibrate|validate|traces inspect",
                excludes={"reproduce": "fit", "calibrate": "from_ops from_serving",
                          "validate": "plan quality"},
                at={"reproduce": {"metavar": "FILE", "help": "Write an HTML or .md page there."}}),
+        Opt("verbose", parse_flag, "", "All evidence, errors by kernel, and what is not modelled.",
+               "predict|plan|simulate|capacity", default=False,
+               excludes=dict.fromkeys(("predict", "plan", "simulate", "capacity"), "json")),
         Opt("json", parse_flag, "", "JSON on standard output.",
                f"predict|plan|simulate|capacity|reproduce|calibrate|{VALIDATED}|doctor|models|gpus"
                f"|techniques|stacks|traces inspect|traces import|traces generate", default=False,
                excludes={"reproduce": "fit"}),
+        Opt("yes", parse_flag, "", "Begin even if it takes more than 10 minutes or 8 GB.",
+               "plan simulate capacity", default=False),
         Opt("csv", parse_flag, "", "CSV on standard output.", "predict", default=False,
                excludes={"predict": "json"}),
     ),
 }  # fmt: skip
 """All options in the groups, and the order, of the help."""
 
-PRESENTED = ("json", "csv", "report")
+PRESENTED = ("json", "csv", "report", "verbose")
 """Options that say how an answer is shown; Python has methods for them."""
 
 OPTION_RANGES = {
@@ -707,6 +813,8 @@ def find_misuse(command: str, given: Iterable[str]) -> str:
         if needed and not there & set(needed):
             others = " or ".join(options[other].flag for other in needed)
             mend = f"add {others}, or leave {option.flag} away"
+            if (command, name) == ("plan", "rate"):
+                mend += "; for the GPUs that R requests/s need, ask `kvsim capacity --rate R`"
             return f"{option.flag}: does nothing without {others}; {mend}"
         for other in option.excludes.get(command, "").split():
             if other in there:
@@ -786,6 +894,8 @@ def command_line(command: str, given: Mapping[str, object], without: str = "repo
         if name == without or value is None or value is False:
             continue
         option, several = options[name], isinstance(value, list | tuple)
+        if option.parse is parse_model and isinstance(getattr(value, "config", value), Mapping):
+            value = "config.json"  # what the fields were read from, which the call does not say
         if option.position:
             words += map(_typed, value) if several else [_typed(value)]  # type: ignore[call-overload]
         elif value is True:
@@ -827,6 +937,8 @@ def takes_options(command: str, *first: str) -> Callable[[Callable[[Inputs], R]]
     def decorate(answer: Callable[[Inputs], R]) -> Callable[..., R]:
         options = {k: v for k, v in options_of(command).items() if k not in PRESENTED}
         names = [*first, *(name for name in options if name not in first)]
+        needed = [n for n in names if options[n].required and options[n].default is None]
+        optional = bool(first) and first[0] not in needed  # then what follows it has a default too
         signature = Signature(
             [
                 Parameter(
@@ -834,7 +946,7 @@ def takes_options(command: str, *first: str) -> Callable[[Callable[[Inputs], R]]
                     Parameter.POSITIONAL_OR_KEYWORD if name in first else Parameter.KEYWORD_ONLY,
                     default=(
                         Parameter.empty
-                        if options[name].required and options[name].default is None
+                        if name in needed and not (optional and name in first)
                         else options[name].default
                     ),
                 )
@@ -845,6 +957,9 @@ def takes_options(command: str, *first: str) -> Callable[[Callable[[Inputs], R]]
         @wraps(answer)
         def ask(*args: object, **keywords: object) -> R:
             given = signature.bind(*args, **keywords).arguments
+            for name in needed:
+                if given.get(name) is None:
+                    raise TypeError(f"{command}: missing a required argument: {name!r}")
             try:
                 return answer(Inputs(command, given))
             except (InputError, InfeasibleError) as problem:

@@ -4,12 +4,18 @@ import inspect
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 import kvsim
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.options import PRESENTED, options_of
+from kvsim.report.frames import UNITS
+from kvsim.techniques.papers.full import Full
+from kvsim.techniques.registry import presets, terms
 from tests.support.commands import run
 from tests.support.envelope import answer_in
 
@@ -41,7 +47,81 @@ def test_plan_is_the_command() -> None:
     again = answer_in(run(*found.command.split()[1:], "--json").out)
     for part in ("choice", "predicted", "answer", "limits"):
         assert found.fields[part] == again[part]
-    assert found.found.limits.tpot == 0.05 and found.frame()["standing"][0] == "choice"
+    assert found.fields["limits"]["tpot"] == 0.05 and found.frame()["standing"][0] == "choice"
+
+
+def numbers(value: object) -> list[float]:
+    """Every number in a nested value, by a recursion of its own."""
+    if isinstance(value, bool) or value is None or isinstance(value, str):
+        return []
+    if isinstance(value, int | float):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value
+    return [number for one in inner for number in numbers(one)]  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: kvsim.predict(*CASE, ["full", "kivi:bits=4"], batch=[1, 8], prompt="8k"),
+        lambda: kvsim.plan(*CASE, prompt=4096, tpot="50ms", only=["full", "offload"]),
+        lambda: kvsim.simulate("sample:chat", *CASE, ttft="2s", tpot="100ms"),
+        lambda: kvsim.capacity(model="llama3.1-8b", gpus="l40s", prompt=2000, generate=200, rate=1),
+        lambda: kvsim.reproduce("kcache"),
+        lambda: kvsim.sweep("llama3.1-8b", "h100", batch=[1, 8], prompt=1024),
+    ],
+)
+def test_frames_have_every_number_of_the_json(ask: Callable[[], Any]) -> None:
+    found = ask()
+    long = found.to_frame()
+    assert sorted(long["value"]) == sorted(numbers(found.fields))
+    assert set(long["unit"]) <= {*UNITS.values(), "1"}
+    assert long[long["quantity"].str.endswith("ttft_s")]["unit"].eq("s").all()
+    wide = found.frame()
+    assert all(wide.attrs["units"][name] == "s" for name in wide if "ttft_s" in name)
+    for row, line in zip(found.rows, wide.to_dict("records"), strict=True):
+        assert {*numbers(row)} <= {*line.values()}
+    assert found.to_dict() == found.envelope()
+
+
+def test_a_plan_has_its_choice_as_attributes(tmp_path: Path) -> None:
+    best = kvsim.plan(*CASE, **kvsim.Workload(prompt=4096, tpot="50ms"))
+    assert best.choice.batch == best.fields["choice"]["batch"]
+    assert best.ttft == best.fields["answer"]["figures"]["ttft_s"]
+    assert best.tpot.p90 <= 0.05 and "batch" in repr(best.choice)
+    best.save_report(tmp_path / "plan.html")
+    assert (tmp_path / "plan.html").stat().st_size > 10_000
+    with pytest.raises(AttributeError, match="chooses nothing"):
+        _ = kvsim.predict(*CASE).choice
+
+
+def test_objects_stand_for_their_names() -> None:
+    model, gpu = kvsim.Model("meta-llama/Llama-3.1-8B"), kvsim.GPU("NVIDIA H100 80GB HBM3")
+    one = kvsim.predict(model, gpu, kvsim.Technique("kivi:bits=4"), batch=3)
+    assert one.rows == kvsim.predict(*CASE, "kivi:bits=4", batch=3).rows
+    config = {
+        "model_type": "llama", "hidden_size": 4096, "num_hidden_layers": 2, "vocab_size": 32000,
+        "num_attention_heads": 32, "intermediate_size": 11008, "max_position_embeddings": 4096,
+        "tie_word_embeddings": False,
+    }  # fmt: skip
+    for own in (config, kvsim.Model(config)):
+        found = kvsim.predict(own, "h100")
+        assert found.rows[0]["model"] == "llama" and "--model config.json" in found.command
+
+
+def test_a_technique_of_your_own_is_registered() -> None:
+    class Mine(Full):
+        name = "mine-of-a-test"
+
+    with pytest.raises(InputError, match="extends Term"):
+        kvsim.register_technique(int)  # type: ignore[arg-type]
+    try:
+        kvsim.register_technique(Mine)
+        assert kvsim.predict(*CASE, "mine-of-a-test").rows[0]["technique"] == Mine.name
+        with pytest.raises(InputError, match="is taken"):
+            kvsim.register_technique(type("Other", (Full,), {"name": Mine.name}))
+    finally:
+        terms().pop(Mine.name, None), presets().pop(Mine.name, None)
 
 
 def test_sweep_is_a_grid_of_predictions() -> None:

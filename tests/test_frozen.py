@@ -73,7 +73,7 @@ def test_copies_and_cached_properties_work() -> None:
 
 def test_a_plan_and_a_prediction_cannot_be_changed() -> None:
     plan: Any = kvsim.plan("llama2-7b", "a6000").found
-    deployment = plan.choice.deployment
+    deployment = plan.choice.carried.deployment
     with pytest.raises(FrozenInstanceError, match="cannot assign to field 'tp' of Deployment"):
         deployment.tp = 8
     assert deployment.tp == deployment.gpus == 1

@@ -20,7 +20,7 @@ import pytest
 
 import kvsim
 from kvsim.techniques import TECHNIQUES
-from make import join_changes
+from make import join_changes, list_components
 
 ROOT = Path(__file__).parents[1]
 ROOMS = {"planner", "validate", "traces", "hwprofiles", "cli"}
@@ -82,7 +82,7 @@ def test_wheel_has_every_module(wheel: zipfile.ZipFile) -> None:
 def test_wheel_has_the_data(wheel: zipfile.ZipFile) -> None:
     for folder, pattern in [
         ("kvsim", "py.typed"),
-        ("kvsim", "models/catalogue/*.json"),
+        ("kvsim", "models/catalogue.jsonl"),
         ("kvsim", "hwprofiles/*.toml"),
         ("kvsim", "hwprofiles/stacks/*.toml"),
         ("kvsim", "traces/samples/*"),
@@ -210,3 +210,23 @@ def test_rooms_are_reached_through_kvsim_only() -> None:
     for module in pkgutil.walk_packages(kvsim.__path__, "kvsim."):
         importlib.import_module(module.name)
     assert not ROOMS & set(sys.modules)
+
+
+def test_the_bill_of_materials_has_every_pin_with_its_licence() -> None:
+    def package(name: str, field: str = "License", *values: str) -> dict[str, list[str]]:
+        fields = {key: list[str]() for key in ("License-Expression", "Classifier", "License")}
+        return fields | {"Name": [name], "Version": ["1.2"], field: list(values)}
+
+    installed = [
+        package("Some_Thing", "License-Expression", "MIT"),
+        package("other", "License", "BSD\n..."),
+        package("third", "Classifier", "License :: OSI Approved :: Apache Software License"),
+        package("tool"),
+    ]
+    pins = "# a note\nsome-thing==1.2\nother==1.2\nthird==1.2\n"
+    found = list_components(installed, pins)
+    named = {one["name"]: one["licenses"][0]["license"]["name"] for one in found["components"]}
+    assert named == {"other": "BSD", "some-thing": "MIT", "third": "Apache Software License"}
+    assert found["components"][1]["purl"] == "pkg:pypi/some-thing@1.2"
+    with pytest.raises(SystemExit, match="not installed: fourth"):
+        list_components(installed, pins + "fourth==2\n")

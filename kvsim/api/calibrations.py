@@ -3,6 +3,7 @@
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
+from shlex import quote
 from typing import TYPE_CHECKING, Any
 
 from kvsim.api.deployments import build_deployment
@@ -13,6 +14,8 @@ from kvsim.machines.hardware import DEFAULT_STACK
 from kvsim.options import Inputs, takes_options
 
 if TYPE_CHECKING:
+    from kvsim.evidence.machine.profile import Machine
+    from kvsim.evidence.machine.samples import Sample
     from kvsim.report.json import Row
     from kvsim.report.result import Result
 
@@ -37,11 +40,13 @@ def calibrate(inputs: Inputs) -> "Result[Row]":
     from kvsim.report.calibrate import make_table_result
 
     sources = inputs.device, inputs.from_run, inputs.from_ops, inputs.from_serving
-    if sum(source is not None for source in sources) != 1:
+    if sum(source is not None for source in (*sources, inputs.from_bundle)) != 1:
         raise InputError(
-            "calibrate: expected one of --device cpu|cuda:N, --from-run LOG, --from-ops F.csv "
-            "and --from-serving F.csv"
+            "calibrate: expected one of --device cpu|cuda:N, --from-run LOG, --from-ops F.csv, "
+            "--from-serving F.csv and --from-bundle F.tar.gz"
         )
+    if inputs.from_bundle is not None:
+        return _fit_bundle(inputs)
     if inputs.device is not None:
         return _measure_machine(inputs)
     if inputs.from_run is not None:
@@ -95,6 +100,7 @@ def _fit_run(inputs: Inputs) -> "Result[Row]":
         print_note(f"{run.left_out} requests failed or did not finish; left out")
     base = inputs.stack or DEFAULT_STACK
     where = build_deployment(inputs, stack=base)
+    base = base if base.endswith(".toml") else where.stack.family
     rules = Rules(
         max_seqs=inputs.max_seqs,
         max_tokens=inputs.max_tokens,
@@ -141,11 +147,16 @@ def _fit_operators(inputs: Inputs) -> "Row":
         )
     if few:
         print_note(f"too few to fit, base numbers kept: {', '.join(few)}")
-    replace_text(inputs.out, fit.card_text(table, found, stack.name, str(date.today())))
+    rows_of = [_class_row(f, fit.predict_rows(f.rows, hardware, stack)) for f in found]
+    for row in rows_of:
+        if row["refused"]:
+            print_note(f"{row['class']}: the fit is refused, {row['refused']}")
+    better = [f for f, row in zip(found, rows_of, strict=True) if not row["refused"]]
+    replace_text(inputs.out, fit.card_text(table, better, stack.name, str(date.today())))
     return {
         "engine": engine, "version": table.version, "gpu": hardware.name,
         "rows": sum(len(f.rows) for f in found), "left_out": dict(table.rejected),
-        "classes": [_class_row(f) for f in found],
+        "classes": rows_of,
     }  # fmt: skip
 
 
@@ -159,18 +170,33 @@ def _only_gpu(pairs: list[tuple[str, str]], engine: str) -> str:
     raise InputError(f"--gpu: the files hold {', '.join(gpus)}; name one")
 
 
-def _class_row(found: Any) -> "Row":
+def _class_row(found: Any, before: Any) -> "Row":
+    """A class's errors on shapes that no fit saw, beside those of the stack as it was.
+
+    The fit is refused where it is no better than that; without rows held out that cannot be known.
+    """
     import numpy as np
 
     from kvsim.evidence.ops.fit import errors_of
 
     off = errors_of(found)
     known = bool(np.isfinite(off).all())
+    was = np.abs(before / found.rows.took - 1)
+    refused = ""
+    if known and not (
+        np.median(off) < np.median(was) or np.quantile(off, 0.9) < np.quantile(was, 0.9)
+    ):
+        refused = (
+            f"it is {_percents(off)} off on shapes that it did not see, as shipped {_percents(was)}"
+        )
     return {
         "class": found.name,
         "rows": len(found.rows),
         "median_error": float(np.median(off)) if known else None,
         "p90_error": float(np.quantile(off, 0.9)) if known else None,
+        "median_before": float(np.median(was)),
+        "p90_before": float(np.quantile(was, 0.9)),
+        "refused": refused,
         "numbers": _number_rows(found.fit),
     }
 
@@ -190,7 +216,7 @@ def _fit_load_tests(inputs: Inputs) -> "Row":
     import numpy as np
 
     from kvsim.evidence import loadtests
-    from kvsim.evidence.stackfile import fitted_text
+    from kvsim.evidence.stackfile import fitted_text, measure_errors
     from kvsim.files import replace_text
     from kvsim.machines.profiles import load_stack
 
@@ -201,34 +227,54 @@ def _fit_load_tests(inputs: Inputs) -> "Row":
     stack = load_stack(_start(inputs))
     found = loadtests.fit_host(rows, stack)
     measured = np.array([r.latency for r in rows])
-    off = np.abs(loadtests.predict_held_out(rows, stack) / measured - 1)
-    told = (
-        f"latency of load tests that no fit saw (held out by model): {100 * np.median(off):.2g} % "
-        f"at the median, {100 * np.quantile(off, 0.9):.2g} % for nine in ten"
-    )
+    before = np.abs(loadtests.predict_latencies(rows, stack) / measured - 1)
+    apart = loadtests.predict_held_out(rows, stack)
+    off = np.abs(apart / measured - 1)
+    better = np.median(off) < np.median(before) and np.quantile(off, 0.9) < np.quantile(before, 0.9)
+    refused = "" if better else (
+        f"held out, the fitted times are {_percents(off)} off, those of {stack.name} "
+        f"{_percents(before)}"
+    )  # fmt: skip
+    if refused:
+        print_note(f"The fit is refused, and {stack.name}'s host times stay: {refused}")
+        found = replace(found, values={}, errors={})
+        apart, off = loadtests.predict_latencies(rows, stack), before
+    told = f"latency of load tests held out by model: {_percents(off)}"
     source = f"{len(rows)} load tests of {engine} on {', '.join(devices)} ({path.name})"
     one = stack.for_gpu(devices[0]) if len(devices) == 1 else stack
     bare = replace(found, residuals=found.residuals[:0])
-    replace_text(out, fitted_text(one, one.name, bare, source, told, str(date.today())))
+    base = inputs.stack if inputs.stack and inputs.stack.endswith(".toml") else one.family
+    checked = None
+    if len(devices) == 1 and len({r.model for r in rows}) == 1:
+        where = devices[0], rows[0].model, "fp8" if rows[0].precision == "fp8" else "full"
+        checked = measure_errors({"latency": measured / apart}, where)
+    replace_text(out, fitted_text(one, base, bare, source, told, str(date.today()), checked))
     return {
         "engine": engine,
         "gpus": devices,
         "rows": len(rows),
         "median_error": float(np.median(off)),
         "p90_error": float(np.quantile(off, 0.9)),
+        "median_before": float(np.median(before)),
+        "p90_before": float(np.quantile(before, 0.9)),
+        "refused": refused,
         "numbers": _number_rows(found),
     }
+
+
+def _percents(off: Any) -> str:
+    import numpy as np
+
+    median, p90 = (100 * float(np.quantile(off, q)) for q in (0.5, 0.9))
+    return f"{median:.2g} % (median) and {p90:.2g} % (90th percentile)"
 
 
 def _measure_machine(inputs: Inputs) -> "Result[Row]":
     """Measure a device, and fit its profile and the stack beside it."""
     device, out, quick = inputs.device, inputs.out, inputs.quick
-    from kvsim.evidence.machine.fit import fit_samples
-    from kvsim.evidence.machine.profile import Machine, find_datasheet, hardware_text, stack_text
+    from kvsim.evidence.machine.profile import Machine
     from kvsim.evidence.machine.samples import Log
-    from kvsim.files import locked, replacing_all, write_draft
-    from kvsim.machines.profiles import load_hardware, load_stack
-    from kvsim.report import calibrate as report
+    from kvsim.files import locked
 
     check_place(out)
     try:
@@ -253,19 +299,65 @@ def _measure_machine(inputs: Inputs) -> "Result[Row]":
         print_note(f"going on after {len(log.done)} finished benchmarks")
     with locked(log.path):
         run_suite(place, log, print_note)
-    fit = fit_samples(log.samples)
     notes = devices.suspicions(devices.describe(where))
     host = devices.host_memory()
     conditions = (*devices.conditions(found, place), *notes)
     machine = Machine(found.name, found.memory, host, in_use, place.cache, conditions)
+    on_gpu = where.type == "cuda"
+    return _write_machine(inputs, log.samples, machine, notes, on_gpu)
+
+
+def _fit_bundle(inputs: Inputs) -> "Result[Row]":
+    """Fit a profile and a stack to what a session has measured on another machine."""
+    from tempfile import TemporaryDirectory
+
+    from kvsim.evidence.machine.profile import Machine
+    from kvsim.evidence.machine.samples import read_samples
+    from kvsim.validate.session.state import unpack
+
+    bundle = inputs.from_bundle
+    check_target(inputs.out, "--out", (".toml",))
+    with TemporaryDirectory() as folder:
+        state = unpack(bundle, Path(folder))
+        facts = state.read("facts")
+        logs = [read_samples(path)[1] for path in state.folder.glob("*.samples.jsonl")]
+    if facts is None or not logs:
+        raise InputError(
+            f"--from-bundle: {bundle} holds no calibration; "
+            f"make.py gpu --resume {quote(str(bundle))} goes on with it"
+        )
+    check_same(inputs.out, facts["device"])
+    machine = Machine(
+        facts["device"],
+        facts["memory_B"],
+        facts["host_memory_B"],
+        facts["context_B"],
+        facts["cache_B"],
+        (*facts["conditions"], *facts["suspicions"]),
+    )
+    return _write_machine(inputs, max(logs, key=len), machine, facts["suspicions"], facts["cuda"])
+
+
+def _write_machine(
+    inputs: Inputs, samples: "list[Sample]", machine: "Machine", notes: list[str], on_gpu: bool
+) -> "Result[Row]":
+    """Fit a profile and a stack to samples, write both and tell what was found."""
+    from kvsim.evidence.machine.fit import fit_samples
+    from kvsim.evidence.machine.profile import find_datasheet, hardware_text, stack_text
+    from kvsim.files import replacing_all, write_draft
+    from kvsim.machines.profiles import load_hardware, load_stack
+    from kvsim.report import calibrate as report
+
+    out: Path = inputs.out
+    fit = fit_samples(samples)
     today = str(date.today())
     with replacing_all(out, stack_path(out)) as (profile, stack):  # the stack goes first
         write_draft(stack, stack_text(fit, machine, today))
         write_draft(profile, hardware_text(fit, machine, today))
         load_stack(stack)  # what cannot be read back is not kept
         load_hardware(profile)
-    sheet = find_datasheet(found.name, found.memory) if where.type == "cuda" else None
-    fields = report.machine_fields(fit, machine, sheet, notes, len(log.samples), out)
+    sheet = find_datasheet(machine.name, machine.gpu_memory) if on_gpu else None
+    fields = report.machine_fields(fit, machine, sheet, notes, len(samples), out)
     return report.make_machine_result(fields, machine.notes, inputs.line())
 
 

@@ -1,17 +1,28 @@
 """What the options of a inputs describe: models on machines, and techniques to consider."""
 
+import re
+from bisect import bisect_left
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kvsim.errors import InputError
+from kvsim.machines.hardware import GIB
 from kvsim.options import TP_CHOICES, Inputs
 
 if TYPE_CHECKING:
-    from kvsim.machines.deployment import Deployment
+    from kvsim.machines.deployment import Deployment, HostLayers
+    from kvsim.machines.hardware import Hardware
+    from kvsim.models.model import Model
     from kvsim.planner.question import Admission
+    from kvsim.techniques.technique import Technique
 
+PARTS = ("gate", "up", "down")
+"""Matrices of an MLP as GGUF names them."""
+ROOM = 0.95
+"""Share of the GPU's memory that layers are chosen to fit in: engines and desktops take some."""
 LOSSY = 0.1
 """Relative loss of quality that --lossy admits at most where the loss is known."""
 
@@ -38,14 +49,183 @@ def build_deployment(inputs: Inputs, **instead: Any) -> "Deployment":
     def value(name: str, usual: Any) -> Any:
         return instead.get(name, getattr(inputs, name, usual))
 
-    hardware = load_hardware(value("gpu", None))
+    hardware = _in_host(load_hardware(value("gpu", None)), inputs)
     host = value("host_memory", None)
     if host is not None:
         given = {**hardware.sources, "memory.host_capacity_B": "given as --host-memory"}
         hardware = replace(hardware, host_memory=host, sources=given)
     spread = (value(name, 1) for name in ("tp", "pp", "dp", "ep"))
+    refuse_other_format(inputs)
     model, stack = load_model(value("model", None)), load_stack(value("stack", None))
-    return Deployment(model, hardware, stack, value("weights", None), *spread)
+    layers = host_layers(inputs, model)
+    return _with_room(
+        Deployment(model, hardware, stack, value("weights", None), *spread, host=layers)
+    )
+
+
+def _in_host(hardware: "Hardware", inputs: Inputs) -> "Hardware":
+    """A card in the host that the options describe."""
+    from kvsim.machines.hardware import Link
+    from kvsim.machines.profiles import with_host
+
+    name, rate = getattr(inputs, "host", None), getattr(inputs, "host_bandwidth", None)
+    found = hardware if name is None else with_host(hardware, name)
+    if rate is None:
+        return found
+    given = {**found.sources, "dram.bandwidth_Bps": "given as --host-bandwidth"}
+    return replace(found, links={**found.links, "dram": Link(rate)}, sockets=1, sources=given)
+
+
+def host_layers(inputs: Inputs, model: "Model") -> "HostLayers":
+    """Find the layers that the options keep in host memory.
+
+    Parameters
+    ----------
+    inputs
+        The options of a command.
+    model
+        The model.
+
+    Raises
+    ------
+    InputError
+        For experts of a model without any, and for tensors that no layer has.
+    """
+    from kvsim.machines.deployment import HostLayers
+
+    experts = getattr(inputs, "n_cpu_moe", None)
+    on_gpu = getattr(inputs, "n_gpu_layers", None)
+    patterns = getattr(inputs, "override_tensor", None)
+    if experts is not None and not model.experts:
+        raise InputError(
+            f"--n-cpu-moe: {model.name} has no experts; keep whole layers in host memory with "
+            f"--n-gpu-layers N, of {model.layers}"
+        )
+    first = {"all": model.layers, "auto": 0}.get(str(experts), experts or 0)
+    layers = range(0 if on_gpu is None else max(0, model.layers - int(on_gpu)))
+    way = (getattr(inputs, "host_weights", None) or ["auto"])[0]
+    found = HostLayers(frozenset(range(int(first))), layers=frozenset(layers), way=way)
+    return found if patterns is None else _overridden(found, patterns, model)
+
+
+def _overridden(found: "HostLayers", patterns: str, model: "Model") -> "HostLayers":
+    """Layers whose experts, or whole MLPs, match patterns of llama.cpp's --override-tensor."""
+    experts, mlps = set(found.experts), set(found.mlps)
+    for item in patterns.split(","):
+        pattern, _, where = item.rpartition("=")
+        try:
+            wanted = re.compile(pattern)
+        except re.error as error:
+            raise InputError(f"--override-tensor: {pattern!r} is no pattern: {error}") from None
+        if where != "CPU" or not pattern:
+            raise InputError(
+                f"--override-tensor: got {item[:40]!r}; expected PATTERN=CPU, as exps=CPU or "
+                f"blk\\.[0-9]\\.ffn_.*_exps=CPU"
+            )
+        hit = False
+        for i, shape in enumerate(model.shapes()):
+            ends = ("_exps",) if shape.routed else ("",)
+            names = [f"blk.{i}.ffn_{part}{end}.weight" for part in PARTS for end in ends]
+            dense = wanted.search(f"blk.{i}.ffn_gate_inp.weight") or not shape.routed
+            if shape.mlp and all(wanted.search(name) for name in names):
+                (mlps if dense else experts).add(i)
+                hit = True
+        if not hit:
+            raise InputError(
+                f"--override-tensor: {pattern!r} names the whole MLP or all experts of no layer of "
+                f"{model.name}; tensors are called as blk.0.ffn_down_exps.weight"
+            )
+    return replace(found, experts=frozenset(experts), mlps=frozenset(mlps))
+
+
+def _with_room(deployment: "Deployment") -> "Deployment":
+    """A deployment whose weights in host memory fit there.
+
+    Raises
+    ------
+    InputError
+        If they do not.
+    """
+    from kvsim.engine.buffers import layer_weights
+
+    if not deployment.host:
+        return deployment
+    size = sum(layer_weights(deployment, s, on_host=True) for s in deployment.shard.shapes())
+    room = deployment.hardware.host_memory
+    if size > room:
+        raise InputError(
+            f"--n-cpu-moe, --n-gpu-layers: the weights kept in host memory take {size / GIB:.1f} "
+            f"GiB and it has {room / GIB:.1f}; keep fewer layers there, narrow --weights, or say "
+            f"--host-memory if it has more"
+        )
+    return deployment
+
+
+def keep_fewest(
+    deployment: "Deployment", technique: "Technique", sizes: Sequence[int]
+) -> "Deployment":
+    """Keep the experts of as few layers in host memory as let the rest fit on the GPU.
+
+    Parameters
+    ----------
+    deployment
+        The deployment, with experts of any layers there.
+    technique
+        What it runs.
+    sizes
+        Batch [sequences], prompt and generated tokens of each.
+
+    Raises
+    ------
+    InputError
+        If even all experts there leave too much for the GPU.
+    """
+    import numpy as np
+
+    from kvsim.prediction.generate import Prediction
+
+    batch, prompt, generate = sizes
+
+    def kept(layers: int) -> "Deployment":
+        return replace(deployment, host=replace(deployment.host, experts=frozenset(range(layers))))
+
+    def fits(layers: int) -> bool:
+        p = Prediction(technique, kept(layers), np.array([float(batch)]), prompt, generate)
+        return bool(p.gpu_bytes[0] <= ROOM * deployment.hardware.gpu_memory)
+
+    most = deployment.model.layers
+    if not fits(most):
+        raise InputError(
+            f"--n-cpu-moe: with the experts of all {most} layers in host memory the rest does not "
+            f"fit on {deployment.hardware.name}; narrow --weights, or add --n-gpu-layers"
+        )
+    return _with_room(kept(bisect_left(range(most), True, key=fits)))
+
+
+def refuse_other_format(inputs: Inputs) -> None:
+    """Refuse weights in another format than the model's name states, as of an AWQ checkpoint.
+
+    Raises
+    ------
+    InputError
+        With both spellings that would work.
+    """
+    from kvsim.machines.hardware import RELEASED
+    from kvsim.models.names import find_model, stated_format
+
+    given = inputs.given.get("weights")
+    stated = stated_format(inputs.model) if given is not None else ""
+    asked = inputs.weights if isinstance(inputs.weights, list) else [inputs.weights]
+    alike = {stated.partition("-")[0], *({"int4", "awq"} if stated in ("int4", "awq") else ())}
+    others = [w for w in asked if w not in (RELEASED, "auto") and w.partition("-")[0] not in alike]
+    if not stated or not others:
+        return
+    found = find_model(inputs.model)
+    plain = found.name if found is not None else inputs.model
+    raise InputError(
+        f"--weights: got {others[0][:40]!r}, and the name {inputs.model[:80]!r} says {stated}; "
+        f"expected --model {plain} --weights {others[0][:40]}, or --model {inputs.model[:80]} alone"
+    )
 
 
 def build_deployments(inputs: Inputs) -> "list[Deployment]":
@@ -97,6 +277,30 @@ def build_deployments(inputs: Inputs) -> "list[Deployment]":
     return sorted(found, key=lambda d: d.gpus) if len(degrees) > 1 else found
 
 
+def build_layouts(inputs: Inputs) -> "list[Deployment]":
+    """Build every layout of replicas over the GPUs that the options give in all.
+
+    Parameters
+    ----------
+    inputs
+        The options of a command with ``--total-gpus``.
+
+    Raises
+    ------
+    InputError
+        If no layout divides the GPUs.
+    """
+    from kvsim.planner.layouts import list_layouts, on_nodes
+
+    total: int = inputs.total_gpus
+    found: list[Deployment] = []
+    for base in build_deployments(inputs):
+        found += list_layouts(on_nodes(base, total, inputs.nodes or 0), total)
+    if not found:
+        raise InputError(f"--total-gpus: got {total}; expected a number that layouts divide, as 8")
+    return sorted(found, key=lambda d: d.gpus)
+
+
 def _released_and_narrower(bases: "list[Deployment]") -> list[str]:
     """The released format of a model, and those to compare with it that every card can run."""
     released = bases[0].weights
@@ -127,6 +331,7 @@ def build_admission(inputs: Inputs) -> "Admission":
         without=tuple(inputs.without or ()),
         engine=(inputs.engine or "").strip().lower(),
         unmeasured=inputs.lossy,
+        judges_weights=inputs.weights == ["auto"],
         rate=rate,
         seen_at=seen_at,
         accepted=accepted,

@@ -6,8 +6,10 @@ from math import isfinite
 from shlex import quote
 from typing import TYPE_CHECKING
 
+from kvsim.api.cost import announce_cost
 from kvsim.api.deployments import build_admission, build_deployment, largest_loss
 from kvsim.api.engines import check_engines, write_settings
+from kvsim.api.traffic import read_traffic
 from kvsim.console import print_note, print_progress
 from kvsim.errors import InputError, unknown
 from kvsim.inputs import parse_count, parse_words
@@ -23,7 +25,7 @@ HOST_SHARE = 0.25
 """Of a host's memory that one GPU's prefix blocks may take, if nothing is said."""
 
 
-@takes_options("capacity", "trace", "model", "gpus", "ttft", "tpot")
+@takes_options("capacity", "trace", "model", "gpus")
 def capacity(inputs: Inputs) -> "Result[CapacityAnswer]":
     """Find the cheapest fleet that serves a trace within targets, checked by simulation.
 
@@ -43,14 +45,20 @@ def capacity(inputs: Inputs) -> "Result[CapacityAnswer]":
     from kvsim.planner.fleet.answer import make_capacity
     from kvsim.planner.fleet.demand import FleetTargets, traffic_of
     from kvsim.planner.fleet.offers import CapacityQuestion, Schedule, Spread
+    from kvsim.planner.question import DEFAULT_TPOT, DEFAULT_TTFT
     from kvsim.report.capacity import make_result
     from kvsim.serving.rules import Rules
-    from kvsim.traces.read import load
+    from kvsim.serving.servable import within_context
 
     check_engines(inputs.emit)
     longer = () if inputs.class_targets is None else _parse_class_targets(inputs.class_targets)
-    targets = FleetTargets(inputs.ttft, inputs.tpot, inputs.percentile / 100, longer)
-    limits = _build_limits(inputs, targets.share)
+    targets = FleetTargets(
+        DEFAULT_TTFT if inputs.ttft is None else inputs.ttft,
+        DEFAULT_TPOT if inputs.tpot is None else inputs.tpot,
+        inputs.percentile / 100,
+        longer,
+    )
+    limits = _build_limits(inputs)
     rentable = list_rentable(inputs)
     unrated = [x.gpu for x in rentable if not isfinite(x.power)]
     if inputs.max_power is not None and unrated:
@@ -58,12 +66,14 @@ def capacity(inputs: Inputs) -> "Result[CapacityAnswer]":
             f"--max-power: the rated power of {unrated[0]} is unknown; add --watts "
             f"{quote(unrated[0])}=W"
         )
-    found = load(inputs.trace)
+    found = read_traffic(inputs)
     for note in found.notes:
         print_note(note)
-    if not len(found.requests):
-        raise InputError(f"--trace: {inputs.trace} has no requests; expected at least one")
-    requests = found.requests.scaled(inputs.rate)
+    scaled = found.workload is None and inputs.rate is not None
+    requests = found.at_rate(inputs.rate) if scaled else found.requests
+    model, most = rentable[0].deployment.model, inputs.max_model_len or 0
+    requests, left_out = within_context(requests, model, most)
+    announce_cost(inputs, len(requests), len(rentable))
     longest = int(requests.prompt.max())
     if longer and longer[-1].above >= longest:
         raise InputError(
@@ -82,20 +92,26 @@ def capacity(inputs: Inputs) -> "Result[CapacityAnswer]":
         targets=targets,
         limits=limits,
         rules=Rules(
-            max_seqs=inputs.max_seqs, max_tokens=inputs.max_tokens, prefix_caching=prefixes
+            max_seqs=inputs.max_seqs,
+            max_tokens=inputs.max_tokens,
+            max_model_len=most,
+            prefix_caching=prefixes,
         ),
         largest_loss=largest_loss(inputs),
         spread=spread,
         utilisation=used,
         schedule=Schedule(inputs.start_up / 3600) if inputs.schedule else None,
         extras=_build_extras(inputs, prefixes, rentable),
+        sure=inputs.sure,
+        tunes="max_tokens" not in inputs.given,
+        left_out=left_out,
     )
     answer = make_capacity(question, print_progress)
-    some = [answer.market.configurations[j] for j in answer.used]
+    some = [answer.fleet.kinds[j] for j in answer.used]
     settings = [
         write_settings(inputs.emit or (), serve_costs(x.costs, used, x.sides)) for x in some
     ]
-    return make_result(answer, inputs.trace, inputs.line(), settings)
+    return make_result(answer, found.name, inputs.line(), settings)
 
 
 def list_rentable(inputs: Inputs) -> "list[Rentable]":
@@ -171,7 +187,7 @@ def _check_gpus(inputs: Inputs, name: str) -> dict[str, float]:
     return found
 
 
-def _build_limits(inputs: Inputs, share: float) -> "FleetLimits":
+def _build_limits(inputs: Inputs) -> "FleetLimits":
     """What the fleet may have at most, and what it must bear."""
     from kvsim.planner.fleet.offers import FleetLimits
 
@@ -185,7 +201,6 @@ def _build_limits(inputs: Inputs, share: float) -> "FleetLimits":
         configurations=none if inputs.configurations is None else inputs.configurations,
         headroom=inputs.headroom,
         failures=inputs.failures,
-        late=1 - share,
     )
 
 

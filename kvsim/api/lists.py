@@ -56,4 +56,8 @@ def stacks(inputs: Inputs) -> Any:
 def _find(kind: str, name: str) -> Any:
     from kvsim.report import lists
 
+    if kind == "techniques":
+        from kvsim.techniques.registry import load_installed
+
+        load_installed()
     return lists.find(kind, name)

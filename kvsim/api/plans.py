@@ -2,23 +2,32 @@
 
 from typing import TYPE_CHECKING
 
-from kvsim.api.deployments import build_admission, build_deployments, largest_loss
+from kvsim.api.cost import announce_cost
+from kvsim.api.deployments import (
+    build_admission,
+    build_deployments,
+    build_layouts,
+    largest_loss,
+)
 from kvsim.api.engines import check_engines, write_settings
-from kvsim.console import print_note, print_progress
+from kvsim.console import print_note
 from kvsim.errors import InputError
-from kvsim.options import ENGINE_SHARE, Inputs, takes_options
+from kvsim.options import ENGINE_SHARE, HOST_SHARE, Inputs, takes_options
 
 if TYPE_CHECKING:
+    from kvsim.inputs import TokenLengths
     from kvsim.machines.deployment import Deployment
+    from kvsim.models.model import Model
+    from kvsim.planner.load import Load
     from kvsim.planner.plan import ChosenPlan
     from kvsim.planner.question import PlanLimits
-    from kvsim.planner.trace import TracePlan
+    from kvsim.planner.service import ServicePlan
     from kvsim.report.result import Result
 
 
 @takes_options("plan", "model", "gpu", "prompt", "generate", "batch")
-def plan(inputs: Inputs) -> "Result[ChosenPlan] | Result[TracePlan]":
-    """Choose the technique, settings and batch for equal requests, or for a trace on one replica.
+def plan(inputs: Inputs) -> "Result[ChosenPlan] | Result[ServicePlan]":
+    """Choose what serves requests that keep coming, or a batch: deployment, technique, settings.
 
     Returns
     -------
@@ -33,25 +42,179 @@ def plan(inputs: Inputs) -> "Result[ChosenPlan] | Result[TracePlan]":
         If nothing meets the limits; the text says what would.
     """
     check_engines(inputs.emit)
+    if inputs.total_gpus is not None:
+        return _plan_service(inputs, build_layouts(inputs))
     deployments = build_deployments(inputs)
-    if inputs.trace is None:
-        return _plan_equal(inputs, deployments)
-    if len(deployments) > 1:
-        raise InputError(
-            "--trace with several --gpu, --tp, --pp, --dp, --ep or --weights: expected one of each"
+    return (_plan_equal if inputs.offline else _plan_service)(inputs, deployments)
+
+
+def _plan_service(inputs: Inputs, deployments: "list[Deployment]") -> "Result[ServicePlan]":
+    from dataclasses import replace
+
+    from kvsim.emit.served import serve_costs
+    from kvsim.planner.load import ServiceLevel, draw_load
+    from kvsim.planner.question import Question, Workload
+    from kvsim.planner.remedies import explain_choice, explain_no_service
+    from kvsim.planner.service import ServiceQuestion, plan_classes, plan_service
+    from kvsim.report.plan_service import make_result
+    from kvsim.serving.rules import Rules
+    from kvsim.serving.servable import describe_left_out, within_context
+    from kvsim.traces.lengths import choose_lengths, choose_longest
+    from kvsim.traces.workload import DrawnTraffic
+
+    ways = [n for n in ("cached", "hit_rate", "turns") if n in inputs.given]
+    if len(ways) > 1:
+        first, second = (f"--{n.replace('_', '-')}" for n in ways[:2])
+        raise InputError(f"{first} and {second}: both say what is reused; expected one of them")
+    if inputs.lengths not in (None, "equal"):
+        raise InputError(f"--lengths: got {inputs.lengths[:40]!r}; expected equal, or nothing")
+    equal = inputs.lengths == "equal"
+    model = deployments[0].model
+
+    most = inputs.max_model_len or 0
+    context = most or model.max_context
+
+    def draw(prompt: "TokenLengths") -> "Load":
+        lengths = choose_lengths(prompt, inputs.generate, equal)
+        words = describe_load(inputs, prompt, equal)
+        traffic = DrawnTraffic(
+            lengths,
+            burst=inputs.burst or 1.0,
+            cached=inputs.cached or 0,
+            hit_rate=inputs.hit_rate or 0.0,
+            turns=inputs.turns or 1,
+            longest=choose_longest(lengths, context),
         )
-    return _plan_trace(inputs, deployments[0])
+        load = draw_load(traffic, words)
+        requests, left_out = within_context(load.requests, model, most)
+        if left_out:
+            words += f", {describe_left_out(left_out, model, most)} of {len(load.requests):,}"
+        return replace(load, requests=requests, words=words, left_out=left_out)
+
+    load = draw(inputs.prompt) if inputs.trace is None else read_load(inputs, model)
+    announce_cost(inputs, len(load.requests), len(deployments))
+    mean = max(round(load.prompt), 1), max(round(load.generate), 1)
+    workload, admission = Workload(*mean, inputs.batch, service=True), build_admission(inputs)
+    questions = tuple(
+        Question(d, workload, inputs.objective, _build_limits(inputs, d), admission)
+        for d in deployments
+    )
+    limits, tokens = questions[0].limits, inputs.max_tokens
+    question = ServiceQuestion(
+        questions,
+        load,
+        ServiceLevel(limits.ttft, limits.tpot, inputs.percentile / 100, inputs.sure),
+        Rules(max_seqs=inputs.max_seqs, max_tokens=tokens, max_model_len=most),
+        tuned="max_tokens" not in inputs.given,
+        total_gpus=inputs.total_gpus or 0,
+        research=bool(inputs.research),
+    )
+    given, found = inputs.prompt, plan_service(question)
+    by_mean = given.kind == "mean" and inputs.trace is None
+    with_prompt = (lambda x: draw(replace(given, first=round(x)))) if by_mean else None
+    if found is None:
+        raise explain_no_service(question, with_prompt)
+    settings = []
+    if inputs.emit:
+        chosen = found.choice
+        share = chosen.candidate.question.limits.gpu_memory
+        share /= chosen.carried.deployment.hardware.gpu_memory
+        settings = write_settings(inputs.emit, serve_costs(chosen.carried.costs, share))
+    classes = plan_classes(question) if inputs.per_class else []
+    turns = list(explain_choice(question, with_prompt)) if inputs.explain else []
+    return make_result(found, inputs.line(), settings, inputs.pareto, classes, turns)
+
+
+def read_load(inputs: Inputs, model: "Model") -> "Load":
+    """Read the trace that a plan is for, without the requests that no engine takes.
+
+    Parameters
+    ----------
+    inputs
+        The options of the command.
+    model
+        The model that serves them.
+    """
+    from kvsim.planner.load import load_of_trace
+    from kvsim.serving.servable import describe_left_out, within_context
+    from kvsim.traces.read import load
+
+    found = load(inputs.trace)
+    for note in found.notes:
+        print_note(note)
+    rate = 1.0 if inputs.rate is None else inputs.rate
+    reuse = "prefixes found as the trace repeats them"
+    reuse = reuse if found.requests.block_ids is not None else "no prefix reuse"
+    words, most = f"requests of {inputs.trace}, {reuse}", inputs.max_model_len or 0
+    requests, left_out = found.requests, 0
+    if len(requests):
+        requests, left_out = within_context(requests, model, most)
+    if left_out:
+        words += f", {describe_left_out(left_out, model, most)}"
+    return load_of_trace(requests.scaled(rate), words, left_out)
+
+
+def describe_load(inputs: Inputs, prompt: "TokenLengths", equal: bool) -> str:
+    """Say what requests look like: lengths, their spread, and what is found in the cache.
+
+    Parameters
+    ----------
+    inputs
+        The options of the command.
+    prompt
+        Lengths of the prompts.
+    equal
+        Whether all are alike.
+    """
+    both = prompt, inputs.generate
+    if equal:
+        said = f"prompts of {prompt.first:,} and answers of {inputs.generate.first:,} tokens"
+    elif all(x.kind == "mean" for x in both):
+        said = (
+            f"prompts of {prompt.first:,} and answers of {inputs.generate.first:,} tokens on "
+            f"average, distributed as in sample:chat"
+        )
+    else:
+        said = f"prompts {_say(prompt)} and answers {_say(inputs.generate)}"
+    if inputs.burst not in (None, 1):
+        said += f", gaps with a coefficient of variation of {inputs.burst:g}"
+    if inputs.turns:
+        return f"{said}, conversations of {inputs.turns} turns"
+    if inputs.cached:
+        return f"{said}, {inputs.cached:,} tokens of each in the cache"
+    if inputs.hit_rate:
+        return f"{said}, {100 * inputs.hit_rate:g} % of each in the cache"
+    return f"{said}, no prefix reuse"
+
+
+def _say(asked: "TokenLengths") -> str:
+    if asked.kind == "range":
+        return f"of {asked.first:,} to {asked.second:,} tokens"
+    if asked.kind == "percentiles":
+        return f"of {asked.first:,} tokens (median) and {asked.second:,} (95th percentile)"
+    if asked.kind == "sample":
+        return f"as in sample:{asked.sample}"
+    return f"of {asked.first:,} tokens on average"
 
 
 def _plan_equal(inputs: Inputs, deployments: "list[Deployment]") -> "Result[ChosenPlan]":
+    import numpy as np
+
     from kvsim.emit.served import serve_prediction
     from kvsim.planner.alternatives import NoPlanError
     from kvsim.planner.plan import plan_among
     from kvsim.planner.question import Question, Workload
     from kvsim.report.plan import make_result
+    from kvsim.serving.servable import within_context
+    from kvsim.traces.requests import Requests
 
-    sizes = inputs.prompt, inputs.generate, inputs.batch
-    workload, admission = Workload(*sizes, service=not inputs.offline), build_admission(inputs)
+    for name, asked in (("--prompt", inputs.prompt), ("--generate", inputs.generate)):
+        if asked.kind != "mean":
+            raise InputError(f"{name}: got {asked}; --offline expected one number of tokens")
+    sizes = inputs.prompt.first, inputs.generate.first, inputs.batch
+    one = Requests(np.zeros(1), np.array(sizes[:1]), np.array(sizes[1:2]))
+    within_context(one, deployments[0].model)
+    workload, admission = Workload(*sizes, service=False), build_admission(inputs)
     questions = [
         Question(d, workload, inputs.objective, _build_limits(inputs, d), admission)
         for d in deployments
@@ -65,41 +228,8 @@ def _plan_equal(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Chos
     if inputs.emit:
         share = result.limits.gpu_memory / result.choice.deployment.hardware.gpu_memory
         settings = write_settings(inputs.emit, serve_prediction(result.choice, share))
-    return make_result(result, inputs.line(), settings, inputs.pareto, inputs.explain)
-
-
-def _plan_trace(inputs: Inputs, where: "Deployment") -> "Result[TracePlan]":
-    from kvsim.emit.served import serve_costs
-    from kvsim.planner.trace import make_trace_plan
-    from kvsim.report.plan_trace import make_result
-    from kvsim.serving.rules import Rules
-    from kvsim.traces.read import load
-
-    limits = _build_limits(inputs, where)
-    rules = Rules(max_seqs=inputs.max_seqs, max_tokens=inputs.max_tokens).scale_to(where)
-    found = load(inputs.trace)
-    for note in found.notes:
-        print_note(note)
-    requests = found.requests.scaled(1.0 if inputs.rate is None else inputs.rate)
-    if inputs.per_class and requests.depends:
-        print_note("--per-class: turns of sessions come when the trace says, no client hangs up")
-    admission = build_admission(inputs)
-    result = make_trace_plan(
-        where,
-        requests,
-        inputs.objective,
-        limits,
-        admission,
-        rules,
-        inputs.per_class,
-        print_progress,
-    )
-    lanes = result.choice.lanes
-    if inputs.emit and len(lanes) > 1:
-        raise InputError("--emit: no engine runs several techniques; omit --per-class")
-    share = limits.gpu_memory / where.hardware.gpu_memory
-    settings = write_settings(inputs.emit, serve_costs(lanes[0], share)) if inputs.emit else []
-    return make_result(result, inputs.trace, inputs.line(), settings)
+    line, jobs = inputs.line(), inputs.jobs or 0
+    return make_result(result, line, settings, inputs.pareto, inputs.explain, jobs)
 
 
 def _build_limits(inputs: Inputs, deployment: "Deployment") -> "PlanLimits":
@@ -107,16 +237,17 @@ def _build_limits(inputs: Inputs, deployment: "Deployment") -> "PlanLimits":
     from kvsim.planner.question import DEFAULT_TPOT, DEFAULT_TTFT, GIB, PlanLimits
 
     h, none, offline = deployment.hardware, float("inf"), inputs.offline
-    usable = h.gpu_memory * (1.0 if offline else ENGINE_SHARE)
+    usable = h.gpu_memory * (inputs.gpu_memory_utilization or ENGINE_SHARE)
     if inputs.gpu_memory is not None:
         usable = inputs.gpu_memory
         if usable > h.gpu_memory:
             got, most = f"{usable / GIB:.12g}", f"{h.gpu_memory / GIB:.3f} GiB of {h.name}"
             raise InputError(f"--gpu-memory: got {got}; expected at most the {most}")
+    usual = HOST_SHARE if inputs.host_memory is None else 1.0  # what is given is there to be used
     ttft, tpot = (none, none) if offline else (DEFAULT_TTFT, DEFAULT_TPOT)
     return PlanLimits(
         gpu_memory=usable,
-        host_memory=h.host_memory,
+        host_memory=h.host_memory * (inputs.host_memory_utilization or usual),
         ttft=ttft if inputs.ttft is None else inputs.ttft,
         tpot=tpot if inputs.tpot is None else inputs.tpot,
         loss=largest_loss(inputs),

@@ -1,8 +1,9 @@
 """Predictions at given points, grids of them, and published rows beside them."""
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from kvsim.api.deployments import build_deployment
+from kvsim.api.deployments import build_deployment, keep_fewest
 from kvsim.console import print_note
 from kvsim.errors import InputError
 from kvsim.options import MAX_ROWS, Inputs, check_work, takes_options
@@ -11,6 +12,9 @@ if TYPE_CHECKING:
     from kvsim.evidence.scores import Score
     from kvsim.prediction.generate import Prediction
     from kvsim.report.result import Result
+
+MAX_LOOPS = 100
+"""Closed loops that one command plays."""
 
 
 @takes_options("predict", "model", "gpu", "technique", "batch", "prompt", "generate")
@@ -31,7 +35,8 @@ def predict(inputs: Inputs) -> "Result[list[Prediction]]":
     from kvsim.techniques import parse, parse_several
 
     techniques = parse_several(inputs.technique) or [parse("")]
-    sizes = inputs.batch, inputs.prompt, inputs.generate
+    clients = inputs.concurrency
+    sizes = clients or inputs.batch, inputs.prompt, inputs.generate
     rows = len(techniques) * len(sizes[0]) * len(sizes[1]) * len(sizes[2])
     check_work(
         f"--technique, --batch, --prompt, --generate: ask for {rows:,} rows together",
@@ -39,7 +44,15 @@ def predict(inputs: Inputs) -> "Result[list[Prediction]]":
         MAX_ROWS,
         "ask for fewer, or run kvsim sweep",
     )
-    found = predict_points(build_deployment(inputs), techniques, *sizes, inputs.line())
+    where = build_deployment(inputs)
+    if inputs.n_cpu_moe == "auto":
+        where = keep_fewest(where, techniques[0], [max(n) for n in sizes])
+        print_note(f"--n-cpu-moe {len(where.host.experts)}: experts of as few layers as fit")
+    if clients:
+        check_work("--concurrency", rows, MAX_LOOPS, "ask for fewer at once")
+    else:  # a batch is given to the engine by its own process
+        where = replace(where, stack=where.stack.offline)
+    found = predict_points(where, techniques, *sizes, inputs.line(), loop=bool(clients))
     for reason in found.answer.left_out:
         print_note(f"left out: {reason}")
     return found

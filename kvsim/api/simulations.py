@@ -7,8 +7,9 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvsim.api.cost import announce_cost
 from kvsim.api.deployments import build_deployment
-from kvsim.api.traces import read_options
+from kvsim.api.traffic import ServedRequests, read_traffic
 from kvsim.console import ProgressLine, print_note
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.files import check_target, make_folder
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 MAX_RUNS = 32
 """Combinations of values that one command runs."""
 
-VARIED = ("replicas", "rate", "req_s", "host_cache", "nvme_cache", "prefix_load")
+VARIED = ("replicas", "rate", "req_s", "max_tokens", "host_cache", "nvme_cache", "prefix_load")
 """Options that take several values, of which each combination is run."""
 
 AUTO = "auto"  # of --prefix-load: every way is played, the best is kept
@@ -143,9 +144,9 @@ def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
     from kvsim.serving.costs import StepCosts
     from kvsim.serving.outcome import Targets
     from kvsim.serving.rounds import draw_rates, find_acceptance, with_acceptance
+    from kvsim.serving.servable import within_context
     from kvsim.techniques import parse, parse_several
     from kvsim.traces.attention import load as load_attention
-    from kvsim.traces.read import load
 
     text = inputs.technique if inputs.compare is None else inputs.compare
     kinds = parse_several(text) or [parse("")]
@@ -162,9 +163,12 @@ def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
         tpot=none if inputs.tpot is None else inputs.tpot,
     )
     attention = None if inputs.acceptance is None else load_attention(inputs.acceptance)
-    found = load(inputs.trace, read_options(inputs))
+    found = read_traffic(inputs)
     for note in found.notes:
         print_note(note)
+    within_context(found.requests, where.model, inputs.max_model_len or 0)  # or none is served
+    announce_cost(inputs, len(found.requests), len(runs))
+    where = _without_server(where, found.requests)
     results, replays = [], []
     left_out: dict[str, str] = {}
     for (kind, values, shown), place in zip(runs, places, strict=True):
@@ -174,17 +178,11 @@ def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
             print_note(f"left out: {left_out[kind.name]}")
         if reason:
             continue
-        requests = _prepare_requests(found.requests, values, inputs.abort_after)
+        requests = _prepare_requests(found, values, inputs.abort_after)
         measured = None if attention is None else find_acceptance(kind, attention)
-        first, *others = _build_rules(inputs, values, where)
-        costs = StepCosts(
-            technique=with_acceptance(kind, measured),
-            deployment=where,
-            rules=first,
-            longest=int((requests.prompt + requests.generate).max()),
-            longest_prompt=int(requests.prompt.max()),
-            gpu_memory=usable,
-        )
+        first, *others = _build_rules(inputs, values, where, found.reuses)
+        technique = with_acceptance(kind, measured)
+        costs = StepCosts.for_requests(technique, where, first, requests, usable)
         seed, fleet = inputs.draw_acceptance, values["replicas"]
         rates = None if seed is None else draw_rates(costs, requests.generate, seed, measured)
         pools, otherwise = _build_pools(inputs, fleet), tuple(map(costs.with_rules, others))
@@ -201,7 +199,7 @@ def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
     return make_result(
         results,
         where,
-        inputs.trace,
+        found.name,
         " and ".join(wanted),
         command=inputs.line(),
         left_out=list(left_out.values()),
@@ -210,6 +208,15 @@ def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
         checked=inputs.check,
         notes=found.notes,
     )
+
+
+def _without_server(where: "Deployment", requests: "Requests") -> "Deployment":
+    """The deployment of requests that are all there at once: an offline run, without a server."""
+    if len(requests) < 2 or requests.depends or requests.arrival.max() > 0:
+        return where
+    if where.stack.offline != where.stack:
+        print_note("all requests are there at once: an offline run, without a server's work")
+    return replace(where, stack=where.stack.offline)
 
 
 def _cases(inputs: Inputs) -> Iterator[tuple[dict[str, Any], "Row"]]:
@@ -222,6 +229,7 @@ def _cases(inputs: Inputs) -> Iterator[tuple[dict[str, Any], "Row"]]:
     """
     lists = {name: getattr(inputs, name) or [(None, None)] for name in VARIED}
     varied = [name for name, some in lists.items() if len(some) > 1]
+    shown = {name: "req_s" if name == "rate" and inputs.trace is None else name for name in varied}
     count = prod(map(len, lists.values()))
     if count > MAX_RUNS:
         names = ", ".join(f"--{name.replace('_', '-')}" for name in varied)
@@ -232,13 +240,13 @@ def _cases(inputs: Inputs) -> Iterator[tuple[dict[str, Any], "Row"]]:
         given = dict(zip(lists, some, strict=True))
         yield (
             {name: value for name, (_, value) in given.items()},
-            {name: _as_number(given[name][0]) for name in varied},
+            {shown[name]: _as_number(given[name][0]) for name in varied},
         )
 
 
 def _as_number(given: object) -> float | str:
     try:
-        return float(given)  # type: ignore[arg-type]
+        return float(str(given).removesuffix("x"))
     except ValueError:
         return str(given)
 
@@ -269,9 +277,9 @@ def _places(out: Path | None, runs: list[str], several: bool) -> list[Path | Non
 
 
 def _prepare_requests(
-    requests: "Requests", case: Mapping[str, Any], abort_after: float | None
+    traffic: "ServedRequests", case: Mapping[str, Any], abort_after: float | None
 ) -> "Requests":
-    """A trace's requests at the rate of a case, and with clients that hang up.
+    """The requests at the rate of a case, and with clients that hang up.
 
     Raises
     ------
@@ -282,7 +290,11 @@ def _prepare_requests(
 
     from kvsim.traces.requests import at_rate
 
-    if case["req_s"] is not None:
+    requests, rate = traffic.requests, case["rate"]
+    if traffic.workload is not None:
+        rate = case["req_s"] if rate is None else rate
+        found = requests if rate is None else traffic.at_rate(rate)
+    elif case["req_s"] is not None:
         found, copies = at_rate(requests, case["req_s"])
         if copies > 1:
             print_note(
@@ -290,7 +302,7 @@ def _prepare_requests(
                 f"each time with prompts of its own"
             )
     else:
-        found = requests.scaled(1.0 if case["rate"] is None else case["rate"])
+        found = requests if rate is None else traffic.at_rate(rate)
     if abort_after is not None:
         if abort_after == float("inf"):
             raise InputError("--abort-after: none does nothing; leave it out")
@@ -301,7 +313,7 @@ def _prepare_requests(
 
 
 def _build_rules(
-    inputs: Inputs, case: Mapping[str, Any], deployment: "Deployment"
+    inputs: Inputs, case: Mapping[str, Any], deployment: "Deployment", reuses: bool
 ) -> "tuple[Rules, ...]":
     """The engine's rules; where the way of loading prefixes is chosen, those with each way.
 
@@ -313,15 +325,16 @@ def _build_rules(
     from kvsim.serving.rules import PREFIX_LOADS, SPLIT, Rules
 
     names = (
-        "max_seqs", "max_tokens", "block_tokens", "blocks", "prefill", "priority", "preemption",
-        "admission", "prefix_caching", "remote_cache", "cache_ttl", "cache_block", "nvme_read",
-        "nvme_write",
+        "max_seqs", "max_model_len", "block_tokens", "blocks", "prefill",
+        "priority", "preemption", "admission", "prefix_caching", "remote_cache", "cache_ttl",
+        "cache_block", "nvme_read", "nvme_write",
     )  # fmt: skip
     settings = {name: getattr(inputs, name) for name in names}
-    settings |= {name: case[name] for name in ("host_cache", "nvme_cache")}
+    settings |= {name: case[name] for name in ("max_tokens", "host_cache", "nvme_cache")}
     if inputs.prefill_replicas is None or inputs.remote_cache is not None:
         settings["nic"] = inputs.nic
     given = {name: value for name, value in settings.items() if value is not None}
+    given["prefix_caching"] = inputs.prefix_caching or reuses
 
     def build(way: str) -> Rules:
         return Rules(**given, prefix_load=way).scale_to(deployment)

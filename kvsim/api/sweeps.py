@@ -1,7 +1,8 @@
 """Grids of predictions, plans, simulations or fleets in Parquet, here or on a cluster."""
 
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvsim.console import ProgressLine, print_note
 from kvsim.errors import require
@@ -9,6 +10,7 @@ from kvsim.frozen import frozen
 from kvsim.options import Inputs, takes_options
 
 if TYPE_CHECKING:
+    from kvsim.sweeps.plugins import Plugin
     from kvsim.sweeps.spec import Spec
     from kvsim.sweeps.store import ResultStore
 
@@ -46,8 +48,7 @@ def run_sweep(inputs: Inputs) -> SweepOnDisk:
     from kvsim.sweeps import chunks as parts
     from kvsim.sweeps import plugins
     from kvsim.sweeps.spec import read
-    from kvsim.sweeps.store import ResultStore
-    from kvsim.sweeps.workers import Bundles, compute_here, compute_in_processes, compute_on_cluster
+    from kvsim.sweeps.workers import connect
     from kvsim.techniques import TECHNIQUES
 
     require("pyarrow")
@@ -59,6 +60,20 @@ def run_sweep(inputs: Inputs) -> SweepOnDisk:
     spec = read(inputs.spec, read_techniques)
     own = plugins.read(spec.plugins)
     parts.check(spec)
+    cluster = ExitStack()
+    client = cluster.enter_context(connect(inputs.scheduler)) if inputs.scheduler else None
+    with cluster:  # connected before anything is written
+        store = _compute(inputs, spec, own, client)
+    again = "" if inputs.resume else " --resume"  # what is in --out is not computed again
+    return SweepOnDisk(inputs.line() + again, store, spec)
+
+
+def _compute(inputs: Inputs, spec: "Spec", own: "tuple[Plugin, ...]", client: Any) -> "ResultStore":
+    """Compute the chunks that the folder does not hold yet."""
+    from kvsim.sweeps import chunks as parts
+    from kvsim.sweeps.store import ResultStore
+    from kvsim.sweeps.workers import Bundles, compute_here, compute_in_processes, compute_on_cluster
+
     store = ResultStore(inputs.out, spec, own, inputs.resume)
     total, before = parts.count(spec), frozenset(store.done)
     progress = ProgressLine("", "chunks", total, len(before), estimates=True)
@@ -67,8 +82,8 @@ def run_sweep(inputs: Inputs) -> SweepOnDisk:
     )
     coming = Bundles(left, spec.points * (total - len(before)) // total)
     workers = inputs.workers or 1
-    if inputs.scheduler is not None:
-        done = compute_on_cluster(coming, inputs.scheduler, store.shared)
+    if client is not None:
+        done = compute_on_cluster(coming, client, store.shared)
     elif workers > 1:
         done = compute_in_processes(coming, workers, store.shared)
     else:
@@ -80,5 +95,4 @@ def run_sweep(inputs: Inputs) -> SweepOnDisk:
     store.clean_up()
     took = f"computed in {progress.took:.2f} s"
     print_note(f"{spec.points:,} points in {total:,} chunks, {took}: {inputs.out}")
-    again = "" if inputs.resume else " --resume"  # what is in --out is not computed again
-    return SweepOnDisk(inputs.line() + again, store, spec)
+    return store

@@ -67,6 +67,8 @@ def validate(inputs: Inputs) -> "Result[Any]":
     InputError
         For what the command would refuse.
     """
+    if inputs.from_bundle is not None:
+        return _show_bundle(inputs)
     if inputs.plan is not None or inputs.quality:
         return _validate_as_before(inputs)
     techniques = _parse_techniques(inputs)
@@ -82,6 +84,19 @@ def validate(inputs: Inputs) -> "Result[Any]":
             f"machine that was; kvsim calibrate --device {quote(inputs.device)} measures it"
         )
     return _compare_counts(inputs, hardware, techniques)
+
+
+def _show_bundle(inputs: Inputs) -> "Result[Any]":
+    """Show what a session on a GPU has measured, on a machine that needs neither it nor PyTorch."""
+    from tempfile import TemporaryDirectory
+
+    from kvsim.report.session import make_result
+    from kvsim.validate.session.state import unpack
+    from kvsim.validate.session.work import all_units
+
+    with TemporaryDirectory() as folder:
+        state = unpack(inputs.from_bundle, Path(folder))
+        return make_result(state, all_units("cuda:0"), inputs.line())
 
 
 def _validate_as_before(inputs: Inputs) -> "Result[Any]":
@@ -173,6 +188,8 @@ def _compare_times(
 
     The stack beside the profile then says how far off it was, and predictions say so with it.
     """
+    from hashlib import sha256
+
     import torch
 
     from kvsim.evidence.machine.profile import with_error
@@ -182,7 +199,9 @@ def _compare_times(
     from kvsim.validate.machine import find_device
     from kvsim.validate.techniques import check_known
     from kvsim.validate.times.compared import Compared, SkippedPoint, summarise
+    from kvsim.validate.times.kept import KeptPoints
     from kvsim.validate.times.points import Grid, compare_times
+    from kvsim.version import __version__
 
     where = find_device(inputs.device)
     check_known(techniques)
@@ -199,13 +218,28 @@ def _compare_times(
     grid = Grid.for_device(where).reduced(inputs.points)
     found: list[Compared] = []
     missing: list[SkippedPoint] = []
-    for step in compare_times(grid, techniques, where, place.half, hardware, stack):
-        if isinstance(step, Compared):
-            found.append(step)
-        elif isinstance(step, SkippedPoint):
-            missing.append(step)
-        else:
-            print_note(step)
+    profile = sha256(f"{hardware} {stack}".encode()).hexdigest()
+    about = {"device": here.name, "profile": profile, "kvsim": __version__}
+    kept = KeptPoints(beside.with_name(f"{Path(inputs.gpu).stem}.points.jsonl"), about)
+    if kept.found:
+        print_note(f"going on after {len(kept.found)} that {kept.path} holds")
+    whole = False
+    try:
+        for step in compare_times(grid, techniques, where, place.half, hardware, stack, kept):
+            if isinstance(step, Compared):
+                found.append(step)
+            elif isinstance(step, SkippedPoint):
+                missing.append(step)
+            else:
+                print_note(step)
+        whole = True
+    finally:
+        if found and not whole:
+            off = 100 * summarise(found).median
+            print_note(
+                f"{len(found)} comparisons so far, {off:.2g} % off at the median; they are in "
+                f"{kept.path}, and the same command goes on with them"
+            )
     if not found:
         raise InputError(f"--techniques: none could run; {missing[0].reason}")
     summary, suspicious = summarise(found), devices.suspicions(devices.describe(where))
@@ -215,6 +249,8 @@ def _compare_times(
         with own_output():
             text = read_text(beside, TOML_PROFILE)
             replace_text(beside, with_error(text, known))
+    if len(found) == len(kept.found):  # else it holds what another command asked for
+        kept.remove()
     limit = inputs.max_error
     passed = limit is None or summary.median <= limit
     return replace(report.make_result(answer, inputs.line()), passed=passed)

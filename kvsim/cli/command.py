@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from kvsim.cli.completion import values
 from kvsim.console import print_written
 from kvsim.errors import InputError
 from kvsim.files import check_target
@@ -30,8 +31,8 @@ EXAMPLES = {
     ),
     "capacity": (
         "kvsim capacity --trace sample:chat --model llama3-8b --gpus l40s --ttft 2s --tpot 100ms",
-        "kvsim capacity --trace sample:code --model llama3-8b --gpus l40s,h100 --ttft 2s "
-        "--tpot 100ms",
+        "kvsim capacity --prompt 3k --generate 500 --rate 5 --model llama3-8b --gpus l40s,h100 "
+        "--ttft 2s --tpot 100ms",
     ),
     "explore": (
         "kvsim explore --model llama3.1-8b --gpu h100 --out explore.html",
@@ -74,7 +75,7 @@ class Call:
         Its name.
     options
         What was given, by keyword, for the function of ``kvsim.api``.
-    json, csv
+    json, csv, verbose
         Whether the answer is printed so.
     report
         Where its page is written, if anywhere.
@@ -84,6 +85,7 @@ class Call:
     options: Mapping[str, Any]
     json: bool = False
     csv: bool = False
+    verbose: bool = False
     report: Path | None = None
 
     @property
@@ -112,7 +114,10 @@ class Call:
             The result, which prints itself as a table or as JSON.
         """
         self.write(result)
-        result.show(self.json)
+        if self.verbose:
+            result.show(verbose=True)
+        else:
+            result.show(self.json)
 
 
 def command(name: str) -> Callable[[Callable[[Call], None]], Callable[..., None]]:
@@ -140,7 +145,7 @@ def command(name: str) -> Callable[[Callable[[Call], None]], Callable[..., None]
 
         options = options_of(name).values()
         context = Parameter("ctx", Parameter.KEYWORD_ONLY, annotation=typer.Context)
-        signature = Signature([context, *map(_parameter, options)])
+        signature = Signature([context, *(_parameter(name, option) for option in options)])
         run.__signature__ = signature  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
         run.__name__, run.__doc__ = answer.__name__, answer.__doc__
@@ -157,7 +162,7 @@ def _call(name: str, ctx: typer.Context, values: Mapping[str, Any]) -> Call:
     return Call(name, {k: v for k, v in given.items() if k not in PRESENTED}, **shown)
 
 
-def _parameter(option: CommandOption) -> Parameter:
+def _parameter(command: str, option: CommandOption) -> Parameter:
     """The parameter of a function that Typer makes an option or argument of."""
     kind: Any = str
     if option.parse is parse_flag:
@@ -173,12 +178,17 @@ def _parameter(option: CommandOption) -> Parameter:
         default = [str(default)] if option.repeated else str(default)
     if option.repeated and default in ([""], None):
         default = None
-    metavar = option.metavar or None
+    metavar, completed = option.metavar or None, values(command, option.name)
     if option.position:
-        info: Any = typer.Argument(metavar=metavar, help=option.help)
+        info: Any = typer.Argument(metavar=metavar, help=option.help, autocompletion=completed)
     else:
         info = typer.Option(
-            option.flag, *option.also, metavar=metavar, help=option.help, hidden=option.hidden
+            option.flag,
+            *option.also,
+            metavar=metavar,
+            help=option.help,
+            hidden=option.hidden,
+            autocompletion=completed,
         )
     if default is None:
         kind = kind | None

@@ -8,6 +8,8 @@ def plan(call: Call) -> None:
     """Choose technique, settings and batch for a workload or trace."""
     from kvsim.api.plans import plan as make_plan
     from kvsim.planner.alternatives import NoPlanError
+    from kvsim.planner.remedies import NoServiceError
+    from kvsim.report import plan_service
     from kvsim.report.plan import make_empty_result
 
     try:
@@ -18,5 +20,11 @@ def plan(call: Call) -> None:
             call.write(empty)
             if call.json:
                 empty.show(json=True)
+        raise
+    except NoServiceError as none:
+        missing = plan_service.make_empty_result(none, call.line)
+        call.write(missing)
+        if call.json:
+            missing.show(json=True)
         raise
     call.show(result)

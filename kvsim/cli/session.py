@@ -1,15 +1,32 @@
 """The command behind ``make.py gpu``."""
 
 import argparse
+import signal
+import subprocess
 import sys
 from datetime import date
 from pathlib import Path
 from shlex import quote
 
-from kvsim.errors import InputError, first_line
+from kvsim.errors import InputError
 from kvsim.report.session import make_result
+from kvsim.validate.session.queue import Unit, run_units
 from kvsim.validate.session.report import write_report
-from kvsim.validate.session.run import REPOSITORY, SessionState, all_units, run_units
+from kvsim.validate.session.state import SessionState, unpack
+from kvsim.validate.session.work import REPOSITORY, all_units
+
+ASK_NAME = """
+import sys
+try:
+    import torch
+except ImportError:
+    sys.exit("there is no PyTorch here; run it with the Python that has it")
+try:
+    print(torch.cuda.get_device_name(torch.device(sys.argv[1])))
+except (RuntimeError, AssertionError) as problem:
+    sys.exit(f"--device: {sys.argv[1]} does not answer ({str(problem).splitlines()[0][:100]})")
+"""
+"""Asked in a process of its own, as the session itself never touches the GPU."""
 
 
 def main() -> int:
@@ -20,9 +37,12 @@ def main() -> int:
         "--state", type=Path, default=REPOSITORY / ".gpu", help="where it goes on from"
     )
     parser.add_argument("--out", type=Path, help="the report; validate/results/DEVICE/DATE")
+    parser.add_argument("--bundle", type=Path, help="all results in one .tar.gz after every unit")
+    parser.add_argument("--resume", type=Path, help="a bundle to go on from")
     parser.add_argument("--device", default="cuda:0", help="cuda:N; cpu rehearses the path")
     parser.add_argument("--report", action="store_true", help="write the report and run nothing")
     asked = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         return _session(asked)
     except InputError as problem:
@@ -33,41 +53,80 @@ def main() -> int:
 def _session(asked: argparse.Namespace) -> int:
     if not 0 < asked.minutes <= 24 * 60:
         raise InputError(f"--minutes: got {asked.minutes:g}; expected 0 to 1440")
-    state = SessionState.open(asked.state, _name(asked.device))
-    units, failed = all_units(asked.device, state), False
-    if not asked.report:
-        with state.lock():
-            left = run_units(units, state, 60 * asked.minutes, _log)
-        done = len(units) - len(left)
-        _log(f"{done} of {len(units)} units are done" + ("; run it again to go on" if left else ""))
-        failed = any(one.reason.startswith("failed") for one in left)
-    where = asked.out or REPOSITORY / "kvsim" / "validate" / "results" / state.folder.name / str(
-        date.today()
+    if asked.bundle is not None and not asked.bundle.name.endswith(".tar.gz"):
+        raise InputError(f"--bundle: got {asked.bundle.name!r}; expected a name in .tar.gz")
+    carried = unpack(asked.resume, asked.state) if asked.resume is not None else None
+    if asked.report:
+        state = carried or SessionState.open(asked.state, _name(asked.device))
+    else:
+        state = SessionState.open(asked.state, _name(asked.device))
+        if carried is not None and carried.folder != state.folder:
+            raise InputError(
+                f"--resume: {asked.resume} is of {carried.folder.name}, this is "
+                f"{state.folder.name}; leave the option out to begin"
+            )
+    units = all_units(asked.device)
+    if asked.report:
+        return _report(asked, state, units)
+    stopped = False
+    with state.lock():
+        try:
+            left = run_units(
+                units, state, 60 * asked.minutes, _log, _worker(asked.device, state),
+                lambda: _pack(asked.bundle, state),
+            )  # fmt: skip
+        except KeyboardInterrupt:
+            left, stopped = [], True
+    done = sum(state.read(unit.name) is not None for unit in units)
+    short = sum(not unit.is_complete(state) for unit in units) - (len(units) - done)
+    more = f", {short} of them in their short form" if short else ""
+    _log(
+        f"{done} of {len(units)} units are done{more}"
+        + ("; run it again to go on" if done < len(units) or short else "")
     )
+    code = _report(asked, state, units)
+    failed = any(one.reason.startswith("failed") for one in left)
+    return 130 if stopped else code or int(failed)
+
+
+def _worker(device: str, state: SessionState) -> list[str]:
+    return [sys.executable, "-m", "kvsim.validate.session.work", device, str(state.folder)]
+
+
+def _pack(bundle: Path | None, state: SessionState) -> None:
+    if bundle is None:
+        return
+    try:
+        left_out = state.pack(bundle)
+    except InputError as problem:  # the one before stays, and so does what it would hold
+        _log(f"{problem}; results are in {state.folder}")
+        return
+    if left_out:
+        _log(f"{bundle}: no room for {len(left_out)} files, among them {left_out[0]}")
+
+
+def _report(asked: argparse.Namespace, state: SessionState, units: list[Unit]) -> int:
+    place = REPOSITORY / "kvsim" / "validate" / "results" / state.folder.name / str(date.today())
+    where = asked.out or place
     files = write_report(state, units, where)
     command = f"python3 make.py gpu --device {quote(asked.device)}"
     make_result(state, units, command).write(where / "index.html")
+    _pack(asked.bundle, state)
     _log(f"{len(files) + 1} files in {where}; index.html shows them")
-    return int(failed)
+    return 0
 
 
 def _name(device: str) -> str:
-    """Of the device, from its driver."""
+    """Ask the driver for the name of a device."""
     if device == "cpu":
         return device
-    try:
-        import torch
-    except ImportError:
-        raise InputError("there is no PyTorch here; run it with the Python that has it") from None
-    from kvsim.validate.machine import find_device
-
-    where = find_device(device)
-    try:
-        return torch.cuda.get_device_name(where)
-    except RuntimeError as problem:
-        raise InputError(
-            f"--device: {device} does not answer ({first_line(problem, 100)})"
-        ) from None
+    asked = subprocess.run(
+        [sys.executable, "-c", ASK_NAME, device], capture_output=True, text=True, check=False
+    )
+    if asked.returncode:
+        lines = asked.stderr.strip().splitlines() or [f"exit code {asked.returncode}"]
+        raise InputError(lines[-1][:200])
+    return asked.stdout.strip()
 
 
 def _log(text: str) -> None:

@@ -4,7 +4,9 @@ Each engine has a section: how it spreads a model over GPUs, its limits, formats
 blocks, drafting, and engines that only prefill or only decode.
 """
 
+import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from json import dumps
 from textwrap import wrap
 
@@ -20,11 +22,12 @@ from kvsim.emit.writing import (
     write_yaml,
 )
 from kvsim.errors import unknown
+from kvsim.machines.gguf import BASES
 from kvsim.techniques.axes.base import Term
 
 WIDTH = 100  # of comments [characters]
 DRAFT_MODEL = "DRAFT_MODEL"
-NO_DRAFT_MODEL = ("mtp", "ngram")  # drafts that take no model of their own
+NO_DRAFT_MODEL = ("mtp", "ngram", "suffix")  # drafts that take no model of their own
 LOOKUP_TOKENS = 3  # last tokens that n-grams match at most, as in the engines' examples
 FP8_WEIGHTS = ("fp8", "fp8-dynamic")  # which vLLM and SGLang make of any checkpoint as they load it
 ROLE_WORK = {"prefill": "read prompts", "decode": "decode"}
@@ -123,6 +126,13 @@ def _note_technique(s: Served, settings: EngineSettings, known: Iterable[str]) -
         settings.lack(f"layers that differ ({s.technique}): {title} treats all alike")
 
 
+def _note_tree(s: Served, settings: EngineSettings, drafting: str) -> None:
+    width = s.terms[drafting].settings.get("width", 1)
+    if width != 1:
+        title = MANUALS[settings.engine].title
+        settings.lack(f"trees of drafts (width {width}): {title} drafts a chain")
+
+
 def _note_weights(s: Served, settings: EngineSettings) -> None:
     if s.weights in CHECKPOINTS and not s.released:
         settings.lack(CHECKPOINTS[s.weights])
@@ -151,7 +161,10 @@ def _note_nodes(s: Served, settings: EngineSettings) -> None:
 
 # vLLM
 
-VLLM_DRAFTS = {"eagle": "eagle3", "mtp": "mtp", "draft": "draft_model", "ngram": "ngram"}
+VLLM_DRAFTS = {
+    "eagle": "eagle3", "eagle3": "eagle3", "p-eagle": "eagle3", "dflash": "dflash", "mtp": "mtp",
+    "draft": "draft_model", "ngram": "ngram", "suffix": "suffix",
+}  # fmt: skip
 VLLM_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 VLLM_TURBOQUANT = {
     (8, 4): "turboquant_k8v4",
@@ -192,8 +205,9 @@ def _vllm(s: Served, settings: EngineSettings, offloading: str = "native") -> st
     if s.prefix_caching:
         settings.add("--enable-prefix-caching")
     turbo = turboquant(s.terms.values())
-    if "fp8" in s.terms or turbo:
-        settings.add("--kv-cache-dtype", turbo or "fp8")
+    stored = str(s.terms["cache"].settings["format"]) if "cache" in s.terms else turbo
+    if "fp8" in s.terms or stored:
+        settings.add("--kv-cache-dtype", stored or "fp8")
     if s.weights in FP8_WEIGHTS and not s.released:
         settings.add("--quantization", "fp8")
     if s.host_cache and not s.role:
@@ -213,10 +227,14 @@ def _vllm(s: Served, settings: EngineSettings, offloading: str = "native") -> st
         if name not in NO_DRAFT_MODEL:
             config["model"] = DRAFT_MODEL
         config["num_speculative_tokens"] = s.drafts
+        if name == "p-eagle":
+            config["parallel_drafting"] = True
+        _note_tree(s, settings, name)
         if name == "ngram":  # without the least, vLLM looks up no fewer than the most
             config |= {"prompt_lookup_max": LOOKUP_TOKENS, "prompt_lookup_min": 1}
         settings.add("--speculative-config", dumps(config))
-    _note_technique(s, settings, ("fp8", *VLLM_DRAFTS, *(("turboquant",) if turbo else ())))
+    known = ("fp8", "cache", *VLLM_DRAFTS, *(("turboquant",) if turbo else ()))
+    _note_technique(s, settings, known)
     _note_weights(s, settings)
     return settings.command("vllm", "serve", write_path(s.model))
 
@@ -265,12 +283,16 @@ def _lmcache(s: Served, settings: EngineSettings) -> str:
         file["max_local_disk_size"] = s.nvme_gib_each
     settings.use(*file, "PYTHONHASHSEED")  # without the seed no process finds another's blocks
     variables = f"PYTHONHASHSEED=0 LMCACHE_CONFIG_FILE={LMCACHE_FILE}"
-    return f"# {LMCACHE_FILE}\n{write_yaml(file)}\n\n{variables} {command}"
+    started = re.sub(r"(?m)^(?=(\w+=\S* )*vllm serve)", f"{variables} ", command)
+    return f"# {LMCACHE_FILE}\n{write_yaml(file)}\n\n{started}"
 
 
 # SGLang
 
-SGLANG_DRAFTS = {"eagle": "EAGLE3", "mtp": "NEXTN", "draft": "STANDALONE", "ngram": "NGRAM"}
+SGLANG_DRAFTS = {
+    "eagle": "EAGLE3", "eagle2": "EAGLE", "eagle3": "EAGLE3", "dflash": "DFLASH", "mtp": "NEXTN",
+    "draft": "STANDALONE", "ngram": "NGRAM",
+}  # fmt: skip
 SGLANG_ROUTER_PORT = 8000  # by default it would be 30000, the engines' own
 
 
@@ -327,10 +349,10 @@ def _sglang_drafts(s: Served, settings: EngineSettings) -> None:
         settings.add("--speculative-algorithm", SGLANG_DRAFTS[name])
         if name not in NO_DRAFT_MODEL:
             settings.add("--speculative-draft-model-path", DRAFT_MODEL)
-        if name != "ngram":
+        if name not in ("ngram", "dflash"):
             settings.add("--speculative-num-steps", s.drafts)
-            settings.add("--speculative-eagle-topk", 1)
-        settings.add("--speculative-num-draft-tokens", s.drafts + 1)
+            settings.add("--speculative-eagle-topk", s.terms[name].settings.get("width", 1))
+        settings.add("--speculative-num-draft-tokens", s.technique.drafting.verified)
         if s.spread.pp > 1:
             settings.lack("drafting beside --pp-size: SGLang refuses the two together (PR 37154)")
         if name == "ngram" and s.spread.dp > 1:
@@ -351,7 +373,9 @@ def _sglang_router(settings: EngineSettings, counts: tuple[int, int]) -> str:
 
 # TensorRT-LLM
 
-TRTLLM_DRAFTS = {"eagle": "Eagle3", "mtp": "MTP", "draft": "DraftTarget", "ngram": "NGram"}
+TRTLLM_DRAFTS = {
+    "eagle": "Eagle3", "eagle3": "Eagle3", "mtp": "MTP", "draft": "DraftTarget", "ngram": "NGram",
+}  # fmt: skip
 
 
 def _trtllm(s: Served, settings: EngineSettings) -> str:
@@ -378,6 +402,7 @@ def _trtllm(s: Served, settings: EngineSettings) -> str:
     _note_drives(s, settings)
     for method in TRTLLM_DRAFTS.keys() & s.terms.keys():
         file["speculative_config"] = _trtllm_drafts(method, s.drafts)
+        _note_tree(s, settings, method)
         if method in ("draft", "ngram"):
             file["disable_overlap_scheduler"] = True
     if s.role:  # NIXL moves caches, in buffers for the longest prompt
@@ -496,26 +521,53 @@ def _hf_cache(s: Served, settings: EngineSettings) -> dict[str, Setting | Mappin
 # llama.cpp
 
 
+LLAMACPP_CACHES = ("q8_0", "q4_0")
+
+
 def _llamacpp(s: Served, settings: EngineSettings) -> str:
-    settings.add("--model", "MODEL.gguf")
-    settings.add("--ctx-size", s.max_model_len * s.max_seqs)
+    typed = s.weights in BASES
+    settings.add("--model", f"MODEL-{s.weights.upper()}.gguf" if typed else "MODEL.gguf")
+    settings.add("--ctx-size", max(s.cache_tokens, s.max_model_len))
+    settings.add("--kv-unified")
     settings.add("--parallel", s.max_seqs)
     settings.add("--batch-size", s.max_tokens)
-    settings.add("--n-gpu-layers", "all")
+    settings.add("--n-gpu-layers", s.layers - len(s.host.layers) if s.host.layers else "all")
+    _keep_on_host(s, settings)
     if s.spread.tp > 1:
         settings.add("--split-mode", "row")
-    _note_spread(s, settings)
-    _note_technique(s, settings, ())
+    elif s.spread.pp > 1:
+        settings.add("--split-mode", "layer")
+    _note_spread(s if s.spread.tp > 1 else replace(s, spread=replace(s.spread, pp=1)), settings)
+    stored = str(s.terms["cache"].settings["format"]) if "cache" in s.terms else ""
+    if stored in LLAMACPP_CACHES:
+        settings.add("--flash-attn", "on")
+        settings.add("--cache-type-k", stored)
+        settings.add("--cache-type-v", stored)
+    _note_technique(s, settings, ("cache",) if stored in LLAMACPP_CACHES else ())
     if s.terms.keys() & {"fp8", "kivi"}:
         settings.lack("its own formats q8_0 and q4_0 (--cache-type-k, --cache-type-v) are others")
     if s.host_cache:
         settings.lack("host memory for evicted blocks")
     _note_drives(s, settings)
-    if s.weights != "fp16" and not s.released:
+    if s.weights != "fp16" and not s.released and not typed:
         settings.lack(
             f"weights in {s.weights}: convert the model to the GGUF format that is nearest"
         )
     return settings.command("llama-server")
+
+
+def _keep_on_host(s: Served, settings: EngineSettings) -> None:
+    """Name the experts, or whole MLPs, that stay in host memory."""
+    experts = s.host.experts
+    if experts and experts == frozenset(range(len(experts))):
+        settings.add("--n-cpu-moe", len(experts))
+        experts = frozenset()
+    for layers, name in ((experts, "exps"), (s.host.mlps, "")):
+        if layers:
+            some = "|".join(map(str, sorted(layers)))
+            settings.add("--override-tensor", f"blk\\.({some})\\.ffn_.*{name}=CPU")
+    if s.host.way == "streamed":
+        settings.lack("weights copied to the GPU for every pass: wide ones alone do so")
 
 
 WRITERS: dict[str, Callable[[Served, EngineSettings], str]] = {

@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvsim.frozen import frozen
-from kvsim.machines.deployment import Deployment
+from kvsim.machines.deployment import Deployment, HostLayers
 from kvsim.machines.hardware import GIB
 from kvsim.machines.parallel import Parallelism
-from kvsim.models.configs import catalogue_entry, model_names
 from kvsim.prediction.memory import (
     decode_point,
     held_beside,
@@ -30,6 +29,7 @@ CHECKPOINTS = {
     "fp8-block": "fp8 weights with a scale per block: serve a checkpoint that is quantised so",
     "int8": "weights of 8 bits: serve a checkpoint that is quantised so (W8A16)",
     "int4": "weights of 4 bits: serve a checkpoint that is quantised so (GPTQ or AWQ)",
+    "awq": "weights of 4 bits: serve a checkpoint that is quantised so (AWQ)",
     "int4-g32": "weights of 4 bits in groups of 32: serve a checkpoint that is quantised so",
     "mxfp4": "weights in MXFP4: serve a checkpoint that is stored so",
     "nvfp4": "weights in NVFP4: serve a checkpoint that is stored so",
@@ -67,6 +67,10 @@ class Served:
         Whether prompts share blocks.
     host_cache, nvme_cache
         Host memory and NVMe space for evicted blocks, of the whole replica. [B]
+    host, layers
+        What is kept in host memory, and the layers of the model.
+    cache_tokens
+        Tokens that the cache holds, of all sequences together. [tokens]
     apart
         Number of engines that only prefill and that only decode; None if each does both.
     role
@@ -93,6 +97,9 @@ class Served:
     role: str = ""
     share_of_free: bool = False
     nodes: int = 1
+    host: HostLayers = HostLayers()
+    layers: int = 0
+    cache_tokens: int = 0
 
     @property
     def drafts(self) -> int:
@@ -182,14 +189,19 @@ def serve_costs(
         Number of engines that only prefill and that only decode; None if each does both.
     """
     rules, d = costs.rules, costs.deployment
+    held = int(costs.capacity / costs.room.block_bytes) * rules.block_tokens
     return Served(
         model=_model(d),
         technique=costs.technique,
         weights=d.weights,
         released=d.weights == d.model.released,
         spread=d.parallelism,
+        host=d.host,
+        layers=d.model.layers,
         nodes=-(-d.gpus // d.domain),
-        max_model_len=costs.longest,
+        max_model_len=rules.max_model_len
+        or round_up_length(costs.longest, min(held, d.model.max_context)),
+        cache_tokens=held,
         max_seqs=-(-rules.max_seqs // d.dp),
         max_tokens=max(rules.max_tokens // d.lanes, -(-rules.max_seqs // d.dp)),
         block_tokens=rules.block_tokens,
@@ -203,6 +215,19 @@ def serve_costs(
         apart=apart,
         share_of_free=d.stack.memory.share_of_free,
     )
+
+
+def round_up_length(longest: int, most: int) -> int:
+    """Round a longest sequence up to a power of two, as the next one drawn may be longer.
+
+    Parameters
+    ----------
+    longest
+        The longest of those that were played. [tokens]
+    most
+        What the engine accepts: the model's context, and what its cache holds. [tokens]
+    """
+    return min(1 << max(longest - 1, 0).bit_length(), most)
 
 
 def serve_prediction(prediction: "Prediction", utilisation: float) -> Served:
@@ -225,8 +250,11 @@ def serve_prediction(prediction: "Prediction", utilisation: float) -> Served:
         weights=d.weights,
         released=d.weights == d.model.released,
         spread=d.parallelism,
+        host=d.host,
+        layers=d.model.layers,
         nodes=-(-d.gpus // d.domain),
-        max_model_len=prediction.prompt + prediction.generate,
+        max_model_len=min(prediction.prompt + prediction.generate, d.model.max_context),
+        cache_tokens=batch * (prediction.prompt + prediction.generate),
         max_seqs=-(-batch // d.dp),
         max_tokens=max(rules.max_tokens, -(-batch // d.dp)),
         block_tokens=rules.block_tokens,
@@ -252,7 +280,7 @@ def _model(deployment: Deployment) -> str:
     Where it has to be quantised first, a placeholder that says so.
     """
     d, name = deployment, deployment.model.name
-    full = str(catalogue_entry(name)["hf_id"]) if name in model_names() else name
+    full = d.model.repository or name
     if d.weights in CHECKPOINTS and d.weights != d.model.released:
         form = d.weights.upper().replace("-", "_")
         return f"{form}_CHECKPOINT_OF_{full.rpartition('/')[2]}"

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from kvsim.engine.formats import FP16, Format
 from kvsim.engine.ops import FP16_BYTES, gemm, kv_bytes, top_k
+from kvsim.engine.roofline import seconds
 from kvsim.graph import Number, Op, Point
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Kernel
@@ -19,6 +20,7 @@ from kvsim.models.model import LayerShape, Model
 
 Flag = bool | np.bool | NDArray[np.bool]
 SPLIT = 512.0  # cached tokens at which half of a long context's further floor is paid [tokens]
+BLOCK = 64.0  # queries of a head that one block of FlashAttention 2 computes over a paged cache
 
 
 def cached(deployment: Deployment, point: Point, shape: LayerShape) -> Number:
@@ -161,6 +163,9 @@ def ops(
     expand: list[Op] = []
     if stack.packed_cache.plain_passes and limit is None and values is None and not stored.packs:
         expand = _repeated_passes(deployment, point, tokens, after)
+    if copies_cache(deployment, stored):
+        whole = stored.read(m.k_width, m.v_width, tokens, point.new)
+        expand = [*expand, _cache_copies(deployment, point, point.batch * whole)]
     flops: Number = 2.0 * point.batch * m.heads * m.head_dim * (pairs + value_pairs)
     if m.latent:
         separate = False if chosen is None else np.greater(length, chosen)
@@ -175,10 +180,29 @@ def ops(
         + point.batch * m.heads * pairs * score_bytes(deployment, point, scored)
         + extra_bytes
     )
-    kernel = _kernel(m, point, stored)
+    walked = _walks(deployment, point)
+    kernel = "prompt" if walked else _kernel(m, point, stored)
     shares = stack.kernel(kernel)
     fixed: Number = 0.0
-    if not point.prefill:
+    chain: Number = 0.0
+    size: Number = point.new
+    columns: Number = point.tokens * m.heads if point.prefill else m.heads
+    own = point.prefill and "prompt" in stack.kernels
+    if own or walked:  # queries are given out by the cached tokens that they read, too
+        size, columns = tokens, point.batch * m.heads * tokens
+    if walked:
+        several = np.greater(point.new, 0.0 if point.beside else 1.0)
+        flops = flops * np.where(
+            several, np.maximum(point.new, BLOCK) / np.where(several, point.new, 1.0), 1.0
+        )
+        before = np.maximum(tokens - point.new, 0.0)
+        chain = shares.walk * before * (m.head_dim / 128) * several
+    if own and np.any(np.greater(point.context, 0)):
+        one = _one_token_seconds(deployment, point, shape, limit, values)
+        one = one - (shares.floor + stack.time.gap)
+        chain = np.maximum(chain, one * np.greater(point.context, 0))
+    if not point.prefill and not walked:
+        chain = shares.walk * tokens * (m.head_dim / 128)
         if shares.padding:
             moved = moved + point.batch * shares.padding * m.kv_width * stored.number
         if shares.split:
@@ -189,10 +213,9 @@ def ops(
         unpacked = point.batch * stored.unpacked(m.k_width, m.v_width, tokens + shares.padding)
         unpacked = unpacked * (point.new if stack.packed_cache.unpack_each else 1.0)
     op = Op(
-        name, "gpu", kernel, flops, {"hbm": moved}, size=point.new,
-        columns=point.tokens * m.heads if point.prefill else m.heads,
-        slower=head_factor(shares, m.head_dim, m.queries_per_kv), fixed=fixed, after=after,
-        unpacked=unpacked,
+        name, "gpu", kernel, flops, {"hbm": moved}, size=size, columns=columns,
+        slower=head_factor(shares, m.head_dim, m.queries_per_kv), fixed=fixed, chain=chain,
+        after=after, unpacked=unpacked,
     )  # fmt: skip
     apart = stack.packed_cache.layer + stack.packed_cache.merge_token * point.new * tokens
     if (
@@ -209,6 +232,39 @@ def _kernel(model: Model, point: Point, stored: Format) -> str:
     if point.prefill:
         return "prompt"
     return stored.kernel.replace("attention", "latent") if model.latent else stored.kernel
+
+
+def _one_token_seconds(
+    deployment: Deployment,
+    point: Point,
+    shape: LayerShape,
+    limit: Number | None,
+    values: Number | None,
+) -> Number:
+    """What decoding's kernel takes for one new token over the same cache. [s]
+
+    A later part of a prompt is read no quicker than that, and one of a single token as quickly.
+    """
+    one = replace(point, context=point.length - 1.0, new=1.0, prefill=False)
+    found = ops(deployment, one, shape, limit=limit, values=values)
+    return sum(seconds(op, deployment) for op in found if op.name == "attn")
+
+
+def _walks(deployment: Deployment, point: Point) -> bool:
+    """Whether one block of queries reads a sequence's whole cache by itself.
+
+    FlashAttention 2 as vLLM calls it splits a long cache only where no sequence of the pass has
+    more than one new token: not in a prompt's later parts, not for drafts, and not for sequences
+    that decode beside a part of a prompt. Measured on an RTX PRO 6000 with vLLM 0.19, and on A6000
+    and H100 with its kernels of 2024 [1]_.
+
+    References
+    ----------
+    .. [1] casys-kaist/LLMServingSim, commit 5daddb2, attention profiles.
+    """
+    if not deployment.stack.kernel("prompt").walk:
+        return False
+    return point.prefill or point.beside or float(np.min(point.new)) > 1
 
 
 def head_factor(shares: Kernel, head_dim: Number, queries_per_kv: Number) -> Number:
@@ -247,10 +303,26 @@ def _read(
         read = read - m.v_width * (tokens - np.minimum(tokens, values)) * stored.v_number
     copies = 2.0 * m.queries_per_kv if stack.attention.repeat_kv and m.queries_per_kv > 1 else 0.0
     if not stored.packs:
+        if copies_cache(deployment, stored):
+            return read * (copies / 2 or 1.0)
         return read * (stack.cache.append_passes + 1.0 + copies)
     if stack.packed_cache.unpack_bytes:  # unpacked outside the kernel, then copied out
         return read + m.kv_width * tokens * (stack.packed_cache.unpack_bytes + FP16_BYTES * copies)
     return read * _packed_passes(deployment)  # the kernel unpacks, and knows grouped heads
+
+
+def copies_cache(deployment: Deployment, stored: Format) -> bool:
+    """Tell whether copies of the cache before attention are kernels of their own here."""
+    return "cache-copy" in deployment.stack.kernels and not stored.packs
+
+
+def _cache_copies(deployment: Deployment, point: Point, read: Number) -> Op:
+    """Append the new tokens (torch.cat), and write the KV head of each query head (repeat_kv)."""
+    m, stack = deployment.shard, deployment.stack
+    passes: Number = 0.0 if point.prefill else stack.cache.append_passes
+    if stack.attention.repeat_kv and m.queries_per_kv > 1:
+        passes = passes + 1.0 + m.queries_per_kv
+    return Op("cache_copy", kernel="cache-copy", bytes={"hbm": passes * read}, launches=0.0)
 
 
 def _repeated_passes(
@@ -309,7 +381,7 @@ def _latent(
     absorbed = per_pair * (2 * m.kv_rank + m.rope_dim)
     cheaper = np.less(expand + expanded, absorb + absorbed) & np.logical_not(apart)
     rows = np.where(cheaper, cached_tokens, point.tokens)
-    up = gemm(deployment, "kv_up", rows, (inputs, outputs), deployment.mixer_format)
+    up = gemm(deployment, "kv_up", rows, (inputs, outputs), deployment.mixer_stored("kv_up"))
     read = np.where(cheaper, FP16_BYTES * cached_tokens * m.heads * (m.head_dim + m.value_dim), 0.0)
     return up, np.where(cheaper, expanded, absorbed), read
 

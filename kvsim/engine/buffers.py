@@ -6,9 +6,10 @@ import numpy as np
 
 from kvsim.engine import attention, ops
 from kvsim.graph import Buffers, Number, Point
-from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment
+from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
 
+HOST_WEIGHTS = "weights of host layers"
 SCORE_MEMORY = 8.0  # an eager score: fp16, its softmax in fp32, and that in fp16 again [B]
 
 
@@ -47,7 +48,7 @@ def scale(part: Buffers, by: Number) -> Buffers:
     return {tier: {k: by * v for k, v in buffers.items()} for tier, buffers in part.items()}
 
 
-def layer_weights(deployment: Deployment, shape: LayerShape) -> float:
+def layer_weights(deployment: Deployment, shape: LayerShape, on_host: bool = False) -> float:
     """Compute the stored weights of one layer of a shard.
 
     Parameters
@@ -56,26 +57,54 @@ def layer_weights(deployment: Deployment, shape: LayerShape) -> float:
         Model, machine and software stack.
     shape
         Kind of the layer.
+    on_host
+        Whether only those in host memory count.
 
     Returns
     -------
     float
         Norms and biases are below 0.1 % and left out. [B]
     """
-    m, stored = deployment.shard, deployment.weight_format
-    size = sum(deployment.mixer_format.bytes(*x) for x in m.mixer_matrices(shape).values())
-    size += stored.bytes(m.hidden, m.side) if m.side else 0.0
+    m, home = deployment.shard, shape.home
+    mixer, mlp = (not on_host or home in kinds for kinds in (("layer",), ("mlp", "layer")))
+    size = 0.0
+    if mixer:
+        matrices = m.mixer_matrices(shape)
+        size += sum(deployment.mixer_stored(name).bytes(*x) for name, x in matrices.items())
+        size += deployment.stored("side").bytes(m.hidden, m.side) if m.side else 0.0
     if not shape.mlp:
         return size
-    if shape.routed:
-        expert = m.mlp_matrices(deployment.expert_width).values()
-        shared = m.mlp_matrices(m.shared_experts * m.expert_ffn).values()
-        size += deployment.local_experts * sum(stored.bytes(*x) for x in expert)
-        size += sum(stored.bytes(*x) for x in shared) if m.shared_experts else 0.0
+    if not shape.routed:
+        return size + (_mlp_weights(deployment, m.ffn) if mlp else 0.0)
+    if mlp or home == "experts":
+        size += expert_weights(deployment)
+    if mlp:
+        width = m.shared_experts * m.expert_ffn
+        size += _mlp_weights(deployment, width) if m.shared_experts else 0.0
         size += ops.FP16_BYTES * m.hidden * m.experts
-    else:
-        size += sum(stored.bytes(*x) for x in m.mlp_matrices(m.ffn).values())
     return size
+
+
+def expert_weights(deployment: Deployment) -> float:
+    """Compute the stored weights of one layer's routed experts.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and software stack.
+
+    Returns
+    -------
+    float
+        Of the experts that one GPU has, whole or in part. [B]
+    """
+    width = deployment.expert_width
+    return deployment.local_experts * _mlp_weights(deployment, width, "experts_")
+
+
+def _mlp_weights(deployment: Deployment, width: int, prefix: str = "") -> float:
+    matrices = deployment.shard.mlp_matrices(width)
+    return sum(deployment.stored(prefix + name).bytes(*x) for name, x in matrices.items())
 
 
 def sequences_alive(deployment: Deployment, point: Point) -> Number:
@@ -113,11 +142,18 @@ def resident_once(
     packed : whether the prompt's cache is packed.
     """
     m, stack = deployment.shard, deployment.stack
-    table = WEIGHT_FORMATS["fp16"].bytes(m.hidden, m.vocab)
+    table, head = (
+        deployment.vocabulary_stored(name).bytes(m.hidden, m.vocab)
+        for name in ("embedding", "lm_head")
+    )
     learned = ops.FP16_BYTES * (m.learned_positions * m.hidden + m.tables + m.once * m.hidden)
     # stages but the first and the last have neither the embedding nor the head
-    embedding = (table if m.tied or deployment.pp > 1 else 2 * table) + learned
-    chunk = (packed and stack.packed_cache.chunk) or stack.memory.prefill_chunk
+    looked_up = 0.0  # where rows are looked up by the host
+    if stack.weights.gguf and deployment.hardware.host_memory > table:
+        looked_up, table = table, head if m.tied else 0.0
+    embedding = (table if m.tied or deployment.pp > 1 else table + head) + learned
+    own = packed and m.queries_per_kv == 1  # code for grouped heads reads prompts in parts
+    chunk = (own and stack.packed_cache.chunk) or stack.memory.prefill_chunk
     alive = np.minimum(part.tokens, chunk)
     length = part.max_length if stack.cache.static else part.length
     scores = SCORE_MEMORY * m.heads * length if attention.score_bytes(deployment, part) else 0.0
@@ -136,7 +172,8 @@ def resident_once(
             "embedding": stack.weights.copies * embedding,
             "workspace": turned + np.maximum(used, _reserved(deployment, chunk * mlp)),
             "context": stack.memory.context_memory,
-        }
+        },
+        **({"host": {HOST_WEIGHTS: looked_up}} if looked_up else {}),
     }
 
 

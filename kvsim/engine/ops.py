@@ -10,8 +10,9 @@ import numpy as np
 from kvsim.engine.formats import FP16_BYTES as FP16_BYTES
 from kvsim.engine.formats import Format
 from kvsim.graph import Buffers, Channel, Number, Op, Point, Stream
-from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment, WeightFormat
-from kvsim.machines.parallel import NETWORK
+from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment, WeightFormat, experts_class
+from kvsim.machines.hardware import Stack
+from kvsim.machines.parallel import NETWORK, left_idle
 from kvsim.models.model import LayerShape, Model
 
 SCORE = 2 * FP16_BYTES  # an fp16 attention score that leaves the chip: written once, read once [B]
@@ -86,9 +87,10 @@ def gemm(
         The kernel, with the time to widen packed weights and to quantise its input.
     """
     inputs, outputs = matrix
-    stored = weights or deployment.weight_format
+    stored = weights or deployment.stored(name)
     bias = FP16_BYTES * outputs if deployment.shard.biased(name) else 0.0
-    read = inputs * deployment.stack.kernel(stored.kernel).input_passes
+    kernel = deployment.stack.kernel(stored.kernel)
+    read = inputs * kernel.input_passes
     moved = stored.bytes(inputs, outputs) + bias + FP16_BYTES * tokens * (read + outputs)
     return Op(
         name,
@@ -97,8 +99,9 @@ def gemm(
         bytes={"hbm": moved},
         size=tokens,
         columns=outputs,
-        dtype=stored.dtype,
-        fixed=unpacking(deployment, stored, inputs * outputs)
+        dtype=deployment.product_dtype(stored),
+        chain=kernel.walk * inputs,
+        fixed=unpacking(deployment, stored, inputs * outputs, tokens)
         + quantising(deployment, stored, tokens * inputs),
         after=after,
     )
@@ -122,16 +125,19 @@ def quantising(deployment: Deployment, stored: WeightFormat, numbers: Number) ->
         Zero unless the format quantises inputs as they come. [s]
     """
     if not stored.dynamic:
-        return 0.0
+        return deployment.stack.time.quantise if stored.dtype in ("fp8", "fp4") else 0.0
     kernel = deployment.stack.kernel("quantise-input")
     moved = (FP16_BYTES + 1) * numbers
     return kernel.floor + moved / (deployment.bandwidth["hbm"] * kernel.memory)
 
 
-def unpacking(deployment: Deployment, stored: WeightFormat, weights: Number) -> Number:
+def unpacking(
+    deployment: Deployment, stored: WeightFormat, weights: Number, rows: Number
+) -> Number:
     """Compute the time to widen packed weights that loading them does not hide.
 
-    In the product's kernel that is arithmetic; software that widens them before moves them again.
+    In the product's kernel that is arithmetic; software that widens them before moves them again,
+    all of it in every product or in those of many rows.
 
     Parameters
     ----------
@@ -141,6 +147,8 @@ def unpacking(deployment: Deployment, stored: WeightFormat, weights: Number) -> 
         Format of the weights.
     weights
         Numbers of the matrix.
+    rows
+        Rows of the product.
 
     Returns
     -------
@@ -151,11 +159,11 @@ def unpacking(deployment: Deployment, stored: WeightFormat, weights: Number) -> 
         return 0.0
     stack = deployment.stack
     rate = deployment.bandwidth["hbm"] * stack.kernel("pointwise").memory
-    took = (
-        stack.weights.unpack_ops / (deployment.flops("fp32") / 2)
-        + stack.weights.unpack_bytes / rate
-    )
-    return took * weights
+    took: Number = stack.weights.unpack_ops * stored.unpack / (deployment.flops("fp32") / 2)
+    moved: Number = stack.weights.unpack_bytes / rate
+    if stack.weights.unpack_rows:
+        moved = moved * (np.asarray(rows) >= stack.weights.unpack_rows)
+    return (took + moved) * weights
 
 
 def before_attention(
@@ -184,7 +192,7 @@ def before_attention(
         kernel="pointwise",
         bytes={"hbm": FP16_BYTES * point.tokens * passes},
         launches=deployment.stack.time.pointwise_launches,
-        fixed=deployment.stack.time.layer,
+        fixed=deployment.stack.time.layer + _further_kernels(deployment.stack),
     )
     matrices = m.mixer_matrices(shape)
     made_later = ("out", "kv_up")
@@ -192,9 +200,14 @@ def before_attention(
     for name, matrix in matrices.items():
         if name not in made_later:
             waits = after if len(ops) == 1 else ()
-            stored = deployment.mixer_format
+            stored = deployment.mixer_stored(name)
             ops.append(gemm(deployment, name, point.tokens, matrix, stored, after=waits))
     return ops
+
+
+def _further_kernels(stack: Stack) -> float:
+    """Time that a layer's small kernels take at least, all but the first: that is the op's own."""
+    return max(stack.time.pointwise_launches - 1.0, 0.0) * stack.kernel("pointwise").floor
 
 
 def after_attention(
@@ -224,7 +237,7 @@ def after_attention(
     states = FP16_BYTES * point.tokens * m.hidden
     out = m.mixer_matrices(shape).get("out")
     if out:
-        stored = deployment.mixer_format
+        stored = deployment.mixer_stored("out")
         found.append(gemm(deployment, "out", point.tokens, out, stored, after=after))
         found += all_reduce(deployment, "out_sum", states)
     if m.side:
@@ -259,11 +272,10 @@ def _experts(deployment: Deployment, point: Point) -> list[Op]:
     )
 
 
-def routed_experts(deployment: Deployment, point: Point) -> list[Op]:
+def routed_experts(deployment: Deployment, point: Point, foreign: Number | None = None) -> list[Op]:
     """Return the routed experts that the tokens touch, and the traffic around them.
 
-    With uniform routing a token leaves an expert idle with probability 1 - active / experts. The
-    tokens are those of all data-parallel ranks, the experts those of the busiest GPU.
+    The tokens are those of all data-parallel ranks, the experts those of the busiest GPU.
 
     Parameters
     ----------
@@ -271,23 +283,35 @@ def routed_experts(deployment: Deployment, point: Point) -> list[Op]:
         Model, machine and software stack.
     point
         The pass, or arrays of passes.
+    foreign
+        Copies of tokens for experts of other GPUs that this one sorts out; None for those of all
+        tokens where every GPU has all, none where they are sent.
     """
     m = deployment.shard
     tokens = point.tokens * (deployment.dp if point.ranks is None else point.ranks)
-    idle = (1.0 - m.experts_active / m.experts) ** tokens
+    shared, apart = deployment.stack.drafts.shared_experts, tokens
+    if shared and not point.prefill:  # tokens of one sequence choose alike
+        apart = tokens / point.new * (1.0 + (point.new - 1.0) * (1.0 - shared))
+    idle = left_idle(m.experts_active / m.experts, apart, deployment.stack.sums.popularity)
     touched = deployment.local_experts * (1.0 - idle)
     routed = tokens * m.experts_active * deployment.routed_share
-    kernel = deployment.weight_format.kernel.replace("gemm", "experts")
+    kernel = experts_class(deployment.weight_format.kernel)
     passes, traffic = (
         deployment.stack.kernel(kernel).input_passes,
         deployment.stack.kernel(kernel).traffic,
     )
     ops = []
     if traffic:
-        through = traffic * FP16_BYTES * routed * m.hidden
+        if foreign is None:
+            every = deployment.ep > 1 and deployment.dp == 1
+            foreign = np.maximum(tokens * m.experts_active - routed, 0.0) if every else 0.0
+        through = (
+            traffic * FP16_BYTES * (routed + deployment.stack.sums.sorted_out * foreign) * m.hidden
+        )
         ops.append(Op("experts_traffic", bytes={"hbm": through}, launches=0.0))
     for name, (inputs, outputs) in m.mlp_matrices(deployment.expert_width).items():
-        moved = touched * deployment.weight_format.bytes(inputs, outputs)
+        stored = deployment.stored(f"experts_{name}")
+        moved = touched * stored.bytes(inputs, outputs)
         ops.append(
             Op(
                 f"experts_{name}",
@@ -296,8 +320,8 @@ def routed_experts(deployment: Deployment, point: Point) -> list[Op]:
                 bytes={"hbm": moved + FP16_BYTES * routed * (passes * inputs + outputs)},
                 size=np.maximum(1.0, routed / np.maximum(touched, 1.0)),  # no token touches none
                 columns=outputs,
-                dtype=deployment.weight_format.dtype,
-                fixed=unpacking(deployment, deployment.weight_format, touched * inputs * outputs),
+                dtype=deployment.product_dtype(stored),
+                fixed=unpacking(deployment, stored, touched * inputs * outputs, routed),
             )
         )
     return ops
@@ -557,7 +581,8 @@ def output_ops(deployment: Deployment, point: Point, prompts: Number = 0.0) -> t
     rows = (
         point.batch if point.prefill and not deployment.stack.memory.prompt_logits else point.tokens
     )
-    logits = gemm(deployment, "lm_head", rows, (m.hidden, m.vocab), WEIGHT_FORMATS["fp16"])
+    head = deployment.vocabulary_stored("lm_head")
+    logits = gemm(deployment, "lm_head", rows, (m.hidden, m.vocab), head)
     looked_up = 3 if m.learned_positions else 2  # rows of the embedding and of positions, their sum
     moved = rows * (m.vocab + 2 * m.hidden) + looked_up * point.tokens * m.hidden
     sample = Op(
@@ -572,14 +597,21 @@ def output_ops(deployment: Deployment, point: Point, prompts: Number = 0.0) -> t
 
 
 def _server(deployment: Deployment, point: Point, prompts: Number) -> tuple[Op, ...]:
-    """Work of the host for requests while the GPU computes: a pass takes no less.
+    """Work of the host while the GPU computes: a pass takes no less.
 
-    Per prompt it is read, tokenised, scheduled and issued outside CUDA graphs; per token decoded it
-    is turned into text and sent.
+    The engine's process prepares the next pass. In the server's, each prompt is read, tokenised and
+    queued, a later part of it by its share of the tokens, and each token decoded is turned into
+    text and sent.
     """
-    time = deployment.stack.time
-    if not (time.overlapped_sequence or time.overlapped_prompt):
-        return ()
+    time, server = deployment.stack.time, deployment.stack.server
     read, decoded = (point.batch, 0.0) if point.prefill else (prompts, point.batch)
-    busy = time.overlapped_prompt * read + time.overlapped_sequence * decoded
-    return (Op("server", stream="cpu", fixed=busy, launches=0.0),)
+    busy: list[Number] = []
+    if time.beside_step or time.beside_sequence:
+        busy.append(time.beside_step + time.beside_sequence * (read + decoded))
+    if server.token or server.prompt:
+        begun = read * (point.new / point.length) if point.prefill else read
+        busy.append(server.prompt * begun + server.token * decoded)
+    if not busy:
+        return ()
+    longest = busy[0] if len(busy) == 1 else np.maximum(busy[0], busy[1])
+    return (Op("server", stream="cpu", fixed=longest, launches=0.0),)

@@ -34,6 +34,8 @@ def divided_pass(
     forward : the pass of one micro-batch on one rank.
     """
     d = deployment
+    if point.prefill and d.stack.time.prompt_pass:
+        return _in_parts(d, point, forward)
     if d.single_pass:
         return forward(point)
     each = np.ceil(point.batch / d.dp)
@@ -54,10 +56,41 @@ def divided_pass(
     return Step(step.groups, (*step.head, stages))
 
 
+def _in_parts(d: Deployment, point: Point, forward: Callable[[Point], Step]) -> Step:
+    """Prompts in passes of so many tokens, each through all stages.
+
+    The passes are alike: of the mean length, at the mean context. The head runs once per prompt.
+    """
+    most = d.stack.time.prompt_pass
+    parts = np.ceil(point.new / most)
+    together = np.clip(np.floor(most / point.new), 1.0, point.batch)
+    new = point.new / parts
+    own = replace(point, batch=together, new=new, context=point.context + (point.new - new) / 2)
+    step = forward(own)
+    prompts = point.batch / together
+    passes = parts * prompts
+    head = _repeated(step.head, prompts)
+    if d.pp == 1:
+        groups = [
+            Group(tuple(_repeated(layer, passes) for layer in group.layers), group.count)
+            for group in step.groups
+        ]
+        return Step(tuple(groups), head)
+    send = _sending(d, FP16_BYTES * own.tokens * d.model.hidden)
+    through, slowest = makespan(step, d), _slowest(step, d) + send
+    beside = slowest + (1 - d.stack.time.stage_overlap) * np.maximum(0.0, through - slowest)
+    later = (d.pp - 1) * send + (passes - 1) * beside
+    return Step(step.groups, (*head, Op("stages", kernel="copy", fixed=later, launches=0.0)))
+
+
+def _repeated(ops: tuple[Op, ...], times: Number) -> tuple[Op, ...]:
+    return tuple(replace(op, times=times * op.times) for op in ops)
+
+
 def _sending(d: Deployment, data: Number) -> Number:
     """Time to bring hidden states to the next stage; each of its GPUs takes its part. [s]"""
     link = NETWORK if d.parallelism.stage >= d.domain else d.hardware.links["link"]
-    return link.latency + data / d.tp / link.bandwidth
+    return d.stack.time.stage + link.latency + data / d.tp / link.bandwidth
 
 
 def _slowest(step: Step, d: Deployment) -> Number:

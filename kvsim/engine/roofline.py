@@ -14,9 +14,11 @@ from numpy.typing import NDArray
 
 from kvsim.graph import Number, Op, Step
 from kvsim.machines.deployment import Deployment
+from kvsim.machines.hardware import Kernel
 
 COPY_STREAMS = ("h2d", "d2h")
 ARITHMETIC = ("compute", "cpu")
+SMOOTH = 4.0  # how sharply one limit gives way to the other
 MANY_ROWS = 1e9  # rows of a product of which none is padding; a size may be infinite
 
 
@@ -35,7 +37,7 @@ def channel_seconds(op: Op, deployment: Deployment) -> dict[str, Number]:
     dict[str, Number]
         Time by channel. [s]
     """
-    return {name: n / deployment.bandwidth[name] for name, n in op.bytes.items()}
+    return {name: op.times * n / deployment.bandwidth[name] for name, n in op.bytes.items()}
 
 
 def peak_seconds(op: Op, deployment: Deployment) -> dict[str, Number]:
@@ -59,7 +61,7 @@ def peak_seconds(op: Op, deployment: Deployment) -> dict[str, Number]:
     if not _is_zero(op.flops):
         on_host = op.stream == "cpu"
         peak = deployment.hardware.cpu_flops if on_host else deployment.flops(op.dtype)
-        needs["cpu" if on_host else "compute"] = op.flops / peak
+        needs["cpu" if on_host else "compute"] = op.times * op.flops / peak
     return needs
 
 
@@ -92,15 +94,20 @@ def resource_seconds(op: Op, deployment: Deployment) -> dict[str, Number]:
             fill = 1.0 + kernel.half_size / rows
             if kernel.tile:
                 fill = fill + tiled(rows, kernel.tile) - 1.0
+            if kernel.tile_columns and name == "compute":
+                fill = fill * waves(op, kernel, deployment.hardware.units)
             needs[name] = slower * peak * fill / kernel.compute
         else:
             copied = op.stream in COPY_STREAMS and name not in COPY_STREAMS
-            needs[name] = slower * peak / (1.0 if copied else kernel.memory)
+            share = 1.0 if copied else kernel.memory
+            if kernel.unit_rate and name == "hbm":
+                share = share / crowding(deployment, kernel)
+            needs[name] = slower * peak / share
     each = kernel.unpacking or deployment.stack.packed_cache.unpack_ops
     if each and not _is_zero(op.unpacked):
         # work per number, whatever the number of queries; one instruction per lane and clock is
         # half of the rate that counts a product and a sum
-        needs["unpack"] = slower * each * op.unpacked / (deployment.flops("fp32") / 2)
+        needs["unpack"] = slower * each * op.times * op.unpacked / (deployment.flops("fp32") / 2)
     return needs
 
 
@@ -124,6 +131,55 @@ def tiled(rows: Number, tile: float) -> Number:
     return each * np.ceil(rows / each) / rows
 
 
+def waves(op: Op, kernel: Kernel, units: float) -> Number:
+    """Compute how much longer a product takes because its last wave of tiles leaves units idle.
+
+    Parameters
+    ----------
+    op
+        The product.
+    kernel
+        Its kernel class, with the rows and columns of a tile.
+    units
+        Units of the GPU, each of which computes a tile at a time.
+
+    Returns
+    -------
+    Number
+        A factor of at least 1.
+    """
+    if not units:
+        return 1.0
+    rows, columns = (np.clip(n, 1.0, MANY_ROWS) for n in (op.size, op.columns))
+    tiles = np.ceil(rows / kernel.tile) * np.ceil(columns / kernel.tile_columns)
+    factor: Number = np.ceil(tiles / units) * units / tiles
+    return factor
+
+
+def crowding(deployment: Deployment, kernel: Kernel) -> float:
+    """Compute how much longer loads take where units cannot keep enough of them in flight.
+
+    A smooth maximum of the memory's time and that of the units.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and software stack.
+    kernel
+        Kernel class with the rate of a unit.
+
+    Returns
+    -------
+    float
+        A factor of at least 1.
+    """
+    units = deployment.hardware.units
+    if not units:
+        return 1.0
+    need = kernel.memory * deployment.bandwidth["hbm"] / (units * kernel.unit_rate)
+    return float((1.0 + need**SMOOTH) ** (1 / SMOOTH))
+
+
 def overhead_seconds(op: Op, deployment: Deployment) -> Number:
     """Compute an op's time that no bandwidth removes.
 
@@ -145,7 +201,8 @@ def overhead_seconds(op: Op, deployment: Deployment) -> Number:
     else:
         each = deployment.hardware.links[op.stream].latency if op.stream in COPY_STREAMS else 0.0
     floor = kernel.floor * op.issued  # below 1: the work of one step in several
-    return op.fixed + op.rows * deployment.stack.selection.gather_row + (floor + op.launches * each)
+    rows = op.rows * deployment.stack.selection.gather_row
+    return op.times * (op.fixed + rows + (floor + op.launches * each))
 
 
 def host_seconds(op: Op, deployment: Deployment) -> Number:
@@ -164,7 +221,7 @@ def host_seconds(op: Op, deployment: Deployment) -> Number:
         Its launches, and the code around them. [s]
     """
     around = op.issued * deployment.stack.kernel(op.kernel).host
-    return op.launches * deployment.stack.time.launch + around
+    return op.times * (op.launches * deployment.stack.time.launch + around)
 
 
 def seconds(op: Op, deployment: Deployment) -> Number:
@@ -209,6 +266,8 @@ def seconds_of(op: Op, deployment: Deployment, resources: Mapping[str, Number]) 
     added = deployment.stack.kernel(op.kernel).added
     if added and len(needs) > 1:
         total = total + added * (sum(needs) - total)
+    if not _is_zero(op.chain):
+        total = np.maximum(total, op.times * op.chain)
     total = total + overhead_seconds(op, deployment)
     some: list[NDArray[np.bool]] = []  # work that may be nothing at some points
     for work in (op.flops, op.rows, op.fixed, *op.bytes.values()):

@@ -713,17 +713,24 @@ def _sequential_seconds(
     """Time of all ops together if they run one right after another on the GPU; None if not. [s]
 
     They do where nothing is issued early, and where the host is never late but behind the last op.
+    Work of the host for requests that waits for nothing runs beside them all.
     """
     stack = deployment.stack
     if stack.time.launch > 0 or stack.eager or stack.offload.tile_sync:
         return None
     every, last = list(all_ops(step)), step.head[-1] if step.head else None
+    apart: Number = 0.0
+    if last is not None and last.stream == "cpu" and not (last.after or last.sync):
+        every = [(op, count) for op, count in every if op is not last]
+        apart = duration(last, deployment)
+        if any(op.sync for op, _ in every):  # which it is issued after
+            return None
     if any(op.stream != "gpu" or op.prefetch or (op.sync and op is not last) for op, _ in every):
         return None
     total: Number = 0.0
     for op, count in every:
         total = total + count * duration(op, deployment)
-    return total
+    return np.maximum(total, apart) if last is not None and last.stream == "cpu" else total
 
 
 @frozen

@@ -6,7 +6,7 @@ widens its interval with the distance.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, fields
+from dataclasses import astuple, fields, replace
 from functools import cache
 from importlib.resources import files
 from math import erf, exp, log, sqrt
@@ -17,13 +17,14 @@ import numpy as np
 from kvsim.files import TABLE, own_output, read_records, replace_text
 from kvsim.frozen import frozen
 from kvsim.graph import Array
-from kvsim.machines.deployment import Deployment
+from kvsim.machines import gguf
+from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment
 
 ONE_DEVICE = "device "  # begins what was held out where rows of one device alone are meant
 ANY = "any"  # device of an entry that was held out by device: the error on a card without rows
 MIN_SPREAD_ROWS = 3  # rows below which a spread says little
 WITHIN_80 = 1.2816  # standard deviations on either side that hold 80 % of a normal distribution
-WIDEST = 4.0  # an interval reaches at most this factor to either side
+WIDEST = 10.0  # an interval reaches at most this factor to either side
 NUMBER_KINDS = {
     "decode": "time per output token",
     "prefill": "time to the first token",
@@ -32,18 +33,48 @@ NUMBER_KINDS = {
 }
 """Kinds of end-to-end numbers; entries of kernel classes have the class as their kind."""
 
-# How much wider a logarithmic interval is per step of distance. Measured: rows of paper tables that
-# no fit saw are 3 to 6 times worse on another technique, about twice on another engine or card. No
-# row is of expert, data or pipeline parallelism; twice is assumed for it. Weights in a format of
-# which the engine has no rows are as far as another engine, those of which nothing has any rows as
-# far as another technique.
-WIDER = {"technique": 3.0, "engine": 2.0, "device": 2.0, "spread": 2.0}
+COUNTED = {
+    "decode": ("time per output token", "times per output token"),
+    "prefill": ("time to the first token", "times to the first token"),
+    "wait": ("time to the first token under load", "times to the first token under load"),
+    "request": ("request latency", "request latencies"),
+    "memory": ("peak memory", "peak memories"),
+}
+"""An entry's rows in words, one and several; kernels have runs."""
+
+# How much wider a logarithmic interval is where no row at all is of the technique, engine, weights
+# or version, or none is of pipeline stages. Measured: rows of paper tables that no fit saw are 3 to
+# 6 times worse on another technique. The others are set: an interval over all engines or formats
+# holds how much they differ, and one without measurements may differ more.
+WIDER = {"technique": 3.0, "engine": 1.4, "spread": 2.0, "version": 1.4, "weights": 1.4}
+# The mechanisms that errors are shared by, and how much less an entry counts that has another one
+# (logarithms). Chosen once for all groups, with SELF and MOST_ROWS, so that intervals hold eight in
+# ten of the rows of whole runs both where the ledger has their model's runs and where it has none
+# of their model, source, card or version (benchmarks/truth.py).
+APART = {"engine": 4.1, "technique": 2.0, "kind": 3.0, "prefill": 1.0, "device": 0.9, "load": 7.0,
+         "weights": 0.2, "experts": 0.2, "gpus": 0.2, "model": 4.6}  # fmt: skip
+TAIL = 0.1  # share of the errors of like rows below and above an interval
+SELF = 0.2  # rows that an answer counts for itself, whose error may be any: few rows, wide interval
+MOST_ROWS = 20  # rows of one entry that count: those of one run err alike
+NORMAL = np.array([-1.645, -1.036, -0.674, -0.385, -0.126, 0.126, 0.385, 0.674, 1.036, 1.645])
+WAIT = "wait"  # kind of entry: time to the first token in a load test, the queue included
+RUN = "run"  # what was held out where some rows of an entry were fitted to
+LOADS = ("batch", "offline", "served")  # given together, all at once, or sent to a server
+RELATED_KINDS = {"decode": ("decode", "request"), "prefill": ("prefill", "request"),
+                 "request": ("request", "decode")}  # fmt: skip
+WEIGHT_CLASSES = {
+    "fp16": "16 bit", "fp8": "8 bit", "fp8-dynamic": "8 bit", "fp8-block": "8 bit", "int8": "int8",
+    "int4": "4 bit", "int4-g32": "4 bit", "awq": "4 bit", "mxfp4": "4 bit", "nvfp4": "fp4",
+}  # fmt: skip
+"""Formats of weights whose errors are taken as alike."""
 PRODUCT_CLASSES = {
     "fp16": "gemm", "fp8": "gemm-fp8", "fp8-dynamic": "gemm-fp8", "fp8-block": "gemm-fp8-block",
     "int8": "gemm-int8", "int4": "gemm-int4", "int4-g32": "gemm-int4",
+    "awq": "gemm-awq", "nvfp4": "gemm-nvfp4", "mxfp4": "experts-mxfp4",
 }  # fmt: skip
 """The class of kernels whose rows are of products with weights of a format; others have no rows."""
-UNKNOWN = 0.1  # typical error where nothing like a number was ever measured
+PRODUCT_CLASSES |= {name: WEIGHT_FORMATS[name].kernel for name in gguf.BASES}
+UNKNOWN = 0.1  # typical error where nothing like a number, or no such technique, was measured
 SIMILAR_TECHNIQUES = {"full", "fp8"}  # techniques that run an engine's own attention kernels
 WIDER_ALIKE = 1.3
 
@@ -64,6 +95,12 @@ class LedgerEntry:
     high: float
     held_out: str  # what was held out: shape, device, model, row
     source: str
+    middle: float = 1.0  # factor on a prediction that half of what is measured exceeds
+    load: str = ""  # one of LOADS; empty: any
+    weights: str = ""  # one of WEIGHT_CLASSES' values; empty: any
+    experts: str = ""  # "dense" or "experts"; empty: any
+    gpus: str = ""  # "one" or "several"; empty: any
+    model: str = ""  # that the rows are of; empty: several
 
 
 @frozen
@@ -75,6 +112,7 @@ class KnownError:
     low: float  # factors on a predicted time between which it lies with 80 % probability
     high: float
     exact: bool  # measured for this engine, on this card, with this technique
+    gap: str = ""  # which of these no measurement has, in words
 
 
 def evidence_for(
@@ -82,8 +120,13 @@ def evidence_for(
     technique: str,
     kind: str = "decode",
     entries: Sequence[LedgerEntry] | None = None,
+    load: str = "",
 ) -> KnownError:
-    """Find the ledger's entry nearest to an answer, with an 80 % interval.
+    """Find the ledger's entry nearest to an answer, and an 80 % interval.
+
+    The interval is weighted conformal [1]_: a range of quantiles over the errors of all entries,
+    each of which counts the more mechanisms it shares with the answer, and over the answer's own,
+    which may be any. It reaches the further out, the fewer rows share them.
 
     Parameters
     ----------
@@ -95,38 +138,46 @@ def evidence_for(
         One of ``NUMBER_KINDS``, or a kernel class.
     entries
         The ledger; the shipped one if left out.
+    load
+        One of ``LOADS``; empty for any.
 
     Returns
     -------
     KnownError
-        The entry, its distance from the answer in words, and the factors of the interval, which
-        widens with that distance.
+        The entry, its distance from the answer in words, and the factors of the interval.
+
+    References
+    ----------
+    .. [1] R. J. Tibshirani, R. F. Barber, E. Candes and A. Ramdas, "Conformal prediction under
+       covariate shift", NeurIPS 2019. https://arxiv.org/abs/1904.06019
     """
-    kinds = (kind, "request") if kind in ("decode", "prefill") else (kind,)
+    if (kind, load) == ("prefill", "served"):
+        kind = WAIT
+    kinds = RELATED_KINDS.get(kind, (kind,))
     told = shipped() if entries is None else entries
+    own = _own_entry(deployment, kind)
+    told = (*own, *told)
     known = [e for e in told if e.kind in kinds and not e.held_out.startswith(ONE_DEVICE)]
-    engine, device = deployment.stack.name.partition("@")[0], deployment.hardware.name
+    engine, device = deployment.stack.family, deployment.hardware.name
     name = technique.partition(":")[0]
     if not known:
         return _guess(f"no measured {NUMBER_KINDS.get(kind, kind)} of any engine")
 
-    def distance(e: LedgerEntry) -> tuple[float, int]:
-        total = log(_widening(name, e.technique)) + (
-            log(WIDER["engine"]) if e.engine != engine else 0
-        )
-        total += 0.0 if e.device == device else 0.1 if e.device == ANY else log(WIDER["device"])
-        return total + (0.0 if e.kind == kind else 0.05), -e.rows
-
-    nearest = min(known, key=distance)
-    plain = deployment.single_pass and deployment.ep == 1
-    formats = _wider_by_weights(deployment, told)
+    asked_of = _mechanisms(deployment, name, kind, load)
+    away = [_rank(e, asked_of) for e in known]
+    least = min(away)
+    nearest = merge([e for e, far in zip(known, away, strict=True) if far == least])
+    plain = deployment.pp == 1 or deployment.stack.time.stage > 0  # rows of stages, too
+    formats = _measured_weights(deployment, told)
     same = (nearest.technique == name, nearest.engine == engine, nearest.device == device, plain,
-            formats == 1.0)  # fmt: skip
-    wider = _widening(name, nearest.technique)
-    wider *= 1.0 if same[1] else WIDER["engine"]
-    wider *= 1.0 if same[2] or nearest.device == ANY else WIDER["device"]
-    wider *= (1.0 if plain else WIDER["spread"]) * formats
-    low, high = (_clip_factor(exp(wider * log(x))) for x in (nearest.low, nearest.high))
+            formats)  # fmt: skip
+    wider = min(_widening(name, e.technique) for e in known)
+    wider *= 1.0 if plain else WIDER["spread"]
+    wider *= WIDER["version"] if deployment.stack.unmeasured else 1.0
+    wider *= 1.0 if formats else WIDER["weights"]
+    wider *= 1.0 if engine in {e.engine for e in known} else WIDER["engine"]
+    factors = _shared_interval(own or known, asked_of)
+    low, high = (_clip_factor(exp(wider * log(x))) for x in factors)
     asked = (
         f"with {name}",
         f"of {engine}",
@@ -134,8 +185,49 @@ def evidence_for(
         f"with {deployment.parallelism.words()}",
         f"with {deployment.weights} weights",
     )
-    words = _words(nearest, same, asked)
-    return KnownError(nearest, words, min(low, 1.0), max(high, 1.0), all(same))
+    gap = _gap(same, asked, deployment.stack.unmeasured)
+    words = _words(nearest, all(same), asked) + ("; " * bool(gap) + gap)
+    return KnownError(nearest, words, min(low, 1.0), max(high, 1.0), all(same), gap)
+
+
+def _own_entry(deployment: Deployment, kind: str) -> tuple[LedgerEntry, ...]:
+    """What a run of this card and model said of the stack, as a line of the ledger."""
+    stack, run = deployment.stack, deployment.stack.checked
+    of = {"prefill": "ttft", "decode": "tpot", "request": "latency"}.get(kind)
+    if run is None or of is None:
+        return ()
+    figures = run.off.get(of) or run.off.get("latency")
+    if figures is None or (run.device, run.model) != (
+        deployment.hardware.name,
+        deployment.model.name,
+    ):
+        return ()
+    return (
+        LedgerEntry(stack.family, stack.version, kind, run.device, run.technique, run.rows,
+                    *figures, "requests", stack.name),
+    )  # fmt: skip
+
+
+def merge(entries: Sequence[LedgerEntry]) -> LedgerEntry:
+    """Merge entries into one: all their rows, and their errors as means over them.
+
+    Parameters
+    ----------
+    entries
+        Entries that share what they are told of, such as engine, technique and card.
+
+    Returns
+    -------
+    LedgerEntry
+        The entry with most rows, with the figures of all.
+    """
+    rows = [e.rows for e in entries]
+    median, p90 = (
+        _round(float(np.average([getattr(e, name) for e in entries], weights=rows)))
+        for name in ("median", "p90")
+    )
+    most = max(entries, key=lambda e: e.rows)
+    return replace(most, rows=sum(rows), median=median, p90=p90)
 
 
 def share_below(factor: float, sigma: float) -> float:
@@ -181,7 +273,10 @@ def typical_error(deployment: Deployment, technique: str, kind: str = "decode") 
     entry = evidence_for(deployment, technique, kind).entry
     if entry is None:
         return UNKNOWN
-    return entry.median * _widening(technique.partition(":")[0], entry.technique)
+    name = technique.partition(":")[0]
+    known = entry.median * _widening(name, entry.technique)
+    alike = name == entry.technique or {name, entry.technique} <= SIMILAR_TECHNIQUES
+    return known if alike else max(known, UNKNOWN)
 
 
 def _widening(wanted: str, got: str) -> float:
@@ -191,35 +286,126 @@ def _widening(wanted: str, got: str) -> float:
     return WIDER_ALIKE if {wanted, got} <= SIMILAR_TECHNIQUES else WIDER["technique"]
 
 
-def _wider_by_weights(deployment: Deployment, told: Sequence[LedgerEntry]) -> float:
-    """How much wider an interval is where an engine's products with such weights have no rows.
+def _measured_weights(deployment: Deployment, told: Sequence[LedgerEntry]) -> bool:
+    """Whether rows stand behind an engine's products with such weights.
 
     An engine without rows of any kernels has those of whole runs, which state their weights. Of a
     model with experts, theirs are most of the products.
     """
-    engine, device = deployment.stack.name.partition("@")[0], deployment.hardware.name
+    engine, device = deployment.stack.family, deployment.hardware.name
     if deployment.weights not in PRODUCT_CLASSES:
-        return WIDER["technique"]
+        return False
     products = {(e.kind, e.device) for e in told
                 if e.engine == engine and e.kind.startswith(("gemm", "experts"))}  # fmt: skip
     kind = PRODUCT_CLASSES[deployment.weights]
     kinds = {kind, kind.replace("gemm", "experts")} if deployment.model.experts else {kind}
     measured = {card for of, card in products if of in kinds}
     elsewhere = device not in {card for _, card in products} and ANY in measured
-    return 1.0 if not products or device in measured or elsewhere else WIDER["engine"]
+    return not products or device in measured or elsewhere
 
 
-def _words(e: LedgerEntry, same: tuple[bool, ...], asked: tuple[str, ...]) -> str:
-    rows = f"{e.rows:,} row" + ("s" if e.rows != 1 else "")
-    where = "other cards" if e.device == ANY else e.device
-    error = f"± {100 * e.median:.2g} % at the median"
-    if all(same):
-        return f"{rows} {asked[1]} {asked[0]} on this card that no fit saw: {error}"
-    none = [words for words, known in zip(asked, same, strict=True) if not known]
-    return (
-        f"the nearest evidence is {rows} of {e.engine} with {e.technique} on {where} that no fit "
-        f"saw ({error}); none is {' or '.join(none)}, so the interval is widened"
+@frozen
+class Mechanisms:
+    """What an answer's error may be shared by."""
+
+    engine: str
+    kind: str
+    device: str
+    technique: str
+    load: str
+    weights: str
+    experts: str
+    gpus: str
+    model: str
+
+
+def _mechanisms(deployment: Deployment, technique: str, kind: str, load: str) -> Mechanisms:
+    d = deployment
+    return Mechanisms(
+        d.stack.family, kind, d.hardware.name, technique, load,
+        WEIGHT_CLASSES.get(d.weights, d.weights), "experts" if d.model.experts else "dense",
+        "several" if d.gpus > 1 else "one", d.model.name,
+    )  # fmt: skip
+
+
+def _shared_interval(entries: Sequence[LedgerEntry], asked: Mechanisms) -> tuple[float, float]:
+    """Quantiles of errors over entries weighted by the mechanisms that they share. Factors."""
+    apart = np.array([_distance(e, asked) for e in entries])
+    weight = np.exp(-apart) * np.minimum([e.rows for e in entries], MOST_ROWS)
+    low, middle, high = (
+        np.log([getattr(e, name) for e in entries])[:, None] for name in ("low", "middle", "high")
     )
+    middle = np.clip(middle, low, high)
+    spread = np.where(NORMAL < 0, middle - low, high - middle) / WITHIN_80
+    points = (middle + spread * NORMAL).ravel()
+    order = np.argsort(points)
+    share = np.repeat(weight / weight.sum() / NORMAL.size, NORMAL.size)[order]
+    place, points = np.cumsum(share) - 0.5 * share, points[order]
+    # the answer's own weight lies half below all others and half above
+    tail = max(TAIL - (0.5 - TAIL) * SELF / weight.sum(), 0.0)
+    # an interval that ends at the prediction leaves that side's rest to the other one
+    below = float(np.interp(0.0, points, place, left=0.0, right=1.0))
+    start = min(tail, below)
+    end = min(2 * tail - start, 1 - below)
+    start = 2 * tail - end
+    found = np.exp(np.interp((start, 1 - end), place, points))
+    return float(found[0]), float(found[1])
+
+
+def _rank(e: LedgerEntry, asked: Mechanisms) -> tuple[bool, bool, float, bool, bool, int]:
+    """What an entry does not share with an answer; the least is the one that is quoted.
+
+    Another engine says less of an answer than another card, and that less than another number.
+    """
+    others = ((getattr(e, n), getattr(asked, n)) for n in ("load", "weights", "experts", "gpus"))
+    return (
+        asked.technique != e.technique and not {asked.technique, e.technique} <= SIMILAR_TECHNIQUES,
+        e.engine != asked.engine,
+        0 if e.device == asked.device else 0.5 if e.device == ANY else 1,
+        asked.technique != e.technique,
+        e.kind != asked.kind,
+        sum(bool(own and wanted and own != wanted) for own, wanted in others),
+    )
+
+
+def _distance(e: LedgerEntry, asked: Mechanisms) -> float:
+    """How little an entry counts, as a logarithm: a sum over what it does not share."""
+    alike = {asked.technique, e.technique} <= SIMILAR_TECHNIQUES or asked.technique == e.technique
+    total = 0.0 if alike else APART["technique"]
+    for name in ("engine", "device", "load", "weights", "experts", "gpus", "model"):
+        own, wanted = getattr(e, name), getattr(asked, name)
+        total += APART[name] if own and wanted and own not in (wanted, ANY) else 0.0
+    if e.kind != asked.kind:
+        total += APART["prefill" if "prefill" in (e.kind, asked.kind) else "kind"]
+    return total
+
+
+def _words(e: LedgerEntry, exact: bool, asked: tuple[str, ...]) -> str:
+    counted = COUNTED.get(e.kind, ("run", "runs"))[e.rows != 1]
+    rows = f"{e.rows:,} {name_holdout(e)} {counted}"
+    where = "other GPUs" if e.device == ANY else e.device
+    error = f"median error {100 * e.median:.2g} %"
+    if exact:
+        return f"validated on {rows} {asked[1]} {asked[0]} on this GPU ({error})"
+    return f"validated on {rows} of {e.engine} with {e.technique} on {where} ({error})"
+
+
+def name_holdout(entry: LedgerEntry) -> str:
+    """Say whether an entry's rows were held out of a fit, or measured for it.
+
+    Parameters
+    ----------
+    entry
+        Line of the ledger.
+    """
+    return "measured" if entry.held_out == RUN else "held-out"
+
+
+def _gap(same: tuple[bool, ...], asked: tuple[str, ...], unmeasured: str) -> str:
+    none = [words for words, known in zip(asked, same, strict=True) if not known]
+    told = [f"none {' or '.join(none)}"] if none else []
+    told += [unmeasured] if unmeasured else []
+    return f"{'; '.join(told)}, so the prediction interval is wider" if told else ""
 
 
 def _guess(why: str) -> KnownError:
@@ -232,7 +418,7 @@ def _clip_factor(factor: float) -> float:
 
 def entry_of(
     predicted: Array, measured: Array, *, engine: str, version: str, kind: str, device: str,
-    technique: str, held_out: str, source: str, tail: float = 0.1,
+    technique: str, held_out: str, source: str, tail: float = 0.1, **mechanisms: str,
 ) -> LedgerEntry:  # fmt: skip
     """Summarise rows that no fit saw as one line of the ledger.
 
@@ -244,6 +430,8 @@ def entry_of(
         Fields of the entry, as in ``LedgerEntry``.
     tail
         Share of the rows below and above the interval.
+    **mechanisms
+        Further fields: ``load``, ``weights``, ``experts``, ``gpus``, ``model``.
 
     Returns
     -------
@@ -253,10 +441,11 @@ def entry_of(
     off, ratio = np.abs(predicted / measured - 1), measured / predicted
     median, p90 = (_round(x) for x in np.quantile(off, (0.5, 0.9)))
     low, high = (_round(x) for x in np.quantile(ratio, (tail, 1 - tail)))
-    rows = int(off.size)
+    rows, middle = int(off.size), _round(float(np.median(ratio)))
     return LedgerEntry(
-        engine, version, kind, device, technique, rows, median, p90, low, high, held_out, source
-    )
+        engine, version, kind, device, technique, rows, median, p90, low, high, held_out, source,
+        middle, **mechanisms,
+    )  # fmt: skip
 
 
 def _round(value: float) -> float:
@@ -319,7 +508,7 @@ def update(path: Path, entries: Iterable[LedgerEntry]) -> None:
     """Add entries to a ledger on disk, replacing those of the same case.
 
     Entries are of the same case if engine, version, kind, device, technique and what was held out
-    agree.
+    agree, and the source too where they are of whole runs.
 
     Parameters
     ----------
@@ -330,7 +519,9 @@ def update(path: Path, entries: Iterable[LedgerEntry]) -> None:
     """
 
     def key(e: LedgerEntry) -> tuple[str, ...]:
-        return (e.engine, e.version, e.kind, e.device, e.technique, e.held_out)
+        told = (e.engine, e.version, e.kind, e.device, e.technique, e.held_out)
+        whose = e.source if e.held_out == RUN else ""  # runs of several share the rest
+        return (*told, e.load, e.weights, e.experts, e.gpus, e.model, whose)
 
     kept = {}
     if path.exists():

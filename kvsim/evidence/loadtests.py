@@ -21,8 +21,7 @@ from kvsim.frozen import frozen
 from kvsim.graph import Array, Point
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Stack
-from kvsim.machines.keys import mechanism_of
-from kvsim.machines.profiles import load_hardware, with_numbers
+from kvsim.machines.profiles import load_hardware, number_of, with_numbers
 from kvsim.models.configs import load_model
 from kvsim.prediction.memory import prefill_point
 from kvsim.prediction.pool import pool
@@ -32,8 +31,8 @@ from kvsim.techniques.technique import Technique
 HOST_PARAMETERS = (
     Parameter("time.step_s", 2e-4, 0.0, 20e-3),
     Parameter("time.sequence_s", 1e-5, 0.0, 300e-6),
-    Parameter("time.overlapped_sequence_s", 100e-6, 0.0, 1e-3),
-    Parameter("time.overlapped_prompt_s", 15e-3, 0.0, 0.1),
+    Parameter("server.token_s", 100e-6, 0.0, 1e-3),
+    Parameter("server.prompt_s", 15e-3, 0.0, 0.1),
 )
 """What load tests tell of a stack."""
 
@@ -183,7 +182,7 @@ class Kernels:
         P. J. Denning and J. P. Buzen, "The operational analysis of queueing network models", ACM
         Computing Surveys 10 (1978): asymptotic bounds. https://doi.org/10.1145/356733.356735
         """
-        sending = host.get("time.overlapped_sequence_s", 0.0) * self.running
+        sending = host.get("server.token_s", 0.0) * self.running
         each = np.maximum(self.per_token(host), sending)
         return np.asarray(self.asked / self.running * self.generate * each)
 
@@ -208,7 +207,7 @@ class Kernels:
         if said["time.sequence_s"]:  # the host waits for the tokens before it issues more
             alone = alone + self.sync
         first = self.prefill + said["time.step_s"] + said["time.sequence_s"]
-        prompt = np.maximum(first, said["time.overlapped_prompt_s"])
+        prompt = np.maximum(first, said["server.prompt_s"])
         return np.asarray(self.step + alone + self.running * prompt / self.generate)
 
     def latencies_then_per_token(self, host: Mapping[str, float]) -> Array:
@@ -304,7 +303,7 @@ def host_times(stack: Stack) -> dict[str, float]:
     dict
         One time for each of ``HOST_TIMES``. [s]
     """
-    return {name: getattr(stack.time, mechanism_of(name)[1]) for name in HOST_TIMES}
+    return {name: number_of(stack, name) for name in HOST_TIMES}
 
 
 def fit_host(rows: Sequence[LoadTest], stack: Stack) -> Fit:

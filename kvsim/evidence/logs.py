@@ -7,7 +7,6 @@ request each. docs/logs.md shows an example of every one.
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 from typing import Any, TypeGuard
@@ -15,17 +14,9 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from kvsim.errors import InputError
-from kvsim.evidence.leastsquares import Fit, Parameter, fit_ratio
 from kvsim.files import RESULT, RUN_LOG, check_input, open_input, parse_json, read_text
 from kvsim.frozen import frozen
 from kvsim.graph import Array
-from kvsim.machines.deployment import Deployment
-from kvsim.machines.profiles import with_numbers
-from kvsim.serving.costs import StepCosts
-from kvsim.serving.outcome import Outcome
-from kvsim.serving.rules import Rules
-from kvsim.serving.simulate import simulate
-from kvsim.techniques.technique import Technique
 from kvsim.traces.requests import Requests
 
 LOG_FIELDS = {
@@ -294,134 +285,3 @@ def _row(where: str, found: Mapping[str, Any]) -> dict[str, float]:
             raise InputError(f"{where}, {names[0]}: got {value!r}; expected whole tokens from 1")
         row[role] = float(value)
     return row
-
-
-RUN_PARAMETERS = (
-    Parameter("kernel.gemm.memory", 0.85, 0.4, 1.0),
-    Parameter("kernel.gemm.compute", 0.8, 0.3, 1.0),
-    Parameter("time.step_s", 1e-3, 0.0, 1e-2),
-)
-"""What a run can tell of a stack: weights' bandwidth, prompts' arithmetic, a step's fixed time."""
-
-COARSE = 4  # nodes per octave of the tables that the fit reads
-
-
-def simulate_run(
-    run: MeasuredRun,
-    technique: Technique,
-    deployment: Deployment,
-    rules: Rules,
-    coarse: bool = False,
-) -> Outcome:
-    """Simulate the arrivals of a measured run.
-
-    Parameters
-    ----------
-    run
-        The measured run.
-    technique
-        The technique that it used.
-    deployment
-        The model, card and engine that it ran on.
-    rules
-        The engine's batching rules.
-    coarse
-        Whether to interpolate step times in coarse tables, which a fit can afford to repeat.
-
-    Returns
-    -------
-    Outcome
-        Times of every request in the simulation.
-    """
-    longest = int((run.requests.prompt + run.requests.generate).max())
-    costs = StepCosts(technique, deployment, rules, longest, int(run.requests.prompt.max()))
-    if coarse:
-        costs = costs.with_density(COARSE, work=False)
-    return Outcome(simulate(run.requests, costs))
-
-
-def fit_run(
-    run: MeasuredRun, technique: Technique, deployment: Deployment, rules: Rules, count: int
-) -> Fit:
-    """Fit a stack's numbers to the times of a run's first requests.
-
-    All arrivals are simulated, because those that come later compete with the first; but only the
-    times of the first ``count`` requests are fitted.
-
-    Parameters
-    ----------
-    run
-        The measured run.
-    technique
-        The technique that it used.
-    deployment
-        The model, card and engine that it ran on; its stack is the first guess.
-    rules
-        The engine's batching rules.
-    count
-        How many requests, in order of arrival, the fit sees.
-
-    Returns
-    -------
-    Fit
-        The numbers of ``RUN_PARAMETERS`` and their errors.
-
-    Raises
-    ------
-    InputError
-        If there are fewer than five requests to fit to, or none is left to check.
-    """
-    if not 5 <= count < len(run.requests):
-        raise InputError(
-            f"--fit-first: got {count}; expected from 5 to {len(run.requests) - 1}, so that some "
-            f"of the {len(run.requests)} requests remain to check the fit"
-        )
-    arrival, more = run.requests.arrival[:count], run.requests.generate[:count] - 1
-    several = more > 0
-
-    def times(first: Array, last: Array) -> Array:
-        """TTFT, latency and, of requests with several tokens, TPOT; means count like all. [s]"""
-        tpot = (last - first)[several] / more[several]
-        kinds = [kind for kind in (first - arrival, last - arrival, tpot) if kind.size]
-        return np.concatenate([*kinds, *(np.full(kind.size, kind.mean()) for kind in kinds)])
-
-    def predict(numbers: dict[str, float]) -> Array:
-        where = replace(deployment, stack=with_numbers(deployment.stack, numbers))
-        p = simulate_run(run, technique, where, rules, coarse=True).run.progress
-        return times(p.first[:count], p.last[:count])
-
-    measured = times(run.first[:count], run.last[:count])
-    return fit_ratio(predict, measured, RUN_PARAMETERS, smooth=False)
-
-
-def errors(run: MeasuredRun, found: Outcome, rows: slice) -> dict[str, float]:
-    """Compute relative errors of the statistics of some requests.
-
-    Parameters
-    ----------
-    run
-        The measured run.
-    found
-        The simulation of its arrivals.
-    rows
-        The requests to compare, in order of arrival.
-
-    Returns
-    -------
-    dict
-        Predicted over measured, less one, by statistic: means and quantiles of TTFT, TPOT and
-        latency.
-    """
-    arrival, more = run.requests.arrival[rows], run.requests.generate[rows] - 1
-    ttft, latency = run.first[rows] - arrival, run.last[rows] - arrival
-    several = more > 0
-    tpot = (run.last[rows] - run.first[rows])[several] / more[several]
-    p_ttft, p_tpot = found.ttft_s[rows], found.tpot_s[rows][several]
-    return {
-        "ttft_mean": float(p_ttft.mean() / ttft.mean() - 1),
-        "ttft_p50": float(np.median(p_ttft) / np.median(ttft) - 1),
-        "tpot_mean": float(p_tpot.mean() / tpot.mean() - 1),
-        "latency_p90": float(
-            np.quantile(found.latency_s[rows], 0.9) / np.quantile(latency, 0.9) - 1
-        ),
-    }

@@ -1,13 +1,26 @@
 """A model on a machine with a software stack: what every formula is evaluated for."""
 
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import field, replace
 from functools import cached_property
+from itertools import groupby
+from typing import NamedTuple
 
-from kvsim.errors import InputError
+from kvsim.errors import InputError, unknown
 from kvsim.frozen import frozen
+from kvsim.machines import gguf
 from kvsim.machines.hardware import RELEASED, Hardware, Stack
-from kvsim.machines.parallel import BUSIEST, Parallelism
-from kvsim.models.model import Model
+from kvsim.machines.parallel import Parallelism, busiest
+from kvsim.models.kinds import Home, split_layout
+from kvsim.models.model import LayerShape, Model
+
+
+class OwnKernel(NamedTuple):
+    """A kernel class that an engine may have for a format of weights."""
+
+    kernel: str  # kernel class of products
+    dtype: str  # number format that the product is computed in
+    needs: str = ""  # number format that a card must compute in; empty for any card
 
 
 @frozen
@@ -21,6 +34,8 @@ class WeightFormat:
     kernel: str = "gemm"  # kernel class of products; that of experts begins with ``experts``
     experts_alone: bool = False  # a mixture of experts keeps its other matrices in fp16
     dynamic: bool = False  # scales of a product's input are found as it comes
+    unpack: float = 1.0  # work to widen a number, over that of 4-bit groups
+    own: tuple["OwnKernel", ...] = ()  # engines' kernels for it, the most preferred first
 
     def bytes(self, inputs: float, outputs: float) -> float:
         """Compute the stored size of a matrix with its scales.
@@ -42,6 +57,17 @@ class WeightFormat:
         return inputs * outputs * self.bits / 8 + scales
 
 
+def experts_class(kernel: str) -> str:
+    """Return the kernel class of routed experts for a class of products.
+
+    Parameters
+    ----------
+    kernel
+        Class of products, such as ``gemm-fp8``.
+    """
+    return kernel.replace("gemm", "experts")
+
+
 WEIGHT_FORMATS = {
     "fp16": WeightFormat(16, 0, 0, "fp16"),
     "fp8": WeightFormat(8, 0, 4, "fp8", "gemm-fp8"),  # fp32 scale per output channel
@@ -55,14 +81,86 @@ WEIGHT_FORMATS = {
     "int4-g32": WeightFormat(4, 32, 4, "fp16", "gemm-int4"),
     # symmetric groups of 128, as GPTQ for Marlin
     "int4": WeightFormat(4, 128, 2, "fp16", "gemm-int4"),
-    # OCP Microscaling v1.0: an 8-bit exponent per 32 numbers; widened in the kernel. Published
-    # mixtures of experts have it in their experts alone (gpt-oss model card, section 2.1)
-    "mxfp4": WeightFormat(4, 32, 1, "fp16", "gemm-int4", experts_alone=True),
-    # NVIDIA's: an fp8 scale per 16 numbers; widened in the kernel. Its mixtures of experts have
-    # it in their MLPs alone (model card of DeepSeek-R1-0528-FP4)
-    "nvfp4": WeightFormat(4, 16, 1, "fp16", "gemm-int4", experts_alone=True),
+    # AWQ: a scale and a 4-bit zero point per group; an engine may have kernels of its own for it
+    "awq": WeightFormat(4, 128, 2.5, "fp16", "gemm-awq"),
+    # OCP Microscaling v1.0: an 8-bit exponent per 32 numbers; widened in the kernel, or with inputs
+    # in 8 bits where the card has such products. Published mixtures of experts have it in their
+    # experts alone (gpt-oss model card, section 2.1)
+    "mxfp4": WeightFormat(
+        4, 32, 1, "fp16", "gemm-int4", experts_alone=True,
+        own=(OwnKernel("gemm-mxfp8", "fp8", "fp4"), OwnKernel("gemm-mxfp4", "fp16")),
+    ),
+    # NVIDIA's: an fp8 scale per 16 numbers; 4-bit inputs too where the card has such products,
+    # widened in the kernel elsewhere. Its mixtures of experts have it in their MLPs alone (model
+    # card of DeepSeek-R1-0528-FP4)
+    "nvfp4": WeightFormat(
+        4, 16, 1, "fp16", "gemm-int4", experts_alone=True,
+        own=(OwnKernel("gemm-nvfp4", "fp4", "fp4"),),
+    ),
+}  # fmt: skip
+"""Formats of ``--weights`` but those of GGUF files. Embeddings, LM head and norms stay in fp16."""
+
+
+def _in_blocks(bits: float, unpack: float) -> WeightFormat:
+    """Blocks of GGUF, whose scales are in ``bits``."""
+    return WeightFormat(bits, 0, 0, "fp16", "gemm-gguf" if unpack else "gemm", unpack=unpack)
+
+
+WEIGHT_FORMATS |= {
+    name: _in_blocks(gguf.BLOCKS[base].bits, gguf.BLOCKS[base].unpack)
+    for name, base in gguf.BASES.items()
 }
-"""Formats of ``--weights``. Embeddings, LM head and norms stay in fp16."""
+
+
+@frozen
+class HostLayers:
+    """Layers of which some weights are in host memory, counted from 0.
+
+    They are computed there by the CPU; where a pass is wide they are copied to the GPU, as the
+    stack has it (``offload.stream``), or as ``way`` says.
+    """
+
+    experts: frozenset[int] = frozenset()  # whose routed experts are there
+    mlps: frozenset[int] = frozenset()  # whose whole MLPs are
+    layers: frozenset[int] = frozenset()  # that are there whole, with their caches
+    way: str = "auto"  # "cpu" or "streamed" for passes of any width
+
+    def __bool__(self) -> bool:
+        return bool(self.experts or self.mlps or self.layers)
+
+    def homes(self, model: Model) -> Iterator[Home]:
+        """Yield what of each layer is in host memory.
+
+        Parameters
+        ----------
+        model
+            The model.
+        """
+        for i, shape in enumerate(model.shapes()):
+            if i in self.layers:
+                yield "layer"
+            elif i in self.mlps and shape.mlp:
+                yield "mlp"
+            else:
+                yield "experts" if i in self.experts and shape.routed else ""
+
+    def place(self, model: Model) -> Model:
+        """Return a model whose layers say what of them is in host memory.
+
+        Parameters
+        ----------
+        model
+            The model.
+        """
+        rest, layout = list(model.layout), []
+        for home, some in groupby(self.homes(model)):
+            before, rest = split_layout(rest, len(list(some)))
+            layout += [(tuple(replace(s, home=_home(home, s)) for s in x), n) for x, n in before]
+        return replace(model, layout=tuple(layout))
+
+
+def _home(home: Home, shape: LayerShape) -> Home:
+    return "" if home == "mlp" and not shape.mlp else home
 
 
 @frozen
@@ -83,16 +181,17 @@ class Deployment:
     pp: int = 1
     dp: int = 1
     ep: int = 1
+    host: HostLayers = field(default=HostLayers(), kw_only=True)
 
     def __post_init__(self) -> None:
         if self.weights == RELEASED:
             object.__setattr__(self, "weights", self.model.released)
-        if self.weights not in WEIGHT_FORMATS:
-            expected = ", ".join([RELEASED, *WEIGHT_FORMATS])
-            raise InputError(
-                f"--weights: unknown format {self.weights!r}; expected one of {expected}"
-            )
+        if self.weights.lower() not in WEIGHT_FORMATS:
+            raise unknown("format in --weights", self.weights, (RELEASED, *WEIGHT_FORMATS))
+        object.__setattr__(self, "weights", self.weights.lower())
         object.__setattr__(self, "stack", self.stack.for_gpu(self.hardware.name))
+        if self.stack.weights.gguf:
+            object.__setattr__(self, "weights", self._gguf_type())
         if self.tp not in (1, 2, 4, 8):
             raise InputError(f"--tp: got {self.tp}; expected 1, 2, 4 or 8 GPUs per replica")
         self.parallelism.check(self.model)
@@ -120,7 +219,8 @@ class Deployment:
     @cached_property
     def shard(self) -> Model:
         """What one GPU of a stage holds of the model's attention, dense MLPs and shared experts."""
-        return self.model.shard(self.tp)
+        whole = self.host.place(self.model) if self.host else self.model
+        return whole.shard(self.tp)
 
     @cached_property
     def local_experts(self) -> float:
@@ -135,7 +235,7 @@ class Deployment:
     @property
     def routed_share(self) -> float:
         """Routed tokens of the busiest GPU over those of its stage."""
-        return BUSIEST / self.ep if self.ep > 1 else 1.0
+        return float(busiest(self.ep, self.stack.sums.skew)) / self.ep
 
     @cached_property
     def stage_share(self) -> float:
@@ -147,22 +247,93 @@ class Deployment:
         """GPUs that NVLink joins."""
         return self.hardware.linked
 
-    @property
-    def weight_format(self) -> WeightFormat:
-        """How decoder weights are stored."""
-        return WEIGHT_FORMATS[self.weights]
+    def _gguf_type(self) -> str:
+        """The type of file that an engine reading GGUF runs for a format."""
+        found = gguf.NEAREST.get(self.weights, self.weights)
+        if found not in gguf.BASES:
+            raise InputError(
+                f"--weights: {self.weights} is no type of GGUF file, which {self.stack.name} "
+                f"reads; choose one as q8_0, q6_k, q4_k_m or iq4_xs"
+            )
+        return found
 
-    @property
-    def mixer_format(self) -> WeightFormat:
-        """How the weights of attention and of other mixers are stored."""
+    @cached_property
+    def weight_format(self) -> WeightFormat:
+        """How decoder weights are stored, most of them where matrices differ.
+
+        With the stack's own kernels for that if it has them.
+        """
+        stored = WEIGHT_FORMATS[self.weights]
+        for own in stored.own:
+            measured = {own.kernel, experts_class(own.kernel)} & self.stack.kernels.keys()
+            if measured and (not own.needs or own.needs in self.hardware.flops):
+                return replace(stored, kernel=own.kernel, dtype=own.dtype)
+        return stored
+
+    @cached_property
+    def _by_matrix(self) -> dict[str, WeightFormat]:
+        """How each matrix is stored, where a GGUF file says it."""
+        if self.weights not in gguf.BASES:
+            return {}
+        found = gguf.stored_matrices(self.model, self.weights)
+        return {name: _in_blocks(each.bits, each.unpack) for name, each in found.items()}
+
+    def stored(self, matrix: str) -> WeightFormat:
+        """Return how a weight matrix is stored.
+
+        Parameters
+        ----------
+        matrix
+            Name of the product's op; experts' begin with "experts_".
+        """
+        return self._by_matrix.get(matrix, self.weight_format)
+
+    def mixer_stored(self, matrix: str) -> WeightFormat:
+        """Return how a matrix of attention or of another mixer is stored.
+
+        Parameters
+        ----------
+        matrix
+            Name of the product's op.
+        """
         alone = self.weight_format.experts_alone and self.model.experts > 0
-        return WEIGHT_FORMATS["fp16"] if alone else self.weight_format
+        return WEIGHT_FORMATS["fp16"] if alone else self.stored(matrix)
+
+    def vocabulary_stored(self, table: str) -> WeightFormat:
+        """Return how a table of the vocabulary is stored.
+
+        Parameters
+        ----------
+        table
+            "embedding" or "lm_head".
+        """
+        if table == "lm_head" and self.model.tied:
+            table = "embedding"
+        return self._by_matrix.get(table, WEIGHT_FORMATS["fp16"])
+
+    def product_dtype(self, stored: WeightFormat) -> str:
+        """Return the number format that the engine computes a product in.
+
+        Parameters
+        ----------
+        stored
+            How the weights are stored.
+        """
+        ways = self.stack.weights
+        if stored.dtype != "fp16":
+            return stored.dtype
+        if ways.int8_products and stored.bits < 16:
+            return "int8"
+        return "fp16acc" if ways.half_accumulation else "fp16"
 
     @cached_property
     def bandwidth(self) -> dict[str, float]:
         """Rate of each channel as one GPU sees it; GPUs of a replica share host memory. [B/s]"""
         rates = {name: link.bandwidth for name, link in self.hardware.links.items()}
-        return rates | {"dram": rates["dram"] / self.gpus}
+        sockets = self.hardware.sockets
+        reached = (1 + (sockets - 1) * self.stack.offload.second_socket) / sockets
+        sharing = self.gpus if not self.host else self.gpus / self.pp  # stages take turns
+        return rates | {"dram": rates["dram"] * reached / sharing}
 
     @cached_property
     def issued_at_once(self) -> "Deployment":

@@ -6,7 +6,7 @@ reads them.
 """
 
 from collections.abc import Mapping
-from dataclasses import field
+from dataclasses import field, replace
 
 from kvsim.frozen import frozen
 
@@ -20,12 +20,26 @@ class FixedTimes:
     layer: float = 0.0  # fixed time per layer [s]
     step: float = 0.0  # fixed time per forward pass: sampling, bookkeeping, graph launch [s]
     sequence: float = 0.0  # further time per step and sequence: sampling, detokenising [s]
-    overlapped_sequence: float = 0.0  # host time per step and sequence beside the GPU [s]
-    overlapped_prompt: float = 0.0  # host time per prompt of a pass beside the GPU [s]
+    beside_step: float = 0.0  # host time per forward pass beside the GPU: a pass takes no less [s]
+    beside_sequence: float = 0.0  # further such time per sequence [s]
+    quantise: float = 0.0  # kernel that writes a product's input in 8 bits with a known scale [s]
     sync: float = 0.0  # host time for one synchronisation [s]
+    prompt_pass: float = 0.0  # tokens of prompts in one pass, weights read anew in each (0: all at
+    # once) [tokens]
+    stage: float = 0.0  # from a stage of layers to the next one on another GPU, each pass [s]
+    stage_overlap: float = 1.0  # share of the other stages' work that runs beside a pass's next one
     counted_launches: bool = False  # ops are as many kernels as kvsim's implementations dispatch
     pointwise_launches: float = 5.0  # kernels per layer for norms, positions, residuals, activation
     pointwise_passes: float = 1.0  # times those kernels read and write the hidden states
+    asynchronous: bool = False  # a pass is issued before the tokens of the one before are known
+
+
+@frozen
+class ServerWork:
+    """What an HTTP server and its clients add beside the engine; an offline run has none of it."""
+
+    token: float = 0.0  # host time per token that is sent to a client [s]
+    prompt: float = 0.0  # host time per prompt of a pass: read, tokenised, queued [s]
 
 
 @frozen
@@ -64,7 +78,9 @@ class PackedCache:
     plain_passes: float = 0.0  # further passes of one new token over a whole fp16 cache
     merge_token: float = 0.0  # to join split attention's parts, per query and packed token [s]
     repeat_kv: bool = False  # grouped heads are copied out packed, and then read at full width
-    chunk: float = 0.0  # memory.prefill_chunk with a packed cache (0: no difference) [tokens]
+    chunk: float = 0.0  # memory.prefill_chunk with a packed cache whose heads are not grouped (0:
+    # no difference) [tokens]
+    scored_prompt: bool = False  # KIVI's prompts are attended to by unfused kernels
     qr: float = 0.0  # time per matrix that a loop of library calls orthonormalises (0: batched) [s]
 
 
@@ -87,6 +103,9 @@ class OffloadRuntime:
     across_steps: bool = True  # the next step's first copies start before this step ends
     blocking_store: bool = False  # the host waits for copies of new tokens to the host
     store_layer: bool = False  # every step copies a layer's whole cache back to the host
+    stream: float = 0.0  # tokens of a pass from which on weights in host memory are copied to the
+    # GPU and not computed by the CPU (0: never) [tokens]
+    second_socket: float = 0.0  # share of each further socket's bandwidth that is used
     resident_layers: int = 0  # first layers whose cache stays on the GPU
     tile_sync: bool = False  # the whole device synchronises after every layer and tile
     tile: float = 0.0  # from a tile's synchronisation to the next tile's first copy [s]
@@ -111,6 +130,24 @@ class GpuSums:
     ring: float = 0.0  # time of a ring however small, besides the link's latency [s]
     ring_hop: float = 0.0  # time per transfer of a ring, instead of the link's latency [s]
     ring_share: float = 1.0  # share of the link's rate that a ring reaches
+    sorted_out: float = 0.0  # share of a routed copy's traffic for one of another GPU's experts
+    popularity: float = 1.0  # times as often as the least popular expert the most popular is chosen
+    skew: float = (
+        0.0  # of routing: tokens of the busiest GPU over the average, more per doubling of
+    )
+    # the GPUs that experts are spread over (0: an assumption that does not depend on them)
+
+
+@frozen
+class DraftRounds:
+    """What a round of drafts costs beside its passes; ideal is nothing."""
+
+    draft: float = 0.0  # fixed time per draft pass: choosing, the next input (0: a step's) [s]
+    round: float = 0.0  # further time per round: comparing, taking back, the next batch [s]
+    tree: float = 0.0  # further time per round of a tree: branches, their mask, the best path [s]
+    sequence: float = 0.0  # further time per round and sequence [s]
+    shared_experts: float = 0.0  # share of a further token's experts that its sequence's first
+    # token of the pass calls for too; at 0 tokens choose on their own
 
 
 @frozen
@@ -119,7 +156,11 @@ class WeightLoading:
 
     unpack_ops: float = 0.0  # vector operations per packed weight that its loading does not hide
     unpack_bytes: float = 0.0  # moved per packed weight to widen it before its product [B]
+    unpack_rows: float = 0.0  # rows of a product from which on that is moved (0: always)
     copies: float = 1.0  # copies of the weights kept
+    gguf: bool = False  # weights are those of a GGUF file
+    half_accumulation: bool = False  # fp16 products accumulate in fp16
+    int8_products: bool = False  # products of many rows with packed weights run in int8
 
 
 @frozen
@@ -151,6 +192,9 @@ typical numbers. On cards left out of its fits it is half as far off as ``fused`
 ARITHMETIC_DTYPES = ("fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4", "fp4")
 """Number formats that a profile may state a rate for."""
 
+HALF_ACCUMULATION = "fp16acc"
+"""Products of fp16 that are summed in fp16, which is faster than in fp32 on some cards."""
+
 KERNEL_CLASSES = (
     "gemm",
     "attention",
@@ -181,18 +225,31 @@ STANDS_FOR = {
     "gemm-fp8-block": "gemm-fp8",
     "gemm-int8": "gemm",
     "gemm-int4": "gemm",
+    "gemm-gguf": "gemm-int4",
+    "gemm-awq": "gemm-int4",
+    "gemm-nvfp4": "gemm-fp8",
+    "gemm-mxfp4": "gemm-int4",
+    "gemm-mxfp8": "gemm-fp8",
     "experts": "gemm",
     "experts-fp8": "gemm-fp8",
     "experts-fp8-block": "experts-fp8",
+    "experts-nvfp4": "gemm-nvfp4",
+    "experts-mxfp4": "experts-int4",
+    "experts-mxfp8": "experts-fp8",
     "experts-int8": "gemm-int8",
     "experts-int4": "gemm-int4",
+    "experts-gguf": "gemm-gguf",
+    "host": "cpu",
+    "experts-awq": "experts-int4",
+    "cache-copy": "attention",
 }
 """Classes that a stack need not tell apart, and what stands for them: ``prompt`` is attention of a
 prompt's queries, ``recurrence`` a state's step and ``scan`` its way over a prompt, ``index`` the
 scores that sparse attention chooses by, ``quantise-input`` the input of fp8 products without
 static scales, ``attention-fp8`` decode attention over an 8-bit cache
 without scales, ``latent`` decode attention over cached latents (MLA), ``gemm-*`` products with
-weights of that format, ``experts`` the routed experts' products."""
+weights of that format, ``experts`` the routed experts' products, ``cache-copy`` the copies of a
+cache that software makes before it attends (torch.cat, repeat_kv)."""
 
 
 @frozen
@@ -221,6 +278,9 @@ class Hardware:
     device: str = ""  # what it was measured on, if it was, as the driver names it
     date: str = ""  # when
     power: float | None = None  # rated, of one GPU [W]
+    sockets: int = 1  # of the host, each with its own memory; `dram` is all of them together
+    host: str = ""  # the host's profile, if it is not the card's usual one
+    units: float = 0.0  # streaming multiprocessors, or the like (0: not said)
     linked: int = NODE  # GPUs that `link` joins; beyond them data crosses the network
 
 
@@ -233,8 +293,10 @@ class Kernel:
     floor: float = 0.0  # time it takes however small the work [s]
     half_size: float = 0.0  # rows of a product (attention: new tokens) that reach half of the peak
     tile: float = 0.0  # rows that a product computes together: others are rounded up (0: none)
-    half_columns: float = 0.0  # columns of a product (prompts: queries in all heads) that reach
-    # half of every rate
+    unit_rate: float = 0.0  # rate at which one unit of the GPU loads at most (0: no limit) [B/s]
+    tile_columns: float = 0.0  # columns of a tile of `tile` rows; tiles fill the units in waves
+    half_columns: float = 0.0  # columns of a product (prompts: tokens that queries of all heads
+    # can be given out by) that reach half of every rate
     added: float = 0.0  # share of the faster resources' time that adds to the slowest one's
     input_passes: float = 1.0  # times a product reads its input
     traffic: float = 0.0  # passes over the routed hidden states to gather and add them up
@@ -245,6 +307,22 @@ class Kernel:
     unpacking: float = 0.0  # vector operations per cached number that is widened (0: the stack's)
     split: float = 0.0  # further floor of decode attention that splits long contexts [s]
     host: float = 0.0  # time of the host to issue an op of it, besides its launches [s]
+    walk: float = 0.0  # per cached token, where one block of a head's queries reads a whole cache
+    # by itself, so that nothing is quicker (0: kernels split long caches); per input of a product
+    # whose blocks go through all inputs [s]
+
+
+@frozen
+class Checked:
+    """How far a stack was off in a run of its card, on requests or load tests that no fit saw."""
+
+    device: str  # GPU profile
+    model: str
+    technique: str
+    rows: int
+    off: Mapping[str, tuple[float, float, float, float]]  # by kind of number (ttft, tpot, latency):
+    # median and 90 % of the relative errors, and the factors on a predicted time between which 80 %
+    # of those measured lie
 
 
 @frozen
@@ -262,7 +340,10 @@ class Stack:
     fit: str = ""  # the rows its free numbers were fitted to, and how well they fit
     device: str = ""  # what it was calibrated on, if by microbenchmarks
     version: str = ""  # of the engine
+    engine: str = ""  # whose version it is, if it is one of several
+    unmeasured: str = ""  # why another version's numbers stand for the one asked for, if they do
     extends: str = ""  # the stack whose numbers it has where it states none
+    checked: Checked | None = None  # what a run said of it
     near: tuple[str, ...] = ()  # cards without rows of their own that it stands for
     cards: Mapping[str, "Stack"] = field(default_factory=dict)  # this engine by GPU profile
     date: str = ""  # when
@@ -271,12 +352,14 @@ class Stack:
         default_factory=lambda: dict.fromkeys(KERNEL_CLASSES, Kernel())
     )
     time: FixedTimes = FixedTimes()
+    server: ServerWork = ServerWork()
     cache: CacheGrowth = CacheGrowth()
     attention: AttentionPath = AttentionPath()
     packed_cache: PackedCache = PackedCache()
     selection: ChosenTokens = ChosenTokens()
     offload: OffloadRuntime = OffloadRuntime()
     sums: GpuSums = GpuSums()
+    drafts: DraftRounds = DraftRounds()
     weights: WeightLoading = WeightLoading()
     memory: WorkingMemory = WorkingMemory()
 
@@ -294,6 +377,16 @@ class Stack:
             Measured there, taken from a card near it, or typical.
         """
         return self.cards.get(gpu, self)
+
+    @property
+    def family(self) -> str:
+        """Name of the engine, without version and card."""
+        return self.engine or self.name.partition("@")[0]
+
+    @property
+    def offline(self) -> "Stack":
+        """The same where requests are given to the engine in one process, without a server."""
+        return replace(self, server=ServerWork())
 
     @property
     def eager(self) -> bool:

@@ -39,13 +39,18 @@ HARDWARE_FILE = Schema(
     | {f"{link}.bandwidth_Bps": RATE for link in LINK_NAMES}
     | {f"{link}.latency_s": NON_NEGATIVE for link in LINK_NAMES}
     | {"h2d.line_rate_Bps": RATE, "d2h.line_rate_Bps": RATE}
-    | {"link.gpus": COUNT, "price.usd_per_hour": POSITIVE, "power.rated_W": POSITIVE},
+    | {
+        "compute.half_accumulation_gain": AT_LEAST_ONE,
+        "link.gpus": COUNT,
+        "price.usd_per_hour": POSITIVE,
+        "power.rated_W": POSITIVE,
+    },
     required=frozenset(
         {"title", "basis", "compute.fp32_FLOPps", "compute.fp16_FLOPps", "compute.cpu_fp32_FLOPps"}
         | {"memory.gpu_capacity_B", "memory.host_capacity_B"}
         | {f"{link}.{key}" for link in LINK_NAMES for key in ("bandwidth_Bps", "latency_s")}
     ),
-    texts=frozenset({"title", "basis", "device", "date", "price.date"}),
+    texts=frozenset({"title", "basis", "extends", "device", "date", "price.date"}),
     lists=frozenset({"aliases", "notes"}),
     choices={"basis": ("datasheet", "measured")},
     together=(
@@ -55,17 +60,43 @@ HARDWARE_FILE = Schema(
     ),
 )
 
+HOST_FILE = Schema(
+    numbers={
+        "cpu.cores": COUNT,
+        "cpu.clock_Hz": POSITIVE,
+        "cpu.FLOP_per_clock": POSITIVE,
+        "memory.channels": COUNT,
+        "memory.rate_Tps": RATE,
+        "memory.share": EFFICIENCY,
+        "memory.capacity_B": BYTE_SIZE,
+        "sockets.count": COUNT,
+    },
+    required=frozenset(
+        {"title", "cpu.cores", "cpu.clock_Hz", "cpu.FLOP_per_clock", "memory.channels"}
+        | {"memory.rate_Tps", "memory.share", "memory.capacity_B"}
+    ),
+    texts=frozenset({"title"}),
+    lists=frozenset({"aliases"}),
+)
+"""What a host's profile says: cores, channels and capacity are of each socket."""
+
 STACK_NUMBERS: Mapping[str, Number] = {
     "time.launch_s": NON_NEGATIVE,
     "time.gap_s": NON_NEGATIVE,
     "time.layer_s": NON_NEGATIVE,
     "time.step_s": NON_NEGATIVE,
     "time.sequence_s": NON_NEGATIVE,
-    "time.overlapped_sequence_s": NON_NEGATIVE,
-    "time.overlapped_prompt_s": NON_NEGATIVE,
+    "time.beside_step_s": NON_NEGATIVE,
+    "time.beside_sequence_s": NON_NEGATIVE,
+    "time.quantise_s": NON_NEGATIVE,
     "time.sync_s": NON_NEGATIVE,
+    "time.prompt_pass_tokens": NON_NEGATIVE,
+    "time.stage_s": NON_NEGATIVE,
+    "time.stage_overlap": SHARE_NUMBER,
     "time.pointwise_launches": NON_NEGATIVE,
     "time.pointwise_passes": NON_NEGATIVE,
+    "server.token_s": NON_NEGATIVE,
+    "server.prompt_s": NON_NEGATIVE,
     "cache.append_passes": NON_NEGATIVE,
     "cache.overhead": AT_LEAST_ONE,
     "attention.score_bytes": NON_NEGATIVE,
@@ -82,6 +113,8 @@ STACK_NUMBERS: Mapping[str, Number] = {
     "selection.id_list_s": NON_NEGATIVE,
     "offload.layer_s": NON_NEGATIVE,
     "offload.overlap": SHARE_NUMBER,
+    "offload.stream_tokens": NON_NEGATIVE,
+    "offload.second_socket": SHARE_NUMBER,
     "offload.resident_layers": WHOLE_NUMBER,
     "offload.tile_s": NON_NEGATIVE,
     "offload.merge_passes": NON_NEGATIVE,
@@ -94,8 +127,17 @@ STACK_NUMBERS: Mapping[str, Number] = {
     "sums.ring_s": NON_NEGATIVE,
     "sums.ring_hop_s": NON_NEGATIVE,
     "sums.ring_share": EFFICIENCY,
+    "drafts.draft_s": NON_NEGATIVE,
+    "drafts.round_s": NON_NEGATIVE,
+    "drafts.tree_s": NON_NEGATIVE,
+    "drafts.sequence_s": NON_NEGATIVE,
+    "drafts.shared_experts": SHARE_NUMBER,
+    "sums.sorted_out": SHARE_NUMBER,
+    "sums.popularity": AT_LEAST_ONE,
+    "sums.skew": NON_NEGATIVE,
     "weights.unpack_ops": NON_NEGATIVE,
     "weights.unpack_bytes": NON_NEGATIVE,
+    "weights.unpack_rows": NON_NEGATIVE,
     "weights.copies": AT_LEAST_ONE,
     "memory.context_memory_B": NON_NEGATIVE,
     "memory.prefill_chunk_tokens": AT_LEAST_ONE,
@@ -106,23 +148,30 @@ STACK_NUMBERS: Mapping[str, Number] = {
 }
 STACK_FLAGS = (
     "time.counted_launches",
+    "time.asynchronous",
     "cache.keeps_old",
     "cache.static",
     "attention.flash_prompt",
     "attention.repeat_kv",
     "packed_cache.repeat_kv",
     "packed_cache.unpack_each",
+    "packed_cache.scored_prompt",
     "selection.gather_sync",
     "offload.across_steps",
     "offload.blocking_store",
     "offload.store_layer",
     "offload.tile_sync",
     "sums.one_shot",
+    "weights.gguf",
+    "weights.half_accumulation",
+    "weights.int8_products",
     "memory.prompt_logits",
     "memory.share_of_free",
     "memory.share_is_static",
 )
 MOVED_KEYS = {
+    "time.overlapped_sequence_s": "server.token_s",
+    "time.overlapped_prompt_s": "server.prompt_s",
     "time.packed_layer_s": "packed_cache.layer_s",
     "time.offloaded_layer_s": "offload.layer_s",
     "time.id_list_s": "selection.id_list_s",
@@ -165,6 +214,8 @@ KERNEL_NUMBERS = {
     "host_s": ("host", NON_NEGATIVE),
     "half_size": ("half_size", NON_NEGATIVE),
     "tile_rows": ("tile", NON_NEGATIVE),
+    "tile_columns": ("tile_columns", NON_NEGATIVE),
+    "unit_Bps": ("unit_rate", NON_NEGATIVE),
     "half_columns": ("half_columns", NON_NEGATIVE),
     "added": ("added", SHARE_NUMBER),
     "input_passes": ("input_passes", AT_LEAST_ONE),
@@ -175,21 +226,36 @@ KERNEL_NUMBERS = {
     "padding": ("padding", NON_NEGATIVE),
     "split_s": ("split", NON_NEGATIVE),
     "unpack_ops": ("unpacking", NON_NEGATIVE),
+    "walk_s": ("walk", NON_NEGATIVE),
 }
+
+CHECKED_KINDS = ("ttft", "tpot", "latency")
+CHECKED_FIGURES = ("median", "p90", "low", "high")
+CHECKED_NUMBERS = {"checked.rows": COUNT} | {
+    f"checked.{kind}_{figure}": NON_NEGATIVE if figure in ("median", "p90") else POSITIVE
+    for kind in CHECKED_KINDS
+    for figure in CHECKED_FIGURES
+}
+"""What a run of its card said of a stack: errors, and factors that hold 80 % of measured times."""
 
 STACK_FILE = Schema(
     numbers=dict(STACK_NUMBERS)
+    | CHECKED_NUMBERS
     | {
         f"kernel.{kernel}.{key}": rule
         for kernel in (*KERNEL_CLASSES, *STANDS_FOR)
         for key, (_, rule) in KERNEL_NUMBERS.items()
     },
     required=frozenset({"title", "basis", "error"}),
-    texts=frozenset({"title", "basis", "error", "extends", "fit", "device", "date", "version"}),
+    texts=frozenset({"title", "basis", "error", "extends", "fit", "device", "date", "version"})
+    | {"checked.device", "checked.model", "checked.technique"},
     flags=frozenset(STACK_FLAGS),
-    lists=frozenset({"near"}),
+    lists=frozenset({"near", "releases", "measured"}),
     choices={"basis": ("datasheet", "carried over", "calibrated")},
-    together=(frozenset({"device", "date"}),),
+    together=(
+        frozenset({"device", "date"}),
+        frozenset({"checked.rows", "checked.device", "checked.model", "checked.technique"}),
+    ),
     moved=MOVED_KEYS,
 )
 

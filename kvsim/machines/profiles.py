@@ -12,26 +12,41 @@ from kvsim.errors import InputError, unknown
 from kvsim.files import display
 from kvsim.machines.hardware import (
     ARITHMETIC_DTYPES,
+    HALF_ACCUMULATION,
     KERNEL_CLASSES,
     NODE,
     STANDS_FOR,
+    Checked,
     Hardware,
     Kernel,
     Link,
     Stack,
 )
 from kvsim.machines.keys import (
+    CHECKED_FIGURES,
+    CHECKED_KINDS,
     HARDWARE_FILE,
+    HOST_FILE,
     KERNEL_NUMBERS,
     LINK_NAMES,
     STACK_FILE,
+    STACK_FLAGS,
     STACK_NUMBERS,
     TENSOR_PEAK,
     mechanism_of,
 )
+from kvsim.machines.names import GpuNames, match_gpu
 from kvsim.machines.schema import WHOLE_NUMBER, Profile, entry_error, parse, read
+from kvsim.machines.versions import Release, choose_release, split_name
 
-MOST_BASES = 8  # stacks below a stack
+CHANNEL_BYTES = 8.0  # that a channel of memory moves at a time [B]
+MOST_BASES = 8  # profiles below a profile
+RATES = frozenset(f"compute.{dtype}_FLOPps" for dtype in ARITHMETIC_DTYPES) | {
+    *TENSOR_PEAK,
+    "compute.half_accumulation_gain",
+}
+APART = ("kernel.", "checked.")  # keys of a stack's file that are no field of a mechanism
+OWN = ("price.", "power.", "checked.")  # what is not had from the profile that one extends
 
 
 def hardware_names() -> tuple[str, ...]:
@@ -67,17 +82,13 @@ def _shipped_hardware(name: str) -> Hardware:
 
 
 def _hardware(file: Traversable) -> Hardware:
-    profile = read(file, HARDWARE_FILE)
+    profile = _extended(file, "GPU", (), {})
     numbers = profile.numbers
     _check_rates(file, numbers)
     return Hardware(
         name=file.name.removesuffix(".toml"),
         title=profile.texts["title"],
-        flops={
-            dtype: numbers[f"compute.{dtype}_FLOPps"]
-            for dtype in ARITHMETIC_DTYPES
-            if f"compute.{dtype}_FLOPps" in numbers
-        },
+        flops=_rates(numbers),
         cpu_flops=numbers["compute.cpu_fp32_FLOPps"],
         links={
             link: Link(numbers[f"{link}.bandwidth_Bps"], numbers[f"{link}.latency_s"])
@@ -87,12 +98,64 @@ def _hardware(file: Traversable) -> Hardware:
         host_memory=numbers["memory.host_capacity_B"],
         price=numbers.get("price.usd_per_hour"),
         power=numbers.get("power.rated_W"),
+        units=numbers.get("compute.sm", 0.0),
         linked=int(numbers.get("link.gpus", NODE)),
         basis=profile.texts["basis"],
         sources=profile.sources,
         notes=profile.lists.get("notes", ()),
         device=profile.texts.get("device", ""),
         date=profile.texts.get("date", ""),
+    )
+
+
+def _rates(numbers: Mapping[str, float]) -> dict[str, float]:
+    """Dense rates by number format; products summed in fp16 have one where it is another."""
+    stated = {dtype: numbers.get(f"compute.{dtype}_FLOPps") for dtype in ARITHMETIC_DTYPES}
+    found = {dtype: rate for dtype, rate in stated.items() if rate is not None}
+    gain = numbers.get("compute.half_accumulation_gain", 1.0)
+    return found | ({HALF_ACCUMULATION: gain * found["fp16"]} if gain > 1 else {})
+
+
+def host_names() -> tuple[str, ...]:
+    """Names of the shipped host profiles."""
+    return tuple(sorted(_files(_folder() / "hosts")))
+
+
+def with_host(hardware: Hardware, name_or_path: str) -> Hardware:
+    """Return a GPU in another host: its processor, and its memory's size and rate.
+
+    Parameters
+    ----------
+    hardware
+        The GPU with its usual host.
+    name_or_path
+        Name of a host's profile, or path of one.
+
+    Raises
+    ------
+    InputError
+        If there is no such host, or the file is not a sound profile.
+    """
+    file = _find("host", name_or_path, _folder() / "hosts")
+    profile = read(file, HOST_FILE)
+    n = profile.numbers
+    sockets = n.get("sockets.count", 1.0)
+    rate = n["memory.channels"] * n["memory.rate_Tps"] * CHANNEL_BYTES * n["memory.share"]
+    name = file.name.removesuffix(".toml")
+    said = f"host {name}: "
+    sources = {
+        "compute.cpu_fp32_FLOPps": said + profile.sources["cpu.cores"],
+        "dram.bandwidth_Bps": said + profile.sources["memory.share"],
+        "memory.host_capacity_B": said + profile.sources["memory.capacity_B"],
+    }
+    return replace(
+        hardware,
+        cpu_flops=sockets * n["cpu.cores"] * n["cpu.clock_Hz"] * n["cpu.FLOP_per_clock"],
+        links={**hardware.links, "dram": Link(sockets * rate)},
+        host_memory=sockets * n["memory.capacity_B"],
+        sockets=int(sockets),
+        host=name,
+        sources={**hardware.sources, **sources},
     )
 
 
@@ -111,24 +174,66 @@ def load_stack(name_or_path: str | Path) -> Stack:
     """
     name = str(name_or_path)
     if _is_path(name):
-        return _loaded(Path(name), _family(Path(name)))
+        stack = _loaded(Path(name), _family(Path(name)))
+        if stack.fit and stack.extends:  # another fit of the same engine
+            return replace(stack, engine=load_stack(stack.extends).family)
+        return stack
     return _shipped_stack(name)
 
 
 @cache
 def _shipped_stack(name: str) -> Stack:
-    file = _find("stack", name, _folder() / "stacks")
-    engine, of_card, _ = name.strip().lower().partition("@")
-    return _loaded(file, {}, engine) if of_card else _loaded(file, _family(file))
+    folder, wanted = _folder() / "stacks", name.strip().lower()
+    engine, of_card, card = wanted.partition("@")
+    release = _release(engine)
+    if release is None:
+        file = _find("stack", name, folder)
+        return _loaded(file, {}, engine) if of_card else _loaded(file, _family(file))
+    family, over = folder / f"{release.engine}.toml", None
+    if release.file != release.engine:
+        over = read(_files(folder)[release.file], STACK_FILE)
+    stack = _loaded(family, _family(family, over), over=over)
+    named = {gpu: _as_release(own, release) for gpu, own in stack.cards.items()}
+    if of_card:
+        if card not in named:
+            raise unknown("stack", name, [f"{engine}@{each}" for each in named])
+        return named[card]
+    return replace(_as_release(stack, release), cards=named)
 
 
-def _family(file: Traversable) -> dict[str, Stack]:
+def _release(engine: str) -> Release | None:
+    """The version that a stack's name asks for; None where it names a file, or no version."""
+    folder = _folder() / "stacks"
+    files = _files(folder)
+    split = split_name(engine, files)
+    if split is None:
+        return None
+    engine, asked = split
+    listed = {
+        name: read(file, STACK_FILE).lists
+        for name, file in files.items()
+        if name == engine or split_name(name, (engine,))
+    }
+    if "releases" not in listed[engine]:
+        return None
+    measured = {v: name for name, lists in listed.items() for v in lists.get("measured", ())}
+    return choose_release(engine, asked, listed[engine]["releases"], measured)
+
+
+def _as_release(stack: Stack, release: Release) -> Stack:
+    """A stack under the name of the version that was asked for."""
+    _, at, card = stack.name.partition("@")
+    return replace(stack, name=f"{release.engine}-{release.asked}{at}{card}",
+                   engine=release.engine, unmeasured=release.note)  # fmt: skip
+
+
+def _family(file: Traversable, over: Profile | None = None) -> dict[str, Stack]:
     """An engine's stacks by card: those measured there, and for cards near them."""
     folder = _folder() / "stacks" / file.name.removesuffix(".toml")
     shipped = str(file) == str(_folder() / "stacks" / file.name) and folder.is_dir()
     bases: dict[str, Profile] = {}
     measured = {
-        one.name.removesuffix(".toml"): _loaded(one, {}, folder.name, bases)
+        one.name.removesuffix(".toml"): _loaded(one, {}, folder.name, bases, over)
         for one in (folder.iterdir() if shipped else ())
     }
     return {name: stack for stack in measured.values() for name in stack.near} | measured
@@ -139,8 +244,11 @@ def _loaded(
     cards: Mapping[str, Stack],
     engine: str = "",
     bases: dict[str, Profile] | None = None,
+    over: Profile | None = None,
 ) -> Stack:
-    profile = _extended(file, (), {} if bases is None else bases)
+    profile = _extended(file, "stack", (), {} if bases is None else bases)
+    if over is not None:  # of a version: what it has otherwise, on every card
+        profile = replace(_over(profile, over), lists=profile.lists)
     stated = profile.numbers | profile.flags
     return _stating(
         Stack(
@@ -156,11 +264,27 @@ def _loaded(
             device=profile.texts.get("device", ""),
             date=profile.texts.get("date", ""),
             free=profile.free,
+            checked=_checked(profile),
             source="\n".join(f"{key}: {text}" for key, text in profile.sources.items()),
             kernels=_kernels(profile),
         ),
-        {key: value for key, value in stated.items() if not key.startswith("kernel.")},
+        {key: value for key, value in stated.items() if not key.startswith(APART)},
     )
+
+
+def _checked(profile: Profile) -> Checked | None:
+    """What a run said of a stack, if its file has it."""
+    numbers, texts = profile.numbers, profile.texts
+    if "checked.rows" not in numbers:
+        return None
+    off = {}
+    for kind in CHECKED_KINDS:
+        found = [numbers.get(f"checked.{kind}_{figure}") for figure in CHECKED_FIGURES]
+        if None not in found:
+            median, p90, low, high = (float(x or 0.0) for x in found)
+            off[kind] = median, p90, low, high
+    device, model, technique = (texts[f"checked.{x}"] for x in ("device", "model", "technique"))
+    return Checked(device, model, technique, int(numbers["checked.rows"]), off)
 
 
 def _stating(stack: Stack, stated: Mapping[str, float | bool]) -> Stack:
@@ -199,6 +323,33 @@ def with_numbers(stack: Stack, numbers: Mapping[str, float]) -> Stack:
     return replace(_stating(stack, rest), kernels=kernels)
 
 
+def numbers_apart(stack: Stack, base: Stack) -> dict[str, float | bool]:
+    """Return the numbers and flags in which a stack differs from another, by key.
+
+    Parameters
+    ----------
+    stack
+        The stack.
+    base
+        The one it is compared with.
+    """
+    found: dict[str, float | bool] = {}
+    for key in STACK_NUMBERS:
+        if number_of(stack, key) != number_of(base, key):
+            found[key] = number_of(stack, key)
+    for key in STACK_FLAGS:
+        group, name = mechanism_of(key)
+        own = getattr(getattr(stack, group), name)
+        if own != getattr(getattr(base, group), name):
+            found[key] = bool(own)
+    for kernel in stack.kernels:
+        for key, (name, _) in KERNEL_NUMBERS.items():
+            own = getattr(stack.kernels[kernel], name)
+            if kernel not in base.kernels or own != getattr(base.kernels[kernel], name):
+                found[f"kernel.{kernel}.{key}"] = own
+    return found
+
+
 def number_of(stack: Stack, key: str) -> float:
     """Return a stack's number under a key of its file.
 
@@ -221,22 +372,36 @@ def number_of(stack: Stack, key: str) -> float:
     return float(getattr(stack.kernel(kernel), KERNEL_NUMBERS[name][0]))
 
 
-def _extended(file: Traversable, below: tuple[str, ...], bases: dict[str, Profile]) -> Profile:
-    """A stack's entries over those of the stack it extends; ``bases`` are those read so far."""
-    own = read(file, STACK_FILE)
+def _extended(
+    file: Traversable, kind: str, below: tuple[str, ...], bases: dict[str, Profile]
+) -> Profile:
+    """A profile's entries over those of the one it extends; ``bases`` are those read so far."""
+    own = read(file, HARDWARE_FILE if kind == "GPU" else STACK_FILE)
     name = own.texts.get("extends")
     if name is None:
         return own
     if name in below or len(below) >= MOST_BASES:
         raise entry_error(
-            file, "extends", name, f"a stack that does not extend this one, {MOST_BASES} at most"
+            file, "extends", name, f"a {kind} that does not extend this one, {MOST_BASES} at most"
         )
     if name not in bases:
-        found = _find("stack", name, _folder() / "stacks")
-        bases[name] = _extended(found, (*below, name), bases)
+        found = _find(kind, name, _folder() if kind == "GPU" else _folder() / "stacks")
+        bases[name] = _extended(found, kind, (*below, name), bases)
     base = bases[name]
-    numbers, flags = base.numbers | own.numbers, base.flags | own.flags
-    return Profile(numbers, flags, own.texts, own.lists, base.sources | own.sources, own.free)
+    return _over(base, own)
+
+
+def _over(base: Profile, own: Profile) -> Profile:
+    """Entries over those below; texts, lists, prices and what a fit may change are its own.
+
+    A card that states its fp16 rate has no rate of the other's: they come as a set.
+    """
+    rates = RATES if "compute.fp16_FLOPps" in own.numbers else frozenset()
+    below = {k: v for k, v in base.numbers.items() if k not in rates and not k.startswith(OWN)}
+    numbers = below | own.numbers
+    flags, sources = base.flags | own.flags, base.sources | own.sources
+    sources = {key: text for key, text in sources.items() if key in numbers or key in flags}
+    return Profile(numbers, flags, own.texts, own.lists, sources, own.free)
 
 
 def _find(kind: str, name: str, folder: Traversable) -> Traversable:
@@ -250,10 +415,21 @@ def _find(kind: str, name: str, folder: Traversable) -> Traversable:
         return _files(folder / engine)[card]
     if wanted in shipped:
         return shipped[wanted]
-    for file in shipped.values():
-        if wanted in parse(file).get("aliases", ()):
-            return file
+    if kind == "GPU":
+        typed = match_gpu(name, _gpu_names())
+        if typed is not None:
+            return shipped[typed]
     raise unknown(kind, name, shipped, "or give the path of a .toml file")
+
+
+@cache
+def _gpu_names() -> dict[str, GpuNames]:
+    """What every shipped GPU is called."""
+    found = {}
+    for name, file in _files(_folder()).items():
+        said = parse(file)
+        found[name] = GpuNames(said["title"], (name, *said.get("aliases", ())))
+    return found
 
 
 def _is_path(name: str) -> bool:

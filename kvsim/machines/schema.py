@@ -115,6 +115,8 @@ def inspect(file: Traversable, schema: Schema) -> tuple[Profile, list[InputError
     """
     document = parse(file)
     sources = document.pop("source", {})
+    if isinstance(sources, dict):
+        sources = _of_tables(sources, document)
     profile = Profile({}, {}, {}, {}, {})
     faults: list[InputError] = []
 
@@ -130,7 +132,8 @@ def inspect(file: Traversable, schema: Schema) -> tuple[Profile, list[InputError
     known = {key: value for key, value in leaves.items() if key in schema.keys}
     for key in (key for key in leaves if key not in known):
         faults.append(_unknown_key(file, key, schema))
-    groups = [schema.required, *(group for group in schema.together if group & leaves.keys())]
+    own = schema.required - (schema.numbers.keys() if "extends" in leaves else set())
+    groups = [own, *(group for group in schema.together if group & leaves.keys())]
     for key in sorted(frozenset().union(*groups) - leaves.keys()):
         faults.append(
             InputError(f"{display(file)}: {key} is missing; add it{_example(key, schema)}")
@@ -144,6 +147,15 @@ def inspect(file: Traversable, schema: Schema) -> tuple[Profile, list[InputError
     for key, value in known.items():
         check(_entry, schema, profile, key, value)
     return profile, list({str(fault): fault for fault in faults}.values())
+
+
+def _of_tables(sources: dict[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
+    """Sources by key, where that of a table holds for its entries without one of their own."""
+    found = {key: text for key, text in sources.items() if not isinstance(document.get(key), dict)}
+    for table in sources.keys() - found.keys():
+        for key in document[table]:
+            found.setdefault(f"{table}.{key}", sources[table])
+    return found
 
 
 def _unknown_key(file: Traversable, key: str, schema: Schema) -> InputError:

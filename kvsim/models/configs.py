@@ -5,16 +5,25 @@ and field.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
-from importlib.resources import files
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import Any
 
-from kvsim.errors import InputError, unknown
+from kvsim.errors import InputError
 from kvsim.files import CONFIG, read_json
+from kvsim.models.catalogue import catalogue_config, catalogue_entry
 from kvsim.models.families import find_family
 from kvsim.models.fields import Fields, value_text
 from kvsim.models.model import LayerShape, Model
+from kvsim.models.names import (
+    NamedModel,
+    cached_config,
+    find_exact,
+    find_model,
+    is_path,
+    unknown_model,
+)
 
 
 def released_format(stated: object) -> str:
@@ -41,50 +50,95 @@ def released_format(stated: object) -> str:
         return "int4" if bits == 4 else "int8" if bits == 8 else ""
     if method == "modelopt":
         return {"FP8": "fp8", "NVFP4": "nvfp4"}.get(str(stated.get("quant_algo")), "")
+    if method == "bitsandbytes":
+        return (
+            "int4" if stated.get("load_in_4bit") else "int8" if stated.get("load_in_8bit") else ""
+        )
+    if method == "compressed-tensors":
+        return _compressed_format(stated.get("config_groups"))
     return "mxfp4" if method == "mxfp4" else ""
 
 
+def _compressed_format(groups: object) -> str:
+    """The format that the first group of a compressed-tensors checkpoint describes."""
+    first = next(iter(groups.values()), None) if isinstance(groups, Mapping) else None
+    weights = first.get("weights") if isinstance(first, Mapping) else None
+    if not isinstance(weights, Mapping) or not isinstance(first, Mapping):
+        return ""
+    kind, bits = weights.get("type"), weights.get("num_bits")
+    if kind == "float" and bits == 8:
+        inputs = first.get("input_activations")
+        dynamic = isinstance(inputs, Mapping) and inputs.get("dynamic") is True
+        block = weights.get("strategy") == "block"
+        return "fp8-block" if block else "fp8-dynamic" if dynamic else "fp8"
+    if kind == "float" and bits == 4:
+        return "nvfp4" if weights.get("group_size") == 16 else "mxfp4"
+    if kind == "int" and bits == 4:
+        return "int4-g32" if weights.get("group_size") == 32 else "int4"
+    return "int8" if kind == "int" and bits == 8 else ""
+
+
 MAX_CONFIG_LAYERS = 1000
+MAX_HEAD_DIM = 4096  # eight times the largest of a released model
+STORED_AS = ("float32", "float16", "bfloat16", "float", "half", "auto", "float8_e4m3fn", "uint8")
+"""Names of ``torch_dtype`` that a decoder's configuration may state."""
+ENCODER_DECODERS = (
+    *("t5", "mt5", "umt5", "bart", "mbart", "pegasus", "whisper", "marian", "blenderbot", "led"),
+    *("fsmt", "m2m_100", "switch_transformers"),
+)
+LOW_BIT_METHODS = (
+    *("hqq", "aqlm", "quip", "vptq", "spqr", "eetq", "quanto", "bitnet", "higgs", "torchao"),
+    *("exl2", "auto-round"),
+)
+"""Quantisation methods whose formats are not modelled: as 16 bit they would be 2 to 8 times off."""
 MEND = "give a config.json, a directory that holds one, or a name from the catalogue"
 
 
-class CatalogueEntry(TypedDict):
-    """Where a model of the catalogue comes from."""
+def load_model(name_or_path: str | Mapping[str, Any]) -> Model:
+    """Load a model by its name, from the path of a configuration, or from a parsed one.
 
-    hf_id: str
-    published: int | None  # parameters of the published checkpoint, where known exactly
-    counted: int | None  # those of the transformers class made from the configuration
-    stated: str | None  # what its makers say, rounded as they do: "31.6B"
-    stated_active: str | None  # the same of the parameters that a token meets
-    source: str
-
-
-def load_model(name_or_path: str) -> Model:
-    """Load a model by its catalogue name, its Hugging Face id, or the path of a configuration.
-
-    A path is a ``config.json`` under any name or a directory that holds one. The catalogue comes
-    first; ``./name`` makes a path of a name that is in it.
+    A name is one of the catalogue, a Hugging Face id or an Ollama tag; a suffix such as ``-AWQ``
+    sets the format of the weights. A path is a ``config.json`` under any name or a directory that
+    holds one. The catalogue comes first; ``./name`` makes a path of a name that is in it. Other
+    ids are looked up in the local Hugging Face cache.
 
     Parameters
     ----------
     name_or_path
-        Name, id or path.
+        Name, id or path; or the fields of a ``config.json``.
 
     Raises
     ------
     InputError
-        If there is no such model, or its configuration cannot be used.
+        If there is no such model, several have the name, or its configuration cannot be used.
+
+    Examples
+    --------
+    >>> load_model("meta-llama/Llama-3.1-8B-Instruct").name
+    'llama3.1-8b'
+    >>> load_model("Qwen/Qwen3-8B-AWQ").released
+    'awq'
     """
-    name = _catalogue_name(name_or_path)
-    return read_model(*read_config(name_or_path)) if name is None else _shipped_model(name)
+    if isinstance(name_or_path, Mapping):
+        title = str(name_or_path.get("_name_or_path") or name_or_path.get("model_type") or "model")
+        return from_config(name_or_path, title.rstrip("/").rpartition("/")[2])
+    found = _catalogue_model(name_or_path)
+    if found is None:
+        return read_model(*read_config(name_or_path))
+    return _shipped_model(*found)
 
 
 @cache  # what ships stays as it is while kvsim runs
-def _shipped_model(name: str) -> Model:
-    return read_model(*read_config(name))
+def _shipped_model(name: str, weights: str, repository: str) -> Model:
+    model, own = read_model(catalogue_config(name), name, name), catalogue_entry(name)["hf_id"]
+    if not weights:
+        return replace(model, repository=repository or own)
+    form = weights.upper().replace("-", "_")
+    unnamed = f"{form}_CHECKPOINT_OF_{own.rpartition('/')[2]}"  # whose files engines need
+    return replace(model, released=weights, repository=repository or unnamed)
 
 
-def read_config(name_or_path: str) -> tuple[dict[str, Any], str, str]:
+def read_config(name_or_path: str) -> tuple[Mapping[str, Any], str, str]:
     """Read a model's configuration.
 
     Parameters
@@ -94,7 +148,7 @@ def read_config(name_or_path: str) -> tuple[dict[str, Any], str, str]:
 
     Returns
     -------
-    tuple[dict[str, Any], str, str]
+    tuple[Mapping[str, Any], str, str]
         Its fields, the model's name, and what messages call the configuration.
 
     Raises
@@ -102,50 +156,22 @@ def read_config(name_or_path: str) -> tuple[dict[str, Any], str, str]:
     InputError
         If there is no such model or its configuration is no JSON object.
     """
-    name = _catalogue_name(name_or_path)
-    if name is not None:
-        return _catalogue_config(name), name, name
+    found = _catalogue_model(name_or_path)
+    if found is not None:
+        return catalogue_config(found.name), found.name, found.name
     where = repr(name_or_path)
     path = _find_file(name_or_path)
     config = read_json(path, CONFIG, strict=False)
     if not isinstance(config, dict):
         problem = f"holds a {type(config).__name__}, expected an object of fields"
         raise InputError(f"{where}: {problem}; give a Hugging Face config.json")
-    title = path.resolve().parent.name if path.name == "config.json" else path.stem
+    if path.name != "config.json":
+        title = path.stem
+    elif path.parent.parent.name == "snapshots":
+        title = name_or_path.strip().rpartition("/")[2]
+    else:
+        title = path.resolve().parent.name
     return config, title or where, where
-
-
-def model_names() -> list[str]:
-    """The names of the catalogue."""
-    return list(_catalogue())
-
-
-@cache
-def _catalogue() -> tuple[str, ...]:
-    names = [file.name for file in (files("kvsim") / "models" / "catalogue").iterdir()]
-    return tuple(sorted(n.removesuffix(".json") for n in names if n.endswith(".json")))
-
-
-def catalogue_entry(name: str) -> CatalogueEntry:
-    """Return where the shape of a catalogue model comes from.
-
-    Parameters
-    ----------
-    name
-        Catalogue name or Hugging Face id.
-    """
-    found = _catalogue_name(name)
-    if found is None:
-        raise unknown("model", name, model_names())
-    entry = _catalogue_config(found)["kvsim"]
-    return {
-        "hf_id": entry["hf_id"],
-        "published": entry.get("published_parameters"),
-        "counted": entry.get("counted_parameters"),
-        "stated": entry.get("stated_parameters"),
-        "stated_active": entry.get("stated_active_parameters"),
-        "source": entry["source"],
-    }
 
 
 def from_config(config: Mapping[str, Any], name: str) -> Model:
@@ -189,20 +215,10 @@ def compress(layers: Sequence[LayerShape]) -> tuple[tuple[tuple[LayerShape, ...]
     return tuple(groups)
 
 
-def _catalogue_name(name: str) -> str | None:
-    wanted = name.lower()
-    return wanted if wanted in _catalogue() else _names_by_hf_id().get(wanted)
-
-
-def _catalogue_config(name: str) -> dict[str, Any]:
-    shipped = files("kvsim") / "models" / "catalogue" / f"{name}.json"
-    config: dict[str, Any] = read_json(str(shipped), CONFIG)
-    return config
-
-
-@cache
-def _names_by_hf_id() -> dict[str, str]:
-    return {_catalogue_config(name)["kvsim"]["hf_id"].lower(): name for name in model_names()}
+def _catalogue_model(typed: str) -> NamedModel | None:
+    """The model of the catalogue that a name means; a path that is there is none."""
+    exact = find_exact(typed)
+    return exact if exact is not None or is_path(typed) else find_model(typed)
 
 
 def _find_file(name: str) -> Path:
@@ -222,7 +238,10 @@ def _find_file(name: str) -> Path:
         raise InputError(f"{_quoted(name)}: cannot be opened ({reason}); {MEND}") from None
     if name.endswith(".json") or name.startswith((".", "/", "~")) or name.count("/") > 1:
         raise InputError(f"{_quoted(name)}: there is no such file or directory; {MEND}")
-    raise unknown("model", name, model_names(), "or give a path to a config.json")
+    cached = cached_config(name)
+    if cached is None:
+        raise unknown_model(name)
+    return cached
 
 
 def _quoted(name: str) -> str:
@@ -248,7 +267,21 @@ def read_model(config: Mapping[str, Any], name: str, where: str) -> Model:
         For the first field that cannot be right.
     """
     f = Fields(config, where)
+    if config.get("is_encoder_decoder") is True or config.get("model_type") in ENCODER_DECODERS:
+        problem = f"is {value_text(config.get('model_type'))}, an encoder with a decoder"
+        raise f.error("model_type", problem, "give a model that only decodes")
+    dtype = config.get("torch_dtype", config.get("dtype"))
+    if isinstance(dtype, str) and dtype.removeprefix("torch.") not in STORED_AS:
+        problem = f"is {value_text(dtype)}, expected one of {', '.join(STORED_AS)}"
+        raise f.error("torch_dtype" if "torch_dtype" in config else "dtype", problem)
     stated = config.get("quantization_config")
+    method = stated.get("quant_method") if isinstance(stated, Mapping) else None
+    if method in LOW_BIT_METHODS:
+        problem = f"is {value_text(method)}, whose weights kvsim does not model"
+        raise f.error(
+            "quantization_config.quant_method", problem,
+            "remove quantization_config and give --weights with the nearest format",
+        )  # fmt: skip
     notes: list[str] = []
     if "text_config" in f.values:
         text = f.values["text_config"]
@@ -265,9 +298,9 @@ def read_model(config: Mapping[str, Any], name: str, where: str) -> Model:
         notes.append(f"left out, so the defaults of {title}: {', '.join(left_out)}")
     f = f.with_defaults(family.defaults)
     layers = _layers(f)
-    hidden = f.integer("hidden_size", "n_embed")
-    heads = f.integer("num_attention_heads", "n_head")
-    max_context = f.integer("max_position_embeddings", "seq_length", "model_max_length")
+    hidden = f.integer("hidden_size", "n_embed", "d_model")
+    heads = f.integer("num_attention_heads", "n_head", "n_heads")
+    max_context = _context(f)
     fields = family.read(f)
     if "kv_heads" not in fields:
         fields["kv_heads"] = f.integer("num_key_value_heads", default=heads)
@@ -297,18 +330,49 @@ def read_model(config: Mapping[str, Any], name: str, where: str) -> Model:
     )
 
 
+def _context(fields: Fields) -> int:
+    """Read the longest context that engines take, with what YaRN makes of the one stated. [tokens]
+
+    A configuration with YaRN states the context before or after stretching; after linear or dynamic
+    scaling it is the stretched one that stands there, or ``max_sequence_length`` has it. Other
+    kinds (``llama3``, ``longrope``) are released with the stretched context.
+    """
+    stated = fields.integer(
+        "max_position_embeddings", "seq_length", "model_max_length", "max_seq_len"
+    )
+    name = next((n for n in ("rope_scaling", "rope_parameters") if n in fields.values), "")
+    if not name:
+        return stated
+    scaling = fields.values[name]
+    if not isinstance(scaling, Mapping):
+        raise fields.error(name, f"is {value_text(scaling)}, expected an object of fields")
+    kind = scaling.get("rope_type", scaling.get("type"))
+    if kind in ("linear", "dynamic"):
+        return max(stated, fields.integer("max_sequence_length", default=stated))
+    if kind != "yarn":
+        return stated
+    inner = Fields(scaling, fields.where, f"{fields.prefix}{name}.")
+    before = inner.integer("original_max_position_embeddings", default=stated)
+    factor = inner.values.get("factor", 1.0)
+    if isinstance(factor, bool) or not isinstance(factor, int | float) or not 1 <= factor <= 1e6:
+        raise inner.error("factor", f"is {value_text(factor)}, expected a number from 1 to 1e6")
+    return max(stated, int(before * factor))
+
+
 def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
     if "head_dim" not in fields.values and hidden % heads:
         problem = f"is {hidden}, expected a multiple of the {heads} heads"
         raise fields.error("hidden_size", problem, "correct it or add head_dim")
-    return fields.integer("head_dim", default=hidden // heads)
+    return fields.integer("head_dim", default=hidden // heads, high=MAX_HEAD_DIM)
 
 
 def _layers(fields: Fields) -> int:
     """How many there are; some families list them all instead."""
     listed = fields.values.get("layers_block_type", fields.values.get("hybrid_override_pattern"))
     count = len(listed) if isinstance(listed, list | str) else None
-    return fields.integer("num_hidden_layers", "n_layer", default=count, high=MAX_CONFIG_LAYERS)
+    return fields.integer(
+        "num_hidden_layers", "n_layer", "n_layers", default=count, high=MAX_CONFIG_LAYERS
+    )
 
 
 def _shapes(
@@ -335,7 +399,7 @@ def _shapes(
 def _windows(fields: Fields, layers: int, max_context: int) -> list[int | None]:
     """The sliding window of every layer; a window that the context cannot fill is none."""
     window = (
-        fields.integer("sliding_window", default=0)
+        fields.integer("sliding_window", "attention_chunk_size", default=0)
         if fields.flag("use_sliding_window", True)
         else 0
     )

@@ -12,6 +12,12 @@ from typing import Any, NamedTuple
 from kvsim.models.fields import Fields, value_text
 from kvsim.models.kinds import Indexer, Mixer, Recurrence
 
+FAMILIES_WITH_MTP = (
+    *("deepseek_v3", "deepseek_v32", "glm4_moe", "glm_moe_dsa", "mimo"),
+    *("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"),
+)
+"""Families of models (Hugging Face's ``model_type``) published with prediction modules."""
+
 
 def wide_norms(fields: Fields) -> dict[str, Any]:
     """Norms over all heads' queries and over all their keys (OLMo 3, MiniMax-M2)."""
@@ -404,10 +410,15 @@ def _qwen2_moe(fields: Fields) -> dict[str, Any]:
 
 
 def _deepseek(fields: Fields) -> dict[str, Any]:
+    shared = {"shared_experts": fields.integer("n_shared_experts", default=0)}
+    return _experts(fields, "n_routed_experts") | shared | _latent(fields)
+
+
+def _latent(fields: Fields) -> dict[str, Any]:
+    """Multi-head latent attention (DeepSeek-V2 and later, MiniCPM3)."""
     fields.must("attention_bias", False, "biases of latent attention are not counted")
     nope, rope = fields.integer("qk_nope_head_dim"), fields.integer("qk_rope_head_dim")
-    return _experts(fields, "n_routed_experts") | {
-        "shared_experts": fields.integer("n_shared_experts", default=0),
+    return {
         "q_rank": fields.integer("q_lora_rank", default=0),
         "kv_rank": fields.integer("kv_lora_rank"),
         "head_dim": nope + rope,
@@ -423,6 +434,50 @@ def _qwen_experts(fields: Fields) -> dict[str, Any]:
     # where all layers are routed, a dense one (of a draft head) is as wide as a token's experts
     dense = fields.integer("intermediate_size", default=own["experts_active"] * own["expert_ffn"])
     return own | {"qkv_bias": False, "ffn": dense}
+
+
+def _llama4(fields: Fields) -> dict[str, Any]:
+    """Llama 4: one expert beside a shared one, and attention in chunks but for each fourth layer.
+
+    A query of a chunk attends to half of it on average and to all of it at most: as a window.
+    """
+    layers = range(fields.integer("num_hidden_layers"))
+    step = fields.integer("interleave_moe_layer_step", default=1)
+    return _biases(fields) | {
+        "experts": fields.integer("num_local_experts"),
+        "experts_active": fields.integer("num_experts_per_tok"),
+        "expert_ffn": fields.integer("intermediate_size"),
+        "shared_experts": 1,
+        "ffn": fields.integer("intermediate_size_mlp"),
+        "routed": [(i + 1) % step == 0 for i in layers],
+    }
+
+
+def _cohere(fields: Fields) -> dict[str, Any]:
+    """Command R: one norm per layer; Command R+ norms every head's queries and keys."""
+    normed = wide_norms(fields) if fields.flag("use_qk_norm", False) else {}
+    return _biases(fields) | normed | {"norms": 1}
+
+
+def _mosaic(fields: Fields) -> dict[str, Any]:
+    """MPT: two MLP matrices, and no biases."""
+    fields.must("no_bias", True, "biases of these products are not counted")
+    width = fields.integer("hidden_size", "d_model")
+    return {"gated": False, "ffn": fields.integer("expansion_ratio", default=4) * width}
+
+
+def _bailing(fields: Fields) -> dict[str, Any]:
+    """Ling 2.0: grouped queries with norms, shared experts, a bias of the router."""
+    shared = fields.integer("num_shared_experts", default=0, low=0)
+    normed = {"shared_experts": shared, "qk_norm": True, "router_bias": True}
+    return _biases(fields) | _experts(fields) | normed
+
+
+def _phi_experts(fields: Fields) -> dict[str, Any]:
+    """Phi-3.5-MoE: LayerNorms, and biases of attention and of the LM head."""
+    biased = fields.flag("attention_bias", True)
+    biases = {"qkv_bias": biased, "out_bias": biased, "head_bias": True, "norm_bias": True}
+    return _experts(fields, "num_local_experts") | biases
 
 
 def _glm4_experts(fields: Fields) -> dict[str, Any]:
@@ -561,6 +616,27 @@ MODEL_FAMILIES = {
         _ALTERNATE | {"attention_bias": True, "head_dim": 64},
         _gpt_oss,
     ),
+    "llama4_text": Family({"attention_chunk_size": 8192, "_sliding_window_pattern": 4}, _llama4),
+    "olmo2": Family({}, wide_norms),
+    "cohere": Family(_TIED, _cohere),
+    "cohere2": Family(_TIED | {"_sliding_window_pattern": 4}, _cohere),
+    "internlm2": Family({}, _no_values),
+    "baichuan": Family({}, _no_values),
+    "minicpm": Family(_TIED, _no_values),
+    "minicpm3": Family(_TIED, _latent),
+    "glm": Family({"attention_bias": True}, query_biases),
+    "glm4": Family({"attention_bias": True}, lambda f: query_biases(f) | {"norms": 4}),
+    "deepseek": Family({}, _glm4_experts),
+    "granitemoe": Family({}, lambda f: _biases(f) | _experts(f, "num_local_experts")),
+    "phimoe": Family({}, _phi_experts),
+    "bailing_moe_v2": Family({}, _bailing),
+    "hunyuan_v1_moe": Family(_TIED, lambda f: _experts(f) | {"shared_experts": 1, "qk_norm": True}),
+    "mimo": Family(_QWEN, lambda f: {"qkv_bias": True}),
+    "nemotron": Family({}, lambda f: {"gated": False, "norm_bias": True}),
+    "stablelm": Family({}, lambda f: _biases(f) | {"norm_bias": True}),
+    "exaone4": Family({}, lambda f: _biases(f) | {"qk_norm": True}),
+    "starcoder2": Family(_TIED, lambda f: _layer_norm(f.flag("use_bias", True))),
+    "mpt": Family(_TIED, _mosaic),
     "opt": Family(_TIED, _opt),
     "gpt_neox": Family({}, _gpt_neox),
     "falcon": Family(_TIED | {"max_position_embeddings": 2048}, _falcon),

@@ -1,5 +1,6 @@
 """What the layers of a model may be: attention with a cache, to another's cache, or a state."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 from math import ceil
@@ -20,6 +21,10 @@ fading of its own for every number (Mamba), ``delta`` corrects what a fading sta
 DeltaNet, Kimi Delta Attention), ``convolution`` has no further state."""
 
 
+Home = Literal["", "experts", "mlp", "layer"]
+"""Which of a layer's weights are in host memory: none, its routed experts, its MLP, or all."""
+
+
 @frozen
 class LayerShape:
     """What may differ between the layers of one model.
@@ -33,6 +38,7 @@ class LayerShape:
     routed: bool = False  # mixture of experts instead of a dense MLP
     mixer: Mixer = "attention"
     mlp: bool = True  # False: a layer that mixes tokens alone (Nemotron-H)
+    home: Home = ""  # what of it is in host memory
 
     @property
     def attends(self) -> bool:
@@ -48,6 +54,9 @@ class LayerShape:
     def window_free(self) -> "LayerShape":
         """The same without its window, which attention alone sees."""
         return replace(self, window=None)
+
+
+Shapes = tuple[LayerShape, ...]
 
 
 @frozen
@@ -189,3 +198,26 @@ class Indexer:
     def small_parameters(self) -> int:
         """The layer norm of its keys. [numbers]"""
         return 2 * self.head_dim
+
+
+def split_layout(
+    layout: Sequence[tuple[Shapes, int]], first: int
+) -> tuple[list[tuple[Shapes, int]], list[tuple[Shapes, int]]]:
+    """Return the layout of the first layers, and that of the others.
+
+    Parameters
+    ----------
+    layout : blocks of shapes and how often each repeats.
+    first : number of layers before the cut.
+    """
+    before: list[tuple[Shapes, int]] = []
+    after: list[tuple[Shapes, int]] = []
+    for shapes, count in layout:
+        whole, part = divmod(min(first, count * len(shapes)), len(shapes))
+        first -= whole * len(shapes) + part
+        before += [(shapes, whole)] if whole else []
+        before += [(shapes[:part], 1)] if part else []
+        after += [(shapes[part:], 1)] if part else []
+        left = count - whole - (1 if part else 0)
+        after += [(shapes, left)] if left else []
+    return before, after

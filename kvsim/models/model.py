@@ -181,6 +181,7 @@ class Model:
     embedding_norm: bool = False  # a norm between embedding and first layer (BLOOM)
     vectors: int = 0  # further small parameters of every layer
     learned_positions: int = 0
+    repository: str = ""  # at Hugging Face, for engines to load; empty if it is not known
     notes: tuple[str, ...] = ()  # assumptions made while reading the configuration
 
     @cached_property

@@ -6,10 +6,10 @@ more of the weights is streamed than the GPU's memory asks for, since streaming 
 than not streaming.
 """
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import replace
 from functools import cached_property
-from itertools import groupby, permutations
+from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,9 +18,6 @@ from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
-from kvsim.planner.costs import TOKEN_ROUNDING, Option, Shares
-from kvsim.planner.milp import Mix, Programme
-from kvsim.planner.placement import Coefficients
 from kvsim.planner.question import Question
 from kvsim.planner.table import LIMIT_SLACK, SAMPLED_CONTEXTS, measures
 from kvsim.prediction.generate import Prediction
@@ -33,8 +30,17 @@ from kvsim.techniques.technique import Layers, Technique
 
 # arrangements
 
-LAYER_MOVES = (8, 2, 1)  # layers that move from one use to another
+TOKEN_ROUNDING = 1e-6  # of a token
 NO_SHARE = 1e-6  # a share below this is none
+
+
+@frozen
+class Shares:
+    """Where a layer's cached tokens are, as shares; the rest is on the GPU."""
+
+    host: float = 0.0  # copied in every step, or recomputed
+    split: float = 0.0  # of those, recomputed; a share of the prompt
+    cpu: float = 0.0  # attended to by the CPU
 
 
 @frozen
@@ -141,93 +147,6 @@ class Arrangement:
             return [u for u in uses for _ in range(u.layers)]
         places = [((i + 0.5) / u.layers, j, u) for j, u in enumerate(uses) for i in range(u.layers)]
         return [u for *_, u in sorted(places, key=lambda x: x[:2])]
-
-
-def arrange(coefficients: Coefficients, programme: Programme, mix: Mix) -> Arrangement:
-    """Each option's layers with the mean of its corners' shares."""
-    found: list[tuple[Use, ...]] = []
-    for k in range(programme.layers.size):
-        uses: list[Use] = []
-        for o in range(len(programme.names)):
-            count = round(float(mix.counts[o, k]))
-            rows = np.flatnonzero(programme.option_of == o)
-            weight = mix.corners[rows, k]
-            if not count or weight.sum() <= 0:
-                continue
-            some: list[tuple[Option, Shares]] = [
-                coefficients.corner(programme, int(v), k) for v in rows
-            ]
-            keys = vars(some[0][1])
-            mean = {
-                key: float(sum(w * getattr(s, key) for w, (_, s) in zip(weight, some, strict=True)))
-                / float(weight.sum())
-                for key in keys
-            }
-            streamed = min(float(mix.streamed[o, k]) / count, 1.0)
-            uses.append(Use(Shares(**mean), some[0][0].parts, count, streamed))
-        found.append(tuple(uses))
-    return Arrangement(tuple(found))
-
-
-def level_shares(arrangement: Arrangement) -> Arrangement | None:
-    """All layers that pass the batch in as many parts alike, with mean shares; None if so.
-
-    Layers where the CPU alternates between halves of a batch stay as they are.
-    """
-    found = []
-    for uses in arrangement.uses:
-        alike = {
-            parts: [u for u in uses if u.parts == parts and not u.alternates] for parts in (1, 2)
-        }
-        if all(len(some) < 2 for some in alike.values()):
-            found.append(uses)
-            continue
-        left = tuple(u for u in uses if u.alternates)
-        found.append((*(_mean(some) for some in alike.values() if some), *left))
-    levelled = replace(arrangement, uses=tuple(found))
-    return None if levelled == arrangement else levelled
-
-
-def _mean(uses: Sequence[Use]) -> Use:
-    """All layers of some uses with the mean of their shares."""
-    count = sum(u.layers for u in uses)
-    keys = vars(uses[0].shares)
-    shares = {k: sum(u.layers * getattr(u.shares, k) for u in uses) / count for k in keys}
-    streamed = sum(u.layers * u.streamed for u in uses) / count
-    return Use(Shares(**shares), uses[0].parts, count, streamed)
-
-
-def orders(arrangement: Arrangement) -> Iterator[Arrangement]:
-    """The same uses in other orders: every sequence of blocks, and spread evenly."""
-    if all(len(uses) < 2 for uses in arrangement.uses):
-        yield arrangement
-        return
-    widest = max(len(uses) for uses in arrangement.uses)
-    for turn in permutations(range(widest)) if widest <= 3 else [tuple(range(widest))]:
-        uses = tuple(tuple(some[i] for i in turn if i < len(some)) for some in arrangement.uses)
-        for spread in (False, True):
-            yield replace(arrangement, uses=uses, spread=spread)
-
-
-def shift_layers(arrangement: Arrangement, count: int) -> Iterator[Arrangement]:
-    """With so many layers moved from one use to another; a use keeps its last one."""
-    for k, uses in enumerate(arrangement.uses):
-        for i, j in permutations(range(len(uses)), 2):
-            moved = min(count, uses[i].layers - 1)
-            if moved > 0:
-                yield _with_uses(
-                    arrangement,
-                    k,
-                    {
-                        i: replace(uses[i], layers=uses[i].layers - moved),
-                        j: replace(uses[j], layers=uses[j].layers + moved),
-                    },
-                )
-
-
-def _with_uses(a: Arrangement, count: int, changed: dict[int, Use]) -> Arrangement:
-    uses = tuple(changed.get(i, use) for i, use in enumerate(a.uses[count]))
-    return replace(a, uses=(*a.uses[:count], uses, *a.uses[count + 1 :]))
 
 
 def _round_share(share: float) -> float:

@@ -26,18 +26,19 @@ from kvsim.planner.arrangements import (
     LATE_MERIT,
     SPLIT,
     STREAMED,
+    TOKEN_ROUNDING,
     Arrangement,
     BatchEvaluator,
     Scored,
+    Shares,
     Trials,
     Use,
-    shift_layers,
 )
-from kvsim.planner.costs import TOKEN_ROUNDING, Shares
 from kvsim.planner.question import Question
 from kvsim.planner.table import SAMPLED_CONTEXTS
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import MOST_SEQUENCES
+from kvsim.techniques import parse
 
 # steps to better neighbours
 
@@ -53,7 +54,6 @@ KEPT_AT_FIRST = 0.25  # behind the best, or too late: what is left of the starts
 KEPT_AT_LAST = 0.004  # and at last
 KEPT_WHEN_EXACT = 0.0005  # where every generated token is counted
 MERIT_ROUNDING = 1e-9  # relative
-LAYER_MOVE_GAIN = 1e-4  # relative: layers that gain less stay where they are
 SHARE_CHANGES = ({HOST: 1}, {SPLIT: 1}, {CPU: 1}, {HOST: 1, CPU: -1}, {HOST: 1, SPLIT: 1})
 """Of shares, up or down."""
 Rows = NDArray[np.intp]
@@ -91,30 +91,6 @@ def descend(
     return found, _best_of_kinds([*found, *seen])
 
 
-def local_search(
-    together: BatchEvaluator, arrangement: Arrangement, batch: float, layers: tuple[int, ...]
-) -> Arrangement:
-    """The best that steps of shares lead to from an arrangement, at the same batch.
-
-    Parameters
-    ----------
-    layers : numbers of layers that may move from one use to another, the largest first.
-    """
-    best = together.played(Trials.of(arrangement, batch))
-    if not np.isfinite(best.goals[0]):
-        return arrangement
-    best = _settle(together, best, FAR_STRIDES)
-    for count in layers:
-        for _ in range(MAX_STEPS):
-            some = (Trials.of(a, batch) for a in shift_layers(best.trials.arrangement(0), count))
-            tried = [together.played(x) for x in some]
-            top = min(tried, key=lambda x: float(x.merits[0]), default=best)
-            if top.merits[0] >= best.merits[0] - LAYER_MOVE_GAIN * abs(best.merits[0]):
-                break
-            best = _settle(together, top, NEAR_STRIDES)
-    return _settle(together, best, NEAR_STRIDES).trials.arrangement(0)
-
-
 def search_streaming(question: Question, starts: Trials) -> Scored:
     """The best of one kind at its batches, where each use streams a share of its own."""
     together = BatchEvaluator(question, streams=True, apart=True)
@@ -122,12 +98,6 @@ def search_streaming(question: Question, starts: Trials) -> Scored:
         together, [start := together.played(starts)], FAR_STRIDES, SAMPLED_CONTEXTS, KEPT_AT_LAST
     )
     return together.played(_best_of_kinds(found or [start])[0].trials, 0)
-
-
-def _settle(together: BatchEvaluator, found: Scored, strides: tuple[int, ...]) -> Scored:
-    """A single trial where steps of shares lead it."""
-    walked, _ = _walk(together, [found], strides, SAMPLED_CONTEXTS, KEPT_AT_LAST)
-    return _best_of_kinds(walked or [found])[0]
 
 
 def _walk(
@@ -335,6 +305,64 @@ PARTIAL_SHARES = (0.25, 0.5, 1.0)  # of what is left, where there are several
 FIRST_STREAMED = 3.0
 Layout = tuple[tuple[tuple[LayerShape, ...], int], ...]
 Grid = list[tuple[float, float, float]]  # on the host, recomputed, for the CPU
+
+
+def placement_kinds(question: Question) -> list[str]:
+    """What layers may do there, by the techniques that the user considers.
+
+    Parameters
+    ----------
+    question
+        The question; on several ranks or stages nothing is placed anywhere else.
+    """
+    names = {t.name for t in question.admission.candidates()}
+    shard = question.deployment.shard
+    if not question.deployment.single_pass:
+        return []
+    smaller = shard.hidden < shard.kv_width  # else a layer input is no smaller than its KV
+    cpu = "fastdecode" in names and not shard.latent
+    found = {
+        "full": "full" in names,
+        "copied": "offload" in names,
+        "recomputed": "kvpr" in names and smaller,
+        "cpu": cpu,
+        "shared": cpu,
+        "halved": cpu and not question.workload.service,
+        "joined": cpu and "kvpr" in names and smaller,
+        "halved_joined": cpu and "kvpr" in names and smaller and not question.workload.service,
+    }
+    return [name for name, allowed in found.items() if allowed]
+
+
+def streams_weights(question: Question) -> bool:
+    """Whether weights may be streamed: where the user considers what does that.
+
+    Parameters
+    ----------
+    question
+        The question.
+    """
+    names = {t.name for t in question.admission.candidates()}
+    return bool(names & {"offload", "flexgen", "kvpr"}) and question.deployment.single_pass
+
+
+def largest_placed(question: Question) -> float:
+    """The largest batch that fits with caches, and weights, wherever they may be. [sequences]
+
+    Parameters
+    ----------
+    question
+        The question.
+    """
+    w, d, limits = question.workload, question.deployment, question.limits
+    most = 1.0
+    for share in (0, 1):
+        for streamed in (0, 1) if streams_weights(question) else (0,):
+            t = parse(f"place:host_share={share},weights_host={streamed}")
+            if not t.refuses(d):
+                found = w.largest(t, d, limits.gpu_memory, limits.host_memory)
+                most = max(most, float(np.max(found)))
+    return most
 
 
 def uniform_kinds(names: Iterable[str], halves: bool) -> dict[tuple[str, int], Grid]:

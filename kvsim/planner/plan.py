@@ -3,6 +3,8 @@
 from dataclasses import field, replace
 from time import perf_counter
 
+import numpy as np
+
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.frozen import frozen
 from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment
@@ -21,7 +23,8 @@ from kvsim.planner.alternatives import (
     quick_plan,
     score,
 )
-from kvsim.planner.mixed_search import add_mixes, batch_seconds
+from kvsim.planner.compositions import add_compositions
+from kvsim.planner.layers import add_placements
 from kvsim.planner.question import FULL, Admission, PlanLimits, Question, Workload
 from kvsim.planner.sensitivity import (
     Binding,
@@ -97,6 +100,35 @@ class ChosenPlan:
         """What the plan stays within."""
         return self.question.limits
 
+    def hours_for(self, jobs: int) -> float:
+        """How long so many requests take: full batches one after another, and a last smaller one.
+
+        Parameters
+        ----------
+        jobs
+            Requests.
+        """
+        p = self.choice
+        full, rest = divmod(jobs, int(p.batch[0]))
+        seconds = full * float(p.request_s[0])
+        if rest:
+            parts = p.technique.tiles()
+            size = np.array([float(-(-rest // parts) * parts)])
+            w = self.question.workload
+            seconds += float(w.predict(p.technique, p.deployment, size).request_s[0])
+        return seconds / 3600
+
+    def usd_for(self, hours: float) -> float | None:
+        """What the GPUs cost for so long; None where their price is not known. [USD]
+
+        Parameters
+        ----------
+        hours
+            How long. [h]
+        """
+        d = self.choice.deployment
+        return None if d.hardware.price is None else hours * d.hardware.price * d.gpus
+
     def flips(self) -> list[Breakpoint]:
         """Where another technique would be chosen; asks the planner again."""
         return find_breakpoints(
@@ -142,8 +174,8 @@ def answer(question: Question) -> ChosenPlan:
     search.drafts()
     search.refine()
     limits = question.limits.finite()
-    mixed = add_mixes(question, search)
-    placements = mixed.placements
+    placed = add_placements(question, search)
+    add_compositions(question, search, [p.technique for p in placed.uniform.best])
     row = search.chosen(limits) if search.table.technique else None
     if row is None:
         raise explain_no_plan(question, search)
@@ -152,7 +184,7 @@ def answer(question: Question) -> ChosenPlan:
     choice = search.replay(row)
     seconds = perf_counter() - started
     # of the best there is: what is simpler gives up a little
-    found = solve_prices(question, search, best, mixed)
+    found = solve_prices(question, search, best, placed.uniform)
     top = search.value(best)
     return ChosenPlan(
         question=question,
@@ -162,17 +194,17 @@ def answer(question: Question) -> ChosenPlan:
         alternatives=find_alternatives(question, search, row),
         knees=find_knees(question, search, row),
         waves=find_waves(question, choice),
-        binding=find_bindings(question, search, best, found, mixed),
+        binding=find_bindings(question, search, best, found, placed.uniform),
         prices=found,
         advice=find_advice(question, choice),
         solver=Solved(
             options=len(search.table),
-            solves=placements.solves,
-            replays=placements.replays,
+            solves=placed.solves,
+            replays=placed.replays,
             seconds=seconds,
             status="optimal",
-            bound=placements.bound_of(choice),
-            replay=batch_seconds(choice),
+            bound=None,
+            replay=float(choice.batch[0]) * choice.generate / float(choice.output_tok_s[0]),
             optimum=search.replay(best),
             given_up=max(0.0, (search.value(row) - top) / abs(top)),
         ),

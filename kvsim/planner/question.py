@@ -27,6 +27,8 @@ from kvsim.quality.acceptance import MOST_DRAFTS, Positions, from_measured, from
 from kvsim.quality.evidence import Evidence, evidence
 from kvsim.quality.measured import QualityRun
 from kvsim.techniques import TECHNIQUES, parse
+from kvsim.techniques.acceptance import load_summaries
+from kvsim.techniques.papers.cache import FORMATS
 from kvsim.techniques.papers.kvpr import Place
 from kvsim.techniques.technique import Technique, compose
 from kvsim.traces.attention import Acceptance
@@ -102,16 +104,24 @@ class PlanLimits:
 
 # engines
 
+CACHE = "cache"  # formats that are one engine's own
 ENGINES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
-        "vllm": ("full", "fp8", "eagle", "mtp", "draft", "ngram"),
-        "sglang": ("full", "fp8", "eagle", "mtp", "draft", "ngram"),
-        "trtllm": ("full", "fp8", "eagle", "mtp", "draft", "ngram"),
+        "vllm": (
+            *("full", "fp8"),
+            *("eagle", "eagle3", "p-eagle", "dflash", "mtp", "draft", "ngram", "suffix"),
+        ),
+        "sglang": ("full", "fp8", "eagle", "eagle2", "eagle3", "dflash", "mtp", "draft", "ngram"),
+        "trtllm": ("full", "fp8", "eagle", "eagle3", "mtp", "draft", "ngram"),
         "hf": ("full", "offload", "kivi", "draft", "ngram"),
+        "llamacpp": ("full",),
         "flexgen": ("full", "offload", "flexgen"),
     }
 )
-"""Techniques that a released engine runs without changes to its code, as of 2026-11."""
+"""Techniques that a released engine runs without changes to its code, as of 2026-11.
+
+Its own formats of the cache are not listed: a stack that has a kernel for one runs it.
+"""
 
 
 def engine_refusal(engine: str, deployment: Deployment) -> str:
@@ -140,22 +150,29 @@ def engine_refusal(engine: str, deployment: Deployment) -> str:
 
 
 def engines_running(name: str, deployment: Deployment) -> list[str]:
-    """The engines that a plan may give a technique to."""
-    return [
+    """The engines that a plan may give a technique to, that of the predicted times first."""
+    own, terms = deployment.stack.family, set(name.split("+"))
+    able = [
         engine
         for engine, names in ENGINES.items()
-        if name in names and not engine_refusal(engine, deployment)
+        if terms <= {*names, *([CACHE] if engine == own else [])}
+        and not engine_refusal(engine, deployment)
     ]
+    return sorted(able, key=lambda engine: engine != own)
 
 
 # admission
 
 ACCEPTANCE_DIGITS = 4  # of an acceptance
+LIBRARY_METHODS = {"eagle": "eagle3"}  # techniques that the library calls otherwise
 FIRST_DRAFTS = (0, 1, 2, 4, 7, 11, 16)  # per round; those beside the best are tried after
-NEEDS_DRAFTER = ("eagle", "mtp", "draft", "ngram")
+OWN_CACHES = [parse(f"{CACHE}:format={name}") for name in FORMATS]
+"""Formats of the cache that engines have under their own names; elsewhere they are refused."""
+NEEDS_DRAFTER = (
+    "eagle", "eagle2", "eagle3", "p-eagle", "dflash", "medusa", "mtp", "draft", "ngram", "suffix",
+    "lookahead",
+)  # fmt: skip
 """Techniques whose drafts come from weights trained for one model, or from text that repeats."""
-FAMILIES_WITH_MTP = ("deepseek_v3", "deepseek_v32", "glm4_moe", "mimo", "qwen3_next")
-"""Families of models (Hugging Face's ``model_type``) published with prediction modules."""
 
 
 @frozen
@@ -176,6 +193,8 @@ class Admission:
         Measured quality; what ships if None.
     layered, layered_for
         Widths of every layer with their measured loss, and the model that they were measured on.
+    judges_weights
+        Whether weights are held to the same limit of loss; not where the user named their format.
     rate, seen_at
         Accepted over drafted tokens, and the drafts per round at which the user saw it (0: those
         that the technique drafts by default).
@@ -191,6 +210,7 @@ class Admission:
     runs: tuple[QualityRun, ...] | None = None
     layered: Mapping[Technique, Evidence] = field(default_factory=dict)
     layered_for: str = ""
+    judges_weights: bool = False
     rate: float | None = None
     seen_at: int = 0
     accepted: "tuple[Acceptance, ...]" = ()
@@ -235,8 +255,10 @@ class Admission:
             named = [t for t in self.techniques if not self.only or t.name in self.only]
         else:
             named = [parse(name) for name in self._left()]
-        asked = self.only or self.engine  # by name, which widths of layers have none of
-        return named if asked else [*named, *self.layered]
+        if self.only or self.engine:  # by name, which these have none of
+            return named
+        stored = [] if self.techniques or CACHE in self.without else OWN_CACHES
+        return [*named, *stored, *self.layered]
 
     def settings(
         self,
@@ -255,7 +277,7 @@ class Admission:
         """
         if technique in self.layered:
             return [technique]
-        if not self._has_drafter(technique, deployment):
+        if not self.has_drafter(technique, deployment):
             return []
         options = technique.options(deployment, prompt, generate)
         if differ and len(technique.terms) == 1:
@@ -270,8 +292,8 @@ class Admission:
             if positions is None:
                 every += [x for x in found if _without_drafts(x) == _without_drafts(some)]
             else:
-                gammas = FIRST_DRAFTS
-                every += [_with_drafts(some, g, positions.rate(g)) for g in gammas]
+                gammas = sorted({*(g for g in FIRST_DRAFTS if g <= positions.most), positions.most})
+                every += [_with_drafts(some, g, positions.likely_rate(g)) for g in gammas]
         return every
 
     def neighbours(
@@ -287,19 +309,25 @@ class Admission:
             return []
         some = (technique.drafts + step for step in (-2, -1, 1, 2))
         return [
-            _with_drafts(technique, g, positions.rate(g)) for g in some if 0 <= g <= MOST_DRAFTS
+            _with_drafts(technique, g, positions.likely_rate(g))
+            for g in some
+            if 0 <= g <= positions.most
         ]
 
-    def _has_drafter(self, technique: Technique, deployment: Deployment) -> bool:
+    def has_drafter(self, technique: Technique, deployment: Deployment) -> bool:
         """Whether what drafts exists: heads and draft models are trained, texts may not repeat.
 
-        Prediction modules come with some models; all else the user has to name or to measure.
+        Prediction modules come with some models, and heads were published and measured for some;
+        all else the user has to name or to measure.
         """
         if technique.name not in NEEDS_DRAFTER or technique.name in self.only:
             return True
         if any(parse(found.technique).name == technique.name for found in self.accepted):
             return True
-        return technique.name == "mtp" and deployment.model.family in FAMILIES_WITH_MTP
+        if technique.name == "mtp":
+            return not technique.drafting.lacks(deployment.model)
+        method, model = LIBRARY_METHODS.get(technique.name), deployment.model.name
+        return any(s.method == method and s.model == model for s in load_summaries())
 
     def _worth(self, technique: Technique) -> bool:
         """Whether the placement programme leaves anything to these settings.
@@ -322,6 +350,7 @@ class Admission:
             seen = self.seen_at or int(parse(technique.name).settings["gamma"])
             return from_rate(self.rate, seen, f"your rate of {self.rate:g} at {seen} drafts")
         draft = str(technique.settings.get("draft", technique.name))
+        draft = LIBRARY_METHODS.get(draft, draft)
         return published(deployment.model.name, draft, context)
 
     def evidence(self, technique: Technique, deployment: Deployment, length: float) -> Evidence:
@@ -394,8 +423,12 @@ PLACEMENT_TECHNIQUES = {"full", "offload", "kvpr", "flexgen", "fastdecode", "pla
 
 
 def known_difference(deployment: Deployment, one: Technique, other: Technique) -> float:
-    """Known relative error between two techniques: the larger one's, on rows that no fit saw."""
-    names = {"full" if _only_places(t) else t.name for t in (one, other)}
+    """Known relative error between two techniques: the larger one's, on rows that no fit saw.
+
+    Two placements err alike, whatever they move; full KV, which engines run, is measured apart.
+    """
+    plain = FULL in {one.name, other.name}
+    names = {FULL if _only_places(t) and not plain else t.name for t in (one, other)}
     return max(typical_error(deployment, name) for name in names)
 
 
@@ -454,9 +487,6 @@ def check_objective(objective: str, deployment: Deployment) -> None:
             f"--objective cost: {deployment.hardware.name} has no price; expected a GPU with USD/h "
             f"in `kvsim gpus`, or a profile with price.usd_per_hour"
         )
-
-
-SIMPLEST = (0, 0)  # full KV
 
 
 def simplicity_rank(technique: Technique) -> tuple[int, ...]:

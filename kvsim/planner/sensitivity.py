@@ -35,9 +35,8 @@ from kvsim.planner.alternatives import (
     narrower_weights,
     quick_plan,
 )
-from kvsim.planner.costs import ALONE
-from kvsim.planner.local_search import search_from
-from kvsim.planner.mixed_search import FoundMix, MixedPlacements, Placements, add_mixes
+from kvsim.planner.layers import add_placements
+from kvsim.planner.local_search import UniformPlacements, search_from, streams_weights
 from kvsim.planner.question import (
     DEFAULT_TPOT,
     DEFAULT_TTFT,
@@ -72,15 +71,6 @@ from kvsim.techniques.technique import Technique
 PRICE_STEP = 1.1  # times a bandwidth or a time
 PRICE_REACH = 1.25  # techniques this far behind may win where something changes by a tenth
 MIN_PRICE = 1e-3  # a gain below this is none
-PRICED_BATCHES = (
-    0.9,
-    1.0,
-    1.04,
-    1.08,
-    1.12,
-    1.17,
-    1.23,
-)  # times a batch: what a tenth more may allow
 SAME_OBJECTIVE = 5e-3  # relative difference below which the simpler of two is named
 UNLIMITED_MEMORY = 64.0  # times the memory, where its limit is taken away
 
@@ -96,7 +86,7 @@ class Binding:
 
 
 def solve_prices(
-    question: Question, search: TableSearch, row: int, mixed: MixedPlacements
+    question: Question, search: TableSearch, row: int, uniform: UniformPlacements
 ) -> dict[str, float]:
     """Relative gain of the objective for a little more of each thing, as solved again.
 
@@ -108,9 +98,7 @@ def solve_prices(
     known.refine()
     refined = _best_value(known)
     value = search.value(row) if refined is None else min(search.value(row), refined)
-    placements = mixed.placements
-    mixes = [x for x in placements.contenders(search.value(row)) if x.arrangement.blocks > 1]
-    starts = mixed.starts(search.value(row))
+    starts = uniform.starts
     asked = {"one more GiB of GPU memory": known.under(gpu_memory=limits.gpu_memory + GIB)}
     more = question.with_limits(host_memory=limits.host_memory + 16 * GIB)
     uses_host = bool(known.table.columns["host_memory"].any())
@@ -131,10 +119,8 @@ def solve_prices(
     found: dict[str, float] = {}
     for label, other in asked.items():
         other.refine()
-        for prediction in search_from(other.q, starts, placements.streams).best:
+        for prediction in search_from(other.q, starts, streams_weights(other.q)).best:
             other.include(prediction)
-        for mix in mixes:
-            _include_solved(other, mix)
         better = _best_value(other)
         found[label] = 0.0 if better is None else relative_gain(value, better)
     return found
@@ -143,15 +129,6 @@ def solve_prices(
 def _tabulate(q: Question, leaders: list[Technique], *gpu: float) -> TableSearch:
     """Some techniques at every batch that the limits, or these GPU memories, allow. [B]"""
     return TableSearch(q, tabulate_settings(q, leaders, (q.limits.gpu_memory, *gpu)))
-
-
-def _include_solved(search: TableSearch, mix: FoundMix) -> None:
-    """Solve the shares of a mix again, at batches near its own, and include the best."""
-    q, own = search.q, float(mix.prediction.batch[0])
-    some = np.ceil(own * np.array(PRICED_BATCHES)) if q.workload.batch is None else np.array([own])
-    found = Placements(q, only=tuple(some.tolist()), families=(mix.family,)).near(mix)
-    if found is not None:
-        search.include(found.prediction)
 
 
 def _best_value(search: TableSearch) -> float | None:
@@ -165,7 +142,7 @@ def find_bindings(
     search: TableSearch,
     row: int,
     found: dict[str, float],
-    mixed: MixedPlacements,
+    uniform: UniformPlacements,
 ) -> list[Binding]:
     """Limits whose price is not zero, with what taking them away would bring."""
     value, limits = search.value(row), []
@@ -177,7 +154,7 @@ def find_bindings(
     }
     for name, label in cheap.items():
         if found.get(label, 0.0) > MIN_PRICE:
-            limits.append(_solve_without(question, search, row, name, mixed))
+            limits.append(_solve_without(question, search, row, name, uniform))
     for name in ("loss", "assumed"):
         other = search.optimum(question.limits.finite(without=name) | {"harm": KNOWN_BAD})
         if other is None:
@@ -193,7 +170,7 @@ def find_bindings(
 
 
 def _solve_without(
-    q: Question, search: TableSearch, row: int, name: str, mixed: MixedPlacements
+    q: Question, search: TableSearch, row: int, name: str, uniform: UniformPlacements
 ) -> Binding:
     """Solved without a limit; where memory is unlimited, batches grow with it."""
     free = q.with_limits(**{name: np.inf})
@@ -204,18 +181,8 @@ def _solve_without(
     else:
         other = search.under(**{name: np.inf})
     limits, value = free.limits.finite(), search.value(row)
-    for prediction in search_from(other.q, mixed.starts(value), mixed.placements.streams).best:
+    for prediction in search_from(other.q, uniform.starts, streams_weights(other.q)).best:
         other.include(prediction)
-    mix = mixed.rows.get(row)
-    if mix is not None:
-        known = other.optimum(limits)
-        families = ALONE if any(mix.family <= f for f in ALONE) else (mix.family,)
-        placements = Placements(other.q, families=families)
-        least = value if known is None else other.value(known)
-        for better in placements.better_than(least, placements.bounds(least), most=1):
-            other.include(better.prediction)
-    elif not name.endswith("memory"):  # a longer time may pay for other places
-        add_mixes(other.q, other, roughly=True, known=mixed.placements)
     found = other.optimum(limits)
     if found is None:
         return Binding(name, 0.0, "")
@@ -349,7 +316,7 @@ def _first_breakpoint(
 def _winner(q: Question, rivals: list[Technique]) -> str:
     """What is chosen of some techniques and of mixes of places, by name."""
     search = TableSearch(q, tabulate_settings(q, rivals))
-    add_mixes(q, search, roughly=True)
+    add_placements(q, search)
     row = search.chosen(q.limits.finite())
     return "" if row is None else technique_label(search.table.technique[row])
 
@@ -516,7 +483,7 @@ def explain_no_plan(question: Question, search: TableSearch) -> NoPlanError:
     ]
     text = " or ".join(parts)
     if not parts:
-        text = "no limit alone is in the way; " + _describe_excess(question, columns, hard)
+        text = "several limits fail together; " + _describe_excess(question, columns, hard)
     advice = list(find_remedies(question, search, looser))
     if advice:
         text += ". What meets every limit: " + "; ".join(str(a) for a in advice)
@@ -534,7 +501,7 @@ def _too_lossy(question: Question, search: TableSearch) -> str:
         return f"{text}; --lossy admits techniques whose loss is not known"
     row = int(finite[np.argmin(table.columns["loss"][finite])])
     option = " ".join(admitting_options(question, search, row))
-    return f"{text}; {option} admits {table.technique[row]}, which {table.evidence[row]}"
+    return f"{text}; {option} admits {table.technique[row]} ({table.evidence[row]})"
 
 
 def _describe_limit(question: Question, name: str, value: float) -> str:
@@ -648,10 +615,11 @@ def remedies_with_longer_ttft(question: Question) -> Iterator[Advice]:
 
 
 def _best_placement(q: Question) -> Prediction | None:
-    """The best mix of placements, where no single technique fits."""
-    placements = Placements(q)
-    found = list(placements.better_than(np.inf, placements.bounds()))
-    return found[-1].prediction if found else None
+    """The best placement, where no single technique fits."""
+    search = TableSearch(q, Options())
+    add_placements(q, search)
+    row = search.optimum(q.limits.finite())
+    return None if row is None else search.replay(row)
 
 
 def _round_up_time(value: float) -> tuple[float, str]:

@@ -190,6 +190,8 @@ class Options:
 
     def add(self, other: "Options") -> None:
         """Append the rows of another table."""
+        if not len(other):  # it has no columns either
+            return
         self.technique += other.technique
         self.name = np.concatenate([self.name, other.name])
         self.evidence += other.evidence
@@ -293,12 +295,17 @@ def tabulate(question: Question, names: tuple[str, ...] = ()) -> Options:
     ----------
     names : of the techniques, if not all that the question admits.
     """
-    q = replace(question, admission=replace(question.admission, only=names)) if names else question
+    q = question
     table, lengths = Options(), (q.workload.prompt, q.workload.generate)
     for technique in q.admission.candidates():
-        if technique.refuses(q.deployment):
+        if names and technique.name not in names:
+            continue
+        drafts = "gamma" in technique.settings  # which settings with an acceptance may be able to
+        if not drafts and technique.refuses(q.deployment):
             continue
         for t in q.admission.settings(technique, q.deployment, *lengths):
+            if drafts and t.refuses(q.deployment):
+                continue
             batches = candidate_batches(q, t)
             if batches.size:
                 table.add(evaluate(q, t, batches))

@@ -88,12 +88,34 @@ def break_evens(prediction: Prediction, full: Technique) -> Iterator[BreakEven]:
     speed = _Speeds(full, prediction.generate)
     prompts = [p for p in PROMPT_POINTS if p + prediction.generate <= d.model.max_context]
     yield from _make("prompt", prompts, [speed.ratio(t, d, batch, p) for p in prompts])
-    batches = [b for b in BATCH_POINTS if b % t.tiles() == 0]
-    yield from _make("batch", batches, [speed.ratio(t, d, b, prompt) for b in batches])
+    by_batch = gains_by_batch(prediction, full)
+    if by_batch is not None:
+        yield by_batch
     yield from _acceptances(prediction, speed)
     ratios = [speed.ratio(t, linked(d, factor), batch, prompt) for factor in LINK_FACTORS]
     if np.ptp(ratios) > MOVES * abs(ratios[0]):
         yield from _make("link", LINK_FACTORS, ratios)
+
+
+def gains_by_batch(prediction: Prediction, full: Technique) -> BreakEven | None:
+    """Compare decoding with full KV at every number of sequences that fits.
+
+    Parameters
+    ----------
+    prediction
+        The prediction.
+    full
+        Full KV.
+
+    Returns
+    -------
+    BreakEven | None
+        None where fewer than two batches fit.
+    """
+    t, speed = prediction.technique, _Speeds(full, prediction.generate)
+    batches = [b for b in BATCH_POINTS if b % t.tiles() == 0]
+    ratios = [speed.ratio(t, prediction.deployment, b, prediction.prompt) for b in batches]
+    return next(_make("batch", batches, ratios), None)
 
 
 def break_even_acceptance(prediction: Prediction, full: Technique) -> float | None:

@@ -198,6 +198,11 @@ class Prediction:
         return self._squeeze(makespan(self.technique.prefill(self.deployment, p), self.deployment))
 
     @property
+    def of_clients(self) -> bool:
+        """Whether the batch is clients of a closed loop, whose times are played."""
+        return False
+
+    @property
     def ttft_s(self) -> Array:
         """Time to the first token of a batch that starts on an idle GPU. [s]"""
         return self.prefill_s

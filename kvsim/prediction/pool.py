@@ -8,7 +8,7 @@ import numpy as np
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.graph import Point
-from kvsim.machines.deployment import Deployment
+from kvsim.machines.deployment import Deployment, HostLayers
 from kvsim.options import ENGINE_SHARE
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point, left_for_caches, phases, tier_bytes, weights_bytes
@@ -164,6 +164,10 @@ def remedies(prediction: Prediction) -> Iterator[Remedy]:
             if found is not None:
                 yield Remedy(f"--{kind} {value}", found)
                 break
+    if d.model.experts and not d.host:
+        found = _try_change(prediction, host=HostLayers(frozenset(range(d.model.layers))))
+        if found is not None:
+            yield Remedy("--n-cpu-moe all", found)
 
 
 def _try_change(prediction: Prediction, **change: object) -> Prediction | None:

@@ -7,18 +7,20 @@ falls with it, and the best number of drafts lies where one more costs what it b
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
-from math import log
+from math import exp, log
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvsim.files import TABLE, read_records
 from kvsim.frozen import frozen
+from kvsim.techniques.acceptance import find_accepted, load_summaries
 
 if TYPE_CHECKING:
     from kvsim.traces.attention import Acceptance
 
 MOST_DRAFTS = 16
+WITHIN_80 = 1.2816  # standard deviations below which one in ten lies
 MAX_IMAGINARY_PART = 1e-9  # imaginary part below which a root is a real one
 
 
@@ -32,10 +34,27 @@ class Positions:
         Mean accepted drafts by the number of drafts, that number less one as the index. (16,)
     source
         Where they come from, in words.
+    most
+        Drafts of a round that were measured at most; more are not planned.
+    spread
+        Relative standard deviation of tokens per round between models and texts.
     """
 
     accepted: tuple[float, ...]
     source: str
+    most: int = MOST_DRAFTS
+    spread: float = 0.0
+
+    def likely_rate(self, gamma: int) -> float:
+        """Compute accepted over drafted tokens that nine in ten models and texts reach.
+
+        Parameters
+        ----------
+        gamma
+            Drafted tokens per round. [tokens]
+        """
+        tokens = (1 + self.rate(gamma) * gamma) * exp(-WITHIN_80 * self.spread)
+        return max(tokens - 1, 0.0) / gamma if gamma else 0.0
 
     def rate(self, gamma: int) -> float:
         """Compute accepted over drafted tokens of a round.
@@ -62,7 +81,8 @@ def from_rate(rate: float, gamma: int, source: str) -> Positions:
     gamma : drafts per round when it was seen.
     """
     each = probability(rate, gamma)
-    return Positions(tuple(_geometric(each, n) for n in range(1, MOST_DRAFTS + 1)), source)
+    found = tuple(_geometric(each, n) for n in range(1, MOST_DRAFTS + 1))
+    return Positions(found, source, gamma)
 
 
 def from_rates(rates: Mapping[int, float], source: str) -> Positions:
@@ -90,7 +110,7 @@ def from_rates(rates: Mapping[int, float], source: str) -> Positions:
             found.append(values[i - 1] + part * (values[i] - values[i - 1]))
         else:
             found.append(found[-1] + slope * each ** (n - last))
-    return Positions(tuple(found), source)
+    return Positions(tuple(found), source, last)
 
 
 def from_measured(found: "Acceptance") -> Positions:
@@ -132,7 +152,7 @@ def _geometric(each: float, gamma: int) -> float:
 
 
 def published(model: str, draft: str, context: float) -> Positions | None:
-    """Look up published rates of a model and a draft, averaged over their texts.
+    """Look up measured rates of a model and a draft, averaged over their texts.
 
     Parameters
     ----------
@@ -150,7 +170,7 @@ def published(model: str, draft: str, context: float) -> Positions | None:
     """
     rows = [r for r in _rows() if r["model"] == model and r["draft"] == draft]
     if not rows:
-        return None
+        return _from_library(model, draft)
     contexts = {float(r["context_tokens"]) for r in rows}
     near = min(contexts, key=lambda c: abs(log(c / max(context, 1.0))))
     here = [r for r in rows if float(r["context_tokens"]) == near]
@@ -161,6 +181,18 @@ def published(model: str, draft: str, context: float) -> Positions | None:
         rates[gamma] = sum(some) / len(some)
     texts = ", ".join(dict.fromkeys(r["text"] for r in here))
     return from_rates(rates, f"published for {model} at {near:.0f} tokens ({texts})")
+
+
+def _from_library(model: str, draft: str) -> Positions | None:
+    """A method's acceptance on this model, or the mean of others."""
+    found = find_accepted(draft, MOST_DRAFTS, model=model)
+    if found is None:
+        return None
+    accepted = tuple(float(x) for x in np.cumsum(found.shares))
+    some = [s for s in load_summaries() if s.method == draft]
+    own = [s for s in some if s.model == model]
+    most = max(int(s.drafts.split()[-1]) for s in own or some)
+    return Positions(accepted, f"measured, {found.source}", min(most, MOST_DRAFTS), found.spread)
 
 
 @cache

@@ -1,11 +1,12 @@
 """The evidence of a setting's loss on a model, and whether that is enough to choose it.
 
-Evidence is, in this order: measured on this checkpoint; published for this model; published for
-other models of its attention kind; none. Measured and published losses have different units, and
-one verdict never mixes them. Eviction must also pass a test of retrieval.
+Evidence is measured on this checkpoint, or published for this model and others of its attention
+kind, pooled as ``quality.pooling`` says; weights and caches are held to one rule. Admitted is what
+stays within the limit at the upper end of its loss. Eviction must also pass a test of retrieval.
 """
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache
 from shlex import quote
 from typing import Literal, get_args
@@ -13,12 +14,23 @@ from typing import Literal, get_args
 from kvsim.frozen import frozen
 from kvsim.models.model import Model
 from kvsim.quality.measured import QualityRun, Row, published_by_kind, shipped
-from kvsim.quality.settings import Harshness, harshness
+from kvsim.quality.pooling import (
+    UPPER,
+    LossBound,
+    Score,
+    bound_loss,
+    pool_scores,
+    shipped_formats,
+    usual_questions,
+)
+from kvsim.quality.settings import PERPLEXITY, Harshness, harshness
 from kvsim.techniques.technique import Technique, compose
 
 Kind = Literal["lossless", "measured", "expected", "published", "published elsewhere", "none"]
 EVIDENCE_KINDS: tuple[Kind, ...] = get_args(Kind)
 
+QUALITY_KINDS = ("short answers", "retrieval", "long generation", "perplexity")
+ATTENTION_WORDS = {"grouped queries": "GQA", "one cache per head": "MHA", "latent (MLA)": "MLA"}
 REACH = 4.0  # times the context of the evidence; what packing loses does not grow with it
 WITHIN = 1.96  # standard errors of an interval
 UNTRIED = "that is a gentler setting or a shorter context, and this one was not measured"
@@ -38,6 +50,8 @@ class Evidence:
         The benchmark and model, or the run, that the loss is of.
     missing
         What would have to be measured before this counts, if anything.
+    untried
+        Kinds of benchmarks without evidence.
     """
 
     kind: Kind
@@ -48,13 +62,19 @@ class Evidence:
     worst: str = ""
     source: str = ""
     missing: str = ""
+    untried: tuple[str, ...] = ()
+
+    @property
+    def bound(self) -> float:
+        """The upper end of the loss."""
+        return self.high if self.high == self.high else self.loss
 
     @property
     def column(self) -> float:
-        """As a limit sees it: 0 without loss, infinite where nothing is known."""
+        """As a limit sees it: the upper end, 0 without loss, infinite where nothing is known."""
         if self.kind == "lossless":
             return 0.0
-        return float("inf") if self.missing or self.kind == "none" else max(self.loss, 0.0)
+        return float("inf") if self.missing or self.kind == "none" else max(self.bound, 0.0)
 
     def admitted(self, most: float, unknown: bool) -> bool:
         """Whether a plan may choose it.
@@ -68,7 +88,7 @@ class Evidence:
             return True
         if self.kind == "none" or self.missing:
             return unknown and not self.loss > most
-        return self.loss <= most
+        return self.bound <= most
 
     def __str__(self) -> str:
         """The evidence of the loss, in one sentence."""
@@ -76,9 +96,10 @@ class Evidence:
             return "same tokens as full-precision KV"
         if self.kind == "none":
             return f"no evidence: {self.missing}"
-        low, loss, high = (f"{100 * share:.1f} %" for share in (self.low, self.loss, self.high))
-        interval = f", {low} to {high}" if self.high > self.low else ""
-        text = f"loses {loss} {self.unit}{interval} ({self.worst}; {self.source})"
+        shares = (f"{100 * share:.1f} %" for share in (self.low, self.loss, self.high))
+        low, loss, high = (text.replace("-0.0", "0.0") for text in shares)
+        interval = f" (95 % interval {low} to {high})" if self.high > self.low else ""
+        text = f"loss of {self.unit} {loss}{interval}; {self.worst}; {self.source}"
         return f"{text}; {self.missing}" if self.missing else text
 
 
@@ -104,12 +125,7 @@ def evidence(
     if found is not None:
         return found
     rows = published_by_kind().get(mine.kind, ())
-    own = [r for r in rows if r.model == model.name]
-    found = _published(mine, own, length, "published")
-    if found is not None:
-        return found
-    alike = [r for r in rows if r.model != model.name and _same_kind(r.model, model)]
-    found = _published(mine, alike, length, "published elsewhere")
+    found = _published(mine, rows, model, length) or _by_format(model, "cache", technique.name)
     if found is not None:
         return found
     warned = _warned(mine, [r for r in rows if r.model != model.name])
@@ -121,6 +137,55 @@ def evidence(
         f"model{warning}; `kvsim validate --quality --model {quote(model.name)} "
         f"--techniques {technique.name} --out mine.json` does, and `plan --quality mine.json` "
         f"reads it",
+    )
+
+
+FORMAT_FAMILIES = {
+    "fp8": "fp8", "fp8-dynamic": "fp8", "fp8-block": "fp8", "int8": "int8", "int4": "int4",
+    "int4-g32": "int4", "awq": "int4", "mxfp4": "mxfp4", "nvfp4": "nvfp4",
+}  # fmt: skip
+"""Formats of ``--weights`` by what the summaries of published scores call them."""
+
+
+def weights_evidence(model: Model, weights: str) -> Evidence:
+    """The evidence of what weights in a format lose on a model.
+
+    Parameters
+    ----------
+    model
+        The model.
+    weights
+        Format of its weights, in the notation of ``--weights``.
+    """
+    if weights in ("fp16", "bf16", "f16", model.released):
+        return Evidence("lossless")
+    found = _by_format(model, "weights", FORMAT_FAMILIES.get(weights, weights))
+    if found is not None:
+        return found
+    return Evidence("none", missing=f"no scores of {weights} weights are known for such a model")
+
+
+def _by_format(model: Model, part: str, form: str) -> Evidence | None:
+    """What published scores say of weights, or of a cache, in a format."""
+    attention = ATTENTION_WORDS[attention_kind(model)]
+    found = bound_loss(shipped_formats(), model.name, attention, part, form)
+    return None if found is None else _of_bound(found, f"{form} {part}", found.own)
+
+
+def _of_bound(found: LossBound, what: str, own: bool) -> Evidence:
+    """Evidence of a pooled loss; the interval reaches as far down as up."""
+    unit = PERPLEXITY if found.kind == "perplexity" else "relative score"
+    several = f"{found.models} models" if found.models > 1 else "one model"
+    counted = "" if unit == PERPLEXITY else f", {found.questions:,} questions"
+    return Evidence(
+        "published" if own else "published elsewhere",
+        found.loss,
+        2 * found.loss - found.bound,
+        found.bound,
+        unit,
+        f"{what}, {found.kind}, {several}{counted}",
+        found.source,
+        untried=tuple(k for k in QUALITY_KINDS if k not in found.kinds and k != "perplexity"),
     )
 
 
@@ -168,7 +233,14 @@ def _measured(mine: Harshness, known: Sequence[QualityRun], length: float) -> Ev
     against = [r for r in known if r.setting.at_least_as_gentle(mine)]
     if not covers and not against:
         return None
-    nearest = [min(covers, key=lambda r: r.loss)] if covers else []
+    nearest = [
+        r
+        for r in covers
+        if not any(
+            o.setting.at_least_as_gentle(r.setting) and not r.setting.at_least_as_gentle(o.setting)
+            for o in covers
+        )
+    ]
     worst = max([*nearest, *against], key=lambda r: r.loss)
     missing = "" if covers else UNTRIED
     if mine.family == "eviction" and not all(r.retrieval for r in nearest):
@@ -179,36 +251,62 @@ def _measured(mine: Harshness, known: Sequence[QualityRun], length: float) -> Ev
     )
 
 
-def _published(mine: Harshness, rows: Sequence[Row], length: float, kind: Kind) -> Evidence | None:
-    """The worst benchmark of the worst model; scores of retrieval count for eviction only."""
-    if mine.family != "eviction":
-        rows = [r for r in rows if r.measure != "retrieval"]
+def _published(
+    mine: Harshness, rows: Sequence[Row], model: Model, length: float
+) -> Evidence | None:
+    """What papers say of a setting, pooled by kind of benchmark.
+
+    The gentlest settings that are no gentler than this one speak for it; of those at least as
+    gentle, what a single benchmark loses beyond doubt counts too.
+    """
+    attention = attention_kind(model)
+    rows = [r for r in rows if r.model == model.name or _kind_of(r.model) == attention]
     covers = [r for r in rows if mine.at_least_as_gentle(r.setting) and _reaches(mine, r, length)]
     against = [r for r in rows if r.setting.at_least_as_gentle(mine)]
-    if not covers and not against:
+    nearest = [r for r in covers if not any(_gentler(o, r) for o in covers)]
+    pooled = pool_scores(map(_score, nearest or against))
+    found = bound_loss(pooled, model.name, attention, "cache", mine.kind)
+    if found is None:
         return None
-    nearest: dict[tuple[str, str], Row] = {}
-    for r in covers:
-        key = (r.model, r.benchmark)
-        if key not in nearest or r.loss < nearest[key].loss:
-            nearest[key] = r
-    worst = max([*nearest.values(), *against], key=lambda r: r.loss)
+    worst = max(against, key=lambda r: r.loss - UPPER * r.error, default=None)
+    doubt = 0.0 if worst is None else worst.loss - UPPER * worst.error
+    if worst is not None and doubt > found.bound:  # a single benchmark, beyond doubt
+        found = replace(found, bound=doubt, loss=doubt, kind=worst.benchmark)
+    name = min(r.technique for r in (nearest or against))
+    known = _of_bound(found, name, any(r.model == model.name for r in nearest))
     missing = "" if covers else UNTRIED
-    if covers and mine.family == "eviction" and all(r.measure != "retrieval" for r in covers):
+    if covers and mine.family == "eviction" and "retrieval" not in found.kinds:
         missing = "eviction also needs a test of retrieval, which no table has"
-    low, high = worst.loss - WITHIN * worst.error, worst.loss + WITHIN * worst.error
-    where = f"{worst.technique}, {worst.benchmark}, {worst.model}"
-    return Evidence(kind, worst.loss, low, high, worst.unit, where, worst.source, missing)
+    return replace(known, missing=missing)
+
+
+def _gentler(one: Row, other: Row) -> bool:
+    """Whether a row's setting is gentler than another's."""
+    mine, its = one.setting, other.setting
+    return mine.at_least_as_gentle(its) and not its.at_least_as_gentle(mine)
+
+
+def _score(row: Row) -> Score:
+    """A row of a paper as a score to pool."""
+    kind = {"perplexity": "perplexity", "retrieval": "retrieval"}.get(row.measure, "short answers")
+    asked = float(row.questions) or usual_questions(row.benchmark)
+    error = row.error or (0.002 if kind == "perplexity" else _error_of(row, asked))
+    where = row.benchmark, row.source
+    form = row.setting.kind
+    return (
+        row.model, _kind_of(row.model), "cache", form, kind, row.loss, error,
+        1.0 if kind == "perplexity" else asked, *where,
+    )  # fmt: skip
+
+
+def _error_of(row: Row, questions: float) -> float:
+    """The standard error of a row's loss if its score were a mean of so many questions."""
+    return replace(row, questions=round(questions)).error
 
 
 def _reaches(mine: Harshness, found: QualityRun | Row, length: float) -> bool:
     """Whether evidence at one context speaks for another."""
     return mine.family == "packing" or not found.context or length <= REACH * found.context
-
-
-def _same_kind(name: str, model: Model) -> bool:
-    """Whether a published model keeps its cache as this one does."""
-    return _kind_of(name) == attention_kind(model)
 
 
 @cache

@@ -5,14 +5,17 @@ heading, so that a reader who stops early has read what matters most.
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field, replace
 from html import escape
 
 from kvsim.frozen import frozen
 from kvsim.report.json import Row
 from kvsim.report.terminal import BLANK, Block, Hanging, Items
+from kvsim.report.units import likelihood, rate, rounded, seconds, usd
 
+BRIEF = 2  # sentences of evidence that a terminal shows unless asked for more
+MAX_CHANGES = 4  # that a brief answer lists
 MAX_VERDICT_WORDS = 60  # of a verdict at most
 CODE = re.compile("`([^`]+)`")
 COMMAND = re.compile(r"^([\w-]+): ((?:[\w-]+ serve|python -m sglang\.\w+) .*)$")
@@ -21,6 +24,18 @@ SENTENCE = re.compile(r"(?<=[^\d]\.) (?=[A-Z-])|(?<=\d\.) (?=[A-Z-])")
 MAX_COMMAND_WORDS = (
     MAX_VERDICT_WORDS // 2
 )  # words of a command line that leave room for what it gives
+
+
+TILES: dict[str, tuple[str, Callable[[float], str]]] = {
+    "requests_per_s": ("requests/s", lambda x: rounded(x, 3)),
+    "output_tok_s": ("output tokens/s", rate),
+    "ttft_s": ("TTFT", seconds),
+    "tpot_s": ("TPOT", seconds),
+    "usd_per_hour": ("price per hour", usd),
+    "usd_per_million_tokens": ("per million output tokens", usd),
+    "probability": ("probability of meeting the targets", likelihood),
+}
+"""Figures that a page shows at its top, by key: title, and how they are written."""
 
 
 @frozen
@@ -90,19 +105,58 @@ class Answer:
         """What a terminal shows first."""
         return [self.verdict, BLANK]
 
-    def body(self) -> list[Block]:
-        """What a terminal shows after the tables: the other sections."""
+    def body(self, brief: int = 0) -> list[Block]:
+        """What a terminal shows after the tables: the other sections.
+
+        Parameters
+        ----------
+        brief
+            Sentences of evidence that are shown; `rest` has the others. 0 shows all.
+        """
         blocks: list[Block] = []
         for heading, lines in self.sections():
+            if brief and heading == "Evidence":
+                lines = [" ".join(lines[:brief])]
+            elif brief and heading == "Runner-up":
+                continue  # a row of the table
+            elif brief and len(lines) > MAX_CHANGES + 1 and heading == "What to change":
+                more = f"{len(lines) - MAX_CHANGES} more with --verbose."
+                lines = [*lines[:MAX_CHANGES], more]
             single = len(lines) == 1
             blocks += (
                 [Hanging(f"{heading}: {lines[0]}")] if single else [f"{heading}:", Items(lines)]
             )
         return blocks
 
+    def rest(self, brief: int) -> list[Block]:
+        """What a brief body leaves out."""
+        cut = self.changes[MAX_CHANGES:] if len(self.changes) > MAX_CHANGES + 1 else ()
+        told = (*cut, *([self.runner_up] if self.runner_up else []), *self.evidence[brief:])
+        return [Items(told)] if told else []
+
+    def tiles(self) -> Iterator[tuple[str, str, str]]:
+        """Title, value and interval of the figures that decide."""
+        ranges = self.figures.get("ranges", {})
+        for key, (title, show) in TILES.items():
+            value = self.figures.get(key)
+            if isinstance(value, dict):  # percentiles: the one that was asked for, else p90
+                part = next((p for p in ("at_target", "p90", "p99") if value.get(p)), "")
+                title, value = f"{title} {part}".replace(" at_target", ""), value.get(part)
+            if isinstance(value, int | float):
+                found = ranges.get(key)
+                between = found and f"{show(found['low'])} to {show(found['high'])}"
+                yield title, show(value), between or ""
+
     def html(self) -> str:
         """The answer as part of a page."""
         parts = [f'<p class="verdict">{escape(self.verdict)}</p>']
+        found = [
+            f"<div><dt>{title}</dt><dd>{value}</dd>"
+            + (f"<dd>{between}</dd>" * bool(between))
+            + "</div>"
+            for title, value, between in self.tiles()
+        ]
+        parts += [f'<dl class="tiles">{"".join(found)}</dl>'] if found else []
         for heading, lines in self.sections():
             items = "".join(f"<li>{_mark_command(line)}</li>" for line in lines)
             parts.append(f"<h2>{escape(heading)}</h2><ul>{items}</ul>")

@@ -1,7 +1,6 @@
 """``kvsim calibrate``: numbers of a measured machine, and a stack fitted to a serving run."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from datetime import date
 from math import isfinite
 from pathlib import Path
@@ -10,17 +9,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvsim.evidence import logs as fromrun
 from kvsim.evidence.leastsquares import Fit
 from kvsim.evidence.logs import MeasuredRun
 from kvsim.evidence.machine.fit import Calibration
 from kvsim.evidence.machine.profile import Machine, profile_number, shortfalls
 from kvsim.evidence.machine.solve import Known
-from kvsim.evidence.stackfile import fitted_text
+from kvsim.evidence.stackfile import fitted_text, measure_errors
 from kvsim.files import replace_text
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Hardware
-from kvsim.machines.profiles import with_numbers
+from kvsim.machines.keys import CHECKED_KINDS
 from kvsim.report import units
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.json import Row, number
@@ -34,6 +32,8 @@ from kvsim.techniques.technique import Technique
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
+    from kvsim.evidence.runfit import RunFit
+
 METRIC_TITLES = {
     "ttft_mean": "mean TTFT",
     "ttft_p50": "median TTFT",
@@ -43,11 +43,12 @@ METRIC_TITLES = {
 """Statistics of a run that predictions are compared in."""
 
 MEANINGS = {
-    "kernel.gemm.memory": "share of the memory bandwidth that matrix products reach",
-    "kernel.gemm.compute": "share of the arithmetic rate that matrix products reach",
-    "time.step_s": "time of a pass besides its kernels",
+    "memory": "share of the memory bandwidth that these kernels reach",
+    "compute": "share of the arithmetic rate that these kernels reach",
+    "step_s": "time of a pass besides its kernels",
+    "sequence_s": "further such time per sequence",
 }
-"""Of what a run can tell of a stack."""
+"""Of what a run can tell of a stack, by the last part of a key."""
 
 
 def make_machine_result(answer: Row, notes: Sequence[str], command: str = "") -> Result[Row]:
@@ -182,7 +183,7 @@ def make_table_result(fields: Row, out: str, command: str = "") -> Result[Row]:
     for row in fields.get("classes", ()):
         told = "nothing held out"
         if row["median_error"] is not None:
-            told = f"{_format_errors(row)} on shapes that no fit saw"
+            told = f"{_format_errors(row)} on held-out shapes"
         lines.append(f"{row['class']}: {row['rows']:,} rows, {told}")
         lines += _list_numbers(row["numbers"])
     return Result(command, title, Answer(""), fields, fields, blocks=[Verbatim("\n".join(lines))])
@@ -190,7 +191,7 @@ def make_table_result(fields: Row, out: str, command: str = "") -> Result[Row]:
 
 def _format_errors(row: Row) -> str:
     median, p90 = 100 * row["median_error"], 100 * row["p90_error"]
-    return f"{median:.2g} % at the median and {p90:.2g} % for nine in ten"
+    return f"{median:.2g} % (median) and {p90:.2g} % (90th percentile)"
 
 
 def _list_numbers(numbers: Mapping[str, Row]) -> list[str]:
@@ -229,32 +230,37 @@ def calibrate_from_run(
     InputError
         If there are too few requests, or the place cannot be written.
     """
-    fit = fromrun.fit_run(run, technique, deployment, rules, first)
-    fitted = replace(deployment, stack=with_numbers(deployment.stack, fit.values))
-    found = fromrun.simulate_run(run, technique, fitted, rules)
-    seen = fromrun.errors(run, found, slice(0, first))
-    unseen = fromrun.errors(run, found, slice(first, None))
-    plain = fromrun.simulate_run(run, technique, deployment, rules)
-    before = fromrun.errors(run, plain, slice(first, None))
-    count = len(run.requests)
+    from kvsim.evidence import runfit  # a machine is measured where Numba is missing
+
+    fit = runfit.fit_run(run, technique, deployment, rules, first)
+    late, count = slice(first, None), len(run.requests)
+    seen = runfit.errors(run, fit.after, slice(0, first))
+    unseen, before = (runfit.errors(run, found, late) for found in (fit.after, fit.before))
     if out is not None:
         errors = ", ".join(f"{name} {100 * value:+.1f} %" for name, value in unseen.items())
         rows = f"the first {first} of {count} requests"
         told = f"on the other {count - first} requests of the run: {errors}"
-        kept = replace(fit, residuals=fit.residuals[:0])  # hundreds of them tell a reader nothing
-        replace_text(out, fitted_text(deployment.stack, stack, kept, rows, told, str(date.today())))
+        used = {} if fit.refused else {k: fit.numbers[k] for k in fit.moved}
+        kept = Fit(used, {k: fit.errors[k] for k in used}, np.empty(0), ())
+        ratios = dict(zip(CHECKED_KINDS, 1 / runfit.ratios(run, fit.after, late), strict=True))
+        ratios = {kind: each[np.isfinite(each)] for kind, each in ratios.items()}
+        where = deployment.hardware.name, deployment.model.name, technique.name
+        text = fitted_text(
+            deployment.stack, stack, kept, rows, told, str(date.today()),
+            measure_errors(ratios, where),
+        )  # fmt: skip
+        replace_text(out, text)
     row = _fit_fields(fit, seen, unseen, before, first, count)
     row |= {"model": deployment.model.name, "gpu": deployment.hardware.name, "stack": stack}
-    late = slice(first, None)
     curves = {
         "measured": run.first[late] - run.requests.arrival[late],
-        "after the fit": found.ttft_s[late],
-        "before the fit": plain.ttft_s[late],
+        "after the fit": fit.after.ttft_s[late],
+        "before the fit": fit.before.ttft_s[late],
     }
     times = {name: np.quantile(v, np.linspace(0, 1, 101)).tolist() for name, v in curves.items()}
     answer = _write_run_answer(row, deployment, "" if out is None else str(out))
     tables = _run_tables(row)
-    confused = [f"The run does not separate {a} from {b}." for a, b in row["confused"]]
+    verdicts = [*_write_verdicts(fit), *_write_confused(row)]
     errors = "Predicted over measured less one, requests that the fit did not see"
     return Result(
         command,
@@ -264,7 +270,7 @@ def calibrate_from_run(
         times,
         [row],
         tables=tables,
-        blocks=[*answer.head(), *tables, *confused, *answer.body(), f"Written to {out}."],
+        blocks=[*answer.head(), *tables, *verdicts, *answer.body(), f"Written to {out}."],
         draw=lambda: [
             (errors, _errors(row)),
             ("Time to first token of those requests", _waits(times)),
@@ -272,17 +278,35 @@ def calibrate_from_run(
     )
 
 
+def _write_confused(row: Row) -> list[str]:
+    return [f"The run does not separate {a} from {b}." for a, b in row["confused"]]
+
+
+def _write_verdicts(fit: "RunFit") -> list[str]:
+    """Which numbers stay as they were, and why."""
+    words = {
+        "agrees": "As shipped, because the run agrees with it",
+        "not told": "As shipped, because the run does not determine it",
+    }
+    found = [f"Refused: {fit.refused}."] if fit.refused else []
+    for verdict_, said in words.items():
+        keys = [key for key, each in fit.verdicts.items() if each == verdict_]
+        if keys:
+            more = "; a run with quiet and busy stretches and prompts of several lengths would"
+            found.append(f"{said}{more if verdict_ == 'not told' else ''}: {', '.join(keys)}.")
+    return found
+
+
 def _run_tables(row: Row) -> list[Table]:
     """Fitted numbers, and the errors on seen and unseen requests."""
     numbers = [{"key": key} | found for key, found in row["numbers"].items()]
     columns = [
         text_column("parameter", "key"),
-        Column("fitted", lambda n: _written(n, "value"), lambda n: n["value"]),
+        Column("by the run", lambda n: _written(n, "value"), lambda n: n["value"]),
         Column("±", lambda n: _written(n, "error"), lambda n: n["error"]),
-        text_column("means", lambda n: MEANINGS[n["key"]], rank=1),
+        text_column("means", lambda n: MEANINGS[n["key"].rpartition(".")[2]], rank=1),
+        text_column("", lambda n: n["verdict"]),
     ]
-    if not all(n["known"] for n in numbers):
-        columns.append(text_column("", lambda n: "" if n["known"] else "not determined"))
     unseen, before = row["error_not_seen"], row["error_before"]
     errors = [
         {"key": key, "fitted": value, "unseen": unseen[key], "before": before[key]}
@@ -311,26 +335,31 @@ def _error(heading: str, key: str) -> Column:
 
 def _write_run_answer(row: Row, deployment: Deployment, place: str) -> Answer:
     unseen, before = row["error_not_seen"], row["error_before"]
-    errors = ", ".join(
-        f"{METRIC_TITLES[key]} {100 * value:+.1f} % (before: {100 * before[key]:+.1f} %)"
-        for key, value in unseen.items()
-    )
-    vague = [key for key, n in row["numbers"].items() if not n["known"]]
+    now, was = (100 * float(np.mean(np.abs(list(x.values())))) for x in (unseen, before))
+    moved = [key for key, n in row["numbers"].items() if n["verdict"] == "moved"]
+    others = f"the {row['checked_requests']:,} requests on {deployment.hardware.name} that it left"
+    if row["refused"]:
+        done = f"The fit is refused: {row['stack']}'s own numbers predict {others} better."
+    elif moved:
+        done = f"The run changes {', '.join(moved)}; checked on {others}."
+    else:
+        done = f"The run tells nothing better than {row['stack']}'s numbers, which stay."
     return Answer(
         verdict(
             [
-                f"Fitted to {row['fitted_requests']:,} requests on {deployment.hardware.name}. On "
-                f"the other {row['checked_requests']:,} predictions are off by: {errors}.",
-                f"Use it with --stack {quote(str(place))}." if place else "",
+                f"{done} Statistics are {now:.1f} % off there on average (before: {was:.1f} %).",
+                f"Use it with --stack {quote(str(place))}: that is its interval there."
+                if place
+                else "",
             ],
-            [f"The run does not determine {', '.join(vague)}." if vague else ""],
+            [f"The fit saw the first {row['fitted_requests']:,} requests."],
         ),
         figures={"error_not_seen": unseen, "error_before": before},
     )
 
 
 def _fit_fields(
-    fit: Fit,
+    fit: "RunFit",
     seen: dict[str, float],
     unseen: dict[str, float],
     before: dict[str, float],
@@ -342,9 +371,15 @@ def _fit_fields(
         "fitted_requests": first,
         "checked_requests": count - first,
         "numbers": {
-            key: {"value": value, "error": number(fit.errors[key]), "known": key not in fit.unknown}
-            for key, value in fit.values.items()
+            key: {
+                "value": value,
+                "error": number(fit.errors[key]),
+                "known": fit.verdicts[key] != "not told",
+                "verdict": "refused" if fit.refused and key in fit.moved else fit.verdicts[key],
+            }
+            for key, value in fit.numbers.items()
         },
+        "refused": fit.refused,
         "confused": [list(pair) for pair in fit.confused],
         "error_fitted": seen,
         "error_not_seen": unseen,

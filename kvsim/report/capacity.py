@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from kvsim.planner.fleet.answer import CapacityAnswer
-from kvsim.planner.fleet.comparisons import ROBUST
+from kvsim.planner.fleet.answer import STRETCH, CapacityAnswer
 from kvsim.planner.fleet.demand import FleetTargets
 from kvsim.planner.fleet.play import Played
 from kvsim.report import capacity_tables as tables
@@ -17,7 +16,6 @@ from kvsim.report.answer import MAX_VERDICT_WORDS, Answer, verdict
 from kvsim.report.capacity_fields import (
     list_assumptions,
     make_fields,
-    name_fleet,
     name_replicas,
     price_per_million,
 )
@@ -27,8 +25,6 @@ from kvsim.report.plan import paste_blocks
 from kvsim.report.result import Result
 from kvsim.report.terminal import BLANK, Block, Heading
 from kvsim.report.units import likelihood, percent, usd
-
-MIN_LIKELIHOOD = 0.9  # likelihood below which a fleet is near its limit
 
 
 def make_result(
@@ -58,7 +54,7 @@ def make_result(
         ("Every replica that was considered", tables.considered_table(fields)),
     )
     pastes = [row for settings in engines for row in settings]
-    some = [answer.market.configurations[j].costs.deployment for j in answer.used]
+    some = [answer.fleet.kinds[j].costs.deployment for j in answer.used]
 
     def draw() -> Any:
         from kvsim.report.capacity_charts import draw_fleet
@@ -74,6 +70,7 @@ def make_result(
         fields["fleet"],
         tables=[tables.fleet_table(fields), *(replace(t, title=title) for title, t in more)],
         blocks=[*_list_blocks(fields), *paste_blocks(pastes)],
+        more=_list_more(fields),
         draw=draw,
         details=[replace(table, title=title) for title, table in details],
         remarks=_list_remarks(fields, answer),
@@ -86,19 +83,15 @@ def make_result(
 
 def _list_blocks(fields: Row) -> list[Block]:
     """The decision, the fleet, what it is compared with, and how sure it is."""
-    shown = [tables.fleet_table(fields), *tables.schedule_tables(fields), tables.load_table(fields)]
-    others = fields["fleet_at_load"].values()
-    if any(x["fleet"] not in (None, tables.name_fleet(fields)) for x in others):
-        shown.append(tables.other_load_table(fields))
-    shown += [tables.alternative_table(fields), tables.limit_table(fields)]
+    shown = [
+        tables.fleet_table(fields), *tables.schedule_tables(fields), tables.case_table(fields)
+    ]  # fmt: skip
     lines = [
+        *tables.describe_robustness(fields),
         *tables.describe_prefixes(fields),
-        *tables.describe_prices(fields),
         *fields["assumed"],
         tables.describe_reserved(fields),
         tables.describe_certainty(fields),
-        tables.describe_power(fields),
-        tables.describe_search(fields),
     ]
     return [
         Heading(fields["answer"]),
@@ -108,6 +101,19 @@ def _list_blocks(fields: Row) -> list[Block]:
         *(block for table in shown if table.rows for block in (BLANK, table)),
         BLANK,
         *filter(None, lines),
+    ]
+
+
+def _list_more(fields: Row) -> list[Block]:
+    """What a terminal adds with --verbose."""
+    shown = [tables.load_table(fields), tables.other_load_table(fields),
+             tables.alternative_table(fields), tables.limit_table(fields)]  # fmt: skip
+    return [
+        *(block for table in shown if table.rows for block in (BLANK, table)),
+        BLANK,
+        *tables.describe_prices(fields),
+        *filter(None, [tables.describe_power(fields)]),
+        tables.describe_search(fields),
     ]
 
 
@@ -130,9 +136,18 @@ def write_answer(row: Row) -> Answer:
     )
     return Answer(
         verdict=said,
+        figures=_figures(row),
         changes=[x for x in short if x not in said],  # where the verdict has no room for it
         evidence=[x for x in [tables.describe_certainty(row)] if x],
     )
+
+
+def _figures(row: Row) -> Row:
+    """The numbers of the verdict under their contract names."""
+    times = row.get("simulated", {})
+    paid = {k: row[k] for k in ("gpus", "usd_per_hour", "usd_per_million_tokens") if k in row}
+    times = {key: times[key] for key in ("ttft_s", "tpot_s") if key in times}
+    return paid | times | {"probability": row["certainty"]["both_met"]}
 
 
 def _describe_targets(answer: CapacityAnswer) -> str:
@@ -174,8 +189,8 @@ def _demand_note(answer: CapacityAnswer) -> str:
 def _saving(row: Row) -> str:
     dearer = [a for a in row["alternatives"] if a["usd_per_hour"] is not None]
     single = next((a for a in dearer if a["name"] == "one kind of replica"), None)
-    bound = row["solver"]["relaxation_usd_per_hour"]
-    said = f"No fleet of parts of replicas is cheaper than {bound:.2f} USD per hour."
+    bound = row["search"]["bound_usd_per_hour"]
+    said = f"Lower bound, with every replica always busy: {bound:.2f} USD per hour."
     if single is not None and single["dearer"] > 1e-9:
         said += f" One kind of replica alone costs {100 * single['dearer']:.0f} % more."
     return said
@@ -201,8 +216,7 @@ def _assumptions(row: Row, answer: CapacityAnswer) -> list[str]:
             ],
         ),
         *list_assumptions(answer),
-        "Requests go to a kind of replica by their class and among those to the least loaded, or "
-        "where most of their prefix is.",
+        f"Among replicas of a kind, requests are routed {row['fleet'][0]['route']}.",
         f"Engines use {memory} of GPU memory; a pass holds at most "
         f"{row['fleet'][0]['max_tokens']} tokens.",
         "Prices are those of the hardware profiles or of the command line; see kvsim gpus --json.",
@@ -227,8 +241,8 @@ def describe_fleet(answer: CapacityAnswer) -> str:
         Verdict.
     """
     q = answer.question
-    fleet = name_fleet(answer.found, answer.market.configurations)
-    reached = answer.fleet.played.reached(answer.targets.share)
+    fleet = tables.shorten(answer.fleet.name)
+    reached = answer.played.reached(answer.targets.share)
     p = f"p{100 * reached.share:g}"
     times = f"TTFT {p} {format_wait(reached.ttft)}, TPOT {p} {format_wait(reached.tpot)}"
     if answer.targets.longer:
@@ -236,13 +250,13 @@ def describe_fleet(answer: CapacityAnswer) -> str:
     part = "" if answer.load == 1 else f" {100 * answer.load:.0f} % of"
     rate = float(q.traffic.demand.mean.sum())
     each = price_per_million(answer)
-    million = "" if each is None else f", {usd(each)} per million generated tokens"
+    million = "" if each is None else f", {usd(each)} per million output tokens"
     meets = "would carry" if answer.shortfall else "carries"
     paid = f"{usd(answer.fleet.cost)} per hour{million}."
     rent = f"Rent {'' if q.schedule is None else 'up to '}{fleet}: {paid}"
     some = answer.fleet.replicas
     tabled = f"Rent the {some.sum()} replicas of {(some > 0).sum()} kinds in the table: {paid}"
-    who = describe_slower(answer.fleet.played, answer.targets, name_replicas(answer))
+    who = describe_slower(answer.played, answer.targets, name_replicas(answer))
     sure, safer = _describe_likelihood(answer)
     what = f"the trace's {rate:.3g} requests per second"
     if not q.traffic.requests.duration:
@@ -251,8 +265,8 @@ def describe_fleet(answer: CapacityAnswer) -> str:
     ways = (
         [rent, who, f"{sure}{safer}."],
         [rent, who, f"{sure}."],
-        [rent, "Targets hold for all requests together." if who else "", f"{sure}."],
-        [tabled, "Targets hold for all requests together." if who else "", f"{sure}."],
+        [rent, "The targets are met over all requests." if who else "", f"{sure}."],
+        [tabled, "The targets are met over all requests." if who else "", f"{sure}."],
     )
     fit = next(
         way for way in ways if way is ways[-1] or len(" ".join(way).split()) <= MAX_VERDICT_WORDS
@@ -263,16 +277,16 @@ def describe_fleet(answer: CapacityAnswer) -> str:
 def _describe_likelihood(answer: CapacityAnswer) -> tuple[str, str]:
     """How likely the targets are kept, and what rents more certainty where that is little."""
     if all(isinf(x.ttft) and isinf(x.tpot) for x in answer.targets.each):
-        return "There are no targets to keep", ""
+        return "No targets were given", ""
     both = answer.sure.likely["both"]
-    said = f"It keeps the targets with a likelihood of {likelihood(both)}"
-    safer = next((a for a in answer.alternatives if a.label == ROBUST), None)
-    if both >= MIN_LIKELIHOOD or safer is None:
+    said = f"Probability of meeting the targets: {likelihood(both)}"
+    stretch = next((a.fleet for a in answer.alternatives if a.label == STRETCH), None)
+    if stretch is None or stretch.cost >= answer.fleet.cost:
         return said, ""
-    if safer.found is None:
-        return said, "; no fleet within the limits was found that keeps them with 95 %"
-    more = name_fleet(safer.found, safer.configurations)
-    return said, f"; for 95 % rent {more}, {usd(safer.found.fleet.cost)} per hour"
+    return said, (
+        f". If predictions were exact, {tables.shorten(stretch.name)} ({usd(stretch.cost)} per "
+        "hour) would be enough for this trace"
+    )
 
 
 def describe_slower(played: Played, targets: FleetTargets, names: list[str]) -> str:
@@ -310,6 +324,7 @@ def describe_slower(played: Played, targets: FleetTargets, names: list[str]) -> 
             if value > most or targets.longer
         ]  # fmt: skip
         said.append(
-            f"the {percent(float(mine.mean()))} on {names[kind]} have {' and '.join(times)}"
+            f"the {percent(float(mine.mean()))} on {tables.shorten(names[kind])} have "
+            f"{' and '.join(times)}"
         )
-    return f"Targets hold for all requests together: {'; '.join(said)}." if said else ""
+    return f"The targets are met over all requests: {'; '.join(said)}." if said else ""

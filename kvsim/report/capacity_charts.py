@@ -35,7 +35,7 @@ def draw_fleet(row: Row, answer: CapacityAnswer) -> "list[tuple[str, Figure]]":
     """
     return [
         ("Demand over the trace", _demand(answer)),
-        ("Cost against alternatives, and a bound that no fleet is below", _costs(row)),
+        ("Cost against alternatives, and of replicas that are always busy", _costs(row)),
         ("Time to first token", _waits(answer, "ttft")),
         ("Time per token", _waits(answer, "tpot")),
         ("What other loads would do", _sensitivity(row)),
@@ -107,10 +107,10 @@ def _costs(row: Row) -> "Figure":
             marker_color=[PALETTE[2], *[PALETTE[5]] * (len(bars) - 1)],
         )
     )  # fmt: skip
-    bound = row["solver"]["relaxation_usd_per_hour"]
+    bound = row["search"]["bound_usd_per_hour"]
     figure.add_scatter(
         x=[bound] * len(bars), y=[name for name, _, _ in bars], mode="lines",
-        name="lower bound", line={"dash": "dot", "color": PALETTE[1], "width": 3},
+        name="always busy", line={"dash": "dot", "color": PALETTE[1], "width": 3},
     )  # fmt: skip
     figure.update_traces(selector={"type": "bar"}, showlegend=False)
     figure.update_yaxes(autorange="reversed")
@@ -123,11 +123,11 @@ def _waits(answer: CapacityAnswer, name: str) -> "Figure":
     """Share of requests within a time, of the whole trace and of each kind of replica."""
     from plotly import graph_objects as go
 
-    played, target = answer.fleet.played, getattr(answer.targets, name)
+    played, target = answer.played, getattr(answer.targets, name)
     figure = go.Figure()
     parts: list[tuple[str, Array]] = [("all requests", np.ones(len(played.kind), bool))]
     if len(answer.used) > 1:
-        parts += [(answer.market.configurations[j].name, played.kind == j) for j in answer.used]
+        parts += [(answer.fleet.kinds[j].name, played.kind == j) for j in answer.used]
     share = np.linspace(0, 1, SAMPLE_POINTS)
     for i, (label, rows) in enumerate(parts):
         values = getattr(played, name)[rows]

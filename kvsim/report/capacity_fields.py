@@ -1,6 +1,5 @@
 """A fleet as rows under contract names: what ``kvsim capacity --json`` has."""
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import pairwise
 from math import isfinite
@@ -10,18 +9,17 @@ import numpy as np
 
 from kvsim.machines.basis import basis
 from kvsim.machines.hardware import GIB
-from kvsim.planner.fleet.answer import CapacityAnswer
-from kvsim.planner.fleet.comparisons import OtherFleet, break_even_price
+from kvsim.planner.fleet.answer import CapacityAnswer, OtherFleet
 from kvsim.planner.fleet.demand import FleetTargets
-from kvsim.planner.fleet.offers import SURE, Configuration
-from kvsim.planner.fleet.play import Played
-from kvsim.planner.fleet.schedules import scheduled_cost
-from kvsim.planner.fleet.search import SearchResult
+from kvsim.planner.fleet.milp import scheduled_cost
+from kvsim.planner.fleet.offers import Configuration
+from kvsim.planner.fleet.play import Fleet, Played
 from kvsim.report import evidence
 from kvsim.report.json import Row, number
 from kvsim.report.units import seconds
 from kvsim.serving.outcome import spread
 from kvsim.serving.records import MEMORIES
+from kvsim.serving.servable import describe_left_out
 
 BRIEF = 60.0  # of a trace, below which it says little of queues [s]
 
@@ -43,6 +41,7 @@ def make_fields(answer: CapacityAnswer, trace: str, said: str) -> Row:
         "model": deployment.model.name,
         "trace": trace,
         "requests": len(q.traffic.requests),
+        "refused_by": {"context": q.left_out, "cache": answer.played.refused},
         "trace_s": q.traffic.requests.duration,
         "rate_per_s": float(mean.sum()) if q.traffic.requests.duration else None,
         "headroom": q.limits.headroom,
@@ -55,17 +54,16 @@ def make_fields(answer: CapacityAnswer, trace: str, said: str) -> Row:
         "fleet": [_replicas(answer, j) for j in answer.used],
         "usd_per_hour": fleet.cost,
         "usd_per_million_tokens": price_per_million(answer),
-        "gpus": int(fleet.replicas @ answer.found.offers.gpus),
+        "gpus": int(fleet.total("gpus")),
         "rated_power_w": _power(answer),
         "schedule": _schedule(answer),
-        "simulated": times_row(fleet.played, answer.targets),
-        "class_targets": class_rows(fleet.played, answer.targets),
+        "simulated": times_row(answer.played, answer.targets),
+        "class_targets": class_rows(answer.played, answer.targets),
         "at_load": {
             f"{load:g}": times_row(p, answer.targets) for load, p in answer.at_load.items()
         },
         "after_loss": {
-            answer.market.configurations[j].name: times_row(p, answer.targets)
-            for j, p in answer.after_loss.items()
+            fleet.kinds[j].name: times_row(p, answer.targets) for j, p in answer.after_loss.items()
         },
         "alternatives": [_alternative(a, fleet.cost) for a in answer.alternatives],
         "limits": [_alternative(a, fleet.cost) for a in answer.limits],
@@ -76,30 +74,23 @@ def make_fields(answer: CapacityAnswer, trace: str, said: str) -> Row:
         "assumed": list_assumptions(answer),
         "certainty": _certainty(answer),
         "classes": _classes(answer),
-        "considered": [_considered(answer, j) for j in range(len(answer.market.configurations))],
-        "solver": {
-            "relaxation_usd_per_hour": answer.found.bound,
-            "gap_to_relaxation": fleet.cost / answer.found.bound - 1,
-            "gap": answer.found.gap,
-            "proposals": answer.found.proposals,
-            "simulations": answer.found.simulations,
-            "simulated_windows": answer.found.mixes,
-        },
+        "considered": [_considered(answer, j) for j in range(len(answer.kinds))],
+        "search": {"bound_usd_per_hour": answer.bound, "plays": answer.plays},
         "basis": basis(deployment),
     }
 
 
 def _power(answer: CapacityAnswer) -> float | None:
     """Rated power of the fleet's GPUs, if that of all is known. [W]"""
-    some = [(int(answer.fleet.replicas[j]), answer.market.configurations[j]) for j in answer.used]
-    return number(sum(count * x.power for count, x in some))
+    return number(answer.fleet.total("power"))
 
 
 def _replicas(answer: CapacityAnswer, j: int) -> Row:
     """One kind of replica of the fleet."""
-    x, fleet = answer.market.configurations[j], answer.fleet
-    d, groups = x.costs.deployment, [g for g in fleet.played.groups if g.kind == j]
-    mine = fleet.played.kind == j
+    fleet, played = answer.fleet, answer.played
+    x = fleet.kinds[j]
+    d, groups = x.costs.deployment, [g for g in played.groups if g.kind == j]
+    mine = played.kind == j
     asked = len(answer.question.traffic.requests)
     return {
         "name": x.name,
@@ -111,6 +102,7 @@ def _replicas(answer: CapacityAnswer, j: int) -> Row:
         "technique": x.technique,
         "max_seqs": x.costs.rules.max_seqs,
         "max_tokens": x.costs.rules.max_tokens,
+        "route": x.route,
         "max_model_len": x.costs.longest,
         "gpu_memory_utilization": answer.question.utilisation,
         "kv_cache_tokens": kv_tokens(x),
@@ -125,7 +117,7 @@ def _replicas(answer: CapacityAnswer, j: int) -> Row:
         "prefix_hits": {
             name: _mean([(g.hits[name], g.requests) for g in groups]) for name in MEMORIES
         },
-        "simulated": times_row(fleet.played, answer.targets, mine),
+        "simulated": times_row(played, answer.targets, mine),
     }
 
 
@@ -133,10 +125,10 @@ def _paid(answer: CapacityAnswer, j: int) -> float:
     """What the replicas of one kind cost; with a schedule the mean of the day. [USD/h]"""
     q, fleet = answer.question, answer.fleet
     if q.schedule is None:
-        return float(fleet.replicas[j] * answer.market.configurations[j].rent)
+        return float(fleet.replicas[j] * fleet.kinds[j].rent)
     mine = np.arange(fleet.running.shape[1]) == j
     running, reserved = fleet.running * mine, fleet.reserved * mine
-    return scheduled_cost(answer.found.offers, q.traffic.demand, q.schedule, running, reserved)
+    return scheduled_cost(fleet.kinds, q.traffic.demand, q.schedule, running, reserved)
 
 
 def kv_tokens(configuration: Configuration) -> int:
@@ -177,13 +169,13 @@ def _schedule(answer: CapacityAnswer) -> list[Row] | None:
 
 
 def _alternative(a: OtherFleet, cost: float) -> Row:
-    if a.found is None:
+    if a.fleet is None:
         return {"name": a.label, "fleet": None, "usd_per_hour": None, "reason": a.reason}
     return {
         "name": a.label,
-        "fleet": name_fleet(a.found, a.configurations),
-        "usd_per_hour": a.found.fleet.cost,
-        "dearer": a.found.fleet.cost / cost - 1,
+        "fleet": a.fleet.name,
+        "usd_per_hour": a.fleet.cost,
+        "dearer": a.fleet.cost / cost - 1,
     }
 
 
@@ -201,25 +193,25 @@ def list_assumptions(answer: CapacityAnswer) -> list[str]:
         Sentences.
     """
     extras, said = answer.question.extras, []
-    some = [answer.market.configurations[j] for j in answer.used]
+    some = [answer.fleet.kinds[j] for j in answer.used]
     rules = [x.costs.rules for x in some if x.tiers]
-    model, longest = some[0].costs.deployment.model, some[0].costs.longest
+    model, most = some[0].costs.deployment.model, some[0].costs.rules.max_model_len
     lasts = answer.question.traffic.requests.duration
     if 0 < lasts < BRIEF:
         said.append(
-            f"The trace is over in {seconds(lasts)}: queues that grow for longer are not seen, so "
-            "the same rate for longer may need more."
+            f"The trace lasts only {seconds(lasts)}: longer queues are not seen, so the same "
+            "rate for longer may need more."
         )
-    if longest > model.max_context:
-        said.append(
-            f"The trace's longest request has {longest:,} tokens; {model.name} was made for "
-            f"{model.max_context:,}, and engines refuse longer ones unless they are told not to."
-        )
+    left_out = answer.question.left_out
+    if left_out:
+        refused = describe_left_out(left_out, model, most)
+        said.append(f"Requests that engines refuse: {refused}.")
     if any(r.host_cache for r in rules):
         said.append(
             f"Each GPU has {extras.host / GIB:.0f} GiB of host memory for prefix blocks (a quarter "
             "of the profile's host, or --host-cache); the host is not paid for separately."
         )
+    said += _list_sellers(answer)
     told: dict[str, None] = {}
     for x in some:
         costs, cached = x.costs, bool(x.costs.rules.host_cache)
@@ -243,38 +235,59 @@ def list_assumptions(answer: CapacityAnswer) -> list[str]:
     return said
 
 
+def _list_sellers(answer: CapacityAnswer) -> list[str]:
+    """Whose prices these are, and that they are of different sellers where they are."""
+    found: dict[str, tuple[float, str]] = {}
+    for kind in answer.kinds:
+        x = kind.choices[0]
+        d, each = x.costs.deployment, x.rent / x.gpus
+        source = d.hardware.sources.get("price.usd_per_hour", "unknown").partition(";")[0]
+        own = d.hardware.price is not None and abs(each - d.hardware.price) < 1e-9 * each
+        found[x.gpu] = each, source if own else "given"
+    listed = "; ".join(f"{gpu} ${each:.2f} ({source})" for gpu, (each, source) in found.items())
+    said = f"Prices per GPU and hour: {listed}."
+    sellers = {source.partition(",")[0] for _, source in found.values()}
+    if len(sellers) > 1:
+        said += " Sellers differ: set --price to yours."
+    return [said]
+
+
 def _prices(answer: CapacityAnswer) -> list[Row]:
     """For every GPU alone, the price of one GPU at which it would be as cheap as the fleet.
 
     None with a schedule, as GPUs are not paid all the time then.
     """
     found: list[Row] = []
-    chosen = OtherFleet("", answer.found, answer.market.configurations)
     for a in [] if answer.question.schedule else answer.alternatives:
-        gpu, alone = a.label.removesuffix(" alone"), a.found
-        price = break_even_price(chosen, a, gpu) if a.label.endswith(" alone") else None
-        if alone is None or price is None:
+        gpu, alone = a.label.removesuffix(" alone"), a.fleet
+        if alone is None or gpu == a.label:
             continue
-        replicas = zip(alone.fleet.replicas, a.configurations, strict=True)
-        now = alone.fleet.cost / sum(n * x.gpus for n, x in replicas)
-        found.append({"gpu": gpu, "usd_per_gpu_hour": float(now), "as_cheap_at": price})
+        price = _break_even(answer.fleet, alone, gpu)
+        if price is not None:
+            now = alone.cost / alone.total("gpus")
+            found.append({"gpu": gpu, "usd_per_gpu_hour": float(now), "as_cheap_at": price})
     return found
+
+
+def _break_even(fleet: Fleet, alone: Fleet, gpu: str) -> float | None:
+    """Price of one GPU at which a fleet of it alone costs as much as another fleet. [USD/h]"""
+    used = [(int(n), x) for n, x in zip(fleet.replicas, fleet.kinds, strict=True) if n]
+    rest = sum(n * x.rent for n, x in used if x.gpu != gpu)
+    more = alone.total("gpus") - sum(n * x.gpus for n, x in used if x.gpu == gpu)
+    return rest / more if rest > 0 and more > 0 else None
 
 
 def _certainty(answer: CapacityAnswer) -> Row:
     sure, targets = answer.sure, answer.targets.each
     asked = [name for name in ("ttft", "tpot") if any(isfinite(getattr(x, name)) for x in targets)]
     return {
+        "asked": answer.question.sure,
         "spread": sure.spread.sigma,
         "source": sure.spread.source,
-        "ttft_met": sure.likely["ttft"],
-        "tpot_met": sure.likely["tpot"],
+        "days": sure.days,
+        "ttft_met": sure.likely["ttft"] if "ttft" in asked else None,
+        "tpot_met": sure.likely["tpot"] if "tpot" in asked else None,
         "both_met": sure.likely["both"],
-        "slowdown_met_up_to": {
-            name: sure.met_up_to(name) if name in asked else None for name in ("ttft", "tpot")
-        },
-        "sure": SURE,
-        "slowdown_for_sure": sure.spread.slowdown(),
     }
 
 
@@ -294,13 +307,13 @@ def _classes(answer: CapacityAnswer) -> list[Row]:
 
 
 def _considered(answer: CapacityAnswer, j: int) -> Row:
-    market = answer.market
+    kind, alone = answer.kinds[j], answer.alone[j]
     return {
-        "name": market.configurations[j].name,
-        "usd_per_hour": market.configurations[j].rent,
-        "replicas_alone": number(market.alone[j]),
-        "usd_per_hour_alone": number(market.cost_alone[j]),
-        "kv_cache_tokens": kv_tokens(market.configurations[j]),
+        "name": kind.choices[0].name,
+        "usd_per_hour": kind.rent,
+        "replicas_alone": number(alone),
+        "usd_per_hour_alone": number(alone * kind.rent),
+        "kv_cache_tokens": kv_tokens(kind.choices[0]),
     }
 
 
@@ -387,7 +400,7 @@ def class_rows(played: Played, targets: FleetTargets) -> list[Row]:
 
 
 def name_replicas(answer: CapacityAnswer) -> list[str]:
-    """Name every kind of replica that was measured.
+    """Name every kind of replica of the fleet.
 
     Parameters
     ----------
@@ -397,29 +410,9 @@ def name_replicas(answer: CapacityAnswer) -> list[str]:
     Returns
     -------
     list of str
-        Names in the order of the market.
+        Names in the order of the fleet's kinds.
     """
-    return [x.name for x in answer.market.configurations]
-
-
-def name_fleet(found: SearchResult, configurations: Sequence[Configuration]) -> str:
-    """Name a fleet by its replicas and what runs on them.
-
-    Parameters
-    ----------
-    found
-        Fleet that a search found.
-    configurations
-        Kinds of replica in the order of the fleet's counts.
-
-    Returns
-    -------
-    str
-        Counts and kinds of replica.
-    """
-    return " + ".join(
-        f"{n} x {configurations[j].name}" for j, n in enumerate(found.fleet.replicas) if n
-    )
+    return [x.name for x in answer.fleet.kinds]
 
 
 def price_per_million(answer: CapacityAnswer) -> float | None:
@@ -435,6 +428,6 @@ def price_per_million(answer: CapacityAnswer) -> float | None:
     float or None
         Price; None if nothing was generated. [USD]
     """
-    tokens = sum(g.tokens for g in answer.fleet.played.groups)
-    hours = answer.fleet.played.duration / 3600
+    tokens = sum(g.tokens for g in answer.played.groups)
+    hours = answer.played.duration / 3600
     return answer.fleet.cost * hours / tokens * 1e6 if tokens else None

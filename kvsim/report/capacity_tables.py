@@ -1,14 +1,13 @@
 """What the terminal and the page of ``kvsim capacity`` both show: tables and sentences."""
 
+import re
+
 import numpy as np
 
-from kvsim.evidence.ledger import share_below
 from kvsim.report.json import Row
 from kvsim.report.table import Table, cells_table
 from kvsim.report.units import format_number, integer, likelihood, percent, rounded, seconds, usd
 
-FINEST = 0.005  # of a slowdown, as it is printed
-LIKELIHOOD_STEP = 0.02  # of a likelihood: twice the part of the spread that one slowdown stands for
 SCHEDULE = (
     "from: since the first request of the trace, in hours, minutes and seconds; below the kinds of "
     "replica, how many of each run"
@@ -97,28 +96,17 @@ def describe_certainty(answer: Row) -> str:
         Sentences; empty without targets.
     """
     sure = answer["certainty"]
-    upto = {name.upper(): x for name, x in sure["slowdown_met_up_to"].items() if x is not None}
-    if not upto:
+    each = [
+        f"{name.upper()} {likelihood(sure[f'{name}_met'])}"
+        for name in ("ttft", "tpot")
+        if sure[f"{name}_met"] is not None
+    ]
+    if not each:
         return ""
-    each = [f"{name} with {likelihood(sure[f'{name.lower()}_met'])}" for name in upto]
-    said = f"If the trace comes again, {', '.join(each)}".replace(" with", " is met with", 1)
-    both = "both" if len(upto) > 1 else next(iter(upto))
-    return f"{said} ({sure['source']}). {_slowdowns(sure, min(upto.values()), both)}"
-
-
-def _slowdowns(sure: Row, lowest: float, both: str) -> str:
-    """Up to which slowdown targets are met, and what is to be said of more."""
-    longer = f"everything takes {rounded(lowest, 3)} times as long as predicted"
-    if sure["both_met"] > 1 - LIKELIHOOD_STEP / 4:
-        return f"The fleet meets {both} even when {longer}, the most that was tried."
-    if lowest < 1 + FINEST:
-        return (
-            f"The fleet is at its limit: it meets {both} with times as predicted, and whether it "
-            "does with others depends on which bursts meet."
-        )
-    some = sure["both_met"] - share_below(lowest, sure["spread"]) >= LIKELIHOOD_STEP
-    more = ", and by chance at some slowdowns beyond: it depends on which bursts meet"
-    return f"The fleet meets {both} until {longer}{more if some else ''}."
+    return (
+        f"Probability of meeting each target: {', '.join(each)} (over {sure['days']} simulated "
+        f"days and the error of predicted times). Predicted times: {sure['source']}."
+    )
 
 
 def describe_power(answer: Row) -> str:
@@ -138,13 +126,13 @@ def describe_power(answer: Row) -> str:
     if rated is None:
         return ""
     return (
-        f"Its {_gpus(answer['gpus'])} rated {rounded(rated / 1e3, 3)} kW in all, without hosts "
+        f"Rated power of the {_gpus(answer['gpus'])}: {rounded(rated / 1e3, 3)} kW, without hosts "
         f"and cooling."
     )
 
 
 def _gpus(count: int) -> str:
-    return "GPU is" if count == 1 else f"{count} GPUs are"
+    return "GPU" if count == 1 else f"{count} GPUs"
 
 
 def describe_reserved(answer: Row) -> str:
@@ -161,7 +149,7 @@ def describe_reserved(answer: Row) -> str:
         One sentence; empty if none are reserved.
     """
     some = [f"{r['reserved']} x {r['name']}" for r in answer["fleet"] if r["reserved"]]
-    return f"Reserved, and paid whether they run or not: {', '.join(some)}." if some else ""
+    return f"Reserved (paid whether or not they run): {', '.join(some)}." if some else ""
 
 
 def describe_search(answer: Row) -> str:
@@ -177,23 +165,11 @@ def describe_search(answer: Row) -> str:
     str
         Two sentences.
     """
-    solver = answer["solver"]
+    search = answer["search"]
     return (
-        f"If parts of replicas could be rented, they would cost "
-        f"{usd(solver['relaxation_usd_per_hour'])} per hour; whole ones cost "
-        f"{_format_extra_cost(solver['gap_to_relaxation'])}. The search simulated the trace "
-        f"{_times(solver['simulations'])}, for {solver['proposals']} proposed by the "
-        f"programme and what is near{_count_windows(solver['simulated_windows'])}."
+        f"Lower bound, with every replica always busy: {usd(search['bound_usd_per_hour'])} per "
+        f"hour. {search['plays']:,} fleets were simulated."
     )
-
-
-def _times(count: int) -> str:
-    return {1: "once", 2: "twice"}.get(count, f"{count} times")
-
-
-def _format_extra_cost(share: float) -> str:
-    """How much dearer something is: in percent, or in times from twice as dear."""
-    return f"{percent(share)} more" if share < 1 else f"{rounded(1 + share, 2)} times that"
 
 
 def fleet_table(answer: Row) -> Table:
@@ -211,26 +187,25 @@ def fleet_table(answer: Row) -> Table:
     """
     rows = [
         (
-            r["name"], str(r["replicas"]), usd(r["usd_per_hour"]),
-            percent(r["share_of_requests"]), str(r["max_seqs"]), str(r["most_running"]),
+            shorten(r["name"]), str(r["replicas"]), usd(r["usd_per_hour"]),
+            percent(r["share_of_requests"]), str(r["max_seqs"]), integer(r["max_tokens"]),
+            str(r["most_running"]),
             integer(r["kv_cache_tokens"]), _target_wait(r["simulated"], "ttft_s"),
             _target_wait(r["simulated"], "tpot_s"),
         )
         for r in answer["fleet"]
     ]  # fmt: skip
     p = f"p{answer['planned_for']['percentile']:g}"
-    heads = ("kind of replica", "replicas", "USD/h", "requests", "max-num-seqs", "most running",
-             "KV tokens", f"TTFT {p}", f"TPOT {p}")  # fmt: skip
-    note = LIMITED + (APART if any(r["engines"] for r in answer["fleet"]) else "")
-    return cells_table(heads, rows, ranks="000012300", note=note)
+    heads = ("kind of replica", "replicas", "USD/h", "requests", "max-num-seqs", "tokens per pass",
+             "most running", "KV tokens", f"TTFT {p}", f"TPOT {p}")  # fmt: skip
+    note = APART if any(r["engines"] for r in answer["fleet"]) else ""
+    return cells_table(heads, rows, ranks="0000112300", note=note)
 
 
-LIMITED = (
-    "kind of replica: its GPU, x2 where two of them share a copy of the model, and the technique, "
-    "where full is the whole KV cache on the GPU; max-num-seqs: where the fleet keeps the targets "
-    "it never runs more at once, so a higher limit would change nothing"
+FULL_KV = re.compile(r" full(?= \+ |,|;|$)")
+APART = (
+    "1 prefill + 1 decode: one engine computes prompts and hands their caches to one that decodes"
 )
-APART = "; 1 prefill + 1 decode where engines that read prompts hand caches to others that decode"
 MEMORY_NAMES = {"gpu": "GPU memory", "host": "host memory", "nvme": "NVMe", "remote": "the store"}
 
 
@@ -299,7 +274,72 @@ def _needed(answer: Row) -> str:
     )
     if not asked:
         return ""
-    return f"USD/h it needs: the targets are met {' and '.join(asked)} too, as was asked"
+    return f"USD/h it needs: with the targets met {' and '.join(asked)} too, as you asked"
+
+
+MAX_CASES = 7
+
+
+def case_table(answer: Row) -> Table:
+    """Make the one table of other fleets that a terminal shows: those that cost another price.
+
+    Parameters
+    ----------
+    answer
+        Fields of the answer.
+
+    Returns
+    -------
+    Table
+        A line per other GPU, load or limit.
+    """
+    cases = [*answer["alternatives"], *answer["fleet_at_load"].values(), *answer["limits"]]
+    told = {(name_fleet(answer), answer["usd_per_hour"])}
+    rows = []
+    for case in cases:
+        same = case["fleet"], case["usd_per_hour"]
+        if case["fleet"] is None or same not in told:
+            rows.append(case)
+        told.add(same)
+    return _fleets_table(rows[:MAX_CASES], "instead")
+
+
+def describe_robustness(answer: Row) -> list[str]:
+    """Say at which loads, and after which losses, this fleet still meets the targets.
+
+    Parameters
+    ----------
+    answer
+        Fields of the answer.
+
+    Returns
+    -------
+    list of str
+        One sentence; empty where nothing else was simulated.
+    """
+    cases = {f"{load} times the load": x for load, x in answer["at_load"].items()}
+    cases |= {f"without one {shorten(name)}": x for name, x in answer["after_loss"].items()}
+    met = [name for name, x in cases.items() if x["met"]]
+    missed = [
+        f"{name} (TTFT {_target_wait(x, 'ttft_s')}, TPOT {_target_wait(x, 'tpot_s')})"
+        for name, x in cases.items()
+        if not x["met"]
+    ]
+    said = [f"meets the targets also at {', '.join(met)}"] if met else []
+    said += [f"misses them at {', '.join(missed)}"] if missed else []
+    text = "; ".join(said).replace("at without", "without")
+    return [f"This fleet {text}."] if said else []
+
+
+def shorten(name: str) -> str:
+    """Leave out of fleets and replicas that their KV cache is full.
+
+    Parameters
+    ----------
+    name
+        Kind of replica, or a fleet.
+    """
+    return FULL_KV.sub("", name)
 
 
 def limit_table(answer: Row) -> Table:
@@ -351,13 +391,11 @@ def describe_prices(answer: Row) -> list[str]:
         One sentence; empty where no lower price changes the fleet.
     """
     said = [
-        f"{p['gpu']} below {usd(p['as_cheap_at'])} (now {usd(p['usd_per_gpu_hour'])})"
+        f"{p['gpu']} at {usd(p['as_cheap_at'])} (now {usd(p['usd_per_gpu_hour'])})"
         for p in answer["prices"]
         if p["as_cheap_at"] < p["usd_per_gpu_hour"] * (1 - 1e-9)
     ]
-    return (
-        [f"Prices per GPU and hour that would change the fleet: {'; '.join(said)}."] if said else []
-    )
+    return [f"Break-even prices per GPU and hour: {'; '.join(said)}."] if said else []
 
 
 def alternative_table(answer: Row) -> Table:
@@ -380,12 +418,12 @@ def _fleets_table(rows: list[Row], head: str) -> Table:
     """Other fleets and how much dearer they are."""
     cells = [
         (
-            a["name"], a["fleet"] or a["reason"], usd(a["usd_per_hour"]),
+            a["name"], shorten(a["fleet"] or a["reason"]), usd(a["usd_per_hour"]),
             "" if a["usd_per_hour"] is None else f"{round(100 * a['dearer']) + 0:+d} %",
         )
         for a in rows
     ]  # fmt: skip
-    return cells_table((head, "fleet", "USD/h", "dearer"), cells, text=2)
+    return cells_table((head, "fleet", "USD/h", "cost"), cells, text=2)
 
 
 def class_table(answer: Row) -> Table:
@@ -480,11 +518,6 @@ def schedule_tables(answer: Row) -> list[Table]:
         for begin, (until, counts) in zip(begins, rows, strict=False)
     ]
     return [cells_table(("from", *names), cells, note=SCHEDULE)]
-
-
-def _count_windows(count: int) -> str:
-    """How often a window was simulated alone; empty if never."""
-    return f", and {count} times a window of the schedule alone" if count else ""
 
 
 def _clock(hours: float) -> str:

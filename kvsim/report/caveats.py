@@ -44,10 +44,15 @@ KERNEL_NAMES = {
     "gemm-fp8-block": "products in fp8 with a scale per block",
     "gemm-int8": "products with int8 weights",
     "gemm-int4": "products with 4-bit weights",
+    "gemm-awq": "products with AWQ weights",
     "experts": "experts in 16 bits",
     "experts-fp8": "experts in fp8",
     "experts-fp8-block": "experts in fp8 with a scale per block",
     "experts-int4": "experts in 4 bits",
+    "gemm-nvfp4": "products in nvfp4",
+    "experts-nvfp4": "experts in nvfp4",
+    "experts-mxfp4": "experts in mxfp4",
+    "experts-mxfp8": "experts in mxfp4 with 8-bit inputs",
     "attention": "decode attention",
     "attention-fp8": "decode attention over an fp8 cache",
     "latent": "decode attention over latents (MLA)",
@@ -57,6 +62,7 @@ KERNEL_NAMES = {
 }
 """Kernel classes of which engines have measured rows."""
 
+Z80 = 1.2816  # standard deviations between which 80 % of a normal distribution lie
 MIXED_FROM = 16  # decoding sequences above which it was reported
 MIXED_RANGE = (1.3, 2.1)  # measured over the sum of the parts
 MIN_MIXED_SHARE = 0.01  # of a pass, below which it is not worth a word
@@ -103,7 +109,7 @@ def predict_slow_host(prediction: Prediction) -> Prediction:
 
 
 def widen_ranges(ranges: Row, prediction: Prediction) -> Row:
-    """Widen ranges of times up to what a slow host makes of them.
+    """Widen ranges of times by what an assumed acceptance and a slow host make of them.
 
     Parameters
     ----------
@@ -115,8 +121,11 @@ def widen_ranges(ranges: Row, prediction: Prediction) -> Row:
     Returns
     -------
     Row
-        Ranges; as they were where no sums go through the host. [s]
+        Ranges; as they were where acceptance is given and no sums go through the host. [s]
     """
+    spread = Z80 * prediction.technique.drafting.spread
+    if ranges and spread and "tpot_s" in ranges:
+        ranges = ranges | {"tpot_s": _spread(ranges["tpot_s"], float(prediction.tpot_s[0]), spread)}
     if not ranges or not sums_through_host(prediction.deployment):
         return ranges
     slow = predict_slow_host(prediction)
@@ -124,6 +133,15 @@ def widen_ranges(ranges: Row, prediction: Prediction) -> Row:
     return {
         name: each | {"high": max(each["high"], float(np.ravel(times[name])[0]))}
         for name, each in ranges.items()
+    }
+
+
+def _spread(range_: Row, middle: float, more: float) -> Row:
+    """A range widened by an independent error of which 80 % lie within exp(+- more)."""
+    low, high = np.log(middle / range_["low"]), np.log(range_["high"] / middle)
+    return range_ | {
+        "low": float(middle * np.exp(-np.hypot(low, more))),
+        "high": float(middle * np.exp(np.hypot(high, more))),
     }
 
 
@@ -149,7 +167,7 @@ def describe_host_link(prediction: Prediction) -> list[str]:
         times.append(f"TPOT {units.seconds(float(slow.tpot_s[0]))}")
     rate = d.hardware.links["link"].bandwidth
     return [
-        f"rate of sums between GPUs, which go through the host: {rate / 1e9:.3g} GB/s; at "
+        f"all-reduce rate between GPUs through the host: {rate / 1e9:.3g} GB/s; at "
         f"{SLOWEST_SUMS / 1e9:.0f} GB/s, the slowest that was measured, {' and '.join(times)}. "
         f"nccl-tests measure it; a profile of your own takes it as link.bandwidth_Bps"
     ]
@@ -281,11 +299,11 @@ def describe_mixed_passes(run: PlayedRun, sequences: float) -> list[str]:
     if high < MIN_MIXED_SHARE:
         return []
     return [
-        f"Passes that read prompts beside decoding are taken as the sum of their parts, as a run "
-        f"on an RTX 4090 with 32 sequences bears out. vLLM's attention was reported to take "
-        f"{MIXED_RANGE[0]:g} to {MIXED_RANGE[1]:g} times as long above {MIXED_FROM}: a pass with "
-        f"{units.integer(sequences)} sequences and {units.integer(new)} tokens of a prompt would "
-        f"take {units.percent(low)} to {units.percent(high)} longer than simulated."
+        f"A pass that mixes prefill with decoding is modelled as the sum of both, which a run on "
+        f"an RTX 4090 with 32 sequences confirms. Others report {MIXED_RANGE[0]:g} to "
+        f"{MIXED_RANGE[1]:g} times the attention time for vLLM above {MIXED_FROM} sequences: a "
+        f"pass with {units.integer(sequences)} sequences and {units.integer(new)} prompt tokens "
+        f"would then take {units.percent(low)} to {units.percent(high)} longer than simulated."
     ]
 
 

@@ -1,6 +1,7 @@
 """The pictures of pages: plotly figures made from predictions, with one mark per technique."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,7 +20,8 @@ from kvsim.report.colours import PALETTE, bar_style, mark
 from kvsim.report.json import Row
 from kvsim.report.names import distinct_names, label, params, short_names, spec
 from kvsim.report.units import QUANTITIES, comparison_key
-from kvsim.techniques.technique import Technique
+from kvsim.techniques.papers.full import Full
+from kvsim.techniques.technique import Technique, compose
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -100,6 +102,8 @@ def draw_predictions(
         pictures.append((f"Roofline of its ops ({name})", roofline(found[at])))
     pictures += memory_roofs(rows, found[at].deployment)
     full = next((p.technique for p in found if p.technique.name == "full"), None)
+    if full is None and any(p.technique.drafts for p in found):
+        full = compose(Full())  # where drafts turn into a loss is asked of them alone
     if full is not None:
         first = {str(p.technique): p for p in reversed(found)}
         pictures += draw_break_evens(list(first.values())[::-1], full)
@@ -274,12 +278,18 @@ def lanes_title(prediction: Prediction, name: str) -> str:
     str
         Title of the picture.
     """
-    _, took, tokens = round_spans(prediction)
+    found, took, tokens = round_spans(prediction)
     more, waits = _time_outside_rounds(prediction)
     several = f" for {tokens:.2f} tokens" if tokens != 1 else ""
     others = f" with its share of {more}" if waits else ""
     told = units.seconds(took + waits * tokens)
-    return f"One decoding round of {name}{others}: {told}{several}, critical path outlined"
+    drawn = "summed by op" if _is_serial(found) else "critical path outlined"
+    return f"One decoding round of {name}{others}: {told}{several}, {drawn}"
+
+
+def _is_serial(found: Sequence[OpSpan]) -> bool:
+    """Whether all ops are of one stream, so that their order in time says nothing."""
+    return len({span.stream for span in found}) == 1
 
 
 def _time_outside_rounds(prediction: Prediction) -> tuple[str, float]:
@@ -294,7 +304,7 @@ def _time_outside_rounds(prediction: Prediction) -> tuple[str, float]:
 
 
 def lanes(prediction: Prediction) -> "Figure":
-    """Draw one decoding round: a lane per stream, a bar per op, the critical path outlined.
+    """Draw one decoding round: a lane per stream with its ops, or one bar summed by op.
 
     Parameters
     ----------
@@ -314,6 +324,10 @@ def lanes(prediction: Prediction) -> "Figure":
     for s in found:
         cost[s.name] = cost.get(s.name, 0.0) + s.end - s.begin
     names = sorted(cost, key=lambda name: -cost[name])
+    if _is_serial(found):
+        found = _sum_by_op(found[0], {name: cost[name] for name in names}, total)
+        cost = {s.name: s.end - s.begin for s in found}
+        path, names = set(), list(cost)
     shown = found[:MAX_DRAWN_OPS]
     thick = 1.5 if len(shown) <= MAX_OUTLINED_OPS else 0.4
     figure = Figure()
@@ -344,6 +358,16 @@ def lanes(prediction: Prediction) -> "Figure":
         )  # fmt: skip
     figure.update_layout(barmode="overlay", bargap=0.3)
     return finish_figure(figure, 360, "ms", "", yaxis={"autorange": "reversed"})
+
+
+def _sum_by_op(first: OpSpan, cost: Mapping[str, float], total: float) -> list[OpSpan]:
+    """One span per op as long as all of its kind, the longest first, and the idle rest."""
+    idle = total - sum(cost.values())
+    spans, begin = [], 0.0
+    for name, took in [*cost.items(), *([("idle", idle)] if idle > 1e-3 * total else [])]:
+        spans.append(replace(first, name=name, begin=begin, end=begin + took))
+        begin += took
+    return spans
 
 
 def roofline(prediction: Prediction) -> "Figure":

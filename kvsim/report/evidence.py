@@ -9,7 +9,15 @@ from math import log
 import numpy as np
 
 from kvsim.evidence import published
-from kvsim.evidence.ledger import ANY, NUMBER_KINDS, LedgerEntry, evidence_for, shipped
+from kvsim.evidence.ledger import (
+    ANY,
+    NUMBER_KINDS,
+    LedgerEntry,
+    evidence_for,
+    merge,
+    name_holdout,
+    shipped,
+)
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Hardware
 from kvsim.machines.profiles import load_hardware
@@ -69,8 +77,9 @@ def _rows() -> tuple[tuple[str, str, str], ...]:
 
 
 def time_ranges(
-    deployment: Deployment, technique: str, ttft: float | None, tpot: float | None
-) -> Row:
+    deployment: Deployment, technique: str, ttft: float | None, tpot: float | None,
+    load: str = "batch",
+) -> Row:  # fmt: skip
     """Find where times lie with 80 % probability, by the ledger's nearest entry.
 
     Empty where nothing of the kind was ever measured: a guess is no range.
@@ -85,6 +94,8 @@ def time_ranges(
         Predicted time to the first token. [s]
     tpot
         Predicted time per token. [s]
+    load
+        How requests come, as the ledger calls it.
 
     Returns
     -------
@@ -93,13 +104,37 @@ def time_ranges(
     """
     found: Row = {}
     for name, kind, value in (("ttft_s", "prefill", ttft), ("tpot_s", "decode", tpot)):
-        known = evidence_for(deployment, technique, kind)
+        known = evidence_for(deployment, technique, kind, load=load)
         if known.entry is not None and value:
             found[name] = {"low": value * known.low, "high": value * known.high}
     return found
 
 
-def list_measurements(deployment: Deployment, technique: str) -> list[str]:
+def memory_range(prediction: Prediction) -> Row:
+    """Find where peak memory lies with 80 % probability, where such runs were measured.
+
+    The driver's context is not in what was measured: it is added on either side.
+
+    Parameters
+    ----------
+    prediction
+        Prediction of one batch.
+
+    Returns
+    -------
+    Row
+        ``low`` and ``high`` of ``gpu_bytes``; empty without rows of that engine, card and
+        technique. [B]
+    """
+    known = evidence_for(prediction.deployment, prediction.technique.name, "memory")
+    if not known.exact:
+        return {}
+    context = float(np.ravel(prediction.buffers["gpu"].get("context", 0.0))[0])
+    peak = float(prediction.gpu_bytes[0]) - context
+    return {"gpu_bytes": {"low": peak * known.low + context, "high": peak * known.high + context}}
+
+
+def list_measurements(deployment: Deployment, technique: str, load: str = "") -> list[str]:
     """List what was measured of a technique on a card, or where the nearest rows are.
 
     Parameters
@@ -108,13 +143,15 @@ def list_measurements(deployment: Deployment, technique: str) -> list[str]:
         Model, hardware and stack.
     technique
         Name of the technique.
+    load
+        How requests come, as the ledger calls it.
 
     Returns
     -------
     list of str
         Sentences.
     """
-    return [*_published(deployment, technique), *_ledger(deployment, technique)]
+    return [*_ledger(deployment, technique, load), *_published(deployment, technique)]
 
 
 def describe_parallelism(deployment: Deployment) -> list[str]:
@@ -130,22 +167,33 @@ def describe_parallelism(deployment: Deployment) -> list[str]:
     list of str
         One sentence; empty on a single GPU.
     """
-    notes = list(deployment.parallelism.notes(deployment.domain))
+    notes = list(deployment.parallelism.notes(deployment.domain, deployment.stack.sums.skew))
     return [f"Taken for granted: {'; '.join(notes)}."] if notes else []
 
 
-def _ledger(deployment: Deployment, technique: str) -> list[str]:
-    """The ledger's nearest entries for both times, with their distance in words."""
-    about: dict[str, list[str]] = {}
-    for name, kind in (("TPOT", "decode"), ("TTFT", "prefill")):
-        known = evidence_for(deployment, technique, kind)
-        if known.entry is not None:
-            words = (
-                f"{known.words}; 80 % of measured times lie between {known.low:.2f} and "
-                f"{known.high:.2f} of the prediction."
-            )
-            about.setdefault(words, []).append(name)
-    return [f"{' and '.join(names)}: {words}" for words, names in about.items()]
+def _ledger(deployment: Deployment, technique: str, load: str) -> list[str]:
+    """Two lines: the intervals of both times, and the nearest held-out runs with their errors."""
+    both = {
+        name: evidence_for(deployment, technique, kind, load=load)
+        for name, kind in (("TTFT", "prefill"), ("TPOT", "decode"))
+    }
+    known = {name: found for name, found in both.items() if found.entry is not None}
+    if not known:
+        return []
+    ranges = ", ".join(f"{name} {x.low:.2f} to {x.high:.2f}" for name, x in known.items())
+    rows_told: list[str] = []
+    about: dict[tuple[str, str, str], list[str]] = {}
+    for name, found in known.items():
+        e = found.entry
+        if e is not None:
+            of = (f"{name_holdout(e)} times of {e.engine}", e.technique, found.gap)
+            where = "other GPUs" if e.device == ANY else e.device
+            told = f"{e.rows:,} {name}s on {where} (median error {100 * e.median:.2g} %)"
+            about.setdefault(of, []).append(told)
+    for (rows, name, gap), runs in about.items():
+        line = f"{rows[0].upper()}{rows[1:]} with {name}: {', '.join(runs)}"
+        rows_told.append(f"{line}; {gap}." if gap else f"{line}.")
+    return [f"80 % prediction interval: {ranges} times the prediction.", " ".join(rows_told)]
 
 
 def _published(deployment: Deployment, technique: str) -> list[str]:
@@ -154,19 +202,19 @@ def _published(deployment: Deployment, technique: str) -> list[str]:
     own = Counter(stack for *what, stack in _rows() if what == [card, technique])
     if own:
         told = ", ".join(f"{count} with {stack}" for stack, count in own.most_common())
-        other = "" if deployment.stack.name in own else ", none with the stack predicted here"
-        return [f"Published times of {technique} on {card} (`kvsim reproduce`): {told}{other}."]
+        other = "" if deployment.stack.name in own else f"; none with {deployment.stack.name}"
+        return [f"Published timings of {technique} on {card} (`kvsim reproduce`): {told}{other}."]
     if here:
         others = ", ".join(f"{n} of {name}" for name, n in Counter(here).most_common(3))
-        return [f"No measured time of {technique} on {card}; published times there: {others}."]
+        return [f"No published timing of {technique} on {card}; others there: {others}."]
     if _held_out(card):
         return []  # the ledger's lines say what
     near = find_nearest_card(deployment.hardware)
     count = sum(hardware == near for hardware, *_ in _rows())
     kernels = ", only kernels" if deployment.stack.name.endswith(f"@{card}") else ""
     return [
-        f"No time per token was measured on {card}{kernels}; the nearest card with any is "
-        f"{_called(near)} ({count} published times). Measure your own: `kvsim calibrate`."
+        f"No time per token was measured on {card}{kernels}; the closest GPU with any is "
+        f"{_called(near)} ({count} published timings). `kvsim calibrate` measures yours."
     ]
 
 
@@ -181,12 +229,12 @@ def describe_accuracy(machine: Hardware) -> str:
     Returns
     -------
     str
-        Sentences on errors of rows that no fit saw, whatever the technique.
+        Sentences on errors of held-out runs, whatever the technique.
     """
     here = _held_out(machine.name)
     if here:
         return (
-            f"On {machine.name}, on rows that no fit saw: {_errors(here)}. Other engines and "
+            f"On {machine.name}, on held-out runs: {_errors(here)}. Other engines and "
             f"techniques were not measured there; `calibrate --from-run` fits to a log of your "
             f"server."
         )
@@ -199,16 +247,19 @@ def describe_accuracy(machine: Hardware) -> str:
 
 
 def _held_out(device: str) -> list[LedgerEntry]:
-    """End-to-end errors of a card on rows that no fit saw, the most rows first."""
-    found = [e for e in shipped() if e.device == device and e.kind in TIME_KINDS]
-    return sorted(found, key=lambda e: -e.rows)
+    """End-to-end errors of a card on held-out runs, the most rows first."""
+    found: dict[tuple[str, str], list[LedgerEntry]] = {}
+    for e in shipped():
+        if e.device == device and e.kind in TIME_KINDS:
+            found.setdefault((e.engine, e.technique), []).append(e)
+    return sorted(map(merge, found.values()), key=lambda e: -e.rows)
 
 
 def _errors(entries: Sequence[LedgerEntry]) -> str:
     """Errors as a list in a sentence."""
     told = [
-        f"{e.engine} with {e.technique} is off by {units.percent(e.median)} at the median and "
-        f"{units.percent(e.p90)} at p90 ({e.rows:,} rows)"
+        f"{e.engine} with {e.technique} is off by {units.percent(e.median)} (median) and "
+        f"{units.percent(e.p90)} (90th percentile) on {e.rows:,} numbers"
         for e in entries[:MAX_LISTED]
     ]
     return "; ".join(told)
@@ -343,7 +394,7 @@ def describe_basis(basis: Row) -> str:
     why = f": {basis['chosen']}" if basis["chosen"] else ""
     return (
         f"Basis: {kind}; hardware {basis['hardware']}, stack {basis['stack']}{why}. "
-        f"Error where this stack was measured, on rows not seen: {known_error(basis)}"
+        f"Held-out error of this stack: {known_error(basis)}"
     )
 
 

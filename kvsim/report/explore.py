@@ -43,7 +43,7 @@ def grid(deployment: Deployment, techniques: Sequence[Technique], generate: int)
     InputError
         If no technique can run there.
     """
-    able = [_unparted(t) for t in techniques if not t.refuses(deployment)]
+    able = [_unparted(t) for t in techniques if not t.refuses_released(deployment)]
     if not able:
         raise InputError("--technique: none can run there; see `kvsim techniques`")
     prompts = [

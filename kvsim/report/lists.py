@@ -1,47 +1,57 @@
 """The lists of what is known, `kvsim models|gpus|techniques|stacks`, and one entry in full."""
 
-from collections.abc import Sequence
+import re
 from dataclasses import fields
 
 from kvsim.errors import unknown
 from kvsim.machines.hardware import GIB, Hardware
 from kvsim.machines.profiles import hardware_names, load_hardware, load_stack, stack_names
-from kvsim.models.configs import catalogue_entry, load_model, model_names
+from kvsim.models.catalogue import catalogue_entry, model_names
+from kvsim.models.configs import load_model
+from kvsim.models.model import Model
 from kvsim.report import units
 from kvsim.report.answer import Answer
 from kvsim.report.evidence import describe_accuracy
 from kvsim.report.json import Row
-from kvsim.report.names import params, spec
 from kvsim.report.result import Result
 from kvsim.report.table import Column, Table, cells_table, text_column
 from kvsim.report.terminal import BLANK, Block, Hanging, Heading, Items
 from kvsim.techniques import TECHNIQUES, parse
+from kvsim.techniques.axes.settings import simplify
+from kvsim.techniques.registry import terms
 
 
 def models() -> list[Row]:
     """One row for each model of the catalogue."""
-    rows = []
-    for name in model_names():
-        m, entry = load_model(name), catalogue_entry(name)
-        rows.append(
-            {
-                "name": name,
-                "hf_id": entry["hf_id"],
-                "family": m.family,
-                "parameters": m.parameters,
-                "active_parameters": m.active_parameters,
-                "layers": m.layers,
-                "hidden": m.hidden,
-                "heads": m.heads,
-                "kv_heads": m.cached_heads,
-                "max_context": m.max_context,
-                "cached_layers": m.cached_layers,
-                "kv_bytes_per_token": m.kv_bytes_per_token,
-                "state_bytes_per_sequence": m.state_bytes,
-                "source": entry["source"],
-            }
-        )
-    return rows
+    return [model(load_model(name)) for name in model_names()]
+
+
+def model(shape: Model) -> Row:
+    """Make the row of one model.
+
+    Parameters
+    ----------
+    shape
+        The model, of the catalogue or not.
+    """
+    shipped = shape.name in model_names()
+    return {
+        "name": shape.name,
+        "hf_id": shape.repository,
+        "family": shape.family,
+        "parameters": shape.parameters,
+        "active_parameters": shape.active_parameters,
+        "weights": shape.released,
+        "layers": shape.layers,
+        "hidden": shape.hidden,
+        "heads": shape.heads,
+        "kv_heads": shape.cached_heads,
+        "max_context": shape.max_context,
+        "cached_layers": shape.cached_layers,
+        "kv_bytes_per_token": shape.kv_bytes_per_token,
+        "state_bytes_per_sequence": shape.state_bytes,
+        "source": catalogue_entry(shape.name)["source"] if shipped else "its own configuration",
+    }
 
 
 def gpus() -> list[Row]:
@@ -78,10 +88,16 @@ def gpu(hardware: Hardware) -> Row:
     }
 
 
-def techniques() -> list[Row]:
-    """The techniques with their parameters."""
+def techniques(parts: bool = False) -> list[Row]:
+    """Make one row for each technique, with its parameters.
+
+    Parameters
+    ----------
+    parts
+        Whether the pieces of which techniques are composed are listed, too.
+    """
     rows = []
-    for name, kind in TECHNIQUES.items():
+    for name, kind in (terms() if parts else TECHNIQUES).items():
         default = parse(name)
         about, _, references = (kind.__doc__ or "").partition("References\n    ----------\n")
         rows.append(
@@ -93,12 +109,12 @@ def techniques() -> list[Row]:
                 "parameters": [
                     {
                         "name": f.name,
-                        "default": params(default)[f.name],
+                        "default": simplify(default.settings[f.name]),
                         "meaning": f.metadata["text"],
                     }
                     for f in fields(kind)
                 ],
-                "source": " ".join(references.split()),
+                "source": re.sub(r"\.\. \[\d+\] ", "", " ".join(references.split())),
             }
         )
     return rows
@@ -113,21 +129,34 @@ def stacks() -> list[Row]:
     return rows
 
 
-def settings(row: Row) -> str:
-    """Write a listed technique with its default settings.
+TITLE = 62  # of a stack in the list [characters]
+
+
+def first_sentence(text: str) -> str:
+    """Return what stands before the first full stop.
 
     Parameters
     ----------
-    row
-        Row of the list of techniques.
-
-    Returns
-    -------
-    str
-        Name and settings.
+    text
+        One or several sentences.
     """
-    defaults = {parameter["name"]: parameter["default"] for parameter in row["parameters"]}
-    return spec({"technique": row["name"], "params": defaults})
+    return text.partition(". ")[0].rstrip(".")
+
+
+def shorten(text: str, most: int) -> str:
+    """Cut a text after its last whole part that fits, at a semicolon, comma or blank.
+
+    Parameters
+    ----------
+    text
+        The text.
+    most
+        Longest text returned. [characters]
+    """
+    for mark in (";", ",", ":", " (", " "):
+        while len(text) > most and mark in text:
+            text = text.rpartition(mark)[0]
+    return text
 
 
 def _number(heading: str, key: str, unit: float = 1.0, rank: int = 0) -> Column:
@@ -163,16 +192,15 @@ GPU_COLUMNS = (
 TECHNIQUE = (
     text_column("technique", "name"),
     text_column("lossless", lambda row: "yes" if row["lossless"] else "no", 1),
-    text_column("what it is", "summary"),
+    text_column("what it does", lambda row: first_sentence(row["summary"])),
 )
 STACKS = (
     text_column("stack", "name"),
-    text_column("what it is", "title"),
+    text_column("what it is", lambda row: shorten(row["title"], TITLE)),
     text_column("basis", "basis", 1),
-    text_column("known error", lambda row: row["error"] or "not measured yet", 2),
 )
 LISTS = {
-    "models": (models, MODEL_COLUMNS, "Models"),
+    "models": (models, MODEL_COLUMNS, "Models (one in full with its source: kvsim models NAME)"),
     "gpus": (gpus, GPU_COLUMNS, "GPUs (one in full with its sources: kvsim gpus NAME)"),
     "techniques": (techniques, TECHNIQUE, "Techniques (one in full: kvsim techniques NAME)"),
     "stacks": (stacks, STACKS, "Software stacks (one in full: kvsim stacks NAME)"),
@@ -199,8 +227,7 @@ def find(kind: str, name: str) -> Row | list[Row]:
     InputError
         If there is no entry of that name.
     """
-    rows = LISTS[kind][0]()
-    return _entry(kind, name, rows) if name else rows
+    return _entry(kind, name) if name else LISTS[kind][0]()
 
 
 def make_result(kind: str, name: str, command: str = "") -> Result[Row | list[Row]]:
@@ -232,19 +259,22 @@ def make_result(kind: str, name: str, command: str = "") -> Result[Row | list[Ro
         title = str(found.get("title") or found["name"])
         return Result(command, title, Answer(""), own, found, [found], blocks=blocks, notes=notes)
     _, columns, title = LISTS[kind]
-    below = settings if kind == "techniques" else lambda row: ""
-    table = Table(columns, found, title, below)
+    table = Table(columns, found, title)
     fields = {"rows": found}
     return Result(command, title, Answer(""), fields, found, found, [table], [table])
 
 
-def _entry(kind: str, name: str, rows: Sequence[Row]) -> Row:
-    wanted = load_hardware(name).name if kind == "gpus" else name.lower().partition(":")[0]
+def _entry(kind: str, name: str) -> Row:
+    """An entry by any of its names; a model or GPU may be a file of the user's own."""
+    if kind == "models":
+        return model(load_model(name))
+    if kind == "gpus":
+        return gpu(load_hardware(name))
+    rows = techniques(parts=True) if kind == "techniques" else stacks()
+    wanted = name.lower().partition(":")[0]
     for row in rows:
         if row["name"] == wanted:
             return row
-    if kind == "gpus":
-        return gpu(load_hardware(name))  # a profile of the user's own
     raise unknown(kind.removesuffix("s"), name, [r["name"] for r in rows], f"see `kvsim {kind}`")
 
 

@@ -10,10 +10,10 @@ EQUAL_SPEED = 0.02  # relative difference below which two techniques are called 
 
 REASONS = {
     "GPU memory bandwidth": "every {step} reads weights and cache",
-    "host memory bandwidth": "every {step} reads the cache there",
+    "host memory bandwidth": "every {step} reads cache or weights there",
     "host-to-GPU link": "every {step} waits for cache or weights from the host",
     "GPU-to-host link": "writing the cache to the host takes longest",
-    "GPU-to-GPU link": "the GPUs wait for each other's sums",
+    "GPU-to-GPU link": "the GPUs wait for all-reduces",
     "arithmetic": "the GPU computes all the time; a larger batch brings no more",
     "host arithmetic": "the CPU computes attention",
     "arithmetic that unpacks the cache": "the GPU widens packed numbers all the time",
@@ -103,11 +103,12 @@ def describe_memory(row: Row) -> str:
     str
         Clause of a sentence.
     """
+    told, known = units.size(row["gpu_bytes"]), row["ranges"].get("gpu_bytes")
+    if known is not None:
+        told += f" ({units.size(known['low'])}–{units.size(known['high'])})"
     if not row["host_bytes"]:
-        return f"{units.size(row['gpu_bytes'])} of GPU memory"
-    return (
-        f"{units.size(row['gpu_bytes'])} of GPU and {units.size(row['host_bytes'])} of host memory"
-    )
+        return f"{told} of GPU memory"
+    return f"{told} of GPU and {units.size(row['host_bytes'])} of host memory"
 
 
 def compared_rate(row: Row) -> float:

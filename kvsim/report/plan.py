@@ -12,14 +12,15 @@ from kvsim.planner.sensitivity import BREAKPOINT_FACTORS, Breakpoint
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence
 from kvsim.report import evidence, names, plan_answer
-from kvsim.report.answer import add_command_line
+from kvsim.report.answer import BRIEF, SENTENCE, add_command_line, verdict
 from kvsim.report.json import Row, number
 from kvsim.report.names import label, params, settings, spec
 from kvsim.report.predict import prediction
 from kvsim.report.result import Result
+from kvsim.report.suitability import list_engines
 from kvsim.report.table import Column, Table, quantity_columns, text_column
 from kvsim.report.terminal import BLANK, Block, Heading, Verbatim
-from kvsim.report.units import legend, percent, rounded, seconds, times
+from kvsim.report.units import percent, rounded, seconds, times, usd
 from kvsim.techniques.technique import Technique
 
 MIN_THROUGHPUT_STEP = 1.02  # times the throughput, from which on another plan is worth a line
@@ -36,6 +37,7 @@ def make_result(
     engines: Sequence[Row] = (),
     pareto: bool = False,
     explain: bool = False,
+    jobs: int = 0,
 ) -> Result[ChosenPlan]:
     """Make the answer of ``kvsim plan`` for equal requests.
 
@@ -47,16 +49,24 @@ def make_result(
         Whether plans between the lowest TPOT and the highest throughput are listed.
     explain
         Whether it is said where another technique would be chosen.
+    jobs
+        Requests to finish; 0 where that was not asked.
     """
     fields = plan_fields(plan)
     chosen = fields["predicted"]
     answer = plan_answer.write_answer(plan, chosen["bound_by"])
+    if jobs:
+        hours = plan.hours_for(jobs)
+        fields["jobs"] = {"count": jobs, "hours": hours, "usd": plan.usd_for(hours)}
+        told = describe_jobs(fields["jobs"])
+        answer = replace(answer, verdict=verdict([told, *SENTENCE.split(answer.verdict)[:1]],
+                                                 SENTENCE.split(answer.verdict)[1:]))  # fmt: skip
     if engines:
         answer = add_command_line(answer, engines)
         fields["settings"] = list(engines)
     fields = {"answer": answer.row(), **fields}
     compared = entries(fields)
-    shown = table(compared, fields)
+    shown, brief = table(compared, fields), table(_runnable_first(compared), fields)
     notes = evidence.merge_notes([(row["technique"], row) for row in compared])
     ground = evidence.describe_basis(chosen["basis"])
     not_modelled = f"Not modelled: {'; '.join(fields['not_modelled'])}."
@@ -65,10 +75,10 @@ def make_result(
         f"generate {chosen['generate']:,}, best {fields['objective']}"
     )
     blocks: list[Block] = [
-        *(Heading(title), *answer.head(), shown, BLANK, *answer.body()),
+        *(Heading(title), *answer.head(), brief, BLANK, *answer.body(BRIEF)),
         *(f"Note{note}" for note in notes),
-        *(ground, not_modelled, searched(fields["solver"])),
     ]
+    more = [*answer.rest(BRIEF), ground, not_modelled, searched(fields["solver"])]
     if pareto:
         fields["pareto"] = front = [summarize_prediction(p) for p in plan.front()]
         blocks += [BLANK, FRONT, _front_table(front)]
@@ -90,12 +100,25 @@ def make_result(
         rows=compared,
         tables=[shown],
         blocks=[*blocks, *paste_blocks(engines)],
+        more=more,
         draw=draw,
         remarks=[not_modelled],
         notes=[*(note.lstrip(": ") for note in notes), not_modelled],
         data=evidence.newest_measurement([plan.choice.deployment]),
         foot=[ground],
     )
+
+
+def describe_jobs(jobs: Row) -> str:
+    """Say how long jobs take and what that costs.
+
+    Parameters
+    ----------
+    jobs
+        Their number, hours, and price where it is known.
+    """
+    price = "" if jobs["usd"] is None else f" and cost {usd(jobs['usd'])}"
+    return f"{jobs['count']:,} such requests take {seconds(3600 * jobs['hours'])}{price}."
 
 
 def make_empty_result(
@@ -177,11 +200,11 @@ def plan_fields(result: ChosenPlan) -> Row:
     def row(found: Prediction) -> Row:
         """A prediction beside full KV."""
         ratio = float(found.output_tok_s[0] / full.output_tok_s[0]) if full else None
-        return prediction(found) | {"vs_full": ratio}
+        return prediction(found) | {"vs_full": ratio, "engines": list_engines(found)}
 
     chosen = row(result.choice)
     spec = {"technique": chosen["technique"], "params": chosen["params"]}
-    layers = _layers(result.choice)
+    layers = layers_of(result.choice)
     solver, waves = result.solver, result.waves
     return {
         "choice": {**spec, "batch": chosen["batch"], "layers": layers},
@@ -351,8 +374,32 @@ def entries(answer: Row) -> list[Row]:
     return shown
 
 
-def _layers(prediction: Prediction) -> list[Row]:
-    """What ranges of layers do, as ``kvsim.techniques.parse`` reads it back."""
+def _runnable_first(rows: Sequence[Row]) -> list[Row]:
+    """Leave out what no engine runs, but for the best lossless and the best lossy of it."""
+    seen: set[bool] = set()
+    shown = []
+    for row in rows:
+        lossless = row.get("lossless", True)
+        if row["engines"] or row["standing"] in ("choice", "full KV") or lossless not in seen:
+            shown.append(row)
+        if not row["engines"]:
+            seen.add(lossless)
+    return shown
+
+
+def layers_of(prediction: Prediction) -> list[Row]:
+    """List what ranges of layers do, as ``kvsim.techniques.parse`` reads it back.
+
+    Parameters
+    ----------
+    prediction
+        A prediction.
+
+    Returns
+    -------
+    list of Row
+        First layer, count, technique and settings of each range.
+    """
     count = prediction.deployment.model.layers
     if prediction.technique.uniform:
         t = prediction.technique
@@ -426,10 +473,14 @@ def table(rows: Sequence[Row], answer: Row) -> Table:
     return Table(
         columns,
         rows,
-        below=settings,
+        below=_below,
         marked=lambda row: row["standing"] == "choice",
-        note=legend(["output_tok_s"]),
     )
+
+
+def _below(row: Row) -> str:
+    """Settings of a row, and that no engine runs it, if so."""
+    return "; ".join(filter(None, [settings(row), "" if row["engines"] else "runs in no engine"]))
 
 
 def _front_table(rows: Sequence[Row]) -> Table:

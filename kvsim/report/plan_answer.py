@@ -46,7 +46,7 @@ def write_answer(plan: ChosenPlan, bound_by: str) -> Answer:
         changes=[*_list_changes(plan, said), *caveats.slower_kernels(p)],
         runner_up=_runner_up(plan),
         settings=list(_list_settings(plan)),
-        evidence=[*_quality(plan), *evidence.list_measurements(d, label(p.technique))],
+        evidence=[*evidence.list_measurements(d, label(p.technique)), *_quality(plan)],
         assumed=[
             *evidence.list_assumptions(d.hardware, float(p.host_bytes[0]), bound_by),
             *caveats.describe_host_link(p),
@@ -132,7 +132,7 @@ def _against_full(plan: ChosenPlan) -> str:
             return ""
         better = plan.solver.optimum.technique
         error = units.percent(plan.question.between(better, p.technique))
-        more = f" by more than {error}, the known error"
+        more = f" by more than {error}, the prediction error"
         close = max(plan.solver.given_up, plan.solver.gap or 0.0) > NO_GAIN
         best = "cheaper" if plan.objective == "cost" else "faster"
         return f"Nothing lossless is {best}{more if close else ''}."
@@ -153,7 +153,7 @@ def _warn_of_weights(deployment: Deployment) -> str:
     mine, published = (WEIGHT_FORMATS[x] for x in (deployment.weights, deployment.model.released))
     if mine.bytes(4096, 4096) >= 0.9 * published.bytes(4096, 4096):
         return ""
-    return f"How much quality {deployment.weights} weights lose is not known."
+    return f"The quality loss of {deployment.weights} weights is unknown."
 
 
 def _unserved(plan: ChosenPlan) -> str:
@@ -171,7 +171,7 @@ def _targets(plan: ChosenPlan) -> str:
         if isfinite(getattr(plan.limits, name))
     ]
     usual = (plan.limits.ttft, plan.limits.tpot) == (DEFAULT_TTFT, DEFAULT_TPOT)
-    told = f"{'Default targets' if usual else 'Targets'}{' (likelihood)' if kept else ' kept'}"
+    told = f"{'Default targets' if usual else 'Targets'}{' (probability)' if kept else ' met'}"
     return f"{told}: {', '.join(asked)}." if asked else ""
 
 
@@ -283,15 +283,15 @@ def _list_changes(plan: ChosenPlan, told: str) -> Iterator[str]:
     lifted = {f"a 10 % looser {LABELS[b.limit]}": b.gain_without for b in plan.binding}
     for what, gain in plan.prices.items():
         if gain > NO_GAIN and lifted.get(what, float("inf")) > NEARLY_ALL * gain:
-            yield f"{what[0].upper()}{what[1:]} would bring {_describe_gain(plan, gain)}."
+            yield f"{what[0].upper()}{what[1:]}: {_describe_gain(plan, gain)}."
     for knee in plan.knees[-1:]:
         p = knee.prediction
         early = float(p.ttft_s[0]) < 0.9 * float(plan.choice.ttft_s[0])
         if early and plan.likely.kept.get("ttft", 0.0) < CERTAIN:
             yield (
-                f"At batch {units.integer(number(p.batch))} the first token comes after "
-                f"{units.seconds(number(p.ttft_s))}, for at most "
-                f"{units.percent(knee.given_up)} less."
+                f"Batch {units.integer(number(p.batch))} lowers TTFT to "
+                f"{units.seconds(number(p.ttft_s))} and costs at most "
+                f"{units.percent(knee.given_up)} of throughput."
             )
 
 
@@ -310,14 +310,14 @@ def _safer(plan: ChosenPlan) -> str:
     if likely.sure or plan.question.workload.batch is not None:
         return ""
     if likely.safer is None:
-        return f"No batch of it keeps the targets with a likelihood of {share}."
+        return f"No batch meets the targets with a probability of {share}."
     p = likely.safer
     batch = units.integer(number(p.batch))
     vllm = "vllm" in list_engines(p) and plan.question.workload.service
     option = f" (vLLM: --max-num-seqs {batch})" if vllm else ""
     lost = 1 - float(p.output_tok_s[0]) / float(plan.choice.output_tok_s[0])
     return (
-        f"At batch {batch}{option} it keeps the targets with a likelihood of {share}: "
+        f"At batch {batch}{option} the probability of meeting the targets is {share}: "
         f"{_describe_times(p)}, {units.percent(lost)} less throughput."
     )
 
@@ -333,14 +333,11 @@ def _binding(plan: ChosenPlan, b: Binding) -> str:
     more, name = _describe_gain(plan, b.gain_without), b.technique
     if b.limit == "loss" and plan.limits.loss > 0:
         option = b.option or "--lossy"
-        return f"Techniques whose loss is not known ({option}) could bring {more}: {name}."
+        return f"Admitting techniques of unknown loss ({option}): {more}, with {name}."
     if b.limit == "loss":
-        return f"Allowing loss of quality ({b.option or '--lossy'}) could bring {more}: {name}."
+        return f"Allowing loss of quality ({b.option or '--lossy'}): {more}, with {name}."
     if b.limit == "assumed":
-        return (
-            f"Speculation ({name}) could bring {more}; pass --acceptance once you have "
-            f"measured yours."
-        )
+        return f"Speculation ({name}): {more}; pass --acceptance once you have measured yours."
     option = {"ttft": "--ttft none", "tpot": "--tpot none"}.get(b.limit, "")
     told = f" ({option})" if option else ""
     with_it = SPOKEN.get(name, name)
@@ -377,16 +374,16 @@ def _list_settings(plan: ChosenPlan) -> Iterator[str]:
     able = list_engines(p)
     if not able:
         name = phrase_technique(p.technique)
-        yield f"Only kvsim's own implementation has {name}: `kvsim validate`."
+        yield f"No serving engine runs {name}; `kvsim validate` runs kvsim's implementation."
         other = plan.engine_best
         if other is not None:
             yield (
-                f"The best that an engine runs as released: {_name(other)}, batch "
+                f"The best that a released engine runs: {_name(other)}, batch "
                 f"{units.integer(number(other.batch))}: {_describe_times(other)} "
                 f"({join_titles(list_engines(other))})."
             )
         return
-    yield f"Engines that run it: {join_titles(able)}."
+    yield f"Runs in {join_titles(able)}."
     asked = plan.question.admission.engine
     engine = asked if asked in SERVERS else "vllm"
     if engine in able and plan.question.workload.service:

@@ -1,15 +1,18 @@
 """The pictures of a plan: the map of techniques, one round, roofline, memory, winners, prices."""
 
 from collections.abc import Set
+from math import isfinite, log10
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvsim.planner.plan import ChosenPlan
+from kvsim.planner.service import ServicePlan
 from kvsim.prediction.generate import Prediction
-from kvsim.report import charts, units
+from kvsim.report import charts, evidence, units
 from kvsim.report.charts import LOG, finish_figure, lanes, lanes_title, memory_roofs, roofline
 from kvsim.report.colours import PALETTE, mark
+from kvsim.report.names import label
 from kvsim.report.phrases import EQUAL_SPEED
 from kvsim.report.predict import prediction
 from kvsim.techniques import parse
@@ -61,7 +64,7 @@ def pictures(plan: ChosenPlan) -> list[tuple[str, "Figure"]]:
                 [other for other in rivals if other.technique.uniform], plan.baseline.technique
             )
     if any(gain > MIN_DRAWN_GAIN for gain in plan.prices.values()):
-        drawn.append((f"What would bring more {plan.objective}", prices(plan)))
+        drawn.append((f"What would improve {plan.objective}", prices(plan)))
     return drawn
 
 
@@ -211,3 +214,67 @@ def prices(plan: ChosenPlan) -> "Figure":
         marker={"color": PALETTE[0]}, hovertemplate="%{x:.3g} %<extra></extra>",
     )  # fmt: skip
     return finish_figure(figure, 120 + 40 * len(gains), "%", "")
+
+
+def draw_service(plan: ServicePlan) -> list[tuple[str, "Figure"]]:
+    """Draw the pictures of a service's plan: times against the rate, memory, one round, roofline.
+
+    Parameters
+    ----------
+    plan
+        Plan that was chosen.
+
+    Returns
+    -------
+    list of tuple
+        Titles and figures.
+    """
+    p = plan.prediction
+    drawn = [
+        ("TTFT and TPOT (p90) with 80 % intervals, against the request rate", rate_curve(plan)),
+        *memory_roofs([prediction(p)], p.deployment),
+    ]
+    if p.generate > 1:
+        drawn += [
+            (lanes_title(p, p.technique.name), lanes(p)),
+            (f"Roofline of its ops ({p.technique.name})", roofline(p)),
+        ]
+    return drawn
+
+
+def rate_curve(plan: ServicePlan) -> "Figure":
+    """TTFT and TPOT (p90) against the rate with their intervals, the targets and the planned rate.
+
+    Parameters
+    ----------
+    plan
+        Plan that was chosen.
+    """
+    from plotly.graph_objects import Figure, Scatter
+
+    points, c = list(plan.curve()), plan.choice.carried
+    figure, rates = Figure(), [point["requests_per_s"] for point in points]
+    factors = evidence.time_ranges(c.deployment, label(c.technique), 1.0, 1.0)
+    for i, (name, dash) in enumerate((("ttft", "solid"), ("tpot", "dash"))):
+        key, title = f"{name}_s", name.upper()
+        times = [point[key]["p90"] for point in points]  # type: ignore[index]
+        for end in ("low", "high") if key in factors else ():
+            figure.add_trace(
+                Scatter(
+                    x=rates, y=[factors[key][end] * t for t in times], mode="lines",
+                    line={"width": 0, "color": PALETTE[i]}, opacity=0.4,
+                    fill="tonexty" if end == "high" else None, showlegend=False,
+                    hoverinfo="skip",
+                )
+            )  # fmt: skip
+        figure.add_trace(
+            Scatter(x=rates, y=times, name=f"{title} p90", mode="lines", line_dash=dash,
+                    line_color=PALETTE[i])
+        )  # fmt: skip
+        target = getattr(plan.question.asked, name)
+        if isfinite(target):
+            figure.add_hline(y=target, line_dash="dot", line_color=PALETTE[i],
+                             annotation_text=f"{title} target",
+                             annotation_y=log10(target))  # fmt: skip
+    figure.add_vline(x=plan.choice.carried.per_s, line_dash="dot", annotation_text="planned")
+    return finish_figure(figure, 360, "requests/s", "s", yaxis=LOG)

@@ -4,22 +4,26 @@ from collections.abc import Iterator, Mapping, Sequence
 from csv import DictWriter
 from dataclasses import asdict
 from io import StringIO
+from itertools import product
 from typing import Any
 
 import numpy as np
 
+from kvsim.console import escape_controls
 from kvsim.errors import InputError
 from kvsim.machines.basis import basis
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.parallel import Parallelism
+from kvsim.options import ENGINE_SHARE
 from kvsim.planner.question import known_difference
-from kvsim.prediction.breakeven import break_even_acceptance
+from kvsim.prediction.breakeven import break_even_acceptance, gains_by_batch
 from kvsim.prediction.explain import binding, breakdown
 from kvsim.prediction.generate import Prediction, at_batch
 from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.prediction.pool import longest_prompt, pool, remedies
 from kvsim.report import caveats, evidence, units
-from kvsim.report.answer import Answer, verdict
+from kvsim.report.answer import BRIEF, Answer, verdict
+from kvsim.report.frames import flatten
 from kvsim.report.json import Row, number
 from kvsim.report.names import distinct_names, label, params, settings, short_names, spec
 from kvsim.report.phrases import (
@@ -33,14 +37,17 @@ from kvsim.report.phrases import (
     speed_ratio,
     summarize_times,
 )
-from kvsim.report.result import Result, flatten
+from kvsim.report.result import Result
 from kvsim.report.suitability import describe_engines, describe_quality
 from kvsim.report.table import Column, Table, quantity_columns, text_column
 from kvsim.report.terminal import BLANK, Heading
 from kvsim.report.units import legend
-from kvsim.techniques.technique import Technique
+from kvsim.serving.servable import why_refused
+from kvsim.techniques.papers.full import Full
+from kvsim.techniques.technique import NEEDS_KERNEL, Technique, compose
 
 BATCH_TTFT = "TTFT: until all prompts of the batch are read, on an idle GPU"
+LOOP_TTFT = "each client sends its next request at once; TTFT with the time in the queue"
 
 
 def predict_points(
@@ -50,6 +57,7 @@ def predict_points(
     prompts: Sequence[int],
     generates: Sequence[int],
     command: str = "",
+    loop: bool = False,
 ) -> Result[list[Prediction]]:
     """Predict every technique at every point; of several those that cannot run are left out.
 
@@ -67,6 +75,8 @@ def predict_points(
         Generated tokens per request. [tokens]
     command
         Command line that gives the same.
+    loop
+        Whether batches are clients of a closed loop, each with one request at a time.
 
     Returns
     -------
@@ -77,22 +87,41 @@ def predict_points(
     InputError
         If none can run there, or for sizes no system could mean.
     """
+    made = Prediction
+    if loop:
+        from kvsim.serving.closed import Clients  # with the compiled simulator
+
+        made = Clients
     left_out = []
     found: list[Prediction] = []
     column = np.array(batches, dtype=float)
     for t in techniques:
-        reason = t.refuses(deployment) if len(techniques) > 1 else ""
+        reason = t.refuses_released(deployment)
+        if reason and len(techniques) == 1:
+            raise InputError(f"{t.name} cannot run here: {reason}")
         if reason:
             left_out.append(f"{t.name} cannot run here: {reason}")
             continue
-        for prompt in prompts:
-            for generate in generates:
-                p = Prediction(t, deployment, column, prompt, generate)
-                found += [at_batch(p, i) for i in range(column.size)]
+        # each batch is served in as many parts as divide it
+        columns = [column] if t.tiles() == 1 else np.split(column, column.size)
+        for prompt, generate in product(prompts, generates):
+            for some in columns:
+                p = made(t, deployment, some, prompt, generate)
+                found += [at_batch(p, i) for i in range(some.size)]
     if not found:
         raise InputError(f"--technique: none can run there; {left_out[0]}")
-    rows = [prediction(p) for p in found]
+    rows = [prediction(p) | {"refused": _why_refused(p)} for p in found]
+    for row in rows:
+        if row["refused"] == "cache" and row["fits"]:
+            row["notes"].append(
+                f"a server with {100 * ENGINE_SHARE:g} % of each GPU's memory refuses such a "
+                "request: its cache is larger than what is left"
+            )
     return make_result(found, rows, left_out, command)
+
+
+def _why_refused(p: Prediction) -> str | None:
+    return why_refused(p.technique, p.deployment, p.prompt, p.generate)
 
 
 def make_result(
@@ -120,6 +149,8 @@ def make_result(
     labels = short_names([spec(row) for row in rows])
     about = [(f"{labels[spec(r)]}, batch {r['batch']}, prompt {r['prompt']}", r) for r in rows]
     notes, ground = evidence.merge_notes(about), evidence.describe_basis(rows[0]["basis"])
+    gains, brief = draft_gains(found), BRIEF + len(list(describe_quality(found)))
+    reversals = tabulate_drafts(gains)
     unfit = [] if all(row["fits"] for row in rows) else ["! does not fit in GPU or host memory"]
 
     def draw() -> Any:
@@ -131,15 +162,16 @@ def make_result(
         command,
         heading,
         answer,
-        {"rows": list(rows), "answer": answer.row()},
+        {"rows": list(rows), "answer": answer.row(), **({"drafts": gains} if gains else {})},
         found,
         rows,
-        tables=[shown],
+        tables=[shown, *reversals],
         blocks=[
-            *(Heading(heading), *answer.head(), shown, *unfit, BLANK, *answer.body()),
+            *(Heading(heading), *answer.head(), shown, *unfit, *reversals, BLANK),
+            *answer.body(brief),
             *(f"Note{note}" for note in notes),
-            ground,
         ],
+        more=[*answer.rest(brief), ground],
         draw=draw,
         notes=[note.lstrip(": ") for note in notes],
         data=evidence.newest_measurement(p.deployment for p in found),
@@ -173,6 +205,7 @@ def prediction(prediction: Prediction) -> Row:
         "params": params(t),
         "notation": str(t),
         "batch": number(prediction.batch),
+        **({"concurrency": number(prediction.batch)} if prediction.of_clients else {}),
         "prompt": prediction.prompt,
         "generate": prediction.generate,
         "ttft_s": number(prediction.ttft_s),
@@ -188,9 +221,12 @@ def prediction(prediction: Prediction) -> Row:
         "max_batch": number(prediction.max_batch),
         "bound_by": bound,
         "ranges": caveats.widen_ranges(
-            evidence.time_ranges(d, t.name, number(prediction.ttft_s), number(prediction.tpot_s)),
+            evidence.time_ranges(
+                d, t.name, number(prediction.ttft_s), number(prediction.tpot_s), _came(prediction)
+            ),
             prediction,
-        ),
+        )
+        | evidence.memory_range(prediction),
         "basis": basis(d),
         "breakdown": {
             "prefill_s": _numbers(breakdown(prefill, d)),
@@ -243,7 +279,7 @@ def notes(prediction: Prediction) -> Iterator[str]:
     """
     d = prediction.deployment
     yield from d.model.notes
-    yield from d.parallelism.notes(d.domain)
+    yield from d.parallelism.notes(d.domain, d.stack.sums.skew)
     if prediction.prompt + prediction.generate > d.model.max_context:
         yield (
             f"{prediction.prompt + prediction.generate} tokens are beyond the "
@@ -257,10 +293,19 @@ def notes(prediction: Prediction) -> Iterator[str]:
         yield f"the speed of {prediction.technique.name} assumes {prediction.technique.assumes}"
 
 
+IN_JSON_ALONE = ("breakdown.", "params.", "notes.", "assumed.")
+"""Parts of a row that a CSV file leaves out."""
+
+
+FORMULAS = ("=", "+", "-", "@", "\t", "\r")
+"""What a spreadsheet takes for the beginning of a formula; a quote before it makes it text."""
+
+
 def csv(rows: Sequence[Row]) -> str:
     """Write rows as CSV.
 
-    Only plain cells are written: settings become ``key=value`` and the basis becomes its kind.
+    Settings become ``key=value`` and the basis its kind; the parts of times and memory are left
+    to JSON.
 
     Parameters
     ----------
@@ -273,11 +318,23 @@ def csv(rows: Sequence[Row]) -> str:
         A heading and a line per row.
     """
     out = StringIO()
-    plain = [flatten(row) | {"fits": str(row["fits"]).lower()} for row in rows]
-    writer = DictWriter(out, list(plain[0]), lineterminator="\n")
+    plain = [
+        {key: cell for key, cell in flatten(row).items() if not key.startswith(IN_JSON_ALONE)}
+        | {"fits": str(row["fits"]).lower()}
+        for row in rows
+    ]
+    columns = dict.fromkeys(key for row in plain for key in row)  # no TPOT without rounds
+    writer = DictWriter(out, list(columns), lineterminator="\n")
     writer.writeheader()
-    writer.writerows(plain)
+    writer.writerows({key: _spreadsheet_cell(cell) for key, cell in row.items()} for row in plain)
     return out.getvalue()
+
+
+def _spreadsheet_cell(cell: Any) -> Any:
+    """Return a cell that no spreadsheet takes for a formula, and no terminal for a command."""
+    if not isinstance(cell, str):
+        return cell
+    return escape_controls(f"'{cell}" if cell.startswith(FORMULAS) else cell, "")
 
 
 def table(rows: Sequence[Row]) -> Table:
@@ -305,19 +362,111 @@ def table(rows: Sequence[Row]) -> Table:
     )
     columns = [
         text_column("technique", lambda row: labels[spec(row)]),
-        *quantity_columns(**dict.fromkeys(("batch", *varying), 0)),
+        *quantity_columns(**dict.fromkeys((_counted(rows), *varying), 0)),
         *quantity_columns(ttft_s=0, tpot_s=0, decode_tok_s=0, output_tok_s=5),
         memory,
         *quantity_columns(host_bytes=2, max_batch=3, bound_by=4),
     ]
-    note = f"{BATCH_TTFT}; {legend(['decode_tok_s', 'output_tok_s'])}"
-    note += "" if all(row["fits"] for row in rows) else "; !: more than there is"
+    ttft = LOOP_TTFT if "concurrency" in rows[0] else BATCH_TTFT
+    note = f"{ttft}; {legend(['decode_tok_s', 'output_tok_s'])}"
     return Table(
         columns,
         rows,
         below=lambda row: settings(row) if first[spec(row)] == id(row) else "",
         note=note,
     )
+
+
+def draft_gains(found: Sequence[Prediction]) -> list[Row]:
+    """Compute what drafts gain, or lose, by the number of sequences decoded at once.
+
+    Parameters
+    ----------
+    found
+        Predictions of one batch each.
+
+    Returns
+    -------
+    list of Row
+        A row per technique that drafts, at its first prompt: ``speedup`` over decoding without
+        drafts, and the ``least_acceptance`` that gains, accepted over drafted tokens, by batch.
+    """
+    first = {str(p.technique): p for p in reversed(found) if p.technique.drafts}
+    rows: list[Row] = []
+    for p in reversed(first.values()) if all(p.generate > 1 for p in first.values()) else ():
+        gains = gains_by_batch(p, compose(Full()))
+        if gains is not None:
+            told = zip(gains.values, gains.ratio, strict=True)
+            speedup = {str(int(b)): float(r) for b, r in told if np.isfinite(r)}
+            tokens = 1 + p.technique.drafting.accepted  # of a round, whose time is tokens / speedup
+            least = {b: (tokens / r - 1) / p.technique.drafts for b, r in speedup.items()}
+            rows.append(
+                {"notation": str(p.technique), "speedup": speedup, "least_acceptance": least}
+            )
+    return rows
+
+
+def tabulate_drafts(gains: Sequence[Row]) -> list[Table]:
+    """Tabulate what drafts gain, or lose, by the number of sequences decoded at once.
+
+    Parameters
+    ----------
+    gains
+        Rows of :func:`draft_gains`.
+
+    Returns
+    -------
+    list of Table
+        Two lines per technique that drafts; none without such techniques.
+    """
+    if not gains:
+        return []
+    labels = short_names([row["notation"] for row in gains])
+    rows = [
+        {"name": name, "batches": row[which]}
+        for row in gains
+        for which, name in (
+            ("speedup", labels[row["notation"]]), ("least_acceptance", "  gains from acceptance"),
+        )
+    ]  # fmt: skip
+    every = sorted({b for row in rows for b in row["batches"]}, key=int)
+
+    def column(batch: str) -> Column:
+        def value(row: Row) -> float | None:
+            gain: float | None = row["batches"].get(batch)
+            return gain
+
+        def show(row: Row) -> str:
+            gain = value(row)
+            return "" if gain is None else f"{gain:.2f}"
+
+        return Column(batch, show, value, rank=int(batch).bit_length() % 2)
+
+    columns = [
+        text_column("speed-up at batch", lambda row: row["name"]), *map(column, every),
+    ]  # fmt: skip
+    note = (
+        "tokens per second while decoding over those without drafts; below 1 drafts lose, as they "
+        "do below the acceptance (accepted over drafted tokens) of the second line"
+    )
+    return [Table(columns, rows, note=note)]
+
+
+def _came(prediction: Prediction) -> str:
+    """How the requests came, as the ledger calls it."""
+    return "served" if prediction.of_clients else "batch"
+
+
+def _load(row: Row) -> str:
+    """The requests of a row in words."""
+    if "concurrency" in row:
+        return f"concurrency {units.integer(row['concurrency'])}"
+    return f"batch {units.integer(row['batch'])}"
+
+
+def _counted(rows: Sequence[Row]) -> str:
+    """What the requests of a row are counted as."""
+    return "concurrency" if "concurrency" in rows[0] else "batch"
 
 
 def title(rows: Sequence[Row]) -> str:
@@ -375,7 +524,7 @@ def write_answer(
         )
     else:
         said = _describe_grid(rows, best, _note_break_even(rows, found))
-    d = found[at].deployment
+    d, came = found[at].deployment, _came(found[at])
     return Answer(
         verdict=said,
         figures=figures(best),
@@ -384,7 +533,10 @@ def write_answer(
             *caveats.slower_kernels(found[at]),
         ],
         settings=[*describe_engines(found), *_limits(best, found[at], len(rows) > 1)],
-        evidence=[*evidence.list_measurements(d, best["technique"]), *describe_quality(found)],
+        evidence=[
+            *describe_quality(found),
+            *evidence.list_measurements(d, best["technique"], came),
+        ],
         assumed=best["assumed"],
         left_out=left_out,
     )
@@ -412,12 +564,14 @@ def figures(row: Row) -> Row:
 
 
 def _find_fastest(rows: Sequence[Row]) -> Row:
-    """The fastest row among those that fit, or of all where none does."""
-    return max([row for row in rows if row["fits"]] or rows, key=compared_rate)
+    """The fastest row among those that fit and that an engine runs, as far as there are any."""
+    fit = [row for row in rows if row["fits"]] or list(rows)
+    run = [row for row in fit if not any(note.startswith(NEEDS_KERNEL) for note in row["notes"])]
+    return max(run or fit, key=compared_rate)
 
 
 def _describe_single_point(row: Row, prediction: Prediction, changes: Sequence[str]) -> str:
-    what = f"{row['technique']} on {row['gpu']} at batch {units.integer(row['batch'])}"
+    what = f"{row['technique']} on {row['gpu']} at {_load(row)}"
     if row["fits"]:
         needed = [
             f"{what}: {describe_times(row)}, {describe_memory(row)}.",
@@ -445,8 +599,8 @@ def _pool(prediction: Prediction) -> str:
     if not room.tokens or float(prediction.host_bytes[0]):
         return ""  # engines have no pool of what is kept elsewhere
     return (
-        f"KV pool at {room.share:.1f} of the memory: {room.tokens:,} tokens, {room.blocks:,} "
-        f"blocks, {room.concurrency:.2f} sequences."
+        f"KV pool at {units.percent(room.share)} of GPU memory: {room.tokens:,} tokens, "
+        f"{room.blocks:,} blocks, {room.concurrency:.2f} sequences."
     )
 
 
@@ -513,7 +667,7 @@ def _compare_techniques(rows: Sequence[Row], best: Row, accepted: str, as_good: 
     others = [row for row in rows if row is not best and row is not full]
     if full is None or not full["fits"]:
         gone = "Full KV does not fit." if full else ""
-        told = f"{names[id(best)]} is fastest on {best['gpu']} at batch {best['batch']}:"
+        told = f"{names[id(best)]} is fastest on {best['gpu']} at {_load(best)}:"
         return verdict(
             [
                 gone,
@@ -525,19 +679,19 @@ def _compare_techniques(rows: Sequence[Row], best: Row, accepted: str, as_good: 
         beside = [row for row in rows if row is not full]
         close, slow = (pick(beside, key=lambda row: speed_ratio(row, full)) for pick in (max, min))
         needed = [
-            f"Stay with full KV on {full['gpu']} at batch {full['batch']}: {describe_times(full)}.",
+            f"Stay with full KV on {full['gpu']} at {_load(full)}: {describe_times(full)}.",
             f"{names[id(close)]} {compare_with_full(close, full)}{describe_saving(close, full)}.",
         ]
-        wanted = [explain_limit(close["bound_by"], close["generate"])]
         if slow is not close:
             needed.append(
                 f"{names[id(slow)]} {compare_with_full(slow, full)}{describe_saving(slow, full)}."
             )
-            wanted = [explain_limit(slow["bound_by"], slow["generate"])]
+        told = explain_limit(slow["bound_by"], slow["generate"])
+        wanted = [told.replace("Limit:", f"Limit of {slow['technique']}:", 1)]
         return verdict(needed, [accepted, *wanted])
     return verdict(
         [
-            f"{names[id(best)]} is fastest on {best['gpu']} at batch {best['batch']}: "
+            f"{names[id(best)]} is fastest on {best['gpu']} at {_load(best)}: "
             f"{describe_times(best)}, {units.times(speed_ratio(best, full))} full KV's"
             f"{describe_saving(best, full)}."
         ],
@@ -558,8 +712,21 @@ def _describe_grid(rows: Sequence[Row], best: Row, accepted: str) -> str:
     names = dict.fromkeys(row["technique"] for row in rows)
     fits = sum(row["fits"] for row in rows)
     where = f"batch {units.integer(best['batch'])}, prompt {units.integer(best['prompt'])}"
-    told = f"Of {len(rows)} points {fits} fit in memory on {best['gpu']}."
-    fastest = f"Fastest is {best['technique']} at {where}: {describe_times(best)}."
+    told = (
+        f"All {len(rows)} points fit in memory."
+        if fits == len(rows)
+        else f"{fits} of {len(rows)} points fit in memory."
+    )
+    if not fits:
+        least = min(rows, key=lambda row: float(row["gpu_bytes"]))
+        return verdict(
+            [
+                f"None of the {len(rows)} points fits in memory on {best['gpu']}: the smallest, "
+                f"{least['technique']} at batch {units.integer(least['batch'])}, needs "
+                f"{units.gib(least['gpu_bytes'])} GiB per GPU."
+            ]
+        )
+    fastest = f"Highest throughput: {best['technique']} at {where}: {describe_times(best)}."
     if len(names) == 1:
         return verdict([told, fastest], [explain_limit(best["bound_by"], best["generate"])])
     turn = _turn(rows, list(names))
@@ -572,7 +739,7 @@ def _describe_grid(rows: Sequence[Row], best: Row, accepted: str) -> str:
         wins[_find_fastest(here)["technique"]] = wins.get(_find_fastest(here)["technique"], 0) + 1
     ranked = sorted(wins.items(), key=lambda item: -item[1])
     if len(ranked) == 1:
-        return verdict([f"{ranked[0][0]} is fastest at each of {len(points)} points.", fastest],
+        return verdict([f"{ranked[0][0]} is fastest at all {len(points)} points.", fastest],
                        [told])  # fmt: skip
     (first, most), *others = ranked[:3]
     shares = "".join(f", {name} at {count}" for name, count in others)
@@ -602,8 +769,7 @@ def _turn(rows: Sequence[Row], names: Sequence[str]) -> str:
         return f"{other} is {side} than {base} at every {axis} ({first} to {last} as fast)."
     i = turns[0]
     return (
-        f"{other} is {'faster' if ahead[0] else 'slower'} than {base} up to {axis} "
-        f"{points[i - 1]:,} and {'slower' if ahead[0] else 'faster'} from {points[i]:,} on: "
+        f"{other} breaks even with {base} between {axis} {points[i - 1]:,} and {points[i]:,}: "
         f"{first} as fast at {points[0]:,}, {last} at {points[-1]:,}."
     )
 
@@ -624,7 +790,7 @@ def _name_unfit_point(rows: Sequence[Row]) -> str:
         return "It"
     row = next(row for row in rows if not row["fits"])
     prompt = units.integer(row["prompt"])
-    return f"{row['technique']} at batch {units.integer(row['batch'])}, prompt {prompt}"
+    return f"{row['technique']} at {_load(row)}, prompt {prompt}"
 
 
 def _limits(row: Row, prediction: Prediction, several: bool) -> list[str]:
@@ -635,13 +801,13 @@ def _limits(row: Row, prediction: Prediction, several: bool) -> list[str]:
     lines = []
     if room.tokens:
         lines.append(
-            f"KV pool{whose} at {room.share:.1f} of the GPU's memory: {room.tokens:,} tokens, "
-            f"{room.blocks:,} blocks of 16; maximum concurrency {room.concurrency:.2f} sequences "
-            f"of {room.length:,} tokens."
+            f"KV pool{whose} at {units.percent(room.share)} of GPU memory: {room.tokens:,} tokens "
+            f"({room.blocks:,} blocks of 16), {room.concurrency:.2f} sequences of "
+            f"{room.length:,} tokens."
         )
     longest = longest_prompt(prediction.technique, d, int(prediction.batch[0]), prediction.generate)
     lines.append(
-        f"Longest prompt that fits{whose} at batch {units.integer(row['batch'])}: {longest:,} "
+        f"Longest prompt that fits{whose} at {_load(row)}: {longest:,} "
         f"tokens{_note_context_limit(longest, prediction)}."
     )
     return lines

@@ -9,6 +9,7 @@ from kvsim.errors import require
 from kvsim.files import replace_text
 from kvsim.frozen import frozen
 from kvsim.report.answer import Answer
+from kvsim.report.frames import LONG, Figures, flatten, numbers_of, unit_of
 from kvsim.report.json import Row, envelope, print_json
 from kvsim.report.table import Table
 from kvsim.report.terminal import Block, Terminal, wrap_prose
@@ -43,8 +44,8 @@ class Result(Generic[Found]):
         The figures that a data frame has.
     tables
         The tables that stand before the pictures.
-    blocks
-        What the terminal shows, from top to bottom.
+    blocks, more
+        What the terminal shows, from top to bottom, and what ``--verbose`` adds.
     draw
         Makes the pictures of the page with their titles.
     details
@@ -73,6 +74,7 @@ class Result(Generic[Found]):
     rows: Sequence[Row] = ()
     tables: Sequence[Table] = ()
     blocks: Sequence[Block] = ()
+    more: Sequence[Block] = ()
     draw: Callable[[], "list[tuple[str, Figure]]"] = list
     details: Sequence[Table] = ()
     remarks: Sequence[str] = ()
@@ -83,18 +85,20 @@ class Result(Generic[Found]):
     grid: str = ""
     passed: bool = True
 
-    def show(self, json: bool = False) -> None:
+    def show(self, json: bool = False, verbose: bool = False) -> None:
         """Print the answer on the terminal.
 
         Parameters
         ----------
         json
             Whether to print JSON for programs instead.
+        verbose
+            Whether to print all that is known about it.
         """
         if json:
             print_json(self.envelope())
         else:
-            Terminal().show(self.blocks)
+            Terminal().show([*self.blocks, *self.more] if verbose else self.blocks)
 
     def envelope(self) -> Row:
         """All of it as ``--json`` prints it."""
@@ -104,8 +108,51 @@ class Result(Generic[Found]):
             evidence=said.evidence, data=self.data,
         )  # fmt: skip
 
-    def frame(self) -> "DataFrame":
-        """The rows as a data frame; nested values are left out, settings are text.
+    @property
+    def choice(self) -> Figures:
+        """What was chosen: technique, settings and batch, or the replicas of a fleet.
+
+        Raises
+        ------
+        AttributeError
+            If the command chooses nothing.
+        """
+        chosen = self.fields.get("choice")
+        fleet = self.fields.get("fleet")
+        if isinstance(fleet, list):
+            paid = {key: self.fields[key] for key in ("gpus", "usd_per_hour")}
+            chosen = {"replicas": {kind["name"]: kind["replicas"] for kind in fleet}} | paid
+        if not isinstance(chosen, dict):
+            raise AttributeError(f"{self.command.split()[1]} chooses nothing; see .rows")
+        return Figures(chosen)
+
+    @property
+    def figures_of_choice(self) -> Figures:
+        """The numbers of the verdict: times, throughput and memory of what it recommends."""
+        return Figures(self.answer.figures)
+
+    @property
+    def ttft(self) -> Any:
+        """Time to first token of what the verdict recommends, or its percentiles. [s]"""
+        return self.figures_of_choice.ttft
+
+    @property
+    def tpot(self) -> Any:
+        """Time per output token of what the verdict recommends, or its percentiles. [s]"""
+        return self.figures_of_choice.tpot
+
+    def to_dict(self) -> Row:
+        """All of it as ``--json`` prints it."""
+        return self.envelope()
+
+    def to_frame(self) -> "DataFrame":
+        """Every number of the JSON, one per line, long and tidy.
+
+        Returns
+        -------
+        pandas.DataFrame
+            ``part`` of the answer, ``row`` in it where it is a list, ``quantity``, ``value`` and
+            ``unit``; ``attrs`` has the command and the version.
 
         Raises
         ------
@@ -115,7 +162,41 @@ class Result(Generic[Found]):
         require("pandas")
         from pandas import DataFrame
 
-        return DataFrame([flatten(row) for row in self.rows])
+        found = DataFrame(list(numbers_of(self.fields)), columns=list(LONG))
+        found["row"] = found["row"].astype("Int64")
+        found.attrs.update(command=self.command, kvsim=__version__)
+        return found
+
+    def frame(self) -> "DataFrame":
+        """The rows as a data frame, one line each; nested values have dotted names.
+
+        Returns
+        -------
+        pandas.DataFrame
+            Settings are text; ``attrs["units"]`` has the unit of each column of numbers.
+
+        Raises
+        ------
+        InputError
+            If pandas is not installed.
+        """
+        require("pandas")
+        from pandas import DataFrame
+
+        found = DataFrame([flatten(row) for row in self.rows])
+        units = {str(name): unit_of(str(name)) for name in found.select_dtypes("number").columns}
+        found.attrs.update(units=units, command=self.command, kvsim=__version__)
+        return found
+
+    def save_report(self, path: str | Path) -> None:
+        """Write the page of ``--report``.
+
+        Parameters
+        ----------
+        path
+            File of the page.
+        """
+        self.write(path)
 
     def figure(self) -> "Figure":
         """The first picture of the page."""
@@ -158,28 +239,3 @@ class Result(Generic[Found]):
             more = f"... {len(lines) - LINES + 1} more lines: .answer, .frame(), .figure()"
             lines = [*lines[: LINES - 1], more]
         return "\n".join(lines)
-
-
-def flatten(row: Row) -> dict[str, Any]:
-    """Reduce a row to its plain cells.
-
-    Settings become ``key=value`` and the basis becomes its kind; other nested values are left out.
-
-    Parameters
-    ----------
-    row
-        Row of an answer.
-
-    Returns
-    -------
-    dict
-        Plain cells in the order of the row.
-    """
-    from kvsim.report.names import settings
-
-    found = {k: v for k, v in row.items() if not isinstance(v, (dict, list, tuple))}
-    if "params" in row:
-        found["params"] = settings(row)
-    if "basis" in row:
-        found["basis"] = row["basis"]["kind"]
-    return {key: found[key] for key in row if key in found}

@@ -1,20 +1,29 @@
 """The page of ``make.py gpu``: what was measured while a GPU was there, and what is left."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import combinations
+from statistics import median
 from typing import Any
 
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.result import Result
 from kvsim.report.table import Table, cells_table
+from kvsim.report.terminal import Heading
 from kvsim.report.units import DASH, rounded
+from kvsim.validate.session.queue import Unit
 from kvsim.validate.session.report import shares
-from kvsim.validate.session.run import SessionState, Unit
+from kvsim.validate.session.state import SessionState
+from kvsim.validate.session.work import profile_of
 
 COMPILED = re.compile(r"(sm_\d+) (.+): (\d+) B shared, (\d+) registers, (\d+) B spilt, (\d+) ")
 RATES = {"flops_per_s": ("products in 16 bits", 1e12, "TFLOP/s")}
 RATE_TITLES = {"hbm": "memory", "h2d": "copies to the device", "d2h": "copies to the host"}
 TIME_KEYS = ("ttft_s", "tpot_s")
+GENERATED = 9  # tokens of a timed run, as in kvsim.validate.times.points
+NEAR = 0.05
+"""Difference of two techniques' times below which their order says nothing."""
 
 Found = Mapping[str, Mapping[str, Any]]
 """Results of the units that are done, by name."""
@@ -24,34 +33,75 @@ def make_result(
     state: SessionState, units: Sequence[Unit], command: str = ""
 ) -> Result[SessionState]:
     """Make the page of what there is so far."""
-    found = {u.name: result for u in units if (result := state.read(u.name)) is not None}
+    results = {u.name: result for u in units if (result := state.read(u.name)) is not None}
+    found = {name: _predicted_again(result, state) for name, result in results.items()}
     facts = found.get("facts", {})
     device = str(facts.get("device", state.folder.name))
-    tables = [_units(units, found, state), _ceilings(found), _shares(shares(state)), _times(found)]
+    tables = [_units(units, found, state), _ceilings(found), _shares(shares(state))]
+    tables += [_techniques(found), _times(found)]
     details = [_rates(found), _cases(found), _compiled(found)]
+    answer, title = _answer(device, units, found), f"{device}: what a session measured"
+    tables = [table for table in tables if table.rows]
     return Result(
         command,
-        f"{device}: what a session measured",
-        _answer(device, units, found),
-        {},
+        title,
+        answer,
+        {"device": device, "units": found},
         state,
-        tables=[table for table in tables if table.rows],
+        tables=tables,
+        blocks=[Heading(title), *answer.head(), *tables],
         details=[table for table in details if table.rows],
         remarks=[*facts.get("suspicions", ()), *_software(facts)],
     )
+
+
+def _predicted_again(result: Mapping[str, Any], state: SessionState) -> Mapping[str, Any]:
+    """A timed point, predicted from the best profile if it was timed before there was one.
+
+    What a round did when it was timed stays: times change as those of whole generations do.
+    """
+    best = profile_of(state)
+    before = state.path(str(result.get("profile", "")))
+    if best is None or best == before or not before.is_file():
+        return result
+    import numpy as np  # with all below: a session starts without what only this needs
+
+    from kvsim.machines.deployment import Deployment
+    from kvsim.machines.profiles import load_hardware, load_stack
+    from kvsim.models.configs import compress, load_model
+    from kvsim.prediction.generate import Prediction
+    from kvsim.techniques import parse
+
+    model = load_model(result["model"])
+    if result["layers"]:
+        model = replace(model, layout=compress(list(model.shapes())[: result["layers"]]))
+    old, new = (
+        Deployment(model, load_hardware(p), load_stack(p.with_suffix(".stack.toml")))
+        for p in (before, best)
+    )
+    points = []
+    for one in result["found"]:
+        sizes = (np.array([float(one["batch"])]), one["prompt"], GENERATED)
+        was, now = (Prediction(parse(one["technique"]), d, *sizes) for d in (old, new))
+        factors = {key: float((getattr(now, key) / getattr(was, key))[0]) for key in TIME_KEYS}
+        measured = [
+            {**m, "predicted": m["predicted"] * factors.get(m["name"], 1.0)}
+            for m in one["measured"]
+        ]
+        points.append({**one, "measured": measured})
+    return {**result, "found": points, "profile": best.name}
 
 
 def _answer(device: str, units: Sequence[Unit], found: Found) -> Answer:
     left = [_called(unit.name) for unit in units if unit.name not in found]
     failed = [_called(name) for name, result in found.items() if _passed(name, result) is False]
     missed = f"Not passed: {_listed(failed)}." if failed else "Nothing that was checked failed."
-    points = sum(name.startswith("point") for name in found)
     many = f"{len(left)} units are left" if len(left) > 1 else "one unit is left"
     changes = [f"Run the command again to go on: {many} ({_listed(left)})."] if left else []
     return Answer(
         verdict(
             [f"{len(found)} of {len(units)} units are done on {device}.", missed if found else ""],
-            [f"Timed points beside their predictions: {points}." if points else ""],
+            [_order(found)],
         ),
         figures={"units": len(units), "done": len(found), "failed": len(failed)},
         changes=changes,
@@ -80,11 +130,12 @@ def _units(units: Sequence[Unit], found: Found, state: SessionState) -> Table:
         if result is None:
             said = str(notes.get(unit.name, {}).get("error", ""))
             tried = "failed" if said else "left"
-            told = said or f"takes about {rounded(unit.seconds, 2)} s"
+            told = said or f"takes about {rounded(unit.short or unit.seconds, 2)} s"
             rows.append([_called(unit.name), tried, told])
             continue
         passed = _passed(unit.name, result)
         state_of = {None: "done", True: "passed", False: "failed"}[passed]
+        state_of += ", short form" if not unit.is_complete(state) else ""
         rows.append([_called(unit.name), state_of, _summarize_step(unit.name, result)])
     return cells_table(("unit", "state", "what it found"), rows, 3, "", "Units")
 
@@ -95,15 +146,14 @@ def _called(name: str) -> str:
     if kind == "counts":
         return f"tokens and counts, {_model(*more)}"
     if kind == "point":
-        _, model, layers, batch, prompt = more
-        return f"times, {_model(model, layers)}, {batch} x {int(prompt):,}"
+        return f"times of {more[0]}"
     if kind == "kernels":
         return "copies that are late" if more[0] == "lanes" else f"kernel {more[0]} and its twin"
     return name
 
 
-def _model(name: str, layers: str) -> str:
-    return f"{name} cut to {layers} layers" if layers != "0" else name
+def _model(name: str, layers: object) -> str:
+    return f"{name} cut to {layers} layers" if str(layers) != "0" else name
 
 
 def _summarize_step(name: str, result: Mapping[str, Any]) -> str:
@@ -120,7 +170,7 @@ def _summarize_step(name: str, result: Mapping[str, Any]) -> str:
         return f"{len(result['lines'])} programs"
     if kind == "point":
         left = f", {len(result['left'])} could not run" if result["left"] else ""
-        return f"{len(result['found'])} techniques timed{left}"
+        return f"{len(result['found'])} points timed{left}"
     return str(result.get("said", ""))
 
 
@@ -165,28 +215,112 @@ def _rates(found: Found) -> Table:
 
 
 def _times(found: Found) -> Table:
-    """Times to the first token and per token, measured beside predicted."""
+    """Times to the first token and per token, measured beside predicted, and why they differ."""
     rows = []
-    for name, point in found.items():
-        if not name.startswith("point"):
-            continue
-        where = f"{point['model']}, {point['batch']:,} x {point['prompt']:,}"
-        for one in point["found"]:
-            by_name = {m["name"]: m for m in one["measured"]}
-            if not set(TIME_KEYS) <= set(by_name):
-                continue
-            graphs = str(one.get("rounds", "")) == "replayed"
-            cells = [one["technique"], where, "graph" if graphs else "eager"]
-            for key in TIME_KEYS:
-                m = by_name[key]
-                error = m["predicted"] / m["measured"] - 1
-                cells += [rounded(1e3 * m["measured"], 3), f"{100 * error:+.1f}"]
-            rows.append(cells)
+    for name, one, where in _timed(found):
+        by_name = {m["name"]: m for m in one["measured"]}
+        cells = [name, where, "graph" if one["rounds"] == "replayed" else "eager"]
+        for key in TIME_KEYS:
+            m = by_name[key]
+            cells += [rounded(1e3 * m["measured"], 3), f"{100 * _error(m):+.1f}"]
+        rows.append([*cells, _largest_difference(one["measured"])])
     heads = (
         "technique", "model, batch x prompt", "rounds", "TTFT ms", "predicted %", "TPOT ms",
-        "predicted %",
+        "predicted %", "largest difference of a decode op",
     )  # fmt: skip
     return cells_table(heads, rows, 3, "", "Times, and how far predictions are off")
+
+
+def _techniques(found: Found) -> Table:
+    """A line per technique at its longest prompts: time per token, and what it changes for a plan.
+
+    Its speed is compared with full KV's at the same point, as predicted and as measured.
+    """
+    points = {(name, where): one for name, one, where in _timed(found)}
+    rows = []
+    for name, where in dict(points.keys()).items():
+        one, full = points[name, where], points.get(("full", where))
+        mine = _tpot(one)
+        cells = [one["technique"], *(rounded(1e3 * mine[key], 3) for key in SIDES)]
+        cells += [f"{100 * _error(mine):+.0f}", _largest_difference(one["measured"])]
+        if full is None or full is one:
+            rows.append([*cells, DASH, DASH])
+            continue
+        predicted, measured = (_tpot(full)[key] / mine[key] for key in SIDES)
+        rows.append([*cells, f"{predicted:.2f} / {measured:.2f}", _change(predicted, measured)])
+    heads = (
+        "technique", "predicted ms", "measured ms", "off %", "largest difference of a decode op",
+        "times full's speed, both", "what it changes",
+    )  # fmt: skip
+    return cells_table(heads, rows, 1, "", "Techniques per token, at their longest prompts")
+
+
+SIDES = ("predicted", "measured")
+
+
+def _tpot(one: Mapping[str, Any]) -> Mapping[str, Any]:
+    (found,) = (m for m in one["measured"] if m["name"] == "tpot_s")
+    return dict(found)
+
+
+def _change(predicted: float, measured: float) -> str:
+    """What a plan for this card should do otherwise, given speeds over full KV's."""
+    if abs(measured - 1) < NEAR:
+        return "no faster than full: choose it for memory alone"
+    if (predicted > 1) == (measured > 1):
+        return "nothing"
+    return (
+        "a plan would choose it, and full is faster"
+        if predicted > 1
+        else ("a plan would leave it out, and it is faster than full")
+    )
+
+
+def _timed(found: Found) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+    """Techniques that were timed, with what was measured and where."""
+    for name, point in found.items():
+        for one in point["found"] if name.startswith("point") else ():
+            if set(TIME_KEYS) <= {m["name"] for m in one["measured"]}:
+                model = _model(point["model"], point["layers"])
+                yield one["technique"], one, f"{model}, {one['batch']} x {one['prompt']:,}"
+
+
+def _error(m: Mapping[str, Any]) -> float:
+    return float(m["predicted"]) / float(m["measured"]) - 1
+
+
+def _largest_difference(measured: Sequence[Mapping[str, Any]]) -> str:
+    """Name the op of a decoding round whose prediction is off by most time."""
+    ops = [m for m in measured if m["name"].startswith("decode ")]
+    if not ops:
+        return DASH
+    worst = max(ops, key=lambda m: abs(m["predicted"] - m["measured"]))
+    gap = 1e3 * (worst["predicted"] - worst["measured"])
+    op = worst["name"].removeprefix("decode ").removesuffix("_s")
+    return f"{op}: {gap:+.2g} ms ({100 * _error(worst):+.0f} %)"
+
+
+def _order(found: Found) -> str:
+    """Tell how far predictions of TPOT are off, and whether they order techniques rightly."""
+    points: dict[str, list[tuple[float, float, str]]] = {}
+    for name, one, where in _timed(found):
+        (m,) = (m for m in one["measured"] if m["name"] == "tpot_s")
+        points.setdefault(where, []).append((m["measured"], m["predicted"], name))
+    every = [one for some in points.values() for one in some]
+    if not every:
+        return ""
+    off = median(abs(predicted / measured - 1) for measured, predicted, _ in every)
+    pairs = [
+        (a[0] < b[0]) == (a[1] < b[1])
+        for some in points.values()
+        for a, b in combinations(some, 2)
+        if abs(a[0] - b[0]) > NEAR * min(a[0], b[0])
+    ]
+    said = f"TPOT is predicted within {100 * off:.2g} % at the median of {len(every)} points"
+    if pairs:
+        said += f", and the order is right in {sum(pairs)} of {len(pairs)} pairs that differ by "
+        said += f"more than {100 * NEAR:.0f} %"
+    return f"{said}."
 
 
 def _cases(found: Found) -> Table:

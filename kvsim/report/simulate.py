@@ -9,6 +9,7 @@ from kvsim.graph import Array
 from kvsim.machines.basis import basis
 from kvsim.machines.deployment import Deployment
 from kvsim.report import evidence, names, simulate_answer, units
+from kvsim.report.answer import BRIEF
 from kvsim.report.caveats import PlayedRun
 from kvsim.report.json import Row, number
 from kvsim.report.names import NAME_END, list_settings, short_names
@@ -17,6 +18,7 @@ from kvsim.report.simulate_answer import case_columns, name_runs, varied_option
 from kvsim.report.table import Column, Table, quantity_column, quantity_columns, text_column
 from kvsim.report.terminal import BLANK, Heading
 from kvsim.serving.outcome import Outcome, make_timeline
+from kvsim.serving.servable import describe_refusals
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -106,9 +108,12 @@ def make_result(
         tables=tables,
         blocks=[
             *(Heading(heading), *answer.head(), tables[0], BLANK, tables[1], BLANK),
-            *(*answer.body(), *settings, *_list_unserved(rows)),
-            f"Times of passes are interpolated, with errors below {units.percent(worst)}.",
+            *(*answer.body(BRIEF), *settings, *_list_unserved(rows, deployment)),
             *([right] if checked else []),
+        ],
+        more=[
+            *answer.rest(BRIEF),
+            f"Times of passes are interpolated, with errors below {units.percent(worst)}.",
             ground,
         ],
         draw=lambda: figures(runs),
@@ -119,17 +124,17 @@ def make_result(
     )
 
 
-def _list_unserved(rows: Sequence[Row]) -> list[str]:
+def _list_unserved(rows: Sequence[Row], deployment: Deployment) -> list[str]:
     """Which runs refused, aborted or did not finish requests."""
     lines = []
     for name, row in zip(name_runs(rows), rows, strict=True):
         if row["refused"] or row["unfinished"]:
             which = ", ".join(map(str, row["refused_rows"]))
             several = ", ..." if row["refused"] > len(row["refused_rows"]) else ""
-            lines.append(
-                f"{name}: {row['refused']} refused, larger than the KV cache (in order of arrival "
-                f"number {which}{several}); {row['unfinished']} unfinished"
-            )
+            model, context = deployment.model.name, row["max_model_len"]
+            said = describe_refusals(row["refused_by"], model, context)
+            where = f" (in order of arrival number {which}{several})" if said else ""
+            lines.append(f"{name}: {said or '0 refused'}{where}; {row['unfinished']} unfinished")
         if row["aborted"]:
             lines.append(
                 f"{name}: {row['aborted']} aborted, with the turns that would have followed them."

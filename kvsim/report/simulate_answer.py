@@ -9,7 +9,7 @@ from shlex import quote
 
 from kvsim.machines.deployment import Deployment
 from kvsim.report import caveats, evidence, units
-from kvsim.report.answer import Answer, verdict
+from kvsim.report.answer import MAX_VERDICT_WORDS, Answer, verdict
 from kvsim.report.json import Row
 from kvsim.report.names import NAME_END, short_names
 from kvsim.report.table import Column, text_column
@@ -22,10 +22,12 @@ HEADINGS = {
     "req_s": "offered req/s",
     "rate": "rate",
     "replicas": "replicas",
+    "max_tokens": "tokens per pass",
     "host_cache": "host tier GiB",
     "nvme_cache": "NVMe tier GiB",
     "prefix_load": "prefix load",
 }
+OVERLOADED = 0.97  # of the requests that arrive; where fewer are served the queue only grows
 WAITING = 1.0  # median queue beyond which the load is more than the machine serves [s]
 SUFFICIENT_GAIN = 0.9  # share of the gain that makes a size enough
 PARTIAL_GAIN = 0.5  # share of that from which a smaller size is worth a word
@@ -47,7 +49,8 @@ def write_answer(
         told = describe_cases(rows, _describe_machines(best, deployment), trace, best, targets)
     else:
         told = verdict(
-            _needed(best, deployment, trace, targets), _list_optional_sentences(rows, best, full)
+            _needed(best, deployment, trace, targets, _arrival_rate(best, rows, played)),
+            _list_optional_sentences(rows, best, full),
         )
     return Answer(
         verdict=told,
@@ -61,6 +64,16 @@ def write_answer(
         assumed=_assumed(best, deployment),
         left_out=left_out,
     )
+
+
+def _arrival_rate(
+    best: Row, rows: Sequence[Row], played: Sequence[caveats.PlayedRun]
+) -> float | None:
+    """Requests that arrive per second; None where that depends on the answers."""
+    own = next((run for row, run in zip(rows, played, strict=False) if row is best), None)
+    if own is None or own.requests.parent is not None or own.requests.duration <= 0:
+        return None
+    return len(own.requests) / own.requests.duration
 
 
 def _mixed(best: Row, rows: Sequence[Row], played: Sequence[caveats.PlayedRun]) -> list[str]:
@@ -104,14 +117,22 @@ def _describe_machines(row: Row, deployment: Deployment) -> str:
     return f"{replicas}{deployment.hardware.name}{spread}"
 
 
-def _needed(row: Row, deployment: Deployment, trace: str, targets: str) -> list[str]:
+def _needed(
+    row: Row, deployment: Deployment, trace: str, targets: str, arrive: float | None = None
+) -> list[str]:
+    """What is said in any case: whether targets are met, the times, and whether it is too much."""
     where = _describe_machines(row, deployment)
     ttft, tpot = row["ttft_s"]["p99"], row["tpot_s"]["p99"]
     times = f"TTFT p99 {units.seconds(ttft)}, TPOT p99 {units.seconds(tpot)}"
     tok = f"{units.rate(row['output_tok_s'])} output tok/s"
     said = [f"{_name(row)} on {where} serves {trace}: {times}, {tok}."]
     waited = row["queue_s"]["p50"] or 0.0
-    if waited > WAITING:
+    taken = row["request_per_s"] or 0.0
+    if waited > WAITING and arrive is not None and taken < OVERLOADED * arrive:
+        said.append(
+            f"Overload: the server takes {units.rate(taken)} of {units.rate(arrive)} requests/s."
+        )
+    elif waited > WAITING:
         said.append(f"Requests queue for {units.seconds(waited)} (median): more than it serves.")
     if targets:
         share = row["good_share"]
@@ -137,9 +158,16 @@ def _list_optional_sentences(rows: Sequence[Row], best: Row, full: Row | None) -
 def _changes(row: Row, deployment: Deployment, targets: str) -> Sequence[str]:
     """What the run says of its own limits."""
     said = []
-    if row["refused"]:
+    refused = row["refused_by"]
+    if refused["context"]:
         said.append(
-            f"{row['refused']} requests are larger than the KV cache: more GPUs (--tp), narrower "
+            f"{refused['context']:,} refused, longer than the {row['max_model_len']:,} tokens that "
+            f"{deployment.model.name} takes: a model with a longer context, or --max-model-len if "
+            "your engine is started with another."
+        )
+    if refused["cache"]:
+        said.append(
+            f"{refused['cache']:,} refused, larger than the KV cache: more GPUs (--tp), narrower "
             f"--weights, or a technique that keeps the cache elsewhere."
         )
     if targets and row["good_share"] is not None and row["good_share"] < MIN_GOOD_SHARE:
@@ -149,7 +177,7 @@ def _changes(row: Row, deployment: Deployment, targets: str) -> Sequence[str]:
         )
     if row["preemptions"] >= OFTEN * row["requests"]:
         said.append(
-            f"{row['preemptions']:,} preemptions for want of KV memory: --max-seqs (vLLM: "
+            f"{row['preemptions']:,} preemptions because KV memory ran out: --max-seqs (vLLM: "
             f"--max-num-seqs) below {units.integer(row['mean_batch'] * 1.5)} would avoid most."
         )
     return said
@@ -230,13 +258,25 @@ def describe_cases(rows: Sequence[Row], where: str, trace: str, best: Row, targe
         return _describe_tiers(rows, where, trace)
     if varied_option(rows) == "prefix_load":
         return _describe_prefixes(rows, where, trace)
+    if varied_option(rows) == "max_tokens":
+        return _describe_passes(rows, where, trace, targets)
     return _describe_values(rows, where, trace, best, targets)
+
+
+def _describe_passes(rows: Sequence[Row], where: str, trace: str, targets: str) -> str:
+    """What wider passes do to both times."""
+    sizes = _join([_format_case_value(row, "max_tokens") for row in rows])
+    ttft, tpot = (
+        _join([units.seconds(row[key]["p99"]) for row in rows]) for key in ("ttft_s", "tpot_s")
+    )
+    said = f"At {sizes} tokens per pass, TTFT p99 of {trace} on {where} is {ttft}; TPOT p99 {tpot}."
+    return verdict([said], [_met(rows, targets)])
 
 
 def _describe_loads(rows: Sequence[Row], where: str, trace: str, targets: str) -> str:
     """How much memory each load takes, and which are more than the machine serves."""
     key = varied_option(rows)
-    unit = "requests per second" if key == "req_s" else "times the trace's rate"
+    unit = "times the trace's rate" if key == "rate" else "requests per second"
     at = _join([_format_case_value(row, key) for row in rows])
     held = _join([units.size(row["kv_peak_bytes"]) for row in rows])
     shares = _join([units.percent(row["kv_peak_share"]) for row in rows])
@@ -257,13 +297,14 @@ def _describe_loads(rows: Sequence[Row], where: str, trace: str, targets: str) -
             f"{units.seconds(first['queue_s']['p50'])} (median)."
         )
     name = NAME_END.split(rows[0]["technique"])[0]
+    holds = (
+        f"At {at} {unit} of {trace}, {name} on {where} holds at most {held} of KV cache: {shares} "
+        f"of its {pool}."
+    )
+    room = len(f"{holds} {over}".split()) <= MAX_VERDICT_WORDS
     return verdict(
-        [
-            f"At {at} {unit} of {trace}, {name} on {where} holds at most {held} of KV cache: "
-            f"{shares} of its {pool}.",
-            over,
-        ],
-        [_met(rows, targets), f"TTFT p99: {ttft}."],
+        [holds, over] if room else [over],
+        [*([] if room else [holds]), _met(rows, targets), f"TTFT p99: {ttft}."],
     )
 
 
@@ -283,7 +324,7 @@ def _describe_tiers(rows: Sequence[Row], where: str, trace: str) -> str:
     sizes, ttft = _join([_size(r, key) for r in ranked]), _join([_mean(r) for r in ranked])
     hits = _join([units.percent(row["prefix_hit_share"] or 0.0) for row in ranked])
     if best > _ttft(least) * (1 - FASTER):
-        told = f"A {kind} brings {trace} on {where} next to nothing."
+        told = f"A {kind} does not shorten TTFT for {trace} on {where}."
     else:
         start = "without it" if least["case"][key] == 0 else f"with {_size(least, key)} GiB"
         gain = units.percent(1 - _ttft(enough) / _ttft(least))
@@ -295,7 +336,7 @@ def _describe_tiers(rows: Sequence[Row], where: str, trace: str) -> str:
         half = next(r for r in ranked if _ttft(least) - _ttft(r) >= PARTIAL_GAIN * whole)
         if half is not enough:
             share = units.percent((_ttft(least) - _ttft(half)) / whole)
-            told += f" {_size(half, key)} GiB bring {share} of that."
+            told += f" {_size(half, key)} GiB give {share} of that gain."
     return verdict(
         [told, f"At {sizes} GiB mean TTFT is {ttft}."],
         [f"Prompt tokens from the cache: {hits}."],
@@ -311,7 +352,7 @@ def _describe_prefixes(rows: Sequence[Row], where: str, trace: str) -> str:
     if "recompute" in by and _ttft(best) < (1 - FASTER) * _ttft(by["recompute"]):
         start = f"Load stored prefixes of {trace} on {where}, do not compute them again"
     elif "recompute" in by:
-        start = f"Loading stored prefixes of {trace} on {where} brings next to nothing"
+        start = f"Loading stored prefixes of {trace} on {where} gains nothing over computing them"
     else:
         start = f"{best['case']['prefix_load']} serves {trace} on {where} best"
     return verdict([f"{start}: mean TTFT is {told}."], [f"{hits} of prompt tokens are stored."])

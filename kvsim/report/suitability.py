@@ -19,9 +19,8 @@ KNOWN_BY = {
     "published elsewhere": "as published for other models of its kind",
 }
 OFFLOAD_NOTE = (
-    "offload moves its share of the cache in every step, as Hugging Face's offloaded cache does; "
-    "vLLM's and LMCache's KV offloading keeps prefixes and moves nothing per step, see "
-    "`kvsim simulate --host-cache`."
+    "offload moves its share of the cache in every step, unlike the KV offloading of vLLM and "
+    "LMCache, which keeps prefixes: `kvsim simulate --prefix-caching --host-cache 50`."
 )
 
 
@@ -94,7 +93,7 @@ def describe_engines(found: Sequence[Prediction]) -> Iterator[str]:
     told = [f"{name} in {engines}" for name, engines in names.items() if engines]
     alone = [name for name, engines in names.items() if not engines]
     if told:
-        yield f"Engines that run it as released: {'; '.join(told)}."
+        yield f"Engines: {'; '.join(told)}."
     if alone:
         own = "kvsim's own implementations: `kvsim validate`"
         yield f"No serving engine has {', '.join(alone)}; {own}."

@@ -59,7 +59,7 @@ def sweep_grid(
     rows: list[Row] = []
     left_out = []
     for t in techniques:
-        reason = t.refuses(deployment)
+        reason = t.refuses_released(deployment)
         if reason:
             left_out.append(f"{t.name} cannot run here: {reason}")
             continue

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from shutil import get_terminal_size
 from textwrap import fill
 
+from kvsim.console import escape_controls
 from kvsim.report.table import Table
 
 NARROWEST, WIDEST, PIPED = 40, 160, 100
@@ -14,6 +15,9 @@ PROSE = 100  # longer lines of prose are hard to read
 UNIT_SPACE = re.compile(
     r"(?<=\d) (?=(?:µs|ms|s|min|h|B|[KMG]iB|GB|GB/s|%|tok/s|tokens|req/s|GPUs?)\b|%)"
 )
+
+BEGIN_BOLD, END_BOLD = "\ue000", "\ue001"  # of private use, until controls are escaped
+BOLD = str.maketrans({BEGIN_BOLD: "\033[1m", END_BOLD: "\033[0m"})
 
 BLANK = ""
 """An empty line between two blocks."""
@@ -59,7 +63,8 @@ class Terminal:
             Paragraphs, headings, lists and tables, from top to bottom.
         """
         for block in blocks:
-            print("\n".join(self._lines(block)))
+            text = escape_controls("\n".join(self._lines(block)))
+            print(text.translate(BOLD) if self._styled else text)
 
     def _lines(self, block: Block) -> list[str]:
         prose = min(self.width, PROSE)
@@ -78,7 +83,7 @@ class Terminal:
         return self._embolden(wrapped) if isinstance(text, Heading) else wrapped
 
     def _embolden(self, text: str) -> str:
-        return f"\033[1m{text}\033[0m" if self._styled else text
+        return f"{BEGIN_BOLD}{text}{END_BOLD}" if self._styled else text
 
 
 def wrap_prose(text: str, width: int, indent: str = "") -> str:

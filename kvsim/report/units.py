@@ -254,6 +254,7 @@ class Quantity:
 
 QUANTITIES = {
     "batch": Quantity("batch", integer, "sequences decoded together", "max-num-seqs"),
+    "concurrency": Quantity("clients", integer, "clients with a request each", "concurrency"),
     "prompt": Quantity("prompt", integer, "prompt tokens of each request", "input length, ISL"),
     "generate": Quantity("generate", integer, "tokens generated per request", "OSL"),
     "ttft_s": Quantity("TTFT", seconds, "time to the first token", "TTFT"),

@@ -10,9 +10,10 @@ from kvsim.report.names import list_settings, short_names
 from kvsim.report.result import Result
 from kvsim.report.table import Table, cells_table
 from kvsim.report.terminal import BLANK, Block, Heading
-from kvsim.report.units import format_number
+from kvsim.report.units import DASH, format_number
 from kvsim.validate.counts.check import LOGIT_TOLERANCE, CannotRun, CheckedTechnique
 from kvsim.validate.counts.compare import CHANNELS, Buffer, Line
+from kvsim.validate.counts.measured import MeasuredBytes
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure
@@ -24,7 +25,8 @@ SHADES = {
 KEY = (
     f"exact: gives full KV's tokens; its fp32 logits must be within {LOGIT_TOLERANCE:g} of them. "
     "Rows are what was counted, over all layers and passes. equal: predicted to the last "
-    "digit; explained: it differs for the reason given, and the prediction is below it."
+    "digit; explained: it differs for the reason given, and the prediction is below it. "
+    "bytes seen: ops whose kernels were measured to move the bytes that the op names."
 )
 """What the words in the tables mean."""
 
@@ -66,6 +68,7 @@ def make_result(
     for label, o in zip(labels, found, strict=True):
         details.append(line_table(o.comparison.lines, f"{label}: ops"))
         details.append(buffer_table(o.comparison.buffers, f"{label}: buffers"))
+        details.append(measured_table(o.comparison.measured, f"{label}: bytes as measured"))
     items = [x for o in found for x in list_items(o)]
     explained = [f"{', '.join(what)}: {why}." for why, what in reasons(items).items()]
     bars = "Counts of ops and buffers, by how they stand beside the prediction"
@@ -79,7 +82,7 @@ def make_result(
         tables=[summary],
         blocks=[*blocks, BLANK, KEY],
         draw=lambda: [(bars, _draw_bars(found, labels))],
-        details=details,
+        details=[table for table in details if table.rows],
         remarks=[*explained, KEY, *settings],
     )
 
@@ -135,6 +138,7 @@ def technique_fields(found: CheckedTechnique) -> Row:
         "logit_difference": number(found.logit_difference),
         "ops": [_op(line) for line in found.comparison.lines],
         "buffers": [_buffer(buffer) for buffer in found.comparison.buffers],
+        "measured": [_measured(one) for one in found.comparison.measured],
         "passed": found.passed,
     }
 
@@ -164,6 +168,16 @@ def _buffer(buffer: Buffer) -> Row:
         "counted_bytes": buffer.counted,
         "verdict": verdict(buffer),
         "reason": "" if buffer.equal else buffer.reason,
+    }
+
+
+def _measured(one: MeasuredBytes) -> Row:
+    return {
+        "phase": one.phase,
+        "op": one.op,
+        "stated_bytes": one.stated,
+        "measured_bytes": one.measured,
+        "reason": one.reason,
     }
 
 
@@ -236,11 +250,18 @@ def summary_table(found: Sequence[CheckedTechnique]) -> Table:
             "passed" if o.passed else "FAILED",
             f"{100 * o.same_tokens:.0f} %",
             f"{o.logit_difference:.1e}",
+            _measured_ops(o),
         ]
         for o in found
     ]
-    heads = ("technique", "exact", "counts", "", "tokens of full", "logits off")
-    return cells_table(heads, summary, 4, "010023")
+    heads = ("technique", "exact", "counts", "", "tokens of full", "logits off", "bytes seen")
+    return cells_table(heads, summary, 4, "0100234")
+
+
+def _measured_ops(o: CheckedTechnique) -> str:
+    """Of how many ops the bytes that were measured are those that the op names."""
+    measured = o.comparison.measured
+    return f"{sum(one.equal for one in measured)}/{len(measured)}" if measured else DASH
 
 
 def line_table(lines: Sequence[Line], title: str = "") -> Table:
@@ -327,6 +348,29 @@ def buffer_table(buffers: Sequence[Buffer], title: str = "") -> Table:
     """
     cells = [row for buffer in buffers for row in _buffer_cells(buffer)]
     return cells_table(("phase", "tier", "buffer", "", "B"), cells, 4, title=title)
+
+
+def measured_table(measured: Sequence[MeasuredBytes], title: str = "") -> Table:
+    """Make the table of ops whose kernels were seen to move other bytes than the op names.
+
+    Parameters
+    ----------
+    measured
+        Ops with both.
+    title
+        Title of the table.
+
+    Returns
+    -------
+    Table
+        Bytes by phase and op, and why they differ.
+    """
+    cells = [
+        [one.phase, one.op, f"{one.stated:,}", f"{one.measured:,}", one.reason]
+        for one in measured
+        if not one.equal
+    ]
+    return cells_table(("phase", "op", "named B", "measured B", "why"), cells, 2, "", title)
 
 
 def _buffer_cells(buffer: Buffer) -> list[list[str]]:

@@ -57,7 +57,7 @@ def make_result(answer: Row, command: str = "") -> Result[Row]:
     said = write_answer(answer)
     title = f"{answer['device']}: predicted against measured"
     tables = [technique_table(answer), op_table(answer)]
-    lacking = [*said.left_out, *answer["suspicious"]]
+    lacking = [*said.left_out, *describe_machine(answer["summary"]), *answer["suspicious"]]
 
     def draw() -> "list[tuple[str, Figure]]":
         rounds = [
@@ -75,7 +75,7 @@ def make_result(answer: Row, command: str = "") -> Result[Row]:
         tables=tables,
         blocks=[
             *(Heading(title), *said.head(), TABLE_LEGEND, tables[0], BLANK, tables[1]),
-            *(*lacking, *summarize(answer)),
+            *(*lacking, *_replayed(answer["points"])),
         ],
         draw=draw,
         remarks=[TABLE_LEGEND, ROUNDS_NOTE, *lacking],
@@ -90,7 +90,10 @@ def times_fields(
     """A validation under its contract names."""
     return {
         "device": device,
-        "summary": {key: _finite(getattr(summary, key)) for key in vars(summary)},
+        "summary": {
+            key: value if isinstance(value, str) else _finite(value)
+            for key, value in vars(summary).items()
+        },
         "suspicious": list(suspicious),
         "left_out": [
             {
@@ -193,37 +196,6 @@ def list_left_out(answer: Row) -> list[str]:
     ]
 
 
-def summarize(answer: Row) -> list[str]:
-    """Summarise the validation in words.
-
-    Parameters
-    ----------
-    answer
-        Fields of the validation.
-
-    Returns
-    -------
-    list of str
-        Errors, order of techniques, and whose rounds were replayed.
-    """
-    s = answer["summary"]
-
-    def percent(value: float | None) -> str:
-        return "-" if value is None else f"{100 * value:.3g} %"
-
-    winner = "no point has a winner"
-    if s["same_winner"] is not None:
-        winner = f"{percent(s['same_winner'])} of the points have the predicted winner"
-
-    return [
-        f"{s['points']} times: median error {percent(s['median'])}, 9 in 10 within "
-        f"{percent(s['nine_in_ten'])}; the runs' own noise {percent(s['noise'])}",
-        f"Beyond the noise, {winner}, {percent(s['same_order'])} of the pairs have the predicted "
-        f"order",
-        *_replayed(answer["points"]),
-    ]
-
-
 def _replayed(points: Sequence[Row]) -> list[str]:
     """Whose rounds were CUDA graphs, where some were, and why others were not."""
     names = sorted({p["technique"] for p in points if p["rounds_replayed"]})
@@ -255,7 +227,12 @@ def describe_error(answer: Row, today: str) -> str:
         Text of the stack's ``error``.
     """
     names = dict.fromkeys(p["technique"].partition(":")[0] for p in answer["points"])
-    return f"held out, {today}, {', '.join(names)}: {summarize(answer)[0]}"
+    s = answer["summary"]
+    return (
+        f"held out, {today}, {', '.join(names)}: {s['points']} times by the {s['clock']} clock, "
+        f"{units.percent(s['median'])} at the median, {units.percent(s['nine_in_ten'])} for nine "
+        f"in ten; the runs' own noise {units.percent(s['noise'])}"
+    )
 
 
 def by_technique(answer: Row) -> list[list[str]]:
@@ -352,19 +329,43 @@ def write_answer(answer: Row) -> Answer:
         Verdict, its figures, and what was left out.
     """
     s = answer["summary"]
+    clock = " by the compute thread's own clock" if s["clock"] == "thread" else ""
     return Answer(
         verdict(
             [
                 f"On {answer['device']}, {s['points']} predicted times are off by "
-                f"{units.percent(s['median'])} in the median, nine in ten by at most "
+                f"{units.percent(s['median'])} at the median{clock}, 90th percentile at most "
                 f"{units.percent(s['nine_in_ten'])}; the runs' own noise is "
                 f"{units.percent(s['noise'])}."
             ],
             [describe_order(s)],
         ),
-        figures={key: s[key] for key in ("points", "median", "nine_in_ten", "noise")},
+        figures={
+            key: s[key] for key in ("points", "median", "nine_in_ten", "noise", "wall_median")
+        },
         left_out=list_left_out(answer),
     )
+
+
+def describe_machine(row: Row) -> list[str]:
+    """Say what share of a core the runs were given, and what the wall clock shows.
+
+    Parameters
+    ----------
+    row
+        Field ``summary`` of the validation.
+
+    Returns
+    -------
+    list of str
+        One sentence; none where the wall clock is the one that counts.
+    """
+    if row["machine_share"] is None:
+        return []
+    return [
+        f"By the wall clock the median is {units.percent(row['wall_median'])}: the machine gave "
+        f"at most {units.percent(row['machine_share'])} of a core."
+    ]
 
 
 def describe_order(row: Row) -> str:
@@ -380,14 +381,13 @@ def describe_order(row: Row) -> str:
     str
         One sentence.
     """
+    if row["same_order"] is None:
+        return "No two techniques differ by more than the runs' noise at any point."
+    order = f"{units.percent(row['same_order'])} of the pairs that differ have the predicted order"
     if row["same_winner"] is None:
-        return (
-            "No technique is measurably fastest at any point; wherever two differ by more than "
-            f"the noise, the predicted order is right in {units.percent(row['same_order'])}."
-        )
+        return f"No technique is measurably fastest at any point; {order}."
     return (
-        f"The predicted winner wins at {units.percent(row['same_winner'])} of the points; "
-        f"{units.percent(row['same_order'])} of the pairs have the predicted order."
+        f"The predicted winner wins at {units.percent(row['same_winner'])} of the points; {order}."
     )
 
 

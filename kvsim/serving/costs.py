@@ -13,17 +13,14 @@ from typing import Annotated, NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.graph import Array, Number
-from kvsim.machines.deployment import Deployment
 from kvsim.serving.core import jit_entry, jit_function
-from kvsim.serving.kv_budget import Room
+from kvsim.serving.kv_budget import ReplicaMemory
 from kvsim.serving.passes import Passes
 from kvsim.serving.records import PerCost, Records, make
 from kvsim.serving.rules import Rules
-from kvsim.serving.tables import Nodes, Tables, make_nodes, make_tables, refine
-from kvsim.techniques.technique import Technique
+from kvsim.serving.tables import Nodes, PerNode, Tables, make_nodes, make_tables, refine
 
 Cost = Annotated[Array, "a number for each of COSTS, or for the first"]  # [s]
 Costs = Annotated[Array, "a row of them for each node"]
@@ -151,6 +148,8 @@ def add_pass(tables: Tables, cost: Cost, decoding: Decoding, prompts: Prompts) -
         i = node_below(below.contexts, decoding.context)
         above = (decoding.context - nodes.contexts[i]) / (nodes.contexts[i + 1] - nodes.contexts[i])
         add_between_nodes(cost, tables.costs.round[decoding.batch], i, above)
+        if prompts.tokens > 0:
+            add_between_nodes(cost, tables.costs.beside[decoding.batch], i, above)
     if prompts.tokens > 0:
         own = count_fullest_lane(tables, decoding.batch * tables.width)
         finished = count_fullest_lane(tables, prompts.finished)
@@ -511,33 +510,8 @@ DENSITY = 8  # nodes per octave to begin with
 
 
 @frozen
-class StepCosts:
-    """Tables of one technique in one deployment under an engine's rules.
-
-    Parameters
-    ----------
-    longest : longest sequence, prompt and generated tokens. [tokens]
-    longest_prompt : longest prompt. [tokens]
-    gpu_memory : what the engine may use of each GPU; None for the share that engines use unless
-        told otherwise. [B]
-
-    Raises
-    ------
-    InputError
-        If the technique cannot run there, or the model leaves no memory for a cache.
-    """
-
-    technique: Technique
-    deployment: Deployment
-    rules: Rules
-    longest: int
-    longest_prompt: int
-    gpu_memory: float | None = None
-
-    def __post_init__(self) -> None:
-        reason = self.technique.refuses(self.deployment)
-        if reason:
-            raise InputError(f"{self.technique.name} cannot run here: {reason}")
+class StepCosts(ReplicaMemory):
+    """Tables of one technique in one deployment under an engine's rules."""
 
     @cached_property
     def passes(self) -> Passes:
@@ -550,44 +524,29 @@ class StepCosts:
         return self.passes.rate
 
     @cached_property
-    def room(self) -> Room:
-        """The memory that a replica has for caches."""
-        return Room(
-            self.technique, self.deployment, self.rules,
-            self.longest, self._longest_chunk, self.gpu_memory,
-        )  # fmt: skip
-
-    @property
-    def capacity(self) -> int:
-        """Memory of each GPU that is left for caches. [B]
-
-        Raises
-        ------
-        InputError
-            If weights and workspace leave nothing.
-        """
-        return self.room.capacity
-
-    @property
     def tables(self) -> Tables:
         """Tables with nodes wherever lines between fewer would be off."""
-        return self._checked[0]
-
-    @property
-    def error(self) -> dict[str, float]:
-        """Worst relative error of the tables at random points, by kind of pass."""
-        return self._checked[1]
+        nodes = refine(self._nodes(DENSITY), self.passes, GOOD / 2)
+        return make_tables(self.passes, nodes, self.room)
 
     @cached_property
-    def _checked(self) -> tuple[Tables, dict[str, float]]:
-        samples = draw_samples(self.passes, self.rules.max_seqs, self.longest, self._longest_chunk)
+    def error(self) -> dict[str, float]:
+        """Worst relative error of the tables at random points, by kind of pass."""
+        origin: StepCosts | None = vars(self).get("_origin")
+        if origin is not None:
+            return origin.error
+        samples = draw_samples(self.passes, self.rules.max_seqs, self.longest, self.longest_chunk)
         if self.rules.prefill != "chunked" or not self.deployment.single_pass:
             # prompts share no pass with decoding, or only those of their own lane
             samples = {kind: found for kind, found in samples.items() if kind != "mixed"}
-        nodes = refine(self._nodes(DENSITY), self.passes, GOOD / 2)
-        tables = make_tables(self.passes, nodes, self.room)
-        error = worst_errors(samples, tables)
-        return tables, error
+        return worst_errors(samples, self.tables)
+
+    def _changed(self, tables: Tables, rules: Rules | None = None) -> "StepCosts":
+        """The same with other tables; how far they are off is what these are."""
+        costs = replace(self, rules=rules or self.rules)
+        object.__setattr__(costs, "tables", tables)
+        object.__setattr__(costs, "_origin", self)
+        return costs
 
     def with_fewer(self, max_seqs: int) -> "StepCosts":
         """Return the same costs for at most as many sequences; the tables stay as they are.
@@ -596,9 +555,7 @@ class StepCosts:
         ----------
         max_seqs : sequences in a step at most. [sequences]
         """
-        costs = replace(self, rules=replace(self.rules, max_seqs=max_seqs))
-        object.__setattr__(costs, "_checked", self._checked)
-        return costs
+        return self._changed(self.tables, replace(self.rules, max_seqs=max_seqs))
 
     def with_rules(self, rules: Rules) -> "StepCosts":
         """Return the same costs under rules that leave passes as they are; the tables stay.
@@ -607,9 +564,19 @@ class StepCosts:
         ----------
         rules : the other rules.
         """
-        costs = replace(self, rules=rules)
-        object.__setattr__(costs, "_checked", self._checked)
-        return costs
+        return self._changed(self.tables, rules)
+
+    def slowed(self, prefill: float, decode: float) -> "StepCosts":
+        """Return the same costs where passes take longer than predicted.
+
+        Parameters
+        ----------
+        prefill : factor on what prompts add to a pass.
+        decode : factor on rounds of sequences that decode.
+        """
+        factors = dict.fromkeys(PerNode._fields, prefill) | {"round": decode}
+        slower = PerNode(*(getattr(self.tables.costs, k) * x for k, x in factors.items()))
+        return self._changed(self.tables._replace(costs=slower))
 
     def with_density(self, density: int, work: bool = True) -> "StepCosts":
         """The same with tables of a given density that are not checked: for fits and estimates.
@@ -619,20 +586,15 @@ class StepCosts:
         work : whether the tables hold the use of resources besides the times.
         """
         costs = replace(self)
-        tables = make_tables(costs.passes, costs._nodes(density), costs.room, work)
-        object.__setattr__(costs, "_checked", (tables, {}))
+        object.__setattr__(
+            costs, "tables", make_tables(costs.passes, costs._nodes(density), costs.room, work)
+        )
+        object.__setattr__(costs, "error", {})
         return costs
 
     def _nodes(self, density: int) -> Nodes:
-        rules, longest_chunk = self.rules, self._longest_chunk
+        rules, longest_chunk = self.rules, self.longest_chunk
         decoding = self.passes.width * rules.max_seqs
         most_tokens = max(rules.max_tokens, longest_chunk) + decoding + rules.max_seqs
         every = most_tokens * self.deployment.dp
         return make_nodes(density, rules.max_seqs, self.longest, longest_chunk, every)
-
-    @property
-    def _longest_chunk(self) -> int:
-        """Tokens of one prompt in a pass at most."""
-        chunked = self.rules.prefill == "chunked"
-        part = self.rules.max_tokens // self.deployment.lanes
-        return min(self.longest_prompt, part) if chunked else self.longest_prompt

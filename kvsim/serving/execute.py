@@ -342,6 +342,7 @@ def play_rounds(tables: Tables, world: World, replica: Replica, until: float) ->
     middle = context + growth * (rounds - 1) / 2
     note_span(world, replica, Span(took, batch, middle, rounds))
     take(world, replica, more - first_more)
+    replica.began = replica.clock if rounds == 1 else replica.clock + took - last
     replica.clock += took
     replica.rounds += rounds
     replica.context += growth * rounds

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from functools import cached_property
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +21,7 @@ from kvsim.prediction.memory import (
 )
 from kvsim.serving.rules import Rules
 from kvsim.techniques.technique import Technique
+from kvsim.traces.requests import Requests
 
 Bytes = NDArray[np.int64]
 Phase = Callable[[float, Array], Point]
@@ -133,3 +135,94 @@ def _reading(batch: float, length: Array) -> Point:
 def _decoding(batch: float, length: Array) -> Point:
     """Sequences of that length at a decoded token. [tokens]"""
     return decode_point(batch, length - 1, 1.0, 0.0)
+
+
+@frozen
+class ReplicaMemory:
+    """A technique in one deployment under an engine's rules, and its memory for caches.
+
+    Parameters
+    ----------
+    longest : longest sequence, prompt and generated tokens. [tokens]
+    longest_prompt : longest prompt. [tokens]
+    gpu_memory : what the engine may use of each GPU; None for the share that engines use unless
+        told otherwise. [B]
+
+    Raises
+    ------
+    InputError
+        If the technique cannot run there, or the model leaves no memory for a cache.
+    """
+
+    technique: Technique
+    deployment: Deployment
+    rules: Rules
+    longest: int
+    longest_prompt: int
+    gpu_memory: float | None = None
+
+    def __post_init__(self) -> None:
+        reason = self.technique.refuses(self.deployment)
+        if reason:
+            raise InputError(f"{self.technique.name} cannot run here: {reason}")
+
+    @classmethod
+    def for_requests(
+        cls,
+        technique: Technique,
+        deployment: Deployment,
+        rules: Rules,
+        requests: Requests,
+        gpu_memory: float | None = None,
+    ) -> Self:
+        """Make what requests need; those beyond the context are never played.
+
+        Parameters
+        ----------
+        technique : the technique.
+        deployment : model, machine and software.
+        rules : scheduling of each replica.
+        requests : what is to be served.
+        gpu_memory : what the engine may use of each GPU. [B]
+        """
+        most = rules.max_model_len or deployment.model.max_context
+        lengths = (requests.prompt + requests.generate, requests.prompt)
+        longest, longest_prompt = (min(int(x.max()), most) for x in lengths)
+        return cls(technique, deployment, rules, longest, longest_prompt, gpu_memory)
+
+    @property
+    def context(self) -> int:
+        """Longest request that the engine takes. [tokens]"""
+        return self.rules.max_model_len or self.deployment.model.max_context
+
+    @cached_property
+    def room(self) -> Room:
+        """The memory that a replica has for caches."""
+        return Room(
+            self.technique, self.deployment, self.rules,
+            self.longest, self.longest_chunk, self.gpu_memory,
+        )  # fmt: skip
+
+    @property
+    def capacity(self) -> int:
+        """Memory of each GPU that is left for caches. [B]
+
+        Raises
+        ------
+        InputError
+            If weights and workspace leave nothing.
+        """
+        return self.room.capacity
+
+    @property
+    def host_capacity(self) -> int:
+        """Each GPU's share of host memory that is left for caches of running sequences. [B]"""
+        stored = int(self.rules.host_cache / self.deployment.gpus)
+        return max(self.room.host_capacity - stored, 0)
+
+    @property
+    def longest_chunk(self) -> int:
+        """Tokens of one prompt in a pass at most."""
+        chunked = self.rules.prefill == "chunked"
+        part = self.rules.max_tokens // self.deployment.lanes
+        return min(self.longest_prompt, part) if chunked else self.longest_prompt

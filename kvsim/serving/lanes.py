@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.serving.batch import queue
-from kvsim.serving.core import jit_entry, jit_function
+from kvsim.serving.core import jit_entry
 from kvsim.serving.costs import StepCosts
-from kvsim.serving.memory import count_blocks
 from kvsim.serving.records import (
     GAP_BINS,
     GAPS,
@@ -22,11 +21,11 @@ from kvsim.serving.records import (
     Bin,
     Integers,
     Replica,
-    Request,
     World,
     make,
 )
 from kvsim.serving.scheduler import has_work, step
+from kvsim.serving.servable import find_refusals, longest_request
 from kvsim.serving.simulate import Run
 from kvsim.serving.tables import Tables
 from kvsim.serving.world import limits_of, make_sizes, make_world
@@ -74,6 +73,11 @@ def simulate_lanes(requests: Requests, lanes: list[Lane], lane_of: NDArray[np.in
         for own, lane in zip(limits, lanes, strict=True)
     )
     tables = tuple(lane.costs.tables for lane in lanes)
+    progress: Any = common.requests
+    for number, (lane, own) in enumerate(zip(lanes, limits, strict=True)):
+        most = longest_request(lane.costs, (int(own.gpu), int(own.host)))
+        refused = find_refusals(most, requests) > 0
+        progress.status[refused & (which == number)] = REFUSED
     play_lanes(tables, worlds, which)
     whole = limits[0].copy()
     whole.gpu = sum(int(own.gpu) for own in limits)
@@ -113,13 +117,6 @@ def _one_replica(world: World) -> World:
     )
 
 
-@jit_function
-def fits(world: World, request: Request) -> bool:
-    """Whether an empty cache has room for all of a request."""
-    size = world.sizes[count_blocks(world.limits, request.prompt + request.generate - 1.0)]
-    return size.prompt <= world.limits.gpu and size.host <= world.limits.host
-
-
 @jit_entry
 def play_lanes(tables: tuple[Tables, ...], worlds: tuple[World, ...], lane_of: Integers) -> None:
     """Passes in turn; a lane that alone has work plays on until a request arrives."""
@@ -128,11 +125,9 @@ def play_lanes(tables: tuple[Tables, ...], worlds: tuple[World, ...], lane_of: I
     while True:
         while coming < requests.size and requests[coming].arrival <= now:
             lane = lane_of[coming]
-            if fits(worlds[lane], requests[coming]):
+            if requests[coming].status != REFUSED:
                 requests[coming].replica = 0
                 queue(worlds[lane], lanes[lane], coming)
-            else:
-                requests[coming].status = REFUSED
             coming += 1
         busy = 0
         for lane in range(lanes.size):

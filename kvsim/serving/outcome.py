@@ -21,6 +21,7 @@ from kvsim.serving.records import (
     REFUSED,
     TIER_LINKS,
 )
+from kvsim.serving.servable import REASONS, count_refusals, find_refusals, longest_request
 from kvsim.serving.simulate import Run
 from kvsim.serving.tables import COST_RESOURCES
 
@@ -50,8 +51,16 @@ class Outcome:
 
     @property
     def refused(self) -> np.ndarray:
-        """Which never fit in memory. (n,)"""
+        """Which are longer than the context, or than memory holds. (n,)"""
         return np.asarray(self.run.progress.status == REFUSED)
+
+    @property
+    def refused_by(self) -> dict[str, int]:
+        """Requests that were refused, by reason."""
+        if not self.refused.any():
+            return dict.fromkeys(REASONS, 0)
+        found = find_refusals(longest_request(self.run.costs), self.run.requests)
+        return count_refusals(found[self.refused])
 
     @property
     def aborted(self) -> np.ndarray:
@@ -180,6 +189,8 @@ class Outcome:
             "requests": len(requests),
             "finished": finished,
             "refused": int(self.refused.sum()),
+            "refused_by": self.refused_by,
+            "max_model_len": run.costs.context,
             "refused_rows": (np.flatnonzero(self.refused)[:MAX_LISTED_REFUSALS] + 1).tolist(),
             "aborted": aborted,
             "unfinished": len(requests) - finished - aborted - int(self.refused.sum()),

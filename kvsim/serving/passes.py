@@ -54,15 +54,22 @@ class Passes:
         """The technique for one prompt, which does not divide into parts."""
         return self.technique.for_batches(np.ones(1))
 
-    def round(self, batch: Array, context: Array) -> Array:
+    def round(self, batch: Array, context: Array, beside: bool = False) -> Array:
         """What a decoding round takes at each batch and context, as ``measure`` counts it.
 
         A batch is decoded in as many parts as divide it, up to the technique's, as predictions do.
+
+        Parameters
+        ----------
+        batch : sequences that decode. [sequences]
+        context : their mean context. [tokens]
+        beside : whether a part of a prompt is read in the same pass.
         """
         found = np.zeros(np.broadcast_shapes(batch.shape, context.shape))
         for technique, its in self._divided(np.unique(batch).tolist()):
             parts = technique.tiles()
-            p = Point(np.ceil(batch / parts) * parts, context, 1.0, context, context + 1.0)
+            whole = np.ceil(batch / parts) * parts
+            p = Point(whole, context, 1.0, context, context + 1.0, beside=beside)
             total: Number = 0.0
             for step in technique.cycle(self.deployment, p).steps:
                 total = total + self.measure.round(step, self.deployment)
@@ -205,7 +212,7 @@ class Passes:
         """
         t, d = self.technique, self.deployment
         part = Point(1.0, start, new, start + new, start + new + 1.0, prefill=True)
-        decoding = Point(batch, context, 1.0, context, context + 1.0)
+        decoding = Point(batch, context, 1.0, context, context + 1.0, beside=True)
         every, rows = _tokens(batch + new), _tokens(batch + 1.0)
         groups = []
         for shapes, count, parts in t.layout(d):

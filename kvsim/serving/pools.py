@@ -38,6 +38,7 @@ from kvsim.serving.scheduler import (
     receive,
     step,
 )
+from kvsim.serving.servable import find_refusals, longest_request
 from kvsim.serving.sessions import (
     arrive,
     cancel_next_turns,
@@ -50,7 +51,7 @@ from kvsim.serving.sessions import (
 )
 from kvsim.serving.simulate import Run, play_world
 from kvsim.serving.tables import Tables
-from kvsim.serving.world import Course, fits, make_world
+from kvsim.serving.world import Course, make_world
 from kvsim.traces.requests import Requests
 
 TRANSFERS = ("layers", "whole")
@@ -120,7 +121,8 @@ def simulate_pools(
     each = np.full(len(requests), costs.rate) if rate is None else rate
     reading = make_world(requests, costs, pools.prefill, each)
     first: Any = reading.requests
-    first.status[~fits(reading)] = REFUSED  # the decoding pool must hold all of it
+    refused = find_refusals(longest_request(costs), requests) > 0
+    first.status[refused] = REFUSED  # the decoding pool must hold all of it
     first.generate[:] = 1
     alone = costs.with_rules(replace(costs.rules, **WITHOUT_PREFIXES))
     if requests.depends:

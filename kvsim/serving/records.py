@@ -62,6 +62,7 @@ class Limits:
     decode_first: bool
     swap: bool
     whole_prompt: bool  # a prompt begins only if memory suffices for all of it
+    ahead: bool  # a pass is put together while the one before it runs
     keeps: bool  # preempted sequences reuse the blocks that have not been overwritten
     gpu: int  # memory for caches of each GPU [B]
     host: int  # host memory for the running sequences of each GPU [B]
@@ -179,6 +180,8 @@ class Replica:
     peak: int  # most cache in use [B]
     lowest: int  # least free memory ever found: below 0 would be a fault [B]
     just_done: int  # sequences that the last step completed
+    began: float  # when the last pass began [s]
+    ended: float  # and when it ended [s]
     bin_width: float  # [s]
     link_free: PerLink  # when what was put on each link so far has passed [s]
     link_bytes: PerLink  # what has passed or is to pass [B]
@@ -194,6 +197,8 @@ class Replica:
     ousted: int  # sequences preempted for it
     copying: float  # seconds of copies before it [s]
     force: bool  # whether decoding may preempt for it
+    seen: float  # requests that arrived later are not known to it yet [s]
+    held: bool  # whether one of them waits
     grown: bool  # whether the memory of its decoding sequences is taken
     cost: PerCost  # what it costs, as COSTS [s]
 

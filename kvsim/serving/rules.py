@@ -46,6 +46,8 @@ class Rules:
     preemption: str = "recompute"
     admission: str = "prompt"  # memory that must be free for a prompt to begin: all it needs, or
     # only what its first part needs
+    ahead: bool = False  # a pass is put together while the one before runs (vLLM: asynchronous)
+    max_model_len: int = 0  # longest request taken; 0: what the model was made for [tokens]
     prefix_caching: bool = False  # computed prompt blocks stay until their memory is needed
     host_cache: float = 0.0  # host memory that stored prompt blocks and swapped sequences use [B]
     nvme_cache: float = 0.0  # NVMe space for stored prompt blocks, of each replica [B]
@@ -77,7 +79,9 @@ class Rules:
             elif f.name in ("host_cache", "nvme_cache", "remote_cache"):
                 if not (isfinite(value) and value >= 0):
                     raise InputError(f"{option}: got {value!r}; expected 0 or more bytes")
-            elif f.name != "prefix_caching" and not (f.name == "cache_block" and value == 0):
+            elif f.name not in ("prefix_caching", "ahead") and not (
+                f.name in ("cache_block", "max_model_len") and value == 0
+            ):
                 if isinstance(value, bool) or not isinstance(value, int):
                     raise InputError(f"{option}: got {value!r}; expected a whole number")
                 options.check_range(option, value)
@@ -112,7 +116,9 @@ class Rules:
     def scale_to(self, deployment: Deployment) -> "Rules":
         """Return the rules of a whole replica where each of its ranks follows these.
 
-        A rank has ``max_seqs`` of its own, and each of its micro-batches ``max_tokens``.
+        A rank has ``max_seqs`` of its own, and each of its micro-batches ``max_tokens``. Whether
+        passes are put together ahead is the engine's: a request that arrives during a pass is not
+        in the next one then, which is already put together, but in the one after.
 
         Parameters
         ----------
@@ -124,7 +130,8 @@ class Rules:
             The same with both limits for all ranks together.
         """
         seqs, tokens = deployment.dp * self.max_seqs, deployment.lanes * self.max_tokens
-        return replace(self, max_seqs=seqs, max_tokens=tokens)
+        ahead = deployment.stack.time.asynchronous
+        return replace(self, max_seqs=seqs, max_tokens=tokens, ahead=ahead)
 
     @property
     def tiers(self) -> bool:

@@ -12,6 +12,7 @@ from kvsim.serving.batch import (
     swap_in,
 )
 from kvsim.serving.core import jit_function
+from kvsim.serving.costs import get_round_seconds
 from kvsim.serving.execute import play_pass, play_rounds
 from kvsim.serving.memory import (
     available,
@@ -234,6 +235,9 @@ def read_prompts(tables: Tables, world: World, replica: Replica) -> None:
     while replica.ousted + replica.swapped == 0 and replica.waiting > 0:
         if replica.running == world.limits.max_seqs or replica.budget <= 0:
             break
+        if world.requests[replica.wait_ends[0]].arrival > replica.seen:
+            replica.held = True
+            break
         if not start_prompt(tables, world, replica):
             break
 
@@ -254,8 +258,12 @@ def step(tables: Tables, world: World, replica: Replica, until: float) -> None:
     replica.decoding = replica.prompt_tokens = replica.ousted = 0
     replica.left_out = replica.running - replica.reading
     replica.copying = 0.0
-    replica.grown = False
+    replica.grown = replica.held = False
     replica.next_ready = np.inf
+    # put together when the pass before began, unless that left nothing to do
+    follows = limits.ahead and replica.running > 0 and replica.clock == replica.ended
+    replica.seen = replica.began if follows else np.inf
+    begins = replica.clock
     for turn in range(2):
         if (turn == 0) == (limits.chunked and limits.decode_first):
             replica.force = replica.prompt_tokens == 0
@@ -273,11 +281,14 @@ def step(tables: Tables, world: World, replica: Replica, until: float) -> None:
     elif (
         replica.prompt_tokens + replica.ousted + replica.left_out > 0
         or replica.copying > 0
+        or replica.held
         or replica.swapped < swapped  # others may begin once nothing is swapped out
     ):
         play_pass(tables, world, replica)
+        replica.began, replica.ended = begins, replica.clock
     else:
         play_rounds(tables, world, replica, until)
+        replica.ended = replica.clock
     replica.passes += 1
 
 
@@ -304,6 +315,32 @@ def check_only_decodes(world: World, replica: Replica) -> bool:
         sequence = world.sequences[replica.first_sequence + i]
         longest = max(longest, sequence.finish - replica.rounds)
     return bound_growth(world, replica, longest)
+
+
+@jit_function
+def next_completion(tables: Tables, world: World, replica: Replica) -> float:
+    """Return a time before which a replica completes no request.
+
+    Where it only decodes and memory suffices, rounds take no less than the first: contexts grow.
+
+    Parameters
+    ----------
+    tables : times of passes and memory of sequences.
+    world : state of the simulation.
+    replica : the replica.
+
+    Returns
+    -------
+    float
+        Its clock, where it does anything else. [s]
+    """
+    if replica.reading + replica.waiting + replica.swapped > 0 or replica.running == 0:
+        return replica.clock
+    rounds = replica.end - replica.rounds
+    if rounds < 2 or not bound_growth(world, replica, rounds):
+        return replica.clock
+    context = replica.context / replica.running
+    return replica.clock + (rounds - 1) * get_round_seconds(tables, replica.running, context)
 
 
 ROUTES = ("round-robin", "least-loaded", "prefix-aware", "cache-and-load")

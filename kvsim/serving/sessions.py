@@ -31,8 +31,9 @@ from kvsim.serving.records import (
     World,
 )
 from kvsim.serving.scheduler import MAX_PASSES_PER_CALL, ROUND_ROBIN, has_work, receive, step
+from kvsim.serving.servable import find_refusals, longest_request
 from kvsim.serving.tables import Tables
-from kvsim.serving.world import Course, fits
+from kvsim.serving.world import Course
 
 
 def queue_first_turns(world: World, course: Any, costs: StepCosts) -> None:
@@ -47,7 +48,8 @@ def queue_first_turns(world: World, course: Any, costs: StepCosts) -> None:
     requests: Any = world.requests
     turns: Any = world.turns
     events: Any = world.events
-    requests.status[~fits(world) & (requests.arrival < course.until)] = REFUSED
+    refused = find_refusals(longest_request(costs), requests) > 0
+    requests.status[refused & (requests.arrival < course.until)] = REFUSED
     for index in np.flatnonzero(turns.next != NO_INDEX).tolist():  # turns follow earlier rows
         if requests.status[index] >= FINISHED:
             follows = turns.next[index]

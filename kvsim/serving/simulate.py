@@ -21,17 +21,21 @@ from kvsim.serving.records import (
     make,
 )
 from kvsim.serving.scheduler import (
+    LEAST_LOADED,
     MAX_PASSES_PER_CALL,
     ROUND_ROBIN,
     ROUTES,
     check_only_decodes,
+    choose_replica,
     has_work,
+    next_completion,
     receive,
     step,
 )
+from kvsim.serving.servable import find_refusals, longest_request
 from kvsim.serving.sessions import play_turns, queue_first_turns
 from kvsim.serving.tables import Tables
-from kvsim.serving.world import ArrivalOrder, Course, fits, make_world
+from kvsim.serving.world import ArrivalOrder, Course, make_world
 from kvsim.traces.requests import Requests
 
 REQUESTS_PER_CALL = 16384  # requests between two looks at what else happens, such as Ctrl-C
@@ -121,7 +125,7 @@ def play_world(
             told(int(np.count_nonzero(progress.status >= FINISHED)))
         return
     due = np.zeros(world.replicas.size)
-    for order in (*_orders(world, course), np.zeros(0, np.int64)):
+    for order in (*_orders(world, course, costs), np.zeros(0, np.int64)):
         course.next, course.ending = 0, not order.size
         coming = ArrivalOrder(order, due)
         while not play(tables, whole, course, coming):
@@ -129,11 +133,12 @@ def play_world(
         told(int(np.count_nonzero(progress.status >= FINISHED)))
 
 
-def _orders(world: World, course: Any) -> Iterator[Integers]:
+def _orders(world: World, course: Any, costs: StepCosts) -> Iterator[Integers]:
     """Requests that arrive in time, in pieces; replicas that never meet are played one by one."""
     progress: Any = world.requests
     in_time = progress.arrival < course.until
-    progress.status[~fits(world) & in_time] = REFUSED
+    refused = find_refusals(longest_request(costs), progress) > 0
+    progress.status[refused & in_time] = REFUSED
     coming = np.flatnonzero((progress.status != REFUSED) & in_time)
     if course.route == ROUND_ROBIN:
         progress.replica[coming] = np.arange(coming.size) % world.replicas.size
@@ -172,11 +177,22 @@ def play(tables: Tables, world: World, course: Course, coming: ArrivalOrder) -> 
                     return False
                 step(tables, world, replica, until)
             due[index] = replica.clock
+            if course.route == LEAST_LOADED:
+                due[index] = next_completion(tables, world, replica)
             alone = course.together and course.route == ROUND_ROBIN
             if alone and check_only_decodes(world, replica):
                 due[index] = np.inf
         if course.next == order.size:
             return True
+        if course.route == LEAST_LOADED:  # the others' loads do not change before they are due
+            chosen = choose_replica(world, world.requests[order[course.next]], LEAST_LOADED)
+            replica = world.replicas[chosen]
+            enough = replica.passes + MAX_PASSES_PER_CALL
+            while replica.clock < until and has_work(replica):
+                if replica.passes == enough:
+                    return False
+                step(tables, world, replica, until)
+            world.requests[order[course.next]].replica = chosen
         receive(world, course.route, order[course.next])
         arrived = world.requests[order[course.next]]
         due[arrived.replica] = 0.0

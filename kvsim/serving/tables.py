@@ -3,6 +3,8 @@
 A pass over decoding sequences and parts of prompts takes
 
     round(batch, mean context)                      alone, as the engine predicts it
+    + beside(batch, mean context)                   where prompts are read in the same pass and the
+                                                    engine's attention then splits no cache
     + token(all tokens) - token(decoding ones)      projections and MLPs run over all at once
     + routed(all tokens) - routed(decoding ones)    experts, where ranks bring tokens to them
     + head(all rows) - head(decoding rows)          a finished prompt adds one row of logits
@@ -69,6 +71,7 @@ class PerNode(NamedTuple):
     """Something at every node."""
 
     round: Array  # a decoding round (b, c)
+    beside: Array  # what it takes longer beside a part of a prompt (b, c)
     token: Array  # projections, MLPs and norms over so many tokens (t,)
     head: Array  # LM head and sampling of so many rows (t,)
     chunk: Array  # what a part of a prompt needs besides (n, s)
@@ -210,8 +213,13 @@ def tabulate(passes: Passes, nodes: Nodes) -> PerNode:
     alone = passes.prompt(nodes.chunks[:, None], nodes.starts[None, :])
     shared = np.interp(nodes.chunks, nodes.tokens, token + routed)[:, None]
     shared = shared + passes.head(np.ones(1))
+    rounds = _rounds(passes, nodes.batches[1:], nodes.contexts)
+    beside = np.zeros_like(rounds)
+    if passes.deployment.stack.kernel("prompt").walk:
+        beside = _rounds(passes, nodes.batches[1:], nodes.contexts, beside=True) - rounds
     return PerNode(
-        round=_rounds(passes, nodes.batches[1:], nodes.contexts),
+        round=rounds,
+        beside=np.maximum(beside, 0.0),
         token=token,
         head=head,
         chunk=np.maximum(alone - shared, 0.0),
@@ -220,11 +228,11 @@ def tabulate(passes: Passes, nodes: Nodes) -> PerNode:
     )
 
 
-def _rounds(passes: Passes, batch: Array, contexts: Array) -> Array:
+def _rounds(passes: Passes, batch: Array, contexts: Array, beside: bool = False) -> Array:
     """Rounds of every batch at every context, after a row for none at all."""
     rows = max(1, POINTS_AT_ONCE // contexts.size)
     parts = [
-        passes.round(batch[i : i + rows, None], contexts[None, :])
+        passes.round(batch[i : i + rows, None], contexts[None, :], beside)
         for i in range(0, batch.size, rows)
     ]
     return np.concatenate([np.zeros((1, contexts.size)), *parts])

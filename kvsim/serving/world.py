@@ -138,26 +138,6 @@ def _aligned(record: type, count: int) -> Any:
     return memory[first : first + count * dtype.itemsize].view(dtype).view(np.recarray)
 
 
-def fits(world: World) -> NDArray[np.bool_]:
-    """Return which requests an empty cache has space for.
-
-    Parameters
-    ----------
-    world : state of the simulation.
-
-    Returns
-    -------
-    array of bool
-        By request. (n,)
-    """
-    requests: Any = world.requests
-    sizes: Any = world.sizes
-    blocks = (sizes.prompt <= world.limits.gpu) & (sizes.host <= world.limits.host)
-    most = (np.count_nonzero(blocks) - 1) * world.limits.block_tokens  # more blocks never need less
-    longest = requests.prompt.astype(np.int64) + requests.generate - 1
-    return np.asarray(longest <= most)
-
-
 class ArrivalOrder(NamedTuple):
     """Requests in the order they arrive, and what is to be played before."""
 
@@ -307,9 +287,10 @@ def limits_of(costs: StepCosts, requests: Requests) -> Any:
         decode_first=rules.priority == "decode",
         swap=rules.preemption == "swap",
         whole_prompt=rules.admission == "prompt",
+        ahead=rules.ahead,
         keeps=rules.prefix_caching and rules.preemption == "recompute",
         gpu=costs.capacity,
-        host=max(costs.room.host_capacity - host_cache, 0),
+        host=costs.host_capacity,
         host_cache=host_cache,
         prefix_tokens=requests.block_tokens if prefix_bytes else 0,
         prefix_bytes=prefix_bytes,

@@ -14,6 +14,7 @@ from kvsim.planner.question import Admission, PlanLimits, Workload
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import Outcome, Targets
 from kvsim.serving.rules import Rules
+from kvsim.serving.servable import within_context
 from kvsim.serving.simulate import simulate
 from kvsim.sweeps.cases import COLUMNS, SEPARATOR, Case, Columns, no_answer
 from kvsim.techniques import parse
@@ -71,10 +72,8 @@ def simulate_case(case: Case) -> Columns:
     requests = case.requests.scaled(case.number("rate"))
     try:
         d = case.deployment()
-        costs = StepCosts(
-            parse(str(case.values["technique"])), d, Rules().scale_to(d),
-            int((requests.prompt + requests.generate).max()), int(requests.prompt.max()),
-        )  # fmt: skip
+        technique, rules = parse(str(case.values["technique"])), Rules().scale_to(d)
+        costs = StepCosts.for_requests(technique, d, rules, requests)
         run = simulate(requests, costs, int(case.values["replicas"]), str(case.values["route"]))
     except (InputError, InfeasibleError) as problem:
         return no_answer("simulate", str(problem))
@@ -120,6 +119,10 @@ def find_fleet(case: Case) -> Columns:
     if not rentable:
         return no_answer("capacity", problem)
     targets = FleetTargets(case.number("ttft_target_s"), case.number("tpot_target_s"))
+    try:
+        requests, _ = within_context(requests, rentable[0].deployment.model)
+    except InfeasibleError as refused:
+        return no_answer("capacity", str(refused))
     question = CapacityQuestion(
         traffic=traffic_of(requests), rentable=rentable, admission=Admission(), targets=targets,
         limits=FleetLimits(), rules=Rules(prefix_caching=requests.block_ids is not None),
@@ -129,14 +132,13 @@ def find_fleet(case: Case) -> Columns:
     except (InputError, InfeasibleError) as problem:
         return no_answer("capacity", str(problem))
     fleet = answer.fleet
-    reached = fleet.played.reached(targets.share)
-    some = answer.market.configurations
-    hosts = (some[j].gpu for j in answer.used if some[j].host)
+    reached = answer.played.reached(targets.share)
+    hosts = (fleet.kinds[j].gpu for j in answer.used if fleet.kinds[j].host)
     return {
-        "fleet": " + ".join(f"{fleet.replicas[j]} x {some[j].name}" for j in answer.used),
-        "replicas": fleet.replicas.sum(), "gpus": fleet.replicas @ answer.found.offers.gpus,
+        "fleet": fleet.name,
+        "replicas": fleet.replicas.sum(), "gpus": int(fleet.total("gpus")),
         "usd_per_hour": fleet.cost, "ttft_s": reached.ttft, "tpot_s": reached.tpot,
-        "relaxation_usd_per_hour": answer.found.bound, "likelihood": answer.sure.likely["both"],
+        "relaxation_usd_per_hour": answer.bound, "likelihood": answer.sure.likely["both"],
         "hosts_used": SEPARATOR.join(dict.fromkeys(hosts)),
         "reason": answer.shortfall,
     }  # fmt: skip

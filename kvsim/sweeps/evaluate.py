@@ -39,7 +39,7 @@ def predict_case(case: Case) -> Columns:
     batch, context = case.points.spread
     try:
         d, t = case.deployment(), parse(str(case.values["technique"]))
-        reason = t.refuses(d)
+        reason = t.refuses_released(d)
     except InputError as problem:
         reason = str(problem)
     if reason:

@@ -8,7 +8,7 @@ from types import ModuleType
 from kvsim.errors import InputError, first_line
 from kvsim.files import Kind, read_text
 from kvsim.frozen import frozen
-from kvsim.techniques import TECHNIQUES
+from kvsim.techniques import register_technique
 from kvsim.techniques.axes.base import Term
 from kvsim.techniques.registry import terms
 
@@ -99,6 +99,4 @@ def _install(plugin: Plugin) -> None:
             f"of their own"
         )
     for term in own:
-        terms()[term.name] = term
-        if term.preset:
-            TECHNIQUES[term.name] = term
+        register_technique(term)

@@ -123,7 +123,7 @@ def read(path: Path, techniques: Callable[[tuple[Path, ...]], list[str]]) -> Spe
         if key not in ("kind", "grid", "plugins"):
             raise unknown(f"key in {path}:", key, ("kind", "grid", "plugins"))
     kind = document.get("kind", "predict")
-    if kind not in AXES:
+    if not isinstance(kind, str) or kind not in AXES:
         raise InputError(f"{path}: kind is {kind!r}; expected one of {', '.join(AXES)}")
     plugins = tuple(path.parent / name for name in _texts(path, "plugins", document))
     known = techniques(plugins)

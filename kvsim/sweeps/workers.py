@@ -14,6 +14,7 @@ from concurrent.futures import (
     wait,
 )
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from multiprocessing import get_context
 from time import monotonic
 from typing import Any
@@ -237,30 +238,26 @@ def _submitted(
         raise BrokenProcessPool from broken
 
 
-def compute_on_cluster(
-    coming: Bundles, scheduler: str, folder: SharedFolder | None = None
-) -> Iterator[Done]:
-    """Compute bundles on the workers of a Dask cluster.
+@contextmanager
+def connect(scheduler: str) -> Iterator[Any]:
+    """Connect to a Dask cluster whose workers have this kvsim.
 
     Parameters
     ----------
-    coming
-        The bundles.
     scheduler
-        Address of the cluster's scheduler.
-    folder
-        The sweep's folder; workers that have it write into it.
+        Address of the cluster's scheduler. Certificates of ``tls://`` are those of Dask's
+        configuration (``distributed.comm.tls``).
 
     Yields
     ------
-    tuple
-        Each chunk's index, and the bytes of its file or None if that is written; in any order.
+    distributed.Client
+        The connection.
 
     Raises
     ------
     InputError
         If dask.distributed is missing, the scheduler cannot be reached, it has no workers, or one
-        that has another kvsim or none; or if a chunk ends its workers.
+        that has another kvsim or none.
     """
     try:
         import distributed
@@ -270,14 +267,17 @@ def compute_on_cluster(
         ) from None
     try:
         client: Any = distributed.Client(scheduler, timeout=CONNECT_TIMEOUT_S)
-    except (OSError, TimeoutError, ValueError) as problem:
+    except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as problem:
+        expected = "is it running? Expected an address as tcp://host:8786"
+        if scheduler.startswith("tls://"):
+            expected = "are Dask's certificates configured (distributed.comm.tls)?"
         raise InputError(
-            f"--scheduler: {scheduler[:80]} cannot be reached ({type(problem).__name__}); is it "
-            f"running? Expected an address as tcp://host:8786"
+            f"--scheduler: {scheduler[:80]} cannot be reached ({type(problem).__name__}); "
+            f"{expected}"
         ) from None
     with client:
         _check(client, scheduler)
-        yield from _dask(client, coming, scheduler, folder)
+        yield client
 
 
 def _check(client: Any, scheduler: str) -> None:
@@ -301,9 +301,30 @@ def _check(client: Any, scheduler: str) -> None:
             )
 
 
-def _dask(
-    client: Any, coming: Bundles, scheduler: str, folder: SharedFolder | None
+def compute_on_cluster(
+    coming: Bundles, client: Any, folder: SharedFolder | None = None
 ) -> Iterator[Done]:
+    """Compute bundles on the workers of a Dask cluster.
+
+    Parameters
+    ----------
+    coming
+        The bundles.
+    client
+        The connection to the cluster.
+    folder
+        The sweep's folder; workers that have it write into it.
+
+    Yields
+    ------
+    tuple
+        Each chunk's index, and the bytes of its file or None if that is written; in any order.
+
+    Raises
+    ------
+    InputError
+        If a chunk ends its workers.
+    """
     import distributed
 
     under_way: dict[Any, Bundle] = {}
@@ -317,8 +338,8 @@ def _dask(
             seen = looked
         elif monotonic() - seen > WORKER_TIMEOUT_S:
             raise InputError(
-                f"--scheduler: {scheduler} has lost all its workers; finished chunks are kept, "
-                f"--resume goes on"
+                f"--scheduler: {client.scheduler.address} has lost all its workers; finished "
+                f"chunks are kept, --resume goes on"
             )
         while len(under_way) < BUNDLES_PER_WORKER * max(coming.takers, 1):
             bundle = again.pop() if again else next(coming, None)

@@ -5,7 +5,7 @@ below it.
 """
 
 from kvsim.techniques.notation import parse, parse_several
-from kvsim.techniques.registry import presets
+from kvsim.techniques.registry import presets, register_technique
 from kvsim.techniques.technique import Technique, compose
 
 TECHNIQUES = presets()
@@ -24,4 +24,12 @@ def candidates(acceptance: float | None = None) -> list[Technique]:
     return [t.with_rounds(acceptance=acceptance) if t.drafts else t for t in found]
 
 
-__all__ = ["TECHNIQUES", "Technique", "candidates", "compose", "parse", "parse_several"]
+__all__ = [
+    "TECHNIQUES",
+    "Technique",
+    "candidates",
+    "compose",
+    "parse",
+    "parse_several",
+    "register_technique",
+]

@@ -6,6 +6,7 @@ import numpy as np
 
 from kvsim.engine import attention, ops, recurrence
 from kvsim.engine.buffers import (
+    HOST_WEIGHTS,
     largest,
     layer_weights,
     merge,
@@ -90,7 +91,14 @@ def layer_buffers(at: LayerPass, size: float) -> Buffers:
     """
     stack, stored = at.d.stack, at.storage.stored
     cache = layer_cache(at)
-    weights = at.placement.weights(stack.weights.copies * size)
+    away = layer_weights(at.d, at.shape, on_host=True)
+    weights = at.placement.weights(stack.weights.copies * (size - away))
+    if away:
+        weights = merge(weights, {"host": {HOST_WEIGHTS: away}})
+    if at.shape.home == "layer":
+        cache = {
+            "host": merge({"gpu": cache.get("host", {})}, {"gpu": cache.get("gpu", {})})["gpu"]
+        }
     found = merge(weights, at.drafting.draft_weights(at), cache)
     if stack.cache.keeps_old and not at.p.prefill and at.shape.keeps:
         # torch.cat writes the cache anew; packed keys only grow in blocks

@@ -17,7 +17,8 @@ from kvsim.errors import InputError, unknown
 from kvsim.files import PLAN, read_json
 from kvsim.frozen import frozen
 from kvsim.techniques.axes.base import Term
-from kvsim.techniques.registry import terms
+from kvsim.techniques.papers.cache import FORMATS
+from kvsim.techniques.registry import load_installed, terms
 from kvsim.techniques.technique import Layers, Technique
 
 BARE = ("grouped", "place")  # terms whose settings may stand without their name
@@ -183,6 +184,8 @@ def _term(piece: _Piece) -> tuple[str, dict[str, Any]]:
             )
         return owner, _settings(piece, owner)
     key = name.strip().lower()
+    if key in FORMATS:  # an engine's format by its own name
+        return "cache", {"format": key}
     _kind(piece, key)
     rest = piece.text[len(name) + 1 :]
     if not rest.strip():
@@ -223,6 +226,8 @@ def _check(item: _Piece, kind: type[Term], key: str, value: Any) -> None:
 
 
 def _kind(piece: _Piece, name: str) -> type[Term]:
+    if name not in terms():
+        load_installed()
     if name not in terms():
         raise piece.error(str(unknown("technique", name, terms(), "see `kvsim techniques`")))
     return terms()[name]

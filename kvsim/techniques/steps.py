@@ -7,10 +7,11 @@ from typing import Literal
 
 import numpy as np
 
-from kvsim.engine import attention, ops, recurrence
+from kvsim.engine import attention, host_weights, ops, recurrence
 from kvsim.engine.ops import output_ops
 from kvsim.graph import Group, Number, Op, Point, Step
 from kvsim.machines.deployment import Deployment
+from kvsim.models.kinds import split_layout
 from kvsim.models.model import LayerShape
 from kvsim.techniques.axes.base import Launches, LayerPass, Parts
 
@@ -77,29 +78,6 @@ def _segments(
             if latest is None or not same_parts(latest, now):
                 yield begin, now
                 latest = now
-
-
-def split_layout(
-    layout: list[tuple[Shapes, int]], first: int
-) -> tuple[list[tuple[Shapes, int]], list[tuple[Shapes, int]]]:
-    """Return the layout of the first layers, and that of the others.
-
-    Parameters
-    ----------
-    layout : blocks of shapes and how often each repeats.
-    first : number of layers before the cut.
-    """
-    before: list[tuple[Shapes, int]] = []
-    after: list[tuple[Shapes, int]] = []
-    for shapes, count in layout:
-        whole, part = divmod(min(first, count * len(shapes)), len(shapes))
-        first -= whole * len(shapes) + part
-        before += [(shapes, whole)] if whole else []
-        before += [(shapes[:part], 1)] if part else []
-        after += [(shapes[part:], 1)] if part else []
-        left = count - whole - (1 if part else 0)
-        after += [(shapes, left)] if left else []
-    return before, after
 
 
 def same_parts(one: Parts, other: Parts) -> bool:
@@ -220,9 +198,8 @@ def layer_ops(at: LayerPass, known: Known | None = None) -> tuple[Op, ...]:
         known[before] = ops.before_attention(at.d, at.p, at.shape, place.weights_wait())
     if behind not in known:
         known[behind] = ops.after_attention(at.d, at.p, at.shape, at.parts.mlp, answered)
-    return count_layer_kernels(
-        at, (*place.prefetch(at), *known[before], *mix_tokens(at), *known[behind])
-    )
+    found = (*place.prefetch(at), *known[before], *mix_tokens(at), *known[behind])
+    return count_layer_kernels(at, host_weights.place(at.d, at.p, at.shape, found))
 
 
 def mix_tokens(at: LayerPass) -> list[Op]:

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from kvsim.engine.buffers import merge
+from kvsim.engine.buffers import HOST_WEIGHTS, merge
 from kvsim.engine.pipeline import divided_pass
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
@@ -33,6 +33,7 @@ from kvsim.techniques.axes.base import (
 )
 from kvsim.techniques.axes.settings import simplify
 from kvsim.techniques.memory import resident
+from kvsim.techniques.papers.cache import is_engine
 from kvsim.techniques.steps import (
     Layout,
     count_layers,
@@ -64,6 +65,7 @@ UNAFFECTED: dict[Mixer, str] = {
 }
 AnyTerm = TypeVar("AnyTerm", bound=Term)
 Found = TypeVar("Found")
+NEEDS_KERNEL = "needs a kernel that unpacks in registers"
 MAX_CACHED = 64  # answers that a technique keeps of a deployment
 
 
@@ -201,10 +203,35 @@ class Technique:
             reason = reason or next(filter(None, reasons), "")
         return reason or _parallel_conflict(deployment, self)
 
+    def refuses_released(self, deployment: Deployment) -> str:
+        """Return why it cannot run with the model as it was published, or an empty text.
+
+        Parameters
+        ----------
+        deployment : model, machine and software.
+        """
+        return self.refuses(deployment) or self.drafting.lacks(deployment.model)
+
     @cached_property
     def exact(self) -> bool:
         """Whether these settings give the tokens that full-precision KV gives."""
         return all(part.exact for parts in self.parts for part in parts.by_axis())
+
+    def needs_kernel(self, deployment: Deployment) -> str:
+        """Return what an engine would have to have first, or an empty text.
+
+        A stack of a serving engine is measured. A packed cache in a format that the engine does
+        not ship is predicted by kernels that do not exist yet.
+
+        Parameters
+        ----------
+        deployment : model, machine and software.
+        """
+        stored = (parts.storage for parts in self.parts)
+        packs = any(s.read.kernel == "lowbit" and s.name != "cache" for s in stored)
+        if not packs or not is_engine(deployment.stack.name):
+            return ""
+        return f"{NEEDS_KERNEL}, which {deployment.stack.name} does not have for it"
 
     @property
     def assumes(self) -> str:
@@ -219,7 +246,7 @@ class Technique:
     @property
     def pass_width(self) -> int:
         """New tokens per sequence in the widest pass of a round."""
-        return self.drafts + self._queries
+        return self.drafting.verified - 1 + self._queries
 
     @property
     def tokens_per_round(self) -> float:
@@ -291,7 +318,9 @@ class Technique:
         point : the last decoding pass.
         """
         shape = deployment.shard.cached_shape
-        found = dict.fromkeys(_unaffected_layers(deployment, self.parts))
+        needed = self.needs_kernel(deployment)
+        found = dict.fromkeys((needed,) if needed else ())
+        found |= dict.fromkeys(_unaffected_layers(deployment, self.parts))
         for some, parts in zip(self.layers, self.parts, strict=True):
             at = LayerPass(deployment, tile_point(point, parts), shape, parts)
             every = (*some.terms, *self.whole)
@@ -382,7 +411,9 @@ class Technique:
             own = [(s, n, parts) for s, n, parts in passes if parts is not None]
             if own:
                 steps.append(forward(deployment, q, own))
-        verify = self.forward(deployment, replace(point, new=self.drafts + 1.0))
+        verify = self.forward(deployment, replace(point, new=float(self.drafting.verified)))
+        around = self.drafting.round_ops(deployment, point)
+        verify = replace(verify, head=(*verify.head, *around)) if around else verify
         return Cycle(
             (*steps, *self.drafting.steps(deployment, point), verify), self.tokens_per_round
         )
@@ -563,7 +594,8 @@ def _parallel_conflict(deployment: Deployment, technique: "Technique") -> str:
     if deployment.single_pass:
         return ""
     far = Point(1.0, 2.0**16, 1.0, 2.0**16, 2.0**17)  # where all that goes to the host has gone
-    host = technique.resident(deployment, far).get("host", {})
+    host = dict(technique.resident(deployment, far).get("host", {}))
+    host.pop(HOST_WEIGHTS, None)
     if technique.mixes and not any(np.any(np.asarray(size) > 0) for size in host.values()):
         return ""
     return (

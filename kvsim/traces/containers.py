@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 DELIMITERS = ",;\t"
 LONGEST_HEADER = 50_000  # bytes
+MAX_BLANK_BYTES = 1 << 26  # a compressed file of nothing else would be read for minutes
 CHUNK_ROWS = 50_000  # of JSON
 PARQUET_ROWS = 1 << 18
 BLOCK_KEY = "kvsim.block_tokens"  # key of a Parquet file's metadata
@@ -34,6 +35,7 @@ DATE_PATTERN = re.compile(
     r"(Z|[+-]\d\d(?::?\d\d)?)?\s*",
     re.ASCII,
 )
+LEAP_SECONDS = (":59:60", ":29:60")  # in zones of whole and of half hours
 CENTURIES = 9.2e9  # seconds from 1970 that fit into 64 bits of nanoseconds
 
 
@@ -129,11 +131,15 @@ def _chunk(
 def _line_blocks(source: Source, longest: int) -> Iterator[tuple[int, bytes]]:
     """Blocks that end where a line ends, with the number of lines before each."""
     pieces: list[bytes] = []
-    before, waiting = 0, 0
+    before, waiting, blank = 0, 0, 0
     for block in source.blocks():
         end = block.rfind(b"\n") + 1
         if end:
             whole = b"".join([*pieces, block[:end]])
+            blank = 0 if whole.strip() else blank + len(whole)
+            if blank > MAX_BLANK_BYTES:
+                said = f"more than {MAX_BLANK_BYTES:,} bytes of blank lines in a row"
+                raise InputError(f"{source.name}, line {before + 1}: {said}; mend the file")
             yield before, whole
             before += whole.count(b"\n")
             pieces, waiting = [], 0
@@ -278,7 +284,10 @@ def _parse_dates(name: str, cells: Sequence[str]) -> TraceColumn:
     zones = [date[3] is not None for date in dates if date]
     zoned = 2 * sum(zones) > len(zones)
     good = {row: d for row, d in enumerate(dates) if d and (d[3] is not None) == zoned}
-    seconds = _seconds_of_dates([date[1] for date in good.values()])
+    leaps = np.array([date[1].endswith(LEAP_SECONDS) for date in good.values()], dtype=np.int64)
+    texts = [date[1][:-2] + "59" if leap else date[1]
+             for date, leap in zip(good.values(), leaps, strict=True)]  # fmt: skip
+    seconds = _seconds_of_dates(texts) + leaps  # clocks count a leap second and the one after alike
     if zoned:
         seconds -= np.array([_zone_seconds(date[3]) for date in good.values()], dtype=np.int64)
     parts = np.array([int((d[2] or "").ljust(9, "0")) for d in good.values()], dtype=np.int64)

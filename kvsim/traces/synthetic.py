@@ -3,7 +3,7 @@
 Arrivals: every process is a cumulative load, the requests expected up to a time, piecewise linear,
 and gaps drawn in expected requests: gamma with mean 1 and a coefficient of variation (1: Poisson).
 An arrival is where the load reaches the sum of the gaps before it. Only the load differs: constant,
-on and off, a day's sine, or one fitted to a trace.
+on and off, or a day's sine. Arrivals like a trace's are drawn from it in blocks of time.
 
 Lengths: a Gaussian copula over two marginals. Lognormal marginals are given by median and sigma;
 empirical ones are a trace's percentiles, in between straight lines of log length. Of the trace
@@ -11,7 +11,7 @@ nothing else is kept, so no pair of its lengths returns other than by chance.
 """
 
 from abc import ABC, abstractmethod
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from kvsim.errors import InputError, unknown
 from kvsim.frozen import frozen
 from kvsim.traces.read import load
 from kvsim.traces.requests import Floats, Integers, Requests
+from kvsim.traces.resample import draw_day
 from kvsim.traces.rules import LONGEST_REQUEST
 from kvsim.traces.statistics import leading_hits, rank_correlation
 
@@ -175,37 +176,50 @@ class Diurnal(Arrivals):
         return times, times - self.amplitude * self.period / (2 * np.pi) * np.sin(angle)
 
 
+PER_BLOCK, FEWEST_BLOCKS = 200, 24  # requests of a block of time, and blocks of a trace
+
+
 @frozen
-class RepeatedLoad(Arrivals):
-    """A load fitted to a trace, repeated where it ends.
+class ResampledArrivals(Arrivals):
+    """Arrivals of a trace in blocks of time, so that bursts and what coincides stay.
 
     Attributes
     ----------
-    width
-        Length of a step. [s]
-    levels
-        Load in each step, of mean 1.
-    tick
-        Grid that arrivals lie on, as logs with a coarse clock have it; 0 without one. [s]
+    times
+        The trace's arrivals, from 0. [s]
     """
 
-    width: float = 1.0
-    levels: tuple[float, ...] = (1.0,)
-    tick: float = 0.0
+    times: tuple[float, ...] = (0.0,)
 
     def load(self, random: Random, duration: float) -> tuple[Floats, Floats]:
-        """The steps, over and over."""
-        repeats = int(np.ceil(1.5 * duration / (self.width * len(self.levels)))) + 1
-        levels = np.tile(np.array(self.levels), repeats)
-        times = self.width * np.arange(len(levels) + 1, dtype=np.float64)
-        return times, np.concatenate([[0.0], np.cumsum(levels * self.width)])
+        """Not used: arrivals are not drawn from a load."""
+        raise NotImplementedError
 
     def draw(
         self, random: Random, rate: float, requests: int | None, duration: float | None
     ) -> Floats:
-        """As any process, then put on the grid."""
-        arrival = super().draw(random, rate, requests, duration)
-        return np.floor(arrival / self.tick) * self.tick if self.tick else arrival
+        """Days of the trace one after the other, of as many clients as the rate asks for."""
+        if max(requests or 0, rate * (duration or 0.0)) > MAX_DRAWN:
+            raise InputError(f"more than {MAX_DRAWN:,} requests; lower the rate or the duration")
+        times = np.array(self.times)
+        count, lasts = len(times), float(times[-1])
+        gap = lasts / max(count - 1, 1)
+        trace = Requests(times, np.ones(count, np.int64), np.ones(count, np.int64))
+        blocks, clients = max(count // PER_BLOCK, FEWEST_BLOCKS), rate * gap
+        wanted = np.inf if duration is None else duration
+        parts: list[Floats] = []
+        drawn, begin = 0, 0.0
+        while begin <= wanted and drawn < (requests or np.inf):
+            for part in range(int(np.ceil(clients))):
+                seed = int(random.integers(2**31))
+                day = draw_day(trace, seed, blocks, 0.0)[0].arrival
+                kept = day[random.random(len(day)) < clients - part]
+                parts.append(begin + kept)
+                drawn += len(kept)
+            begin += lasts + gap
+        found = np.sort(np.concatenate(parts))[:requests]
+        arrival: Floats = found[found <= wanted]
+        return arrival
 
 
 # Quantiles that a fit keeps: percentiles, and more of the longest, which carry much of the tokens.
@@ -281,6 +295,13 @@ def fit_percentiles(values: Integers | Floats) -> Empirical:
     return Empirical(tuple(np.log1p(np.quantile(values, QUANTILE_MARKS)).tolist()))
 
 
+class Margin(Protocol):
+    """A distribution of lengths: ``Lognormal``, ``Empirical``, or one of ``traces.lengths``."""
+
+    def quantiles(self, share: Floats, normal: Floats) -> Floats:
+        """Compute the lengths at quantiles, given as shares and as normal deviates."""
+
+
 @frozen
 class Lengths:
     """Prompt and generated lengths.
@@ -293,8 +314,8 @@ class Lengths:
         Of the normal deviates that both are drawn from.
     """
 
-    prompt: Lognormal | Empirical
-    generate: Lognormal | Empirical
+    prompt: Margin
+    generate: Margin
     correlation: float = 0.0
 
     def draw(self, random: "np.random.Generator", count: int) -> tuple[Integers, Integers]:
@@ -494,11 +515,7 @@ def _parent(sizes: list[int], row: int, near: int, depth: int, longest: int) -> 
     return longest
 
 
-PER_STEP = 200  # requests per step of the load, on average
-MOST_STEPS = 2000
-COARSE_CLOCK_SHARE = 0.005  # share of simultaneous requests from which a coarse clock is looked for
 MIN_FITTED = 200  # requests
-LOWEST = 0.02  # load of a step without requests, of the mean
 
 
 @frozen
@@ -592,65 +609,11 @@ def fit_traffic(requests: Requests) -> TrafficModel:
             "does not repeat them"
         )
     rate = (len(requests) - 1) / requests.duration if requests.duration else 1.0
-    return TrafficModel(
-        fit_arrivals(requests.arrival), rate, fit_lengths(requests), fit_prefixes(requests)
-    )  # fmt: skip
-
-
-def fit_arrivals(arrival: Floats) -> Arrivals:
-    """Fit the load over time, the variation of the gaps and the clock's grid.
-
-    Parameters
-    ----------
-    arrival
-        Ascending arrivals. [s]
-    """
-    duration = float(arrival[-1] - arrival[0]) if len(arrival) else 0.0
-    if len(arrival) < 3 or not duration:
-        return Steady(cv=1.0)
-    tick = clock_tick(arrival)
-    steps = min(max(len(arrival) // PER_STEP, 1), MOST_STEPS)
-    width = duration / steps
-    if tick:  # whole ticks per step, so that no step has one more than another
-        width = max(round(width / tick), 1) * tick
-        steps = max(round((duration + tick) / width), 1)
-    since = arrival - arrival[0] + tick / 2
-    halves, _ = np.histogram(since, 2 * steps, (0.0, steps * width))
-    counts = halves.reshape(steps, 2).sum(axis=1)
-    noise = float(np.mean(np.diff(halves.reshape(steps, 2), axis=1) ** 2))
-    spread = counts.var()
-    signal = max(1 - noise / spread, 0.0) if spread else 0.0
-    levels = np.maximum(1 + signal * (counts / counts.mean() - 1), LOWEST)
-    levels /= levels.mean()
-    if tick:
-        cv = (noise / counts.mean()) ** 0.5
-    else:
-        load = np.concatenate([[0.0], np.cumsum(levels * width)])
-        gaps = np.diff(np.interp(since, width * np.arange(steps + 1), load))
-        cv = float(gaps.std() / gaps.mean())
-    return RepeatedLoad(cv=cv, width=width, levels=tuple(levels.tolist()), tick=tick)
-
-
-def clock_tick(arrival: Floats) -> float:
-    """Find the grid that arrivals lie on, if some coincide.
-
-    Parameters
-    ----------
-    arrival
-        Ascending arrivals. [s]
-
-    Returns
-    -------
-    float
-        0 unless all gaps are multiples of one tick. [s]
-    """
-    gaps = np.diff(arrival)
-    positive = gaps[gaps > 0]
-    if not len(positive) or (gaps == 0).mean() < COARSE_CLOCK_SHARE:
-        return 0.0
-    tick = float(np.median(positive[positive < 1.5 * positive.min()]))
-    off = np.abs(positive / tick - np.rint(positive / tick))
-    return tick if (off < 0.05).mean() > 0.95 else 0.0
+    arrivals: Arrivals = Steady(cv=1.0)
+    if requests.duration:
+        since = requests.arrival - requests.arrival[0]
+        arrivals = ResampledArrivals(times=tuple(since.tolist()))
+    return TrafficModel(arrivals, rate, fit_lengths(requests), fit_prefixes(requests))
 
 
 FROM_FILE = "empirical:"

@@ -1,14 +1,14 @@
-"""What a real run does, op by op: FLOPs by torch's formulas, bytes of the tensors it names.
+"""What a real run does, op by op: FLOPs by torch's formulas, bytes named and bytes measured.
 
 An implementation names its ops as ``kvsim/techniques`` does and says which tensors each of them
-reads and writes. ``Silent`` costs one call per op; ``Tally`` counts.
+reads and writes; what its kernels really touched is measured beside it, see
+``kvsim.validate.footprint``.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
-from functools import cache
 from threading import Lock
 from typing import Any, ClassVar, Literal
 
@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils.flop_counter import flop_registry
 
 from kvsim.graph import Channel
+from kvsim.validate.footprint import Between, Footprint, Outlived, Written, is_composite, is_kernel
 
 Kind = Literal["prefill", "between", "decode", "draft", "verify"]
 """What a forward pass is for."""
@@ -47,6 +48,14 @@ class Count:
     bytes: dict[Channel, int] = field(default_factory=dict)  # by channel [B]
     rows: int = 0  # gathered one by one from host memory
     launches: int = 0  # kernels that PyTorch ran, views and allocations left out
+    stated: int = 0  # of the bytes those that the op names, copies between memories left out [B]
+    touched: int = 0  # what its kernels read and wrote, as they were seen to, but for ... [B]
+    written: list[Written] = field(default_factory=list)  # ... what others read later
+
+    @property
+    def measured(self) -> int:
+        """What its kernels read and wrote, as ``kvsim.validate.footprint`` counts. [B]"""
+        return self.touched + sum(one.size for one in self.written)
 
     def move(self, channel: Channel, moved: int) -> None:
         """Add bytes to a channel.
@@ -71,6 +80,9 @@ class Count:
         self.flops += other.flops
         self.rows += other.rows
         self.launches += other.launches
+        self.stated += other.stated
+        self.touched += other.touched
+        self.written += other.written
         for channel, moved in other.bytes.items():
             self.move(channel, moved)
 
@@ -194,9 +206,17 @@ class CountedPass:
 class OpCounter(NullCounter):
     """Counts every op; safe to call from the threads that stand for streams on a CPU."""
 
-    def __init__(self) -> None:
+    def __init__(self, outlived: Outlived | None = None) -> None:
         self.passes: list[CountedPass] = []
+        self.links: dict[str, int] = {}  # what was seen to be copied, by direction [B]
+        self.watched = False  # whether what is read between ops was seen too
         self._lock = Lock()
+        self._outlived = outlived or Outlived()
+
+    def between(self) -> AbstractContextManager[object]:
+        """A whole run: what is read between ops is seen too."""
+        self.watched = True
+        return Between(self._outlived)
 
     def begin(self, kind: Kind) -> None:
         """A forward pass starts: what follows belongs to it."""
@@ -205,11 +225,15 @@ class OpCounter(NullCounter):
     @contextmanager
     def op(self, name: str, memory: Channel = "hbm") -> Iterator[OpRecord]:
         """Count what runs inside under that name."""
-        record = _CountedRecord()
-        with Watch() as watch:
+        record, footprint = _CountedRecord(), Footprint(self._outlived)
+        with footprint, Watch() as watch:
             yield record
+        touched, written = footprint.close()
         with self._lock:
             count = self._count(name)
+            count.stated += record.moved
+            count.touched += touched
+            count.written += written
             count.flops += int((watch.flops + record.unseen) * record.share)
             count.launches += watch.kernels
             count.move(memory, record.moved)
@@ -226,9 +250,19 @@ class OpCounter(NullCounter):
             count.rows += rows
             count.launches += len(tensors)
 
+    @contextmanager
+    def moving(self, stream: str) -> Iterator[None]:
+        """Measure what a copy moves."""
+        footprint = Footprint(self._outlived)
+        with footprint:
+            yield
+        moved, _ = footprint.close()
+        with self._lock:
+            self.links[stream] = self.links.get(stream, 0) + moved
+
     def separate(self) -> "OpCounter":
         """A count of its own."""
-        note = OpCounter()
+        note = OpCounter(self._outlived)
         note.begin("decode")
         return note
 
@@ -293,27 +327,14 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         formula = FORMULAS.get(func.overloadpacket)
-        if formula is None and _composite(func):
+        if formula is None and is_composite(func):
             with self:
                 return func.decompose(*args, **kwargs)
         out = func(*args, **kwargs)
         if formula is not None:
             self.flops += formula(*args, **kwargs, out_val=out)
-        self._seen += _runs(func)
+        self._seen += is_kernel(func)
         return out
-
-
-@cache
-def _composite(func: Any) -> bool:
-    """Whether an op is made of others, which torch's formulas may know."""
-    implicit = "CompositeImplicitAutograd"
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), implicit))
-
-
-@cache
-def _runs(func: Any) -> bool:
-    """Whether an op is a kernel: no view, nothing that only allocates."""
-    return not (func.is_view or func.name().startswith(("aten::empty", "aten::_unsafe_view")))
 
 
 def _attention_flops(queries: Tensor, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> int:

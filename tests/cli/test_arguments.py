@@ -93,8 +93,8 @@ def test_python_names_keywords_and_the_command_options() -> None:
     with pytest.raises(InputError, match=r"^batch: got 0; expected a whole number from 1 to"):
         kvsim.predict("llama2-7b", "a6000", batch=0)
     assert line(*PREDICT, "--batch", "0").startswith("--batch: got 0; expected a whole number")
-    with pytest.raises(InputError, match=r"^max_seqs: does nothing without trace; add trace"):
-        kvsim.plan("llama2-7b", "a6000", max_seqs=8)
+    with pytest.raises(InputError, match=r"^per_class: does nothing without trace; add trace"):
+        kvsim.plan("llama2-7b", "a6000", per_class=True)
 
 
 def test_the_line_of_a_call_is_quoted_and_gives_the_same() -> None:

@@ -10,31 +10,28 @@ from tests.support.envelope import answer_in
 BASE = ("plan", "--model", "llama3-8b", "--gpu", "a6000", "--trace", "sample:chat")
 
 
-def test_a_trace_gets_a_plan_whose_figures_are_simulated(tmp_path: Path) -> None:
+def test_a_trace_gets_a_plan_and_the_replicas_that_carry_it(tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
-    done = run(*BASE, "--ttft", "3", "--tpot", "0.1", "--rate", "0.5", "--report", str(page))
+    done = run(*BASE, "--ttft", "3s", "--tpot", "100ms", "--rate", "4", "--report", str(page))
     assert done.code == 0, done.err
     assert max(len(line) for line in done.out.splitlines()) <= 100
-    for word in ("choice", "full", "simulated", "carries", "Basis"):
-        assert word in done.out
-    text = page.read_text()
-    assert "Plotly" in text and "Time to first token" in text
-    assert "http://" not in text.split("<body>")[1].split("<script", 1)[0]
+    assert "replicas carry the trace" in " ".join(done.out.split())
+    assert "Plotly" in page.read_text()
 
 
-def test_the_plan_is_what_simulate_says_of_it() -> None:
-    done = run(*BASE, "--json", "--rate", "2", "--ttft", "none", "--tpot", "none")
-    assert done.code == 0, done.err
-    answer = answer_in(done.out)
-    choice, said = answer["choice"], answer["simulated"]
-    again = run(
-        "simulate", "--model", "llama3-8b", "--gpu", "a6000", "--trace", "sample:chat",
-        "--rate", "2", "--technique", choice["technique"],
-        "--max-seqs", str(choice["max_seqs"]), "--json",
-    )  # fmt: skip
-    simulated = answer_in(again.out)
-    for key in ("ttft_s", "tpot_s", "latency_s", "goodput_per_s", "finished"):
-        assert simulated[key] == said[key], key
+def test_the_replicas_are_the_fewest_that_simulate_finds() -> None:
+    asked = (*BASE, "--ttft", "3s", "--tpot", "100ms", "--rate", "4", "--sure", "0.5")
+    answer = answer_in(run(*asked, "--json").out)
+    count, choice = answer["load"]["trace_replicas"], answer["choice"]
+    shares = [
+        answer_in(run(
+            "simulate", *BASE[1:], "--rate", "4x", "--technique", choice["technique"],
+            "--max-tokens", str(choice["max_tokens"]), "--replicas", str(n), "--route",
+            "least-loaded", "--ttft", "3s", "--tpot", "100ms", "--json",
+        ).out)["good_share"]
+        for n in (count - 1, count)
+    ]  # fmt: skip
+    assert shares[0] < 0.9 <= shares[1]
 
 
 @pytest.mark.parametrize(
@@ -49,7 +46,7 @@ def test_the_plan_is_what_simulate_says_of_it() -> None:
         (("--max-tokens", "x"), 2, "--max-tokens"),
         (("--objective", "fun"), 2, "--objective"),
         (("--trace", "nowhere.csv"), 2, "nowhere.csv"),
-        (("--tpot", "0.000001"), 1, "no plan meets the targets on this trace"),
+        (("--tpot", "0.000001"), 1, "no plan meets the targets"),
         (("--report", "/nowhere/x.html"), 2, "--report"),
     ],
 )

@@ -48,7 +48,7 @@ def test_a_folder_holds_one_file_per_technique_and_is_taken_up(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     "changed",
-    [("--rate", "2"), ("--max-seqs", "8"), ("--tp", "2"), ("--ttft", "1"), ("--replicas", "2"),
+    [("--rate", "2x"), ("--max-seqs", "8"), ("--tp", "2"), ("--ttft", "1"), ("--replicas", "2"),
      ("--prefill", "whole"), ("--technique", "kivi"), ("--gpu-memory", "40")],
 )  # fmt: skip
 def test_another_run_is_not_taken_up(changed: tuple[str, ...], tmp_path: Path) -> None:

@@ -106,8 +106,9 @@ def measurement(technique: str = "quantspec") -> AttentionTrace:
 
 
 def test_auto_keeps_the_best_way_to_load_prefixes() -> None:
-    where = ("simulate", "--model", "llama3-8b", "--gpu", "l40s", "--trace", "sample:conversation",
-             "--prefix-caching", "--host-cache", "150", "--json")  # fmt: skip
+    where = ("simulate", "--model", "llama3.1-8b", "--gpu", "l40s", "--trace",
+             "sample:conversation", "--prefix-caching", "--host-cache", "150",
+             "--json")  # fmt: skip
 
     def played(way: str) -> Any:
         return own_fields(answer_in(run(*where, *(("--prefix-load", way) if way else ())).out))

@@ -9,18 +9,16 @@ import pytest
 from kvsim.doctor import examine
 from kvsim.evidence.published import PAPER_COLUMNS
 from kvsim.machines.profiles import hardware_names, stack_names
-from kvsim.models.configs import model_names
+from kvsim.models.catalogue import catalogue_config
 from tests.support.bad_traces import BAD_ROWS, azure
 from tests.support.commands import BAD, check, line, run
 from tests.support.envelope import answer_in
 from tests.support.places import ROOT
 
 PROFILES = ROOT / "kvsim/hwprofiles"
-CATALOGUE = ROOT / "kvsim" / "models" / "catalogue"
 SHIPPED = [
     *((PROFILES / f"{name}.toml", "hardware profile") for name in hardware_names()),
     *((PROFILES / "stacks" / f"{name}.toml", "software stack") for name in stack_names()),
-    *((CATALOGUE / f"{name}.json", "model configuration") for name in model_names()),
     *((path, "measured rows") for path in (ROOT / "kvsim/evidence/papers").glob("*.csv")),
     *((path, "attention trace") for path in (ROOT / "kvsim/traces/measured").glob("*.json")),
     *((path, "request trace") for path in (ROOT / "kvsim/traces/samples").glob("*.csv")),
@@ -71,7 +69,7 @@ def test_every_fault_of_a_stack(tmp_path: Path) -> None:
 
 
 def test_every_fault_of_a_configuration(tmp_path: Path) -> None:
-    config: dict[str, Any] = json.loads((CATALOGUE / "qwen3-30b-a3b.json").read_text())
+    config: dict[str, Any] = dict(catalogue_config("qwen3-30b-a3b"))
     wrong = {"hidden_size": 0, "vocab_size": "many", "num_experts": None, "head_dim": 1.5}
     found = faults(tmp_path / "config.json", json.dumps(config | wrong))
     check(found, "|".join(f"'{field}'" for field in wrong))

@@ -9,6 +9,7 @@ from kvsim.emit.engines import WRITERS, annotate, emit
 from kvsim.emit.flags import MANUALS, find_flag, read_flags
 from kvsim.emit.served import Served
 from kvsim.errors import InputError
+from kvsim.machines.deployment import HostLayers
 from kvsim.machines.hardware import GIB
 from kvsim.machines.parallel import Parallelism
 from kvsim.planner.question import ENGINES
@@ -23,6 +24,11 @@ RUN_BY = {
     "turboquant": {"vllm", "lmcache"},
     "kivi": {"hf"},
     "eagle": {"vllm", "sglang", "trtllm", "lmcache"},
+    "eagle2": {"sglang"},
+    "eagle3": {"vllm", "sglang", "trtllm", "lmcache"},
+    "p-eagle": {"vllm", "lmcache"},
+    "dflash": {"vllm", "sglang", "lmcache"},
+    "suffix": {"vllm", "lmcache"},
     "mtp": {"vllm", "sglang", "trtllm", "lmcache"},
     "ngram": {"vllm", "sglang", "trtllm", "lmcache", "hf"},
     "draft": {"vllm", "sglang", "trtllm", "lmcache", "hf"},
@@ -86,6 +92,15 @@ def test_looked_up_drafts_match_one_token_or_more() -> None:
     text = emit("vllm", served("ngram:gamma=3,acceptance=0.5")).text
     assert '"prompt_lookup_max": 3, "prompt_lookup_min": 1' in text
     assert "disable_overlap_scheduler: true" in emit("trtllm", served("ngram:gamma=3")).text
+
+
+def test_trees_of_drafts_are_written_where_an_engine_has_them() -> None:
+    tree = served("eagle3:width=4,verify=16")
+    assert "--speculative-eagle-topk 4 " in emit("sglang", tree).text.replace("\n", "")
+    assert "--speculative-num-draft-tokens 16" in emit("sglang", tree).text
+    for engine in ("vllm", "trtllm"):
+        assert any("trees of drafts" in what for what in emit(engine, tree).missing), engine
+    assert '"parallel_drafting": true' in emit("vllm", served("p-eagle")).text
 
 
 def test_vllm_is_the_golden_one() -> None:
@@ -273,6 +288,22 @@ def test_a_plan_ends_with_its_settings() -> None:
     asked = ("plan", "--model", "llama3-8b", "--gpu", "l40s", "--only", "full", "--emit", "vllm")
     found = answer_in(run(*asked, "--json").out)
     text = found["settings"][0]["text"]
-    assert f"--max-num-seqs {found['choice']['batch']}" in text
+    assert f"--max-num-seqs {found['choice']['max_seqs']}" in text
     assert text in run(*asked).out
     assert annotate(emit("vllm", served())).startswith("# vLLM")
+
+
+def test_llamacpp_is_told_what_stays_in_host_memory() -> None:
+    some = HostLayers(experts=frozenset(range(23)))
+    found = emit("llamacpp", served(weights="q4_k_m", host=some, layers=36))
+    assert "--n-gpu-layers all --n-cpu-moe 23 " in found.line and "-Q4_K_M.gguf" in found.line
+    whole = emit("llamacpp", served(host=HostLayers(layers=frozenset(range(5))), layers=32))
+    assert "--n-gpu-layers 27" in whole.line
+    apart = HostLayers(experts=frozenset({3, 5}), mlps=frozenset({7}))
+    text = emit("llamacpp", served(host=apart, layers=36)).line
+    assert r"blk\.(3|5)\.ffn_.*exps=CPU" in text and r"blk\.(7)\.ffn_.*=CPU" in text
+    packed = emit("llamacpp", served("cache:format=q8_0"))
+    assert "--flash-attn on --cache-type-k q8_0 --cache-type-v q8_0" in packed.line
+    assert not any("code of its own" in x for x in packed.missing)
+    stages = emit("llamacpp", served(spread=Parallelism(1, 4)))
+    assert "--split-mode layer" in stages.line and not any("--pp" in x for x in stages.missing)

@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.engine.attention import head_factor
-from kvsim.engine.ops import all_reduce
+from kvsim.engine.ops import all_reduce, gemm
 from kvsim.engine.roofline import all_ops, seconds, tiled
+from kvsim.engine.timeline import steady_seconds
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import STANDS_FOR, Kernel
+from kvsim.machines.parallel import BUSIEST, busiest
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.prediction.memory import decode_point, prefill_point
@@ -21,7 +23,7 @@ from tests.support import scalar
 APART = Kernel(
     memory=0.7, compute=0.6, floor=4e-6, half_size=40.0, half_columns=300.0, added=0.2,
     input_passes=3.0, traffic=5.0, narrow=1.3, wide=0.9, ungrouped=1.2, padding=50.0, split=6e-6,
-    tile=128.0, unpacking=9.0,
+    tile=128.0, unpacking=9.0, walk=3e-8,
 )  # fmt: skip
 
 
@@ -77,6 +79,35 @@ def test_head_factors() -> None:
     assert head_factor(APART, 512, 4) == pytest.approx(0.9)
 
 
+def test_formats_run_by_the_stacks_own_kernels_where_the_card_has_them() -> None:
+    """nvfp4 is computed in fp4 where card and stack can, and widened elsewhere."""
+    m = load_model("llama3-8b")
+    for gpu, stack, kernel, dtype in (
+        ("b200", "trtllm", "gemm-nvfp4", "fp4"),
+        ("h100", "trtllm", "gemm-int4", "fp16"),
+        ("b200", "fused", "gemm-int4", "fp16"),
+    ):
+        stored = Deployment(m, load_hardware(gpu), load_stack(stack), "nvfp4").weight_format
+        assert (stored.kernel, stored.dtype) == (kernel, dtype), (gpu, stack)
+
+
+def test_blocks_of_a_product_go_through_all_inputs() -> None:
+    d = deployment("llama3-8b", "nvfp4", tp=1)
+    kernels = dict(d.stack.kernels) | {"gemm-int4": Kernel(walk=2e-9)}
+    d = replace(d, stack=replace(d.stack, kernels=kernels))
+    took = [float(seconds(gemm(d, "x", 1.0, (k, 64)), d)) for k in (4096, 8192, 16_384)]
+    assert np.diff(took) == pytest.approx([4096 * 2e-9, 8192 * 2e-9], rel=0.01)
+
+
+def test_the_busiest_gpu_has_more_routed_tokens_the_more_gpus_there_are() -> None:
+    assert float(busiest(1, 0.2)) == float(busiest(1, 0.0)) == 1.0
+    assert [float(busiest(ep, 0.2)) for ep in (2, 8, 32)] == pytest.approx([1.2, 1.6, 2.0])
+    assert float(busiest(32, 0.0)) == BUSIEST
+    m, h = load_model("mixtral-8x7b"), load_hardware("h100")
+    spread = Deployment(m, h, load_stack("vllm"), tp=4, ep=4)
+    assert spread.routed_share == pytest.approx(1.4 / 4)
+
+
 def test_products_compute_whole_tiles() -> None:
     rows = np.array([1.0, 3.0, 64.0, 65.0, 128.0, 129.0, 256.0, 257.0, np.inf])
     computed = [1, 4, 64, 128, 128, 256, 256, 384]
@@ -95,3 +126,26 @@ def test_an_fp8_cache_is_read_no_faster_than_it_is_widened() -> None:
     needed = 60.0 * widened / (d.hardware.flops["fp32"] / 2)
     assert seconds(op, d) == pytest.approx(needed + fused.time.gap, rel=1e-3)
     assert seconds(op, replace(d, stack=fused)) < 0.3 * needed
+
+
+@pytest.mark.parametrize("model", ["llama3-8b", "llama2-7b"])
+def test_copies_of_the_cache_apart_move_what_they_moved_together(model: str) -> None:
+    together = load_stack("hf-eager")
+    kernels = dict(together.kernels) | {"cache-copy": together.kernels["attention"]}
+    apart, full = replace(together, kernels=kernels), parse("full")
+    found = []
+    for stack in (together, apart):
+        d = Deployment(load_model(model), load_hardware("a100-80g"), stack)
+        step = full.forward(d, decode_point(2.0, 900.0, 100.0, 7.0))
+        found.append(sum(n * op.bytes.get("hbm", 0.0) for op, n in all_ops(step)))
+    assert found[0] == pytest.approx(found[1], rel=1e-12)
+
+
+def test_the_host_holds_transformers_up_whatever_the_model() -> None:
+    def tokens_s(model: str, context: float) -> float:
+        d = Deployment(load_model(model), load_hardware("a100-80g"), load_stack("hf-fa2"))
+        step = parse("full").forward(d, decode_point(1.0, context, 100.0, 7.0))
+        return 1 / float(steady_seconds(step, d))
+
+    assert tokens_s("qwen2.5-1.5b", 1.0) == pytest.approx(tokens_s("qwen2.5-7b", 1.0), rel=0.05)
+    assert tokens_s("qwen2.5-7b", 30_000.0) < 0.6 * tokens_s("qwen2.5-7b", 1.0)

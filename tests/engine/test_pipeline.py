@@ -24,7 +24,11 @@ BATCHES = np.array([1.0, 2.0, 7.0, 64.0, 300.0])
 
 def deployed(model: str = DEEPSEEK, stack: str = "vllm", /, **degrees: int) -> Deployment:
     return Deployment(
-        load_model(model), load_hardware("h200"), load_stack(stack), "released", **degrees
+        load_model(model),
+        load_hardware("h200"),
+        load_stack(stack),
+        "released",
+        **degrees,  # type: ignore[arg-type]
     )
 
 
@@ -70,7 +74,7 @@ def test_weights_of_all_gpus_are_the_model_s(degrees: dict[str, int]) -> None:
 def _copied(d: Deployment) -> float:
     """Down projections of MLA, which every tensor-parallel GPU has whole. [B]"""
     m = d.model
-    return d.mixer_format.bytes(m.hidden, m.q_rank + m.kv_rank + m.rope_dim)
+    return d.mixer_stored("qkv").bytes(m.hidden, m.q_rank + m.kv_rank + m.rope_dim)
 
 
 def test_stages_have_their_layers_and_one_table() -> None:

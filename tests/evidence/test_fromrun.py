@@ -9,10 +9,16 @@ import pytest
 
 from kvsim import techniques
 from kvsim.errors import InputError
-from kvsim.evidence.logs import MeasuredRun, errors, fit_run, read_run, simulate_run
+from kvsim.evidence.leastsquares import Fit
+from kvsim.evidence.ledger import evidence_for
+from kvsim.evidence.logs import MeasuredRun, read_run
+from kvsim.evidence.runfit import errors, fit_run, simulate_run
+from kvsim.evidence.stackfile import fitted_text, measure_errors
 from kvsim.machines.deployment import Deployment
+from kvsim.machines.hardware import Stack
 from kvsim.machines.profiles import load_hardware, load_stack, with_numbers
 from kvsim.models.configs import load_model
+from kvsim.prediction.generate import Prediction
 from kvsim.serving.rules import Rules
 from kvsim.traces.requests import Requests
 from tests.support.commands import run as kvsim
@@ -26,29 +32,79 @@ ROW = {
 }  # fmt: skip
 
 
+FULL = techniques.parse("full")
+TRUE = {
+    "as shipped": ({}, 1.0),
+    "slow memory": ({"kernel.gemm.memory": 0.6}, 1.0),
+    "slow products": ({"kernel.gemm.compute": 0.55}, 3.0),
+    "host": ({"time.step_s": 4e-3}, 2.0),
+    "three at once": (
+        {"kernel.gemm.memory": 0.7, "kernel.gemm.compute": 0.55, "time.step_s": 2e-3}, 1.0
+    ),
+    "what no term says": ({"kernel.attention.floor_s": 120e-6, "time.layer_s": 30e-6}, 1.0),
+}  # fmt: skip
+"""What really is, where ``fused`` on an H100 is what was shipped, and requests per second."""
+
+
 def deployed(numbers: dict[str, float]) -> Deployment:
     stack = with_numbers(load_stack("fused"), numbers)
-    return Deployment(load_model("llama3.1-8b"), load_hardware("rtx4090"), stack)
+    return Deployment(load_model("llama3.1-8b"), load_hardware("h100"), stack)
 
 
-def test_a_run_of_a_known_stack_gives_back_what_it_tells() -> None:
-    true = {"kernel.gemm.memory": 0.7, "kernel.gemm.compute": 0.55, "time.step_s": 4e-3}
-    random = np.random.default_rng(3)
+def play(numbers: dict[str, float], rate: float, seed: int, noise: float) -> MeasuredRun:
+    random, count = np.random.default_rng(seed), 240
     requests = Requests(
-        np.cumsum(random.exponential(0.3, 80)),
-        random.integers(50, 2000, 80),
-        random.integers(20, 200, 80),
+        np.cumsum(random.exponential(1 / rate, count)),
+        random.integers(50, 3000, count),
+        random.integers(20, 200, count),
     )
-    rules = Rules(max_seqs=32, blocks=4000)
-    blank = MeasuredRun(requests, np.zeros(80), np.zeros(80))
-    played = simulate_run(blank, techniques.parse("full"), deployed(true), rules).run.progress
-    noise = 1 + random.normal(0, 0.01, 80)
-    first = requests.arrival + (played.first - requests.arrival) * noise
-    run = MeasuredRun(requests, first, played.last + first - played.first)
-    fit = fit_run(run, techniques.parse("full"), deployed({}), rules, 40)
-    assert fit.values["kernel.gemm.compute"] == pytest.approx(0.55, rel=0.05)
-    fitted = simulate_run(run, techniques.parse("full"), deployed(fit.values), rules)
-    assert max(map(abs, errors(run, fitted, slice(40, None)).values())) < 0.02
+    blank = MeasuredRun(requests, np.zeros(count), np.zeros(count))
+    played = simulate_run(blank, FULL, deployed(numbers), Rules()).run.progress
+    late, longer = 1 + random.normal(0, noise, (2, count))
+    first = requests.arrival + (played.first - requests.arrival) * late
+    return MeasuredRun(requests, first, first + (played.last - played.first) * longer)
+
+
+def off(run: MeasuredRun, stack: Stack) -> float:
+    where = replace(deployed({}), stack=stack)
+    found = simulate_run(run, FULL, where, Rules())
+    return float(np.mean(np.abs(list(errors(run, found, slice(None)).values()))))
+
+
+@pytest.mark.parametrize("name", TRUE)
+def test_calibrating_never_hurts(name: str) -> None:
+    numbers, rate = TRUE[name]
+    shipped = deployed({}).stack
+    fit = fit_run(play(numbers, rate, 3, 0.01), FULL, deployed({}), Rules(), 100)
+    assert set(fit.moved) <= set(fit.numbers)
+    assert fit.stack == shipped or not fit.refused
+    for load in (0.5, 1.5):  # other requests, at other loads
+        other = play(numbers, rate * load, 4, 0.0)
+        assert off(other, fit.stack) <= off(other, shipped) + 1e-9
+    if numbers and name != "what no term says":
+        assert off(other, fit.stack) < 0.25 * off(other, shipped)
+    if not numbers:
+        assert not fit.moved and fit.stack == shipped
+
+
+def test_a_fitted_file_says_what_its_stack_says(tmp_path: Path) -> None:
+    base, out = replace(deployed({}), stack=load_stack("vllm").for_gpu("h100")), tmp_path / "a.toml"
+    checked = measure_errors({"ttft": np.linspace(0.9, 1.1, 20)}, ("h100", "llama3.1-8b", "full"))
+    fit = Fit({"time.step_s": 1e-3}, {"time.step_s": 1e-4}, np.empty(0), ())
+    out.write_text(fitted_text(base.stack, "vllm", fit, "20 requests", "", "2026-11-23", checked))
+    read = load_stack(str(out))
+    assert read.family == "vllm" and read.checked is not None
+    assert read.checked.off["ttft"] == pytest.approx(checked.off["ttft"], rel=1e-5)
+    there = replace(base, stack=read)
+    work = np.array([1.0, 8.0]), 2000, 20
+    changed = with_numbers(base.stack, fit.values)
+    assert Prediction(FULL, there, *work).tpot_s == pytest.approx(
+        Prediction(FULL, replace(base, stack=changed), *work).tpot_s, rel=1e-4
+    )
+    own, elsewhere = (evidence_for(d, "full", "prefill") for d in (there, base))
+    assert own.exact and own.high / own.low < elsewhere.high / elsewhere.low
+    other = replace(there, model=load_model("llama3-70b"))
+    assert not evidence_for(other, "full", "prefill").words.startswith("20 rows")
 
 
 @pytest.mark.skipif(not MEASURED.exists(), reason="the measured vLLM run is not beside the project")
@@ -65,6 +121,8 @@ def test_a_measured_vllm_run_is_predicted_from_its_first_hundred_requests(tmp_pa
     assert abs(unseen["tpot_mean"]) <= 0.02
     assert abs(unseen["latency_p90"]) <= 0.03
     assert load_stack(str(out)).basis == "calibrated"
+    before = answer_in(done.out)["error_before"]
+    assert sum(map(abs, unseen.values())) <= sum(map(abs, before.values()))
 
 
 @pytest.mark.parametrize(
@@ -99,4 +157,4 @@ def test_files_that_are_no_logs(tmp_path: Path, text: str, message: str) -> None
         Requests(np.zeros(6), np.ones(6, int), np.ones(6, int)), np.ones(6), np.ones(6)
     )
     with pytest.raises(InputError, match="--fit-first"):
-        fit_run(run, techniques.parse("full"), deployed({}), replace(Rules()), 6)
+        fit_run(run, FULL, deployed({}), Rules(), 6)

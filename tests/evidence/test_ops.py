@@ -234,8 +234,8 @@ def test_load_tests_give_back_host_times(tmp_path: Path) -> None:
 
 
 HOST = {
-    "time.step_s": 2e-4, "time.sequence_s": 3e-6, "time.overlapped_sequence_s": 2e-4,
-    "time.overlapped_prompt_s": 15e-3,
+    "time.step_s": 2e-4, "time.sequence_s": 3e-6, "server.token_s": 2e-4,
+    "server.prompt_s": 15e-3,
 }  # fmt: skip
 
 
@@ -264,7 +264,7 @@ def test_work_beside_the_gpu_is_told_where_it_is_the_longer() -> None:
 
 def test_what_load_tests_do_not_tell_stays_as_it_is() -> None:
     """Work beside the GPU that is hidden everywhere keeps the stack's own number."""
-    hidden = {"time.overlapped_sequence_s": 2e-9, "time.overlapped_prompt_s": 3e-9}
+    hidden = {"server.token_s": 2e-9, "server.prompt_s": 3e-9}
     stack = with_numbers(load_stack("trtllm").for_gpu("h100"), HOST | hidden)
     rows = load_tests((1,))
     gpu = loadtests.predict_kernels(rows, stack)
@@ -285,7 +285,7 @@ def test_load_tests_are_composed_as_the_engine_plays_passes() -> None:
     The process that sends text works on while prompts are read, which passes one by one do not
     show: it is compared alone below.
     """
-    rows, host = load_tests((8,)), HOST | {"time.overlapped_sequence_s": 0.0}
+    rows, host = load_tests((8,)), HOST | {"server.token_s": 0.0}
     stack = with_numbers(load_stack("trtllm").for_gpu("h100"), host)
     d = Deployment(load_model("llama3.1-8b"), load_hardware("h100"), stack, "fp16", 8)
     t, took = parse("full"), []
@@ -296,7 +296,7 @@ def test_load_tests_are_composed_as_the_engine_plays_passes() -> None:
         took.append(float(np.ravel(r.generate * step + r.sequences * prompt)[0]))
     gpu = loadtests.predict_kernels(rows, stack)
     assert gpu.latencies(host) == pytest.approx(took, rel=1e-9)
-    sending = [r.sequences * r.generate * HOST["time.overlapped_sequence_s"] for r in rows]
+    sending = [r.sequences * r.generate * HOST["server.token_s"] for r in rows]
     assert gpu.latencies(HOST) == pytest.approx(np.maximum(took, sending), rel=1e-9)
     assert 0 < np.sum(np.array(sending) > took) < len(rows)
 
@@ -339,9 +339,10 @@ def test_the_nearest_entry_says_how_far_it_is() -> None:
     stack, model = load_stack("vllm"), load_model("llama3-8b")
     here = Deployment(model, load_hardware("h100"), stack)
     exact = ledger.evidence_for(here, "full", entries=entries)
-    assert exact.exact and (exact.low, exact.high) == (0.9, 1.1) and "40 rows" in exact.words
+    assert exact.exact and "40 held-out" in exact.words
+    assert 0.85 < exact.low < 0.9 and 1.1 < exact.high < 1.15  # tails of 7 %, not of 10
     other = ledger.evidence_for(here, "kivi:bits=2", entries=entries)
-    assert not other.exact and "none is with kivi" in other.words
+    assert not other.exact and "none with kivi" in other.words
     assert other.low < exact.low and other.high > exact.high
     far = Deployment(model, load_hardware("a6000"), load_stack("ideal"))
     assert ledger.evidence_for(far, "kivi", entries=entries).high > other.high
@@ -356,10 +357,10 @@ def test_intervals_are_wide_for_weights_that_were_never_measured() -> None:
         return known.high / known.low, known.words
 
     plain, told = spread("fp16")
-    assert spread("fp8")[0] == plain and "weights" not in told
-    for wider, weights in ((plain, "int8"), (spread("int8")[0], "nvfp4")):
+    assert spread("fp8")[0] < 1.2 * plain and "weights" not in told
+    for weights in ("int8", "int4-g32"):  # no product of such weights was measured on that card
         found, told = spread(weights)
-        assert found > wider and f"with {weights} weights" in told
+        assert found > plain and f"with {weights} weights" in told
     assert "weights" not in spread("int8", "a100-80g", "trtllm")[1]
     assert "with fp8 weights" in spread("fp8", "a100-80g")[1]  # that card has no rows of fp8
     assert "weights" not in spread("fp8", "l4")[1]  # a card without any rows: typical numbers

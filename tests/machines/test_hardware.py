@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from importlib.resources import files
 from math import isfinite
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -32,11 +33,27 @@ TOLERANCE = 1.01  # of a tensor peak: data sheets round
 # What a rate may be relative to fp16 with fp32 accumulation. GeForce, L40 and A10G halve only
 # the latter, so their integer and fp4 rates stand at twice the ratio; L40 and A10G list less.
 RATIOS = {"tf32": 0.5, "bf16": 1, "fp8": 2, "int8": 2, "int4": 4, "fp4": 4}
-HALVED = {"rtx3090", "rtx4090", "rtx5090"}
+HALVED = ("rtx20", "rtx30", "rtx40", "rtx50", "gtx", "p40", "h20", "mi50")
 
 
 def table(name: str) -> dict[str, Any]:
-    return tomllib.loads((SHIPPED / f"{name}.toml").read_text())
+    """A profile's document, over that of the card it extends."""
+    own = tomllib.loads((SHIPPED / f"{name}.toml").read_text())
+    if "extends" not in own:
+        return own
+    base = table(own.pop("extends"))
+    if "fp16_FLOPps" in own.get("compute", {}):
+        base["compute"] = {"cpu_fp32_FLOPps": base["compute"]["cpu_fp32_FLOPps"]}
+    for key in ("price", "power", "aliases", "notes"):
+        base.pop(key, None)
+    sources = base.pop("source")
+    for key, text in own.pop("source", {}).items():
+        tables = own.get(key, ())
+        sources |= {f"{key}.{entry}": text for entry in tables} if tables else {key: text}
+    for key, value in own.items():
+        base[key] = base[key] | value if isinstance(base.get(key), dict) else value
+    known = leaves(base)
+    return base | {"source": {key: text for key, text in sources.items() if key in known}}
 
 
 def leaves(document: Mapping[str, Any]) -> dict[str, Any]:
@@ -76,7 +93,7 @@ def test_rates_are_dense(name: str) -> None:
     peak = cycles * compute["tensor_FLOP_per_clock_sm"]
     assert 0.86 * peak < gpu.flops["fp16"] <= TOLERANCE * peak
     for dtype, ratio in RATIOS.items():
-        whole = 2 if name in HALVED and dtype in ("int8", "int4", "fp4") else 1
+        whole = 2 if name.startswith(HALVED) and dtype in ("int8", "int4", "fp4") else 1
         assert gpu.flops.get(dtype, 0) <= TOLERANCE * whole * ratio * peak, dtype
     # 128 lanes of two operations; GB200's clock is inferred from its tensor rate, hence 3 %.
     assert gpu.flops["fp32"] <= 1.03 * 256 * cycles
@@ -137,7 +154,8 @@ def test_stack_states_what_it_has_and_no_more(name: str) -> None:
 
 def test_every_stack_field_has_a_key() -> None:
     described = {"name", "title", "basis", "error", "source", "kernels", "fit", "free"}
-    described |= {"device", "date", "version", "near", "cards", "extends"}
+    described |= {"device", "date", "version", "near", "cards", "extends", "engine"}
+    described |= {"unmeasured", "checked"}
     ideal, keys = Stack("ideal"), sorted(map(mechanism_of, (*STACK_NUMBERS, *STACK_FLAGS)))
     groups = {f.name: getattr(ideal, f.name) for f in fields(Stack) if f.name not in described}
     assert keys == sorted((name, f.name) for name, group in groups.items() for f in fields(group))
@@ -286,3 +304,91 @@ def test_keys_left_out_of_a_stack_are_ideal(tmp_path: Path) -> None:
     path = tmp_path / "own.toml"
     path.write_text('title = "own"\nbasis = "calibrated"\nerror = "2 %"\n')
     assert load_stack(path) == Stack("own", title="own", basis="calibrated", error="2 %")
+
+
+NAMED = [
+    ("RTX 4090", "rtx4090"), ("NVIDIA GeForce RTX 4090", "rtx4090"), ("RTX_4090", "rtx4090"),
+    ("a100-80gb", "a100-80g"), ("NVIDIA A100-SXM4-80GB", "a100-80g"), ("A100-80GB-SXM", "a100-80g"),
+    ("NVIDIA A100 80GB PCIe", "a100-80g-pcie"), ("NVIDIA A100-PCIE-40GB", "a100-40g-pcie"),
+    ("NVIDIA H100 80GB HBM3", "h100"), ("h100-sxm5-80gb", "h100"), ("H100 NVL", "h100-nvl"),
+    ("nvidia-l4", "l4"), ("Tesla T4", "t4"), ("Tesla V100-SXM2-16GB", "v100-16g"),
+    ("NVIDIA RTX 6000 Ada Generation", "rtx6000-ada"), ("NVIDIA RTX A6000", "a6000"),
+    ("AMD Instinct MI300X", "mi300x"), ("h200 141gb", "h200"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("typed", "name"), NAMED)
+def test_a_gpu_is_found_by_the_names_of_tools_and_clouds(typed: str, name: str) -> None:
+    assert load_hardware(typed).name == name
+
+
+@pytest.mark.parametrize(
+    ("typed", "problem"),
+    [
+        ("A100", "any of 4: a100-40g, a100-40g-pcie, a100-80g, a100-80g-pcie"),
+        ("8xH100", "--gpu h100 --tp 8"),
+        ("RTX 4090 Laptop GPU", "unknown GPU"),
+        ("4090 48gb", "unknown GPU"),
+        ("rtx 3090 super", "unknown GPU"),
+    ],
+)
+def test_a_gpu_that_is_near_is_not_taken_for_a_card(typed: str, problem: str) -> None:
+    with pytest.raises(InputError, match=problem):
+        load_hardware(typed)
+
+
+def gpu_spellings(name: str) -> list[str]:
+    """Ways in which tools, clouds and shops write a card."""
+    title = load_hardware(name).title.partition(" (")[0]
+    return [
+        title, title.upper(), title.replace(" ", "-"), title.replace(" GB", "GB"), name.upper(),
+        name.replace("-", "_"), f" {title} ", title.replace("NVIDIA ", "").replace("AMD ", ""),
+        f"nvidia-{name}" if "NVIDIA" in title else name,
+    ]  # fmt: skip
+
+
+def test_60_spellings_of_gpus_drawn_from_the_profiles() -> None:
+    """At least 97 % are read right, and none is read as another card in silence."""
+    draw = Random(36)
+    known = [name for name in hardware_names() if name != "kcache-64g"]
+    missed = []
+    for name in draw.choices(known, k=60):
+        typed = draw.choice(gpu_spellings(name))
+        try:
+            found = load_hardware(typed).name
+        except InputError as problem:
+            missed.append(str(problem))
+        else:
+            assert found == name, typed
+    assert len(missed) <= 1, missed
+
+
+MEASURED = (
+    "rtx 4060 8g", "rtx 5080 16g", "quadro rtx 6000 24g", "strix-halo", "rtx 2080 8g", "4090d 24g",
+    "gtx 1070 8g", "rtx pro 4500 blackwell", "h800", "gb10 (dgx-spark)", "a800 40g", "mi355x",
+    "rtx a5000 24g", "rtx 3060 12g", "intel arc pro b70 32g", "titan rtx 24g", "rtx 2080 ti 11g",
+    "h20", "l20", "rtx 4080", "b300", "apple m3 ultra", "apple m4 max", "rtx 5060 ti 16gb",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("typed", MEASURED)
+def test_cards_of_public_measurements_have_a_profile(typed: str) -> None:
+    hardware = load_hardware(typed)
+    assert len(hardware_names()) >= 100
+    assert hardware.links["hbm"].bandwidth > 1e11
+    assert hardware.sources["hbm.bandwidth_Bps"] and hardware.sources["h2d.bandwidth_Bps"]
+
+
+def test_a_card_takes_its_host_from_the_one_it_extends_but_no_rate_and_no_price(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        'title = "Mine"\nbasis = "datasheet"\nextends = "rtx4090"\n[compute]\nfp32_FLOPps = 1e13\n'
+        'fp16_FLOPps = 2e13\n[source]\ncompute = "measured"\n'
+    )
+    mine, base = load_hardware(file), load_hardware("rtx4090")
+    assert mine.flops == {"fp32": 1e13, "fp16": 2e13}
+    assert mine.links == base.links
+    assert mine.price is None and mine.power is None
+    assert mine.sources["compute.fp16_FLOPps"] == "measured"

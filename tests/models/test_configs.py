@@ -2,6 +2,7 @@
 
 import json
 import math
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,20 @@ BAD_FIELDS: list[tuple[dict[str, Any], str, str]] = [
     (DEEPSEEK | {"mlp_only_layers": 3}, "mlp_only_layers", "expected a list"),
     ({"model_type": "gemma3", "text_config": 5}, "text_config", "expected an object"),
     ({"text_config": LLAMA | {"vocab_size": 0}}, "text_config.vocab_size", "is 0"),
+    (LLAMA | {"head_dim": 100_000}, "head_dim", "from 1 to 4096"),
+    (LLAMA | {"torch_dtype": "int3"}, "torch_dtype", "expected one of float32"),
+    (LLAMA | {"model_type": "t5"}, "model_type", "an encoder with a decoder"),
+    (LLAMA | {"is_encoder_decoder": True}, "model_type", "an encoder with a decoder"),
+    (
+        LLAMA | {"quantization_config": {"quant_method": "hqq"}},
+        "quantization_config.quant_method",
+        "whose weights kvsim does not model",
+    ),
+    (
+        LLAMA | {"quantization_config": {"quant_method": "aqlm"}},
+        "quantization_config.quant_method",
+        "whose weights kvsim does not model",
+    ),
 ]
 
 
@@ -333,3 +348,73 @@ def test_recent_families_count_as_transformers_does(
 ) -> None:
     """Parameters of the classes of transformers 5.23 with these fields, made without weights."""
     assert from_config(_SMALL | config, "x").parameters == parameters
+
+
+@pytest.mark.parametrize(
+    ("change", "context"),
+    [
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, 2048),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0,
+                           "original_max_position_embeddings": 256}}, 1024),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0,
+                           "original_max_position_embeddings": 128}}, 512),
+        ({"rope_scaling": {"type": "linear", "factor": 8.0}}, 512),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}, "max_sequence_length": 2048}, 2048),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, 512),
+        ({"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 8}}}, 512),
+    ],
+)  # fmt: skip
+def test_stretched_contexts_are_read(change: dict[str, Any], context: int) -> None:
+    assert from_config(LLAMA | change, "tiny").max_context == context
+
+
+@pytest.mark.parametrize("factor", [True, "4", 0.5, float("nan")])
+def test_a_factor_that_is_none_is_refused(factor: object) -> None:
+    some = LLAMA | {"rope_scaling": {"type": "yarn", "factor": factor}}
+    with pytest.raises(InputError, match=r"rope_scaling\.factor"):
+        from_config(some, "tiny")
+
+
+@pytest.mark.parametrize(
+    ("weights", "dynamic", "released"),
+    [
+        ({"type": "float", "num_bits": 8}, False, "fp8"),
+        ({"type": "float", "num_bits": 8}, True, "fp8-dynamic"),
+        ({"type": "float", "num_bits": 8, "strategy": "block"}, True, "fp8-block"),
+        ({"type": "float", "num_bits": 4, "group_size": 16}, False, "nvfp4"),
+        ({"type": "float", "num_bits": 4, "group_size": 32}, False, "mxfp4"),
+        ({"type": "int", "num_bits": 4, "group_size": 128}, False, "int4"),
+        ({"type": "int", "num_bits": 4, "group_size": 32}, False, "int4-g32"),
+        ({"type": "int", "num_bits": 8}, True, "int8"),
+    ],
+)
+def test_compressed_tensors_are_of_the_format_that_they_state(
+    weights: dict[str, Any], dynamic: bool, released: str
+) -> None:
+    group = {"weights": weights, "input_activations": {"dynamic": dynamic}}
+    stated = {"quant_method": "compressed-tensors", "config_groups": {"group_0": group}}
+    assert from_config(LLAMA | {"quantization_config": stated}, "tiny").released == released
+
+
+@pytest.mark.parametrize("pattern", ["M-Q*", 4])
+def test_a_pattern_of_layers_has_known_letters_alone(pattern: object) -> None:
+    some = LLAMA | {"model_type": "nemotron_h", "hybrid_override_pattern": pattern}
+    with pytest.raises(InputError, match="hybrid_override_pattern"):
+        from_config(some, "tiny")
+
+
+def test_a_plain_model_has_nothing_that_it_does_not_state() -> None:
+    model = from_config(LLAMA, "tiny")
+    given = {"name", "family", "hidden", "heads", "kv_heads", "head_dim", "ffn", "vocab",
+             "max_context", "layout", "gated", "released", "norms"}  # fmt: skip
+    rest = {f.name: getattr(model, f.name) for f in fields(model) if f.name not in given}
+    assert not [name for name, value in rest.items() if value]
+
+
+def test_every_fourth_layer_of_cohere2_is_global_by_default() -> None:
+    some = LLAMA | {
+        "model_type": "cohere2", "num_hidden_layers": 8, "sliding_window": 64,
+        "tie_word_embeddings": True,
+    }  # fmt: skip
+    windows = [shape.window for shape in from_config(some, "tiny").shapes()]
+    assert windows == [64, 64, 64, None] * 2

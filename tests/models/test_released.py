@@ -6,15 +6,22 @@ from kvsim.emit.engines import emit
 from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment
 from kvsim.machines.hardware import RELEASED
 from kvsim.machines.profiles import load_hardware, load_stack
-from kvsim.models.configs import load_model, model_names, released_format
+from kvsim.models.catalogue import model_names
+from kvsim.models.configs import load_model, released_format
 from tests.emit.test_emit import served
 from tests.support.commands import run
 
-KNOWN = {
-    "deepseek-v3": "fp8-block", "deepseek-v3.2": "fp8-block", "kimi-k2": "fp8-block",
-    "gpt-oss-20b": "mxfp4", "gpt-oss-120b": "mxfp4",
-}  # fmt: skip
+RELEASED_IN = {
+    "fp8-block": "deepseek-r1 deepseek-v3 deepseek-v3-0324 deepseek-v3.1 deepseek-v3.2 "
+    "deepseek-v3.2-exp kimi-k2 kimi-k2-0905 minimax-m2 minimax-m2.1 minimax-m2.5 "
+    "minimax-m2.7",
+    "int4-g32": "kimi-k2-thinking kimi-k2.5 kimi-k2.6",
+    "mxfp4": "gpt-oss-20b gpt-oss-120b gpt-oss-safeguard-20b gpt-oss-safeguard-120b",
+}
+KNOWN = {name: form for form, names in RELEASED_IN.items() for name in names.split()}
 """Models of the catalogue whose checkpoints are not in 16 bits, as their model cards say."""
+
+GROUP = {"weights": {"num_bits": 4, "type": "int", "group_size": 128}}
 
 
 def test_the_catalogue_knows_which_checkpoints_are_quantised() -> None:
@@ -34,6 +41,9 @@ def test_the_catalogue_knows_which_checkpoints_are_quantised() -> None:
         ({"quant_method": "awq", "bits": 4}, "int4"),
         ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "nvfp4"),
         ({"quant_method": "gptq", "bits": [4]}, ""),
+        ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "int4"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": GROUP}}, "int4"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"group_0": 4}}, ""),
         ({"quant_method": "bitsandbytes"}, ""),
         ({"quant_method": ["fp8"]}, ""),
         ("fp8", ""),

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ import pytest
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
-from kvsim.planner import table, trace
+from kvsim.planner import table
 from kvsim.planner.alternatives import admitting_options
 from kvsim.planner.question import (
     GIB,
@@ -21,9 +21,7 @@ from kvsim.planner.question import (
     relative_gain,
     simplicity_rank,
 )
-from kvsim.planner.replica import Loads, ReplicaCapacity, ReplicaTargets
 from kvsim.planner.table import TableSearch
-from kvsim.planner.trace import Simulated
 from kvsim.prediction.generate import Prediction
 from kvsim.techniques import parse
 
@@ -77,70 +75,6 @@ def test_full_kv_is_simplest_and_losses_come_last() -> None:
         (1, 1),
         (1, 2),
     ]
-
-
-def loads(gpu: list[list[float]], longest: list[float], room: float) -> Loads:
-    few = np.zeros(len(longest))
-    both = np.zeros(np.shape(gpu))
-    return Loads(
-        few, both, both, np.array(gpu), both, few + room, few, few, np.array(longest), both
-    )
-
-
-def test_lanes_share_memory_by_what_their_classes_need() -> None:
-    some = loads([[3.0, 9.0, 5.0], [1.0, 9.0, 2.0]], [10.0, 20.0, 30.0], 100.0)
-    assert trace._memory_shares(some, ReplicaCapacity((1, 1), 1.0, 1.0, 0.0)) == [1.0]
-    # of 100: 10 and 30 for the longest, 60 left by 3 to 2
-    shares = trace._memory_shares(some, ReplicaCapacity((0, 2), 1.0, 1.0, 0.0))
-    assert shares == pytest.approx([0.1 + 0.6 * 0.6, 0.3 + 0.6 * 0.4])
-    full = trace._memory_shares(
-        replace(some, longest=np.array([60.0, 1.0, 70.0])), ReplicaCapacity((0, 2), 1, 1, 0)
-    )
-    assert full == pytest.approx([0.6, 0.7])
-
-
-def test_nine_in_ten_are_within_a_quantile_and_nothing_has_none() -> None:
-    values = np.array([np.nan, *range(1, 11)], dtype=float)
-    assert trace.attained_quantile(values) == pytest.approx(9.1)
-    assert trace.attained_quantile(np.array([np.nan])) == 0.0
-    assert (
-        trace.attained_quantile(np.array([np.nan, np.inf])) == np.inf
-    )  # who hung up waited for ever
-
-
-@pytest.mark.parametrize("most", [1, 2, 7, 30, 63, 64, 100])
-def test_a_batch_is_made_smaller_until_a_token_is_in_time(
-    most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The first token is late below 8 sequences; the largest batch in time is looked for."""
-    played: list[int] = []
-
-    def play(*args: Any) -> Any:
-        seqs = args[-1]
-        played.append(seqs)
-        columns = {"tpot": 0.9 if seqs <= most else 1.5, "ttft": 1.0, "refused": 0.0}
-        return SimpleNamespace(measures=lambda: columns, seqs=seqs)
-
-    monkeypatch.setattr(trace, "_play_trace", play)
-    monkeypatch.setattr(trace, "_peak_batch", lambda found: 63.5)
-    targets = ReplicaTargets(2.0, 1.0, max_seqs=256)
-    nothing: Any = None
-    found = cast(Any, trace.simulate_choice(nothing, [], nothing, nothing, nothing, targets))
-    assert played[0] == 256 and len(played) == len(set(played)) <= 1 + trace.BATCH_TRIALS
-    assert all(1 <= n <= 64 for n in played[1:])
-    tried = [n for n in played if n <= most]
-    assert found.seqs == (max(tried) if tried else found.seqs)
-    assert tried or most < 2
-
-
-def test_the_peak_is_the_largest_mean_of_a_busy_stretch() -> None:
-    bins = SimpleNamespace(
-        seconds=np.array([[2.0, 0.0, 4.0]]), running=np.array([[6.0, 9.0, 40.0]])
-    )
-    run = SimpleNamespace(outcome=SimpleNamespace(run=SimpleNamespace(bins=bins)))
-    assert trace._peak_batch(cast(Simulated, run)) == 11.0
-    bins.running[:] = 0.5
-    assert trace._peak_batch(cast(Simulated, run)) == 3.0  # at least two and one more
 
 
 def test_finer_batches_lie_between_a_row_and_its_neighbours() -> None:

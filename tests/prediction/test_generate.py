@@ -30,7 +30,9 @@ from tests.support.sampled import some
 EXACT = 1e-12  # relative
 STATIC = "hf-offload-static"
 RATES = {"draft": "draft:model=llama2-7b,acceptance=0.6", "eagle": "eagle:acceptance=0.7",
-         "ngram": "ngram:acceptance=0.4"}  # fmt: skip
+         "ngram": "ngram:acceptance=0.4", "eagle2": "eagle2:acceptance=0.6",
+         "lookahead": "lookahead:acceptance=0.3", "suffix": "suffix:acceptance=0.2",
+         "cascade": "cascade:shared=64"}  # fmt: skip
 SETTINGS = [
     *(RATES.get(name, name) for name in TECHNIQUES),
     "specache:speculative=false",

@@ -11,14 +11,16 @@ from tests.support.commands import run
 from tests.support.envelope import answer_in
 
 SAID = "host memory size, of a6000's host"
-ON = ("--model", "llama2-7b")
+ON = ("--model", "phi-3-mini-128k")
 AT = ("--batch", "8", "--prompt", "2000", "--generate", "100")
-ROWS = ("0,66000,40", "2000,66001,40", "4000,66002,40")  # none without the host's memory
+ROWS = ("0,100000,40", "2000,100001,40", "4000,100002,40")  # none without the host's memory
 TRACE = "\n".join(("arrival_s,prompt_tokens,generate_tokens", *ROWS, ""))
 COMMANDS = {
     "predict": ("predict", *ON, "--gpu", "a6000", *AT, "--technique"),
     "plan --offline": ("plan", *ON, "--gpu", "a6000", "--offline", *AT, "--only"),
-    "plan": ("plan", *ON, "--gpu", "a6000", *AT[2:], "--only"),
+    "plan": (
+        "plan", *ON, "--gpu", "a6000", *AT[2:], "--ttft", "100s", "--tpot", "2s", "--only",
+    ),
     "plan --trace": (
         "plan", *ON, "--gpu", "a6000", "--trace", "FILE", "--ttft", "1000s", "--tpot", "20s",
         "--only",
@@ -75,7 +77,9 @@ def test_the_page_of_a_sweep_names_it(
     monkeypatch.setattr(evaluate, "TP_DEGREES", (1, 2))
     spec, page = tmp_path / "grid.toml", tmp_path / "F.html"
     grid = SWEEPS[kind].format(technique=technique, trace=trace)
-    spec.write_text(f'kind = "{kind}"\n[grid]\nmodel = ["llama2-7b"]\ngpu = ["a6000"]\n{grid}\n')
+    spec.write_text(
+        f'kind = "{kind}"\n[grid]\nmodel = ["phi-3-mini-128k"]\ngpu = ["a6000"]\n{grid}\n'
+    )
     done = run("sweep", str(spec), "--out", str(tmp_path / "out"), "--report", str(page))
     assert done.code == 0, done.err
     assert (SAID in unescape(page.read_text(encoding="utf-8"))) is (technique == "offload")

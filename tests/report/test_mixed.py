@@ -29,7 +29,7 @@ def test_the_range_is_that_of_attention_in_such_a_pass() -> None:
     (said,) = describe_mixed_passes(run(), 40.0)
     low, high = (float(x) / 100 for x in re.findall(r"([\d.]+) %", said))
     assert high / low == pytest.approx((MIXED_RANGE[1] - 1) / (MIXED_RANGE[0] - 1), rel=0.05)
-    assert "40 sequences and 1,000 tokens" in said
+    assert "40 sequences and 1,000 prompt tokens" in said
     d = run().costs.deployment
     p = Point(40.0, 1100.0, 1.0, 1100.0, 1101.0)
     (step,) = parse("full").cycle(d, p).steps

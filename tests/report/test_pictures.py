@@ -35,6 +35,7 @@ def pictures() -> list[tuple[str, Any]]:
     results: list[Any] = [
         kvsim.predict(*POINT, FIVE, batch=[1, 8], prompt=["8k", "16k"]),
         kvsim.plan("llama2-7b", "a6000", prompt=2048),
+        kvsim.plan("llama2-7b", "a6000", prompt=2048, offline=True, tpot="100ms"),
         kvsim.simulate("sample:chat", "llama3-8b", "l40s", "full,offload,kivi", ttft="2s"),
     ]
     return [picture for result in results for picture in result.figures()]

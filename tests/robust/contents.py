@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import kvsim
+from kvsim.models.catalogue import catalogue_config
 from tests.robust.cases import MODEL, REFUSED, TRACE, WHERE, Case, Made
 
 SHIPPED = Path(kvsim.__file__).parent
 PROFILE = (SHIPPED / "hwprofiles" / "t4.toml").read_text(encoding="utf-8")
 STACK = (SHIPPED / "hwprofiles" / "stacks" / "fused.toml").read_text(encoding="utf-8")
-CONFIG: dict[str, Any] = json.loads(
-    (SHIPPED / "models" / "catalogue" / "smollm2-135m.json").read_text(encoding="utf-8")
-)
+CONFIG: dict[str, Any] = dict(catalogue_config("smollm2-135m"))
 PREDICT = ("predict", "--technique", "full", "--technique", "kvpr")
 EDGES = ("1e300", "1e200", "1e100", "1e-300", "1e-200", "-1.0", "nan", "inf", "'x'", "[]", "true")
 WORDS = (".",)

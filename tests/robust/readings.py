@@ -17,6 +17,14 @@ INPUTS: dict[str, tuple[str, ...]] = {
     "predict --model": ("predict", "--gpu", "t4", "--technique", "full", "--model", "{}"),
     "predict --gpu": ("predict", *MODEL, "--technique", "full", "--gpu", "{}"),
     "predict --stack": ("predict", *WHERE, "--technique", "full", "--stack", "{}"),
+    **{
+        f"{command} --host": (command, *more, *WHERE, "--stack", "llamacpp", "--host", "{}")
+        for command, more in {
+            "predict": ("--technique", "full"), "plan": (), "explore": ("--out", "o.html"),
+            "simulate": ("--trace", "sample:chat", "--technique", "full"),
+        }.items()
+    },
+    "capacity --host": (*CAPACITY, "--stack", "llamacpp", "--host", "{}"),
     "plan --model": ("plan", "--gpu", "t4", "--model", "{}"),
     "plan --gpu": ("plan", *MODEL, "--gpu", "{}"),
     "plan --stack": ("plan", *WHERE, "--stack", "{}"),
@@ -45,6 +53,8 @@ INPUTS: dict[str, tuple[str, ...]] = {
     "calibrate --from-run": ("calibrate", "--out", "s.toml", *WHERE, "--from-run", "{}"),
     "calibrate --from-ops": ("calibrate", *OUT, "--gpu", "t4", *ENGINE, "--from-ops", "{}"),
     "calibrate --from-serving": ("calibrate", *OUT, *ENGINE, "--from-serving", "{}"),
+    "calibrate --from-bundle": ("calibrate", *OUT, "--from-bundle", "{}"),
+    "validate --from-bundle": ("validate", "--from-bundle", "{}"),
     "calibrate --model": ("calibrate", *OUT, *OWN, "--gpu", "t4", "--model", "{}"),
     "calibrate --gpu": ("calibrate", *OUT, *OWN, *MODEL, "--gpu", "{}"),
     "calibrate --stack": ("calibrate", *OUT, *OWN, *WHERE, "--stack", "{}"),
@@ -67,7 +77,7 @@ INPUTS: dict[str, tuple[str, ...]] = {
 ENDINGS = {
     "--model": ".json", "--gpu": ".toml", "--stack": ".toml", "--quality": ".json",
     "--acceptance": ".json", "--from-run": ".jsonl", "--text": ".txt", "spec": ".toml",
-    "--plan": ".json",
+    "--plan": ".json", "--host": ".toml", "--from-bundle": ".tar.gz",
 }  # fmt: skip
 """Names that options recognise; the others read CSV."""
 

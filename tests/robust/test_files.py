@@ -374,7 +374,9 @@ METHODS = {
 PICKLES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "marshal"}
 EXECUTES = {"eval", "exec", "__import__"}
 ALLOWED: dict[str, set[str]] = {
+    "models/catalogue.py": {"read_text"},  # what ships with kvsim
     "quality/unfinished.py": {"unlink"},  # its own file, once the output is whole
+    "validate/times/kept.py": {"unlink"},  # as above
     "report/explore.py": {"read_text"},  # assets that ship
     "cli/command.py": {"write_text"},  # of a formatter
     "cli/session.py": {"open"},  # SessionState.open

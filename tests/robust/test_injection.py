@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import kvsim
+from kvsim.models.catalogue import catalogue_config
 from tests.support.commands import run
 
 SHIPPED = Path(kvsim.__file__).parent
@@ -52,9 +53,9 @@ def spoiled(toml: Path) -> str:
 def inputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder of inputs whose texts and names hold markup."""
     monkeypatch.chdir(tmp_path)
-    config = json.loads((SHIPPED / "models/catalogue/smollm2-135m.json").read_text())
-    texts = {key: value + TEXT for key, value in config.items()
-             if isinstance(value, str) and key not in ("model_type", "hidden_act")}  # fmt: skip
+    config = dict(catalogue_config("smollm2-135m"))
+    read = ("model_type", "torch_dtype", "hidden_act")  # values that have to be known ones
+    texts = {k: v + TEXT for k, v in config.items() if isinstance(v, str) and k not in read}
     name = f"{MARK}m.json"
     Path(name).write_text(json.dumps(config | texts | {"_name_or_path": TEXT}))
     Path(f"{MARK}g.toml").write_text(spoiled(SHIPPED / "hwprofiles/t4.toml"))

@@ -36,7 +36,7 @@ def test_lanes_take_turns_as_the_plain_simulator_does(seed: int) -> None:
         for name, share in zip(names, (0.6, 0.4), strict=True):
             base = tables_of(str(name), 8, 128, "chunked")
             costs = replace(base, rules=replace(base.rules, blocks=blocks))
-            object.__setattr__(costs, "_checked", base._checked)
+            object.__setattr__(costs, "tables", base.tables)
             lanes.append(Lane(costs, share))
         which = random.integers(0, 2, len(requests))
         run = simulate_lanes(requests, lanes, which)

@@ -60,7 +60,13 @@ def run_of(requests: int = 4) -> Any:
         world=SimpleNamespace(
             limits=SimpleNamespace(gpu=120, unit_bytes=10), pools=pools, entries=None
         ),
-        costs=SimpleNamespace(deployment=D, technique="full", error={"rounds": 0.001}),
+        costs=SimpleNamespace(
+            deployment=D, technique="full", error={"rounds": 0.001}, context=100, host_capacity=0,
+            rules=SimpleNamespace(block_tokens=1),
+            room=SimpleNamespace(
+                capacity=120, prompt_bytes=60 * np.arange(4), host_bytes=np.zeros(4)
+            ),
+        ),
     )  # fmt: skip
 
 

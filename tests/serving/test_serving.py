@@ -109,7 +109,7 @@ def test_one_request_alone_takes_what_predict_says() -> None:
 def test_a_request_larger_than_the_cache_is_refused_and_the_others_are_served() -> None:
     base = tables_of("full", 8, 128, "chunked")
     costs = replace(base, rules=replace(base.rules, blocks=10))
-    object.__setattr__(costs, "_checked", base._checked)
+    object.__setattr__(costs, "tables", base.tables)
     run = simulate(Requests(np.zeros(2), np.array([300, 30]), np.array([5, 5])), costs)
     assert run.progress.status.tolist() == [REFUSED, FINISHED]
     assert faults(run) == []
@@ -179,3 +179,19 @@ def test_utilisation_is_what_the_ops_move_and_compute(name: str) -> None:
     assert found["compute"] == pytest.approx(flops / run.replicas.clock[0], rel=5e-3)
     assert 0 < found["hbm"] < 1 and max(found.values()) < 1
     assert found["h2d"] > 0 or name == "full"
+
+
+@pytest.mark.parametrize(("ahead", "later"), [(False, 1), (True, 2)])
+def test_a_pass_that_is_put_together_ahead_leaves_out_who_comes_meanwhile(
+    ahead: bool, later: int
+) -> None:
+    """A request that arrives during a pass is in the next one, or in the one after."""
+    costs = tables_of("full", 8, 128, "chunked")
+    costs = costs.with_rules(replace(costs.rules, ahead=ahead))
+    first = simulate(Requests(np.zeros(1), np.array([40]), np.array([60])), costs)
+    begin, end = first.progress.first[0], first.progress.last[0]
+    each = (end - begin) / 59  # of a decoding pass [s]
+    arrival = np.array([0.0, begin + 4.5 * each])
+    run = simulate(Requests(arrival, np.array([40, 8]), np.array([60, 1])), costs)
+    ends = begin + (4 + later) * each  # of the last pass without it
+    assert run.progress.started[1] == pytest.approx(ends, rel=2e-2)

@@ -28,7 +28,11 @@ LONGEST = 700
 
 def deployed(**degrees: int) -> Deployment:
     return Deployment(
-        load_model("qwen3-30b-a3b"), load_hardware("h200"), load_stack("vllm"), "fp16", **degrees
+        load_model("qwen3-30b-a3b"),
+        load_hardware("h200"),
+        load_stack("vllm"),
+        "fp16",
+        **degrees,  # type: ignore[arg-type]
     )
 
 
@@ -91,7 +95,7 @@ def test_many_requests_flow_as_predict_says(degrees: dict[str, int]) -> None:
 
 def test_rules_of_a_rank_are_those_of_a_replica_of_one() -> None:
     rules = Rules(max_seqs=32, max_tokens=512)
-    assert rules.scale_to(deployed(tp=2, ep=2)) == rules
+    assert rules.scale_to(deployed(tp=2, ep=2)) == replace(rules, ahead=True)  # as vLLM does
     spread = rules.scale_to(deployed(tp=2, dp=2, pp=2))
     assert (spread.max_seqs, spread.max_tokens) == (64, 2048)
 

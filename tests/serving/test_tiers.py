@@ -25,7 +25,7 @@ def played(requests: Requests, **changes: Any) -> Run:
     base = tables_of("full", 8, 128, "chunked")
     rules = replace(base.rules, prefix_caching=True, **changes)
     costs = replace(base, rules=rules)
-    object.__setattr__(costs, "_checked", base._checked)
+    object.__setattr__(costs, "tables", base.tables)
     run = simulate(requests, costs)
     assert faults(run) == []
     return run

@@ -80,7 +80,6 @@ class Browser:
         self.page("Page.navigate", url=place.as_uri())
         self.run("new Promise((done) => document.readyState === 'complete' ? done() : "
                  "addEventListener('load', done))")  # fmt: skip
-        self.run("typeof plotted === 'undefined' ? 0 : plotted.then(() => 0)")
         self.run(DRAWN)
         self.run("new Promise((done) => requestAnimationFrame(() => setTimeout(done, 150)))")
 

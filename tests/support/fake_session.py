@@ -1,63 +1,77 @@
-"""``make.py gpu`` with its own list of units and fake work, to be stopped; run by ``test_session``.
+"""``make.py gpu`` with fake work on a simulated clock, to be cut; run by ``test_session``.
 
-Every unit takes a few hundredths of a second; some fail at first, and one never ends.
+A second of the session's time lasts ``SCALE`` of a real one: half an hour passes in seconds. Units
+are those of a session; each takes about its estimate, some fail at first, and one never ends.
 """
 
 import random
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
-from kvsim.cli import session as command
-from kvsim.validate.session import run
-from kvsim.validate.session.run import SessionState, Unit, all_units
+from kvsim.validate.session import queue
+from kvsim.validate.session.queue import Form, Unit, serve
+from kvsim.validate.session.state import SessionState
+from kvsim.validate.session.work import all_units
 
+SCALE = 1 / 1000
 HANGS, FAILS = "sanitizer", "kernels topk"
-WORK = """
-import os, sys, time
-place, seconds, fate = sys.argv[1:]
-folder, name = os.path.split(place)
-log = open(os.path.join(folder, "runs"), "a")
-log.write(name + " begun\\n"); log.flush()
-time.sleep(float(seconds))
-if fate == "fails" and not os.path.exists(place + ".tried"):
-    open(place + ".tried", "w").close()
-    sys.exit("out of resources")
-if fate == "hangs":
-    time.sleep(600)
-open(place + ".draft", "w").write('{"passed": true}')
-os.replace(place + ".draft", place)
-log.write(name + " done\\n")
-"""
 
 
-def fake(device: str, state: SessionState) -> Sequence[Unit]:
-    """The units of a session, each a few lines of Python."""
-    drawn = random.Random(0)
+def units(device: str) -> Sequence[Unit]:
+    """Return the units of a session, whose estimates are as short as its clock is fast."""
     found = []
-    for unit in all_units(device, state):
-        seconds = drawn.uniform(0.0, 0.05)
-        fate = {HANGS: "hangs", FAILS: "fails"}.get(unit.name, "ends")
-        place = str(state._place(unit.name))
-        words = (sys.executable, "-S", "-c", WORK, place, f"{seconds:.3f}", fate)
+    for unit in all_units(device):
+        short = None if unit.short is None else SCALE * unit.short
         most = 0.3 if unit.name == HANGS else unit.most
-        found.append(replace(unit, command=words, seconds=seconds, most=most))
+        found.append(replace(unit, seconds=SCALE * unit.seconds, short=short, most=most))
     return found
 
 
-def main(folder: Path, seconds: float) -> int:
-    """What is not done yet, in so many seconds."""
-    asked = ["--device", "cpu", "--minutes", str(seconds / 60), "--state", str(folder / "state")]
+def work(folder: Path, unit: str, form: Form) -> None:
+    """Take about as long as a unit is estimated to take, and write its result."""
+    state, log = SessionState(folder), folder / "runs"
+    (one,) = (u for u in units("cpu") if u.name == unit)
+    stated = one.short if form == "short" and one.short is not None else one.seconds
+    with log.open("a") as file:
+        file.write(f"{unit} {form} begun\n")
+    time.sleep(random.Random(unit).uniform(0.5, 1.5) * stated)
+    if unit == HANGS:
+        time.sleep(600)
+    if unit == FAILS and not (folder / "tried").exists():
+        (folder / "tried").touch()
+        raise RuntimeError("out of resources")
+    state.write(unit, {"passed": True, "size": form, "cases": [], "lines": [], "found": []})
+    with log.open("a") as file:
+        file.write(f"{unit} {form} done\n")
+
+
+def main() -> int:
+    """Do units as a worker (``--work FOLDER``), or run a session (FOLDER SECONDS [BUNDLE])."""
+    if sys.argv[1] == "--work":
+        serve(lambda unit, form: work(Path(sys.argv[2]), unit, form))
+        return 0
+    from kvsim.cli import session as command
+
+    folder, seconds, *resumed = sys.argv[1:]
+    place = Path(folder)
+    asked = ["--device", "cpu", "--minutes", str(float(seconds) / 60), "--out", str(place / "out")]
+    asked += ["--state", str(place / "state"), "--bundle", str(place / "bundle.tar.gz")]
+    asked += ["--resume", resumed[0]] if resumed else []
+    worker = [sys.executable, "-I", __file__, "--work"]
     with (
-        patch.object(command, "all_units", fake),
-        patch.object(run, "RESERVE", 0.2),
-        patch.object(run, "END", 0.1),
-        patch.object(sys, "argv", ["make.py gpu", *asked, "--out", str(folder / "out")]),
+        patch.object(command, "all_units", units),
+        patch.object(command, "_worker", lambda _, state: [*worker, str(state.folder)]),
+        patch.object(queue, "RESERVE", 0.2),
+        patch.object(queue, "END", 0.1),
+        patch.object(sys, "argv", ["make.py gpu", *asked]),
     ):
         return command.main()
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), float(sys.argv[2])))
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+    sys.exit(main())

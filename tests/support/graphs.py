@@ -19,7 +19,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
 from kvsim.validate import transfer
-from kvsim.validate.counter import _composite, uncounted
+from kvsim.validate.counter import uncounted
+from kvsim.validate.footprint import is_composite
 from kvsim.validate.kernels import attention_triton, quantise_triton
 from kvsim.validate.kernels.attention import attend_plainly
 from kvsim.validate.kernels.quantise import quantise_plainly
@@ -46,7 +47,7 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if func.name() in WAITS:
             raise RuntimeError(f"{func.name()}: operation not permitted when stream is capturing")
-        if _composite(func):
+        if is_composite(func):
             with self:
                 return func.decompose(*args, **kwargs)
         for given, stated in zip(args, func._schema.arguments, strict=False):

@@ -17,7 +17,7 @@ from kvsim.cli import app as cli
 from kvsim.validate.bench import compute, suite, techniques
 from kvsim.validate.bench import work as bench_work
 from kvsim.validate.session import rates, work
-from kvsim.validate.session.run import SessionState
+from kvsim.validate.session.state import SessionState
 from kvsim.validate.times import points
 from tests.support.pretended import pretended
 
@@ -60,7 +60,8 @@ def small(model: Path, interpreted: bool, seconds: float) -> Iterator[None]:
         (suite, "SUITE_SECONDS", dict.fromkeys((True, False), seconds)),
         (suite, "RUNS_LIMIT", dict.fromkeys((True, False), seconds)),
         (techniques, "SUITE_GPU_MODELS", ((str(model), 1),)), (techniques, "GPU_PROMPTS", (24,)),
-        (points, "TIMED_GENERATED", 3),
+        (points, "TIMED_GENERATED", 3), (work, "TIMED_MODEL", {"cuda": (str(model), 1)}),
+        (work, "TIMED_SIZES", {"cuda": {"short": ((1, 40),)}}),
     ]  # fmt: skip
     with ExitStack() as stack:
         stack.enter_context(pretended(interpreted))
@@ -79,4 +80,4 @@ def run_unit(
     """What a unit of ``make.py gpu`` finds on the pretended GPU."""
     what, *settings = name.split()
     with small(model, interpreted, seconds):
-        return work.WORK[what]("cuda:0", state, *settings)
+        return work.WORK[what]("cuda:0", state, "short", *settings)

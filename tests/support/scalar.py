@@ -48,6 +48,7 @@ def op_seconds(op: Op, d: Deployment) -> float:
     floor = kernel.floor * min(1.0, launches)
     longest = max([0.0, *needs])
     longest += kernel.added * (sum(needs) - longest)
+    longest = max(longest, float(op.chain))
     return longest + floor + launches * each + fixed + rows * d.stack.selection.gather_row
 
 
@@ -239,6 +240,7 @@ def pick(step: Step, index: tuple[int, ...], shape: tuple[int, ...]) -> Step:
             rows=number(op.rows),
             size=number(op.size),
             columns=number(op.columns),
+            chain=number(op.chain),
             fixed=number(op.fixed),
         )
 

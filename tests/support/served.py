@@ -90,7 +90,7 @@ def costs_of(options: Options, requests: Requests, random: np.random.Generator) 
     rules = replace(
         base.rules, priority=priority, preemption=preemption, prefix_caching=prefix,
         admission=str(random.choice(ADMISSIONS)), blocks=int(need * random.uniform(0.9, 4)),
-        host_cache=float(random.choice([0.0, 2e6, 1e9])),
+        host_cache=float(random.choice([0.0, 2e6, 1e9])), ahead=len(requests) % 2 == 0,
     )  # fmt: skip
     return base.with_rules(with_tiers(rules, random) if prefix else rules)
 

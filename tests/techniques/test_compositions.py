@@ -242,7 +242,7 @@ BAD = {
     "draft:tp=3": (7, "1"),
     "draft:acceptance=1.5": (7, "from 0 to 1"),
     "draft:acceptance=0.5/0.9": (7, "auto"),
-    "mtp:gamma=17": (5, "from 0 to 16"),
+    "mtp:gamma=33": (5, "from 0 to 32"),
     "eagle:gama=2": (7, "gamma"),
     "selfdraft:reads=nothing": (11, "upper"),
     "selfdraft:gamma=3,acceptance=0.8/0.6": (1, "positions"),

@@ -230,7 +230,14 @@ def test_refusals_name_one_reason() -> None:
                 assert reason.strip() == reason
     assert {("MLA", "kcache"), ("MLA", "fastdecode"), ("MLA", "quest")} <= refused
     without = deployment("MHA", "t4")
-    unsaid = {"draft", "eagle", "ngram"}  # whose acceptance nobody has published for these models
+    unsaid = {
+        "cascade",
+        "draft",
+        "eagle",
+        "eagle2",
+        "lookahead",
+        "suffix",
+    }  # whose acceptance, or what is shared, the user has to say
     assert {name for name in TECHNIQUES if parse(name).refuses(without)} == {"fp8", *unsaid}
     for d, name in ((without, "fp8"), (deployment("MLA"), "kcache")):
         with pytest.raises(InputError, match=f"^{name} cannot run here: .+$"):

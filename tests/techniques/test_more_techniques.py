@@ -12,8 +12,10 @@ import pytest
 from kvsim.engine.buffers import merge
 from kvsim.graph import Op, Point
 from kvsim.machines.deployment import Deployment
-from kvsim.machines.profiles import load_stack, with_numbers
+from kvsim.machines.profiles import load_hardware, load_stack, with_numbers
+from kvsim.models.configs import load_model
 from kvsim.models.model import LayerShape
+from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.techniques import parse
 from kvsim.techniques.axes.base import LayerPass
@@ -386,3 +388,23 @@ def test_options_are_settings_of_their_own(text: str) -> None:
         at = LayerPass(d, DECODE, d.shard.layout[0][0][0], row.parts[0])
         for tier in layer_cache(at).values():
             assert all(np.isfinite(size).all() for size in tier.values())
+
+
+def test_kivi_attends_to_prompts_as_the_code_does_that_ran_it() -> None:
+    def prefill(technique: str, stack: str) -> float:
+        d = Deployment(load_model("llama3-8b"), load_hardware("a100-80g"), load_stack(stack))
+        return float(Prediction(parse(technique), d, np.array([8.0]), 3072, 1).prefill_s[0])
+
+    kivi, mikv, full = "kivi:bits=2,group=64,residual=256", "mikv:salient=0.8,high=4,low=2", "full"
+    assert prefill(kivi, "zipcache-hf") > 1.4 * prefill(full, "zipcache-hf")
+    assert prefill(kivi, "zipcache-hf") < prefill(mikv, "zipcache-hf")
+    assert prefill(kivi, "fused") < 1.1 * prefill(full, "fused")  # a fused kernel reads its prompt
+
+
+def test_quantspec_reads_prompts_in_parts_where_heads_are_grouped() -> None:
+    def workspace(model: str) -> float:
+        d = Deployment(load_model(model), load_hardware("a6000"), load_stack("quantspec-llama2"))
+        found = Prediction(parse("quantspec"), d, np.array([1.0]), 32768, 90)
+        return float(np.ravel(found.buffers["gpu"]["workspace"])[0])
+
+    assert workspace("llama2-7b-32k-instruct") > 10 * workspace("mistral-7b-v0.3")

@@ -1,5 +1,7 @@
 """Bad traces: one line that names file, place, column, rule and mend; or left out and counted."""
 
+import gzip
+import json
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +139,17 @@ def test_bad_parquet_columns(column: Any, rule: str, tmp_path: Path) -> None:
 def test_many_requests_at_one_instant_are_no_error(tmp_path: Path) -> None:
     same = [f"{DAY}1.5,100,10"] * 3
     assert len(load(str(written(tmp_path, azure(*same)))).requests) == 7
+
+
+@pytest.mark.parametrize("name", ["t.csv.gz", "t.jsonl.gz"])
+def test_a_file_of_blank_lines_ends_soon(name: str, tmp_path: Path) -> None:
+    """3 MB that unpack to 3 GB of line ends are not read to their end."""
+    first = b"arrival_s,prompt_tokens,generate_tokens\n" if "csv" in name else b""
+    fields = {"arrival_s": 0, "prompt_tokens": 5, "generate_tokens": 5}
+    row = b"0,5,5\n" if "csv" in name else json.dumps(fields).encode() + b"\n"
+    with gzip.open(tmp_path / name, "wb", compresslevel=1) as file:
+        file.write(first + row)
+        for _ in range(80):
+            file.write(b"\n" * 2**20)
+    with pytest.raises(InputError, match="of blank lines in a row"):
+        load(str(tmp_path / name))

@@ -16,9 +16,7 @@ from kvsim.traces.synthetic import (
     Lengths,
     Lognormal,
     OnOff,
-    RepeatedLoad,
     TrafficModel,
-    clock_tick,
 )
 from tests.support.places import SHARED
 
@@ -162,7 +160,8 @@ def test_a_likeness_follows_the_load_over_time() -> None:
 
 def test_a_likeness_of_a_poisson_process_is_one() -> None:
     arrival = np.sort(np.random.default_rng(8).uniform(0, 10_000, 20_000))
-    drawn = synthetic.fit_arrivals(arrival).draw(np.random.default_rng(9), 2.0, None, 10_000.0)
+    like = synthetic.ResampledArrivals(times=tuple(arrival.tolist()))
+    drawn = like.draw(np.random.default_rng(9), 2.0, None, 10_000.0)
     assert dispersion(drawn, 60.0) == pytest.approx(1.0, abs=0.35)
 
 
@@ -177,20 +176,18 @@ def test_a_likeness_can_be_faster_and_longer() -> None:
     assert np.corrcoef(first, second)[0, 1] > 0.9  # the load repeats, the arrivals do not
 
 
-def test_a_coarse_clock_is_seen_and_kept() -> None:
+def test_what_coincides_in_a_trace_does_in_its_likenesses() -> None:
+    """Also how many requests there are, on average."""
     random = np.random.default_rng(10)
-    arrival = np.sort(random.uniform(0, 9000, 20_000)) // 3 * 3
-    assert clock_tick(arrival) == 3.0
-    assert clock_tick(arrival + random.integers(-2, 3, 3000)[(arrival / 3).astype(int)] / 1e3) == (
-        pytest.approx(3.0, abs=2e-3)
-    )
-    assert clock_tick(np.cumsum(random.exponential(1.0, 1000))) == 0.0
-    fitted = synthetic.fit_arrivals(arrival)
-    assert isinstance(fitted, RepeatedLoad) and fitted.tick == 3.0
-    drawn = fitted.draw(random, 20_000 / 9000, None, 9000.0)
-    assert (drawn % 3 == 0).all()
-    ties = [(np.diff(times) == 0).mean() for times in (arrival, drawn)]
-    assert ties[0] == pytest.approx(ties[1], abs=0.01)
+    lone, several = np.sort(random.uniform(0, 9000, 8000)), np.sort(random.uniform(0, 9000, 2000))
+    arrival = np.sort(np.concatenate([lone, np.repeat(several, 3)]))
+    arrival -= arrival[0]
+    ones = np.ones(len(arrival), np.int64)
+    like = synthetic.fit_traffic(Requests(arrival, ones, ones))
+    drawn = [like.draw(seed, None, float(arrival[-1])).arrival for seed in range(20)]
+    ties = [float((np.diff(times) == 0).mean()) for times in (arrival, *drawn)]
+    assert np.mean(ties[1:]) == pytest.approx(ties[0], abs=0.02)
+    assert np.mean([len(x) for x in drawn]) == pytest.approx(len(arrival), rel=0.02)
 
 
 @pytest.mark.parametrize("name", ["azure_conv_2023.csv", "mooncake_conversation_trace.jsonl"])

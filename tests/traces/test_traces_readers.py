@@ -291,3 +291,16 @@ def test_bailian_turns_follow_their_parents(tmp_path: Path) -> None:
 def test_bad_turns_classes_and_aborts_are_named(row: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=re.escape(words)):
         read(tmp_path, f"{CONDUCT}0,8,8,,,,\n{row}\n".encode(), "own.csv")
+
+
+@pytest.mark.parametrize("zone", ["", "Z", "+05:30"])
+def test_a_leap_second_is_the_first_of_the_next_minute(tmp_path: Path, zone: str) -> None:
+    file = tmp_path / "leap.csv"
+    minute = "05:29" if zone.startswith("+") else "23:59"
+    dates = [f"2016-12-31 {minute}:{second}" for second in ("59.5", "60", "60.25")]
+    rows = "".join(f"{date}{zone},100,5\n" for date in dates)
+    file.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
+    assert load(str(file)).requests.arrival.tolist() == [0.0, 0.5, 0.75]
+    file.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n2016-12-31 12:34:60{zone},1,5\n")
+    with pytest.raises(InputError, match="expected a date"):
+        load(str(file))

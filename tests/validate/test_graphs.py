@@ -34,6 +34,8 @@ GENERATE = 12
 REPLAYED = [
     "full", "fp8", "kivi:group=16,residual=16", "kivi:group=16,residual=32",
     "grouped:bits=4,group=16", "turboquant:bits=4,group=16", "snapkv:budget=20,window=8",
+    "expected-attention:budget=20", "keydiff:budget=20", "tova:budget=20",
+    "ada-kv:budget=20,window=8", "think:ratio=0.5,window=8", "xattention:block=8,stride=4",
     "snapkv:budget=20,window=8 + kivi:group=16,residual=16",
 ]  # fmt: skip
 

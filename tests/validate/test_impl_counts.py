@@ -61,6 +61,10 @@ CASES = [
     ("streamingllm:sink=3,recent=8", 3, 17, 6),
     ("snapkv:budget=16,window=8", 1, 24, 9), ("snapkv:budget=20,window=4", 2, 40, 5),
     ("snapkv:budget=12,window=8", 3, 17, 6),
+    ("r-kv:kept=6,buffer=4,window=3", 1, 24, 9), ("r-kv:kept=10,buffer=4,window=3", 2, 40, 5),
+    ("r-kv:kept=4,buffer=4,window=2", 3, 17, 13),
+    ("cascade:shared=8", 1, 24, 9), ("cascade:shared=12", 2, 40, 5),
+    ("cascade:shared=5", 3, 17, 6),
 ]  # fmt: skip
 SHAPES = [(1, 24, 9), (2, 40, 5), (3, 17, 6)]  # of techniques that have no cases of their own
 NAMED = {parse(text).name for text, *_ in CASES}

@@ -17,7 +17,7 @@ from kvsim.validate.counts.compare import compare
 from kvsim.validate.kernels.weights import int4, int4_matrix
 from kvsim.validate.run import Generation
 from kvsim.validate.session.oracles import ORACLES
-from kvsim.validate.session.run import SessionState
+from kvsim.validate.session.state import SessionState
 from kvsim.validate.session.work import facts
 from tests.support.pretended import decoder, pretended
 from tests.support.pretended_cuda import GPU
@@ -43,7 +43,8 @@ def test_work_is_as_stated_and_the_host_never_waits(text: str) -> None:
 def test_facts_are_told(tmp_path: Path) -> None:
     with pretended():
         assert (
-            facts("cuda:0", SessionState.open(tmp_path, "pretended"))["device"] == "Pretended GPU"
+            facts("cuda:0", SessionState.open(tmp_path, "pretended"), "long")["device"]
+            == "Pretended GPU"
         )
 
 

@@ -1,34 +1,45 @@
-"""The minutes that a GPU is there: deadlines, kills at random moments, what is left. Fake units."""
+"""The minutes that a GPU is there: what is next, cuts at random moments, bundles. Fake units."""
 
+import errno
+import io
 import json
-import os
 import random
+import shutil
+import signal
 import subprocess
 import sys
+import tarfile
 import time
 from pathlib import Path
 
 import pytest
 
+import kvsim
+from kvsim.cli import session
 from kvsim.errors import InputError
+from kvsim.report.session import make_result
+from kvsim.validate.session import state as states
+from kvsim.validate.session.queue import GIVEN_UP, Unit, choose, estimate, measure_pace, run_units
 from kvsim.validate.session.report import MAX_REPORT_BYTES, write_report
-from kvsim.validate.session.run import GIVEN_UP, SessionState, Unit, all_units, estimate, run_units
+from kvsim.validate.session.state import MANIFEST, SessionState, unpack
+from kvsim.validate.session.work import FIRST_TIMED, all_units
 from tests.support.fake_session import HANGS
+from tests.support.fake_session import units as fake_units
 
 SCRIPT = Path(__file__).parents[1] / "support" / "fake_session.py"
-
-
-def fake(state: SessionState, name: str, code: str, seconds: float = 0.0, **more: object) -> Unit:
-    """A unit that is a few lines of Python; ``done`` writes its result."""
-    done = (
-        "import os\n"
-        f"place = {str(state.path(f'{name}.json'))!r}\n"
-        "def done():\n"
-        "    open(place + '.draft', 'w').write('{\"passed\": true}')\n"
-        "    os.replace(place + '.draft', place)\n"
-    )
-    command = (sys.executable, "-S", "-c", done + code)
-    return Unit(name, seconds, command, **more)  # type: ignore[arg-type]
+WORKER = """
+import os, sys, time
+from pathlib import Path
+from kvsim.validate.session.queue import serve
+from kvsim.validate.session.state import SessionState
+state = SessionState(Path(sys.argv[1]))
+def do(unit, form):
+    if unit == "bad": raise RuntimeError("out of resources")
+    if unit in ("hung", "slow"): time.sleep(60)
+    if unit == "crashed": os.kill(os.getpid(), 11)
+    state.write(unit, {"passed": True, "process": os.getpid()})
+serve(do)
+"""
 
 
 @pytest.fixture
@@ -36,105 +47,290 @@ def state(tmp_path: Path) -> SessionState:
     return SessionState.open(tmp_path, "NVIDIA H200 (fake)")
 
 
+def run(units: list[Unit], state: SessionState, seconds: float) -> dict[str, str]:
+    worker = [sys.executable, "-c", WORKER, str(state.folder)]
+    left = run_units(units, state, seconds, lambda text: None, worker)
+    return {one.unit.name: one.reason for one in left}
+
+
 def test_one_that_fails_or_hangs_ends_no_other(state: SessionState) -> None:
     units = [
-        fake(state, "good", "done()"),
-        fake(state, "bad", "raise RuntimeError('out of resources')"),
-        fake(state, "hung", "import time; time.sleep(60)", most=0.3),
-        fake(state, "crashed", "os.kill(os.getpid(), 11)"),
-        fake(state, "needy", "done()", needs=("bad",)),
-        fake(state, "last", "done()", needs=("good",)),
+        Unit("good", 0.1),
+        Unit("better", 0.1),
+        Unit("bad", 0.1),
+        Unit("hung", 0.1, most=0.5),
+        Unit("crashed", 0.1),
+        Unit("needy", 0.1, needs=("bad",)),
+        Unit("last", 0.1, needs=("good",)),
     ]
-    left = {one.unit.name: one.reason for one in run_units(units, state, 60.0, lambda text: None)}
+    left = run(units, state, 60.0)
     assert list(left) == ["bad", "hung", "crashed", "needy"]
     assert "out of resources" in left["bad"]
-    assert "took more than 0 s" in left["hung"]
+    assert "took more than" in left["hung"]
     assert "exit code -11" in left["crashed"]
     assert left["needy"] == "needs bad"
-    for _ in range(GIVEN_UP):
-        left = {one.unit.name: one.reason for one in run_units(units, state, 60.0, lambda t: None)}
-    assert left["bad"].startswith(f"failed {GIVEN_UP} times: exit code 1")
+    processes = [(state.read(name) or {})["process"] for name in ("good", "better", "last")]
+    assert processes[0] == processes[1] != processes[2]  # one process, until a unit ends it
+    left = run(units, state, 60.0)
+    assert left["bad"].startswith(f"failed {GIVEN_UP} times: RuntimeError")
+
+
+TROUBLE = """
+import os, sys
+from pathlib import Path
+from kvsim.validate.session.queue import serve
+from kvsim.validate.session.state import SessionState
+state, trouble = SessionState(Path(sys.argv[1])), sys.argv[2]
+def do(unit, form):
+    if unit != "good" and (unit == "large" or trouble == "lost"): raise RuntimeError(SAID[trouble])
+    state.write(unit, {"passed": True})
+SAID = {
+    "small": "CUDA out of memory. Tried to allocate 40.00 GiB",
+    "compiler": "Failed to find C compiler. Please specify via CC environment variable.",
+    "lost": "CUDA error: GPU is lost",
+}
+serve(do)
+"""
+
+
+@pytest.mark.parametrize(
+    ("trouble", "done", "said"),
+    [
+        ("small", {"good", "b", "c"}, "large: failed: RuntimeError: CUDA out of memory. Tried to"),
+        ("compiler", {"good", "b", "c"}, "large: failed: RuntimeError: Failed to find C compiler"),
+        ("lost", {"good"}, "CUDA error: GPU is lost: the device may be lost; it ends here"),
+    ],
+)
+def test_trouble_of_a_card_is_one_line_and_what_was_measured_stays(
+    state: SessionState, trouble: str, done: set[str], said: str
+) -> None:
+    units = [Unit(name, 0.1) for name in ("good", "large", "b", "c")]
+    worker, told = [sys.executable, "-c", TROUBLE, str(state.folder), trouble], list[str]()
+    left = run_units(units, state, 60.0, told.append, worker)
+    assert {u.name for u in units if state.read(u.name)} == done
+    assert any(said in line for line in told) and all("\n" not in line for line in told)
+    if trouble == "lost":  # another card goes on with all of them
+        assert not any(state.failures(u.name) for u in units) and len(left) == 3
+
+
+def test_a_driver_that_is_too_old_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text(
+        "class cuda:\n    def get_device_name(device):\n"
+        "        raise RuntimeError('The NVIDIA driver on your system is too old (found 11040)')\n"
+        "device = str\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(sys, "argv", ["make.py gpu", "--state", str(tmp_path / "state")])
+    assert session.main() == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and "cuda:0 does not answer (The NVIDIA driver on your" in lines[0]
+
+
+def test_a_full_disk_keeps_the_bundle_before_and_the_results(
+    state: SessionState,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    bundle = tmp_path / "b.tar.gz"
+    state.write("facts", {"device": "x"})
+    session._pack(bundle, state)
+    before = bundle.read_bytes()
+    state.write("ceilings", {"hbm_B_per_s": 1.0})
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_bytes", full)
+        session._pack(bundle, state)
+        with pytest.raises(InputError, match="disk full"):
+            state.write("compile", {})
+    (said,) = capsys.readouterr().err.splitlines()
+    assert "disk full" in said and "results are in" in said
+    assert bundle.read_bytes() == before and state.read("ceilings") and not state.read("compile")
 
 
 def test_what_does_not_fit_is_passed_over_and_its_estimate_corrected(state: SessionState) -> None:
-    units = [
-        fake(state, "long", "done()", seconds=100.0),
-        fake(state, "slow", "import time; time.sleep(60)", seconds=0.5),
-        fake(state, "never reached", "done()"),
-    ]
+    units = [Unit("long", 100.0), Unit("slow", 0.5), Unit("never reached", 0.5)]
     begin = time.monotonic()
-    left = {one.unit.name: one.reason for one in run_units(units, state, 3.5, lambda text: None)}
-    assert time.monotonic() - begin < 4.5
+    left = run(units, state, 4.0)
+    assert time.monotonic() - begin < 5.5
     assert left == {
         "long": "no time left",
         "slow": "ended, as time is up",
         "never reached": "no time left",
     }
-    assert estimate(units[1], state) > 1.5  # it is tried again only where there is more time
+    assert estimate(units[1], "long", state) > 1.5  # tried again only where there is more time
     assert state.failures("slow") == 0
 
 
-def test_what_goes_on_is_begun_with_little_time(state: SessionState) -> None:
-    code = f"open({str(state.path('kept'))!r}, 'a').write('x')\nimport time; time.sleep(60)"
-    unit = fake(state, "calibration", code, seconds=500.0, goes_on=True)
-    (left,) = run_units([unit], state, 3.2, lambda text: None)
-    assert left.reason == "ended, as time is up"
-    assert state.path("kept").read_text() == "x"
-    assert estimate(unit, state) == 500.0
+@pytest.mark.parametrize(
+    ("seconds", "done", "expected"),
+    [
+        (100.0, "", ("first", "long")),  # 30 of it, 5 + 20 of the others
+        (40.0, "", ("first", "short")),  # else the third would not fit
+        (12.0, "", ("first", "short")),
+        (4.0, "", ("third", "long")),  # what does not fit is passed over
+        (0.5, "", None),
+        (100.0, "first second third", ("first", "long")),  # then more of what is worth most
+        (25.0, "first second third", ("second", "long")),
+    ],
+)
+def test_short_forms_come_before_long_ones(
+    state: SessionState, seconds: float, done: str, expected: tuple[str, str] | None
+) -> None:
+    units = [Unit("first", 30.0, 10.0), Unit("second", 20.0, 5.0), Unit("third", 3.0)]
+    for name in done.split():
+        state.write(name, {})
+    found = choose(units, state, seconds)
+    if seconds == 40.0:
+        assert found and found.unit.name == "first"
+        return
+    assert (found and (found.unit.name, found.form)) == expected
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_the_whole_command_stopped_at_random_moments_goes_on(tmp_path: Path, seed: int) -> None:
-    """It is given random deadlines and killed; its units are those of a session, with fake work."""
-    moments, kills, deadlines = random.Random(seed), 0, 0
-    for _ in range(30):
-        given = moments.uniform(0.6, 2.0)
-        begin = time.monotonic()
-        words = [sys.executable, "-I", str(SCRIPT), str(tmp_path), str(given)]
-        process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
-        killed = moments.random() < 0.5
-        try:
-            said = process.communicate(timeout=moments.uniform(0.3, 1.5) if killed else 60)[1]
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.communicate()
-            kills += 1
-        else:
-            deadlines += "run it again to go on" in said
-            assert (
-                time.monotonic() - begin < given + 5.0
-            )  # Python starts and ends, on a busy machine
-            assert len(list((tmp_path / "out").iterdir())) <= 8
-            if "29 of 30 units are done" in said:
-                break
-        for place in tmp_path.rglob("*.json"):
-            json.loads(place.read_text())  # whole, or not there
-    state = SessionState(tmp_path / "state" / "cpu")
-    units = [unit.name for unit in all_units("cpu", state)]
-    done = [name for name in units if state.read(name) is not None]
-    assert kills + deadlines >= 1
-    assert done == [name for name in units if name != HANGS]
-    log = (state.folder / "runs").read_text().splitlines()
-    again = [line for line in log if line.endswith(" done")]
-    assert len(again) == len(set(again)), "what was finished is done again"
-    begun = sum(line.endswith(" begun") for line in log)
-    assert begun <= len(done) + kills + deadlines + 1 + GIVEN_UP, "a stop loses one unit at most"
-    time.sleep(0.1)
-    assert not _alive(tmp_path)
+def test_a_slow_machine_corrects_the_estimates_of_all_kinds(state: SessionState) -> None:
+    units = [Unit("a one", 10.0), Unit("a two", 10.0), Unit("b", 10.0)]
+    assert measure_pace(units[1], units, state) == 1.0
+    state.note("a one", form="long", took_s=5.0)
+    assert measure_pace(units[1], units, state) == 0.5
+    assert measure_pace(units[2], units, state) == 1.0  # another kind is not expected to be fast
+    state.note("a one", form="long", took_s=30.0)
+    assert measure_pace(units[2], units, state) == 3.0
 
 
-def _alive(folder: Path) -> list[str]:
-    """Processes that still name the folder."""
-    found = []
-    for place in Path("/proc").glob("[0-9]*/cmdline"):
-        try:
-            if str(folder) in place.read_text().replace("\0", " ") and place.parent.name != str(
-                os.getpid()
-            ):
-                found.append(place.parent.name)
-        except OSError:
-            continue
+def worth(place: Path) -> dict[str, str]:
+    """Units that a bundle holds, by their form."""
+    with tarfile.open(place / "bundle.tar.gz") as archive:
+        names = {member.name for member in archive}
+        found = {}
+        for unit in fake_units("cpu"):
+            name = SessionState(Path())._place(unit.name).name
+            if name in names:
+                file = archive.extractfile(name)
+                assert file
+                found[unit.name] = json.loads(file.read())["size"]
     return found
+
+
+@pytest.mark.parametrize(("minutes", "cut"), [(10, signal.SIGTERM), (30, signal.SIGKILL)])
+def test_a_cut_session_loses_one_unit_at_most(
+    tmp_path: Path, minutes: int, cut: signal.Signals
+) -> None:
+    """Cut at random moments of a simulated clock; the bundle is whole, and resumed elsewhere."""
+    moments, given = random.Random(minutes), 60 * minutes / 1000 + 1.0
+    folder, resumed, done = tmp_path / "0", "", set[str]()
+    for turn in range(4):
+        words = [
+            sys.executable,
+            "-I",
+            str(SCRIPT),
+            str(folder),
+            str(given),
+            *filter(None, [resumed]),
+        ]
+        process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
+        try:
+            process.communicate(timeout=moments.uniform(0.8, 3.0))
+        except subprocess.TimeoutExpired:
+            process.send_signal(cut)
+            process.communicate()
+        if not (folder / "bundle.tar.gz").exists():
+            continue
+        runs = (folder / "state" / "cpu" / "runs").read_text().splitlines()
+        finished = {line.rpartition(" ")[0].rpartition(" ")[0] for line in runs if "done" in line}
+        kept = worth(folder)
+        assert done <= set(kept)
+        assert len(finished - set(kept)) <= 1, "a cut loses one unit at most"
+        done, resumed = set(kept), str(folder / "bundle.tar.gz")
+        again = [line for line in runs if line.endswith(" done")]
+        assert len(again) == len(set(again)), "what was finished is done again"
+        folder = tmp_path / str(turn + 1)  # another machine, which has the bundle alone
+    assert {"facts", "ceilings"} <= done
+
+
+def test_a_session_that_is_not_cut_does_all_that_it_can(tmp_path: Path) -> None:
+    given = 60.0
+    words = [sys.executable, "-I", str(SCRIPT), str(tmp_path), str(given)]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 1  # one hangs
+    kept = worth(tmp_path)
+    assert set(kept) == {unit.name for unit in fake_units("cpu")} - {HANGS}
+    assert {name: kept[name] for name in FIRST_POINTS} == dict.fromkeys(FIRST_POINTS, "long")
+
+
+FIRST_POINTS = [f"point {name}" for name in FIRST_TIMED[:4]]
+
+
+def test_a_bundle_holds_what_is_worth_most(
+    state: SessionState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(states, "MOST_BUNDLE_BYTES", 2**16 + 30_000)
+    state.write("facts", {"device": "x"})
+    state.path("quick.samples.jsonl").write_bytes(random.Random(0).randbytes(20_000))
+    state.path("full.samples.jsonl").write_bytes(random.Random(1).randbytes(40_000))
+    state.path("facts.log").write_bytes(b"said\n" * 10_000)
+    (state.folder / "triton" / "ab").mkdir(parents=True)
+    (state.folder / "triton" / "ab" / "kernel.cubin").write_bytes(b"x" * 100)
+    state.path("strange name").write_text("never")
+    bundle = tmp_path / "b.tar.gz"
+    assert state.pack(bundle) == ["full.samples.jsonl"]
+    other = unpack(bundle, tmp_path / "other")
+    assert other.folder.name == state.folder.name and other.read("facts") == {"device": "x"}
+    assert other.path("facts.log").stat().st_size == states.LOG_BYTES
+    assert (other.folder / "triton" / "ab" / "kernel.cubin").exists()
+    other.write("facts", {"device": "y"})
+    assert unpack(bundle, tmp_path / "other").read("facts") == {"device": "y"}  # stays
+
+
+def archive(*members: tuple[str, bytes, bytes]) -> bytes:
+    buffer = io.BytesIO()
+    with tarfile.open(fileobj=buffer, mode="w:gz") as made:
+        for name, content, kind in members:
+            member = tarfile.TarInfo(name)
+            member.size, member.type, member.linkname = len(content), kind, "/etc/passwd"
+            made.addfile(member, io.BytesIO(content))
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"no archive",
+        archive(("facts.json", b"{}", tarfile.REGTYPE)),
+        archive((MANIFEST, b"[]", tarfile.REGTYPE)),
+        archive((MANIFEST, b'{"device": "../up"}', tarfile.REGTYPE)),
+        archive((MANIFEST, b'{"device": "a"}', tarfile.REGTYPE), ("../b", b"", tarfile.REGTYPE)),
+        archive((MANIFEST, b'{"device": "a"}', tarfile.REGTYPE), ("b", b"", tarfile.SYMTYPE)),
+        archive((MANIFEST, b'{"device": "a"}', tarfile.REGTYPE))[:60],
+    ],
+)
+def test_what_is_no_bundle_is_refused(tmp_path: Path, content: bytes) -> None:
+    bundle = tmp_path / "b.tar.gz"
+    bundle.write_bytes(content)
+    with pytest.raises(InputError, match=r"not a bundle that make\.py gpu --bundle wrote"):
+        unpack(bundle, tmp_path / "state")
+    assert not (tmp_path / "state").exists() and not (tmp_path / "b").exists()
+
+
+def test_a_rented_image_has_what_a_session_imports() -> None:
+    """Which has PyTorch with Triton, NumPy, SciPy and Typer."""
+    missing = ("numba", "pulp", "plotly", "pandas", "jinja2", "highspy")
+    needed = (
+        "report.calibrate", "report.session", "report.validate", "report.validate_times",
+        "evidence.machine.fit", "api.calibrations", "api.validations", "cli.session",
+        "validate.bench.suite", "validate.counts.check", "validate.session.work",
+        "validate.times.points",
+    )  # fmt: skip
+    code = f"import sys; sys.modules.update(dict.fromkeys({missing}))\n"
+    code += "\n".join(f"import kvsim.{name}" for name in needed)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 def test_two_sessions_do_not_share_a_folder(state: SessionState) -> None:
@@ -143,37 +339,74 @@ def test_two_sessions_do_not_share_a_folder(state: SessionState) -> None:
 
 
 def test_a_report_is_a_few_small_files(state: SessionState, tmp_path: Path) -> None:
-    units = all_units("cuda:0", state)
+    units = all_units("cuda:0")
     for unit in units:
         state.write(unit.name, {"passed": True})
-    samples = state.path("profile.samples.jsonl")
-    samples.write_bytes(b"x" * (MAX_REPORT_BYTES + 1))
-    files = write_report(state, units, tmp_path / "report")
+    for ending in (".toml", ".stack.toml"):
+        state.path(f"quick{ending}").write_text("")
+    state.path("quick.samples.jsonl").write_bytes(b"x" * (MAX_REPORT_BYTES + 1))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvsim.validate.session.report.shares", lambda state: {})
+        files = write_report(state, units, tmp_path / "report")
     assert len(files) <= 8 and sum(path.stat().st_size for path in files) < MAX_REPORT_BYTES
     assert "samples.jsonl" not in {path.name for path in files}
     points = json.loads((tmp_path / "report" / "points.json").read_text())
     assert len(points) >= 8
 
 
+def timed(technique: str, seconds: float, predicted: float) -> dict[str, object]:
+    """A point as a session keeps it, timed with the quick profile."""
+    rows = [
+        {"name": name, "predicted": predicted, "measured": seconds, "noise": 0.01}
+        for name in ("ttft_s", "tpot_s", "decode attn_s")
+    ]
+    one = {"technique": technique, "batch": 8, "prompt": 1024, "rounds": "eager", "measured": rows}
+    where = {"model": "llama3.1-8b", "layers": 4, "profile": "quick.toml"}
+    return {**where, "found": [one], "left": []}
+
+
+def test_each_technique_has_a_line_by_the_later_profile(state: SessionState) -> None:
+    state.write("point full", timed("full", 2.0, 2.0))
+    state.write("point fp8", timed("fp8", 1.0, 4.0))
+    state.write("point kivi", timed("kivi:bits=2", 3.0, 1.0))
+    units = all_units("cuda:0")
+    shipped = Path(kvsim.__file__).parent / "hwprofiles"
+    profiles = {"quick": "a6000", "full": "a100-80g"}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("kvsim.report.session.shares", lambda state: {})
+        page = make_result(state, units)
+        for name, card in profiles.items():
+            shutil.copy(shipped / f"{card}.toml", state.path(f"{name}.toml"))
+            shutil.copy(shipped / "stacks" / "kvsim.toml", state.path(f"{name}.stack.toml"))
+        found = make_result(state, units).fields["units"]["point fp8"]
+    (lines,) = (t for t in page.tables if t.title.startswith("Techniques per token"))
+    cells = {row["cells"][0]: row["cells"] for row in lines.rows}
+    assert cells["fp8"][1:4] == ["4,000", "1,000", "+300"] and cells["full"][-1] == "-"
+    assert cells["fp8"][-1] == "a plan would leave it out, and it is faster than full"
+    assert cells["kivi:bits=2"][-1] == "a plan would choose it, and full is faster"
+    again = {m["name"]: m["predicted"] for m in found["found"][0]["measured"]}
+    assert found["profile"] == "full.toml" and again["tpot_s"] < 4 * 0.9  # a faster card
+    assert again["decode attn_s"] == 4.0
+
+
 def test_units_are_in_the_order_of_their_worth() -> None:
-    units = all_units("cuda:0", SessionState(Path("nowhere")))
-    kinds = list(dict.fromkeys(unit.name.split()[0] for unit in units))
-    assert kinds == [
-        "facts", "ceilings", "compile", "kernels", "sanitizer", "counts", "calibration", "point",
-        "rates",
-    ]  # fmt: skip
-    points = [unit for unit in units if unit.name.startswith("point")]
-    assert all(unit.seconds <= unit.most == 90.0 for unit in points)
-    sizes = [int(u.name.split()[-2]) * int(u.name.split()[-1]) for u in points if "short" in u.name]
-    assert max(sizes) <= 65536
+    names = [unit.name for unit in all_units("cuda:0")]
+    assert names[:3] == ["facts", "ceilings", "calibration"]
+    assert names[3:13] == [f"point {name}" for name in FIRST_TIMED]
+    assert sum(unit.short or unit.seconds for unit in all_units("cuda:0")) < 20 * 60
+    techniques = pytest.importorskip("kvsim.validate.techniques")
+    timed = {name.split()[1] for name in names if name.startswith("point")}
+    assert timed == set(techniques.IMPLEMENTATIONS) - {"draft", "cascade"}
 
 
 @pytest.mark.parametrize("name", ["facts", "kernels gather", "kernels topk"])
-def test_a_unit_runs_in_a_process_of_its_own(name: str, tmp_path: Path) -> None:
+def test_a_worker_does_what_standard_input_names(name: str, tmp_path: Path) -> None:
     """Without a GPU kernels are interpreted; ``make.py gpu --device cpu`` rehearses all units."""
     pytest.importorskip("torch")
-    command = [sys.executable, "-m", "kvsim.validate.session.work", name, "cpu", str(tmp_path)]
-    run = subprocess.run(command, capture_output=True, text=True, timeout=200)
-    assert run.returncode == 0, run.stderr
+    command = [sys.executable, "-m", "kvsim.validate.session.work", "cpu", str(tmp_path)]
+    log = tmp_path / "said.log"
+    asked = json.dumps({"unit": name, "form": "short", "log": str(log)}) + "\n"
+    done = subprocess.run(command, input=asked, capture_output=True, text=True, timeout=200)
+    assert json.loads(done.stdout) == {"error": ""}, log.read_text()
     result = SessionState(tmp_path).read(name)
     assert result and result.get("passed", True)

@@ -1,6 +1,7 @@
 """Times of real runs beside predictions: clocks, the comparison, and refusals."""
 
 import json
+from collections.abc import Generator
 from dataclasses import replace
 from itertools import groupby, pairwise
 from pathlib import Path
@@ -35,6 +36,7 @@ from kvsim.validate.times.compared import (  # noqa: E402
     SkippedPoint,
     summarise,
 )
+from kvsim.validate.times.kept import KeptPoints  # noqa: E402
 from kvsim.validate.times.points import Grid, compare_times  # noqa: E402
 from kvsim.validate.times.timed import (  # noqa: E402
     Counted,
@@ -100,6 +102,31 @@ def test_points_are_compared_op_by_op_and_end_to_end(tmp_path: Path) -> None:
     json.dumps(answer, allow_nan=False)
     report.make_result(answer).write(tmp_path / "F.html")
     assert "predicted against measured" in (tmp_path / "F.html").read_text()
+
+
+def test_a_validation_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
+    hardware, stack = load_hardware("a6000"), load_stack("kvsim")
+    asked = [parse("full"), parse("streamingllm:sink=2,recent=10")]
+    path, about = tmp_path / "F.points.jsonl", {"device": "here"}
+
+    def go_on() -> Generator[Compared | SkippedPoint | str, None, None]:
+        kept = KeptPoints(path, about)
+        yield from compare_times(SMALL, asked, CPU, torch.bfloat16, hardware, stack, kept)
+
+    first = go_on()
+    before = next(step for step in first if isinstance(step, Compared))
+    first.close()
+    whole = path.read_bytes()
+    path.write_bytes(whole + b'{"model": "torn')  # as a kill leaves it
+    steps = list(go_on())
+    found = [step for step in steps if isinstance(step, Compared)]
+    assert found[0] == before and [c.technique.name for c in found] == ["full", "streamingllm"]
+    assert len(steps) > len(found) and path.read_bytes().startswith(whole)
+    assert list(go_on()) == found
+    about["device"] = "there"
+    assert not KeptPoints(path, about).found
+    path.write_text(path.read_text() + '{"asked": 3}\n')
+    assert not KeptPoints(path, about).found
 
 
 def test_what_cannot_run_at_a_point_is_left_out_and_said(
@@ -232,3 +259,22 @@ def test_a_profile_of_another_device_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "F.toml"
     path.write_text('device = "NVIDIA H100"\ndate = "2026-01-01"\n' + text)
     assert "was measured on NVIDIA H100, this is" in line("validate", "--gpu", str(path))
+
+
+def test_a_shared_cpu_is_judged_by_the_threads_own_clock() -> None:
+    """Other processes took nine tenths of the machine; what the thread computed is as predicted."""
+    found = [
+        replace(
+            c, whole=(*c.whole, Measured("computing_s", 0.11 * m.measured, 0.1 * m.measured, 0))
+        )
+        for c in (compared("full", 1.0, 0.1), compared("kivi", 2.0, 0.2))
+        if (m := c.get("tpot_s"))
+    ]
+    summary = summarise(found)
+    assert (summary.clock, summary.points) == ("thread", 2)
+    assert summary.median == pytest.approx(0.1)
+    assert summary.wall_median == pytest.approx(0.9)
+    assert summary.machine_share == pytest.approx(0.1)
+    assert summary.same_order == 1.0
+    said = str(report.write_answer(report.times_fields(found, [], summary, "here", [])))
+    assert "off by 10 % at the median by the compute thread's own clock" in said

@@ -6,6 +6,7 @@ be used is counted under the reason, never fitted.
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
 
@@ -25,19 +26,34 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "all_reduce": ("gpus", "elements"),
     "moe": ("tokens", "hidden", "expert_ffn", "active", "experts", "tp"),
     "mla_decode": ("batch", "context", "heads"),
-}
+    "extend_attention": ("batch", "new", "context", "heads", "kv_heads", "head_dim"),
+    "mixed_attention": ("batch", "new", "context", "heads", "kv_heads", "head_dim", "decodes",
+                        "decode_context"),
+}  # fmt: skip
 """Whole numbers that tell the shape of each kind of op."""
+
+ROUTING = "power law 1.01"  # of tokens to experts, in most rows and all that do not say it
+ABSENT: Mapping[str, Mapping[str, float]] = {
+    "extend_attention": {"decodes": 0.0, "decode_context": 0.0},
+    "moe": {"ep": 1.0},
+}
+"""Further numbers of a kind that its rows may leave out, and what they are then."""
+
+SAME_KIND = {"mixed_attention": "extend_attention"}
+"""Ops whose kernel is that of another op: a prompt's later part, alone or beside decodes."""
 
 FORMAT_ALIASES = {
     "bfloat16": "fp16", "bf16": "fp16", "float16": "fp16", "fp16": "fp16", "half": "fp16",
     "fp8": "fp8", "fp8_block": "fp8-block", "int8_wo": "int8", "int4_wo": "int4",
+    "nvfp4": "nvfp4", "w4a16_mxfp4": "mxfp4", "w4a8_mxfp4_mxfp8": "mxfp8",
 }  # fmt: skip
 """Number formats of the files by kvsim's names."""
 
-BYTES_PER_NUMBER = {"fp16": 2.0, "fp8": 1.0, "fp8-block": 1.0, "int8": 1.0, "int4": 0.5}
+BYTES_PER_NUMBER = {"fp16": 2.0, "fp8": 1.0, "fp8-block": 1.0, "int8": 1.0, "int4": 0.5,
+                    "nvfp4": 0.5, "mxfp4": 0.5, "mxfp8": 0.5}  # fmt: skip
 TINY = 2.0**20  # keys and values below this say what a kernel takes at least [B]
 L2_MARGIN = 1.2  # keys and values of a call that cannot stay in L2, over its size
-COUNTS = {"context"}  # may be 0
+COUNTS = {"context", "decodes", "decode_context"}  # may be 0
 
 
 Group = dict[tuple[float, ...], tuple[float, str, str]]
@@ -53,6 +69,7 @@ class OpRows:
     shape: Mapping[str, Array]
     took: Array  # [s]
     lines: tuple[str, ...]  # file and line of each
+    version: str = ""  # of the engine
 
     def __len__(self) -> int:
         return self.took.size
@@ -72,7 +89,7 @@ class OpRows:
         """
         shape = {name: values[chosen] for name, values in self.shape.items()}
         lines = tuple(np.array(self.lines, dtype=object)[chosen])
-        return OpRows(self.kind, self.dtype, shape, self.took[chosen], lines)
+        return replace(self, shape=shape, took=self.took[chosen], lines=lines)
 
 
 @frozen
@@ -81,7 +98,7 @@ class OpTable:
 
     device: str
     engine: str
-    version: str
+    version: str  # the newest of its rows
     rows: tuple[OpRows, ...]
     rejected: Mapping[str, int]  # rows left out, by reason
     sources: tuple[str, ...]
@@ -125,9 +142,10 @@ def read_ops(
                 continue
             if not _add_quantising(row, hardware, found, f"{path.name}, line {line}"):
                 rejected["whose quantising is faster than memory allows"] += 1
-            shape = tuple(float(row[name]) for name in KINDS[row["op"]])
+            kind = SAME_KIND.get(row["op"], row["op"])
+            shape = _shape(kind, row)
             took = _seconds(row)
-            key = (row["op"], FORMAT_ALIASES[row.get("dtype") or row["kv_dtype"]])
+            key = (kind, FORMAT_ALIASES[row.get("dtype") or row["kv_dtype"]])
             group = found.setdefault(key, {})
             if shape in group:
                 rejected["a duplicate"] += 1
@@ -140,9 +158,9 @@ def read_ops(
             f"--from-ops: no usable row of {engine} on {hardware.name} ({why}); expected columns "
             f"device,engine,version,op,ms and those of the op, such as m,n,k of gemm"
         )
-    versions = sorted({v for g in found.values() for _, _, v in g.values()})
+    versions = sorted({v for g in found.values() for _, _, v in g.values()}, key=_order)
     rows = tuple(_rows(kind, dtype, group) for (kind, dtype), group in sorted(found.items()))
-    return OpTable(hardware.name, engine, ", ".join(versions), rows, dict(rejected), tuple(sources))
+    return OpTable(hardware.name, engine, versions[-1], rows, dict(rejected), tuple(sources))
 
 
 def pairs(files: Iterable[Path]) -> list[tuple[str, str]]:
@@ -214,13 +232,17 @@ def _no_evidence(row: Mapping[str, str], hardware: Hardware, l2: float) -> str:
             return f"whose {name} is no whole number"
         if value > 1e12:
             return f"whose {name} is absurdly large"
+    if row.get("routing", ROUTING) not in ("", ROUTING):
+        return "of another routing"
     took = _seconds(row)
     if not (isfinite(took) and 0 < took < 3600):
         return "whose time is not a positive number"
     least, cache = _least_bytes(
         kind, {n: float(row[n]) for n in KINDS[kind]}, FORMAT_ALIASES[dtype]
     )
-    if row.get("l2") == "warm" or (not row.get("l2") and TINY <= cache < L2_MARGIN * l2):
+    if (row.get("l2") == "warm" and kind != "gemm") or (
+        not row.get("l2") and TINY <= cache < L2_MARGIN * l2
+    ):
         return "warm in the L2 cache"
     if least / hardware.links["hbm"].bandwidth > took:
         return "faster than memory allows"
@@ -281,8 +303,19 @@ def _number(text: str) -> float | None:
     return value if isfinite(value) else None
 
 
+def _names(kind: str) -> tuple[str, ...]:
+    return (*KINDS[kind], *ABSENT.get(kind, {}))
+
+
+def _shape(kind: str, row: Mapping[str, str]) -> tuple[float, ...]:
+    absent = ABSENT.get(kind, {})
+    return tuple(float(row.get(name) or str(absent[name])) for name in _names(kind))
+
+
 def _rows(kind: str, dtype: str, group: Group) -> OpRows:
     columns = np.array(list(group), dtype=float).T
-    shape = dict(zip(KINDS[kind], columns, strict=True))
+    shape = dict(zip(_names(kind), columns, strict=True))
     took = np.array([t for t, _, _ in group.values()])
-    return OpRows(kind, dtype, shape, took, tuple(line for _, line, _ in group.values()))
+    lines = tuple(line for _, line, _ in group.values())
+    newest = max((version for *_, version in group.values()), key=_order)
+    return OpRows(kind, dtype, shape, took, lines, newest)

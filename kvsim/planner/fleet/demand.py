@@ -16,6 +16,7 @@ from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.planner.replica import group_requests
 from kvsim.traces.requests import Requests
+from kvsim.traces.resample import draw_day, scale_clients
 from kvsim.traces.statistics import leading_hits
 
 # targets
@@ -54,7 +55,7 @@ class FleetTargets:
 
     ttft: float = np.inf
     tpot: float = np.inf
-    share: float = 0.99
+    share: float = 0.9
     longer: tuple[ClassTarget, ...] = ()
 
     @property
@@ -174,9 +175,30 @@ class Traffic:
         """How many classes there are."""
         return len(self.prompt)
 
-    def part(self, index: int) -> Requests:
-        """The requests of one class, when they arrive."""
-        return self.requests.take(np.flatnonzero(self.of == index))
+    def varied(self, load: float = 1.0, day: int = 0) -> "Traffic":
+        """The same traffic of more or fewer clients, on another day.
+
+        Parameters
+        ----------
+        load
+            Clients, in times of the trace's.
+        day
+            0 is the trace; every other number another day of it.
+        """
+        some, rows = scale_clients(self.requests, load)
+        if day:
+            some, drawn = draw_day(some, day)
+            rows = rows[drawn]
+        if some is self.requests:
+            return self
+        windows = len(self.demand.hours)
+        width = 3600 * float(self.demand.hours[0])
+        window = np.minimum((some.arrival / width).astype(np.int64), windows - 1)
+        demand = Demand(self.demand.rate * load, self.demand.hours)
+        of, session = self.of[rows], some.sessions
+        return replace(
+            self, requests=some, of=of[session], window=window, session=session, demand=demand
+        )
 
     def of_window(self, index: int) -> "Traffic":
         """The requests of one window, when they arrive; turns without their parents are first."""

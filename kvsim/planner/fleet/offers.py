@@ -1,18 +1,13 @@
-"""What can be rented: kinds of replica, and which of very many are worth a simulation.
+"""What can be rented: kinds of replica, the limits on a fleet, and how wrong their times may be.
 
-A closed estimate rates every deployment and technique. Of one class, or of all together, a replica
-needs laps and load as the planner of traces derives them:
-
-    laps = max(memory, host memory, seats, work / (TPOT x tokens - fixed))
-    load = fixed x laps + work
-
-Every deployment is rated with full KV first; the techniques are then tried on the best of them. The
-estimate is only good for leaving out what is much dearer than the best. It knows neither other
-memories for prefix blocks nor prefill apart from decode, so both are added as variants where the
-trace says which prompts share a prefix, and simulated.
+Every deployment that may be rented is a kind with full KV, and with the techniques that an engine
+runs (or the user names) and a closed estimate finds cheaper there; each of them again with several
+budgets of tokens per pass, with other memories for prefix blocks and with prefill apart from decode
+where the traffic may gain from it. Nothing is left out because another kind looks better: the
+search plays them, cheapest bound first.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import field, replace
 from math import exp, log
 from statistics import NormalDist
@@ -27,9 +22,10 @@ from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import GIB
 from kvsim.options import ENGINE_SHARE
-from kvsim.planner.fleet.demand import Counts, FleetTargets, Traffic
+from kvsim.planner.fleet.demand import FleetTargets, Traffic
 from kvsim.planner.question import Admission, PlanLimits
-from kvsim.planner.replica import Classes, Loads, list_step_costs, load_coefficients
+from kvsim.planner.replica import Classes, list_step_costs, load_coefficients
+from kvsim.planner.service import served_by
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.pools import TwoPools
 from kvsim.serving.rules import NIC_RATE, Rules
@@ -37,70 +33,8 @@ from kvsim.serving.world import limits_of
 from kvsim.techniques import parse
 from kvsim.traces.requests import Requests
 
-# what the programme reads
-
-
-@frozen
-class Offers:
-    """Kinds of replica that can be rented, one per column.
-
-    Attributes
-    ----------
-    capacity
-        Requests of one class alone that one replica serves within the targets; 0: it cannot.
-        (c, j) [1/s]
-    late
-        Share of a class that misses a target even on an idle replica. (c, j)
-    price, reserved
-        On demand and with a commitment; infinite where it is not offered. (j,) [USD/h]
-    gpus
-        GPUs of one replica. (j,)
-    kind
-        Which GPU. (j,)
-    host
-        Host memory of one replica. (j,) [B]
-    power
-        Rated power of one replica's GPUs; infinite where it is unknown. (j,) [W]
-    """
-
-    capacity: Array
-    late: Array
-    price: Array
-    reserved: Array
-    gpus: Counts
-    kind: tuple[str, ...]
-    host: Array
-    power: Array
-
-    def __len__(self) -> int:
-        return len(self.kind)
-
-    @property
-    def classes(self) -> int:
-        """How many classes of requests there are."""
-        return len(self.capacity)
-
-    @property
-    def rent(self) -> Array:
-        """The lower of the two prices, for replicas that always run. (j,) [USD/h]"""
-        return np.minimum(self.price, self.reserved)
-
-    def only(self, columns: list[int]) -> "Offers":
-        """Some of the offers."""
-        return Offers(
-            capacity=self.capacity[:, columns],
-            late=self.late[:, columns],
-            price=self.price[columns],
-            reserved=self.reserved[columns],
-            gpus=self.gpus[columns],
-            kind=tuple(self.kind[j] for j in columns),
-            host=self.host[columns],
-            power=self.power[columns],
-        )
-
-    def times(self, factor: Array) -> "Offers":
-        """The same offers with other capacities. (j,)"""
-        return replace(self, capacity=self.capacity * factor)
+FULL = parse("full")
+LEAST_LOADED, PREFIX_ROUTES = "least-loaded", ("prefix-aware", "cache-and-load")
 
 
 @frozen
@@ -113,14 +47,12 @@ class FleetLimits:
         GPUs in all, and of each kind.
     host, power
         Host memory [B] and rated power of all GPUs [W].
-    configurations, mixed
-        Different kinds of replica at most, and whether there must be several.
+    configurations
+        Different kinds of replica at most.
     headroom
         Share of load beyond the demand that the fleet must carry.
     failures
         Replicas that may be lost while the rest carries the demand.
-    late
-        Share of all requests that may miss a target.
     """
 
     gpus: float = np.inf
@@ -128,10 +60,8 @@ class FleetLimits:
     host: float = np.inf
     power: float = np.inf
     configurations: float = np.inf
-    mixed: bool = False
     headroom: float = 0.0
     failures: int = 0
-    late: float = 0.01
 
 
 @frozen
@@ -148,9 +78,6 @@ class Schedule:
 
 
 # kinds of replica
-
-# What each addition counts, of the price: of equally dear replicas the plainer one.
-ADDITION_SURCHARGE = 1e-7
 
 
 @frozen
@@ -171,6 +98,8 @@ class Configuration:
         Rated power of its GPUs; infinite where it is unknown. [W]
     apart
         Its engines that read prompts and those that decode; None if each does both.
+    route
+        How requests find one of several equal replicas, as `--route` takes it.
     """
 
     costs: StepCosts
@@ -179,6 +108,7 @@ class Configuration:
     reserved: float = np.inf
     power: float = np.inf
     apart: TwoPools | None = None
+    route: str = LEAST_LOADED
 
     @property
     def engines(self) -> int:
@@ -189,12 +119,6 @@ class Configuration:
     def gpus(self) -> int:
         """GPUs of one replica."""
         return self.costs.deployment.gpus * self.engines
-
-    @property
-    def extras(self) -> int:
-        """What it has besides GPUs: memories for prefix blocks, and prefill apart."""
-        rules = self.costs.rules
-        return (rules.host_cache > 0) + (rules.nvme_cache > 0) + (self.apart is not None)
 
     @property
     def sides(self) -> tuple[int, int] | None:
@@ -250,28 +174,8 @@ class Configuration:
         return replace(self, costs=self.costs.with_fewer(max_seqs))
 
 
-def offers_of(some: list[Configuration], capacity: np.ndarray, late: np.ndarray) -> Offers:
-    """The programme's columns.
-
-    Parameters
-    ----------
-    capacity, late : by class and configuration. (c, j)
-    """
-    return Offers(
-        capacity=capacity,
-        late=late,
-        price=np.array([x.price * (1 + ADDITION_SURCHARGE * x.extras) for x in some]),
-        reserved=np.array([x.reserved * (1 + ADDITION_SURCHARGE * x.extras) for x in some]),
-        gpus=np.array([x.gpus for x in some], np.int64),
-        kind=tuple(x.gpu for x in some),
-        host=np.array([x.host for x in some]),
-        power=np.array([x.power for x in some]),
-    )
-
-
 # known errors of their times
 
-SURE = 0.95
 ERROR_KINDS = ("decode", "prefill", "request")
 
 
@@ -282,7 +186,7 @@ class Spread:
     sigma: float
     source: str
 
-    def slowdown(self, likely: float = SURE) -> float:
+    def slowdown(self, likely: float) -> float:
         """The factor that times stay below with a likelihood."""
         return exp(self.sigma * NormalDist().inv_cdf(likely))
 
@@ -306,63 +210,6 @@ def _log_width(error: KnownError) -> float:
     return max(log(error.high), -log(error.low))
 
 
-# closed estimate
-
-
-def estimate_loads(
-    configurations: list[Configuration], traffic: Traffic, targets: FleetTargets
-) -> Loads:
-    """Coefficients of every configuration at the trace's mean rates."""
-    per_s = traffic.demand.mean
-    classes = Classes(traffic.prompt, traffic.generate, per_s, traffic.of, traffic.requests.prompt)
-    return load_coefficients([x.costs for x in configurations], classes, targets.ttft)
-
-
-def replicas_needed(found: Loads, targets: FleetTargets, max_seqs: Array) -> Array:
-    """Replicas that each class alone needs of each configuration; infinite where it cannot.
-
-    Parameters
-    ----------
-    max_seqs : of each configuration. (j,)
-
-    Returns
-    -------
-    (c, j)
-    """
-    slack = targets.tpot * found.tokens - found.fixed
-    in_time = found.work / np.where(slack > 0, slack, np.nan) if np.isfinite(targets.tpot) else 0.0
-    laps = np.maximum.reduce(
-        [
-            found.gpu / found.room,
-            found.host / found.host_room,
-            found.seats / max_seqs,
-            np.broadcast_to(in_time, found.work.shape),
-        ]
-    )
-    needed = found.fixed * laps + found.work
-    fits = (found.longest <= found.room) & (slack > 0)
-    return np.where(fits & np.isfinite(needed), np.maximum(needed, 1e-9), np.inf)
-
-
-def late_shares(found: Loads, traffic: Traffic) -> Array:
-    """Share of each class whose prompt takes longer than the TTFT target even alone. (c, j)"""
-    of_class = np.bincount(traffic.of, minlength=traffic.classes) / len(traffic.of)
-    return np.asarray(np.minimum(found.late / of_class[:, None], 1.0))
-
-
-# shortlist
-
-MAX_DEPLOYMENTS = 8  # kept with full KV
-DEPLOYMENTS_WITH_TECHNIQUES = 2  # of them with every other technique
-# Cost at which another technique is worth a look, of full KV on the same deployment.
-WORTHWHILE_COST = 0.99
-SETTINGS_PER_DEPLOYMENT = 2  # per deployment, besides full KV
-# Deployments that are kept because a whole one is cheaper than one of the best.
-CHEAPER_WHOLE_DEPLOYMENTS = 2
-# Cost of all requests, or of one class, of the cheapest, that is still looked at.
-MAX_COST_RATIO = 4.0
-
-
 @frozen
 class Rentable:
     """A deployment that can be rented as one replica, with the prices of all of it. [USD/h, W]"""
@@ -372,166 +219,6 @@ class Rentable:
     price: float
     reserved: float = np.inf
     power: float = np.inf
-
-
-@frozen
-class Rated:
-    """A configuration with the closed estimate of what it carries.
-
-    Attributes
-    ----------
-    needed
-        Replicas that each class alone needs; infinite where it cannot. (c,)
-    late
-        Share of each class that misses a target on an idle replica as well. (c,)
-    """
-
-    configuration: Configuration
-    needed: Array
-    late: Array
-
-    @property
-    def cost(self) -> Array:
-        """Price of each class. (c,) [USD/h]"""
-        return np.asarray(self.needed * self.configuration.rent)
-
-    @property
-    def cost_of_all(self) -> float:
-        """Price of all classes. [USD/h]"""
-        return float(self.cost.sum())
-
-
-@frozen
-class Terms:
-    """What every configuration is rated for.
-
-    Attributes
-    ----------
-    admission, largest_loss
-        Which techniques, and what relative loss of quality may be known of them.
-    utilisation
-        Share of each GPU's memory that the engine uses.
-    """
-
-    traffic: Traffic
-    targets: FleetTargets
-    rules: Rules
-    admission: Admission
-    largest_loss: float
-    utilisation: float
-
-
-def shortlist(
-    rentable: list[Rentable], terms: Terms, tell: Callable[[str], None] = lambda _: None
-) -> list[Rated]:
-    """The configurations to simulate, the cheapest by estimate first.
-
-    Raises
-    ------
-    InputError
-        If the model fits nowhere.
-    InfeasibleError
-        If no technique is admitted.
-    """
-    techniques = terms.admission.candidates()
-    others = tuple(t for t in techniques if t.name != "full")
-    full = replace(terms.admission, techniques=(parse("full"),), only=(), without=())
-    lossless, rest = replace(terms, admission=full), terms
-    if others:
-        rest = replace(terms, admission=replace(full, techniques=others))
-    plain: list[tuple[Rentable, Rated]] = []
-    reason: InputError | InfeasibleError | None = None
-    for one in rentable:
-        try:
-            rated = _rate_settings(one, lossless)
-        except (InputError, InfeasibleError) as problem:
-            reason = problem
-            continue
-        plain += [(one, r) for r in rated]
-    if not plain:
-        assert reason is not None
-        raise reason
-    best = _select_cheapest([r for _, r in plain], MAX_DEPLOYMENTS)
-    kept = best if len(others) < len(techniques) else []
-    for one, known in plain:
-        if others and any(known is r for r in best[:DEPLOYMENTS_WITH_TECHNIQUES]):
-            tell(f"estimating techniques on {one.gpu}")
-            kept = kept + _cheaper_settings(one, known, rest)
-    if not kept:
-        raise InfeasibleError("none of the admitted techniques can run on these GPUs")
-    return _select_cheapest(kept, len(kept))
-
-
-def _cheaper_settings(one: Rentable, full: Rated, terms: Terms) -> list[Rated]:
-    """Settings that need fewer replicas than full KV for all classes, or for one."""
-    try:
-        rated = _rate_settings(one, terms)
-    except (InputError, InfeasibleError):
-        return []
-    known = np.where(np.isfinite(full.cost), full.cost, np.inf)
-    worth = [r for r in rated if (r.cost < WORTHWHILE_COST * known).any()]
-    worth.sort(key=lambda r: (float(np.isinf(r.cost).sum()), r.cost_of_all))
-    best: list[Rated] = []
-    for r in worth:  # two settings of one technique are rarely both worth it
-        if r.configuration.costs.technique.name not in {
-            x.configuration.costs.technique.name for x in best
-        }:
-            best.append(r)
-    return best[:SETTINGS_PER_DEPLOYMENT]
-
-
-def _rate_settings(one: Rentable, terms: Terms) -> list[Rated]:
-    """Every admitted setting on a deployment, with its estimate."""
-    d, traffic, targets = one.deployment, terms.traffic, terms.targets.loosest
-    rules = terms.rules.scale_to(d)
-    here = PlanLimits(
-        gpu_memory=d.hardware.gpu_memory * terms.utilisation,
-        host_memory=d.hardware.host_memory,
-        ttft=targets.ttft,
-        tpot=targets.tpot,
-        loss=terms.largest_loss,
-    )
-    options = list_step_costs(d, traffic.requests, here, rules, terms.admission)
-    some = [Configuration(x, one.gpu, one.price, one.reserved, one.power) for x in options]
-    found = estimate_loads(some, traffic, targets)
-    needed = replicas_needed(found, targets, np.array([float(rules.max_seqs)]))
-    late = late_shares(found, traffic)
-    return [Rated(x, needed[:, j], late[:, j]) for j, x in enumerate(some)]
-
-
-def _select_cheapest(rated: list[Rated], most: int) -> list[Rated]:
-    """The cheapest of all classes together and of each class, without those far dearer.
-
-    Little load is cheapest on the cheapest replica that carries it, not on the one of which it
-    keeps the cheapest part busy: replicas that are cheaper whole than the best of these stay too.
-    """
-    cost = np.array([r.cost for r in rated])
-    cheapest = np.min(cost, axis=0)
-    ratio = cost / np.where(np.isfinite(cheapest) & (cheapest > 0), cheapest, 1.0)
-    worst = np.where(np.isfinite(ratio).any(axis=1), np.nanmin(ratio, axis=1), np.inf)
-    order = sorted(
-        range(len(rated)),
-        key=lambda i: (int(np.isinf(cost[i]).sum()), rated[i].cost_of_all, float(worst[i])),
-    )
-    first = [i for i in dict.fromkeys(np.argmin(cost, axis=0).tolist()) if np.isfinite(worst[i])]
-    near = [i for i in order if worst[i] <= MAX_COST_RATIO]
-    whole = [max(float(r.needed.sum()), 1.0) * r.configuration.rent for r in rated]
-    cheaper = sorted((i for i in order if whole[i] < whole[order[0]]), key=whole.__getitem__)
-    some = [*order[:1], *first, *cheaper[:CHEAPER_WHOLE_DEPLOYMENTS], *near, *order[:2]]
-    chosen = list(dict.fromkeys(some))[:most]
-    return [rated[i] for i in sorted(chosen, key=order.index)]
-
-
-# variants
-
-# Of the shortlist's best, with each memory; others with all that there is, and none.
-TRIED_WITH_EACH_MEMORY = 4
-TRIED_DISAGGREGATED = 2  # of the shortlist's best, with prefill and decode apart
-PREFILL_DECODE_RATIOS = (
-    (1, 1),
-    (2, 1),
-    (1, 2),
-)  # engines that read prompts and engines that decode
 
 
 @frozen
@@ -557,67 +244,200 @@ class Extras:
     nic: float = NIC_RATE
 
 
-def add_variants(rated: list[Rated], requests: Requests, extras: Extras) -> list[Rated]:
-    """The shortlist with its variants.
+BUDGETS = (512, 1024, 2048, 4096, 8192)
+"""Tokens of a pass at most that are tried where the user names none: a small budget keeps the time
+per token even, a large one reads prompts sooner. [tokens]"""
 
-    Techniques whose caches cannot be shared are played without prefix caching.
+POOL_RATIOS = ((1, 1), (2, 1), (1, 2), (3, 1), (1, 3))  # engines that read prompts, and that decode
+WORTHWHILE_COST = 0.99  # of full KV's on the same deployment, by the estimate
+TECHNIQUES_PER_DEPLOYMENT = 2  # besides full KV
+
+
+@frozen
+class ReplicaKind:
+    """Replicas that differ in their pass budget alone.
+
+    Attributes
+    ----------
+    choices
+        The same replica with each of them; the engine's default first.
+    needed
+        Replicas that each class of requests alone is estimated to need; infinite where it cannot.
+        (c,)
     """
-    found: list[Rated] = []
-    for place, x in enumerate(rated):
-        kept = [_add_memory(x, *sizes, extras) for sizes in _memory_sizes(extras)]
-        usable = [y for y in (x, *kept) if _can_share_prefixes(y, requests)]
-        if not usable:
-            found.append(_disable_prefix_caching(x))
+
+    choices: tuple[Configuration, ...]
+    needed: Array
+
+    @property
+    def gpu(self) -> str:
+        """Name of its card, as `kvsim gpus` lists it."""
+        return self.choices[0].gpu
+
+    @property
+    def rent(self) -> float:
+        """Price of one replica. [USD/h]"""
+        return self.choices[0].rent
+
+
+def list_kinds(question: "CapacityQuestion", tell: Callable[[str], None]) -> list[ReplicaKind]:
+    """List every kind of replica that may be rented and can run.
+
+    Parameters
+    ----------
+    question
+        What is asked.
+    tell
+        Is told what is being done.
+
+    Raises
+    ------
+    InputError
+        If the model fits nowhere.
+    InfeasibleError
+        If no technique is admitted.
+    """
+    found: list[ReplicaKind] = []
+    reason: InputError | InfeasibleError | None = None
+    for one in question.rentable:
+        tell(f"what {one.gpu} x{one.deployment.gpus} can run")
+        try:
+            settings = _list_settings(one, question)
+        except (InputError, InfeasibleError) as problem:
+            reason = problem
             continue
-        found += usable if place < TRIED_WITH_EACH_MEMORY else usable[:1] + usable[1:][-1:]
-        if extras.apart and place < TRIED_DISAGGREGATED:
-            found += [
-                _disaggregate(usable[-1], *ratio, extras.nic) for ratio in PREFILL_DECODE_RATIOS
-            ]
+        for setting, needed in settings:
+            for x, n in _variants(setting, needed, question):
+                found.append(ReplicaKind(tuple(_choices(x, question)), n))
+    if not found:
+        raise reason or InfeasibleError("none of the admitted techniques can run on these GPUs")
     return found
 
 
-def _memory_sizes(extras: Extras) -> list[tuple[float, float]]:
-    """Host memory and drive, each GPU's, from the least to all. [B]"""
-    some = [(extras.host, 0.0), (extras.host, extras.drive)]
-    return [x for x in dict.fromkeys(some) if any(x)]
+Estimated = tuple[Configuration, Array]
 
 
-def _add_memory(x: Rated, host: float, drive: float, extras: Extras) -> Rated:
+def _list_settings(one: Rentable, question: "CapacityQuestion") -> list[Estimated]:
+    """Full KV on a deployment and the techniques that are cheaper there, with estimates."""
+    admission = question.admission
+    techniques = admission.candidates()
+    named = bool(admission.only or admission.engine)
+    others = tuple(
+        t for t in techniques
+        if t.name != "full" and (named or served_by(t.name, one.deployment))
+    )  # fmt: skip
+    full = _estimate(one, question, replace(admission, techniques=(FULL,), only=(), without=()))
+    found = list(full) if any(t.name == "full" for t in techniques) else []
+    if not others:
+        return found
+    known = full[0][1]
+
+    def cheaper(needed: Array) -> bool:
+        return float(needed.sum()) < WORTHWHILE_COST * known.sum() or bool(
+            (needed < WORTHWHILE_COST * known).any()
+        )
+
+    try:
+        rated = _estimate(one, question, replace(admission, techniques=others, only=(), without=()))
+    except (InputError, InfeasibleError):
+        if not found:
+            raise
+        return found
+    rated.sort(key=lambda x: (int(np.isinf(x[1]).sum()), float(x[1][np.isfinite(x[1])].sum())))
+    names: set[str] = set()
+    for x, needed in rated:  # two settings of one technique are rarely both worth it
+        name = x.costs.technique.name
+        if name in names or len(names) == TECHNIQUES_PER_DEPLOYMENT:
+            continue
+        if not found or cheaper(needed):
+            names.add(name)
+            found.append((x, needed))
+    return found
+
+
+def _estimate(one: Rentable, question: "CapacityQuestion", admission: Admission) -> list[Estimated]:
+    """Every admitted setting on a deployment, and the replicas each class needs by a formula.
+
+    Memory, seats and time per token each ask for laps of the batch; a lap costs its fixed time.
+    """
+    d, traffic, targets = one.deployment, question.traffic, question.targets.loosest
+    rules = question.rules.scale_to(d)
+    here = PlanLimits(
+        gpu_memory=d.hardware.gpu_memory * question.utilisation,
+        host_memory=d.hardware.host_memory,
+        ttft=targets.ttft,
+        tpot=targets.tpot,
+        loss=question.largest_loss,
+    )
+    options = list_step_costs(d, traffic.requests, here, rules, admission)
+    per_s = traffic.demand.mean
+    classes = Classes(traffic.prompt, traffic.generate, per_s, traffic.of, traffic.requests.prompt)
+    found = load_coefficients(options, classes, targets.ttft)
+    slack = targets.tpot * found.tokens - found.fixed
+    in_time = found.work / np.where(slack > 0, slack, np.nan) if np.isfinite(targets.tpot) else 0.0
+    each = (found.gpu / found.room, found.host / found.host_room, found.seats / rules.max_seqs)
+    laps = np.maximum.reduce([*each, np.broadcast_to(in_time, found.work.shape)])
+    needed = found.fixed * laps + found.work
+    fits = (found.longest <= found.room) & (slack > 0) & np.isfinite(needed)
+    needed = np.where(fits, np.maximum(needed, 1e-9), np.inf)
+    return [
+        (Configuration(x, one.gpu, one.price, one.reserved, one.power), needed[:, j])
+        for j, x in enumerate(options)
+    ]
+
+
+def _variants(x: Configuration, needed: Array, question: "CapacityQuestion") -> Iterator[Estimated]:
+    """A replica as it is, with each memory for prefix blocks, and with prefill apart."""
+    extras, requests = question.extras, question.traffic.requests
+    if not _can_share_prefixes(x, requests):
+        rules = replace(x.costs.rules, prefix_caching=False)
+        yield replace(x, costs=x.costs.with_rules(rules)), needed
+        return
+    best = x
+    yield x, needed
+    for host, drive in dict.fromkeys([(extras.host, 0.0), (extras.host, extras.drive)]):
+        if host or drive:
+            best = _add_memory(x, host, drive, extras)
+            yield best, needed
+    for prefill, decode in POOL_RATIOS if extras.apart else ():
+        engines = prefill + decode
+        several = replace(
+            best,
+            price=x.price * engines,
+            reserved=x.reserved * engines,
+            power=x.power * engines,
+            apart=TwoPools(prefill, decode, rate=extras.nic),
+        )
+        yield several, needed / engines
+
+
+def _choices(x: Configuration, question: "CapacityQuestion") -> Iterator[Configuration]:
+    """A replica with every pass budget that is tried, and the router that suits it."""
+    rules, lanes = x.costs.rules, x.costs.deployment.lanes
+    prefixes = rules.prefix_caching and question.traffic.requests.block_ids is not None
+    route = PREFIX_ROUTES[0] if prefixes else LEAST_LOADED
+    tried = question.tunes and x.apart is None
+    for budget in dict.fromkeys([rules.max_tokens, *(b * lanes for b in BUDGETS if tried)]):
+        changed = replace(x.costs, rules=replace(rules, max_tokens=budget))
+        yield replace(x, costs=x.costs if budget == rules.max_tokens else changed, route=route)
+
+
+def _add_memory(x: Configuration, host: float, drive: float, extras: Extras) -> Configuration:
     """The same with prefix blocks in other memories, all loaded: engines do not recompute them."""
-    costs, gpus = x.configuration.costs, x.configuration.costs.deployment.gpus
+    costs, gpus = x.costs, x.costs.deployment.gpus
     rates = extras.rates if drive else {}
     rules = replace(
         costs.rules, host_cache=host * gpus, nvme_cache=drive * gpus, prefix_load="load", **rates
     )
-    return replace(x, configuration=replace(x.configuration, costs=costs.with_rules(rules)))
+    return replace(x, costs=costs.with_rules(rules))
 
 
-def _disable_prefix_caching(x: Rated) -> Rated:
-    costs = x.configuration.costs
-    rules = replace(costs.rules, prefix_caching=False)
-    return replace(x, configuration=replace(x.configuration, costs=costs.with_rules(rules)))
-
-
-def _disaggregate(x: Rated, prefill: int, decode: int, nic: float) -> Rated:
-    one, engines = x.configuration, prefill + decode
-    several = replace(
-        one,
-        price=one.price * engines,
-        reserved=one.reserved * engines,
-        power=one.power * engines,
-        apart=TwoPools(prefill, decode, rate=nic),
-    )
-    return replace(x, configuration=several, needed=x.needed / engines)
-
-
-def _can_share_prefixes(x: Rated, requests: Requests) -> bool:
+def _can_share_prefixes(x: Configuration, requests: Requests) -> bool:
     """Whether prompts can share the technique's cache."""
-    costs = x.configuration.costs
-    if not costs.rules.prefix_caching:
+    if not x.costs.rules.prefix_caching:
         return True
     try:
-        limits_of(costs, requests)
+        limits_of(x.costs, requests)
     except InputError:
         return False
     return True
@@ -640,6 +460,13 @@ class CapacityQuestion:
         How far predictions have been off; what the ledger of errors has if None.
     extras
         Memories for prefix blocks besides the GPU's, and whether prefill and decode may be apart.
+    sure
+        Probability with which the targets are to be kept, over other days of the traffic and the
+        error of the times; 0: the trace as it is, with times as predicted.
+    tunes
+        Whether the pass budget and the batch limit are chosen too.
+    left_out
+        Requests that no engine takes because they exceed the context; the traffic is without them.
     """
 
     traffic: Traffic
@@ -653,3 +480,6 @@ class CapacityQuestion:
     utilisation: float = ENGINE_SHARE
     schedule: Schedule | None = None
     extras: Extras = Extras()
+    sure: float = 0.9
+    tunes: bool = True
+    left_out: int = 0

@@ -1,12 +1,6 @@
-"""A fleet plays a trace, and what each kind of replica carries by such plays.
+"""A fleet plays traffic: which kind of replica serves which requests, and what they waited."""
 
-What a kind carries is measured once and used by all searches: the requests themselves are played,
-so their bursts count, on the fewest replicas that meet the targets, then faster and faster until
-these do not. Where one replica carries them several times over, copies that begin at other times
-are played together: the same requests in less time would be over before a queue can grow.
-"""
-
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -15,16 +9,53 @@ from numpy.typing import NDArray
 from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.planner.fleet.demand import GOLDEN_RATIO, ClassTarget, Counts, FleetTargets, Traffic
-from kvsim.planner.fleet.offers import Configuration, Offers, Rated, offers_of
-from kvsim.search import smallest_count
+from kvsim.planner.fleet.offers import Configuration
 from kvsim.serving.outcome import Outcome
 from kvsim.serving.pools import simulate_pools
 from kvsim.serving.records import REFUSED
 from kvsim.serving.simulate import Run, simulate
 from kvsim.traces.requests import Requests
 
-ROUTE_WITHIN_KIND = "least-loaded"  # how a request finds its replica among those of its kind
-ROUTE_WITH_PREFIXES = "prefix-aware"
+
+@frozen
+class Fleet:
+    """Replicas that are rented, and which requests go to them.
+
+    Attributes
+    ----------
+    kinds
+        Its kinds of replica.
+    running
+        Replicas of each kind that serve in each window. (w, j)
+    share
+        Of each class of requests in each window, by kind. (w, c, j)
+    reserved
+        Replicas that are rented with a commitment. (j,)
+    cost
+        Mean price. [USD/h]
+    """
+
+    kinds: tuple[Configuration, ...]
+    running: Counts
+    share: Array
+    reserved: Counts
+    cost: float
+
+    @property
+    def replicas(self) -> Counts:
+        """The most that run at once. (j,)"""
+        return np.asarray(self.running.max(axis=0))
+
+    @property
+    def name(self) -> str:
+        """Counts and kinds of replica."""
+        counted = zip(self.replicas, self.kinds, strict=True)
+        return " + ".join(f"{n} x {x.name}" for n, x in counted if n)
+
+    def total(self, name: str) -> float:
+        """A quantity of all replicas that are rented at most: gpus, host or power."""
+        counted = zip(self.replicas, self.kinds, strict=True)
+        return float(sum(n * getattr(x, name) for n, x in counted if n))
 
 
 @frozen
@@ -132,44 +163,41 @@ def quantile(values: Array, share: float) -> float:
     low = int(np.floor(rank))
     ordered = np.partition(values, [low, min(low + 1, values.size - 1)])
     first, second = float(ordered[low]), float(ordered[min(low + 1, values.size - 1)])
-    return first if rank == low else first + (second - first) * (rank - low)
+    if rank == low or second == first:  # both may be infinite
+        return first
+    return first + (second - first) * (rank - low)
 
 
-def play(
-    traffic: Traffic,
-    configurations: list[Configuration],
-    running: Counts,
-    share: Array,
-    load: float = 1.0,
-    slowdown: float = 1.0,
-) -> Played:
-    """Play a trace on a fleet.
+def play(traffic: Traffic, fleet: Fleet, slowdown: float = 1.0) -> Played:
+    """Play traffic on a fleet.
 
-    Requests go to a kind of replica by their class, in the shares of the programme, and among
-    replicas of a kind to the least loaded, or where most of their prefix is. Replicas that start or
-    stop between windows are sets of their own, which share their kind's requests evenly.
+    Requests go to a kind of replica by their class, in the fleet's shares, and among replicas of a
+    kind by its router. Replicas that start or stop between windows are sets of their own, which
+    share their kind's requests evenly.
 
     Parameters
     ----------
-    running : replicas of each kind that serve in each window. (w, j)
-    share : of each class in each window, by kind. (w, c, j)
-    load : the trace so many times as fast.
-    slowdown : everything that a replica does takes so many times as long.
+    traffic
+        Requests with their classes and windows.
+    fleet
+        What serves them.
+    slowdown
+        Everything that a replica does takes so many times as long.
     """
     requests = traffic.requests
-    kind = traffic.dispatched(share)
-    faster = requests.scaled(load).time_scaled(slowdown)
+    kind = traffic.dispatched(fleet.share)
+    faster = requests.time_scaled(slowdown)
     times = [np.full(len(requests), np.nan) for _ in range(3)]
-    groups = []
-    end = float(requests.arrival[-1] - requests.arrival[0]) / load if len(requests) else 0.0
+    groups, end = [], requests.duration
     for j in np.unique(kind):
         mine = np.flatnonzero(kind == j)
-        sets, of = replica_sets(running[:, j], traffic.window[mine])
+        sets, of = replica_sets(fleet.running[:, j], traffic.window[mine])
         for i, count in enumerate(sets):
-            rows = mine[of == i]
+            rows = mine if len(sets) == 1 else mine[of == i]
             if not rows.size:
                 continue
-            outcome = serve(faster.take(rows), configurations[j], count)
+            some = faster if rows.size == len(requests) else faster.take(rows)
+            outcome = serve(some, fleet.kinds[j], count)
             for into, found in zip(times, waits(outcome), strict=True):
                 into[rows] = found * slowdown
             last = outcome.run.progress.last[~outcome.refused]
@@ -181,9 +209,7 @@ def play(
 
 def serve(requests: Requests, configuration: Configuration, count: int) -> Outcome:
     """Play a trace on equal replicas."""
-    keeps = configuration.costs.rules.prefix_caching and requests.block_ids is not None
-    route = ROUTE_WITH_PREFIXES if keeps else ROUTE_WITHIN_KIND
-    one = configuration.apart
+    one, route = configuration.apart, configuration.route
     if one is None:
         return Outcome(simulate(requests, configuration.costs, count, route))
     pools = replace(one, prefill=count * one.prefill, decode=count * one.decode)
@@ -258,240 +284,3 @@ def replica_sets(running: Counts, window: NDArray[np.int64]) -> tuple[list[int],
         evenly = np.mod((np.arange(rows.size) + 0.5) * GOLDEN_RATIO, 1.0)
         of[rows] = np.array(here)[(evenly[:, None] >= upto).sum(axis=1)]
     return list(spans.values()), of
-
-
-# what replicas carry
-
-LOAD_RESOLUTION = 1.04  # ratio of two loads between which the search for the largest stops
-Missed = NDArray[np.bool_]
-REPLICA_STEP = 1.5  # replicas are tried in such steps
-MAX_REPLICAS = 1024  # replicas
-MAX_COPIES = 16  # of requests that are too few for one replica, at most
-
-
-@frozen
-class Busy:
-    """The most that some replicas carry.
-
-    Attributes
-    ----------
-    needed
-        Replicas that the requests keep busy, in parts of one; infinite if none meet the targets.
-    missed
-        How often each of the requests then misses a target, from 0 to 1. (n,)
-    """
-
-    needed: float
-    missed: Array
-
-
-def replicas_kept_busy(
-    requests: Requests,
-    configuration: Configuration,
-    targets: FleetTargets,
-    late: float = 0.0,
-    guess: float = 1.0,
-    slowdown: float = 1.0,
-) -> Busy:
-    """The replicas that some requests need.
-
-    Parameters
-    ----------
-    late : share of the requests that may miss a target; at least that which the targets allow.
-    guess : how many replicas it may take.
-    """
-    share = min(targets.share, 1 - late)
-
-    def misses(some: Requests, replicas: int, load: float) -> tuple[Missed, Missed]:
-        ttft, tpot, _ = waits(
-            serve(some.scaled(load).time_scaled(slowdown), configuration, replicas)
-        )
-        longest, slowest = targets.of_each(some.prompt)
-        return ttft * slowdown > longest, tpot * slowdown > slowest
-
-    def meet(some: Requests, replicas: int, load: float) -> bool:
-        slow, halting = misses(some, replicas, load)
-        of, classes = targets.of(some.prompt), len(targets.each)
-        each = np.maximum(np.bincount(of, minlength=classes), 1)
-        several = np.maximum(np.bincount(of, some.generate > 1, minlength=classes), 1)
-        late = np.bincount(of, slow, minlength=classes) / each
-        late = np.maximum(late, np.bincount(of, halting, minlength=classes) / several)
-        return bool(late.max() <= 1 - share)
-
-    first = max(round(min(guess, MAX_REPLICAS)), 1)
-    most = min(8 * first + 8, MAX_REPLICAS)
-    count = smallest_count(lambda n: meet(requests, n, 1.0), first, most, REPLICA_STEP)
-    if count == 0:
-        return Busy(np.inf, np.ones(len(requests)))
-    copies, some = 1, requests
-    while count == 1 and copies < MAX_COPIES and meet(overlay_copies(requests, 2 * copies), 1, 1.0):
-        copies *= 2
-        some = overlay_copies(requests, copies)
-    low, high = 1.0, count / (count - 1) * REPLICA_STEP if count > 1 else 2.0
-    while high / low > LOAD_RESOLUTION:
-        middle = (low * high) ** 0.5
-        if meet(some, count, middle):
-            low = middle
-        else:
-            high = middle
-    slow, halting = misses(some, count, low)
-    missed = np.bincount(copy_origins(requests, copies), slow | halting) / copies
-    return Busy(count / (low * copies), missed)
-
-
-def overlay_copies(requests: Requests, copies: int) -> Requests:
-    """Copies of a trace that begin evenly over its duration and go round; none shares a prefix."""
-    if copies == 1:
-        return requests
-    arrival, order = _arrivals_of_copies(requests, copies)
-    some = requests.take(order % len(requests), np.asarray(arrival[order], np.float64))
-    ids, parent = some.block_ids, some.parent
-    if ids is not None and ids.size and some.block_start is not None:
-        copy = np.repeat(order // len(requests), np.diff(some.block_start))
-        ids = ids + copy * (int(ids.max()) + 1)
-    if requests.parent is not None:
-        parent = _parents_of_copies(requests.parent, order)
-    return replace(some, block_ids=ids, parent=parent)
-
-
-def _parents_of_copies(parent: NDArray[np.int64], order: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Which of the copies' requests each one follows, -1 where that comes later or never. (n,)"""
-    count = len(parent)
-    place = np.argsort(order)  # where each copy's requests are
-    before = parent[order % count]
-    found = np.where(before >= 0, place[order - order % count + before], -1)
-    return np.where(found < np.arange(order.size), found, -1)
-
-
-def copy_origins(requests: Requests, copies: int) -> NDArray[np.int64]:
-    """Which request each of the copies' requests is a copy of."""
-    if copies == 1:
-        return np.arange(len(requests))
-    return np.asarray(_arrivals_of_copies(requests, copies)[1] % len(requests))
-
-
-def _arrivals_of_copies(requests: Requests, copies: int) -> tuple[Array, NDArray[np.int64]]:
-    """When each copy's requests arrive, one copy after the other [s], and their order."""
-    duration = requests.duration
-    since = np.tile(requests.arrival - requests.arrival[0], copies)
-    begin = np.repeat(np.arange(copies) * duration / copies, len(requests))
-    arrival = since + begin
-    arrival = np.where(arrival > duration, arrival - duration, arrival)
-    return arrival, np.argsort(arrival, kind="stable")
-
-
-# Cost of the whole trace, of the cheapest, beyond which single classes are not measured.
-MAX_COST_OF_ALL = 2.0
-
-
-@frozen
-class Market:
-    """Configurations and what they carry.
-
-    Attributes
-    ----------
-    offers
-        With capacities by class, in the mix of the trace where a configuration can serve all of it.
-    alone
-        Replicas that the whole trace keeps busy; infinite where it cannot be served. (j,)
-    """
-
-    configurations: list[Configuration]
-    offers: Offers
-    alone: Array
-
-    def only(self, columns: list[int]) -> "Market":
-        """Some of the configurations."""
-        some = [self.configurations[j] for j in columns]
-        return Market(some, self.offers.only(columns), self.alone[columns])
-
-    def where(self, holds: Callable[[Configuration], bool]) -> "Market":
-        """The configurations for which something holds."""
-        return self.only([j for j, x in enumerate(self.configurations) if holds(x)])
-
-    @property
-    def cost_alone(self) -> Array:
-        """Price of the whole trace on one kind of replica, in parts of replicas. (j,) [USD/h]"""
-        return np.asarray(self.alone * self.offers.rent)
-
-
-def measure_market(
-    rated: list[Rated],
-    traffic: Traffic,
-    targets: FleetTargets,
-    slowdowns: Array | None = None,
-    tell: Callable[[str], None] = lambda _: None,
-) -> Market:
-    """Play the trace, and each class alone, on every configuration that may be worth it.
-
-    Parameters
-    ----------
-    slowdowns : everything that a replica of each takes so many times as long; once if None. (j,)
-    """
-    slow = [1.0] * len(rated) if slowdowns is None else slowdowns.tolist()
-    busy = [_measure_all(x, traffic, targets, s, tell) for x, s in zip(rated, slow, strict=True)]
-    alone = np.array([x.needed for x in busy])
-    rent = np.array([x.configuration.rent for x in rated])
-    dear = alone * rent > MAX_COST_OF_ALL * (alone * rent).min(initial=np.inf)
-    peak = traffic.demand.rate.max(axis=0)
-    capacity = np.zeros((traffic.classes, len(rated)))
-    late = np.zeros(capacity.shape)
-    for j, x in enumerate(rated):
-        carries_all = bool(np.isfinite(alone[j]))
-        late[:, j] = _late_by_class(busy[j].missed, traffic, targets) if carries_all else x.late
-        if dear[j] and carries_all:
-            needed = x.needed  # as the estimate divides it; below all of it is what was measured
-        else:
-            classes = range(traffic.classes)
-            each = [_measure_class(x, c, traffic, targets, late[c, j], slow[j]) for c in classes]
-            needed = np.array(each)
-        if carries_all:  # so it carries a class among others that it cannot carry alone
-            needed = np.where(np.isfinite(needed), needed, x.needed)
-        some = np.isfinite(needed) & (needed > 0)
-        capacity[some, j] = peak[some] / needed[some]
-        if carries_all and some.all():
-            together = (traffic.demand.rate / capacity[:, j]).sum(axis=1).max()
-            capacity[:, j] *= together / alone[j]
-    configurations = [x.configuration for x in rated]
-    return Market(configurations, offers_of(configurations, capacity, late), alone)
-
-
-def _measure_all(
-    rated: Rated,
-    traffic: Traffic,
-    targets: FleetTargets,
-    slowdown: float,
-    tell: Callable[[str], None],
-) -> Busy:
-    """Replicas that the whole trace keeps busy."""
-    tell(f"what {rated.configuration.name} carries")
-    if not np.isfinite(rated.needed).all():
-        return Busy(np.inf, np.ones(len(traffic.requests)))
-    guess = max(float(rated.needed.sum()), 1.0)
-    return replicas_kept_busy(
-        traffic.requests, rated.configuration, targets, guess=guess * slowdown, slowdown=slowdown
-    )
-
-
-def _late_by_class(missed: Array, traffic: Traffic, targets: FleetTargets) -> Array:
-    """Share of each class that misses a target while all of it just meets them. (c,)
-
-    Where some miss one target and others the other, the shares are reduced so that together they
-    are what may be missed.
-    """
-    of_class = np.bincount(traffic.of, minlength=traffic.classes)
-    late = np.bincount(traffic.of, missed, minlength=traffic.classes) / of_class
-    total = float(missed.mean())
-    return np.asarray(late * min(1.0, (1 - targets.share) / total) if total else late)
-
-
-def _measure_class(
-    rated: Rated, c: int, traffic: Traffic, targets: FleetTargets, late: float, slowdown: float
-) -> float:
-    """Replicas that a class alone keeps busy."""
-    guess = float(rated.needed[c])
-    if not np.isfinite(guess) or late >= 1:
-        return float("inf")
-    part = traffic.part(c)
-    guess = max(guess * slowdown, 1.0)
-    return replicas_kept_busy(part, rated.configuration, targets, late, guess, slowdown).needed

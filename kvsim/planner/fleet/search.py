@@ -1,505 +1,821 @@
-"""The cheapest fleet that meets the targets when it plays the trace, and how likely it does.
+"""The cheapest fleet, by playing fleets: one `solve` answers every question about them.
 
-The programme proposes a fleet, the simulation says whether it meets the targets. Where it does not,
-what its replicas are thought to carry is lowered and the programme is solved again without that
-fleet; where it does with room to spare, it is raised. In the end no fleet with one replica less, or
-with one replica of another kind, is cheaper and meets them.
+Replicas of one kind are counted up from what they carry when they are always busy, then between the
+last count that missed the targets and the first that kept them; each verdict is a play of the
+traffic itself. Kinds come in the order of their bound on cost, and one whose bound is above the
+best fleet so far is not played. Pass budgets and batch limits are tried where one replica less may
+do, then pairs of kinds, of which each takes the requests that it serves for less.
 
-All times of a stack are taken to be off by one factor, whose logarithm is normal with the spread
-that was seen on rows the stack was not fitted to. The fleet plays the trace with times so many
-times as long, at slowdowns that stand for parts of that distribution; the likelihood is the share
-of it at which the targets are met. More slowdown does not always mean longer waits, as bursts meet
-by chance, so no single slowdown says where a fleet begins to miss. Whether the trace itself comes
-again is another question, which half, one and a half and twice the load speak to.
+What was played is remembered, and every fleet that answered one question is offered to the next:
+a comparison, a what-if and the answer are the same function with another question, so none can name
+a cheaper fleet that the others missed.
+
+The probability that a fleet keeps its targets is over other days of the traffic, drawn from it in
+blocks of time, and over the error of the times, whose logarithm is normal with the spread seen on
+rows that no fit saw. Both are drawn once for all fleets.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from math import inf
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import cached_property
+from heapq import heapify, heappop, heappush
+from itertools import combinations, combinations_with_replacement, product
+from math import ceil, floor, inf, isfinite
 
 import numpy as np
 
-from kvsim.errors import InfeasibleError
 from kvsim.frozen import frozen
 from kvsim.graph import Array
-from kvsim.planner.fleet.demand import Counts, Demand
-from kvsim.planner.fleet.milp import (
-    FatalLoss,
-    FleetCut,
-    FleetPlan,
-    even_shares,
-    possible_losses,
-    propose,
-    utilisation,
+from kvsim.planner.fleet.demand import Counts, FleetTargets, Traffic
+from kvsim.planner.fleet.milp import cheapest_schedule, scheduled_cost
+from kvsim.planner.fleet.offers import (
+    CapacityQuestion,
+    Configuration,
+    FleetLimits,
+    ReplicaKind,
+    Schedule,
+    Spread,
+    known_spread,
+    list_kinds,
 )
-from kvsim.planner.fleet.offers import SURE, CapacityQuestion, FleetLimits, Offers, Spread
-from kvsim.planner.fleet.play import Market, Played, play
+from kvsim.planner.fleet.play import Fleet, Played, play, serve
 
-# simulated fleets
+ROUNDING = 1e-9  # relative, of costs
+BOUND_SHARE = 0.9  # of the replicas that are always busy, from which counts are tried
+PREFIX_BOUND_SHARE = 0.5  # likewise where more replicas keep more prefixes
+MOST_OF_BOUND, MOST_BEYOND = 16, 16  # replicas that are tried at most: times the bound, and more
+DAYS, FEWER_DAYS = 32, 8  # that a probability is taken over
+DAYS_REQUESTS = 200_000  # of all days together: those of long traces are fewer
+BATCH_LIMITS = (128, 64, 32, 16, 8)  # tried where the time per token is what is missed
+PAIRED_PER_GPU = 2  # kinds of each card that pairs are made of
+PAIRED_COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)  # replicas of each kind of a pair
+PAIRED_REQUESTS = 1_500_000  # that are played for pairs at most, whatever their number
+OVERFULL = 1.05  # utilisation of a pair by the estimate, above which it is not played
+GUESSES = (1.0, 1.25, 1.6, 2.5)  # times a known fleet's replicas by the load: a first cap on cost
+SCHEDULED_KINDS = 3  # that a schedule is made of
+SCHEDULE_ROUNDS, SCHEDULE_STEP = 12, 1.12  # windows that miss need so many times the replicas
+LIGHT = 8  # times the replicas that are always busy: what waiting leaves
+FEW_AT_REST, MOST_AT_REST = 32, 64  # replicas that show what is reached with hardly any load
+
+Reached = tuple[tuple[float, float], ...]
+"""TTFT and TPOT that the asked share is within, of each class of prompts with targets. [s]"""
 
 
-@frozen
-class SimulatedFleet:
-    """A fleet that meets the targets in simulation.
-
-    Attributes
-    ----------
-    running, share
-        Replicas by window and kind (w, j), and what they serve (w, c, j).
-    cost
-        Mean price. [USD/h]
-    """
-
-    running: Counts
-    reserved: Counts
-    share: Array
-    cost: float
-    played: Played
-
-    @property
-    def replicas(self) -> Counts:
-        """The most that run at once. (j,)"""
-        return np.asarray(self.running.max(axis=0))
+def everything(_: Configuration) -> bool:
+    """Every kind of replica may be rented."""
+    return True
 
 
 @frozen
-class SearchResult:
-    """The answer of a search.
+class FleetQuestion:
+    """What changes from one question about fleets to another.
 
     Attributes
     ----------
-    fleet
-        The cheapest fleet that was proven.
-    bound
-        What parts of replicas would cost. [USD/h]
-    proposals, simulations
-        How many fleets the programme proposed, and how many were simulated.
-    mixes
-        How many mixes of replicas were simulated in one window of a schedule.
-    gap
-        Cost above the programme's own bound, relative.
+    targets, limits
+        What must be kept, and what may be rented.
+    load
+        Clients, in times of the trace's.
+    less
+        Smaller loads at which the targets are to be kept as well.
+    sure
+        Probability with which the targets are to be kept; 0: on the trace with times as predicted.
+    schedule
+        Whether replicas start and stop; None: they always run.
+    only
+        Which kinds of replica may be rented.
     """
 
-    fleet: SimulatedFleet
-    offers: Offers
-    bound: float
-    proposals: int
-    simulations: int
-    gap: float
-    seconds: float
-    mixes: int = 0
-
-
-# neighbours
-
-CHEAPER = 1e-9  # relative
-
-
-def neighbours(offers: Offers, replicas: Counts, limits: FleetLimits) -> Iterator[Counts]:
-    """Cheaper fleets with one replica less, or one of another kind, within the limits."""
-    cost = float(offers.rent @ replicas)
-    found: set[tuple[float, tuple[int, ...]]] = set()
-    for j in np.flatnonzero(replicas):
-        for other in (None, *range(len(replicas))):
-            near = replicas.copy()
-            near[j] -= 1
-            if other is not None:
-                near[other] += 1
-            price = float(offers.rent @ near)
-            if other != j and price < cost * (1 - CHEAPER) and within_limits(offers, near, limits):
-                found.add((price, tuple(near.tolist())))
-    for _, counts in sorted(found):
-        yield np.array(counts, np.int64)
-
-
-def within_limits(offers: Offers, replicas: Counts, limits: FleetLimits) -> bool:
-    """Whether a fleet is within the limits on what is rented."""
-    used = replicas > 0
-
-    def total(of_each: np.ndarray) -> float:
-        return float(replicas[used] @ of_each[used])
-
-    of_kind = {
-        kind: total(np.where([kind == k for k in offers.kind], offers.gpus, 0))
-        for kind in limits.gpus_of
-    }
-    return bool(
-        used.any()
-        and total(offers.gpus) <= limits.gpus
-        and 1 + limits.mixed <= used.sum() <= limits.configurations
-        and total(offers.host) <= limits.host
-        and (not np.isfinite(limits.power) or total(offers.power) <= limits.power)
-        and all(of_kind[kind] <= most for kind, most in limits.gpus_of.items())
-    )
-
-
-# likelihood
-
-FASTER_PLAYS, SLOWER_PLAYS = 5, 50  # equally likely slowdowns that are played on either side of 1
-LIKELIHOOD_ROUNDING = 1e-9
-
-
-@frozen
-class SlowedPlay:
-    """A fleet with longer times.
-
-    Attributes
-    ----------
-    slowdown
-        Everything takes so many times as long as predicted.
-    weight
-        Share of the distribution of slowdowns that it stands for.
-    ttft, tpot
-        In parts of their targets, of whatever was asked that is worst off.
-    held
-        Sequences that one replica of each kind held at most, in the trace, with headroom on top,
-        and after every loss.
-    """
-
-    slowdown: float
-    weight: float
-    ttft: float
-    tpot: float
-    held: Mapping[int, int]
-
-    @property
-    def both(self) -> float:
-        """The worse of the two."""
-        return max(self.ttft, self.tpot)
+    targets: FleetTargets
+    limits: FleetLimits
+    load: float = 1.0
+    less: tuple[float, ...] = ()
+    sure: float = 0.0
+    schedule: Schedule | None = None
+    only: Callable[[Configuration], bool] = everything
 
 
 @frozen
 class Certainty:
-    """How likely what was asked is kept: the targets, with headroom and after every loss.
+    """How likely a fleet keeps the targets.
 
     Attributes
     ----------
-    slowed
-        The plays that say so, the slowest first.
+    likely
+        Probability by target, and of both.
+    spread
+        The error of the times.
+    days
+        Days that it was taken over.
     """
 
+    likely: dict[str, float]
     spread: Spread
-    slowed: tuple[SlowedPlay, ...]
-
-    @property
-    def likely(self) -> dict[str, float]:
-        """Probability of each target, and of both."""
-        names = ("ttft", "tpot", "both")
-        return {
-            name: 1 - sum(x.weight for x in self.slowed if getattr(x, name) > 1) for name in names
-        }
-
-    @property
-    def sure(self) -> bool:
-        """Whether both targets are kept with `SURE`."""
-        return self.likely["both"] >= SURE - LIKELIHOOD_ROUNDING
-
-    def met_up_to(self, name: str) -> float:
-        """The longest slowdown that was played below every one that missed; 1 is known to meet."""
-        missed = min((x.slowdown for x in self.slowed if getattr(x, name) > 1), default=inf)
-        return max(
-            (x for x in (1.0, *(y.slowdown for y in self.slowed)) if x < missed), default=0.0
-        )
+    days: int
 
 
-def most_held(plays: Iterable[Played]) -> dict[int, int]:
-    """Sequences that one replica of each kind held at most."""
-    most: dict[int, int] = {}
-    for g in (g for played in plays for g in played.groups):
-        most[g.kind] = max(most.get(g.kind, 0), g.most_running)
-    return most
+class FleetSolver:
+    """All fleets that one traffic can be served by, and what is known of them so far.
 
+    Parameters
+    ----------
+    question
+        What is asked.
+    tell
+        Is told what is being done.
 
-# search
+    Raises
+    ------
+    InputError
+        If the model fits nowhere.
+    InfeasibleError
+        If no technique is admitted.
+    """
 
-MAX_PROPOSALS = 24  # fleets that the programme proposes, at most
-# What a kind of replica that misses a target is thought to carry, of what it was.
-CAPACITY_STEP = 0.94
-MAX_SPARE_LOAD = 1.3  # load up to which a fleet that meets the targets is tried
-SPARE_LOAD = 1.03  # load from which a fleet has room to spare
-OVERFULL_FLEET = 1.3  # utilisation above which a smaller fleet is not worth a simulation
-MAX_DISPATCHES = 3  # divisions of the classes among a fleet's replicas that are tried
+    def __init__(self, question: CapacityQuestion, tell: Callable[[str], None]) -> None:
+        self.question, self.tell = question, tell
+        self.kinds: list[ReplicaKind] = list_kinds(question, tell)
+        self.fleets: list[Fleet] = []  # that answered a question
+        self.plays = 0
+        self._reached: dict[tuple[object, ...], Reached] = {}
+        self._traffic: dict[tuple[float, int], Traffic] = {}
+        self._busy: dict[int, float] = {}
+        self._windows: dict[tuple[int, int, float], int] = {}
+        self._kind_of = {id(x): kind for kind in self.kinds for x in kind.choices}
 
+    # traffic
 
-class FleetSearch:
-    """One trace, one set of limits; it remembers what it simulated."""
+    def traffic(self, load: float = 1.0, day: int = 0) -> Traffic:
+        """Return the traffic of so many times as many clients, on the trace's day or another."""
+        key = load, day
+        if key not in self._traffic:
+            if len(self._traffic) > 3 * DAYS:
+                self._traffic.clear()
+            self._traffic[key] = self.question.traffic.varied(load, day)
+        return self._traffic[key]
 
-    def __init__(
-        self,
-        question: CapacityQuestion,
-        market: Market,
-        limits: FleetLimits | None = None,
-        load: float = 1.0,
-        tell: Callable[[str], None] = lambda _: None,
-        rounds: int = MAX_PROPOSALS,
-        spreads: Sequence[Spread] | None = None,
-    ) -> None:
-        """Remember what is searched.
+    @cached_property
+    def days(self) -> int:
+        """Days that a probability is taken over."""
+        affordable = DAYS_REQUESTS // len(self.question.traffic.requests)
+        return min(max(affordable, FEWER_DAYS), DAYS)
 
-        Parameters
-        ----------
-        market : the kinds of replica that are considered, and what they carry.
-        limits : in place of the question's.
-        load : the trace so many times as fast; its own speed is 1.
-        tell : is told what is being done.
-        rounds : fleets that the programme proposes, at most.
-        spreads : known error of each kind of replica. Where it is given, fleets must keep the
-            targets with `SURE`: each is tried with times as long as they are with that likelihood
-            at most, and one that does is judged by its likelihood itself.
-        """
-        self.question, self.market, self.load, self.tell = question, market, load, tell
-        self.rounds, self.spreads = rounds, spreads
-        self.traffic, self.targets = question.traffic, question.targets
-        self.limits, self.schedule = limits or question.limits, question.schedule
-        self.configurations, self.offers = market.configurations, market.offers
-        traffic = question.traffic
-        self.demand = Demand(traffic.demand.rate * load, traffic.demand.hours)
-        self.factor = np.ones(len(self.offers))
-        self.simulations = self.proposals = 0
-        self.seconds = self.relaxed = 0.0
-        self.cuts: tuple[FleetCut, ...] = ()
-        self.losses: tuple[FatalLoss, ...] = ()
+    # verdicts
 
-    def run(self) -> SearchResult:
-        """Search.
+    def play(self, fleet: Fleet, load: float = 1.0, day: int = 0, slowdown: float = 1.0) -> Played:
+        """Play traffic on a fleet."""
+        self.plays += 1
+        return play(self.traffic(load, day), fleet, slowdown)
 
-        Raises
-        ------
-        InfeasibleError
-            If no fleet within the limits is found that meets the targets.
-        """
-        best, plan = self._propose()
-        if best is None:
-            raise InfeasibleError(f"none of {self.proposals} fleets met the targets in simulation")
-        best = self._descend(best)
-        bound = min(self.relaxed, best.cost)
-        gap = max(best.cost - plan.bound, 0.0) / best.cost
-        return SearchResult(
-            best, self.current, bound, self.proposals, self.simulations, gap, self.seconds
-        )
+    def reached(self, fleet: Fleet, load: float, day: int, slowdown: float) -> Reached:
+        """What a fleet reaches; played once."""
+        targets = self.question.targets
+        used = fleet.replicas > 0
+        key = (
+            tuple(id(x) for x, some in zip(fleet.kinds, used, strict=True) if some),
+            fleet.running[:, used].tobytes(), fleet.share[..., used].round(6).tobytes(), load, day,
+            slowdown,
+        )  # fmt: skip
+        if key not in self._reached:
+            played = self.play(fleet, load, day, slowdown)
+            of = targets.of(played.prompt)
+            found = (
+                played.reached(targets.share, of == place) for place in range(len(targets.each))
+            )
+            self._reached[key] = tuple((x.ttft, x.tpot) for x in found)
+        return self._reached[key]
 
-    @property
-    def current(self) -> Offers:
-        """What the replicas are thought to carry by now."""
-        return self.offers.times(self.factor)
+    def over(
+        self, fleet: Fleet, asked: FleetQuestion, load: float, day: int = 0, slowdown: float = 1.0
+    ) -> tuple[float, float]:
+        """TTFT and TPOT in parts of their targets, of the class that is worst off."""
+        return _parts(self.reached(fleet, load, day, slowdown), asked.targets)
 
-    def _propose(self) -> tuple[SimulatedFleet | None, FleetPlan]:
-        """The programme's fleets, until it has none that is cheaper."""
-        best: SimulatedFleet | None = None
-        plan: FleetPlan | None = None
-        for _ in range(self.rounds):
-            try:
-                plan = propose(self.current, self.demand, self.limits, None, self.cuts, self.losses)
-            except InfeasibleError:
-                if best is None or plan is None:
-                    raise
-                break
-            self.seconds, self.losses = self.seconds + plan.seconds, plan.losses
-            if not self.relaxed:  # of what was measured, before anything is raised or lowered
-                self.relaxed = plan.relaxed
-            if best is not None and plan.cost >= best.cost * (1 - CHEAPER):
-                break
-            self.proposals += 1
-            self.tell(f"fleet {self.proposals}: {plan.cost:.2f} USD/h {self.named(plan.replicas)}")
-            proven = self._prove(plan)
-            if proven is None:
-                self.cuts += (FleetCut(plan.replicas),)
+    def stressed(self, fleet: Fleet, asked: FleetQuestion) -> Iterator[tuple[Fleet, float]]:
+        """What a fleet must keep its targets as: with headroom, and after every loss."""
+        limits, loads = asked.limits, (asked.load, *asked.less)
+        more = [x * (1 + limits.headroom) for x in loads if limits.headroom]
+        yield from ((fleet, x) for x in (*more, *loads))
+        used = np.flatnonzero(fleet.replicas)
+        for lost in combinations_with_replacement(used.tolist(), limits.failures):
+            if not lost:
                 continue
-            best = proven
-            spare = self._spare(proven)
-            used = proven.replicas > 0
-            self.factor[used] *= max(spare, 1.0)
-            if spare < SPARE_LOAD:
-                break
-        assert plan is not None
-        return best, plan
+            left = np.maximum(fleet.running - np.bincount(lost, minlength=len(fleet.kinds)), 0)
+            rest = self.fleet(fleet.kinds, left, asked)
+            yield from ((rest, x) for x in loads)
 
-    def _prove(self, plan: FleetPlan) -> SimulatedFleet | None:
-        """Play the trace with the programme's fleet; None if it misses the targets."""
-        for _ in range(MAX_DISPATCHES):
-            share = self.dispatch(plan.replicas)
-            played = self.played(plan.running, share, slowdown=self.slowdown(plan.running))
-            if played.meets(self.targets):
-                if not self._survives(plan.running, share):
-                    return None
-                return SimulatedFleet(plan.running, plan.reserved, share, plan.cost, played)
-            before = self.factor.copy()
-            self._lower(played)
-            if (self.factor == before).all():
-                return None
-            if utilisation(self.current, self.demand, plan.replicas, self.limits.late)[0] > 1:
-                return None
-        return None
-
-    def _lower(self, played: Played) -> None:
-        """Lower what the kinds carry that miss most."""
-        for j in np.unique(played.kind):
-            mine = played.kind == j
-            if not played.meets(self.targets, mine):
-                self.factor[j] *= CAPACITY_STEP
-
-    def _spare(self, proven: SimulatedFleet) -> float:
-        """How much faster the trace may be until a target is missed."""
-        low, high = 1.0, MAX_SPARE_LOAD
-        slowdown = self.slowdown(proven.running)
-        if self.played(proven.running, proven.share, high, slowdown).meets(self.targets):
-            return high
-        for _ in range(3):
-            middle = (low * high) ** 0.5
-            if self.played(proven.running, proven.share, middle, slowdown).meets(self.targets):
-                low = middle
-            else:
-                high = middle
-        return low
-
-    def _survives(self, running: Counts, share: Array) -> bool:
-        """Whether the fleet meets the targets with headroom, after every loss, and surely."""
-        headroom, slowdown = self.limits.headroom, self.slowdown(running)
-        if headroom and not self.played(running, share, 1 + headroom, slowdown).meets(self.targets):
+    def keeps(self, fleet: Fleet, asked: FleetQuestion) -> bool:
+        """Whether a fleet keeps the targets as surely as asked."""
+        cases = list(self.stressed(fleet, asked))
+        if any(not x.running.any(axis=1).all() for x, _ in cases):
             return False
-        return self._survives_losses(running, slowdown) and (
-            self.spreads is None or is_sure(self, running, share, self._widest(running))
-        )
-
-    def _survives_losses(self, running: Counts, slowdown: float) -> bool:
-        """Whether the fleet meets the targets after every loss."""
-        if not self.limits.failures:
+        if any(max(self.over(x, asked, load)) > 1 for x, load in cases):
+            return False
+        if not asked.sure:
             return True
-        most = running.max(axis=0)
-        for lost in possible_losses(most, self.limits.failures):
-            left = np.maximum(running - np.array(lost), 0)
-            if not left.any(axis=1).all():
-                return False
-            if not self.after_loss(left, slowdown).meets(self.targets):
-                if self.schedule is None:  # neither do others that a loss leaves with these
-                    self.cuts += (FleetCut(left[0], 1 + self.limits.failures),)
+        may_miss = floor((1 - asked.sure) * self.days + ROUNDING)
+        missed = 0
+        for day, slowdown in self._scenarios(fleet):
+            missed += any(max(self.over(x, asked, load, day, slowdown)) > 1 for x, load in cases)
+            if missed > may_miss:
                 return False
         return True
 
-    def after_loss(self, running: Counts, slowdown: float = 1.0) -> Played:
-        """The trace on what is left of a fleet, its classes divided anew."""
-        return self.played(running, self.divided(running), slowdown=slowdown)
+    def _scenarios(self, fleet: Fleet) -> list[tuple[int, float]]:
+        """Days and slowdowns that stand for what may come, the slowest first."""
+        spread = self.spread(fleet)
+        shares = (np.arange(self.days) + 0.5) / self.days
+        days = 1 + np.random.default_rng(0).permutation(self.days)
+        slowdowns = [round(spread.slowdown(float(share)), 6) for share in shares]
+        return sorted(zip(days.tolist(), slowdowns, strict=True), key=lambda x: -x[1])
 
-    def divided(self, running: Counts) -> Array:
-        """Shares of the classes, the same in all windows. (w, c, j)"""
-        return np.tile(self._shared(running[0], self.demand), (len(running), 1, 1))
+    def spread(self, fleet: Fleet) -> Spread:
+        """The error of the times of a fleet's replicas."""
+        used = [x for x, n in zip(fleet.kinds, fleet.replicas, strict=True) if n]
+        return self.question.spread or known_spread(used)
 
-    def _shared(self, replicas: Counts, demand: Demand) -> Array:
-        """Shares of the classes for some replicas; even ones if they cannot carry them. (c, j)"""
-        found, share = utilisation(self.current, demand, replicas, 1.0)
-        if np.isfinite(found):
-            served = share.sum(axis=1, keepdims=True) > 0
-            return np.where(served, share, even_shares(self.offers, replicas))
-        return even_shares(self.offers, replicas)
+    def certainty(self, fleet: Fleet, asked: FleetQuestion) -> Certainty:
+        """How likely a fleet keeps the targets."""
+        cases = list(self.stressed(fleet, asked))
+        kept = np.zeros(3)
+        for day, slowdown in self._scenarios(fleet):
+            each = [self.over(x, asked, load, day, slowdown) for x, load in cases]
+            ttft, tpot = all(x[0] <= 1 for x in each), all(x[1] <= 1 for x in each)
+            kept += ttft, tpot, ttft and tpot
+        names = ("ttft", "tpot", "both")
+        likely = dict(zip(names, (kept / self.days).tolist(), strict=True))
+        return Certainty(likely, self.spread(fleet), self.days)
 
-    def dispatch(self, replicas: Counts) -> Array:
-        """The shares that keep the busiest kind of replica least busy. (w, c, j)"""
-        found, share = utilisation(self.current, self.demand, replicas, self.limits.late)
-        if not np.isfinite(found):
-            share = self._shared(replicas, self.demand)
-        evenly = even_shares(self.offers, replicas)
-        share = np.where(share.sum(axis=1, keepdims=True) > 0, share, evenly)
-        return np.tile(share, (len(self.demand.rate), 1, 1))
+    # fleets
 
-    def played(
-        self, running: Counts, share: Array, load: float = 1.0, slowdown: float = 1.0
-    ) -> Played:
-        """The trace on a fleet."""
-        self.simulations += 1
-        load *= self.load
-        return play(self.traffic, self.configurations, running, share, load, slowdown)
+    def fleet(
+        self,
+        kinds: tuple[Configuration, ...],
+        running: Counts,
+        asked: FleetQuestion,
+        reserved: Counts | None = None,
+    ) -> Fleet:
+        """Make a fleet of some replicas; requests are divided so that all kinds are equally busy.
 
-    def _widest(self, running: Counts) -> Spread:
-        """The widest spread of the kinds that run."""
-        assert self.spreads is not None
-        used = np.flatnonzero(running.any(axis=0))
-        return max((self.spreads[int(j)] for j in used), key=lambda x: x.sigma)
+        Parameters
+        ----------
+        kinds, running
+            Kinds of replica, and how many run in each window. (w, j)
+        asked
+            Says what replicas are paid for.
+        reserved
+            Replicas that are rented with a commitment. (j,)
+        """
+        demand = self.question.traffic.demand
+        if asked.schedule is None:
+            counts = running.max(axis=0)
+            cost = float(sum(n * x.rent for n, x in zip(counts, kinds, strict=True) if n))
+            reserved = np.array([n if x.reserved < x.price else 0
+                                 for n, x in zip(counts, kinds, strict=True)])  # fmt: skip
+        else:
+            reserved = np.zeros(len(kinds), np.int64) if reserved is None else reserved
+            cost = scheduled_cost(kinds, demand, asked.schedule, running, reserved)
+        needs = np.stack([self._needed(x) for x in kinds], axis=1)
+        share = np.zeros((len(running), *needs.shape))
+        for w, counts in enumerate(running):
+            share[w] = divide(needs, np.asarray(counts, float), demand.rate[w])
+        return Fleet(kinds, running, share, reserved, cost)
 
-    def slowdown(self, running: Counts) -> float:
-        """How many times as long replicas take in what must meet the targets."""
-        return 1.0 if self.spreads is None else self._widest(running).slowdown()
+    def always(self, asked: FleetQuestion, *replicas: tuple[Configuration, int]) -> Fleet:
+        """Make a fleet that runs in all windows."""
+        counts = np.array([n for _, n in replicas], np.int64)
+        running = np.tile(counts, (len(self.question.traffic.demand.hours), 1))
+        return self.fleet(tuple(x for x, _ in replicas), running, asked)
 
-    def keeps(self, running: Counts, share: Array) -> Played | None:
-        """What a fleet does, if it meets the targets, with headroom and after every loss."""
-        played = self.played(running, share, slowdown=self.slowdown(running))
-        return played if played.meets(self.targets) and self._survives(running, share) else None
+    def _needed(self, x: Configuration) -> Array:
+        """Replicas that each class alone needs, by the estimate made to fit what was played."""
+        kind = self._kind_of[id(self.known(x))]
+        total = float(kind.needed.sum())
+        return kind.needed * (self.busy(kind) / total if isfinite(total) and total > 0 else 1.0)
 
-    # what is near
+    def known(self, replica: Configuration) -> Configuration:
+        """Return the kind of replica that differs from this one in its batch limit alone."""
+        if id(replica) in self._kind_of:
+            return replica
+        for kind in self.kinds:
+            for y in kind.choices:
+                if (y.name, y.costs.rules.max_tokens) == (
+                    replica.name,
+                    replica.costs.rules.max_tokens,
+                ):
+                    return y
+        raise KeyError(replica.name)
 
-    def _descend(self, best: SimulatedFleet) -> SimulatedFleet:
-        """Cheaper neighbours, until none meets the targets."""
-        while True:
-            for replicas in neighbours(self.offers, best.replicas, self.limits):
-                proven = self.tried(replicas)
-                if proven is not None:
-                    best = proven
-                    self.tell(f"cheaper: {best.cost:.2f} USD/h {self.named(best.replicas)}")
-                    break
+    def busy(self, kind: ReplicaKind) -> float:
+        """Replicas that the whole traffic keeps busy: the time of one that gets all at once."""
+        key = id(kind)
+        if key not in self._busy:
+            requests = self.question.traffic.requests.without_sessions()
+            at_once = replace(requests, arrival=np.zeros(len(requests)))
+            outcome = serve(at_once, kind.choices[0], 1)
+            self.plays += 1
+            last = outcome.run.progress.last
+            takes = float(np.nanmax(np.where(np.isfinite(last), last, 0.0), initial=0.0))
+            most = max(x.ttft for x in self.question.targets.each)
+            lasts = requests.duration + (most if isfinite(most) else takes)
+            self._busy[key] = max(takes / max(lasts, 1e-9), 1e-6)
+        return self._busy[key]
+
+    def _bound(self, kind: ReplicaKind, asked: FleetQuestion) -> int:
+        """Replicas from which counts are tried."""
+        prefixes = kind.choices[0].costs.rules.prefix_caching
+        share = PREFIX_BOUND_SHARE if prefixes else BOUND_SHARE
+        more = share * self.busy(kind) * asked.load * (1 + asked.limits.headroom)
+        return max(ceil(more - ROUNDING), asked.limits.failures + 1)
+
+    # search
+
+    def cheapest(self, asked: FleetQuestion) -> Fleet | None:
+        """The cheapest of the fleets that answered any question so far, if one does for this."""
+        for fleet in sorted(self.fleets, key=lambda x: (x.cost, _fleet_frills(x))):
+            if self.allows(fleet, asked) and self.keeps(fleet, asked):
+                return fleet
+        return None
+
+    def solve(self, asked: FleetQuestion) -> Fleet | None:
+        """Find the cheapest fleet for a question; None if none keeps what is asked."""
+        best = self.cheapest(asked) or self._guess(asked)
+        steady = replace(asked, schedule=None)
+        kinds = [k for k in self.kinds if asked.only(k.choices[0])]
+        best = self._of_one_kind(kinds, steady, best)
+        if asked.limits.configurations > 1:
+            best = self._paired(kinds, steady, best)
+        if asked.schedule is not None:
+            best = self._scheduled(kinds, asked, best)
+        if best is not None and not any(best is x for x in self.fleets):
+            self.fleets.append(best)
+        return best
+
+    def _guess(self, asked: FleetQuestion) -> Fleet | None:
+        """A known fleet with more replicas for more load, if one does: a first cap on cost."""
+        best, steady = None, replace(asked, schedule=None)
+        for fleet, factor in product(self.fleets, GUESSES):
+            counts = np.ceil(fleet.replicas * asked.load * factor - ROUNDING).astype(np.int64)
+            more = self.always(asked, *zip(fleet.kinds, counts.tolist(), strict=True))
+            if self._better(more, best) and self.allows(more, asked) and self.keeps(more, steady):
+                best = more
+        return best
+
+    def _of_one_kind(
+        self, kinds: list[ReplicaKind], asked: FleetQuestion, best: Fleet | None
+    ) -> Fleet | None:
+        """The cheapest fleet of one kind: always the one that may be cheapest is looked at next.
+
+        A kind may cost what keeps its replicas always busy at first, then what the trace itself
+        needs, and at last what is as sure as asked.
+        """
+        today = replace(asked, sure=0.0)
+        queue: list[tuple[float, int, int, Fleet | None]] = [
+            (self._bound(kind, asked) * kind.rent, _frills(kind), i, None)
+            for i, kind in enumerate(kinds)
+        ]
+        heapify(queue)
+        while queue:
+            least, frills, i, drafted = heappop(queue)
+            cap = inf if best is None else best.cost
+            if least > cap * (1 + ROUNDING):
+                break
+            if drafted is None:
+                found = self._least(kinds[i], today, cap)
+                if found is not None and asked.sure:
+                    heappush(queue, (found.cost, frills, i, found))
+                    continue
             else:
-                return best
+                found = self._least(kinds[i], asked, cap, drafted)
+            if found is not None and self._better(found, best):
+                best = found
+        return best
 
-    def tried(self, replicas: Counts) -> SimulatedFleet | None:
-        """A fleet if it meets the targets, and is not surely too small."""
-        busiest, _ = utilisation(self.current, self.demand, replicas, 1.0)
-        if busiest > OVERFULL_FLEET or any(cut.excludes(replicas) for cut in self.cuts):
-            return None
-        running = np.tile(replicas, (len(self.demand.rate), 1))
-        share = self.dispatch(replicas)
-        played = self.keeps(running, share)
-        if played is None:
-            self.cuts += (FleetCut(replicas),)
-            return None
-        cost = float(self.offers.rent @ replicas)
-        reserved = np.where(self.offers.reserved < self.offers.price, replicas, 0)
-        return SimulatedFleet(running, reserved, share, cost, played)
-
-    def named(self, replicas: Counts) -> str:
-        """A fleet in words."""
-        return ", ".join(
-            f"{n} x {self.configurations[j].name}" for j, n in enumerate(replicas) if n
+    def allows(self, fleet: Fleet, asked: FleetQuestion) -> bool:
+        """Whether a question allows a fleet."""
+        used = [x for x, n in zip(fleet.kinds, fleet.replicas, strict=True) if n]
+        steady = (fleet.running == fleet.running[0]).all()
+        return bool(
+            all(map(asked.only, used))
+            and within_limits(fleet, asked.limits)
+            and (steady or asked.schedule is not None)
         )
 
+    @staticmethod
+    def _better(fleet: Fleet, best: Fleet | None) -> bool:
+        """Whether a fleet is cheaper, or as cheap and plainer."""
+        if best is None or fleet.cost < best.cost * (1 - ROUNDING):
+            return True
+        plainer = _fleet_frills(fleet) < _fleet_frills(best)
+        return fleet.cost <= best.cost * (1 + ROUNDING) and plainer
 
-def certainty(search: FleetSearch, fleet: SimulatedFleet, spread: Spread) -> Certainty:
-    """How likely a fleet keeps what was asked."""
-    return Certainty(spread, tuple(play_slowed(search, fleet.running, fleet.share, spread)))
+    def _least(
+        self, kind: ReplicaKind, asked: FleetQuestion, cap: float, drafted: Fleet | None = None
+    ) -> Fleet | None:
+        """The fewest replicas of a kind that keep what is asked, within a cap on cost.
+
+        Parameters
+        ----------
+        drafted
+            What keeps a part of it; no fewer replicas keep all.
+        """
+        able = self._able(kind, asked)
+        if not able:
+            return None
+        x = able[0] if drafted is None else drafted.kinds[0]
+        low = asked.limits.failures if drafted is None else int(drafted.replicas[0]) - 1
+        self.tell(f"how many {x.name}")
+        count = self._fewest(x, kind, asked, cap, low)
+        for other in self._worth_trying(able, x, count, asked):
+            if count is None:
+                count = self._fewest(other, kind, asked, cap, low)
+                x = other if count is not None else x
+            else:
+                less = self._fewer(other, count, kind, asked, low)
+                x, count = (other, less) if less < count else (x, count)
+        return None if count is None else self.always(asked, (x, count))
+
+    def _able(self, kind: ReplicaKind, asked: FleetQuestion) -> list[Configuration]:
+        """The pass budgets of a kind with which the targets are kept where hardly anything runs."""
+        slower = 1.0
+        if asked.sure:
+            may_miss = floor((1 - asked.sure) * self.days + ROUNDING)
+            spread = self.question.spread or known_spread([kind.choices[0]])
+            slower = spread.slowdown(1 - (may_miss + 0.5) / self.days)
+        return [
+            x for x in kind.choices
+            if slower * max(_parts(self.at_rest(x), asked.targets)) <= 1
+        ]  # fmt: skip
+
+    def _worth_trying(
+        self, able: list[Configuration], x: Configuration, count: int | None, asked: FleetQuestion
+    ) -> Iterator[Configuration]:
+        """Other budgets and batch limits of a kind, by what one replica less misses.
+
+        Smaller passes and batches shorten the time per token, larger passes read prompts sooner.
+        """
+        if not self.question.tunes:
+            return
+        few = 1 if count is None else count - 1
+        ttft = tpot = True
+        if few > asked.limits.failures and count is not None:
+            reached = [self.over(y, asked, z) for y, z in
+                       self.stressed(self.always(asked, (x, few)), asked)]  # fmt: skip
+            ttft, tpot = (max(r[i] for r in reached) > 1 for i in (0, 1))
+            ttft, tpot = (ttft, tpot) if ttft or tpot else (True, True)  # it misses on other days
+        own, lanes = x.costs.rules.max_tokens, x.costs.deployment.dp
+        for other in able:
+            tokens = other.costs.rules.max_tokens
+            if tokens != own and (tpot if tokens < own else ttft):
+                yield other
+        for limit in BATCH_LIMITS if tpot and count is not None else ():
+            if limit * lanes < x.costs.rules.max_seqs and any(
+                isfinite(t.tpot) for t in asked.targets.each
+            ):
+                yield self._limited(x, limit * lanes)
+
+    def _limited(self, x: Configuration, seqs: int) -> Configuration:
+        """The same replica with another batch limit; made once."""
+        kind = self._kind_of[id(x)]
+        made: dict[tuple[int, int], Configuration] = self.__dict__.setdefault("_made", {})
+        if (id(x), seqs) not in made:
+            made[id(x), seqs] = x.limited(seqs)
+            self._kind_of[id(made[id(x), seqs])] = kind
+        return made[id(x), seqs]
+
+    def _fewest(
+        self, x: Configuration, kind: ReplicaKind, asked: FleetQuestion, cap: float, low: int
+    ) -> int | None:
+        """The fewest replicas, counted up from the bound. None: none do, or they cost too much.
+
+        Parameters
+        ----------
+        low
+            So many do not.
+        """
+        bound = self._bound(kind, asked)
+        most = min(_most_within(x, asked.limits), MOST_OF_BOUND * bound + MOST_BEYOND)
+        if isfinite(cap):
+            most = min(most, floor(cap * (1 + ROUNDING) / x.rent))
+        high = min(max(bound, low + 1), most)
+        if high <= low:
+            return None
+
+        def enough(count: int) -> bool:
+            return self.keeps(self.always(asked, (x, count)), asked)
+
+        if most > high and (asked.sure or isfinite(cap)) and not enough(most):
+            return None
+        while not enough(high):
+            low = high
+            if high >= most:
+                return None
+            high = min(max(high + 1, ceil(1.4 * high)), most)
+        while high - low > 1:
+            middle = (low + high) // 2 if high - low > 2 else high - 1
+            if enough(middle):
+                high = middle
+            else:
+                low = middle
+        return high
+
+    def _fewer(
+        self, x: Configuration, count: int, kind: ReplicaKind, asked: FleetQuestion, low: int
+    ) -> int:
+        """Replicas of a changed kind that do, counted down from what the unchanged one needs."""
+        least = max(low + 1, ceil(self._bound(kind, asked) / 2))
+        while count > least and self.keeps(self.always(asked, (x, count - 1)), asked):
+            count -= 1
+        return count
+
+    # pairs
+
+    def _paired(
+        self, kinds: list[ReplicaKind], asked: FleetQuestion, best: Fleet | None
+    ) -> Fleet | None:
+        """The cheapest fleet of two kinds, if it is cheaper than the best of one."""
+        some: list[ReplicaKind] = []
+        for gpu in dict.fromkeys(k.gpu for k in kinds):
+            mine = [k for k in kinds if k.gpu == gpu]
+            mine.sort(key=lambda k: (int(np.isinf(k.needed).sum()), self.busy(k) * k.rent))
+            some += mine[:PAIRED_PER_GPU]
+        rate, cap = self.question.traffic.demand.mean, inf if best is None else best.cost
+        fleets = []
+        for one, other in combinations(some, 2):
+            x, y = one.choices[0], other.choices[0]
+            needs = np.stack([self._needed(x), self._needed(y)], axis=1)
+            if not np.isfinite(needs.min(axis=1)).all():
+                continue
+            for n, m in product(PAIRED_COUNTS, repeat=2):
+                cost = n * x.rent + m * y.rent
+                if cost < cap * (1 - ROUNDING) and (
+                    _utilisation(needs * asked.load, n, m, rate) <= OVERFULL
+                ):
+                    fleets.append((cost, x, y, n, m))
+        fleets.sort(key=lambda pair: pair[0])
+        may_play = max(int(PAIRED_REQUESTS / asked.load / len(self.question.traffic.requests)), 20)
+        for _, x, y, n, m in fleets[:: ceil(len(fleets) / may_play) or 1]:
+            self.tell(f"{x.name} together with {y.name}")
+            fleet = self.always(asked, (x, n), (y, m))
+            if self.allows(fleet, asked) and self.keeps(fleet, asked):
+                fleet = self._without_idle(fleet, asked)
+                return fleet if self._better(fleet, best) else best
+        return best
+
+    def _without_idle(self, pair: Fleet, asked: FleetQuestion) -> Fleet:
+        """A pair without the replicas that it does not need: counts are tried in steps."""
+        for j in (0, 1):
+            while (counts := pair.replicas.copy())[j] > 1:
+                counts[j] -= 1
+                less = self.always(asked, *zip(pair.kinds, counts.tolist(), strict=True))
+                if not self.keeps(less, asked):
+                    break
+                pair = less
+        return pair
+
+    # schedules
+
+    def _scheduled(
+        self, kinds: list[ReplicaKind], asked: FleetQuestion, best: Fleet | None
+    ) -> Fleet | None:
+        """The cheapest schedule: replicas by window from what each needs alone, then played."""
+        assert asked.schedule is not None
+        demand = self.question.traffic.demand
+        some = sorted(kinds, key=lambda k: self.busy(k) * min(k.rent, k.choices[0].price))
+        if best is not None:
+            mine = [self._kind_of[id(x)] for x in best.kinds]
+            some = [*mine, *(k for k in some if k not in mine)]
+        chosen = [k.choices[0] for k in some[: max(SCHEDULED_KINDS, 0)]]
+        if best is not None:
+            own = {id(self._kind_of[id(x)]): x for x in best.kinds}
+            chosen = [own.get(id(self._kind_of[id(x)]), x) for x in chosen]
+            best = self.fleet(best.kinds, best.running, asked, best.reserved)
+        needs = np.array([
+            [self._window_needs(w, x, asked) for x in chosen] for w in range(len(demand.hours))
+        ], float)  # fmt: skip
+        factor = np.ones(len(needs))
+        for _ in range(SCHEDULE_ROUNDS):
+            plan = cheapest_schedule(
+                chosen, demand, asked.schedule, needs * factor[:, None], asked.limits
+            )
+            if plan is None:
+                break
+            running, reserved = plan
+            fleet = self.fleet(tuple(chosen), running, asked, reserved)
+            if best is not None and fleet.cost >= best.cost * (1 - ROUNDING):
+                break
+            if self.keeps(fleet, asked):
+                best = self._thinned(fleet, asked)
+                break
+            factor = factor * np.where(self._late_windows(fleet, asked), SCHEDULE_STEP, 1.0)
+        return best
+
+    def _window_needs(self, window: int, x: Configuration, asked: FleetQuestion) -> float:
+        """Replicas of a kind that one window alone needs; infinite if none do."""
+        key = window, id(x), asked.load
+        if key not in self._windows:
+            part = self.traffic(asked.load).of_window(window)
+            self._windows[key] = self._fewest_of(part, x, asked)
+        return float(self._windows[key]) if self._windows[key] else inf
+
+    def _fewest_of(self, part: Traffic, x: Configuration, asked: FleetQuestion) -> int:
+        """Replicas that a part of the traffic needs; 0 if none do."""
+        if not len(part.requests):
+            return 1
+        share = np.ones((1, part.classes, 1))
+
+        def enough(count: int) -> bool:
+            one = Fleet((x,), np.array([[count]]), share, np.zeros(1, np.int64), 0.0)
+            self.plays += 1
+            return play(part, one).meets(asked.targets)
+
+        low, high = 0, 1
+        while not enough(high):
+            low, high = high, 2 * high
+            if high > MOST_OF_BOUND * max(len(part.requests), 1) or high > 1024:
+                return 0
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if enough(middle) else (middle, high)
+        return high
+
+    def _late_windows(self, fleet: Fleet, asked: FleetQuestion) -> Array:
+        """Which windows have more late requests than all may have on average; one at least."""
+        cases = list(self.stressed(fleet, asked))
+        late = np.zeros(len(fleet.running))
+        for x, load in cases:
+            traffic = self.traffic(load)
+            played = self.play(x, load)
+            ttft, tpot = asked.targets.of_each(played.prompt)
+            missed = (played.ttft > ttft) | (played.tpot > tpot)
+            count = np.maximum(np.bincount(traffic.window, minlength=len(late)), 1)
+            late = np.maximum(late, np.bincount(traffic.window, missed, len(late)) / count)
+        return np.asarray(late > min(1 - asked.targets.share, float(late.max()) * 0.999))
+
+    def _thinned(self, fleet: Fleet, asked: FleetQuestion) -> Fleet:
+        """A schedule without the replicas that it does not need, window by window."""
+        for w in range(len(fleet.running)):
+            for j in np.flatnonzero(fleet.running[w]):
+                running = fleet.running.copy()
+                running[w, j] -= 1
+                if not running[w].any():
+                    continue
+                reserved = np.minimum(fleet.reserved, running.min(axis=0))
+                less = self.fleet(fleet.kinds, running, asked, reserved)
+                if less.cost < fleet.cost * (1 - ROUNDING) and self.keeps(less, asked):
+                    fleet = less
+        return fleet
+
+    # what can be reached
+
+    def at_rest(self, replica: Configuration) -> Reached:
+        """What a kind of replica reaches with hardly any load."""
+        busy, anyone = self.busy(self._kind_of[id(replica)]), self._anything
+        count = min(max(ceil(LIGHT * busy), FEW_AT_REST), MOST_AT_REST)
+        load = min(max(count / (LIGHT * busy), 1e-3), 1.0)
+        return self.reached(self.always(anyone, (replica, count)), load, 0, 1.0)
+
+    @cached_property
+    def _anything(self) -> FleetQuestion:
+        """The question with nothing changed."""
+        return FleetQuestion(self.question.targets, FleetLimits())
+
+    def bound(self, asked: FleetQuestion) -> float:
+        """Price below which no fleet is: its replicas would be busy all the time. [USD/h]"""
+        kinds = [k for k in self.kinds if asked.only(k.choices[0])]
+        each = np.array([self._needed(k.choices[0]) * k.rent for k in kinds])
+        each = np.where(np.isfinite(each), each, np.inf).min(axis=0)
+        return float(each[np.isfinite(each)].sum()) * asked.load
 
 
-def is_sure(search: FleetSearch, running: Counts, share: Array, spread: Spread) -> bool:
-    """Whether a fleet keeps what was asked with `SURE`, without playing more than that needs."""
-    seen: tuple[SlowedPlay, ...] = ()
-    for one in play_slowed(search, running, share, spread):
-        seen = (*seen, one)
-        if not Certainty(spread, seen).sure:
-            return False
-    return True
+def _parts(reached: Reached, targets: FleetTargets) -> tuple[float, float]:
+    """TTFT and TPOT in parts of their targets, of the class that is worst off."""
+    pairs = list(zip(reached, targets.each, strict=True))
+
+    def part(value: float, target: float) -> float:
+        return inf if value == inf else value / target  # infinite: what no replica could hold
+
+    return max(part(x[0], t.ttft) for x, t in pairs), max(part(x[1], t.tpot) for x, t in pairs)
 
 
-def play_slowed(
-    search: FleetSearch, running: Counts, share: Array, spread: Spread
-) -> Iterator[SlowedPlay]:
-    """A fleet at the slowdowns that stand for a spread, the slowest first."""
-    upper = [1 - (i + 0.5) / (2 * SLOWER_PLAYS) for i in range(SLOWER_PLAYS)]
-    lower = [0.5 - (i + 0.5) / (2 * FASTER_PLAYS) for i in range(FASTER_PLAYS)]
-    for likely in (*upper, *lower):
-        slowdown = spread.slowdown(likely)
-        plays = tuple(_play_demanded(search, running, share, slowdown))
-        over = [x.over(search.targets) for x in plays]
-        yield SlowedPlay(
-            slowdown,
-            weight=0.5 / (SLOWER_PLAYS if likely > 0.5 else FASTER_PLAYS),
-            ttft=max(x[0] for x in over),
-            tpot=max(x[1] for x in over),
-            held=most_held(plays),
-        )
+def _frills(kind: ReplicaKind) -> int:
+    """What a kind of replica has besides GPUs with full KV."""
+    return _frills_of(kind.choices[0])
 
 
-def _play_demanded(
-    search: FleetSearch, running: Counts, share: Array, slowdown: float
-) -> Iterator[Played]:
-    """What must meet the targets: the trace, with headroom on top, and after every loss."""
-    yield search.played(running, share, slowdown=slowdown)
-    if search.limits.headroom:
-        yield search.played(running, share, 1 + search.limits.headroom, slowdown)
-    if search.limits.failures:
-        for lost in possible_losses(running.max(axis=0), search.limits.failures):
-            yield search.after_loss(np.maximum(running - np.array(lost), 0), slowdown)
+def _frills_of(x: Configuration) -> int:
+    rules = x.costs.rules
+    return (
+        (x.technique != "full") + (x.apart is not None)
+        + (rules.host_cache > 0) + (rules.nvme_cache > 0)
+    )  # fmt: skip
+
+
+def _fleet_frills(fleet: Fleet) -> int:
+    used = [x for x, n in zip(fleet.kinds, fleet.replicas, strict=True) if n]
+    return 10 * len(used) + max(map(_frills_of, used), default=0)
+
+
+def within_limits(fleet: Fleet, limits: FleetLimits) -> bool:
+    """Whether a fleet is within the limits on what is rented.
+
+    Parameters
+    ----------
+    fleet
+        The fleet.
+    limits
+        GPUs in all and of a kind, host memory, power, and kinds of replica.
+    """
+    counted = [(int(n), x) for n, x in zip(fleet.replicas, fleet.kinds, strict=True) if n]
+    of_gpu = {g: sum(n * x.gpus for n, x in counted if x.gpu == g) for g in limits.gpus_of}
+    return bool(
+        len(counted) <= limits.configurations
+        and fleet.total("gpus") <= limits.gpus
+        and all(of_gpu[g] <= most for g, most in limits.gpus_of.items())
+        and fleet.total("host") <= limits.host
+        and (not isfinite(limits.power) or fleet.total("power") <= limits.power)
+    )
+
+
+def _most_within(x: Configuration, limits: FleetLimits) -> int:
+    """The most replicas of a kind that the limits allow."""
+    shares = [
+        (limits.gpus, x.gpus), (limits.gpus_of.get(x.gpu, inf), x.gpus), (limits.host, x.host),
+        (limits.power, x.power if isfinite(limits.power) else 0.0),
+    ]  # fmt: skip
+    most = min((bound / each for bound, each in shares if each > 0), default=inf)
+    return floor(min(most, 1e6) + ROUNDING)
+
+
+def divide(needs: Array, counts: Array, rate: Array) -> Array:
+    """Divide classes of requests among kinds of replica so that all are equally busy.
+
+    Of two kinds each takes the classes that it serves for less of its time than the other does; one
+    class is split. More kinds share all classes by what they carry.
+
+    Parameters
+    ----------
+    needs
+        Replicas that each class keeps busy at the mean rates, by kind; infinite where it cannot be
+        served. (c, j)
+    counts
+        Replicas of each kind. (j,)
+    rate
+        Requests of each class. (c,) [1/s]
+
+    Returns
+    -------
+    array
+        Shares that add up to 1 by class. (c, j)
+    """
+    share = np.zeros(needs.shape)
+    used = np.flatnonzero(counts)
+    if used.size == 0:
+        share[:, 0] = 1.0
+        return share
+    if used.size == 1:
+        share[:, used[0]] = 1.0
+        return share
+    if used.size > 2:
+        able = np.where(np.isfinite(needs), counts / np.maximum(needs, 1e-12), 0.0)
+        able = np.where(able.sum(axis=1, keepdims=True) > 0, able, counts)
+        return np.asarray(able / able.sum(axis=1, keepdims=True))
+    a, b = used
+    first = needs[:, a] / counts[a]
+    second = needs[:, b] / counts[b]
+    both = np.isfinite(first) & np.isfinite(second)
+    ratio = np.where(
+        both, first / np.where(second > 0, second, 1.0), np.where(np.isfinite(first), -1.0, np.inf)
+    )
+    load = np.array([
+        np.where(np.isfinite(first), first, 0.0)[ratio < 0].sum(),
+        np.where(np.isfinite(second), second, 0.0)[np.isinf(ratio)].sum(),
+    ])  # fmt: skip
+    share[ratio < 0, a], share[np.isinf(ratio), b] = 1.0, 1.0
+    middle = [c for c in np.argsort(ratio, kind="stable") if both[c]]
+    low, high = 0, len(middle)
+    while low < high:  # the next class goes to whom it is cheapest for, the less busy of the two
+        if load[0] + first[middle[low]] <= load[1] + second[middle[high - 1]]:
+            c, low = middle[low], low + 1
+            share[c, a] = 1.0
+            load[0] += first[c]
+        else:
+            high -= 1
+            c = middle[high]
+            share[c, b] = 1.0
+            load[1] += second[c]
+    heavy, light, mine = (a, b, (first, second)) if load[0] > load[1] else (b, a, (second, first))
+    moved = [c for c in middle if share[c, heavy] == 1.0]
+    if moved:
+        c = max(moved, key=lambda c: ratio[c]) if heavy == a else min(moved, key=lambda c: ratio[c])
+        part = abs(load[0] - load[1]) / max(mine[0][c] + mine[1][c], 1e-12)
+        share[c, heavy], share[c, light] = 1 - min(part, 1.0), min(part, 1.0)
+    return share
+
+
+def _utilisation(needs: Array, first: int, second: int, rate: Array) -> float:
+    """How busy the busier of two kinds is, by the estimate."""
+    counts = np.array([first, second], float)
+    share = divide(needs, counts, rate)
+    load = np.where(share > 0, share * np.where(np.isfinite(needs), needs, 1e9), 0.0).sum(axis=0)
+    return float((load / counts).max())

@@ -54,7 +54,7 @@
     const layout = { height: 90 + 24 * able.length, xaxis: { title: { text: "decode tok/s; hatched: lossy" } }, yaxis: {}, showlegend: false };
     const picture = document.getElementById("speeds");
     picture.style.height = `${layout.height}px`;
-    plotted.then(() => Plotly.react(picture, data, dressed(layout), { responsive: true, displaylogo: false, displayModeBar: false })).then(() => { picture.dataset.drawn = ""; });
+    Plotly.react(picture, data, dressed(layout), { responsive: true, displaylogo: false, displayModeBar: false }).then(() => { picture.dataset.drawn = ""; });
   };
   update();
 })();

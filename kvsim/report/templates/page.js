@@ -1,13 +1,82 @@
 "use strict";
-const plotted = (async () => {  // plotly.js is inside, packed; the text is there before it is unpacked
+const inflate = (packed) => {  // RFC 1951 after a gzip header: at once, so that charts are there when the page has loaded
+  const out = new Uint8Array(new DataView(packed.buffer).getUint32(packed.length - 4, true));
+  let at = 10, hold = 0, held = 0, to = 0;
+  const bits = (n) => {
+    while (held < n) { hold |= packed[at++] << held; held += 8; }
+    const value = hold & ((1 << n) - 1);
+    hold >>>= n; held -= n;
+    return value;
+  };
+  const codes = (lengths) => {
+    const count = new Uint16Array(16), start = new Uint16Array(17), symbols = new Uint16Array(lengths.length);
+    for (const length of lengths) if (length) count[length]++;
+    for (let i = 1; i < 16; i++) start[i + 1] = start[i] + count[i];
+    lengths.forEach((length, symbol) => { if (length) symbols[start[length]++] = symbol; });
+    const short = new Uint16Array(512);  // symbol and length of codes of up to 9 bits, by the next 9 bits
+    for (let length = 1, code = 0, index = 0; length < 10; length++, code <<= 1) {
+      for (let i = 0; i < count[length]; i++, code++, index++) {
+        let turned = 0;
+        for (let bit = 0; bit < length; bit++) turned |= ((code >> bit) & 1) << (length - 1 - bit);
+        for (let at = turned; at < 512; at += 1 << length) short[at] = (symbols[index] << 4) | length;
+      }
+    }
+    return { count, symbols, short };
+  };
+  const decode = ({ count, symbols, short }) => {
+    while (held < 9) { hold |= packed[at++] << held; held += 8; }
+    const known = short[hold & 511];
+    if (known) { hold >>>= known & 15; held -= known & 15; return known >> 4; }
+    for (let length = 1, code = 0, first = 0, index = 0; length < 16; length++) {
+      code |= bits(1);
+      if (code - count[length] < first) return symbols[index + code - first];
+      index += count[length]; first = (first + count[length]) << 1; code <<= 1;
+    }
+  };
+  const bases = (extra, base) => extra.map((_, i) => (i ? (base += 1 << extra[i - 1]) : base));
+  const lengthBits = [...Array(28).keys()].map((i) => (i < 8 ? 0 : (i >> 2) - 1)).concat(0), lengthBase = bases(lengthBits, 3);
+  lengthBase[28] = 258;
+  const farBits = [...Array(30).keys()].map((i) => (i < 4 ? 0 : (i >> 1) - 1)), farBase = bases(farBits, 1);
+  const fixed = [codes([...Array(288).keys()].map((i) => (i < 144 ? 8 : i < 256 ? 9 : i < 280 ? 7 : 8))), codes(Array(30).fill(5))];
+  const dynamic = () => {
+    const literals = bits(5) + 257, far = bits(5) + 1, own = Array(19).fill(0), lengths = [];
+    const order = [16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15].slice(0, bits(4) + 4);
+    for (const i of order) own[i] = bits(3);
+    const coded = codes(own);
+    while (lengths.length < literals + far) {
+      const symbol = decode(coded);
+      const [value, times] = symbol < 16 ? [symbol, 1] : symbol === 16 ? [lengths.at(-1), 3 + bits(2)] : symbol === 17 ? [0, 3 + bits(3)] : [0, 11 + bits(7)];
+      for (let i = 0; i < times; i++) lengths.push(value);
+    }
+    return [codes(lengths.slice(0, literals)), codes(lengths.slice(literals))];
+  };
+  for (let last = 0; !last;) {
+    last = bits(1);
+    const kind = bits(2);
+    if (!kind) {
+      at -= held >> 3; hold = held = 0;
+      const size = packed[at] | (packed[at + 1] << 8);
+      out.set(packed.subarray(at + 4, at + 4 + size), to);
+      at += 4 + size; to += size;
+      continue;
+    }
+    const [literal, distance] = kind === 1 ? fixed : dynamic();
+    for (let symbol = decode(literal); symbol !== 256; symbol = decode(literal)) {
+      if (symbol < 256) { out[to++] = symbol; continue; }
+      const length = lengthBase[symbol - 257] + bits(lengthBits[symbol - 257]), far = decode(distance);
+      const back = farBase[far] + bits(farBits[far]);
+      for (let i = 0; i < length; i++, to++) out[to] = out[to - back];
+    }
+  }
+  return out;
+};
+const plotted = (() => {  // plotly.js is inside, packed; the text is there before it is unpacked
   const packed = document.getElementById("plotly");
   if (!packed) return false;
-  const letters = atob(packed.textContent), bytes = new Uint8Array(letters.length);
+  const letters = atob(packed.textContent), bytes = new Uint8Array(letters.length), script = document.createElement("script");
   for (let i = 0; i < letters.length; i++) bytes[i] = letters.charCodeAt(i);
-  const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("gzip")), script = document.createElement("script");
-  script.src = URL.createObjectURL(await new Response(stream, { headers: { "Content-Type": "text/javascript" } }).blob());  // compiled beside the page
-  await new Promise((done) => { script.onload = done; document.head.append(script); });
-  URL.revokeObjectURL(script.src);
+  script.textContent = new TextDecoder().decode(inflate(bytes));
+  document.head.append(script);
   return true;
 })();
 const theme = () => {
@@ -75,20 +144,13 @@ const drawNext = async () => {  // what Plotly does before it first waits is eno
   await fitted(place, layout, false);
   pictures.push([place, layout]);
 };
-const draw = async () => {  // one after the other, so that the first is there at once
-  while (waiting.length) {
-    await drawNext();
-    await new Promise((done) => setTimeout(done));
-  }
-};
 const drawAll = () => { while (waiting.length) drawNext(); };
 const redress = () => { for (const [place, layout] of pictures) Plotly.relayout(place, dressed(layout)).then(() => fitted(place, layout)); };
-plotted.then((can) => {
-  if (!can) return;
-  draw();
+if (plotted) {
+  drawAll();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", redress);
-  addEventListener("beforeprint", () => { drawAll(); redress(); });
-});
+  addEventListener("beforeprint", redress);
+}
 const worth = (cell) => (cell.dataset.value === undefined ? cell.textContent : Number(cell.dataset.value));
 for (const head of document.querySelectorAll("th")) {
   head.querySelector("button").addEventListener("click", () => {

@@ -23,7 +23,7 @@ from kvsim.engine.formats import FP16, Format
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op, Point, Step
 from kvsim.machines.deployment import Deployment, WeightFormat
-from kvsim.models.model import LayerShape
+from kvsim.models.model import LayerShape, Model
 from kvsim.techniques.axes.settings import Budget, check, is_share, simplify
 
 Axis = Literal["selection", "storage", "placement", "drafting"]
@@ -592,12 +592,12 @@ class Storage(Part):
 
     def notes(self, at: LayerPass) -> tuple[str, ...]:
         """Which kernels a low-bit answer stands for."""
-        stack, said = at.d.stack, f"low-bit cache: stack {at.d.stack.name} stands for"
+        stack, said = at.d.stack, "the low-bit cache assumes"
         if self.read != self.stored:
             share = stack.kernel("quantise").memory
             return (
                 f"{said} kernels that widen what arrives from the host, before attention, at "
-                f"{share:.0%} of the memory bandwidth",
+                f"{share:.0%} of memory bandwidth",
             )
         if self.read.kernel != "lowbit":
             return ()
@@ -609,16 +609,15 @@ class Storage(Part):
         if stack.packed_cache.unpack_ops:
             each = f"{stack.packed_cache.unpack_ops:g} vector operations per number"
             return (
-                f"{said} attention kernels tuned to unpack in registers with {each}; kernels that "
-                f"are not lose on cards with much bandwidth",
+                f"{said} an attention kernel tuned to unpack in registers with {each}; a naive "
+                f"one is slower, most of all on high-bandwidth GPUs",
             )
         passes = (
             f" in {stack.packed_cache.passes:g} passes" if stack.packed_cache.passes > 1 else ""
         )
         return (
             f"{said} attention kernels that read a packed cache{passes} at "
-            f"{stack.kernel('lowbit').memory:.0%} of the memory bandwidth, which hides the "
-            f"arithmetic of unpacking",
+            f"{stack.kernel('lowbit').memory:.0%} of memory bandwidth, with unpacking hidden",
         )
 
     @property
@@ -630,6 +629,15 @@ class Storage(Part):
     def scored(self) -> bool:
         """Whether the prompt's attention scores are needed, and so leave the chip."""
         return False
+
+    def scores_prompt(self, at: "LayerPass") -> bool:
+        """Return whether the prompt's scores leave the chip in this software.
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
+        return self.scored
 
     @property
     def exact(self) -> bool:
@@ -668,6 +676,17 @@ class Storage(Part):
         """Return what attention reads besides numbers in the format it reads. [B]
 
         Below 0 where it reads fewer.
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
+        return 0.0
+
+    def extra_flops(self, at: LayerPass) -> Number:
+        """Return what attention multiplies besides whole keys and values. [FLOP]
+
+        Below 0 where these are thinner.
 
         Parameters
         ----------
@@ -912,6 +931,11 @@ class Drafting(Part):
         return 0
 
     @property
+    def verified(self) -> int:
+        """Tokens that the verifying pass has per sequence: more than a chain's in a tree."""
+        return self.drafts + 1
+
+    @property
     def accepted(self) -> float:
         """Drafts accepted per round, on average."""
         return 0.0
@@ -920,6 +944,22 @@ class Drafting(Part):
     def assumes(self) -> str:
         """What its speed rests on that the user has not said, if anything."""
         return ""
+
+    def lacks(self, model: Model) -> str:
+        """Return why a model as published has nothing to draft with, or an empty text.
+
+        Not a part of ``refuses``: a real run may train or invent what is lacking.
+
+        Parameters
+        ----------
+        model : the model.
+        """
+        return ""
+
+    @property
+    def spread(self) -> float:
+        """Relative standard deviation of tokens per round where acceptance is not given."""
+        return 0.0
 
     def own_pass(self, point: Point, parts: Parts) -> Parts | None:
         """Return the parts with which the model's own layers draft, None if others draft.
@@ -933,6 +973,16 @@ class Drafting(Part):
 
     def steps(self, deployment: Deployment, point: Point) -> tuple[Step, ...]:
         """Return the draft passes of a round that are not the model's own.
+
+        Parameters
+        ----------
+        deployment : model, machine and software.
+        point : the first pass of the round.
+        """
+        return ()
+
+    def round_ops(self, deployment: Deployment, point: Point) -> tuple[Op, ...]:
+        """Return what the engine does once a round besides the passes.
 
         Parameters
         ----------
@@ -1027,8 +1077,11 @@ def attend(
         limit = limit - (p.new - 1) * (np.asarray(pairs) > 0)
     found = attention.ops(
         at.d, p, at.shape, stored=at.storage.read, limit=limit, extra_bytes=extra,
-        scored=at.selection.scored or at.storage.scored, after=after, **more,
+        scored=at.selection.scored or at.storage.scores_prompt(at), after=after, **more,
     )  # fmt: skip
+    if type(at.storage).extra_flops is not Storage.extra_flops:
+        thin = at.storage.extra_flops(at)
+        found = [replace(op, flops=op.flops + thin) if op.name == "attn" else op for op in found]
     return found if pairs is None else [_with_pairs(op, at, pairs) for op in found]
 
 

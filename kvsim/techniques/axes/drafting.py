@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op, Point
 from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment, WeightFormat
+from kvsim.techniques.acceptance import TASKS, AcceptedDrafts, find_accepted
 from kvsim.techniques.axes.base import Drafting, Launches, LayerPass, Parts, Selection, Storage
 from kvsim.techniques.axes.selection import gather_kept, kept_tokens, observe, select
 from kvsim.techniques.axes.settings import param
@@ -25,6 +26,7 @@ PUBLISHED_ACCEPTANCE = {
     "snapkv": {1: 0.8119, 2: 0.7536, 3: 0.7141},
     "mtp": {1: 0.875},  # DeepSeek-V3 technical report, section 5.4.3: 85 to 90 %
 }
+MOST_DRAFTS = 32  # a round drafts in a row
 Acceptance = float | str
 SINK = 4  # first tokens that a StreamingLLM draft keeps
 WINDOW = 32  # SnapKV's observing queries
@@ -34,7 +36,7 @@ RING = Launches(draft={"attn": 29})
 DRAFTS_OVER = {
     "upper": Launches(decode={"attn": 2}),
     "streamingllm": Launches(prefill={"compact": 15}, decode={"attn": 17}),
-    "snapkv": Launches(prefill={"observe": 11, "select": 10, "compact": 22}, decode={"attn": 8}),
+    "snapkv": Launches(prefill={"observe": 9, "select": 10, "compact": 22}, decode={"attn": 8}),
     "all": Launches(decode={"attn": 5}),
 }
 
@@ -47,8 +49,9 @@ def acceptance_param(default: Acceptance = "auto") -> Any:
     default : its value if not set.
     """
     return param(
-        default, "accepted over drafted tokens, or by position as 0.8/0.6/0.5",
-        high=1, choices=("auto",), whole=False, also=lists_shares,
+        default, "accepted over drafted tokens, by position as 0.8/0.6/0.5, or the measured one of "
+        "a kind of text",
+        high=1, choices=("auto", *TASKS), whole=False, also=lists_shares,
     )  # fmt: skip
 
 
@@ -88,8 +91,8 @@ def accepted_drafts(name: str, given: Acceptance, gamma: int, published: str = "
         return 0.0
     if not isinstance(given, str):
         return gamma * given
-    if given == "auto":
-        if published not in PUBLISHED_ACCEPTANCE:
+    if given in ("auto", *TASKS):
+        if given != "auto" or published not in PUBLISHED_ACCEPTANCE:
             raise InputError(
                 f"{name}: no acceptance is published for such drafts; set acceptance=SHARE, "
                 f"accepted over drafted tokens"
@@ -122,11 +125,12 @@ def assumed_acceptance(given: Acceptance, accepted: float, gamma: int) -> str:
 
 @frozen
 class Rounds(Drafting):
-    """Drafting whose acceptance the user gives, or a paper published for that many drafts."""
+    """Drafting whose acceptance the user gives, or that was measured for such drafts."""
 
     name = "rounds"
+    shape: ClassVar[str] = ""  # of the drafts, where the library tells them apart
 
-    gamma: int = param(4, "tokens drafted per round", high=16)
+    gamma: int = param(4, "tokens drafted in a row per round", high=MOST_DRAFTS)
     acceptance: Acceptance = acceptance_param()
 
     @property
@@ -135,36 +139,75 @@ class Rounds(Drafting):
         return self.gamma
 
     @property
+    def _measured(self) -> AcceptedDrafts | None:
+        """The library's acceptance by position, where the user gives none."""
+        if self.acceptance not in ("auto", *TASKS):
+            return None
+        task = "mixed" if self.acceptance == "auto" else str(self.acceptance)
+        return find_accepted(self.name, self.gamma, task, shape=self.shape)
+
+    @property
+    def _published(self) -> bool:
+        return self.acceptance == "auto" and self.gamma in PUBLISHED_ACCEPTANCE.get(self.name, {})
+
+    @property
     def _unknown(self) -> bool:
-        published = self.gamma in PUBLISHED_ACCEPTANCE.get(self.name, {})
-        return self.gamma > 0 and self.acceptance == "auto" and not published
+        said = self.acceptance not in ("auto", *TASKS)
+        return self.gamma > 0 and not said and not self._published and self._measured is None
 
     @property
     def accepted(self) -> float:
         """Of gamma drafts; none where nothing is known, and then it is refused."""
-        if self._unknown:
+        if self._unknown or not self.gamma:
             return 0.0
+        found = None if self._published else self._measured
+        if found is not None:
+            return sum(found.shares)
         return accepted_drafts(self.name, self.acceptance, self.gamma, self.name)
 
     @property
     def assumes(self) -> str:
         """An acceptance that was measured elsewhere."""
-        if self.acceptance != "auto" or not self.gamma:
+        found = self._measured
+        if not self.gamma or (found is None and self.acceptance not in ("auto", *TASKS)):
             return ""
-        known = "nothing published" if self._unknown else f"{self.accepted / self.gamma:.2f}"
-        return f"an acceptance ({known})"
+        if self._unknown:
+            return "an acceptance (nothing published)"
+        if found is None or self._published:
+            return f"an acceptance ({self.accepted / self.gamma:.2f})"
+        by_position = "/".join(f"{share:.2f}" for share in found.shares[:4])
+        more = "/..." if self.gamma > 4 else ""
+        return f"an acceptance by position of {by_position}{more} ({found.source})"
+
+    @property
+    def spread(self) -> float:
+        """Between the models and texts of the library."""
+        found = self._measured
+        return 0.0 if found is None or not self.gamma else found.spread
 
     @property
     def room(self) -> int:
-        """A round's drafts are verified in them."""
-        return self.gamma
+        """What a round verifies besides one token lies in them."""
+        return self.verified - 1
+
+    @property
+    def branching(self) -> bool:
+        """Whether drafts are a tree, of which the best path is taken."""
+        return self.verified > self.gamma + 1
+
+    def round_ops(self, deployment: Deployment, point: Point) -> tuple[Op, ...]:
+        """What the engine does around a round's passes."""
+        times = deployment.stack.drafts
+        fixed = times.round + times.sequence * point.batch
+        fixed = fixed + times.tree * self.branching
+        return (Op("round", fixed=fixed, launches=0.0),) if np.any(np.asarray(fixed) > 0) else ()
 
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
         """Nothing is taken for granted about how many drafts are accepted."""
         if self._unknown:
             return (
-                f"no acceptance is published for {self.gamma} such drafts; set acceptance=SHARE, "
-                f"accepted over drafted tokens, or shares by position as 0.8/0.6"
+                f"the acceptance rate of {self.gamma} such drafts is unknown; give yours as "
+                f"{self.name}:acceptance=0.6 (accepted over drafted), or by position as 0.8/0.6"
             )
         return can_roll_back(parts.selection) if self.gamma else ""
 

@@ -8,7 +8,8 @@ from kvsim.engine import attention, ops
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes.base import LayerPass, Parts, Selection, attend
+from kvsim.techniques.axes.base import Family, LayerPass, Parts, Selection, attend
+from kvsim.techniques.axes.settings import Budget, param
 
 
 @frozen
@@ -144,6 +145,106 @@ def kept_tokens(at: LayerPass, budget: Number) -> Number:
 
 
 @frozen
+class PromptCut(Selection):
+    """Base: every KV head keeps the best tokens of the prompt, and all that is generated.
+
+    A subclass says what scoring the prompt's tokens costs. Heads keep ``budget`` tokens each, or
+    share a layer's budget: the mean is the same, and so are bytes and FLOPs.
+    """
+
+    evicts = "after the prompt"
+    per_head = True
+
+    budget: Number = param(1024, "prompt tokens kept [tokens]", low=1, high=1e7, share=True)
+
+    candidates = ({"budget": Budget((0.125, 0.25, 0.5), of="prompt")},)
+
+    def score(self, at: LayerPass) -> list[Op]:
+        """Return the ops that score the prompt's tokens.
+
+        Parameters
+        ----------
+        at : a pass over the prompt.
+        """
+        raise NotImplementedError
+
+    def prompt_budget(self) -> Number:
+        """The mean over heads."""
+        return self.budget
+
+    def count_kept(self, at: LayerPass) -> Number:
+        """The kept part of the prompt, and all that is generated."""
+        return np.minimum(at.cached, kept_tokens(at, self.budget))
+
+    def count_kept_prompt(self, at: LayerPass) -> Number:
+        """The budget at most."""
+        return np.minimum(at.p.length, self.budget)
+
+    def limit(self, at: LayerPass) -> Number:
+        """Tokens that are kept, all of which a query sees. [tokens]"""
+        return kept_tokens(at, self.budget)
+
+    def complete(self, at: LayerPass) -> list[Op]:
+        """After the prompt its tokens are scored and the best gathered."""
+        if not at.p.prefill:
+            return []
+        return [*self.score(at), *compact(at, self.budget, scored=at.p.prompt)]
+
+    def cut(self, at: LayerPass) -> Number:
+        """Return 1 where the prompt is longer than the budget, else 0."""
+        return (np.asarray(at.p.prompt) > np.asarray(self.budget)).astype(float)
+
+    def shared_buffers(self, at: LayerPass) -> Buffers:
+        """One layer's whole cache while the prompt is read."""
+        return ops.prompt_kv(at.d, at.p)
+
+
+@frozen
+class SparsePrompt(Selection):
+    """Base: queries of the prompt attend to a part of the keys before them; decoding to all."""
+
+    per_head = True
+
+    @property
+    def family(self) -> Family:
+        """Nothing is dropped; what a query of the prompt does not read is missed."""
+        return "selection"
+
+    def density(self, at: LayerPass) -> Number:
+        """Return the share of causal pairs that are computed.
+
+        Parameters
+        ----------
+        at : a pass over the prompt.
+        """
+        raise NotImplementedError
+
+    def estimate(self, at: LayerPass) -> list[Op]:
+        """Return the ops that find out which pairs matter.
+
+        Parameters
+        ----------
+        at : a pass over the prompt.
+        """
+        raise NotImplementedError
+
+    def attend(self, at: LayerPass) -> list[Op]:
+        """The estimate, then attention to its part of the pairs."""
+        return self._sparse(at, super().attend(at))
+
+    def borrow(self, at: LayerPass) -> list[Op]:
+        """The same over an earlier layer's cache."""
+        return self._sparse(at, super().borrow(at))
+
+    def _sparse(self, at: LayerPass, found: list[Op]) -> list[Op]:
+        if not at.p.prefill:
+            return found
+        share = np.minimum(self.density(at), 1.0)
+        thin = [replace(op, flops=op.flops * share) if op.name == "attn" else op for op in found]
+        return [*self.estimate(at), *thin]
+
+
+@frozen
 class Chosen(Selection):
     """Base: an estimate of every page's relevance, the best pages, attention to them.
 
@@ -171,6 +272,15 @@ class Chosen(Selection):
         at : the pass through the layer.
         """
         return np.minimum(self.tokens(at), at.kept_tokens)
+
+    def fetched_tokens(self, at: LayerPass) -> Number:
+        """Return those of them that a step really fetches: by default all. [tokens]
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
+        return self.host_tokens(at)
 
     def page_tokens(self) -> int:
         """Return how many tokens lie together wherever one of them is chosen. [tokens]"""
@@ -255,7 +365,7 @@ class Chosen(Selection):
         k_share, v_share = at.placement.k_host, at.placement.v_host
         if not np.any(np.asarray(v_share) > 0):
             return []
-        tokens = self.host_tokens(at)
+        tokens = self.fetched_tokens(at)
         k, v = at.storage.transfer_bytes(at, tokens)
         sides = (np.asarray(k_share) > 0) * 1.0 + 1.0
         rows = sides * at.p.batch * at.d.shard.cached_heads * v_share * tokens / self.page_tokens()

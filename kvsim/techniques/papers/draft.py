@@ -15,7 +15,9 @@ from kvsim.techniques.steps import count_layers, forward, lay_out
 
 @frozen
 class Draft(Rounds):
-    """A model of the catalogue drafts on the same GPUs, over a full cache of its own.
+    """Speculative decoding with a small draft model on the same GPUs.
+
+    A model of the catalogue drafts on the same GPUs, over a full cache of its own.
 
     References
     ----------
@@ -34,10 +36,13 @@ class Draft(Rounds):
         load_model(self.model)
 
     def _make_deployment(self, deployment: Deployment) -> Deployment:
+        stack = deployment.stack
+        if stack.drafts.draft:
+            stack = replace(stack, time=replace(stack.time, step=stack.drafts.draft))
         return Deployment(
             load_model(self.model),
             deployment.hardware,
-            deployment.stack,
+            stack,
             self.weights,
             self.tp or deployment.tp,
         )

@@ -13,7 +13,9 @@ from kvsim.techniques.axes.settings import param
 
 @frozen
 class Duoattention(Selection):
-    """A share of each layer's KV heads are retrieval heads; the others stream, in prefill too.
+    """Some KV heads keep the whole context, the others a sliding window.
+
+    A share of each layer's KV heads are retrieval heads; the others stream, in prefill too.
 
     Tokens kept and read are means over the heads of a layer.
 

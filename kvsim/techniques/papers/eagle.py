@@ -1,4 +1,4 @@
-"""EAGLE-3: a one-layer head drafts from the model's low, middle and high hidden states."""
+"""EAGLE: a small head drafts from the model's hidden states, in chains or trees."""
 
 from dataclasses import replace
 from math import ceil
@@ -8,8 +8,9 @@ import numpy as np
 
 from kvsim.engine import ops
 from kvsim.engine.buffers import layer_weights
+from kvsim.errors import InputError
 from kvsim.frozen import frozen
-from kvsim.graph import Buffers, Group, Op, Point, Step
+from kvsim.graph import Buffers, Group, Number, Op, Point, Step
 from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment
 from kvsim.models.model import LayerShape
 from kvsim.techniques.axes.base import (
@@ -25,10 +26,12 @@ from kvsim.techniques.axes.drafting import Rounds
 from kvsim.techniques.axes.settings import param
 from kvsim.techniques.steps import layer_ops
 
+MOST_VERIFIED = 256
+
 
 @frozen
 class Head(Rounds):
-    """Base: one decoder layer of the model's shape over a hidden state joined with an embedding.
+    """Base: decoder layers of the model's shape over a hidden state joined with an embedding.
 
     A round's first pass reads the tokens that the round before has settled, with the model's own
     hidden states; later passes go on from the head's. The token after the prompt's last one is not
@@ -36,68 +39,139 @@ class Head(Rounds):
     """
 
     fused: ClassVar[int] = 0  # hidden states of the model that a product makes one of
+    depth: ClassVar[int] = 1  # decoder layers
+    parallel: ClassVar[bool] = False  # one pass drafts all tokens of a round
+    branches: ClassVar[int] = 1  # tokens that a draft pass after the first goes on from
 
     def vocab(self, deployment: Deployment) -> int:
         """Tokens that a draft chooses among."""
         return deployment.shard.vocab
 
-    def shape(self, deployment: Deployment) -> LayerShape:
-        """The kind of its layer."""
+    def layer_shape(self, deployment: Deployment) -> LayerShape:
+        """The kind of its layers."""
         return LayerShape()
 
     def steps(self, deployment: Deployment, point: Point) -> tuple[Step, ...]:
-        """One pass of the head per draft."""
+        """One pass of the head per draft, or one for all of them."""
+        if not self.gamma:
+            return ()
         known = 1.0 + self.accepted
-        first = replace(point, context=np.maximum(point.context - known, 0.0), new=known)
-        later = (replace(point, context=point.context + i, new=1.0) for i in range(self.gamma - 1))
-        passes = [self._pass(deployment, q) for q in later]
-        return (self._pass(deployment, first, settled=True), *passes) if self.gamma else ()
+        more = self.gamma - 1.0 if self.parallel else 0.0
+        first = replace(point, context=np.maximum(point.context - known, 0.0), new=known + more)
+        passes = [self._pass(deployment, first, 1.0 + more, settled=known)]
+        wide = float(self.branches)
+        for i in range(0 if self.parallel else self.gamma - 1):
+            q = replace(point, context=point.context + i, new=wide)
+            passes.append(self._pass(deployment, q, wide))
+        return tuple(passes)
 
     def prompt_steps(self, deployment: Deployment, point: Point) -> tuple[Step, ...]:
         """The head reads the prompt too."""
         read = replace(point, new=point.new - np.where(np.asarray(point.context) > 0, 0.0, 1.0))
-        return (self._pass(deployment, read, settled=True),) if self.gamma else ()
+        return (self._pass(deployment, read, 1.0, settled=read.new),) if self.gamma else ()
 
-    def _pass(self, deployment: Deployment, point: Point, settled: bool = False) -> Step:
-        """New tokens through the head; a prompt yields no draft yet."""
+    def _pass(
+        self, deployment: Deployment, point: Point, chosen: float, settled: Number = 0.0
+    ) -> Step:
+        """New tokens through the head, logits of the chosen ones; a prompt yields no draft yet."""
         m, fp16 = deployment.shard, WEIGHT_FORMATS["fp16"]
         parts = Parts(Selection(), Storage(), Placement(), Drafting())
-        layer = layer_ops(LayerPass(deployment, point, self.shape(deployment), parts))
-        made = {"join_inputs": 2} | ({"fuse_states": self.fused} if settled and self.fused else {})
+        layer = layer_ops(LayerPass(deployment, point, self.layer_shape(deployment), parts))
+        made: dict[str, tuple[int, Number]] = {"join_inputs": (2, point.tokens)}
+        if self.fused and np.any(np.asarray(settled) > 0):
+            made["fuse_states"] = self.fused, point.batch * settled
         joins = [
-            ops.gemm(deployment, name, point.tokens, (many * m.hidden, m.hidden), fp16)
-            for name, many in reversed(made.items())
+            ops.gemm(deployment, name, tokens, (many * m.hidden, m.hidden), fp16)
+            for name, (many, tokens) in reversed(made.items())
         ]
-        group, moved = Group(((*joins, *layer),), 1), 2 * ops.FP16_BYTES * m.hidden * point.tokens
+        groups = [Group(((*joins, *layer),), 1)]
+        if self.depth > 1:
+            groups.append(Group((tuple(layer),), self.depth - 1))
+        moved = 2 * ops.FP16_BYTES * m.hidden * point.tokens
         if point.prefill:
-            return Step((group,), (Op("sample", bytes={"hbm": moved}),))
-        vocab = self.vocab(deployment)
-        logits = ops.gemm(deployment, "draft_head", point.batch, (m.hidden, vocab), fp16)
-        moved = moved + ops.FP16_BYTES * point.batch * (vocab + 2 * m.hidden)
-        choice = Op("sample", bytes={"hbm": moved}, fixed=deployment.stack.time.step)
-        return Step((group,), (logits, choice))
+            return Step(tuple(groups), (Op("sample", bytes={"hbm": moved}),))
+        vocab, rows = self.vocab(deployment), point.batch * chosen
+        logits = ops.gemm(deployment, "draft_head", rows, (m.hidden, vocab), fp16)
+        moved = moved + ops.FP16_BYTES * rows * (vocab + 2 * m.hidden)
+        fixed = deployment.stack.drafts.draft or deployment.stack.time.step
+        choice = Op("sample", bytes={"hbm": moved}, fixed=fixed)
+        return Step(tuple(groups), (logits, choice))
 
     def draft_memory(self, deployment: Deployment, point: Point) -> Buffers:
-        """The layer, its joining product, a head of its own vocabulary, and a cache. [B]"""
+        """The layers, the joining product, a head of its own vocabulary, and a cache. [B]"""
         if not self.gamma:
             return {}
         m = deployment.shard
         size = (
-            layer_weights(deployment, self.shape(deployment))
+            self.depth * layer_weights(deployment, self.layer_shape(deployment))
             + ops.FP16_BYTES * (2 + self.fused) * m.hidden**2
         )
         if self.vocab(deployment) != m.vocab:
             size += ops.FP16_BYTES * m.hidden * self.vocab(deployment)
         tokens = point.max_length if deployment.stack.cache.static else point.length
-        cache = deployment.stack.cache.overhead * ops.kv_bytes(
-            m, point.batch * (tokens + self.gamma)
-        )
+        drafted = self.gamma if self.branches == 1 else self.verified
+        held = ops.kv_bytes(m, point.batch * (tokens + drafted))
+        cache = self.depth * deployment.stack.cache.overhead * held
         return {"gpu": {"draft weights": deployment.stack.weights.copies * size, "draft kv": cache}}
 
 
 @frozen
-class Eagle(Head):
-    """A chain of drafts; trees of drafts are not modelled. Acceptance has to be given.
+class Tree(Head):
+    """Base: a head whose drafts branch. With a width of 1 they are a chain.
+
+    Every pass after the first goes on from the ``width`` best tokens; the ``verify`` best of all
+    are checked, in one pass of the model. Acceptance counts along the deepest path.
+    """
+
+    width: int = param(
+        1, "branches that every draft pass goes on from (1: a chain)", low=1, high=32
+    )
+    verify: int | str = param(
+        "auto", "tokens checked per round, the model's own one included",
+        low=2, high=MOST_VERIFIED, choices=("auto",),
+    )  # fmt: skip
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        few = not isinstance(self.verify, str) and self.verify < self.gamma + 1
+        most = 1 + self.width + max(self.gamma - 1, 0) * self.width**2
+        many = not isinstance(self.verify, str) and self.verify > most
+        if self.gamma and (few or many):
+            raise InputError(
+                f"{self.name}: verify={self.verify}; {self.gamma} drafts in a row at a width of "
+                f"{self.width} are {self.gamma + 1} to {most} tokens with the model's own one"
+            )
+
+    @property
+    def branches(self) -> int:  # type: ignore[override]
+        """Tokens that a pass after the first has per sequence."""
+        return self.width
+
+    @property
+    def verified(self) -> int:
+        """A chain's tokens, or as many as are set."""
+        if not self.gamma:
+            return 1
+        if isinstance(self.verify, str):
+            return self.gamma + 1 if self.width == 1 else 1 + self.width * self.gamma
+        return int(self.verify)
+
+    @property
+    def branching(self) -> bool:
+        """A chain has a width of 1."""
+        return self.width > 1
+
+    @property
+    def shape(self) -> str:  # type: ignore[override]
+        """Which of the library's summaries stand for it."""
+        return "chain" if self.width == 1 else "tree"
+
+
+@frozen
+class Eagle(Tree):
+    """EAGLE-3: a small head drafts a chain or a tree of tokens.
+
+    Three hidden states join the embedding, and a part of the vocabulary is drafted.
 
     References
     ----------

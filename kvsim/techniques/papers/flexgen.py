@@ -11,7 +11,9 @@ from kvsim.techniques.axes.storage import PACKED_ON_HOST, packed_on_host
 
 @frozen
 class Flexgen(Term):
-    """Offloading by columns: a layer serves all parts of the batch before the next layer.
+    """Offloads cache and weights; a layer serves the whole batch in turn.
+
+    Offloading by columns: a layer serves all parts of the batch before the next layer.
 
     References
     ----------

@@ -8,7 +8,7 @@ from kvsim.techniques.axes.base import Part, Term
 
 @frozen
 class Full(Term):
-    """Fp16 KV cache on the GPU, attended to whole.
+    """Full FP16 KV cache on the GPU; attention reads all of it.
 
     References
     ----------

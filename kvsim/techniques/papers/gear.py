@@ -18,7 +18,9 @@ GEAR_PRODUCTS = 4 * LOOPS  # with the error and its transpose, for K and for V
 
 @frozen
 class Gear(Storage):
-    """KIVI's layout, the error of each packed block and head approximated by a product P Q^T.
+    """KIVI with a low-rank correction of the quantisation error.
+
+    KIVI's layout, the error of each packed block and head approximated by a product P Q^T.
 
     The prompt is one block, later ones are as long as the residual. The factors' part of scores
     and outputs comes from thin products beside the packed kernel. Outliers, if any, are taken out

@@ -36,7 +36,9 @@ and 74 us) over the 45 us that ``packed_cache.qr_s`` of Hugging Face's stacks is
 
 @frozen
 class GearFirst(WholeStorage):
-    """GEAR as first released: one range and one low-rank product for a sequence's whole cache.
+    """GEAR as first released: one range and one low-rank product per cache.
+
+    GEAR as first released: one range and one low-rank product for a sequence's whole cache.
 
     What is packed has a copy per query head, as repeat_kv makes them. Rank and outliers are shares,
     as in the release's example. Every ``residual`` steps the whole cache is packed anew. PyTorch

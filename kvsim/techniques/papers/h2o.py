@@ -13,7 +13,7 @@ from kvsim.techniques.axes.settings import Budget, param
 
 @frozen
 class H2o(Bounded):
-    """Greedy eviction by accumulated attention scores.
+    """Evicts the tokens with the lowest accumulated attention scores.
 
     Scores of every query are accumulated in fp32 per head, so they have to leave the attention
     kernel; the lowest is evicted when a token comes in. Nothing is done where nothing is evicted.

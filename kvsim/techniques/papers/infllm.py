@@ -15,7 +15,7 @@ from kvsim.techniques.axes.settings import Budget, is_share, param
 
 @frozen
 class Infllm(Selection):
-    """Attention over initial tokens, the best blocks, and a local window.
+    """Reads the first tokens, a local window and the best-matching blocks.
 
     Blocks are chosen per sequence by the keys of their representative tokens, which stay on the
     GPU, and copied one by one into a cache of recently used blocks. In prefill every chunk of

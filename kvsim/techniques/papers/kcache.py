@@ -30,7 +30,9 @@ from kvsim.techniques.axes.settings import combine, make_axis, param
 
 @frozen
 class Kcache(Term):
-    """Top-N attention over values in host memory, per batch entry and query head.
+    """Keys on the GPU; values of the top N tokens come from host memory.
+
+    Top-N attention over values in host memory, per batch entry and query head.
 
     Nothing hides the fetch: scores, selection, copy and weighted sum follow one another.
 

@@ -10,7 +10,9 @@ from kvsim.techniques.axes.settings import combine, param
 
 @frozen
 class Kivi(Storage):
-    """Asymmetric group quantisation of the cache with a full-precision residual.
+    """Keys at few bits per channel, values per token; latest tokens in FP16.
+
+    Asymmetric group quantisation of the cache with a full-precision residual.
 
     References
     ----------
@@ -36,6 +38,15 @@ class Kivi(Storage):
     def by_token(self) -> bool:
         """Keys of a group of tokens share their scales."""
         return self.exact
+
+    def scores_prompt(self, at: LayerPass) -> bool:
+        """Return whether the prompt is attended to by separate kernels, as in KIVI's first code.
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        """
+        return at.d.stack.packed_cache.scored_prompt or self.scored
 
     def prepare(self, at: LayerPass) -> list[Op]:
         """Keys are packed in blocks, values singly."""

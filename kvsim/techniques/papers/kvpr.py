@@ -53,7 +53,7 @@ SPLIT_TOLERANCE = 1e-3  # share of a step's time that a chosen split may leave o
 
 @frozen
 class Kvpr(Term):
-    """Offloading with partial recomputation of keys and values from stored layer inputs.
+    """Offloads the cache and recomputes part of it from layer inputs.
 
     References
     ----------

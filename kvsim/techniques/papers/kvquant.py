@@ -13,7 +13,9 @@ TOKEN = 4.0  # scale and offset of one token's values [B]
 
 @frozen
 class Kvquant(Storage):
-    """Non-uniform levels that were calibrated beforehand, per channel for keys and per token for V.
+    """Non-uniform levels calibrated beforehand; outliers stay in FP16.
+
+    Non-uniform levels that were calibrated beforehand, per channel for keys and per token for V.
 
     Attention turns positions into the keys as it unpacks them. A share of numbers with the largest
     magnitude stays in fp16, and so does the first token.

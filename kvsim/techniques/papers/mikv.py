@@ -16,7 +16,9 @@ from kvsim.techniques.axes.storage import WholeStorage
 
 @frozen
 class Mikv(WholeStorage):
-    """Mixed precision by attention scores accumulated over all queries, as H2O ranks tokens.
+    """Important tokens in higher precision, the others at few bits.
+
+    Mixed precision by attention scores accumulated over all queries, as H2O ranks tokens.
 
     Numbers are packed token by token in groups, keys after a balancing of their channels with
     those of the queries. The whole score matrix leaves the attention kernel, in prefill and in

@@ -4,16 +4,19 @@ from dataclasses import replace
 
 from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
-from kvsim.models.model import LayerShape
+from kvsim.models.families import FAMILIES_WITH_MTP
+from kvsim.models.model import LayerShape, Model
 from kvsim.techniques.axes.base import Launches
-from kvsim.techniques.axes.drafting import acceptance_param
+from kvsim.techniques.axes.drafting import MOST_DRAFTS, acceptance_param
 from kvsim.techniques.axes.settings import param
 from kvsim.techniques.papers.eagle import Head
 
 
 @frozen
 class Mtp(Head):
-    """One decoder layer with a product that joins hidden state and embedding, the head shared.
+    """Multi-token prediction: one extra layer of the model drafts.
+
+    One extra layer (DeepSeek-V3, Qwen3-Next) drafts the next tokens with the shared output head.
 
     References
     ----------
@@ -24,9 +27,18 @@ class Mtp(Head):
     name = "mtp"
     launches = Launches(decode={"attn": 5})
 
-    gamma: int = param(1, "tokens drafted per round", high=16)
+    gamma: int = param(1, "tokens drafted per round", high=MOST_DRAFTS)
     acceptance: float | str = acceptance_param()
 
-    def shape(self, deployment: Deployment) -> LayerShape:
+    def lacks(self, model: Model) -> str:
+        """The modules are trained with the model, and few models have them."""
+        if not self.gamma or model.family in FAMILIES_WITH_MTP:
+            return ""
+        return (
+            f"{model.name} was published without prediction modules of its own, as deepseek-v3 "
+            f"and qwen3-next-80b-a3b have; draft with eagle, draft or ngram"
+        )
+
+    def layer_shape(self, deployment: Deployment) -> LayerShape:
         """The kind of the model's last layer that attends, with an MLP."""
         return replace(deployment.model.cached_shape, mlp=True)

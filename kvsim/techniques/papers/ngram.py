@@ -7,11 +7,12 @@ from kvsim.techniques.axes.drafting import Rounds
 
 @frozen
 class Ngram(Rounds):
-    """Drafts are what followed the last few tokens earlier in the text, as in prompt lookup.
+    """Drafts copied from earlier in the text (prompt lookup).
+
+    Drafts are what followed the last few tokens earlier in the text, as in prompt lookup.
 
     A draft costs no pass and no memory of its own; the search on the host is not counted. How many
-    drafts are accepted depends on how much of the answer repeats the prompt, so that acceptance has
-    to be given: accepted over drafted tokens, rounds without a match counted.
+    drafts are accepted depends on how much of the answer repeats the prompt.
 
     References
     ----------

@@ -12,7 +12,9 @@ from kvsim.techniques.axes.storage import PACKED_ON_HOST, packed_on_host
 
 @frozen
 class Offload(Term):
-    """Offloading with prefetch.
+    """Keeps part of the cache in host memory and prefetches it.
+
+    Offloading with prefetch.
 
     By rows, a batch passes through all layers and weights stay on the GPU. By columns, weights
     are streamed and each layer serves ``parts`` parts of the batch before the next one.

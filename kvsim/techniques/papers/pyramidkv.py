@@ -4,18 +4,22 @@ from bisect import bisect_left
 
 import numpy as np
 
+from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.graph import Number
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes.settings import Budget, param
 from kvsim.techniques.papers.snapkv import Snapkv
 
+RELEASED_WINDOW = 8  # observing queries of the release [tokens]
 WHOLE_PROMPT = 1 - 1e-9  # a share that is all of any prompt
 
 
 @frozen
 class Pyramidkv(Snapkv):
-    """Budgets fall linearly with depth among the layers with a cache; their mean is ``budget``.
+    """Keeps fewer prompt tokens the deeper the layer.
+
+    Budgets fall linearly with depth among the layers with a cache; their mean is ``budget``.
 
     The last layer keeps the mean over ``beta``, the first twice the mean less that.
 
@@ -30,10 +34,20 @@ class Pyramidkv(Snapkv):
     budget: Number = param(
         1024, "prompt tokens kept, mean over layers [tokens]", low=1, high=1e7, share=True
     )
-    window: int = param(8, "observing queries [tokens]", low=1, high=1e5)
+    window: int | str = param(  # type: ignore[assignment]
+        8, "observing queries [tokens], or on-top: 8 beyond the budget, as released",
+        low=1, high=1e5, also="on-top".__eq__,
+    )  # fmt: skip
     beta: float = param(20, "mean budget over the last layer's", low=1, high=1e3, whole=False)
 
     candidates = ({"budget": Budget((0.125, 0.25, 0.5), of="prompt", least=8)},)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.window, str) and self.shares:
+            raise InputError(
+                f"{self.name}: window={self.window} adds tokens; give budget in tokens"
+            )
 
     def boundaries(self, deployment: Deployment) -> tuple[int, ...]:
         """Every layer but the first begins a new range, since all budgets differ."""
@@ -44,6 +58,8 @@ class Pyramidkv(Snapkv):
         least, caches = self.budget / self.beta, deployment.model.caches
         depth = bisect_left(caches, index) / max(1, len(caches) - 1)
         budget = 2 * self.budget - least - depth * (2 * self.budget - 2 * least)
+        if isinstance(self.window, str):  # kvpress and the release add it to every layer's budget
+            return Snapkv(np.round(budget) + RELEASED_WINDOW, RELEASED_WINDOW)
         if self.shares:
             return Snapkv(np.minimum(budget, WHOLE_PROMPT), self.window)
         return Snapkv(np.maximum(np.round(budget), self.window), self.window)

@@ -42,7 +42,9 @@ from kvsim.techniques.axes.settings import combine, param
 
 @frozen
 class Quantspec(Term):
-    """Self-speculation with a hierarchical 4+4-bit cache and 4-bit MLP weights.
+    """Drafts with the upper 4 bits of an 8-bit cache and 4-bit MLP weights.
+
+    Self-speculation with a hierarchical 4+4-bit cache and 4-bit MLP weights.
 
     The output is that of the model with an 8-bit cache. Rounds that the full-precision buffer
     cuts short, about one per half, are not modelled.

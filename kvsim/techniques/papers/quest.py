@@ -15,7 +15,9 @@ from kvsim.techniques.axes.settings import Budget, param
 
 @frozen
 class Quest(Chosen):
-    """Query-aware sparsity: the least and the greatest key of a page bound its scores.
+    """Reads only the pages whose key bounds match the query; drops nothing.
+
+    Query-aware sparsity: the least and the greatest key of a page bound its scores.
 
     Nothing is dropped. The first layers are dense; pages are chosen by every KV head for itself.
 

@@ -5,6 +5,7 @@ from typing import ClassVar
 import numpy as np
 
 from kvsim.engine import ops
+from kvsim.engine.buffers import scale
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
@@ -13,6 +14,7 @@ from kvsim.techniques.axes.placement import HostPlacement
 from kvsim.techniques.axes.selection import Chosen
 from kvsim.techniques.axes.settings import param
 
+PREFILLS = ("batch", "sequence")
 SINGLE = 4.0  # bytes of an fp32 number [B]
 
 
@@ -32,10 +34,33 @@ class Landmarks(Chosen):
     budget: Number = param(1024, "tokens attended to [tokens]", low=1, high=1e7, share=True)
     chunk: int = param(8, "tokens of a chunk", low=1, high=1e4)
     outliers: int = param(48, "chunks that always stay on the GPU", high=1e5)
+    hit: float = param(
+        0, "share of chosen chunks that the step before fetched", high=1, whole=False
+    )
+    local: int = param(0, "the prompt's last chunks, always attended to", high=1e5)
+    prefill: str = param("batch", "prompts that are read at a time", choices=PREFILLS)
 
     def tokens(self, at: LayerPass) -> Number:
-        """Chosen chunks, outliers, and what was generated since the prompt."""
-        return self.host_tokens(at) + self._stay(_prompt(at)) + _generated(at)
+        """Chosen chunks, outliers, the last chunks, and what was generated since the prompt."""
+        last = self.chunk * np.minimum(self.local, self.pages(at))
+        return self.host_tokens(at) + self._stay(_prompt(at)) + last + _generated(at)
+
+    def fetched_tokens(self, at: LayerPass) -> Number:
+        """What the step before has not fetched already."""
+        return (1 - self.hit) * self.host_tokens(at)
+
+    def shared_buffers(self, at: LayerPass) -> Buffers:
+        """Room for the fetched pages, unless each layer keeps its own; one prompt's or all."""
+        if self.hit and not at.p.prefill:
+            return {}
+        found = super().shared_buffers(at)
+        return (
+            scale(found, 1 / np.maximum(at.p.batch, 1.0)) if at.p.prefill and self._alone else found
+        )
+
+    @property
+    def _alone(self) -> bool:
+        return self.prefill == "sequence"
 
     def host_tokens(self, at: LayerPass) -> Number:
         """Whole chunks within the budget: outliers, and what is generated, stay on the GPU."""
@@ -84,6 +109,9 @@ class Landmarks(Chosen):
         m, p, prompt = at.d.shard, at.p, _prompt(at)
         recent = at.placement.v_host * ops.FP16_BYTES * m.v_width * p.batch * _generated(at)
         which = at.d.stack.selection.index_bytes * p.batch * m.cached_heads
+        recent = recent + at.placement.v_host * ops.FP16_BYTES * m.v_width * p.batch * (
+            np.minimum(self.chunk * self.local, prompt) + self.host_tokens(at) * (self.hit > 0)
+        )
         stay = self._stay(prompt)
         outliers = ops.kv_bytes(m, p.batch * stay) + which * stay / self.chunk
         means = self._means(at, prompt)
@@ -118,6 +146,7 @@ class Lowrank(Storage):
     launches = Launches(prefill={"svd": 27}, decode={"restore_keys": 13})
 
     rank: int = param(160, "rank of the prompt's keys", low=1, high=4096)
+    prefill: str = param("batch", "prompts that are read at a time", choices=PREFILLS)
 
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
         """A product pays if it is smaller, and if few tokens are multiplied out."""
@@ -167,13 +196,19 @@ class Lowrank(Storage):
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
         """One layer's keys while the prompt is read."""
-        read = ops.FP16_BYTES * at.d.shard.k_width * at.p.tokens if at.p.prefill else 0.0
+        tokens = at.p.new if self.prefill == "sequence" else at.p.tokens
+        read = ops.FP16_BYTES * at.d.shard.k_width * tokens if at.p.prefill else 0.0
         return {"gpu": {"prompt keys": read}}
 
 
 @frozen
 class Shadowkv(Term):
-    """The keys of chosen chunks are multiplied out while their values are being fetched.
+    """Low-rank keys on the GPU; values of chosen chunks from host memory.
+
+    The keys of chosen chunks are multiplied out while their values are being fetched. The release
+    keeps what a step has fetched (``hit``, about 0.6 by the paper), always attends to the last
+    chunks (``local=4``), and reads one prompt at a time (``prefill=sequence``); by default all is
+    as the paper's algorithms say.
 
     References
     ----------
@@ -187,8 +222,15 @@ class Shadowkv(Term):
     rank: int = param(160, "rank of the prompt's keys", low=1, high=4096)
     chunk: int = param(8, "tokens of a chunk", low=1, high=1e4)
     outliers: int = param(48, "chunks that always stay on the GPU", high=1e5)
+    hit: float = param(
+        0, "share of chosen chunks that the step before fetched", high=1, whole=False
+    )
+    local: int = param(0, "the prompt's last chunks, always attended to", high=1e5)
+    prefill: str = param("batch", "prompts that are read at a time", choices=PREFILLS)
 
     def pieces(self) -> tuple[Part, ...]:
         """Its own selection and keys, and values on the host."""
-        landmarks = Landmarks(self.budget, self.chunk, self.outliers)
-        return landmarks, Lowrank(self.rank), HostPlacement(values_host=1)
+        landmarks = Landmarks(
+            self.budget, self.chunk, self.outliers, self.hit, self.local, self.prefill
+        )
+        return landmarks, Lowrank(self.rank, self.prefill), HostPlacement(values_host=1)

@@ -49,7 +49,9 @@ from kvsim.techniques.axes.settings import combine, make_axis, param
 
 @frozen
 class Specache(Term):
-    """Speculative prefetch of the key-value pairs that the next token will attend to.
+    """Prefetches what a speculative next token attends to from the host.
+
+    Speculative prefetch of the key-value pairs that the next token will attend to.
 
     Every step decodes the output token and a speculative next token; the latter's scores choose
     what is prefetched for the next step. A step's own tokens are attended to in fp16 and packed

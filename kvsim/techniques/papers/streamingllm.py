@@ -12,7 +12,9 @@ from kvsim.techniques.axes.settings import Budget, param
 
 @frozen
 class Streamingllm(Bounded):
-    """The first tokens and the latest ones are kept; positions count within the cache.
+    """Keeps the first tokens and the latest ones.
+
+    The first tokens and the latest ones are kept; positions count within the cache.
 
     References
     ----------

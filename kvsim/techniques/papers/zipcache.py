@@ -37,7 +37,9 @@ from kvsim.techniques.axes.storage import WholeStorage
 
 @frozen
 class Zipcache(WholeStorage):
-    """Mixed-precision cache, channelwise keys and channel-separable tokenwise values.
+    """Salient tokens in higher precision, the others at few bits.
+
+    Mixed-precision cache, channelwise keys and channel-separable tokenwise values.
 
     References
     ----------

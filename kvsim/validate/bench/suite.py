@@ -5,7 +5,7 @@ it really took corrects them. Every benchmark is kept once it is done.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from math import ceil
 from time import monotonic, perf_counter
 
@@ -49,6 +49,7 @@ from kvsim.validate.bench.work import (
     timers,
 )
 from kvsim.validate.machine import refusals
+from kvsim.validate.progress import Progress
 
 LEAST_WORKS = 4  # works that a benchmark keeps, whatever they take
 LEAST_REQUIRED: Mapping[str, int] = {
@@ -206,9 +207,9 @@ def check_complete(suite: Suite, place: Bench) -> None:
             )
 
 
-SUITE_SECONDS = {True: 60.0, False: 300.0}
+SUITE_SECONDS = {True: 60.0, False: 240.0}
 """What the quick and the full suite may take. [s]"""
-RUNS_LIMIT = {True: 40.0, False: 240.0}
+RUNS_LIMIT = {True: 40.0, False: 170.0}
 """What whole runs may take after it. [s]"""
 LEAST_SECONDS = 0.01  # what the runs of a work may take even when time is up [s]
 TIMED_SHARE = 0.6  # of a work's time that its runs take; the rest is allocation and warm-up
@@ -280,24 +281,29 @@ def _run_suite(place: Bench, log: Log, say: Say, since: Since) -> None:
     selection = plan_suite(place, log)
     if selection.kept:
         say(selection.summary)
-    clock = _Clock(place, SUITE_SECONDS[place.quick], sum(map(len, selection.kept.values())))
+    progress = Progress(sum(map(len, selection.kept.values())))
     clocks = timers(place.device)
     for name, works in selection.kept.items():
-        say(f"{name}: {len(works)} of {clock.left} measurements left{clock.remaining}")
+        say(f"{name}: {len(works)} of {progress.left:.0f} measurements left{progress.remaining}")
         samples: list[Sample] = []
         refused = ""
         for i, work in enumerate(works):
-            if clock.is_late and samples and name not in LEAST_REQUIRED and not _paired(work):
+            if (
+                _is_late(progress, place)
+                and samples
+                and name not in LEAST_REQUIRED
+                and not _paired(work)
+            ):
                 say(f"{name}: {len(works) - i} left out, as time is up")
-                clock.left -= len(works) - i
+                progress.done += len(works) - i
                 break
-            sample = _measured(work, name, clocks, clock.budget)
+            sample = _measured(work, name, clocks, _budget(progress, place))
             if isinstance(sample, Sample):
                 samples.append(sample)
             else:
                 refused = f"{dict(work.case)}: {sample}"
                 say(f"{name}: skipped {refused}")
-            clock.left -= 1
+            progress.done += 1
         check_measured(name, works, samples, refused)
         log.append(name, samples, since())
     deadline = monotonic() + RUNS_LIMIT[place.quick]
@@ -306,36 +312,14 @@ def _run_suite(place: Bench, log: Log, say: Say, since: Since) -> None:
             log.append(f"{name}: {part}", samples, since())
 
 
-@dataclass
-class _Clock:
-    """How much of a suite's time is left."""
+def _is_late(progress: Progress, place: Bench) -> bool:
+    return monotonic() - progress.begin > SUITE_SECONDS[place.quick]
 
-    place: Bench
-    limit: float  # [s]
-    left: int  # measurements
 
-    def __post_init__(self) -> None:
-        self.total, self.begin = self.left, monotonic()
-
-    @property
-    def is_late(self) -> bool:
-        """Whether time is up."""
-        return monotonic() - self.begin > self.limit
-
-    @property
-    def budget(self) -> float:
-        """What the runs of the next work may take. [s]"""
-        rest = self.limit - (monotonic() - self.begin)
-        return max(LEAST_SECONDS, TIMED_SHARE * rest / max(self.left, 1))
-
-    @property
-    def remaining(self) -> str:
-        """About how long the rest will take, in words; empty at the start."""
-        done = self.total - self.left
-        if not done:
-            return ""
-        seconds = (monotonic() - self.begin) / done * self.left
-        return f", about {seconds:.0f} s" if seconds < 90 else f", about {seconds / 60:.0f} min"
+def _budget(progress: Progress, place: Bench) -> float:
+    """What the runs of the next work may take. [s]"""
+    rest = SUITE_SECONDS[place.quick] - (monotonic() - progress.begin)
+    return max(LEAST_SECONDS, TIMED_SHARE * rest / max(progress.left, 1))
 
 
 def _paired(work: Work) -> bool:

@@ -259,7 +259,8 @@ def check(
         counter = OpCounter()
         try:
             run = Generation(replace(counting, counter=counter), t, prompts, work.generate)
-            run.complete()
+            with counter.between():
+                run.complete()
         except refusals() as problem:
             yield CannotRun(t, first_line(problem, 200))
         else:

@@ -16,6 +16,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.prediction.memory import decode_point, phases, prefill_point
 from kvsim.techniques.technique import Technique
 from kvsim.validate.counter import OpCounter
+from kvsim.validate.counts.measured import MeasuredBytes, measured_bytes
 from kvsim.validate.run import Generation
 
 PHASES = ("prefill", "between", "decode")
@@ -117,7 +118,7 @@ class Buffer:
 
 
 SHARED: dict[str, str] = {
-    "pointwise": "a stack has one number of passes for all models",
+    "pointwise": "element-wise ops: the stack uses one average for all models",
 }
 """Ops of every technique whose bytes may differ, and why."""
 WINDOWED = "sliding windows are masked: tokens that left one are still kept, moved and read"
@@ -155,6 +156,7 @@ class Comparison:
     technique: Technique
     lines: tuple[Line, ...]
     buffers: tuple[Buffer, ...]
+    measured: tuple[MeasuredBytes, ...] = ()  # of a run on a CPU that was watched
 
     @property
     def holds(self) -> bool:
@@ -195,7 +197,10 @@ def compare(deployment: Deployment, run: Generation, counter: OpCounter) -> Comp
             if phase == "decode" and op in run.impl.op_periods:
                 predicted = predicted.times(_as_often(run, run.impl.op_periods[op]))
             lines.append(Line(phase, op, predicted, work, reasons.get(op, "")))
-    return Comparison(technique, tuple(lines), tuple(_buffers(technique, deployment, run, reasons)))
+    on_cpu = counter.watched and run.decoder.device.type == "cpu"
+    measured = tuple(measured_bytes(technique.name, counter)) if on_cpu else ()
+    buffers = tuple(_buffers(technique, deployment, run, reasons))
+    return Comparison(technique, tuple(lines), buffers, measured)
 
 
 def as_run(run: Generation) -> Technique:

@@ -9,8 +9,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from kvsim.techniques.axes.selection import PromptCut
 from kvsim.validate.model.attention import Pass, Seen, visible
-from kvsim.validate.parts.selection import LayerCache
+from kvsim.validate.parts.base import SmallRun
+from kvsim.validate.parts.selection import LayerCache, LayerContext
 from kvsim.validate.parts.store import KvStore, SlotRange
 
 Positions = TypeVar("Positions", int, Tensor)
@@ -140,3 +142,89 @@ class RingCache(EvictingCache):
         first = self.slot(step.starts[0]) if step.uniform else None
         ends = tuple(min(n + 1, self.slots) for n in step.starts)
         return SlotRange(self.slot(step.positions), ends, 1, first)
+
+
+class CutCache(EvictingCache):
+    """A prompt of which every KV head keeps the best tokens, in their order, and all that follow.
+
+    A technique scores the prompt's tokens in ``score``.
+    """
+
+    replays = True
+
+    @classmethod
+    def small_settings(cls, run: SmallRun) -> list[str]:
+        """Half of the prompt stays."""
+        return [f"budget={2 * max(1, run.prompt // 4)}"]
+
+    def __init__(self, place: LayerContext) -> None:
+        settings = place.parts.selection
+        assert isinstance(settings, PromptCut)
+        self._budget = int(settings.budget)
+        super().__init__(place)
+        self.refuse_windows()
+        self.evicted = [max(0, n - self.budget) for n in self.lengths]
+        self._moved = torch.tensor(self.evicted, device=self.device)[:, None]
+
+    def score(self, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
+        """Score the prompt's tokens; the highest stay.
+
+        Parameters
+        ----------
+        keys, values
+            Those of the prompt, (batch, KV heads, tokens, dim).
+        there
+            Which tokens are a sequence's own, (batch, tokens).
+
+        Returns
+        -------
+        Tensor
+            (batch, KV heads, tokens), or 1 in place of the heads where all keep the same.
+        """
+        raise NotImplementedError
+
+    @property
+    def budget(self) -> int:
+        """Tokens of the prompt that stay."""
+        return self._budget
+
+    @property
+    def slots(self) -> int:
+        """What stays of the prompt, and all that follows."""
+        return min(self.budget, self.context.run.prompt) + self.context.run.beyond
+
+    def store_prompt(self, keys: Tensor, values: Tensor) -> None:
+        """Score all tokens, keep the best."""
+        if self.prompt <= self.budget:
+            super().store_prompt(keys, values)
+        else:
+            self.cut(keys, values)
+
+    def cut(self, keys: Tensor, values: Tensor) -> None:
+        """Keep the best tokens of a prompt, or all where all have room."""
+        first = torch.arange(min(self.budget, self.prompt), device=keys.device)
+        if self.prompt <= self.budget:
+            self.keep(keys, values, first.expand(self.batch, keys.shape[1], -1))
+            return
+        lengths, tokens = self._on_device[:, None], torch.arange(self.prompt, device=keys.device)
+        there = tokens < lengths
+        scored = self.score(keys, values, there).expand(-1, keys.shape[1], -1).to(keys.dtype)
+        with self.counter.op("select") as record:
+            ranked = scored.masked_fill(~there[:, None], -torch.inf)
+            index = ranked.topk(self.budget, dim=-1).indices.sort(-1).values
+            record.reads(scored)
+            record.writes(scored)
+        index = torch.where((lengths > self.budget)[..., None], index, first)
+        self.keep(keys, values, index)
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
+        """Generated tokens follow what is kept."""
+        return self.attend_behind(queries, keys, values, step, self.slot_range(step))
+
+    def stored_tokens(self, tokens: list[int]) -> list[int]:
+        """All but those that were cut from the prompts."""
+        return [n - away for n, away in zip(tokens, self.evicted, strict=True)]
+
+    def slot_range(self, step: Pass) -> SlotRange:
+        """Behind what is kept of every prompt."""
+        return SlotRange.after_cached(step, self.evicted, self._moved)

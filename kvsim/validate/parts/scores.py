@@ -5,11 +5,53 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from kvsim.validate.counter import NullCounter
+from kvsim.validate.counter import NullCounter, OpRecord
 from kvsim.validate.kernels.blockwise import BLOCK_NUMBERS, ranges
+from kvsim.validate.kernels.stores import PartialAttention
 from kvsim.validate.model.attention import Pass, visible
 
 SCORES_ON_GPU = 1 << 24  # numbers
+
+
+class LastQueries:
+    """Queries of the last tokens of every prompt, collected chunk by chunk.
+
+    Parameters
+    ----------
+    lengths : of the prompts, on the device, (batch,). [tokens]
+    many : queries of each that are kept.
+    """
+
+    def __init__(self, lengths: Tensor, many: int) -> None:
+        own = torch.arange(many, device=lengths.device)
+        self.positions = lengths[:, None] - many + own  # below 0 for short prompts
+        self._held: Tensor | None = None
+
+    def observe(self, queries: Tensor, step: Pass) -> None:
+        """Keep those of a chunk (sequences, heads, new, dim) that are among the last."""
+        place = self.positions[step.rows] - step.starts[0]
+        here = ((place >= 0) & (place < step.new))[:, None, :, None]
+        rows = place.clamp(0, step.new - 1)[:, None, :, None]
+        found = queries.gather(2, rows.expand(-1, queries.shape[1], -1, queries.shape[3]))
+        if self._held is None:
+            self._held = found.new_zeros(len(self.positions), *found.shape[1:])
+        self._held[step.rows] = torch.where(here, found, self._held[step.rows])
+
+    def weights(self, record: OpRecord, keys: Tensor) -> Tensor:
+        """Attention of the kept queries to keys (batch, KV heads, tokens, dim), by head, once."""
+        queries = self.take()
+        tokens = torch.arange(keys.shape[2], device=keys.device)
+        seen = (tokens <= self.positions[..., None])[:, None]
+        found = scores(queries, keys, seen).to(keys.dtype)
+        record.reads(queries, keys, found, found)  # softmax, then the sum over queries
+        record.writes(found, found)
+        return found
+
+    def take(self) -> Tensor:
+        """The kept queries, (batch, heads, many, dim), which are given up."""
+        assert self._held is not None
+        queries, self._held = self._held, None
+        return queries
 
 
 def query_ranges(
@@ -82,6 +124,29 @@ def weigh(weights: Tensor, values: Tensor) -> Tensor:
     batch, heads, queries, tokens = weights.shape
     grouped = weights.to(values.dtype).view(batch, values.shape[1], -1, tokens)
     return (grouped @ values).view(batch, heads, queries, -1)
+
+
+def attend_part(
+    queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor | None, dim: int | None = None
+) -> PartialAttention:
+    """Attend to a part of the tokens, to be merged with others (``kernels.attention.merge``).
+
+    Parameters
+    ----------
+    queries : (batch, heads, queries, width).
+    keys, values : (batch, KV heads, tokens, width) and (batch, KV heads, tokens, dim).
+    seen : true where a query sees a token, (batch or 1, heads or 1, queries, tokens).
+    dim : of a whole head, where the products are of some of its channels.
+    """
+    batch, heads, new, width = queries.shape
+    grouped = queries.reshape(batch, keys.shape[1], -1, width) * (dim or width) ** -0.5
+    logits = (grouped @ keys.mT).view(batch, heads, new, -1).float()
+    if seen is not None:
+        logits.masked_fill_(~seen, -torch.inf)
+    lse = logits.logsumexp(-1)
+    weights = (logits - lse.clamp(min=-1e30)[..., None]).exp().to(values.dtype)
+    out = weights.view(batch, keys.shape[1], -1, weights.shape[-1]) @ values
+    return PartialAttention(out.view(batch, heads, new, -1).float(), lse)
 
 
 def by_kv_head(weights: Tensor, kv_heads: int) -> Tensor:

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from datetime import date
-from time import monotonic
 
 import torch
 from torch import Tensor
@@ -12,6 +11,7 @@ from kvsim.techniques import parse
 from kvsim.techniques.technique import Technique
 from kvsim.traces.attention import AttentionTrace, Prefetch, Quality, Retrieval, Saliency, TopK
 from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.progress import Progress
 from kvsim.validate.quality.facts import Asked, PlantedFacts
 from kvsim.validate.quality.runs import (
     SHARE_DIGITS,
@@ -109,21 +109,6 @@ def measure(
         acceptance=tuple(acceptance),
         **about,
     )
-
-
-class Progress:
-    """Which of how many runs is next, and how long the rest may take."""
-
-    def __init__(self, runs: int) -> None:
-        self._runs, self._begun, self._start = runs, 0, monotonic()
-
-    def line(self, what: str) -> str:
-        """The next run in words."""
-        gone = monotonic() - self._start
-        left = gone / self._begun * (self._runs - self._begun) if self._begun else 0.0
-        self._begun += 1
-        rest = f", about {left / 60:.0f} min left" if left > 60 else ""
-        return f"{self._begun} of {self._runs}{rest}: {what}"
 
 
 def _run(

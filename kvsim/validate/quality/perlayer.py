@@ -14,7 +14,7 @@ from kvsim.techniques import parse
 from kvsim.techniques.technique import Technique
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.parts.composed import Composed
-from kvsim.validate.quality.measure import Progress
+from kvsim.validate.progress import Progress
 from kvsim.validate.quality.runs import Forced
 from kvsim.validate.quality.settings import Reading
 from kvsim.validate.run import Generation

@@ -1,6 +1,7 @@
-"""The minutes that a GPU is there: units of work, each on disk when it is done.
+"""The minutes that a GPU is there: work in the order of its worth, kept in one file.
 
-``python3 make.py gpu`` runs them with the Python that runs it; no other package of the project's
-lists is needed than PyTorch, Triton, NumPy, SciPy and Typer. ``run`` decides what is done next,
-``units`` lists what there is, ``work`` does it in a process of its own, ``report`` collects it.
+``python3 make.py gpu`` runs it with the Python that runs it; no other package of the project's
+lists is needed than PyTorch, Triton, NumPy, SciPy and Typer. ``work`` lists the units and does one
+in a worker process, ``queue`` decides which is next, ``state`` keeps results and packs them into a
+bundle, ``report`` collects what people read.
 """

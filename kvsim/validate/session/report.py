@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.files import replace_text, replacing
-from kvsim.validate.session.run import SessionState, Unit
+from kvsim.validate.session.queue import Unit
+from kvsim.validate.session.state import SessionState
+from kvsim.validate.session.work import profile_of
 
 PARTS = {
     "environment.json": ("facts", "ceilings"),
@@ -16,10 +18,11 @@ PARTS = {
 }
 """Files, and the kinds of units in them."""
 COPIED_FILES = {
-    "profile.toml": "profile.toml",
-    "profile.stack.toml": "stack.toml",
-    "profile.samples.jsonl": "samples.jsonl",
+    ".toml": "profile.toml",
+    ".stack.toml": "stack.toml",
+    ".samples.jsonl": "samples.jsonl",
 }
+"""Files beside the profile, and their names in the report."""
 MAX_REPORT_BYTES = 16 * 2**20  # of all files together [B]
 
 
@@ -37,13 +40,16 @@ def write_report(state: SessionState, units: Sequence[Unit], folder: Path) -> li
             written.append(_write(folder / name, part))
     kernels = {"best_shares": shares(state), **results.get("rates", {})}
     written.append(_write(folder / "kernels.json", kernels))
-    for source, name in COPIED_FILES.items():
-        if state.path(source).exists():
-            size = sum(path.stat().st_size for path in written) + state.path(source).stat().st_size
-            if size < MAX_REPORT_BYTES:
-                with replacing(folder / name) as draft:
-                    shutil.copyfile(state.path(source), draft)
-                written.append(folder / name)
+    profile = profile_of(state)
+    for ending, name in COPIED_FILES.items():
+        source = Path() if profile is None else profile.with_suffix(ending)
+        if not source.is_file():
+            continue
+        size = sum(path.stat().st_size for path in written) + source.stat().st_size
+        if size < MAX_REPORT_BYTES:
+            with replacing(folder / name) as draft:
+                shutil.copyfile(source, draft)
+            written.append(folder / name)
     return written
 
 
@@ -52,13 +58,14 @@ def shares(state: SessionState) -> dict[str, Any]:
 
     Empty before there is a calibration.
     """
-    if not state.path("profile.toml").exists():
+    profile = profile_of(state)
+    if profile is None:
         return {}
     from kvsim.evidence.machine.samples import read_samples
     from kvsim.machines.profiles import load_hardware
 
-    hardware = load_hardware(state.path("profile.toml"))
-    _, samples = read_samples(state.path("profile.samples.jsonl"))
+    hardware = load_hardware(profile)
+    _, samples = read_samples(profile.with_suffix(".samples.jsonl"))
     found: dict[str, dict[str, float]] = {}
     for s in samples:
         bytes_ = float(s.op.bytes.get("hbm", 0.0))

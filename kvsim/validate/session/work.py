@@ -1,6 +1,12 @@
-"""One unit of a session in a process of its own: ``python -m kvsim.validate.session.work``."""
+"""The units of a session, in the order of their worth, and how each is done.
 
+``python -m kvsim.validate.session.work DEVICE FOLDER`` is the worker: it imports PyTorch once,
+reads a unit per line, and writes each result itself.
+"""
+
+import gc
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -10,15 +16,81 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kvsim.validate.session.run import LONG_TECHNIQUES, REPOSITORY, SessionState, die_with_parent
+from kvsim.validate.session.queue import Form, Unit, die_with_parent, serve
+from kvsim.validate.session.state import SessionState
 
-PROFILE_FILE = "profile.toml"
+REPOSITORY = Path(__file__).resolve().parents[3]
+PROFILES: dict[Form, str] = {"long": "full.toml", "short": "quick.toml"}
+"""Profiles of the two forms of the calibration, from the better one."""
 COMPILERS = 16  # processes that compile kernels at once
+FIRST_TIMED = (
+    "full", "fp8", "kivi", "snapkv", "offload", "kvpr", "quantspec", "specache", "zipcache",
+    "kcache",
+)  # fmt: skip
+"""Techniques by use; the others follow in the order of their names."""
+PARTS_ALONE = {"flexgen", "fastdecode", "pyramidkv"}
+"""Techniques without a file of their own, which parts alone make up."""
+TIMED_MODEL: dict[str, tuple[str, int]] = {"cuda": ("llama3.1-8b", 4), "cpu": ("smollm2-135m", 2)}
+"""Model that techniques are timed on, and the layers that it is cut to."""
+TIMED_SIZES: dict[str, dict[Form, tuple[tuple[int, int], ...]]] = {
+    "cuda": {
+        "short": ((8, 8192),),
+        "long": ((1, 1024), (8, 1024), (1, 8192), (8, 8192), (64, 1024), (1, 65536)),
+    },
+    "cpu": {"short": ((2, 96),), "long": ((1, 128), (2, 96), (2, 384))},
+}
+"""Batches and prompts by kind of device."""
+COUNTED = (("smollm2-135m", 0), ("llama2-7b", 2))
+"""Models whose tokens and counts are compared, and the layers they are cut to (0: all)."""
+ORACLE_KERNELS = ("attention", "factors", "quantise", "topk", "gather", "lanes")
 Result = dict[str, Any]
 
 
-def facts(device: str, state: SessionState) -> Result:
-    """What the device and the software are."""
+def all_units(device: str) -> list[Unit]:
+    """List the units of a session.
+
+    What the card is and what it reaches comes first, then the calibration that all predictions
+    stand on, techniques beside their predictions in the order of their use, and what refines or
+    checks the others.
+
+    Parameters
+    ----------
+    device
+        ``cuda:N``, or ``cpu`` for a rehearsal.
+
+    Returns
+    -------
+    list of Unit
+        Units in the order of their worth.
+    """
+    files = (REPOSITORY / "kvsim" / "validate" / "techniques").glob("[a-z]*.py")
+    names = {path.stem.replace("_", "-") for path in files} | PARTS_ALONE
+    # which need a second model, and prompts that begin alike
+    others = sorted(names - set(FIRST_TIMED) - {"draft", "cascade"})
+    timed = [Unit(f"point {name}", 70.0, 20.0, ("calibration",), 180.0) for name in FIRST_TIMED]
+    more = [Unit(f"point {name}", 70.0, 15.0, ("calibration",), 180.0) for name in others]
+    return [
+        Unit("facts", 10.0),
+        Unit("ceilings", 20.0),
+        Unit("calibration", 480.0, 130.0, most=1200.0, resumes=True),
+        *timed,
+        *(Unit(f"kernels {name}", 60.0, 25.0) for name in ORACLE_KERNELS[:1]),
+        *more,
+        *(Unit(f"kernels {name}", 60.0, 15.0) for name in ORACLE_KERNELS[1:]),
+        *(Unit(f"counts {model} {layers}", 60.0) for model, layers in COUNTED),
+        Unit("rates", 60.0, needs=("ceilings",), most=180.0),
+        Unit("compile", 200.0, 40.0),
+        Unit("sanitizer", 60.0, most=180.0),
+    ]
+
+
+def profile_of(state: SessionState) -> Path | None:
+    """Return the best profile that a session has measured so far, or None."""
+    return next((p for name in PROFILES.values() if (p := state.path(name)).exists()), None)
+
+
+def facts(device: str, state: SessionState, form: Form) -> Result:
+    """Describe the device and the software."""
     import torch
 
     from kvsim.validate.bench import device as devices
@@ -27,8 +99,11 @@ def facts(device: str, state: SessionState) -> Result:
     from kvsim.version import __version__
 
     where = find_device(device)
-    found = devices.describe(where)
+    context = devices.context_memory(where)
+    found, place = devices.describe(where), devices.place(where, quick=True)
     return {
+        "context_B": context, "cache_B": place.cache,
+        "conditions": devices.conditions(found, place),
         "device": found.name, "memory_B": found.memory, "facts": dict(found.facts),
         "suspicions": devices.suspicions(found), "host": Processor.detect().summary,
         "host_memory_B": devices.host_memory(), "free_host_memory_B": available_memory(),
@@ -46,8 +121,8 @@ def _version(package: str) -> str:
         return "none"
 
 
-def ceilings(device: str, state: SessionState) -> Result:
-    """The best rates of memory, products and the link."""
+def ceilings(device: str, state: SessionState, form: Form) -> Result:
+    """Measure the best rates of memory, products and the link."""
     import torch
 
     from kvsim.validate.bench import device as devices
@@ -73,8 +148,8 @@ def ceilings(device: str, state: SessionState) -> Result:
     return {"flops_per_s" if k == "flops" else f"{k}_B_per_s": v for k, v in found.items()}
 
 
-def compile_kernels(device: str, state: SessionState) -> Result:
-    """Every kernel as it is launched, compiled for this card; with shared memory and spills."""
+def compile_kernels(device: str, state: SessionState, form: Form) -> Result:
+    """Compile every kernel as it is launched; tell its shared memory and spilt registers."""
     import torch
 
     from kvsim.validate.bench.device import compute_threads
@@ -84,7 +159,7 @@ def compile_kernels(device: str, state: SessionState) -> Result:
         major, minor = torch.cuda.get_device_capability(torch.device(device))
         capability = f"{major}{minor}"
     script = REPOSITORY / "tests" / "support" / "compile_kernels.py"
-    few = ["--few"] if device == "cpu" else []
+    few = ["--few"] if device == "cpu" or form == "short" else []
     parts = 1 if few else max(1, min(compute_threads(), COMPILERS))
     asked = [[sys.executable, str(script), capability, *few]]
     if parts > 1:
@@ -98,30 +173,28 @@ def compile_kernels(device: str, state: SessionState) -> Result:
     }
 
 
-def kernels(device: str, state: SessionState, name: str, size: str = "") -> Result:
-    """A kernel against its plain twin, over few cases on a CPU or if they shall be small."""
+def kernels(device: str, state: SessionState, form: Form, name: str) -> Result:
+    """Compare a kernel with its plain twin; over few cases on a CPU and in the short form."""
     from kvsim.validate.machine import find_device
     from kvsim.validate.session.oracles import ORACLES
 
-    small = device == "cpu" or size == "small"
+    small = device == "cpu" or form == "short"
     cases = list(ORACLES[name](find_device(device), small))
     return {"cases": cases, "passed": all(case["passed"] for case in cases)}
 
 
-def sanitizer(device: str, state: SessionState) -> Result:
-    """Attention under NVIDIA's memory checker, where that is installed."""
+def sanitizer(device: str, state: SessionState, form: Form) -> Result:
+    """Run attention under NVIDIA's memory checker, where that is installed."""
     tool = shutil.which("compute-sanitizer")
     if not tool or device == "cpu":
         return {"passed": None, "said": "compute-sanitizer is not installed"}
-    here = [sys.executable, "-m", "kvsim.validate.session.work", "kernels attention small", device]
-    run = _run(
-        [tool, "--tool", "memcheck", "--error-exitcode", "3", *here, str(state.path("checked"))]
-    )
+    checked = [sys.executable, "-c", CHECKED_KERNEL, device, str(state.path("checked"))]
+    run = _run([tool, "--tool", "memcheck", "--error-exitcode", "3", *checked])
     return {"passed": run.returncode == 0, "said": run.stdout[-500:]}
 
 
-def rates(device: str, state: SessionState) -> Result:
-    """What every kernel reaches of the memory's rate and of the rate of issue."""
+def rates(device: str, state: SessionState, form: Form) -> Result:
+    """Measure what kernels reach of the memory's rate and of the rate of issue."""
     import torch
 
     from kvsim.validate.bench import device as devices
@@ -140,8 +213,8 @@ def rates(device: str, state: SessionState) -> Result:
     return {"kernels": found}
 
 
-def counts(device: str, state: SessionState, model: str, layers: str) -> Result:
-    """Tokens and counts of every technique, as ``kvsim validate`` finds them."""
+def counts(device: str, state: SessionState, form: Form, model: str, layers: str) -> Result:
+    """Compare tokens and counts of every technique, as ``kvsim validate`` does."""
     command = [sys.executable, "-m", "kvsim", "validate", "--model", model, "--layers", layers]
     run = _run([*command, "--device", device, "--json"])
     if run.returncode not in (0, 1):
@@ -150,56 +223,59 @@ def counts(device: str, state: SessionState, model: str, layers: str) -> Result:
     return found
 
 
-def calibration(device: str, state: SessionState) -> Result:
-    """A profile and a stack; it continues from what was measured before."""
-    out = state.path(PROFILE_FILE)
-    quick = ["--quick"] if device == "cpu" else []
+def calibration(device: str, state: SessionState, form: Form) -> Result:
+    """Measure a profile and a stack; go on from what was measured before."""
+    out = state.path(PROFILES[form])
+    quick = ["--quick"] if device == "cpu" or form == "short" else []
     command = [sys.executable, "-m", "kvsim", "calibrate", "--device", device, "--out", str(out)]
     run = _run([*command, *quick, "--json"], told=True)
     if run.returncode:
-        raise SystemExit(run.returncode)
+        raise RuntimeError(f"kvsim calibrate ended with code {run.returncode}")
     found: Result = json.loads(run.stdout)
     return found
 
 
-def point(
-    device: str, state: SessionState, kind: str, model: str, layers: str, batch: str, prompt: str
-) -> Result:
-    """Times of all techniques at one point, beside their predictions."""
+def point(device: str, state: SessionState, form: Form, name: str) -> Result:
+    """Time a technique at some points, beside its predictions."""
     import torch
 
     from kvsim.machines.profiles import load_hardware, load_stack
-    from kvsim.techniques import parse
     from kvsim.validate.bench import device as devices
+    from kvsim.validate.counts.check import RandomPrompts, representative
     from kvsim.validate.machine import find_device
+    from kvsim.validate.model.architecture import load_architecture
     from kvsim.validate.times.compared import Compared, SkippedPoint
-    from kvsim.validate.times.points import Grid, compare_times
+    from kvsim.validate.times.points import TIMED_GENERATED, Grid, compare_times
 
     where = find_device(device)
     if where.type == "cpu":
         torch.set_num_threads(devices.compute_threads())
     place = devices.place(where, quick=True)
-    profile = state.path(PROFILE_FILE)
+    profile = profile_of(state)
+    assert profile is not None
     hardware, stack = load_hardware(profile), load_stack(profile.with_suffix(".stack.toml"))
-    asked = [parse(text) for text in LONG_TECHNIQUES] if kind == "long" else []
-    grid = Grid(((model, int(layers)),), (int(batch),), (int(prompt),), repeats=2)
+    model, layers = TIMED_MODEL[where.type]
+    arch = load_architecture(model)
     found, left = [], []
-    for step in compare_times(grid, asked, where, place.half, hardware, stack):
-        if isinstance(step, Compared):
-            rows = [asdict(m) for m in (*step.whole, *step.ops)]
-            graphs = "replayed" if step.eager is None else f"not replayed: {step.eager}"
-            found.append({"technique": str(step.technique), "rounds": graphs, "measured": rows})
-        elif isinstance(step, SkippedPoint):
-            left.append({"technique": str(step.technique), "reason": step.reason})
-        else:
-            print(step, flush=True)
-    return {
-        "model": model,
-        "batch": int(batch),
-        "prompt": int(prompt),
-        "found": found,
-        "left": left,
-    }
+    for batch, prompt in TIMED_SIZES[where.type][form]:
+        grid = Grid(((model, layers),), (batch,), (prompt,), repeats=2)
+        work = RandomPrompts(batch, prompt, TIMED_GENERATED)
+        asked = [t for t in representative(arch.model, work) if str(t).partition(":")[0] == name]
+        for step in compare_times(grid, asked[:1], where, place.half, hardware, stack):
+            at = {"batch": batch, "prompt": prompt}
+            if isinstance(step, Compared):
+                rows = [asdict(m) for m in (*step.whole, *step.ops)]
+                graphs = "replayed" if step.eager is None else f"not replayed: {step.eager}"
+                one = {"technique": str(step.technique), "rounds": graphs, "measured": rows}
+                found.append(at | one)
+            elif isinstance(step, SkippedPoint):
+                left.append(at | {"technique": str(step.technique), "reason": step.reason})
+            else:
+                print(step, flush=True)
+    if not found and not left:
+        raise RuntimeError(f"{name} has no settings that could be timed")
+    about = {"model": model, "layers": layers, "profile": profile.name}
+    return {**about, "found": found, "left": left}
 
 
 def _run(command: list[str], told: bool = False) -> "subprocess.CompletedProcess[str]":
@@ -220,19 +296,61 @@ def _run(command: list[str], told: bool = False) -> "subprocess.CompletedProcess
 
 
 WORK: dict[str, Callable[..., Result]] = {
-    "facts": facts, "ceilings": ceilings, "compile": compile_kernels, "kernels": kernels,
-    "sanitizer": sanitizer, "counts": counts, "rates": rates, "calibration": calibration,
+    "facts": facts,
+    "ceilings": ceilings,
+    "compile": compile_kernels,
+    "kernels": kernels,
+    "sanitizer": sanitizer,
+    "counts": counts,
+    "rates": rates,
+    "calibration": calibration,
     "point": point,
-}  # fmt: skip
+}
+CHECKED_KERNEL = """
+import sys
+from pathlib import Path
+from kvsim.validate.session.state import SessionState
+from kvsim.validate.session.work import do
+Path(sys.argv[2]).mkdir(exist_ok=True)
+do(sys.argv[1], SessionState(Path(sys.argv[2])), "kernels attention", "short")
+"""
+"""What the sanitizer watches, in a process of its own."""
+
+
+def do(device: str, state: SessionState, unit: str, form: Form) -> None:
+    """Do a unit and keep its result.
+
+    Parameters
+    ----------
+    device
+        Where it runs.
+    state
+        Where its result goes.
+    unit
+        Its name.
+    form
+        Its form.
+    """
+    what, *settings = unit.split()
+    state.write(unit, WORK[what](device, state, form, *settings))
 
 
 def main() -> None:
-    """Do the unit that the arguments name, and keep its result."""
-    name, device, folder = sys.argv[1:4]
-    what, *settings = name.split()
+    """Do the units that standard input names."""
+    device, folder = sys.argv[1:3]
+    if device == "cpu":
+        os.environ["TRITON_INTERPRET"] = "1"  # which Triton reads when it is imported
     state = SessionState(Path(folder))
-    state.folder.mkdir(parents=True, exist_ok=True)
-    state.write(name, WORK[what](device, state, *settings))
+
+    def do_one(unit: str, form: Form) -> None:
+        do(device, state, unit, form)
+        gc.collect()
+        if device != "cpu":
+            import torch
+
+            torch.cuda.empty_cache()
+
+    serve(do_one)
 
 
 if __name__ == "__main__":

@@ -132,6 +132,11 @@ class Landmarks(LayerCache):
         self.refuse_windows()
         settings, kv = self.parts.selection, self.kv
         assert isinstance(settings, LandmarkSettings)
+        if settings.hit or settings.local or settings.prefill != "batch":
+            raise InputError(
+                f"{settings.name}: hit, local and prefill=sequence are simulated alone; run it "
+                f"without them"
+            )
         if not isinstance(kv, Lowrank):
             raise InputError(
                 f"{settings.name}: its real implementation chooses chunks of lowrank's keys, with "

@@ -107,51 +107,67 @@ class SkippedPoint:
     reason: str  # one line
 
 
+TIMES = ("ttft_s", "tpot_s")
+OWN_CLOCK = "computing_s"
+
+
 @frozen
 class Summary:
-    """How far predictions are from measurements, end to end."""
+    """How far predicted times are from measured ones."""
 
     points: int
-    median: float  # of the errors without their signs
+    clock: str  # "wall", or "thread": a CPU thread's own, which other processes do not move
+    median: float  # of the errors without their signs, by that clock
     nine_in_ten: float
     noise: float  # median over the points
     same_order: float  # share of pairs whose gap exceeds the noise that are ordered alike
     same_winner: float  # share of points whose best two differ by more than the noise
+    wall_median: float  # of the errors by the wall clock
+    machine_share: float  # share of a core that the thread was given; NaN by the wall clock
 
 
-def summarise(found: Sequence[Compared], names: Sequence[str] = ("ttft_s", "tpot_s")) -> Summary:
+def summarise(found: Sequence[Compared]) -> Summary:
     """Summarise how far predictions are off, and whether they order techniques rightly.
+
+    Where a CPU has timed its compute thread by that thread's own clock, this is the figure: a
+    machine that others use stretches the wall clock and not this one.
 
     Parameters
     ----------
     found
         Techniques at all points.
-    names
-        Quantities whose errors count.
 
     Returns
     -------
     Summary
         Errors, noise, and shares of pairs and points that are ordered alike.
     """
-    values = [m for c in found for m in c.whole if m.name in names]
+    wall = [m for c in found for m in c.whole if m.name in TIMES]
+    own = [m for c in found if (m := c.get(OWN_CLOCK))]
+    fair = len(own) == len(found)
+    values = own if fair else wall
     errors = np.abs([m.error for m in values])
-    pairs, winners = _orders(found)
+    pairs, winners = _orders(found, OWN_CLOCK if fair else "tpot_s")
+    both = [(c.get(OWN_CLOCK), c.get("tpot_s")) for c in found]
+    given = [one.measured / all_.measured for one, all_ in both if one and all_]
     return Summary(
         len(values),
+        "thread" if fair else "wall",
         float(np.median(errors)),
         float(np.quantile(errors, 0.9)),
         float(np.median([m.noise for m in values])),
         float(np.mean(pairs)) if pairs else np.nan,
         float(np.mean(winners)) if winners else np.nan,
+        float(np.median(np.abs([m.error for m in wall]))),
+        min(1.0, max(given)) if fair else np.nan,
     )
 
 
-def _orders(found: Sequence[Compared]) -> tuple[list[bool], list[bool]]:
+def _orders(found: Sequence[Compared], name: str) -> tuple[list[bool], list[bool]]:
     """Pairs of techniques at one point, and points' winners by time per token."""
     pairs, winners = [], []
     for point in dict.fromkeys(c.point for c in found):
-        here = [m for c in found if c.point == point and (m := c.get("tpot_s"))]
+        here = [m for c in found if c.point == point and (m := c.get(name))]
         here.sort(key=lambda m: m.measured)
         for i, a in enumerate(here):
             for b in here[i + 1 :]:

@@ -27,11 +27,13 @@ from kvsim.validate.counts.expected import (
     resident_bytes,
 )
 from kvsim.validate.machine import refusals
-from kvsim.validate.model.architecture import load_architecture
+from kvsim.validate.model.architecture import Architecture, load_architecture
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import random_weights
 from kvsim.validate.processor import available_memory
+from kvsim.validate.progress import Progress
 from kvsim.validate.times.compared import Compared, Measured, Round, SkippedPoint
+from kvsim.validate.times.kept import KeptPoints
 from kvsim.validate.times.timed import (
     Counted,
     Timing,
@@ -51,6 +53,7 @@ TIMED_GENERATED = 9
 USABLE_MEMORY = 0.8  # of the free memory may be taken
 TIMED_REPEATS = 5
 CPU_REPEATS = 3  # a run takes seconds there
+TOGETHER = 5  # techniques that take turns; what is lost where a run is stopped
 
 
 @frozen
@@ -124,6 +127,26 @@ class Grid:
                     yield RandomPrompts(batch, prompt, self.generate)
 
 
+@frozen
+class _Turns:
+    """Techniques that take turns at a point, so that a machine that slows down slows all."""
+
+    deployment: Deployment
+    arch: Architecture
+    work: RandomPrompts
+    techniques: tuple[Technique, ...]
+
+    @property
+    def size(self) -> float:
+        """What their runs take, as predicted. [s]"""
+        return sum(self.seconds(t) for t in self.techniques)
+
+    def seconds(self, technique: Technique) -> float:
+        """What one run takes, as predicted. [s]"""
+        p = _prediction(self.deployment, technique, self.work)
+        return float(p.ttft_s[0] + p.tpot_s[0] * self.work.generate)
+
+
 @torch.inference_mode()
 def compare_times(
     grid: Grid,
@@ -132,11 +155,12 @@ def compare_times(
     dtype: torch.dtype,
     hardware: Hardware,
     stack: Stack,
+    kept: KeptPoints | None = None,
 ) -> Iterator[Compared | SkippedPoint | str]:
     """Time techniques over a grid, and predict the same.
 
-    Techniques take turns, so that a machine that slows down slows all of them. One that cannot run
-    at a point is left out there.
+    A few techniques take turns at each point, so that a machine that slows down slows all of them.
+    One that cannot run at a point is left out there.
 
     Parameters
     ----------
@@ -152,47 +176,80 @@ def compare_times(
         The machine that predictions are made for.
     stack
         The software that predictions are made for.
+    kept
+        What was measured before and is not measured again; takes what is measured now.
 
     Yields
     ------
     Compared or SkippedPoint or str
         What is about to run as text, then what it showed.
     """
+    groups: list[_Turns] = []
     for name, layers in grid.models:
         arch = load_architecture(name)
         arch = arch.cut(layers) if layers else arch
         d = Deployment(arch.model, hardware, stack)
-        weights = random_weights(arch, device, dtype)
         for work in grid.works(device):
-            decoder = Decoder(arch, weights, work.prompt + work.generate + SLACK, deployment=d)
-            runs: dict[Technique, list[Timing]] = {}
+            able = []
             for t in asked or representative(arch.model, work):
+                key = (arch.model.name, work.batch, work.prompt, str(t))
+                if kept and key in kept.found:
+                    yield kept.found[key]
+                    continue
                 try:
                     _check_room(d, t, work, device)
-                    runs[t] = []
+                    able.append(t)
                 except InputError as problem:
                     yield _left_out(d, name, work, t, problem)
-            # the first warms up: kernels are compiled and chosen in it; the last times ops
-            for turn in range(grid.repeats + 2):
-                if runs:
-                    yield f"{name}, batch {work.batch}, prompt {work.prompt}: turn {turn}"
-                for t in list(runs):
-                    try:
-                        if turn > grid.repeats:
-                            runs[t].append(run_by_op(decoder, t, work))
-                        else:
-                            graphs = device.type == "cuda"
-                            runs[t].append(run_timed(decoder, t, work, graphs=graphs))
-                    except refusals(InputError) as problem:
-                        del runs[t]
-                        yield _left_out(d, name, work, t, problem)
-            for t, found in runs.items():
-                try:
-                    counted = run_counted(decoder, t, work)
-                except refusals(InputError) as problem:
-                    yield _left_out(d, name, work, t, problem)
+            parts = (able[i : i + TOGETHER] for i in range(0, len(able), TOGETHER))
+            groups += [_Turns(d, arch, work, tuple(some)) for some in parts]
+    progress, weights = Progress(sum(group.size for group in groups)), None
+    for i, group in enumerate(groups):
+        if weights is None or group.arch is not groups[i - 1].arch:
+            del weights  # before the next model's are made
+            weights = random_weights(group.arch, device, dtype)
+        work, d = group.work, group.deployment
+        length = work.prompt + work.generate + SLACK
+        decoder = Decoder(group.arch, weights, length, deployment=d)
+        for step in _take_turns(grid, group, decoder, progress):
+            if kept and isinstance(step, tuple):
+                kept.add(*step)
+            yield step[1] if isinstance(step, tuple) else step
+
+
+def _take_turns(
+    grid: Grid, group: _Turns, decoder: Decoder, progress: Progress
+) -> Iterator[tuple[Technique, Compared] | SkippedPoint | str]:
+    """Techniques as they were asked for with what they showed, or why they could not run."""
+    work, d, name = group.work, group.deployment, group.deployment.model.name
+    runs: dict[Technique, list[Timing]] = {t: [] for t in group.techniques}
+    turns = grid.repeats + 2
+    # the first warms up: kernels are compiled and chosen in it; the last times ops
+    for turn in range(turns):
+        where = f"{name}, batch {work.batch}, prompt {work.prompt}"
+        yield f"{where}: turn {turn + 1} of {turns}{progress.remaining}"
+        for t in list(runs):
+            try:
+                if turn > grid.repeats:
+                    runs[t].append(run_by_op(decoder, t, work))
                 else:
-                    yield _compared(d, name, work, counted, found[-1], found[1:-1])
+                    graphs = decoder.device.type == "cuda"
+                    runs[t].append(run_timed(decoder, t, work, graphs=graphs))
+            except refusals(InputError) as problem:
+                del runs[t]
+                yield _left_out(d, name, work, t, problem)
+        progress.done += group.size / turns
+    for t, found in runs.items():
+        try:
+            counted = run_counted(decoder, t, work)
+        except refusals(InputError) as problem:
+            yield _left_out(d, name, work, t, problem)
+        else:
+            yield t, _compared(d, name, work, counted, found[-1], found[1:-1])
+
+
+def _prediction(d: Deployment, technique: Technique, work: RandomPrompts) -> Prediction:
+    return Prediction(technique, d, np.array([float(work.batch)]), work.prompt, work.generate)
 
 
 def _check_room(
@@ -205,7 +262,7 @@ def _check_room(
     InputError
         Saying what is needed and what is free.
     """
-    p = Prediction(technique, deployment, np.array([float(work.batch)]), work.prompt, work.generate)
+    p = _prediction(deployment, technique, work)
     on_gpu, on_host = float(p.gpu_bytes[0]), float(p.host_bytes[0])
     if device.type == "cpu":
         on_host += on_gpu
@@ -234,7 +291,7 @@ def _compared(
 ) -> Compared:
     t = runs[0].technique
     eager = next((run.eager for run in runs if run.eager is not None), None)
-    p = Prediction(t, deployment, np.array([float(work.batch)]), work.prompt, work.generate)
+    p = _prediction(deployment, t, work)
     tpot = float(p.tpot_s[0])
     if eager is None:
         tpot = replayed_seconds(deployment, t, work, runs[0].replays)

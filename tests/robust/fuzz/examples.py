@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import kvsim
+from kvsim.models.catalogue import catalogue_config, model_names
 
 SHIPPED = Path(kvsim.__file__).parent
 TRACES = (
@@ -125,6 +126,9 @@ NOTATIONS = (
     "0-3: full; 4-29: kivi:bits=2", "kvpr:split=48", "specache:k=64", "magicdec:gamma=4",
     "full,kivi:bits=4,group=32,kvpr", "streamingllm:sink=4,recent=252", "quantspec",
 )  # fmt: skip
+
+
+CONFIGS: list[Any] = [dict(catalogue_config(name)) for name in model_names()]
 
 
 def documents(pattern: str) -> list[Any]:

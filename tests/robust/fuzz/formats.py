@@ -57,7 +57,7 @@ DOCTOR = command("doctor", "{}")
 IMPORT = ("traces", "import", "{}", "--out", "{}.csv")
 FORMATS: dict[str, Format] = {
     "config.json": _tree(
-        "c.json", examples.documents("models/catalogue/*.json"), readers.config,
+        "c.json", examples.CONFIGS, readers.config,
         command(*PREDICT, "--gpu", "h100", "--model", "{}"), DOCTOR,
     ),
     "trace text": _text("t.csv", examples.TRACES, readers.trace, INSPECT, DOCTOR, SERVED),

@@ -14,6 +14,7 @@ class PlainPrompts(PlainTiers):
     budget: int = 0
     preempted: int = 0
     next_ready: float = inf
+    seen: float = inf  # requests that arrived later are not known to the pass yet
 
     def read_prompts(self) -> None:
         """Go on with prompts that have begun, then begin others in order."""
@@ -21,7 +22,9 @@ class PlainPrompts(PlainTiers):
             if s.todo:
                 self.read_more(s)
         while self.waiting and not self.swapped and not self.preempted:
-            if len(self.batch) == self.limits.max_seqs or self.budget <= 0 or not self.begin():
+            if len(self.batch) == self.limits.max_seqs or self.budget <= 0:
+                return
+            if self.waiting[0].arrival > self.seen or not self.begin():
                 return
 
     def read_more(self, sequence: PlainSequence) -> None:

@@ -32,12 +32,17 @@ class PlainReplica(PlainPrompts):
     just_done: int = 0
     passes: int = 0
     copying: float = 0.0
+    began: float = 0.0
+    ended: float = 0.0
 
     def step(self, until: float = inf) -> None:
         """Put one pass together and compute it, or wait until something can be computed."""
         limits = self.limits
         self.budget, self.preempted, self.copying = limits.max_tokens, 0, 0.0
         self.just_done, self.next_ready = 0, inf
+        follows = limits.ahead and self.batch and self.clock == self.ended
+        self.seen = self.began if follows else inf
+        begins = self.clock
         for s in self.batch:
             s.chunk, s.runs = 0, False
         if limits.chunked and limits.decode_first:
@@ -53,6 +58,7 @@ class PlainReplica(PlainPrompts):
                 self.decode(True)
         if any(s.chunk or s.runs for s in self.batch):
             self.play()
+            self.began, self.ended = begins, self.clock
         elif self.next_ready < inf:
             self.clock = max(min(self.next_ready, until), self.clock) + self.copying
         else:

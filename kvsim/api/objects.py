@@ -1,0 +1,229 @@
+"""A model, a GPU, a technique and a workload as objects that print what they are.
+
+The first three are texts, so that every function takes them where it takes a name.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Self
+
+from kvsim.errors import InputError
+
+if TYPE_CHECKING:
+    from kvsim.machines.hardware import Hardware
+    from kvsim.models.model import Model as Shape
+    from kvsim.techniques import Technique as Composition
+    from kvsim.techniques.axes.base import Term
+
+
+class Model(str):
+    """A model, by any name that ``--model`` takes or by the fields of its ``config.json``.
+
+    Parameters
+    ----------
+    name
+        Catalogue name, Hugging Face id, Ollama tag, path, or the parsed configuration.
+
+    Raises
+    ------
+    InputError
+        If there is no such model.
+
+    Examples
+    --------
+    >>> model = Model("meta-llama/Llama-3.1-8B-Instruct")
+    >>> model.parameters, model.layers, model.max_context
+    (8030261248, 32, 131072)
+    >>> model
+    llama3.1-8b: 8.03 B parameters, 32 layers, KV cache 131,072 B per token, 131,072 tokens
+    """
+
+    shape: "Shape"
+    config: dict[str, Any] | None
+
+    def __new__(cls, name: "str | Mapping[str, Any]") -> Self:
+        """Find the model and read its configuration."""
+        from kvsim.models.configs import load_model
+
+        shape = load_model(name)
+        self = super().__new__(cls, shape.name if isinstance(name, Mapping) else name)
+        self.shape, self.config = shape, dict(name) if isinstance(name, Mapping) else None
+        return self
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("shape", "config") or name.startswith("__"):
+            raise AttributeError(name)
+        return getattr(self.shape, name)
+
+    def __repr__(self) -> str:
+        m = self.shape
+        size = f"{m.parameters / 1e9:.3g} B parameters"
+        if m.experts:
+            size += f" ({m.active_parameters / 1e9:.3g} B active)"
+        return (
+            f"{m.name}: {size}, {m.layers} layers, KV cache {m.kv_bytes_per_token:,.0f} B per "
+            f"token, {m.max_context:,} tokens"
+        )
+
+
+class GPU(str):
+    """A GPU, by any name that ``--gpu`` takes.
+
+    Parameters
+    ----------
+    name
+        Profile, name as nvidia-smi or a cloud writes it, or path of a TOML profile.
+
+    Raises
+    ------
+    InputError
+        If there is no such GPU, or several have the name.
+
+    Examples
+    --------
+    >>> gpu = GPU("RTX 4090")
+    >>> gpu.profile.name, round(gpu.memory / 2**30, 1), gpu.bandwidth
+    ('rtx4090', 24.0, 1008000000000.0)
+    >>> gpu
+    rtx4090: NVIDIA GeForce RTX 4090 24 GB, 24.0 GiB at 1,008 GB/s, 165 TFLOP/s in fp16
+    """
+
+    profile: "Hardware"
+
+    def __new__(cls, name: str) -> Self:
+        """Find the GPU and load its profile."""
+        from kvsim.machines.profiles import load_hardware
+
+        self = super().__new__(cls, name)
+        self.profile = load_hardware(name)
+        return self
+
+    @property
+    def memory(self) -> float:
+        """Memory that the driver reports. [B]"""
+        return float(self.profile.gpu_memory)
+
+    @property
+    def bandwidth(self) -> float:
+        """Bandwidth of the GPU's memory. [B/s]"""
+        return float(self.profile.links["hbm"].bandwidth)
+
+    @property
+    def price(self) -> float | None:
+        """List price; None if none is known. [USD/h]"""
+        return self.profile.price
+
+    def __repr__(self) -> str:
+        h = self.profile
+        return (
+            f"{h.name}: {h.title}, {self.memory / 2**30:.1f} GiB at {self.bandwidth / 1e9:,.0f} "
+            f"GB/s, {h.flops['fp16'] / 1e12:.0f} TFLOP/s in fp16"
+        )
+
+
+class Technique(str):
+    """A technique with its settings, in the notation of ``--technique``.
+
+    Parameters
+    ----------
+    notation
+        As ``kivi:bits=4``.
+
+    Raises
+    ------
+    InputError
+        If it cannot be parsed.
+
+    Examples
+    --------
+    >>> Technique("kivi:bits=4")
+    kivi:bits=4,group=32,residual=128 (changes outputs)
+    >>> Technique("full").exact
+    True
+    """
+
+    term: "Composition"
+
+    def __new__(cls, notation: str) -> Self:
+        """Read a composition and check its settings."""
+        from kvsim.techniques import parse
+
+        self = super().__new__(cls, notation)
+        self.term = parse(notation)
+        return self
+
+    @property
+    def exact(self) -> bool:
+        """Whether it gives the same tokens as the full cache."""
+        return bool(self.term.exact)
+
+    def __repr__(self) -> str:
+        kind = "same tokens as the full cache" if self.exact else "changes outputs"
+        return f"{self.term} ({kind})"
+
+
+class Workload(Mapping[str, Any]):
+    """What is asked of a server; give it to a function as ``**workload``.
+
+    Parameters
+    ----------
+    prompt
+        Prompt of every request. [tokens]
+    generate
+        Tokens generated for every request. [tokens]
+    **others
+        Further options of the function, as ``batch``, ``rate``, ``ttft`` or ``tpot``.
+
+    Examples
+    --------
+    >>> chat = Workload(prompt="3k", generate=500, tpot="50ms")
+    >>> chat
+    Workload(prompt='3k', generate=500, tpot='50ms')
+    >>> dict(chat)["generate"]
+    500
+    """
+
+    def __init__(
+        self, prompt: "int | str | None" = None, generate: "int | str | None" = None, **others: Any
+    ) -> None:
+        given = {"prompt": prompt, "generate": generate, **others}
+        self._given = {key: value for key, value in given.items() if value is not None}
+        if not self._given:
+            raise InputError("Workload: nothing is given; expected prompt, generate or more")
+
+    def __getitem__(self, key: str) -> Any:
+        return self._given[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._given)
+
+    def __len__(self) -> int:
+        return len(self._given)
+
+    def __repr__(self) -> str:
+        return f"Workload({', '.join(f'{k}={v!r}' for k, v in self._given.items())})"
+
+
+def register_technique(kind: "type[Term]") -> "type[Term]":
+    """Add a technique of your own, which every command then knows by its name.
+
+    An installed package can name its classes under the entry point ``kvsim.techniques`` instead.
+
+    Parameters
+    ----------
+    kind
+        A ``@frozen`` class that extends :class:`kvsim.techniques.axes.base.Term`;
+        ``python3 make.py new-technique NAME`` writes one to start from.
+
+    Returns
+    -------
+    type[Term]
+        The same, so that it can decorate the class.
+
+    Raises
+    ------
+    InputError
+        If it is no such class, or its name is taken.
+    """
+    from kvsim.techniques import register_technique as register
+
+    return register(kind)

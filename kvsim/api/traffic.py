@@ -1,0 +1,192 @@
+"""What `simulate` and `capacity` serve: a trace, or traffic that options describe."""
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from kvsim.api.traces import read_options
+from kvsim.errors import InputError
+from kvsim.frozen import frozen
+from kvsim.options import Inputs
+
+if TYPE_CHECKING:
+    from kvsim.traces.requests import Requests
+    from kvsim.traces.workload import DrawnTraffic
+
+SECONDS_PER_TOKEN = 0.03
+"""About how long users wait for a token; it only sets how many requests each user sends. [s]"""
+
+
+@frozen
+class ServedRequests:
+    """Requests to serve.
+
+    Attributes
+    ----------
+    requests
+        The trace, or what was drawn.
+    name
+        What answers call it: the trace's name, or the workload in words.
+    notes
+        What was noted while the trace was read, or what was assumed where it was drawn.
+    workload
+        What the requests were drawn from; None for a trace.
+    """
+
+    requests: "Requests"
+    name: str
+    notes: tuple[str, ...]
+    workload: "DrawnTraffic | None" = None
+
+    @property
+    def reuses(self) -> bool:
+        """Whether prompts were asked to repeat what came before."""
+        w = self.workload
+        return w is not None and bool(w.cached or w.hit_rate or w.turns > 1)
+
+    def at_rate(self, rate: float) -> "Requests":
+        """Return the requests at a rate.
+
+        Parameters
+        ----------
+        rate
+            Requests per second of drawn traffic, or the factor on a trace's clock.
+        """
+        if self.workload is None:
+            return self.requests.scaled(rate)
+        return replace(self.workload, rate=rate).draw()
+
+
+def read_traffic(inputs: Inputs) -> ServedRequests:
+    """Read the trace of a command, or draw the traffic that its options describe.
+
+    Parameters
+    ----------
+    inputs
+        The options of `simulate` or `capacity`.
+
+    Returns
+    -------
+    ServedRequests
+        The requests, at the trace's own rate; drawn ones at the first of the rates asked for.
+
+    Raises
+    ------
+    InputError
+        If there is neither, or both, or a description lacks a part.
+    """
+    from kvsim.traces.read import load
+
+    if inputs.trace is None:
+        return _draw(inputs)
+    given = inputs.given
+    found = load(inputs.trace, read_options(inputs) if inputs.command == "simulate" else None)
+    notes = list(found.notes)
+    if not len(found.requests):
+        raise InputError(f"--trace: {inputs.trace} has no requests; expected at least one")
+    rates = str(given.get("rate", "x")).split(",")
+    if not all(x.strip().endswith("x") for x in rates):
+        notes.append(
+            f"--rate {rates[0]}: with a trace, the factor on its clock; written {rates[0]}x it "
+            "cannot be taken for requests per second"
+        )
+    return ServedRequests(found.requests, inputs.trace, tuple(notes))
+
+
+def _draw(inputs: Inputs) -> ServedRequests:
+    """ServedRequests that options describe."""
+    from kvsim.models.configs import load_model
+    from kvsim.traces.lengths import choose_lengths, choose_longest
+    from kvsim.traces.workload import DEFAULT_THINK, DrawnTraffic
+
+    for name in ("prompt", "generate"):
+        if name not in inputs.given:
+            raise InputError(
+                f"--{name}: not given; expected --trace, or --prompt, --generate and --rate or "
+                "--users"
+            )
+    rate, users = _rates(inputs), inputs.users or 0
+    if bool(rate) == bool(users):
+        wrong = "both are given; expected one of them" if users else "neither is given"
+        raise InputError(f"--rate and --users: {wrong}; as --rate 5, or --users 200 --think 20s")
+    if users and inputs.think is None:
+        raise InputError("--users: do not think; add --think, as --think 20s, or 0s for a server "
+                         "that always has so many requests")  # fmt: skip
+    if inputs.think is not None and not users and (inputs.turns or 1) < 2:
+        raise InputError("--think: does nothing without --users or --turns; add one of them")
+    if users and inputs.burst is not None:
+        raise InputError("--burst: users send when they have thought; leave it out or give --rate")
+    ways = [n for n in ("cached", "hit_rate", "turns") if n in inputs.given]
+    if len(ways) > 1:
+        first, second = (f"--{n.replace('_', '-')}" for n in ways[:2])
+        raise InputError(f"{first} and {second}: both say what is reused; expected one of them")
+    if inputs.lengths not in (None, "equal"):
+        raise InputError(f"--lengths: got {inputs.lengths[:40]!r}; expected equal, or leave it out")
+    lengths = choose_lengths(inputs.prompt, inputs.generate, inputs.lengths == "equal")
+    context = inputs.max_model_len or load_model(inputs.model).max_context
+    workload = DrawnTraffic(
+        lengths=lengths,
+        rate=rate,
+        users=users,
+        think=DEFAULT_THINK if inputs.think is None else inputs.think,
+        burst=inputs.burst or 1.0,
+        hours=inputs.hours,
+        cached=inputs.cached or 0,
+        hit_rate=inputs.hit_rate or 0.0,
+        turns=inputs.turns or 1,
+        longest=choose_longest(lengths, context),
+    )
+    requests = workload.draw()
+    if users:
+        answer = SECONDS_PER_TOKEN * float(requests.generate.mean()) + 1.0
+        workload = replace(workload, answer_seconds=answer)
+        requests = workload.draw()
+    return ServedRequests(
+        requests, _describe(inputs, workload), tuple(_notes(inputs, workload)), workload
+    )
+
+
+def _rates(inputs: Inputs) -> float:
+    """Requests per second, the first of several; 0 if there is none."""
+    given = inputs.given.get("rate", inputs.given.get("req_s"))
+    if given is None:
+        return 0.0
+    if str(given).rstrip().endswith("x"):
+        raise InputError(
+            f"--rate: got {str(given)[:40]!r}; without a trace there is nothing to multiply; "
+            "expected requests per second, as --rate 5"
+        )
+    found = inputs.rate if "rate" in inputs.given else inputs.req_s
+    return float(found[0][1] if isinstance(found, list) else found)
+
+
+def _describe(inputs: Inputs, w: "DrawnTraffic") -> str:
+    """The workload in words, as answers name it."""
+    said = f"{inputs.given['prompt']} in and {inputs.given['generate']} out"
+    if w.users:
+        return f"{w.users:,} users, {said}"
+    rates = inputs.given.get("rate", inputs.given.get("req_s"))
+    one = not isinstance(rates, list | tuple) and "," not in str(rates)
+    return f"{rates} requests/s of {said}" if one else said
+
+
+def _notes(inputs: Inputs, w: "DrawnTraffic") -> list[str]:
+    """What is assumed of drawn traffic."""
+    said = []
+    spread = [
+        f"--{name}" for name in ("prompt", "generate") if getattr(inputs, name).kind == "mean"
+    ]
+    if spread and inputs.lengths is None:
+        said.append(
+            f"{' and '.join(spread)}: lengths vary around that mean as in sample:chat, up to the "
+            f"model's context of {w.longest:,} tokens; --lengths equal gives all the same length"
+        )
+    if w.users:
+        said.append(f"users think {w.think:g} s on average before the next request")
+    elif w.burst == 1.0:
+        said.append("requests arrive independently (Poisson); --burst 2 makes them burstier")
+    if w.turns > 1:
+        said.append(f"conversations of {w.turns} turns, with {w.think:g} s between them; a prompt "
+                    "repeats all before")  # fmt: skip
+    elif not (w.cached or w.hit_rate):
+        said.append("prompts share no prefixes; set --cached, --hit-rate or --turns if yours do")
+    return said

@@ -1,0 +1,406 @@
+"""A stack held against a serving run, and changed where the run tells more than was known.
+
+A run at one load cannot tell every number of a stack, and a fit that moves all of them makes other
+loads worse. So the shipped numbers are the prior: a number moves only if the run's first requests
+determine it, and the changed stack replaces the shipped one only if it predicts the other requests
+better. Whichever of the two is kept, its errors on those are its evidence on this card.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from kvsim.errors import InputError
+from kvsim.evidence.leastsquares import FAR_OFF
+from kvsim.evidence.logs import MeasuredRun
+from kvsim.frozen import frozen
+from kvsim.graph import Array
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.hardware import Stack
+from kvsim.machines.profiles import number_of, with_numbers
+from kvsim.serving.costs import StepCosts
+from kvsim.serving.outcome import Outcome
+from kvsim.serving.rules import Rules
+from kvsim.serving.simulate import simulate
+from kvsim.techniques.technique import Technique
+
+BLOCKS = 8  # parts of a run, in order of arrival, whose spread says how well a number is known
+LEAST = 2 * BLOCKS  # requests that a fit sees, and that it is checked on
+SURE = 0.02  # what a part's mean is worth: relative error of a simulation whose stack is right
+DETERMINED = 0.5  # uncertainty over that of the shipped number, below which a run tells a number
+CERTAIN = 2.0  # standard errors that a number must move by
+STEP = 0.3  # of a derivative, in standard deviations of the shipped number
+TURNS = 8  # of the search
+
+
+@frozen
+class Move:
+    """Numbers of a stack that move together, and how far shipped ones are off as a rule."""
+
+    keys: tuple[str, ...]
+    spread: float  # standard deviation: of a share's logarithm, of a time [s]
+
+    @property
+    def free(self) -> int:
+        """The side on which no bound is near: a share falls, a time grows."""
+        return 1 if self.keys[0].endswith("_s") else -1
+
+    def moved(self, stack: Stack, place: float) -> dict[str, float]:
+        """Return the numbers at a number of standard deviations from the stack's own."""
+        found = {}
+        for key in self.keys:
+            own = number_of(stack, key)
+            if key.endswith("_s"):
+                found[key] = float(max(0.0, own + self.spread * place))
+            else:
+                found[key] = float(np.clip(own * np.exp(self.spread * place), 0.02, 1.0))
+        return found
+
+
+def list_terms(deployment: Deployment, technique: Technique) -> tuple[Move, ...]:
+    """List what a run can tell of a stack: rates of products and attention, a pass's fixed times.
+
+    Parameters
+    ----------
+    deployment
+        The model, whose products have the classes of its weights' formats, card and engine.
+    technique
+        What reads the cache.
+    """
+    products = {deployment.weight_format.kernel, deployment.mixer_stored("qkv").kernel}
+    if deployment.model.experts:
+        products.add(deployment.weight_format.kernel.replace("gemm", "experts"))
+    reading = "latent" if deployment.model.latent else "attention"
+    reading += "-fp8" if technique.name == "fp8" else ""
+    return (
+        Move(tuple(f"kernel.{name}.memory" for name in sorted(products)), 0.3),
+        Move(tuple(f"kernel.{name}.compute" for name in sorted(products)), 0.3),
+        Move((f"kernel.{reading}.memory",), 0.3),
+        Move(("time.step_s",), 2e-3),
+        Move(("time.sequence_s",), 50e-6),
+    )
+
+
+Verdict = Literal["moved", "agrees", "not told"]
+
+
+@frozen
+class RunFit:
+    """What a run says of a stack."""
+
+    stack: Stack  # the one to use: changed, or as it was
+    numbers: dict[str, float]  # what the first requests say of every key
+    errors: dict[str, float]  # standard errors; infinite where they do not tell
+    verdicts: dict[str, Verdict]
+    confused: tuple[tuple[str, str], ...]  # keys whose effects the run confuses
+    refused: str  # why the changed stack is not used; empty where it is
+    before: Outcome  # the run by the stack as it was
+    after: Outcome  # by the one to use
+
+    @property
+    def moved(self) -> tuple[str, ...]:
+        """Keys that the run moves."""
+        return tuple(key for key, verdict in self.verdicts.items() if verdict == "moved")
+
+
+def simulate_run(
+    run: MeasuredRun, technique: Technique, deployment: Deployment, rules: Rules
+) -> Outcome:
+    """Simulate the arrivals of a measured run.
+
+    Parameters
+    ----------
+    run
+        The measured run.
+    technique
+        The technique that it used.
+    deployment
+        The model, card and engine that it ran on.
+    rules
+        The engine's batching rules.
+
+    Returns
+    -------
+    Outcome
+        Times of every request in the simulation.
+    """
+    longest = int((run.requests.prompt + run.requests.generate).max())
+    rules = replace(rules, max_model_len=longest)  # the engine did take all of them
+    costs = StepCosts(technique, deployment, rules, longest, int(run.requests.prompt.max()))
+    return Outcome(simulate(run.requests, costs))
+
+
+def fit_run(
+    run: MeasuredRun, technique: Technique, deployment: Deployment, rules: Rules, count: int
+) -> RunFit:
+    """Hold a stack against a run: fit to its first requests, judge by the others.
+
+    All arrivals are simulated, because those that come later compete with the first.
+
+    Parameters
+    ----------
+    run
+        The measured run.
+    technique
+        The technique that it used.
+    deployment
+        The model, card and engine that it ran on; its stack is the prior.
+    rules
+        The engine's batching rules.
+    count
+        How many requests, in order of arrival, the fit sees.
+
+    Raises
+    ------
+    InputError
+        If there are too few requests to fit to, or to check.
+    """
+    total = len(run.requests)
+    if not LEAST <= count <= total - LEAST:
+        raise InputError(
+            f"--fit-first: got {count} of {total} requests; expected from {LEAST} to "
+            f"{total - LEAST}, as {LEAST} are needed to fit and {LEAST} others to check: give a "
+            f"longer run"
+        )
+    search = _Search(run, technique, deployment, rules, count)
+    terms = list_terms(deployment, technique)
+    places, errors, kept, confused = search.settle(terms)
+    numbers = {k: v for t, p in zip(terms, places, strict=True)
+               for k, v in t.moved(deployment.stack, p).items()}  # fmt: skip
+    told = {}
+    for term, error in zip(terms, errors, strict=True):
+        for key in term.keys:
+            each = term.spread if key.endswith("_s") else term.spread * numbers[key]
+            told[key] = float(each * error)
+    verdicts: dict[str, Verdict] = {
+        key: "moved" if term in kept else "agrees" if error < DETERMINED else "not told"
+        for term, error in zip(terms, errors, strict=True)
+        for key in term.keys
+    }
+    before, refused = search.outcome({}), ""
+    after, stack = before, deployment.stack
+    moved = {k: float(v) for k, v in numbers.items() if verdicts[k] == "moved"}
+    if moved:
+        after = search.outcome(moved)
+        refused = _worse(run, before, after, slice(count, None))
+        stack = deployment.stack if refused else with_numbers(deployment.stack, moved)
+        after = before if refused else after
+    return RunFit(stack, numbers, told, verdicts, confused, refused, before, after)
+
+
+class _Search:
+    """The run's first requests as residuals of a stack's numbers."""
+
+    def __init__(
+        self,
+        run: MeasuredRun,
+        technique: Technique,
+        deployment: Deployment,
+        rules: Rules,
+        count: int,
+    ) -> None:
+        self.run, self.technique, self.where, self.rules = run, technique, deployment, rules
+        self.count = count
+        self.block = np.arange(count) * BLOCKS // count
+        self._known: dict[tuple[tuple[str, float], ...], Outcome] = {}
+
+    def outcome(self, numbers: dict[str, float]) -> Outcome:
+        """The run with some of the stack's numbers changed."""
+        key = tuple(sorted(numbers.items()))
+        if key not in self._known:
+            where = replace(self.where, stack=with_numbers(self.where.stack, numbers))
+            self._known[key] = simulate_run(self.run, self.technique, where, self.rules)
+        return self._known[key]
+
+    def residuals(self, terms: Sequence[Move], places: Array) -> Array:
+        """Means of the logarithms of predicted over measured times, (3, parts of the run).
+
+        A single request's time jumps as it is scheduled otherwise; those of a part hardly do.
+        """
+        numbers: dict[str, float] = {}
+        for term, place in zip(terms, places, strict=True):
+            if place:
+                numbers |= term.moved(self.where.stack, place)
+        each = np.log(ratios(self.run, self.outcome(numbers), slice(0, self.count)))
+        return np.array([each[:, self.block == b].mean(axis=1) for b in range(BLOCKS)]).T
+
+    def settle(
+        self, terms: Sequence[Move]
+    ) -> tuple[Array, Array, list[Move], tuple[tuple[str, str], ...]]:
+        """Move the number that explains most, then the next, while the run determines all of them.
+
+        Returns
+        -------
+        tuple
+            Places and standard errors of all terms, in standard deviations of the shipped numbers;
+            the terms that move; and keys whose effects the run confuses.
+        """
+        kept: list[Move] = []
+        places = np.zeros(len(terms))
+        confused: tuple[tuple[str, str], ...] = ()
+        errors = np.full(len(terms), np.inf)
+        while True:
+            residuals = self.residuals(terms, places)
+            slopes, weights, precision = self._linear(terms, places, residuals)
+            pull = slopes.reshape(len(terms), -1) @ (weights * residuals).ravel() + places
+            alone = np.diag(precision)
+            spread, _ = self._spread(slopes, weights, precision, residuals)
+            moving = np.array([term in kept for term in terms])
+            errors = np.where(moving, errors, spread)
+            gain = np.where(moving, -1.0, pull**2 / alone)
+            best = int(np.argmax(gain))
+            if gain[best] <= 0:
+                break
+            tried = [*kept, terms[best]]
+            there, known, pairs = self._fit(tried)
+            if np.any(np.abs(there) < CERTAIN * known) or np.any(known > DETERMINED):
+                errors[best] = known[-1]
+                break
+            kept, confused = tried, pairs
+            where = [terms.index(term) for term in kept]
+            places = np.zeros(len(terms))
+            places[where], errors[where] = there, known
+        return places, errors, kept, confused
+
+    def _fit(self, terms: Sequence[Move]) -> tuple[Array, Array, tuple[tuple[str, str], ...]]:
+        """Gauss-Newton from the shipped numbers, requests far off counting less."""
+        places = np.zeros(len(terms))
+        residuals = self.residuals(terms, places)
+        slopes, weights, precision = self._linear(terms, places, residuals)
+        for _ in range(TURNS):
+            pull = slopes.reshape(len(terms), -1) @ (weights * residuals).ravel() + places
+            move = -np.linalg.solve(precision, pull)
+            for share in (1.0, 0.5, 0.25):
+                there = places + share * move
+                tried = self.residuals(terms, there)
+                if self._loss(tried, there, weights) < self._loss(residuals, places, weights):
+                    break
+            else:
+                break
+            done = np.max(np.abs(there - places)) < 0.02
+            places, residuals = there, tried
+            slopes, weights, precision = self._linear(terms, places, residuals)
+            if done:
+                break
+        spread, covariance = self._spread(slopes, weights, precision, residuals)
+        return places, spread, _pairs(terms, covariance)
+
+    def _linear(
+        self, terms: Sequence[Move], places: Array, residuals: Array
+    ) -> tuple[Array, Array, Array]:
+        """Slopes of the residuals, what each counts, and the precision with the prior's."""
+        slopes = np.empty((len(terms), *residuals.shape))
+        for i in range(len(terms)):
+            aside = np.zeros(len(terms))
+            aside[i] = terms[i].free * STEP
+            slopes[i] = (self.residuals(terms, places + aside) - residuals) / aside[i]
+        weights = (1 + (residuals / FAR_OFF) ** 2) ** -0.5 / SURE**2
+        flat = slopes.reshape(len(terms), -1)
+        return slopes, weights, flat * weights.ravel() @ flat.T + np.eye(len(terms))
+
+    @staticmethod
+    def _loss(residuals: Array, places: Array, weights: Array) -> float:
+        return float(np.sum(weights * residuals**2) + places @ places)
+
+    def _spread(
+        self, slopes: Array, weights: Array, precision: Array, residuals: Array
+    ) -> tuple[Array, Array]:
+        """Standard errors by leaving out one part of the run after the other."""
+        shifts = []
+        for block in range(BLOCKS):
+            mine = np.where(np.arange(BLOCKS) == block, weights, 0.0)
+            flat = slopes.reshape(len(slopes), -1)
+            less = precision - flat * mine.ravel() @ flat.T
+            shifts.append(np.linalg.solve(less, flat @ (mine * residuals).ravel()))
+        jackknife = (BLOCKS - 1) / BLOCKS * np.sum(np.square(shifts), axis=0)
+        covariance = np.linalg.inv(precision)
+        return np.sqrt(jackknife + np.diag(covariance)), covariance
+
+
+def _pairs(terms: Sequence[Move], covariance: Array) -> tuple[tuple[str, str], ...]:
+    """Keys whose estimates move together."""
+    deviation = np.sqrt(np.diag(covariance))
+    alike = np.abs(covariance / np.outer(deviation, deviation)) > 0.95
+    return tuple(
+        (terms[i].keys[0], terms[j].keys[0])
+        for i in range(len(terms))
+        for j in range(i)
+        if alike[i, j]
+    )
+
+
+def ratios(run: MeasuredRun, found: Outcome, rows: slice) -> Array:
+    """Compute predicted over measured times of requests.
+
+    Parameters
+    ----------
+    run
+        The measured run.
+    found
+        The simulation of its arrivals.
+    rows
+        The requests to compare, in order of arrival.
+
+    Returns
+    -------
+    array
+        TTFT, time per token and latency, (3, requests); 1 where there is no second token.
+    """
+    arrival, more = run.requests.arrival[rows], run.requests.generate[rows] - 1
+    first, last = run.first[rows], run.last[rows]
+    tokens, gaps = found.tpot_s[rows], (last - first) / np.maximum(more, 1)
+    several = (more > 0) & (gaps > 0)
+    each = np.where(several, tokens / np.where(several, gaps, 1.0), 1.0)
+    return np.array(
+        [found.ttft_s[rows] / (first - arrival), each, found.latency_s[rows] / (last - arrival)]
+    )
+
+
+def _worse(run: MeasuredRun, before: Outcome, after: Outcome, rows: slice) -> str:
+    """Why a changed stack is no better on some requests; empty if it is."""
+    old, new = (np.abs(list(errors(run, x, rows).values())) for x in (before, after))
+    far = [np.abs(np.log(ratios(run, x, rows))) for x in (before, after)]
+    typical = [100 * float(np.expm1(np.median(x))) for x in far]
+    if new.mean() < old.mean() and new.max() <= old.max() and far[1].mean() < far[0].mean():
+        return ""
+    return (
+        f"on held-out requests its statistics are {100 * new.mean():.1f} % off on "
+        f"average (before: {100 * old.mean():.1f} %), at worst {100 * new.max():.1f} % (before: "
+        f"{100 * old.max():.1f} %), and a request's times {typical[1]:.1f} % at the median "
+        f"(before: {typical[0]:.1f} %)"
+    )
+
+
+def errors(run: MeasuredRun, found: Outcome, rows: slice) -> dict[str, float]:
+    """Compute relative errors of the statistics of some requests.
+
+    Parameters
+    ----------
+    run
+        The measured run.
+    found
+        The simulation of its arrivals.
+    rows
+        The requests to compare, in order of arrival.
+
+    Returns
+    -------
+    dict
+        Predicted over measured, less one, by statistic: means and quantiles of TTFT, TPOT and
+        latency.
+    """
+    arrival, more = run.requests.arrival[rows], run.requests.generate[rows] - 1
+    ttft, latency = run.first[rows] - arrival, run.last[rows] - arrival
+    several = more > 0
+    tpot = (run.last[rows] - run.first[rows])[several] / more[several]
+    p_ttft, p_tpot = found.ttft_s[rows], found.tpot_s[rows][several]
+    return {
+        "ttft_mean": float(p_ttft.mean() / ttft.mean() - 1),
+        "ttft_p50": float(np.median(p_ttft) / np.median(ttft) - 1),
+        "tpot_mean": float(p_tpot.mean() / tpot.mean() - 1),
+        "latency_p90": float(
+            np.quantile(found.latency_s[rows], 0.9) / np.quantile(latency, 0.9) - 1
+        ),
+    }

@@ -1,0 +1,100 @@
+"""Names of GPUs as nvidia-smi, rocm-smi, clouds and shops write them.
+
+A name is split into words (``NVIDIA A100-SXM4-80GB`` is a100, sxm and 80g; the maker is left
+out). It means the profile of which one name has only words of it and whose title has the rest:
+a word that is in neither, as laptop or ti, makes it another card.
+"""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from kvsim.errors import InputError
+
+SEPARATORS = re.compile(r"[\s_\-/@,()]+")
+GLUED = re.compile(r"([a-z]{2,})(\d.*)|(.*\d)(ti|super|sxm\d?|pcie|nvl|ada)")
+MAKERS = frozenset({
+    "nvidia", "amd", "geforce", "tesla", "instinct", "apple", "intel", "radeon", "corporation",
+    "gpu", "graphics", "generation", "edition", "card", "oam", "blackwell", "of", "with",
+    "hbm2", "hbm2e", "hbm3", "hbm3e", "gddr6", "gddr6x", "gddr7", "memory", "the", "accelerator",
+})  # fmt: skip
+"""Words that tell no two cards apart."""
+
+COUNT = re.compile(r"([1-9]\d?)x(?=$|[a-z])|x([1-9]\d?)$")
+
+
+class GpuNames(NamedTuple):
+    """What a profile is called."""
+
+    title: str
+    names: Sequence[str]  # its own and its aliases
+
+
+def match_gpu(typed: str, known: Mapping[str, GpuNames]) -> str | None:
+    """Find the profile that a name means.
+
+    Parameters
+    ----------
+    typed
+        Name as typed.
+    known
+        Names by profile.
+
+    Returns
+    -------
+    str | None
+        None if no profile has all the words of the name.
+
+    Raises
+    ------
+    InputError
+        If several profiles have them, or the name says how many GPUs there are.
+    """
+    words, count = _split(typed)
+    found = []
+    for name, called in known.items():
+        keys = [_words(text) for text in (name, *called.names)]
+        allowed = _words(called.title).union(*keys)
+        if words <= allowed and any(key and key <= words for key in keys):
+            found.append((words in keys, name))
+    best = [name for exact, name in found if exact] or [name for _, name in found]
+    if len(best) == 1 and count:
+        raise InputError(
+            f"GPU {typed[:80]!r} says how many; expected the name alone, as --gpu {best[0]} --tp "
+            f"{count}"
+        )
+    if len(best) == 1:
+        return best[0]
+    some = best or [
+        name
+        for name, called in known.items()
+        if words and words < _words(called.title).union(*map(_words, (name, *called.names)))
+    ]
+    if not some:
+        return None
+    several = f"could be any of {len(some)}" if len(some) > 1 else "is not a whole name"
+    raise InputError(
+        f"GPU {typed[:80]!r} {several}: {', '.join(sorted(some))}; expected one of them"
+    )
+
+
+def _words(text: str) -> frozenset[str]:
+    return _split(text)[0]
+
+
+def _split(text: str) -> tuple[frozenset[str], str]:
+    """The words of a name that tell cards apart, and how many GPUs it names."""
+    text = re.sub(r"(\d+)[\s\-_]*(?:gib|gb|g)\b", r" \1g ", text.strip().lower())
+    found: set[str] = set()
+    count = ""
+    for given in SEPARATORS.split(text):
+        several = COUNT.match(given)
+        if several is not None:
+            count = several[1] or several[2]
+        pieces = [given[several.end() :] if several is not None else given]
+        while (glued := GLUED.fullmatch(pieces[-1])) is not None and glued[0] not in MAKERS:
+            pieces[-1:] = [part for part in glued.groups() if part]
+            if pieces[-1] in ("ti", "super", "pcie", "nvl", "ada") or "sxm" in pieces[-1]:
+                break
+        found |= {re.sub(r"^sxm\d$", "sxm", part) for part in pieces if part not in MAKERS}
+    return frozenset(found - {""}), count

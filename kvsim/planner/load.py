@@ -1,0 +1,423 @@
+"""The request rate that an engine carries: the largest at which its targets are kept in play.
+
+Requests with drawn lengths arrive one by one, and the serving simulator plays them at one rate
+after another. Passes take as long as nine in ten measured ones do at most, by the ledger of errors:
+what prompts need is multiplied by the factor of TTFT, what decoding needs by that of TPOT. So a
+rate found here is kept with the likelihood that was asked for, and the rate without the factors is
+the stretch.
+"""
+
+from dataclasses import replace
+from functools import cached_property
+from statistics import NormalDist
+
+import numpy as np
+
+from kvsim.errors import InputError
+from kvsim.evidence.ledger import WITHIN_80, evidence_for
+from kvsim.frozen import frozen
+from kvsim.graph import Array
+from kvsim.machines.deployment import Deployment
+from kvsim.planner.question import FULL
+from kvsim.search import smallest_count
+from kvsim.serving.costs import StepCosts
+from kvsim.serving.outcome import Outcome, Targets
+from kvsim.serving.simulate import simulate
+from kvsim.techniques.technique import Technique
+from kvsim.traces.requests import Requests
+from kvsim.traces.workload import DrawnTraffic
+
+ARRIVALS = 2000
+"""Requests of one play. The share within the targets then has a standard error of 0.7 points where
+it is 0.9, and at 5 % above what an engine carries the queue is longer than usual targets at the
+end."""
+
+AT_ONCE = 1e-3  # s; requests that come within it come together
+RATE_STEP = 1.01  # ratio of two rates between which the search stops
+ROUTE = "least-loaded"  # how requests find their replica where there are several
+QUEUE_GROWTH = 0.02  # of the arrivals' time, by which the last quarter may wait longer
+MAX_REPLICAS = 512
+IDLE = 1e-4  # of what seems possible: a rate at which requests hardly ever meet
+
+
+@frozen
+class Load:
+    """What requests look like, whatever their rate.
+
+    Attributes
+    ----------
+    requests
+        Requests that arrive once a second on average.
+    words
+        Their lengths and reuse, in words.
+    traffic
+        What they were drawn from; None for a trace.
+    per_s
+        The rate that is to be carried, a trace's own; 0 where the largest is asked for. [1/s]
+    left_out
+        Requests of the trace that no engine takes because they exceed the context.
+    """
+
+    requests: Requests
+    words: str
+    traffic: DrawnTraffic | None = None
+    per_s: float = 0.0
+    left_out: int = 0
+
+    def at(self, per_s: float) -> Requests:
+        """The same requests at a mean rate; conversations, whose turns wait, as many more. [1/s]"""
+        drawn = self.traffic
+        if drawn is not None and drawn.turns > 1 and drawn.hours is not None:
+            return replace(drawn, rate=per_s, hours=drawn.hours / per_s).draw()
+        return self.requests.scaled(per_s)
+
+    @cached_property
+    def longest(self) -> int:
+        """Most prompt and generated tokens of a sequence. [tokens]"""
+        return int((self.requests.prompt + self.requests.generate).max())
+
+    @property
+    def prompt(self) -> float:
+        """Mean length of the prompts. [tokens]"""
+        return float(self.requests.prompt.mean())
+
+    @property
+    def generate(self) -> float:
+        """Mean generated tokens. [tokens]"""
+        return float(self.requests.generate.mean())
+
+    @property
+    def reuses(self) -> bool:
+        """Whether prompts share prefixes."""
+        return self.requests.block_ids is not None
+
+
+def draw_load(traffic: DrawnTraffic, words: str, count: int = ARRIVALS, seed: int = 0) -> Load:
+    """Draw requests that arrive once a second on average.
+
+    Parameters
+    ----------
+    traffic
+        Lengths, bursts and reuse.
+    words
+        The same in words.
+    count
+        Requests, about.
+    seed
+        The same seed draws the same requests.
+    """
+    hour = replace(traffic, rate=1.0, hours=count / 3600)
+    return Load(hour.draw(seed), words, hour)
+
+
+def load_of_trace(requests: Requests, words: str, left_out: int = 0) -> Load:
+    """A trace's requests as if one arrived a second on average.
+
+    Parameters
+    ----------
+    requests
+        The trace.
+    words
+        What answers call it.
+    left_out
+        Requests of the trace that are not among them.
+
+    Raises
+    ------
+    InputError
+        For an empty trace.
+    """
+    if not len(requests):
+        raise InputError("--trace: no requests; expected at least one")
+    rate = trace_rate(requests)
+    return Load(requests.scaled(1 / rate), words, per_s=rate, left_out=left_out)
+
+
+def trace_rate(requests: Requests) -> float:
+    """Mean rate of a trace; those that all arrive at once count as arriving within a second. [1/s]
+
+    Parameters
+    ----------
+    requests
+        The trace.
+    """
+    return len(requests) / (requests.duration or 1.0)
+
+
+@frozen
+class ServiceLevel:
+    """What a rate must keep.
+
+    Attributes
+    ----------
+    ttft, tpot
+        Targets, infinite where there is none. [s]
+    share
+        Of the requests, which must be within both.
+    sure
+        Likelihood, over the error of predictions, with which that is so.
+    """
+
+    ttft: float
+    tpot: float
+    share: float = 0.9
+    sure: float = 0.9
+
+    @property
+    def targets(self) -> Targets:
+        """The targets of a good request."""
+        return Targets(self.ttft, self.tpot)
+
+
+@frozen
+class Slower:
+    """Factors on what is predicted, which a share of what is measured stays below."""
+
+    prefill: float = 1.0
+    decode: float = 1.0
+
+    def apply(self, costs: StepCosts) -> StepCosts:
+        """Costs whose passes take so much longer."""
+        return costs.slowed(self.prefill, self.decode)
+
+
+def known_factors(deployment: Deployment, technique: Technique, sure: float) -> Slower:
+    """Find how much longer passes may take than predicted.
+
+    Parameters
+    ----------
+    deployment, technique
+        What is predicted.
+    sure
+        Likelihood with which measured times are below; 0.5 gives factors of 1.
+    """
+    reach = NormalDist().inv_cdf(sure) / WITHIN_80
+    name = technique.name
+    read = FULL if technique.exact and technique.drafts else name  # drafts come after the prompt
+    found = (evidence_for(deployment, read, "prefill"), evidence_for(deployment, name, "decode"))
+    return Slower(*(max(known.high**reach, 1.0) for known in found))
+
+
+@frozen
+class Carried:
+    """What an engine does with requests at one rate.
+
+    Attributes
+    ----------
+    slower
+        Factors on predicted times, with which ``each_per_s`` is the largest rate.
+    each_per_s
+        Requests per second of one replica. [1/s]
+    share
+        Of the requests within both targets there, if passes take as long as predicted.
+    ttft, tpot
+        Quantiles of both times likewise, by name as ``p50``. [s]
+    running
+        Mean sequences that decode at once, of one replica. [sequences]
+    hits
+        Share of the prompt tokens that were found in the cache.
+    refused
+        Requests that are larger than its cache.
+    load
+        The requests.
+    """
+
+    costs: StepCosts
+    replicas: int
+    slower: Slower
+    each_per_s: float
+    share: float
+    ttft: dict[str, float]
+    tpot: dict[str, float]
+    running: float
+    hits: float
+    refused: int
+    load: Load
+
+    @property
+    def deployment(self) -> Deployment:
+        """One replica's model, machine and software."""
+        return self.costs.deployment
+
+    @property
+    def technique(self) -> Technique:
+        """The technique that all replicas run."""
+        return self.costs.technique
+
+    @property
+    def per_s(self) -> float:
+        """Requests per second of all replicas. [1/s]"""
+        return self.replicas * self.each_per_s
+
+    @property
+    def output_tok_s(self) -> float:
+        """Generated tokens per second of all replicas. [tokens/s]"""
+        return self.per_s * self.load.generate
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of all replicas."""
+        return self.replicas * self.deployment.gpus
+
+    @property
+    def usd_per_hour(self) -> float | None:
+        """Price of all GPUs; None where it is not known. [USD/h]"""
+        price = self.deployment.hardware.price
+        return None if price is None else price * self.gpus
+
+    @property
+    def usd_per_request(self) -> float | None:
+        """Price of a request at that rate; None where it is not known. [USD]"""
+        usd = self.usd_per_hour
+        return None if usd is None else usd / 3600 / self.per_s
+
+
+class RateSearch:
+    """Plays of one load under one demand, and the largest rates that they find."""
+
+    def __init__(self, load: Load, asked: ServiceLevel) -> None:
+        self.load, self.asked, self.plays = load, asked, 0
+
+    def play(self, costs: StepCosts, per_s: float) -> Outcome:
+        """The requests at a rate on one replica."""
+        self.plays += 1
+        return Outcome(simulate(self.load.at(per_s), costs), self.asked.targets)
+
+    def kept(self, costs: StepCosts, per_s: float) -> float:
+        """Share of the requests within both targets at a rate; none where the queue only grows."""
+        o = self.play(costs, per_s)
+        if not np.isfinite(self.asked.ttft) and self._falls_behind(o):
+            return 0.0
+        return float(o.meets_targets.mean())
+
+    def _falls_behind(self, outcome: Outcome) -> bool:
+        """Whether requests come faster than they are served, which no TTFT shows."""
+        latency = outcome.latency_s
+        if not np.isfinite(latency).all():
+            return True
+        span = float(outcome.run.requests.duration)
+        first, last = (float(np.median(x)) for x in np.array_split(latency, 4)[::3])
+        return last > first + QUEUE_GROWTH * span
+
+    def largest(self, costs: StepCosts, guess: float, step: float = RATE_STEP) -> float:
+        """Find the largest rate at which enough requests are within both targets.
+
+        Parameters
+        ----------
+        costs
+            Times of passes.
+        guess
+            Where to begin. [1/s]
+        step
+            Ratio of two rates between which the search stops.
+
+        Returns
+        -------
+        float
+            The rate; 0 where not even requests that hardly meet keep the targets. [1/s]
+        """
+
+        def meets(rate: float) -> bool:
+            return self.kept(costs, rate) >= self.asked.share
+
+        low, high, factor = 0.0, guess, 1.3
+        if meets(guess):
+            low = guess
+            while meets(high := low * factor):
+                low, factor = high, factor**2
+                if self.load.at(low).duration < AT_ONCE:
+                    return low  # all of them are there at once, and no rate is too high
+        else:
+            floor = guess * IDLE
+            while high > floor and not meets(low := high / factor):
+                high, factor = low, factor**2
+            if high <= floor:
+                return 0.0
+        while high / low > step:
+            middle = (low * high) ** 0.5
+            if meets(middle):
+                low = middle
+            else:
+                high = middle
+        return low
+
+    def carried(
+        self, costs: StepCosts, guess: float, replicas: int = 1, step: float = RATE_STEP
+    ) -> Carried | None:
+        """Find what an engine carries, with its times there; None if it cannot keep the targets.
+
+        Each of several replicas is taken to get its share of the requests at random, as if it went
+        to any of them whatever the queues.
+
+        Parameters
+        ----------
+        costs
+            Times of passes.
+        guess
+            Where to begin the search, for one replica. [1/s]
+        replicas
+            Equal engines that serve.
+        step
+            Ratio of two rates between which the search stops.
+        """
+        slower = known_factors(costs.deployment, costs.technique, self.asked.sure)
+        rate = self.largest(slower.apply(costs), guess, step)
+        if not rate:
+            return None
+        o = self.play(costs, rate)
+        return Carried(
+            costs,
+            replicas,
+            slower,
+            rate,
+            float(o.meets_targets.mean()),
+            quantiles(o.ttft_s),
+            quantiles(o.tpot_s),
+            o.mean_batch,
+            o.prefix_hits.get("gpu", 0.0),
+            int(o.refused.sum()),
+            self.load,
+        )
+
+    def stretch(self, found: Carried) -> float:
+        """The largest rate of one replica if passes take as long as predicted. [1/s]"""
+        if found.slower == Slower():
+            return found.each_per_s
+        return max(self.largest(found.costs, 1.2 * found.each_per_s), found.each_per_s)
+
+    def replicas_for(self, found: Carried) -> int:
+        """Fewest replicas that keep the targets at the load's own rate, with slower passes.
+
+        Parameters
+        ----------
+        found
+            What one of them carries.
+        """
+        costs, requests = found.slower.apply(found.costs), self.load.at(self.load.per_s)
+
+        def meets(count: int) -> bool:
+            self.plays += 1
+            run = simulate(requests, costs, count, ROUTE)
+            kept = Outcome(run, self.asked.targets).meets_targets.mean()
+            return bool(kept >= self.asked.share)
+
+        guess = max(round(self.load.per_s / found.each_per_s), 1)
+        return smallest_count(meets, guess, MAX_REPLICAS, 1.5)
+
+    def alone(self, costs: StepCosts) -> float:
+        """Mean time of a request that meets no other, if passes take as long as predicted. [s]"""
+        latency = self.play(costs, IDLE).latency_s
+        return float(latency[np.isfinite(latency)].mean())
+
+
+def quantiles(times: Array) -> dict[str, float]:
+    """Quantiles of the times that are known, by name; 0 where none is. [s]
+
+    Parameters
+    ----------
+    times
+        One of each request, NaN where there is none. (n,) [s]
+    """
+    known = times[np.isfinite(times)]
+    names = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
+    return {k: float(np.quantile(known, q)) if known.size else 0.0 for k, q in names.items()}

@@ -1,0 +1,440 @@
+"""What would do where nothing keeps the targets of a service: the same search with limits freed.
+
+Each remedy is played like a plan: longer times, other weights, more GPUs, another card, two of
+these together, shorter prompts, less certainty. Of each kind the cheapest is named, with the
+options that ask for it.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import field, replace
+from math import ceil, floor, log10
+
+import numpy as np
+
+from kvsim.errors import InfeasibleError, InputError
+from kvsim.frozen import frozen
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import hardware_names, load_hardware
+from kvsim.planner.layouts import list_layouts
+from kvsim.planner.load import IDLE, Carried, Load, ServiceLevel, known_factors
+from kvsim.planner.question import FULL, GIB, Question, engine_refusal, engines_running
+from kvsim.planner.service import (
+    Candidate,
+    PlayedOption,
+    ServicePlan,
+    ServiceQuestion,
+    ServiceSearch,
+    plan_service,
+)
+from kvsim.prediction.memory import decode_point, weights_bytes
+from kvsim.quality.evidence import weights_evidence
+from kvsim.techniques import parse
+
+NARROWER = ("fp8", "int8", "int4")  # the gentlest first
+MORE_GPUS = (1, 2, 4, 8, 16, 32, 64)
+LAYOUTS_TRIED = 4  # of so many GPUs, the best in closed form
+SLACK = 1.25  # times what requests take that meet no other: a target that leaves room for load
+HALVINGS = 6  # of the prompt
+CARDS_TRIED = 16  # cards, the cheapest first
+LOSSY_TRIED = 3  # techniques that lose more than was admitted, the mildest first
+
+
+@frozen
+class PlanRemedy:
+    """A change of the question, and what it would carry.
+
+    Attributes
+    ----------
+    changes
+        Options of the command line with their values.
+    carried
+        What the changed question carries; None where only its memory is known to do.
+    caution
+        What the change itself costs.
+    """
+
+    changes: Mapping[str, str]
+    carried: Carried
+    caution: str = ""
+
+    @property
+    def option(self) -> str:
+        """The options as they are typed."""
+        return " ".join(f"--{k.replace('_', '-')} {v}".rstrip() for k, v in self.changes.items())
+
+
+class NoServiceError(InfeasibleError):
+    """Nothing keeps the targets of a service.
+
+    Attributes
+    ----------
+    remedies
+        Changes that would do, the gentlest first.
+    """
+
+    def __init__(self, text: str, remedies: list[PlanRemedy], deployment: Deployment) -> None:
+        super().__init__(text)
+        self.remedies, self.deployment = remedies, deployment
+
+
+@frozen
+class _Freed:
+    """A question with something changed."""
+
+    changes: Mapping[str, str]
+    question: ServiceQuestion
+    caution: str = ""
+    more: Mapping[str, object] = field(default_factory=dict)
+
+
+Change = Callable[[_Freed], Iterator[_Freed]]
+
+
+def explain_no_service(
+    question: ServiceQuestion, with_prompt: Callable[[float], Load] | None = None
+) -> NoServiceError:
+    """Why nothing keeps the targets, and the cheapest change of each kind that does.
+
+    Parameters
+    ----------
+    with_prompt
+        Draws the same requests with prompts of another mean; None where they are a trace's.
+    """
+    q = question.deployments[0]
+    remedies = list(_remedies(question, with_prompt))
+    why = describe_obstacle(question)
+    text = f"no plan meets the targets: {why}"
+    if remedies:
+        text += ". What does: " + "; ".join(
+            f"{r.option} ({r.carried.per_s:.3g} requests/s)" for r in remedies
+        )
+    return NoServiceError(text, remedies, q.deployment)
+
+
+def describe_obstacle(question: ServiceQuestion) -> str:
+    """What stands in the way on the first deployment."""
+    q = question.deployments[0]
+    least = idle_times(question, q)
+    if least is None:
+        known = list(ServiceSearch(question).candidates(q))
+        if known and FULL not in {t.name for t in q.admission.candidates()}:
+            return too_lossy(q, known)
+        d = q.deployment
+        need = f"a sequence of {question.load.longest:,} tokens does not fit"
+        weights = weights_bytes(parse(FULL).resident(d, decode_point(1.0, np.ones(1), 1.0, 0.0)))
+        gib = f"{q.limits.gpu_memory / GIB:.3g} GiB per GPU"
+        if weights >= q.limits.gpu_memory:
+            return f"the {d.weights} weights of {d.model.name} need {weights / GIB:.3g} of {gib}"
+        return f"beside {d.weights} weights of {weights / GIB:.3g} GiB {need} in {gib}"
+    found = []
+    for name, value in least.items():
+        limit = getattr(question.asked, name)
+        if value > limit:
+            share = f"{100 * question.asked.share:g} %"
+            found.append(
+                f"{name.upper()} of {share} of requests would be {show_time(value)} instead of "
+                f"{show_time(limit)} even at light load"
+            )
+    sure = question.asked.sure
+    if found and sure > 0.5:
+        found[-1] += f" (with the margin for a probability of {100 * sure:g} %)"
+    return " and ".join(found) or "both targets together leave no room for any load"
+
+
+def too_lossy(where: Question, known: list[Candidate]) -> str:
+    """That everything loses too much, and what would admit the mildest.
+
+    Parameters
+    ----------
+    where
+        The deployment and its limits.
+    known
+        What can run there.
+    """
+    most = 100 * where.limits.loss
+    text = f"nothing that can run here is known to lose at most {most:g} %"
+    text = text if most else "no lossless technique can run here"
+    mildest = min(known, key=lambda c: (c.evidence.column, -c.value))
+    return f"{text}; {mildest.needs} admits {mildest.technique} ({mildest.evidence})"
+
+
+def idle_times(question: ServiceQuestion, where: Question) -> dict[str, float] | None:
+    """TTFT and TPOT that enough requests keep at light load; None where nothing fits. [s]"""
+    search, q = ServiceSearch(question), where
+    c = plain_candidate(search, q)
+    if c is None:
+        return None
+    try:
+        costs = search.costs(c)
+        assert costs.capacity > 0
+    except InputError:
+        return None
+    slower = known_factors(q.deployment, c.technique, question.asked.sure).apply(costs)
+    o = search.rates.play(slower, IDLE)
+    if not o.finished.any():
+        return None
+    share = question.asked.share
+    return {
+        "ttft": float(np.nanquantile(o.ttft_s, share)),
+        "tpot": float(np.nanquantile(o.tpot_s, share)) if np.isfinite(o.tpot_s).any() else 0.0,
+    }
+
+
+def plain_candidate(search: ServiceSearch, where: Question) -> Candidate | None:
+    """Full KV on a deployment, or the best other technique that may be chosen there."""
+    plain = search.plain(where)
+    if plain is not None:
+        return plain
+    found = [c for c in search.candidates(where) if not c.needs]
+    return max(found, key=lambda c: c.value, default=None)
+
+
+def try_plain(question: ServiceQuestion) -> PlayedOption | None:
+    """What the best of the first few deployments carries with full KV."""
+    search, found = ServiceSearch(question), []
+    some = [c for q in question.deployments if (c := plain_candidate(search, q)) is not None]
+    some = [c for c in some if search.may_keep(c)]
+    for c in sorted(some, key=lambda c: -c.guess / c.deployment.gpus)[:LAYOUTS_TRIED]:
+        option = search.play(c)
+        if option is not None:
+            found.append(option)
+    return max(found, key=lambda o: o.value, default=None)
+
+
+def _remedies(
+    question: ServiceQuestion, with_prompt: Callable[[float], Load] | None
+) -> Iterator[PlanRemedy]:
+    """The first change of each kind that does, and of several together where no part does alone."""
+    start, done = _Freed({}, question), set[str]()
+    for kinds in TOGETHER:
+        if done & set(kinds):
+            continue
+        found = _first(_apply([CHANGES[kind] for kind in kinds], start))
+        if found is not None:
+            done |= set(kinds) if len(kinds) == 1 else {"+".join(kinds)}
+            yield found
+    cards = _first(_other_cards(start)) or _first(_apply([_other_cards, _longer_times], start))
+    for found in (cards, _first(_less_sure(start))):
+        if found is not None:
+            yield found
+    if with_prompt is not None:
+        shorter = _first(_shorter(question, with_prompt))
+        if shorter is not None:
+            yield shorter
+
+
+def _apply(kinds: list[Change], start: _Freed) -> Iterator[_Freed]:
+    """Every change of the first kind with every change of the next, and so on."""
+    if not kinds:
+        yield start
+        return
+    for one in kinds[0](start):
+        yield from _apply(kinds[1:], one)
+
+
+def _first(freed: Iterable[_Freed]) -> PlanRemedy | None:
+    for one in freed:
+        found = try_plain(one.question)
+        if found is not None:
+            changes = dict(one.changes)
+            d = found.carried.deployment
+            if "tp" in changes:
+                given = {"tp": d.tp, "pp": d.pp, "dp": d.dp, "ep": d.ep}
+                changes |= {k: str(n) for k, n in given.items() if n > 1 or k == "tp"}
+            return PlanRemedy(changes, found.carried, one.caution)
+    return None
+
+
+def _longer_times(before: _Freed) -> Iterator[_Freed]:
+    """The smallest round targets that leave room for load."""
+    question = before.question
+    asked = question.asked
+    for q in question.deployments[:LAYOUTS_TRIED]:
+        one = replace(question, deployments=(q,))
+        least = idle_times(one, q)
+        if least is None:
+            continue
+        needed = {k: v for k, v in least.items() if v * SLACK > getattr(asked, k)}
+        longer = {k: round_up(v * SLACK) for k, v in needed.items()}
+        if not longer:
+            continue
+        said = {k: show_time(v) for k, v in longer.items()}
+        yield replace(
+            before, changes={**before.changes, **said}, question=with_times(one, **longer)
+        )
+
+
+def with_times(question: ServiceQuestion, **times: float) -> ServiceQuestion:
+    """The question with other targets. [s]"""
+    some = tuple(q.with_limits(**times) for q in question.deployments)
+    asked: ServiceLevel = replace(question.asked, **times)
+    return replace(question, deployments=some, asked=asked)
+
+
+def _narrower(before: _Freed) -> Iterator[_Freed]:
+    """Weights of fewer bits, named by the user and so not judged by the limit of loss."""
+    question = before.question
+    for name in NARROWER:
+        some = []
+        for q in question.deployments:
+            d = q.deployment
+            coarse = d.weights != "fp16" and not (d.weights.startswith("fp8") and name == "int4")
+            if coarse or (name == "fp8" and "fp8" not in d.hardware.flops):
+                continue
+            some.append(replace(q, deployment=replace(d, weights=name)))
+        if some:
+            known = weights_evidence(some[0].deployment.model, name)
+            changes = {**before.changes, "weights": name}
+            free = replace(question, deployments=tuple(some))
+            yield _Freed(changes, free, f"{name} weights: {known}")
+
+
+def _more_loss(before: _Freed) -> Iterator[_Freed]:
+    """The techniques that lose more than was admitted, the mildest first."""
+    q = before.question.deployments[0]
+    known = [c for c in ServiceSearch(before.question).candidates(q) if "loss" in c.needs]
+    for c in sorted(known, key=lambda c: (c.evidence.column, -c.value))[:LOSSY_TRIED]:
+        name, _, value = c.needs[2:].partition(" ")
+        admission = replace(q.admission, techniques=(c.technique,), unmeasured=True)
+        one = replace(q, admission=admission).with_limits(loss=c.evidence.column)
+        changes = {**before.changes, name.replace("-", "_"): value}
+        free = replace(before.question, deployments=(one,))
+        yield _Freed(changes, free, f"{c.technique}: {c.evidence}")
+
+
+def _more_gpus(before: _Freed) -> Iterator[_Freed]:
+    """More GPUs per replica, the fewest first."""
+    question = before.question
+    q = question.deployments[0]
+    base = replace(q.deployment, tp=1, pp=1, dp=1, ep=1)
+    most = question.total_gpus or max(x.deployment.gpus for x in question.deployments)
+    for count in MORE_GPUS:
+        if count <= most:
+            continue
+        layouts = [d for d in list_layouts(base, count) if d.gpus == count]
+        some = tuple(replace(q, deployment=d) for d in layouts)
+        if some:
+            total = count if question.total_gpus else 0
+            free = replace(question, deployments=some, total_gpus=total)
+            what = {"total_gpus": str(count)} if total else {"tp": ""}
+            yield replace(before, changes={**before.changes, **what}, question=free)
+
+
+def _other_cards(before: _Freed) -> Iterator[_Freed]:
+    """Other cards with the same layout, the cheapest first."""
+    question = before.question
+    q = question.deployments[0]
+    mine = q.deployment.hardware
+    known = [load_hardware(name) for name in hardware_names()]
+    priced = [h for h in known if h.price is not None and h.name != mine.name]
+    quicker = [
+        h
+        for h in priced
+        if h.gpu_memory > mine.gpu_memory or h.flops["fp16"] > 1.3 * mine.flops["fp16"]
+    ]
+    for hardware in sorted(quicker, key=lambda h: h.price or 0.0)[:CARDS_TRIED]:
+        try:
+            d = replace(q.deployment, hardware=hardware)
+        except InputError:
+            continue
+        engine = q.admission.engine
+        if (engine and engine_refusal(engine, d)) or not engines_running(FULL, d):
+            continue
+        share = q.limits.gpu_memory / mine.gpu_memory
+        moved = replace(q, deployment=d).with_limits(
+            gpu_memory=share * hardware.gpu_memory, host_memory=hardware.host_memory
+        )
+        yield _Freed({"gpu": hardware.name}, replace(question, deployments=(moved,)))
+
+
+def _less_sure(before: _Freed) -> Iterator[_Freed]:
+    """The targets only if predictions are exact."""
+    question = before.question
+    if question.asked.sure > 0.5:
+        yield _Freed({"sure": "0.5"}, replace(question, asked=replace(question.asked, sure=0.5)))
+
+
+def _shorter(question: ServiceQuestion, with_prompt: Callable[[float], Load]) -> Iterator[_Freed]:
+    """Prompts of half the length, and again."""
+    prompt = question.load.prompt
+    for _ in range(HALVINGS):
+        prompt /= 2
+        if prompt < 16:
+            return
+        digits = 10 ** max(floor(log10(prompt)) - 1, 0)
+        mean = floor(prompt / digits) * digits
+        yield _Freed({"prompt": str(mean)}, with_prompts(question, mean, with_prompt))
+
+
+CHANGES: Mapping[str, Change] = {
+    "times": _longer_times,
+    "weights": _narrower,
+    "loss": _more_loss,
+    "gpus": _more_gpus,
+}
+TOGETHER = (
+    ("times",), ("weights",), ("loss",), ("gpus",),
+    ("weights", "times"), ("weights", "loss"), ("weights", "gpus"), ("gpus", "times"),
+    ("weights", "gpus", "times"),
+)  # fmt: skip
+"""Limits that are freed together, after those that are freed alone."""
+
+
+@frozen
+class Otherwise:
+    """What is chosen where one thing about a question is otherwise.
+
+    Attributes
+    ----------
+    option
+        The option with its other value.
+    plan
+        None where nothing keeps the targets.
+    """
+
+    option: str
+    plan: ServicePlan | None
+
+
+def explain_choice(
+    question: ServiceQuestion, with_prompt: Callable[[float], Load] | None = None
+) -> Iterator[Otherwise]:
+    """Answer the question again with targets and prompts of half and of twice their size.
+
+    Parameters
+    ----------
+    with_prompt
+        Draws the same requests with prompts of another mean; None where they are a trace's.
+    """
+    for name in ("ttft", "tpot"):
+        limit = getattr(question.asked, name)
+        for value in (limit / 2, 2 * limit) if np.isfinite(limit) else ():
+            changed = with_times(question, **{name: value})
+            yield Otherwise(f"--{name} {show_time(value)}", plan_service(changed))
+    for factor in (0.5, 2.0) if with_prompt is not None else ():
+        assert with_prompt is not None
+        mean = max(round(factor * question.deployments[0].workload.prompt), 1)
+        if mean + question.load.generate <= question.deployments[0].deployment.model.max_context:
+            changed = with_prompts(question, mean, with_prompt)
+            yield Otherwise(f"--prompt {mean}", plan_service(changed))
+
+
+def with_prompts(
+    question: ServiceQuestion, mean: int, draw: Callable[[float], Load]
+) -> ServiceQuestion:
+    """The question with prompts of another mean."""
+    some = tuple(
+        replace(q, workload=replace(q.workload, prompt=mean)) for q in question.deployments
+    )
+    return replace(question, deployments=some, load=draw(mean))
+
+
+def round_up(seconds: float) -> float:
+    """A time rounded up to two digits. [s]"""
+    step = 10.0 ** (floor(log10(seconds)) - 1)
+    return float(ceil(seconds / step - 1e-9) * step)
+
+
+def show_time(seconds: float) -> str:
+    """A time as options take it."""
+    return f"{seconds:.3g}s" if seconds >= 1 else f"{1e3 * seconds:.3g}ms"

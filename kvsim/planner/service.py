@@ -1,0 +1,684 @@
+"""The plan of a service: which deployment, technique and engine settings carry the largest rate.
+
+Candidates are the best settings of every technique that an engine can start, on every deployment
+asked for. Equal requests in closed form rank them; the best play requests with drawn lengths that
+arrive one by one, and the largest rate that keeps the targets decides. Of what no engine runs the
+best is shown beside the choice, or chosen with ``--research``.
+"""
+
+from collections.abc import Iterator
+from dataclasses import field, replace
+
+import numpy as np
+
+from kvsim.errors import InputError
+from kvsim.frozen import frozen
+from kvsim.machines.deployment import Deployment
+from kvsim.planner.compositions import CompositionSearch
+from kvsim.planner.load import (
+    IDLE,
+    RATE_STEP,
+    Carried,
+    Load,
+    RateSearch,
+    ServiceLevel,
+    known_factors,
+    load_of_trace,
+    quantiles,
+)
+from kvsim.planner.question import (
+    CACHE,
+    FULL,
+    Question,
+    does_nothing,
+    engines_running,
+    simplicity_rank,
+)
+from kvsim.planner.table import (
+    SAMPLED_CONTEXTS,
+    TableSearch,
+    candidate_batches,
+    measures,
+    tabulate,
+)
+from kvsim.prediction.generate import Prediction
+from kvsim.quality.evidence import KNOWN_BAD, Evidence, combine, weights_evidence
+from kvsim.serving.costs import StepCosts
+from kvsim.serving.rules import Rules
+from kvsim.techniques import parse
+from kvsim.techniques.technique import Technique
+
+RESEARCH_LOSS = 0.05  # what the best that no engine runs may lose, where nothing was admitted
+MOST_COMPOSED = 120  # compositions of a deployment that are evaluated
+PLAYED = 8  # candidates that play, of those that may be chosen
+LOSSY_PLAYED = 2  # and of those that lose more than was admitted
+AS_GOOD = 0.01  # of the objective, within which the simpler one is chosen
+ROUGH_STEP = 1.03  # of rates between candidates; that of the choice is found to a third of it
+BUDGETS = (512, 1024, 2048, 4096, 8192, 16384)
+"""Tokens of a pass that are tried for the choice: what users of vLLM and SGLang set."""
+MORE_THAN_FIT = 4  # times the sequences of mean length that fit: more never run at once
+LATE = 2.0  # times a long prompt's own time: what it takes among others
+BUDGET_GAIN = 0.02  # of the objective, from which on another budget than the default is worth it
+MAX_ALTERNATIVES = 5
+SATURATED = 0.7  # of the rate of equal requests without a gap, where a search of rates begins
+
+
+SERVERS = ("vllm", "sglang", "trtllm", "llamacpp")
+"""Engines that are meant where none is named."""
+
+
+def served_by(name: str, deployment: Deployment) -> list[str]:
+    """The engines that start a technique for requests that keep coming.
+
+    Where times are llama.cpp's, it alone: the three others run on like machines at like speeds.
+    """
+    able = [engine for engine in engines_running(name, deployment) if engine in SERVERS]
+    alone = "llamacpp"
+    return [engine for engine in able if (engine == alone) == (deployment.stack.family == alone)]
+
+
+@frozen
+class ServiceQuestion:
+    """What a service is asked for.
+
+    Attributes
+    ----------
+    deployments
+        One question per deployment, the simplest first: limits, admitted techniques, objective.
+    load
+        What requests look like.
+    asked
+        What must be kept, by how many and how surely.
+    rules
+        The engine's limits; of its tokens per pass others are tried where ``tuned``.
+    total_gpus
+        GPUs that all serve; 0: deployments are compared by what one GPU of them carries.
+    research
+        Whether what no engine runs may be chosen.
+    """
+
+    deployments: tuple[Question, ...]
+    load: Load
+    asked: ServiceLevel
+    rules: Rules = field(default_factory=Rules)
+    tuned: bool = True
+    total_gpus: int = 0
+    research: bool = False
+
+    @property
+    def objective(self) -> str:
+        """What is made as good as it can be."""
+        return self.deployments[0].objective
+
+    def replicas(self, deployment: Deployment) -> int:
+        """Replicas of a deployment that serve, one where GPUs are not given in all."""
+        return max(self.total_gpus // deployment.gpus, 1)
+
+
+@frozen
+class Candidate:
+    """A technique with its settings on a deployment.
+
+    Attributes
+    ----------
+    guess
+        Requests per second of one replica, from equal requests in closed form. [1/s]
+    value
+        The objective likewise, more is better.
+    evidence
+        Of its loss of quality, weights included.
+    needs
+        The option that would admit it; empty where it may be chosen.
+    """
+
+    question: Question
+    technique: Technique
+    guess: float
+    value: float
+    evidence: Evidence
+    needs: str = ""
+
+    @property
+    def deployment(self) -> Deployment:
+        """Model, machine and software."""
+        return self.question.deployment
+
+    @property
+    def engines(self) -> list[str]:
+        """Released engines that serve it."""
+        if self.question.admission.engine:
+            return engines_running(self.technique.name, self.deployment)
+        return served_by(self.technique.name, self.deployment)
+
+
+@frozen
+class PlayedOption:
+    """A candidate that was played.
+
+    Attributes
+    ----------
+    value
+        The objective, more is better.
+    """
+
+    candidate: Candidate
+    carried: Carried
+    value: float
+
+    @property
+    def rank(self) -> tuple[int, ...]:
+        """How simple: fewer GPUs, weights as released, lossless, nothing done to the cache."""
+        d = self.carried.deployment
+        changed = d.weights != d.model.released
+        return d.gpus, int(changed), *simplicity_rank(self.carried.technique)
+
+
+@frozen
+class Rejected:
+    """An option that was not chosen, and why."""
+
+    option: PlayedOption
+    reason: str
+
+
+@frozen
+class Research:
+    """The best of the whole space, of what no engine runs.
+
+    Attributes
+    ----------
+    gain
+        Of its rate over the choice's, both from equal requests in closed form.
+    """
+
+    prediction: Prediction
+    evidence: Evidence
+    gain: float
+
+
+@frozen
+class ServicePlan:
+    """The answer for a service."""
+
+    question: ServiceQuestion
+    choice: PlayedOption
+    stretch: float  # the rate if passes take as long as predicted [1/s]
+    alternatives: list[Rejected]
+    research: Research | None
+    prices: dict[str, float]  # a looser target -> relative gain of the rate
+    considered: int  # settings and batches in closed form
+    plays: int
+    missing: list[Deployment]  # of those asked for, on which nothing keeps the targets
+    replicas: int = 0  # that carry a trace at its own rate; 0 where the largest rate was asked for
+
+    @property
+    def prediction(self) -> Prediction:
+        """The choice for equal requests of mean lengths, as many at once as on average."""
+        c, w = self.choice.carried, self.choice.candidate.question.workload
+        parts = c.technique.tiles() * c.deployment.dp
+        batch = max(np.ceil(c.running / parts), 1.0) * parts
+        return w.predict(c.technique, c.deployment, np.array([batch]))
+
+    def curve(self) -> Iterator[dict[str, object]]:
+        """Times at rates from a tenth of the stretch to all of it, if predictions are exact."""
+        search, c = RateSearch(self.question.load, self.question.asked), self.choice.carried
+        for tenth in range(1, 11):
+            rate = tenth / 10 * self.stretch / c.replicas
+            o = search.play(c.costs, rate)
+            yield {
+                "requests_per_s": rate * c.replicas,
+                "kept_share": float(o.meets_targets.mean()),
+                "ttft_s": quantiles(o.ttft_s),
+                "tpot_s": quantiles(o.tpot_s),
+            }
+
+
+def value_of(question: ServiceQuestion, carried: Carried, seconds: float) -> float:
+    """The objective, more is better.
+
+    Parameters
+    ----------
+    seconds
+        Mean time of a request that meets no other. [s]
+    """
+    if question.objective == "latency":
+        return 1 / seconds
+    if question.objective == "cost":
+        usd = carried.usd_per_hour
+        return carried.per_s / usd if usd else 0.0
+    return carried.per_s if question.total_gpus else carried.per_s / carried.gpus
+
+
+class ServiceSearch:
+    """Candidates of one question, and what they carry."""
+
+    def __init__(self, question: ServiceQuestion) -> None:
+        self.q = question
+        self.rates = RateSearch(question.load, question.asked)
+        self.considered = 0
+        self._tables: dict[tuple[int, bool], TableSearch] = {}
+        self._costs: dict[tuple[str, int, int], StepCosts] = {}
+
+    # closed form
+
+    def table(self, question: Question, every: bool = False) -> TableSearch:
+        """Settings and batches on one deployment for equal requests.
+
+        Parameters
+        ----------
+        every
+            Whether what no engine runs is considered too.
+        """
+        q, key = question, (id(question), every)
+        if key not in self._tables:
+            names = [
+                t.name for t in q.admission.candidates() if q.admission.has_drafter(t, q.deployment)
+            ]
+            if not (every or q.admission.only or q.admission.engine):
+                names = [n for n in names if served_by(n, q.deployment)]
+            search = TableSearch(q, tabulate(q, tuple(names)))
+            search.drafts()
+            self.considered += len(search.table)
+            self._tables[key] = search
+        return self._tables[key]
+
+    def plain(self, question: Question) -> Candidate | None:
+        """Full KV at its largest batch on one deployment; None where it may not run or not fit."""
+        q, t = question, parse(FULL)
+        names = {x.name for x in q.admission.candidates()}
+        weights = weights_evidence(q.deployment.model, q.deployment.weights)
+        lossy = q.admission.judges_weights and q.admission.loss(weights) > q.limits.loss
+        if FULL not in names or lossy or t.refuses(q.deployment):
+            return None
+        batches = candidate_batches(q, t)
+        if not batches.size:
+            return None
+        found = measures(q.workload.predict(t, q.deployment, batches, SAMPLED_CONTEXTS))
+        slower = known_factors(q.deployment, t, self.q.asked.sure)
+        fits = found["gpu_memory"] <= q.limits.gpu_memory
+        within = fits & (found["ttft"] * slower.prefill <= q.limits.ttft)
+        within &= found["tpot"] * slower.decode <= q.limits.tpot
+        rows = np.flatnonzero(within if within.any() else fits)
+        if not rows.size:
+            return None
+        rates = -found["throughput"][rows]
+        rate = float(rates.max() if within.any() else rates[0])  # the first is the quickest
+        per_s = rate * q.deployment.gpus / q.workload.generate
+        return Candidate(q, t, per_s, per_s / q.deployment.gpus, weights)
+
+    def candidates(self, question: Question, every: bool = False) -> Iterator[Candidate]:
+        """The best settings of each technique on one deployment, admitted or not."""
+        q, search = question, self.table(question, every)
+        columns, table = search.table.columns, search.table
+        weights = weights_evidence(q.deployment.model, q.deployment.weights)
+        for name in table.names:
+            for row in self._best_rows(q, search, name):
+                t, evidence = table.technique[row], table.evidence[row]
+                if does_nothing(t):
+                    continue
+                known = combine([evidence, weights])
+                judged = known if q.admission.judges_weights else evidence
+                lossy, guessed = q.admission.loss(judged), columns["assumed"][row]
+                needs = "" if lossy <= q.limits.loss else needed_option(judged)
+                needs = needs if guessed <= q.limits.assumed else "--acceptance"
+                per_s = -float(columns["throughput"][row]) * q.deployment.gpus / q.workload.generate
+                yield Candidate(q, t, per_s, -float(columns[q.objective][row]), known, needs)
+
+    def _best_rows(self, q: Question, search: TableSearch, name: str) -> Iterator[int]:
+        """The best row of a technique within the limits; else the quickest that fits in memory.
+
+        And the best of those that lose no more than was admitted, where the best loses more.
+        """
+        slower = known_factors(q.deployment, parse(name), self.q.asked.sure)
+        times = {"ttft": q.limits.ttft / slower.prefill, "tpot": q.limits.tpot / slower.decode}
+        memory = {k: v for k, v in q.limits.finite().items() if k.endswith("memory")}
+        mild = {"harm": KNOWN_BAD}
+        asked = {"loss": q.limits.loss, "assumed": q.limits.assumed}
+        found: dict[int, None] = {}
+        for limits in (mild, mild | asked):
+            row = search.best(memory | times | limits, name)
+            if row is None:
+                rows = search.table.rows_of(name)
+                fits = [r for r in rows.tolist() if _within(search, r, memory | limits)]
+                row = min(fits, key=lambda r: search.table.columns["tpot"][r], default=None)
+            if row is not None:
+                found[row] = None
+        yield from found
+
+    # play
+
+    def costs(self, candidate: Candidate, max_tokens: int = 0) -> StepCosts:
+        """Times of passes of a candidate.
+
+        Raises
+        ------
+        InputError
+            If the model leaves no memory for a cache.
+        """
+        c = candidate
+        key = str(c.technique), id(c.question), max_tokens
+        if key not in self._costs:
+            rules = replace(self.q.rules, prefix_caching=self.q.load.reuses)
+            rules = replace(rules, max_tokens=max_tokens) if max_tokens else rules
+            batch, limits = c.question.workload.batch, c.question.limits
+            if batch is not None:
+                room = limits.gpu_memory, limits.host_memory
+                most = float(np.max(c.question.workload.largest(c.technique, c.deployment, *room)))
+                rules = replace(rules, max_seqs=max(min(batch, MORE_THAN_FIT * int(most)), 1))
+            self._costs[key] = StepCosts.for_requests(
+                c.technique,
+                c.deployment,
+                rules.scale_to(c.deployment),
+                self.q.load.requests,
+                c.question.limits.gpu_memory,
+            )
+        return self._costs[key]
+
+    def play(
+        self,
+        candidate: Candidate,
+        max_tokens: int = 0,
+        guess: float = 0.0,
+        step: float = ROUGH_STEP,
+    ) -> PlayedOption | None:
+        """What a candidate carries; None where it cannot keep the targets."""
+        try:
+            c, costs = candidate, self.costs(candidate, max_tokens)
+            assert costs.capacity > 0
+        except InputError:
+            return None
+        found = self.rates.carried(
+            costs, guess or SATURATED * c.guess, self.q.replicas(c.deployment), step
+        )
+        if found is None:
+            return None
+        alone = self.rates.alone(costs) if self.q.objective == "latency" else 0.0
+        return PlayedOption(c, found, value_of(self.q, found, alone))
+
+    def may_keep(self, candidate: Candidate) -> bool:
+        """Whether a prompt that others are no longer than is read in time if it is alone."""
+        return self._alone(candidate) <= self.q.asked.ttft
+
+    def _alone(self, c: Candidate) -> float:
+        """How long a prompt takes that no more than the share asked for are longer than. [s]"""
+        prompts, share = self.q.load.requests.prompt, self.q.asked.share
+        longer = replace(c.question.workload, prompt=max(int(np.quantile(prompts, share)), 1))
+        seconds = float(longer.predict(c.technique, c.deployment, np.ones(1)).prefill_s[0])
+        if self.q.load.reuses:  # of which a part may be in the cache
+            return 0.0
+        return seconds * known_factors(c.deployment, c.technique, self.q.asked.sure).prefill
+
+    def _promise(self, c: Candidate) -> float:
+        """What equal requests promise, less where long prompts alone would miss their target."""
+        room = min(1.0, self.q.asked.ttft / max(LATE * self._alone(c), IDLE))
+        worth = room**2
+        return c.value * worth if c.value > 0 else c.value / worth
+
+    def shortlist(self, every: bool = False) -> tuple[list[Candidate], list[Candidate]]:
+        """Candidates worth playing: those that may be chosen, and those that lose more."""
+        found = [c for q in self.q.deployments for c in self.candidates(q, every)]
+        found += [c for q in self.q.deployments for c in self.composed(q, every)]
+        ordered = sorted(found, key=lambda c: -self._promise(c))
+        admitted = [c for c in ordered if not c.needs]
+        plain = [c for c in admitted if c.technique.name == FULL]
+        chosen = dict.fromkeys(map(id, [*admitted[:PLAYED], *plain[:PLAYED]]))
+        others = [c for c in ordered if c.needs and c.engines][:LOSSY_PLAYED]
+        return [c for c in admitted if id(c) in chosen], others
+
+    def solve(self) -> ServicePlan | None:
+        """The plan; None where nothing keeps the targets."""
+        admitted, lossy = self.shortlist(self.q.research)
+        played = [found for c in admitted if (found := self.play(c)) is not None]
+        if not played:
+            return None
+        best = max(played, key=lambda o: o.value)
+        near = [o for o in played if o.value >= best.value * (1 - AS_GOOD)]
+        choice = self._tuned(min(near, key=lambda o: (o.rank, -o.value)))
+        others = [o for c in lossy if (o := self.play(c, self._tokens(choice))) is not None]
+        same = choice.candidate
+        rivals = [o for o in played if o.candidate is not same]
+        return ServicePlan(
+            self.q,
+            choice,
+            self.rates.stretch(choice.carried) * choice.carried.replicas,
+            list(explain_others(self.q, choice, rivals, others)),
+            self._research(choice),
+            self._prices(choice),
+            self.considered,
+            self.rates.plays,
+            self._missing(admitted, played),
+            self.rates.replicas_for(choice.carried) if self.q.load.per_s else 0,
+        )
+
+    def _missing(self, tried: list[Candidate], played: list[PlayedOption]) -> list[Deployment]:
+        """Deployments with nothing that fits in memory, or nothing that keeps the targets."""
+        kept = {id(o.candidate.question) for o in played}
+        failed = {id(c.question) for c in tried} - kept
+        return [
+            q.deployment
+            for q in self.q.deployments
+            if id(q) in failed or not any(not c.needs for c in self.candidates(q))
+        ]
+
+    def _tokens(self, choice: PlayedOption) -> int:
+        rules, d = choice.carried.costs.rules, choice.carried.deployment
+        return int(rules.max_tokens // d.lanes)
+
+    def _tuned(self, option: PlayedOption) -> PlayedOption:
+        """The choice with the tokens of a pass that carry most, to a finer rate."""
+        best, usual = option, self.q.rules.max_tokens
+        larger = [n for n in BUDGETS if n > usual]
+        smaller = [n for n in reversed(BUDGETS) if n < usual]
+        for some in (larger, smaller) if self.q.tuned else ():
+            before = best
+            for tokens in some:
+                found = self.play(option.candidate, tokens, best.carried.each_per_s)
+                if found is None or found.value <= best.value * (1 + BUDGET_GAIN):
+                    break
+                best = found
+            if best is not before:
+                break
+        again = self.play(best.candidate, self._tokens(best), best.carried.each_per_s, RATE_STEP)
+        return again or best
+
+    def _prices(self, choice: PlayedOption) -> dict[str, float]:
+        """What a looser target would bring the choice, played again."""
+        asked, found = self.q.asked, {}
+        costs, rate = choice.carried.costs, choice.carried.each_per_s
+        for name in ("ttft", "tpot"):
+            limit = getattr(asked, name)
+            if np.isfinite(limit):
+                looser = RateSearch(self.q.load, replace(asked, **{name: 1.1 * limit}))
+                per_s = looser.largest(choice.carried.slower.apply(costs), rate)
+                self.rates.plays += looser.plays
+                found[f"a 10 % looser {name.upper()}"] = max(per_s / rate - 1, 0.0)
+        return found
+
+    def composed(self, question: Question, every: bool) -> Iterator[Candidate]:
+        """The best compositions on a deployment, where there is anything to compose.
+
+        Parameters
+        ----------
+        every
+            Whether what no engine runs is considered too.
+        """
+        q, names = question, {t.name for t in question.admission.candidates()}
+        if not every:
+            names = {n for n in names if served_by(n, q.deployment)} - {FULL}
+            stored = {n for n in names if n in ("fp8", CACHE)}
+            lossless = not (q.limits.loss or q.admission.unmeasured)
+            if lossless or not stored or names <= stored:
+                return
+        some = tuple(t for t in q.admission.candidates() if t.name in names)
+        of = replace(q, admission=replace(q.admission, techniques=some))
+        search = CompositionSearch(of, lambda t: self._limits(q, t), MOST_COMPOSED)
+        for found in search.solve():
+            weights = weights_evidence(q.deployment.model, q.deployment.weights)
+            known = combine([found.evidence, weights])
+            per_gpu = -found.goal if q.objective == "throughput" else 0.0
+            p = per_gpu or float(search.predict(found).output_tok_s[0]) / q.deployment.gpus
+            per_s = p * q.deployment.gpus / q.workload.generate
+            if every or self._serves(found.technique, q):
+                yield Candidate(q, found.technique, per_s, -found.goal, known)
+        self.considered += search.tried
+
+    def _serves(self, technique: Technique, question: Question) -> bool:
+        return bool(served_by(technique.name, question.deployment))
+
+    def _limits(self, q: Question, technique: Technique) -> dict[str, float]:
+        """Memory, and the targets less what passes may take longer."""
+        slower = known_factors(q.deployment, technique, self.q.asked.sure)
+        times = {"ttft": q.limits.ttft / slower.prefill, "tpot": q.limits.tpot / slower.decode}
+        return times | {k: v for k, v in q.limits.finite().items() if k.endswith("memory")}
+
+    def _research(self, choice: PlayedOption) -> Research | None:
+        """The best of what no engine runs on the chosen deployment, from equal requests.
+
+        Of what is known to lose little, unless more is admitted.
+        """
+        q = choice.candidate.question
+        if q.admission.engine or q.admission.only or self.q.research:
+            return None
+        mild = q.with_limits(loss=max(q.limits.loss, RESEARCH_LOSS))
+        some = [c for c in self.composed(mild, every=True) if not c.engines]
+        if not some:
+            return None
+        best, mine = max(some, key=lambda c: c.value), choice.candidate.value
+        parts = best.technique.tiles()
+        w, d = q.workload, q.deployment
+        batch = np.ceil(max(choice.carried.running, 1.0) / parts) * parts
+        found = w.predict(best.technique, d, np.array([batch]))
+        return Research(found, best.evidence, gain_over(mine, best.value))
+
+
+def _within(search: TableSearch, row: int, limits: dict[str, float]) -> bool:
+    return all(bool(search.table.columns[k][row] <= v * (1 + 1e-9)) for k, v in limits.items())
+
+
+def needed_option(evidence: Evidence) -> str:
+    """The option of the command line that would admit a loss."""
+    if evidence.kind == "none" or evidence.missing:
+        return "--lossy"
+    return f"--max-loss {np.ceil(evidence.bound * 100) / 100:g}"
+
+
+def gain_over(before: float, after: float) -> float:
+    """Relative gain of an objective of which more is better; costs and times have a minus."""
+    return before / after - 1 if before < 0 else after / before - 1
+
+
+def explain_others(
+    question: ServiceQuestion,
+    choice: PlayedOption,
+    rivals: list[PlayedOption],
+    lossy: list[PlayedOption],
+) -> Iterator[Rejected]:
+    """At most five others that a person would weigh, one reason each.
+
+    Of every technique and deployment the best; nothing that carries less and is better at nothing.
+    """
+    q, shown = question, 0
+    for other in sorted(lossy, key=lambda o: -o.value):
+        if other.value > choice.value * (1 + AS_GOOD):
+            shown += 1
+            yield Rejected(other, _more(q, choice, other))
+    seen: set[tuple[str, int]] = set()
+    for other in sorted(rivals, key=lambda o: -o.value):
+        c = other.carried
+        key = c.technique.name, id(other.candidate.question)
+        compared = other.candidate.question is not choice.candidate.question and not q.total_gpus
+        dominated = _dominated(choice, other) and not (compared and c.technique.name == FULL)
+        if key in seen or shown >= MAX_ALTERNATIVES or dominated:
+            continue
+        seen.add(key)
+        shown += 1
+        yield Rejected(other, _more(q, choice, other))
+
+
+def _dominated(choice: PlayedOption, other: PlayedOption) -> bool:
+    """Whether an option is on the same or more GPUs, changes more and is no better at anything."""
+    mine, its = choice.carried, other.carried
+    worse = other.value <= choice.value and its.tpot["p50"] >= mine.tpot["p50"]
+    slower = its.ttft["p50"] >= mine.ttft["p50"]
+    return worse and slower and other.rank >= choice.rank
+
+
+def _more(q: ServiceQuestion, choice: PlayedOption, other: PlayedOption) -> str:
+    """How an option compares with the choice, in a clause."""
+    gain = other.value / choice.value - 1
+    several = choice.carried.gpus != other.carried.gpus
+    what = {
+        "throughput": "carries {} {}",
+        "cost": "costs {} {} per request",
+        "latency": "takes {} {}",
+    }
+    words = ("more", "less") if q.objective == "throughput" else ("less", "more")
+    if q.objective != "throughput":
+        gain = 1 / (1 + gain) - 1
+        words = ("more", "less")
+    said = what[q.objective].format(f"{100 * abs(gain):.0f} %", words[0] if gain > 0 else words[1])
+    return said + (
+        " per GPU" if several and not q.total_gpus and q.objective == "throughput" else ""
+    )
+
+
+CLASSES = 3  # of prompts by their length, each with as many requests
+
+
+@frozen
+class ClassPlan:
+    """What would serve requests with prompts of some lengths best, if they were alone.
+
+    Attributes
+    ----------
+    least, most
+        Their shortest and longest prompt. [tokens]
+    share
+        Of all requests.
+    plan
+        None where nothing keeps the targets.
+    """
+
+    least: int
+    most: int
+    share: float
+    plan: ServicePlan | None
+
+
+def plan_classes(question: ServiceQuestion) -> list[ClassPlan]:
+    """Plan for each third of a trace's requests, by the length of their prompts, alone.
+
+    Parameters
+    ----------
+    question
+        The question about all of them.
+    """
+    requests = question.load.requests.without_sessions()
+    edges = np.quantile(requests.prompt, np.arange(1, CLASSES) / CLASSES)
+    of, found = np.searchsorted(edges, requests.prompt), []
+    for one in range(CLASSES):
+        rows = np.flatnonzero(of == one)
+        if not rows.size:
+            continue
+        some = requests.take(rows)
+        load = load_of_trace(some, question.load.words)
+        mean, answers = max(round(load.prompt), 1), max(round(load.generate), 1)
+        asked = tuple(
+            replace(q, workload=replace(q.workload, prompt=mean, generate=answers))
+            for q in question.deployments
+        )
+        plan = plan_service(replace(question, deployments=asked, load=load))
+        ends = int(some.prompt.min()), int(some.prompt.max())
+        found.append(ClassPlan(*ends, rows.size / len(requests), plan))
+    return found
+
+
+def plan_service(question: ServiceQuestion) -> ServicePlan | None:
+    """Choose deployment, technique and engine settings for requests that keep coming.
+
+    Returns
+    -------
+    ServicePlan or None
+        None where nothing keeps the targets; `remedies.explain_no_service` says what would.
+    """
+    return ServiceSearch(question).solve()

@@ -1,0 +1,560 @@
+"""`kvsim plan` for a service in words: the rate that is kept, what else would do, how to run it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
+from math import isfinite
+from shlex import quote
+from typing import Any
+
+from kvsim.emit.engines import emit
+from kvsim.emit.served import serve_costs
+from kvsim.machines.basis import basis
+from kvsim.machines.deployment import Deployment
+from kvsim.planner.load import Carried
+from kvsim.planner.remedies import NoServiceError, Otherwise
+from kvsim.planner.service import SERVERS, ClassPlan, PlayedOption, ServicePlan
+from kvsim.quality.evidence import Evidence
+from kvsim.quality.settings import PERPLEXITY
+from kvsim.report import evidence, names, units
+from kvsim.report.answer import BRIEF, MAX_VERDICT_WORDS, Answer, add_command_line, verdict
+from kvsim.report.json import Row, number
+from kvsim.report.names import SPOKEN, label, notation, params
+from kvsim.report.plan import layers_of, paste_blocks, quality
+from kvsim.report.predict import prediction
+from kvsim.report.result import Result
+from kvsim.report.suitability import join_titles
+from kvsim.report.table import Column, Table, quantity_columns, text_column
+from kvsim.report.terminal import BLANK, Block, Heading
+
+MAX_MISSING = 4  # layouts that are named where nothing meets the targets
+NO_GAIN = 0.005  # relative gain below which nothing is gained
+NOT_MODELLED = [x for x in evidence.NOT_MODELLED if "one by one" not in x]
+
+
+def make_result(
+    plan: ServicePlan,
+    command: str = "",
+    engines: Sequence[Row] = (),
+    curve: bool = False,
+    classes: Sequence[ClassPlan] = (),
+    turns: Sequence[Otherwise] = (),
+) -> Result[ServicePlan]:
+    """Make the answer of ``kvsim plan`` for a service.
+
+    Parameters
+    ----------
+    plan
+        The plan.
+    command
+        Command line that asks the same.
+    engines
+        Settings of engines to paste, as ``--emit`` asks for them.
+    curve
+        Whether times at lower rates are listed.
+    classes
+        What would serve prompts of some lengths best, if they were alone.
+    turns
+        What is chosen where one thing is otherwise, as ``--explain`` asks for it.
+    """
+    chosen = plan.choice
+    d, base = chosen.carried.deployment, prediction(plan.prediction)
+    rows = list(_rows(plan))
+    fields: Row = {
+        "choice": {
+            "technique": base["technique"],
+            "params": base["params"],
+            "batch": base["batch"],
+            "layers": layers_of(plan.prediction),
+            **_settings(chosen.carried),
+        },
+        "objective": plan.question.objective,
+        "service": True,
+        "load": _load_fields(plan),
+        "predicted": base,
+        "quality": quality(chosen.candidate.evidence),
+        "alternatives": rows[1:],
+        "limits": {k: number(v) for k, v in vars(chosen.candidate.question.limits).items()},
+        "prices": plan.prices,
+        "basis": basis(d),
+        "solver": {"options": plan.considered, "plays": plan.plays},
+        "not_modelled": NOT_MODELLED,
+    }
+    answer = _answer(plan)
+    if classes:
+        told = [_describe_class(one) for one in classes]
+        answer = replace(answer, changes=[*answer.changes, *told])
+        fields["classes"] = [_class_fields(one) for one in classes]
+    if turns:
+        answer = replace(answer, changes=[*answer.changes, *map(_describe_turn, turns)])
+        fields["turns"] = [{"option": one.option, "carried": _carried(one.plan)} for one in turns]
+    if engines:
+        answer = add_command_line(answer, engines)
+        fields["settings"] = list(engines)
+    fields = {"answer": answer.row(), **fields}
+    shown = _table(rows, plan)
+    load = plan.question.load.words
+    title = names.describe_deployment(d) + ("" if load in answer.verdict else f", {load}")
+    ground = evidence.describe_basis(fields["basis"])
+    played = (
+        f"Compared {plan.considered:,} settings in closed form; "
+        f"{plan.plays} plays of {len(plan.question.load.requests):,} requests."
+    )
+    blocks: list[Block] = [
+        *(Heading(title), *answer.head(), shown, BLANK, *answer.body(BRIEF)),
+    ]
+    more = [*answer.rest(BRIEF), ground, f"Not modelled: {'; '.join(NOT_MODELLED)}.", played]
+    tables = [shown]
+    if curve:
+        fields["curve"] = points = list(plan.curve())
+        tables.append(_curve_table(points))
+        blocks += [BLANK, "Times at lower rates, if passes take as long as predicted:", tables[-1]]
+
+    def draw() -> Any:
+        from kvsim.report.plan_charts import draw_service
+
+        return draw_service(plan)
+
+    return Result(
+        command,
+        title,
+        answer,
+        fields,
+        plan,
+        rows=rows,
+        tables=tables,
+        blocks=[*blocks, *paste_blocks(engines)],
+        more=more,
+        draw=draw,
+        remarks=[f"Not modelled: {'; '.join(NOT_MODELLED)}."],
+        data=evidence.newest_measurement([d]),
+        foot=[ground],
+    )
+
+
+def make_empty_result(none: NoServiceError, command: str = "") -> Result[NoServiceError]:
+    """Make the answer where nothing keeps the targets: what does, each with its command.
+
+    Parameters
+    ----------
+    none
+        Why there is no plan, and what would allow one.
+    command
+        Command line that was asked.
+    """
+    remedies = [
+        {
+            "option": r.option,
+            "command": _changed(command, r.changes),
+            "caution": r.caution,
+            **_figures(r.carried),
+        }
+        for r in none.remedies
+    ]
+    first = f"{none.remedies[0].option} does." if none.remedies else ""
+    answer = Answer(
+        verdict=verdict(["No plan meets the targets.", first]),
+        changes=[
+            f"`{row['command']}`: {row['requests_per_s']:.3g} requests/s"
+            + (f"; {row['caution']}" if row["caution"] else "")
+            for row in remedies
+        ],
+    )
+    fields = {"answer": answer.row(), "choice": None, "reason": str(none), "advice": remedies}
+    columns = [
+        text_column("change", "option"),
+        Column("requests/s", lambda r: f"{r['requests_per_s']:.3g}", lambda r: r["requests_per_s"]),
+        *_time_columns(),
+    ]
+    title = names.describe_deployment(none.deployment)
+    tables = [Table(columns, remedies)] if remedies else []
+    return Result(command, title, answer, fields, none, remedies, tables=tables)
+
+
+def _changed(command: str, changes: Any) -> str:
+    """A command line with some options given another value."""
+    import shlex
+
+    words, found = shlex.split(command), []
+    skip = False
+    for word in words:
+        name = word[2:].partition("=")[0].replace("-", "_") if word.startswith("--") else ""
+        if skip:
+            skip = False
+            continue
+        if name in changes:
+            skip = "=" not in word
+            continue
+        found.append(word)
+    given = [x for k, v in changes.items() for x in (f"--{k.replace('_', '-')}", v) if x]
+    return shlex.join([*found, *given])
+
+
+def _answer(plan: ServicePlan) -> Answer:
+    d = plan.choice.carried.deployment
+    money = [_money(plan)]
+    asked = plan.question.objective == "cost"
+    said = verdict(
+        [_sentence(plan), *(money if asked else [])],
+        [_trace(plan), _stretch(plan), *([] if asked else money)],
+    )
+    return Answer(
+        verdict=said,
+        figures={
+            **_figures(plan.choice.carried),
+            "stretch_requests_per_s": number(plan.stretch),
+            "probability": plan.question.asked.sure,
+            "ranges": _p90_ranges(plan.choice.carried),
+        },
+        changes=list(_changes(plan)),
+        settings=list(_how_to_run(plan)),
+        evidence=[
+            *evidence.list_measurements(d, label(plan.choice.carried.technique)),
+            *_quality(plan.choice.candidate.evidence),
+        ],
+        assumed=evidence.list_assumptions(d.hardware, float(plan.prediction.host_bytes[0]), ""),
+    )
+
+
+def _sentence(plan: ServicePlan) -> str:
+    """The decision: what to run, the rate it serves, with what probability, at what quality.
+
+    Of the ways to say it, the fullest that leaves room in the paragraph.
+    """
+    c, asked = plan.choice.carried, plan.question.asked
+    targets = [
+        f"{name.upper()} {units.seconds(getattr(asked, name))}"
+        for name in ("ttft", "tpot")
+        if isfinite(getattr(asked, name))
+    ]
+    kept = "served"
+    if targets:
+        kept = f"within {' and '.join(targets)} for {100 * asked.share:g} % of requests"
+        kept += f" (probability {100 * asked.sure:g} %)" if asked.sure > 0.5 else ""
+    lead = "Run" if plan.choice.candidate.engines else "Best, but no engine runs it:"
+    what = f"{lead} {spoken(c)} on {machine(c)}: {_rate(c.per_s)} requests/s"
+    tokens = f" ({units.rate(c.output_tok_s)} output tok/s)"
+    load, found = plan.question.load.words, plan.choice.candidate.evidence
+    loss = loss_words(found, c.deployment)
+    brief = loss.partition("; untested:")[0]
+    ways = (
+        f"{what}{tokens} {kept}; {load}; {loss}.",
+        f"{what} {kept}; {load}; {loss}.",
+        f"{what} {kept}; {load}; {brief}.",
+        f"{what} {kept}; {brief}.",
+        f"{what}; {brief}.",
+    )
+    fits = (way for way in ways if len(way.split()) <= MAX_VERDICT_WORDS)
+    return next(fits, f"{what}.")
+
+
+def spoken(found: Carried) -> str:
+    """A technique as an answer calls it."""
+    t = found.technique
+    return SPOKEN.get(t.name) or notation({"technique": label(t), "params": params(t)})
+
+
+def machine(found: Carried) -> str:
+    """GPUs, layout and weights of all replicas."""
+    d = found.deployment
+    spread = d.parallelism.words()
+    each = f"{d.gpus} x " if d.gpus > 1 else ""
+    many = f"{found.replicas} replicas, each " if found.replicas > 1 else ""
+    layout = f" ({spread})" if spread else ""
+    return f"{many}{each}{d.hardware.name}{layout} with {d.weights} weights"
+
+
+def loss_words(found: Evidence, deployment: Deployment) -> str:
+    """The loss of quality in a clause, or that nothing is known of it."""
+    if found.kind == "lossless":
+        return "no loss of quality"
+    if found.kind == "none" or found.missing:
+        return "loss of quality unknown"
+    what = "perplexity" if found.unit == PERPLEXITY else "scores"
+    text = f"{what} {units.percent(max(found.loss, 0.0))} worse (at most "
+    text += f"{units.percent(max(found.bound, 0.0))})"
+    if found.untried:
+        text += f"; untested: {', '.join(found.untried)}"
+    return text
+
+
+def _rate(per_s: float) -> str:
+    return f"{per_s:.3g}" if per_s < 100 else f"{per_s:,.0f}"
+
+
+def _trace(plan: ServicePlan) -> str:
+    """How much of a trace one replica carries, and how many carry it."""
+    rate = plan.question.load.per_s
+    if not rate:
+        return ""
+    share = plan.choice.carried.each_per_s / rate
+    if not plan.replicas:
+        return f"That is {share:.2g} times the trace's rate."
+    if plan.replicas == 1:
+        return f"One replica carries {share:.2g} times the trace."
+    return f"{plan.replicas} such replicas carry the trace."
+
+
+def _describe_class(one: ClassPlan) -> str:
+    """What serves prompts of some lengths best."""
+    of = f"{units.percent(one.share)} of requests, prompts of {one.least:,} to {one.most:,} tokens"
+    if one.plan is None:
+        return f"Alone, {of}: nothing meets the targets."
+    c = one.plan.choice.carried
+    tokens = _settings(c)["max_tokens"]
+    return (
+        f"Alone, {of}: {spoken(c)} on {machine(c)}, {tokens:,} tokens per pass, "
+        f"{_rate(c.per_s)} requests/s."
+    )
+
+
+def _class_fields(one: ClassPlan) -> Row:
+    """A class under contract names."""
+    ends = {"least": one.least, "most": one.most, "share": number(one.share)}
+    return {**ends, "carried": _carried(one.plan)}
+
+
+def _carried(plan: ServicePlan | None) -> Row | None:
+    """What a plan carries; None where there is none."""
+    return None if plan is None else _figures(plan.choice.carried)
+
+
+def _describe_turn(one: Otherwise) -> str:
+    """What is chosen where one thing is otherwise."""
+    if one.plan is None:
+        return f"With {one.option} nothing here meets the targets."
+    c = one.plan.choice.carried
+    return f"With {one.option}: {spoken(c)} on {machine(c)}, {_rate(c.per_s)} requests/s."
+
+
+def _stretch(plan: ServicePlan) -> str:
+    if plan.stretch <= plan.choice.carried.per_s * 1.005:
+        return ""
+    return f"If predictions were exact: {_rate(plan.stretch)} requests/s."
+
+
+def _money(plan: ServicePlan) -> str:
+    usd = plan.choice.carried.usd_per_request
+    if usd is None:
+        return ""
+    million = usd / plan.question.load.generate * 1e6
+    return f"{units.usd(million)} per million output tokens."
+
+
+def _changes(plan: ServicePlan) -> Iterator[str]:
+    """What would bring more, each played."""
+    for what, gain in plan.prices.items():
+        if gain > NO_GAIN:
+            yield f"{what[0].upper()}{what[1:]} would carry {units.percent(gain)} more."
+    if plan.missing:
+        some = "; ".join(change_of(plan, d) for d in plan.missing[:MAX_MISSING])
+        more = len(plan.missing) - MAX_MISSING
+        yield f"Nothing meets the targets with: {some}{f'; {more} more' if more > 0 else ''}."
+
+
+def change_of(plan: ServicePlan, other: Deployment) -> str:
+    """The options in which a deployment differs from the choice's."""
+    chosen = plan.choice.carried.deployment
+    options = {
+        f"--gpu {quote(other.hardware.name)}": other.hardware.name != chosen.hardware.name,
+        f"--weights {other.weights}": other.weights != chosen.weights,
+    }
+    before = asdict(chosen.parallelism)
+    options |= {f"--{k} {n}": n != before[k] for k, n in asdict(other.parallelism).items()}
+    return " ".join(option for option, differs in options.items() if differs)
+
+
+def _how_to_run(plan: ServicePlan) -> Iterator[str]:
+    """The command of the engine, or that none runs it."""
+    chosen = plan.choice
+    able = chosen.candidate.engines
+    if not able:
+        yield "No engine runs it; kvsim's own implementation does: `kvsim validate`."
+        return
+    asked = chosen.candidate.question.admission.engine
+    engine = asked if asked in able else able[0]
+    share = chosen.candidate.question.limits.gpu_memory
+    share /= chosen.carried.deployment.hardware.gpu_memory
+    found, title = emit(engine, serve_costs(chosen.carried.costs, share)), join_titles([engine])
+    many = f" (each of {chosen.carried.replicas} replicas)" if chosen.carried.replicas > 1 else ""
+    if found.line:
+        yield f"{title}: {found.line}"
+        if many:
+            yield f"Start it {chosen.carried.replicas} times behind a load balancer."
+    yield from (f"{title} has no setting for {what}." for what in found.missing)
+    own = chosen.carried.deployment.stack.family
+    if own in SERVERS and own != engine:
+        yield f"Times are {join_titles([own])}'s; `--stack {engine}` predicts {title}'s."
+
+
+def _quality(found: Evidence) -> list[str]:
+    return [] if found.kind == "lossless" else [f"Quality: {found}."]
+
+
+def _settings(c: Carried) -> Row:
+    """Limits of each rank, as the engine's options have them."""
+    d, rules = c.deployment, c.costs.rules
+    return {
+        "max_seqs": -(-rules.max_seqs // d.dp),
+        "max_tokens": rules.max_tokens // d.lanes,
+        "replicas": c.replicas,
+        "gpus": c.gpus,
+    }
+
+
+def _figures(c: Carried) -> Row:
+    """What is carried, under contract names."""
+    usd = c.usd_per_request
+    return {
+        "technique": label(c.technique),
+        "params": params(c.technique),
+        "gpu": c.deployment.hardware.name,
+        **{k: n for k, n in asdict(c.deployment.parallelism).items() if n > 1 or k == "tp"},
+        "weights": c.deployment.weights,
+        **_settings(c),
+        "requests_per_s": number(c.per_s),
+        "requests_per_s_per_gpu": number(c.per_s / c.gpus),
+        "output_tok_s": number(c.output_tok_s),
+        "output_tok_s_per_user": number(1 / c.tpot["p50"] if c.tpot["p50"] else 0.0),
+        "running": number(c.running),
+        "ttft_s": {k: number(v) for k, v in c.ttft.items()},
+        "tpot_s": {k: number(v) for k, v in c.tpot.items()},
+        "kept_share": number(c.share),
+        "usd_per_request": None if usd is None else number(usd),
+        "usd_per_million_tokens": None if usd is None else number(usd / c.load.generate * 1e6),
+        "prefix_hits": number(c.hits),
+        "slower": {"prefill": number(c.slower.prefill), "decode": number(c.slower.decode)},
+    }
+
+
+def _p90_ranges(c: Carried) -> Row:
+    """Where nine in ten requests' times lie with 80 % probability. [s]"""
+    return evidence.time_ranges(c.deployment, label(c.technique), c.ttft["p90"], c.tpot["p90"])
+
+
+def _load_fields(plan: ServicePlan) -> Row:
+    q = plan.question
+    return {
+        "words": q.load.words,
+        "prompt": number(q.load.prompt),
+        "generate": number(q.load.generate),
+        "longest": q.load.longest,
+        "refused_by": {"context": q.load.left_out, "cache": plan.choice.carried.refused},
+        "ttft_s": number(q.asked.ttft),
+        "tpot_s": number(q.asked.tpot),
+        "share": q.asked.share,
+        "sure": q.asked.sure,
+        "stretch_requests_per_s": number(plan.stretch),
+        "trace_requests_per_s": number(q.load.per_s) if q.load.per_s else None,
+        "trace_replicas": plan.replicas or None,
+        **_figures(plan.choice.carried),
+    }
+
+
+def _rows(plan: ServicePlan) -> Iterator[Row]:
+    """The choice, what else would do, and the best of what no engine runs."""
+    yield _row(plan.choice, "choice", "")
+    for a in plan.alternatives:
+        needs, d = a.option.candidate.needs, a.option.carried.deployment
+        where = change_of(plan, d)
+        told = f"{where}: {a.reason}" if where else a.reason
+        if needs:
+            told += f", but needs {needs}: {loss_words(a.option.candidate.evidence, d)}"
+        yield _row(a.option, f"needs {needs}" if needs else "or", told)
+    if plan.research is not None:
+        found, p = plan.research, plan.research.prediction
+        more = "more" if found.gain >= 0 else "less"
+        yield {
+            "standing": "no engine",
+            "technique": label(p.technique),
+            "params": params(p.technique),
+            "gpus": plan.choice.carried.gpus,
+            "weights": p.deployment.weights,
+            "requests_per_s": None,
+            "output_tok_s": None,
+            "ttft_s": None,
+            "tpot_s": None,
+            "running": None,
+            "usd_per_million_tokens": None,
+            "engines": [],
+            "quality": quality(found.evidence),
+            "gain": number(found.gain),
+            "reason": f"runs in no engine (--research chooses it); "
+            f"{100 * abs(found.gain):.0f} % {more} by estimate; "
+            f"{loss_words(found.evidence, p.deployment)}",
+        }
+
+
+def _row(option: PlayedOption, standing: str, reason: str) -> Row:
+    found, able = option.candidate.evidence, option.candidate.engines
+    runs = f"runs in {join_titles(able)}" if able else "runs in no engine"
+    loss = loss_words(found, option.carried.deployment)
+    return {
+        "standing": standing,
+        **_figures(option.carried),
+        "engines": able,
+        "quality": quality(found),
+        "reason": f"{reason}; {runs}" if reason and not able else reason or f"{loss}; {runs}",
+    }
+
+
+def _time_columns() -> Iterator[Column]:
+    for name in ("ttft", "tpot"):
+        for part in ("p50", "p90"):
+            key = f"{name}_s"
+
+            def value(row: Row, key: str = key, part: str = part) -> object:
+                return row[key] and row[key][part]
+
+            def show(row: Row, key: str = key, part: str = part) -> str:
+                return units.seconds(row[key][part]) if row[key] else "-"
+
+            yield Column(f"{name.upper()} {part}", show, value, rank=2 if part == "p50" else 1)
+
+
+def _table(rows: Sequence[Row], plan: ServicePlan) -> Table:
+    def shown(key: str) -> Column:
+        heading = {"requests_per_s": "requests/s", "running": "running"}[key]
+        return Column(
+            heading,
+            lambda r: "-" if r[key] is None else f"{r[key]:.3g}",
+            lambda r: r[key],
+            rank=0 if key == "requests_per_s" else 3,
+        )
+
+    formats = len({r["weights"] for r in rows}) > 1
+    columns = [
+        text_column("", lambda r: r["standing"].partition(" --")[0]),
+        text_column("technique", "technique"),
+        Column("GPUs", lambda r: str(r["gpus"]), lambda r: r["gpus"]),
+        *([text_column("weights", "weights", rank=4)] if formats else []),
+        shown("requests_per_s"),
+        *quantity_columns(output_tok_s=1),
+        *_time_columns(),
+        shown("running"),
+        *(
+            quantity_columns(usd_per_million_tokens=5)
+            if plan.choice.carried.usd_per_hour is not None
+            else []
+        ),
+    ]
+    return Table(
+        columns,
+        rows,
+        below=_below,
+        marked=lambda row: row["standing"] == "choice",
+    )
+
+
+def _below(row: Row) -> str:
+    """Settings and the reason of a row."""
+    words = [f"{k}={v}" for k, v in row["params"].items()]
+    return "; ".join(filter(None, [", ".join(words), row["reason"]]))
+
+
+def _curve_table(rows: Sequence[Row]) -> Table:
+    columns = [
+        Column("requests/s", lambda r: f"{r['requests_per_s']:.3g}", lambda r: r["requests_per_s"]),
+        Column("kept", lambda r: units.percent(r["kept_share"]), lambda r: r["kept_share"]),
+        *_time_columns(),
+    ]
+    return Table(columns, rows)

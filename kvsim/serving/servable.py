@@ -1,0 +1,182 @@
+"""Whether a request can be served, decided here for every command, and why not.
+
+An engine takes a request if its prompt and answer are within the context that it was started with,
+which is the model's unless ``--max-model-len`` says otherwise, and if the cache of an idle replica
+holds all of it. What else limits a replica, such as sequences and tokens of a pass, makes requests
+wait but refuses none.
+"""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvsim.errors import InfeasibleError, InputError
+from kvsim.machines.deployment import Deployment
+from kvsim.models.model import Model
+from kvsim.serving.kv_budget import ReplicaMemory
+from kvsim.serving.rules import Rules
+from kvsim.techniques.technique import Technique
+from kvsim.traces.requests import Requests
+
+REASONS = ("context", "cache")
+"""Why a request is refused: longer than the context, or larger than the KV cache."""
+
+
+class Longest(NamedTuple):
+    """The longest request that a replica takes."""
+
+    context: int  # prompt and answer [tokens]
+    cached: int  # that the memory of an idle replica holds [tokens]
+
+
+def longest_request(costs: ReplicaMemory, memory: tuple[int, int] | None = None) -> Longest:
+    """Find the longest request that a replica takes.
+
+    Parameters
+    ----------
+    costs : the replica's technique, deployment and rules.
+    memory : of each GPU and of the host, if not all that the replica has for caches. [B]
+
+    Returns
+    -------
+    Longest
+        By each reason.
+    """
+    room, rules = costs.room, costs.rules
+    gpu, host = memory or (room.capacity, costs.host_capacity)
+    held = (room.prompt_bytes <= gpu) & (room.host_bytes <= host)
+    blocks = np.count_nonzero(held) - 1  # more blocks never need less
+    return Longest(costs.context, int(blocks) * rules.block_tokens)
+
+
+def find_refusals(most: Longest, requests: Requests) -> NDArray[np.int8]:
+    """Find why requests are refused.
+
+    Parameters
+    ----------
+    most : the longest request that a replica takes.
+    requests : the requests.
+
+    Returns
+    -------
+    array
+        Of each request 0, or 1 more than the place of its reason in ``REASONS``. (n,)
+    """
+    length = requests.prompt + requests.generate
+    # the last token is delivered and never cached
+    return np.where(length > most.context, 1, np.where(length - 1 > most.cached, 2, 0)).astype(
+        np.int8
+    )
+
+
+def count_refusals(found: NDArray[np.int8]) -> dict[str, int]:
+    """Count refused requests by reason.
+
+    Parameters
+    ----------
+    found : what ``find_refusals`` says of each request. (n,)
+    """
+    return {name: int((found == 1 + i).sum()) for i, name in enumerate(REASONS)}
+
+
+def describe_refusals(counts: Mapping[str, int], model: str, context: int) -> str:
+    """Say how many requests are refused, and why.
+
+    Parameters
+    ----------
+    counts : refused requests by reason.
+    model : the model's name.
+    context : longest request that the engine takes. [tokens]
+
+    Returns
+    -------
+    str
+        A clause without a full stop; empty where none is refused.
+    """
+    said = {
+        "context": f"longer than the {context:,} tokens that {model} takes",
+        "cache": "larger than the KV cache",
+    }
+    return " and ".join(f"{n:,} refused, {said[why]}" for why, n in counts.items() if n)
+
+
+def describe_left_out(count: int, model: Model, most: int = 0) -> str:
+    """Say how many requests are left out because they exceed the context.
+
+    Parameters
+    ----------
+    count : requests that are left out, with the turns that would have followed them.
+    model : the model.
+    most : context that engines are started with; 0 for the model's. [tokens]
+    """
+    context = most or model.max_context
+    return f"{count:,} left out (longer than the {context:,} tokens that {model.name} takes)"
+
+
+def why_refused(
+    technique: Technique, deployment: Deployment, prompt: int, generate: int
+) -> str | None:
+    """Return why an idle server with usual settings refuses one request.
+
+    Parameters
+    ----------
+    technique : the technique.
+    deployment : model, machine and software.
+    prompt : length of the prompt. [tokens]
+    generate : tokens generated. [tokens]
+
+    Returns
+    -------
+    str or None
+        One of ``REASONS``; None where it is served.
+    """
+
+    def find() -> str | None:
+        one = Requests(np.zeros(1), np.array([prompt]), np.array([generate]))
+        rules = Rules().scale_to(deployment)
+        if prompt + generate > deployment.model.max_context:
+            return REASONS[0]
+        costs = ReplicaMemory.for_requests(technique, deployment, rules, one)
+        try:
+            reason = int(find_refusals(longest_request(costs), one)[0])
+        except InputError:  # weights leave no cache
+            return REASONS[1]
+        return REASONS[reason - 1] if reason else None
+
+    return technique.cached(deployment, ("refused", prompt, generate), find)
+
+
+def within_context(requests: Requests, model: Model, most: int = 0) -> tuple[Requests, int]:
+    """Leave out the requests that no engine takes, whatever its memory, and turns after them.
+
+    Parameters
+    ----------
+    requests : the requests.
+    model : the model.
+    most : context that engines are started with; 0 for the model's. [tokens]
+
+    Returns
+    -------
+    tuple
+        The other requests, and how many were left out.
+
+    Raises
+    ------
+    InfeasibleError
+        If none is left.
+    """
+    context = most or model.max_context
+    kept = requests.prompt + requests.generate <= context
+    if requests.parent is not None:
+        for row in np.flatnonzero(requests.parent >= 0).tolist():  # turns come after their parents
+            kept[row] &= kept[requests.parent[row]]
+    left_out = int((~kept).sum())
+    if left_out == len(requests):
+        said = describe_refusals({"context": left_out}, model.name, context)
+        raise InfeasibleError(
+            f"no request can be served: {said}; shorten them, choose a model with a longer "
+            "context, or give the --max-model-len that engines are started with"
+        )
+    return (requests.take(np.flatnonzero(kept)) if left_out else requests), left_out

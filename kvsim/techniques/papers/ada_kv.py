@@ -1,0 +1,27 @@
+"""Ada-KV: the heads of a layer share its budget by what their scores lose."""
+
+from kvsim.frozen import frozen
+from kvsim.graph import Buffers
+from kvsim.techniques.axes.base import Launches, LayerPass
+from kvsim.techniques.papers.snapkv import Snapkv
+
+
+@frozen
+class AdaKv(Snapkv):
+    """SnapKV's scores, ranked across a layer's heads; a fifth of an even share is every head's own.
+
+    Kernels over heads of unequal length read as much as with equal ones.
+
+    References
+    ----------
+    .. [1] Y. Feng et al., "Ada-KV: optimizing KV cache eviction by adaptive budget allocation for
+       efficient LLM inference", NeurIPS 2025, section 3.3, algorithm 1;
+       https://arxiv.org/abs/2407.11550.
+    """
+
+    name = "ada-kv"
+    launches = Launches(prefill={"observe": 9, "select": 24, "compact": 22}, decode={"attn": 14})
+
+    def resident(self, at: LayerPass) -> Buffers:
+        """Where each head's tokens end, as 32-bit numbers."""
+        return {"gpu": {"head ends": 4.0 * at.p.batch * at.d.shard.cached_heads * self.cut(at)}}

@@ -1,0 +1,169 @@
+"""Caches of few bits as engines ship them: formats whose kernels were measured."""
+
+from functools import cache
+from importlib.resources import files
+
+import numpy as np
+
+from kvsim.engine import ops
+from kvsim.engine.formats import UNGROUPED, Format
+from kvsim.files import TABLE, read_records
+from kvsim.frozen import frozen
+from kvsim.graph import Buffers, Op
+from kvsim.machines.deployment import Deployment
+from kvsim.techniques.axes.base import LayerPass, Parts, Storage, pack
+from kvsim.techniques.axes.settings import param
+
+
+@frozen
+class CacheKernel:
+    """How one engine stores a format and walks it.
+
+    Attributes
+    ----------
+    engine, versions, format : whose it is, and under which name.
+    key_bits, value_bits : per number. [bit]
+    vector_bytes : scales and norms of a head's key and value of one token. [B]
+    edge_layers : first and last layers that stay in 16 bits, at either end.
+    layer_s : further time per layer and pass: packing new tokens, joining parts. [s]
+    walk_s : least time per cached token of a sequence: parts of it run one after another. [s]
+    unpack_ops : vector operations per number and query head.
+    source : rows that the three times were fitted to.
+    """
+
+    engine: str
+    versions: str
+    format: str
+    key_bits: float
+    value_bits: float
+    vector_bytes: float
+    edge_layers: int
+    layer_s: float
+    walk_s: float
+    unpack_ops: float
+    source: str
+
+
+@cache
+def load_kernels() -> tuple[CacheKernel, ...]:
+    """Return the shipped table."""
+    file = files("kvsim.techniques") / "caches.csv"
+    return tuple(
+        CacheKernel(
+            r["engine"], r["versions"], r["format"], float(r["key_bits"]), float(r["value_bits"]),
+            float(r["vector_bytes"]), int(r["edge_layers"]), float(r["layer_s"]),
+            float(r["walk_s"]), float(r["unpack_ops"]), r["source"],
+        )
+        for _, r in read_records(str(file), TABLE)
+    )  # fmt: skip
+
+
+FORMATS = tuple(dict.fromkeys(kernel.format for kernel in load_kernels()))
+
+
+def find_kernel(stack: str, name: str) -> CacheKernel | None:
+    """Look up the kernel of a format in an engine.
+
+    Parameters
+    ----------
+    stack : name of a stack, as vllm@h100.
+    name : of the format.
+    """
+    own = [k for k in load_kernels() if k.format == name and _is_of(stack, k.engine)]
+    return own[0] if own else None
+
+
+def is_engine(stack: str) -> bool:
+    """Return whether a stack is that of an engine whose caches are known.
+
+    Parameters
+    ----------
+    stack : name of a stack, as vllm@h100.
+    """
+    return any(_is_of(stack, kernel.engine) for kernel in load_kernels())
+
+
+def _is_of(stack: str, engine: str) -> bool:
+    plain = stack.partition("@")[0].replace(".", "")
+    return plain == engine or plain.startswith(f"{engine}-")
+
+
+@frozen
+class Cache(Storage):
+    """A format by the engine's own name, with the time that its kernel took where it was measured.
+
+    The name alone stands for it: ``turboquant_3bit_nc`` is ``cache:format=turboquant_3bit_nc``.
+
+    References
+    ----------
+    .. [1] vLLM's, SGLang's, LMDeploy's, TensorRT-LLM's and llama.cpp's options of the cache's
+       format; the rows of each kernel stand in ``caches.csv``.
+    """
+
+    name = "cache"
+    preset = False
+
+    format: str = param("turboquant_4bit_nc", "the engine's name of the format", choices=FORMATS)
+
+    @property
+    def _any(self) -> CacheKernel:
+        return next(kernel for kernel in load_kernels() if kernel.format == self.format)
+
+    @property
+    def stored(self) -> Format:
+        """Bits of keys and values, a head's scales spread over its numbers."""
+        kernel = self._any
+        numbers = 32 / (8 * kernel.vector_bytes) * 256 if kernel.vector_bytes else UNGROUPED
+        return Format(kernel.key_bits, numbers, value_bits=kernel.value_bits)
+
+    def refuses(self, deployment: Deployment, parts: Parts) -> str:
+        """A format is an engine's own."""
+        if find_kernel(deployment.stack.name, self.format) is not None:
+            return ""
+        engines = dict.fromkeys(k.engine for k in load_kernels() if k.format == self.format)
+        return (
+            f"{self.format} is a format of {' and '.join(engines)}, and stack "
+            f"{deployment.stack.name} has no kernel for it; give --stack {next(iter(engines))}"
+        )
+
+    def boundaries(self, deployment: Deployment) -> tuple[int, ...]:
+        """Where layers in 16 bits end, and where they begin again."""
+        edge, caches = self._any.edge_layers, deployment.model.caches
+        return (caches[edge], caches[-edge]) if edge and len(caches) > 2 * edge else ()
+
+    def for_layer(self, index: int, deployment: Deployment) -> Storage:  # type: ignore[override]
+        """Layers at either end stay as they are."""
+        edge, caches = self._any.edge_layers, deployment.model.caches
+        inner = caches[edge : len(caches) - edge] if edge else caches
+        return self if not edge or (inner and inner[0] <= index <= inner[-1]) else Storage()
+
+    def prepare(self, at: LayerPass) -> list[Op]:
+        """New tokens are packed."""
+        return pack(at)
+
+    def complete(self, at: LayerPass) -> list[Op]:
+        """What the engine's kernel takes beyond one that unpacks in registers."""
+        kernel = find_kernel(at.d.stack.name, self.format)
+        if at.p.prefill or kernel is None:
+            return []
+        m, tokens = at.d.shard, at.kept_tokens
+        numbers = 2.0 * at.p.batch * m.heads * m.head_dim * tokens
+        unpacked = kernel.unpack_ops * numbers / (at.d.flops("fp32") / 2)
+        fixed = kernel.layer_s + np.maximum(kernel.walk_s * tokens, unpacked)
+        return [Op("unpack", fixed=fixed, launches=0.0)] if np.any(np.asarray(fixed) > 0) else []
+
+    def shared_buffers(self, at: LayerPass) -> Buffers:
+        """One layer's whole prompt until it is packed."""
+        return ops.prompt_kv(at.d, at.p)
+
+    def notes(self, at: LayerPass) -> tuple[str, ...]:
+        """Which measurement stands behind the kernel."""
+        kernel = find_kernel(at.d.stack.name, self.format)
+        if kernel is None:
+            return ()
+        ends = (
+            f"; {kernel.edge_layers} layers at either end stay in 16 bits"
+            if kernel.edge_layers
+            else ""
+        )
+        return (f"{self.format} in {kernel.engine} {kernel.versions}: {kernel.source}{ends}",)

@@ -1,0 +1,77 @@
+"""Cascade attention: a prefix that sequences share is kept once and read once for all of them."""
+
+import numpy as np
+
+from kvsim.engine import ops
+from kvsim.frozen import frozen
+from kvsim.graph import Buffers, Number, Op
+from kvsim.machines.deployment import Deployment
+from kvsim.techniques.axes.base import Launches, LayerPass, Parts, Selection
+from kvsim.techniques.axes.settings import param
+
+
+@frozen
+class Cascade(Selection):
+    """Attention to the shared prefix as one product for the batch, to the rest one by one.
+
+    Both parts are joined by their sums of weights, so that tokens are the same. The prompt is read
+    as without; a prefix that a cache holds already is ``--cached-prefix``'s matter.
+
+    References
+    ----------
+    .. [1] Z. Ye et al., "Cascade inference: memory bandwidth efficient shared prefix batch
+       decoding", FlashInfer, 2024, flashinfer.ai/2024/02/02/cascade-inference.html;
+       J. Juravsky et al., "Hydragen", ICML 2024, section 3.
+    """
+
+    name = "cascade"
+    launches = Launches(prefill={"compact": 20}, decode={"attn": 28, "join": 6})
+
+    shared: Number = param(0, "first tokens that all sequences share", high=1e7, share=True)
+
+    @property
+    def exact(self) -> bool:
+        """Attention is split, nothing is left out."""
+        return True
+
+    def refuses(self, deployment: Deployment, parts: Parts) -> str:
+        """Whether requests share anything is nothing that a model or a card tells."""
+        if not np.any(np.asarray(self.shared) > 0):
+            return "say how many first tokens all sequences share: cascade:shared=1024"
+        return super().refuses(deployment, parts)
+
+    def _prefix(self, at: LayerPass) -> Number:
+        return np.minimum(np.minimum(self.shared, at.p.prompt), at.cached)
+
+    def count_kept(self, at: LayerPass) -> Number:
+        """Every sequence keeps its own tokens and its part of the prefix."""
+        return at.cached - self._prefix(at) * (1 - 1 / np.maximum(at.p.batch, 1.0))
+
+    def extra_bytes(self, at: LayerPass) -> Number:
+        """The prefix is not read for every sequence; parts of outputs are written in fp32."""
+        if at.p.prefill:
+            return 0.0
+        m, (k, v) = at.d.shard, at.storage.number_bytes(at)
+        once = (np.maximum(at.p.batch, 1.0) - 1) * self._prefix(at)
+        return self._parts(at) - once * (m.k_width * k + m.v_width * v)
+
+    def complete(self, at: LayerPass) -> list[Op]:
+        """A prompt is copied to where its parts stay; in decoding both outputs are joined."""
+        m, p = at.d.shard, at.p
+        if p.prefill:
+            return [Op("compact", kernel="gather", bytes={"hbm": 2 * self._stays(at)})]
+        joined = self._parts(at) + ops.FP16_BYTES * p.tokens * m.heads * m.head_dim
+        return [Op("join", kernel="pointwise", bytes={"hbm": joined + 0.0 * p.context})]
+
+    def shared_buffers(self, at: LayerPass) -> Buffers:
+        """One layer's whole prompt while it is read."""
+        return ops.prompt_kv(at.d, at.p)
+
+    def _stays(self, at: LayerPass) -> Number:
+        """What is kept of the prompt. [B]"""
+        return ops.kv_bytes(at.d.shard, at.p.batch * self.count_kept(at))
+
+    def _parts(self, at: LayerPass) -> Number:
+        """Outputs of both parts, and their sums of weights. [B]"""
+        m = at.d.shard
+        return 2 * 4.0 * at.p.tokens * m.heads * (m.head_dim + 1)

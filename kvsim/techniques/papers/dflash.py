@@ -1,0 +1,29 @@
+"""DFlash: a block of drafts from one pass of layers that diffuse."""
+
+from kvsim.frozen import frozen
+from kvsim.techniques.axes.drafting import MOST_DRAFTS, Acceptance, acceptance_param
+from kvsim.techniques.axes.settings import param
+from kvsim.techniques.papers.eagle import Head
+
+
+@frozen
+class Dflash(Head):
+    """DFlash: a block of tokens from one pass of five layers that diffuse instead of decode.
+
+    The layers attend to the model's own hidden states of five depths, made one by a product, in
+    place of keys and values of their own; embedding and output head are the model's.
+
+    References
+    ----------
+    .. [1] J. Chen et al., "DFlash: block diffusion for flash speculative decoding", 2026: five
+       layers, blocks of 16, of which the first token is known.
+    """
+
+    name = "dflash"
+    fused = 5
+    depth = 5
+    parallel = True
+    shape = "block"
+
+    gamma: int = param(15, "tokens drafted per round: a block less one", high=MOST_DRAFTS)
+    acceptance: Acceptance = acceptance_param()

@@ -1,0 +1,42 @@
+"""FlexPrefill: every head's part of a prompt's attention follows from its own scores."""
+
+from kvsim.engine import ops
+from kvsim.frozen import frozen
+from kvsim.graph import Number, Op
+from kvsim.techniques.axes.base import LayerPass
+from kvsim.techniques.axes.selection import SparsePrompt
+from kvsim.techniques.axes.settings import param
+
+
+@frozen
+class Flexprefill(SparsePrompt):
+    """The last block of queries decides per head between blocks and lines, and how many.
+
+    References
+    ----------
+    .. [1] X. Lai et al., "FlexPrefill: a context-aware sparse attention mechanism for efficient
+       long-sequence inference", ICLR 2025, section 4, algorithms 1 to 4: blocks of 128; the share
+       at a cumulated weight of 0.95 depends on the text; https://arxiv.org/abs/2502.20766.
+    """
+
+    name = "flexprefill"
+
+    block: int = param(128, "tokens of a block", low=8, high=1024)
+    share: float = param(0.2, "of the pairs that are computed", low=0.001, high=1, whole=False)
+
+    def density(self, at: LayerPass) -> Number:
+        """As set: it follows from the text and the cumulated weight."""
+        return self.share
+
+    def estimate(self, at: LayerPass) -> list[Op]:
+        """The last block's queries over all keys, and means of blocks against each other."""
+        m, p = at.d.shard, at.p
+        pairs = p.batch * m.heads * self.block * p.length
+        means = p.batch * m.heads * (p.new / self.block) * (p.length / self.block)
+        width = m.k_width / m.cached_heads
+        read = 2 * ops.FP16_BYTES * p.batch * m.k_width * p.length
+        return [
+            Op("last_block", kernel="attention", flops=2.0 * width * (pairs + means),
+               bytes={"hbm": read + 2 * ops.SCORE * (pairs + means)}, size=self.block),
+            ops.top_k("rank_blocks", means + 2.0 * p.batch * m.heads * p.length),
+        ]  # fmt: skip

@@ -1,0 +1,50 @@
+"""KVzip: the model repeats its context, and what it looks up for that stays."""
+
+import numpy as np
+
+from kvsim.engine import ops
+from kvsim.engine.buffers import layer_weights
+from kvsim.frozen import frozen
+from kvsim.graph import Op
+from kvsim.techniques.axes.base import LayerPass
+from kvsim.techniques.axes.selection import PromptCut
+
+CHUNK = 2048  # tokens that are repeated, and scored, at a time
+
+
+@frozen
+class Kvzip(PromptCut):
+    """A second pass over the context, in chunks that attend to all of it, scores every token.
+
+    The score is the greatest weight that any query of the repetition of its own chunk gives it;
+    queries asked later play no part, so that one cut serves them all.
+
+    References
+    ----------
+    .. [1] J.-H. Kim et al., "KVzip: query-agnostic KV cache compression with context
+       reconstruction", NeurIPS 2025, sections 3.2 and 3.3: chunks of 2,048 tokens; https://arxiv.org/abs/2505.23416.
+    """
+
+    name = "kvzip"
+
+    def score(self, at: LayerPass) -> list[Op]:
+        """A layer's products once more, attention to all keys, and scores within each chunk."""
+        m, p, cut = at.d.shard, at.p, self.cut(at)
+        chunk = np.minimum(CHUNK, p.prompt)
+        chunks, rows = p.prompt / chunk, p.batch * p.prompt
+        weights = layer_weights(at.d, at.shape.window_free)
+        numbers = weights / at.d.weight_format.bytes(1, 1)
+        own = p.batch * m.heads * p.prompt * (chunk + 1) / 2
+        pairs = p.batch * m.heads * p.prompt**2 + own
+        asked = 2 * ops.FP16_BYTES * rows * m.heads * m.head_dim  # queries, and outputs or weights
+        read = ops.kv_bytes(m, rows) * (chunks + 1)
+        scored = p.batch * m.heads * p.prompt * chunk + own
+        keys = 2 * ops.FP16_BYTES * m.k_width * rows
+        return [
+            Op("repeat", kernel="gemm", flops=2.0 * numbers * rows * cut,
+               bytes={"hbm": chunks * weights * cut}, size=p.batch * chunk),
+            Op("reconstruct", kernel="prompt", flops=4.0 * pairs * m.head_dim * cut,
+               bytes={"hbm": (read + asked) * cut}, size=p.prompt, columns=rows * m.heads),
+            Op("chunk_scores", kernel="attention", flops=2.0 * scored * m.head_dim * cut,
+               bytes={"hbm": (keys + asked / 2 + ops.SCORE * scored) * cut}, size=chunk),
+        ]  # fmt: skip

@@ -1,0 +1,31 @@
+"""Lookahead decoding: n-grams guessed in parallel, then verified."""
+
+from kvsim.frozen import frozen
+from kvsim.techniques.axes.drafting import MOST_DRAFTS, Acceptance, Rounds, acceptance_param
+from kvsim.techniques.axes.settings import param
+
+
+@frozen
+class Lookahead(Rounds):
+    """Lookahead decoding: a pass guesses n-grams in parallel and checks those guessed before.
+
+    A window of ``window`` places is iterated over ``ngram`` - 1 levels while ``guesses`` n-grams
+    from the pool are verified, all as tokens of one pass.
+
+    References
+    ----------
+    .. [1] Y. Fu et al., "Break the sequential dependency of LLM inference using lookahead
+       decoding", ICML 2024, section 3; 15, 5 and 15 as released for 7B models.
+    """
+
+    name = "lookahead"
+
+    gamma: int = param(4, "tokens of an n-gram after its first: ngram - 1", high=MOST_DRAFTS)
+    acceptance: Acceptance = acceptance_param()
+    window: int = param(15, "places that are guessed in parallel", low=1, high=64)
+    guesses: int = param(15, "n-grams verified at most", low=1, high=64)
+
+    @property
+    def verified(self) -> int:
+        """Window and guesses at every level, and the model's own token."""
+        return 1 + (self.window + self.guesses) * self.gamma if self.gamma else 1

@@ -1,0 +1,87 @@
+"""R-KV: long reasoning keeps what matters and is not said twice."""
+
+import numpy as np
+
+from kvsim.engine import ops
+from kvsim.frozen import frozen
+from kvsim.graph import Buffers, Number, Op
+from kvsim.machines.deployment import Deployment
+from kvsim.techniques.axes.base import Launches, LayerPass, Parts
+from kvsim.techniques.axes.selection import Bounded
+from kvsim.techniques.axes.settings import Budget, param
+
+
+@frozen
+class RKv(Bounded):
+    """Every ``buffer`` tokens the cache is cut to its budget by attention and redundancy.
+
+    Redundancy is how like a key is to the others, for which every pair of kept keys is multiplied.
+
+    References
+    ----------
+    .. [1] Z. Cai et al., "R-KV: redundancy-aware KV cache compression for reasoning models",
+       NeurIPS 2025, section 3, algorithm 1: a buffer of 128, the latest 8 queries observe;
+       https://arxiv.org/abs/2505.24133.
+    """
+
+    name = "r-kv"
+    per_head = True
+    launches = Launches(
+        prefill={"redundancy": 53, "select": 5, "compact": 5},
+        decode={"attn": 4, "redundancy": 53, "select": 5, "compact": 5},
+    )
+
+    kept: Number = param(1024, "tokens kept after a cut [tokens]", low=1, high=1e7, share=True)
+    buffer: int = param(128, "tokens between two cuts [tokens]", low=1, high=1e5)
+    window: int = param(8, "latest queries that observe [tokens]", low=1, high=1e4)
+
+    candidates = ({"kept": Budget((0.125, 0.25, 0.5))},)
+
+    @property
+    def budget(self) -> Number:
+        """What is kept, and room for what comes until the next cut. [tokens]"""
+        return self.kept + self.buffer
+
+    def count_kept_prompt(self, at: LayerPass) -> Number:
+        """What a cut leaves."""
+        return np.minimum(at.p.length, self.kept)
+
+    def limit(self, at: LayerPass) -> Number:
+        """The mean between two cuts: a query sees what is kept and what came since. [tokens]"""
+        return self.kept + (self.buffer + 1) / 2
+
+    def resident(self, at: LayerPass) -> Buffers:
+        """The latest queries, which observe at the next cut."""
+        m, p = at.d.shard, at.p
+        queries = ops.FP16_BYTES * p.batch * m.heads * (m.k_width / m.cached_heads) * self.window
+        return {"gpu": {"latest queries": queries}}
+
+    def complete(self, at: LayerPass) -> list[Op]:
+        """A cut behind the prompt, and the share of one that a decoding step bears."""
+        m, p = at.d.shard, at.p
+        every = 1.0 if p.prefill else float(self.buffer)
+        tokens = p.length if p.prefill else np.minimum(p.length, self.budget)
+        cut = (np.asarray(p.length) > self.kept).astype(float) / every
+        width = m.k_width / m.cached_heads
+        asked = p.batch * m.heads * np.minimum(self.window, tokens) * tokens * cut
+        alike = p.batch * m.cached_heads * tokens**2 * cut
+        asking = p.batch * m.heads * width * np.minimum(self.window, tokens)
+        numbers = (2 * p.batch * m.k_width * tokens + asking) * cut
+        moved = ops.FP16_BYTES * numbers + 2 * ops.SCORE * asked + ops.SCORE * alike
+        held = ops.kv_bytes(m, p.batch * np.minimum(self.kept, tokens)) * cut
+        return [
+            Op("redundancy", kernel="gemm", flops=2.0 * width * (asked + alike),
+               bytes={"hbm": moved}, size=tokens, launches=1.0 / every),
+            ops.top_k("select", p.batch * m.cached_heads * tokens * cut, every=every),
+            Op("compact", kernel="gather", bytes={"hbm": 2 * held}, launches=1.0 / every),
+        ]  # fmt: skip
+
+    def refuses(self, deployment: Deployment, parts: Parts) -> str:
+        """The observing queries come between two cuts."""
+        if self.window > self.buffer:
+            return f"a cut every {self.buffer} tokens has no {self.window} queries; lower window"
+        return super().refuses(deployment, parts)
+
+    def shared_buffers(self, at: LayerPass) -> Buffers:
+        """One layer's whole cache while the prompt is read."""
+        return ops.prompt_kv(at.d, at.p)

@@ -1,0 +1,21 @@
+"""Suffix decoding: drafts from trees of what was written before."""
+
+from kvsim.frozen import frozen
+from kvsim.techniques.axes.drafting import MOST_DRAFTS, Acceptance, Rounds, acceptance_param
+from kvsim.techniques.axes.settings import param
+
+
+@frozen
+class Suffix(Rounds):
+    """Suffix decoding: trees of suffixes of the prompt and of earlier answers propose long spans.
+
+    References
+    ----------
+    .. [1] G. Oliaro et al., "SuffixDecoding: extreme speculative decoding for emerging AI
+       applications", NeurIPS 2025, section 3.
+    """
+
+    name = "suffix"
+
+    gamma: int = param(16, "tokens drafted per round, at most", high=MOST_DRAFTS)
+    acceptance: Acceptance = acceptance_param()

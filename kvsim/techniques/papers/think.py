@@ -1,0 +1,83 @@
+"""ThinK: channels of keys that queries make little of are dropped."""
+
+import numpy as np
+
+from kvsim.engine import ops
+from kvsim.frozen import frozen
+from kvsim.graph import Buffers, Number, Op
+from kvsim.techniques.axes.base import Launches, LayerPass, Storage
+from kvsim.techniques.axes.settings import param
+
+
+@frozen
+class Think(Storage):
+    """Keys of the prompt lose a share of their channels, per head; values and later keys none.
+
+    References
+    ----------
+    .. [1] Y. Xu et al., "ThinK: thinner key cache by query-driven pruning", ICLR 2025, section 3;
+       40 % of channels, scored by the last 32 queries; https://arxiv.org/abs/2407.21018.
+    """
+
+    name = "think"
+    launches = Launches(prefill={"channels": 20, "thin": 7}, decode={"attn": 43})
+
+    ratio: float = param(0.4, "channels of keys that are dropped", high=0.9, whole=False)
+    window: int = param(32, "observing queries [tokens]", low=1, high=1e4)
+
+    candidates = ({"ratio": 0.4}, {"ratio": 0.6})
+
+    @property
+    def exact(self) -> bool:
+        """Whether no channel is dropped."""
+        return self.ratio == 0
+
+    def _dropped(self, at: LayerPass) -> Number:
+        """Whole channels that every head drops of a key of the prompt."""
+        width = at.d.shard.k_width // at.d.shard.cached_heads
+        return float(int(self.ratio * width))
+
+    def _gone(self, at: LayerPass) -> Number:
+        """Bytes of keys that the cached tokens of a sequence lack. [B]"""
+        tokens = np.minimum(at.kept_tokens, at.p.prompt)
+        return ops.FP16_BYTES * at.d.shard.cached_heads * self._dropped(at) * tokens
+
+    def extra_bytes(self, at: LayerPass) -> Number:
+        """Attention reads fewer channels of the prompt's keys."""
+        return 0.0 if at.p.prefill else -at.p.batch * self._gone(at)
+
+    def extra_flops(self, at: LayerPass) -> Number:
+        """Attention multiplies fewer of them too."""
+        if at.p.prefill:
+            return 0.0
+        tokens = np.minimum(at.kept_tokens, at.p.prompt)
+        return -2.0 * at.p.tokens * at.d.shard.heads * self._dropped(at) * tokens
+
+    def side_bytes(self, at: LayerPass) -> tuple[Number, Number]:
+        """Keys lack what is dropped."""
+        k, v = super().side_bytes(at)
+        return k - at.d.stack.cache.overhead * at.p.batch * self._gone(at), v
+
+    def resident(self, at: LayerPass) -> dict[str, Number]:
+        """Which channels stayed, as 32-bit numbers."""
+        kept = at.d.shard.k_width - at.d.shard.cached_heads * self._dropped(at)
+        return {**super().resident(at), "kept channels": 4.0 * at.p.batch * kept}
+
+    def complete(self, at: LayerPass) -> list[Op]:
+        """Behind the prompt channels are ranked by lengths of queries and keys, the best copied."""
+        if not at.p.prefill:
+            return []
+        m, p = at.d.shard, at.p
+        width = m.k_width / m.cached_heads
+        acts = float(self.ratio > 0)
+        asking = m.heads * width * np.minimum(self.window, p.prompt)
+        scored = ops.FP16_BYTES * p.batch * (m.k_width * p.prompt + asking + m.k_width) * acts
+        kept = m.k_width + m.v_width - m.cached_heads * self._dropped(at)
+        return [
+            Op("channels", kernel="pointwise", bytes={"hbm": scored}),
+            Op("thin", kernel="gather", bytes={"hbm": 2 * ops.FP16_BYTES * p.tokens * kept}),
+        ]
+
+    def shared_buffers(self, at: LayerPass) -> Buffers:
+        """One layer's whole prompt until it is thinned."""
+        return ops.prompt_kv(at.d, at.p)

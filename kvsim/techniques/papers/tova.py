@@ -1,0 +1,30 @@
+"""TOVA: what the prompt's last query attends to stays."""
+
+from kvsim.frozen import frozen
+from kvsim.graph import Op
+from kvsim.techniques.axes.base import Launches, LayerPass
+from kvsim.techniques.axes.selection import PromptCut, observe
+
+
+@frozen
+class Tova(PromptCut):
+    """Tokens are scored by the last query's attention, its mean over a layer's heads.
+
+    All heads of a layer keep the same tokens. Applied once, behind the prompt, as kvpress does;
+    the paper drops a token at every step.
+
+    References
+    ----------
+    .. [1] M. Oren et al., "Transformers are multi-state RNNs", EMNLP 2024, section 4;
+       https://arxiv.org/abs/2401.06104.
+    """
+
+    name = "tova"
+    launches = Launches(
+        prefill={"attn": 12, "observe": 9, "select": 8, "compact": 5}, decode={"attn": 1}
+    )
+    per_head = False
+
+    def score(self, at: LayerPass) -> list[Op]:
+        """One query over all keys."""
+        return [observe(at, 1, self.budget)]

@@ -1,0 +1,65 @@
+"""XAttention: blocks of a prompt's attention are chosen by sums along their antidiagonals."""
+
+import numpy as np
+
+from kvsim.engine import attention, ops
+from kvsim.frozen import frozen
+from kvsim.graph import Array, Number, Op
+from kvsim.machines.deployment import Deployment
+from kvsim.techniques.axes.base import LayerPass, Parts
+from kvsim.techniques.axes.selection import SparsePrompt
+from kvsim.techniques.axes.settings import param
+
+ROUNDING = 1e-9  # blocks that a share may be above a whole number
+
+
+@frozen
+class Xattention(SparsePrompt):
+    """Blocks whose antidiagonals hold most of the weight; how many depends on the text.
+
+    References
+    ----------
+    .. [1] R. Xu et al., "XAttention: block sparse attention with antidiagonal scoring", ICML 2025,
+       section 2 and table 5: at a stride of 8 a fifth of the pairs at 32k tokens and less beyond;
+       https://arxiv.org/abs/2503.16428.
+    """
+
+    name = "xattention"
+
+    stride: int = param(8, "antidiagonals of a block that count one", low=1, high=128)
+    block: int = param(128, "tokens of a block", low=8, high=1024)
+    share: float = param(0.2, "of the pairs that are computed", low=0.001, high=1, whole=False)
+
+    def refuses(self, deployment: Deployment, parts: Parts) -> str:
+        """Antidiagonals lie within blocks."""
+        if self.block % self.stride:
+            return f"stride {self.stride} does not divide blocks of {self.block}"
+        return super().refuses(deployment, parts)
+
+    def density(self, at: LayerPass) -> Number:
+        """Of every row of blocks the share that is set, rounded up, its own block among them."""
+        p = at.p
+        near = self._pairs(np.asarray(p.length)) - self._pairs(np.asarray(p.context))
+        return near / np.maximum(attention.query_key_pairs(at.d, p, None), 1.0)
+
+    def _pairs(self, tokens: Array) -> Array:
+        """Computed pairs of a head's first queries; of half a row of blocks half. [pairs]"""
+        rows = np.arange(np.ceil(np.max(tokens, initial=0.0) / self.block) + 1)
+        chosen = np.cumsum(np.ceil(self.share * rows - ROUNDING))
+        own = self.block * (self.block + 1) / 2
+        pairs = self.block**2 * (chosen - rows) + own * rows
+        return np.interp(tokens / self.block, rows, pairs)
+
+    def estimate(self, at: LayerPass) -> list[Op]:
+        """Products of every stride-th query with every stride-th key, then a choice per block."""
+        m, p = at.d.shard, at.p
+        asked, before = p.new / self.stride, p.context / self.stride
+        pairs = p.batch * m.heads * (asked * before + asked * (asked + 1) / 2)
+        read = ops.FP16_BYTES * p.batch * (m.k_width * p.length + m.heads * m.head_dim * p.new)
+        blocks = p.batch * m.heads * (p.new / self.block) * (p.length / self.block)
+        return [
+            Op("antidiagonals", kernel="prompt", flops=2.0 * m.head_dim * self.stride * pairs,
+               bytes={"hbm": read + ops.FP16_BYTES * blocks}, size=p.new,
+               columns=p.tokens * m.heads),
+            ops.top_k("rank_blocks", blocks),
+        ]  # fmt: skip

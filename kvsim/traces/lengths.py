@@ -1,0 +1,153 @@
+"""Lengths of requests without a trace, as ``--prompt`` and ``--generate`` say them.
+
+One number is a mean; its spread is that of the sample ``chat``, because equal lengths flatter: at
+one load 87 % of requests kept their targets with equal lengths, and 70 % with drawn ones. A range
+is uniform, a median with a 95th percentile lognormal, and a sample has its own percentiles.
+"""
+
+from math import exp, log
+
+import numpy as np
+
+from kvsim.errors import InputError, unknown
+from kvsim.frozen import frozen
+from kvsim.inputs import TokenLengths
+from kvsim.traces.read import load
+from kvsim.traces.requests import Floats, Integers
+from kvsim.traces.rules import LONGEST_REQUEST
+from kvsim.traces.source import samples
+from kvsim.traces.synthetic import Lengths, Lognormal, Margin, fit_percentiles
+
+CHAT_SPREAD = {"prompt": 1.1, "generate": 0.8}
+"""Standard deviations of the logarithms of the sample ``chat``, as traces/samples/README.md."""
+
+PERCENTILE_95 = 1.6449  # standard deviations from the median to the 95th percentile
+MEAN_QUANTILES = 256  # of a distribution, over which its mean is taken
+STRETCHES = 8  # times that cut lengths are stretched again
+
+
+@frozen
+class Uniform:
+    """Tokens with equally likely lengths.
+
+    Attributes
+    ----------
+    least, most
+        The shortest and the longest. [tokens]
+    """
+
+    least: float
+    most: float
+
+    def quantiles(self, share: Floats, normal: Floats) -> Floats:
+        """Compute the lengths at quantiles.
+
+        Parameters
+        ----------
+        share
+            Quantiles as shares.
+        normal
+            The same as normal deviates, not used here.
+        """
+        return self.least + (self.most - self.least) * share
+
+
+def choose_lengths(prompt: TokenLengths, generate: TokenLengths, equal: bool = False) -> Lengths:
+    """Build the lengths of requests from what two options say.
+
+    Parameters
+    ----------
+    prompt, generate
+        Lengths of prompts and of answers.
+    equal
+        Whether one number means that all are alike, instead of a mean with a spread.
+
+    Raises
+    ------
+    InputError
+        For a sample that is not there, and for ``equal`` with lengths that are not.
+    """
+    if equal and {prompt.kind, generate.kind} != {"mean"}:
+        raise InputError("--lengths equal: expected one number for --prompt and --generate")
+    spread = dict.fromkeys(CHAT_SPREAD, 0.0) if equal else CHAT_SPREAD
+    one, other = (
+        _distribution(name, asked, spread[name])
+        for name, asked in (("prompt", prompt), ("generate", generate))
+    )
+    return Lengths(one, other)
+
+
+def _distribution(name: str, asked: TokenLengths, sigma: float) -> Margin:
+    if asked.kind == "sample":
+        if asked.sample not in samples():
+            raise unknown(f"sample in --{name}", asked.sample, samples())
+        return fit_percentiles(getattr(load(f"sample:{asked.sample}").requests, name))
+    if asked.kind == "range":
+        return Uniform(asked.first, asked.second)
+    if asked.kind == "percentiles":
+        return Lognormal(asked.first, log(asked.second / asked.first) / PERCENTILE_95)
+    if asked.first == 1:
+        return Lognormal(1.0, 0.0)
+    return Lognormal(asked.first * exp(-(sigma**2) / 2), sigma)
+
+
+def choose_longest(lengths: Lengths, context: int) -> int:
+    """Choose the longest request to draw.
+
+    Parameters
+    ----------
+    lengths
+        What requests are drawn from.
+    context
+        Longest request that engines take. [tokens]
+
+    Returns
+    -------
+    int
+        The context; where requests exceed it on average, cutting them would answer another
+        question, so they are drawn as asked for and engines refuse them. [tokens]
+    """
+    prompt, generate = draw_lengths(lengths, MEAN_QUANTILES)
+    return context if prompt.mean() + generate.mean() <= context else LONGEST_REQUEST
+
+
+def draw_lengths(
+    lengths: Lengths, count: int, longest: float = np.inf, seed: int = 0
+) -> tuple[Integers, Integers]:
+    """Draw prompt and generated tokens, no sequence longer than a model's context.
+
+    Quantiles are spread evenly and put in a random order, so that even few requests have the
+    distribution's mean and tail. Where the context cuts the longest, the others are stretched to
+    keep the mean.
+
+    Parameters
+    ----------
+    lengths
+        What they are drawn from; prompts and answers independently of each other.
+    count
+        Requests.
+    longest
+        Most prompt and generated tokens of a sequence; longer ones are cut. [tokens]
+    seed
+        The same seed gives the same lengths.
+
+    Returns
+    -------
+    tuple of two arrays
+        Prompt and generated tokens of each request. (count,) [tokens]
+    """
+    from scipy.special import ndtri
+
+    random = np.random.default_rng(seed)
+    share = (np.arange(count) + 0.5) / count
+    found: list[Integers] = []
+    most = min(longest, LONGEST_REQUEST)
+    for margin in (lengths.generate, lengths.prompt):
+        drawn = random.permutation(margin.quantiles(share, ndtri(share)))
+        mean, room = drawn.mean(), np.maximum(most - (found[0] if found else 1), 1)
+        for _ in range(STRETCHES):
+            cut = np.clip(drawn, 1, room)
+            drawn = cut * min(mean / cut.mean(), STRETCHES)
+        found.append(np.rint(np.clip(drawn, 1, room)).astype(np.int64))
+    generate, prompt = found
+    return prompt, generate

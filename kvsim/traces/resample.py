@@ -1,0 +1,126 @@
+"""Other days of a trace's traffic: drawn again in blocks of time, or from more clients.
+
+Requests that belong together stay together [1]_: a block of time keeps its bursts and which
+requests coincide, a session goes whole with its first turn, and prompts share what they shared.
+Each block of a drawn day is one of the trace's from about that time, so a day keeps its shape.
+
+References
+----------
+.. [1] H. R. Kuensch, "The jackknife and the bootstrap for general stationary observations", Annals
+   of Statistics 17 (1989), https://doi.org/10.1214/aos/1176347265
+"""
+
+from dataclasses import replace
+
+import numpy as np
+
+from kvsim.traces.requests import Floats, Integers, Requests
+
+BLOCKS = 24  # that a trace is cut into: enough to differ, long enough to keep queues and bursts
+SHORTEST_BLOCK, LONGEST_BLOCK = 20.0, 900.0  # [s]
+NEARBY = 0.25  # of the trace's duration that a block may come from on either side
+GOLDEN = (5**0.5 - 1) / 2  # multiples of it fill an interval most evenly
+
+
+def draw_day(
+    requests: Requests, seed: int, blocks: int = BLOCKS, nearby: float = NEARBY
+) -> tuple[Requests, Integers]:
+    """Draw another day of the same traffic.
+
+    Parameters
+    ----------
+    requests
+        The trace.
+    seed
+        The same seed gives the same day.
+    blocks
+        That the trace is cut into, as far as they are long enough.
+    nearby
+        Share of the trace's duration that a block may come from on either side.
+
+    Returns
+    -------
+    tuple of Requests and array
+        The day, as long as the trace, and which request of the trace each of its requests is. (n,)
+    """
+    lasts = requests.duration
+    if lasts <= 0 or len(requests) < 2:
+        return requests, np.arange(len(requests))
+    random = np.random.default_rng([seed, len(requests)])
+    width = float(np.clip(lasts / blocks, min(SHORTEST_BLOCK, lasts / 4), LONGEST_BLOCK))
+    count = max(round(lasts / width), 1)
+    width = lasts / count
+    reach = max(round(nearby * count), 1)
+    source = np.arange(count) + random.integers(-reach, reach, count, endpoint=True)
+    source = np.where(source < 0, -source - 1, source)
+    source = np.where(source >= count, 2 * count - 1 - source, source)
+    since = requests.arrival - requests.arrival[0]
+    home = np.minimum((since / width).astype(np.int64), count - 1)[requests.sessions]
+    rows_of = [np.flatnonzero(home == block) for block in range(count)]
+    rows = np.concatenate([rows_of[block] for block in source])
+    copy = np.repeat(np.arange(count), [rows_of[block].size for block in source])
+    arrival = since[rows] + (copy - source[copy]) * width
+    again = np.array([int((source[:i] == block).sum()) for i, block in enumerate(source)])
+    return _assemble(requests, rows, copy, arrival, again[copy])
+
+
+def scale_clients(requests: Requests, factor: float) -> tuple[Requests, Integers]:
+    """Return the traffic of so many times as many clients over the same time.
+
+    Copies begin at other times of the trace and go round; of a part of a copy a share of the
+    sessions stays. No copy shares a prefix with another.
+
+    Parameters
+    ----------
+    requests
+        The trace.
+    factor
+        Clients, in times of the trace's.
+
+    Returns
+    -------
+    tuple of Requests and array
+        The requests, and which request of the trace each one is. (n,)
+    """
+    if factor == 1:
+        return requests, np.arange(len(requests))
+    lasts, whole = requests.duration, int(np.ceil(factor))
+    session = requests.sessions
+    first = np.unique(session, return_inverse=True)[1]
+    kept = np.mod((first + 0.5) * GOLDEN, 1.0) < factor - (whole - 1)
+    parts = [np.arange(len(requests))] * (whole - 1) + [np.flatnonzero(kept)]
+    rows = np.concatenate(parts)
+    copy = np.repeat(np.arange(whole), [part.size for part in parts])
+    arrival = (requests.arrival - requests.arrival[0])[rows] + copy * lasts / whole
+    arrival = np.where(arrival > lasts, arrival - lasts, arrival)
+    return _assemble(requests, rows, copy, arrival, copy)
+
+
+def _assemble(
+    requests: Requests, rows: Integers, copy: Integers, arrival: Floats, own: Integers
+) -> tuple[Requests, Integers]:
+    """Some requests in several copies, in the order of their arrivals.
+
+    Parameters
+    ----------
+    copy : the copy of each, within which turns follow each other.
+    own : requests with the same number may share prefixes.
+    """
+    order = np.argsort(arrival, kind="stable")
+    rows, copy, own = rows[order], copy[order], own[order]
+    plain = replace(requests, parent=None, think=None)
+    arrival = arrival[order] - arrival[order[0]] if rows.size else arrival
+    some = plain.take(rows, arrival)
+    ids = some.block_ids
+    if ids is not None and ids.size and some.block_start is not None:
+        place = np.repeat(own, np.diff(some.block_start))
+        some = replace(some, block_ids=ids + place * (int(ids.max()) + 1))
+    if requests.parent is not None:
+        where = np.full((int(copy.max(initial=0)) + 1, len(requests)), -1)
+        where[copy, rows] = np.arange(rows.size)
+        before = requests.parent[rows]
+        parent = np.where(before >= 0, where[copy, before], -1)
+        think = None if requests.think is None else requests.think[rows]
+        parent = np.where(parent < np.arange(rows.size), parent, -1)
+        some = replace(some, parent=parent, think=think)
+    return some, rows

@@ -1,0 +1,93 @@
+"""Ada-KV: heads of a layer keep unequal numbers of tokens, as their scores say."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from kvsim.errors import InputError
+from kvsim.validate.model.attention import Pass
+from kvsim.validate.parts.base import Resident
+from kvsim.validate.parts.selection import LayerContext
+from kvsim.validate.parts.store import SlotRange
+from kvsim.validate.techniques.snapkv import Snapkv
+
+OWN = 0.2  # of an even share of the budget, which every head keeps for itself
+
+
+class AdaKv(Snapkv):
+    """All heads' tokens in one row of cells: what is kept head by head, then what is generated.
+
+    Every query sees the cells of its own head alone.
+
+    References
+    ----------
+    .. [1] Y. Feng et al., "Ada-KV", NeurIPS 2025, section 3.3, algorithm 1.
+    """
+
+    def __init__(self, place: LayerContext) -> None:
+        self.heads = place.run.model.kv_heads
+        settings = place.parts.selection
+        self.uneven = place.run.prompt > settings.settings["budget"]
+        super().__init__(replace(place, heads=1) if self.uneven else place)
+        self.ends = self._on_device.new_zeros(self.batch, self.heads * self.uneven).int()
+        if self.uneven and not self.kv.plain:
+            raise InputError(
+                f"ada-kv: its real implementation has heads of unequal length, and "
+                f"{self.parts.storage.name} packs them together; run it over fp16"
+            )
+
+    @property
+    def slots(self) -> int:
+        """Those of all heads side by side."""
+        return super().slots * (self.heads if self.uneven else 1)
+
+    def cut(self, keys: Tensor, values: Tensor) -> None:
+        """The best of every head, then the best of all heads."""
+        tokens, lengths = torch.arange(self.prompt, device=keys.device), self._on_device
+        there = tokens < lengths[:, None]
+        scored = self.score(keys, values, there).to(keys.dtype)
+        with self.counter.op("select") as record:
+            best = scored.masked_fill(~there[:, None], -torch.inf)
+            own = best.topk(int(OWN * self.budget), dim=-1).indices
+            ranked = best.scatter(-1, own, torch.inf).masked_fill(~there[:, None], -torch.inf)
+            ranked = torch.where((lengths > self.budget)[:, None, None], ranked, best)
+            cells = ranked.flatten(1).topk(self.heads * self.budget, dim=-1).indices
+            missing = self.heads * self.prompt * ~there.repeat(1, self.heads).gather(1, cells)
+            cells = (cells + missing).sort(-1).values
+            head = torch.arange(self.heads, device=keys.device)[:, None]
+            self.ends.copy_((cells[:, None] // self.prompt <= head).sum(-1))
+            record.reads(scored)
+            record.writes(scored)
+        cells = (cells % (self.heads * self.prompt))[:, None]
+        flat = (numbers.flatten(1, 2)[:, None] for numbers in (keys, values))
+        with self.counter.op("compact") as record:
+            rows = cells[..., None].expand(-1, -1, -1, keys.shape[3])
+            kept = [numbers.gather(2, rows) for numbers in flat]
+            record.reads(*kept)
+        counts = [self.heads * min(n, self.budget) for n in self.lengths]
+        self.kv.fill(kept[0], kept[1], counts, "compact")
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
+        """New tokens of all heads side by side; each query sees its own head's."""
+        if not self.uneven:
+            return super().attend(queries, keys, values, step)
+        span, many = self.slot_range(step), self.heads
+        room = self.kv.slots if step.fixed else None
+        own = torch.arange(many, device=queries.device)
+        slots = (span.slots[..., None] * many + own).flatten(1)
+        first = None if span.first is None else span.first * many
+        ends = tuple(end * many for end in span.ends)
+        flat = SlotRange(slots, ends, many, first, room=room)
+        k, v = (numbers.transpose(1, 2).flatten(1, 2)[:, None] for numbers in (keys, values))
+        self.kv.append(k, v, flat)
+        cells = torch.arange(flat.longest, device=queries.device)
+        kept = (cells[:, None] >= self.ends[:, None]).sum(-1)
+        owner = torch.where(cells < self.ends[:, -1:], kept, cells % many)
+        asking = own.repeat_interleave(queries.shape[1] // many)
+        seen = (owner[:, None] == asking[:, None]) & (cells <= slots[:, None, -1:])
+        return self.kv.attend(queries.transpose(1, 2), flat, seen[:, None]).transpose(1, 2)
+
+    def buffers(self) -> Resident:
+        """Where each head's tokens end."""
+        return {"gpu": {"head ends": [self.ends]}}

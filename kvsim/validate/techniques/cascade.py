@@ -1,0 +1,108 @@
+"""Cascade attention: what all sequences begin with is kept once, and read once for all of them."""
+
+import torch
+from torch import Tensor
+
+from kvsim.errors import InputError
+from kvsim.techniques.papers.cascade import Cascade as Settings
+from kvsim.validate.kernels.attention import merge
+from kvsim.validate.kernels.stores import PartialAttention
+from kvsim.validate.model.attention import Pass
+from kvsim.validate.parts.base import Resident, SmallRun
+from kvsim.validate.parts.scores import attend_part
+from kvsim.validate.parts.selection import LayerCache, LayerContext
+from kvsim.validate.parts.store import SlotRange
+
+SAME = 0.02  # by which keys of one text may differ, of the largest: rounding
+
+
+class Cascade(LayerCache):
+    """The prefix of the first sequence stands for that of all; ``kv`` has what follows it.
+
+    References
+    ----------
+    .. [1] Z. Ye et al., "Cascade inference", FlashInfer, 2024.
+    """
+
+    in_order, direct = False, False
+
+    @classmethod
+    def small_settings(cls, run: SmallRun) -> list[str]:
+        """Half of the prompt, of one sequence: several would have to share it."""
+        return [f"shared={run.prompt // 2}"] if run.batch == 1 else []
+
+    def __init__(self, place: LayerContext) -> None:
+        settings = place.parts.selection
+        assert isinstance(settings, Settings)
+        self.shared = min(int(settings.shared), place.run.prompt)
+        super().__init__(place)
+        self.refuse_windows()
+        if min(self.lengths) < self.shared:
+            raise InputError(
+                f"cascade: shared={self.shared} is longer than a prompt of {min(self.lengths)} "
+                f"tokens; lower it"
+            )
+        if not self.kv.plain:
+            raise InputError(
+                f"cascade: its real implementation reads fp16, and {self.parts.storage.name} packs "
+                f"what it stores; run it alone"
+            )
+        room = (1, *self.rows.k.parts[0].shape[1:2], self.shared, self.model.head_dim)
+        self.prefix = [torch.zeros(room, dtype=self.dtype, device=self.device) for _ in "kv"]
+
+    @property
+    def slots(self) -> int:
+        """All but the prefix."""
+        return self.capacity - self.shared
+
+    def store_prompt(self, keys: Tensor, values: Tensor) -> None:
+        """The prefix once, what follows sequence by sequence."""
+        for mine, numbers in zip(self.prefix, (keys, values), strict=True):
+            mine.copy_(numbers[:1, :, : self.shared])
+            apart = (numbers[:, :, : self.shared] - mine).abs().amax() if self.shared else 0
+            if self.shared and bool(apart > SAME * mine.abs().amax()):
+                raise InputError(
+                    f"cascade: the prompts do not share their first {self.shared} tokens; lower "
+                    f"shared, or give prompts that do"
+                )
+        own = [numbers[:, :, self.shared :] for numbers in (keys, values)]
+        with self.counter.op("compact") as record:
+            record.reads(*self.prefix, *own)
+            record.writes(*self.prefix)
+        self.kv.fill(own[0], own[1], [n - self.shared for n in self.lengths], "compact")
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
+        """Attend to the prefix with all sequences as one, to the rest with each by itself."""
+        away = [self.shared] * self.batch
+        span = SlotRange.after_cached(step, away, self.shared)
+        self.kv.append(keys, values, span)
+        batch, heads, new, dim = queries.shape
+        together = queries.transpose(0, 1).reshape(1, heads, batch * new, dim)
+        own = [side.parts[0][:, :, : span.longest] for side in (self.rows.k, self.rows.v)]
+        seen = torch.arange(span.longest, device=queries.device) <= span.slots[..., None]
+        parts = []
+        with self.counter.op("attn") as record:
+            whole = attend_part(together, self.prefix[0], self.prefix[1], None)
+            out = whole.out.view(heads, batch, new, dim).transpose(0, 1)
+            parts.append(PartialAttention(out, whole.lse.view(heads, batch, new).transpose(0, 1)))
+            record.reads(queries, *self.prefix)
+            record.writes(whole.out, whole.lse)
+        with self.counter.op("attn") as record:
+            parts.append(attend_part(queries, own[0], own[1], seen[:, None]))
+            record.reads(queries, *own)
+            record.writes(parts[1].out, parts[1].lse)
+            record.visible(new, span.longest, seen[:, None])
+        with self.counter.op("join") as record:
+            joined = merge(parts).to(queries.dtype)
+            for part in parts:
+                record.reads(part.out, part.lse)
+            record.writes(joined)
+        return joined
+
+    def stored_tokens(self, tokens: list[int]) -> list[int]:
+        """All but the prefix."""
+        return [n - self.shared for n in tokens]
+
+    def buffers(self) -> Resident:
+        """The prefix, once for all sequences."""
+        return {"gpu": {"kv": self.prefix}}

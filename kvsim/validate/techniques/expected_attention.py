@@ -1,0 +1,79 @@
+"""Expected Attention: tokens are scored by what queries yet to come are expected to give them."""
+
+import torch
+from torch import Tensor
+
+from kvsim.validate.model.architecture import rotate
+from kvsim.validate.model.attention import Pass
+from kvsim.validate.parts.eviction import CutCache
+from kvsim.validate.parts.scores import by_kv_head
+from kvsim.validate.parts.selection import LayerContext
+
+FUTURE = 512  # positions behind the prompt that queries are expected at
+SINKS = 4  # first tokens, which do not count among the queries and always stay
+LEAST = 0.02  # weight that every token has, so that its value counts
+
+
+class ExpectedAttention(CutCache):
+    """The mean and covariance of queries before positions, turned to the mean of those to come.
+
+    References
+    ----------
+    .. [1] A. Devoto et al., "Expected Attention", 2025, section 3; as in kvpress.
+    """
+
+    def __init__(self, place: LayerContext) -> None:
+        super().__init__(place)
+        heads, dim = self.model.heads, self.model.head_dim
+        self._sum = torch.zeros(self.batch, heads, dim, device=self.device)
+        self._square = torch.zeros(self.batch, heads, dim, dim, device=self.device)
+
+    def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
+        """In full; queries are turned back, and their sums and products added up."""
+        if self.prompt > self.budget:
+            with self.counter.op("query_spread") as record:
+                turn = self.run.decoder.turns(step.positions)
+                plain = queries if turn is None else rotate(queries, turn[0], -turn[1])
+                own = (step.positions >= SINKS) & (
+                    step.positions < self._on_device[step.rows, None]
+                )
+                plain = plain.float() * own[:, None, :, None]
+                self._sum[step.rows] += plain.sum(2)
+                self._square[step.rows] += plain.mT @ plain
+                record.reads(queries)
+                record.writes(queries)
+        return super().attend_prompt(queries, keys, values, step)
+
+    def score(self, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
+        """The expected weight of every token times the length of its value."""
+        dim, many = keys.shape[-1], (self._on_device - SINKS)[:, None, None]
+        mean = self._sum / many
+        spread = self._square / many[..., None] - mean[..., None] * mean[..., None, :]
+        turn = self._turning()
+        mean, spread = mean @ turn, turn.mT @ spread @ turn
+        with self.counter.op("expect") as record:
+            wide = keys.float().repeat_interleave(self.model.queries_per_kv, 1)
+            logits = (wide @ mean[..., None])[..., 0] / dim**0.5
+            logits = logits + ((wide @ spread) * wide).sum(-1) / dim / 2
+            weights = logits.masked_fill(~there[:, None], -torch.inf).softmax(-1)
+            shared = by_kv_head(weights, keys.shape[1])
+            shared = shared / self.model.queries_per_kv
+            scored = (shared + LEAST) * values.float().norm(dim=-1)
+            record.reads(keys, values, weights.to(keys.dtype))
+            record.writes(weights.to(keys.dtype))
+        first = torch.arange(SINKS, device=keys.device)
+        found: Tensor = scored.index_fill(-1, first, torch.inf)
+        return found
+
+    def _turning(self) -> Tensor:
+        """The mean turn over the positions to come, transposed; none if positions are learned."""
+        last = min(self.prompt + FUTURE, max(self.capacity, self.prompt + 1))
+        ahead = torch.arange(self.prompt, last, device=self.device)[None]
+        turn, eye = (
+            self.run.decoder.turns(ahead),
+            torch.eye(self.model.head_dim, device=self.device),
+        )
+        if turn is None:
+            return eye
+        cos, sin = (table.float().mean(2, keepdim=True) for table in turn)
+        return rotate(eye[None, None], cos, sin)[0, 0]

@@ -1,0 +1,26 @@
+"""KeyDiff: keys that are least like the others stay."""
+
+import torch.nn.functional as F  # noqa: N812 - its usual name
+from torch import Tensor
+
+from kvsim.validate.parts.eviction import CutCache
+
+
+class Keydiff(CutCache):
+    """Minus the cosine between a key and the mean of all keys' directions.
+
+    References
+    ----------
+    .. [1] J. Park et al., "KeyDiff", NeurIPS 2025, section 3, equation 5.
+    """
+
+    def score(self, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
+        """Directions of keys against their mean, head by head."""
+        with self.counter.op("score") as record:
+            directions = F.normalize(keys.float(), dim=-1)
+            own = there[:, None, :, None]
+            anchor = (directions * own).sum(2, keepdim=True) / own.sum(2, keepdim=True)
+            scored = -(directions * F.normalize(anchor, dim=-1)).sum(-1).to(keys.dtype)
+            record.reads(keys, keys)
+            record.writes(scored)
+        return scored

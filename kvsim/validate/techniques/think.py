@@ -1,0 +1,121 @@
+"""ThinK: the prompt's keys without the channels that its last queries make least of."""
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from kvsim.errors import InputError
+from kvsim.techniques.axes.base import Storage
+from kvsim.techniques.papers.think import Think as Settings
+from kvsim.validate.counter import NullCounter
+from kvsim.validate.kernels.attention import merge
+from kvsim.validate.model.attention import Pass, Seen
+from kvsim.validate.parts.base import SmallRun
+from kvsim.validate.parts.rows import Fp16
+from kvsim.validate.parts.scores import LastQueries, attend_part
+from kvsim.validate.parts.store import CacheRoom, KvStore, SlotRange
+
+
+class Think(KvStore):
+    """A channel counts the length of its queries' column times that of its keys' column.
+
+    References
+    ----------
+    .. [1] Y. Xu et al., "ThinK", ICLR 2025, section 3, equation 4.
+    """
+
+    replays, keeps_numbers, by_position = True, False, True
+
+    @classmethod
+    def small_settings(cls, run: SmallRun) -> list[str]:
+        """Two fifths and half of the channels go."""
+        return ["ratio=0.4,window=6", "ratio=0.5,window=6"]
+
+    def __init__(self, part: Storage, room: CacheRoom, slots: int, counter: NullCounter) -> None:
+        super().__init__(part, room, slots, counter)
+        assert isinstance(part, Settings)
+        if not room.prompts or len(room.prompts) != room.sequences:
+            raise InputError("think: its real implementation is on the GPU alone; run it by itself")
+        prompt, width = max(room.prompts), room.dim - int(part.ratio * room.dim)
+        self.lengths = torch.tensor(room.prompts, device=room.device)
+        self.last = LastQueries(self.lengths, min(part.window, prompt))
+        self.thin, self.values = room.zeros(prompt, width), room.zeros(prompt)
+        self.which = torch.zeros(
+            room.sequences, room.heads, width, dtype=torch.int32, device=room.device
+        )
+        self.later = Fp16(Storage(), room, slots - prompt, counter)
+
+    def attend_prompt(
+        self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, seen: Seen
+    ) -> Tensor:
+        """In full; the last queries are kept."""
+        self.last.observe(queries, step)
+        return super().attend_prompt(queries, keys, values, step, seen)
+
+    def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
+        """Rank the channels of every head, and copy the best of its keys together."""
+        there = torch.arange(keys.shape[2], device=keys.device) < self.lengths[:, None]
+        with self.counter.op("channels") as record:
+            queries = self.last.take()
+            asked = queries.float().reshape(*keys.shape[:2], -1, keys.shape[3]).norm(dim=2)
+            held = (keys.float() * there[:, None, :, None]).norm(dim=2)
+            scored = (asked * held).to(keys.dtype)
+            best = scored.topk(self.thin.shape[3], dim=-1).indices.sort(-1).values
+            record.reads(queries, keys)
+            record.writes(scored)
+        with self.counter.op("thin") as record:
+            self.which.copy_(best)
+            self.thin.copy_(keys.gather(3, best[:, :, None].expand(-1, -1, keys.shape[2], -1)))
+            self.values.copy_(values)
+            record.reads(self.thin, self.values)
+            record.writes(self.thin, self.values)
+
+    def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
+        """Whole keys, behind the prompt."""
+        self.later.append(keys, values, self._behind(span))
+
+    def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
+        """The prompt by the channels that stayed, and whole later tokens."""
+        dim, own = queries.shape[3], self._behind(span)
+        grouped = queries.reshape(*self.which.shape[:2], -1, dim)
+        index = self.which.long()[:, :, None].expand(-1, -1, grouped.shape[2], -1)
+        thin = grouped.gather(3, index).view(*queries.shape[:3], -1)
+        keys, values = (side.parts[0][:, :, : own.longest] for side in (self.later.k, self.later.v))
+        cells = torch.arange(own.longest, device=queries.device)
+        there = torch.arange(self.thin.shape[2], device=queries.device) < self.lengths[:, None]
+        parts = []
+        for asking, k, v, visible in (
+            (thin, self.thin, self.values, there[:, None, None].expand(-1, -1, span.new, -1)),
+            (queries, keys, values, (cells <= own.slots[..., None])[:, None]),
+        ):
+            with self.counter.op("attn") as record:
+                parts.append(attend_part(asking, k, v, visible, dim))
+                record.reads(k, v)
+                record.visible(span.new, k.shape[2], visible)
+        with self.counter.op("attn") as record:
+            out = merge(parts).to(queries.dtype)
+            record.reads(queries)
+            record.writes(out)
+        return out
+
+    def attend_with_scores(
+        self, queries: Tensor, span: SlotRange, seen: Seen
+    ) -> tuple[Tensor, Tensor]:
+        """No selection that asks for scores runs over thin keys."""
+        raise NotImplementedError
+
+    def tensors(self) -> dict[str, list[Tensor]]:
+        """Thin keys, values, what came later, and which channels are there."""
+        later = [*self.later.k.parts, *self.later.v.parts]
+        return {"kv": [self.thin, self.values, *later], "kept channels": [self.which]}
+
+    def _behind(self, span: SlotRange) -> SlotRange:
+        """The same tokens counted from the end of their prompts."""
+        counts = self.room.prompts
+        ends = tuple(end - n for end, n in zip(span.ends, counts, strict=True))
+        alike = span.first is not None and min(counts) == max(counts)
+        first = span.first - counts[0] if alike and span.first is not None else None
+        room = None if span.room is None else self.later.slots
+        slots = span.slots - self.lengths[:, None]
+        return replace(span, slots=slots, ends=ends, first=first, room=room)

@@ -1,0 +1,32 @@
+"""TOVA: what the prompt's last query attends to stays."""
+
+from torch import Tensor
+
+from kvsim.validate.model.attention import Pass
+from kvsim.validate.parts.eviction import CutCache
+from kvsim.validate.parts.scores import LastQueries
+from kvsim.validate.parts.selection import LayerContext
+
+
+class Tova(CutCache):
+    """The last query's weights, their mean over a layer's heads; its own token always stays.
+
+    References
+    ----------
+    .. [1] M. Oren et al., "Transformers are multi-state RNNs", EMNLP 2024, section 4.
+    """
+
+    def __init__(self, place: LayerContext) -> None:
+        super().__init__(place)
+        self.last = LastQueries(self._on_device, 1)
+
+    def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
+        """In full; the last query of each prompt is kept."""
+        if self.prompt > self.budget:
+            self.last.observe(queries, step)
+        return super().attend_prompt(queries, keys, values, step)
+
+    def score(self, keys: Tensor, values: Tensor, there: Tensor) -> Tensor:
+        """One query over all keys; all heads of a layer keep the same tokens."""
+        with self.counter.op("observe") as record:
+            return self.last.weights(record, keys)[:, :, 0].float().mean(1, keepdim=True)

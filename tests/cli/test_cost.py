@@ -1,0 +1,52 @@
+"""Long work is announced before it begins, and very long work waits for --yes."""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+import pytest
+
+from kvsim.api.cost import COSTS, announce_cost
+from kvsim.console import run_on_command_line
+from kvsim.errors import InputError
+
+
+@dataclass
+class Given:
+    """As much of a command's options as the estimate reads."""
+
+    command: str
+    yes: bool = False
+
+
+@pytest.mark.parametrize("command", COSTS)
+def test_documented_sizes_never_need_a_yes(command: str) -> None:
+    with run_on_command_line():
+        announce_cost(cast(Any, Given(command)), COSTS[command].free, 100)
+
+
+@pytest.mark.parametrize(
+    ("requests", "runs", "yes", "said"),
+    [
+        (10**6, 1, False, ""),
+        (9 * 10**6, 1, False, "9,000,000 requests take up to 1 minutes and 4.8 GB"),
+        (9 * 10**6, 4, True, "on 4 settings take up to 5 minutes and 4.8 GB"),
+        (2 * 10**7, 1, True, "3 minutes and 10.3 GB"),
+    ],
+)
+def test_the_estimate_is_printed(
+    capsys: pytest.CaptureFixture[str], requests: int, runs: int, yes: bool, said: str
+) -> None:
+    with run_on_command_line():
+        announce_cost(cast(Any, Given("simulate", yes)), requests, runs)
+    printed = capsys.readouterr().err
+    assert said in printed and bool(printed) == bool(said)
+
+
+def test_what_takes_longer_waits_for_a_yes() -> None:
+    some = cast(Any, Given("simulate"))
+    announce_cost(some, 10**8)  # a function of Python does what it is told
+    with (
+        run_on_command_line(),
+        pytest.raises(InputError, match=r"13 minutes and 50\.3 GB; add"),
+    ):
+        announce_cost(some, 10**8)

@@ -1,0 +1,64 @@
+"""Options of weights in host memory: what they answer, and what they refuse."""
+
+import json
+
+import pytest
+
+from tests.support.commands import run
+
+WHERE = ("--gpu", "rtx4090", "--stack", "llamacpp", "--technique", "full")
+LARGE = (*WHERE, "--model", "gpt-oss-120b", "--host", "desktop-ddr5")
+
+
+def decoded(*options: str) -> tuple[float, str]:
+    done = run("predict", *options, "--json")
+    assert done.code == 0, done.err
+    return json.loads(done.out)["rows"][0]["decode_tok_s"], done.err
+
+
+def test_a_large_model_on_a_desktop_runs_at_the_rate_of_its_active_experts() -> None:
+    every, _ = decoded(*LARGE, "--n-cpu-moe", "all")
+    fewest, said = decoded(*LARGE, "--n-cpu-moe", "auto")
+    streamed, _ = decoded(*LARGE, "--n-cpu-moe", "all", "--host-weights", "streamed")
+    pattern, _ = decoded(*LARGE, "--override-tensor", "exps=CPU")
+    assert 25.6 / 1.25 < every < 25.6 * 1.25  # published for such a host
+    assert streamed < every < fewest < 89.6e9 / (36 * 4 * 3 * 2880**2 * 4.25 / 8) * 36 / 20
+    assert pattern == pytest.approx(every)
+    assert "--n-cpu-moe 2" in said and "as few layers as fit" in said
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--model", "llama3-8b", "--n-cpu-moe", "3"), "has no experts; keep whole layers"),
+        (("--model", "gpt-oss-120b", "--n-cpu-moe", "some"), "whole number, or all or auto"),
+        (("--model", "gpt-oss-120b", "--n-cpu-moe", "all", "--host-memory", "32"),
+         "take 56.7 GiB and it has 32.0; keep fewer"),
+        (("--model", "gpt-oss-120b", "--override-tensor", "foo=CPU"), "of no layer of gpt-oss"),
+        (("--model", "gpt-oss-120b", "--override-tensor", "exps"), "expected PATTERN=CPU"),
+        (("--model", "gpt-oss-120b", "--override-tensor", "ex(=CPU"), "is no pattern"),
+        (("--model", "gpt-oss-120b", "--host", "laptop"), "unknown host 'laptop'"),
+        (("--model", "gpt-oss-120b", "--host-weights", "cpu"), "does nothing without"),
+        (("--model", "llama3-8b", "--weights", "q4_k_x"), "nearest: q4_k"),
+        (("--model", "deepseek-v3"), "fp8-block is no type of GGUF file"),
+        (("--model", "deepseek-v3", "--weights", "q4_k_m", "--n-cpu-moe", "auto",
+          "--host-memory", "600"), ""),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_is_refused_in_one_line(options: tuple[str, ...], said: str) -> None:
+    done = run("predict", *WHERE, *options)
+    if not said:
+        assert done.code == 0, done.err
+        return
+    assert done.code == 2 and said in done.err
+    assert len(done.err.strip().splitlines()) == 1
+
+
+def test_other_commands_take_them() -> None:
+    done = run("simulate", "--trace", "sample:chat", "--model", "qwen3-30b-a3b", *WHERE,
+               "--weights", "q4_k_m", "--host", "epyc", "--n-cpu-moe", "24", "--json")  # fmt: skip
+    assert done.code == 0, done.err
+    planned = run("plan", "--model", "qwen3-30b-a3b", "--gpu", "rtx4090", "--stack", "llamacpp",
+                   "--weights", "q4_k_m", "--n-cpu-moe", "24", "--batch", "1", "--ttft", "30s",
+                   "--emit", "llamacpp")  # fmt: skip
+    assert "--n-cpu-moe 24" in planned.out, planned.err

@@ -1,0 +1,79 @@
+"""Caches as engines ship them: names, layers at the ends, kernels as measured, rankings."""
+
+import numpy as np
+import pytest
+
+from kvsim.errors import InputError
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.models.configs import load_model
+from kvsim.prediction.generate import Prediction
+from kvsim.report.predict import predict_points
+from kvsim.techniques import parse
+from kvsim.techniques.papers.cache import FORMATS, find_kernel, load_kernels
+
+
+def place(model: str = "qwen3-4b", stack: str = "vllm", gpu: str = "h100") -> Deployment:
+    return Deployment(load_model(model), load_hardware(gpu), load_stack(stack).for_gpu(gpu))
+
+
+def gain(technique: str, batch: int, prompt: int, model: str = "qwen3-4b") -> float:
+    column = np.array([float(batch)])
+    full, low = (
+        Prediction(parse(t), place(model), column, prompt, 64, contexts=2).tpot_s[0]
+        for t in ("full", technique)
+    )
+    return float(full / low)
+
+
+def test_an_engines_name_is_a_technique() -> None:
+    for name in FORMATS:
+        assert str(parse(name)) == f"cache:format={name}"
+    both = parse("turboquant_3bit_nc + snapkv:budget=512")
+    assert [term.name for term in both.terms] == ["cache", "snapkv"]
+
+
+def test_layers_at_either_end_stay_in_16_bits() -> None:
+    d = place()
+    kinds = [parts.storage.name for shapes, count, parts in parse("turboquant_3bit_nc").layout(d)
+             for _ in range(count * len(shapes))]  # fmt: skip
+    assert kinds == ["fp16"] * 2 + ["cache"] * 32 + ["fp16"] * 2
+
+
+@pytest.mark.parametrize("name", [k.format for k in load_kernels() if k.engine == "vllm"])
+def test_memory_is_that_of_the_format(name: str) -> None:
+    kernel = find_kernel("vllm@h100", name)
+    assert kernel is not None
+    d, m = place(), load_model("qwen3-4b")
+    p = Prediction(parse(name), d, np.ones(1), 4096, 2)
+    per_head = (kernel.key_bits + kernel.value_bits) * m.head_dim / 8 + kernel.vector_bytes
+    inner = m.layers - 2 * kernel.edge_layers
+    expected = 4097 * m.kv_heads * (inner * per_head + 2 * kernel.edge_layers * 4 * m.head_dim)
+    assert p.buffers["gpu"]["kv"] == pytest.approx(expected, rel=0.01)
+
+
+def test_a_measured_kernel_loses_where_it_was_measured_to() -> None:
+    assert gain("turboquant_3bit_nc", 80, 576) < 0.8
+    assert gain("turboquant_4bit_nc", 1, 16384, "qwen2.5-0.5b") < 0.5
+    assert gain("int8_per_token_head", 64, 8192) > gain("int2_per_token_head", 64, 8192)
+
+
+def test_a_format_needs_its_engine() -> None:
+    d = place(stack="fused")
+    assert "is a format of vllm" in parse("turboquant_3bit_nc").refuses(d)
+    assert "give --stack vllm" in parse("turboquant_3bit_nc").refuses(d)
+    with pytest.raises(InputError, match=r"nearest|expected"):
+        parse("cache:format=turboquant_5bit")
+
+
+def test_no_idealised_kernel_stands_above_a_measured_one() -> None:
+    d = place()
+    for name in ("kivi:bits=2", "turboquant:bits=3", "kvquant"):
+        assert "needs a kernel that unpacks in registers" in parse(name).needs_kernel(d)
+        assert not parse(name).needs_kernel(place(stack="fused"))
+    assert not parse("turboquant_3bit_nc").needs_kernel(d)
+    assert not parse("fp8").needs_kernel(d)
+    for batch in (8, 64):
+        techniques = [parse(t) for t in ("fp8", "kivi:bits=2", "turboquant:bits=3")]
+        found = predict_points(d, techniques, [batch], [8192], [64], "")
+        assert "fp8 is fastest" in str(found.answer.verdict)

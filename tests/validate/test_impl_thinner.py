@@ -1,0 +1,131 @@
+"""Thin keys, sparse prompts and shared prefixes: real runs against plain words."""
+
+from math import ceil
+
+import pytest
+import torch
+from torch import Tensor
+
+from kvsim.errors import InputError
+from kvsim.techniques import parse
+from kvsim.validate.model.attention import Pass
+from kvsim.validate.run import Generation
+from tests.support.decoders import decoder, prompts
+from tests.support.naive_caches import Naive, assert_like_naive
+from tests.validate.test_impl_counts import assert_as_stated, counted
+from tests.validate.test_impl_eviction import Choosing
+
+LENGTHS = [(90, 61), (10, 24, 41), (5, 3), (40,)]
+
+
+def run(text: str, given: list[list[int]]) -> Generation:
+    made = Generation(decoder("llama"), parse(text), given, 20, keep=True)
+    made.complete()
+    return made
+
+
+class NaiveThink(Choosing):
+    """Zeros in place of the half of the channels that the last 6 queries make least of."""
+
+    def store_prompt(self, layer: int, k: Tensor, v: Tensor) -> None:
+        super().store_prompt(layer, k, v)
+        shared, dim = self.queries.shape[1] // k.shape[1], k.shape[3]
+        for i, length in enumerate(self.lengths):
+            for g in range(k.shape[1]):
+                asked = self.queries[i, g * shared : (g + 1) * shared, max(length - 6, 0) : length]
+                lengths = [
+                    float(asked[:, :, c].norm() * k[i, g, :length, c].norm()) for c in range(dim)
+                ]
+                order = sorted(range(dim), key=lambda c: -lengths[c])
+                self.decide(i, 0, lengths[order[dim // 2 - 1]], lengths[order[dim // 2]])
+                self.k[layer][i][g][:, order[dim // 2 :]] = 0.0
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_think_drops_channels_of_the_prompt(lengths: tuple[int, ...]) -> None:
+    assert_like_naive(run("think:ratio=0.5,window=6", prompts(*lengths)), NaiveThink)
+
+
+class NaiveSparse(Choosing):
+    """Half of every row of blocks of 8 tokens, by sums of weights of every fourth pair."""
+
+    def attend_prompt(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
+        out = torch.zeros_like(q)
+        for i, length in enumerate(self.lengths):
+            for h in range(q.shape[1]):
+                g = h * k.shape[1] // q.shape[1]
+                own = q[i, h, :length], k[i, g, :length], v[i, g, :length]
+                out[i, h, :length] = self.sparse(i, *own)
+        return out
+
+    def sparse(self, i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        length, dim = q.shape
+        many = -(-length // 8)
+        far = torch.zeros(many * 8 - length, dim)
+        asked, held = torch.cat([q, far]), torch.cat([k, far])
+        logits = torch.full((many * 2, many * 2), -torch.inf)
+        for a in range(many * 2):
+            for b in range(a + 1):
+                pairs = [asked[4 * a + 3 - s] @ held[4 * b + s] for s in range(4)]
+                logits[a, b] = sum(pairs) / (4 * dim**0.5)
+        weights = logits.softmax(1)
+        out = torch.zeros_like(q)
+        for row in range(many):
+            scored = [
+                float(weights[2 * row : 2 * row + 2, 2 * c : 2 * c + 2].sum()) for c in range(row)
+            ]
+            order = sorted(range(row), key=lambda c: -scored[c])
+            taken = ceil((row + 1) / 2) - 1
+            if 0 < taken < row:
+                self.decide(i, 0, scored[order[taken - 1]], scored[order[taken]])
+            blocks = {*order[:taken], row}
+            for n in range(8 * row, min(8 * row + 8, length)):
+                seen = [t for t in range(n + 1) if t // 8 in blocks]
+                out[n] = (k[seen] @ q[n] / dim**0.5).softmax(0) @ v[seen]
+        return out
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_xattention_reads_the_heaviest_blocks(lengths: tuple[int, ...]) -> None:
+    text = "xattention:block=8,stride=4,share=0.5"
+    assert_like_naive(run(text, prompts(*lengths)), NaiveSparse)
+
+
+class NaiveWhole(Naive):
+    """Every token."""
+
+    def keys(self, x: Tensor, cached: int) -> Tensor:
+        return x
+
+    def values(self, x: Tensor, cached: int) -> Tensor:
+        return x
+
+
+@pytest.mark.parametrize("more", [(9, 4, 30), (6,), (0, 5)])
+@pytest.mark.parametrize("shared", [1, 12])
+def test_cascade_reads_a_shared_prefix_once(shared: int, more: tuple[int, ...]) -> None:
+    (first,) = prompts(shared)
+    others = prompts(*(n + 1 for n in more))
+    given = [first + other[1:] for other in others]
+    assert_like_naive(run(f"cascade:shared={shared}", given), NaiveWhole)
+
+
+def test_cascade_refuses_prompts_that_share_nothing() -> None:
+    with pytest.raises(InputError, match="do not share their first 12 tokens"):
+        run("cascade:shared=12", [list(range(1, 31)), list(range(40, 70))])
+    with pytest.raises(InputError, match="longer than a prompt of 5"):
+        run("cascade:shared=12", prompts(30, 5))
+
+
+@pytest.mark.parametrize(
+    ("text", "shapes"),
+    [
+        ("cascade:shared=12", [(1, 24, 9), (4, 40, 5), (2, 12, 5)]),
+        ("xattention:block=8,stride=4,share=0.3", [(1, 88, 5), (3, 40, 5), (2, 16, 5)]),
+        ("think:ratio=0.4,window=6", [(1, 88, 5), (3, 40, 5), (2, 4, 5)]),
+        ("r-kv:kept=10,buffer=4,window=3", [(1, 88, 5), (3, 40, 9), (2, 16, 13)]),
+    ],
+)
+def test_ops_and_memory_are_as_stated(text: str, shapes: list[tuple[int, int, int]]) -> None:
+    for shape in shapes:
+        assert_as_stated(counted(text, "llama", *shape), text)
