@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from kvsim.errors import InputError
 from kvsim.files import CONFIG, read_json
 from kvsim.models.catalogue import catalogue_config, catalogue_entry
-from kvsim.models.families import find_family
+from kvsim.models.families import FamilyFields, ModelFields, find_family
 from kvsim.models.fields import Fields, value_text
+from kvsim.models.kinds import Mixer
 from kvsim.models.model import LayerShape, Model
 from kvsim.models.names import (
     NamedModel,
@@ -94,7 +95,7 @@ LOW_BIT_METHODS = (
 MEND = "give a config.json, a directory that holds one, or a name from the catalogue"
 
 
-def load_model(name_or_path: str | Mapping[str, Any]) -> Model:
+def load_model(name_or_path: str | Mapping[str, object]) -> Model:
     """Load a model by its name, from the path of a configuration, or from a parsed one.
 
     A name is one of the catalogue, a Hugging Face id or an Ollama tag; a suffix such as ``-AWQ``
@@ -138,7 +139,7 @@ def _shipped_model(name: str, weights: str, repository: str) -> Model:
     return replace(model, released=weights, repository=repository or unnamed)
 
 
-def read_config(name_or_path: str) -> tuple[Mapping[str, Any], str, str]:
+def read_config(name_or_path: str) -> tuple[Mapping[str, object], str, str]:
     """Read a model's configuration.
 
     Parameters
@@ -148,7 +149,7 @@ def read_config(name_or_path: str) -> tuple[Mapping[str, Any], str, str]:
 
     Returns
     -------
-    tuple[Mapping[str, Any], str, str]
+    tuple[Mapping[str, object], str, str]
         Its fields, the model's name, and what messages call the configuration.
 
     Raises
@@ -174,7 +175,7 @@ def read_config(name_or_path: str) -> tuple[Mapping[str, Any], str, str]:
     return config, title or where, where
 
 
-def from_config(config: Mapping[str, Any], name: str) -> Model:
+def from_config(config: Mapping[str, object], name: str) -> Model:
     """Build the model that a parsed ``config.json`` describes.
 
     Parameters
@@ -249,7 +250,7 @@ def _quoted(name: str) -> str:
     return repr(name if len(name) <= 200 else f"{name[:60]}...{name[-60:]}")
 
 
-def read_model(config: Mapping[str, Any], name: str, where: str) -> Model:
+def read_model(config: Mapping[str, object], name: str, where: str) -> Model:
     """Build the model that a parsed configuration describes.
 
     Parameters
@@ -312,6 +313,8 @@ def read_model(config: Mapping[str, Any], name: str, where: str) -> Model:
         problem = f"is {heads}, expected a multiple of the {fields['kv_heads']} key-value heads"
         raise f.error("num_attention_heads", problem, "correct one of the two")
     shapes = _shapes(f, layers, max_context, fields)
+    layer_kinds = ("mixers", "mlps", "routed")
+    own = cast(ModelFields, {key: x for key, x in fields.items() if key not in layer_kinds})
     released = released_format(f.values.get("quantization_config", stated))
     if not released:
         notes.append("its quantization_config is not known: the weights are taken to be in fp16")
@@ -326,7 +329,7 @@ def read_model(config: Mapping[str, Any], name: str, where: str) -> Model:
         tied=f.flag("tie_word_embeddings", False),
         released=released or "fp16",
         notes=tuple(notes),
-        **fields,
+        **own,
     )
 
 
@@ -375,13 +378,12 @@ def _layers(fields: Fields) -> int:
     )
 
 
-def _shapes(
-    fields: Fields, layers: int, max_context: int, found: dict[str, Any]
-) -> list[LayerShape]:
+def _shapes(fields: Fields, layers: int, max_context: int, found: FamilyFields) -> list[LayerShape]:
     """The kind of every layer, by what the family has ``found`` out about them."""
-    mixers = found.pop("mixers", ["attention"] * layers)
-    mlps = found.pop("mlps", [True] * layers)
-    routed = found.pop("routed", None)
+    everywhere: list[Mixer] = ["attention"] * layers
+    mixers = found.get("mixers", everywhere)
+    mlps = found.get("mlps", [True] * layers)
+    routed = found.get("routed", None)
     if routed is None:
         routed = _routed(fields, layers) if found.get("experts") else [False] * layers
     for listed in (mixers, mlps, routed):

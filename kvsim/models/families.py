@@ -5,12 +5,59 @@ transformers, and a function that reads what differs from Llama as fields of
 :class:`kvsim.models.model.Model`.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypedDict
 
 from kvsim.models.fields import Fields, value_text
 from kvsim.models.kinds import Indexer, Mixer, Recurrence
+
+
+class ModelFields(TypedDict, total=False):
+    """Fields of ``Model`` where a family differs from Llama."""
+
+    kv_heads: int
+    head_dim: int
+    ffn: int
+    qk_norm: bool
+    qkv_bias: bool
+    out_bias: bool
+    mlp_bias: bool
+    head_bias: bool
+    norm_bias: bool
+    gated: bool
+    gated_attention: bool
+    norms: int
+    sinks: bool
+    embedding_norm: bool
+    learned_positions: int
+    vectors: int
+    side: int
+    once: int
+    tables: int
+    q_rank: int
+    kv_rank: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
+    experts: int
+    experts_active: int
+    expert_ffn: int
+    expert_biases: bool
+    shared_experts: int
+    shared_gate: bool
+    router_bias: bool
+    recurrence: Recurrence
+    indexer: Indexer
+
+
+class FamilyFields(ModelFields, total=False):
+    """What a family reads of its configuration: fields of ``Model`` and the kinds of its layers."""
+
+    mixers: list[Mixer]
+    mlps: list[bool]
+    routed: list[bool]
+
 
 FAMILIES_WITH_MTP = (
     *("deepseek_v3", "deepseek_v32", "glm4_moe", "glm_moe_dsa", "mimo"),
@@ -19,7 +66,7 @@ FAMILIES_WITH_MTP = (
 """Families of models (Hugging Face's ``model_type``) published with prediction modules."""
 
 
-def wide_norms(fields: Fields) -> dict[str, Any]:
+def wide_norms(fields: Fields) -> FamilyFields:
     """Norms over all heads' queries and over all their keys (OLMo 3, MiniMax-M2)."""
     heads = fields.integer("num_attention_heads")
     own = fields.integer("num_key_value_heads", default=heads)
@@ -27,7 +74,7 @@ def wide_norms(fields: Fields) -> dict[str, Any]:
     return {"vectors": (heads + own) * width}
 
 
-def query_biases(fields: Fields) -> dict[str, Any]:
+def query_biases(fields: Fields) -> FamilyFields:
     """Biases of queries, keys and values without one of the output (GLM-4.5, Seed-OSS)."""
     return {
         "qkv_bias": fields.flag("attention_bias", False),
@@ -36,16 +83,21 @@ def query_biases(fields: Fields) -> dict[str, Any]:
     }
 
 
-def glm4(fields: Fields) -> dict[str, Any]:
+def glm4(fields: Fields) -> FamilyFields:
     """GLM-4.5 to 4.7: grouped queries, shared experts, a bias of the router."""
-    norms = {"qk_norm": fields.flag("use_qk_norm", False), "router_bias": True}
+    norms: FamilyFields = {"qk_norm": fields.flag("use_qk_norm", False), "router_bias": True}
     return query_biases(fields) | norms
 
 
-def ernie(fields: Fields) -> dict[str, Any]:
+def ernie(fields: Fields) -> FamilyFields:
     """ERNIE 4.5: one flag for all biases, and names of its own for the experts."""
     biased = fields.flag("use_bias", False)
-    biases = {"qkv_bias": biased, "out_bias": biased, "mlp_bias": biased, "head_bias": biased}
+    biases: FamilyFields = {
+        "qkv_bias": biased,
+        "out_bias": biased,
+        "mlp_bias": biased,
+        "head_bias": biased,
+    }
     experts = fields.integer("moe_num_experts", default=0, low=0)
     if not experts:
         return biases
@@ -96,7 +148,11 @@ def kinds(fields: Fields, names: object) -> list[Mixer]:
     known = (*ATTENTION_LAYER_TYPES, *STATE)
     if not isinstance(names, list) or any(name not in known for name in names):
         raise fields.error("layer_types", f"is {value_text(names)}, expected a list of {known}")
-    return ["attention" if name in ATTENTION_LAYER_TYPES else "recurrent" for name in names]
+    return _attention_where(name in ATTENTION_LAYER_TYPES for name in names)
+
+
+def _attention_where(attends: Iterable[object]) -> list[Mixer]:
+    return ["attention" if one else "recurrent" for one in attends]
 
 
 def interleaved_mixers(fields: Fields, name: str) -> list[Mixer]:
@@ -117,10 +173,10 @@ def interleaved_mixers(fields: Fields, name: str) -> list[Mixer]:
     if "layer_types" in fields.values:
         return kinds(fields, fields.values["layer_types"])
     layers, period = fields.integer("num_hidden_layers"), fields.integer(name, default=4)
-    return ["recurrent" if (i + 1) % period else "attention" for i in range(layers)]
+    return _attention_where((i + 1) % period == 0 for i in range(layers))
 
 
-def gated_delta(fields: Fields) -> dict[str, Any]:
+def gated_delta(fields: Fields) -> FamilyFields:
     """Qwen3-Next and Qwen3.5: gated DeltaNet beside gated attention."""
     heads, width = (fields.integer(f"linear_{x}") for x in ("num_value_heads", "value_head_dim"))
     state = Recurrence(
@@ -137,7 +193,7 @@ def gated_delta(fields: Fields) -> dict[str, Any]:
     return {"recurrence": state, "mixers": mixers, "gated_attention": True, "qk_norm": True}
 
 
-def kimi_delta(fields: Fields) -> dict[str, Any]:
+def kimi_delta(fields: Fields) -> FamilyFields:
     """Kimi Linear: KDA beside latent attention; its lists count layers from 1."""
     own = fields.values.get("linear_attn_config")
     if not isinstance(own, dict):
@@ -160,7 +216,7 @@ def kimi_delta(fields: Fields) -> dict[str, Any]:
         gate_rank=width,
         vectors=heads + heads * width + width,
     )
-    mixers = ["attention" if i + 1 in whole else "recurrent" for i in range(layers)]
+    mixers = _attention_where(i + 1 in whole for i in range(layers))
     return {"recurrence": state, "mixers": mixers}
 
 
@@ -180,7 +236,7 @@ def _mamba(fields: Fields, prefix: str, inner: int, heads: int) -> Recurrence:
     )
 
 
-def expanded_mamba(fields: Fields) -> dict[str, Any]:
+def expanded_mamba(fields: Fields) -> FamilyFields:
     """Mamba-2 whose width is a multiple of the hidden size (Bamba, Granite 4)."""
     fields.must("mamba_proj_bias", False, "biases of these products are not counted")
     inner = fields.integer("mamba_expand") * fields.integer("hidden_size")
@@ -192,11 +248,11 @@ def expanded_mamba(fields: Fields) -> dict[str, Any]:
         raise fields.error(
             "attn_layer_indices", f"is {value_text(whole)}, expected a list of layers"
         )
-    mixers = ["attention" if i in whole else "recurrent" for i in range(layers)]
+    mixers = _attention_where(i in whole for i in range(layers))
     return {"recurrence": state, "mixers": mixers}
 
 
-def jamba(fields: Fields) -> dict[str, Any]:
+def jamba(fields: Fields) -> FamilyFields:
     """Jamba: Mamba with attention in every eighth layer, experts in every second."""
     fields.must("mamba_proj_bias", False, "biases of these products are not counted")
     inner = fields.integer("mamba_expand") * fields.integer("hidden_size")
@@ -215,9 +271,9 @@ def jamba(fields: Fields) -> dict[str, Any]:
         vectors=inner + inner * states + inner + rank + 2 * states,
     )
     layers = range(fields.integer("num_hidden_layers"))
-    found: dict[str, Any] = {
+    found: FamilyFields = {
         "recurrence": state,
-        "mixers": ["attention" if own else "recurrent" for own in _turns(fields, "attn", layers)],
+        "mixers": _attention_where(_turns(fields, "attn", layers)),
     }
     experts = fields.integer("num_experts")
     if experts == 1:
@@ -237,7 +293,7 @@ def _turns(fields: Fields, what: str, layers: range) -> list[bool]:
     return [i % period == offset for i in layers]
 
 
-def granite(fields: Fields) -> dict[str, Any]:
+def granite(fields: Fields) -> FamilyFields:
     """Granite 4: Mamba-2 or attention, then experts beside a shared one, or that alone."""
     shared, own = fields.integer("shared_intermediate_size"), expanded_mamba(fields)
     experts = fields.integer("num_local_experts", default=0, low=0)
@@ -254,7 +310,7 @@ def granite(fields: Fields) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def nemotron(fields: Fields) -> dict[str, Any]:
+def nemotron(fields: Fields) -> FamilyFields:
     """Nemotron-H: every layer is one thing, and a letter or a word says which."""
     fields.must("use_bias", False, "biases of these products are not counted")
     pattern = fields.values.get("hybrid_override_pattern")
@@ -278,7 +334,7 @@ def nemotron(fields: Fields) -> dict[str, Any]:
         vectors=3 * heads + heads * width,
         chunk=fields.integer("chunk_size", default=128),
     )
-    found: dict[str, Any] = {
+    found: FamilyFields = {
         "recurrence": state,
         "mixers": [LETTERS[x][0] for x in pattern],
         "mlps": [LETTERS[x][1] for x in pattern],
@@ -303,7 +359,7 @@ def nemotron(fields: Fields) -> dict[str, Any]:
     }
 
 
-def short_convolution(fields: Fields) -> dict[str, Any]:
+def short_convolution(fields: Fields) -> FamilyFields:
     """LFM2: gated convolutions over three tokens, whose state is two tokens."""
     fields.must("conv_bias", False, "biases of these products are not counted")
     hidden = fields.integer("hidden_size")
@@ -312,7 +368,7 @@ def short_convolution(fields: Fields) -> dict[str, Any]:
     )
     layers, whole = fields.integer("num_hidden_layers"), fields.values.get("full_attn_idxs")
     if isinstance(whole, list):
-        mixers: list[Mixer] = ["attention" if i in whole else "recurrent" for i in range(layers)]
+        mixers = _attention_where(i in whole for i in range(layers))
     else:
         mixers = kinds(fields, fields.values.get("layer_types"))
     width = fields.integer("intermediate_size", "block_ff_dim")
@@ -322,7 +378,7 @@ def short_convolution(fields: Fields) -> dict[str, Any]:
     return {"recurrence": state, "mixers": mixers, "ffn": width, "qk_norm": True}
 
 
-def lightning(fields: Fields) -> dict[str, Any]:
+def lightning(fields: Fields) -> FamilyFields:
     """MiniMax-Text-01: lightning attention with a gate, softmax attention in every eighth layer."""
     heads, width = fields.integer("num_attention_heads"), fields.integer("head_dim")
     inner = heads * width
@@ -332,20 +388,17 @@ def lightning(fields: Fields) -> dict[str, Any]:
     )
     listed = fields.values.get("attn_type_list")
     if isinstance(listed, list):
-        return {
-            "recurrence": state,
-            "mixers": ["attention" if one else "recurrent" for one in listed],
-        }
+        return {"recurrence": state, "mixers": _attention_where(listed)}
     return {"recurrence": state, "mixers": kinds(fields, fields.values.get("layer_types"))}
 
 
-def indexed(fields: Fields) -> dict[str, Any]:
+def indexed(fields: Fields) -> FamilyFields:
     """DeepSeek-V3.2 and GLM-5: an indexer beside latent attention."""
     names = ("index_n_heads", "index_head_dim", "index_topk")
     return {"indexer": Indexer(*(fields.integer(name) for name in names))}
 
 
-def gemma3n(fields: Fields) -> dict[str, Any]:
+def gemma3n(fields: Fields) -> FamilyFields:
     """Gemma 3n: the last layers share caches; four hidden states, an embedding in every layer.
 
     ``side`` has LAuReL's two products, the gate and the product of the layer's embedding, and
@@ -357,13 +410,15 @@ def gemma3n(fields: Fields) -> dict[str, Any]:
         fields.integer("hidden_size_per_layer_input"),
     )
     shared = fields.integer("num_kv_shared_layers", low=0, high=layers - 1)
+    mixers: list[Mixer] = ["attention"] * (layers - shared)
+    mixers += ["shared"] * shared
     ffn = fields.values.get("intermediate_size")
     if isinstance(ffn, list) and len(set(ffn)) == 1:
         ffn = ffn[0]
     if not isinstance(ffn, int):
         raise fields.error("intermediate_size", f"is {value_text(ffn)}, expected one width")
     return {
-        "mixers": ["attention"] * (layers - shared) + ["shared"] * shared,
+        "mixers": mixers,
         "norms": 4,
         "qk_norm": True,
         "ffn": ffn,
@@ -374,17 +429,17 @@ def gemma3n(fields: Fields) -> dict[str, Any]:
     }
 
 
-def _no_values(fields: Fields) -> dict[str, Any]:
+def _no_values(fields: Fields) -> FamilyFields:
     return {}
 
 
-def _biases(fields: Fields) -> dict[str, Any]:
+def _biases(fields: Fields) -> FamilyFields:
     attention = fields.flag("attention_bias", False)
     mlp = fields.flag("mlp_bias", False)
     return {"qkv_bias": attention, "out_bias": attention, "mlp_bias": mlp}
 
 
-def _experts(fields: Fields, field: str = "num_experts") -> dict[str, Any]:
+def _experts(fields: Fields, field: str = "num_experts") -> FamilyFields:
     experts = fields.integer(field)
     active = fields.integer("num_experts_per_tok")
     if active > experts:
@@ -397,7 +452,7 @@ def _experts(fields: Fields, field: str = "num_experts") -> dict[str, Any]:
     return {"experts": experts, "experts_active": active, "expert_ffn": width}
 
 
-def _qwen2_moe(fields: Fields) -> dict[str, Any]:
+def _qwen2_moe(fields: Fields) -> FamilyFields:
     experts = _experts(fields)
     shared = fields.integer("shared_expert_intermediate_size")
     if shared % experts["expert_ffn"]:
@@ -409,12 +464,12 @@ def _qwen2_moe(fields: Fields) -> dict[str, Any]:
     return experts | {"qkv_bias": True, "shared_experts": shared_experts, "shared_gate": True}
 
 
-def _deepseek(fields: Fields) -> dict[str, Any]:
-    shared = {"shared_experts": fields.integer("n_shared_experts", default=0)}
+def _deepseek(fields: Fields) -> FamilyFields:
+    shared: FamilyFields = {"shared_experts": fields.integer("n_shared_experts", default=0)}
     return _experts(fields, "n_routed_experts") | shared | _latent(fields)
 
 
-def _latent(fields: Fields) -> dict[str, Any]:
+def _latent(fields: Fields) -> FamilyFields:
     """Multi-head latent attention (DeepSeek-V2 and later, MiniCPM3)."""
     fields.must("attention_bias", False, "biases of latent attention are not counted")
     nope, rope = fields.integer("qk_nope_head_dim"), fields.integer("qk_rope_head_dim")
@@ -428,7 +483,7 @@ def _latent(fields: Fields) -> dict[str, Any]:
     }
 
 
-def _qwen_experts(fields: Fields) -> dict[str, Any]:
+def _qwen_experts(fields: Fields) -> FamilyFields:
     """Experts beside one with a gate, which biases of Qwen2 do not come with."""
     own = _qwen2_moe(fields)
     # where all layers are routed, a dense one (of a draft head) is as wide as a token's experts
@@ -436,7 +491,7 @@ def _qwen_experts(fields: Fields) -> dict[str, Any]:
     return own | {"qkv_bias": False, "ffn": dense}
 
 
-def _llama4(fields: Fields) -> dict[str, Any]:
+def _llama4(fields: Fields) -> FamilyFields:
     """Llama 4: one expert beside a shared one, and attention in chunks but for each fourth layer.
 
     A query of a chunk attends to half of it on average and to all of it at most: as a window.
@@ -453,39 +508,44 @@ def _llama4(fields: Fields) -> dict[str, Any]:
     }
 
 
-def _cohere(fields: Fields) -> dict[str, Any]:
+def _cohere(fields: Fields) -> FamilyFields:
     """Command R: one norm per layer; Command R+ norms every head's queries and keys."""
-    normed = wide_norms(fields) if fields.flag("use_qk_norm", False) else {}
+    normed: FamilyFields = wide_norms(fields) if fields.flag("use_qk_norm", False) else {}
     return _biases(fields) | normed | {"norms": 1}
 
 
-def _mosaic(fields: Fields) -> dict[str, Any]:
+def _mosaic(fields: Fields) -> FamilyFields:
     """MPT: two MLP matrices, and no biases."""
     fields.must("no_bias", True, "biases of these products are not counted")
     width = fields.integer("hidden_size", "d_model")
     return {"gated": False, "ffn": fields.integer("expansion_ratio", default=4) * width}
 
 
-def _bailing(fields: Fields) -> dict[str, Any]:
+def _bailing(fields: Fields) -> FamilyFields:
     """Ling 2.0: grouped queries with norms, shared experts, a bias of the router."""
     shared = fields.integer("num_shared_experts", default=0, low=0)
-    normed = {"shared_experts": shared, "qk_norm": True, "router_bias": True}
+    normed: FamilyFields = {"shared_experts": shared, "qk_norm": True, "router_bias": True}
     return _biases(fields) | _experts(fields) | normed
 
 
-def _phi_experts(fields: Fields) -> dict[str, Any]:
+def _phi_experts(fields: Fields) -> FamilyFields:
     """Phi-3.5-MoE: LayerNorms, and biases of attention and of the LM head."""
     biased = fields.flag("attention_bias", True)
-    biases = {"qkv_bias": biased, "out_bias": biased, "head_bias": True, "norm_bias": True}
+    biases: FamilyFields = {
+        "qkv_bias": biased,
+        "out_bias": biased,
+        "head_bias": True,
+        "norm_bias": True,
+    }
     return _experts(fields, "num_local_experts") | biases
 
 
-def _glm4_experts(fields: Fields) -> dict[str, Any]:
-    shared = {"shared_experts": fields.integer("n_shared_experts", default=0, low=0)}
+def _glm4_experts(fields: Fields) -> FamilyFields:
+    shared: FamilyFields = {"shared_experts": fields.integer("n_shared_experts", default=0, low=0)}
     return _experts(fields, "n_routed_experts") | shared
 
 
-def _kimi(fields: Fields) -> dict[str, Any]:
+def _kimi(fields: Fields) -> FamilyFields:
     """Latent attention as DeepSeek's, with names of its own for the experts."""
     own = {
         "n_routed_experts": fields.integer("num_experts"),
@@ -496,18 +556,18 @@ def _kimi(fields: Fields) -> dict[str, Any]:
     return _deepseek(renamed) | {"router_bias": True}
 
 
-def _gpt_oss(fields: Fields) -> dict[str, Any]:
+def _gpt_oss(fields: Fields) -> FamilyFields:
     experts = _experts(fields, "num_local_experts")
     return _biases(fields) | experts | {"sinks": True, "expert_biases": True}
 
 
-def _layer_norm(biased: bool) -> dict[str, Any]:
+def _layer_norm(biased: bool) -> FamilyFields:
     """What the families before Llama share: two MLP matrices, LayerNorm and mostly biases."""
-    biases = {"qkv_bias": biased, "out_bias": biased, "mlp_bias": biased}
+    biases: FamilyFields = {"qkv_bias": biased, "out_bias": biased, "mlp_bias": biased}
     return biases | {"gated": False, "norm_bias": True}
 
 
-def _opt(fields: Fields) -> dict[str, Any]:
+def _opt(fields: Fields) -> FamilyFields:
     fields.must("do_layer_norm_before", True, "norms after the block are not counted")
     if fields.integer("word_embed_proj_dim", "hidden_size") != fields.integer("hidden_size"):
         raise fields.error(
@@ -519,22 +579,22 @@ def _opt(fields: Fields) -> dict[str, Any]:
     return _layer_norm(fields.flag("enable_bias", True)) | {"learned_positions": positions}
 
 
-def _gpt_neox(fields: Fields) -> dict[str, Any]:
+def _gpt_neox(fields: Fields) -> FamilyFields:
     attention = fields.flag("attention_bias", True)
     return _layer_norm(True) | {"qkv_bias": attention, "out_bias": attention}
 
 
-def _phi(fields: Fields) -> dict[str, Any]:
+def _phi(fields: Fields) -> FamilyFields:
     fields.must("qk_layernorm", False, "norms of queries and keys with biases are not counted")
     return _layer_norm(True) | {"head_bias": True, "norms": 1}
 
 
-def _bloom(fields: Fields) -> dict[str, Any]:
+def _bloom(fields: Fields) -> FamilyFields:
     ffn = 4 * fields.integer("hidden_size", "n_embed")
     return _layer_norm(True) | {"ffn": ffn, "embedding_norm": True}
 
 
-def _falcon(fields: Fields) -> dict[str, Any]:
+def _falcon(fields: Fields) -> FamilyFields:
     heads = fields.integer("num_attention_heads", "n_head")
     grouped = fields.flag("new_decoder_architecture", False)
     multi_query = fields.flag("multi_query", True) and not grouped
@@ -550,12 +610,12 @@ def _falcon(fields: Fields) -> dict[str, Any]:
 class Family(NamedTuple):
     """What sets one ``model_type`` apart."""
 
-    defaults: dict[str, Any]  # of fields that its files may leave out
-    read: Callable[[Fields], dict[str, Any]]  # what differs from Llama, as fields of Model
+    defaults: Mapping[str, object]  # of fields that its files may leave out
+    read: Callable[[Fields], FamilyFields]  # what differs from Llama, as fields of Model
 
 
-_TIED: dict[str, Any] = {"tie_word_embeddings": True}
-_QWEN: dict[str, Any] = {"use_sliding_window": False, "max_window_layers": 28}
+_TIED: dict[str, object] = {"tie_word_embeddings": True}
+_QWEN: dict[str, object] = {"use_sliding_window": False, "max_window_layers": 28}
 _GEMMA = _TIED | {"head_dim": 256}
 _GEMMA3 = _GEMMA | {
     "num_attention_heads": 8,
@@ -565,9 +625,9 @@ _GEMMA3 = _GEMMA | {
     "sliding_window": 4096,
     "_sliding_window_pattern": 6,
 }
-_INDEXED: dict[str, Any] = {"router_bias": True}
-_GLM5: dict[str, Any] = {"index_n_heads": 32, "index_head_dim": 128, "index_topk": 2048}
-_ALTERNATE: dict[str, Any] = {"_sliding_window_pattern": 2}
+_INDEXED: FamilyFields = {"router_bias": True}
+_GLM5: dict[str, object] = {"index_n_heads": 32, "index_head_dim": 128, "index_topk": 2048}
+_ALTERNATE: dict[str, object] = {"_sliding_window_pattern": 2}
 MODEL_FAMILIES = {
     "llama": Family({}, _biases),
     "granite": Family({}, _biases),

@@ -1,7 +1,6 @@
 """Fields of a ``config.json``, checked as they are read."""
 
 from collections.abc import Mapping
-from typing import Any
 
 from kvsim.errors import InputError
 
@@ -20,12 +19,12 @@ class FieldError(InputError):
 class Fields:
     """A configuration whose fields are checked as they are read; null counts as left out."""
 
-    def __init__(self, config: Mapping[str, Any], where: str, prefix: str = "") -> None:
+    def __init__(self, config: Mapping[str, object], where: str, prefix: str = "") -> None:
         self.values = {key: value for key, value in config.items() if value is not None}
         self.where = where
         self.prefix = prefix
 
-    def with_defaults(self, defaults: Mapping[str, Any]) -> "Fields":
+    def with_defaults(self, defaults: Mapping[str, object]) -> "Fields":
         """Return the same configuration with values for what it leaves out.
 
         Parameters
