@@ -57,6 +57,7 @@ ROUGH_STEP = 1.03  # of rates between candidates; that of the choice is found to
 BUDGETS = (512, 1024, 2048, 4096, 8192, 16384)
 """Tokens of a pass that are tried for the choice: what users of vLLM and SGLang set."""
 MORE_THAN_FIT = 4  # times the sequences of mean length that fit: more never run at once
+SHORTEST_ANSWER = 2  # tokens, the fewest that have a time per output token
 LATE = 2.0  # times a long prompt's own time: what it takes among others
 BUDGET_GAIN = 0.02  # of the objective, from which on another budget than the default is worth it
 MAX_ALTERNATIVES = 5
@@ -396,21 +397,28 @@ class ServiceSearch:
         return PlayedOption(c, found, value_of(self.q, found, alone))
 
     def may_keep(self, candidate: Candidate) -> bool:
-        """Whether a prompt that others are no longer than is read in time if it is alone."""
-        return self._alone(candidate) <= self.q.asked.ttft
+        """Whether enough requests would keep the targets if each were served alone.
 
-    def _alone(self, c: Candidate) -> float:
-        """How long a prompt takes that no more than the share asked for are longer than. [s]"""
+        A request waits and shares passes only where there are others, so what fails here need
+        not be played.
+        """
+        times, asked = self._times_alone(candidate), self.q.asked
+        return times["ttft"] <= asked.ttft and times["tpot"] <= asked.tpot
+
+    def _times_alone(self, c: Candidate) -> dict[str, float]:
+        """Least TTFT and TPOT of the prompt that the share asked for do not exceed. [s]"""
         prompts, share = self.q.load.requests.prompt, self.q.asked.share
-        longer = replace(c.question.workload, prompt=max(int(np.quantile(prompts, share)), 1))
-        seconds = float(longer.predict(c.technique, c.deployment, np.ones(1)).prefill_s[0])
-        if self.q.load.reuses:  # of which a part may be in the cache
-            return 0.0
-        return seconds * known_factors(c.deployment, c.technique, self.q.asked.sure).prefill
+        prompt = max(int(np.quantile(prompts, share)), 1)
+        longer = replace(c.question.workload, prompt=prompt, generate=SHORTEST_ANSWER)
+        found = longer.predict(c.technique, c.deployment, np.ones(1))
+        slower = known_factors(c.deployment, c.technique, self.q.asked.sure)
+        ttft = 0.0 if self.q.load.reuses else float(found.prefill_s[0])  # a part may be cached
+        tpot = 0.0 if c.technique.drafts else float(np.nan_to_num(found.tpot_s)[0])
+        return {"ttft": ttft * slower.prefill, "tpot": tpot * slower.decode}
 
     def _promise(self, c: Candidate) -> float:
         """What equal requests promise, less where long prompts alone would miss their target."""
-        room = min(1.0, self.q.asked.ttft / max(LATE * self._alone(c), IDLE))
+        room = min(1.0, self.q.asked.ttft / max(LATE * self._times_alone(c)["ttft"], IDLE))
         worth = room**2
         return c.value * worth if c.value > 0 else c.value / worth
 
@@ -428,7 +436,7 @@ class ServiceSearch:
     def solve(self) -> ServicePlan | None:
         """The plan; None where nothing keeps the targets."""
         admitted, lossy = self.shortlist(self.q.research)
-        played = [found for c in admitted if (found := self.play(c)) is not None]
+        played = [o for c in admitted if self.may_keep(c) and (o := self.play(c)) is not None]
         if not played:
             return None
         best = max(played, key=lambda o: o.value)
