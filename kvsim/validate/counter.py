@@ -70,13 +70,7 @@ class Count:
         self.bytes[channel] = self.bytes.get(channel, 0) + moved
 
     def add(self, other: "Count") -> None:
-        """Add another count of the same op.
-
-        Parameters
-        ----------
-        other
-            The count to add.
-        """
+        """Add another count of the same op."""
         self.flops += other.flops
         self.rows += other.rows
         self.launches += other.launches
@@ -115,10 +109,6 @@ class OpRecord:
 
         Parameters
         ----------
-        queries
-            Queries of a sequence.
-        keys
-            Keys of a sequence.
         seen
             A mask that is true where a key is seen, or the name of a usual pattern.
         """
@@ -145,15 +135,8 @@ class NullCounter:
 
         Parameters
         ----------
-        name
-            Name of the op.
         memory
             Memory of the device that runs it.
-
-        Yields
-        ------
-        OpRecord
-            Takes what the op says of itself.
         """
         yield OpRecord()
 
@@ -164,12 +147,8 @@ class NullCounter:
 
         Parameters
         ----------
-        name
-            Name of the op.
         stream
             Direction of the copy: to the device (``h2d``) or to the host (``d2h``).
-        tensors
-            What is copied.
         rows
             Rows that are gathered one by one from host memory.
         """

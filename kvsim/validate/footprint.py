@@ -36,11 +36,6 @@ def is_composite(func: Any) -> bool:
     ----------
     func
         The op, as PyTorch dispatches it.
-
-    Returns
-    -------
-    bool
-        Whether it is one.
     """
     implicit = "CompositeImplicitAutograd"
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), implicit))
@@ -54,11 +49,6 @@ def is_kernel(func: Any) -> bool:
     ----------
     func
         The op, as PyTorch dispatches it.
-
-    Returns
-    -------
-    bool
-        Whether it is one.
     """
     return not (func.is_view or func.name().startswith(("aten::empty", "aten::_unsafe_view")))
 
@@ -82,33 +72,14 @@ class Outlived:
         self._known: dict[int, tuple[ref[UntypedStorage], Written]] = {}
 
     def add(self, storage: UntypedStorage, views: Iterable[View]) -> Written:
-        """Note a tensor that only its own op has read so far.
-
-        Parameters
-        ----------
-        storage
-            Its memory.
-        views
-            What was written of it.
-
-        Returns
-        -------
-        Written
-            Its bytes.
-        """
+        """Note a tensor that only its own op has read so far."""
         key, forget = storage._cdata, self._known.pop
         written = Written(views)
         self._known[key] = ref(storage, lambda _: forget(key, None)), written
         return written
 
     def read(self, storage: UntypedStorage) -> None:
-        """Note that somebody reads a tensor.
-
-        Parameters
-        ----------
-        storage
-            Its memory.
-        """
+        """Note that somebody reads a tensor."""
         if known := self._known.pop(storage._cdata, None):
             known[1].read()
 

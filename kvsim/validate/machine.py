@@ -16,11 +16,6 @@ def find_device(name: str) -> torch.device:
     name
         ``cpu``, ``cuda`` or ``cuda:N``.
 
-    Returns
-    -------
-    torch.device
-        The device.
-
     Raises
     ------
     InputError
@@ -74,8 +69,6 @@ def check_memory(device: torch.device, needed: float) -> None:
 
     Parameters
     ----------
-    device
-        Where it would run.
     needed
         Memory that it needs. [B]
 

@@ -38,18 +38,6 @@ class HostArena:
     def room(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Allocate zeros in pinned memory.
 
-        Parameters
-        ----------
-        shape
-            Shape of the tensor.
-        dtype
-            Its number format.
-
-        Returns
-        -------
-        Tensor
-            The zeros.
-
         Raises
         ------
         RuntimeError
@@ -120,8 +108,6 @@ def check_host_memory(needed: int, what: str, free: Callable[[], int] = availabl
     ----------
     needed
         Memory to pin. [B]
-    what
-        What messages call it.
     free
         Measures the host's free memory. [B]
 

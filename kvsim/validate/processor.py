@@ -29,18 +29,7 @@ class Processor:
 
     @classmethod
     def detect(cls, root: Path = SYSTEM_ROOT) -> "Processor":
-        """Find the NUMA node with the most CPUs that this process may run on.
-
-        Parameters
-        ----------
-        root
-            Where the kernel's files are.
-
-        Returns
-        -------
-        Processor
-            The part of the host that is used.
-        """
+        """Find the NUMA node with the most CPUs that this process may run on."""
         allowed = _allowed(root)
         nodes = {n: cpus & allowed for n, cpus in _nodes(root).items()} or {0: allowed}
         node = max(sorted(nodes), key=lambda n: len(nodes[n]))
@@ -64,11 +53,6 @@ class Processor:
 def available_memory(root: Path = SYSTEM_ROOT) -> int:
     """Measure the memory that this process can still have, as kernel and container allow.
 
-    Parameters
-    ----------
-    root
-        Where the kernel's files are.
-
     Returns
     -------
     int
@@ -83,11 +67,6 @@ def available_memory(root: Path = SYSTEM_ROOT) -> int:
 
 def memory_limit(root: Path = SYSTEM_ROOT) -> int:
     """Read what the container may have in all.
-
-    Parameters
-    ----------
-    root
-        Where the kernel's files are.
 
     Returns
     -------

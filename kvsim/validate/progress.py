@@ -33,11 +33,6 @@ class Progress:
     def line(self, what: str) -> str:
         """Name the part that is next, where each counts one.
 
-        Parameters
-        ----------
-        what
-            The part.
-
         Returns
         -------
         str

@@ -104,8 +104,6 @@ class Generation:
         ----------
         tokens
             New tokens of every sequence, (batch, new).
-        kind
-            What the pass is for.
         ahead
             Tokens that earlier passes of this round have appended. [tokens]
         fixed

@@ -66,18 +66,7 @@ class Transfers:
         self._arena = arena()
 
     def submit(self, work: Callable[[], Tensor]) -> Callable[[], Tensor]:
-        """Queue compute of the CPU beside the GPU's.
-
-        Parameters
-        ----------
-        work
-            Computes a tensor.
-
-        Returns
-        -------
-        Callable
-            Waits for the tensor.
-        """
+        """Queue compute of the CPU beside the GPU's."""
         if self._cpu is None:
             self._cpu = _ThreadLane(self._runs)
         found: list[Tensor] = []
@@ -95,13 +84,6 @@ class Transfers:
 
     def host(self, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
         """Allocate zeros in host memory, pinned where there is a GPU.
-
-        Parameters
-        ----------
-        shape
-            Shape of the tensor.
-        dtype
-            Its number format.
 
         Returns
         -------
@@ -126,13 +108,7 @@ class Transfers:
 
 
 def copy_all(pairs: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Copy tensors; a GPU does so while others go on.
-
-    Parameters
-    ----------
-    pairs
-        Targets and their sources.
-    """
+    """Copy tensors; a GPU does so while others go on."""
     for target, source in pairs:
         target.copy_(source, non_blocking=True)
 
@@ -143,15 +119,6 @@ def to_device(
     """Put a few numbers of the host on a device, without either side waiting for the other.
 
     From pageable memory the host would wait until the device has done all it was asked to.
-
-    Parameters
-    ----------
-    numbers
-        The numbers.
-    device
-        Where they go.
-    dtype
-        Their number format.
 
     Returns
     -------

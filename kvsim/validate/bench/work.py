@@ -91,11 +91,6 @@ class Bench:
             The choice of the quick suite.
         full
             The choice of the full suite.
-
-        Returns
-        -------
-        T
-            One of them.
         """
         return quick if self.quick else full
 
@@ -161,11 +156,6 @@ def host_timer(
         Returns the time. [s]
     synchronise
         Waits for the device before the first call, if given.
-
-    Returns
-    -------
-    Timer
-        Times calls one after another.
     """
 
     def time(calls: Sequence[Call]) -> float:
@@ -187,15 +177,8 @@ def cuda_timer(device: torch.device, clock: Callable[[], float] = perf_counter) 
 
     Parameters
     ----------
-    device
-        The GPU.
     clock
         Returns the time of the host. [s]
-
-    Returns
-    -------
-    Timer
-        Times calls one after another.
     """
     each = 0.0  # what the host takes for one call [s]
 
@@ -219,11 +202,6 @@ def cuda_timer(device: torch.device, clock: Callable[[], float] = perf_counter) 
 def timers(device: torch.device) -> dict[str, Timer]:
     """Make the timers of a device.
 
-    Parameters
-    ----------
-    device
-        Where works run.
-
     Returns
     -------
     dict of str to Timer
@@ -242,8 +220,6 @@ def measure(timer: Timer, calls: Sequence[Call], budget: float) -> tuple[float, 
 
     Parameters
     ----------
-    timer
-        Times the calls.
     calls
         Calls that do the same on different inputs.
     budget

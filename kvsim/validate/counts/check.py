@@ -93,20 +93,7 @@ class CannotRun:
 
 
 def representative(model: Model, work: RandomPrompts) -> list[Technique]:
-    """List every technique that can be run, with settings that make it act within a workload.
-
-    Parameters
-    ----------
-    model
-        The model.
-    work
-        The workload.
-
-    Returns
-    -------
-    list of Technique
-        Techniques with their settings.
-    """
+    """List every technique that can be run, with settings that make it act within a workload."""
     group = max(g for g in (8, 16, 32) if model.head_dim % g == 0 or g == 8)
     narrow = 4 if model.hidden % 128 == 0 and model.ffn % 128 == 0 else 16
     small = SmallRun(work.batch, work.prompt, group, narrow, model.kv_heads)
@@ -122,14 +109,8 @@ def check_workload(
 
     Parameters
     ----------
-    arch
-        The model.
     source
         Its checkpoint; None for random weights.
-    work
-        The workload.
-    device
-        Where it would run.
 
     Raises
     ------
@@ -158,12 +139,6 @@ def rehearse(
 
     Parameters
     ----------
-    arch
-        The model.
-    technique
-        The technique.
-    work
-        The workload.
     deployment
         The machine, for techniques that weigh copies against compute.
 
@@ -184,10 +159,6 @@ def runnable(
 
     Parameters
     ----------
-    arch
-        The model.
-    work
-        The workload.
     deployment
         The machine, for techniques that weigh copies against compute.
 
@@ -223,16 +194,8 @@ def check(
 
     Parameters
     ----------
-    arch
-        The model.
     source
         Its checkpoint; None for random weights.
-    techniques
-        Techniques to check.
-    work
-        The workload.
-    device
-        Where they run.
     deployment
         The machine that predictions are made for.
 

@@ -41,8 +41,6 @@ class CountedWork:
             Floating-point operations. [FLOP]
         moved
             Bytes by channel. [B]
-        launches
-            Kernels and copies.
         """
         self.flops += flops
         self.launches += launches
@@ -50,18 +48,7 @@ class CountedWork:
             self.bytes[channel] = self.bytes.get(channel, 0.0) + n
 
     def times(self, factor: float) -> "CountedWork":
-        """Multiply the work.
-
-        Parameters
-        ----------
-        factor
-            How often it is done.
-
-        Returns
-        -------
-        CountedWork
-            All of it together.
-        """
+        """Multiply the work by how often it is done."""
         moved = {channel: factor * n for channel, n in self.bytes.items()}
         return CountedWork(factor * self.flops, moved, factor * self.launches)
 
@@ -173,8 +160,6 @@ def compare(deployment: Deployment, run: Generation, counter: OpCounter) -> Comp
         The model that ran, in fp16 or bf16.
     run
         The complete run, with prompts of one length.
-    counter
-        What counted its ops.
 
     Returns
     -------
@@ -204,18 +189,7 @@ def compare(deployment: Deployment, run: Generation, counter: OpCounter) -> Comp
 
 
 def as_run(run: Generation) -> Technique:
-    """Set the acceptance that a run really had, where that is a setting.
-
-    Parameters
-    ----------
-    run
-        The complete run.
-
-    Returns
-    -------
-    Technique
-        Its technique, with the measured acceptance.
-    """
+    """Set the acceptance that a run really had, where that is a setting."""
     t = run.impl.technique
     gamma = t.drafts
     yielded = [n for counts in run.yielded for n in counts]

@@ -19,15 +19,6 @@ DECODER = ("weights", "embedding", "workspace", "context")  # not the technique'
 def resident_bytes(deployment: Deployment, technique: Technique, work: RandomPrompts) -> float:
     """Predict what a technique keeps after the last round, besides the decoder's own tensors.
 
-    Parameters
-    ----------
-    deployment
-        Model and machine.
-    technique
-        The technique.
-    work
-        The workload.
-
     Returns
     -------
     float
@@ -51,12 +42,6 @@ def peak_bytes(
 
     Parameters
     ----------
-    deployment
-        Model and machine.
-    technique
-        The technique.
-    work
-        The workload.
     on_gpu
         Count the GPU's memory alone; a CPU holds both tiers.
 
@@ -84,12 +69,6 @@ def copied_bytes(
 
     Parameters
     ----------
-    deployment
-        Model and machine.
-    technique
-        The technique.
-    work
-        The workload.
     way
         Direction: to the device (``h2d``) or to the host (``d2h``).
 
@@ -111,15 +90,6 @@ def copied_bytes(
 
 def computing_seconds(deployment: Deployment, technique: Technique, work: RandomPrompts) -> float:
     """Predict how long compute works per token, waits left out.
-
-    Parameters
-    ----------
-    deployment
-        Model and machine.
-    technique
-        The technique.
-    work
-        The workload.
 
     Returns
     -------

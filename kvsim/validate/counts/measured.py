@@ -98,8 +98,6 @@ def measured_bytes(technique: str, counter: OpCounter) -> Iterator[MeasuredBytes
 
     Parameters
     ----------
-    technique
-        Name of what ran.
     counter
         What counted its ops on a CPU, where every kernel is PyTorch's own.
 

@@ -18,8 +18,6 @@ def per_byte(bits: int, count: int) -> int:
     ----------
     bits
         Width of a number: 1, 2, 3, 4 or 8. [bit]
-    count
-        Numbers to pack.
 
     Returns
     -------

@@ -17,8 +17,6 @@ def levels(low: Tensor, high: Tensor, bits: int, where: Levels = "ends") -> tupl
 
     Parameters
     ----------
-    low, high
-        Ends of the ranges.
     bits
         Width of a code. [bit]
     where
@@ -54,17 +52,10 @@ def encode(numbers: Tensor, scale: Tensor, zero: Tensor, bits: int) -> Tensor:
 
     Parameters
     ----------
-    numbers
-        What is encoded.
     scale, zero
         Levels as ``levels`` gives them, of shapes that broadcast to the numbers.
     bits
         Width of a code. [bit]
-
-    Returns
-    -------
-    Tensor
-        Codes shaped as the numbers, uint8.
     """
     step = scale.float()
     steps = numbers.float() - zero.float()
@@ -74,15 +65,6 @@ def encode(numbers: Tensor, scale: Tensor, zero: Tensor, bits: int) -> Tensor:
 
 def residual(numbers: Tensor, scale: Tensor, zero: Tensor, upper: Tensor) -> Tensor:
     """Encode what the upper four bits of numbers miss, in sixteenths of their scale, plus 8.
-
-    Parameters
-    ----------
-    numbers
-        What was encoded.
-    scale, zero
-        Levels of the upper codes.
-    upper
-        The upper codes.
 
     Returns
     -------
@@ -102,11 +84,6 @@ def residual(numbers: Tensor, scale: Tensor, zero: Tensor, upper: Tensor) -> Ten
 
 def round_half_up(steps: Tensor) -> Tensor:
     """Round to the nearest whole number, halves up.
-
-    Parameters
-    ----------
-    steps
-        Numbers to round.
 
     Returns
     -------
@@ -141,11 +118,6 @@ def quantise(
         Where the levels lie; ``centres`` is SpeCache's one bit.
     hierarchical
         Keep QuantSpec's four lower bits beside the upper ones.
-
-    Returns
-    -------
-    Store
-        Packed codes with their scales and zero points.
 
     Raises
     ------

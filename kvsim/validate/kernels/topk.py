@@ -31,8 +31,6 @@ def mean_attention(logits: Tensor, kv_heads: int) -> Tensor:
     ----------
     logits
         Logits of one query per head, (batch, heads, tokens); -inf where a token is not seen.
-    kv_heads
-        KV heads of the model.
 
     Returns
     -------

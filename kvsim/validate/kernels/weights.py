@@ -147,11 +147,6 @@ def int4(weight: Tensor) -> Int4:
     ----------
     weight
         The matrix, (outputs, inputs).
-
-    Returns
-    -------
-    Int4
-        Its codes and scales.
     """
     return Int4(*_by_rows(weight, _packed_rows))
 

@@ -64,8 +64,6 @@ class Rope:
         ----------
         length
             Positions of the table. [tokens]
-        device
-            Where the table goes.
         dtype
             Its number format; angles are computed in fp32.
 
@@ -108,19 +106,8 @@ def read_rope(config: Mapping[str, Any], dim: int, max_context: int, where: str)
 
     Parameters
     ----------
-    config
-        Fields of the configuration.
-    dim
-        Numbers of a head.
     max_context
         Positions that the model supports, the default for those it was trained on. [tokens]
-    where
-        What messages call the configuration.
-
-    Returns
-    -------
-    Rope
-        Rotation of queries and keys.
 
     Raises
     ------
@@ -191,16 +178,6 @@ class Architecture:
     def cut(self, layers: int) -> "Architecture":
         """Cut the model to its first layers.
 
-        Parameters
-        ----------
-        layers
-            Layers to keep.
-
-        Returns
-        -------
-        Architecture
-            The shorter model.
-
         Raises
         ------
         InputError
@@ -220,11 +197,6 @@ def load_architecture(name_or_path: str) -> Architecture:
     name_or_path
         Catalogue name, Hugging Face id, or path of a configuration.
 
-    Returns
-    -------
-    Architecture
-        The model's shape, and the numbers its arithmetic needs.
-
     Raises
     ------
     InputError
@@ -235,20 +207,6 @@ def load_architecture(name_or_path: str) -> Architecture:
 
 def read_architecture(config: Mapping[str, Any], name: str, where: str) -> Architecture:
     """Read the architecture that a parsed ``config.json`` describes.
-
-    Parameters
-    ----------
-    config
-        Fields of the configuration.
-    name
-        Name of the model.
-    where
-        What messages call the configuration.
-
-    Returns
-    -------
-    Architecture
-        The model's shape, and the numbers its arithmetic needs.
 
     Raises
     ------

@@ -107,19 +107,8 @@ def attend(record: OpRecord, queries: Tensor, keys: Tensor, values: Tensor, seen
 
     Parameters
     ----------
-    record
-        What the op says of itself.
-    queries
-        Queries, (sequences, heads, new, dim).
     keys, values
         Keys and values, (sequences, KV heads, slots, dim).
-    seen
-        What each query sees.
-
-    Returns
-    -------
-    Tensor
-        The output, shaped as the queries.
     """
     given, causal = seen, isinstance(seen, str) and seen == "causal"
     few = queries.shape[2] <= FEW_QUERIES and not causal
@@ -175,8 +164,6 @@ def backend(queries: Tensor, keys: Tensor, causal: bool) -> str:
 
     Parameters
     ----------
-    queries
-        Queries, (sequences, heads, new, dim).
     keys
         Keys, (sequences, KV heads, slots, dim); values have their shape.
     causal
@@ -194,13 +181,6 @@ def backend(queries: Tensor, keys: Tensor, causal: bool) -> str:
 
 def kernels(model: Model, device: torch.device) -> dict[str, str]:
     """Name the kernels that compute a model's attention in fp16.
-
-    Parameters
-    ----------
-    model
-        The model, for its heads.
-    device
-        Where it runs.
 
     Returns
     -------

@@ -110,18 +110,7 @@ def open_weights(name_or_path: str) -> tuple[Architecture, TensorSource]:
 
 
 def checksum(source: TensorSource) -> str:
-    """Name a checkpoint's file or directory, with SHA-256 of its weights.
-
-    Parameters
-    ----------
-    source
-        The checkpoint.
-
-    Returns
-    -------
-    str
-        Its name and checksum.
-    """
+    """Name a checkpoint's file or directory, with SHA-256 of its weights."""
     place = Path(source.where)
     files = [place] if place.is_file() else sorted(place.glob("*.safetensors"))
     digests = []
@@ -160,18 +149,7 @@ class Safetensors:
         return {name: (tuple(p.get_shape()), p.get_dtype()) for name, p in parts.items()}
 
     def read(self, name: str) -> Tensor:
-        """Read one tensor.
-
-        Parameters
-        ----------
-        name
-            Name in the checkpoint.
-
-        Returns
-        -------
-        Tensor
-            The tensor, in host memory.
-        """
+        """Read one tensor of the checkpoint."""
         tensor: Tensor = self._open[name].get_tensor(name)
         return tensor
 
@@ -199,8 +177,6 @@ class Tokeniser:
 
         Parameters
         ----------
-        tokens
-            Tokens of a text.
         vocabulary
             Vocabulary of the model. [tokens]
 
@@ -221,16 +197,6 @@ class Tokeniser:
 
 def read_tokeniser(source: TensorSource) -> Tokeniser:
     """Read the tokeniser of a GGUF file, or ``tokenizer.json`` of a Hugging Face directory.
-
-    Parameters
-    ----------
-    source
-        The checkpoint.
-
-    Returns
-    -------
-    Tokeniser
-        Splits texts into tokens.
 
     Raises
     ------

@@ -65,19 +65,10 @@ class Decoder:
 
         Parameters
         ----------
-        rows
-            Sequences of the batch.
         starts
             Cached tokens of each of them. [tokens]
         positions
             Positions of the new tokens, (sequences, new).
-        kind
-            What the pass is for.
-
-        Returns
-        -------
-        Pass
-            The pass as layers see it.
         """
         turns = self.turns(positions)
         return Pass(rows, starts, positions.shape[1], positions, turns, kind)
@@ -128,19 +119,6 @@ class Decoder:
         self, index: int, weights: LayerWeights, tensor: Tensor, step: Pass, attend: Attend
     ) -> Callable[[], None] | None:
         """Run one layer, which changes the hidden states in place.
-
-        Parameters
-        ----------
-        index
-            Index of the layer.
-        weights
-            Its weights.
-        tensor
-            Hidden states, (sequences, new, hidden), changed in place.
-        step
-            The pass.
-        attend
-            Computes attention.
 
         Returns
         -------
@@ -202,17 +180,10 @@ class Decoder:
 
         Parameters
         ----------
-        index
-            Index of the layer.
         tensor
             Inputs of its projections, (sequences, tokens, hidden).
         turns
             Rotations of the tokens' positions; None where positions are learned.
-
-        Returns
-        -------
-        keys, values
-            (sequences, KV heads, tokens, dim) each.
         """
         m, weights = self.arch.model, self.weights.layers[index]
         rows = weights.qkv.rows(m.heads * m.head_dim)
@@ -280,11 +251,6 @@ class Decoder:
 
 def rehearsal(decoder: Decoder) -> Decoder:
     """Copy a decoder without its memory, to set up a technique and see what it needs.
-
-    Parameters
-    ----------
-    decoder
-        The decoder to copy.
 
     Returns
     -------

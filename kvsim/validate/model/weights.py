@@ -48,11 +48,6 @@ class Linear:
         ----------
         start, stop
             First output, and the one behind the last; all that follow if no stop is given.
-
-        Returns
-        -------
-        Linear
-            A view of the matrix and of its bias.
         """
         part = slice(start, stop)
         return Linear(self.weight[part], None if self.bias is None else self.bias[part])
@@ -168,8 +163,6 @@ def build(arch: Architecture, get: Get) -> Weights:
 
     Parameters
     ----------
-    arch
-        The model.
     get
         Returns a tensor by its Hugging Face name and shape. Called once for each tensor, in the
         order of their use.
@@ -224,11 +217,6 @@ def _joined(parts: list[Tensor]) -> Tensor:
 def expected_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
     """List the tensors that a checkpoint of this architecture must hold.
 
-    Parameters
-    ----------
-    arch
-        The model.
-
     Returns
     -------
     dict of str to tuple of int
@@ -251,14 +239,8 @@ def random_weights(
 
     Parameters
     ----------
-    arch
-        The model.
     device
         Where the weights go; on ``meta`` nothing is drawn.
-    dtype
-        Their number format.
-    seed
-        Seed of the random generator.
 
     Returns
     -------
@@ -294,13 +276,6 @@ class TensorSource(Protocol):
 
 def find_tensors(arch: Architecture, source: TensorSource) -> dict[str, str]:
     """Find the tensors of a model in its checkpoint, without reading any.
-
-    Parameters
-    ----------
-    arch
-        The model.
-    source
-        The checkpoint.
 
     Returns
     -------
@@ -341,22 +316,6 @@ def load_weights(
 ) -> Weights:
     """Load the weights of a checkpoint; all of it is checked before the first tensor is read.
 
-    Parameters
-    ----------
-    arch
-        The model.
-    source
-        The checkpoint.
-    device
-        Where the weights go.
-    dtype
-        Their number format.
-
-    Returns
-    -------
-    Weights
-        The weights, in memory of the device.
-
     Raises
     ------
     InputError
@@ -387,13 +346,6 @@ def _floating(kind: str) -> bool:
 def weight_bytes(arch: Architecture, dtype: torch.dtype) -> int:
     """Compute the memory of a model's weights, a tied head counted once.
 
-    Parameters
-    ----------
-    arch
-        The model.
-    dtype
-        Number format of the weights.
-
     Returns
     -------
     int
@@ -408,8 +360,6 @@ def cached_bytes(model: Model, tokens: int, dtype: torch.dtype) -> int:
 
     Parameters
     ----------
-    model
-        The model.
     tokens
         Cached tokens. [tokens]
     dtype

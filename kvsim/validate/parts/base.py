@@ -96,12 +96,6 @@ class Implementation:
     ----------
     technique
         What is run, with its settings.
-    decoder
-        The model and the device.
-    lengths
-        Of the prompts [tokens].
-    generate
-        Tokens to generate per sequence.
     """
 
     differences: ClassVar[dict[str, str]] = {}
@@ -113,11 +107,6 @@ class Implementation:
     @classmethod
     def small_settings(cls, run: SmallRun) -> list[str]:
         """List settings under which the technique acts in a small run.
-
-        Parameters
-        ----------
-        run
-            Sizes of the run.
 
         Returns
         -------
@@ -152,21 +141,6 @@ class Implementation:
         """Attend with one chunk of the prompt, in full precision.
 
         The default keeps one layer's prompt and calls ``store_prompt`` when it is whole.
-
-        Parameters
-        ----------
-        layer
-            Index of the layer.
-        tensor
-            What the layer was given (sequences, new, hidden), behind its first norm.
-        queries, keys, values
-            Projected and turned, (sequences, heads, new, dim) and (sequences, KV heads, new, dim).
-        step
-            Which tokens of which sequences they are.
-
-        Returns
-        -------
-        Attention's output, shaped as the queries.
         """
         count = self.batch // len(self.tiles(layer))
         if self._scratch is None or len(self._scratch[0]) < count:
@@ -186,24 +160,7 @@ class Implementation:
     def attend_prompt(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor:
-        """Attend with a chunk to its prompt so far.
-
-        Parameters
-        ----------
-        layer
-            Index of the layer.
-        queries
-            Queries of the chunk, (sequences, heads, new, dim).
-        keys, values
-            Those of the prompt so far, (sequences, KV heads, tokens, dim).
-        step
-            Which tokens of which sequences they are.
-
-        Returns
-        -------
-        Tensor
-            The output, shaped as the queries.
-        """
+        """Attend with a chunk to its prompt so far."""
         with self.counter.op("attn") as record:
             seen = visible(step, step.length, self.shapes[layer].window)
             return attend(record, queries, keys, values, seen)
@@ -258,33 +215,10 @@ class Implementation:
         raise NotImplementedError
 
     def on_layer_output(self, layer: int, hidden: Tensor, step: Pass) -> None:
-        """Look at the hidden states with which a pass leaves a layer.
-
-        Parameters
-        ----------
-        layer
-            Index of the layer.
-        hidden
-            Hidden states, (sequences, new, hidden).
-        step
-            Which tokens of which sequences they are.
-        """
+        """Look at the hidden states with which a pass leaves a layer."""
 
     def weights(self, layer: int, kind: Kind) -> LayerWeights:
-        """Return the weights of a layer; those of drafts and streamed ones may differ.
-
-        Parameters
-        ----------
-        layer
-            Index of the layer.
-        kind
-            What the pass is for.
-
-        Returns
-        -------
-        LayerWeights
-            What the pass multiplies with.
-        """
+        """Return the weights of a layer; those of drafts and streamed ones may differ."""
         return self.decoder.weights.layers[layer]
 
     @property
@@ -295,18 +229,7 @@ class Implementation:
     # the batch
 
     def tiles(self, layer: int) -> list[slice]:
-        """Split the batch into parts that pass through a layer one after another.
-
-        Parameters
-        ----------
-        layer
-            Index of the layer.
-
-        Returns
-        -------
-        list of slice
-            Sequences of each part.
-        """
+        """Split the batch into parts that pass through a layer one after another."""
         return [slice(0, self.batch)]
 
     def prompt_tiles(self, layer: int, most: int) -> list[slice]:
@@ -317,15 +240,8 @@ class Implementation:
 
         Parameters
         ----------
-        layer
-            Index of the layer.
         most
             Prompt tokens that pass through a layer at once, roughly. [tokens]
-
-        Returns
-        -------
-        list of slice
-            Sequences of each part.
         """
         return self.tiles(layer)
 
@@ -334,15 +250,8 @@ class Implementation:
 
         Parameters
         ----------
-        part
-            Sequences to split.
         most
             Tokens of a group at most; a longer prompt makes a group by itself. [tokens]
-
-        Returns
-        -------
-        list of slice
-            Sequences of each group.
         """
         each = max(1, most // self.prompt)
         return [slice(i, min(i + each, part.stop)) for i in range(part.start, part.stop, each)]
@@ -358,11 +267,6 @@ class Implementation:
 
         Rounds with the same key are the same work. Shapes of a pass that is ``fixed`` then follow
         from nothing else: where tokens go and what they see is known on the device alone.
-
-        Parameters
-        ----------
-        cached
-            Tokens in the cache of each sequence before the round.
         """
         return ()
 
@@ -373,11 +277,6 @@ class Implementation:
 
     def op_shares(self, cached: list[int]) -> Mapping[str, float]:
         """State how much of each op the next round does, where predictions count the whole op.
-
-        Parameters
-        ----------
-        cached
-            Tokens in the cache of each sequence before the round. [tokens]
 
         Returns
         -------
@@ -460,8 +359,6 @@ def put(cache: Tensor, new: Tensor, step: Pass) -> None:
         Keys or values of the whole batch, (batch, KV heads, slots, dim), changed in place.
     new
         Those of the pass, (sequences, KV heads, new, dim).
-    step
-        Which tokens of which sequences they are.
     """
     cache = cache[step.rows]
     if step.uniform:

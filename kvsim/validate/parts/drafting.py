@@ -46,41 +46,19 @@ class Drafter:
     # what it sees of the model's passes
 
     def observe(self, visit: Visit, queries: Tensor, step: Pass) -> None:
-        """Look at the queries of a chunk of prompts.
-
-        Parameters
-        ----------
-        visit
-            The layer, and the first sequence of the part of the batch.
-        queries
-            Queries, (sequences, heads, new, dim).
-        step
-            Which tokens of which sequences they are.
-        """
+        """Look at the queries of a chunk of prompts."""
 
     def store_prompt(self, visit: Visit, keys: Tensor, values: Tensor) -> None:
         """Keep what drafts need of a layer's prompts.
 
         Parameters
         ----------
-        visit
-            The layer, and the first sequence of the part of the batch.
         keys, values
             Those of the prompts, (batch, KV heads, longest prompt, dim).
         """
 
     def store_verified(self, visit: Visit, keys: Tensor, values: Tensor, step: Pass) -> None:
-        """Keep the new tokens of a pass that verifies drafts.
-
-        Parameters
-        ----------
-        visit
-            The layer, and the first sequence of the part of the batch.
-        keys, values
-            Those of the new tokens, (sequences, KV heads, new, dim).
-        step
-            Which tokens of which sequences they are.
-        """
+        """Keep the new tokens of a pass that verifies drafts."""
 
     def on_layer_output(self, layer: int, hidden: Tensor, step: Pass) -> None:
         """Look at the hidden states (sequences, new, hidden) with which a pass leaves a layer."""
@@ -95,17 +73,6 @@ class Drafter:
     ) -> Tensor | None:
         """Attend with a draft over a cache of its own.
 
-        Parameters
-        ----------
-        visit
-            The layer, and the first sequence of the part of the batch.
-        queries
-            Queries, (sequences, heads, new, dim).
-        keys, values
-            Those of the new tokens, (sequences, KV heads, new, dim).
-        step
-            Which tokens of which sequences they are.
-
         Returns
         -------
         Tensor or None
@@ -115,11 +82,6 @@ class Drafter:
 
     def weights(self, layer: int) -> LayerWeights | None:
         """Return what a layer is multiplied with in a draft.
-
-        Parameters
-        ----------
-        layer
-            Index of the layer.
 
         Returns
         -------
@@ -175,8 +137,6 @@ class SpeculativeDrafter(Drafter):
 
         Parameters
         ----------
-        generation
-            The generation that drafts.
         count
             Drafts per sequence. [tokens]
 

@@ -38,8 +38,6 @@ class EvictingCache(LayerCache):
 
         Parameters
         ----------
-        keys, values
-            Those of the prompt, (batch, KV heads, tokens, dim).
         index
             Tokens to store, (batch, KV heads, slots).
         kv
@@ -108,18 +106,7 @@ class RingCache(EvictingCache):
         return positions * (positions < self.sink) + turn * (positions >= self.sink)
 
     def visible_nearby(self, step: Pass) -> Seen:
-        """State what queries of the prompt see of the first tokens and the window alone.
-
-        Parameters
-        ----------
-        step
-            The pass.
-
-        Returns
-        -------
-        Seen
-            A mask, or the name of a usual pattern.
-        """
+        """State what queries of the prompt see of the first tokens and the window alone."""
         if step.length <= self.budget:
             return visible(step, step.length)
         keys = torch.arange(step.length, device=step.positions.device)
@@ -128,11 +115,6 @@ class RingCache(EvictingCache):
 
     def slot_range(self, step: Pass) -> SlotRange:
         """Place one new token per sequence.
-
-        Parameters
-        ----------
-        step
-            The pass that appends them.
 
         Returns
         -------
@@ -171,8 +153,6 @@ class CutCache(EvictingCache):
 
         Parameters
         ----------
-        keys, values
-            Those of the prompt, (batch, KV heads, tokens, dim).
         there
             Which tokens are a sequence's own, (batch, tokens).
 

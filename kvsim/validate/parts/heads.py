@@ -56,8 +56,6 @@ class DraftLayers:
 
         Parameters
         ----------
-        hidden
-            Hidden states, (sequences, new, hidden).
         begins
             Position of the first new token of each sequence.
 
@@ -132,18 +130,7 @@ class DraftHeads(SpeculativeDrafter):
         return vocab
 
     def sources(self, layers: int) -> list[int]:
-        """List the layers after which the model's hidden states are taken.
-
-        Parameters
-        ----------
-        layers
-            Layers of the model.
-
-        Returns
-        -------
-        list of int
-            Indices of layers.
-        """
+        """List the layers after which the model's hidden states are taken."""
         return [layers - 1]
 
     # hooks

@@ -59,11 +59,6 @@ class PackedRing:
         ----------
         slots
             Slots of the ring to list; all of them if not given.
-
-        Returns
-        -------
-        list of Tensor
-            The ring, codes, scales and zero points.
         """
         return [self.ring[:, :, :slots], *_tables(self.store)]
 
@@ -72,12 +67,8 @@ class PackedRing:
 
         Parameters
         ----------
-        record
-            What the op says of itself.
         prompt
             Keys or values of the prompt, (batch, KV heads, tokens, head dim).
-        lengths
-            Tokens of each sequence. [tokens]
         packed
             Tokens of each sequence to pack. [tokens]
         """
@@ -108,10 +99,6 @@ class PackedRing:
 
         Parameters
         ----------
-        record
-            What the op says of itself.
-        sequences
-            Sequences whose tokens are packed.
         begins
             Position of the first token to pack in every sequence, (batch,).
         count
@@ -129,17 +116,8 @@ class PackedRing:
 
         Parameters
         ----------
-        packed
-            Packed rows of each sequence.
-        lengths
-            Tokens of each sequence. [tokens]
         upper
             Leave out the lower halves of hierarchical codes.
-
-        Yields
-        ------
-        Tensor
-            Parts of codes, scales, zero points and ring.
         """
         store = self.store
         for i, (rows, length) in enumerate(zip(packed, lengths, strict=True)):
@@ -178,15 +156,6 @@ def _tables(store: Store) -> list[Tensor]:
 def check_groups(name: str, group: int, head_dim: int) -> None:
     """Refuse groups that do not divide a head.
 
-    Parameters
-    ----------
-    name
-        What messages call the storage.
-    group
-        Numbers that share a scale.
-    head_dim
-        Numbers of a head.
-
     Raises
     ------
     InputError
@@ -204,17 +173,8 @@ def check_residual(name: str, residual: int, group: int) -> int:
 
     Parameters
     ----------
-    name
-        What messages call the storage.
     residual
         Latest tokens that stay in full precision. [tokens]
-    group
-        Keys that share a scale.
-
-    Returns
-    -------
-    int
-        The residual.
 
     Raises
     ------
@@ -253,11 +213,6 @@ class PackedStore(KvStore):
         ----------
         tokens
             Cached tokens. [tokens]
-
-        Returns
-        -------
-        int
-            Packed rows.
         """
 
     @abstractmethod
@@ -268,11 +223,6 @@ class PackedStore(KvStore):
         ----------
         tokens
             Cached tokens. [tokens]
-
-        Returns
-        -------
-        int
-            Packed rows.
         """
 
     def packed_there(self, lengths: Tensor) -> tuple[Tensor, Tensor]:
@@ -298,11 +248,6 @@ class PackedStore(KvStore):
     def packed_by(self, span: SlotRange) -> tuple[int, ...]:
         """Return the tokens of every sequence that counts of packed rows follow from.
 
-        Parameters
-        ----------
-        span
-            Slots of a pass.
-
         Returns
         -------
         tuple of int
@@ -317,15 +262,7 @@ class PackedStore(KvStore):
             self.v.fill(record, values, counts, [self.packed_values(n) for n in counts])
 
     def add(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
-        """Put new tokens in the rings.
-
-        Parameters
-        ----------
-        keys, values
-            Those of the new tokens, (sequences, KV heads, new, dim).
-        span
-            Slots of the new tokens.
-        """
+        """Put new tokens in the rings."""
         with self.counter.op("attn") as record:
             self.k.append(keys, span.slots)
             self.v.append(values, span.slots)

@@ -51,33 +51,13 @@ class CachePlacement:
 
         Parameters
         ----------
-        kind
-            Class of the storage.
-        where
-            The layer.
         slots
             Tokens per sequence to make room for. [tokens]
-
-        Returns
-        -------
-        KvStore
-            The storage.
         """
         return kind(where.parts.storage, self.room(where), slots, self.run.counter)
 
     def room(self, where: LayerContext) -> CacheRoom:
-        """Make room on the GPU for the KV heads of a layer.
-
-        Parameters
-        ----------
-        where
-            The layer.
-
-        Returns
-        -------
-        CacheRoom
-            The room.
-        """
+        """Make room on the GPU for the KV heads of a layer."""
         m, at = self.run.model, self.run.decoder
         heads = where.heads or m.kv_heads
         room = on_the_gpu(where.batch, heads, m.head_dim, at.dtype, at.device)
@@ -110,63 +90,20 @@ class CachePlacement:
         return False
 
     def answer(self, attend: Callable[[], Tensor]) -> Tensor | Answer:
-        """Attend now, or start attention that answers later.
-
-        Parameters
-        ----------
-        attend
-            Computes attention.
-
-        Returns
-        -------
-        Tensor or Answer
-            The output, or a function that waits for it.
-        """
+        """Attend now, or start attention that answers later."""
         return attend()
 
     def layer_reached(self, where: LayerContext) -> None:
-        """Prepare for a pass after the prompt that reaches a layer, even if it skips its cache.
-
-        Parameters
-        ----------
-        where
-            The layer.
-        """
+        """Prepare for a pass after the prompt that reaches a layer, even if it skips its cache."""
 
     def before_attention(self, where: LayerContext, step: Pass) -> None:
-        """Bring the cache of a layer for a pass over some part of the batch.
-
-        Parameters
-        ----------
-        where
-            The layer, and the part of the batch.
-        step
-            The pass.
-        """
+        """Bring the cache of a layer for a pass over some part of the batch."""
 
     def store_inputs(self, where: LayerContext, tensor: Tensor, step: Pass) -> None:
-        """Keep the inputs with which a chunk of the prompt reaches a layer.
-
-        Parameters
-        ----------
-        where
-            The layer, and the part of the batch.
-        tensor
-            Inputs of the projections, (sequences, new, hidden).
-        step
-            The pass.
-        """
+        """Keep the inputs with which a chunk of the prompt reaches a layer."""
 
     def after_attention(self, where: LayerContext, step: Pass) -> None:
-        """Send home what attention has changed.
-
-        Parameters
-        ----------
-        where
-            The layer, and the part of the batch.
-        step
-            The pass.
-        """
+        """Send home what attention has changed."""
 
     def round_done(self) -> None:
         """A round with drafts is over."""
@@ -176,11 +113,6 @@ class CachePlacement:
 
     def weights(self, layer: int) -> LayerWeights | None:
         """Return the weights of a layer that do not stay on the GPU.
-
-        Parameters
-        ----------
-        layer
-            Index of the layer.
 
         Returns
         -------

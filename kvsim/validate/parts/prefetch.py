@@ -79,12 +79,8 @@ class HostRows:
 
     Parameters
     ----------
-    context
-        Which layer they are of.
     slots
         Tokens per sequence that there is room for.
-    lanes
-        Copies between GPU and host.
     make
         Makes the layer's store, given what makes room in host memory.
     first

@@ -67,8 +67,6 @@ def find_part(base: type[Piece], part: Part, name: str = "") -> type[Piece]:
     ----------
     base
         What the class has to be derived from.
-    part
-        As the technique states it.
     name
         Of the class, where it is not the part's.
 

@@ -44,15 +44,8 @@ class Codec(ABC):
 
         Parameters
         ----------
-        dim
-            Numbers of a head.
         dtype
             Number format of keys and values.
-
-        Returns
-        -------
-        Widths
-            Numbers and format of every part.
         """
 
     @abstractmethod
@@ -72,18 +65,7 @@ class Codec(ABC):
 
     @abstractmethod
     def store(self, parts: list[Tensor]) -> Store:
-        """Arrange parts as attention reads them.
-
-        Parameters
-        ----------
-        parts
-            Parts of all rows.
-
-        Returns
-        -------
-        Store
-            The rows.
-        """
+        """Arrange parts as attention reads them."""
 
 
 class Plain(Codec):
@@ -201,8 +183,6 @@ class TokenRows:
 
         Parameters
         ----------
-        record
-            What the op says of itself.
         numbers
             Keys or values, (sequences, KV heads, tokens, dim).
         """
@@ -215,26 +195,14 @@ class TokenRows:
 
         Parameters
         ----------
-        record
-            What the op says of itself.
         numbers
             Keys or values, (sequences, KV heads, new, dim).
-        span
-            Slots of the new tokens.
         """
         self._note(record, numbers, made := self.codec.encode(numbers))
         self.put(made, span)
 
     def put(self, made: list[Tensor], span: SlotRange) -> None:
-        """Store the encoded parts of new tokens in their slots.
-
-        Parameters
-        ----------
-        made
-            Parts of the new tokens.
-        span
-            Slots of the new tokens.
-        """
+        """Store the encoded parts of new tokens in their slots."""
         for mine, new in zip(self.parts, made, strict=True):
             if span.first is not None:
                 mine[:, :, span.first : span.first + span.new] = new
@@ -247,8 +215,6 @@ class TokenRows:
 
         Parameters
         ----------
-        record
-            What the op says of itself.
         source, target
             The slots, (sequences, KV heads, 1) each.
         """
@@ -263,8 +229,6 @@ class TokenRows:
 
         Parameters
         ----------
-        record
-            What the op says of itself.
         index
             Slots to read, (sequences, KV heads, n).
 
@@ -279,11 +243,6 @@ class TokenRows:
 
     def widened(self, parts: list[Tensor]) -> Tensor:
         """Widen the parts of rows to numbers.
-
-        Parameters
-        ----------
-        parts
-            Parts of rows.
 
         Returns
         -------
@@ -389,10 +348,6 @@ class PerTokenCache(KvStore):
         ----------
         queries
             Queries, (sequences, heads, queries, dim).
-        span
-            Slots of the pass.
-        seen
-            What each query sees of the slots.
 
         Returns
         -------
@@ -504,10 +459,5 @@ def codec(bits: float, group: int) -> Codec:
         Width of a code; 16 for plain numbers. [bit]
     group
         Numbers that share a scale and a zero point.
-
-    Returns
-    -------
-    Codec
-        Groups, or plain numbers.
     """
     return Plain() if bits == 16 else Groups(int(bits), group)

@@ -61,19 +61,10 @@ def query_ranges(
 
     Parameters
     ----------
-    queries
-        Queries to split.
     per_query
         Numbers that the scores of one query have; a GPU takes more at once.
-    device
-        Where they are worked on.
     most
         Numbers that a range may have.
-
-    Returns
-    -------
-    Iterator of slice
-        Ranges of queries.
     """
     limit = SCORES_ON_GPU if device.type == "cuda" else BLOCK_NUMBERS
     return ranges(queries, per_query, limit if most is None else min(limit, most))
@@ -86,8 +77,6 @@ def scores(queries: Tensor, keys: Tensor, seen: Tensor | None = None) -> Tensor:
     ----------
     queries
         Queries, (batch, heads, queries, dim).
-    keys
-        Keys, (batch, KV heads, tokens, dim).
     seen
         True where a query sees a key, (batch or 1, 1, queries, tokens); all keys are seen if not
         given.
@@ -113,8 +102,6 @@ def weigh(weights: Tensor, values: Tensor) -> Tensor:
     ----------
     weights
         Weights, (batch, heads, queries, tokens).
-    values
-        Values, (batch, KV heads, tokens, dim).
 
     Returns
     -------
@@ -156,8 +143,6 @@ def by_kv_head(weights: Tensor, kv_heads: int) -> Tensor:
     ----------
     weights
         Weights, (batch, heads, ...).
-    kv_heads
-        KV heads of the model.
 
     Returns
     -------

@@ -37,31 +37,13 @@ class LayeredRun(Implementation):
 
         Parameters
         ----------
-        context
-            The layer.
         slots
             Tokens per sequence to make room for. [tokens]
-
-        Returns
-        -------
-        KvStore
-            The layer's storage.
         """
         raise NotImplementedError
 
     def transfers(self, layer: int) -> Transfers:
-        """Return the copy lanes of a layer's placement.
-
-        Parameters
-        ----------
-        layer
-            Index of the layer.
-
-        Returns
-        -------
-        Transfers
-            Lanes between GPU and host.
-        """
+        """Return the copy lanes of a layer's placement."""
         raise NotImplementedError
 
     def shared(self, key: object, make: Callable[[], Made]) -> Made:
@@ -71,8 +53,6 @@ class LayeredRun(Implementation):
         ----------
         key
             What the layers know it by.
-        make
-            Makes it.
 
         Returns
         -------
@@ -82,27 +62,11 @@ class LayeredRun(Implementation):
         raise NotImplementedError
 
     def shared_objects(self, rows: slice) -> SharedObjects:
-        """Return what the layers share for one part of the batch.
-
-        Parameters
-        ----------
-        rows
-            Sequences of the part.
-
-        Returns
-        -------
-        SharedObjects
-            Their shared objects.
-        """
+        """Return what the layers share for one part of the batch."""
         raise NotImplementedError
 
     def round_room(self, cached: list[int]) -> int:
         """Count the tokens that the next round may append.
-
-        Parameters
-        ----------
-        cached
-            Tokens in the cache of each sequence. [tokens]
 
         Returns
         -------
@@ -144,8 +108,6 @@ class LayerContext:
         ----------
         key
             What the layers know it by.
-        make
-            Makes it.
 
         Returns
         -------
@@ -209,15 +171,6 @@ class LayerCache:
         ----------
         queries
             Queries of the chunk, (batch, heads, new, dim).
-        keys, values
-            Those of the prompt so far, (batch, KV heads, tokens, dim).
-        step
-            Which tokens of which sequences they are.
-
-        Returns
-        -------
-        Tensor
-            The output, shaped as the queries.
         """
         return self.kv.attend_prompt(queries, keys, values, step, self._visible(step))
 
@@ -230,17 +183,6 @@ class LayerCache:
         ----------
         held
             Room for the prompt's keys and values, which the chunk is written to.
-        queries
-            Queries of the chunk, (sequences, heads, new, dim).
-        keys, values
-            Those of the chunk, (sequences, KV heads, new, dim).
-        step
-            Which tokens of which sequences they are.
-
-        Returns
-        -------
-        Tensor
-            The output, shaped as the queries.
         """
         with self.counter.op("attn") as record:
             for cache, new in zip(held, (keys, values), strict=True):
@@ -260,22 +202,7 @@ class LayerCache:
         self.kv.fill(keys, values, self.lengths)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Store the new tokens of a pass, and attend with them.
-
-        Parameters
-        ----------
-        queries
-            Queries, (sequences, heads, new, dim).
-        keys, values
-            Those of the new tokens, (sequences, KV heads, new, dim).
-        step
-            Which tokens of which sequences they are.
-
-        Returns
-        -------
-        Tensor
-            The output, shaped as the queries.
-        """
+        """Store the new tokens of a pass, and attend with them."""
         return self.attend_behind(queries, keys, values, step, SlotRange.after_cached(step))
 
     def prompt_done(self) -> None:
@@ -318,31 +245,11 @@ class LayerCache:
         ----------
         slots
             Tokens per sequence to make room for. [tokens]
-
-        Returns
-        -------
-        KvStore
-            The storage.
         """
         return self.run.make_store(self.context, slots)
 
     def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Store a chunk of the prompt straight in its slots, and attend with it.
-
-        Parameters
-        ----------
-        queries
-            Queries of the chunk, (sequences, heads, new, dim).
-        keys, values
-            Those of the chunk, (sequences, KV heads, new, dim).
-        step
-            Which tokens of which sequences they are.
-
-        Returns
-        -------
-        Tensor
-            The output, shaped as the queries.
-        """
+        """Store a chunk of the prompt straight in its slots, and attend with it."""
         if len(step.starts) < self.batch:
             held = self.kv.prompt(self.slots)
             return self.attend_from(held, queries, keys, values, step)
@@ -351,24 +258,7 @@ class LayerCache:
     def attend_behind(
         self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, span: SlotRange
     ) -> Tensor:
-        """Store new tokens in given slots, and attend to all slots in use.
-
-        Parameters
-        ----------
-        queries
-            Queries, (sequences, heads, new, dim).
-        keys, values
-            Those of the new tokens, (sequences, KV heads, new, dim).
-        step
-            Which tokens of which sequences they are.
-        span
-            Their slots.
-
-        Returns
-        -------
-        Tensor
-            The output, shaped as the queries.
-        """
+        """Store new tokens in given slots, and attend to all slots in use."""
         if step.fixed:
             span = replace(span, room=self.kv.slots)
         self.kv.append(keys, values, span)

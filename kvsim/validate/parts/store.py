@@ -49,8 +49,6 @@ class SharedObjects:
         ----------
         key
             What the layers know the object by.
-        make
-            Makes the object.
 
         Returns
         -------
@@ -109,12 +107,8 @@ class CacheRoom:
 
         Parameters
         ----------
-        keys
-            Keys, (sequences, heads, tokens, dim).
         slots
             Positions of the tokens, (sequences, tokens).
-        back
-            Undo the rotation instead.
 
         Returns
         -------
@@ -137,21 +131,8 @@ def on_the_gpu(
 
     Parameters
     ----------
-    sequences
-        Sequences to make room for.
-    heads
-        KV heads of the layer.
-    dim
-        Numbers of a head.
     dtype
         Number format of keys and values.
-    device
-        Where the room is.
-
-    Returns
-    -------
-    CacheRoom
-        Room for rows of zeros.
     """
 
     def rows(count: int, widths: Widths) -> list[Tensor]:
@@ -183,8 +164,6 @@ class SlotRange:
 
         Parameters
         ----------
-        step
-            The pass that appends them.
         away
             Cached tokens of each sequence that are no longer in the cache; none if empty. [tokens]
         moved
@@ -219,15 +198,8 @@ class SlotRange:
 
         Parameters
         ----------
-        step
-            The pass.
         window
             Tokens that a query sees at most, itself included. [tokens]
-
-        Returns
-        -------
-        Seen
-            A mask, or the name of a usual pattern.
         """
         starts = tuple(end - self.new for end in self.ends)
         return visible(replace(step, starts=starts, positions=self.slots), self.longest, window)
@@ -269,22 +241,6 @@ class KvStore(ABC):
         """Attend with a chunk of the prompt to the prompt so far, in full precision.
 
         Storages that rank tokens by attention look at it here.
-
-        Parameters
-        ----------
-        queries
-            Queries of the chunk, (sequences, heads, new, dim).
-        keys, values
-            Those of the prompt so far, (sequences, KV heads, tokens, dim).
-        step
-            Which tokens of which sequences they are.
-        seen
-            What each query sees.
-
-        Returns
-        -------
-        Tensor
-            The output, shaped as the queries.
         """
         with self.counter.op("attn") as record:
             return full_attention(record, queries, keys, values, seen)
@@ -302,10 +258,6 @@ class KvStore(ABC):
 
         Parameters
         ----------
-        keys, values
-            Those of the prompt, (sequences, KV heads, tokens, dim).
-        counts
-            Tokens of each sequence. [tokens]
         plainly
             The op that writes them where nothing is packed.
         """
@@ -347,52 +299,14 @@ class KvStore(ABC):
 
     @abstractmethod
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
-        """Store the new tokens of a pass in their slots.
-
-        Parameters
-        ----------
-        keys, values
-            Those of the new tokens, (sequences, KV heads, new, dim).
-        span
-            Slots of the new tokens.
-        """
+        """Store the new tokens of a pass in their slots."""
 
     @abstractmethod
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Attend to the slots in use.
-
-        Parameters
-        ----------
-        queries
-            Queries, (sequences, heads, new, dim).
-        span
-            Slots of the pass.
-        seen
-            What each query sees of the slots.
-
-        Returns
-        -------
-        Tensor
-            The output, shaped as the queries.
-        """
+        """Attend to the slots in use."""
 
     def attend_async(self, queries: Tensor, span: SlotRange, seen: Seen) -> Callable[[], Tensor]:
-        """Start attention that may run beside that of other stores.
-
-        Parameters
-        ----------
-        queries
-            Queries, (sequences, heads, new, dim).
-        span
-            Slots of the pass.
-        seen
-            What each query sees of the slots.
-
-        Returns
-        -------
-        Callable
-            Waits for the output, shaped as the queries.
-        """
+        """Start attention that may run beside that of other stores."""
         out = self.attend(queries, span, seen)
         return lambda: out
 
@@ -406,10 +320,6 @@ class KvStore(ABC):
         ----------
         queries
             Queries, (sequences, heads, 1, dim).
-        span
-            Slots of the pass.
-        seen
-            What each query sees of the slots.
 
         Returns
         -------
@@ -491,14 +401,8 @@ def attend_packed(
 
     Parameters
     ----------
-    record
-        What the op says of itself.
-    queries
-        Queries, (sequences, heads, new, dim).
     view
         The slots, as the kernel reads them.
-    span
-        Slots of the pass.
     read
         Lists the tensors that the kernel has read of the slots.
     scored
@@ -526,12 +430,6 @@ def count_pairs(record: OpRecord, queries: Tensor, span: SlotRange, fused: bool)
 
     Parameters
     ----------
-    record
-        What the op says of itself.
-    queries
-        Queries, (sequences, heads, new, dim).
-    span
-        Slots of the pass.
     fused
         Whether a fused kernel computes them, whose FLOPs PyTorch does not count.
     """
@@ -546,11 +444,6 @@ def count_pairs(record: OpRecord, queries: Tensor, span: SlotRange, fused: bool)
 def shares(part: PartialAttention) -> Tensor:
     """Turn the logits of the last query into attention.
 
-    Parameters
-    ----------
-    part
-        Attention with its logits.
-
     Returns
     -------
     Tensor
@@ -564,13 +457,6 @@ def lengths_on(device: torch.device, counts: Sequence[int]) -> Tensor:
     """Put the counts of every sequence on the device.
 
     Where all are equal they are made there, without a copy.
-
-    Parameters
-    ----------
-    device
-        Where they go.
-    counts
-        One count per sequence.
 
     Returns
     -------

@@ -96,8 +96,6 @@ class AttentionShares:
 
         Parameters
         ----------
-        layer
-            Index of the layer.
         shares
             Shares, (samples, ...), whose mean over samples is kept.
         """
@@ -272,15 +270,8 @@ def drafting(technique: Technique, gamma: int) -> Technique:
 
     Parameters
     ----------
-    technique
-        A technique that drafts.
     gamma
         Drafts per round. [tokens]
-
-    Returns
-    -------
-    Technique
-        The technique with that setting.
     """
     return technique.with_rounds(gamma)
 
@@ -325,15 +316,8 @@ def reached(accepted: Sequence[int], gamma: int) -> tuple[float, ...]:
 
     Parameters
     ----------
-    accepted
-        Accepted drafts of every round.
     gamma
         Drafts per round. [tokens]
-
-    Returns
-    -------
-    tuple of float
-        Share of rounds for each number of drafts.
     """
     counts = (sum(many >= place for many in accepted) for place in range(1, gamma + 1))
     return tuple(round(count / len(accepted), SHARE_DIGITS) for count in counts)
@@ -350,12 +334,6 @@ def measure_acceptance(
 
     Parameters
     ----------
-    decoder
-        The model.
-    technique
-        A technique that drafts.
-    prompts
-        Tokens of every prompt.
     generate
         Tokens to generate per sequence. [tokens]
     temperature
@@ -376,18 +354,7 @@ def measure_acceptance(
 
 
 def named(technique: Technique) -> str:
-    """Write a technique as on the command line, without what is not set but measured.
-
-    Parameters
-    ----------
-    technique
-        The technique.
-
-    Returns
-    -------
-    str
-        Its name and settings.
-    """
+    """Write a technique as on the command line, without what is not set but measured."""
     name, colon, given = str(technique).partition(":")
     kept = [item for item in given.split(",") if item.partition("=")[0] not in MEASURED]
     return name + colon + ",".join(kept)

@@ -66,11 +66,6 @@ def list_default_techniques(model: Model, prompt: int) -> list[Technique]:
         The model, for the size of its heads.
     prompt
         Tokens of a window that are read at once. [tokens]
-
-    Returns
-    -------
-    list of Technique
-        Techniques with their settings.
     """
     small, large = (
         max(g for g in groups if model.head_dim % g == 0 or g == 8)
@@ -99,11 +94,6 @@ def list_default_techniques(model: Model, prompt: int) -> list[Technique]:
 def sort_out(techniques: list[Technique]) -> Settings:
     """Sort techniques into those that lose quality and those that draft.
 
-    Parameters
-    ----------
-    techniques
-        Techniques to measure.
-
     Returns
     -------
     Settings
@@ -128,17 +118,6 @@ def sort_out(techniques: list[Technique]) -> Settings:
 
 def check_reading(arch: Architecture, reading: Reading, drafts: bool, device: torch.device) -> int:
     """Check that a text can be read as asked, and count the positions that the decoder needs.
-
-    Parameters
-    ----------
-    arch
-        The model.
-    reading
-        How the text is read.
-    drafts
-        Whether some technique drafts.
-    device
-        Where the model runs.
 
     Returns
     -------
@@ -179,12 +158,6 @@ def rehearse_all(
 
     Parameters
     ----------
-    arch
-        The model.
-    techniques
-        Techniques to try.
-    reading
-        How the text is read.
     machine
         The machine, for techniques that weigh copies against compute.
 

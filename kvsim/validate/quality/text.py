@@ -30,11 +30,6 @@ def read_text(name: str | None) -> Text:
     name
         Path of the file; None for the manual of this Python.
 
-    Returns
-    -------
-    Text
-        The text, with its checksum.
-
     Raises
     ------
     InputError
@@ -57,19 +52,10 @@ def windows(tokens: list[int], count: int, length: int, start: tuple[int, ...]) 
 
     Parameters
     ----------
-    tokens
-        Tokens of the text.
-    count
-        Windows to cut.
     length
         Tokens of a window. [tokens]
     start
         Tokens that every window begins with, counted in its length.
-
-    Returns
-    -------
-    list of list of int
-        Tokens of every window.
 
     Raises
     ------

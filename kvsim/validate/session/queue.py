@@ -76,12 +76,8 @@ def estimate(unit: Unit, form: Form, state: SessionState, pace: float = 1.0) -> 
 
     Parameters
     ----------
-    unit
-        The unit.
     form
         Its short or its long form.
-    state
-        What earlier runs took.
     pace
         Time of other units on this machine over their estimates.
 
@@ -126,8 +122,6 @@ def choose(
     ----------
     units
         All units in the order of their worth.
-    state
-        What is done.
     seconds
         Time that is left. [s]
     passed
@@ -185,8 +179,6 @@ def run_units(
     ----------
     units
         All units in the order of their worth.
-    state
-        Where results are.
     seconds
         What all of it may take. [s]
     say
@@ -195,11 +187,6 @@ def run_units(
         Command of a process that does units; see ``kvsim.validate.session.work``.
     keep
         Called after every unit, to pack the results.
-
-    Returns
-    -------
-    list of Left
-        Units that are not done, and why.
     """
     deadline = monotonic() + seconds - RESERVE
     reasons: dict[str, str] = {}
@@ -292,10 +279,6 @@ class Worker:
 
         Parameters
         ----------
-        unit
-            Its name.
-        form
-            Its form.
         limit
             What it may take. [s]
 

@@ -154,19 +154,10 @@ def rate(
     ----------
     name
         Name of the kernel and its kind.
-    work
-        The case.
-    device
-        The GPU.
     peaks
         The best measured rate of every channel. [B/s]
     compiled
         Returns a launch's program and its warps; None where it is interpreted.
-
-    Returns
-    -------
-    dict
-        Time, bytes, share of the bandwidth, launches and instructions.
     """
     launched: list[Launched] = []
     with work.make() as calls:
@@ -205,8 +196,6 @@ def instructions(launched: Launched, made: tuple[Code, int] | None) -> float | N
 
     Parameters
     ----------
-    launched
-        The launch.
     made
         Its program and its warps; None where it is interpreted.
 
@@ -242,8 +231,6 @@ def issue_rate(device: torch.device, clock: str) -> float:
 
     Parameters
     ----------
-    device
-        The GPU.
     clock
         What its driver has said while it ran, in MHz: one, or the lowest to the highest.
 

@@ -45,13 +45,6 @@ class SessionState:
         ----------
         folder
             Where the results of all kinds of devices are.
-        device
-            Name of the device.
-
-        Returns
-        -------
-        SessionState
-            Its results.
         """
         place = folder / re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
         place.mkdir(parents=True, exist_ok=True)
@@ -153,11 +146,6 @@ def unpack(bundle: Path, folder: Path) -> SessionState:
         The archive that a session wrote.
     folder
         Where the results of all kinds of devices are.
-
-    Returns
-    -------
-    SessionState
-        The results of the bundle's device.
 
     Raises
     ------

@@ -27,17 +27,8 @@ class Measured:
 
         Parameters
         ----------
-        name
-            Name of the quantity.
-        predicted
-            Its prediction.
         runs
             What each run took or kept, in the unit of the prediction.
-
-        Returns
-        -------
-        Measured
-            The median of the runs and their spread.
         """
         low, middle, high = np.quantile(runs, (0.25, 0.5, 0.75))
         return cls(name, float(predicted), float(middle), float((high - low) / 2 / middle))
@@ -81,11 +72,6 @@ class Compared:
 
     def get(self, name: str) -> Measured | None:
         """Look up a quantity end to end.
-
-        Parameters
-        ----------
-        name
-            Name of the quantity.
 
         Returns
         -------
@@ -131,11 +117,6 @@ def summarise(found: Sequence[Compared]) -> Summary:
 
     Where a CPU has timed its compute thread by that thread's own clock, this is the figure: a
     machine that others use stretches the wall clock and not this one.
-
-    Parameters
-    ----------
-    found
-        Techniques at all points.
 
     Returns
     -------

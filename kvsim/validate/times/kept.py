@@ -22,8 +22,6 @@ class KeptPoints:
 
     Parameters
     ----------
-    path
-        The file.
     about
         What is timed, with which profile; a file about something else is begun anew.
     """
@@ -49,8 +47,6 @@ class KeptPoints:
         ----------
         asked
             The technique as it was asked for.
-        one
-            What it showed.
         """
         key = (one.model, one.batch, one.prompt, str(asked))
         row = {**asdict(one), "technique": str(one.technique), "asked": key[3]}

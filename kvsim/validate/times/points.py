@@ -68,18 +68,7 @@ class Grid:
 
     @classmethod
     def for_device(cls, device: torch.device) -> "Grid":
-        """Choose the points that suit a device.
-
-        Parameters
-        ----------
-        device
-            Where techniques are timed.
-
-        Returns
-        -------
-        Grid
-            The grid of the device's kind.
-        """
+        """Choose the points that suit a device."""
         if device.type == "cuda":
             return cls(TIMED_GPU_MODELS, GPU_BATCHES, GPU_PROMPTS)
         return cls(TIMED_CPU_MODELS, BATCHES, PROMPTS, CPU_REPEATS)
@@ -91,11 +80,6 @@ class Grid:
         ----------
         points
             ``all`` of it, or the ``few`` smallest points, twice each.
-
-        Returns
-        -------
-        Grid
-            The grid to run.
 
         Raises
         ------
@@ -109,18 +93,7 @@ class Grid:
         return Grid(self.models[:1], self.batches[:1], self.prompts[:1], 2, self.generate)
 
     def works(self, device: torch.device) -> Iterator[RandomPrompts]:
-        """List the workloads that do not take too long on a device.
-
-        Parameters
-        ----------
-        device
-            Where techniques are timed.
-
-        Yields
-        ------
-        RandomPrompts
-            A workload.
-        """
+        """List the workloads that do not take too long on a device."""
         for batch in self.batches:
             for prompt in self.prompts:
                 if batch * prompt <= MOST_TOKENS[device.type]:
@@ -164,12 +137,8 @@ def compare_times(
 
     Parameters
     ----------
-    grid
-        Points to run.
     asked
         Techniques to run; all that can be run if empty.
-    device
-        Where they run.
     dtype
         Number format of weights and caches.
     hardware

@@ -88,18 +88,7 @@ class ReplayedRounds:
 
 
 def captured(work: Callable[[], None]) -> Callable[[], None]:
-    """Capture work on the current GPU as one launch; it is not done yet.
-
-    Parameters
-    ----------
-    work
-        Issues the work.
-
-    Returns
-    -------
-    Callable
-        Does the work.
-    """
+    """Capture work on the current GPU as one launch; it is not done yet."""
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         work()
@@ -117,11 +106,6 @@ class Replay:
     def of_next_round(cls, run: Generation) -> "Replay":
         """Describe the round that a generation does next.
 
-        Parameters
-        ----------
-        run
-            The generation.
-
         Returns
         -------
         Replay
@@ -136,17 +120,6 @@ def replayed_seconds(
     deployment: Deployment, technique: Technique, work: RandomPrompts, replays: Sequence[Replay]
 ) -> float:
     """Predict the time per token of replayed rounds, each of which gives one.
-
-    Parameters
-    ----------
-    deployment
-        Model and machine.
-    technique
-        The technique.
-    work
-        The workload.
-    replays
-        What each round does.
 
     Returns
     -------
@@ -242,12 +215,6 @@ def run_timed(
 
     Parameters
     ----------
-    decoder
-        The model.
-    technique
-        The technique.
-    work
-        The workload.
     by_op
         Time every op too, which itself takes some time.
     busy
@@ -255,11 +222,6 @@ def run_timed(
         GPU that is kept busy, so that they are their kernels' times. [s]
     graphs
         Replay rounds as CUDA graphs where they can be; the others are then not timed.
-
-    Returns
-    -------
-    Timing
-        What the run took, and what it kept.
     """
     clock = Clock(decoder.device, busy)
     prompts = work.prompts(decoder.arch.model.vocab)
@@ -318,22 +280,7 @@ def issuing(run: Timing) -> dict[str, float]:
 
 
 def run_by_op(decoder: Decoder, technique: Technique, work: RandomPrompts) -> Timing:
-    """Time the ops of a warm workload: on a GPU once more, behind a GPU that is kept busy.
-
-    Parameters
-    ----------
-    decoder
-        The model.
-    technique
-        The technique.
-    work
-        The workload.
-
-    Returns
-    -------
-    Timing
-        A run whose ops were timed.
-    """
+    """Time the ops of a warm workload: on a GPU once more, behind a GPU that is kept busy."""
     run = run_timed(decoder, technique, work, by_op=True)
     if decoder.device.type == "cpu":
         return run
@@ -354,20 +301,6 @@ def run_counted(decoder: Decoder, technique: Technique, work: RandomPrompts) -> 
     """Run a workload once for its memory and copies.
 
     A GPU's allocator tells its peak; on a CPU the tensors that are in use at once are added up.
-
-    Parameters
-    ----------
-    decoder
-        The model.
-    technique
-        The technique.
-    work
-        The workload.
-
-    Returns
-    -------
-    Counted
-        What the run moved and held.
     """
     copies, device = Copied(), decoder.device
     prompts = work.prompts(decoder.arch.model.vocab)
