@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import astuple, fields, replace
 from functools import cache
 from importlib.resources import files
-from math import erf, exp, log, sqrt
+from math import erf, exp, hypot, log, sqrt
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.machines import gguf
 from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment
+from kvsim.techniques import parse
 
 ONE_DEVICE = "device "  # begins what was held out where rows of one device alone are meant
 ANY = "any"  # device of an entry that was held out by device: the error on a card without rows
@@ -42,11 +43,15 @@ COUNTED = {
 }
 """An entry's rows in words, one and several; kernels have runs."""
 
-# How much wider a logarithmic interval is where no row at all is of the technique, engine, weights
-# or version, or none is of pipeline stages. Measured: rows of paper tables that no fit saw are 3 to
-# 6 times worse on another technique. The others are set: an interval over all engines or formats
-# holds how much they differ, and one without measurements may differ more.
-WIDER = {"technique": 3.0, "engine": 1.4, "spread": 2.0, "version": 1.4, "weights": 1.4}
+# How much wider a logarithmic interval is where no row at all is of the engine, weights or version,
+# or none is of pipeline stages. These are set: an interval over all engines or formats holds how
+# much they differ, and one without measurements may differ more.
+WIDER = {"engine": 1.4, "spread": 2.0, "version": 1.4, "weights": 1.4}
+# What a technique adds of which no row is measured: 80 % of 43 speed-ups of drafts and of low-bit
+# caches lie within the first factor, half of them within the second error, when those of their card
+# and model, or their source, are left out (benchmarks/drafts.py, benchmarks/caches.py).
+TECHNIQUE_SPREAD = 1.34
+UNKNOWN = 0.16  # also where nothing like a number was measured
 # The mechanisms that errors are shared by, and how much less an entry counts that has another one
 # (logarithms). Chosen once for all groups, with SELF and MOST_ROWS, so that intervals hold eight in
 # ten of the rows of whole runs both where the ledger has their model's runs and where it has none
@@ -74,7 +79,6 @@ PRODUCT_CLASSES = {
 }  # fmt: skip
 """The class of kernels whose rows are of products with weights of a format; others have no rows."""
 PRODUCT_CLASSES |= {name: WEIGHT_FORMATS[name].kernel for name in gguf.BASES}
-UNKNOWN = 0.1  # typical error where nothing like a number, or no such technique, was measured
 SIMILAR_TECHNIQUES = {"full", "fp8"}  # techniques that run an engine's own attention kernels
 WIDER_ALIKE = 1.3
 
@@ -151,6 +155,9 @@ def evidence_for(
     .. [1] R. J. Tibshirani, R. F. Barber, E. Candes and A. Ramdas, "Conformal prediction under
        covariate shift", NeurIPS 2019. https://arxiv.org/abs/1904.06019
     """
+    name = technique.partition(":")[0]
+    if kind == "prefill" and ";" not in technique and _drafts_after_prompt(name):
+        name = "full"  # which it is until the prompt is read
     if (kind, load) == ("prefill", "served"):
         kind = WAIT
     kinds = RELATED_KINDS.get(kind, (kind,))
@@ -159,7 +166,6 @@ def evidence_for(
     told = (*own, *told)
     known = [e for e in told if e.kind in kinds and not e.held_out.startswith(ONE_DEVICE)]
     engine, device = deployment.stack.family, deployment.hardware.name
-    name = technique.partition(":")[0]
     if not known:
         return _guess(f"no measured {NUMBER_KINDS.get(kind, kind)} of any engine")
 
@@ -171,13 +177,20 @@ def evidence_for(
     formats = _measured_weights(deployment, told)
     same = (nearest.technique == name, nearest.engine == engine, nearest.device == device, plain,
             formats)  # fmt: skip
-    wider = min(_widening(name, e.technique) for e in known)
+    measured = {e.technique for e in known}
+    alike = not measured.isdisjoint(SIMILAR_TECHNIQUES) and name in SIMILAR_TECHNIQUES
+    wider = WIDER_ALIKE if alike and name not in measured else 1.0
+    unmeasured = 0.0 if alike or name in measured else log(TECHNIQUE_SPREAD)
     wider *= 1.0 if plain else WIDER["spread"]
     wider *= WIDER["version"] if deployment.stack.unmeasured else 1.0
     wider *= 1.0 if formats else WIDER["weights"]
     wider *= 1.0 if engine in {e.engine for e in known} else WIDER["engine"]
-    factors = _shared_interval(own or known, asked_of)
-    low, high = (_clip_factor(exp(wider * log(x))) for x in factors)
+    # without rows of a technique, its error is that of full KV and its own gain's
+    like = _mechanisms(deployment, "full", kind, load) if unmeasured else asked_of
+    factors = _shared_interval(own or known, like)
+    logs = (wider * log(x) for x in (min(factors[0], 1.0), max(factors[1], 1.0)))
+    below, above = (hypot(x, unmeasured) for x in logs)
+    low, high = _clip_factor(exp(-below)), _clip_factor(exp(above))
     asked = (
         f"with {name}",
         f"of {engine}",
@@ -187,7 +200,14 @@ def evidence_for(
     )
     gap = _gap(same, asked, deployment.stack.unmeasured)
     words = _words(nearest, all(same), asked) + ("; " * bool(gap) + gap)
-    return KnownError(nearest, words, min(low, 1.0), max(high, 1.0), all(same), gap)
+    return KnownError(nearest, words, low, high, all(same), gap)
+
+
+@cache
+def _drafts_after_prompt(name: str) -> bool:
+    """Whether a technique reads prompts as full KV does, and drafts once they are read."""
+    technique = parse(name)
+    return technique.exact and technique.drafts > 0
 
 
 def _own_entry(deployment: Deployment, kind: str) -> tuple[LedgerEntry, ...]:
@@ -274,16 +294,10 @@ def typical_error(deployment: Deployment, technique: str, kind: str = "decode") 
     if entry is None:
         return UNKNOWN
     name = technique.partition(":")[0]
-    known = entry.median * _widening(name, entry.technique)
-    alike = name == entry.technique or {name, entry.technique} <= SIMILAR_TECHNIQUES
-    return known if alike else max(known, UNKNOWN)
-
-
-def _widening(wanted: str, got: str) -> float:
-    """How much wider an interval is where rows are of another technique."""
-    if wanted == got:
-        return 1.0
-    return WIDER_ALIKE if {wanted, got} <= SIMILAR_TECHNIQUES else WIDER["technique"]
+    if name == entry.technique:
+        return entry.median
+    alike = {name, entry.technique} <= SIMILAR_TECHNIQUES
+    return entry.median * WIDER_ALIKE if alike else hypot(entry.median, UNKNOWN)
 
 
 def _measured_weights(deployment: Deployment, told: Sequence[LedgerEntry]) -> bool:

@@ -17,7 +17,6 @@ from kvsim.planner.question import (
     FULL,
     Admission,
     Question,
-    does_nothing,
     engines_running,
     relative_gain,
     simplicity_rank,
@@ -115,10 +114,13 @@ def find_alternatives(question: Question, search: TableSearch, chosen: int) -> l
     table, limits = search.table, question.limits
     allowed = (table.columns["loss"] <= limits.loss) & (table.columns["assumed"] <= limits.assumed)
     best: dict[tuple[bool, str], tuple[bool, float, int]] = {}
+    compared = [table.columns[k] for k in dict.fromkeys((question.objective, "ttft", "tpot"))]
     for name in table.names:
         row = _row_shown(search, name)
         if row is None or name == table.technique[chosen].name:
             continue
+        if all(column[row] >= column[chosen] for column in compared):
+            continue  # better at nothing
         t = table.technique[row]
         kind = t.name if t.uniform else ""  # of mixed layers one is enough
         entry = not _in_time(search, row), float(table.columns[question.objective][row]), row
@@ -146,12 +148,12 @@ def _row_shown(search: TableSearch, name: str) -> int | None:
 
     Not what is known to lose much, nor settings that another technique has under its own name.
     """
-    limits, mild = search.q.limits, {"harm": KNOWN_BAD}
+    limits, mild = search.q.limits, {"harm": KNOWN_BAD, "idle": 0.0}
     memory = {k: v for k, v in limits.hard().items() if k.endswith("memory")}
     for some in (limits.finite(), limits.hard(), memory):
         row = search.best(some | mild, name)
         if row is not None:
-            return None if does_nothing(search.table.technique[row]) else row
+            return row
     return None
 
 

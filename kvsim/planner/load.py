@@ -18,7 +18,6 @@ from kvsim.evidence.ledger import WITHIN_80, evidence_for
 from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
-from kvsim.planner.question import FULL
 from kvsim.search import smallest_count
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import Outcome, Targets
@@ -192,9 +191,7 @@ def known_factors(deployment: Deployment, technique: Technique, sure: float) -> 
         Likelihood with which measured times are below; 0.5 gives factors of 1.
     """
     reach = NormalDist().inv_cdf(sure) / WITHIN_80
-    name = technique.name
-    read = FULL if technique.exact and technique.drafts else name  # drafts come after the prompt
-    found = (evidence_for(deployment, read, "prefill"), evidence_for(deployment, name, "decode"))
+    found = (evidence_for(deployment, technique.name, kind) for kind in ("prefill", "decode"))
     return Slower(*(max(known.high**reach, 1.0) for known in found))
 
 

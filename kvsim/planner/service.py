@@ -30,7 +30,6 @@ from kvsim.planner.question import (
     CACHE,
     FULL,
     Question,
-    does_nothing,
     engines_running,
     simplicity_rank,
 )
@@ -53,6 +52,7 @@ MOST_COMPOSED = 120  # compositions of a deployment that are evaluated
 PLAYED = 8  # candidates that play, of those that may be chosen
 LOSSY_PLAYED = 2  # and of those that lose more than was admitted
 AS_GOOD = 0.01  # of the objective, within which the simpler one is chosen
+WORTH_A_LOSS = 0.03  # of the objective, which a loss of quality must gain at least
 ROUGH_STEP = 1.03  # of rates between candidates; that of the choice is found to a third of it
 BUDGETS = (512, 1024, 2048, 4096, 8192, 16384)
 """Tokens of a pass that are tried for the choice: what users of vLLM and SGLang set."""
@@ -172,6 +172,11 @@ class PlayedOption:
         d = self.carried.deployment
         changed = d.weights != d.model.released
         return d.gpus, int(changed), *simplicity_rank(self.carried.technique)
+
+    @property
+    def margin(self) -> float:
+        """How far it may fall behind the best and still be chosen, as it is simpler. [1]"""
+        return WORTH_A_LOSS if self.candidate.technique.exact else AS_GOOD
 
 
 @frozen
@@ -315,8 +320,6 @@ class ServiceSearch:
         for name in table.names:
             for row in self._best_rows(q, search, name):
                 t, evidence = table.technique[row], table.evidence[row]
-                if does_nothing(t):
-                    continue
                 known = combine([evidence, weights])
                 judged = known if q.admission.judges_weights else evidence
                 lossy, guessed = q.admission.loss(judged), columns["assumed"][row]
@@ -333,7 +336,7 @@ class ServiceSearch:
         slower = known_factors(q.deployment, parse(name), self.q.asked.sure)
         times = {"ttft": q.limits.ttft / slower.prefill, "tpot": q.limits.tpot / slower.decode}
         memory = {k: v for k, v in q.limits.finite().items() if k.endswith("memory")}
-        mild = {"harm": KNOWN_BAD}
+        mild = {"harm": KNOWN_BAD, "idle": 0.0}
         asked = {"loss": q.limits.loss, "assumed": q.limits.assumed}
         found: dict[int, None] = {}
         for limits in (mild, mild | asked):
@@ -402,11 +405,12 @@ class ServiceSearch:
         A request waits and shares passes only where there are others, so what fails here need
         not be played.
         """
-        times, asked = self._times_alone(candidate), self.q.asked
+        times, asked = self.times_alone(candidate), self.q.asked
         return times["ttft"] <= asked.ttft and times["tpot"] <= asked.tpot
 
-    def _times_alone(self, c: Candidate) -> dict[str, float]:
+    def times_alone(self, candidate: Candidate) -> dict[str, float]:
         """Least TTFT and TPOT of the prompt that the share asked for do not exceed. [s]"""
+        c = candidate
         prompts, share = self.q.load.requests.prompt, self.q.asked.share
         prompt = max(int(np.quantile(prompts, share)), 1)
         longer = replace(c.question.workload, prompt=prompt, generate=SHORTEST_ANSWER)
@@ -418,7 +422,7 @@ class ServiceSearch:
 
     def _promise(self, c: Candidate) -> float:
         """What equal requests promise, less where long prompts alone would miss their target."""
-        room = min(1.0, self.q.asked.ttft / max(LATE * self._times_alone(c)["ttft"], IDLE))
+        room = min(1.0, self.q.asked.ttft / max(LATE * self.times_alone(c)["ttft"], IDLE))
         worth = room**2
         return c.value * worth if c.value > 0 else c.value / worth
 
@@ -440,7 +444,7 @@ class ServiceSearch:
         if not played:
             return None
         best = max(played, key=lambda o: o.value)
-        near = [o for o in played if o.value >= best.value * (1 - AS_GOOD)]
+        near = [o for o in played if o.value >= best.value * (1 - o.margin)]
         choice = self._tuned(min(near, key=lambda o: (o.rank, -o.value)))
         others = [o for c in lossy if (o := self.play(c, self._tokens(choice))) is not None]
         same = choice.candidate
@@ -449,7 +453,7 @@ class ServiceSearch:
             self.q,
             choice,
             self.rates.stretch(choice.carried) * choice.carried.replicas,
-            list(explain_others(self.q, choice, rivals, others)),
+            list(explain_others(self, choice, rivals, others)),
             self._research(choice),
             self._prices(choice),
             self.considered,
@@ -576,7 +580,7 @@ def gain_over(before: float, after: float) -> float:
 
 
 def explain_others(
-    question: ServiceQuestion,
+    search: ServiceSearch,
     choice: PlayedOption,
     rivals: list[PlayedOption],
     lossy: list[PlayedOption],
@@ -585,7 +589,8 @@ def explain_others(
 
     Of every technique and deployment the best; nothing that carries less and is better at nothing.
     """
-    q, shown = question, 0
+    q, shown = search.q, 0
+    mine = search.times_alone(choice.candidate)
     for other in sorted(lossy, key=lambda o: -o.value):
         if other.value > choice.value * (1 + AS_GOOD):
             shown += 1
@@ -595,20 +600,15 @@ def explain_others(
         c = other.carried
         key = c.technique.name, id(other.candidate.question)
         compared = other.candidate.question is not choice.candidate.question and not q.total_gpus
-        dominated = _dominated(choice, other) and not (compared and c.technique.name == FULL)
+        its = search.times_alone(other.candidate)
+        quicker = any(its[name] < mine[name] for name in mine)
+        dominated = other.value <= choice.value and other.rank >= choice.rank and not quicker
+        dominated &= not (compared and c.technique.name == FULL)
         if key in seen or shown >= MAX_ALTERNATIVES or dominated:
             continue
         seen.add(key)
         shown += 1
         yield Rejected(other, _more(q, choice, other))
-
-
-def _dominated(choice: PlayedOption, other: PlayedOption) -> bool:
-    """Whether an option is on the same or more GPUs, changes more and is no better at anything."""
-    mine, its = choice.carried, other.carried
-    worse = other.value <= choice.value and its.tpot["p50"] >= mine.tpot["p50"]
-    slower = its.ttft["p50"] >= mine.ttft["p50"]
-    return worse and slower and other.rank >= choice.rank
 
 
 def _more(q: ServiceQuestion, choice: PlayedOption, other: PlayedOption) -> str:

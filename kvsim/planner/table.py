@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.errors import InfeasibleError
-from kvsim.planner.question import Question, relative_gain, simplicity_rank
+from kvsim.planner.question import Question, does_nothing, relative_gain, simplicity_rank
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import MOST_SEQUENCES
 from kvsim.quality.evidence import Evidence
@@ -234,6 +234,7 @@ def evaluate(question: Question, technique: Technique, batch: Column) -> Options
         "loss": np.repeat([admission.loss(e) for e in known], batch.size),
         "harm": np.repeat([admission.harm(e) for e in known], batch.size),
         "assumed": np.repeat([1.0 if s.assumes else 0.0 for s in settings], batch.size),
+        "idle": np.repeat([float(does_nothing(s)) for s in settings], batch.size),
     }
     return Options(
         [s for s in settings for _ in range(batch.size)],
@@ -478,7 +479,7 @@ class TableSearch:
         known = admission.evidence(t, self.q.deployment, self.q.workload.length)
         columns = measures(found)
         columns |= {"loss": np.array([admission.loss(known)]), "assumed": np.zeros(1)}
-        columns |= {"harm": np.array([admission.harm(known)])}
+        columns |= {"harm": np.array([admission.harm(known)]), "idle": np.zeros(1)}
         name = np.array([t.name])
         self.table.add(Options([t], name, [known], found.batch, columns))
         row = len(self.table) - 1

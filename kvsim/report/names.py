@@ -38,8 +38,27 @@ HOST_SHARES = {
 }  # fmt: skip
 
 
+def chosen_settings(name: str, given: Row) -> Row:
+    """Return the settings of a technique that are not its defaults.
+
+    Parameters
+    ----------
+    name
+        Name of the technique, as :func:`label` writes it.
+    given
+        All of its settings, as :func:`params` writes them.
+
+    Returns
+    -------
+    Row
+        Some of the settings.
+    """
+    usual = {} if name == MIXED_LAYERS else params(parse(name))
+    return {key: value for key, value in given.items() if usual.get(key) != value}
+
+
 def phrase_technique(technique: Technique) -> str:
-    """Name a technique in a sentence, with what a placement puts elsewhere.
+    """Name a technique in a sentence, with the settings that are not its defaults.
 
     Parameters
     ----------
@@ -53,7 +72,9 @@ def phrase_technique(technique: Technique) -> str:
     """
     name = SPOKEN.get(technique.name, label(technique))
     if technique.name != "place" or not technique.uniform:
-        return name
+        given = chosen_settings(label(technique), params(technique))
+        told = ", ".join(f"{k} {simplify(v)}" for k, v in given.items())
+        return f"{name} ({told})" if told else name
     given = {key: technique.settings.get(key, 0) for key in HOST_SHARES}
     shares = [
         f"{100 * value:.0f} % {HOST_SHARES[key]}"

@@ -18,7 +18,7 @@ from kvsim.quality.settings import PERPLEXITY
 from kvsim.report import evidence, names, units
 from kvsim.report.answer import BRIEF, MAX_VERDICT_WORDS, Answer, add_command_line, verdict
 from kvsim.report.json import Row, number
-from kvsim.report.names import SPOKEN, label, notation, params
+from kvsim.report.names import chosen_settings, label, params, phrase_technique
 from kvsim.report.plan import layers_of, paste_blocks, quality
 from kvsim.report.predict import prediction
 from kvsim.report.result import Result
@@ -249,8 +249,7 @@ def _sentence(plan: ServicePlan) -> str:
 
 def spoken(found: Carried) -> str:
     """A technique as an answer calls it."""
-    t = found.technique
-    return SPOKEN.get(t.name) or notation({"technique": label(t), "params": params(t)})
+    return phrase_technique(found.technique)
 
 
 def machine(found: Carried) -> str:
@@ -462,7 +461,8 @@ def _rows(plan: ServicePlan) -> Iterator[Row]:
         yield _row(a.option, f"needs {needs}" if needs else "or", told)
     if plan.research is not None:
         found, p = plan.research, plan.research.prediction
-        more = "more" if found.gain >= 0 else "less"
+        percent = round(100 * abs(found.gain))
+        more = f"{percent} % {'more' if found.gain > 0 else 'less'}" if percent else "as much"
         yield {
             "standing": "no engine",
             "technique": label(p.technique),
@@ -479,7 +479,7 @@ def _rows(plan: ServicePlan) -> Iterator[Row]:
             "quality": quality(found.evidence),
             "gain": number(found.gain),
             "reason": f"runs in no engine (--research chooses it); "
-            f"{100 * abs(found.gain):.0f} % {more} by estimate; "
+            f"{more} by estimate; "
             f"{loss_words(found.evidence, p.deployment)}",
         }
 
@@ -547,7 +547,7 @@ def _table(rows: Sequence[Row], plan: ServicePlan) -> Table:
 
 def _below(row: Row) -> str:
     """Settings and the reason of a row."""
-    words = [f"{k}={v}" for k, v in row["params"].items()]
+    words = [f"{k}={v}" for k, v in chosen_settings(row["technique"], row["params"]).items()]
     return "; ".join(filter(None, [", ".join(words), row["reason"]]))
 
 

@@ -33,6 +33,10 @@ def test_an_engines_name_is_a_technique() -> None:
     assert [term.name for term in both.terms] == ["cache", "snapkv"]
 
 
+def test_nvfp4_needs_tensor_cores_for_it() -> None:
+    assert "no FP4 tensor cores" in parse("cache:format=nvfp4").refuses(place())
+
+
 def test_layers_at_either_end_stay_in_16_bits() -> None:
     d = place()
     kinds = [parts.storage.name for shapes, count, parts in parse("turboquant_3bit_nc").layout(d)
@@ -44,7 +48,8 @@ def test_layers_at_either_end_stay_in_16_bits() -> None:
 def test_memory_is_that_of_the_format(name: str) -> None:
     kernel = find_kernel("vllm@h100", name)
     assert kernel is not None
-    d, m = place(), load_model("qwen3-4b")
+    d = place(gpu="b200" if name == "nvfp4" else "h100")
+    m = d.model
     p = Prediction(parse(name), d, np.ones(1), 4096, 2)
     per_head = (kernel.key_bits + kernel.value_bits) * m.head_dim / 8 + kernel.vector_bytes
     inner = m.layers - 2 * kernel.edge_layers

@@ -117,7 +117,10 @@ class Cache(Storage):
         return Format(kernel.key_bits, numbers, value_bits=kernel.value_bits)
 
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
-        """A format is an engine's own."""
+        """A format is an engine's own, and nvfp4 needs tensor cores for it."""
+        card = deployment.hardware
+        if self.format == "nvfp4" and "fp4" not in card.flops:
+            return f"{card.name} has no FP4 tensor cores, which {self.format} caches need"
         if find_kernel(deployment.stack.name, self.format) is not None:
             return ""
         engines = dict.fromkeys(k.engine for k in load_kernels() if k.format == self.format)
