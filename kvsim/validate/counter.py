@@ -25,17 +25,12 @@ Kind = Literal["prefill", "between", "decode", "draft", "verify"]
 
 
 def size(*tensors: Tensor | None) -> int:
-    """Sum the sizes of tensors.
+    """Sum the sizes of tensors. [B]
 
     Parameters
     ----------
     *tensors
         Tensors; None counts nothing.
-
-    Returns
-    -------
-    int
-        Size of their elements. [B]
     """
     return sum(t.numel() * t.element_size() for t in tensors if t is not None)
 

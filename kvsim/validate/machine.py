@@ -47,17 +47,12 @@ def refusals(*more: type[Exception]) -> tuple[type[Exception], ...]:
 
 
 def free_memory(device: torch.device) -> int:
-    """Measure the memory that can be had now.
+    """Measure the memory that can be had now. [B]
 
     Parameters
     ----------
     device
         A GPU, or the CPU for the host's memory.
-
-    Returns
-    -------
-    int
-        Free memory. [B]
     """
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])

@@ -125,17 +125,12 @@ def check_host_memory(needed: int, what: str, free: Callable[[], int] = availabl
 
 
 def lines(size: int) -> int:
-    """Round a size up to whole lines of the host's cache.
+    """Round a size up to whole lines of the host's cache. [B]
 
     Parameters
     ----------
     size
         Size. [B]
-
-    Returns
-    -------
-    int
-        Rounded size. [B]
     """
     return -(-size // CACHE_LINE) * CACHE_LINE
 

@@ -51,13 +51,7 @@ class Processor:
 
 
 def available_memory(root: Path = SYSTEM_ROOT) -> int:
-    """Measure the memory that this process can still have, as kernel and container allow.
-
-    Returns
-    -------
-    int
-        Free memory. [B]
-    """
+    """Measure the memory that this process can still have, as kernel and container allow. [B]"""
     found = re.search(r"MemAvailable:\s+(\d+) kB", system_text(root / "proc/meminfo"))
     free = int(found[1]) * 1024 if found else 2**63  # not Linux
     for limit, used in _memory_limits(root):

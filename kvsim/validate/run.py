@@ -98,7 +98,7 @@ class Generation:
 
     @torch.inference_mode()
     def forward(self, tokens: Tensor, kind: Kind, ahead: int = 0, fixed: bool = False) -> Tensor:
-        """Run one pass over new tokens; ``done`` does not change.
+        """Run one pass over new tokens; ``done`` does not change. (batch, new, vocab)
 
         Parameters
         ----------
@@ -108,11 +108,6 @@ class Generation:
             Tokens that earlier passes of this round have appended. [tokens]
         fixed
             Do what a later round may repeat; see ``Implementation.branch``.
-
-        Returns
-        -------
-        Tensor
-            Logits, (batch, new, vocab).
         """
         self.decoder.counter.begin(kind)
         new = tokens.shape[1]
@@ -170,17 +165,12 @@ class Generation:
             return drawn.view(shares.shape[:-1])
 
     def shares(self, logits: Tensor) -> Tensor:
-        """Compute the probability of every token at this temperature.
+        """Compute the probability of every token at this temperature. (..., vocab), in fp32
 
         Parameters
         ----------
         logits
             Logits of the next token, (..., vocab). The temperature must be above 0.
-
-        Returns
-        -------
-        Tensor
-            Probabilities in fp32, (..., vocab).
         """
         return torch.softmax(logits.float() / self.temperature, dim=-1)
 

@@ -119,11 +119,6 @@ def to_device(
     """Put a few numbers of the host on a device, without either side waiting for the other.
 
     From pageable memory the host would wait until the device has done all it was asked to.
-
-    Returns
-    -------
-    Tensor
-        The numbers, (n,).
     """
     made = torch.tensor(numbers, dtype=dtype, pin_memory=device.type == "cuda")
     return made.to(device, non_blocking=True)

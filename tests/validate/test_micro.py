@@ -1,5 +1,6 @@
 """The suite's clocks, works and refusals, on a CPU and with stand-ins for a GPU."""
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,6 +16,7 @@ from triton.runtime.errors import OutOfResources  # noqa: E402
 from kvsim.errors import InputError  # noqa: E402
 from kvsim.evidence.machine.samples import Log  # noqa: E402
 from kvsim.graph import Op  # noqa: E402
+from kvsim.validate import transfer  # noqa: E402
 from kvsim.validate.bench import compute, suite  # noqa: E402
 from kvsim.validate.bench import device as devices  # noqa: E402
 from kvsim.validate.bench import work as clocks  # noqa: E402
@@ -89,6 +91,27 @@ def test_short_calls_are_timed_in_groups_and_inputs_take_turns() -> None:
     timed = fake.groups[3:]  # after the warm-up
     assert {len(group) for group in timed} == {20}
     assert [c for group in timed[:2] for c in group][:7] == [calls[i % 3] for i in range(7)]
+
+
+def compute_some() -> None:
+    end = time.thread_time() + 0.02
+    while time.thread_time() < end:
+        pass
+
+
+def test_lanes_of_a_cpu_are_timed_by_what_their_threads_compute() -> None:
+    """However long the machine lets them wait."""
+    lanes = [transfer._ThreadLane(lambda work, after: work()) for _ in range(2)]
+
+    def both() -> None:
+        for mark in [lane(compute_some) for lane in lanes]:
+            mark.wait()
+
+    timer = clocks.threads_timer()
+    assert 0.02 <= timer([both]) < 0.03
+    assert timer([lambda: time.sleep(0.02)]) < 0.01
+    for lane in lanes:
+        lane.close()
 
 
 def test_long_calls_are_timed_a_few_times_whatever_the_budget() -> None:

@@ -7,7 +7,7 @@ it really took corrects them. Every benchmark is kept once it is done.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from math import ceil
-from time import monotonic, perf_counter
+from time import perf_counter
 
 import torch
 
@@ -50,6 +50,7 @@ from kvsim.validate.bench.work import (
 )
 from kvsim.validate.machine import refusals
 from kvsim.validate.progress import Progress
+from kvsim.validate.times.clock import computing_clock
 
 LEAST_WORKS = 4  # works that a benchmark keeps, whatever they take
 LEAST_REQUIRED: Mapping[str, int] = {
@@ -83,14 +84,15 @@ class Speed:
         wide = min(1024, place.cache)
         x = place.random(256, wide)
         w = place.random(wide, wide)
+        clock = suite_clock(place)
 
         def took(work: Callable[[], object]) -> float:
             work()
             _wait(place)
-            begin = perf_counter()
+            begin = clock()
             work()
             _wait(place)
-            return max(perf_counter() - begin, 1e-7)
+            return max(clock() - begin, 1e-7)
 
         fill = PROBED / took(lambda: place.random(PROBED // 2))
         moved = 2 * PROBED / took(numbers.clone)
@@ -100,6 +102,11 @@ class Speed:
 def _wait(place: Bench) -> None:
     if not place.on_cpu:
         torch.cuda.synchronize(place.device)
+
+
+def suite_clock(place: Bench) -> Callable[[], float]:
+    """The clock that tells what a suite takes; on a CPU other processes do not move it. [s]"""
+    return computing_clock() if place.on_cpu else perf_counter
 
 
 @frozen
@@ -238,11 +245,11 @@ SUITE: dict[str, Benchmark] = {
 
 Say = Callable[[str], None]
 Done = Mapping[str, Sequence[Sample]]
-Runs = Callable[[Bench, Done, float, Say], Iterator[tuple[str, list[Sample]]]]
+Runs = Callable[[Bench, Done, Callable[[], float], Say], Iterator[tuple[str, list[Sample]]]]
 
 RUNS: dict[str, Runs] = {RUNS_BENCHMARK: techniques.samples}
-"""Samples from whole runs, after the suite: told what is done, when to end (by the clock
-``monotonic``) and where to speak, they give one part after another."""
+"""Samples from whole runs, after the suite: told what is done, how much time is left and where to
+speak, they give one part after another."""
 
 
 def plan(place: Bench) -> Iterator[tuple[str, list[Work]]]:
@@ -282,22 +289,17 @@ def _run_suite(place: Bench, log: Log, say: Say, since: Since) -> None:
     if selection.kept:
         say(selection.summary)
     progress = Progress(sum(map(len, selection.kept.values())))
-    clocks = timers(place.device)
+    clocks, left = timers(place.device), _time_left(place, SUITE_SECONDS)
     for name, works in selection.kept.items():
         say(f"{name}: {len(works)} of {progress.left:.0f} measurements left{progress.remaining}")
         samples: list[Sample] = []
         refused = ""
         for i, work in enumerate(works):
-            if (
-                _is_late(progress, place)
-                and samples
-                and name not in LEAST_REQUIRED
-                and not _paired(work)
-            ):
+            if left() <= 0 and samples and name not in LEAST_REQUIRED and not _paired(work):
                 say(f"{name}: {len(works) - i} left out, as time is up")
                 progress.done += len(works) - i
                 break
-            sample = _measured(work, name, clocks, _budget(progress, place))
+            sample = _measured(work, name, clocks, _budget(left(), progress))
             if isinstance(sample, Sample):
                 samples.append(sample)
             else:
@@ -306,20 +308,22 @@ def _run_suite(place: Bench, log: Log, say: Say, since: Since) -> None:
             progress.done += 1
         check_measured(name, works, samples, refused)
         log.append(name, samples, since())
-    deadline = monotonic() + RUNS_LIMIT[place.quick]
+    left = _time_left(place, RUNS_LIMIT)
     for name, runs in RUNS.items():
-        for part, samples in runs(place, log.done, deadline, say):
+        for part, samples in runs(place, log.done, left, say):
             log.append(f"{name}: {part}", samples, since())
 
 
-def _is_late(progress: Progress, place: Bench) -> bool:
-    return monotonic() - progress.begin > SUITE_SECONDS[place.quick]
+def _time_left(place: Bench, limits: Mapping[bool, float]) -> Callable[[], float]:
+    """What is left of a limit that begins now; below 0 when it is over. [s]"""
+    clock = suite_clock(place)
+    end = clock() + limits[place.quick]
+    return lambda: end - clock()
 
 
-def _budget(progress: Progress, place: Bench) -> float:
+def _budget(left: float, progress: Progress) -> float:
     """What the runs of the next work may take. [s]"""
-    rest = SUITE_SECONDS[place.quick] - (monotonic() - progress.begin)
-    return max(LEAST_SECONDS, TIMED_SHARE * rest / max(progress.left, 1))
+    return max(LEAST_SECONDS, TIMED_SHARE * left / max(progress.left, 1))
 
 
 def _paired(work: Work) -> bool:

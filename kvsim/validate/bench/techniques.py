@@ -7,7 +7,6 @@ models cut to fewer layers.
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import median
-from time import monotonic
 
 import numpy as np
 
@@ -41,12 +40,12 @@ UNTIMED = ("h2d", "d2h", "cpu")  # what runs beside compute is seen by who waits
 def samples(
     place: Bench,
     done: Mapping[str, Sequence[Sample]],
-    deadline: float,
+    left: Callable[[], float],
     say: Callable[[str], None],
 ) -> Iterator[tuple[str, list[Sample]]]:
     """Every op of every technique at a few points, technique by technique.
 
-    Points share the time up to the deadline. Plain attention comes first, as the time of steps and
+    Points share the time that is left. Plain attention comes first, as the time of steps and
     layers rests on it; what no time is left for is said.
     """
     # any machine does: it weighs what a technique does, not what an op costs
@@ -65,14 +64,14 @@ def samples(
         for prompt in prompts:
             work = RandomPrompts(batch, prompt, SUITE_GENERATED)
             decoder = Decoder(arch, weights, prompt + SUITE_GENERATED + SLACK, deployment=d)
-            until = monotonic() + (deadline - monotonic()) / points
             points -= 1
+            others = left() * points / (points + 1)  # time of the points behind this one
             where = f"{model} cut to {layers} layers, prompt {prompt}"
             for t in representative(arch.model, work):
                 part = f"{t}, {where}"
                 if f"{NAME}: {part}" in done:
                     continue
-                if monotonic() > until and t.name != "full":
+                if left() < others and t.name != "full":
                     say(f"{NAME}: {t.name}, {where}: left out, as time is up")
                     continue
                 say(f"{NAME}: {t.name}, {where}")

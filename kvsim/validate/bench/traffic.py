@@ -103,7 +103,7 @@ def duplex(place: Bench) -> Iterator[Work]:
     """Both directions at once; what is told are the bytes of one."""
     for moved in place.pick((2**24,), (2**22, 2**24, 2**26)):
         op = _op("duplex", "h2d", moved)
-        yield Work({"bytes": moved}, op, partial(_copy_both_ways, place, moved), "lanes")
+        yield Work({"bytes": moved}, op, partial(_copy_both_ways, place, moved), "beside")
 
 
 def _one_way(place: Bench, link: Channel) -> Iterator[Work]:
@@ -114,7 +114,7 @@ def _one_way(place: Bench, link: Channel) -> Iterator[Work]:
             if place.fits(2 * moved):
                 case = {"memory": memory, "bytes": moved}
                 make = partial(_link_calls, place, link, moved, memory == "pinned")
-                yield Work(case, _op(link, link, moved), make, "lanes")
+                yield Work(case, _op(link, link, moved), make, "lane")
 
 
 def _op(name: str, link: Channel, moved: float) -> Op:
@@ -202,7 +202,7 @@ def row_works(place: Bench) -> Iterator[Work]:
                     bytes={"h2d": moved, "hbm": moved, "dram": moved},
                 )
                 case = {"way": way, "rows": rows, "dim": dim}
-                yield Work(case, op, partial(_row_calls, place, way, rows, dim), "lanes")
+                yield Work(case, op, partial(_row_calls, place, way, rows, dim), "lane")
 
 
 @contextmanager
@@ -268,7 +268,7 @@ def contention_works(place: Bench) -> Iterator[Work]:
             for way in ("copy", "compute", "both"):
                 case = {"pair": pair, "compute": compute, "way": way, "bytes": copied}
                 make = partial(_contention_calls, place, way, compute, rows, copied, repeats)
-                yield Work(case, _copied(copied) if way == "copy" else op, make, "lanes")
+                yield Work(case, _copied(copied) if way == "copy" else op, make, "beside")
 
 
 def _busy(place: Bench, compute: str, rows: int, repeats: int) -> Op:

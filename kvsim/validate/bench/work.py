@@ -1,5 +1,7 @@
 """Where benchmarks run, work of a known size that is ready to be timed, and the clocks for it."""
 
+import threading
+import time as time_of
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
@@ -35,7 +37,7 @@ class Work:
     case: Mapping[str, object]
     op: Op
     make: Callable[[], AbstractContextManager[Sequence[Call]]]
-    clock: str = "device"  # "host": the host's part alone; "lanes": threads or streams beside too
+    clock: str = "device"  # "host": its part alone; "lane": through a lane; "beside": lanes at once
 
 
 @frozen
@@ -199,20 +201,35 @@ def cuda_timer(device: torch.device, clock: Callable[[], float] = perf_counter) 
     return time
 
 
-def timers(device: torch.device) -> dict[str, Timer]:
-    """Make the timers of a device.
+def threads_timer() -> Timer:
+    """Make a timer by the clock of the thread that computes longest, beside which others work."""
 
-    Returns
-    -------
-    dict of str to Timer
-        Timers of the device, of the host's part, and of work on several lanes.
+    def time(calls: Sequence[Call]) -> float:
+        threads = [one.ident for one in threading.enumerate() if one.ident]
+        clocks = [time_of.pthread_getcpuclockid(thread) for thread in threads]
+        begin = [time_of.clock_gettime(clock) for clock in clocks]
+        for call in calls:
+            call()
+        ends = [time_of.clock_gettime(clock) for clock in clocks]
+        return max(end - was for end, was in zip(ends, begin, strict=True))
+
+    return time
+
+
+def timers(device: torch.device) -> dict[str, Timer]:
+    """Make the timers of a device, by what a work's ``clock`` asks for.
+
+    A CPU that computes with one thread is timed by its threads' own clocks, which other processes
+    do not move.
     """
     if device.type == "cuda":
         on_device = cuda_timer(device)
         host = host_timer(synchronise=lambda: torch.cuda.synchronize(device))
-        return {"device": on_device, "host": host, "lanes": on_device}
-    computing = host_timer(computing_clock())
-    return {"device": computing, "host": computing, "lanes": host_timer()}
+        return {"device": on_device, "host": host, "lane": on_device, "beside": on_device}
+    computing, wall = host_timer(computing_clock()), host_timer()
+    alone = torch.get_num_threads() == 1 and hasattr(time_of, "pthread_getcpuclockid")
+    lane, beside = (host_timer(time_of.process_time), threads_timer()) if alone else (wall, wall)
+    return {"device": computing, "host": computing, "lane": lane, "beside": beside}
 
 
 def measure(timer: Timer, calls: Sequence[Call], budget: float) -> tuple[float, ...]:

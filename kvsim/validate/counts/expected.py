@@ -36,7 +36,7 @@ def resident_bytes(deployment: Deployment, technique: Technique, work: RandomPro
 def peak_bytes(
     deployment: Deployment, technique: Technique, work: RandomPrompts, on_gpu: bool
 ) -> float:
-    """Predict what is held at most besides weights.
+    """Predict what is held at most besides weights. [B]
 
     Runs reserve what the last round needs before they read the prompt.
 
@@ -44,11 +44,6 @@ def peak_bytes(
     ----------
     on_gpu
         Count the GPU's memory alone; a CPU holds both tiers.
-
-    Returns
-    -------
-    float
-        Size. [B]
     """
     reading, last = phases(technique, deployment, work.batch, work.prompt, work.generate)
     totals = [0.0, 0.0]
@@ -65,17 +60,12 @@ def peak_bytes(
 def copied_bytes(
     deployment: Deployment, technique: Technique, work: RandomPrompts, way: str
 ) -> float:
-    """Predict what a technique moves through the link, from the prompt to the last token.
+    """Predict what a technique moves through the link, from the prompt to the last token. [B]
 
     Parameters
     ----------
     way
         Direction: to the device (``h2d``) or to the host (``d2h``).
-
-    Returns
-    -------
-    float
-        Bytes of the whole run. [B]
     """
     sizes = (work.batch, work.prompt, work.generate)
     prompt = prefill_point(*sizes)
@@ -89,13 +79,7 @@ def copied_bytes(
 
 
 def computing_seconds(deployment: Deployment, technique: Technique, work: RandomPrompts) -> float:
-    """Predict how long compute works per token, waits left out.
-
-    Returns
-    -------
-    float
-        Time per token. [s]
-    """
+    """Predict how long compute works per token, waits left out. [s]"""
     point = decode_point(work.batch, work.prompt, work.generate, work.generate / 2 - 1)
     cycle = technique.cycle(deployment, point)
     works = sum(float(np.ravel(stream_seconds(step, deployment)["gpu"])[0]) for step in cycle.steps)

@@ -26,7 +26,7 @@ Blocks = Iterable[tuple[slice, Tensor]]
 
 
 def products(queries: Tensor, keys: Blocks, tokens: int) -> Tensor:
-    """Multiply queries with keys, block by block.
+    """Multiply queries with keys, block by block. (batch, KV heads, queries, tokens)
 
     Parameters
     ----------
@@ -36,11 +36,6 @@ def products(queries: Tensor, keys: Blocks, tokens: int) -> Tensor:
         Blocks of keys and the tokens that they belong to.
     tokens
         Tokens of all blocks. [tokens]
-
-    Returns
-    -------
-    Tensor
-        Products, (batch, KV heads, queries, tokens).
     """
     out: Tensor = queries.new_empty(*queries.shape[:3], tokens)
     for part, some in keys:
@@ -49,7 +44,7 @@ def products(queries: Tensor, keys: Blocks, tokens: int) -> Tensor:
 
 
 def weighted(weights: Tensor, values: Blocks) -> Tensor:
-    """Sum values by weights, block by block.
+    """Sum values by weights, block by block. (batch, KV heads, queries, dim)
 
     Parameters
     ----------
@@ -57,11 +52,6 @@ def weighted(weights: Tensor, values: Blocks) -> Tensor:
         Weights of the tokens, (batch, KV heads, queries, tokens).
     values
         Blocks of values and the tokens that they belong to, one at least.
-
-    Returns
-    -------
-    Tensor
-        Sums, (batch, KV heads, queries, dim).
     """
     sums = (weights[..., part] @ some for part, some in values)
     out = next(sums)

@@ -36,7 +36,7 @@ def gather_plainly(
 
 
 def rows_at(home: Tensor, index: Tensor) -> Tensor:
-    """Take rows of keys or values by index.
+    """Take rows of keys or values by index. (batch, KV heads, k, head dim)
 
     On a CPU memory is looked at as one table of rows: each is then one copy, where
     ``torch.gather`` would look every number up by itself.
@@ -47,11 +47,6 @@ def rows_at(home: Tensor, index: Tensor) -> Tensor:
         Keys or values, (batch, KV heads, tokens, head dim).
     index
         Tokens to take, (batch, KV heads, k).
-
-    Returns
-    -------
-    Tensor
-        Their rows, (batch, KV heads, k, head dim).
     """
     batch, heads, tokens, dim = home.shape
     index = index.long()

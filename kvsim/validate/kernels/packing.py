@@ -43,7 +43,7 @@ def per_byte(bits: int, count: int) -> int:
 
 
 def pack(codes: Tensor, bits: int) -> Tensor:
-    """Pack codes of few bits into bytes.
+    """Pack codes of few bits into bytes. (..., n * bits / 8), uint8
 
     Parameters
     ----------
@@ -51,11 +51,6 @@ def pack(codes: Tensor, bits: int) -> Tensor:
         Whole numbers below 2**bits, (..., n).
     bits
         Width of a code. [bit]
-
-    Returns
-    -------
-    Tensor
-        Bytes, (..., n * bits / 8), uint8.
     """
     numbers = per_byte(bits, codes.shape[-1])
     if bits == 3:
@@ -69,7 +64,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack(packed: Tensor, bits: int) -> Tensor:
-    """Unpack bytes into codes of few bits.
+    """Unpack bytes into codes of few bits. (..., n), uint8
 
     Parameters
     ----------
@@ -77,11 +72,6 @@ def unpack(packed: Tensor, bits: int) -> Tensor:
         Bytes as ``pack`` makes them, (..., n * bits / 8).
     bits
         Width of a code. [bit]
-
-    Returns
-    -------
-    Tensor
-        Codes, (..., n), uint8.
     """
     if bits == 3:
         lower = packed.shape[-1] * 2 // 3

@@ -92,7 +92,7 @@ class Decoder:
         return cos, sin
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Embed tokens, with their positions where these are learned.
+        """Embed tokens, with their positions where these are learned. (sequences, new, hidden)
 
         Parameters
         ----------
@@ -100,11 +100,6 @@ class Decoder:
             New tokens, (sequences, new).
         positions
             Their positions, (sequences, new).
-
-        Returns
-        -------
-        Tensor
-            Hidden states, (sequences, new, hidden).
         """
         with self.counter.op("sample") as record:
             x = F.embedding(tokens, self.weights.embedding)
@@ -155,17 +150,12 @@ class Decoder:
         return self._multiply("down", weights.down, wide)
 
     def head(self, tensor: Tensor) -> Tensor:
-        """Compute the logits of the next token.
+        """Compute the logits of the next token. (..., vocab)
 
         Parameters
         ----------
         tensor
             Hidden states behind the last layer, (..., hidden).
-
-        Returns
-        -------
-        Tensor
-            Logits, (..., vocab).
         """
         with self.counter.op("sample") as record:
             normed = self.weights.norm(tensor)

@@ -344,19 +344,13 @@ def _floating(kind: str) -> bool:
 
 
 def weight_bytes(arch: Architecture, dtype: torch.dtype) -> int:
-    """Compute the memory of a model's weights, a tied head counted once.
-
-    Returns
-    -------
-    int
-        Size. [B]
-    """
+    """Compute the memory of a model's weights, a tied head counted once. [B]"""
     numbers = sum(torch.Size(s).numel() for s in expected_shapes(arch).values())
     return numbers * dtype.itemsize
 
 
 def cached_bytes(model: Model, tokens: int, dtype: torch.dtype) -> int:
-    """Compute the memory of the keys and values of all layers.
+    """Compute the memory of the keys and values of all layers. [B]
 
     Parameters
     ----------
@@ -364,10 +358,5 @@ def cached_bytes(model: Model, tokens: int, dtype: torch.dtype) -> int:
         Cached tokens. [tokens]
     dtype
         Number format of keys and values.
-
-    Returns
-    -------
-    int
-        Size. [B]
     """
     return model.layers * model.kv_width * tokens * dtype.itemsize

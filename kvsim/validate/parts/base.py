@@ -307,7 +307,7 @@ class Implementation:
         return sizes
 
     def empty(self, slots: int, sequences: int | None = None) -> Tensor:
-        """Allocate zeros for keys or values of one layer.
+        """Allocate zeros for keys or values of one layer. (sequences, KV heads, slots, dim)
 
         Parameters
         ----------
@@ -315,11 +315,6 @@ class Implementation:
             Tokens to make room for. [tokens]
         sequences
             Sequences to make room for; the whole batch if not given.
-
-        Returns
-        -------
-        Tensor
-            Zeros, (sequences, KV heads, slots, dim).
         """
         m, where = self.model, self.decoder
         shape = (self.batch if sequences is None else sequences, m.kv_heads, slots, m.head_dim)

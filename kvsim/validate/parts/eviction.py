@@ -60,6 +60,10 @@ class RingCache(EvictingCache):
     sink: int
     recent: int
 
+    def __init__(self, place: LayerContext) -> None:
+        super().__init__(place)
+        self.replays = min(self.lengths) >= self.budget  # every round evicts
+
     @property
     def budget(self) -> int:
         """Sinks and ring together."""

@@ -34,7 +34,7 @@ class DraftLayers:
         self.cache = Full(parse("full"), self.decoder, run.lengths, run.capacity - run.prompt)
 
     def positions(self, begins: list[int], new: int) -> Tensor:
-        """Compute the positions of new tokens.
+        """Compute the positions of new tokens. (sequences, new)
 
         Parameters
         ----------
@@ -42,11 +42,6 @@ class DraftLayers:
             Position of the first new token of each sequence.
         new
             New tokens per sequence. [tokens]
-
-        Returns
-        -------
-        Tensor
-            Positions, (sequences, new).
         """
         device = self.decoder.device
         return torch.tensor(begins, device=device)[:, None] + torch.arange(new, device=device)
@@ -115,17 +110,12 @@ class DraftHeads(SpeculativeDrafter):
     own_head = False  # whether its logits have a product of their own
 
     def vocabulary(self, vocab: int) -> int:
-        """Return the size of the vocabulary that drafts choose among.
+        """Return the size of the vocabulary that drafts choose among. [tokens]
 
         Parameters
         ----------
         vocab
             Vocabulary of the model. [tokens]
-
-        Returns
-        -------
-        int
-            Vocabulary of drafts. [tokens]
         """
         return vocab
 

@@ -30,7 +30,7 @@ def to_levels(numbers: Tensor, bits: int) -> Tensor:
 
 
 def from_levels(codes: Tensor, bits: int) -> Tensor:
-    """Widen packed codes to the levels that they stand for.
+    """Widen packed codes to the levels that they stand for. (..., n), in fp32
 
     Parameters
     ----------
@@ -38,18 +38,13 @@ def from_levels(codes: Tensor, bits: int) -> Tensor:
         Packed codes, (..., n * bits / 8).
     bits
         Width of a code. [bit]
-
-    Returns
-    -------
-    Tensor
-        Numbers in fp32, (..., n).
     """
     table = torch.tensor(levels(bits)[0], device=codes.device)
     return table[unpack(codes, bits).int()]
 
 
 def ranges(numbers: Tensor, apart: Tensor) -> Tensor:
-    """Compute the mean and standard deviation of numbers, some of them left out.
+    """Compute the mean and standard deviation of numbers, some of them left out. (..., 2)
 
     Parameters
     ----------
@@ -57,11 +52,6 @@ def ranges(numbers: Tensor, apart: Tensor) -> Tensor:
         Numbers, (..., n).
     apart
         Places of the numbers to leave out, (..., count).
-
-    Returns
-    -------
-    Tensor
-        Mean and standard deviation, (..., 2).
     """
     rest = numbers.scatter(-1, apart, torch.nan)
     middle = rest.nanmean(-1, keepdim=True)

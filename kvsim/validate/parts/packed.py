@@ -246,13 +246,7 @@ class PackedStore(KvStore):
         return False
 
     def packed_by(self, span: SlotRange) -> tuple[int, ...]:
-        """Return the tokens of every sequence that counts of packed rows follow from.
-
-        Returns
-        -------
-        tuple of int
-            Tokens of every sequence. [tokens]
-        """
+        """Return the tokens of every sequence that counts of packed rows follow from. [tokens]"""
         return span.ends
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:

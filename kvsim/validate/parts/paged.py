@@ -1,6 +1,7 @@
 """Selections that read the best pages of a cache they keep whole, by a summary of every page."""
 
 from abc import abstractmethod
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -65,6 +66,8 @@ class PagedCache(LayerCache):
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Store the new token, rank the pages, attend to the best of them."""
         span = SlotRange.after_cached(step)
+        if step.fixed:  # pages that are not there yet are ranked behind all others
+            span = replace(span, room=self.kv.slots)
         self.kv.append(keys, values, span)
         self.update(keys, span)
         chosen = self._choose(queries, span)

@@ -162,17 +162,12 @@ class TokenRows:
         return found
 
     def joined(self, parts: list[Tensor]) -> Tensor:
-        """Join the parts of rows as records.
+        """Join the parts of rows as records. (sequences, KV heads, tokens, width)
 
         Parameters
         ----------
         parts
             Parts, (sequences, KV heads, tokens, width) each.
-
-        Returns
-        -------
-        Tensor
-            Records, (sequences, KV heads, tokens, width).
         """
         if len(parts) == 1:
             return parts[0]

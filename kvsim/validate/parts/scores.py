@@ -71,7 +71,7 @@ def query_ranges(
 
 
 def scores(queries: Tensor, keys: Tensor, seen: Tensor | None = None) -> Tensor:
-    """Compute attention weights: the softmax over keys.
+    """Compute attention weights: the softmax over keys. (batch, heads, queries, tokens), in fp32
 
     Parameters
     ----------
@@ -80,11 +80,6 @@ def scores(queries: Tensor, keys: Tensor, seen: Tensor | None = None) -> Tensor:
     seen
         True where a query sees a key, (batch or 1, 1, queries, tokens); all keys are seen if not
         given.
-
-    Returns
-    -------
-    Tensor
-        Weights in fp32, (batch, heads, queries, tokens).
     """
     batch, heads, new, dim = queries.shape
     grouped = queries.reshape(batch, keys.shape[1], -1, dim)  # heads of a group share their keys
@@ -137,17 +132,12 @@ def attend_part(
 
 
 def by_kv_head(weights: Tensor, kv_heads: int) -> Tensor:
-    """Sum attention weights over the query heads that share a KV head.
+    """Sum attention weights over the query heads that share a KV head. (batch, KV heads, ...)
 
     Parameters
     ----------
     weights
         Weights, (batch, heads, ...).
-
-    Returns
-    -------
-    Tensor
-        Sums, (batch, KV heads, ...).
     """
     batch, _, *rest = weights.shape
     return weights.reshape(batch, kv_heads, -1, *rest).sum(2)

@@ -217,17 +217,12 @@ class LayerCache:
         return []
 
     def stored_tokens(self, tokens: list[int]) -> list[int]:
-        """Count the tokens that the storage holds.
+        """Count the tokens that the storage holds. [tokens]
 
         Parameters
         ----------
         tokens
             Tokens of every sequence so far. [tokens]
-
-        Returns
-        -------
-        list of int
-            Stored tokens of every sequence. [tokens]
         """
         return tokens
 

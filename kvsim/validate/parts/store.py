@@ -83,7 +83,7 @@ class CacheRoom:
     common: SharedObjects = field(default_factory=SharedObjects)
 
     def zeros(self, slots: int, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
-        """Allocate zeros on the GPU.
+        """Allocate zeros on the GPU. (sequences, KV heads, slots, dim)
 
         Parameters
         ----------
@@ -93,11 +93,6 @@ class CacheRoom:
             Numbers of a row; the head dimension if not given.
         dtype
             Number format; the layer's if not given.
-
-        Returns
-        -------
-        Tensor
-            Zeros, (sequences, KV heads, slots, dim).
         """
         shape = (self.sequences, self.heads, slots, self.dim if dim is None else dim)
         return torch.zeros(shape, dtype=dtype or self.dtype, device=self.device)
@@ -442,13 +437,7 @@ def count_pairs(record: OpRecord, queries: Tensor, span: SlotRange, fused: bool)
 
 
 def shares(part: PartialAttention) -> Tensor:
-    """Turn the logits of the last query into attention.
-
-    Returns
-    -------
-    Tensor
-        Attention that each slot got, (sequences, heads, 1, slots).
-    """
+    """Turn the logits of the last query into attention. (sequences, heads, 1, slots)"""
     assert part.scores is not None
     return (part.scores.float() - part.lse[..., -1:]).exp()[:, :, None]
 

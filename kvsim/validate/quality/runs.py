@@ -237,7 +237,7 @@ def powers(prompt: int) -> list[int]:
 
 
 def exact_saliency(queries: Tensor, keys: Tensor) -> Tensor:
-    """Compute the normalised attention of all queries of one sequence.
+    """Compute the normalised attention of all queries of one sequence. (KV heads, tokens)
 
     Parameters
     ----------
@@ -245,11 +245,6 @@ def exact_saliency(queries: Tensor, keys: Tensor) -> Tensor:
         Queries, (1, heads, tokens, dim).
     keys
         Keys, (1, KV heads, tokens, dim).
-
-    Returns
-    -------
-    Tensor
-        Saliency, (KV heads, tokens).
 
     References
     ----------

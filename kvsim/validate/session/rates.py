@@ -247,17 +247,12 @@ def issue_rate(device: torch.device, clock: str) -> float:
 
 
 def peaks_of(ceilings: Mapping[str, float] | None) -> dict[str, float]:
-    """Pick the best measured rate of every channel.
+    """Pick the best measured rate of every channel. [B/s]
 
     Parameters
     ----------
     ceilings
         What the unit ``ceilings`` has measured.
-
-    Returns
-    -------
-    dict of str to float
-        Rates by channel. [B/s]
 
     Raises
     ------

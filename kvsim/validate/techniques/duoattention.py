@@ -72,7 +72,10 @@ class Duoattention(RingCache):
         self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, span: SlotRange
     ) -> Tensor:
         """Both kinds of heads, each over its own cells."""
-        outs, places = [], ((self.whole, SlotRange.after_cached(step)), (self.kv, span))
+        every = SlotRange.after_cached(step)
+        if step.fixed:
+            every = replace(every, room=self.whole.slots)
+        outs, places = [], ((self.whole, every), (self.kv, span))
         kinds = self._kinds(queries, keys, values)
         for (asking, k, v), (kv, where) in zip(kinds, places, strict=True):
             kv.append(k, v, where)

@@ -18,6 +18,8 @@ class Quest(PagedCache):
     .. [1] J. Tang et al., "Quest", ICML 2024, section 3, algorithm 1.
     """
 
+    replays = True
+
     @classmethod
     def small_settings(cls, run: SmallRun) -> list[str]:
         """Half of the prompt in pages of 4, all of it in the first layer."""

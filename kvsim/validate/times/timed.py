@@ -119,13 +119,7 @@ class Replay:
 def replayed_seconds(
     deployment: Deployment, technique: Technique, work: RandomPrompts, replays: Sequence[Replay]
 ) -> float:
-    """Predict the time per token of replayed rounds, each of which gives one.
-
-    Returns
-    -------
-    float
-        Mean time per token. [s]
-    """
+    """Predict the time per token of replayed rounds, each of which gives one. [s]"""
     return fmean(_seconds(deployment.replayed, technique, work, one) for one in replays)
 
 
@@ -260,17 +254,12 @@ def run_timed(
 
 
 def issuing(run: Timing) -> dict[str, float]:
-    """Find what the host took at most for one call of each op.
+    """Find what the host took at most for one call of each op. [s]
 
     Parameters
     ----------
     run
         A run whose ops were timed.
-
-    Returns
-    -------
-    dict of str to float
-        Time by op. [s]
     """
     found: dict[str, float] = {}
     for one in run.passes:
