@@ -515,6 +515,8 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
     ),
     "The fleet": (
         Opt("price", parse_per_gpu, "GPU=USD,...", "Per GPU and hour.", "capacity"),
+        Opt("seller", parse_text, "NAME|any", "Whose prices; by default who offers most of the "
+               "GPUs. any: each GPU where it is cheapest.", "capacity"),
         Opt("reserved", parse_per_gpu, "GPU=USD,...", "Per GPU and hour with a commitment.",
                "capacity"),
         Opt("max_gpus", parse_total_or_per_gpu, "N|GPU=N,...", "GPUs in all, or of a kind.",

@@ -1,8 +1,9 @@
 """The cheapest fleet that serves a trace within targets."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
-from math import isfinite
+from math import inf, isfinite
 from shlex import quote
 from typing import TYPE_CHECKING
 
@@ -59,7 +60,7 @@ def capacity(inputs: Inputs) -> "Result[CapacityAnswer]":
         longer,
     )
     limits = _build_limits(inputs)
-    rentable = list_rentable(inputs)
+    rentable, sellers = list_rentable(inputs)
     unrated = [x.gpu for x in rentable if not isfinite(x.power)]
     if inputs.max_power is not None and unrated:
         raise InputError(
@@ -105,6 +106,7 @@ def capacity(inputs: Inputs) -> "Result[CapacityAnswer]":
         sure=inputs.sure,
         tunes="max_tokens" not in inputs.given,
         left_out=left_out,
+        sellers=sellers,
     )
     answer = make_capacity(question, print_progress)
     some = [answer.fleet.kinds[j] for j in answer.used]
@@ -114,7 +116,7 @@ def capacity(inputs: Inputs) -> "Result[CapacityAnswer]":
     return make_result(answer, found.name, inputs.line(), settings)
 
 
-def list_rentable(inputs: Inputs) -> "list[Rentable]":
+def list_rentable(inputs: Inputs) -> "tuple[list[Rentable], dict[str, dict[str, float]]]":
     """List every GPU at all degrees of parallelism and weight formats that the model can have.
 
     Parameters
@@ -125,13 +127,18 @@ def list_rentable(inputs: Inputs) -> "list[Rentable]":
     Returns
     -------
     list of Rentable
-        The configurations with their prices.
+        The configurations with the prices of one seller, or those that were given.
+    dict
+        What each other seller of all the GPUs asks, by seller and GPU. [USD/h]
 
     Raises
     ------
     InputError
-        If there is no price, or the model cannot be spread so; of several ways, by none of them.
+        If no one seller offers all GPUs, or the model cannot be spread so; of several ways, by
+        none of them.
     """
+    from kvsim.machines.prices import choose_seller, find_sellers
+    from kvsim.machines.profiles import hardware_names
     from kvsim.planner.fleet.offers import Rentable
 
     prices, committed, power = (
@@ -149,24 +156,44 @@ def list_rentable(inputs: Inputs) -> "list[Rentable]":
                 raise
             problem = problem or error
             continue
-        each = prices.get(gpu, d.hardware.price)
-        if each is None and gpu not in committed:
-            raise InputError(
-                f"--price: {gpu} has no price in its profile; add --price {quote(gpu)}=USD, per "
-                f"GPU and hour"
-            )
         found.append(
             Rentable(
-                deployment=d,
-                gpu=gpu,
-                price=float("inf") if each is None else each * d.gpus,
-                reserved=committed.get(gpu, float("inf")) * d.gpus,
-                power=power.get(gpu, d.hardware.power or float("inf")) * d.gpus,
+                d,
+                gpu,
+                inf,
+                committed.get(gpu, inf) * d.gpus,
+                power.get(gpu, d.hardware.power or inf) * d.gpus,
             )
         )
     if problem is not None and (not found or not _each_occurs(found, ways)):
         raise problem
-    return found
+    cards = {x.gpu: x.deployment.hardware for x in found}
+    own = prices | {
+        gpu: h.price
+        for gpu, h in cards.items()
+        if gpu not in prices and h.name not in hardware_names() and h.price
+    }
+    asked = {gpu: h.name for gpu, h in cards.items() if gpu not in own}
+    if inputs.seller is not None and not asked:
+        raise InputError("--seller: does nothing where --price names every GPU; leave it out")
+    optional = [name for gpu, name in asked.items() if gpu in committed]
+    sold = choose_seller(asked.values(), inputs.seller, optional)
+    terms = {gpu: sold[name] for gpu, name in asked.items() if name in sold}
+    usd = own | {gpu: price.usd for gpu, price in terms.items()}
+    others = {
+        seller: own | {gpu: some[name].usd for gpu, name in asked.items() if name in some}
+        for seller, some in find_sellers(asked.values()).items()
+        if some.keys() == sold.keys() and some != sold
+    }
+    priced = [
+        replace(
+            x,
+            price=usd.get(x.gpu, inf) * x.deployment.gpus,
+            source=terms[x.gpu].words if x.gpu in terms else "given",
+        )
+        for x in found
+    ]
+    return priced, others
 
 
 def _each_occurs(found: "list[Rentable]", ways: Sequence[tuple[int, ...]]) -> bool:

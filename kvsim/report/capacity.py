@@ -90,6 +90,8 @@ def _list_blocks(fields: Row) -> list[Block]:
         *tables.describe_robustness(fields),
         *tables.describe_prefixes(fields),
         *fields["assumed"],
+        *tables.describe_sellers(fields),
+        tables.describe_power(fields),
         tables.describe_reserved(fields),
         tables.describe_certainty(fields),
     ]
@@ -112,7 +114,6 @@ def _list_more(fields: Row) -> list[Block]:
         *(block for table in shown if table.rows for block in (BLANK, table)),
         BLANK,
         *tables.describe_prices(fields),
-        *filter(None, [tables.describe_power(fields)]),
         tables.describe_search(fields),
     ]
 
@@ -219,7 +220,7 @@ def _assumptions(row: Row, answer: CapacityAnswer) -> list[str]:
         f"Among replicas of a kind, requests are routed {row['fleet'][0]['route']}.",
         f"Engines use {memory} of GPU memory; a pass holds at most "
         f"{row['fleet'][0]['max_tokens']} tokens.",
-        "Prices are those of the hardware profiles or of the command line; see kvsim gpus --json.",
+        *tables.describe_sellers(row),
         "Not modelled: time to load a model, failures while serving, and networks between replicas "
         "but for caches that are handed over.",
     ]

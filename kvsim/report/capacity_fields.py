@@ -56,6 +56,7 @@ def make_fields(answer: CapacityAnswer, trace: str, said: str) -> Row:
         "usd_per_million_tokens": price_per_million(answer),
         "gpus": int(fleet.total("gpus")),
         "rated_power_w": _power(answer),
+        "joules_per_token": _joules(answer),
         "schedule": _schedule(answer),
         "simulated": times_row(answer.played, answer.targets),
         "class_targets": class_rows(answer.played, answer.targets),
@@ -71,6 +72,7 @@ def make_fields(answer: CapacityAnswer, trace: str, said: str) -> Row:
             f"{load:g}": _alternative(a, fleet.cost) for load, a in answer.at_other_loads.items()
         },
         "prices": _prices(answer),
+        "sellers": _sellers(answer),
         "assumed": list_assumptions(answer),
         "certainty": _certainty(answer),
         "classes": _classes(answer),
@@ -83,6 +85,12 @@ def make_fields(answer: CapacityAnswer, trace: str, said: str) -> Row:
 def _power(answer: CapacityAnswer) -> float | None:
     """Rated power of the fleet's GPUs, if that of all is known. [W]"""
     return number(answer.fleet.total("power"))
+
+
+def _joules(answer: CapacityAnswer) -> float | None:
+    """Energy of a generated token at the rated power, if that of all GPUs is known. [J]"""
+    tokens, power = sum(g.tokens for g in answer.played.groups), _power(answer)
+    return power * answer.played.duration / tokens if tokens and power is not None else None
 
 
 def _replicas(answer: CapacityAnswer, j: int) -> Row:
@@ -211,7 +219,6 @@ def list_assumptions(answer: CapacityAnswer) -> list[str]:
             f"Each GPU has {extras.host / GIB:.0f} GiB of host memory for prefix blocks (a quarter "
             "of the profile's host, or --host-cache); the host is not paid for separately."
         )
-    said += _list_sellers(answer)
     told: dict[str, None] = {}
     for x in some:
         costs, cached = x.costs, bool(x.costs.rules.host_cache)
@@ -235,21 +242,19 @@ def list_assumptions(answer: CapacityAnswer) -> list[str]:
     return said
 
 
-def _list_sellers(answer: CapacityAnswer) -> list[str]:
-    """Whose prices these are, and that they are of different sellers where they are."""
-    found: dict[str, tuple[float, str]] = {}
-    for kind in answer.kinds:
-        x = kind.choices[0]
-        d, each = x.costs.deployment, x.rent / x.gpus
-        source = d.hardware.sources.get("price.usd_per_hour", "unknown").partition(";")[0]
-        own = d.hardware.price is not None and abs(each - d.hardware.price) < 1e-9 * each
-        found[x.gpu] = each, source if own else "given"
-    listed = "; ".join(f"{gpu} ${each:.2f} ({source})" for gpu, (each, source) in found.items())
-    said = f"Prices per GPU and hour: {listed}."
-    sellers = {source.partition(",")[0] for _, source in found.values()}
-    if len(sellers) > 1:
-        said += " Sellers differ: set --price to yours."
-    return [said]
+def _sellers(answer: CapacityAnswer) -> Row:
+    """Whose prices these are, and the cheapest fleet at those of every other seller."""
+    asked = {
+        x.gpu: {"usd_per_gpu_hour": number(x.price / x.deployment.gpus), "source": x.source}
+        for x in answer.question.rentable
+    }
+    return {
+        "prices": asked,
+        "others": [
+            {"seller": seller, "name": fleet.name, "usd_per_hour": fleet.cost}
+            for seller, fleet in answer.at_sellers.items()
+        ],
+    }
 
 
 def _prices(answer: CapacityAnswer) -> list[Row]:

@@ -110,7 +110,7 @@ def describe_certainty(answer: Row) -> str:
 
 
 def describe_power(answer: Row) -> str:
-    """State what the GPUs draw at most by their data sheets.
+    """State what the GPUs draw at most by their data sheets, and what a token takes of it.
 
     Parameters
     ----------
@@ -122,13 +122,38 @@ def describe_power(answer: Row) -> str:
     str
         One sentence, without hosts and cooling; empty where no rating is known.
     """
-    rated = answer["rated_power_w"]
+    rated, each = answer["rated_power_w"], answer["joules_per_token"]
     if rated is None:
         return ""
+    tokens = "" if each is None else f", {rounded(each, 3)} J per generated token"
     return (
-        f"Rated power of the {_gpus(answer['gpus'])}: {rounded(rated / 1e3, 3)} kW, without hosts "
-        f"and cooling."
+        f"Rated power of the {_gpus(answer['gpus'])}: {rounded(rated / 1e3, 3)} kW{tokens}, "
+        f"without hosts and cooling."
     )
+
+
+def describe_sellers(answer: Row) -> list[str]:
+    """Say whose prices these are, and what other sellers' prices would change.
+
+    Parameters
+    ----------
+    answer
+        Fields of the answer.
+
+    Returns
+    -------
+    list of str
+        One or two sentences.
+    """
+    found = answer["sellers"]
+    listed = [
+        f"{gpu} {usd(x['usd_per_gpu_hour'])} ({x['source']})" for gpu, x in found["prices"].items()
+    ]
+    said = [f"Prices per GPU and hour: {'; '.join(listed)}."]
+    others = [f"{x['seller']} {x['name']}, {usd(x['usd_per_hour'])}/h" for x in found["others"]]
+    if others:
+        said.append(f"The cheapest of these fleets from others: {'; '.join(others)}.")
+    return said
 
 
 def _gpus(count: int) -> str:

@@ -9,6 +9,7 @@ from kvsim.emit.served import serve_costs
 from kvsim.errors import InputError
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.parallel import Parallelism
+from kvsim.machines.prices import choose_seller
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.options import Inputs
@@ -29,7 +30,7 @@ def rentable(model: str, *spread: str) -> list[Rentable]:
         "pp": pp, "dp": dp, "ep": ep, "weights": "fp16", "stack": "fused",
         "reserved": {"h100": 1.0}, "watts": "h100=700",
     }  # fmt: skip
-    return list_rentable(Inputs("capacity", case))
+    return list_rentable(Inputs("capacity", case))[0]
 
 
 def test_every_way_that_a_model_can_be_spread_is_a_candidate() -> None:
@@ -37,8 +38,7 @@ def test_every_way_that_a_model_can_be_spread_is_a_candidate() -> None:
     spreads = {x.deployment.parallelism for x in some}
     whole = {Parallelism(tp, pp, dp, 1) for tp in (2, 4) for pp in (1, 2) for dp in (1, 2)}
     assert spreads == whole | {Parallelism(4, pp, 2, 8) for pp in (1, 2)}
-    price = load_hardware("h100").price
-    assert price is not None
+    price = choose_seller(["h100"])["h100"].usd
     for x in some:
         gpus = x.deployment.gpus
         assert x.price == pytest.approx(gpus * price)
@@ -76,7 +76,6 @@ def test_the_command_prices_proves_and_emits_stages() -> None:
                            "full", "--emit", "vllm", "--json").out)  # fmt: skip
     (replica,) = found["fleet"]
     assert (replica["tp"], replica["pp"]) == (1, 2) and "dp" not in replica
-    price = load_hardware("h100").price
-    assert price is not None
+    price = choose_seller(["h100"])["h100"].usd
     assert replica["usd_per_hour"] == pytest.approx(2 * price * replica["replicas"])
     assert "--pipeline-parallel-size 2" in " ".join(json.dumps(replica["settings"]).split())

@@ -35,7 +35,7 @@ COMMANDS: dict[str, tuple[str, ...]] = {
                  "s.html"),
     "simulate --compare": ("simulate", *WHERE, "--trace", "own.csv", "--compare", "full,snapkv",
                            "--json"),
-    "capacity": ("capacity", *MODEL, "--gpus", "t4,a10", *TARGETS, "--trace", "own.csv", "--json",
+    "capacity": ("capacity", *MODEL, "--gpus", "t4,l4", *TARGETS, "--trace", "own.csv", "--json",
                  "--max-gpus", "2"),
     "reproduce": ("reproduce", "kcache", "--report", "r.html", "--json"),
     "sweep": ("sweep", "sweep.toml", "--out", "swept"),

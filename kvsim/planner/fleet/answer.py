@@ -5,7 +5,7 @@ Where the targets cannot be met at all, they are loosened to the nearest that ca
 allow no fleet for the whole load, it is reduced to what they allow.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from math import inf, isfinite
 
@@ -14,6 +14,7 @@ import numpy as np
 from kvsim.errors import InfeasibleError
 from kvsim.frozen import frozen
 from kvsim.planner.fleet.demand import ClassTarget, FleetTargets, as_time
+from kvsim.planner.fleet.milp import scheduled_cost
 from kvsim.planner.fleet.offers import CapacityQuestion, Configuration, FleetLimits, ReplicaKind
 from kvsim.planner.fleet.play import Fleet, Played
 from kvsim.planner.fleet.search import Certainty, FleetQuestion, FleetSolver, Reached
@@ -57,6 +58,8 @@ class CapacityAnswer:
         Fleets without each limit that was set, and with longer targets.
     at_other_loads
         Fleets that other loads need.
+    at_sellers
+        The cheapest of all these fleets at the prices of each other seller.
     bound
         Price at which every replica would always be busy. [USD/h]
     """
@@ -74,6 +77,7 @@ class CapacityAnswer:
     alternatives: list[OtherFleet]
     limits: list[OtherFleet]
     at_other_loads: dict[float, OtherFleet]
+    at_sellers: dict[str, Fleet]
     sure: Certainty
     bound: float
     plays: int
@@ -138,10 +142,36 @@ def make_capacity(
         alternatives=[OtherFleet(x, found[x], NONE) for x in rows if x in others],
         limits=[OtherFleet(x, found[x], NONE) for x in rows if x not in others and x not in loads],
         at_other_loads={x: OtherFleet(y, found[y], NONE) for y, x in loads.items()},
+        at_sellers=_reprice(solver, asked),
         sure=solver.certainty(best, asked),
         bound=solver.bound(asked),
         plays=solver.plays,
     )
+
+
+def _reprice(solver: FleetSolver, asked: FleetQuestion) -> dict[str, Fleet]:
+    """The cheapest of the fleets found for any question, at the prices of each other seller."""
+    sellers = solver.question.sellers
+    fleets = [x for x in solver.fleets if sellers and solver.allows(x, asked)]
+    kept = [x for x in fleets if solver.keeps(x, asked)]
+    return {
+        seller: min((_sold(x, prices, solver, asked) for x in kept), key=lambda x: x.cost)
+        for seller, prices in sellers.items()
+        if kept
+    }
+
+
+def _sold(
+    fleet: Fleet, prices: Mapping[str, float], solver: FleetSolver, asked: FleetQuestion
+) -> Fleet:
+    """A fleet at other prices of one GPU."""
+    kinds = tuple(replace(x, price=prices.get(x.gpu, inf) * x.gpus) for x in fleet.kinds)
+    used = zip(fleet.replicas, kinds, strict=True)
+    cost = float(sum(n * x.rent for n, x in used if n))
+    if asked.schedule is not None:
+        demand = solver.question.traffic.demand
+        cost = scheduled_cost(kinds, demand, asked.schedule, fleet.running, fleet.reserved)
+    return replace(fleet, kinds=kinds, cost=cost)
 
 
 def _load_label(times: float) -> str:

@@ -212,13 +212,20 @@ def _log_width(error: KnownError) -> float:
 
 @frozen
 class Rentable:
-    """A deployment that can be rented as one replica, with the prices of all of it. [USD/h, W]"""
+    """A deployment that can be rented as one replica, with the prices of all of it. [USD/h, W]
+
+    Attributes
+    ----------
+    source
+        Who asks the price on what terms, and when.
+    """
 
     deployment: Deployment
     gpu: str
     price: float
     reserved: float = np.inf
     power: float = np.inf
+    source: str = "given"
 
 
 @frozen
@@ -467,6 +474,8 @@ class CapacityQuestion:
         Whether the pass budget and the batch limit are chosen too.
     left_out
         Requests that no engine takes because they exceed the context; the traffic is without them.
+    sellers
+        What other sellers ask for each GPU. [USD/h]
     """
 
     traffic: Traffic
@@ -483,3 +492,4 @@ class CapacityQuestion:
     sure: float = 0.9
     tunes: bool = True
     left_out: int = 0
+    sellers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
