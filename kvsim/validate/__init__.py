@@ -6,5 +6,6 @@ sequences), ``span`` its slots in a cache, ``seen`` what each of its queries see
 ``record`` what the op at hand says of itself, and ``visit`` a layer with the first sequence of the
 part of the batch that passes through it. Queries are (sequences, heads, new, dim), keys and values
 (sequences, KV heads, tokens, dim), hidden states (sequences, new, hidden); attention returns a
-tensor of the queries' shape. Counts of tokens are one number per sequence.
+tensor of the queries' shape. Counts of tokens or slots are one number per sequence, positions are
+(sequences, new), and ``bits`` is the width of a code.
 """

@@ -25,13 +25,7 @@ Kind = Literal["prefill", "between", "decode", "draft", "verify"]
 
 
 def size(*tensors: Tensor | None) -> int:
-    """Sum the sizes of tensors. [B]
-
-    Parameters
-    ----------
-    *tensors
-        Tensors; None counts nothing.
-    """
+    """Sum the sizes of tensors. [B]"""
     return sum(t.numel() * t.element_size() for t in tensors if t is not None)
 
 
@@ -59,8 +53,6 @@ class Count:
         ----------
         channel
             Memory or link that they pass through.
-        moved
-            Bytes to add. [B]
         """
         self.bytes[channel] = self.bytes.get(channel, 0) + moved
 
@@ -82,22 +74,10 @@ class OpRecord:
     counting = False  # whether it is worth finding out what to say
 
     def reads(self, *tensors: Tensor | None) -> None:
-        """Note what the op reads from the memory of its device.
-
-        Parameters
-        ----------
-        *tensors
-            What is read; None counts nothing.
-        """
+        """Note what the op reads from the memory of its device."""
 
     def writes(self, *tensors: Tensor | None) -> None:
-        """Note what the op writes to the memory of its device.
-
-        Parameters
-        ----------
-        *tensors
-            What is written; None counts nothing.
-        """
+        """Note what the op writes to the memory of its device."""
 
     def visible(self, queries: int, keys: int, seen: Tensor | str) -> None:
         """Note which pairs of a query and a key are seen: only these count.
@@ -109,13 +89,7 @@ class OpRecord:
         """
 
     def computes(self, flops: int) -> None:
-        """Note the work of a kernel that PyTorch has no formula for.
-
-        Parameters
-        ----------
-        flops
-            Floating-point operations. [FLOP]
-        """
+        """Note the work of a kernel that PyTorch has no formula for."""
 
 
 class NullCounter:

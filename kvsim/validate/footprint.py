@@ -30,26 +30,14 @@ View = tuple[int, tuple[int, ...], tuple[int, ...], int]
 
 @cache
 def is_composite(func: Any) -> bool:
-    """Tell whether an op is made of others, which are to be looked at instead.
-
-    Parameters
-    ----------
-    func
-        The op, as PyTorch dispatches it.
-    """
+    """Tell whether an op is made of others, which are to be looked at instead."""
     implicit = "CompositeImplicitAutograd"
     return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), implicit))
 
 
 @cache
 def is_kernel(func: Any) -> bool:
-    """Tell whether an op is a kernel: no view, nothing that only allocates.
-
-    Parameters
-    ----------
-    func
-        The op, as PyTorch dispatches it.
-    """
+    """Tell whether an op is a kernel: no view, nothing that only allocates."""
     return not (func.is_view or func.name().startswith(("aten::empty", "aten::_unsafe_view")))
 
 

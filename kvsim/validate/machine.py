@@ -62,11 +62,6 @@ def free_memory(device: torch.device) -> int:
 def check_memory(device: torch.device, needed: float) -> None:
     """Refuse what would not fit.
 
-    Parameters
-    ----------
-    needed
-        Memory that it needs. [B]
-
     Raises
     ------
     InputError

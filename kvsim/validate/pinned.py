@@ -106,8 +106,6 @@ def check_host_memory(needed: int, what: str, free: Callable[[], int] = availabl
 
     Parameters
     ----------
-    needed
-        Memory to pin. [B]
     free
         Measures the host's free memory. [B]
 
@@ -125,13 +123,7 @@ def check_host_memory(needed: int, what: str, free: Callable[[], int] = availabl
 
 
 def lines(size: int) -> int:
-    """Round a size up to whole lines of the host's cache. [B]
-
-    Parameters
-    ----------
-    size
-        Size. [B]
-    """
+    """Round a size up to whole lines of the host's cache. [B]"""
     return -(-size // CACHE_LINE) * CACHE_LINE
 
 

@@ -102,8 +102,6 @@ class Generation:
 
         Parameters
         ----------
-        tokens
-            New tokens of every sequence, (batch, new).
         ahead
             Tokens that earlier passes of this round have appended. [tokens]
         fixed
@@ -145,11 +143,6 @@ class Generation:
 
     def choose(self, logits: Tensor) -> Tensor:
         """Choose one token for each row of logits.
-
-        Parameters
-        ----------
-        logits
-            Logits of the next token, (..., vocab).
 
         Returns
         -------

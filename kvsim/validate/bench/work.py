@@ -70,30 +70,11 @@ class Bench:
         )
 
     def fits(self, moved: float) -> bool:
-        """Tell whether inputs leave room for a second set.
-
-        Parameters
-        ----------
-        moved
-            Size of the inputs. [B]
-
-        Returns
-        -------
-        bool
-            Whether two sets fit in what a work may allocate.
-        """
+        """Tell whether inputs leave room for a second set."""
         return 2 * moved <= self.memory
 
     def pick(self, quick: T, full: T) -> T:
-        """Choose by whether the suite is quick.
-
-        Parameters
-        ----------
-        quick
-            The choice of the quick suite.
-        full
-            The choice of the full suite.
-        """
+        """Choose by whether the suite is quick."""
         return quick if self.quick else full
 
     def random(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -154,8 +135,6 @@ def host_timer(
 
     Parameters
     ----------
-    clock
-        Returns the time. [s]
     synchronise
         Waits for the device before the first call, if given.
     """
@@ -176,11 +155,6 @@ def cuda_timer(device: torch.device, clock: Callable[[], float] = perf_counter) 
 
     The host queues all calls while the GPU is kept waiting, for longer than the host took for as
     many calls before.
-
-    Parameters
-    ----------
-    clock
-        Returns the time of the host. [s]
     """
     each = 0.0  # what the host takes for one call [s]
 
@@ -237,15 +211,8 @@ def measure(timer: Timer, calls: Sequence[Call], budget: float) -> tuple[float, 
 
     Parameters
     ----------
-    calls
-        Calls that do the same on different inputs.
     budget
         What the runs may take together; five are made even so. [s]
-
-    Returns
-    -------
-    tuple of float
-        Time of one call in every run. [s]
     """
     timer(calls)  # warm-up: every input is touched, kernels are compiled and chosen
     timer(calls[:1])

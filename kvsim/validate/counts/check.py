@@ -47,11 +47,6 @@ class RandomPrompts:
     def prompts(self, vocab: int) -> list[list[int]]:
         """Draw the prompts.
 
-        Parameters
-        ----------
-        vocab
-            Vocabulary of the model. [tokens]
-
         Returns
         -------
         list of list of int
@@ -196,8 +191,6 @@ def check(
     ----------
     source
         Its checkpoint; None for random weights.
-    deployment
-        The machine that predictions are made for.
 
     Yields
     ------

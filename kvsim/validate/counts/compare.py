@@ -33,15 +33,7 @@ class CountedWork:
     launches: float = 0.0  # kernels and copies
 
     def add(self, flops: float, moved: Mapping[Channel, float], launches: float = 0.0) -> None:
-        """Add the work of an op.
-
-        Parameters
-        ----------
-        flops
-            Floating-point operations. [FLOP]
-        moved
-            Bytes by channel. [B]
-        """
+        """Add the work of an op."""
         self.flops += flops
         self.launches += launches
         for channel, n in moved.items():

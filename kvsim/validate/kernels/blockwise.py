@@ -30,8 +30,6 @@ def products(queries: Tensor, keys: Blocks, tokens: int) -> Tensor:
 
     Parameters
     ----------
-    queries
-        Queries, (batch, KV heads, queries, dim).
     keys
         Blocks of keys and the tokens that they belong to.
     tokens

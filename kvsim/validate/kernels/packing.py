@@ -49,8 +49,6 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     ----------
     codes
         Whole numbers below 2**bits, (..., n).
-    bits
-        Width of a code. [bit]
     """
     numbers = per_byte(bits, codes.shape[-1])
     if bits == 3:
@@ -70,8 +68,6 @@ def unpack(packed: Tensor, bits: int) -> Tensor:
     ----------
     packed
         Bytes as ``pack`` makes them, (..., n * bits / 8).
-    bits
-        Width of a code. [bit]
     """
     if bits == 3:
         lower = packed.shape[-1] * 2 // 3

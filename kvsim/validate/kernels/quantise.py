@@ -17,8 +17,6 @@ def levels(low: Tensor, high: Tensor, bits: int, where: Levels = "ends") -> tupl
 
     Parameters
     ----------
-    bits
-        Width of a code. [bit]
     where
         Where the levels of a range lie.
 
@@ -54,8 +52,6 @@ def encode(numbers: Tensor, scale: Tensor, zero: Tensor, bits: int) -> Tensor:
     ----------
     scale, zero
         Levels as ``levels`` gives them, of shapes that broadcast to the numbers.
-    bits
-        Width of a code. [bit]
     """
     step = scale.float()
     steps = numbers.float() - zero.float()
@@ -105,10 +101,6 @@ def quantise(
 
     Parameters
     ----------
-    numbers
-        Keys or values, (batch, KV heads, tokens, head dim).
-    bits
-        Width of a code. [bit]
     group
         Tokens or channels that share a scale.
     by

@@ -93,8 +93,6 @@ def int4_matrix(weight: Tensor, bias: Tensor | None) -> Int4Matrix:
 
     Parameters
     ----------
-    weight
-        The matrix, (outputs, inputs).
     bias
         Its bias, which stays as it is.
 
@@ -141,13 +139,7 @@ def scales_and_zeros(scale: Tensor) -> Tensor:
 
 
 def int4(weight: Tensor) -> Int4:
-    """Pack a weight matrix in four bits.
-
-    Parameters
-    ----------
-    weight
-        The matrix, (outputs, inputs).
-    """
+    """Pack a weight matrix in four bits."""
     return Int4(*_by_rows(weight, _packed_rows))
 
 

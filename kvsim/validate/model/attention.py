@@ -104,11 +104,6 @@ def attend(record: OpRecord, queries: Tensor, keys: Tensor, values: Tensor, seen
     """Compute softmax attention of queries over keys and values.
 
     Reads queries, keys and values once and writes the output: scores stay on the chip.
-
-    Parameters
-    ----------
-    keys, values
-        Keys and values, (sequences, KV heads, slots, dim).
     """
     given, causal = seen, isinstance(seen, str) and seen == "causal"
     few = queries.shape[2] <= FEW_QUERIES and not causal
@@ -164,8 +159,6 @@ def backend(queries: Tensor, keys: Tensor, causal: bool) -> str:
 
     Parameters
     ----------
-    keys
-        Keys, (sequences, KV heads, slots, dim); values have their shape.
     causal
         Whether each query sees the tokens up to itself alone.
 

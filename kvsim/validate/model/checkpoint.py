@@ -175,11 +175,6 @@ class Tokeniser:
     def check(self, tokens: list[int], vocabulary: int) -> None:
         """Refuse tokens that the model has no embedding of.
 
-        Parameters
-        ----------
-        vocabulary
-            Vocabulary of the model. [tokens]
-
         Raises
         ------
         InputError

@@ -61,25 +61,12 @@ class Decoder:
         return self.weights.embedding.dtype
 
     def step(self, rows: slice, starts: tuple[int, ...], positions: Tensor, kind: Kind) -> Pass:
-        """Describe a pass, with the rotations that it needs.
-
-        Parameters
-        ----------
-        starts
-            Cached tokens of each of them. [tokens]
-        positions
-            Positions of the new tokens, (sequences, new).
-        """
+        """Describe a pass, with the rotations that it needs."""
         turns = self.turns(positions)
         return Pass(rows, starts, positions.shape[1], positions, turns, kind)
 
     def turns(self, positions: Tensor) -> tuple[Tensor, Tensor] | None:
         """Look up the rotations of positions.
-
-        Parameters
-        ----------
-        positions
-            Positions, (sequences, tokens).
 
         Returns
         -------
@@ -92,15 +79,7 @@ class Decoder:
         return cos, sin
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Embed tokens, with their positions where these are learned. (sequences, new, hidden)
-
-        Parameters
-        ----------
-        tokens
-            New tokens, (sequences, new).
-        positions
-            Their positions, (sequences, new).
-        """
+        """Embed tokens, with their positions where these are learned. (sequences, new, hidden)"""
         with self.counter.op("sample") as record:
             x = F.embedding(tokens, self.weights.embedding)
             record.reads(x)
@@ -150,13 +129,7 @@ class Decoder:
         return self._multiply("down", weights.down, wide)
 
     def head(self, tensor: Tensor) -> Tensor:
-        """Compute the logits of the next token. (..., vocab)
-
-        Parameters
-        ----------
-        tensor
-            Hidden states behind the last layer, (..., hidden).
-        """
+        """Compute the logits of the next token. (..., vocab)"""
         with self.counter.op("sample") as record:
             normed = self.weights.norm(tensor)
             record.reads(tensor)

@@ -350,13 +350,5 @@ def weight_bytes(arch: Architecture, dtype: torch.dtype) -> int:
 
 
 def cached_bytes(model: Model, tokens: int, dtype: torch.dtype) -> int:
-    """Compute the memory of the keys and values of all layers. [B]
-
-    Parameters
-    ----------
-    tokens
-        Cached tokens. [tokens]
-    dtype
-        Number format of keys and values.
-    """
+    """Compute the memory of the keys and values of all layers. [B]"""
     return model.layers * model.kv_width * tokens * dtype.itemsize

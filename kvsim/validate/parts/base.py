@@ -311,8 +311,6 @@ class Implementation:
 
         Parameters
         ----------
-        slots
-            Tokens to make room for. [tokens]
         sequences
             Sequences to make room for; the whole batch if not given.
         """

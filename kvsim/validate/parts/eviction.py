@@ -77,11 +77,6 @@ class RingCache(EvictingCache):
     def ring(self, lengths: Tensor) -> Tensor:
         """Compute which token is in every slot, where the first ones never leave.
 
-        Parameters
-        ----------
-        lengths
-            Tokens of each sequence so far, (batch,).
-
         Returns
         -------
         Tensor

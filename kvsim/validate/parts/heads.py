@@ -40,8 +40,6 @@ class DraftLayers:
         ----------
         begins
             Position of the first new token of each sequence.
-        new
-            New tokens per sequence. [tokens]
         """
         device = self.decoder.device
         return torch.tensor(begins, device=device)[:, None] + torch.arange(new, device=device)
@@ -110,13 +108,7 @@ class DraftHeads(SpeculativeDrafter):
     own_head = False  # whether its logits have a product of their own
 
     def vocabulary(self, vocab: int) -> int:
-        """Return the size of the vocabulary that drafts choose among. [tokens]
-
-        Parameters
-        ----------
-        vocab
-            Vocabulary of the model. [tokens]
-        """
+        """Return the size of the vocabulary that drafts choose among. [tokens]"""
         return vocab
 
     def sources(self, layers: int) -> list[int]:

@@ -17,8 +17,6 @@ def to_levels(numbers: Tensor, bits: int) -> Tensor:
     ----------
     numbers
         Numbers of mean 0 and variance 1, (..., n).
-    bits
-        Width of a code. [bit]
 
     Returns
     -------
@@ -30,15 +28,7 @@ def to_levels(numbers: Tensor, bits: int) -> Tensor:
 
 
 def from_levels(codes: Tensor, bits: int) -> Tensor:
-    """Widen packed codes to the levels that they stand for. (..., n), in fp32
-
-    Parameters
-    ----------
-    codes
-        Packed codes, (..., n * bits / 8).
-    bits
-        Width of a code. [bit]
-    """
+    """Widen packed codes to the levels that they stand for. (..., n), in fp32"""
     table = torch.tensor(levels(bits)[0], device=codes.device)
     return table[unpack(codes, bits).int()]
 
@@ -63,11 +53,6 @@ def levels(bits: int) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Compute the levels that round normal numbers with the least squared error.
 
     Lloyd's iteration: each level is the mean of what is rounded to it.
-
-    Parameters
-    ----------
-    bits
-        Width of a code. [bit]
 
     Returns
     -------

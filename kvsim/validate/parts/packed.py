@@ -207,23 +207,11 @@ class PackedStore(KvStore):
 
     @abstractmethod
     def packed_keys(self, tokens: int) -> int:
-        """Count the packed rows of keys.
-
-        Parameters
-        ----------
-        tokens
-            Cached tokens. [tokens]
-        """
+        """Count the packed rows of keys."""
 
     @abstractmethod
     def packed_values(self, tokens: int) -> int:
-        """Count the packed rows of values.
-
-        Parameters
-        ----------
-        tokens
-            Cached tokens. [tokens]
-        """
+        """Count the packed rows of values."""
 
     def packed_there(self, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Count packed rows on the device.

@@ -47,13 +47,7 @@ class CachePlacement:
         self._lanes: Transfers | None = None
 
     def make_store(self, kind: type[KvStore], where: LayerContext, slots: int) -> KvStore:
-        """Make the storage of one layer.
-
-        Parameters
-        ----------
-        slots
-            Tokens per sequence to make room for. [tokens]
-        """
+        """Make the storage of one layer."""
         return kind(where.parts.storage, self.room(where), slots, self.run.counter)
 
     def room(self, where: LayerContext) -> CacheRoom:

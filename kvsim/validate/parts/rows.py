@@ -40,22 +40,11 @@ class Codec(ABC):
 
     @abstractmethod
     def widths(self, dim: int, dtype: torch.dtype) -> Widths:
-        """List the parts of a row.
-
-        Parameters
-        ----------
-        dtype
-            Number format of keys and values.
-        """
+        """List the parts of a row."""
 
     @abstractmethod
     def encode(self, numbers: Tensor) -> list[Tensor]:
         """Encode numbers as the parts of rows.
-
-        Parameters
-        ----------
-        numbers
-            Keys or values, (sequences, KV heads, tokens, dim).
 
         Returns
         -------
@@ -174,25 +163,13 @@ class TokenRows:
         return torch.cat([part.contiguous().view(torch.uint8) for part in parts], dim=-1)
 
     def fill(self, record: OpRecord, numbers: Tensor) -> None:
-        """Encode a prompt in the first rows.
-
-        Parameters
-        ----------
-        numbers
-            Keys or values, (sequences, KV heads, tokens, dim).
-        """
+        """Encode a prompt in the first rows."""
         self._note(record, numbers, made := self.codec.encode(numbers))
         for mine, new in zip(self.parts, made, strict=True):
             mine[:, :, : new.shape[2]] = new
 
     def write(self, record: OpRecord, numbers: Tensor, span: SlotRange) -> None:
-        """Encode new tokens in their slots.
-
-        Parameters
-        ----------
-        numbers
-            Keys or values, (sequences, KV heads, new, dim).
-        """
+        """Encode new tokens in their slots."""
         self._note(record, numbers, made := self.codec.encode(numbers))
         self.put(made, span)
 
@@ -338,11 +315,6 @@ class PerTokenCache(KvStore):
 
     def weights(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
         """Compute the attention that every slot in use gets.
-
-        Parameters
-        ----------
-        queries
-            Queries, (sequences, heads, queries, dim).
 
         Returns
         -------

@@ -75,8 +75,6 @@ def scores(queries: Tensor, keys: Tensor, seen: Tensor | None = None) -> Tensor:
 
     Parameters
     ----------
-    queries
-        Queries, (batch, heads, queries, dim).
     seen
         True where a query sees a key, (batch or 1, 1, queries, tokens); all keys are seen if not
         given.
@@ -132,13 +130,7 @@ def attend_part(
 
 
 def by_kv_head(weights: Tensor, kv_heads: int) -> Tensor:
-    """Sum attention weights over the query heads that share a KV head. (batch, KV heads, ...)
-
-    Parameters
-    ----------
-    weights
-        Weights, (batch, heads, ...).
-    """
+    """Sum attention weights over the query heads that share a KV head. (batch, KV heads, ...)"""
     batch, _, *rest = weights.shape
     return weights.reshape(batch, kv_heads, -1, *rest).sum(2)
 

@@ -33,13 +33,7 @@ class LayeredRun(Implementation):
     layers: "list[LayerCache]"  # part by part of the batch where a layer has several
 
     def make_store(self, context: "LayerContext", slots: int) -> KvStore:
-        """Make the storage of a layer where its placement wants it.
-
-        Parameters
-        ----------
-        slots
-            Tokens per sequence to make room for. [tokens]
-        """
+        """Make the storage of a layer where its placement wants it."""
         raise NotImplementedError
 
     def transfers(self, layer: int) -> Transfers:
@@ -47,18 +41,7 @@ class LayeredRun(Implementation):
         raise NotImplementedError
 
     def shared(self, key: object, make: Callable[[], Made]) -> Made:
-        """Return what layers share, and make it when it is first asked for.
-
-        Parameters
-        ----------
-        key
-            What the layers know it by.
-
-        Returns
-        -------
-        object
-            The same object for every layer.
-        """
+        """Return what layers share, and make it when it is first asked for."""
         raise NotImplementedError
 
     def shared_objects(self, rows: slice) -> SharedObjects:
@@ -102,18 +85,7 @@ class LayerContext:
         return self.layer, self.rows.start
 
     def shared(self, key: object, make: Callable[[], Made]) -> Made:
-        """Return what layers share for this part of the batch, made when it is first asked for.
-
-        Parameters
-        ----------
-        key
-            What the layers know it by.
-
-        Returns
-        -------
-        object
-            The same object for every layer.
-        """
+        """Return what layers share for this part of the batch, made when it is first asked for."""
         return self.run.shared_objects(self.rows).get(key, make)
 
 
@@ -165,13 +137,7 @@ class LayerCache:
         return self.kv.plain and self.slots >= self.prompt
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Attend with a chunk of the prompt to the prompt so far.
-
-        Parameters
-        ----------
-        queries
-            Queries of the chunk, (batch, heads, new, dim).
-        """
+        """Attend with a chunk of the prompt to the prompt so far."""
         return self.kv.attend_prompt(queries, keys, values, step, self._visible(step))
 
     def attend_from(
@@ -217,13 +183,7 @@ class LayerCache:
         return []
 
     def stored_tokens(self, tokens: list[int]) -> list[int]:
-        """Count the tokens that the storage holds. [tokens]
-
-        Parameters
-        ----------
-        tokens
-            Tokens of every sequence so far. [tokens]
-        """
+        """Count the tokens that the storage holds. [tokens]"""
         return tokens
 
     # what they share
@@ -234,13 +194,7 @@ class LayerCache:
         return self.run.counter
 
     def make(self, slots: int) -> KvStore:
-        """Make storage where the layer's placement wants it.
-
-        Parameters
-        ----------
-        slots
-            Tokens per sequence to make room for. [tokens]
-        """
+        """Make storage where the layer's placement wants it."""
         return self.run.make_store(self.context, slots)
 
     def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:

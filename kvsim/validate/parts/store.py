@@ -43,18 +43,7 @@ class SharedObjects:
     made: dict[object, object] = field(default_factory=dict)
 
     def get(self, key: object, make: Callable[[], Made]) -> Made:
-        """Return the object of a key, and make it when it is first asked for.
-
-        Parameters
-        ----------
-        key
-            What the layers know the object by.
-
-        Returns
-        -------
-        object
-            The same object for every layer.
-        """
+        """Return the object of a key, and make it when it is first asked for."""
         if key not in self.made:
             self.made[key] = make()
         found: Made = self.made[key]  # type: ignore[assignment]
@@ -87,23 +76,14 @@ class CacheRoom:
 
         Parameters
         ----------
-        slots
-            Tokens to make room for. [tokens]
-        dim
-            Numbers of a row; the head dimension if not given.
-        dtype
-            Number format; the layer's if not given.
+        dim, dtype
+            Numbers of a row and their format; those of the layer's heads if not given.
         """
         shape = (self.sequences, self.heads, slots, self.dim if dim is None else dim)
         return torch.zeros(shape, dtype=dtype or self.dtype, device=self.device)
 
     def turned(self, keys: Tensor, slots: Tensor, back: bool) -> Tensor:
         """Rotate keys by their positions, or undo it.
-
-        Parameters
-        ----------
-        slots
-            Positions of the tokens, (sequences, tokens).
 
         Returns
         -------
@@ -122,13 +102,7 @@ class CacheRoom:
 def on_the_gpu(
     sequences: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device
 ) -> CacheRoom:
-    """Make room on the device that belongs to one layer alone.
-
-    Parameters
-    ----------
-    dtype
-        Number format of keys and values.
-    """
+    """Make room on the device that belongs to one layer alone."""
 
     def rows(count: int, widths: Widths) -> list[Tensor]:
         shape = (sequences, heads, count)
@@ -265,11 +239,6 @@ class KvStore(ABC):
     def op_shares(self, ends: list[int]) -> Mapping[str, float]:
         """State how much of each op a pass does, where predictions count the whole op.
 
-        Parameters
-        ----------
-        ends
-            Slots in use of each sequence after the pass. [slots]
-
         Returns
         -------
         Mapping of str to float
@@ -278,18 +247,7 @@ class KvStore(ABC):
         return {}
 
     def branch(self, ends: list[int]) -> Hashable:
-        """Return a key of the work that a pass does; passes with the same key do the same.
-
-        Parameters
-        ----------
-        ends
-            Slots in use of each sequence after the pass. [slots]
-
-        Returns
-        -------
-        Hashable
-            The key; None for a pass that must not be replayed.
-        """
+        """Return a key that passes of the same work share; None for one never to be replayed."""
         return ()
 
     @abstractmethod
@@ -305,24 +263,14 @@ class KvStore(ABC):
         out = self.attend(queries, span, seen)
         return lambda: out
 
-    @abstractmethod
     def attend_with_scores(
         self, queries: Tensor, span: SlotRange, seen: Seen
     ) -> tuple[Tensor, Tensor]:
-        """Attend with one query per sequence, and return the weights too.
+        """Attend with one query per sequence, and return the attention that each slot got too.
 
-        Parameters
-        ----------
-        queries
-            Queries, (sequences, heads, 1, dim).
-
-        Returns
-        -------
-        out
-            The output, shaped as the queries.
-        scores
-            Attention that each slot got, (sequences, heads, 1, slots).
+        Selections that ask for it run over stores that have it. (sequences, heads, 1, slots)
         """
+        raise NotImplementedError
 
     def room_left(self, tokens: int) -> int | None:
         """Count the new tokens that fit until some have to be settled.
@@ -340,23 +288,10 @@ class KvStore(ABC):
         return None
 
     def commit(self, before: list[int], after: list[int]) -> None:  # noqa: B027 - most need not
-        """End a round: note how many tokens of each sequence stay.
-
-        Parameters
-        ----------
-        before
-            Tokens of each sequence before the round. [tokens]
-        after
-            Tokens of each sequence that stay. [tokens]
-        """
+        """End a round: note how many tokens of each sequence stay."""
 
     def rows_in_use(self, ends: tuple[int, ...]) -> list[int]:
         """Count the rows of every table that tokens fill.
-
-        Parameters
-        ----------
-        ends
-            Slots in use of each sequence. [slots]
 
         Returns
         -------

@@ -184,12 +184,6 @@ class TieredStore(KvStore):
             kv.commit(rows.counts(before), rows.counts(after))
         self.ends = tuple(self.groups[0][0].counts(after))
 
-    def attend_with_scores(
-        self, queries: Tensor, span: SlotRange, seen: Seen
-    ) -> tuple[Tensor, Tensor]:
-        """No technique asks for the scores of rows that are in host memory."""
-        raise NotImplementedError
-
     def tensors(self) -> dict[str, list[Tensor]]:
         """Rows that are always here, and what never leaves of the others."""
         here = self.here.tensors()["kv"] if self.here is not None else []
@@ -288,12 +282,6 @@ class CpuStore(KvStore):
             return out
 
         return attended
-
-    def attend_with_scores(
-        self, queries: Tensor, span: SlotRange, seen: Seen
-    ) -> tuple[Tensor, Tensor]:
-        """No technique asks for the scores that the CPU keeps."""
-        raise NotImplementedError
 
     def tensors(self) -> dict[str, list[Tensor]]:
         """Nothing that is on the GPU."""

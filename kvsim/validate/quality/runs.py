@@ -261,13 +261,7 @@ SHARE_DIGITS = 6  # of a share in a trace
 
 
 def drafting(technique: Technique, gamma: int) -> Technique:
-    """Set the number of drafts per round.
-
-    Parameters
-    ----------
-    gamma
-        Drafts per round. [tokens]
-    """
+    """Set the number of drafts per round."""
     return technique.with_rounds(gamma)
 
 
@@ -307,13 +301,7 @@ def accepted(run: Generation) -> dict[int, list[int]]:
 
 
 def reached(accepted: Sequence[int], gamma: int) -> tuple[float, ...]:
-    """Compute the share of rounds that accept at least 1, 2, ..., gamma drafts.
-
-    Parameters
-    ----------
-    gamma
-        Drafts per round. [tokens]
-    """
+    """Compute the share of rounds that accept at least 1, 2, ..., gamma drafts."""
     counts = (sum(many >= place for many in accepted) for place in range(1, gamma + 1))
     return tuple(round(count / len(accepted), SHARE_DIGITS) for count in counts)
 
@@ -329,8 +317,6 @@ def measure_acceptance(
 
     Parameters
     ----------
-    generate
-        Tokens to generate per sequence. [tokens]
     temperature
         0 takes the likeliest token, otherwise tokens are drawn.
 

@@ -122,8 +122,6 @@ def choose(
     ----------
     units
         All units in the order of their worth.
-    seconds
-        Time that is left. [s]
     passed
         Names of units that are not tried again now.
 
@@ -179,8 +177,6 @@ def run_units(
     ----------
     units
         All units in the order of their worth.
-    seconds
-        What all of it may take. [s]
     say
         Told what runs, and what is left when.
     worker
@@ -232,8 +228,6 @@ def _run(chosen: Chosen, state: SessionState, process: "Worker", limit: float, w
 
     Parameters
     ----------
-    limit
-        What it may take. [s]
     whole
         Whether this is all that a unit may ever take, so that one that takes longer has failed.
     """
@@ -276,11 +270,6 @@ class Worker:
 
     def do(self, unit: str, form: Form, limit: float) -> str:
         """Do a unit.
-
-        Parameters
-        ----------
-        limit
-            What it may take. [s]
 
         Returns
         -------

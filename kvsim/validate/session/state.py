@@ -39,13 +39,7 @@ class SessionState:
 
     @classmethod
     def open(cls, folder: Path, device: str) -> "SessionState":
-        """Open the results of a kind of device, and make their folder if it is not there.
-
-        Parameters
-        ----------
-        folder
-            Where the results of all kinds of devices are.
-        """
+        """Open the results of a kind of device, and make their folder if it is not there."""
         place = folder / re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
         place.mkdir(parents=True, exist_ok=True)
         return cls(place)
@@ -139,13 +133,6 @@ class SessionState:
 
 def unpack(bundle: Path, folder: Path) -> SessionState:
     """Unpack a bundle; what the folder holds already stays as it is.
-
-    Parameters
-    ----------
-    bundle
-        The archive that a session wrote.
-    folder
-        Where the results of all kinds of devices are.
 
     Raises
     ------

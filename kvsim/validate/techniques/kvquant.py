@@ -84,12 +84,6 @@ class WholeTokenRows(KvStore):
             record.writes(out)
             return out
 
-    def attend_with_scores(
-        self, queries: Tensor, span: SlotRange, seen: Seen
-    ) -> tuple[Tensor, Tensor]:
-        """Selections that ask for scores keep tokens in other slots."""
-        raise NotImplementedError
-
     def _rows(self, numbers: Tensor) -> Tensor:
         return numbers.transpose(1, 2).flatten(2)
 

@@ -190,12 +190,6 @@ class Mikv(KvStore):
         self._add(parts, span.longest)
         return out
 
-    def attend_with_scores(
-        self, queries: Tensor, span: SlotRange, seen: Seen
-    ) -> tuple[Tensor, Tensor]:
-        """Selections that ask for scores keep tokens in other slots."""
-        raise NotImplementedError
-
     def tensors(self) -> dict[str, list[Tensor]]:
         """Both precisions, which token is where, what each was given, and the balancer."""
         pools = self.high, self.low

@@ -108,12 +108,6 @@ class Lowrank(KvStore):
         """Whoever chooses chunks attends by itself."""
         raise NotImplementedError
 
-    def attend_with_scores(
-        self, queries: Tensor, span: SlotRange, seen: Seen
-    ) -> tuple[Tensor, Tensor]:
-        """Whoever chooses chunks attends by itself."""
-        raise NotImplementedError
-
     def tensors(self) -> dict[str, list[Tensor]]:
         """Factors, and the keys of generated tokens; the values of these by themselves."""
         recent = {"generated values": self.recent.v.parts}

@@ -99,12 +99,6 @@ class Think(KvStore):
             record.writes(out)
         return out
 
-    def attend_with_scores(
-        self, queries: Tensor, span: SlotRange, seen: Seen
-    ) -> tuple[Tensor, Tensor]:
-        """No selection that asks for scores runs over thin keys."""
-        raise NotImplementedError
-
     def tensors(self) -> dict[str, list[Tensor]]:
         """Thin keys, values, what came later, and which channels are there."""
         later = [*self.later.k.parts, *self.later.v.parts]

@@ -127,12 +127,6 @@ class Zipcache(KvStore):
             self._compress()
         return out
 
-    def attend_with_scores(
-        self, queries: Tensor, span: SlotRange, seen: Seen
-    ) -> tuple[Tensor, Tensor]:
-        """Selections that ask for scores keep tokens in other slots."""
-        raise NotImplementedError
-
     def tensors(self) -> dict[str, list[Tensor]]:
         """Packed rows, window and the saliency of its tokens."""
         rows = [*self.high.tensors(), *self.low.tensors()]

@@ -139,12 +139,6 @@ def compare_times(
     ----------
     asked
         Techniques to run; all that can be run if empty.
-    dtype
-        Number format of weights and caches.
-    hardware
-        The machine that predictions are made for.
-    stack
-        The software that predictions are made for.
     kept
         What was measured before and is not measured again; takes what is measured now.
 
