@@ -553,13 +553,20 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
                "plan simulate capacity calibrate", default=256,
                range=Range(1, 2**16, "sequences"),
                needs={"calibrate": "from_run"}, excludes={"plan": "offline batch"},
-               at={"calibrate": {"help": "The engine's limit per pass."}}),
+               at={"calibrate": {"help": "The engine's limit per pass."},
+                   **{name: {"default": None, "help": "Sequences in a pass at most; by default the "
+                                                   "engine's on that card."}
+                      for name in SERVING.split()}}),
         Opt("max_tokens", parse_count, "N", "Tokens in a pass at most.",
                "plan simulate capacity calibrate", default=2048, range=Range(1, 10**7, "tokens"),
                needs={"calibrate": "from_run"}, excludes={"plan": "offline"},
                at={"calibrate": {"help": "The engine's tokens per pass."},
-                   "simulate": {"parse": several(parse_count), "metavar": "N,..",
-                                "help": "Tokens in a pass at most; of several each is run."}}),
+                   "capacity": {"default": None,
+                                "help": "Tokens in a pass at most; by default several are tried, "
+                                        "the engine's on that card first."},
+                   "simulate": {"default": None, "parse": several(parse_count), "metavar": "N,..",
+                                "help": "Tokens in a pass at most; by default the engine's on that "
+                                        "card; of several each is run."}}),
         Opt("max_model_len", parse_count, "N", "Longest request that the engine is started for; "
                "by default the model's context.", "plan simulate capacity",
                range=Range(1, 10**7, "tokens"), excludes={"plan": "offline"}),
@@ -695,7 +702,7 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
                "Exit 1 if the median error of times is above X.", "validate",
                range=real(1e-6, 1e3), excludes={"validate": "plan quality"}),
         Opt("emit", parse_words, "ENGINE,...",
-               "Settings of vllm, sglang, trtllm, lmcache, hf, llamacpp.", PLANNED),
+               "Settings of vllm, sglang, trtllm, lmcache, hf, llamacpp, or k8s.", PLANNED),
         Opt("pareto", parse_flag, "", "Also list plans from lowest TPOT to highest throughput.",
                "plan", default=False, excludes={"plan": "trace"}),
         Opt("explain", parse_flag, "", "Also say where another technique would be chosen.", "plan",

@@ -93,8 +93,8 @@ def capacity(inputs: Inputs) -> "Result[CapacityAnswer]":
         targets=targets,
         limits=limits,
         rules=Rules(
-            max_seqs=inputs.max_seqs,
-            max_tokens=inputs.max_tokens,
+            max_seqs=inputs.max_seqs or 0,
+            max_tokens=inputs.max_tokens or 0,
             max_model_len=most,
             prefix_caching=prefixes,
         ),
@@ -109,9 +109,13 @@ def capacity(inputs: Inputs) -> "Result[CapacityAnswer]":
         sellers=sellers,
     )
     answer = make_capacity(question, print_progress)
-    some = [answer.fleet.kinds[j] for j in answer.used]
+    counts = answer.fleet.replicas
     settings = [
-        write_settings(inputs.emit or (), serve_costs(x.costs, used, x.sides)) for x in some
+        write_settings(
+            inputs.emit or (), replace(serve_costs(x.costs, used, x.sides), replicas=int(counts[j]))
+        )
+        for j in answer.used
+        for x in [answer.fleet.kinds[j]]
     ]
     return make_result(answer, found.name, inputs.line(), settings)
 

@@ -335,6 +335,7 @@ def _build_rules(
         settings["nic"] = inputs.nic
     given = {name: value for name, value in settings.items() if value is not None}
     given["prefix_caching"] = inputs.prefix_caching or reuses
+    given |= {name: given.get(name, 0) for name in ("max_seqs", "max_tokens")}  # 0: the engine's
 
     def build(way: str) -> Rules:
         return Rules(**given, prefix_load=way).scale_to(deployment)

@@ -16,6 +16,7 @@ from kvsim.emit.writing import (
     Emitted,
     EngineSettings,
     Setting,
+    Yaml,
     write_command,
     write_path,
     write_python,
@@ -89,6 +90,8 @@ CONNECTING = {
     "on one machine --port and --base-gpu-id of each, and --disaggregation-bootstrap-port of those "
     "that read prompts (8998 if not set)",
     "trtllm": "the orchestrator (trtllm-serve disaggregated) and its list of servers",
+    "k8s": "the proxy that sends each request first to one Service and then to the other, and "
+    "VLLM_NIXL_SIDE_CHANNEL_HOST, the address of each pod",
 }
 """What connects the engines and is not known here, for those that can be split."""
 
@@ -103,7 +106,8 @@ def _write_roles(served: Served, settings: EngineSettings, counts: tuple[int, in
     parts = []
     for count, role in zip(counts, ROLE_WORK, strict=True):
         own = EngineSettings(engine)
-        text = WRITERS[engine](served.with_role(role), own)
+        one = replace(served.with_role(role), replicas=served.replicas * count)
+        text = WRITERS[engine](one, own)
         parts.append(f"# {count} of these {ROLE_WORK[role]}\n{text}")
         settings.used += [x for x in own.used if x not in settings.used]
         settings.missing += [x for x in own.missing if x not in settings.missing]
@@ -285,6 +289,57 @@ def _lmcache(s: Served, settings: EngineSettings) -> str:
     variables = f"PYTHONHASHSEED=0 LMCACHE_CONFIG_FILE={LMCACHE_FILE}"
     started = re.sub(r"(?m)^(?=(\w+=\S* )*vllm serve)", f"{variables} ", command)
     return f"# {LMCACHE_FILE}\n{write_yaml(file)}\n\n{started}"
+
+
+# vLLM on Kubernetes
+
+VLLM_IMAGE = "vllm/vllm-openai:v0.33.0"
+VLLM_PORT = 8000
+
+
+def _k8s(s: Served, settings: EngineSettings) -> str:
+    """Write a Deployment of vLLM and the Service that its replicas are reached by."""
+    below = EngineSettings("vllm")
+    _vllm(s, below)
+    settings.used += below.used
+    settings.missing += below.missing
+    settings.use("replicas", "nvidia.com/gpu", "readinessProbe", "emptyDir")
+    settings.lack(f"which nodes have {s.gpu or 'these GPUs'}: add a nodeSelector by your labels")
+    settings.lack("a token of Hugging Face for gated models: HF_TOKEN from a Secret")
+    words = [s.gpu, s.model.rpartition("/")[2], f"tp{s.spread.tp}", s.role]
+    name = re.sub(r"[^a-z0-9]+", "-", "-".join(filter(None, words)).lower()).strip("-")[:63]
+    label = {"app": name.rstrip("-")}
+    container: dict[str, Yaml] = {
+        "name": "vllm",
+        "image": VLLM_IMAGE,
+        "command": ["vllm", "serve", s.model],
+        "args": [word for option in below.options for word in option if word],
+        "ports": [{"containerPort": VLLM_PORT}],
+        "resources": {"limits": {"nvidia.com/gpu": str(s.spread.gpus)}},
+        "readinessProbe": {"httpGet": {"path": "/health", "port": VLLM_PORT}},
+        "volumeMounts": [{"name": "shm", "mountPath": "/dev/shm"}],
+    }
+    pod: dict[str, Yaml] = {
+        "containers": [container],
+        "volumes": [{"name": "shm", "emptyDir": {"medium": "Memory"}}],
+    }
+    deployment: dict[str, Yaml] = {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": label["app"]},
+        "spec": {
+            "replicas": s.replicas,
+            "selector": {"matchLabels": label},
+            "template": {"metadata": {"labels": label}, "spec": pod},
+        },
+    }
+    service: dict[str, Yaml] = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": label["app"]},
+        "spec": {"selector": label, "ports": [{"port": VLLM_PORT, "targetPort": VLLM_PORT}]},
+    }
+    return f"---\n{write_yaml(deployment)}\n---\n{write_yaml(service)}"
 
 
 # SGLang
@@ -575,6 +630,7 @@ WRITERS: dict[str, Callable[[Served, EngineSettings], str]] = {
     "sglang": _sglang,
     "trtllm": _trtllm,
     "lmcache": _lmcache,
+    "k8s": _k8s,
     "hf": _hf,
     "llamacpp": _llamacpp,
 }

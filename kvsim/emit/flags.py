@@ -42,6 +42,7 @@ MANUALS = {
     "lmcache": EngineManual(
         "LMCache under vLLM", "documentation of 2026", "github.com/LMCache/LMCache"
     ),
+    "k8s": EngineManual("Kubernetes with vLLM", "apps/v1 and v1", "github.com/kubernetes/website"),
     "hf": EngineManual(
         "Hugging Face generate",
         "transformers 4.48 and later",

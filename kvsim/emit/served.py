@@ -75,6 +75,10 @@ class Served:
         Number of engines that only prefill and that only decode; None if each does both.
     role
         ``prefill`` or ``decode`` if this engine does only that, else empty.
+    gpu
+        Name of its card.
+    replicas
+        Equal replicas that are started.
     """
 
     model: str
@@ -100,6 +104,8 @@ class Served:
     host: HostLayers = HostLayers()
     layers: int = 0
     cache_tokens: int = 0
+    gpu: str = ""
+    replicas: int = 1
 
     @property
     def drafts(self) -> int:
@@ -198,6 +204,7 @@ def serve_costs(
         spread=d.parallelism,
         host=d.host,
         layers=d.model.layers,
+        gpu=d.hardware.name,
         nodes=-(-d.gpus // d.domain),
         max_model_len=rules.max_model_len
         or round_up_length(costs.longest, min(held, d.model.max_context)),
@@ -252,6 +259,7 @@ def serve_prediction(prediction: "Prediction", utilisation: float) -> Served:
         spread=d.parallelism,
         host=d.host,
         layers=d.model.layers,
+        gpu=d.hardware.name,
         nodes=-(-d.gpus // d.domain),
         max_model_len=min(prediction.prompt + prediction.generate, d.model.max_context),
         cache_tokens=batch * (prediction.prompt + prediction.generate),

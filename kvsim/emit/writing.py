@@ -7,8 +7,10 @@ the writer of its format: a name may hold spaces, quotes, ``$( )`` or line break
 import json
 import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from textwrap import indent
+from typing import TypeAlias, Union
 
 from kvsim.emit.flags import Flag, find_flag
 from kvsim.frozen import frozen
@@ -22,6 +24,9 @@ UNPRINTABLE = re.compile("[\x7f-\xa0\u2028\u2029\ud800-\udfff\ufeff\ufffe\uffff]
 """What YAML takes for line breaks, or not at all; JSON has escapes for what is below."""
 
 Setting = str | int | float | bool
+Yaml: TypeAlias = Union[  # noqa: UP007 - refers to itself
+    Setting, Mapping[str, "Yaml"], Sequence[Union[Setting, Mapping[str, "Yaml"]]]  # noqa: UP007
+]
 
 
 @frozen
@@ -154,13 +159,13 @@ def write_command(words: tuple[str, ...], options: list[tuple[str, str]]) -> str
     return BREAK.join(parts)
 
 
-def write_yaml(settings: Mapping[str, Setting | Mapping[str, Setting]]) -> str:
-    """Return settings as YAML, with mappings in them indented.
+def write_yaml(settings: Mapping[str, Yaml]) -> str:
+    """Return settings as YAML, with mappings and lists in them indented.
 
     Parameters
     ----------
     settings
-        Keys with values, or with mappings of one level.
+        Keys with values, or with mappings and lists of them.
 
     Returns
     -------
@@ -170,10 +175,14 @@ def write_yaml(settings: Mapping[str, Setting | Mapping[str, Setting]]) -> str:
     lines = []
     for key, value in settings.items():
         if isinstance(value, Mapping):
-            lines.append(f"{key}:")
-            lines += [f"  {name}: {_yaml_scalar(inner)}" for name, inner in value.items()]
-        else:
+            lines += [f"{key}:", indent(write_yaml(value), "  ")]
+        elif isinstance(value, str | int | float):
             lines.append(f"{key}: {_yaml_scalar(value)}")
+        else:
+            lines.append(f"{key}:")
+            for item in value:
+                text = write_yaml(item) if isinstance(item, Mapping) else _yaml_scalar(item)
+                lines.append("- " + indent(text, "  ")[2:])
     return "\n".join(lines)
 
 

@@ -1,5 +1,6 @@
 """How an engine schedules requests: the settings users know from their serving engine."""
 
+import re
 from dataclasses import fields, replace
 from math import inf, isfinite, isnan
 
@@ -7,6 +8,7 @@ from kvsim import options
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
+from kvsim.machines.hardware import GIB
 
 PREFILLS = ("chunked", "whole")
 PRIORITIES = ("decode", "prefill")
@@ -20,10 +22,43 @@ the datasheet of Samsung's PM9A3 (6,800 and 4,000 MB/s). [B/s]"""
 NIC_RATE = 25e9
 """Typical, and assumed likewise: one 200 Gb/s port in each direction (HDR InfiniBand). [B/s]"""
 
+MAY_BE_ZERO = ("cache_block", "max_model_len", "max_seqs", "max_tokens")
+OLDEST_BY_CARD = 9  # minor version of vLLM 0 since which its limits are by the card's memory
+
+
+def choose_limits(deployment: Deployment) -> tuple[int, int]:
+    """Return the limits of a pass that an engine has on a card if it is given none.
+
+    Parameters
+    ----------
+    deployment : model, machine and software.
+
+    Returns
+    -------
+    tuple of int
+        Sequences and tokens in a pass at most. Those of vLLM depend on the card [1]_; other
+        engines have what it has on small ones.
+
+    References
+    ----------
+    .. [1] ``EngineArgs.get_batch_defaults`` in ``vllm/engine/arg_utils.py`` of vLLM 0.33.0,
+       https://github.com/vllm-project/vllm
+    """
+    hardware, own = deployment.hardware, Rules()
+    found = re.fullmatch(r"vllm(?:-0\.(\d+))?", deployment.stack.name.partition("@")[0])
+    if found is None or int(found[1] or OLDEST_BY_CARD) < OLDEST_BY_CARD:
+        return own.max_seqs, own.max_tokens
+    if hardware.gpu_memory >= 160 * GIB:
+        return 1024, 16384
+    small = "a100" in hardware.name or hardware.name == "gb10"
+    if hardware.gpu_memory >= 70 * GIB and not small:
+        return 1024, 8192
+    return own.max_seqs, own.max_tokens
+
 
 @frozen
 class Rules:
-    """Scheduling of one replica, with the defaults of vLLM 0.19.
+    """Scheduling of one replica, with the defaults of vLLM on a card of less than 70 GiB.
 
     Each step has a budget of ``max_tokens``. ``chunked`` prefill fills it with decoding sequences
     and parts of prompts together, whichever ``priority`` says first; ``whole`` prefill gives
@@ -37,8 +72,8 @@ class Rules:
         For a setting out of range, named by its option.
     """
 
-    max_seqs: int = 256  # sequences in a step at most [sequences]
-    max_tokens: int = 2048  # tokens of all sequences in a step at most [tokens]
+    max_seqs: int = 256  # sequences in a step at most; 0: the engine's on this card [sequences]
+    max_tokens: int = 2048  # tokens of all sequences in a step; 0: likewise [tokens]
     block_tokens: int = 16  # tokens per KV block [tokens]
     blocks: int = 0  # KV blocks per replica; 0: what the memory of the GPU leaves
     prefill: str = "chunked"
@@ -80,7 +115,7 @@ class Rules:
                 if not (isfinite(value) and value >= 0):
                     raise InputError(f"{option}: got {value!r}; expected 0 or more bytes")
             elif f.name not in ("prefix_caching", "ahead") and not (
-                f.name in ("cache_block", "max_model_len") and value == 0
+                f.name in MAY_BE_ZERO and value == 0
             ):
                 if isinstance(value, bool) or not isinstance(value, int):
                     raise InputError(f"{option}: got {value!r}; expected a whole number")
@@ -129,7 +164,9 @@ class Rules:
         Rules
             The same with both limits for all ranks together.
         """
-        seqs, tokens = deployment.dp * self.max_seqs, deployment.lanes * self.max_tokens
+        seqs, tokens = choose_limits(deployment)
+        seqs = deployment.dp * (self.max_seqs or seqs)
+        tokens = deployment.lanes * (self.max_tokens or tokens)
         ahead = deployment.stack.time.asynchronous
         return replace(self, max_seqs=seqs, max_tokens=tokens, ahead=ahead)
 

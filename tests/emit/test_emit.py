@@ -1,9 +1,11 @@
 """Settings to paste: only flags of the list, and what no engine has is said."""
 
 import re
+import shlex
 from dataclasses import replace
 
 import pytest
+import yaml
 
 from kvsim.emit.engines import WRITERS, annotate, emit
 from kvsim.emit.flags import MANUALS, find_flag, read_flags
@@ -19,19 +21,19 @@ from tests.support.envelope import answer_in
 
 OPTION = re.compile(r"(?<![\w-])--[a-z][a-z_-]+")
 RUN_BY = {
-    "fp8": {"vllm", "sglang", "trtllm", "lmcache"},
+    "fp8": {"vllm", "k8s", "sglang", "trtllm", "lmcache"},
     "offload": {"hf"},
-    "turboquant": {"vllm", "lmcache"},
+    "turboquant": {"vllm", "k8s", "lmcache"},
     "kivi": {"hf"},
-    "eagle": {"vllm", "sglang", "trtllm", "lmcache"},
+    "eagle": {"vllm", "k8s", "sglang", "trtllm", "lmcache"},
     "eagle2": {"sglang"},
-    "eagle3": {"vllm", "sglang", "trtllm", "lmcache"},
-    "p-eagle": {"vllm", "lmcache"},
-    "dflash": {"vllm", "sglang", "lmcache"},
-    "suffix": {"vllm", "lmcache"},
-    "mtp": {"vllm", "sglang", "trtllm", "lmcache"},
-    "ngram": {"vllm", "sglang", "trtllm", "lmcache", "hf"},
-    "draft": {"vllm", "sglang", "trtllm", "lmcache", "hf"},
+    "eagle3": {"vllm", "k8s", "sglang", "trtllm", "lmcache"},
+    "p-eagle": {"vllm", "k8s", "lmcache"},
+    "dflash": {"vllm", "k8s", "sglang", "lmcache"},
+    "suffix": {"vllm", "k8s", "lmcache"},
+    "mtp": {"vllm", "k8s", "sglang", "trtllm", "lmcache"},
+    "ngram": {"vllm", "k8s", "sglang", "trtllm", "lmcache", "hf"},
+    "draft": {"vllm", "k8s", "sglang", "trtllm", "lmcache", "hf"},
 }
 """Which engines have a setting for a technique; those that are not here have none anywhere."""
 
@@ -276,6 +278,30 @@ def test_each_part_of_a_composition_is_written_or_missing() -> None:
 @pytest.mark.parametrize("engine", WRITERS)
 def test_quantised_weights_need_a_checkpoint(engine: str, weights: str) -> None:
     assert emit(engine, served(weights=weights)).missing
+
+
+@pytest.mark.parametrize("apart", [None, (2, 1)])
+def test_kubernetes_runs_the_engine_with_the_flags_of_its_command(
+    apart: tuple[int, int] | None,
+) -> None:
+    asked = served("ngram", gpu="h100", replicas=3, apart=apart)
+    found = [x for x in yaml.safe_load_all(emit("k8s", asked).text) if x]
+    deployments, services = found[::2], found[1::2]
+    assert [x["spec"]["replicas"] for x in deployments] == ([3] if apart is None else [6, 3])
+    assert len({x["metadata"]["name"] for x in deployments}) == len(deployments)
+    for deployment, service in zip(deployments, services, strict=True):
+        assert (deployment["apiVersion"], deployment["kind"]) == ("apps/v1", "Deployment")
+        pod = deployment["spec"]["template"]
+        assert (service["apiVersion"], service["kind"]) == ("v1", "Service")
+        labels = pod["metadata"]["labels"]
+        assert labels == deployment["spec"]["selector"]["matchLabels"]
+        assert labels == service["spec"]["selector"]
+        (container,) = pod["spec"]["containers"]
+        assert container["resources"] == {"limits": {"nvidia.com/gpu": "2"}}
+        assert all(isinstance(word, str) for word in container["args"])
+        started = shlex.join([*container["command"], *container["args"]])
+        assert started in emit("vllm", asked).line
+        assert container["ports"][0]["containerPort"] == service["spec"]["ports"][0]["targetPort"]
 
 
 def test_a_flag_outside_the_list_is_refused() -> None:

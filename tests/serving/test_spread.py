@@ -43,6 +43,21 @@ def costs_of(seqs: int, tokens: int, **degrees: int) -> StepCosts:
     return StepCosts(FULL, d, rules, LONGEST, LONGEST).with_density(6)
 
 
+@pytest.mark.parametrize(
+    ("gpu", "stack", "seqs", "tokens"),
+    [("h100", "vllm", 1024, 8192), ("h200", "vllm-0.11", 1024, 8192), ("b200", "vllm", 1024, 16384),
+     ("a100-80g", "vllm", 256, 2048), ("gb10", "vllm", 256, 2048), ("l40s", "vllm", 256, 2048),
+     ("h100", "vllm-0.6", 256, 2048), ("h100", "sglang", 256, 2048), ("h100", "fused", 256, 2048)],
+)  # fmt: skip
+def test_limits_of_a_pass_are_the_engines_on_the_card(
+    gpu: str, stack: str, seqs: int, tokens: int
+) -> None:
+    where = Deployment(load_model("llama3-8b"), load_hardware(gpu), load_stack(stack))
+    rules = Rules(max_seqs=0, max_tokens=0).scale_to(where)
+    assert (rules.max_seqs, rules.max_tokens) == (seqs, tokens)
+    assert Rules(max_seqs=7, max_tokens=99).scale_to(where).max_tokens == 99
+
+
 def played(costs: StepCosts, count: int, prompt: int, generate: int, gap: float) -> Run:
     each = np.full(count, prompt), np.full(count, generate)
     return simulate(Requests(gap * np.arange(count, dtype=np.float64), *each), costs)
