@@ -2,17 +2,15 @@
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import torch
 
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
-from kvsim.prediction.generate import Prediction
 from kvsim.techniques import parse
 from kvsim.techniques.technique import Technique
 from kvsim.validate.counts.check import RandomPrompts
-from kvsim.validate.counts.expected import resident_bytes
+from kvsim.validate.counts.expected import predict, resident_bytes
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.quality.runs import Forced
 from kvsim.validate.quality.settings import Reading
@@ -72,7 +70,7 @@ class PlanTimes:
         kept = [float(run.resident) for run in self.plan]
         found = [Measured.from_runs("resident_B", resident_bytes(deployment, t, work), kept)]
         expected = [
-            _predicted(deployment, run.technique, work) for run in (*self.plan[:1], *self.full[:1])
+            predict(deployment, run.technique, work) for run in (*self.plan[:1], *self.full[:1])
         ]
         own, other = ((p.ttft_s[0], p.tpot_s[0]) for p in expected)
         tpots = [run.tpot for run in self.plan]
@@ -105,11 +103,6 @@ def time_plan(
         plan.append(run_timed(decoder, technique, work))
         full.append(run_timed(decoder, parse(BASELINE), work))
     yield PlanTimes(tuple(plan[1:]), tuple(full[1:]))
-
-
-def _predicted(deployment: Deployment, technique: Technique, work: RandomPrompts) -> Prediction:
-    batch = np.array([float(work.batch)])
-    return Prediction(technique, deployment, batch, work.prompt, work.generate)
 
 
 def _unknown(measured: Measured) -> Measured:

@@ -8,12 +8,19 @@ from kvsim.engine.roofline import all_ops
 from kvsim.engine.timeline import stream_seconds
 from kvsim.graph import Step
 from kvsim.machines.deployment import Deployment
+from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point, phases, prefill_point
 from kvsim.techniques.technique import Technique
 from kvsim.validate.counts.check import RandomPrompts
 
 BEFORE = ("weights", "embedding", "context")  # there before the run
 DECODER = ("weights", "embedding", "workspace", "context")  # not the technique's buffers
+
+
+def predict(deployment: Deployment, technique: Technique, work: RandomPrompts) -> Prediction:
+    """Predict a workload: its times, and what it takes of both memories."""
+    batch = np.array([float(work.batch)])
+    return Prediction(technique, deployment, batch, work.prompt, work.generate)
 
 
 def resident_bytes(deployment: Deployment, technique: Technique, work: RandomPrompts) -> float:

@@ -54,19 +54,7 @@ def open_model(name_or_path: str) -> tuple[Architecture, TensorSource | None]:
 
 
 def open_packaged(name_or_path: str) -> tuple[Architecture, TensorSource | None]:
-    """Open a model, with the weights of an installed package for a name that it has.
-
-    Parameters
-    ----------
-    name_or_path
-        Catalogue name, Hugging Face id, directory or file.
-
-    Returns
-    -------
-    arch
-        The model.
-    source
-        Its checkpoint; None for random weights.
+    """Open a model as ``open_model``, a name with the weights that an installed package has of it.
 
     Raises
     ------
@@ -81,18 +69,6 @@ def open_packaged(name_or_path: str) -> tuple[Architecture, TensorSource | None]
 
 def open_weights(name_or_path: str) -> tuple[Architecture, TensorSource]:
     """Open a model that needs real weights; a package may have those of a name.
-
-    Parameters
-    ----------
-    name_or_path
-        Catalogue name, Hugging Face id, directory or file.
-
-    Returns
-    -------
-    arch
-        The model.
-    source
-        Its checkpoint.
 
     Raises
     ------

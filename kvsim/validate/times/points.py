@@ -15,7 +15,6 @@ from kvsim.errors import InputError, first_line
 from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Hardware, Stack
-from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.techniques.technique import Technique
 from kvsim.validate.bench.techniques import ops_by_name
@@ -24,6 +23,7 @@ from kvsim.validate.counts.expected import (
     computing_seconds,
     copied_bytes,
     peak_bytes,
+    predict,
     resident_bytes,
 )
 from kvsim.validate.machine import refusals
@@ -116,7 +116,7 @@ class _Turns:
 
     def seconds(self, technique: Technique) -> float:
         """What one run takes, as predicted. [s]"""
-        p = _prediction(self.deployment, technique, self.work)
+        p = predict(self.deployment, technique, self.work)
         return float(p.ttft_s[0] + p.tpot_s[0] * self.work.generate)
 
 
@@ -211,10 +211,6 @@ def _take_turns(
             yield t, _compared(d, name, work, counted, found[-1], found[1:-1])
 
 
-def _prediction(d: Deployment, technique: Technique, work: RandomPrompts) -> Prediction:
-    return Prediction(technique, d, np.array([float(work.batch)]), work.prompt, work.generate)
-
-
 def _check_room(
     deployment: Deployment, technique: Technique, work: RandomPrompts, device: torch.device
 ) -> None:
@@ -225,7 +221,7 @@ def _check_room(
     InputError
         Saying what is needed and what is free.
     """
-    p = _prediction(deployment, technique, work)
+    p = predict(deployment, technique, work)
     on_gpu, on_host = float(p.gpu_bytes[0]), float(p.host_bytes[0])
     if device.type == "cpu":
         on_host += on_gpu
@@ -254,7 +250,7 @@ def _compared(
 ) -> Compared:
     t = runs[0].technique
     eager = next((run.eager for run in runs if run.eager is not None), None)
-    p = _prediction(deployment, t, work)
+    p = predict(deployment, t, work)
     tpot = float(p.tpot_s[0])
     if eager is None:
         tpot = replayed_seconds(deployment, t, work, runs[0].replays)
