@@ -31,7 +31,7 @@ from kvsim.planner.table import (
 )
 from kvsim.prediction.explain import binding
 from kvsim.prediction.generate import Prediction
-from kvsim.quality.evidence import KNOWN_BAD, Evidence
+from kvsim.quality.evidence import KNOWN_BAD, Evidence, weights_evidence
 from kvsim.techniques import TECHNIQUES, parse
 
 LABELS = {
@@ -407,11 +407,18 @@ def narrower_weights(deployment: Deployment) -> dict[str, str]:
     """Formats of weights below 16 bits that the GPU takes, the gentlest first, with their price."""
     own = PUBLISHED.get(deployment.model.family)
     return {
-        name: AS_PUBLISHED if name == own else NARROW
+        name: AS_PUBLISHED if name == own else _loss_of_weights(deployment, name)
         for name in ((own, *FORMATS) if own else FORMATS)
         if deployment.weights == "fp16"
         and (not name.startswith("fp8") or "fp8" in deployment.hardware.flops)
     }
+
+
+def _loss_of_weights(deployment: Deployment, name: str) -> str:
+    known = weights_evidence(deployment.model, name)
+    if known.kind == "none" or known.missing:
+        return NARROW
+    return f"{known.unit.removeprefix('relative ')} at most {100 * known.column:.1f} % worse"
 
 
 def larger_tp(deployment: Deployment) -> list[int]:
@@ -448,7 +455,7 @@ def drop_dominated(question: Question, every: Iterable[Advice]) -> Iterator[Advi
     """Changes, but no narrower weights that bring less than wider ones."""
     most = 0.0
     for advice in every:
-        if advice.caution == NARROW and advice.prediction is not None:
+        if advice.caution not in ("", AS_PUBLISHED) and advice.prediction is not None:
             value = score(question, advice.prediction)
             if value <= most:
                 continue

@@ -26,7 +26,7 @@ from kvsim.planner.question import (
 )
 from kvsim.prediction.explain import binding
 from kvsim.prediction.generate import Prediction
-from kvsim.quality.evidence import KNOWN_BAD, evidence
+from kvsim.quality.evidence import KNOWN_BAD, Evidence, evidence
 from kvsim.report.names import settings
 from kvsim.report.plan import thin_out
 from kvsim.techniques import parse
@@ -129,9 +129,8 @@ def test_weights_or_gpus_with_a_longer_ttft_where_neither_does_alone() -> None:
     with pytest.raises(alternatives.NoPlanError) as caught:
         answer(asked)
     narrow, more, offloaded = caught.value.advice
-    assert (
-        narrow.option.startswith("--weights fp8 --ttft ") and narrow.caution == alternatives.NARROW
-    )
+    assert narrow.option.startswith("--weights fp8 --ttft ")
+    assert narrow.caution.startswith("score at most ")
     assert more.option.startswith("--tp 2 --ttft ") and not more.caution
     assert offloaded.option.startswith("--ttft ") and " --tpot " in offloaded.option
     for each in (narrow, more):  # what is said may be asked for
@@ -178,7 +177,26 @@ def test_changes_are_weights_that_the_gpu_has_and_the_fewest_gpus(
     assert said(oss)[:2] == ["--weights mxfp4", "--weights fp8"]
     first, second, *_ = changed(monkeypatch, oss, lambda d: True)
     assert first.caution == "the weights as they were published"
-    assert second.caution == alternatives.NARROW
+    assert second.caution.startswith("score at most ")
+
+
+KNOWN = Evidence("published", 0.01, 0.0, 0.02, "relative score")
+
+
+@pytest.mark.parametrize(
+    ("known", "caution"),
+    [
+        (Evidence("none", missing="no scores"), alternatives.NARROW),
+        (replace(KNOWN, missing="longer contexts"), alternatives.NARROW),
+        (KNOWN, "score at most 2.0 % worse"),
+        (replace(KNOWN, unit="relative perplexity"), "perplexity at most 2.0 % worse"),
+    ],
+)
+def test_narrower_weights_are_said_to_be_unknown_only_without_evidence(
+    monkeypatch: pytest.MonkeyPatch, known: Evidence, caution: str
+) -> None:
+    monkeypatch.setattr(alternatives, "weights_evidence", lambda model, weights: known)
+    assert set(alternatives.narrower_weights(D).values()) == {caution}
 
 
 def test_weights_and_gpus_change_together_where_neither_does_alone(
