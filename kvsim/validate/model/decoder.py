@@ -102,9 +102,8 @@ class Decoder:
         attended = self._attention(index, weights, tensor, step, attend)
         if not isinstance(attended, Tensor):
             return partial(self._answered, weights, tensor, attended)
-        change = self._project_output(weights, attended)
+        self._add(tensor, self._project_output(weights, attended))
         del attended  # before the MLP's tensors are made
-        self._add(tensor, change)
         self._add(tensor, self._mlp(weights, tensor))
         return None
 
