@@ -397,7 +397,7 @@ def complete(world: World, replica: Replica) -> None:
     world : state of the simulation, changed in place.
     replica : the replica of the batch.
     """
-    stay = replica.first_sequence
+    stay, held = replica.first_sequence, replica.private
     for i in range(replica.first_sequence, replica.first_sequence + replica.running):
         sequence = world.sequences[i]
         if sequence.finish > replica.rounds:
@@ -415,6 +415,7 @@ def complete(world: World, replica: Replica) -> None:
         replica.just_done += 1
         release_sequence(world, replica, sequence)
     replica.running = stay - replica.first_sequence
+    replica.late = held - replica.private
     recount(world, replica)
 
 

@@ -185,7 +185,7 @@ def available(world: World, replica: Replica) -> int:
     int
         Memory of each GPU. [B]
     """
-    return world.limits.gpu - replica.private - replica.pinned
+    return world.limits.gpu - replica.private - replica.pinned - replica.late
 
 
 @jit_function

@@ -180,6 +180,7 @@ class Replica:
     peak: int  # most cache in use [B]
     lowest: int  # least free memory ever found: below 0 would be a fault [B]
     just_done: int  # sequences that the last step completed
+    late: int  # their memory, which a pass put together ahead does not know to be free [B]
     began: float  # when the last pass began [s]
     ended: float  # and when it ended [s]
     bin_width: float  # [s]

@@ -105,7 +105,8 @@ def decode(world: World, replica: Replica) -> None:
     if batch * limits.width <= replica.budget and bound_growth(world, replica, 1):
         replica.decoding, replica.left_out = batch, 0
         replica.budget -= batch * limits.width
-        if replica.reading + replica.swapped > 0 or (replica.waiting > 0 and not full):
+        others = replica.reading + replica.swapped + replica.late
+        if others > 0 or (replica.waiting > 0 and not full):
             take(world, replica, reserve_rounds(world, replica, 1)[0])
             replica.grown = True  # else nothing asks for memory before the pass is played
     else:
@@ -233,7 +234,8 @@ def read_prompts(tables: Tables, world: World, replica: Replica) -> None:
             if sequence.todo > 0:
                 continue_prompt(world, replica, sequence)
     while replica.ousted + replica.swapped == 0 and replica.waiting > 0:
-        if replica.running == world.limits.max_seqs or replica.budget <= 0:
+        seats = replica.running + (replica.just_done if replica.seen < np.inf else 0)
+        if seats >= world.limits.max_seqs or replica.budget <= 0:
             break
         if world.requests[replica.wait_ends[0]].arrival > replica.seen:
             replica.held = True
@@ -263,6 +265,7 @@ def step(tables: Tables, world: World, replica: Replica, until: float) -> None:
     # put together when the pass before began, unless that left nothing to do
     follows = limits.ahead and replica.running > 0 and replica.clock == replica.ended
     replica.seen = replica.began if follows else np.inf
+    replica.late = replica.late if follows else 0
     begins = replica.clock
     for turn in range(2):
         if (turn == 0) == (limits.chunked and limits.decode_first):
@@ -271,7 +274,9 @@ def step(tables: Tables, world: World, replica: Replica, until: float) -> None:
                 decode(world, replica)
         elif limits.chunked or not limits.decode_first or replica.running == replica.reading:
             read_prompts(tables, world, replica)
-    replica.just_done = 0
+    if follows and replica.just_done > 0 and replica.waiting + replica.swapped > 0:
+        replica.held = True  # for the seats or the memory of those that are done
+    replica.just_done = replica.late = 0
     if replica.decoding + replica.prompt_tokens == 0:
         if replica.next_ready < np.inf:  # nothing but blocks on their way here
             replica.clock = max(min(replica.next_ready, until), replica.clock)

@@ -118,7 +118,7 @@ def test_a_request_larger_than_the_cache_is_refused_and_the_others_are_served() 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"max_seqs": 0}, "--max-seqs: got 0; expected a whole number from 1 to"),
+        ({"max_seqs": -1}, "--max-seqs: got -1; expected a whole number from 1 to"),
         ({"max_tokens": -1}, "--max-tokens: got -1"),
         ({"block_tokens": True}, "--block-tokens: got True; expected a whole number"),
         ({"blocks": 10**12}, "--blocks: got 1000000000000"),

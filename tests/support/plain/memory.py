@@ -69,6 +69,7 @@ class PlainMemory:
     arrives: dict[int, float] = field(default_factory=dict)  # when blocks are on the GPU [s]
     clock: float = 0.0
     host_swapped: int = 0
+    late: int = 0  # memory that a pass put together ahead does not know to be free [B]
 
     def __post_init__(self) -> None:
         self.free = [(int(self.limits.gpu), None)]
@@ -108,7 +109,8 @@ class PlainMemory:
 
     def available(self) -> int:
         """Free memory, and that of kept blocks. [B]"""
-        return int(self.limits.gpu - self.private() - len(self.users) * self.limits.prefix_bytes)
+        used = self.private() + len(self.users) * self.limits.prefix_bytes
+        return int(self.limits.gpu - used - self.late)
 
     def host_room(self) -> int:
         """Host memory that running sequences may still take. [B]"""

@@ -67,7 +67,7 @@ def decoders(requests: Requests, costs: StepCosts, pools: TwoPools) -> list[Plai
     rules = costs.rules
     alone = costs.with_rules(
         Rules(rules.max_seqs, rules.max_tokens, rules.block_tokens, rules.blocks, rules.prefill,
-              rules.priority, rules.preemption, rules.admission)
+              rules.priority, rules.preemption, rules.admission, rules.ahead)
     )  # fmt: skip
     return fleet_of(alone, limits_of(alone, requests), requests, pools.decode)
 

@@ -14,6 +14,7 @@ class PlainPrompts(PlainTiers):
     budget: int = 0
     preempted: int = 0
     next_ready: float = inf
+    late_seats: int = 0  # of those that the pass before completed
     seen: float = inf  # requests that arrived later are not known to the pass yet
 
     def read_prompts(self) -> None:
@@ -22,7 +23,7 @@ class PlainPrompts(PlainTiers):
             if s.todo:
                 self.read_more(s)
         while self.waiting and not self.swapped and not self.preempted:
-            if len(self.batch) == self.limits.max_seqs or self.budget <= 0:
+            if len(self.batch) + self.late_seats >= self.limits.max_seqs or self.budget <= 0:
                 return
             if self.waiting[0].arrival > self.seen or not self.begin():
                 return

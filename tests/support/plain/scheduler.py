@@ -39,9 +39,10 @@ class PlainReplica(PlainPrompts):
         """Put one pass together and compute it, or wait until something can be computed."""
         limits = self.limits
         self.budget, self.preempted, self.copying = limits.max_tokens, 0, 0.0
-        self.just_done, self.next_ready = 0, inf
+        self.next_ready = inf
         follows = limits.ahead and self.batch and self.clock == self.ended
         self.seen = self.began if follows else inf
+        self.late_seats, self.late = (self.just_done, self.late) if follows else (0, 0)
         begins = self.clock
         for s in self.batch:
             s.chunk, s.runs = 0, False
@@ -56,6 +57,7 @@ class PlainReplica(PlainPrompts):
                 self.read_prompts()
             if not any(s.chunk for s in self.batch):
                 self.decode(True)
+        self.just_done = self.late = 0
         if any(s.chunk or s.runs for s in self.batch):
             self.play()
             self.began, self.ended = begins, self.clock
@@ -175,6 +177,7 @@ class PlainReplica(PlainPrompts):
             r = s.request
             r.made, r.last, r.status = r.generate, self.clock, "finished"
             self.just_done += 1
+            self.late += s.held
             self.drop(s)
 
     def load(self, now: float) -> int:
