@@ -18,6 +18,7 @@ from kvsim.planner.question import (
     Admission,
     Question,
     engines_running,
+    needed_option,
     relative_gain,
     simplicity_rank,
     technique_label,
@@ -50,11 +51,7 @@ LABELS = {
 def admitting_options(question: Question, search: TableSearch, row: int) -> Iterator[str]:
     """Options of the command line that would admit a row."""
     if search.table.columns["loss"][row] > question.limits.loss:
-        found = search.table.evidence[row]
-        if found.kind == "none" or found.missing:
-            yield "--lossy"
-        else:
-            yield f"--max-loss {ceil(found.loss * 100) / 100:g}"
+        yield needed_option(search.table.evidence[row])
     if search.table.columns["assumed"][row] > question.limits.assumed:
         yield "--acceptance"
 

@@ -495,6 +495,13 @@ def simplicity_rank(technique: Technique) -> tuple[int, ...]:
     return (0 if technique.exact else 1, 0 if technique.name == FULL else 2 if several else 1)
 
 
+def needed_option(found: Evidence) -> str:
+    """The option of the command line that would admit a loss."""
+    if found.kind == "none" or found.missing:
+        return "--lossy"
+    return f"--max-loss {np.ceil(found.bound * 100) / 100:g}"
+
+
 def does_nothing(technique: Technique) -> bool:
     """Recomputes or drafts nothing: offload or full KV by another name."""
     s = technique.settings

@@ -31,6 +31,7 @@ from kvsim.planner.question import (
     FULL,
     Question,
     engines_running,
+    needed_option,
     simplicity_rank,
 )
 from kvsim.planner.table import (
@@ -565,13 +566,6 @@ class ServiceSearch:
 
 def _within(search: TableSearch, row: int, limits: dict[str, float]) -> bool:
     return all(bool(search.table.columns[k][row] <= v * (1 + 1e-9)) for k, v in limits.items())
-
-
-def needed_option(evidence: Evidence) -> str:
-    """The option of the command line that would admit a loss."""
-    if evidence.kind == "none" or evidence.missing:
-        return "--lossy"
-    return f"--max-loss {np.ceil(evidence.bound * 100) / 100:g}"
 
 
 def gain_over(before: float, after: float) -> float:

@@ -1,6 +1,6 @@
 """Small decisions of plans, each where it turns: ranks, shares of memory, batches."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import cast
@@ -23,6 +23,7 @@ from kvsim.planner.question import (
 )
 from kvsim.planner.table import TableSearch
 from kvsim.prediction.generate import Prediction
+from kvsim.quality.evidence import Evidence
 from kvsim.techniques import parse
 
 D = Deployment(load_model("llama3-8b"), load_hardware("a6000"), load_stack("fused"))
@@ -33,26 +34,20 @@ def predicted(batch: int = 4, text: str = "full", d: Deployment = D) -> Predicti
     return Prediction(parse(text), d, np.array([float(batch)]), 1000, 100)
 
 
-@dataclass
-class Known:
-    kind: str
-    loss: float
-    missing: bool = False
-
-
 @pytest.mark.parametrize(
     ("loss", "assumed", "evidence", "expected"),
     [
-        (0.02, 0.0, Known("measured", 0.0201), ["--max-loss 0.03"]),
-        (0.02, 0.0, Known("measured", 0.02), ["--max-loss 0.02"]),
-        (0.02, 1.0, Known("none", 0.02), ["--lossy", "--acceptance"]),
-        (0.02, 0.0, Known("measured", 0.02, missing=True), ["--lossy"]),
-        (0.01, 0.0, Known("measured", 0.01), []),
-        (0.0, 1.0, Known("measured", 0.0), ["--acceptance"]),
+        (0.02, 0.0, Evidence("measured", 0.0201), ["--max-loss 0.03"]),
+        (0.02, 0.0, Evidence("measured", 0.02), ["--max-loss 0.02"]),
+        (0.05, 0.0, Evidence("measured", 0.02, 0.0, 0.05), ["--max-loss 0.05"]),
+        (0.02, 1.0, Evidence("none", 0.02), ["--lossy", "--acceptance"]),
+        (0.02, 0.0, Evidence("measured", 0.02, missing="longer"), ["--lossy"]),
+        (0.01, 0.0, Evidence("measured", 0.01), []),
+        (0.0, 1.0, Evidence("measured", 0.0), ["--acceptance"]),
     ],
 )
 def test_options_that_would_admit_a_row(
-    loss: float, assumed: float, evidence: Known, expected: list[str]
+    loss: float, assumed: float, evidence: Evidence, expected: list[str]
 ) -> None:
     columns = {"loss": np.array([0.0, loss]), "assumed": np.array([0.0, assumed])}
     table = SimpleNamespace(columns=columns, evidence=[None, evidence])
