@@ -317,6 +317,16 @@ class Copied(NullCounter):
         """Add what a copy moves."""
         self.bytes[stream] += size(*tensors)
 
+    def separate(self) -> "Copied":
+        """A count of its own: what is fetched for a round that does not come is left out."""
+        return Copied()
+
+    def merge(self, note: NullCounter) -> None:
+        """Add what was counted apart."""
+        assert isinstance(note, Copied)
+        for way, moved in note.bytes.items():
+            self.bytes[way] += moved
+
 
 def _read_clock(device: torch.device) -> float:
     if device.type == "cuda":
