@@ -13,6 +13,7 @@ whole (its README, "Benchmark Client Configuration": RANDOM_RANGE_RATIO 0.8)."""
 ALIASES = {
     "Qwen/Qwen3-235B-A22B-FP8": "qwen3-235b-a22b",
     "deepseek-ai/DeepSeek-R1": "deepseek-v3",
+    "deepseek-ai/DeepSeek-V3": "deepseek-v3",
     "MiniMaxAI/MiniMax-M2.5": "minimax-m2.5",
 }
 FORMATS = {
@@ -57,6 +58,8 @@ class Row:
     prompt: float = 0.0
     generate: float = 0.0
     spread: float = 1.0  # shortest length over the longest, between which they were drawn
+    readers: int = 0  # replicas that read prompts alone, and those that decode alone
+    decoders: int = 0
     cached: int = 0
     requests: int = 0
     trace: str = ""
@@ -201,13 +204,19 @@ def _serving(file: str, r: Mapping[str, str], line: int) -> Iterator[Row]:
 def _disaggregated(r: Mapping[str, str], line: int) -> Iterator[Row]:
     model, weights, kv = _formats(r)
     for metric, column, side in (("ttft_s", "ttft_ms", "prefill"), ("tpot_s", "tpot_ms", "decode")):
-        tp, dp, ep, batch = (int(float(r[f"{side}_{k}"] or 1)) for k in ("tp", "dp", "ep", "batch"))
+        tp, dp, ep = (int(float(r[f"{side}_{k}"])) or 1 for k in ("tp", "dp", "ep"))
+        readers, decoders = (int(float(r[f"{k}_workers"] or 0)) for k in ("prefill", "decode"))
+        said = readers and r["concurrency"]
+        together = float(r["prefill_batch"] or 1)
         yield Row(
             "serving_disaggregated", line, "serving_disaggregated", ENGINES[r["engine"]],
-            r["version"], r["device"], model, weights, metric, float(r[column]) / 1000, kv=kv,
-            tp=tp, dp=dp, ep=ep, gpus=tp * dp, batch=batch * dp,
+            r["version"], r["device"], model, weights, metric, float(r[column]) / 1000,
+            "closed loop", kv=kv, tp=tp, dp=dp, ep=ep, gpus=tp * dp,
             technique="fp8" if kv else "full", prompt=float(r["isl"]), generate=float(r["osl"]),
-            asked=side,
+            concurrency=int(r["concurrency"] or 1), readers=readers,
+            decoders=decoders, max_tokens=int(together * float(r["isl"])),
+            asked=side if said else "", listed=not said,
+            note="" if said else "replicas of a pool or clients are not said",
         )  # fmt: skip
 
 

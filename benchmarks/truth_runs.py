@@ -19,6 +19,7 @@ from kvsim.prediction.generate import Prediction
 from kvsim.prediction.pool import pool
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import Outcome
+from kvsim.serving.pools import TwoPools, simulate_pools
 from kvsim.serving.rules import Rules
 from kvsim.serving.simulate import simulate
 from kvsim.techniques import parse
@@ -180,6 +181,8 @@ def _closed(row: Row, d: Deployment) -> Outcome:
     parent = np.maximum(np.arange(count) - row.concurrency, -1)
     nothing = np.zeros(count)
     requests = Requests(nothing, prompt, generate, parent=parent, think=nothing)
+    if row.readers:  # both pools are laid out as the one whose time was measured
+        return Outcome(simulate_pools(requests, _costs[loop], TwoPools(row.readers, row.decoders)))
     return Outcome(simulate(requests, _costs[loop]))
 
 

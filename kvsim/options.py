@@ -58,7 +58,7 @@ MAX_ROWS = 5_000
 MAX_RUN = 1_000_000
 """Sequences or tokens of a run on this machine."""
 
-TP_CHOICES = ("1", "2", "4", "8")
+TP_CHOICES = ("1", "2", "4", "8", "16", "32")
 """Tensor-parallel GPUs that are compared."""
 
 SERVING = "simulate capacity"
@@ -243,10 +243,10 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
                at={"reproduce": {"default": "fused"},
                    "calibrate": {"default": None, "help": "What to start from: the engine's if it "
                                                           "ships, else vllm."}}),
-        Opt("tp", parse_count, "N", "Tensor-parallel GPUs: 1, 2, 4 or 8.",
+        Opt("tp", parse_count, "N", "Tensor-parallel GPUs: 1, 2, 4, 8; 16, 32 over machines.",
                f"{DEPLOYED} calibrate", default=1, needs={"calibrate": "from_run"},
                at={"plan": {"parse": words_among(*TP_CHOICES, "auto"), "metavar": "N,..|auto",
-                            "help": "Tensor-parallel GPUs: 1, 2, 4, 8; several are compared."},
+                            "help": "Tensor-parallel GPUs, 1 to 32; several are compared."},
                    "capacity": {"parse": parse_counts, "metavar": "N,...", "default": "1,2,4,8",
                                 "help": "GPUs per replica to consider."}}),
         Opt("pp", parse_count, "N", "Pipeline-parallel stages; `plan` compares several.",

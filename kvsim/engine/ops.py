@@ -489,7 +489,9 @@ def all_reduce(deployment: Deployment, name: str, data: Number) -> list[Op]:
     """Sum hidden states over the replica's GPUs.
 
     In a ring, 2 (tp - 1) transfers of 1 / tp of the data; in one shot, everyone reads all others';
-    in two shots, everyone sums its part of the data and then reads the others' sums.
+    in two shots, everyone sums its part of the data and then reads the others' sums. Over several
+    machines, each first sums its own; then every GPU sums its part of the data with those that have
+    the same part elsewhere, in a ring over the network (NCCL's way within and between nodes).
 
     Parameters
     ----------
@@ -505,38 +507,42 @@ def all_reduce(deployment: Deployment, name: str, data: Number) -> list[Op]:
     list[Op]
         One op; nothing on a single GPU.
     """
-    if deployment.tp == 1:
+    d = deployment
+    if d.tp == 1:
         return []
-    latency = deployment.hardware.links["link"].latency
-    if deployment.stack.sums.direct_share:
-        return [_quickest_sum(deployment, name, data)]
-    if deployment.stack.sums.one_shot:
-        moved, wait = (deployment.tp - 1) * data, latency
+    nodes = -(-d.tp // d.domain)
+    gpus, latency = d.tp // nodes, d.hardware.links["link"].latency
+    between = 2 * (nodes - 1) * (data / d.tp / NETWORK.bandwidth + NETWORK.latency)
+    if d.stack.sums.direct_share:
+        return [_quickest_sum(d, name, data, gpus, between)]
+    if d.stack.sums.one_shot:
+        moved, wait = (gpus - 1) * data, latency
     else:
-        moved, wait = (
-            2 * (deployment.tp - 1) / deployment.tp * data,
-            2 * (deployment.tp - 1) * latency,
-        )
-    return [Op(name, kernel="allreduce", bytes={"link": moved}, fixed=wait)]
+        moved, wait = 2 * (gpus - 1) / gpus * data, 2 * (gpus - 1) * latency
+    return [Op(name, kernel="allreduce", bytes={"link": moved}, fixed=wait + between)]
 
 
-def _quickest_sum(deployment: Deployment, name: str, data: Number) -> Op:
+def _quickest_sum(
+    deployment: Deployment, name: str, data: Number, gpus: int, between: Number
+) -> Op:
     """The quickest of a one-shot sum, a two-shot sum and a ring over ``data`` bytes per GPU.
 
-    The op carries the bytes that its way moves, and what that way takes beyond them as fixed time.
+    The op carries the bytes that its way moves, and what that way takes beyond them as fixed time,
+    with the time ``between`` machines. GPUs of several machines cannot read each other's memory, so
+    only the ring is left to them.
     """
-    stack, others, rate = deployment.stack, deployment.tp - 1, deployment.bandwidth["link"]
-    once, twice = others * data, 2 * others / deployment.tp * data
+    stack, others, rate = deployment.stack, gpus - 1, deployment.bandwidth["link"]
+    once, twice = others * data, 2 * others / gpus * data
     hops, share = stack.sums.direct_hop * others, stack.sums.direct_share * rate
     one = stack.sums.direct + hops + once / share
     two = stack.sums.direct + stack.sums.direct_second + 2 * hops + twice / share
     ring = (
         stack.sums.ring + 2 * others * stack.sums.ring_hop + twice / (stack.sums.ring_share * rate)
     )
-    took = np.minimum(np.minimum(one, two), ring)
-    moved = np.where(took < one, twice, once)
+    took = np.minimum(np.minimum(one, two), ring) if gpus == deployment.tp else ring
+    moved = np.where(took == one, once, twice)
     carried = moved / (rate * stack.kernel("allreduce").memory)
-    return Op(name, kernel="allreduce", bytes={"link": moved}, fixed=took - carried)
+    return Op(name, kernel="allreduce", bytes={"link": moved}, fixed=took - carried + between)
 
 
 def exchange_tokens(

@@ -10,7 +10,7 @@ from kvsim.errors import InputError, unknown
 from kvsim.frozen import frozen
 from kvsim.machines import gguf
 from kvsim.machines.hardware import RELEASED, Hardware, Stack
-from kvsim.machines.parallel import Parallelism, busiest
+from kvsim.machines.parallel import TP_DEGREES, Parallelism, busiest
 from kvsim.models.kinds import Home, split_layout
 from kvsim.models.model import LayerShape, Model
 
@@ -192,8 +192,10 @@ class Deployment:
         object.__setattr__(self, "stack", self.stack.for_gpu(self.hardware.name))
         if self.stack.weights.gguf:
             object.__setattr__(self, "weights", self._gguf_type())
-        if self.tp not in (1, 2, 4, 8):
-            raise InputError(f"--tp: got {self.tp}; expected 1, 2, 4 or 8 GPUs per replica")
+        if self.tp not in TP_DEGREES:
+            *some, last = map(str, TP_DEGREES)
+            known = f"{', '.join(some)} or {last}"
+            raise InputError(f"--tp: got {self.tp}; expected {known} GPUs per replica")
         self.parallelism.check(self.model)
 
     @cached_property

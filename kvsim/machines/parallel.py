@@ -11,6 +11,8 @@ from kvsim.machines.hardware import Link
 from kvsim.models.model import Model
 
 MAX_DEGREE = 64  # data-parallel ranks or stages
+TP_DEGREES = (1, 2, 4, 8, 16, 32)
+"""GPUs that may share every matrix: beyond those of one machine, sums cross the network."""
 NETWORK = Link(50e9, 5e-6)
 """Between nodes, per GPU: 400 Gb/s in each direction (DGX H100 and B200 datasheets: one ConnectX-7
 per GPU); the latency is that of one message over InfiniBand, recalled, not measured here."""

@@ -6,6 +6,7 @@ import numpy as np
 
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.options import ENGINE_SHARE
+from kvsim.planner.alternatives import GPUS_PER_REPLICA
 from kvsim.planner.fleet.answer import make_capacity
 from kvsim.planner.fleet.demand import FleetTargets, traffic_of
 from kvsim.planner.fleet.offers import CapacityQuestion, FleetLimits, Rentable
@@ -18,8 +19,6 @@ from kvsim.serving.servable import within_context
 from kvsim.serving.simulate import simulate
 from kvsim.sweeps.cases import COLUMNS, SEPARATOR, Case, Columns, no_answer
 from kvsim.techniques import parse
-
-TP_DEGREES = (1, 2, 4, 8)
 
 
 def plan_case(case: Case) -> Columns:
@@ -107,7 +106,7 @@ def find_fleet(case: Case) -> Columns:
     requests = case.requests.scaled(case.number("rate"))
     rentable, problem = [], ""
     for i, hardware in enumerate(case.hardware):
-        for tp in TP_DEGREES:
+        for tp in GPUS_PER_REPLICA:
             if hardware.price is None:
                 return no_answer("capacity", f"{hardware.name} has no price in its profile")
             try:

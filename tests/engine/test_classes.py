@@ -13,7 +13,7 @@ from kvsim.engine.roofline import all_ops, seconds, tiled
 from kvsim.engine.timeline import steady_seconds
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import STANDS_FOR, Kernel
-from kvsim.machines.parallel import BUSIEST, busiest
+from kvsim.machines.parallel import BUSIEST, NETWORK, busiest
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.prediction.memory import decode_point, prefill_point
@@ -51,6 +51,17 @@ def test_every_class_matches_the_scalar_twin(model: str, technique: str, weights
     ):
         for op, _ in all_ops(step):
             assert seconds(op, d) == pytest.approx(scalar.op_seconds(op, d), rel=1e-12, abs=0)
+
+
+@given(st.floats(1.0, 1e6), st.sampled_from([16, 32]))
+def test_sums_over_machines_are_rings_within_and_between(tokens: float, tp: int) -> None:
+    d = deployment("deepseek-v3", tp=tp)
+    nodes, rate, data = tp // 8, 450e9, 2.0 * tokens * d.shard.hidden
+    within = 15e-6 + 14 * (1e-6 + data / 8 / (0.75 * rate))
+    between = 2 * (nodes - 1) * (NETWORK.latency + data / tp / NETWORK.bandwidth)
+    (op,) = all_reduce(d, "sum", data)
+    rest = d.stack.time.gap + d.stack.kernel("allreduce").floor
+    assert seconds(op, d) == pytest.approx(within + between + rest, rel=1e-9)
 
 
 @given(st.floats(1.0, 1e6), st.sampled_from([2, 4, 8]))
