@@ -48,13 +48,14 @@ from kvsim.evidence.ops.fit import (
     stack_text,
     typical_numbers,
 )
-from kvsim.evidence.ops.rows import OpTable, read_ops
+from kvsim.evidence.ops.rows import OpTable, pairs, read_ops
 from kvsim.evidence.predicted import predict
 from kvsim.machines.hardware import Stack
 from kvsim.machines.profiles import load_hardware, load_stack, with_numbers
 
 FILES = ("gemm", "gemm_other", "decode_attention", "prefill_attention", "all_reduce", "moe",
          "mla_decode", "attention_extend", "gemm_more", "moe_more")  # fmt: skip
+STATES = "linear_attention"  # rows that do not say which of them stayed in L2
 ENGINES = {"vllm": "vLLM", "sglang": "SGLang", "trtllm": "TensorRT-LLM"}
 NEAR = {
     "a100-80g": ("a100-40g", "a100-40g-pcie", "a100-80g-pcie", "a30"),
@@ -82,6 +83,8 @@ ASKED = {
     ),
     "fp8 inputs quantised (not asked)": (("quantise-input",), None, None),
     "new tokens over a cache": (("extend",), (10, 30), None),
+    "states, decoding": (("recurrence",), (12, 30), None),
+    "states, prompts": (("scan",), (12, 30), None),
     "MLA decode (not asked)": (("latent", "latent-fp8"), None, None),
 }
 Fits = dict[tuple[str, str], tuple[OpTable, list[ClassFit]]]
@@ -118,6 +121,11 @@ def _read(folder: Path, engine: str, device: str) -> OpTable:
     """An engine's rows on a card; where it tunes itself, the quickest kernel of each shape."""
     files = [folder / "ops" / f"{name}.csv" for name in FILES]
     table = read_ops(files, engine, load_hardware(device))
+    l2 = tomllib.loads(Path(f"kvsim/hwprofiles/{device}.toml").read_text())["memory"]["l2_B"]
+    states = [folder / "ops" / f"{STATES}.csv"]
+    if (device, engine) in pairs(states):
+        found = read_ops(states, engine, load_hardware(device), l2=l2)
+        table = replace(table, rows=(*table.rows, *found.rows))
     if engine not in TUNED:
         return table
     others = [read_ops(files, e, load_hardware(device)) for e in ENGINES if e != engine]

@@ -4,17 +4,21 @@ Decoding reads a sequence's state and writes it back; a prompt is computed in ch
 tokens attend to one another as in linear attention, and between which states are handed on.
 """
 
+import numpy as np
+
 from kvsim.engine.ops import FP16_BYTES
 from kvsim.graph import Number, Op, Point
 from kvsim.machines.deployment import Deployment
+from kvsim.machines.hardware import Kernel
 from kvsim.models.kinds import CONVOLVED, Recurrence
 
-STEP_FLOPS = {"decay": 5.0, "selective": 6.0, "delta": 7.0, "convolution": 0.0}
+STEP_FLOPS = {"decay": 5.0, "selective": 6.0, "delta": 7.0}
 """FLOPs per number of a state and token: fading 1, the outer product added 2, its read-out 2; a
 selective state makes every number's fading of the token's step; the delta rule reads once more, to
 correct what the state recalls of a key."""
 SINGLE = 4.0  # bytes of an fp32 number [B]
-SCAN_WIDTHS = {"decay": (1.0, 1.0), "delta": (3.0, 2.0), "convolution": (0.0, 0.0)}
+PLAIN = Kernel()  # of a stack that says nothing of scans
+SCAN_WIDTHS = {"decay": (1.0, 1.0), "delta": (3.0, 2.0)}
 """Products of a chunk's tokens with one another, as wide as a key and as wide as a value: scores
 and what they weigh; the delta rule adds products of keys, and of both with their inverse."""
 
@@ -45,8 +49,10 @@ def ops(deployment: Deployment, point: Point) -> list[Op]:
     found = [] if not r.taps else [_convolution(r, point)]
     if r.rule == "selective":
         found.append(_selective(r, point))
-    elif r.key_dim:
-        found.append(_scan(r, point) if point.prefill else _steps(r, point))
+    elif r.rule != "convolution":
+        shares = deployment.stack.kernels.get("scan", PLAIN)
+        units = deployment.hardware.units or np.inf
+        found.append(_scan(r, point, shares, units) if point.prefill else _steps(r, point))
     return [*found, end()]
 
 
@@ -109,12 +115,15 @@ def _selective(r: Recurrence, point: Point) -> Op:
     )
 
 
-def _scan(r: Recurrence, point: Point) -> Op:
-    """Chunk after chunk; every chunk's state is written and read once."""
+def _scan(r: Recurrence, point: Point, shares: Kernel = PLAIN, units: Number = np.inf) -> Op:
+    """Chunk after chunk, which a head of a sequence goes through one by one.
+
+    Kernels that keep a head's state on the chip do not write and read that of every chunk.
+    """
     keys, values = SCAN_WIDTHS[r.rule]
     within = 2.0 * r.chunk * r.heads * (keys * r.key_dim + values * r.head_dim)
     between = 2 * 2.0 * r.inner * r.key_dim
-    states = 2 * r.matrix_bytes * (point.tokens / r.chunk + point.batch)
+    states = 2 * r.matrix_bytes * (shares.input_passes * point.tokens / r.chunk + point.batch)
     through = 2 * FP16_BYTES * point.tokens * (r.mixed + r.inner)
     return Op(
         "state",
@@ -122,4 +131,5 @@ def _scan(r: Recurrence, point: Point) -> Op:
         flops=point.tokens * (within + between),
         bytes={"hbm": states + through},
         columns=point.tokens * r.heads,
+        chain=shares.walk * point.new * np.maximum(point.batch * r.heads / units, 1.0),
     )

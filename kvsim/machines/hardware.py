@@ -298,7 +298,7 @@ class Kernel:
     half_columns: float = 0.0  # columns of a product (prompts: tokens that queries of all heads
     # can be given out by) that reach half of every rate
     added: float = 0.0  # share of the faster resources' time that adds to the slowest one's
-    input_passes: float = 1.0  # times a product reads its input
+    input_passes: float = 1.0  # times a product reads its input, or a scan each chunk's state
     traffic: float = 0.0  # passes over the routed hidden states to gather and add them up
     narrow: float = 1.0  # times longer per byte and FLOP at a head dimension of 64 than at 128
     wide: float = 1.0  # the same at a head dimension of 256
@@ -309,7 +309,7 @@ class Kernel:
     host: float = 0.0  # time of the host to issue an op of it, besides its launches [s]
     walk: float = 0.0  # per cached token, where one block of a head's queries reads a whole cache
     # by itself, so that nothing is quicker (0: kernels split long caches); per input of a product
-    # whose blocks go through all inputs [s]
+    # whose blocks go through all inputs; per token of a sequence that is scanned [s]
 
 
 @frozen

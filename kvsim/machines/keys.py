@@ -218,7 +218,7 @@ KERNEL_NUMBERS = {
     "unit_Bps": ("unit_rate", NON_NEGATIVE),
     "half_columns": ("half_columns", NON_NEGATIVE),
     "added": ("added", SHARE_NUMBER),
-    "input_passes": ("input_passes", AT_LEAST_ONE),
+    "input_passes": ("input_passes", NON_NEGATIVE),
     "traffic": ("traffic", NON_NEGATIVE),
     "narrow": ("narrow", POSITIVE),
     "wide": ("wide", POSITIVE),

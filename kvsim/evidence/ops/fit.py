@@ -8,12 +8,12 @@ from zlib import crc32
 
 import numpy as np
 
-from kvsim.engine import attention, ops
+from kvsim.engine import attention, ops, recurrence
 from kvsim.engine.formats import Format
 from kvsim.engine.ops import all_reduce
 from kvsim.engine.roofline import seconds
 from kvsim.evidence.leastsquares import Fit, Parameter, fit_ratio, robust_loss
-from kvsim.evidence.ops.rows import LATENT_WIDTH, OpRows, OpTable
+from kvsim.evidence.ops.rows import LATENT_WIDTH, STATES, OpRows, OpTable
 from kvsim.evidence.stackfile import numbers_text
 from kvsim.frozen import frozen
 from kvsim.graph import Array, Number, Op, Point
@@ -21,6 +21,7 @@ from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment
 from kvsim.machines.hardware import Hardware, Stack
 from kvsim.machines.parallel import busiest
 from kvsim.machines.profiles import with_numbers
+from kvsim.models.kinds import Recurrence
 from kvsim.models.model import LayerShape, Model
 
 ROUTED_SKEW = 0.2
@@ -60,6 +61,7 @@ class ShapeTable:
     rope_dim: float = ROPE_DIM
     value_dim: float = VALUE_DIM
     indexer: None = None
+    recurrence: Recurrence | None = None
 
     def shard(self, tp: int) -> "ShapeTable":
         """The shapes are those of one GPU already."""
@@ -194,6 +196,18 @@ def _quantising(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
     )
 
 
+def _states(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
+    """One kernel of a gated delta net's layer."""
+    s = rows.shape
+    # Recurrence is of one model; its formulas take arrays as well
+    widths = cast("tuple[int, int, int, int]", tuple(s[n] for n in HEADS_AND_WIDTHS))
+    shapes = ShapeTable(recurrence=Recurrence("delta", *widths, 0))
+    d = _deployment(shapes, hardware, stack, "fp16", 1)
+    p = Point(s["batch"], 0.0, s["new"], s["new"], s["new"], prefill=rows.kind == "scan")
+    return _seconds(next(op for op in recurrence.ops(d, p) if op.kernel == rows.kind), d)
+
+
+HEADS_AND_WIDTHS = ("v_heads", "v_dim", "k_dim", "k_heads")
 PREDICTED: Mapping[str, Callable[[OpRows, Hardware, Stack], Array]] = {
     "gemm": _gemm,
     "quantise_input": _quantising,
@@ -203,6 +217,8 @@ PREDICTED: Mapping[str, Callable[[OpRows, Hardware, Stack], Array]] = {
     "extend_attention": _extended,
     "moe": _experts,
     "all_reduce": _sums,
+    "recurrence": _states,
+    "scan": _states,
 }
 """What each kind of op takes, element by element. [s]"""
 
@@ -272,6 +288,11 @@ SUM_PARAMETERS = {
     "ring_s": (0.0, 200e-6, 15e-6), "ring_hop_s": (0.0, 50e-6, 1e-6),
     "ring_share": (0.01, 1.0, 0.75),
 }  # fmt: skip
+STATE_PARAMETERS = {"memory": SHARE_PARAMETERS["memory"]} | FLOOR
+SCAN_PARAMETERS = SHARE_PARAMETERS | {
+    "floor_s": (0.0, 300e-6, 20e-6), "half_columns": (0.0, 200_000.0, 1000.0),
+    "input_passes": (0.0, 3.0, 1.0), "walk_s": (0.0, 1e-6, 20e-9),
+}  # fmt: skip
 FIXED = {"prompt": {"added": 1.0}, "attention-fp8": {"added": 0.3}}
 """Numbers that a class sets without fitting: the memory time of a prompt adds to its arithmetic; a
 third of the time to load an fp8 cache adds to that of widening it, as H100 and H200 tell, which
@@ -323,7 +344,8 @@ def class_name(rows: OpRows) -> str:
     names = {
         "gemm": "gemm", "moe": "experts", "decode_attention": "attention",
         "mla_decode": "latent", "prefill_attention": "prompt", "all_reduce": "sums",
-        "extend_attention": "extend",
+        "extend_attention": "extend", "recurrence": "recurrence",
+        "scan": "scan",
     }  # fmt: skip
     return names[rows.kind] + apart
 
@@ -445,7 +467,7 @@ def assign_folds(rows: OpRows, count: int = FOLDS) -> Array:
         Part of each row, from 0.
     """
     kept = {"gemm": ("n", "k"), "moe": ("hidden", "expert_ffn", "tp", "active", "experts")}
-    names = kept.get(rows.kind, tuple(rows.shape))
+    names = STATES if "v_heads" in rows.shape else kept.get(rows.kind, tuple(rows.shape))
     parts = _hashed([rows.shape[name] for name in names], count)
     one = np.ptp(parts) == 0  # a single matrix: by its tokens
     return _hashed(list(rows.shape.values()), count) if one else parts
@@ -492,7 +514,9 @@ def _parameters(
         "moe": EXPERT_PARAMETERS,
         "mla_decode": LATENT_PARAMETERS,
         "all_reduce": SUM_PARAMETERS,
-        "quantise_input": {"memory": SHARE_PARAMETERS["memory"]} | FLOOR,
+        "quantise_input": STATE_PARAMETERS,
+        "recurrence": STATE_PARAMETERS,
+        "scan": SCAN_PARAMETERS,
     }[rows.kind]
     if rows.kind == "gemm" and rows.dtype == "nvfp4":
         ranges = ranges | BLOCKS_WALK

@@ -17,7 +17,9 @@ from kvsim.files import TABLE, read_records
 from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.machines.hardware import Hardware
+from kvsim.models.kinds import STATE_NUMBER
 
+STATES = ("k_heads", "k_dim", "v_heads", "v_dim")  # heads and widths of a layer with a state
 KINDS: Mapping[str, tuple[str, ...]] = {
     "gemm": ("m", "n", "k"),
     "quantise_input": ("m", "k"),
@@ -29,6 +31,8 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "extend_attention": ("batch", "new", "context", "heads", "kv_heads", "head_dim"),
     "mixed_attention": ("batch", "new", "context", "heads", "kv_heads", "head_dim", "decodes",
                         "decode_context"),
+    "recurrence": ("batch", "new", *STATES),
+    "scan": ("batch", "new", *STATES),
 }  # fmt: skip
 """Whole numbers that tell the shape of each kind of op."""
 
@@ -132,8 +136,9 @@ def read_ops(
             if row["engine"] != engine or row["device"] != hardware.name:
                 rejected["of another engine or device"] += 1
                 continue
-            wanted = version if version is not None else newest.get(row["op"])
-            if row.get("version", "") != wanted and row["op"] in KINDS:
+            op = _op(row)
+            wanted = version if version is not None else newest.get(op)
+            if row.get("version", "") != wanted and op in KINDS:
                 rejected["of another version"] += 1
                 continue
             reason = _no_evidence(row, hardware, l2)
@@ -142,10 +147,10 @@ def read_ops(
                 continue
             if not _add_quantising(row, hardware, found, f"{path.name}, line {line}"):
                 rejected["whose quantising is faster than memory allows"] += 1
-            kind = SAME_KIND.get(row["op"], row["op"])
+            kind = SAME_KIND.get(op, op)
             shape = _shape(kind, row)
             took = _seconds(row)
-            key = (kind, FORMAT_ALIASES[row.get("dtype") or row["kv_dtype"]])
+            key = (kind, FORMAT_ALIASES[_format(row)])
             group = found.setdefault(key, {})
             if shape in group:
                 rejected["a duplicate"] += 1
@@ -199,7 +204,7 @@ def _newest_versions(files: list[Path], engine: str, device: str) -> dict[str, s
     for path in files:
         for _, row in read_records(path, TABLE):
             if row.get("engine") == engine and row.get("device") == device:
-                version, op = row.get("version", ""), row.get("op", "")
+                version, op = row.get("version", ""), _op(row)
                 if op not in found or _order(version) > _order(found[op]):
                     found[op] = version
     return found
@@ -216,12 +221,27 @@ def _check_columns(path: Path, row: Mapping[str, str]) -> None:
             raise InputError(f"{path}: column {column} is missing; add it to the header")
 
 
+def _op(row: Mapping[str, str]) -> str:
+    """An op's name; those of a layer with a state are told by their kernel.
+
+    Of the layers with a state, gated delta nets have rows enough.
+    """
+    op = row.get("op", "")
+    if row.get("family") != "gated delta net" or "conv" in row.get("kernel", ""):
+        return op
+    return "scan" if op == "context" else "recurrence"
+
+
+def _format(row: Mapping[str, str]) -> str:
+    return row.get("dtype") or row.get("kv_dtype") or ("fp16" if "family" in row else "")
+
+
 def _no_evidence(row: Mapping[str, str], hardware: Hardware, l2: float) -> str:
     """Why a row cannot be used; empty if it can."""
-    kind = row["op"]
+    kind = _op(row)
     if kind not in KINDS:
         return f"of an unknown op {kind[:20]!r}"
-    dtype = row.get("dtype") or row.get("kv_dtype") or ""
+    dtype = _format(row)
     if dtype not in FORMAT_ALIASES:
         return f"of an unknown number format {dtype[:20]!r}"
     for name in KINDS[kind]:
@@ -260,6 +280,8 @@ def _least_bytes(kind: str, s: Mapping[str, float], dtype: str) -> tuple[float, 
     if kind == "mla_decode":
         cache = size * s["batch"] * s["context"] * LATENT_WIDTH
         return cache, cache
+    if kind == "recurrence":  # states in fp32, those of every batch
+        return 0.0, 2 * STATE_NUMBER * s["batch"] * s["v_heads"] * s["v_dim"] * s["k_dim"]
     if kind == "moe":  # one token's experts
         return 3 * size * s["active"] * s["hidden"] * s["expert_ffn"] / s["tp"], 0.0
     return 0.0, 0.0
