@@ -50,7 +50,8 @@ def ops(deployment: Deployment, point: Point) -> list[Op]:
     if r.rule == "selective":
         found.append(_selective(r, point))
     elif r.rule != "convolution":
-        shares = deployment.stack.kernels.get("scan", PLAIN)
+        scans = deployment.stack.kernels if r.rule == "delta" else {}  # no others were measured
+        shares = scans.get("scan", PLAIN)
         units = deployment.hardware.units or np.inf
         found.append(_scan(r, point, shares, units) if point.prefill else _steps(r, point))
     return [*found, end()]
@@ -127,7 +128,7 @@ def _scan(r: Recurrence, point: Point, shares: Kernel = PLAIN, units: Number = n
     through = 2 * FP16_BYTES * point.tokens * (r.mixed + r.inner)
     return Op(
         "state",
-        kernel="scan",
+        kernel="scan" if r.rule == "delta" else "prompt",
         flops=point.tokens * (within + between),
         bytes={"hbm": states + through},
         columns=point.tokens * r.heads,
