@@ -305,6 +305,7 @@ def archive(*members: tuple[str, bytes, bytes]) -> bytes:
         archive((MANIFEST, b'{"device": "a"}', tarfile.REGTYPE), ("b", b"", tarfile.SYMTYPE)),
         archive((MANIFEST, b'{"device": "a"}', tarfile.REGTYPE))[:60],
     ],
+    ids=range(8),  # an archive holds the time, by which two workers would name it differently
 )
 def test_what_is_no_bundle_is_refused(tmp_path: Path, content: bytes) -> None:
     bundle = tmp_path / "b.tar.gz"
