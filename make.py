@@ -158,8 +158,9 @@ def new_technique(name: str, root: Path = ROOT) -> list[Path]:
     file = name.replace("-", "_")
     kind = "".join(word.capitalize() for word in name.split("-"))
     texts = {path: path.read_text() for path in (root / "docs" / "templates").glob("*.txt")}
-    if iskeyword(file) or any(re.search(rf"^\s*(from|import) .*\b{kind}\b", text, re.MULTILINE)
-                              for text in texts.values()):  # fmt: skip
+    if iskeyword(file) or any(
+        re.search(rf"^\s*(from|import) .*\b{kind}\b", text, re.MULTILINE) for text in texts.values()
+    ):
         sys.exit(f"new-technique: {name} is a word of Python or of the files; choose another name")
     stated = re.compile(rf'^    name(: ClassVar\[str\])? = "{name}"$', re.MULTILINE)
     for path in (root / "kvsim" / "techniques").rglob("*.py"):

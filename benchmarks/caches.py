@@ -121,20 +121,23 @@ def fit(rows: Sequence[Row], formats: Sequence[str], source: str) -> list[CacheK
         each = dict(zip(seen, x[2:], strict=True))
         return [
             replace(
-                k, layer_s=round(float(x[0]) * 1e-5, 8),
+                k,
+                layer_s=round(float(x[0]) * 1e-5, 8),
                 walk_s=round(float(x[1]) * 1e-9 * several, 12),
-                unpack_ops=round(10 * float(each.get(k.format, np.mean(x[2:]))), 2), source=source,
+                unpack_ops=round(10 * float(each.get(k.format, np.mean(x[2:]))), 2),
+                source=source,
             )
             for k in base
-        ]  # fmt: skip
+        ]
 
     def misfit(x: np.ndarray) -> list[float]:
         some = kernels(x)
         return [float(np.log(predict_ratio(r, some) / float(r["value"]))) for r in rows]
 
     start = [1.0, 5.0, *[1.0] * len(seen)]
-    found = least_squares(misfit, start, bounds=(0, np.inf), loss="soft_l1", f_scale=0.1,
-                          diff_step=0.03, max_nfev=20)  # fmt: skip
+    found = least_squares(
+        misfit, start, bounds=(0, np.inf), loss="soft_l1", f_scale=0.1, diff_step=0.03, max_nfev=20
+    )
     return kernels(found.x)
 
 

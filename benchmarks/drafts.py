@@ -207,8 +207,9 @@ def _fit_kept(groups: Sequence[Sequence[tuple[int, float]]]) -> float:
 
 
 def _library_text(rows: Sequence[Row]) -> str:
-    lines = [",".join(rows[0])] + [",".join(f'"{v}"' if "," in v else v for v in r.values())
-                                   for r in rows]  # fmt: skip
+    lines = [",".join(rows[0])] + [
+        ",".join(f'"{v}"' if "," in v else v for v in r.values()) for r in rows
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -357,8 +358,9 @@ def fit_rounds(
 
     high = [0.99 if n.endswith("experts") else np.inf for n in names]
     start = [0.3 if n.endswith("experts") else 0.5 for n in names]
-    fitted = least_squares(misfit, start, bounds=(0.0, high), loss="soft_l1", f_scale=0.05,
-                           diff_step=0.02, max_nfev=25)  # fmt: skip
+    fitted = least_squares(
+        misfit, start, bounds=(0.0, high), loss="soft_l1", f_scale=0.05, diff_step=0.02, max_nfev=25
+    )
     return known | {n: float(v * u) for n, v, u in zip(names, fitted.x, units, strict=True)}
 
 
@@ -392,8 +394,9 @@ def _distinct(cases: Sequence[Case]) -> dict[tuple[str, ...], Case]:
     groups: dict[tuple[str, ...], list[Case]] = defaultdict(list)
     for c in cases:
         groups[_key(c)].append(c)
-    return {key: sorted(some, key=lambda c: c.tokens)[len(some) // 2]
-            for key, some in groups.items()}  # fmt: skip
+    return {
+        key: sorted(some, key=lambda c: c.tokens)[len(some) // 2] for key, some in groups.items()
+    }
 
 
 def _write_stack(
@@ -444,8 +447,10 @@ def print_errors(sglang: Sequence[Case], speedups: Sequence[Row], parallel: Sequ
         sglang,
         [predict_speedup(c, {}) for c, _ in others],
     )
-    inside = [abs(np.log(c.speedup / predict_speedup(o, {}))) < 1.2816 * s
-              for c, (o, s) in zip(sglang, others, strict=True)]  # fmt: skip
+    inside = [
+        abs(np.log(c.speedup / predict_speedup(o, {}))) < 1.2816 * s
+        for c, (o, s) in zip(sglang, others, strict=True)
+    ]
     print(f"  inside the 80 % of the library's spread: {np.mean(inside):.0%}")
     _print(
         "vllm-p-eagle over EAGLE-3, as shipped",
@@ -458,8 +463,10 @@ def print_errors(sglang: Sequence[Case], speedups: Sequence[Row], parallel: Sequ
     for r in speedups:
         case = _engine_case(r)
         shipped.append(predict_speedup(case, {}))
-        print(f"    {case.engine:9s} {case.card:10s} {case.model:12s} {case.technique[:58]:58s} "
-              f"{shipped[-1]:5.2f} for {case.speedup:5.2f}")  # fmt: skip
+        print(
+            f"    {case.engine:9s} {case.card:10s} {case.model:12s} {case.technique[:58]:58s} "
+            f"{shipped[-1]:5.2f} for {case.speedup:5.2f}"
+        )
     cases = [_engine_case(r) for r in speedups]
     _print("engines.csv, all methods, as shipped", cases, shipped)
     ordered, unseen = [], []
@@ -499,8 +506,9 @@ def _held_out(
 
 def _print(title: str, cases: Sequence[Case], predicted: Sequence[float]) -> None:
     off = np.abs(np.array(predicted) / np.array([c.speedup for c in cases]) - 1)
-    print(f"{title}: {len(cases)} rows, median {np.median(off):.1%}, "
-          f"p90 {np.quantile(off, 0.9):.1%}")  # fmt: skip
+    print(
+        f"{title}: {len(cases)} rows, median {np.median(off):.1%}, p90 {np.quantile(off, 0.9):.1%}"
+    )
 
 
 if __name__ == "__main__":

@@ -233,8 +233,9 @@ def _write(folder: Path, fits: Fits, unseen: dict[tuple[str, str, str], np.ndarr
             "version": "; ".join(versions),
         }
         place = stacks / f"{engine}.toml"
-        stated = {k: v for k, v in tomllib.loads(place.read_text()).items()
-                  if not isinstance(v, dict)}  # fmt: skip
+        stated = {
+            k: v for k, v in tomllib.loads(place.read_text()).items() if not isinstance(v, dict)
+        }
         fitted = {key.split(".")[1] for key in OWN.keys() | set().union(*cards.values())}
         kept = _told_elsewhere(place, fitted)
         place.write_text(typical_text(stated | head, cards, OWN, today))
@@ -291,8 +292,10 @@ def _write_host(folder: Path) -> None:
         Path("docs/errors.md"), published_errors.refitted(row for row, _ in pairs)
     )
     held, plain = published_errors.coverage(pairs)
-    print(f"papers' tables: intervals hold {100 * held:.0f} % of rows left out, "
-          f"tenth and ninetieth percentiles {100 * plain:.0f} %")  # fmt: skip
+    print(
+        f"papers' tables: intervals hold {100 * held:.0f} % of rows left out, "
+        f"tenth and ninetieth percentiles {100 * plain:.0f} %"
+    )
     for name, engine in OLD.items():
         entries.append(write_old(folder, name, engine, stacks / f"{name}.toml", today))
     ledger.update(LEDGER, entries)
@@ -342,15 +345,19 @@ def _host_times(folder: Path, engine: str, today: str) -> dict[str, tuple[float,
     unseen = loadtests.predict_held_out(rows, stack)
     devices = ", ".join(sorted({r.device for r in rows}))
     said = f"fitted on {today} to {len(rows)} load tests on {devices} (aic-core-0.12.0)"
-    by_gpus = {t: round(float(np.median((unseen / measured)[[r.tp == t for r in rows]])), 3)
-               for t in sorted({r.tp for r in rows})}  # fmt: skip
+    by_gpus = {
+        t: round(float(np.median((unseen / measured)[[r.tp == t for r in rows]])), 3)
+        for t in sorted({r.tp for r in rows})
+    }
     held_out = "model" if len({r.model for r in rows}) > 1 else "lengths"
     off = np.abs(unseen / measured - 1)
     seen = np.abs(loadtests.predict_latencies(rows, loadtests.replace_numbers(
         stack, fit.values, {r.device for r in rows})) / measured - 1)  # fmt: skip
-    print(f"request latency, {engine}: {len(rows)} load tests, fitted {spread(seen)}, "
-          f"held out by {held_out} {spread(off)}, "
-          f"predicted over measured by GPUs {by_gpus}; {fit.values}")  # fmt: skip
+    print(
+        f"request latency, {engine}: {len(rows)} load tests, fitted {spread(seen)}, "
+        f"held out by {held_out} {spread(off)}, "
+        f"predicted over measured by GPUs {by_gpus}; {fit.values}"
+    )
     own = {k: said for k, (_, said) in HOST.get(engine, {}).items()}
     return {
         k: (v, f"{said}: {v:.3g} +- {fit.errors[k]:.2g}" if np.isfinite(fit.errors[k])

@@ -43,13 +43,14 @@ OFFLINE = dict.fromkeys(("server.token_s", "server.prompt_s"), 0.0)
 
 SET = {
     "mii-2024": (
-        "kernel.attention.compute", 0.65 / 128,
+        "kernel.attention.compute",
+        0.65 / 128,
         "set, not fitted: its paged attention is FlashAttention-2's kernel for prompts, where one "
         "new token fills one of a tile's 128 rows and each query head reads for itself; a tile "
         "reaches some 65 % of the peak. Grouped heads save no time in it. The mechanism was chosen "
         "with the errors on the other batches in sight",
     ),
-}  # fmt: skip
+}
 """Numbers of an engine that its source tells and that six batches of ungrouped heads cannot."""
 
 
@@ -73,8 +74,10 @@ def write_old(folder: Path, name: str, engine: str, place: Path, today: str) -> 
     unseen = _batches([rows[i] for i in others], with_numbers(base, fit.values))
     today_off = np.abs(_batches(rows, load_stack("fused")) / measured - 1)
     off = np.abs(unseen / measured[others] - 1)
-    print(f"{name}: fused {100 * today_off.mean():.1f} % mean; fitted to {len(fitted)} rows, "
-          f"others {100 * off.mean():.1f} % mean, {spread(off)}")  # fmt: skip
+    print(
+        f"{name}: fused {100 * today_off.mean():.1f} % mean; fitted to {len(fitted)} rows, "
+        f"others {100 * off.mean():.1f} % mean, {spread(off)}"
+    )
     said = (
         f"{len(fitted)} static batches of Llama-2-7B on A100-40G (argonne-lcf/LLM-Inference-Bench)"
     )

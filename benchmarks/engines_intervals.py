@@ -67,9 +67,11 @@ def _range(groups: list[np.ndarray], tail: float) -> tuple[float, float]:
 
 
 def requests(
-    folder: Path, engines: Mapping[str, str], carried: Callable[[str, str], Stack],
+    folder: Path,
+    engines: Mapping[str, str],
+    carried: Callable[[str, str], Stack],
     own: Callable[[str], Stack],
-) -> tuple[list[ledger.LedgerEntry], dict[str, Interval]]:  # fmt: skip
+) -> tuple[list[ledger.LedgerEntry], dict[str, Interval]]:
     """Lines of load tests that no fit saw, on cards with kernels of their own and on others.
 
     Parameters
@@ -113,9 +115,10 @@ def requests(
             for device in wanted:
                 for technique in sorted({k[3] for k in mine}):
                     chosen = [
-                        r for k, r in mine.items()
+                        r
+                        for k, r in mine.items()
                         if k[3] == technique and (k[1] == device or device == ledger.ANY)
-                    ]  # fmt: skip
+                    ]
                     if chosen:
                         entries.append(line(
                             np.concatenate(chosen), found[what], engine=engine, version="",

@@ -52,8 +52,10 @@ def run(folder: Path, count: int, seed: int, reading: Reading) -> dict[str, Arra
     lines = ran.read_text().splitlines() if ran.exists() else []
     found = {line["plan"]: np.array(line["loss"]) for line in map(json.loads, lines)}
     todo = [(name, widths) for name, widths in plans(losses, count, seed) if name not in found]
-    uniform = [(f"{b} bits everywhere", np.full_like(plans_shape(losses), i))
-               for i, b in enumerate(losses.bits)]  # fmt: skip
+    uniform = [
+        (f"{b} bits everywhere", np.full_like(plans_shape(losses), i))
+        for i, b in enumerate(losses.bits)
+    ]
     todo += [(name, widths) for name, widths in uniform if name not in found]
     if todo:
         opened = OpenedCheckpoint.open(MODEL, "cpu", "a6000")
@@ -107,8 +109,10 @@ def main() -> None:
     print(f"\nmedian error {np.median(off):.1%} (10 % asked), at worst {max(off):.1%}")
     print(f"order right in {right} of {apart} pairs further apart than two standard errors (90 %)")
     print(f"inside their interval: {inside} of {len(expected)}")
-    print(f"best of 2.5 bits against {losses.bits[0]} bits everywhere: "
-          f"{found['best of 2.5 bits'].mean() / two:.3f} (a third asked)")  # fmt: skip
+    print(
+        f"best of 2.5 bits against {losses.bits[0]} bits everywhere: "
+        f"{found['best of 2.5 bits'].mean() / two:.3f} (a third asked)"
+    )
 
 
 if __name__ == "__main__":

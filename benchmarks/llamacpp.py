@@ -38,14 +38,16 @@ FREE = {
 METAL = {
     "decode": ("kernel.gemm.memory", "time.layer_s", "kernel.attention.memory"),
     "prefill": ("kernel.gemm.compute", "attention.score_bytes", "weights.unpack_bytes"),
-}  # fmt: skip
+}
 SHARES = ("memory", "compute", "overlap")  # numbers that are at most 1
 POINTS = 4  # of the sum over a growing context
 SOFT = 0.1  # relative error from which on a row counts less
 HOSTS = {
-    "reddit-5080": "rtx5080", "llmfit-2080": "rtx2080", "kt-deepseek": "rtx4090d",
+    "reddit-5080": "rtx5080",
+    "llmfit-2080": "rtx2080",
+    "kt-deepseek": "rtx4090d",
     "wrong-historian": "rtx3090",
-}  # fmt: skip
+}
 """Pages and their cards; that of wrong-historian is not said and matters little."""
 DESKTOP, BANDWIDTH = "wrong-historian", "88"
 """A page whose host has two channels of DDR5 and no more said: 80 to 96 GB/s."""

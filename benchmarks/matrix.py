@@ -54,8 +54,10 @@ def install(wheel: Path, python: str, resolution: str, folder: Path) -> Path:
     """Make an environment and return its folder of programs."""
     version = subprocess.run(
         [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"],
-        capture_output=True, text=True, check=True,
-    ).stdout.strip()  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
     place = folder / f"{version}-{resolution}"
     uv("venv", "--clear", "--python", python, str(place))
     target = ["pip", "install", "--python", str(place / "bin" / "python")]

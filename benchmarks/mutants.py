@@ -62,7 +62,7 @@ KINDS = "kinds_of"
 MACHINE_CODE = (
     "tests/serving/test_core.py",
     "tests/serving/test_lanes.py::test_one_lane_is_the_plain_replica",
-)  # fmt: skip
+)
 DATA = tuple(
     test
     for folder in ("models", "machines", "traces", "quality", "evidence", "emit", "report", "sweep")
@@ -124,10 +124,11 @@ def tried_in_a_child(
         column[i]
         for i in range(each)
         for column in columns
-        if i < len(column) and not done.get(column[i].name, False)
+        if i < len(column)
+        and not done.get(column[i].name, False)
         and (given.again or column[i].name not in done)
         and _compiles(column[i]) == compiles
-    ]  # fmt: skip
+    ]
 
     def write(mutant: Mutant, outcome: Outcome) -> None:
         row = {"mutant": mutant.name, "line": mutant.line, "killed": outcome.killed,

@@ -62,8 +62,9 @@ def questions(count: int, seed: int) -> Iterator[tuple[str, ServiceQuestion, Dra
         generate, equal = int(random.choice([64, 128, 256, 512])), bool(count % 2)
         model, hardware = load_model(name), load_hardware(card)
         try:
-            spread = [Deployment(model, hardware, load_stack("vllm"), "released", tp)
-                      for tp in (1, 2, 4)]  # fmt: skip
+            spread = [
+                Deployment(model, hardware, load_stack("vllm"), "released", tp) for tp in (1, 2, 4)
+            ]
             assert all(d.shard.heads for d in spread)
         except InputError:
             continue
@@ -118,13 +119,17 @@ def check_load(cases: int, seed: int) -> None:
         near.append(c.each_per_s / finer)
         kept.append(float(np.mean(shares)))
         off = float(np.mean(again)) / c.ttft["p90"] - 1
-        print(f"{words:50} {c.technique.name:8} x{c.deployment.gpus} {c.each_per_s:8.3g}/s "
-              f"kept {100 * kept[-1]:5.1f} % TTFT p90 {100 * off:+5.1f} % {slow[-1]:.1f} s",
-              flush=True)  # fmt: skip
+        print(
+            f"{words:50} {c.technique.name:8} x{c.deployment.gpus} {c.each_per_s:8.3g}/s "
+            f"kept {100 * kept[-1]:5.1f} % TTFT p90 {100 * off:+5.1f} % {slow[-1]:.1f} s",
+            flush=True,
+        )
     good = sum(x >= 0.9 for x in kept)
-    print(f"{good} of {len(kept)} plans keep nine in ten at factor 1 ({none} without a plan); "
-          f"rate over the largest {min(near):.3f} to {max(near):.3f}; "
-          f"CPU median {np.median(slow):.2f} s, worst {max(slow):.2f} s")  # fmt: skip
+    print(
+        f"{good} of {len(kept)} plans keep nine in ten at factor 1 ({none} without a plan); "
+        f"rate over the largest {min(near):.3f} to {max(near):.3f}; "
+        f"CPU median {np.median(slow):.2f} s, worst {max(slow):.2f} s"
+    )
 
 
 def value(plan: ServicePlan | None) -> float:
@@ -139,10 +144,13 @@ def check_admit(cases: int, seed: int) -> None:
         first = replace(question, deployments=question.deployments[:1])
         before = value(plan_service(first))
         (q,) = first.deployments
-        looser = tuple(replace(x, admission=replace(x.admission, unmeasured=True)).with_limits(
-            loss=0.1) for x in first.deployments)  # fmt: skip
-        more = tuple(x.with_limits(gpu_memory=1.04 * x.limits.gpu_memory)
-                     for x in first.deployments)  # fmt: skip
+        looser = tuple(
+            replace(x, admission=replace(x.admission, unmeasured=True)).with_limits(loss=0.1)
+            for x in first.deployments
+        )
+        more = tuple(
+            x.with_limits(gpu_memory=1.04 * x.limits.gpu_memory) for x in first.deployments
+        )
         layouts = tuple(replace(q, deployment=d) for d in list_layouts(q.deployment, 2))
         for what, other in (
             ("--lossy", replace(first, deployments=looser)),
@@ -178,9 +186,11 @@ def check_drafts(cases: int, seed: int) -> None:
         gained += better
         chosen += better and picked
         wrong += picked and value(drafted) < value(plain)
-        print(f"{words:42} {objective:10} {'eagle' if picked else 'full':6}"
-              f"{value(both):9.3g} full {value(plain):.3g} eagle {value(drafted):.3g}",
-              flush=True)  # fmt: skip
+        print(
+            f"{words:42} {objective:10} {'eagle' if picked else 'full':6}"
+            f"{value(both):9.3g} full {value(plain):.3g} eagle {value(drafted):.3g}",
+            flush=True,
+        )
     print(f"drafts chosen in {chosen} of {gained} where they gain 10 %, wrongly in {wrong}")
 
 
@@ -249,8 +259,9 @@ def offline(count: int, seed: int) -> Iterator[tuple[str, Question]]:
         generate = int(random.choice([64, 256, 512]))
         d = Deployment(load_model(name), load_hardware(card), load_stack("vllm"))
         loss, unknown = ((0.0, False), (0.05, False), (0.05, True))[index % 3]
-        limits = PlanLimits(ENGINE_SHARE * d.hardware.gpu_memory,
-                            HOST_SHARE * d.hardware.host_memory, loss=loss)  # fmt: skip
+        limits = PlanLimits(
+            ENGINE_SHARE * d.hardware.gpu_memory, HOST_SHARE * d.hardware.host_memory, loss=loss
+        )
         admission = Admission(unmeasured=unknown)
         asked = Question(d, Workload(prompt, generate), "throughput", limits, admission)
         yield f"{name} {card} {prompt}/{generate} loss {loss:g}{' or unknown' * unknown}", asked

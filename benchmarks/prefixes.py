@@ -65,10 +65,12 @@ def policies(requests: Requests) -> None:
             load_, again = found["load"], found["recompute"]
             auto = min(found, key=lambda how: found[how].ttft)
             ttft, latency = (
-                {how: getattr(found[how], what) / min(getattr(load_, what), getattr(again, what))
-                 for how in ("split", auto)}
+                {
+                    how: getattr(found[how], what) / min(getattr(load_, what), getattr(again, what))
+                    for how in ("split", auto)
+                }
                 for what in ("ttft", "latency")
-            )  # fmt: skip
+            )
             best = found[auto]
             print(
                 f"  {name}: auto takes {auto}: mean TTFT {best.ttft:.3f} s, "

@@ -58,13 +58,17 @@ def make_scheduler(folder: str, rules: Rules, blocks: int) -> Any:
         model=folder, dtype="float16", skip_tokenizer_init=True, max_model_len=longest
     )
     whole = config.VllmConfig(
-        scheduler_config=scheduler, model_config=model, cache_config=memory,
+        scheduler_config=scheduler,
+        model_config=model,
+        cache_config=memory,
         device_config=config.DeviceConfig("cpu"),
-    )  # fmt: skip
+    )
     layer = cache.FullAttentionSpec(
-        block_size=rules.block_tokens, num_kv_heads=1, head_size=1,
+        block_size=rules.block_tokens,
+        num_kv_heads=1,
+        head_size=1,
         dtype=import_module("torch").float32,
-    )  # fmt: skip
+    )
     kind = "AsyncScheduler" if rules.ahead else "Scheduler"
     made = import_module(f"vllm.v1.core.sched.{'async_' if rules.ahead else ''}scheduler")
     structured = import_module("vllm.v1.structured_output").StructuredOutputManager(whole)

@@ -48,8 +48,10 @@ def mooncake(place: str) -> None:
         cases[f"host 64 GiB + NVMe 4 TiB, {how}"] = both
     for how in PREFIX_LOADS:
         cases[f"remote 8 TiB at 2 GB/s, {how}"] = {
-            "remote_cache": 8192 * GIB, "nic": 2e9, "prefix_load": how,
-        }  # fmt: skip
+            "remote_cache": 8192 * GIB,
+            "nic": 2e9,
+            "prefix_load": how,
+        }
     for name, changes in cases.items():
         costs = replace(base, rules=replace(base.rules, **changes))
         object.__setattr__(costs, "tables", base.tables)

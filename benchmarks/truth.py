@@ -200,8 +200,10 @@ def print_intervals(tables: dict[str, dict[str, Coverage]]) -> None:
         for name, c in groups.items():
             low, high = 100 * (0.8 - c.spread), 100 * min(0.8 + c.spread, 1.0)
             told = "" if c.holds else "  outside"
-            print(f"{name[:58]:58s}{c.rows:7d}{c.runs:7d}{100 * c.share:8.1f}%"
-                  f"{low:6.0f}-{high:3.0f}%{c.width:9.2f}{told}")  # fmt: skip
+            print(
+                f"{name[:58]:58s}{c.rows:7d}{c.runs:7d}{100 * c.share:8.1f}%"
+                f"{low:6.0f}-{high:3.0f}%{c.width:9.2f}{told}"
+            )
 
 
 def main() -> None:
@@ -241,8 +243,10 @@ def main() -> None:
         print_against(pairs, others, chosen.against)
     if chosen.rows:
         for row, s in pairs:
-            print(f"{s.value / row.value:7.3f} {s.low / row.value:6.2f} {s.high / row.value:6.2f}  "
-                  f"{row}")  # fmt: skip
+            print(
+                f"{s.value / row.value:7.3f} {s.low / row.value:6.2f} {s.high / row.value:6.2f}  "
+                f"{row}"
+            )
     if chosen.page:
         write_page(tables, intervals, len(pairs))
     if chosen.ledger:

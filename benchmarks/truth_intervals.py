@@ -114,9 +114,10 @@ def held_out(pairs: Sequence[Pair], shared: tuple[str, ...]) -> list[Pair]:
         own = mechanisms_of(row)
         if own not in known:
             others = [
-                e for e in ledger.shipped()
+                e
+                for e in ledger.shipped()
                 if any(getattr(e, name) != getattr(own, name) for name in shared)
-            ]  # fmt: skip
+            ]
             known[own] = ledger.evidence_for(
                 deployment_of(row), row.technique, KINDS.get(row.metric, "request"), others,
                 row.load,

@@ -89,13 +89,17 @@ def write_page(tables: Tables, intervals: Intervals, rows: int) -> None:
         ),
     )  # fmt: skip
     parts = [said]
-    lines = ["| intervals | rows | runs | inside | 80 % and two standard errors | width |",
-             "| --- |" + " --- |" * 5]  # fmt: skip
+    lines = [
+        "| intervals | rows | runs | inside | 80 % and two standard errors | width |",
+        "| --- |" + " --- |" * 5,
+    ]
     for name, c in groups.items():
         low, high = 100 * (SHARE - c.spread), 100 * min(SHARE + c.spread, 1.0)
         share = f"{100 * c.share:.0f} %" if c.holds else f"**{100 * c.share:.0f} %**"
-        lines.append(f"| {name} | {c.rows} | {c.runs} | {share} | {low:.0f} to {high:.0f} % "
-                     f"| {c.width:.2f} |")  # fmt: skip
+        lines.append(
+            f"| {name} | {c.rows} | {c.runs} | {share} | {low:.0f} to {high:.0f} % "
+            f"| {c.width:.2f} |"
+        )
     parts.append("\n".join(lines))
     for title in PRINTED:
         head = f"| {title} | " + " | ".join(COLUMNS) + " |"

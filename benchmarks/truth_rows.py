@@ -94,8 +94,9 @@ class Row:
     def key(self, free: tuple[str, ...]) -> str:
         """What two rows must share that differ in some fields alone."""
         skipped = {"file", "line", "value", "note", "listed", "asked", *free}
-        said = ", ".join(f"{f.name}={getattr(self, f.name)}" for f in fields(self)
-                         if f.name not in skipped)  # fmt: skip
+        said = ", ".join(
+            f"{f.name}={getattr(self, f.name)}" for f in fields(self) if f.name not in skipped
+        )
         return f"{said} {self.settings}"
 
     @property
@@ -126,8 +127,10 @@ def read_rows(folder: Path) -> list[Row]:
 
 
 def _engines(r: Mapping[str, str], line: int) -> Iterator[Row]:
-    whole = {k: int(r[k] or 1) for k in ("gpus", "tp", "pp", "dp", "ep", "replicas", "batch",
-                                         "baseline_batch")}  # fmt: skip
+    whole = {
+        k: int(r[k] or 1)
+        for k in ("gpus", "tp", "pp", "dp", "ep", "replicas", "batch", "baseline_batch")
+    }
     listed = r["engine"] == "SGLang" and r["model"] == "gpt-oss-20b" and r["card"] == "a100-80g"
     yield Row(
         "engines", line, r["source"], r["engine"], r["engine_version"], r["card"], r["model"],

@@ -87,9 +87,11 @@ def _asynchronous(stack: Stack) -> Stack:
     """A stack with vLLM's --async-scheduling: the host's work runs beside the GPU."""
     time = stack.time
     numbers = {
-        "time.step_s": 0.0, "time.sequence_s": 0.0, "time.beside_step_s": time.step,
+        "time.step_s": 0.0,
+        "time.sequence_s": 0.0,
+        "time.beside_step_s": time.step,
         "time.beside_sequence_s": time.sequence,
-    }  # fmt: skip
+    }
     cards = {name: with_numbers(card, numbers) for name, card in stack.cards.items()}
     return replace(with_numbers(stack, numbers), cards=cards)
 

@@ -260,8 +260,9 @@ def parse_rate(name: str, given: object, allowed: Range | None = None) -> float:
     allowed
         Range of the option; None for no other limit.
     """
-    return parse_number(name, given.rstrip().removesuffix("x") if isinstance(given, str) else given,
-                        allowed)  # fmt: skip
+    return parse_number(
+        name, given.rstrip().removesuffix("x") if isinstance(given, str) else given, allowed
+    )
 
 
 def scaled_number(unit: float) -> Parser:

@@ -127,8 +127,10 @@ def test_a_checkout_without_symbolic_links_works(tmp_path: Path) -> None:
     """As on Windows, or in a ZIP: links are files that hold their target's name."""
     cloned = subprocess.run(
         ["git", "clone", "-q", "-c", "core.symlinks=false", str(ROOT), str(tmp_path / "clone")],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     if cloned.returncode:
         pytest.skip("needs the repository")
     assert (tmp_path / "clone" / "planner").read_text() == "kvsim/planner"

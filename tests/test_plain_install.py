@@ -48,7 +48,7 @@ NEEDING = [
     ["traces", "inspect", "trace.parquet"],
     ["traces", "generate", "like.parquet", "--like", "sample:chat"],
     ["sweep", "grid.toml", "--out", "grid"],
-]  # fmt: skip
+]
 SCRIPT = f"""
 import io, json, sys
 from contextlib import redirect_stderr, redirect_stdout

@@ -104,9 +104,10 @@ def test_a_real_run_knows_it(copy: Path) -> None:
 
 def test_the_tests_take_them_up_and_their_own_say_what_is_missing(copy: Path) -> None:
     tests = [
-        "tests/techniques/test_contract.py", "tests/validate/test_impl_counts.py",
+        "tests/techniques/test_contract.py",
+        "tests/validate/test_impl_counts.py",
         "tests/validate/test_launches.py",
-    ]  # fmt: skip
+    ]
     chosen = " or ".join(drawn_names())
     done = python(
         copy, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests,

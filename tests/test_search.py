@@ -56,8 +56,10 @@ def test_the_last_number_within_is_found(functions: list[list[tuple[int, int]]],
 
     none = np.zeros((1, 1))
     found = last_within(excess, none, none + most)
-    within = [max((k for k in range(most) if all(a + s * k <= 0 for a, s in lines)), default=0)
-              for lines in functions]  # fmt: skip
+    within = [
+        max((k for k in range(most) if all(a + s * k <= 0 for a, s in lines)), default=0)
+        for lines in functions
+    ]
     assert found.ravel().tolist() == within
     assert found.shape == ((len(functions), 1, 1) if len(functions) > 1 else (1, 1))
 

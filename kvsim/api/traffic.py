@@ -109,8 +109,10 @@ def _draw(inputs: Inputs) -> ServedRequests:
         wrong = "both are given; expected one of them" if users else "neither is given"
         raise InputError(f"--rate and --users: {wrong}; as --rate 5, or --users 200 --think 20s")
     if users and inputs.think is None:
-        raise InputError("--users: do not think; add --think, as --think 20s, or 0s for a server "
-                         "that always has so many requests")  # fmt: skip
+        raise InputError(
+            "--users: do not think; add --think, as --think 20s, or 0s for a server "
+            "that always has so many requests"
+        )
     if inputs.think is not None and not users and (inputs.turns or 1) < 2:
         raise InputError("--think: does nothing without --users or --turns; add one of them")
     if users and inputs.burst is not None:
@@ -185,8 +187,10 @@ def _notes(inputs: Inputs, w: "DrawnTraffic") -> list[str]:
     elif w.burst == 1.0:
         said.append("requests arrive independently (Poisson); --burst 2 makes them burstier")
     if w.turns > 1:
-        said.append(f"conversations of {w.turns} turns, with {w.think:g} s between them; a prompt "
-                    "repeats all before")  # fmt: skip
+        said.append(
+            f"conversations of {w.turns} turns, with {w.think:g} s between them; a prompt "
+            "repeats all before"
+        )
     elif not (w.cached or w.hit_rate):
         said.append("prompts share no prefixes; set --cached, --hit-rate or --turns if yours do")
     return said

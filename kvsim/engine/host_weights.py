@@ -85,11 +85,9 @@ def _on_cpu(moved: list[Op], states: Number, share: Number, previous: tuple[str,
     return [
         ops.copy("send_states_home", "d2h", share * states, kernel="copy", after=previous),
         product,
-        ops.copy(
-            "return_states", "h2d", share * states, kernel="copy", after=("host_product",)
-        ),
+        ops.copy("return_states", "h2d", share * states, kernel="copy", after=("host_product",)),
         Op("take_states", bytes={"hbm": share * states}, after=("return_states",)),
-    ]  # fmt: skip
+    ]
 
 
 def _on_gpu(

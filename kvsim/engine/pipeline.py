@@ -19,9 +19,7 @@ from kvsim.machines.parallel import NETWORK
 PART = 8192.0  # tokens of prompts in a pass, vLLM's budget on these cards [tokens]
 
 
-def divided_pass(
-    deployment: Deployment, point: Point, forward: Callable[[Point], Step]
-) -> Step:  # fmt: skip
+def divided_pass(deployment: Deployment, point: Point, forward: Callable[[Point], Step]) -> Step:
     """One pass of a replica, its sequences divided over ranks and micro-batches if it has any.
 
     Decoding has a micro-batch per stage. They follow one another, so that a round takes as many

@@ -56,9 +56,7 @@ class State:
         """
         recent = [v for ends in self.recent(lagged) for v in ends.values()]
         loads = [v for found in self.loads.values() for ends in found for v in ends.values()]
-        return [
-            self.streams["gpu"], *self.streams.values(), *recent, *self.issued.values(), *loads
-        ]  # fmt: skip
+        return [self.streams["gpu"], *self.streams.values(), *recent, *self.issued.values(), *loads]
 
     def recent(self, lagged: set[str]) -> list[dict[str, Number]]:
         """Return the ends in the latest layers that ops of later layers wait for.

@@ -41,9 +41,11 @@ START_FACTORS = (0.5, 1.5)  # times each first guess: work that is hidden tells 
 NOTHING = 1e-12  # [s]
 
 PRECISIONS = {
-    "fp8": ("fp8", "fp8"), "bf16": ("fp16", "full"), "fp16": ("fp16", "full"),
+    "fp8": ("fp8", "fp8"),
+    "bf16": ("fp16", "full"),
+    "fp16": ("fp16", "full"),
     "bfloat16": ("fp16", "full"),
-}  # fmt: skip
+}
 """Weights and cache by a table's precision."""
 
 NUMBER_COLUMNS = ("tp", "isl", "osl", "concurrency", "ttft_ms", "tpot_ms")

@@ -280,9 +280,10 @@ def read_model(config: Mapping[str, object], name: str, where: str) -> Model:
     if method in LOW_BIT_METHODS:
         problem = f"is {value_text(method)}, whose weights kvsim does not model"
         raise f.error(
-            "quantization_config.quant_method", problem,
+            "quantization_config.quant_method",
+            problem,
             "remove quantization_config and give --weights with the nearest format",
-        )  # fmt: skip
+        )
     notes: list[str] = []
     if "text_config" in f.values:
         text = f.values["text_config"]

@@ -305,9 +305,11 @@ def granite(fields: Fields) -> FamilyFields:
         raise fields.error("shared_intermediate_size", problem)
     active = fields.integer("num_experts_per_tok", high=experts)
     return own | {
-        "experts": experts, "experts_active": active, "expert_ffn": width,
+        "experts": experts,
+        "experts_active": active,
+        "expert_ffn": width,
         "shared_experts": shared // width,
-    }  # fmt: skip
+    }
 
 
 def nemotron(fields: Fields) -> FamilyFields:

@@ -20,12 +20,14 @@ from kvsim.files import TEXT, read_text
 from kvsim.models.catalogue import catalogue_entry, model_names, names_in_use
 
 SEPARATORS = re.compile(r"[\s_\-:/@,()+]+")
-PREFIX = re.compile(r"^(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co|ollama\.com/library|"
-                    r"ollama\.com|openrouter\.ai)/|^(?:ollama|library|hf|models)/")  # fmt: skip
+PREFIX = re.compile(
+    r"^(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co|ollama\.com/library|"
+    r"ollama\.com|openrouter\.ai)/|^(?:ollama|library|hf|models)/"
+)
 GLUED = re.compile(r"([a-z]{2,})(\d.*)|(\d[\d.]*)([a-z]{3,}.*)")
-NO_SHAPE = frozenset({
-    "meta", "instruct", "it", "chat", "hf", "base", "pt", "latest", "instruction", "tuned", "text",
-})  # fmt: skip
+NO_SHAPE = frozenset(
+    {"meta", "instruct", "it", "chat", "hf", "base", "pt", "latest", "instruction", "tuned", "text"}
+)
 """Words that name a training or an owner and leave the shape as it is."""
 
 GGUF_TAG = re.compile(

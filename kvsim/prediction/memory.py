@@ -173,9 +173,7 @@ def weights_bytes(buffers: Buffers) -> float:
     return float(np.max(held_beside(buffers)[0]))
 
 
-def left_for_caches(
-    deployment: Deployment, usable: float, beside: float, weights: float
-) -> float:  # fmt: skip
+def left_for_caches(deployment: Deployment, usable: float, beside: float, weights: float) -> float:
     """What an engine keeps for caches on each GPU; below 0 where nothing is left. [B]
 
     Parameters

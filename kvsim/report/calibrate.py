@@ -95,8 +95,10 @@ def machine_fields(
 ) -> Row:
     """A calibration under its contract names."""
     every: Mapping[str, Mapping[str, Known]] = {
-        "hardware": found.hardware, "stack": found.stack, "rate": found.rates,
-    }  # fmt: skip
+        "hardware": found.hardware,
+        "stack": found.stack,
+        "rate": found.rates,
+    }
     return {
         "device": machine.name,
         "out": str(out),
@@ -397,11 +399,12 @@ def _errors(row: Row) -> "Figure":
     some = {"before the fit": row["error_before"], "after the fit": row["error_not_seen"]}
     for i, (name, errors) in enumerate(some.items()):
         figure.add_bar(
-            x=[METRIC_TITLES[key] for key in errors], y=[100 * v for v in errors.values()],
+            x=[METRIC_TITLES[key] for key in errors],
+            y=[100 * v for v in errors.values()],
             name=name,
             marker={"color": PALETTE[i], "pattern": {"shape": PATTERNS[i]}},
             hovertemplate="%{y:+.1f} %<extra></extra>",
-        )  # fmt: skip
+        )
     return finish_figure(figure, 320, "", "%")
 
 

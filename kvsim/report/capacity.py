@@ -83,9 +83,7 @@ def make_result(
 
 def _list_blocks(fields: Row) -> list[Block]:
     """The decision, the fleet, what it is compared with, and how sure it is."""
-    shown = [
-        tables.fleet_table(fields), *tables.schedule_tables(fields), tables.case_table(fields)
-    ]  # fmt: skip
+    shown = [tables.fleet_table(fields), *tables.schedule_tables(fields), tables.case_table(fields)]
     lines = [
         *tables.describe_robustness(fields),
         *tables.describe_prefixes(fields),
@@ -320,10 +318,11 @@ def describe_slower(played: Played, targets: FleetTargets, names: list[str]) -> 
         times = [
             f"{name} {p} {format_wait(value)}"
             for name, value, most in (
-                ("TTFT", reached.ttft, targets.ttft), ("TPOT", reached.tpot, targets.tpot)
+                ("TTFT", reached.ttft, targets.ttft),
+                ("TPOT", reached.tpot, targets.tpot),
             )
             if value > most or targets.longer
-        ]  # fmt: skip
+        ]
         said.append(
             f"the {percent(float(mine.mean()))} on {tables.shorten(names[kind])} have "
             f"{' and '.join(times)}"

@@ -392,15 +392,17 @@ def class_rows(played: Played, targets: FleetTargets) -> list[Row]:
     longest = dict(pairwise(bounds))
     for rows, target in played.by_class(targets):
         reached = played.reached(targets.share, rows)
-        found.append({
-            "prompt_above": target.above,
-            "prompt_up_to": longest.get(target.above),
-            "requests": int(rows.sum()),
-            "targets": {"ttft_s": number(target.ttft), "tpot_s": number(target.tpot)},
-            "ttft_s": number(reached.ttft),
-            "tpot_s": number(reached.tpot),
-            "met": played.meets(targets, rows),
-        })  # fmt: skip
+        found.append(
+            {
+                "prompt_above": target.above,
+                "prompt_up_to": longest.get(target.above),
+                "requests": int(rows.sum()),
+                "targets": {"ttft_s": number(target.ttft), "tpot_s": number(target.tpot)},
+                "ttft_s": number(reached.ttft),
+                "tpot_s": number(reached.tpot),
+                "met": played.meets(targets, rows),
+            }
+        )
     return found
 
 

@@ -443,11 +443,13 @@ def _fleets_table(rows: list[Row], head: str) -> Table:
     """Other fleets and how much dearer they are."""
     cells = [
         (
-            a["name"], shorten(a["fleet"] or a["reason"]), usd(a["usd_per_hour"]),
+            a["name"],
+            shorten(a["fleet"] or a["reason"]),
+            usd(a["usd_per_hour"]),
             "" if a["usd_per_hour"] is None else f"{round(100 * a['dearer']) + 0:+d} %",
         )
         for a in rows
-    ]  # fmt: skip
+    ]
     return cells_table((head, "fleet", "USD/h", "cost"), cells, text=2)
 
 
@@ -467,11 +469,13 @@ def class_table(answer: Row) -> Table:
     cells = [
         (
             "; ".join(f"{100 * share:.0f} % {name}" for name, share in c["served_by"].items()),
-            format_number(c["prompt"]), format_number(c["generate"]),
-            format_number(c["rate_per_s"], 3), percent(c["reuse"]),
+            format_number(c["prompt"]),
+            format_number(c["generate"]),
+            format_number(c["rate_per_s"], 3),
+            percent(c["reuse"]),
         )
         for c in answer["classes"]
-    ]  # fmt: skip
+    ]
     return cells_table(
         ("served by", "prompt", "generated", "requests/s", "prefix seen before"), cells
     )

@@ -6,9 +6,7 @@ from zlib import crc32
 from kvsim.frozen import frozen
 from kvsim.techniques.registry import terms
 
-PALETTE = (
-    "#5490fc", "#f06c0c", "#789c60", "#b40cb4", "#7830fc", "#786060", "#c078b4", "#cc0c24",
-)  # fmt: skip
+PALETTE = ("#5490fc", "#f06c0c", "#789c60", "#b40cb4", "#7830fc", "#786060", "#c078b4", "#cc0c24")
 """Colours at 3:1 on white and on #16181d whose nearest two are 25 apart (CIE 1976; 2.3 is just
 visible) for readers with all cones and for those without red, green or blue ones. Found by search;
 in grey, symbols, dashes and patterns tell techniques apart."""

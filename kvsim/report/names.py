@@ -33,9 +33,11 @@ def label(technique: Technique) -> str:
 SPOKEN = {"full": "full KV", "place": "mixed placement"}
 """Names that a sentence needs instead of those of the command line."""
 HOST_SHARES = {
-    "weights_host": "of the weights on the host", "host_share": "of the cache on the host",
-    "cpu_share": "of the cache attended to by the CPU", "split": "of the cache recomputed",
-}  # fmt: skip
+    "weights_host": "of the weights on the host",
+    "host_share": "of the cache on the host",
+    "cpu_share": "of the cache attended to by the CPU",
+    "split": "of the cache recomputed",
+}
 
 
 def chosen_settings(name: str, given: Row) -> Row:

@@ -87,9 +87,8 @@ def load_template(name: str = "page.html") -> "Template":
     from jinja2 import Environment, PackageLoader
 
     environment = Environment(
-        autoescape=True, trim_blocks=True, lstrip_blocks=True,
-        loader=PackageLoader("kvsim.report"),
-    )  # fmt: skip
+        autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=PackageLoader("kvsim.report")
+    )
     environment.filters |= {"coded": _safely(mark_code), "options": _safely(_keep_options)}
     environment.globals |= {"wide": WIDE, "dense": DENSE, "value": _safely(_value)}
     environment.globals["asset"] = _safely(_read_asset)

@@ -426,9 +426,10 @@ def tabulate_drafts(gains: Sequence[Row]) -> list[Table]:
         {"name": name, "batches": row[which]}
         for row in gains
         for which, name in (
-            ("speedup", labels[row["notation"]]), ("least_acceptance", "  gains from acceptance"),
+            ("speedup", labels[row["notation"]]),
+            ("least_acceptance", "  gains from acceptance"),
         )
-    ]  # fmt: skip
+    ]
     every = sorted({b for row in rows for b in row["batches"]}, key=int)
 
     def column(batch: str) -> Column:
@@ -442,9 +443,7 @@ def tabulate_drafts(gains: Sequence[Row]) -> list[Table]:
 
         return Column(batch, show, value, rank=int(batch).bit_length() % 2)
 
-    columns = [
-        text_column("speed-up at batch", lambda row: row["name"]), *map(column, every),
-    ]  # fmt: skip
+    columns = [text_column("speed-up at batch", lambda row: row["name"]), *map(column, every)]
     note = (
         "tokens per second while decoding over those without drafts; below 1 drafts lose, as they "
         "do below the acceptance (accepted over drafted tokens) of the second line"
@@ -739,8 +738,7 @@ def _describe_grid(rows: Sequence[Row], best: Row, accepted: str) -> str:
         wins[_find_fastest(here)["technique"]] = wins.get(_find_fastest(here)["technique"], 0) + 1
     ranked = sorted(wins.items(), key=lambda item: -item[1])
     if len(ranked) == 1:
-        return verdict([f"{ranked[0][0]} is fastest at all {len(points)} points.", fastest],
-                       [told])  # fmt: skip
+        return verdict([f"{ranked[0][0]} is fastest at all {len(points)} points.", fastest], [told])
     (first, most), *others = ranked[:3]
     shares = "".join(f", {name} at {count}" for name, count in others)
     said = f"{first} is fastest at {most} of {len(points)} points{shares}."

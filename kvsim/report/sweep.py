@@ -31,14 +31,18 @@ FASTEST = 6  # rows of a grid's table
 KEYS = ("ttft_s", "tpot_s", "decode_tok_s", "output_tok_s", "gpu_bytes", "host_bytes")
 SHOWN, REASONS = 20, 3  # rows of the table, and reasons that are told
 BEST = {
-    "predict": "decode_tok_s", "plan": "output_tok_s", "simulate": "goodput_per_s",
+    "predict": "decode_tok_s",
+    "plan": "output_tok_s",
+    "simulate": "goodput_per_s",
     "capacity": "usd_per_hour",
-}  # fmt: skip
+}
 MINIMIZED = ("usd_per_hour",)  # less is better
 COLUMN_HEADINGS = {
-    "usd_per_hour": "USD per hour", "goodput_per_s": "goodput req/s", "context": "context",
+    "usd_per_hour": "USD per hour",
+    "goodput_per_s": "goodput req/s",
+    "context": "context",
     "hosts_used": "hosts used",
-}  # fmt: skip
+}
 
 
 def sweep_grid(
@@ -292,8 +296,9 @@ def _pictures(found: SweepSummary) -> list[tuple[str, "Figure"]]:
         if isinstance(values[0], str):
             values.sort(key=lambda v: -found.sign * known[v])
             colours = [mark(v).colour if name == "technique" else PALETTE[0] for v in values]
-            figure.add_bar(y=values, x=[known[v] for v in values], orientation="h",
-                           marker={"color": colours})  # fmt: skip
+            figure.add_bar(
+                y=values, x=[known[v] for v in values], orientation="h", marker={"color": colours}
+            )
             shape = finish_figure(figure, 120 + 26 * len(values), _heading(found.key), "")
         else:
             figure.add_scatter(x=values, y=[known[v] for v in values], mode="lines+markers",

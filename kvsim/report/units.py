@@ -265,11 +265,15 @@ QUANTITIES = {
     "prefill_s": Quantity("prefill", seconds, "the pass over the prompts"),
     "decode_s": Quantity("decode", seconds, "all tokens after the first"),
     "decode_tok_s": Quantity(
-        "decode tok/s", rate, "tokens per second while decoding: batch / TPOT",
+        "decode tok/s",
+        rate,
+        "tokens per second while decoding: batch / TPOT",
         "generation throughput",
     ),
     "output_tok_s": Quantity(
-        "output tok/s", rate, "generated tokens per second of the batch, prefill included",
+        "output tok/s",
+        rate,
+        "generated tokens per second of the batch, prefill included",
         "output token throughput",
     ),
     "goodput_per_s": Quantity(
@@ -281,11 +285,9 @@ QUANTITIES = {
     "host_bytes": Quantity("host GiB", gib, "peak host memory of the replica"),
     "max_batch": Quantity("max batch", integer, "largest batch that fits in memory"),
     "max_seqs": Quantity("max seqs", integer, "sequences in a batch", "max-num-seqs"),
-    "usd_per_million_tokens": Quantity(
-        "USD/Mtok", usd, "price of a million generated tokens"
-    ),
+    "usd_per_million_tokens": Quantity("USD/Mtok", usd, "price of a million generated tokens"),
     "bound_by": Quantity("bound by", str, "what the busiest stream spends most of its time on"),
-}  # fmt: skip
+}
 
 
 def comparison_key(row: dict[str, Any]) -> str:

@@ -19,9 +19,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 EXACT = 15  # digits: counts are shown whole
-SHADES = {
-    "equal": ("#26866a", ""), "explained": ("#8a7413", "/"), "DIFFER": ("#c0453f", "x"),
-}  # fmt: skip
+SHADES = {"equal": ("#26866a", ""), "explained": ("#8a7413", "/"), "DIFFER": ("#c0453f", "x")}
 KEY = (
     f"exact: gives full KV's tokens; its fp32 logits must be within {LOGIT_TOLERANCE:g} of them. "
     "Rows are what was counted, over all layers and passes. equal: predicted to the last "

@@ -415,10 +415,12 @@ def _draw_round(r: Row) -> "Figure":
         )
     rows = [f"{s} {side}" for s in STREAM_ORDER for side in COMPARED_SIDES if _has(bars, side, s)]
     figure.update_layout(
-        barmode="overlay", height=150 + 40 * len(rows),
-        xaxis={"title": "ms"}, yaxis={"categoryorder": "array", "categoryarray": rows[::-1]},
+        barmode="overlay",
+        height=150 + 40 * len(rows),
+        xaxis={"title": "ms"},
+        yaxis={"categoryorder": "array", "categoryarray": rows[::-1]},
         margin={"t": 40, "b": 40},
-    )  # fmt: skip
+    )
     return figure
 
 
@@ -455,5 +457,5 @@ def _draw_times(answer: Row) -> "Figure":
         xaxis={"title": "measured [ms]", "type": "log"},
         yaxis={"title": "predicted [ms]", "type": "log"},
         height=650,
-    )  # fmt: skip
+    )
     return figure

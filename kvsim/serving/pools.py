@@ -133,9 +133,11 @@ def simulate_pools(
     order = rows[np.argsort(ready[rows], kind="stable")]
     arrival: Any = ready[order]
     coming = Requests(
-        arrival, requests.prompt[order], requests.generate[order],
+        arrival,
+        requests.prompt[order],
+        requests.generate[order],
         priority=None if requests.priority is None else requests.priority[order],
-    )  # fmt: skip
+    )
     decoding = make_world(coming, alone, pools.decode, each[order])
     second: Any = decoding.requests
     second.made, second.handed = 1, True

@@ -98,5 +98,7 @@ def evaluator(kind: str) -> Callable[[Case], Columns]:
     from kvsim.sweeps import answers
 
     return {
-        "plan": answers.plan_case, "simulate": answers.simulate_case, "capacity": answers.find_fleet
-    }[kind]  # fmt: skip
+        "plan": answers.plan_case,
+        "simulate": answers.simulate_case,
+        "capacity": answers.find_fleet,
+    }[kind]

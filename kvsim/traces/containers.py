@@ -285,8 +285,10 @@ def _parse_dates(name: str, cells: Sequence[str]) -> TraceColumn:
     zoned = 2 * sum(zones) > len(zones)
     good = {row: d for row, d in enumerate(dates) if d and (d[3] is not None) == zoned}
     leaps = np.array([date[1].endswith(LEAP_SECONDS) for date in good.values()], dtype=np.int64)
-    texts = [date[1][:-2] + "59" if leap else date[1]
-             for date, leap in zip(good.values(), leaps, strict=True)]  # fmt: skip
+    texts = [
+        date[1][:-2] + "59" if leap else date[1]
+        for date, leap in zip(good.values(), leaps, strict=True)
+    ]
     seconds = _seconds_of_dates(texts) + leaps  # clocks count a leap second and the one after alike
     if zoned:
         seconds -= np.array([_zone_seconds(date[3]) for date in good.values()], dtype=np.int64)

@@ -384,9 +384,9 @@ def _attributes(span: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def read_access_log(lines: Iterator[str], lengths: Lengths, where: str, seed: int) -> tuple[
-    Requests, list[str]
-]:  # fmt: skip
+def read_access_log(
+    lines: Iterator[str], lengths: Lengths, where: str, seed: int
+) -> tuple[Requests, list[str]]:
     """Read the arrivals of an access log in the common or combined format; lengths are drawn.
 
     Parameters

@@ -113,7 +113,7 @@ class Reader:
         layout = self.layout
         policy = RowPolicy(
             self.source.name, self.options.skip_bad, layout.failed, layout.block_tokens
-        )  # fmt: skip
+        )
         found = False
         for chunk in row_chunks(self.source, layout):
             kept = policy.keep(chunk, self.left_out)
@@ -244,9 +244,7 @@ def load(source: str, options: ReadOptions | None = None) -> Trace:
         requests = Requests(
             arrival, prompt, generate, renumbered(ids), start, reader.layout.block_tokens, **turns
         )
-    return Trace(
-        requests, source, reader.layout.format, reader.left_out, reader.notes()
-    )  # fmt: skip
+    return Trace(requests, source, reader.layout.format, reader.left_out, reader.notes())
 
 
 def renumbered(ids: Integers) -> Integers:

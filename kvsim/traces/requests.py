@@ -15,9 +15,7 @@ Floats = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
 
-CONDUCT = {
-    "parent": np.int64, "think": np.float64, "priority": np.int64, "abort_after": np.float64
-}  # fmt: skip
+CONDUCT = {"parent": np.int64, "think": np.float64, "priority": np.int64, "abort_after": np.float64}
 CONDUCT_DEFAULTS = {
     "id": np.nan,
     "parent": np.nan,
@@ -184,8 +182,9 @@ class Requests:
             return Requests(**part)
         start = self.block_start[first : last + 1]
         ids = self.block_ids[start[0] : start[-1]]
-        return Requests(**part, block_ids=ids, block_start=start - start[0],
-                        block_tokens=self.block_tokens)  # fmt: skip
+        return Requests(
+            **part, block_ids=ids, block_start=start - start[0], block_tokens=self.block_tokens
+        )
 
     def take(self, rows: Integers, arrival: Floats | None = None) -> "Requests":
         """Some requests by their numbers; block ids stay as they are.

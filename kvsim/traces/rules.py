@@ -33,7 +33,7 @@ RULES = {
     "class": f"expected a class of priority, a whole number from 0 to {CLASSES - 1}",
     "abort": "expected a time to the abort above 0, or an empty value where the client waits",
     "failed": "a request that failed",
-}  # fmt: skip
+}
 
 
 class Broken(NamedTuple):

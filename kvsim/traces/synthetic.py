@@ -706,9 +706,7 @@ def parse_prefixes(text: str) -> Prefixes:
         As ``reuse:share=..,depth=..``.
     """
     _, values = _parse("prefixes", text, PREFIXES)
-    return reuse(
-        int(values["block"]), values["share"], values["depth"], values["distance"]
-    )  # fmt: skip
+    return reuse(int(values["block"]), values["share"], values["depth"], values["distance"])
 
 
 def _parse(

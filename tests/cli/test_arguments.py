@@ -104,12 +104,15 @@ def test_the_line_of_a_call_is_quoted_and_gives_the_same() -> None:
     assert answer_in(run(*words[1:], "--json").out)["rows"] == found.envelope()["rows"]
 
 
-@pytest.mark.parametrize("command", sorted({c for some in TABLE.values() for o in some
-                                            for c in o.taken_by}))  # fmt: skip
+@pytest.mark.parametrize(
+    "command", sorted({c for some in TABLE.values() for o in some for c in o.taken_by})
+)
 def test_defaults_are_values_that_their_options_can_have(command: str) -> None:
     for option in options_of(command).values():
         if option.default is not None:
             option.value(option.default)
-        for other in (*option.needs.get(command, "").split(),
-                      *option.excludes.get(command, "").split()):  # fmt: skip
+        for other in (
+            *option.needs.get(command, "").split(),
+            *option.excludes.get(command, "").split(),
+        ):
             assert other in options_of(command), (option.name, other)

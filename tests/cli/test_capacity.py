@@ -171,8 +171,10 @@ def test_targets_of_longer_prompts_are_met_by_each_class() -> None:
     rows = answer_in(result.out)["class_targets"]
     assert result.code == 0
     assert [(r["prompt_above"], r["targets"]["ttft_s"]) for r in rows] == [
-        (0, rows[0]["targets"]["ttft_s"]), (300, 3.0), (800, None),
-    ]  # fmt: skip
+        (0, rows[0]["targets"]["ttft_s"]),
+        (300, 3.0),
+        (800, None),
+    ]
     assert [r["prompt_up_to"] for r in rows] == [300, 800, None]
     for row in rows:
         assert row["met"] and row["requests"] > 0
@@ -285,16 +287,18 @@ def test_long_names_leave_an_answer_of_sixty_words(
     monkeypatch.setattr(capacity, "name_replicas", lambda _: [])
     reached = SimpleNamespace(share=0.99, ttft=1.0, tpot=0.1)
     some: Any = SimpleNamespace(
-        load=1, shortfall="", targets=SimpleNamespace(longer=(), share=0.99),
+        load=1,
+        shortfall="",
+        targets=SimpleNamespace(longer=(), share=0.99),
         fleet=SimpleNamespace(cost=9.0, replicas=np.array([2, 0, 1]), name=named),
         played=SimpleNamespace(reached=lambda _: reached),
         question=SimpleNamespace(
             schedule=None,
             traffic=SimpleNamespace(
                 requests=SimpleNamespace(duration=9.0), demand=SimpleNamespace(mean=np.ones(1))
-            )
+            ),
         ),
-    )  # fmt: skip
+    )
     said = capacity.describe_fleet(some)
     assert "$9.00 per hour" in said
     assert said.startswith(

@@ -47,12 +47,14 @@ def test_every_way_that_a_model_can_be_spread_is_a_candidate() -> None:
 
 @pytest.mark.parametrize(
     ("model", "spread", "expected"),
-    [("llama3-8b", ("1", "1", "2", "1"), "--dp: llama3-8b has no experts"),
-     ("llama3-8b", ("1,2", "1", "1", "1,2"), "--ep: llama3-8b has no experts"),
-     ("mixtral-8x7b", ("2", "1", "1", "3"), "--ep: got 3"),
-     ("llama3-8b", ("1", "100", "1", "1"), "--pp: got 100"),
-     ("llama3-8b", ("1", "1,x", "1", "1"), "--pp: got '1,x'")],
-)  # fmt: skip
+    [
+        ("llama3-8b", ("1", "1", "2", "1"), "--dp: llama3-8b has no experts"),
+        ("llama3-8b", ("1,2", "1", "1", "1,2"), "--ep: llama3-8b has no experts"),
+        ("mixtral-8x7b", ("2", "1", "1", "3"), "--ep: got 3"),
+        ("llama3-8b", ("1", "100", "1", "1"), "--pp: got 100"),
+        ("llama3-8b", ("1", "1,x", "1", "1"), "--pp: got '1,x'"),
+    ],
+)
 def test_degrees_that_no_candidate_can_have_are_refused(
     model: str, spread: tuple[str, ...], expected: str
 ) -> None:

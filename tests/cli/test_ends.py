@@ -11,9 +11,11 @@ from kvsim.files import create_draft, replacing
 
 @pytest.mark.parametrize("problem", [KeyboardInterrupt(), Stopped(15)])
 def test_a_signal_just_after_a_draft_is_made_leaves_none(
-    problem: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    problem: BaseException,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     def interrupted(target: Path, mode: int) -> tuple[Path, int]:
         create_draft(target, mode)
         raise problem

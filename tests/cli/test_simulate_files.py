@@ -41,8 +41,10 @@ def test_a_folder_holds_one_file_per_technique_and_is_taken_up(tmp_path: Path) -
     again = answer("sample:chat", *options)
     assert own_fields(again) == own_fields(first)
     assert [f.stat().st_mtime_ns == t for f, t in zip(files, times, strict=True)] == [
-        True, False, True,
-    ]  # fmt: skip
+        True,
+        False,
+        True,
+    ]
     assert "Plotly.newPlot" in page.read_text()
 
 
@@ -84,9 +86,11 @@ def test_a_run_that_is_stopped_leaves_nothing_that_looks_whole(
     for _ in range(2):
         process = subprocess.Popen(
             [sys.executable, "-m", "kvsim", *command, "--resume", "--json"],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ},
             preexec_fn=interruptible,
-        )  # fmt: skip
+        )
         time.sleep(moments.uniform(0.5, 5.0))
         process.send_signal(how)
         said, _ = process.communicate(timeout=60)

@@ -122,9 +122,11 @@ def test_auto_keeps_the_best_way_to_load_prefixes() -> None:
 
 @pytest.mark.parametrize(
     ("given", "expected"),
-    [(("--prefix-load", "auto"), "does nothing without --host-cache"),
-     (("--host-cache", "20", "--prefix-load", "best"), "got 'best'; expected split, faster")],
-)  # fmt: skip
+    [
+        (("--prefix-load", "auto"), "does nothing without --host-cache"),
+        (("--host-cache", "20", "--prefix-load", "best"), "got 'best'; expected split, faster"),
+    ],
+)
 def test_ways_to_load_nothing_are_refused(given: tuple[str, ...], expected: str) -> None:
     found = run(*BASE, "sample:conversation", "--prefix-caching", *given)
     assert found.code == 2 and expected in found.err

@@ -219,8 +219,9 @@ def test_samples_are_what_their_commands_make(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    commands = re.findall(r"^    kvsim (.*)$", (samples()["chat"].parent / "README.md").read_text(),
-                          re.MULTILINE)  # fmt: skip
+    commands = re.findall(
+        r"^    kvsim (.*)$", (samples()["chat"].parent / "README.md").read_text(), re.MULTILINE
+    )
     assert len(commands) == len(samples()) == 4
     for command in commands:
         assert run(*shlex.split(command)).code == 0
@@ -256,12 +257,14 @@ def test_samples_are_what_their_commands_make(
         ("generate out.csv --rate 5 --requests 5 --seed x", "--seed|whole number"),
         ("generate out.csv --rate 0.001 --duration 0.001", "no request fell into"),
         ("generate out.csv --rate 5 --requests 5 --prefixes reuse", "csv holds no prefix blocks"),
-        ("generate out.jsonl --rate 5 --requests 5 --prefixes reuse:block=16",
-         "blocks of 512|blocks of 16|.parquet"),
+        (
+            "generate out.jsonl --rate 5 --requests 5 --prefixes reuse:block=16",
+            "blocks of 512|blocks of 16|.parquet",
+        ),
         ("generate out.csv --rate 5 --requests 999999999", "--requests|from 1 to 100,000,000"),
         ("generate out.csv --rate 5 --requests 5 --arrivals gama", "'gama'|gamma"),
     ],
-)  # fmt: skip
+)
 def test_bad_options(
     arguments: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

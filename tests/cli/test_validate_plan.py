@@ -98,8 +98,10 @@ def test_what_is_no_plan_is_refused(tmp_path: Path, changes: dict[str, Any], tol
 
 
 def test_a_plan_of_more_layers_than_the_model_has_is_refused(tmp_path: Path) -> None:
-    layers = [{"first": 0, "count": 9, "technique": "full", "params": {}},
-              {"first": 9, "count": 2, "technique": "fp8", "params": {}}]  # fmt: skip
+    layers = [
+        {"first": 0, "count": 9, "technique": "full", "params": {}},
+        {"first": 9, "count": 2, "technique": "fp8", "params": {}},
+    ]
     result = run("validate", "--plan", plan(tmp_path, choice={"layers": layers}))
     assert result.code == 2
     assert result.err.count("\n") == 1

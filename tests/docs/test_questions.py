@@ -23,8 +23,9 @@ LLAMA3_WEIGHTS = 8.03e9 * 2  # [B]
 
 def answer(page: str, command: int = -1) -> str:
     """The answer's paragraph on a page, without the title above it."""
-    (block, *_) = [b for b in blocks(ROOT / "docs" / "questions" / f"{page}.md")
-                   if b.language == "console"]  # fmt: skip
+    (block, *_) = [
+        b for b in blocks(ROOT / "docs" / "questions" / f"{page}.md") if b.language == "console"
+    ]
     shown = block.text.split("$ ")[command].split("\n\n")[0].splitlines()[1:]
     starts = [i for i, line in enumerate(shown) if line.startswith(STARTS)]
     return " ".join(" ".join(shown[starts[0] if starts else 0 :]).split())
@@ -69,8 +70,9 @@ def speculation(text: str) -> None:
     found = kvsim.predict(
         "llama2-7b", "a100-80g", "full,quantspec", batch=[ahead, behind], prompt=128, generate=64
     ).rows
-    full, quantspec = ([r["decode_tok_s"] for r in found if r["technique"] == t]
-                       for t in ("full", "quantspec"))  # fmt: skip
+    full, quantspec = (
+        [r["decode_tok_s"] for r in found if r["technique"] == t] for t in ("full", "quantspec")
+    )
     assert quantspec[0] > full[0] and quantspec[1] < full[1]
 
 
@@ -86,8 +88,9 @@ def prefix_load(text: str) -> None:
 
 
 def accuracy(text: str) -> None:
-    entries = [e for e in shipped() if (e.engine, e.device, e.technique) ==
-               ("trtllm", "h100", "full")]  # fmt: skip
+    entries = [
+        e for e in shipped() if (e.engine, e.device, e.technique) == ("trtllm", "h100", "full")
+    ]
     assert 0 < figure(r"off by ([\d.]+) %", text) < 45
     assert 0 < figure(r"on ([\d,]+) numbers", text) <= sum(entry.rows for entry in entries)
 
@@ -135,8 +138,10 @@ def transformers(text: str) -> None:
 
 def longest(text: str) -> None:
     most = int(figure(r"Longest prompt: ([\d,]+) tokens", text))
-    fits = [kvsim.predict("qwen2.5-7b", "rtx4090", prompt=most + more).rows[0]["fits"]
-            for more in (0, 1)]  # fmt: skip
+    fits = [
+        kvsim.predict("qwen2.5-7b", "rtx4090", prompt=most + more).rows[0]["fits"]
+        for more in (0, 1)
+    ]
     assert fits == [True, False]
 
 

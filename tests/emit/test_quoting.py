@@ -23,7 +23,7 @@ PIECES = (
     *("; touch INJECTED", "\n", "\\\n", "\\", "-", "--", "--port 1", "=", "#", "!", "&", "|"),
     *("é", "模型", "😀", "\u2028", "\x85", "\t", ">INJECTED", "*", "~", "{a,b}", "$HOME"),
     *("%s", "[x]", ": ", "/", ".", "true", "\x7f"),
-)  # fmt: skip
+)
 PROGRAMS = ("vllm", "python", "trtllm-serve", "llama-server", "kvsim")
 STUB = """#!/bin/sh
 for word in "${0##*/}" "$@"; do printf '%s\\0' "$word"; done >> "$RECORD"

@@ -65,7 +65,9 @@ def test_the_share_of_copies_beside_work() -> None:
 
 
 def test_the_least_of_a_layer_leaves_out_what_may_run_before_it() -> None:
-    early = (Op("load", "h2d", "copy", bytes={"h2d": 3000.0}), Op("use", bytes={"hbm": 4000.0},
-                                                                  after=("load",)))  # fmt: skip
+    early = (
+        Op("load", "h2d", "copy", bytes={"h2d": 3000.0}),
+        Op("use", bytes={"hbm": 4000.0}, after=("load",)),
+    )
     assert minimum_layer_seconds(early, toy()) == pytest.approx(4e-6)
     assert minimum_layer_seconds(layer(3000.0), toy()) == pytest.approx(9e-6)

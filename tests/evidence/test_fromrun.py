@@ -39,10 +39,11 @@ TRUE = {
     "slow products": ({"kernel.gemm.compute": 0.55}, 3.0),
     "host": ({"time.step_s": 4e-3}, 2.0),
     "three at once": (
-        {"kernel.gemm.memory": 0.7, "kernel.gemm.compute": 0.55, "time.step_s": 2e-3}, 1.0
+        {"kernel.gemm.memory": 0.7, "kernel.gemm.compute": 0.55, "time.step_s": 2e-3},
+        1.0,
     ),
     "what no term says": ({"kernel.attention.floor_s": 120e-6, "time.layer_s": 30e-6}, 1.0),
-}  # fmt: skip
+}
 """What really is, where ``fused`` on an H100 is what was shipped, and requests per second."""
 
 

@@ -134,8 +134,9 @@ def test_a_share_of_quantising_is_a_row_of_its_own(tmp_path: Path) -> None:
         for n, share in ((4096, took), (8192, took), (512, 0.0)):
             lines.append(
                 {"device": "h100", "engine": "mine", "version": "1", "ms": 1 + took + 2e-7 * m * k}
-                | shape | {"n": n, "quantise_ms": share}
-            )  # fmt: skip
+                | shape
+                | {"n": n, "quantise_ms": share}
+            )
     lines.append(lines[-3] | {"n": 1024, "k": 3000, "quantise_ms": 1e-5})  # 5 TB/s and more
     machine = load_hardware("h100")
     found = rows.read_ops([table(tmp_path / "a.csv", lines)], "mine", machine)
@@ -234,9 +235,11 @@ def test_load_tests_give_back_host_times(tmp_path: Path) -> None:
 
 
 HOST = {
-    "time.step_s": 2e-4, "time.sequence_s": 3e-6, "server.token_s": 2e-4,
+    "time.step_s": 2e-4,
+    "time.sequence_s": 3e-6,
+    "server.token_s": 2e-4,
     "server.prompt_s": 15e-3,
-}  # fmt: skip
+}
 
 
 def load_tests(tps: tuple[int, ...]) -> list[loadtests.LoadTest]:
@@ -270,9 +273,10 @@ def test_what_load_tests_do_not_tell_stays_as_it_is() -> None:
     gpu = loadtests.predict_kernels(rows, stack)
     told = [
         replace(r, latency=float(took), per_token=float(each))
-        for r, took, each in zip(rows, gpu.latencies(HOST | hidden), gpu.per_token(HOST | hidden),
-                                 strict=True)
-    ]  # fmt: skip
+        for r, took, each in zip(
+            rows, gpu.latencies(HOST | hidden), gpu.per_token(HOST | hidden), strict=True
+        )
+    ]
     found = loadtests.fit_host(told, stack)
     assert {name: found.values[name] for name in hidden} == hidden
     assert set(hidden) <= set(found.unknown)
@@ -335,7 +339,7 @@ def test_the_nearest_entry_says_how_far_it_is() -> None:
         ledger.LedgerEntry(
             "vllm", "1", "decode", "h100", "full", 40, 0.04, 0.1, 0.9, 1.1, "shape", ""
         )
-    ]  # fmt: skip
+    ]
     stack, model = load_stack("vllm"), load_model("llama3-8b")
     here = Deployment(model, load_hardware("h100"), stack)
     exact = ledger.evidence_for(here, "full", entries=entries)
@@ -365,8 +369,9 @@ def test_intervals_are_wide_for_weights_that_were_never_measured() -> None:
     assert "with fp8 weights" in spread("fp8", "a100-80g")[1]  # that card has no rows of fp8
     assert "weights" not in spread("fp8", "l4")[1]  # a card without any rows: typical numbers
     assert "weights" not in spread("int4", "a100-80g", "gpt-fast")[1]
-    experts = Deployment(load_model("deepseek-v3"), load_hardware("h200"), load_stack("vllm"),
-                         "fp8-block", 8)  # fmt: skip
+    experts = Deployment(
+        load_model("deepseek-v3"), load_hardware("h200"), load_stack("vllm"), "fp8-block", 8
+    )
     assert "weights" not in ledger.evidence_for(experts, "full").words  # its experts have rows
 
 

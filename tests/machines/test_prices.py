@@ -22,14 +22,16 @@ def test_prices_of_profiles_are_some_sellers() -> None:
 
 @pytest.mark.parametrize(
     ("gpus", "seller", "expected"),
-    [(("l40s", "h100"), None, {"runpod-community"}),  # alone in offering both
-     (("h100", "h200"), None, {"verda"}),  # of two with both, the more recent and cheaper
-     (("h100",), "lambda", {"lambda"}),
-     (("l40s", "h200"), ANY, {"runpod-community", "verda"}),
-     (("l40s", "h200"), None, "asks no price for h200, which is from verda or runpod or aws"),
-     (("h100",), "lambada", "unknown seller .* nearest: lambda"),
-     (("gtx1070",), None, "no price of gtx1070 is known; add --price gtx1070=USD")],
-)  # fmt: skip
+    [
+        (("l40s", "h100"), None, {"runpod-community"}),  # alone in offering both
+        (("h100", "h200"), None, {"verda"}),  # of two with both, the more recent and cheaper
+        (("h100",), "lambda", {"lambda"}),
+        (("l40s", "h200"), ANY, {"runpod-community", "verda"}),
+        (("l40s", "h200"), None, "asks no price for h200, which is from verda or runpod or aws"),
+        (("h100",), "lambada", "unknown seller .* nearest: lambda"),
+        (("gtx1070",), None, "no price of gtx1070 is known; add --price gtx1070=USD"),
+    ],
+)
 def test_one_seller_unless_asked(
     gpus: tuple[str, ...], seller: str | None, expected: set[str] | str
 ) -> None:

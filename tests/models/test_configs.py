@@ -413,8 +413,10 @@ def test_a_plain_model_has_nothing_that_it_does_not_state() -> None:
 
 def test_every_fourth_layer_of_cohere2_is_global_by_default() -> None:
     some = LLAMA | {
-        "model_type": "cohere2", "num_hidden_layers": 8, "sliding_window": 64,
+        "model_type": "cohere2",
+        "num_hidden_layers": 8,
+        "sliding_window": 64,
         "tie_word_embeddings": True,
-    }  # fmt: skip
+    }
     windows = [shape.window for shape in from_config(some, "tiny").shapes()]
     assert windows == [64, 64, 64, None] * 2

@@ -40,7 +40,7 @@ TYPED = [
     ("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit", "llama3.1-8b", "int4"),
     ("hf.co/bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M", "llama3.2-3b", "q4_k_m"),
     ("mlx-community/Meta-Llama-3.1-8B-Instruct-8bit", "llama3.1-8b", "int8"),
-]  # fmt: skip
+]
 
 
 @pytest.mark.parametrize(("typed", "name", "weights"), TYPED)

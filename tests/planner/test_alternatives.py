@@ -101,8 +101,10 @@ def test_targets_are_loosened_one_at_a_time_where_one_is_enough(
     asked = ASKED.with_limits(ttft=0.1, tpot=0.01)
     monkeypatch.setattr(sensitivity, "_best_placement", lambda q: None)
     for free, option in (
-        ({"ttft"}, "--ttft "), ({"tpot"}, "--tpot "), ({"ttft", "tpot"}, "--ttft "),
-    ):  # fmt: skip
+        ({"ttft"}, "--ttft "),
+        ({"tpot"}, "--tpot "),
+        ({"ttft", "tpot"}, "--ttft "),
+    ):
         questions: list[Question] = []
 
         def quick(q: Question, free: Any = free, seen: Any = questions) -> Prediction | None:
@@ -208,13 +210,15 @@ def test_weights_and_gpus_change_together_where_neither_does_alone(
         return [a.option for a in changed(monkeypatch, h100, fits)]
 
     assert said(lambda d: d.tp == 8 or (d.tp, d.weights) == (4, "int4")) == [
-        "--weights int4 --tp 4", "--tp 8",
-    ]  # fmt: skip
+        "--weights int4 --tp 4",
+        "--tp 8",
+    ]
     # the gentlest weights, and the fewest GPUs
     some = {(8, "fp8"), (8, "int8"), (4, "int4")}
     assert said(lambda d: (d.tp, d.weights) in some) == [
-        "--weights fp8 --tp 8", "--weights int4 --tp 4",
-    ]  # fmt: skip
+        "--weights fp8 --tp 8",
+        "--weights int4 --tp 4",
+    ]
     assert said(lambda d: (d.tp, d.weights) == (1, "int4")) == ["--weights int4"]
 
 

@@ -15,9 +15,7 @@ from tests.quality import test_layers
 
 GOLDEN = Path(__file__).parent / "golden"
 PLANNER = Path(kvsim.planner.__file__).parent
-TEXTS = (
-    test_layers_programme.texts, test_fleets.texts, test_layers.texts,
-)  # fmt: skip
+TEXTS = (test_layers_programme.texts, test_fleets.texts, test_layers.texts)
 Site = tuple[str, int]
 
 

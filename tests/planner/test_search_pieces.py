@@ -104,9 +104,10 @@ def test_the_safe_batch_is_looked_for_below_the_choice(
         return SimpleNamespace(batch=batch, ttft_s=batch)
 
     asked = SimpleNamespace(
-        workload=SimpleNamespace(batch=None, predict=predict), deployment=None,
+        workload=SimpleNamespace(batch=None, predict=predict),
+        deployment=None,
         limits=SimpleNamespace(ttft=limit),
-    )  # fmt: skip
+    )
     chosen = SimpleNamespace(
         technique=SimpleNamespace(tiles=lambda: 1), batch=np.array([float(choice)])
     )

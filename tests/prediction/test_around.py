@@ -104,9 +104,11 @@ def test_the_acceptance_that_breaks_even(monkeypatch: pytest.MonkeyPatch) -> Non
     d = where(model="llama2-7b")
     assert break_even_acceptance(predicted("kivi", d, 4, 2048), FULL) is None
     cases: tuple[tuple[Any, float], ...] = (
-        (lambda a: 0.5 + a, 0.5), (lambda a: 2.0 + a, 0.0), (lambda a: 0.5 + a / 9, np.inf),
+        (lambda a: 0.5 + a, 0.5),
+        (lambda a: 2.0 + a, 0.0),
+        (lambda a: 0.5 + a / 9, np.inf),
         (lambda a: 1.0 + a, 0.0),
-    )  # fmt: skip
+    )
     for ratio, expected in cases:
 
         def made(self: object, t: Any, *point: object, ratio: Any = ratio) -> float:

@@ -83,8 +83,9 @@ def test_every_buffer_counts_at_its_largest_and_where_it_is_alone() -> None:
 
     found = served_buffers(Held(parse("full").layers), deployment(), 4.0, 100, 10)
     assert found == {
-        "gpu": {"both": 2.0, "prompt": 0.25, "decoding": 0.125}, "host": {"pinned": 0.5},
-    }  # fmt: skip
+        "gpu": {"both": 2.0, "prompt": 0.25, "decoding": 0.125},
+        "host": {"pinned": 0.5},
+    }
 
 
 def test_one_token_answers_have_no_time_per_token() -> None:

@@ -45,8 +45,9 @@ def made(layers: int = 3, seed: int = 0) -> LayerLosses:
     alone = random.random((2, 2, layers, 4)) * np.array([1.0, 0.1])[None, :, None, None]
     alone[:, :, 0] *= 10
     uniform = 2 * alone.sum(axis=(0, 2))
-    return LayerLosses(**ABOUT, date="2026-11-22", bits=(2, 4), group=64, alone=alone,
-                       uniform=uniform)  # fmt: skip
+    return LayerLosses(
+        **ABOUT, date="2026-11-22", bits=(2, 4), group=64, alone=alone, uniform=uniform
+    )
 
 
 @pytest.mark.parametrize("seed", range(5))

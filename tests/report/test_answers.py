@@ -66,8 +66,9 @@ def test_offloading_what_fits_is_advised_against_with_the_reason() -> None:
 
 
 def test_a_technique_that_cannot_run_is_left_out_and_named() -> None:
-    result = run("predict", "--model", "llama3.1-8b", "--gpu", "a100-80g", "--technique",
-                 "full,eagle,kivi")  # fmt: skip
+    result = run(
+        "predict", "--model", "llama3.1-8b", "--gpu", "a100-80g", "--technique", "full,eagle,kivi"
+    )
     assert result.code == 0 and "left out: eagle cannot run here" in result.err
     assert "Left out: eagle cannot run here" in result.out
     alone = run("predict", "--model", "llama3.1-8b", "--gpu", "a100-80g", "--technique", "eagle")
@@ -108,8 +109,9 @@ def test_a_sweep_and_a_page_of_single_tokens_are_whole(tmp_path: Path) -> None:
     found = kvsim.sweep("llama3.1-8b", "h100", "full,eagle", batch="1,8", generate=1)
     assert "TPOT" not in found.answer.verdict and "output tok/s" in found.answer.verdict
     page = tmp_path / "page.html"
-    told = run("predict", *A10, "--technique", "full,eagle", "--generate", "1", "--report",
-               str(page))  # fmt: skip
+    told = run(
+        "predict", *A10, "--technique", "full,eagle", "--generate", "1", "--report", str(page)
+    )
     assert told.code == 0 and "Break-even" not in page.read_text(encoding="utf-8")
     refused = run("explore", *A10[:4], "--generate", "1", "--out", str(page))
     assert refused.code == 2 and "--generate: got 1" in refused.err
@@ -127,8 +129,9 @@ def test_where_there_is_no_plan_the_page_has_what_meets_all_limits(tmp_path: Pat
 
 
 def test_narrower_weights_are_told_with_what_a_server_needs_for_them() -> None:
-    text = said("plan", "--model", "qwen2.5-14b", "--gpu", "a10", "--weights", "fp16,int4",
-                "--ttft", "4s")  # fmt: skip
+    text = said(
+        "plan", "--model", "qwen2.5-14b", "--gpu", "a10", "--weights", "fp16,int4", "--ttft", "4s"
+    )
     assert text.count("Nothing meets the targets with: --weights fp16.") == 1
     assert "worse (at most" in text
     assert "vLLM has no setting for weights of 4 bits: serve a checkpoint" in text

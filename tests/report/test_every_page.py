@@ -56,8 +56,10 @@ def test_axe_sees_what_is_wrong(chrome: Browser, tmp_path: Path) -> None:
     page.write_text('<!doctype html><body><p style="color:#ddd">Faint, without a title.</p></body>')
     chrome.open(page, 390)
     assert {rule.split(" (")[0] for rule in axe.broken(chrome)} >= {
-        "color-contrast", "document-title", "html-has-lang",
-    }  # fmt: skip
+        "color-contrast",
+        "document-title",
+        "html-has-lang",
+    }
 
 
 def test_lanes_and_bars_are_the_numbers_of_the_rows(chrome: Browser, tmp_path: Path) -> None:

@@ -100,9 +100,10 @@ def test_a_page_stands_alone_within_its_size(page: Path) -> None:
 
 
 @pytest.mark.skipif(browser.CHROMIUM is None, reason="there is no Chromium")
-@pytest.mark.parametrize(("width", "scheme", "paper"), [
-    (390, browser.DARK, "rgb(22, 24, 29)"), (1440, browser.LIGHT, "rgb(255, 255, 255)"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("width", "scheme", "paper"),
+    [(390, browser.DARK, "rgb(22, 24, 29)"), (1440, browser.LIGHT, "rgb(255, 255, 255)")],
+)
 def test_a_browser_shows_it_whole(
     page: Path, width: int, scheme: int, paper: str, tmp_path: Path
 ) -> None:

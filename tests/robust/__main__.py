@@ -24,8 +24,10 @@ def main() -> int:
                 print(f"{number} {case.name}: {fault}", flush=True)
     seconds = time.monotonic() - begin
     print("| asked | measured |\n|---|---|")
-    print("| at least 600 cases, each one line, at most 10 s of CPU and 2 GB, nothing touched "
-          f"| {len(chosen)} cases, {broken} break the rule, {seconds:.0f} s |")  # fmt: skip
+    print(
+        "| at least 600 cases, each one line, at most 10 s of CPU and 2 GB, nothing touched "
+        f"| {len(chosen)} cases, {broken} break the rule, {seconds:.0f} s |"
+    )
     return int(broken > 0)
 
 

@@ -105,8 +105,9 @@ def traces() -> Iterator[Case]:
     for name, row in rows.items():
         files: dict[str, Made] = {"t.csv": f"{TRACE}{row}\n".encode()}
         commands: tuple[tuple[str, ...], ...] = (
-            ("traces", "inspect", "t.csv"), ("simulate", *WHERE, "--trace", "t.csv"),
-        )  # fmt: skip
+            ("traces", "inspect", "t.csv"),
+            ("simulate", *WHERE, "--trace", "t.csv"),
+        )
         for command in commands:
             yield Case(f"trace {command[0]} {name}", command, REFUSED, ("t.csv",), files)
     own: dict[str, Made] = {"t.csv": TRACE.encode()}

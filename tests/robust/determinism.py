@@ -49,10 +49,12 @@ COMMANDS: dict[str, tuple[str, ...]] = {
 QUICK = ("predict", "plan", "simulate", "reproduce", "sweep", "generate")
 SIMD = np.show_config("dicts")["SIMD Extensions"].get("found", ())
 LOWEST = {
-    "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "SSE41", "NUMBA_CPU_NAME": "generic",
+    "ATEN_CPU_CAPABILITY": "default",
+    "ONEDNN_MAX_CPU_ISA": "SSE41",
+    "NUMBA_CPU_NAME": "generic",
     "OPENBLAS_CORETYPE": "Prescott",
     "NPY_DISABLE_CPU_FEATURES": " ".join(SIMD),
-}  # fmt: skip
+}
 """The oldest processor that libraries can be made to take this one for."""
 ENVIRONMENTS: tuple[dict[str, str], ...] = (
     {"PYTHONHASHSEED": "1", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"},
@@ -114,8 +116,10 @@ def main() -> int:
     wrong = differences(names, ENVIRONMENTS)
     print("\n".join(f"differs: {key}" for key in wrong))
     print("| asked | measured |\n|---|---|")
-    print(f"| the same bytes but for the date | {len(names)} commands in {len(ENVIRONMENTS)} "
-          f"environments, {len(wrong)} outputs differ |")  # fmt: skip
+    print(
+        f"| the same bytes but for the date | {len(names)} commands in {len(ENVIRONMENTS)} "
+        f"environments, {len(wrong)} outputs differ |"
+    )
     return int(bool(wrong))
 
 

@@ -24,19 +24,23 @@ from tests.robust.runner import execute, fresh, preload
 
 SIGNALS = (signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGPIPE)
 ENDS = {
-    signal.SIGINT: (0, 1, 130, -2), signal.SIGTERM: (0, 1, 143, -15),
-    signal.SIGKILL: (0, 1, -9), signal.SIGPIPE: (0, 1, 141, -13),
-}  # fmt: skip
+    signal.SIGINT: (0, 1, 130, -2),
+    signal.SIGTERM: (0, 1, 143, -15),
+    signal.SIGKILL: (0, 1, -9),
+    signal.SIGPIPE: (0, 1, 141, -13),
+}
 ACCESS = '1.1.1.1 - - [22/Nov/2026:06:00:0{} +0000] "POST /v1/completions HTTP/1.1" 200 9 "-" "-"\n'
 SWEEP = (
     '[grid]\nmodel = ["smollm2-135m"]\ngpu = ["t4"]\ntechnique = ["full"]\n'
     "batch = [1, 8]\ncontext = [64, 512]\n"
 )
 OWN = {
-    "own.csv": TRACE, "sweep.toml": SWEEP, "some.txt": "It rains. " * 200,
+    "own.csv": TRACE,
+    "sweep.toml": SWEEP,
+    "some.txt": "It rains. " * 200,
     "own.jsonl": "\n".join(LOG.splitlines()[:12]) + "\n",
     "access.log": "".join(ACCESS.replace("{}", str(second)) for second in range(9)),
-}  # fmt: skip
+}
 COMMANDS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "predict": (("predict", *WHERE, "--technique", "full", "--report", "a.html"), ("a.html",)),
     "plan": (("plan", *WHERE, "--report", "a.html"), ("a.html",)),

@@ -10,8 +10,9 @@ CAPACITY = (
 )  # fmt: skip
 LOG = "".join(
     f'{{"arrival_time": {i}.0, "first_token_ts": {i}.2, "last_token_ts": {i}.9, "input_toks": 64, '
-    '"output_toks": 16}\n' for i in range(1, 40)
-)  # fmt: skip
+    '"output_toks": 16}\n'
+    for i in range(1, 40)
+)
 OUT, OWN, ENGINE = ("--out", "s.toml"), ("--from-run", "own.jsonl"), ("--engine", "vllm")
 INPUTS: dict[str, tuple[str, ...]] = {
     "predict --model": ("predict", "--gpu", "t4", "--technique", "full", "--model", "{}"),

@@ -57,14 +57,15 @@ BROKEN = {
     "an unknown kind": (gguf(field(struct.pack("<I", 77))), "unknown kind 77"),
     "a text without end": (gguf(field(struct.pack("<I", 8) + text(b"x", 2**60))), "declares 1,1"),
     "bytes that are no text": (
-        gguf(field(struct.pack("<I", 8) + text(b"ab\xff"))), "byte 47 of the file is not UTF-8",
+        gguf(field(struct.pack("<I", 8) + text(b"ab\xff"))),
+        "byte 47 of the file is not UTF-8",
     ),
     "a name that is no text": (gguf(field(bytes(8), b"\xff\xfe")), "is not UTF-8"),
     "a zero dimension": (gguf(tensors=tensor(4, 0)), "tensor 't' has no numbers"),
     "no dimension": (gguf(tensors=tensor()), "has 0 dimensions"),
     "nine dimensions": (gguf(tensors=tensor(*[1] * 9)), "has 9 dimensions"),
     "more numbers than bytes": (gguf(tensors=tensor(10**6, 10**6)), r"1e\+12 numbers"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", SOUND)

@@ -52,8 +52,10 @@ def test_a_full_disk_is_named_and_left_as_it_was(small_disk: Path, tmp_path: Pat
         assert "disk full" in ended.err and ended.err.count("\n") == 1
         assert (small_disk / name).read_text() == "before"
         assert not list(small_disk.glob(".kvsim-*"))
-    ended = execute(("predict", *WHERE, "--technique", "full", "--report",
-                     str(small_disk / "page.html")), tmp_path)  # fmt: skip
+    ended = execute(
+        ("predict", *WHERE, "--technique", "full", "--report", str(small_disk / "page.html")),
+        tmp_path,
+    )
     assert ended.code in (0, 2) and "Traceback" not in ended.err
 
 

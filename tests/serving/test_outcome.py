@@ -34,11 +34,13 @@ def run_of(requests: int = 4) -> Any:
         made=np.array([4, 1, 0, 0])[some],
     )
     bins = SimpleNamespace(
-        seconds=np.zeros((2, GAP_BINS)), running=np.zeros((2, GAP_BINS)),
+        seconds=np.zeros((2, GAP_BINS)),
+        running=np.zeros((2, GAP_BINS)),
         cache=np.zeros((2, GAP_BINS)),
-        waiting=np.zeros((2, GAP_BINS)), prompt=np.zeros((2, GAP_BINS)),
+        waiting=np.zeros((2, GAP_BINS)),
+        prompt=np.zeros((2, GAP_BINS)),
         use=np.zeros((2, GAP_BINS, len(COST_RESOURCES))),
-    )  # fmt: skip
+    )
     if requests:
         bins.seconds[0, :3], bins.seconds[1, :2] = (0.5, 0.25, 1.0), (1.0, 0.25)
         bins.running[0, :3], bins.cache[0, 0], bins.cache[1, 1] = (1.0, 0.5, 3.0), 40.0, 20.0

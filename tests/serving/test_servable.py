@@ -77,8 +77,9 @@ def test_every_command_says_the_same(tmp_path: Path, number: int) -> None:
     )  # fmt: skip
     said = {predicted, simulated, planned, rented}
     assert len(said) == 1, (model, gpu, prompt, generate, predicted, simulated, planned, rented)
-    emitted = run("plan", *where, "--trace", str(trace), "--only", "full", *GENEROUS, "--emit",
-                  "vllm")  # fmt: skip
+    emitted = run(
+        "plan", *where, "--trace", str(trace), "--only", "full", *GENEROUS, "--emit", "vllm"
+    )
     lengths = re.findall(r"--max-model-len (\d+)", emitted.out)
     assert bool(lengths) == (predicted is None)
     assert all(int(n) >= prompt + generate for n in lengths)
@@ -94,8 +95,9 @@ def test_the_context_and_the_cache_are_met_to_the_token() -> None:
 
 
 def test_an_engine_may_be_started_for_other_lengths() -> None:
-    some = Requests(np.zeros(3), np.array([100, 9000, 70]), np.array([5, 5, 5]),
-                    parent=np.array([-1, -1, 1]))  # fmt: skip
+    some = Requests(
+        np.zeros(3), np.array([100, 9000, 70]), np.array([5, 5, 5]), parent=np.array([-1, -1, 1])
+    )
     model = load_model("llama3-8b")
     kept, left_out = within_context(some, model)
     assert (kept.prompt.tolist(), left_out) == ([100], 2)  # a turn never comes without the first

@@ -43,9 +43,7 @@ def test_a_turn_comes_when_its_client_has_thought_about_the_answer_before() -> N
 
 
 def test_turns_of_one_session_on_two_replicas_come_one_after_another() -> None:
-    turns = Requests(
-        np.zeros(6), np.full(6, 64), np.full(6, 50), parent=np.arange(-1, 5)
-    )  # fmt: skip
+    turns = Requests(np.zeros(6), np.full(6, 64), np.full(6, 50), parent=np.arange(-1, 5))
     run = played(turns, replicas=2)
     assert (run.progress.arrival[1:] == run.progress.last[:-1]).all()
     assert run.progress.replica.tolist() == [0, 1, 0, 1, 0, 1]
@@ -65,9 +63,11 @@ def test_the_first_class_goes_first_and_the_last_class_is_preempted() -> None:
 
 def test_an_abort_frees_memory_for_those_who_wait() -> None:
     some = Requests(
-        np.array([0.0, 0.01]), np.array([400, 400]), np.array([300, 5]),
+        np.array([0.0, 0.01]),
+        np.array([400, 400]),
+        np.array([300, 5]),
         abort_after=np.array([0.5, np.inf]),
-    )  # fmt: skip
+    )
     blocks = 45
     waits = played(replace(some, abort_after=None), blocks=blocks)
     run = played(some, blocks=blocks)

@@ -121,9 +121,11 @@ def compiling(compiled: Compiled) -> Iterator[None]:
         return plain_pack(numbers, bits, group, by, where, *more)
 
     twins = {
-        attention.attend: attend, quantise.quantise: pack, gather.gather: gathered,
+        attention.attend: attend,
+        quantise.quantise: pack,
+        gather.gather: gathered,
         topk.softmax_top_k: twice(topk_triton.softmax_top_k, topk.softmax_top_k),
-    }  # fmt: skip
+    }
     replaced = [
         *((module, "launch", compiled.launch) for module in LAUNCHERS),
         *(

@@ -78,8 +78,10 @@ class Browser:
         self.page("Emulation.setDeviceMetricsOverride", width=width, height=900,
                   deviceScaleFactor=1, mobile=False)  # fmt: skip
         self.page("Page.navigate", url=place.as_uri())
-        self.run("new Promise((done) => document.readyState === 'complete' ? done() : "
-                 "addEventListener('load', done))")  # fmt: skip
+        self.run(
+            "new Promise((done) => document.readyState === 'complete' ? done() : "
+            "addEventListener('load', done))"
+        )
         self.run(DRAWN)
         self.run("new Promise((done) => requestAnimationFrame(() => setTimeout(done, 150)))")
 
@@ -93,8 +95,10 @@ class Browser:
         self.page("Performance.enable", timeDomain="threadTicks")
         script = self.page("Page.addScriptToEvaluateOnNewDocument", source=FIRST)["identifier"]
         self.page("Page.navigate", url=place.as_uri())
-        wall = self.run("new Promise((done) => { const look = () => window.firstPicture ? "
-                        "done(window.firstPicture) : setTimeout(look, 1); look(); })")  # fmt: skip
+        wall = self.run(
+            "new Promise((done) => { const look = () => window.firstPicture ? "
+            "done(window.firstPicture) : setTimeout(look, 1); look(); })"
+        )
         first = self._spent()
         self.run(DRAWN)
         every = self._spent()
@@ -110,8 +114,9 @@ class Browser:
 
     def run(self, script: str) -> Any:
         """The value of an expression in the page."""
-        found = self.page("Runtime.evaluate", expression=script, awaitPromise=True,
-                          returnByValue=True)  # fmt: skip
+        found = self.page(
+            "Runtime.evaluate", expression=script, awaitPromise=True, returnByValue=True
+        )
         assert "exceptionDetails" not in found, found["exceptionDetails"]
         return found["result"].get("value")
 
@@ -138,10 +143,12 @@ class Browser:
         """Load a page as printed on A4, its sheets side by side."""
         width, height = PAPER
         self.open(place, width, media="print")
-        self.run(f"dispatchEvent(new Event('beforeprint')), document.head.insertAdjacentHTML("
-                 f"'beforeend', '<style>body{{columns:{width}px;column-gap:32px;height:{height}px;"
-                 f"column-fill:auto;width:{width}px}} main,footer{{max-width:none;padding:0}}"
-                 f"</style>')")  # fmt: skip
+        self.run(
+            f"dispatchEvent(new Event('beforeprint')), document.head.insertAdjacentHTML("
+            f"'beforeend', '<style>body{{columns:{width}px;column-gap:32px;height:{height}px;"
+            f"column-fill:auto;width:{width}px}} main,footer{{max-width:none;padding:0}}"
+            f"</style>')"
+        )
         self.run("new Promise((done) => setTimeout(done, 300))")
 
 

@@ -68,8 +68,10 @@ def cheapest_by_play(solver: FleetSolver, asked: FleetQuestion) -> Fleet | None:
     """The cheapest fleet of all: every kind, budget and count, and every pair with some counts."""
     fleets = [
         solver.always(asked, (x, n))
-        for kind in solver.kinds for x in kind.choices for n in range(1, MOST + 1)
-    ]  # fmt: skip
+        for kind in solver.kinds
+        for x in kind.choices
+        for n in range(1, MOST + 1)
+    ]
     for one, other in combinations([k.choices[0] for k in solver.kinds], 2):
         fleets += [
             solver.always(asked, (one, n), (other, m)) for n in range(1, 5) for m in range(1, 5)

@@ -184,8 +184,9 @@ def _attend(queries: Tensor, view: View, scored: bool = False) -> PartialAttenti
 
 
 TWINS: tuple[tuple[Any, str, Callable[..., Any]], ...] = (
-    (attention_triton, "attend", _attend), (quantise_triton, "quantise", quantise_plainly),
-)  # fmt: skip
+    (attention_triton, "attend", _attend),
+    (quantise_triton, "quantise", quantise_plainly),
+)
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,10 @@ WAITS = (Tensor.item, Tensor.tolist, Tensor.__bool__, Tensor.__int__, Tensor.__f
 """What needs numbers of the GPU on the host."""
 _tensor: Any = Tensor
 SAID: dict[Any, Any] = {
-    _tensor.device.__get__: GPU, _tensor.is_cuda.__get__: True, _tensor.is_cpu.__get__: False,
-}  # fmt: skip
+    _tensor.device.__get__: GPU,
+    _tensor.is_cuda.__get__: True,
+    _tensor.is_cpu.__get__: False,
+}
 """What tensors there say of themselves."""
 
 

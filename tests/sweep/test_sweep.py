@@ -117,8 +117,8 @@ def test_dask_computes_the_same(tmp_path: Path) -> None:
 
     spec = asked(tmp_path)
     local = distributed.LocalCluster(
-        n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None,
-    )  # fmt: skip
+        n_workers=1, threads_per_worker=1, processes=False, dashboard_address=None
+    )
     with local, connect(local.scheduler_address) as client:
         found = dict(compute_on_cluster(coming(spec), client))
     assert found == dict(compute_here(coming(spec)))

@@ -213,8 +213,9 @@ def test_memory(kind: str, text: str) -> None:
         assert (np.diff(whole) >= 0).all()
     h = d.hardware
     for larger in (
-        replace(h, gpu_memory=2 * h.gpu_memory), replace(h, host_memory=2 * h.host_memory)
-    ):  # fmt: skip
+        replace(h, gpu_memory=2 * h.gpu_memory),
+        replace(h, host_memory=2 * h.host_memory),
+    ):
         roomy = replace(prediction, deployment=replace(d, hardware=larger))
         assert (roomy.max_batch >= prediction.max_batch).all()
 

@@ -116,8 +116,10 @@ def test_the_library_holds_summaries_that_fall_with_the_position() -> None:
             assert all(
                 0 <= b <= a <= 1 for a, b in zip(found.shares, found.shares[1:], strict=False)
             )
-    own, others = (find_accepted("eagle3", 3, "code", **kw) for kw in (
-        {"model": "kimi-k2"}, {"without": "kimi-k2"}))  # fmt: skip
+    own, others = (
+        find_accepted("eagle3", 3, "code", **kw)
+        for kw in ({"model": "kimi-k2"}, {"without": "kimi-k2"})
+    )
     assert own is not None and others is not None
     assert own.spread < others.spread and "kimi-k2" in own.source
     assert find_accepted("lookahead", 3) is None

@@ -89,8 +89,9 @@ def test_a_selective_state_is_stepped_through_in_a_prompt_too() -> None:
     prompt = layer(d, prefill_point(2.0, 1024.0, 10.0), shape(d, "recurrent"))["state"]
     assert prompt.flops == 6 * 2 * 1024 * number
     assert prompt.bytes["hbm"] == 4 * number * (2 + 2 + 1) + 2 * 1024 * read
-    half = layer(deployment("jamba-v0.1", tp=2), Point(2.0, 900.0, 1.0, 800.0, 1000.0),
-                 shape(d, "recurrent"))  # fmt: skip
+    half = layer(
+        deployment("jamba-v0.1", tp=2), Point(2.0, 900.0, 1.0, 800.0, 1000.0), shape(d, "recurrent")
+    )
     assert half["state"].flops == ops["state"].flops / 2
 
 
@@ -237,9 +238,11 @@ def test_lists_of_layers_are_read() -> None:
         {k: v for k, v in LETTERS.items() if k != "hybrid_override_pattern"} | words, "x"
     )
     assert [(s.mixer, s.mlp, s.routed) for s in letters.shapes()] == [
-        ("recurrent", False, False), ("none", True, False), ("attention", False, False),
+        ("recurrent", False, False),
+        ("none", True, False),
+        ("attention", False, False),
         ("none", True, True),
-    ]  # fmt: skip
+    ]
 
 
 @pytest.mark.parametrize(

@@ -86,10 +86,12 @@ def test_evidence_knows_the_share_at_any_length() -> None:
 
 @pytest.mark.parametrize(
     ("share", "tokens"),
-    [("snapkv:budget=0.4,window=8", "snapkv:budget=24,window=8"),
-     ("h2o:heavy=0.2,recent=0.2", "h2o:heavy=12,recent=12"),
-     ("magicdec:budget=0.4,gamma=2", "magicdec:budget=24,gamma=2")],
-)  # fmt: skip
+    [
+        ("snapkv:budget=0.4,window=8", "snapkv:budget=24,window=8"),
+        ("h2o:heavy=0.2,recent=0.2", "h2o:heavy=12,recent=12"),
+        ("magicdec:budget=0.4,gamma=2", "magicdec:budget=24,gamma=2"),
+    ],
+)
 def test_real_runs_keep_that_share(share: str, tokens: str) -> None:
     found = []
     for text in (share, tokens):

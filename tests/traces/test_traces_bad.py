@@ -81,8 +81,9 @@ def test_lines_are_counted_over_blocks_and_torn_rows(
     monkeypatch.setattr(source, "BYTES_AT_ONCE", 64)
     rows = [f"{i},{i},1" if i % 7 else f"{i}" for i in range(1, 60)]
     rows[40] = "41,x,1"
-    path = written(tmp_path, "\n".join(["arrived_at,num_prefill_tokens,num_decode_tokens", *rows])
-                   .encode())  # fmt: skip
+    path = written(
+        tmp_path, "\n".join(["arrived_at,num_prefill_tokens,num_decode_tokens", *rows]).encode()
+    )
     refused(path, "line 8:|1 columns")
     trace = load(str(path), ReadOptions(skip_bad=True))
     assert trace.left_out.counts == {"columns": 8, "number": 1}
@@ -104,14 +105,16 @@ def test_places_that_are_no_files(tmp_path: Path) -> None:
     [
         ({"format": "azur"}, "unknown trace format 'azur'|azure"),
         ({"format": "burstgpt"}, "line 1|'Timestamp'|TIMESTAMP|--columns arrival="),
-        ({"columns": {"arrival": "TIMESTAMP", "prompt": "Context", "generate": "x"}},
-         "'Context'|ContextTokens|--columns prompt="),
+        (
+            {"columns": {"arrival": "TIMESTAMP", "prompt": "Context", "generate": "x"}},
+            "'Context'|ContextTokens|--columns prompt=",
+        ),
         ({"columns": {"arival": "TIMESTAMP"}}, "column role 'arival'|arrival"),
         ({"columns": {"arrival": "TIMESTAMP"}}, "no prompt"),
         ({"columns": NAMED, "format": "azure"}, "--columns and --format"),
         ({"time_unit": "min"}, "time unit 'min'|ms"),
     ],
-)  # fmt: skip
+)
 def test_bad_options(options: dict[str, Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         load(str(written(tmp_path, azure())), ReadOptions(**options))

@@ -104,7 +104,7 @@ def test_prefix_reuse_is_what_was_asked_for() -> None:
 def test_the_same_seed_gives_the_same_trace_and_another_another() -> None:
     workload = TrafficModel(
         synthetic.parse_arrivals("gamma"), 2.0, SOME, synthetic.parse_prefixes("reuse")
-    )  # fmt: skip
+    )
     first, again, other = (workload.draw(seed, 500, None) for seed in (1, 1, 2))
     for name in ("arrival", "prompt", "generate", "block_ids", "block_start"):
         assert np.array_equal(getattr(first, name), getattr(again, name))

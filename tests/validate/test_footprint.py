@@ -42,7 +42,7 @@ RULES: dict[str, tuple[Callable[[Tensor, Tensor, Tensor], Tensor], int]] = {
     "rows of a scatter": (lambda x, cache, where: x.index_copy_(0, where, cache[:2, :8]), 64),
     "what was stored is read again": (append, 128 + 256 + 256),
     "widened on the chip": (lambda x, cache, where: x.double().half(), 256 + 128),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("rule", RULES)

@@ -52,10 +52,12 @@ class NaiveKeydiff(NaiveCut):
     def score(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         directions = k / k.norm(dim=2, keepdim=True)
         mean = directions.mean(1)
-        return -torch.stack([
-            torch.cosine_similarity(head, to[None], dim=1)
-            for head, to in zip(k, mean, strict=True)
-        ])  # fmt: skip
+        return -torch.stack(
+            [
+                torch.cosine_similarity(head, to[None], dim=1)
+                for head, to in zip(k, mean, strict=True)
+            ]
+        )
 
 
 class NaiveTova(NaiveCut):

@@ -164,9 +164,11 @@ def _experts(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
     s = rows.shape
     spread = s["ep"] / busiest(s["ep"], ROUTED_SKEW)
     shapes = ShapeTable(
-        hidden=s["hidden"], expert_ffn=s["expert_ffn"] / s["tp"],
-        experts=s["experts"] / s["ep"], experts_active=s["active"] / spread,
-    )  # fmt: skip
+        hidden=s["hidden"],
+        expert_ffn=s["expert_ffn"] / s["tp"],
+        experts=s["experts"] / s["ep"],
+        experts_active=s["active"] / spread,
+    )
     stack = with_numbers(
         stack, {"sums.popularity": ROUTED_POPULARITY, "sums.sorted_out": SORTED_OUT}
     )
@@ -272,12 +274,15 @@ PROMPT_PARAMETERS = SHARE_PARAMETERS | FLOOR | HEAD_PARAMETERS | {
     "half_size": (0.0, 5000.0, 100.0), "half_columns": (0.0, 200_000.0, 10_000.0),
 }  # fmt: skip
 EXTEND_PARAMETERS = PROMPT_PARAMETERS | {
-    "walk_s": (0.0, 1e-6, 25e-9), "half_columns": (0.0, 200_000.0, 300.0),
-}  # fmt: skip
+    "walk_s": (0.0, 1e-6, 25e-9),
+    "half_columns": (0.0, 200_000.0, 300.0),
+}
 EXPERT_PARAMETERS = SHARE_PARAMETERS | {
-    "floor_s": (0.0, 300e-6, 10e-6), "half_size": (0.0, 2000.0, 30.0),
-    "traffic": (0.0, 100.0, 5.0), "half_columns": (0.0, 5000.0, 50.0),
-}  # fmt: skip
+    "floor_s": (0.0, 300e-6, 10e-6),
+    "half_size": (0.0, 2000.0, 30.0),
+    "traffic": (0.0, 100.0, 5.0),
+    "half_columns": (0.0, 5000.0, 50.0),
+}
 LATENT_PARAMETERS = SHARE_PARAMETERS | FLOOR | {
     "half_columns": (0.0, 1000.0, 30.0), "split_s": (0.0, 60e-6, 5e-6),
     "padding": (0.0, 1000.0, 30.0), "added": (0.0, 1.0, 0.1),
@@ -290,9 +295,11 @@ SUM_PARAMETERS = {
 }  # fmt: skip
 STATE_PARAMETERS = {"memory": SHARE_PARAMETERS["memory"]} | FLOOR
 SCAN_PARAMETERS = SHARE_PARAMETERS | {
-    "floor_s": (0.0, 300e-6, 20e-6), "half_columns": (0.0, 200_000.0, 1000.0),
-    "input_passes": (0.0, 3.0, 1.0), "walk_s": (0.0, 1e-6, 20e-9),
-}  # fmt: skip
+    "floor_s": (0.0, 300e-6, 20e-6),
+    "half_columns": (0.0, 200_000.0, 1000.0),
+    "input_passes": (0.0, 3.0, 1.0),
+    "walk_s": (0.0, 1e-6, 20e-9),
+}
 FIXED = {"prompt": {"added": 1.0}, "attention-fp8": {"added": 0.3}}
 """Numbers that a class sets without fitting: the memory time of a prompt adds to its arithmetic; a
 third of the time to load an fp8 cache adds to that of widening it, as H100 and H200 tell, which
@@ -304,9 +311,10 @@ AFTER = {"extend_attention": "prompt"}
 TILES = (0.0, 64.0, 128.0, 256.0)
 """Tiles of fp8 products that are tried. 16-bit products gain nothing from one."""
 WHY = {
-    "added": "set, not fitted", "memory": "that of the same kernel over a 16-bit cache",
+    "added": "set, not fitted",
+    "memory": "that of the same kernel over a 16-bit cache",
     "tile_rows": "the best of 0, 64, 128 and 256",
-}  # fmt: skip
+}
 
 
 @frozen

@@ -134,9 +134,11 @@ def build_schedule(
         ("gpus", [float(x.gpus) for x in kinds], limits.gpus),
         ("host", [x.host for x in kinds], limits.host),
         ("power", [x.power for x in kinds], limits.power),
-        *((f"of_{i}", [float(x.gpus * (x.gpu == g)) for x in kinds], n)
-          for i, (g, n) in enumerate(limits.gpus_of.items())),
-    ):  # fmt: skip
+        *(
+            (f"of_{i}", [float(x.gpus * (x.gpu == g)) for x in kinds], n)
+            for i, (g, n) in enumerate(limits.gpus_of.items())
+        ),
+    ):
         if np.isfinite(bound):
             total = solver.add_up(each[j] * most[j] for j in usable)
             problem.addConstraint(total <= float(bound), f"limit_{name}")

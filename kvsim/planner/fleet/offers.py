@@ -330,9 +330,8 @@ def _list_settings(one: Rentable, question: "CapacityQuestion") -> list[Estimate
     techniques = admission.candidates()
     named = bool(admission.only or admission.engine)
     others = tuple(
-        t for t in techniques
-        if t.name != "full" and (named or served_by(t.name, one.deployment))
-    )  # fmt: skip
+        t for t in techniques if t.name != "full" and (named or served_by(t.name, one.deployment))
+    )
     full = _estimate(one, question, replace(admission, techniques=(FULL,), only=(), without=()))
     found = list(full) if any(t.name == "full" for t in techniques) else []
     if not others:

@@ -270,8 +270,9 @@ class FleetSolver:
         if asked.schedule is None:
             counts = running.max(axis=0)
             cost = float(sum(n * x.rent for n, x in zip(counts, kinds, strict=True) if n))
-            reserved = np.array([n if x.reserved < x.price else 0
-                                 for n, x in zip(counts, kinds, strict=True)])  # fmt: skip
+            reserved = np.array(
+                [n if x.reserved < x.price else 0 for n, x in zip(counts, kinds, strict=True)]
+            )
         else:
             reserved = np.zeros(len(kinds), np.int64) if reserved is None else reserved
             cost = scheduled_cost(kinds, demand, asked.schedule, running, reserved)
@@ -443,9 +444,8 @@ class FleetSolver:
             spread = self.question.spread or known_spread([kind.choices[0]])
             slower = spread.slowdown(1 - (may_miss + 0.5) / self.days)
         return [
-            x for x in kind.choices
-            if slower * max(_parts(self.at_rest(x), asked.targets)) <= 1
-        ]  # fmt: skip
+            x for x in kind.choices if slower * max(_parts(self.at_rest(x), asked.targets)) <= 1
+        ]
 
     def _worth_trying(
         self, able: list[Configuration], x: Configuration, count: int | None, asked: FleetQuestion
@@ -459,8 +459,10 @@ class FleetSolver:
         few = 1 if count is None else count - 1
         ttft = tpot = True
         if few > asked.limits.failures and count is not None:
-            reached = [self.over(y, asked, z) for y, z in
-                       self.stressed(self.always(asked, (x, few)), asked)]  # fmt: skip
+            reached = [
+                self.over(y, asked, z)
+                for y, z in self.stressed(self.always(asked, (x, few)), asked)
+            ]
             ttft, tpot = (max(r[i] for r in reached) > 1 for i in (0, 1))
             ttft, tpot = (ttft, tpot) if ttft or tpot else (True, True)  # it misses on other days
         own, lanes = x.costs.rules.max_tokens, x.costs.deployment.dp
@@ -590,9 +592,10 @@ class FleetSolver:
             own = {id(self._kind_of[id(x)]): x for x in best.kinds}
             chosen = [own.get(id(self._kind_of[id(x)]), x) for x in chosen]
             best = self.fleet(best.kinds, best.running, asked, best.reserved)
-        needs = np.array([
-            [self._window_needs(w, x, asked) for x in chosen] for w in range(len(demand.hours))
-        ], float)  # fmt: skip
+        needs = np.array(
+            [[self._window_needs(w, x, asked) for x in chosen] for w in range(len(demand.hours))],
+            float,
+        )
         factor = np.ones(len(needs))
         for _ in range(SCHEDULE_ROUNDS):
             plan = cheapest_schedule(
@@ -706,9 +709,11 @@ def _frills(kind: ReplicaKind) -> int:
 def _frills_of(x: Configuration) -> int:
     rules = x.costs.rules
     return (
-        (x.technique != "full") + (x.apart is not None)
-        + (rules.host_cache > 0) + (rules.nvme_cache > 0)
-    )  # fmt: skip
+        (x.technique != "full")
+        + (x.apart is not None)
+        + (rules.host_cache > 0)
+        + (rules.nvme_cache > 0)
+    )
 
 
 def _fleet_frills(fleet: Fleet) -> int:
@@ -740,9 +745,11 @@ def within_limits(fleet: Fleet, limits: FleetLimits) -> bool:
 def _most_within(x: Configuration, limits: FleetLimits) -> int:
     """The most replicas of a kind that the limits allow."""
     shares = [
-        (limits.gpus, x.gpus), (limits.gpus_of.get(x.gpu, inf), x.gpus), (limits.host, x.host),
+        (limits.gpus, x.gpus),
+        (limits.gpus_of.get(x.gpu, inf), x.gpus),
+        (limits.host, x.host),
         (limits.power, x.power if isfinite(limits.power) else 0.0),
-    ]  # fmt: skip
+    ]
     most = min((bound / each for bound, each in shares if each > 0), default=inf)
     return floor(min(most, 1e6) + ROUNDING)
 
@@ -787,10 +794,12 @@ def divide(needs: Array, counts: Array, rate: Array) -> Array:
     ratio = np.where(
         both, first / np.where(second > 0, second, 1.0), np.where(np.isfinite(first), -1.0, np.inf)
     )
-    load = np.array([
-        np.where(np.isfinite(first), first, 0.0)[ratio < 0].sum(),
-        np.where(np.isfinite(second), second, 0.0)[np.isinf(ratio)].sum(),
-    ])  # fmt: skip
+    load = np.array(
+        [
+            np.where(np.isfinite(first), first, 0.0)[ratio < 0].sum(),
+            np.where(np.isfinite(second), second, 0.0)[np.isinf(ratio)].sum(),
+        ]
+    )
     share[ratio < 0, a], share[np.isinf(ratio), b] = 1.0, 1.0
     middle = [c for c in np.argsort(ratio, kind="stable") if both[c]]
     low, high = 0, len(middle)

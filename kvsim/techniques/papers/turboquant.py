@@ -62,9 +62,8 @@ class Turboquant(Storage):
         numbers = tokens * (heads + cached * m.kv_width)
         moved = 2 * ops.FP16_BYTES * numbers + ops.FP16_BYTES * m.head_dim**2
         return Op(
-            name, kernel="gemm", flops=2.0 * m.head_dim * numbers, bytes={"hbm": moved},
-            size=tokens,
-        )  # fmt: skip
+            name, kernel="gemm", flops=2.0 * m.head_dim * numbers, bytes={"hbm": moved}, size=tokens
+        )
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
         """One layer's whole prompt until it is packed."""

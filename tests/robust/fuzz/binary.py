@@ -33,7 +33,8 @@ TENSORS = {
 }  # fmt: skip
 """Shapes as GGUF lists them, the fastest dimension first."""
 SAFE = {
-    "model.embed_tokens.weight": (3, 32), "model.norm.weight": (32,),
+    "model.embed_tokens.weight": (3, 32),
+    "model.norm.weight": (32,),
     "model.layers.0.input_layernorm.weight": (32,),
     "model.layers.0.post_attention_layernorm.weight": (32,),
     "model.layers.0.self_attn.q_proj.weight": (32, 32),
@@ -43,7 +44,7 @@ SAFE = {
     "model.layers.0.mlp.gate_proj.weight": (64, 32),
     "model.layers.0.mlp.up_proj.weight": (64, 32),
     "model.layers.0.mlp.down_proj.weight": (32, 64),
-}  # fmt: skip
+}
 ODD: dict[type, tuple[Any, ...]] = {
     int: (0, -1, 10**6, 10**9, 2**62, 2**63 - 1, None),
     float: (0.0, -1.0, 1e300, float("nan"), float("inf"), 1e18, None),
