@@ -108,7 +108,8 @@ def test_lanes_of_a_cpu_are_timed_by_what_their_threads_compute() -> None:
             mark.wait()
 
     timer = clocks.threads_timer()
-    assert 0.02 <= timer([both]) < 0.03
+    some = [timer([both]) for _ in range(5)]  # a virtual machine may count what its host took
+    assert min(some) >= 0.02 and min(some) < 0.03
     assert timer([lambda: time.sleep(0.02)]) < 0.01
     for lane in lanes:
         lane.close()
