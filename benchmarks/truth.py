@@ -176,11 +176,13 @@ def write_ledger(pairs: Sequence[Pair]) -> None:
         ratio = np.array([s.value / r.value for r, s in some])
         faster = np.array([r.metric.endswith("tok_s") for r, _ in some])
         lines.append(ledger.entry_of(
-            np.where(faster, 1 / ratio, ratio), np.ones(ratio.size), held_out=ledger.RUN,
+            np.where(faster, 1 / ratio, ratio), np.ones(ratio.size), held_out=ledger.HELD_OUT_RUN,
             **asdict(own),
         ))  # fmt: skip
     renewed = {line.engine for line in lines}
-    kept = [e for e in ledger.shipped() if e.held_out != ledger.RUN or e.engine not in renewed]
+    kept = [
+        e for e in ledger.shipped() if e.held_out != ledger.HELD_OUT_RUN or e.engine not in renewed
+    ]
     LEDGER.write_text(ledger.format_ledger([*kept, *lines]))
 
 

@@ -33,10 +33,10 @@ from typing import Any
 from kvsim.errors import InputError, unknown
 from kvsim.frozen import frozen
 
-SMALL = 50e6  # memory that is always there [B]
+ALWAYS_FREE = 50e6  # memory that is always there [B]
 VARIABLE = "KVSIM_FILE_LIMITS"
 SIZE_PATTERN = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*([kMGT]?)B?", re.ASCII)
-UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+SIZE_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 
 @frozen
@@ -114,7 +114,7 @@ def most_bytes(kind: Kind) -> int:
         found = SIZE_PATTERN.fullmatch(size)
         if not found:
             raise InputError(f"{VARIABLE}: got {item[:40]!r}; expected KIND=SIZE, as config=50MB")
-        limits[name] = int(float(found[1]) * UNITS[found[2]])
+        limits[name] = int(float(found[1]) * SIZE_UNITS[found[2]])
     return limits.get(kind.name, kind.most)
 
 
@@ -181,7 +181,7 @@ def check_room(needed: float, what: str, mend: str) -> None:
     InputError
         If less is free.
     """
-    if needed < SMALL:
+    if needed < ALWAYS_FREE:
         return
     free = free_memory()
     if needed > free:
@@ -805,7 +805,7 @@ def read_json_lines(path: Path | str, kind: Kind) -> Iterator[tuple[int, dict[st
         yield number, found
 
 
-NAME = re.compile(r"\.kvsim-[0-9]+-.+", re.DOTALL)
+DRAFT_NAME = re.compile(r"\.kvsim-[0-9]+-.+", re.DOTALL)
 NAME_CHARS = 100  # characters of the target's name that a draft's name keeps
 
 
@@ -857,7 +857,7 @@ def remove_orphans(folder: Path) -> int:
     removed = 0
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
-            if NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
+            if DRAFT_NAME.fullmatch(entry.name) and entry.is_file(follow_symlinks=False):
                 removed += _remove_orphan(folder / entry.name)
     return removed
 

@@ -37,7 +37,7 @@ class CommandCost:
     held: float = 500.0
 
 
-COSTS = {
+COMMAND_COSTS = {
     "simulate": CommandCost(fixed=2.0, each=8e-6, free=10**6),
     "plan": CommandCost(fixed=10.0, each=2e-4, free=10**5),
     "capacity": CommandCost(fixed=20.0, each=2.5e-4, free=10**5, held=3000.0),
@@ -63,7 +63,7 @@ def announce_cost(inputs: Inputs, requests: int, runs: int = 1) -> None:
     InputError
         If it is more than anyone would want unasked, and ``--yes`` is not given.
     """
-    cost = COSTS[inputs.command]
+    cost = COMMAND_COSTS[inputs.command]
     seconds = runs * (cost.fixed + requests * cost.each)
     size = cost.memory + requests * cost.held
     if seconds <= UNTOLD[0] and size <= UNTOLD[1]:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from kvsim.planner.fleet.offers import Extras, FleetLimits, Rentable
     from kvsim.report.result import Result
 
-HOST_SHARE = 0.25
+POOL_HOST_SHARE = 0.25
 """Of a host's memory that one GPU's prefix blocks may take, if nothing is said."""
 
 
@@ -269,7 +269,7 @@ def _build_extras(inputs: Inputs, prefixes: bool, rentable: "list[Rentable]") ->
         return Extras(apart=apart, nic=nic)
     host = inputs.host_cache
     if host is None:
-        host = min(x.deployment.hardware.host_memory for x in rentable) * HOST_SHARE
+        host = min(x.deployment.hardware.host_memory for x in rentable) * POOL_HOST_SHARE
     rates = {
         name: getattr(inputs, name)
         for name in ("nvme_read", "nvme_write")

@@ -17,7 +17,7 @@ STEP_FLOPS = {"decay": 5.0, "selective": 6.0, "delta": 7.0}
 selective state makes every number's fading of the token's step; the delta rule reads once more, to
 correct what the state recalls of a key."""
 SINGLE = 4.0  # bytes of an fp32 number [B]
-PLAIN = Kernel()  # of a stack that says nothing of scans
+DEFAULT_KERNEL = Kernel()  # of a stack that says nothing of scans
 SCAN_WIDTHS = {"decay": (1.0, 1.0), "delta": (3.0, 2.0)}
 """Products of a chunk's tokens with one another, as wide as a key and as wide as a value: scores
 and what they weigh; the delta rule adds products of keys, and of both with their inverse."""
@@ -51,7 +51,7 @@ def ops(deployment: Deployment, point: Point) -> list[Op]:
         found.append(_selective(r, point))
     elif r.rule != "convolution":
         scans = deployment.stack.kernels if r.rule == "delta" else {}  # no others were measured
-        shares = scans.get("scan", PLAIN)
+        shares = scans.get("scan", DEFAULT_KERNEL)
         units = deployment.hardware.units or np.inf
         found.append(_scan(r, point, shares, units) if point.prefill else _steps(r, point))
     return [*found, end()]
@@ -116,7 +116,9 @@ def _selective(r: Recurrence, point: Point) -> Op:
     )
 
 
-def _scan(r: Recurrence, point: Point, shares: Kernel = PLAIN, units: Number = np.inf) -> Op:
+def _scan(
+    r: Recurrence, point: Point, shares: Kernel = DEFAULT_KERNEL, units: Number = np.inf
+) -> Op:
     """Chunk after chunk, which a head of a sequence goes through one by one.
 
     Kernels that keep a head's state on the chip do not write and read that of every chunk.

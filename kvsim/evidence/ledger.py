@@ -34,7 +34,7 @@ NUMBER_KINDS = {
 }
 """Kinds of end-to-end numbers; entries of kernel classes have the class as their kind."""
 
-COUNTED = {
+RUN_WORDS = {
     "decode": ("time per output token", "times per output token"),
     "prefill": ("time to the first token", "times to the first token"),
     "wait": ("time to the first token under load", "times to the first token under load"),
@@ -56,14 +56,18 @@ UNKNOWN = 0.16  # also where nothing like a number was measured
 # (logarithms). Chosen once for all groups, with SELF and MOST_ROWS, so that intervals hold eight in
 # ten of the rows of whole runs both where the ledger has their model's runs and where it has none
 # of their model, source, card or version (benchmarks/truth.py).
-APART = {"engine": 4.1, "technique": 2.0, "kind": 3.0, "prefill": 1.0, "device": 0.9, "load": 7.0,
-         "weights": 0.2, "experts": 0.2, "gpus": 0.2, "model": 4.6}  # fmt: skip
+DISTANCES = {
+    "engine": 4.1, "technique": 2.0, "kind": 3.0, "prefill": 1.0, "device": 0.9, "load": 7.0,
+    "weights": 0.2, "experts": 0.2, "gpus": 0.2, "model": 4.6,
+}  # fmt: skip
 TAIL = 0.1  # share of the errors of like rows below and above an interval
 SELF = 0.2  # rows that an answer counts for itself, whose error may be any: few rows, wide interval
 MOST_ROWS = 20  # rows of one entry that count: those of one run err alike
-NORMAL = np.array([-1.645, -1.036, -0.674, -0.385, -0.126, 0.126, 0.385, 0.674, 1.036, 1.645])
+NORMAL_QUANTILES = np.array(
+    [-1.645, -1.036, -0.674, -0.385, -0.126, 0.126, 0.385, 0.674, 1.036, 1.645]
+)
 WAIT = "wait"  # kind of entry: time to the first token in a load test, the queue included
-RUN = "run"  # what was held out where some rows of an entry were fitted to
+HELD_OUT_RUN = "run"  # what was held out where some rows of an entry were fitted to
 LOADS = ("batch", "offline", "served")  # given together, all at once, or sent to a server
 RELATED_KINDS = {"decode": ("decode", "request"), "prefill": ("prefill", "request"),
                  "request": ("request", "decode")}  # fmt: skip
@@ -350,10 +354,10 @@ def _shared_interval(entries: Sequence[LedgerEntry], asked: Mechanisms) -> tuple
         np.log([getattr(e, name) for e in entries])[:, None] for name in ("low", "middle", "high")
     )
     middle = np.clip(middle, low, high)
-    spread = np.where(NORMAL < 0, middle - low, high - middle) / WITHIN_80
-    points = (middle + spread * NORMAL).ravel()
+    spread = np.where(NORMAL_QUANTILES < 0, middle - low, high - middle) / WITHIN_80
+    points = (middle + spread * NORMAL_QUANTILES).ravel()
     order = np.argsort(points)
-    share = np.repeat(weight / weight.sum() / NORMAL.size, NORMAL.size)[order]
+    share = np.repeat(weight / weight.sum() / NORMAL_QUANTILES.size, NORMAL_QUANTILES.size)[order]
     place, points = np.cumsum(share) - 0.5 * share, points[order]
     # the answer's own weight lies half below all others and half above
     tail = max(TAIL - (0.5 - TAIL) * SELF / weight.sum(), 0.0)
@@ -385,17 +389,17 @@ def _rank(e: LedgerEntry, asked: Mechanisms) -> tuple[bool, bool, float, bool, b
 def _distance(e: LedgerEntry, asked: Mechanisms) -> float:
     """How little an entry counts, as a logarithm: a sum over what it does not share."""
     alike = {asked.technique, e.technique} <= SIMILAR_TECHNIQUES or asked.technique == e.technique
-    total = 0.0 if alike else APART["technique"]
+    total = 0.0 if alike else DISTANCES["technique"]
     for name in ("engine", "device", "load", "weights", "experts", "gpus", "model"):
         own, wanted = getattr(e, name), getattr(asked, name)
-        total += APART[name] if own and wanted and own not in (wanted, ANY) else 0.0
+        total += DISTANCES[name] if own and wanted and own not in (wanted, ANY) else 0.0
     if e.kind != asked.kind:
-        total += APART["prefill" if "prefill" in (e.kind, asked.kind) else "kind"]
+        total += DISTANCES["prefill" if "prefill" in (e.kind, asked.kind) else "kind"]
     return total
 
 
 def _words(e: LedgerEntry, exact: bool, asked: tuple[str, ...]) -> str:
-    counted = COUNTED.get(e.kind, ("run", "runs"))[e.rows != 1]
+    counted = RUN_WORDS.get(e.kind, ("run", "runs"))[e.rows != 1]
     rows = f"{e.rows:,} {name_holdout(e)} {counted}"
     where = "other GPUs" if e.device == ANY else e.device
     error = f"median error {100 * e.median:.2g} %"
@@ -412,7 +416,7 @@ def name_holdout(entry: LedgerEntry) -> str:
     entry
         Line of the ledger.
     """
-    return "measured" if entry.held_out == RUN else "held-out"
+    return "measured" if entry.held_out == HELD_OUT_RUN else "held-out"
 
 
 def _gap(same: tuple[bool, ...], asked: tuple[str, ...], unmeasured: str) -> str:
@@ -534,7 +538,7 @@ def update(path: Path, entries: Iterable[LedgerEntry]) -> None:
 
     def key(e: LedgerEntry) -> tuple[str, ...]:
         told = (e.engine, e.version, e.kind, e.device, e.technique, e.held_out)
-        whose = e.source if e.held_out == RUN else ""  # runs of several share the rest
+        whose = e.source if e.held_out == HELD_OUT_RUN else ""  # runs of several share the rest
         return (*told, e.load, e.weights, e.experts, e.gpus, e.model, whose)
 
     kept = {}

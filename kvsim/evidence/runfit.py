@@ -26,12 +26,12 @@ from kvsim.serving.rules import Rules
 from kvsim.serving.simulate import simulate
 from kvsim.techniques.technique import Technique
 
-BLOCKS = 8  # parts of a run, in order of arrival, whose spread says how well a number is known
-LEAST = 2 * BLOCKS  # requests that a fit sees, and that it is checked on
+JACKKNIFE_BLOCKS = 8  # parts of a run, in order of arrival; their spread is a number's error
+FEWEST_REQUESTS = 2 * JACKKNIFE_BLOCKS  # requests that a fit sees, and that it is checked on
 SURE = 0.02  # what a part's mean is worth: relative error of a simulation whose stack is right
 DETERMINED = 0.5  # uncertainty over that of the shipped number, below which a run tells a number
-CERTAIN = 2.0  # standard errors that a number must move by
-STEP = 0.3  # of a derivative, in standard deviations of the shipped number
+SIGNIFICANT = 2.0  # standard errors that a number must move by
+DERIVATIVE_STEP = 0.3  # of a derivative, in standard deviations of the shipped number
 TURNS = 8  # of the search
 
 
@@ -158,11 +158,11 @@ def fit_run(
         If there are too few requests to fit to, or to check.
     """
     total = len(run.requests)
-    if not LEAST <= count <= total - LEAST:
+    if not FEWEST_REQUESTS <= count <= total - FEWEST_REQUESTS:
         raise InputError(
-            f"--fit-first: got {count} of {total} requests; expected from {LEAST} to "
-            f"{total - LEAST}, as {LEAST} are needed to fit and {LEAST} others to check: give a "
-            f"longer run"
+            f"--fit-first: got {count} of {total} requests; expected from {FEWEST_REQUESTS} to "
+            f"{total - FEWEST_REQUESTS}, as {FEWEST_REQUESTS} are needed to fit and "
+            f"{FEWEST_REQUESTS} others to check: give a longer run"
         )
     search = _Search(run, technique, deployment, rules, count)
     terms = list_terms(deployment, technique)
@@ -203,7 +203,7 @@ class _Search:
     ) -> None:
         self.run, self.technique, self.where, self.rules = run, technique, deployment, rules
         self.count = count
-        self.block = np.arange(count) * BLOCKS // count
+        self.block = np.arange(count) * JACKKNIFE_BLOCKS // count
         self._known: dict[tuple[tuple[str, float], ...], Outcome] = {}
 
     def outcome(self, numbers: dict[str, float]) -> Outcome:
@@ -224,7 +224,7 @@ class _Search:
             if place:
                 numbers |= term.moved(self.where.stack, place)
         each = np.log(ratios(self.run, self.outcome(numbers), slice(0, self.count)))
-        return np.array([each[:, self.block == b].mean(axis=1) for b in range(BLOCKS)]).T
+        return np.array([each[:, self.block == b].mean(axis=1) for b in range(JACKKNIFE_BLOCKS)]).T
 
     def settle(
         self, terms: Sequence[Move]
@@ -255,7 +255,7 @@ class _Search:
                 break
             tried = [*kept, terms[best]]
             there, known, pairs = self._fit(tried)
-            if np.any(np.abs(there) < CERTAIN * known) or np.any(known > DETERMINED):
+            if np.any(np.abs(there) < SIGNIFICANT * known) or np.any(known > DETERMINED):
                 errors[best] = known[-1]
                 break
             kept, confused = tried, pairs
@@ -294,7 +294,7 @@ class _Search:
         slopes = np.empty((len(terms), *residuals.shape))
         for i in range(len(terms)):
             aside = np.zeros(len(terms))
-            aside[i] = terms[i].free * STEP
+            aside[i] = terms[i].free * DERIVATIVE_STEP
             slopes[i] = (self.residuals(terms, places + aside) - residuals) / aside[i]
         weights = (1 + (residuals / FAR_OFF) ** 2) ** -0.5 / SURE**2
         flat = slopes.reshape(len(terms), -1)
@@ -309,12 +309,12 @@ class _Search:
     ) -> tuple[Array, Array]:
         """Standard errors by leaving out one part of the run after the other."""
         shifts = []
-        for block in range(BLOCKS):
-            mine = np.where(np.arange(BLOCKS) == block, weights, 0.0)
+        for block in range(JACKKNIFE_BLOCKS):
+            mine = np.where(np.arange(JACKKNIFE_BLOCKS) == block, weights, 0.0)
             flat = slopes.reshape(len(slopes), -1)
             less = precision - flat * mine.ravel() @ flat.T
             shifts.append(np.linalg.solve(less, flat @ (mine * residuals).ravel()))
-        jackknife = (BLOCKS - 1) / BLOCKS * np.sum(np.square(shifts), axis=0)
+        jackknife = (JACKKNIFE_BLOCKS - 1) / JACKKNIFE_BLOCKS * np.sum(np.square(shifts), axis=0)
         covariance = np.linalg.inv(precision)
         return np.sqrt(jackknife + np.diag(covariance)), covariance
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from kvsim.errors import InputError
 
-SEPARATORS = re.compile(r"[\s_\-/@,()]+")
+NAME_SEPARATORS = re.compile(r"[\s_\-/@,()]+")
 GLUED = re.compile(r"([a-z]{2,})(\d.*)|(.*\d)(ti|super|sxm\d?|pcie|nvl|ada)")
 MAKERS = frozenset({
     "nvidia", "amd", "geforce", "tesla", "instinct", "apple", "intel", "radeon", "corporation",
@@ -20,7 +20,7 @@ MAKERS = frozenset({
 })  # fmt: skip
 """Words that tell no two cards apart."""
 
-COUNT = re.compile(r"([1-9]\d?)x(?=$|[a-z])|x([1-9]\d?)$")
+GPU_COUNT = re.compile(r"([1-9]\d?)x(?=$|[a-z])|x([1-9]\d?)$")
 
 
 class GpuNames(NamedTuple):
@@ -87,8 +87,8 @@ def _split(text: str) -> tuple[frozenset[str], str]:
     text = re.sub(r"(\d+)[\s\-_]*(?:gib|gb|g)\b", r" \1g ", text.strip().lower())
     found: set[str] = set()
     count = ""
-    for given in SEPARATORS.split(text):
-        several = COUNT.match(given)
+    for given in NAME_SEPARATORS.split(text):
+        several = GPU_COUNT.match(given)
         if several is not None:
             count = several[1] or several[2]
         pieces = [given[several.end() :] if several is not None else given]

@@ -45,8 +45,8 @@ RATES = frozenset(f"compute.{dtype}_FLOPps" for dtype in ARITHMETIC_DTYPES) | {
     *TENSOR_PEAK,
     "compute.half_accumulation_gain",
 }
-APART = ("kernel.", "checked.")  # keys of a stack's file that are no field of a mechanism
-OWN = ("price.", "power.", "checked.")  # what is not had from the profile that one extends
+NON_MECHANISM_KEYS = ("kernel.", "checked.")  # of a stack's file: fields of no mechanism
+NOT_INHERITED = ("price.", "power.", "checked.")  # from the profile that one extends
 
 
 def hardware_names() -> tuple[str, ...]:
@@ -268,7 +268,7 @@ def _loaded(
             source="\n".join(f"{key}: {text}" for key, text in profile.sources.items()),
             kernels=_kernels(profile),
         ),
-        {key: value for key, value in stated.items() if not key.startswith(APART)},
+        {key: value for key, value in stated.items() if not key.startswith(NON_MECHANISM_KEYS)},
     )
 
 
@@ -397,7 +397,9 @@ def _over(base: Profile, own: Profile) -> Profile:
     A card that states its fp16 rate has no rate of the other's: they come as a set.
     """
     rates = RATES if "compute.fp16_FLOPps" in own.numbers else frozenset()
-    below = {k: v for k, v in base.numbers.items() if k not in rates and not k.startswith(OWN)}
+    below = {
+        k: v for k, v in base.numbers.items() if k not in rates and not k.startswith(NOT_INHERITED)
+    }
     numbers = below | own.numbers
     flags, sources = base.flags | own.flags, base.sources | own.sources
     sources = {key: text for key, text in sources.items() if key in numbers or key in flags}

@@ -11,7 +11,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
 
-NAME = re.compile(r"(?P<engine>[a-z].*?)-v?(?P<number>\d+\.\d+)(?P<rest>(\.|rc|post|-)?[\w.+]*)")
+VERSION_NAME = re.compile(
+    r"(?P<engine>[a-z].*?)-v?(?P<number>\d+\.\d+)(?P<rest>(\.|rc|post|-)?[\w.+]*)"
+)
 
 
 @frozen
@@ -50,7 +52,7 @@ def split_name(name: str, engines: Iterable[str]) -> tuple[str, str] | None:
     tuple of str or None
         The engine and its version as "major.minor"; None where the name has no version.
     """
-    found = NAME.fullmatch(name)
+    found = VERSION_NAME.fullmatch(name)
     if not found or found["engine"] not in engines:
         return None
     return found["engine"], found["number"]

@@ -14,7 +14,7 @@ from typing import Any, TypedDict
 
 from kvsim.errors import unknown
 
-COUNTS = {"published_parameters", "counted_parameters", "stated_parameters"}
+PARAMETER_COUNTS = {"published_parameters", "counted_parameters", "stated_parameters"}
 
 
 class CatalogueEntry(TypedDict):
@@ -53,7 +53,7 @@ def catalogue_entry(name: str) -> CatalogueEntry:
     base = line
     while "like" in base:
         base = _lines()[base["like"]]
-    counts = line if line.keys() & COUNTS else base
+    counts = line if line.keys() & PARAMETER_COUNTS else base
     return {
         "hf_id": line["hf_id"],
         "published": counts.get("published_parameters"),

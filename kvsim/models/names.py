@@ -24,7 +24,7 @@ PREFIX = re.compile(
     r"^(?:https?://)?(?:www\.)?(?:hf\.co|huggingface\.co|ollama\.com/library|"
     r"ollama\.com|openrouter\.ai)/|^(?:ollama|library|hf|models)/"
 )
-GLUED = re.compile(r"([a-z]{2,})(\d.*)|(\d[\d.]*)([a-z]{3,}.*)")
+GLUED_WORDS = re.compile(r"([a-z]{2,})(\d.*)|(\d[\d.]*)([a-z]{3,}.*)")
 NO_SHAPE = frozenset(
     {"meta", "instruct", "it", "chat", "hf", "base", "pt", "latest", "instruction", "tuned", "text"}
 )
@@ -228,7 +228,7 @@ def split_words(text: str) -> tuple[str, ...]:
     found: list[str] = []
     for piece in SEPARATORS.split(re.sub(r"(?<=\d)p(?=\d)", ".", text.strip().lower())):
         pieces = [piece]
-        while (glued := GLUED.fullmatch(pieces[-1])) is not None:
+        while (glued := GLUED_WORDS.fullmatch(pieces[-1])) is not None:
             pieces[-1:] = [part for part in glued.groups() if part]
         found += [re.sub(r"^v(?=\d)", "", part) for part in pieces if part]
     return tuple(found)

@@ -58,7 +58,7 @@ def admitting_options(question: Question, search: TableSearch, row: int) -> Iter
 
 # other techniques
 
-AS_GOOD = 5e-4  # relative difference below which two are as good
+NEGLIGIBLE = 5e-4  # relative difference below which two are as good
 KNEE_SHARES = (0.01, 0.05, 0.10)  # of the objective given up for an earlier first token
 
 
@@ -172,11 +172,11 @@ def explain_loss(question: Question, search: TableSearch, chosen: int, row: int)
             return f"its {LABELS[name]} is {format_seconds(value)}, above {format_seconds(limit)}"
     best, value = search.value(chosen), search.value(row)
     behind, ahead = relative_gain(value, best), relative_gain(best, value)
-    if behind >= AS_GOOD:
+    if behind >= NEGLIGIBLE:
         return f"{describe_gap(question.objective, behind)}; bound by {binding(mine)}"
     known, own = (bool(table.evidence[i].missing) for i in (row, chosen))
     why = "loses an unknown share" if known > own else describe_cost(mine, search.replay(chosen))
-    if ahead < AS_GOOD:
+    if ahead < NEGLIGIBLE:
         return f"is as good, but {why}"
     error = question.between(t, table.technique[chosen])
     words = {
@@ -278,7 +278,7 @@ def find_waves(question: Question, choice: Prediction) -> Waves | None:
 # other deployments
 
 ADVICE_GAIN = 1.2  # times the objective: a change that brings less is not worth a line
-FORMATS = ("fp8", "int8", "int4")
+WEIGHT_FORMATS = ("fp8", "int8", "int4")
 PUBLISHED = {"gpt_oss": "mxfp4", "deepseek_v3": "fp8-block"}
 """Formats in which families of models were published: nothing is lost by them."""
 GPUS_PER_REPLICA = (1, 2, 4, 8)
@@ -405,7 +405,7 @@ def narrower_weights(deployment: Deployment) -> dict[str, str]:
     own = PUBLISHED.get(deployment.model.family)
     return {
         name: AS_PUBLISHED if name == own else _loss_of_weights(deployment, name)
-        for name in ((own, *FORMATS) if own else FORMATS)
+        for name in ((own, *WEIGHT_FORMATS) if own else WEIGHT_FORMATS)
         if deployment.weights == "fp16"
         and (not name.startswith("fp8") or "fp8" in deployment.hardware.flops)
     }

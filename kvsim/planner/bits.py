@@ -15,7 +15,7 @@ from kvsim.techniques.technique import Technique
 
 GAP = 1e-6  # relative
 SECONDS = 20.0
-STEP = 0.125  # bits on average between two choices that a plan may take
+BITS_STEP = 0.125  # bits on average between two choices that a plan may take
 
 
 Choices = dict[tuple[int, int, int], solver.Variable]
@@ -67,8 +67,8 @@ def offered(losses: LayerLosses) -> Mapping[Technique, Evidence]:
     """
     narrowest, widest = losses.bits[0], losses.bits[-1]
     found: dict[Technique, Evidence] = {}
-    for step in range(round((widest - narrowest) / STEP) + 1):
-        widths = assign(losses, narrowest + step * STEP)
+    for step in range(round((widest - narrowest) / BITS_STEP) + 1):
+        widths = assign(losses, narrowest + step * BITS_STEP)
         notation = losses.notation(widths)
         loss, low, high = (float(np.expm1(kl)) for kl in losses.expected(widths))
         windows = losses.alone.shape[-1]

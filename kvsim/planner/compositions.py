@@ -36,7 +36,7 @@ STARTS = 6  # techniques from which a search begins
 PARTNERS = 10  # techniques that are tried beside others, the best first
 PLACED = (0, 0.5, 1)  # shares of the cache and of the weights on the host
 BETTER = 1e-4  # relative: what is less than that is no step
-FIXED = ("gamma", "acceptance")  # settings that go together, and by measured positions
+COUPLED_SETTINGS = ("gamma", "acceptance")  # settings that go together, and by measured positions
 MOST_EVALUATED, SHOWN = 300, 3  # compositions of a question
 Limits = Callable[[Technique], Mapping[str, float]]
 

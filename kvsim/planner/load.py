@@ -31,7 +31,7 @@ ARRIVALS = 2000
 it is 0.9, and at 5 % above what an engine carries the queue is longer than usual targets at the
 end."""
 
-AT_ONCE = 1e-3  # s; requests that come within it come together
+SIMULTANEOUS = 1e-3  # s; requests that come within it come together
 RATE_STEP = 1.01  # ratio of two rates between which the search stops
 ROUTE = "least-loaded"  # how requests find their replica where there are several
 QUEUE_GROWTH = 0.02  # of the arrivals' time, by which the last quarter may wait longer
@@ -322,7 +322,7 @@ class RateSearch:
             low = guess
             while meets(high := low * factor):
                 low, factor = high, factor**2
-                if self.load.at(low).duration < AT_ONCE:
+                if self.load.at(low).duration < SIMULTANEOUS:
                     return low  # all of them are there at once, and no rate is too high
         else:
             floor = guess * IDLE

@@ -33,7 +33,7 @@ from kvsim.techniques import parse
 NARROWER = ("fp8", "int8", "int4")  # the gentlest first
 MORE_GPUS = (1, 2, 4, 8, 16, 32, 64)
 LAYOUTS_TRIED = 4  # of so many GPUs, the best in closed form
-SLACK = 1.25  # times what requests take that meet no other: a target that leaves room for load
+TARGET_SLACK = 1.25  # a target that leaves room for load, over the time of a request alone
 HALVINGS = 6  # of the prompt
 CARDS_TRIED = 16  # cards, the cheapest first
 LOSSY_TRIED = 3  # techniques that lose more than was admitted, the mildest first
@@ -206,7 +206,7 @@ def _remedies(
 ) -> Iterator[PlanRemedy]:
     """The first change of each kind that does, and of several together where no part does alone."""
     start, done = _Freed({}, question), set[str]()
-    for kinds in TOGETHER:
+    for kinds in CHANGED_TOGETHER:
         if done & set(kinds):
             continue
         found = _first(_apply([CHANGES[kind] for kind in kinds], start))
@@ -254,8 +254,8 @@ def _longer_times(before: _Freed) -> Iterator[_Freed]:
         least = idle_times(one, q)
         if least is None:
             continue
-        needed = {k: v for k, v in least.items() if v * SLACK > getattr(asked, k)}
-        longer = {k: round_up(v * SLACK) for k, v in needed.items()}
+        needed = {k: v for k, v in least.items() if v * TARGET_SLACK > getattr(asked, k)}
+        longer = {k: round_up(v * TARGET_SLACK) for k, v in needed.items()}
         if not longer:
             continue
         said = {k: show_time(v) for k, v in longer.items()}
@@ -372,7 +372,7 @@ CHANGES: Mapping[str, Change] = {
     "loss": _more_loss,
     "gpus": _more_gpus,
 }
-TOGETHER = (
+CHANGED_TOGETHER = (
     ("times",), ("weights",), ("loss",), ("gpus",),
     ("weights", "times"), ("weights", "loss"), ("weights", "gpus"), ("gpus", "times"),
     ("weights", "gpus", "times"),

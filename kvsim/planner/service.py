@@ -59,7 +59,7 @@ BUDGETS = (512, 1024, 2048, 4096, 8192, 16384)
 """Tokens of a pass that are tried for the choice: what users of vLLM and SGLang set."""
 MORE_THAN_FIT = 4  # times the sequences of mean length that fit: more never run at once
 SHORTEST_ANSWER = 2  # tokens, the fewest that have a time per output token
-LATE = 2.0  # times a long prompt's own time: what it takes among others
+QUEUEING_FACTOR = 2.0  # times a long prompt's own time: what it takes among others
 BUDGET_GAIN = 0.02  # of the objective, from which on another budget than the default is worth it
 MAX_ALTERNATIVES = 5
 SATURATED = 0.7  # of the rate of equal requests without a gap, where a search of rates begins
@@ -423,7 +423,9 @@ class ServiceSearch:
 
     def _promise(self, c: Candidate) -> float:
         """What equal requests promise, less where long prompts alone would miss their target."""
-        room = min(1.0, self.q.asked.ttft / max(LATE * self.times_alone(c)["ttft"], IDLE))
+        room = min(
+            1.0, self.q.asked.ttft / max(QUEUEING_FACTOR * self.times_alone(c)["ttft"], IDLE)
+        )
         worth = room**2
         return c.value * worth if c.value > 0 else c.value / worth
 
@@ -624,7 +626,7 @@ def _more(q: ServiceQuestion, choice: PlayedOption, other: PlayedOption) -> str:
     )
 
 
-CLASSES = 3  # of prompts by their length, each with as many requests
+LENGTH_CLASSES = 3  # of prompts by their length, each with as many requests
 
 
 @frozen
@@ -656,9 +658,9 @@ def plan_classes(question: ServiceQuestion) -> list[ClassPlan]:
         The question about all of them.
     """
     requests = question.load.requests.without_sessions()
-    edges = np.quantile(requests.prompt, np.arange(1, CLASSES) / CLASSES)
+    edges = np.quantile(requests.prompt, np.arange(1, LENGTH_CLASSES) / LENGTH_CLASSES)
     of, found = np.searchsorted(edges, requests.prompt), []
-    for one in range(CLASSES):
+    for one in range(LENGTH_CLASSES):
         rows = np.flatnonzero(of == one)
         if not rows.size:
             continue

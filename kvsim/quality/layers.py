@@ -26,7 +26,7 @@ CACHE_SIDES = ("keys", "values")
 ADDING = 0.35
 """By which sums of layers are off at most, relative: 44 mixed plans on SmolLM2-135M were off by
 27 % at worst, 8 with fewer tokens by 32 % (docs/quality.md)."""
-NORMAL = 1.96  # standard errors to either side: 95 %
+Z_95 = 1.96  # standard errors to either side: 95 %
 
 
 @frozen
@@ -88,7 +88,7 @@ class LayerLosses:
         sums, whole = self._uniform()
         some = sums > 0
         spread = float(np.abs(whole[some] / self._grown(sums[some]) - 1).max(initial=0.0))
-        off = float(np.hypot(NORMAL * error, mean * max(spread, ADDING)))
+        off = float(np.hypot(Z_95 * error, mean * max(spread, ADDING)))
         return mean, max(0.0, mean - off), mean + off
 
     def _grown(self, added: Number) -> Number:

@@ -114,7 +114,7 @@ def _row(line: dict[str, str]) -> Row:
     )
 
 
-READ = re.compile(r"(\d+) windows of (\d+) tokens, (\d+) scored")
+WINDOWS_READ = re.compile(r"(\d+) windows of (\d+) tokens, (\d+) scored")
 
 
 @frozen
@@ -158,7 +158,7 @@ def runs_of(trace: "AttentionTrace") -> tuple[QualityRun, ...]:
     InputError
         If the trace does not say how its text was read.
     """
-    read = READ.search(trace.settings)
+    read = WINDOWS_READ.search(trace.settings)
     if read is None:
         raise InputError(
             f"quality of {trace.model}: its settings are {trace.settings[:60]!r}; expected "

@@ -21,7 +21,7 @@ from kvsim.serving.outcome import spread
 from kvsim.serving.records import MEMORIES
 from kvsim.serving.servable import describe_left_out
 
-BRIEF = 60.0  # of a trace, below which it says little of queues [s]
+SHORT_TRACE = 60.0  # of a trace, below which it says little of queues [s]
 
 
 def make_fields(answer: CapacityAnswer, trace: str, said: str) -> Row:
@@ -205,7 +205,7 @@ def list_assumptions(answer: CapacityAnswer) -> list[str]:
     rules = [x.costs.rules for x in some if x.tiers]
     model, most = some[0].costs.deployment.model, some[0].costs.rules.max_model_len
     lasts = answer.question.traffic.requests.duration
-    if 0 < lasts < BRIEF:
+    if 0 < lasts < SHORT_TRACE:
         said.append(
             f"The trace lasts only {seconds(lasts)}: longer queues are not seen, so the same "
             "rate for longer may need more."

@@ -223,12 +223,12 @@ def fleet_table(answer: Row) -> Table:
     p = f"p{answer['planned_for']['percentile']:g}"
     heads = ("kind of replica", "replicas", "USD/h", "requests", "max-num-seqs", "tokens per pass",
              "most running", "KV tokens", f"TTFT {p}", f"TPOT {p}")  # fmt: skip
-    note = APART if any(r["engines"] for r in answer["fleet"]) else ""
+    note = DISAGGREGATED_NOTE if any(r["engines"] for r in answer["fleet"]) else ""
     return cells_table(heads, rows, ranks="0000112300", note=note)
 
 
 FULL_KV = re.compile(r" full(?= \+ |,|;|$)")
-APART = (
+DISAGGREGATED_NOTE = (
     "1 prefill + 1 decode: one engine computes prompts and hands their caches to one that decodes"
 )
 MEMORY_NAMES = {"gpu": "GPU memory", "host": "host memory", "nvme": "NVMe", "remote": "the store"}

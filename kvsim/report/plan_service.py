@@ -28,7 +28,7 @@ from kvsim.report.terminal import BLANK, Block, Heading
 
 MAX_MISSING = 4  # layouts that are named where nothing meets the targets
 NO_GAIN = 0.005  # relative gain below which nothing is gained
-NOT_MODELLED = [x for x in evidence.NOT_MODELLED if "one by one" not in x]
+NOT_MODELLED_SERVING = [x for x in evidence.NOT_MODELLED if "one by one" not in x]
 
 
 def make_result(
@@ -77,7 +77,7 @@ def make_result(
         "prices": plan.prices,
         "basis": basis(d),
         "solver": {"options": plan.considered, "plays": plan.plays},
-        "not_modelled": NOT_MODELLED,
+        "not_modelled": NOT_MODELLED_SERVING,
     }
     answer = _answer(plan)
     if classes:
@@ -102,7 +102,12 @@ def make_result(
     blocks: list[Block] = [
         *(Heading(title), *answer.head(), shown, BLANK, *answer.body(BRIEF)),
     ]
-    more = [*answer.rest(BRIEF), ground, f"Not modelled: {'; '.join(NOT_MODELLED)}.", played]
+    more = [
+        *answer.rest(BRIEF),
+        ground,
+        f"Not modelled: {'; '.join(NOT_MODELLED_SERVING)}.",
+        played,
+    ]
     tables = [shown]
     if curve:
         fields["curve"] = points = list(plan.curve())
@@ -125,7 +130,7 @@ def make_result(
         blocks=[*blocks, *paste_blocks(engines)],
         more=more,
         draw=draw,
-        remarks=[f"Not modelled: {'; '.join(NOT_MODELLED)}."],
+        remarks=[f"Not modelled: {'; '.join(NOT_MODELLED_SERVING)}."],
         data=evidence.newest_measurement([d]),
         foot=[ground],
     )

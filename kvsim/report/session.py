@@ -17,8 +17,8 @@ from kvsim.validate.session.report import shares
 from kvsim.validate.session.state import SessionState
 from kvsim.validate.session.work import profile_of
 
-COMPILED = re.compile(r"(sm_\d+) (.+): (\d+) B shared, (\d+) registers, (\d+) B spilt, (\d+) ")
-RATES = {"flops_per_s": ("products in 16 bits", 1e12, "TFLOP/s")}
+COMPILED_LINE = re.compile(r"(sm_\d+) (.+): (\d+) B shared, (\d+) registers, (\d+) B spilt, (\d+) ")
+RATE_UNITS = {"flops_per_s": ("products in 16 bits", 1e12, "TFLOP/s")}
 RATE_TITLES = {"hbm": "memory", "h2d": "copies to the device", "d2h": "copies to the host"}
 TIME_KEYS = ("ttft_s", "tpot_s")
 GENERATED = 9  # tokens of a timed run, as in kvsim.validate.times.points
@@ -177,7 +177,7 @@ def _summarize_step(name: str, result: Mapping[str, Any]) -> str:
 def _ceilings(found: Found) -> Table:
     rows = []
     for key, value in found.get("ceilings", {}).items():
-        name, scale, unit = RATES.get(key) or (RATE_TITLES[key.partition("_")[0]], 1e9, "GB/s")
+        name, scale, unit = RATE_UNITS.get(key) or (RATE_TITLES[key.partition("_")[0]], 1e9, "GB/s")
         rows.append([name, f"{rounded(value / scale, 3)} {unit}"])
     return cells_table(("best rate of", "measured"), rows, 1, "", "Ceilings")
 
@@ -345,7 +345,7 @@ def _compiled(found: Found) -> Table:
     """Programs as they were compiled for this card."""
     rows = []
     for line in found.get("compile", {}).get("lines", ()):
-        if match := COMPILED.match(line):
+        if match := COMPILED_LINE.match(line):
             card, what, shared, registers, spilt, instructions = match.groups()
             rows.append([what, card, shared, registers, spilt, instructions])
     heads = ("program", "card", "shared B", "registers", "spilt B", "instructions")

@@ -4,7 +4,7 @@ import numpy as np
 
 from kvsim.frozen import frozen
 from kvsim.graph import Array
-from kvsim.quality.layers import CACHE_SIDES, NORMAL, LayerLosses, Widths
+from kvsim.quality.layers import CACHE_SIDES, Z_95, LayerLosses, Widths
 from kvsim.report.answer import Answer
 from kvsim.report.json import Row
 from kvsim.report.result import Result
@@ -167,7 +167,7 @@ def make_layer_result(
             BLANK,
             f"At {plan.bits:g} bits on average: {found.notation(plan.widths)}",
             f"Expected {mean:.3g} ({low:.3g} to {high:.3g}), measured {measured:.3g} \u00b1 "
-            f"{NORMAL * plan.error:.2g}: {inside} the interval; all layers at {found.bits[0]} bits "
+            f"{Z_95 * plan.error:.2g}: {inside} the interval; all layers at {found.bits[0]} bits "
             f"lose {found.uniform[0].mean():.3g}.",
         ]
     fields = layer_fields(found, plan)

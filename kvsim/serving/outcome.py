@@ -21,7 +21,7 @@ from kvsim.serving.records import (
     REFUSED,
     TIER_LINKS,
 )
-from kvsim.serving.servable import REASONS, count_refusals, find_refusals, longest_request
+from kvsim.serving.servable import REFUSAL_REASONS, count_refusals, find_refusals, longest_request
 from kvsim.serving.simulate import Run
 from kvsim.serving.tables import COST_RESOURCES
 
@@ -58,7 +58,7 @@ class Outcome:
     def refused_by(self) -> dict[str, int]:
         """Requests that were refused, by reason."""
         if not self.refused.any():
-            return dict.fromkeys(REASONS, 0)
+            return dict.fromkeys(REFUSAL_REASONS, 0)
         found = find_refusals(longest_request(self.run.costs), self.run.requests)
         return count_refusals(found[self.refused])
 

@@ -20,7 +20,7 @@ from kvsim.serving.rules import Rules
 from kvsim.techniques.technique import Technique
 from kvsim.traces.requests import Requests
 
-REASONS = ("context", "cache")
+REFUSAL_REASONS = ("context", "cache")
 """Why a request is refused: longer than the context, or larger than the KV cache."""
 
 
@@ -78,7 +78,7 @@ def count_refusals(found: NDArray[np.int8]) -> dict[str, int]:
     ----------
     found : what ``find_refusals`` says of each request. (n,)
     """
-    return {name: int((found == 1 + i).sum()) for i, name in enumerate(REASONS)}
+    return {name: int((found == 1 + i).sum()) for i, name in enumerate(REFUSAL_REASONS)}
 
 
 def describe_refusals(counts: Mapping[str, int], model: str, context: int) -> str:
@@ -137,13 +137,13 @@ def why_refused(
         one = Requests(np.zeros(1), np.array([prompt]), np.array([generate]))
         rules = Rules().scale_to(deployment)
         if prompt + generate > deployment.model.max_context:
-            return REASONS[0]
+            return REFUSAL_REASONS[0]
         costs = ReplicaMemory.for_requests(technique, deployment, rules, one)
         try:
             reason = int(find_refusals(longest_request(costs), one)[0])
         except InputError:  # weights leave no cache
-            return REASONS[1]
-        return REASONS[reason - 1] if reason else None
+            return REFUSAL_REASONS[1]
+        return REFUSAL_REASONS[reason - 1] if reason else None
 
     return technique.cached(deployment, ("refused", prompt, generate), find)
 

@@ -17,7 +17,7 @@ from kvsim.sweeps.cases import Case, Columns, no_answer
 from kvsim.techniques import parse
 from kvsim.techniques.technique import Technique
 
-AT_ONCE = 2**13  # points evaluated together: intermediate arrays stay in the CPU's cache
+POINTS_PER_CALL = 2**13  # points evaluated together: intermediate arrays stay in the CPU's cache
 
 
 def predict_case(case: Case) -> Columns:
@@ -46,8 +46,8 @@ def predict_case(case: Case) -> Columns:
         none = no_answer("predict", reason)
         return none | {"batch": batch, "context": context}
     parts = [
-        _predicted(t, d, batch[i : i + AT_ONCE], context[i : i + AT_ONCE])
-        for i in range(0, batch.size, AT_ONCE)
+        _predicted(t, d, batch[i : i + POINTS_PER_CALL], context[i : i + POINTS_PER_CALL])
+        for i in range(0, batch.size, POINTS_PER_CALL)
     ]
     found: Columns = {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
     whole = batch % t.tiles() == 0

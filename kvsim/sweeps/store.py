@@ -24,7 +24,7 @@ from kvsim.sweeps.plugins import Plugin
 from kvsim.sweeps.spec import Spec
 from kvsim.version import __version__
 
-MANIFEST = "_sweep.json"  # readers of Parquet folders pass over names that begin so
+SWEEP_MANIFEST = "_sweep.json"  # readers of Parquet folders pass over names that begin so
 
 
 @frozen
@@ -45,7 +45,7 @@ class SharedFolder:
     def is_available(self) -> bool:
         """Whether this process has the folder, of the same sweep and kvsim."""
         try:
-            manifest = read_bytes(Path(self.path) / MANIFEST, JSON)
+            manifest = read_bytes(Path(self.path) / SWEEP_MANIFEST, JSON)
             ours = bool(json.loads(manifest)["kvsim"] == __version__)
         except (OSError, ValueError, KeyError, InputError):
             return False
@@ -91,7 +91,7 @@ class ResultStore:
             "plugins": [sha256(p.text.encode()).hexdigest() for p in plugins],
             "files": {name: _digest(name) for name in _files(spec)},
         }
-        place = self.folder / MANIFEST
+        place = self.folder / SWEEP_MANIFEST
         self.done = {int(p.stem.partition("-")[2]) for p in self.folder.glob("chunk-*.parquet")}
         if place.exists() and (self.done or resume):
             if not resume:
@@ -112,7 +112,7 @@ class ResultStore:
     @property
     def shared(self) -> SharedFolder:
         """The folder for processes that may have it too."""
-        mark = sha256(read_bytes(self.folder / MANIFEST, JSON)).hexdigest()
+        mark = sha256(read_bytes(self.folder / SWEEP_MANIFEST, JSON)).hexdigest()
         return SharedFolder(str(self.folder.resolve()), mark)
 
     def keep(self, index: int, content: bytes | None) -> None:

@@ -23,7 +23,7 @@ CHAT_SPREAD = {"prompt": 1.1, "generate": 0.8}
 
 PERCENTILE_95 = 1.6449  # standard deviations from the median to the 95th percentile
 MEAN_QUANTILES = 256  # of a distribution, over which its mean is taken
-STRETCHES = 8  # times that cut lengths are stretched again
+STRETCH_ROUNDS = 8  # times that cut lengths are stretched again
 
 
 @frozen
@@ -145,9 +145,9 @@ def draw_lengths(
     for margin in (lengths.generate, lengths.prompt):
         drawn = random.permutation(margin.quantiles(share, ndtri(share)))
         mean, room = drawn.mean(), np.maximum(most - (found[0] if found else 1), 1)
-        for _ in range(STRETCHES):
+        for _ in range(STRETCH_ROUNDS):
             cut = np.clip(drawn, 1, room)
-            drawn = cut * min(mean / cut.mean(), STRETCHES)
+            drawn = cut * min(mean / cut.mean(), STRETCH_ROUNDS)
         found.append(np.rint(np.clip(drawn, 1, room)).astype(np.int64))
     generate, prompt = found
     return prompt, generate

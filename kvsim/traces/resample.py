@@ -16,14 +16,14 @@ import numpy as np
 
 from kvsim.traces.requests import Floats, Integers, Requests
 
-BLOCKS = 24  # that a trace is cut into: enough to differ, long enough to keep queues and bursts
+TRACE_BLOCKS = 24  # enough to differ, and each long enough to keep queues and bursts
 SHORTEST_BLOCK, LONGEST_BLOCK = 20.0, 900.0  # [s]
 NEARBY = 0.25  # of the trace's duration that a block may come from on either side
 GOLDEN = (5**0.5 - 1) / 2  # multiples of it fill an interval most evenly
 
 
 def draw_day(
-    requests: Requests, seed: int, blocks: int = BLOCKS, nearby: float = NEARBY
+    requests: Requests, seed: int, blocks: int = TRACE_BLOCKS, nearby: float = NEARBY
 ) -> tuple[Requests, Integers]:
     """Draw another day of the same traffic.
 

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import pytest
 
-from kvsim.api.cost import COSTS, announce_cost
+from kvsim.api.cost import COMMAND_COSTS, announce_cost
 from kvsim.console import run_on_command_line
 from kvsim.errors import InputError
 
@@ -18,10 +18,10 @@ class Given:
     yes: bool = False
 
 
-@pytest.mark.parametrize("command", COSTS)
+@pytest.mark.parametrize("command", COMMAND_COSTS)
 def test_documented_sizes_never_need_a_yes(command: str) -> None:
     with run_on_command_line():
-        announce_cost(cast(Any, Given(command)), COSTS[command].free, 100)
+        announce_cost(cast(Any, Given(command)), COMMAND_COSTS[command].free, 100)
 
 
 @pytest.mark.parametrize(

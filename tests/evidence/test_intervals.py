@@ -16,8 +16,9 @@ def line(
     rows: int = 50, low: float = 0.9, high: float = 1.2, model: str = "llama3.1-8b"
 ) -> ledger.LedgerEntry:
     return ledger.LedgerEntry(
-        "vllm", "0.18", "decode", "h100", "full", rows, 0.05, 0.1, low, high, ledger.RUN, "runs",
-        float(np.sqrt(low * high)), "served", "16 bit", "dense", "one", model,
+        "vllm", "0.18", "decode", "h100", "full", rows, 0.05, 0.1, low, high,
+        ledger.HELD_OUT_RUN, "runs", float(np.sqrt(low * high)), "served", "16 bit", "dense", "one",
+        model,
     )  # fmt: skip
 
 

@@ -15,7 +15,7 @@ from kvsim.machines.profiles import load_hardware, load_stack  # noqa: E402
 from kvsim.techniques.technique import Technique  # noqa: E402
 from kvsim.validate.counter import OpCounter  # noqa: E402
 from kvsim.validate.counts.check import SLACK, RandomPrompts, representative  # noqa: E402
-from kvsim.validate.counts.measured import REASONS, MeasuredBytes, measured_bytes  # noqa: E402
+from kvsim.validate.counts.measured import DIFFERENCES, MeasuredBytes, measured_bytes  # noqa: E402
 from kvsim.validate.model.architecture import load_architecture  # noqa: E402
 from kvsim.validate.model.decoder import Decoder  # noqa: E402
 from kvsim.validate.model.weights import random_weights  # noqa: E402
@@ -81,4 +81,4 @@ def test_bytes_that_differ_have_a_reason_and_reasons_a_difference() -> None:
         for one in measure(technique):
             assert one.equal or one.reason, (str(technique), one)
             seen |= set() if one.equal else {("", one.op), (technique.name, one.op)}
-    assert set(REASONS) <= seen
+    assert set(DIFFERENCES) <= seen

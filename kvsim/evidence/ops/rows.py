@@ -57,7 +57,7 @@ BYTES_PER_NUMBER = {"fp16": 2.0, "fp8": 1.0, "fp8-block": 1.0, "int8": 1.0, "int
                     "nvfp4": 0.5, "mxfp4": 0.5, "mxfp8": 0.5}  # fmt: skip
 TINY = 2.0**20  # keys and values below this say what a kernel takes at least [B]
 L2_MARGIN = 1.2  # keys and values of a call that cannot stay in L2, over its size
-COUNTS = {"context", "decodes", "decode_context"}  # may be 0
+MAY_BE_ZERO = {"context", "decodes", "decode_context"}  # may be 0
 
 
 Group = dict[tuple[float, ...], tuple[float, str, str]]
@@ -248,7 +248,7 @@ def _no_evidence(row: Mapping[str, str], hardware: Hardware, l2: float) -> str:
         if name not in row:
             return f"without a column {name}"
         value = _number(row[name])
-        if value is None or value != int(value) or value < (0 if name in COUNTS else 1):
+        if value is None or value != int(value) or value < (0 if name in MAY_BE_ZERO else 1):
             return f"whose {name} is no whole number"
         if value > 1e12:
             return f"whose {name} is absurdly large"

@@ -21,7 +21,7 @@ from kvsim.planner.fleet.search import Certainty, FleetQuestion, FleetSolver, Re
 
 TARGET_ROOM = 1.2  # a target that cannot be met is replaced by what can, and so much more
 TARGET_FACTOR = 2.0  # times as long as a target, to see what it costs
-LOADS = (0.5, 1.5, 2.0)
+OTHER_LOADS = (0.5, 1.5, 2.0)
 BATCH_LIMITS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 LOAD_HALVINGS = 7  # of the load that limits allow
 NONE = "none keeps what is asked"
@@ -122,11 +122,11 @@ def make_capacity(
     # a fleet that answered a later question may do for an earlier one
     best = solver.cheapest(asked) or chosen
     found = {label: solver.cheapest(changed) for label, changed in rows.items()}
-    half = found[_load_label(LOADS[0])]
+    half = found[_load_label(OTHER_LOADS[0])]
     if half is None or half.cost > best.cost:
-        found[_load_label(LOADS[0])] = best
+        found[_load_label(OTHER_LOADS[0])] = best
     others = _comparisons(solver, asked, best)
-    loads = {_load_label(x): x for x in LOADS}
+    loads = {_load_label(x): x for x in OTHER_LOADS}
     best, played = _trim_batch_limits(solver, asked, best)
     return CapacityAnswer(
         question=question,
@@ -137,7 +137,7 @@ def make_capacity(
         alone=[solver.busy(kind) * asked.load for kind in solver.kinds],
         fleet=best,
         played=played,
-        at_load={x: solver.play(best, asked.load * x) for x in LOADS},
+        at_load={x: solver.play(best, asked.load * x) for x in OTHER_LOADS},
         after_loss=_play_losses(solver, asked, best),
         alternatives=[OtherFleet(x, found[x], NONE) for x in rows if x in others],
         limits=[OtherFleet(x, found[x], NONE) for x in rows if x not in others and x not in loads],
@@ -230,8 +230,8 @@ def _changed(solver: FleetSolver, asked: FleetQuestion, chosen: Fleet) -> dict[s
             if asked.targets.longer:
                 said = f"{name.upper()} {TARGET_FACTOR:g} times as long in every class"
             rows[said] = replace(asked, targets=asked.targets.times(name, TARGET_FACTOR))
-    for times in LOADS:  # a fleet for more also carries less, whatever the days that are drawn
-        less = tuple(asked.load * x for x in (1.0, *LOADS) if 1.0 <= x < times)
+    for times in OTHER_LOADS:  # a fleet for more also carries less, whatever days are drawn
+        less = tuple(asked.load * x for x in (1.0, *OTHER_LOADS) if 1.0 <= x < times)
         rows[_load_label(times)] = replace(asked, load=asked.load * times, less=less)
     return rows
 
@@ -334,7 +334,7 @@ def _trim_batch_limits(
     """The same fleet with batch limits that it does not reach on the trace, with room for more."""
     played = solver.play(fleet, asked.load)
     most = {g.kind: 0 for g in played.groups}
-    for load in (1.0, max(LOADS)):
+    for load in (1.0, max(OTHER_LOADS)):
         for g in solver.play(fleet, asked.load * load).groups:
             most[g.kind] = max(most.get(g.kind, 0), g.most_running)
     kinds = list(fleet.kinds)

@@ -176,7 +176,7 @@ class Configuration:
 
 # known errors of their times
 
-ERROR_KINDS = ("decode", "prefill", "request")
+SLOWED_KINDS = ("decode", "prefill", "request")
 
 
 @frozen
@@ -198,7 +198,7 @@ def known_spread(configurations: list[Configuration]) -> Spread:
     """
     found = []
     for x in configurations:
-        each = [evidence_for(x.costs.deployment, x.technique, kind) for kind in ERROR_KINDS]
+        each = [evidence_for(x.costs.deployment, x.technique, kind) for kind in SLOWED_KINDS]
         measured = [e for e in each[:-1] if e.entry is not None] or each[-1:]
         found.append(max(measured, key=_log_width))
     widest = max(found, key=_log_width)
@@ -251,7 +251,7 @@ class Extras:
     nic: float = NIC_RATE
 
 
-BUDGETS = (512, 1024, 2048, 4096, 8192)
+TOKEN_BUDGETS = (512, 1024, 2048, 4096, 8192)
 """Tokens of a pass at most that are tried where the user names none: a small budget keeps the time
 per token even, a large one reads prompts sooner. [tokens]"""
 
@@ -423,7 +423,7 @@ def _choices(x: Configuration, question: "CapacityQuestion") -> Iterator[Configu
     prefixes = rules.prefix_caching and question.traffic.requests.block_ids is not None
     route = PREFIX_ROUTES[0] if prefixes else LEAST_LOADED
     tried = question.tunes and x.apart is None
-    for budget in dict.fromkeys([rules.max_tokens, *(b * lanes for b in BUDGETS if tried)]):
+    for budget in dict.fromkeys([rules.max_tokens, *(b * lanes for b in TOKEN_BUDGETS if tried)]):
         changed = replace(x.costs, rules=replace(rules, max_tokens=budget))
         yield replace(x, costs=x.costs if budget == rules.max_tokens else changed, route=route)
 

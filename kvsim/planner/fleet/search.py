@@ -46,7 +46,7 @@ PREFIX_BOUND_SHARE = 0.5  # likewise where more replicas keep more prefixes
 MOST_OF_BOUND, MOST_BEYOND = 16, 16  # replicas that are tried at most: times the bound, and more
 DAYS, FEWER_DAYS = 32, 8  # that a probability is taken over
 DAYS_REQUESTS = 200_000  # of all days together: those of long traces are fewer
-BATCH_LIMITS = (128, 64, 32, 16, 8)  # tried where the time per token is what is missed
+LOWER_BATCH_LIMITS = (128, 64, 32, 16, 8)  # tried where the time per token is what is missed
 PAIRED_PER_GPU = 2  # kinds of each card that pairs are made of
 PAIRED_COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)  # replicas of each kind of a pair
 PAIRED_REQUESTS = 1_500_000  # that are played for pairs at most, whatever their number
@@ -470,7 +470,7 @@ class FleetSolver:
             tokens = other.costs.rules.max_tokens
             if tokens != own and (tpot if tokens < own else ttft):
                 yield other
-        for limit in BATCH_LIMITS if tpot and count is not None else ():
+        for limit in LOWER_BATCH_LIMITS if tpot and count is not None else ():
             if limit * lanes < x.costs.rules.max_seqs and any(
                 isfinite(t.tpot) for t in asked.targets.each
             ):

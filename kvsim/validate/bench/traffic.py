@@ -325,7 +325,7 @@ def _product(tensor: Tensor, w: Tensor) -> Tensor:
 
 
 HERE = torch.device("cpu")
-CACHE = 2**25  # a usual last-level cache [B]
+LAST_LEVEL_CACHE = 2**25  # a usual last-level cache [B]
 
 
 def reads(place: Bench) -> Iterator[Work]:
@@ -355,7 +355,7 @@ def attends(place: Bench) -> Iterator[Work]:
 
 def on_host(place: Bench) -> Bench:
     """The same limits for the host's memory."""
-    return replace(place, device=HERE, cache=place.cache if place.on_cpu else CACHE)
+    return replace(place, device=HERE, cache=place.cache if place.on_cpu else LAST_LEVEL_CACHE)
 
 
 @contextmanager

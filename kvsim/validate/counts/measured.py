@@ -6,13 +6,13 @@ from kvsim.frozen import frozen
 from kvsim.graph import Channel
 from kvsim.validate.counter import CountedPass, OpCounter
 
-SMALL = "weights of norms and the rotations of positions are read too"
-GATHERED = "the run gathers rows into a tensor of its own and writes or packs them from there"
+READS_NORMS = "weights of norms and the rotations of positions are read too"
+GATHERS_ROWS = "the run gathers rows into a tensor of its own and writes or packs them from there"
 HANDED = "a tensor is handed from one op of the run to the next, which one kernel would keep"
 ONE_KERNEL = "stated as kernels that hand a tensor on, or read one again; measured as one"
 OUT_IN_FP32 = "packed attention leaves its kernel in fp32, and small tables are read"
 SUMS_IN_FP32 = "sums are kept, read and written in fp32"
-TABLES = "small tables beside the numbers are read or written too"
+READS_TABLES = "small tables beside the numbers are read or written too"
 OWN_ROWS = "each query head gathers rows of its own; those of a KV head are stated once"
 BY_PARTS = "partial outputs in fp32 are handed to the kernel that joins them"
 BY_BLOCKS = "each row of blocks reads its keys again, and its output is joined to the others"
@@ -23,10 +23,10 @@ NO_LANE = "the calling thread gathers or hands over rows without a lane that is 
 STAGED = "rows are gathered into one buffer and copied to another"
 
 LINKS: tuple[Channel, ...] = ("h2d", "d2h")
-REASONS = {
-    ("", "pointwise"): SMALL,
-    ("", "sample"): SMALL,
-    ("", "compact"): GATHERED,
+DIFFERENCES = {
+    ("", "pointwise"): READS_NORMS,
+    ("", "sample"): READS_NORMS,
+    ("", "compact"): GATHERS_ROWS,
     ("expected-attention", "query_spread"): SUMS_IN_FP32,
     ("expected-attention", "expect"): SUMS_IN_FP32,
     ("fastdecode", "h2d"): NO_LANE,
@@ -34,7 +34,7 @@ REASONS = {
     ("flexgen", "h2d"): AHEAD,
     ("gear", "attn"): HANDED,
     ("gear", "correct"): HANDED,
-    ("gear", "quantise"): GATHERED,
+    ("gear", "quantise"): GATHERS_ROWS,
     ("h2o", "attn"): HANDED,
     ("h2o", "graduate"): SUMS_IN_FP32,
     ("h2o", "lowest"): SUMS_IN_FP32,
@@ -44,32 +44,32 @@ REASONS = {
     ("kcache", "h2d"): NO_LANE,
     ("kcache", "scores"): HANDED,
     ("kivi", "attn"): OUT_IN_FP32,
-    ("kivi", "quantise"): GATHERED,
+    ("kivi", "quantise"): GATHERS_ROWS,
     ("kvpr", "h2d"): AHEAD,
     ("kvquant", "attn"): OUT_IN_FP32,
     ("kvquant", "outliers"): HANDED,
     ("kvquant", "quantise"): HANDED,
     ("mikv", "attn"): HANDED,
-    ("mikv", "balance"): TABLES,
+    ("mikv", "balance"): READS_TABLES,
     ("mikv", "lowest"): PUSHED,
     ("mikv", "quantise"): PUSHED,
     ("mikv", "rank"): SUMS_IN_FP32,
     ("mikv", "scores"): SUMS_IN_FP32,
     ("offload", "h2d"): AHEAD,
     ("quantspec", "attn"): OUT_IN_FP32,
-    ("quantspec", "quantise"): GATHERED,
+    ("quantspec", "quantise"): GATHERS_ROWS,
     ("quest", "topk"): HEADS,
     ("shadowkv", "h2d"): NO_LANE,
     ("shadowkv", "restore_keys"): HANDED,
     ("shadowkv", "topk"): HEADS,
     ("specache", "attn"): OUT_IN_FP32,
     ("specache", "h2d"): STAGED,
-    ("specache", "quantise"): GATHERED,
-    ("streamingllm", "turn"): TABLES,
+    ("specache", "quantise"): GATHERS_ROWS,
+    ("streamingllm", "turn"): READS_TABLES,
     ("think", "attn"): BY_PARTS,
-    ("turboquant", "attn"): TABLES,
-    ("turboquant", "quantise"): TABLES,
-    ("turboquant", "rotate"): TABLES,
+    ("turboquant", "attn"): READS_TABLES,
+    ("turboquant", "quantise"): READS_TABLES,
+    ("turboquant", "rotate"): READS_TABLES,
     ("xattention", "antidiagonals"): SUMS_IN_FP32,
     ("xattention", "attn"): BY_BLOCKS,
     ("xattention", "rank_blocks"): SUMS_IN_FP32,
@@ -117,7 +117,7 @@ def measured_bytes(technique: str, counter: OpCounter) -> Iterator[MeasuredBytes
     rows += [("", way, n, counter.links.get(way, 0)) for way, n in links.items()]
     for phase, op, stated, measured in rows:
         if stated or measured:
-            named = REASONS.get((technique, op)) or REASONS.get(("", op), "")
+            named = DIFFERENCES.get((technique, op)) or DIFFERENCES.get(("", op), "")
             less = ONE_KERNEL if measured < stated and op not in LINKS else ""
             reason = "" if measured == stated else named or less
             yield MeasuredBytes(phase, op, stated, measured, reason)

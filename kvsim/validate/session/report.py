@@ -11,7 +11,7 @@ from kvsim.validate.session.queue import Unit
 from kvsim.validate.session.state import SessionState
 from kvsim.validate.session.work import profile_of
 
-PARTS = {
+REPORT_FILES = {
     "environment.json": ("facts", "ceilings"),
     "tests.json": ("compile", "kernels", "sanitizer", "counts"),
     "points.json": ("point",),
@@ -34,7 +34,7 @@ def write_report(state: SessionState, units: Sequence[Unit], folder: Path) -> li
     folder.mkdir(parents=True, exist_ok=True)
     results = {u.name: found for u in units if (found := state.read(u.name)) is not None}
     written = []
-    for name, kinds in PARTS.items():
+    for name, kinds in REPORT_FILES.items():
         part = {key: value for key, value in results.items() if key.split()[0] in kinds}
         if part:
             written.append(_write(folder / name, part))

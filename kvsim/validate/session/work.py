@@ -40,7 +40,7 @@ TIMED_SIZES: dict[str, dict[Form, tuple[tuple[int, int], ...]]] = {
     "cpu": {"short": ((2, 96),), "long": ((1, 128), (2, 96), (2, 384))},
 }
 """Batches and prompts by kind of device."""
-COUNTED = (("smollm2-135m", 0), ("llama2-7b", 2))
+COUNTED_MODELS = (("smollm2-135m", 0), ("llama2-7b", 2))
 """Models whose tokens and counts are compared, and the layers they are cut to (0: all)."""
 ORACLE_KERNELS = ("attention", "factors", "quantise", "topk", "gather", "lanes")
 Result = dict[str, Any]
@@ -77,7 +77,7 @@ def all_units(device: str) -> list[Unit]:
         *(Unit(f"kernels {name}", 60.0, 25.0) for name in ORACLE_KERNELS[:1]),
         *more,
         *(Unit(f"kernels {name}", 60.0, 15.0) for name in ORACLE_KERNELS[1:]),
-        *(Unit(f"counts {model} {layers}", 60.0) for model, layers in COUNTED),
+        *(Unit(f"counts {model} {layers}", 60.0) for model, layers in COUNTED_MODELS),
         Unit("rates", 60.0, needs=("ceilings",), most=180.0),
         Unit("compile", 200.0, 40.0),
         Unit("sanitizer", 60.0, most=180.0),
