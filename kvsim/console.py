@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import cache
 from pathlib import Path
 from time import monotonic
 from typing import TypeVar
@@ -64,6 +65,18 @@ def print_note(note: str) -> None:
     """
     if on_command_line():
         print(f"kvsim: {escape_controls(note, '')}", file=sys.stderr, flush=True)
+
+
+@cache
+def print_once(note: str) -> None:
+    """Print a note of a command the first time that it is said.
+
+    Parameters
+    ----------
+    note
+        One line of text.
+    """
+    print_note(note)
 
 
 def print_progress(note: str) -> None:

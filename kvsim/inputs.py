@@ -300,6 +300,25 @@ def parse_count(
     return value
 
 
+def parse_amount(name: str, given: object, allowed: Range | None = None) -> int:
+    """Parse a whole number that may be large: 1000000, 1e6, 50k or 1M.
+
+    Parameters
+    ----------
+    name
+        Name of the option, for messages.
+    given
+        What was given for it.
+    allowed
+        Range of the option; None for no other limit.
+    """
+    found = re.fullmatch(r"\s*(\d+(?:\.\d+)?(?:e\+?\d{1,2})?)\s*([km]?)\s*", str(given).lower())
+    if found is not None:
+        value = round(float(found[1]) * {"": 1, "k": 1e3, "m": 1e6}[found[2]], 3)
+        given = int(value) if value.is_integer() else given
+    return parse_count(name, given, allowed, ", as 1000000, 1e6 or 1M")
+
+
 def parse_counts(name: str, given: object, allowed: Range | None = None) -> list[int]:
     """Parse whole numbers separated by commas, or a list of them.
 

@@ -22,6 +22,7 @@ from kvsim.inputs import (
     count_or,
     duration,
     format_plain,
+    parse_amount,
     parse_count,
     parse_counts,
     parse_flag,
@@ -250,13 +251,13 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
                    "capacity": {"parse": parse_counts, "metavar": "N,...", "default": "1,2,4,8",
                                 "help": "GPUs per replica to consider."}}),
         Opt("pp", parse_count, "N", "Pipeline-parallel stages; `plan` compares several.",
-               "predict plan simulate capacity", default=1, also=("--pipeline-parallel-size",),
+               "predict plan simulate capacity", default=1,
                at={"plan": {"parse": parse_counts}, "capacity": {"parse": parse_counts}}),
         Opt("dp", parse_count, "N", "Copies of attention that share the experts.",
-               "predict plan simulate capacity", default=1, also=("--data-parallel-size",),
+               "predict plan simulate capacity", default=1,
                at={"plan": {"parse": parse_counts}, "capacity": {"parse": parse_counts}}),
         Opt("ep", parse_count, "N", "Groups of whole experts, up to --tp times --dp.",
-               "predict plan simulate capacity", default=1, also=("--ep-size",),
+               "predict plan simulate capacity", default=1,
                at={"plan": {"parse": parse_counts}, "capacity": {"parse": parse_counts}}),
         Opt("total_gpus", parse_count, "N",
                "Serve with N GPUs in all: every layout of replicas over them is compared.", "plan",
@@ -356,8 +357,8 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
         Opt("offline", parse_flag, "",
                "A single offline batch: no TTFT or TPOT targets, all GPU memory.",
                "plan", default=False, excludes={"plan": "trace"}),
-        Opt("jobs", parse_count, "N", "Requests to finish: also print hours and price.", "plan",
-               range=Range(1, 10**9, "requests"), needs={"plan": "offline"}),
+        Opt("jobs", parse_amount, "N", "Requests to finish, as 1M: also print hours and price.",
+               "plan", range=Range(1, 10**9, "requests"), needs={"plan": "offline"}),
         Opt("rate", parse_number, "X", "Scale the arrival rate by X: 0.25 for one of four "
                "replicas.", "plan|simulate|capacity|traces generate",
                range=real(1e-6, 1e6, "requests/s, or a factor"), needs={"plan": "trace"},
@@ -727,6 +728,44 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
 }  # fmt: skip
 """All options in the groups, and the order, of the help."""
 
+_SPELLED = {
+    "--tp": "--tensor-parallel-size --tp-size",
+    "--pp": "--pipeline-parallel-size --pp-size",
+    "--dp": "--data-parallel-size --dp-size",
+    "--ep": "--ep-size",
+    "--gpus": "--num-gpus",
+    "--weights": "--quantization",
+    "--max-seqs": "--max-num-seqs --max-running-requests",
+    "--max-tokens": "--max-num-batched-tokens --chunked-prefill-size",
+    "--max-model-len": "--context-length --ctx-size",
+    "--gpu-memory-utilization": "--mem-fraction-static",
+    "--prefix-caching": "--enable-prefix-caching",
+    "--host-cache": "--kv-offloading-size",
+    "--hit-rate": "--prefix-hit-rate --cache-hit-rate --prefix-hit",
+    "--prompt": "--input-len --isl",
+    "--generate": "--output-len --osl",
+    "--jobs": "--num-prompts",
+    "--rate": "--request-rate --qps",
+    "--concurrency": "--max-concurrency",
+    "--n-gpu-layers": "-ngl --gpu-layers",
+    "--n-cpu-moe": "-ncmoe",
+    "--override-tensor": "-ot",
+}
+SPELLINGS = {word: option for option, words in _SPELLED.items() for word in words.split()}
+"""Options as vLLM, SGLang, llama.cpp and load generators call them, and their names here."""
+
+COUNTED_BY = {
+    "plan": "--total-gpus",
+    "predict": "--tp",
+    "simulate": "--tp",
+    "capacity": "--max-gpus",
+}
+"""The option that says how many GPUs there are, where ``--gpus`` has a number."""
+
+COUNT_BEFORE = re.compile(r"\s*(\d{1,3})\s*[x×]\s*(?=[a-z0-9])(.+)", re.IGNORECASE)
+COUNT_AFTER = re.compile(r"(.*[\w)])(?:\s+|(?<=[\dg]))[x×]\s*(\d{1,2})\s*", re.IGNORECASE)
+"""How many GPUs of a kind, as 2x4090 or "H100 x8"."""
+
 PRESENTED = ("json", "csv", "report", "verbose")
 """Options that say how an answer is shown; Python has methods for them."""
 
@@ -759,6 +798,54 @@ def options_of(command: str) -> dict[str, CommandOption]:
         for option in options
         if command in option.taken_by
     }
+
+
+def read_spellings(command: str, words: Iterable[str]) -> list[str]:
+    """Replace options as engines call them, and numbers of GPUs, by the options of a command.
+
+    Parameters
+    ----------
+    command
+        The command, as ``plan`` or ``traces inspect``.
+    words
+        What was typed after it.
+
+    Returns
+    -------
+    list of str
+        The words as the command takes them; ``--gpu 2x4090`` becomes ``--gpu 4090`` and the option
+        that counts GPUs.
+    """
+    taken = {
+        flag for option in options_of(command).values() for flag in (option.flag, *option.also)
+    }
+    counter, found = COUNTED_BY.get(command), []
+    pending = [part for word in words for part in _split_value(word)]
+    while pending:
+        word = pending.pop(0)
+        meant = SPELLINGS.get(word, word)
+        if meant == "--gpus" and counter and pending and pending[0].strip().isdecimal():
+            found.append(counter)
+            continue
+        found.append(meant if meant in taken and word not in taken else word)
+        if found[-1] in ("--gpu", "--gpus") and counter and pending:
+            several = COUNT_BEFORE.fullmatch(pending[0])
+            name, count = several.groups()[::-1] if several else (pending[0], "")
+            after = COUNT_AFTER.fullmatch(name)
+            if not count and after:
+                name, count = after.groups()
+            pending[0] = name
+            if count and not Path(name).exists():
+                pending[1:1] = [counter, count]
+    return found
+
+
+def _split_value(word: str) -> list[str]:
+    """An option and its value where one word has both, if the option may need another name."""
+    flag, equals, value = word.partition("=")
+    return (
+        [flag, value] if equals and (flag in SPELLINGS or flag in ("--gpu", "--gpus")) else [word]
+    )
 
 
 def check_range(name: str, value: float) -> None:
@@ -855,7 +942,7 @@ class Inputs:
         if fault:
             raise InputError(fault)
         self._values = {
-            name: option.value(found) if (found := given.get(name)) is not None
+            name: _read(command, option, found) if (found := given.get(name)) is not None
             else None if option.default is None else option.value(option.default)
             for name, option in options_of(command).items()
         }  # fmt: skip
@@ -879,6 +966,27 @@ class Inputs:
             The command as it is typed, quoted for a shell.
         """
         return command_line(self.command, self.given, without)
+
+
+def _read(command: str, option: CommandOption, given: object) -> Any:
+    """The value of an option; where one is expected, an error names a command for several."""
+    try:
+        return option.value(given)
+    except InputError as problem:
+        others = [name for name in option.taken_by if _takes(name, option.name, given)]
+        if isinstance(given, str) and "," in given and others:
+            mend = f"kvsim {others[0]} {option.flag} {given} compares them"
+            raise InputError(f"{problem}; {mend}") from problem
+        raise
+
+
+def _takes(command: str, name: str, given: object) -> bool:
+    """Whether an option of a command may have a value."""
+    try:
+        options_of(command)[name].value(given)
+    except InputError:
+        return False
+    return True
 
 
 def command_line(command: str, given: Mapping[str, object], without: str = "report") -> str:

@@ -10,11 +10,21 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from kvsim.cli.completion import values
-from kvsim.console import print_written
+from kvsim.console import print_note, print_written
 from kvsim.errors import InputError
 from kvsim.files import check_target
 from kvsim.inputs import parse_flag, parse_path, parse_paths
-from kvsim.options import PRESENTED, TABLE, CommandOption, command_line, find_misuse, options_of
+from kvsim.options import (
+    COUNTED_BY,
+    PRESENTED,
+    SPELLINGS,
+    TABLE,
+    CommandOption,
+    command_line,
+    find_misuse,
+    options_of,
+    read_spellings,
+)
 
 EXAMPLES = {
     "plan": (
@@ -257,17 +267,26 @@ class CheckedHelp:
         InputError
             For options without effect, given twice, or without a value.
         """
+        name = ctx.command_path.partition(" ")[2]
+        typed, args = args, read_spellings(name, args)
+        own = {word for word in typed if SPELLINGS.get(word.partition("=")[0], word)[:4] == "--tp"}
+        if COUNTED_BY.get(name) == "--tp" and "--tp" in args and not own:
+            count = args[args.index("--tp") + 1]
+            print_note(
+                f"the GPUs share one copy of the model (--tp {count}); kvsim plan "
+                f"--total-gpus {count} compares other layouts"
+            )
         values, _, order = self.make_parser(ctx).parse_args(list(args))  # type: ignore[attr-defined]
         try:
             rest: list[str] = super().parse_args(ctx, args)  # type: ignore[misc]
         except ValueError as problem:  # a path that no system could have
             named = ((n, x) for n, x in values.items() if isinstance(x, str) and "\0" in x)
-            name, wrong = next(named, ("path", ""))
+            option, wrong = next(named, ("path", ""))
             expected = "expected a file in an existing, writable folder"
-            raise InputError(f"--{name}: got {wrong[:40]!r}; {expected}") from problem
+            raise InputError(f"--{option}: got {wrong[:40]!r}; {expected}") from problem
         given = ctx.meta[GIVEN] = list(dict.fromkeys(p.name for p in order if _is_given(p, values)))
         fault = _find_repetition(order, values)
-        fault = fault or find_misuse(ctx.command_path.partition(" ")[2], given)
+        fault = fault or find_misuse(name, given)
         if fault:
             raise InputError(fault)
         return rest

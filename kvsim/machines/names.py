@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from kvsim.console import print_once
 from kvsim.errors import InputError
 
 NAME_SEPARATORS = re.compile(r"[\s_\-/@,()]+")
@@ -64,6 +65,7 @@ def match_gpu(typed: str, known: Mapping[str, GpuNames]) -> str | None:
             f"{count}"
         )
     if len(best) == 1:
+        _tell_others(typed, best[0], words, known)
         return best[0]
     some = best or [
         name
@@ -76,6 +78,19 @@ def match_gpu(typed: str, known: Mapping[str, GpuNames]) -> str | None:
     raise InputError(
         f"GPU {typed[:80]!r} {several}: {', '.join(sorted(some))}; expected one of them"
     )
+
+
+def _tell_others(
+    typed: str, taken: str, words: frozenset[str], known: Mapping[str, GpuNames]
+) -> None:
+    """Say which card a name without its memory is read as, where others have that name too."""
+    others = [
+        name
+        for name, called in known.items()
+        if name != taken and any(words < _words(text) for text in (name, *called.names))
+    ]
+    if others and words != _words(taken):
+        print_once(f"GPU {typed.strip()} is read as {taken}; there are also {', '.join(others)}")
 
 
 def _words(text: str) -> frozenset[str]:

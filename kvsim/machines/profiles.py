@@ -1,5 +1,6 @@
 """Loading the TOML files that describe hardware and software."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cache
@@ -52,6 +53,16 @@ NOT_INHERITED = ("price.", "power.", "checked.")  # from the profile that one ex
 def hardware_names() -> tuple[str, ...]:
     """Names of the shipped hardware profiles."""
     return tuple(sorted(_files(_folder())))
+
+
+_ENGINES = {
+    **dict.fromkeys(("hf", "huggingface", "transformers"), "hf-sdpa"),
+    **dict.fromkeys(("tensorrt-llm", "tensorrt_llm", "trt-llm"), "trtllm"),
+    **dict.fromkeys(("llama.cpp", "llama-cpp", "lmstudio"), "llamacpp"),
+}
+"""Engines as their users write them, and their stacks."""
+
+_ENGINE_SPELLING = re.compile(rf"^({'|'.join(map(re.escape, _ENGINES))})(?=$|@|-\d)")
 
 
 def stack_names() -> tuple[str, ...]:
@@ -183,7 +194,8 @@ def load_stack(name_or_path: str | Path) -> Stack:
 
 @cache
 def _shipped_stack(name: str) -> Stack:
-    folder, wanted = _folder() / "stacks", name.strip().lower()
+    name = _ENGINE_SPELLING.sub(lambda found: _ENGINES[found[1]], name.strip().lower())
+    folder, wanted = _folder() / "stacks", name
     engine, of_card, card = wanted.partition("@")
     release = _release(engine)
     if release is None:

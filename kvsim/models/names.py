@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
+from kvsim.console import print_once
 from kvsim.errors import InputError, unknown
 from kvsim.files import TEXT, read_text
 from kvsim.models.catalogue import catalogue_entry, model_names, names_in_use
@@ -91,13 +92,13 @@ def find_model(typed: str) -> NamedModel | None:
     exact = find_exact(typed)
     if exact is not None:
         return exact
-    text = PREFIX.sub("", typed.strip().lower())
-    owner, _, last = text.rpartition("/")
+    text = PREFIX.sub("", typed.strip().lower().rstrip("/")).removeprefix("models--")
+    owner, _, last = text.replace("--", "/", 1).rpartition("/")
     rest, weights = _split_format(last.removesuffix(".gguf"), typed)
     if weights == "fp8" and f"{owner}/" in BLOCK_SCALED and "tensor" not in last:
         weights = "fp8-block"
     words = split_words(rest)
-    found = _match(words) or _match_without_size(words)
+    found = _match(words) or _match_without_size(words) or _whole_name(typed, words)
     if len(found) == 1:
         if "gguf" in text and not weights:
             raise InputError(
@@ -230,7 +231,7 @@ def split_words(text: str) -> tuple[str, ...]:
         pieces = [piece]
         while (glued := GLUED_WORDS.fullmatch(pieces[-1])) is not None:
             pieces[-1:] = [part for part in glued.groups() if part]
-        found += [re.sub(r"^v(?=\d)", "", part) for part in pieces if part]
+        found += [re.sub(r"^v(?=\d)|(?<=[a-z]{4})v$", "", part) for part in pieces if part]
     return tuple(found)
 
 
@@ -249,6 +250,8 @@ def _split_format(text: str, typed: str) -> tuple[str, str]:
                 into.append(form)
     if tag is not None:
         return text, tag[1]
+    if "fp16" in widths and (len(widths) > 1 or any(methods)):
+        widths.remove("fp16")  # of what was quantised, as in NAME-BF16-AWQ
     if len(widths) > 1:
         given = " and ".join(widths)
         raise InputError(f"{typed[:80]!r} names several weight formats ({given}); expected one")
@@ -292,6 +295,28 @@ def _match_without_size(words: tuple[str, ...]) -> list[str]:
     return [name for name in found if all(_has_size(name, size) for size in sizes)]
 
 
+def _whole_name(typed: str, words: tuple[str, ...]) -> list[str]:
+    """The model of a name without its active parameters (qwen3-30b) or its version (mistral-7b)."""
+    plain = {word for word in words if word not in NO_SHAPE}
+    rests = {name: set(split_words(name)) - plain for name in candidates(words)}
+    active = [
+        name
+        for name, rest in rests.items()
+        if all(re.fullmatch(r"a\d+(\.\d+)?b", word) for word in rest)
+    ]
+    versions = {
+        name: float(*rest)
+        for name, rest in rests.items()
+        if len(rest) == 1 and name.endswith(f"-v{min(rest)}")
+    }
+    if len(active) == 1 or len(versions) < 2 or "/" in typed:
+        return active if len(active) == 1 else []
+    newest = max(versions, key=versions.__getitem__)
+    others = ", ".join(name for name in versions if name != newest)
+    print_once(f"model {typed.strip()} is read as {newest}, the newest; there are also {others}")
+    return [newest]
+
+
 def _has_size(name: str, size: str) -> bool:
     """Whether a model has about so many parameters, or active ones, as 14b, 1t or a32b."""
     entry = catalogue_entry(name)
@@ -313,14 +338,17 @@ def _keys(words: tuple[str, ...]) -> Iterable[tuple[str, ...]]:
     yield ("set", *sorted(plain))
     yield ("dotless", *(word.replace(".", "") for word in plain))
     yield ("dotless", *(part for word in plain for part in word.split(".")))
+    yield ("joined", re.sub(r"(?<!\d) | (?!\d)", "", " ".join(plain)))
 
 
 @cache
 def _index() -> dict[tuple[str, ...], set[str]]:
     found: dict[tuple[str, ...], set[str]] = defaultdict(set)
     for text, name in names_in_use().items():
-        for key in _keys(split_words(text.rpartition("/")[2])):
-            found[key].add(name)
+        last = text.rpartition("/")[2].lower()
+        for part in {last, _split_format(last, text)[0]}:
+            for key in _keys(split_words(part)):
+                found[key].add(name)
     return dict(found)
 
 

@@ -10,6 +10,7 @@ import kvsim
 from kvsim.errors import InputError
 from kvsim.inputs import (
     duration,
+    parse_amount,
     parse_count,
     parse_counts,
     parse_joined,
@@ -22,7 +23,7 @@ from kvsim.inputs import (
     words_among,
     zero_or,
 )
-from kvsim.options import TABLE, options_of
+from kvsim.options import SPELLINGS, TABLE, options_of, read_spellings
 from tests.support.commands import line, run
 from tests.support.envelope import answer_in
 
@@ -116,3 +117,43 @@ def test_defaults_are_values_that_their_options_can_have(command: str) -> None:
             *option.excludes.get(command, "").split(),
         ):
             assert other in options_of(command), (option.name, other)
+
+
+SPELLED = [
+    ("plan", "--gpu l40s --gpus 2", "--gpu l40s --total-gpus 2"),
+    ("plan", "--gpu 2x4090", "--gpu 4090 --total-gpus 2"),
+    ("plan", "--gpu=h100x8", "--gpu h100 --total-gpus 8"),
+    ("plan", "--gpus h100,l40s --tp 2", "--gpus h100,l40s --tp 2"),
+    ("plan", "--gpu gtx1070 --max-num-seqs=64", "--gpu gtx1070 --max-seqs 64"),
+    ("predict", "--gpu rx9070xt -ngl 20", "--gpu rx9070xt --n-gpu-layers 20"),
+    ("predict", "--num-gpus 4 --isl 1k", "--tp 4 --prompt 1k"),
+    ("simulate", "--qps 3 --tensor-parallel-size 2", "--rate 3 --tp 2"),
+    ("capacity", "--gpu h100 --gpus 8", "--gpu h100 --max-gpus 8"),
+    ("models", "--qps 3", "--qps 3"),
+]
+
+
+@pytest.mark.parametrize(("command", "typed", "meant"), SPELLED)
+def test_options_may_have_the_names_of_engines(command: str, typed: str, meant: str) -> None:
+    assert read_spellings(command, typed.split()) == meant.split()
+
+
+@pytest.mark.parametrize("meant", sorted(set(SPELLINGS.values())))
+def test_the_names_of_engines_stand_for_options(meant: str) -> None:
+    known = {flag for some in TABLE.values() for o in some for flag in (o.flag, *o.also)}
+    assert meant in known
+
+
+@pytest.mark.parametrize("text", ["1000000", "1e6", "1M", "1000k", " 1.0 m ", 1_000_000])
+def test_large_numbers_may_be_short(text: str) -> None:
+    assert parse_amount("--jobs", text, None) == 1_000_000
+
+
+@pytest.mark.parametrize("text", ["", "x", "1.5", "-1M", "1e-3", "inf", "1g"])
+def test_what_is_no_large_number_is_refused(text: str) -> None:
+    with pytest.raises(InputError, match=r"--jobs: got .*whole number, as 1000000, 1e6 or 1M"):
+        parse_amount("--jobs", text, None)
+
+
+def test_several_values_of_an_option_of_one_name_the_command_that_compares_them() -> None:
+    assert line(*PREDICT, "--tp", "1,2").endswith("kvsim plan --tp 1,2 compares them")

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from kvsim.console import run_on_command_line
 from kvsim.errors import InputError
 from kvsim.machines.hardware import (
     KERNEL_CLASSES,
@@ -313,7 +314,8 @@ NAMED = [
     ("NVIDIA H100 80GB HBM3", "h100"), ("h100-sxm5-80gb", "h100"), ("H100 NVL", "h100-nvl"),
     ("nvidia-l4", "l4"), ("Tesla T4", "t4"), ("Tesla V100-SXM2-16GB", "v100-16g"),
     ("NVIDIA RTX 6000 Ada Generation", "rtx6000-ada"), ("NVIDIA RTX A6000", "a6000"),
-    ("AMD Instinct MI300X", "mi300x"), ("h200 141gb", "h200"),
+    ("AMD Instinct MI300X", "mi300x"), ("h200 141gb", "h200"), ("A100", "a100-80g"),
+    ("V100", "v100-16g"), ("RTX 4060 Ti", "rtx4060ti-16g"),
 ]  # fmt: skip
 
 
@@ -325,7 +327,7 @@ def test_a_gpu_is_found_by_the_names_of_tools_and_clouds(typed: str, name: str) 
 @pytest.mark.parametrize(
     ("typed", "problem"),
     [
-        ("A100", "any of 4: a100-40g, a100-40g-pcie, a100-80g, a100-80g-pcie"),
+        ("V100 PCIe", "any of 2: v100-16g-pcie, v100-32g-pcie"),
         ("8xH100", "--gpu h100 --tp 8"),
         ("RTX 4090 Laptop GPU", "unknown GPU"),
         ("4090 48gb", "unknown GPU"),
@@ -335,6 +337,12 @@ def test_a_gpu_is_found_by_the_names_of_tools_and_clouds(typed: str, name: str) 
 def test_a_gpu_that_is_near_is_not_taken_for_a_card(typed: str, problem: str) -> None:
     with pytest.raises(InputError, match=problem):
         load_hardware(typed)
+
+
+def test_a_card_named_without_its_memory_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with run_on_command_line():
+        load_hardware("NVIDIA  A100")
+    assert "read as a100-80g; there are also a100-40g," in capsys.readouterr().err
 
 
 def gpu_spellings(name: str) -> list[str]:

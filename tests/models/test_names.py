@@ -40,6 +40,12 @@ TYPED = [
     ("unsloth/Meta-Llama-3.1-8B-Instruct-bnb-4bit", "llama3.1-8b", "int4"),
     ("hf.co/bartowski/Llama-3.2-3B-Instruct-GGUF:Q4_K_M", "llama3.2-3b", "q4_k_m"),
     ("mlx-community/Meta-Llama-3.1-8B-Instruct-8bit", "llama3.1-8b", "int8"),
+    ("mistral:7b", "mistral-7b-v0.3", ""),
+    ("qwen3:30b", "qwen3-30b-a3b", ""),
+    ("models--Qwen--Qwen3-8B", "qwen3-8b", ""),
+    ("Qwen3VL-32B", "qwen3-vl-32b", ""),
+    ("DeepSeekV3-0324", "deepseek-v3-0324", ""),
+    ("me/NVIDIA-Nemotron-3-Nano-30B-A3B-BF16-AWQ", "nemotron-3-nano-30b-a3b", "awq"),
 ]
 
 
@@ -80,7 +86,9 @@ def spellings(name: str) -> list[str]:
     return [
         entry, entry.lower(), last, last.upper(), name.replace("-", "_"), name.replace("-", " "),
         spaced, f"unsloth/{last}", f"{entry}-Instruct", f"TheBloke/{last}-AWQ", f"{last}-FP8",
-        f"https://huggingface.co/{entry}", f" {owner}/{last} ", f"{last}-GPTQ-Int4",
+        f"https://huggingface.co/{entry}", f" {owner}/{last} ", f"{last}-GPTQ-Int4", f"{entry}/",
+        f"models--{owner}--{last}", f"bartowski/{last}-GGUF:Q4_K_M", last.replace("-", "", 1),
+        f"unsloth/{last}-bnb-4bit", f"/models/{last}", f"{name}:latest",
     ]  # fmt: skip
 
 
