@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.robust.mutation.changes import ROOT, plant
+from tests.robust.mutation.changes import GENERATORS, ROOT, Piece, mutants, plant
 from tests.robust.mutation.code import swap, touched
 
 
@@ -37,3 +37,47 @@ def test_rooms_and_tests_of_the_tool_are_there() -> None:
     for folder, quick, further in tool.ROOMS.values():
         assert (ROOT / folder).is_dir() and not Path(ROOT / folder).is_symlink()
         assert tool.existing((*quick, *further)) == [*quick, *further]
+
+
+def test_explained_survivors_are_changes_that_can_be_drawn() -> None:
+    tool = import_module("benchmarks.mutants")
+    files = {name.partition(":")[0] for name in tool.EXPLAINED}
+    names = {m.name for file in files for generator in GENERATORS
+             for m in mutants(ROOT / file, generator)}  # fmt: skip
+    assert sorted(tool.EXPLAINED.keys() - names) == []
+
+
+def test_changes_are_made_of_symbols_and_of_logic() -> None:
+    source = (
+        "def f(a: float = 2.0, b: int = 1) -> float:\n"
+        "    if not a and b > 1:\n"
+        "        return min(a, b)\n"
+        "    return a - b if g(a, b) else a * 3.0\n"
+    )
+    found = {
+        name: {
+            line.strip()
+            for piece in change(source.encode())
+            for line in replaced(source, piece).splitlines()
+        }
+        - {line.strip() for line in source.splitlines()}
+        for name, change in GENERATORS.items()
+    }
+    assert not found["symbols"] & found["logic"]
+    assert {"if not a and b >= 1:", "return a + b if g(a, b) else a * 3.0"} <= found["symbols"]
+    assert found["logic"] == {
+        "def f(a: float = (3.0), b: int = 1) -> float:",
+        "if ((not a) or (b > 1)):", "if ((a)) and b > 1:", "if not a and (not (b > 1)):",
+        "return (max(a, b))", "return ((a * 3.0) if (g(a, b)) else (a - b))",
+        "return ((a)) if g(a, b) else a * 3.0", "return ((b)) if g(a, b) else a * 3.0",
+        "return a - b if (g(b, a)) else a * 3.0", "return a - b if g(a, b) else ((a))",
+        "return a - b if g(a, b) else ((3.0))", "return a - b if g(a, b) else a * (4.5)",
+    }  # fmt: skip
+    for name in GENERATORS:
+        for piece in GENERATORS[name](source.encode()):
+            compile(replaced(source, piece), "x", "exec")
+
+
+def replaced(source: str, piece: Piece) -> str:
+    _, first, last, text = piece
+    return source[:first] + text + source[last:]

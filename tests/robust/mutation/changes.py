@@ -1,10 +1,15 @@
-"""Every small change of a module: an operator, a comparison, a constant or a sign."""
+"""Every small change of a module, by two generators that share no change.
+
+``symbols`` changes an operator, a comparison, a constant or a sign. ``logic`` turns conditions
+round, takes the other arm, drops a term, exchanges arguments and scales constants.
+"""
 
 import ast
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -13,6 +18,8 @@ SWAPS: dict[type[ast.AST], str] = {
     ast.Pow: "*", ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=",
     ast.NotEq: "==",
 }  # fmt: skip
+
+Piece = tuple[int, int, int, str]
 
 
 @dataclass(frozen=True)
@@ -71,12 +78,12 @@ def plant(path: Path, qualified: str) -> Mutant | None:
     return Mutant(path, first.lineno, f"{place}: planted in {qualified}", "".join(lines))
 
 
-def mutants(path: Path) -> Iterator[Mutant]:
-    """Every change of one module."""
+def mutants(path: Path, generator: str = "symbols") -> Iterator[Mutant]:
+    """Every change of one module by one of GENERATORS."""
     content = path.read_bytes()
     lines = content.decode().splitlines()
     seen: Counter[str] = Counter()
-    for line, first, last, piece in sorted(_pieces(content)):
+    for line, first, last, piece in sorted(GENERATORS[generator](content)):
         before = content[first:last].decode()
         place = path.relative_to(ROOT).as_posix()
         name = f"{place}: {before!r} -> {piece!r} in {lines[line - 1].strip()}"
@@ -87,9 +94,14 @@ def mutants(path: Path) -> Iterator[Mutant]:
         yield Mutant(path, line, name, made)
 
 
-def drawn(folder: Path, count: int, seed: int) -> list[Mutant]:
-    """Some mutants of a folder; a change elsewhere in the sources draws no others."""
-    every: Iterable[Mutant] = (m for path in sorted(folder.rglob("*.py")) for m in mutants(path))
+def drawn(paths: list[Path], count: int, seed: int) -> list[Mutant]:
+    """Some mutants of files by both generators; a change elsewhere draws no others."""
+    both = (_drawn(paths, generator, count, seed) for generator in GENERATORS)
+    return [mutant for pair in zip_longest(*both) for mutant in pair if mutant][:count]
+
+
+def _drawn(paths: list[Path], generator: str, count: int, seed: int) -> list[Mutant]:
+    every: Iterable[Mutant] = (m for path in paths for m in mutants(path, generator))
 
     def chance(mutant: Mutant) -> bytes:
         return hashlib.sha256(f"{seed} {mutant.name}".encode()).digest()
@@ -97,24 +109,36 @@ def drawn(folder: Path, count: int, seed: int) -> list[Mutant]:
     return sorted(every, key=chance)[:count]
 
 
-def _pieces(content: bytes) -> Iterator[tuple[int, int, int, str]]:
-    """Line, first and last byte of each piece of source that is changed, and into what."""
-    starts = [0]
-    for line in content.splitlines(keepends=True):
-        starts.append(starts[-1] + len(line))
+class _Source:
+    """A module's expressions, but for annotations and texts, and where they are in its bytes."""
 
-    def begin(node: ast.expr) -> int:
-        return starts[node.lineno - 1] + node.col_offset
+    def __init__(self, content: bytes) -> None:
+        self.starts = [0]
+        for line in content.splitlines(keepends=True):
+            self.starts.append(self.starts[-1] + len(line))
+        tree = ast.parse(content)
+        skipped = _types(tree)
+        for text in (node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)):
+            skipped |= {(n.lineno, n.col_offset) for n in ast.walk(text) if isinstance(n, ast.expr)}
+        self.expressions = [
+            node
+            for node in ast.walk(tree)
+            if isinstance(node, ast.expr) and (node.lineno, node.col_offset) not in skipped
+        ]
 
-    def end(node: ast.expr) -> int:
+    def begin(self, node: ast.expr) -> int:
+        return self.starts[node.lineno - 1] + node.col_offset
+
+    def end(self, node: ast.expr) -> int:
         assert node.end_lineno is not None and node.end_col_offset is not None
-        return starts[node.end_lineno - 1] + node.end_col_offset
+        return self.starts[node.end_lineno - 1] + node.end_col_offset
 
-    tree = ast.parse(content)
-    skipped = _types(tree)
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.expr) or (node.lineno, node.col_offset) in skipped:
-            continue
+
+def _symbols(content: bytes) -> Iterator[Piece]:
+    """Line, first and last byte of each piece of source that is changed, and into what."""
+    source = _Source(content)
+    begin, end = source.begin, source.end
+    for node in source.expressions:
         if isinstance(node, ast.BinOp | ast.Compare):
             left, right = (
                 (node.left, node.right)
@@ -132,6 +156,47 @@ def _pieces(content: bytes) -> Iterator[tuple[int, int, int, str]]:
             yield node.lineno, begin(node), end(node), repr(node.value + 1)
         elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
             yield node.lineno, begin(node), begin(node) + 1, "+"
+
+
+def _logic(content: bytes) -> Iterator[Piece]:
+    """The same of changes that leave no operator as it was, or take another way."""
+    source = _Source(content)
+
+    def text(node: ast.expr) -> str:
+        return f"({content[source.begin(node) : source.end(node)].decode()})"
+
+    for node in source.expressions:
+        if node.lineno != node.end_lineno:  # texts of several lines would move others
+            continue
+        pieces: list[str] = []
+        match node:
+            case ast.BoolOp(op=op, values=values):
+                pieces = [(" and " if isinstance(op, ast.Or) else " or ").join(map(text, values))]
+            case ast.IfExp(test=test, body=body, orelse=other):
+                pieces = [f"{text(other)} if {text(test)} else {text(body)}"]
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                pieces = [text(operand)]
+            case ast.BinOp(
+                left=left, op=ast.Add() | ast.Sub() | ast.Mult() | ast.Div(), right=right
+            ):
+                pieces = [text(left), text(right)]
+            case ast.Compare(ops=[ast.Lt() | ast.LtE() | ast.Gt() | ast.GtE()]):
+                pieces = [f"not {text(node)}"]
+            case ast.Call(func=ast.Name(id="min" | "max" as name), args=[_, *_]):
+                other_name = {"min": "max", "max": "min"}[name]
+                pieces = [other_name + content[source.end(node.func) : source.end(node)].decode()]
+            case ast.Call(args=[first, second, *rest], keywords=[]) if not any(
+                isinstance(one, ast.Starred) for one in node.args
+            ):
+                words = ", ".join(text(one)[1:-1] for one in (second, first, *rest))
+                pieces = [f"{text(node.func)[1:-1]}({words})"]
+            case ast.Constant(value=float() as value) if value:
+                pieces = [repr(value * 1.5)]
+        for piece in pieces:
+            yield node.lineno, source.begin(node), source.end(node), f"({piece})"
+
+
+GENERATORS = {"symbols": _symbols, "logic": _logic}
 
 
 def _types(tree: ast.AST) -> set[tuple[int, int]]:

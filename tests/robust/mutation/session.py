@@ -58,11 +58,14 @@ class Session:
         Where it is kept which test runs which functions.
     done
         Called with each mutant and its outcome.
+    rooms
+        Folders, below the project, in each of which a planted change has to be noticed first.
     """
 
     mutants: Sequence[Mutant]
     map_file: Path
     done: Callable[[Mutant, Outcome], None]
+    rooms: Sequence[str]
     kills: Counter[str] = field(default_factory=Counter)
 
     def pytest_configure(self) -> None:
@@ -81,8 +84,8 @@ class Session:
         """Run the mutants in place of the tests."""
         items = {item.nodeid: item for item in session.items}
         executed = self._executed(list(items.values()))
-        for room in {mutant.path.relative_to(ROOT).parts[:2] for mutant in self.mutants}:
-            self._kill_planted("/".join(room), executed, items)
+        for room in self.rooms:
+            self._kill_planted(room, executed, items)
         for mutant in self.mutants:
             before = mutant.path.read_text(encoding="utf-8")
             names, whole = touched(before, mutant.source, mutant.path)
