@@ -14,7 +14,7 @@ from collections import defaultdict
 from math import sqrt
 from pathlib import Path
 
-from kvsim.quality.pooling import Pooled, Score, bound_loss, pool_scores, usual_questions
+from kvsim.quality.evidence import Pooled, Score, bound_loss, pool_scores, usual_questions
 
 KIND_WORDS = {
     "retrieval": ("needle", "mrcr", "retrieval"),

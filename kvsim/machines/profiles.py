@@ -36,9 +36,8 @@ from kvsim.machines.keys import (
     TENSOR_PEAK,
     mechanism_of,
 )
-from kvsim.machines.names import GpuNames, match_gpu
+from kvsim.machines.names import GpuNames, Release, choose_release, match_gpu, split_name
 from kvsim.machines.schema import WHOLE_NUMBER, Profile, entry_error, parse, read
-from kvsim.machines.versions import Release, choose_release, split_name
 
 CHANNEL_BYTES = 8.0  # that a channel of memory moves at a time [B]
 MOST_BASES = 8  # profiles below a profile

@@ -18,7 +18,7 @@ from kvsim.report.json import Row
 from kvsim.report.result import Result
 from kvsim.report.table import Column, Table, quantity_columns, text_column
 from kvsim.report.units import QUANTITIES
-from kvsim.sweeps.cases import SEPARATOR
+from kvsim.sweeps.chunks import SEPARATOR
 from kvsim.sweeps.spec import Spec
 from kvsim.sweeps.store import ResultStore, chunk_path
 from kvsim.techniques.technique import Technique

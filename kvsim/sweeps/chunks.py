@@ -1,44 +1,205 @@
-"""A sweep in chunks: what each computes, as the bytes of a Parquet file with one row group.
+"""How a sweep is divided into chunks, and the columns that each kind of sweep answers with.
 
-A chunk holds all it needs, so that any process with the same kvsim computes the same bytes.
+A chunk carries everything that its evaluation needs, so that any process with the same version of
+kvsim computes the same bytes from it.
 """
 
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from io import BytesIO
 from itertools import islice
 from typing import Any
 
 import numpy as np
 
 from kvsim.frozen import frozen
+from kvsim.graph import Array
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.hardware import Hardware, Stack
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
-from kvsim.sweeps.cases import COLUMNS, SEPARATOR, Case, Columns, Points, divide_points
-from kvsim.sweeps.evaluate import evaluator
-from kvsim.sweeps.plugins import Plugin, install
-from kvsim.sweeps.spec import POINT_AXES, Spec
+from kvsim.models.model import Model
+from kvsim.sweeps.plugins import Plugin
+from kvsim.sweeps.spec import POINT_AXES, SPREAD, Spec, Value
 from kvsim.techniques import parse
 from kvsim.traces.read import load
-from kvsim.version import __version__
+from kvsim.traces.requests import Requests
+
+
+@frozen
+class Points:
+    """Consecutive points of the grid of batches and contexts, in which contexts vary faster.
+
+    Points are sent to other processes, so they are stored as two axes and a range.
+
+    Attributes
+    ----------
+    batches, contexts
+        Values of the axes; of batches, only those that occur.
+    first, size
+        Index of the first point in the grid of these axes, and the number of points.
+    """
+
+    batches: Array
+    contexts: Array
+    first: int
+    size: int
+
+    @property
+    def spread(self) -> tuple[Array, Array]:
+        """Batch and context of each point. (n,)"""
+        row, column = np.divmod(np.arange(self.first, self.first + self.size), self.contexts.size)
+        return self.batches[row], self.contexts[column]
+
+
+def divide_points(batches: Array, contexts: Array, most: int) -> Iterator[Points]:
+    """Divide the grid of two axes into ranges of limited size.
+
+    Parameters
+    ----------
+    batches, contexts
+        The values of the axes; contexts vary faster.
+    most
+        Largest number of points in a range.
+
+    Yields
+    ------
+    Points
+        The ranges in order; together they contain every point once.
+    """
+    width, total = contexts.size, batches.size * contexts.size
+    for first in range(0, total, most):
+        size = min(most, total - first)
+        row, last = first // width, (first + size - 1) // width
+        yield Points(batches[row : last + 1].copy(), contexts, first - row * width, size)
+
+
+@frozen
+class Case:
+    """The inputs that a chunk is evaluated with.
+
+    Attributes
+    ----------
+    values
+        The value of each axis that chunks are split by.
+    points
+        Batches and contexts of a prediction; None for other kinds of sweeps.
+    """
+
+    values: dict[str, Value]
+    model: Model
+    hardware: tuple[Hardware, ...]
+    stack: Stack
+    points: Points | None
+    requests: Requests | None
+
+    def deployment(self, gpu: int = 0, tp: int = 0) -> Deployment:
+        """Build the deployment of the model on one of the GPUs.
+
+        Parameters
+        ----------
+        gpu
+            Index of the GPU in ``hardware``.
+        tp
+            Tensor-parallel GPUs; 0 for the value of the case.
+
+        Returns
+        -------
+        Deployment
+            The model, hardware and stack.
+
+        Raises
+        ------
+        InputError
+            If the model cannot be divided so, or weights have no such format.
+        """
+        degree = tp or int(self.values["tp"])
+        pp, dp, ep = (int(self.values.get(name, 1)) for name in SPREAD)
+        weights = str(self.values["weights"])
+        return Deployment(self.model, self.hardware[gpu], self.stack, weights, degree, pp, dp, ep)
+
+    def number(self, name: str) -> float:
+        """Look up the value of a numeric axis.
+
+        Parameters
+        ----------
+        name
+            The axis.
+
+        Returns
+        -------
+        float
+            The value, in the axis's unit.
+        """
+        return float(self.values[name])
+
+
+SEPARATOR = "+"  # between the GPUs that a fleet may consist of
+Columns = dict[str, Any]
+COLUMNS: dict[str, dict[str, type]] = {
+    "predict": {
+        "batch": int, "context": int, "ttft_s": float, "tpot_s": float, "decode_tok_s": float,
+        "gpu_bytes": float, "host_bytes": float, "fits": bool, "reason": str,
+    },
+    "plan": {
+        "technique": str, "batch": int, "ttft_s": float, "tpot_s": float, "output_tok_s": float,
+        "gpu_bytes": float, "host_bytes": float, "usd_per_million_tokens": float, "reason": str,
+    },
+    "simulate": {
+        "finished": int, "refused": int, "ttft_p50_s": float, "ttft_p90_s": float,
+        "ttft_p99_s": float, "tpot_p50_s": float, "tpot_p90_s": float, "tpot_p99_s": float,
+        "latency_p99_s": float, "good_share": float, "goodput_per_s": float, "output_tok_s": float,
+        "busy_share": float, "kv_peak_share": float, "prefix_hit_share": float, "preemptions": int,
+        "usd": float, "hosts_used": str, "reason": str,
+    },
+    "capacity": {
+        "fleet": str, "replicas": int, "gpus": int, "usd_per_hour": float, "ttft_s": float,
+        "tpot_s": float, "relaxation_usd_per_hour": float, "likelihood": float,
+        "hosts_used": str, "reason": str,
+    },
+}  # fmt: skip
+"""Result columns of each kind of sweep. Missing results are null, and ``reason`` says why.
+
+``hosts_used`` names the GPUs whose host memory holds caches, separated by ``SEPARATOR``.
+"""
+
+
+def no_answer(kind: str, reason: str) -> Columns:
+    """Build the row of a case without an answer.
+
+    Parameters
+    ----------
+    kind
+        A key of ``COLUMNS``.
+    reason
+        Why there is none.
+
+    Returns
+    -------
+    dict
+        Empty texts and NaN by column, and the reason.
+    """
+    return {name: "" if of is str else np.nan for name, of in COLUMNS[kind].items()} | {
+        "reason": reason
+    }
+
 
 CHUNK_POINTS = 2**15  # points of a chunk at most
 
 
 @frozen
 class SweepChunk:
-    """Points with one value of every axis but those that are evaluated together.
+    """The unit of work of a sweep: one value of every axis except those evaluated together.
 
     Attributes
     ----------
     index
-        Its place in the sweep.
+        Position of the chunk in the sweep.
     kind
-        What is computed: a key of ``COLUMNS``.
+        Kind of the sweep: a key of ``COLUMNS``.
     case
-        What it is computed for.
+        Inputs of the evaluation.
     plugins
-        The user's own technique files, which the process that computes it loads first.
+        The user's technique files, which the evaluating process loads first.
     """
 
     index: int
@@ -48,7 +209,7 @@ class SweepChunk:
 
     @property
     def points(self) -> int:
-        """How many points it has."""
+        """Number of points."""
         return 1 if self.case.points is None else self.case.points.size
 
 
@@ -120,7 +281,7 @@ def check(spec: Spec) -> None:
 
 
 def _points(spec: Spec) -> Iterator[Points | None]:
-    """The points of a prediction's chunks; other kinds have one chunk without any."""
+    """Points of each chunk of a prediction; other kinds of sweeps have one chunk without points."""
     if spec.kind != "predict":
         yield None
         return
@@ -143,58 +304,3 @@ def count(spec: Spec) -> int:
     """
     several = sum(1 for _ in islice(_points(spec), 10**6))
     return several * len(spec.combinations())
-
-
-def compute(chunk: SweepChunk) -> tuple[str, bytes]:
-    """Compute a chunk.
-
-    Parameters
-    ----------
-    chunk
-        The chunk; its plugins are loaded first.
-
-    Returns
-    -------
-    version : str
-        The version of kvsim that computed it.
-    content : bytes
-        The Parquet file with its rows.
-    """
-    install(chunk.plugins)
-    return __version__, _parquet(chunk, evaluator(chunk.kind)(chunk.case))
-
-
-def _parquet(chunk: SweepChunk, found: Columns) -> bytes:
-    """A table with one row group: the axes, then the results; the same bytes for the same rows."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    columns = COLUMNS[chunk.kind]
-    rows = max(np.size(found[name]) for name in columns)
-    arrays: dict[str, Any] = {}
-
-    def add_text(name: str, text: str) -> None:
-        """A column of one text."""
-        zeros = pa.array(np.zeros(rows, np.int32))
-        arrays[name] = pa.DictionaryArray.from_arrays(zeros, pa.array([text], pa.string()))
-
-    for name, value in chunk.case.values.items():
-        if isinstance(value, str):
-            add_text(name, value)
-        else:
-            arrays[name] = pa.array(np.full(rows, value))
-    texts = [name for name, value in chunk.case.values.items() if isinstance(value, str)]
-    for name, kind in columns.items():
-        values = found[name]
-        if kind is str:
-            add_text(name, values)
-            texts.append(name)
-        else:
-            spread = np.broadcast_to(np.asarray(values, float), rows)
-            known = np.isfinite(spread)
-            arrays[name] = pa.array(np.where(known, spread, 0.0).astype(kind), mask=~known)
-    out = BytesIO()
-    pq.write_table(
-        pa.table(arrays), out, row_group_size=max(rows, 1), compression="zstd", use_dictionary=texts
-    )
-    return out.getvalue()

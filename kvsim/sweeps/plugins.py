@@ -1,4 +1,4 @@
-"""Techniques of the user's own, from Python files that travel with the sweep to every worker."""
+"""User-defined techniques: Python files that are sent to every worker with the sweep."""
 
 import sys
 from hashlib import sha256
@@ -19,14 +19,14 @@ FROZEN = "; a technique's class is @frozen, from kvsim.frozen, where it was a fr
 
 @frozen
 class Plugin:
-    """A Python file: where it was, and its text."""
+    """A Python file: its path and its text."""
 
     path: str
     text: str
 
     @property
     def module(self) -> str:
-        """The name it is imported under, the same wherever its text is."""
+        """Module name, derived from the text so that it is the same on every machine."""
         return f"kvsim_plugin_{sha256(self.text.encode()).hexdigest()[:16]}"
 
 

@@ -1,4 +1,4 @@
-"""What a sweep covers: a TOML file with a kind and the values of each axis.
+"""The specification of a sweep: a TOML file with a kind and the values of each axis.
 
 kind = "predict"
 
@@ -54,12 +54,12 @@ AXES: Mapping[str, Mapping[str, tuple[Value, ...]]] = {
         "tpot_target_s": (0.1,),
     },
 }  # fmt: skip
-"""The axes of each kind, and what those that may be left out are then."""
+"""Axes of each kind of sweep with their defaults; an empty tuple marks a required axis."""
 
 
 @frozen
 class Spec:
-    """A sweep.
+    """A sweep as its file specifies it.
 
     Attributes
     ----------
@@ -68,7 +68,7 @@ class Spec:
     axes
         The values of every axis, in the order of ``AXES``.
     plugins
-        Python files with techniques of the user's own.
+        Python files with the user's techniques.
     """
 
     kind: str
@@ -77,7 +77,7 @@ class Spec:
 
     @property
     def split(self) -> list[str]:
-        """The axes that each chunk has one value of."""
+        """Axes that have a single value in each chunk."""
         return [name for name in self.axes if self.kind != "predict" or name not in POINT_AXES]
 
     def combinations(self) -> list[dict[str, Value]]:
@@ -90,11 +90,11 @@ class Spec:
 
     @property
     def points(self) -> int:
-        """Points of the grid."""
+        """Number of points of the grid."""
         return prod(len(values) for values in self.axes.values())
 
     def described(self) -> dict[str, Any]:
-        """The sweep as JSON knows it."""
+        """The sweep in the form of its manifest."""
         return {"kind": self.kind, "grid": {k: list(v) for k, v in self.axes.items()}}
 
 
@@ -106,7 +106,7 @@ def read(path: Path, techniques: Callable[[tuple[Path, ...]], list[str]]) -> Spe
     path
         The TOML file.
     techniques
-        Loads the user's own techniques, and returns the names of all.
+        Loads the user's technique files and returns the names of all techniques.
 
     Returns
     -------
@@ -160,7 +160,7 @@ def _texts(path: Path, key: str, document: Mapping[str, Any]) -> list[str]:
 
 
 def _values(path: Path, name: str, given: Any, techniques: list[str]) -> tuple[Value, ...]:
-    """The values of one axis, each once, in the order given."""
+    """Values of an axis without duplicates, in the order given."""
     if name == "technique" and given == "all":
         return tuple(techniques)
     if isinstance(given, dict):

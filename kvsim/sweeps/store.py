@@ -1,6 +1,6 @@
-"""The folder of a sweep: what it is of, and one Parquet file per finished chunk.
+"""The folder of a sweep: a manifest and one Parquet file per finished chunk.
 
-Every file is there whole or not at all, so what is there is done.
+Files are written atomically, so a chunk whose file exists is complete.
 """
 
 import json
@@ -29,21 +29,21 @@ SWEEP_MANIFEST = "_sweep.json"  # readers of Parquet folders pass over names tha
 
 @frozen
 class SharedFolder:
-    """A sweep's folder, as other processes may have it too.
+    """A sweep's folder that other processes may be able to reach.
 
     Attributes
     ----------
     path
-        Where it is, from the root of the file system.
+        Absolute path of the folder.
     mark
-        Digest of its manifest: a folder of that name on another machine has another or none.
+        Digest of its manifest, which tells it from a folder of the same name on another machine.
     """
 
     path: str
     mark: str
 
     def is_available(self) -> bool:
-        """Whether this process has the folder, of the same sweep and kvsim."""
+        """Whether this process can reach the folder, and its sweep and version are the same."""
         try:
             manifest = read_bytes(Path(self.path) / SWEEP_MANIFEST, JSON)
             ours = bool(json.loads(manifest)["kvsim"] == __version__)
@@ -52,12 +52,12 @@ class SharedFolder:
         return ours and sha256(manifest).hexdigest() == self.mark
 
     def try_write(self, index: int, content: bytes) -> bool:
-        """Write a chunk's file, if this process can.
+        """Write a chunk's file if this process can.
 
         Parameters
         ----------
         index
-            The chunk's place in the sweep.
+            Position of the chunk in the sweep.
         content
             The bytes of its file.
 
@@ -74,15 +74,16 @@ class SharedFolder:
 
 
 class ResultStore:
-    """The folder and what it holds."""
+    """The folder of a sweep and the chunks that are finished in it."""
 
     def __init__(self, folder: Path, spec: Spec, plugins: tuple[Plugin, ...], resume: bool) -> None:
-        """Open or begin the folder.
+        """Open the folder of an earlier run, or start a new one.
 
         Raises
         ------
         InputError
-            If there is another sweep, or one without ``resume``, or it cannot be written.
+            If the folder holds another sweep, or the same one and ``resume`` is not set, or it
+            cannot be written.
         """
         self.folder = make_folder(folder, "--out")
         remove_orphans(self.folder)  # or what a killed sweep left would be another's file
@@ -111,19 +112,19 @@ class ResultStore:
 
     @property
     def shared(self) -> SharedFolder:
-        """The folder for processes that may have it too."""
+        """The folder, for processes that may share it."""
         mark = sha256(read_bytes(self.folder / SWEEP_MANIFEST, JSON)).hexdigest()
         return SharedFolder(str(self.folder.resolve()), mark)
 
     def keep(self, index: int, content: bytes | None) -> None:
-        """Note that a chunk is done, and write its file unless another process has.
+        """Mark a chunk as done, and write its file unless another process has written it.
 
         Parameters
         ----------
         index
-            The chunk's place in the sweep.
+            Position of the chunk in the sweep.
         content
-            The bytes of its file; None if it is written already.
+            The bytes of its file; None if another process wrote it.
 
         Raises
         ------
@@ -135,7 +136,7 @@ class ResultStore:
         self.done.add(index)
 
     def clean_up(self) -> None:
-        """Remove what lost workers left half-written."""
+        """Remove unfinished files of workers that were lost."""
         remove_orphans(self.folder)
 
 
@@ -147,7 +148,7 @@ def chunk_path(folder: Path, index: int) -> Path:
     folder
         The sweep's folder.
     index
-        The chunk's place in the sweep.
+        Position of the chunk in the sweep.
 
     Returns
     -------
@@ -163,7 +164,7 @@ def _write(place: Path, content: bytes) -> None:
 
 
 def _files(spec: Spec) -> list[str]:
-    """Values of axes that are paths: traces, profiles, models of the user's own."""
+    """Values of axes that are files: the user's traces, profiles and models."""
     names = [
         str(value)
         for axis in ("trace", "gpu", "stack", "model")

@@ -1,7 +1,7 @@
-"""Who computes the chunks: this process, a pool of processes, or the workers of a Dask cluster.
+"""Running the chunks of a sweep: in this process, in a process pool, or on a Dask cluster.
 
-Each yields chunks with their bytes as they are done, in any order, and holds few of them at once.
-A worker that is lost loses what it was computing; that is computed again by another.
+Each of the three yields chunks as they finish, in any order, and keeps few in memory at once. The
+chunks of a worker that is lost are computed again by another.
 """
 
 from collections import Counter
@@ -20,7 +20,8 @@ from time import monotonic
 from typing import Any
 
 from kvsim.errors import InputError, first_line
-from kvsim.sweeps.chunks import SweepChunk, compute
+from kvsim.sweeps.chunks import SweepChunk
+from kvsim.sweeps.evaluate import compute
 from kvsim.sweeps.store import SharedFolder
 from kvsim.version import __version__
 
@@ -32,23 +33,23 @@ Bundle = list[SweepChunk]
 
 
 class Bundles(Iterator[Bundle]):
-    """Predictions several chunks at once, everything else chunk by chunk.
+    """Chunks grouped for dispatch: predictions in bundles, everything else one by one.
 
-    To hand over a bundle costs a cluster about as much time as a thousand predictions, so the first
-    ones are large; the last ones are small, so that all processes end together.
+    Dispatching a bundle takes a cluster about as long as a thousand predictions, so bundles start
+    large; they shrink towards the end, so that all processes finish together.
 
     Attributes
     ----------
     takers
-        Threads or processes that take bundles; whoever hands them out may change it.
+        Number of threads or processes that take bundles; it may change while a sweep runs.
     """
 
     def __init__(self, chunks: Iterator[SweepChunk], left: int, takers: int = 1) -> None:
-        """Divide chunks that have so many points left in all."""
+        """Group chunks that have ``left`` points in total."""
         self.chunks, self.left, self.takers = chunks, left, takers
 
     def __next__(self) -> Bundle:
-        """As many chunks as are enough for now; the fewer are left, the fewer they are."""
+        """Return the next bundle; its size falls with the number of points that are left."""
         enough = self.left // (BUNDLE_ROUNDS * max(self.takers, 1))
         enough = min(max(enough, MIN_BUNDLE_POINTS), MAX_BUNDLE_POINTS)
         some: Bundle = []
@@ -69,14 +70,14 @@ def compute_all(
 ) -> tuple[str, list[bytes | None]]:
     """Compute a bundle of chunks.
 
-    Files are written beside the computation, which does not wait for the disk.
+    Files are written in a thread of their own, so that the computation does not wait for the disk.
 
     Parameters
     ----------
     chunks
         The chunks.
     folder
-        The sweep's folder, to write into if this process has it.
+        The sweep's folder, written to if this process can reach it.
 
     Returns
     -------
@@ -96,7 +97,7 @@ def compute_all(
 
 
 class Packed:
-    """A bundle that a cluster hands on without looking for results of other tasks in it."""
+    """A bundle wrapped so that Dask does not search its lists for results of other tasks."""
 
     def __init__(self, chunks: Bundle) -> None:
         """Keep the chunks as they are."""
@@ -113,7 +114,7 @@ def compute_packed(
     packed
         The bundle.
     folder
-        The sweep's folder, to write into if this process has it.
+        The sweep's folder, written to if this process can reach it.
 
     Returns
     -------
@@ -213,13 +214,13 @@ def compute_in_processes(
 
 
 def _end(processes: ProcessPoolExecutor) -> None:
-    """End all processes of a broken pool: it waits for one that started while it broke for ever."""
+    """Kill the processes of a broken pool, which would wait for ever for one that was starting."""
     for process in list((processes._processes or {}).values()):
         process.kill()
 
 
 def _pair_contents(bundle: Bundle, contents: list[bytes | None]) -> Iterator[Done]:
-    """Every chunk with its bytes."""
+    """Index of each chunk with the bytes of its file."""
     for chunk, content in zip(bundle, contents, strict=True):
         yield chunk.index, content
 
@@ -230,7 +231,7 @@ def _submitted(
     again: list[Bundle],
     folder: SharedFolder | None,
 ) -> "Future[tuple[str, list[bytes | None]]]":
-    """A bundle under way; one that a broken pool does not take is left for the next pool."""
+    """Submit a bundle; one that a broken pool refuses is kept for the next pool."""
     try:
         return processes.submit(compute_all, bundle, folder)
     except (BrokenProcessPool, OSError) as broken:  # OSError: it broke while it started a process
@@ -281,7 +282,7 @@ def connect(scheduler: str) -> Iterator[Any]:
 
 
 def _check(client: Any, scheduler: str) -> None:
-    """Refuse clusters whose workers have another kvsim, or none."""
+    """Refuse a cluster whose workers have another version of kvsim, or none."""
 
     def version() -> str | None:
         try:

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from kvsim.planner import alternatives, question
 from kvsim.planner.question import Admission
-from kvsim.sweeps import answers as evaluate
 from tests.support.commands import run
 from tests.support.envelope import answer_in
 
@@ -73,8 +73,8 @@ def test_the_page_of_a_sweep_names_it(
     kind: str, technique: str, trace: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     only = Admission(only=(technique,))  # where a fleet is free to choose
-    monkeypatch.setattr(evaluate, "Admission", lambda: only)
-    monkeypatch.setattr(evaluate, "TP_DEGREES", (1, 2))
+    monkeypatch.setattr(question, "Admission", lambda: only)
+    monkeypatch.setattr(alternatives, "GPUS_PER_REPLICA", (1, 2))
     spec, page = tmp_path / "grid.toml", tmp_path / "F.html"
     grid = SWEEPS[kind].format(technique=technique, trace=trace)
     spec.write_text(
