@@ -1,4 +1,4 @@
-"""What a command tells whoever watches it: notes and progress on standard error."""
+"""Notes and progress of a command on standard error."""
 
 import sys
 from collections.abc import Iterable, Iterator
@@ -26,7 +26,7 @@ _COMMAND_LINE: ContextVar[bool] = ContextVar("command line", default=False)
 
 @contextmanager
 def run_on_command_line() -> Iterator[None]:
-    """In the block errors name options rather than keywords, and notes are printed."""
+    """Mark a block as run from the command line: errors name options, and notes are printed."""
     token = _COMMAND_LINE.set(True)
     try:
         yield
@@ -69,7 +69,7 @@ def print_note(note: str) -> None:
 
 @cache
 def print_once(note: str) -> None:
-    """Print a note of a command the first time that it is said.
+    """Print a note of a command once.
 
     Parameters
     ----------
@@ -80,7 +80,7 @@ def print_once(note: str) -> None:
 
 
 def print_progress(note: str) -> None:
-    """Print a note only where somebody watches a terminal.
+    """Print a note if standard error is a terminal.
 
     Parameters
     ----------
@@ -103,7 +103,7 @@ def print_written(place: Path) -> None:
 
 
 def print_count(rows: int) -> None:
-    """Overwrite a count of rows where somebody watches a terminal.
+    """Update a count of rows in place if standard error is a terminal.
 
     Parameters
     ----------
@@ -115,7 +115,7 @@ def print_count(rows: int) -> None:
 
 
 class ProgressLine:
-    """Says now and then how much of a long run is done, and how long the rest may take.
+    """Periodic progress of a long run, with an estimate of the remaining time.
 
     Parameters
     ----------
@@ -138,7 +138,7 @@ class ProgressLine:
         self.restart()
 
     def restart(self) -> None:
-        """Count the time from now on."""
+        """Restart the clock at zero done."""
         self.began = self.last = monotonic()
         self.next = self.began + QUIET
 
@@ -155,11 +155,11 @@ class ProgressLine:
 
     @property
     def took(self) -> float:
-        """Time from the start to the last that was done. [s]"""
+        """Time from the start to the last finished item. [s]"""
         return self.last - self.began
 
     def __call__(self, done: int) -> None:
-        """Take note of how many are done."""
+        """Record the number of finished items."""
         self.last = now = monotonic()
         if now < self.next:
             return
@@ -173,7 +173,7 @@ class ProgressLine:
         print(shown, end="" if self.live else "\n", file=sys.stderr, flush=True)
 
     def finish(self) -> None:
-        """Leave the line that was overwritten so far."""
+        """End the line that is being overwritten."""
         if self.live and self.told:
             print(file=sys.stderr)
 

@@ -1,4 +1,4 @@
-"""Every fault of a file at once: profiles, stacks, configurations, traces and measured rows.
+"""Finding every fault of a file at once: profiles, stacks, models, traces, measurements.
 
 The commands stop at the first fault of a file, because they need a sound one; `kvsim doctor` goes
 on, so that a file is mended in one sitting. Nothing is checked here that is not checked where the
@@ -29,7 +29,7 @@ PUBLISHED_COLUMNS = {"technique", "metric", "published"}  # columns that no requ
 
 @frozen
 class Diagnosis:
-    """What a file is taken for, and its faults in the order of the file where it has one."""
+    """The kind of a file, and its faults, in the file's order where it has one."""
 
     kind: str
     faults: tuple[str, ...]
@@ -74,7 +74,7 @@ def _kind(file: Path) -> tuple[str, Check]:
 
 
 def _toml(file: Path) -> tuple[str, Check]:
-    """A stack or a hardware profile, whichever has more of the keys."""
+    """Examine a TOML file as a stack or a hardware profile, whichever shares more keys."""
     try:
         keys = set(keys_of(file))
     except InputError as fault:
@@ -169,7 +169,7 @@ def configuration_faults(file: Path) -> tuple[list[str], list[str]]:
 
 
 def _mended(config: dict[str, object], fault: FieldError) -> dict[str, object]:
-    """The configuration with a sound value for one field, or without it."""
+    """The configuration with one field replaced by a valid value, or removed."""
     inner = config.get("text_config")
     if fault.prefix and isinstance(inner, dict):
         return config | {"text_config": _mended(inner, FieldError("", fault.field))}
@@ -178,7 +178,7 @@ def _mended(config: dict[str, object], fault: FieldError) -> dict[str, object]:
 
 
 def measured_faults(file: Path) -> tuple[list[str], list[str]]:
-    """Find unsound rows, and rows that are there twice.
+    """Find invalid and duplicate rows.
 
     Parameters
     ----------
@@ -199,7 +199,7 @@ def measured_faults(file: Path) -> tuple[list[str], list[str]]:
 
 
 def hardware_faults(file: Path) -> tuple[list[str], list[str]]:
-    """Find faults of single entries, or where there are none those of entries together.
+    """Find faults of single entries, or else those of combinations of entries.
 
     Parameters
     ----------
@@ -235,7 +235,7 @@ def stack_faults(file: Path) -> tuple[list[str], list[str]]:
 
 
 def _loading_faults(load: Callable[[Path], Any], file: Path, faults: list[InputError]) -> list[str]:
-    """Load it as the commands do; a note where numbers rest on an assumption."""
+    """Load a file as the commands do, and note numbers that rest on an assumption."""
     try:
         loaded = load(file)
     except InputError as fault:
@@ -247,7 +247,7 @@ def _loading_faults(load: Callable[[Path], Any], file: Path, faults: list[InputE
 
 
 def trace_faults(file: Path) -> tuple[list[str], list[str]]:
-    """Find rows that break a rule, then what concerns the whole file.
+    """Find rows that break a rule, then faults of the whole file.
 
     Parameters
     ----------

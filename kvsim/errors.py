@@ -16,11 +16,11 @@ EXTRAS = {
 
 
 class InputError(ValueError):
-    """What the user gave cannot be used; the command line prints it and exits with 2."""
+    """Invalid user input; the command line prints it and exits with 2."""
 
 
 class InfeasibleError(Exception):
-    """Nothing meets the limits the user set; the command line prints it and exits with 1."""
+    """No feasible answer within the user's limits; the command line prints it and exits with 1."""
 
 
 def first_line(problem: BaseException, most: int) -> str:

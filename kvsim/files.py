@@ -1,4 +1,4 @@
-"""The only place where kvsim opens files: one reader and one writer for all commands.
+"""Reading and writing of files: kvsim opens files nowhere else.
 
 Reading takes regular files only, no more of them than their kind may have, and text in UTF-8; JSON,
 TOML and CSV are parsed with bounded nesting and errors that name the line.
@@ -41,7 +41,7 @@ SIZE_UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 
 @frozen
 class Kind:
-    """What a file is for.
+    """The purpose of a file.
 
     Attributes
     ----------
@@ -133,7 +133,7 @@ def size_text(count: float) -> str:
 
 
 def system_text(path: Path) -> str:
-    """Read what the system says in a file of its own, as under ``/proc``.
+    """Read a file of the system, as under ``/proc``.
 
     Parameters
     ----------
@@ -190,7 +190,7 @@ def check_room(needed: float, what: str, mend: str) -> None:
 
 
 def kinds_table() -> str:
-    """All kinds as a table in Markdown."""
+    """Format all kinds as a Markdown table."""
     lines = ["| kind | what it is | read at most |", "|---|---|---:|"]
     for kind in FILE_KINDS.values():
         lines.append(f"| `{kind.name}` | {kind.expected} | {size_text(kind.most)} |")
@@ -275,7 +275,7 @@ _CURRENT: ContextVar[Ledger | None] = ContextVar("ledger", default=None)
 
 
 def current_ledger() -> Ledger | None:
-    """The ledger of the command that runs; nothing where kvsim is used as a library."""
+    """The ledger of the running command; None where kvsim is used as a library."""
     return _CURRENT.get()
 
 
@@ -292,7 +292,7 @@ def ledger() -> Iterator[Ledger]:
 
 @contextmanager
 def own_output() -> Iterator[None]:
-    """The block reads back what the command itself writes, so a file may be both."""
+    """Suspend the ledger for a block that reads back the command's own output."""
     token = _CURRENT.set(None)
     try:
         yield
@@ -301,7 +301,7 @@ def own_output() -> Iterator[None]:
 
 
 def _keys(path: Path) -> list[Key]:
-    """What tells a file from others, whether it exists or not."""
+    """Keys that identify a file, whether it exists or not."""
     folder = path.parent.stat()
     keys: list[Key] = [(folder.st_dev, folder.st_ino, path.name)]
     try:
@@ -361,7 +361,7 @@ def type_of(mode: int) -> str:
 
 
 def check_type(path: Path | str, kind: Kind) -> None:
-    """Refuse what is there but no regular file, before a name is judged by its ending.
+    """Refuse an existing path that is not a regular file.
 
     Parameters
     ----------
@@ -526,7 +526,7 @@ def decode_text(content: bytes, where: str, expected: str) -> str:
 
 
 def read_lines(path: Path | str, kind: Kind) -> Iterator[tuple[int, str]]:
-    """Read the lines of a text that are not blank, one in memory at a time.
+    """Read the non-blank lines of a text, one in memory at a time.
 
     Parameters
     ----------
@@ -606,7 +606,7 @@ def read_json(path: Path | str, kind: Kind, strict: bool = True) -> Any:
 
 
 def parse_json(text: str, where: str, expected: str, strict: bool = True) -> Any:
-    """A JSON text as Python values.
+    """Parse a JSON text.
 
     Parameters
     ----------
@@ -688,7 +688,7 @@ def read_toml(path: Path | str, kind: Kind) -> dict[str, Any]:
 
 
 def check_depth(value: object, where: str) -> None:
-    """Refuse parsed JSON that nests too deeply for those who recurse into it.
+    """Refuse parsed JSON that nests too deeply for recursive readers.
 
     Parameters
     ----------
@@ -723,7 +723,7 @@ def too_deep(where: str) -> InputError:
 
 
 def read_rows(path: Path | str, kind: Kind) -> Iterator[tuple[int, list[str]]]:
-    """Read the lines of a CSV file that hold anything, each with the number of its last line.
+    """Read the non-empty rows of a CSV file, each with the number of its last line.
 
     Parameters
     ----------
@@ -945,7 +945,7 @@ def check_target(place: Path | str, option: str, endings: tuple[str, ...] = ()) 
 
 @contextmanager
 def replacing(path: Path, tidy: bool = True, named: bool = True) -> Iterator[Path]:
-    """A draft beside a file's place; it takes that place if the block ends well, else it goes.
+    """Write a file atomically: the yielded draft replaces it if the block succeeds.
 
     The draft is on disk before it takes the place. A link stays a link, and what it leads to is
     replaced; an existing file's mode and owner are kept.
@@ -1029,7 +1029,7 @@ def write_draft(draft: Path, text: str) -> None:
 
 @contextmanager
 def replacing_all(*paths: Path) -> Iterator[list[Path]]:
-    """Drafts of several files, which take their places only if all are written.
+    """Write several files that replace their targets only if all are written.
 
     Raises
     ------
@@ -1095,7 +1095,7 @@ def append(path: Path, text: str) -> None:
 
 
 def truncate(path: Path, size: int) -> None:
-    """Drop what stands behind the first bytes of a log.
+    """Truncate a log to its first bytes.
 
     Parameters
     ----------
@@ -1184,12 +1184,12 @@ def write_error(path: Path, problem: BaseException) -> InputError:
 
 
 def _resolve_link(path: Path) -> Path:
-    """Where writing ends up: what a link leads to, or the path itself."""
+    """The file that is written: the target of a link, or the path itself."""
     return path.resolve() if path.is_symlink() else path
 
 
 def _obstacle(path: Path) -> str:
-    """Why nothing can be written at a place; empty if something can."""
+    """Why a path cannot be written; empty if it can."""
     target = _resolve_link(path)
     if not target.parent.is_dir():
         return f"there is no folder {display(target.parent)}"
@@ -1218,7 +1218,7 @@ def _keep_owner(file: int, before: os.stat_result | None) -> None:
 
 
 def _sync(draft: Path, file: int) -> None:
-    """Have a draft on disk, also where a library wrote a new file under its name."""
+    """Flush a draft to disk, also where a library replaced it by a new file of that name."""
     os.fsync(file)
     there, here = draft.stat(), os.fstat(file)
     if (there.st_dev, there.st_ino) != (here.st_dev, here.st_ino):
@@ -1227,7 +1227,7 @@ def _sync(draft: Path, file: int) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Have a new name on disk; not every file system can."""
+    """Flush a folder to disk; not every file system can."""
     with suppress(OSError):
         number = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:

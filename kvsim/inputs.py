@@ -1,4 +1,4 @@
-"""Values as users give them, in text or as Python numbers: parsed and held to their ranges."""
+"""Parsers of option values, given as text or as Python objects, with checks of ranges."""
 
 import operator
 import re
@@ -21,7 +21,7 @@ TOKEN_UNITS = {"k": 1_000, "K": 1_024, "m": 1_000_000, "M": 1_048_576}  # as vLL
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """What a number may be.
+    """The allowed range of a number.
 
     Attributes
     ----------
@@ -164,7 +164,7 @@ def parse_paths(name: str, given: object, allowed: Range | None = None) -> list[
 
 
 def parse_joined(name: str, given: object, allowed: Range | None = None) -> str:
-    """Parse a text that has commas of its own, as a technique's; several are joined by commas.
+    """Parse a text that may contain commas, as a technique does; several are joined by commas.
 
     Parameters
     ----------
@@ -214,7 +214,7 @@ def parse_words(name: str, given: object, allowed: Range | None = None) -> list[
 
 
 def words_among(*known: str) -> Parser:
-    """Words separated by commas, each of them a known one."""
+    """Create a parser of known words separated by commas."""
 
     def parse(name: str, given: object, allowed: Range | None) -> list[str]:
         found = parse_words(name, given)
@@ -403,7 +403,7 @@ def parse_token_counts(name: str, given: object, allowed: Range | None = None) -
 
 @dataclass(frozen=True, slots=True)
 class TokenLengths:
-    """Lengths of prompts or of answers, as an option says them.
+    """Lengths of prompts or answers given as an option.
 
     Attributes
     ----------
@@ -421,7 +421,7 @@ class TokenLengths:
     sample: str = ""
 
     def __str__(self) -> str:
-        """As it is typed."""
+        """The lengths as an option is typed."""
         mark = {"range": "-", "percentiles": "/"}.get(self.kind, "")
         if self.sample:
             return f"sample:{self.sample}"
@@ -467,7 +467,7 @@ def parse_token_lengths(name: str, given: object, allowed: Range | None = None) 
 
 
 def duration(most_bare: float) -> Parser:
-    """Times as 500ms, 2s or 0.5; none for no limit. [s]
+    """Parse a time such as 500ms, 2s or 0.5, or none for no limit. [s]
 
     Parameters
     ----------
@@ -635,7 +635,7 @@ def _listed(given: object) -> list[object]:
 
 
 def _integer(given: object) -> int | None:
-    """The whole number that is meant, if one is."""
+    """The whole number given, or None."""
     if isinstance(given, str):
         return int(given) if WHOLE_PATTERN.fullmatch(given) else None
     if isinstance(given, float):
@@ -646,7 +646,7 @@ def _integer(given: object) -> int | None:
 
 
 def _real(given: object) -> float:
-    """The number that is meant; not a number if none is."""
+    """The number given, or NaN."""
     if isinstance(given, bool) or (
         isinstance(given, str) and (not given.isascii() or "_" in given)
     ):
@@ -658,5 +658,5 @@ def _real(given: object) -> float:
 
 
 def _quote(given: object) -> str:
-    """What was given, for a message."""
+    """The given value, for a message."""
     return repr(given[:40]) if isinstance(given, str) else repr(given)[:40]

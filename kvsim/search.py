@@ -1,4 +1,4 @@
-"""Whole-number searches over arrays of increasing functions."""
+"""Integer searches over arrays of monotone or convex functions."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ MOST_PROBES = 3 * 24  # every third one halves a bracket of at most 10^7
 def smallest_count(
     meets: Callable[[int], bool], guess: int, most: int, more: float = 2.0, below: int = 0
 ) -> int:
-    """The smallest count that meets, where more meet as well; 0 if not even the most do.
+    """Find the smallest count that satisfies a monotone condition; 0 if none up to ``most`` does.
 
     Parameters
     ----------
@@ -37,7 +37,7 @@ def smallest_count(
 
 
 def last_within(excess: Callable[[Array], Number], low: Array, high: Array) -> Array:
-    """The largest whole number whose ``excess`` is not above 0, element by element.
+    """Find the largest whole number with ``excess`` at most 0, element by element.
 
     ``excess`` must not decrease, and should be nearly affine, above all far out: where the line of
     the upper half meets 0 lies the answer, as a rule, or a neighbour, and all of them are looked at
@@ -79,7 +79,7 @@ def last_within(excess: Callable[[Array], Number], low: Array, high: Array) -> A
 def least_of_convex(
     cost: Callable[[Array], Number], low: Array, high: Array, within: float = 0.0
 ) -> tuple[Array, Array]:
-    """The whole number from ``low`` to ``high`` of the least cost, and that cost, by element.
+    """Find the whole number of least cost from ``low`` to ``high``, element by element.
 
     ``cost`` is convex and piecewise affine: where the lines at both ends of a bracket meet lies the
     least or another line, so that few of them are looked at; a bisection at times keeps the worst

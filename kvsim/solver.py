@@ -33,7 +33,7 @@ _STDOUT = Lock()
 
 @frozen
 class Solution:
-    """How the solution of a programme ended; variables hold their values themselves.
+    """Status of a solved programme; the values are stored in its variables.
 
     Attributes
     ----------
@@ -155,7 +155,7 @@ def _create_highs() -> "Highs":
 
 @contextmanager
 def _silenced() -> Iterator[None]:
-    """Send what C code prints on standard output nowhere."""
+    """Discard what C code prints on standard output."""
     with _STDOUT:
         try:
             kept = os.dup(1)
@@ -176,7 +176,7 @@ def _silenced() -> Iterator[None]:
 
 
 def _used_variables(problem: Problem) -> list[Variable]:
-    """Variables of the objective and the constraints; PuLP 4's ``variables`` has all others too."""
+    """Variables in the objective or a constraint; PuLP 4's ``variables`` includes unused ones."""
     used = getattr(problem, "exported_variables", problem.variables)
     return list(used())
 

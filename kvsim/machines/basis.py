@@ -1,10 +1,10 @@
-"""How much a prediction may be trusted, and on what grounds."""
+"""The basis of a prediction: how its numbers were obtained, and the error known for it."""
 
 from kvsim.machines.deployment import Deployment
 
 
 def basis(deployment: Deployment) -> dict[str, str]:
-    """Find the weakest ground that a prediction stands on, and the error known for it.
+    """Find the weakest basis of a prediction, and the error known for it.
 
     ``calibrated``: hardware measured, stack fitted to runs. ``carried over``: a stack whose
     numbers were measured on other cards or read from its code. ``datasheet``: peak rates.
@@ -30,7 +30,7 @@ def basis(deployment: Deployment) -> dict[str, str]:
 
 
 def chosen(deployment: Deployment) -> str:
-    """Explain why a deployment has these numbers of an engine.
+    """Explain which of an engine's numbers a deployment uses.
 
     Parameters
     ----------

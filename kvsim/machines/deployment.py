@@ -1,4 +1,4 @@
-"""A model on a machine with a software stack: what every formula is evaluated for."""
+"""A model on hardware with a software stack: the input of every formula."""
 
 from collections.abc import Iterator
 from dataclasses import field, replace
@@ -129,7 +129,7 @@ class HostLayers:
         return bool(self.experts or self.mlps or self.layers)
 
     def homes(self, model: Model) -> Iterator[Home]:
-        """Yield what of each layer is in host memory.
+        """Yield the part of each layer that is in host memory.
 
         Parameters
         ----------
@@ -145,7 +145,7 @@ class HostLayers:
                 yield "experts" if i in self.experts and shape.routed else ""
 
     def place(self, model: Model) -> Model:
-        """Return a model whose layers say what of them is in host memory.
+        """Mark in a model's layers which weights are in host memory.
 
         Parameters
         ----------
@@ -210,7 +210,7 @@ class Deployment:
 
     @property
     def single_pass(self) -> bool:
-        """Whether all GPUs work on the same pass: no other ranks, no other stages."""
+        """Whether all GPUs work on the same pass, without data-parallel ranks or stages."""
         return self.lanes == 1
 
     @property
@@ -226,7 +226,7 @@ class Deployment:
 
     @cached_property
     def local_experts(self) -> float:
-        """Experts that a GPU has, whole or a part of each."""
+        """Number of experts that a GPU holds, whole or in part."""
         return self.model.experts / self.ep
 
     @cached_property
@@ -241,7 +241,7 @@ class Deployment:
 
     @cached_property
     def stage_share(self) -> float:
-        """Layers of the largest stage over all."""
+        """Share of all layers that the largest stage holds."""
         return -(-self.model.layers // self.pp) / self.model.layers
 
     @property
@@ -261,7 +261,7 @@ class Deployment:
 
     @cached_property
     def weight_format(self) -> WeightFormat:
-        """How decoder weights are stored, most of them where matrices differ.
+        """Storage format of decoder weights, that of most weights where matrices differ.
 
         With the stack's own kernels for that if it has them.
         """
@@ -339,7 +339,7 @@ class Deployment:
 
     @cached_property
     def issued_at_once(self) -> "Deployment":
-        """The same where launches take the host no time and nothing waits for it."""
+        """The same deployment without time on the host for launches and synchronisation."""
         stack = self.stack
         time = replace(stack.time, launch=0.0, sync=0.0)
         stack = replace(stack, time=time, offload=replace(stack.offload, tile_sync=False))
@@ -347,7 +347,7 @@ class Deployment:
 
     @cached_property
     def replayed(self) -> "Deployment":
-        """The same where a pass is replayed as a CUDA graph: the host issues one launch."""
+        """The same deployment with passes replayed as CUDA graphs: one launch from the host."""
         stack, once = self.stack, self.stack.time.launch
         time = replace(stack.time, launch=0.0, step=once)
         kernels = {name: replace(kernel, host=0.0) for name, kernel in stack.kernels.items()}

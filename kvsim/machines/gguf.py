@@ -1,4 +1,4 @@
-"""GGUF files: which block format each tensor has in a file of a named type, and what that takes.
+"""GGUF files: the block format of each tensor in a file of a named type.
 
 A type such as Q4_K_M names a mixture: most tensors have its base format, those that lose most have
 a wider one. The rules are those of ``llama-quantize``; IQ types are made with an importance matrix.
@@ -19,7 +19,7 @@ from kvsim.models.model import LayerShape, Model
 
 @frozen
 class BlockFormat:
-    """Numbers that share scales, as they lie in a file."""
+    """A block format: numbers that share scales."""
 
     size: int  # numbers of a block
     bytes: int  # of a block with its scales [B]
@@ -240,7 +240,7 @@ class _Rules:
         return Tensor(matrix, float(count * inputs * outputs), BLOCKS[_fitting(name, inputs)])
 
     def _format(self, kind: str, index: int) -> str:
-        """The format where it is not the base's, else an empty text."""
+        """Name of the format where it differs from the base format, else empty."""
         if kind == "output" or (kind == "embedding" and self.model.tied):
             return "q5_k" if self.file in (*ONE_AND_TWO_BITS, "iq3_xxs") else "q6_k"
         if kind == "values":
@@ -260,7 +260,7 @@ class _Rules:
         return ""
 
     def _values(self, index: int) -> str:
-        """Values are few where heads are grouped, and lose most."""
+        """Format of the value projection, which is small with grouped heads and loses most."""
         m, file = self.model, self.file
         grouped = not m.latent and m.queries_per_kv >= 4
         if file in ONE_AND_TWO_BITS:
@@ -323,13 +323,13 @@ class _Rules:
 
 
 def _wider(index: int, layers: int) -> bool:
-    """Whether a layer has more bits: one of the outer eighths, or every third between them."""
+    """Whether a layer has more bits: the first and last eighths, and every third in between."""
     eighth = layers // 8
     return index < eighth or index >= 7 * layers // 8 or (index - eighth) % 3 == 2
 
 
 def _fitting(name: str, inputs: int) -> str:
-    """The format, or what stands in for it where rows do not divide into its blocks."""
+    """The format, or its fallback where rows do not divide into its blocks."""
     if inputs % BLOCKS[name].size == 0:
         return name
     other = WITHOUT_BLOCKS_OF_256.get(name, "iq4_nl")

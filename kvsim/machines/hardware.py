@@ -1,4 +1,4 @@
-"""Machines and the software on them as plain data; ``kvsim.machines.keys`` has their files' keys.
+"""Hardware and software stacks as plain data; see ``kvsim.machines.keys`` for the keys of files.
 
 A profile is one TOML file under ``hwprofiles/``; a software stack one under
 ``hwprofiles/stacks/``. Keys carry units; every number has a source. ``kvsim.machines.profiles``
@@ -36,7 +36,7 @@ class FixedTimes:
 
 @frozen
 class ServerWork:
-    """What an HTTP server and its clients add beside the engine; an offline run has none of it."""
+    """Overheads of an HTTP server and its clients, which an offline run does not have."""
 
     token: float = 0.0  # host time per token that is sent to a client [s]
     prompt: float = 0.0  # host time per prompt of a pass: read, tokenised, queued [s]
@@ -59,7 +59,7 @@ class CacheGrowth:
 
 @frozen
 class AttentionPath:
-    """What attention moves besides the cache; ideal are scores that stay on the chip."""
+    """Traffic of attention besides the cache; in the ideal, scores stay on the chip."""
 
     score_bytes: float = 0.0  # bytes moved per attention score (0: scores stay on chip) [B]
     flash_prompt: bool = False  # the prompt's scores stay on chip unless a technique needs them
@@ -68,7 +68,7 @@ class AttentionPath:
 
 @frozen
 class PackedCache:
-    """How a cache of few bits is packed and read; ideal is a kernel that reads it as it lies."""
+    """How a low-bit cache is packed and read; the ideal kernel reads the packed cache directly."""
 
     layer: float = 0.0  # further time per layer for the unpacked tail of a packed cache [s]
     unpack_ops: float = 0.0  # vector operations per cached number that a kernel unpacks
@@ -86,7 +86,7 @@ class PackedCache:
 
 @frozen
 class ChosenTokens:
-    """How a technique's chosen tokens are listed, and fetched from host memory."""
+    """How the tokens that a technique selects are listed and fetched from host memory."""
 
     gather_row: float = 0.0  # extra time per row gathered from host memory [s]
     gather_sync: bool = False  # the host chooses the rows, so the GPU's indices must reach it first
@@ -140,7 +140,7 @@ class GpuSums:
 
 @frozen
 class DraftRounds:
-    """What a round of drafts costs beside its passes; ideal is nothing."""
+    """Costs of a round of drafts besides its passes; none in the ideal."""
 
     draft: float = 0.0  # fixed time per draft pass: choosing, the next input (0: a step's) [s]
     round: float = 0.0  # further time per round: comparing, taking back, the next batch [s]
@@ -152,7 +152,7 @@ class DraftRounds:
 
 @frozen
 class WeightLoading:
-    """What weights cost besides reading them once."""
+    """Costs of weights besides reading them once."""
 
     unpack_ops: float = 0.0  # vector operations per packed weight that its loading does not hide
     unpack_bytes: float = 0.0  # moved per packed weight to widen it before its product [B]
@@ -254,7 +254,7 @@ cache that software makes before it attends (torch.cat, repeat_kv)."""
 
 @frozen
 class Link:
-    """One thing that bytes move through."""
+    """A channel that bytes move through."""
 
     bandwidth: float  # rate that large transfers reach [B/s]
     latency: float = 0.0  # time before the first byte arrives, per transfer [s]
@@ -286,7 +286,7 @@ class Hardware:
 
 @frozen
 class Kernel:
-    """How far one class of kernels gets towards the roofline."""
+    """Efficiency of a class of kernels relative to the roofline."""
 
     memory: float = 1.0  # share of a channel's bandwidth it reaches
     compute: float = 1.0  # share of the arithmetic peak it reaches
@@ -314,7 +314,7 @@ class Kernel:
 
 @frozen
 class Checked:
-    """How far a stack was off in a run of its card, on requests or load tests that no fit saw."""
+    """Error of a stack in a run on its card, on requests or load tests not used in the fit."""
 
     device: str  # GPU profile
     model: str
@@ -327,7 +327,7 @@ class Checked:
 
 @frozen
 class Stack:
-    """What the software adds to the hardware: rates of its kernels, and the mechanisms it has.
+    """A software stack: the efficiency of its kernels and its mechanisms.
 
     The defaults are those of an ideal engine, so a stack states only what it has.
     """
@@ -364,7 +364,7 @@ class Stack:
     memory: WorkingMemory = WorkingMemory()
 
     def for_gpu(self, gpu: str) -> "Stack":
-        """Return the stack with the numbers that this engine has on a GPU.
+        """Return the stack with this engine's numbers for a GPU.
 
         Parameters
         ----------
@@ -385,12 +385,12 @@ class Stack:
 
     @property
     def offline(self) -> "Stack":
-        """The same where requests are given to the engine in one process, without a server."""
+        """The same stack for offline runs: requests in one process, without a server."""
         return replace(self, server=ServerWork())
 
     @property
     def eager(self) -> bool:
-        """Whether the host issues op by op, and waits for a pass's tokens before the next one."""
+        """Whether the host launches op by op and waits for a pass's tokens before the next pass."""
         return any(kernel.host > 0 for kernel in self.kernels.values())
 
     def kernel(self, name: str) -> Kernel:

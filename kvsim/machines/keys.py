@@ -1,4 +1,4 @@
-"""What the files of machines and of software stacks may say: their keys, units and bounds."""
+"""Keys, units and bounds of the files of hardware profiles and software stacks."""
 
 import re
 from collections.abc import Mapping

@@ -26,14 +26,14 @@ GPU_COUNT = re.compile(r"([1-9]\d?)x(?=$|[a-z])|x([1-9]\d?)$")
 
 
 class GpuNames(NamedTuple):
-    """What a profile is called."""
+    """The names of a profile."""
 
     title: str
     names: Sequence[str]  # its own and its aliases
 
 
 def match_gpu(typed: str, known: Mapping[str, GpuNames]) -> str | None:
-    """Find the profile that a name means.
+    """Find the profile that a name refers to.
 
     Parameters
     ----------
@@ -84,7 +84,7 @@ def match_gpu(typed: str, known: Mapping[str, GpuNames]) -> str | None:
 def _tell_others(
     typed: str, taken: str, words: frozenset[str], known: Mapping[str, GpuNames]
 ) -> None:
-    """Say which card a name without its memory is read as, where others have that name too."""
+    """Tell which card an ambiguous name without a memory size is resolved to."""
     others = [
         name
         for name, called in known.items()
@@ -99,7 +99,7 @@ def _words(text: str) -> frozenset[str]:
 
 
 def _split(text: str) -> tuple[frozenset[str], str]:
-    """The words of a name that tell cards apart, and how many GPUs it names."""
+    """Distinguishing words of a name, and the number of GPUs it states."""
     text = re.sub(r"(\d+)[\s\-_]*(?:gib|gb|g)\b", r" \1g ", text.strip().lower())
     found: set[str] = set()
     count = ""
@@ -123,7 +123,7 @@ VERSION_NAME = re.compile(
 
 @frozen
 class Release:
-    """A version that was asked for, and the one whose numbers stand for it."""
+    """A requested version, and the measured version that is used for it."""
 
     engine: str
     asked: str  # as "0.11"
@@ -132,7 +132,7 @@ class Release:
 
     @property
     def note(self) -> str:
-        """What is told where another version stands for the one asked for; empty if none does."""
+        """Note for the user where another version is used than requested, else empty."""
         if self.asked == self.nearest:
             return ""
         side = "older" if _order(self.nearest) < _order(self.asked) else "newer"
@@ -166,7 +166,7 @@ def split_name(name: str, engines: Iterable[str]) -> tuple[str, str] | None:
 def choose_release(
     engine: str, asked: str, releases: Sequence[str], measured: Mapping[str, str]
 ) -> Release:
-    """Choose the measured version that stands for the one asked for.
+    """Choose the measured version that is used for a requested one.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""How one replica is spread over GPUs besides tensor parallelism, and what that is refused for."""
+"""Parallelism of a replica besides tensor parallelism, and its limits."""
 
 from collections.abc import Iterator
 
@@ -101,7 +101,7 @@ class Parallelism:
 
     @property
     def gpus(self) -> int:
-        """Of the whole replica."""
+        """GPUs of the whole replica."""
         return self.tp * self.dp * self.pp
 
     @property
@@ -115,7 +115,7 @@ class Parallelism:
         return self.stage // self.ep
 
     def check(self, model: Model) -> None:
-        """Refuse degrees that a model cannot be spread by.
+        """Refuse degrees of parallelism that do not suit a model.
 
         Parameters
         ----------
@@ -167,7 +167,7 @@ class Parallelism:
         return "" if self == Parallelism(self.tp) else f" ({self.words()})"
 
     def notes(self, domain: int, skew: float = 0.0) -> Iterator[str]:
-        """What a reader should know about answers of a replica so spread.
+        """Remarks for readers of answers about such a replica.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""What sellers ask for GPUs (``prices.csv``): list prices, each with its terms, date and source."""
+"""List prices of GPUs by seller (``prices.csv``), with terms, dates and sources."""
 
 import csv
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ ANY = "any"  # in place of a seller: whoever asks least for each GPU
 
 @frozen
 class Price:
-    """What one seller asks for one GPU.
+    """The price of one GPU at one seller.
 
     Attributes
     ----------
@@ -34,7 +34,7 @@ class Price:
 
     @property
     def words(self) -> str:
-        """Who asks it on what terms, and when."""
+        """Seller, terms and date of the price."""
         several = f", {self.least} together" if self.least > 1 else ""
         where = f" in {self.region}" if self.region else ""
         when = self.date if self.date[:1].isdigit() else f"date {self.date}"

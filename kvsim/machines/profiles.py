@@ -119,7 +119,7 @@ def _hardware(file: Traversable) -> Hardware:
 
 
 def _rates(numbers: Mapping[str, float]) -> dict[str, float]:
-    """Dense rates by number format; products summed in fp16 have one where it is another."""
+    """Dense rates by number format, with one for products accumulated in fp16 where it differs."""
     stated = {dtype: numbers.get(f"compute.{dtype}_FLOPps") for dtype in ARITHMETIC_DTYPES}
     found = {dtype: rate for dtype, rate in stated.items() if rate is not None}
     gain = numbers.get("compute.half_accumulation_gain", 1.0)
@@ -213,7 +213,7 @@ def _shipped_stack(name: str) -> Stack:
 
 
 def _release(engine: str) -> Release | None:
-    """The version that a stack's name asks for; None where it names a file, or no version."""
+    """The version in a stack's name; None for a file or a name without a version."""
     folder = _folder() / "stacks"
     files = _files(folder)
     split = split_name(engine, files)
@@ -232,14 +232,14 @@ def _release(engine: str) -> Release | None:
 
 
 def _as_release(stack: Stack, release: Release) -> Stack:
-    """A stack under the name of the version that was asked for."""
+    """A copy of a stack under the name of the requested version."""
     _, at, card = stack.name.partition("@")
     return replace(stack, name=f"{release.engine}-{release.asked}{at}{card}",
                    engine=release.engine, unmeasured=release.note)  # fmt: skip
 
 
 def _family(file: Traversable, over: Profile | None = None) -> dict[str, Stack]:
-    """An engine's stacks by card: those measured there, and for cards near them."""
+    """Stacks of an engine by card: those measured on it, and those used for similar cards."""
     folder = _folder() / "stacks" / file.name.removesuffix(".toml")
     shipped = str(file) == str(_folder() / "stacks" / file.name) and folder.is_dir()
     bases: dict[str, Profile] = {}
@@ -284,7 +284,7 @@ def _loaded(
 
 
 def _checked(profile: Profile) -> Checked | None:
-    """What a run said of a stack, if its file has it."""
+    """The error that a run found for a stack, if its file states one."""
     numbers, texts = profile.numbers, profile.texts
     if "checked.rows" not in numbers:
         return None
@@ -299,7 +299,7 @@ def _checked(profile: Profile) -> Checked | None:
 
 
 def _stating(stack: Stack, stated: Mapping[str, float | bool]) -> Stack:
-    """A stack whose mechanisms have these numbers and flags under their files' keys."""
+    """Build a stack from numbers and flags by the keys of its file."""
     changes: dict[str, dict[str, Any]] = {}
     for key, value in stated.items():
         group, name = mechanism_of(key)
@@ -312,7 +312,7 @@ def _stating(stack: Stack, stated: Mapping[str, float | bool]) -> Stack:
 
 
 def with_numbers(stack: Stack, numbers: Mapping[str, float]) -> Stack:
-    """Return a stack with other numbers under some of its file's keys.
+    """Copy a stack with some numbers replaced, by the keys of its file.
 
     Parameters
     ----------
@@ -362,7 +362,7 @@ def numbers_apart(stack: Stack, base: Stack) -> dict[str, float | bool]:
 
 
 def number_of(stack: Stack, key: str) -> float:
-    """Return a stack's number under a key of its file.
+    """Look up a stack's number by the key of its file.
 
     Parameters
     ----------
@@ -386,7 +386,7 @@ def number_of(stack: Stack, key: str) -> float:
 def _extended(
     file: Traversable, kind: str, below: tuple[str, ...], bases: dict[str, Profile]
 ) -> Profile:
-    """A profile's entries over those of the one it extends; ``bases`` are those read so far."""
+    """Entries of a profile merged over those it extends; ``bases`` have been visited."""
     own = read(file, HARDWARE_FILE if kind == "GPU" else STACK_FILE)
     name = own.texts.get("extends")
     if name is None:
@@ -437,7 +437,7 @@ def _find(kind: str, name: str, folder: Traversable) -> Traversable:
 
 @cache
 def _gpu_names() -> dict[str, GpuNames]:
-    """What every shipped GPU is called."""
+    """Names of every shipped GPU."""
     found = {}
     for name, file in _files(_folder()).items():
         said = parse(file)
@@ -462,7 +462,7 @@ def _folder() -> Traversable:
 
 
 def _kernels(profile: Profile) -> dict[str, Kernel]:
-    """All classes, and those that the profile tells apart, over the class that stands for them."""
+    """Kernel classes with missing ones filled in from their base class."""
     kernels = {kernel: _kernel(profile, kernel, Kernel()) for kernel in KERNEL_CLASSES}
     for kernel in STANDS_FOR:
         other = kernel

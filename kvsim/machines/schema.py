@@ -1,4 +1,4 @@
-"""What a TOML file may say, and reading one strictly.
+"""Schemas of TOML files, and strict reading of them.
 
 Nothing is guessed: an unknown, missing, mistyped or impossible entry is an error that names the
 file and the key, and so is a number that does not say where it comes from.
@@ -18,7 +18,7 @@ from kvsim.frozen import frozen
 
 @frozen
 class Number:
-    """What a number must be: in words for the message, and as a test."""
+    """A condition on a number: its description and its test."""
 
     expected: str
     holds: Callable[[float], bool]
@@ -55,13 +55,13 @@ class Schema:
 
     @cached_property
     def keys(self) -> frozenset[str]:
-        """The names of every key that a file may have."""
+        """Every key that a file may have."""
         return self.texts | self.flags | self.lists | self.numbers.keys()
 
 
 @frozen
 class Profile:
-    """What a file says, checked."""
+    """The checked contents of a file."""
 
     numbers: dict[str, float]
     flags: dict[str, bool]
@@ -94,7 +94,7 @@ def read(file: Traversable, schema: Schema) -> Profile:
 
 
 def inspect(file: Traversable, schema: Schema) -> tuple[Profile, list[InputError]]:
-    """Read a profile as far as it is sound, and collect every fault.
+    """Read the valid part of a profile, and collect every fault.
 
     Parameters
     ----------
@@ -150,7 +150,7 @@ def inspect(file: Traversable, schema: Schema) -> tuple[Profile, list[InputError
 
 
 def _of_tables(sources: dict[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
-    """Sources by key, where that of a table holds for its entries without one of their own."""
+    """Sources by key; entries without one inherit the source of their table."""
     found = {key: text for key, text in sources.items() if not isinstance(document.get(key), dict)}
     for table in sources.keys() - found.keys():
         for key in document[table]:
@@ -159,7 +159,7 @@ def _of_tables(sources: dict[str, Any], document: Mapping[str, Any]) -> dict[str
 
 
 def _unknown_key(file: Traversable, key: str, schema: Schema) -> InputError:
-    """The error of a key that this kind of file does not have, or has under another name now."""
+    """Create the error for a key that is unknown or has been renamed."""
     if key in schema.moved:
         new = schema.moved[key]
         return InputError(
@@ -169,7 +169,7 @@ def _unknown_key(file: Traversable, key: str, schema: Schema) -> InputError:
 
 
 def _entry(file: Traversable, schema: Schema, profile: Profile, key: str, value: Any) -> None:
-    """One entry, checked and put where it belongs."""
+    """Check an entry and store it in the profile."""
     if key in schema.numbers:
         profile.numbers[key] = _number(file, key, value, schema.numbers[key])
         if key not in profile.sources:
@@ -222,7 +222,7 @@ def keys_of(file: Traversable) -> list[str]:
 
 
 def _leaves(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    """All entries with their tables' names; tables deeper than ``[a.b]`` stay whole."""
+    """Entries as ``table.key``; tables nested deeper than ``[a.b]`` are not divided."""
     for key, value in document.items():
         if not (isinstance(value, dict) and value):
             yield key, value
@@ -235,7 +235,7 @@ def _leaves(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _source(file: Traversable, key: str, text: Any, leaves: Mapping[str, Any]) -> None:
-    """Refuse the source of a number that is not there, and one that is no text."""
+    """Refuse sources of unknown numbers and sources that are not texts."""
     if key not in leaves:
         raise unknown(
             f"key under [source] of {display(file)}:",
@@ -286,7 +286,7 @@ def _text(file: Traversable, key: str, value: Any, choices: tuple[str, ...] | No
 
 
 def entry_error(file: Traversable, key: str, value: object, expected: str) -> InputError:
-    """Create the error for an entry that says something else than expected.
+    """Create the error for an entry with an unexpected value.
 
     Parameters
     ----------

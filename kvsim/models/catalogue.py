@@ -18,7 +18,7 @@ PARAMETER_COUNTS = {"published_parameters", "counted_parameters", "stated_parame
 
 
 class CatalogueEntry(TypedDict):
-    """Where a model of the catalogue comes from."""
+    """Provenance of a model of the catalogue."""
 
     hf_id: str
     published: int | None  # parameters of the published checkpoint, where known exactly

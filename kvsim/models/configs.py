@@ -189,7 +189,7 @@ def from_config(config: Mapping[str, object], name: str) -> Model:
 
 
 def compress(layers: Sequence[LayerShape]) -> tuple[tuple[tuple[LayerShape, ...], int], ...]:
-    """Group layers into repeated blocks, from the front on those that cover most layers.
+    """Group layers into repeated blocks, greedily from the first layer.
 
     Parameters
     ----------
@@ -217,7 +217,7 @@ def compress(layers: Sequence[LayerShape]) -> tuple[tuple[tuple[LayerShape, ...]
 
 
 def _catalogue_model(typed: str) -> NamedModel | None:
-    """The model of the catalogue that a name means; a path that is there is none."""
+    """The catalogue model that a name refers to; None for an existing path."""
     exact = find_exact(typed)
     return exact if exact is not None or is_path(typed) else find_model(typed)
 
@@ -246,7 +246,7 @@ def _find_file(name: str) -> Path:
 
 
 def _quoted(name: str) -> str:
-    """A path for a message, without its middle if it is long."""
+    """A path for a message, shortened in the middle."""
     return repr(name if len(name) <= 200 else f"{name[:60]}...{name[-60:]}")
 
 
@@ -371,7 +371,7 @@ def _head_dim(fields: Fields, hidden: int, heads: int) -> int:
 
 
 def _layers(fields: Fields) -> int:
-    """How many there are; some families list them all instead."""
+    """Number of layers; some families list them instead."""
     listed = fields.values.get("layers_block_type", fields.values.get("hybrid_override_pattern"))
     count = len(listed) if isinstance(listed, list | str) else None
     return fields.integer(
@@ -380,7 +380,7 @@ def _layers(fields: Fields) -> int:
 
 
 def _shapes(fields: Fields, layers: int, max_context: int, found: FamilyFields) -> list[LayerShape]:
-    """The kind of every layer, by what the family has ``found`` out about them."""
+    """Shape of every layer, from what the family's reader ``found``."""
     everywhere: list[Mixer] = ["attention"] * layers
     mixers = found.get("mixers", everywhere)
     mlps = found.get("mlps", [True] * layers)
@@ -425,7 +425,7 @@ def _windows(fields: Fields, layers: int, max_context: int) -> list[int | None]:
 
 
 def _routed(fields: Fields, layers: int) -> list[bool]:
-    """Which layers of a mixture-of-experts model have one: by a list or a family's own fields."""
+    """Indices of the layers with routed experts, from a list or the family's own fields."""
     types = fields.values.get("mlp_layer_types")
     if isinstance(types, list):
         return [kind == "sparse" for kind in types]

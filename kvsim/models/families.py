@@ -52,7 +52,7 @@ class ModelFields(TypedDict, total=False):
 
 
 class FamilyFields(ModelFields, total=False):
-    """What a family reads of its configuration: fields of ``Model`` and the kinds of its layers."""
+    """Result of a family's reader: fields of ``Model`` and the mixers of its layers."""
 
     mixers: list[Mixer]
     mlps: list[bool]
@@ -156,7 +156,7 @@ def _attention_where(attends: Iterable[object]) -> list[Mixer]:
 
 
 def interleaved_mixers(fields: Fields, name: str) -> list[Mixer]:
-    """Return states with attention in every so many-th layer, or the listed layer types.
+    """Return recurrent mixers with attention every N layers, unless layer types are listed.
 
     Parameters
     ----------
@@ -287,7 +287,7 @@ def jamba(fields: Fields) -> FamilyFields:
 
 
 def _turns(fields: Fields, what: str, layers: range) -> list[bool]:
-    """Which layers are of a kind that comes once in every so many."""
+    """Indices of layers at a fixed interval."""
     period = fields.integer(f"{what}_layer_period")
     offset = fields.integer(f"{what}_layer_offset", low=0, high=period - 1)
     return [i % period == offset for i in layers]
@@ -313,7 +313,7 @@ def granite(fields: Fields) -> FamilyFields:
 
 
 def nemotron(fields: Fields) -> FamilyFields:
-    """Nemotron-H: every layer is one thing, and a letter or a word says which."""
+    """Nemotron-H: each layer is a mixer, attention or an MLP alone, named by a letter or a word."""
     fields.must("use_bias", False, "biases of these products are not counted")
     pattern = fields.values.get("hybrid_override_pattern")
     blocks = fields.values.get("layers_block_type")
@@ -564,7 +564,7 @@ def _gpt_oss(fields: Fields) -> FamilyFields:
 
 
 def _layer_norm(biased: bool) -> FamilyFields:
-    """What the families before Llama share: two MLP matrices, LayerNorm and mostly biases."""
+    """Features common to families before Llama: two MLP matrices, LayerNorm and mostly biases."""
     biases: FamilyFields = {"qkv_bias": biased, "out_bias": biased, "mlp_bias": biased}
     return biases | {"gated": False, "norm_bias": True}
 
@@ -610,7 +610,7 @@ def _falcon(fields: Fields) -> FamilyFields:
 
 
 class Family(NamedTuple):
-    """What sets one ``model_type`` apart."""
+    """Defaults and reader of one ``model_type``."""
 
     defaults: Mapping[str, object]  # of fields that its files may leave out
     read: Callable[[Fields], FamilyFields]  # what differs from Llama, as fields of Model

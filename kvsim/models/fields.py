@@ -8,7 +8,7 @@ LARGEST = 10**9  # no dimension of a model comes near it
 
 
 class FieldError(InputError):
-    """What is wrong with one field of a configuration."""
+    """An invalid field of a configuration."""
 
     def __init__(self, message: str, field: str, prefix: str = "") -> None:
         super().__init__(message)
@@ -17,7 +17,7 @@ class FieldError(InputError):
 
 
 class Fields:
-    """A configuration whose fields are checked as they are read; null counts as left out."""
+    """A configuration whose fields are checked as they are read; null counts as missing."""
 
     def __init__(self, config: Mapping[str, object], where: str, prefix: str = "") -> None:
         self.values = {key: value for key, value in config.items() if value is not None}
@@ -25,7 +25,7 @@ class Fields:
         self.prefix = prefix
 
     def with_defaults(self, defaults: Mapping[str, object]) -> "Fields":
-        """Return the same configuration with values for what it leaves out.
+        """Copy the configuration with defaults for missing fields.
 
         Parameters
         ----------
@@ -52,7 +52,7 @@ class Fields:
     def integer(
         self, *names: str, default: int | None = None, low: int = 1, high: int = LARGEST
     ) -> int:
-        """Read a size or count under the first of some names that is there.
+        """Read a positive integer under the first of several names that is present.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""What the layers of a model may be: attention with a cache, to another's cache, or a state."""
+"""Kinds of layers: attention with or without a cache of its own, and recurrent mixers."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ Home = Literal["", "experts", "mlp", "layer"]
 
 @frozen
 class LayerShape:
-    """What may differ between the layers of one model.
+    """Properties that may differ between the layers of a model.
 
     It cannot say attention and a state side by side in one layer (Falcon-H1), an attention block
     with shared weights in front of a state (Zamba2), or numbers of KV heads that differ by layer
@@ -52,7 +52,7 @@ class LayerShape:
 
     @cached_property
     def window_free(self) -> "LayerShape":
-        """The same without its window, which attention alone sees."""
+        """The same shape without its sliding window."""
         return replace(self, window=None)
 
 
@@ -90,17 +90,17 @@ class Recurrence:
 
     @property
     def inner(self) -> int:
-        """Numbers of all heads' values."""
+        """Size of all heads' values together. [numbers]"""
         return self.heads * self.head_dim
 
     @property
     def mixed(self) -> int:
-        """What the convolution runs over: values, and keys and queries unless made of them."""
+        """Channels of the convolution: values, and keys and queries unless derived from them."""
         return self.inner + (0 if self.step_rank else self.addressed)
 
     @property
     def addressed(self) -> int:
-        """Numbers of all keys and queries, by which a state is written and read."""
+        """Size of all heads' keys and queries together. [numbers]"""
         return 2 * self.key_heads * self.key_dim
 
     def matrices(self, hidden: int) -> dict[str, tuple[int, int]]:
@@ -158,7 +158,7 @@ class Recurrence:
 
 @frozen
 class Indexer:
-    """A small scorer that chooses which cached tokens attention reads, one key per token.
+    """An indexer: a small scorer that selects the cached tokens that attention reads.
 
     References
     ----------

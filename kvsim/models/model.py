@@ -1,4 +1,4 @@
-"""Decoder-only language models as shapes: what sets their FLOPs, bytes and cache size."""
+"""Shapes of decoder-only language models, from which FLOPs, bytes and cache sizes follow."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -46,7 +46,7 @@ def active_parameters(model: "Model") -> int:
 
 
 def mixer_parameters(model: "Model", shape: LayerShape) -> int:
-    """Count the weights of what mixes tokens: matrices, biases, inner norms and sinks.
+    """Count the weights of a layer's mixer: matrices, biases, inner norms and sinks.
 
     Parameters
     ----------
@@ -251,7 +251,7 @@ class Model:
         }
 
     def mixer_matrices(self, shape: LayerShape) -> dict[str, tuple[int, int]]:
-        """Return the weight matrices of what mixes tokens in a layer, in order of use.
+        """Return the weight matrices of a layer's mixer, in order of use.
 
         Parameters
         ----------
@@ -272,7 +272,7 @@ class Model:
         return self.attention_matrices(shape.mixer == "shared") | chooses
 
     def biased(self, matrix: str) -> bool:
-        """Tell whether the product with a weight matrix adds a bias.
+        """Whether the product with a weight matrix adds a bias.
 
         Parameters
         ----------
@@ -319,12 +319,12 @@ class Model:
 
     @cached_property
     def caches(self) -> tuple[int, ...]:
-        """Which layers have a cache of their own, counted from 0."""
+        """Indices of the layers with a cache of their own."""
         return tuple(i for i, shape in enumerate(self.shapes()) if shape.keeps)
 
     @cached_property
     def owners(self) -> dict[int, int]:
-        """For every layer that shares a cache, whose: the latest alike that has one."""
+        """For each layer that shares a cache, the index of the layer that owns it."""
         latest: dict[int | None, int] = {}
         found = {}
         for i, shape in enumerate(self.shapes()):
@@ -345,7 +345,7 @@ class Model:
 
     @cached_property
     def state_bytes(self) -> float:
-        """States of one sequence in all layers, whatever its length. [B]"""
+        """Recurrent states of one sequence in all layers, independent of its length. [B]"""
         if self.recurrence is None:
             return 0.0
         layers = sum(shape.mixer == "recurrent" for shape in self.shapes())
@@ -353,7 +353,7 @@ class Model:
 
     @cached_property
     def cached_shape(self) -> LayerShape:
-        """The kind of the model's last layer that keeps a cache."""
+        """Shape of the last layer with a cache of its own."""
         return next(s for s in reversed(list(self.shapes())) if s.keeps)
 
     @cached_property

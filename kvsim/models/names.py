@@ -57,7 +57,7 @@ MOST_CANDIDATES = 8
 
 
 class NamedModel(NamedTuple):
-    """The model of the catalogue that a name means."""
+    """A catalogue model and the weight format that a name refers to."""
 
     name: str  # in the catalogue
     weights: str = ""  # format that the name states; empty for none
@@ -65,7 +65,7 @@ class NamedModel(NamedTuple):
 
 
 def find_model(typed: str) -> NamedModel | None:
-    """Find the model of the catalogue that a name means.
+    """Find the catalogue model that a name refers to.
 
     Parameters
     ----------
@@ -114,7 +114,7 @@ def find_model(typed: str) -> NamedModel | None:
 
 
 def find_exact(typed: str) -> NamedModel | None:
-    """Find the model that has precisely this name or Hugging Face id, in any case.
+    """Find the model with exactly this name or Hugging Face id, ignoring case.
 
     Parameters
     ----------
@@ -141,7 +141,7 @@ def candidates(words: Iterable[str]) -> list[str]:
 
 
 def unknown_model(typed: str) -> InputError:
-    """Create the error about a name that means no model of the catalogue.
+    """Create the error for a name that matches no catalogue model.
 
     Parameters
     ----------
@@ -204,7 +204,7 @@ def stated_format(typed: object) -> str:
 
 
 def is_path(typed: str) -> bool:
-    """Tell whether a text is meant as the path of a file, or is one that is there.
+    """Whether a text looks like a path, or names an existing file.
 
     Parameters
     ----------
@@ -236,7 +236,7 @@ def split_words(text: str) -> tuple[str, ...]:
 
 
 def _split_format(text: str, typed: str) -> tuple[str, str]:
-    """A name without the words of a format, and the format."""
+    """Split the words of a weight format off a name."""
     tag = GGUF_TAG.search(text)
     if tag is not None:
         text = text[: tag.start()] + " " + text[tag.end() :]
@@ -262,7 +262,7 @@ def _split_format(text: str, typed: str) -> tuple[str, str]:
 
 
 def _repository(typed: str) -> str:
-    """What was typed, if it is a Hugging Face id."""
+    """The typed name if it is a Hugging Face id."""
     text = typed.strip()
     return text if re.fullmatch(r"[A-Za-z0-9][\w.\-]*/[\w.\-]+", text) else ""
 
@@ -318,7 +318,7 @@ def _whole_name(typed: str, words: tuple[str, ...]) -> list[str]:
 
 
 def _has_size(name: str, size: str) -> bool:
-    """Whether a model has about so many parameters, or active ones, as 14b, 1t or a32b."""
+    """Whether a model's total or active parameters match a size such as 14b, 1t or a32b."""
     entry = catalogue_entry(name)
     stated = entry["stated_active"] if size[0] == "a" else entry["stated"]
     exact = None if size[0] == "a" else entry["published"] or entry["counted"]
@@ -327,12 +327,12 @@ def _has_size(name: str, size: str) -> bool:
 
 
 def _count(text: str) -> float:
-    """The number that 1.5B or 1t is."""
+    """Parse a parameter count such as 1.5B or 1t."""
     return float(text[:-1]) * {"m": 1e6, "b": 1e9, "t": 1e12}[text[-1].lower()]
 
 
 def _keys(words: tuple[str, ...]) -> Iterable[tuple[str, ...]]:
-    """What a name is looked up by, the strictest first."""
+    """Lookup keys of a name, strictest first."""
     plain = tuple(word for word in words if word not in NO_SHAPE)
     yield ("words", *words)
     yield ("set", *sorted(plain))

@@ -1,4 +1,4 @@
-"""Where a technique overtakes full KV: by context, batch, acceptance, and host link."""
+"""Break-even points with full KV by context, batch, acceptance and host link."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -47,7 +47,7 @@ class BreakEven:
 
     @property
     def crossings(self) -> list[float]:
-        """Where the ratio passes 1, between neighbours by its logarithm.
+        """Find where the ratio crosses 1, interpolating its logarithm.
 
         It must be off by more than ``EVEN`` before and after: a curve that lies on 1 crosses
         nothing.
@@ -119,7 +119,7 @@ def gains_by_batch(prediction: Prediction, full: Technique) -> BreakEven | None:
 
 
 def break_even_acceptance(prediction: Prediction, full: Technique) -> float | None:
-    """Find the acceptance at which a technique that drafts is as fast as full KV.
+    """Find the acceptance at which speculative decoding is as fast as full KV.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""Where the time of a decoding round goes, and what holds it back."""
+"""Breakdown of the time of a decoding round, and its bottleneck."""
 
 from collections.abc import Iterable
 
@@ -52,7 +52,7 @@ def breakdown(steps: Iterable[Step], deployment: Deployment) -> dict[str, Number
 
 
 def bound_by(passes: Iterable[tuple[Step, float]], deployment: Deployment) -> str:
-    """What the busiest streams of some passes spend most of their time on (scalar points).
+    """Name the bottleneck of some passes (scalar points).
 
     Passes follow each other, so each counts with the stream that is busiest in it.
 
@@ -93,7 +93,7 @@ def _scalar(value: Number) -> float:
 
 
 def binding(prediction: Prediction) -> str:
-    """Name what a prediction at its one batch spends most of its time on.
+    """Name the bottleneck of a prediction with a single batch.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""From steps to what a user sees: TTFT, TPOT, throughput, memory and the largest batch.
+"""Predictions for a batch: TTFT, TPOT, throughput, memory and the largest batch.
 
 A batch of equal prompts is read at once and generates its tokens in lockstep. Prefill yields the
 first token, so a generation of g tokens decodes g - 1; every decoded token is charged the share
@@ -36,7 +36,7 @@ POINTS_AT_ONCE = (
 
 
 def check_workload(batch: Array, prompt: int, generate: int) -> None:
-    """Refuse sizes no system could mean.
+    """Refuse workload sizes outside any plausible range.
 
     Parameters
     ----------
@@ -88,7 +88,7 @@ def round_seconds(technique: Technique, deployment: Deployment, point: Point) ->
 def grid_chunks(
     technique: Technique, deployment: Deployment, batch: Array, context: Array
 ) -> Iterator[tuple[slice, slice, Array]]:
-    """Compute the time per token over a grid of any size, part by part in bounded memory.
+    """Compute the time per token over a grid of any size in bounded memory.
 
     Yields rows, columns and the values of that part, shape (rows, columns).
 
@@ -148,7 +148,7 @@ def _tiling(rows: int, columns: int) -> tuple[int, int]:
 
 @frozen
 class Prediction:
-    """What one technique does at a column of batch sizes.
+    """The prediction for one technique at a column of batch sizes.
 
     Batch has the shape (n, 1) and array-valued settings (options, 1, 1), so that results have
     the shape (n,) or (options, n).
@@ -221,7 +221,7 @@ class Prediction:
 
     @cached_property
     def between_s(self) -> Array:
-        """Time of what comes once between prefill and the first decoding round. [s]"""
+        """Time of one-off work between prefill and the first decoding round. [s]"""
         p = decode_point(self._column, self.prompt, self.generate, 0.0)
         total: Array = np.zeros(self.batch.size)
         for step in self.technique.predecoding(self.deployment, p):
@@ -254,7 +254,7 @@ class Prediction:
 
     @property
     def rate_tok_s(self) -> Array:
-        """What techniques are compared by: decoding, or prefill where one token is generated.
+        """Rate that techniques are compared by: of decoding, or of prefill for one generated token.
 
         [tokens/s]
         """
@@ -294,7 +294,7 @@ class Prediction:
 
     @property
     def given_bytes(self) -> Array:
-        """What the engine must be given of each GPU's memory for that. [B]"""
+        """Memory of each GPU that the engine must be allowed to use. [B]"""
         return self._spread(given_memory(self.deployment, self.buffers))
 
     @property
@@ -319,7 +319,7 @@ class Prediction:
         )
 
     def passes(self) -> list[tuple[Step, float]]:
-        """What the one batch spends its time on, each pass with how often it runs.
+        """Passes of a representative round at the single batch, with their repetitions.
 
         A round in the middle of the generation, or the prompts where one token is generated.
         """

@@ -1,4 +1,4 @@
-"""Resident bytes over a generation: the phase that needs most, and the largest batch that fits."""
+"""Peak memory of a generation, and the largest batch that fits."""
 
 import numpy as np
 
@@ -108,7 +108,7 @@ def served_buffers(
 def _reading(
     technique: Technique, deployment: Deployment, prompt: Number, generate: Number
 ) -> Buffers:
-    """What is resident while a group of prompts is read, whatever else is running. [B]"""
+    """Resident bytes of the pass that reads a group of prompts, besides running sequences. [B]"""
     point = prefill_point(float(technique.tiles() * deployment.dp), prompt, generate)
     if isinstance(prompt, np.ndarray) or isinstance(generate, np.ndarray):
         return technique.resident(deployment, point)
@@ -174,7 +174,7 @@ def weights_bytes(buffers: Buffers) -> float:
 
 
 def left_for_caches(deployment: Deployment, usable: float, beside: float, weights: float) -> float:
-    """What an engine keeps for caches on each GPU; below 0 where nothing is left. [B]
+    """Memory left for caches on each GPU; negative where weights do not fit. [B]
 
     Parameters
     ----------
@@ -191,7 +191,7 @@ def left_for_caches(deployment: Deployment, usable: float, beside: float, weight
 
 
 def given_memory(deployment: Deployment, buffers: Buffers) -> Array:
-    """Compute what an engine must be given of each GPU's memory so that buffers fit.
+    """Compute the memory of each GPU that an engine must be allowed so that buffers fit.
 
     The inverse of ``left_for_caches``: caches are what lies beside weights, workspace and context.
 
@@ -261,7 +261,7 @@ def largest_batch(
     read = _reading(technique, deployment, prompt, generate) if served else {}
 
     def excess(parts: Array) -> Array:
-        """Above 0 where some memory overflows; nearly affine in the batch."""
+        """Largest excess over a memory's capacity; nearly affine in the batch."""
         worst: Array = np.full((), -1.0)
         batch = parts * technique.tiles()
         tables = (

@@ -20,7 +20,7 @@ MAX_PROMPT = 2**24  # prompt beyond which no question is expected [tokens]
 
 @frozen
 class KvPool:
-    """What is left of one GPU for caches, beside weights, workspace and context.
+    """The memory of one GPU left for caches after weights, workspace and context.
 
     Attributes
     ----------
@@ -137,7 +137,7 @@ ADVISED_GPUS = (2, 4, 8)
 
 @frozen
 class Remedy:
-    """A change as the command line takes it, and the prediction with it."""
+    """A change of options, and the prediction with it."""
 
     option: str
     prediction: Prediction

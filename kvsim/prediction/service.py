@@ -1,4 +1,4 @@
-"""Equal requests that keep coming: continuous batching at a given number of running sequences.
+"""Steady-state continuous batching of equal requests at a given number of running sequences.
 
 Every sequence that ends makes room for the next request, whose prompt is read at once while the
 others wait; so the running sequences are spread evenly over their generation. What a round takes
@@ -22,7 +22,7 @@ from kvsim.prediction.memory import (
 
 
 class Service(Prediction):
-    """What one technique does for each of a column of running sequences.
+    """The steady state of one technique at a column of numbers of running sequences.
 
     The time to the first token is that of a request which finds a free place: it waits for the
     round in progress, then its prompt is read. The time per token contains the prompts of others
@@ -62,7 +62,7 @@ class Service(Prediction):
 
     @property
     def between_s(self) -> Array:
-        """Nothing: what comes between is part of reading a prompt. [s]"""
+        """Zero: one-off work is part of reading a prompt. [s]"""
         return np.zeros(self.batch.size)
 
     @property

@@ -1,4 +1,4 @@
-"""How many drafts a round accepts, for any number of drafts: by position, not by one rate for all.
+"""Accepted drafts per round by position, for any number of drafts.
 
 A round accepts drafts up to the first that fails, so the share of rounds that reach a position
 falls with it, and the best number of drafts lies where one more costs what it brings.

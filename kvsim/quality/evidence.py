@@ -1,7 +1,7 @@
 """The evidence of a setting's loss on a model, and whether that is enough to choose it.
 
 Evidence is measured on this checkpoint, or published for this model and others of its attention
-kind, pooled as ``quality.pooling`` says; weights and caches are held to one rule. Admitted is what
+kind, pooled by ``bound_loss``; weights and caches are held to one rule. Admitted is what
 stays within the limit at the upper end of its loss. Eviction must also pass a test of retrieval.
 """
 
@@ -48,7 +48,7 @@ def usual_questions(benchmark: str) -> float:
 
 @frozen
 class Pooled:
-    """What one model loses in one format over the benchmarks of one kind.
+    """Pooled loss of one model in one format over the benchmarks of one kind.
 
     Attributes
     ----------
@@ -95,7 +95,7 @@ class Pooled:
 
 @frozen
 class LossBound:
-    """What is known of a loss, over all kinds that have evidence.
+    """Bound of a loss over all kinds of benchmarks that have evidence.
 
     Attributes
     ----------
@@ -290,7 +290,7 @@ class Evidence:
 
     @property
     def column(self) -> float:
-        """As a limit sees it: the upper end, 0 without loss, infinite where nothing is known."""
+        """Loss that limits are compared with: the upper bound, 0 if lossless, inf if unknown."""
         if self.kind == "lossless":
             return 0.0
         return float("inf") if self.missing or self.kind == "none" else max(self.bound, 0.0)
@@ -367,7 +367,7 @@ FORMAT_FAMILIES = {
 
 
 def weights_evidence(model: Model, weights: str) -> Evidence:
-    """The evidence of what weights in a format lose on a model.
+    """The evidence of a weight format's loss on a model.
 
     Parameters
     ----------
@@ -385,7 +385,7 @@ def weights_evidence(model: Model, weights: str) -> Evidence:
 
 
 def _by_format(model: Model, part: str, form: str) -> Evidence | None:
-    """What published scores say of weights, or of a cache, in a format."""
+    """Evidence from published scores of weights or caches in a format."""
     attention = ATTENTION_WORDS[attention_kind(model)]
     found = bound_loss(shipped_formats(), model.name, attention, part, form)
     return None if found is None else _of_bound(found, f"{form} {part}", found.own)
@@ -409,7 +409,7 @@ def _of_bound(found: LossBound, what: str, own: bool) -> Evidence:
 
 
 def _warned(mine: Harshness, rows: Sequence[Row]) -> float:
-    """The least that models of other kinds lose with this setting or a gentler one.
+    """Smallest loss of models of other attention kinds at this or a gentler setting.
 
     That admits nothing, but what ruins every model so far is not recommended for another; 0 if
     none was tried.
@@ -473,7 +473,7 @@ def _measured(mine: Harshness, known: Sequence[QualityRun], length: float) -> Ev
 def _published(
     mine: Harshness, rows: Sequence[Row], model: Model, length: float
 ) -> Evidence | None:
-    """What papers say of a setting, pooled by kind of benchmark.
+    """Published evidence for a setting, pooled by kind of benchmark.
 
     The gentlest settings that are no gentler than this one speak for it; of those at least as
     gentle, what a single benchmark loses beyond doubt counts too.

@@ -1,4 +1,4 @@
-"""What each layer loses when its keys or its values alone are stored in fewer bits.
+"""Losses of single layers whose keys or values alone are stored in fewer bits.
 
 Losses of layers add up, and to more than that where they are large: the sum to a power, times a
 factor, both fitted to runs of all layers alike. A profile holds for its own checkpoint. Attention
@@ -92,12 +92,12 @@ class LayerLosses:
         return mean, max(0.0, mean - off), mean + off
 
     def _grown(self, added: Number) -> Number:
-        """What layers lose together whose losses add up to this. [nat per token]"""
+        """Joint loss of layers whose separate losses have this sum. [nat per token]"""
         factor, power = self.growth
         return factor * added**power
 
     def _uniform(self) -> tuple[Array, Array]:
-        """Of each width in all layers alike: the sum of the layers alone, and the run. (b,) each"""
+        """Sum of the separate losses and measured joint loss of each uniform width. (b,) each"""
         return self.alone.sum(axis=(0, 2)).mean(axis=-1), self.uniform.mean(axis=-1)
 
     def notation(self, widths: Widths) -> str:
@@ -141,7 +141,7 @@ def write(path: Path, found: LayerLosses) -> None:
 
 
 def is_one(given: object) -> bool:
-    """Tell whether a file's content says that it is losses of layers.
+    """Whether the content of a file is a profile of layer losses.
 
     Parameters
     ----------

@@ -16,7 +16,7 @@ from kvsim.traces.attention import AttentionTrace, Retrieval, shipped_traces
 
 @frozen
 class Row:
-    """What a paper says of a setting.
+    """A published loss of a setting.
 
     Attributes
     ----------
@@ -48,7 +48,7 @@ class Row:
 
     @property
     def loss(self) -> float:
-        """Relative to full-precision KV: of the score, or by how much perplexity grew."""
+        """Loss relative to full-precision KV: of the score, or the growth of perplexity."""
         if self.measure == "perplexity":
             return self.score / self.baseline - 1
         return 1 - self.score / self.baseline
@@ -67,7 +67,7 @@ class Row:
 
     @property
     def unit(self) -> str:
-        """What the loss is a share of."""
+        """Quantity that the loss is a share of."""
         return PERPLEXITY if self.measure == "perplexity" else "relative score"
 
 
@@ -84,7 +84,7 @@ def published() -> tuple[Row, ...]:
 
 @cache
 def published_by_kind() -> Mapping[str, tuple[Row, ...]]:
-    """The rows by the kind of their setting, as only those of one kind speak for each other."""
+    """Published rows by the kind of their setting; only rows of one kind are comparable."""
     rows: dict[str, list[Row]] = {}
     for row in published():
         rows.setdefault(row.setting.kind, []).append(row)
@@ -119,7 +119,7 @@ WINDOWS_READ = re.compile(r"(\d+) windows of (\d+) tokens, (\d+) scored")
 
 @frozen
 class QualityRun:
-    """One setting on one checkpoint.
+    """The measured loss of one setting on one checkpoint.
 
     Attributes
     ----------

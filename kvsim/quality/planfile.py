@@ -12,7 +12,7 @@ from kvsim.techniques.technique import Technique
 
 @frozen
 class PlanFile:
-    """What a plan chose, and what it expects to lose.
+    """The choice of a plan and its expected loss.
 
     Attributes
     ----------

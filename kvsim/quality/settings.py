@@ -1,4 +1,4 @@
-"""What of a technique's settings its quality depends on, and which settings are gentler.
+"""Settings on which a technique's quality depends, and which of two settings is gentler.
 
 Evidence about one setting speaks for every setting that is at least as gentle, and evidence that
 a gentle setting loses much speaks against every harsher one.
@@ -23,14 +23,14 @@ FAMILIES: tuple[Family, ...] = tuple(reversed(get_args(Family)))  # the harshest
 
 @frozen
 class Harshness:
-    """A setting as far as quality is concerned."""
+    """The quality-relevant part of a setting."""
 
     kind: str  # technique, or what several have in common
     family: Family
     numbers: Mapping[str, float]  # by setting; larger is gentler for all of them
 
     def at_least_as_gentle(self, other: "Harshness") -> bool:
-        """Tell whether this loses no more than another.
+        """Whether this setting loses no more than another.
 
         Parameters
         ----------
@@ -43,7 +43,7 @@ class Harshness:
 
 
 def family(technique: Technique) -> Family:
-    """Return how a technique loses quality, by the harshest selection of its layers.
+    """Return the family of a technique's loss, from the harshest selection of its layers.
 
     Evidence never crosses from one family to another.
 

@@ -1,4 +1,4 @@
-"""Runs of a measurement layer by layer, kept beside its output until it is whole."""
+"""Checkpoint of a measurement layer by layer, kept beside its output until it is complete."""
 
 import json
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ WRITE_INTERVAL = 20.0  # seconds between two writes
 
 @dataclass
 class Unfinished:
-    """Losses by window of every run that is done.
+    """Losses by window of every finished run.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class Unfinished:
 
     @classmethod
     def resume(cls, out: str | None, about: Mapping[str, Any]) -> "Unfinished":
-        """Read what an earlier call with the same output and the same questions left.
+        """Read the checkpoint of an earlier call with the same output and questions.
 
         Parameters
         ----------
@@ -76,7 +76,7 @@ class Unfinished:
         return np.array(found) if len(found) == windows else None
 
     def record_run(self, name: str, losses: Array) -> None:
-        """Record a run; it is on disk soon after.
+        """Record a run and write the checkpoint.
 
         Parameters
         ----------
@@ -93,6 +93,6 @@ class Unfinished:
                 replace_text(self.path, text + "\n")
 
     def remove(self) -> None:
-        """The output is whole, so that this is of no more use."""
+        """Remove the checkpoint once the output is complete."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)

@@ -209,7 +209,7 @@ class SweepChunk:
 
     @property
     def points(self) -> int:
-        """Number of points."""
+        """Number of points in the chunk."""
         return 1 if self.case.points is None else self.case.points.size
 
 

@@ -1,4 +1,4 @@
-"""What a real run measured of attention, quality and acceptance, for one model and text.
+"""Attention traces: attention, quality and acceptance measured in a real run of one model.
 
 Lossy techniques take their quality from it, speculative ones their accepted tokens;
 ``load`` reads a file of it and ``write`` writes one.
@@ -45,7 +45,7 @@ class Quality:
 
 @frozen
 class Retrieval:
-    """Facts that were planted in the text and asked for behind it.
+    """Retrieval of facts that were planted in the text and asked for at its end.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Retrieval:
 
 @frozen
 class TopK:
-    """Attention that the k largest scores keep.
+    """Share of attention mass that the k largest scores hold.
 
     Attributes
     ----------
@@ -77,7 +77,7 @@ class TopK:
 
 @frozen
 class Prefetch:
-    """How much of what a step attends to most SpeCache had fetched ahead.
+    """Share of the most attended pairs that SpeCache had prefetched.
 
     An oracle would fetch the k pairs with most attention mass of the output token, averaged over
     the query heads that share a KV head.
@@ -102,7 +102,7 @@ class Prefetch:
 
 @frozen
 class Saliency:
-    """How well ZipCache's probes find the salient tokens.
+    """Recall of salient tokens by ZipCache's probe queries.
 
     Attributes
     ----------
@@ -121,7 +121,7 @@ class Saliency:
 
 @frozen
 class Acceptance:
-    """How many drafted tokens are accepted.
+    """Acceptance of drafted tokens.
 
     Attributes
     ----------
@@ -191,7 +191,7 @@ class Acceptance:
 
 @frozen
 class AttentionTrace:
-    """All that one run measured.
+    """The measurements of one run.
 
     Attributes
     ----------

@@ -1,4 +1,4 @@
-"""How rows are stored: CSV, JSON lines, a JSON document, Parquet; each is read in chunks of rows.
+"""Readers of CSV, JSON lines, JSON documents and Parquet files, in chunks of rows.
 
 The standard library reads CSV and JSON, and says of every cell what is wrong with it. PyArrow reads
 Parquet and, where it is installed, blocks of lines in which nothing is unusual, five times as fast.
@@ -120,7 +120,7 @@ def _chunk(
     blocks: Blocks | None = None,
     torn: dict[int, Broken] | None = None,
 ) -> RowChunk:
-    """The columns of a layout, each made by ``column`` from its name and unit."""
+    """A chunk with the columns of a layout, which ``column`` makes from a name and a unit."""
     here = layout.arrival
     arrival = column(here, layout.unit) if here else TraceColumn("", np.zeros(len(positions)))
     conduct = {role: check_conduct(role, column(name, "")) for role, name in layout.conduct}
@@ -227,7 +227,7 @@ def _split_quoted(line: str, delimiter: str) -> list[str]:
 
 
 def _header(source: Source) -> tuple[list[str], str]:
-    """Names in the header line, without blanks around them, and what parts them.
+    """Column names of the header line, and the delimiter.
 
     Raises
     ------
@@ -279,7 +279,7 @@ def _parse_text(name: str, cells: Sequence[str], unit: str) -> TraceColumn:
 
 
 def _parse_dates(name: str, cells: Sequence[str]) -> TraceColumn:
-    """Nanoseconds since 1970; all dates have a zone or none has, whichever most have."""
+    """Nanoseconds since 1970; the majority of rows decides whether dates have a time zone."""
     dates = [DATE_PATTERN.fullmatch(cell) for cell in cells]
     zones = [date[3] is not None for date in dates if date]
     zoned = 2 * sum(zones) > len(zones)
@@ -303,7 +303,7 @@ def _parse_dates(name: str, cells: Sequence[str]) -> TraceColumn:
 
 
 def _seconds_of_dates(texts: list[str]) -> Integers:
-    """Seconds since 1970; beyond all centuries where there is no such day."""
+    """Seconds since 1970; the largest integer for dates that do not exist."""
     try:
         return np.array(texts, dtype="datetime64[s]").astype(np.int64)
     except ValueError:
@@ -322,7 +322,7 @@ def _zone_seconds(zone: str) -> int:
 
 
 def _no_value(name: str, cell: str, rule: str) -> Broken:
-    """Why a cell of text has no value."""
+    """The rule that a cell of text breaks."""
     if not cell.strip():
         return Broken("missing", name, "")
     try:
@@ -340,7 +340,7 @@ def _place(source: Source) -> str:
 
 
 def _records(source: Source) -> Iterator[tuple[int, object]]:
-    """The values of a file with their places; in JSON lines, ``Broken`` where a line holds none."""
+    """Values of a file with their positions; ``Broken`` for a JSON line without a value."""
     if source.kind == "json":
         yield from _items(source)
         return
@@ -412,7 +412,7 @@ def _not_json(source: Source, number: int, broken: Broken) -> InputError:
 def _unpack(
     source: Source, unpack: Callable[[Record], Iterator[Record]]
 ) -> Iterator[tuple[int, object]]:
-    """The rows that a format makes of its records, numbered over the whole file."""
+    """Rows that a format unpacks from its records, numbered over the whole file."""
     count = 0
     for number, record in _records(source):
         where = f"{_place(source)} {number}"

@@ -1,4 +1,4 @@
-"""The trace formats: which columns say when requests arrive and how long they are.
+"""The trace formats: the columns that hold arrivals and lengths in each.
 
 The reader follows a format's row of ``FORMATS`` and nothing else.
 """

@@ -1,4 +1,4 @@
-"""Lengths of requests without a trace, as ``--prompt`` and ``--generate`` say them.
+"""Request lengths described by ``--prompt`` and ``--generate`` instead of a trace.
 
 One number is a mean; its spread is that of the sample ``chat``, because equal lengths flatter: at
 one load 87 % of requests kept their targets with equal lengths, and 70 % with drawn ones. A range
@@ -28,7 +28,7 @@ STRETCH_ROUNDS = 8  # times that cut lengths are stretched again
 
 @frozen
 class Uniform:
-    """Tokens with equally likely lengths.
+    """A uniform distribution of lengths.
 
     Attributes
     ----------
@@ -53,7 +53,7 @@ class Uniform:
 
 
 def choose_lengths(prompt: TokenLengths, generate: TokenLengths, equal: bool = False) -> Lengths:
-    """Build the lengths of requests from what two options say.
+    """Build the distributions of lengths that two options describe.
 
     Parameters
     ----------

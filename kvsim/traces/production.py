@@ -1,4 +1,4 @@
-"""Histograms over time, as Prometheus keeps them of vLLM and SGLang, and a trace that is like them.
+"""Traces drawn from the metrics of a vLLM or SGLang server, and requests read from its logs.
 
 Read are answers of Prometheus' HTTP API to a range query (`/api/v1/query_range`, resultType matrix)
 and texts of an engine's `/metrics`, taken one after another. A request counts when it has finished;
@@ -32,7 +32,7 @@ TILTS = (0.02, 50.0)
 
 @frozen
 class EngineMetrics:
-    """What an engine calls its metrics; histograms without ``_bucket``, counters by any name."""
+    """Names of an engine's metrics; those of histograms without ``_bucket``."""
 
     prompt: str
     generate: str
@@ -58,7 +58,7 @@ Series = tuple[str, Mapping[str, str], Floats, Floats]
 
 @frozen
 class LengthHistogram:
-    """Lengths of the requests that finished between two looks.
+    """Lengths of the requests that finished between consecutive scrapes.
 
     Attributes
     ----------
@@ -147,7 +147,7 @@ def read_scrapes(texts: list[str], where: list[str], every: float) -> list[Serie
 
 
 def draw_requests(series: list[Series], where: str, seed: int) -> tuple[Requests, list[str]]:
-    """Draw a trace like what an engine's metrics count.
+    """Draw a trace that matches an engine's metrics.
 
     Parameters
     ----------
@@ -211,7 +211,7 @@ def _named_series(series: list[Series], name: str) -> list[Series]:
 
 
 def _increments(times: Floats, values: Floats, grid: Floats) -> Floats:
-    """What a counter grew by between the times of a grid; it begins again at 0 after a restart."""
+    """Increments of a counter between the times of a grid; a restart resets it to 0."""
     grown = np.diff(values, prepend=values[:1])
     grown = np.where(grown < 0, values, grown)
     total = np.interp(grid, times, np.cumsum(grown))
@@ -219,7 +219,7 @@ def _increments(times: Floats, values: Floats, grid: Floats) -> Floats:
 
 
 def _check_counted(series: list[Series], where: str) -> None:
-    """Refuse times that do not rise, and values that no counter has."""
+    """Refuse timestamps that do not increase and values that are not counts."""
     for name, _, times, values in series:
         sound = (values >= 0) & (values <= MOST_COUNTED)
         rising = (np.diff(times) > 0).all() and (np.abs(times) <= MOST_COUNTED).all()
@@ -231,7 +231,7 @@ def _check_counted(series: list[Series], where: str) -> None:
 
 
 def _looks(series: list[Series], names: tuple[str, ...], where: str) -> Floats:
-    """When any of some histograms was looked at. [s]"""
+    """Times at which any of the histograms was scraped. [s]"""
     found = [times for name in names for _, _, times, _ in _named_series(series, f"{name}_bucket")]
     grid = np.unique(np.concatenate(found))
     if len(grid) < 2:
@@ -242,7 +242,7 @@ def _looks(series: list[Series], names: tuple[str, ...], where: str) -> Floats:
 
 
 def _histogram(series: list[Series], name: str, grid: Floats, where: str) -> LengthHistogram:
-    """A histogram over time, all instances together."""
+    """A histogram over time, summed over all instances."""
     found = _named_series(series, f"{name}_bucket")
     if not found:
         raise InputError(f"{where}: {name}_bucket is missing; query it too")
@@ -265,7 +265,7 @@ def _histogram(series: list[Series], name: str, grid: Floats, where: str) -> Len
 
 
 def _counted(series: list[Series], names: tuple[str, ...]) -> float:
-    """What counters of one of some names grew by."""
+    """Growth of the counter that has one of the names."""
     for name in names:
         found = _named_series(series, name)
         if found:
@@ -277,7 +277,7 @@ def _counted(series: list[Series], names: tuple[str, ...]) -> float:
 
 
 def _lengths(h: LengthHistogram, each: Integers, random: np.random.Generator) -> Integers:
-    """Lengths of every step's requests, in its histogram's shares; their mean is the known one."""
+    """Lengths of each step's requests in its histogram's proportions, with the known mean."""
     lower = np.maximum(np.concatenate([[0.0], h.edges[:-1]]) + 1, 1)
     upper = np.where(np.isfinite(h.edges), h.edges, 2 * lower)
     buckets = []
@@ -368,7 +368,7 @@ def read_spans(documents: list[Any], where: str) -> tuple[Requests, list[str]]:
 
 
 def _spans(document: Any) -> Iterator[dict[str, Any]]:
-    """Every span of an OTLP document, whatever is missing."""
+    """Every span of an OTLP document; missing parts are skipped."""
     if not isinstance(document, dict):
         return
     for resource in document.get("resourceSpans") or []:

@@ -1,4 +1,4 @@
-"""Reading a trace: any known format, in pieces or whole; what is wrong is named or counted."""
+"""Reading traces of any known format, in pieces or whole."""
 
 from collections.abc import Iterator
 from dataclasses import field, replace
@@ -54,7 +54,7 @@ class ReadOptions:
 
 @frozen
 class Trace:
-    """What was read.
+    """A trace that was read.
 
     Attributes
     ----------
@@ -67,7 +67,7 @@ class Trace:
     left_out
         Rows that are not among the requests.
     notes
-        What a user should know about them, a line each.
+        Remarks for the user, one line each.
     """
 
     requests: Requests
@@ -79,7 +79,7 @@ class Trace:
 
 @frozen
 class TracePart:
-    """Consecutive requests: arrivals as the file has them, prefix blocks with the file's ids."""
+    """Consecutive requests, with the file's arrivals and ids of prefix blocks."""
 
     arrival: Floats
     prompt: Integers
@@ -126,7 +126,7 @@ class Reader:
             raise InputError(f"{self.source.name}: {what}; expected at least one request")
 
     def notes(self) -> tuple[str, ...]:
-        """What a user should know about what was read so far."""
+        """Remarks for the user on the rows read so far."""
         name, notes = self.source.name, []
         for rule, count in self.left_out.counts.items():
             notes.append(f"left out {count} rows [{rule}], the first: {self.left_out.first[rule]}")
@@ -190,7 +190,7 @@ class Reader:
         self._last = float(arrival[-1])
 
     def _check_unit(self, name: str, raw: Floats, place: str, places: Integers) -> None:
-        """Epochs in another unit than the first, or relative times that jump to another."""
+        """Refuse arrivals whose unit changes within the file."""
         jump = unit_changes(raw, float(self._origin or 0.0))
         if jump is not None:
             raise InputError(
@@ -262,7 +262,7 @@ def renumbered(ids: Integers) -> Integers:
 
 
 def resolve_conduct(conduct: Conduct, name: str) -> dict[str, Any]:
-    """Resolve sessions and parents into earlier rows, and drop columns that say nothing.
+    """Resolve sessions and parents into row numbers, and drop columns without information.
 
     Parameters
     ----------
@@ -358,7 +358,7 @@ def unit_changes(raw: Floats, origin: float) -> int | None:
 
 
 def _gather(counts: Integers, order: Integers) -> Integers:
-    """Where the blocks of rows `order` stand, one row after another."""
+    """Positions of the blocks of the rows in ``order``."""
     start = np.concatenate([[0], np.cumsum(counts)[:-1]])[order]
     lengths = counts[order]
     shift = np.repeat(start - np.concatenate([[0], np.cumsum(lengths)[:-1]]), lengths)

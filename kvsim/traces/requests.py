@@ -1,4 +1,4 @@
-"""A trace as columns: when requests arrive, how long they are, which prefixes they share."""
+"""Request traces as columns of arrivals, lengths and shared prefixes."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -109,7 +109,7 @@ class Requests:
         self._check_conduct()
 
     def _check_conduct(self) -> None:
-        """Turns, classes and aborts.
+        """Check the columns on turns, classes and aborts.
 
         Raises
         ------
@@ -137,12 +137,12 @@ class Requests:
         return self.parent is not None or self.abort_after is not None
 
     def without_sessions(self) -> "Requests":
-        """The same, arriving when the trace says and waiting to the end, however served."""
+        """The same requests without dependencies: fixed arrivals and no aborts."""
         return replace(self, parent=None, think=None, abort_after=None)
 
     @property
     def sessions(self) -> Integers:
-        """The first turn of the session that each request belongs to, by its number. (n,)"""
+        """Index of the first turn of each request's session. (n,)"""
         found = np.arange(len(self))
         if self.parent is None:
             return found
@@ -151,7 +151,7 @@ class Requests:
         return found
 
     def _conduct(self, rows: Integers) -> dict[str, Any]:
-        """Turns, classes and aborts of some requests; a turn without its parent is a first."""
+        """Turns, classes and aborts of selected requests; turns that lose their parent begin."""
         found = {n: c[rows] for n in CONDUCT if (c := getattr(self, n)) is not None}
         if self.parent is not None:
             place = np.full(len(self) + 1, -1)
@@ -171,7 +171,7 @@ class Requests:
         return len(self.arrival)
 
     def __getitem__(self, rows: slice) -> "Requests":
-        """Consecutive requests, `trace[a:b]`; arrivals and block ids stay as they are."""
+        """Consecutive requests, ``trace[a:b]``; arrivals and block ids are unchanged."""
         first, last, step = rows.indices(len(self))
         if step != 1:
             raise InputError(f"slice step {step}: expected consecutive requests")
@@ -187,7 +187,7 @@ class Requests:
         )
 
     def take(self, rows: Integers, arrival: Floats | None = None) -> "Requests":
-        """Some requests by their numbers; block ids stay as they are.
+        """Select requests by index; block ids are unchanged.
 
         Parameters
         ----------
@@ -240,7 +240,7 @@ class Requests:
         return replace(self, arrival=self.arrival / rate_factor)
 
     def time_scaled(self, factor: float) -> "Requests":
-        """Return the same requests in a faster time: clients think and wait less too.
+        """Scale all times by a factor, think times and aborts included.
 
         Parameters
         ----------
@@ -260,7 +260,7 @@ class Requests:
         return float(self.arrival[-1] - self.arrival[0]) if len(self) else 0.0
 
     def blocks(self) -> Iterator[Integers]:
-        """Each request's prefix blocks in turn; nothing for a trace without them."""
+        """Iterate over each request's prefix blocks; empty for a trace without them."""
         if self.block_ids is not None and self.block_start is not None:
             for first, last in pairwise(self.block_start):
                 yield self.block_ids[first:last]

@@ -1,4 +1,4 @@
-"""Other days of a trace's traffic: drawn again in blocks of time, or from more clients.
+"""Resampling of traces: other days of the same traffic, and traffic of more clients.
 
 Requests that belong together stay together [1]_: a block of time keeps its bursts and which
 requests coincide, a session goes whole with its first turn, and prompts share what they shared.
@@ -25,7 +25,7 @@ GOLDEN = (5**0.5 - 1) / 2  # multiples of it fill an interval most evenly
 def draw_day(
     requests: Requests, seed: int, blocks: int = TRACE_BLOCKS, nearby: float = NEARBY
 ) -> tuple[Requests, Integers]:
-    """Draw another day of the same traffic.
+    """Draw another day of the same traffic by a block bootstrap.
 
     Parameters
     ----------
@@ -65,7 +65,7 @@ def draw_day(
 
 
 def scale_clients(requests: Requests, factor: float) -> tuple[Requests, Integers]:
-    """Return the traffic of so many times as many clients over the same time.
+    """Scale the number of clients at the same duration.
 
     Copies begin at other times of the trace and go round; of a part of a copy a share of the
     sessions stays. No copy shares a prefix with another.
@@ -99,7 +99,7 @@ def scale_clients(requests: Requests, factor: float) -> tuple[Requests, Integers
 def _assemble(
     requests: Requests, rows: Integers, copy: Integers, arrival: Floats, own: Integers
 ) -> tuple[Requests, Integers]:
-    """Some requests in several copies, in the order of their arrivals.
+    """Select requests in several copies, sorted by arrival.
 
     Parameters
     ----------

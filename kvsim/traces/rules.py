@@ -1,4 +1,4 @@
-"""What a row of a trace must fulfil; each broken rule has a name, a reason and a mend."""
+"""Validation of the rows of a trace: each rule has a name and an explanation."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -37,7 +37,7 @@ RULES = {
 
 
 class Broken(NamedTuple):
-    """A rule that a row breaks: which column, what stood there."""
+    """A violated rule, with the column and the value found there."""
 
     rule: str
     column: str
@@ -46,7 +46,7 @@ class Broken(NamedTuple):
 
 @dataclass
 class TraceColumn:
-    """A column of a chunk as numbers; where `broken` has a row, its value means nothing.
+    """A column of a chunk as numbers; values of rows in ``broken`` are undefined.
 
     Dates are kept in `nanoseconds` besides: as doubles they would be 256 ns apart.
     """
@@ -72,7 +72,7 @@ class TraceColumn:
 
 @dataclass
 class Blocks:
-    """Prefix blocks of a chunk: ids of all rows in a line, and how many each row has."""
+    """Prefix blocks of a chunk: concatenated ids, and the number of each row."""
 
     ids: Integers
     counts: Integers
@@ -81,7 +81,7 @@ class Blocks:
 
 @dataclass
 class RowChunk:
-    """Some rows of a trace as they were found.
+    """Rows of a trace as read from the file.
 
     `torn` are rows of which no column could be read, by their place in the file; `positions`
     places the others, counted in `place` (line, item, row).
@@ -99,7 +99,7 @@ class RowChunk:
 
 @dataclass
 class LeftOut:
-    """Rows that are not among the requests, by rule, with the first of each."""
+    """Numbers of rows that were left out, by rule, with the first example of each."""
 
     counts: dict[str, int] = field(default_factory=dict)
     first: dict[str, str] = field(default_factory=dict)
@@ -119,13 +119,13 @@ class LeftOut:
 
     @property
     def total(self) -> int:
-        """How many rows were left out, for whatever rule."""
+        """Number of rows left out."""
         return sum(self.counts.values())
 
 
 @frozen
 class RowPolicy:
-    """What is done with rows that break a rule.
+    """How rows that break a rule are handled.
 
     Attributes
     ----------

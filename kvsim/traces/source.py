@@ -1,4 +1,4 @@
-"""The bytes of a trace: found, decompressed, recognised; the same for every format."""
+"""Locating, decompressing and recognising trace files of all formats."""
 
 import gzip
 import zlib
@@ -32,7 +32,7 @@ def samples() -> dict[str, Path]:
 
 @frozen
 class Source:
-    """A file, or a shipped sample, whose bytes are read as often as asked.
+    """A trace file or shipped sample that can be read repeatedly.
 
     Attributes
     ----------
@@ -86,7 +86,7 @@ class Source:
                 first = False
 
     def read(self, stream: IO[bytes], count: int) -> bytes:
-        """Read bytes of an open stream; faults of the compressed data are the file's.
+        """Read bytes of an open stream; errors of the compressed data name the file.
 
         Parameters
         ----------

@@ -1,4 +1,4 @@
-"""What a trace is like: load, burstiness, lengths, prefix reuse."""
+"""Statistics of a trace: load, burstiness, lengths and prefix reuse."""
 
 import numpy as np
 
@@ -22,7 +22,7 @@ class LengthStatistics:
 
 @frozen
 class Reuse:
-    """How much of the prompts an infinite prefix cache would serve.
+    """Share of the prompts that an infinite prefix cache would serve.
 
     A block is a hit if an earlier request has it and all blocks before it in its prompt are hits.
 
@@ -50,7 +50,7 @@ class Reuse:
 
 @frozen
 class Statistics:
-    """A trace in numbers; None where a trace is too short to tell.
+    """Summary statistics of a trace; None where it is too short.
 
     Attributes
     ----------

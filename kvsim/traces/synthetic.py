@@ -61,7 +61,7 @@ class Arrivals(ABC):
     def draw(
         self, random: Random, rate: float, requests: int | None, duration: float | None
     ) -> Floats:
-        """Draw arrivals, as many as given or for as long as given.
+        """Draw a given number of arrivals, or those of a given duration.
 
         Parameters
         ----------
@@ -181,7 +181,7 @@ PER_BLOCK, FEWEST_BLOCKS = 200, 24  # requests of a block of time, and blocks of
 
 @frozen
 class ResampledArrivals(Arrivals):
-    """Arrivals of a trace in blocks of time, so that bursts and what coincides stay.
+    """Arrivals resampled from a trace in blocks of time, which preserves its bursts.
 
     Attributes
     ----------
@@ -198,7 +198,7 @@ class ResampledArrivals(Arrivals):
     def draw(
         self, random: Random, rate: float, requests: int | None, duration: float | None
     ) -> Floats:
-        """Days of the trace one after the other, of as many clients as the rate asks for."""
+        """Concatenate resampled days, with the number of clients scaled to the rate."""
         if max(requests or 0, rate * (duration or 0.0)) > MAX_DRAWN:
             raise InputError(f"more than {MAX_DRAWN:,} requests; lower the rate or the duration")
         times = np.array(self.times)
@@ -228,7 +228,7 @@ QUANTILE_MARKS = np.sort(np.append(np.linspace(0.0, 1.0, 101), [0.9925, 0.995, 0
 
 @frozen
 class Lognormal:
-    """Tokens with a lognormal length.
+    """A lognormal distribution of lengths.
 
     Attributes
     ----------
@@ -261,7 +261,7 @@ class Lognormal:
 
 @frozen
 class Empirical:
-    """Values with a trace's percentiles.
+    """A distribution with the percentiles of a trace.
 
     Attributes
     ----------
@@ -473,7 +473,7 @@ def _or_zero(values: Floats | Integers) -> Floats:
 
 
 def _distances(requests: Requests, hits: Integers) -> Integers:
-    """For each request with hits, how many requests ago its last hit block was last there."""
+    """Distance from each request with hits to the last use of its deepest hit block. [requests]"""
     latest: dict[int, int] = {}
     found = []
     for row, (ids, depth) in enumerate(zip(requests.blocks(), hits.tolist(), strict=True)):
@@ -484,7 +484,7 @@ def _distances(requests: Requests, hits: Integers) -> Integers:
 
 
 def _chain(blocks: Integers, wanted: Integers, distance: Integers) -> tuple[Integers, Integers]:
-    """Give each request its first `wanted` blocks from an earlier one, and new ones after."""
+    """Copy the first ``wanted`` blocks of each request from an earlier one, and add new ones."""
     start = np.concatenate([[0], np.cumsum(blocks)])
     ids = np.empty(start[-1], dtype=np.int64)
     fresh, longest = 0, 0
@@ -520,18 +520,18 @@ MIN_FITTED = 200  # requests
 
 @frozen
 class TrafficModel:
-    """Everything a trace is drawn from.
+    """A generative model of a trace.
 
     Attributes
     ----------
     arrivals
-        When requests come.
+        Arrival process.
     rate
-        How many on average. [requests/s]
+        Mean rate. [requests/s]
     lengths
-        How long they are.
+        Joint distribution of lengths.
     prefixes
-        Which prefixes they share; None for none.
+        Prefix reuse; None for none.
     """
 
     arrivals: Arrivals
@@ -546,7 +546,7 @@ class TrafficModel:
         lengths: Lengths | None = None,
         prefixes: Prefixes | None = None,
     ) -> "TrafficModel":
-        """Return the same traffic with what is given in place of its own.
+        """Copy the model with the given parts replaced.
 
         Parameters
         ----------

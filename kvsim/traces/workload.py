@@ -1,4 +1,4 @@
-"""Traffic as people describe it without a trace: lengths, a rate or users, and what repeats."""
+"""Traffic described without a trace: lengths, a rate or users, and prefix reuse."""
 
 from dataclasses import replace
 from math import ceil, log
@@ -26,7 +26,7 @@ DEFAULT_THINK = 20.0  # between the turns of a conversation, where nothing is sa
 
 @frozen
 class DrawnTraffic:
-    """Traffic to draw.
+    """Parameters of the traffic that is drawn.
 
     Attributes
     ----------
@@ -114,7 +114,7 @@ class DrawnTraffic:
         return some if self.users else _middle(some, self._seconds(self.rate))
 
     def _first_arrivals(self, random: np.random.Generator) -> tuple[Floats, int]:
-        """When each client or conversation begins [s], and how many requests it sends."""
+        """Start of each client or conversation [s], and its number of requests."""
         if self.users:
             each = max(self.think + self.answer_seconds, 1e-3)
             lasts = self._seconds(self.users / each)
@@ -131,13 +131,13 @@ class DrawnTraffic:
         return found - found[0], self.turns
 
     def _seconds(self, rate: float) -> float:
-        """How long it lasts at a rate of requests."""
+        """Duration of the trace at a rate of requests. [s]"""
         if self.hours is not None:
             return 3600.0 * self.hours
         return max(min(max(LEAST_SECONDS, LEAST_REQUESTS / rate), MOST_REQUESTS / rate), 1e-6)
 
     def _conversations(self, prompt: Integers, generate: Integers, turn: Integers) -> Integers:
-        """Prompts that repeat their conversation, with the mean that was asked for."""
+        """Prompt lengths that include the conversation so far and keep the requested mean."""
         turns = self.turns
         wanted, answers = float(prompt.mean()), float(generate.mean())
         new = (wanted - (turns - 1) / 2 * answers) / ((turns + 1) / 2)
@@ -174,7 +174,7 @@ class DrawnTraffic:
 
 
 def _middle(requests: Requests, seconds: float) -> Requests:
-    """The part of a trace with as many conversations under way at its begin as at its end."""
+    """The stationary part of a trace, in which conversations begin as often as they end."""
     end = float(requests.arrival[requests.parent < 0][-1]) if len(requests) else 0.0  # type: ignore[operator]
     rows = np.flatnonzero((requests.arrival >= end - seconds) & (requests.arrival < end))
     if not rows.size:
@@ -183,7 +183,7 @@ def _middle(requests: Requests, seconds: float) -> Requests:
 
 
 def _blocks_of_common_start(prompt: Integers, cached: int) -> tuple[Integers, Integers, int]:
-    """Blocks of prompts that all begin alike, and go on differently."""
+    """Prefix blocks of prompts with a common start."""
     blocks = -(-prompt // BLOCK_TOKENS)
     start = np.concatenate([[0], np.cumsum(blocks)])
     inside = np.arange(start[-1]) - np.repeat(start[:-1], blocks)
@@ -196,7 +196,7 @@ def _blocks_of_common_start(prompt: Integers, cached: int) -> tuple[Integers, In
 def _blocks_of_conversations(
     prompt: Integers, session: Integers, turn: Integers, turns: int
 ) -> tuple[Integers, Integers, int]:
-    """Blocks of prompts that repeat their conversation so far."""
+    """Prefix blocks of prompts that repeat their conversation."""
     talk = session * (int(turn.max(initial=0)) // turns + 1) + turn // turns
     blocks = -(-prompt // BLOCK_TOKENS)
     longest = np.zeros(int(talk.max()) + 1, np.int64)

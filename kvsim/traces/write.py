@@ -1,4 +1,4 @@
-"""Traces as Parquet, CSV or JSON lines; a file is written whole or not at all."""
+"""Writing traces as Parquet, CSV or JSON lines, atomically."""
 
 import gzip
 import json
@@ -22,7 +22,7 @@ PIECE_ROWS = 1 << 17  # requests per piece
 
 
 def check_ending(path: Path, endings: tuple[str, ...] = ENDINGS) -> None:
-    """Check that a file's name says a form that can be written.
+    """Check that a file name has the extension of a writable format.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ def check_ending(path: Path, endings: tuple[str, ...] = ENDINGS) -> None:
 
 
 def write(path: Path, requests: Requests) -> None:
-    """Write a trace in the form that the name ends with.
+    """Write a trace in the format of the file's extension.
 
     Parquet keeps everything. CSV has no prefix blocks. JSON lines are in Mooncake's layout, with
     blocks of 512 tokens, so that other tools read them.
@@ -120,7 +120,7 @@ def write_parquet(
     told: Callable[[int], None] = lambda rows: None,
     further: tuple[str, ...] = (),
 ) -> int:
-    """Write pieces as they come, and return how many requests they were.
+    """Write pieces as they arrive, and return the number of requests.
 
     Parameters
     ----------
