@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.evaluation import grid_seconds
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
-from kvsim.prediction.generate import grid_seconds
 from kvsim.techniques import TECHNIQUES, parse
 from kvsim.techniques.registry import terms
 from tests.support.pairs import AXES, MODELS, check, pairs, refusal
@@ -49,7 +49,7 @@ def _speed() -> None:
     cases = {name: name for name in TECHNIQUES if not parse(name).refuses(d)}
     for name, text in (cases | {"of three axes": THREE}).items():
         began = time.process_time()
-        grid_seconds(parse(text), d, batch, context)
+        list(grid_seconds(parse(text), d, batch, context))
         rate = batch.size * context.size / (time.process_time() - began)
         asked = ASKED.get(name, PRESET)
         print(
@@ -67,7 +67,7 @@ def _seconds(text: str, d: Deployment) -> float:
     t, batch, context = parse(text), 8.0 * np.arange(1, 33), np.linspace(2e3, 1e5, 32)
     began = time.process_time()
     for _ in range(3):
-        grid_seconds(t, d, batch, context)
+        list(grid_seconds(t, d, batch, context))
     return time.process_time() - began
 
 

@@ -16,14 +16,17 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import resource
 import sys
 import time
+from collections.abc import Iterator
 
 import numpy as np
 
+from kvsim.graph import Array, Point
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
-from kvsim.prediction.generate import grid_chunks, grid_seconds
+from kvsim.prediction.generate import POINTS_AT_ONCE, round_seconds
 from kvsim.techniques import TECHNIQUES, parse
+from kvsim.techniques.technique import Technique
 
 FASTEST_PEER = 220_221  # points/s
 ASKED = {"full": 1_000_000}
@@ -55,9 +58,18 @@ def main() -> None:
         _large(d)
 
 
-def _rate(t: object, d: Deployment, batch: np.ndarray, context: np.ndarray) -> float:
+def grid_seconds(t: Technique, d: Deployment, batch: Array, context: Array) -> Iterator[Array]:
+    """Yield the time per token over a grid, a few batches at once. (batches, contexts) [s]"""
+    rows = max(1, POINTS_AT_ONCE // context.size)
+    for i in range(0, batch.size, rows):
+        point = Point(batch[i : i + rows, None], context, 1.0, context, context + 1.0)
+        yield np.asarray(round_seconds(t, d, point))
+
+
+def _rate(t: Technique, d: Deployment, batch: Array, context: Array) -> float:
     started = time.process_time()
-    grid_seconds(t, d, batch, context)  # type: ignore[arg-type]
+    for _ in grid_seconds(t, d, batch, context):
+        pass
     return batch.size * context.size / (time.process_time() - started)
 
 
@@ -65,7 +77,7 @@ def _large(d: Deployment) -> None:
     batch, context = np.arange(1.0, 10_001), np.arange(1.0, 10_001)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     started = time.perf_counter()
-    slowest = max(float(part.max()) for _, _, part in grid_chunks(parse("full"), d, batch, context))
+    slowest = max(float(part.max()) for part in grid_seconds(parse("full"), d, batch, context))
     took = time.perf_counter() - started
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
     print(f"10^8 points of full: {took:.0f} s, {1e8 / took:,.0f} points/s, memory grew by")

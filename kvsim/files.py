@@ -781,30 +781,6 @@ def read_records(path: Path | str, kind: Kind) -> Iterator[tuple[int, dict[str, 
         yield number, dict(zip(names, cells, strict=True))
 
 
-def read_json_lines(path: Path | str, kind: Kind) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Read numbered JSON objects, one per line; blank lines are skipped.
-
-    Parameters
-    ----------
-    path
-        Path of the file.
-    kind
-        What the file holds, with its limits.
-
-    Raises
-    ------
-    InputError
-        As ``read_lines``; or naming the line that is no JSON object.
-    """
-    expected = "one JSON object per line"
-    for number, line in read_lines(path, kind):
-        where = f"{display(path)}, line {number}"
-        found = parse_json(line, where, expected)
-        if not isinstance(found, dict):
-            raise InputError(f"{where}: {type(found).__name__}; expected {expected}")
-        yield number, found
-
-
 DRAFT_NAME = re.compile(r"\.kvsim-[0-9]+-.+", re.DOTALL)
 NAME_CHARS = 100  # characters of the target's name that a draft's name keeps
 

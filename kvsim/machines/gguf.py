@@ -82,7 +82,6 @@ WITHOUT_BLOCKS_OF_256 = {
 """What stands in where rows do not divide into blocks of 256; IQ4_NL for all IQ formats."""
 FUSED_QKV = ("phi", "phi3", "falcon", "gpt_neox", "bloom")
 """Families whose queries, keys and values are one tensor in GGUF."""
-SMALL = BLOCKS["f32"].bytes  # of a norm's, bias's or router's number [B]
 
 
 @frozen
@@ -142,28 +141,6 @@ def stored_matrices(model: Model, file: str) -> dict[str, Stored]:
             unpack + n * tensor.block.unpack,
         )
     return {name: Stored(bits / n, unpack / n) for name, (n, bits, unpack) in sums.items()}
-
-
-def file_bytes(model: Model, file: str) -> float:
-    """Compute the size of a model's GGUF file, without its header.
-
-    Parameters
-    ----------
-    model
-        The model.
-    file
-        Type of the file, as "q4_k_m".
-
-    Returns
-    -------
-    float
-        Size. [B]
-    """
-    size, counted = 0.0, 0.0
-    for tensor in tensors(model, file):
-        size += tensor.numbers * tensor.block.bits / 8
-        counted += tensor.numbers
-    return size + SMALL * max(0.0, model.parameters - counted)
 
 
 def tensors(model: Model, file: str) -> Iterator[Tensor]:

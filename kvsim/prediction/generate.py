@@ -85,67 +85,6 @@ def round_seconds(technique: Technique, deployment: Deployment, point: Point) ->
     return total / cycle.tokens
 
 
-def grid_chunks(
-    technique: Technique, deployment: Deployment, batch: Array, context: Array
-) -> Iterator[tuple[slice, slice, Array]]:
-    """Compute the time per token over a grid of any size in bounded memory.
-
-    Yields rows, columns and the values of that part, shape (rows, columns).
-
-    Parameters
-    ----------
-    technique
-        The KV-cache technique.
-    deployment
-        Model, machine and software stack.
-    batch
-        Batch sizes, shape (batches,). [sequences]
-    context
-        Cached tokens per sequence, shape (contexts,). [tokens]
-    """
-    height, width = _tiling(batch.size, context.size)
-    for i in range(0, batch.size, height):
-        for j in range(0, context.size, width):
-            b, c = batch[i : i + height, None], context[None, j : j + width]
-            took = round_seconds(technique, deployment, Point(b, c, 1.0, c, c + 1.0))
-            shape = (b.size, c.size)
-            yield slice(i, i + height), slice(j, j + width), np.broadcast_to(took, shape)
-
-
-def grid_seconds(
-    technique: Technique, deployment: Deployment, batch: Array, context: Array
-) -> Array:
-    """Compute the time per token over a whole grid.
-
-    Parameters
-    ----------
-    technique
-        The KV-cache technique.
-    deployment
-        Model, machine and software stack.
-    batch
-        Batch sizes, shape (batches,). [sequences]
-    context
-        Cached tokens per sequence, shape (contexts,). [tokens]
-
-    Returns
-    -------
-    Array
-        Times, shape (batches, contexts). [s]
-    """
-    out = np.empty((batch.size, context.size))
-    for rows, columns, took in grid_chunks(technique, deployment, batch, context):
-        out[rows, columns] = took
-    return out
-
-
-def _tiling(rows: int, columns: int) -> tuple[int, int]:
-    """Chunk shape with at most ``POINTS_AT_ONCE`` points, as square as the grid allows."""
-    side = int(POINTS_AT_ONCE**0.5)
-    height = min(rows, max(side, POINTS_AT_ONCE // columns))
-    return height, min(columns, max(1, POINTS_AT_ONCE // height))
-
-
 @frozen
 class Prediction:
     """The prediction for one technique at a column of batch sizes.

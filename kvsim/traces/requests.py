@@ -214,19 +214,6 @@ class Requests:
         """
         return self[: max(count, 0)]
 
-    def in_window(self, start: float, end: float) -> "Requests":
-        """Return the requests that arrive in a window.
-
-        Parameters
-        ----------
-        start
-            Begin of the window, included. [s]
-        end
-            End of the window, not included. [s]
-        """
-        first, last = np.searchsorted(self.arrival, [start, end], side="left")
-        return self[int(first) : int(last)]
-
     def scaled(self, rate_factor: float) -> "Requests":
         """Return the same requests at another rate.
 

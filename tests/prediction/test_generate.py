@@ -19,7 +19,6 @@ from kvsim.prediction.explain import LIMITS, bound_by, breakdown
 from kvsim.prediction.generate import (
     Prediction,
     check_workload,
-    grid_seconds,
     round_seconds,
 )
 from kvsim.prediction.memory import MOST_SEQUENCES, decode_point, largest_batch, prefill_point
@@ -130,17 +129,6 @@ def test_a_second_token_waits_for_what_comes_between() -> None:
     assert (predict("specache", out=1).decode_s == 0).all()
 
 
-def test_a_grid_asks_for_caches_of_just_the_next_token() -> None:
-    """A static cache is moved at its full length: what is cached and one token."""
-    t, d, c = parse("full"), deployment(stack=STATIC), np.array([[100.0, 3000.0]])
-    batch = np.array([2.0, 16.0])
-    expected = round_seconds(t, d, Point(batch[:, None], c, 1.0, c, c + 1.0))
-    longer = round_seconds(t, d, Point(batch[:, None], c, 1.0, c, c + 2.0))
-    grid = grid_seconds(t, d, batch, c[0])
-    assert grid == close(np.broadcast_to(expected, (2, 2)))
-    assert (grid < longer).all()
-
-
 def test_the_largest_batch_is_one_number() -> None:
     d = deployment()
     for served in (False, True):
@@ -167,22 +155,6 @@ def test_long_generations_are_summed_in_pieces(monkeypatch: pytest.MonkeyPatch) 
     assert predict("full", out=1000).decode_s == close(whole)
     sampled = replace(predict("full", out=1000), contexts=16)
     assert sampled.decode_s == pytest.approx(whole, rel=1e-3)
-
-
-@pytest.mark.parametrize("chunk", [1, 7, 50, 10**6])
-@pytest.mark.parametrize("text", ["full", "offload", "quantspec", "kvpr:split=100"])
-def test_chunked_grid_equals_the_whole(
-    text: str, chunk: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    t, d = parse(text), deployment()
-    batch, context = np.arange(1.0, 6.0), np.array([1.0, 64, 700, 5000, 5001, 90000, 400000])
-    whole = round_seconds(t, d, Point(batch[:, None], context, 1.0, context, context + 1))
-    monkeypatch.setattr(generate, "POINTS_AT_ONCE", chunk)
-    grid = grid_seconds(t, d, batch, context)
-    assert grid.shape == (5, 7)
-    assert grid == close(whole)
-    rows, columns = generate._tiling(5, 7)
-    assert rows * columns <= max(chunk, 1)
 
 
 @pytest.mark.parametrize("stack", ["fused", STATIC])

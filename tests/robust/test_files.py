@@ -42,7 +42,6 @@ READERS: list[Callable[[Path], object]] = [
     lambda path: files.read_toml(path, SMALL),
     lambda path: list(files.read_rows(path, SMALL)),
     lambda path: list(files.read_lines(path, SMALL)),
-    lambda path: list(files.read_json_lines(path, SMALL)),
     lambda path: files.check_input(path, SMALL),
 ]
 
@@ -196,18 +195,6 @@ def test_fields_and_lines_without_end_are_refused(tmp_path: Path) -> None:
     path.write_text('a,b\n1,"2')
     with pytest.raises(InputError, match="line 2: not CSV"):
         list(files.read_rows(path, LARGE))
-
-
-def test_json_lines_name_the_line(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl"
-    for content, words in (
-        ('{"a": 1}\n\n[]\n', "line 3: list; expected one JSON object per line"),
-        ('{"a": 1}\n{"a":\n', "line 2: not valid JSON"),
-        ('{"a": 1}\n' + "[" * 1000, "line 2: nested too deeply"),
-    ):
-        path.write_text(content)
-        with pytest.raises(InputError, match=words):
-            list(files.read_json_lines(path, LARGE))
 
 
 # Outputs

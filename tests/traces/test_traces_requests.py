@@ -59,12 +59,11 @@ def test_a_slice_is_what_the_lists_would_give(first: int, last: int) -> None:
     assert part.block_tokens == 512
 
 
-def test_head_between_and_scaled() -> None:
+def test_head_and_scaled() -> None:
     requests = trace()
     assert list(requests.head(2).generate) == [5, 1]
     assert len(requests.head(99)) == 4
     assert len(requests.head(-1)) == 0
-    assert list(requests.in_window(0.5, 2.0).generate) == [1, 7]
     faster = requests.scaled(2.0)
     assert list(faster.arrival) == [0.0, 0.25, 0.25, 1.0]
     assert list(faster.prompt) == list(requests.prompt)
