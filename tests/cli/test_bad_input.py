@@ -124,7 +124,7 @@ def test_shares(option: str, value: str) -> None:
 @pytest.mark.parametrize(
     ("command", "options", "words"),
     [
-        (PREDICT, "--tp 3", "--tp|3|1, 2, 4 or 8"),
+        (PREDICT, "--tp 3", "--tp|3|1, 2, 4, 8, 16 or 32"),
         (PREDICT, "--tp two", "--tp|'two'|whole number"),
         (PREDICT, "--tp 0", "--tp|0"),
         (PREDICT, "--tp 2", "smollm2-135m|9 heads|--tp 2|divide"),

@@ -238,7 +238,7 @@ def test_no_limit_is_blamed_for_targets_that_nothing_meets() -> None:
         (("--tpot", "100"), "--tpot|unit"),
         (("--tpot", "fast"), "--tpot|time above 0"),
         (("--rate", "0"), "--rate|got|expected"),
-        (("--tp", "3"), "--tp|1, 2, 4 or 8"),
+        (("--tp", "3"), "--tp|1, 2, 4, 8, 16 or 32"),
         (("--weights", "fp3"), "--weights|fp3"),
         (("--only", "paged"), "--only|paged"),
         (("--only", "full", "--without", "full"), "leave no technique"),
