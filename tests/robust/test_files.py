@@ -378,6 +378,7 @@ ALLOWED: dict[str, set[str]] = {
     "report/page.py": {"read_text"},  # what ships with kvsim
     "report/sweep.py": {"read_table"},  # chunks that this run's store has checked
     "emit/flags.py": {"read_text"},  # what ships with kvsim
+    "machines/prices.py": {"read_text"},  # what ships with kvsim
     "techniques/steps.py": {"read_text"},  # what ships with kvsim
     "report/runfile.py": {"read_schema", "write_table"},  # after check_input; a draft
     "frozen.py": {"exec"},  # constructors, as of dataclasses
