@@ -305,8 +305,9 @@ def _around(now: float, about: Mapping[str, Any]) -> list[float]:
     found = [now * f for f in FACTORS] or [low]
     if about["whole"] and not share:
         found = [float(floor(x)) for x in (*found, now - 1, now + 1)]
-    elif not about["whole"]:
-        found += [low, 1.0 if now < 1 <= high else low]
+    else:
+        found = [float(f"{x:.3g}") for x in found]  # settings that a person reads and types
+        found += [] if about["whole"] else [low, 1.0 if now < 1 <= high else low]
     top = 1.0 if share else high
     inside = [x for x in found if (0 < x < top if share else low <= x <= top)]
     return [int(x) if isinstance(now, int) else x for x in dict.fromkeys(inside) if x != now]
