@@ -10,7 +10,8 @@ lint   the same without the tests
 docs   build the documentation, warnings as errors, into build/site
 renew [NAME ...]
        compute frozen answers and the outputs that README and docs print anew, write them, and
-       show what moved and by how much; a NAME is docs, a page, or KIND[/FILE] of tests/frozen/data
+       show what moved and by how much; a NAME is docs, a page, examples, or KIND[/FILE] of
+       tests/frozen/data
 bench  time kvsim itself, about five minutes
 new-technique NAME
        start a technique: its file, its real implementation, and tests that say what to fill in
@@ -185,11 +186,13 @@ def new_technique(name: str, root: Path = ROOT) -> list[Path]:
 def renew(names: list[str]) -> None:
     """Renew frozen answers and printed outputs; git shows the difference line by line."""
     pages = [name for name in names if name.endswith(".md")]
-    answers = [name for name in names if name != "docs" and name not in pages]
+    answers = [name for name in names if name not in ("docs", "examples", *pages)]
     if answers or not names:
         run(["-m", "tests.frozen", *answers])
     if pages or "docs" in names or not names:
         run(["-m", "tests.docs.blocks", "--write", *pages])
+    if "examples" in names or not names:
+        run(["-m", "tests.docs.examples", "--write"])
     subprocess.run(["git", "--no-pager", "diff", "--stat"], cwd=ROOT, check=False)
 
 

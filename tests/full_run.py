@@ -23,7 +23,7 @@ EVERYTHING = {"KVSIM_ALL_TESTS": "1"}
 PYTEST = ("-Im", "pytest", "-q", "-n", "2", "--dist", "worksteal", f"--junit-xml={REPORT}")
 PAGES = tuple(f"tests/report/test_{name}.py" for name in ("every_page", "pages", "explore"))
 INSTALLED = ("tests/test_packaging.py", "tests/test_plain_install.py")
-NOTEBOOKS, PROCESSORS = "tests/docs/test_notebooks.py", "tests/validate/test_any_cpu.py"
+NOTEBOOKS, PROCESSORS = "tests/docs/test_examples.py", "tests/validate/test_any_cpu.py"
 REPEATED = ("tests/robust/test_kills.py", "tests/robust/test_determinism.py")
 OTHERS = (*PAGES, *INSTALLED, NOTEBOOKS, PROCESSORS, *REPEATED)
 

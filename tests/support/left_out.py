@@ -18,7 +18,7 @@ SLOW = (  # minutes of processor time together; `make.py test --all` runs them
     "tests/cli/test_simulate_files.py::test_a_run_that_is_stopped",
     "tests/cli/test_simulate_traces.py::test_accepted_drafts",
     "tests/cli/test_cli.py::test_text_fits_100_columns[plan --model lwm",
-    "tests/docs/test_notebooks.py",
+    "tests/docs/test_examples.py",
     "tests/evidence/test_fromrun.py::test_a_run_of_a_known_stack",
     "tests/planner/test_fleet_play.py",
     "tests/planner/test_sensitivity.py::test_beyond",
