@@ -36,14 +36,15 @@ class Positions:
         Where they come from, in words.
     most
         Drafts of a round that were measured at most; more are not planned.
-    spread
-        Relative standard deviation of tokens per round between models and texts.
+    spreads
+        Relative standard deviations of tokens per round between models and texts, by the number
+        of drafts like ``accepted``; empty where the acceptance is the model's own.
     """
 
     accepted: tuple[float, ...]
     source: str
     most: int = MOST_DRAFTS
-    spread: float = 0.0
+    spreads: tuple[float, ...] = ()
 
     def likely_rate(self, gamma: int) -> float:
         """Compute accepted over drafted tokens that nine in ten models and texts reach.
@@ -53,8 +54,10 @@ class Positions:
         gamma
             Drafted tokens per round. [tokens]
         """
-        tokens = (1 + self.rate(gamma) * gamma) * exp(-WITHIN_80 * self.spread)
-        return max(tokens - 1, 0.0) / gamma if gamma else 0.0
+        if not gamma or not self.spreads:
+            return self.rate(gamma)
+        tokens = (1 + self.rate(gamma) * gamma) * exp(-WITHIN_80 * self.spreads[gamma - 1])
+        return max(tokens - 1, 0.0) / gamma
 
     def rate(self, gamma: int) -> float:
         """Compute accepted over drafted tokens of a round.
@@ -185,14 +188,16 @@ def published(model: str, draft: str, context: float) -> Positions | None:
 
 def _from_library(model: str, draft: str) -> Positions | None:
     """A method's acceptance on this model, or the mean of others."""
-    found = find_accepted(draft, MOST_DRAFTS, model=model)
-    if found is None:
+    found = [find_accepted(draft, n, model=model) for n in range(1, MOST_DRAFTS + 1)]
+    if found[-1] is None:
         return None
-    accepted = tuple(float(x) for x in np.cumsum(found.shares))
+    accepted = tuple(float(x) for x in np.cumsum(found[-1].shares))
+    spreads = tuple(one.spread for one in found if one)  # models differ more in later drafts
     some = [s for s in load_summaries() if s.method == draft]
     own = [s for s in some if s.model == model]
     most = max(int(s.drafts.split()[-1]) for s in own or some)
-    return Positions(accepted, f"measured, {found.source}", min(most, MOST_DRAFTS), found.spread)
+    source = f"measured, {found[-1].source}"
+    return Positions(accepted, source, min(most, MOST_DRAFTS), spreads)
 
 
 @cache
