@@ -296,9 +296,13 @@ def _measure_machine(inputs: Inputs) -> "Result[Row]":
     in_use = devices.context_memory(where)
     log = Log.open(out.with_suffix(".samples.jsonl"), devices.header(found, quick))
     if log.done:
-        print_note(f"going on after {len(log.done)} finished benchmarks")
+        print_note(f"going on after {len(log.done)} finished units of measurements")
     with locked(log.path):
-        run_suite(place, log, print_note)
+        try:
+            run_suite(place, log, print_note)
+        except KeyboardInterrupt:
+            print_note(f"{len(log.samples)} measurements are in {log.path}; run it again to go on")
+            raise
     notes = devices.suspicions(devices.describe(where))
     host = devices.host_memory()
     conditions = (*devices.conditions(found, place), *notes)

@@ -10,7 +10,8 @@ from shlex import quote
 
 from kvsim.errors import InputError
 from kvsim.report.session import make_result
-from kvsim.validate.session.queue import Unit, run_units
+from kvsim.validate.runner import Unit
+from kvsim.validate.session.queue import run_units
 from kvsim.validate.session.report import write_report
 from kvsim.validate.session.state import SessionState, unpack
 from kvsim.validate.session.work import REPOSITORY, all_units
@@ -77,8 +78,9 @@ def _session(asked: argparse.Namespace) -> int:
             )  # fmt: skip
         except KeyboardInterrupt:
             left, stopped = [], True
-    done = sum(state.read(unit.name) is not None for unit in units)
-    short = sum(not unit.is_complete(state) for unit in units) - (len(units) - done)
+    past = state.past(units)
+    done = sum(one.form is not None for one in past.values())
+    short = done - sum(unit.is_complete(past[unit.name]) for unit in units)
     more = f", {short} of them in their short form" if short else ""
     _log(
         f"{done} of {len(units)} units are done{more}"

@@ -12,7 +12,7 @@ from kvsim.report.result import Result
 from kvsim.report.table import Table, cells_table
 from kvsim.report.terminal import Heading
 from kvsim.report.units import DASH, rounded
-from kvsim.validate.session.queue import Unit
+from kvsim.validate.runner import Unit
 from kvsim.validate.session.report import shares
 from kvsim.validate.session.state import SessionState
 from kvsim.validate.session.work import profile_of
@@ -123,7 +123,7 @@ def _passed(name: str, result: Mapping[str, Any]) -> bool | None:
 
 def _units(units: Sequence[Unit], found: Found, state: SessionState) -> Table:
     """Every unit: whether it is done, and how its checks went."""
-    notes = state.notes()
+    notes, past = state.notes(), state.past(units)
     rows = []
     for unit in units:
         result = found.get(unit.name)
@@ -135,7 +135,7 @@ def _units(units: Sequence[Unit], found: Found, state: SessionState) -> Table:
             continue
         passed = _passed(unit.name, result)
         state_of = {None: "done", True: "passed", False: "failed"}[passed]
-        state_of += ", short form" if not unit.is_complete(state) else ""
+        state_of += ", short form" if not unit.is_complete(past[unit.name]) else ""
         rows.append([_called(unit.name), state_of, _summarize_step(unit.name, result)])
     return cells_table(("unit", "state", "what it found"), rows, 3, "", "Units")
 

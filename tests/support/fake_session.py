@@ -12,8 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from unittest.mock import patch
 
+from kvsim.validate.runner import Form, Unit
 from kvsim.validate.session import queue
-from kvsim.validate.session.queue import Form, Unit, serve
+from kvsim.validate.session.queue import serve
 from kvsim.validate.session.state import SessionState
 from kvsim.validate.session.work import all_units
 

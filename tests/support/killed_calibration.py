@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -39,7 +40,7 @@ def shorten() -> None:
 
     names = ("launch", "memory", "gemm", "pointwise", "topk", "h2d", "d2h", "host", "host_gemm")
     suite.SUITE = {name: few(suite.SUITE[name]) for name in names}
-    suite.RUNS = {}
+    suite.list_runs = lambda place: []
     suite.SUITE_SECONDS[True] = 0.1
 
 
@@ -51,6 +52,14 @@ def calibrate(out: Path) -> int:
     for stream in (1, 2):
         said = os.open(out.with_suffix(f".{stream}"), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(said, stream)
+    measured = suite._measured
+
+    def noted(work: Work, name: str, *more: Any) -> Any:
+        with out.with_suffix(".begun").open("a") as file:
+            file.write(f"{suite._named(name, [work])}\n")
+        return measured(work, name, *more)
+
+    suite._measured = noted
     sys.argv = ["kvsim", "calibrate", "--device", "cpu", "--quick", "--out", str(out)]
     try:
         main()
@@ -60,9 +69,14 @@ def calibrate(out: Path) -> int:
 
 
 def finished(out: Path) -> list[str]:
-    """Benchmarks whose samples are on disk."""
+    """Units of one work each whose samples are on disk."""
     path = out.with_suffix(".samples.jsonl")
-    return list(dict.fromkeys(s.benchmark for s in read_samples(path)[1])) if path.exists() else []
+    samples = read_samples(path)[1] if path.exists() else []
+    return [
+        f"{s.benchmark} {' '.join(f'{k}={v}' for k, v in s.case.items())}"
+        for s in samples
+        if "way" not in s.case
+    ]
 
 
 def run(folder: Path, kills: int) -> None:
@@ -81,12 +95,10 @@ def run(folder: Path, kills: int) -> None:
         time.sleep(moments.uniform(0.0, whole))
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        said = out.with_suffix(".2").read_text()
-        begun = [
-            line.split()[1].rstrip(":")
-            for line in said.splitlines()
-            if " measurements left" in line
-        ]
+        place = out.with_suffix(".begun")
+        lines = place.read_text().splitlines() if place.exists() else []
+        place.unlink(missing_ok=True)
+        begun = [line for line in lines if " way=" not in line]  # those are units of several works
         line = {"before": before, "begun": begun, "after": finished(out), "profile": out.exists()}
         if out.exists():  # whole, or reading it fails
             load_hardware(out)

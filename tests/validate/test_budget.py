@@ -15,9 +15,10 @@ from kvsim.validate.bench.suite import (  # noqa: E402
     Cost,
     Speed,
     check_complete,
-    select,
+    list_units,
 )
 from kvsim.validate.bench.work import Bench, Work  # noqa: E402
+from kvsim.validate.runner import Runner  # noqa: E402
 
 CPU = torch.device("cpu")
 MIB, GIB = 2**20, 2**30
@@ -30,37 +31,38 @@ def server(cores: int, cache: int, quick: bool, memory: int = 64 * GIB) -> tuple
     return place, Speed(fill=min(4e9, bandwidth), moved=bandwidth, flops=2.5e10 * cores)
 
 
+def fitting(
+    planned: dict[str, list[Work]], place: Bench, speed: Speed, seconds: float
+) -> dict[str, list[Work]]:
+    """Works by benchmark that a plan made before anything is measured has time for."""
+    units = list_units(planned, Cost(place, speed))
+    plan = Runner(list(units), seconds, clock=lambda: 0.0).plan()
+    assert sum(one.seconds for one in plan) <= seconds
+    found: dict[str, list[Work]] = {}
+    for one in plan:
+        found.setdefault(one.unit.kind, []).extend(units[one.unit])
+    return found
+
+
 @pytest.mark.parametrize("quick", [True, False])
 @pytest.mark.parametrize("cache", [8, 32, 128, 480, 1024])
 @pytest.mark.parametrize("cores", [2, 8, 32, 128])
 def test_every_machine_has_a_suite_within_its_time(cores: int, cache: int, quick: bool) -> None:
     place, speed = server(cores, cache * MIB, quick)
-    planned = dict(suite.plan(place))
+    planned = {name: works for name, works in suite.plan(place) if works}
     check_complete(planned, place)
-    found = select(
-        {n: w for n, w in planned.items() if w}, Cost(place, speed), suite.SUITE_SECONDS[quick]
-    )
-    assert found.seconds <= suite.SUITE_SECONDS[quick]
+    kept = fitting(planned, place, speed, suite.SUITE_SECONDS[quick])
     for name, least in LEAST_REQUIRED.items():
-        assert len(found.kept[name]) >= min(least, len(planned[name]))
-    assert {w.case["cached"] for w in found.kept["memory"]} == {"yes", "no"}
-    assert {w.op.dtype for w in found.kept["gemm"]} == {"fp16", "fp32"}
-    uncached = [w for w in found.kept["memory"] if w.case["cached"] == "no"]
+        assert len(kept[name]) >= min(least, len(planned[name]))
+    assert {w.case["cached"] for w in kept["memory"]} == {"yes", "no"}
+    assert {w.op.dtype for w in kept["gemm"]} == {"fp16", "fp32"}
+    uncached = [w for w in kept["memory"] if w.case["cached"] == "no"]
     assert {w.case["way"] for w in uncached} == {"read", "write", "copy"}
     for work in uncached:  # a copy has two of them
         moved = int(str(work.case["bytes"]))
         assert 2 * moved <= place.memory and moved >= 2 * place.cache
-    ways = [w.case["way"] for w in found.kept["contention"]]
+    ways = [w.case["way"] for w in kept["contention"]]
     assert ways.count("copy") == ways.count("compute") == ways.count("both") > 0
-
-
-def test_what_is_left_out_is_said() -> None:
-    place, speed = server(2, GIB, True)
-    works = {name: works for name, works in suite.plan(place) if works}
-    found = select(works, Cost(place, speed), 20.0)
-    assert found.left_out and "left out, as they would take too long: " in found.summary
-    total = sum(map(len, works.values()))
-    assert sum(map(len, found.kept.values())) + sum(found.left_out.values()) == total
 
 
 def test_a_cache_that_memory_cannot_outgrow_is_refused_at_once(tmp_path: Path) -> None:
@@ -76,19 +78,20 @@ def test_time_that_is_up_ends_a_benchmark_with_what_it_has(
     small = Bench(CPU, True, 2**14, 2**22)
     parts = {name: suite.SUITE[name] for name in ("launch", "memory", "topk")}
     monkeypatch.setattr(suite, "SUITE", parts)
-    monkeypatch.setattr(suite, "RUNS", {})
-    monkeypatch.setitem(suite.SUITE_SECONDS, True, 1e3)
+    monkeypatch.setattr(suite, "list_runs", lambda place: [])
     log, said = Log.open(Path(str(tmp_path)) / "s.jsonl", {}), list[str]()
-    now = iter(range(0, 10**6, 400))  # every look at the clock is seven minutes later
-    monkeypatch.setattr(suite, "computing_clock", lambda: lambda: float(next(now)))
+    now = iter(range(0, 10**6, 10))  # every look at the clock is ten seconds later
+    monkeypatch.setattr(suite, "perf_counter", lambda: float(next(now)))
+    monkeypatch.setattr(suite, "measure", lambda timer, calls, budget: (1e-4,) * 5)
     suite.run_suite(small, log, said.append)
-    assert len(log.done["memory"]) == len(list(parts["memory"](small)))  # no profile without it
-    assert len(log.done["topk"]) == 1
-    assert any("left out, as time is up" in text for text in said)
+    found = [sample.benchmark for sample in log.samples]
+    assert found.count("memory") >= LEAST_REQUIRED["memory"]  # no profile without it
+    assert "topk" not in found
+    assert any("left out, as they would take too long" in text for text in said)
 
 
 @pytest.mark.parametrize("lacking", ["all of it", "one format"])
-def test_what_a_profile_needs_and_cannot_run_ends_at_once_and_is_not_kept(
+def test_what_a_profile_needs_and_cannot_run_ends_at_once(
     lacking: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next run measures it again, and what was measured before it is kept."""
@@ -102,9 +105,11 @@ def test_what_a_profile_needs_and_cannot_run_ends_at_once_and_is_not_kept(
         return Sample(name, dict(work.case), work.op, (1e-3,))
 
     monkeypatch.setattr(suite, "_measured", sample)
+    monkeypatch.setattr(suite, "list_runs", lambda place: [])
     log = Log.open(tmp_path / "samples.jsonl", {})
     words = r"gemm in .*fp16.* could not be measured.*no kernel.*run the same command again"
     with pytest.raises(InputError, match=words) as fault:
         suite.run_suite(small, log, lambda text: None)
     assert ("fp32" in str(fault.value)) is (lacking == "all of it")
-    assert set(Log.open(log.path, {}).done) == {"launch"}
+    kept = {sample.benchmark for sample in Log.open(log.path, {}).samples}
+    assert kept == {"launch"} if lacking == "all of it" else {"launch", "gemm"}

@@ -18,8 +18,9 @@ import kvsim
 from kvsim.cli import session
 from kvsim.errors import InputError
 from kvsim.report.session import make_result
+from kvsim.validate.runner import GIVEN_UP, Past, Runner, Unit
 from kvsim.validate.session import state as states
-from kvsim.validate.session.queue import GIVEN_UP, Unit, choose, estimate, measure_pace, run_units
+from kvsim.validate.session.queue import run_units
 from kvsim.validate.session.report import MAX_REPORT_BYTES, write_report
 from kvsim.validate.session.state import MANIFEST, SessionState, unpack
 from kvsim.validate.session.work import FIRST_TIMED, all_units
@@ -110,7 +111,7 @@ def test_trouble_of_a_card_is_one_line_and_what_was_measured_stays(
     assert {u.name for u in units if state.read(u.name)} == done
     assert any(said in line for line in told) and all("\n" not in line for line in told)
     if trouble == "lost":  # another card goes on with all of them
-        assert not any(state.failures(u.name) for u in units) and len(left) == 3
+        assert not any(one.failures for one in state.past(units).values()) and len(left) == 3
 
 
 def test_a_driver_that_is_too_old_is_one_line(
@@ -164,15 +165,17 @@ def test_what_does_not_fit_is_passed_over_and_its_estimate_corrected(state: Sess
         "slow": "ended, as time is up",
         "never reached": "no time left",
     }
-    assert estimate(units[1], "long", state) > 1.5  # tried again only where there is more time
-    assert state.failures("slow") == 0
+    again = Runner(units, past=state.past(units))
+    assert again.expected(units[1], "long") > 1.5  # tried again only where there is more time
+    assert again.past["slow"].failures == 0
 
 
 @pytest.mark.parametrize(
     ("seconds", "done", "expected"),
     [
         (100.0, "", ("first", "long")),  # 30 of it, 5 + 20 of the others
-        (40.0, "", ("first", "short")),  # else the third would not fit
+        (39.0, "", ("first", "long")),
+        (37.0, "", ("first", "short")),  # else the third would not fit
         (12.0, "", ("first", "short")),
         (4.0, "", ("third", "long")),  # what does not fit is passed over
         (0.5, "", None),
@@ -181,26 +184,35 @@ def test_what_does_not_fit_is_passed_over_and_its_estimate_corrected(state: Sess
     ],
 )
 def test_short_forms_come_before_long_ones(
-    state: SessionState, seconds: float, done: str, expected: tuple[str, str] | None
+    seconds: float, done: str, expected: tuple[str, str] | None
 ) -> None:
     units = [Unit("first", 30.0, 10.0), Unit("second", 20.0, 5.0), Unit("third", 3.0)]
-    for name in done.split():
-        state.write(name, {})
-    found = choose(units, state, seconds)
-    if seconds == 40.0:
-        assert found and found.unit.name == "first"
-        return
-    assert (found and (found.unit.name, found.form)) == expected
+    past = dict.fromkeys(done.split(), Past("short"))
+    plan = Runner(units, seconds, past, lambda: 0.0).plan()
+    assert (plan[0].unit.name, plan[0].form) == expected if plan else expected is None
 
 
-def test_a_slow_machine_corrects_the_estimates_of_all_kinds(state: SessionState) -> None:
-    units = [Unit("a one", 10.0), Unit("a two", 10.0), Unit("b", 10.0)]
-    assert measure_pace(units[1], units, state) == 1.0
-    state.note("a one", form="long", took_s=5.0)
-    assert measure_pace(units[1], units, state) == 0.5
-    assert measure_pace(units[2], units, state) == 1.0  # another kind is not expected to be fast
-    state.note("a one", form="long", took_s=30.0)
-    assert measure_pace(units[2], units, state) == 3.0
+def test_a_slow_machine_corrects_the_estimates_of_all_kinds() -> None:
+    runner = Runner([Unit("a one", 10.0), Unit("a two", 10.0), Unit("b", 10.0)])
+    assert runner.paces() == {"": 1.0}
+    runner.past["a one"] = Past("long", 5.0)
+    assert runner.paces() == {"a": 0.5, "": 1.0}  # another kind is not expected to be fast
+    runner.past["a one"] = Past("long", 30.0)
+    assert runner.paces() == {"a": 3.0, "": 3.0}
+
+
+def test_time_goes_by_rank_and_units_run_in_their_order() -> None:
+    """A plan is made anew when a unit took longer; what is required is done all the same."""
+    now = [0.0]
+    units = [Unit("a 1", 4.0, rank=2), Unit("b 1", 4.0, rank=1), Unit("b 2", 4.0, rank=3)]
+    units.append(Unit("c", 4.0, required=True, rank=4))
+    runner, ran = Runner(units, 12.0, clock=lambda: now[0]), list[str]()
+    assert [one.unit.name for one in runner.plan()] == ["a 1", "b 1", "b 2", "c"]
+    for chosen in runner:
+        assert bool(runner.remaining) == bool(ran)
+        ran.append(chosen.unit.name)
+        now[0] += 8.0
+    assert ran == ["a 1", "c"] and runner.paces() == {"a": 2.0, "c": 2.0, "": 2.0}
 
 
 def worth(place: Path) -> dict[str, str]:

@@ -44,6 +44,7 @@ def watched(ask: Ask, every: float = WATCH_SECONDS) -> Iterator[Since]:
     every : between two questions. [s]
     """
     seen: dict[str, list[str]] = {}
+    last: dict[str, str] = {}
     lock, over = Lock(), Event()
 
     def look() -> None:
@@ -57,12 +58,12 @@ def watched(ask: Ask, every: float = WATCH_SECONDS) -> Iterator[Since]:
             look()
 
     def collect() -> dict[str, str]:
-        if not seen:  # what took less than a second is looked at once
+        if not (seen or last):
             look()
         with lock:
-            found = {name: _range(values) for name, values in seen.items()}
+            last.update({name: _range(values) for name, values in seen.items()})
             seen.clear()
-        return found
+        return dict(last)  # what took less than a second ran at what was seen before it
 
     thread = Thread(target=keep_looking, daemon=True)
     thread.start()

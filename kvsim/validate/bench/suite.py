@@ -1,11 +1,11 @@
-"""The suite of benchmarks: what it costs, a selection that fits the time, and running it.
+"""The suite of benchmarks: what it costs, which of it comes first, and running it.
 
 Costs are estimated from three rough rates before anything is measured; while the suite runs, what
-it really took corrects them. Every benchmark is kept once it is done.
+it really took corrects them. Every unit of measurements is kept once it is done.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import field, replace
+from dataclasses import replace
 from math import ceil
 from time import perf_counter
 
@@ -13,9 +13,7 @@ import torch
 
 from kvsim.errors import InputError, first_line
 from kvsim.evidence.machine.samples import Log, Sample
-from kvsim.evidence.machine.solve import RUNS_BENCHMARK
 from kvsim.frozen import frozen
-from kvsim.validate.bench import techniques
 from kvsim.validate.bench.attention import (
     attention_works,
     packed_attention_works,
@@ -24,6 +22,7 @@ from kvsim.validate.bench.attention import (
 )
 from kvsim.validate.bench.compute import launch_works, pointwise_works, product_works
 from kvsim.validate.bench.device import Since, running
+from kvsim.validate.bench.techniques import list_runs
 from kvsim.validate.bench.traffic import (
     attends,
     contention_works,
@@ -49,8 +48,7 @@ from kvsim.validate.bench.work import (
     timers,
 )
 from kvsim.validate.machine import refusals
-from kvsim.validate.progress import Progress
-from kvsim.validate.times.clock import computing_clock
+from kvsim.validate.runner import Past, Runner, Unit
 
 LEAST_WORKS = 4  # works that a benchmark keeps, whatever they take
 LEAST_REQUIRED: Mapping[str, int] = {
@@ -65,6 +63,7 @@ LEAST_REQUIRED: Mapping[str, int] = {
 SETUP = 2e-3  # around each work: allocations, threads that start [s]
 LAUNCH = 2e-5  # of an op's kernels on the host [s]
 PROBED = 2**25  # bytes that rough rates are taken from
+PROBES = 4  # of each, of which the fastest counts
 
 Suite = Mapping[str, Sequence[Work]]
 
@@ -84,15 +83,16 @@ class Speed:
         wide = min(1024, place.cache)
         x = place.random(256, wide)
         w = place.random(wide, wide)
-        clock = suite_clock(place)
 
         def took(work: Callable[[], object]) -> float:
-            work()
-            _wait(place)
-            begin = clock()
-            work()
-            _wait(place)
-            return max(clock() - begin, 1e-7)
+            times = []
+            for _ in range(PROBES):
+                _wait(place)
+                begin = perf_counter()
+                work()
+                _wait(place)
+                times.append(perf_counter() - begin)
+            return max(min(times), 1e-7)
 
         fill = PROBED / took(lambda: place.random(PROBED // 2))
         moved = 2 * PROBED / took(numbers.clone)
@@ -102,11 +102,6 @@ class Speed:
 def _wait(place: Bench) -> None:
     if not place.on_cpu:
         torch.cuda.synchronize(place.device)
-
-
-def suite_clock(place: Bench) -> Callable[[], float]:
-    """The clock that tells what a suite takes; on a CPU other processes do not move it. [s]"""
-    return computing_clock() if place.on_cpu else perf_counter
 
 
 @frozen
@@ -132,66 +127,39 @@ class Cost:
         )
 
 
-@frozen
-class Budgeted:
-    """What a suite measures, and what it leaves out."""
+def list_units(suite: Suite, cost: Callable[[Work], float]) -> dict[Unit, list[Work]]:
+    """List what is timed together, ranked so that every benchmark gets its share of the time.
 
-    kept: dict[str, list[Work]]
-    left_out: dict[str, int] = field(default_factory=dict)  # works by benchmark
-    seconds: float = 0.0  # estimated for what is kept
-
-    @property
-    def summary(self) -> str:
-        """One line for people."""
-        count = sum(map(len, self.kept.values()))
-        text = f"{count} measurements, about {max(1.0, self.seconds):.0f} s"
-        if self.left_out:
-            listed = ", ".join(f"{n} of {name}" for name, n in self.left_out.items())
-            text += f"; left out, as they would take too long: {listed}"
-        return text
-
-
-def select(suite: Suite, cost: Callable[[Work], float], limit: float) -> Budgeted:
-    """As many works as fit a limit: the costliest benchmarks lose their costliest works first.
-
-    Works whose case names the same ``pair``, or ways to use the same bytes, stay or go together;
-    every number format of a benchmark keeps some.
-
-    Parameters
-    ----------
-    limit : what all of them may take together. [s]
+    Works whose case names the same ``pair``, or ways to use the same bytes, are one unit. Within a
+    benchmark and number format the cheap ones come first; a unit's rank is what those up to it
+    cost together.
     """
-    parts = {
-        (name, dtype): _units([work for work in works if work.op.dtype == dtype])
-        for name, works in suite.items()
-        for dtype in dict.fromkeys(work.op.dtype for work in works)
-    }
-    costs = {part: [sum(map(cost, unit)) for unit in units] for part, units in parts.items()}
-    kept = {part: list(range(len(units))) for part, units in parts.items()}
-    totals = {part: sum(each) for part, each in costs.items()}
-    while sum(totals.values()) > limit:
-        least = {part: LEAST_REQUIRED.get(part[0], LEAST_WORKS) for part in parts}
-        spare = [part for part in parts if len(kept[part]) > least[part]]
-        if not spare:
-            break
-        part = max(spare, key=lambda p: totals[p])
-        worst = max(kept[part], key=lambda i: costs[part][i])
-        kept[part].remove(worst)
-        totals[part] -= costs[part][worst]
-    chosen: dict[str, list[Work]] = {name: [] for name in suite}
-    for part, units in parts.items():
-        chosen[part[0]] += [work for i in kept[part] for work in units[i]]
-    gone = {name: len(suite[name]) - len(works) for name, works in chosen.items()}
-    left_out = {name: count for name, count in gone.items() if count}
-    return Budgeted(chosen, left_out, sum(totals.values()))
+    found: dict[Unit, list[Work]] = {}
+    for name, works in suite.items():
+        parts: dict[str, dict[object, list[Work]]] = {}
+        for i, work in enumerate(works):
+            same = work.case.get("bytes") if "way" in work.case else None
+            key = work.case.get("pair", same or (i,))
+            parts.setdefault(work.op.dtype, {}).setdefault(key, []).append(work)
+        ranked: dict[str, tuple[float, bool, float]] = {}
+        for part in parts.values():
+            costs = sorted((sum(map(cost, unit)), _named(name, unit)) for unit in part.values())
+            total = 0.0
+            for i, (seconds, unit_name) in enumerate(costs):
+                total += seconds
+                required = i < LEAST_REQUIRED.get(name, 0)
+                rank = -1.0 if required else 0.0 if i < LEAST_WORKS else total
+                ranked[unit_name] = seconds, required, rank
+        for part in parts.values():
+            for some in part.values():
+                seconds, required, rank = ranked[_named(name, some)]
+                unit = Unit(_named(name, some), seconds, required=required, rank=rank)
+                found[unit] = some
+    return found
 
 
-def _units(works: Sequence[Work]) -> list[list[Work]]:
-    found: dict[object, list[Work]] = {}
-    for i, work in enumerate(works):
-        same = work.case.get("bytes") if "way" in work.case else None
-        found.setdefault(work.case.get("pair", same or (i,)), []).append(work)
-    return list(found.values())
+def _named(benchmark: str, works: Sequence[Work]) -> str:
+    return f"{benchmark} {' '.join(f'{key}={value}' for key, value in works[0].case.items())}"
 
 
 def check_complete(suite: Suite, place: Bench) -> None:
@@ -219,7 +187,7 @@ SUITE_SECONDS = {True: 60.0, False: 240.0}
 RUNS_LIMIT = {True: 40.0, False: 170.0}
 """What whole runs may take after it. [s]"""
 LEAST_SECONDS = 0.01  # what the runs of a work may take even when time is up [s]
-TIMED_SHARE = 0.6  # of a work's time that its runs take; the rest is allocation and warm-up
+TIMED_SHARE = 0.6  # of the time that is to spare which its runs take
 
 SUITE: dict[str, Benchmark] = {
     "launch": launch_works,
@@ -244,12 +212,6 @@ SUITE: dict[str, Benchmark] = {
 """Every benchmark under the name its samples have, in the order they run."""
 
 Say = Callable[[str], None]
-Done = Mapping[str, Sequence[Sample]]
-Runs = Callable[[Bench, Done, Callable[[], float], Say], Iterator[tuple[str, list[Sample]]]]
-
-RUNS: dict[str, Runs] = {RUNS_BENCHMARK: techniques.samples}
-"""Samples from whole runs, after the suite: told what is done, how much time is left and where to
-speak, they give one part after another."""
 
 
 def plan(place: Bench) -> Iterator[tuple[str, list[Work]]]:
@@ -258,87 +220,86 @@ def plan(place: Bench) -> Iterator[tuple[str, list[Work]]]:
         yield name, list(works(place))
 
 
-def plan_suite(place: Bench, log: Log) -> Budgeted:
-    """What will be measured of what the log does not hold yet.
+@torch.inference_mode()
+def run_suite(place: Bench, log: Log, say: Say) -> None:
+    """Measure what the log does not hold yet: every benchmark, then techniques as they run.
+
+    Parameters
+    ----------
+    say : told what will be measured, what is being measured and how long the rest will take.
 
     Raises
     ------
     InputError
         If something that a profile needs cannot be measured here.
     """
-    planned = dict(plan(place))
+    planned = {name: works for name, works in plan(place) if works}
     check_complete(planned, place)
-    todo = {name: works for name, works in planned.items() if works and name not in log.done}
-    return select(todo, Cost(place, Speed.measure(place)), SUITE_SECONDS[place.quick])
-
-
-@torch.inference_mode()
-def run_suite(place: Bench, log: Log, say: Say) -> None:
-    """Measure what the log does not hold yet.
-
-    Parameters
-    ----------
-    say : told what will be measured, what is being measured and how long the rest will take.
-    """
+    speed = Speed.measure(place)
+    units = list_units(planned, Cost(place, speed))
+    end = perf_counter() + SUITE_SECONDS[place.quick] + RUNS_LIMIT[place.quick]
     with running(place.device) as since:
-        _run_suite(place, log, say, since)
+        todo = {unit: works for unit, works in units.items() if unit.name not in log.done}
+        runner = Runner(list(todo), SUITE_SECONDS[place.quick], clock=perf_counter)
+        _run_works(todo, runner, place, log, say, since)
+        every = (run for run in list_runs(place) if run.name not in log.done)
+        runs = {run.unit(speed.moved, speed.flops): run for run in every}
+        runner = Runner(list(runs), end - perf_counter(), clock=perf_counter)
+        for chosen in runner:
+            run = runs[chosen.unit]
+            say(f"{run.name}{runner.remaining}")
+            try:
+                samples = run.samples()
+            except refusals(InputError) as problem:
+                say(f"{run.name}: skipped, {first_line(problem, 80)}")
+                samples = []
+            log.append(run.name, samples, since())
+        _tell_left_out(runner, say)
 
 
-def _run_suite(place: Bench, log: Log, say: Say, since: Since) -> None:
-    selection = plan_suite(place, log)
-    if selection.kept:
-        say(selection.summary)
-    progress = Progress(sum(map(len, selection.kept.values())))
-    clocks, left = timers(place.device), _time_left(place, SUITE_SECONDS)
-    for name, works in selection.kept.items():
-        say(f"{name}: {len(works)} of {progress.left:.0f} measurements left{progress.remaining}")
-        samples: list[Sample] = []
-        refused = ""
-        for i, work in enumerate(works):
-            if left() <= 0 and samples and name not in LEAST_REQUIRED and not _paired(work):
-                say(f"{name}: {len(works) - i} left out, as time is up")
-                progress.done += len(works) - i
-                break
-            sample = _measured(work, name, clocks, _budget(left(), progress))
+def _run_works(
+    todo: Mapping[Unit, list[Work]], runner: Runner, place: Bench, log: Log, say: Say, since: Since
+) -> None:
+    clocks, benchmark, refused = timers(place.device), "", {}
+    coming = runner.plan()
+    if coming:
+        count = sum(len(todo[one.unit]) for one in coming)
+        say(f"{count} measurements, about {max(1.0, sum(one.seconds for one in coming)):.0f} s")
+    for chosen in runner:
+        unit, begin = chosen.unit, perf_counter()
+        if benchmark != unit.kind:
+            _check_measured(benchmark, todo, log, refused)
+            benchmark = unit.kind
+            say(f"{benchmark}: {len(runner.plan())} units of measurements left{runner.remaining}")
+        works, samples, extra = todo[unit], [], 0.0
+        budget = max(LEAST_SECONDS, TIMED_SHARE * chosen.spare / len(works))
+        for work in works:
+            sample = _measured(work, benchmark, clocks, budget)
             if isinstance(sample, Sample):
                 samples.append(sample)
+                run = max(sample.seconds, MIN_TIMED_SECONDS)
+                extra += (len(sample.runs) - FEWEST) * run  # beyond what it is estimated by
             else:
-                refused = f"{dict(work.case)}: {sample}"
-                say(f"{name}: skipped {refused}")
-            progress.done += 1
-        check_measured(name, works, samples, refused)
-        log.append(name, samples, since())
-    left = _time_left(place, RUNS_LIMIT)
-    for name, runs in RUNS.items():
-        for part, samples in runs(place, log.done, left, say):
-            log.append(f"{name}: {part}", samples, since())
+                refused[benchmark] = f"{dict(work.case)}: {sample}"
+                say(f"{benchmark}: skipped {refused[benchmark]}")
+        if samples or benchmark not in LEAST_REQUIRED:  # those are tried again
+            log.append(unit.name, samples, since())
+        runner.past[unit.name] = Past("long", max(perf_counter() - begin - extra, 1e-6))
+    _check_measured(benchmark, todo, log, refused)
+    _tell_left_out(runner, say)
 
 
-def _time_left(place: Bench, limits: Mapping[bool, float]) -> Callable[[], float]:
-    """What is left of a limit that begins now; below 0 when it is over. [s]"""
-    clock = suite_clock(place)
-    end = clock() + limits[place.quick]
-    return lambda: end - clock()
+def _tell_left_out(runner: Runner, say: Say) -> None:
+    kinds = [unit.kind for unit in runner.units if unit.name not in runner.past]
+    if kinds:
+        listed = ", ".join(f"{kinds.count(kind)} of {kind}" for kind in dict.fromkeys(kinds))
+        say(f"left out, as they would take too long: {listed}")
 
 
-def _budget(left: float, progress: Progress) -> float:
-    """What the runs of the next work may take. [s]"""
-    return max(LEAST_SECONDS, TIMED_SHARE * left / max(progress.left, 1))
-
-
-def _paired(work: Work) -> bool:
-    """Whether a work means nothing without the others of its pair."""
-    return "pair" in work.case
-
-
-def check_measured(
-    name: str, works: Sequence[Work], samples: Sequence[Sample], refused: str
+def _check_measured(
+    name: str, todo: Mapping[Unit, Sequence[Work]], log: Log, refused: Mapping[str, str]
 ) -> None:
-    """Refuse to go on without a benchmark that every profile needs; nothing of it is kept.
-
-    Parameters
-    ----------
-    refused : the last work that could not run, and why.
+    """Refuse to go on without a benchmark that every profile needs.
 
     Raises
     ------
@@ -347,13 +308,18 @@ def check_measured(
     """
     if name not in LEAST_REQUIRED:
         return
+    works = [work for unit, some in todo.items() if unit.kind == name for work in some]
     wanted = {work.op.dtype for work in works if work.case.get("cached") != "yes"}
-    found = {sample.op.dtype for sample in samples if sample.case.get("cached") != "yes"}
+    found = {
+        sample.op.dtype
+        for sample in log.samples
+        if sample.benchmark == name and sample.case.get("cached") != "yes"
+    }
     if wanted - found:
         raise InputError(
             f"--device: {name} in {', '.join(sorted(wanted - found))} could not be measured, and "
-            f"no profile is without it (skipped {refused}); free memory or mend PyTorch, and run "
-            f"the same command again: what is measured is kept"
+            f"no profile is without it (skipped {refused.get(name)}); free memory or mend PyTorch, "
+            f"and run the same command again: what is measured is kept"
         )
 
 

@@ -4,17 +4,19 @@ The points are apart from those that ``kvsim validate`` checks: another batch, o
 models cut to fewer layers.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache, lru_cache
 from statistics import median
 
 import numpy as np
+import torch
 
 from kvsim.engine.roofline import all_ops
-from kvsim.errors import InputError, first_line
 from kvsim.evidence.machine.samples import Sample
-from kvsim.evidence.machine.solve import REST
+from kvsim.evidence.machine.solve import REST, with_rates
 from kvsim.evidence.machine.solve import RUNS_BENCHMARK as NAME
+from kvsim.frozen import frozen
 from kvsim.graph import Number, Op, Step
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
@@ -22,10 +24,11 @@ from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.techniques.technique import Technique
 from kvsim.validate.bench.work import Bench
 from kvsim.validate.counts.check import SLACK, RandomPrompts, representative
-from kvsim.validate.machine import refusals
+from kvsim.validate.counts.expected import predict
 from kvsim.validate.model.architecture import load_architecture
 from kvsim.validate.model.decoder import Decoder
-from kvsim.validate.model.weights import random_weights
+from kvsim.validate.model.weights import Weights, random_weights
+from kvsim.validate.runner import Unit
 from kvsim.validate.times.timed import Timing, issuing, run_timed
 
 SUITE_CPU_MODELS = (("smollm2-135m", 2), ("smollm2-135m", 8), ("smollm2-1.7b", 2))
@@ -37,51 +40,91 @@ SUITE_REPEATS = 3
 UNTIMED = ("h2d", "d2h", "cpu")  # what runs beside compute is seen by who waits for it
 
 
-def samples(
-    place: Bench,
-    done: Mapping[str, Sequence[Sample]],
-    left: Callable[[], float],
-    say: Callable[[str], None],
-) -> Iterator[tuple[str, list[Sample]]]:
-    """Every op of every technique at a few points, technique by technique.
+@frozen
+class TechniqueRun:
+    """A technique with a model that is cut to a few layers, and with a prompt."""
 
-    Points share the time that is left. Plain attention comes first, as the time of steps and
-    layers rests on it; what no time is left for is said.
-    """
-    # any machine does: it weighs what a technique does, not what an op costs
-    cpu = place.on_cpu
-    hardware, stack = load_hardware("a6000"), load_stack("kvsim")
-    if cpu:  # the kernels that were counted are those that a GPU is given
+    technique: Technique
+    model: str
+    layers: int
+    prompt: int
+    rank: int  # among the techniques; those of lower ranks come first
+    place: Bench
+
+    @property
+    def name(self) -> str:
+        """What tells it from others."""
+        cut = f"{self.model} cut to {self.layers} layers"
+        return f"{NAME} {self.technique}, {cut}, prompt {self.prompt}"
+
+    @property
+    def work(self) -> RandomPrompts:
+        """Prompts and tokens of a run."""
+        batch = BATCH if self.place.on_cpu else GPU_BATCH
+        return RandomPrompts(batch, self.prompt, SUITE_GENERATED)
+
+    def unit(self, moved: float, flops: float) -> Unit:
+        """Estimate what its runs take.
+
+        Plain attention is required, as the time of steps and layers rests on it.
+
+        Parameters
+        ----------
+        moved, flops
+            Rough rates of the machine. [B/s], [FLOP/s]
+        """
+        d = _deployment(self.model, self.layers, self.place.on_cpu)
+        rates = {f"{link}.bandwidth_Bps": moved for link in d.hardware.links}
+        rough = replace(d, hardware=with_rates(d.hardware, rates | {"compute.fp16_FLOPps": flops}))
+        p = predict(rough, self.technique, self.work)
+        once = float(p.ttft_s[0] + p.tpot_s[0] * SUITE_GENERATED)
+        required = self.technique.name == "full"
+        return Unit(self.name, once * (self._repeats + 1), required=required, rank=self.rank)
+
+    def samples(self) -> list[Sample]:
+        """Time every op."""
+        d = _deployment(self.model, self.layers, self.place.on_cpu)
+        weights = _weights(self.model, self.layers, self.place.device, self.place.half)
+        arch = load_architecture(self.model).cut(self.layers)
+        decoder = Decoder(arch, weights, self.prompt + SUITE_GENERATED + SLACK, deployment=d)
+        host, runs = _timed(decoder, self.technique, self.work, self._repeats)
+        return list(of_runs(d, self.work, runs, host))
+
+    @property
+    def _repeats(self) -> int:
+        return self.place.pick(2, SUITE_REPEATS)
+
+
+def list_runs(place: Bench) -> list[TechniqueRun]:
+    """List every technique at a few points, point by point."""
+    models = (SUITE_CPU_MODELS if place.on_cpu else SUITE_GPU_MODELS)[: place.pick(2, 3)]
+    prompts = (PROMPTS if place.on_cpu else GPU_PROMPTS)[: place.pick(1, 2)]
+    batch = BATCH if place.on_cpu else GPU_BATCH
+    return [
+        TechniqueRun(t, model, layers, prompt, rank, place)
+        for model, layers in models
+        for prompt in prompts
+        for rank, t in enumerate(
+            representative(
+                load_architecture(model).cut(layers).model,
+                RandomPrompts(batch, prompt, SUITE_GENERATED),
+            )
+        )
+    ]
+
+
+@lru_cache(maxsize=1)
+def _weights(model: str, layers: int, device: torch.device, dtype: torch.dtype) -> Weights:
+    return random_weights(load_architecture(model).cut(layers), device, dtype)
+
+
+@cache
+def _deployment(model: str, layers: int, on_cpu: bool) -> Deployment:
+    """Any machine does: it weighs what a technique does, not what an op costs."""
+    stack = load_stack("kvsim")
+    if on_cpu:  # the kernels that were counted are those that a GPU is given
         stack = replace(stack, time=replace(stack.time, counted_launches=False))
-    models = (SUITE_CPU_MODELS if cpu else SUITE_GPU_MODELS)[: place.pick(2, 3)]
-    batch = BATCH if cpu else GPU_BATCH
-    prompts = (PROMPTS if cpu else GPU_PROMPTS)[: place.pick(1, 2)]
-    points = len(models) * len(prompts)
-    for model, layers in models:
-        arch = load_architecture(model).cut(layers)
-        d = Deployment(arch.model, hardware, stack)
-        weights = random_weights(arch, place.device, place.half)
-        for prompt in prompts:
-            work = RandomPrompts(batch, prompt, SUITE_GENERATED)
-            decoder = Decoder(arch, weights, prompt + SUITE_GENERATED + SLACK, deployment=d)
-            points -= 1
-            others = left() * points / (points + 1)  # time of the points behind this one
-            where = f"{model} cut to {layers} layers, prompt {prompt}"
-            for t in representative(arch.model, work):
-                part = f"{t}, {where}"
-                if f"{NAME}: {part}" in done:
-                    continue
-                if left() < others and t.name != "full":
-                    say(f"{NAME}: {t.name}, {where}: left out, as time is up")
-                    continue
-                say(f"{NAME}: {t.name}, {where}")
-                try:
-                    host, runs = _timed(decoder, t, work, place.pick(2, SUITE_REPEATS))
-                except refusals(InputError) as problem:
-                    say(f"{NAME}: skipped {t.name}: {first_line(problem, 80)}")
-                    yield part, []
-                else:
-                    yield part, list(of_runs(d, work, runs, host))
+    return Deployment(load_architecture(model).cut(layers).model, load_hardware("a6000"), stack)
 
 
 def _timed(

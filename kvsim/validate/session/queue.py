@@ -1,9 +1,4 @@
-"""Which unit of work is next in the time there is, and the worker process that does it.
-
-Units stand in the order of their worth. A unit may have a short form: the short forms of all units
-that fit come before the long form of any whose time they would need. What is left is planned anew
-after each unit, by how long those before it took on this machine.
-"""
+"""Units of a session, each done by a worker process that is started anew when one ends it."""
 
 import ctypes
 import json
@@ -12,46 +7,21 @@ import selectors
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from statistics import median
 from time import monotonic
-from typing import Literal
 
 from kvsim.frozen import frozen
+from kvsim.validate.runner import GIVEN_UP, Chosen, Form, Past, Runner, Unit
 from kvsim.validate.session.state import COMPILED, SessionState
 
-Form = Literal["short", "long"]
 Say = Callable[[str], None]
 
-GIVEN_UP = 2  # times that a unit may fail before it is left alone
 LOST = 3  # units that fail one after another for the same reason: no other is tried
 RESERVE = 2.0  # for ending a unit and saying what is left [s]
 END = 1.0  # a worker that is told to end has this long [s]
-PACE = (0.2, 5.0)
-"""Least and most that the time of units on this machine corrects the estimates of others."""
-RETRY_FACTOR = 1.5
-"""What a unit that was ended early needs at least, over the time that it was given."""
 DEATH_SIGNAL = 1  # PR_SET_PDEATHSIG of Linux
-
-
-@frozen
-class Unit:
-    """A piece of work, whose worker writes the result itself before it says that it is done."""
-
-    name: str
-    seconds: float  # estimate of its long form, or of the only one [s]
-    short: float | None = None  # estimate of its short form, if it has one [s]
-    needs: tuple[str, ...] = ()  # units before it
-    most: float = 600.0  # longer than this it has failed [s]
-    resumes: bool = False  # keeps what it has when it is ended, and goes on from there
-
-    def is_complete(self, state: SessionState) -> bool:
-        """Tell whether nothing more can be found out by it."""
-        if state.read(self.name) is None:
-            return False
-        return self.short is None or state.notes().get(self.name, {}).get("form") == "long"
 
 
 @frozen
@@ -60,107 +30,6 @@ class Left:
 
     unit: Unit
     reason: str
-
-
-@frozen
-class Chosen:
-    """A unit that is next, and in which form."""
-
-    unit: Unit
-    form: Form
-    seconds: float  # estimate on this machine [s]
-
-
-def estimate(unit: Unit, form: Form, state: SessionState, pace: float = 1.0) -> float:
-    """Estimate how long a unit takes.
-
-    Parameters
-    ----------
-    form
-        Its short or its long form.
-    pace
-        Time of other units on this machine over their estimates.
-
-    Returns
-    -------
-    float
-        Time; longer than it was given where it was ended early. [s]
-    """
-    stated = unit.short if form == "short" and unit.short is not None else unit.seconds
-    ended = float(state.notes().get(unit.name, {}).get(f"{form}_ended_after_s", 0.0))
-    return max(pace * stated, RETRY_FACTOR * ended)
-
-
-def measure_pace(unit: Unit, units: Sequence[Unit], state: SessionState) -> float:
-    """Compare the time that units took on this machine with their estimates.
-
-    Returns
-    -------
-    float
-        Median ratio of the units of the same kind, within ``PACE``; where none is done, that of
-        all others if they took longer than estimated, else 1.
-    """
-    ratios: dict[bool, list[float]] = {True: [], False: []}
-    notes = state.notes()
-    for other in units:
-        note = notes.get(other.name, {})
-        if "took_s" in note:
-            same = other.name.split()[0] == unit.name.split()[0]
-            ratio = float(note["took_s"]) / estimate(other, note["form"], state)
-            ratios[same].append(min(max(ratio, PACE[0]), PACE[1]))
-    if ratios[True]:
-        return median(ratios[True])
-    return max(1.0, median(ratios[False])) if ratios[False] else 1.0
-
-
-def choose(
-    units: Sequence[Unit], state: SessionState, seconds: float, passed: Sequence[str] = ()
-) -> Chosen | None:
-    """Choose what is done next.
-
-    Parameters
-    ----------
-    units
-        All units in the order of their worth.
-    passed
-        Names of units that are not tried again now.
-
-    Returns
-    -------
-    Chosen or None
-        The first unit of a plan that fits the time; None where nothing fits.
-    """
-    budget = seconds
-
-    def expect(unit: Unit, form: Form) -> float:
-        return estimate(unit, form, state, measure_pace(unit, units, state))
-
-    open_ = [u for u in units if u.name not in passed and state.failures(u.name) < GIVEN_UP]
-    planned: list[Chosen] = []
-    coming = {u.name for u in units if state.read(u.name) is not None}
-    for unit in open_:  # first of every unit as little as tells something
-        if unit.name in coming or not set(unit.needs) <= coming:
-            continue
-        form: Form = "long" if unit.short is None else "short"
-        needed = expect(unit, form)
-        if needed <= budget or (unit.resumes and budget > END):
-            planned.append(Chosen(unit, form, needed))
-            coming.add(unit.name)
-            budget -= needed
-    for i, chosen in enumerate(planned):  # then more of those that are worth most
-        if chosen.form == "short" and not state.failures(chosen.unit.name):
-            needed = expect(chosen.unit, "long")
-            if needed - chosen.seconds <= budget:
-                budget -= needed - chosen.seconds
-                planned[i] = Chosen(chosen.unit, "long", needed)
-    if planned:
-        return planned[0]
-    for unit in open_:
-        if unit.name in coming and not unit.is_complete(state):
-            needed = expect(unit, "long")
-            if needed <= budget:
-                return Chosen(unit, "long", needed)
-    return None
 
 
 def run_units(
@@ -184,26 +53,28 @@ def run_units(
     keep
         Called after every unit, to pack the results.
     """
-    deadline = monotonic() + seconds - RESERVE
+    runner = Runner(units, seconds - RESERVE, state.past(units))
     reasons: dict[str, str] = {}
     last = ""
     alike: list[str] = []  # units that failed one after another for the same reason
     with Worker(worker, state) as process:
-        while chosen := choose(units, state, deadline - monotonic(), list(reasons)):
-            unit, left = chosen.unit, deadline - monotonic()
-            done = sum(state.read(u.name) is not None for u in units)
+        for chosen in runner:
+            unit, left = chosen.unit, runner.left
+            done = sum(past.form is not None for past in runner.past.values())
             say(
                 f"{unit.name} ({chosen.form}): about {chosen.seconds:.0f} s; "
                 f"{done} of {len(units)} done, {left:.0f} s left"
             )
             reason = _run(chosen, state, process, min(left, unit.most), left >= unit.most)
+            runner.past |= state.past([unit])
             same = reason.startswith("failed") and alike and reason == last
             alike = [*alike, unit.name] if same else [unit.name] if reason else []
             last = reason
             if reason:
                 say(f"{unit.name}: {reason}")
-                if state.failures(unit.name) != 1:  # one that failed once is tried once more
+                if runner.past[unit.name].failures != 1:  # one that failed once is tried once more
                     reasons[unit.name] = reason
+                    runner.passed.add(unit.name)
             if len(set(alike)) == LOST:
                 for name in set(alike):  # it is the device's fault: another may do them
                     state.note(name, failures=0)
@@ -211,15 +82,18 @@ def run_units(
                 keep()
                 break
             keep()
-    return [Left(u, _reason(u, state, reasons)) for u in units if state.read(u.name) is None]
+    past = state.past(units)
+    return [Left(u, _reason(u, past, reasons, state)) for u in units if not past[u.name].form]
 
 
-def _reason(unit: Unit, state: SessionState, reasons: dict[str, str]) -> str:
+def _reason(
+    unit: Unit, past: Mapping[str, Past], reasons: Mapping[str, str], state: SessionState
+) -> str:
     if unit.name in reasons:
         return reasons[unit.name]
-    if state.failures(unit.name) >= GIVEN_UP:
+    if past[unit.name].failures >= GIVEN_UP:
         return f"failed {GIVEN_UP} times: {state.notes()[unit.name].get('error', '')}"
-    missing = [name for name in unit.needs if state.read(name) is None]
+    missing = [name for name in unit.needs if not past[name].form]
     return f"needs {', '.join(missing)}" if missing else "no time left"
 
 
@@ -244,7 +118,7 @@ def _run(chosen: Chosen, state: SessionState, process: "Worker", limit: float, w
             state.note(unit.name, **{f"{chosen.form}_ended_after_s": took})
         return "ended, as time is up"
     error = f"took more than {limit:.0f} s" if error == LATE else error
-    state.note(unit.name, failures=state.failures(unit.name) + 1, error=error)
+    state.note(unit.name, failures=state.past([unit])[unit.name].failures + 1, error=error)
     return f"failed: {error}"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from kvsim.files import replace_text, replacing
-from kvsim.validate.session.queue import Unit
+from kvsim.validate.runner import Unit
 from kvsim.validate.session.state import SessionState
 from kvsim.validate.session.work import profile_of
 

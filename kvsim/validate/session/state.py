@@ -10,14 +10,15 @@ import json
 import re
 import tarfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from kvsim.errors import InputError, first_line
 from kvsim.files import BUNDLE, display, read_bytes, replacing
 from kvsim.frozen import frozen
+from kvsim.validate.runner import Form, Past, Unit
 
 MOST_BUNDLE_BYTES = 15 * 10**6
 """Size of a bundle at most: what a machine that is lent for minutes may hand back. [B]"""
@@ -86,9 +87,18 @@ class SessionState:
         """Return what is remembered of each unit."""
         return self.read("notes") or {}
 
-    def failures(self, unit: str) -> int:
-        """Return how often a unit has failed."""
-        return int(self.notes().get(unit, {}).get("failures", 0))
+    def past(self, units: Iterable[Unit]) -> dict[str, Past]:
+        """Return how units have gone, by name."""
+        notes, found = self.notes(), {}
+        for unit in units:
+            note = notes.get(unit.name, {})
+            form: Form | None = None
+            if self.read(unit.name) is not None:
+                form = note.get("form", unit.least)
+            ended = {f: float(note.get(f"{f}_ended_after_s", 0.0)) for f in get_args(Form)}
+            failures = int(note.get("failures", 0))
+            found[unit.name] = Past(form, note.get("took_s"), failures, ended)
+        return found
 
     def _place(self, unit: str) -> Path:
         return self.folder / f"{re.sub(r'[^A-Za-z0-9.=_-]+', '_', unit)}.json"

@@ -16,7 +16,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kvsim.validate.session.queue import Form, Unit, die_with_parent, serve
+from kvsim.validate.runner import Form, Unit
+from kvsim.validate.session.queue import die_with_parent, serve
 from kvsim.validate.session.state import SessionState
 
 REPOSITORY = Path(__file__).resolve().parents[3]

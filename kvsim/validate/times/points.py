@@ -31,7 +31,7 @@ from kvsim.validate.model.architecture import Architecture, load_architecture
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import random_weights
 from kvsim.validate.processor import available_memory
-from kvsim.validate.progress import Progress
+from kvsim.validate.runner import Runner, Unit
 from kvsim.validate.times.compared import Compared, Measured, Round, SkippedPoint
 from kvsim.validate.times.kept import KeptPoints
 from kvsim.validate.times.timed import (
@@ -53,6 +53,7 @@ TIMED_GENERATED = 9
 USABLE_MEMORY = 0.8  # of the free memory may be taken
 TIMED_REPEATS = 5
 CPU_REPEATS = 3  # a run takes seconds there
+EXTRA_TURNS = 3  # one that warms up, one that times ops and one that counts
 TOGETHER = 5  # techniques that take turns; what is lost where a run is stopped
 
 
@@ -110,14 +111,15 @@ class _Turns:
     techniques: tuple[Technique, ...]
 
     @property
-    def size(self) -> float:
-        """What their runs take, as predicted. [s]"""
-        return sum(self.seconds(t) for t in self.techniques)
+    def where(self) -> str:
+        """The point, for people."""
+        return f"{self.arch.model.name}, batch {self.work.batch}, prompt {self.work.prompt}"
 
-    def seconds(self, technique: Technique) -> float:
-        """What one run takes, as predicted. [s]"""
-        p = predict(self.deployment, technique, self.work)
-        return float(p.ttft_s[0] + p.tpot_s[0] * self.work.generate)
+    def unit(self, turns: int) -> Unit:
+        """Estimate what their runs take by what is predicted for them."""
+        found = [predict(self.deployment, t, self.work) for t in self.techniques]
+        once = sum(float(p.ttft_s[0] + p.tpot_s[0] * self.work.generate) for p in found)
+        return Unit(f"{self.where}: {', '.join(map(str, self.techniques))}", turns * once)
 
 
 @torch.inference_mode()
@@ -166,22 +168,24 @@ def compare_times(
                     yield _left_out(d, name, work, t, problem)
             parts = (able[i : i + TOGETHER] for i in range(0, len(able), TOGETHER))
             groups += [_Turns(d, arch, work, tuple(some)) for some in parts]
-    progress, weights = Progress(sum(group.size for group in groups)), None
-    for i, group in enumerate(groups):
-        if weights is None or group.arch is not groups[i - 1].arch:
+    units = {group.unit(grid.repeats + EXTRA_TURNS): group for group in groups}
+    runner, arch, weights = Runner(list(units)), None, None
+    for chosen in runner:
+        group = units[chosen.unit]
+        if weights is None or group.arch is not arch:
             del weights  # before the next model's are made
-            weights = random_weights(group.arch, device, dtype)
+            arch, weights = group.arch, random_weights(group.arch, device, dtype)
         work, d = group.work, group.deployment
         length = work.prompt + work.generate + SLACK
         decoder = Decoder(group.arch, weights, length, deployment=d)
-        for step in _take_turns(grid, group, decoder, progress):
+        for step in _take_turns(grid, group, decoder, runner):
             if kept and isinstance(step, tuple):
                 kept.add(*step)
             yield step[1] if isinstance(step, tuple) else step
 
 
 def _take_turns(
-    grid: Grid, group: _Turns, decoder: Decoder, progress: Progress
+    grid: Grid, group: _Turns, decoder: Decoder, runner: Runner
 ) -> Iterator[tuple[Technique, Compared] | SkippedPoint | str]:
     """Techniques as they were asked for with what they showed, or why they could not run."""
     work, d, name = group.work, group.deployment, group.deployment.model.name
@@ -189,8 +193,7 @@ def _take_turns(
     turns = grid.repeats + 2
     # the first warms up: kernels are compiled and chosen in it; the last times ops
     for turn in range(turns):
-        where = f"{name}, batch {work.batch}, prompt {work.prompt}"
-        yield f"{where}: turn {turn + 1} of {turns}{progress.remaining}"
+        yield f"{group.where}: turn {turn + 1} of {turns}{runner.remaining}"
         for t in list(runs):
             try:
                 if turn > grid.repeats:
@@ -201,7 +204,6 @@ def _take_turns(
             except refusals(InputError) as problem:
                 del runs[t]
                 yield _left_out(d, name, work, t, problem)
-        progress.done += group.size / turns
     for t, found in runs.items():
         try:
             counted = run_counted(decoder, t, work)

@@ -1,0 +1,216 @@
+"""Timed work in the order of its worth: what is next in the time there is, and how long it takes.
+
+Calibrating, validating and the minutes that a GPU is rented for are all a list of units. What is
+left is planned anew after each unit, by how long those before it took on this machine.
+"""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import field
+from math import inf
+from statistics import median
+from time import monotonic
+from typing import Literal
+
+from kvsim.frozen import frozen
+
+Form = Literal["short", "long"]
+
+GIVEN_UP = 2  # times that a unit may fail before it is left alone
+PACE = (0.2, 5.0)
+"""Least and most that the time of units on this machine corrects the estimates of others."""
+RETRY_FACTOR = 1.5
+"""What a unit that was ended early needs at least, over the time that it was given."""
+LEAST_BEGUN = 1.0  # a unit that resumes is begun with no less than this left [s]
+SOON = 90  # longer is told in minutes [s]
+
+
+@frozen
+class Past:
+    """How a unit has gone on this machine."""
+
+    form: Form | None = None  # the one that is done
+    took: float | None = None  # [s]
+    failures: int = 0
+    ended: Mapping[str, float] = field(default_factory=dict)
+    """By form, the time after which it was ended as time was up. [s]"""
+
+
+NEVER = Past()
+
+
+@frozen
+class Unit:
+    """A piece of timed work; the first word of its name is its kind."""
+
+    name: str
+    seconds: float  # estimate of its long form, or of the only one [s]
+    short: float | None = None  # estimate of its short form, if it has one [s]
+    needs: tuple[str, ...] = ()  # units before it
+    most: float = 600.0  # longer than this it has failed [s]
+    resumes: bool = False  # keeps what it has when it is ended, and goes on from there
+    required: bool = False  # done even if time is up: without it the others are worth nothing
+    rank: float = 0.0  # units of a lower one are given time first, whatever order they run in
+
+    @property
+    def kind(self) -> str:
+        """What it has in common with units that are estimated by it."""
+        return self.name.split(maxsplit=1)[0]
+
+    @property
+    def least(self) -> Form:
+        """The form that tells something in the least time."""
+        return "long" if self.short is None else "short"
+
+    def stated(self, form: Form) -> float:
+        """What a form is stated to take. [s]"""
+        return self.short if form == "short" and self.short is not None else self.seconds
+
+    def is_complete(self, past: Past) -> bool:
+        """Tell whether nothing more can be found out by it."""
+        return past.form == "long" or (past.form is not None and self.short is None)
+
+
+@frozen
+class Chosen:
+    """A unit that is next, and in which form."""
+
+    unit: Unit
+    form: Form
+    seconds: float  # estimate on this machine [s]
+    spare: float = 0.0  # what it may take beyond that, if it can use it [s]
+
+
+class Runner:
+    """Goes through units; each is what a loop over it does.
+
+    Parameters
+    ----------
+    units
+        In the order in which they run; time goes to those of the lowest rank first.
+    seconds
+        Time there is; endless if all of them are to run.
+    past
+        How units went before, by name.
+    clock
+        Tells the time. [s]
+    """
+
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        seconds: float = inf,
+        past: Mapping[str, Past] | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.units, self.past = tuple(units), dict(past or {})
+        self.passed: set[str] = set()  # not tried again now
+        self._clock, self._end = clock, clock() + seconds
+        self._begun = clock()
+        self._remaining = 0.0  # of the plan, when the unit in progress began [s]
+
+    def __iter__(self) -> Iterator[Chosen]:
+        """Yield what is next until nothing fits.
+
+        A unit is done when the loop comes back, unless the loop has said otherwise in ``past``.
+        """
+        while plan := self.plan():
+            chosen, before = plan[0], self.past.get(plan[0].unit.name)
+            self._begun, self._remaining = self._clock(), sum(one.seconds for one in plan)
+            yield chosen
+            if self.past.get(chosen.unit.name) is before and chosen.unit.name not in self.passed:
+                took = self._clock() - self._begun
+                self.past[chosen.unit.name] = Past(chosen.form, took)
+
+    @property
+    def left(self) -> float:
+        """Time there still is. [s]"""
+        return self._end - self._clock()
+
+    @property
+    def remaining(self) -> str:
+        """About how long the rest of the plan takes, in words; empty until a unit is done."""
+        if not any(past.took for past in self.past.values()):
+            return ""
+        return duration(max(0.0, self._remaining - (self._clock() - self._begun)))
+
+    def expected(self, unit: Unit, form: Form, pace: float = 1.0) -> float:
+        """Estimate how long a unit takes; longer than it was given where it was ended early. [s]"""
+        ended = self.past.get(unit.name, NEVER).ended.get(form, 0.0)
+        return max(pace * unit.stated(form), RETRY_FACTOR * ended)
+
+    def paces(self) -> dict[str, float]:
+        """Compare the time that units took with their estimates.
+
+        Returns
+        -------
+        dict of str to float
+            Median ratio by kind, within ``PACE``; under ``""`` that of all units if they took
+            longer than estimated, else 1.
+        """
+        ratios: dict[str, list[float]] = {}
+        for unit in self.units:
+            past = self.past.get(unit.name, NEVER)
+            if past.took is not None and past.form:
+                ratio = past.took / self.expected(unit, past.form)
+                ratios.setdefault(unit.kind, []).append(min(max(ratio, PACE[0]), PACE[1]))
+        found = {kind: median(some) for kind, some in ratios.items()}
+        every = [ratio for some in ratios.values() for ratio in some]
+        return found | {"": max(1.0, median(every)) if every else 1.0}
+
+    def plan(self) -> list[Chosen]:
+        """Plan the rest of the time.
+
+        First every unit in its least form, as far as they fit; then the long forms of those whose
+        short ones leave time for it. Where all are done, the long form of one that is not complete.
+
+        Returns
+        -------
+        list of Chosen
+            In the order in which they run; empty where nothing fits.
+        """
+        pace, time = self.paces(), self.left
+        budget = time
+        done = {u.name: self.past.get(u.name, NEVER) for u in self.units}
+        coming = {name for name, past in done.items() if past.form}
+        by_rank = sorted(self.units, key=lambda u: u.rank)
+        open_ = [
+            u for u in by_rank if u.name not in self.passed and done[u.name].failures < GIVEN_UP
+        ]
+
+        def expect(unit: Unit, form: Form) -> float:
+            return self.expected(unit, form, pace.get(unit.kind, pace[""]))
+
+        planned: dict[str, Chosen] = {}
+        for unit in open_:
+            if unit.name in coming or not coming.issuperset(unit.needs):
+                continue
+            needed = expect(unit, unit.least)
+            goes_on = unit.resumes and budget > LEAST_BEGUN
+            if needed <= budget or goes_on or unit.required:
+                planned[unit.name] = Chosen(unit, unit.least, needed)
+                coming.add(unit.name)
+                budget -= needed
+        for name, one in planned.items():
+            if one.form == "short" and not done[name].failures:
+                more = expect(one.unit, "long") - one.seconds
+                if more <= budget:
+                    budget -= more
+                    planned[name] = Chosen(one.unit, "long", one.seconds + more)
+        if not planned:
+            for unit in open_:
+                needed = expect(unit, "long")
+                goes_on = unit.name in coming and not unit.is_complete(done[unit.name])
+                if goes_on and needed <= budget:
+                    return [Chosen(unit, "long", needed)]
+            return []
+        spare = max(0.0, budget) / len(planned) if time < inf else 0.0
+        return [
+            Chosen(one.unit, one.form, one.seconds, spare)
+            for u in self.units
+            if (one := planned.get(u.name))
+        ]
+
+
+def duration(seconds: float) -> str:
+    """Say about how long something takes, behind other words."""
+    return f", about {seconds:.0f} s" if seconds < SOON else f", about {seconds / 60:.0f} min"
