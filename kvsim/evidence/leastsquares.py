@@ -12,6 +12,7 @@ from kvsim.frozen import frozen
 from kvsim.graph import Array
 
 FAR_OFF = 0.05  # log of predicted over measured beyond which a row counts less, if not smooth
+UNSEEN = 1e-7  # share of the most that rows see of any direction, below which they do not see it
 BLIND = 0.5  # relative uncertainty above which rows do not tell a number
 
 
@@ -222,11 +223,11 @@ def _uncertainty(
     seen = [n for n, s in zip(names, sensitive, strict=True) if s]
     if not seen:
         return errors, ()
-    covariance = np.linalg.pinv(jacobian[:, sensitive].T @ jacobian[:, sensitive])
-    variances = np.diag(covariance)
-    deviation = np.sqrt(
-        np.maximum(variances, 1e-30 * np.abs(variances).max())
-    )  # or rounded below 0
+    _, singular, directions = np.linalg.svd(jacobian[:, sensitive], full_matrices=False)
+    # a direction that no row sees is not known at all: a pseudo-inverse would call it certain
+    weights = directions / np.maximum(singular, UNSEEN * singular.max())[:, None]
+    covariance = weights.T @ weights
+    deviation = np.sqrt(np.diag(covariance))
     for name, error, width in zip(seen, deviation, slopes[sensitive], strict=True):
         errors[name] = float(error * np.sqrt(variance) * width)
     correlation = covariance / np.outer(deviation, deviation)

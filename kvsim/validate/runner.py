@@ -15,6 +15,11 @@ from kvsim.frozen import frozen
 
 Form = Literal["short", "long"]
 
+BY_USE = (
+    "full", "fp8", "kivi", "snapkv", "offload", "kvpr", "quantspec", "specache", "zipcache",
+    "kcache",
+)  # fmt: skip
+"""Techniques by use, to which time goes first; others come after them."""
 GIVEN_UP = 2  # times that a unit may fail before it is left alone
 PACE = (0.2, 5.0)
 """Least and most that the time of units on this machine corrects the estimates of others."""
@@ -204,11 +209,8 @@ class Runner:
                     return [Chosen(unit, "long", needed)]
             return []
         spare = max(0.0, budget) / len(planned) if time < inf else 0.0
-        return [
-            Chosen(one.unit, one.form, one.seconds, spare)
-            for u in self.units
-            if (one := planned.get(u.name))
-        ]
+        inside = (planned[u.name] for u in self.units if u.name in planned)
+        return [Chosen(one.unit, one.form, one.seconds, spare) for one in inside]
 
 
 def duration(seconds: float) -> str:

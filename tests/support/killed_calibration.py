@@ -40,7 +40,7 @@ def shorten() -> None:
 
     names = ("launch", "memory", "gemm", "pointwise", "topk", "h2d", "d2h", "host", "host_gemm")
     suite.SUITE = {name: few(suite.SUITE[name]) for name in names}
-    suite.list_runs = lambda place: []
+    vars(suite)["list_runs"] = lambda place: []
     suite.SUITE_SECONDS[True] = 0.1
 
 
@@ -59,7 +59,7 @@ def calibrate(out: Path) -> int:
             file.write(f"{suite._named(name, [work])}\n")
         return measured(work, name, *more)
 
-    suite._measured = noted
+    vars(suite)["_measured"] = noted
     sys.argv = ["kvsim", "calibrate", "--device", "cpu", "--quick", "--out", str(out)]
     try:
         main()

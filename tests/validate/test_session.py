@@ -18,12 +18,12 @@ import kvsim
 from kvsim.cli import session
 from kvsim.errors import InputError
 from kvsim.report.session import make_result
-from kvsim.validate.runner import GIVEN_UP, Past, Runner, Unit
+from kvsim.validate.runner import BY_USE, GIVEN_UP, Past, Runner, Unit
 from kvsim.validate.session import state as states
 from kvsim.validate.session.queue import run_units
 from kvsim.validate.session.report import MAX_REPORT_BYTES, write_report
 from kvsim.validate.session.state import MANIFEST, SessionState, unpack
-from kvsim.validate.session.work import FIRST_TIMED, all_units
+from kvsim.validate.session.work import all_units
 from tests.support.fake_session import HANGS
 from tests.support.fake_session import units as fake_units
 
@@ -271,7 +271,7 @@ def test_a_session_that_is_not_cut_does_all_that_it_can(tmp_path: Path) -> None:
     assert {name: kept[name] for name in FIRST_POINTS} == dict.fromkeys(FIRST_POINTS, "long")
 
 
-FIRST_POINTS = [f"point {name}" for name in FIRST_TIMED[:4]]
+FIRST_POINTS = [f"point {name}" for name in BY_USE[:4]]
 
 
 def test_a_bundle_holds_what_is_worth_most(
@@ -401,7 +401,7 @@ def test_each_technique_has_a_line_by_the_later_profile(state: SessionState) -> 
 def test_units_are_in_the_order_of_their_worth() -> None:
     names = [unit.name for unit in all_units("cuda:0")]
     assert names[:3] == ["facts", "ceilings", "calibration"]
-    assert names[3:13] == [f"point {name}" for name in FIRST_TIMED]
+    assert names[3:13] == [f"point {name}" for name in BY_USE]
     assert sum(unit.short or unit.seconds for unit in all_units("cuda:0")) < 20 * 60
     techniques = pytest.importorskip("kvsim.validate.techniques")
     timed = {name.split()[1] for name in names if name.startswith("point")}

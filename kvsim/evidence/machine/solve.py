@@ -93,6 +93,7 @@ def with_rates(hardware: Hardware, numbers: Mapping[str, float]) -> Hardware:
 
 
 MAX_CERTAIN_ERROR = 0.05 / 3  # relative standard error up to which samples tell a number
+UNTOLD = 10.0  # relative error of numbers of which samples tell nothing alone
 RUNS_BENCHMARK = "techniques"  # samples of ops within real runs
 SAMPLING, REST = "sample", "rest"  # ops there: the choice of tokens; all that no op accounts for
 LEVEL = "level"  # rates of a kernel in real runs over those that it has alone
@@ -250,8 +251,8 @@ class Solver:
         samples
             Samples of one benchmark, at least one.
         free
-            The numbers to fit, the most important first: with fewer samples than numbers the last
-            ones keep their values, with infinite errors.
+            The numbers to fit, the most important first: the last ones keep their values, with
+            infinite errors, where samples are too few or cannot tell them from others at all.
         predict
             Times of the samples for given numbers; by default those of the machine known so far
             with these numbers changed. [s]
@@ -261,23 +262,26 @@ class Solver:
         dict of Known
             The numbers by key.
         """
-        unseen = {
-            p.name: Known(self._value(p.name), np.inf, 0.0, len(samples), samples[0].benchmark)
-            for p in free[len(samples) :]
-        }
-        free = free[: len(samples)]
+        spare = max(1, len(samples) - 1)  # one sample is left to tell how far they scatter
+        kept, free = [p.name for p in free[spare:]], free[:spare]
         measured = np.array([s.seconds for s in samples])
-        fits = [
-            fit_ratio(
-                predict
-                or (lambda numbers: predict_samples(samples, self._replace_numbers(numbers))),
-                measured,
-                start,
-                robust=True,
-            )
-            for start in _starts(free)
-        ]
-        fit = min(fits, key=lambda f: float(np.sum(np.hypot(1, f.residuals / FAR_OFF))))
+        predict = predict or (
+            lambda numbers: predict_samples(samples, self._replace_numbers(numbers))
+        )
+        while True:
+            fits = [fit_ratio(predict, measured, start, robust=True) for start in _starts(free)]
+            fit = min(fits, key=lambda f: float(np.sum(np.hypot(1, f.residuals / FAR_OFF))))
+            untold = {key for key, error in fit.errors.items() if error > UNTOLD * fit.values[key]}
+            pairs = [pair for pair in fit.confused if untold.issuperset(pair)]
+            if not pairs:
+                break
+            last = next(p.name for p in reversed(free) if any(p.name in pair for pair in pairs))
+            kept.append(last)
+            free = [p for p in free if p.name != last]
+        unseen = {
+            key: Known(self._value(key), np.inf, 0.0, len(samples), samples[0].benchmark)
+            for key in kept
+        }
         off = float(np.median(np.abs(fit.residuals)))
         more = _more_uncertain(samples, off, len(free))
         return {

@@ -53,7 +53,7 @@ from kvsim.validate.runner import Past, Runner, Unit
 LEAST_WORKS = 4  # works that a benchmark keeps, whatever they take
 LEAST_REQUIRED: Mapping[str, int] = {
     "memory": 2,
-    "host": 1,
+    "host": 2,
     "gemm": 5,
     "host_gemm": 3,
     "h2d": 3,
@@ -131,8 +131,8 @@ def list_units(suite: Suite, cost: Callable[[Work], float]) -> dict[Unit, list[W
     """List what is timed together, ranked so that every benchmark gets its share of the time.
 
     Works whose case names the same ``pair``, or ways to use the same bytes, are one unit. Within a
-    benchmark and number format the cheap ones come first; a unit's rank is what those up to it
-    cost together.
+    benchmark and number format small and large ones take turns, since rates are told by large and
+    floors by small ones; a unit's rank is what those up to it cost together.
     """
     found: dict[Unit, list[Work]] = {}
     for name, works in suite.items():
@@ -145,7 +145,7 @@ def list_units(suite: Suite, cost: Callable[[Work], float]) -> dict[Unit, list[W
         for part in parts.values():
             costs = sorted((sum(map(cost, unit)), _named(name, unit)) for unit in part.values())
             total = 0.0
-            for i, (seconds, unit_name) in enumerate(costs):
+            for i, (seconds, unit_name) in enumerate(costs[place] for place in spread(len(costs))):
                 total += seconds
                 required = i < LEAST_REQUIRED.get(name, 0)
                 rank = -1.0 if required else 0.0 if i < LEAST_WORKS else total
@@ -156,6 +156,23 @@ def list_units(suite: Suite, cost: Callable[[Work], float]) -> dict[Unit, list[W
                 unit = Unit(_named(name, some), seconds, required=required, rank=rank)
                 found[unit] = some
     return found
+
+
+def spread(count: int) -> list[int]:
+    """Order places so that however many of the first are taken, they are spread over all.
+
+    Returns
+    -------
+    list of int
+        Every place below ``count``: the first, the last, the middle, the quarters and so on.
+    """
+    places, parts = [0, count - 1], 2
+    while len(set(places)) < count:
+        places += [(count - 1) * i // parts for i in range(1, parts)]
+        parts *= 2
+        if parts > 2 * count:
+            places += range(count)
+    return list(dict.fromkeys(places))
 
 
 def _named(benchmark: str, works: Sequence[Work]) -> str:
@@ -260,7 +277,8 @@ def run_suite(place: Bench, log: Log, say: Say) -> None:
 def _run_works(
     todo: Mapping[Unit, list[Work]], runner: Runner, place: Bench, log: Log, say: Say, since: Since
 ) -> None:
-    clocks, benchmark, refused = timers(place.device), "", {}
+    clocks, benchmark = timers(place.device), ""
+    refused: dict[str, str] = {}
     coming = runner.plan()
     if coming:
         count = sum(len(todo[one.unit]) for one in coming)

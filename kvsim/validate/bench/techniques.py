@@ -28,7 +28,7 @@ from kvsim.validate.counts.expected import predict
 from kvsim.validate.model.architecture import load_architecture
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import Weights, random_weights
-from kvsim.validate.runner import Unit
+from kvsim.validate.runner import BY_USE, Unit
 from kvsim.validate.times.timed import Timing, issuing, run_timed
 
 SUITE_CPU_MODELS = (("smollm2-135m", 2), ("smollm2-135m", 8), ("smollm2-1.7b", 2))
@@ -60,8 +60,7 @@ class TechniqueRun:
     @property
     def work(self) -> RandomPrompts:
         """Prompts and tokens of a run."""
-        batch = BATCH if self.place.on_cpu else GPU_BATCH
-        return RandomPrompts(batch, self.prompt, SUITE_GENERATED)
+        return _work(self.place, self.prompt)
 
     def unit(self, moved: float, flops: float) -> Unit:
         """Estimate what its runs take.
@@ -99,18 +98,21 @@ def list_runs(place: Bench) -> list[TechniqueRun]:
     """List every technique at a few points, point by point."""
     models = (SUITE_CPU_MODELS if place.on_cpu else SUITE_GPU_MODELS)[: place.pick(2, 3)]
     prompts = (PROMPTS if place.on_cpu else GPU_PROMPTS)[: place.pick(1, 2)]
-    batch = BATCH if place.on_cpu else GPU_BATCH
-    return [
-        TechniqueRun(t, model, layers, prompt, rank, place)
-        for model, layers in models
-        for prompt in prompts
-        for rank, t in enumerate(
-            representative(
-                load_architecture(model).cut(layers).model,
-                RandomPrompts(batch, prompt, SUITE_GENERATED),
-            )
-        )
-    ]
+    found = []
+    for model, layers in models:
+        for prompt in prompts:
+            work = _work(place, prompt)
+            asked = representative(load_architecture(model).cut(layers).model, work)
+            ranks = {name: rank for rank, name in enumerate(BY_USE)}
+            asked.sort(key=lambda t: ranks.get(t.name, len(ranks)))
+            found += [
+                TechniqueRun(t, model, layers, prompt, rank, place) for rank, t in enumerate(asked)
+            ]
+    return found
+
+
+def _work(place: Bench, prompt: int) -> RandomPrompts:
+    return RandomPrompts(BATCH if place.on_cpu else GPU_BATCH, prompt, SUITE_GENERATED)
 
 
 @lru_cache(maxsize=1)

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kvsim.validate.runner import Form, Unit
+from kvsim.validate.runner import BY_USE, Form, Unit
 from kvsim.validate.session.queue import die_with_parent, serve
 from kvsim.validate.session.state import SessionState
 
@@ -24,11 +24,6 @@ REPOSITORY = Path(__file__).resolve().parents[3]
 PROFILES: dict[Form, str] = {"long": "full.toml", "short": "quick.toml"}
 """Profiles of the two forms of the calibration, from the better one."""
 COMPILERS = 16  # processes that compile kernels at once
-FIRST_TIMED = (
-    "full", "fp8", "kivi", "snapkv", "offload", "kvpr", "quantspec", "specache", "zipcache",
-    "kcache",
-)  # fmt: skip
-"""Techniques by use; the others follow in the order of their names."""
 PARTS_ALONE = {"flexgen", "fastdecode", "pyramidkv"}
 """Techniques without a file of their own, which parts alone make up."""
 TIMED_MODEL: dict[str, tuple[str, int]] = {"cuda": ("llama3.1-8b", 4), "cpu": ("smollm2-135m", 2)}
@@ -67,8 +62,8 @@ def all_units(device: str) -> list[Unit]:
     files = (REPOSITORY / "kvsim" / "validate" / "techniques").glob("[a-z]*.py")
     names = {path.stem.replace("_", "-") for path in files} | PARTS_ALONE
     # which need a second model, and prompts that begin alike
-    others = sorted(names - set(FIRST_TIMED) - {"draft", "cascade"})
-    timed = [Unit(f"point {name}", 70.0, 20.0, ("calibration",), 180.0) for name in FIRST_TIMED]
+    others = sorted(names - set(BY_USE) - {"draft", "cascade"})
+    timed = [Unit(f"point {name}", 70.0, 20.0, ("calibration",), 180.0) for name in BY_USE]
     more = [Unit(f"point {name}", 70.0, 15.0, ("calibration",), 180.0) for name in others]
     return [
         Unit("facts", 10.0),

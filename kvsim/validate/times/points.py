@@ -169,12 +169,12 @@ def compare_times(
             parts = (able[i : i + TOGETHER] for i in range(0, len(able), TOGETHER))
             groups += [_Turns(d, arch, work, tuple(some)) for some in parts]
     units = {group.unit(grid.repeats + EXTRA_TURNS): group for group in groups}
-    runner, arch, weights = Runner(list(units)), None, None
+    runner, before, weights = Runner(list(units)), "", None
     for chosen in runner:
         group = units[chosen.unit]
-        if weights is None or group.arch is not arch:
+        if weights is None or group.arch.model.name != before:
             del weights  # before the next model's are made
-            arch, weights = group.arch, random_weights(group.arch, device, dtype)
+            before, weights = group.arch.model.name, random_weights(group.arch, device, dtype)
         work, d = group.work, group.deployment
         length = work.prompt + work.generate + SLACK
         decoder = Decoder(group.arch, weights, length, deployment=d)
