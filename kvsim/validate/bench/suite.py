@@ -50,7 +50,6 @@ from kvsim.validate.bench.work import (
 from kvsim.validate.machine import refusals
 from kvsim.validate.runner import Past, Runner, Unit
 
-LEAST_WORKS = 4  # works that a benchmark keeps, whatever they take
 LEAST_REQUIRED: Mapping[str, int] = {
     "memory": 2,
     "host": 2,
@@ -144,12 +143,13 @@ def list_units(suite: Suite, cost: Callable[[Work], float]) -> dict[Unit, list[W
         ranked: dict[str, tuple[float, bool, float]] = {}
         for part in parts.values():
             costs = sorted((sum(map(cost, unit)), _named(name, unit)) for unit in part.values())
-            total = 0.0
-            for i, (seconds, unit_name) in enumerate(costs[place] for place in spread(len(costs))):
+            least, total = LEAST_REQUIRED.get(name, 0), 0.0
+            order = [*range(min(least, len(costs))), *spread(len(costs))]
+            for i, place in enumerate(dict.fromkeys(order)):
+                seconds, unit_name = costs[place]
                 total += seconds
-                required = i < LEAST_REQUIRED.get(name, 0)
-                rank = -1.0 if required else 0.0 if i < LEAST_WORKS else total
-                ranked[unit_name] = seconds, required, rank
+                rank = -1.0 if i < least else total if i else 0.0
+                ranked[unit_name] = seconds, i < least, rank
         for part in parts.values():
             for some in part.values():
                 seconds, required, rank = ranked[_named(name, some)]

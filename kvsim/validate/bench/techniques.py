@@ -4,7 +4,7 @@ The points are apart from those that ``kvsim validate`` checks: another batch, o
 models cut to fewer layers.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, lru_cache
 from statistics import median
@@ -29,9 +29,10 @@ from kvsim.validate.model.architecture import load_architecture
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import Weights, random_weights
 from kvsim.validate.runner import BY_USE, Unit
+from kvsim.validate.times.clock import TimedPass
 from kvsim.validate.times.timed import Timing, issuing, run_timed
 
-SUITE_CPU_MODELS = (("smollm2-135m", 2), ("smollm2-135m", 8), ("smollm2-1.7b", 2))
+SUITE_CPU_MODELS = (("smollm2-135m", 4), ("smollm2-135m", 12), ("smollm2-1.7b", 2))
 BATCH, PROMPTS = 2, (192, 640)
 SUITE_GPU_MODELS = (("smollm2-135m", 2), ("smollm2-135m", 8), ("llama2-7b", 2))
 GPU_BATCH, GPU_PROMPTS = 4, (1536, 6144)  # large enough for kernels to be more than their floors
@@ -78,7 +79,7 @@ class TechniqueRun:
         p = predict(rough, self.technique, self.work)
         once = float(p.ttft_s[0] + p.tpot_s[0] * SUITE_GENERATED)
         required = self.technique.name == "full"
-        return Unit(self.name, once * (self._repeats + 1), required=required, rank=self.rank)
+        return Unit(self.name, once * (self._repeats + 2), required=required, rank=self.rank)
 
     def samples(self) -> list[Sample]:
         """Time every op."""
@@ -86,8 +87,9 @@ class TechniqueRun:
         weights = _weights(self.model, self.layers, self.place.device, self.place.half)
         arch = load_architecture(self.model).cut(self.layers)
         decoder = Decoder(arch, weights, self.prompt + SUITE_GENERATED + SLACK, deployment=d)
-        host, runs = _timed(decoder, self.technique, self.work, self._repeats)
-        return list(of_runs(d, self.work, runs, host))
+        return list(
+            of_runs(d, self.work, _timed(decoder, self.technique, self.work, self._repeats))
+        )
 
     @property
     def _repeats(self) -> int:
@@ -129,54 +131,72 @@ def _deployment(model: str, layers: int, on_cpu: bool) -> Deployment:
     return Deployment(load_architecture(model).cut(layers).model, load_hardware("a6000"), stack)
 
 
-def _timed(
-    decoder: Decoder, technique: Technique, work: RandomPrompts, repeats: int
-) -> tuple[Timing | None, list[Timing]]:
-    """A run that tells the host's times, where there is a GPU, and some that tell the ops'.
+@frozen
+class Runs:
+    """Runs of one workload whose ops are timed, and one that tells the rest."""
 
-    The first run warms up: kernels are compiled and chosen in it.
-    """
+    by_op: list[Timing]
+    whole: Timing  # whose ops a CPU does not time, as that takes time; a GPU's tell the host's
+    on_gpu: bool = False
+
+    def rest(self, stated: Mapping[str, tuple[Op, int]]) -> list[float]:
+        """What rounds take besides ops, where each op takes what it does in most layers. [s]"""
+        if self.on_gpu:
+            hosts = [p.hosts for p in self.whole.passes if p.kind == "decode"]
+            each = zip(self.whole.computing, hosts, strict=True)
+            return [median(took - sum(ops.values()) for took, ops in each)]
+        total = median(self.whole.computing)
+
+        def accounted(one: TimedPass) -> float:
+            known = {name: times for name, (_, times) in stated.items() if name in one.ops}
+            sums = one.seconds()
+            return sum(
+                known[name] * one.steady(name, known[name]) if name in known else took
+                for name, took in sums.items()
+            )
+
+        return [
+            total - median(accounted(p) for p in run.passes if p.kind == "decode")
+            for run in self.by_op
+        ]
+
+
+def _timed(decoder: Decoder, technique: Technique, work: RandomPrompts, repeats: int) -> Runs:
+    """Runs of one workload; the first warms up: kernels are compiled and chosen in it."""
     run_timed(decoder, technique, work, by_op=True)
     if decoder.device.type == "cpu":
-        return None, [run_timed(decoder, technique, work, by_op=True) for _ in range(repeats)]
+        whole = run_timed(decoder, technique, work)
+        return Runs(
+            [run_timed(decoder, technique, work, by_op=True) for _ in range(repeats)], whole
+        )
     host = run_timed(decoder, technique, work, by_op=True)
     busy = issuing(host)
-    return host, [run_timed(decoder, technique, work, True, busy) for _ in range(repeats)]
+    runs = [run_timed(decoder, technique, work, True, busy) for _ in range(repeats)]
+    return Runs(runs, host, on_gpu=True)
 
 
-def of_runs(
-    deployment: Deployment, work: RandomPrompts, runs: list[Timing], host: Timing | None = None
-) -> Iterator[Sample]:
-    """Samples of one workload's ops: the prompt's pass, and rounds that are one pass each.
-
-    Parameters
-    ----------
-    host : a run whose ops tell what the host takes to issue them, where there is a GPU.
-    """
-    t = runs[0].technique
+def of_runs(deployment: Deployment, work: RandomPrompts, runs: Runs) -> Iterator[Sample]:
+    """Samples of one workload's ops: the prompt's pass, and rounds that are one pass each."""
+    t, every = runs.whole.technique, runs.by_op
     point = prefill_point(work.batch, work.prompt, work.generate)
-    prompts = [run.passes[0].seconds() for run in runs]
-    hosts = [host.passes[0].hosts] if host else []
+    hosts = runs.whole.passes if runs.on_gpu else ()
     yield from _samples(
-        deployment, t, work, "prefill", t.prefill(deployment, point), [[p] for p in prompts], hosts
-    )
+        deployment, t, work, "prefill", ops_by_name(t.prefill(deployment, point)),
+        [run.passes[:1] for run in every], [p.hosts for p in hosts[:1]],
+    )  # fmt: skip
     middle = work.generate / 2
     cycle = t.cycle(deployment, decode_point(work.batch, work.prompt, work.generate, middle))
-    if len(cycle.steps) > 1 or {p.kind for p in runs[0].passes[1:]} - {"between", "decode"}:
+    if len(cycle.steps) > 1 or {p.kind for p in every[0].passes[1:]} - {"between", "decode"}:
         return
-    rounds = [[p.seconds() for p in run.passes if p.kind == "decode"] for run in runs]
-    hosts = [p.hosts for p in host.passes if p.kind == "decode"] if host else []
-    yield from _samples(deployment, t, work, "decode", cycle.steps[0], rounds, hosts)
-    own = [host] if host else runs
-    within = [hosts] if host else rounds
-    rest = [
-        median(took - sum(ops.values()) for took, ops in zip(run.computing, each, strict=True))
-        for run, each in zip(own, within, strict=True)
-    ]
+    stated = ops_by_name(cycle.steps[0])
+    rounds = [[p for p in run.passes if p.kind == "decode"] for run in every]
+    issued = [p.hosts for p in hosts if p.kind == "decode"]
+    yield from _samples(deployment, t, work, "decode", stated, rounds, issued)
+    rest = runs.rest(stated)
     if min(rest) > 0:
         case = _case(deployment, t, work, "decode") | {"op": REST}
-        issued = median(rest) if host else 0.0
-        yield Sample(NAME, case, Op(REST, launches=0.0), tuple(rest), issued)
+        host_s = median(rest) if runs.on_gpu else 0.0
+        yield Sample(NAME, case, Op(REST, launches=0.0), tuple(rest), host_s)
 
 
 def _samples(
@@ -184,13 +204,13 @@ def _samples(
     technique: Technique,
     work: RandomPrompts,
     phase: str,
-    step: Step,
-    runs: list[list[dict[str, float]]],
-    hosts: list[dict[str, float]],
+    stated: Mapping[str, tuple[Op, int]],
+    runs: Sequence[Sequence[TimedPass]],
+    hosts: Sequence[Mapping[str, float]],
 ) -> Iterator[Sample]:
     """One sample per op that is stated once per layer or in the head, as it was timed there."""
-    for name, (op, times) in ops_by_name(step).items():
-        found = [[ops[name] / times for ops in passes if name in ops] for passes in runs]
+    for name, (op, times) in stated.items():
+        found = [[p.steady(name, times) for p in passes if name in p.ops] for passes in runs]
         if op.stream not in UNTIMED and all(found):
             case = _case(deployment, technique, work, phase) | {"op": name}
             issued = [ops[name] / times for ops in hosts if name in ops]

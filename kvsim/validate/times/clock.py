@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from statistics import median
 from time import perf_counter, thread_time
 
 import torch
@@ -32,6 +33,18 @@ class TimedPass:
     def seconds(self) -> dict[str, float]:
         """By op; the device must have finished. [s]"""
         return {name: sum(each() for each in spans) for name, spans in self.ops.items()}
+
+    def steady(self, name: str, times: int) -> float:
+        """What an op takes in one of the layers that runs it, as most of them show. [s]
+
+        The first layer is left out: the head before it has read more than caches hold, so that it
+        finds neither its numbers nor its instructions there.
+        """
+        spans = [each() for each in self.ops[name]]
+        each, rest = divmod(len(spans), times)
+        if times < 2 or rest or not each:
+            return sum(spans) / times
+        return median(sum(spans[i : i + each]) for i in range(each, len(spans), each))
 
     def spans(self) -> list[OpSpan]:
         """When ops and copies ran, from the pass's start; what began earlier begins below 0."""
