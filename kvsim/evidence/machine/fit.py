@@ -11,7 +11,7 @@ from math import hypot
 import numpy as np
 
 from kvsim.errors import InputError
-from kvsim.evidence.leastsquares import BLIND, Parameter, fit_ratio
+from kvsim.evidence.leastsquares import BLIND
 from kvsim.evidence.machine.samples import Sample
 from kvsim.evidence.machine.solve import (
     MAX_CERTAIN_ERROR,
@@ -23,6 +23,7 @@ from kvsim.evidence.machine.solve import (
     predict_samples,
 )
 from kvsim.frozen import frozen
+from kvsim.graph import Array
 
 REQUIRED = frozenset({"fp16", "fp32"})  # formats that no profile is without
 KERNEL_BENCHMARKS = {"attention": "attention", "prompt": "attention", "lowbit": "lowbit"}
@@ -176,39 +177,32 @@ class _Fitter(Solver):
         if len({s.case["layers"] for s in resident}) < 2 or not sampling:
             return
         layers = np.array([float(str(s.case["layers"])) for s in resident])
-        rest = np.array([s.seconds for s in resident])
-        fit = fit_ratio(
-            lambda n: n["step"] + n["layer"] * layers,
-            rest,
-            [
-                Parameter("step", float(rest.min()) / 2, 1e-7, 1e-1, True),
-                Parameter("layer", float(rest.min() / layers.max()) / 2, 1e-8, 1e-2, True),
-            ],
-            robust=True,
-        )
-        off = float(np.median(np.abs(fit.residuals)))
+        rest = np.array([_rest(s) for s in resident])
+        fit = _line(layers, rest)
+        off = float(np.median(np.abs(rest - fit["step"][0] - fit["layer"][0] * layers)))
+        off /= max(float(np.median(rest)), 1e-12)
         chosen = np.array([s.seconds for s in sampling]) - predict_samples(sampling, self.d)
         more = max(0.0, float(np.median(chosen)))
-        layer, keys = fit.values["layer"], {"step": "time.step_s", "layer": "time.layer_s"}
+        layer, keys = fit["layer"][0], {"step": "time.step_s", "layer": "time.layer_s"}
         if any(s.host_s for s in resident):  # the host's, which a GPU that has work does not see
             before = self.stack.get("kernel.pointwise.host_s")
             layer += before.value if before else 0.0
             keys["layer"] = "kernel.pointwise.host_s"
-            more -= fit.values["layer"]  # sampling is an op of that class too
-        step = max(0.0, fit.values["step"] + more)
+            more -= fit["layer"][0]  # sampling is an op of that class too
+        step = max(0.0, fit["step"][0] + more)
         for name, value in (("step", step), ("layer", layer)):
-            error = fit.errors[name] / fit.values[name]
+            error = fit[name][1] / value if value else np.inf
             self.stack[keys[name]] = Known(value, error, off, len(resident), RUNS_BENCHMARK)
         away = [
-            (s.seconds - fit.values["step"]) / float(str(s.case["layers"]))
+            (_rest(s) - fit["step"][0]) / float(str(s.case["layers"]))
             for s in self.select(RUNS_BENCHMARK, op=REST)
             if _offloads(s)
         ]
         if away:
-            value = max(0.0, float(np.median(away)) - fit.values["layer"])
+            value = max(0.0, float(np.median(away)) - fit["layer"][0])
             scatter = float(np.median(np.abs(np.array(away) - np.median(away))))
             error = scatter / value / len(away) ** 0.5 if value else np.inf
-            scatter /= max(fit.values["layer"] + value, 1e-12)
+            scatter /= max(fit["layer"][0] + value, 1e-12)
             known = Known(value, error, scatter, len(away), RUNS_BENCHMARK)
             self.stack["offload.layer_s"] = known
         self.adopt()
@@ -285,3 +279,33 @@ def _missing(benchmark: str) -> InputError:
 
 def _offloads(s: Sample) -> bool:
     return str(s.case["technique"]).partition(":")[0] in ("offload", "kcache")
+
+
+def _rest(s: Sample) -> float:
+    """What a pass takes besides ops; below 0 where its noise is larger. [s]"""
+    return s.seconds - float(str(s.case.get("ops_s", 0.0)))
+
+
+def _line(layers: Array, rest: Array) -> dict[str, tuple[float, float]]:
+    """A pass's and each layer's share of what passes take, neither below 0, with their errors. [s]
+
+    The rest of a pass is a difference of two large times, whose noise does not shrink with it; most
+    passes count, whatever a few do.
+    """
+    from scipy.optimize import least_squares
+
+    sides = np.stack([np.ones_like(layers), layers], 1)
+    scale = 1.4826 * float(np.median(np.abs(rest - np.median(rest)))) or 1e-9
+
+    def off(found: Array) -> Array:
+        return (sides @ found * 1e-3 - rest) / scale  # in thousandths of a second
+
+    best = least_squares(off, (0.1, 0.1), bounds=(0.0, np.inf), loss="soft_l1")
+    residuals = sides @ best.x * 1e-3 - rest
+    spare = max(len(rest) - 2, 1)
+    variance = len(rest) / spare * (1.4826 * float(np.median(np.abs(residuals)))) ** 2
+    errors = np.sqrt(np.diag(np.linalg.inv(sides.T @ sides)) * variance)
+    return {
+        name: (float(best.x[i]) * 1e-3, float(errors[i]))
+        for i, name in enumerate(("step", "layer"))
+    }

@@ -178,7 +178,7 @@ class Solver:
 
         def scaled(numbers: Mapping[str, float]) -> dict[str, float]:
             shares = {key: min(1.0, alone_at[key] * numbers[LEVEL]) for key in rates}
-            return alone_at | shares | {floor: numbers[floor]}
+            return alone_at | shares | {floor: numbers.get(floor, alone_at[floor])}
 
         level = Parameter(LEVEL, 1.0, 1e-2, 1e2, True)
 

@@ -286,9 +286,11 @@ def _run_works(
     for chosen in runner:
         unit, begin = chosen.unit, perf_counter()
         if benchmark != unit.kind:
-            _check_measured(benchmark, todo, log, refused)
+            left = runner.plan()
+            if benchmark not in {one.unit.kind for one in left}:
+                _check_measured(benchmark, todo, log, refused)
             benchmark = unit.kind
-            say(f"{benchmark}: {len(runner.plan())} units of measurements left{runner.remaining}")
+            say(f"{benchmark}: {len(left)} units of measurements left{runner.remaining}")
         works, samples, extra = todo[unit], [], 0.0
         budget = max(LEAST_SECONDS, TIMED_SHARE * chosen.spare / len(works))
         for work in works:
@@ -303,7 +305,8 @@ def _run_works(
         if samples or benchmark not in LEAST_REQUIRED:  # those are tried again
             log.append(unit.name, samples, since())
         runner.past[unit.name] = Past("long", max(perf_counter() - begin - extra, 1e-6))
-    _check_measured(benchmark, todo, log, refused)
+    for name in {unit.kind: None for unit in todo}:
+        _check_measured(name, todo, log, refused)
     _tell_left_out(runner, say)
 
 

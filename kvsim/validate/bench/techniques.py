@@ -139,26 +139,26 @@ class Runs:
     whole: Timing  # whose ops a CPU does not time, as that takes time; a GPU's tell the host's
     on_gpu: bool = False
 
-    def rest(self, stated: Mapping[str, tuple[Op, int]]) -> list[float]:
-        """What rounds take besides ops, where each op takes what it does in most layers. [s]"""
+    def rests(self, stated: Mapping[str, tuple[Op, int]]) -> tuple[list[float], float]:
+        """What rounds take, and what of it ops take if each takes what it does in most layers. [s]
+
+        A GPU's are those of the host, and what ops do not take of them.
+        """
+        decoding = [
+            [p for p in run.passes if p.kind == "decode"] for run in (*self.by_op, self.whole)
+        ]
         if self.on_gpu:
-            hosts = [p.hosts for p in self.whole.passes if p.kind == "decode"]
-            each = zip(self.whole.computing, hosts, strict=True)
-            return [median(took - sum(ops.values()) for took, ops in each)]
-        total = median(self.whole.computing)
+            each = zip(self.whole.computing, decoding[-1], strict=True)
+            return [median(took - sum(p.hosts.values()) for took, p in each)], 0.0
 
         def accounted(one: TimedPass) -> float:
             known = {name: times for name, (_, times) in stated.items() if name in one.ops}
-            sums = one.seconds()
             return sum(
                 known[name] * one.steady(name, known[name]) if name in known else took
-                for name, took in sums.items()
+                for name, took in one.seconds().items()
             )
 
-        return [
-            total - median(accounted(p) for p in run.passes if p.kind == "decode")
-            for run in self.by_op
-        ]
+        return list(self.whole.computing), median(accounted(p) for some in decoding for p in some)
 
 
 def _timed(decoder: Decoder, technique: Technique, work: RandomPrompts, repeats: int) -> Runs:
@@ -192,11 +192,11 @@ def of_runs(deployment: Deployment, work: RandomPrompts, runs: Runs) -> Iterator
     rounds = [[p for p in run.passes if p.kind == "decode"] for run in every]
     issued = [p.hosts for p in hosts if p.kind == "decode"]
     yield from _samples(deployment, t, work, "decode", stated, rounds, issued)
-    rest = runs.rest(stated)
-    if min(rest) > 0:
-        case = _case(deployment, t, work, "decode") | {"op": REST}
-        host_s = median(rest) if runs.on_gpu else 0.0
-        yield Sample(NAME, case, Op(REST, launches=0.0), tuple(rest), host_s)
+    took, ops_s = runs.rests(stated)
+    if min(took) > 0:
+        case = _case(deployment, t, work, "decode") | {"op": REST, "ops_s": ops_s}
+        host_s = median(took) if runs.on_gpu else 0.0
+        yield Sample(NAME, case, Op(REST, launches=0.0), tuple(took), host_s)
 
 
 def _samples(
