@@ -22,7 +22,6 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 
 from kvsim.report.session import make_result
-from kvsim.validate.bench import suite
 from kvsim.validate.session.report import write_report
 from kvsim.validate.session.state import SessionState
 from kvsim.validate.session.work import all_units
@@ -50,7 +49,6 @@ def run_all(place: Path) -> set[str]:
     (place / "model").mkdir(parents=True, exist_ok=True)
     model = small_config(place / "model", (4, 2), 64, 1, 256)
     state, missing = SessionState.open(place, "pretended"), set[str]()
-    suite.LEAST_WORKS = 1
     names = (
         "facts", "ceilings", "compile",
         "kernels factors", "kernels quantise", "kernels topk", "kernels gather",

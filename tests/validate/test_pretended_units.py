@@ -8,7 +8,6 @@ import pytest
 pytest.importorskip("torch")
 
 from kvsim.report.session import make_result
-from kvsim.validate.bench import suite
 from kvsim.validate.counts import check
 from kvsim.validate.session.report import write_report
 from kvsim.validate.session.state import SessionState
@@ -37,7 +36,7 @@ def test_units_run_one_after_another(tmp_path: Path, small: dict[str, str]) -> N
     """With two techniques; Triton's kernels give zeros here, and are in ``test_pretended``."""
     state = SessionState.open(tmp_path, "pretended")
     few = {name: IMPLEMENTATIONS[name] for name in ("full", "specache")}
-    with patch.object(check, "IMPLEMENTATIONS", few), patch.object(suite, "LEAST_WORKS", 1):
+    with patch.object(check, "IMPLEMENTATIONS", few):
         run(state, [small.get(kind, kind) for kind in ORDER])
     counted = state.read(small["counts"])
     assert counted

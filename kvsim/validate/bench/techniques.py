@@ -82,7 +82,7 @@ class TechniqueRun:
         return Unit(self.name, once * (self._repeats + 2), required=required, rank=self.rank)
 
     def samples(self) -> list[Sample]:
-        """Time every op."""
+        """Time every op of its runs."""
         d = _deployment(self.model, self.layers, self.place.on_cpu)
         weights = _weights(self.model, self.layers, self.place.device, self.place.half)
         arch = load_architecture(self.model).cut(self.layers)
