@@ -4,36 +4,53 @@ Every value may be written as on the command line (``prompt="32k"``, ``tpot="50m
 number; several are a list. Errors are ``kvsim.errors.InputError`` and ``InfeasibleError``.
 """
 
-from kvsim.api.calibrations import calibrate, calibrate_run
-from kvsim.api.fleets import capacity
-from kvsim.api.lists import gpus, models, stacks, techniques
-from kvsim.api.objects import GPU, Model, Technique, Workload, register_technique
-from kvsim.api.plans import plan
-from kvsim.api.predictions import explore, predict, reproduce, sweep
-from kvsim.api.simulations import simulate
-from kvsim.api.validations import validate, validate_layers, validate_plan, validate_quality
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = [
-    "GPU",
-    "Model",
-    "Technique",
-    "Workload",
-    "calibrate",
-    "calibrate_run",
-    "capacity",
-    "explore",
-    "gpus",
-    "models",
-    "plan",
-    "predict",
-    "register_technique",
-    "reproduce",
-    "simulate",
-    "stacks",
-    "sweep",
-    "techniques",
-    "validate",
-    "validate_layers",
-    "validate_plan",
-    "validate_quality",
-]
+if TYPE_CHECKING:
+    from kvsim.api.calibrations import calibrate as calibrate
+    from kvsim.api.calibrations import calibrate_run as calibrate_run
+    from kvsim.api.fleets import capacity as capacity
+    from kvsim.api.lists import gpus as gpus
+    from kvsim.api.lists import models as models
+    from kvsim.api.lists import stacks as stacks
+    from kvsim.api.lists import techniques as techniques
+    from kvsim.api.objects import GPU as GPU
+    from kvsim.api.objects import Model as Model
+    from kvsim.api.objects import Technique as Technique
+    from kvsim.api.objects import Workload as Workload
+    from kvsim.api.objects import register_technique as register_technique
+    from kvsim.api.plans import plan as plan
+    from kvsim.api.predictions import explore as explore
+    from kvsim.api.predictions import predict as predict
+    from kvsim.api.predictions import reproduce as reproduce
+    from kvsim.api.predictions import sweep as sweep
+    from kvsim.api.simulations import simulate as simulate
+    from kvsim.api.validations import validate as validate
+    from kvsim.api.validations import validate_layers as validate_layers
+    from kvsim.api.validations import validate_plan as validate_plan
+    from kvsim.api.validations import validate_quality as validate_quality
+
+MODULES = {
+    "calibrations": ("calibrate", "calibrate_run"),
+    "fleets": ("capacity",),
+    "lists": ("gpus", "models", "stacks", "techniques"),
+    "objects": ("GPU", "Model", "Technique", "Workload", "register_technique"),
+    "plans": ("plan",),
+    "predictions": ("explore", "predict", "reproduce", "sweep"),
+    "simulations": ("simulate",),
+    "validations": ("validate", "validate_layers", "validate_plan", "validate_quality"),
+}
+"""What each module offers; only those that a program uses are imported."""
+
+
+def __getattr__(name: str) -> Any:
+    """Import a function or an object when it is first asked for."""
+    for module, names in MODULES.items():
+        if name in names:
+            return getattr(import_module(f"{__name__}.{module}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [name for names in MODULES.values() for name in names]

@@ -7,11 +7,19 @@ import numpy as np
 
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
-from kvsim.graph import Point
+from kvsim.graph import Array, Point
 from kvsim.machines.deployment import Deployment, HostLayers
 from kvsim.options import ENGINE_SHARE
 from kvsim.prediction.generate import Prediction
-from kvsim.prediction.memory import decode_point, left_for_caches, phases, tier_bytes, weights_bytes
+from kvsim.prediction.memory import (
+    TIERS,
+    decode_point,
+    left_for_caches,
+    phases,
+    tier_bytes,
+    weights_bytes,
+)
+from kvsim.search import last_within
 from kvsim.techniques.technique import Technique
 
 POOL_BLOCK_TOKENS = 16
@@ -112,23 +120,20 @@ def longest_prompt(technique: Technique, deployment: Deployment, batch: int, gen
     int
         0 if none fits. [tokens]
     """
-    h = deployment.hardware
+    sequences = np.full((1, 1), float(batch))
+    limits = {
+        "gpu": deployment.hardware.gpu_memory,
+        "host": deployment.hardware.host_memory / deployment.gpus,
+    }
 
-    def fits(prompt: int) -> bool:
-        for phase in phases(technique, deployment, np.full((1, 1), float(batch)), prompt, generate):
-            if np.max(tier_bytes(phase, "gpu")) > h.gpu_memory:
-                return False
-            if deployment.gpus * np.max(tier_bytes(phase, "host")) > h.host_memory:
-                return False
-        return True
+    def excess(prompt: Array) -> Array:
+        """Bytes by which the tighter memory overflows."""
+        both = phases(technique, deployment, sequences, np.maximum(prompt, 1.0), generate)
+        over = [tier_bytes(phase, tier) - limits[tier] for phase in both for tier in TIERS]
+        return np.max(np.broadcast_arrays(*over), axis=0)
 
-    low, high = 0, 1
-    while high < MAX_PROMPT and fits(high):
-        low, high = high, 2 * high
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
+    none, most = np.zeros((1, 1)), np.full((1, 1), float(MAX_PROMPT))
+    return int(last_within(excess, none, most).min())
 
 
 ADVISED_WEIGHTS = ("fp8", "int8", "int4")
