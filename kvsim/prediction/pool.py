@@ -130,7 +130,8 @@ def longest_prompt(technique: Technique, deployment: Deployment, batch: int, gen
         """Bytes by which the tighter memory overflows."""
         both = phases(technique, deployment, sequences, np.maximum(prompt, 1.0), generate)
         over = [tier_bytes(phase, tier) - limits[tier] for phase in both for tier in TIERS]
-        return np.max(np.broadcast_arrays(*over), axis=0)
+        worst: Array = np.max(np.broadcast_arrays(*over), axis=0)
+        return worst
 
     none, most = np.zeros((1, 1)), np.full((1, 1), float(MAX_PROMPT))
     return int(last_within(excess, none, most).min())
