@@ -8,7 +8,6 @@ file is used: those checks are called until they have nothing more to say.
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from kvsim.errors import InputError
 from kvsim.evidence import published
@@ -234,7 +233,9 @@ def stack_faults(file: Path) -> tuple[list[str], list[str]]:
     return [str(fault) for fault in faults], notes
 
 
-def _loading_faults(load: Callable[[Path], Any], file: Path, faults: list[InputError]) -> list[str]:
+def _loading_faults(
+    load: Callable[[Path], object], file: Path, faults: list[InputError]
+) -> list[str]:
     """Load a file as the commands do, and note numbers that rest on an assumption."""
     try:
         loaded = load(file)

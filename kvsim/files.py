@@ -642,7 +642,7 @@ def _parse_whole(digits: str) -> int:
     return int(digits)
 
 
-def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def unique_names(pairs: list[tuple[str, object]]) -> dict[str, object]:
     """Build an object of a JSON text, a hook for ``json`` that refuses a name given twice.
 
     Parameters
@@ -658,7 +658,7 @@ def unique_names(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def read_toml(path: Path | str, kind: Kind) -> dict[str, Any]:
+def read_toml(path: Path | str, kind: Kind) -> dict[str, object]:
     """Read a TOML document.
 
     Parameters

@@ -59,7 +59,7 @@ def calibrate(inputs: Inputs) -> "Result[Row]":
 
 def calibrate_run(
     log: str | Path, model: str, gpu: str, out: str | Path | None = None, technique: str = "full",
-    **options: Any,
+    **options: object,
 ) -> "Result[Row]":  # fmt: skip
     """Fit a stack to the request log of a serving run; write it if ``out`` is given.
 

@@ -6,7 +6,7 @@ from kvsim.options import Inputs, takes_options
 
 
 @takes_options("models", "name")
-def models(inputs: Inputs) -> Any:
+def models(inputs: Inputs) -> object:
     """List the models of the catalogue, or look one up.
 
     Returns
@@ -42,7 +42,7 @@ def techniques(inputs: Inputs) -> Any:
 
 
 @takes_options("stacks", "name")
-def stacks(inputs: Inputs) -> Any:
+def stacks(inputs: Inputs) -> object:
     """List the software stacks, or look one up with its known error.
 
     Returns
@@ -53,7 +53,7 @@ def stacks(inputs: Inputs) -> Any:
     return _find("stacks", inputs.name)
 
 
-def _find(kind: str, name: str) -> Any:
+def _find(kind: str, name: str) -> object:
     from kvsim.report import lists
 
     if kind == "techniques":

@@ -38,7 +38,7 @@ class Model(str):
     """
 
     shape: "Shape"
-    config: dict[str, Any] | None
+    config: dict[str, object] | None
 
     def __new__(cls, name: "str | Mapping[str, Any]") -> Self:
         """Find the model and read its configuration."""
@@ -49,7 +49,7 @@ class Model(str):
         self.shape, self.config = shape, dict(name) if isinstance(name, Mapping) else None
         return self
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         if name in ("shape", "config") or name.startswith("__"):
             raise AttributeError(name)
         return getattr(self.shape, name)
@@ -161,7 +161,7 @@ class Technique(str):
         return f"{self.term} ({kind})"
 
 
-class Workload(Mapping[str, Any]):
+class Workload(Mapping[str, object]):
     """What is asked of a server; give it to a function as ``**workload``.
 
     Parameters
@@ -190,7 +190,7 @@ class Workload(Mapping[str, Any]):
         if not self._given:
             raise InputError("Workload: nothing is given; expected prompt, generate or more")
 
-    def __getitem__(self, key: str) -> Any:
+    def __getitem__(self, key: str) -> object:
         return self._given[key]
 
     def __iter__(self) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvsim.console import ProgressLine, print_note
 from kvsim.errors import require
@@ -68,7 +68,9 @@ def run_sweep(inputs: Inputs) -> SweepOnDisk:
     return SweepOnDisk(inputs.line() + again, store, spec)
 
 
-def _compute(inputs: Inputs, spec: "Spec", own: "tuple[Plugin, ...]", client: Any) -> "ResultStore":
+def _compute(
+    inputs: Inputs, spec: "Spec", own: "tuple[Plugin, ...]", client: object
+) -> "ResultStore":
     """Compute the chunks that the folder does not hold yet."""
     from kvsim.sweeps import chunks as parts
     from kvsim.sweeps.store import ResultStore

@@ -114,7 +114,7 @@ def _from_text(path: Path) -> _Log:
     return _requests(path, objects)
 
 
-def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _objects(path: Path) -> Iterator[tuple[int, dict[str, object]]]:
     """Objects and their lines; one that is printed over many lines is a benchmark's result."""
     text, expected = read_text(path, RUN_LOG), "a benchmark's result or one JSON object per line"
     lines = [(n, line) for n, line in enumerate(text.split("\n"), 1) if line.strip()]
@@ -131,7 +131,7 @@ def _objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 # results of benchmarks
 
 
-def _is_result(found: Mapping[str, Any]) -> bool:
+def _is_result(found: Mapping[str, object]) -> bool:
     return any(name in found for name in (*DETAILS, "mean_ttft_ms", "request_throughput"))
 
 
@@ -184,7 +184,7 @@ def _result(path: Path, found: Mapping[str, Any]) -> _Log:
     )  # fmt: skip
 
 
-def _starts(path: Path, found: Mapping[str, Any], took: Array) -> Array:
+def _starts(path: Path, found: Mapping[str, object], took: Array) -> Array:
     """When requests began that a result does not time: all at once, or as others ended.
 
     Without a rate a benchmark sends everything at once, or keeps ``max_concurrency`` requests
@@ -207,14 +207,14 @@ def _starts(path: Path, found: Mapping[str, Any], took: Array) -> Array:
     return np.array(starts)
 
 
-def _list(path: Path, found: Mapping[str, Any], name: str) -> list[Any]:
+def _list(path: Path, found: Mapping[str, object], name: str) -> list[object]:
     values = found.get(name)
     if not isinstance(values, list):
         raise InputError(f"{path}: no list {name}, so no times of single requests; {ASK}")
     return values
 
 
-def _number(path: Path, where: str, value: Any) -> float:
+def _number(path: Path, where: str, value: object) -> float:
     if not _is_number(value):
         raise InputError(f"{path}, {where}: got {str(value)[:40]!r}; expected a number")
     return float(value)
@@ -255,7 +255,7 @@ def _simulated(path: Path) -> _Log:
 # one request per line
 
 
-def _requests(path: Path, objects: Sequence[tuple[int, dict[str, Any]]]) -> _Log:
+def _requests(path: Path, objects: Sequence[tuple[int, dict[str, object]]]) -> _Log:
     """Requests with their times.
 
     Arrivals may be on another clock than the tokens if ``queued_ts`` is there: the clocks are set
@@ -271,7 +271,7 @@ def _requests(path: Path, objects: Sequence[tuple[int, dict[str, Any]]]) -> _Log
     return _Log(arrival, table["prompt"], table["generate"], *times, where)
 
 
-def _row(where: str, found: Mapping[str, Any]) -> dict[str, float]:
+def _row(where: str, found: Mapping[str, object]) -> dict[str, float]:
     row = {}
     for role, names in LOG_FIELDS.items():
         value = next((found[name] for name in names if name in found), None)

@@ -168,7 +168,7 @@ def _unknown_key(file: Traversable, key: str, schema: Schema) -> InputError:
     return unknown(f"key in {display(file)}:", key, schema.keys, "correct or remove it")
 
 
-def _entry(file: Traversable, schema: Schema, profile: Profile, key: str, value: Any) -> None:
+def _entry(file: Traversable, schema: Schema, profile: Profile, key: str, value: object) -> None:
     """Check an entry and store it in the profile."""
     if key in schema.numbers:
         profile.numbers[key] = _number(file, key, value, schema.numbers[key])
@@ -221,7 +221,7 @@ def keys_of(file: Traversable) -> list[str]:
     return [key for key, _ in _leaves(parse(file))]
 
 
-def _leaves(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _leaves(document: Mapping[str, object]) -> Iterator[tuple[str, object]]:
     """Entries as ``table.key``; tables nested deeper than ``[a.b]`` are not divided."""
     for key, value in document.items():
         if not (isinstance(value, dict) and value):
@@ -234,7 +234,7 @@ def _leaves(document: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
                 yield f"{key}.{inner}", entry
 
 
-def _source(file: Traversable, key: str, text: Any, leaves: Mapping[str, Any]) -> None:
+def _source(file: Traversable, key: str, text: object, leaves: Mapping[str, object]) -> None:
     """Refuse sources of unknown numbers and sources that are not texts."""
     if key not in leaves:
         raise unknown(
@@ -246,7 +246,7 @@ def _source(file: Traversable, key: str, text: Any, leaves: Mapping[str, Any]) -
     _text(file, f"source of {key}", text, None)
 
 
-def _free(file: Traversable, free: Any, schema: Schema) -> dict[str, tuple[float, float]]:
+def _free(file: Traversable, free: object, schema: Schema) -> dict[str, tuple[float, float]]:
     """Bounds of the numbers that a fit may change."""
     if not isinstance(free, dict):
         raise entry_error(file, "free", free, "a table of [lowest, highest] by key")
@@ -263,7 +263,7 @@ def _free(file: Traversable, free: Any, schema: Schema) -> dict[str, tuple[float
     return {key: (float(low), float(high)) for key, (low, high) in free.items()}
 
 
-def _number(file: Traversable, key: str, value: Any, rule: Number) -> float:
+def _number(file: Traversable, key: str, value: object, rule: Number) -> float:
     expected = f"a number {rule.expected}"
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise entry_error(file, key, value, expected)
@@ -276,7 +276,7 @@ def _number(file: Traversable, key: str, value: Any, rule: Number) -> float:
     return number
 
 
-def _text(file: Traversable, key: str, value: Any, choices: tuple[str, ...] | None) -> str:
+def _text(file: Traversable, key: str, value: object, choices: tuple[str, ...] | None) -> str:
     if choices and value not in choices:
         raise entry_error(file, key, value, "one of " + ", ".join(repr(x) for x in choices))
     # "error" alone may be empty: a stack's error is unknown until it is measured.

@@ -161,7 +161,7 @@ class CompositionSearch:
     def _values(self, term: Term, name: str) -> Iterator[Term]:
         """The term with other values of one setting."""
         about = next(f.metadata for f in fields(term) if f.name == name)
-        now: Any = getattr(term, name)
+        now: object = getattr(term, name)
         values = [v for v in about["choices"] if v != now]
         if isinstance(now, int | float) and not isinstance(now, bool) and not about["choices"]:
             values = _around(now, about)

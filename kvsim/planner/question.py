@@ -10,7 +10,6 @@ from dataclasses import field, replace
 from pathlib import Path
 from shlex import quote
 from types import MappingProxyType
-from typing import Any
 
 import numpy as np
 
@@ -376,7 +375,7 @@ def _distinct_settings(found: Iterable[Technique]) -> list[Technique]:
     return list(kinds.values())
 
 
-def _without_drafts(technique: Technique) -> tuple[str, dict[str, Any]]:
+def _without_drafts(technique: Technique) -> tuple[str, dict[str, object]]:
     """Name and settings; of several terms a setting has its term's name before it."""
     drafts = ("gamma", "acceptance")
     kept = {k: v for k, v in technique.settings.items() if k.rpartition(".")[2] not in drafts}

@@ -134,7 +134,7 @@ def write(path: Path, found: LayerLosses) -> None:
     found
         Losses of each layer.
     """
-    made: dict[str, Any] = {"format": LAYER_LOSSES_FORMAT} | asdict(found)
+    made: dict[str, object] = {"format": LAYER_LOSSES_FORMAT} | asdict(found)
     made |= {"bits": list(found.bits), "alone": found.alone.tolist()}
     made |= {"uniform": found.uniform.tolist()}
     replace_text(path, json.dumps(made, allow_nan=False) + "\n")

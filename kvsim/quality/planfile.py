@@ -1,7 +1,6 @@
 """A plan as ``kvsim plan --json`` prints it, read back to be run."""
 
 from pathlib import Path
-from typing import Any
 
 from kvsim.errors import InputError
 from kvsim.files import PLAN, check_type, read_json
@@ -72,27 +71,27 @@ def read_plan(path: str) -> PlanFile:
     )
 
 
-def _table(path: str, content: Any, name: str) -> dict[str, Any]:
+def _table(path: str, content: object, name: str) -> dict[str, object]:
     found = content.get(name) if isinstance(content, dict) else None
     if not isinstance(found, dict):
         raise _value_error(path, name, found, "what `kvsim plan --json` prints for equal requests")
     return found
 
 
-def _text(path: str, table: dict[str, Any], name: str) -> str:
+def _text(path: str, table: dict[str, object], name: str) -> str:
     if not isinstance(table.get(name), str):
         raise _value_error(path, name, table.get(name), "a text")
     return str(table[name])
 
 
-def _count(path: str, table: dict[str, Any], name: str) -> int:
+def _count(path: str, table: dict[str, object], name: str) -> int:
     value = table.get(name)
     if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 1e9:
         raise _value_error(path, name, value, "a whole number from 1")
     return int(value)
 
 
-def _loss(path: str, table: dict[str, Any], name: str) -> float | None:
+def _loss(path: str, table: dict[str, object], name: str) -> float | None:
     value = table.get(name)
     if value is None:
         return None
@@ -101,5 +100,5 @@ def _loss(path: str, table: dict[str, Any], name: str) -> float | None:
     return float(value)
 
 
-def _value_error(path: str, name: str, value: Any, expected: str) -> InputError:
+def _value_error(path: str, name: str, value: object, expected: str) -> InputError:
     return InputError(f"{path!r}: {name} is {str(value)[:40]!r}; expected {expected}")

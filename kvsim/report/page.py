@@ -32,7 +32,7 @@ Picture = tuple[str, "Figure"]
 """A title and what is drawn under it."""
 
 
-def render_page(pictures: Sequence[Picture] = (), grid: str = "", **parts: Any) -> str:
+def render_page(pictures: Sequence[Picture] = (), grid: str = "", **parts: object) -> str:
     """The whole page as HTML, which needs no other file.
 
     Parameters

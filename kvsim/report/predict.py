@@ -330,7 +330,7 @@ def csv(rows: Sequence[Row]) -> str:
     return out.getvalue()
 
 
-def _spreadsheet_cell(cell: Any) -> Any:
+def _spreadsheet_cell(cell: object) -> object:
     """Return a cell that no spreadsheet takes for a formula, and no terminal for a command."""
     if not isinstance(cell, str):
         return cell

@@ -336,7 +336,7 @@ def _cases(found: Found) -> Table:
     )
 
 
-def _case(sizes: Mapping[str, Any]) -> str:
+def _case(sizes: Mapping[str, object]) -> str:
     """Sizes of a kernel's case in words."""
     return ", ".join(f"{k.replace('kv_', 'KV ').replace('_', ' ')} {v}" for k, v in sizes.items())
 

@@ -141,7 +141,7 @@ def _measured_row(m: "Measured") -> Row:
     }  # fmt: skip
 
 
-def _finite(value: float) -> Any:
+def _finite(value: float) -> object:
     return value if isfinite(value) else None
 
 
@@ -424,7 +424,7 @@ def _draw_round(r: Row) -> "Figure":
     return figure
 
 
-def _has(bars: Sequence[tuple[Any, ...]], side: str, stream: str) -> bool:
+def _has(bars: Sequence[tuple[object, ...]], side: str, stream: str) -> bool:
     return any(bar[:2] == (side, stream) for bar in bars)
 
 

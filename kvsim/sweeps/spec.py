@@ -93,7 +93,7 @@ class Spec:
         """Number of points of the grid."""
         return prod(len(values) for values in self.axes.values())
 
-    def described(self) -> dict[str, Any]:
+    def described(self) -> dict[str, object]:
         """The sweep in the form of its manifest."""
         return {"kind": self.kind, "grid": {k: list(v) for k, v in self.axes.items()}}
 
@@ -152,7 +152,7 @@ def read(path: Path, techniques: Callable[[tuple[Path, ...]], list[str]]) -> Spe
     return spec
 
 
-def _texts(path: Path, key: str, document: Mapping[str, Any]) -> list[str]:
+def _texts(path: Path, key: str, document: Mapping[str, object]) -> list[str]:
     found = document.get(key, [])
     if not isinstance(found, list) or not all(isinstance(x, str) for x in found):
         raise InputError(f"{path}: {key} is {str(found)[:60]!r}; expected a list of texts")

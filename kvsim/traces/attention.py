@@ -250,7 +250,7 @@ def load(path: Path) -> AttentionTrace:
     return parse_record(read_json(path, ATTENTION_FILE), path)
 
 
-def parse_record(given: Any, path: Path) -> AttentionTrace:
+def parse_record(given: object, path: Path) -> AttentionTrace:
     """Parse the attention trace that a file holds.
 
     Parameters

@@ -145,7 +145,7 @@ def write_parquet(
 
     own = FORMATS["kvsim"]
     names = [own.arrival[0][0], own.prompt[0], own.generate[0]]
-    kinds: list[Any] = [pa.float64(), pa.int64(), pa.int64()]
+    kinds: list[object] = [pa.float64(), pa.int64(), pa.int64()]
     if block_tokens:
         names, kinds = [*names, own.blocks], [*kinds, pa.list_(pa.int64())]
     names, kinds = [*names, *further], [*kinds, *(pa.float64() for _ in further)]
@@ -176,7 +176,7 @@ def _csv_lines(requests: Requests, further: dict[str, Any]) -> Iterator[str]:
         yield ",".join("" if value == np.inf else repr(value) for value in row) + "\n"
 
 
-def _json_lines(requests: Requests, further: dict[str, Any]) -> Iterator[str]:
+def _json_lines(requests: Requests, further: dict[str, object]) -> Iterator[str]:
     names = ("timestamp", "input_length", "output_length", "hash_ids")
     blocks = (ids.tolist() for ids in requests.blocks()) if requests.block_tokens else repeat(None)
     times = np.round(requests.arrival * 1e3, 6).tolist()

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from fractions import Fraction
 from threading import Lock
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -272,7 +272,7 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(  # type: ignore[no-untyped-def]
         self, func, types, args=(), kwargs=None
-    ) -> Any:
+    ) -> object:
         kwargs = kwargs or {}
         formula = FORMULAS.get(func.overloadpacket)
         if formula is None and is_composite(func):
@@ -285,17 +285,19 @@ class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
-def _attention_flops(queries: Tensor, keys: Tensor, values: Tensor, *_: Any, **__: Any) -> int:
+def _attention_flops(
+    queries: Tensor, keys: Tensor, values: Tensor, *_: object, **__: object
+) -> int:
     """Of fused attention with grouped heads, every pair of a query and a key counted."""
     return 2 * queries.shape[:3].numel() * keys.shape[2] * (queries.shape[3] + values.shape[3])
 
 
-def _int4_flops(tensor: Tensor, packed: Tensor, group: int, scales: Tensor, **_: Any) -> int:
+def _int4_flops(tensor: Tensor, packed: Tensor, group: int, scales: Tensor, **_: object) -> int:
     """Of a product with 4-bit weights."""
     return 2 * tensor.numel() * scales.shape[1]
 
 
-FORMULAS: Mapping[Any, Callable[..., int]] = {
+FORMULAS: Mapping[object, Callable[..., int]] = {
     **flop_registry,
     **{
         getattr(torch.ops.aten, name): _attention_flops

@@ -86,7 +86,7 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(  # type: ignore[no-untyped-def]
         self, func, types, args=(), kwargs=None
-    ) -> Any:
+    ) -> object:
         if is_composite(func):
             with self:
                 return func.decompose(*args, **(kwargs or {}))
@@ -134,7 +134,7 @@ class Footprint(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(  # type: ignore[no-untyped-def]
         self, func, types, args=(), kwargs=None
-    ) -> Any:
+    ) -> object:
         kwargs = kwargs or {}
         out = func(*args, **kwargs)
         self._note(func, args, kwargs, out)

@@ -106,12 +106,12 @@ class Log:
     """
 
     path: Path
-    header: Mapping[str, Any]
+    header: Mapping[str, object]
     done: dict[str, list[Sample]] = field(default_factory=dict)  # by benchmark
     conditions: dict[str, Mapping[str, str]] = field(default_factory=dict)  # it was measured under
 
     @classmethod
-    def open(cls, path: Path, header: Mapping[str, Any]) -> "Log":
+    def open(cls, path: Path, header: Mapping[str, object]) -> "Log":
         """Start a log, or go on with one; what its last benchmark left unfinished is dropped.
 
         Parameters
@@ -192,7 +192,7 @@ class Log:
         return end
 
 
-def read_samples(path: Path) -> tuple[dict[str, Any], list[Sample]]:
+def read_samples(path: Path) -> tuple[dict[str, object], list[Sample]]:
     """Read a log: its header, and the samples of its finished benchmarks.
 
     Parameters
@@ -224,7 +224,7 @@ def read_samples(path: Path) -> tuple[dict[str, Any], list[Sample]]:
     return header, log.samples
 
 
-def _obstacle(text: bytes, header: Mapping[str, Any]) -> str:
+def _obstacle(text: bytes, header: Mapping[str, object]) -> str:
     """What is in the way of a log."""
     try:
         found = json.loads(text.partition(b"\n")[0])

@@ -213,7 +213,7 @@ class Term:
 
     name: ClassVar[str]
     preset: ClassVar[bool] = True  # a paper's technique rather than a piece of one
-    candidates: ClassVar[tuple[Mapping[str, Any], ...]] = ()  # settings that a plan considers
+    candidates: ClassVar[tuple[Mapping[str, object], ...]] = ()  # settings that a plan considers
     evidence_kind: ClassVar[str] = ""  # what it shares with others that lose quality in one way
 
     def __post_init__(self) -> None:
@@ -249,7 +249,7 @@ class Term:
             return self.options(deployment, prompt, generate)
         return self._filled(lambda budget: budget.of_each_prompt)
 
-    def _filled(self, number: Callable[[Budget], Any]) -> "list[Term]":
+    def _filled(self, number: Callable[[Budget], object]) -> "list[Term]":
         """The candidates with a number in place of each budget, and the acceptance as it is."""
         kept = {key: v for key, v in self.settings.items() if key == "acceptance"}
         made = [

@@ -135,7 +135,7 @@ def make_axis(*values: float) -> Array:
     return np.array(values, dtype=float)[:, None, None]
 
 
-def combine(**settings: Sequence[Any]) -> tuple[Mapping[str, Any], ...]:
+def combine(**settings: Sequence[object]) -> tuple[Mapping[str, object], ...]:
     """Return every combination of some values of settings; the last setting changes fastest.
 
     Parameters
@@ -144,7 +144,7 @@ def combine(**settings: Sequence[Any]) -> tuple[Mapping[str, Any], ...]:
     """
     found = []
     for values in product(*settings.values()):
-        one: dict[str, Any] = {}
+        one: dict[str, object] = {}
         for name, value in zip(settings, values, strict=True):
             one |= value if isinstance(value, Mapping) else {name: value}
         found.append(one)

@@ -22,7 +22,7 @@ from triton.errors import TritonError
 from kvsim.errors import InputError
 from kvsim.validate.counter import Fused
 
-Kernel = TypeVar("Kernel", bound=Callable[..., Any])
+Kernel = TypeVar("Kernel", bound=Callable[..., object])
 
 __all__ = [
     "TritonError", "ceil_div", "interpreted", "jit", "launch", "listening", "next_power_of_2", "tl",
@@ -44,7 +44,9 @@ def listening(told: Told) -> Iterator[None]:
         _listeners.remove(told)
 
 
-def notify_launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+def notify_launch(
+    kernel: object, grid: tuple[int, ...], *arguments: object, **options: object
+) -> None:
     """Tell of a launch whoever listens."""
     for told in _listeners:
         told(kernel, grid, arguments, options)

@@ -145,7 +145,7 @@ def read_rope(config: Mapping[str, Any], dim: int, max_context: int, where: str)
     return Rope(dim, theta, kind, factor, slow, fast, trained, scale)
 
 
-def _number(given: Mapping[str, Any], key: str, default: float | None, where: str) -> float:
+def _number(given: Mapping[str, object], key: str, default: float | None, where: str) -> float:
     value = given.get(key)
     value = default if value is None else value
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e12:
@@ -205,7 +205,7 @@ def load_architecture(name_or_path: str) -> Architecture:
     return read_architecture(*read_config(name_or_path))
 
 
-def read_architecture(config: Mapping[str, Any], name: str, where: str) -> Architecture:
+def read_architecture(config: Mapping[str, object], name: str, where: str) -> Architecture:
     """Read the architecture that a parsed ``config.json`` describes.
 
     Raises

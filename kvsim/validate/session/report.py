@@ -80,6 +80,6 @@ def shares(state: SessionState) -> dict[str, Any]:
     return found
 
 
-def _write(path: Path, part: Mapping[str, Any]) -> Path:
+def _write(path: Path, part: Mapping[str, object]) -> Path:
     replace_text(path, json.dumps(part, indent=1, default=str) + "\n")
     return path

@@ -65,7 +65,7 @@ class SessionState:
                 raise InputError(f"--state: a session runs in {self.folder}; wait for it") from None
             yield
 
-    def write(self, unit: str, result: Mapping[str, Any]) -> None:
+    def write(self, unit: str, result: Mapping[str, object]) -> None:
         """Keep a unit's result, which is on disk when this returns."""
         _replace(self._place(unit), json.dumps(result, indent=1, default=str).encode())
 

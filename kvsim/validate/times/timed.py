@@ -18,7 +18,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from statistics import fmean
 from time import perf_counter
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -145,7 +145,7 @@ class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(  # type: ignore[no-untyped-def]
         self, func, types, args=(), kwargs=None
-    ) -> Any:
+    ) -> object:
         out = func(*args, **(kwargs or {}))
         given = {storage._cdata for storage in _storages((args, kwargs))}
         for storage in _storages(out):
