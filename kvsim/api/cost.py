@@ -68,8 +68,10 @@ def announce_cost(inputs: Inputs, requests: int, runs: int = 1) -> None:
     size = cost.memory + requests * cost.held
     if seconds <= UNTOLD[0] and size <= UNTOLD[1]:
         return
-    what = f"{requests:,} requests" + (f" on {runs} settings" if runs > 1 else "")
-    said = f"{what} take up to {seconds / 60:.0f} minutes and {size / 1e9:.1f} GB"
+    what = f"{requests:,} requests" + (f" with {runs} settings" if runs > 1 else "")
+    said = (
+        f"simulating {what} takes up to {max(1, round(seconds / 60))} min and {size / 1e9:.1f} GB"
+    )
     long = seconds > UNASKED[0] or size > UNASKED[1]
     if long and requests > cost.free and on_command_line() and not inputs.yes:
         raise InputError(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from kvsim.api.cost import announce_cost
 from kvsim.api.deployments import build_deployment
 from kvsim.api.traffic import ServedRequests, read_traffic
-from kvsim.console import ProgressLine, print_note
+from kvsim.console import ProgressLine, print_note, print_once
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.files import check_target, make_folder
 from kvsim.frozen import frozen
@@ -334,7 +334,11 @@ def _build_rules(
     if inputs.prefill_replicas is None or inputs.remote_cache is not None:
         settings["nic"] = inputs.nic
     given = {name: value for name, value in settings.items() if value is not None}
-    given["prefix_caching"] = inputs.prefix_caching or reuses
+    stored = bool(given.get("host_cache") or given.get("nvme_cache") or inputs.remote_cache)
+    implied = stored and inputs.preemption == "recompute" and not reuses
+    if implied and not inputs.prefix_caching:
+        print_once("prefix caching is on, as the memories for prefix blocks need it")
+    given["prefix_caching"] = inputs.prefix_caching or reuses or implied
     given |= {name: given.get(name, 0) for name in ("max_seqs", "max_tokens")}  # 0: the engine's
 
     def build(way: str) -> Rules:

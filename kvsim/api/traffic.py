@@ -1,12 +1,12 @@
 """What `simulate` and `capacity` serve: a trace, or traffic that options describe."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from kvsim.api.traces import read_options
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
-from kvsim.options import Inputs
+from kvsim.options import Inputs, options_of
 
 if TYPE_CHECKING:
     from kvsim.traces.requests import Requests
@@ -14,6 +14,10 @@ if TYPE_CHECKING:
 
 SECONDS_PER_TOKEN = 0.03
 """About how long users wait for a token; it only sets how many requests each user sends. [s]"""
+
+
+LENGTHS = ("prompt", "generate")
+"""Options that say how long requests are."""
 
 
 @frozen
@@ -98,32 +102,32 @@ def _draw(inputs: Inputs) -> ServedRequests:
     from kvsim.traces.lengths import choose_lengths, choose_longest
     from kvsim.traces.workload import DEFAULT_THINK, DrawnTraffic
 
-    for name in ("prompt", "generate"):
-        if name not in inputs.given:
-            raise InputError(
-                f"--{name}: not given; expected --trace, or --prompt, --generate and --rate or "
-                "--users"
-            )
+    if not {"prompt", "generate", "rate", "req_s", "users"} & set(inputs.given):
+        raise InputError(
+            "--trace: not given; expected --trace, or --prompt, --generate and --rate or --users"
+        )
     rate, users = _rates(inputs), inputs.users or 0
     if bool(rate) == bool(users):
         wrong = "both are given; expected one of them" if users else "neither is given"
         raise InputError(f"--rate and --users: {wrong}; as --rate 5, or --users 200 --think 20s")
     if users and inputs.think is None:
         raise InputError(
-            "--users: do not think; add --think, as --think 20s, or 0s for a server "
-            "that always has so many requests"
+            "--users: the time that users think is missing; add --think, as --think 20s, or 0s for "
+            "a "
+            "server that always has this many requests"
         )
     if inputs.think is not None and not users and (inputs.turns or 1) < 2:
         raise InputError("--think: does nothing without --users or --turns; add one of them")
     if users and inputs.burst is not None:
-        raise InputError("--burst: users send when they have thought; leave it out or give --rate")
+        raise InputError("--burst: does not apply to --users; leave it out, or give --rate")
     ways = [n for n in ("cached", "hit_rate", "turns") if n in inputs.given]
     if len(ways) > 1:
         first, second = (f"--{n.replace('_', '-')}" for n in ways[:2])
         raise InputError(f"{first} and {second}: both say what is reused; expected one of them")
     if inputs.lengths not in (None, "equal"):
         raise InputError(f"--lengths: got {inputs.lengths[:40]!r}; expected equal, or leave it out")
-    lengths = choose_lengths(inputs.prompt, inputs.generate, inputs.lengths == "equal")
+    prompt, generate = _lengths(inputs)
+    lengths = choose_lengths(prompt, generate, inputs.lengths == "equal")
     context = inputs.max_model_len or load_model(inputs.model).max_context
     workload = DrawnTraffic(
         lengths=lengths,
@@ -147,6 +151,15 @@ def _draw(inputs: Inputs) -> ServedRequests:
     )
 
 
+def _lengths(inputs: Inputs) -> tuple[Any, Any]:
+    """The lengths of prompts and answers, those that `plan` has where none are given."""
+    plan = options_of("plan")
+    return tuple(
+        getattr(inputs, name) if name in inputs.given else plan[name].value(plan[name].default)
+        for name in LENGTHS
+    )
+
+
 def _rates(inputs: Inputs) -> float:
     """Requests per second, the first of several; 0 if there is none."""
     given = inputs.given.get("rate", inputs.given.get("req_s"))
@@ -163,7 +176,8 @@ def _rates(inputs: Inputs) -> float:
 
 def _describe(inputs: Inputs, w: "DrawnTraffic") -> str:
     """The workload in words, as answers name it."""
-    said = f"{inputs.given['prompt']} in and {inputs.given['generate']} out"
+    given = {name: inputs.given.get(name, options_of("plan")[name].default) for name in LENGTHS}
+    said = f"{given['prompt']} in and {given['generate']} out"
     if w.users:
         return f"{w.users:,} users, {said}"
     rates = inputs.given.get("rate", inputs.given.get("req_s"))
@@ -175,7 +189,9 @@ def _notes(inputs: Inputs, w: "DrawnTraffic") -> list[str]:
     """What is assumed of drawn traffic."""
     said = []
     spread = [
-        f"--{name}" for name in ("prompt", "generate") if getattr(inputs, name).kind == "mean"
+        f"--{name}"
+        for name, length in zip(LENGTHS, _lengths(inputs), strict=True)
+        if length.kind == "mean"
     ]
     if spread and inputs.lengths is None:
         said.append(

@@ -453,7 +453,7 @@ def _trtllm(s: Served, settings: EngineSettings) -> str:
     file: dict[str, Setting | Mapping[str, Setting]] = {"kv_cache_config": cache}
     _note_technique(s, settings, ("fp8", *TRTLLM_DRAFTS))
     if s.weights != "fp16" and not s.released:
-        settings.lack(f"weights in {s.weights}: serve a checkpoint that is quantised so")
+        settings.lack(f"{s.weights} weights: serve a checkpoint in that format")
     _note_drives(s, settings)
     for method in TRTLLM_DRAFTS.keys() & s.terms.keys():
         file["speculative_config"] = _trtllm_drafts(method, s.drafts)

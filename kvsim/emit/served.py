@@ -26,13 +26,13 @@ if TYPE_CHECKING:  # numba, which only simulated replicas need
 GB = 1e9
 PERCENT_ROUNDING = 1e-6  # of a percent: what floating point loses
 CHECKPOINTS = {
-    "fp8-block": "fp8 weights with a scale per block: serve a checkpoint that is quantised so",
-    "int8": "weights of 8 bits: serve a checkpoint that is quantised so (W8A16)",
-    "int4": "weights of 4 bits: serve a checkpoint that is quantised so (GPTQ or AWQ)",
-    "awq": "weights of 4 bits: serve a checkpoint that is quantised so (AWQ)",
-    "int4-g32": "weights of 4 bits in groups of 32: serve a checkpoint that is quantised so",
-    "mxfp4": "weights in MXFP4: serve a checkpoint that is stored so",
-    "nvfp4": "weights in NVFP4: serve a checkpoint that is stored so",
+    "fp8-block": "block-scaled fp8 weights: serve an FP8 checkpoint with scales per block",
+    "int8": "8-bit weights: serve a W8A16 checkpoint",
+    "int4": "4-bit weights: serve a GPTQ or AWQ checkpoint",
+    "awq": "4-bit weights: serve an AWQ checkpoint",
+    "int4-g32": "4-bit weights in groups of 32: serve a checkpoint quantised with that group size",
+    "mxfp4": "MXFP4 weights: serve an MXFP4 checkpoint",
+    "nvfp4": "NVFP4 weights: serve an NVFP4 checkpoint",
 }
 """Formats of weights that no engine makes while it loads a model, and what to do about them."""
 

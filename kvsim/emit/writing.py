@@ -53,6 +53,12 @@ class Emitted:
     flags: tuple[Flag, ...]
     missing: tuple[str, ...]
 
+    @property
+    def command(self) -> str:
+        """The command alone; where it reads a file, with the option that writes both."""
+        *file, command = self.line.splitlines() or [""]
+        return f"{command} (`--emit {self.engine}` writes its file)" if file else command
+
 
 @dataclass
 class EngineSettings:

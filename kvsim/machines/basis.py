@@ -47,9 +47,15 @@ def chosen(deployment: Deployment) -> str:
     if card == gpu:
         return f"fitted to kernels measured on {gpu}"
     if gpu in stack.near:
-        return f"no kernel was measured on {gpu}; {card} is the measured card nearest to it"
+        return (
+            f"no kernel was measured on {gpu}; numbers are those of {card}, the closest "
+            "measured card"
+        )
     if card:
         return f"fitted to kernels measured on {card}, not on {gpu}"
     if stack.cards:
-        return f"no kernel was measured on {gpu} or a card near it; typical of the measured cards"
+        return (
+            f"no kernel was measured on {gpu} or a similar card; numbers are typical of the "
+            "measured cards"
+        )
     return ""

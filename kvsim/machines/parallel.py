@@ -177,7 +177,7 @@ class Parallelism:
         if self.ep > 1:
             why = "as kernels were measured, with skewed routing" if skew else "an assumption"
             yield (
-                f"the GPU with the most routed tokens is taken to have "
+                f"the GPU with the most routed tokens is assumed to process "
                 f"{float(busiest(self.ep, skew)):g} times the average: {why}"
             )
         if self.dp > 1:
@@ -188,8 +188,8 @@ class Parallelism:
             )
         if self.stage > domain or (self.pp > 1 and self.stage >= domain):
             yield (
-                f"beyond {domain} GPUs the network is taken to carry "
+                f"beyond {domain} GPUs the network is assumed to carry "
                 f"{NETWORK.bandwidth / 1e9:g} GB/s per GPU: one port of 400 Gb/s each"
             )
         if self != Parallelism(self.tp):
-            yield f"no measured row is of a replica spread so ({self.words()})"
+            yield f"no measurement covers this layout ({self.words()})"

@@ -19,6 +19,7 @@ from kvsim.files import ATTENTION_FILE, check_type
 from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
+from kvsim.machines.gguf import BASES as GGUF_TYPES
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import largest_batch
 from kvsim.prediction.service import Service
@@ -137,6 +138,8 @@ def engine_refusal(engine: str, deployment: Deployment) -> str:
     if engine == "flexgen" and model.family != "opt":
         return f"FlexGen runs OPT models only, not {model.name}"
     nvidia = {"flexgen": "FlexGen", "trtllm": "TensorRT-LLM"}
+    if deployment.weights in GGUF_TYPES and engine not in ("llamacpp", "vllm"):
+        return f"{engine} does not read GGUF files, which have {deployment.weights} weights"
     if (apple or amd) and engine in nvidia:
         return f"{nvidia[engine]} runs on NVIDIA GPUs only, not on {hardware.name}"
     if engine == "trtllm" and "bf16" not in hardware.flops:

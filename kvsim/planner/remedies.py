@@ -105,7 +105,7 @@ def explain_no_service(
     why = describe_obstacle(question)
     text = f"no plan meets the targets: {why}"
     if remedies:
-        text += ". What does: " + "; ".join(
+        text += ". These would: " + "; ".join(
             f"{r.option} ({r.carried.per_s:.3g} requests/s)" for r in remedies
         )
     return NoServiceError(text, remedies, q.deployment)

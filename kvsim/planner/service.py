@@ -612,11 +612,11 @@ def _more(q: ServiceQuestion, choice: PlayedOption, other: PlayedOption) -> str:
     gain = other.value / choice.value - 1
     several = choice.carried.gpus != other.carried.gpus
     what = {
-        "throughput": "carries {} {}",
+        "throughput": "{} {} requests/s",
         "cost": "costs {} {} per request",
         "latency": "takes {} {}",
     }
-    words = ("more", "less") if q.objective == "throughput" else ("less", "more")
+    words = ("more", "fewer")
     if q.objective != "throughput":
         gain = 1 / (1 + gain) - 1
         words = ("more", "less")

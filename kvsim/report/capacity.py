@@ -219,8 +219,9 @@ def _assumptions(row: Row, answer: CapacityAnswer) -> list[str]:
         f"Engines use {memory} of GPU memory; a pass holds at most "
         f"{row['fleet'][0]['max_tokens']} tokens.",
         *tables.describe_sellers(row),
-        "Not modelled: time to load a model, failures while serving, and networks between replicas "
-        "but for caches that are handed over.",
+        "Not modelled: time to load a model, failures while serving, and networks between "
+        "replicas, "
+        "except for KV caches that are transferred.",
     ]
 
 
@@ -250,22 +251,23 @@ def describe_fleet(answer: CapacityAnswer) -> str:
     rate = float(q.traffic.demand.mean.sum())
     each = price_per_million(answer)
     million = "" if each is None else f", {usd(each)} per million output tokens"
-    meets = "would carry" if answer.shortfall else "carries"
+    meets = "would serve" if answer.shortfall else "serves"
     paid = f"{usd(answer.fleet.cost)} per hour{million}."
-    rent = f"Rent {'' if q.schedule is None else 'up to '}{fleet}: {paid}"
-    some = answer.fleet.replicas
+    some, gpus = answer.fleet.replicas, int(answer.fleet.total("gpus"))
+    whole = f"{gpus} GPUs, {fleet}" if gpus > some.sum() else fleet
+    rent = f"Rent {'' if q.schedule is None else 'up to '}{whole}: {paid}"
     tabled = f"Rent the {some.sum()} replicas of {(some > 0).sum()} kinds in the table: {paid}"
     who = describe_slower(answer.played, answer.targets, name_replicas(answer))
     sure, safer = _describe_likelihood(answer)
     what = f"the trace's {rate:.3g} requests per second"
     if not q.traffic.requests.duration:
-        what = "the trace, all of which comes at once,"
+        what = "the trace, which arrives all at once,"
     does = f"In simulation it {meets}{part} {what} with {times}."
     ways = (
         [rent, who, f"{sure}{safer}."],
         [rent, who, f"{sure}."],
-        [rent, "The targets are met over all requests." if who else "", f"{sure}."],
-        [tabled, "The targets are met over all requests." if who else "", f"{sure}."],
+        [rent, "The targets are met over all requests together." if who else "", f"{sure}."],
+        [tabled, "The targets are met over all requests together." if who else "", f"{sure}."],
     )
     fit = next(
         way for way in ways if way is ways[-1] or len(" ".join(way).split()) <= MAX_VERDICT_WORDS

@@ -235,9 +235,9 @@ def list_assumptions(answer: CapacityAnswer) -> list[str]:
         )
     if any(x.apart for x in some):
         said.append(
-            f"Caches are handed over at {extras.nic / 1e9:g} GB/s for each engine (by default one "
-            "200 Gb/s port); --nic sets it. What the receiving side does at the same time is left "
-            "out."
+            f"KV caches are transferred at {extras.nic / 1e9:g} GB/s per engine (by default one "
+            "200 Gb/s port; --nic sets it). The load of the transfer on the receiver is not "
+            "modelled."
         )
     return said
 

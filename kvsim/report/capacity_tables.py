@@ -152,7 +152,7 @@ def describe_sellers(answer: Row) -> list[str]:
     said = [f"Prices per GPU and hour: {'; '.join(listed)}."]
     others = [f"{x['seller']} {x['name']}, {usd(x['usd_per_hour'])}/h" for x in found["others"]]
     if others:
-        said.append(f"The cheapest of these fleets from others: {'; '.join(others)}.")
+        said.append(f"The cheapest fleet at other sellers: {'; '.join(others)}.")
     return said
 
 
@@ -229,7 +229,8 @@ def fleet_table(answer: Row) -> Table:
 
 FULL_KV = re.compile(r" full(?= \+ |,|;|$)")
 DISAGGREGATED_NOTE = (
-    "1 prefill + 1 decode: one engine computes prompts and hands their caches to one that decodes"
+    "1 prefill + 1 decode: one engine computes prompts and transfers their KV "
+    "caches to one that decodes"
 )
 MEMORY_NAMES = {"gpu": "GPU memory", "host": "host memory", "nvme": "NVMe", "remote": "the store"}
 
@@ -350,10 +351,15 @@ def describe_robustness(answer: Row) -> list[str]:
         for name, x in cases.items()
         if not x["met"]
     ]
-    said = [f"meets the targets also at {', '.join(met)}"] if met else []
-    said += [f"misses them at {', '.join(missed)}"] if missed else []
+    said = [f"also meets the targets at {_join(met)}"] if met else []
+    said += [f"misses them at {_join(missed)}"] if missed else []
     text = "; ".join(said).replace("at without", "without")
     return [f"This fleet {text}."] if said else []
+
+
+def _join(cases: list[str]) -> str:
+    """Cases as a list in a sentence."""
+    return ", ".join(cases[:-1]) + " and " * (len(cases) > 1) + cases[-1]
 
 
 def shorten(name: str) -> str:

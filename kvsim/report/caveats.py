@@ -39,26 +39,26 @@ MIN_KERNEL_RATIO = (
     1.3  # times that a kernel class must be slower: errors of classes reach 10 to 25 %
 )
 KERNEL_NAMES = {
-    "gemm": "products in 16 bits",
-    "gemm-fp8": "products in fp8",
-    "gemm-fp8-block": "products in fp8 with a scale per block",
-    "gemm-int8": "products with int8 weights",
-    "gemm-int4": "products with 4-bit weights",
-    "gemm-awq": "products with AWQ weights",
-    "experts": "experts in 16 bits",
-    "experts-fp8": "experts in fp8",
-    "experts-fp8-block": "experts in fp8 with a scale per block",
-    "experts-int4": "experts in 4 bits",
-    "gemm-nvfp4": "products in nvfp4",
-    "experts-nvfp4": "experts in nvfp4",
-    "experts-mxfp4": "experts in mxfp4",
-    "experts-mxfp8": "experts in mxfp4 with 8-bit inputs",
+    "gemm": "16-bit GEMMs",
+    "gemm-fp8": "fp8 GEMMs",
+    "gemm-fp8-block": "block-scaled fp8 GEMMs",
+    "gemm-int8": "GEMMs with int8 weights",
+    "gemm-int4": "GEMMs with 4-bit weights",
+    "gemm-awq": "GEMMs with AWQ weights",
+    "experts": "16-bit experts",
+    "experts-fp8": "fp8 experts",
+    "experts-fp8-block": "block-scaled fp8 experts",
+    "experts-int4": "4-bit experts",
+    "gemm-nvfp4": "nvfp4 GEMMs",
+    "experts-nvfp4": "nvfp4 experts",
+    "experts-mxfp4": "mxfp4 experts",
+    "experts-mxfp8": "mxfp4 experts with 8-bit inputs",
     "attention": "decode attention",
     "attention-fp8": "decode attention over an fp8 cache",
     "latent": "decode attention over latents (MLA)",
     "latent-fp8": "decode attention over fp8 latents (MLA)",
-    "prompt": "attention of prompts",
-    "allreduce": "sums between GPUs",
+    "prompt": "prefill attention",
+    "allreduce": "all-reduces",
 }
 """Kernel classes of which engines have measured rows."""
 
@@ -167,9 +167,9 @@ def describe_host_link(prediction: Prediction) -> list[str]:
         times.append(f"TPOT {units.seconds(float(slow.tpot_s[0]))}")
     rate = d.hardware.links["link"].bandwidth
     return [
-        f"all-reduce rate between GPUs through the host: {rate / 1e9:.3g} GB/s; at "
-        f"{SLOWEST_SUMS / 1e9:.0f} GB/s, the slowest that was measured, {' and '.join(times)}. "
-        f"nccl-tests measure it; a profile of your own takes it as link.bandwidth_Bps"
+        f"all-reduces through the host at {rate / 1e9:.3g} GB/s; at {SLOWEST_SUMS / 1e9:.0f} GB/s, "
+        f"the slowest rate measured, {' and '.join(times)}. Measure yours with nccl-tests and set "
+        f"link.bandwidth_Bps in a profile"
     ]
 
 
@@ -219,12 +219,13 @@ def _sentence(
     prediction: Prediction, own: str, other: str, name: str, took: tuple[float, float, float]
 ) -> str:
     mine, theirs, whole = (units.seconds(x) for x in took)
-    what = "decoding round" if prediction.generate > 1 else "pass over the prompts"
+    what = "decoding round" if prediction.generate > 1 else "prefill pass"
     card = prediction.deployment.hardware.name
     return (
-        f"Of the {whole} that kernels take in a {what}, {mine} are {ENGINE_TITLES[own]}'s "
-        f"{KERNEL_NAMES[name]}; {ENGINE_TITLES[other]}'s, measured on {card} too, would take "
-        f"{theirs} (--stack {other})."
+        f"{ENGINE_TITLES[own]}'s {KERNEL_NAMES[name]} take {mine} of the {whole} of kernel time in "
+        "a "
+        f"{what}; {ENGINE_TITLES[other]}'s, also measured on {card}, would take {theirs} "
+        f"(--stack {other})."
     )
 
 

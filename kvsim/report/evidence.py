@@ -168,7 +168,7 @@ def describe_parallelism(deployment: Deployment) -> list[str]:
         One sentence; empty on a single GPU.
     """
     notes = list(deployment.parallelism.notes(deployment.domain, deployment.stack.sums.skew))
-    return [f"Taken for granted: {'; '.join(notes)}."] if notes else []
+    return [f"Assumed: {'; '.join(notes)}."] if notes else []
 
 
 def _ledger(deployment: Deployment, technique: str, load: str) -> list[str]:
@@ -239,8 +239,8 @@ def describe_accuracy(machine: Hardware) -> str:
             f"server."
         )
     return (
-        f"Nothing was measured on {machine.name}. On cards without rows of their own, rows that no "
-        f"fit saw: {_errors(_held_out(ANY))}. The nearest card with published times is "
+        f"Nothing was measured on {machine.name}. Held-out errors on "
+        f"other cards: {_errors(_held_out(ANY))}. The closest card with published times is "
         f"{_called(find_nearest_card(machine))}. `kvsim calibrate` measures this one, "
         f"`calibrate --from-run` fits to a log of your server."
     )

@@ -14,18 +14,18 @@ REASONS = {
     "host-to-GPU link": "every {step} waits for cache or weights from the host",
     "GPU-to-host link": "writing the cache to the host takes longest",
     "GPU-to-GPU link": "the GPUs wait for all-reduces",
-    "arithmetic": "the GPU computes all the time; a larger batch brings no more",
+    "arithmetic": "the GPU computes all the time; a larger batch adds no throughput",
     "host arithmetic": "the CPU computes attention",
-    "arithmetic that unpacks the cache": "the GPU widens packed numbers all the time",
+    "arithmetic that unpacks the cache": "the GPU spends its time unpacking the cache",
     "kernel launches": "the host issues kernels more slowly than the GPU runs them",
-    SERVER: "reading prompts and sending text take the host longer than the GPU takes",
+    SERVER: "tokenizing prompts and streaming text take the host longer than the GPU needs",
     "fixed time": "small kernels spend their time starting",
 }
 """What binds a round, and why that is."""
 
 assert set(LIMITS.values()) <= set(REASONS)
 
-PROMPT_BOUND = "most time goes into reading prompts"
+PROMPT_BOUND = "most of the time is prefill"
 
 
 def summarize_times(prediction: Prediction) -> str:

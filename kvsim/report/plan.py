@@ -26,7 +26,8 @@ from kvsim.techniques.technique import Technique
 MIN_THROUGHPUT_STEP = 1.02  # times the throughput, from which on another plan is worth a line
 FRONT = "Between the lowest TPOT and the highest throughput:"
 NO_FLIP = (
-    f"The same is chosen with {max(BREAKPOINT_FACTORS):g} times more or less of any of these "
+    f"The choice stays the same with {max(BREAKPOINT_FACTORS):g} times more or less of any of "
+    "these "
     f"alone: prompt, batch where one was asked for, host link bandwidth, host memory bandwidth."
 )
 
@@ -437,7 +438,7 @@ def searched(solver: Row) -> str:
     text = f"Compared {solver['options']:,} options"
     count = solver["solves"]
     if count:
-        text += f", solved {count} placement programme{'s' if count > 1 else ''}"
+        text += f", solved {count} placement problem{'s' if count > 1 else ''}"
     if solver["bound_s"] is None:
         return f"{text}."
     return (
@@ -517,10 +518,10 @@ def thin_out(rows: Sequence[Row]) -> list[Row]:
 
 
 def _flipped(f: Breakpoint, result: ChosenPlan) -> str:
-    start = "From" if f.factor > 1 else "Down from"
+    start = "Above" if f.factor > 1 else "Below"
     value = float(f"{f.value:.2g}")
     unit = {"prompt": f"{value:,.0f} tokens", "batch": f"{value:,.0f}"}
     amount = unit.get(f.what, f"{value / 1e9:.3g} GB/s")
     instead = f"{f.technique} is chosen" if f.technique else "nothing here meets the limits"
     times = rounded(f.factor, 2)
-    return f"{start} a {f.what} of about {amount} ({times} times) on, {instead}."
+    return f"{start} a {f.what} of about {amount} ({times} times this one), {instead}."

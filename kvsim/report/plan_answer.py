@@ -80,7 +80,7 @@ def write_empty_answer(none: NoPlanError) -> Answer:
 def _relaxations(none: NoPlanError) -> Iterator[str]:
     for name, value in none.relaxations.items():
         amount = units.size(value) if name.endswith("memory") else units.seconds(value)
-        yield f"{LABELS[name]} of {amount} would do, all else as it is."
+        yield f"{LABELS[name]} of {amount} would be enough, with everything else unchanged."
 
 
 def _machine(prediction: Prediction) -> str:
@@ -389,7 +389,7 @@ def _list_settings(plan: ChosenPlan) -> Iterator[str]:
     if engine in able and plan.question.workload.service:
         share = plan.question.limits.gpu_memory / p.deployment.hardware.gpu_memory
         found, title = emit(engine, serve_prediction(p, share)), join_titles([engine])
-        yield f"{title}: {found.line}"
+        yield f"{title}: {found.command}"
         yield from (f"{title} has no setting for {what}." for what in found.missing)
         own = p.deployment.stack.name.partition("@")[0]
         if own in SERVERS and own != engine:

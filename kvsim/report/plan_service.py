@@ -96,8 +96,8 @@ def make_result(
     title = names.describe_deployment(d) + ("" if load in answer.verdict else f", {load}")
     ground = evidence.describe_basis(fields["basis"])
     played = (
-        f"Compared {plan.considered:,} settings in closed form; "
-        f"{plan.plays} plays of {len(plan.question.load.requests):,} requests."
+        f"Compared {plan.considered:,} settings analytically; "
+        f"{plan.plays} simulations of {len(plan.question.load.requests):,} requests."
     )
     blocks: list[Block] = [
         *(Heading(title), *answer.head(), shown, BLANK, *answer.body(BRIEF)),
@@ -112,7 +112,7 @@ def make_result(
     if curve:
         fields["curve"] = points = list(plan.curve())
         tables.append(_curve_table(points))
-        blocks += [BLANK, "Times at lower rates, if passes take as long as predicted:", tables[-1]]
+        blocks += [BLANK, "Times at lower request rates, if predictions are exact:", tables[-1]]
 
     def draw() -> Any:
         from kvsim.report.plan_charts import draw_service
@@ -277,7 +277,7 @@ def loss_words(found: Evidence, deployment: Deployment) -> str:
     text = f"{what} {units.percent(max(found.loss, 0.0))} worse (at most "
     text += f"{units.percent(max(found.bound, 0.0))})"
     if found.untried:
-        text += f"; untested: {', '.join(found.untried)}"
+        text += f"; not tested on {', '.join(found.untried)}"
     return text
 
 
@@ -294,8 +294,8 @@ def _trace(plan: ServicePlan) -> str:
     if not plan.replicas:
         return f"That is {share:.2g} times the trace's rate."
     if plan.replicas == 1:
-        return f"One replica carries {share:.2g} times the trace."
-    return f"{plan.replicas} such replicas carry the trace."
+        return f"One replica serves {share:.2g} times the trace's rate."
+    return f"{plan.replicas} such replicas serve the trace."
 
 
 def _describe_class(one: ClassPlan) -> str:
@@ -348,7 +348,7 @@ def _changes(plan: ServicePlan) -> Iterator[str]:
     """What would bring more, each played."""
     for what, gain in plan.prices.items():
         if gain > NO_GAIN:
-            yield f"{what[0].upper()}{what[1:]} would carry {units.percent(gain)} more."
+            yield f"{what[0].upper()}{what[1:]} would serve {units.percent(gain)} more requests/s."
     if plan.missing:
         some = "; ".join(change_of(plan, d) for d in plan.missing[:MAX_MISSING])
         more = len(plan.missing) - MAX_MISSING
@@ -381,7 +381,7 @@ def _how_to_run(plan: ServicePlan) -> Iterator[str]:
     found, title = emit(engine, serve_costs(chosen.carried.costs, share)), join_titles([engine])
     many = f" (each of {chosen.carried.replicas} replicas)" if chosen.carried.replicas > 1 else ""
     if found.line:
-        yield f"{title}: {found.line}"
+        yield f"{title}: {found.command}"
         if many:
             yield f"Start it {chosen.carried.replicas} times behind a load balancer."
     yield from (f"{title} has no setting for {what}." for what in found.missing)
@@ -467,7 +467,11 @@ def _rows(plan: ServicePlan) -> Iterator[Row]:
     if plan.research is not None:
         found, p = plan.research, plan.research.prediction
         percent = round(100 * abs(found.gain))
-        more = f"{percent} % {'more' if found.gain > 0 else 'less'}" if percent else "as much"
+        more = (
+            f"{percent} % {'more' if found.gain > 0 else 'fewer'} requests/s"
+            if percent
+            else "same rate"
+        )
         yield {
             "standing": "no engine",
             "technique": label(p.technique),
@@ -483,8 +487,7 @@ def _rows(plan: ServicePlan) -> Iterator[Row]:
             "engines": [],
             "quality": quality(found.evidence),
             "gain": number(found.gain),
-            "reason": f"runs in no engine (--research chooses it); "
-            f"{more} by estimate; "
+            "reason": f"no engine runs it (--research considers it); an estimated {more}; "
             f"{loss_words(found.evidence, p.deployment)}",
         }
 

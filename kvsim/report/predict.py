@@ -114,8 +114,8 @@ def predict_points(
     for row in rows:
         if row["refused"] == "cache" and row["fits"]:
             row["notes"].append(
-                f"a server with {100 * ENGINE_SHARE:g} % of each GPU's memory refuses such a "
-                "request: its cache is larger than what is left"
+                f"a server that uses {100 * ENGINE_SHARE:g} % of each GPU's memory refuses such a "
+                "request: its KV cache is larger than what the weights leave"
             )
     return make_result(found, rows, left_out, command)
 
@@ -282,8 +282,8 @@ def notes(prediction: Prediction) -> Iterator[str]:
     yield from d.parallelism.notes(d.domain, d.stack.sums.skew)
     if prediction.prompt + prediction.generate > d.model.max_context:
         yield (
-            f"{prediction.prompt + prediction.generate} tokens are beyond the "
-            f"{d.model.max_context} that {d.model.name} was made for"
+            f"{prediction.prompt + prediction.generate:,} tokens exceed the context of "
+            f"{d.model.name}, {d.model.max_context:,} tokens"
         )
     last = decode_point(
         float(prediction.batch[0]), prediction.prompt, prediction.generate, prediction.generate - 1
@@ -427,7 +427,7 @@ def tabulate_drafts(gains: Sequence[Row]) -> list[Table]:
         for row in gains
         for which, name in (
             ("speedup", labels[row["notation"]]),
-            ("least_acceptance", "  gains from acceptance"),
+            ("least_acceptance", "  gains above acceptance"),
         )
     ]
     every = sorted({b for row in rows for b in row["batches"]}, key=int)
@@ -445,8 +445,9 @@ def tabulate_drafts(gains: Sequence[Row]) -> list[Table]:
 
     columns = [text_column("speed-up at batch", lambda row: row["name"]), *map(column, every)]
     note = (
-        "tokens per second while decoding over those without drafts; below 1 drafts lose, as they "
-        "do below the acceptance (accepted over drafted tokens) of the second line"
+        "decode tok/s with drafts over decode tok/s without; below 1 drafts slow decoding down, "
+        "and so "
+        "does an acceptance (accepted over drafted tokens) below that of the second line"
     )
     return [Table(columns, rows, note=note)]
 
@@ -576,7 +577,7 @@ def _describe_single_point(row: Row, prediction: Prediction, changes: Sequence[s
             f"{what}: {describe_times(row)}, {describe_memory(row)}.",
             explain_limit(row["bound_by"], row["generate"]),
         ]
-        return verdict(needed, [_pool(prediction), _longest(prediction), _note_max_batch(row)])
+        return verdict(needed, [_note_max_batch(row)])
     needed = [
         f"{what} does not fit: it needs {describe_memory(row)}{_note_memory_size(row, prediction)}."
     ]
@@ -589,31 +590,14 @@ def _note_memory_size(row: Row, prediction: Prediction) -> str:
     """The capacity of the tier that is too small."""
     hardware = prediction.deployment.hardware
     if row["gpu_bytes"] > hardware.gpu_memory:
-        return f", there are {units.size(hardware.gpu_memory)}"
-    return f", the host has {units.size(hardware.host_memory)}"
-
-
-def _pool(prediction: Prediction) -> str:
-    room = pool(prediction.technique, prediction.deployment, prediction.prompt, prediction.generate)
-    if not room.tokens or float(prediction.host_bytes[0]):
-        return ""  # engines have no pool of what is kept elsewhere
-    return (
-        f"KV pool at {units.percent(room.share)} of GPU memory: {room.tokens:,} tokens, "
-        f"{room.blocks:,} blocks, {room.concurrency:.2f} sequences."
-    )
-
-
-def _longest(prediction: Prediction) -> str:
-    longest = longest_prompt(
-        prediction.technique, prediction.deployment, int(prediction.batch[0]), prediction.generate
-    )
-    return f"Longest prompt: {longest:,} tokens{_note_context_limit(longest, prediction)}."
+        return f" and the GPU has {units.size(hardware.gpu_memory)}"
+    return f" and the host has {units.size(hardware.host_memory)}"
 
 
 def _note_context_limit(longest: int, prediction: Prediction) -> str:
     """That memory would hold more than the model takes, if so."""
     most = prediction.deployment.model.max_context
-    return f" by memory, the model takes {most:,}" if longest + prediction.generate > most else ""
+    return f" by memory; the context is {most:,}" if longest + prediction.generate > most else ""
 
 
 def _note_max_batch(row: Row) -> str:
@@ -678,7 +662,8 @@ def _compare_techniques(rows: Sequence[Row], best: Row, accepted: str, as_good: 
         beside = [row for row in rows if row is not full]
         close, slow = (pick(beside, key=lambda row: speed_ratio(row, full)) for pick in (max, min))
         needed = [
-            f"Stay with full KV on {full['gpu']} at {_load(full)}: {describe_times(full)}.",
+            f"Full KV is the best choice on {full['gpu']} at {_load(full)}: "
+            f"{describe_times(full)}.",
             f"{names[id(close)]} {compare_with_full(close, full)}{describe_saving(close, full)}.",
         ]
         if slow is not close:
@@ -698,7 +683,11 @@ def _compare_techniques(rows: Sequence[Row], best: Row, accepted: str, as_good: 
             accepted,
             *(
                 f"{names[id(r)]} {compare_with_full(r, full, 'full')}{describe_saving(r, full, '')}"
-                + (f"; within the known error of {names[id(best)]}." if id(r) in as_good else ".")
+                + (
+                    f"; within the prediction error of {names[id(best)]}."
+                    if id(r) in as_good
+                    else "."
+                )
                 for r in others
             ),
             explain_limit(best["bound_by"], best["generate"]),
@@ -764,11 +753,11 @@ def _turn(rows: Sequence[Row], names: Sequence[str]) -> str:
         return f"{other} is as fast as {base} at every {axis}."
     if not turns:
         side = "faster" if ahead[0] else "slower"
-        return f"{other} is {side} than {base} at every {axis} ({first} to {last} as fast)."
+        return f"{other} is {side} than {base} at every {axis} ({first} to {last} its speed)."
     i = turns[0]
     return (
         f"{other} breaks even with {base} between {axis} {points[i - 1]:,} and {points[i]:,}: "
-        f"{first} as fast at {points[0]:,}, {last} at {points[-1]:,}."
+        f"{first} its speed at {points[0]:,}, {last} at {points[-1]:,}."
     )
 
 

@@ -130,10 +130,11 @@ def _needed(
     taken = row["request_per_s"] or 0.0
     if waited > WAITING and arrive is not None and taken < OVERLOADED * arrive:
         said.append(
-            f"Overload: the server takes {units.rate(taken)} of {units.rate(arrive)} requests/s."
+            f"Overloaded: the server completes {units.rate(taken)} of {units.rate(arrive)} "
+            "requests/s."
         )
     elif waited > WAITING:
-        said.append(f"Requests queue for {units.seconds(waited)} (median): more than it serves.")
+        said.append(f"Overloaded: requests queue for {units.seconds(waited)} (median).")
     if targets:
         share = row["good_share"]
         met = "Yes" if share and share >= MIN_GOOD_SHARE else "No"
@@ -151,7 +152,7 @@ def _list_optional_sentences(rows: Sequence[Row], best: Row, full: Row | None) -
         said.append(f"{units.percent(hits)} of prompt tokens come from the prefix cache.")
     said.append(f"KV memory peaks at {units.percent(best['kv_peak_share'])}.")
     if len(rows) > 1 and full is best:
-        said.append("No other technique compared is better by more than 1 %.")
+        said.append("No other technique is better by more than 1 %.")
     return said
 
 
@@ -161,14 +162,17 @@ def _changes(row: Row, deployment: Deployment, targets: str) -> Sequence[str]:
     refused = row["refused_by"]
     if refused["context"]:
         said.append(
-            f"{refused['context']:,} refused, longer than the {row['max_model_len']:,} tokens that "
-            f"{deployment.model.name} takes: a model with a longer context, or --max-model-len if "
-            "your engine is started with another."
+            f"{refused['context']:,} requests are longer than the context of "
+            f"{deployment.model.name}, "
+            f"{row['max_model_len']:,} tokens, and were refused: choose a model with a longer one, "
+            "or "
+            "give --max-model-len if your engine is started with another limit."
         )
     if refused["cache"]:
         said.append(
-            f"{refused['cache']:,} refused, larger than the KV cache: more GPUs (--tp), narrower "
-            f"--weights, or a technique that keeps the cache elsewhere."
+            f"{refused['cache']:,} requests are larger than the KV cache and were refused: use "
+            "more GPUs "
+            "(--tp), narrower --weights, or a technique that keeps part of the cache elsewhere."
         )
     if targets and row["good_share"] is not None and row["good_share"] < MIN_GOOD_SHARE:
         said.append(
@@ -177,7 +181,7 @@ def _changes(row: Row, deployment: Deployment, targets: str) -> Sequence[str]:
         )
     if row["preemptions"] >= OFTEN * row["requests"]:
         said.append(
-            f"{row['preemptions']:,} preemptions because KV memory ran out: --max-seqs (vLLM: "
+            f"{row['preemptions']:,} preemptions because the KV cache was full: --max-seqs (vLLM: "
             f"--max-num-seqs) below {units.integer(row['mean_batch'] * 1.5)} would avoid most."
         )
     return said
@@ -292,7 +296,7 @@ def _describe_loads(rows: Sequence[Row], where: str, trace: str, targets: str) -
             else ""
         )
         over = (
-            f"{carried}{_format_case_value(first, key)} is more than it serves: it finishes "
+            f"{carried}{_format_case_value(first, key)} is more than it can serve: it completes "
             f"{units.rate(first['request_per_s'])} per second, and requests queue for "
             f"{units.seconds(first['queue_s']['p50'])} (median)."
         )
@@ -350,9 +354,9 @@ def _describe_prefixes(rows: Sequence[Row], where: str, trace: str) -> str:
     told = "; ".join(f"{name}: {_mean(row)}" for name, row in by.items())
     hits = units.percent(best["prefix_hit_share"] or 0.0)
     if "recompute" in by and _ttft(best) < (1 - FASTER) * _ttft(by["recompute"]):
-        start = f"Load stored prefixes of {trace} on {where}, do not compute them again"
+        start = f"Load stored prefixes of {trace} on {where}, rather than recompute them"
     elif "recompute" in by:
-        start = f"Loading stored prefixes of {trace} on {where} gains nothing over computing them"
+        start = f"Loading stored prefixes of {trace} on {where} is no faster than recomputing them"
     else:
         start = f"{best['case']['prefix_load']} serves {trace} on {where} best"
     return verdict([f"{start}: mean TTFT is {told}."], [f"{hits} of prompt tokens are stored."])

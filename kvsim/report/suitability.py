@@ -128,7 +128,7 @@ def describe_quality(found: Sequence[Prediction]) -> Iterator[str]:
                 f"model; `kvsim validate --quality` measures it."
             )
         else:
-            here = "no number for these settings; with others it " * _settings_differ(
+            here = "not measured with these settings; with others: " * _settings_differ(
                 known.worst, str(t)
             )
             yield f"Quality of {t.name}: {here}{known}."

@@ -317,8 +317,9 @@ def _unit(rules: Rules, requests: Requests) -> int:
     """
     if rules.tiers and not requests.block_tokens:
         raise InputError(
-            "--prefix-caching: the trace names no prefix blocks, so nothing would be stored; leave "
-            "out the caches or use a trace that has hash blocks"
+            "--host-cache: the trace names no prefix blocks, so nothing would be stored; use a "
+            "trace "
+            "that has hash blocks, or say what prompts share with --cached, --hit-rate or --turns"
         )
     if not rules.cache_block:
         return 1

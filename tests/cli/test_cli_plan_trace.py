@@ -15,7 +15,7 @@ def test_a_trace_gets_a_plan_and_the_replicas_that_carry_it(tmp_path: Path) -> N
     done = run(*BASE, "--ttft", "3s", "--tpot", "100ms", "--rate", "4", "--report", str(page))
     assert done.code == 0, done.err
     assert max(len(line) for line in done.out.splitlines()) <= 100
-    assert "replicas carry the trace" in " ".join(done.out.split())
+    assert "replicas serve the trace" in " ".join(done.out.split())
     assert "Plotly" in page.read_text()
 
 

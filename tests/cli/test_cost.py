@@ -28,9 +28,9 @@ def test_documented_sizes_never_need_a_yes(command: str) -> None:
     ("requests", "runs", "yes", "said"),
     [
         (10**6, 1, False, ""),
-        (9 * 10**6, 1, False, "9,000,000 requests take up to 1 minutes and 4.8 GB"),
-        (9 * 10**6, 4, True, "on 4 settings take up to 5 minutes and 4.8 GB"),
-        (2 * 10**7, 1, True, "3 minutes and 10.3 GB"),
+        (9 * 10**6, 1, False, "9,000,000 requests takes up to 1 min and 4.8 GB"),
+        (9 * 10**6, 4, True, "with 4 settings takes up to 5 min and 4.8 GB"),
+        (2 * 10**7, 1, True, "3 min and 10.3 GB"),
     ],
 )
 def test_the_estimate_is_printed(
@@ -47,6 +47,6 @@ def test_what_takes_longer_waits_for_a_yes() -> None:
     announce_cost(some, 10**8)  # a function of Python does what it is told
     with (
         run_on_command_line(),
-        pytest.raises(InputError, match=r"13 minutes and 50\.3 GB; add"),
+        pytest.raises(InputError, match=r"13 min and 50\.3 GB; add"),
     ):
         announce_cost(some, 10**8)

@@ -31,7 +31,7 @@ def answer(page: str, command: int = -1) -> str:
     return " ".join(" ".join(shown[starts[0] if starts else 0 :]).split())
 
 
-STARTS = ("Run ", "Best is ", "Stay ", "Take ", "Load ", "Fitted ", "At ", "On ", "Rent ",
+STARTS = ("Run ", "Best is ", "Full KV is ", "Take ", "Load ", "Fitted ", "At ", "On ", "Rent ",
           "full on", "offload", "kivi", "kvpr", "quantspec", "Full KV")  # fmt: skip
 
 
@@ -169,7 +169,7 @@ def tier(text: str) -> None:
 
 ANSWERS: dict[str, tuple[tuple[str, ...], Callable[[str], None]]] = {
     "long-context": (("Run full KV on rtx4090 with int4 weights", "worse"), tokens_of(500)),
-    "offload": (("Stay with full KV", "slower", "host-to-GPU link"), offload),
+    "offload": (("Full KV is the best choice", "slower", "host-to-GPU link"), offload),
     "quantised-cache": (("fp8 is fastest", "saves", "of GPU memory"), quantised),
     "speculation": (("breaks even with full", "acceptance"), speculation),
     "recompute-or-load": (("kvpr is fastest", "Limit:"), active_cache),

@@ -43,7 +43,7 @@ def test_full_kv_is_not_compared_with_itself(techniques: str) -> None:
     text = said("predict", "--model", "mistral-7b-v0.3", "--gpu", "a10", "--technique", techniques,
                 "--prompt", "1", "--generate", "2")  # fmt: skip
     verdict = text.partition("decode output")[0]
-    assert "Stay with full KV" in verdict and "fp8 is as fast" in verdict
+    assert "Full KV is the best choice" in verdict and "fp8 is as fast" in verdict
     assert "full is" not in verdict
 
 
@@ -61,7 +61,7 @@ def test_the_pool_is_told_as_engines_print_it() -> None:
 
 def test_offloading_what_fits_is_advised_against_with_the_reason() -> None:
     text = said("predict", *A10, "--technique", "full,offload")
-    assert "Stay with full KV on a10" in text and "slower" in text
+    assert "Full KV is the best choice on a10" in text and "slower" in text
     assert "Limit of offload: host-to-GPU link, as every token waits" in text
 
 
@@ -134,7 +134,7 @@ def test_narrower_weights_are_told_with_what_a_server_needs_for_them() -> None:
     )
     assert text.count("Nothing meets the targets with: --weights fp16.") == 1
     assert "worse (at most" in text
-    assert "vLLM has no setting for weights of 4 bits: serve a checkpoint" in text
+    assert "vLLM has no setting for 4-bit weights: serve a GPTQ or AWQ checkpoint" in text
 
 
 @pytest.mark.parametrize(("memory", "assumed"), [((), True), (("--host-memory", "300"), False)])
