@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 import kvsim
+import kvsim.api
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.options import PRESENTED, options_of
 from kvsim.report.frames import UNITS
@@ -165,3 +166,12 @@ def test_what_the_command_refuses_is_refused() -> None:
         kvsim.plan(*CASE, tpot=50)
     with pytest.raises(InfeasibleError, match="weights int4"):
         kvsim.plan("qwen2.5-32b", "a100-40g", prompt=4096, generate=256)
+
+
+@pytest.mark.parametrize("name", kvsim.api.__all__)
+def test_what_is_public_says_what_it_takes_and_returns_with_an_example(name: str) -> None:
+    public = getattr(kvsim.api, name)
+    about = public.__doc__ or ""
+    assert "Parameters\n" in about or "Attributes\n" in about
+    assert "Examples\n" in about and ">>> " in about
+    assert isinstance(public, type) or "Returns\n" in about

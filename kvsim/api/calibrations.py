@@ -36,6 +36,10 @@ def calibrate(inputs: Inputs) -> "Result[Row]":
     ------
     InputError
         For what the command would refuse.
+
+    Examples
+    --------
+    >>> calibrate("mine.toml", device="cuda:0", quick=True)  # doctest: +SKIP
     """
     from kvsim.report.calibrate import make_table_result
 
@@ -72,10 +76,19 @@ def calibrate_run(
     options
         Others of ``calibrate``, as ``fit_first`` or ``max_seqs``.
 
+    Returns
+    -------
+    Result
+        Errors before and after the fit, and the numbers that the run determines.
+
     Raises
     ------
     InputError
         For a log that cannot be read, or too few requests.
+
+    Examples
+    --------
+    >>> calibrate_run("bench.json", "llama3-8b", "rtx4090", "mine.toml")  # doctest: +SKIP
     """
     return calibrate(from_run=log, model=model, gpu=gpu, out=out, technique=technique, **options)
 

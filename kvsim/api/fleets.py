@@ -41,6 +41,13 @@ def capacity(inputs: Inputs) -> "Result[CapacityAnswer]":
         For what the command would refuse.
     InfeasibleError
         If no fleet serves the trace at all.
+
+    Examples
+    --------
+    >>> fleet = capacity(  # doctest: +SKIP
+    ...     model="llama3.1-8b", gpus="l40s,h100", prompt="3k", generate=500, rate=5, ttft="2s"
+    ... )
+    >>> fleet.choice.replicas, fleet.choice.usd_per_hour  # doctest: +SKIP
     """
     from kvsim.emit.served import serve_costs
     from kvsim.planner.fleet.answer import make_capacity

@@ -13,6 +13,11 @@ def models(inputs: Inputs) -> object:
     -------
     list of dict, or dict
         All models, or the one that ``name`` gives.
+
+    Examples
+    --------
+    >>> models("meta-llama/Llama-3.1-8B-Instruct")["layers"]
+    32
     """
     return _find("models", inputs.name)
 
@@ -25,6 +30,11 @@ def gpus(inputs: Inputs) -> Any:
     -------
     list of dict, or dict
         All profiles, or the one that ``name`` gives.
+
+    Examples
+    --------
+    >>> gpus("NVIDIA L40S")["title"]
+    'NVIDIA L40S 48 GB'
     """
     return _find("gpus", inputs.name)
 
@@ -37,6 +47,11 @@ def techniques(inputs: Inputs) -> Any:
     -------
     list of dict, or dict
         All techniques, or the one that ``name`` gives.
+
+    Examples
+    --------
+    >>> techniques("kivi")["lossless"]
+    False
     """
     return _find("techniques", inputs.name)
 
@@ -49,6 +64,11 @@ def stacks(inputs: Inputs) -> object:
     -------
     list of dict, or dict
         All stacks, or the one that ``name`` gives.
+
+    Examples
+    --------
+    >>> stacks("vllm")["basis"]
+    'carried over'
     """
     return _find("stacks", inputs.name)
 

@@ -223,6 +223,13 @@ def register_technique(kind: "type[Term]") -> "type[Term]":
     ------
     InputError
         If it is no such class, or its name is taken.
+
+    Examples
+    --------
+    >>> @register_technique  # doctest: +SKIP
+    ... @frozen
+    ... class Mine(Term):
+    ...     name: ClassVar[str] = "mine"
     """
     from kvsim.techniques import register_technique as register
 

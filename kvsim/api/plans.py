@@ -40,6 +40,12 @@ def plan(inputs: Inputs) -> "Result[ChosenPlan] | Result[ServicePlan]":
         For what the command would refuse.
     InfeasibleError
         If nothing meets the limits; the text says what would.
+
+    Examples
+    --------
+    >>> best = plan("llama3.1-8b", "h100", offline=True, only="full,fp8", max_loss=0.04)
+    >>> best.choice.technique, best.choice.batch > 100
+    ('fp8', True)
     """
     check_engines(inputs.emit)
     if inputs.total_gpus is not None:

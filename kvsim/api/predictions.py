@@ -30,6 +30,12 @@ def predict(inputs: Inputs) -> "Result[list[Prediction]]":
     ------
     InputError
         For what the command would refuse.
+
+    Examples
+    --------
+    >>> found = predict("llama3.1-8b", "h100", ["full", "fp8"], batch=[1, 32], prompt="8k")
+    >>> [(row["technique"], row["batch"], row["fits"]) for row in found.rows]
+    [('full', 1, True), ('full', 32, True), ('fp8', 1, True), ('fp8', 32, True)]
     """
     from kvsim.report.predict import predict_points
     from kvsim.techniques import parse, parse_several
@@ -69,6 +75,12 @@ def sweep(inputs: Inputs) -> "Result[None]":
     -------
     Result
         Times, throughput and memory of every point, one per row.
+
+    Examples
+    --------
+    >>> grid = sweep("llama3.1-8b", "h100", batch=range(1, 9), prompt=[1024, 4096])
+    >>> len(grid.rows)
+    16
     """
     import numpy as np
 
@@ -87,7 +99,17 @@ def sweep(inputs: Inputs) -> "Result[None]":
 
 @takes_options("explore", "model", "gpu", "out")
 def explore(inputs: Inputs) -> None:
-    """Write a page with sliders: batch, prompt, bits, drafts, link."""
+    """Write a page with sliders: batch, prompt, bits, drafts, link.
+
+    Returns
+    -------
+    None
+        The page is written to ``out``.
+
+    Examples
+    --------
+    >>> explore("llama3.1-8b", "h100", out="explore.html")  # doctest: +SKIP
+    """
     from kvsim.console import print_written
     from kvsim.files import check_target
     from kvsim.report.explore import make_result
@@ -110,6 +132,11 @@ def reproduce(inputs: Inputs) -> "Result[list[Score]] | None":
     -------
     Result or None
         Errors by table and metric; None where ``fit`` names a stack to write.
+
+    Examples
+    --------
+    >>> scores = reproduce("kcache")  # doctest: +SKIP
+    >>> scores.frame()  # doctest: +SKIP
     """
     from kvsim.evidence import predicted as predicted_rows
     from kvsim.evidence import published

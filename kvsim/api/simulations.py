@@ -139,6 +139,12 @@ def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
     ------
     InputError
         For what the command would refuse.
+
+    Examples
+    --------
+    >>> run = simulate("sample:chat", "llama3-8b", "h100", ttft="2s", tpot="100ms")
+    >>> run.rows[0]["requests"], run.ttft.p50 < run.ttft.p99
+    (500, True)
     """
     from kvsim.report.simulate import make_result
     from kvsim.serving.costs import StepCosts

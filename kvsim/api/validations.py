@@ -66,6 +66,11 @@ def validate(inputs: Inputs) -> "Result[Any]":
     ------
     InputError
         For what the command would refuse.
+
+    Examples
+    --------
+    >>> validate(model="smollm2-135m", layers=2, technique="kivi").passed  # doctest: +SKIP
+    True
     """
     if inputs.from_bundle is not None:
         return _show_bundle(inputs)
@@ -264,6 +269,10 @@ def validate_quality(inputs: Inputs) -> "Result[Any]":
     -------
     Result
         What each technique loses.
+
+    Examples
+    --------
+    >>> validate_quality("./my-model", technique="kivi", out="quality.json")  # doctest: +SKIP
     """
     techniques = _parse_techniques(inputs)
     check_torch()
@@ -318,6 +327,10 @@ def validate_layers(inputs: Inputs) -> "Result[Any]":
     -------
     Result
         Losses by layer and width, and those of the plan.
+
+    Examples
+    --------
+    >>> validate_layers("./my-model", bits=3)  # doctest: +SKIP
     """
     check_torch()
     from kvsim.planner.bits import assign
@@ -376,6 +389,10 @@ def validate_plan(inputs: Inputs) -> "Result[Any]":
     ------
     InputError
         If the plan is of another model, cannot run here, or does not fit the machine's memory.
+
+    Examples
+    --------
+    >>> validate_plan("plan.json", device="cuda:0")  # doctest: +SKIP
     """
     from kvsim.quality.planfile import read_plan
 

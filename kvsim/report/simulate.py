@@ -125,8 +125,8 @@ def make_result(
 
 
 def _list_unserved(rows: Sequence[Row], deployment: Deployment) -> list[str]:
-    """Which runs refused, aborted or did not finish requests."""
-    lines = []
+    """Which runs refused, aborted or did not finish requests; what is said of several, once."""
+    found: dict[str, list[str]] = {}
     for name, row in zip(name_runs(rows), rows, strict=True):
         if row["refused"] or row["unfinished"]:
             which = ", ".join(map(str, row["refused_rows"]))
@@ -134,12 +134,12 @@ def _list_unserved(rows: Sequence[Row], deployment: Deployment) -> list[str]:
             model, context = deployment.model.name, row["max_model_len"]
             said = describe_refusals(row["refused_by"], model, context)
             where = f" (in order of arrival number {which}{several})" if said else ""
-            lines.append(f"{name}: {said or '0 refused'}{where}; {row['unfinished']} unfinished")
+            line = f"{said or '0 refused'}{where}; {row['unfinished']} unfinished"
+            found.setdefault(line, []).append(name)
         if row["aborted"]:
-            lines.append(
-                f"{name}: {row['aborted']} aborted, with the turns that would have followed them."
-            )
-    return lines
+            line = f"{row['aborted']} aborted, with the turns that would have followed them."
+            found.setdefault(line, []).append(name)
+    return [f"{', '.join(names)}: {line}" for line, names in found.items()]
 
 
 def times_table(rows: Sequence[Row]) -> Table:

@@ -8,11 +8,16 @@ from collections.abc import Sequence
 from shlex import quote
 
 from kvsim.machines.deployment import Deployment
+from kvsim.planner.question import engines_running
+from kvsim.quality.evidence import evidence as quality
 from kvsim.report import caveats, evidence, units
 from kvsim.report.answer import MAX_VERDICT_WORDS, Answer, verdict
+from kvsim.report.evidence import PROBE_TOKENS
 from kvsim.report.json import Row
-from kvsim.report.names import NAME_END, short_names
+from kvsim.report.names import NAME_END, label, short_names
+from kvsim.report.suitability import describe_loss
 from kvsim.report.table import Column, text_column
+from kvsim.techniques import parse
 from kvsim.techniques.axes.settings import simplify
 
 TIE = 0.01  # relative difference of goodput or throughput that decides nothing
@@ -48,8 +53,9 @@ def write_answer(
     if varied_option(rows):
         told = describe_cases(rows, _describe_machines(best, deployment), trace, best, targets)
     else:
+        needed = _needed(best, deployment, trace, targets, _arrival_rate(best, rows, played))
         told = verdict(
-            _needed(best, deployment, trace, targets, _arrival_rate(best, rows, played)),
+            [*needed, *_price_of_choice(best, deployment)],
             _list_optional_sentences(rows, best, full),
         )
     return Answer(
@@ -64,6 +70,16 @@ def write_answer(
         assumed=_assumed(best, deployment),
         left_out=left_out,
     )
+
+
+def _price_of_choice(best: Row, deployment: Deployment) -> list[str]:
+    """What the best technique loses of quality, and that no engine runs it, if so."""
+    technique = parse(best["technique"])
+    if technique.exact:
+        return []
+    found = quality(technique, deployment.model, PROBE_TOKENS)
+    runs = engines_running(label(technique), deployment)
+    return [describe_loss(technique, found), *([] if runs else ["No serving engine runs it."])]
 
 
 def _arrival_rate(
