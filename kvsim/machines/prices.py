@@ -88,7 +88,7 @@ def choose_seller(
     gpus
         Names of GPUs.
     seller
-        Name of a seller, or ``any``; the one who offers most of the GPUs if None.
+        Name of a seller, or ``any``; if None the one who offers all of the GPUs, else ``any``.
     optional
         GPUs that may lack a price.
 
@@ -106,6 +106,8 @@ def choose_seller(
     every = find_sellers(asked)
     if seller is not None and seller not in (ANY, *(known := {x.seller for x in list_prices()})):
         raise unknown("seller in --seller:", seller, (*known, ANY))
+    if seller is None and not any(set(asked) <= {*sold, *optional} for sold in every.values()):
+        seller = ANY  # nobody offers all of them
     if seller == ANY:
         found = {
             gpu: min((x[gpu] for x in every.values() if gpu in x), key=lambda price: price.usd)

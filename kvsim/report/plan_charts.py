@@ -276,5 +276,10 @@ def rate_curve(plan: ServicePlan) -> "Figure":
             figure.add_hline(y=target, line_dash="dot", line_color=PALETTE[i],
                              annotation_text=f"{title} target",
                              annotation_y=log10(target))  # fmt: skip
-    figure.add_vline(x=plan.choice.carried.per_s, line_dash="dot", annotation_text="planned")
+    figure.add_vline(
+        x=plan.choice.carried.per_s,
+        line_dash="dot",
+        annotation_text="planned",
+        annotation_position="bottom right",
+    )
     return finish_figure(figure, 360, "requests/s", "s", yaxis=LOG)
