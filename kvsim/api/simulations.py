@@ -340,7 +340,8 @@ def _build_rules(
     if inputs.prefill_replicas is None or inputs.remote_cache is not None:
         settings["nic"] = inputs.nic
     given = {name: value for name, value in settings.items() if value is not None}
-    stored = bool(given.get("host_cache") or given.get("nvme_cache") or inputs.remote_cache)
+    sizes = [*(inputs.host_cache or ()), *(inputs.nvme_cache or ())]  # of all runs: one may be 0
+    stored = any(size for _, size in sizes) or bool(inputs.remote_cache)
     implied = stored and inputs.preemption == "recompute" and not reuses
     if implied and not inputs.prefix_caching:
         print_once("prefix caching is on, as the memories for prefix blocks need it")

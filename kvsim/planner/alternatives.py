@@ -277,7 +277,7 @@ def find_waves(question: Question, choice: Prediction) -> Waves | None:
 
 # other deployments
 
-ADVICE_GAIN = 1.2  # times the objective: a change that brings less is not worth a line
+ADVICE_GAIN = 1.2  # times the objective: a change that gains less is not worth a line
 WEIGHT_FORMATS = ("fp8", "int8", "int4")
 PUBLISHED = {"gpt_oss": "mxfp4", "deepseek_v3": "fp8-block"}
 """Formats in which families of models were published: nothing is lost by them."""
@@ -310,7 +310,7 @@ class Advice:
     caution: str = ""
 
     def __str__(self) -> str:
-        """A clause: the option, and what it brings."""
+        """A clause: the option, and what it gains."""
         p = self.prediction
         if p is None:
             return f"{self.option} ({self.what})"

@@ -9,7 +9,7 @@ from kvsim.techniques.axes.selection import PromptCut
 
 @frozen
 class ExpectedAttention(PromptCut):
-    """Queries are taken to be normal, with the prompt's mean and covariance before positions.
+    """Models queries as normal, with the prompt's mean and covariance before positions.
 
     Turned to the mean of the next positions they give every key an expected weight, which the
     length of its value multiplies.
