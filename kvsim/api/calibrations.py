@@ -184,7 +184,7 @@ def _only_gpu(pairs: list[tuple[str, str]], engine: str) -> str:
 
 
 def _class_row(found: Any, before: Any) -> "Row":
-    """A class's errors on shapes that no fit saw, beside those of the stack as it was.
+    """A class's errors on held-out shapes, beside those of the stack as it was.
 
     The fit is refused where it is no better than that; without rows held out that cannot be known.
     """

@@ -2,7 +2,7 @@
 
 Data-parallel ranks and micro-batches of a pipeline share the sequences evenly: a pass of each takes
 as long as that with the most. Decoding ranks are padded to that one, as a CUDA graph is one for all
-ranks; prompts are read outside graphs, and ranks without one bring no tokens to the experts.
+ranks; prompts are read outside graphs, and ranks without one have no tokens for the experts.
 """
 
 from collections.abc import Callable

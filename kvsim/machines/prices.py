@@ -107,7 +107,7 @@ def choose_seller(
     if seller is not None and seller not in (ANY, *(known := {x.seller for x in list_prices()})):
         raise unknown("seller in --seller:", seller, (*known, ANY))
     if seller is None and not any(set(asked) <= {*sold, *optional} for sold in every.values()):
-        seller = ANY  # nobody offers all of them
+        seller = ANY  # no seller has all of them
     if seller == ANY:
         found = {
             gpu: min((x[gpu] for x in every.values() if gpu in x), key=lambda price: price.usd)

@@ -41,7 +41,7 @@ LOSSY_TRIED = 3  # techniques that lose more than was admitted, the mildest firs
 
 @frozen
 class PlanRemedy:
-    """A change of the question, and what it would carry.
+    """A change of the question, and the rate it would serve.
 
     Attributes
     ----------

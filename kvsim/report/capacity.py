@@ -163,7 +163,6 @@ def _list_remarks(row: Row, answer: CapacityAnswer) -> list[str]:
     return [
         *tables.describe_classes(row),
         _demand_note(answer),
-        _saving(row),
         f"Time to first token: {_waits_note(row, 'ttft_s')}.",
         f"Time per token: {_waits_note(row, 'tpot_s')}.",
         *tables.describe_prefixes(row),
@@ -183,16 +182,6 @@ def _demand_note(answer: CapacityAnswer) -> str:
         f"{total.mean():.3g} requests per second on average, {total.max():.3g} in the busiest of "
         f"{len(total)} windows of {60 * demand.hours[0]:.3g} minutes."
     )
-
-
-def _saving(row: Row) -> str:
-    dearer = [a for a in row["alternatives"] if a["usd_per_hour"] is not None]
-    single = next((a for a in dearer if a["name"] == "one kind of replica"), None)
-    bound = row["search"]["bound_usd_per_hour"]
-    said = f"Lower bound, with every replica always busy: {bound:.2f} USD per hour."
-    if single is not None and single["dearer"] > 1e-9:
-        said += f" One kind of replica alone costs {100 * single['dearer']:.0f} % more."
-    return said
 
 
 def _waits_note(row: Row, name: str) -> str:

@@ -33,12 +33,13 @@ def draw_fleet(row: Row, answer: CapacityAnswer) -> "list[tuple[str, Figure]]":
     list of tuple
         Titles and figures.
     """
+    percentile = 100 * answer.targets.share
     return [
         ("Demand over the trace", _demand(answer)),
         ("Cost against alternatives, and of replicas that are always busy", _costs(row)),
         ("Time to first token", _waits(answer, "ttft")),
         ("Time per token", _waits(answer, "tpot")),
-        ("What other loads would do", _sensitivity(row)),
+        ("Other loads: requests within both targets, and cost", _sensitivity(row, percentile)),
     ]
 
 
@@ -148,16 +149,47 @@ def _waits(answer: CapacityAnswer, name: str) -> "Figure":
     return figure
 
 
-def _sensitivity(row: Row) -> "Figure":
-    """Share of requests within both targets at other loads."""
+def _sensitivity(row: Row, percentile: float) -> "Figure":
+    """Share of requests within both targets at other loads, and what such a load costs."""
     from plotly import graph_objects as go
 
     loads = {1.0: row["simulated"]} | {float(k): v for k, v in row["at_load"].items()}
-    some = sorted(loads)
+    costs = {1.0: row["usd_per_hour"]}
+    costs |= {float(k): v["usd_per_hour"] for k, v in row["fleet_at_load"].items()}
+    some, paid = sorted(loads), sorted(k for k, usd in costs.items() if usd)
     figure = go.Figure(
-        go.Scatter(x=some, y=[100 * loads[x]["good_share"] for x in some], mode="lines+markers")
+        go.Scatter(
+            x=some,
+            y=[100 * loads[x]["good_share"] for x in some],
+            mode="lines+markers",
+            name="within both targets",
+            line_color=PALETTE[0],
+        )
+    )
+    figure.add_scatter(
+        x=paid,
+        y=[costs[x] for x in paid],
+        mode="lines+markers",
+        yaxis="y2",
+        name="USD/h of the cheapest fleet",
+        line_color=PALETTE[1],
+        line_dash="dash",
+    )
+    figure.add_hline(
+        y=percentile,
+        line_dash="dot",
+        line_color=TARGET,
+        annotation_text=f"target {percentile:g} %",
+        annotation_position="bottom left",
     )
     figure.update_xaxes(title="load, in times of the trace's")
     figure.update_yaxes(title="% of requests within both targets", range=[0, 101])
-    figure.update_layout(height=320)
+    y2 = {
+        "title": "USD/h",
+        "overlaying": "y",
+        "side": "right",
+        "rangemode": "tozero",
+        "showgrid": False,
+    }
+    figure.update_layout(height=340, yaxis2=y2)
     return figure
