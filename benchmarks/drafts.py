@@ -53,6 +53,7 @@ ENGINES = {"vLLM": "vllm", "HF transformers": "hf-eager", "TensorRT-LLM": "trtll
 NAMES = ("drafts.draft_s", "drafts.round_s", "drafts.tree_s", "drafts.shared_experts")
 UNITS = (1e-4, 1e-3, 1e-3, 1.0)
 SEQUENCE = "drafts.sequence_s"
+WIDEST = "drafts.widest"
 SHARED = "drafts.shared_experts"
 """What the texts have in common whatever the engine: told by the engine with most rows."""
 
@@ -404,7 +405,8 @@ def _write_stack(
 ) -> None:
     """Put fitted numbers into a stack's file, in place of those of an earlier fit."""
     place = Path(f"kvsim/hwprofiles/stacks/{name}.toml")
-    lines = [x for x in place.read_text().splitlines() if not x.startswith('"drafts.')]
+    given = place.read_text().splitlines()
+    lines = [x for x in given if not x.startswith('"drafts.') or WIDEST in x]
     if "[drafts]" in lines:
         start = lines.index("[drafts]")
         stop = next(i for i in range(start + 1, len(lines)) if lines[i].startswith("["))
@@ -412,6 +414,7 @@ def _write_stack(
     at = lines.index("[source]")
     numbers = {key: round(value, 8) for key, value in numbers.items() if round(value, 8)}
     told = [f"{key.partition('.')[2]} = {value:.4g}" for key, value in numbers.items()]
+    told += [x for x in given if x.startswith("widest =")]
     lines[at:at] = ["[drafts]", *told, ""]
     cards = ", ".join(dict.fromkeys(c.card for c in cases))
     models = ", ".join(dict.fromkeys(c.model for c in cases))

@@ -488,7 +488,7 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
                HOSTED, range=Range(0, 1000, "layers"),
                at={name: {"parse": count_or("all"), "metavar": "N|all",
                           "help": "First layers whose routed experts stay in host memory."}
-                   for name in ("plan", "simulate", "explore")}),
+                   for name in ("simulate", "explore")}),
         Opt("n_gpu_layers", parse_count, "N",
                "Layers on the GPU, the last ones; the CPU computes the others.",
                HOSTED, range=Range(0, 1000, "layers")),

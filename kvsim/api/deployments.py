@@ -162,7 +162,10 @@ def _with_room(deployment: "Deployment") -> "Deployment":
 
 
 def keep_fewest(
-    deployment: "Deployment", technique: "Technique", sizes: Sequence[int]
+    deployment: "Deployment",
+    technique: "Technique",
+    sizes: Sequence[int],
+    room: float | None = None,
 ) -> "Deployment":
     """Keep the experts of as few layers in host memory as let the rest fit on the GPU.
 
@@ -174,6 +177,8 @@ def keep_fewest(
         What it runs.
     sizes
         Batch [sequences], prompt and generated tokens of each.
+    room
+        GPU memory to fit in; a share of the card's if not given. [B]
 
     Raises
     ------
@@ -185,13 +190,14 @@ def keep_fewest(
     from kvsim.prediction.generate import Prediction
 
     batch, prompt, generate = sizes
+    most_bytes = ROOM * deployment.hardware.gpu_memory if room is None else room
 
     def kept(layers: int) -> "Deployment":
         return replace(deployment, host=replace(deployment.host, experts=frozenset(range(layers))))
 
     def fits(layers: int) -> bool:
         p = Prediction(technique, kept(layers), np.array([float(batch)]), prompt, generate)
-        return bool(p.gpu_bytes[0] <= ROOM * deployment.hardware.gpu_memory)
+        return bool(p.gpu_bytes[0] <= most_bytes)
 
     most = deployment.model.layers
     if not fits(most):
@@ -200,6 +206,44 @@ def keep_fewest(
             f"fit on {deployment.hardware.name}; narrow --weights, or add --n-gpu-layers"
         )
     return _with_room(kept(bisect_left(range(most), True, key=fits)))
+
+
+def keep_where_needed(
+    inputs: Inputs, deployment: "Deployment", longest: tuple[int, int], room: float
+) -> "Deployment":
+    """Keep experts in host memory if the model does not fit on the GPU without.
+
+    Done where the engine's CPU multiplies by weights there, unless the options say themselves what
+    stays in host memory.
+
+    Parameters
+    ----------
+    inputs
+        The options of a command.
+    deployment
+        The deployment that they describe.
+    longest
+        Prompt and generated tokens of the longest sequence, one of which must fit. [tokens]
+    room
+        GPU memory to fit in. [B]
+
+    Raises
+    ------
+    InputError
+        If ``--n-cpu-moe auto`` is given and no number of layers helps.
+    """
+    from kvsim.techniques import parse
+
+    asked = getattr(inputs, "n_cpu_moe", None)
+    able = deployment.model.experts and "host" in deployment.stack.kernels
+    if asked not in (None, "auto") or deployment.host or (asked is None and not able):
+        return deployment
+    try:
+        return keep_fewest(deployment, parse("full"), (1, *longest), room)
+    except InputError:
+        if asked is None:
+            return deployment
+        raise
 
 
 def refuse_other_format(inputs: Inputs) -> None:

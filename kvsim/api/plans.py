@@ -7,6 +7,7 @@ from kvsim.api.deployments import (
     build_admission,
     build_deployments,
     build_layouts,
+    keep_where_needed,
     largest_loss,
 )
 from kvsim.api.engines import check_engines, write_settings
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from kvsim.models.model import Model
     from kvsim.planner.load import Load
     from kvsim.planner.plan import ChosenPlan
-    from kvsim.planner.question import PlanLimits
+    from kvsim.planner.question import Admission, PlanLimits, Question, Workload
     from kvsim.planner.service import ServicePlan
     from kvsim.report.result import Result
 
@@ -59,7 +60,7 @@ def _plan_service(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Se
 
     from kvsim.emit.served import serve_costs
     from kvsim.planner.load import ServiceLevel, draw_load
-    from kvsim.planner.question import Question, Workload
+    from kvsim.planner.question import Workload
     from kvsim.planner.remedies import explain_choice, explain_no_service
     from kvsim.planner.service import ServiceQuestion, plan_classes, plan_service
     from kvsim.report.plan_service import make_result
@@ -101,8 +102,9 @@ def _plan_service(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Se
     announce_cost(inputs, len(load.requests), len(deployments))
     mean = max(round(load.prompt), 1), max(round(load.generate), 1)
     workload, admission = Workload(*mean, inputs.batch, service=True), build_admission(inputs)
+    longest = max(zip(load.requests.prompt, load.requests.generate, strict=True), key=sum)
     questions = tuple(
-        Question(d, workload, inputs.objective, _build_limits(inputs, d), admission)
+        _ask(inputs, d, workload, admission, (int(longest[0]), int(longest[1])))
         for d in deployments
     )
     limits, tokens = questions[0].limits, inputs.max_tokens
@@ -120,6 +122,7 @@ def _plan_service(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Se
     with_prompt = (lambda x: draw(replace(given, first=round(x)))) if by_mean else None
     if found is None:
         raise explain_no_service(question, with_prompt)
+    _note_experts(inputs, found.choice.carried.deployment)
     settings = []
     if inputs.emit:
         chosen = found.choice
@@ -209,7 +212,7 @@ def _plan_equal(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Chos
     from kvsim.emit.served import serve_prediction
     from kvsim.planner.alternatives import NoPlanError
     from kvsim.planner.plan import plan_among
-    from kvsim.planner.question import Question, Workload
+    from kvsim.planner.question import Workload
     from kvsim.report.plan import make_result
     from kvsim.serving.servable import within_context
     from kvsim.traces.requests import Requests
@@ -221,21 +224,41 @@ def _plan_equal(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Chos
     one = Requests(np.zeros(1), np.array(sizes[:1]), np.array(sizes[1:2]))
     within_context(one, deployments[0].model)
     workload, admission = Workload(*sizes, service=False), build_admission(inputs)
-    questions = [
-        Question(d, workload, inputs.objective, _build_limits(inputs, d), admission)
-        for d in deployments
-    ]
+    questions = [_ask(inputs, d, workload, admission, sizes[:2]) for d in deployments]
     try:
         result = plan_among(questions)
     except NoPlanError as none:
         none.deployment = deployments[0]
         raise
+    _note_experts(inputs, result.choice.deployment)
     settings = []
     if inputs.emit:
         share = result.limits.gpu_memory / result.choice.deployment.hardware.gpu_memory
         settings = write_settings(inputs.emit, serve_prediction(result.choice, share))
     line, jobs = inputs.line(), inputs.jobs or 0
     return make_result(result, line, settings, inputs.pareto, inputs.explain, jobs)
+
+
+def _ask(
+    inputs: Inputs,
+    deployment: "Deployment",
+    workload: "Workload",
+    admission: "Admission",
+    longest: tuple[int, int],
+) -> "Question":
+    """The question of one deployment, with experts in host memory where it needs that."""
+    from kvsim.planner.question import Question
+
+    limits = _build_limits(inputs, deployment)
+    where = keep_where_needed(inputs, deployment, longest, limits.gpu_memory)
+    return Question(where, workload, inputs.objective, limits, admission)
+
+
+def _note_experts(inputs: Inputs, deployment: "Deployment") -> None:
+    """Say how many layers' experts a plan keeps in host memory, if it chose their number."""
+    many = len(deployment.host.experts)
+    if many and inputs.n_cpu_moe in (None, "auto") and inputs.override_tensor is None:
+        print_note(f"--n-cpu-moe {many}: experts of as few layers as fit")
 
 
 def _build_limits(inputs: Inputs, deployment: "Deployment") -> "PlanLimits":

@@ -148,6 +148,7 @@ class DraftRounds:
     sequence: float = 0.0  # further time per round and sequence [s]
     shared_experts: float = 0.0  # share of a further token's experts that its sequence's first
     # token of the pass calls for too; at 0 tokens choose on their own
+    widest: float = 0.0  # branches that a tree may go on from (0: any number, 1: chains alone)
 
 
 @frozen

@@ -132,6 +132,7 @@ STACK_NUMBERS: Mapping[str, Number] = {
     "drafts.tree_s": NON_NEGATIVE,
     "drafts.sequence_s": NON_NEGATIVE,
     "drafts.shared_experts": SHARE_NUMBER,
+    "drafts.widest": NON_NEGATIVE,
     "sums.sorted_out": SHARE_NUMBER,
     "sums.popularity": AT_LEAST_ONE,
     "sums.skew": NON_NEGATIVE,

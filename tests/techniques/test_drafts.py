@@ -55,7 +55,7 @@ def test_a_round_drafts_in_passes_and_verifies_once(text: str, verified: int, pa
     [
         ("eagle:gamma=5,width=1,verify=9", "6 to 6"),
         ("eagle:gamma=5,width=2,verify=5", "6 to 19"),
-        ("eagle:acceptance=0.5/0.8", "by position"),
+        ("eagle:acceptance=0.5/0.8", "never rise"),
         ("eagle:acceptance=poems", "summary"),
     ],
 )
@@ -130,7 +130,15 @@ def test_an_assumed_acceptance_is_said_with_its_source() -> None:
     t = parse("eagle3:acceptance=math")
     assert "eagle3 on the mean of" in t.assumes and "math" in t.assumes
     assert t.drafting.spread > 0 == parse("eagle3:acceptance=0.5").drafting.spread
-    assert "acceptance rate of" in parse("lookahead").refuses(place())
+    assert "as none of lookahead is measured" in parse("lookahead").assumes
+    assert parse("lookahead").drafting.spread > parse("ngram").drafting.spread
+
+
+def test_engines_that_draft_chains_refuse_trees() -> None:
+    for name in ("eagle2", "eagle3:width=4,verify=16"):
+        assert "takes chains alone" in parse(name).refuses(place(stack=load_stack("vllm")))
+        assert not parse(name).refuses(place())
+    assert not parse("eagle2:width=1,verify=auto").refuses(place(stack=load_stack("vllm")))
 
 
 def test_verifying_many_tokens_turns_from_gain_to_loss() -> None:

@@ -27,6 +27,10 @@ CODED = {
 """A number half-way between two codes gets another one where chunks round otherwise: rare ties."""
 
 
+BY_CHUNK = {"minference"}
+"""A chunk's last queries choose what it reads."""
+
+
 def run(text: str, chunk: int) -> tuple[Generation, list[Pass]]:
     """A complete run, and the passes that its prompt took."""
     seen: list[Pass] = []
@@ -55,6 +59,8 @@ def test_prompts_have_their_own_chunks(name: str) -> None:
     parted, passes = run(text, 24)
     alone = {len(one.starts) == 1 for one in passes}
     assert alone == {name not in TOGETHER}
+    if name in BY_CHUNK:
+        return
     if name not in CODED:
         assert_same_run(parted, whole)
         return

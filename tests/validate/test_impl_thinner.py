@@ -1,5 +1,6 @@
 """Thin keys, sparse prompts and shared prefixes: real runs against plain words."""
 
+from itertools import pairwise
 from math import ceil
 
 import pytest
@@ -46,8 +47,8 @@ def test_think_drops_channels_of_the_prompt(lengths: tuple[int, ...]) -> None:
     assert_like_naive(run("think:ratio=0.5,window=6", prompts(*lengths)), NaiveThink)
 
 
-class NaiveSparse(Choosing):
-    """Half of every row of blocks of 8 tokens, by sums of weights of every fourth pair."""
+class NaivePrompt(Choosing):
+    """Heads read a prompt one by one."""
 
     def attend_prompt(self, layer: int, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
         out = torch.zeros_like(q)
@@ -57,6 +58,14 @@ class NaiveSparse(Choosing):
                 own = q[i, h, :length], k[i, g, :length], v[i, g, :length]
                 out[i, h, :length] = self.sparse(i, *own)
         return out
+
+    def sparse(self, i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Outputs (tokens, dim) of a head's queries over its keys and values."""
+        raise NotImplementedError
+
+
+class NaiveSparse(NaivePrompt):
+    """Half of every row of blocks of 8 tokens, by sums of weights of every fourth pair."""
 
     def sparse(self, i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         length, dim = q.shape
@@ -91,6 +100,37 @@ def test_xattention_reads_the_heaviest_blocks(lengths: tuple[int, ...]) -> None:
     assert_like_naive(run(text, prompts(*lengths)), NaiveSparse)
 
 
+class NaiveLines(NaivePrompt):
+    """Of 4 columns and 8 diagonals, by the last 4 queries, the best 12 tokens of every query."""
+
+    def sparse(self, i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        length, dim = q.shape
+        columns, diagonals = [0.0] * length, [0.0] * length
+        for n in range(max(length - 4, 0), length):
+            shares = (k[: n + 1] @ q[n] / dim**0.5).softmax(0)
+            for t in range(n + 1):
+                columns[t] += float(shares[t])
+                diagonals[n - t] += float(shares[t])
+        ranks = []
+        for sums in (columns, diagonals):
+            order = sorted(range(length), key=lambda t: -sums[t])
+            for one, other in list(pairwise(order))[:12]:
+                self.decide(i, 0, sums[one], sums[other])
+            ranks.append({t: place for place, t in enumerate(order)})
+        out = torch.zeros_like(q)
+        for n in range(length):
+            best = {t: min(ranks[0][t] / 4, ranks[1][n - t] / 8) for t in range(n + 1)}
+            seen = sorted(best, key=lambda t: (best[t], t))[:12]
+            out[n] = (k[seen] @ q[n] / dim**0.5).softmax(0) @ v[seen]
+        return out
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_minference_reads_the_heaviest_lines(lengths: tuple[int, ...]) -> None:
+    text = "minference:vertical=4,slash=8,window=4"
+    assert_like_naive(run(text, prompts(*lengths)), NaiveLines)
+
+
 class NaiveWhole(Naive):
     """Every token."""
 
@@ -122,6 +162,7 @@ def test_cascade_refuses_prompts_that_share_nothing() -> None:
     [
         ("cascade:shared=12", [(1, 24, 9), (4, 40, 5), (2, 12, 5)]),
         ("xattention:block=8,stride=4,share=0.3", [(1, 88, 5), (3, 40, 5), (2, 16, 5)]),
+        ("minference:vertical=5,slash=9,window=6", [(1, 88, 5), (3, 40, 5), (2, 4, 5)]),
         ("think:ratio=0.4,window=6", [(1, 88, 5), (3, 40, 5), (2, 4, 5)]),
         ("r-kv:kept=10,buffer=4,window=3", [(1, 88, 5), (3, 40, 9), (2, 16, 13)]),
     ],

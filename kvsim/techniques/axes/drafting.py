@@ -12,7 +12,7 @@ from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op, Point
 from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment, WeightFormat
-from kvsim.techniques.acceptance import TASKS, AcceptedDrafts, find_accepted
+from kvsim.techniques.acceptance import ONE_MODEL, TASKS, AcceptedDrafts, find_accepted
 from kvsim.techniques.axes.base import Drafting, Launches, LayerPass, Parts, Selection, Storage
 from kvsim.techniques.axes.selection import gather_kept, kept_tokens, observe, select
 from kvsim.techniques.axes.settings import param
@@ -61,13 +61,25 @@ def lists_shares(text: str) -> bool:
     Parameters
     ----------
     text : as 0.8/0.6/0.5.
+
+    Raises
+    ------
+    InputError
+        If a share is above the one before it.
     """
     try:
         shares = [float(item) for item in text.split("/")]
     except ValueError:
         return False
-    falling = all(a >= b for a, b in pairwise(shares))
-    return all(0 <= share <= 1 for share in shares) and falling
+    if not all(0 <= share <= 1 for share in shares):
+        return False
+    rising = next((i for i, (a, b) in enumerate(pairwise(shares), 2) if b > a), 0)
+    if rising:
+        raise InputError(
+            f"acceptance={text}: draft {rising} is accepted in more rounds than the one before it; "
+            f"a round ends at the first draft that fails, so give shares of rounds that never rise"
+        )
+    return True
 
 
 def accepted_drafts(name: str, given: Acceptance, gamma: int, published: str = "") -> float:
@@ -129,6 +141,7 @@ class Rounds(Drafting):
 
     name = "rounds"
     shape: ClassVar[str] = ""  # of the drafts, where the library tells them apart
+    like: ClassVar[str] = ""  # method whose acceptance stands in where none of its own is measured
 
     gamma: int = param(4, "tokens drafted in a row per round", high=MOST_DRAFTS)
     acceptance: Acceptance = acceptance_param()
@@ -144,7 +157,15 @@ class Rounds(Drafting):
         if self.acceptance not in ("auto", *TASKS):
             return None
         task = "mixed" if self.acceptance == "auto" else str(self.acceptance)
-        return find_accepted(self.name, self.gamma, task, shape=self.shape)
+        found = find_accepted(self.name, self.gamma, task, shape=self.shape)
+        if found is not None or not self.like:
+            return found
+        near = find_accepted(self.like, self.gamma, task, shape=self.shape)
+        if near is None:
+            return None
+        spread = float(np.hypot(near.spread, ONE_MODEL))
+        source = f"{near.source}, as none of {self.name} is measured"
+        return replace(near, spread=spread, source=source)
 
     @property
     def _published(self) -> bool:

@@ -5,8 +5,7 @@ import numpy as np
 from kvsim.engine import ops
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
-from kvsim.machines.deployment import Deployment
-from kvsim.techniques.axes.base import Launches, LayerPass, Parts, Selection
+from kvsim.techniques.axes.base import Launches, LayerPass, Selection
 from kvsim.techniques.axes.settings import param
 
 
@@ -34,11 +33,11 @@ class Cascade(Selection):
         """Attention is split, nothing is left out."""
         return True
 
-    def refuses(self, deployment: Deployment, parts: Parts) -> str:
+    def notes(self, at: LayerPass) -> tuple[str, ...]:
         """Whether requests share anything is nothing that a model or a card tells."""
-        if not np.any(np.asarray(self.shared) > 0):
-            return "say how many first tokens all sequences share: cascade:shared=1024"
-        return super().refuses(deployment, parts)
+        if np.any(np.asarray(self.shared) > 0):
+            return ()
+        return ("nothing is shared: say how many first tokens are, as cascade:shared=1024",)
 
     def _prefix(self, at: LayerPass) -> Number:
         return np.minimum(np.minimum(self.shared, at.p.prompt), at.cached)

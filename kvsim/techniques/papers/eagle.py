@@ -142,6 +142,17 @@ class Tree(Head):
                 f"{self.width} are {self.gamma + 1} to {most} tokens with the model's own one"
             )
 
+    def refuses(self, deployment: Deployment, parts: Parts) -> str:
+        """Some engines draft chains alone."""
+        most, stack = deployment.stack.drafts.widest, deployment.stack.name.partition("@")[0]
+        if self.gamma and most and self.width > most:
+            takes = "chains alone" if most == 1 else f"trees of at most {most:.0f} branches"
+            return (
+                f"{stack} takes {takes}, and width={self.width}; give {self.name}:width={most:.0f},"
+                f"verify=auto, or --stack sglang"
+            )
+        return super().refuses(deployment, parts)
+
     @property
     def branches(self) -> int:  # type: ignore[override]
         """Tokens that a pass after the first has per sequence."""
@@ -180,6 +191,7 @@ class Eagle(Tree):
     """
 
     name = "eagle"
+    like = "eagle3"
     fused = 3
     launches = Launches(prefill={"attn": 3}, decode={"attn": 7})
 

@@ -18,6 +18,7 @@ class Eagle2(Tree):
     """
 
     name = "eagle2"
+    like = "eagle3"
     launches = Launches(prefill={"attn": 3}, decode={"attn": 7})
 
     gamma: int = param(6, "tokens drafted in a row per round", high=MOST_DRAFTS)

@@ -19,6 +19,7 @@ class Lookahead(Rounds):
     """
 
     name = "lookahead"
+    like = "ngram"
 
     gamma: int = param(4, "tokens of an n-gram after its first: ngram - 1", high=MOST_DRAFTS)
     acceptance: Acceptance = acceptance_param()

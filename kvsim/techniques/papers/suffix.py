@@ -16,6 +16,7 @@ class Suffix(Rounds):
     """
 
     name = "suffix"
+    like = "ngram"
 
     gamma: int = param(16, "tokens drafted per round, at most", high=MOST_DRAFTS)
     acceptance: Acceptance = acceptance_param()

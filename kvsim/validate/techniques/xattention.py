@@ -12,11 +12,12 @@ from kvsim.techniques.papers.xattention import Xattention as Settings
 from kvsim.validate.counter import OpRecord
 from kvsim.validate.kernels.gather import rows_at
 from kvsim.validate.model.attention import Pass, attend
-from kvsim.validate.parts.base import SmallRun, put
-from kvsim.validate.parts.selection import LayerCache, LayerContext
+from kvsim.validate.parts.base import SmallRun
+from kvsim.validate.parts.selection import LayerContext
+from kvsim.validate.parts.sparse import SparsePromptCache
 
 
-class Xattention(LayerCache):
+class Xattention(SparsePromptCache):
     """Every query head has its own blocks; decoding reads every token.
 
     References
@@ -32,20 +33,9 @@ class Xattention(LayerCache):
 
     def __init__(self, place: LayerContext) -> None:
         super().__init__(place)
-        self.refuse_windows()
         settings = self.parts.selection
         assert isinstance(settings, Settings)
         self.block, self.stride, self.share = settings.block, settings.stride, settings.share
-
-    def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Straight into the slots."""
-        held = self.kv.prompt(self.slots)
-        with self.counter.op("attn") as record:
-            for cache, new in zip(held, (keys, values), strict=True):
-                put(cache, new, step)
-            record.writes(keys, values)
-        k, v = (cache[step.rows, :, : step.length] for cache in held)
-        return self.attend_prompt(queries, k, v, step)
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Row by row of blocks, each to its best."""
