@@ -29,7 +29,7 @@ from kvsim.prediction.generate import Prediction
 from kvsim.prediction.pool import pool
 from kvsim.techniques import parse
 from kvsim.techniques.papers import cache
-from kvsim.techniques.papers.cache import FORMATS, CacheKernel, load_kernels
+from kvsim.techniques.papers.cache import CacheKernel, load_kernels
 
 Row = dict[str, str]
 TABLE = Path("kvsim/techniques/caches.csv")
@@ -48,7 +48,7 @@ GROUPS: Mapping[str, tuple[str, ...]] = {
     "vllm-38378 and vllm-40633, model and card assumed": (
         "int8_per_token_head", "fp8_per_token_head", "int4_per_token_head", "int2_per_token_head",
     ),
-    "trtllm-1397, per-tensor int8 of 2024": ("int8",),
+    "trtllm-1397 and lmdeploy-525, int8 of 2023 and 2024": ("int8",),
 }  # fmt: skip
 """Formats that share a time per token walked, and a fixed time per layer but for rotated keys."""
 RELEASES = ("0.20.2 (6ec9bbec3)", "0.25.1", "0.20.0", "0.4", "0.1.5", "0.0.x", "",
@@ -82,7 +82,9 @@ def main() -> None:
             writer.writerows([getattr(k, n) for n in names] for k in found.values())
 
 
-def _print_all(rows: Sequence[Row], kernels: Sequence[CacheKernel], unseen: Mapping[int, float]) -> None:
+def _print_all(
+    rows: Sequence[Row], kernels: Sequence[CacheKernel], unseen: Mapping[int, float]
+) -> None:
     """All pairs whose card and model are said: fitted formats by the other sources' rows."""
     said: dict[int, float] = dict(unseen)
     for r in rows:
@@ -96,8 +98,11 @@ def _print_all(rows: Sequence[Row], kernels: Sequence[CacheKernel], unseen: Mapp
         some = [r for r in named if r["source"] == source]
         print_errors(some, [said[id(r)] for r in some], f"  {source}")
         for r in some if "--rows" in sys.argv else ():
-            print(f"      {r['technique']:20s} {r['batch'] or r['concurrency'] or r['request_rate']:4s} "
-                  f"{r['prompt']:6s} {r['of']:12s} {said[id(r)]:6.3f} for {float(r['value']):6.3f}")
+            load = r["batch"] or r["concurrency"] or r["request_rate"]
+            print(
+                f"      {r['technique']:20s} {load:4s} {r['prompt']:6s} {r['of']:12s} "
+                f"{said[id(r)]:6.3f} for {float(r['value']):6.3f}"
+            )
     released = [r for r in named if r["engine_version"] in RELEASES]
     for title, some in (("in releases, by source", released), ("all, by source", named)):
         print_errors(some, [said[id(r)] for r in some], title)
@@ -128,22 +133,29 @@ def predict_pair(row: Row, kernels: Sequence[CacheKernel]) -> float:
     kernels : in place of the shipped ones.
     """
     shipped = cache.find_kernel
-    cache.find_kernel = lambda _, name: next((k for k in kernels if k.format == name), None)  # type: ignore[assignment]
+    cache.find_kernel = lambda stack, name: _kernel_of(kernels, stack, name)  # type: ignore[assignment]
     try:
-        card = next((v for k, v in CARDS.items() if row["card"] == k), row["card"])
-        card = "a100-80g" if "A100" in card else card
+        card = "a100-80g" if "A100" in row["card"] else CARDS.get(row["card"], row["card"])
         if row["engine"] not in STACKS:
             raise InputError(f"{row['engine']} has no stack")
         name = STACKS[row["engine"]]
         stack = load_stack("vllm" if name == "lmdeploy" else name).for_gpu(card)
         weights = WEIGHTS.get(row["weights"], row["weights"])
         model = load_model(MODELS.get(row["model"], row["model"]))
-        d = Deployment(model, load_hardware(card), replace(stack, name=name), weights, int(row["tp"]))
-        format_ = row["technique"]
-        low, full = (_Served(row, d, t) for t in (f"cache:format={format_}" if format_ in FORMATS else format_, "full"))
-        return low.speed() / full.speed()
+        d = Deployment(
+            model, load_hardware(card), replace(stack, name=name), weights, int(row["tp"])
+        )
+        low = _Served(row, d, row["technique"])  # an engine's own name is a technique
+        return low.speed() / _Served(row, d, "full").speed()
     finally:
         cache.find_kernel = shipped
+
+
+def _kernel_of(kernels: Sequence[CacheKernel], stack: str, name: str) -> CacheKernel | None:
+    """That of the engine, or another's of the same format."""
+    alike = [k for k in kernels if k.format == name]
+    own = [k for k in alike if stack.partition("@")[0] == k.engine]
+    return next(iter(own or alike), None)
 
 
 class _Served:
@@ -151,7 +163,8 @@ class _Served:
 
     def __init__(self, row: Row, deployment: Deployment, technique: str) -> None:
         self.row, self.d, self.technique = row, deployment, parse(technique)
-        self.prompt, self.generate = (int(row[k] or n) for k, n in zip(("prompt", "generate"), LENGTHS, strict=True))
+        self.prompt = int(row["prompt"] or LENGTHS[0])
+        self.generate = int(row["generate"] or LENGTHS[1])
 
     def speed(self) -> float:
         """What the row measured, more being faster."""
@@ -166,13 +179,17 @@ class _Served:
         if of == "ttft_s":
             return 1 / prompt
         many = batch if alone or row["mode"].startswith("offline") else 1.0
-        whole = (prompt * many) + self.generate * (tpot + (beside if many == 1 and not alone else 0.0))
+        whole = (prompt * many) + self.generate * (
+            tpot + (beside if many == 1 and not alone else 0.0)
+        )
         return (batch if of in ("output_tok_s", "req_s") else 1.0) / whole
 
     def _times(self, batch: float) -> tuple[float, float]:
         """Of one prompt, and per token at a batch. [s]"""
         one = Prediction(self.technique, self.d, np.array([1.0]), self.prompt, 2, contexts=2)
-        all_ = Prediction(self.technique, self.d, np.array([batch]), self.prompt, self.generate, contexts=2)
+        all_ = Prediction(
+            self.technique, self.d, np.array([batch]), self.prompt, self.generate, contexts=2
+        )
         return float(one.prefill_s[0]), float(all_.tpot_s[0])
 
     def _together(self) -> float:

@@ -1,7 +1,7 @@
 """Drafts as measured: the acceptance library, what rounds cost in engines, and both held out.
 
-    KVSIM_SHARED=... python -m benchmarks.drafts           # the table
-    KVSIM_SHARED=... python -m benchmarks.drafts --write   # and the library and stacks that ship
+    python -m benchmarks.drafts ../shared           # the table
+    python -m benchmarks.drafts ../shared --write   # and the library and stacks that ship
 
 Rows: ``measured/acceptance.csv``, ``drafts.csv`` and the draft speed-ups of ``engines.csv``. The
 library keeps two numbers per method, model and kind of text; a stack keeps four times per round and
@@ -59,7 +59,7 @@ SHARED = "drafts.shared_experts"
 
 
 def main() -> None:
-    folder = Path(os.environ["KVSIM_SHARED"]) / "measured"
+    folder = Path(sys.argv[1]) / "measured"
     accepted = [r for r in _read(folder / "acceptance.csv") if r["method"] not in WITHOUT]
     drafts = _read(folder / "drafts.csv")
     parallel = [r for r in drafts if r["source"] == "vllm-p-eagle"]

@@ -1,11 +1,12 @@
 """The stacks of llama.cpp: fitted to llama-bench, held out by card; weights on the host beside.
 
-    KVSIM_SHARED=... python -m benchmarks.llamacpp           # fits, and what each leaves unseen
-    KVSIM_SHARED=... python -m benchmarks.llamacpp --write   # and the ledger that ships
+    python -m benchmarks.llamacpp ../shared           # fits, and what each leaves unseen
+    python -m benchmarks.llamacpp ../shared --write   # and the ledger that ships
 
-Rows: llama.cpp's of ``measured/engines.csv``; decode rows of ``measured/cpu_experts.csv`` whose
-host's bandwidth is said and whose layers on the host are. Of CUDA each card is predicted by a fit
-to the three others, of Metal each model by the other; the numbers that ship are fitted to all.
+Rows: llama.cpp's of ``measured/engines.csv``; those of ``measured/cpu_experts.csv`` whose layers on
+the host are said: decode where the host's bandwidth is said, too, and all others by intervals. Of
+CUDA each card is predicted by a fit to the three others, of Metal each model by the other; the
+numbers that ship are fitted to all.
 """
 
 import os
@@ -23,10 +24,11 @@ import numpy as np
 from scipy.optimize import least_squares
 
 from kvsim.evidence import ledger
+from kvsim.evidence.ledger import evidence_for
 from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment, HostLayers
-from kvsim.machines.hardware import Link, Stack
-from kvsim.machines.profiles import load_hardware, load_stack, number_of, with_numbers
+from kvsim.machines.hardware import Hardware, Link, Stack
+from kvsim.machines.profiles import load_hardware, load_stack, number_of, with_host, with_numbers
 from kvsim.models.configs import load_model
 from kvsim.prediction.generate import Prediction
 from kvsim.techniques import parse
@@ -42,13 +44,17 @@ METAL = {
 SHARES = ("memory", "compute", "overlap")  # numbers that are at most 1
 POINTS = 4  # of the sum over a growing context
 SOFT = 0.1  # relative error from which on a row counts less
-HOSTS = {
-    "reddit-5080": "rtx5080",
-    "llmfit-2080": "rtx2080",
-    "kt-deepseek": "rtx4090d",
-    "wrong-historian": "rtx3090",
-}
-"""Pages and their cards; that of wrong-historian is not said and matters little."""
+ASKED = ("reddit-5080", "llmfit-2080", "kt-deepseek", "wrong-historian")
+"""Pages that say their host's bandwidth, or what kind of memory it has."""
+HOSTS = {"kt-deepseek": "epyc", "ggml-14642": "epyc", "gtx1070-sweep": "desktop-ddr4",
+         "llmfit-2080": "desktop-ddr4"}  # fmt: skip
+"""Profiles of pages' hosts; all others are desktops with DDR5."""
+CARDS = {"RTX 5080 16G": "rtx5080", "RTX 2080 8G": "rtx2080", "4090D 24G": "rtx4090d",
+         "GTX 1070 8G": "gtx1070", "RTX 3060 12G": "rtx3060", "not said": "rtx3090"}  # fmt: skip
+MODELS = {"Qwen/Qwen3.6-35B-A3B": "qwen3.6-35b-a3b", "Qwen/Qwen3.5-122B-A10B": "qwen3.5-122b-a10b",
+          "mistralai/Mistral-Small-24B-Instruct-2501": "mistral-small-24b"}  # fmt: skip
+ENGINES = {"llama.cpp": "llamacpp", "Ollama": "ollama", "KTransformers": "ktransformers"}
+KINDS = {"decode_tok_s": "decode", "prefill_tok_s": "prefill"}
 DESKTOP, BANDWIDTH = "wrong-historian", "88"
 """A page whose host has two channels of DDR5 and no more said: 80 to 96 GB/s."""
 EACH = 9  # quantiles of a page's rows, so that each page counts alike
@@ -90,30 +96,53 @@ def read_bench(folder: Path, metal: bool) -> list[Run]:
     return found
 
 
-def read_hosts(folder: Path) -> list[Run]:
-    """Read decode rows with experts on a host whose bandwidth is said."""
-    found = []
+def read_hosts(folder: Path) -> tuple[list[Run], list[Run]]:
+    """Read rows with weights on a host: decode where its bandwidth is said, and all others."""
+    asked, others = [], []
     for r in rows_of(folder / "measured" / "cpu_experts.csv"):
-        said = r["host_GBps"] or (BANDWIDTH if r["source"] == DESKTOP else "")
-        rate, layers = re.match(r"[0-9.]+", said), re.match(r"(\d+) of", r["layers"])
-        if not (rate and layers) or r["metric"] != "decode_tok_s" or r["source"] not in HOSTS:
+        layers, engine = re.match(r"(\d+) of", r["layers"]), ENGINES.get(r["engine"])
+        kind = KINDS.get(r["metric"])
+        if not (layers and engine and kind) or "lossy" in r["note"] or r["gpus"] != "1":
             continue
-        if "lossy" in r["note"] or "before PR" in r["note"] or "experts" not in r["on_host"]:
+        card = _host_of(r)
+        model = load_model(MODELS.get(r["model"], r["model"]))
+        if card is None:
             continue
-        if r["gpus"] != "1" or r["card"] == "rtx4090":  # rows of 4090 and 4090D are mixed
-            continue
-        sockets = 2 if "2 sockets" in r["host_GBps"] else 1
-        card = load_hardware(HOSTS[r["source"]])
-        links = {**card.links, "dram": Link(float(rate[0]) * 1e9)}
-        card = replace(card, links=links, sockets=sockets, host_memory=1e13)
-        model = load_model(r["model"])
-        many = model.layers if r["on_host"].startswith("all") else int(layers[1])
-        stack = load_stack(r["engine"].lower().replace("llama.cpp", "llamacpp").split()[0])
-        where = Deployment(model, card, stack, r["weights"].lower(),
-                           host=HostLayers(experts=frozenset(range(many))))  # fmt: skip
+        many = range(model.layers if r["on_host"].startswith("all") else int(layers[1]))
+        experts = "experts" in r["on_host"]
+        kept = HostLayers(**{"experts" if experts else "layers": frozenset(many)})
+        stack = load_stack(engine).for_gpu(card.name)
+        if r["ubatch"]:
+            stack = with_numbers(stack, {"time.prompt_pass_tokens": float(r["ubatch"])})
+        where = Deployment(model, card, stack, _format(r["weights"]), host=kept)
         sizes = int(r["prompt"] or PROMPT), int(r["generate"] or ANSWER)
-        found.append(Run("decode", r["source"], where, *sizes, float(r["value"])))
-    return found
+        run = Run(kind, r["source"], where, *sizes, float(r["value"]))
+        said = r["source"] in ASKED and kind == "decode" and "before PR" not in r["note"]
+        mixed = r["card"] == "rtx4090"  # rows of 4090 and 4090D
+        (asked if said and experts and not mixed else others).append(run)
+    return asked, others
+
+
+def _host_of(row: Mapping[str, str]) -> Hardware | None:
+    """The card of a row in its host, or in the usual one of its kind; none for other devices."""
+    name = CARDS.get(row["card"].partition(" (")[0], row["card"])
+    if name == "none" or name.startswith("Intel"):
+        return None
+    two = "2 sockets" in row["host_GBps"] or row["source"] == "ggml-14642"
+    host = HOSTS.get(row["source"], "desktop-ddr5") + "-2s" * two
+    card = replace(with_host(load_hardware(name), host), host_memory=1e13)
+    said = re.match(r"[0-9.]+", row["host_GBps"] or BANDWIDTH * (row["source"] == DESKTOP))
+    if said is None:
+        return card
+    given = {**card.sources, "dram.bandwidth_Bps": "given by its page"}
+    links = {**card.links, "dram": Link(float(said[0]) * 1e9)}
+    return replace(card, links=links, sockets=1 + two, sources=given)
+
+
+def _format(said: str) -> str:
+    """A page's word for weights as the nearest type that kvsim has."""
+    plain = said.lower().removeprefix("ud-").partition(" ")[0].partition("_xl")[0]
+    return {"": "q4_k_m", "q4_k": "q4_k_m", "q4_k_l": "q4_k_m", "int8": "q8_0"}.get(plain, plain)
 
 
 def rows_of(path: Path) -> list[dict[str, str]]:
@@ -165,6 +194,14 @@ def tell(name: str, ratio: Array) -> None:
     print(f"{name:34s} {ratio.size:4d} rows {median:6.1f} % {p90:6.1f} %", flush=True)
 
 
+def tell_inside(runs: Sequence[Run], kind: str) -> None:
+    """Print the errors of rows that nothing was fitted to, and how many lie in their interval."""
+    found = ratios(runs, {})
+    known = [evidence_for(run.where, "full", kind) for run in runs]
+    inside = [k.low <= x <= k.high for k, x in zip(known, found, strict=True)]
+    tell(f"{kind} of other hosts, {np.mean(inside):.0%} inside", found)
+
+
 def entries(
     kind: str, engine: str, version: str, sides: Iterable[tuple[str, str, Array]]
 ) -> list[ledger.LedgerEntry]:
@@ -179,7 +216,7 @@ def entries(
 
 
 def main() -> None:
-    folder, lines = Path(os.environ["KVSIM_SHARED"]), []
+    folder, lines = Path(sys.argv[1]), []
     for kind in FREE:
         cuda, metal = (
             [run for run in read_bench(folder, apple) if run.kind == kind]
@@ -194,7 +231,9 @@ def main() -> None:
         tell("  all unseen", both)
         lines += entries(kind, "llamacpp-2024-05", "2024-05",
                          [("any", "device", both), ("m2-ultra", "model", apple)])  # fmt: skip
-    runs = read_hosts(folder)
+    runs, others = read_hosts(folder)
+    for kind in FREE:
+        tell_inside([run for run in others if run.kind == kind], kind)
     for engine in ("llamacpp", "ktransformers"):
         own = [run for run in runs if run.where.stack.name == engine]
         tell(f"experts on the host, {engine}", ratios(own, {}))

@@ -46,7 +46,7 @@ RUN_WORDS = {
 # How much wider a logarithmic interval is where no row at all is of the engine, weights or version,
 # or none is of pipeline stages. These are set: an interval over all engines or formats holds how
 # much they differ, and one without measurements may differ more.
-WIDER = {"engine": 1.4, "spread": 2.0, "version": 1.4, "weights": 1.4}
+WIDER = {"engine": 1.4, "spread": 2.0, "version": 1.4, "weights": 1.4, "host": 1.8}
 # What a technique adds of which no row is measured: 80 % of 43 speed-ups of drafts and of low-bit
 # caches lie within the first factor, half of them within the second error, when those of their card
 # and model, or their source, are left out (benchmarks/drafts.py, benchmarks/caches.py).
@@ -188,6 +188,7 @@ def evidence_for(
     wider *= 1.0 if plain else WIDER["spread"]
     wider *= WIDER["version"] if deployment.stack.unmeasured else 1.0
     wider *= 1.0 if formats else WIDER["weights"]
+    wider *= WIDER["host"] if _assumes_host(deployment) else 1.0
     wider *= 1.0 if engine in {e.engine for e in known} else WIDER["engine"]
     # without rows of a technique, its error is that of full KV and its own gain's
     like = _mechanisms(deployment, "full", kind, load) if unmeasured else asked_of
@@ -205,6 +206,12 @@ def evidence_for(
     gap = _gap(same, asked, deployment.stack.unmeasured)
     words = _words(nearest, all(same), asked) + ("; " * bool(gap) + gap)
     return KnownError(nearest, words, low, high, all(same), gap)
+
+
+def _assumes_host(deployment: Deployment) -> bool:
+    """Whether weights are in the memory of a host of which nobody has said how fast it is."""
+    source = deployment.hardware.sources.get("dram.bandwidth_Bps", "")
+    return bool(deployment.host) and "assumed" in source
 
 
 @cache
