@@ -62,3 +62,21 @@ def test_other_commands_take_them() -> None:
                    "--weights", "q4_k_m", "--n-cpu-moe", "24", "--batch", "1", "--ttft", "30s",
                    "--emit", "llamacpp")  # fmt: skip
     assert "--n-cpu-moe 24" in planned.out, planned.err
+
+
+def test_a_plan_keeps_experts_in_host_memory_where_the_model_needs_that() -> None:
+    done = run("plan", "--model", "gpt-oss-120b", "--gpu", "rtx4090", "--stack", "llamacpp",
+               "--host", "desktop-ddr5", "--prompt", "512", "--generate", "128", "--batch", "1",
+               "--offline", "--only", "full", "--emit", "llamacpp")  # fmt: skip
+    assert done.code == 0, done.err
+    assert "experts of as few layers as fit" in done.err
+    assert "--n-cpu-moe 2" in done.out
+
+
+def test_a_host_that_is_only_assumed_has_a_wider_interval() -> None:
+    widths = []
+    for more in ((), ("--host-bandwidth", "88")):
+        done = run("predict", *LARGE, "--n-cpu-moe", "all", "--json", *more)
+        found = json.loads(done.out)["rows"][0]["ranges"]["tpot_s"]
+        widths.append(found["high"] / found["low"])
+    assert widths[0] > 1.2 * widths[1] > 1.2

@@ -33,14 +33,16 @@ def complete(text: str, given: list[list[int]], generate: int, model: str = "lla
 
 
 @pytest.mark.parametrize("bits", few([1, 2, 4, 8], [2, 4]))
-def test_kivi_is_its_algorithm_with_a_residual_that_rolls(bits: int) -> None:
-    run = complete(f"kivi:bits={bits},group={GROUP},residual={RESIDUAL}", prompts(69, 31, 5), 50)
+@pytest.mark.parametrize("name", ["kivi", "late-kivi"])
+def test_kivi_is_its_algorithm_with_a_residual_that_rolls(name: str, bits: int) -> None:
+    run = complete(f"{name}:bits={bits},group={GROUP},residual={RESIDUAL}", prompts(69, 31, 5), 50)
     adopted = Adopted()
     kind = naive_packed(
         run.impl,
         adopted,
         keys=lambda cached: cached // RESIDUAL * RESIDUAL,
         values=lambda cached: max(cached - RESIDUAL, 0),
+        packs_late=name == "late-kivi",
     )
     assert_like_naive(run, kind)
     adopted.assert_few()

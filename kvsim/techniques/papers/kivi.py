@@ -12,7 +12,9 @@ from kvsim.techniques.axes.settings import combine, param
 class Kivi(Storage):
     """Keys at few bits per channel, values per token; latest tokens in FP16.
 
-    Asymmetric group quantisation of the cache with a full-precision residual.
+    Asymmetric group quantisation of the cache with a full-precision residual. A step's tokens are
+    packed before they are attended to, as in the paper's algorithm; the release packs them
+    afterwards, which ``late-kivi:group=32,residual=128`` does.
 
     References
     ----------

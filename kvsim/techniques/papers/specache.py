@@ -43,6 +43,7 @@ from kvsim.techniques.axes.base import (
     Storage,
     Term,
     attend,
+    pack,
 )
 from kvsim.techniques.axes.settings import combine, make_axis, param
 
@@ -230,3 +231,7 @@ class LateKivi(Storage):
     def stored(self) -> Format:
         """Packed groups and an fp16 residual."""
         return kivi(self.bits, self.group, self.residual, late=True)
+
+    def complete(self, at: LayerPass) -> list[Op]:
+        """By itself, as KIVI is released, tokens are packed last; pairs do it themselves."""
+        return [] if isinstance(at.parts.selection, Pairs) else pack(at)

@@ -35,7 +35,7 @@ from kvsim.validate.counter import NullCounter
 from kvsim.validate.kernels.gather import gather
 from kvsim.validate.kernels.stores import Levels, PartialAttention
 from kvsim.validate.kernels.topk import softmax_top_k
-from kvsim.validate.model.attention import Pass
+from kvsim.validate.model.attention import Pass, Seen
 from kvsim.validate.parts.base import Resident, RunningGeneration, SmallRun
 from kvsim.validate.parts.drafting import Drafter
 from kvsim.validate.parts.packed import (
@@ -110,6 +110,14 @@ class LateKivi(PackedStore):
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
         """New tokens into the rings; ``pack`` follows when they have attended."""
         self.add(keys, values, span)
+
+    def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
+        """By itself, as KIVI is released: attend, then pack."""
+        if span.new > 1:
+            raise InputError("late-kivi: packs after one token; run it without drafts")
+        out = super().attend(queries, span, seen)
+        self.pack(span)
+        return out
 
     def attend_with_pairs(
         self,
