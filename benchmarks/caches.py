@@ -33,11 +33,23 @@ from kvsim.techniques.papers.cache import CacheKernel, load_kernels
 
 Row = dict[str, str]
 TABLE = Path("kvsim/techniques/caches.csv")
-STACKS = {"vLLM": "vllm", "SGLang": "sglang", "TensorRT-LLM": "trtllm", "mini-sglang": "sglang",
-          "llama.cpp": "llamacpp", "LMDeploy": "lmdeploy"}  # fmt: skip
-CARDS = {"A800 40G": "a800-40g", "A800 80G": "a800-80g", "RTX 4060 8G": "rtx4060",
-         "RTX 5060 Ti 16G": "rtx5060ti-16g", "RTX 4070 12G": "rtx4070",
-         "RTX 2080 Ti 11G": "rtx2080ti", "not said": "h100"}  # fmt: skip
+STACKS = {
+    "vLLM": "vllm",
+    "SGLang": "sglang",
+    "TensorRT-LLM": "trtllm",
+    "mini-sglang": "sglang",
+    "llama.cpp": "llamacpp",
+    "LMDeploy": "lmdeploy",
+}
+CARDS = {
+    "A800 40G": "a800-40g",
+    "A800 80G": "a800-80g",
+    "RTX 4060 8G": "rtx4060",
+    "RTX 5060 Ti 16G": "rtx5060ti-16g",
+    "RTX 4070 12G": "rtx4070",
+    "RTX 2080 Ti 11G": "rtx2080ti",
+    "not said": "h100",
+}
 MODELS = {"not said": "qwen3-8b"}
 WEIGHTS = {"Q4": "q4_k_m", "": "fp16"}
 LENGTHS = 512, 128  # of rows that say none [tokens]
@@ -46,13 +58,24 @@ BOTH = "vllm-turboquant-blog and vllm-53060 (main), batches given or of the load
 GROUPS: Mapping[str, tuple[str, ...]] = {
     BOTH: ("turboquant_k8v4", *ROTATED),
     "vllm-38378 and vllm-40633, model and card assumed": (
-        "int8_per_token_head", "fp8_per_token_head", "int4_per_token_head", "int2_per_token_head",
+        "int8_per_token_head",
+        "fp8_per_token_head",
+        "int4_per_token_head",
+        "int2_per_token_head",
     ),
     "trtllm-1397 and lmdeploy-525, int8 of 2023 and 2024": ("int8",),
-}  # fmt: skip
+}
 """Formats that share a time per token walked, and a fixed time per layer but for rotated keys."""
-RELEASES = ("0.20.2 (6ec9bbec3)", "0.25.1", "0.20.0", "0.4", "0.1.5", "0.0.x", "",
-            "0.9.0.dev2024032600")  # fmt: skip
+RELEASES = (
+    "0.20.2 (6ec9bbec3)",
+    "0.25.1",
+    "0.20.0",
+    "0.4",
+    "0.1.5",
+    "0.0.x",
+    "",
+    "0.9.0.dev2024032600",
+)
 
 
 def main() -> None:
@@ -232,9 +255,11 @@ def fit(rows: Sequence[Row], formats: Sequence[str], source: str) -> list[CacheK
         each = dict(zip(seen, x[3:], strict=True))
         return [
             replace(
-                k, layer_s=round(float(x[0] + x[2] * (k.format in ROTATED)) * 1e-5, 8),
+                k,
+                layer_s=round(float(x[0] + x[2] * (k.format in ROTATED)) * 1e-5, 8),
                 walk_s=round(float(x[1]) * 1e-9 * several, 12),
-                unpack_ops=round(10 * float(each.get(k.format, np.mean(x[3:]))), 2), source=source,
+                unpack_ops=round(10 * float(each.get(k.format, np.mean(x[3:]))), 2),
+                source=source,
             )
             for k in base
         ]
@@ -244,8 +269,9 @@ def fit(rows: Sequence[Row], formats: Sequence[str], source: str) -> list[CacheK
         return [float(np.log(predict_pair(r, some) / float(r["value"]))) for r in rows]
 
     start = [1.0, 5.0, 2.0, *[1.0] * len(seen)]
-    found = least_squares(misfit, start, bounds=(0, np.inf), loss="soft_l1", f_scale=0.1,
-                          diff_step=0.03, max_nfev=20)  # fmt: skip
+    found = least_squares(
+        misfit, start, bounds=(0, np.inf), loss="soft_l1", f_scale=0.1, diff_step=0.03, max_nfev=20
+    )
     return kernels(found.x)
 
 

@@ -46,13 +46,26 @@ POINTS = 4  # of the sum over a growing context
 SOFT = 0.1  # relative error from which on a row counts less
 ASKED = ("reddit-5080", "llmfit-2080", "kt-deepseek", "wrong-historian")
 """Pages that say their host's bandwidth, or what kind of memory it has."""
-HOSTS = {"kt-deepseek": "epyc", "ggml-14642": "epyc", "gtx1070-sweep": "desktop-ddr4",
-         "llmfit-2080": "desktop-ddr4"}  # fmt: skip
+HOSTS = {
+    "kt-deepseek": "epyc",
+    "ggml-14642": "epyc",
+    "gtx1070-sweep": "desktop-ddr4",
+    "llmfit-2080": "desktop-ddr4",
+}
 """Profiles of pages' hosts; all others are desktops with DDR5."""
-CARDS = {"RTX 5080 16G": "rtx5080", "RTX 2080 8G": "rtx2080", "4090D 24G": "rtx4090d",
-         "GTX 1070 8G": "gtx1070", "RTX 3060 12G": "rtx3060", "not said": "rtx3090"}  # fmt: skip
-MODELS = {"Qwen/Qwen3.6-35B-A3B": "qwen3.6-35b-a3b", "Qwen/Qwen3.5-122B-A10B": "qwen3.5-122b-a10b",
-          "mistralai/Mistral-Small-24B-Instruct-2501": "mistral-small-24b"}  # fmt: skip
+CARDS = {
+    "RTX 5080 16G": "rtx5080",
+    "RTX 2080 8G": "rtx2080",
+    "4090D 24G": "rtx4090d",
+    "GTX 1070 8G": "gtx1070",
+    "RTX 3060 12G": "rtx3060",
+    "not said": "rtx3090",
+}
+MODELS = {
+    "Qwen/Qwen3.6-35B-A3B": "qwen3.6-35b-a3b",
+    "Qwen/Qwen3.5-122B-A10B": "qwen3.5-122b-a10b",
+    "mistralai/Mistral-Small-24B-Instruct-2501": "mistral-small-24b",
+}
 ENGINES = {"llama.cpp": "llamacpp", "Ollama": "ollama", "KTransformers": "ktransformers"}
 KINDS = {"decode_tok_s": "decode", "prefill_tok_s": "prefill"}
 DESKTOP, BANDWIDTH = "wrong-historian", "88"

@@ -209,7 +209,7 @@ def evidence_for(
 
 
 def _assumes_host(deployment: Deployment) -> bool:
-    """Whether weights are in the memory of a host of which nobody has said how fast it is."""
+    """Whether weights are in the memory of a host whose speed is assumed."""
     source = deployment.hardware.sources.get("dram.bandwidth_Bps", "")
     return bool(deployment.host) and "assumed" in source
 
