@@ -306,14 +306,12 @@ def _k8s(s: Served, settings: EngineSettings) -> str:
     settings.use("replicas", "nvidia.com/gpu", "readinessProbe", "emptyDir")
     settings.lack(f"which nodes have {s.gpu or 'these GPUs'}: add a nodeSelector by your labels")
     settings.lack("a token of Hugging Face for gated models: HF_TOKEN from a Secret")
-    words = [s.gpu, s.model.rpartition("/")[2], f"tp{s.spread.tp}", s.role]
-    name = re.sub(r"[^a-z0-9]+", "-", "-".join(filter(None, words)).lower()).strip("-")[:63]
-    label = {"app": name.rstrip("-")}
+    label = {"app": _name_service(s)}
     container: dict[str, Yaml] = {
         "name": "vllm",
         "image": VLLM_IMAGE,
-        "command": ["vllm", "serve", s.model],
-        "args": [word for option in below.options for word in option if word],
+        "command": [_escape_variables(word) for word in ("vllm", "serve", write_path(s.model))],
+        "args": [_escape_variables(word) for option in below.options for word in option if word],
         "ports": [{"containerPort": VLLM_PORT}],
         "resources": {"limits": {"nvidia.com/gpu": str(s.spread.gpus)}},
         "readinessProbe": {"httpGet": {"path": "/health", "port": VLLM_PORT}},
@@ -340,6 +338,24 @@ def _k8s(s: Served, settings: EngineSettings) -> str:
         "spec": {"selector": label, "ports": [{"port": VLLM_PORT, "targetPort": VLLM_PORT}]},
     }
     return f"---\n{write_yaml(deployment)}\n---\n{write_yaml(service)}"
+
+
+def _name_service(s: Served) -> str:
+    """Return a name as a Service may have it: 63 letters, digits and hyphens, a letter first."""
+
+    def clean(*words: str) -> str:
+        return re.sub(r"[^a-z0-9]+", "-", "-".join(words).lower()).strip("-")
+
+    end = clean(f"tp{s.spread.tp}", s.role)
+    begin = clean(s.gpu, s.model.rpartition("/")[2])
+    if not begin[:1].isalpha():
+        begin = clean("vllm", begin)
+    return clean(begin[: 62 - len(end)], end)
+
+
+def _escape_variables(word: str) -> str:
+    """Return a word of a container's command, in which Kubernetes expands ``$(NAME)``."""
+    return word.replace("$", "$$")
 
 
 # SGLang

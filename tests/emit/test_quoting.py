@@ -4,6 +4,7 @@ import ast
 import json
 import os
 import random
+import re
 import stat
 import subprocess
 from collections.abc import Mapping
@@ -25,6 +26,7 @@ PIECES = (
     *("%s", "[x]", ": ", "/", ".", "true", "\x7f"),
 )
 PROGRAMS = ("vllm", "python", "trtllm-serve", "llama-server", "kvsim")
+SERVICE = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 STUB = """#!/bin/sh
 for word in "${0##*/}" "$@"; do printf '%s\\0' "$word"; done >> "$RECORD"
 printf '\\0' >> "$RECORD"
@@ -112,6 +114,26 @@ def test_command_lines_of_kvsim_have_the_words_that_were_meant(tmp_path: Path) -
         path = str(Path(name))
         given += [f"--gpu={path}"] if path.startswith("-") else ["--gpu", path]
         assert words == ["kvsim", "predict", *given, "--technique", "offload + kivi"]
+
+
+def test_containers_have_the_words_that_were_meant() -> None:
+    plain: list[str] = []
+    for name in ("NAME", *names()):
+        asked = served("eagle:gamma=3", model=name, gpu="4090", apart=(2, 1))
+        found = [x for x in yaml.safe_load_all(emit("k8s", asked).text) if x]
+        called = {x["metadata"]["name"] for x in found}
+        assert len(called) == 2 and all(SERVICE.fullmatch(x) for x in called), called
+        for deployment in found[::2]:
+            (container,) = deployment["spec"]["template"]["spec"]["containers"]
+            words = [expanded(word) for word in container["command"] + container["args"]]
+            assert words[:3] == expected("vllm", name), name
+            plain = plain or words[3:]
+            assert words[3:5] == plain[:2]
+
+
+def expanded(word: str) -> str:
+    """What Kubernetes starts for a word, in a container without variables."""
+    return re.sub(r"\$(\$)|\$(\([^)]*\))", lambda found: found[1] or "EXPANDED", word)
 
 
 def test_python_yaml_and_json_read_back_what_was_written() -> None:
