@@ -464,7 +464,7 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
         Opt("sure", parse_number, "X",
                "Probability of meeting the targets, given how far predictions err.",
                "plan capacity", default=0.9, range=real(0.5, 0.99), excludes={"plan": "offline"},
-               at={"capacity": {"range": real(0, 0.99),
+               at={"capacity": {"range": real(0.01, 0.99), "parse": zero_or(parse_number),
                                 "help": "Probability of meeting the targets, over other days of "
                                         "the traffic and the error of times; 0: on this trace."}}),
         Opt("class_targets", parse_text, "N=TTFT/TPOT,..",

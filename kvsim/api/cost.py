@@ -24,6 +24,8 @@ class CommandCost:
         Time of each request, for each deployment or run. [s]
     memory
         Of the program. [B]
+    kept
+        Of each deployment or run. [B]
     held
         Of each request. [B]
     free
@@ -34,13 +36,14 @@ class CommandCost:
     each: float
     free: int
     memory: float = 3e8
+    kept: float = 0.0
     held: float = 500.0
 
 
 COMMAND_COSTS = {
     "simulate": CommandCost(fixed=2.0, each=8e-6, free=10**6),
-    "plan": CommandCost(fixed=10.0, each=2e-4, free=10**5),
-    "capacity": CommandCost(fixed=20.0, each=2.5e-4, free=10**5, held=3000.0),
+    "plan": CommandCost(fixed=3.0, each=2e-4, free=10**5),
+    "capacity": CommandCost(fixed=3.0, each=2.5e-4, free=10**5, kept=5e7, held=3000.0),
 }
 """Somewhat above what was measured in November 2026 with 10,000 to 1,000,000 requests of several
 lengths, at light load and overload, with memory for the trace as it is read."""
@@ -65,13 +68,12 @@ def announce_cost(inputs: Inputs, requests: int, runs: int = 1) -> None:
     """
     cost = COMMAND_COSTS[inputs.command]
     seconds = runs * (cost.fixed + requests * cost.each)
-    size = cost.memory + requests * cost.held
+    size = cost.memory + runs * cost.kept + requests * cost.held
     if seconds <= UNTOLD[0] and size <= UNTOLD[1]:
         return
     what = f"{requests:,} requests" + (f" with {runs} settings" if runs > 1 else "")
-    said = (
-        f"simulating {what} takes up to {max(1, round(seconds / 60))} min and {size / 1e9:.1f} GB"
-    )
+    time = f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+    said = f"simulating {what} takes up to {time} and {size / 1e9:.1f} GB"
     long = seconds > UNASKED[0] or size > UNASKED[1]
     if long and requests > cost.free and on_command_line() and not inputs.yes:
         raise InputError(

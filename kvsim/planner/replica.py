@@ -20,7 +20,7 @@ from kvsim.errors import InfeasibleError, InputError
 from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
-from kvsim.planner.question import Admission, PlanLimits, does_nothing
+from kvsim.planner.question import Admission, PlanLimits, does_nothing, needed_option
 from kvsim.serving.costs import StepCosts, simple_pass_seconds
 from kvsim.serving.rules import Rules
 from kvsim.traces.requests import Requests
@@ -115,6 +115,7 @@ def list_step_costs(
     mean = round(float(requests.prompt.mean())), max(round(float(requests.generate.mean())), 2)
     found: list[StepCosts] = []
     reason: InputError | None = None
+    wanted: set[str] = set()
     longest = int((requests.prompt + requests.generate).max())
     admission.check(deployment)
     for t in admission.candidates():
@@ -125,7 +126,11 @@ def list_step_costs(
                 if does_nothing(settings) and not admission.only:
                     continue
                 known = admission.evidence(settings, deployment, longest)
-                if admission.loss(known) > limits.loss or (settings.assumes and limits.assumed < 1):
+                if admission.loss(known) > limits.loss:
+                    wanted.add(needed_option(known).partition(" ")[0])
+                    continue
+                if settings.assumes and limits.assumed < 1:
+                    wanted.add("--acceptance")
                     continue
                 costs = StepCosts.for_requests(
                     settings, deployment, rules, requests, limits.gpu_memory
@@ -139,7 +144,8 @@ def list_step_costs(
     if not found and reason is not None:
         raise reason
     if not found:
-        raise InfeasibleError("no lossless technique can run here; --lossy admits the others")
+        others = f"; {' or '.join(sorted(wanted))} admits others" if wanted else ""
+        raise InfeasibleError(f"none of the admitted techniques can run here{others}")
     return found
 
 

@@ -385,6 +385,16 @@ def _layout(source: Source, options: ReadOptions) -> Layout:
                 "--chars-per-token 4, or write counts with your model's tokenizer"
             )
         layout = replace(layout, chars_per_token=options.chars_per_token)
+    elif options.chars_per_token:
+        raise InputError(
+            f"--chars-per-token: does nothing for {source.name}, which holds token counts; "
+            "leave it out"
+        )
+    if options.block_tokens and not layout.blocks:
+        raise InputError(
+            f"{source.name} has no prefix blocks; leave --block-tokens out (of kvsim simulate: "
+            "--hash-block-tokens)"
+        )
     if layout.blocks:
         stated = stated_block_tokens(source)
         tokens = options.block_tokens or stated or layout.block_tokens

@@ -18,6 +18,15 @@ class Given:
     yes: bool = False
 
 
+@pytest.mark.parametrize(("command", "runs"), [("simulate", 9), ("plan", 9), ("capacity", 12)])
+def test_a_day_on_a_few_cards_is_begun_without_a_word(
+    capsys: pytest.CaptureFixture[str], command: str, runs: int
+) -> None:
+    with run_on_command_line():
+        announce_cost(cast(Any, Given(command)), 2000, runs)
+    assert not capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", COMMAND_COSTS)
 def test_documented_sizes_never_need_a_yes(command: str) -> None:
     with run_on_command_line():
@@ -28,7 +37,7 @@ def test_documented_sizes_never_need_a_yes(command: str) -> None:
     ("requests", "runs", "yes", "said"),
     [
         (10**6, 1, False, ""),
-        (9 * 10**6, 1, False, "9,000,000 requests takes up to 1 min and 4.8 GB"),
+        (9 * 10**6, 1, False, "9,000,000 requests takes up to 74 s and 4.8 GB"),
         (9 * 10**6, 4, True, "with 4 settings takes up to 5 min and 4.8 GB"),
         (2 * 10**7, 1, True, "3 min and 10.3 GB"),
     ],
