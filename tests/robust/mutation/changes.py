@@ -19,6 +19,7 @@ SWAPS: dict[type[ast.AST], str] = {
     ast.NotEq: "==",
 }  # fmt: skip
 
+OTHERS = {"min": "max", "max": "min", "minimum": "maximum", "maximum": "minimum"}
 Piece = tuple[int, int, int, str]
 
 
@@ -182,9 +183,10 @@ def _logic(content: bytes) -> Iterator[Piece]:
                 pieces = [text(left), text(right)]
             case ast.Compare(ops=[ast.Lt() | ast.LtE() | ast.Gt() | ast.GtE()]):
                 pieces = [f"not {text(node)}"]
-            case ast.Call(func=ast.Name(id="min" | "max" as name), args=[_, *_]):
-                other_name = {"min": "max", "max": "min"}[name]
-                pieces = [other_name + content[source.end(node.func) : source.end(node)].decode()]
+            case ast.Call(func=called, args=[_, *_]) if _name(called) in OTHERS:
+                end = content[source.end(called) : source.end(node)].decode()
+                before = text(called)[1 : -1 - len(_name(called))]
+                pieces = [before + OTHERS[_name(called)] + end]
             case ast.Call(args=[first, second, *rest], keywords=[]) if not any(
                 isinstance(one, ast.Starred) for one in node.args
             ):
@@ -197,6 +199,11 @@ def _logic(content: bytes) -> Iterator[Piece]:
 
 
 GENERATORS = {"symbols": _symbols, "logic": _logic}
+
+
+def _name(called: ast.expr) -> str:
+    """The last word of what is called."""
+    return called.attr if isinstance(called, ast.Attribute) else getattr(called, "id", "")
 
 
 def _types(tree: ast.AST) -> set[tuple[int, int]]:
