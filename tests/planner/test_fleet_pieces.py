@@ -165,11 +165,11 @@ def test_each_class_is_held_to_its_own_targets() -> None:
     assert good.reached(0.5).ttft == 4.9
 
 
-def configuration(tp: int = 2, price: float = 2.0, **more: float) -> Configuration:
+def configuration(reserved: float = np.inf) -> Configuration:
     costs = StepCosts(
-        parse("full"), deployment("llama3.1-8b", "l40s", tp), Rules(prefix_caching=True), 4096, 2048
+        parse("full"), deployment("llama3.1-8b", "l40s", 2), Rules(prefix_caching=True), 4096, 2048
     )
-    return Configuration(costs, "l40s", price, **more)
+    return Configuration(costs, "l40s", 2.0, reserved)
 
 
 def test_other_memories_are_of_each_gpu_and_loaded() -> None:

@@ -28,6 +28,7 @@ FILE = "--prompt - --generate - --rate - --hours - --trace FILE"
 SAMPLE = "--prompt - --generate - --rate - --hours - --trace sample:chat"
 MEASURED = (ROOT / "kvsim" / "traces" / "measured" / "smollm2-135m.json").read_text()
 HOURS = "--prompt - --generate - --rate - --hours - --trace sample:conversation"
+DAY = "--prompt - --generate - --hours - --trace sample:day --rate 20x --tp 1"
 Case = tuple[str, str]
 CASES: dict[str, dict[str, Case]] = {
     "predict plan simulate capacity": {
@@ -52,16 +53,15 @@ CASES: dict[str, dict[str, Case]] = {
         "gpu_memory_utilization": ("0.4", ""), "max_seqs": ("2", ""), "max_tokens": ("64", ""),
         "max_model_len": ("700", ""), "only": ("offload", ""), "without": ("full", ""),
         "engine": ("llamacpp", "--only kivi --lossy"), "lossy": ("", ""),
-        "max_loss": ("0.2", "--only kivi:bits=4"),
-        "quality": ("QUALITY", "--max-loss 0.3"), "emit": ("vllm", ""),
-        "trace": ("sample:code", SAMPLE), "acceptance": ("0.3", "--only ngram --lossy"),
+        "max_loss": ("0.2", "--only kivi"),
+        "quality": ("QUALITY", "--only kivi --max-loss 0.3"), "emit": ("vllm", ""),
+        "trace": ("sample:code", SAMPLE), "acceptance": ("0.6", "--only ngram"),
     },
     "predict": {"concurrency": ("4", "")},
     "plan": {
         "total_gpus": ("4", ""), "nodes": ("4", "--model llama2-70b --total-gpus 16"),
         "offline": ("", ""), "jobs": ("900", "--offline"), "rate": ("9", SAMPLE),
         "per_class": ("", f"{SAMPLE} --lossy"), "objective": ("latency", ""),
-        "acceptance": ("0.3", "--only ngram"), "engine": ("llamacpp", "--only kivi --lossy"),
         "host": ("epyc-2s", AWAY), "host_bandwidth": ("9", AWAY), "host_memory": ("9", AWAY),
         "host_memory_utilization": ("0.02", AWAY),
         "research": ("", "--lossy"), "pareto": ("", ""), "explain": ("", ""),
@@ -96,8 +96,8 @@ CASES: dict[str, dict[str, Case]] = {
         "max_gpus": ("1", "--rate 40"), "max_host": ("1", "--host-cache 9 --turns 5"),
         "max_power": ("0.1", ""), "watts": ("a6000=900", ""),
         "configurations": ("1", "--gpus a6000,l4,h100 --rate 20"), "headroom": ("1", "--rate 20"),
-        "failures": ("2", ""), "schedule": ("", HOURS),
-        "start_up": ("90min", f"{HOURS} --schedule"),
+        "failures": ("2", ""), "schedule": ("", DAY),
+        "start_up": ("90min", f"{DAY} --schedule"),
         "windows": ("2", HOURS), "pools": ("yes", ""), "spread": ("2", ""),
         "host_cache": ("9", "--turns 8"), "nvme_cache": ("90", "--turns 8"),
         "nvme_read": ("0.001", "--turns 8 --nvme-cache 90"),

@@ -344,7 +344,7 @@ def _list_settings(one: Rentable, question: "CapacityQuestion") -> list[Estimate
         )
 
     try:
-        rated = _estimate(one, question, replace(admission, techniques=others, only=(), without=()))
+        rated = _estimate(one, question, replace(admission, techniques=others, without=()))
     except (InputError, InfeasibleError):
         if not found:
             raise
