@@ -11,18 +11,21 @@ NEIGHBOURS = np.arange(-4.0, 2.0)  # of a guess that are looked at with it
 MOST_PROBES = 3 * 24  # every third one halves a bracket of at most 10^7
 
 
-def smallest_count(
-    meets: Callable[[int], bool], guess: int, most: int, more: float = 2.0, below: int = 0
-) -> int:
+def smallest_count(meets: Callable[[int], bool], guess: int, most: int, more: float) -> int:
     """Find the smallest count that satisfies a monotone condition; 0 if none up to ``most`` does.
 
     Parameters
     ----------
-    guess : where to begin.
-    more : factor to the next count that is tried while none meets.
-    below : largest count that is known not to meet.
+    meets
+        The condition; once a count meets it, all larger counts do.
+    guess
+        First count that is tried.
+    most
+        Largest count that is tried.
+    more
+        Factor to the next count while none meets.
     """
-    low, high = below, guess  # more than `low`, and at most `high` once that meets
+    low, high = 0, guess  # the answer is above `low`, and at most `high` once that meets
     while not meets(high):
         if high >= most:
             return 0
@@ -39,15 +42,22 @@ def smallest_count(
 def last_within(excess: Callable[[Array], Number], low: Array, high: Array) -> Array:
     """Find the largest whole number with ``excess`` at most 0, element by element.
 
-    ``excess`` must not decrease, and should be nearly affine, above all far out: where the line of
-    the upper half meets 0 lies the answer, as a rule, or a neighbour, and all of them are looked at
-    together. Else secants narrow the bracket, and a bisection at times keeps the worst case short.
+    ``excess`` must not decrease, and should be nearly affine, above all for large numbers. The line
+    through the upper half of the bracket usually crosses 0 at the answer or next to it, so its
+    neighbours are evaluated together. Otherwise secant steps narrow the bracket, with a bisection
+    every third time to bound the worst case.
 
     Parameters
     ----------
-    excess : function of an array of whole numbers, whose first axis is a choice of them.
-    low, high : brackets. ``low`` is returned where nothing above it is within; ``high`` is
-        taken to be beyond.
+    excess
+        Function of an array of whole numbers, whose first axis holds several candidates.
+    low, high
+        Brackets. ``low`` is returned where no larger number qualifies; ``high`` is assumed not to.
+
+    Returns
+    -------
+    Array
+        With the brackets' shape, or with the leading axes that ``excess`` adds to it.
     """
     plain = np.broadcast_shapes(low.shape, high.shape)
     alone = (1,) * (GRID_AXES - len(plain))
@@ -81,15 +91,23 @@ def least_of_convex(
 ) -> tuple[Array, Array]:
     """Find the whole number of least cost from ``low`` to ``high``, element by element.
 
-    ``cost`` is convex and piecewise affine: where the lines at both ends of a bracket meet lies the
-    least or another line, so that few of them are looked at; a bisection at times keeps the worst
-    case short. What the lines promise bounds the least from below.
+    ``cost`` is convex and piecewise affine. The lines at both ends of a bracket cross at the
+    minimum or on another line, so few points are evaluated; a bisection every third time bounds
+    the worst case. The crossing is a lower bound of the least cost.
 
     Parameters
     ----------
-    cost : positive function of an array of whole numbers, whose first axis is a choice of them.
-    low, high : brackets that include the answer.
-    within : share of the least cost that the answer's may exceed it by.
+    cost
+        Positive function of an array of whole numbers, whose first axis holds several candidates.
+    low, high
+        Brackets that include the answer.
+    within
+        Relative excess over the least cost that is accepted.
+
+    Returns
+    -------
+    tuple[Array, Array]
+        The numbers and their costs, with the brackets' shape.
     """
     shape = np.broadcast_shapes(low.shape, high.shape)
     low, high = (np.array(np.broadcast_to(end, shape), dtype=float) for end in (low, high))

@@ -69,10 +69,9 @@ def test_the_last_number_within_is_found(functions: list[list[tuple[int, int]]],
     answer=st.integers(1, 200),
     guess=st.integers(1, 100),
     more=st.floats(1.1, 3.0),
-    below=st.integers(0, 3),
 )
 def test_the_fewest_that_meet_is_found_without_asking_far_beyond(
-    answer: int, guess: int, more: float, below: int
+    answer: int, guess: int, more: float
 ) -> None:
     asked = []
 
@@ -80,6 +79,6 @@ def test_the_fewest_that_meet_is_found_without_asking_far_beyond(
         asked.append(count)
         return count >= answer
 
-    found = smallest_count(meets, max(guess, below + 1), most=128, more=more, below=below)
-    assert found == (0 if answer > 128 else max(answer, below + 1))
-    assert max(asked) <= max(guess, below + 1, min(128, answer * more + 1))
+    found = smallest_count(meets, guess, most=128, more=more)
+    assert found == (0 if answer > 128 else answer)
+    assert max(asked) <= max(guess, min(128, answer * more + 1))

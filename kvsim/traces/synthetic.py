@@ -362,6 +362,7 @@ def fit_lengths(requests: Requests) -> Lengths:
     )
 
 
+PROMPT_CLASSES = 8  # classes of prompt lengths, with a distribution of prefix reuse each
 SEARCH_RADIUS = 64  # requests looked at on either side of the wanted distance
 
 
@@ -412,15 +413,13 @@ class Prefixes:
         return _chain(blocks, wanted, np.maximum(distance, 1))
 
 
-def fit_prefixes(requests: Requests, classes: int = 8) -> Prefixes | None:
+def fit_prefixes(requests: Requests) -> Prefixes | None:
     """Fit the prefix reuse of a trace.
 
     Parameters
     ----------
     requests
         The trace.
-    classes
-        Classes of prompt lengths with a distribution each.
 
     Returns
     -------
@@ -431,7 +430,7 @@ def fit_prefixes(requests: Requests, classes: int = 8) -> Prefixes | None:
         return None
     counts = np.maximum(np.diff(requests.block_start), 1)
     hits = leading_hits(requests)
-    cuts = np.unique(np.quantile(requests.prompt, np.linspace(0, 1, classes + 1)[1:-1]))
+    cuts = np.unique(np.quantile(requests.prompt, np.linspace(0, 1, PROMPT_CLASSES + 1)[1:-1]))
     kinds = np.searchsorted(cuts, requests.prompt, side="right")
     shares: Floats = hits / counts
     return Prefixes(
