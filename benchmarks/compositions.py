@@ -98,7 +98,7 @@ def document(names: Iterable[str] = ()) -> str:
         "without layers. A setting without a name belongs to `grouped` (`bits`, `value_bits`) or",
         "`place` (`host_share`, `cpu_share`, ...). Between 0 and 1 a number of tokens to keep or",
         "to read is a share of each sequence's prompt (`snapkv:budget=0.25`); plans of traces",
-        "choose shares. The JSON file of a plan stands for the technique that it chose.",
+        "choose shares. The JSON file of a plan may be given for the technique that it chose.",
         "",
         "A technique acts on the layers that have a cache of their own, and a note says which it",
         "leaves alone. Layers with a state (gated DeltaNet, KDA, Mamba, Mamba-2, lightning",

@@ -18,6 +18,7 @@ from kvsim.report.table import Column, Table, cells_table, text_column
 from kvsim.report.terminal import BLANK, Block, Hanging, Heading, Items
 from kvsim.techniques import TECHNIQUES, parse
 from kvsim.techniques.axes.settings import simplify
+from kvsim.techniques.papers.cache import FORMATS, load_kernels
 from kvsim.techniques.registry import terms
 
 
@@ -117,7 +118,31 @@ def techniques(parts: bool = False) -> list[Row]:
                 "source": re.sub(r"\.\. \[\d+\] ", "", " ".join(references.split())),
             }
         )
-    return rows
+    return [*rows, *(cache_format(name) for name in FORMATS if parts and name not in terms())]
+
+
+def cache_format(name: str) -> Row:
+    """Make the row of a format that engines have for their caches, under their own name.
+
+    Parameters
+    ----------
+    name
+        Of the format.
+    """
+    kernels = [kernel for kernel in load_kernels() if kernel.format == name]
+    first = kernels[0]
+    bits = f"keys of {first.key_bits:g} bits and values of {first.value_bits:g}"
+    engines = " and ".join(f"{kernel.engine} ({kernel.versions})" for kernel in kernels)
+    edge = first.edge_layers
+    ends = f"; {edge} layers at either end stay in 16 bits" if edge else ""
+    return {
+        "name": name,
+        "summary": f"A cache format of {engines}: {bits}{ends}. It is cache:format={name}.",
+        "lossless": False,
+        "assumes": "",
+        "parameters": [],
+        "source": "; ".join(f"{kernel.engine}: {kernel.source}" for kernel in kernels),
+    }
 
 
 def stacks() -> list[Row]:

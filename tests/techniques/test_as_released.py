@@ -9,6 +9,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.prediction.generate import Prediction
+from kvsim.prediction.memory import prefill_point
 from kvsim.techniques import parse
 
 PLACE = Deployment(load_model("llama3.1-8b"), load_hardware("a100-80g"), load_stack("fused"))
@@ -45,3 +46,12 @@ def test_pyramidkv_puts_the_window_on_top_as_released() -> None:
         parse("pyramidkv:budget=0.25,window=on-top")
     with pytest.raises(InputError, match="expected"):
         parse("pyramidkv:window=below")
+
+
+def test_kvzip_cuts_nothing_before_all_layers_have_repeated_the_prompt() -> None:
+    reading = prefill_point(2.0, 4000.0, 100.0)
+    kept = parse("kvzip:budget=1000").resident(PLACE, reading)["gpu"]
+    whole = parse("full").resident(PLACE, reading)["gpu"]
+    assert kept["kv"] + kept["kv before the cut"] == pytest.approx(whole["kv"])
+    decoding = Point(2.0, 4000.0, 1.0, 4000.0, 4100.0)
+    assert "kv before the cut" not in parse("kvzip:budget=1000").resident(PLACE, decoding)["gpu"]

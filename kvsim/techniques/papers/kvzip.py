@@ -5,7 +5,7 @@ import numpy as np
 from kvsim.engine import ops
 from kvsim.engine.buffers import layer_weights
 from kvsim.frozen import frozen
-from kvsim.graph import Op
+from kvsim.graph import Buffers, Op
 from kvsim.techniques.axes.base import LayerPass
 from kvsim.techniques.axes.selection import PromptCut
 
@@ -26,6 +26,18 @@ class Kvzip(PromptCut):
     """
 
     name = "kvzip"
+
+    def resident(self, at: LayerPass) -> Buffers:
+        """No layer's cache is cut before the whole model has repeated the prompt."""
+        if not at.p.prefill:
+            return {}
+        dropped = np.maximum(at.p.prompt - np.asarray(self.budget), 0.0)
+        waiting = at.d.stack.cache.overhead * ops.kv_bytes(at.d.shard, at.p.batch * dropped)
+        return {"gpu": {"kv before the cut": waiting}}
+
+    def shared_buffers(self, at: LayerPass) -> Buffers:
+        """The prompt is in its cache."""
+        return {}
 
     def score(self, at: LayerPass) -> list[Op]:
         """A layer's products once more, attention to all keys, and scores within each chunk."""
