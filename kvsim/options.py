@@ -398,6 +398,10 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
         Opt("replicas", several(parse_count), "N,..",
                "Replicas of the model; each of several values is a run.", "simulate", default=1,
                range=Range(1, 10**4, "replicas")),
+        Opt("find", parse_text, "WHAT",
+               "The value that just keeps --ttft and --tpot: rate (the largest), replicas, "
+               "hit-rate, host-cache (the least) or prefill-replicas (the best).", "simulate",
+               excludes={"simulate": "compare out"}),
         Opt("route", parse_text, "HOW",
                "round-robin, least-loaded, prefix-aware or cache-and-load.", "simulate",
                default="round-robin"),
@@ -561,9 +565,11 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
                range=Range(1, 2**16, "sequences"),
                needs={"calibrate": "from_run"}, excludes={"plan": "offline batch"},
                at={"calibrate": {"help": "The engine's limit per pass."},
-                   **{name: {"default": None, "help": "Sequences in a pass at most; by default the "
-                                                   "engine's on that card."}
-                      for name in SERVING.split()}}),
+                   "capacity": {"default": None, "help": "Sequences in a pass at most; by default "
+                                                         "the engine's on that card."},
+                   "simulate": {"default": None, "parse": several(parse_count), "metavar": "N,..",
+                                "help": "Sequences in a pass at most; by default the engine's on "
+                                        "that card; of several each is run."}}),
         Opt("max_tokens", parse_count, "N", "Tokens in a pass at most.",
                "plan simulate capacity calibrate", default=2048, range=Range(1, 10**7, "tokens"),
                needs={"calibrate": "from_run"}, excludes={"plan": "offline"},

@@ -1,6 +1,6 @@
 """A request trace under continuous batching, with one technique or several."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from math import prod
@@ -26,13 +26,22 @@ if TYPE_CHECKING:
     from kvsim.serving.pools import TwoPools
     from kvsim.serving.rules import Rules
     from kvsim.serving.simulate import Run
+    from kvsim.techniques.technique import Technique
     from kvsim.traces.requests import Requests
 
 MAX_RUNS = 32
 """Combinations of values that one command runs."""
 
-VARIED = ("replicas", "rate", "req_s", "max_tokens", "host_cache", "nvme_cache", "prefix_load")
+VARIED = (
+    "replicas", "rate", "req_s", "max_tokens", "max_seqs", "host_cache", "nvme_cache",
+    "prefix_load",
+)  # fmt: skip
 """Options that take several values, of which each combination is run."""
+
+SOUGHT = ("rate", "replicas", "hit-rate", "host-cache", "prefill-replicas")
+CLOSE = 1.02  # how near to each other the last value that keeps the targets and the next one are
+MOST_SHARES = 16  # of replicas that read prompts, each of which is played
+ROWS_AROUND = 2  # on either side of what was found, that are shown
 
 AUTO = "auto"  # of --prefix-load: every way is played, the best is kept
 
@@ -177,22 +186,51 @@ def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
     where = _without_server(where, found.requests)
     results, replays = [], []
     left_out: dict[str, str] = {}
-    for (kind, values, shown), place in zip(runs, places, strict=True):
+
+    def build(kind: "Technique", values: Mapping[str, Any]) -> TraceRun:
+        """One run of a technique with the values of its case."""
+        requests = _prepare_requests(found, values, inputs.abort_after)
+        measured = None if attention is None else find_acceptance(kind, attention)
+        reuses = found.reuses or values["hit_rate"] is not None
+        first, *others = _build_rules(inputs, values, where, reuses)
+        technique = with_acceptance(kind, measured)
+        costs = StepCosts.for_requests(technique, where, first, requests, usable)
+        seed, fleet = inputs.draw_acceptance, values["replicas"]
+        rates = None if seed is None else draw_rates(costs, requests.generate, seed, measured)
+        pools, otherwise = _build_pools(inputs, values), tuple(map(costs.with_rules, others))
+        return TraceRun(requests, costs, fleet, inputs.route, rates, targets, pools, otherwise)
+
+    sought: Sought | None = None
+    if inputs.find is not None:
+        if len(runs) > 1:
+            raise InputError("--find: several runs are asked for; expected one value per option")
+        sought = _find_value(inputs, found, where, cases[0][0])
+        key, (kind, values, _) = sought.option, runs[0]
+        tried: dict[float, tuple[Row, TraceRun]] = {}
+
+        def keeps(value: float) -> bool:
+            """Whether a run with this value keeps the targets."""
+            replay = build(kind, {**values, key: value})
+            result = replay.result(None, False, inputs.check)
+            shown = value / 2**30 if key == "host_cache" else value
+            name = "req_s" if key == "rate" and inputs.trace is None else key
+            result["row"] |= {"case": {name: shown}}
+            tried[value] = result, replay
+            return _kept(result["row"], targets)
+
+        sought = sought.search(keeps)
+        some = sought.choose(sorted(tried))
+        results = [tried[x][0] for x in some]
+        replays = [tried[x][1] for x in some]
+        runs = []
+    for (kind, values, shown), place in zip(runs, places, strict=False):
         reason = kind.refuses(where) if len(kinds) > 1 else ""
         if reason and kind.name not in left_out:
             left_out[kind.name] = f"{kind.name} cannot run here: {reason}"
             print_note(f"left out: {left_out[kind.name]}")
         if reason:
             continue
-        requests = _prepare_requests(found, values, inputs.abort_after)
-        measured = None if attention is None else find_acceptance(kind, attention)
-        first, *others = _build_rules(inputs, values, where, found.reuses)
-        technique = with_acceptance(kind, measured)
-        costs = StepCosts.for_requests(technique, where, first, requests, usable)
-        seed, fleet = inputs.draw_acceptance, values["replicas"]
-        rates = None if seed is None else draw_rates(costs, requests.generate, seed, measured)
-        pools, otherwise = _build_pools(inputs, fleet), tuple(map(costs.with_rules, others))
-        replay = TraceRun(requests, costs, fleet, inputs.route, rates, targets, pools, otherwise)
+        replay = build(kind, values)
         result = replay.result(place, inputs.resume, inputs.check)
         if len(cases) > 1:
             result["row"] |= {"case": shown}
@@ -210,10 +248,139 @@ def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
         command=inputs.line(),
         left_out=list(left_out.values()),
         played=replays,
+        sought=sought is not None,
         listed=several,
         checked=inputs.check,
         notes=found.notes,
     )
+
+
+def _kept(row: "Row", targets: "Targets") -> bool:
+    """Whether the 99th percentiles of a run are within the targets, and all requests served."""
+    if row["refused"] or row["unfinished"]:
+        return False
+    pairs = (row["ttft_s"]["p99"], targets.ttft), (row["tpot_s"]["p99"], targets.tpot)
+    return all(value is None or value <= target for value, target in pairs)
+
+
+@frozen
+class Sought:
+    """A value that is looked for: which option has it, and where it may lie.
+
+    Attributes
+    ----------
+    option
+        Key of the option.
+    start, least, most
+        The first value that is tried, and the bounds.
+    easier
+        Whether targets are easier to keep with more of it.
+    unit
+        Values are multiples of it; 0: any.
+    found
+        The value that just keeps the targets; None if none does, or before it was looked for.
+    """
+
+    option: str
+    start: float
+    least: float
+    most: float
+    easier: bool
+    unit: float = 0.0
+    found: float | None = None
+
+    def search(self, keeps: Callable[[float], bool]) -> "Sought":
+        """Return this with the value that was found.
+
+        Parameters
+        ----------
+        keeps
+            Plays a value and says whether the targets are kept.
+        """
+        if self.option == "prefill_replicas":
+            for count in range(round(self.least), round(self.most) + 1):
+                keeps(count)
+            return self
+        good, bad, value = None, None, self.start
+        while good is None or bad is None:
+            if keeps(value):
+                good, ahead = value, self.least if self.easier else self.most
+            else:
+                bad, ahead = value, self.most if self.easier else self.least
+            if value == ahead:
+                return replace(self, found=good)
+            value = self._round(value * (2.0 if ahead > value else 0.5), ahead)
+        while max(good, bad) > CLOSE * min(good, bad):
+            middle = (good * bad) ** 0.5 if good * bad else (good + bad) / 2
+            middle = self._round(middle)
+            if middle in (good, bad):
+                break
+            good, bad = (middle, bad) if keeps(middle) else (good, middle)
+        return replace(self, found=good)
+
+    def _round(self, value: float, bound: float | None = None) -> float:
+        """The nearest value that can be tried, not beyond a bound that it approaches."""
+        if self.unit:
+            value = round(round(value / self.unit) * self.unit, 9)
+        else:
+            value = float(f"{value:.3g}")
+        if bound is not None and not self.least < value < self.most:
+            return bound
+        return value
+
+    def choose(self, tried: Sequence[float]) -> Sequence[float]:
+        """Choose the values that are shown: those around what was found."""
+        if self.found is None:
+            return (
+                tried if self.option == "prefill_replicas" else (tried[0], tried[-1])[: len(tried)]
+            )
+        at = tried.index(self.found)
+        return tried[max(at - ROWS_AROUND, 0) : at + ROWS_AROUND + 1]
+
+
+def _find_value(
+    inputs: Inputs, traffic: "ServedRequests", where: "Deployment", case: Mapping[str, Any]
+) -> Sought:
+    """What ``--find`` looks for, and where.
+
+    Raises
+    ------
+    InputError
+        If it is nothing that can be found, or there is no target.
+    """
+    what, drawn = inputs.find, traffic.workload is not None
+    if what not in SOUGHT:
+        raise InputError(f"--find: got {what[:40]!r}; expected {', '.join(SOUGHT)}")
+    if inputs.ttft is None and inputs.tpot is None:
+        raise InputError("--find: no target to keep; add --ttft or --tpot, as --ttft 2s")
+    replicas = case["replicas"]
+    if what == "rate":
+        if drawn and not traffic.workload.rate:  # type: ignore[union-attr]
+            raise InputError("--find rate: --users send when they have thought; give --rate")
+        key = "req_s" if case["req_s"] is not None else "rate"
+        start = case[key] or (traffic.workload.rate if traffic.workload is not None else 1.0)
+        return Sought(key, start, start / 1024, start * 1024, False)
+    if what == "replicas":
+        return Sought(what, replicas, 1, 10**4, True, 1)
+    if what == "hit-rate":
+        if traffic.workload is None or traffic.reuses:
+            raise InputError(
+                "--find hit-rate: needs traffic that nothing is said of reuse of; give --prompt, "
+                "--generate and --rate without --cached, --hit-rate and --turns"
+            )
+        return Sought("hit_rate", 0.5, 0.0, 0.99, True, 0.01)
+    if what == "host-cache":
+        if not inputs.prefix_caching and not traffic.reuses:
+            raise InputError("--find host-cache: stores prefix blocks only; add --prefix-caching")
+        gib = 2.0**30
+        return Sought(
+            "host_cache", 64 * gib, 0.0, where.hardware.host_memory // gib * gib, True, gib
+        )
+    if not 2 <= replicas <= MOST_SHARES + 1:
+        raise InputError(
+            f"--find prefill-replicas: got --replicas {replicas}; expected 2 to {MOST_SHARES + 1}"
+        )
+    return Sought("prefill_replicas", 1, 1, replicas - 1, True, 1)
 
 
 def _without_server(where: "Deployment", requests: "Requests") -> "Deployment":
@@ -244,8 +411,9 @@ def _cases(inputs: Inputs) -> Iterator[tuple[dict[str, Any], "Row"]]:
         )
     for some in product(*lists.values()):
         given = dict(zip(lists, some, strict=True))
+        values = {name: value for name, (_, value) in given.items()}
         yield (
-            {name: value for name, (_, value) in given.items()},
+            values | {"prefill_replicas": inputs.prefill_replicas, "hit_rate": None},
             {shown[name]: _as_number(given[name][0]) for name in varied},
         )
 
@@ -299,7 +467,9 @@ def _prepare_requests(
     requests, rate = traffic.requests, case["rate"]
     if traffic.workload is not None:
         rate = case["req_s"] if rate is None else rate
-        found = requests if rate is None else traffic.at_rate(rate)
+        if case["hit_rate"] is not None:
+            traffic = traffic.with_hit_rate(case["hit_rate"])
+        found = traffic.requests if rate is None else traffic.at_rate(rate)
     elif case["req_s"] is not None:
         found, copies = at_rate(requests, case["req_s"])
         if copies > 1:
@@ -331,13 +501,14 @@ def _build_rules(
     from kvsim.serving.rules import PREFIX_LOADS, SPLIT, Rules
 
     names = (
-        "max_seqs", "max_model_len", "block_tokens", "blocks", "prefill",
-        "priority", "preemption", "admission", "prefix_caching", "remote_cache", "cache_ttl",
-        "cache_block", "nvme_read", "nvme_write",
+        "max_model_len", "block_tokens", "blocks", "prefill", "priority", "preemption",
+        "admission", "prefix_caching", "remote_cache", "cache_ttl", "cache_block", "nvme_read",
+        "nvme_write",
     )  # fmt: skip
     settings = {name: getattr(inputs, name) for name in names}
-    settings |= {name: case[name] for name in ("max_tokens", "host_cache", "nvme_cache")}
-    if inputs.prefill_replicas is None or inputs.remote_cache is not None:
+    varied = ("max_tokens", "max_seqs", "host_cache", "nvme_cache")
+    settings |= {name: case[name] for name in varied}
+    if case["prefill_replicas"] is None or inputs.remote_cache is not None:
         settings["nic"] = inputs.nic
     given = {name: value for name, value in settings.items() if value is not None}
     sizes = [*(inputs.host_cache or ()), *(inputs.nvme_cache or ())]  # of all runs: one may be 0
@@ -364,12 +535,12 @@ def _build_rules(
     return tuple(map(build, PREFIX_LOADS if way == AUTO else (way,)))
 
 
-def _build_pools(inputs: Inputs, replicas: int) -> "TwoPools | None":
+def _build_pools(inputs: Inputs, case: Mapping[str, Any]) -> "TwoPools | None":
     """Replicas by what they do; None where all do both."""
     from kvsim.serving.pools import TRANSFERS, TwoPools
     from kvsim.serving.rules import NIC_RATE
 
-    first = inputs.prefill_replicas
+    first, replicas = case["prefill_replicas"], case["replicas"]
     if first is None:
         return None
     rate = NIC_RATE if inputs.nic is None else inputs.nic

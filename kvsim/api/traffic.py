@@ -47,6 +47,12 @@ class ServedRequests:
         w = self.workload
         return w is not None and bool(w.cached or w.hit_rate or w.turns > 1)
 
+    def with_hit_rate(self, share: float) -> "ServedRequests":
+        """Return drawn traffic of which a share of each prompt is in an earlier one."""
+        assert self.workload is not None
+        workload = replace(self.workload, hit_rate=share)
+        return replace(self, requests=workload.draw(), workload=workload)
+
     def at_rate(self, rate: float) -> "Requests":
         """Return the requests at a rate.
 

@@ -59,6 +59,7 @@ def make_result(
     command: str = "",
     left_out: Sequence[str] = (),
     played: Sequence[PlayedRun] = (),
+    sought: bool = False,
     listed: bool = False,
     checked: bool = False,
     notes: Sequence[str] = (),
@@ -77,6 +78,8 @@ def make_result(
         Techniques that cannot run there, with the reason.
     played
         What the rows are of, one by one.
+    sought
+        Whether the value of the option in which runs differ was looked for.
     listed
         Whether several techniques were asked for, so that ``--json`` lists what came of each.
     checked
@@ -85,7 +88,9 @@ def make_result(
         What was noted while the trace was read.
     """
     rows = [run["row"] for run in runs]
-    answer = simulate_answer.write_answer(rows, deployment, trace, targets, left_out, played)
+    answer = simulate_answer.write_answer(
+        rows, deployment, trace, targets, left_out, played, sought
+    )
     own: Row = {"runs": rows} if rows[0].get("case") else {"rows": rows}
     fields = (own if listed or rows[0].get("case") else rows[0]) | {"answer": answer.row()}
     requests, replicas = (

@@ -31,6 +31,9 @@ HEADINGS = {
     "host_cache": "host tier GiB",
     "nvme_cache": "NVMe tier GiB",
     "prefix_load": "prefix load",
+    "max_seqs": "sequences per pass",
+    "hit_rate": "share in the cache",
+    "prefill_replicas": "replicas for prefill",
 }
 OVERLOADED = 0.97  # of the requests that arrive; where fewer are served the queue only grows
 WAITING = 1.0  # median queue beyond which the load is more than the machine serves [s]
@@ -46,11 +49,16 @@ def write_answer(
     targets: str,
     left_out: Sequence[str],
     played: Sequence[caveats.PlayedRun] = (),
+    sought: bool = False,
 ) -> Answer:
     """Answer in words which run serves a trace best; parameters are those of ``make_result``."""
     best = _select_best(rows, bool(targets))
+    if sought:
+        best = next((row for row in _order_by_need(rows) if _keeps(row)), best)
     full = next((row for row in rows if _name(row) == "full"), None)
-    if varied_option(rows):
+    if sought:
+        told = _describe_sought(rows, best, _describe_machines(best, deployment), trace, targets)
+    elif varied_option(rows):
         told = describe_cases(rows, _describe_machines(best, deployment), trace, best, targets)
     else:
         needed = _needed(best, deployment, trace, targets, _arrival_rate(best, rows, played))
@@ -281,6 +289,57 @@ def describe_cases(rows: Sequence[Row], where: str, trace: str, best: Row, targe
     if varied_option(rows) == "max_tokens":
         return _describe_passes(rows, where, trace, targets)
     return _describe_values(rows, where, trace, best, targets)
+
+
+def _keeps(row: Row) -> bool:
+    """Whether the 99th percentiles of a run are within its targets."""
+    pairs = ((row[key]["p99"], row["targets"][key]) for key in ("ttft_s", "tpot_s"))
+    within = all(value is None or target is None or value <= target for value, target in pairs)
+    return within and not row["refused"] and not row["unfinished"]
+
+
+def _order_by_need(rows: Sequence[Row]) -> list[Row]:
+    """The runs from the one that asks most of the machine, or is best, on."""
+    (key,) = rows[0]["case"]
+    if key == "prefill_replicas":
+        return sorted(rows, key=lambda row: -float(row["goodput_per_s"] or 0.0))
+    harder = -1 if key in ("req_s", "rate") else 1
+    return sorted(rows, key=lambda row: harder * float(row["case"][key]))
+
+
+def _describe_sought(rows: Sequence[Row], best: Row, where: str, trace: str, targets: str) -> str:
+    """The value that just keeps the targets, and what the next one would bring."""
+    (key,) = best["case"]
+    value = f"{simplify(best['case'][key]):,}"
+    times = "TTFT p99 {ttft}, TPOT p99 {tpot}"
+
+    def measured(row: Row) -> str:
+        ttft, tpot = (row[k]["p99"] for k in ("ttft_s", "tpot_s"))
+        return times.format(ttft=units.seconds(ttft or 0.0), tpot=units.seconds(tpot or 0.0))
+
+    if not _keeps(best):
+        name = HEADINGS[key]
+        told = f"No {name} that was tried keeps {targets} (p99) for {trace} on {where}."
+        return verdict([told, f"At {name} {value}: {measured(best)}."])
+    keep = "keep" if best["replicas"] > 1 else "keeps"
+    said = {
+        "rate": f"{where} {keep} {targets} (p99) up to {value} times the rate of {trace}",
+        "req_s": f"{where} {keep} {targets} (p99) up to {value} requests per second",
+        "replicas": f"Take {where}, no fewer, to keep {targets} (p99) for {trace}",
+        "hit_rate": f"{where} {keep} {targets} (p99) if at least {value} of each prompt is cached",
+        "host_cache": f"{value} GiB of host cache are the least with which {where} keep {targets} "
+        f"(p99) for {trace}",
+        "prefill_replicas": f"Of {where}, let {value} read prompts: it serves most of {trace} "
+        f"within {targets}",
+    }[key]
+    harder = [row for row in rows if not _keeps(row)]
+    other = harder[-1:] if key in ("hit_rate", "host_cache", "replicas") else harder[:1]
+    beyond = [
+        f"At {simplify(row['case'][key]):,}: {measured(row)}."
+        for row in other
+        if key != "prefill_replicas"
+    ]
+    return verdict([f"{said}: {measured(best)}."], beyond)
 
 
 def _describe_passes(rows: Sequence[Row], where: str, trace: str, targets: str) -> str:
