@@ -8,23 +8,18 @@ import numpy as np
 from kvsim.serving.core import jit_function
 from kvsim.serving.memory import (
     count_blocks,
-    find,
     get_length,
     get_own_bytes,
-    give_back,
     grow,
+    keep,
     make_host_room,
-    pin,
     recount,
-    unpin,
 )
 from kvsim.serving.records import (
     FINISHED,
-    GPU,
     LENGTH_ROUNDING,
     NEVER,
     NO_INDEX,
-    POOLS,
     RUNNING,
     SWAPPED,
     WAITING,
@@ -261,7 +256,7 @@ def add_sequence(world: World, replica: Replica, index: int, shared: int) -> Seq
     world : state of the simulation, changed in place.
     replica : the replica that the request is on.
     index : row of the request.
-    shared : leading prompt blocks that it shares with others. [blocks]
+    shared : leading KV blocks that it shares with others. [blocks]
 
     Returns
     -------
@@ -277,7 +272,7 @@ def add_sequence(world: World, replica: Replica, index: int, shared: int) -> Seq
     replica.first_reader = min(replica.first_reader, place)
     replica.running += 1
     sequence.request = index
-    sequence.shared = sequence.found = shared
+    sequence.shared = sequence.found = sequence.named = shared
     sequence.load_from = sequence.load_to = 0
     sequence.skip = sequence.skip_at = 0
     sequence.ready = 0.0
@@ -312,34 +307,8 @@ def start_decoding(replica: Replica, sequence: Sequence, request: Request, round
 
 
 @jit_function
-def share_prompt(world: World, replica: Replica, sequence: Sequence) -> None:
-    """Turn the full blocks of a prompt that was just read into shared ones.
-
-    Parameters
-    ----------
-    world : state of the simulation, changed in place.
-    replica : the replica that the request is on.
-    sequence : the sequence, a row of the batch.
-    """
-    request = world.requests[sequence.request]
-    fresh = request.blocks - sequence.shared
-    given = min(fresh * world.limits.prefix_bytes, sequence.held)
-    sequence.held -= given  # its own copies become the shared blocks, or are dropped
-    give_back(replica, given)
-    for k in range(sequence.found, request.blocks):
-        if k < sequence.load_from or k >= sequence.load_to:
-            pin(world, replica, world.ids[request.first_block + k])
-    gpu = world.pools[POOLS * replica.index + GPU]
-    for k in range(request.blocks):
-        entry = world.entries[find(world, gpu, world.ids[request.first_block + k])]
-        entry.ready = min(entry.ready, replica.clock)
-    sequence.shared = sequence.found = request.blocks
-    sequence.load_from = sequence.load_to = 0
-
-
-@jit_function
 def finish_prompt(world: World, replica: Replica, sequence: Sequence) -> None:
-    """Record the first token of a prompt that has been read, and share its full blocks.
+    """Record the first token of a prompt that has been read, and store its full units.
 
     Parameters
     ----------
@@ -354,12 +323,10 @@ def finish_prompt(world: World, replica: Replica, sequence: Sequence) -> None:
     if np.isnan(request.first):
         request.first = replica.clock
     sequence.todo = 0
-    if request.blocks > sequence.found:
-        share_prompt(world, replica, sequence)
     if world.limits.tiers and request.blocks > 0:
         store(world, replica, request)
     held = get_own_bytes(world, sequence, request.prompt + request.made - 1.0)
-    give_back(replica, sequence.held - held)
+    replica.private -= sequence.held - held
     sequence.held = held
     more = request.generate - request.made
     if more > 0:
@@ -370,7 +337,7 @@ def finish_prompt(world: World, replica: Replica, sequence: Sequence) -> None:
 
 
 @jit_function
-def release_sequence(world: World, replica: Replica, sequence: Sequence) -> None:
+def release_sequence(world: World, replica: Replica, sequence: Sequence, cached: float) -> None:
     """Free the memory of a sequence and its use of shared blocks.
 
     Parameters
@@ -378,14 +345,18 @@ def release_sequence(world: World, replica: Replica, sequence: Sequence) -> None
     world : state of the simulation, changed in place.
     replica : the replica that the request is on.
     sequence : the sequence, a row of the batch.
+    cached : its length. [tokens]
     """
-    request = world.requests[sequence.request]
-    give_back(replica, sequence.held)
     replica.host_private -= sequence.host_held
-    for k in range(sequence.load_to - 1, sequence.load_from - 1, -1):
-        unpin(world, replica, world.ids[request.first_block + k])
-    for k in range(sequence.found - 1, -1, -1):  # the end of a prefix is dropped first
-        unpin(world, replica, world.ids[request.first_block + k])
+    if world.limits.part_bytes == 0:
+        replica.private -= sequence.held
+        return
+    request = world.requests[sequence.request]
+    known = int(cached + LENGTH_ROUNDING)
+    finished = known >= request.prompt + request.generate - 1
+    if world.limits.ahead and known > request.prompt and not finished:
+        known -= 1  # its last token is still under way
+    request.kept = keep(world, replica, sequence, known)
 
 
 @jit_function
@@ -397,7 +368,8 @@ def complete(world: World, replica: Replica) -> None:
     world : state of the simulation, changed in place.
     replica : the replica of the batch.
     """
-    stay, held = replica.first_sequence, replica.private
+    stay, held = replica.first_sequence, replica.private + replica.pinned
+    kept = replica.cached
     for i in range(replica.first_sequence, replica.first_sequence + replica.running):
         sequence = world.sequences[i]
         if sequence.finish > replica.rounds:
@@ -413,9 +385,10 @@ def complete(world: World, replica: Replica) -> None:
         request.link = replica.done
         replica.done = sequence.request
         replica.just_done += 1
-        release_sequence(world, replica, sequence)
+        release_sequence(world, replica, sequence, request.prompt + request.generate - 1.0)
     replica.running = stay - replica.first_sequence
-    replica.late = held - replica.private
+    replica.late = held - replica.private - replica.pinned
+    replica.late_kept = replica.cached - kept
     recount(world, replica)
 
 
@@ -458,14 +431,8 @@ def preempt(world: World, replica: Replica) -> None:
     if decoding:
         count_decoded(replica, sequence, request)
         swapped = world.sizes[count_blocks(limits, request.prompt + request.made - 1.0)].gpu
-    request.kept = 0
-    if limits.keeps and sequence.shared == 0:
-        cached = get_length(replica, sequence) if decoding else float(sequence.done)
-        request.kept_blocks = count_blocks(limits, cached)
-        request.spot = replica.freed
-        if request.kept_blocks > 0:
-            request.kept = sequence.held
-    release_sequence(world, replica, sequence)
+    cached = get_length(replica, sequence) if decoding else float(sequence.done)
+    release_sequence(world, replica, sequence, cached)
     replica.running -= 1
     replica.reading -= not decoding
     replica.unread -= sequence.todo

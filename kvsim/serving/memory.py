@@ -1,8 +1,12 @@
 """Memory of a replica: sequences' own caches, how they grow, and blocks that prompts share.
 
-A shared block on the GPU is in use (pinned) or kept in case its prefix comes again. Kept blocks
-give way, least recently used first, when their memory is needed. Other memories keep copies:
-``tiers``.
+As in vLLM, a KV block whose tokens are known by name is shared as soon as the pass that computes it
+is put together. A block on the GPU is in use (pinned) or kept in case its tokens come again. Kept
+blocks give way, least recently used first, when no other memory is free. The blocks of a finished
+answer are kept too and give way in their turn, although nothing finds them. Two sequences that
+compute the same tokens at once each have a copy. Consecutive KV blocks with one fate are one entry:
+a piece of a block of the trace, or of the tokens that only one request has. Other memories keep
+copies: ``tiers``.
 """
 
 import numpy as np
@@ -44,26 +48,35 @@ def bucket(pool: Pool, block: int) -> int:
 
 
 @jit_function
-def find(world: World, pool: Pool, block: int) -> int:
-    """Return the entry of a block.
+def find(world: World, pool: Pool, block: int, part: int = 0, owner: int = NO_INDEX) -> int:
+    """Return the entry that holds a part of a block.
 
     Parameters
     ----------
     world : state of the simulation, changed in place.
     pool : blocks in one memory of a replica.
     block : id of the block.
+    part : which of its KV blocks; 0 in memories that keep whole units.
+    owner : the request that computed it; NO_INDEX for the oldest copy.
 
     Returns
     -------
     int
-        Index of the entry; NO_INDEX if the pool does not hold the block.
+        Index of the entry; NO_INDEX if the pool does not hold the part.
     """
+    found = NO_INDEX
     if pool.room == 0:
-        return NO_INDEX
+        return found
     at = int(world.buckets[bucket(pool, block)])
-    while at != NO_INDEX and world.entries[at].block != block:
-        at = world.entries[at].chain
-    return at
+    while at != NO_INDEX:
+        entry = world.entries[at]
+        if entry.block == block and entry.first <= part < entry.first + entry.parts:
+            if owner == NO_INDEX:
+                found = at
+            elif entry.owner == owner:
+                return at
+        at = entry.chain
+    return found
 
 
 @jit_function
@@ -109,6 +122,56 @@ def append(world: World, pool: Pool, at: int) -> None:
 
 
 @jit_function
+def link_before(world: World, pool: Pool, at: int, next_one: int) -> None:
+    """Put an entry without users in front of another one, which outlives it.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    pool : blocks in one memory of a replica.
+    at : index of the entry.
+    next_one : index of the other.
+    """
+    entry, other = world.entries[at], world.entries[next_one]
+    entry.older, entry.newer = other.older, next_one
+    if other.older == NO_INDEX:
+        pool.oldest = at
+    else:
+        world.entries[other.older].newer = at
+    other.older = at
+    pool.count += 1
+
+
+@jit_function
+def make_entry(world: World, pool: Pool, block: int) -> int:
+    """Return an unused entry, in no list and found by nothing yet.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    pool : blocks in one memory of a replica.
+    block : id of the block.
+
+    Returns
+    -------
+    int
+        Index of the entry.
+    """
+    at = pool.free
+    if at == NO_INDEX:
+        at = pool.first + pool.made
+        pool.made += 1
+    else:
+        pool.free = world.entries[at].chain
+    entry = world.entries[at]
+    entry.block, entry.users, entry.ready = block, 0, 0.0
+    entry.first, entry.parts, entry.owner = 0, 1, NO_INDEX
+    entry.chain = NO_INDEX
+    pool.stored += 1
+    return at
+
+
+@jit_function
 def insert(world: World, pool: Pool, block: int) -> int:
     """Add an entry without users, in no list yet.
 
@@ -123,13 +186,8 @@ def insert(world: World, pool: Pool, block: int) -> int:
     int
         Index of the entry.
     """
-    at = pool.free
-    entry = world.entries[at]
-    pool.free = entry.chain
-    where = bucket(pool, block)
-    entry.block, entry.users, entry.ready = block, 0, 0.0
-    pool.stored += 1
-    entry.chain = world.buckets[where]
+    at, where = make_entry(world, pool, block), bucket(pool, block)
+    world.entries[at].chain = world.buckets[where]
     world.buckets[where] = at
     return at
 
@@ -146,14 +204,16 @@ def remove(world: World, pool: Pool, at: int) -> None:
     """
     unlink(world, pool, at)
     entry = world.entries[at]
-    where = bucket(pool, entry.block)
-    if world.buckets[where] == at:
-        world.buckets[where] = entry.chain
-    else:
-        before = world.buckets[where]
-        while world.entries[before].chain != at:
-            before = world.entries[before].chain
-        world.entries[before].chain = entry.chain
+    if entry.block >= 0:  # else nothing finds it by its name
+        where = bucket(pool, entry.block)
+        if world.buckets[where] == at:
+            world.buckets[where] = entry.chain
+        else:
+            before = world.buckets[where]
+            while world.entries[before].chain != at:
+                before = world.entries[before].chain
+            world.entries[before].chain = entry.chain
+    entry.block = NO_INDEX
     entry.chain = pool.free
     pool.free = at
     pool.dropped += 1
@@ -203,19 +263,6 @@ def note_fill(world: World, replica: Replica) -> None:
 
 
 @jit_function
-def give_back(replica: Replica, size: int) -> None:
-    """Free memory of a sequence's own cache.
-
-    Parameters
-    ----------
-    replica : the replica that owns the memory.
-    size : memory of each GPU. [B]
-    """
-    replica.private -= size
-    replica.freed += size
-
-
-@jit_function
 def make_host_room(world: World, replica: Replica, size: int) -> bool:
     """Drop blocks from host memory until some of it is free.
 
@@ -243,18 +290,25 @@ def make_host_room(world: World, replica: Replica, size: int) -> bool:
 def make_room(world: World, replica: Replica, size: int) -> None:
     """Drop kept blocks, the least recently used first, until some memory is free.
 
+    Of an entry the last parts go first: what comes before them can still be found.
+
     Parameters
     ----------
     world : state of the simulation, changed in place.
     replica : the replica that owns the memory.
     size : memory that is needed. [B]
     """
-    each = world.limits.prefix_bytes
+    each = world.limits.part_bytes
     pool = world.pools[POOLS * replica.index + GPU]
-    while replica.cached > 0 and available(world, replica) - replica.cached < size:
-        drop_oldest(world, pool)
-        replica.cached -= each
-        replica.freed += each
+    missing = size - available(world, replica) + replica.cached - replica.late_kept
+    while replica.cached > 0 and missing > 0:
+        entry = world.entries[pool.oldest]
+        parts = min((missing + each - 1) // each, entry.parts)
+        entry.parts -= parts
+        replica.cached -= parts * each
+        missing -= parts * each
+        if entry.parts == 0:
+            remove(world, pool, pool.oldest)
 
 
 @jit_function
@@ -267,121 +321,271 @@ def take(world: World, replica: Replica, size: int) -> None:
     replica : the replica that owns the memory.
     size : memory of each GPU, which has to be available. [B]
     """
-    make_room(world, replica, size)
+    if replica.cached > 0:
+        make_room(world, replica, size)
     replica.private += size
-    replica.taken += size
     note_fill(world, replica)
 
 
 @jit_function
-def pin(world: World, replica: Replica, block: int) -> None:
-    """Add a user to a shared block, which is on the GPU from now on.
+def split(world: World, pool: Pool, at: int, parts: int) -> None:
+    """Make two entries of one, which have the same users and give way one after the other.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    pool : blocks in one memory of a replica.
+    at : index of the entry, which keeps its first parts.
+    parts : how many it keeps.
+    """
+    other = make_entry(world, pool, world.entries[at].block)
+    entry, rest = world.entries[at], world.entries[other]
+    rest.first, rest.parts = entry.first + parts, entry.parts - parts
+    rest.users, rest.ready, rest.owner = entry.users, entry.ready, entry.owner
+    entry.parts = parts
+    if entry.block >= 0:  # copies are found by their age
+        rest.chain, entry.chain = entry.chain, other
+    if entry.users == 0:
+        link_before(world, pool, other, at)
+
+
+@jit_function
+def pin(world: World, replica: Replica, at: int, parts: int) -> None:
+    """Add a user to the first parts of an entry.
 
     Parameters
     ----------
     world : state of the simulation, changed in place.
     replica : the replica that owns the memory.
-    block : id of the block.
+    at : index of the entry.
+    parts : how many of its KV blocks are used.
     """
-    each = world.limits.prefix_bytes
-    pool = world.pools[POOLS * replica.index + GPU]
-    found = find(world, pool, block)
-    if found == NO_INDEX:
-        make_room(world, replica, each)
-        replica.taken += each
-        found = insert(world, pool, block)
-    elif world.entries[found].users == 0:
-        unlink(world, pool, found)
-        replica.cached -= each
-    entry = world.entries[found]
+    pool, entry = world.pools[POOLS * replica.index + GPU], world.entries[at]
+    if parts < entry.parts:
+        split(world, pool, at, parts)
     if entry.users == 0:
-        replica.pinned += each
+        unlink(world, pool, at)
+        replica.cached -= parts * world.limits.part_bytes
+        replica.pinned += parts * world.limits.part_bytes
         note_fill(world, replica)
     entry.users += 1
 
 
 @jit_function
-def unpin(world: World, replica: Replica, block: int) -> None:
-    """Remove a user from a shared block; without any it is kept, if it has arrived.
+def unpin(world: World, replica: Replica, at: int) -> None:
+    """Remove a user from an entry; without any it is kept, if it has arrived.
 
     Parameters
     ----------
     world : state of the simulation, changed in place.
     replica : the replica that owns the memory.
-    block : id of the block.
+    at : index of the entry.
     """
-    pool = world.pools[POOLS * replica.index + GPU]
-    found = find(world, pool, block)
-    world.entries[found].users -= 1
-    if world.entries[found].users == 0:
-        each = world.limits.prefix_bytes
-        replica.pinned -= each
-        append(world, pool, found)
-        if world.entries[found].ready <= replica.clock:
-            replica.cached += each
+    entry = world.entries[at]
+    entry.users -= 1
+    if entry.users == 0:
+        pool = world.pools[POOLS * replica.index + GPU]
+        size = entry.parts * world.limits.part_bytes
+        replica.pinned -= size
+        append(world, pool, at)
+        if entry.ready <= replica.clock:
+            replica.cached += size
         else:  # it was still on its way here
-            remove(world, pool, found)
-            replica.freed += each
+            remove(world, pool, at)
 
 
 @jit_function
-def remains(replica: Replica, request: Request) -> int:
-    """Return the leading KV blocks of a preempted sequence that nothing has overwritten.
-
-    Free memory is used in the order it became free, and of a sequence its last blocks first.
+def pin_found(world: World, replica: Replica, request: Request, count: int) -> None:
+    """Use the leading KV blocks of a request that the GPU holds.
 
     Parameters
     ----------
-    replica : the replica that the request is on.
+    world : state of the simulation, changed in place.
+    replica : the replica that owns the memory.
     request : the request.
+    count : number of KV blocks, all of which are found.
+    """
+    each, pool = world.limits.parts, world.pools[POOLS * replica.index + GPU]
+    j = 0
+    while j < count:
+        at = find(world, pool, world.ids[request.first_block + j // each], j % each)
+        parts = min(world.entries[at].first + world.entries[at].parts - j % each, count - j)
+        pin(world, replica, at, parts)
+        j += parts
+
+
+@jit_function
+def share(world: World, replica: Replica, sequence: Sequence, tokens: int) -> None:
+    """Turn a sequence's own KV blocks that are full into shared ones.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that the request is on.
+    sequence : the sequence, a row of the batch.
+    tokens : how long it is. [tokens]
+    """
+    limits, request = world.limits, world.requests[sequence.request]
+    each, pool = limits.parts, world.pools[POOLS * replica.index + GPU]
+    last = min(tokens // limits.block_tokens, request.blocks)
+    while True:
+        j = sequence.named
+        if j == sequence.load_from and sequence.load_to > j:
+            j = sequence.named = sequence.load_to
+        if j >= last:
+            return
+        until = min(last, (j // each + 1) * each)
+        if j < sequence.load_from:
+            until = min(until, sequence.load_from)
+        parts = min(until - j, sequence.held // limits.part_bytes)
+        if parts <= 0:
+            return
+        block, part = world.ids[request.first_block + j // each], j % each
+        at = NO_INDEX
+        if part > 0:
+            at = find(world, pool, block, part - 1, sequence.request)
+        # a copy of the same tokens is older, unless this one is an entry of its own
+        if (
+            at != NO_INDEX
+            and world.entries[at].users == 1
+            and world.entries[at].first + world.entries[at].parts == part
+            and find(world, pool, block, part) == NO_INDEX
+        ):
+            world.entries[at].parts += parts
+        else:
+            entry = world.entries[insert(world, pool, block)]
+            entry.first, entry.parts, entry.owner, entry.users = part, parts, sequence.request, 1
+        size = parts * limits.part_bytes
+        sequence.held -= size
+        replica.private -= size
+        replica.pinned += size
+        sequence.shared += parts
+        sequence.named += parts
+
+
+@jit_function
+def keep(world: World, replica: Replica, sequence: Sequence, tokens: int) -> int:
+    """Keep a sequence's KV blocks after it, those that it shares and those of its own.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that the request is on.
+    sequence : the sequence, a row of the batch.
+    tokens : of it that the engine knows. [tokens]
 
     Returns
     -------
     int
-        Number of blocks.
+        Entry of the tokens that only this request has, or NO_INDEX.
     """
-    if request.kept == 0:
-        return 0
-    gone = min(max(replica.taken - request.spot, 0), request.kept)
-    return (request.kept - gone) * request.kept_blocks // request.kept
+    limits, request, own = world.limits, world.requests[sequence.request], NO_INDEX
+    each, pool = limits.parts, world.pools[POOLS * replica.index + GPU]
+    share(world, replica, sequence, tokens)
+    if sequence.named >= request.blocks:
+        parts = tokens // limits.block_tokens - sequence.named
+        parts = min(parts, sequence.held // limits.part_bytes)
+        if parts > 0:
+            own = make_entry(world, pool, NO_INDEX - 1 - sequence.request)
+            world.entries[own].parts = parts
+            append(world, pool, own)
+            replica.cached += parts * limits.part_bytes
+    replica.private -= sequence.held
+    j = sequence.named
+    if sequence.load_to > j:
+        j = sequence.load_to
+    while j > 0:  # the end of a prefix is dropped first
+        if sequence.load_from >= sequence.named and j == sequence.load_from:
+            j = sequence.named
+            if j == 0:
+                break
+        block, part = world.ids[request.first_block + (j - 1) // each], (j - 1) % each
+        found = j <= sequence.found or (sequence.load_from < j <= sequence.load_to)
+        at = find(world, pool, block, part, NO_INDEX if found else sequence.request)
+        j -= part + 1 - world.entries[at].first
+        unpin(world, replica, at)
+    return own
 
 
 @jit_function
-def reuse(world: World, replica: Replica, request: Request, blocks: int) -> int:
-    """Allocate again what remains of a preempted sequence.
+def take_back(world: World, replica: Replica, request: Request, parts: int) -> int:
+    """Use again what is left of the tokens that only a preempted request has.
 
     Parameters
     ----------
     world : state of the simulation, changed in place.
     replica : the replica that the request is on.
     request : the request.
-    blocks : leading blocks that are taken back.
+    parts : leading KV blocks of them that are used.
 
     Returns
     -------
     int
-        Their memory, which is no longer free. [B]
+        Their memory, which is the sequence's own from now on. [B]
     """
-    if request.kept == 0:
+    if parts == 0:
         return 0
-    size = blocks * request.kept // request.kept_blocks
-    replica.freed -= size
+    pool, size = world.pools[POOLS * replica.index + GPU], parts * world.limits.part_bytes
+    entry = world.entries[request.kept]
+    entry.parts -= parts
+    replica.cached -= size
     replica.private += size
-    other = replica.wait_ends[0]
-    while other != NO_INDEX:
-        behind = world.requests[other]
-        if behind.preempted == 0:  # of a class, preempted ones wait in front of all others
-            behind = world.requests[replica.wait_ends[1 + behind.priority]]
-        elif behind.kept > 0 and behind.spot > request.spot:
-            behind.spot -= size
-        other = behind.link
-    request.kept = 0
+    if entry.parts == 0:
+        remove(world, pool, request.kept)
     return size
 
 
 @jit_function
+def count_own(world: World, request: Request, index: int) -> int:
+    """Count the KV blocks that are left of the tokens that only a preempted request has.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    request : the request.
+    index : its row.
+
+    Returns
+    -------
+    int
+        Number of KV blocks.
+    """
+    if request.kept == NO_INDEX or world.entries[request.kept].block != NO_INDEX - 1 - index:
+        return 0
+    return int(world.entries[request.kept].parts)
+
+
+@jit_function
+def count_found(world: World, replica: Replica, request: Request, most: int) -> tuple[int, int]:
+    """Count the leading KV blocks of a request that the replica's GPU holds now.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica whose GPU is searched.
+    request : the request.
+    most : KV blocks that are looked for.
+
+    Returns
+    -------
+    tuple of int
+        Number of KV blocks, and of them those without users.
+    """
+    each, pool = world.limits.parts, world.pools[POOLS * replica.index + GPU]
+    j, unused, last = 0, 0, min(int(request.blocks), most)
+    while j < last:
+        at = find(world, pool, world.ids[request.first_block + j // each], j % each)
+        if at == NO_INDEX or world.entries[at].ready > replica.clock:
+            break
+        parts = min(world.entries[at].first + world.entries[at].parts - j % each, last - j)
+        unused += parts * (world.entries[at].users == 0)
+        j += parts
+    return j, unused
+
+
+@jit_function
 def count_gpu_hits(world: World, replica: Replica, request: Request) -> int:
-    """Count the leading prompt blocks that the replica's GPU holds now.
+    """Count the leading KV blocks of a request that the replica's GPU holds now.
 
     Parameters
     ----------
@@ -392,13 +596,9 @@ def count_gpu_hits(world: World, replica: Replica, request: Request) -> int:
     Returns
     -------
     int
-        Number of blocks of the trace.
+        Number of KV blocks.
     """
-    for k in range(request.blocks):
-        found = find(world, world.pools[POOLS * replica.index], world.ids[request.first_block + k])
-        if found == NO_INDEX or world.entries[found].ready > replica.clock:
-            return k
-    return int(request.blocks)
+    return count_found(world, replica, request, int(request.blocks))[0]
 
 
 @jit_function
@@ -452,7 +652,7 @@ def get_own_bytes(world: World, sequence: Sequence, tokens: float) -> int:
     """
     row = world.sizes[count_blocks(world.limits, tokens)]
     size = row.prompt if sequence.todo > 0 else row.gpu
-    return max(size - sequence.shared * world.limits.prefix_bytes, 0)
+    return max(size - sequence.shared * world.limits.part_bytes, 0)
 
 
 @jit_function
@@ -558,7 +758,7 @@ def reserve_rounds(world: World, replica: Replica, rounds: int) -> tuple[int, in
         if length <= sequence.brim:  # within the last block that it holds
             continue
         blocks = count_blocks(limits, length)
-        last = max(world.sizes[blocks].gpu - sequence.shared * limits.prefix_bytes, 0)
+        last = max(world.sizes[blocks].gpu - sequence.shared * limits.part_bytes, 0)
         if not replica.grown:
             if rounds == 1:
                 first_more += last - sequence.held

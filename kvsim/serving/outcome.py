@@ -284,7 +284,7 @@ def _count_held_entries(run: Run) -> np.ndarray:
         while at >= 0:
             free[index] += 1
             at = entries[at].chain
-    return np.asarray(pools.room - free)
+    return np.asarray(pools.made - free)
 
 
 def _get_final_memory(run: Run) -> np.ndarray:

@@ -63,18 +63,17 @@ class Limits:
     swap: bool
     whole_prompt: bool  # a prompt begins only if memory suffices for all of it
     ahead: bool  # a pass is put together while the one before it runs
-    keeps: bool  # preempted sequences reuse the blocks that have not been overwritten
     gpu: int  # memory for caches of each GPU [B]
     host: int  # host memory for the running sequences of each GPU [B]
     host_cache: int  # host memory for stored blocks and swapped sequences [B]
-    prefix_tokens: int  # prompt tokens of a shared block; 0 without prefix caching [tokens]
-    prefix_bytes: int  # memory of a shared block; 0 without prefix caching [B]
+    parts: int  # KV blocks of a block of the trace
+    part_bytes: int  # memory of a KV block that is shared; 0 without prefix caching [B]
     steepest: int  # most that one more KV block of a sequence takes of the GPU [B]
     host_steepest: int  # and of the host [B]
     h2d: float  # rate at which each GPU swaps in [B/s]
     d2h: float  # and swaps out [B/s]
     tiers: bool  # whether any memory besides the GPU keeps shared blocks
-    unit: int  # shared blocks that are stored and loaded together
+    unit: int  # KV blocks that are stored and loaded together
     unit_bytes: int  # [B]
     ttl: float  # stored blocks are forgotten so long after their last use [s]
     load: int  # of LOADS: what to do with stored blocks
@@ -88,15 +87,13 @@ class Request:
     started: float  # first scheduled [s]
     first: float  # first token [s]
     last: float  # last token [s]
-    kept: int  # cache it left behind when it was preempted [B]
-    spot: int  # what had been freed before that, so what is overwritten before it [B]
-    first_block: int  # index into ``World.ids`` of the first hash block of its prompt
-    blocks: Int32  # full hash blocks of its prompt
+    first_block: int  # index into ``World.ids`` of the first of its blocks in the trace
+    blocks: Int32  # full KV blocks of its prompt and answer that these name
+    kept: Int32  # entry of the rest, which it left behind when it was preempted
     prompt: Int32  # [tokens]
     generate: Int32  # [tokens]
     made: Int32  # tokens generated when it was last taken out of the batch [tokens]
     left: Int32  # decoding rounds left of a swapped sequence
-    kept_blocks: Int32  # KV blocks that ``kept`` was
     hits: Int32  # prompt tokens found in the prefix cache, at the first start [tokens]
     preempted: Int32  # times it was preempted
     replica: Int32
@@ -134,10 +131,11 @@ class Sequence:
     todo: int  # prompt tokens to read; 0 while it decodes [tokens]
     done: int  # prompt tokens read or found [tokens]
     chunk: int  # prompt tokens it reads in this pass [tokens]
-    shared: int  # shared blocks it uses
-    found: int  # of them, the leading ones of its prompt
-    load_from: int  # and those from here to before load_to, which come from another memory
+    shared: int  # shared KV blocks it uses
+    found: int  # of them, the leading ones, which the GPU held when it began
+    load_from: int  # those from here to before load_to, which come from another memory
     load_to: int
+    named: int  # and all before this one, but for those still to be loaded
     skip: int  # prompt tokens that are still to come from another memory [tokens]
     skip_at: int  # where they begin [tokens]
     ready: float  # when they are here [s]
@@ -168,12 +166,10 @@ class Replica:
     swap_ends: Ends
     done: int  # request that finished last; the others by ``link``
     private: int  # cache of running sequences, shared blocks apart [B]
-    pinned: int  # shared blocks in use [B]
-    cached: int  # shared blocks kept in case their prefix comes again [B]
+    pinned: int  # shared KV blocks in use [B]
+    cached: int  # KV blocks kept in case their tokens come again [B]
     host_private: int  # host memory of running sequences, as their technique states it [B]
     host_swapped: int  # and of swapped sequences [B]
-    freed: int  # memory ever given back, that of an idle GPU included [B]
-    taken: int  # memory ever occupied [B]
     emitted: int  # tokens generated [tokens]
     preemptions: int
     passes: int  # rounds and prompt passes
@@ -181,6 +177,7 @@ class Replica:
     lowest: int  # least free memory ever found: below 0 would be a fault [B]
     just_done: int  # sequences that the last step completed
     late: int  # their memory, which a pass put together ahead does not know to be free [B]
+    late_kept: int  # of it, what is kept [B]
     began: float  # when the last pass began [s]
     ended: float  # and when it ended [s]
     bin_width: float  # [s]
@@ -205,17 +202,18 @@ class Replica:
 
 
 class Pool:
-    """The shared blocks in one memory, with those in no use by last use.
+    """What is kept in one memory, with what is in no use by last use.
 
-    An entry of the GPU's pool is one shared block; of another, one unit of them, under the id of
-    its last block.
+    An entry of the GPU's pool is some consecutive KV blocks of one block of the trace; of another,
+    one unit, under the id of its last block.
     """
 
     first: int  # its entries are World.entries[first:][:room]
     room: int
     first_bucket: int
     mask: int  # number of its buckets, less one
-    free: int  # first unused entry, linked by ``chain``
+    made: int  # entries that have been in use
+    free: int  # first of them that is unused, linked by ``chain``
     oldest: int  # least recently used entry without users
     newest: int
     count: int  # entries in the list from oldest to newest
@@ -225,14 +223,17 @@ class Pool:
 
 
 class Entry:
-    """A shared block in a pool: half a line of the CPU's cache."""
+    """What has one fate in a pool."""
 
-    block: int  # its id in the trace
+    block: int  # id in the trace; below NO_INDEX if only one request has it; NO_INDEX if unused
     ready: float  # when it has arrived in this memory [s]
     chain: Int32  # next entry in its bucket
-    users: Int32  # running sequences that use it
     newer: Int32
     older: Int32
+    parts: Int32  # KV blocks
+    first: Int32  # which of its block the first one is
+    owner: Int32  # request that computed it
+    users: Int32  # running sequences that use it
 
 
 class Bin:

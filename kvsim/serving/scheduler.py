@@ -18,20 +18,19 @@ from kvsim.serving.memory import (
     available,
     bound_growth,
     count_blocks,
-    count_gpu_hits,
-    find,
+    count_found,
+    count_own,
     get_length,
     grow,
-    pin,
-    remains,
+    pin_found,
     reserve_rounds,
-    reuse,
+    share,
     take,
+    take_back,
 )
 from kvsim.serving.records import (
     GPU,
     NO_INDEX,
-    POOLS,
     Replica,
     Request,
     Sequence,
@@ -140,18 +139,14 @@ def start_prompt(tables: Tables, world: World, replica: Replica) -> bool:
     """
     limits, index = world.limits, replica.wait_ends[0]
     request = world.requests[index]
-    hits, kept = 0, 0  # shared blocks found on the GPU, and of them those in no use
-    gpu = world.pools[POOLS * replica.index + GPU]
-    if request.blocks > 0:
-        hits = count_gpu_hits(world, replica, request)
-        for k in range(hits):
-            found = find(world, gpu, world.ids[request.first_block + k])
-            kept += world.entries[found].users == 0
     length = request.prompt + request.made
-    known, again = min(hits * limits.prefix_tokens, length - 1), 0
-    if hits == 0:  # only full blocks can be found again
-        again = min(remains(replica, request), (length - 1) // limits.block_tokens)
-        known = again * limits.block_tokens
+    most = (length - 1) // limits.block_tokens  # the last token is read in any case
+    hits, unused, again = 0, 0, 0
+    if limits.part_bytes > 0:
+        hits, unused = count_found(world, replica, request, most)
+        if hits == request.blocks:
+            again = min(count_own(world, request, index), most - hits)
+    known = (hits + again) * limits.block_tokens
     part = min(length - known, replica.budget)
     if limits.chunked:
         part = min(part, limits.part)
@@ -160,22 +155,24 @@ def start_prompt(tables: Tables, world: World, replica: Replica) -> bool:
             return False
         part = length - known  # longer than the budget: in a pass of its own
     size = world.sizes[count_blocks(limits, length if limits.whole_prompt else known + part)]
-    own = max(size.prompt - hits * limits.prefix_bytes, 0)
-    if own + kept * limits.prefix_bytes > available(world, replica):
+    own = max(size.prompt - hits * limits.part_bytes, 0)
+    if own + unused * limits.part_bytes > available(world, replica):
         return False
     if replica.host_private + size.host > limits.host:
         return False
     leave_queue(world, replica, index)
     replica.reading += 1
     sequence = add_sequence(world, replica, index, hits)
-    for k in range(hits):
-        pin(world, replica, world.ids[request.first_block + k])
-    sequence.held = reuse(world, replica, request, again)
+    pin_found(world, replica, request, hits)
+    sequence.held = take_back(world, replica, request, again)
+    request.kept = NO_INDEX
     sequence.done, sequence.todo = known, length - known
     if limits.tiers and again == 0 and hits < request.blocks:
         part = load(tables, world, replica, sequence)
     replica.unread += sequence.todo
     grow(world, replica, sequence, float(known + part + sequence.skip))
+    if limits.part_bytes > 0:
+        share(world, replica, sequence, known + part)
     if np.isnan(request.started):
         request.started = replica.clock
         request.hits = known + sequence.skip
@@ -213,6 +210,8 @@ def continue_prompt(world: World, replica: Replica, sequence: Sequence) -> None:
         part = sequence.todo
     length = float(sequence.done + part + sequence.skip)
     if part > 0 and grow(world, replica, sequence, length):
+        if world.limits.part_bytes > 0:
+            share(world, replica, sequence, sequence.done + part)
         sequence.chunk = part
         replica.budget -= part
         replica.prompt_tokens += part
@@ -265,7 +264,8 @@ def step(tables: Tables, world: World, replica: Replica, until: float) -> None:
     # put together when the pass before began, unless that left nothing to do
     follows = limits.ahead and replica.running > 0 and replica.clock == replica.ended
     replica.seen = replica.began if follows else np.inf
-    replica.late = replica.late if follows else 0
+    if not follows:
+        replica.late = replica.late_kept = 0
     begins = replica.clock
     for turn in range(2):
         if (turn == 0) == (limits.chunked and limits.decode_first):
@@ -274,9 +274,10 @@ def step(tables: Tables, world: World, replica: Replica, until: float) -> None:
                 decode(world, replica)
         elif limits.chunked or not limits.decode_first or replica.running == replica.reading:
             read_prompts(tables, world, replica)
-    if follows and replica.just_done > 0 and replica.waiting + replica.swapped > 0:
+    others = replica.waiting + replica.swapped + replica.reading
+    if follows and replica.just_done > 0 and others > 0:
         replica.held = True  # for the seats or the memory of those that are done
-    replica.just_done = replica.late = 0
+    replica.just_done = replica.late = replica.late_kept = 0
     if replica.decoding + replica.prompt_tokens == 0:
         if replica.next_ready < np.inf:  # nothing but blocks on their way here
             replica.clock = max(min(replica.next_ready, until), replica.clock)
@@ -379,7 +380,7 @@ def choose_replica(world: World, request: Request, route: int) -> int:
         if route != LEAST_LOADED and request.blocks > 0:
             score = -count_stored_blocks(world, replica, request)
         if route == CACHE_AND_LOAD:
-            score = replica.unread + score * world.limits.prefix_tokens
+            score = replica.unread + score * world.limits.block_tokens
         if index == 0 or score < least or (score == least and load < least_load):
             chosen, least, least_load = index, score, load
     return chosen

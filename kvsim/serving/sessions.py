@@ -18,7 +18,7 @@ from kvsim.serving.batch import (
 )
 from kvsim.serving.core import jit_entry, jit_function
 from kvsim.serving.costs import StepCosts
-from kvsim.serving.memory import count_blocks
+from kvsim.serving.memory import count_blocks, get_length
 from kvsim.serving.records import (
     ABORTED,
     FINISHED,
@@ -195,15 +195,16 @@ def free_all(world: World, index: int) -> None:
         else:
             place = find_place(world, replica, index)
             sequence = world.sequences[replica.first_sequence + place]
+            cached = float(sequence.done)
             if sequence.todo == 0:
                 count_decoded(replica, sequence, request)
+                cached = get_length(replica, sequence)
             else:
                 replica.reading -= 1
                 replica.unread -= sequence.todo
-            release_sequence(world, replica, sequence)
+            release_sequence(world, replica, sequence, cached)
             remove_sequence(world, replica, place)
     request.status = ABORTED
-    request.kept = 0
 
 
 @jit_function

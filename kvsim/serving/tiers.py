@@ -19,6 +19,7 @@ from kvsim.serving.memory import (
     drop_oldest,
     find,
     insert,
+    make_room,
     pin,
     remove,
     unlink,
@@ -113,9 +114,46 @@ def find_source(world: TieredWorld, replica: Replica, unit: int) -> int:
     return NO_INDEX
 
 
+@jit_function
+def count_units(world: TieredWorld, request: Request) -> int:
+    """Return the full units of a prompt.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    request : the request.
+
+    Returns
+    -------
+    int
+        Number of units.
+    """
+    blocks = min(int(request.blocks), request.prompt // world.limits.block_tokens)
+    return blocks // world.limits.unit
+
+
+@jit_function
+def get_unit(world: TieredWorld, request: Request, j: int) -> int:
+    """Return the id of a unit of a prompt: that of its last block.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    request : the request.
+    j : which unit, from 0.
+
+    Returns
+    -------
+    int
+        The id.
+    """
+    blocks = world.limits.unit // world.limits.parts
+    return int(world.ids[request.first_block + (j + 1) * blocks - 1])
+
+
 @jit_unless_tiered(count_gpu_hits)
 def count_stored_blocks(world: TieredWorld, replica: Replica, request: Request) -> int:
-    """Count the leading prompt blocks that the replica's own memories hold now.
+    """Count the leading KV blocks that the replica's own memories hold now.
 
     Parameters
     ----------
@@ -126,15 +164,11 @@ def count_stored_blocks(world: TieredWorld, replica: Replica, request: Request) 
     Returns
     -------
     int
-        Number of blocks of the trace.
+        Number of KV blocks.
     """
-    blocks = count_gpu_hits(world, replica, request)
-    while blocks < request.blocks:
-        j = blocks // world.limits.unit
-        if (j + 1) * world.limits.unit > request.blocks:
-            break
-        unit = world.ids[request.first_block + (j + 1) * world.limits.unit - 1]
-        source = find_source(world, replica, unit)
+    blocks, units = count_gpu_hits(world, replica, request), count_units(world, request)
+    for j in range(blocks // world.limits.unit, units):
+        source = find_source(world, replica, get_unit(world, request, j))
         if source in (NO_INDEX, REMOTE):
             break
         blocks = (j + 1) * world.limits.unit
@@ -242,10 +276,10 @@ def store(world: TieredWorld, replica: Replica, request: Request) -> None:
     replica : the replica that the request is on.
     request : the request.
     """
-    units, each = request.blocks // world.limits.unit, float(world.limits.unit_bytes)
+    units, each = count_units(world, request), float(world.limits.unit_bytes)
     down = drive = net = 0.0
     for j in range(units):
-        unit = world.ids[request.first_block + (j + 1) * world.limits.unit - 1]
+        unit = get_unit(world, request, j)
         host = find_unit(world, replica, HOST, unit) != NO_INDEX
         nvme = get_pool(world, replica, NVME).limit == 0
         nvme = nvme or find_unit(world, replica, NVME, unit) != NO_INDEX
@@ -259,7 +293,7 @@ def store(world: TieredWorld, replica: Replica, request: Request) -> None:
     on_drive = max(arrived, transfer(world, replica, NVME_WRITE, drive))
     on_remote = max(arrived, transfer(world, replica, NIC_OUT, net))
     for j in range(units - 1, -1, -1):  # the end of a prefix is dropped first
-        unit = world.ids[request.first_block + (j + 1) * world.limits.unit - 1]
+        unit = get_unit(world, request, j)
         store_unit(world, replica, (HOST, unit), arrived)
         store_unit(world, replica, (NVME, unit), on_drive)
         store_unit(world, replica, (REMOTE, unit), on_remote)
@@ -330,7 +364,7 @@ def estimate_load(
     """
     up = drive = net = 0.0
     for j in range(span[0], span[1]):
-        unit = world.ids[request.first_block + (j + 1) * world.limits.unit - 1]
+        unit = get_unit(world, request, j)
         source = find_source(world, replica, unit)
         up += world.limits.unit_bytes
         drive += world.limits.unit_bytes * (source == NVME)
@@ -365,7 +399,7 @@ def first_loaded(tables: Tables, world: TieredWorld, replica: Replica, plan: Pla
     if world.limits.load == RECOMPUTE:
         return plan.last
     request = world.requests[plan.request]
-    tokens = world.limits.unit * world.limits.prefix_tokens
+    tokens = world.limits.unit * world.limits.block_tokens
     low, high = plan.first, plan.last
     if world.limits.load == FASTER or not world.limits.chunked:
         high = low
@@ -401,6 +435,38 @@ def first_loaded(tables: Tables, world: TieredWorld, replica: Replica, plan: Pla
         if took < least:
             chosen, least = first, took
     return chosen
+
+
+@jit_function
+def find_arriving(
+    world: TieredWorld, replica: Replica, request: Request, span: tuple[int, int]
+) -> tuple[int, int]:
+    """Find KV blocks of a request on the GPU, those on their way there included.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that the request is on.
+    request : the request.
+    span : the first KV block, and the one after the last.
+
+    Returns
+    -------
+    tuple of int
+        Entry that holds the first of them, or NO_INDEX, and how many of them have the same fate.
+    """
+    first, last = span
+    each, gpu = world.limits.parts, world.pools[POOLS * replica.index + GPU]
+    block, part = world.ids[request.first_block + first // each], first % each
+    last = min(last, (first // each + 1) * each)
+    at = find(world, gpu, block, part)
+    if at != NO_INDEX:
+        entry = world.entries[at]
+        return at, min(entry.first + entry.parts - part, last - first)
+    count = 1
+    while first + count < last and find(world, gpu, block, part + count) == NO_INDEX:
+        count += 1
+    return at, count
 
 
 @jit_function
@@ -441,9 +507,8 @@ def load(tables: Tables, world: TieredWorld, replica: Replica, sequence: Sequenc
     """
     limits, request = world.limits, world.requests[sequence.request]
     first = last = sequence.found // limits.unit
-    while (last + 1) * limits.unit <= request.blocks:
-        unit = world.ids[request.first_block + (last + 1) * limits.unit - 1]
-        if find_source(world, replica, unit) == NO_INDEX:
+    while last < count_units(world, request):
+        if find_source(world, replica, get_unit(world, request, last)) == NO_INDEX:
             break
         last += 1
     length = sequence.done + sequence.todo
@@ -453,22 +518,23 @@ def load(tables: Tables, world: TieredWorld, replica: Replica, sequence: Sequenc
     plan = Plan(sequence.request, sequence.done, length, first, last)
     first = first_loaded(tables, world, replica, plan)
     begin, end = max(first * limits.unit, sequence.found), last * limits.unit
-    skip_at = max(begin * limits.prefix_tokens, sequence.done)
-    skip = min(end * limits.prefix_tokens, length - 1) - skip_at
+    skip_at = max(begin * limits.block_tokens, sequence.done)
+    skip = min(end * limits.block_tokens, length - 1) - skip_at
     if first == last or skip <= 0:
         return whole
     part = min(skip_at - sequence.done, replica.budget)
-    gpu, new = world.pools[POOLS * replica.index + GPU], 0
-    for k in range(begin, end):
-        at = find(world, gpu, world.ids[request.first_block + k])
-        new += at == NO_INDEX or world.entries[at].users == 0
+    new, k = 0, begin
+    while k < end:
+        at, parts = find_arriving(world, replica, request, (k, end))
+        new += parts * (at == NO_INDEX or world.entries[at].users == 0)
+        k += parts
     size = world.sizes[count_blocks(limits, float(sequence.done + part + skip))].prompt
-    own = max(size - (sequence.found + end - begin) * limits.prefix_bytes, 0)
-    if own + new * limits.prefix_bytes > available(world, replica) + sequence.held:
+    own = max(size - (sequence.found + end - begin) * limits.part_bytes, 0)
+    if own + new * limits.part_bytes > available(world, replica) + sequence.held:
         return whole
     up = drive = net = 0.0
     for j in range(last - 1, first - 1, -1):
-        unit = world.ids[request.first_block + (j + 1) * limits.unit - 1]
+        unit = get_unit(world, request, j)
         source = find_source(world, replica, unit)
         up += limits.unit_bytes
         drive += limits.unit_bytes * (source == NVME)
@@ -476,18 +542,24 @@ def load(tables: Tables, world: TieredWorld, replica: Replica, sequence: Sequenc
         store_unit(world, replica, (source, unit), 0.0)
         if request.started != request.started:  # NaN: this is its first start
             replica.found[source] += max(
-                min((j + 1) * limits.unit * limits.prefix_tokens, length - 1)
-                - max(j * limits.unit * limits.prefix_tokens, skip_at),
+                min((j + 1) * limits.unit * limits.block_tokens, length - 1)
+                - max(j * limits.unit * limits.block_tokens, skip_at),
                 0,
             )
     ready = max(transfer(world, replica, H2D, up), transfer(world, replica, NVME_READ, drive))
     sequence.ready = max(ready, transfer(world, replica, NIC_IN, net))
-    for k in range(begin, end):
-        block = world.ids[request.first_block + k]
-        fresh = find(world, gpu, block) == NO_INDEX
-        pin(world, replica, block)
-        if fresh:
-            world.entries[find(world, gpu, block)].ready = sequence.ready
+    gpu, k = world.pools[POOLS * replica.index + GPU], begin
+    while k < end:
+        at, parts = find_arriving(world, replica, request, (k, end))
+        if at == NO_INDEX:
+            make_room(world, replica, parts * limits.part_bytes)
+            at = insert(world, gpu, world.ids[request.first_block + k // limits.parts])
+            entry = world.entries[at]
+            entry.first, entry.parts, entry.ready = k % limits.parts, parts, sequence.ready
+            append(world, gpu, at)
+            replica.cached += parts * limits.part_bytes
+        pin(world, replica, at, parts)
+        k += parts
     sequence.load_from, sequence.load_to = begin, end
     sequence.shared = sequence.found + end - begin
     sequence.skip_at, sequence.skip = skip_at, skip

@@ -26,34 +26,63 @@ from kvsim.serving.records import (
     Sizes,
     Turn,
     World,
-    layout,
     make,
 )
 from kvsim.serving.rules import PREFIX_LOADS, Rules
 from kvsim.traces.requests import Requests
 
-CACHE_LINE = 64  # of the CPU's cache [B]
 
-
-def request_records(requests: Requests, rate: Array, prefix_tokens: int) -> tuple[Any, Integers]:
-    """All requests waiting to arrive, and the hash blocks of their prompts.
-
-    Parameters
-    ----------
-    prefix_tokens : tokens of a shared block; 0 leaves the blocks out. [tokens]
-    """
+def request_records(requests: Requests, rate: Array, limits: Any) -> tuple[Any, Integers]:
+    """All requests waiting to arrive, and the hash blocks of their prompts and answers."""
     ids = np.zeros(0, np.int64)
     first, full = np.zeros((2, len(requests)), np.int64)
-    if prefix_tokens and requests.block_ids is not None and requests.block_start is not None:
+    if limits.part_bytes and requests.block_ids is not None and requests.block_start is not None:
         ids, first = requests.block_ids, requests.block_start[:-1]
-        full = np.minimum(np.diff(requests.block_start), requests.prompt // prefix_tokens)
+        named = np.diff(requests.block_start) * limits.parts
+        full = np.minimum(named, requests.prompt // limits.block_tokens)
+        turn, follows = find_repeated(requests)
+        first = np.array(first)
+        first[turn] = requests.block_start[follows]
+        length = (requests.prompt + requests.generate - 1)[turn]  # the last token is never cached
+        full[turn] = np.minimum(named[follows], length // limits.block_tokens)
     records = make(
         Request, len(requests), arrival=requests.arrival, rate=rate, started=np.nan, first=np.nan,
-        last=np.nan, first_block=first, blocks=full, prompt=requests.prompt,
+        last=np.nan, first_block=first, blocks=full, kept=NO_INDEX, prompt=requests.prompt,
         generate=requests.generate, replica=NO_INDEX, link=NO_INDEX, back=NO_INDEX,
         priority=0 if requests.priority is None else requests.priority,
     )  # fmt: skip
     return records, np.array(ids)  # a copy that is not read-only, as compiled code expects
+
+
+def find_repeated(requests: Requests) -> tuple[Integers, Integers]:
+    """Find turns whose prompt and answer the next turn's prompt begins with.
+
+    Its blocks name those of the answer, too, which the next turn finds on the GPU.
+
+    Returns
+    -------
+    tuple of array
+        The turns, and for each the next one.
+    """
+    nothing = np.zeros(0, np.int64)
+    start, ids, parent = requests.block_start, requests.block_ids, requests.parent
+    if parent is None or start is None or ids is None:
+        return nothing, nothing
+    follows = np.flatnonzero(parent >= 0)
+    turn, which = np.unique(parent[follows], return_index=True)
+    follows = follows[which]
+    length = (requests.prompt + requests.generate)[turn]
+    whole = requests.prompt[turn] // requests.block_tokens
+    fits = (requests.prompt[follows] >= length) & (np.diff(start)[turn] >= whole)
+    fits &= np.diff(start)[follows] >= whole
+    turn, follows, whole = turn[fits], follows[fits], whole[fits]
+    inside = np.arange(whole.sum()) - np.repeat(np.cumsum(whole) - whole, whole)
+    differs = (
+        ids[np.repeat(start[turn], whole) + inside]
+        != (ids[np.repeat(start[follows], whole) + inside])
+    )
+    same = np.bincount(np.repeat(np.arange(turn.size), whole), differs, turn.size) == 0
+    return turn[same], follows[same]
 
 
 def turn_records(requests: Requests) -> tuple[Any, Any]:
@@ -81,14 +110,13 @@ def turn_records(requests: Requests) -> tuple[Any, Any]:
     return turns, make(Event, 2 * count)
 
 
-def replica_records(replicas: int, rules: Rules, gpu: int) -> Any:
+def replica_records(replicas: int, rules: Rules) -> Any:
     """Make idle replicas with empty caches.
 
     Parameters
     ----------
     replicas : number of replicas.
     rules : scheduling of each replica.
-    gpu : memory of each GPU for caches. [B]
 
     Returns
     -------
@@ -99,16 +127,17 @@ def replica_records(replicas: int, rules: Rules, gpu: int) -> Any:
     ends = dict.fromkeys(("wait_ends", "swap_ends", "done"), NO_INDEX)
     return make(
         Replica, replicas, index=number, first_sequence=number * rules.max_seqs, end=NEVER,
-        freed=gpu, lowest=NEVER, bin_width=0.01, next_ready=np.inf, **ends,
+        lowest=NEVER, bin_width=0.01, next_ready=np.inf, **ends,
     )  # fmt: skip
 
 
-def pool_records(sizes: list[int]) -> tuple[Any, Any, NDArray[np.int32]]:
+def pool_records(sizes: list[int], different: int) -> tuple[Any, Any, NDArray[np.int32]]:
     """Make empty pools of blocks.
 
     Parameters
     ----------
     sizes : entries of each pool at most.
+    different : ids that are looked for.
 
     Returns
     -------
@@ -116,26 +145,15 @@ def pool_records(sizes: list[int]) -> tuple[Any, Any, NDArray[np.int32]]:
         The pools, their entries and their buckets.
     """
     size = np.array(sizes, np.int64)
-    buckets = 2 ** np.ceil(np.log2(np.maximum(2 * size, 1))).astype(np.int64)
+    sought = np.minimum(size, different)
+    buckets = 2 ** np.ceil(np.log2(np.maximum(2 * sought, 1))).astype(np.int64)
     first = np.cumsum(size) - size
     pools = make(
         Pool, size.size, first=first, room=size, first_bucket=np.cumsum(buckets) - buckets,
-        mask=buckets - 1, limit=size, free=np.where(size > 0, first, NO_INDEX), oldest=NO_INDEX,
-        newest=NO_INDEX,
+        mask=buckets - 1, limit=size, free=NO_INDEX, oldest=NO_INDEX, newest=NO_INDEX,
     )  # fmt: skip
-    entries = _aligned(Entry, int(size.sum()))
-    entries["newer"] = entries["older"] = NO_INDEX
-    entries["chain"] = np.arange(1, len(entries) + 1)
-    entries["chain"][(first + size - 1)[size > 0]] = NO_INDEX
+    entries = make(Entry, int(size.sum()))  # memory that nothing has touched takes no room
     return pools, entries, np.full(int(buckets.sum()), NO_INDEX, np.int32)
-
-
-def _aligned(record: type, count: int) -> Any:
-    """Records of zeros, none of which lies in more lines of the CPU's cache than it must."""
-    dtype = layout(record)
-    memory = np.zeros(count * dtype.itemsize + CACHE_LINE, np.uint8)
-    first = -memory.ctypes.data % CACHE_LINE
-    return memory[first : first + count * dtype.itemsize].view(dtype).view(np.recarray)
 
 
 class ArrivalOrder(NamedTuple):
@@ -181,13 +199,15 @@ def make_world(requests: Requests, costs: StepCosts, replicas: int, rate: Array)
         If a round's tokens exceed the budget, or prefix caching cannot work.
     """
     limits = limits_of(costs, requests)
-    records, ids = request_records(requests, rate, int(limits.prefix_tokens))
+    records, ids = request_records(requests, rate, limits)
     turns, events = turn_records(requests)
-    pools, entries, buckets = pool_records(_pool_sizes(costs, limits, ids, replicas))
+    different = int(ids.max()) + 1 if ids.size else 0
+    sizes = _pool_sizes(costs, limits, different, replicas)
+    pools, entries, buckets = pool_records(sizes, different)
     return World(
         limits=limits,
         requests=records,
-        replicas=replica_records(replicas, costs.rules, int(limits.gpu)),
+        replicas=replica_records(replicas, costs.rules),
         sequences=make(Sequence, replicas * costs.rules.max_seqs),
         pools=pools,
         entries=entries,
@@ -239,15 +259,14 @@ def make_sizes(costs: StepCosts) -> Any:
     )  # fmt: skip
 
 
-def _pool_sizes(costs: StepCosts, limits: Any, ids: np.ndarray, replicas: int) -> list[int]:
+def _pool_sizes(costs: StepCosts, limits: Any, different: int, replicas: int) -> list[int]:
     """Entries of each replica's memories, and of the remote one, at most."""
-    different = int(ids.max()) + 1 if ids.size else 0
-    if not limits.prefix_bytes:
+    if not limits.part_bytes:
         return [0] * (POOLS * replicas + 1)
     rules, gpus = costs.rules, costs.deployment.gpus
-    gpu = min(int(limits.gpu) // int(limits.prefix_bytes) + 1, different)
+    gpu = int(limits.gpu) // int(limits.part_bytes) + 1
     host, nvme, remote = (
-        min(int(size / gpus) // int(limits.unit_bytes), different)
+        min(int(size / gpus) // max(int(limits.unit_bytes), 1), different)
         for size in (rules.host_cache, rules.nvme_cache, rules.remote_cache)
     )
     return [gpu, host, nvme] * replicas + [remote]
@@ -273,8 +292,9 @@ def limits_of(costs: StepCosts, requests: Requests) -> Any:
             f"sequence of {costs.technique} needs in a round"
         )
     host_cache = int(rules.host_cache / costs.deployment.gpus)
-    unit = _unit(rules, requests)
-    prefix_bytes = _prefix_bytes(costs, requests) if rules.prefix_caching else 0
+    parts = max(requests.block_tokens // rules.block_tokens, 1)
+    unit = _unit(rules, requests) * parts
+    part_bytes = _part_bytes(costs, requests) if rules.prefix_caching else 0
     limits = make(
         Limits,
         1,
@@ -288,19 +308,18 @@ def limits_of(costs: StepCosts, requests: Requests) -> Any:
         swap=rules.preemption == "swap",
         whole_prompt=rules.admission == "prompt",
         ahead=rules.ahead,
-        keeps=rules.prefix_caching and rules.preemption == "recompute",
         gpu=costs.capacity,
         host=costs.host_capacity,
         host_cache=host_cache,
-        prefix_tokens=requests.block_tokens if prefix_bytes else 0,
-        prefix_bytes=prefix_bytes,
+        parts=parts,
+        part_bytes=part_bytes,
         steepest=int(np.diff(tables.gpu_bytes).max()),
         host_steepest=int(np.diff(tables.host_bytes).max()),
         h2d=tables.h2d,
         d2h=tables.d2h,
-        tiers=rules.tiers and prefix_bytes > 0,
+        tiers=rules.tiers and part_bytes > 0,
         unit=unit,
-        unit_bytes=unit * prefix_bytes,
+        unit_bytes=unit * part_bytes,
         ttl=rules.cache_ttl,
         load=PREFIX_LOADS.index(rules.prefix_load),
     )
@@ -331,11 +350,13 @@ def _unit(rules: Rules, requests: Requests) -> int:
     return rules.cache_block // requests.block_tokens
 
 
-def _prefix_bytes(costs: StepCosts, requests: Requests) -> int:
-    """Memory of one shared block: what its tokens add to a sequence's cache at least. [B]"""
-    tokens, block = requests.block_tokens, costs.rules.block_tokens
-    if not tokens:
-        return 0
+def _part_bytes(costs: StepCosts, requests: Requests) -> int:
+    """Memory of a KV block that is shared: what a block of the trace adds at least, over its own.
+
+    Without blocks in the trace sequences still find their own again after they were preempted. [B]
+    """
+    block = costs.rules.block_tokens
+    tokens = requests.block_tokens or block
     if tokens % block:
         raise InputError(
             f"--block-tokens: got {block}; expected a divisor of {tokens}, the trace's tokens per "
@@ -344,9 +365,9 @@ def _prefix_bytes(costs: StepCosts, requests: Requests) -> int:
     count = tokens // block
     tables = (costs.tables.gpu_bytes, costs.tables.prompt_bytes)
     least = min(int((t[count:] - t[:-count]).min(initial=t[-1])) for t in tables)
-    if least <= 0:
+    if least < count and requests.block_tokens:
         raise InputError(
             f"--prefix-caching: {costs.technique} does not keep every prompt token, so prefixes "
             f"cannot be shared; leave it out or choose a technique that keeps them"
         )
-    return least
+    return max(least // count, 0)

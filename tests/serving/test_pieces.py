@@ -14,6 +14,7 @@ from kvsim.serving.passes import _renamed
 from kvsim.serving.records import (
     GAP_BINS,
     GAPS,
+    GPU,
     HOST,
     NEVER,
     NO_INDEX,
@@ -28,7 +29,7 @@ from kvsim.serving.records import (
 from kvsim.serving.rounds import draw_rates
 from kvsim.serving.rules import FASTER, Rules
 from kvsim.serving.simulate import simulate
-from kvsim.serving.world import make_world, pool_records, replica_records
+from kvsim.serving.world import pool_records, replica_records
 from kvsim.traces.requests import Requests
 from tests.support.served import tables_of
 
@@ -37,7 +38,7 @@ def world(**parts: Any) -> Any:
     """As much of a world as a function reads; a block of 16 tokens takes 160 B of the GPU."""
     rows = np.arange(20)
     sizes = make(Sizes, 20, prompt=200 * rows, gpu=160 * rows, host=10 * rows)
-    limits = {"block_tokens": 16, "prefix_bytes": 320, "prefix_tokens": 32, "gpu": 10_000,
+    limits = {"block_tokens": 16, "part_bytes": 160, "parts": 2, "gpu": 10_000,
               "host": 100, "host_steepest": 10, "steepest": 160}  # fmt: skip
     limits |= parts.pop("limits", {})
     return SimpleNamespace(limits=make(Limits, 1, **limits)[0], sizes=sizes, **parts)
@@ -76,7 +77,7 @@ def test_rounds_hold_what_decoding_sequences_need_beside_shared_blocks() -> None
     """Lengths 20 and 40 grow by 2 in each of ten rounds; a prompt's last token is not read yet."""
     sequences = make(
         Sequence, 3, intercept=[20.0, 33.0, 40.0], growth=[2.0, 0.0, 2.0], todo=[0, 1, 0],
-        shared=[0, 0, 1], held=[320, 77, 160], host_held=[20, 3, 30],
+        shared=[0, 0, 2], held=[320, 77, 160], host_held=[20, 3, 30],
     )  # fmt: skip
     replica = make(Replica, 1, running=3, host_private=53)[0]
     first, more = memory.reserve_rounds(world(sequences=sequences), replica, 10)
@@ -92,7 +93,7 @@ def test_rounds_hold_what_decoding_sequences_need_beside_shared_blocks() -> None
 
 def host_pool(units: int) -> tuple[Any, Any]:
     """A replica whose host memory keeps some units of 640 B, the first one longest."""
-    pools, entries, buckets = pool_records([0, 8, 0, 0])
+    pools, entries, buckets = pool_records([0, 8, 0, 0], 8)
     w = world(pools=pools, entries=entries, buckets=buckets,
               limits={"host_cache": 5000, "unit_bytes": 640})  # fmt: skip
     for unit in range(units):
@@ -118,32 +119,39 @@ def test_what_host_memory_never_holds_drops_nothing() -> None:
     assert w.pools[HOST].count == 5
 
 
-def test_kept_blocks_give_way_until_none_is_left() -> None:
-    pools, entries, buckets = pool_records([8, 0, 0, 0])
+def gpu_pool(parts: int, users: int = 0) -> tuple[Any, Any, Any]:
+    """Hold KV blocks of 160 B, which are two entries of ``parts`` each."""
+    pools, entries, buckets = pool_records([8, 0, 0, 0], 8)
     w = world(pools=pools, entries=entries, buckets=buckets)
-    replica = make(Replica, 1, private=9000, cached=960)[0]
-    for block in range(3):
-        memory.append(w, pools[0], memory.insert(w, pools[0], block))
-    memory.make_room(w, replica, 360)  # 40 B are free
-    assert (replica.cached, replica.freed, pools[0].count) == (640, 320, 2)
+    size = 2 * parts * 160
+    replica = make(Replica, 1, private=9000, **{"pinned" if users else "cached": size})[0]
+    for block in range(2):
+        at = memory.insert(w, pools[GPU], block)
+        entries[at].parts, entries[at].users = parts, users
+        if not users:
+            memory.append(w, pools[GPU], at)
+    return w, replica, pools[GPU]
+
+
+def test_kept_blocks_give_way_from_their_end_until_none_is_left() -> None:
+    w, replica, pool = gpu_pool(3)  # 960 B: 40 B are free
+    memory.make_room(w, replica, 300)
+    assert (replica.cached, pool.count, w.entries[0].parts) == (640, 2, 1)
+    assert memory.find(w, pool, 0, 0) == 0 and memory.find(w, pool, 0, 1) == NO_INDEX
     memory.make_room(w, replica, 2000)  # more than there is
-    assert (replica.cached, replica.freed, pools[0].count) == (0, 960, 0)
+    assert (replica.cached, pool.count) == (0, 0)
     assert memory.available(w, replica) == 1000
 
 
-def test_what_a_sequence_takes_back_moves_those_that_left_theirs_later() -> None:
-    """Those of each class that were preempted wait in front of its fresh ones."""
-    requests = make(
-        Request, 6, priority=[0, 0, 1, 1, 1, 0], preempted=[1, 0, 1, 1, 0, 1],
-        kept=[100, 0, 100, 100, 0, 80], kept_blocks=[5, 0, 5, 5, 0, 4],
-        spot=[500, 900, 600, 50, 900, 200], link=[1, 2, 3, 4, NO_INDEX, NO_INDEX],
-    )  # fmt: skip
-    replica = make(Replica, 1, freed=1000, private=10)[0]
-    replica.wait_ends[:] = NO_INDEX
-    replica.wait_ends[:3] = 0, 1, 4  # the first, and the last of either class
-    assert memory.reuse(world(requests=requests), replica, requests[5], 2) == 40
-    assert requests.spot.tolist() == [460, 900, 560, 50, 900, 200]
-    assert (replica.freed, replica.private, requests[5].kept) == (960, 50, 0)
+@pytest.mark.parametrize("users", [0, 1])
+def test_a_user_of_some_blocks_leaves_the_others_to_theirs(users: int) -> None:
+    """Of three blocks two are used again; the third gives way before what came after it."""
+    w, replica, pool = gpu_pool(3, users)
+    memory.pin(w, replica, 1, 2)
+    one, other = w.entries[1], w.entries[memory.find(w, pool, 1, 2)]
+    assert (one.parts, one.users, other.first, other.parts) == (2, users + 1, 2, 1)
+    assert other.users == users and pool.count == 2 * (users == 0)
+    assert replica.pinned + replica.cached == 960
 
 
 @pytest.mark.parametrize(
@@ -156,7 +164,7 @@ def test_what_is_read_anew_keeps_those_waiting_who_decode(
     monkeypatch.setattr(tiers, "estimate_recompute", lambda *of: (of[3][1] - of[3][0]) / 96)
     monkeypatch.setattr(tiers, "estimate_load", lambda *of: seconds)
     w = world(requests=make(Request, 1), sequences=make(Sequence, 11),
-              limits={"load": FASTER, "unit": 1, "chunked": True, "max_tokens": 999})  # fmt: skip
+              limits={"load": FASTER, "unit": 2, "chunked": True, "max_tokens": 999})  # fmt: skip
     replica = make(Replica, 1, running=decoding + 1, reading=1)[0]
     plan = tiers.Plan(request=0, begins=64, length=160, first=2, last=5)
     assert tiers.first_loaded(cast(Any, None), w, replica, plan) == first
@@ -227,23 +235,10 @@ def test_rounds_of_a_line_are_the_fewest() -> None:
 
 
 def test_replicas_begin_idle_with_bins_of_ten_milliseconds() -> None:
-    found = replica_records(2, Rules(max_seqs=3), 777)
+    found = replica_records(2, Rules(max_seqs=3))
     assert found.first_sequence.tolist() == [0, 3] and found.index.tolist() == [0, 1]
-    assert found.freed.tolist() == [777, 777]
     assert (found.bin_width == 0.01).all() and (found.end == NEVER).all()
     assert (found.wait_ends == NO_INDEX).all() and (found.running == 0).all()
-
-
-def test_prompts_without_a_full_block_need_no_entries() -> None:
-    base = tables_of("full", 8, 128, "chunked")
-    costs = base.with_rules(Rules(max_seqs=8, max_tokens=128, prefix_caching=True, host_cache=1e9))
-    empty = np.zeros(0, np.int64)
-    none = Requests(np.zeros(2), np.full(2, 20), np.full(2, 3), empty, np.zeros(3, np.int64), 32)
-    assert make_world(none, costs, 1, np.ones(2)).entries.size == 0
-    some = Requests(
-        np.zeros(1), np.full(1, 70), np.full(1, 3), np.array([0, 1]), np.array([0, 2]), 32
-    )
-    assert make_world(some, costs, 1, np.ones(1)).entries.size > 0
 
 
 @pytest.mark.parametrize("replicas", [0, -1, 100_001, 161_051])

@@ -9,7 +9,7 @@ import pytest
 from kvsim.serving.simulate import simulate
 from kvsim.serving.world import limits_of
 from kvsim.traces.requests import Requests
-from tests.support.plain.memory import PlainRequest, line, plane
+from tests.support.plain.memory import PlainRequest, PlainSequence, line, plane
 from tests.support.plain.scheduler import PlainReplica, simulate_plainly
 from tests.support.served import compare, tables_of
 
@@ -72,14 +72,19 @@ def test_no_pass_begins_at_the_end_of_the_time() -> None:
     assert r.passes == 1 and r.clock > 1.5
 
 
-def test_memory_is_taken_back_once() -> None:
+def test_what_is_left_of_a_preempted_sequence_is_found_once() -> None:
+    """Of 40 tokens two blocks are full; the second has given way."""
     r, back = replica(), request(40)
-    back.kept, back.kept_blocks = 300, 3
-    r.freed(300, back)
-    assert r.remains(back) == 3
-    assert r.reuse(back, 2) == 200 and back.kept == 0
-    assert r.remains(back) == 0
-    assert r.reuse(back, 2) == 0
+    sequence = PlainSequence(back, 0, 40, 0, held=3 * r.each, length=40.0)
+    r.batch.append(sequence)
+    r.drop(sequence)
+    assert [block.key for block in r.unused] == [("own", 0, 1), ("own", 0, 0)]
+    r.forget(r.unused.pop(0))
+    assert len(r.hits(back, 2)) == 1
+    r.waiting.append(back)
+    r.budget = 128
+    assert r.begin()
+    assert r.batch[0].done == 16 and not r.unused and not r.hits(back, 2)
 
 
 def test_a_single_token_that_is_stored_is_loaded() -> None:

@@ -180,12 +180,30 @@ def with_conduct(requests: Requests, random: np.random.Generator) -> Requests:
         changes["parent"] = np.where(random.random(count) < 0.6, parent, -1)
         if random.random() < 0.7:
             changes["think"] = random.exponential(10 ** random.uniform(-3, -1), count)
+        if requests.block_ids is not None and random.random() < 0.5:
+            requests = with_answers(requests, changes["parent"])
     if random.random() < 0.6:
         changes["priority"] = random.integers(0, random.integers(1, 9), count)
     if random.random() < 0.6:
         wait = random.exponential(10 ** random.uniform(-2, 0), count)
         changes["abort_after"] = np.where(random.random(count) < 0.7, wait + 1e-4, np.inf)
     return replace(requests, **changes)
+
+
+def with_answers(requests: Requests, parent: Any) -> Requests:
+    """The same turns, of which many begin with the prompt and the answer of the one before."""
+    prompt, ids = requests.prompt.copy(), [list(some) for some in requests.blocks()]
+    fresh = max(max(some, default=0) for some in ids) + 1
+    for turn, before in enumerate(parent.tolist()):
+        length = 0 if before < 0 else int(prompt[before] + requests.generate[before])
+        if 0 < length <= LONGEST // 2:
+            prompt[turn] = length + prompt[turn] % 50
+            some = ids[before][: prompt[before] // 32]
+            missing = -(-int(prompt[turn]) // 32) - len(some)
+            ids[turn] = some + list(range(fresh, fresh + missing))
+            fresh += missing
+    start = np.concatenate([[0], np.cumsum([len(some) for some in ids])])
+    return replace(requests, prompt=prompt, block_ids=np.concatenate(ids), block_start=start)
 
 
 def compare_memories(run: Run, fleet: list[PlainReplica], where: str) -> None:

@@ -20,6 +20,7 @@ class PlainRequest:
     generate: int
     rate: float
     ids: list[int]
+    named: int = 0  # full KV blocks of its tokens that these name
     priority: int = 0
     made: int = 0
     started: float = nan
@@ -30,9 +31,19 @@ class PlainRequest:
     hits: int = 0
     replica: int = -1
     left: int = 0  # rounds, while it is swapped out or decodes
-    kept: int = 0  # cache it left behind [B]
-    kept_blocks: int = 0
     handed: bool = False  # it comes with its cache
+
+
+Key = tuple[Any, ...]
+
+
+@dataclass(eq=False)
+class PlainBlock:
+    """A KV block that can be found again by the tokens in it."""
+
+    key: Key | None
+    users: int = 0
+    arrives: float = 0.0  # [s]
 
 
 @dataclass(eq=False)
@@ -48,7 +59,7 @@ class PlainSequence:
     length: float = 0.0
     growth: float = 0.0
     left: int = 0
-    found: list[int] = field(default_factory=list)  # blocks of its prompt that it uses
+    shares: dict[int, "PlainBlock"] = field(default_factory=dict)  # KV blocks by their place
     skip: int = 0  # prompt tokens that come from another memory
     skip_at: int = 0
     ready: float = 0.0
@@ -63,54 +74,29 @@ class PlainMemory:
     t: Any  # tables
     limits: Any
     batch: list[PlainSequence] = field(default_factory=list)
-    free: list[tuple[int, PlainRequest | None]] = field(default_factory=list)  # used from the front
-    users: dict[int, int] = field(default_factory=dict)  # shared blocks in use
-    kept: list[int] = field(default_factory=list)  # unused ones on the GPU, oldest first
-    arrives: dict[int, float] = field(default_factory=dict)  # when blocks are on the GPU [s]
+    copies: dict[Key, list[PlainBlock]] = field(default_factory=dict)  # on the GPU, oldest first
+    unused: list[PlainBlock] = field(default_factory=list)  # those without users, in order of use
     clock: float = 0.0
     host_swapped: int = 0
     late: int = 0  # memory that a pass put together ahead does not know to be free [B]
+    late_kept: int = 0  # of it, what is kept [B]
 
-    def __post_init__(self) -> None:
-        self.free = [(int(self.limits.gpu), None)]
-
-    def freed(self, size: int, owner: PlainRequest | None = None) -> None:
-        """Free memory is used in the order in which it became free."""
-        self.free.append((size, owner))
-
-    def taken(self, size: int) -> None:
-        """Overwrite what has been free for longest."""
-        while size > 0:
-            first, owner = self.free.pop(0)
-            rest = max(first - size, 0)
-            if rest:
-                self.free.insert(0, (rest, owner))
-            size -= first - rest
-
-    def remains(self, request: PlainRequest) -> int:
-        """KV blocks of a preempted sequence that nothing has overwritten."""
-        left = sum(size for size, owner in self.free if owner is request)
-        return left * request.kept_blocks // request.kept if request.kept else 0
-
-    def reuse(self, request: PlainRequest, blocks: int) -> int:
-        """Take back what remains of a preempted sequence. [B]"""
-        size = blocks * request.kept // request.kept_blocks if request.kept else 0
-        left = sum(size for size, owner in self.free if owner is request)
-        self.free = [
-            ((left - size) if owner is request else part, None if owner is request else owner)
-            for part, owner in self.free
-        ]
-        request.kept = 0
-        return size
+    @property
+    def each(self) -> int:
+        """Memory of a KV block that is shared. [B]"""
+        return int(self.limits.part_bytes)
 
     def private(self) -> int:
         """Cache of running sequences, without shared blocks. [B]"""
         return sum(s.held for s in self.batch)
 
+    def pinned(self) -> int:
+        """Shared blocks in use. [B]"""
+        return self.each * sum(b.users > 0 for copies in self.copies.values() for b in copies)
+
     def available(self) -> int:
         """Free memory, and that of kept blocks. [B]"""
-        used = self.private() + len(self.users) * self.limits.prefix_bytes
-        return int(self.limits.gpu - used - self.late)
+        return int(self.limits.gpu - self.private() - self.pinned() - self.late)
 
     def host_room(self) -> int:
         """Host memory that running sequences may still take. [B]"""
@@ -118,33 +104,71 @@ class PlainMemory:
 
     def make_room(self, size: int) -> None:
         """Kept blocks give way, least recently used first."""
-        while self.kept and self.available() - len(self.kept) * self.limits.prefix_bytes < size:
-            self.arrives.pop(self.kept.pop(0))
-            self.freed(self.limits.prefix_bytes)
+        while self.unused and self.available() - self.evictable() < size:
+            self.forget(self.unused.pop(0))
 
-    def pin(self, block: int, arrives: float = 0.0) -> None:
+    def evictable(self) -> int:
+        """Memory of kept blocks, but for those that a pass put together ahead takes to be used."""
+        return len(self.unused) * self.each - self.late_kept
+
+    def forget(self, block: PlainBlock) -> None:
+        """Nothing finds a block any more."""
+        if block.key is not None:
+            self.copies[block.key].remove(block)
+            block.key = None
+
+    def key(self, request: PlainRequest, place: int) -> Key:
+        """Name the tokens of a full KV block: by the trace, or as those of one request."""
+        each = int(self.limits.parts)
+        if place < request.named:
+            return request.ids[place // each], place % each
+        return "own", request.index, place
+
+    def find(self, request: PlainRequest, place: int) -> PlainBlock | None:
+        """Return the oldest block on the GPU with the same tokens, if it is here or to come."""
+        copies = self.copies.get(self.key(request, place))
+        return copies[0] if copies else None
+
+    def pin(self, block: PlainBlock) -> PlainBlock:
         """One more sequence uses a block."""
-        if block not in self.users:
-            if block in self.kept:
-                self.kept.remove(block)
-            else:
-                self.make_room(self.limits.prefix_bytes)
-                self.taken(self.limits.prefix_bytes)
-                self.arrives[block] = arrives
-            self.users[block] = 0
-        self.users[block] += 1
+        if not block.users:
+            self.unused.remove(block)
+        block.users += 1
+        return block
 
-    def unpin(self, block: int) -> None:
+    def unpin(self, block: PlainBlock) -> None:
         """One sequence less uses a block, which is kept if it has arrived."""
-        self.users[block] -= 1
-        if self.users[block]:
+        block.users -= 1
+        if block.users:
             return
-        del self.users[block]
-        if self.arrives[block] <= self.clock:
-            self.kept.append(block)
+        if block.arrives <= self.clock:
+            self.unused.append(block)
         else:
-            del self.arrives[block]
-            self.freed(self.limits.prefix_bytes)
+            self.forget(block)
+
+    def add(self, request: PlainRequest, place: int, arrives: float = 0.0) -> PlainBlock:
+        """Add a block of a sequence to those that can be found."""
+        block = PlainBlock(self.key(request, place), 1, arrives)
+        self.copies.setdefault(self.key(request, place), []).append(block)
+        return block
+
+    def share(self, sequence: PlainSequence, tokens: int, own: bool = False) -> None:
+        """Full blocks of a sequence can be found; with ``own``, those of its own tokens too."""
+        request, full = sequence.request, tokens // int(self.limits.block_tokens)
+        for place in range(full if own else min(full, request.named)):
+            if place not in sequence.shares:
+                if sequence.held < self.each or not self.each:
+                    return
+                sequence.held -= self.each
+                sequence.shares[place] = self.add(request, place)
+                sequence.shared += 1
+
+    def known(self, sequence: PlainSequence) -> int:
+        """Tokens whose blocks are kept after a sequence: one put together ahead is not known."""
+        r, s = sequence.request, sequence
+        cached = s.done if s.todo else int(s.length + EPS)
+        under_way = self.limits.ahead and r.prompt < cached < r.prompt + r.generate - 1
+        return cached - under_way
 
     def blocks(self, tokens: float) -> int:
         """KV blocks of so many tokens."""
@@ -154,7 +178,7 @@ class PlainMemory:
     def own(self, sequence: PlainSequence, tokens: float) -> int:
         """Cache of a sequence of that length, without shared blocks. [B]"""
         table = self.t.prompt_bytes if sequence.todo > 0 else self.t.gpu_bytes
-        size = int(table[self.blocks(tokens)]) - sequence.shared * int(self.limits.prefix_bytes)
+        size = int(table[self.blocks(tokens)]) - sequence.shared * self.each
         return max(size, 0)
 
     def grow(self, sequence: PlainSequence, tokens: float) -> bool:
@@ -163,7 +187,6 @@ class PlainMemory:
         if size - sequence.held > self.available() or host - sequence.host_held > self.host_room():
             return False
         self.make_room(size - sequence.held)
-        self.taken(size - sequence.held)
         sequence.held, sequence.host_held = size, host
         return True
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from math import ceil, inf, isnan
 
-from tests.support.plain.memory import EPS, PlainRequest, PlainSequence, by_class
+from tests.support.plain.memory import EPS, PlainBlock, PlainRequest, PlainSequence, by_class
 from tests.support.plain.tiers import PlainTiers
 
 
@@ -43,6 +43,7 @@ class PlainPrompts(PlainTiers):
                 return
             part = sequence.todo
         if part > 0 and self.grow(sequence, sequence.done + part + sequence.skip):
+            self.share(sequence, sequence.done + part)
             sequence.chunk = part
             self.budget -= part
 
@@ -51,19 +52,19 @@ class PlainPrompts(PlainTiers):
         """Of one prompt in a pass, which one lane reads. [tokens]"""
         return int(self.limits.part if self.limits.chunked else self.limits.max_tokens)
 
-    def hits(self, request: PlainRequest) -> list[int]:
-        """Leading prompt blocks that the GPU holds now."""
-        found = []
-        if self.limits.prefix_bytes and self.limits.prefix_tokens:
-            for block in request.ids[: request.prompt // self.limits.prefix_tokens]:
-                if self.arrives.get(block, inf) > self.clock:
-                    break
-                found.append(block)
+    def hits(self, request: PlainRequest, most: int) -> list[PlainBlock]:
+        """Leading KV blocks of a request that the GPU holds now."""
+        found = list[PlainBlock]()
+        while len(found) < most and self.each:
+            block = self.find(request, len(found))
+            if block is None or block.arrives > self.clock:
+                break
+            found.append(block)
         return found
 
     def found_blocks(self, request: PlainRequest) -> int:
-        """Leading prompt blocks that the replica's own memories hold now."""
-        blocks, n = len(self.hits(request)), int(self.limits.unit)
+        """Leading KV blocks that the replica's own memories hold now."""
+        blocks, n = len(self.hits(request, request.named)), int(self.limits.unit)
         units = self.units_of(request) if self.limits.tiers else []
         for j in range(blocks // n, len(units)):
             if self.source_of(units[j]) in (None, "remote"):
@@ -74,35 +75,39 @@ class PlainPrompts(PlainTiers):
     def begin(self) -> bool:
         """Begin the prompt that has waited longest, unless it has to wait."""
         r = self.waiting[0]
-        hits = self.hits(r)
         length = r.prompt + r.made
-        known, again = min(len(hits) * self.limits.prefix_tokens, length - 1), 0
-        if not hits:
-            again = min(self.remains(r), (length - 1) // self.limits.block_tokens)
-            known = again * self.limits.block_tokens
+        found = self.hits(r, (length - 1) // int(self.limits.block_tokens))
+        hits, again = found[: r.named], found[r.named :]
+        known = len(found) * int(self.limits.block_tokens)
         part = min(length - known, self.budget, self.longest_part)
         if not self.limits.chunked and part < length - known:
             if any(s.chunk for s in self.batch):
                 return False
             part = length - known
         blocks = self.blocks(length if self.limits.whole_prompt else known + part)
-        own = max(int(self.t.prompt_bytes[blocks]) - len(hits) * self.limits.prefix_bytes, 0)
-        new = [b for b in hits if b not in self.users]
-        if own + len(new) * self.limits.prefix_bytes > self.available():
+        own = max(int(self.t.prompt_bytes[blocks]) - len(hits) * self.each, 0)
+        new = [b for b in hits if not b.users]
+        if own + len(new) * self.each > self.available():
             return False
         if int(self.t.host_bytes[blocks]) > self.host_room():
             return False
         self.waiting.pop(0)
-        for block in hits:
-            self.pin(block)
-        s = PlainSequence(r, length - known, known, len(hits), found=list(hits))
+        s = PlainSequence(r, length - known, known, len(hits))
+        s.shares = {place: self.pin(block) for place, block in enumerate(hits)}
+        for block in again:
+            self.unused.remove(block)
+            self.forget(block)
+        s.held = len(again) * self.each
+        for block in self.unused:  # what is left behind of its own tokens is found no more
+            if block.key and block.key[:2] == ("own", r.index):
+                self.forget(block)
         by_class(self.batch, s, r)
-        s.held = self.reuse(r, again)
         if self.limits.tiers and not again:
             part = self.begin_to_load(s, part, self.budget)
             if not part:
                 self.next_ready = min(self.next_ready, s.ready)
         assert self.grow(s, known + part + s.skip)
+        self.share(s, known + part)
         s.chunk = part
         if isnan(r.started):
             r.started, r.hits = self.clock, known + s.skip
@@ -117,20 +122,9 @@ class PlainPrompts(PlainTiers):
         if isnan(request.first):
             request.first = self.clock
         sequence.todo = 0
-        if self.limits.prefix_bytes and self.limits.prefix_tokens:
-            full = min(len(request.ids), request.prompt // self.limits.prefix_tokens)
-            given = min((full - sequence.shared) * self.limits.prefix_bytes, sequence.held)
-            sequence.held -= given
-            self.freed(given)
-            for block in request.ids[:full]:
-                if block not in sequence.found:
-                    self.pin(block)
-                self.arrives[block] = min(self.arrives[block], self.clock)
-            sequence.shared, sequence.found = full, request.ids[:full]
-            if self.limits.tiers:
-                self.store(request)
+        if self.limits.tiers and request.named:
+            self.store(request)
         sequence.length = request.prompt + request.made - 1
-        self.freed(sequence.held - self.own(sequence, sequence.length))
         sequence.held = self.own(sequence, sequence.length)
         more = request.generate - request.made
         sequence.left = ceil(more / request.rate - EPS)

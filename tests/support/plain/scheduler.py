@@ -42,7 +42,9 @@ class PlainReplica(PlainPrompts):
         self.next_ready = inf
         follows = limits.ahead and self.batch and self.clock == self.ended
         self.seen = self.began if follows else inf
-        self.late_seats, self.late = (self.just_done, self.late) if follows else (0, 0)
+        self.late_seats = self.just_done if follows else 0
+        if not follows:
+            self.late = self.late_kept = 0
         begins = self.clock
         for s in self.batch:
             s.chunk, s.runs = 0, False
@@ -57,7 +59,7 @@ class PlainReplica(PlainPrompts):
                 self.read_prompts()
             if not any(s.chunk for s in self.batch):
                 self.decode(True)
-        self.just_done = self.late = 0
+        self.just_done = self.late = self.late_kept = 0
         if any(s.chunk or s.runs for s in self.batch):
             self.play()
             self.began, self.ended = begins, self.clock
@@ -97,10 +99,6 @@ class PlainReplica(PlainPrompts):
             r.made = r.generate - ceil(s.left * s.growth - EPS)
             r.left = s.left
         size = int(self.t.gpu_bytes[self.blocks(r.prompt + r.made - 1)])
-        r.kept = 0
-        if self.limits.keeps and not s.shared:
-            blocks = self.blocks(s.done if s.todo else s.length)
-            r.kept, r.kept_blocks = (s.held, blocks) if blocks else (0, 0)
         self.drop(s)
         if not s.todo and self.limits.swap and self.make_host_room(size):
             self.host_swapped += size
@@ -112,12 +110,9 @@ class PlainReplica(PlainPrompts):
 
     def drop(self, sequence: PlainSequence) -> None:
         """Give back the memory of a sequence."""
+        self.share(sequence, self.known(sequence), own=True)
         self.batch.remove(sequence)
-        self.freed(sequence.held, sequence.request if sequence.request.kept else None)
-        ids = sequence.request.ids
-        leading = [b for b, used in zip(ids, sequence.found, strict=False) if b == used]
-        loaded = sequence.found[len(leading) :]
-        for block in [*reversed(loaded), *reversed(leading)]:
+        for _, block in sorted(sequence.shares.items(), reverse=True):  # by place
             self.unpin(block)
 
     def swap_in(self, request: PlainRequest) -> bool:
@@ -177,8 +172,10 @@ class PlainReplica(PlainPrompts):
             r = s.request
             r.made, r.last, r.status = r.generate, self.clock, "finished"
             self.just_done += 1
-            self.late += s.held
+            before, kept = self.private() + self.pinned(), len(self.unused)
             self.drop(s)
+            self.late += before - self.private() - self.pinned()
+            self.late_kept += (len(self.unused) - kept) * self.each
 
     def load(self, now: float) -> int:
         """Unfinished requests; what a pass in progress will complete is not complete yet."""
@@ -194,7 +191,7 @@ class PlainReplica(PlainPrompts):
         found = self.found_blocks(request)
         if route == "prefix-aware":
             return -found, self.load(request.arrival)
-        to_read = self.unread() - found * int(self.limits.prefix_tokens)
+        to_read = self.unread() - found * int(self.limits.block_tokens)
         return to_read, self.load(request.arrival)
 
     def receive(self, request: PlainRequest, number: int) -> None:
@@ -215,7 +212,7 @@ def fleet_of(
     """Idle replicas, with one remote store for all."""
     rules, gpus = costs.rules, costs.deployment.gpus
     ids = requests.block_ids
-    different = 0 if ids is None or not ids.size or not limits.prefix_bytes else int(ids.max()) + 1
+    different = 0 if ids is None or not ids.size or not limits.part_bytes else int(ids.max()) + 1
 
     def store(size: float) -> PlainStore:
         return PlainStore(
@@ -234,18 +231,31 @@ def fleet_of(
     ]  # fmt: skip
 
 
-def plain_requests(requests: Requests, rate: Any) -> list[PlainRequest]:
+def plain_requests(requests: Requests, rate: Any, limits: Any) -> list[PlainRequest]:
     """All requests, waiting to arrive."""
-    out = []
+    out, original = [], list[list[int]]()
     for i in range(len(requests)):
         ids: list[int] = []
         if requests.block_ids is not None and requests.block_start is not None:
             ids = list(requests.block_ids[requests.block_start[i] : requests.block_start[i + 1]])
         r = PlainRequest(
             i, requests.arrival[i], int(requests.prompt[i]), int(requests.generate[i]),
-            rate[i], ids, 0 if requests.priority is None else int(requests.priority[i]),
+            rate[i], ids, priority=0 if requests.priority is None else int(requests.priority[i]),
         )  # fmt: skip
+        original.append(ids)
+        r.named = min(len(ids) * int(limits.parts), r.prompt // int(limits.block_tokens))
         out.append(r)
+    each, seen = requests.block_tokens, set[int]()
+    for after, before in enumerate(() if requests.parent is None else requests.parent.tolist()):
+        if before < 0 or before in seen or not each:
+            continue
+        seen.add(before)
+        one, two = out[before], out[after]
+        whole, length = one.prompt // each, one.prompt + one.generate
+        mine, other = original[before], original[after]
+        if two.prompt >= length and len(mine[:whole]) == whole and mine[:whole] == other[:whole]:
+            one.ids, full = other, (length - 1) // int(limits.block_tokens)
+            one.named = min(len(other) * int(limits.parts), full)
     return out
 
 
@@ -261,7 +271,7 @@ def simulate_plainly(
 ) -> tuple[list[PlainRequest], list[PlainReplica]]:
     """The final state of every request, and the replicas at the end."""
     fleet = fleet_of(costs, limits, requests, replicas)
-    out = plain_requests(requests, rate)
+    out = plain_requests(requests, rate, limits)
     turn = 0
     for i, r in enumerate(out):
         if r.arrival >= until:

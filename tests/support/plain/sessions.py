@@ -17,7 +17,7 @@ class PlainSessions:
         self, requests: Requests, costs: StepCosts, limits: Any, replicas: int, rate: Any
     ) -> None:
         self.fleet = self.readers = fleet_of(costs, limits, requests, replicas)
-        self.out = plain_requests(requests, rate)
+        self.out = plain_requests(requests, rate, limits)
         count = len(self.out)
         self.parent = [-1] * count if requests.parent is None else requests.parent.tolist()
         self.think = [0.0] * count if requests.think is None else requests.think.tolist()
@@ -97,7 +97,6 @@ class PlainSessions:
 
     def take_out(self, replica: PlainReplica, request: PlainRequest) -> None:
         """Free what a request holds, wherever it is."""
-        request.kept = 0
         if request in replica.waiting:
             replica.waiting.remove(request)
         elif request in replica.swapped:

@@ -49,8 +49,8 @@ class PlainTiers(PlainMemory):
 
     def units_of(self, request: PlainRequest) -> list[int]:
         """Full units of a prompt, each under the id of its last block."""
-        n = int(self.limits.unit)
-        full = request.prompt // self.limits.prefix_tokens
+        n, each = int(self.limits.unit // self.limits.parts), int(self.limits.parts)
+        full = request.prompt // (int(self.limits.block_tokens) * each)
         return request.ids[:full][n - 1 :: n]
 
     def held_in(self, name: str, unit: int) -> bool:
@@ -155,7 +155,7 @@ class PlainTiers(PlainMemory):
         """Recompute the units before, and load those from it on."""
         last = len(units)
         how = ("split", "faster", "load", "recompute")[self.limits.load]
-        tokens = int(self.limits.unit * self.limits.prefix_tokens)
+        tokens = int(self.limits.unit * self.limits.block_tokens)
         if how == "load":
             return first
         if how == "recompute":
@@ -193,7 +193,7 @@ class PlainTiers(PlainMemory):
 
     def begin_to_load(self, sequence: PlainSequence, part: int, budget: int) -> int:
         """Begin to load stored units behind the blocks on the GPU; tokens to read in this pass."""
-        request, n, tokens = sequence.request, int(self.limits.unit), int(self.limits.prefix_tokens)
+        request, n, tokens = sequence.request, int(self.limits.unit), int(self.limits.block_tokens)
         units = self.units_of(request)
         first = last = sequence.shared // n
         while last < len(units) and self.source_of(units[last]) is not None:
@@ -208,10 +208,11 @@ class PlainTiers(PlainMemory):
         if chosen == last or skip <= 0:
             return part
         part = min(skip_at - sequence.done, budget)
-        new = [b for b in request.ids[begin:end] if b not in self.users]
+        there = [self.find(request, place) for place in range(begin, end)]
+        new = [b for b in there if b is None or not b.users]
         size = int(self.t.prompt_bytes[self.blocks(sequence.done + part + skip)])
-        own = max(size - (sequence.shared + end - begin) * int(self.limits.prefix_bytes), 0)
-        if own + len(new) * int(self.limits.prefix_bytes) > self.available() + sequence.held:
+        own = max(size - (sequence.shared + end - begin) * self.each, 0)
+        if own + len(new) * self.each > self.available() + sequence.held:
             return min(sequence.todo, budget) if self.limits.chunked else sequence.todo
         ends = [
             self.transfer(link, size)
@@ -224,9 +225,12 @@ class PlainTiers(PlainMemory):
                 low, high = max(j * n * tokens, skip_at), min((j + 1) * n * tokens, length - 1)
                 self.whose[source] = self.whose.get(source, 0) + max(high - low, 0)
         sequence.ready = max(ends)
-        for block in request.ids[begin:end]:
-            self.pin(block, sequence.ready)
-        sequence.found += request.ids[begin:end]
+        for place in range(begin, end):
+            if (block := self.find(request, place)) is None:
+                self.make_room(self.each)
+                sequence.shares[place] = self.add(request, place, sequence.ready)
+            else:
+                sequence.shares[place] = self.pin(block)
         sequence.shared += end - begin
         sequence.skip, sequence.skip_at = skip, skip_at
         sequence.todo -= skip
