@@ -48,8 +48,8 @@ def bucket(pool: Pool, block: int) -> int:
 
 
 @jit_function
-def find(world: World, pool: Pool, block: int, part: int = 0, owner: int = NO_INDEX) -> int:
-    """Return the entry that holds a part of a block.
+def find(world: World, pool: Pool, block: int, part: int = 0) -> int:
+    """Return the entry that holds a part of a block, the oldest of several copies.
 
     Parameters
     ----------
@@ -57,7 +57,6 @@ def find(world: World, pool: Pool, block: int, part: int = 0, owner: int = NO_IN
     pool : blocks in one memory of a replica.
     block : id of the block.
     part : which of its KV blocks; 0 in memories that keep whole units.
-    owner : the request that computed it; NO_INDEX for the oldest copy.
 
     Returns
     -------
@@ -71,12 +70,36 @@ def find(world: World, pool: Pool, block: int, part: int = 0, owner: int = NO_IN
     while at != NO_INDEX:
         entry = world.entries[at]
         if entry.block == block and entry.first <= part < entry.first + entry.parts:
-            if owner == NO_INDEX:
-                found = at
-            elif entry.owner == owner:
-                return at
+            found = at
         at = entry.chain
     return found
+
+
+@jit_function
+def find_own(world: World, pool: Pool, place: tuple[int, int], owner: int) -> int:
+    """Return the entry of a part of a block that one request computed last.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    pool : blocks in one memory of a replica.
+    place : id of the block, and which of its KV blocks.
+    owner : the request.
+
+    Returns
+    -------
+    int
+        Index of the entry, or NO_INDEX.
+    """
+    block, part = place
+    at = int(world.buckets[bucket(pool, block)])
+    while at != NO_INDEX:
+        entry = world.entries[at]
+        own = entry.owner == owner and entry.block == block
+        if own and entry.first <= part < entry.first + entry.parts:
+            return at
+        at = entry.chain
+    return at
 
 
 @jit_function
@@ -443,7 +466,7 @@ def share(world: World, replica: Replica, sequence: Sequence, tokens: int) -> No
         block, part = world.ids[request.first_block + j // each], j % each
         at = NO_INDEX
         if part > 0:
-            at = find(world, pool, block, part - 1, sequence.request)
+            at = find_own(world, pool, (block, part - 1), sequence.request)
         # a copy of the same tokens is older, unless this one is an entry of its own
         if (
             at != NO_INDEX
@@ -501,7 +524,10 @@ def keep(world: World, replica: Replica, sequence: Sequence, tokens: int) -> int
                 break
         block, part = world.ids[request.first_block + (j - 1) // each], (j - 1) % each
         found = j <= sequence.found or (sequence.load_from < j <= sequence.load_to)
-        at = find(world, pool, block, part, NO_INDEX if found else sequence.request)
+        if found:
+            at = find(world, pool, block, part)
+        else:
+            at = find_own(world, pool, (block, part), sequence.request)
         j -= part + 1 - world.entries[at].first
         unpin(world, replica, at)
     return own

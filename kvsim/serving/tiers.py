@@ -133,14 +133,14 @@ def count_units(world: TieredWorld, request: Request) -> int:
 
 
 @jit_function
-def get_unit(world: TieredWorld, request: Request, j: int) -> int:
+def get_unit(world: TieredWorld, request: Request, number: int) -> int:
     """Return the id of a unit of a prompt: that of its last block.
 
     Parameters
     ----------
     world : state of the simulation, changed in place.
     request : the request.
-    j : which unit, from 0.
+    number : which unit, from 0.
 
     Returns
     -------
@@ -148,7 +148,7 @@ def get_unit(world: TieredWorld, request: Request, j: int) -> int:
         The id.
     """
     blocks = world.limits.unit // world.limits.parts
-    return int(world.ids[request.first_block + (j + 1) * blocks - 1])
+    return int(world.ids[request.first_block + (number + 1) * blocks - 1])
 
 
 @jit_unless_tiered(count_gpu_hits)

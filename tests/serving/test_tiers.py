@@ -46,7 +46,8 @@ def test_a_prompt_that_left_the_gpu_is_loaded_from_where_it_was_stored(memory: s
     run = played(repeated(), blocks=22, prefix_load="load", **{f"{memory}_cache": 1e9})
     assert run.progress.hits.tolist() == [0, 0, 319, 319]
     found = Outcome(run)
-    assert found.prefix_hits[memory] == pytest.approx(638 / 1280)
+    on_gpu = 2 * 16  # the first block of each, where the other prompt leaves it
+    assert found.prefix_hits[memory] == pytest.approx((638 - on_gpu) / 1280)
     assert found.prefix_hits["gpu"] == 0
     each = int(run.world.limits.unit_bytes)
     moved = found.link_bytes
@@ -67,7 +68,7 @@ def test_a_load_takes_what_its_slowest_link_takes() -> None:
 def test_what_was_not_used_for_long_is_forgotten_and_what_fills_no_block_is_not_stored() -> None:
     kept = played(repeated(), blocks=22, host_cache=1e9, cache_ttl=1000.0)
     gone = played(repeated(), blocks=22, host_cache=1e9, cache_ttl=15.0)
-    assert kept.progress.hits[2] > 0 == gone.progress.hits[2]
+    assert kept.progress.hits[2] > 16 == gone.progress.hits[2]  # one block is left on the GPU
     whole = played(repeated(), blocks=22, host_cache=1e9, cache_block=128, prefix_load="load")
     assert whole.progress.hits.tolist() == [0, 0, 256, 256]
 
