@@ -184,6 +184,37 @@ def start_prompt(tables: Tables, world: World, replica: Replica) -> bool:
 
 
 @jit_function
+def grow_prompt(world: World, replica: Replica, sequence: Sequence, length: float) -> bool:
+    """Allocate memory for the next part of a prompt; without any, those that began last give way.
+
+    Where passes are mixed and decoding goes first, as in vLLM; else the prompt waits for memory.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that is about to play a pass.
+    sequence : the sequence whose prompt is read.
+    length : what is to be cached of it. [tokens]
+
+    Returns
+    -------
+    bool
+        Whether it has the memory.
+    """
+    limits, index, fits = world.limits, sequence.request, grow(world, replica, sequence, length)
+    while not fits and limits.chunked and limits.decode_first and not limits.tiers:
+        last = world.sequences[replica.first_sequence + replica.running - 1]
+        victim, reads = last.request, last.todo > 0
+        if replica.running == 1 or not reads:
+            return False
+        preempt(world, replica)
+        if victim == index:
+            return False
+        fits = grow(world, replica, sequence, length)
+    return fits
+
+
+@jit_function
 def continue_prompt(world: World, replica: Replica, sequence: Sequence) -> None:
     """Add the next part of a prompt to the pass, unless what comes next is still being loaded.
 
@@ -209,7 +240,7 @@ def continue_prompt(world: World, replica: Replica, sequence: Sequence) -> None:
             return
         part = sequence.todo
     length = float(sequence.done + part + sequence.skip)
-    if part > 0 and grow(world, replica, sequence, length):
+    if part > 0 and grow_prompt(world, replica, sequence, length):
         if world.limits.part_bytes > 0:
             share(world, replica, sequence, sequence.done + part)
         sequence.chunk = part
@@ -228,10 +259,12 @@ def read_prompts(tables: Tables, world: World, replica: Replica) -> None:
     replica : the replica that is about to play a pass.
     """
     if replica.reading > 0:
-        for i in range(replica.first_reader, replica.running):
+        i = replica.first_reader
+        while i < replica.running:  # which a prompt without memory may lower
             sequence = world.sequences[replica.first_sequence + i]
             if sequence.todo > 0:
                 continue_prompt(world, replica, sequence)
+            i += 1
     while replica.ousted + replica.swapped == 0 and replica.waiting > 0:
         seats = replica.running + (replica.just_done if replica.seen < np.inf else 0)
         if seats >= world.limits.max_seqs or replica.budget <= 0:

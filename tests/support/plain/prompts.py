@@ -17,10 +17,14 @@ class PlainPrompts(PlainTiers):
     late_seats: int = 0  # of those that the pass before completed
     seen: float = inf  # requests that arrived later are not known to the pass yet
 
+    def preempt(self) -> PlainSequence:
+        """Take out the last sequence."""
+        raise NotImplementedError
+
     def read_prompts(self) -> None:
         """Go on with prompts that have begun, then begin others in order."""
-        for s in self.batch:
-            if s.todo:
+        for s in list(self.batch):
+            if s.todo and s in self.batch:
                 self.read_more(s)
         while self.waiting and not self.swapped and not self.preempted:
             if len(self.batch) + self.late_seats >= self.limits.max_seqs or self.budget <= 0:
@@ -42,10 +46,20 @@ class PlainPrompts(PlainTiers):
             if any(other.chunk for other in self.batch):
                 return
             part = sequence.todo
-        if part > 0 and self.grow(sequence, sequence.done + part + sequence.skip):
+        if part > 0 and self.grow_prompt(sequence, sequence.done + part + sequence.skip):
             self.share(sequence, sequence.done + part)
             sequence.chunk = part
             self.budget -= part
+
+    def grow_prompt(self, sequence: PlainSequence, tokens: float) -> bool:
+        """Occupy memory for a prompt; prompts that began later make room, and at last itself."""
+        rules = self.limits
+        fits = self.grow(sequence, tokens)
+        while not fits and rules.chunked and rules.decode_first and not rules.tiers:
+            if len(self.batch) == 1 or not self.batch[-1].todo or self.preempt() is sequence:
+                return False
+            fits = self.grow(sequence, tokens)
+        return fits
 
     @property
     def longest_part(self) -> int:
