@@ -36,12 +36,12 @@ def test_lines_go_on_beyond_their_last_node() -> None:
 def test_prompts_to_read_count_without_the_blocks_that_are_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A hundred tokens wait; two blocks of 32 tokens of the newcomer's prompt are here."""
+    """A hundred tokens wait; four blocks of 16 tokens of the newcomer's prompt are here."""
     r = replica()
     r.waiting.append(request(100))
-    monkeypatch.setattr(r, "found_blocks", lambda newcomer: 2)
+    monkeypatch.setattr(r, "found_blocks", lambda newcomer: 4)
     assert r.score(request(80), "least-to-read") == (100 - 64, 1)
-    assert r.score(request(80), "prefix-aware") == (-2, 1)
+    assert r.score(request(80), "prefix-aware") == (-4, 1)
     assert r.score(request(80), "least-loaded") == (0, 1)
 
 
