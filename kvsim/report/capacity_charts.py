@@ -189,6 +189,7 @@ def _sensitivity(row: Row, percentile: float) -> "Figure":
         "overlaying": "y",
         "side": "right",
         "rangemode": "tozero",
+        "tickmode": "auto",
         "showgrid": False,
     }
     figure.update_layout(height=340, yaxis2=y2)

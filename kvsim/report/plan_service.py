@@ -26,6 +26,7 @@ from kvsim.report.suitability import join_titles
 from kvsim.report.table import Column, Table, quantity_columns, text_column
 from kvsim.report.terminal import BLANK, Block, Heading
 
+BRIEF_ROWS = 4  # of the choice and its alternatives that a terminal shows unless asked for more
 MAX_MISSING = 4  # layouts that are named where nothing meets the targets
 NO_GAIN = 0.005  # relative gain below which nothing is gained
 NOT_MODELLED_SERVING = [x for x in evidence.NOT_MODELLED if "one by one" not in x]
@@ -91,7 +92,9 @@ def make_result(
         answer = add_command_line(answer, engines)
         fields["settings"] = list(engines)
     fields = {"answer": answer.row(), **fields}
-    shown = _table(rows, plan)
+    shown = brief = _table(rows, plan)
+    if len(rows) > BRIEF_ROWS:
+        brief = replace(_table(rows[:BRIEF_ROWS], plan), note=_left_out(len(rows) - BRIEF_ROWS))
     load = plan.question.load.words
     title = names.describe_deployment(d) + ("" if load in answer.verdict else f", {load}")
     ground = evidence.describe_basis(fields["basis"])
@@ -100,14 +103,16 @@ def make_result(
         f"{plan.plays} simulations of {len(plan.question.load.requests):,} requests."
     )
     blocks: list[Block] = [
-        *(Heading(title), *answer.head(), shown, BLANK, *answer.body(BRIEF)),
+        *(Heading(title), *answer.head(), brief, BLANK, *answer.body(BRIEF)),
     ]
-    more = [
+    more: list[Block] = [
         *answer.rest(BRIEF),
         ground,
         f"Not modelled: {'; '.join(NOT_MODELLED_SERVING)}.",
         played,
     ]
+    if brief is not shown:
+        more = [BLANK, shown, BLANK, *more]
     tables = [shown]
     if curve:
         fields["curve"] = points = list(plan.curve())
@@ -282,7 +287,11 @@ def loss_words(found: Evidence, deployment: Deployment) -> str:
 
 
 def _rate(per_s: float) -> str:
-    return f"{per_s:.3g}" if per_s < 100 else f"{per_s:,.0f}"
+    return units.rounded(per_s, 3) if per_s < 100 else f"{per_s:,.0f}"
+
+
+def _left_out(count: int) -> str:
+    return f"{count} more {'row' if count == 1 else 'rows'} with --verbose."
 
 
 def _trace(plan: ServicePlan) -> str:
@@ -346,9 +355,11 @@ def _money(plan: ServicePlan) -> str:
 
 def _changes(plan: ServicePlan) -> Iterator[str]:
     """What would bring more, each played."""
-    for what, gain in plan.prices.items():
-        if gain > NO_GAIN:
-            yield f"{what[0].upper()}{what[1:]} would serve {units.percent(gain)} more requests/s."
+    gains = [(what, units.percent(gain)) for what, gain in plan.prices.items() if gain > NO_GAIN]
+    if gains:
+        (what, most), *others = gains
+        also = "".join(f", {name} {more}" for name, more in others)
+        yield f"{what[0].upper()}{what[1:]} would serve {most} more requests/s{also}."
     if plan.missing:
         some = "; ".join(change_of(plan, d) for d in plan.missing[:MAX_MISSING])
         more = len(plan.missing) - MAX_MISSING
@@ -383,7 +394,7 @@ def _how_to_run(plan: ServicePlan) -> Iterator[str]:
     if found.line:
         yield f"{title}: {found.command}"
         if many:
-            yield f"Start it {chosen.carried.replicas} times behind a load balancer."
+            yield f"Start {chosen.carried.replicas} of them behind a load balancer."
     yield from (f"{title} has no setting for {what}." for what in found.missing)
     own = chosen.carried.deployment.stack.family
     if own in SERVERS and own != engine:
@@ -524,7 +535,7 @@ def _table(rows: Sequence[Row], plan: ServicePlan) -> Table:
         heading = {"requests_per_s": "requests/s", "running": "running"}[key]
         return Column(
             heading,
-            lambda r: "-" if r[key] is None else f"{r[key]:.3g}",
+            lambda r: "-" if r[key] is None else _rate(r[key]),
             lambda r: r[key],
             rank=0 if key == "requests_per_s" else 3,
         )

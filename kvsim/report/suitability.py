@@ -20,7 +20,7 @@ KNOWN_BY = {
 }
 OFFLOAD_NOTE = (
     "offload moves its share of the cache in every step, unlike the KV offloading of vLLM and "
-    "LMCache, which keeps prefixes: `kvsim simulate --prefix-caching --host-cache 50`."
+    "LMCache, which keeps prefixes: `kvsim simulate --host-cache 50`."
 )
 
 
