@@ -532,7 +532,14 @@ def write_answer(
             *(f"{_name_unfit_point(rows)} fits with {change}." for change in changes),
             *caveats.slower_kernels(found[at]),
         ],
-        settings=[*describe_engines(found), *_limits(best, found[at], len(rows) > 1)],
+        settings=[
+            *describe_engines(found),
+            *(
+                line
+                for line in _limits(best, found[at], len(rows) > 1)
+                if " ".join(line.split()[:2]) not in said  # each is told once
+            ),
+        ],
         evidence=[
             *describe_quality(found),
             *evidence.list_measurements(d, best["technique"], came),
@@ -577,7 +584,7 @@ def _describe_single_point(row: Row, prediction: Prediction, changes: Sequence[s
             f"{what}: {describe_times(row)}, {describe_memory(row)}.",
             explain_limit(row["bound_by"], row["generate"]),
         ]
-        return verdict(needed, [_note_max_batch(row)])
+        return verdict(needed, [_pool(prediction), _longest(prediction), _note_max_batch(row)])
     needed = [
         f"{what} does not fit: it needs {describe_memory(row)}{_note_memory_size(row, prediction)}."
     ]
@@ -592,6 +599,23 @@ def _note_memory_size(row: Row, prediction: Prediction) -> str:
     if row["gpu_bytes"] > hardware.gpu_memory:
         return f" and the GPU has {units.size(hardware.gpu_memory)}"
     return f" and the host has {units.size(hardware.host_memory)}"
+
+
+def _pool(prediction: Prediction) -> str:
+    room = pool(prediction.technique, prediction.deployment, prediction.prompt, prediction.generate)
+    if not room.tokens or float(prediction.host_bytes[0]):
+        return ""  # engines have no pool of what is kept elsewhere
+    return (
+        f"KV pool at {units.percent(room.share)} of GPU memory: {room.tokens:,} tokens, "
+        f"{room.blocks:,} blocks, {room.concurrency:.2f} sequences."
+    )
+
+
+def _longest(prediction: Prediction) -> str:
+    longest = longest_prompt(
+        prediction.technique, prediction.deployment, int(prediction.batch[0]), prediction.generate
+    )
+    return f"Longest prompt: {longest:,} tokens{_note_context_limit(longest, prediction)}."
 
 
 def _note_context_limit(longest: int, prediction: Prediction) -> str:

@@ -371,7 +371,7 @@ def _describe_loads(rows: Sequence[Row], where: str, trace: str, targets: str) -
             else ""
         )
         over = (
-            f"{carried}{_format_case_value(first, key)} is more than it can serve: it completes "
+            f"{carried}{_format_case_value(first, key)} is too much: it completes "
             f"{units.rate(first['request_per_s'])} per second, and requests queue for "
             f"{units.seconds(first['queue_s']['p50'])} (median)."
         )
