@@ -290,7 +290,9 @@ def test_long_names_leave_an_answer_of_sixty_words(
         load=1,
         shortfall="",
         targets=SimpleNamespace(longer=(), share=0.99),
-        fleet=SimpleNamespace(cost=9.0, replicas=np.array([2, 0, 1]), name=named),
+        fleet=SimpleNamespace(
+            cost=9.0, replicas=np.array([2, 0, 1]), name=named, total=lambda _: 48.0
+        ),
         played=SimpleNamespace(reached=lambda _: reached),
         question=SimpleNamespace(
             schedule=None,
@@ -302,6 +304,6 @@ def test_long_names_leave_an_answer_of_sixty_words(
     said = capacity.describe_fleet(some)
     assert "$9.00 per hour" in said
     assert said.startswith(
-        "Rent 1 x h100" if kinds < 5 else "Rent the 3 replicas of 2 kinds in the table: "
+        "Rent 48 GPUs, 1 x h100" if kinds < 5 else "Rent the 3 replicas of 2 kinds in the table: "
     )
     assert len(said.split()) <= MAX_VERDICT_WORDS
