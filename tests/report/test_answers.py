@@ -67,11 +67,11 @@ def test_offloading_what_fits_is_advised_against_with_the_reason() -> None:
 
 def test_a_technique_that_cannot_run_is_left_out_and_named() -> None:
     result = run(
-        "predict", "--model", "llama3.1-8b", "--gpu", "a100-80g", "--technique", "full,eagle,kivi"
+        "predict", "--model", "llama3.1-8b", "--gpu", "a100-80g", "--technique", "full,mtp,kivi"
     )
-    assert result.code == 0 and "left out: eagle cannot run here" in result.err
-    assert "Left out: eagle cannot run here" in result.out
-    alone = run("predict", "--model", "llama3.1-8b", "--gpu", "a100-80g", "--technique", "eagle")
+    assert result.code == 0 and "left out: mtp cannot run here" in result.err
+    assert "Left out: mtp cannot run here" in result.out
+    alone = run("predict", "--model", "llama3.1-8b", "--gpu", "a100-80g", "--technique", "mtp")
     assert alone.code == 2
 
 
