@@ -73,6 +73,7 @@ class CompositionSearch:
         self._found: dict[str, FoundComposition | None] = {}
         self._known: dict[str, Evidence] = {}
         self._options: dict[str, set[str]] = {}
+        self._arrays: list[Technique] = []
         w = question.workload
         self._lengths = w.prompt, w.generate
 
@@ -107,6 +108,7 @@ class CompositionSearch:
             if technique.name == FULL or (not drafts and technique.refuses(d)):
                 continue
             options = q.admission.settings(technique, d, *self._lengths)
+            self._arrays += options
             some = [x for t in options for x in t.rows() if not does_nothing(x)]
             for t in some:
                 for term in t.terms:
@@ -192,23 +194,45 @@ class CompositionSearch:
         return self._found[key]
 
     def _evaluate(self, technique: Technique) -> FoundComposition | None:
-        q = self.q
-        if not self.admits(technique) or technique.refuses(q.deployment):
+        if not self.admits(technique) or technique.refuses(self.q.deployment):
             return None
         self.tried += 1
+        (found,) = self._at_best_batches(technique, [technique])
+        return found
+
+    def _score_settings(self, technique: Technique) -> None:
+        """All settings of an array-valued technique in one evaluation."""
+        d, rows = self.q.deployment, technique.rows()
+        if len(rows) > 1 and any(self.admits(t) and not t.refuses(d) for t in rows):
+            self.tried += 1
+            for t, found in zip(rows, self._at_best_batches(technique, rows), strict=True):
+                able = found is not None and self.admits(t) and not t.refuses(d)
+                self._found[str(t)] = found if able else None
+
+    def _at_best_batches(
+        self, technique: Technique, rows: list[Technique]
+    ) -> list[FoundComposition | None]:
+        """Each of a technique's settings at its best batch within the limits."""
+        q = self.q
         try:
             batches = candidate_batches(q, technique)
             if not batches.size:
-                return None
+                return [None] * len(rows)
             found = q.workload.predict(technique, q.deployment, batches, SAMPLED_CONTEXTS)
-            columns = {k: np.ravel(v) for k, v in measures(found).items()}
+            columns = measures(found)
         except InputError:
-            return None
-        row = best_row(columns[q.objective], columns, self.limits(technique))
-        if row is None:
-            return None
-        goal = float(columns[q.objective][row])
-        return FoundComposition(technique, float(batches[row]), goal, self.evidence(technique))
+            return [None] * len(rows)
+        shape, limits = (len(rows), batches.size), self.limits(technique)
+        columns = {k: np.broadcast_to(v, shape) for k, v in columns.items()}
+        best: list[FoundComposition | None] = []
+        for i, t in enumerate(rows):
+            mine = {k: v[i] for k, v in columns.items()}
+            row = best_row(mine[q.objective], mine, limits)
+            best.append(None)
+            if row is not None:
+                goal = float(mine[q.objective][row])
+                best[-1] = FoundComposition(t, float(batches[row]), goal, self.evidence(t))
+        return best
 
     def solve(self, others: Iterable[Technique] = ()) -> list[FoundComposition]:
         """Where the best starts lead, the best first.
@@ -219,6 +243,8 @@ class CompositionSearch:
             Techniques beside those of the question, such as placements that were searched.
         """
         every = [*self.singles(), *others]
+        for t in self._arrays:
+            self._score_settings(t)
         alone = [x for t in every if (x := self.score(t)) is not None]
         ranked = sorted(alone, key=lambda x: x.goal)
         best: dict[str, FoundComposition] = {}
@@ -274,10 +300,13 @@ def add_compositions(
         Placements that were searched.
     """
     lossy = question.limits.loss > 0 or question.admission.unmeasured
-    drafts = any(t.drafts for t in search.table.technique)
-    if not (lossy or drafts) or not len(search.table):
+    table, limits = search.table, question.limits.hard()
+    if not len(table):
         return
-    limits = question.limits.hard()
+    assumed = table.columns["assumed"] <= question.limits.assumed
+    drafts = any(t.drafts for t, known in zip(table.technique, assumed, strict=True) if known)
+    if not (lossy or drafts):  # placements alone have been searched
+        return
     together = CompositionSearch(question, lambda _: limits, MOST_EVALUATED)
     for found in together.solve(others)[:SHOWN]:
         if len(found.technique.terms) > 1:

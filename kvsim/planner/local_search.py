@@ -45,6 +45,7 @@ from kvsim.techniques import parse
 SHARE_GRID = 1e-4  # of a share
 FAR_STRIDES = (1250, 625, 250, 125, 50, 25, 10, 5)  # of the grid, by which shares change at first
 NEAR_STRIDES = (250, 50, 10, 5, 2, 1)  # and at last
+PRICE_STRIDES = (625, 125, 25, 5, 1)  # where the question changes by a tenth at most
 MAX_STEPS = 16  # of neighbours at most
 BATCH_STEPS = (1, 2, 3, 4, 8, 16, 32)  # sequences by which batches change
 TILE_SIZES = (8, 16, 32, 64)  # rows of a product: batches that fill some
@@ -450,7 +451,10 @@ def search_uniform(
         shares[..., :3] = np.array(grid)[None, :, None]
         trials = Trials(kind, np.repeat(batches, len(grid)), shares.reshape(-1, len(shapes), 4))
         starts.append(_best_by_doubling(together.played(trials)))
-    return _search_starts(together, starts, places=True)
+    found = _search_starts(together, starts, places=True)
+    # a kind that fell behind on the way may lead further from the best that was seen of it
+    again = search_from(question, found.starts, streams)
+    return UniformPlacements([*found.best, *again.best], again.starts)
 
 
 def search_from(question: Question, starts: Iterable[Scored], streams: bool) -> UniformPlacements:
@@ -458,6 +462,24 @@ def search_from(question: Question, starts: Iterable[Scored], streams: bool) -> 
     together = BatchEvaluator(question, streams)
     played = (x if x.trials.kind.spread else together.played(x.trials) for x in starts)
     return _search_starts(together, list(played), exact=False)
+
+
+def search_near(question: Question, starts: Iterable[Scored], streams: bool) -> list[Prediction]:
+    """The best of every kind near what is known of a question that hardly differs."""
+    together, w, d = BatchEvaluator(question, streams), question.workload, question.deployment
+    wide, spread = [], []
+    for x in starts:
+        (spread if x.trials.kind.spread else wide).append(x.trials)
+    played = [together.played(trials) for trials in wide]
+    ends, _ = _walk(
+        together, played, PRICE_STRIDES, SAMPLED_CONTEXTS, KEPT_AT_LAST, w.batch is None
+    )
+    ends += [search_streaming(question, trials) for trials in spread]
+    return [
+        w.predict(x.trials.arrangement(0).technique(d, w.prompt), d, x.trials.batch)
+        for x in (end.best(1) for end in ends)
+        if len(x.trials)
+    ]
 
 
 def _search_starts(

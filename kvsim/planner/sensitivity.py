@@ -36,7 +36,12 @@ from kvsim.planner.alternatives import (
     quick_plan,
 )
 from kvsim.planner.layers import add_placements
-from kvsim.planner.local_search import UniformPlacements, search_from, streams_weights
+from kvsim.planner.local_search import (
+    UniformPlacements,
+    search_from,
+    search_near,
+    streams_weights,
+)
 from kvsim.planner.question import (
     DEFAULT_TPOT,
     DEFAULT_TTFT,
@@ -119,7 +124,7 @@ def solve_prices(
     found: dict[str, float] = {}
     for label, other in asked.items():
         other.refine()
-        for prediction in search_from(other.q, starts, streams_weights(other.q)).best:
+        for prediction in search_near(other.q, starts, streams_weights(other.q)):
             other.include(prediction)
         better = _best_value(other)
         found[label] = 0.0 if better is None else relative_gain(value, better)

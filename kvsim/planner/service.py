@@ -22,6 +22,7 @@ from kvsim.planner.load import (
     Load,
     RateSearch,
     ServiceLevel,
+    Slower,
     known_factors,
     load_of_trace,
     quantiles,
@@ -265,6 +266,14 @@ class ServiceSearch:
         self.considered = 0
         self._tables: dict[tuple[int, bool], TableSearch] = {}
         self._costs: dict[tuple[str, int, int], StepCosts] = {}
+        self._slower: dict[tuple[int, str], Slower] = {}
+
+    def slower(self, question: Question, technique: Technique) -> Slower:
+        """How much longer passes may take than predicted."""
+        key = id(question.deployment), technique.name
+        if key not in self._slower:
+            self._slower[key] = known_factors(question.deployment, technique, self.q.asked.sure)
+        return self._slower[key]
 
     # closed form
 
@@ -301,7 +310,7 @@ class ServiceSearch:
         if not batches.size:
             return None
         found = measures(q.workload.predict(t, q.deployment, batches, SAMPLED_CONTEXTS))
-        slower = known_factors(q.deployment, t, self.q.asked.sure)
+        slower = self.slower(q, t)
         fits = found["gpu_memory"] <= q.limits.gpu_memory
         within = fits & (found["ttft"] * slower.prefill <= q.limits.ttft)
         within &= found["tpot"] * slower.decode <= q.limits.tpot
@@ -334,7 +343,7 @@ class ServiceSearch:
 
         And the best of those that lose no more than was admitted, where the best loses more.
         """
-        slower = known_factors(q.deployment, parse(name), self.q.asked.sure)
+        slower = self.slower(q, parse(name))
         times = {"ttft": q.limits.ttft / slower.prefill, "tpot": q.limits.tpot / slower.decode}
         memory = {k: v for k, v in q.limits.finite().items() if k.endswith("memory")}
         mild = {"harm": KNOWN_BAD, "idle": 0.0}
@@ -370,13 +379,15 @@ class ServiceSearch:
                 room = limits.gpu_memory, limits.host_memory
                 most = float(np.max(c.question.workload.largest(c.technique, c.deployment, *room)))
                 rules = replace(rules, max_seqs=max(min(batch, MORE_THAN_FIT * int(most)), 1))
-            self._costs[key] = StepCosts.for_requests(
+            costs = StepCosts.for_requests(
                 c.technique,
                 c.deployment,
                 rules.scale_to(c.deployment),
                 self.q.load.requests,
                 c.question.limits.gpu_memory,
             )
+            assert costs.capacity > 0
+            self._costs[key] = costs.times_alone()
         return self._costs[key]
 
     def play(
@@ -389,7 +400,6 @@ class ServiceSearch:
         """What a candidate carries; None where it cannot keep the targets."""
         try:
             c, costs = candidate, self.costs(candidate, max_tokens)
-            assert costs.capacity > 0
         except InputError:
             return None
         found = self.rates.carried(
@@ -416,7 +426,7 @@ class ServiceSearch:
         prompt = max(int(np.quantile(prompts, share)), 1)
         longer = replace(c.question.workload, prompt=prompt, generate=SHORTEST_ANSWER)
         found = longer.predict(c.technique, c.deployment, np.ones(1))
-        slower = known_factors(c.deployment, c.technique, self.q.asked.sure)
+        slower = self.slower(c.question, c.technique)
         ttft = 0.0 if self.q.load.reuses else float(found.prefill_s[0])  # a part may be cached
         tpot = 0.0 if c.technique.drafts else float(np.nan_to_num(found.tpot_s)[0])
         return {"ttft": ttft * slower.prefill, "tpot": tpot * slower.decode}
@@ -542,7 +552,7 @@ class ServiceSearch:
 
     def _limits(self, q: Question, technique: Technique) -> dict[str, float]:
         """Memory, and the targets less what passes may take longer."""
-        slower = known_factors(q.deployment, technique, self.q.asked.sure)
+        slower = self.slower(q, technique)
         times = {"ttft": q.limits.ttft / slower.prefill, "tpot": q.limits.tpot / slower.decode}
         return times | {k: v for k, v in q.limits.finite().items() if k.endswith("memory")}
 

@@ -526,8 +526,11 @@ class StepCosts(ReplicaMemory):
     @cached_property
     def tables(self) -> Tables:
         """Tables with nodes wherever lines between fewer would be off."""
-        nodes = refine(self._nodes(DENSITY), self.passes, GOOD / 2)
-        return make_tables(self.passes, nodes, self.room)
+        return make_tables(self.passes, self._refined, self.room)
+
+    @cached_property
+    def _refined(self) -> Nodes:
+        return refine(self._nodes(DENSITY), self.passes, GOOD / 2)
 
     @cached_property
     def error(self) -> dict[str, float]:
@@ -547,6 +550,10 @@ class StepCosts(ReplicaMemory):
         object.__setattr__(costs, "tables", tables)
         object.__setattr__(costs, "_origin", self)
         return costs
+
+    def times_alone(self) -> "StepCosts":
+        """Return the same costs without the use of resources, which takes longer than the times."""
+        return self._changed(make_tables(self.passes, self._refined, self.room, work=False))
 
     def with_fewer(self, max_seqs: int) -> "StepCosts":
         """Return the same costs for at most as many sequences; the tables stay as they are.

@@ -6,6 +6,7 @@ is uniform, a median with a 95th percentile lognormal, and a sample has its own 
 """
 
 from math import exp, log
+from statistics import NormalDist
 
 import numpy as np
 
@@ -136,14 +137,14 @@ def draw_lengths(
     tuple of two arrays
         Prompt and generated tokens of each request. (count,) [tokens]
     """
-    from scipy.special import ndtri
-
     random = np.random.default_rng(seed)
     share = (np.arange(count) + 0.5) / count
+    # SciPy's takes a fifth of a second to import
+    normal = np.fromiter(map(NormalDist().inv_cdf, share.tolist()), float, count)
     found: list[Integers] = []
     most = min(longest, LONGEST_REQUEST)
     for margin in (lengths.generate, lengths.prompt):
-        drawn = random.permutation(margin.quantiles(share, ndtri(share)))
+        drawn = random.permutation(margin.quantiles(share, normal))
         mean, room = drawn.mean(), np.maximum(most - (found[0] if found else 1), 1)
         for _ in range(STRETCH_ROUNDS):
             cut = np.clip(drawn, 1, room)
