@@ -220,7 +220,14 @@ def _plan_equal(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Chos
     for name, asked in (("--prompt", inputs.prompt), ("--generate", inputs.generate)):
         if asked.kind != "mean":
             raise InputError(f"{name}: got {asked}; --offline expected one number of tokens")
-    sizes = inputs.prompt.first, inputs.generate.first, inputs.batch
+    prompt, generate, context = (
+        inputs.prompt.first,
+        inputs.generate.first,
+        deployments[0].model.max_context,
+    )
+    if "prompt" not in inputs.given and prompt + generate > context > generate:
+        prompt = context - generate
+    sizes = prompt, generate, inputs.batch
     one = Requests(np.zeros(1), np.array(sizes[:1]), np.array(sizes[1:2]))
     within_context(one, deployments[0].model)
     workload, admission = Workload(*sizes, service=False), build_admission(inputs)

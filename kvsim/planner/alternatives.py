@@ -15,9 +15,11 @@ from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.question import (
     FULL,
+    PUBLISHED,
     Admission,
     Question,
     engines_running,
+    narrower_formats,
     needed_option,
     relative_gain,
     simplicity_rank,
@@ -278,9 +280,6 @@ def find_waves(question: Question, choice: Prediction) -> Waves | None:
 # other deployments
 
 ADVICE_GAIN = 1.2  # times the objective: a change that gains less is not worth a line
-WEIGHT_FORMATS = ("fp8", "int8", "int4")
-PUBLISHED = {"gpt_oss": "mxfp4", "deepseek_v3": "fp8-block"}
-"""Formats in which families of models were published: nothing is lost by them."""
 GPUS_PER_REPLICA = (1, 2, 4, 8)
 QUICK_TECHNIQUES = (FULL, "offload")  # what a first look at another deployment tries
 
@@ -401,13 +400,11 @@ def deployment_changes(question: Question) -> Iterator[Advice]:
 
 
 def narrower_weights(deployment: Deployment) -> dict[str, str]:
-    """Formats of weights below 16 bits that the GPU takes, the gentlest first, with their price."""
+    """Narrower formats of weights, the gentlest first, with what each costs."""
     own = PUBLISHED.get(deployment.model.family)
     return {
         name: AS_PUBLISHED if name == own else _loss_of_weights(deployment, name)
-        for name in ((own, *WEIGHT_FORMATS) if own else WEIGHT_FORMATS)
-        if deployment.weights == "fp16"
-        and (not name.startswith("fp8") or "fp8" in deployment.hardware.flops)
+        for name in narrower_formats(deployment)
     }
 
 

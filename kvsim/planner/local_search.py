@@ -467,14 +467,12 @@ def search_from(question: Question, starts: Iterable[Scored], streams: bool) -> 
 def search_near(question: Question, starts: Iterable[Scored], streams: bool) -> list[Prediction]:
     """The best of every kind near what is known of a question that hardly differs."""
     together, w, d = BatchEvaluator(question, streams), question.workload, question.deployment
-    wide, spread = [], []
-    for x in starts:
-        (spread if x.trials.kind.spread else wide).append(x.trials)
-    played = [together.played(trials) for trials in wide]
+    every = [x.trials for x in starts]
+    played = [together.played(trials) for trials in every if not trials.kind.spread]
     ends, _ = _walk(
         together, played, PRICE_STRIDES, SAMPLED_CONTEXTS, KEPT_AT_LAST, w.batch is None
     )
-    ends += [search_streaming(question, trials) for trials in spread]
+    ends += [search_streaming(question, trials) for trials in every if trials.kind.spread]
     return [
         w.predict(x.trials.arrangement(0).technique(d, w.prompt), d, x.trials.batch)
         for x in (end.best(1) for end in ends)

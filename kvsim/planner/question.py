@@ -166,7 +166,6 @@ def engines_running(name: str, deployment: Deployment) -> list[str]:
 # admission
 
 ACCEPTANCE_DIGITS = 4  # of an acceptance
-LIBRARY_METHODS = {"eagle": "eagle3"}  # techniques that the library calls otherwise
 FIRST_DRAFTS = (0, 1, 2, 4, 7, 11, 16)  # per round; those beside the best are tried after
 OWN_CACHES = [parse(f"{CACHE}:format={name}") for name in FORMATS]
 """Formats of the cache that engines have under their own names; elsewhere they are refused."""
@@ -175,6 +174,8 @@ NEEDS_DRAFTER = (
     "lookahead",
 )  # fmt: skip
 """Techniques whose drafts come from weights trained for one model, or from text that repeats."""
+
+HEADS = ("eagle3", "p-eagle", "dflash")  # that were published for the models they were measured on
 
 
 @frozen
@@ -328,8 +329,8 @@ class Admission:
             return True
         if technique.name == "mtp":
             return not technique.drafting.lacks(deployment.model)
-        method, model = LIBRARY_METHODS.get(technique.name), deployment.model.name
-        return any(s.method == method and s.model == model for s in load_summaries())
+        name, model = technique.name, deployment.model.name
+        return name in HEADS and any((s.method, s.model) == (name, model) for s in load_summaries())
 
     def _worth(self, technique: Technique) -> bool:
         """Whether the placement programme leaves anything to these settings.
@@ -352,7 +353,6 @@ class Admission:
             seen = self.seen_at or int(parse(technique.name).settings["gamma"])
             return from_rate(self.rate, seen, f"your rate of {self.rate:g} at {seen} drafts")
         draft = str(technique.settings.get("draft", technique.name))
-        draft = LIBRARY_METHODS.get(draft, draft)
         return published(deployment.model.name, draft, context)
 
     def evidence(self, technique: Technique, deployment: Deployment, length: float) -> Evidence:
@@ -416,6 +416,27 @@ def read_acceptance(text: str) -> "tuple[float | None, int, tuple[Acceptance, ..
             f"0.8 or 0.8@4 (seen at 4 drafts per round), or a file of `kvsim validate --quality`"
         )
     return value, gamma, ()
+
+
+# weights
+
+PUBLISHED = {"gpt_oss": "mxfp4", "deepseek_v3": "fp8-block"}
+"""Formats in which families of models were published: nothing is lost by them."""
+
+
+def narrower_formats(deployment: Deployment) -> list[str]:
+    """Formats of weights with fewer bits that the GPU takes, the gentlest first.
+
+    Parameters
+    ----------
+    deployment
+        The model with its weights as they are.
+    """
+    own, now = PUBLISHED.get(deployment.model.family), deployment.weights
+    every = [*([own] if own else []), "fp8", "int8", "int4"]
+    if now != "fp16":
+        every = ["int4"] if now.startswith("fp8") else []
+    return [n for n in every if not n.startswith("fp8") or "fp8" in deployment.hardware.flops]
 
 
 # known differences

@@ -17,7 +17,14 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import hardware_names, load_hardware
 from kvsim.planner.layouts import list_layouts
 from kvsim.planner.load import IDLE, Carried, Load, ServiceLevel, known_factors
-from kvsim.planner.question import FULL, GIB, Question, engine_refusal, engines_running
+from kvsim.planner.question import (
+    FULL,
+    GIB,
+    Question,
+    engine_refusal,
+    engines_running,
+    narrower_formats,
+)
 from kvsim.planner.service import (
     Candidate,
     PlayedOption,
@@ -30,7 +37,6 @@ from kvsim.prediction.memory import decode_point, weights_bytes
 from kvsim.quality.evidence import weights_evidence
 from kvsim.techniques import parse
 
-NARROWER = ("fp8", "int8", "int4")  # the gentlest first
 MORE_GPUS = (1, 2, 4, 8, 16, 32, 64)
 LAYOUTS_TRIED = 4  # of so many GPUs, the best in closed form
 TARGET_SLACK = 1.25  # a target that leaves room for load, over the time of a request alone
@@ -120,6 +126,9 @@ def describe_obstacle(question: ServiceQuestion) -> str:
         if known and FULL not in {t.name for t in q.admission.candidates()}:
             return too_lossy(q, known)
         d = q.deployment
+        refused = [(t.name, t.refuses(d)) for t in q.admission.candidates()]
+        if refused and all(reason for _, reason in refused):
+            return " and ".join(f"{name} cannot run here: {reason}" for name, reason in refused[:2])
         need = f"a sequence of {question.load.longest:,} tokens does not fit"
         weights = weights_bytes(parse(FULL).resident(d, decode_point(1.0, np.ones(1), 1.0, 0.0)))
         gib = f"{q.limits.gpu_memory / GIB:.3g} GiB per GPU"
@@ -274,19 +283,17 @@ def with_times(question: ServiceQuestion, **times: float) -> ServiceQuestion:
 def _narrower(before: _Freed) -> Iterator[_Freed]:
     """Weights of fewer bits, named by the user and so not judged by the limit of loss."""
     question = before.question
-    for name in NARROWER:
-        some = []
-        for q in question.deployments:
-            d = q.deployment
-            coarse = d.weights != "fp16" and not (d.weights.startswith("fp8") and name == "int4")
-            if coarse or (name == "fp8" and "fp8" not in d.hardware.flops):
-                continue
-            some.append(replace(q, deployment=replace(d, weights=name)))
-        if some:
-            known = weights_evidence(some[0].deployment.model, name)
-            changes = {**before.changes, "weights": name}
-            free = replace(question, deployments=tuple(some))
-            yield _Freed(changes, free, f"{name} weights: {known}")
+    able = [(q, narrower_formats(q.deployment)) for q in question.deployments]
+    for name in dict.fromkeys(name for _, formats in able for name in formats):
+        some = tuple(
+            replace(q, deployment=replace(q.deployment, weights=name))
+            for q, formats in able
+            if name in formats
+        )
+        known = weights_evidence(some[0].deployment.model, name)
+        changes = {**before.changes, "weights": name}
+        free = replace(question, deployments=some)
+        yield _Freed(changes, free, f"{name} weights: {known}")
 
 
 def _more_loss(before: _Freed) -> Iterator[_Freed]:

@@ -504,7 +504,8 @@ class ServiceSearch:
             if best is not before:
                 break
         again = self.play(best.candidate, self._tokens(best), best.carried.each_per_s, RATE_STEP)
-        return again or best
+        best = again or best
+        return replace(best, carried=self.rates.typical(best.carried))
 
     def _prices(self, choice: PlayedOption) -> dict[str, float]:
         """What a looser target would bring the choice, played again."""

@@ -407,16 +407,15 @@ class TableSearch:
         """Fewer and more drafts per round, as long as they are better."""
         q = self.q
         for name in self.table.names:
-            known: set[str] = set()
-            while True:
-                row = self.best(q.limits.hard(), name)
-                t = None if row is None else self.table.technique[row]
-                if t is None or str(t) in known:
-                    break
-                known.add(str(t))
-                some = q.admission.neighbours(t, q.deployment, q.workload.length)
+            drafting = any(self.table.technique[row].drafts for row in self.table.rows_of(name))
+            known = {str(self.table.technique[row]) for row in self.table.rows_of(name)}
+            while drafting and (row := self.best(q.limits.hard(), name)) is not None:
+                t = self.table.technique[row]
+                near = q.admission.neighbours(t, q.deployment, q.workload.length)
+                some = [x for x in near if str(x) not in known]
                 if not some:
                     break
+                known |= set(map(str, some))
                 self.table.add(tabulate_settings(q, some))
 
     def _near(self, row: int, top: int) -> bool:

@@ -37,7 +37,7 @@ def write_answer(plan: ChosenPlan, bound_by: str) -> Answer:
     """
     p, d = plan.choice, plan.choice.deployment
     loses = describe_loss(p.technique, plan.evidence)
-    more = [_describe_best_other(plan), loses, _unserved(plan), _targets(plan)]
+    more = [_describe_best_other(plan), loses, _unserved(plan), _served(plan), _targets(plan)]
     more.append(explain_limit(bound_by, p.generate, plan.question.workload.service))
     said = verdict([_waves(plan), _run(plan), _against_full(plan), _warn_of_weights(d)], more)
     return Answer(
@@ -125,7 +125,7 @@ def _against_full(plan: ChosenPlan) -> str:
     base, p = plan.baseline, plan.choice
     if base is None:
         share = plan.limits.gpu_memory / p.deployment.hardware.gpu_memory
-        within = f" in {share:.2g} of the GPU's memory" if share < 1 else ""
+        within = f" in {share:.2g} of the GPU's memory" if share < 1 and list_engines(p) else ""
         return f"Full KV does not fit{within}."
     if p.technique.name == "full":
         if plan.limits.loss > 0:
@@ -158,7 +158,18 @@ def _warn_of_weights(deployment: Deployment) -> str:
 
 def _unserved(plan: ChosenPlan) -> str:
     """That the choice is nothing that can be served today, if so."""
-    return "" if list_engines(plan.choice) else "No serving engine has it."
+    return "" if list_engines(plan.choice) else "No serving engine runs this."
+
+
+def _served(plan: ChosenPlan) -> str:
+    """What engines run better with other weights, if none runs the choice."""
+    for advice in () if list_engines(plan.choice) else plan.advice:
+        p = advice.prediction
+        if p is not None and p.deployment.gpus == plan.choice.deployment.gpus and list_engines(p):
+            cost = f", {advice.caution}" if advice.caution not in ("", NARROW) else ""
+            rate = units.rate(float(p.output_tok_s[0]))
+            return f"Instead, {advice.option} gives {rate} tok/s{cost}."
+    return ""
 
 
 def _targets(plan: ChosenPlan) -> str:
