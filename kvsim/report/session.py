@@ -161,7 +161,7 @@ def _summarize_step(name: str, result: Mapping[str, Any]) -> str:
     if kind == "counts":
         passed = [bool(one["passed"]) for one in result.get("techniques", ())]
         return f"{sum(passed)} of {len(passed)} techniques as stated"
-    if kind == "kernels":
+    if kind == "kernels" and result["cases"]:
         cases = result["cases"]
         return f"{sum(bool(case['passed']) for case in cases)} of {len(cases)} cases agree"
     if kind == "rates":

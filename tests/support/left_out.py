@@ -84,6 +84,7 @@ SAMPLED = {  # alike cases, of which a quick run takes one in so many, the same 
     "tests/validate/test_impl_counts.py::test_ops": 2,
     "tests/validate/test_impl_lossless.py::test_the_whole_context": 2,
     "tests/validate/test_kernels_quantise.py::test_codes": 2,
+    "tests/validate/test_session.py::test_a_cut_session": 16,
     "tests/validate/test_kernels_triton.py::test_attention_over_packed": 2,
 }
 

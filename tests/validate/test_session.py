@@ -11,6 +11,7 @@ import sys
 import tarfile
 import time
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 
@@ -24,8 +25,6 @@ from kvsim.validate.session.queue import run_units
 from kvsim.validate.session.report import MAX_REPORT_BYTES, write_report
 from kvsim.validate.session.state import MANIFEST, SessionState, unpack
 from kvsim.validate.session.work import all_units
-from tests.support.fake_session import HANGS
-from tests.support.fake_session import units as fake_units
 
 SCRIPT = Path(__file__).parents[1] / "support" / "fake_session.py"
 WORKER = """
@@ -215,63 +214,66 @@ def test_time_goes_by_rank_and_units_run_in_their_order() -> None:
     assert ran == ["a 1", "c"] and runner.paces() == {"a": 2.0, "c": 2.0, "": 2.0}
 
 
-def worth(place: Path) -> dict[str, str]:
-    """Units that a bundle holds, by their form."""
-    with tarfile.open(place / "bundle.tar.gz") as archive:
-        names = {member.name for member in archive}
-        found = {}
-        for unit in fake_units("cpu"):
-            name = SessionState(Path())._place(unit.name).name
-            if name in names:
-                file = archive.extractfile(name)
-                assert file
-                found[unit.name] = json.loads(file.read())["size"]
+def play(folder: Path, seconds: float, cut: float = -1.0, number: int = 0, *more: Path) -> int:
+    """A session of so many simulated seconds, killed at a moment of them; its exit code."""
+    words = [sys.executable, "-I", str(SCRIPT), str(folder), str(seconds), str(cut), str(number)]
+    return subprocess.run([*words, *map(str, more)], capture_output=True).returncode
+
+
+def worth(folder: Path) -> dict[str, str]:
+    """Units that a session's bundle holds, by their form."""
+    if not (folder / "bundle.tar.gz").exists():
+        return {}
+    with TemporaryDirectory() as place:
+        state = unpack(folder / "bundle.tar.gz", Path(place))
+        return {name: past.form for name, past in state.past(all_units("cpu")).items() if past.form}
+
+
+def done(folder: Path) -> tuple[dict[str, str], float]:
+    """Units that a session has finished, by their form, and when the last unit began."""
+    lines = (folder / "state" / "cpu" / "runs").read_text().splitlines()
+    rows = [line.split(" ", 2) for line in lines]
+    found = {text.removesuffix(" done"): form for _, form, text in rows if text.endswith(" done")}
+    return found, max(float(when) for when, _, text in rows if text.endswith(" begun"))
+
+
+@pytest.fixture(scope="module")
+def uncut(tmp_path_factory: pytest.TempPathFactory) -> dict[int, dict[str, str]]:
+    """What sessions of so many minutes find that nothing cuts short."""
+    found = {}
+    for minutes in (30, 10):
+        folder = tmp_path_factory.mktemp(f"of_{minutes}_minutes")
+        assert play(folder, 60.0 * minutes) == 0
+        found[minutes] = worth(folder)
     return found
 
 
-@pytest.mark.parametrize("cut", [signal.SIGTERM, signal.SIGKILL])
-def test_a_cut_session_loses_one_unit_at_most(tmp_path: Path, cut: signal.Signals) -> None:
-    """Cut once some units have begun or ended; the bundle is whole, and resumed elsewhere."""
-    moments = random.Random(int(cut))
-    folder, resumed, done, said = tmp_path / "0", list[str](), set[str](), 0
-    for turn in range(5):
-        runs, said = folder / "state" / "cpu" / "runs", said + moments.randint(5, 20)
-        words = [sys.executable, "-I", str(SCRIPT), str(folder), "600", *resumed]
-        process = subprocess.Popen(words, stderr=subprocess.DEVNULL)
-        while process.poll() is None and (not runs.exists() or count_lines(runs) < said):
-            time.sleep(0.001)
-        process.send_signal(cut)
-        process.wait()
-        lines = runs.read_text().splitlines()
-        ended = [line for line in lines if line.endswith(" done")]
-        finished, said = {line.rsplit(" ", 2)[0] for line in ended}, len(lines)
-        if not (folder / "bundle.tar.gz").exists():
-            assert len(finished) <= 1
-            continue
-        kept = worth(folder)
-        assert done <= set(kept)
-        assert len(finished - set(kept)) <= 1, "a cut loses one unit at most"
-        assert len(ended) == len(set(ended)), "what was finished is done again"
-        done, resumed = set(kept), [str(folder / "bundle.tar.gz")]
-        folder = tmp_path / str(turn + 1)  # another machine, which has the bundle alone
-    assert {"facts", "ceilings"} <= done
+MOMENTS = 20
 
 
-def count_lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n")
-
-
-def test_a_session_that_is_not_cut_does_all_that_it_can(tmp_path: Path) -> None:
-    given = 60.0
-    words = [sys.executable, "-I", str(SCRIPT), str(tmp_path), str(given)]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=100)
-    assert done.returncode == 1  # one hangs
-    kept = worth(tmp_path)
-    assert set(kept) == {unit.name for unit in fake_units("cpu")} - {HANGS}
-    assert {name: kept[name] for name in FIRST_POINTS} == dict.fromkeys(FIRST_POINTS, "long")
-
-
-FIRST_POINTS = [f"point {name}" for name in BY_USE[:4]]
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("minutes", [30, 10])
+@pytest.mark.parametrize("moment", range(MOMENTS))
+def test_a_cut_session_loses_one_unit_and_goes_on_as_if_it_had_not_been_cut(
+    tmp_path: Path,
+    uncut: dict[int, dict[str, str]],
+    minutes: int,
+    number: signal.Signals,
+    moment: int,
+) -> None:
+    """It goes on elsewhere, where there is the time that there was when its last unit began."""
+    seconds = 60.0 * minutes
+    cut = random.Random(moment).uniform(moment, moment + 1) / MOMENTS * seconds
+    first, other = tmp_path / "first", tmp_path / "other"
+    for place in (first, other):
+        place.mkdir()
+    play(first, seconds, cut, int(number))
+    (finished, began), kept = done(first), worth(first)
+    assert len([name for name, form in finished.items() if kept.get(name) != form]) <= 1
+    assert kept.items() <= finished.items()
+    bundle = [first / "bundle.tar.gz"] if kept else []
+    play(other, seconds - began, -1.0, 0, *bundle)
+    assert worth(other) == uncut[minutes]
 
 
 def test_a_bundle_holds_what_is_worth_most(

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import numpy
 import torch
 
 if not torch.cuda.is_available():
@@ -25,7 +26,7 @@ from kvsim.validate.counter import Fused
 Kernel = TypeVar("Kernel", bound=Callable[..., object])
 
 __all__ = [
-    "TritonError", "ceil_div", "interpreted", "jit", "launch", "listening", "next_power_of_2", "tl",
+    "TritonError", "ceil_div", "interpreted", "interpreter_fault", "jit", "launch", "listening", "next_power_of_2", "tl",
 ]  # fmt: skip
 
 
@@ -55,6 +56,24 @@ def notify_launch(
 def interpreted() -> bool:
     """Whether kernels are interpreted, so that none is compiled."""
     return bool(triton.knobs.runtime.interpret)
+
+
+def interpreter_fault(problem: BaseException | None) -> str:
+    """Tell whether kernels failed since Triton's interpreter does not suit NumPy.
+
+    Returns
+    -------
+    str
+        One line that says so; empty for any other fault.
+    """
+    while problem is not None:
+        if interpreted() and "converted to Python scalars" in str(problem):
+            return (
+                f"Triton {triton.__version__} cannot interpret it with NumPy {numpy.__version__}; "
+                "compiled kernels do without NumPy"
+            )
+        problem = problem.__cause__ or problem.__context__
+    return ""
 
 
 def jit(kernel: Kernel) -> Kernel:
