@@ -66,7 +66,7 @@ class TechniqueRun:
     def unit(self, moved: float, flops: float) -> Unit:
         """Estimate what its runs take.
 
-        Plain attention is required, as the time of steps and layers rests on it.
+        Plain attention is required at two depths, as the time of steps and layers rests on it.
 
         Parameters
         ----------
@@ -78,7 +78,10 @@ class TechniqueRun:
         rough = replace(d, hardware=with_rates(d.hardware, rates | {"compute.fp16_FLOPps": flops}))
         p = predict(rough, self.technique, self.work)
         once = float(p.ttft_s[0] + p.tpot_s[0] * SUITE_GENERATED)
-        required = self.technique.name == "full"
+        models = SUITE_CPU_MODELS if self.place.on_cpu else SUITE_GPU_MODELS
+        prompts = PROMPTS if self.place.on_cpu else GPU_PROMPTS
+        depths = self.model == models[0][0] and self.prompt == prompts[0]
+        required = self.technique.name == "full" and depths
         return Unit(self.name, once * (self._repeats + 2), required=required, rank=self.rank)
 
     def samples(self) -> list[Sample]:

@@ -26,7 +26,8 @@ from kvsim.validate.counter import Fused
 Kernel = TypeVar("Kernel", bound=Callable[..., object])
 
 __all__ = [
-    "TritonError", "ceil_div", "interpreted", "interpreter_fault", "jit", "launch", "listening", "next_power_of_2", "tl",
+    "TritonError", "ceil_div", "interpreted", "interpreter_fault", "jit", "launch", "listening",
+    "next_power_of_2", "tl",
 ]  # fmt: skip
 
 

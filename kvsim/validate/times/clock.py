@@ -1,11 +1,11 @@
 """How long the ops of a real run take, under the names that predictions give them."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from statistics import median
 from time import perf_counter, thread_time
 
+import numpy as np
 import torch
 
 from kvsim.engine.timeline import OpSpan
@@ -15,6 +15,10 @@ from kvsim.validate.counter import Kind, NullCounter, OpRecord
 Elapsed = Callable[[], float]
 CYCLES = 2e9  # of a GPU's clock; none is much faster [1/s]
 HOST_MARGIN = 1.5  # a GPU waits longer than the host needs, by this
+LONG = 1e-3
+"""Ops of a CPU that take longer are likely to be interrupted, and are timed by its thread's clock,
+which costs too much for short ones: on a busy machine asking for it lets others run. [s]"""
+UNDISTURBED = 0.1  # share of layers that other processes leave alone even on a busy machine
 UNKNOWN_HOST = 4e-4  # where the host's time was not measured [s]
 Moment = float | torch.cuda.Event
 """A point in time: of the host's clock [s], or an event on the stream that it is about."""
@@ -35,7 +39,7 @@ class TimedPass:
         return {name: sum(each() for each in spans) for name, spans in self.ops.items()}
 
     def steady(self, name: str, times: int) -> float:
-        """What an op takes in one of the layers that runs it, as most of them show. [s]
+        """What an op takes in one of the layers that runs it, if nothing disturbs it. [s]
 
         The first layer is left out: the head before it has read more than caches hold, so that it
         finds neither its numbers nor its instructions there.
@@ -44,7 +48,7 @@ class TimedPass:
         each, rest = divmod(len(spans), times)
         if times < 2 or rest or not each:
             return sum(spans) / times
-        return median(sum(spans[i : i + each]) for i in range(each, len(spans), each))
+        return undisturbed([sum(spans[i : i + each]) for i in range(each, len(spans), each)])
 
     def spans(self) -> list[OpSpan]:
         """When ops and copies ran, from the pass's start; what began earlier begins below 0."""
@@ -57,8 +61,8 @@ class TimedPass:
 class Clock(NullCounter):
     """Times every op that compute runs, and notes when ops and copies begin and end.
 
-    On a GPU by events on the current stream. On a CPU an op takes what its thread computes, but
-    begins and ends by the clock on the wall.
+    On a GPU by events on the current stream. On a CPU by the clock on the wall, which a look costs
+    nothing at; ops that take long, by what their thread computes.
 
     Parameters
     ----------
@@ -70,7 +74,8 @@ class Clock(NullCounter):
         self.passes: list[TimedPass] = []
         self._busy = busy
         on_cuda = device.type == "cuda"
-        self._span = _cuda_span if on_cuda else _host_span
+        self._span: Callable[[Kind, str], Callable[[], Elapsed]]
+        self._span = _cuda_span if on_cuda else _HostSpans()
         self._look: Callable[[], Moment] = _event if on_cuda else perf_counter
 
     def begin(self, kind: Kind) -> None:
@@ -83,7 +88,7 @@ class Clock(NullCounter):
         with self._noted("gpu" if memory == "hbm" else "cpu", name):
             if self._busy is not None:
                 keep_busy(HOST_MARGIN * self._busy.get(name, UNKNOWN_HOST))
-            begin, stop = perf_counter(), self._span()
+            begin, stop = perf_counter(), self._span(self.passes[-1].kind, name)
             yield OpRecord()
             now = self.passes[-1]
             now.ops.setdefault(name, []).append(stop())
@@ -122,18 +127,33 @@ def computing_clock() -> Callable[[], float]:
     return thread_time if torch.get_num_threads() == 1 else perf_counter
 
 
-def _host_span() -> Callable[[], Elapsed]:
-    clock = computing_clock()
-    begin = clock()
-
-    def stop() -> Elapsed:
-        took = clock() - begin
-        return lambda: took
-
-    return stop
+def undisturbed(layers: Sequence[float]) -> float:
+    """What a layer takes where nothing interrupts it, of those that were timed. [s]"""
+    return float(np.quantile(layers, UNDISTURBED))
 
 
-def _cuda_span() -> Callable[[], Elapsed]:
+class _HostSpans:
+    """Spans of ops on a CPU, each by the clock that suits it."""
+
+    def __init__(self) -> None:
+        self._own = computing_clock()
+        self._least: dict[tuple[Kind, str], float] = {}  # that an op has taken so far [s]
+
+    def __call__(self, kind: Kind, name: str) -> Callable[[], Elapsed]:
+        key = kind, name
+        least = self._least.get(key, 2 * LONG if kind == "prefill" else 0.0)
+        clock = self._own if least > LONG else perf_counter
+        begin = clock()
+
+        def stop() -> Elapsed:
+            took = clock() - begin
+            self._least[key] = min(self._least.get(key, took), took)
+            return lambda: took
+
+        return stop
+
+
+def _cuda_span(kind: Kind, name: str) -> Callable[[], Elapsed]:
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
     start.record()
 

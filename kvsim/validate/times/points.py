@@ -302,14 +302,14 @@ def _ops(
     """Ops of the prompt's pass, and of rounds that are one pass each."""
     point = prefill_point(work.batch, work.prompt, work.generate)
     sizes = (work.batch, work.prompt, work.generate)
-    phases = [("prefill", technique.prefill(deployment, point), [timed.passes[0].seconds()])]
+    phases = [("prefill", technique.prefill(deployment, point), timed.passes[:1])]
     rounds = [p for p in timed.passes if p.kind == "decode"]
     cycle = technique.cycle(deployment, decode_point(*sizes, work.generate / 2))
     if len(cycle.steps) == 1 and rounds:
-        phases.append(("decode", cycle.steps[0], [p.seconds() for p in rounds]))
+        phases.append(("decode", cycle.steps[0], tuple(rounds)))
     for phase, step, passes in phases:
         for name, (op, times) in ops_by_name(step).items():
-            found = [ops[name] for ops in passes if name in ops]
+            found = [times * p.steady(name, times) for p in passes if name in p.ops]
             if found and op.stream == "gpu":
                 alone = times * float(np.ravel(seconds(op, deployment))[0])
                 yield Measured.from_runs(f"{phase} {name}_s", alone, found)

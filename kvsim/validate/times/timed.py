@@ -16,6 +16,7 @@ import gc
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from statistics import fmean
 from time import perf_counter
 from typing import Literal
@@ -40,7 +41,7 @@ from kvsim.validate.counts.compare import as_run
 from kvsim.validate.machine import refusals
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.run import Generation
-from kvsim.validate.times.clock import Clock, TimedPass, computing_clock
+from kvsim.validate.times.clock import Clock, TimedPass, computing_clock, undisturbed
 from kvsim.validate.times.compared import ISSUED
 
 
@@ -196,6 +197,66 @@ class Timing:
         return sum(self.rounds) / self.tokens
 
 
+class LayerWatch:
+    """Looks at a clock whenever a layer of a round ends, for what layers take undisturbed.
+
+    A busy machine interrupts a round every few milliseconds, and what runs in between leaves cold
+    caches behind. So the layers behind the first count as most of those that it leaves alone.
+
+    Parameters
+    ----------
+    own
+        The compute thread's own clock, which is looked at twice per pass. [s]
+    """
+
+    def __init__(self, run: Generation, own: Callable[[], float]) -> None:
+        self._layers, self._own = run.impl.model.layers, own
+        self._passes: list[list[tuple[float, float]]] = []  # of this round, both clocks by layer
+        self._rounds: list[list[tuple[list[float], float]]] = []
+        self._look, forward = run.impl.on_layer_output, run.forward
+
+        def look(layer: int, *more: Any) -> None:
+            self._look(layer, *more)
+            if self._passes:
+                edge = layer in (0, self._layers - 1)
+                self._passes[-1].append((perf_counter(), own() if edge else 0.0))
+
+        def passing(*given: Any, **options: Any) -> Tensor:
+            self._passes.append([])
+            return forward(*given, **options)
+
+        vars(run)["forward"], vars(run.impl)["on_layer_output"] = passing, look
+
+    def end_round(self) -> None:
+        """A round is over: keep what its layers behind the first took."""
+        found = []
+        for marks in self._passes:
+            each, rest = divmod(len(marks), self._layers)
+            if self._layers > 2 and each and not rest:
+                ends = marks[each - 1 :: each]
+                walls = [b[0] - a[0] for a, b in pairwise(ends)]
+                found.append((walls, ends[-1][1] - ends[0][1]))
+        self._rounds.append(found)
+        self._passes = []
+
+    def undisturbed(self, computing: Sequence[float]) -> list[float]:
+        """What rounds take if nothing disturbs the layers behind the first. [s]
+
+        Parameters
+        ----------
+        computing
+            What they took by the thread's own clock, which leaves out waits for copies. [s]
+        """
+        shapes = {len(some) for some in self._rounds}
+        if shapes != {1}:  # passes of several kinds
+            return list(computing)
+        layer = undisturbed([wall for ((walls, _),) in self._rounds for wall in walls])
+        return [
+            took - max(0.0, own - layer * len(walls))
+            for took, ((walls, own),) in zip(computing, self._rounds, strict=True)
+        ]
+
+
 @torch.inference_mode()
 def run_timed(
     decoder: Decoder,
@@ -223,7 +284,9 @@ def run_timed(
         replace(decoder, counter=clock) if by_op else decoder, technique, prompts, work.generate
     )
     rounds, computing = [], []
-    own = computing_clock() if decoder.device.type == "cpu" else perf_counter
+    on_cpu = decoder.device.type == "cpu"
+    own = computing_clock() if on_cpu else perf_counter
+    watch = None if by_op or not on_cpu else LayerWatch(run, own)
     try:
         begin = _read_clock(decoder.device)
         run.start()
@@ -238,10 +301,14 @@ def run_timed(
             else:
                 run.impl.decode_round(run)
             computing.append(own() - own_begin)  # before waiting for a GPU
+            if watch:
+                watch.end_round()
             rounds.append(_read_clock(decoder.device) - begin)
         resident = sum(n for tier in run.impl.resident_bytes().values() for n in tier.values())
     finally:
         run.impl.close()
+    if watch:
+        computing = watch.undisturbed(computing)
     tokens = work.generate - 1
     eager: str | None = (replaying.why or TOO_FEW_ROUNDS) if replaying else ISSUED
     replays = tuple(one for one in again if one)
