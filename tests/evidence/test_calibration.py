@@ -9,6 +9,7 @@ import pytest
 
 from kvsim.engine.roofline import seconds
 from kvsim.errors import InputError
+from kvsim.evidence.leastsquares import Parameter, fit_ratio
 from kvsim.evidence.machine.fit import Calibration, fit_samples
 from kvsim.evidence.machine.profile import (
     Machine,
@@ -351,3 +352,11 @@ def test_a_slow_link_is_pointed_out() -> None:
     found = {key: Known(rate, 0.01, 0.01, 9, "x") for key, rate in rates.items()}
     (text,) = shortfalls(found, sheet)
     assert text.startswith("h2d.bandwidth_Bps is 1.3e+10")
+
+
+def test_numbers_that_rows_tell_together_alone_have_no_small_errors() -> None:
+    work = np.geomspace(1.0, 9.0, 12)
+    free = [Parameter(name, 2.0, 1e-3, 1e3, True) for name in ("rate", "share")]
+    noisy = work * np.exp(0.02 * np.sin(np.arange(12.0)))
+    found = fit_ratio(lambda n: work / (n["rate"] * n["share"]), noisy, free, robust=True)
+    assert set(found.unknown) == {"rate", "share"} and found.confused

@@ -79,8 +79,8 @@ def work(folder: Path, clock: Clock, cut: float, number: int, unit: str, form: F
 def main() -> int:
     """Do units as a worker, or run a session (FOLDER SECONDS CUT SIGNAL [BUNDLE])."""
     if sys.argv[1] == "--work":
-        state, place, cut, number = sys.argv[2:]
-        clock = Clock(Path(place))
+        state, moved, cut, number = sys.argv[2:]
+        clock = Clock(Path(moved))
         serve(lambda u, form: work(Path(state), clock, float(cut), int(number), u, form))
         return 0
     from kvsim.cli import session as command
@@ -94,7 +94,7 @@ def main() -> int:
     worker = [sys.executable, "-I", __file__, "--work"]
     more = [str(place / "clock"), cut, number]
 
-    class Selector(selectors.DefaultSelector):  # type: ignore[misc,valid-type]
+    class Selector(selectors.DefaultSelector):
         def select(self, timeout: float | None = None) -> Any:
             end = clock() + (timeout or 0.0)
             while not (ready := super().select(POLL)) and clock() < end:
@@ -104,7 +104,7 @@ def main() -> int:
     with (
         patch.object(command, "_worker", lambda _, state: [*worker, str(state.folder), *more]),
         patch.object(queue, "monotonic", clock),
-        patch.object(queue.selectors, "DefaultSelector", Selector),
+        patch.object(selectors, "DefaultSelector", Selector),
         patch.object(queue, "END", 0.1),
         patch.object(runner.Runner.__init__, "__defaults__", (float("inf"), None, clock)),
         patch.object(sys, "argv", ["make.py gpu", *asked]),

@@ -19,6 +19,7 @@ import kvsim
 from kvsim.cli import session
 from kvsim.errors import InputError
 from kvsim.report.session import make_result
+from kvsim.validate.kernels import language
 from kvsim.validate.runner import BY_USE, GIVEN_UP, Past, Runner, Unit
 from kvsim.validate.session import state as states
 from kvsim.validate.session.queue import run_units
@@ -342,6 +343,14 @@ def test_a_rented_image_has_what_a_session_imports() -> None:
     code += "\n".join(f"import kvsim.{name}" for name in needed)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_an_interpreter_that_does_not_suit_numpy_is_one_line() -> None:
+    problem = RuntimeError("in a kernel")
+    problem.__cause__ = TypeError("only 0-dimensional arrays can be converted to Python scalars")
+    said = language.interpreter_fault(problem)
+    assert said.startswith("Triton ") and "with NumPy" in said and "\n" not in said
+    assert not language.interpreter_fault(RuntimeError("out of resources"))
 
 
 def test_two_sessions_do_not_share_a_folder(state: SessionState) -> None:

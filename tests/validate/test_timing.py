@@ -5,6 +5,8 @@ from collections.abc import Generator
 from dataclasses import replace
 from itertools import groupby, pairwise
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -28,7 +30,8 @@ from kvsim.validate.counts.expected import copied_bytes, peak_bytes  # noqa: E40
 from kvsim.validate.model.architecture import load_architecture  # noqa: E402
 from kvsim.validate.model.decoder import Decoder  # noqa: E402
 from kvsim.validate.model.weights import random_weights  # noqa: E402
-from kvsim.validate.times import points  # noqa: E402
+from kvsim.validate.times import clock as clocks  # noqa: E402
+from kvsim.validate.times import points, timed  # noqa: E402
 from kvsim.validate.times.clock import Clock  # noqa: E402
 from kvsim.validate.times.compared import (  # noqa: E402
     Compared,
@@ -81,6 +84,40 @@ def test_a_timed_run_has_its_rounds_and_its_ops() -> None:
     assert gemm.seconds == pytest.approx(np.median(second))
     m = arch.model
     assert gemm.op.flops == 2 * 2 * m.hidden * (m.heads * m.head_dim + 2 * m.k_width)
+
+
+def test_layers_count_as_they_are_where_nothing_interrupts_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A layer that takes 1 s is interrupted for 9 s, after which caches cost the thread 2 s."""
+    now, computed, layers = [0.0], [0.0], 6
+    impl = SimpleNamespace(model=SimpleNamespace(layers=layers), on_layer_output=lambda layer: None)
+    run = SimpleNamespace(impl=impl, forward=lambda: 7)
+    monkeypatch.setattr(timed, "perf_counter", lambda: now[0])
+    watch = timed.LayerWatch(cast(Any, run), lambda: computed[0])
+    for _ in range(3):
+        assert run.forward() == 7
+        for layer in range(layers):
+            now[0] += 1.0 if layer != 3 else 12.0
+            computed[0] += 1.0 if layer != 3 else 3.0
+            impl.on_layer_output(layer)
+        watch.end_round()
+    assert watch.undisturbed([8.5] * 3) == pytest.approx([6.5] * 3)
+
+
+def test_short_ops_go_by_the_wall_and_long_ones_by_the_threads_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(clocks, "computing_clock", lambda: lambda: 0.0)
+    now = iter([0.0, 0.5, 1.0, 1.25, 2.0, 2.0001])
+    monkeypatch.setattr(clocks, "perf_counter", lambda: next(now))
+    spans = clocks._HostSpans()
+    assert spans("prefill", "a")()() == 0.0  # of a prompt most are long: the thread's clock
+    assert spans("decode", "a")()() == 0.5
+    assert spans("decode", "a")()() == 0.0  # it was long
+    assert spans("decode", "b")()() == 0.25
+    assert spans("decode", "b")()() == 0.0
+    assert spans("decode", "b")()() == pytest.approx(1e-4)  # it was short: it had been interrupted
 
 
 def test_points_are_compared_op_by_op_and_end_to_end(tmp_path: Path) -> None:
