@@ -176,7 +176,8 @@ def _summarize_step(name: str, result: Mapping[str, Any]) -> str:
 
 def _ceilings(found: Found) -> Table:
     rows = []
-    for key, value in found.get("ceilings", {}).items():
+    ceilings = found.get("ceilings", {})
+    for key, value in ((key, ceilings[key]) for key in ceilings if key.endswith("_per_s")):
         name, scale, unit = RATE_UNITS.get(key) or (RATE_TITLES[key.partition("_")[0]], 1e9, "GB/s")
         rows.append([name, f"{rounded(value / scale, 3)} {unit}"])
     return cells_table(("best rate of", "measured"), rows, 1, "", "Ceilings")

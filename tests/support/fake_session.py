@@ -68,7 +68,8 @@ def work(folder: Path, clock: Clock, cut: float, number: int, unit: str, form: F
     if unit == HANGS:
         time.sleep(600)
     parts: dict[str, list[str]] = {name: [] for name in ("cases", "lines", "found", "left")}
-    state.write(unit, {"hbm_B_per_s": 1.0} if unit == "ceilings" else {"passed": True, **parts})
+    found = {"hbm_B_per_s": 1.0} if unit == "ceilings" else {"passed": True, **parts}
+    state.write(unit, {**found, "form": form})
     with log.open("a") as file:
         file.write(f"{begin + took:.3f} {form} {unit} done\n")
     if cut_inside:

@@ -91,16 +91,16 @@ def test_layers_count_as_they_are_where_nothing_interrupts_them(
 ) -> None:
     """A layer that takes 1 s is interrupted for 9 s, after which caches cost the thread 2 s."""
     now, computed, layers = [0.0], [0.0], 6
-    impl = SimpleNamespace(model=SimpleNamespace(layers=layers), on_layer_output=lambda layer: None)
-    run = SimpleNamespace(impl=impl, forward=lambda: 7)
+    impl = SimpleNamespace(model=SimpleNamespace(layers=layers), on_layer_output=lambda *_: None)
+    run = SimpleNamespace(impl=impl, forward=lambda *given: 7)
     monkeypatch.setattr(timed, "perf_counter", lambda: now[0])
     watch = timed.LayerWatch(cast(Any, run), lambda: computed[0])
     for _ in range(3):
-        assert run.forward() == 7
+        assert run.forward(None, "decode") == 7
         for layer in range(layers):
             now[0] += 1.0 if layer != 3 else 12.0
             computed[0] += 1.0 if layer != 3 else 3.0
-            impl.on_layer_output(layer)
+            impl.on_layer_output(layer, None, None)
         watch.end_round()
     assert watch.undisturbed([8.5] * 3) == pytest.approx([6.5] * 3)
 

@@ -93,8 +93,8 @@ class SessionState:
         for unit in units:
             note = notes.get(unit.name, {})
             form: Form | None = None
-            if self.read(unit.name) is not None:
-                form = note.get("form", unit.least)
+            if (result := self.read(unit.name)) is not None:
+                form = result.get("form", note.get("form", unit.least))
             ended = {f: float(note.get(f"{f}_ended_after_s", 0.0)) for f in get_args(Form)}
             failures = int(note.get("failures", 0))
             found[unit.name] = Past(form, note.get("took_s"), failures, ended)

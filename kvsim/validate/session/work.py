@@ -322,7 +322,7 @@ do(sys.argv[1], SessionState(Path(sys.argv[2])), "kernels attention", "short")
 def do(device: str, state: SessionState, unit: str, form: Form) -> None:
     """Do a unit and keep its result."""
     what, *settings = unit.split()
-    state.write(unit, WORK[what](device, state, form, *settings))
+    state.write(unit, {**WORK[what](device, state, form, *settings), "form": form})
 
 
 def main() -> None:

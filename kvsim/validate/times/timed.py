@@ -35,10 +35,11 @@ from kvsim.graph import Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.prediction.memory import decode_point
 from kvsim.techniques.technique import Technique
-from kvsim.validate.counter import NullCounter, size
+from kvsim.validate.counter import Kind, NullCounter, size
 from kvsim.validate.counts.check import RandomPrompts
 from kvsim.validate.counts.compare import as_run
 from kvsim.validate.machine import refusals
+from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.run import Generation
 from kvsim.validate.times.clock import Clock, TimedPass, computing_clock, undisturbed
@@ -215,15 +216,15 @@ class LayerWatch:
         self._rounds: list[list[tuple[list[float], float]]] = []
         self._look, forward = run.impl.on_layer_output, run.forward
 
-        def look(layer: int, *more: Any) -> None:
-            self._look(layer, *more)
+        def look(layer: int, hidden: Tensor, step: Pass) -> None:
+            self._look(layer, hidden, step)
             if self._passes:
                 edge = layer in (0, self._layers - 1)
                 self._passes[-1].append((perf_counter(), own() if edge else 0.0))
 
-        def passing(*given: Any, **options: Any) -> Tensor:
+        def passing(tokens: Tensor, kind: Kind, ahead: int = 0, fixed: bool = False) -> Tensor:
             self._passes.append([])
-            return forward(*given, **options)
+            return forward(tokens, kind, ahead, fixed)
 
         vars(run)["forward"], vars(run.impl)["on_layer_output"] = passing, look
 
