@@ -77,7 +77,6 @@ PRICE_STEP = 1.1  # times a bandwidth or a time
 PRICE_REACH = 1.25  # techniques this far behind may win where something changes by a tenth
 MIN_PRICE = 1e-3  # a gain below this is none
 SAME_OBJECTIVE = 5e-3  # relative difference below which the simpler of two is named
-UNLIMITED_MEMORY = 64.0  # times the memory, where its limit is taken away
 
 
 @frozen
@@ -149,14 +148,12 @@ def find_bindings(
     found: dict[str, float],
     uniform: UniformPlacements,
 ) -> list[Binding]:
-    """Limits whose price is not zero, with what taking them away would bring."""
+    """Targets and limits of loss that hold the plan back, with what it would bring to lift them.
+
+    Memory is not among them: nobody has any amount of it, and its price is that of a little more.
+    """
     value, limits = search.value(row), []
-    cheap = {
-        "gpu_memory": "one more GiB of GPU memory",
-        "host_memory": "16 GiB more host memory",
-        "ttft": "a 10 % looser TTFT",
-        "tpot": "a 10 % looser TPOT",
-    }
+    cheap = {"ttft": "a 10 % looser TTFT", "tpot": "a 10 % looser TPOT"}
     for name, label in cheap.items():
         if found.get(label, 0.0) > MIN_PRICE:
             limits.append(_solve_without(question, search, row, name, uniform))
@@ -177,15 +174,9 @@ def find_bindings(
 def _solve_without(
     q: Question, search: TableSearch, row: int, name: str, uniform: UniformPlacements
 ) -> Binding:
-    """Solved without a limit; where memory is unlimited, batches grow with it."""
-    free = q.with_limits(**{name: np.inf})
-    if name.endswith("memory"):
-        larger = q.with_limits(**{name: UNLIMITED_MEMORY * getattr(q.limits, name)})
-        other = _tabulate(larger, near_techniques(search, row))
-        other.refine()
-    else:
-        other = search.under(**{name: np.inf})
-    limits, value = free.limits.finite(), search.value(row)
+    """Solved without a target."""
+    other = search.under(**{name: np.inf})
+    limits, value = other.q.limits.finite(), search.value(row)
     for prediction in search_from(other.q, uniform.starts, streams_weights(other.q)).best:
         other.include(prediction)
     found = other.optimum(limits)

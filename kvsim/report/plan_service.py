@@ -360,7 +360,7 @@ def _changes(plan: ServicePlan) -> Iterator[str]:
         (what, most), *others = gains
         also = "".join(f", {name} {more}" for name, more in others)
         yield f"{what[0].upper()}{what[1:]} would serve {most} more requests/s{also}."
-    if plan.missing:
+    if plan.missing and not plan.question.total_gpus:  # of all layouts most do not
         some = "; ".join(change_of(plan, d) for d in plan.missing[:MAX_MISSING])
         more = len(plan.missing) - MAX_MISSING
         yield f"Nothing meets the targets with: {some}{f'; {more} more' if more > 0 else ''}."

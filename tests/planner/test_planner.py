@@ -290,15 +290,6 @@ def test_limits_bind_where_relaxing_them_helps(limits: dict[str, float]) -> None
             assert gained(plan, relaxed) == pytest.approx(b.gain_without, abs=0.01)
 
 
-def test_memory_that_binds_says_what_lifting_it_brings() -> None:
-    d = deployment("llama2-7b", "a6000")
-    plan = planned(d, [parse("full")])
-    (memory,) = [b for b in plan.binding if b.limit == "gpu_memory"]
-    larger = planned(d, [parse("full")], limits={"gpu_memory": 64 * d.hardware.gpu_memory})
-    assert memory.gain_without == pytest.approx(gained(plan, larger), rel=0.01)
-    assert memory.gain_without > plan.prices["one more GiB of GPU memory"] > 0
-
-
 def test_prices_are_what_the_hardware_would_bring() -> None:
     d, some, ttft = deployment("llama2-7b", "a6000"), [parse("full"), parse("kivi:bits=4")], 6.0
     plan = planned(d, some, limits={"ttft": ttft})

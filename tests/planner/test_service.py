@@ -5,6 +5,8 @@ from dataclasses import replace
 import pytest
 
 import kvsim
+from kvsim.errors import InfeasibleError
+from kvsim.planner.load import RateSearch
 from kvsim.planner.service import ServicePlan, ServiceSearch
 
 
@@ -34,3 +36,25 @@ def test_a_loss_must_gain_more_than_a_few_percent() -> None:
     carried = {o.option.candidate.technique.exact: o.option.value for o in found.alternatives}
     exact = found.choice.candidate.technique.exact
     assert exact or found.choice.value > 1.03 * carried.get(True, 0.0)
+
+
+def test_what_only_one_technique_was_asked_for_and_cannot_run_says_why() -> None:
+    with pytest.raises(InfeasibleError, match="eagle cannot run here: the acceptance rate"):
+        plan(gpu="h100", only="eagle")
+
+
+def test_times_of_the_choice_are_means_over_draws_at_the_same_rate() -> None:
+    found = plan(gpu="l40s", only="full")
+    one, search = found.choice.carried, RateSearch(found.question.load, found.question.asked)
+    again = search.carried(one.costs, one.each_per_s)
+    assert again is not None
+    typical = search.typical(replace(again, each_per_s=one.each_per_s))
+    assert typical.ttft == pytest.approx(one.ttft, rel=0.02) != pytest.approx(again.ttft, rel=1e-6)
+
+
+def test_total_gpus_reach_the_best_of_all_layouts_by_exhaustion() -> None:
+    found = kvsim.plan(model="qwen3-30b-a3b", gpu="rtx4090", total_gpus=4, only="full").found
+    assert isinstance(found, ServicePlan)
+    search = ServiceSearch(found.question)
+    played = [search.play(c) for q in found.question.deployments for c in search.candidates(q)]
+    assert found.choice.value >= 0.97 * max(o.value for o in played if o is not None)
