@@ -565,8 +565,9 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
                range=Range(1, 2**16, "sequences"),
                needs={"calibrate": "from_run"}, excludes={"plan": "offline batch"},
                at={"calibrate": {"help": "The engine's limit per pass."},
-                   "capacity": {"default": None, "help": "Sequences in a pass at most; by default "
-                                                         "the engine's on that card."},
+                   **{name: {"default": None, "help": "Sequences in a pass at most; by default the "
+                                                   "engine's on that card."}
+                      for name in ("plan", "capacity")},
                    "simulate": {"default": None, "parse": several(parse_count), "metavar": "N,..",
                                 "help": "Sequences in a pass at most; by default the engine's on "
                                         "that card; of several each is run."}}),
@@ -574,6 +575,9 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
                "plan simulate capacity calibrate", default=2048, range=Range(1, 10**7, "tokens"),
                needs={"calibrate": "from_run"}, excludes={"plan": "offline"},
                at={"calibrate": {"help": "The engine's tokens per pass."},
+                   "plan": {"default": None,
+                            "help": "Tokens in a pass at most; by default several are tried, the "
+                                    "engine's on that card first."},
                    "capacity": {"default": None,
                                 "help": "Tokens in a pass at most; by default several are tried, "
                                         "the engine's on that card first."},

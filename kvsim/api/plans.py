@@ -112,7 +112,7 @@ def _plan_service(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Se
         questions,
         load,
         ServiceLevel(limits.ttft, limits.tpot, inputs.percentile / 100, inputs.sure),
-        Rules(max_seqs=inputs.max_seqs, max_tokens=tokens, max_model_len=most),
+        Rules(max_seqs=inputs.max_seqs or 0, max_tokens=tokens or 0, max_model_len=most),
         tuned="max_tokens" not in inputs.given,
         total_gpus=inputs.total_gpus or 0,
         research=bool(inputs.research),

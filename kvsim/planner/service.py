@@ -265,7 +265,7 @@ class ServiceSearch:
         self.rates = RateSearch(question.load, question.asked)
         self.considered = 0
         self._tables: dict[tuple[int, bool], TableSearch] = {}
-        self._costs: dict[tuple[str, int, int], StepCosts] = {}
+        self._costs: dict[tuple[str, int, Rules], StepCosts] = {}
         self._slower: dict[tuple[int, str], Slower] = {}
 
     def slower(self, question: Question, technique: Technique) -> Slower:
@@ -370,21 +370,18 @@ class ServiceSearch:
             If the model leaves no memory for a cache.
         """
         c = candidate
-        key = str(c.technique), id(c.question), max_tokens
+        rules = replace(self.q.rules, prefix_caching=self.q.load.reuses)
+        rules = replace(rules, max_tokens=max_tokens) if max_tokens else rules
+        batch, limits = c.question.workload.batch, c.question.limits
+        if batch is not None:
+            room = limits.gpu_memory, limits.host_memory
+            most = float(np.max(c.question.workload.largest(c.technique, c.deployment, *room)))
+            rules = replace(rules, max_seqs=max(min(batch, MORE_THAN_FIT * int(most)), 1))
+        rules = rules.scale_to(c.deployment)
+        key = str(c.technique), id(c.question), rules
         if key not in self._costs:
-            rules = replace(self.q.rules, prefix_caching=self.q.load.reuses)
-            rules = replace(rules, max_tokens=max_tokens) if max_tokens else rules
-            batch, limits = c.question.workload.batch, c.question.limits
-            if batch is not None:
-                room = limits.gpu_memory, limits.host_memory
-                most = float(np.max(c.question.workload.largest(c.technique, c.deployment, *room)))
-                rules = replace(rules, max_seqs=max(min(batch, MORE_THAN_FIT * int(most)), 1))
             costs = StepCosts.for_requests(
-                c.technique,
-                c.deployment,
-                rules.scale_to(c.deployment),
-                self.q.load.requests,
-                c.question.limits.gpu_memory,
+                c.technique, c.deployment, rules, self.q.load.requests, limits.gpu_memory
             )
             assert costs.capacity > 0
             self._costs[key] = costs.times_alone()
@@ -491,17 +488,18 @@ class ServiceSearch:
 
     def _tuned(self, option: PlayedOption) -> PlayedOption:
         """The choice with the tokens of a pass that carry most, to a finer rate."""
-        best, usual = option, self.q.rules.max_tokens
+        best, usual = option, self._tokens(option)
         larger = [n for n in BUDGETS if n > usual]
         smaller = [n for n in reversed(BUDGETS) if n < usual]
         for some in (larger, smaller) if self.q.tuned else ():
-            before = best
-            for tokens in some:
-                found = self.play(option.candidate, tokens, best.carried.each_per_s)
-                if found is None or found.value <= best.value * (1 + BUDGET_GAIN):
+            last = option
+            for tokens in some:  # as long as it carries more
+                found = self.play(option.candidate, tokens, last.carried.each_per_s)
+                if found is None or found.value <= last.value:
                     break
-                best = found
-            if best is not before:
+                last = found
+            if last.value > best.value * (1 + BUDGET_GAIN):
+                best = last
                 break
         again = self.play(best.candidate, self._tokens(best), best.carried.each_per_s, RATE_STEP)
         best = again or best
