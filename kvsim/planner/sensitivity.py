@@ -150,7 +150,7 @@ def find_bindings(
 ) -> list[Binding]:
     """Targets and limits of loss that hold the plan back, with what it would bring to lift them.
 
-    Memory is not among them: nobody has any amount of it, and its price is that of a little more.
+    Memory is not among them: no machine has any amount of it, and its price is for a little more.
     """
     value, limits = search.value(row), []
     cheap = {"ttft": "a 10 % looser TTFT", "tpot": "a 10 % looser TPOT"}

@@ -7,8 +7,8 @@ from kvsim.quality.acceptance import MOST_DRAFTS, published
 
 def test_of_few_drafts_models_differ_less_than_of_many() -> None:
     found = published("deepseek-v3", "mtp", 4096)
-    assert found is not None and len(found.spread) == MOST_DRAFTS
-    assert found.spread[0] < found.spread[3] < found.spread[7]
+    assert found is not None and len(found.spreads) == MOST_DRAFTS
+    assert found.spreads[0] < found.spreads[3] < found.spreads[7]
     assert 0.4 < found.likely_rate(1) < found.rate(1) < 0.9
     assert found.likely_rate(0) == 0.0
 
@@ -18,4 +18,4 @@ def test_a_model_that_was_measured_itself_differs_from_text_to_text_alone(drafts
     own, other = (published(model, "eagle3", 4096) for model in ("llama3.1-8b", "qwen2.5-7b"))
     assert own is not None and other is not None
     assert own.source.endswith("llama3.1-8b") and "mean of" in other.source
-    assert 0 < own.spread[drafts - 1] < 0.2
+    assert 0 < own.spreads[drafts - 1] < 0.2
