@@ -7,6 +7,7 @@ options that ask for it.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import field, replace
+from itertools import product
 from math import ceil, floor, log10
 
 import numpy as np
@@ -39,8 +40,10 @@ from kvsim.techniques import parse
 
 MORE_GPUS = (1, 2, 4, 8, 16, 32, 64)
 LAYOUTS_TRIED = 4  # of so many GPUs, the best in closed form
-TARGET_SLACK = 1.25  # a target that leaves room for load, over the time of a request alone
+TARGET_SLACKS = (1.25, 2.5)  # times what a request takes alone: targets that leave room for load
 HALVINGS = 6  # of the prompt
+WORTH_NAMING = 0.1  # of what equal requests without gaps would carry: less is hardly a service
+TRIED_FURTHER = 8  # changes after one that carries less
 CARDS_TRIED = 16  # cards, the cheapest first
 LOSSY_TRIED = 3  # techniques that lose more than was admitted, the mildest first
 
@@ -118,9 +121,13 @@ def explain_no_service(
 
 
 def describe_obstacle(question: ServiceQuestion) -> str:
-    """What stands in the way on the first deployment."""
-    q = question.deployments[0]
-    least = idle_times(question, q)
+    """What stands in the way on the first deployment on which anything fits."""
+    q, *others = question.deployments
+    least, where = idle_times(question, q), ""
+    for other in others if least is None else ():
+        if other.deployment.weights != q.deployment.weights and not where:
+            least = idle_times(question, other)
+            where = f" with {other.deployment.weights} weights" if least is not None else ""
     if least is None:
         known = list(ServiceSearch(question).candidates(q))
         if known and FULL not in {t.name for t in q.admission.candidates()}:
@@ -142,7 +149,7 @@ def describe_obstacle(question: ServiceQuestion) -> str:
             share = f"{100 * question.asked.share:g} %"
             found.append(
                 f"{name.upper()} of {share} of requests would be {show_time(value)} instead of "
-                f"{show_time(limit)} even at light load"
+                f"{show_time(limit)} even at light load{where}"
             )
     sure = question.asked.sure
     if found and sure > 0.5:
@@ -242,6 +249,8 @@ def _apply(kinds: list[Change], start: _Freed) -> Iterator[_Freed]:
 
 
 def _first(freed: Iterable[_Freed]) -> PlanRemedy | None:
+    """The first change that does; one that carries hardly any load if the next do no better."""
+    poor, left = None, TRIED_FURTHER
     for one in freed:
         found = try_plain(one.question)
         if found is not None:
@@ -250,27 +259,31 @@ def _first(freed: Iterable[_Freed]) -> PlanRemedy | None:
             if "tp" in changes:
                 given = {"tp": d.tp, "pp": d.pp, "dp": d.dp, "ep": d.ep}
                 changes |= {k: str(n) for k, n in given.items() if n > 1 or k == "tp"}
-            return PlanRemedy(changes, found.carried, one.caution)
-    return None
+            remedy = PlanRemedy(changes, found.carried, one.caution)
+            if found.carried.each_per_s >= WORTH_NAMING * found.candidate.guess:
+                return remedy
+            poor = poor or remedy
+        left -= poor is not None
+        if not left:
+            break
+    return poor
 
 
 def _longer_times(before: _Freed) -> Iterator[_Freed]:
-    """The smallest round targets that leave room for load."""
+    """Round targets that leave room for load, the smallest first."""
     question = before.question
     asked = question.asked
-    for q in question.deployments[:LAYOUTS_TRIED]:
-        one = replace(question, deployments=(q,))
-        least = idle_times(one, q)
-        if least is None:
-            continue
-        needed = {k: v for k, v in least.items() if v * TARGET_SLACK > getattr(asked, k)}
-        longer = {k: round_up(v * TARGET_SLACK) for k, v in needed.items()}
-        if not longer:
-            continue
-        said = {k: show_time(v) for k, v in longer.items()}
-        yield replace(
-            before, changes={**before.changes, **said}, question=with_times(one, **longer)
-        )
+    some = [replace(question, deployments=(q,)) for q in question.deployments[:LAYOUTS_TRIED]]
+    known = [(one, idle_times(one, one.deployments[0])) for one in some]
+    for slack, (one, least) in product(TARGET_SLACKS, known):
+        needed = {
+            k: v for k, v in (least or {}).items() if v * TARGET_SLACKS[0] > getattr(asked, k)
+        }
+        longer = {k: round_up(v * slack) for k, v in needed.items()}
+        if longer:
+            said = {k: show_time(v) for k, v in longer.items()}
+            freed = with_times(one, **longer)
+            yield replace(before, changes={**before.changes, **said}, question=freed)
 
 
 def with_times(question: ServiceQuestion, **times: float) -> ServiceQuestion:
