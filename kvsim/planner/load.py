@@ -36,6 +36,7 @@ FURTHER_DRAWS = 8
 
 FIRST_SEED = 1000  # of them
 SIMULTANEOUS = 1e-3  # s; requests that come within it come together
+DIPS = (1, 2, 3, 5)  # steps above a rate that is kept, at which it is tried whether more are
 RATE_STEP = 1.01  # ratio of two rates between which the search stops
 ROUTE = "least-loaded"  # how requests find their replica where there are several
 QUEUE_GROWTH = 0.02  # of the arrivals' time, by which the last quarter may wait longer
@@ -340,7 +341,8 @@ class RateSearch:
                 low = middle
             else:
                 high = middle
-        return low
+        # one rate may miss what the next one keeps, as other requests meet
+        return max((r for n in DIPS if meets(r := low * step**n)), default=low)
 
     def carried(
         self, costs: StepCosts, guess: float, replicas: int = 1, step: float = RATE_STEP

@@ -61,7 +61,6 @@ BUDGETS = (512, 1024, 2048, 4096, 8192, 16384)
 MORE_THAN_FIT = 4  # times the sequences of mean length that fit: more never run at once
 SHORTEST_ANSWER = 2  # tokens, the fewest that have a time per output token
 QUEUEING_FACTOR = 2.0  # times a long prompt's own time: what it takes among others
-BUDGET_GAIN = 0.02  # of the objective, from which on another budget than the default is worth it
 MAX_ALTERNATIVES = 5
 SATURATED = 0.7  # of the rate of equal requests without a gap, where a search of rates begins
 
@@ -498,7 +497,7 @@ class ServiceSearch:
                 if found is None or found.value <= last.value:
                     break
                 last = found
-            if last.value > best.value * (1 + BUDGET_GAIN):
+            if last.value > best.value * (1 + AS_GOOD):
                 best = last
                 break
         again = self.play(best.candidate, self._tokens(best), best.carried.each_per_s, RATE_STEP)
