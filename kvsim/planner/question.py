@@ -323,12 +323,12 @@ class Admission:
         Prediction modules come with some models, and heads were published and measured for some;
         all else the user has to name or to measure.
         """
+        if technique.name == "mtp":
+            return not technique.drafting.lacks(deployment.model)
         if technique.name not in NEEDS_DRAFTER or technique.name in self.only:
             return True
         if any(parse(found.technique).name == technique.name for found in self.accepted):
             return True
-        if technique.name == "mtp":
-            return not technique.drafting.lacks(deployment.model)
         name, model = technique.name, deployment.model.name
         return name in HEADS and any((s.method, s.model) == (name, model) for s in load_summaries())
 
@@ -353,7 +353,11 @@ class Admission:
             seen = self.seen_at or int(parse(technique.name).settings["gamma"])
             return from_rate(self.rate, seen, f"your rate of {self.rate:g} at {seen} drafts")
         draft = str(technique.settings.get("draft", technique.name))
-        return published(deployment.model.name, draft, context)
+        like = getattr(technique.drafting, "like", "")  # where none of its own is measured
+        model = deployment.model.name
+        return published(model, draft, context) or (
+            published(model, like, context) if like else None
+        )
 
     def evidence(self, technique: Technique, deployment: Deployment, length: float) -> Evidence:
         """The evidence of a setting's loss on a model."""

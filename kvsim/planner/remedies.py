@@ -42,7 +42,7 @@ MORE_GPUS = (1, 2, 4, 8, 16, 32, 64)
 LAYOUTS_TRIED = 4  # of so many GPUs, the best in closed form
 TARGET_SLACKS = (1.25, 2.5)  # times what a request takes alone: targets that leave room for load
 HALVINGS = 6  # of the prompt
-WORTH_NAMING = 0.1  # of what equal requests without gaps would carry: less is hardly a service
+WORTH_NAMING = 0.1  # of the rate of equal requests without gaps: less is hardly a service
 TRIED_FURTHER = 8  # changes after one that carries less
 CARDS_TRIED = 16  # cards, the cheapest first
 LOSSY_TRIED = 3  # techniques that lose more than was admitted, the mildest first
@@ -133,7 +133,7 @@ def describe_obstacle(question: ServiceQuestion) -> str:
         if known and FULL not in {t.name for t in q.admission.candidates()}:
             return too_lossy(q, known)
         d = q.deployment
-        refused = [(t.name, t.refuses(d)) for t in q.admission.candidates()]
+        refused = [(t.name, t.refuses_released(d)) for t in q.admission.candidates()]
         if refused and all(reason for _, reason in refused):
             return " and ".join(f"{name} cannot run here: {reason}" for name, reason in refused[:2])
         need = f"a sequence of {question.load.longest:,} tokens does not fit"

@@ -393,7 +393,7 @@ def test_heads_are_considered_where_they_exist() -> None:
     rate = Admission(rate=0.9, seen_at=4)
     assert not rate.settings(parse("mtp"), llama, 1000, 100)
     assert rate.settings(parse("mtp"), deepseek, 1000, 100)
-    assert replace(rate, only=("mtp",)).settings(parse("mtp"), llama, 1000, 100)
+    assert not replace(rate, only=("mtp",)).settings(parse("mtp"), llama, 1000, 100)
     assert rate.settings(parse("magicdec"), llama, 1000, 100)
 
 

@@ -39,8 +39,8 @@ def test_a_loss_must_gain_more_than_a_few_percent() -> None:
 
 
 def test_what_only_one_technique_was_asked_for_and_cannot_run_says_why() -> None:
-    with pytest.raises(InfeasibleError, match="eagle cannot run here: the acceptance rate"):
-        plan(gpu="h100", only="eagle")
+    with pytest.raises(InfeasibleError, match="mtp cannot run here: "):
+        plan(gpu="h100", only="mtp")
 
 
 def test_times_of_the_choice_are_means_over_draws_at_the_same_rate() -> None:
