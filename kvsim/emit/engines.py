@@ -152,7 +152,7 @@ def _note_spread(s: Served, settings: EngineSettings) -> None:
     given = (("--pp", s.spread.pp), ("--dp", s.spread.dp), ("--ep", s.spread.ep))
     words = " ".join(f"{name} {value}" for name, value in given if value > 1)
     if words:
-        settings.lack(f"{words}: {MANUALS[settings.engine].title} does not spread a model so")
+        settings.lack(f"{words}: {MANUALS[settings.engine].title} has no such layout")
 
 
 def _note_nodes(s: Served, settings: EngineSettings) -> None:

@@ -153,8 +153,8 @@ class Parallelism:
             )
         if model.experts and model.expert_ffn % self.slices:
             raise InputError(
-                f"{model.name}: {model.expert_ffn} experts' ffn do not divide over {self.slices} "
-                f"GPUs; choose a larger --ep (up to {self.stage})"
+                f"{model.name}: {model.expert_ffn} numbers of an expert's width do not divide over "
+                f"{self.slices} GPUs; choose a larger --ep (up to {self.stage})"
             )
 
     def words(self) -> str:

@@ -137,7 +137,7 @@ def _grid_answer(rows: Sequence[Row], deployment: Deployment, left_out: Sequence
         verdict(
             [
                 f"Of {len(rows)} points {len(able)} fit on {deployment.hardware.name}.",
-                f"Most throughput: {name} at batch {best['batch']:,} with prompts of "
+                f"Highest throughput: {name} at batch {best['batch']:,} with prompts of "
                 f"{best['prompt']:,}: {units.rate(best['output_tok_s'])} output tok/s, {times}.",
             ]
         ),
