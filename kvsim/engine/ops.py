@@ -295,11 +295,10 @@ def routed_experts(deployment: Deployment, point: Point, foreign: Number | None 
     idle = left_idle(m.experts_active / m.experts, apart, deployment.stack.sums.popularity)
     touched = deployment.local_experts * (1.0 - idle)
     routed = tokens * m.experts_active * deployment.routed_share
-    kernel = experts_class(deployment.weight_format.kernel)
-    passes, traffic = (
-        deployment.stack.kernel(kernel).input_passes,
-        deployment.stack.kernel(kernel).traffic,
-    )
+    name = experts_class(deployment.weight_format.kernel)
+    kernel = deployment.stack.kernel(name)
+    passes, traffic = kernel.input_passes, kernel.traffic
+    held = kernel.expert * deployment.local_experts
     ops = []
     if traffic:
         if foreign is None:
@@ -309,19 +308,19 @@ def routed_experts(deployment: Deployment, point: Point, foreign: Number | None 
             traffic * FP16_BYTES * (routed + deployment.stack.sums.sorted_out * foreign) * m.hidden
         )
         ops.append(Op("experts_traffic", bytes={"hbm": through}, launches=0.0))
-    for name, (inputs, outputs) in m.mlp_matrices(deployment.expert_width).items():
-        stored = deployment.stored(f"experts_{name}")
+    for product, (inputs, outputs) in m.mlp_matrices(deployment.expert_width).items():
+        stored = deployment.stored(f"experts_{product}")
         moved = touched * stored.bytes(inputs, outputs)
         ops.append(
             Op(
-                f"experts_{name}",
-                kernel=kernel,
+                f"experts_{product}",
+                kernel=name,
                 flops=2.0 * routed * inputs * outputs,
                 bytes={"hbm": moved + FP16_BYTES * routed * (passes * inputs + outputs)},
                 size=np.maximum(1.0, routed / np.maximum(touched, 1.0)),  # no token touches none
                 columns=outputs,
                 dtype=deployment.product_dtype(stored),
-                fixed=unpacking(deployment, stored, touched * inputs * outputs, routed),
+                fixed=held + unpacking(deployment, stored, touched * inputs * outputs, routed),
             )
         )
     return ops

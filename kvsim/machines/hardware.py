@@ -301,6 +301,8 @@ class Kernel:
     added: float = 0.0  # share of the faster resources' time that adds to the slowest one's
     input_passes: float = 1.0  # times a product reads its input, or a scan each chunk's state
     traffic: float = 0.0  # passes over the routed hidden states to gather and add them up
+    expert: float = 0.0  # per expert that a GPU holds, chosen or not: its tokens are counted, its
+    # tiles listed and looked up by every block [s]
     narrow: float = 1.0  # times longer per byte and FLOP at a head dimension of 64 than at 128
     wide: float = 1.0  # the same at a head dimension of 256
     ungrouped: float = 1.0  # times longer with one query head per KV head

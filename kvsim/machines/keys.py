@@ -218,6 +218,7 @@ KERNEL_NUMBERS = {
     "tile_columns": ("tile_columns", NON_NEGATIVE),
     "unit_Bps": ("unit_rate", NON_NEGATIVE),
     "half_columns": ("half_columns", NON_NEGATIVE),
+    "expert_s": ("expert", NON_NEGATIVE),
     "added": ("added", SHARE_NUMBER),
     "input_passes": ("input_passes", NON_NEGATIVE),
     "traffic": ("traffic", NON_NEGATIVE),

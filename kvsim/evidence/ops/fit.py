@@ -282,6 +282,7 @@ EXPERT_PARAMETERS = SHARE_PARAMETERS | {
     "half_size": (0.0, 2000.0, 30.0),
     "traffic": (0.0, 100.0, 5.0),
     "half_columns": (0.0, 5000.0, 50.0),
+    "expert_s": (0.0, 2e-6, 50e-9),
 }
 LATENT_PARAMETERS = SHARE_PARAMETERS | FLOOR | {
     "half_columns": (0.0, 1000.0, 30.0), "split_s": (0.0, 60e-6, 5e-6),
