@@ -15,6 +15,7 @@ from kvsim.machines.hardware import Stack
 from kvsim.machines.parallel import NETWORK, left_idle
 from kvsim.models.model import LayerShape, Model
 
+FP32_BYTES = 4.0  # [B]
 SCORE = 2 * FP16_BYTES  # an fp16 attention score that leaves the chip: written once, read once [B]
 
 
@@ -202,7 +203,21 @@ def before_attention(
             waits = after if len(ops) == 1 else ()
             stored = deployment.mixer_stored(name)
             ops.append(gemm(deployment, name, point.tokens, matrix, stored, after=waits))
-    return ops
+    return [*ops, *_wide_norms(deployment, point)]
+
+
+def _wide_norms(deployment: Deployment, point: Point) -> list[Op]:
+    """Norms over the queries and keys of all heads, of which each GPU of a group has a part.
+
+    Each adds up the squares of its part, and the group adds up two sums per token.
+    """
+    m, launches = deployment.shard, deployment.stack.time.wide_norm_launches
+    if not (m.wide_norms and launches and deployment.tp > 1):
+        return []
+    moved = FP16_BYTES * 2 * point.tokens * (m.heads + m.kv_heads) * m.head_dim
+    floors = (launches - 1.0) * deployment.stack.kernel("pointwise").floor
+    squares = Op("norms", kernel="pointwise", bytes={"hbm": moved}, launches=launches, fixed=floors)
+    return [squares, *all_reduce(deployment, "norm_sum", FP32_BYTES * 2 * point.tokens)]
 
 
 def _further_kernels(stack: Stack) -> float:

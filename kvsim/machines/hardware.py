@@ -30,6 +30,8 @@ class FixedTimes:
     stage_overlap: float = 1.0  # share of the other stages' work that runs beside a pass's next one
     counted_launches: bool = False  # ops are as many kernels as kvsim's implementations dispatch
     pointwise_launches: float = 5.0  # kernels per layer for norms, positions, residuals, activation
+    wide_norm_launches: float = 0.0  # further kernels of norms over all heads, where GPUs share the
+    # heads and add up their squares (0: nothing)
     pointwise_passes: float = 1.0  # times those kernels read and write the hidden states
     asynchronous: bool = False  # a pass is issued before the tokens of the one before are known
 

@@ -94,6 +94,7 @@ STACK_NUMBERS: Mapping[str, Number] = {
     "time.stage_s": NON_NEGATIVE,
     "time.stage_overlap": SHARE_NUMBER,
     "time.pointwise_launches": NON_NEGATIVE,
+    "time.wide_norm_launches": NON_NEGATIVE,
     "time.pointwise_passes": NON_NEGATIVE,
     "server.token_s": NON_NEGATIVE,
     "server.prompt_s": NON_NEGATIVE,

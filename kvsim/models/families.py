@@ -20,6 +20,7 @@ class ModelFields(TypedDict, total=False):
     head_dim: int
     ffn: int
     qk_norm: bool
+    wide_norms: bool
     qkv_bias: bool
     out_bias: bool
     mlp_bias: bool
@@ -71,7 +72,7 @@ def wide_norms(fields: Fields) -> FamilyFields:
     heads = fields.integer("num_attention_heads")
     own = fields.integer("num_key_value_heads", default=heads)
     width = fields.integer("head_dim", default=fields.integer("hidden_size") // heads)
-    return {"vectors": (heads + own) * width}
+    return {"vectors": (heads + own) * width, "wide_norms": True}
 
 
 def query_biases(fields: Fields) -> FamilyFields:

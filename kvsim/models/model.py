@@ -175,6 +175,7 @@ class Model:
     norms: int = 2  # per layer
     norm_bias: bool = False  # LayerNorm rather than RMSNorm
     qk_norm: bool = False
+    wide_norms: bool = False  # norms over the queries of all heads, and over their keys
     sinks: bool = False  # one learned attention sink per head
     router_bias: bool = False  # one correction per expert, for the choice only (DeepSeek-V3)
     shared_gate: bool = False  # a learned gate on the shared experts (Qwen-MoE)
