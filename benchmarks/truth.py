@@ -5,6 +5,7 @@
     python -m benchmarks.truth ../shared --store    # and store today's figures with the commit
     python -m benchmarks.truth ../shared --ledger   # and the ledger's lines of whole runs
     python -m benchmarks.truth ../shared --page     # and docs/fidelity.md
+    python -m benchmarks.truth ../shared --weights  # weights of intervals, by leaving out
     python -m benchmarks.truth ../shared --against fused  # errors of engines' own stacks beside
 
 Rows: ``measured/engines.csv``, ``splitwise_a100.csv`` and ``argonne_a100.csv``, and
@@ -42,11 +43,13 @@ from benchmarks.truth_intervals import (
 from benchmarks.truth_page import write_page
 from benchmarks.truth_rows import Row, read_rows
 from benchmarks.truth_runs import Said, predict_rows
+from benchmarks.truth_weights import print_weights
 from kvsim.evidence import ledger
 
 HERE = Path(__file__).parent
 STORED = HERE / "truth.json"
 LEDGER = Path("kvsim/evidence/ledger.csv")
+CLEAR = 0.05  # a ratio this far from 1 has a side
 FEWEST, ALLOWED = 10, 2.0  # rows of a compared group, and points that a stack may be worse by
 Figures = dict[str, float]
 HEAD = ("rows", "said/meas.", "median", "p90", "inside", "width")
@@ -106,7 +109,13 @@ def ratios(pairs: Sequence[Pair]) -> dict[str, list[Pair]]:
                 one = row.as_ratio(value)
                 if row.compared(first[0], free):
                     found.setdefault(name, []).append((one, Said(base)))
-    return found
+    return {**found, "all pairs": [pair for some in found.values() for pair in some]}
+
+
+def signs(pairs: Sequence[Pair]) -> tuple[int, int]:
+    """Count the ratios that are said on the right side of 1, of those measured further from it."""
+    clear = [(r, s) for r, s in pairs if abs(r.value - 1) > CLEAR]
+    return sum((r.value - 1) * (s.value - 1) > 0 for r, s in clear), len(clear)
 
 
 def print_table(title: str, groups: dict[str, Figures], before: dict[str, Figures]) -> None:
@@ -217,6 +226,7 @@ def main() -> None:
     options.add_argument("--stack", default="", help="predict every row with this stack")
     options.add_argument("--against", default="", help="compare with this stack at full load")
     options.add_argument("--ledger", action="store_true", help="write the ledger's lines of runs")
+    options.add_argument("--weights", action="store_true", help="choose weights of intervals")
     options.add_argument("--page", action="store_true", help="write docs/fidelity.md")
     chosen = options.parse_args()
     wanted = chosen.only.lower()
@@ -230,6 +240,12 @@ def main() -> None:
         print(f"stored figures: {stored['commit']}")
     for title, groups in tables.items():
         print_table(title, groups, stored["tables"].get(title, {}))
+    found = ratios([p for p in pairs if p[0].table == "speed" and p[0].file == "engines"
+                    and not p[0].drafts])  # fmt: skip
+    right, clear = signs(found["all pairs"])
+    print(
+        f"\nof pairs measured more than {CLEAR:.0%} apart, {right} of {clear} have the right sign"
+    )
     intervals = intervals_of(pairs)
     print_intervals(intervals)
     left: dict[str, int] = {}
@@ -249,6 +265,8 @@ def main() -> None:
                 f"{s.value / row.value:7.3f} {s.low / row.value:6.2f} {s.high / row.value:6.2f}  "
                 f"{row}"
             )
+    if chosen.weights:
+        print_weights(pairs)
     if chosen.page:
         write_page(tables, intervals, len(pairs))
     if chosen.ledger:

@@ -40,6 +40,8 @@ BUDGET = 8192
 """Tokens of a pass where a row says none: what the servers of all three engines take by default on
 cards of 80 GB and more (vLLM's max_num_batched_tokens, A100 apart; TensorRT-LLM's max_num_tokens;
 SGLang's chunked_prefill_size)."""
+BLOCK = 16  # tokens per block of a prefix, vLLM's
+HOST = 500e9  # of the host, for prefixes [B]
 TURNS = 10  # requests of each client of a load test, as InferenceMAX sends
 CONTEXTS = 16  # points of the sum over a growing context
 
@@ -135,11 +137,29 @@ def _said(row: Row, stack: str | Stack) -> Said:
 
 def _speedup(row: Row, d: Deployment) -> Said:
     if row.baseline == "no cache":
-        raise InputError("a prefix from host memory has no absolute row to compare")
+        return _from_host(row, d)
     metric = row.of if row.of in METRICS else "decode_tok_s"
     base = replace(row, technique=row.baseline or "full", batch=row.baseline_batch, metric=metric)
     value = METRICS[metric](replace(row, metric=metric), d) / METRICS[metric](base, d)
     return Said(value)
+
+
+def _from_host(row: Row, d: Deployment) -> Said:
+    """Time to compute a prompt over that to load its cache, once another one took its place."""
+    prompt, _ = _whole(row)
+    each = -(-prompt // BLOCK)
+    one, other = np.arange(each), np.arange(each) + each
+    requests = Requests(
+        np.array([0.0, 1e3, 2e3]), np.full(3, prompt), np.full(3, 2),
+        np.concatenate([one, other, one]), np.arange(4) * each, BLOCK,
+    )  # fmt: skip
+    rules = Rules(
+        max_seqs=1, max_tokens=BUDGET, block_tokens=BLOCK, blocks=each + each // 2 + 1,
+        prefix_caching=True, host_cache=HOST, prefix_load="load",
+    )  # fmt: skip
+    costs = StepCosts(parse("full"), d, rules, prompt + 2, prompt)
+    computed, _, loaded = Outcome(simulate(requests, costs)).ttft_s
+    return Said(float(computed / loaded))
 
 
 def _whole(row: Row) -> tuple[int, int]:

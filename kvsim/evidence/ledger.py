@@ -13,6 +13,7 @@ from math import erf, exp, hypot, log, sqrt
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvsim.files import TABLE, own_output, read_records, replace_text
 from kvsim.frozen import frozen
@@ -355,8 +356,27 @@ def _mechanisms(deployment: Deployment, technique: str, kind: str, load: str) ->
 
 def _shared_interval(entries: Sequence[LedgerEntry], asked: Mechanisms) -> tuple[float, float]:
     """Quantiles of errors over entries weighted by the mechanisms that they share. Factors."""
-    apart = np.array([_distance(e, asked) for e in entries])
-    weight = np.exp(-apart) * np.minimum([e.rows for e in entries], MOST_ROWS)
+    points, whose = sorted_errors(entries)
+    weight = np.exp(-differences(entries, asked) @ np.array(list(DISTANCES.values())))
+    low, high = weighted_range(
+        points, whose, weight * np.minimum([e.rows for e in entries], MOST_ROWS), SELF
+    )
+    return exp(low), exp(high)
+
+
+def sorted_errors(entries: Sequence[LedgerEntry]) -> tuple[Array, NDArray[np.int64]]:
+    """Spread out the errors that each entry stands for, ten that are equally likely.
+
+    Parameters
+    ----------
+    entries
+        Lines of the ledger.
+
+    Returns
+    -------
+    tuple[array, array]
+        Logarithms of measured over predicted, ascending, and the number of the entry of each.
+    """
     low, middle, high = (
         np.log([getattr(e, name) for e in entries])[:, None] for name in ("low", "middle", "high")
     )
@@ -364,16 +384,37 @@ def _shared_interval(entries: Sequence[LedgerEntry], asked: Mechanisms) -> tuple
     spread = np.where(NORMAL_QUANTILES < 0, middle - low, high - middle) / WITHIN_80
     points = (middle + spread * NORMAL_QUANTILES).ravel()
     order = np.argsort(points)
-    share = np.repeat(weight / weight.sum() / NORMAL_QUANTILES.size, NORMAL_QUANTILES.size)[order]
-    place, points = np.cumsum(share) - 0.5 * share, points[order]
-    # the answer's own weight lies half below all others and half above
-    tail = max(TAIL - (0.5 - TAIL) * SELF / weight.sum(), 0.0)
+    return points[order], order // NORMAL_QUANTILES.size
+
+
+def weighted_range(
+    points: Array, whose: NDArray[np.int64], weight: Array, own: float
+) -> tuple[float, float]:
+    """Find the range that holds 80 % of weighted errors and of one that may be any.
+
+    Parameters
+    ----------
+    points, whose
+        Errors, ascending, and the entry of each, as ``sorted_errors`` returns them.
+    weight
+        Of each entry, in rows.
+    own
+        Weight of the answer itself, half of it below all errors and half above. [rows]
+
+    Returns
+    -------
+    tuple[float, float]
+        Lower and upper end, as logarithms of factors on a predicted time.
+    """
+    share = (weight / weight.sum() / NORMAL_QUANTILES.size)[whose]
+    place = np.cumsum(share) - 0.5 * share
+    tail = max(TAIL - (0.5 - TAIL) * own / weight.sum(), 0.0)
     # an interval that ends at the prediction leaves that side's rest to the other one
     below = float(np.interp(0.0, points, place, left=0.0, right=1.0))
     start = min(tail, below)
     end = min(2 * tail - start, 1 - below)
     start = 2 * tail - end
-    found = np.exp(np.interp((start, 1 - end), place, points))
+    found = np.interp((start, 1 - end), place, points)
     return float(found[0]), float(found[1])
 
 
@@ -393,16 +434,34 @@ def _rank(e: LedgerEntry, asked: Mechanisms) -> tuple[bool, bool, float, bool, b
     )
 
 
-def _distance(e: LedgerEntry, asked: Mechanisms) -> float:
-    """How little an entry counts, as a logarithm: a sum over what it does not share."""
-    alike = {asked.technique, e.technique} <= SIMILAR_TECHNIQUES or asked.technique == e.technique
-    total = 0.0 if alike else DISTANCES["technique"]
-    for name in ("engine", "device", "load", "weights", "experts", "gpus", "model"):
-        own, wanted = getattr(e, name), getattr(asked, name)
-        total += DISTANCES[name] if own and wanted and own not in (wanted, ANY) else 0.0
-    if e.kind != asked.kind:
-        total += DISTANCES["prefill" if "prefill" in (e.kind, asked.kind) else "kind"]
-    return total
+def differences(entries: Sequence[LedgerEntry], asked: Mechanisms) -> Array:
+    """Tell in which mechanisms entries differ from an answer.
+
+    Parameters
+    ----------
+    entries
+        Lines of the ledger.
+    asked
+        What the answer's error may be shared by.
+
+    Returns
+    -------
+    array
+        1 where they differ, else 0: a row per entry, a column per mechanism of ``DISTANCES``.
+    """
+    return np.array(
+        [[_differs(e, asked, name) for name in DISTANCES] for e in entries], dtype=float
+    )
+
+
+def _differs(e: LedgerEntry, asked: Mechanisms, name: str) -> bool:
+    if name == "technique":
+        alike = {asked.technique, e.technique} <= SIMILAR_TECHNIQUES
+        return not (alike or asked.technique == e.technique)
+    if name in ("kind", "prefill"):  # a prompt's time tells of others what they tell of it
+        return e.kind != asked.kind and (name == "prefill") == ("prefill" in (e.kind, asked.kind))
+    own, wanted = getattr(e, name), getattr(asked, name)
+    return bool(own and wanted and own not in (wanted, ANY))
 
 
 def _words(e: LedgerEntry, exact: bool, asked: tuple[str, ...]) -> str:
