@@ -268,7 +268,7 @@ def main() -> None:
     if chosen.weights:
         print_weights(pairs)
     if chosen.page:
-        write_page(tables, intervals, len(pairs))
+        write_page(tables, intervals, len(pairs), (right, clear))
     if chosen.ledger:
         write_ledger(pairs)
     if chosen.store:

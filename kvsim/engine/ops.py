@@ -188,14 +188,15 @@ def before_attention(
     m = deployment.shard
     active = (m.experts_active * m.expert_ffn or m.ffn) if shape.mlp else 0
     passes = deployment.stack.time.pointwise_passes * ((2 * m.norms + 2) * m.hidden + 3 * active)
+    matrices = m.mixer_matrices(shape)
+    latent = deployment.stack.time.latent if "kv_up" in matrices else 0.0
     small = Op(
         "pointwise",
         kernel="pointwise",
         bytes={"hbm": FP16_BYTES * point.tokens * passes},
         launches=deployment.stack.time.pointwise_launches,
-        fixed=deployment.stack.time.layer + _further_kernels(deployment.stack),
+        fixed=deployment.stack.time.layer + latent + _further_kernels(deployment.stack),
     )
-    matrices = m.mixer_matrices(shape)
     made_later = ("out", "kv_up")
     ops = [small]
     for name, matrix in matrices.items():
@@ -277,6 +278,8 @@ def _experts(deployment: Deployment, point: Point) -> list[Op]:
     """Router, the routed experts that the tokens touch, and the shared ones."""
     m = deployment.shard
     ops = [gemm(deployment, "router", point.tokens, (m.hidden, m.experts), WEIGHT_FORMATS["fp16"])]
+    if deployment.stack.time.routing:
+        ops.append(Op("routing", fixed=deployment.stack.time.routing, launches=0.0))
     ops += exchange_tokens(deployment, "experts_to", point.tokens, point.ranks)
     ops += routed_experts(deployment, point)
     ops += exchange_tokens(deployment, "experts_back", point.tokens, point.ranks)
@@ -581,7 +584,7 @@ def exchange_tokens(
     copies = min(1.0, d.model.experts_active * d.routed_share)
     moved = states * copies * (d.dp - 1) / d.dp
     share = sums.ring_share if sums.direct_share else 1.0
-    wait = link.latency + sums.direct + moved / link.bandwidth * (1 / share - 1)
+    wait = link.latency + max(sums.direct, sums.exchange) + moved / link.bandwidth * (1 / share - 1)
     nodes = -(-d.parallelism.stage // d.domain)
     if nodes > 1:
         busy = 1.0 if ranks is None else np.minimum(1.0, ranks * nodes / d.dp)

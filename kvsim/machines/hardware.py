@@ -18,6 +18,8 @@ class FixedTimes:
     launch: float = 0.0  # host time to issue one kernel; the GPU waits for it [s]
     gap: float = 0.0  # GPU time between two kernels [s]
     layer: float = 0.0  # fixed time per layer [s]
+    routing: float = 0.0  # to choose each token's experts by their scores, per layer [s]
+    latent: float = 0.0  # further time of a layer with latent attention: its small kernels [s]
     step: float = 0.0  # fixed time per forward pass: sampling, bookkeeping, graph launch [s]
     sequence: float = 0.0  # further time per step and sequence: sampling, detokenising [s]
     beside_step: float = 0.0  # host time per forward pass beside the GPU: a pass takes no less [s]
@@ -132,6 +134,7 @@ class GpuSums:
     ring: float = 0.0  # time of a ring however small, besides the link's latency [s]
     ring_hop: float = 0.0  # time per transfer of a ring, instead of the link's latency [s]
     ring_share: float = 1.0  # share of the link's rate that a ring reaches
+    exchange: float = 0.0  # time to send tokens to experts' GPUs, or back, however few [s]
     sorted_out: float = 0.0  # share of a routed copy's traffic for one of another GPU's experts
     popularity: float = 1.0  # times as often as the least popular expert the most popular is chosen
     skew: float = (
