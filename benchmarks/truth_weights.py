@@ -1,16 +1,16 @@
 """How much each mechanism counts in an interval, chosen where it was left out: for truth.py.
 
 The weights are those with the least interval score [1]_, a proper score of ranges that should hold
-80 %, over measured runs each of which is judged by a ledger without the lines that share its model
-and source, its source, its card, or its version; an answer's own weight is then raised until they
-hold 80 % of those runs. Coverage is that of runs whose sources no choice saw: sources are left out
+80 %, over measured runs each of which is judged by a ledger that lacks half of the runs of its own
+mechanisms, or the lines that share its model and source, its source, its card, or its version; an
+answer's own weight is then raised until they hold 80 % of those runs. Coverage is that of runs whose sources no choice saw: sources are left out
 a quarter at a time.
 
 .. [1] T. Gneiting and A. E. Raftery, "Strictly proper scoring rules", JASA 102 (2007).
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from zlib import crc32
 
 import numpy as np
@@ -21,6 +21,8 @@ from kvsim.graph import Array
 
 PARTS, ROUNDS = 4, 2
 STEPS = (0.6, 1.6)  # times a weight, in turn
+HALF = ("half of their own runs", tuple(f.name for f in fields(Mechanisms)))
+"""Runs judged by a ledger that has the other half of those of the same mechanisms and source."""
 WIDEN = 1.1  # times an answer's own weight, until ranges hold what they should
 Weights = dict[str, float]
 
@@ -65,17 +67,35 @@ def judged_runs(pairs: Sequence[Pair]) -> Iterator[Judged]:
         runs = [replace(r, metric="", of="", asked="").key(()) for r, _ in some]
         counted = np.array([1 / runs.count(run) for run in runs])
         kinds = ledger.RELATED_KINDS.get(own.kind, (own.kind,))
-        for name, shared in HOLD_OUTS.items():
-            others = [
-                e for e in ledger.shipped()
-                if e.kind in kinds and not e.held_out.startswith(ledger.ONE_DEVICE)
-                and any(getattr(e, n) != getattr(own, n) for n in shared)
-            ]  # fmt: skip
+        known = [
+            e
+            for e in ledger.shipped()
+            if e.kind in kinds and not e.held_out.startswith(ledger.ONE_DEVICE)
+        ]
+        for name, shared in (HALF, *HOLD_OUTS.items()):
+            others = [e for e in known if any(getattr(e, n) != getattr(own, n) for n in shared)]
+            seen = np.zeros(errors.size, dtype=bool)
+            if name == HALF[0]:
+                seen = np.array([crc32(run.encode()) % 2 == 0 for run in runs])
+                if min(seen.sum(), (~seen).sum()) < ledger.MIN_SPREAD_ROWS:
+                    continue
+                others.append(
+                    ledger.entry_of(
+                        np.exp(-errors[seen]),
+                        np.ones(seen.sum()),
+                        held_out=ledger.RUN,
+                        **asdict(own),
+                    )
+                )
             yield Judged(
-                crc32(own.source.encode()) % PARTS, name, errors, counted,
-                *ledger.sorted_errors(others), ledger.differences(others, asked),
+                crc32(own.source.encode()) % PARTS,
+                name,
+                errors[~seen],
+                counted[~seen],
+                *ledger.sorted_errors(others),
+                ledger.differences(others, asked),
                 np.array([e.rows for e in others], dtype=float),
-            )  # fmt: skip
+            )
 
 
 def _score(groups: Sequence[Judged], weights: Weights) -> float:
@@ -119,7 +139,7 @@ def _held(groups: Sequence[Judged], weights: Weights) -> float:
 def _covered(groups: Sequence[Judged], weights: Weights) -> dict[str, tuple[float, float, float]]:
     """Runs within their ranges, all runs, and the median width, by what was left out."""
     found = {}
-    for name in HOLD_OUTS:
+    for name in (HALF[0], *HOLD_OUTS):
         some = [g for g in groups if g.hold_out == name]
         runs = sum(float(g.counted.sum()) for g in some)
         ranges = [g.range(weights) for g in some]
