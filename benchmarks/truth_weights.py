@@ -3,8 +3,8 @@
 The weights are those with the least interval score [1]_, a proper score of ranges that should hold
 80 %, over measured runs each of which is judged by a ledger that lacks half of the runs of its own
 mechanisms, or the lines that share its model and source, its source, its card, or its version; an
-answer's own weight is then raised until they hold 80 % of those runs. Coverage is that of runs whose sources no choice saw: sources are left out
-a quarter at a time.
+answer's own weight is then raised until they hold 80 % of those runs. Coverage is that of runs
+whose sources no choice saw: sources are left out a quarter at a time.
 
 .. [1] T. Gneiting and A. E. Raftery, "Strictly proper scoring rules", JASA 102 (2007).
 """
@@ -83,7 +83,7 @@ def judged_runs(pairs: Sequence[Pair]) -> Iterator[Judged]:
                     ledger.entry_of(
                         np.exp(-errors[seen]),
                         np.ones(seen.sum()),
-                        held_out=ledger.RUN,
+                        held_out=ledger.HELD_OUT_RUN,
                         **asdict(own),
                     )
                 )
