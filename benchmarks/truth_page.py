@@ -47,8 +47,8 @@ weights is for all; no width is chosen per group. The weights were chosen on the
 the coverage below is counted on, so coverage on rows of other sources may be lower. Weights chosen
 instead by leaving mechanisms out (`--weights`, on 2026-11-26) and judged on sources that no choice
 saw hold 81 to 83 % of the runs, with a median width of 1.25 to 1.6, once 3.2. They are not the ones
-that ship: with them 11 of 41 groups would lie outside, as what suits an unknown source is too wide for an
-engine that is known well and too narrow for one that is known to be far off.
+that ship: with them 11 of 41 groups would lie outside, as what suits an unknown source is too wide
+for an engine that is known well and too narrow for one that is known to be far off.
 
 | intervals | numbers inside, runs counting alike | width |
 | --- | --- | --- |
