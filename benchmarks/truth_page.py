@@ -34,7 +34,7 @@ models that others published); kvsim holds fitted numbers and their sources, not
   machine's clock, client or host does to both cancels. Engines against each other under load are
   the exception, with {g[median]:.0f} and {g[p90]:.0f} % over {g[rows]:.0f} pairs.
 - **Trust least**: the time to the first token under load. Load tests are
-  played as their clients ran them, all at once, and measured times are {t[said/meas.]:.1f}
+  simulated as their clients ran them, all at once, and measured times are {t[said/meas.]:.1f}
   times the predicted ones at the median. Disaggregated serving and many short prompts on an A100
   are next.
 
