@@ -17,9 +17,11 @@ from kvsim.serving.memory import (
 )
 from kvsim.serving.records import (
     FINISHED,
+    GPU,
     LENGTH_ROUNDING,
     NEVER,
     NO_INDEX,
+    POOLS,
     RUNNING,
     SWAPPED,
     WAITING,
@@ -369,7 +371,7 @@ def complete(world: World, replica: Replica) -> None:
     replica : the replica of the batch.
     """
     stay, held = replica.first_sequence, replica.private + replica.pinned
-    kept = replica.cached
+    kept, newest = replica.cached, world.pools[POOLS * replica.index + GPU].newest
     for i in range(replica.first_sequence, replica.first_sequence + replica.running):
         sequence = world.sequences[i]
         if sequence.finish > replica.rounds:
@@ -389,6 +391,10 @@ def complete(world: World, replica: Replica) -> None:
     replica.running = stay - replica.first_sequence
     replica.late = held - replica.private - replica.pinned
     replica.late_kept = replica.cached - kept
+    if world.limits.ahead and replica.late_kept > 0:
+        replica.late_entry = world.pools[POOLS * replica.index + GPU].oldest
+        if newest != NO_INDEX:
+            replica.late_entry = world.entries[newest].newer
     recount(world, replica)
 
 

@@ -373,6 +373,24 @@ def split(world: World, pool: Pool, at: int, parts: int) -> None:
 
 
 @jit_function
+def put_by(world: World, replica: Replica, at: int) -> None:
+    """Keep an entry without users, as used more recently than all but those not known to be free.
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica that owns the memory.
+    at : index of the entry.
+    """
+    pool = world.pools[POOLS * replica.index + GPU]
+    if replica.late_entry == NO_INDEX:
+        append(world, pool, at)
+    else:
+        link_before(world, pool, at, replica.late_entry)
+    replica.cached += world.entries[at].parts * world.limits.part_bytes
+
+
+@jit_function
 def pin(world: World, replica: Replica, at: int, parts: int) -> None:
     """Add a user to the first parts of an entry.
 
@@ -387,6 +405,8 @@ def pin(world: World, replica: Replica, at: int, parts: int) -> None:
     if parts < entry.parts:
         split(world, pool, at, parts)
     if entry.users == 0:
+        if at == replica.late_entry:
+            replica.late_entry = entry.newer
         unlink(world, pool, at)
         replica.cached -= parts * world.limits.part_bytes
         replica.pinned += parts * world.limits.part_bytes
@@ -407,14 +427,12 @@ def unpin(world: World, replica: Replica, at: int) -> None:
     entry = world.entries[at]
     entry.users -= 1
     if entry.users == 0:
-        pool = world.pools[POOLS * replica.index + GPU]
         size = entry.parts * world.limits.part_bytes
         replica.pinned -= size
-        append(world, pool, at)
-        if entry.ready <= replica.clock:
-            replica.cached += size
-        else:  # it was still on its way here
-            remove(world, pool, at)
+        put_by(world, replica, at)
+        if entry.ready > replica.clock:  # it was still on its way here
+            replica.cached -= size
+            remove(world, world.pools[POOLS * replica.index + GPU], at)
 
 
 @jit_function
@@ -511,8 +529,7 @@ def keep(world: World, replica: Replica, sequence: Sequence, tokens: int) -> int
         if parts > 0:
             own = make_entry(world, pool, NO_INDEX - 1 - sequence.request)
             world.entries[own].parts = parts
-            append(world, pool, own)
-            replica.cached += parts * limits.part_bytes
+            put_by(world, replica, own)
     replica.private -= sequence.held
     j = sequence.named
     if sequence.load_to > j:

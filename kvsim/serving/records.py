@@ -178,6 +178,7 @@ class Replica:
     just_done: int  # sequences that the last step completed
     late: int  # their memory, which a pass put together ahead does not know to be free [B]
     late_kept: int  # of it, what is kept [B]
+    late_entry: int  # and the first entry of that, or NO_INDEX
     began: float  # when the last pass began [s]
     ended: float  # and when it ended [s]
     bin_width: float  # [s]

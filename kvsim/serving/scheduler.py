@@ -299,6 +299,7 @@ def step(tables: Tables, world: World, replica: Replica, until: float) -> None:
     replica.seen = replica.began if follows else np.inf
     if not follows:
         replica.late = replica.late_kept = 0
+        replica.late_entry = NO_INDEX
     begins = replica.clock
     for turn in range(2):
         if (turn == 0) == (limits.chunked and limits.decode_first):
@@ -311,6 +312,7 @@ def step(tables: Tables, world: World, replica: Replica, until: float) -> None:
     if follows and replica.just_done > 0 and others > 0:
         replica.held = True  # for the seats or the memory of those that are done
     replica.just_done = replica.late = replica.late_kept = 0
+    replica.late_entry = NO_INDEX
     if replica.decoding + replica.prompt_tokens == 0:
         if replica.next_ready < np.inf:  # nothing but blocks on their way here
             replica.clock = max(min(replica.next_ready, until), replica.clock)

@@ -124,7 +124,7 @@ def replica_records(replicas: int, rules: Rules) -> Any:
         One for each replica.
     """
     number = np.arange(replicas)
-    ends = dict.fromkeys(("wait_ends", "swap_ends", "done"), NO_INDEX)
+    ends = dict.fromkeys(("wait_ends", "swap_ends", "done", "late_entry"), NO_INDEX)
     return make(
         Replica, replicas, index=number, first_sequence=number * rules.max_seqs, end=NEVER,
         lowest=NEVER, bin_width=0.01, next_ready=np.inf, **ends,

@@ -80,6 +80,7 @@ class PlainMemory:
     host_swapped: int = 0
     late: int = 0  # memory that a pass put together ahead does not know to be free [B]
     late_kept: int = 0  # of it, what is kept [B]
+    late_blocks: list[PlainBlock] = field(default_factory=list)
 
     @property
     def each(self) -> int:
@@ -142,7 +143,8 @@ class PlainMemory:
         if block.users:
             return
         if block.arrives <= self.clock:
-            self.unused.append(block)
+            later = (i for i, other in enumerate(self.unused) if other in self.late_blocks)
+            self.unused.insert(next(later, len(self.unused)), block)
         else:
             self.forget(block)
 

@@ -45,6 +45,7 @@ class PlainReplica(PlainPrompts):
         self.late_seats = self.just_done if follows else 0
         if not follows:
             self.late = self.late_kept = 0
+            self.late_blocks = []
         begins = self.clock
         for s in self.batch:
             s.chunk, s.runs = 0, False
@@ -60,6 +61,7 @@ class PlainReplica(PlainPrompts):
             if not any(s.chunk for s in self.batch):
                 self.decode(True)
         self.just_done = self.late = self.late_kept = 0
+        self.late_blocks = []
         if any(s.chunk or s.runs for s in self.batch):
             self.play()
             self.began, self.ended = begins, self.clock
@@ -168,6 +170,7 @@ class PlainReplica(PlainPrompts):
                 s.todo -= s.chunk
             else:
                 self.finish_prompt(s)
+        unused = len(self.unused)
         for s in [s for s in self.batch if not s.todo and not s.left]:
             r = s.request
             r.made, r.last, r.status = r.generate, self.clock, "finished"
@@ -176,6 +179,8 @@ class PlainReplica(PlainPrompts):
             self.drop(s)
             self.late += before - self.private() - self.pinned()
             self.late_kept += (len(self.unused) - kept) * self.each
+        if self.limits.ahead:
+            self.late_blocks = self.unused[unused:]
 
     def load(self, now: float) -> int:
         """Unfinished requests; what a pass in progress will complete is not complete yet."""
