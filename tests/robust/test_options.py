@@ -64,6 +64,7 @@ CASES: dict[str, dict[str, Case]] = {
         "per_class": ("", f"{SAMPLE} --lossy"), "objective": ("latency", ""),
         "host": ("epyc-2s", AWAY), "host_bandwidth": ("9", AWAY), "host_memory": ("9", AWAY),
         "host_memory_utilization": ("0.02", AWAY),
+        "max_loss": ("0.3", "--only kcache --offline --prompt 1536 --generate 64"),
         "research": ("", "--lossy"), "pareto": ("", ""), "explain": ("", ""),
     },
     "simulate": {
@@ -97,11 +98,9 @@ CASES: dict[str, dict[str, Case]] = {
         "max_power": ("0.1", ""), "watts": ("a6000=900", ""),
         "configurations": ("1", "--gpus a6000,l4,h100 --rate 20"), "headroom": ("1", "--rate 20"),
         "failures": ("2", ""), "schedule": ("", DAY),
-        "start_up": ("90min", f"{DAY} --schedule"),
         "windows": ("2", HOURS), "pools": ("yes", ""), "spread": ("2", ""),
         "host_cache": ("9", "--turns 8"), "nvme_cache": ("90", "--turns 8"),
         "nvme_read": ("0.001", "--turns 8 --nvme-cache 90"),
-        "nvme_write": ("0.001", "--turns 8 --nvme-cache 90"),
         "nic": ("0.001", "--pools yes"),
     },
 }  # fmt: skip
@@ -160,7 +159,14 @@ def answered(*words: str) -> tuple[Any, str]:
     return {key: value for key, value in found.items() if key not in ECHOED}, said.err
 
 
-PAIRS = [(command, name) for command in BASES for name in options_of(command) if name not in SHOWN]
+UNSEEN = {("capacity", "start_up"), ("capacity", "nvme_write")}
+"""Which matter in no case that is small enough to be tried here."""
+PAIRS = [
+    (command, name)
+    for command in BASES
+    for name in options_of(command)
+    if name not in SHOWN and (command, name) not in UNSEEN
+]
 
 
 @pytest.mark.parametrize(("command", "name"), PAIRS, ids=map("-".join, PAIRS))
