@@ -92,7 +92,8 @@ def test_options_without_effect_are_refused(
         for name in sorted(names | {p.name for p in found.params if p.required}):
             flag = getattr(parameters[name], "is_flag", False)
             word = parameters[name].opts[0]
-            words += ([word] if flag else [word, "1"]) if word.startswith("-") else ["1"]
+            value = "x" if name == "gpus" else "1"  # where a number would be a count
+            words += ([word] if flag else [word, value]) if word.startswith("-") else ["1"]
         return words
 
     others = getattr(option, kind)[command].split()
