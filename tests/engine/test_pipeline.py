@@ -196,7 +196,7 @@ def test_a_spread_is_named_by_its_options() -> None:
     assert Parallelism(8, 2, 1, 8).words() == "tp 8, pp 2, ep 8"
     assert Parallelism(8).brackets() == "" and asdict(Parallelism(8))["tp"] == 8
     assert list(Parallelism(8).notes(8)) == []
-    assert any("no measured row" in note for note in Parallelism(8, 2).notes(8))
+    assert any("no measurement covers" in note for note in Parallelism(8, 2).notes(8))
 
 
 @pytest.mark.parametrize("ep", [1, 4])
