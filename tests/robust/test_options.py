@@ -69,7 +69,7 @@ CASES: dict[str, dict[str, Case]] = {
     },
     "simulate": {
         "compare": ("full,kivi", ""), "req_s": ("9", SAMPLE), "replicas": ("2", ""),
-        "route": ("least-loaded", "--replicas 2"), "prefill_replicas": ("1", "--replicas 2"),
+        "find": ("rate", ""), "route": ("least-loaded", "--replicas 2"), "prefill_replicas": ("1", "--replicas 2"),
         "transfer": ("whole", "--replicas 2 --prefill-replicas 1"),
         "acceptance": ("ACCEPTED", "--technique ngram"),
         "draw_acceptance": ("1", "--technique ngram"), "abort_after": ("1s", "--rate 40"),

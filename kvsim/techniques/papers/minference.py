@@ -5,7 +5,7 @@ import numpy as np
 from kvsim.engine import attention, ops
 from kvsim.frozen import frozen
 from kvsim.graph import Number, Op
-from kvsim.techniques.axes.base import LayerPass
+from kvsim.techniques.axes.base import LayerPass, Launches
 from kvsim.techniques.axes.selection import SparsePrompt
 from kvsim.techniques.axes.settings import param
 
@@ -22,6 +22,7 @@ class Minference(SparsePrompt):
     """
 
     name = "minference"
+    launches = Launches(prefill={"find_lines": 18, "rank_lines": 5, "attn": 32})
 
     vertical: int = param(1000, "columns that every query attends to [tokens]", low=1, high=1e6)
     slash: int = param(6096, "diagonals that every query attends to [tokens]", low=1, high=1e6)

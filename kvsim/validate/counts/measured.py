@@ -20,6 +20,7 @@ HEADS = "scores of every query head are read; one per KV head is stated"
 PUSHED = "rows are read, widened and written one by one as tokens are pushed down"
 AHEAD = "the run fetches for a round that does not come"
 NO_LANE = "the calling thread gathers or hands over rows without a lane that is measured"
+MASKED = "queries attend over all keys behind masks, as PyTorch has no kernel for diagonals"
 STAGED = "rows are gathered into one buffer and copied to another"
 
 LINKS: tuple[Channel, ...] = ("h2d", "d2h")
@@ -55,6 +56,7 @@ DIFFERENCES = {
     ("mikv", "quantise"): PUSHED,
     ("mikv", "rank"): SUMS_IN_FP32,
     ("mikv", "scores"): SUMS_IN_FP32,
+    ("minference", "attn"): MASKED,
     ("offload", "h2d"): AHEAD,
     ("quantspec", "attn"): OUT_IN_FP32,
     ("quantspec", "quantise"): GATHERS_ROWS,

@@ -76,16 +76,22 @@ OWN_RUNS = (
     "model,gpu,technique,batch,prompt,generate,tpot_ms\nsmollm2-135m,t4,full,1,64,8,7.1\n"
     'smollm2-135m,t4,"kivi:bits=4,group=32",16,256,8,9.5\n',
 )
-OPERATORS = "device,engine,version,op,dtype,ms,m,n,k\n" + "".join(
-    f"t4,vllm,1.0,gemm,fp16,{(m + 40) * n * k * 4e-10:.6g},{m},{n},{k}\n"
-    for m in (1, 16, 64, 256)
-    for n in (1024, 4096, 8192)
-    for k in (2048, 4096, 8192)
+OPERATORS = (
+    "device,engine,version,op,dtype,ms,m,n,k\n"
+    + "".join(
+        f"t4,vllm,1.0,gemm,fp16,{(m + 40) * n * k * 4e-10:.6g},{m},{n},{k}\n"
+        for m in (1, 16, 64, 256)
+        for n in (1024, 4096, 8192)
+        for k in (2048, 4096, 8192)
+    ),
 )
-LOAD_TESTS = "device,model,precision,tp,isl,osl,concurrency,ttft_ms,tpot_ms,engine\n" + "".join(
-    f"h100,llama3.1-8b,fp16,1,{isl},128,{n},{20 + isl / 20},{8 + n / 10},vllm\n"
-    for isl in (128, 1024)
-    for n in (1, 8, 32)
+LOAD_TESTS = (
+    "device,model,precision,tp,isl,osl,concurrency,ttft_ms,tpot_ms,engine\n"
+    + "".join(
+        f"h100,llama3.1-8b,fp16,1,{isl},128,{n},{20 + isl / 20},{8 + n / 10},vllm\n"
+        for isl in (128, 1024)
+        for n in (1, 8, 32)
+    ),
 )
 METRICS = (
     json.dumps(
@@ -114,10 +120,12 @@ ACCESS = (
     '10.0.0.1 - - [22/Nov/2026:06:00:00 +0000] "POST /v1/completions HTTP/1.1" 200 512 "-" "x"\n'
     '10.0.0.1 - - [22/Nov/2026:06:00:01 +0000] "POST /v1/completions HTTP/1.1" 200 512 "-" "x"\n',
 )
-SCRAPES = "".join(
-    f'vllm:request_{name}_tokens_bucket{{le="{le}"}} {count}\n'
-    for name in ("prompt", "generation")
-    for le, count in (("100", 3), ("+Inf", 5))
+SCRAPES = (
+    "".join(
+        f'vllm:request_{name}_tokens_bucket{{le="{le}"}} {count}\n'
+        for name in ("prompt", "generation")
+        for le, count in (("100", 3), ("+Inf", 5))
+    ),
 )
 NOTATIONS = (
     "full", "kivi:bits=4,group=32", "h2o:heavy=64,recent=64", "snapkv+offload",
