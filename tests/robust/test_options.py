@@ -69,7 +69,8 @@ CASES: dict[str, dict[str, Case]] = {
     },
     "simulate": {
         "compare": ("full,kivi", ""), "req_s": ("9", SAMPLE), "replicas": ("2", ""),
-        "find": ("rate", ""), "route": ("least-loaded", "--replicas 2"), "prefill_replicas": ("1", "--replicas 2"),
+        "find": ("rate", ""), "route": ("least-loaded", "--replicas 2"),
+        "prefill_replicas": ("1", "--replicas 2"),
         "transfer": ("whole", "--replicas 2 --prefill-replicas 1"),
         "acceptance": ("ACCEPTED", "--technique ngram"),
         "draw_acceptance": ("1", "--technique ngram"), "abort_after": ("1s", "--rate 40"),
@@ -100,7 +101,6 @@ CASES: dict[str, dict[str, Case]] = {
         "failures": ("2", ""), "schedule": ("", DAY),
         "windows": ("2", HOURS), "pools": ("yes", ""), "spread": ("2", ""),
         "host_cache": ("9", "--turns 8"), "nvme_cache": ("90", "--turns 8"),
-        "nvme_read": ("0.001", "--turns 8 --nvme-cache 90"),
         "nic": ("0.001", "--pools yes"),
     },
 }  # fmt: skip
@@ -159,7 +159,7 @@ def answered(*words: str) -> tuple[Any, str]:
     return {key: value for key, value in found.items() if key not in ECHOED}, said.err
 
 
-UNSEEN = {("capacity", "start_up"), ("capacity", "nvme_write")}
+UNSEEN = {("capacity", name) for name in ("start_up", "nvme_read", "nvme_write")}
 """Which matter in no case that is small enough to be tried here."""
 PAIRS = [
     (command, name)
