@@ -5,7 +5,7 @@ import numpy as np
 from kvsim.engine import attention, ops
 from kvsim.frozen import frozen
 from kvsim.graph import Number, Op
-from kvsim.techniques.axes.base import LayerPass, Launches
+from kvsim.techniques.axes.base import Launches, LayerPass
 from kvsim.techniques.axes.selection import SparsePrompt
 from kvsim.techniques.axes.settings import param
 
