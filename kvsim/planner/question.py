@@ -231,7 +231,7 @@ class Admission:
     def _left(self) -> list[str]:
         runs = ENGINES.get(self.engine, tuple(TECHNIQUES))
         named = [n for n in TECHNIQUES if not self.only or n in self.only]
-        return [n for n in named if n not in self.without and n in runs]
+        return [n for n in named if n not in self.without and n in runs and TECHNIQUES[n].planned]
 
     def check(self, deployment: Deployment) -> None:
         """Refuse losses of layers measured on another model, and engines that cannot run there.

@@ -208,12 +208,14 @@ class Term:
     name : as the notation writes it.
     preset : whether it is a paper's technique rather than a piece of one.
     candidates : settings that a plan considers, each a mapping; those as they are if empty.
+    planned : whether a plan may choose it; not where its settings say what the requests share.
     evidence_kind : what it shares with others that lose quality in one way, if anything.
     """
 
     name: ClassVar[str]
     preset: ClassVar[bool] = True  # a paper's technique rather than a piece of one
     candidates: ClassVar[tuple[Mapping[str, object], ...]] = ()  # settings that a plan considers
+    planned: ClassVar[bool] = True  # whether a plan may choose it
     evidence_kind: ClassVar[str] = ""  # what it shares with others that lose quality in one way
 
     def __post_init__(self) -> None:

@@ -24,6 +24,7 @@ class Cascade(Selection):
     """
 
     name = "cascade"
+    planned = False  # what requests share is theirs, not the planner's choice
     launches = Launches(prefill={"compact": 20}, decode={"attn": 28, "join": 6})
 
     shared: Number = param(0, "first tokens that all sequences share", high=1e7, share=True)
