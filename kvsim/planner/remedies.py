@@ -35,7 +35,7 @@ from kvsim.planner.service import (
     plan_service,
 )
 from kvsim.prediction.memory import decode_point, weights_bytes
-from kvsim.quality.evidence import weights_evidence
+from kvsim.quality.evidence import KNOWN_BAD, weights_evidence
 from kvsim.techniques import parse
 
 MORE_GPUS = (1, 2, 4, 8, 16, 32, 64)
@@ -136,6 +136,12 @@ def describe_obstacle(question: ServiceQuestion) -> str:
         refused = [(t.name, t.refuses_released(d)) for t in q.admission.candidates()]
         if refused and all(reason for _, reason in refused):
             return " and ".join(f"{name} cannot run here: {reason}" for name, reason in refused[:2])
+        tried = ServiceSearch(question).table(q).table.evidence
+        harmful = [found for found in tried if q.admission.harm(found) > KNOWN_BAD]
+        if harmful and FULL not in {t.name for t in q.admission.candidates()}:
+            mildest = min(harmful, key=lambda found: found.bound)
+            most = f"--max-loss {ceil(100 * mildest.bound) / 100:g}"
+            return f"everything named may lose more than --lossy admits; {most} admits it ({mildest})"
         need = f"a sequence of {question.load.longest:,} tokens does not fit"
         weights = weights_bytes(parse(FULL).resident(d, decode_point(1.0, np.ones(1), 1.0, 0.0)))
         gib = f"{q.limits.gpu_memory / GIB:.3g} GiB per GPU"

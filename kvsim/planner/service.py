@@ -55,6 +55,7 @@ PLAYED = 8  # candidates that play, of those that may be chosen
 LOSSY_PLAYED = 2  # and of those that lose more than was admitted
 AS_GOOD = 0.01  # of the objective, within which the simpler one is chosen
 WORTH_A_LOSS = 0.03  # of the objective, which a loss of quality must gain at least
+WORTH_UNKNOWN = 0.1  # the same for a loss that nobody measured, over a measured one or none
 ROUGH_STEP = 1.03  # of rates between candidates; that of the choice is found to a third of it
 BUDGETS = (512, 1024, 2048, 4096, 8192, 16384)
 """Tokens of a pass that are tried for the choice: what users of vLLM and SGLang set."""
@@ -169,14 +170,20 @@ class PlayedOption:
 
     @property
     def rank(self) -> tuple[int, ...]:
-        """How simple: fewer GPUs, weights as released, lossless, nothing done to the cache."""
+        """How simple: fewer GPUs, a known loss, weights as released, lossless, a plain cache."""
         d = self.carried.deployment
         changed = d.weights != d.model.released
-        return d.gpus, int(changed), *simplicity_rank(self.carried.technique)
+        return d.gpus, int(self.unknown), int(changed), *simplicity_rank(self.carried.technique)
 
     @property
-    def margin(self) -> float:
+    def unknown(self) -> bool:
+        """Whether nothing tells how much quality it loses."""
+        return self.candidate.evidence.kind == "none" or bool(self.candidate.evidence.missing)
+
+    def margin(self, best: "PlayedOption") -> float:
         """How far it may fall behind the best and still be chosen, as it is simpler. [1]"""
+        if best.unknown and not self.unknown:
+            return WORTH_UNKNOWN
         return WORTH_A_LOSS if self.candidate.technique.exact else AS_GOOD
 
 
@@ -345,7 +352,7 @@ class ServiceSearch:
         slower = self.slower(q, parse(name))
         times = {"ttft": q.limits.ttft / slower.prefill, "tpot": q.limits.tpot / slower.decode}
         memory = {k: v for k, v in q.limits.finite().items() if k.endswith("memory")}
-        mild = {"harm": KNOWN_BAD, "idle": 0.0}
+        mild = {"harm": max(KNOWN_BAD, q.limits.loss), "idle": 0.0}
         asked = {"loss": q.limits.loss, "assumed": q.limits.assumed}
         found: dict[int, None] = {}
         for limits in (mild, mild | asked):
@@ -453,7 +460,7 @@ class ServiceSearch:
         if not played:
             return None
         best = max(played, key=lambda o: o.value)
-        near = [o for o in played if o.value >= best.value * (1 - o.margin)]
+        near = [o for o in played if o.value >= best.value * (1 - o.margin(best))]
         choice = self._tuned(min(near, key=lambda o: (o.rank, -o.value)))
         others = [o for c in lossy if (o := self.play(c, self._tokens(choice))) is not None]
         same = choice.candidate

@@ -472,8 +472,11 @@ def _rows(plan: ServicePlan) -> Iterator[Row]:
         needs, d = a.option.candidate.needs, a.option.carried.deployment
         where = change_of(plan, d)
         told = f"{where}: {a.reason}" if where else a.reason
+        known = a.option.candidate.evidence
         if needs:
-            told += f", but needs {needs}: {loss_words(a.option.candidate.evidence, d)}"
+            told += f", but needs {needs}: {loss_words(known, d)}"
+        elif known.kind != "lossless":
+            told += f"; {loss_words(known, d)}"
         yield _row(a.option, f"needs {needs}" if needs else "or", told)
     if plan.research is not None:
         found, p = plan.research, plan.research.prediction
