@@ -141,7 +141,9 @@ def describe_obstacle(question: ServiceQuestion) -> str:
         if harmful and FULL not in {t.name for t in q.admission.candidates()}:
             mildest = min(harmful, key=lambda found: found.bound)
             most = f"--max-loss {ceil(100 * mildest.bound) / 100:g}"
-            return f"everything named may lose more than --lossy admits; {most} admits it ({mildest})"
+            return (
+                f"everything named may lose more than --lossy admits; {most} admits it ({mildest})"
+            )
         need = f"a sequence of {question.load.longest:,} tokens does not fit"
         weights = weights_bytes(parse(FULL).resident(d, decode_point(1.0, np.ones(1), 1.0, 0.0)))
         gib = f"{q.limits.gpu_memory / GIB:.3g} GiB per GPU"

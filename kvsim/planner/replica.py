@@ -123,7 +123,7 @@ def list_step_costs(
             continue
         for some in admission.settings(t, deployment, *mean, differ=True):
             for settings in some.rows():
-                if does_nothing(settings) and not admission.only:
+                if does_nothing(settings) and ("gamma" in settings.settings or not admission.only):
                     continue
                 known = admission.evidence(settings, deployment, longest)
                 if admission.loss(known) > limits.loss:
