@@ -55,7 +55,7 @@ PLAYED = 8  # candidates that play, of those that may be chosen
 LOSSY_PLAYED = 2  # and of those that lose more than was admitted
 AS_GOOD = 0.01  # of the objective, within which the simpler one is chosen
 WORTH_A_LOSS = 0.03  # of the objective, which a loss of quality must gain at least
-WORTH_UNKNOWN = 0.1  # the same for a loss that nobody measured, over a measured one or none
+WORTH_UNKNOWN = 0.1  # the same for a loss that was never measured, over a measured one or none
 ROUGH_STEP = 1.03  # of rates between candidates; that of the choice is found to a third of it
 BUDGETS = (512, 1024, 2048, 4096, 8192, 16384)
 """Tokens of a pass that are tried for the choice: what users of vLLM and SGLang set."""
