@@ -410,7 +410,7 @@ def narrower_weights(deployment: Deployment) -> dict[str, str]:
 
 def _loss_of_weights(deployment: Deployment, name: str) -> str:
     known = weights_evidence(deployment.model, name)
-    if known.kind == "none" or known.missing:
+    if known.unknown:
         return NARROW
     return f"{known.unit.removeprefix('relative ')} at most {100 * known.column:.1f} % worse"
 

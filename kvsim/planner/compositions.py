@@ -94,8 +94,7 @@ class CompositionSearch:
             return False
         if admission.loss(known) > self.q.limits.loss or admission.harm(known) > KNOWN_BAD:
             return False
-        unknown = known.kind == "none" or bool(known.missing)
-        return not unknown or all(map(self._as_published, technique.terms))
+        return not known.unknown or all(map(self._as_published, technique.terms))
 
     def _as_published(self, term: Term) -> bool:
         return compose(term).exact or str(term) in self._options.get(term.name, ())

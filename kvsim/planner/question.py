@@ -371,7 +371,7 @@ class Admission:
 
     def harm(self, found: Evidence) -> float:
         """The loss by the evidence; 0 where there is no evidence."""
-        if found.kind == "none" or found.missing:
+        if found.unknown:
             return found.loss if found.loss > 0 else 0.0  # a loss of which nothing is known is NaN
         return found.column
 
@@ -524,7 +524,7 @@ def simplicity_rank(technique: Technique) -> tuple[int, ...]:
 
 def needed_option(found: Evidence) -> str:
     """The option of the command line that would admit a loss."""
-    if found.kind == "none" or found.missing:
+    if found.unknown:
         return "--lossy"
     return f"--max-loss {np.ceil(found.bound * 100) / 100:g}"
 

@@ -25,6 +25,7 @@ from kvsim.planner.question import (
     engine_refusal,
     engines_running,
     narrower_formats,
+    needed_option,
 )
 from kvsim.planner.service import (
     Candidate,
@@ -139,11 +140,9 @@ def describe_obstacle(question: ServiceQuestion) -> str:
         tried = ServiceSearch(question).table(q).table.evidence
         harmful = [found for found in tried if q.admission.harm(found) > KNOWN_BAD]
         if harmful and FULL not in {t.name for t in q.admission.candidates()}:
-            mildest = min(harmful, key=lambda found: found.bound)
-            most = f"--max-loss {ceil(100 * mildest.bound) / 100:g}"
-            return (
-                f"everything named may lose more than --lossy admits; {most} admits it ({mildest})"
-            )
+            mildest = min(harmful, key=lambda found: found.column)
+            admits = "" if mildest.unknown else f"; {needed_option(mildest)} admits it"
+            return f"everything named may lose more than --lossy admits{admits} ({mildest})"
         need = f"a sequence of {question.load.longest:,} tokens does not fit"
         weights = weights_bytes(parse(FULL).resident(d, decode_point(1.0, np.ones(1), 1.0, 0.0)))
         gib = f"{q.limits.gpu_memory / GIB:.3g} GiB per GPU"

@@ -172,17 +172,12 @@ class PlayedOption:
     def rank(self) -> tuple[int, ...]:
         """How simple: fewer GPUs, a known loss, weights as released, lossless, a plain cache."""
         d = self.carried.deployment
-        changed = d.weights != d.model.released
-        return d.gpus, int(self.unknown), int(changed), *simplicity_rank(self.carried.technique)
-
-    @property
-    def unknown(self) -> bool:
-        """Whether nothing tells how much quality it loses."""
-        return self.candidate.evidence.kind == "none" or bool(self.candidate.evidence.missing)
+        changed, unknown = d.weights != d.model.released, self.candidate.evidence.unknown
+        return d.gpus, int(unknown), int(changed), *simplicity_rank(self.carried.technique)
 
     def margin(self, best: "PlayedOption") -> float:
         """How far it may fall behind the best and still be chosen, as it is simpler. [1]"""
-        if best.unknown and not self.unknown:
+        if best.candidate.evidence.unknown and not self.candidate.evidence.unknown:
             return WORTH_UNKNOWN
         return WORTH_A_LOSS if self.candidate.technique.exact else AS_GOOD
 

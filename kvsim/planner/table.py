@@ -468,9 +468,7 @@ class TableSearch:
     def _rank(self, row: int) -> tuple[int, ...]:
         """How simple a row is; of lossy ones those whose loss is known come first."""
         known = self.table.evidence[row]
-        return *simplicity_rank(self.table.technique[row]), int(
-            known.kind == "none" or bool(known.missing)
-        )
+        return *simplicity_rank(self.table.technique[row]), int(known.unknown)
 
     def include(self, found: Prediction) -> int:
         """A row for a technique that the table has not, already replayed."""

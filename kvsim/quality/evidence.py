@@ -284,6 +284,11 @@ class Evidence:
     untried: tuple[str, ...] = ()
 
     @property
+    def unknown(self) -> bool:
+        """Whether the loss of this setting was never measured."""
+        return self.kind == "none" or bool(self.missing)
+
+    @property
     def bound(self) -> float:
         """The upper end of the loss."""
         return self.high if self.high == self.high else self.loss
@@ -293,7 +298,7 @@ class Evidence:
         """Loss that limits are compared with: the upper bound, 0 if lossless, inf if unknown."""
         if self.kind == "lossless":
             return 0.0
-        return float("inf") if self.missing or self.kind == "none" else max(self.bound, 0.0)
+        return float("inf") if self.unknown else max(self.bound, 0.0)
 
     def admitted(self, most: float, unknown: bool) -> bool:
         """Whether a plan may choose it.
@@ -305,7 +310,7 @@ class Evidence:
         """
         if self.kind == "lossless":
             return True
-        if self.kind == "none" or self.missing:
+        if self.unknown:
             return unknown and not self.loss > most
         return self.bound <= most
 

@@ -276,7 +276,7 @@ def loss_words(found: Evidence, deployment: Deployment) -> str:
     """The loss of quality in a clause, or that nothing is known of it."""
     if found.kind == "lossless":
         return "no loss of quality"
-    if found.kind == "none" or found.missing:
+    if found.unknown:
         return "loss of quality unknown"
     what = "perplexity" if found.unit == PERPLEXITY else "scores"
     text = f"{what} {units.percent(max(found.loss, 0.0))} worse (at most "

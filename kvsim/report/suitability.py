@@ -151,7 +151,7 @@ def describe_loss(technique: Technique, found: Evidence) -> str:
     """
     if technique.exact:
         return ""
-    if found.kind == "none" or found.missing:
+    if found.unknown:
         return "How much quality it loses is not known."
     loss, where = units.percent(found.loss), KNOWN_BY.get(found.kind, found.kind)
     low, high = (f"{100 * share:.1f}" for share in (found.low, found.high))
