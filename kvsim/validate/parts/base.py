@@ -37,7 +37,7 @@ from torch import Tensor
 from kvsim.frozen import frozen
 from kvsim.graph import Tier
 from kvsim.techniques.technique import Technique
-from kvsim.validate.counter import Kind, NullCounter, size
+from kvsim.validate.counter import Kind, NullCounter, OpRecord, size
 from kvsim.validate.model.attention import Pass, attend, visible
 from kvsim.validate.model.decoder import Answer, Decoder
 from kvsim.validate.model.weights import LayerWeights
@@ -341,6 +341,32 @@ def join_resident(*parts: Resident) -> Resident:
             for name, tensors in buffers.items():
                 held.setdefault(tier, {}).setdefault(name, []).extend(tensors)
     return held
+
+
+def hold_chunk(
+    record: OpRecord, held: tuple[Tensor, Tensor], keys: Tensor, values: Tensor, step: Pass
+) -> tuple[Tensor, Tensor]:
+    """Write a chunk of a prompt where it is held, and return the prompt as far as it is read.
+
+    Parameters
+    ----------
+    record
+        The op that writes.
+    held
+        Keys and values of the whole batch, (batch, KV heads, slots, dim), changed in place.
+    keys, values
+        Those of the chunk, (sequences, KV heads, new, dim).
+
+    Returns
+    -------
+    tuple
+        Views of the sequences' keys and values, (sequences, KV heads, tokens, dim).
+    """
+    for cache, new in zip(held, (keys, values), strict=True):
+        put(cache, new, step)
+    record.writes(keys, values)
+    k, v = (cache[step.rows, :, : step.length] for cache in held)
+    return k, v
 
 
 def put(cache: Tensor, new: Tensor, step: Pass) -> None:

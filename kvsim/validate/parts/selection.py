@@ -13,7 +13,7 @@ from kvsim.models.model import LayerShape, Model
 from kvsim.techniques.axes.base import Parts
 from kvsim.validate.counter import NullCounter
 from kvsim.validate.model.attention import Pass, Seen, attend, visible
-from kvsim.validate.parts.base import Implementation, Resident, join_resident, put
+from kvsim.validate.parts.base import Implementation, Resident, hold_chunk, join_resident
 from kvsim.validate.parts.rows import PerTokenCache
 from kvsim.validate.parts.store import KvStore, Made, SharedObjects, SlotRange
 from kvsim.validate.transfer import Transfers
@@ -151,10 +151,7 @@ class LayerCache:
             Room for the prompt's keys and values, which the chunk is written to.
         """
         with self.counter.op("attn") as record:
-            for cache, new in zip(held, (keys, values), strict=True):
-                put(cache, new, step)
-            record.writes(keys, values)
-            k, v = (cache[step.rows, :, : step.length] for cache in held)
+            k, v = hold_chunk(record, held, keys, values, step)
             return attend(record, queries, k, v, self._visible(step))
 
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:

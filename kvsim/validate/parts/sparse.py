@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from kvsim.validate.model.attention import Pass
-from kvsim.validate.parts.base import put
+from kvsim.validate.parts.base import hold_chunk
 from kvsim.validate.parts.selection import LayerCache, LayerContext
 
 
@@ -21,8 +21,5 @@ class SparsePromptCache(LayerCache):
         """Straight into the slots."""
         held = self.kv.prompt(self.slots)
         with self.counter.op("attn") as record:
-            for cache, new in zip(held, (keys, values), strict=True):
-                put(cache, new, step)
-            record.writes(keys, values)
-        k, v = (cache[step.rows, :, : step.length] for cache in held)
+            k, v = hold_chunk(record, held, keys, values, step)
         return self.attend_prompt(queries, k, v, step)

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kvsim.techniques.papers.h2o import H2o as Settings
 from kvsim.validate.model.attention import Pass, visible
-from kvsim.validate.parts.base import Resident, SmallRun, put
+from kvsim.validate.parts.base import Resident, SmallRun, hold_chunk
 from kvsim.validate.parts.eviction import RingCache
 from kvsim.validate.parts.rows import PerTokenCache
 from kvsim.validate.parts.scores import attend_and_add, by_kv_head
@@ -51,10 +51,7 @@ class H2o(RingCache):
             return super().prefill(queries, keys, values, step)
         held = self.kv.prompt(self.slots)
         with self.counter.op("attn") as record:
-            for cache, new in zip(held, (keys, values), strict=True):
-                put(cache, new, step)
-            record.writes(keys, values)
-        k, v = (cache[step.rows, :, : step.length] for cache in held)
+            k, v = hold_chunk(record, held, keys, values, step)
         return self._attend(queries, k, v, self.sums, step)
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
