@@ -221,4 +221,5 @@ def _by_group(q: Tensor, keys: Tensor, values: Tensor, seen: Seen) -> Tensor:
     mask = None
     if isinstance(seen, Tensor):
         mask = seen.repeat(1, 1, q.shape[1] // keys.shape[1], 1)
-    return F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask).view(q.shape)
+    out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+    return out.reshape(q.shape)  # a fused kernel may lay out tokens before heads

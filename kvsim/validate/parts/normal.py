@@ -23,13 +23,13 @@ def to_levels(numbers: Tensor, bits: int) -> Tensor:
     Tensor
         Packed codes, (..., n * bits / 8).
     """
-    borders = torch.tensor(levels(bits)[1], device=numbers.device)
+    _, borders = _tables(bits, numbers.device)
     return pack(torch.bucketize(numbers, borders).to(torch.uint8), bits)
 
 
 def from_levels(codes: Tensor, bits: int) -> Tensor:
     """Widen packed codes to the levels that they stand for. (..., n), in fp32"""
-    table = torch.tensor(levels(bits)[0], device=codes.device)
+    table, _ = _tables(bits, codes.device)
     return table[unpack(codes, bits).int()]
 
 
@@ -46,6 +46,13 @@ def ranges(numbers: Tensor, apart: Tensor) -> Tensor:
     rest = numbers.scatter(-1, apart, torch.nan)
     middle = rest.nanmean(-1, keepdim=True)
     return torch.cat([middle, (rest - middle).square().nanmean(-1, keepdim=True).sqrt()], -1)
+
+
+@cache
+def _tables(bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Levels and borders on a device, copied once: a copy from the host would wait for a GPU."""
+    table, borders = (torch.tensor(numbers, device=device) for numbers in levels(bits))
+    return table, borders
 
 
 @cache

@@ -94,8 +94,7 @@ class H2o(RingCache):
             full = step.positions[:, 0] >= self.budget
             if self.sink:
                 self._graduate(span.slots[:, 0], full)
-            sequences = torch.arange(self.batch, device=full.device)
-            self.sums[sequences, :, span.slots[:, 0]] = 0.0
+            self.sums.scatter_(2, span.slots[:, :1, None].expand(-1, self.model.heads, 1), 0.0)
         self.kv.append(keys, values, span)
         seen = visible(step, torch.arange(span.longest, device=queries.device))
         out, weights = self.kv.attend_with_scores(queries, span, seen)
