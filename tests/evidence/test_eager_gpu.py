@@ -25,7 +25,7 @@ from kvsim.techniques import parse  # noqa: E402
 from kvsim.validate.bench import compute  # noqa: E402
 from kvsim.validate.bench.techniques import SUITE_GENERATED, ops_by_name  # noqa: E402
 from kvsim.validate.model.architecture import load_architecture  # noqa: E402
-from tests.evidence.test_calibration import RATES, samples, truth  # noqa: E402
+from tests.evidence.test_calibration import RATES, further_floors, samples, truth  # noqa: E402
 
 LAUNCH = 5.2e-6  # of a kernel [s]
 AROUND = {
@@ -101,7 +101,7 @@ def runs(text: str, model: str, layers: int, batch: int, prompt: int) -> Iterato
             continue
         for name, (op, _) in ops_by_name(step).items():
             if op.stream == "gpu":
-                took = float(seconds(op, d))
+                took = float(seconds(op, d)) + further_floors(op, d)
                 own = {**case, "op": name}
                 yield Sample(RUNS_BENCHMARK, own, op, (took,) * 3, host_seconds(op))
         rest = STEP + LAYER * layers

@@ -277,11 +277,23 @@ def test_a_gpu_waits_as_long_as_the_host_needs(monkeypatch: pytest.MonkeyPatch) 
     def on(device: object) -> Iterator[None]:
         yield
 
-    now = iter(range(100))
+    moments: list[float] = []
+
+    def clock() -> float:  # the host takes 20 ms for four calls, and longer where they wait
+        moments.append(sum(waits) + 0.02 * len(moments))
+        return moments[-1]
+
+    waits: list[float] = []
     monkeypatch.setattr(torch.cuda, "Event", Event)
     monkeypatch.setattr(torch.cuda, "device", on)
     monkeypatch.setattr(clocks, "keep_busy", slept.append)
-    time = clocks.cuda_timer(torch.device("cuda"), lambda: 0.02 * next(now))
-    for _ in range(2):
+    time = clocks.cuda_timer(torch.device("cuda"), clock)
+    for _ in range(3):
         time([lambda: None] * 4)
-    assert slept == pytest.approx([clocks.SLEEP, HOST_MARGIN * 0.02])
+    expected = [clocks.SLEEP, HOST_MARGIN * (0.02 - clocks.SLEEP), HOST_MARGIN * 0.02]
+    assert slept == pytest.approx(expected)
+    slept.clear()
+    time = clocks.cuda_timer(torch.device("cuda"), clock)
+    for _ in range(9):  # copies from pageable memory wait until the GPU wakes
+        time([lambda: waits.append(slept[-1])])
+    assert slept[1:] == pytest.approx([HOST_MARGIN * 0.02] * 8)

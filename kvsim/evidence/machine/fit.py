@@ -26,7 +26,10 @@ from kvsim.frozen import frozen
 from kvsim.graph import Array
 
 REQUIRED = frozenset({"fp16", "fp32"})  # formats that no profile is without
-KERNEL_BENCHMARKS = {"attention": "attention", "prompt": "attention", "lowbit": "lowbit"}
+KERNEL_BENCHMARKS = {
+    "attention": "attention", "prompt": "attention", "attention-masked": "attention",
+    "attention-fp8": "attention", "lowbit": "lowbit",
+}  # fmt: skip
 """Kernel classes of attention, and the benchmarks that hold their kernels."""
 
 
@@ -150,6 +153,8 @@ class _Fitter(Solver):
     def _class(self, kernel: str, benchmark: str, keys: Sequence[str]) -> None:
         """A kernel class by itself and as techniques run it."""
         here = self.all_of(kernel, benchmark)
+        if kernel == "pointwise" and "time.launch_s" in self.stack:
+            here = [_kernel_by_kernel(s) for s in here]
         if here:
             self.stack |= self.as_run(here, keys)
             self.adopt()
@@ -275,6 +280,15 @@ def _missing(benchmark: str) -> InputError:
         f"the samples have none of {benchmark}, which a profile needs: they were cut off, or are "
         f"of another version; give another --out, which measures everything anew"
     )
+
+
+def _kernel_by_kernel(s: Sample) -> Sample:
+    """A layer's small kernels as one of them, run as often: each has a floor."""
+    count = float(s.op.launches)
+    if s.op.name != "pointwise" or count <= 1.0:
+        return s
+    moved = {channel: n / count for channel, n in s.op.bytes.items()}
+    return replace(s, op=replace(s.op, bytes=moved, launches=1.0, times=count))
 
 
 def _offloads(s: Sample) -> bool:

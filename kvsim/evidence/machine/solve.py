@@ -43,8 +43,9 @@ def predict_samples(samples: Sequence[Sample], deployment: Deployment) -> Array:
     return out
 
 
-def _kind(op: Op) -> tuple[str, str, str, float, tuple[str, ...]]:
-    return op.stream, op.kernel, op.dtype, float(op.launches), tuple(sorted(op.bytes))
+def _kind(op: Op) -> tuple[str, str, str, float, float, tuple[str, ...]]:
+    often = float(op.launches), float(np.ravel(op.times)[0])
+    return op.stream, op.kernel, op.dtype, *often, tuple(sorted(op.bytes))
 
 
 def _stacked(ops: Sequence[Op]) -> Op:
@@ -153,7 +154,9 @@ class Solver:
         """Fit a kernel class to its own benchmark, at the level that real runs show.
 
         Within a technique an op is more than its kernel: it appends, looks up, allocates. So its
-        floor is that of the runs, and its rates are the kernel's times a share of them.
+        floor is that of the runs, and its rates are the kernel's times a share of them. On a GPU
+        runs are timed as their kernels, whose rates the benchmark tells better: their ops are few
+        and small.
 
         Parameters
         ----------
@@ -187,7 +190,9 @@ class Solver:
                 runs, self._replace_numbers(scaled({LEVEL: 1.0} | dict(numbers)))
             )
 
-        again = self.solve(runs, [level, self.parameter(floor, runs)], predict)
+        again = {LEVEL: Known(1.0, np.inf, 0.0, len(runs), RUNS_BENCHMARK)}
+        if not any(s.host_s for s in runs):
+            again = self.solve(runs, [level, self.parameter(floor, runs)], predict)
         if again[LEVEL].error > BLIND:  # runs too small to tell: the kernel's own rates
             again = self.solve(runs, [self.parameter(floor, runs)], predict)
             again[LEVEL] = replace(again[floor], value=1.0, error=0.0)

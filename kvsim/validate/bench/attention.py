@@ -11,6 +11,7 @@ from kvsim.engine.formats import Format
 from kvsim.engine.ops import SCORE
 from kvsim.frozen import frozen
 from kvsim.graph import Op
+from kvsim.validate.bench import compute
 from kvsim.validate.bench.work import Bench, Call, Work
 from kvsim.validate.counter import OpRecord
 from kvsim.validate.kernels.attention import attend as attend_packed
@@ -18,6 +19,7 @@ from kvsim.validate.kernels.quantise import quantise
 from kvsim.validate.kernels.stores import By, Store, View, score_dtype
 from kvsim.validate.kernels.topk import softmax_top_k
 from kvsim.validate.model.attention import Seen, attend
+from kvsim.validate.techniques.fp8 import Narrow
 
 ATTENTION_HEADS = ((9, 3, 64), (32, 32, 128), (32, 8, 128))
 """Heads, KV heads and head dim of SmolLM2-135M, Llama-2-7B and Llama-3-8B."""
@@ -71,8 +73,10 @@ class Shape:
 
 def shapes(place: Bench) -> Iterator[Shape]:
     """Decoding over batches and contexts, drafts to verify, prompts."""
-    longest = 16384 if place.on_cpu else 131072
-    contexts = place.pick((256, 2048, longest), (256, 1024, 4096, longest // 2, longest))
+    if not place.on_cpu:
+        yield from _gpu_shapes(place)
+        return
+    contexts = place.pick((256, 2048, 16384), (256, 1024, 4096, 8192, 16384))
     for heads in ATTENTION_HEADS[: place.pick(2, 3)]:
         for batch in place.pick((1, 4), (1, 4, 16)):
             for tokens in contexts:
@@ -83,32 +87,61 @@ def shapes(place: Bench) -> Iterator[Shape]:
             yield Shape(place.pick(1, 2), *heads, tokens, new=tokens)
 
 
+def _gpu_shapes(place: Bench) -> Iterator[Shape]:
+    """Those of models that are served: heads of 64 channels take prompts at half the rate."""
+    for heads in reversed(ATTENTION_HEADS[place.pick(1, 0) :]):
+        for batch in place.pick((1, 8), (1, 4, 16)):
+            for tokens in place.pick((256, 8192, 131072), (256, 1024, 8192, 65536, 131072)):
+                yield Shape(batch, *heads, tokens)
+        yield Shape(1, *heads, 8192, new=5)
+        if heads[2] >= SERVED_DIM:
+            for tokens in place.pick((512, 2048, 8192), (128, 512, 1024, 2048, 8192, 16384)):
+                yield Shape(1, *heads, tokens, new=tokens)
+
+
+SERVED_DIM = 128  # channels of a head
+
+
 def attention_works(place: Bench) -> Iterator[Work]:
-    """As a decoder runs them."""
+    """As a decoder runs them; decoding on a GPU also under a mask, and over numbers in fp8."""
     for shape in shapes(place):
-        moved = float(FP16_BYTES * shape.kv_numbers + shape.query_bytes)
-        if place.fits(moved) and shape.flops <= place.most_flops / 10:
-            op = Op(
-                "attn",
-                kernel="prompt" if shape.new == shape.tokens else "attention",
-                flops=shape.flops,
-                bytes={"hbm": moved},
-                size=float(shape.new),
-            )
-            yield Work(shape.case, op, partial(_attention_calls, place, shape))
+        decoding = not place.on_cpu and shape.new < shape.tokens
+        kernels = ["prompt" if shape.new == shape.tokens else "attention"]
+        if decoding:
+            kernels = ["attention", "attention-masked"] if shape.new == 1 else ["attention-masked"]
+            kernels += ["attention-fp8"] if "fp8" in compute.formats(place) else []
+        for kernel in kernels:
+            width = 1 if kernel == "attention-fp8" else FP16_BYTES
+            moved = float(width * shape.kv_numbers + shape.query_bytes)
+            if place.fits(moved) and shape.flops <= place.most_flops / 10:
+                op = Op(
+                    "attn", kernel=kernel, flops=shape.flops, bytes={"hbm": moved},
+                    size=float(shape.new),
+                )  # fmt: skip
+                case = shape.case | ({"kernel": kernel} if decoding else {})
+                yield Work(case, op, partial(_attention_calls, place, shape, kernel))
 
 
 @contextmanager
-def _attention_calls(place: Bench, shape: Shape) -> Iterator[Sequence[Call]]:
+def _attention_calls(place: Bench, shape: Shape, kernel: str) -> Iterator[Sequence[Call]]:
     s = shape
 
     def inputs() -> tuple[Tensor, Tensor, Tensor]:
         q = place.random(s.batch, s.heads, s.new, s.dim)
         k, v = (place.random(s.batch, s.kv_heads, s.tokens, s.dim) for _ in "kv")
+        if kernel == "attention-fp8":
+            k, v = (Narrow().encode(numbers)[0] for numbers in (k, v))
         return q, k, v
 
     def call(q: Tensor, k: Tensor, v: Tensor) -> Call:
-        seen: Seen = "all" if s.new == 1 else "causal" if s.new == s.tokens else _mask(q, s)
+        if kernel == "attention-fp8":
+            ends = torch.full((s.batch,), s.tokens, dtype=torch.int32, device=place.device)
+            store = Narrow().store
+            view = View(ends, store([k]), store([v]), ends, ends, most=s.tokens)
+            return lambda: attend_packed(q, view)
+        whole: Seen = "all" if s.new == 1 else "causal"
+        masked = kernel == "attention-masked" or 1 < s.new < s.tokens
+        seen = _mask(q, s) if masked else whole
         return lambda: attend(OpRecord(), q, k, v, seen)
 
     first = inputs()

@@ -16,6 +16,8 @@ from kvsim.validate.model.weights import Norm
 
 SHAPES = ((576, 576), (576, 3072), (2048, 2048), (4096, 4096), (4096, 11008))
 """Inputs and outputs: SmolLM2-135M's output and MLP, a 1B model's, Llama-2-7B's output and MLP."""
+LARGE_SHAPE = (8192, 28672)
+"""A 70B model's MLP, which a GPU's rates are told by."""
 PRODUCT_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096)
 QUICK_ROWS = (1, 4, 16, 64, 256, 1024)
 OTHER_ROWS = (32, 64, 256, 1024, 4096)  # torch._int_mm takes more than 16
@@ -26,6 +28,7 @@ def product_works(place: Bench) -> Iterator[Work]:
     """All shapes in the 16-bit format, the largest ones in the others that the device has."""
     for dtype in formats(place):
         shapes = SHAPES if dtype == "fp16" else SHAPES[2:4]
+        shapes += () if place.on_cpu else (LARGE_SHAPE,)
         for inputs, outputs in shapes:
             rows_of = place.pick(QUICK_ROWS, PRODUCT_ROWS) if dtype == "fp16" else OTHER_ROWS
             for rows in rows_of:

@@ -267,7 +267,8 @@ def _cuda(device: torch.device) -> Device:
     facts |= {"kind": "cuda", "torch": torch.__version__, "cuda": str(torch.version.cuda)}
     facts |= {"numa nodes": str(Processor.detect().nodes)}
     pids = re.findall(r"\d+", _smi(card, "--query-compute-apps=pid"))
-    others = sum(int(pid) != os.getpid() for pid in pids)
+    own = (os.getpid(), os.getppid())  # a session's worker has the card too, and waits
+    others = sum(int(pid) not in own for pid in pids)
     return Device(properties.name, int(properties.total_memory), facts, others)
 
 

@@ -34,7 +34,7 @@ from kvsim.validate.times.timed import Timing, issuing, run_timed
 
 SUITE_CPU_MODELS = (("smollm2-135m", 4), ("smollm2-135m", 12), ("smollm2-1.7b", 2))
 BATCH, PROMPTS = 2, (192, 640)
-SUITE_GPU_MODELS = (("smollm2-135m", 2), ("smollm2-135m", 8), ("llama2-7b", 2))
+SUITE_GPU_MODELS = (("llama2-7b", 1), ("llama2-7b", 3), ("smollm2-135m", 4))
 GPU_BATCH, GPU_PROMPTS = 4, (1536, 6144)  # large enough for kernels to be more than their floors
 SUITE_GENERATED = 7
 SUITE_REPEATS = 3
@@ -140,7 +140,14 @@ class Runs:
 
     by_op: list[Timing]
     whole: Timing  # whose ops a CPU does not time, as that takes time; a GPU's tell the host's
-    on_gpu: bool = False
+    plain: Timing | None = None  # on a GPU: a run that nothing but its rounds is timed of
+
+    @property
+    def host_share(self) -> float:
+        """What the host takes for a round over what it takes where every op is timed."""
+        if self.plain is None:
+            return 1.0
+        return min(1.0, median(self.plain.computing) / median(self.whole.computing))
 
     def rests(self, stated: Mapping[str, tuple[Op, int]]) -> tuple[list[float], float]:
         """What rounds take, and what of it ops take if each takes what it does in most layers. [s]
@@ -150,9 +157,10 @@ class Runs:
         decoding = [
             [p for p in run.passes if p.kind == "decode"] for run in (*self.by_op, self.whole)
         ]
-        if self.on_gpu:
+        if self.plain:
             each = zip(self.whole.computing, decoding[-1], strict=True)
-            return [median(took - sum(p.hosts.values()) for took, p in each)], 0.0
+            rest = median(took - sum(p.hosts.values()) for took, p in each)
+            return [self.host_share * rest], 0.0
 
         def accounted(one: TimedPass) -> float:
             known = {name: times for name, (_, times) in stated.items() if name in one.ops}
@@ -175,17 +183,18 @@ def _timed(decoder: Decoder, technique: Technique, work: RandomPrompts, repeats:
     host = run_timed(decoder, technique, work, by_op=True)
     busy = issuing(host)
     runs = [run_timed(decoder, technique, work, True, busy) for _ in range(repeats)]
-    return Runs(runs, host, on_gpu=True)
+    return Runs(runs, host, run_timed(decoder, technique, work))
 
 
 def of_runs(deployment: Deployment, work: RandomPrompts, runs: Runs) -> Iterator[Sample]:
     """Samples of one workload's ops: the prompt's pass, and rounds that are one pass each."""
     t, every = runs.whole.technique, runs.by_op
     point = prefill_point(work.batch, work.prompt, work.generate)
-    hosts = runs.whole.passes if runs.on_gpu else ()
+    hosts = runs.whole.passes if runs.plain else ()
+    share = runs.host_share
     yield from _samples(
         deployment, t, work, "prefill", ops_by_name(t.prefill(deployment, point)),
-        [run.passes[:1] for run in every], [p.hosts for p in hosts[:1]],
+        [run.passes[:1] for run in every], [p.hosts for p in hosts[:1]], share,
     )  # fmt: skip
     middle = work.generate / 2
     cycle = t.cycle(deployment, decode_point(work.batch, work.prompt, work.generate, middle))
@@ -194,11 +203,11 @@ def of_runs(deployment: Deployment, work: RandomPrompts, runs: Runs) -> Iterator
     stated = ops_by_name(cycle.steps[0])
     rounds = [[p for p in run.passes if p.kind == "decode"] for run in every]
     issued = [p.hosts for p in hosts if p.kind == "decode"]
-    yield from _samples(deployment, t, work, "decode", stated, rounds, issued)
+    yield from _samples(deployment, t, work, "decode", stated, rounds, issued, share)
     took, ops_s = runs.rests(stated)
     if min(took) > 0:
         case = _case(deployment, t, work, "decode") | {"op": REST, "ops_s": ops_s}
-        host_s = median(took) if runs.on_gpu else 0.0
+        host_s = median(took) if runs.plain else 0.0
         yield Sample(NAME, case, Op(REST, launches=0.0), tuple(took), host_s)
 
 
@@ -210,13 +219,14 @@ def _samples(
     stated: Mapping[str, tuple[Op, int]],
     runs: Sequence[Sequence[TimedPass]],
     hosts: Sequence[Mapping[str, float]],
+    share: float,
 ) -> Iterator[Sample]:
     """One sample per op that is stated once per layer or in the head, as it was timed there."""
     for name, (op, times) in stated.items():
         found = [[p.steady(name, times) for p in passes if name in p.ops] for passes in runs]
         if op.stream not in UNTIMED and all(found):
             case = _case(deployment, technique, work, phase) | {"op": name}
-            issued = [ops[name] / times for ops in hosts if name in ops]
+            issued = [share * ops[name] / times for ops in hosts if name in ops]
             host_s = median(issued) if issued else 0.0
             yield Sample(NAME, case, op, tuple(max(median(f), 1e-9) for f in found), host_s)
 

@@ -107,7 +107,7 @@ def duplex(place: Bench) -> Iterator[Work]:
 
 
 def _one_way(place: Bench, link: Channel) -> Iterator[Work]:
-    large = () if place.on_cpu or place.quick else (LARGE_COPY,)
+    large = () if place.on_cpu else (LARGE_COPY,)
     sizes = place.pick(QUICK_SIZES, SIZES) + large
     for memory in ("pinned",) if place.on_cpu else ("pinned", "pageable"):
         for moved in sizes:
@@ -333,14 +333,14 @@ def reads(place: Bench) -> Iterator[Work]:
     for work in memory_works(on_host(place)):
         if work.case["cached"] == "no":
             op = replace(work.op, stream="cpu", bytes={"dram": work.op.bytes["hbm"]})
-            yield replace(work, op=op)
+            yield replace(work, op=op, clock="cpu")
 
 
 def products(place: Bench) -> Iterator[Work]:
     """Square products in fp32."""
     for width in place.pick((256, 512, 1024), (256, 512, 768, 1024, 1536, 2048)):
         op = Op("product", "cpu", "cpu", flops=2.0 * width**3, dtype="fp32")
-        yield Work({"width": width}, op, partial(_host_product, width))
+        yield Work({"width": width}, op, partial(_host_product, width), "cpu")
 
 
 def attends(place: Bench) -> Iterator[Work]:
@@ -350,7 +350,7 @@ def attends(place: Bench) -> Iterator[Work]:
         moved = float(2 * shape.kv_numbers * FP16_BYTES)
         if shape.new == 1 and here.fits(moved):
             op = Op("attn", "cpu", "cpu", flops=shape.flops, bytes={"dram": moved}, dtype="fp32")
-            yield Work(shape.case, op, partial(_attend, here, shape))
+            yield Work(shape.case, op, partial(_attend, here, shape), "cpu")
 
 
 def on_host(place: Bench) -> Bench:

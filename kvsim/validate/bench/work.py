@@ -37,7 +37,9 @@ class Work:
     case: Mapping[str, object]
     op: Op
     make: Callable[[], AbstractContextManager[Sequence[Call]]]
-    clock: str = "device"  # "host": its part alone; "lane": through a lane; "beside": lanes at once
+    clock: str = "device"
+    """Also "host": its part of a device's work alone; "lane": through a lane; "beside": lanes at
+    once; "cpu": the host's own work."""
 
 
 @frozen
@@ -203,11 +205,13 @@ def timers(device: torch.device) -> dict[str, Timer]:
     if device.type == "cuda":
         on_device = cuda_timer(device)
         host = host_timer(synchronise=lambda: torch.cuda.synchronize(device))
-        return {"device": on_device, "host": host, "lane": on_device, "beside": on_device}
+        lanes = dict.fromkeys(("lane", "beside"), on_device)
+        return {"device": on_device, "host": host, "cpu": host_timer(), **lanes}
     computing, wall = host_timer(computing_clock()), host_timer()
     alone = torch.get_num_threads() == 1 and hasattr(time_of, "pthread_getcpuclockid")
     lane, beside = (host_timer(time_of.process_time), threads_timer()) if alone else (wall, wall)
-    return {"device": computing, "host": computing, "lane": lane, "beside": beside}
+    own = dict.fromkeys(("device", "host", "cpu"), computing)
+    return {**own, "lane": lane, "beside": beside}
 
 
 def measure(timer: Timer, calls: Sequence[Call], budget: float) -> tuple[float, ...]:

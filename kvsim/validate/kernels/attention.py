@@ -23,11 +23,16 @@ def attend(queries: Tensor, view: View, scored: bool = False) -> PartialAttentio
         not see a token.
     """
     if queries.is_cuda:
-        if not view.fused:
+        if not view.fused(scored):
             return attend_plainly(queries, view, scored)
-        from kvsim.validate.kernels.attention_triton import attend as fused
+        from kvsim.validate.kernels import attention_triton
 
-        return fused(queries, view, scored)
+        if view.narrow is None:
+            return attention_triton.attend(queries, view, scored)
+        tokens = view.narrow[0].shape[2] if view.most is None else view.most
+        keys, values = (rows[:, :, :tokens] for rows in view.narrow)
+        seen = _visible_tokens(view, queries.shape[2], tokens)[:, None]
+        return attention_triton.attend_masked(queries, keys, values, seen)
     return attend_in_blocks(queries, view, scored)
 
 

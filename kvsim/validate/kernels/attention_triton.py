@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvsim.validate.kernels.language import ceil_div, jit, launch, next_power_of_2, tl
+from kvsim.validate.kernels.language import ceil_div, jit, jit_for_any, launch, next_power_of_2, tl
 from kvsim.validate.kernels.stores import PartialAttention, Store, View, score_dtype
 
 
@@ -252,9 +252,16 @@ PROCESSORS = 108  # of a GPU that is not there
 FETCHED_TOKENS = 64  # fetched tokens whose places are written at once
 REGISTERS = 255  # of a thread: all that there are
 QUERIES = 16  # fewest rows of a matrix product on tensor units
+PLAIN_BYTES = 2**14  # of keys, and of values, that a program reads at once where none is packed [B]
+JOINED = 16  # runs that are merged at once
 
 
-@jit
+COUNTS = ("chosen", "room", "scores_row", "kv_heads", "splits")
+TABLE_SIZES = tuple(f"{side}_{n}" for side in "kv" for n in ("table", "groups", "factors", "slots"))
+"""What differs from one cache to the next, and is no stride that a wide load rests on."""
+
+
+@jit_for_any(*COUNTS, *TABLE_SIZES)
 def runs(
     query_rows, out, lse, scores, lengths, index, places, chosen, room, scores_row, kv_heads,
     splits, root, k_words, v_words,
@@ -366,31 +373,131 @@ def runs(
     tl.store(lse + at, whole, mask=used)
 
 
-@jit
+@jit_for_any("kv_heads", "splits", "tokens")
+def masked_runs(
+    query_rows, keys, values, seen, out, lse, kv_heads, splits, tokens, root,
+    k_b, k_h, v_b, v_h, seen_b, seen_h, seen_q,
+    PER_KV: tl.constexpr, NEW: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr, SPLIT: tl.constexpr,
+):  # fmt: skip
+    """One run of tokens of one KV head under a mask: output, and log-sum-exp, per query row."""
+    sequence = (tl.program_id(0) // kv_heads).to(tl.int64)
+    head = tl.program_id(0) % kv_heads
+    start = tl.program_id(1) * SPLIT
+    query = tl.arange(0, ROWS)
+    column = tl.arange(0, WIDTH)
+    used = query < PER_KV * NEW
+    q_at = (tl.program_id(0) * PER_KV * NEW + query)[:, None] * HEAD_DIM + column[None, :]
+    q_mask = used[:, None] & (column < HEAD_DIM)[None, :]
+    queries = tl.load(query_rows + q_at, mask=q_mask, other=0.0)
+    keys += sequence * k_b + head * k_h
+    values += sequence * v_b + head * v_h
+    seen += sequence * seen_b + head * seen_h
+    top = tl.full([ROWS], -1e30, dtype=tl.float32)
+    total = tl.zeros([ROWS], dtype=tl.float32)
+    sums = tl.zeros([ROWS, WIDTH], dtype=tl.float32)
+    for begin in range(start, tl.minimum(start + SPLIT, tokens), BLOCK):
+        row = begin + tl.arange(0, BLOCK)
+        inside = used[:, None] & (row < tokens)[None, :]
+        sees = tl.load(seen + (query % NEW)[:, None] * seen_q + row[None, :], mask=inside, other=0)
+        at = row[:, None] * HEAD_DIM + column[None, :]
+        mask = (row < tokens)[:, None] & (column < HEAD_DIM)[None, :]
+        k = tl.load(keys + at, mask=mask, other=0.0).to(queries.dtype)
+        logits = tl.dot(queries, tl.trans(k), input_precision="ieee") * root
+        logits = tl.where(sees != 0, logits, -float("inf"))
+        highest = tl.maximum(top, tl.max(logits, axis=1))
+        weights = tl.exp(logits - highest[:, None])
+        fades = tl.exp(top - highest)
+        # a row that no query sees may hold anything, and 0 times NaN is not 0
+        mask &= (tl.max(sees.to(tl.int32), axis=0) != 0)[:, None]
+        v = tl.load(values + at, mask=mask, other=0.0).to(queries.dtype)
+        total = total * fades + tl.sum(weights, axis=1)
+        sums = sums * fades[:, None] + tl.dot(weights.to(queries.dtype), v, input_precision="ieee")
+        top = highest
+    result = sums / tl.where(total > 0, total, 1.0)[:, None]
+    at = (tl.program_id(0) * splits + tl.program_id(1)) * ROWS + query
+    tl.store(out + at[:, None] * WIDTH + column[None, :], result, mask=used[:, None])
+    whole = tl.where(total > 0, top + tl.log(tl.where(total > 0, total, 1.0)), -1e30)
+    tl.store(lse + at, whole, mask=used)
+
+
+@jit_for_any("splits")
 def join(
     out, lse, whole, whole_lse, splits,
     USED: tl.constexpr, HEAD_DIM: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr,
+    JOINED: tl.constexpr,
 ):  # fmt: skip
-    """Merge the runs of one query row."""
+    """Merge the runs of one query row, some at once."""
     head = tl.program_id(0)
     query = tl.program_id(1)
     column = tl.arange(0, WIDTH)
     top = -1e30
     total = 0.0
     sums = tl.zeros([WIDTH], dtype=tl.float32)
-    for split in range(splits):
+    for begin in range(0, splits, JOINED):
+        split = begin + tl.arange(0, JOINED)
+        there = split < splits
         at = (head * splits + split) * ROWS + query
-        part = tl.load(lse + at)
-        highest = tl.maximum(top, part)
+        part = tl.load(lse + at, mask=there, other=-1e30)
+        highest = tl.maximum(top, tl.max(part, axis=0))
         share = tl.where(part > -1e29, tl.exp(part - highest), 0.0)
         fades = tl.exp(top - highest)
-        sums = sums * fades + share * tl.load(out + at * WIDTH + column)
-        total = total * fades + share
+        numbers = tl.load(
+            out + at[:, None] * WIDTH + column[None, :], mask=there[:, None], other=0.0
+        )
+        sums = sums * fades + tl.sum(share[:, None] * numbers, axis=0)
+        total = total * fades + tl.sum(share, axis=0)
         top = highest
     at = head * USED + query
     some = tl.where(total > 0, total, 1.0)
     tl.store(whole + at * HEAD_DIM + column, sums / some, mask=column < HEAD_DIM)
     tl.store(whole_lse + at, tl.where(total > 0, top + tl.log(some), -float("inf")))
+
+
+def attend_masked(queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> PartialAttention:
+    """Attention of a few queries over rows as they are stored, in two launches.
+
+    Parameters
+    ----------
+    queries
+        Queries, (sequences, heads, new, head dim).
+    keys, values
+        Rows, (sequences, KV heads, tokens, head dim), in the queries' format or in fp8.
+    seen
+        What each query sees, (sequences or 1, KV heads or 1, new, tokens), bool.
+    """
+    batch, heads, new, head_dim = queries.shape
+    kv_heads, tokens = keys.shape[1:3]
+    per_kv = heads // kv_heads
+    keys, values = (t if t.stride(2) == head_dim else t.contiguous() for t in (keys, values))
+    width = max(next_power_of_2(head_dim), QUERIES)
+    used, rows = per_kv * new, max(next_power_of_2(per_kv * new), QUERIES)
+    programs = batch * kv_heads
+    split = _split(tokens, programs, queries.device)
+    splits = max(ceil_div(tokens, split), 1)
+    out = _empty(queries, programs, splits, rows, width)
+    lse = _empty(queries, programs, splits, rows)
+    whole, whole_lse = _empty(queries, *queries.shape), _empty(queries, *queries.shape[:3])
+    mask = seen.contiguous().view(torch.uint8).expand(batch, kv_heads, new, tokens)
+    block = max(PLAIN_BYTES // (width * queries.element_size()), QUERIES)
+    launch(
+        masked_runs, (programs, splits),
+        queries.contiguous(), keys, values, mask, out, lse, kv_heads, splits, tokens,
+        head_dim**-0.5, *_strides(keys), *_strides(values), *mask.stride()[:3],
+        per_kv, new, head_dim, width, rows, min(block, split), split, num_stages=2,
+    )  # fmt: skip
+    _join(out, lse, whole, whole_lse, used, head_dim)
+    return PartialAttention(whole, whole_lse)
+
+
+def _join(
+    out: Tensor, lse: Tensor, whole: Tensor, whole_lse: Tensor, used: int, head_dim: int
+) -> None:
+    programs, splits, rows, width = out.shape
+    launch(
+        join, (programs, used),
+        out, lse, whole, whole_lse, splits, used, head_dim, width, rows, JOINED,
+    )  # fmt: skip
 
 
 def attend(queries: Tensor, view: View, scored: bool = False) -> PartialAttention:
@@ -431,7 +538,7 @@ def attend(queries: Tensor, view: View, scored: bool = False) -> PartialAttentio
         num_stages=1,  # loads ahead of their use would take more shared memory than cards have
         maxnreg=REGISTERS,  # else the compiler may spill some to have more programs at once
     )  # fmt: skip
-    launch(join, (programs, used), out, lse, whole, whole_lse, splits, used, head_dim, width, rows)
+    _join(out, lse, whole, whole_lse, used, head_dim)
     return PartialAttention(whole, whole_lse, scores if scored else None)
 
 

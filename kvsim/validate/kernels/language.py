@@ -26,8 +26,8 @@ from kvsim.validate.counter import Fused
 Kernel = TypeVar("Kernel", bound=Callable[..., object])
 
 __all__ = [
-    "TritonError", "ceil_div", "interpreted", "interpreter_fault", "jit", "launch", "listening",
-    "next_power_of_2", "tl",
+    "TritonError", "ceil_div", "interpreted", "interpreter_fault", "jit", "jit_for_any", "launch",
+    "listening", "next_power_of_2", "tl",
 ]  # fmt: skip
 
 
@@ -80,6 +80,15 @@ def interpreter_fault(problem: BaseException | None) -> str:
 def jit(kernel: Kernel) -> Kernel:
     """``triton.jit`` that keeps the function's type."""
     compiled: Kernel = triton.jit(kernel)
+    return compiled
+
+
+def jit_for_any(*names: str) -> Callable[[Kernel], Kernel]:
+    """``triton.jit`` that compiles once for all values of some integers.
+
+    Otherwise Triton compiles a kernel anew for 1 and for multiples of 16.
+    """
+    compiled: Callable[[Kernel], Kernel] = triton.jit(do_not_specialize=list(names))
     return compiled
 
 

@@ -44,6 +44,11 @@ class Store:
         return self.codes.shape[2]
 
     @property
+    def narrow(self) -> Tensor | None:
+        """Rows as numbers of a narrow format that a GPU converts by itself, if they are that."""
+        return None
+
+    @property
     def nbytes(self) -> int:
         """Bytes of everything that is stored, expanded views counted once. [B]"""
         tensors = [getattr(self, f.name) for f in fields(self)]
@@ -140,8 +145,23 @@ class View:
     most: int | None = None  # tokens of the longest sequence, where the host knows them
 
     @property
-    def fused(self) -> bool:
-        """Whether the Triton kernel reads it where there is a GPU."""
+    def narrow(self) -> tuple[Tensor, Tensor] | None:
+        """Keys and values that a GPU's own narrow format holds, if that is all there is."""
+        if self.k is None or self.v is None or self.k_tail is not None or self.index is not None:
+            return None
+        keys, values = self.k.narrow, self.v.narrow
+        return None if keys is None or values is None else (keys, values)
+
+    def fused(self, scored: bool = False) -> bool:
+        """Tell whether a Triton kernel reads it where there is a GPU.
+
+        Parameters
+        ----------
+        scored
+            Whether scores have to leave the kernel.
+        """
+        if self.narrow is not None:
+            return not scored
         return unpacks(self.k) and unpacks(self.v)
 
 

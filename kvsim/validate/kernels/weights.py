@@ -12,7 +12,7 @@ from kvsim.validate.kernels.packing import pack, unpack
 from kvsim.validate.kernels.quantise import round_half_up
 
 WEIGHT_GROUP = 128
-PACKED_NUMBERS = 1 << 18  # of a matrix that are packed at once
+PACKED_NUMBERS = {"cpu": 1 << 18, "cuda": 1 << 22}  # of a matrix that are packed at once
 TILE = 64  # rows that the kernels' tiles divide
 CUDA_TILES = 8  # tiles of 16 inputs that a thread of CUDA's kernel reads at once
 
@@ -159,7 +159,8 @@ def _by_rows(matrix: Tensor, change: Callable[[Tensor], tuple[Tensor, ...]]) -> 
     Its results have as many rows, or a fixed share of them, as they get.
     """
     whole: tuple[Tensor, ...] = ()
-    for rows in ranges(len(matrix), matrix.shape[1], PACKED_NUMBERS, whole=TILE):
+    most = PACKED_NUMBERS.get(matrix.device.type, PACKED_NUMBERS["cpu"])
+    for rows in ranges(len(matrix), matrix.shape[1], most, whole=TILE):
         made = change(matrix[rows])
         whole = whole or tuple(
             t.new_empty((len(t) * len(matrix) // rows.stop, *t.shape[1:])) for t in made

@@ -111,8 +111,10 @@ def attend(record: OpRecord, queries: Tensor, keys: Tensor, values: Tensor, seen
         seen = _lower_right(queries, keys)
     if few and queries.device.type == "cpu":
         out = _in_blocks(queries, keys, values, seen)
+    elif few and queries.is_cuda and isinstance(seen, Tensor):
+        out = _in_splits(record, queries, keys, values, seen)
     elif few and queries.shape[1] != keys.shape[1]:
-        out = _by_group(queries, keys, values, seen)
+        out = _by_group(queries, keys, values)
     else:
         out = _by_head(queries, keys, values, seen)
     record.reads(queries, keys, values)
@@ -215,11 +217,17 @@ def _in_blocks(q: Tensor, keys: Tensor, values: Tensor, seen: Seen) -> Tensor:
     return out.view(q.shape).to(q.dtype)
 
 
-def _by_group(q: Tensor, keys: Tensor, values: Tensor, seen: Seen) -> Tensor:
-    """Query heads that share a KV head as more queries of it."""
+def _by_group(q: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Query heads that share a KV head as more queries of it, which see everything."""
     queries = q.reshape(q.shape[0], keys.shape[1], -1, q.shape[3])
-    mask = None
-    if isinstance(seen, Tensor):
-        mask = seen.repeat(1, 1, q.shape[1] // keys.shape[1], 1)
-    out = F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
+    out = F.scaled_dot_product_attention(queries, keys, values)
     return out.reshape(q.shape)  # a fused kernel may lay out tokens before heads
+
+
+def _in_splits(record: OpRecord, q: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -> Tensor:
+    """On a GPU under a mask: PyTorch's kernels that take one leave most of a GPU idle."""
+    from kvsim.validate.kernels.attention_triton import attend_masked
+
+    if record.counting:  # PyTorch does not see what Triton's kernels compute
+        record.computes(4 * q.numel() * keys.shape[2])
+    return attend_masked(q, keys, values, seen).out.to(q.dtype)

@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor
@@ -84,17 +84,15 @@ class EncodedRows(Store):
     @classmethod
     def from_parts(
         cls, parts: list[Tensor], bits: int, widen: Callable[[list[Tensor]], Tensor]
-    ) -> "EncodedRows":
+    ) -> Self:
         """A store of these parts."""
         first, none = parts[0], parts[0][..., :0]
         return cls(first, none, none, bits, 1, "token", widen=widen, more=tuple(parts[1:]))
 
-    def sequences(self, part: slice) -> "EncodedRows":
+    def sequences(self, part: slice) -> Self:
         """Those of some sequences, without a copy."""
         assert self.widen is not None
-        return EncodedRows.from_parts(
-            [t[part] for t in (self.codes, *self.more)], self.bits, self.widen
-        )
+        return self.from_parts([t[part] for t in (self.codes, *self.more)], self.bits, self.widen)
 
     def numbers(self, start: int = 0, stop: int | None = None) -> Tensor:
         """Rows ``start`` to ``stop`` widened, in fp32."""

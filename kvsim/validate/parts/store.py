@@ -349,7 +349,7 @@ def attend_packed(
             record.reads(queries, *read())
             record.writes(part.out.to(queries.dtype))
             # PyTorch's own products are counted as they run
-            count_pairs(record, queries, span, queries.is_cuda and view.fused)
+            count_pairs(record, queries, span, queries.is_cuda and view.fused(scored))
     return part
 
 

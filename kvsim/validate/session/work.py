@@ -132,7 +132,8 @@ def ceilings(device: str, state: SessionState, form: Form) -> Result:
     found: Result = {}
     asked = [(w, "hbm") for w in memory_works(place) if w.case["cached"] == "no"][:3]
     asked += [(product(place, "fp16", rows, 4096, 4096), "flops") for rows in (256, 4096)]
-    asked += [(list(works(place))[-1], name) for name, works in (("h2d", h2d), ("d2h", d2h))]
+    for name, works in (("h2d", h2d), ("d2h", d2h)):
+        asked.append(([w for w in works(place) if w.case["memory"] == "pinned"][-1], name))
     with torch.inference_mode():
         for work, what in asked:
             if float(work.op.flops) > place.most_flops:

@@ -9,6 +9,7 @@ from kvsim.validate.parts.rows import PACKED_AT_ONCE, Codec, EncodedRows, PerTok
 from kvsim.validate.parts.store import Widths
 
 FP8_DTYPE = torch.float8_e4m3fn
+CONVERTS_FP8 = (8, 9)  # GPUs of this compute capability and above
 
 
 class Fp8(PerTokenCache):
@@ -28,18 +29,31 @@ class Fp8(PerTokenCache):
 
     def codecs(self) -> tuple[Codec, Codec]:
         """Keys and values alike."""
-        return _Narrow(), _Narrow()
+        return Narrow(), Narrow()
 
 
-class _Narrow(Codec):
+class Narrow(Codec):
+    """Numbers rounded to eight bits, and clamped to what these can be."""
+
     def widths(self, dim: int, dtype: torch.dtype) -> Widths:
+        """One part, a byte per number."""
         return [(dim, torch.uint8)]
 
     def encode(self, numbers: Tensor) -> list[Tensor]:
+        """Round numbers, and see them as bytes."""
         most = torch.finfo(FP8_DTYPE).max
         return [numbers.float().clamp(-most, most).to(FP8_DTYPE).view(torch.uint8)]
 
     def store(self, parts: list[Tensor]) -> Store:
-        return EncodedRows.from_parts(
+        """As rows that a GPU converts by itself where it can."""
+        return _Fp8Rows.from_parts(
             parts, 8, lambda parts: parts[0].contiguous().view(FP8_DTYPE).float()
         )
+
+
+class _Fp8Rows(EncodedRows):
+    @property
+    def narrow(self) -> Tensor | None:
+        device = self.codes.device
+        able = device.type == "cuda" and torch.cuda.get_device_capability(device) >= CONVERTS_FP8
+        return self.codes.view(FP8_DTYPE) if able else None
