@@ -62,7 +62,7 @@ def _plan_service(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Se
     from kvsim.planner.load import ServiceLevel, draw_load
     from kvsim.planner.question import Workload
     from kvsim.planner.remedies import explain_choice, explain_no_service
-    from kvsim.planner.service import ServiceQuestion, plan_classes, plan_service
+    from kvsim.planner.service import ServiceQuestion, ServiceSearch, plan_classes
     from kvsim.report.plan_service import make_result
     from kvsim.serving.rules import Rules
     from kvsim.serving.servable import describe_left_out, within_context
@@ -117,7 +117,8 @@ def _plan_service(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Se
         total_gpus=inputs.total_gpus or 0,
         research=bool(inputs.research),
     )
-    given, found = inputs.prompt, plan_service(question)
+    search = ServiceSearch(question)
+    given, found = inputs.prompt, search.solve()
     by_mean = given.kind == "mean" and inputs.trace is None
     with_prompt = (lambda x: draw(replace(given, first=round(x)))) if by_mean else None
     if found is None:
@@ -130,7 +131,7 @@ def _plan_service(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Se
         share /= chosen.carried.deployment.hardware.gpu_memory
         settings = write_settings(inputs.emit, serve_costs(chosen.carried.costs, share))
     classes = plan_classes(question) if inputs.per_class else []
-    turns = list(explain_choice(question, with_prompt)) if inputs.explain else []
+    turns = list(explain_choice(search, with_prompt)) if inputs.explain else []
     return make_result(found, inputs.line(), settings, inputs.pareto, classes, turns)
 
 

@@ -7,6 +7,7 @@ Two techniques differ only where the difference exceeds the known error of predi
 
 from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
+from functools import cached_property
 from pathlib import Path
 from shlex import quote
 from types import MappingProxyType
@@ -254,6 +255,10 @@ class Admission:
 
     def candidates(self) -> list[Technique]:
         """The techniques that are left, with their defaults."""
+        return list(self._candidates)
+
+    @cached_property
+    def _candidates(self) -> list[Technique]:
         if self.techniques is not None:
             named = [t for t in self.techniques if not self.only or t.name in self.only]
         else:

@@ -30,14 +30,11 @@ from kvsim.planner.question import (
 from kvsim.planner.service import (
     Candidate,
     PlayedOption,
-    ServicePlan,
     ServiceQuestion,
     ServiceSearch,
-    plan_service,
+    full_weights,
 )
-from kvsim.prediction.memory import decode_point, weights_bytes
 from kvsim.quality.evidence import KNOWN_BAD, weights_evidence
-from kvsim.techniques import parse
 
 MORE_GPUS = (1, 2, 4, 8, 16, 32, 64)
 LAYOUTS_TRIED = 4  # of so many GPUs, the best in closed form
@@ -144,7 +141,7 @@ def describe_obstacle(question: ServiceQuestion) -> str:
             admits = "" if mildest.unknown else f"; {needed_option(mildest)} admits it"
             return f"everything named may lose more than --lossy admits{admits} ({mildest})"
         need = f"a sequence of {question.load.longest:,} tokens does not fit"
-        weights = weights_bytes(parse(FULL).resident(d, decode_point(1.0, np.ones(1), 1.0, 0.0)))
+        weights = full_weights(d)
         gib = f"{q.limits.gpu_memory / GIB:.3g} GiB per GPU"
         if weights >= q.limits.gpu_memory:
             return f"the {d.weights} weights of {d.model.name} need {weights / GIB:.3g} of {gib}"
@@ -415,35 +412,38 @@ class Otherwise:
     ----------
     option
         The option with its other value.
-    plan
+    choice
         None where nothing keeps the targets.
     """
 
     option: str
-    plan: ServicePlan | None
+    choice: PlayedOption | None
 
 
 def explain_choice(
-    question: ServiceQuestion, with_prompt: Callable[[float], Load] | None = None
+    search: ServiceSearch, with_prompt: Callable[[float], Load] | None = None
 ) -> Iterator[Otherwise]:
-    """Answer the question again with targets and prompts of half and of twice their size.
+    """Answer a question again with targets and prompts of half and of twice their size.
 
     Parameters
     ----------
+    search
+        The search that answered the question; its predictions are used again.
     with_prompt
         Draws the same requests with prompts of another mean; None where they are a trace's.
     """
+    question = search.q
     for name in ("ttft", "tpot"):
         limit = getattr(question.asked, name)
         for value in (limit / 2, 2 * limit) if np.isfinite(limit) else ():
-            changed = with_times(question, **{name: value})
-            yield Otherwise(f"--{name} {show_time(value)}", plan_service(changed))
+            choice = search.under(**{name: value}).choose()
+            yield Otherwise(f"--{name} {show_time(value)}", choice)
     for factor in (0.5, 2.0) if with_prompt is not None else ():
         assert with_prompt is not None
         mean = max(round(factor * question.deployments[0].workload.prompt), 1)
         if mean + question.load.generate <= question.deployments[0].deployment.model.max_context:
             changed = with_prompts(question, mean, with_prompt)
-            yield Otherwise(f"--prompt {mean}", plan_service(changed))
+            yield Otherwise(f"--prompt {mean}", ServiceSearch(changed).choose())
 
 
 def with_prompts(

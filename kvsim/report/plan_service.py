@@ -87,7 +87,10 @@ def make_result(
         fields["classes"] = [_class_fields(one) for one in classes]
     if turns:
         answer = replace(answer, changes=[*answer.changes, *map(_describe_turn, turns)])
-        fields["turns"] = [{"option": one.option, "carried": _carried(one.plan)} for one in turns]
+        fields["turns"] = [
+            {"option": one.option, "carried": one.choice and _figures(one.choice.carried)}
+            for one in turns
+        ]
     if engines:
         answer = add_command_line(answer, engines)
         fields["settings"] = list(engines)
@@ -323,19 +326,14 @@ def _describe_class(one: ClassPlan) -> str:
 def _class_fields(one: ClassPlan) -> Row:
     """A class under contract names."""
     ends = {"least": one.least, "most": one.most, "share": number(one.share)}
-    return {**ends, "carried": _carried(one.plan)}
-
-
-def _carried(plan: ServicePlan | None) -> Row | None:
-    """What a plan carries; None where there is none."""
-    return None if plan is None else _figures(plan.choice.carried)
+    return {**ends, "carried": one.plan and _figures(one.plan.choice.carried)}
 
 
 def _describe_turn(one: Otherwise) -> str:
     """What is chosen where one thing is otherwise."""
-    if one.plan is None:
+    if one.choice is None:
         return f"With {one.option} nothing here meets the targets."
-    c = one.plan.choice.carried
+    c = one.choice.carried
     return f"With {one.option}: {spoken(c)} on {machine(c)}, {_rate(c.per_s)} requests/s."
 
 

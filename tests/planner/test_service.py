@@ -1,12 +1,14 @@
 """Plans for load: what is tried, what need not be played, what is chosen."""
 
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 
 import kvsim
 from kvsim.errors import InfeasibleError
 from kvsim.planner.load import RateSearch
+from kvsim.planner.remedies import explain_choice, with_times
 from kvsim.planner.service import ServicePlan, ServiceSearch
 
 
@@ -58,3 +60,16 @@ def test_total_gpus_reach_the_best_of_all_layouts_by_exhaustion() -> None:
     search = ServiceSearch(found.question)
     played = [search.play(c) for q in found.question.deployments for c in search.candidates(q)]
     assert found.choice.value >= 0.97 * max(o.value for o in played if o is not None)
+
+
+def test_explained_turns_are_what_asking_directly_answers() -> None:
+    found = kvsim.plan(model="llama3.1-8b", gpu="l40s", total_gpus=2, only="full").found
+    assert isinstance(found, ServicePlan)
+    search = ServiceSearch(found.question)
+    search.choose()
+    for turn in islice(explain_choice(search), 1, None, 2):
+        name, value = turn.option.removeprefix("--").split()
+        times = {name: float(value.rstrip("ms")) / (1e3 if value.endswith("ms") else 1)}
+        direct = ServiceSearch(with_times(found.question, **times)).choose()
+        assert turn.choice is not None and direct is not None
+        assert turn.choice.value == pytest.approx(direct.value, rel=1e-12)
