@@ -515,7 +515,7 @@ class ServiceSearch:
             roughly = [o for c in able if (o := self.play(c, rough=True)) is not None]
             least = max((o.value for o in roughly), default=0.0) * (1 - WORTH_PLAYING)
             behind = [o for o in roughly if o.value < least]
-            able = [o.candidate for o in roughly if o.value >= least]
+            able = [o.candidate for o in roughly if o.value >= least] or able
         return [o for c in able if (o := self.play(c)) is not None], behind
 
     def _simplest(self, played: list[PlayedOption]) -> PlayedOption:
