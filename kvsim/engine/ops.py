@@ -608,13 +608,14 @@ def output_ops(deployment: Deployment, point: Point, prompts: Number = 0.0) -> t
     logits = gemm(deployment, "lm_head", rows, (m.hidden, m.vocab), head)
     looked_up = 3 if m.learned_positions else 2  # rows of the embedding and of positions, their sum
     moved = rows * (m.vocab + 2 * m.hidden) + looked_up * point.tokens * m.hidden
+    time = deployment.stack.time
     sample = Op(
         "sample",
         kernel="pointwise",
         bytes={"hbm": FP16_BYTES * moved},
-        fixed=deployment.stack.time.step + deployment.stack.time.sequence * point.batch,
+        fixed=time.step + time.sampling + time.sequence * point.batch,
         # the host handles each sequence once it has its token, or issues the next pass then
-        sync=deployment.stack.time.sequence > 0 or deployment.stack.eager,
+        sync=time.sequence > 0 or deployment.stack.eager,
     )
     return logits, sample, *_server(deployment, point, prompts)
 

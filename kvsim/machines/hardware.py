@@ -21,6 +21,7 @@ class FixedTimes:
     routing: float = 0.0  # to choose each token's experts by their scores, per layer [s]
     latent: float = 0.0  # further time of a layer with latent attention: its small kernels [s]
     step: float = 0.0  # fixed time per forward pass: sampling, bookkeeping, graph launch [s]
+    sampling: float = 0.0  # GPU time per pass to choose tokens, besides what it reads [s]
     sequence: float = 0.0  # further time per step and sequence: sampling, detokenising [s]
     beside_step: float = 0.0  # host time per forward pass beside the GPU: a pass takes no less [s]
     beside_sequence: float = 0.0  # further such time per sequence [s]

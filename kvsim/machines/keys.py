@@ -87,6 +87,7 @@ STACK_NUMBERS: Mapping[str, Number] = {
     "time.routing_s": NON_NEGATIVE,
     "time.latent_s": NON_NEGATIVE,
     "time.step_s": NON_NEGATIVE,
+    "time.sampling_s": NON_NEGATIVE,
     "time.sequence_s": NON_NEGATIVE,
     "time.beside_step_s": NON_NEGATIVE,
     "time.beside_sequence_s": NON_NEGATIVE,

@@ -78,7 +78,10 @@ class _Fitter(Solver):
             self._class("pointwise", "pointwise", keys)
         self._products()
         for kernel, benchmark in KERNEL_BENCHMARKS.items():
-            self._kernel(kernel, benchmark, "memory", "compute", "half_size", "floor_s")
+            names = ("memory", "compute", "half_size", "floor_s")
+            if kernel == "lowbit" and "time.launch_s" in self.stack:  # bound by what it widens
+                names = ("unpack_ops", "floor_s", "memory")
+            self._kernel(kernel, benchmark, *names)
         for kernel in ("quantise", "topk", "gather"):
             self._kernel(kernel, kernel, "memory", "floor_s")
         self._issuing()
@@ -193,7 +196,11 @@ class _Fitter(Solver):
             before = self.stack.get("kernel.pointwise.host_s")
             layer += before.value if before else 0.0
             keys["layer"] = "kernel.pointwise.host_s"
-            more -= fit["layer"][0]  # sampling is an op of that class too
+            spread = float(np.std(chosen)) / len(chosen) ** 0.5
+            self.stack["time.sampling_s"] = Known(
+                more, spread / more if more else np.inf, off, len(chosen), RUNS_BENCHMARK
+            )
+            more = -fit["layer"][0]  # sampling is an op of that class too
         step = max(0.0, fit["step"][0] + more)
         for name, value in (("step", step), ("layer", layer)):
             error = fit[name][1] / value if value else np.inf

@@ -60,6 +60,8 @@ class Sample:
         }  # fmt: skip
         if np.isfinite(self.op.size):
             op["size"] = self.op.size
+        if self.op.unpacked:
+            op["unpacked"] = self.op.unpacked
         return {
             "benchmark": self.benchmark, "case": dict(self.case), "op": op,
             "seconds": self.seconds, "spread": self.spread, "runs": list(self.runs),
@@ -86,7 +88,7 @@ def sample(row: Mapping[str, Any]) -> Sample:
     """
     op, runs = Op(**row["op"]), tuple(row["runs"])
     host = row.get("host_s", 0.0)
-    numbers = (op.flops, op.rows, op.launches, *op.bytes.values(), host, *runs)
+    numbers = (op.flops, op.rows, op.launches, op.unpacked, *op.bytes.values(), host, *runs)
     texts = (row["benchmark"], op.name, op.stream, op.kernel, op.dtype)
     sound = all(type(n) in (int, float) and 0 <= n < MAX_SAMPLE_NUMBER for n in numbers) and bool(
         runs

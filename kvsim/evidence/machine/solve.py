@@ -62,6 +62,7 @@ def _stacked(ops: Sequence[Op]) -> Op:
         bytes=moved,
         rows=column(op.rows for op in ops),
         size=column(op.size for op in ops),
+        unpacked=column(op.unpacked for op in ops),
     )
 
 
@@ -109,6 +110,7 @@ KEY_RANGES = {
     "compute": (1e-5, 1.0),
     "floor_s": (1e-9, 1e-1),
     "half_size": (1e-4, 1e4),
+    "unpack_ops": (1e-2, 1e4),
     "gather_row_s": (1e-12, 1e-3),
 }
 """What a number may be, by the end of its key; wide, as it is searched by its logarithm."""
@@ -172,6 +174,8 @@ class Solver:
         """
         alone = [s for s in samples if s.benchmark != RUNS_BENCHMARK]
         runs = [s for s in samples if s.benchmark == RUNS_BENCHMARK]
+        if any(s.host_s for s in runs):  # where copies run beside them they share the memory
+            runs = [s for s in runs if not copies_beside(s)]
         found = self.solve(alone or runs, [self.parameter(k, alone or runs) for k in keys])
         floor = next((key for key in keys if key.endswith(("floor_s", "gap_s"))), None)
         if not floor or not alone or len(runs) < FEW_RUNS:
@@ -341,6 +345,10 @@ class Solver:
             start = self._share(name, samples)
         elif name == "half_size":
             start = HALF_SIZES[0]
+        elif name == "unpack_ops":
+            rate = self.d.flops("fp32") / 2
+            widened = [(s.seconds, n) for s in samples if (n := _work(s.op, "unpacked"))]
+            start = min(took * rate / numbers for took, numbers in widened)
         elif name == "gather_row_s":
             start = max(shortest / max(_work(s.op, "rows"), 1.0) for s in samples)
         else:
@@ -404,8 +412,16 @@ def _of_hardware(key: str) -> bool:
     return key.endswith(("_Bps", "latency_s", "_FLOPps"))
 
 
+COPYING = ("offload", "kvpr", "kcache", "specache", "flexgen", "fastdecode", "shadowkv")
+
+
+def copies_beside(s: Sample) -> bool:
+    """Whether copies over the link run beside an op of a real run."""
+    return str(s.case.get("technique", "")).partition(":")[0] in COPYING
+
+
 def _work(op: Op, what: str) -> float:
-    """FLOPs, rows, or bytes through a channel."""
-    if what in ("flops", "rows"):
+    """FLOPs, rows, numbers that are widened, or bytes through a channel."""
+    if what in ("flops", "rows", "unpacked"):
         return float(np.asarray(getattr(op, what)))
     return float(np.asarray(op.bytes.get(what, 0.0)))  # type: ignore[call-overload]

@@ -19,7 +19,7 @@ class Fp8(Storage):
     """
 
     name = "fp8"
-    launches = Launches(prefill={"attn": 3, "quantise": 8}, decode={"quantise": 8, "attn": 33})
+    launches = Launches(prefill={"attn": 3, "quantise": 8}, decode={"quantise": 8, "attn": 10})
 
     @property
     def stored(self) -> Format:

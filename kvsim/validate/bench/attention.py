@@ -179,6 +179,7 @@ def _work(place: Bench, shape: Shape, bits: int) -> Iterator[Work]:
             flops=shape.flops,
             bytes={"hbm": float(moved)},
             size=float(shape.new),
+            unpacked=float(shape.kv_numbers),
         )
         yield Work(
             shape.case | {"bits": bits}, op, lambda: _packed_attention_calls(place, shape, bits)

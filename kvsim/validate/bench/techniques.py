@@ -260,6 +260,7 @@ def _scalar(op: Op) -> Op:
         rows=scalar(op.rows),
         size=scalar(op.size),
         launches=scalar(op.launches),
+        unpacked=scalar(op.unpacked),
         fixed=0.0,
         after=(),
         prefetch=False,

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
+from kvsim.engine.ops import FP16_BYTES
 from kvsim.engine.roofline import all_ops
 from kvsim.engine.timeline import stream_seconds
 from kvsim.graph import Step
@@ -53,7 +54,10 @@ def peak_bytes(
         Count the GPU's memory alone; a CPU holds both tiers.
     """
     reading, last = phases(technique, deployment, work.batch, work.prompt, work.generate)
-    totals = [0.0, 0.0]
+    prompts = work.batch * work.prompt
+    alive = max(min(prompts, deployment.stack.memory.prefill_chunk), work.prompt)
+    # hidden states of the prompts that wait while others pass through a layer
+    totals = [FP16_BYTES * deployment.model.hidden * max(0.0, prompts - alive), 0.0]
     for tier, buffers in reading.items():
         for name, size in buffers.items():
             if name in BEFORE if tier == "gpu" else on_gpu:

@@ -76,7 +76,7 @@ class PackedRing:
         if most:
             self._write(record, prompt[:, :, :most], self._all, torch.zeros_like(self._all))
         slots = self.ring.shape[2]
-        ends = torch.tensor(lengths, device=prompt.device)[:, None] - 1
+        ends = to_device(lengths, prompt.device)[:, None] - 1
         latest = ends - (ends - torch.arange(slots, device=prompt.device)) % slots
         index = latest.clamp(min=0)[:, None, :, None].expand_as(self.ring)
         self.ring.copy_(prompt.gather(2, index))

@@ -16,7 +16,7 @@ from kvsim.validate.model.attention import Pass, Seen, attend, visible
 from kvsim.validate.parts.base import Implementation, Resident, hold_chunk, join_resident
 from kvsim.validate.parts.rows import PerTokenCache
 from kvsim.validate.parts.store import KvStore, Made, SharedObjects, SlotRange
-from kvsim.validate.transfer import Transfers
+from kvsim.validate.transfer import Transfers, to_device
 
 NONE: Mapping[str, str] = MappingProxyType({})
 
@@ -111,7 +111,7 @@ class LayerCache:
         self.shape: LayerShape = run.shapes[place.layer]
         self.model: Model = run.model
         self.device, self.dtype = run.decoder.device, run.decoder.dtype
-        self._on_device = torch.tensor(self.lengths, device=self.device)
+        self._on_device = to_device(self.lengths, self.device)
         self.kv: KvStore = self.make(self.slots)
         if self.shape.window and not self.kv.plain:
             raise InputError(
