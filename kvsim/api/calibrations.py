@@ -352,11 +352,18 @@ def _fit_bundle(inputs: Inputs) -> "Result[Row]":
         facts["cache_B"],
         (*facts["conditions"], *facts["suspicions"]),
     )
-    return _write_machine(inputs, max(logs, key=len), machine, facts["suspicions"], facts["cuda"])
+    day = facts.get("date", str(date.today()))
+    samples = max(logs, key=len)
+    return _write_machine(inputs, samples, machine, facts["suspicions"], facts["cuda"], day)
 
 
 def _write_machine(
-    inputs: Inputs, samples: "list[Sample]", machine: "Machine", notes: list[str], on_gpu: bool
+    inputs: Inputs,
+    samples: "list[Sample]",
+    machine: "Machine",
+    notes: list[str],
+    on_gpu: bool,
+    day: str = "",
 ) -> "Result[Row]":
     """Fit a profile and a stack to samples, write both and tell what was found."""
     from kvsim.evidence.machine.fit import fit_samples
@@ -367,7 +374,7 @@ def _write_machine(
 
     out: Path = inputs.out
     fit = fit_samples(samples)
-    today = str(date.today())
+    today = day or str(date.today())
     with replacing_all(out, stack_path(out)) as (profile, stack):  # the stack goes first
         write_draft(stack, stack_text(fit, machine, today))
         write_draft(profile, hardware_text(fit, machine, today))

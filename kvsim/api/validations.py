@@ -95,12 +95,15 @@ def _show_bundle(inputs: Inputs) -> "Result[Any]":
     """Show what a session on a GPU has measured, on a machine that needs neither it nor PyTorch."""
     from tempfile import TemporaryDirectory
 
+    from kvsim.api.calibrations import calibrate
     from kvsim.report.session import make_result
     from kvsim.validate.session.state import unpack
-    from kvsim.validate.session.work import all_units
+    from kvsim.validate.session.work import all_units, profile_of
 
     with TemporaryDirectory() as folder:
         state = unpack(inputs.from_bundle, Path(folder))
+        if profile := profile_of(state):  # fitted anew, as samples are what was measured
+            calibrate(str(profile), from_bundle=str(inputs.from_bundle))
         return make_result(state, all_units("cuda:0"), inputs.line())
 
 

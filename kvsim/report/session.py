@@ -7,6 +7,7 @@ from itertools import combinations
 from statistics import median
 from typing import Any
 
+from kvsim.frozen import frozen
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.result import Result
 from kvsim.report.table import Table, cells_table
@@ -24,6 +25,16 @@ TIME_KEYS = ("ttft_s", "tpot_s")
 GENERATED = 9  # tokens of a timed run, as in kvsim.validate.times.points
 NEAR = 0.05
 """Difference of two techniques' times below which their order says nothing."""
+
+
+@frozen
+class Timed:
+    """What a timed run did."""
+
+    batch: int
+    prompt: int
+    generate: int = GENERATED
+
 
 Found = Mapping[str, Mapping[str, Any]]
 """Results of the units that are done, by name."""
@@ -56,37 +67,31 @@ def make_result(
 
 
 def _predicted_again(result: Mapping[str, Any], state: SessionState) -> Mapping[str, Any]:
-    """A timed point, predicted from the best profile if it was timed before there was one.
-
-    What a round did when it was timed stays: times change as those of whole generations do.
-    """
+    """A timed point as the best profile predicts it by now, whatever was said when it was timed."""
     best = profile_of(state)
-    before = state.path(str(result.get("profile", "")))
-    if best is None or best == before or not before.is_file():
+    if best is None or "model" not in result:
         return result
-    import numpy as np  # with all below: a session starts without what only this needs
-
-    from kvsim.machines.deployment import Deployment
+    from kvsim.machines.deployment import Deployment  # a session starts without these
     from kvsim.machines.profiles import load_hardware, load_stack
     from kvsim.models.configs import compress, load_model
-    from kvsim.prediction.generate import Prediction
     from kvsim.techniques import parse
+    from kvsim.validate.counts.expected import Replay, predictions
 
     model = load_model(result["model"])
     if result["layers"]:
         model = replace(model, layout=compress(list(model.shapes())[: result["layers"]]))
-    old, new = (
-        Deployment(model, load_hardware(p), load_stack(p.with_suffix(".stack.toml")))
-        for p in (before, best)
-    )
+    d = Deployment(model, load_hardware(best), load_stack(best.with_suffix(".stack.toml")))
     points = []
     for one in result["found"]:
-        sizes = (np.array([float(one["batch"])]), one["prompt"], GENERATED)
-        was, now = (Prediction(parse(one["technique"]), d, *sizes) for d in (old, new))
-        factors = {key: float((getattr(now, key) / getattr(was, key))[0]) for key in TIME_KEYS}
+        replays = [Replay(**replay) for replay in one.get("replays", ())]
+        if one["rounds"] == "replayed" and not replays:
+            replays = [Replay(GENERATED - 1)]
+        on_gpu = not state.folder.name.startswith("cpu")
+        said = predictions(
+            d, parse(one["technique"]), Timed(one["batch"], one["prompt"]), on_gpu, replays
+        )
         measured = [
-            {**m, "predicted": m["predicted"] * factors.get(m["name"], 1.0)}
-            for m in one["measured"]
+            {**m, "predicted": said.get(m["name"], m["predicted"])} for m in one["measured"]
         ]
         points.append({**one, "measured": measured})
     return {**result, "found": points, "profile": best.name}

@@ -185,6 +185,14 @@ def compile_all(capability: int, few: bool, part: slice = slice(None)) -> Compil
                 whole = decoder(head_dim, dtype)
                 Generation(whole, parse(RUNS[name]), prompts, 6).complete()
                 continue
+            compiled.what = f"attention under a mask, {str(dtype)[6:]}"
+            rows = torch.zeros(2, 2, 600, 128, dtype=dtype)
+            narrow = [torch.float8_e4m3fn] if capability >= 89 else []
+            for stored in (rows, *(rows.to(kind) for kind in narrow)):
+                seen = torch.ones(2, 1, 1, 600, dtype=torch.bool)
+                attention_triton.attend_masked(
+                    rows.repeat(1, 4, 1, 1)[:, :, :1], stored, stored, seen
+                )
             compiled.what = f"{name}, {str(dtype)[6:]}"
             eligible = torch.tensor([LONG, LONG]).int()
             topk_triton.softmax_top_k(torch.zeros(2, 8, LONG, dtype=dtype), 2, 64, eligible)

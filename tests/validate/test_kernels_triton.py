@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
 
 from kvsim.errors import InputError
 from kvsim.validate.kernels import (
@@ -115,6 +116,30 @@ def test_attention_over_any_shape(
     view = kivi_view(1, 2, head_dim, length, bits)
     q = noise(1, 2 * shared, min(new, length), head_dim)
     as_plainly(q, view, scored=True)
+
+
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "new", "tokens", "dim", "stored"),
+    [
+        (8, 2, 1, 300, 64, torch.float16),
+        (6, 6, 3, 130, 80, torch.float16),
+        (9, 3, 5, 700, 64, torch.float32),
+        (8, 2, 2, 600, 128, torch.float8_e4m3fn),
+    ],
+)
+def test_attention_under_a_mask(
+    heads: int, kv_heads: int, new: int, tokens: int, dim: int, stored: torch.dtype
+) -> None:
+    wide = torch.float32 if stored == torch.float32 else torch.float16
+    q = noise(2, heads, new, dim).to(wide)
+    k, v = (noise(2, kv_heads, tokens + 7, dim).to(stored)[:, :, :tokens] for _ in "kv")
+    ends, own = torch.tensor([new, tokens]), torch.arange(new)
+    seen = torch.arange(tokens) <= (ends[:, None] - new + own)[:, None, :, None]
+    v[0, :, new:] = torch.nan  # what no query sees may hold anything
+    found = attention_triton.attend_masked(q, k, v, seen)
+    shared = [t.float().nan_to_num().repeat_interleave(heads // kv_heads, 1) for t in (k, v)]
+    exact = scaled_dot_product_attention(q.float(), *shared, attn_mask=seen)
+    assert_close(found.out, exact, 1e-6 if wide == torch.float32 else 2e-3)
 
 
 @pytest.mark.parametrize("shared", SHARED)

@@ -78,7 +78,7 @@ class _Fitter(Solver):
             self._class("pointwise", "pointwise", keys)
         self._products()
         for kernel, benchmark in KERNEL_BENCHMARKS.items():
-            names = ("memory", "compute", "half_size", "floor_s")
+            names: tuple[str, ...] = ("memory", "compute", "half_size", "floor_s")
             if kernel == "lowbit" and "time.launch_s" in self.stack:  # bound by what it widens
                 names = ("unpack_ops", "floor_s", "memory")
             self._kernel(kernel, benchmark, *names)

@@ -28,8 +28,7 @@ def product_works(place: Bench) -> Iterator[Work]:
     """All shapes in the 16-bit format, the largest ones in the others that the device has."""
     for dtype in formats(place):
         shapes = SHAPES if dtype == "fp16" else SHAPES[2:4]
-        shapes += () if place.on_cpu else (LARGE_SHAPE,)
-        for inputs, outputs in shapes:
+        for inputs, outputs in [*shapes, *([] if place.on_cpu else [LARGE_SHAPE])]:
             rows_of = place.pick(QUICK_ROWS, PRODUCT_ROWS) if dtype == "fp16" else OTHER_ROWS
             for rows in rows_of:
                 work = product(place, dtype, rows, inputs, outputs)

@@ -92,7 +92,6 @@ MAX_INPUT_BYTES = 2**33  # what one work's inputs may take [B]
 BUSY = 0.1  # share of a GPU's memory that others may hold
 QUERY = (
     "name",
-    "uuid",
     "driver_version",
     "memory.total",
     "power.limit",

@@ -9,22 +9,20 @@ from dataclasses import replace
 from functools import cache, lru_cache
 from statistics import median
 
-import numpy as np
 import torch
 
-from kvsim.engine.roofline import all_ops
 from kvsim.evidence.machine.samples import Sample
 from kvsim.evidence.machine.solve import REST, with_rates
 from kvsim.evidence.machine.solve import RUNS_BENCHMARK as NAME
 from kvsim.frozen import frozen
-from kvsim.graph import Number, Op, Step
+from kvsim.graph import Op
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.techniques.technique import Technique
 from kvsim.validate.bench.work import Bench
 from kvsim.validate.counts.check import SLACK, RandomPrompts, representative
-from kvsim.validate.counts.expected import predict
+from kvsim.validate.counts.expected import ops_by_name, predict
 from kvsim.validate.model.architecture import load_architecture
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import Weights, random_weights
@@ -229,43 +227,6 @@ def _samples(
             issued = [share * ops[name] / times for ops in hosts if name in ops]
             host_s = median(issued) if issued else 0.0
             yield Sample(NAME, case, op, tuple(max(median(f), 1e-9) for f in found), host_s)
-
-
-def ops_by_name(step: Step) -> dict[str, tuple[Op, int]]:
-    """Ops with work of a step by name, scalars, with how often they run; equal in all layers.
-
-    Ops that differ between layers are left out, as their times are only known together.
-    """
-    ops: dict[str, tuple[Op, int]] = {}
-    mixed = set()
-    for op, times in all_ops(step):
-        plain = _scalar(op)
-        if not (plain.flops or any(plain.bytes.values())):
-            continue
-        known, before = ops.get(op.name, (plain, 0))
-        mixed |= {op.name} if known != plain else set()
-        ops[op.name] = known, before + times
-    return {name: pair for name, pair in ops.items() if name not in mixed}
-
-
-def _scalar(op: Op) -> Op:
-    def scalar(n: Number) -> float:
-        return float(np.ravel(n)[0])
-
-    moved = {channel: scalar(n) for channel, n in op.bytes.items()}
-    return replace(
-        op,
-        flops=scalar(op.flops),
-        bytes=moved,
-        rows=scalar(op.rows),
-        size=scalar(op.size),
-        launches=scalar(op.launches),
-        unpacked=scalar(op.unpacked),
-        fixed=0.0,
-        after=(),
-        prefetch=False,
-        sync=False,
-    )
 
 
 def _case(

@@ -1,30 +1,61 @@
-"""What a technique says of a whole run: memory, copies, and what compute works."""
+"""What a technique says of a whole run: times, memory, copies, and what its ops take.
 
-from collections.abc import Iterable
+Nothing here needs PyTorch: what a session has measured is compared with it anywhere.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field, replace
+from statistics import fmean
+from typing import Protocol
 
 import numpy as np
 
 from kvsim.engine.ops import FP16_BYTES
-from kvsim.engine.roofline import all_ops
-from kvsim.engine.timeline import stream_seconds
-from kvsim.graph import Step
+from kvsim.engine.roofline import all_ops, seconds
+from kvsim.engine.timeline import steady_seconds, stream_seconds
+from kvsim.frozen import frozen
+from kvsim.graph import Number, Op, Step
 from kvsim.machines.deployment import Deployment
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point, phases, prefill_point
 from kvsim.techniques.technique import Technique
-from kvsim.validate.counts.check import RandomPrompts
 
 BEFORE = ("weights", "embedding", "context")  # there before the run
 DECODER = ("weights", "embedding", "workspace", "context")  # not the technique's buffers
 
 
-def predict(deployment: Deployment, technique: Technique, work: RandomPrompts) -> Prediction:
+class Sizes(Protocol):
+    """Prompts of one length, and the tokens that are generated for each."""
+
+    @property
+    def batch(self) -> int:
+        """How many prompts."""
+
+    @property
+    def prompt(self) -> int:
+        """Tokens of each."""
+
+    @property
+    def generate(self) -> int:
+        """Tokens to generate for each."""
+
+
+@frozen
+class Replay:
+    """What one round does that is replayed as a CUDA graph."""
+
+    decoded: int  # tokens before it, as far as attention reads [tokens]
+    op_shares: Mapping[str, float] = field(default_factory=dict)
+    """How much of an op it does; 1 for those that are not named."""
+
+
+def predict(deployment: Deployment, technique: Technique, work: Sizes) -> Prediction:
     """Predict a workload: its times, and what it takes of both memories."""
     batch = np.array([float(work.batch)])
     return Prediction(technique, deployment, batch, work.prompt, work.generate)
 
 
-def resident_bytes(deployment: Deployment, technique: Technique, work: RandomPrompts) -> float:
+def resident_bytes(deployment: Deployment, technique: Technique, work: Sizes) -> float:
     """Predict what a technique keeps after the last round, besides the decoder's own tensors.
 
     Returns
@@ -41,9 +72,7 @@ def resident_bytes(deployment: Deployment, technique: Technique, work: RandomPro
     )
 
 
-def peak_bytes(
-    deployment: Deployment, technique: Technique, work: RandomPrompts, on_gpu: bool
-) -> float:
+def peak_bytes(deployment: Deployment, technique: Technique, work: Sizes, on_gpu: bool) -> float:
     """Predict what is held at most besides weights. [B]
 
     Runs reserve what the last round needs before they read the prompt.
@@ -68,9 +97,7 @@ def peak_bytes(
     return max(totals)
 
 
-def copied_bytes(
-    deployment: Deployment, technique: Technique, work: RandomPrompts, way: str
-) -> float:
+def copied_bytes(deployment: Deployment, technique: Technique, work: Sizes, way: str) -> float:
     """Predict what a technique moves through the link, from the prompt to the last token. [B]
 
     Parameters
@@ -89,7 +116,7 @@ def copied_bytes(
     return _link_bytes(once, way) + float(np.ravel(rounds)[0]) * _link_bytes(cycle.steps, way)
 
 
-def computing_seconds(deployment: Deployment, technique: Technique, work: RandomPrompts) -> float:
+def computing_seconds(deployment: Deployment, technique: Technique, work: Sizes) -> float:
     """Predict how long compute works per token, waits left out. [s]"""
     point = decode_point(work.batch, work.prompt, work.generate, work.generate / 2 - 1)
     cycle = technique.cycle(deployment, point)
@@ -106,3 +133,118 @@ def _link_bytes(steps: Iterable[Step], way: str) -> float:
         if channel == way
     ]
     return sum(moved)
+
+
+def replayed_seconds(
+    deployment: Deployment, technique: Technique, work: Sizes, replays: Sequence[Replay]
+) -> float:
+    """Predict the time per token of replayed rounds, each of which gives one. [s]"""
+    return fmean(_round_seconds(deployment.replayed, technique, work, one) for one in replays)
+
+
+def _round_seconds(d: Deployment, technique: Technique, work: Sizes, replay: Replay) -> float:
+    def duration(op: Op, deployment: Deployment) -> Number:
+        return seconds(op, deployment) * replay.op_shares.get(op.name, 1.0)
+
+    point = decode_point(work.batch, work.prompt, work.generate, float(replay.decoded))
+    (step,) = technique.cycle(d, point).steps
+    return float(np.ravel(steady_seconds(step, d, duration))[0])
+
+
+def op_seconds(deployment: Deployment, technique: Technique, work: Sizes) -> dict[str, float]:
+    """Predict the GPU's ops of the prompt's pass, and of rounds that are one pass each.
+
+    Returns
+    -------
+    dict of str to float
+        Time of all layers together by phase and op, as ``decode attn``. [s]
+    """
+    sizes = (work.batch, work.prompt, work.generate)
+    steps = {"prefill": technique.prefill(deployment, prefill_point(*sizes))}
+    cycle = technique.cycle(deployment, decode_point(*sizes, work.generate / 2))
+    if len(cycle.steps) == 1:
+        steps["decode"] = cycle.steps[0]
+    found = {}
+    for phase, step in steps.items():
+        for name, (op, times) in ops_by_name(step).items():
+            if op.stream == "gpu":
+                alone = float(np.ravel(seconds(op, deployment))[0])
+                found[f"{phase} {name}"] = times * (alone + _on_gpu_beside(op, deployment))
+    return found
+
+
+def _on_gpu_beside(op: Op, deployment: Deployment) -> float:
+    """What an op takes on the GPU that it states as fixed: ``ops_by_name`` leaves that out. [s]"""
+    if op.name == "pointwise":
+        floor = deployment.stack.kernel("pointwise").floor
+        return max(float(op.launches) - 1.0, 0.0) * floor
+    return deployment.stack.time.sampling if op.name == "sample" else 0.0
+
+
+def predictions(
+    deployment: Deployment,
+    technique: Technique,
+    work: Sizes,
+    on_gpu: bool,
+    replays: Sequence[Replay] = (),
+) -> dict[str, float]:
+    """Predict everything that a timed run measures, under the names of ``Measured``.
+
+    Parameters
+    ----------
+    on_gpu
+        Whether the peak is that of a GPU's memory; a CPU holds both tiers.
+    replays
+        The rounds that were replayed as CUDA graphs; none where they were issued one by one.
+    """
+    whole = predict(deployment, technique, work)
+    tpot = float(whole.tpot_s[0])
+    if replays:
+        tpot = replayed_seconds(deployment, technique, work, replays)
+    found = {
+        "ttft_s": float(whole.ttft_s[0]),
+        "tpot_s": tpot,
+        "computing_s": computing_seconds(deployment, technique, work),
+        "resident_B": resident_bytes(deployment, technique, work),
+        "peak_B": peak_bytes(deployment, technique, work, on_gpu),
+    }
+    found |= {f"{way}_B": copied_bytes(deployment, technique, work, way) for way in ("h2d", "d2h")}
+    ops = op_seconds(deployment, technique, work)
+    return found | {f"{name}_s": took for name, took in ops.items()}
+
+
+def ops_by_name(step: Step) -> dict[str, tuple[Op, int]]:
+    """Ops with work of a step by name, scalars, with how often they run; equal in all layers.
+
+    Ops that differ between layers are left out, as their times are only known together.
+    """
+    ops: dict[str, tuple[Op, int]] = {}
+    mixed = set()
+    for op, times in all_ops(step):
+        plain = _scalar(op)
+        if not (plain.flops or any(plain.bytes.values())):
+            continue
+        known, before = ops.get(op.name, (plain, 0))
+        mixed |= {op.name} if known != plain else set()
+        ops[op.name] = known, before + times
+    return {name: pair for name, pair in ops.items() if name not in mixed}
+
+
+def _scalar(op: Op) -> Op:
+    def scalar(n: Number) -> float:
+        return float(np.ravel(n)[0])
+
+    moved = {channel: scalar(n) for channel, n in op.bytes.items()}
+    return replace(
+        op,
+        flops=scalar(op.flops),
+        bytes=moved,
+        rows=scalar(op.rows),
+        size=scalar(op.size),
+        launches=scalar(op.launches),
+        unpacked=scalar(op.unpacked),
+        fixed=0.0,
+        after=(),
+        prefetch=False,
+        sync=False,
+    )

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
-import torch
 from torch import Tensor
 
 from kvsim.errors import InputError

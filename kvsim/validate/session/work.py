@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +105,7 @@ def facts(device: str, state: SessionState, form: Form) -> Result:
         "suspicions": devices.suspicions(found), "host": Processor.detect().summary,
         "host_memory_B": devices.host_memory(), "free_host_memory_B": available_memory(),
         "python": sys.version, "torch": torch.__version__, "cuda": torch.version.cuda,
-        "triton": _version("triton"), "kvsim": __version__,
+        "triton": _version("triton"), "kvsim": __version__, "date": str(date.today()),
     }  # fmt: skip
 
 
@@ -269,7 +270,12 @@ def point(device: str, state: SessionState, form: Form, name: str) -> Result:
             if isinstance(step, Compared):
                 rows = [asdict(m) for m in (*step.whole, *step.ops)]
                 graphs = "replayed" if step.eager is None else f"not replayed: {step.eager}"
-                one = {"technique": str(step.technique), "rounds": graphs, "measured": rows}
+                one = {
+                    "technique": str(step.technique),
+                    "rounds": graphs,
+                    "replays": [asdict(replay) for replay in step.replays],
+                    "measured": rows,
+                }
                 found.append(at | one)
             elif isinstance(step, SkippedPoint):
                 left.append(at | {"technique": str(step.technique), "reason": step.reason})

@@ -42,7 +42,7 @@ class Narrow(Codec):
     def encode(self, numbers: Tensor) -> list[Tensor]:
         """Round numbers, and see them as bytes."""
         most = torch.finfo(FP8_DTYPE).max
-        return [numbers.float().clamp(-most, most).to(FP8_DTYPE).view(torch.uint8)]
+        return [numbers.clamp(-most, most).to(FP8_DTYPE).view(torch.uint8)]
 
     def store(self, parts: list[Tensor]) -> Store:
         """As rows that a GPU converts by itself where it can."""

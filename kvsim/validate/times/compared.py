@@ -7,6 +7,7 @@ import numpy as np
 from kvsim.engine.timeline import OpSpan, copy_overlap
 from kvsim.frozen import frozen
 from kvsim.techniques.technique import Technique
+from kvsim.validate.counts.expected import Replay
 
 ISSUED = "they were issued kernel by kernel"
 
@@ -64,6 +65,7 @@ class Compared:
     ops: tuple[Measured, ...]
     rounds: tuple[Round, ...] = ()  # predicted and measured, if a round is one pass
     eager: str | None = ISSUED  # why rounds were not replayed as CUDA graphs; none if they were
+    replays: tuple[Replay, ...] = ()
 
     @property
     def point(self) -> tuple[str, int, int, int]:

@@ -11,6 +11,7 @@ from kvsim.errors import InputError
 from kvsim.files import SAMPLES_FILE, append, own_output, read_bytes, replace_text
 from kvsim.techniques import parse
 from kvsim.techniques.technique import Technique
+from kvsim.validate.counts.expected import Replay
 from kvsim.validate.times.compared import Compared, Measured, Round
 
 Key = tuple[str, int, int, str]
@@ -76,5 +77,6 @@ def _parse(line: str) -> tuple[Key, Compared]:
     for name in ("whole", "ops"):
         row[name] = tuple(Measured(**m) for m in row[name])
     row["rounds"] = tuple(Round(tuple(OpSpan(**s) for s in r["spans"])) for r in row["rounds"])
+    row["replays"] = tuple(Replay(**replay) for replay in row.get("replays", ()))
     one = Compared(**row)
     return (one.model, one.batch, one.prompt, asked), one

@@ -6,10 +6,8 @@ those of ``kvsim.validate.bench.techniques``.
 
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 import torch
 
-from kvsim.engine.roofline import seconds
 from kvsim.engine.timeline import op_spans
 from kvsim.errors import InputError, first_line
 from kvsim.frozen import frozen
@@ -17,15 +15,8 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Hardware, Stack
 from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.techniques.technique import Technique
-from kvsim.validate.bench.techniques import ops_by_name
 from kvsim.validate.counts.check import SLACK, RandomPrompts, representative
-from kvsim.validate.counts.expected import (
-    computing_seconds,
-    copied_bytes,
-    peak_bytes,
-    predict,
-    resident_bytes,
-)
+from kvsim.validate.counts.expected import ops_by_name, predict, predictions
 from kvsim.validate.machine import refusals
 from kvsim.validate.model.architecture import Architecture, load_architecture
 from kvsim.validate.model.decoder import Decoder
@@ -37,7 +28,6 @@ from kvsim.validate.times.kept import KeptPoints
 from kvsim.validate.times.timed import (
     Counted,
     Timing,
-    replayed_seconds,
     run_by_op,
     run_counted,
     run_timed,
@@ -252,67 +242,49 @@ def _compared(
 ) -> Compared:
     t = runs[0].technique
     eager = next((run.eager for run in runs if run.eager is not None), None)
-    p = predict(deployment, t, work)
-    tpot = float(p.tpot_s[0])
-    if eager is None:
-        tpot = replayed_seconds(deployment, t, work, runs[0].replays)
-    whole = [
-        Measured.from_runs("ttft_s", float(p.ttft_s[0]), [run.ttft for run in runs]),
-        Measured.from_runs("tpot_s", tpot, [run.tpot for run in runs]),
-    ]
-    if (
-        torch.get_num_threads() == 1 and not counted.on_gpu
-    ):  # it has a clock that others leave alone
-        computed = [sum(run.computing) / run.tokens for run in runs]
-        whole.append(
-            Measured.from_runs("computing_s", computing_seconds(deployment, t, work), computed)
-        )
-    kept = [float(run.resident) for run in runs]
-    whole.append(Measured.from_runs("resident_B", resident_bytes(deployment, t, work), kept))
-    whole.append(
-        Measured.from_runs(
-            "peak_B", peak_bytes(deployment, t, work, counted.on_gpu), [float(counted.peak)]
-        )
-    )
-    for way, moved in counted.copied.items():
-        if moved:
-            whole.append(
-                Measured.from_runs(
-                    f"{way}_B", copied_bytes(deployment, t, work, way), [float(moved)]
-                )
-            )
-    ops = tuple(_ops(deployment, t, work, timed))
-    layers = deployment.model.layers
+    replays = runs[0].replays if eager is None else ()
+    predicted = predictions(deployment, t, work, counted.on_gpu, replays)
+    measured = {
+        "ttft_s": [run.ttft for run in runs],
+        "tpot_s": [run.tpot for run in runs],
+        "resident_B": [float(run.resident) for run in runs],
+        "peak_B": [float(counted.peak)],
+        **{f"{way}_B": [float(moved)] for way, moved in counted.copied.items() if moved},
+    }
+    if torch.get_num_threads() == 1 and not counted.on_gpu:  # a clock that others leave alone
+        measured["computing_s"] = [sum(run.computing) / run.tokens for run in runs]
     return Compared(
         name,
-        layers,
+        deployment.model.layers,
         work.batch,
         work.prompt,
         t,
-        tuple(whole),
-        ops,
+        tuple(Measured.from_runs(key, predicted[key], some) for key, some in measured.items()),
+        tuple(
+            Measured.from_runs(f"{key}_s", predicted[f"{key}_s"], some)
+            for key, some in _measured_ops(deployment, t, work, timed)
+            if f"{key}_s" in predicted
+        ),
         _rounds(deployment, t, work, timed),
         eager,
+        replays,
     )
 
 
-def _ops(
+def _measured_ops(
     deployment: Deployment, technique: Technique, work: RandomPrompts, timed: Timing
-) -> Iterator[Measured]:
-    """Ops of the prompt's pass, and of rounds that are one pass each."""
-    point = prefill_point(work.batch, work.prompt, work.generate)
+) -> Iterator[tuple[str, list[float]]]:
+    """Ops of the prompt's pass, and of rounds that are one pass each, as they were timed."""
     sizes = (work.batch, work.prompt, work.generate)
-    phases = [("prefill", technique.prefill(deployment, point), timed.passes[:1])]
-    rounds = [p for p in timed.passes if p.kind == "decode"]
-    cycle = technique.cycle(deployment, decode_point(*sizes, work.generate / 2))
-    if len(cycle.steps) == 1 and rounds:
-        phases.append(("decode", cycle.steps[0], tuple(rounds)))
-    for phase, step, passes in phases:
-        for name, (op, times) in ops_by_name(step).items():
-            found = [times * p.steady(name, times) for p in passes if name in p.ops]
-            if found and op.stream == "gpu":
-                alone = times * float(np.ravel(seconds(op, deployment))[0])
-                yield Measured.from_runs(f"{phase} {name}_s", alone, found)
+    passes = {"prefill": timed.passes[:1]}
+    passes["decode"] = tuple(p for p in timed.passes if p.kind == "decode")
+    steps = {"prefill": technique.prefill(deployment, prefill_point(*sizes))}
+    steps["decode"] = technique.cycle(deployment, decode_point(*sizes, work.generate / 2)).steps[0]
+    for phase, step in steps.items():
+        for name, (_, times) in ops_by_name(step).items():
+            found = [times * p.steady(name, times) for p in passes[phase] if name in p.ops]
+            if found:
+                yield f"{phase} {name}", found
 
 
 def _rounds(

@@ -17,27 +17,21 @@ import weakref
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from statistics import fmean
 from time import perf_counter
 from typing import Literal
 
-import numpy as np
 import torch
 from torch import Tensor, UntypedStorage
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from kvsim.engine.roofline import seconds
-from kvsim.engine.timeline import steady_seconds
 from kvsim.errors import first_line
 from kvsim.frozen import frozen
-from kvsim.graph import Number, Op
-from kvsim.machines.deployment import Deployment
-from kvsim.prediction.memory import decode_point
 from kvsim.techniques.technique import Technique
 from kvsim.validate.counter import Kind, NullCounter, size
 from kvsim.validate.counts.check import RandomPrompts
 from kvsim.validate.counts.compare import as_run
+from kvsim.validate.counts.expected import Replay
 from kvsim.validate.machine import refusals
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
@@ -97,41 +91,11 @@ def captured(work: Callable[[], None]) -> Callable[[], None]:
     return graph.replay
 
 
-@frozen
-class Replay:
-    """What one replayed round does."""
-
-    decoded: int  # tokens before it, as far as attention reads [tokens]
-    op_shares: Mapping[str, float]  # how much of an op it does; 1 for those that are not named
-
-    @classmethod
-    def of_next_round(cls, run: Generation) -> "Replay":
-        """Describe the round that a generation does next.
-
-        Returns
-        -------
-        Replay
-            What the round does if it is replayed.
-        """
-        impl = run.impl
-        decoded = run.generate if impl.reads_all_slots else run.done[0]
-        return cls(decoded - 1, impl.op_shares(run.cached))
-
-
-def replayed_seconds(
-    deployment: Deployment, technique: Technique, work: RandomPrompts, replays: Sequence[Replay]
-) -> float:
-    """Predict the time per token of replayed rounds, each of which gives one. [s]"""
-    return fmean(_seconds(deployment.replayed, technique, work, one) for one in replays)
-
-
-def _seconds(d: Deployment, technique: Technique, work: RandomPrompts, replay: Replay) -> float:
-    def duration(op: Op, deployment: Deployment) -> Number:
-        return seconds(op, deployment) * replay.op_shares.get(op.name, 1.0)
-
-    point = decode_point(work.batch, work.prompt, work.generate, float(replay.decoded))
-    (step,) = technique.cycle(d, point).steps
-    return float(np.ravel(steady_seconds(step, d, duration))[0])
+def next_replay(run: Generation) -> Replay:
+    """Describe the round that a generation does next, if it is replayed."""
+    impl = run.impl
+    decoded = run.generate if impl.reads_all_slots else run.done[0]
+    return Replay(decoded - 1, impl.op_shares(run.cached))
 
 
 class Live(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -295,7 +259,7 @@ def run_timed(
         replaying = ReplayedRounds(run) if graphs else None
         again: list[Replay | None] = []
         while min(run.done) < run.generate:
-            again.append(Replay.of_next_round(run) if replaying and replaying.ready() else None)
+            again.append(next_replay(run) if replaying and replaying.ready() else None)
             begin, own_begin = _read_clock(decoder.device), own()
             if replaying:
                 replaying.round()
