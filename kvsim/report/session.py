@@ -28,7 +28,7 @@ NEAR = 0.05
 
 
 @frozen
-class Timed:
+class TimedPrompts:
     """What a timed run did."""
 
     batch: int
@@ -88,7 +88,7 @@ def _predicted_again(result: Mapping[str, Any], state: SessionState) -> Mapping[
             replays = [Replay(GENERATED - 1)]
         on_gpu = not state.folder.name.startswith("cpu")
         said = predictions(
-            d, parse(one["technique"]), Timed(one["batch"], one["prompt"]), on_gpu, replays
+            d, parse(one["technique"]), TimedPrompts(one["batch"], one["prompt"]), on_gpu, replays
         )
         measured = [
             {**m, "predicted": said.get(m["name"], m["predicted"])} for m in one["measured"]

@@ -415,9 +415,9 @@ def _of_hardware(key: str) -> bool:
 COPYING = ("offload", "kvpr", "kcache", "specache", "flexgen", "fastdecode", "shadowkv")
 
 
-def copies_beside(s: Sample) -> bool:
+def copies_beside(sample: Sample) -> bool:
     """Whether copies over the link run beside an op of a real run."""
-    return str(s.case.get("technique", "")).partition(":")[0] in COPYING
+    return str(sample.case.get("technique", "")).partition(":")[0] in COPYING
 
 
 def _work(op: Op, what: str) -> float:

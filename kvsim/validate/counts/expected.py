@@ -24,20 +24,20 @@ BEFORE = ("weights", "embedding", "context")  # there before the run
 DECODER = ("weights", "embedding", "workspace", "context")  # not the technique's buffers
 
 
-class Sizes(Protocol):
+class PromptSizes(Protocol):
     """Prompts of one length, and the tokens that are generated for each."""
 
     @property
     def batch(self) -> int:
-        """How many prompts."""
+        """How many prompts are read and answered together."""
 
     @property
     def prompt(self) -> int:
-        """Tokens of each."""
+        """Length that all prompts have. [tokens]"""
 
     @property
     def generate(self) -> int:
-        """Tokens to generate for each."""
+        """Length of each answer. [tokens]"""
 
 
 @frozen
@@ -49,13 +49,13 @@ class Replay:
     """How much of an op it does; 1 for those that are not named."""
 
 
-def predict(deployment: Deployment, technique: Technique, work: Sizes) -> Prediction:
+def predict(deployment: Deployment, technique: Technique, work: PromptSizes) -> Prediction:
     """Predict a workload: its times, and what it takes of both memories."""
     batch = np.array([float(work.batch)])
     return Prediction(technique, deployment, batch, work.prompt, work.generate)
 
 
-def resident_bytes(deployment: Deployment, technique: Technique, work: Sizes) -> float:
+def resident_bytes(deployment: Deployment, technique: Technique, work: PromptSizes) -> float:
     """Predict what a technique keeps after the last round, besides the decoder's own tensors.
 
     Returns
@@ -72,7 +72,9 @@ def resident_bytes(deployment: Deployment, technique: Technique, work: Sizes) ->
     )
 
 
-def peak_bytes(deployment: Deployment, technique: Technique, work: Sizes, on_gpu: bool) -> float:
+def peak_bytes(
+    deployment: Deployment, technique: Technique, work: PromptSizes, on_gpu: bool
+) -> float:
     """Predict what is held at most besides weights. [B]
 
     Runs reserve what the last round needs before they read the prompt.
@@ -97,7 +99,9 @@ def peak_bytes(deployment: Deployment, technique: Technique, work: Sizes, on_gpu
     return max(totals)
 
 
-def copied_bytes(deployment: Deployment, technique: Technique, work: Sizes, way: str) -> float:
+def copied_bytes(
+    deployment: Deployment, technique: Technique, work: PromptSizes, way: str
+) -> float:
     """Predict what a technique moves through the link, from the prompt to the last token. [B]
 
     Parameters
@@ -116,7 +120,7 @@ def copied_bytes(deployment: Deployment, technique: Technique, work: Sizes, way:
     return _link_bytes(once, way) + float(np.ravel(rounds)[0]) * _link_bytes(cycle.steps, way)
 
 
-def computing_seconds(deployment: Deployment, technique: Technique, work: Sizes) -> float:
+def computing_seconds(deployment: Deployment, technique: Technique, work: PromptSizes) -> float:
     """Predict how long compute works per token, waits left out. [s]"""
     point = decode_point(work.batch, work.prompt, work.generate, work.generate / 2 - 1)
     cycle = technique.cycle(deployment, point)
@@ -136,13 +140,13 @@ def _link_bytes(steps: Iterable[Step], way: str) -> float:
 
 
 def replayed_seconds(
-    deployment: Deployment, technique: Technique, work: Sizes, replays: Sequence[Replay]
+    deployment: Deployment, technique: Technique, work: PromptSizes, replays: Sequence[Replay]
 ) -> float:
     """Predict the time per token of replayed rounds, each of which gives one. [s]"""
     return fmean(_round_seconds(deployment.replayed, technique, work, one) for one in replays)
 
 
-def _round_seconds(d: Deployment, technique: Technique, work: Sizes, replay: Replay) -> float:
+def _round_seconds(d: Deployment, technique: Technique, work: PromptSizes, replay: Replay) -> float:
     def duration(op: Op, deployment: Deployment) -> Number:
         return seconds(op, deployment) * replay.op_shares.get(op.name, 1.0)
 
@@ -151,7 +155,7 @@ def _round_seconds(d: Deployment, technique: Technique, work: Sizes, replay: Rep
     return float(np.ravel(steady_seconds(step, d, duration))[0])
 
 
-def op_seconds(deployment: Deployment, technique: Technique, work: Sizes) -> dict[str, float]:
+def op_seconds(deployment: Deployment, technique: Technique, work: PromptSizes) -> dict[str, float]:
     """Predict the GPU's ops of the prompt's pass, and of rounds that are one pass each.
 
     Returns
@@ -184,7 +188,7 @@ def _on_gpu_beside(op: Op, deployment: Deployment) -> float:
 def predictions(
     deployment: Deployment,
     technique: Technique,
-    work: Sizes,
+    work: PromptSizes,
     on_gpu: bool,
     replays: Sequence[Replay] = (),
 ) -> dict[str, float]:
