@@ -18,12 +18,13 @@ from kvsim.techniques import parse
 from kvsim.techniques.technique import Technique
 from kvsim.validate.counter import OpCounter
 from kvsim.validate.counts.check import RandomPrompts
+from kvsim.validate.counts.expected import Replay
 from kvsim.validate.model.architecture import load_architecture
 from kvsim.validate.parts.base import SmallRun
 from kvsim.validate.parts.composed import default_deployment
 from kvsim.validate.run import Generation
 from kvsim.validate.techniques import IMPLEMENTATIONS, small_settings
-from kvsim.validate.times.timed import Replay, ReplayedRounds, run_timed
+from kvsim.validate.times.timed import ReplayedRounds, next_replay, run_timed
 from tests.support.decoders import decoder as cpu_decoder
 from tests.support.decoders import prompts
 from tests.support.graphs import graphs, recording
@@ -163,7 +164,7 @@ def test_a_replayed_round_is_predicted_as_what_it_dispatches(text: str) -> None:
         run = Generation(small, technique, PROMPTS, GENERATE)
         run.start()
         for _ in range(GENERATE - 1):
-            replay = Replay.of_next_round(run)
+            replay = next_replay(run)
             run.decode_in_place()
             run.decoded_in_place()
             stated = stated_bytes(technique, replay, small.deployment)

@@ -137,8 +137,8 @@ def test_attention_under_a_mask(
     seen = torch.arange(tokens) <= (ends[:, None] - new + own)[:, None, :, None]
     v[0, :, new:] = torch.nan  # what no query sees may hold anything
     found = attention_triton.attend_masked(q, k, v, seen)
-    shared = [t.float().nan_to_num().repeat_interleave(heads // kv_heads, 1) for t in (k, v)]
-    exact = scaled_dot_product_attention(q.float(), *shared, attn_mask=seen)
+    keys, values = (t.float().nan_to_num().repeat_interleave(heads // kv_heads, 1) for t in (k, v))
+    exact = scaled_dot_product_attention(q.float(), keys, values, attn_mask=seen)
     assert_close(found.out, exact, 1e-6 if wide == torch.float32 else 2e-3)
 
 
