@@ -5,7 +5,7 @@
     python -m benchmarks.truth ../shared --store    # and store today's figures with the commit
     python -m benchmarks.truth ../shared --ledger   # and the ledger's lines of whole runs
     python -m benchmarks.truth ../shared --page     # and docs/fidelity.md
-    python -m benchmarks.truth ../shared --weights  # weights of intervals, by leaving out
+    python -m benchmarks.truth ../shared --weights  # choose weights of intervals, and store them
     python -m benchmarks.truth ../shared --against fused  # errors of engines' own stacks beside
 
 Rows: ``measured/engines.csv``, ``splitwise_a100.csv`` and ``argonne_a100.csv``, and
@@ -43,7 +43,7 @@ from benchmarks.truth_intervals import (
 from benchmarks.truth_page import write_page
 from benchmarks.truth_rows import Row, read_rows
 from benchmarks.truth_runs import Said, predict_rows
-from benchmarks.truth_weights import print_weights
+from benchmarks.truth_weights import choose_all, judge, print_judged
 from kvsim.evidence import ledger
 
 HERE = Path(__file__).parent
@@ -226,7 +226,7 @@ def main() -> None:
     options.add_argument("--stack", default="", help="predict every row with this stack")
     options.add_argument("--against", default="", help="compare with this stack at full load")
     options.add_argument("--ledger", action="store_true", help="write the ledger's lines of runs")
-    options.add_argument("--weights", action="store_true", help="choose weights of intervals")
+    options.add_argument("--weights", action="store_true", help="choose and store weights")
     options.add_argument("--page", action="store_true", help="write docs/fidelity.md")
     chosen = options.parse_args()
     wanted = chosen.only.lower()
@@ -248,6 +248,12 @@ def main() -> None:
     )
     intervals = intervals_of(pairs)
     print_intervals(intervals)
+    if chosen.weights:
+        stored["weights"] = choose_all(pairs)
+        STORED.write_text(json.dumps(stored, indent=1) + "\n")
+        print("chosen on all:", stored["weights"]["all"])
+    judged = judge(pairs, stored["weights"]) if "weights" in stored and not wanted else []
+    print_judged(judged)
     left: dict[str, int] = {}
     for row, reason in zip(rows, said, strict=True):
         if not isinstance(reason, Said):
@@ -265,17 +271,17 @@ def main() -> None:
                 f"{s.value / row.value:7.3f} {s.low / row.value:6.2f} {s.high / row.value:6.2f}  "
                 f"{row}"
             )
-    if chosen.weights:
-        print_weights(pairs)
     if chosen.page:
-        write_page(tables, intervals, len(pairs), (right, clear))
+        write_page(tables, intervals, judged, len(pairs), (right, clear))
     if chosen.ledger:
         write_ledger(pairs)
     if chosen.store:
         commit = subprocess.run(
             ["git", "rev-parse", "--short=8", "HEAD"], capture_output=True, text=True, check=True
         ).stdout.strip()
-        STORED.write_text(json.dumps({"commit": commit, "tables": tables}, indent=1) + "\n")
+        STORED.write_text(
+            json.dumps({**stored, "commit": commit, "tables": tables}, indent=1) + "\n"
+        )
         print(f"stored as {commit}", file=sys.stderr)
 
 

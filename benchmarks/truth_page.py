@@ -1,10 +1,11 @@
 """The page of fidelity: what measured runs say of kvsim, for truth.py."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks.truth_intervals import SHARE, Coverage
-from kvsim.evidence.ledger import SELF
+from benchmarks.truth_weights import Held
+from kvsim.evidence.ledger import WEIGHTS
 
 PAGE = Path("docs/fidelity.md")
 END = "## Published tables of techniques"
@@ -42,23 +43,30 @@ models that others published); kvsim holds fitted numbers and their sources, not
 The range is a range of quantiles over the errors of all measured runs, each of which counts the
 more mechanisms it shares with the answer: engine, kind of number, card, load, format of weights,
 experts or none, one GPU or several, model. The answer itself counts as {own:g} runs whose error may
-be any, so the range reaches the further out, the fewer runs share its mechanisms. One set of
-weights is for all; no width is chosen per group. The weights were chosen on the same rows that
-the coverage below is counted on, so coverage on rows of other sources may be lower. Weights chosen
-instead by leaving mechanisms out (`--weights`, on 2026-11-26) and judged on sources that no choice
-saw hold 81 to 83 % of the runs, with a median width of 1.25 to 1.6, once 3.2. They are not the ones
-that ship: with them 11 of 41 groups would lie outside, as what suits an unknown source is too wide
-for an engine that is known well and too narrow for one that is known to be far off.
+be any, so the range reaches further out where few runs share its mechanisms; where none is of its
+model on its card with its engine, {unseen:.0f} % are added as an independent error. One set of
+weights is for all; no width is chosen per group.
 
-| intervals | numbers inside, runs counting alike | width |
+The weights were chosen on runs whose own lines the ledger lacked. To judge them, they were chosen
+again without a part of the sources, of the engines' versions or of the models, and used on that
+part: first with a ledger that has half of a page's runs and is judged on the other half, then with
+one that has none of them.
+
+| left out of the choice | ledger without | numbers inside | width | with the weights that ship |
+| --- | --- | --- | --- | --- |
+{judged}
+
+The weights that ship were chosen on all of these runs, so the last column is no test of them, nor
+is the next table; its first line is of runs whose own lines are in the ledger.
+
+| intervals with the weights that ship | numbers inside, runs counting alike | width |
 | --- | --- | --- |
 {whole}
 
-The first line is of runs like those that the ledger has: their own lines are among those that their
-ranges are made of. The others are of runs unlike any that it has. By group
-of engine, version and source, {outside} of {groups} lie further from 80 % than two binomial
-standard errors (the second table); of groups left out whole, about a third do, as
-runs of one source err alike.
+By group of engine, version and source, {outside} of {groups} lie further from 80 % than two
+binomial standard errors with the ledger that ships (the second table), {outside_half} of
+{groups_half} with one that has half of a page's runs, and about a third where it has none of them:
+runs of one source err alike, so that most of them are inside or most are outside.
 
 **What was fitted.** Host time per pass and per sequence for each engine's generation of versions,
 from single streams and from pairs of runs with and without asynchronous scheduling; products,
@@ -79,13 +87,18 @@ their 80 % interval; width: upper end over lower end, at the median.
 """
 
 
-def write_page(tables: Tables, intervals: Intervals, rows: int, signs: tuple[int, int]) -> None:
+def write_page(
+    tables: Tables, intervals: Intervals, judged: Sequence[tuple[Held, Held]], rows: int,
+    signs: tuple[int, int],
+) -> None:  # fmt: skip
     """Write the page's first part; the sections on published tables stay.
 
     Parameters
     ----------
     tables, intervals
         Figures by table and group.
+    judged
+        What intervals hold with the weights that ship, and with those that never saw the runs.
     rows
         Numbers in all.
     signs
@@ -99,7 +112,13 @@ def write_page(tables: Tables, intervals: Intervals, rows: int, signs: tuple[int
         x=asked["serving_experts latency"], f=asked["serving_fp4 latency"],
         m=asked["memory HF transformers"], r=pairs["all pairs"], g=pairs["engine against engine"],
         right=signs[0], clear=signs[1],
-        t=asked["serving ttft"], own=SELF, groups=len(groups),
+        t=asked["serving ttft"], own=WEIGHTS["own"], unseen=100 * WEIGHTS["unseen"],
+        groups=len(groups), outside_half=judged[0][1].outside, groups_half=judged[0][1].groups,
+        judged="\n".join(
+            f"| {own.fold} | {own.without} | {100 * own.share:.1f} % | {own.width:.2f} "
+            f"| {100 * shipped.share:.1f} %, {shipped.width:.2f} |"
+            for shipped, own in judged
+        ),
         outside=sum(not c.holds for c in groups.values()),
         whole="\n".join(
             f"| {n} | {100 * c.share:.1f} % | {c.width:.2f} |" for n, c in whole.items()

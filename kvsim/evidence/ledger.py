@@ -5,7 +5,7 @@ number, device and technique. An answer shows the nearest line, says how far tha
 widens its interval with the distance.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, fields, replace
 from functools import cache
 from importlib.resources import files
@@ -44,26 +44,32 @@ RUN_WORDS = {
 }
 """An entry's rows in words, one and several; kernels have runs."""
 
-# How much wider a logarithmic interval is where no row at all is of the engine, weights or version,
-# or none is of pipeline stages. These are set: an interval over all engines or formats holds how
-# much they differ, and one without measurements may differ more.
+# How much wider a logarithmic interval is where no row at all is of the weights or version, none is
+# of pipeline stages, or the stack is of no engine that was ever measured, as an idealised one is.
+# These are set: an interval over all formats holds how much they differ, and one without
+# measurements may differ more.
 WIDER = {"engine": 1.4, "spread": 2.0, "version": 1.4, "weights": 1.4, "host": 1.8}
 # What a technique adds of which no row is measured: 80 % of 43 speed-ups of drafts and of low-bit
 # caches lie within the first factor, half of them within the second error, when those of their card
 # and model, or their source, are left out (benchmarks/drafts.py, benchmarks/caches.py).
 TECHNIQUE_SPREAD = 1.34
 UNKNOWN = 0.16  # also where nothing like a number was measured
-# The mechanisms that errors are shared by, and how much less an entry counts that has another one
-# (logarithms). Chosen once for all groups, with SELF and MOST_ROWS, so that intervals hold eight in
-# ten of the rows of whole runs both where the ledger has their model's runs and where it has none
-# of their model, source, card or version (benchmarks/truth.py).
-DISTANCES = {
-    "engine": 4.1, "technique": 2.0, "kind": 3.0, "prefill": 1.0, "device": 0.9, "load": 7.0,
-    "weights": 0.2, "experts": 0.2, "gpus": 0.2, "model": 4.6,
+# The mechanisms that errors are shared by, and how much less an entry counts than the nearest one
+# for each that only the nearest shares (logarithms); rows of one entry that count at most, as those
+# of one run err alike; rows that an answer counts for itself, whose error may be any; and what is
+# unknown of a model, card or engine without runs (logarithm). They are one set for all answers,
+# chosen where rows were left out: benchmarks/truth_weights.py says how, and what they hold when
+# chosen without the source, version or model that they are judged on. That of techniques is set, as
+# measured runs are of full KV.
+WEIGHTS = {
+    "engine": 4.1, "technique": 2.0, "kind": 1.5, "prefill": 0.6, "device": 0.22, "load": 10.5,
+    "weights": 4.1, "experts": 0.22, "gpus": 0.6, "model": 4.1, "most rows": 12.0, "own": 0.6,
+    "unseen": 0.13,
 }  # fmt: skip
+MECHANISMS = tuple(WEIGHTS)[:10]
+NEIGHBOURS = ("engine", "device", "model")
+"""An answer is like measured runs where one entry shares all of these."""
 TAIL = 0.1  # share of the errors of like rows below and above an interval
-SELF = 0.2  # rows that an answer counts for itself, whose error may be any: few rows, wide interval
-MOST_ROWS = 20  # rows of one entry that count: those of one run err alike
 NORMAL_QUANTILES = np.array(
     [-1.645, -1.036, -0.674, -0.385, -0.126, 0.126, 0.385, 0.674, 1.036, 1.645]
 )
@@ -135,7 +141,8 @@ def evidence_for(
 
     The interval is weighted conformal [1]_: a range of quantiles over the errors of all entries,
     each of which counts the more mechanisms it shares with the answer, and over the answer's own,
-    which may be any. It reaches the further out, the fewer rows share them.
+    which may be any. It reaches further out where few rows share them, and where no row is of the
+    answer's model on its card with its engine.
 
     Parameters
     ----------
@@ -190,12 +197,14 @@ def evidence_for(
     wider *= WIDER["version"] if deployment.stack.unmeasured else 1.0
     wider *= 1.0 if formats else WIDER["weights"]
     wider *= WIDER["host"] if _assumes_host(deployment) else 1.0
-    wider *= 1.0 if engine in {e.engine for e in known} else WIDER["engine"]
+    wider *= 1.0 if engine in {e.engine for e in shipped()} else WIDER["engine"]
     # without rows of a technique, its error is that of full KV and its own gain's
     like = _mechanisms(deployment, "full", kind, load) if unmeasured else asked_of
-    factors = _shared_interval(own or known, like)
-    logs = (wider * log(x) for x in (min(factors[0], 1.0), max(factors[1], 1.0)))
-    below, above = (hypot(x, unmeasured) for x in logs)
+    counted = own or known
+    ends = error_range(
+        sorted_errors(counted), differences(counted, like), np.array([e.rows for e in counted])
+    )
+    below, above = (hypot(wider * x, unmeasured) for x in ends)
     low, high = _clip_factor(exp(-below)), _clip_factor(exp(above))
     asked = (
         f"with {name}",
@@ -354,14 +363,38 @@ def _mechanisms(deployment: Deployment, technique: str, kind: str, load: str) ->
     )  # fmt: skip
 
 
-def _shared_interval(entries: Sequence[LedgerEntry], asked: Mechanisms) -> tuple[float, float]:
-    """Quantiles of errors over entries weighted by the mechanisms that they share. Factors."""
-    points, whose = sorted_errors(entries)
-    weight = np.exp(-differences(entries, asked) @ np.array(list(DISTANCES.values())))
-    low, high = weighted_range(
-        points, whose, weight * np.minimum([e.rows for e in entries], MOST_ROWS), SELF
-    )
-    return exp(low), exp(high)
+def error_range(
+    errors: tuple[Array, NDArray[np.int64]], apart: Array, rows: Array,
+    weights: Mapping[str, float] = WEIGHTS,
+) -> tuple[float, float]:  # fmt: skip
+    """Find the range that holds 80 % of the errors like an answer's.
+
+    It is a range of quantiles over errors, each of which counts the more, the more mechanisms its
+    entry shares with the answer, compared with the nearest entry. Where no entry shares model, card
+    and engine with the answer, what is unknown of those adds to both sides as an independent error.
+
+    Parameters
+    ----------
+    errors
+        Errors of the entries, as ``sorted_errors`` returns them.
+    apart
+        In which mechanisms the entries differ from the answer, as ``differences`` returns it.
+    rows
+        Rows of each entry.
+    weights
+        What each mechanism counts, as in ``WEIGHTS``.
+
+    Returns
+    -------
+    tuple[float, float]
+        Lower and upper end, as logarithms of factors on a predicted time.
+    """
+    far = apart @ np.array([weights[name] for name in MECHANISMS])
+    weight = np.exp(far.min() - far) * np.minimum(rows, weights["most rows"])
+    low, high = weighted_range(*errors, weight, weights["own"])
+    alike = apart[:, [MECHANISMS.index(name) for name in NEIGHBOURS]].sum(axis=1) == 0
+    unseen = 0.0 if alike.any() else weights["unseen"]
+    return -hypot(min(low, 0.0), unseen), hypot(max(high, 0.0), unseen)
 
 
 def sorted_errors(entries: Sequence[LedgerEntry]) -> tuple[Array, NDArray[np.int64]]:
@@ -447,10 +480,10 @@ def differences(entries: Sequence[LedgerEntry], asked: Mechanisms) -> Array:
     Returns
     -------
     array
-        1 where they differ, else 0: a row per entry, a column per mechanism of ``DISTANCES``.
+        1 where they differ, else 0: a row per entry, a column per mechanism of ``MECHANISMS``.
     """
     return np.array(
-        [[_differs(e, asked, name) for name in DISTANCES] for e in entries], dtype=float
+        [[_differs(e, asked, name) for name in MECHANISMS] for e in entries], dtype=float
     )
 
 

@@ -31,35 +31,52 @@ def test_many_rows_of_the_same_mechanisms_give_their_own_quantiles() -> None:
     assert interval(line()) == pytest.approx((0.9, 1.2), rel=0.03)
 
 
+def test_without_runs_of_the_model_something_stays_unknown() -> None:
+    assert interval(line(50, 0.999, 1.001)) == pytest.approx((1, 1), abs=0.01)
+    unseen = float(np.exp(ledger.WEIGHTS["unseen"]))
+    other = interval(line(50, 0.999, 1.001, "qwen2.5-7b"))
+    assert other == pytest.approx((1 / unseen, unseen), rel=0.01)
+
+
 def test_few_rows_or_those_of_another_model_give_a_wider_interval() -> None:
     widths = [np.divide(*interval(x)[::-1]) for x in (line(), line(3), line(model="qwen2.5-7b"))]
     assert widths[0] < widths[1] < widths[2]
 
 
 def test_an_interval_holds_eight_in_ten_where_it_ends_at_the_prediction() -> None:
-    """The range from the prediction on leaves a fifth of slower runs out, not a tenth."""
+    """The range from the prediction on leaves a fifth of slower runs out, not a tenth.
+
+    The answer itself, which may be any, takes a little of that fifth.
+    """
     low, high = interval(line(low=1.5, high=3.0))
     assert low == 1.0
     middle, spread = np.log(np.sqrt(1.5 * 3.0)), np.log(3.0 / 1.5) / 2 / ledger.WITHIN_80
-    assert np.log(high) == pytest.approx(middle + 0.84 * spread, abs=0.1 * spread)
+    assert np.log(high) == pytest.approx(middle + 0.94 * spread, abs=0.15 * spread)
 
 
 def test_measured_runs_lie_within_their_intervals_group_by_group() -> None:
-    """Shares within two binomial standard errors of 80 % in all but one in ten groups."""
+    """Groups hold 80 %, two binomial standard errors aside, where half of a page's runs are known.
+
+    Runs whose own lines are in the ledger may be held somewhat more often, as may those whose
+    neighbours are missing, but none too seldom.
+    """
     if not (SHARED / "measured" / "engines.csv").exists():
         pytest.skip("KVSIM_SHARED names no folder of measured runs")
     from benchmarks import truth_intervals as coverage
+    from benchmarks import truth_weights as weights
     from benchmarks.truth_rows import read_rows
     from benchmarks.truth_runs import Said, predict_rows
 
     rows = [r for r in read_rows(SHARED) if coverage.counts(r)]
     said = predict_rows(rows, SHARED / "measured" / "traces")
     pairs = [(r, s) for r, s in zip(rows, said, strict=True) if isinstance(s, Said)]
-    whole, groups = coverage.of_group(pairs), coverage.by_group(pairs)
-    assert 0.77 <= whole.share <= 0.84
+    whole = coverage.of_group(pairs)
+    assert 0.77 <= whole.share <= 0.86
     assert whole.width <= 2.2
-    outside = [name for name, c in groups.items() if not c.holds]
-    assert len(outside) <= len(groups) / 10, outside
+    half = [g for g in weights.judged_runs(pairs) if g.hold_out == weights.HALF]
+    new = weights.held("", weights.HALF, [(g, ledger.WEIGHTS) for g in half])
+    assert 0.77 <= new.share <= 0.84
+    assert new.outside <= new.groups / 20
     for shared in coverage.HOLD_OUTS.values():
         share = coverage.of_group(coverage.held_out(pairs, shared)).share
         assert 0.77 <= share <= 0.90, shared  # wider where rows are missing, not too narrow
