@@ -1,5 +1,6 @@
 """Machines measured, and stacks fitted to runs and tables that were measured elsewhere."""
 
+import shutil
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -328,33 +329,42 @@ def _fit_bundle(inputs: Inputs) -> "Result[Row]":
     """Fit a profile and a stack to what a session has measured on another machine."""
     from tempfile import TemporaryDirectory
 
-    from kvsim.evidence.machine.profile import Machine
+    from kvsim.evidence.machine.profile import Machine, with_error
     from kvsim.evidence.machine.samples import read_samples
+    from kvsim.files import TOML_PROFILE, read_text, replace_text
+    from kvsim.report.session import describe_errors
     from kvsim.validate.session.state import unpack
+    from kvsim.validate.session.work import all_units, profile_of
 
-    bundle = inputs.from_bundle
-    check_target(inputs.out, "--out", (".toml",))
+    bundle, out = inputs.from_bundle, inputs.out
+    check_target(out, "--out", (".toml",))
     with TemporaryDirectory() as folder:
         state = unpack(bundle, Path(folder))
-        facts = state.read("facts")
+        facts, before = state.read("facts"), profile_of(state)
         logs = [read_samples(path)[1] for path in state.folder.glob("*.samples.jsonl")]
-    if facts is None or not logs:
-        raise InputError(
-            f"--from-bundle: {bundle} holds no calibration; "
-            f"make.py gpu --resume {quote(str(bundle))} goes on with it"
+        if facts is None or before is None or not logs:
+            raise InputError(
+                f"--from-bundle: {bundle} holds no calibration; "
+                f"make.py gpu --resume {quote(str(bundle))} goes on with it"
+            )
+        check_same(out, facts["device"])
+        machine = Machine(
+            facts["device"],
+            facts["memory_B"],
+            facts["host_memory_B"],
+            facts["context_B"],
+            facts["cache_B"],
+            (*facts["conditions"], *facts["suspicions"]),
         )
-    check_same(inputs.out, facts["device"])
-    machine = Machine(
-        facts["device"],
-        facts["memory_B"],
-        facts["host_memory_B"],
-        facts["context_B"],
-        facts["cache_B"],
-        (*facts["conditions"], *facts["suspicions"]),
-    )
-    day = facts.get("date", str(date.today()))
-    samples = max(logs, key=len)
-    return _write_machine(inputs, samples, machine, facts["suspicions"], facts["cuda"], day)
+        notes, day = facts["suspicions"], facts.get("date", str(date.today()))
+        result = _write_machine(inputs, max(logs, key=len), machine, notes, facts["cuda"], day)
+        for written, kept in ((out, before), (stack_path(out), stack_path(before))):
+            shutil.copyfile(written, kept)
+        if known := describe_errors(state, all_units("cuda:0")):
+            with own_output():
+                text = read_text(stack_path(out), TOML_PROFILE)
+                replace_text(stack_path(out), with_error(text, f"{known}; {day}"))
+    return result
 
 
 def _write_machine(

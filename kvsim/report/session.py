@@ -7,6 +7,8 @@ from itertools import combinations
 from statistics import median
 from typing import Any
 
+import numpy as np
+
 from kvsim.frozen import frozen
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.result import Result
@@ -95,6 +97,32 @@ def _predicted_again(result: Mapping[str, Any], state: SessionState) -> Mapping[
         ]
         points.append({**one, "measured": measured})
     return {**result, "found": points, "profile": best.name}
+
+
+def describe_errors(state: SessionState, units: Sequence[Unit]) -> str:
+    """Describe how far the best profile's predictions are off at the timed points, for a stack.
+
+    Returns
+    -------
+    str
+        One line; empty where nothing was timed.
+    """
+    points = {u.name: r for u in units if u.kind == "point" and (r := state.read(u.name))}
+    found = {name: _predicted_again(result, state) for name, result in points.items()}
+    timed = list(_timed(found))
+    if not timed:
+        return ""
+    said = []
+    for key in TIME_KEYS:
+        off = [abs(_error(m)) for _, one, _ in timed for m in one["measured"] if m["name"] == key]
+        middle, most = (100 * float(n) for n in np.quantile(off, (0.5, 0.9)))
+        said.append(f"{key[:4].upper()} {middle:.2g} % (median) and {most:.2g} % (90th percentile)")
+    techniques = {name.partition(":")[0] for name, _, _ in timed}
+    models = {_model(point["model"], point["layers"]) for point in found.values()}
+    return (
+        f"{', '.join(said)} at {len(timed)} points of {len(techniques)} techniques with "
+        f"{', '.join(sorted(models))}, none of them used in the fit"
+    )
 
 
 def _answer(device: str, units: Sequence[Unit], found: Found) -> Answer:
