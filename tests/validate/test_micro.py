@@ -183,7 +183,7 @@ def test_a_kernel_that_is_missing_is_skipped_and_told(
 
 
 SMI = (
-    "NVIDIA H100 80GB HBM3, GPU-1, 550.1, 81559, {power}, 700.00, 1980, 1980, 2619, Enabled, "
+    "NVIDIA H100 80GB HBM3, 550.1, 81559, {power}, 700.00, 1980, 1980, 2619, Enabled, "
     "{gen}, 5, {width}, 16, 34, 0x0"
 )
 

@@ -32,11 +32,11 @@ SINK = 4  # first tokens that a StreamingLLM draft keeps
 WINDOW = 32  # SnapKV's observing queries
 GATHERED = 2.5  # copies of the chosen tokens alive at once: gathered, reordered, one part joined
 READS = ("upper", "streamingllm", "snapkv", "all")
-RING = Launches(draft={"attn": 29})
+RING = Launches(draft={"attn": 30})
 DRAFTS_OVER = {
     "upper": Launches(decode={"attn": 2}),
-    "streamingllm": Launches(prefill={"compact": 15}, decode={"attn": 17}),
-    "snapkv": Launches(prefill={"observe": 9, "select": 10, "compact": 22}, decode={"attn": 8}),
+    "streamingllm": Launches(prefill={"compact": 15}, decode={"attn": 18}),
+    "snapkv": Launches(prefill={"observe": 9, "select": 10, "compact": 22}, decode={"attn": 9}),
     "all": Launches(decode={"attn": 5}),
 }
 

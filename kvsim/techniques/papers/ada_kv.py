@@ -20,7 +20,7 @@ class AdaKv(Snapkv):
     """
 
     name = "ada-kv"
-    launches = Launches(prefill={"observe": 9, "select": 24, "compact": 22}, decode={"attn": 14})
+    launches = Launches(prefill={"observe": 9, "select": 24, "compact": 22}, decode={"attn": 16})
 
     def resident(self, at: LayerPass) -> Buffers:
         """Where each head's tokens end, as 32-bit numbers."""

@@ -193,7 +193,7 @@ class Eagle(Tree):
     name = "eagle"
     like = "eagle3"
     fused = 3
-    launches = Launches(prefill={"attn": 3}, decode={"attn": 7})
+    launches = Launches(prefill={"attn": 3}, decode={"attn": 8})
 
     tokens: int = param(32000, "tokens that a draft chooses among", low=1, high=1e6)
 

@@ -19,7 +19,7 @@ class Fp8(Storage):
     """
 
     name = "fp8"
-    launches = Launches(prefill={"attn": 3, "quantise": 8}, decode={"quantise": 8, "attn": 10})
+    launches = Launches(prefill={"attn": 3, "quantise": 6}, decode={"quantise": 6, "attn": 9})
 
     @property
     def stored(self) -> Format:

@@ -37,7 +37,7 @@ class Gear(Storage):
     # keys of a group of tokens share their scales, and factors are of whole blocks
     by_token = False
     launches = Launches(
-        prefill={"attn": 9, "quantise": 48, "power_iteration": 3},
+        prefill={"attn": 9, "quantise": 50, "power_iteration": 3},
         decode={"attn": 40, "power_iteration": 3},
     )
 

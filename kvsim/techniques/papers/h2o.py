@@ -29,7 +29,7 @@ class H2o(Bounded):
     per_head = True
     launches = Launches(
         prefill={"attn": 26, "scores": 9, "select": 6, "compact": 4},
-        decode={"attn": 22, "scores": 2, "lowest": 13},
+        decode={"attn": 21, "scores": 2, "lowest": 13},
     )
 
     heavy: Number = param(512, "heavy hitters kept [tokens]", high=1e7, share=True)

@@ -28,8 +28,8 @@ class Kvquant(Storage):
 
     name = "kvquant"
     launches = Launches(
-        prefill={"attn": 36, "quantise": 16, "outliers": 31},
-        decode={"attn": 64, "quantise": 16, "outliers": 31},
+        prefill={"attn": 34, "quantise": 14, "outliers": 31},
+        decode={"attn": 62, "quantise": 14, "outliers": 31},
     )
 
     bits: float = param(4, "bits per cached number", choices=(2, 3, 4))

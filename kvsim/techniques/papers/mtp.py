@@ -25,7 +25,7 @@ class Mtp(Head):
     """
 
     name = "mtp"
-    launches = Launches(decode={"attn": 5})
+    launches = Launches(decode={"attn": 6})
 
     gamma: int = param(1, "tokens drafted per round", high=MOST_DRAFTS)
     acceptance: float | str = acceptance_param()

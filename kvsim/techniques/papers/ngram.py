@@ -22,4 +22,4 @@ class Ngram(Rounds):
     """
 
     name = "ngram"
-    launches = Launches(decode={"attn": 5})
+    launches = Launches(decode={"attn": 6})

@@ -26,8 +26,8 @@ class Turboquant(Storage):
 
     name = "turboquant"
     launches = Launches(
-        prefill={"attn": 3, "rotate": 2, "quantise": 34},
-        decode={"rotate": 4, "quantise": 34, "attn": 51},
+        prefill={"attn": 3, "rotate": 2, "quantise": 32},
+        decode={"rotate": 4, "quantise": 32, "attn": 47},
     )
 
     bits: float = param(4, "bits per number of a key", choices=(2, 3, 4, 8, 16))
