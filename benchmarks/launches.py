@@ -38,6 +38,7 @@ DIFFER = {
     ("mikv", "decode"): "a token is pushed down in some steps, here in every other",
     ("r-kv", "decode"): "a cut comes every few steps, here in one of six",
     ("xattention", "prefill"): "every row of blocks has kernels of its own",
+    ("ngram", "decode"): "what a pass looks up follows from the text so far, here at random",
     ("eagle", "draft"): "the first draft reads as many tokens as were accepted, here at random",
 }
 """Passes whose kernels depend on sizes or chance, and why."""
