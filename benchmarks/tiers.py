@@ -1,14 +1,13 @@
-"""Memories for prefix blocks: hits, TTFT and speed.
+"""Memories for prefix blocks: hits and TTFT.
 
-    python -m benchmarks.tiers [MOONCAKE_TRACE.jsonl]
+    python -m benchmarks.tiers MOONCAKE_TRACE.jsonl
 
 Asked: hits per memory as a plain count finds them (a test does that), the gain in TTFT of host
-memory and of NVMe, `split` and `faster` never worse than `load` or `recompute` alone, and 300,000
-requests/s for a million generated requests over 50 replicas with all memories on.
+memory and of NVMe, and `split` and `faster` never worse than `load` or `recompute` alone. How fast
+they are played, ``benchmarks.serving`` measures.
 """
 
 import sys
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -21,10 +20,8 @@ from kvsim.serving.outcome import Outcome, faults
 from kvsim.serving.rules import PREFIX_LOADS, Rules
 from kvsim.serving.simulate import simulate
 from kvsim.techniques import parse
-from kvsim.traces import synthetic
 from kvsim.traces.read import load
 from kvsim.traces.requests import Requests
-from kvsim.traces.synthetic import TrafficModel
 
 GIB = 2.0**30
 WHERE = Deployment(load_model("llama3.1-8b"), load_hardware("h100"), load_stack("fused"))
@@ -66,32 +63,5 @@ def mooncake(place: str) -> None:
         )
 
 
-def speed() -> None:
-    replicas, count = 50, 10**6
-    workload = TrafficModel(
-        synthetic.parse_arrivals("poisson"),
-        5.0 * replicas,
-        synthetic.DEFAULT,
-        synthetic.parse_prefixes("reuse"),
-    )
-    requests = workload.draw(1, count, None)
-    rules = Rules(prefix_caching=True, host_cache=128 * GIB, nvme_cache=1024 * GIB)
-    for name, some in (
-        ("host and NVMe", rules),
-        ("host, NVMe and remote", replace(rules, remote_cache=4096 * GIB)),
-    ):
-        costs = costs_of(requests, some)
-        simulate(requests.head(1000), costs, replicas)
-        best = np.inf
-        for _ in range(2):
-            began = time.process_time()
-            run = simulate(requests, costs, replicas)
-            best = min(best, time.process_time() - began)
-        hits = Outcome(run).prefix_hits
-        print(f"{count:,} on {replicas}, {name}: {count / best:,.0f} requests/s, hits {hits}")
-
-
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
-        mooncake(sys.argv[1])
-    speed()
+    mooncake(sys.argv[1])

@@ -22,14 +22,16 @@ from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, cast
 
 import numpy as np
 
-numba: Any = import_module("numba")  # neither has types for mypy
+numba: Any = import_module("numba")  # none of them has types for mypy
 extending: Any = import_module("numba.extending")
+ir: Any = import_module("llvmlite.ir")
 types: Any = numba.types
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 WORD = 8  # bytes of an address, a length or a number in a tuple
+CACHE_LINE = 64  # bytes that the processor brings from memory at once
 
 JIT_OPTIONS = {
     "error_model": "numpy",
@@ -257,6 +259,35 @@ def _setitem(context: Any, builder: Any, sig: Any, args: Any) -> Any:
     place, _ = _locate(context, builder, sig, args)
     value = context.cast(builder, args[2], sig.args[2], loaded_type(stored))
     _store(context, builder, stored, place, value)
+    return context.get_dummy_value()
+
+
+def fetch(array: Any, index: int) -> None:
+    """Ask for an element that is needed soon, so that nothing waits for memory then.
+
+    Parameters
+    ----------
+    array : the array.
+    index : index of the element.
+    """
+
+
+@extending.type_callable(fetch)
+def _type_fetch(context: Any) -> Any:
+    return lambda array, index: types.none if isinstance(array, Array) else None
+
+
+@extending.lower_builtin(fetch, Array, types.Integer)
+def _fetch(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+    stored = sig.args[0].stored
+    memory, word = context.get_value_type(types.voidptr), ir.IntType(32)
+    kind = ir.FunctionType(ir.VoidType(), [memory, word, word, word])
+    prefetch = builder.module.declare_intrinsic("llvm.prefetch", [memory], kind)
+    place, _ = _locate(context, builder, sig, args)
+    last = getattr(stored, "size", WORD) - 1  # of its bytes, which may lie in one line more
+    for offset in (*range(0, last, CACHE_LINE), last):
+        address = _place(context, builder, place, offset)
+        builder.call(prefetch, [address, word(0), word(3), word(1)])  # to read, to keep, data
     return context.get_dummy_value()
 
 

@@ -41,7 +41,8 @@ from kvsim.serving.records import (
 from kvsim.serving.tables import COST_RESOURCES, COSTS, Tables
 
 GAP_EDGES = FINEST_GAP * GAP_RATIO ** np.arange(1.0, GAPS + 1)  # where each bin ends [s]
-CELL_BITS = 47  # of a number's bits, those below its exponent and the next five: a cell is 2-3 %
+CELL_BITS = 43  # of a number's bits, those below its exponent and the next nine: a cell is 0.1 to
+# 0.2 %, so that its smallest number is mostly in the same bin as any other
 FIRST_CELL = int(np.float64(FINEST_GAP).view(np.int64)) >> CELL_BITS
 LAST_CELL = int(GAP_EDGES[-1].view(np.int64)) >> CELL_BITS
 LOWEST_BIN = np.searchsorted(
@@ -93,8 +94,9 @@ def note_gaps(world: World, replica: Replica, gaps: tuple[float, float], tokens:
     if tokens == 0:
         return
     first, last = gaps
-    low = gap_bin(min(first, last))
-    high = low if first == last else gap_bin(max(first, last))
+    low = high = gap_bin(min(first, last))
+    while high < GAPS - 1 and max(first, last) >= GAP_EDGES[high]:
+        high += 1
     for i in range(replica.index * GAPS + low, replica.index * GAPS + high + 1):
         world.gaps[i] += tokens / (high - low + 1)
 

@@ -797,9 +797,7 @@ def reserve_rounds(world: World, replica: Replica, rounds: int) -> tuple[int, in
             continue
         now = get_length(replica, sequence)
         context += now
-        length = now + rounds * sequence.growth
-        if length <= sequence.brim:  # within the last block that it holds
-            continue
+        length = max(now + rounds * sequence.growth, sequence.brim)
         blocks = count_blocks(limits, length)
         last = max(world.sizes[blocks].gpu - sequence.shared * limits.part_bytes, 0)
         if not replica.grown:

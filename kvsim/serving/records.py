@@ -122,26 +122,26 @@ class Event:
 
 
 class Sequence:
-    """A running request: its place in the batch."""
+    """A running request: its place in the batch. What every round looks at comes first."""
 
-    request: int
     intercept: float  # tokens cached after round x of its replica: this + growth x [tokens]
     growth: float  # tokens per round
     finish: int  # round that completes it; NEVER while its prompt is read
     todo: int  # prompt tokens to read; 0 while it decodes [tokens]
-    done: int  # prompt tokens read or found [tokens]
-    chunk: int  # prompt tokens it reads in this pass [tokens]
+    brim: float  # length up to which its memory suffices, as rounds left it; 0 unknown [tokens]
     shared: int  # shared KV blocks it uses
-    found: int  # of them, the leading ones, which the GPU held when it began
-    load_from: int  # those from here to before load_to, which come from another memory
-    load_to: int
-    named: int  # and all before this one, but for those still to be loaded
-    skip: int  # prompt tokens that are still to come from another memory [tokens]
-    skip_at: int  # where they begin [tokens]
-    ready: float  # when they are here [s]
     held: int  # GPU cache of its own [B]
     host_held: int  # its part in host memory [B]
-    brim: float  # length up to which that suffices, as the last rounds left it; 0 unknown [tokens]
+    ready: float  # when the prompt tokens that are to come from another memory are here [s]
+    request: Int32
+    done: Int32  # prompt tokens read or found [tokens]
+    chunk: Int32  # prompt tokens it reads in this pass [tokens]
+    found: Int32  # of the shared KV blocks, the leading ones, which the GPU held when it began
+    load_from: Int32  # those from here to before load_to, which come from another memory
+    load_to: Int32
+    named: Int32  # and all before this one, but for those still to be loaded
+    skip: Int32  # prompt tokens that are still to come from another memory [tokens]
+    skip_at: Int32  # where they begin [tokens]
     paused: bool  # decodes, but not in this pass
 
 

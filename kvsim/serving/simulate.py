@@ -8,7 +8,7 @@ import numpy as np
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.graph import Array
-from kvsim.serving.core import jit_entry, share
+from kvsim.serving.core import fetch, jit_entry, share
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.records import (
     FINISHED,
@@ -35,10 +35,12 @@ from kvsim.serving.scheduler import (
 from kvsim.serving.servable import find_refusals, longest_request
 from kvsim.serving.sessions import play_turns, queue_first_turns
 from kvsim.serving.tables import Tables
+from kvsim.serving.tiers import fetch_blocks
 from kvsim.serving.world import ArrivalOrder, Course, make_world
 from kvsim.traces.requests import Requests
 
 REQUESTS_PER_CALL = 16384  # requests between two looks at what else happens, such as Ctrl-C
+FETCH_AHEAD = 8  # arrivals between two steps of asking for what a request will need
 
 
 @frozen
@@ -197,3 +199,9 @@ def play(tables: Tables, world: World, course: Course, coming: ArrivalOrder) -> 
         arrived = world.requests[order[course.next]]
         due[arrived.replica] = 0.0
         course.next += 1
+        soon = course.next + 4 * FETCH_AHEAD
+        if soon < order.size:
+            fetch(world.requests, order[soon])
+            for stage in range(3 if world.ids.size > 0 else 0):
+                soon -= FETCH_AHEAD
+                fetch_blocks(world, world.requests[order[soon]], stage)

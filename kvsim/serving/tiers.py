@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvsim.serving.core import jit_function, jit_unless_tiered
+from kvsim.serving.core import fetch, jit_function, jit_unless_tiered
 from kvsim.serving.costs import Decoding, Prompts, add_chunk, add_pass
 from kvsim.serving.memory import (
     append,
     available,
+    bucket,
     count_blocks,
     count_gpu_hits,
     drop_oldest,
@@ -149,6 +150,35 @@ def get_unit(world: TieredWorld, request: Request, number: int) -> int:
     """
     blocks = world.limits.unit // world.limits.parts
     return int(world.ids[request.first_block + (number + 1) * blocks - 1])
+
+
+@jit_function
+def fetch_blocks(world: World, request: Request, stage: int) -> None:
+    """Ask for what leads to a request's blocks in every memory, some arrivals before it.
+
+    Parameters
+    ----------
+    world : state of the simulation.
+    request : the request.
+    stage : what is asked for: 0, the ids of its blocks; 1, their buckets; 2, their entries.
+    """
+    if request.replica == NO_INDEX or request.blocks == 0:
+        return
+    limits = world.limits
+    if stage == 0:
+        fetch(world.ids, request.first_block)
+        return
+    replica = world.replicas[request.replica]
+    for j in range(limits.parts - 1, request.blocks, limits.parts):
+        block = world.ids[request.first_block + j // limits.parts]
+        for memory in range(GPU, REMOTE + 1):
+            pool = get_pool(world, replica, memory)
+            if pool.room > 0:
+                where = bucket(pool, block)
+                if stage == 1:
+                    fetch(world.buckets, where)
+                elif world.buckets[where] != NO_INDEX:
+                    fetch(world.entries, world.buckets[where])
 
 
 @jit_unless_tiered(count_gpu_hits)

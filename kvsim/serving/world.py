@@ -131,13 +131,16 @@ def replica_records(replicas: int, rules: Rules) -> Any:
     )  # fmt: skip
 
 
-def pool_records(sizes: list[int], different: int) -> tuple[Any, Any, NDArray[np.int32]]:
+def pool_records(
+    sizes: list[int], different: int, parts: int = 1
+) -> tuple[Any, Any, NDArray[np.int32]]:
     """Make empty pools of blocks.
 
     Parameters
     ----------
     sizes : entries of each pool at most.
     different : ids that are looked for.
+    parts : KV blocks of a block of the trace, which are mostly one entry on a GPU.
 
     Returns
     -------
@@ -145,7 +148,9 @@ def pool_records(sizes: list[int], different: int) -> tuple[Any, Any, NDArray[np
         The pools, their entries and their buckets.
     """
     size = np.array(sizes, np.int64)
-    sought = np.minimum(size, different)
+    blocks = np.array(size)
+    blocks[:-1:POOLS] //= parts
+    sought = np.minimum(blocks, different)
     buckets = 2 ** np.ceil(np.log2(np.maximum(2 * sought, 1))).astype(np.int64)
     first = np.cumsum(size) - size
     pools = make(
@@ -203,7 +208,7 @@ def make_world(requests: Requests, costs: StepCosts, replicas: int, rate: Array)
     turns, events = turn_records(requests)
     different = int(ids.max()) + 1 if ids.size else 0
     sizes = _pool_sizes(costs, limits, different, replicas)
-    pools, entries, buckets = pool_records(sizes, different)
+    pools, entries, buckets = pool_records(sizes, different, int(limits.parts))
     return World(
         limits=limits,
         requests=records,
