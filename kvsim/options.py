@@ -400,8 +400,10 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
                range=Range(1, 10**4, "replicas")),
         Opt("find", parse_text, "WHAT",
                "The value that just keeps --ttft and --tpot: rate (the largest), replicas, "
-               "hit-rate, host-cache (the least) or prefill-replicas (the best).", "simulate",
-               excludes={"simulate": "compare out"}),
+               "hit-rate, host-cache (the least) or prefill-replicas (the best); for capacity, a "
+               "rate, hit-rate or host-cache that fleets within --max-gpus keep.", SERVING,
+               excludes={"simulate": "compare out"},
+               needs={"capacity": "max_gpus max_power max_host"}),
         Opt("route", parse_text, "HOW",
                "round-robin, least-loaded, prefix-aware or cache-and-load.", "simulate",
                default="round-robin"),

@@ -1,6 +1,6 @@
 """The cheapest fleet that serves a trace within targets."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from math import inf, isfinite
@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING
 from kvsim.api.cost import announce_cost
 from kvsim.api.deployments import build_admission, build_deployment, largest_loss
 from kvsim.api.engines import check_engines, write_settings
-from kvsim.api.traffic import read_traffic
+from kvsim.api.traffic import ServedRequests, read_traffic
 from kvsim.console import print_note, print_progress
-from kvsim.errors import InputError, unknown
+from kvsim.errors import InfeasibleError, InputError, unknown
 from kvsim.inputs import parse_count, parse_words
 from kvsim.options import Inputs, options_of, takes_options
 
 if TYPE_CHECKING:
     from kvsim.planner.fleet.answer import CapacityAnswer
     from kvsim.planner.fleet.demand import ClassTarget
-    from kvsim.planner.fleet.offers import Extras, FleetLimits, Rentable
+    from kvsim.planner.fleet.offers import CapacityQuestion, Extras, FleetLimits, Rentable
     from kvsim.report.result import Result
 
 POOL_HOST_SHARE = 0.25
@@ -51,14 +51,60 @@ def capacity(inputs: Inputs) -> "Result[CapacityAnswer]":
     """
     from kvsim.emit.served import serve_costs
     from kvsim.planner.fleet.answer import make_capacity
+    from kvsim.report.capacity import make_result
+
+    check_engines(inputs.emit)
+    found = read_traffic(inputs)
+    for note in found.notes:
+        print_note(note)
+    question = build_question(inputs, found)
+    announce_cost(inputs, len(question.traffic.requests), len(question.rentable))
+    name = found.name
+    if inputs.find is not None:
+        question, name = _find_question(inputs, found, question)
+    answer = make_capacity(question, print_progress)
+    counts, used = answer.fleet.replicas, inputs.gpu_memory_utilization
+    settings = [
+        write_settings(
+            inputs.emit or (), replace(serve_costs(x.costs, used, x.sides), replicas=int(counts[j]))
+        )
+        for j in answer.used
+        for x in [answer.fleet.kinds[j]]
+    ]
+    return make_result(answer, name, inputs.line(), settings)
+
+
+def build_question(
+    inputs: Inputs, found: ServedRequests, changes: Mapping[str, float] | None = None
+) -> "CapacityQuestion":
+    """Build the question that the options of ``kvsim capacity`` ask.
+
+    Parameters
+    ----------
+    inputs
+        The options.
+    found
+        The requests to serve.
+    changes
+        Values in place of those given, by option: ``rate``, ``hit_rate`` or ``host_cache``.
+
+    Returns
+    -------
+    CapacityQuestion
+        What ``FleetSolver`` answers.
+
+    Raises
+    ------
+    InputError
+        For what the command would refuse.
+    """
     from kvsim.planner.fleet.demand import FleetTargets, traffic_of
     from kvsim.planner.fleet.offers import CapacityQuestion, Schedule, Spread
     from kvsim.planner.question import DEFAULT_TPOT, DEFAULT_TTFT
-    from kvsim.report.capacity import make_result
     from kvsim.serving.rules import Rules
     from kvsim.serving.servable import within_context
 
-    check_engines(inputs.emit)
+    changes = changes or {}
     longer = () if inputs.class_targets is None else _parse_class_targets(inputs.class_targets)
     targets = FleetTargets(
         DEFAULT_TTFT if inputs.ttft is None else inputs.ttft,
@@ -74,14 +120,12 @@ def capacity(inputs: Inputs) -> "Result[CapacityAnswer]":
             f"--max-power: the rated power of {unrated[0]} is unknown; add --watts "
             f"{quote(unrated[0])}=W"
         )
-    found = read_traffic(inputs)
-    for note in found.notes:
-        print_note(note)
-    scaled = found.workload is None and inputs.rate is not None
-    requests = found.at_rate(inputs.rate) if scaled else found.requests
+    if "hit_rate" in changes:
+        found = found.with_hit_rate(changes["hit_rate"])
+    rate = changes.get("rate", inputs.rate if found.workload is None else None)
+    requests = found.requests if rate is None else found.at_rate(rate)
     model, most = rentable[0].deployment.model, inputs.max_model_len or 0
     requests, left_out = within_context(requests, model, most)
-    announce_cost(inputs, len(requests), len(rentable))
     longest = int(requests.prompt.max())
     if longer and longer[-1].above >= longest:
         raise InputError(
@@ -93,7 +137,10 @@ def capacity(inputs: Inputs) -> "Result[CapacityAnswer]":
         raise InputError(f"--windows: got {windows}; expected 1 to {len(requests)}")
     prefixes, used = requests.block_ids is not None, inputs.gpu_memory_utilization
     spread = None if inputs.spread is None else Spread(inputs.spread, "given with --spread")
-    question = CapacityQuestion(
+    extras = _build_extras(inputs, prefixes, rentable)
+    if "host_cache" in changes:
+        extras = replace(extras, host=changes["host_cache"])
+    return CapacityQuestion(
         traffic=traffic_of(requests, windows, targets),
         rentable=rentable,
         admission=build_admission(inputs),
@@ -109,22 +156,56 @@ def capacity(inputs: Inputs) -> "Result[CapacityAnswer]":
         spread=spread,
         utilisation=used,
         schedule=Schedule(inputs.start_up / 3600) if inputs.schedule else None,
-        extras=_build_extras(inputs, prefixes, rentable),
+        extras=extras,
         sure=inputs.sure,
         tunes="max_tokens" not in inputs.given,
         left_out=left_out,
         sellers=sellers,
     )
-    answer = make_capacity(question, print_progress)
-    counts = answer.fleet.replicas
-    settings = [
-        write_settings(
-            inputs.emit or (), replace(serve_costs(x.costs, used, x.sides), replicas=int(counts[j]))
+
+
+def _find_question(
+    inputs: Inputs, found: ServedRequests, first: "CapacityQuestion"
+) -> "tuple[CapacityQuestion, str]":
+    """The question with the value that ``--find`` looks for, and what its traffic is called.
+
+    Raises
+    ------
+    InputError
+        If it is nothing that can be found.
+    InfeasibleError
+        If no value does.
+    """
+    from kvsim.api.simulations import find_value
+    from kvsim.planner.fleet.search import FleetQuestion, FleetSolver
+
+    questions: dict[float, CapacityQuestion] = {}
+    case = {"replicas": 1, "req_s": None, "rate": inputs.rate}
+    sought = find_value(inputs, found, first.rentable[0].deployment, case)
+
+    def keeps(value: float) -> bool:
+        """Whether some fleet within the limits keeps the targets with this value."""
+        question = questions[value] = build_question(inputs, found, {sought.option: value})
+        asked = FleetQuestion(
+            question.targets, question.limits, sure=question.sure, schedule=question.schedule
         )
-        for j in answer.used
-        for x in [answer.fleet.kinds[j]]
-    ]
-    return make_result(answer, found.name, inputs.line(), settings)
+        print_progress(f"looking for a fleet with {inputs.find} {sought.show(value)}")
+        return FleetSolver(question, print_progress).solve(asked) is not None
+
+    value = sought.search(keeps).found
+    if value is None:
+        tried = ", ".join(map(sought.show, sorted(questions)))
+        raise InfeasibleError(
+            f"--find {inputs.find}: no fleet within the limits keeps the targets with any of "
+            f"{tried}; loosen --max-gpus or --max-power, or the targets"
+        )
+    shown, most = sought.show(value), "the least" if sought.easier else "the largest"
+    print_note(f"--find {inputs.find}: {shown} is {most} that a fleet within the limits can have")
+    if sought.option != "rate":
+        return questions[value], f"{found.name}, {inputs.find} {shown}"
+    if found.workload is None:
+        return questions[value], f"{found.name} at {shown}x"
+    return questions[value], f"{shown} requests/s of {found.name.partition(' of ')[2]}"
 
 
 def list_rentable(inputs: Inputs) -> "tuple[list[Rentable], dict[str, dict[str, float]]]":

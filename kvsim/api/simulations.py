@@ -204,7 +204,7 @@ def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
     if inputs.find is not None:
         if len(runs) > 1:
             raise InputError("--find: several runs are asked for; expected one value per option")
-        sought = _find_value(inputs, found, where, cases[0][0])
+        sought = find_value(inputs, found, where, cases[0][0])
         key, (kind, values, _) = sought.option, runs[0]
         tried: dict[float, tuple[Row, TraceRun]] = {}
 
@@ -328,6 +328,10 @@ class Sought:
             return bound
         return value
 
+    def show(self, value: float) -> str:
+        """Return a value as it is typed."""
+        return f"{value / 2**30:g} GiB" if self.option == "host_cache" else f"{value:g}"
+
     def choose(self, tried: Sequence[float]) -> Sequence[float]:
         """Choose the values that are shown: those around what was found."""
         if self.found is None:
@@ -338,20 +342,38 @@ class Sought:
         return tried[max(at - ROWS_AROUND, 0) : at + ROWS_AROUND + 1]
 
 
-def _find_value(
+def find_value(
     inputs: Inputs, traffic: "ServedRequests", where: "Deployment", case: Mapping[str, Any]
 ) -> Sought:
-    """What ``--find`` looks for, and where.
+    """Find what ``--find`` looks for, and where.
+
+    Parameters
+    ----------
+    inputs
+        The options of ``kvsim simulate`` or ``kvsim capacity``.
+    traffic
+        The requests to serve.
+    where
+        The deployment.
+    case
+        The values given of ``replicas``, ``rate`` and ``req_s``.
+
+    Returns
+    -------
+    Sought
+        The value, not looked for yet.
 
     Raises
     ------
     InputError
         If it is nothing that can be found, or there is no target.
     """
-    what, drawn = inputs.find, traffic.workload is not None
+    what, drawn, fleets = inputs.find, traffic.workload is not None, inputs.command == "capacity"
     if what not in SOUGHT:
         raise InputError(f"--find: got {what[:40]!r}; expected {', '.join(SOUGHT)}")
-    if inputs.ttft is None and inputs.tpot is None:
+    if fleets and what in ("replicas", "prefill-replicas"):
+        raise InputError(f"--find {what}: kvsim capacity finds it by itself; leave --find out")
+    if not fleets and inputs.ttft is None and inputs.tpot is None:
         raise InputError("--find: no target to keep; add --ttft or --tpot, as --ttft 2s")
     replicas = case["replicas"]
     if what == "rate":
@@ -370,8 +392,10 @@ def _find_value(
             )
         return Sought("hit_rate", 0.5, 0.0, 0.99, True, 0.01)
     if what == "host-cache":
-        if not inputs.prefix_caching and not traffic.reuses:
-            raise InputError("--find host-cache: stores prefix blocks only; add --prefix-caching")
+        stored = traffic.requests.block_ids is not None if fleets else inputs.prefix_caching
+        if not stored and not traffic.reuses:
+            mend = "use a trace that has hash blocks" if fleets else "add --prefix-caching"
+            raise InputError(f"--find host-cache: stores prefix blocks only; {mend}")
         gib = 2.0**30
         return Sought(
             "host_cache", 64 * gib, 0.0, where.hardware.host_memory // gib * gib, True, gib

@@ -72,6 +72,7 @@ EXAMPLES = {
 MIN_GROUPED = 8
 """Options from which groups help."""
 
+GPU_KINDS = ("gpu", "gpus")  # options that name kinds of GPU
 GIVEN = "kvsim.given"  # of a context: the parameters that were typed, in order
 
 
@@ -275,6 +276,15 @@ class CheckedHelp:
             print_note(
                 f"the GPUs share one copy of the model (--tp {count}); kvsim plan "
                 f"--total-gpus {count} compares other layouts"
+            )
+        counter, flags = COUNTED_BY.get(name), [word.partition("=")[0] for word in typed]
+        word = next((x for x in flags if SPELLINGS.get(x, x) == "--gpus"), "")
+        kind = next((o for o in options_of(name).values() if o.name in GPU_KINDS), None)
+        named = {"--gpu", "--gpus"} & set(args)
+        if kind and kind.required and word and counter in args and not named:
+            raise InputError(
+                f"{word}: got {args[args.index(counter) + 1][:40]!r}, which says how many; expected"
+                f" the kind of GPU as well, as {kind.flag} h100 {counter} N"
             )
         values, _, order = self.make_parser(ctx).parse_args(list(args))  # type: ignore[attr-defined]
         try:

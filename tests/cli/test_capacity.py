@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import kvsim
 from kvsim.planner.fleet.demand import FleetTargets
 from kvsim.planner.fleet.play import Played
 from kvsim.report import capacity
@@ -238,6 +239,10 @@ def test_no_limit_is_blamed_for_targets_that_nothing_meets() -> None:
         (("--tpot", "100"), "--tpot|unit"),
         (("--tpot", "fast"), "--tpot|time above 0"),
         (("--rate", "0"), "--rate|got|expected"),
+        (("--gpus", "8"), "--gpus: got '8'|how many|--max-gpus N"),
+        (("--find", "rate"), "--find|--max-gpus"),
+        (("--find", "replicas", "--max-gpus", "2"), "--find replicas|by itself"),
+        (("--find", "host-cache", "--max-gpus", "2"), "--find host-cache|hash blocks"),
         (("--tp", "3"), "--tp|1, 2, 4, 8, 16 or 32"),
         (("--weights", "fp3"), "--weights|fp3"),
         (("--only", "paged"), "--only|paged"),
@@ -261,6 +266,15 @@ def test_no_limit_is_blamed_for_targets_that_nothing_meets() -> None:
 )
 def test_bad_input_is_one_line(changed: tuple[str, ...], words: str) -> None:
     check(line(*replaced((*COMMAND, *TARGETS), *changed)), words)
+
+
+def test_the_largest_rate_of_one_gpu_is_one_that_it_just_keeps() -> None:
+    found = kvsim.capacity(
+        prompt="1k", generate=100, rate=2, hours=0.05, model="llama2-7b", gpus="a6000", tp=1,
+        only="full", max_tokens=2048, ttft="2s", tpot="100ms", sure=0.5, max_gpus=1, find="rate",
+    )  # fmt: skip
+    assert not found.found.shortfall and found.found.fleet.total("gpus") == 1
+    assert found.found.at_other_loads[1.5].fleet is None
 
 
 def test_kinds_in_a_schedule_cost_what_the_fleet_does() -> None:

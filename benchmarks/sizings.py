@@ -1,0 +1,105 @@
+"""GPUs that `kvsim capacity` says a described traffic needs, against `kvsim simulate` by bisection.
+
+    python -m benchmarks.sizings [--count 30] [--seed 1]
+
+Each question is drawn: a model, a card, how long prompts and answers are, requests per second, and
+targets of TTFT and TPOT at the 99th percentile. Capacity answers for predicted times and the drawn
+traffic itself, not for other days, with the pass budget given. The replicas with which `simulate`
+first keeps both targets are bisected with the batch limit and the router that capacity chose.
+Asked: GPUs equal in 28 of 30, and one more at most in the others.
+"""
+
+import argparse
+import contextlib
+import io
+import time
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from kvsim.api import simulate
+from kvsim.api.fleets import build_question
+from kvsim.api.traffic import read_traffic
+from kvsim.options import Inputs
+from kvsim.planner.fleet.search import FleetQuestion, FleetSolver
+
+CARDS = {"llama3.1-8b": ("l40s", "a100-80g", "h100"), "qwen2.5-32b": ("h100", "h200"),
+         "mistral-7b": ("l40s", "a6000", "h100")}  # fmt: skip
+PROMPTS, ANSWERS, RATES = (300, 1000, 3000, 8000), (50, 200, 500), (1, 3, 8, 20)
+TTFTS, TPOTS = ("1s", "3s", "10s"), ("60ms", "100ms", "200ms")
+MOST = 512  # replicas that are tried
+
+Question = dict[str, Any]
+"""Options that both commands take."""
+
+
+def draw(random: np.random.Generator) -> Question:
+    """One question, by options that both commands take."""
+    model = str(random.choice(list(CARDS)))
+    drawn = {
+        name: random.choice(some).item()
+        for name, some in (("prompt", PROMPTS), ("generate", ANSWERS), ("rate", RATES),
+                           ("ttft", TTFTS), ("tpot", TPOTS), ("max_tokens", (2048, 8192)))
+    }  # fmt: skip
+    return {"model": model, "gpu": str(random.choice(CARDS[model])), "tp": 1, **drawn}
+
+
+def size(question: Question) -> tuple[int, Question]:
+    """GPUs of the cheapest fleet, 0 if none keeps the targets, and the settings of its replicas."""
+    given = {k: v for k, v in question.items() if k != "gpu"}
+    given |= {"gpus": question["gpu"], "percentile": 99, "only": "full"}
+    inputs = Inputs("capacity", given)
+    asked = build_question(inputs, read_traffic(inputs))
+    fleet = FleetSolver(asked, lambda _: None).solve(FleetQuestion(asked.targets, asked.limits))
+    if fleet is None:
+        return 0, {}
+    (kind,) = (x for x, n in zip(fleet.kinds, fleet.replicas, strict=True) if n)
+    settings = {"max_seqs": kind.costs.rules.max_seqs, "route": kind.route}
+    return int(fleet.total("gpus")), settings
+
+
+def bisect(question: Question) -> int:
+    """The fewest replicas that keep both targets in `simulate`; 0 if none do."""
+    tried: dict[int, bool] = {}
+
+    def keeps(count: int) -> bool:
+        if count not in tried:
+            row = simulate(**question, replicas=count, technique="full").rows[0]
+            times = ("ttft_s", "tpot_s")
+            tried[count] = all((row[x]["p99"] or 0.0) <= row["targets"][x] for x in times)
+        return tried[count]
+
+    low, high = 0, 1
+    while not keeps(high):
+        low, high = high, 2 * high
+        if high > MOST:
+            return 0
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (low, middle) if keeps(middle) else (middle, high)
+    return high
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("--count", type=int, default=30)
+    options.add_argument("--seed", type=int, default=1)
+    chosen = options.parse_args()
+    random, differences = np.random.default_rng(chosen.seed), Counter[int]()
+    for number in range(chosen.count):
+        question = draw(random)
+        began = time.process_time()
+        with contextlib.redirect_stderr(io.StringIO()):
+            found, settings = size(question)
+            played = bisect(question | settings)
+        differences[found - played] += 1
+        words = " ".join(f"{k}={v}" for k, v in (question | settings).items())
+        took = time.process_time() - began
+        print(f"{number + 1}: {found} {played} {words} ({took:.0f} s)", flush=True)
+    said = ", ".join(f"{n} by {more:+d}" for more, n in sorted(differences.items()) if more)
+    print(f"equal in {differences[0]} of {chosen.count}; off: {said or 'none'} (asked: 28, +1)")
+
+
+if __name__ == "__main__":
+    main()
