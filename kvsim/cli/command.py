@@ -280,8 +280,8 @@ class CheckedHelp:
         counter, flags = COUNTED_BY.get(name), [word.partition("=")[0] for word in typed]
         word = next((x for x in flags if SPELLINGS.get(x, x) == "--gpus"), "")
         kind = next((o for o in options_of(name).values() if o.name in GPU_KINDS), None)
-        named = {"--gpu", "--gpus"} & set(args)
-        if kind and kind.required and word and counter in args and not named:
+        unnamed = not {"--gpu", "--gpus"} & set(args)
+        if kind and kind.required and word and counter in args and unnamed:
             raise InputError(
                 f"{word}: got {args[args.index(counter) + 1][:40]!r}, which says how many; expected"
                 f" the kind of GPU as well, as {kind.flag} h100 {counter} N"
