@@ -59,10 +59,7 @@ RUNS = (
 COMPILER = ("core.py",)
 """Files of the serving room that make machine code of the others, as functions of KINDS do."""
 KINDS = "kinds_of"
-MACHINE_CODE = (
-    "tests/serving/test_core.py",
-    "tests/serving/test_lanes.py::test_one_lane_is_the_plain_replica",
-)
+MACHINE_CODE = ("tests/serving/test_core.py",)
 DATA = tuple(
     test
     for folder in ("models", "machines", "traces", "quality", "evidence", "emit", "report", "sweep")

@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 
 from kvsim.serving.costs import StepCosts
-from kvsim.serving.lanes import Lane, simulate_lanes
 from kvsim.serving.outcome import Outcome, Targets
 from kvsim.serving.pools import TRANSFERS, TwoPools, simulate_pools
 from kvsim.serving.rules import ADMISSIONS, PREEMPTIONS, PREFILLS, PRIORITIES
@@ -24,7 +23,7 @@ from tests.support.served import tables_of, with_conduct, with_tiers, workload
 TECHNIQUES = ("full", "kivi", "offload", "quantspec", "specache", "kcache", "h2o", "kvpr")
 OPTIONS = list(product(PREFILLS, PRIORITIES, PREEMPTIONS, (False, True)))
 SIZES = ((3, 64), (8, 128), (64, 2048))
-REPLICA = ("pools", "lanes", "plain", "plain", "plain")
+REPLICA = ("pools", "plain", "plain", "plain", "plain")
 TARGETS = Targets(0.5, 0.02)
 PLAIN = 30  # first workloads that the plain simulator plays too
 
@@ -36,13 +35,13 @@ def played(number: int) -> dict[str, Any]:
     name = TECHNIQUES[number % len(TECHNIQUES)]
     base = tables_of(name, *SIZES[number % len(SIZES)], prefill)
     how = REPLICA[number % len(REPLICA)]
-    requests = workload(random, prefix and how != "lanes")
+    requests = workload(random, prefix)
     if how == "plain" and number % 2:
         requests = with_conduct(requests, random)
     need = int(np.max(requests.prompt + requests.generate)) // 16
     rules = replace(
         base.rules, priority=priority, preemption=preemption,
-        prefix_caching=prefix and how != "lanes", admission=ADMISSIONS[number % len(ADMISSIONS)],
+        prefix_caching=prefix, admission=ADMISSIONS[number % len(ADMISSIONS)],
         blocks=int(need * random.uniform(1, 4)), host_cache=(0.0, 2e6, 1e9)[number % 3],
     )  # fmt: skip
     if rules.prefix_caching:
@@ -80,9 +79,6 @@ def _run(number: int, how: str, requests: Requests, costs: StepCosts) -> Run:
     if how == "pools":
         pools = TwoPools(1 + number % 2, 1 + number % 3, TRANSFERS[number % len(TRANSFERS)], 1e9)
         return simulate_pools(requests, costs, pools, route, rate)
-    if how == "lanes":
-        which = np.arange(len(requests)) % 2
-        return simulate_lanes(requests, [Lane(costs, 0.6), Lane(costs, 0.4)], which)
     until = float(requests.arrival[-1]) if number % 7 == 0 else np.inf
     return simulate(requests, costs, 1 + number % 3, route, rate, until)
 

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 
 from kvsim.errors import InputError
-from kvsim.serving.lanes import Lane, simulate_lanes
 from kvsim.serving.outcome import Outcome, faults
 from kvsim.serving.records import ABORTED, FINISHED
 from kvsim.serving.simulate import Run, simulate
@@ -118,10 +117,3 @@ def test_some_requests_keep_their_turns_and_a_turn_without_its_parent_is_a_first
     for found, parents in ((some[1:], [-1, 0, -1]), (some.take(np.array([0, 3])), [-1, 0])):
         assert found.parent is not None
         assert found.parent.tolist() == parents
-
-
-def test_what_lanes_do_not_model_is_refused() -> None:
-    some = Requests(np.zeros(1), np.ones(1, int), np.ones(1, int), abort_after=np.ones(1))
-    costs = tables_of("full", 8, 128, "chunked")
-    with pytest.raises(InputError, match="lanes: the trace has turns or aborts"):
-        simulate_lanes(some, [Lane(costs)], np.zeros(1, int))
