@@ -458,13 +458,18 @@ def drop_dominated(question: Question, every: Iterable[Advice]) -> Iterator[Advi
 
 
 def find_advice(question: Question, choice: Prediction) -> list[Advice]:
-    """Changes of weights or GPUs that would bring much more, per GPU, or meet what is missed."""
+    """Changes of weights or GPUs that would bring much more, per GPU, or meet what is missed.
+
+    Where no engine runs the choice, also those that bring less.
+    """
     found = []
     value = score(question, choice)
+    runs = engines_running(choice.technique.name, choice.deployment)
+    least = ADVICE_GAIN * value if runs else 0.0
     for advice in drop_dominated(question, deployment_changes(question)):
         assert advice.prediction is not None
         other = score(question, advice.prediction)
-        if other > ADVICE_GAIN * value:
+        if other > least:
             found.append(replace(advice, gain=other / value - 1))
     return found
 

@@ -33,15 +33,17 @@ from kvsim.planner.service import (
     ServiceQuestion,
     ServiceSearch,
     full_weights,
+    weights_lose,
 )
 from kvsim.quality.evidence import KNOWN_BAD, weights_evidence
 
 MORE_GPUS = (1, 2, 4, 8, 16, 32, 64)
 LAYOUTS_TRIED = 4  # of so many GPUs, the best in closed form
-TARGET_SLACKS = (1.25, 2.5)  # times what a request takes alone: targets that leave room for load
-HALVINGS = 6  # of the prompt
+TIGHT = 1.25  # times what a request takes alone: a shorter target leaves no room for others
+TARGET_SLACKS = (2.0, 4.0)  # the same of targets that are tried instead
+HALVINGS = 3  # of the prompt
 WORTH_NAMING = 0.1  # of the rate of equal requests without gaps: less is hardly a service
-TRIED_FURTHER = 8  # changes after one that carries less
+TRIED_FURTHER = 4  # changes after one that carries less
 CARDS_TRIED = 16  # cards, the cheapest first
 LOSSY_TRIED = 3  # techniques that lose more than was admitted, the mildest first
 
@@ -55,14 +57,29 @@ class PlanRemedy:
     changes
         Options of the command line with their values.
     carried
-        What the changed question carries; None where only its memory is known to do.
+        What the changed question carries.
+    asked
+        The targets, changed ones included.
+    poor
+        Whether that is so little that other remedies make it worthless.
     caution
         What the change itself costs.
     """
 
     changes: Mapping[str, str]
     carried: Carried
+    asked: ServiceLevel
+    poor: bool
     caution: str = ""
+
+    def outdone(self, other: "PlanRemedy") -> bool:
+        """Whether fewer changes carry more within targets that are no longer."""
+        return (
+            set(other.changes) < set(self.changes)
+            and other.asked.ttft <= self.asked.ttft
+            and other.asked.tpot <= self.asked.tpot
+            and other.carried.per_s >= self.carried.per_s
+        )
 
     @property
     def option(self) -> str:
@@ -108,14 +125,20 @@ def explain_no_service(
         Draws the same requests with prompts of another mean; None where they are a trace's.
     """
     q = question.deployments[0]
-    remedies = list(_remedies(question, with_prompt))
+    every = list(_remedies(question, with_prompt))
+    some = [r for r in every if not r.poor] or every
+    remedies = [r for r in some if not any(map(r.outdone, some))]
     why = describe_obstacle(question)
     text = f"no plan meets the targets: {why}"
     if remedies:
         text += ". These would: " + "; ".join(
-            f"{r.option} ({r.carried.per_s:.3g} requests/s)" for r in remedies
+            f"{r.option} ({r.carried.per_s:.3g} requests/s{_on_gpus(r.carried)})" for r in remedies
         )
     return NoServiceError(text, remedies, q.deployment)
+
+
+def _on_gpus(found: Carried) -> str:
+    return f" on {found.gpus} GPUs" if found.gpus > 1 else ""
 
 
 def describe_obstacle(question: ServiceQuestion) -> str:
@@ -203,7 +226,7 @@ def idle_times(question: ServiceQuestion, where: Question) -> dict[str, float] |
 def plain_candidate(search: ServiceSearch, where: Question) -> Candidate | None:
     """Full KV on a deployment, or the best other technique that may be chosen there."""
     plain = search.plain(where)
-    if plain is not None:
+    if plain is not None or weights_lose(where):
         return plain
     found = [c for c in search.candidates(where) if not c.needs]
     return max(found, key=lambda c: c.value, default=None)
@@ -225,13 +248,13 @@ def _remedies(
     question: ServiceQuestion, with_prompt: Callable[[float], Load] | None
 ) -> Iterator[PlanRemedy]:
     """The first change of each kind that does, and of several together where no part does alone."""
-    start, done = _Freed({}, question), set[str]()
+    start, done = _Freed({}, question), list[set[str]]()
     for kinds in CHANGED_TOGETHER:
-        if done & set(kinds):
+        if any(some <= set(kinds) for some in done):
             continue
         found = _first(_apply([CHANGES[kind] for kind in kinds], start))
         if found is not None:
-            done |= set(kinds) if len(kinds) == 1 else {"+".join(kinds)}
+            done += [] if found.poor else [set(kinds)]
             yield found
     cards = _first(_other_cards(start)) or _first(_apply([_other_cards, _longer_times], start))
     for found in (cards, _first(_less_sure(start))):
@@ -253,8 +276,9 @@ def _apply(kinds: list[Change], start: _Freed) -> Iterator[_Freed]:
 
 
 def _first(freed: Iterable[_Freed]) -> PlanRemedy | None:
-    """The first change that does; one that carries hardly any load if the next do no better."""
-    poor, left = None, TRIED_FURTHER
+    """The first change that does; the best of those that carry hardly any load if none does."""
+    poor: PlanRemedy | None = None
+    left = TRIED_FURTHER
     for one in freed:
         found = try_plain(one.question)
         if found is not None:
@@ -263,10 +287,11 @@ def _first(freed: Iterable[_Freed]) -> PlanRemedy | None:
             if "tp" in changes:
                 given = {"tp": d.tp, "pp": d.pp, "dp": d.dp, "ep": d.ep}
                 changes |= {k: str(n) for k, n in given.items() if n > 1 or k == "tp"}
-            remedy = PlanRemedy(changes, found.carried, one.caution)
-            if found.carried.each_per_s >= WORTH_NAMING * found.candidate.guess:
+            little = found.carried.each_per_s < WORTH_NAMING * found.candidate.guess
+            remedy = PlanRemedy(changes, found.carried, one.question.asked, little, one.caution)
+            if not little:
                 return remedy
-            poor = poor or remedy
+            poor = max(poor or remedy, remedy, key=lambda r: r.carried.per_s)
         left -= poor is not None
         if not left:
             break
@@ -280,9 +305,7 @@ def _longer_times(before: _Freed) -> Iterator[_Freed]:
     some = [replace(question, deployments=(q,)) for q in question.deployments[:LAYOUTS_TRIED]]
     known = [(one, idle_times(one, one.deployments[0])) for one in some]
     for slack, (one, least) in product(TARGET_SLACKS, known):
-        needed = {
-            k: v for k, v in (least or {}).items() if v * TARGET_SLACKS[0] > getattr(asked, k)
-        }
+        needed = {k: v for k, v in (least or {}).items() if v * TIGHT > getattr(asked, k)}
         longer = {k: round_up(v * slack) for k, v in needed.items()}
         if longer:
             said = {k: show_time(v) for k, v in longer.items()}
@@ -303,7 +326,11 @@ def _narrower(before: _Freed) -> Iterator[_Freed]:
     able = [(q, narrower_formats(q.deployment)) for q in question.deployments]
     for name in dict.fromkeys(name for _, formats in able for name in formats):
         some = tuple(
-            replace(q, deployment=replace(q.deployment, weights=name))
+            replace(
+                q,
+                deployment=replace(q.deployment, weights=name),
+                admission=replace(q.admission, judges_weights=False),
+            )
             for q, formats in able
             if name in formats
         )

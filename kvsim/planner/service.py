@@ -66,6 +66,8 @@ ones for 28 candidates of four questions, and what is simpler may be behind by a
 BUDGETS = (512, 1024, 2048, 4096, 8192, 16384)
 """Tokens of a pass that are tried for the choice: what users of vLLM and SGLang set."""
 MORE_THAN_FIT = 4  # times the sequences of mean length that fit: more never run at once
+WORTH_SHOWING = 0.5  # of the objective: less is no alternative
+MATTERS = 0.05  # relative gain from a target a tenth looser, with which one twice as long is tried
 SHORTEST_ANSWER = 2  # tokens, the fewest that have a time per output token
 QUEUEING_FACTOR = 2.0  # times a long prompt's own time: what it takes among others
 MAX_ALTERNATIVES = 5
@@ -336,9 +338,7 @@ class ServiceSearch:
         if full_weights(q.deployment) >= q.limits.gpu_memory:
             return None
         names = {x.name for x in q.admission.candidates()}
-        weights = weights_evidence(q.deployment.model, q.deployment.weights)
-        lossy = q.admission.judges_weights and q.admission.loss(weights) > q.limits.loss
-        if FULL not in names or lossy or t.refuses(q.deployment):
+        if FULL not in names or weights_lose(q) or t.refuses(q.deployment):
             return None
         batches = candidate_batches(q, t)
         if not batches.size:
@@ -354,6 +354,7 @@ class ServiceSearch:
         rates = -found["throughput"][rows]
         rate = float(rates.max() if within.any() else rates[0])  # the first is the quickest
         per_s = rate * q.deployment.gpus / q.workload.generate
+        weights = weights_evidence(q.deployment.model, q.deployment.weights)
         return Candidate(q, t, per_s, per_s / q.deployment.gpus, weights)
 
     def candidates(self, question: Question, every: bool = False) -> Iterator[Candidate]:
@@ -584,14 +585,21 @@ class ServiceSearch:
     def _prices(self, choice: PlayedOption) -> dict[str, float]:
         """What a looser target would bring the choice, played again."""
         asked, found = self.q.asked, {}
-        costs, rate = choice.carried.costs, choice.carried.each_per_s
+        costs, rate = choice.carried.slower.apply(choice.carried.costs), choice.carried.each_per_s
+
+        def gain(name: str, factor: float) -> float:
+            target = {name: factor * getattr(asked, name)}
+            looser = RateSearch(self.q.load, replace(asked, **target))
+            per_s = looser.largest(costs, rate)
+            self.rates.plays += looser.plays
+            return max(per_s / rate - 1, 0.0)
+
         for name in ("ttft", "tpot"):
-            limit = getattr(asked, name)
-            if np.isfinite(limit):
-                looser = RateSearch(self.q.load, replace(asked, **{name: 1.1 * limit}))
-                per_s = looser.largest(choice.carried.slower.apply(costs), rate)
-                self.rates.plays += looser.plays
-                found[f"a 10 % looser {name.upper()}"] = max(per_s / rate - 1, 0.0)
+            if np.isfinite(getattr(asked, name)):
+                found[f"a 10 % looser {name.upper()}"] = gain(name, 1.1)
+        for name in ("ttft", "tpot"):
+            if found.get(f"a 10 % looser {name.upper()}", 0.0) > MATTERS:
+                found[f"twice the {name.upper()}"] = gain(name, 2.0)
         return found
 
     def composed(self, question: Question, every: bool) -> Iterator[Candidate]:
@@ -651,6 +659,13 @@ class ServiceSearch:
         return Research(found, best.evidence, gain_over(mine, best.value))
 
 
+def weights_lose(question: Question) -> bool:
+    """Whether the weights alone lose more than is admitted."""
+    q = question
+    weights = weights_evidence(q.deployment.model, q.deployment.weights)
+    return q.admission.judges_weights and q.admission.loss(weights) > q.limits.loss
+
+
 def full_weights(deployment: Deployment) -> float:
     """Bytes of the weights on a GPU. [B]"""
     return weights_bytes(parse(FULL).resident(deployment, decode_point(1.0, np.ones(1), 1.0, 0.0)))
@@ -673,12 +688,14 @@ def explain_others(
 ) -> Iterator[Rejected]:
     """At most five others that a person would weigh, one reason each.
 
-    Of every technique and deployment the best; nothing that carries less and is better at nothing.
+    Of every technique and deployment the best; nothing that carries less and is better at nothing,
+    nor what carries less than half, but on another card that was named. What loses quality is
+    named where it would be chosen.
     """
     q, shown = search.q, 0
     mine = search.times_alone(choice.candidate)
     for other in sorted(lossy, key=lambda o: -o.value):
-        if other.value > choice.value * (1 + AS_GOOD):
+        if choice.value < other.value * (1 - choice.margin(other)):  # it would be chosen
             shown += 1
             yield Rejected(other, _more(q, choice, other))
     seen: set[tuple[str, int]] = set()
@@ -690,6 +707,8 @@ def explain_others(
         quicker = any(its[name] < mine[name] for name in mine)
         dominated = other.value <= choice.value and other.rank >= choice.rank and not quicker
         dominated &= not (compared and c.technique.name == FULL)
+        named = c.deployment.hardware.name != choice.carried.deployment.hardware.name
+        dominated |= other.value < WORTH_SHOWING * choice.value and not named
         if key in seen or shown >= MAX_ALTERNATIVES or dominated:
             continue
         seen.add(key)

@@ -14,7 +14,7 @@ from kvsim.quality.evidence import Evidence
 from kvsim.report import evidence, names, plan_answer
 from kvsim.report.answer import BRIEF, SENTENCE, add_command_line, verdict
 from kvsim.report.json import Row, number
-from kvsim.report.names import label, params, settings, spec
+from kvsim.report.names import chosen_settings, label, params, settings, spec
 from kvsim.report.predict import prediction
 from kvsim.report.result import Result
 from kvsim.report.suitability import list_engines
@@ -481,7 +481,8 @@ def table(rows: Sequence[Row], answer: Row) -> Table:
 
 def _below(row: Row) -> str:
     """Settings of a row, and that no engine runs it, if so."""
-    return "; ".join(filter(None, [settings(row), "" if row["engines"] else "runs in no engine"]))
+    given = {**row, "params": chosen_settings(row["technique"], row["params"])}
+    return "; ".join(filter(None, [settings(given), "" if row["engines"] else "runs in no engine"]))
 
 
 def _front_table(rows: Sequence[Row]) -> Table:

@@ -396,8 +396,8 @@ def _list_settings(plan: ChosenPlan) -> Iterator[str]:
         return
     yield f"Runs in {join_titles(able)}."
     asked = plan.question.admission.engine
-    engine = asked if asked in SERVERS else "vllm"
-    if engine in able and plan.question.workload.service:
+    engine = asked if asked in SERVERS else next((e for e in able if e in SERVERS), "")
+    if engine:
         share = plan.question.limits.gpu_memory / p.deployment.hardware.gpu_memory
         found, title = emit(engine, serve_prediction(p, share)), join_titles([engine])
         yield f"{title}: {found.command}"

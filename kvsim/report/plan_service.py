@@ -6,7 +6,7 @@ from math import isfinite
 from shlex import quote
 from typing import Any
 
-from kvsim.emit.engines import emit
+from kvsim.emit.engines import DRAFT_MODEL, emit
 from kvsim.emit.served import serve_costs
 from kvsim.machines.basis import basis
 from kvsim.machines.deployment import Deployment
@@ -28,7 +28,7 @@ from kvsim.report.terminal import BLANK, Block, Heading
 
 BRIEF_ROWS = 4  # of the choice and its alternatives that a terminal shows unless asked for more
 MAX_MISSING = 4  # layouts that are named where nothing meets the targets
-NO_GAIN = 0.005  # relative gain below which nothing is gained
+NO_GAIN = 0.02  # relative gain below which nothing is gained: rates are found to a hundredth
 NOT_MODELLED_SERVING = [x for x in evidence.NOT_MODELLED if "one by one" not in x]
 
 
@@ -114,6 +114,9 @@ def make_result(
         f"Not modelled: {'; '.join(NOT_MODELLED_SERVING)}.",
         played,
     ]
+    if plan.research is not None and plan.research.gain <= NO_GAIN:
+        best = phrase_technique(plan.research.prediction.technique)
+        more.append(f"Nothing that no engine runs would serve more; {best} comes closest.")
     if brief is not shown:
         more = [BLANK, shown, BLANK, *more]
     tables = [shown]
@@ -387,12 +390,16 @@ def _how_to_run(plan: ServicePlan) -> Iterator[str]:
     engine = asked if asked in able else able[0]
     share = chosen.candidate.question.limits.gpu_memory
     share /= chosen.carried.deployment.hardware.gpu_memory
+    d = chosen.carried.deployment
     found, title = emit(engine, serve_costs(chosen.carried.costs, share)), join_titles([engine])
     many = f" (each of {chosen.carried.replicas} replicas)" if chosen.carried.replicas > 1 else ""
     if found.line:
         yield f"{title}: {found.command}"
         if many:
             yield f"Start {chosen.carried.replicas} of them behind a load balancer."
+    if DRAFT_MODEL in found.command:
+        drafter = chosen.carried.technique.name
+        yield f"Put the {drafter} weights trained for {d.model.name} in place of {DRAFT_MODEL}."
     yield from (f"{title} has no setting for {what}." for what in found.missing)
     own = chosen.carried.deployment.stack.family
     if own in SERVERS and own != engine:
@@ -476,14 +483,8 @@ def _rows(plan: ServicePlan) -> Iterator[Row]:
         elif known.kind != "lossless":
             told += f"; {loss_words(known, d)}"
         yield _row(a.option, f"needs {needs}" if needs else "or", told)
-    if plan.research is not None:
+    if plan.research is not None and plan.research.gain > NO_GAIN:
         found, p = plan.research, plan.research.prediction
-        percent = round(100 * abs(found.gain))
-        more = (
-            f"{percent} % {'more' if found.gain > 0 else 'fewer'} requests/s"
-            if percent
-            else "same rate"
-        )
         yield {
             "standing": "no engine",
             "technique": label(p.technique),
@@ -499,7 +500,8 @@ def _rows(plan: ServicePlan) -> Iterator[Row]:
             "engines": [],
             "quality": quality(found.evidence),
             "gain": number(found.gain),
-            "reason": f"no engine runs it (--research considers it); an estimated {more}; "
+            "reason": "no engine runs it (--research considers it); an estimated "
+            f"{round(100 * found.gain)} % more requests/s; "
             f"{loss_words(found.evidence, p.deployment)}",
         }
 
