@@ -24,9 +24,7 @@ Variable: TypeAlias = pulp.LpVariable
 Expression: TypeAlias = pulp.LpAffineExpression
 Problem: TypeAlias = pulp.LpProblem
 
-CONTINUOUS = pulp.LpContinuous
 INTEGER = pulp.LpInteger
-BINARY = pulp.LpBinary
 
 _STDOUT = Lock()
 

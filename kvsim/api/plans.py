@@ -208,12 +208,14 @@ def _say(asked: "TokenLengths") -> str:
 
 
 def _plan_equal(inputs: Inputs, deployments: "list[Deployment]") -> "Result[ChosenPlan]":
+    from dataclasses import replace
+
     import numpy as np
 
     from kvsim.emit.served import serve_prediction
     from kvsim.planner.alternatives import NoPlanError
     from kvsim.planner.plan import plan_among
-    from kvsim.planner.question import Workload
+    from kvsim.planner.question import Workload, engine_refusal
     from kvsim.report.plan import make_result
     from kvsim.serving.servable import within_context
     from kvsim.traces.requests import Requests
@@ -232,6 +234,9 @@ def _plan_equal(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Chos
     one = Requests(np.zeros(1), np.array(sizes[:1]), np.array(sizes[1:2]))
     within_context(one, deployments[0].model)
     workload, admission = Workload(*sizes, service=False), build_admission(inputs)
+    own = deployments[0].stack.family
+    if own == "flexgen" and not (admission.only or engine_refusal(own, deployments[0])):
+        admission = replace(admission, engine=own)  # no other engine has its times
     questions = [_ask(inputs, d, workload, admission, sizes[:2]) for d in deployments]
     try:
         result = plan_among(questions)

@@ -36,7 +36,6 @@ STARTS = 6  # techniques from which a search begins
 PARTNERS = 10  # techniques that are tried beside others, the best first
 PLACED = (0, 0.5, 1)  # shares of the cache and of the weights on the host
 BETTER = 1e-4  # relative: what is less than that is no step
-COUPLED_SETTINGS = ("gamma", "acceptance")  # settings that go together, and by measured positions
 MOST_EVALUATED, SHOWN = 300, 3  # compositions of a question
 Limits = Callable[[Technique], Mapping[str, float]]
 
@@ -173,7 +172,9 @@ class CompositionSearch:
     def places(self) -> list[Technique]:
         """Parts of the cache and of the weights on the host, where placements are considered."""
         names = {t.name for t in self.q.admission.candidates()}
-        if not self.q.deployment.single_pass or "offload" not in names or self.q.workload.service:
+        if self.q.admission.engine or self.q.workload.service:
+            return []
+        if not self.q.deployment.single_pass or "offload" not in names:
             return []
         shares = product(PLACED, PLACED)
         return [parse(f"place:host_share={h},weights_host={w}") for h, w in shares if h or w]

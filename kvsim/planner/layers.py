@@ -318,10 +318,12 @@ def add_placements(question: Question, search: TableSearch) -> FoundPlacements:
     Parameters
     ----------
     question
-        The question.
+        The question; where an engine is named, nothing is added, as none runs such placements.
     search
         Its table, which gets the rows.
     """
+    if question.admission.engine:
+        return FoundPlacements(UniformPlacements(), 0, 0)
     kinds, streams = placement_kinds(question), streams_weights(question)
     uniform = UniformPlacements()
     if kinds:

@@ -6,13 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+import kvsim
 from kvsim.errors import InputError
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.planner import alternatives, sensitivity
 from kvsim.planner.alternatives import Advice, describe_cost, describe_gap
-from kvsim.planner.plan import _apart, answer
+from kvsim.planner.plan import ChosenPlan, _apart, answer
 from kvsim.planner.question import (
     DEFAULT_TPOT,
     DEFAULT_TTFT,
@@ -466,3 +467,19 @@ def test_what_loses_too_much_is_told_with_the_loss_that_would_admit_it() -> None
     assert "admits kcache:n=32,gpu_layers=1 (loss" in refused.err
     nothing = run("plan", "--model", "opt-13b", "--gpu", "h100", "--only", "fp8")
     assert "no lossless technique can run here; --lossy admits" in nothing.err
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"model": "opt-30b", "gpu": "t4", "stack": "flexgen"},
+        {"model": "opt-6.7b", "gpu": "a10", "engine": "hf"},
+    ],
+)
+def test_a_named_engine_is_given_what_it_runs(asked: dict[str, str]) -> None:
+    lengths = {"prompt": 512, "generate": 32}
+    found = kvsim.plan(offline=True, host_memory=208, **lengths, **asked).found
+    assert isinstance(found, ChosenPlan)
+    engine = found.question.admission.engine
+    rows = [found.choice, *(a.prediction for a in found.alternatives)]
+    assert all(engine in engines_running(p.technique.name, p.deployment) for p in rows)
