@@ -39,6 +39,7 @@ DIFFER = {
     ("r-kv", "decode"): "a cut comes every few steps, here in one of six",
     ("xattention", "prefill"): "every row of blocks has kernels of its own",
     ("ngram", "decode"): "what a pass looks up follows from the text so far, here at random",
+    ("flexprefill", "prefill"): "every row of blocks has kernels of its own",
     ("eagle", "draft"): "the first draft reads as many tokens as were accepted, here at random",
 }
 """Passes whose kernels depend on sizes or chance, and why."""

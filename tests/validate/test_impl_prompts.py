@@ -27,7 +27,7 @@ CODED = {
 """A number half-way between two codes gets another one where chunks round otherwise: rare ties."""
 
 
-BY_CHUNK = {"minference"}
+BY_CHUNK = {"flexprefill", "minference"}
 """A chunk's last queries choose what it reads."""
 
 

@@ -1,7 +1,9 @@
 """Thin keys, sparse prompts and shared prefixes: real runs against plain words."""
 
+from collections import Counter
 from itertools import pairwise
-from math import ceil
+from math import ceil, log
+from typing import ClassVar
 
 import pytest
 import torch
@@ -100,6 +102,50 @@ def test_xattention_reads_the_heaviest_blocks(lengths: tuple[int, ...]) -> None:
     assert_like_naive(run(text, prompts(*lengths)), NaiveSparse)
 
 
+class NaiveFlex(NaivePrompt):
+    """Half of every row of blocks of 8 tokens, by means of blocks or by the last 8 queries."""
+
+    trusted: ClassVar[Counter[bool]] = Counter()
+
+    def sparse(self, i: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        length, dim = q.shape
+        many = -(-length // 8)
+        last = range(max(length - 8, 0), length)
+        columns, diagonals = [0.0] * many, [0.0] * many
+        for n in last:
+            for t, share in enumerate((k[: n + 1] @ q[n] / dim**0.5).softmax(0).tolist()):
+                columns[t // 8] += share / len(last)
+                diagonals[(n - t) // 8] += share / len(last)
+        means = [torch.stack([x[8 * b : 8 * b + 8].mean(0) for b in range(many)]) for x in (q, k)]
+        guess = (means[1] @ q[last.start :].mean(0) / dim**0.5).softmax(0).tolist()
+        apart = 0.0
+        for x, y in zip(guess, columns, strict=True):
+            apart += sum(a * log(2 * a / (x + y)) / 2 for a in (x, y) if a)
+        trusted = max(apart, 0.0) ** 0.5 < 0.1
+        self.trusted[trusted] += 1
+        out = torch.zeros_like(q)
+        for row in range(many):
+            scored = [max(columns[c], diagonals[row - c]) for c in range(row)]
+            if trusted:
+                scored = (means[1][: row + 1] @ means[0][row] / dim**0.5).softmax(0).tolist()[:row]
+            order = sorted(range(row), key=lambda c: -scored[c])
+            taken = ceil((row + 1) / 2) - 1
+            if 0 < taken < row:
+                self.decide(i, 0, scored[order[taken - 1]], scored[order[taken]])
+            blocks = {*order[:taken], row}
+            for n in range(8 * row, min(8 * row + 8, length)):
+                seen = [t for t in range(n + 1) if t // 8 in blocks]
+                out[n] = (k[seen] @ q[n] / dim**0.5).softmax(0) @ v[seen]
+        return out
+
+
+def test_flexprefill_ranks_blocks_by_means_or_lines() -> None:
+    NaiveFlex.trusted.clear()
+    for lengths in LENGTHS:
+        assert_like_naive(run("flexprefill:block=8,share=0.5", prompts(*lengths)), NaiveFlex)
+    assert min(NaiveFlex.trusted[True], NaiveFlex.trusted[False]) > 9, "one pattern alone"
+
+
 class NaiveLines(NaivePrompt):
     """Of 4 columns and 8 diagonals, by the last 4 queries, the best 12 tokens of every query."""
 
@@ -162,6 +208,7 @@ def test_cascade_refuses_prompts_that_share_nothing() -> None:
     [
         ("cascade:shared=12", [(1, 24, 9), (4, 40, 5), (2, 12, 5)]),
         ("xattention:block=8,stride=4,share=0.3", [(1, 88, 5), (3, 40, 5), (2, 16, 5)]),
+        ("flexprefill:block=8,share=0.3", [(1, 88, 5), (3, 40, 5), (2, 16, 5)]),
         ("minference:vertical=5,slash=9,window=6", [(1, 88, 5), (3, 40, 5), (2, 4, 5)]),
         ("think:ratio=0.4,window=6", [(1, 88, 5), (3, 40, 5), (2, 4, 5)]),
         ("r-kv:kept=10,buffer=4,window=3", [(1, 88, 5), (3, 40, 9), (2, 16, 13)]),

@@ -6,10 +6,12 @@ import numpy as np
 
 from kvsim.engine import attention, ops
 from kvsim.frozen import frozen
-from kvsim.graph import Buffers, Number, Op
+from kvsim.graph import Array, Buffers, Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes.base import Family, LayerPass, Parts, Selection, attend
 from kvsim.techniques.axes.settings import Budget, param
+
+ROUNDING = 1e-9  # blocks that a share may be above a whole number
 
 
 @frozen
@@ -242,6 +244,45 @@ class SparsePrompt(Selection):
         share = np.minimum(self.density(at), 1.0)
         thin = [replace(op, flops=op.flops * share) if op.name == "attn" else op for op in found]
         return [*self.estimate(at), *thin]
+
+
+def chosen_blocks(share: float, rows: Array) -> Array:
+    """Return how many blocks a row of a prompt's attention reads of those before it and its own.
+
+    Parameters
+    ----------
+    share : of the blocks that is read.
+    rows : blocks that each row may read. [blocks]
+    """
+    chosen: Array = np.ceil(share * rows - ROUNDING)
+    return chosen
+
+
+def block_density(at: LayerPass, block: int, share: float) -> Number:
+    """Return the share of causal pairs in a share of every row's blocks, its own among them.
+
+    Parameters
+    ----------
+    at : a pass over the prompt.
+    block : tokens of a block. [tokens]
+    share : of a row's blocks, rounded up to whole ones.
+    """
+    p = at.p
+    rows = np.arange(np.max(p.length, initial=0.0) // block + 2)
+    others = block * (chosen_blocks(share, rows) - 1)  # tokens before a query's own block
+    each = block * others + block * (block + 1) / 2
+    each[0] = 0.0
+    whole = np.cumsum(each)
+
+    def pairs(tokens: Number) -> Array:
+        """Those of a head's first queries. [pairs]"""
+        row = (np.asarray(tokens) // block).astype(int)
+        beyond = tokens - row * block
+        found: Array = whole[row] + beyond * (others[row + 1] + (beyond + 1) / 2)
+        return found
+
+    near = pairs(p.length) - pairs(p.context)
+    return near / np.maximum(attention.query_key_pairs(at.d, p, None), 1.0)
 
 
 @frozen

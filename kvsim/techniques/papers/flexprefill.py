@@ -1,10 +1,12 @@
 """FlexPrefill: every head's part of a prompt's attention follows from its own scores."""
 
+import numpy as np
+
 from kvsim.engine import ops
 from kvsim.frozen import frozen
 from kvsim.graph import Number, Op
-from kvsim.techniques.axes.base import LayerPass
-from kvsim.techniques.axes.selection import SparsePrompt
+from kvsim.techniques.axes.base import Launches, LayerPass
+from kvsim.techniques.axes.selection import SparsePrompt, block_density
 from kvsim.techniques.axes.settings import param
 
 
@@ -20,23 +22,27 @@ class Flexprefill(SparsePrompt):
     """
 
     name = "flexprefill"
+    launches = Launches(prefill={"last_block": 97, "rank_blocks": 9})
 
     block: int = param(128, "tokens of a block", low=8, high=1024)
     share: float = param(0.2, "of the pairs that are computed", low=0.001, high=1, whole=False)
 
     def density(self, at: LayerPass) -> Number:
-        """As set: it follows from the text and the cumulated weight."""
-        return self.share
+        """As set, in whole blocks: it follows from the text and the cumulated weight."""
+        return block_density(at, self.block, self.share)
 
     def estimate(self, at: LayerPass) -> list[Op]:
         """The last block's queries over all keys, and means of blocks against each other."""
         m, p = at.d.shard, at.p
-        pairs = p.batch * m.heads * self.block * p.length
-        means = p.batch * m.heads * (p.new / self.block) * (p.length / self.block)
+        asking = np.minimum(self.block, p.new)
+        pairs = p.batch * m.heads * asking * p.length
+        rows, columns = np.ceil(p.new / self.block), np.ceil(p.length / self.block)
+        blocks, ends = p.batch * m.heads * rows * columns, p.batch * m.heads * columns
         width = m.k_width / m.cached_heads
-        read = 2 * ops.FP16_BYTES * p.batch * m.k_width * p.length
+        asked = m.heads * width * (asking + p.new)
+        read = ops.FP16_BYTES * p.batch * (2 * m.k_width * p.length + asked)
         return [
-            Op("last_block", kernel="attention", flops=2.0 * width * (pairs + means),
-               bytes={"hbm": read + 2 * ops.SCORE * (pairs + means)}, size=self.block),
-            ops.top_k("rank_blocks", means + 2.0 * p.batch * m.heads * p.length),
+            Op("last_block", kernel="attention", flops=2.0 * width * (pairs + blocks + ends),
+               bytes={"hbm": read + 2 * ops.SCORE * (pairs + blocks)}, size=asking),
+            ops.top_k("rank_blocks", blocks),
         ]  # fmt: skip

@@ -1,16 +1,12 @@
 """XAttention: blocks of a prompt's attention are chosen by sums along their antidiagonals."""
 
-import numpy as np
-
-from kvsim.engine import attention, ops
+from kvsim.engine import ops
 from kvsim.frozen import frozen
-from kvsim.graph import Array, Number, Op
+from kvsim.graph import Number, Op
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes.base import LayerPass, Parts
-from kvsim.techniques.axes.selection import SparsePrompt
+from kvsim.techniques.axes.selection import SparsePrompt, block_density
 from kvsim.techniques.axes.settings import param
-
-ROUNDING = 1e-9  # blocks that a share may be above a whole number
 
 
 @frozen
@@ -38,17 +34,7 @@ class Xattention(SparsePrompt):
 
     def density(self, at: LayerPass) -> Number:
         """Of every row of blocks the share that is set, rounded up, its own block among them."""
-        p = at.p
-        near = self._pairs(np.asarray(p.length)) - self._pairs(np.asarray(p.context))
-        return near / np.maximum(attention.query_key_pairs(at.d, p, None), 1.0)
-
-    def _pairs(self, tokens: Array) -> Array:
-        """Computed pairs of a head's first queries; of half a row of blocks half. [pairs]"""
-        rows = np.arange(np.ceil(np.max(tokens, initial=0.0) / self.block) + 1)
-        chosen = np.cumsum(np.ceil(self.share * rows - ROUNDING))
-        own = self.block * (self.block + 1) / 2
-        pairs = self.block**2 * (chosen - rows) + own * rows
-        return np.interp(tokens / self.block, rows, pairs)
+        return block_density(at, self.block, self.share)
 
     def estimate(self, at: LayerPass) -> list[Op]:
         """Products of every stride-th query with every stride-th key, then a choice per block."""

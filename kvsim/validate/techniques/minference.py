@@ -63,12 +63,7 @@ class Minference(SparsePromptCache):
     def _rank(self, queries: Tensor, keys: Tensor, step: Pass) -> tuple[Tensor, Tensor]:
         """Ranks of columns and of diagonals, 0 for the best, (sequences, heads, tokens)."""
         many, held = min(self.window, step.new), keys.shape[2]
-        ends = self._on_device[step.rows].clamp(max=step.length)
-        asking = ends[:, None] - many + torch.arange(many, device=keys.device)
-        place = asking - step.starts[0]
-        there = (place >= 0) & (asking >= 0)
-        rows = place.clamp(0, step.new - 1)[:, None, :, None]
-        asked = queries.gather(2, rows.expand(-1, queries.shape[1], -1, queries.shape[3]))
+        asked, asking, there = self.last_queries(queries, step, many)
         tokens = torch.arange(held, device=keys.device)
         with self.counter.op("find_lines") as record:
             away = (asking[..., None] - tokens)[:, None]

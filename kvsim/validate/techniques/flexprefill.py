@@ -1,0 +1,95 @@
+"""FlexPrefill: the last queries of a prompt tell every head which blocks to read.
+
+X. Lai et al., "FlexPrefill: A Context-Aware Sparse Attention Mechanism for Efficient Long-Sequence
+Inference", ICLR 2025, section 4, algorithms 1 to 4, https://arxiv.org/abs/2502.20766.
+
+For every head, and for every chunk of a prompt that is read at once:
+
+1. the last block of queries attends to all keys; its weights are summed per block of keys
+2. the same weights are estimated from the means of blocks. Where both distributions are close
+   (``TAU``), the head's blocks are ranked by the means of queries and keys
+3. where they are not, by lines: the weight that the last queries gave to a block of keys or to a
+   block of distances, whichever is more
+
+Where this departs: every row of blocks reads the share that is set, not as many as reach a
+cumulated weight; lines are of whole blocks, as in the authors' release.
+"""
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+from torch import Tensor
+
+from kvsim.techniques.papers.flexprefill import Flexprefill as Settings
+from kvsim.validate.model.attention import Pass
+from kvsim.validate.parts.base import SmallRun
+from kvsim.validate.parts.scores import scores
+from kvsim.validate.parts.selection import LayerContext
+from kvsim.validate.parts.sparse import SparseBlocksCache
+
+TAU = 0.1  # square root of the Jensen-Shannon divergence below which means of blocks are trusted
+LEAST = 1e-20  # of a sum that is divided by
+
+
+class Flexprefill(SparseBlocksCache):
+    """Every query head has a pattern and blocks of its own; decoding reads every token."""
+
+    @classmethod
+    def small_settings(cls, run: SmallRun) -> list[str]:
+        """Half of the blocks of 8 tokens."""
+        return ["block=8,share=0.5"]
+
+    def __init__(self, place: LayerContext) -> None:
+        super().__init__(place)
+        settings = self.parts.selection
+        assert isinstance(settings, Settings)
+        self.block, self.share = settings.block, settings.share
+
+    def rank(self, queries: Tensor, keys: Tensor, step: Pass) -> Tensor:
+        """Blocks by their means where the last queries bear these out, otherwise by lines."""
+        with self.counter.op("last_block") as record:
+            asked, asking, there = self.last_queries(queries, step, min(self.block, step.new))
+            tokens = torch.arange(keys.shape[2], device=keys.device)
+            seen = (tokens <= asking[..., None])[:, None]
+            own = there[:, None, :, None]
+            weights = scores(asked, keys, seen | ~own) * (own & seen)
+            shares = weights / weights.sum((2, 3), keepdim=True).clamp(min=LEAST)
+            columns = self._sum_blocks(shares.sum(2)[..., None])[..., 0]
+            away = ((asking[..., None] - tokens).clamp(min=0) // self.block)[:, None]
+            flat = away.expand_as(shares).flatten(2)
+            diagonals = torch.zeros_like(columns).scatter_add_(2, flat, shares.flatten(2))
+
+            held = self._means(keys, tokens[None], step)
+            ends = (asked.float() * own).sum(2) / own.sum(2).clamp(min=1)
+            column = torch.arange(columns.shape[2], device=keys.device)
+            reached = column * self.block <= asking[:, -1:]
+            guess = scores(ends[:, :, None], held, reached[:, None, None])[:, :, 0]
+            trusted = _distance(guess, columns) < TAU
+
+            row = torch.arange(-(-step.new // self.block), device=keys.device)[:, None]
+            row = row + step.starts[0] // self.block
+            by_means = scores(self._means(queries, step.positions, step), held, column <= row)
+            lines = diagonals[:, :, (row - column).clamp(min=0)]
+            by_lines = torch.maximum(columns[:, :, None], lines)
+            kept, found = weights.to(keys.dtype), by_means.to(keys.dtype)
+            record.reads(keys, keys, queries, asked, kept, kept, found, found)
+            record.writes(kept, kept, found, found)
+        return self.causal(torch.where(trusted[..., None, None], by_means, by_lines), step)
+
+    def _means(self, numbers: Tensor, places: Tensor, step: Pass) -> Tensor:
+        """Means of blocks of a prompt's own tokens, (sequences, heads, blocks, dim) in fp32."""
+        own = (places < self._on_device[step.rows, None])[:, None, :, None]
+        total, many = map(self._sum_blocks, (numbers.float() * own, own.float()))
+        return total / many.clamp(min=1)
+
+    def _sum_blocks(self, numbers: Tensor) -> Tensor:
+        """Sum (..., tokens, dim) over the tokens of each block."""
+        padded = F.pad(numbers, (0, 0, 0, -numbers.shape[-2] % self.block))
+        *lead, tokens, dim = padded.shape
+        return padded.view(*lead, tokens // self.block, self.block, dim).sum(-2)
+
+
+def _distance(one: Tensor, other: Tensor) -> Tensor:
+    """Square root of the Jensen-Shannon divergence between distributions (..., blocks)."""
+    middle = (one + other) / 2
+    sides = [torch.xlogy(p, p / middle.clamp(min=LEAST)).sum(-1) for p in (one, other)]
+    return (sum(sides) / 2).clamp(min=0).sqrt()  # type: ignore[union-attr]
