@@ -3,7 +3,7 @@
 from collections import Counter
 from itertools import pairwise
 from math import ceil, log
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -11,7 +11,9 @@ from torch import Tensor
 
 from kvsim.errors import InputError
 from kvsim.techniques import parse
+from kvsim.techniques.papers import kvzip
 from kvsim.validate.model.attention import Pass
+from kvsim.validate.parts.base import RunningGeneration
 from kvsim.validate.run import Generation
 from tests.support.decoders import decoder, prompts
 from tests.support.naive_caches import Naive, assert_like_naive
@@ -175,6 +177,81 @@ class NaiveLines(NaivePrompt):
 def test_minference_reads_the_heaviest_lines(lengths: tuple[int, ...]) -> None:
     text = "minference:vertical=4,slash=8,window=4"
     assert_like_naive(run(text, prompts(*lengths)), NaiveLines)
+
+
+class NaiveZip(Naive):
+    """Half of 24 tokens by the greatest weight that their repetition in chunks of 16 gives them."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.chosen: dict[tuple[int, int, int], list[int]] = {}
+
+    def after_prompt(self, run: RunningGeneration) -> None:
+        model, count = self.decoder, len(self.shapes)
+        best: dict[tuple[int, int, int, int], float] = {}
+        for i, prompt in enumerate(run.prompts):
+            length = len(prompt)
+            for first in range(0, length, 16):
+                tokens = torch.tensor([prompt[first : first + 16]])
+                new = tokens.shape[1]
+                places = torch.arange(length, length + new)[None]
+                x = model.embed(tokens, places)
+
+                def repeat(
+                    layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass,
+                    i: int = i, first: int = first, new: int = new, length: int = length,
+                ) -> Tensor:  # fmt: skip
+                    out, shared = torch.empty_like(q), q.shape[1] // k.shape[1]
+                    for h in range(q.shape[1]):
+                        g = h // shared
+                        keys = torch.cat([self.k[layer][i][g], k[0, g]])
+                        values = torch.cat([self.v[layer][i][g], v[0, g]])
+                        for n in range(new):
+                            logits = keys @ q[0, h, n] / q.shape[3] ** 0.5
+                            seen = range(length + n + 1)
+                            out[0, h, n] = logits[seen].softmax(0) @ values[seen]
+                            near = [*range(first, first + new), *range(length, length + n + 1)]
+                            shares = logits[near].softmax(0)[:new].tolist()
+                            for t, share in enumerate(shares, first):
+                                at = layer, i, g, t
+                                best[at] = max(best.get(at, 0.0), share)
+                    return out
+
+                step = model.step(slice(0, 1), (length,), places, "prefill")
+                for layer in range(count):
+                    model.layer(layer, model.weights.layers[layer], x, step, repeat)
+            for layer in range(count):
+                for g in range(self.model.kv_heads):
+                    given = {t: best[layer, i, g, t] for t in range(length)}
+                    order = sorted(given, key=lambda t: -given[t])
+                    if length > 12:
+                        self.decide(i, 0, given[order[11]], given[order[12]])
+                    self.chosen[layer, i, g] = sorted(order[:12])
+
+    def keys(self, x: Tensor, cached: int) -> Tensor:
+        return self.kept(x)
+
+    def values(self, x: Tensor, cached: int) -> Tensor:
+        return self.kept(x)
+
+    def kept(self, x: Tensor) -> Tensor:
+        return x[self.chosen[self.place] + list(range(self.lengths[self.place[1]], len(x)))]
+
+
+@pytest.mark.parametrize("lengths", [(24, 40), (5, 3), (33,)])
+def test_kvzip_keeps_what_the_repetition_looks_up(
+    lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kvzip, "CHUNK", 16)
+    assert_like_naive(run("kvzip:budget=12", prompts(*lengths)), NaiveZip)
+
+
+def test_kvzip_refuses_what_its_cache_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text in ("kvzip:budget=12 + kivi:group=16,residual=16", "kvzip:budget=12 + offload"):
+        with pytest.raises(InputError, match="without another storage or placement"):
+            run(text, prompts(30))
+    with pytest.raises(InputError, match="cuts every layer"):
+        run("0: full; 1-2: kvzip:budget=12", prompts(30))
 
 
 class NaiveWhole(Naive):

@@ -6,7 +6,7 @@ from kvsim.engine import ops
 from kvsim.engine.buffers import layer_weights
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Op
-from kvsim.techniques.axes.base import LayerPass
+from kvsim.techniques.axes.base import Launches, LayerPass
 from kvsim.techniques.axes.selection import PromptCut
 
 CHUNK = 2048  # tokens that are repeated, and scored, at a time
@@ -26,6 +26,10 @@ class Kvzip(PromptCut):
     """
 
     name = "kvzip"
+    launches = Launches(
+        prefill={"repeat": 20, "reconstruct": 8, "chunk_scores": 20, "select": 8, "compact": 5},
+        decode={"attn": 1},
+    )
 
     def resident(self, at: LayerPass) -> Buffers:
         """No layer's cache is cut before the whole model has repeated the prompt."""
@@ -50,13 +54,13 @@ class Kvzip(PromptCut):
         pairs = p.batch * m.heads * p.prompt**2 + own
         asked = 2 * ops.FP16_BYTES * rows * m.heads * m.head_dim  # queries, and outputs or weights
         read = ops.kv_bytes(m, rows) * (chunks + 1)
-        scored = p.batch * m.heads * p.prompt * chunk + own
+        scored = p.batch * m.heads * p.prompt * chunk
         keys = 2 * ops.FP16_BYTES * m.k_width * rows
         return [
             Op("repeat", kernel="gemm", flops=2.0 * numbers * rows * cut,
                bytes={"hbm": chunks * weights * cut}, size=p.batch * chunk),
             Op("reconstruct", kernel="prompt", flops=4.0 * pairs * m.head_dim * cut,
                bytes={"hbm": (read + asked) * cut}, size=p.prompt, columns=rows * m.heads),
-            Op("chunk_scores", kernel="attention", flops=2.0 * scored * m.head_dim * cut,
-               bytes={"hbm": (keys + asked / 2 + ops.SCORE * scored) * cut}, size=chunk),
+            Op("chunk_scores", kernel="attention", flops=2.0 * (scored + own) * m.head_dim * cut,
+               bytes={"hbm": (keys + asked / 2 + 2 * ops.SCORE * scored) * cut}, size=chunk),
         ]  # fmt: skip

@@ -146,7 +146,9 @@ class Composed(LayeredRun):
             placement.prompt_done()
 
     def after_prompt(self, run: RunningGeneration) -> None:
-        """Let who drafts or guesses read the prompt too."""
+        """Let layers look at the prompt again, and who drafts or guesses read it too."""
+        for layer in self.layers:
+            layer.after_prompt(run)
         self.drafter.after_prompt(run)
 
     # rounds

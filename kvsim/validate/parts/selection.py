@@ -12,7 +12,13 @@ from kvsim.models.model import LayerShape, Model
 from kvsim.techniques.axes.base import Parts
 from kvsim.validate.counter import NullCounter
 from kvsim.validate.model.attention import Pass, Seen, attend, visible
-from kvsim.validate.parts.base import Implementation, Resident, hold_chunk, join_resident
+from kvsim.validate.parts.base import (
+    Implementation,
+    Resident,
+    RunningGeneration,
+    hold_chunk,
+    join_resident,
+)
 from kvsim.validate.parts.rows import PerTokenCache
 from kvsim.validate.parts.store import KvStore, Made, SharedObjects, SlotRange
 from kvsim.validate.transfer import Transfers, to_device
@@ -169,6 +175,9 @@ class LayerCache:
 
     def prompt_done(self) -> None:
         """Every layer has read the prompt."""
+
+    def after_prompt(self, generation: RunningGeneration) -> None:
+        """Do what comes between the first token and the first round: further passes."""
 
     def buffers(self) -> Resident:
         """What the selection keeps besides the cells."""
