@@ -77,8 +77,9 @@ stacks' files.
 
 **What does not fit**, and was not made to: SGLang's gpt-oss-20b on an A100 (6.2 s per token), a
 single H100 that three engines alike found slow (levels of `gpustack`, of which only ratios
-count), and Qwen2.5's runs at 129,024 tokens in quantised formats, which were run with other
-settings.
+count), Qwen2.5's runs at 129,024 tokens in quantised formats, which were run with other settings,
+and batches of Mixtral under TensorRT-LLM and DeepSpeed-MII of 2024: 16 sequences take less time
+than reading all experts would, as if all had the same text.
 
 ## Tables
 

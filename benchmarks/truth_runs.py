@@ -257,13 +257,15 @@ def _output_tok_s(row: Row, d: Deployment) -> float:
 
 def _tpot(row: Row, d: Deployment) -> float:
     if row.mode in PLAYED:
-        return float(np.nanmean(_run(row, d).tpot_s))
+        late = (row.streamed - 1) / max(row.generate - 1, 1)  # is counted as of the first token
+        return (1 - late) * float(np.nanmean(_run(row, d).tpot_s))
     return float(_static(row, d).tpot_s[0])
 
 
 def _ttft(row: Row, d: Deployment) -> float:
     if row.mode in PLAYED:
-        return float(np.mean(_run(row, d).ttft_s))
+        run = _run(row, d)
+        return float(np.mean(run.ttft_s) + (row.streamed - 1) * np.nanmean(run.tpot_s))
     return float(_static(row, d).ttft_s[0])
 
 
