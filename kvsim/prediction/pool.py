@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from math import ceil
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from kvsim.search import last_within
 from kvsim.techniques.technique import Technique
 
 POOL_BLOCK_TOKENS = 16
+ROUNDING = 1e-6  # tokens that a mean over layers may be above a whole number
 MAX_PROMPT = 2**24  # prompt beyond which no question is expected [tokens]
 
 
@@ -40,12 +42,15 @@ class KvPool:
         Cached tokens that fit, of sequences of the asked length. [tokens]
     length
         Prompt and generated tokens of one sequence. [tokens]
+    kept
+        Those of them that stay in its cache, the mean over layers. [tokens]
     """
 
     share: float
     bytes: float
     tokens: int
     length: int
+    kept: int
 
     @property
     def blocks(self) -> int:
@@ -55,7 +60,7 @@ class KvPool:
     @property
     def concurrency(self) -> float:
         """Sequences of that length at once, in whole blocks, as vLLM's maximum concurrency."""
-        return self.blocks / -(-self.length // POOL_BLOCK_TOKENS)
+        return self.blocks / -(-self.kept // POOL_BLOCK_TOKENS)
 
 
 def pool(
@@ -93,8 +98,10 @@ def pool(
     each = (two - one) / parts
     usable, beside = share * deployment.hardware.gpu_memory, one - parts * each
     free = max(0.0, left_for_caches(deployment, usable, beside, weights_bytes(both[0])))
-    tokens = int(free / each * length) if each > 0 else 0
-    return KvPool(share, free, tokens, length)
+    share_kept = technique.kept_share(deployment, _last_point(parts, prompt, generate))
+    kept = max(1, ceil(float(np.max(share_kept)) * length - ROUNDING))
+    tokens = int(free / each * kept) if each > 0 else 0
+    return KvPool(share, free, tokens, length, kept)
 
 
 def _last_point(batch: float, prompt: int, generate: int) -> Point:

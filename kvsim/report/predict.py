@@ -20,7 +20,7 @@ from kvsim.prediction.breakeven import break_even_acceptance, gains_by_batch
 from kvsim.prediction.explain import binding, breakdown
 from kvsim.prediction.generate import Prediction, at_batch
 from kvsim.prediction.memory import decode_point, prefill_point
-from kvsim.prediction.pool import longest_prompt, pool, remedies
+from kvsim.prediction.pool import KvPool, longest_prompt, pool, remedies
 from kvsim.report import caveats, evidence, units
 from kvsim.report.answer import BRIEF, Answer, verdict
 from kvsim.report.frames import flatten
@@ -607,8 +607,13 @@ def _pool(prediction: Prediction) -> str:
         return ""  # engines have no pool of what is kept elsewhere
     return (
         f"KV pool at {units.percent(room.share)} of GPU memory: {room.tokens:,} tokens, "
-        f"{room.blocks:,} blocks, {room.concurrency:.2f} sequences."
+        f"{room.blocks:,} blocks, {room.concurrency:.2f} sequences{_note_kept(room)}."
     )
+
+
+def _note_kept(room: KvPool) -> str:
+    """What a sequence keeps of its tokens, where it drops some."""
+    return f" that keep {room.kept:,} of {room.length:,} tokens" if room.kept < room.length else ""
 
 
 def _longest(prediction: Prediction) -> str:
@@ -813,8 +818,8 @@ def _limits(row: Row, prediction: Prediction, several: bool) -> list[str]:
     if room.tokens:
         lines.append(
             f"KV pool{whose} at {units.percent(room.share)} of GPU memory: {room.tokens:,} tokens "
-            f"({room.blocks:,} blocks of 16), {room.concurrency:.2f} sequences of "
-            f"{room.length:,} tokens."
+            f"({room.blocks:,} blocks of 16), {room.concurrency:.2f} sequences"
+            f"{_note_kept(room) or f' of {room.length:,} tokens'}."
         )
     longest = longest_prompt(prediction.technique, d, int(prediction.batch[0]), prediction.generate)
     lines.append(

@@ -59,6 +59,24 @@ def resident(deployment: Deployment, point: Point, layers: Counted) -> Buffers:
     return merge(shared, largest(*in_turn), *own)
 
 
+def kept_share(deployment: Deployment, point: Point, layers: Counted) -> Number:
+    """Return how many of the tokens that caches would hold without selection they hold.
+
+    Parameters
+    ----------
+    deployment : model, machine and software.
+    point : the pass, of the whole batch.
+    layers : shapes of layers, how many there are, and what they do.
+    """
+    kept: Number = 0.0
+    whole: Number = 0.0
+    for shape, count, parts in layers:
+        if shape.keeps:
+            at = LayerPass(deployment, point, shape, parts)
+            kept, whole = kept + count * at.kept_tokens, whole + count * at.cached
+    return kept / np.maximum(whole, 1.0)
+
+
 def layer_cache(at: LayerPass) -> Buffers:
     """Return what one layer keeps besides its weights, by tier and name. [B]
 

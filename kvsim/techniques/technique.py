@@ -17,7 +17,7 @@ from kvsim.engine.buffers import HOST_WEIGHTS, merge
 from kvsim.engine.pipeline import divided_pass
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
-from kvsim.graph import Array, Buffers, Cycle, Op, Point, Step
+from kvsim.graph import Array, Buffers, Cycle, Number, Op, Point, Step
 from kvsim.machines.deployment import Deployment
 from kvsim.models.kinds import Mixer
 from kvsim.models.model import LayerShape
@@ -32,9 +32,10 @@ from kvsim.techniques.axes.base import (
     Term,
 )
 from kvsim.techniques.axes.settings import simplify
-from kvsim.techniques.memory import resident
+from kvsim.techniques.memory import kept_share, resident
 from kvsim.techniques.papers.cache import is_engine
 from kvsim.techniques.steps import (
+    Counted,
     Layout,
     count_layers,
     forward,
@@ -447,10 +448,23 @@ class Technique:
         -------
         Bytes by tier and by name.
         """
-        layers = self.cached(deployment, "counted", lambda: count_layers(self.layout(deployment)))
         return merge(
-            resident(deployment, point, layers), self.drafting.draft_memory(deployment, point)
+            resident(deployment, point, self._counted(deployment)),
+            self.drafting.draft_memory(deployment, point),
         )
+
+    def kept_share(self, deployment: Deployment, point: Point) -> Number:
+        """Return the share of tokens that caches hold after a pass, of those held by ``full``.
+
+        Parameters
+        ----------
+        deployment : model, machine and software.
+        point : the pass, of the whole batch.
+        """
+        return kept_share(deployment, point, self._counted(deployment))
+
+    def _counted(self, deployment: Deployment) -> Counted:
+        return self.cached(deployment, "counted", lambda: count_layers(self.layout(deployment)))
 
     def layout(self, deployment: Deployment) -> Layout:
         """Return blocks of layers with how often each repeats, and what they do.

@@ -180,6 +180,22 @@ def test_a_pool_is_what_sequences_share_beside_all_else(text: str) -> None:
     assert pool(FULL, where("t4"), 1000, 24).tokens == 0
 
 
+@pytest.mark.parametrize(
+    ("text", "kept"),
+    [
+        ("full", 1024), ("kivi:bits=4", 1024), ("quest", 1024), ("snapkv:budget=200", 224),
+        ("snapkv:budget=0.5", 524), ("snapkv:budget=200 + kivi:bits=4", 224),
+        ("streamingllm:sink=4,recent=60", 64), ("0-15: full; 16-31: snapkv:budget=200", 624),
+    ],
+)  # fmt: skip
+def test_a_pool_counts_what_sequences_keep(text: str, kept: int) -> None:
+    found = pool(parse(text), where(), 1000, 24)
+    assert found.kept == kept
+    assert found.concurrency == pytest.approx(found.blocks / -(-kept // 16))
+    if "kivi" not in text and "quest" not in text:  # what each sequence has besides is small
+        assert found.tokens == pytest.approx(pool(FULL, where(), 1000, 24).tokens, rel=0.3)
+
+
 def test_remedies_are_the_gentlest_changes_that_fit() -> None:
     d = where("rtx4090")
     asked = predicted("full", d, 32, 4096)
