@@ -24,10 +24,28 @@ from kvsim.emit.writing import (
 )
 from kvsim.errors import unknown
 from kvsim.machines.gguf import BASES
+from kvsim.models.configs import load_model
 from kvsim.techniques.axes.base import Term
 
 WIDTH = 100  # of comments [characters]
 DRAFT_MODEL = "DRAFT_MODEL"
+EAGLE3_HEADS = {
+    "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": "yuhuili/EAGLE3-DeepSeek-R1-Distill-LLaMA-8B",
+    "lmsys/vicuna-13b-v1.3": "yuhuili/EAGLE3-Vicuna1.3-13B",
+    "meta-llama/Llama-3.1-8B-Instruct": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
+    "meta-llama/Llama-3.3-70B-Instruct": "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B",
+    "meta-llama/Llama-4-Maverick-17B-128E-Instruct": "nvidia/Llama-4-Maverick-17B-128E-Eagle3",
+    "openai/gpt-oss-120b": "nvidia/gpt-oss-120b-Eagle3",
+    "Qwen/Qwen3-1.7B": "AngelSlim/Qwen3-1.7B_eagle3",
+    "Qwen/Qwen3-4B": "AngelSlim/Qwen3-4B_eagle3",
+    "Qwen/Qwen3-8B": "AngelSlim/Qwen3-8B_eagle3",
+    "Qwen/Qwen3-14B": "AngelSlim/Qwen3-14B_eagle3",
+    "Qwen/Qwen3-32B": "AngelSlim/Qwen3-32B_eagle3",
+    "Qwen/Qwen3-30B-A3B": "AngelSlim/Qwen3-a3B_eagle3",
+    "Qwen/Qwen3-235B-A22B": "nvidia/Qwen3-235B-A22B-Eagle3",
+}
+"""Published heads by the model that they were trained for (github.com/SafeAILab/EAGLE, README)."""
+
 NO_DRAFT_MODEL = ("mtp", "ngram", "suffix")  # drafts that take no model of their own
 LOOKUP_TOKENS = 3  # last tokens that n-grams match at most, as in the engines' examples
 FP8_WEIGHTS = ("fp8", "fp8-dynamic")  # which vLLM and SGLang make of any checkpoint as they load it
@@ -137,6 +155,25 @@ def _note_tree(s: Served, settings: EngineSettings, drafting: str) -> None:
         settings.lack(f"trees of drafts (width {width}): {title} drafts a chain")
 
 
+def _name_drafter(s: Served, settings: EngineSettings, drafting: str) -> str:
+    """Name the checkpoint that drafts: a model of the catalogue, or a head trained for this one.
+
+    Where none is known, a placeholder, which is noted.
+    """
+    if drafting == "draft":
+        model = load_model(str(s.terms[drafting].settings["model"]))
+        return model.repository or model.name
+    if drafting in ("eagle", "eagle3"):  # both stand for EAGLE-3
+        if s.model in EAGLE3_HEADS:
+            return EAGLE3_HEADS[s.model]
+        tuned = f"{s.model}-Instruct"
+        if tuned in EAGLE3_HEADS:
+            settings.lack(f"a head of {s.model}: this one was trained for {tuned}, so serve that")
+            return EAGLE3_HEADS[tuned]
+    settings.lack(f"a draft head of {s.model}: put one trained for it in place of {DRAFT_MODEL}")
+    return DRAFT_MODEL
+
+
 def _note_weights(s: Served, settings: EngineSettings) -> None:
     if s.weights in CHECKPOINTS and not s.released:
         settings.lack(CHECKPOINTS[s.weights])
@@ -229,7 +266,7 @@ def _vllm(s: Served, settings: EngineSettings, offloading: str = "native") -> st
     for name in VLLM_DRAFTS.keys() & s.terms.keys():
         config: dict[str, object] = {"method": VLLM_DRAFTS[name]}
         if name not in NO_DRAFT_MODEL:
-            config["model"] = DRAFT_MODEL
+            config["model"] = _name_drafter(s, settings, name)
         config["num_speculative_tokens"] = s.drafts
         if name == "p-eagle":
             config["parallel_drafting"] = True
@@ -419,7 +456,7 @@ def _sglang_drafts(s: Served, settings: EngineSettings) -> None:
     for name in SGLANG_DRAFTS.keys() & s.terms.keys():
         settings.add("--speculative-algorithm", SGLANG_DRAFTS[name])
         if name not in NO_DRAFT_MODEL:
-            settings.add("--speculative-draft-model-path", DRAFT_MODEL)
+            settings.add("--speculative-draft-model-path", _name_drafter(s, settings, name))
         if name not in ("ngram", "dflash"):
             settings.add("--speculative-num-steps", s.drafts)
             settings.add("--speculative-eagle-topk", s.terms[name].settings.get("width", 1))
@@ -472,7 +509,7 @@ def _trtllm(s: Served, settings: EngineSettings) -> str:
         settings.lack(f"{s.weights} weights: serve a checkpoint in that format")
     _note_drives(s, settings)
     for method in TRTLLM_DRAFTS.keys() & s.terms.keys():
-        file["speculative_config"] = _trtllm_drafts(method, s.drafts)
+        file["speculative_config"] = _trtllm_drafts(s, settings, method)
         _note_tree(s, settings, method)
         if method in ("draft", "ngram"):
             file["disable_overlap_scheduler"] = True
@@ -510,13 +547,13 @@ def _trtllm_spread(s: Served, settings: EngineSettings) -> bool:
     return degrees.dp > 1 and degrees.tp == 1
 
 
-def _trtllm_drafts(method: str, drafts: int) -> dict[str, Setting]:
+def _trtllm_drafts(s: Served, settings: EngineSettings, method: str) -> dict[str, Setting]:
     config: dict[str, Setting] = {
         "decoding_type": TRTLLM_DRAFTS[method],
-        "max_draft_len": drafts,
+        "max_draft_len": s.drafts,
     }
     if method not in NO_DRAFT_MODEL:
-        config["speculative_model"] = DRAFT_MODEL
+        config["speculative_model"] = _name_drafter(s, settings, method)
     if method == "ngram":
         config["max_matching_ngram_size"] = LOOKUP_TOKENS
     return config
@@ -544,7 +581,7 @@ def _hf(s: Served, settings: EngineSettings) -> str:
     elif "draft" in s.terms:
         own: dict[str, Setting] = {"num_assistant_tokens": s.drafts, **CONSTANT_DRAFTS}
         settings.use("assistant_model", *own)
-        lines.append(_load("draft_model", DRAFT_MODEL))
+        lines.append(_load("draft_model", _name_drafter(s, settings, "draft")))
         # generate reads them from the draft model's settings, not from the call
         lines += [f"draft_model.generation_config.{x} = {write_python(v)}" for x, v in own.items()]
         arguments["assistant_model"] = "draft_model"

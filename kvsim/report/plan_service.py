@@ -6,7 +6,7 @@ from math import isfinite
 from shlex import quote
 from typing import Any
 
-from kvsim.emit.engines import DRAFT_MODEL, emit
+from kvsim.emit.engines import emit
 from kvsim.emit.served import serve_costs
 from kvsim.machines.basis import basis
 from kvsim.machines.deployment import Deployment
@@ -390,16 +390,12 @@ def _how_to_run(plan: ServicePlan) -> Iterator[str]:
     engine = asked if asked in able else able[0]
     share = chosen.candidate.question.limits.gpu_memory
     share /= chosen.carried.deployment.hardware.gpu_memory
-    d = chosen.carried.deployment
     found, title = emit(engine, serve_costs(chosen.carried.costs, share)), join_titles([engine])
     many = f" (each of {chosen.carried.replicas} replicas)" if chosen.carried.replicas > 1 else ""
     if found.line:
         yield f"{title}: {found.command}"
         if many:
             yield f"Start {chosen.carried.replicas} of them behind a load balancer."
-    if DRAFT_MODEL in found.command:
-        drafter = chosen.carried.technique.name
-        yield f"Put the {drafter} weights trained for {d.model.name} in place of {DRAFT_MODEL}."
     yield from (f"{title} has no setting for {what}." for what in found.missing)
     own = chosen.carried.deployment.stack.family
     if own in SERVERS and own != engine:

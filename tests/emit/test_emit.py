@@ -80,7 +80,8 @@ def test_drafting_is_written_for_tensorrt_llm_and_transformers() -> None:
     assert emit("trtllm", served("draft:gamma=3")).text.startswith(
         "# kv.yaml\nkv_cache_config:\n  enable_block_reuse: true\n"
         "  free_gpu_memory_fraction: 0.83\nspeculative_config:\n"
-        "  decoding_type: DraftTarget\n  max_draft_len: 3\n  speculative_model: DRAFT_MODEL\n"
+        "  decoding_type: DraftTarget\n  max_draft_len: 3\n"
+        "  speculative_model: meta-llama/Llama-3.2-1B\n"
         "disable_overlap_scheduler: true\n"
     )
     found = emit("hf", served("draft:gamma=3")).text
@@ -88,6 +89,17 @@ def test_drafting_is_written_for_tensorrt_llm_and_transformers() -> None:
     assert "\ndraft_model.generation_config.num_assistant_tokens = 3\n" in found
     assert "\ndraft_model.generation_config.assistant_confidence_threshold = 0\n" in found
     assert found.endswith("generate(**inputs, max_length=8192, assistant_model=draft_model)")
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
+def test_heads_are_named_where_one_is_published(engine: str) -> None:
+    named = emit(engine, served("eagle3", model="Qwen/Qwen3-8B"))
+    assert "AngelSlim/Qwen3-8B_eagle3" in named.text and not named.missing
+    other = emit(engine, served("eagle3", model="meta-llama/Llama-3.1-8B"))
+    assert "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B" in other.text
+    assert any("trained for meta-llama/Llama-3.1-8B-Instruct" in what for what in other.missing)
+    unknown = emit(engine, served("eagle3"))
+    assert any("in place of DRAFT_MODEL" in what for what in unknown.missing)
 
 
 def test_looked_up_drafts_match_one_token_or_more() -> None:
@@ -263,7 +275,7 @@ def test_hugging_face_has_caches_for_two_techniques() -> None:
 
 
 def test_each_part_of_a_composition_is_written_or_missing() -> None:
-    found = emit("vllm", served("fp8 + eagle:gamma=3"))
+    found = emit("vllm", served("fp8 + eagle:gamma=3", model="Qwen/Qwen3-8B"))
     assert "--kv-cache-dtype fp8" in found.text
     assert '"method": "eagle3"' in found.text and '"num_speculative_tokens": 3' in found.text
     assert not found.missing
