@@ -24,6 +24,7 @@ from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.techniques import parse
 from kvsim.validate.counter import Kind, NullCounter, Watch
 from kvsim.validate.parts.base import SmallRun
+from kvsim.validate.parts.normal import tables
 from kvsim.validate.run import Generation
 from kvsim.validate.techniques import IMPLEMENTATIONS, small_settings
 from tests.support.pretended import decoder, pretended
@@ -107,6 +108,7 @@ def launches(text: str) -> dict[str, Launches]:
 def _launches(text: str, layers: int) -> dict[str, tuple[float, float]]:
     """By kind of pass, kernels stated and dispatched in a whole pass."""
     technique = parse(text)
+    tables.cache_clear()  # so that what a process copies once counts for both sizes, or for none
     with pretended(interpreted=False):
         small, kernels = decoder(layers), Kernels()
         run = Generation(

@@ -20,7 +20,7 @@ def test_stated_kernels_are_those_dispatched(text: str) -> None:
     name = text.partition(":")[0]
     for kind, one in found.items():
         if (name, kind) in DIFFER:
-            assert one.off != 0.0
+            assert one.off != 0.0 or "at random" in DIFFER[name, kind]
         else:
             assert one.real[0] == pytest.approx(one.stated[0], abs=0.5), kind
         assert one.real[1] - one.stated[1] < MORE.get(name, FEW)

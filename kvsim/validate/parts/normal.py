@@ -23,13 +23,13 @@ def to_levels(numbers: Tensor, bits: int) -> Tensor:
     Tensor
         Packed codes, (..., n * bits / 8).
     """
-    _, borders = _tables(bits, numbers.device)
+    _, borders = tables(bits, numbers.device)
     return pack(torch.bucketize(numbers, borders).to(torch.uint8), bits)
 
 
 def from_levels(codes: Tensor, bits: int) -> Tensor:
     """Widen packed codes to the levels that they stand for. (..., n), in fp32"""
-    table, _ = _tables(bits, codes.device)
+    table, _ = tables(bits, codes.device)
     return table[unpack(codes, bits).int()]
 
 
@@ -49,7 +49,7 @@ def ranges(numbers: Tensor, apart: Tensor) -> Tensor:
 
 
 @cache
-def _tables(bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def tables(bits: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Levels and borders on a device, copied once: a copy from the host would wait for a GPU."""
     table, borders = (torch.tensor(numbers, device=device) for numbers in levels(bits))
     return table, borders
