@@ -123,17 +123,14 @@ class ProgressLine:
         Whose progress it is; empty for a command's own.
     unit
         What is counted, as ``requests``.
-    total, before
-        How many there are, and how many were done at the start.
+    total
+        How many there are.
     estimates
         Whether the time left is told.
     """
 
-    def __init__(
-        self, what: str, unit: str, total: int, before: int = 0, estimates: bool = False
-    ) -> None:
-        self.what, self.unit, self.total, self.before = what, unit, total, before
-        self.estimates = estimates
+    def __init__(self, what: str, unit: str, total: int, estimates: bool = False) -> None:
+        self.what, self.unit, self.total, self.estimates = what, unit, total, estimates
         self.live, self.told = sys.stderr.isatty(), False
         self.restart()
 
@@ -141,6 +138,7 @@ class ProgressLine:
         """Restart the clock at zero done."""
         self.began = self.last = monotonic()
         self.next = self.began + QUIET
+        self.warm: tuple[float, int] | None = None  # when the first items were done, and how many
 
     def started_by(self, work: Iterable[T]) -> Iterator[T]:
         """Iterate over some work and start the clock at its first item.
@@ -161,13 +159,14 @@ class ProgressLine:
     def __call__(self, done: int) -> None:
         """Record the number of finished items."""
         self.last = now = monotonic()
+        since, first = self.warm = self.warm or (now, done)
         if now < self.next:
             return
         self.next, self.told = now + INTERVALS[self.live], True
         line = f"kvsim: {self.what}{': ' if self.what else ''}"
         line += f"{done:,} of {self.total:,} {self.unit}"
-        if self.estimates:
-            each = (now - self.began) / max(done - self.before, 1)
+        if self.estimates and done > first:  # the first items also took what is loaded once
+            each = (now - since) / (done - first)
             line += f", about {_format_span(each * (self.total - done))} left"
         shown = f"\r{line:<70}" if self.live else line
         print(shown, end="" if self.live else "\n", file=sys.stderr, flush=True)

@@ -78,7 +78,7 @@ def _compute(
 
     store = ResultStore(inputs.out, spec, own, inputs.resume)
     total, before = parts.count(spec), frozenset(store.done)
-    progress = ProgressLine("", "chunks", total, len(before), estimates=True)
+    progress = ProgressLine("", "chunks", total, estimates=True)
     left = progress.started_by(
         chunk for chunk in parts.divide_sweep(spec, own) if chunk.index not in before
     )

@@ -6,7 +6,7 @@ from typing import Any, cast
 import pytest
 
 from kvsim.api.cost import COMMAND_COSTS, announce_cost
-from kvsim.console import run_on_command_line
+from kvsim.console import ProgressLine, run_on_command_line
 from kvsim.errors import InputError
 
 
@@ -59,3 +59,16 @@ def test_what_takes_longer_waits_for_a_yes() -> None:
         pytest.raises(InputError, match=r"13 min and 50\.3 GB; add"),
     ):
         announce_cost(some, 10**8)
+
+
+def test_the_time_left_is_what_the_later_items_take(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first of a hundred takes a minute to load and compile, each of the others a second."""
+    times = iter([0.0, 60.0, *(60.0 + n for n in range(1, 13))])
+    monkeypatch.setattr("kvsim.console.monotonic", lambda: next(times))
+    progress = ProgressLine("", "chunks", 100, estimates=True)
+    for done in range(1, 14):
+        progress(done)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["kvsim: 1 of 100 chunks", "kvsim: 11 of 100 chunks, about 89 s left"]

@@ -327,6 +327,10 @@ class FleetSolver:
         prefixes = kind.choices[0].costs.rules.prefix_caching
         share = PREFIX_BOUND_SHARE if prefixes else BOUND_SHARE
         more = share * self.busy(kind) * asked.load * (1 + asked.limits.headroom)
+        requests = self.question.traffic.requests
+        token = max(x.tpot for x in self.question.targets.each)
+        after = token * float(requests.generate.max()) if isfinite(token) else 0.0
+        more *= 1 - after / (requests.duration + after + 1e-9)  # answers end after the last arrival
         return max(ceil(more - ROUNDING), asked.limits.failures + 1)
 
     # search
