@@ -51,6 +51,12 @@ class Kvzip(CutCache):
             )
         if not all(isinstance(parts.selection, kvzip.Kvzip) for parts in self.run.parts):
             raise InputError("kvzip: its real implementation cuts every layer; name no range")
+        learned, again = self.model.learned_positions, min(kvzip.CHUNK, self.prompt)
+        if learned and self.prompt + again > learned:
+            raise InputError(
+                f"kvzip: {self.model.name} has {learned:,} positions, and {again:,} of its tokens "
+                f"pass again behind all {self.prompt:,}; shorten the prompt"
+            )
         self._scores = torch.zeros(0)
 
     @property
