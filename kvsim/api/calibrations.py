@@ -1,6 +1,5 @@
 """Machines measured, and stacks fitted to runs and tables that were measured elsewhere."""
 
-import shutil
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -358,10 +357,11 @@ def _fit_bundle(inputs: Inputs) -> "Result[Row]":
         )
         notes, day = facts["suspicions"], facts.get("date", str(date.today()))
         result = _write_machine(inputs, max(logs, key=len), machine, notes, facts["cuda"], day)
-        for written, kept in ((out, before), (stack_path(out), stack_path(before))):
-            shutil.copyfile(written, kept)
-        if known := describe_errors(state, all_units("cuda:0")):
-            with own_output():
+        with own_output():
+            for written, kept in ((out, before), (stack_path(out), stack_path(before))):
+                if written != kept:
+                    replace_text(kept, read_text(written, TOML_PROFILE))
+            if known := describe_errors(state, all_units("cuda:0")):
                 text = read_text(stack_path(out), TOML_PROFILE)
                 replace_text(stack_path(out), with_error(text, f"{known}; {day}"))
     return result

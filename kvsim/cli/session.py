@@ -37,7 +37,7 @@ def main() -> int:
     parser.add_argument(
         "--state", type=Path, default=REPOSITORY / ".gpu", help="where it goes on from"
     )
-    parser.add_argument("--out", type=Path, help="the report; validate/results/DEVICE/DATE")
+    parser.add_argument("--out", type=Path, help="the report; results/DEVICE/DATE")
     parser.add_argument("--bundle", type=Path, help="all results in one .tar.gz after every unit")
     parser.add_argument("--resume", type=Path, help="a bundle to go on from")
     parser.add_argument("--device", default="cuda:0", help="cuda:N; cpu rehearses the path")
@@ -108,7 +108,7 @@ def _pack(bundle: Path | None, state: SessionState) -> None:
 
 
 def _report(asked: argparse.Namespace, state: SessionState, units: list[Unit]) -> int:
-    place = REPOSITORY / "kvsim" / "validate" / "results" / state.folder.name / str(date.today())
+    place = REPOSITORY / "results" / state.folder.name / str(date.today())
     where = asked.out or place
     files = write_report(state, units, where)
     command = f"python3 make.py gpu --device {quote(asked.device)}"

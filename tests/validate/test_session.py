@@ -28,6 +28,7 @@ from kvsim.validate.session.queue import run_units
 from kvsim.validate.session.report import MAX_REPORT_BYTES, write_report
 from kvsim.validate.session.state import MANIFEST, SessionState, unpack
 from kvsim.validate.session.work import all_units
+from tests.support.places import ROOT
 
 SCRIPT = Path(__file__).parents[1] / "support" / "fake_session.py"
 WORKER = """
@@ -412,7 +413,7 @@ def test_each_technique_has_a_line_by_the_later_profile(state: SessionState) -> 
 
 
 def test_what_an_h100_has_measured_is_predicted_from_its_bundle() -> None:
-    place = Path(kvsim.__file__).parent / "validate" / "results" / "nvidia-h100-80gb-hbm3"
+    place = ROOT / "results" / "nvidia-h100-80gb-hbm3"
     result = validate(from_bundle=place / "2026-11-26" / "card.tar.gz")
     assert "order is right in 41 of 41 pairs" in str(result)
     points = [one for name, one in result.fields["units"].items() if name.startswith("point")]
