@@ -337,7 +337,7 @@ def _fit_bundle(inputs: Inputs) -> "Result[Row]":
 
     bundle, out = inputs.from_bundle, inputs.out
     check_target(out, "--out", (".toml",))
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, own_output():  # what is unpacked is read and replaced
         state = unpack(bundle, Path(folder))
         facts, before = state.read("facts"), profile_of(state)
         logs = [read_samples(path)[1] for path in state.folder.glob("*.samples.jsonl")]
@@ -357,13 +357,12 @@ def _fit_bundle(inputs: Inputs) -> "Result[Row]":
         )
         notes, day = facts["suspicions"], facts.get("date", str(date.today()))
         result = _write_machine(inputs, max(logs, key=len), machine, notes, facts["cuda"], day)
-        with own_output():
-            for written, kept in ((out, before), (stack_path(out), stack_path(before))):
-                if written != kept:
-                    replace_text(kept, read_text(written, TOML_PROFILE))
-            if known := describe_errors(state, all_units("cuda:0")):
-                text = read_text(stack_path(out), TOML_PROFILE)
-                replace_text(stack_path(out), with_error(text, f"{known}; {day}"))
+        for written, kept in ((out, before), (stack_path(out), stack_path(before))):
+            if written != kept:
+                replace_text(kept, read_text(written, TOML_PROFILE))
+        if known := describe_errors(state, all_units("cuda:0")):
+            text = read_text(stack_path(out), TOML_PROFILE)
+            replace_text(stack_path(out), with_error(text, f"{known}; {day}"))
     return result
 
 

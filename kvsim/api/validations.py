@@ -96,11 +96,12 @@ def _show_bundle(inputs: Inputs) -> "Result[Any]":
     from tempfile import TemporaryDirectory
 
     from kvsim.api.calibrations import calibrate
+    from kvsim.files import own_output
     from kvsim.report.session import make_result
     from kvsim.validate.session.state import unpack
     from kvsim.validate.session.work import all_units, profile_of
 
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, own_output():  # what is unpacked is read and replaced
         state = unpack(inputs.from_bundle, Path(folder))
         if profile := profile_of(state):  # fitted anew, as samples are what was measured
             calibrate(str(profile), from_bundle=str(inputs.from_bundle))

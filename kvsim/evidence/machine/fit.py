@@ -136,7 +136,7 @@ class _Fitter(Solver):
         measured = {s.op.dtype for s in self.select("gemm")}
         for dtype in REQUIRED - measured:
             raise _missing(f"gemm in {dtype}")
-        for dtype in sorted(measured, key=lambda t: t != "fp16"):
+        for dtype in sorted(measured, key=lambda t: (t != "fp16", t)):
             here = [s for s in self.all_of("gemm", "gemm") if s.op.dtype == dtype]
             peak = f"compute.{dtype}_FLOPps"
             first = dtype == "fp16"  # the format of the simulator's products; others share the rest
