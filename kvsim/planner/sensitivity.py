@@ -506,7 +506,10 @@ def _describe_limit(question: Question, name: str, value: float) -> str:
     usual = (
         "the default " if {"ttft": DEFAULT_TTFT, "tpot": DEFAULT_TPOT}.get(name) == limit else ""
     )
-    text = f"{format_limit(name, value)} instead of {usual}{format_limit(name, limit)}"
+    needed, now = format_limit(name, value), format_limit(name, limit)
+    text = f"{needed} instead of {usual}{now}"
+    if needed == now and name.endswith("memory"):  # it is missed by less than is shown of it
+        text = f"{format_number((value - limit) / 2**20)} MiB more than {now}"
     capacity = question.deployment.hardware.gpu_memory
     if name == "gpu_memory" and value > capacity > limit:
         text += f" (of {format_limit(name, capacity)})"
