@@ -130,29 +130,33 @@ class CompositionSearch:
 
     # neighbours
 
-    def neighbours(self, technique: Technique, partners: list[Technique]) -> Iterator[Technique]:
-        """A term more, less or otherwise, then settings."""
+    def neighbours(
+        self, technique: Technique, partners: list[Technique]
+    ) -> Iterator[list[Technique]]:
+        """A term more, less or otherwise, one by one; then the values of each setting together."""
         terms = technique.terms
         if not technique.uniform:
             return
         if len(terms) > 1:
-            yield from (_join(terms[:i], terms[i + 1 :]) for i in range(len(terms)))
+            yield from ([_join(terms[:i], terms[i + 1 :])] for i in range(len(terms)))
         for partner in partners:
             (other,) = partner.terms
             for kept in (terms, *(terms[:i] + terms[i + 1 :] for i in range(len(terms)))):
                 if kept and other.name not in {t.name for t in kept}:
                     with suppress(InputError):
-                        yield _join(kept, (other,))
+                        yield [_join(kept, (other,))]
         for i, term in enumerate(terms):
             for name in self._ranges(term):
+                alike = []
                 for changed in self._values(term, name):
                     with suppress(InputError):
-                        yield _join(terms[:i], (changed,), terms[i + 1 :])
+                        alike.append(_join(terms[:i], (changed,), terms[i + 1 :]))
+                yield alike
             for drafted in self.q.admission.neighbours(
                 compose(term), self.q.deployment, self.q.workload.length
             ):
                 with suppress(InputError):
-                    yield _join(terms[:i], drafted.terms, terms[i + 1 :])
+                    yield [_join(terms[:i], drafted.terms, terms[i + 1 :])]
 
     def _ranges(self, term: Term) -> list[str]:
         """Settings that have a range; those of a draft belong to its acceptance."""
@@ -270,11 +274,12 @@ class CompositionSearch:
         best, moved = start, True
         while moved and self.tried < self.most:
             moved = False
-            for other in self.neighbours(best.technique, partners):
+            for alike in self.neighbours(best.technique, partners):
                 if self.tried >= self.most:
                     break
-                found = self.score(other)
-                if found is not None and found.goal < best.goal - BETTER * abs(best.goal):
+                scored = [found for other in alike if (found := self.score(other)) is not None]
+                found = min(scored, key=lambda x: x.goal, default=best)
+                if found.goal < best.goal - BETTER * abs(best.goal):
                     best, moved = found, True
                     break
         return best

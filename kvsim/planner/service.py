@@ -53,6 +53,7 @@ from kvsim.techniques.technique import Technique
 
 RESEARCH_LOSS = 0.05  # what the best that no engine runs may lose, where nothing was admitted
 MOST_COMPOSED = 120  # compositions of a deployment that are evaluated
+MOST_RESEARCHED = 48  # where they are only shown beside the choice
 PLAYED = 8  # candidates that play, of those that may be chosen
 LOSSY_PLAYED = 2  # and of those that lose more than was admitted
 AS_GOOD = 0.01  # of the objective, within which the simpler one is chosen
@@ -619,7 +620,8 @@ class ServiceSearch:
                 return
         some = tuple(t for t in q.admission.candidates() if t.name in names)
         of = replace(q, admission=replace(q.admission, techniques=some))
-        search = CompositionSearch(of, lambda t: self._limits(q, t), MOST_COMPOSED)
+        most = MOST_RESEARCHED if every and not self.q.research else MOST_COMPOSED
+        search = CompositionSearch(of, lambda t: self._limits(q, t), most)
         for found in search.solve():
             weights = weights_evidence(q.deployment.model, q.deployment.weights)
             known = combine([found.evidence, weights])
