@@ -169,6 +169,9 @@ class CompositionSearch:
         values = [v for v in about["choices"] if v != now]
         if isinstance(now, int | float) and not isinstance(now, bool) and not about["choices"]:
             values = _around(now, about)
+            if name.endswith("_layers"):  # no more than there are
+                layers = self.q.deployment.model.layers
+                values = [v for v in dict.fromkeys(min(v, layers) for v in values) if v != now]
         for value in values:
             with suppress(InputError):
                 yield replace(term, **{name: value})
