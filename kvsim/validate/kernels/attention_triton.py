@@ -8,6 +8,7 @@ its upper half are one operation, and scales of channels meet the queries instea
 
 from dataclasses import replace
 from functools import cache
+from math import prod
 from typing import Any
 
 import torch
@@ -468,36 +469,49 @@ def attend_masked(queries: Tensor, keys: Tensor, values: Tensor, seen: Tensor) -
     """
     batch, heads, new, head_dim = queries.shape
     kv_heads, tokens = keys.shape[1:3]
-    per_kv = heads // kv_heads
     keys, values = (t if t.stride(2) == head_dim else t.contiguous() for t in (keys, values))
-    width = max(next_power_of_2(head_dim), QUERIES)
-    used, rows = per_kv * new, max(next_power_of_2(per_kv * new), QUERIES)
-    programs = batch * kv_heads
-    split = _split(tokens, programs, queries.device)
-    splits = max(ceil_div(tokens, split), 1)
-    out = _empty(queries, programs, splits, rows, width)
-    lse = _empty(queries, programs, splits, rows)
-    whole, whole_lse = _empty(queries, *queries.shape), _empty(queries, *queries.shape[:3])
+    split, out, lse = _runs_room(queries, kv_heads, tokens)
+    programs, splits, rows, width = out.shape
     mask = seen.contiguous().view(torch.uint8).expand(batch, kv_heads, new, tokens)
     block = max(PLAIN_BYTES // (width * queries.element_size()), QUERIES)
     launch(
         masked_runs, (programs, splits),
         queries.contiguous(), keys, values, mask, out, lse, kv_heads, splits, tokens,
         head_dim**-0.5, *_strides(keys), *_strides(values), *mask.stride()[:3],
-        per_kv, new, head_dim, width, rows, min(block, split), split, num_stages=2,
+        heads // kv_heads, new, head_dim, width, rows, min(block, split), split, num_stages=2,
     )  # fmt: skip
-    _join(out, lse, whole, whole_lse, used, head_dim)
-    return PartialAttention(whole, whole_lse)
+    return _joined(queries, out, lse)
 
 
-def _join(
-    out: Tensor, lse: Tensor, whole: Tensor, whole_lse: Tensor, used: int, head_dim: int
-) -> None:
+def _runs_room(queries: Tensor, kv_heads: int, tokens: int) -> tuple[int, Tensor, Tensor]:
+    """Tokens of a run, and room for what runs leave.
+
+    Returns
+    -------
+    split, out, lse
+        Tokens of a run; outputs, (sequences * KV heads, runs, rows, width); their log-sum-exp.
+    """
+    batch, heads, new, head_dim = queries.shape
+    width = max(next_power_of_2(head_dim), QUERIES)
+    rows = max(next_power_of_2(heads // kv_heads * new), QUERIES)
+    programs = batch * kv_heads
+    split = _split(tokens, programs, queries.device)
+    splits = max(ceil_div(tokens, split), 1)
+    out = _empty(queries, programs, splits, rows, width)
+    return split, out, _empty(queries, programs, splits, rows)
+
+
+def _joined(queries: Tensor, out: Tensor, lse: Tensor) -> PartialAttention:
+    """Merge the runs of every query row."""
     programs, splits, rows, width = out.shape
+    head_dim = queries.shape[3]
+    used = prod(queries.shape[:3]) // programs
+    whole, whole_lse = _empty(queries, *queries.shape), _empty(queries, *queries.shape[:3])
     launch(
         join, (programs, used),
         out, lse, whole, whole_lse, splits, used, head_dim, width, rows, JOINED,
     )  # fmt: skip
+    return PartialAttention(whole, whole_lse)
 
 
 def attend(queries: Tensor, view: View, scored: bool = False) -> PartialAttention:
@@ -505,16 +519,9 @@ def attend(queries: Tensor, view: View, scored: bool = False) -> PartialAttentio
     batch, heads, new, head_dim = queries.shape
     some = next(t for t in (view.k_tail, view.k.codes if view.k else None) if t is not None)
     kv_heads = some.shape[1]
-    per_kv = heads // kv_heads
     tokens = _room(view)
-    width = max(next_power_of_2(head_dim), QUERIES)
-    used, rows = per_kv * new, max(next_power_of_2(per_kv * new), QUERIES)
-    programs = batch * kv_heads
-    split = _split(tokens, programs, queries.device)
-    splits = max(ceil_div(tokens, split), 1)
-    out = _empty(queries, programs, splits, rows, width)
-    lse = _empty(queries, programs, splits, rows)
-    whole, whole_lse = _empty(queries, *queries.shape), _empty(queries, *queries.shape[:3])
+    split, out, lse = _runs_room(queries, kv_heads, tokens)
+    programs, splits, rows, width = out.shape
     scores = _empty(queries, batch, heads, tokens if scored else 0).to(score_dtype(queries))
     scores.fill_(-torch.inf)
     fetched = view.index is not None
@@ -533,13 +540,12 @@ def attend(queries: Tensor, view: View, scored: bool = False) -> PartialAttentio
         queries.contiguous(), out, lse, scores, view.lengths, index, places, chosen, tokens,
         scores.shape[2], kv_heads, splits, head_dim**-0.5, *(words or (view.lengths,) * 2),
         *k[0], *v[0], *k[1], *v[1],
-        fetched and chosen > 0, per_kv, new, view.causal, scored, head_dim, width, rows,
+        fetched and chosen > 0, heads // kv_heads, new, view.causal, scored, head_dim, width, rows,
         _block(width, fetched), split, BY_WORDS if words else 0, TABLES,
         num_stages=1,  # loads ahead of their use would take more shared memory than cards have
         maxnreg=REGISTERS,  # else the compiler may spill some to have more programs at once
     )  # fmt: skip
-    _join(out, lse, whole, whole_lse, used, head_dim)
-    return PartialAttention(whole, whole_lse, scores if scored else None)
+    return replace(_joined(queries, out, lse), scores=scores if scored else None)
 
 
 def by_words(view: View, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor] | None:
