@@ -103,7 +103,9 @@ def _show_bundle(inputs: Inputs) -> "Result[Any]":
 
     with TemporaryDirectory() as folder, own_output():  # what is unpacked is read and replaced
         state = unpack(inputs.from_bundle, Path(folder))
-        if profile := profile_of(state):  # fitted anew, as samples are what was measured
+        profile = profile_of(state)
+        if profile and profile.with_suffix(".samples.jsonl").is_file() and state.read("facts"):
+            # fitted anew, as samples are what was measured; a full bundle leaves them out
             calibrate(str(profile), from_bundle=str(inputs.from_bundle))
         return make_result(state, all_units("cuda:0"), inputs.line())
 

@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 import pytest
 
 import kvsim
+from kvsim.api.calibrations import calibrate
 from kvsim.api.validations import validate
 from kvsim.cli import session
 from kvsim.errors import InputError
@@ -421,6 +422,16 @@ def test_what_an_h100_has_measured_is_predicted_from_its_bundle() -> None:
     for name, bound in (("tpot_s", 0.05), ("resident_B", 1e-6), ("h2d_B", 1e-6)):
         off = [abs(m["predicted"] / m["measured"] - 1) for m in measured if m["name"] == name]
         assert median(off) < bound
+
+
+def test_a_bundle_without_samples_is_shown_as_it_was_fitted(tmp_path: Path) -> None:
+    whole = ROOT / "results" / "nvidia-h100-80gb-hbm3" / "2026-11-26" / "card.tar.gz"
+    there = unpack(whole, tmp_path)
+    there.path("quick.samples.jsonl").unlink()
+    there.pack(tmp_path / "full.tar.gz")
+    assert "10 of " in str(validate(from_bundle=tmp_path / "full.tar.gz"))
+    with pytest.raises(InputError, match="holds no calibration"):
+        calibrate(str(tmp_path / "card.toml"), from_bundle=str(tmp_path / "full.tar.gz"))
 
 
 def test_units_are_in_the_order_of_their_worth() -> None:

@@ -56,10 +56,10 @@ def write_report(state: SessionState, units: Sequence[Unit], folder: Path) -> li
 def shares(state: SessionState) -> dict[str, Any]:
     """Of every kernel's samples, the best share of the measured bandwidth and of the peak.
 
-    Empty before there is a calibration.
+    Empty before there is a calibration, and where a full bundle has left its samples out.
     """
     profile = profile_of(state)
-    if profile is None:
+    if profile is None or not profile.with_suffix(".samples.jsonl").is_file():
         return {}
     from kvsim.evidence.machine.samples import read_samples
     from kvsim.machines.profiles import load_hardware
