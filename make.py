@@ -293,15 +293,19 @@ def install(requirements: str) -> None:
         venv.create(ENVIRONMENT, with_pip=True)
     torch = "torch==" in stated[1].read_text()
     builds = [CPU_BUILDS] if torch and reachable(CPU_BUILDS) else []
-    pins = ["install", "--no-deps", "--requirement", requirements]  # the pins are the whole list
+    # The pins are the whole list. A file with hashes is installed by itself: beside one, every
+    # package needs them, and PyTorch's builds without CUDA are not PyPI's files.
+    files = dict.fromkeys(["requirements.txt", requirements])
+    pins = [["install", "--no-deps", "--requirement", file] for file in files]
     itself = ["install", "--no-deps", "--no-build-isolation", "--editable", "."]
     if not (
         succeeds([*PIP, "install", "--only-binary", ":all:", UV])
-        and succeeds([*UV_PIP, *pins, *indexes(builds)], quiet=False)
+        and all(succeeds([*UV_PIP, *one, *indexes(builds)], quiet=False) for one in pins)
         and succeeds([*UV_PIP, *itself], quiet=False)
     ):
         print("uv cannot install it here; pip does, which takes longer", file=sys.stderr)
-        run([*PIP, *pins, "--no-compile", *(f"--extra-index-url={place}" for place in builds)])
+        for one in pins:
+            run([*PIP, *one, "--no-compile", *(f"--extra-index-url={place}" for place in builds)])
         run([*PIP, *itself])
     if torch and not builds and not succeeds(["-c", "import torch"]):
         sys.exit(f"PyTorch lacks its CUDA libraries; reach {CPU_BUILDS} for a build without them")

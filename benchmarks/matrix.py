@@ -67,7 +67,8 @@ def install(wheel: Path, python: str, resolution: str, folder: Path) -> Path:
     elif resolution == "newest":
         uv(*target, "--upgrade", "--only-binary", ":all:", whole)
     else:
-        uv(*target, "--no-deps", "--requirement", str(ROOT / "requirements.txt"), str(wheel))
+        uv(*target, "--no-deps", "--requirement", str(ROOT / "requirements.txt"))
+        uv(*target, "--no-deps", str(wheel))
     return place / "bin"
 
 

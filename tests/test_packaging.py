@@ -166,15 +166,18 @@ def test_wheel_needs_no_torch(wheel: zipfile.ZipFile) -> None:
 
 def test_requirements_pin_every_dependency(project: dict[str, Any]) -> None:
     extras = project["optional-dependencies"]
+    hashed = (ROOT / "requirements.txt").read_text()
     for file, wanted in [
         ("requirements.txt", project["dependencies"]),
         ("requirements-test.txt", extras["test"]),
         ("requirements-docs.txt", extras["docs"]),
     ]:
-        text = (ROOT / file).read_text() + (ROOT / "requirements.txt").read_text()
-        lines = [line for line in text.splitlines() if line and line[0] not in "#-"]
-        assert all(re.fullmatch(r"[a-z0-9-]+==[0-9.]+", line) for line in lines)
+        text = (ROOT / file).read_text() + hashed
+        lines = [line for line in text.splitlines() if line and line[0] not in "# "]
+        assert all(re.fullmatch(r"[a-z0-9-]+==[0-9.]+( \\)?", line) for line in lines)
         assert {name_of(one) for one in wanted} <= {name_of(line) for line in lines}
+    blocks = re.findall(r"^[a-z].*?(?=^[a-z]|\Z)", hashed, re.MULTILINE | re.DOTALL)
+    assert all("--hash=sha256:" in block for block in blocks)
 
 
 def test_version_is_the_same_everywhere(project: dict[str, Any]) -> None:
