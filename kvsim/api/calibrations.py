@@ -1,5 +1,6 @@
 """Machines measured, and stacks fitted to runs and tables that were measured elsewhere."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -10,14 +11,17 @@ from kvsim.api.deployments import build_deployment
 from kvsim.console import print_note
 from kvsim.errors import InputError
 from kvsim.files import check_target, own_output
+from kvsim.frozen import frozen
 from kvsim.machines.hardware import DEFAULT_STACK
 from kvsim.options import Inputs, takes_options
 
 if TYPE_CHECKING:
+    from kvsim.evidence.machine.fit import Calibration
     from kvsim.evidence.machine.profile import Machine
     from kvsim.evidence.machine.samples import Sample
     from kvsim.report.json import Row
     from kvsim.report.result import Result
+    from kvsim.validate.session.state import SessionState
 
 MIN_HELD_OUT = 0.05
 """Share of the shapes that is held out at least, if any is."""
@@ -320,78 +324,122 @@ def _measure_machine(inputs: Inputs) -> "Result[Row]":
     host = devices.host_memory()
     conditions = (*devices.conditions(found, place), *notes)
     machine = Machine(found.name, found.memory, host, in_use, place.cache, conditions)
-    on_gpu = where.type == "cuda"
-    return _write_machine(inputs, log.samples, machine, notes, on_gpu)
+    on_gpu, today = where.type == "cuda", str(date.today())
+    return _fit_machine(out, log.samples, machine, notes, on_gpu, today).result(inputs)
 
 
 def _fit_bundle(inputs: Inputs) -> "Result[Row]":
     """Fit a profile and a stack to what a session has measured on another machine."""
     from tempfile import TemporaryDirectory
 
-    from kvsim.evidence.machine.profile import Machine, with_error
-    from kvsim.evidence.machine.samples import read_samples
-    from kvsim.files import TOML_PROFILE, read_text, replace_text
+    from kvsim.evidence.machine.profile import with_error
+    from kvsim.files import replacing_all, write_draft
     from kvsim.report.session import describe_errors
     from kvsim.validate.session.state import unpack
-    from kvsim.validate.session.work import all_units, profile_of
+    from kvsim.validate.session.work import all_units
 
     bundle, out = inputs.from_bundle, inputs.out
-    check_target(out, "--out", (".toml",))
+    check_place(out)
     with TemporaryDirectory() as folder, own_output():  # what is unpacked is read and replaced
         state = unpack(bundle, Path(folder))
-        facts, before = state.read("facts"), profile_of(state)
-        logs = [read_samples(path)[1] for path in state.folder.glob("*.samples.jsonl")]
-        if facts is None or before is None or not logs:
+        found = fit_session(state)
+        if found is None:
             raise InputError(
                 f"--from-bundle: {bundle} holds no calibration; "
                 f"make.py gpu --resume {quote(str(bundle))} goes on with it"
             )
-        check_same(out, facts["device"])
-        machine = Machine(
-            facts["device"],
-            facts["memory_B"],
-            facts["host_memory_B"],
-            facts["context_B"],
-            facts["cache_B"],
-            (*facts["conditions"], *facts["suspicions"]),
+        check_same(out, found.machine.name)
+        known = describe_errors(state, all_units("cuda:0"))
+        with replacing_all(*written_files(out)) as drafts:  # the stack and the samples go first
+            for draft, made in zip(drafts, written_files(found.out), strict=True):
+                text = made.read_text(encoding="utf-8")
+                if known and draft is drafts[1]:
+                    text = with_error(text, f"{known}; {found.day}")
+                write_draft(draft, text)
+        return found.result(inputs)
+
+
+def fit_session(state: "SessionState") -> "FittedMachine | None":
+    """Fit the samples of a session anew, as these are what it has measured.
+
+    Parameters
+    ----------
+    state
+        What the session has found. Its profile and stack are replaced.
+
+    Returns
+    -------
+    FittedMachine or None
+        None where there is no calibration, or a full bundle has left its samples out.
+    """
+    from kvsim.evidence.machine.profile import Machine
+    from kvsim.evidence.machine.samples import read_samples
+    from kvsim.validate.session.work import profile_of
+
+    facts, profile = state.read("facts"), profile_of(state)
+    log = profile.with_suffix(".samples.jsonl") if profile else Path()
+    if facts is None or profile is None or not log.is_file():
+        return None
+    machine = Machine(
+        facts["device"],
+        facts["memory_B"],
+        facts["host_memory_B"],
+        facts["context_B"],
+        facts["cache_B"],
+        (*facts["conditions"], *facts["suspicions"]),
+    )
+    day = facts.get("date", str(date.today()))
+    return _fit_machine(
+        profile, read_samples(log)[1], machine, facts["suspicions"], bool(facts["cuda"]), day
+    )
+
+
+@frozen
+class FittedMachine:
+    """A profile and a stack that have been written, and the fit that they hold."""
+
+    out: Path
+    machine: "Machine"
+    fit: "Calibration"
+    samples: int
+    suspicions: Sequence[str]
+    on_gpu: bool
+    day: str
+
+    def result(self, inputs: Inputs) -> "Result[Row]":
+        """Tell what was found."""
+        from kvsim.evidence.machine.profile import find_datasheet
+        from kvsim.report import calibrate as report
+
+        one = self.machine
+        sheet = find_datasheet(one.name, one.gpu_memory) if self.on_gpu else None
+        fields = report.machine_fields(
+            self.fit, one, sheet, self.suspicions, self.samples, inputs.out
         )
-        notes, day = facts["suspicions"], facts.get("date", str(date.today()))
-        result = _write_machine(inputs, max(logs, key=len), machine, notes, facts["cuda"], day)
-        for written, kept in ((out, before), (stack_path(out), stack_path(before))):
-            if written != kept:
-                replace_text(kept, read_text(written, TOML_PROFILE))
-        if known := describe_errors(state, all_units("cuda:0")):
-            text = read_text(stack_path(out), TOML_PROFILE)
-            replace_text(stack_path(out), with_error(text, f"{known}; {day}"))
-    return result
+        return report.make_machine_result(fields, one.notes, inputs.line())
 
 
-def _write_machine(
-    inputs: Inputs,
-    samples: "list[Sample]",
+def _fit_machine(
+    out: Path,
+    samples: "Sequence[Sample]",
     machine: "Machine",
-    notes: list[str],
+    suspicions: Sequence[str],
     on_gpu: bool,
-    day: str = "",
-) -> "Result[Row]":
-    """Fit a profile and a stack to samples, write both and tell what was found."""
+    day: str,
+) -> FittedMachine:
+    """Fit a profile and a stack to samples, and write both."""
     from kvsim.evidence.machine.fit import fit_samples
-    from kvsim.evidence.machine.profile import find_datasheet, hardware_text, stack_text
+    from kvsim.evidence.machine.profile import hardware_text, stack_text
     from kvsim.files import replacing_all, write_draft
     from kvsim.machines.profiles import load_hardware, load_stack
-    from kvsim.report import calibrate as report
 
-    out: Path = inputs.out
     fit = fit_samples(samples)
-    today = day or str(date.today())
     with replacing_all(out, stack_path(out)) as (profile, stack):  # the stack goes first
-        write_draft(stack, stack_text(fit, machine, today))
-        write_draft(profile, hardware_text(fit, machine, today))
+        write_draft(stack, stack_text(fit, machine, day))
+        write_draft(profile, hardware_text(fit, machine, day))
         load_stack(stack)  # what cannot be read back is not kept
         load_hardware(profile)
-    sheet = find_datasheet(machine.name, machine.gpu_memory) if on_gpu else None
-    fields = report.machine_fields(fit, machine, sheet, notes, len(samples), out)
-    return report.make_machine_result(fields, machine.notes, inputs.line())
+    return FittedMachine(out, machine, fit, len(samples), suspicions, on_gpu, day)
 
 
 def stack_path(profile: Path) -> Path:
@@ -410,6 +458,11 @@ def stack_path(profile: Path) -> Path:
     return profile.with_suffix(".stack.toml")
 
 
+def written_files(profile: Path) -> tuple[Path, Path, Path]:
+    """Return the files of a calibration: the profile, and the stack and the samples beside it."""
+    return profile, stack_path(profile), profile.with_suffix(".samples.jsonl")
+
+
 def check_place(out: Path) -> None:
     """Refuse a place that no profile could be written to, before anything is measured.
 
@@ -424,7 +477,7 @@ def check_place(out: Path) -> None:
         Saying what is in the way.
     """
     check_target(out, "--out", (".toml",))
-    for beside in (stack_path(out), out.with_suffix(".samples.jsonl")):
+    for beside in written_files(out)[1:]:
         check_target(beside, f"--out, whose {beside.name} is written too")
 
 

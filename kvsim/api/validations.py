@@ -7,7 +7,7 @@ from pathlib import Path
 from shlex import quote
 from typing import TYPE_CHECKING, Any
 
-from kvsim.api.calibrations import stack_path
+from kvsim.api.calibrations import fit_session, stack_path
 from kvsim.console import print_note
 from kvsim.errors import InputError
 from kvsim.files import check_target
@@ -95,18 +95,14 @@ def _show_bundle(inputs: Inputs) -> "Result[Any]":
     """Show what a session on a GPU has measured, on a machine that needs neither it nor PyTorch."""
     from tempfile import TemporaryDirectory
 
-    from kvsim.api.calibrations import calibrate
     from kvsim.files import own_output
     from kvsim.report.session import make_result
     from kvsim.validate.session.state import unpack
-    from kvsim.validate.session.work import all_units, profile_of
+    from kvsim.validate.session.work import all_units
 
     with TemporaryDirectory() as folder, own_output():  # what is unpacked is read and replaced
         state = unpack(inputs.from_bundle, Path(folder))
-        profile = profile_of(state)
-        if profile and profile.with_suffix(".samples.jsonl").is_file() and state.read("facts"):
-            # fitted anew, as samples are what was measured; a full bundle leaves them out
-            calibrate(str(profile), from_bundle=str(inputs.from_bundle))
+        fit_session(state)
         return make_result(state, all_units("cuda:0"), inputs.line())
 
 

@@ -453,6 +453,17 @@ class Technique:
             self.drafting.draft_memory(deployment, point),
         )
 
+    def uses_host(self, deployment: Deployment) -> bool:
+        """Return whether some of what it caches lives in host memory, weights left out.
+
+        Parameters
+        ----------
+        deployment : model, machine and software.
+        """
+        far = Point(1.0, 2.0**16, 1.0, 2.0**16, 2.0**17)  # where all that goes there has gone
+        host = self.resident(deployment, far).get("host", {})
+        return any(np.any(np.asarray(n) > 0) for name, n in host.items() if name != HOST_WEIGHTS)
+
     def kept_share(self, deployment: Deployment, point: Point) -> Number:
         """Return the share of tokens that caches hold after a pass, of those held by ``full``.
 
@@ -607,10 +618,7 @@ def _parallel_conflict(deployment: Deployment, technique: "Technique") -> str:
     """Why a technique cannot run on several ranks or stages; nothing if it can."""
     if deployment.single_pass:
         return ""
-    far = Point(1.0, 2.0**16, 1.0, 2.0**16, 2.0**17)  # where all that goes to the host has gone
-    host = dict(technique.resident(deployment, far).get("host", {}))
-    host.pop(HOST_WEIGHTS, None)
-    if technique.mixes and not any(np.any(np.asarray(size) > 0) for size in host.values()):
+    if technique.mixes and not technique.uses_host(deployment):
         return ""
     return (
         "copies of attention (--dp) and stages (--pp) are modelled only for techniques that keep "

@@ -21,6 +21,7 @@ from kvsim.api.calibrations import calibrate
 from kvsim.api.validations import validate
 from kvsim.cli import session
 from kvsim.errors import InputError
+from kvsim.evidence.machine.samples import read_samples
 from kvsim.report.session import make_result
 from kvsim.validate.kernels import language
 from kvsim.validate.runner import BY_USE, GIVEN_UP, Past, Runner, Unit
@@ -422,6 +423,19 @@ def test_what_an_h100_has_measured_is_predicted_from_its_bundle() -> None:
     for name, bound in (("tpot_s", 0.05), ("resident_B", 1e-6), ("h2d_B", 1e-6)):
         off = [abs(m["predicted"] / m["measured"] - 1) for m in measured if m["name"] == name]
         assert median(off) < bound
+
+
+def test_a_bundle_becomes_a_calibration_with_its_samples(tmp_path: Path) -> None:
+    bundle = ROOT / "results" / "nvidia-h100-80gb-hbm3" / "2026-11-26" / "card.tar.gz"
+    calibrate(str(tmp_path / "card.toml"), from_bundle=str(bundle))
+    endings = ("samples.jsonl", "stack.toml", "toml")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"card.{end}" for end in endings]
+    _, samples = read_samples(tmp_path / "card.samples.jsonl")
+    kept = unpack(bundle, tmp_path / "state")
+    assert samples == read_samples(kept.path("quick.samples.jsonl"))[1]
+    for ending in (".toml", ".stack.toml"):
+        shown = bundle.with_name(f"profile{ending}").read_text()
+        assert (tmp_path / f"card{ending}").read_text() == shown
 
 
 def test_a_bundle_without_samples_is_shown_as_it_was_fitted(tmp_path: Path) -> None:

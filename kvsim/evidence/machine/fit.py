@@ -21,6 +21,7 @@ from kvsim.evidence.machine.solve import (
     Known,
     Solver,
     predict_samples,
+    technique_of,
 )
 from kvsim.frozen import frozen
 from kvsim.graph import Array
@@ -180,7 +181,8 @@ class _Fitter(Solver):
 
     def _steps(self) -> None:
         """What a pass and each of its layers take besides ops; sampling is a pass's fixed time."""
-        resident = [s for s in self.select(RUNS_BENCHMARK, op=REST) if not _offloads(s)]
+        rests = self.select(RUNS_BENCHMARK, op=REST)
+        resident = [s for s in rests if not self.copies_beside(s)]
         sampling = self.select(RUNS_BENCHMARK, op=SAMPLING, phase="decode")
         if len({s.case["layers"] for s in resident}) < 2 or not sampling:
             return
@@ -207,8 +209,8 @@ class _Fitter(Solver):
             self.stack[keys[name]] = Known(value, error, off, len(resident), RUNS_BENCHMARK)
         away = [
             (_rest(s) - fit["step"][0]) / float(str(s.case["layers"]))
-            for s in self.select(RUNS_BENCHMARK, op=REST)
-            if _offloads(s)
+            for s in rests
+            if _only_copies(s)
         ]
         if away:
             value = max(0.0, float(np.median(away)) - fit["layer"][0])
@@ -298,8 +300,13 @@ def _kernel_by_kernel(s: Sample) -> Sample:
     return replace(s, op=replace(s.op, bytes=moved, launches=1.0, times=count))
 
 
-def _offloads(s: Sample) -> bool:
-    return str(s.case["technique"]).partition(":")[0] in ("offload", "kcache")
+def _only_copies(s: Sample) -> bool:
+    """Whether a cache that is copied explains what a pass takes besides ops.
+
+    Where some of it is recomputed, the host does a part of the moving within that op.
+    """
+    places = [parts.placement for parts in technique_of(str(s.case["technique"])).parts]
+    return any(np.any(np.asarray(p.v_host) > 0) and not p.recomputes for p in places)
 
 
 def _rest(s: Sample) -> float:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import groupby
 from math import hypot
 
@@ -16,6 +17,8 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import KERNEL_CLASSES, Hardware, Kernel, Link, Stack
 from kvsim.machines.profiles import number_of, with_numbers
 from kvsim.models.configs import load_model
+from kvsim.techniques import parse
+from kvsim.techniques.technique import Technique
 
 
 def predict_samples(samples: Sequence[Sample], deployment: Deployment) -> Array:
@@ -175,7 +178,7 @@ class Solver:
         alone = [s for s in samples if s.benchmark != RUNS_BENCHMARK]
         runs = [s for s in samples if s.benchmark == RUNS_BENCHMARK]
         if any(s.host_s for s in runs):  # where copies run beside them they share the memory
-            runs = [s for s in runs if not copies_beside(s)]
+            runs = [s for s in runs if not self.copies_beside(s)]
         found = self.solve(alone or runs, [self.parameter(k, alone or runs) for k in keys])
         floor = next((key for key in keys if key.endswith(("floor_s", "gap_s"))), None)
         if not floor or not alone or len(runs) < FEW_RUNS:
@@ -246,6 +249,16 @@ class Solver:
             for s in self.samples
             if s.benchmark == benchmark and all(s.case.get(k) == v for k, v in case.items())
         ]
+
+    def copies_beside(self, sample: Sample) -> bool:
+        """Tell whether copies over the link run beside an op of a real run.
+
+        Parameters
+        ----------
+        sample
+            Its sample.
+        """
+        return technique_of(str(sample.case["technique"])).uses_host(self.d)
 
     def solve(
         self,
@@ -379,6 +392,12 @@ class Solver:
         self.d = self._replace_numbers({key: number.value for key, number in known.items()})
 
 
+@cache
+def technique_of(notation: str) -> Technique:
+    """Parse the technique of a sample, once."""
+    return parse(notation)
+
+
 def _starts(free: list[Parameter]) -> list[list[Parameter]]:
     """Where to begin: with arithmetic that saturates early and late, if it does at all.
 
@@ -410,14 +429,6 @@ def _more_uncertain(samples: Sequence[Sample], off: float, numbers: int) -> floa
 
 def _of_hardware(key: str) -> bool:
     return key.endswith(("_Bps", "latency_s", "_FLOPps"))
-
-
-COPYING = ("offload", "kvpr", "kcache", "specache", "flexgen", "fastdecode", "shadowkv")
-
-
-def copies_beside(sample: Sample) -> bool:
-    """Whether copies over the link run beside an op of a real run."""
-    return str(sample.case.get("technique", "")).partition(":")[0] in COPYING
 
 
 def _work(op: Op, what: str) -> float:
