@@ -84,9 +84,12 @@ def document(names: Iterable[str] = ()) -> str:
         "",
         "Written by `python -m benchmarks.compositions --docs`; do not edit.",
         "",
-        "A technique has four axes: *selection* (which cached tokens stay and are read), *storage*",
-        "(formats of keys and values), *placement* (GPU, host, CPU) and *drafting* (who proposes",
-        "tokens). Terms are joined by `+`; ranges of layers, counted from 0, are separated by `;`:",
+        "This page explains the notation of `--technique`, lists all techniques, and shows which",
+        "of them cannot be combined.",
+        "",
+        "A technique has four axes: *selection* (which cached tokens are kept and read), *storage*",
+        "(formats of keys and values), *placement* (GPU, host, CPU) and *drafting* (what proposes",
+        "tokens). Terms are joined by `+`. Ranges of layers, counted from 0, are separated by `;`:",
         "",
         "```",
         f"kvsim predict --model llama3-8b --gpu a6000 \\\n  --technique '{THREE}'",
@@ -94,17 +97,19 @@ def document(names: Iterable[str] = ()) -> str:
         "  --technique '0-1: full; 2-31: kcache:n=64 + bits=4'",
         "```",
         "",
-        "Drafting holds for the whole model: write it with the terms of all layers, or in a clause",
-        "without layers. A setting without a name belongs to `grouped` (`bits`, `value_bits`) or",
-        "`place` (`host_share`, `cpu_share`, ...). Between 0 and 1 a number of tokens to keep or",
-        "to read is a share of each sequence's prompt (`snapkv:budget=0.25`); plans of traces",
-        "choose shares. The JSON file of a plan may be given for the technique that it chose.",
+        "Drafting applies to the whole model: write it with the terms of all layers, or in a",
+        "clause without layers. A setting without a name belongs to `grouped` (`bits`,",
+        "`value_bits`) or `place` (`host_share`, `cpu_share`, ...). A number of tokens to keep or",
+        "read that is between 0 and 1 is a share of each sequence's prompt",
+        "(`snapkv:budget=0.25`); plans for traces use shares. The JSON file of a plan stands for",
+        "the technique that it chose.",
         "",
-        "A technique acts on the layers that have a cache of their own, and a note says which it",
-        "leaves alone. Layers with a state (gated DeltaNet, KDA, Mamba, Mamba-2, lightning",
-        "attention, short convolutions) run as they are; drafting keeps one more state per draft.",
-        "Layers that share an earlier one's cache (Gemma 3n) read it as that layer keeps it. With",
-        "an indexer (DeepSeek-V3.2, GLM-5) attention reads the tokens that it chose of those kept.",
+        "A technique acts on the layers that have their own cache, and a note names the layers",
+        "that it does not change. Layers with a state (gated DeltaNet, KDA, Mamba, Mamba-2,",
+        "lightning attention, short convolutions) run unchanged; drafting keeps one more state per",
+        "draft. Layers that share an earlier layer's cache (Gemma 3n) read it as that layer keeps",
+        "it. With an indexer (DeepSeek-V3.2, GLM-5), attention reads those of the kept tokens that",
+        "the indexer chooses.",
         "",
         "## Names",
         "",
@@ -114,17 +119,23 @@ def document(names: Iterable[str] = ()) -> str:
     for name, kind in terms().items():
         if name not in named:
             continue
-        axes = ", ".join(part.axis for part in kind().pieces()) or "nothing: the defaults"
+        axes = ", ".join(part.axis for part in kind().pieces()) or "–"
         about = (kind.__doc__ or "").partition("\n\n")[0]
         lines.append(f"| `{name}` | {axes} | {' '.join(about.split())} |")
-    lines += ["", "## Pairs that are refused", "", "On a grouped-query model, with the reason."]
-    lines += ["", "| pair | reason |", "|---|---|"]
+    lines += ["", "## Pairs that are refused", ""]
+    lines += [
+        "These pairs are refused on a grouped-query model.",
+        "",
+        "| pair | reason |",
+        "|---|---|",
+    ]
     for text in pairs():
         reason = refusal(text, "GQA")
         if reason:
             lines.append(f"| `{text}` | {reason} |")
     many = len(pairs())
-    lines += ["", f"Of {many} pairs ({', '.join(f'{len(v)} for {k}' for k, v in AXES.items())})."]
+    axes = ", ".join(f"{len(v)} for {k}" for k, v in AXES.items())
+    lines += ["", f"All {many} pairs were tried ({axes})."]
     return "\n".join(lines) + "\n"
 
 

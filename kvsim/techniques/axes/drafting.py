@@ -235,7 +235,7 @@ class Rounds(Drafting):
 
 @frozen
 class Selfdraft(Drafting):
-    """Drafts by the model's own layers.
+    """Drafts with the model's own layers.
 
     They read the upper half of a hierarchical cache, or a small cache of their own beside the
     verified one: attention sinks and a window, or what SnapKV keeps of the prompt and all since.

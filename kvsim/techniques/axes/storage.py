@@ -28,7 +28,7 @@ class WholeStorage(Storage):
 
 @frozen
 class Grouped(Storage):
-    """Min-max groups of a token's numbers, keys and values at widths of their own.
+    """Quantises each token in min-max groups, with separate widths for keys and values.
 
     References
     ----------

@@ -8,7 +8,7 @@ from kvsim.techniques.papers.snapkv import Snapkv
 
 @frozen
 class AdaKv(Snapkv):
-    """SnapKV's scores, ranked across a layer's heads; a fifth of an even share is every head's own.
+    """Ranks SnapKV's scores across the heads of a layer; each head keeps a minimum share.
 
     Kernels over heads of unequal length read as much as with equal ones.
 

@@ -90,7 +90,7 @@ def _is_of(stack: str, engine: str) -> bool:
 
 @frozen
 class Cache(Storage):
-    """A format by the engine's own name, with the time that its kernel took where it was measured.
+    """A cache format of an engine, with the measured time of its kernel where there is one.
 
     The name alone stands for it: ``turboquant_3bit_nc`` is ``cache:format=turboquant_3bit_nc``.
 

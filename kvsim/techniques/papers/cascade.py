@@ -11,7 +11,7 @@ from kvsim.techniques.axes.settings import param
 
 @frozen
 class Cascade(Selection):
-    """Attention to the shared prefix as one product for the batch, to the rest one by one.
+    """Reads a shared prefix once for the whole batch, and the rest per sequence.
 
     Both parts are joined by their sums of weights, so that tokens are the same. The prompt is read
     as without; a prefix that a cache holds already is ``--cached-prefix``'s matter.

@@ -8,7 +8,7 @@ from kvsim.techniques.papers.eagle import Head
 
 @frozen
 class Dflash(Head):
-    """DFlash: a block of tokens from one pass of five layers that diffuse instead of decode.
+    """DFlash: drafts a block of tokens in one pass of a five-layer diffusion model.
 
     The layers attend to the model's own hidden states of five depths, made one by a product, in
     place of keys and values of their own; embedding and output head are the model's.

@@ -11,7 +11,7 @@ from kvsim.techniques.axes.settings import param
 
 @frozen
 class Dms(Selection):
-    """Every head keeps the latest tokens and one in ``ratio`` of those before.
+    """Keeps the latest tokens and one in ``ratio`` of the earlier ones, per head.
 
     One number of each key tells whether its token goes; the model is trained for it.
 

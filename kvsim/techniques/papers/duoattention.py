@@ -13,7 +13,7 @@ from kvsim.techniques.axes.settings import param
 
 @frozen
 class Duoattention(Selection):
-    """Some KV heads keep the whole context, the others a sliding window.
+    """Keeps the whole context in some KV heads and a sliding window in the others.
 
     A share of each layer's KV heads are retrieval heads; the others stream, in prefill too.
 

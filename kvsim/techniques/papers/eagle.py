@@ -180,7 +180,7 @@ class Tree(Head):
 
 @frozen
 class Eagle(Tree):
-    """EAGLE-3: a small head drafts a chain or a tree of tokens.
+    """EAGLE-3: drafts a chain or a tree of tokens with a small head.
 
     Three hidden states join the embedding, and a part of the vocabulary is drafted.
 

@@ -9,7 +9,7 @@ from kvsim.techniques.papers.eagle import MOST_VERIFIED, Tree
 
 @frozen
 class Eagle2(Tree):
-    """EAGLE-2: a tree whose branches follow the draft's own confidence; the whole vocabulary.
+    """EAGLE-2: drafts a tree by the draft's own confidence, over the whole vocabulary.
 
     References
     ----------

@@ -9,7 +9,7 @@ from kvsim.techniques.papers.eagle import Eagle
 
 @frozen
 class Eagle3(Eagle):
-    """EAGLE-3 as SGLang and vLLM run it: three drafts in a row unless said otherwise.
+    """EAGLE-3 as in SGLang and vLLM: a chain of three drafts by default.
 
     References
     ----------

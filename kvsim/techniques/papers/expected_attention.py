@@ -9,7 +9,7 @@ from kvsim.techniques.axes.selection import PromptCut
 
 @frozen
 class ExpectedAttention(PromptCut):
-    """Models queries as normal, with the prompt's mean and covariance before positions.
+    """Scores tokens by expected attention, with future queries modelled as Gaussian.
 
     Turned to the mean of the next positions they give every key an expected weight, which the
     length of its value multiplies.

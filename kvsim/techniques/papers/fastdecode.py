@@ -10,7 +10,7 @@ from kvsim.techniques.axes.settings import param
 
 @frozen
 class Fastdecode(Term):
-    """Attention on the CPU, in turns with the GPU so that both stay busy.
+    """Runs attention on the CPU, alternating with the GPU so that both stay busy.
 
     The paper has two parts. One leaves each side idle while the other works, but reads the weights
     once, which is quicker where few sequences are decoded.

@@ -11,7 +11,7 @@ from kvsim.techniques.axes.storage import PACKED_ON_HOST, packed_on_host
 
 @frozen
 class Flexgen(Term):
-    """Offloads cache and weights; a layer serves the whole batch in turn.
+    """Offloads cache and weights; each layer processes the parts of a batch in turn.
 
     Offloading by columns: a layer serves all parts of the batch before the next layer.
 

@@ -12,7 +12,7 @@ from kvsim.techniques.axes.settings import param
 
 @frozen
 class Flexprefill(SparsePrompt):
-    """The last block of queries decides per head between blocks and lines, and how many.
+    """Chooses blocks or lines of attention per head, from the last block of queries.
 
     References
     ----------

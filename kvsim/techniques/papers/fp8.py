@@ -11,7 +11,7 @@ FP8 = Format(bits=8)
 
 @frozen
 class Fp8(Storage):
-    """FP8 KV cache with one scale per tensor, as serving engines have it.
+    """FP8 KV cache with one scale per tensor, as in serving engines.
 
     References
     ----------

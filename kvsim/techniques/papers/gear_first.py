@@ -36,7 +36,7 @@ and 74 us) over the 45 us that ``packed_cache.qr_s`` of Hugging Face's stacks is
 
 @frozen
 class GearFirst(WholeStorage):
-    """GEAR as first released: one range and one low-rank product per cache.
+    """GEAR as first released: one range and one low-rank correction per cache.
 
     GEAR as first released: one range and one low-rank product for a sequence's whole cache.
 

@@ -15,7 +15,7 @@ from kvsim.techniques.axes.settings import Budget, param
 
 @frozen
 class Guessed(Chosen):
-    """Single tokens by products of a part of the channels, which stays on the GPU."""
+    """Selects single tokens from a subset of key channels that stays on the GPU."""
 
     name = "guessed"
     preset = False
@@ -60,7 +60,7 @@ class Guessed(Chosen):
 
 @frozen
 class Infinigen(Term):
-    """Keys and values live on the host; a layer's tokens are chosen while the one before runs.
+    """Keeps the cache on the host and selects a layer's tokens while the previous layer runs.
 
     The fetch is stated behind the choice: what of it the layer before hides is not taken off.
 

@@ -30,7 +30,7 @@ from kvsim.techniques.axes.settings import combine, make_axis, param
 
 @frozen
 class Kcache(Term):
-    """Keys on the GPU; values of the top N tokens come from host memory.
+    """Keeps keys on the GPU and fetches the values of the top N tokens from host memory.
 
     Top-N attention over values in host memory, per batch entry and query head.
 
@@ -58,7 +58,7 @@ class Kcache(Term):
 
 @frozen
 class TopValues(Selection):
-    """The best N values per batch entry and query head, wherever they live.
+    """Reads the best N values per sequence and query head, on the GPU or the host.
 
     References
     ----------

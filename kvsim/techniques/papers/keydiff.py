@@ -9,7 +9,7 @@ from kvsim.techniques.axes.selection import PromptCut
 
 @frozen
 class Keydiff(PromptCut):
-    """Tokens are scored by how far their key points away from the mean of all; no queries needed.
+    """Scores tokens by the distance of their keys from the mean key, without queries.
 
     References
     ----------

@@ -10,7 +10,7 @@ from kvsim.techniques.axes.settings import combine, param
 
 @frozen
 class Kivi(Storage):
-    """Keys at few bits per channel, values per token; latest tokens in FP16.
+    """Quantises keys per channel and values per token; keeps the latest tokens in FP16.
 
     Asymmetric group quantisation of the cache with a full-precision residual. A step's tokens are
     packed before they are attended to, as in the paper's algorithm; the release packs them

@@ -91,7 +91,7 @@ class Kvpr(Term):
 
 @frozen
 class Place(HostPlacement):
-    """Shares on the host, of whose cached tokens ``split`` are recomputed from layer inputs.
+    """Keeps shares of cache and weights on the host and recomputes ``split`` cached tokens.
 
     The notation's ``place``: every corner of the family, so that a plan can mix them by layer.
     """

@@ -13,7 +13,7 @@ TOKEN = 4.0  # scale and offset of one token's values [B]
 
 @frozen
 class Kvquant(Storage):
-    """Non-uniform levels calibrated beforehand; outliers stay in FP16.
+    """Quantises to calibrated non-uniform levels; keeps outliers in FP16.
 
     Non-uniform levels that were calibrated beforehand, per channel for keys and per token for V.
 

@@ -14,7 +14,7 @@ CHUNK = 2048  # tokens that are repeated, and scored, at a time
 
 @frozen
 class Kvzip(PromptCut):
-    """A second pass over the context, in chunks that attend to all of it, scores every token.
+    """Scores every token in a second pass over the context, in chunks.
 
     The score is the greatest weight that any query of the repetition of its own chunk gives it;
     queries asked later play no part, so that one cut serves them all.

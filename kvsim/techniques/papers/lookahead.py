@@ -7,7 +7,7 @@ from kvsim.techniques.axes.settings import param
 
 @frozen
 class Lookahead(Rounds):
-    """Lookahead decoding: a pass guesses n-grams in parallel and checks those guessed before.
+    """Lookahead decoding: guesses n-grams in parallel and verifies earlier guesses.
 
     A window of ``window`` places is iterated over ``ngram`` - 1 levels while ``guesses`` n-grams
     from the pool are verified, all as tokens of one pass.

@@ -11,7 +11,7 @@ from kvsim.techniques.axes.settings import Budget, combine, param
 
 @frozen
 class Magicdec(Term):
-    """Drafts with a StreamingLLM or SnapKV cache beside the full one.
+    """Drafts with a StreamingLLM or SnapKV cache in addition to the full one.
 
     References
     ----------

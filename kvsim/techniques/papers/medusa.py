@@ -12,7 +12,7 @@ from kvsim.techniques.axes.settings import param
 
 @frozen
 class Medusa(Rounds):
-    """One head per draft, each a residual product and a head over the vocabulary.
+    """Medusa: drafts each position with its own head over the vocabulary.
 
     The heads run over every token of the tree that was just verified: which of them is the last
     one accepted is known only then. Their best tokens make the next tree.

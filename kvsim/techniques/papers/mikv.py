@@ -16,7 +16,7 @@ from kvsim.techniques.axes.storage import WholeStorage
 
 @frozen
 class Mikv(WholeStorage):
-    """Important tokens in higher precision, the others at few bits.
+    """Stores important tokens in higher precision and the others at few bits.
 
     Mixed precision by attention scores accumulated over all queries, as H2O ranks tokens.
 

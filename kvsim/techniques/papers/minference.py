@@ -12,7 +12,7 @@ from kvsim.techniques.axes.settings import param
 
 @frozen
 class Minference(SparsePrompt):
-    """Vertical lines and slashes, found by the last queries; the pattern most heads have.
+    """Reads vertical and slash lines of attention, found from the last queries.
 
     References
     ----------

@@ -14,7 +14,7 @@ from kvsim.techniques.papers.eagle import Head
 
 @frozen
 class Mtp(Head):
-    """Multi-token prediction: one extra layer of the model drafts.
+    """Multi-token prediction: drafts with an extra layer of the model.
 
     One extra layer (DeepSeek-V3, Qwen3-Next) drafts the next tokens with the shared output head.
 

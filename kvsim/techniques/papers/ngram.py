@@ -7,7 +7,7 @@ from kvsim.techniques.axes.drafting import Rounds
 
 @frozen
 class Ngram(Rounds):
-    """Drafts copied from earlier in the text (prompt lookup).
+    """Copies drafts from earlier text (prompt lookup).
 
     Drafts are what followed the last few tokens earlier in the text, as in prompt lookup.
 

@@ -8,7 +8,7 @@ from kvsim.techniques.papers.eagle import Head
 
 @frozen
 class PEagle(Head):
-    """P-EAGLE: an EAGLE-3 head of several layers that drafts a round's tokens in one pass.
+    """P-EAGLE: drafts all tokens of a round in one pass of a multi-layer EAGLE-3 head.
 
     Places of tokens not yet known hold a mask token and one learned hidden state.
 

@@ -17,7 +17,7 @@ WHOLE_PROMPT = 1 - 1e-9  # a share that is all of any prompt
 
 @frozen
 class Pyramidkv(Snapkv):
-    """Keeps fewer prompt tokens the deeper the layer.
+    """Keeps fewer prompt tokens in deeper layers.
 
     Budgets fall linearly with depth among the layers with a cache; their mean is ``budget``.
 

@@ -76,7 +76,7 @@ class Quantspec(Term):
 
 @frozen
 class Hierarchical(Storage):
-    """Upper and lower four bits with one set of scales, behind a double full-precision buffer.
+    """Stores upper and lower four bits with shared scales, and recent tokens in full precision.
 
     Tokens are packed in blocks of half the buffer, whose halves swap roles when one is packed.
 

@@ -13,7 +13,7 @@ from kvsim.techniques.axes.settings import Budget, param
 
 @frozen
 class RKv(Bounded):
-    """Every ``buffer`` tokens the cache is cut to its budget by attention and redundancy.
+    """Cuts the cache to its budget every ``buffer`` tokens, by attention and redundancy.
 
     Redundancy is how like a key is to the others, for which every pair of kept keys is multiplied.
 

@@ -20,7 +20,7 @@ SINGLE = 4.0  # bytes of an fp32 number [B]
 
 @frozen
 class Landmarks(Chosen):
-    """The best chunks by the mean of their keys; chunks that their mean describes badly stay.
+    """Selects chunks by their mean key; keeps chunks that their mean represents poorly.
 
     References
     ----------
@@ -130,7 +130,7 @@ def _generated(at: LayerPass) -> Number:
 
 @frozen
 class Lowrank(Storage):
-    """Keys before their positions as a product of two thin matrices, values in fp16.
+    """Stores keys before rotary embedding as a low-rank product, and values in FP16.
 
     The decomposition of the prompt takes 6 s w^2 + 20 w^3 operations for s tokens of width w.
 
@@ -203,7 +203,7 @@ class Lowrank(Storage):
 
 @frozen
 class Shadowkv(Term):
-    """Low-rank keys on the GPU; values of chosen chunks from host memory.
+    """Keeps low-rank keys on the GPU and fetches the values of selected chunks from the host.
 
     The keys of chosen chunks are multiplied out while their values are being fetched. The release
     keeps what a step has fetched (``hit``, about 0.6 by the paper), always attends to the last

@@ -13,7 +13,7 @@ from kvsim.techniques.axes.settings import param
 
 @frozen
 class Snapkv(PromptCut):
-    """Keeps the prompt tokens that the prompt's end attends to.
+    """Keeps the prompt tokens to which the end of the prompt attends.
 
     Prompt compression by an observation window; generated tokens are all kept.
 

@@ -50,7 +50,7 @@ from kvsim.techniques.axes.settings import combine, make_axis, param
 
 @frozen
 class Specache(Term):
-    """Prefetches what a speculative next token attends to from the host.
+    """Prefetches from the host the pairs to which a speculated next token attends.
 
     Speculative prefetch of the key-value pairs that the next token will attend to.
 
@@ -89,7 +89,7 @@ class Specache(Term):
 
 @frozen
 class Pairs(Selection):
-    """The best k keys and values per KV head in full precision, prefetched one step ahead.
+    """Prefetches the best k keys and values per KV head, in full precision, one step ahead.
 
     References
     ----------
@@ -211,7 +211,7 @@ def _pack_prompt(at: LayerPass) -> list[Op]:
 
 @frozen
 class LateKivi(Storage):
-    """KIVI's layout, packed after attention so that a step's own tokens are attended to in fp16.
+    """KIVI's layout, packed after attention, so that new tokens are read in FP16.
 
     References
     ----------

@@ -12,7 +12,7 @@ from kvsim.techniques.axes.settings import Budget, param
 
 @frozen
 class Streamingllm(Bounded):
-    """Keeps the first tokens and the latest ones.
+    """Keeps the first and the latest tokens.
 
     The first tokens and the latest ones are kept; positions count within the cache.
 

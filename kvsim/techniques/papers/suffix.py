@@ -7,7 +7,7 @@ from kvsim.techniques.axes.settings import param
 
 @frozen
 class Suffix(Rounds):
-    """Suffix decoding: trees of suffixes of the prompt and of earlier answers propose long spans.
+    """Suffix decoding: drafts long spans from suffix trees of the prompt and earlier answers.
 
     References
     ----------

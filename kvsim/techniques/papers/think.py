@@ -11,7 +11,7 @@ from kvsim.techniques.axes.settings import param
 
 @frozen
 class Think(Storage):
-    """Keys of the prompt lose a share of their channels, per head; values and later keys none.
+    """Prunes a share of the key channels of the prompt, per head.
 
     References
     ----------

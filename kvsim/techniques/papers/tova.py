@@ -8,7 +8,7 @@ from kvsim.techniques.axes.selection import PromptCut, observe
 
 @frozen
 class Tova(PromptCut):
-    """Tokens are scored by the last query's attention, its mean over a layer's heads.
+    """Evicts the tokens with the lowest attention of the last query, averaged over heads.
 
     All heads of a layer keep the same tokens. Applied once, behind the prompt, as kvpress does;
     the paper drops a token at every step.

@@ -11,7 +11,7 @@ from kvsim.techniques.axes.settings import param
 
 @frozen
 class Xattention(SparsePrompt):
-    """Blocks whose antidiagonals hold most of the weight; how many depends on the text.
+    """Reads the blocks whose antidiagonals have the highest scores; their number varies.
 
     References
     ----------

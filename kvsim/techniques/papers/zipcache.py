@@ -37,7 +37,7 @@ from kvsim.techniques.axes.storage import WholeStorage
 
 @frozen
 class Zipcache(WholeStorage):
-    """Salient tokens in higher precision, the others at few bits.
+    """Stores salient tokens in higher precision and the others at few bits.
 
     Mixed-precision cache, channelwise keys and channel-separable tokenwise values.
 
