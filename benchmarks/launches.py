@@ -41,6 +41,7 @@ DIFFER = {
     ("xattention", "prefill"): "every row of blocks has kernels of its own",
     ("ngram", "decode"): "what a pass looks up follows from the text so far, here at random",
     ("flexprefill", "prefill"): "every row of blocks has kernels of its own",
+    ("cachegen", "prefill"): "a token is coded after another, each by kernels of its own",
     ("eagle", "draft"): "the first draft reads as many tokens as were accepted, here at random",
 }
 """Passes whose kernels depend on sizes or chance, and why."""

@@ -24,7 +24,7 @@ from kvsim.validate.kernels.gather import gather
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.parts import host_values, place, prefetch, tiered
 from kvsim.validate.run import Generation
-from kvsim.validate.techniques import kvpr, specache
+from kvsim.validate.techniques import infinigen, kvpr, specache
 from kvsim.validate.transfer import Transfers
 from tests.support.decoders import decoder, prompts
 
@@ -98,7 +98,7 @@ def late(monkeypatch: Any) -> Lateness:
         return gather(k, v, index, into[0], into[1])
 
     monkeypatch.setattr(place, "Transfers", Late)
-    for module in (host_values, specache):
+    for module in (host_values, specache, infinigen):
         monkeypatch.setattr(module, "gather", fetch)
     for module in (prefetch, kvpr, tiered, host_values):
         monkeypatch.setattr(module, "copy_all", copy_all)
@@ -116,7 +116,7 @@ COMPOSED = [
 ]  # fmt: skip
 """The first three are compared with full KV, the others with themselves without delays."""
 LOSSLESS = ["offload:host_share=0.5", "kvpr:split=9"]
-OWN = ["kcache:n=6", "specache:bits=2,group=16,residual=16,k=6"]
+OWN = ["kcache:n=6", "specache:bits=2,group=16,residual=16,k=6", "infinigen:budget=6"]
 OTHERS = [
     "offload", "offload:schedule=column,parts=2", "offload:schedule=column,parts=1,bits=4",
     "flexgen:weights_gpu=25,cache_gpu=50,parts=2", "kvpr:split=1000",

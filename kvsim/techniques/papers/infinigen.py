@@ -1,5 +1,19 @@
-"""InfiniGen: from a cache on the host a layer's tokens are guessed ahead, and fetched."""
+"""InfiniGen: while a layer runs, the next one's tokens are guessed and fetched from the host.
 
+W. Lee, J. Lee, J. Seo, J. Sim, "InfiniGen: efficient generative inference of large language models
+with dynamic KV cache management", OSDI 2024, https://arxiv.org/abs/2406.19707
+
+1. The prompt is attended to in full. Of every layer's keys the channels that weigh most stay on the
+   GPU, with the same channels of the query weights (section 4.2); the whole cache goes to the host.
+2. While layer i - 1 decodes, its input times the partial query weights of layer i, and that times
+   layer i's partial keys, guess what layer i will attend to: inputs of neighbouring layers are
+   alike (section 4.3). The best tokens are fetched beside the rest of layer i - 1.
+3. Layer i attends to them and to the newest token. The first layer has no input to guess from and
+   fetches its whole cache.
+"""
+
+from bisect import bisect_left
+from dataclasses import replace
 from typing import ClassVar
 
 import numpy as np
@@ -7,62 +21,135 @@ import numpy as np
 from kvsim.engine import ops
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op
-from kvsim.techniques.axes.base import LayerPass, Part, Term
+from kvsim.machines.deployment import Deployment
+from kvsim.techniques.axes.base import Launches, LayerPass, Part, Selection, Term
 from kvsim.techniques.axes.placement import HostPlacement
 from kvsim.techniques.axes.selection import Chosen
 from kvsim.techniques.axes.settings import Budget, param
 
 
+def guessing_channels(part: float, head_dim: int) -> int:
+    """Return how many channels of a head guess: pairs, which positions turn together.
+
+    Parameters
+    ----------
+    part : of the channels.
+    head_dim : channels of a head.
+    """
+    return min(head_dim, 2 * max(1, int(part * head_dim / 2 + 1e-9)))
+
+
 @frozen
 class Guessed(Chosen):
-    """Selects single tokens from a subset of key channels that stays on the GPU."""
+    """Selects single tokens one layer ahead, from a subset of key channels that stays on the GPU."""
 
     name = "guessed"
     preset = False
+    launches = Launches(
+        prefill={"partial_keys": 25, "store_kv": 2},
+        decode={"attn": 4, "partial_keys": 4, "guess_query": 3, "guess": 5, "topk": 5, "fetch": 2},
+    )
 
     budget: Number = param(400, "tokens fetched per head [tokens]", low=1, high=1e7, share=True)
     part: float = param(0.3, "of the channels that guess", low=0.01, high=1, whole=False)
+    whole: int = param(1, "first layers that fetch everything", low=1, high=1000)
+
+    def boundaries(self, deployment: Deployment) -> tuple[int, ...]:
+        """The first layer that is guessed, counted among those with a cache."""
+        return deployment.model.caches[self.whole : self.whole + 1]
+
+    def for_layer(self, index: int, deployment: Deployment) -> Selection:  # type: ignore[override]
+        """The first layers read everything."""
+        guessed = bisect_left(deployment.model.caches, index) >= self.whole
+        return self if guessed else Selection()
 
     def tokens(self, at: LayerPass) -> Number:
-        """As many single tokens as the budget says. [tokens]"""
-        return self.budget
+        """The fetched tokens and the new ones. [tokens]"""
+        return self.host_tokens(at) + at.p.new
+
+    def host_tokens(self, at: LayerPass) -> Number:
+        """Of those before the pass. [tokens]"""
+        return np.minimum(self.budget, self._before(at))
+
+    def _before(self, at: LayerPass) -> Number:
+        return np.maximum(at.kept_tokens - at.p.new, 0.0)
 
     def page_tokens(self) -> int:
         """Tokens are chosen one by one. [tokens]"""
         return 1
 
+    def pages(self, at: LayerPass) -> Number:
+        """Those before the pass."""
+        return self._before(at)
+
+    def _width(self, at: LayerPass, heads: int) -> float:
+        """Guessing channels of so many heads."""
+        m = at.d.shard
+        return float(heads * guessing_channels(self.part, m.k_width // m.cached_heads))
+
+    def _partial_weights(self, at: LayerPass) -> float:
+        m = at.d.shard
+        rows = self._width(at, m.heads)
+        return ops.FP16_BYTES * rows * (m.hidden + m.qkv_bias)
+
     def estimate(self, at: LayerPass) -> list[Op]:
-        """Queries guessed from the layer before, against the partial keys."""
+        """The next layer's queries by this one's input, against the partial keys."""
         m, p = at.d.shard, at.p
-        keys = ops.FP16_BYTES * self.part * m.k_width * p.batch * at.kept_tokens
-        scores = 2 * ops.SCORE * p.tokens * m.heads * at.kept_tokens
-        width = self.part * m.k_width / m.cached_heads
-        guess = 2.0 * p.tokens * m.hidden * self.part * m.heads * m.head_dim
-        flops = 2.0 * p.tokens * m.heads * width * at.kept_tokens
+        asked = p.tokens * self._width(at, m.heads)
+        scores = ops.SCORE * p.tokens * m.heads * self._before(at)
+        keys = p.batch * self._width(at, m.cached_heads) * self._before(at)
+        query = self._partial_weights(at) + ops.FP16_BYTES * (p.tokens * m.hidden + asked)
         return [
-            Op("guess_query", kernel="gemm", flops=guess, size=p.tokens,
-               bytes={"hbm": ops.FP16_BYTES * m.hidden * self.part * m.heads * m.head_dim}),
-            Op("guess", kernel="attention", flops=flops, bytes={"hbm": keys + scores}, size=p.new),
-        ]  # fmt: skip
+            Op(
+                "guess_query",
+                kernel="gemm",
+                flops=2.0 * m.hidden * asked,
+                size=p.tokens,
+                bytes={"hbm": query},
+            ),
+            Op(
+                "guess",
+                kernel="attention",
+                flops=2.0 * asked * self._before(at),
+                size=p.new,
+                bytes={"hbm": ops.FP16_BYTES * (asked + keys) + scores},
+            ),
+        ]
 
     def summarise(self, at: LayerPass) -> list[Op]:
-        """The new tokens' partial keys."""
-        moved = (1 + self.part) * ops.FP16_BYTES * at.d.shard.k_width * at.p.tokens
+        """Partial keys of new tokens; the prompt says by which channels, and of which weights."""
+        m, p = at.d.shard, at.p
+        moved = ops.FP16_BYTES * p.tokens * (m.k_width + self._width(at, m.cached_heads))
+        if p.prefill:
+            moved = moved + ops.FP16_BYTES * p.tokens * m.heads * m.head_dim
+            moved = moved + 2 * self._partial_weights(at)
         return [Op("partial_keys", bytes={"hbm": moved})]
+
+    def attend(self, at: LayerPass) -> list[Op]:
+        """What is fetched was chosen in the layer before; this one chooses for the next."""
+        found = super().attend(at)
+        if at.p.prefill:
+            return found
+        waits = {"fetch": ("topk@-1",)}
+        return [replace(op, after=waits.get(op.name, op.after)) for op in found]
 
     def resident(self, at: LayerPass) -> Buffers:
         """The partial keys, and the part of the query weights that guesses."""
-        m = at.d.shard
-        keys = ops.FP16_BYTES * self.part * m.k_width * at.p.batch * at.cached
-        weights = ops.FP16_BYTES * m.hidden * self.part * m.heads * m.head_dim
+        m, weights = at.d.shard, self._partial_weights(at)
+        keys = ops.FP16_BYTES * self._width(at, m.cached_heads) * at.p.batch * at.cached
         return {"gpu": {"partial keys": keys, "partial weights": weights + 0.0 * np.asarray(keys)}}
+
+    def shared_buffers(self, at: LayerPass) -> Buffers:
+        """Fetched tokens, those of one layer read while the next one's arrive."""
+        if at.p.prefill or not np.any(np.asarray(at.placement.v_host) > 0):
+            return super().shared_buffers(at)
+        most = np.minimum(self.budget, at.p.max_length - 1.0)
+        return {"gpu": {"fetched pages": 2 * sum(at.storage.transfer_bytes(at, most), 0.0)}}
 
 
 @frozen
 class Infinigen(Term):
     """Keeps the cache on the host and selects a layer's tokens while the previous layer runs.
-
-    The fetch is stated behind the choice: what of it the layer before hides is not taken off.
 
     References
     ----------
@@ -75,9 +162,10 @@ class Infinigen(Term):
 
     budget: Number = param(400, "tokens fetched per head [tokens]", low=1, high=1e7, share=True)
     part: float = param(0.3, "of the channels that guess", low=0.01, high=1, whole=False)
+    whole: int = param(1, "first layers that fetch everything", low=1, high=1000)
 
     candidates = ({"budget": Budget((0.0625, 0.125, 0.2))},)
 
     def pieces(self) -> tuple[Part, ...]:
         """Guesses over a cache on the host."""
-        return Guessed(self.budget, self.part), HostPlacement(host_share=1)
+        return Guessed(self.budget, self.part, self.whole), HostPlacement(host_share=1)

@@ -145,9 +145,9 @@ class NotingPairs(Pairs):
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Compare what was fetched for this step, then go on."""
         if self.guesses and self.chosen and step.kind == "decode":
-            self.stored.wait()
+            self.host.stored.wait()
             before = step.starts[0]
-            home = self.homes[0][:, :, :before].to(queries.device)
+            home = self.host.homes[0][:, :, :before].to(queries.device)
             cached_keys = torch.cat([home, keys[:, :, :1]], 2)
             shares = by_kv_head(scores(queries[:, :, :1], cached_keys), keys.shape[1])[
                 :, :, 0, :before

@@ -21,7 +21,6 @@ Query heads that share a KV head choose together, by the mean of their attention
 more.
 """
 
-from collections.abc import Callable
 from types import MappingProxyType
 
 import torch
@@ -38,6 +37,7 @@ from kvsim.validate.kernels.topk import softmax_top_k
 from kvsim.validate.model.attention import Pass, Seen
 from kvsim.validate.parts.base import Resident, RunningGeneration, SmallRun
 from kvsim.validate.parts.drafting import Drafter
+from kvsim.validate.parts.host_copies import HostCopies
 from kvsim.validate.parts.packed import (
     Fetched,
     PackedRing,
@@ -170,42 +170,27 @@ class Pairs(LayerCache):
             )
         self.packed = self.kv
         self.guesses = "specache" if settings.speculative else ""
-        run, m = self.run, self.model
-        rows = self.slots
+        m, rows = self.model, self.slots
         self.chosen = int(min(int(settings.k), rows))
-        self.lanes = run.transfers(self.layer)
-        # one token of the whole batch is contiguous, so that storing it is one copy
-        shape = (rows if self.chosen else 0, self.batch, m.kv_heads, m.head_dim)
-        self.homes = [self.lanes.host(shape, self.dtype).permute(1, 2, 0, 3) for _ in "kv"]
+        self.host = HostCopies(self, rows if self.chosen else 0)
         self.fetched = self._room(), self._room()
         none = torch.full((self.batch, m.kv_heads, self.chosen), -1, dtype=torch.int32)
         self.index = none.to(self.device)
-        self.stored = self._arrived = self.lanes.mark()  # the last copies there and back
-        self._leaving: tuple[Tensor, ...] = ()  # what is on its way to the host
-        self._before: list[Pairs] = run.shared("pairs", list)
-        self._before.append(self)
+        self._arrived = self.host.stored
 
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:
         """Algorithm 1: C' = Quant(C), Offload(C), the copy beside the next layer's compute."""
         super().store_prompt(keys, values)
-        if not self.chosen:
-            return
-        if mine := self._before.index(self):
-            self._before[mine - 1].has_left()  # its copy makes room for this one's
-        self._store(slice(0, self.prompt), keys, values)
+        if self.chosen:
+            self.host.store_prompt(keys, values, self.prompt)
 
     def prompt_done(self) -> None:
         """The last layer's prompt has to have left."""
-        self.has_left()
-
-    def has_left(self) -> None:
-        """Wait until what was sent is on the host, and free its source."""
-        self.stored.wait()
-        self._leaving = ()
+        self.host.has_left()
 
     def in_flight(self) -> list[Tensor]:
         """Copies of the prompt that are on their way to the host."""
-        return list(self._leaving)
+        return list(self.host.leaving)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Attend with the fetched pairs in place, choose and prefetch the next, store, pack.
@@ -222,7 +207,7 @@ class Pairs(LayerCache):
         part = self.packed.attend_with_pairs(queries, span, first, scored=self.chosen > 0)
         if self.chosen and self.guesses:
             if stays:
-                self._append_home(keys, values, step)
+                self.host.append(keys, values, step)
             # K_{t+1} = ArgTopK of what the last query, T'_{t+1} or T_1, gives to cached tokens
             self._choose(part, step, eligible=step.positions[:, -1])
         elif self.chosen:  # section 4.3: choose by the output token, fetch, attend once more
@@ -232,7 +217,7 @@ class Pairs(LayerCache):
             part = self.packed.attend_with_pairs(
                 queries, span, known, scored=False, name="attn_again"
             )
-            self._append_home(keys, values, step)
+            self.host.append(keys, values, step)
         if stays:
             self.packed.pack(span)  # C' = [C', Quant(C_t)]
         return part.out.to(queries.dtype)
@@ -240,7 +225,7 @@ class Pairs(LayerCache):
     def buffers(self) -> Resident:
         """The fetched pairs with their indices; everything on the host."""
         held = {"fetched pairs": [*self.fetched], "indices": [self.index]}
-        return {"gpu": held, "host": {"kv": self.homes}}
+        return {"gpu": held, "host": {"kv": self.host.homes}}
 
     def _room(self) -> Tensor:
         """For the fetched keys or values."""
@@ -260,43 +245,12 @@ class Pairs(LayerCache):
             index = torch.nn.functional.pad(index, (0, self.chosen - index.shape[-1]), value=-1)
             record.writes(scores)
             record.reads(scores)
-        self.index = index
+        self.index, host = index, self.host
 
         def fetch() -> None:
-            gather(self.homes[0], self.homes[1], index.clamp(min=0), *self.fetched)
+            gather(host.homes[0], host.homes[1], index.clamp(min=0), *self.fetched)
 
-        self._arrived = self.lanes.h2d(fetch, self.lanes.mark(), self.stored)
+        self._arrived = host.lanes.h2d(fetch, host.lanes.mark(), host.stored)
         many = min(self.chosen, max(step.starts) + step.new - 1)
         moved = [p[:, :, :many] for p in self.fetched]
         self.counter.copy("prefetch", "h2d", moved, rows=2 * self.batch * heads * many)
-
-    def _append_home(self, keys: Tensor, values: Tensor, step: Pass) -> None:
-        """Store the output token on the host."""
-        keys, values = keys[:, :, :1], values[:, :, :1]
-        if step.uniform:
-            self._store(slice(step.starts[0], step.starts[0] + 1), keys, values)
-            return
-        rows = list(enumerate(step.starts))
-
-        def store() -> None:
-            for home, new in zip(self.homes, (keys, values), strict=True):
-                for i, row in rows:
-                    home[i, :, row].copy_(new[i, :, 0], non_blocking=True)
-
-        self._send(store, keys, values)
-
-    def _store(self, rows: slice, keys: Tensor, values: Tensor) -> None:
-        """Copy the same rows of every sequence to the host."""
-        laid_out = (t.permute(2, 0, 1, 3) for t in (keys, values))
-        made = tuple(t.clone(memory_format=torch.contiguous_format) for t in laid_out)
-
-        def store() -> None:
-            for home, new in zip(self.homes, made, strict=True):
-                home.permute(2, 0, 1, 3)[rows].copy_(new, non_blocking=True)
-
-        self._send(store, *made)
-
-    def _send(self, store: Callable[[], None], *held: Tensor) -> None:
-        """Queue a copy to the host; its source is kept until the next one of this layer."""
-        self.stored, self._leaving = self.lanes.d2h(store, self.lanes.mark()), held
-        self.counter.copy("store_kv", "d2h", held)

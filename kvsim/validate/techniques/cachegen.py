@@ -1,0 +1,233 @@
+"""CacheGen: differences to anchor tokens, quantised, and coded with a table per channel.
+
+Y. Liu et al., "CacheGen: KV Cache Compression and Streaming for Fast Large Language Model Serving",
+SIGCOMM 2024, sections 5.1 and 5.2, https://arxiv.org/abs/2310.07240.
+
+- Every tenth token is an anchor; symbols of all others are differences to it (``quantised``).
+- A coder (rANS, with states of 32 bits and words of 16) turns a channel's symbols into words, by
+  how often the channel has each symbol (``Coder``). Every channel of a sequence is a lane.
+- The stream, with its lanes' states and the tokens' scales, goes to the host (``prompt_done``);
+  with ``load`` the prompt is decoded from it, as a later request would have it.
+
+Where this departs: tables are those of the prompts themselves, as LMCache makes them, and not of
+texts seen before; a stream is padded to the room that ``bits`` says, and refused if it needs more.
+"""
+
+import torch
+from torch import Tensor
+
+from kvsim.errors import InputError
+from kvsim.techniques.axes.base import Placement
+from kvsim.techniques.papers.cachegen import ANCHORS
+from kvsim.techniques.papers.cachegen import Cachegen as Settings
+from kvsim.validate.parts.base import Resident, SmallRun
+from kvsim.validate.parts.place import CachePlacement
+from kvsim.validate.parts.selection import LayerCache, LayeredRun
+from kvsim.validate.transfer import copy_all
+
+GROUP = 10  # tokens, of which the first is the anchor
+TOTAL, LEAST = 12, 16  # bits of the sum of a table, and of the smallest state
+
+
+def quantised(numbers: Tensor, symbols: int) -> tuple[Tensor, Tensor]:
+    """Symbols (sequences, tokens, channels), and what a step is worth in every token.
+
+    Parameters
+    ----------
+    numbers : (sequences, tokens, channels), in fp32.
+    symbols : of a difference.
+    """
+    made, steps = torch.zeros_like(numbers), torch.zeros_like(numbers[..., 0])
+    anchors = numbers[:, ::GROUP]
+    made[:, ::GROUP], steps[:, ::GROUP] = _rounded(anchors, ANCHORS)
+    known = (made[:, ::GROUP] * steps[:, ::GROUP, None]).repeat_interleave(GROUP, 1)
+    other = torch.arange(numbers.shape[1], device=numbers.device) % GROUP > 0
+    made[:, other], steps[:, other] = _rounded(
+        (numbers - known[:, : len(other)])[:, other], symbols
+    )
+    return made.long(), steps
+
+
+def restored(made: Tensor, steps: Tensor) -> Tensor:
+    """The numbers that symbols stand for."""
+    found = made * steps[..., None]
+    anchors = found[:, ::GROUP].repeat_interleave(GROUP, 1)[:, : found.shape[1]]
+    other = torch.arange(found.shape[1], device=found.device) % GROUP > 0
+    return found + anchors * other[:, None]
+
+
+def _rounded(numbers: Tensor, symbols: int) -> tuple[Tensor, Tensor]:
+    most = symbols // 2
+    steps = numbers.abs().amax(-1) / most
+    return (numbers / steps.clamp(min=1e-30)[..., None]).round(), steps
+
+
+class Coder:
+    """How often each channel has each symbol, of anchors and of differences.
+
+    Parameters
+    ----------
+    channels : of a token.
+    symbols : of a difference.
+    """
+
+    def __init__(self, channels: int, symbols: int, device: torch.device) -> None:
+        shapes = [(channels, ANCHORS), (channels, symbols)]
+        self.tables = [torch.zeros(s, dtype=torch.int16, device=device) for s in shapes]
+
+    def count(self, made: Tensor, there: Tensor) -> None:
+        """Take the tables of some symbols; each channel's add up to 2 ** TOTAL.
+
+        Parameters
+        ----------
+        made : symbols about zero, (sequences, tokens, channels).
+        there : whether a sequence has the token, (sequences, tokens).
+        """
+        anchor = torch.arange(made.shape[1], device=made.device) % GROUP == 0
+        for held, own in zip(self.tables, (anchor, ~anchor), strict=True):
+            size = held.shape[1]
+            index = (made[:, own] + size // 2).flatten(0, 1).T
+            counted = there[:, own].flatten().long().expand(len(index), -1)
+            many = held.new_zeros(held.shape, dtype=torch.long).scatter_add_(1, index, counted)
+            table = many * (2**TOTAL - size) // many.sum(1, keepdim=True).clamp(min=1) + 1
+            rest = 2**TOTAL - table.sum(1, keepdim=True)
+            held.copy_(table.scatter_add_(1, table.argmax(1, keepdim=True), rest))
+
+    def encode(self, made: Tensor, there: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Words of every lane behind each other, how many each has, and where its state ends."""
+        lanes = made.shape[0] * made.shape[2]
+        state = torch.full((lanes,), 1 << LEAST, device=made.device)
+        words, count = state.new_zeros(lanes, made.shape[1]), torch.zeros_like(state)
+        for token in range(made.shape[1] - 1, -1, -1):
+            table, before = self._lanes(token, len(made))
+            symbol = made[:, token].flatten()[:, None] + table.shape[1] // 2
+            often, first = table.gather(1, symbol)[:, 0], before.gather(1, symbol)[:, 0]
+            active = there[:, token].repeat_interleave(made.shape[2])
+            full = active & (state >= often << (2 * LEAST - TOTAL))
+            place = count[:, None].clamp(max=made.shape[1] - 1)
+            word = torch.where(full, state & 0xFFFF, words.gather(1, place)[:, 0])
+            words.scatter_(1, place, word[:, None])
+            count, state = count + full.long(), torch.where(full, state >> 16, state)
+            pushed = (state // often << TOTAL) + state % often + first
+            state = torch.where(active, pushed, state)
+        used = torch.arange(made.shape[1], device=made.device) < count[:, None]
+        return words[used].short(), count.int(), state.int()
+
+    def decode(self, words: Tensor, count: Tensor, state: Tensor, there: Tensor) -> Tensor:
+        """The symbols (sequences, tokens, channels) of a stream."""
+        found = []
+        starts = count.long().cumsum(0) - count
+        state, left = state.long() & 0xFFFFFFFF, count.long()
+        for token in range(there.shape[1]):
+            table, before = self._lanes(token, len(there))
+            slot = state & (2**TOTAL - 1)
+            symbol = torch.searchsorted(before, slot[:, None], right=True) - 1
+            often, first = table.gather(1, symbol)[:, 0], before.gather(1, symbol)[:, 0]
+            active = there[:, token].repeat_interleave(len(state) // len(there))
+            pulled = often * (state >> TOTAL) + slot - first
+            empty = active & (pulled < 1 << LEAST)
+            left = left - empty.long()
+            word = words[(starts + left).clamp(0, len(words) - 1)].long() & 0xFFFF
+            state = torch.where(active, torch.where(empty, pulled << 16 | word, pulled), state)
+            found.append((symbol[:, 0] - table.shape[1] // 2) * active)
+        return torch.stack(found, 1).view(len(there), -1, there.shape[1]).transpose(1, 2)
+
+    def _lanes(self, token: int, sequences: int) -> tuple[Tensor, Tensor]:
+        """Of the token's kind of symbol, how often each comes, and those before it, by lane."""
+        table = self.tables[token % GROUP > 0].long().repeat(sequences, 1)
+        return table, table.cumsum(1) - table
+
+
+class Cachegen(CachePlacement):
+    """Streams of the layers of one third, made when every layer has read the prompt."""
+
+    replays = True
+
+    @classmethod
+    def small_settings(cls, run: SmallRun) -> list[str]:
+        """Room for what a lane has besides its words; decoded, too."""
+        return ["bits=16,load=true"]
+
+    def __init__(self, run: LayeredRun, part: Placement) -> None:
+        super().__init__(run, part)
+        assert isinstance(part, Settings)
+        self.settings = part
+        self.homes: list[Tensor] = []  # by layer
+        self.coders: list[tuple[Coder, Coder]] = []  # of keys and of values
+        self.taken: list[int] = []  # by streams before they are padded [B]
+
+    def ready(self) -> None:
+        """Room on the host and tables for every layer."""
+        width, symbols = self.run.model.k_width, self.settings.symbols
+        for layer in self._layers():
+            self.homes.append(self.lanes().host((self._room(layer),), torch.uint8))
+            keys, values = (Coder(width, symbols, layer.device) for _ in "kv")
+            self.coders.append((keys, values))
+
+    def prompt_done(self) -> None:
+        """Code every layer's prompt; read it back if it is asked for."""
+        for layer, room, coders in zip(self._layers(), self.homes, self.coders, strict=True):
+            self._pass_through(layer, room, coders)
+
+    def resident(self) -> Resident:
+        """Streams on the host, tables on the GPU."""
+        tables = [t for pair in self.coders for coder in pair for t in coder.tables]
+        return {"gpu": {"symbol tables": tables}, "host": {"kv": self.homes}}
+
+    def _pass_through(self, layer: LayerCache, room: Tensor, coders: tuple[Coder, Coder]) -> None:
+        counts = torch.tensor(layer.stored_tokens(layer.lengths), device=layer.device)
+        sides = layer.kv.prompt(int(counts.max()))
+        there = torch.arange(sides[0].shape[2], device=layer.device) < counts[:, None]
+        record_of, parts = self.run.counter.op, list[Tensor]()
+        with record_of("encode") as record:
+            for numbers, coder in zip(sides, coders, strict=True):
+                flat = numbers.transpose(1, 2).flatten(2).float() * there[..., None]
+                made, steps = quantised(flat, self.settings.symbols)
+                coder.count(made, there)
+                parts += [steps, *coder.encode(made, there)]
+                record.reads(numbers)
+            sizes = [part.numel() for part in parts]
+            kinds = [(part.dtype, part.shape) for part in parts]
+            data = torch.cat([part.contiguous().view(-1).view(torch.uint8) for part in parts])
+            if len(data) > len(room):
+                many = 2 * sides[0].numel()
+                raise InputError(
+                    f"cachegen: the prompt's stream takes {8 * len(data) / many:.1f} bits per "
+                    f"number in layer {layer.layer}; set cachegen:bits to as many"
+                )
+            stream = torch.zeros(len(room), dtype=torch.uint8, device=layer.device)
+            stream[: len(data)] = data
+            record.writes(stream)
+        self.taken.append(len(data))
+        lanes, counter = self.lanes(), self.run.counter
+        counter.copy("store_kv", "d2h", [stream])
+        sent = lanes.d2h(lambda: copy_all([(room, stream)]), lanes.mark())
+        if not self.settings.load:
+            sent.wait()
+            return
+        counter.copy("load_stream", "h2d", [stream])
+        lanes.h2d(lambda: copy_all([(stream, room)]), lanes.mark(), sent).wait()
+        with record_of("decode_stream") as record:
+            record.reads(stream)
+            begin, found = 0, []
+            for (kind, shape), size in zip(kinds, sizes, strict=True):
+                stop = begin + size * kind.itemsize
+                found.append(stream[begin:stop].clone().view(kind).view(shape))
+                begin = stop
+            for i, numbers in enumerate(sides):
+                steps, words, count, state = found[4 * i : 4 * i + 4]
+                wide = restored(coders[i].decode(words, count, state, there), steps)
+                by_head = wide.view(*wide.shape[:2], numbers.shape[1], -1).transpose(1, 2)
+                numbers.copy_(
+                    torch.where(there[:, None, :, None], by_head.to(numbers.dtype), numbers)
+                )
+                record.writes(numbers)
+
+    def _layers(self) -> list[LayerCache]:
+        """Those that are placed like this."""
+        return [x for x in self.run.layers if x.parts.placement == self.part]
+
+    def _room(self, layer: LayerCache) -> int:
+        """What ``bits`` says. [B]"""
+        kept = max(layer.stored_tokens(layer.lengths)) * layer.batch
+        return -int(-self.settings.bits / 8 * kept * 2 * layer.model.k_width // 1)

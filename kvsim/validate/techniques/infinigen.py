@@ -1,0 +1,213 @@
+"""InfiniGen: a layer's input guesses what the next layer will attend to, which is then fetched.
+
+W. Lee et al., "InfiniGen: Efficient Generative Inference of Large Language Models with Dynamic KV
+Cache Management", OSDI 2024, sections 4.2 and 4.3, https://arxiv.org/abs/2406.19707.
+
+- Prompt (section 4.2): the channels of keys and queries that weigh most in all prompts are chosen
+  per KV head; partial keys and partial query weights stay on the GPU, the cache leaves for the host
+  (``Guessed.store_prompt``).
+- Decode (section 4.3): the input of layer i - 1 times the partial weights of layer i gives guessed
+  queries, whose products with layer i's partial keys rank its tokens; the best are fetched beside
+  the rest of layer i - 1 (``Guessed.guess``). Layer i attends to them and to the newest token.
+
+Where this departs: weights are not skewed beforehand by a singular value decomposition, which turns
+keys and queries alike and changes no product; the number of tokens is the budget, not those within
+a margin of the best. Channels come in the pairs that rotary positions turn. Heads of a group choose
+together, by the greatest of their products.
+"""
+
+from typing import cast
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - its usual name
+from torch import Tensor
+
+from kvsim.techniques.axes.base import Part
+from kvsim.techniques.papers.infinigen import Guessed as Settings
+from kvsim.techniques.papers.infinigen import guessing_channels
+from kvsim.validate.counter import OpRecord
+from kvsim.validate.kernels.gather import gather
+from kvsim.validate.model.architecture import rotate
+from kvsim.validate.model.attention import Pass, Seen, attend
+from kvsim.validate.model.decoder import Answer
+from kvsim.validate.parts.base import Resident, SmallRun
+from kvsim.validate.parts.composed import Composed
+from kvsim.validate.parts.host_copies import HostCopies
+from kvsim.validate.parts.registry import Piece
+from kvsim.validate.parts.rows import Fp16
+from kvsim.validate.parts.selection import LayerCache, LayerContext
+from kvsim.validate.parts.store import KvStore, on_the_gpu
+
+
+class Infinigen(Composed):
+    """Shows every layer's input to the layer behind it."""
+
+    @classmethod
+    def small_settings(cls, run: SmallRun) -> list[str]:
+        """A quarter of the tokens, guessed by three tenths of the channels."""
+        return [f"budget={max(1, run.prompt // 4)}"]
+
+    def attend(
+        self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
+    ) -> Tensor | Answer:
+        """Guess for the next layer, then attend."""
+        following = self.visits.get((layer + 1, step.rows.start))
+        if isinstance(following, Guessed):
+            following.guess(tensor, step)
+        return super().attend(layer, tensor, queries, keys, values, step)
+
+    def _find(self, base: type[Piece], part: Part) -> type[Piece]:
+        if isinstance(part, Settings) and issubclass(Guessed, base):
+            return cast(type[Piece], Guessed)
+        return super()._find(base, part)
+
+
+class Guessed(LayerCache):
+    """One layer: its cache on the host, partial keys and weights on the GPU."""
+
+    direct = False  # the prompt leaves for the host
+
+    def __init__(self, place: LayerContext) -> None:
+        settings = place.parts.selection
+        assert isinstance(settings, Settings)
+        super().__init__(place)
+        self.refuse_windows()
+        m, channels = self.model, guessing_channels(settings.part, self.model.head_dim)
+        self.host = HostCopies(self, self.capacity)
+        self.budget = min(int(settings.budget), self.capacity - 1)
+        shape = (self.batch, m.kv_heads, self.capacity, channels)
+        self.partial = torch.zeros(shape, dtype=self.dtype, device=self.device)
+        self.weights = self.run.decoder.weights.layers[self.layer].qkv.rows(0, m.heads * channels)
+        self.weights = type(self.weights)(*(torch.empty_like(t) for t in self.weights.tensors()))
+        self.asked = torch.zeros(m.kv_heads, m.head_dim, device=self.device)
+        self.channels = torch.zeros(m.kv_heads, channels, dtype=torch.long, device=self.device)
+        room = (2, 2, self.batch, m.kv_heads, self.budget, m.head_dim)
+        self.buffers_of = self.run.shared(
+            "guessed", lambda: torch.zeros(room, dtype=self.dtype, device=self.device)
+        )
+        self.arrived, self.fetched = self.host.stored, self.buffers_of[0]
+        self.seen: Seen = "all"
+
+    def make(self, slots: int) -> KvStore:
+        """Nothing stays on the GPU."""
+        m = self.model
+        room = on_the_gpu(self.batch, m.kv_heads, m.head_dim, self.dtype, self.device)
+        return Fp16(self.parts.storage, room, 0, self.counter)
+
+    def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
+        """In full; what queries weigh by channel is added up."""
+        there = (step.positions < self._on_device[step.rows, None])[:, None, :, None]
+        with self.counter.op("partial_keys") as record:
+            weighs = (queries * there).abs().sum((0, 2), dtype=torch.float32)
+            self.asked += weighs.view(keys.shape[1], -1, keys.shape[3]).sum(1)
+            record.reads(queries)
+        return super().attend_prompt(queries, keys, values, step)
+
+    def store_prompt(self, keys: Tensor, values: Tensor) -> None:
+        """Choose channels, keep these of keys and weights, and send the cache home."""
+        m, tokens = self.model, torch.arange(keys.shape[2], device=keys.device)
+        with self.counter.op("partial_keys") as record:
+            there = (tokens < self._on_device[:, None])[:, None, :, None]
+            weighs = self.asked + (keys * there).abs().sum((0, 2), dtype=torch.float32)
+            pairs = weighs.view(len(weighs), 2, -1).sum(1)
+            best = pairs.topk(self.channels.shape[1] // 2).indices.sort(-1).values
+            self.channels.copy_(torch.cat([best, best + pairs.shape[1]], 1))
+            record.reads(keys)
+            self._keep_partial(record, keys, tokens.expand(self.batch, -1))
+            heads = torch.arange(m.heads, device=keys.device)[:, None]
+            rows = heads * m.head_dim + self.channels.repeat_interleave(m.queries_per_kv, 0)
+            whole = self.run.decoder.weights.layers[self.layer].qkv
+            for mine, every in zip(self.weights.tensors(), whole.tensors(), strict=True):
+                mine.copy_(every[rows.flatten()])
+                record.reads(mine)
+                record.writes(mine)
+        self.host.store_prompt(keys, values, self.prompt)
+
+    def prompt_done(self) -> None:
+        """The last layer's prompt has to have left."""
+        self.host.has_left()
+
+    def in_flight(self) -> list[Tensor]:
+        """Copies of the prompt that are on their way to the host."""
+        return list(self.host.leaving)
+
+    def guess(self, tensor: Tensor, step: Pass) -> None:
+        """Rank the cached tokens by the input of the layer before, and fetch the best."""
+        m, before = self.model, max(step.starts)
+        norm = self.run.decoder.weights.layers[self.layer].q_norm
+        with self.counter.op("guess_query") as record:
+            asked = self.weights(tensor).view(self.batch, m.kv_heads, m.queries_per_kv, -1)
+            record.reads(tensor, *self.weights.tensors())
+            record.writes(asked)
+        with self.counter.op("guess") as record:
+            turned = asked
+            if norm:
+                scaled = F.rms_norm(asked, asked.shape[-1:], eps=norm.eps)
+                turned = scaled * norm.weight[self.channels][None, :, None]
+            if step.turns:
+                cos, sin = (t[:, 0, 0][:, self.channels][:, :, None] for t in step.turns)
+                turned = rotate(turned, cos, sin)
+            keys = self.partial[:, :, :before]
+            products = turned @ keys.mT
+            record.reads(asked, keys, products)
+            record.writes(products)
+        with self.counter.op("topk") as record:
+            starts = self._starts(step)[:, None, None]
+            best = products.amax(2)
+            there = torch.arange(before, device=best.device) < starts
+            record.writes(best)
+            record.reads(best)
+            ranked = best.masked_fill(~there, -torch.inf)
+            index = ranked.topk(min(self.budget, before), dim=-1).indices
+            held = there.expand_as(best).gather(2, index)
+            index = torch.minimum(index, starts - 1)
+        self.seen = "all"
+        if not step.uniform:
+            self.seen = F.pad(held, (0, 1), value=True)[:, :, None]
+        self._fetch(index)
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
+        """Attend to what was fetched and to the newest token, which goes home."""
+        with self.counter.op("partial_keys") as record:
+            record.reads(keys)
+            self._keep_partial(record, keys, step.positions)
+        self.arrived.wait()
+        with self.counter.op("attn") as record:
+            pairs = zip(self.fetched, (keys, values), strict=True)
+            k, v = (torch.cat([rows, new], 2) for rows, new in pairs)
+            record.writes(keys, values)
+            out = attend(record, queries, k, v, self.seen)
+        self.host.append(keys, values, step)
+        return out
+
+    def buffers(self) -> Resident:
+        """Partial keys and weights, the cache at home; buffers once for all layers."""
+        own = {"partial keys": [self.partial], "partial weights": [*self.weights.tensors()]}
+        if self is next(x for x in self.run.layers if isinstance(x, Guessed)):
+            own["fetched pages"] = [self.buffers_of]
+        return {"gpu": own, "host": {"kv": self.host.homes}}
+
+    def _fetch(self, index: Tensor) -> None:
+        """Bring rows ``index`` (sequences, KV heads, n) to the buffer that is not attended to."""
+        room = self.buffers_of[self.layer % 2].flatten(1)
+        count = index.numel() * self.model.head_dim
+        self.fetched = room[:, :count].view(2, *index.shape, -1)
+        homes, into = self.host.homes, self.fetched
+
+        def bring() -> None:
+            gather(homes[0], homes[1], index, into[0], into[1])
+
+        self.arrived = self.host.lanes.h2d(bring, self.host.lanes.mark(), self.host.stored)
+        self.counter.copy("fetch", "h2d", [into], rows=2 * index.numel())
+
+    def _keep_partial(self, record: OpRecord, keys: Tensor, slots: Tensor) -> None:
+        """Keep the chosen channels of keys (sequences, KV heads, new, dim) in their slots."""
+        index = self.channels[None, :, None].expand(*keys.shape[:3], -1)
+        made = keys.gather(3, index)
+        sequences = torch.arange(self.batch, device=keys.device)[:, None]
+        self.partial[sequences, :, slots] = made.transpose(1, 2)
+        record.writes(made)
+
+    def _starts(self, step: Pass) -> Tensor:
+        """Tokens of every sequence before the pass, on the device."""
+        return step.positions[:, 0]
