@@ -41,7 +41,7 @@ def guessing_channels(part: float, head_dim: int) -> int:
 
 @frozen
 class Guessed(Chosen):
-    """Selects single tokens one layer ahead, from a subset of key channels that stays on the GPU."""
+    """Selects single tokens one layer ahead, by key channels that stay on the GPU."""
 
     name = "guessed"
     preset = False
