@@ -21,7 +21,9 @@ from kvsim.machines.hardware import Hardware
 from kvsim.machines.keys import CHECKED_KINDS
 from kvsim.report import units
 from kvsim.report.answer import Answer, verdict
+from kvsim.report.colours import bar_style
 from kvsim.report.json import Row, number
+from kvsim.report.pictures import Chart, draw_bars, draw_distribution
 from kvsim.report.result import Result
 from kvsim.report.table import Column, Table, text_column
 from kvsim.report.terminal import Heading, Verbatim
@@ -30,8 +32,6 @@ from kvsim.serving.rules import Rules
 from kvsim.techniques.technique import Technique
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
     from kvsim.evidence.runfit import RunFit
 
 METRIC_TITLES = {
@@ -63,7 +63,6 @@ def make_machine_result(answer: Row, notes: Sequence[str], command: str = "") ->
     """
     title, table = f"{answer['device']}: {answer['samples']:,} samples", number_table(answer)
     beside = [n for n in answer["numbers"] if n["datasheet"]]
-    bars = "Measured, of the data sheet"
     unknown = "No data sheet of this device is shipped."
     return Result(
         command,
@@ -79,7 +78,7 @@ def make_machine_result(answer: Row, notes: Sequence[str], command: str = "") ->
             *(f"Suspicious: {text}." for text in answer["suspicious"]),
             f"Written: {answer['out']}, the stack and the samples beside it.",
         ],
-        draw=lambda: [(bars, _draw_beside_sheet(beside))] if beside else [],
+        draw=lambda: [_draw_beside_sheet(beside)] if beside else [],
         remarks=notes,
         notes=notes,
     )
@@ -145,10 +144,10 @@ def number_table(answer: Row) -> Table:
     """The numbers with their errors, beside the data sheet."""
     columns = (
         text_column("parameter", "key"),
-        Column("measured", lambda n: f"{n['value']:.4g}", lambda n: n["value"]),
-        Column("± %", lambda n: "-" if n["error"] is None else f"{100 * n['error']:.2g}", rank=2),
-        Column("samples off %", lambda n: f"{100 * n['residual']:.2g}", rank=3),
-        Column("data sheet", _beside_sheet, rank=1),
+        Column("measured", "value", lambda value: f"{value:.4g}"),
+        Column("± %", "error", lambda x: "-" if x is None else f"{100 * x:.2g}", 2),
+        Column("samples off %", "residual", lambda x: f"{100 * x:.2g}", 3),
+        Column("data sheet", "datasheet", rank=1, write=_beside_sheet),
         text_column("", lambda n: "" if n["verdict"] == "identified" else n["verdict"]),
     )
     return Table(columns, answer["numbers"])
@@ -160,19 +159,10 @@ def _beside_sheet(n: Row) -> str:
     return f"{format_number(n['datasheet'])} ({100 * n['value'] / n['datasheet']:.0f} %)"
 
 
-def _draw_beside_sheet(numbers: list[Row]) -> "Figure":
-    from plotly.graph_objects import Figure
-
-    from kvsim.report.charts import finish_figure
-    from kvsim.report.colours import PALETTE
-
-    figure = Figure()
-    figure.add_bar(
-        y=[n["key"] for n in numbers], x=[100 * n["value"] / n["datasheet"] for n in numbers],
-        orientation="h", marker={"color": PALETTE[0]}, hovertemplate="%{x:.3g} %<extra></extra>",
-    )  # fmt: skip
-    axis = {"autorange": "reversed"}
-    return finish_figure(figure, 120 + 30 * len(numbers), "% of the data sheet", "", yaxis=axis)
+def _draw_beside_sheet(numbers: list[Row]) -> Chart:
+    shares = {n["key"]: 100 * n["value"] / n["datasheet"] for n in numbers}
+    across = "% of the data sheet"
+    return draw_bars("Measured, of the data sheet", shares, across, downwards=True)
 
 
 def make_table_result(fields: Row, out: str, command: str = "") -> Result[Row]:
@@ -263,7 +253,6 @@ def calibrate_from_run(
     answer = _write_run_answer(row, deployment, "" if out is None else str(out))
     tables = _run_tables(row)
     verdicts = [*_write_verdicts(fit), *_write_confused(row)]
-    errors = "Predicted over measured less one, requests that the fit did not see"
     return Result(
         command,
         f"{stack} fitted to a run of {deployment.model.name} on {deployment.hardware.name}",
@@ -274,8 +263,8 @@ def calibrate_from_run(
         tables=tables,
         blocks=[*answer.head(), *tables, *verdicts, *answer.body(), f"Written to {out}."],
         draw=lambda: [
-            (errors, _errors(row)),
-            ("Time to first token of those requests", _waits(times)),
+            _draw_errors(row),
+            draw_distribution("Time to first token of those requests", times),
         ],
     )
 
@@ -304,8 +293,8 @@ def _run_tables(row: Row) -> list[Table]:
     numbers = [{"key": key} | found for key, found in row["numbers"].items()]
     columns = [
         text_column("parameter", "key"),
-        Column("by the run", lambda n: _written(n, "value"), lambda n: n["value"]),
-        Column("±", lambda n: _written(n, "error"), lambda n: n["error"]),
+        Column("by the run", "value", write=lambda n: _written(n, "value")),
+        Column("±", "error", write=lambda n: _written(n, "error")),
         text_column("means", lambda n: MEANINGS[n["key"].rpartition(".")[2]], rank=1),
         text_column("", lambda n: n["verdict"]),
     ]
@@ -332,7 +321,7 @@ def _written(row: Row, part: str) -> str:
 
 
 def _error(heading: str, key: str) -> Column:
-    return Column(heading, lambda row: f"{100 * row[key]:+.1f}", lambda row: 100 * row[key])
+    return Column(heading, lambda row: 100 * row[key], lambda error: f"{error:+.1f}")
 
 
 def _write_run_answer(row: Row, deployment: Deployment, place: str) -> Answer:
@@ -389,35 +378,13 @@ def _fit_fields(
     }
 
 
-def _errors(row: Row) -> "Figure":
-    from plotly.graph_objects import Figure
-
-    from kvsim.report.charts import finish_figure
-    from kvsim.report.colours import PALETTE, PATTERNS
-
-    figure = Figure()
+def _draw_errors(row: Row) -> Chart:
+    chart = Chart(
+        "Predicted over measured less one, requests that the fit did not see", up="%", height=320
+    )
     some = {"before the fit": row["error_before"], "after the fit": row["error_not_seen"]}
     for i, (name, errors) in enumerate(some.items()):
-        figure.add_bar(
-            x=[METRIC_TITLES[key] for key in errors],
-            y=[100 * v for v in errors.values()],
-            name=name,
-            marker={"color": PALETTE[i], "pattern": {"shape": PATTERNS[i]}},
-            hovertemplate="%{y:+.1f} %<extra></extra>",
-        )
-    return finish_figure(figure, 320, "", "%")
-
-
-def _waits(quantiles: Row) -> "Figure":
-    from plotly.graph_objects import Figure
-
-    from kvsim.report.charts import LOG, finish_figure
-    from kvsim.report.colours import PALETTE
-
-    figure = Figure()
-    for i, (name, values) in enumerate(quantiles.items()):
-        figure.add_scatter(
-            x=values, y=np.linspace(0, 100, len(values)), name=name, mode="lines",
-            line={"color": PALETTE[i], "dash": ("solid", "dash", "dot")[i], "width": 1.8},
-        )  # fmt: skip
-    return finish_figure(figure, 340, "s", "% of requests", xaxis=LOG)
+        titles, off = [METRIC_TITLES[key] for key in errors], [100 * v for v in errors.values()]
+        hover = "%{y:+.1f} %<extra></extra>"
+        chart.bars(name, titles, off, bar_style(i), orientation="v", hovertemplate=hover)
+    return chart

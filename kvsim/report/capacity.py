@@ -1,30 +1,42 @@
 """``kvsim capacity``: the fleet, in a few sentences, and all that stands beside it."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from math import isinf
-from typing import Any
 
 import numpy as np
 
 from kvsim.planner.fleet.answer import STRETCH, CapacityAnswer
 from kvsim.planner.fleet.demand import FleetTargets
 from kvsim.planner.fleet.play import Played
-from kvsim.report import capacity_tables as tables
 from kvsim.report import evidence
 from kvsim.report.answer import MAX_VERDICT_WORDS, Answer, verdict
+from kvsim.report.capacity_charts import draw_fleet
 from kvsim.report.capacity_fields import (
     list_assumptions,
     make_fields,
     name_replicas,
     price_per_million,
 )
-from kvsim.report.capacity_tables import format_wait
 from kvsim.report.json import Row
 from kvsim.report.plan import paste_blocks
 from kvsim.report.result import Result
+from kvsim.report.table import Column, Table, text_column
 from kvsim.report.terminal import BLANK, Block, Heading
-from kvsim.report.units import likelihood, percent, usd
+from kvsim.report.units import format_number, integer, likelihood, percent, rounded, seconds, usd
+
+MAX_CASES = 7  # other fleets that a terminal shows
+SCHEDULE = (
+    "from: since the first request of the trace, in hours, minutes and seconds; below the kinds of "
+    "replica, how many of each run"
+)
+FULL_KV = re.compile(r" full(?= \+ |,|;|$)")
+DISAGGREGATED_NOTE = (
+    "1 prefill + 1 decode: one engine computes prompts and transfers their KV "
+    "caches to one that decodes"
+)
+MEMORY_NAMES = {"gpu": "GPU memory", "host": "host memory", "nvme": "NVMe", "remote": "the store"}
 
 
 def make_result(
@@ -43,36 +55,39 @@ def make_result(
     for replica, settings in zip(fields["fleet"], engines, strict=True):
         replica["settings"] = list(settings)
     ground = evidence.describe_basis(fields["basis"])
-    more = (
-        ("Other loads, and a loss", tables.load_table(fields)),
-        ("Other fleets", tables.alternative_table(fields)),
-        ("What limits and targets cost", tables.limit_table(fields)),
-        ("What other loads need", tables.other_load_table(fields)),
-    )
-    details = (
-        ("Who serves which requests", tables.class_table(fields)),
-        ("Every replica that was considered", tables.considered_table(fields)),
-    )
+    loads, others = _load_table(fields), _other_load_table(fields)
+    alternatives = _fleets_table(fields["alternatives"], "for comparison")
+    limits = _fleets_table(fields["limits"], "what limits cost")
+    titles = {
+        "Other loads, and a loss": loads,
+        "Other fleets": alternatives,
+        "What limits and targets cost": limits,
+        "What other loads need": others,
+    }
+    details = {
+        "Who serves which requests": _class_table(fields),
+        "Every replica that was considered": _considered_table(fields),
+    }
     pastes = [row for settings in engines for row in settings]
     some = [answer.fleet.kinds[j].costs.deployment for j in answer.used]
 
-    def draw() -> Any:
-        from kvsim.report.capacity_charts import draw_fleet
-
-        return draw_fleet(fields, answer)
-
     return Result(
         command,
-        f"Cheapest fleet of {fields['model']} for {trace}: {_describe_targets(answer)}",
+        f"Cheapest fleet of {fields['model']} for {trace}: {_describe_asked_targets(answer)}",
         write_answer(fields),
         fields,
         answer,
         fields["fleet"],
-        tables=[tables.fleet_table(fields), *(replace(t, title=title) for title, t in more)],
+        tables=[_fleet_table(fields), *(replace(t, title=title) for title, t in titles.items())],
         blocks=[*_list_blocks(fields), *paste_blocks(pastes)],
-        more=_list_more(fields),
-        draw=draw,
-        details=[replace(table, title=title) for title, table in details],
+        more=[
+            *_separate([loads, others, alternatives, limits]),
+            BLANK,
+            *_describe_prices(fields),
+            _describe_search(fields),
+        ],
+        draw=lambda: draw_fleet(fields, answer),
+        details=[replace(table, title=title) for title, table in details.items()],
         remarks=_list_remarks(fields, answer),
         notes=fields["assumed"],
         data=evidence.newest_measurement(some),
@@ -83,37 +98,30 @@ def make_result(
 
 def _list_blocks(fields: Row) -> list[Block]:
     """The decision, the fleet, what it is compared with, and how sure it is."""
-    shown = [tables.fleet_table(fields), *tables.schedule_tables(fields), tables.case_table(fields)]
+    shown = [_fleet_table(fields), *_schedule_tables(fields), _case_table(fields)]
     lines = [
-        *tables.describe_robustness(fields),
-        *tables.describe_prefixes(fields),
+        *_describe_robustness(fields),
+        *_describe_prefixes(fields),
         *fields["assumed"],
-        *tables.describe_sellers(fields),
-        tables.describe_power(fields),
-        tables.describe_reserved(fields),
-        tables.describe_certainty(fields),
+        *_describe_sellers(fields),
+        _describe_power(fields),
+        _describe_reserved(fields),
+        _describe_certainty(fields),
     ]
     return [
         Heading(fields["answer"]),
-        *tables.describe_shortfall(fields),
-        tables.describe_question(fields),
-        *tables.describe_classes(fields),
-        *(block for table in shown if table.rows for block in (BLANK, table)),
+        *_describe_shortfall(fields),
+        _describe_question(fields),
+        *_describe_classes(fields),
+        *_separate(shown),
         BLANK,
         *filter(None, lines),
     ]
 
 
-def _list_more(fields: Row) -> list[Block]:
-    """What a terminal adds with --verbose."""
-    shown = [tables.load_table(fields), tables.other_load_table(fields),
-             tables.alternative_table(fields), tables.limit_table(fields)]  # fmt: skip
-    return [
-        *(block for table in shown if table.rows for block in (BLANK, table)),
-        BLANK,
-        *tables.describe_prices(fields),
-        tables.describe_search(fields),
-    ]
+def _separate(tables: Sequence[Table]) -> list[Block]:
+    """Tables that have rows, each after an empty line."""
+    return [block for table in tables if table.rows for block in (BLANK, table)]
 
 
 def write_answer(row: Row) -> Answer:
@@ -129,15 +137,13 @@ def write_answer(row: Row) -> Answer:
     Answer
         Verdict and what follows it.
     """
-    said, short = (
-        verdict([row["answer"]], tables.describe_shortfall(row)),
-        tables.describe_shortfall(row),
-    )
+    short = _describe_shortfall(row)
+    said = verdict([row["answer"]], short)
     return Answer(
         verdict=said,
         figures=_figures(row),
         changes=[x for x in short if x not in said],  # where the verdict has no room for it
-        evidence=[x for x in [tables.describe_certainty(row)] if x],
+        evidence=[x for x in [_describe_certainty(row)] if x],
     )
 
 
@@ -149,7 +155,7 @@ def _figures(row: Row) -> Row:
     return paid | times | {"probability": row["certainty"]["both_met"]}
 
 
-def _describe_targets(answer: CapacityAnswer) -> str:
+def _describe_asked_targets(answer: CapacityAnswer) -> str:
     """The targets, and for how many requests."""
     t = answer.targets
     some = [("TTFT", t.ttft), ("TPOT", t.tpot)]
@@ -161,12 +167,12 @@ def _describe_targets(answer: CapacityAnswer) -> str:
 def _list_remarks(row: Row, answer: CapacityAnswer) -> list[str]:
     """What the page says under the pictures."""
     return [
-        *tables.describe_classes(row),
+        *_describe_classes(row),
         _demand_note(answer),
         f"Time to first token: {_waits_note(row, 'ttft_s')}.",
         f"Time per token: {_waits_note(row, 'tpot_s')}.",
-        *tables.describe_prefixes(row),
-        *tables.describe_prices(row),
+        *_describe_prefixes(row),
+        *_describe_prices(row),
         *_assumptions(row, answer),
     ]
 
@@ -194,20 +200,13 @@ def _assumptions(row: Row, answer: CapacityAnswer) -> list[str]:
     """What the answer rests on, with where it comes from."""
     memory = ", ".join(sorted({f"{100 * r['gpu_memory_utilization']:.0f} %" for r in row["fleet"]}))
     return [
-        tables.describe_search(row),
-        *filter(
-            None,
-            [
-                tables.describe_certainty(row),
-                tables.describe_reserved(row),
-                tables.describe_power(row),
-            ],
-        ),
+        _describe_search(row),
+        *filter(None, (_describe_certainty(row), _describe_reserved(row), _describe_power(row))),
         *list_assumptions(answer),
         f"Among replicas of a kind, requests are routed {row['fleet'][0]['route']}.",
         f"Engines use {memory} of GPU memory; a pass holds at most "
         f"{row['fleet'][0]['max_tokens']} tokens.",
-        *tables.describe_sellers(row),
+        *_describe_sellers(row),
         "Not modelled: time to load a model, failures while serving, and networks between "
         "replicas, "
         "except for KV caches that are transferred.",
@@ -230,7 +229,7 @@ def describe_fleet(answer: CapacityAnswer) -> str:
         Verdict.
     """
     q = answer.question
-    fleet = tables.shorten(answer.fleet.name)
+    fleet = shorten(answer.fleet.name)
     reached = answer.played.reached(answer.targets.share)
     p = f"p{100 * reached.share:g}"
     times = f"TTFT {p} {format_wait(reached.ttft)}, TPOT {p} {format_wait(reached.tpot)}"
@@ -274,7 +273,7 @@ def _describe_likelihood(answer: CapacityAnswer) -> tuple[str, str]:
     if stretch is None or stretch.cost >= answer.fleet.cost:
         return said, ""
     return said, (
-        f". If predictions were exact, {tables.shorten(stretch.name)} ({usd(stretch.cost)} per "
+        f". If predictions were exact, {shorten(stretch.name)} ({usd(stretch.cost)} per "
         "hour) would be enough for this trace"
     )
 
@@ -315,7 +314,330 @@ def describe_slower(played: Played, targets: FleetTargets, names: list[str]) -> 
             if value > most or targets.longer
         ]
         said.append(
-            f"the {percent(float(mine.mean()))} on {tables.shorten(names[kind])} have "
+            f"the {percent(float(mine.mean()))} on {shorten(names[kind])} have "
             f"{' and '.join(times)}"
         )
     return f"The targets are met over all requests: {'; '.join(said)}." if said else ""
+
+
+def _describe_shortfall(answer: Row) -> list[str]:
+    """Say why the answer is not what was asked for, if it is not."""
+    return [] if answer["met"] else [f"Not as asked: {answer['shortfall']}."]
+
+
+def _name_fleet(answer: Row) -> str:
+    """Name the fleet as other fleets are named."""
+    return " + ".join(f"{r['replicas']} x {r['name']}" for r in answer["fleet"])
+
+
+def _describe_question(answer: Row) -> str:
+    """State the targets and the traffic that were asked for, in one sentence."""
+    goal = answer["planned_for"]
+    some = [
+        f"{name} p{goal['percentile']:g} at most {format_wait(goal[key])}"
+        for name, key in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"))
+        if goal[key]
+    ]
+    if answer["class_targets"]:
+        some.append("longer prompts have targets of their own")
+    return (
+        f"{answer['model']}, {answer['trace']}: {_requests(answer)}; "
+        f"{', '.join(some) or 'no targets'}."
+    )
+
+
+def _requests(answer: Row) -> str:
+    """How many, and in what time."""
+    count = "1 request" if answer["requests"] == 1 else f"{answer['requests']:,} requests"
+    if answer["rate_per_s"] is None:
+        return count if answer["requests"] == 1 else f"{count} at once"
+    rate = rounded(answer["rate_per_s"], 3)
+    return f"{count} in {seconds(answer['trace_s'])}, {rate} per second"
+
+
+def _describe_certainty(answer: Row) -> str:
+    """State the likelihood of each target, and where it comes from."""
+    sure = answer["certainty"]
+    each = [
+        f"{name.upper()} {likelihood(sure[f'{name}_met'])}"
+        for name in ("ttft", "tpot")
+        if sure[f"{name}_met"] is not None
+    ]
+    if not each:
+        return ""
+    return (
+        f"Probability of meeting each target: {', '.join(each)} (over {sure['days']} simulated "
+        f"days and the error of predicted times). Predicted times: {sure['source']}."
+    )
+
+
+def _describe_power(answer: Row) -> str:
+    """State what the GPUs draw at most by their data sheets, and what a token takes of it."""
+    rated, each = answer["rated_power_w"], answer["joules_per_token"]
+    if rated is None:
+        return ""
+    tokens = "" if each is None else f", {rounded(each, 3)} J per generated token"
+    return (
+        f"Rated power of the {_gpus(answer['gpus'])}: {rounded(rated / 1e3, 3)} kW{tokens}, "
+        f"without hosts and cooling."
+    )
+
+
+def _describe_sellers(answer: Row) -> list[str]:
+    """Say whose prices these are, and what other sellers' prices would change."""
+    found = answer["sellers"]
+    listed = [
+        f"{gpu} {usd(x['usd_per_gpu_hour'])} ({x['source']})" for gpu, x in found["prices"].items()
+    ]
+    said = [f"Prices per GPU and hour: {'; '.join(listed)}."]
+    others = [f"{x['seller']} {x['name']}, {usd(x['usd_per_hour'])}/h" for x in found["others"]]
+    if others:
+        said.append(f"The cheapest fleet at other sellers: {'; '.join(others)}.")
+    return said
+
+
+def _gpus(count: int) -> str:
+    return "GPU" if count == 1 else f"{count} GPUs"
+
+
+def _describe_reserved(answer: Row) -> str:
+    """List the replicas that are paid always, at the lower price."""
+    some = [f"{r['reserved']} x {r['name']}" for r in answer["fleet"] if r["reserved"]]
+    return f"Reserved (paid whether or not they run): {', '.join(some)}." if some else ""
+
+
+def _describe_search(answer: Row) -> str:
+    """Say what no fleet undercuts, and how the answer was found."""
+    search = answer["search"]
+    return (
+        f"Lower bound, with every replica always busy: {usd(search['bound_usd_per_hour'])} per "
+        f"hour. {search['plays']:,} fleets were simulated."
+    )
+
+
+def _fleet_table(answer: Row) -> Table:
+    """A line per kind of replica: its price, its share of requests and what they wait."""
+    columns = [
+        text_column("kind of replica", lambda r: shorten(r["name"])),
+        Column("replicas", "replicas"),
+        Column("USD/h", "usd_per_hour", usd),
+        Column("requests", "share_of_requests", percent),
+        Column("max-num-seqs", "max_seqs", rank=1),
+        Column("tokens per pass", "max_tokens", integer, 1),
+        Column("most running", "most_running", rank=2),
+        Column("KV tokens", "kv_cache_tokens", integer, 3),
+        *_wait_columns("simulated.", f" p{answer['planned_for']['percentile']:g}"),
+    ]
+    note = DISAGGREGATED_NOTE if any(r["engines"] for r in answer["fleet"]) else ""
+    return Table(columns, answer["fleet"], note=note)
+
+
+def _wait_columns(where: str = "", which: str = "") -> list[Column]:
+    """Both times that the asked share of requests keeps."""
+    return [
+        Column(f"{name.upper()}{which}", f"{where}{name}_s.at_target", format_wait)
+        for name in ("ttft", "tpot")
+    ]
+
+
+def _describe_prefixes(answer: Row) -> list[str]:
+    """Say where prompts found their prefixes, if anywhere."""
+    said = []
+    for r in answer["fleet"]:
+        found = {MEMORY_NAMES[k]: v for k, v in r["prefix_hits"].items() if v > 0}
+        if found:
+            parts = ", ".join(f"{percent(v)} in {k}" for k, v in found.items())
+            said.append(f"Prompt tokens found on {r['name']}: {parts}.")
+    return said
+
+
+def _load_table(answer: Row) -> Table:
+    """The fleet at other loads and after losses, and what a fleet for such a load costs."""
+    part = answer["planned_for"]["load"]
+    name = "the trace" if part == 1 else f"{100 * part:.0f} % of the trace"
+    rows = [{**answer["simulated"], "case": name, "needs": answer["usd_per_hour"]}]
+    for load, times in answer["at_load"].items():
+        label = f"{load} times {'its' if part == 1 else 'that'} load"
+        needs = answer["fleet_at_load"][load]["usd_per_hour"] or "none found"
+        rows.append({**times, "case": label, "needs": needs})
+    for name, times in answer["after_loss"].items():
+        rows.append({**times, "case": f"without one {name}", "needs": ""})
+    columns = [
+        text_column("this fleet with", "case"),
+        *_wait_columns(),
+        Column("within both", "good_share", lambda share: percent(share, 3)),
+        Column("targets", "met", lambda met: "met" if met else "missed"),
+        Column(
+            "USD/h it needs", "needs", lambda paid: paid if isinstance(paid, str) else usd(paid)
+        ),
+    ]
+    return Table(columns, rows, note=_needed(answer))
+
+
+def _needed(answer: Row) -> str:
+    """What else a fleet for another load must do, where something was asked."""
+    more, lost = answer["headroom"], answer["failures"]
+    asked = [f"with {percent(more)} more load"] if more else []
+    asked += (
+        [f"after the loss of any {f'{lost} replicas' if lost > 1 else 'replica'}"] if lost else []
+    )
+    if not asked:
+        return ""
+    return f"USD/h it needs: with the targets met {' and '.join(asked)} too, as you asked"
+
+
+def _case_table(answer: Row) -> Table:
+    """The one table of other fleets that a terminal shows: those that cost another price."""
+    cases = [*answer["alternatives"], *answer["fleet_at_load"].values(), *answer["limits"]]
+    told = {(_name_fleet(answer), answer["usd_per_hour"])}
+    rows = []
+    for case in cases:
+        same = case["fleet"], case["usd_per_hour"]
+        if case["fleet"] is None or same not in told:
+            rows.append(case)
+        told.add(same)
+    return _fleets_table(rows[:MAX_CASES], "instead")
+
+
+def _describe_robustness(answer: Row) -> list[str]:
+    """Say at which loads, and after which losses, this fleet still meets the targets."""
+    cases = {f"{load} times the load": x for load, x in answer["at_load"].items()}
+    cases |= {f"without one {shorten(name)}": x for name, x in answer["after_loss"].items()}
+    met = [name for name, x in cases.items() if x["met"]]
+    missed = [f"{name} ({_describe_waits(x)})" for name, x in cases.items() if not x["met"]]
+    said = [f"also meets the targets at {_join(met)}"] if met else []
+    said += [f"misses them at {_join(missed)}"] if missed else []
+    text = "; ".join(said).replace("at without", "without")
+    return [f"This fleet {text}."] if said else []
+
+
+def _describe_waits(times: Row) -> str:
+    ttft, tpot = (format_wait(times[name]["at_target"]) for name in ("ttft_s", "tpot_s"))
+    return f"TTFT {ttft}, TPOT {tpot}"
+
+
+def _join(cases: list[str]) -> str:
+    """Cases as a list in a sentence."""
+    return ", ".join(cases[:-1]) + " and " * (len(cases) > 1) + cases[-1]
+
+
+def shorten(name: str) -> str:
+    """Leave out of fleets and replicas that their KV cache is full."""
+    return FULL_KV.sub("", name)
+
+
+def _other_load_table(answer: Row) -> Table:
+    """The fleets that other loads need."""
+    rows = list(answer["fleet_at_load"].values())
+    if answer["planned_for"]["load"] != 1:
+        rows = [{**x, "name": x["name"].replace("the load", "that load")} for x in rows]
+    return _fleets_table(rows, "a fleet for")
+
+
+def _describe_prices(answer: Row) -> list[str]:
+    """Say at which price another GPU would be chosen."""
+    said = [
+        f"{p['gpu']} at {usd(p['as_cheap_at'])} (now {usd(p['usd_per_gpu_hour'])})"
+        for p in answer["prices"]
+        if p["as_cheap_at"] < p["usd_per_gpu_hour"] * (1 - 1e-9)
+    ]
+    return [f"Break-even prices per GPU and hour: {'; '.join(said)}."] if said else []
+
+
+def _fleets_table(rows: list[Row], head: str) -> Table:
+    """Other fleets and how much dearer they are."""
+    columns = [
+        text_column(head, "name"),
+        text_column("fleet", lambda a: shorten(a["fleet"] or a["reason"])),
+        Column("USD/h", "usd_per_hour", usd),
+        Column("cost", "dearer", lambda x: "" if x is None else f"{round(100 * x) + 0:+d} %"),
+    ]
+    return Table(columns, rows)
+
+
+def _class_table(answer: Row) -> Table:
+    """Who serves which requests."""
+
+    def served(row: Row) -> str:
+        return "; ".join(f"{100 * part:.0f} % {name}" for name, part in row["served_by"].items())
+
+    columns = [
+        text_column("served by", served),
+        Column("prompt", "prompt", format_number),
+        Column("generated", "generate", format_number),
+        Column("requests/s", "rate_per_s", lambda rate: format_number(rate, 3)),
+        Column("prefix seen before", "reuse", percent),
+    ]
+    return Table(columns, answer["classes"])
+
+
+def _considered_table(answer: Row) -> Table:
+    """Every configuration that was measured, the cheapest for the trace first."""
+    columns = [
+        text_column("replica", "name"),
+        Column("USD/h each", "usd_per_hour", usd),
+        Column("KV tokens", "kv_cache_tokens", integer),
+        Column("replicas the trace keeps busy", "replicas_alone", lambda n: format_number(n, 3)),
+        Column("USD/h for them", "usd_per_hour_alone", usd),
+    ]
+    rows = sorted(
+        answer["considered"],
+        key=lambda c: (c["usd_per_hour_alone"] is None, c["usd_per_hour_alone"]),
+    )
+    return Table(columns, rows)
+
+
+def _schedule_tables(answer: Row) -> list[Table]:
+    """What runs when, in as few rows as there are changes; none if all replicas always run."""
+    if answer["schedule"] is None:
+        return []
+    names = [r["name"] for r in answer["fleet"]]
+    rows: list[Row] = []
+    begin = 0.0
+    for window in answer["schedule"]:
+        counts = {name: window["replicas"].get(name, 0) for name in names}
+        if rows and rows[-1]["counts"] == counts:
+            begin = rows.pop()["begin"]  # what ran before runs longer
+        rows.append({"begin": begin, "end": window["until_h"], "counts": counts})
+        begin = window["until_h"]
+
+    def count(name: str) -> Column:
+        return Column(name, lambda row: row["counts"][name])
+
+    when = text_column("from", lambda row: f"{_clock(row['begin'])} to {_clock(row['end'])}")
+    return [Table([when, *map(count, names)], rows, note=SCHEDULE)]
+
+
+def _clock(hours: float) -> str:
+    """A time of the trace, as 0:29:10."""
+    seconds = round(3600 * hours)
+    return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+
+
+def _describe_classes(answer: Row) -> list[str]:
+    """Say how each class of prompts is served."""
+    found = []
+    p = f"p{answer['planned_for']['percentile']:g}"
+    for row in answer["class_targets"]:
+        goal = row["targets"]
+        times = " and ".join(
+            f"{name} {p} {format_wait(row[key])}"
+            + (f" of at most {seconds(goal[key])}" if goal[key] is not None else "")
+            for name, key in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"))
+        )
+        met = "" if row["met"] else "; missed"
+        found.append(f"{_prompts(row)} tokens ({row['requests']:,} requests): {times}{met}.")
+    return found
+
+
+def _prompts(row: Row) -> str:
+    """Which prompts a class has."""
+    above, most = row["prompt_above"], row["prompt_up_to"]
+    if most is None:
+        return f"Prompts above {above:,}"
+    return f"Prompts of {above + 1:,} to {most:,}" if above else f"Prompts up to {most:,}"
+
+
+def format_wait(value: float | None) -> str:
+    """Write a time that requests wait."""
+    return seconds(value) if value is not None and np.isfinite(value) else "never"

@@ -1,8 +1,7 @@
-"""The pictures of pages: plotly figures made from predictions, with one mark per technique."""
+"""The pictures of predictions: speed, one round, its roofline, memory and where lines cross."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,19 +18,16 @@ from kvsim.report import units
 from kvsim.report.colours import PALETTE, bar_style, mark
 from kvsim.report.json import Row
 from kvsim.report.names import distinct_names, label, params, short_names, spec
+from kvsim.report.pictures import DASHES, DOWNWARDS, GREY, RED, Chart
 from kvsim.report.units import QUANTITIES, comparison_key
 from kvsim.techniques.papers.full import Full
 from kvsim.techniques.technique import Technique, compose
 
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
-LOG = {"type": "log"}
-LEGEND_LAYOUT = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}
 STREAM_TITLES = {"gpu": "GPU", "h2d": "host to GPU", "d2h": "GPU to host", "cpu": "CPU"}
 TRIED_ROUNDS = 33  # of a generation, to find a typical one
 MAX_DRAWN_OPS, MAX_OUTLINED_OPS = 400, 120  # ops of a step that are drawn; that are outlined boldly
 ROOF_MARGIN = 4.0  # a roof's ends from the ops' intensities and from its ridge, as a factor
+MAX_DRAWN_ROWS = 8  # of a picture of memory
 MAX_COMPARED = 5  # techniques compared
 BREAK_EVENS = {
     "prompt": "Break-even by context",
@@ -47,36 +43,7 @@ AMOUNTS = {
 }
 
 
-def finish_figure(figure: "Figure", height: int, across: str, up: str, **axes: Any) -> "Figure":
-    """Give a figure its height, the titles of its axes and a legend above it.
-
-    Parameters
-    ----------
-    figure
-        Figure to change.
-    height
-        Height of the picture. [px]
-    across
-        Title of the horizontal axis.
-    up
-        Title of the vertical axis.
-    **axes
-        More properties of the axes, as plotly's ``xaxis`` and ``yaxis``.
-
-    Returns
-    -------
-    Figure
-        The same figure.
-    """
-    figure.update_layout(height=height, legend=LEGEND_LAYOUT, margin={"t": 16, "r": 12})
-    figure.update_xaxes(title=across, **axes.get("xaxis", {}))
-    figure.update_yaxes(title=up, **axes.get("yaxis", {}))
-    return figure
-
-
-def draw_predictions(
-    rows: Sequence[Row], found: Sequence[Prediction]
-) -> list[tuple[str, "Figure"]]:
+def draw_predictions(rows: Sequence[Row], found: Sequence[Prediction]) -> list[Chart]:
     """Draw the pictures of ``kvsim predict``: speed, one step, roofline, memory.
 
     Parameters
@@ -85,22 +52,11 @@ def draw_predictions(
         A row per prediction.
     found
         Predictions in the order of the rows.
-
-    Returns
-    -------
-    list of tuple
-        Titles and figures.
     """
-    pictures = []
-    if len(rows) > 1:
-        lines = ", a line for each prompt" * _has_several(rows, "prompt", "batch")
-        pictures.append((f"Speed and latency of every point{lines}", speed(rows)))
     at = max(range(len(rows)), key=lambda i: (rows[i]["fits"], rows[i][comparison_key(rows[i])]))
-    if found[at].generate > 1:
-        name = f"{rows[at]['technique']}, batch {rows[at]['batch']:,}"
-        pictures.append((lanes_title(found[at], name), lanes(found[at])))
-        pictures.append((f"Roofline of its ops ({name})", roofline(found[at])))
-    pictures += memory_roofs(rows, found[at].deployment)
+    name = f"{rows[at]['technique']}, batch {rows[at]['batch']:,}"
+    pictures = [_draw_speed(rows)] if len(rows) > 1 else []
+    pictures += [*draw_round(found[at], name), *draw_memory(rows, found[at].deployment)]
     full = next((p.technique for p in found if p.technique.name == "full"), None)
     if full is None and any(p.technique.drafts for p in found):
         full = compose(Full())  # where drafts turn into a loss is asked of them alone
@@ -110,7 +66,22 @@ def draw_predictions(
     return pictures
 
 
-def memory_roofs(rows: Sequence[Row], deployment: Deployment) -> list[tuple[str, "Figure"]]:
+def draw_round(prediction: Prediction, name: str) -> list[Chart]:
+    """Draw one decoding round and the roofline of its ops; nothing where none is decoded.
+
+    Parameters
+    ----------
+    prediction
+        Prediction of one batch.
+    name
+        How the titles call it.
+    """
+    if prediction.generate == 1:
+        return []
+    return [_draw_lanes(prediction, name), _draw_roofline(prediction, name)]
+
+
+def draw_memory(rows: Sequence[Row], deployment: Deployment) -> list[Chart]:
     """Draw resident memory against capacity, a picture per tier that is used.
 
     Parameters
@@ -119,55 +90,35 @@ def memory_roofs(rows: Sequence[Row], deployment: Deployment) -> list[tuple[str,
         Rows of predictions with their ``breakdown``.
     deployment
         Deployment whose memories are the limits.
-
-    Returns
-    -------
-    list of tuple
-        Titles and figures.
     """
-    pictures = [("GPU memory by buffer, against what there is", memory(rows, deployment, "gpu"))]
-    if any(row["host_bytes"] for row in rows):
-        pictures.append(
-            ("Host memory by buffer, against what there is", memory(rows, deployment, "host"))
-        )
-    return pictures
+    tiers = ["gpu", *(["host"] if any(row["host_bytes"] for row in rows) else [])]
+    return [_draw_tier(rows, deployment, tier) for tier in tiers]
 
 
-def speed(rows: Sequence[Row]) -> "Figure":
-    """Draw tokens per second over TPOT, or over TTFT where nothing is decoded.
-
-    There is a line per technique and prompt, through rows that fit.
-
-    Parameters
-    ----------
-    rows
-        Rows of predictions.
-
-    Returns
-    -------
-    Figure
-        Plotly figure with logarithmic axes.
-    """
-    from plotly.graph_objects import Figure
-
-    figure = Figure()
+def _draw_speed(rows: Sequence[Row]) -> Chart:
+    """Tokens per second over TPOT, or TTFT where nothing is decoded, of rows that fit."""
     labels = short_names([spec(row) for row in rows])
     time = "tpot_s" if any(row["tpot_s"] for row in rows) else "ttft_s"
     rate = comparison_key(max(rows, key=lambda row: int(row["generate"])))
-    for text, name in labels.items():
-        here = [r for r in rows if spec(r) == text and r["fits"] and r[time] and r[rate]]
-        points = _by_prompt(here)
-        look = mark(name)
-        figure.add_scatter(
-            x=[r and 1e3 * r[time] for r in points], y=[r and r[rate] for r in points], name=name,
-            mode="lines+markers", line={"color": look.colour, "dash": look.dash, "width": 1.5},
-            marker={"color": look.colour, "symbol": look.symbol, "size": 9},
-            text=[r and f"batch {r['batch']}, prompt {r['prompt']}<br>{r['bound_by']}"
-                  for r in points],
-            hovertemplate="%{text}<br>%{x:.3g} ms, %{y:.4g} tok/s",
-        )  # fmt: skip
     across, up = (QUANTITIES[key].heading for key in (time, rate))
-    return finish_figure(figure, 420, f"{across} [ms]", up, xaxis=LOG, yaxis=LOG)
+    lines = ", a line for each prompt" * _has_several(rows, "prompt", "batch")
+    title = f"Speed and latency of every point{lines}"
+    chart = Chart(title, f"{across} [ms]", up, 420, log="xy")
+    for text, name in labels.items():
+        points = _by_prompt(
+            [r for r in rows if spec(r) == text and r["fits"] and r[time] and r[rate]]
+        )
+        chart.line(
+            name,
+            [r and 1e3 * r[time] for r in points],
+            [r and r[rate] for r in points],
+            mark(name),
+            text=[
+                r and f"batch {r['batch']}, prompt {r['prompt']}<br>{r['bound_by']}" for r in points
+            ],
+            hovertemplate="%{text}<br>%{x:.3g} ms, %{y:.4g} tok/s",
+        )
+    return chart
 
 
 def _by_prompt(rows: Sequence[Row]) -> list[Row | None]:
@@ -187,21 +138,8 @@ def _has_several(rows: Sequence[Row], *keys: str) -> bool:
     return all(len({row[key] for row in rows}) > 1 for key in keys)
 
 
-def typical_round(prediction: Prediction) -> Point:
-    """Find the round whose time per token is nearest to the mean of all.
-
-    Rounds take longer as the cache grows, so that a single one stands for the generation.
-
-    Parameters
-    ----------
-    prediction
-        Prediction of one batch that decodes.
-
-    Returns
-    -------
-    Point
-        Batch and lengths at that round.
-    """
+def _typical_round(prediction: Prediction) -> Point:
+    """Find the round whose time per token is nearest to the mean of all."""
     batch, generate = float(prediction.batch[0]), prediction.generate
     tokens = np.unique(np.linspace(0, generate - 2, TRIED_ROUNDS).round())
     p = decode_point(batch, prediction.prompt, generate, tokens[None, :])
@@ -213,21 +151,10 @@ def typical_round(prediction: Prediction) -> Point:
     return decode_point(batch, prediction.prompt, generate, chosen)
 
 
-def round_spans(prediction: Prediction) -> tuple[list[OpSpan], float, float]:
-    """Schedule the ops of a typical decoding round.
-
-    Parameters
-    ----------
-    prediction
-        Prediction of one batch that decodes.
-
-    Returns
-    -------
-    tuple
-        Ops with begin and end [s], time of the round [s] and tokens that it yields.
-    """
+def _round_spans(prediction: Prediction) -> tuple[list[OpSpan], float, float]:
+    """Schedule the ops of a typical decoding round."""
     d = prediction.deployment
-    cycle = prediction.technique.cycle(d, typical_round(prediction))
+    cycle = prediction.technique.cycle(d, _typical_round(prediction))
     found: list[OpSpan] = []
     start = 0.0
     for step in cycle.steps:
@@ -241,19 +168,8 @@ def round_spans(prediction: Prediction) -> tuple[list[OpSpan], float, float]:
     return found, start, float(cycle.tokens)
 
 
-def critical(found: Sequence[OpSpan]) -> list[OpSpan]:
-    """Trace the chain of ops that decides when the round ends, back from its end.
-
-    Parameters
-    ----------
-    found
-        Ops of a round with begin and end. [s]
-
-    Returns
-    -------
-    list of OpSpan
-        Ops of the critical path in order of time.
-    """
+def _critical(found: Sequence[OpSpan]) -> list[OpSpan]:
+    """Trace the chain of ops that decides when the round ends, back from its end."""
     last = max(found, key=lambda span: span.end)
     chain = [last]
     while True:
@@ -261,30 +177,6 @@ def critical(found: Sequence[OpSpan]) -> list[OpSpan]:
         if not before:
             return chain[::-1]
         chain.append(max(before, key=lambda span: span.end))
-
-
-def lanes_title(prediction: Prediction, name: str) -> str:
-    """Write the title of the lanes: what they show and how long the round takes.
-
-    Parameters
-    ----------
-    prediction
-        Prediction of one batch that decodes.
-    name
-        How the title calls it.
-
-    Returns
-    -------
-    str
-        Title of the picture.
-    """
-    found, took, tokens = round_spans(prediction)
-    more, waits = _time_outside_rounds(prediction)
-    several = f" for {tokens:.2f} tokens" if tokens != 1 else ""
-    others = f" with its share of {more}" if waits else ""
-    told = units.seconds(took + waits * tokens)
-    drawn = "summed by op" if _is_serial(found) else "critical path outlined"
-    return f"One decoding round of {name}{others}: {told}{several}, {drawn}"
 
 
 def _is_serial(found: Sequence[OpSpan]) -> bool:
@@ -303,61 +195,47 @@ def _time_outside_rounds(prediction: Prediction) -> tuple[str, float]:
     return "what follows the prompt once", once
 
 
-def lanes(prediction: Prediction) -> "Figure":
-    """Draw one decoding round: a lane per stream with its ops, or one bar summed by op.
-
-    Parameters
-    ----------
-    prediction
-        Prediction of one batch that decodes.
-
-    Returns
-    -------
-    Figure
-        Plotly figure; times in ms.
-    """
-    from plotly.graph_objects import Figure
-
-    found, total, tokens = round_spans(prediction)
-    path = {(s.stream, s.name, s.begin) for s in critical(found)}
+def _draw_lanes(prediction: Prediction, name: str) -> Chart:
+    """One decoding round: a lane per stream with its ops, or one bar summed by op."""
+    found, total, tokens = _round_spans(prediction)
+    path = {(s.stream, s.name, s.begin) for s in _critical(found)}
+    more, waits = _time_outside_rounds(prediction)
+    several = f" for {tokens:.2f} tokens" if tokens != 1 else ""
+    others = f" with its share of {more}" if waits else ""
+    told, drawn = units.seconds(total + waits * tokens), "critical path outlined"
     cost: dict[str, float] = {}
     for s in found:
         cost[s.name] = cost.get(s.name, 0.0) + s.end - s.begin
     names = sorted(cost, key=lambda name: -cost[name])
     if _is_serial(found):
+        drawn = "summed by op"
         found = _sum_by_op(found[0], {name: cost[name] for name in names}, total)
         cost = {s.name: s.end - s.begin for s in found}
         path, names = set(), list(cost)
+    title = f"One decoding round of {name}{others}: {told}{several}, {drawn}"
+    chart = Chart(title, "ms", height=360, yaxis=DOWNWARDS, barmode="overlay", bargap=0.3)
     shown = found[:MAX_DRAWN_OPS]
     thick = 1.5 if len(shown) <= MAX_OUTLINED_OPS else 0.4
-    figure = Figure()
-    more, waits = _time_outside_rounds(prediction)
     if waits:
-        figure.add_bar(
-            y=[STREAM_TITLES["gpu"]], orientation="h", name=more, base=[1e3 * total],
-            x=[1e3 * waits * tokens], marker={"color": "#888888", "pattern": {"shape": "."}},
-            hovertemplate=f"%{{x:.4g}} ms on average: {more}",
-        )  # fmt: skip
-    for i, name in enumerate(names):
-        bars = [s for s in shown if s.name == name]
-        if not bars:
-            continue
-        figure.add_bar(
-            y=[STREAM_TITLES.get(s.stream, s.stream) for s in bars], orientation="h", name=name,
-            base=[1e3 * s.begin for s in bars], x=[1e3 * (s.end - s.begin) for s in bars],
-            marker=bar_style(i)
-            | {
-                "line": {
-                    "color": "#888888",
-                    "width": [thick if (s.stream, s.name, s.begin) in path else 0 for s in bars],
-                },
-            },
-            customdata=[[1e3 * cost[name], 100 * cost[name] / total]] * len(bars),
-            hovertemplate="%{x:.4g} ms from %{base:.4g} ms<br>all of it %{customdata[0]:.4g} ms, "
-            "%{customdata[1]:.3g} % of the round",
-        )  # fmt: skip
-    figure.update_layout(barmode="overlay", bargap=0.3)
-    return finish_figure(figure, 360, "ms", "", yaxis={"autorange": "reversed"})
+        look = {"color": GREY, "pattern": {"shape": "."}}
+        hover = f"%{{x:.4g}} ms on average: {more}"
+        lane, begin, lasts = [STREAM_TITLES["gpu"]], [1e3 * total], [1e3 * waits * tokens]
+        chart.bars(more, lasts, lane, look, base=begin, hovertemplate=hover)
+    for i, op in enumerate(names):
+        bars = [s for s in shown if s.name == op]
+        widths = [thick if (s.stream, s.name, s.begin) in path else 0 for s in bars]
+        if bars:
+            chart.bars(
+                op,
+                [1e3 * (s.end - s.begin) for s in bars],
+                [STREAM_TITLES.get(s.stream, s.stream) for s in bars],
+                {**bar_style(i), "line": {"color": GREY, "width": widths}},
+                base=[1e3 * s.begin for s in bars],
+                customdata=[[1e3 * cost[op], 100 * cost[op] / total]] * len(bars),
+                hovertemplate="%{x:.4g} ms from %{base:.4g} ms<br>all of it %{customdata[0]:.4g} "
+                "ms, %{customdata[1]:.3g} % of the round",
+            )
+    return chart
 
 
 def _sum_by_op(first: OpSpan, cost: Mapping[str, float], total: float) -> list[OpSpan]:
@@ -370,24 +248,11 @@ def _sum_by_op(first: OpSpan, cost: Mapping[str, float], total: float) -> list[O
     return spans
 
 
-def roofline(prediction: Prediction) -> "Figure":
-    """Draw the ops of a round by arithmetic intensity, under the two roofs of the card.
-
-    Parameters
-    ----------
-    prediction
-        Prediction of one batch that decodes.
-
-    Returns
-    -------
-    Figure
-        Plotly figure of FLOP/s over FLOP per byte.
-    """
-    from plotly.graph_objects import Figure
-
+def _draw_roofline(prediction: Prediction, name: str) -> Chart:
+    """The ops of a round by arithmetic intensity, under the two roofs of the card."""
     d = prediction.deployment
     work: dict[str, np.ndarray] = {}
-    for step in prediction.technique.cycle(d, typical_round(prediction)).steps:
+    for step in prediction.technique.cycle(d, _typical_round(prediction)).steps:
         for op, count in all_ops(step):
             took, flops = (float(np.ravel(v)[0]) for v in (seconds(op, d), op.flops))
             moved = float(np.ravel(op.bytes.get("hbm", 0.0))[0])
@@ -396,60 +261,45 @@ def roofline(prediction: Prediction) -> "Figure":
                 total += count * np.array([flops, moved, took])
     peak, band = d.flops("fp16"), d.bandwidth["hbm"]
     ridge = peak / band
-    figure = Figure()
     ends = [ridge, *(w[0] / w[1] for w in work.values())]
     low, high = min(ends) / ROOF_MARGIN, max(ends) * ROOF_MARGIN
-    figure.add_scatter(
-        x=[low, ridge, high], y=[low * band, peak, peak], mode="lines",
-        name="the card's roof", line={"color": "#888888", "width": 1.5}, hoverinfo="skip",
-    )  # fmt: skip
-    for i, (name, (flops, moved, took)) in enumerate(work.items()):
-        figure.add_scatter(
-            x=[flops / moved], y=[flops / took], mode="markers", name=name,
-            marker={"color": PALETTE[i % len(PALETTE)], "symbol": i % 40, "size": 11},
-            hovertemplate=f"{name}<br>{flops:.3g} FLOP, {moved:.3g} B, {1e3 * took:.3g} ms<br>"
+    title = f"Roofline of its ops ({name})"
+    chart = Chart(title, "FLOP per byte of GPU memory", "FLOP/s", 420, log="xy")
+    roof = [low * band, peak, peak]
+    chart.line("the card's roof", [low, ridge, high], roof, hoverinfo="skip")
+    for i, (op_name, (flops, moved, took)) in enumerate(work.items()):
+        chart.dots(
+            op_name,
+            [flops / moved],
+            [flops / took],
+            {"color": PALETTE[i % len(PALETTE)], "symbol": i % 40, "size": 11},
+            hovertemplate=f"{op_name}<br>{flops:.3g} FLOP, {moved:.3g} B, {1e3 * took:.3g} ms<br>"
             f"{100 * moved / took / band:.3g} % of the bandwidth, "
             f"{100 * flops / took / peak:.3g} % of the arithmetic<extra></extra>",
-        )  # fmt: skip
-    return finish_figure(figure, 420, "FLOP per byte of GPU memory", "FLOP/s", xaxis=LOG, yaxis=LOG)
+        )
+    return chart
 
 
-def memory(rows: Sequence[Row], deployment: Deployment, tier: str) -> "Figure":
-    """Draw what is resident in a tier, a bar per technique, and the capacity.
-
-    Parameters
-    ----------
-    rows
-        Rows of predictions with their ``breakdown``.
-    deployment
-        Deployment whose memory is the limit.
-    tier
-        ``gpu`` or ``host``.
-
-    Returns
-    -------
-    Figure
-        Plotly figure; sizes in GiB.
-    """
-    from plotly.graph_objects import Figure
-
+def _draw_tier(rows: Sequence[Row], deployment: Deployment, tier: str) -> Chart:
+    """What is resident in a tier, a bar per technique, and the capacity."""
     some = [row for row in _select_rows(rows) if row[f"{tier}_bytes"]]
     names = short_names([spec(row) for row in some])
     labels = [f"{names[spec(r)]}, {r['batch']:,} x {r['prompt']:,}" for r in some]
-    figure = Figure()
+    title = f"{'GPU' if tier == 'gpu' else 'Host'} memory by buffer, against what there is"
+    chart = Chart(
+        title,
+        "GiB",
+        height=170 + 44 * len(some),
+        yaxis=DOWNWARDS,
+        barmode="stack",
+        legend_traceorder="normal",
+    )
     for i, name in enumerate(dict.fromkeys(n for r in some for n in _buffers_of_tier(r, tier))):
-        figure.add_bar(
-            y=labels, x=[_buffers_of_tier(r, tier).get(name, 0.0) / GIB for r in some], name=name,
-            orientation="h", marker=bar_style(i), hovertemplate="%{x:.3f} GiB",
-        )  # fmt: skip
+        held = [_buffers_of_tier(r, tier).get(name, 0.0) / GIB for r in some]
+        chart.bars(name, held, labels, bar_style(i), hovertemplate="%{x:.3f} GiB")
     most = deployment.hardware.gpu_memory if tier == "gpu" else deployment.hardware.host_memory
-    figure.add_scatter(
-        y=labels, x=[most / GIB] * len(some), mode="markers", name="capacity",
-        marker={"symbol": "line-ns-open", "size": 18, "color": "#c0453f", "line": {"width": 3}},
-    )  # fmt: skip
-    figure.update_layout(barmode="stack", legend_traceorder="normal")
-    axis = {"autorange": "reversed"}
-    return finish_figure(figure, 170 + 44 * len(some), "GiB", "", yaxis=axis)
+    tick = {"symbol": "line-ns-open", "size": 18, "color": RED, "line": {"width": 3}}
+    return chart.dots("capacity", [most / GIB] * len(some), labels, tick)
 
 
 def _buffers_of_tier(row: Row, tier: str) -> Mapping[str, float]:
@@ -458,15 +308,15 @@ def _buffers_of_tier(row: Row, tier: str) -> Mapping[str, float]:
     return {name: scale * size for name, size in row["breakdown"][f"{tier}_bytes"].items()}
 
 
-def _select_rows(rows: Sequence[Row], most: int = 8) -> list[Row]:
+def _select_rows(rows: Sequence[Row]) -> list[Row]:
     """The first row of each technique, then others, few enough to be read."""
     first = {spec(row): row for row in reversed(rows)}
     chosen = list(first.values())[::-1] if len(first) > 1 else list(rows)
-    return chosen[:most]
+    return chosen[:MAX_DRAWN_ROWS]
 
 
-def draw_break_evens(found: Sequence[Prediction], full: Technique) -> list[tuple[str, "Figure"]]:
-    """Draw decoding speed over full KV's along every axis that matters.
+def draw_break_evens(found: Sequence[Prediction], full: Technique) -> list[Chart]:
+    """Draw decoding speed over full KV's along every axis on which a technique has a curve.
 
     Parameters
     ----------
@@ -474,11 +324,6 @@ def draw_break_evens(found: Sequence[Prediction], full: Technique) -> list[tuple
         Predictions; full KV and those that decode nothing are skipped.
     full
         Full KV, which they are compared with.
-
-    Returns
-    -------
-    list of tuple
-        Titles and figures, one for each axis on which a technique has a curve.
     """
     others = [p for p in found if p.technique.name != "full" and p.generate > 1][:MAX_COMPARED]
     rows = [{"technique": label(p.technique), "params": params(p.technique)} for p in others]
@@ -490,9 +335,8 @@ def draw_break_evens(found: Sequence[Prediction], full: Technique) -> list[tuple
     for axis, title in BREAK_EVENS.items():
         here = [(n, t, b) for n, t, every in lines for b in every if b.axis == axis]
         if here:
-            drawn.append(
-                (_break_even_title(title, axis, others[0], here), _draw_break_even(axis, here))
-            )
+            told = _break_even_title(title, axis, others[0], here)
+            drawn.append(_draw_break_even(told, axis, here))
     return drawn
 
 
@@ -511,26 +355,15 @@ def _break_even_title(
     return f"{title} ({stays}): {where}"
 
 
-def _draw_break_even(axis: str, lines: Sequence[tuple[str, str, BreakEven]]) -> "Figure":
-    from plotly.graph_objects import Figure
-
-    figure = Figure()
+def _draw_break_even(title: str, axis: str, lines: Sequence[tuple[str, str, BreakEven]]) -> Chart:
+    log, up = "" if axis == "acceptance" else "x", "decode tok/s, full KV = 1"
+    chart = Chart(title, AXIS_TITLES[axis], up, 360, log=log, yaxis={"rangemode": "tozero"})
     for i, (name, technique, found) in enumerate(lines):
         look = mark(technique)
         again = [other for _, other, _ in lines[:i]].count(technique)
-        figure.add_scatter(
-            x=found.values, y=found.ratio, name=name, mode="lines+markers",
-            line={"color": look.colour, "dash": ("solid", "dash", "dot")[again % 3], "width": 1.5},
-            marker={"color": look.colour, "symbol": look.symbol, "size": 8},
-            hovertemplate=f"{name}<br>%{{x:,.4g}}: %{{y:.3g}} x full KV<extra></extra>",
-        )  # fmt: skip
-    ends = [found.values[np.isfinite(found.ratio)] for _, _, found in lines]
-    figure.add_scatter(
-        x=[np.concatenate(ends).min(), np.concatenate(ends).max()], y=[1, 1], mode="lines",
-        name="full KV", line={"color": "#888888", "width": 1.5, "dash": "dot"}, hoverinfo="skip",
-    )  # fmt: skip
-    scale = {} if axis == "acceptance" else {"type": "log"}
-    return finish_figure(
-        figure, 360, AXIS_TITLES[axis], "decode tok/s, full KV = 1", xaxis=scale,
-        yaxis={"rangemode": "tozero"},
-    )  # fmt: skip
+        dash = {"color": look.colour, "dash": DASHES[again % 3], "width": 1.5}
+        hover = f"{name}<br>%{{x:,.4g}}: %{{y:.3g}} x full KV<extra></extra>"
+        chart.line(name, found.values, found.ratio, look, line=dash, hovertemplate=hover)
+    known = np.concatenate([found.values[np.isfinite(found.ratio)] for _, _, found in lines])
+    line = {"color": GREY, "width": 1.5, "dash": "dot"}
+    return chart.line("full KV", [known.min(), known.max()], [1, 1], line=line, hoverinfo="skip")

@@ -188,7 +188,7 @@ def _number(heading: str, key: str, unit: float = 1.0, rank: int = 0) -> Column:
     def value(row: Row) -> float | None:
         return None if row[key] is None else row[key] / unit
 
-    return Column(heading, lambda row: units.format_number(value(row)), value, rank=rank)
+    return Column(heading, value, units.format_number, rank)
 
 
 MODEL_COLUMNS = (
@@ -199,7 +199,7 @@ MODEL_COLUMNS = (
     _number("hidden", "hidden", rank=6),
     _number("heads", "heads", rank=5),
     _number("KV heads", "kv_heads", rank=4),
-    Column("context", lambda row: units.integer(row["max_context"]), rank=1),
+    Column("context", "max_context", units.integer, 1),
     _number("caches", "cached_layers", rank=3),
     _number("KV KiB/token", "kv_bytes_per_token", 1024),
     _number("state MiB", "state_bytes_per_sequence", 2**20, 2),

@@ -28,17 +28,16 @@ OPTION = re.compile(r"(--[a-z]\S*)")  # never broken at its hyphens
 MARGIN = 0.05  # of a logarithmic axis, beside its values
 PACKED, GZIP = 3, 31  # zlib's level, which takes 0.1 s, and its code for gzip's header
 
-Picture = tuple[str, "Figure"]
-"""A title and what is drawn under it."""
 
-
-def render_page(pictures: Sequence[Picture] = (), grid: str = "", **parts: object) -> str:
+def render_page(
+    pictures: "Sequence[tuple[str, Figure]]" = (), grid: str = "", **parts: object
+) -> str:
     """The whole page as HTML, which needs no other file.
 
     Parameters
     ----------
     pictures
-        Titles and figures.
+        Titles and figures from top to bottom.
     grid
         JSON of what sliders choose from.
     parts
@@ -112,7 +111,7 @@ def _keep_options(text: str) -> str:
 
 def _value(column: Column, row: Row) -> str:
     """The number behind a cell, by which it sorts and is copied."""
-    value = column.value(row) if column.value else None
+    value = column.value(row)
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     return f' data-value="{value!r}"' if number else ""
 

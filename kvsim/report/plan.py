@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import asdict, replace
-from typing import Any
 
 from kvsim.machines.basis import basis
 from kvsim.machines.deployment import Deployment
@@ -15,12 +14,13 @@ from kvsim.report import evidence, names, plan_answer
 from kvsim.report.answer import BRIEF, SENTENCE, add_command_line, verdict
 from kvsim.report.json import Row, number
 from kvsim.report.names import chosen_settings, label, params, settings, spec
+from kvsim.report.plan_charts import draw_plan
 from kvsim.report.predict import prediction
 from kvsim.report.result import Result
 from kvsim.report.suitability import list_engines
-from kvsim.report.table import Column, Table, quantity_columns, text_column
+from kvsim.report.table import Table, quantity_columns, text_column
 from kvsim.report.terminal import BLANK, Block, Heading, Verbatim
-from kvsim.report.units import percent, rounded, seconds, times, usd
+from kvsim.report.units import percent, rounded, seconds, usd
 from kvsim.techniques.technique import Technique
 
 MIN_THROUGHPUT_STEP = 1.02  # times the throughput, from which on another plan is worth a line
@@ -87,11 +87,6 @@ def make_result(
         fields["flips"] = flips = [{**vars(f), "words": _flipped(f, plan)} for f in plan.flips()]
         blocks += [row["words"] for row in flips] or [NO_FLIP]
 
-    def draw() -> Any:
-        from kvsim.report import plan_charts
-
-        return plan_charts.pictures(plan)
-
     return Result(
         command,
         title,
@@ -102,7 +97,7 @@ def make_result(
         tables=[shown],
         blocks=[*blocks, *paste_blocks(engines)],
         more=more,
-        draw=draw,
+        draw=lambda: draw_plan(plan),
         remarks=[not_modelled],
         notes=[*(note.lstrip(": ") for note in notes), not_modelled],
         data=evidence.newest_measurement([plan.choice.deployment]),
@@ -462,12 +457,11 @@ def table(rows: Sequence[Row], answer: Row) -> Table:
     Table
         A line per row, with settings below; the choice is marked.
     """
-    ratio = Column("vs full", lambda row: times(row["vs_full"]), lambda row: row["vs_full"], rank=2)
     columns = [
         text_column("", "standing"),
         text_column("technique", "technique"),
         *quantity_columns(batch=1, ttft_s=0, tpot_s=0, output_tok_s=0),
-        *([ratio] if answer["baseline"] else []),
+        *(quantity_columns(vs_full=2) if answer["baseline"] else []),
         *(quantity_columns(usd_per_million_tokens=1) if answer["objective"] == "cost" else []),
         *quantity_columns(gpu_bytes=3, host_bytes=4),
     ]

@@ -2,23 +2,21 @@
 
 from collections.abc import Set
 from math import isfinite, log10
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvsim.planner.plan import ChosenPlan
 from kvsim.planner.service import ServicePlan
 from kvsim.prediction.generate import Prediction
-from kvsim.report import charts, evidence, units
-from kvsim.report.charts import LOG, finish_figure, lanes, lanes_title, memory_roofs, roofline
+from kvsim.report import evidence, units
+from kvsim.report.charts import draw_break_evens, draw_memory, draw_round
 from kvsim.report.colours import PALETTE, mark
 from kvsim.report.names import label
 from kvsim.report.phrases import EQUAL_SPEED
+from kvsim.report.pictures import GREY, Chart, draw_bars
 from kvsim.report.predict import prediction
 from kvsim.techniques import parse
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
+from kvsim.techniques.technique import Technique
 
 MAX_OPTIONS = 9  # options of a technique on the map
 MAP_STEPS = 5  # contexts and batches of the winner map: 2 ** -2 .. 2 ** 2 of what was asked
@@ -27,44 +25,35 @@ MIN_DRAWN_GAIN = 5e-4  # smallest gain that is drawn
 MAP = "Techniques: throughput against latency; open symbols lose quality, grey names can be shown"
 
 
-def pictures(plan: ChosenPlan) -> list[tuple[str, "Figure"]]:
+def draw_plan(plan: ChosenPlan) -> list[Chart]:
     """Draw all pictures of a plan, the map first.
 
     Parameters
     ----------
     plan
         Plan that was chosen.
-
-    Returns
-    -------
-    list of tuple
-        Titles and figures.
     """
     p = plan.choice
     count = units.integer(float(p.batch[0]))
     name = f"{p.technique.name}, {count} sequence{'' if count == '1' else 's'}"
     compared = [p, *([plan.baseline] if plan.baseline else [])]
     compared += [a.prediction for a in plan.alternatives]
-    rows = [prediction(other) for other in compared]
     drawn = [
-        (MAP, technique_map(plan, {other.technique.name for other in compared})),
-        *memory_roofs(rows, p.deployment),
+        _draw_map(plan, {other.technique.name for other in compared}),
+        *draw_memory([prediction(other) for other in compared], p.deployment),
     ]
     if p.generate > 1:
-        drawn += [
-            (lanes_title(p, name), lanes(p)),
-            (f"Roofline of its ops ({name})", roofline(p)),
-            ("Fastest technique by batch and prompt", winners(plan)),
-        ]
+        drawn += [*draw_round(p, name), _draw_winners(plan)]
         if plan.baseline is not None:
             rivals = [
-                _predict_at_batch(p, other) for other in compared if other is not plan.baseline
+                _predict_at_batch(p, other)
+                for other in compared
+                if other is not plan.baseline and other.technique.uniform
             ]
-            drawn += charts.draw_break_evens(
-                [other for other in rivals if other.technique.uniform], plan.baseline.technique
-            )
-    if any(gain > MIN_DRAWN_GAIN for gain in plan.prices.values()):
-        drawn.append((f"What would improve {plan.objective}", prices(plan)))
+            drawn += draw_break_evens(rivals, plan.baseline.technique)
+    ranked = sorted(plan.prices.items(), key=lambda price: price[1])
+    if gains := {what: 100 * gain for what, gain in ranked if gain > MIN_DRAWN_GAIN}:
+        drawn.append(draw_bars(f"What would improve {plan.objective}", gains, "%"))
     return drawn
 
 
@@ -75,62 +64,54 @@ def _predict_at_batch(choice: Prediction, other: Prediction) -> Prediction:
     return Prediction(other.technique, choice.deployment, batch, choice.prompt, choice.generate)
 
 
-def technique_map(plan: ChosenPlan, compared: Set[str]) -> "Figure":
+def _draw_map(plan: ChosenPlan, compared: Set[str]) -> Chart:
     """Throughput over TPOT of each technique's best options; lossless filled, lossy open.
 
-    Parameters
-    ----------
-    compared
-        Techniques that are shown at first; a reader shows others by their names in the legend.
+    Techniques that are compared are shown at first, others once a reader clicks their names.
     """
-    from plotly.graph_objects import Figure
-
     table, limits = plan.table, plan.limits
     columns = table.columns
     fits = (columns["gpu_memory"] <= limits.gpu_memory) & (
         columns["host_memory"] <= limits.host_memory
     )
     fits &= np.isfinite(columns["tpot"]) & (columns["tpot"] > 0)
-    figure = Figure()
+    chart = Chart(MAP, "TPOT [ms]", "output tok/s", 560, log="xy")
+
+    def place(rows: np.ndarray | list[int]) -> tuple[np.ndarray, np.ndarray]:
+        return 1e3 * columns["tpot"][rows], -columns["throughput"][rows]
+
     exact_rows = np.array([i for i, t in enumerate(table.technique) if t.exact and fits[i]], int)
     front = _pareto_front(exact_rows, columns) if exact_rows.size else []
-    figure.add_scatter(
-        x=1e3 * columns["tpot"][front], y=-columns["throughput"][front], mode="lines",
-        name="lossless front", line={"color": "#888888", "width": 7}, opacity=0.35,
-        hoverinfo="skip",
-    )  # fmt: skip
+    wide = {"color": GREY, "width": 7}
+    chart.line("lossless front", *place(front), line=wide, opacity=0.35, hoverinfo="skip")
     for name in dict.fromkeys(t.name for t in table.technique):
         rows = np.array([i for i in _pareto_front(table.rows_of(name), columns) if fits[i]], int)
         if not rows.size:
             continue
         rows = rows[np.unique(np.linspace(0, rows.size - 1, MAX_OPTIONS).round().astype(int))]
-        look = mark(name)
-        exact = [table.technique[i].exact for i in rows]
-        figure.add_scatter(
-            x=1e3 * columns["tpot"][rows], y=-columns["throughput"][rows],
-            mode="lines+markers", name=name if any(exact) else f"{name} (lossy)",
+        look, exact = mark(name), [table.technique[i].exact for i in rows]
+        chart.line(
+            name if any(exact) else f"{name} (lossy)",
+            *place(rows),
+            look,
             visible=True if name in compared else LATER,
-            line={"color": look.colour, "dash": look.dash, "width": 1},
             marker={
-                "color": look.colour, "size": 8, "line": {"width": 1.5, "color": look.colour},
+                "color": look.colour,
+                "size": 8,
+                "line": {"width": 1.5, "color": look.colour},
                 "symbol": [look.symbol if same else f"{look.symbol}-open" for same in exact],
             },
             text=[f"{table.technique[i]}<br>{table.batch[i]:.0f} sequences" for i in rows],
             hovertemplate="%{text}<br>%{x:.4g} ms, %{y:.4g} tok/s<extra></extra>",
-        )  # fmt: skip
+        )
     p = plan.choice
-    figure.add_scatter(
-        x=1e3 * np.nan_to_num(p.tpot_s), y=p.output_tok_s, mode="markers", name="the choice",
-        marker={"size": 20, "symbol": "circle-open", "color": "#888888", "line": {"width": 3}},
-    )  # fmt: skip
+    ring = {"size": 20, "symbol": "circle-open", "color": GREY, "line": {"width": 3}}
+    chart.dots("the choice", 1e3 * np.nan_to_num(p.tpot_s), p.output_tok_s, ring)
     if np.isfinite(limits.tpot):
-        rates = np.concatenate([line.y for line in figure.data if line.visible != LATER])
+        rates = np.concatenate([line.y for line in chart.figure.data if line.visible != LATER])
         ends = [float(rates.min()), float(rates.max())]
-        figure.add_scatter(
-            x=[1e3 * limits.tpot] * 2, y=ends, mode="lines", name="TPOT target",
-            line={"color": "#c0453f", "dash": "dot"},
-        )  # fmt: skip
-    return finish_figure(figure, 560, "TPOT [ms]", "output tok/s", xaxis=LOG, yaxis=LOG)
+        chart.target("TPOT target", [1e3 * limits.tpot] * 2, ends)
+    return chart
 
 
 def _pareto_front(rows: np.ndarray, columns: dict[str, np.ndarray]) -> list[int]:
@@ -144,13 +125,11 @@ def _pareto_front(rows: np.ndarray, columns: dict[str, np.ndarray]) -> list[int]
     return kept
 
 
-def winners(plan: ChosenPlan) -> "Figure":
+def _draw_winners(plan: ChosenPlan) -> Chart:
     """The technique that decodes fastest at other batches and prompts, of those compared here.
 
     Full KV where no other is faster by more than the known error, as plans choose.
     """
-    from plotly.graph_objects import Figure
-
     p = plan.choice
     some = [p, *(a.prediction for a in plan.alternatives if a.allowed)]
     techniques = {"full": parse("full")} | {o.technique.name: o.technique for o in some}
@@ -159,35 +138,30 @@ def winners(plan: ChosenPlan) -> "Figure":
     scale = 2.0 ** np.arange(-(MAP_STEPS // 2), MAP_STEPS // 2 + 1)
     longest = max(p.prompt, p.deployment.model.max_context - p.generate)
     prompts = np.unique(np.clip(np.round(p.prompt * scale), 1, longest))
-    figure = Figure()
     won: dict[str, list[tuple[str, str]]] = {}
-    for prompt in prompts:
-        speeds = {
-            name: _speeds(Prediction(t, p.deployment, _batches(p, t.tiles()), int(prompt),
-                                     p.generate, contexts=4))
-            for name, t in techniques.items()
-        }  # fmt: skip
+    for prompt in map(int, prompts):
+        speeds = {name: _speeds(p, t, prompt) for name, t in techniques.items()}
         for i, batch in enumerate(_batches(p, 1)):
             best = max(speeds, key=lambda name: float(speeds[name][i]))
             if speeds["full"][i] * (1 + known[best]) >= speeds[best][i]:
                 best = "full"
             label = best if speeds[best][i] > 0 else "nothing fits"
             won.setdefault(label, []).append((units.integer(batch), units.integer(prompt)))
+    across, up = (
+        {"type": "category", "categoryorder": "array", "categoryarray": [*map(units.integer, x)]}
+        for x in (_batches(p, 1), prompts)
+    )
+    title = "Fastest technique by batch and prompt"
+    chart = Chart(title, "batch", "prompt [tokens]", 400, xaxis=across, yaxis=up)
     for name, points in won.items():
         look = mark(name)
-        figure.add_scatter(
-            x=[batch for batch, _ in points], y=[prompt for _, prompt in points], name=name,
-            mode="markers", marker={"color": look.colour, "symbol": look.symbol, "size": 22}
-            if name != "nothing fits"
-            else {"color": "#888888", "symbol": "x-thin-open", "size": 12},
-            hovertemplate=f"{name}<br>batch %{{x}}, prompt %{{y}}<extra></extra>",
-        )  # fmt: skip
-    across, up = ([units.integer(value) for value in some] for some in (_batches(p, 1), prompts))
-    return finish_figure(
-        figure, 400, "batch", "prompt [tokens]",
-        xaxis={"type": "category", "categoryorder": "array", "categoryarray": across},
-        yaxis={"type": "category", "categoryorder": "array", "categoryarray": up},
-    )  # fmt: skip
+        marker = {"color": look.colour, "symbol": look.symbol, "size": 22}
+        if name == "nothing fits":
+            marker = {"color": GREY, "symbol": "x-thin-open", "size": 12}
+        hover = f"{name}<br>batch %{{x}}, prompt %{{y}}<extra></extra>"
+        batches, lengths = zip(*points, strict=True)
+        chart.dots(name, batches, lengths, marker, hovertemplate=hover)
+    return chart
 
 
 def _batches(prediction: Prediction, parts: int) -> np.ndarray:
@@ -196,90 +170,62 @@ def _batches(prediction: Prediction, parts: int) -> np.ndarray:
     return np.asarray(np.ceil(wanted / parts) * parts)
 
 
-def _speeds(prediction: Prediction) -> np.ndarray:
+def _speeds(choice: Prediction, technique: Technique, prompt: int) -> np.ndarray:
     """Tokens per second of batches that fit, 0 of others. [tokens/s]"""
-    return np.where(prediction.fits, prediction.rate_tok_s, 0.0)
+    d, generate = choice.deployment, choice.generate
+    p = Prediction(technique, d, _batches(choice, technique.tiles()), prompt, generate, contexts=4)
+    return np.where(p.fits, p.rate_tok_s, 0.0)
 
 
-def prices(plan: ChosenPlan) -> "Figure":
-    """What a little more of each thing would bring."""
-    from plotly.graph_objects import Figure
-
-    gains = {
-        k: v for k, v in sorted(plan.prices.items(), key=lambda kv: kv[1]) if v > MIN_DRAWN_GAIN
-    }
-    figure = Figure()
-    figure.add_bar(
-        y=list(gains), x=[100 * gain for gain in gains.values()], orientation="h",
-        marker={"color": PALETTE[0]}, hovertemplate="%{x:.3g} %<extra></extra>",
-    )  # fmt: skip
-    return finish_figure(figure, 120 + 40 * len(gains), "%", "")
-
-
-def draw_service(plan: ServicePlan) -> list[tuple[str, "Figure"]]:
+def draw_service(plan: ServicePlan) -> list[Chart]:
     """Draw the pictures of a service's plan: times against the rate, memory, one round, roofline.
 
     Parameters
     ----------
     plan
         Plan that was chosen.
-
-    Returns
-    -------
-    list of tuple
-        Titles and figures.
     """
     p = plan.prediction
-    drawn = [
-        ("TTFT and TPOT (p90) with 80 % intervals, against the request rate", rate_curve(plan)),
-        *memory_roofs([prediction(p)], p.deployment),
+    return [
+        _draw_rates(plan),
+        *draw_memory([prediction(p)], p.deployment),
+        *draw_round(p, p.technique.name),
     ]
-    if p.generate > 1:
-        drawn += [
-            (lanes_title(p, p.technique.name), lanes(p)),
-            (f"Roofline of its ops ({p.technique.name})", roofline(p)),
-        ]
-    return drawn
 
 
-def rate_curve(plan: ServicePlan) -> "Figure":
-    """TTFT and TPOT (p90) against the rate with their intervals, the targets and the planned rate.
-
-    Parameters
-    ----------
-    plan
-        Plan that was chosen.
-    """
-    from plotly.graph_objects import Figure, Scatter
-
+def _draw_rates(plan: ServicePlan) -> Chart:
+    """TTFT and TPOT (p90) against the rate, with intervals, targets and the planned rate."""
     points, c = list(plan.curve()), plan.choice.carried
-    figure, rates = Figure(), [point["requests_per_s"] for point in points]
+    title = "TTFT and TPOT (p90) with 80 % intervals, against the request rate"
+    chart = Chart(title, "requests/s", "s", 360, log="y")
+    rates = [point["requests_per_s"] for point in points]
     factors = evidence.time_ranges(c.deployment, label(c.technique), 1.0, 1.0)
     for i, (name, dash) in enumerate((("ttft", "solid"), ("tpot", "dash"))):
-        key, title = f"{name}_s", name.upper()
+        key, named, colour = f"{name}_s", name.upper(), PALETTE[i]
         times = [point[key]["p90"] for point in points]  # type: ignore[index]
-        for end in ("low", "high") if key in factors else ():
-            figure.add_trace(
-                Scatter(
-                    x=rates, y=[factors[key][end] * t for t in times], mode="lines",
-                    line={"width": 0, "color": PALETTE[i]}, opacity=0.4,
-                    fill="tonexty" if end == "high" else None, showlegend=False,
-                    hoverinfo="skip",
-                )
-            )  # fmt: skip
-        figure.add_trace(
-            Scatter(x=rates, y=times, name=f"{title} p90", mode="lines", line_dash=dash,
-                    line_color=PALETTE[i])
-        )  # fmt: skip
+        for end, fill in (("low", None), ("high", "tonexty")) if key in factors else ():
+            bound = {"width": 0, "color": colour}
+            chart.line(
+                None,
+                rates,
+                [factors[key][end] * t for t in times],
+                line=bound,
+                opacity=0.4,
+                fill=fill,
+                showlegend=False,
+                hoverinfo="skip",
+            )
+        chart.line(f"{named} p90", rates, times, line={"color": colour, "dash": dash})
         target = getattr(plan.question.asked, name)
         if isfinite(target):
-            figure.add_hline(y=target, line_dash="dot", line_color=PALETTE[i],
-                             annotation_text=f"{title} target",
-                             annotation_y=log10(target))  # fmt: skip
-    figure.add_vline(
-        x=plan.choice.carried.per_s,
-        line_dash="dot",
-        annotation_text="planned",
-        annotation_position="bottom right",
+            chart.figure.add_hline(
+                y=target,
+                line_dash="dot",
+                line_color=colour,
+                annotation_text=f"{named} target",
+                annotation_y=log10(target),
+            )
+    chart.figure.add_vline(
+        x=c.per_s, line_dash="dot", annotation_text="planned", annotation_position="bottom right"
     )
-    return finish_figure(figure, 360, "requests/s", "s", yaxis=LOG)
+    return chart

@@ -20,10 +20,11 @@ from kvsim.report.answer import BRIEF, MAX_VERDICT_WORDS, Answer, add_command_li
 from kvsim.report.json import Row, number
 from kvsim.report.names import chosen_settings, label, params, phrase_technique
 from kvsim.report.plan import layers_of, paste_blocks, quality
+from kvsim.report.plan_charts import draw_service
 from kvsim.report.predict import prediction
 from kvsim.report.result import Result
 from kvsim.report.suitability import join_titles
-from kvsim.report.table import Column, Table, quantity_columns, text_column
+from kvsim.report.table import Column, Table, quantity_column, quantity_columns, text_column
 from kvsim.report.terminal import BLANK, Block, Heading
 
 BRIEF_ROWS = 4  # of the choice and its alternatives that a terminal shows unless asked for more
@@ -125,11 +126,6 @@ def make_result(
         tables.append(_curve_table(points))
         blocks += [BLANK, "Times at lower request rates, if predictions are exact:", tables[-1]]
 
-    def draw() -> Any:
-        from kvsim.report.plan_charts import draw_service
-
-        return draw_service(plan)
-
     return Result(
         command,
         title,
@@ -140,7 +136,7 @@ def make_result(
         tables=tables,
         blocks=[*blocks, *paste_blocks(engines)],
         more=more,
-        draw=draw,
+        draw=lambda: draw_service(plan),
         remarks=[f"Not modelled: {'; '.join(NOT_MODELLED_SERVING)}."],
         data=evidence.newest_measurement([d]),
         foot=[ground],
@@ -178,7 +174,7 @@ def make_empty_result(none: NoServiceError, command: str = "") -> Result[NoServi
     fields = {"answer": answer.row(), "choice": None, "reason": str(none), "advice": remedies}
     columns = [
         text_column("change", "option"),
-        Column("requests/s", lambda r: f"{r['requests_per_s']:.3g}", lambda r: r["requests_per_s"]),
+        Column("requests/s", "requests_per_s", lambda rate: f"{rate:.3g}"),
         *_time_columns(),
     ]
     title = names.describe_deployment(none.deployment)
@@ -292,7 +288,9 @@ def loss_words(found: Evidence, deployment: Deployment) -> str:
     return text
 
 
-def _rate(per_s: float) -> str:
+def _rate(per_s: float | None) -> str:
+    if per_s is None:
+        return units.DASH
     return units.rounded(per_s, 3) if per_s < 100 else f"{per_s:,.0f}"
 
 
@@ -515,52 +513,31 @@ def _row(option: PlayedOption, standing: str, reason: str) -> Row:
     }
 
 
-def _time_columns() -> Iterator[Column]:
-    for name in ("ttft", "tpot"):
-        for part in ("p50", "p90"):
-            key = f"{name}_s"
-
-            def value(row: Row, key: str = key, part: str = part) -> object:
-                return row[key] and row[key][part]
-
-            def show(row: Row, key: str = key, part: str = part) -> str:
-                return units.seconds(row[key][part]) if row[key] else "-"
-
-            yield Column(f"{name.upper()} {part}", show, value, rank=2 if part == "p50" else 1)
+def _time_columns() -> list[Column]:
+    """Medians and 90th percentiles of both times."""
+    ranks = {"p50": 2, "p90": 1}
+    return [
+        quantity_column(key, rank, part)
+        for key in ("ttft_s", "tpot_s")
+        for part, rank in ranks.items()
+    ]
 
 
 def _table(rows: Sequence[Row], plan: ServicePlan) -> Table:
-    def shown(key: str) -> Column:
-        heading = {"requests_per_s": "requests/s", "running": "running"}[key]
-        return Column(
-            heading,
-            lambda r: "-" if r[key] is None else _rate(r[key]),
-            lambda r: r[key],
-            rank=0 if key == "requests_per_s" else 3,
-        )
-
     formats = len({r["weights"] for r in rows}) > 1
+    priced = plan.choice.carried.usd_per_hour is not None
     columns = [
         text_column("", lambda r: r["standing"].partition(" --")[0]),
         text_column("technique", "technique"),
-        Column("GPUs", lambda r: str(r["gpus"]), lambda r: r["gpus"]),
+        Column("GPUs", "gpus"),
         *([text_column("weights", "weights", rank=4)] if formats else []),
-        shown("requests_per_s"),
+        Column("requests/s", "requests_per_s", _rate),
         *quantity_columns(output_tok_s=1),
         *_time_columns(),
-        shown("running"),
-        *(
-            quantity_columns(usd_per_million_tokens=5)
-            if plan.choice.carried.usd_per_hour is not None
-            else []
-        ),
+        Column("running", "running", _rate, 3),
+        *(quantity_columns(usd_per_million_tokens=5) if priced else []),
     ]
-    return Table(
-        columns,
-        rows,
-        below=_below,
-        marked=lambda row: row["standing"] == "choice",
-    )
+    return Table(columns, rows, below=_below, marked=lambda row: row["standing"] == "choice")
 
 
 def _below(row: Row) -> str:
@@ -570,9 +547,6 @@ def _below(row: Row) -> str:
 
 
 def _curve_table(rows: Sequence[Row]) -> Table:
-    columns = [
-        Column("requests/s", lambda r: f"{r['requests_per_s']:.3g}", lambda r: r["requests_per_s"]),
-        Column("kept", lambda r: units.percent(r["kept_share"]), lambda r: r["kept_share"]),
-        *_time_columns(),
-    ]
-    return Table(columns, rows)
+    kept = Column("kept", "kept_share", units.percent)
+    rate = Column("requests/s", "requests_per_s", lambda rate: f"{rate:.3g}")
+    return Table([rate, kept, *_time_columns()], rows)

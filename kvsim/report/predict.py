@@ -23,6 +23,7 @@ from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.prediction.pool import KvPool, longest_prompt, pool, remedies
 from kvsim.report import caveats, evidence, units
 from kvsim.report.answer import BRIEF, Answer, verdict
+from kvsim.report.charts import draw_predictions
 from kvsim.report.frames import flatten
 from kvsim.report.json import Row, number
 from kvsim.report.names import distinct_names, label, params, settings, short_names, spec
@@ -153,11 +154,6 @@ def make_result(
     reversals = tabulate_drafts(gains)
     unfit = [] if all(row["fits"] for row in rows) else ["! does not fit in GPU or host memory"]
 
-    def draw() -> Any:
-        from kvsim.report import charts
-
-        return charts.draw_predictions(rows, found)
-
     return Result(
         command,
         heading,
@@ -172,7 +168,7 @@ def make_result(
             *(f"Note{note}" for note in notes),
         ],
         more=[*answer.rest(brief), ground],
-        draw=draw,
+        draw=lambda: draw_predictions(rows, found),
         notes=[note.lstrip(": ") for note in notes],
         data=evidence.newest_measurement(p.deployment for p in found),
         foot=[ground],
@@ -354,17 +350,11 @@ def table(rows: Sequence[Row]) -> Table:
     labels = short_names(specs)
     first = {text: id(row) for text, row in reversed(list(zip(specs, rows, strict=True)))}
     varying = [key for key in ("prompt", "generate") if len({row[key] for row in rows}) > 1]
-    memory = Column(
-        "GPU GiB",
-        lambda row: units.gib(row["gpu_bytes"]) + ("" if row["fits"] else " !"),
-        lambda row: row["gpu_bytes"],
-        rank=1,
-    )
     columns = [
         text_column("technique", lambda row: labels[spec(row)]),
         *quantity_columns(**dict.fromkeys((_counted(rows), *varying), 0)),
         *quantity_columns(ttft_s=0, tpot_s=0, decode_tok_s=0, output_tok_s=5),
-        memory,
+        Column("GPU GiB", "gpu_bytes", rank=1, write=_write_memory),
         *quantity_columns(host_bytes=2, max_batch=3, bound_by=4),
     ]
     ttft = LOOP_TTFT if "concurrency" in rows[0] else BATCH_TTFT
@@ -375,6 +365,10 @@ def table(rows: Sequence[Row]) -> Table:
         below=lambda row: settings(row) if first[spec(row)] == id(row) else "",
         note=note,
     )
+
+
+def _write_memory(row: Row) -> str:
+    return units.gib(row["gpu_bytes"]) + ("" if row["fits"] else " !")
 
 
 def draft_gains(found: Sequence[Prediction]) -> list[Row]:
@@ -433,15 +427,8 @@ def tabulate_drafts(gains: Sequence[Row]) -> list[Table]:
     every = sorted({b for row in rows for b in row["batches"]}, key=int)
 
     def column(batch: str) -> Column:
-        def value(row: Row) -> float | None:
-            gain: float | None = row["batches"].get(batch)
-            return gain
-
-        def show(row: Row) -> str:
-            gain = value(row)
-            return "" if gain is None else f"{gain:.2f}"
-
-        return Column(batch, show, value, rank=int(batch).bit_length() % 2)
+        rank = int(batch).bit_length() % 2
+        return Column(batch, f"batches.{batch}", lambda x: "" if x is None else f"{x:.2f}", rank)
 
     columns = [text_column("speed-up at batch", lambda row: row["name"]), *map(column, every)]
     note = (

@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from kvsim.evidence.leastsquares import Fit
 from kvsim.evidence.predicted import PublishedRow, fit_stack, predict
@@ -15,16 +14,21 @@ from kvsim.machines.basis import basis
 from kvsim.machines.profiles import load_stack
 from kvsim.report import evidence, units
 from kvsim.report.answer import Answer, verdict
+from kvsim.report.colours import PALETTE
 from kvsim.report.json import Row, number
+from kvsim.report.pictures import DOWNWARDS, GREY, RED, Chart
 from kvsim.report.result import Result
 from kvsim.report.table import Column, Table, cells_table, text_column
 from kvsim.report.terminal import BLANK, Block, Terminal
 from kvsim.report.units import format_number
 
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
-USES = ("fit", "check", "anomaly")
+LOOKS = (
+    ("fit", GREY, "circle", "fitted"),
+    ("check", PALETTE[0], "diamond", "not fitted"),
+    ("anomaly", RED, "x", "anomaly"),
+)
+"""What rows are used for: colour, symbol and name of each use."""
+USES = tuple(use for use, *_ in LOOKS)
 SHOWN = 40  # rows printed; JSON and page have all
 MAX_TABLES_DRAWN = 20  # tables in one picture
 SCORE_COLUMNS = (
@@ -67,17 +71,16 @@ def make_result(
     blocks: list[Block] = [*answer.head(), _worst_table(pairs), BLANK, tables[0]]
     if by_kind.rows:
         blocks += [BLANK, by_kind]
-    against = "Predicted against published"
     return Result(
         command,
-        f"{against}: {source}",
+        f"Predicted against published: {source}",
         answer,
         fields,
         scores,
         plain,
         tables=tables,
         blocks=blocks,
-        draw=lambda: [*errors_by_table(rows, predicted), (against, draw_against(rows, predicted))],
+        draw=lambda: [*draw_errors(rows, predicted), draw_against(rows, predicted)],
         data=evidence.newest_measurement(row.deployment() for row in rows),
         foot=[f"Rows of {', '.join(sorted({r.paper for r in rows}))}."],
     )
@@ -137,12 +140,12 @@ def _worst_table(pairs: Sequence[tuple[PublishedRow, float]]) -> Table:
         text_column("table", lambda r: f"{r['paper']} {r['table']}"),
         text_column("technique", lambda r: r["technique"].partition(":")[0]),
         text_column("model", "model", 3),
-        Column("batch", lambda r: "max" if r["batch"] is None else str(r["batch"]), rank=5),
-        Column("prompt", lambda r: str(r["prompt"]), rank=4),
+        Column("batch", "batch", lambda batch: "max" if batch is None else str(batch), 5),
+        Column("prompt", "prompt", rank=4),
         text_column("metric", "metric", 2),
-        Column("published", lambda r: format_number(r["published"])),
-        Column("predicted", lambda r: format_number(r["predicted"])),
-        Column("error %", lambda r: f"{100 * r['error']:+.1f}"),
+        Column("published", "published", format_number),
+        Column("predicted", "predicted", format_number),
+        Column("error %", lambda r: 100 * r["error"], lambda error: f"{error:+.1f}"),
         text_column("use", "use", 1),
     )
     title = f"Rows that miss most ({len(worst)} of {len(pairs)})"
@@ -220,8 +223,8 @@ def show_fit(fit: Fit, stack: str) -> None:
     ]
     columns = (
         text_column("number", "key"),
-        Column("fitted", lambda r: format_number(r["value"])),
-        Column("standard error", lambda r: format_number(r["error"], 2)),
+        Column("fitted", "value", format_number),
+        Column("standard error", "error", lambda error: format_number(error, 2)),
     )
     blocks: list[Block] = [Table(columns, rows, f"Stack {stack}")]
     if len(fit.values) == fit.residuals.size:
@@ -262,7 +265,7 @@ def write_answer(rows: list[PublishedRow], predicted: list[float]) -> Answer:
     return Answer(verdict(told or ["No rows about times or sizes."], wanted))
 
 
-def errors_by_table(rows: list[PublishedRow], predicted: list[float]) -> "list[tuple[str, Figure]]":
+def draw_errors(rows: list[PublishedRow], predicted: list[float]) -> list[Chart]:
     """Draw the error of every row, a line per table.
 
     Papers follow each other, as many to a picture as a sheet of A4 holds.
@@ -273,11 +276,6 @@ def errors_by_table(rows: list[PublishedRow], predicted: list[float]) -> "list[t
         Published rows.
     predicted
         Prediction of each row.
-
-    Returns
-    -------
-    list of tuple
-        Titles and figures.
     """
     lines: dict[str, set[str]] = {}
     for r in rows:
@@ -289,50 +287,39 @@ def errors_by_table(rows: list[PublishedRow], predicted: list[float]) -> "list[t
             sheets.append([])
         sheets[-1].append(paper)
     pairs = list(zip(rows, predicted, strict=True))
-    return [
-        (
-            f"Errors by table: {', '.join(papers)}" if len(sheets) > 1 else "Errors by table",
-            _errors([(r, v) for r, v in pairs if r.paper in papers]),
+    drawn = []
+    for papers in sheets:
+        title = f"Errors by table: {', '.join(papers)}" if len(sheets) > 1 else "Errors by table"
+        height = 140 + 24 * sum(len(lines[paper]) for paper in papers)
+        chart = Chart(title, "error [%]", height=height, yaxis=DOWNWARDS)
+        here = [(r, v) for r, v in pairs if r.paper in papers and r.metric != "fits" and v > 0]
+        points = [(r, 100 * error(r, v), _line(r)) for r, v in here]
+        drawn.append(_draw_uses(chart, points, "%{x:.3g} %"))
+    return drawn
+
+
+def _draw_uses(
+    chart: Chart, points: Sequence[tuple[PublishedRow, float, object]], hover: str
+) -> Chart:
+    """Rows as dots at two values, whose shape says what they were used for."""
+    for use, colour, symbol, said in LOOKS:
+        here = [point for point in points if point[0].use == use]
+        chart.dots(
+            said,
+            [x for _, x, _ in here],
+            [y for _, _, y in here],
+            {"color": colour, "symbol": symbol, "size": 8},
+            text=[_hover_text(r) for r, _, _ in here],
+            hovertemplate=f"%{{text}}<br>{hover}",
         )
-        for papers in sheets
-    ]
-
-
-def _errors(pairs: list[tuple[PublishedRow, float]]) -> "Figure":
-    """Errors of some rows; what a row's use is shows as a shape."""
-    from plotly.graph_objects import Figure
-
-    from kvsim.report.charts import finish_figure
-
-    figure = Figure()
-    for use, colour, symbol, said in _looks():
-        here = [(r, v) for r, v in pairs if r.use == use and r.metric != "fits" and v > 0]
-        figure.add_scatter(
-            x=[100 * error(r, v) for r, v in here], y=[_line(r) for r, _ in here], mode="markers",
-            name=said, marker={"color": colour, "symbol": symbol, "size": 8},
-            text=[_hover_text(r) for r, _ in here], hovertemplate="%{text}<br>%{x:.3g} %",
-        )  # fmt: skip
-    names = {_line(r) for r, _ in pairs}
-    axis = {"autorange": "reversed"}
-    return finish_figure(figure, 140 + 24 * len(names), "error [%]", "", yaxis=axis)
-
-
-def _looks() -> list[tuple[str, str, str, str]]:
-    """Of each use its colour, its symbol and its name."""
-    from kvsim.report.colours import PALETTE
-
-    return [
-        ("fit", "#888888", "circle", "fitted"),
-        ("check", PALETTE[0], "diamond", "not fitted"),
-        ("anomaly", "#c0453f", "x", "anomaly"),
-    ]
+    return chart
 
 
 def _line(r: PublishedRow) -> str:
     return f"{r.paper} {r.table}: {r.metric}"
 
 
-def draw_against(rows: list[PublishedRow], predicted: list[float]) -> "Figure":
+def draw_against(rows: list[PublishedRow], predicted: list[float]) -> Chart:
     """Draw predicted over published values, both logarithmic.
 
     Parameters
@@ -341,29 +328,14 @@ def draw_against(rows: list[PublishedRow], predicted: list[float]) -> "Figure":
         Published rows.
     predicted
         Prediction of each row.
-
-    Returns
-    -------
-    Figure
-        Plotly figure.
     """
-    from plotly.graph_objects import Figure
-
-    from kvsim.report.charts import LOG, finish_figure
-
-    figure = Figure()
+    chart = Chart("Predicted against published", "published", "predicted", 520, log="xy")
     pairs = [(r, v) for r, v in zip(rows, predicted, strict=True) if v > 0 and r.published > 0]
     if pairs:
         ends = [f(f(r.published, v) for r, v in pairs) for f in (min, max)]
-        figure.add_scatter(x=ends, y=ends, mode="lines", name="equal", line={"color": "#888888"})
-    for use, colour, symbol, said in _looks():
-        here = [(r, v) for r, v in pairs if r.use == use]
-        figure.add_scatter(
-            x=[r.published for r, _ in here], y=[v for _, v in here], mode="markers", name=said,
-            marker={"color": colour, "symbol": symbol}, text=[_hover_text(r) for r, _ in here],
-            hovertemplate="%{text}<br>%{x:.4g} published, %{y:.4g} predicted",
-        )  # fmt: skip
-    return finish_figure(figure, 520, "published", "predicted", xaxis=LOG, yaxis=LOG)
+        chart.line("equal", ends, ends)
+    points = [(r, r.published, v) for r, v in pairs]
+    return _draw_uses(chart, points, "%{x:.4g} published, %{y:.4g} predicted")
 
 
 def _hover_text(r: PublishedRow) -> str:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from pandas import DataFrame
     from plotly.graph_objects import Figure
 
+    from kvsim.report.pictures import Chart
+
 LINES, WIDTH = 10, 100  # of a repr
 
 Found = TypeVar("Found")
@@ -47,7 +49,7 @@ class Result(Generic[Found]):
     blocks, more
         What the terminal shows, from top to bottom, and what ``--verbose`` adds.
     draw
-        Makes the pictures of the page with their titles.
+        Draws the pictures of the page.
     details
         Tables of the page that follow the pictures.
     remarks
@@ -75,7 +77,7 @@ class Result(Generic[Found]):
     tables: Sequence[Table] = ()
     blocks: Sequence[Block] = ()
     more: Sequence[Block] = ()
-    draw: Callable[[], "list[tuple[str, Figure]]"] = list
+    draw: Callable[[], "Sequence[Chart]"] = tuple
     details: Sequence[Table] = ()
     remarks: Sequence[str] = ()
     notes: Sequence[str] = ()
@@ -204,14 +206,14 @@ class Result(Generic[Found]):
 
     def figures(self) -> "list[tuple[str, Figure]]":
         """The pictures of the page with their titles."""
-        return self.draw()
+        return [(chart.title, chart.figure) for chart in self.draw()]
 
     def html(self) -> str:
         """The page that ``--report`` writes."""
         from kvsim.report.page import render_page
 
         return render_page(
-            self.draw(), self.grid, title=self.title, answer=self.answer, tables=self.tables,
+            self.figures(), self.grid, title=self.title, answer=self.answer, tables=self.tables,
             details=self.details, notes=self.remarks, pastes=self.pastes, command=self.command,
             foot=[f"kvsim {__version__}, {date.today().isoformat()}", *self.foot],
         )  # fmt: skip

@@ -1,7 +1,6 @@
 """``kvsim simulate``: what came of runs on a trace, as rows, tables and pictures."""
 
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -11,8 +10,10 @@ from kvsim.machines.deployment import Deployment
 from kvsim.report import evidence, names, simulate_answer, units
 from kvsim.report.answer import BRIEF
 from kvsim.report.caveats import PlayedRun
+from kvsim.report.colours import Marker, mark, mark_at
 from kvsim.report.json import Row, number
 from kvsim.report.names import NAME_END, list_settings, short_names
+from kvsim.report.pictures import GREY, Chart, draw_distribution
 from kvsim.report.result import Result
 from kvsim.report.simulate_answer import case_columns, name_runs, varied_option
 from kvsim.report.table import Column, Table, quantity_column, quantity_columns, text_column
@@ -20,17 +21,13 @@ from kvsim.report.terminal import BLANK, Heading
 from kvsim.serving.outcome import Outcome, make_timeline
 from kvsim.serving.servable import describe_refusals
 
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
-    from kvsim.report.colours import Marker
-
 MEANS = ("ttft_s",)  # quantities whose mean decides between runs that differ in one option
 UTILISATION_NOTE = (
     "Percentages are averages over the run; memory, compute and link use are relative to the "
     "hardware's peak."
 )
 OVER_TIME = {
+    "finished_per_s": ("Finished requests per second", 1.0),
     "waiting": ("Waiting requests", 1.0),
     "running": ("Decoding sequences", 1.0),
     "kv_share": ("KV cache in use [%]", 100.0),
@@ -121,7 +118,7 @@ def make_result(
             f"Times of passes are interpolated, with errors below {units.percent(worst)}.",
             ground,
         ],
-        draw=lambda: figures(runs),
+        draw=lambda: draw_runs(runs),
         remarks=settings,
         notes=notes,
         data=evidence.newest_measurement([deployment]),
@@ -164,7 +161,7 @@ def times_table(rows: Sequence[Row]) -> Table:
     columns = [
         _technique(rows),
         *case_columns(rows),
-        Column("done", lambda row: units.integer(row["finished"]), rank=4),
+        Column("done", "finished", units.integer, 4),
     ]
     for key, rank in (("ttft_s", 0), ("tpot_s", 0), ("gap_s", 3), ("queue_s", 2), ("latency_s", 1)):
         parts = ("mean", "p50", "p99") if key in MEANS and varied else ("p50", "p99")
@@ -186,26 +183,20 @@ def use_table(rows: Sequence[Row]) -> Table:
         A line per run.
     """
     rate = "goodput_per_s" if any(rows[0]["targets"].values()) else "request_per_s"
-    peak = Column(
-        "KV peak GiB",
-        lambda row: units.gib(row["kv_peak_bytes"]),
-        lambda row: row["kv_peak_bytes"],
-        rank=2,
-    )
     columns = [
         _technique(rows),
         *case_columns(rows),
         *quantity_columns(**{"output_tok_s": 0, rate: 0}),
-        _share("busy %", lambda row: row["busy_share"], 3),
-        _share("memory %", lambda row: row["utilisation"]["hbm"], 4),
-        _share("compute %", lambda row: row["utilisation"]["compute"], 5),
-        _share("H2D %", lambda row: row["utilisation"]["h2d"], 6),
-        _share("D2H %", lambda row: row["utilisation"]["d2h"], 7),
-        _share("KV peak %", lambda row: row["kv_peak_share"], 0),
-        peak,
-        Column("pre- empted", lambda row: units.integer(row["preemptions"]), rank=2),
-        _share("prefix hits %", lambda row: row["prefix_hit_share"], 1),
-        Column("USD", lambda row: units.usd(row["usd"]), lambda row: row["usd"], rank=8),
+        _share("busy %", "busy_share", 3),
+        _share("memory %", "utilisation.hbm", 4),
+        _share("compute %", "utilisation.compute", 5),
+        _share("H2D %", "utilisation.h2d", 6),
+        _share("D2H %", "utilisation.d2h", 7),
+        _share("KV peak %", "kv_peak_share", 0),
+        Column("KV peak GiB", "kv_peak_bytes", units.gib, 2),
+        Column("pre- empted", "preemptions", units.integer, 2),
+        _share("prefix hits %", "prefix_hit_share", 1),
+        Column("USD", "usd", units.usd, 8),
         quantity_column("usd_per_million_tokens", 1),
     ]
     return Table(columns, rows, note=UTILISATION_NOTE)
@@ -216,12 +207,15 @@ def _technique(rows: Sequence[Row]) -> Column:
     return text_column("technique", lambda row: labels[row["technique"]])
 
 
-def _share(heading: str, share: Callable[[Row], float | None], rank: int) -> Column:
-    def value(row: Row) -> float | None:
-        found = share(row)
-        return None if found is None else 100 * found
+def _share(heading: str, key: str, rank: int) -> Column:
+    """A share, in per cent."""
+    share = Column(heading, key)
 
-    return Column(heading, lambda row: units.format_number(value(row), 3), value, rank=rank)
+    def value(row: Row) -> float | None:
+        found = share.value(row)
+        return 100 * found if isinstance(found, int | float) else None
+
+    return Column(heading, value, lambda x: units.format_number(x, 3), rank)
 
 
 def run_fields(outcome: Outcome) -> Row:
@@ -259,76 +253,37 @@ def _round(values: Array) -> list[float]:
     return [float(f"{value:.5g}") for value in values]
 
 
-def figures(results: Sequence[Row]) -> list[tuple[str, "Figure"]]:
+def draw_runs(results: Sequence[Row]) -> list[Chart]:
     """Draw how requests fared, then one picture per quantity over time.
 
     Parameters
     ----------
     results
         Fields of runs, as :func:`run_fields` makes them.
-
-    Returns
-    -------
-    list of tuple
-        Titles and figures.
     """
-    labels = name_runs([result["row"] for result in results])
-    drawn = [(title, _spread(labels, results, key)) for key, title in REQUESTS.items()]
-    series = {"finished_per_s": ("Finished requests per second", 1.0), **OVER_TIME}
-    for key, (title, factor) in series.items():
-        if key not in COPY_STREAMS or any(max(r["over_time"][key]) > 0 for r in results):
-            drawn.append((title, _over_time(labels, results, key, factor)))
+    rows, looks = [result["row"] for result in results], _looks(results)
+    labels, targets = name_runs(rows), rows[0]["targets"]
+    drawn = []
+    for key, title in REQUESTS.items():
+        lines = {n: r["quantiles"][key] for n, r in zip(labels, results, strict=True)}
+        drawn.append(draw_distribution(title, lines, looks, targets.get(key)))
+    courses = [result["over_time"] for result in results]
+    for key, (title, factor) in OVER_TIME.items():
+        if key in COPY_STREAMS and not any(max(course[key]) > 0 for course in courses):
+            continue
+        chart = Chart(title, "time [s]", height=260, yaxis={"rangemode": "tozero"})
+        if key == "finished_per_s":
+            step = {"width": 1, "color": GREY, "shape": "hv"}
+            chart.line("arrivals", courses[0]["start_s"], courses[0]["arrivals_per_s"], line=step)
+        for name, look, course in zip(labels, looks, courses, strict=True):
+            values = [factor * value for value in course[key]]
+            chart.line(name, course["start_s"], values, look, line_shape="hv")
+        drawn.append(chart)
     return drawn
 
 
-def _over_time(labels: Sequence[str], results: Sequence[Row], key: str, factor: float) -> "Figure":
-    """One quantity over the run, a line per technique."""
-    from plotly.graph_objects import Figure
-
-    from kvsim.report.charts import finish_figure
-    from kvsim.report.colours import line_style
-
-    figure = Figure()
-    if key == "finished_per_s":
-        one = results[0]["over_time"]
-        figure.add_scatter(
-            x=one["start_s"], y=one["arrivals_per_s"], name="arrivals", mode="lines",
-            line={"width": 1, "color": "#888888", "shape": "hv"},
-        )  # fmt: skip
-    for name, look, result in zip(labels, _looks(results), results, strict=True):
-        series, drawn = result["over_time"], line_style(look)
-        figure.add_scatter(
-            x=series["start_s"], y=[factor * value for value in series[key]], name=name, **drawn
-        )
-        figure.data[-1].line.shape = "hv"
-    return finish_figure(figure, 260, "time [s]", "", yaxis={"rangemode": "tozero"})
-
-
-def _spread(labels: Sequence[str], results: Sequence[Row], key: str) -> "Figure":
-    """The share of requests that took no longer than each time, and the target if there is one."""
-    from plotly.graph_objects import Figure
-
-    from kvsim.report.charts import LOG, finish_figure
-    from kvsim.report.colours import line_style
-
-    figure = Figure()
-    for name, look, result in zip(labels, _looks(results), results, strict=True):
-        times = result["quantiles"][key]
-        shares = [100 * k / max(len(times) - 1, 1) for k in range(len(times))]
-        figure.add_scatter(x=times, y=shares, name=name, **line_style(look))
-    target = results[0]["row"]["targets"].get(key)
-    if target is not None:
-        figure.add_scatter(
-            x=[target] * 2, y=[0, 100], name=f"target {units.seconds(target)}", mode="lines",
-            line={"color": "#c0453f", "dash": "dot"},
-        )  # fmt: skip
-    return finish_figure(figure, 340, "s", "% of requests", xaxis=LOG)
-
-
-def _looks(results: Sequence[Row]) -> "list[Marker]":
+def _looks(results: Sequence[Row]) -> list[Marker]:
     """The mark of each run's technique; where runs of one technique differ, one per run."""
-    from kvsim.report.colours import mark, mark_at
-
     rows = [result["row"] for result in results]
     if rows[0].get("case"):
         return [mark_at(i) for i in range(len(rows))]

@@ -246,11 +246,7 @@ def case_columns(rows: Sequence[Row]) -> list[Column]:
     def column(key: str) -> Column:
         if any(isinstance(row["case"][key], str) for row in rows):
             return text_column(HEADINGS[key], lambda row: str(row["case"][key]))
-        return Column(
-            HEADINGS[key],
-            lambda row: f"{simplify(row['case'][key]):,}",
-            lambda row: row["case"][key],
-        )
+        return Column(HEADINGS[key], f"case.{key}", lambda x: f"{simplify(x):,}")
 
     return [column(key) for key in rows[0].get("case", {})]
 

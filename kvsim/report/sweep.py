@@ -12,9 +12,9 @@ from kvsim.machines.profiles import load_hardware
 from kvsim.prediction.generate import Prediction
 from kvsim.report import evidence, units
 from kvsim.report.answer import Answer, verdict
-from kvsim.report.charts import LOG, finish_figure
 from kvsim.report.colours import PALETTE, mark
 from kvsim.report.json import Row
+from kvsim.report.pictures import Chart, draw_bars
 from kvsim.report.result import Result
 from kvsim.report.table import Column, Table, quantity_columns, text_column
 from kvsim.report.units import QUANTITIES
@@ -24,7 +24,6 @@ from kvsim.sweeps.store import ResultStore, chunk_path
 from kvsim.techniques.technique import Technique
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
     from pyarrow import Table as Chunk
 
 FASTEST = 6  # rows of a grid's table
@@ -92,36 +91,36 @@ def sweep_grid(
         None,
         rows,
         tables=[Table(columns, able[:FASTEST])],
-        draw=lambda: _draw_map(rows),
+        draw=lambda: [_draw_map(rows)],
         data=evidence.newest_measurement([deployment]),
     )
 
 
-def _draw_map(rows: Sequence[Row]) -> "list[tuple[str, Figure]]":
+def _draw_map(rows: Sequence[Row]) -> Chart:
     """The fastest technique at every point, larger where it is faster."""
-    from plotly.graph_objects import Figure
-
-    points: dict[tuple[Any, Any], Row] = {}
+    points: dict[tuple[int, int], Row] = {}
     for row in rows:
         best = points.get((row["batch"], row["prompt"]))
         if row["fits"] and (best is None or row["output_tok_s"] > best["output_tok_s"]):
             points[row["batch"], row["prompt"]] = row
-    figure = Figure()
+    title = "Fastest technique by batch and prompt; larger marks are faster"
+    chart = Chart(title, "batch", "prompt [tokens]", 440, log="xy")
     most = max((row["output_tok_s"] for row in points.values()), default=1.0)
     for name in dict.fromkeys(row["technique"] for row in points.values()):
         here = [row for row in points.values() if row["technique"] == name]
-        look = mark(name)
-        figure.add_scatter(
-            x=[r["batch"] for r in here], y=[r["prompt"] for r in here], name=name,
-            mode="markers",
-            marker={"color": look.colour, "symbol": look.symbol,
-                    "size": [8 + 18 * (r["output_tok_s"] / most) ** 0.5 for r in here]},
-            text=[f"{units.rate(r['output_tok_s'])} output tok/s, TPOT "
-                  f"{units.seconds(r['tpot_s'])}" for r in here],
+        look, sizes = mark(name), [8 + 18 * (r["output_tok_s"] / most) ** 0.5 for r in here]
+        chart.dots(
+            name,
+            [r["batch"] for r in here],
+            [r["prompt"] for r in here],
+            {"color": look.colour, "symbol": look.symbol, "size": sizes},
+            text=[
+                f"{units.rate(r['output_tok_s'])} output tok/s, TPOT {units.seconds(r['tpot_s'])}"
+                for r in here
+            ],
             hovertemplate="batch %{x}, prompt %{y}<br>%{text}",
-        )  # fmt: skip
-    drawn = finish_figure(figure, 440, "batch", "prompt [tokens]", xaxis=LOG, yaxis=LOG)
-    return [("Fastest technique by batch and prompt; larger marks are faster", drawn)]
+        )
+    return chart
 
 
 def _grid_answer(rows: Sequence[Row], deployment: Deployment, left_out: Sequence[str]) -> Answer:
@@ -217,7 +216,7 @@ def make_result(store: ResultStore, spec: Spec, command: str) -> Result[SweepSum
         found,
         found.best,
         tables=[_table(found)] if found.best else [],
-        draw=lambda: _pictures(found),
+        draw=lambda: _draw_axes(found),
         remarks=[f"All rows: {store.folder.name}, which pandas.read_parquet reads."],
     )
 
@@ -279,30 +278,24 @@ def _table(found: SweepSummary) -> Table:
         texts = any(isinstance(row[key], str) for row in found.best)
         if texts:
             return text_column(_heading(key), lambda row: _format_value(key, row[key]))
-        return Column(_heading(key), lambda row: _format_value(key, row[key]), lambda row: row[key])
+        return Column(_heading(key), key, lambda x: _format_value(key, x))
 
     ordered = [*found.varied, *(k for k in keys if k not in found.varied)]
     return Table([column(key) for key in ordered], found.best, marked=lambda r: r is found.best[0])
 
 
-def _pictures(found: SweepSummary) -> list[tuple[str, "Figure"]]:
-    from plotly.graph_objects import Figure
-
+def _draw_axes(found: SweepSummary) -> list[Chart]:
+    """The best value along each axis, the other axes free."""
     drawn = []
+    heading = _heading(found.key)
     for name, known in found.along.items():
-        if not known:
-            continue
-        figure, values = Figure(), sorted(known, key=lambda v: (isinstance(v, str), v))
-        if isinstance(values[0], str):
+        title = f"Best {heading} by {name}, all else free"
+        values = sorted(known, key=lambda v: (isinstance(v, str), v))
+        if values and isinstance(values[0], str):
             values.sort(key=lambda v: -found.sign * known[v])
             colours = [mark(v).colour if name == "technique" else PALETTE[0] for v in values]
-            figure.add_bar(
-                y=values, x=[known[v] for v in values], orientation="h", marker={"color": colours}
-            )
-            shape = finish_figure(figure, 120 + 26 * len(values), _heading(found.key), "")
-        else:
-            figure.add_scatter(x=values, y=[known[v] for v in values], mode="lines+markers",
-                               line={"color": PALETTE[0]})  # fmt: skip
-            shape = finish_figure(figure, 340, _heading(name), _heading(found.key), xaxis=LOG)
-        drawn.append((f"Best {_heading(found.key)} by {name}, all else free", shape))
+            drawn.append(draw_bars(title, {v: known[v] for v in values}, heading, colours))
+        elif values:
+            chart, best = Chart(title, _heading(name), heading, log="x"), [known[v] for v in values]
+            drawn.append(chart.line(None, values, best, PALETTE[0], mode="lines+markers"))
     return drawn

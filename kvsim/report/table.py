@@ -3,6 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import field
 from textwrap import wrap
+from typing import Any
 
 from kvsim.frozen import frozen
 from kvsim.report.json import Row
@@ -14,14 +15,57 @@ NARROWEST_TEXT = 12  # columns to which text is wrapped before columns are left 
 
 @frozen
 class Column:
-    """One column: what it shows of a row, and the number behind it."""
+    """One column: the value that it takes of a row, and how that is written.
+
+    Attributes
+    ----------
+    key
+        Dotted name of the value in a row, as ``ttft_s.p50``, or a function of the row. Pages sort
+        by the value and copy it.
+    form
+        Writes the value.
+    rank
+        Columns of the highest rank are left out first where the width does not suffice; 0 stays.
+    text
+        Whether cells are left-justified and wrapped at spaces; numbers are neither.
+    meaning
+        What the column says, for the page.
+    write
+        Writes the cell where more of the row than the value decides how.
+    """
 
     heading: str
-    show: Callable[[Row], str]
-    value: Callable[[Row], object] | None = None  # what sorting and copying use
-    text: bool = False  # left-justified and wrapped at spaces; numbers are neither
-    rank: int = 0  # the highest rank is left out first where the width does not suffice; 0 stays
+    key: str | Callable[[Row], object]
+    form: Callable[[Any], str] = str
+    rank: int = 0
+    text: bool = False
     meaning: str = ""
+    write: Callable[[Row], str] | None = None
+
+    def value(self, row: Row) -> object:
+        """Return what the column takes of a row; None where a part of its name has no value.
+
+        Parameters
+        ----------
+        row
+            Row of the table.
+        """
+        if not isinstance(self.key, str):
+            return self.key(row)
+        found: object = row
+        for name in self.key.split("."):
+            found = found.get(name) if isinstance(found, dict) else None
+        return found
+
+    def show(self, row: Row) -> str:
+        """Write the cell of a row.
+
+        Parameters
+        ----------
+        row
+            Row of the table.
+        """
+        return self.form(self.value(row)) if self.write is None else self.write(row)
 
 
 def quantity_column(key: str, rank: int = 0, part: str = "") -> Column:
@@ -29,19 +73,16 @@ def quantity_column(key: str, rank: int = 0, part: str = "") -> Column:
 
     Parameters
     ----------
+    key
+        Contract name of the quantity.
+    rank
+        When it is left out, as for :class:`Column`.
     part
         The key inside a quantity that has several values, as p50 of ttft_s.
     """
-    quantity = QUANTITIES[key]
-
-    def value(row: Row) -> object:
-        return row[key][part] if part else row[key]
-
-    def show(row: Row) -> str:
-        return quantity.show(value(row))
-
-    heading = f"{quantity.heading} {part}".strip()
-    return Column(heading, show, value, quantity.show is str, rank, quantity.meaning)
+    known, name = QUANTITIES[key], f"{key}.{part}".rstrip(".")
+    heading = f"{known.heading} {part}".rstrip()
+    return Column(heading, name, known.show, rank, known.show is str, known.meaning)
 
 
 def quantity_columns(**ranks: int) -> list[Column]:
@@ -50,28 +91,22 @@ def quantity_columns(**ranks: int) -> list[Column]:
 
 
 def text_column(
-    heading: str, show: Callable[[Row], str] | str, rank: int = 0, meaning: str = ""
+    heading: str, key: str | Callable[[Row], object], rank: int = 0, meaning: str = ""
 ) -> Column:
-    """Make a column of text.
+    """Make a column of text, left-justified and wrapped at spaces.
 
     Parameters
     ----------
     heading
         Heading of the column.
-    show
-        Key of the row's text, or a function that makes the text of a row.
+    key
+        Name of the text in a row, or a function that makes it.
     rank
-        Columns of the highest rank are left out first where the width does not suffice; 0 stays.
+        When it is left out, as for :class:`Column`.
     meaning
         What the column says, for the page.
-
-    Returns
-    -------
-    Column
-        Column that is left-justified and wrapped at spaces.
     """
-    written = (lambda row: str(row[show])) if isinstance(show, str) else show
-    return Column(heading, written, written, True, rank, meaning)
+    return Column(heading, key, str, rank, True, meaning)
 
 
 @frozen
@@ -224,7 +259,7 @@ def cells_table(
 
     def column(i: int, heading: str) -> Column:
         rank = int(ranks[i]) if ranks else 0
-        return Column(heading, lambda row: row["cells"][i], text=i < text, rank=rank)
+        return Column(heading, lambda row: row["cells"][i], rank=rank, text=i < text)
 
     columns = [column(i, heading) for i, heading in enumerate(headings)]
     return Table(columns, [{"cells": cells} for cells in rows], title, note=note)

@@ -1,25 +1,22 @@
 """What a request trace is like, as JSON and as a table."""
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from kvsim.report import units
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.json import Row
+from kvsim.report.pictures import Chart, draw_arrivals, draw_distribution
 from kvsim.report.result import Result
 from kvsim.report.table import Table, cells_table
 from kvsim.report.terminal import BLANK, Heading
 from kvsim.report.units import format_number
 from kvsim.traces.read import Trace
-from kvsim.traces.requests import Floats, Integers, Requests
+from kvsim.traces.requests import Requests
 from kvsim.traces.statistics import LengthStatistics, describe
 
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
-TIMELINE_BINS = 80  # of the picture over time
 QUANTILE_POINTS = 300  # of a curve
 STATISTICS = {
     "requests": "requests", "duration_s": "duration [s]", "rate_rps": "rate [requests/s]",
@@ -211,59 +208,19 @@ def _lengths(found: LengthStatistics) -> dict[str, Any]:
     return ends | marks | {"max": found.most}
 
 
-def draw_requests(requests: Requests) -> "list[tuple[str, Figure]]":
-    """Draw a trace over time and by length.
+def draw_requests(requests: Requests) -> list[Chart]:
+    """Draw a trace over time, where arrivals differ, and by length.
 
     Parameters
     ----------
     requests
         Arrivals and lengths.
-
-    Returns
-    -------
-    list of tuple
-        Titles and figures; arrivals only where they differ in time.
     """
-    pictures = [("Prompt and generated tokens of requests", _draw_lengths(requests))]
+    share = np.linspace(0, 1, QUANTILE_POINTS)
+    sizes = {"prompt": requests.prompt, "generated": requests.generate}
+    quantiles = {name: np.quantile(values, share) for name, values in sizes.items()}
+    title = "Prompt and generated tokens of requests"
+    pictures = [draw_distribution(title, quantiles, across="tokens")]
     if requests.duration > 0:
-        pictures.insert(0, ("Requests per second", _draw_arrivals(requests)))
+        pictures.insert(0, draw_arrivals("Requests per second", requests.arrival))
     return pictures
-
-
-def _draw_arrivals(requests: Requests) -> "Figure":
-    """Arrivals per second over the trace."""
-    from plotly.graph_objects import Figure
-
-    from kvsim.report.charts import finish_figure
-    from kvsim.report.colours import PALETTE
-
-    edges = np.linspace(0, requests.duration, TIMELINE_BINS + 1)
-    rate = np.histogram(requests.arrival - requests.arrival[0], edges)[0] / np.diff(edges)
-    figure = Figure()
-    figure.add_bar(
-        x=edges[:-1], y=rate, width=np.diff(edges), offset=0, marker={"color": PALETTE[0]},
-        hovertemplate="%{y:.3g} per second at %{x:.4g} s<extra></extra>",
-    )  # fmt: skip
-    figure.update_layout(bargap=0)
-    return finish_figure(figure, 300, "time [s]", "requests per second")
-
-
-def _draw_lengths(requests: Requests) -> "Figure":
-    """The share of requests that are no longer than each length."""
-    from plotly.graph_objects import Figure
-
-    from kvsim.report.charts import LOG, finish_figure
-    from kvsim.report.colours import PALETTE
-
-    figure = Figure()
-    some = (("prompt", requests.prompt, "solid"), ("generated", requests.generate, "dash"))
-    for i, (name, values, dash) in enumerate(some):
-        figure.add_scatter(
-            x=_quantiles(values), y=np.linspace(0, 100, QUANTILE_POINTS), name=name, mode="lines",
-            line={"color": PALETTE[i], "dash": dash, "width": 1.8},
-        )  # fmt: skip
-    return finish_figure(figure, 340, "tokens", "% of requests", xaxis=LOG)
-
-
-def _quantiles(values: Integers) -> Floats:
-    return np.asarray(np.quantile(values, np.linspace(0, 1, QUANTILE_POINTS)))

@@ -1,12 +1,12 @@
 """``kvsim validate``: what real runs counted beside what was predicted, op by op."""
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
 
 from kvsim.report.answer import Answer
 from kvsim.report.answer import verdict as paragraph
 from kvsim.report.json import Row, number
 from kvsim.report.names import list_settings, short_names
+from kvsim.report.pictures import DOWNWARDS, Chart
 from kvsim.report.result import Result
 from kvsim.report.table import Table, cells_table
 from kvsim.report.terminal import BLANK, Block, Heading
@@ -14,9 +14,6 @@ from kvsim.report.units import DASH, format_number
 from kvsim.validate.counts.check import LOGIT_TOLERANCE, CannotRun, CheckedTechnique
 from kvsim.validate.counts.compare import CHANNELS, Buffer, Line
 from kvsim.validate.counts.measured import MeasuredBytes
-
-if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
 
 EXACT = 15  # digits: counts are shown whole
 SHADES = {"equal": ("#26866a", ""), "explained": ("#8a7413", "/"), "DIFFER": ("#c0453f", "x")}
@@ -69,7 +66,6 @@ def make_result(
         details.append(measured_table(o.comparison.measured, f"{label}: bytes as measured"))
     items = [x for o in found for x in list_items(o)]
     explained = [f"{', '.join(what)}: {why}." for why, what in reasons(items).items()]
-    bars = "Counts of ops and buffers, by how they stand beside the prediction"
     return Result(
         command,
         title,
@@ -79,7 +75,7 @@ def make_result(
         passed=passed,
         tables=[summary],
         blocks=[*blocks, BLANK, KEY],
-        draw=lambda: [(bars, _draw_bars(found, labels))],
+        draw=lambda: [_draw_bars(found, labels)],
         details=[table for table in details if table.rows],
         remarks=[*explained, KEY, *settings],
     )
@@ -398,18 +394,18 @@ def reasons(items: Sequence[Line | Buffer]) -> dict[str, list[str]]:
     return found
 
 
-def _draw_bars(found: Sequence[CheckedTechnique], labels: Sequence[str]) -> "Figure":
-    from plotly.graph_objects import Figure
-
-    from kvsim.report.charts import finish_figure
-
-    figure = Figure()
+def _draw_bars(found: Sequence[CheckedTechnique], labels: Sequence[str]) -> Chart:
+    title = "Counts of ops and buffers, by how they stand beside the prediction"
+    chart = Chart(
+        title,
+        "counts",
+        height=130 + 30 * len(found),
+        yaxis=DOWNWARDS,
+        barmode="stack",
+        legend_traceorder="normal",
+    )
     for kind, (colour, pattern) in SHADES.items():
-        figure.add_bar(
-            y=labels, x=[kinds(o)[kind] for o in found], name=kind.lower(), orientation="h",
-            marker={"color": colour, "pattern": {"shape": pattern}},
-            hovertemplate="%{x} counts<extra></extra>",
-        )  # fmt: skip
-    figure.update_layout(barmode="stack", legend_traceorder="normal")
-    axis = {"autorange": "reversed"}
-    return finish_figure(figure, 130 + 30 * len(found), "counts", "", yaxis=axis)
+        look = {"color": colour, "pattern": {"shape": pattern}}
+        counts = [kinds(o)[kind] for o in found]
+        chart.bars(kind.lower(), counts, labels, look, hovertemplate="%{x} counts<extra></extra>")
+    return chart

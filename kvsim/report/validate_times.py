@@ -8,14 +8,14 @@ import numpy as np
 
 from kvsim.report import units
 from kvsim.report.answer import Answer, verdict
+from kvsim.report.colours import bar_style, mark
 from kvsim.report.json import Row
+from kvsim.report.pictures import Chart
 from kvsim.report.result import Result
 from kvsim.report.table import Table, cells_table
 from kvsim.report.terminal import BLANK, Heading
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
-
     from kvsim.validate.times.compared import Compared, Measured, SkippedPoint, Summary
 
 TIME_METRICS = ("ttft_s", "tpot_s")
@@ -59,13 +59,6 @@ def make_result(answer: Row, command: str = "") -> Result[Row]:
     tables = [technique_table(answer), op_table(answer)]
     lacking = [*said.left_out, *describe_machine(answer["summary"]), *answer["suspicious"]]
 
-    def draw() -> "list[tuple[str, Figure]]":
-        rounds = [
-            (f"One round of {r['technique'].partition(':')[0]}, {r['point']}", _draw_round(r))
-            for r in answer["rounds"]
-        ]
-        return [("Predicted against measured times", _draw_times(answer)), *rounds]
-
     return Result(
         command,
         title,
@@ -77,7 +70,7 @@ def make_result(answer: Row, command: str = "") -> Result[Row]:
             *(Heading(title), *said.head(), TABLE_LEGEND, tables[0], BLANK, tables[1]),
             *(*lacking, *_replayed(answer["points"])),
         ],
-        draw=draw,
+        draw=lambda: [_draw_times(answer), *map(_draw_round, answer["rounds"])],
         remarks=[TABLE_LEGEND, ROUNDS_NOTE, *lacking],
         notes=answer["suspicious"],
     )
@@ -226,8 +219,7 @@ def describe_error(answer: Row, today: str) -> str:
     str
         Text of the stack's ``error``.
     """
-    names = dict.fromkeys(p["technique"].partition(":")[0] for p in answer["points"])
-    s = answer["summary"]
+    names, s = _by_technique(answer["points"]), answer["summary"]
     return (
         f"held out, {today}, {', '.join(names)}: {s['points']} times by the {s['clock']} clock, "
         f"{units.percent(s['median'])} at the median, {units.percent(s['nine_in_ten'])} for nine "
@@ -249,9 +241,7 @@ def by_technique(answer: Row) -> list[list[str]]:
         Cells under ``BY_TECHNIQUE``.
     """
     lines = []
-    names = dict.fromkeys(p["technique"].partition(":")[0] for p in answer["points"])
-    for name in names:
-        here = [p for p in answer["points"] if p["technique"].partition(":")[0] == name]
+    for name, here in _by_technique(answer["points"]).items():
         errors = {
             key: np.array([m["error"] for p in here for m in p["whole"] if m["name"] == key])
             for key in (*TIME_METRICS, COMPUTING, "peak_B", *COPY_METRICS)
@@ -391,53 +381,29 @@ def describe_order(row: Row) -> str:
     )
 
 
-def _draw_round(r: Row) -> "Figure":
+def _draw_round(r: Row) -> Chart:
     """A row per stream and side, a colour per op."""
-    from plotly.colors import qualitative
-    from plotly.graph_objects import Figure
-
-    colours = qualitative.Dark24
-
+    title = f"One round of {r['technique'].partition(':')[0]}, {r['point']}"
     bars = [(side, *span) for side in COMPARED_SIDES for span in r[side]]
-    names = list(dict.fromkeys(name for _, _, name, _, _ in bars))
-    figure = Figure()
-    for i, name in enumerate(names):
+    drawn = {(side, stream) for side, stream, *_ in bars}
+    rows = [f"{s} {side}" for s in STREAM_ORDER for side in COMPARED_SIDES if (side, s) in drawn]
+    order = {"categoryorder": "array", "categoryarray": rows[::-1]}
+    chart = Chart(title, "ms", height=150 + 40 * len(rows), yaxis=order, barmode="overlay")
+    for i, name in enumerate(dict.fromkeys(name for _, _, name, _, _ in bars)):
         here = [bar for bar in bars if bar[2] == name]
         begins = [max(0.0, begin) for *_, begin, _ in here]
-        figure.add_bar(
-            y=[f"{stream} {side}" for side, stream, *_ in here],
-            base=[1e3 * begin for begin in begins],
-            x=[1e3 * (bar[4] - begin) for bar, begin in zip(here, begins, strict=True)],
-            orientation="h",
-            name=name,
-            marker_color=colours[i % len(colours)],
-            hovertemplate="%{y}: %{x:.3f} ms from %{base:.3f} ms",
-        )
-    rows = [f"{s} {side}" for s in STREAM_ORDER for side in COMPARED_SIDES if _has(bars, side, s)]
-    figure.update_layout(
-        barmode="overlay",
-        height=150 + 40 * len(rows),
-        xaxis={"title": "ms"},
-        yaxis={"categoryorder": "array", "categoryarray": rows[::-1]},
-        margin={"t": 40, "b": 40},
-    )
-    return figure
+        lasts = [1e3 * (bar[4] - begin) for bar, begin in zip(here, begins, strict=True)]
+        lanes = [f"{stream} {side}" for side, stream, *_ in here]
+        starts, hover = [1e3 * x for x in begins], "%{y}: %{x:.3f} ms from %{base:.3f} ms"
+        chart.bars(name, lasts, lanes, bar_style(i), base=starts, hovertemplate=hover)
+    return chart
 
 
-def _has(bars: Sequence[tuple[object, ...]], side: str, stream: str) -> bool:
-    return any(bar[:2] == (side, stream) for bar in bars)
-
-
-def _draw_times(answer: Row) -> "Figure":
-    from plotly.graph_objects import Figure
-
-    from kvsim.report.colours import mark
-
-    figure = Figure()
-    names = dict.fromkeys(p["technique"].partition(":")[0] for p in answer["points"])
+def _draw_times(answer: Row) -> Chart:
+    title = "Predicted against measured times"
+    chart = Chart(title, "measured [ms]", "predicted [ms]", 650, log="xy")
     spans: list[float] = []
-    for name in names:
-        here = [p for p in answer["points"] if p["technique"].partition(":")[0] == name]
+    for name, here in _by_technique(answer["points"]).items():
         found = [(p, m) for p in here for m in p["whole"] if m["name"] in TIME_METRICS]
         x, y = ([1e3 * m[key] for _, m in found] for key in ("measured", "predicted"))
         spans += [*x, *y]
@@ -447,15 +413,15 @@ def _draw_times(answer: Row) -> "Figure":
         ]
         error = {"type": "data", "array": [1e3 * m["noise"] * m["measured"] for _, m in found]}
         look = mark(name)
-        dots = {"color": look.colour, "symbol": look.symbol}
-        figure.add_scatter(
-            x=x, y=y, mode="markers", name=name, text=text, error_x=error, marker=dots
-        )
+        dot = {"color": look.colour, "symbol": look.symbol}
+        chart.dots(name, x, y, dot, text=text, error_x=error)
     ends = [min(spans), max(spans)]
-    figure.add_scatter(x=ends, y=ends, mode="lines", name="equal", line={"color": "#bbb"})
-    figure.update_layout(
-        xaxis={"title": "measured [ms]", "type": "log"},
-        yaxis={"title": "predicted [ms]", "type": "log"},
-        height=650,
-    )
-    return figure
+    return chart.line("equal", ends, ends)
+
+
+def _by_technique(points: Sequence[Row]) -> dict[str, list[Row]]:
+    """Points of each technique, whatever its settings."""
+    found: dict[str, list[Row]] = {}
+    for point in points:
+        found.setdefault(point["technique"].partition(":")[0], []).append(point)
+    return found

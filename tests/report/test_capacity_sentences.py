@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from kvsim.report import capacity
-from kvsim.report import capacity_tables as tables
+from kvsim.report.capacity import _describe_certainty, _describe_question, _load_table
 from tests.support.commands import run
 from tests.support.envelope import answer_in
 
@@ -26,7 +26,7 @@ def sure(ttft: float | None, tpot: float | None) -> dict[str, Any]:
     ],
 )
 def test_how_certain_it_is_is_said_for_what_was_asked(row: dict[str, Any], said: str) -> None:
-    text = tables.describe_certainty(row)
+    text = _describe_certainty(row)
     assert said in text and bool(text) == bool(said)
 
 
@@ -52,7 +52,7 @@ def test_what_fleets_for_other_loads_survive_is_said(
         "headroom": headroom, "failures": failures, "planned_for": {"load": 1}, "at_load": {},
         "simulated": times, "after_loss": {}, "usd_per_hour": 1.0,
     }  # fmt: skip
-    note = tables.load_table(row).note
+    note = _load_table(row).note
     assert said in note and bool(note) == bool(said)
 
 
@@ -75,7 +75,7 @@ def test_one_request_has_no_rate_and_takes_the_cheapest_replica(tmp_path: Path) 
     found = answer_in(run(*asked).out)
     assert [(r["gpu"], r["tp"], r["replicas"]) for r in found["fleet"]] == [("l4", 1, 1)]
     assert found["rate_per_s"] is None and "requests per second" not in found["answer"]
-    assert tables.describe_question(found).startswith(f"llama3-8b, {trace}: 1 request; TTFT p90")
+    assert _describe_question(found).startswith(f"llama3-8b, {trace}: 1 request; TTFT p90")
 
 
 def test_a_trace_that_is_soon_over_is_said_to_be() -> None:

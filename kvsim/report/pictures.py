@@ -1,0 +1,193 @@
+"""The one way to draw: lines, dots, bars and targets on a chart that pages show under its title."""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Self
+
+import numpy as np
+
+from kvsim.graph import Array
+from kvsim.report import units
+from kvsim.report.colours import PALETTE, Marker, line_style
+
+if TYPE_CHECKING:
+    pass
+
+GREY, RED = "#888888", "#c0453f"
+"""Of what is only referred to, and of limits and faults."""
+LEGEND = {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0}
+DOWNWARDS = {"autorange": "reversed"}
+"""Of an axis whose first name stands on top."""
+DASHES = ("solid", "dash", "dot")
+WINDOWS = 80  # over which arrivals are counted
+
+Values = Sequence[object] | Array
+"""Numbers or names along an axis; None leaves a gap."""
+
+
+class Chart:
+    """A picture with its title: what is drawn, under one pair of axes.
+
+    Parameters
+    ----------
+    title
+        What stands above it on a page.
+    across, up
+        Titles of the axes with their units.
+    height
+        Height without a legend of several lines. [px]
+    log
+        Which axes are logarithmic: ``x``, ``y`` or ``xy``.
+    xaxis, yaxis
+        Further properties of an axis, as plotly names them.
+    **layout
+        Further properties of the picture, as plotly names them.
+    """
+
+    def __init__(
+        self,
+        title: str,
+        across: str = "",
+        up: str = "",
+        height: int = 340,
+        *,
+        log: str = "",
+        xaxis: Mapping[str, object] = MappingProxyType({}),
+        yaxis: Mapping[str, object] = MappingProxyType({}),
+        **layout: object,
+    ) -> None:
+        from plotly.graph_objects import Figure
+
+        self.title, self.figure = title, Figure()
+        self.figure.update_layout(height=height, legend=LEGEND, margin={"t": 16, "r": 12}, **layout)
+        kinds = {axis: {"type": "log"} if axis in log else {} for axis in "xy"}
+        self.figure.update_xaxes(title=across, **kinds["x"], **xaxis)
+        self.figure.update_yaxes(title=up, **kinds["y"], **yaxis)
+
+    def line(
+        self, name: str | None, x: Values, y: Values, look: Marker | str = GREY, **trace: object
+    ) -> Self:
+        """Draw a line.
+
+        Parameters
+        ----------
+        look
+            Mark of a technique, whose symbols are drawn too, or a colour.
+        **trace
+            Further properties of the line, as plotly names them.
+        """
+        style: dict[str, object] = {"mode": "lines", "line": {"color": look, "width": 1.5}}
+        if isinstance(look, Marker):
+            style = line_style(look)
+        self.figure.add_scatter(x=x, y=y, name=name, **{**style, **trace})
+        return self
+
+    def dots(
+        self, name: str, x: Values, y: Values, marker: Mapping[str, object], **trace: object
+    ) -> Self:
+        """Draw points that nothing joins; `marker` is as plotly has it."""
+        self.figure.add_scatter(x=x, y=y, name=name, mode="markers", marker=marker, **trace)
+        return self
+
+    def bars(
+        self, name: str | None, x: Values, y: Values, marker: Mapping[str, object], **trace: object
+    ) -> Self:
+        """Draw bars to the right; ``orientation="v"`` draws them upwards."""
+        self.figure.add_bar(x=x, y=y, name=name, marker=marker, **{"orientation": "h", **trace})
+        return self
+
+    def target(self, name: str, x: Values, y: Values) -> Self:
+        """Draw a target as a dotted line between two points."""
+        return self.line(name, x, y, line={"color": RED, "dash": "dot"})
+
+    def second_axis(self, up: str, **axis: object) -> Self:
+        """Add an axis at the right, on which traces with ``yaxis="y2"`` stand; from 0 on."""
+        own = {"overlaying": "y", "side": "right", "title": up, "showgrid": False, **axis}
+        self.figure.update_layout(yaxis2={**own, "rangemode": "tozero"})
+        return self
+
+
+def draw_bars(
+    title: str,
+    sizes: Mapping[str, float],
+    across: str,
+    colours: str | Sequence[str] = PALETTE[0],
+    hover: str = "%{x:.3g} %<extra></extra>",
+    downwards: bool = False,
+) -> Chart:
+    """Draw one bar to the right per name.
+
+    Parameters
+    ----------
+    sizes
+        Length of each bar.
+    across
+        Title of the axis with its unit.
+    colours
+        Colour of all bars, or of each.
+    hover
+        What is shown of a bar under the pointer, as plotly writes it.
+    downwards
+        Whether the first bar stands on top.
+    """
+    chart = Chart(title, across, height=120 + 32 * len(sizes), yaxis=DOWNWARDS if downwards else {})
+    values = list(sizes.values())
+    return chart.bars(None, values, list(sizes), {"color": colours}, hovertemplate=hover)
+
+
+def draw_distribution(
+    title: str,
+    quantiles: Mapping[str, Values],
+    looks: Sequence[Marker] = (),
+    target: float | None = None,
+    across: str = "s",
+) -> Chart:
+    """Draw the share of requests that stay within a value, a line per name.
+
+    Parameters
+    ----------
+    quantiles
+        Quantiles of each line at even steps from the least to the largest value.
+    looks
+        Marks of the lines; by default colours and dashes in turn.
+    target
+        Time that should be kept. [s]
+    across
+        Unit of the values.
+    """
+    chart = Chart(title, across, "% of requests", log="x")
+    for i, (name, values) in enumerate(quantiles.items()):
+        shares = np.linspace(0, 100, len(values))
+        if looks:
+            chart.line(name, values, shares, looks[i])
+        else:
+            colour, dash = PALETTE[i % len(PALETTE)], DASHES[i % len(DASHES)]
+            chart.line(name, values, shares, line={"color": colour, "dash": dash, "width": 1.8})
+    if target is not None and np.isfinite(target):
+        chart.target(f"target {units.seconds(target)}", [target] * 2, [0, 100])
+    return chart
+
+
+def draw_arrivals(title: str, arrival: Array) -> Chart:
+    """Draw requests per second over a trace.
+
+    Parameters
+    ----------
+    arrival
+        Ascending times of arrival. [s]
+    """
+    lasts = float(arrival[-1] - arrival[0])
+    unit, scale = ("s", 1.0) if lasts < 600 else ("minutes", 60.0)
+    edges = np.linspace(0, max(lasts, 1.0), WINDOWS + 1)
+    rate = np.histogram(arrival - arrival[0], edges)[0] / np.diff(edges)
+    chart = Chart(title, f"time [{unit}]", "requests per second", 300, bargap=0)
+    return chart.bars(
+        None,
+        edges[:-1] / scale,
+        rate,
+        {"color": PALETTE[0]},
+        orientation="v",
+        offset=0,
+        width=np.diff(edges) / scale,
+        hovertemplate="%{y:.3g} per second<extra></extra>",
+    )
