@@ -61,7 +61,7 @@ def make_machine_result(answer: Row, notes: Sequence[str], command: str = "") ->
     notes
         Under which conditions the machine was measured.
     """
-    title, table = f"{answer['device']}: {answer['samples']:,} samples", number_table(answer)
+    title, table = f"{answer['device']}: {answer['samples']:,} samples", _number_table(answer)
     beside = [n for n in answer["numbers"] if n["datasheet"]]
     unknown = "No data sheet of this device is shipped."
     return Result(
@@ -140,7 +140,7 @@ def _write_machine_answer(answer: Row) -> Answer:
     return Answer(said, settings=[f"Use it with --gpu {quote(str(answer['out']))}."])
 
 
-def number_table(answer: Row) -> Table:
+def _number_table(answer: Row) -> Table:
     """The numbers with their errors, beside the data sheet."""
     columns = (
         text_column("parameter", "key"),

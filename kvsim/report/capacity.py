@@ -159,7 +159,7 @@ def _describe_asked_targets(answer: CapacityAnswer) -> str:
     """The targets, and for how many requests."""
     t = answer.targets
     some = [("TTFT", t.ttft), ("TPOT", t.tpot)]
-    said = [f"{name} {format_wait(value)}" for name, value in some if np.isfinite(value)]
+    said = [f"{name} {_format_wait(value)}" for name, value in some if np.isfinite(value)]
     share = f"{100 * t.share:g} % of requests"
     return f"{' and '.join(said)} for {share}" if said else f"{share} finish"
 
@@ -193,7 +193,7 @@ def _demand_note(answer: CapacityAnswer) -> str:
 def _waits_note(row: Row, name: str) -> str:
     times = row["simulated"][name]
     known = {k: v for k, v in times.items() if k != "at_target" and v is not None}
-    return ", ".join(f"{k} {format_wait(v)}" for k, v in known.items())
+    return ", ".join(f"{k} {_format_wait(v)}" for k, v in known.items())
 
 
 def _assumptions(row: Row, answer: CapacityAnswer) -> list[str]:
@@ -232,7 +232,7 @@ def describe_fleet(answer: CapacityAnswer) -> str:
     fleet = shorten(answer.fleet.name)
     reached = answer.played.reached(answer.targets.share)
     p = f"p{100 * reached.share:g}"
-    times = f"TTFT {p} {format_wait(reached.ttft)}, TPOT {p} {format_wait(reached.tpot)}"
+    times = f"TTFT {p} {_format_wait(reached.ttft)}, TPOT {p} {_format_wait(reached.tpot)}"
     if answer.targets.longer:
         times = f"each class of prompts within its targets, all of them with {times}"
     part = "" if answer.load == 1 else f" {100 * answer.load:.0f} % of"
@@ -306,7 +306,7 @@ def describe_slower(played: Played, targets: FleetTargets, names: list[str]) -> 
         reached = played.reached(targets.share, mine)
         p = f"p{100 * targets.share:g}"
         times = [
-            f"{name} {p} {format_wait(value)}"
+            f"{name} {p} {_format_wait(value)}"
             for name, value, most in (
                 ("TTFT", reached.ttft, targets.ttft),
                 ("TPOT", reached.tpot, targets.tpot),
@@ -334,7 +334,7 @@ def _describe_question(answer: Row) -> str:
     """State the targets and the traffic that were asked for, in one sentence."""
     goal = answer["planned_for"]
     some = [
-        f"{name} p{goal['percentile']:g} at most {format_wait(goal[key])}"
+        f"{name} p{goal['percentile']:g} at most {_format_wait(goal[key])}"
         for name, key in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"))
         if goal[key]
     ]
@@ -435,7 +435,7 @@ def _fleet_table(answer: Row) -> Table:
 def _wait_columns(where: str = "", which: str = "") -> list[Column]:
     """Both times that the asked share of requests keeps."""
     return [
-        Column(f"{name.upper()}{which}", f"{where}{name}_s.at_target", format_wait)
+        Column(f"{name.upper()}{which}", f"{where}{name}_s.at_target", _format_wait)
         for name in ("ttft", "tpot")
     ]
 
@@ -512,7 +512,7 @@ def _describe_robustness(answer: Row) -> list[str]:
 
 
 def _describe_waits(times: Row) -> str:
-    ttft, tpot = (format_wait(times[name]["at_target"]) for name in ("ttft_s", "tpot_s"))
+    ttft, tpot = (_format_wait(times[name]["at_target"]) for name in ("ttft_s", "tpot_s"))
     return f"TTFT {ttft}, TPOT {tpot}"
 
 
@@ -621,7 +621,7 @@ def _describe_classes(answer: Row) -> list[str]:
     for row in answer["class_targets"]:
         goal = row["targets"]
         times = " and ".join(
-            f"{name} {p} {format_wait(row[key])}"
+            f"{name} {p} {_format_wait(row[key])}"
             + (f" of at most {seconds(goal[key])}" if goal[key] is not None else "")
             for name, key in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"))
         )
@@ -638,6 +638,6 @@ def _prompts(row: Row) -> str:
     return f"Prompts of {above + 1:,} to {most:,}" if above else f"Prompts up to {most:,}"
 
 
-def format_wait(value: float | None) -> str:
+def _format_wait(value: float | None) -> str:
     """Write a time that requests wait."""
     return seconds(value) if value is not None and np.isfinite(value) else "never"

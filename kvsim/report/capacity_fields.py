@@ -46,10 +46,10 @@ def make_fields(answer: CapacityAnswer, trace: str, said: str) -> Row:
         "rate_per_s": float(mean.sum()) if q.traffic.requests.duration else None,
         "headroom": q.limits.headroom,
         "failures": q.limits.failures,
-        "targets": target_row(q.targets),
+        "targets": _target_row(q.targets),
         "met": not answer.shortfall,
         "shortfall": answer.shortfall,
-        "planned_for": {**target_row(answer.targets), "load": answer.load},
+        "planned_for": {**_target_row(answer.targets), "load": answer.load},
         "answer": said,
         "fleet": [_replicas(answer, j) for j in answer.used],
         "usd_per_hour": fleet.cost,
@@ -58,13 +58,13 @@ def make_fields(answer: CapacityAnswer, trace: str, said: str) -> Row:
         "rated_power_w": _power(answer),
         "joules_per_token": _joules(answer),
         "schedule": _schedule(answer),
-        "simulated": times_row(answer.played, answer.targets),
-        "class_targets": class_rows(answer.played, answer.targets),
+        "simulated": _times_row(answer.played, answer.targets),
+        "class_targets": _class_rows(answer.played, answer.targets),
         "at_load": {
-            f"{load:g}": times_row(p, answer.targets) for load, p in answer.at_load.items()
+            f"{load:g}": _times_row(p, answer.targets) for load, p in answer.at_load.items()
         },
         "after_loss": {
-            fleet.kinds[j].name: times_row(p, answer.targets) for j, p in answer.after_loss.items()
+            fleet.kinds[j].name: _times_row(p, answer.targets) for j, p in answer.after_loss.items()
         },
         "alternatives": [_alternative(a, fleet.cost) for a in answer.alternatives],
         "limits": [_alternative(a, fleet.cost) for a in answer.limits],
@@ -113,7 +113,7 @@ def _replicas(answer: CapacityAnswer, j: int) -> Row:
         "route": x.route,
         "max_model_len": x.costs.longest,
         "gpu_memory_utilization": answer.question.utilisation,
-        "kv_cache_tokens": kv_tokens(x),
+        "kv_cache_tokens": _kv_tokens(x),
         "host_cache_bytes": x.costs.rules.host_cache,
         "nvme_cache_bytes": x.costs.rules.nvme_cache,
         "engines": {"prefill": x.apart.prefill, "decode": x.apart.decode} if x.apart else None,
@@ -125,7 +125,7 @@ def _replicas(answer: CapacityAnswer, j: int) -> Row:
         "prefix_hits": {
             name: _mean([(g.hits[name], g.requests) for g in groups]) for name in MEMORIES
         },
-        "simulated": times_row(played, answer.targets, mine),
+        "simulated": _times_row(played, answer.targets, mine),
     }
 
 
@@ -139,19 +139,8 @@ def _paid(answer: CapacityAnswer, j: int) -> float:
     return scheduled_cost(fleet.kinds, q.traffic.demand, q.schedule, running, reserved)
 
 
-def kv_tokens(configuration: Configuration) -> int:
-    """Count the tokens that a replica's KV cache holds, as engines print on start.
-
-    Parameters
-    ----------
-    configuration
-        Kind of replica.
-
-    Returns
-    -------
-    int
-        Whole blocks of tokens. [tokens]
-    """
+def _kv_tokens(configuration: Configuration) -> int:
+    """Count the tokens that a replica's KV cache holds, as engines print on start."""
     costs = configuration.costs
     return int(costs.capacity / costs.room.block_bytes) * costs.rules.block_tokens
 
@@ -318,23 +307,12 @@ def _considered(answer: CapacityAnswer, j: int) -> Row:
         "usd_per_hour": kind.rent,
         "replicas_alone": number(alone),
         "usd_per_hour_alone": number(alone * kind.rent),
-        "kv_cache_tokens": kv_tokens(kind.choices[0]),
+        "kv_cache_tokens": _kv_tokens(kind.choices[0]),
     }
 
 
-def target_row(targets: FleetTargets) -> Row:
-    """Make the row of the targets of all requests.
-
-    Parameters
-    ----------
-    targets
-        Targets of the fleet.
-
-    Returns
-    -------
-    Row
-        Times [s], None where infinite, and the percentile [%].
-    """
+def _target_row(targets: FleetTargets) -> Row:
+    """Make the row of the targets of all requests."""
     return {
         "ttft_s": number(targets.ttft),
         "tpot_s": number(targets.tpot),
@@ -342,23 +320,8 @@ def target_row(targets: FleetTargets) -> Row:
     }
 
 
-def times_row(played: Played, targets: FleetTargets, rows: Any = None) -> Row:
-    """Make the row of what requests waited, and whether that is within the targets.
-
-    Parameters
-    ----------
-    played
-        Simulated fleet.
-    targets
-        Targets of the fleet.
-    rows
-        Mask or indices of the requests that count; None for all.
-
-    Returns
-    -------
-    Row
-        Percentiles of waits [s] and counts.
-    """
+def _times_row(played: Played, targets: FleetTargets, rows: Any = None) -> Row:
+    """Make the row of what requests waited, and whether that is within the targets."""
     some = slice(None) if rows is None else rows
     reached = played.reached(targets.share, rows)
     return {
@@ -371,21 +334,8 @@ def times_row(played: Played, targets: FleetTargets, rows: Any = None) -> Row:
     }
 
 
-def class_rows(played: Played, targets: FleetTargets) -> list[Row]:
-    """Make a row for each class of prompts with targets of its own.
-
-    Parameters
-    ----------
-    played
-        Simulated fleet.
-    targets
-        Targets of the fleet, with those of longer prompts.
-
-    Returns
-    -------
-    list of Row
-        Targets and what the class reaches; empty for one class.
-    """
+def _class_rows(played: Played, targets: FleetTargets) -> list[Row]:
+    """Make a row for each class of prompts with targets of its own."""
     if not targets.longer:
         return []
     found, bounds = [], [x.above for x in targets.each]

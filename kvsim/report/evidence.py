@@ -209,7 +209,7 @@ def _published(deployment: Deployment, technique: str) -> list[str]:
         return [f"No published timing of {technique} on {card}; others there: {others}."]
     if _held_out(card):
         return []  # the ledger's lines say what
-    near = find_nearest_card(deployment.hardware)
+    near = _find_nearest_card(deployment.hardware)
     count = sum(hardware == near for hardware, *_ in _rows())
     kernels = ", only kernels" if deployment.stack.name.endswith(f"@{card}") else ""
     return [
@@ -241,7 +241,7 @@ def describe_accuracy(machine: Hardware) -> str:
     return (
         f"Nothing was measured on {machine.name}. Held-out errors on "
         f"other cards: {_errors(_held_out(ANY))}. The closest card with published times is "
-        f"{_called(find_nearest_card(machine))}. `kvsim calibrate` measures this one, "
+        f"{_called(_find_nearest_card(machine))}. `kvsim calibrate` measures this one, "
         f"`calibrate --from-run` fits to a log of your server."
     )
 
@@ -285,19 +285,8 @@ def describe_technique_rows(technique: str) -> str:
     return f"Published times compared with predictions by `kvsim reproduce`: {told}."
 
 
-def find_nearest_card(hardware: Hardware) -> str:
-    """Find the card with measured rows nearest in bandwidth and arithmetic.
-
-    Parameters
-    ----------
-    hardware
-        Hardware profile.
-
-    Returns
-    -------
-    str
-        Name of the card.
-    """
+def _find_nearest_card(hardware: Hardware) -> str:
+    """Find the card with measured rows nearest in bandwidth and arithmetic."""
 
     def distance(name: str) -> float:
         other = load_hardware(name)
@@ -361,22 +350,6 @@ def list_assumptions(hardware: Hardware, host_bytes: float, bound_by: str) -> li
     ]
 
 
-def known_error(basis: Row) -> str:
-    """Return the error known for a basis.
-
-    Parameters
-    ----------
-    basis
-        Basis of an answer, as ``--json`` has it.
-
-    Returns
-    -------
-    str
-        Error in words; "not measured yet" where there is none.
-    """
-    return str(basis["error"]) or "not measured yet"
-
-
 def describe_basis(basis: Row) -> str:
     """Say what the numbers rest on, in one sentence.
 
@@ -394,7 +367,7 @@ def describe_basis(basis: Row) -> str:
     why = f": {basis['chosen']}" if basis["chosen"] else ""
     return (
         f"Basis: {kind}; hardware {basis['hardware']}, stack {basis['stack']}{why}. "
-        f"Held-out error of this stack: {known_error(basis)}"
+        f"Held-out error of this stack: {basis['error'] or 'not measured yet'}"
     )
 
 

@@ -105,7 +105,7 @@ def flatten(row: Row) -> dict[str, Any]:
     for key, value in row.items():
         if key == "params":
             found[key] = settings(row)
-            found |= {f"params.{k}": v for k, v in leaves(value) if is_number(v)}
+            found |= {f"params.{k}": v for k, v in leaves(value) if _is_number(v)}
         elif key == "basis" and isinstance(value, dict):
             found[key] = value["kind"]
         else:
@@ -125,7 +125,7 @@ def numbers_of(fields: Row) -> Iterator[tuple[str, int | None, str, float, str]]
         items = enumerate(value) if isinstance(value, list) else [(None, value)]
         for row, item in items:
             for path, leaf in leaves(item):
-                if is_number(leaf):
+                if _is_number(leaf):
                     yield part, row, path or part, leaf, unit_of(f"{part}.{path}".rstrip("."))
 
 
@@ -149,12 +149,6 @@ def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def is_number(value: Any) -> bool:
-    """Tell whether a value is a number rather than a truth value or text.
-
-    Parameters
-    ----------
-    value
-        A plain value.
-    """
+def _is_number(value: Any) -> bool:
+    """Tell whether a value is a number rather than a truth value or text."""
     return isinstance(value, int | float) and not isinstance(value, bool)

@@ -118,17 +118,11 @@ def techniques(parts: bool = False) -> list[Row]:
                 "source": re.sub(r"\.\. \[\d+\] ", "", " ".join(references.split())),
             }
         )
-    return [*rows, *(cache_format(name) for name in FORMATS if parts and name not in terms())]
+    return [*rows, *(_cache_format(name) for name in FORMATS if parts and name not in terms())]
 
 
-def cache_format(name: str) -> Row:
-    """Make the row of a format that engines have for their caches, under their own name.
-
-    Parameters
-    ----------
-    name
-        Of the format.
-    """
+def _cache_format(name: str) -> Row:
+    """Make the row of a format that engines have for their caches, under their own name."""
     kernels = [kernel for kernel in load_kernels() if kernel.format == name]
     first = kernels[0]
     bits = f"keys of {first.key_bits:g} bits and values of {first.value_bits:g}"
@@ -157,14 +151,8 @@ def stacks() -> list[Row]:
 TITLE = 62  # of a stack in the list [characters]
 
 
-def first_sentence(text: str) -> str:
-    """Return what stands before the first full stop.
-
-    Parameters
-    ----------
-    text
-        One or several sentences.
-    """
+def _first_sentence(text: str) -> str:
+    """Return what stands before the first full stop."""
     return text.partition(". ")[0].rstrip(".")
 
 
@@ -217,7 +205,7 @@ GPU_COLUMNS = (
 TECHNIQUE = (
     text_column("technique", "name"),
     text_column("lossless", lambda row: "yes" if row["lossless"] else "no", 1),
-    text_column("what it does", lambda row: first_sentence(row["summary"])),
+    text_column("what it does", lambda row: _first_sentence(row["summary"])),
 )
 STACKS = (
     text_column("stack", "name"),

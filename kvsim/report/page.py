@@ -44,7 +44,7 @@ def render_page(
         What else ``templates/page.html`` shows: title, answer, tables, details, notes, pastes,
         command and foot.
     """
-    return load_template().render(
+    return _load_template().render(
         parts,
         pictures=[(title, _serialize(figure)) for title, figure in pictures],
         grid=grid,
@@ -65,24 +65,13 @@ def render_tables(tables: Sequence[Table]) -> str:
     str
         HTML of all tables.
     """
-    made: Any = load_template("table.html").module
+    made: Any = _load_template("table.html").module
     return "".join(made.table(table, i) for i, table in enumerate(tables, 1))
 
 
 @cache
-def load_template(name: str = "page.html") -> "Template":
-    """Load a template together with the filters and functions that it calls.
-
-    Parameters
-    ----------
-    name
-        File in ``templates``.
-
-    Returns
-    -------
-    Template
-        Compiled jinja2 template.
-    """
+def _load_template(name: str = "page.html") -> "Template":
+    """Load a template together with the filters and functions that it calls."""
     from jinja2 import Environment, PackageLoader
 
     environment = Environment(

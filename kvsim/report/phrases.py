@@ -1,5 +1,9 @@
 """Parts of sentences: times, memory, how two compare, and why something takes its time."""
 
+from dataclasses import asdict
+from shlex import quote
+
+from kvsim.machines.deployment import Deployment
 from kvsim.prediction.explain import LIMITS, SERVER
 from kvsim.prediction.generate import Prediction
 from kvsim.report import units
@@ -175,6 +179,25 @@ def describe_saving(row: Row, full: Row, of: str = " of GPU memory") -> str:
     if not row["fits"] or saved <= 0.01 * full["gpu_bytes"]:
         return ""
     return f" and saves {units.size(saved)}{of}"
+
+
+def differing_options(chosen: Deployment, other: Deployment) -> str:
+    """Write the options in which a deployment differs from the one that was chosen.
+
+    Parameters
+    ----------
+    chosen
+        What was chosen.
+    other
+        What it is compared with.
+    """
+    before = asdict(chosen.parallelism)
+    differs = {
+        f"--gpu {quote(other.hardware.name)}": other.hardware.name != chosen.hardware.name,
+        f"--weights {other.weights}": other.weights != chosen.weights,
+        **{f"--{k} {n}": n != before[k] for k, n in asdict(other.parallelism).items()},
+    }
+    return " ".join(option for option, given in differs.items() if given)
 
 
 def explain_limit(bound_by: str, generate: int, service: bool = False) -> str:

@@ -65,7 +65,12 @@ class Chart:
         self.figure.update_yaxes(title=up, **kinds["y"], **yaxis)
 
     def line(
-        self, name: str | None, x: Values, y: Values, look: Marker | str = GREY, **trace: object
+        self,
+        name: str | None,
+        across: Values,
+        up: Values,
+        look: Marker | str = GREY,
+        **trace: object,
     ) -> Self:
         """Draw a line.
 
@@ -79,26 +84,33 @@ class Chart:
         style: dict[str, object] = {"mode": "lines", "line": {"color": look, "width": 1.5}}
         if isinstance(look, Marker):
             style = line_style(look)
-        self.figure.add_scatter(x=x, y=y, name=name, **{**style, **trace})
+        self.figure.add_scatter(x=across, y=up, name=name, **{**style, **trace})
         return self
 
     def dots(
-        self, name: str, x: Values, y: Values, marker: Mapping[str, object], **trace: object
+        self, name: str, across: Values, up: Values, marker: Mapping[str, object], **trace: object
     ) -> Self:
         """Draw points that nothing joins; `marker` is as plotly has it."""
-        self.figure.add_scatter(x=x, y=y, name=name, mode="markers", marker=marker, **trace)
+        self.figure.add_scatter(x=across, y=up, name=name, mode="markers", marker=marker, **trace)
         return self
 
     def bars(
-        self, name: str | None, x: Values, y: Values, marker: Mapping[str, object], **trace: object
+        self,
+        name: str | None,
+        across: Values,
+        up: Values,
+        marker: Mapping[str, object],
+        **trace: object,
     ) -> Self:
         """Draw bars to the right; ``orientation="v"`` draws them upwards."""
-        self.figure.add_bar(x=x, y=y, name=name, marker=marker, **{"orientation": "h", **trace})
+        self.figure.add_bar(
+            x=across, y=up, name=name, marker=marker, **{"orientation": "h", **trace}
+        )
         return self
 
-    def target(self, name: str, x: Values, y: Values) -> Self:
+    def target(self, name: str, across: Values, up: Values) -> Self:
         """Draw a target as a dotted line between two points."""
-        return self.line(name, x, y, line={"color": RED, "dash": "dot"})
+        return self.line(name, across, up, line={"color": RED, "dash": "dot"})
 
     def second_axis(self, up: str, **axis: object) -> Self:
         """Add an axis at the right, on which traces with ``yaxis="y2"`` stand; from 0 on."""

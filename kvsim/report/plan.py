@@ -59,7 +59,7 @@ def make_result(
     if jobs:
         hours = plan.hours_for(jobs)
         fields["jobs"] = {"count": jobs, "hours": hours, "usd": plan.usd_for(hours)}
-        told = describe_jobs(fields["jobs"])
+        told = _describe_jobs(fields["jobs"])
         answer = replace(answer, verdict=verdict([told, *SENTENCE.split(answer.verdict)[:1]],
                                                  SENTENCE.split(answer.verdict)[1:]))  # fmt: skip
     if engines:
@@ -81,7 +81,7 @@ def make_result(
     ]
     more = [*answer.rest(BRIEF), ground, not_modelled, searched(fields["solver"])]
     if pareto:
-        fields["pareto"] = front = [summarize_prediction(p) for p in plan.front()]
+        fields["pareto"] = front = [_summarize_prediction(p) for p in plan.front()]
         blocks += [BLANK, FRONT, _front_table(front)]
     if explain:
         fields["flips"] = flips = [{**vars(f), "words": _flipped(f, plan)} for f in plan.flips()]
@@ -105,14 +105,8 @@ def make_result(
     )
 
 
-def describe_jobs(jobs: Row) -> str:
-    """Say how long jobs take and what that costs.
-
-    Parameters
-    ----------
-    jobs
-        Their number, hours, and price where it is known.
-    """
+def _describe_jobs(jobs: Row) -> str:
+    """Say how long jobs take and what that costs."""
     price = "" if jobs["usd"] is None else f" and cost {usd(jobs['usd'])}"
     return f"{jobs['count']:,} such requests take {seconds(3600 * jobs['hours'])}{price}."
 
@@ -225,15 +219,15 @@ def plan_fields(result: ChosenPlan) -> Row:
             "kept": dict(result.likely.kept),
             "safer": None
             if result.likely.safer is None
-            else summarize_prediction(result.likely.safer),
+            else _summarize_prediction(result.likely.safer),
         },
         "knees": [
-            {"given_up": k.given_up, **summarize_prediction(k.prediction)} for k in result.knees
+            {"given_up": k.given_up, **_summarize_prediction(k.prediction)} for k in result.knees
         ],
         "waves": waves
         and {
             "count": waves.count,
-            **summarize_prediction(waves.prediction),
+            **_summarize_prediction(waves.prediction),
             "output_tok_s": number(waves.output_tok_s),
         },
         "limits": {k: number(v) for k, v in vars(result.limits).items()},
@@ -248,7 +242,7 @@ def plan_fields(result: ChosenPlan) -> Row:
         ],
         "prices": result.prices,
         "advice": [advice(a) for a in result.advice],
-        "others": [summarize_prediction(p) for p in result.others],
+        "others": [_summarize_prediction(p) for p in result.others],
         "solver": {
             "status": solver.status,
             "bound_s": None if solver.bound is None else number(solver.bound),
@@ -257,7 +251,7 @@ def plan_fields(result: ChosenPlan) -> Row:
             "solves": solver.solves,
             "replays": solver.replays,
             "options": solver.options,
-            "optimum": summarize_prediction(solver.optimum),
+            "optimum": _summarize_prediction(solver.optimum),
             "given_up": solver.given_up,
         },
         "basis": basis(result.choice.deployment),
@@ -310,23 +304,12 @@ def advice(advised: Advice) -> Row:
         "gain": number(advised.gain),
         "caution": advised.caution,
         "words": str(advised),
-        "predicted": advised.prediction and summarize_prediction(advised.prediction),
+        "predicted": advised.prediction and _summarize_prediction(advised.prediction),
     }
 
 
-def summarize_prediction(prediction: Prediction) -> Row:
-    """Select the figures of a prediction that a comparison needs.
-
-    Parameters
-    ----------
-    prediction
-        Prediction of one batch.
-
-    Returns
-    -------
-    Row
-        Figures under their contract names.
-    """
+def _summarize_prediction(prediction: Prediction) -> Row:
+    """Select the figures of a prediction that a comparison needs."""
     d = prediction.deployment
     return {
         "gpu": d.hardware.name,

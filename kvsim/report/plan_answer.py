@@ -1,26 +1,23 @@
 """The verdict on a plan: what to run, what it gives, what limits it, and what would change it."""
 
 from collections.abc import Iterator
-from dataclasses import asdict
 from math import isfinite
-from shlex import quote
 
-from kvsim.emit.engines import emit
 from kvsim.emit.served import serve_prediction
 from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment
 from kvsim.planner.alternatives import LABELS, NARROW, NoPlanError, score
 from kvsim.planner.plan import ChosenPlan
 from kvsim.planner.question import DEFAULT_TPOT, DEFAULT_TTFT
 from kvsim.planner.sensitivity import LIKELY_ENOUGH, Binding
+from kvsim.planner.service import SERVERS
 from kvsim.prediction.generate import Prediction
 from kvsim.report import caveats, evidence, units
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.json import Row, number
 from kvsim.report.names import SPOKEN, label, notation, params, phrase_technique
-from kvsim.report.phrases import explain_limit, format_time_range
-from kvsim.report.suitability import describe_loss, join_titles, list_engines
+from kvsim.report.phrases import differing_options, explain_limit, format_time_range
+from kvsim.report.suitability import describe_command, describe_loss, join_titles, list_engines
 
-SERVERS = "vllm", "sglang", "trtllm"  # engines whose command a plan gives, each with a stack
 OTHERS = 5  # other deployments that are told, best per GPU first
 NO_GAIN = 0.005  # relative gain below which nothing is gained
 NEARLY_ALL = 1.2  # times a gain of loosening a limit: what lifting it brings is about as much
@@ -263,15 +260,7 @@ def _worth(plan: ChosenPlan, prediction: Prediction) -> float:
 
 
 def _change(plan: ChosenPlan, other: Deployment) -> str:
-    """The options in which a deployment differs from the choice's."""
-    chosen = plan.choice.deployment
-    options = {
-        f"--gpu {quote(other.hardware.name)}": other.hardware.name != chosen.hardware.name,
-        f"--weights {other.weights}": other.weights != chosen.weights,
-    }
-    before = asdict(chosen.parallelism)
-    options |= {f"--{k} {n}": n != before[k] for k, n in asdict(other.parallelism).items()}
-    return " ".join(option for option, differs in options.items() if differs)
+    return differing_options(plan.choice.deployment, other)
 
 
 def _list_changes(plan: ChosenPlan, told: str) -> Iterator[str]:
@@ -399,9 +388,4 @@ def _list_settings(plan: ChosenPlan) -> Iterator[str]:
     engine = asked if asked in SERVERS else next((e for e in able if e in SERVERS), "")
     if engine:
         share = plan.question.limits.gpu_memory / p.deployment.hardware.gpu_memory
-        found, title = emit(engine, serve_prediction(p, share)), join_titles([engine])
-        yield f"{title}: {found.command}"
-        yield from (f"{title} has no setting for {what}." for what in found.missing)
-        own = p.deployment.stack.name.partition("@")[0]
-        if own in SERVERS and own != engine:
-            yield f"Times are {join_titles([own])}'s; `--stack {engine}` predicts {title}'s."
+        yield from describe_command(engine, serve_prediction(p, share), p.deployment.stack.name)

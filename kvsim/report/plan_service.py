@@ -3,27 +3,25 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from math import isfinite
-from shlex import quote
 from typing import Any
 
-from kvsim.emit.engines import emit
 from kvsim.emit.served import serve_costs
 from kvsim.machines.basis import basis
-from kvsim.machines.deployment import Deployment
 from kvsim.planner.load import Carried
 from kvsim.planner.remedies import NoServiceError, Otherwise
-from kvsim.planner.service import SERVERS, ClassPlan, PlayedOption, ServicePlan
+from kvsim.planner.service import ClassPlan, PlayedOption, ServicePlan
 from kvsim.quality.evidence import Evidence
 from kvsim.quality.settings import PERPLEXITY
 from kvsim.report import evidence, names, units
 from kvsim.report.answer import BRIEF, MAX_VERDICT_WORDS, Answer, add_command_line, verdict
 from kvsim.report.json import Row, number
 from kvsim.report.names import chosen_settings, label, params, phrase_technique
+from kvsim.report.phrases import differing_options
 from kvsim.report.plan import layers_of, paste_blocks, quality
 from kvsim.report.plan_charts import draw_service
 from kvsim.report.predict import prediction
 from kvsim.report.result import Result
-from kvsim.report.suitability import join_titles
+from kvsim.report.suitability import describe_command, join_titles
 from kvsim.report.table import Column, Table, quantity_column, quantity_columns, text_column
 from kvsim.report.terminal import BLANK, Block, Heading
 
@@ -243,10 +241,10 @@ def _sentence(plan: ServicePlan) -> str:
         kept = f"within {' and '.join(targets)} for {100 * asked.share:g} % of requests"
         kept += f" (probability {100 * asked.sure:g} %)" if asked.sure > 0.5 else ""
     lead = "Run" if plan.choice.candidate.engines else "Best, but no engine runs it:"
-    what = f"{lead} {spoken(c)} on {machine(c)}: {_rate(c.per_s)} requests/s"
+    what = f"{lead} {_run(c)}: {_rate(c.per_s)} requests/s"
     tokens = f" ({units.rate(c.output_tok_s)} output tok/s)"
     load, found = plan.question.load.words, plan.choice.candidate.evidence
-    loss = loss_words(found, c.deployment)
+    loss = _loss_words(found)
     brief = loss.partition("; untested:")[0]
     ways = (
         f"{what}{tokens} {kept}; {load}; {loss}.",
@@ -259,22 +257,18 @@ def _sentence(plan: ServicePlan) -> str:
     return next(fits, f"{what}.")
 
 
-def spoken(found: Carried) -> str:
-    """A technique as an answer calls it."""
-    return phrase_technique(found.technique)
-
-
-def machine(found: Carried) -> str:
-    """GPUs, layout and weights of all replicas."""
+def _run(found: Carried) -> str:
+    """A technique on its GPUs, with layout and weights of all replicas."""
     d = found.deployment
     spread = d.parallelism.words()
     each = f"{d.gpus} x " if d.gpus > 1 else ""
     many = f"{found.replicas} replicas, each " if found.replicas > 1 else ""
     layout = f" ({spread})" if spread else ""
-    return f"{many}{each}{d.hardware.name}{layout} with {d.weights} weights"
+    where = f"{many}{each}{d.hardware.name}{layout} with {d.weights} weights"
+    return f"{phrase_technique(found.technique)} on {where}"
 
 
-def loss_words(found: Evidence, deployment: Deployment) -> str:
+def _loss_words(found: Evidence) -> str:
     """The loss of quality in a clause, or that nothing is known of it."""
     if found.kind == "lossless":
         return "no loss of quality"
@@ -318,10 +312,7 @@ def _describe_class(one: ClassPlan) -> str:
         return f"Alone, {of}: nothing meets the targets."
     c = one.plan.choice.carried
     tokens = _settings(c)["max_tokens"]
-    return (
-        f"Alone, {of}: {spoken(c)} on {machine(c)}, {tokens:,} tokens per pass, "
-        f"{_rate(c.per_s)} requests/s."
-    )
+    return f"Alone, {of}: {_run(c)}, {tokens:,} tokens per pass, {_rate(c.per_s)} requests/s."
 
 
 def _class_fields(one: ClassPlan) -> Row:
@@ -335,7 +326,7 @@ def _describe_turn(one: Otherwise) -> str:
     if one.choice is None:
         return f"With {one.option} nothing here meets the targets."
     c = one.choice.carried
-    return f"With {one.option}: {spoken(c)} on {machine(c)}, {_rate(c.per_s)} requests/s."
+    return f"With {one.option}: {_run(c)}, {_rate(c.per_s)} requests/s."
 
 
 def _stretch(plan: ServicePlan) -> str:
@@ -360,21 +351,11 @@ def _changes(plan: ServicePlan) -> Iterator[str]:
         also = "".join(f", {name} {more}" for name, more in others)
         yield f"{what[0].upper()}{what[1:]} would serve {most} more requests/s{also}."
     if plan.missing and not plan.question.total_gpus:  # of all layouts most do not
-        some = "; ".join(change_of(plan, d) for d in plan.missing[:MAX_MISSING])
+        some = "; ".join(
+            differing_options(plan.choice.carried.deployment, d) for d in plan.missing[:MAX_MISSING]
+        )
         more = len(plan.missing) - MAX_MISSING
         yield f"Nothing meets the targets with: {some}{f'; {more} more' if more > 0 else ''}."
-
-
-def change_of(plan: ServicePlan, other: Deployment) -> str:
-    """The options in which a deployment differs from the choice's."""
-    chosen = plan.choice.carried.deployment
-    options = {
-        f"--gpu {quote(other.hardware.name)}": other.hardware.name != chosen.hardware.name,
-        f"--weights {other.weights}": other.weights != chosen.weights,
-    }
-    before = asdict(chosen.parallelism)
-    options |= {f"--{k} {n}": n != before[k] for k, n in asdict(other.parallelism).items()}
-    return " ".join(option for option, differs in options.items() if differs)
 
 
 def _how_to_run(plan: ServicePlan) -> Iterator[str]:
@@ -388,16 +369,8 @@ def _how_to_run(plan: ServicePlan) -> Iterator[str]:
     engine = asked if asked in able else able[0]
     share = chosen.candidate.question.limits.gpu_memory
     share /= chosen.carried.deployment.hardware.gpu_memory
-    found, title = emit(engine, serve_costs(chosen.carried.costs, share)), join_titles([engine])
-    many = f" (each of {chosen.carried.replicas} replicas)" if chosen.carried.replicas > 1 else ""
-    if found.line:
-        yield f"{title}: {found.command}"
-        if many:
-            yield f"Start {chosen.carried.replicas} of them behind a load balancer."
-    yield from (f"{title} has no setting for {what}." for what in found.missing)
-    own = chosen.carried.deployment.stack.family
-    if own in SERVERS and own != engine:
-        yield f"Times are {join_titles([own])}'s; `--stack {engine}` predicts {title}'s."
+    served, many = serve_costs(chosen.carried.costs, share), chosen.carried.replicas
+    yield from describe_command(engine, served, chosen.carried.deployment.stack.name, many)
 
 
 def _quality(found: Evidence) -> list[str]:
@@ -469,13 +442,13 @@ def _rows(plan: ServicePlan) -> Iterator[Row]:
     yield _row(plan.choice, "choice", "")
     for a in plan.alternatives:
         needs, d = a.option.candidate.needs, a.option.carried.deployment
-        where = change_of(plan, d)
+        where = differing_options(plan.choice.carried.deployment, d)
         told = f"{where}: {a.reason}" if where else a.reason
         known = a.option.candidate.evidence
         if needs:
-            told += f", but needs {needs}: {loss_words(known, d)}"
+            told += f", but needs {needs}: {_loss_words(known)}"
         elif known.kind != "lossless":
-            told += f"; {loss_words(known, d)}"
+            told += f"; {_loss_words(known)}"
         yield _row(a.option, f"needs {needs}" if needs else "or", told)
     if plan.research is not None and plan.research.gain > NO_GAIN:
         found, p = plan.research, plan.research.prediction
@@ -496,14 +469,14 @@ def _rows(plan: ServicePlan) -> Iterator[Row]:
             "gain": number(found.gain),
             "reason": "no engine runs it (--research considers it); an estimated "
             f"{round(100 * found.gain)} % more requests/s; "
-            f"{loss_words(found.evidence, p.deployment)}",
+            f"{_loss_words(found.evidence)}",
         }
 
 
 def _row(option: PlayedOption, standing: str, reason: str) -> Row:
     found, able = option.candidate.evidence, option.candidate.engines
     runs = f"runs in {join_titles(able)}" if able else "runs in no engine"
-    loss = loss_words(found, option.carried.deployment)
+    loss = _loss_words(found)
     return {
         "standing": standing,
         **_figures(option.carried),

@@ -151,7 +151,7 @@ def make_result(
     about = [(f"{labels[spec(r)]}, batch {r['batch']}, prompt {r['prompt']}", r) for r in rows]
     notes, ground = evidence.merge_notes(about), evidence.describe_basis(rows[0]["basis"])
     gains, brief = draft_gains(found), BRIEF + len(list(describe_quality(found)))
-    reversals = tabulate_drafts(gains)
+    reversals = _tabulate_drafts(gains)
     unfit = [] if all(row["fits"] for row in rows) else ["! does not fit in GPU or host memory"]
 
     return Result(
@@ -400,19 +400,8 @@ def draft_gains(found: Sequence[Prediction]) -> list[Row]:
     return rows
 
 
-def tabulate_drafts(gains: Sequence[Row]) -> list[Table]:
-    """Tabulate what drafts gain, or lose, by the number of sequences decoded at once.
-
-    Parameters
-    ----------
-    gains
-        Rows of :func:`draft_gains`.
-
-    Returns
-    -------
-    list of Table
-        Two lines per technique that drafts; none without such techniques.
-    """
+def _tabulate_drafts(gains: Sequence[Row]) -> list[Table]:
+    """Tabulate what drafts gain, or lose, by the number of sequences decoded at once."""
     if not gains:
         return []
     labels = short_names([row["notation"] for row in gains])

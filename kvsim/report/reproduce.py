@@ -67,7 +67,7 @@ def make_result(
     ]
     title = "Held-out times by mechanism, in %"
     by_kind = cells_table(MECHANISM_COLUMNS, heads, 2, "0000", title)
-    tables = [score_table(scores), by_kind]
+    tables = [_score_table(scores), by_kind]
     blocks: list[Block] = [*answer.head(), _worst_table(pairs), BLANK, tables[0]]
     if by_kind.rows:
         blocks += [BLANK, by_kind]
@@ -80,7 +80,7 @@ def make_result(
         plain,
         tables=tables,
         blocks=blocks,
-        draw=lambda: [*draw_errors(rows, predicted), draw_against(rows, predicted)],
+        draw=lambda: [*_draw_errors(rows, predicted), _draw_against(rows, predicted)],
         data=evidence.newest_measurement(row.deployment() for row in rows),
         foot=[f"Rows of {', '.join(sorted({r.paper for r in rows}))}."],
     )
@@ -152,19 +152,8 @@ def _worst_table(pairs: Sequence[tuple[PublishedRow, float]]) -> Table:
     return Table(columns, worst, title, lambda r: r["technique"].partition(":")[2])
 
 
-def score_table(scores: Sequence[Score]) -> Table:
-    """Make the table of errors of published tables.
-
-    Parameters
-    ----------
-    scores
-        Scores of tables.
-
-    Returns
-    -------
-    Table
-        A line per score.
-    """
+def _score_table(scores: Sequence[Score]) -> Table:
+    """Make the table of errors of published tables."""
     cells = [
         (
             *(s.paper, s.table, s.metric, str(s.rows)),
@@ -195,7 +184,7 @@ def fit_to_rows(rows: list[PublishedRow], name: str, source: str) -> str:
     """
     stack = load_stack(name)
     fit = fit_stack(rows, stack)
-    show_fit(fit, name)
+    _show_fit(fit, name)
     told = f"{fit.residuals.size} rows of {source}"
     held = [r for r in rows if r.ran_on(stack) and r.use == "check" and r.metric != "fits"]
     errors = [abs(error(row, predict(row, fit.values))) for row in held]
@@ -207,16 +196,8 @@ def fit_to_rows(rows: list[PublishedRow], name: str, source: str) -> str:
     return fitted_text(stack, base, fit, told, known, date.today().isoformat())
 
 
-def show_fit(fit: Fit, stack: str) -> None:
-    """Print fitted numbers, how well they are known, and what the rows cannot tell.
-
-    Parameters
-    ----------
-    fit
-        Result of the fit.
-    stack
-        Name of the stack.
-    """
+def _show_fit(fit: Fit, stack: str) -> None:
+    """Print fitted numbers, how well they are known, and what the rows cannot tell."""
     rows = [
         {"key": key, "value": value, "error": number(fit.errors[key])}
         for key, value in fit.values.items()
@@ -265,18 +246,8 @@ def write_answer(rows: list[PublishedRow], predicted: list[float]) -> Answer:
     return Answer(verdict(told or ["No rows about times or sizes."], wanted))
 
 
-def draw_errors(rows: list[PublishedRow], predicted: list[float]) -> list[Chart]:
-    """Draw the error of every row, a line per table.
-
-    Papers follow each other, as many to a picture as a sheet of A4 holds.
-
-    Parameters
-    ----------
-    rows
-        Published rows.
-    predicted
-        Prediction of each row.
-    """
+def _draw_errors(rows: list[PublishedRow], predicted: list[float]) -> list[Chart]:
+    """Draw the error of every row, a line per table."""
     lines: dict[str, set[str]] = {}
     for r in rows:
         lines.setdefault(r.paper, set()).add(_line(r))
@@ -319,16 +290,8 @@ def _line(r: PublishedRow) -> str:
     return f"{r.paper} {r.table}: {r.metric}"
 
 
-def draw_against(rows: list[PublishedRow], predicted: list[float]) -> Chart:
-    """Draw predicted over published values, both logarithmic.
-
-    Parameters
-    ----------
-    rows
-        Published rows.
-    predicted
-        Prediction of each row.
-    """
+def _draw_against(rows: list[PublishedRow], predicted: list[float]) -> Chart:
+    """Draw predicted over published values, both logarithmic."""
     chart = Chart("Predicted against published", "published", "predicted", 520, log="xy")
     pairs = [(r, v) for r, v in zip(rows, predicted, strict=True) if v > 0 and r.published > 0]
     if pairs:

@@ -95,7 +95,7 @@ def make_result(
         for key in ("requests", "replicas")
     )
     heading = f"{trace}: {requests} requests, replicas: {replicas}"
-    tables = [times_table(rows), use_table(rows)]
+    tables = [_times_table(rows), _use_table(rows)]
     settings = list_settings(short_names([row["technique"] for row in rows]))
     worst = max(error for row in rows for error in [1e-4, *row["table_error"].values()])
     right = "Checked: no request is lost or starts too early, and memory is never exceeded."
@@ -118,7 +118,7 @@ def make_result(
             f"Times of passes are interpolated, with errors below {units.percent(worst)}.",
             ground,
         ],
-        draw=lambda: draw_runs(runs),
+        draw=lambda: _draw_runs(runs),
         remarks=settings,
         notes=notes,
         data=evidence.newest_measurement([deployment]),
@@ -144,19 +144,8 @@ def _list_unserved(rows: Sequence[Row], deployment: Deployment) -> list[str]:
     return [f"{', '.join(names)}: {line}" for line, names in found.items()]
 
 
-def times_table(rows: Sequence[Row]) -> Table:
-    """Make the table of each technique's times: the median and the 99th percentile.
-
-    Parameters
-    ----------
-    rows
-        Rows of runs.
-
-    Returns
-    -------
-    Table
-        A line per run.
-    """
+def _times_table(rows: Sequence[Row]) -> Table:
+    """Make the table of each technique's times: the median and the 99th percentile."""
     varied = varied_option(rows)
     columns = [
         _technique(rows),
@@ -169,19 +158,8 @@ def times_table(rows: Sequence[Row]) -> Table:
     return Table(columns, rows)
 
 
-def use_table(rows: Sequence[Row]) -> Table:
-    """Make the table of each technique's throughput, use of the machine and price.
-
-    Parameters
-    ----------
-    rows
-        Rows of runs.
-
-    Returns
-    -------
-    Table
-        A line per run.
-    """
+def _use_table(rows: Sequence[Row]) -> Table:
+    """Make the table of each technique's throughput, use of the machine and price."""
     rate = "goodput_per_s" if any(rows[0]["targets"].values()) else "request_per_s"
     columns = [
         _technique(rows),
@@ -253,14 +231,8 @@ def _round(values: Array) -> list[float]:
     return [float(f"{value:.5g}") for value in values]
 
 
-def draw_runs(results: Sequence[Row]) -> list[Chart]:
-    """Draw how requests fared, then one picture per quantity over time.
-
-    Parameters
-    ----------
-    results
-        Fields of runs, as :func:`run_fields` makes them.
-    """
+def _draw_runs(results: Sequence[Row]) -> list[Chart]:
+    """Draw how requests fared, then one picture per quantity over time."""
     rows, looks = [result["row"] for result in results], _looks(results)
     labels, targets = name_runs(rows), rows[0]["targets"]
     drawn = []

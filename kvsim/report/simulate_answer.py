@@ -59,7 +59,7 @@ def write_answer(
     if sought:
         told = _describe_sought(rows, best, _describe_machines(best, deployment), trace, targets)
     elif varied_option(rows):
-        told = describe_cases(rows, _describe_machines(best, deployment), trace, best, targets)
+        told = _describe_cases(rows, _describe_machines(best, deployment), trace, best, targets)
     else:
         needed = _needed(best, deployment, trace, targets, _arrival_rate(best, rows, played))
         told = verdict(
@@ -274,7 +274,7 @@ def name_runs(rows: Sequence[Row]) -> list[str]:
     return found
 
 
-def describe_cases(rows: Sequence[Row], where: str, trace: str, best: Row, targets: str) -> str:
+def _describe_cases(rows: Sequence[Row], where: str, trace: str, best: Row, targets: str) -> str:
     """The verdict on runs of one technique that differ in one option."""
     if varied_option(rows) in ("req_s", "rate"):
         return _describe_loads(rows, where, trace, targets)

@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 
-from kvsim.emit.engines import turboquant
+from kvsim.emit.engines import emit, turboquant
 from kvsim.emit.flags import MANUALS
+from kvsim.emit.served import Served
 from kvsim.planner.question import engines_running
+from kvsim.planner.service import SERVERS
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence, evidence
 from kvsim.quality.settings import FACTS, PERPLEXITY
@@ -24,19 +26,8 @@ OFFLOAD_NOTE = (
 )
 
 
-def name_engines(prediction: Prediction) -> str:
-    """Name the released engines that run a prediction.
-
-    Parameters
-    ----------
-    prediction
-        Technique and deployment.
-
-    Returns
-    -------
-    str
-        Titles of the engines, separated by commas; empty if none runs it.
-    """
+def _name_engines(prediction: Prediction) -> str:
+    """Name the released engines that run a prediction."""
     technique = prediction.technique
     able = list_engines(prediction)
     if turboquant(technique.terms):  # some widths only, so that plans do not choose it unasked
@@ -76,6 +67,36 @@ def join_titles(engines: Sequence[str]) -> str:
     return ", ".join(MANUALS[x].title if x in MANUALS else "FlexGen" for x in engines)
 
 
+def describe_command(engine: str, served: Served, stack: str, replicas: int = 1) -> Iterator[str]:
+    """Say how an engine is started, and what it has no setting for.
+
+    Parameters
+    ----------
+    engine
+        Key of the engine.
+    served
+        What it serves.
+    stack
+        Stack of the times, which may be another engine's.
+    replicas
+        Engines to start.
+
+    Yields
+    ------
+    str
+        The command after the title of the engine, then sentences.
+    """
+    found, title = emit(engine, served), join_titles([engine])
+    if found.line or replicas == 1:
+        yield f"{title}: {found.command}"
+    if found.line and replicas > 1:
+        yield f"Start {replicas} of them behind a load balancer."
+    yield from (f"{title} has no setting for {what}." for what in found.missing)
+    own = stack.partition("@")[0]
+    if own in SERVERS and own != engine:
+        yield f"Times are {join_titles([own])}'s; `--stack {engine}` predicts {title}'s."
+
+
 def describe_engines(found: Sequence[Prediction]) -> Iterator[str]:
     """Say which engines run each technique, and what offloading is not.
 
@@ -89,7 +110,7 @@ def describe_engines(found: Sequence[Prediction]) -> Iterator[str]:
     str
         Sentences of the answer.
     """
-    names = {p.technique.name: name_engines(p) for p in found}
+    names = {p.technique.name: _name_engines(p) for p in found}
     told = [f"{name} in {engines}" for name, engines in names.items() if engines]
     alone = [name for name, engines in names.items() if not engines]
     if told:

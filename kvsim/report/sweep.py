@@ -195,7 +195,7 @@ class SweepSummary:
                 known[value] = min(known.get(value, here), here, key=lambda x: self.sign * x)
 
 
-def summarize(store: ResultStore, spec: Spec) -> SweepSummary:
+def _summarize(store: ResultStore, spec: Spec) -> SweepSummary:
     """Read a sweep's chunks, one at a time."""
     from pyarrow.parquet import read_table
 
@@ -207,7 +207,7 @@ def summarize(store: ResultStore, spec: Spec) -> SweepSummary:
 
 def make_result(store: ResultStore, spec: Spec, command: str) -> Result[SweepSummary]:
     """Make the answer of ``kvsim sweep`` from the chunks of a sweep that is done."""
-    found = summarize(store, spec)
+    found = _summarize(store, spec)
     return Result(
         command,
         f"Sweep of {spec.points:,} points: {spec.kind}",

@@ -134,7 +134,7 @@ def make_result(
         What pictures are drawn of.
     """
     answer, shown = write_answer(row), [row, *([source] if source else [])]
-    tables, notes = [statistics_table(shown), length_table(shown)], row.get("notes", ())
+    tables, notes = [_statistics_table(shown), _length_table(shown)], row.get("notes", ())
     own = {key: value for key, value in row.items() if key != "notes"}
     name = f"{row['trace']}, format {row['format']}" if "format" in row else str(row["trace"])
     return Result(
@@ -155,19 +155,8 @@ def make_result(
     )
 
 
-def statistics_table(shown: list[Row]) -> Table:
-    """Make the table of rate, burstiness and reuse, a column per trace.
-
-    Parameters
-    ----------
-    shown
-        Rows of :func:`describe_requests`.
-
-    Returns
-    -------
-    Table
-        A line per statistic.
-    """
+def _statistics_table(shown: list[Row]) -> Table:
+    """Make the table of rate, burstiness and reuse, a column per trace."""
     lines = [
         [said, *(format_number(one[key], 6) for one in shown)] for key, said in STATISTICS.items()
     ]
@@ -179,19 +168,8 @@ def statistics_table(shown: list[Row]) -> Table:
     return cells_table(["", "trace", *["like"] * (len(shown) - 1)], lines)
 
 
-def length_table(shown: list[Row]) -> Table:
-    """Make the table of prompt and generated tokens, a row per trace.
-
-    Parameters
-    ----------
-    shown
-        Rows of :func:`describe_requests`.
-
-    Returns
-    -------
-    Table
-        Mean, extremes and percentiles. [tokens]
-    """
+def _length_table(shown: list[Row]) -> Table:
+    """Make the table of prompt and generated tokens, a row per trace."""
     names = [name for name in shown[0]["prompt_tokens"] if name != "total"]
     lengths = [
         [f"{what} tokens{like}", *(format_number(one[f"{key}_tokens"][name]) for name in names)]

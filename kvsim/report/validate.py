@@ -44,13 +44,13 @@ def make_result(
     refused
         Techniques that could not run.
     """
-    answer, key = write_answer(found), [str(o.technique) for o in found]
+    answer, key = _write_answer(found), [str(o.technique) for o in found]
     names = short_names(key)
     labels = [names[text] for text in key]
-    settings, summary = list_settings(names), summary_table(found)
+    settings, summary = list_settings(names), _summary_table(found)
     passed = all(o.passed for o in found) and not refused
     fields = about | {
-        "techniques": [technique_fields(o) for o in found],
+        "techniques": [_technique_fields(o) for o in found],
         "left_out": [{"technique": str(f.technique), "reason": f.reason} for f in refused],
         "passed": passed,
         "answer": answer.row(),
@@ -61,11 +61,11 @@ def make_result(
         blocks += [BLANK, Heading(label), *_list_blocks(o, full)]
     details = []
     for label, o in zip(labels, found, strict=True):
-        details.append(line_table(o.comparison.lines, f"{label}: ops"))
-        details.append(buffer_table(o.comparison.buffers, f"{label}: buffers"))
-        details.append(measured_table(o.comparison.measured, f"{label}: bytes as measured"))
-    items = [x for o in found for x in list_items(o)]
-    explained = [f"{', '.join(what)}: {why}." for why, what in reasons(items).items()]
+        details.append(_line_table(o.comparison.lines, f"{label}: ops"))
+        details.append(_buffer_table(o.comparison.buffers, f"{label}: buffers"))
+        details.append(_measured_table(o.comparison.measured, f"{label}: bytes as measured"))
+    items = [x for o in found for x in _list_items(o)]
+    explained = [f"{', '.join(what)}: {why}." for why, what in _reasons(items).items()]
     return Result(
         command,
         title,
@@ -86,45 +86,23 @@ def _list_blocks(found: CheckedTechnique, full: Iterable[Line]) -> list[Block]:
     known = {(line.phase, line.op): line for line in full}
     every = found.comparison.lines
     lines = [x for x in every if found.technique.name == "full" or not _as_full(x, known)]
-    blocks: list[Block] = [line_table(lines)]
+    blocks: list[Block] = [_line_table(lines)]
     for phase in dict.fromkeys(line.phase for line in every if line not in lines):
         same = [line.op for line in every if line not in lines and line.phase == phase]
         blocks.append(f"{phase} as full: {', '.join(same)}")
-    blocks.append(buffer_table(found.comparison.buffers))
-    for reason, about in reasons([*lines, *found.comparison.buffers]).items():
+    blocks.append(_buffer_table(found.comparison.buffers))
+    for reason, about in _reasons([*lines, *found.comparison.buffers]).items():
         blocks.append(f"explained: {', '.join(about)}: {reason}")
     return blocks
 
 
-def list_items(found: CheckedTechnique) -> list[Line | Buffer]:
-    """List all that was counted of a technique.
-
-    Parameters
-    ----------
-    found
-        Checks of one technique.
-
-    Returns
-    -------
-    list
-        Ops, then buffers.
-    """
+def _list_items(found: CheckedTechnique) -> list[Line | Buffer]:
+    """List all that was counted of a technique."""
     return [*found.comparison.lines, *found.comparison.buffers]
 
 
-def technique_fields(found: CheckedTechnique) -> Row:
-    """Collect one technique's checks under their contract names.
-
-    Parameters
-    ----------
-    found
-        Checks of one technique.
-
-    Returns
-    -------
-    Row
-        Fields as ``--json`` has them.
-    """
+def _technique_fields(found: CheckedTechnique) -> Row:
+    """Collect one technique's checks under their contract names."""
     return {
         "technique": str(found.technique),
         "exact": found.must_agree,
@@ -191,21 +169,10 @@ def verdict(item: Line | Buffer) -> str:
     return "equal" if item.equal else "explained" if item.holds else "DIFFERS"
 
 
-def write_answer(found: Sequence[CheckedTechnique]) -> Answer:
-    """State whether real runs agree with predictions.
-
-    Parameters
-    ----------
-    found
-        Checks of all techniques.
-
-    Returns
-    -------
-    Answer
-        Verdict and what follows it.
-    """
+def _write_answer(found: Sequence[CheckedTechnique]) -> Answer:
+    """State whether real runs agree with predictions."""
     failed = [str(o.technique) for o in found if not o.passed]
-    items = [x for o in found for x in list_items(o)]
+    items = [x for o in found for x in _list_items(o)]
     equal = sum(item.equal for item in items)
     explained = sum(item.holds and not item.equal for item in items)
     told = f"{len(found) - len(failed)} of {len(found)} techniques agree with their predictions"
@@ -222,19 +189,8 @@ def write_answer(found: Sequence[CheckedTechnique]) -> Answer:
     )
 
 
-def summary_table(found: Sequence[CheckedTechnique]) -> Table:
-    """Make the table of counts, tokens and logits, a line per technique.
-
-    Parameters
-    ----------
-    found
-        Checks of all techniques.
-
-    Returns
-    -------
-    Table
-        The summary; logits are compared with full KV's.
-    """
+def _summary_table(found: Sequence[CheckedTechnique]) -> Table:
+    """Make the table of counts, tokens and logits, a line per technique."""
     names = short_names([str(o.technique) for o in found])
     summary = [
         [
@@ -258,21 +214,8 @@ def _measured_ops(o: CheckedTechnique) -> str:
     return f"{sum(one.equal for one in measured)}/{len(measured)}" if measured else DASH
 
 
-def line_table(lines: Sequence[Line], title: str = "") -> Table:
-    """Make the table of ops as counted, and below as predicted where that differs.
-
-    Parameters
-    ----------
-    lines
-        Ops with both.
-    title
-        Title of the table.
-
-    Returns
-    -------
-    Table
-        FLOP, and bytes by channel.
-    """
+def _line_table(lines: Sequence[Line], title: str = "") -> Table:
+    """Make the table of ops as counted, and below as predicted where that differs."""
     rows = [row for line in lines for row in _cells(line)]
     heads = ["phase", "op", "", "FLOP", *(f"{channel.upper()} B" for channel in CHANNELS)]
     kept = [i for i in range(len(heads)) if i < 4 or any(row[i] for row in rows)]
@@ -287,20 +230,9 @@ def _as_full(line: Line, known: dict[tuple[str, str], Line]) -> bool:
     return full is not None and (line.predicted, line.counted) == (full.predicted, full.counted)
 
 
-def kinds(compared: CheckedTechnique) -> dict[str, int]:
-    """Count what is equal, what differs for a known reason, and what differs.
-
-    Parameters
-    ----------
-    compared
-        Checks of one technique.
-
-    Returns
-    -------
-    dict
-        Counts by kind.
-    """
-    verdicts = [verdict(item) for item in list_items(compared)]
+def _kinds(compared: CheckedTechnique) -> dict[str, int]:
+    """Count what is equal, what differs for a known reason, and what differs."""
+    verdicts = [verdict(item) for item in _list_items(compared)]
     return {
         "equal": verdicts.count("equal"),
         "explained": verdicts.count("explained"),
@@ -309,7 +241,7 @@ def kinds(compared: CheckedTechnique) -> dict[str, int]:
 
 
 def _counts(o: CheckedTechnique) -> str:
-    return ", ".join(f"{n} {kind}" for kind, n in kinds(o).items() if n)
+    return ", ".join(f"{n} {kind}" for kind, n in _kinds(o).items() if n)
 
 
 def _cells(line: Line) -> list[list[str]]:
@@ -325,40 +257,14 @@ def _cells(line: Line) -> list[list[str]]:
     return [first] if line.equal else [first, ["", "  predicted", "", *numbers[1]]]
 
 
-def buffer_table(buffers: Sequence[Buffer], title: str = "") -> Table:
-    """Make the table of what buffers held, and below as predicted where that differs.
-
-    Parameters
-    ----------
-    buffers
-        Buffers with both sizes.
-    title
-        Title of the table.
-
-    Returns
-    -------
-    Table
-        Sizes by phase and tier. [B]
-    """
+def _buffer_table(buffers: Sequence[Buffer], title: str = "") -> Table:
+    """Make the table of what buffers held, and below as predicted where that differs."""
     cells = [row for buffer in buffers for row in _buffer_cells(buffer)]
     return cells_table(("phase", "tier", "buffer", "", "B"), cells, 4, title=title)
 
 
-def measured_table(measured: Sequence[MeasuredBytes], title: str = "") -> Table:
-    """Make the table of ops whose kernels were seen to move other bytes than the op names.
-
-    Parameters
-    ----------
-    measured
-        Ops with both.
-    title
-        Title of the table.
-
-    Returns
-    -------
-    Table
-        Bytes by phase and op, and why they differ.
-    """
+def _measured_table(measured: Sequence[MeasuredBytes], title: str = "") -> Table:
+    """Make the table of ops whose kernels were seen to move other bytes than the op names."""
     cells = [
         [one.phase, one.op, f"{one.stated:,}", f"{one.measured:,}", one.reason]
         for one in measured
@@ -373,19 +279,8 @@ def _buffer_cells(buffer: Buffer) -> list[list[str]]:
     return [first] if buffer.equal else [first, ["", "", "  predicted", "", sizes[1]]]
 
 
-def reasons(items: Sequence[Line | Buffer]) -> dict[str, list[str]]:
-    """Group what differs for a known reason by its reason.
-
-    Parameters
-    ----------
-    items
-        Ops and buffers.
-
-    Returns
-    -------
-    dict
-        What differs, by reason.
-    """
+def _reasons(items: Sequence[Line | Buffer]) -> dict[str, list[str]]:
+    """Group what differs for a known reason by its reason."""
     found: dict[str, list[str]] = {}
     for item in items:
         name = item.op if isinstance(item, Line) else item.name
@@ -406,6 +301,6 @@ def _draw_bars(found: Sequence[CheckedTechnique], labels: Sequence[str]) -> Char
     )
     for kind, (colour, pattern) in SHADES.items():
         look = {"color": colour, "pattern": {"shape": pattern}}
-        counts = [kinds(o)[kind] for o in found]
+        counts = [_kinds(o)[kind] for o in found]
         chart.bars(kind.lower(), counts, labels, look, hovertemplate="%{x} counts<extra></extra>")
     return chart

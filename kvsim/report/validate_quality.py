@@ -118,7 +118,7 @@ class Executed:
         return float(self.measured.std(ddof=1) / np.sqrt(self.measured.size))
 
 
-def layer_fields(found: LayerLosses, plan: Executed | None) -> Row:
+def _layer_fields(found: LayerLosses, plan: Executed | None) -> Row:
     """As ``--json`` has it."""
     each = found.alone.mean(axis=-1)
     row: Row = {
@@ -170,5 +170,5 @@ def make_layer_result(
             f"{Z_95 * plan.error:.2g}: {inside} the interval; all layers at {found.bits[0]} bits "
             f"lose {found.uniform[0].mean():.3g}.",
         ]
-    fields = layer_fields(found, plan)
+    fields = _layer_fields(found, plan)
     return Result(command, found.model, Answer(""), fields, found, blocks=blocks)

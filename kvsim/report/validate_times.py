@@ -54,10 +54,10 @@ def make_result(answer: Row, command: str = "") -> Result[Row]:
     Result
         Answer for the terminal, pages, JSON and Python.
     """
-    said = write_answer(answer)
+    said = _write_answer(answer)
     title = f"{answer['device']}: predicted against measured"
-    tables = [technique_table(answer), op_table(answer)]
-    lacking = [*said.left_out, *describe_machine(answer["summary"]), *answer["suspicious"]]
+    tables = [_technique_table(answer), _op_table(answer)]
+    lacking = [*said.left_out, *_describe_machine(answer["summary"]), *answer["suspicious"]]
 
     return Result(
         command,
@@ -138,52 +138,19 @@ def _finite(value: float) -> object:
     return value if isfinite(value) else None
 
 
-def technique_table(answer: Row) -> Table:
-    """Make the table of errors, a line per technique.
-
-    Parameters
-    ----------
-    answer
-        Fields of the validation.
-
-    Returns
-    -------
-    Table
-        Median errors of times, memory and copies. [%]
-    """
+def _technique_table(answer: Row) -> Table:
+    """Make the table of errors, a line per technique."""
     return cells_table(BY_TECHNIQUE, by_technique(answer), 1, "0300415676")
 
 
-def op_table(answer: Row) -> Table:
-    """Make the table of the ops whose prediction misses most time.
-
-    Parameters
-    ----------
-    answer
-        Fields of the validation.
-
-    Returns
-    -------
-    Table
-        A line per op, the worst first.
-    """
+def _op_table(answer: Row) -> Table:
+    """Make the table of the ops whose prediction misses most time."""
     heads = ("op", "technique", "point", "predicted ms", "measured ms", "off %")
-    return cells_table(heads, worst_ops(answer), 3, "002000", "The ops that cost most in error")
+    return cells_table(heads, _worst_ops(answer), 3, "002000", "The ops that cost most in error")
 
 
-def list_left_out(answer: Row) -> list[str]:
-    """List what could not run.
-
-    Parameters
-    ----------
-    answer
-        Fields of the validation.
-
-    Returns
-    -------
-    list of str
-        A clause per technique and point.
-    """
+def _list_left_out(answer: Row) -> list[str]:
+    """List what could not run."""
     return [
         f"left out: {m['technique']} at {m['point']}: {m['reason']}" for m in answer["left_out"]
     ]
@@ -277,19 +244,8 @@ def _overlaps(points: Sequence[Row]) -> str:
     return " / ".join(f"{100 * np.median(side):.0f}" if side else "-" for side in known)
 
 
-def worst_ops(answer: Row) -> list[list[str]]:
-    """List the ops whose prediction misses most time, the worst first.
-
-    Parameters
-    ----------
-    answer
-        Fields of the validation.
-
-    Returns
-    -------
-    list of list of str
-        Cells of :func:`op_table`.
-    """
+def _worst_ops(answer: Row) -> list[list[str]]:
+    """List the ops whose prediction misses most time, the worst first."""
     every = [(p, m) for p in answer["points"] for m in p["ops"]]
     every.sort(key=lambda pair: -abs(pair[1]["predicted"] - pair[1]["measured"]))
     return [
@@ -305,19 +261,8 @@ def worst_ops(answer: Row) -> list[list[str]]:
     ]
 
 
-def write_answer(answer: Row) -> Answer:
-    """State how far times are off on this machine.
-
-    Parameters
-    ----------
-    answer
-        Fields of the validation.
-
-    Returns
-    -------
-    Answer
-        Verdict, its figures, and what was left out.
-    """
+def _write_answer(answer: Row) -> Answer:
+    """State how far times are off on this machine."""
     s = answer["summary"]
     clock = " by the compute thread's own clock" if s["clock"] == "thread" else ""
     return Answer(
@@ -328,28 +273,17 @@ def write_answer(answer: Row) -> Answer:
                 f"{units.percent(s['nine_in_ten'])}; the runs' own noise is "
                 f"{units.percent(s['noise'])}."
             ],
-            [describe_order(s)],
+            [_describe_order(s)],
         ),
         figures={
             key: s[key] for key in ("points", "median", "nine_in_ten", "noise", "wall_median")
         },
-        left_out=list_left_out(answer),
+        left_out=_list_left_out(answer),
     )
 
 
-def describe_machine(row: Row) -> list[str]:
-    """Say what share of a core the runs were given, and what the wall clock shows.
-
-    Parameters
-    ----------
-    row
-        Field ``summary`` of the validation.
-
-    Returns
-    -------
-    list of str
-        One sentence; none where the wall clock is the one that counts.
-    """
+def _describe_machine(row: Row) -> list[str]:
+    """Say what share of a core the runs were given, and what the wall clock shows."""
     if row["machine_share"] is None:
         return []
     return [
@@ -358,19 +292,8 @@ def describe_machine(row: Row) -> list[str]:
     ]
 
 
-def describe_order(row: Row) -> str:
-    """Say whether the predicted winner wins and the predicted order holds.
-
-    Parameters
-    ----------
-    row
-        Field ``summary`` of the validation.
-
-    Returns
-    -------
-    str
-        One sentence.
-    """
+def _describe_order(row: Row) -> str:
+    """Say whether the predicted winner wins and the predicted order holds."""
     if row["same_order"] is None:
         return "No two techniques differ by more than the runs' noise at any point."
     order = f"{units.percent(row['same_order'])} of the pairs that differ have the predicted order"

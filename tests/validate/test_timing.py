@@ -313,5 +313,5 @@ def test_a_shared_cpu_is_judged_by_the_threads_own_clock() -> None:
     assert summary.wall_median == pytest.approx(0.9)
     assert summary.machine_share == pytest.approx(0.1)
     assert summary.same_order == 1.0
-    said = str(report.write_answer(report.times_fields(found, [], summary, "here", [])))
+    said = str(report._write_answer(report.times_fields(found, [], summary, "here", [])))
     assert "off by 10 % at the median by the compute thread's own clock" in said
