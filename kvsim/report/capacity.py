@@ -20,6 +20,7 @@ from kvsim.report.capacity_fields import (
     price_per_million,
 )
 from kvsim.report.json import Row
+from kvsim.report.phrases import join_words
 from kvsim.report.plan import paste_blocks
 from kvsim.report.result import Result
 from kvsim.report.table import Column, Table, text_column
@@ -505,8 +506,8 @@ def _describe_robustness(answer: Row) -> list[str]:
     cases |= {f"without one {shorten(name)}": x for name, x in answer["after_loss"].items()}
     met = [name for name, x in cases.items() if x["met"]]
     missed = [f"{name} ({_describe_waits(x)})" for name, x in cases.items() if not x["met"]]
-    said = [f"also meets the targets at {_join(met)}"] if met else []
-    said += [f"misses them at {_join(missed)}"] if missed else []
+    said = [f"also meets the targets at {join_words(met)}"] if met else []
+    said += [f"misses them at {join_words(missed)}"] if missed else []
     text = "; ".join(said).replace("at without", "without")
     return [f"This fleet {text}."] if said else []
 
@@ -514,11 +515,6 @@ def _describe_robustness(answer: Row) -> list[str]:
 def _describe_waits(times: Row) -> str:
     ttft, tpot = (_format_wait(times[name]["at_target"]) for name in ("ttft_s", "tpot_s"))
     return f"TTFT {ttft}, TPOT {tpot}"
-
-
-def _join(cases: list[str]) -> str:
-    """Cases as a list in a sentence."""
-    return ", ".join(cases[:-1]) + " and " * (len(cases) > 1) + cases[-1]
 
 
 def shorten(name: str) -> str:

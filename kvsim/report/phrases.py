@@ -1,5 +1,6 @@
 """Parts of sentences: times, memory, how two compare, and why something takes its time."""
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from shlex import quote
 
@@ -198,6 +199,17 @@ def differing_options(chosen: Deployment, other: Deployment) -> str:
         **{f"--{k} {n}": n != before[k] for k, n in asdict(other.parallelism).items()},
     }
     return " ".join(option for option, given in differs.items() if given)
+
+
+def join_words(texts: Sequence[str]) -> str:
+    """Join texts as a list in a sentence.
+
+    Parameters
+    ----------
+    texts
+        One or several texts.
+    """
+    return " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
 
 
 def explain_limit(bound_by: str, generate: int, service: bool = False) -> str:
