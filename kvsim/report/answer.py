@@ -149,18 +149,9 @@ class Answer:
 
     def html(self) -> str:
         """The answer as part of a page."""
-        parts = [f'<p class="verdict">{escape(self.verdict)}</p>']
-        found = [
-            f"<div><dt>{title}</dt><dd>{value}</dd>"
-            + (f"<dd>{between}</dd>" * bool(between))
-            + "</div>"
-            for title, value, between in self.tiles()
-        ]
-        parts += [f'<dl class="tiles">{"".join(found)}</dl>'] if found else []
-        for heading, lines in self.sections():
-            items = "".join(f"<li>{_mark_command(line)}</li>" for line in lines)
-            parts.append(f"<h2>{escape(heading)}</h2><ul>{items}</ul>")
-        return f'<section class="answer">{"".join(parts)}</section>'
+        from kvsim.report.page import render_part
+
+        return render_part("answer.html", "answer", self)
 
     def _repr_html_(self) -> str:
         return self.html()
@@ -189,7 +180,14 @@ def mark_code(text: str) -> str:
     return CODE.sub(r"<code>\1</code>", escape(text))
 
 
-def _mark_command(line: str) -> str:
+def mark_command(line: str) -> str:
+    """Escape a line for HTML and set its codes, and an engine's command, as code.
+
+    Parameters
+    ----------
+    line
+        Line of an answer.
+    """
     return COMMAND.sub(r"\1: <code>\2</code>", mark_code(line))
 
 

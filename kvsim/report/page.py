@@ -6,7 +6,7 @@ which command, version and day it is from. ``templates/page.html`` lays out all 
 
 import re
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from html import escape
 from importlib.resources import files
@@ -15,12 +15,13 @@ from zlib import compress
 
 import numpy as np
 
-from kvsim.report.answer import mark_code
+from kvsim.report.answer import mark_code, mark_command
 from kvsim.report.json import Row
-from kvsim.report.table import Column, Table
+from kvsim.report.table import Column
 
 if TYPE_CHECKING:
     from jinja2 import Template
+    from markupsafe import Markup
     from plotly.graph_objects import Figure
 
 WIDE, DENSE = 10, 12  # columns from which a table is wider than the text, and printed smaller
@@ -52,21 +53,20 @@ def render_page(
     )
 
 
-def render_tables(tables: Sequence[Table]) -> str:
-    """Render tables as part of a notebook.
+def render_part(template: str, macro: str, *given: object) -> str:
+    """Render what a macro of a template makes, as a notebook shows it.
 
     Parameters
     ----------
-    tables
-        Tables from top to bottom.
-
-    Returns
-    -------
-    str
-        HTML of all tables.
+    template
+        File in ``templates``.
+    macro
+        Name of the macro in it.
+    *given
+        What it is made of.
     """
-    made: Any = _load_template("table.html").module
-    return "".join(made.table(table, i) for i, table in enumerate(tables, 1))
+    made = getattr(_load_template(template).module, macro)
+    return str(made(*given))
 
 
 @cache
@@ -77,13 +77,14 @@ def _load_template(name: str = "page.html") -> "Template":
     environment = Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=PackageLoader("kvsim.report")
     )
-    environment.filters |= {"coded": _safely(mark_code), "options": _safely(_keep_options)}
+    environment.filters |= {"coded": _safely(mark_code), "commands": _safely(mark_command)}
+    environment.filters |= {"options": _safely(_keep_options)}
     environment.globals |= {"wide": WIDE, "dense": DENSE, "value": _safely(_value)}
     environment.globals["asset"] = _safely(_read_asset)
     return environment.get_template(name)
 
 
-def _safely(make: Any) -> Any:
+def _safely(make: Callable[..., str]) -> "Callable[..., Markup]":
     """A function whose HTML is not escaped again."""
     from markupsafe import Markup
 

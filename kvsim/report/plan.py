@@ -1,23 +1,37 @@
 """``kvsim plan`` for equal requests: its rows, what is compared, the front and the breakpoints."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from math import isfinite
 
+from kvsim.emit.served import serve_prediction
 from kvsim.machines.basis import basis
-from kvsim.machines.deployment import Deployment
-from kvsim.planner.alternatives import LABELS, Advice, NoPlanError
+from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment
+from kvsim.planner.alternatives import LABELS, NARROW, Advice, NoPlanError, score
 from kvsim.planner.plan import ChosenPlan
-from kvsim.planner.sensitivity import BREAKPOINT_FACTORS, Breakpoint
+from kvsim.planner.question import DEFAULT_TPOT, DEFAULT_TTFT
+from kvsim.planner.sensitivity import BREAKPOINT_FACTORS, LIKELY_ENOUGH, Binding, Breakpoint
+from kvsim.planner.service import SERVERS
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence
-from kvsim.report import evidence, names, plan_answer
-from kvsim.report.answer import BRIEF, SENTENCE, add_command_line, verdict
+from kvsim.report import caveats, evidence, names, units
+from kvsim.report.answer import BRIEF, SENTENCE, Answer, add_command_line, verdict
 from kvsim.report.json import Row, number
-from kvsim.report.names import chosen_settings, label, params, settings, spec
+from kvsim.report.names import (
+    SPOKEN,
+    chosen_settings,
+    label,
+    notation,
+    params,
+    phrase_technique,
+    settings,
+    spec,
+)
+from kvsim.report.phrases import differing_options, explain_limit, format_time_range
 from kvsim.report.plan_charts import draw_plan
 from kvsim.report.predict import prediction
 from kvsim.report.result import Result
-from kvsim.report.suitability import list_engines
+from kvsim.report.suitability import describe_command, describe_loss, join_titles, list_engines
 from kvsim.report.table import Table, quantity_columns, text_column
 from kvsim.report.terminal import BLANK, Block, Heading, Verbatim
 from kvsim.report.units import percent, rounded, seconds, usd
@@ -30,6 +44,11 @@ NO_FLIP = (
     "these "
     f"alone: prompt, batch where one was asked for, host link bandwidth, host memory bandwidth."
 )
+OTHERS = 5  # other deployments that are told, best per GPU first
+NO_GAIN = 0.005  # relative gain below which nothing is gained
+NEARLY_ALL = 1.2  # times a gain of loosening a limit: what lifting it brings is about as much
+CERTAIN = 0.99  # chance of keeping a target, from which on an earlier first token is no news
+CLAUSES = "is ", "its ", "takes ", "costs ", "the choice "  # that reasons begin with
 
 
 def make_result(
@@ -55,7 +74,7 @@ def make_result(
     """
     fields = plan_fields(plan)
     chosen = fields["predicted"]
-    answer = plan_answer.write_answer(plan, chosen["bound_by"])
+    answer = _write_answer(plan, chosen["bound_by"])
     if jobs:
         hours = plan.hours_for(jobs)
         fields["jobs"] = {"count": jobs, "hours": hours, "usd": plan.usd_for(hours)}
@@ -130,7 +149,7 @@ def make_empty_result(
     Result
         Answer with advice and no choice.
     """
-    answer = plan_answer.write_empty_answer(none)
+    answer = _write_empty_answer(none)
     advised = [advice(a) for a in none.advice]
     rows = [row["predicted"] | {"option": row["option"]} for row in advised if row["predicted"]]
     columns = [
@@ -503,3 +522,369 @@ def _flipped(f: Breakpoint, result: ChosenPlan) -> str:
     instead = f"{f.technique} is chosen" if f.technique else "nothing here meets the limits"
     times = rounded(f.factor, 2)
     return f"{start} a {f.what} of about {amount} ({times} times this one), {instead}."
+
+
+def _write_answer(plan: ChosenPlan, bound_by: str) -> Answer:
+    """The answer of ``kvsim plan``.
+
+    Parameters
+    ----------
+    bound_by : what the choice spends most of its time on.
+    """
+    p, d = plan.choice, plan.choice.deployment
+    loses = describe_loss(p.technique, plan.evidence)
+    more = [_describe_best_other(plan), loses, _unserved(plan), _served(plan), _targets(plan)]
+    more.append(explain_limit(bound_by, p.generate, plan.question.workload.service))
+    said = verdict([_waves(plan), _run(plan), _against_full(plan), _warn_of_weights(d)], more)
+    return Answer(
+        verdict=said,
+        figures=_figures(p),
+        changes=[*_list_changes(plan, said), *caveats.slower_kernels(p)],
+        runner_up=_runner_up(plan),
+        settings=list(_list_settings(plan)),
+        evidence=[*evidence.list_measurements(d, label(p.technique)), *_quality(plan)],
+        assumed=[
+            *evidence.list_assumptions(d.hardware, float(p.host_bytes[0]), bound_by),
+            *caveats.describe_host_link(p),
+        ],
+    )
+
+
+def _write_empty_answer(none: NoPlanError) -> Answer:
+    """Advise what to change where nothing is within the limits.
+
+    Parameters
+    ----------
+    none
+        Why there is no plan, and what would allow one.
+
+    Returns
+    -------
+    Answer
+        The gentlest change that allows a plan, and the others.
+    """
+    first = none.advice[0] if none.advice else None
+    needed = ["No plan meets the limits."]
+    if first is not None:
+        needed.append(f"{first} does." if first.prediction else f"Try {first}.")
+    return Answer(
+        verdict=verdict(needed),
+        changes=[*(f"{a}." for a in none.advice), *_relaxations(none)],
+    )
+
+
+def _relaxations(none: NoPlanError) -> Iterator[str]:
+    for name, value in none.relaxations.items():
+        amount = units.size(value) if name.endswith("memory") else units.seconds(value)
+        yield f"{LABELS[name]} of {amount} would be enough, with everything else unchanged."
+
+
+def _machine(prediction: Prediction) -> str:
+    d = prediction.deployment
+    count = f"{d.gpus} x " if d.gpus > 1 else ""
+    return f"{count}{d.hardware.name} with {d.weights} weights"
+
+
+def _run(plan: ChosenPlan) -> str:
+    p = plan.choice
+    memory = units.size(number(p.gpu_bytes))
+    capacity = units.size(p.deployment.hardware.gpu_memory)
+    host = number(p.host_bytes)
+    also = f" and {units.size(host)} of host memory" if host else ""
+    batch = units.integer(number(p.batch))
+    unit = "sequence" if batch == "1" else "sequences"
+    together = f"{batch} {unit} at once" if plan.question.workload.service else f"batch {batch}"
+    name = label(p.technique)
+    lead = "Run" if list_engines(p) else "Best is"  # what no engine has cannot simply be run
+    lead = "At once, the best is" if plan.waves is not None else lead
+    what = f"{lead} {SPOKEN.get(p.technique.name, name)} on {_machine(p)}, {together}"
+    each = " each" if p.deployment.gpus > 1 else ""
+    cost = f", {_format_price(p)}" if plan.objective == "cost" else ""
+    return f"{what}: {_describe_times(p)}{cost}, {memory} of {capacity}{each}{also}."
+
+
+def _waves(plan: ChosenPlan) -> str:
+    """That a given batch is better run as smaller ones in turn, if so."""
+    waves = plan.waves
+    if waves is None:
+        return ""
+    size = units.integer(number(waves.prediction.batch))
+    faster = units.times(waves.output_tok_s / float(plan.choice.output_tok_s[0]))
+    return (
+        f"Run {waves.count} waves of {size} with {_name(waves.prediction)}: "
+        f"{units.rate(waves.output_tok_s)} output tok/s in all, {faster} one batch's."
+    )
+
+
+def _against_full(plan: ChosenPlan) -> str:
+    """How the choice compares with full KV, where it is something else."""
+    base, p = plan.baseline, plan.choice
+    if base is None:
+        share = plan.limits.gpu_memory / p.deployment.hardware.gpu_memory
+        within = f" in {share:.2g} of the GPU's memory" if share < 1 and list_engines(p) else ""
+        return f"Full KV does not fit{within}."
+    if p.technique.name == "full":
+        if plan.limits.loss > 0:
+            return ""
+        better = plan.solver.optimum.technique
+        error = units.percent(plan.question.between(better, p.technique))
+        more = f" by more than {error}, the prediction error"
+        close = max(plan.solver.given_up, plan.solver.gap or 0.0) > NO_GAIN
+        best = "cheaper" if plan.objective == "cost" else "faster"
+        return f"Nothing lossless is {best}{more if close else ''}."
+    if plan.waves is not None:
+        return ""
+    ratio = float(p.output_tok_s[0]) / float(base.output_tok_s[0])
+    batch, asked = number(base.batch), plan.question.workload.batch
+    if asked is not None and batch != asked:
+        no = f"Full KV does not fit at batch {asked}"
+        return f"{no}; at batch {units.integer(batch)} it gives {units.times(1 / ratio)} that."
+    if ratio < 1:
+        return f"Full KV gives {units.times(1 / ratio)} that, but misses a limit."
+    return f"That is {units.times(ratio)} full KV at batch {units.integer(batch)}."
+
+
+def _warn_of_weights(deployment: Deployment) -> str:
+    """That weights have fewer bytes than they were published with, if so."""
+    mine, published = (WEIGHT_FORMATS[x] for x in (deployment.weights, deployment.model.released))
+    if mine.bytes(4096, 4096) >= 0.9 * published.bytes(4096, 4096):
+        return ""
+    return f"The quality loss of {deployment.weights} weights is unknown."
+
+
+def _unserved(plan: ChosenPlan) -> str:
+    """That the choice is nothing that can be served today, if so."""
+    return "" if list_engines(plan.choice) else "No serving engine runs this."
+
+
+def _served(plan: ChosenPlan) -> str:
+    """What engines run better with other weights, if none runs the choice."""
+    for advice in () if list_engines(plan.choice) else plan.advice:
+        p = advice.prediction
+        if p is not None and p.deployment.gpus == plan.choice.deployment.gpus and list_engines(p):
+            cost = f", {advice.caution}" if advice.caution not in ("", NARROW) else ""
+            rate = units.rate(float(p.output_tok_s[0]))
+            return f"Instead, {advice.option} gives {rate} tok/s{cost}."
+    return ""
+
+
+def _targets(plan: ChosenPlan) -> str:
+    """The targets that the plan was asked to keep, and how sure it keeps them."""
+    kept = plan.likely.kept
+    asked = [
+        f"{name.upper()} {units.seconds(getattr(plan.limits, name))}"
+        + (f" ({units.likelihood(kept[name])})" if name in kept else "")
+        for name in ("ttft", "tpot")[: min(plan.choice.generate, 2)]
+        if isfinite(getattr(plan.limits, name))
+    ]
+    usual = (plan.limits.ttft, plan.limits.tpot) == (DEFAULT_TTFT, DEFAULT_TPOT)
+    told = f"{'Default targets' if usual else 'Targets'}{' (probability)' if kept else ' met'}"
+    return f"{told}: {', '.join(asked)}." if asked else ""
+
+
+def _quality(plan: ChosenPlan) -> list[str]:
+    """Where the loss of a lossy choice is known from."""
+    t = plan.choice.technique
+    return [] if t.exact else [f"Quality of {label(t)}: {plan.evidence}."]
+
+
+def _runner_up(plan: ChosenPlan) -> str:
+    found = [a for a in plan.alternatives if a.allowed] or list(plan.alternatives)
+    if not found:
+        return ""
+    best = found[0]
+    p = best.prediction
+    needs = f" (needs {' '.join(best.needs)})" if best.needs else ""
+    text = best.reason if best.reason.startswith(CLAUSES) else f"not chosen: {best.reason}"
+    batch = units.integer(number(p.batch))
+    return f"{_name(p)}{needs} at batch {batch}: {_describe_times(p)}; {text}."
+
+
+def _figures(prediction: Prediction) -> Row:
+    return {
+        "technique": notation(
+            {"technique": prediction.technique.name, "params": params(prediction.technique)}
+        ),
+        "batch": number(prediction.batch),
+        "ttft_s": number(prediction.ttft_s),
+        "tpot_s": number(prediction.tpot_s),
+        "output_tok_s": number(prediction.output_tok_s),
+        "gpu_bytes": number(prediction.gpu_bytes),
+        "host_bytes": number(prediction.host_bytes),
+        "ranges": _ranges(prediction),
+    }
+
+
+def _describe_best_other(plan: ChosenPlan) -> str:
+    """The best of the other deployments that were asked for, against the choice."""
+    if plan.others:
+        return f"{_compared(plan, max(plan.others, key=lambda other: _worth(plan, other)))}."
+    if plan.impossible:
+        return f"{_change(plan, plan.impossible[0])} has no plan within the limits."
+    return ""
+
+
+def _compared(plan: ChosenPlan, other: Prediction) -> str:
+    """A plan on another deployment, in a clause."""
+    ratio = units.times(_worth(plan, other) / _worth(plan, plan.choice))
+    several = max(other.deployment.gpus, plan.choice.deployment.gpus) > 1
+    if plan.objective == "throughput":
+        rate = f"{units.rate(number(other.output_tok_s))} output tok/s"
+        told = f"{rate}, {ratio} {'per GPU' if several else 'that'}"
+    elif plan.objective == "cost":
+        told = f"{_format_price(other)}, {_more_or_less(plan, other)} cost"
+    else:
+        told = f"{_describe_times(other)}, {_more_or_less(plan, other)} latency"
+    host = number(other.host_bytes)
+    also = f" with {units.size(host)} of host memory" if host else ""
+    name = SPOKEN.get(other.technique.name, label(other.technique))
+    batch = units.integer(number(other.batch))
+    return f"{_change(plan, other.deployment)} ({name}, batch {batch}{also}): {told}"
+
+
+def _more_or_less(plan: ChosenPlan, other: Prediction) -> str:
+    """How an objective that should be small compares with the choice's."""
+    ratio = _worth(plan, plan.choice) / _worth(plan, other)
+    return f"{units.percent(abs(ratio - 1))} {'more' if ratio > 1 else 'less'}"
+
+
+def _format_price(prediction: Prediction) -> str:
+    """What a million generated tokens cost."""
+    return f"{units.usd(float(prediction.usd_per_million()[0]))} per million output tokens"
+
+
+def _worth(plan: ChosenPlan, prediction: Prediction) -> float:
+    """The objective, more is better; throughput is per GPU."""
+    return score(plan.question, prediction)
+
+
+def _change(plan: ChosenPlan, other: Deployment) -> str:
+    return differing_options(plan.choice.deployment, other)
+
+
+def _list_changes(plan: ChosenPlan, told: str) -> Iterator[str]:
+    """What would bring more, each tried, with its figures.
+
+    Parameters
+    ----------
+    told : the verdict, whose sentences are not said again.
+    """
+    if safer := _safer(plan):
+        yield safer
+    lines = [f"{_change(plan, none)} has no plan within the limits." for none in plan.impossible]
+    best = sorted(plan.others, key=lambda p: _worth(plan, p), reverse=True)[:OTHERS]
+    lines = [*(f"{_compared(plan, other)}." for other in best), *lines]
+    yield from (line for line in lines if line not in told)
+    yield from _advised(plan)
+    for binding in plan.binding:
+        if binding.gain_without > NO_GAIN:
+            yield _binding(plan, binding)
+    lifted = {f"a 10 % looser {LABELS[b.limit]}": b.gain_without for b in plan.binding}
+    for what, gain in plan.prices.items():
+        if gain > NO_GAIN and lifted.get(what, float("inf")) > NEARLY_ALL * gain:
+            yield f"{what[0].upper()}{what[1:]}: {_describe_gain(plan, gain)}."
+    for knee in plan.knees[-1:]:
+        p = knee.prediction
+        early = float(p.ttft_s[0]) < 0.9 * float(plan.choice.ttft_s[0])
+        if early and plan.likely.kept.get("ttft", 0.0) < CERTAIN:
+            yield (
+                f"Batch {units.integer(number(p.batch))} lowers TTFT to "
+                f"{units.seconds(number(p.ttft_s))} and costs at most "
+                f"{units.percent(knee.given_up)} of throughput."
+            )
+
+
+def _advised(plan: ChosenPlan) -> Iterator[str]:
+    """Other weights and more GPUs, and once what narrower weights cost."""
+    for advice in plan.advice:
+        caution = advice.caution if advice.caution != NARROW else ""
+        yield f"{advice}{'; ' * bool(caution)}{caution}."
+    if any(advice.caution == NARROW for advice in plan.advice):
+        yield f"{NARROW[0].upper()}{NARROW[1:]}."
+
+
+def _safer(plan: ChosenPlan) -> str:
+    """What keeps the targets nearly surely, where the choice may miss one."""
+    likely, share = plan.likely, units.likelihood(LIKELY_ENOUGH)
+    if likely.sure or plan.question.workload.batch is not None:
+        return ""
+    if likely.safer is None:
+        return f"No batch meets the targets with a probability of {share}."
+    p = likely.safer
+    batch = units.integer(number(p.batch))
+    vllm = "vllm" in list_engines(p) and plan.question.workload.service
+    option = f" (vLLM: --max-num-seqs {batch})" if vllm else ""
+    lost = 1 - float(p.output_tok_s[0]) / float(plan.choice.output_tok_s[0])
+    return (
+        f"At batch {batch}{option} the probability of meeting the targets is {share}: "
+        f"{_describe_times(p)}, {units.percent(lost)} less throughput."
+    )
+
+
+def _describe_gain(plan: ChosenPlan, gain: float) -> str:
+    """A gain of the objective, which may be less of it."""
+    if plan.objective == "throughput":
+        return f"{units.percent(gain)} more throughput"
+    return f"{units.percent(gain / (1 + gain))} less {plan.objective}"
+
+
+def _binding(plan: ChosenPlan, b: Binding) -> str:
+    more, name = _describe_gain(plan, b.gain_without), b.technique
+    if b.limit == "loss" and plan.limits.loss > 0:
+        option = b.option or "--lossy"
+        return f"Admitting techniques of unknown loss ({option}): {more}, with {name}."
+    if b.limit == "loss":
+        return f"Allowing loss of quality ({b.option or '--lossy'}): {more}, with {name}."
+    if b.limit == "assumed":
+        return f"Speculation ({name}): {more}; pass --acceptance once you have measured yours."
+    option = {"ttft": "--ttft none", "tpot": "--tpot none"}.get(b.limit, "")
+    told = f" ({option})" if option else ""
+    with_it = SPOKEN.get(name, name)
+    return f"Without the limit on {LABELS[b.limit]}{told}: {more}, with {with_it}."
+
+
+def _name(prediction: Prediction) -> str:
+    """A technique with its settings, as the command line takes it."""
+    t = prediction.technique
+    return "full KV" if t.name == "full" else notation({"technique": label(t), "params": params(t)})
+
+
+def _describe_times(prediction: Prediction) -> str:
+    """TTFT, TPOT and throughput with their ranges."""
+    row = {"ttft_s": number(prediction.ttft_s), "tpot_s": number(prediction.tpot_s)}
+    row["ranges"] = _ranges(prediction)  # type: ignore[assignment]
+    parts = [f"TTFT {format_time_range(row, 'ttft_s')}"]
+    if prediction.generate > 1:
+        parts.append(f"TPOT {format_time_range(row, 'tpot_s')}")
+    parts.append(f"{units.rate(number(prediction.output_tok_s))} output tok/s")
+    return ", ".join(parts)
+
+
+def _ranges(prediction: Prediction) -> Row:
+    """Where both times lie, as the ledger knows. [s]"""
+    d, name = prediction.deployment, prediction.technique.name
+    times = number(prediction.ttft_s), number(prediction.tpot_s)
+    return caveats.widen_ranges(evidence.time_ranges(d, name, *times), prediction)
+
+
+def _list_settings(plan: ChosenPlan) -> Iterator[str]:
+    """The choice in the form an engine takes, or that none has it."""
+    p = plan.choice
+    able = list_engines(p)
+    if not able:
+        name = phrase_technique(p.technique)
+        yield f"No serving engine runs {name}; `kvsim validate` runs kvsim's implementation."
+        other = plan.engine_best
+        if other is not None:
+            yield (
+                f"The best that a released engine runs: {_name(other)}, batch "
+                f"{units.integer(number(other.batch))}: {_describe_times(other)} "
+                f"({join_titles(list_engines(other))})."
+            )
+        return
+    yield f"Runs in {join_titles(able)}."
+    asked = plan.question.admission.engine
+    engine = asked if asked in SERVERS else next((e for e in able if e in SERVERS), "")
+    if engine:
+        share = plan.question.limits.gpu_memory / p.deployment.hardware.gpu_memory
+        yield from describe_command(engine, serve_prediction(p, share), p.deployment.stack.name)

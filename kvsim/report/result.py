@@ -229,9 +229,12 @@ class Result(Generic[Found]):
         replace_text(Path(path), self.html())
 
     def _repr_html_(self) -> str:
-        from kvsim.report.page import render_tables
+        from kvsim.report.page import render_part
 
-        return self.answer.html() + render_tables(self.tables)
+        tables = [
+            render_part("table.html", "table", found, i) for i, found in enumerate(self.tables, 1)
+        ]
+        return self.answer.html() + "".join(tables)
 
     def __repr__(self) -> str:
         lines = wrap_prose(self.answer.verdict, WIDTH).splitlines()

@@ -3,6 +3,7 @@
 Few digits, a unit that fits the size, a dash for what does not exist."""
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from math import floor, isfinite, log10
 from typing import Any
 
@@ -10,28 +11,32 @@ from kvsim.frozen import frozen
 from kvsim.machines.hardware import GIB
 
 DASH = "-"
+TIME_UNITS = ((1e-3, "µs", 1e-6), (1.0, "ms", 1e-3), (120.0, "s", 1.0), (7200.0, "min", 60.0))
+"""Below which time a unit is used, the unit, and its size. [s]"""
 
 
-def format_number(value: Any, digits: int = 4) -> str:
+def _dashed(write: Callable[..., str]) -> Callable[..., str]:
+    """Write a dash for what does not exist: None, or a number that is not finite."""
+
+    @wraps(write)
+    def dashed(value: float | None, *given: int, **named: int) -> str:
+        return DASH if value is None or not isfinite(value) else write(value, *given, **named)
+
+    return dashed
+
+
+@_dashed
+def format_number(value: float, digits: int = 4) -> str:
     """Write a number with few significant digits and no power of ten.
 
     Parameters
     ----------
     value
-        Number to write; None or a value that is not finite becomes a dash.
+        Number to write; here and below None or what is not finite becomes a dash.
     digits
         Significant digits; numbers of more digits before the point are written in full.
-
-    Returns
-    -------
-    str
-        The number as text, such as 0.0123 or 1,234,567.
     """
-    if value is None or not isfinite(value):
-        return DASH
-    if abs(value) >= 10**digits:
-        return f"{value:,.0f}"
-    return f"{value:.{digits}g}"
+    return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
 
 
 def rounded(value: float, digits: int) -> str:
@@ -43,11 +48,6 @@ def rounded(value: float, digits: int) -> str:
         Finite number to write.
     digits
         Significant digits; digits before the point are all kept.
-
-    Returns
-    -------
-    str
-        The number as text, with commas between thousands.
     """
     if value == 0:
         return "0"
@@ -57,187 +57,122 @@ def rounded(value: float, digits: int) -> str:
     return f"{value:,.{places}f}"
 
 
-def seconds(value: float | None, digits: int = 3) -> str:
+@_dashed
+def seconds(value: float, digits: int = 3) -> str:
     """Write a time in µs, ms, s, min or h, whichever fits its size.
 
     Parameters
     ----------
     value
-        Time; None or a value that is not finite becomes a dash. [s]
+        Time. [s]
     digits
         Significant digits.
-
-    Returns
-    -------
-    str
-        The time with its unit.
     """
-    if value is None or not isfinite(value):
-        return DASH
-    for below, unit, scale in ((1e-3, "µs", 1e-6), (1.0, "ms", 1e-3), (120.0, "s", 1.0),
-                               (7200.0, "min", 60.0)):  # fmt: skip
+    for below, unit, scale in TIME_UNITS:
         if abs(value) < below * (1 - 0.5 * 10**-digits):
             return f"{rounded(value / scale, digits)} {unit}"
     return f"{rounded(value / 3600, digits)} h"
 
 
 def seconds_range(low: float, high: float) -> str:
-    """Write a range of times, as 90.1–177 ms.
+    """Write a range of times, as 90.1–177 ms; the unit is written once where both share it.
 
     Parameters
     ----------
-    low
-        Start of the range. [s]
-    high
-        End of the range. [s]
-
-    Returns
-    -------
-    str
-        Both ends; the unit is written once where they share it.
+    low, high
+        Ends of the range. [s]
     """
     start, end = seconds(low), seconds(high)
     same = start.partition(" ")[2] == end.partition(" ")[2]
     return f"{start.partition(' ')[0] if same else start}–{end}"
 
 
-def gib(size: Any, digits: int = 1) -> str:
+@_dashed
+def gib(size: float, digits: int = 1) -> str:
     """Write bytes as GiB, without the unit, which stands in the heading.
 
     Parameters
     ----------
     size
-        Size; None becomes a dash. [B]
+        Size. [B]
     digits
         Digits after the point.
-
-    Returns
-    -------
-    str
-        The number of GiB.
     """
-    return DASH if size is None else f"{float(size) / GIB:,.{digits}f}"
+    return f"{float(size) / GIB:,.{digits}f}"
 
 
-def size(value: float | None) -> str:
-    """Write bytes with a unit that fits their size.
+@_dashed
+def size(value: float) -> str:
+    """Write bytes in B, KiB, MiB or GiB, whichever fits their size.
 
     Parameters
     ----------
     value
-        Size; None or a value that is not finite becomes a dash. [B]
-
-    Returns
-    -------
-    str
-        The size in B, KiB, MiB or GiB.
+        Size. [B]
     """
-    if value is None or not isfinite(value):
-        return DASH
     for below, unit, scale in ((2**10, "B", 1), (2**20, "KiB", 2**10), (GIB, "MiB", 2**20)):
         if value < below:
             return f"{rounded(value / scale, 3)} {unit}" if value else "0 B"
     return f"{value / GIB:,.1f} GiB"
 
 
-def rate(value: float | None) -> str:
-    """Write tokens or requests per second, without the unit.
+@_dashed
+def rate(value: float) -> str:
+    """Write tokens or requests per second with three digits, without the unit.
 
     Parameters
     ----------
     value
-        Rate; None or a value that is not finite becomes a dash. [1/s]
-
-    Returns
-    -------
-    str
-        The rate with three significant digits.
+        Rate. [1/s]
     """
-    return DASH if value is None or not isfinite(value) else rounded(value, 3)
+    return rounded(value, 3)
 
 
-def integer(value: float | None) -> str:
-    """Write a count in full, with commas between thousands.
-
-    Parameters
-    ----------
-    value
-        Count; None or a value that is not finite becomes a dash.
-
-    Returns
-    -------
-    str
-        The count without digits after the point.
-    """
-    return DASH if value is None or not isfinite(value) else f"{value:,.0f}"
+@_dashed
+def integer(value: float) -> str:
+    """Write a count in full, with commas between thousands."""
+    return f"{value:,.0f}"
 
 
-def percent(share: float | None, digits: int = 2) -> str:
-    """Write a share as a percentage.
+@_dashed
+def percent(share: float, digits: int = 2) -> str:
+    """Write a share as a percentage with its sign, as 12 %.
 
     Parameters
     ----------
     share
-        Share of 1; None or a value that is not finite becomes a dash.
+        Share of 1.
     digits
         Significant digits.
-
-    Returns
-    -------
-    str
-        The percentage with its sign, as 12 %.
     """
-    if share is None or not isfinite(share):
-        return DASH
     return f"{rounded(100 * share, digits)} %"
 
 
-def times(ratio: float | None) -> str:
-    """Write a ratio, as 1.90x.
-
-    Parameters
-    ----------
-    ratio
-        Ratio; None or a value that is not finite becomes a dash.
-
-    Returns
-    -------
-    str
-        The ratio with three significant digits and an x.
-    """
-    return DASH if ratio is None or not isfinite(ratio) else f"{rounded(ratio, 3)}x"
+@_dashed
+def times(ratio: float) -> str:
+    """Write a ratio with three digits, as 1.90x."""
+    return f"{rounded(ratio, 3)}x"
 
 
-def usd(value: float | None) -> str:
+@_dashed
+def usd(value: float) -> str:
     """Write a price in dollars: whole from 100 on, else with three digits.
 
     Parameters
     ----------
     value
-        Price; None or a value that is not finite becomes a dash. [USD]
-
-    Returns
-    -------
-    str
-        The price with a dollar sign.
+        Price. [USD]
     """
-    if value is None or not isfinite(value):
-        return DASH
     return f"${value:,.0f}" if value >= 100 else f"${rounded(value, 3)}"
 
 
 def likelihood(share: float) -> str:
-    """Write a probability without false certainty.
+    """Write a probability as a whole percentage; beyond 1 and 99 % only that it is so.
 
     Parameters
     ----------
     share
         Probability between 0 and 1.
-
-    Returns
-    -------
-    str
-        A whole percentage; above 99 % and below 1 % only that it is so.
     """
     return "> 99 %" if share > 0.99 else "< 1 %" if share < 0.01 else f"{100 * share:.0f} %"
 
