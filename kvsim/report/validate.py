@@ -1,22 +1,23 @@
 """``kvsim validate``: what real runs counted beside what was predicted, op by op."""
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 
 from kvsim.report.answer import Answer
 from kvsim.report.answer import verdict as paragraph
 from kvsim.report.json import Row, number
 from kvsim.report.names import list_settings, short_names
-from kvsim.report.pictures import DOWNWARDS, Chart
+from kvsim.report.pictures import DOWNWARDS, RED, Chart
 from kvsim.report.result import Result
-from kvsim.report.table import Table, cells_table
+from kvsim.report.table import Column, Table, text_column
 from kvsim.report.terminal import BLANK, Block, Heading
 from kvsim.report.units import DASH, format_number
 from kvsim.validate.counts.check import LOGIT_TOLERANCE, CannotRun, CheckedTechnique
 from kvsim.validate.counts.compare import CHANNELS, Buffer, Line
-from kvsim.validate.counts.measured import MeasuredBytes
 
 EXACT = 15  # digits: counts are shown whole
-SHADES = {"equal": ("#26866a", ""), "explained": ("#8a7413", "/"), "DIFFER": ("#c0453f", "x")}
+SHADES = {"equal": ("#26866a", ""), "explained": ("#8a7413", "/"), "DIFFERS": (RED, "x")}
+"""Verdicts on a count: its colour and pattern."""
 KEY = (
     f"exact: gives full KV's tokens; its fp32 logits must be within {LOGIT_TOLERANCE:g} of them. "
     "Rows are what was counted, over all layers and passes. equal: predicted to the last "
@@ -44,73 +45,73 @@ def make_result(
     refused
         Techniques that could not run.
     """
-    answer, key = _write_answer(found), [str(o.technique) for o in found]
-    names = short_names(key)
-    labels = [names[text] for text in key]
-    settings, summary = list_settings(names), _summary_table(found)
-    passed = all(o.passed for o in found) and not refused
     fields = about | {
         "techniques": [_technique_fields(o) for o in found],
         "left_out": [{"technique": str(f.technique), "reason": f.reason} for f in refused],
-        "passed": passed,
-        "answer": answer.row(),
+        "passed": all(o.passed for o in found) and not refused,
     }
+    rows: Sequence[Row] = fields["techniques"]
+    answer, names = _write_answer(rows), short_names([row["technique"] for row in rows])
+    labels = [names[row["technique"]] for row in rows]
+    settings, summary = list_settings(names), _summary_table(rows, labels)
     blocks: list[Block] = [Heading(title), *answer.head(), summary, *settings]
-    full = next((o.comparison.lines for o in found if o.technique.name == "full"), ())
-    for label, o in zip(labels, found, strict=True):
-        blocks += [BLANK, Heading(label), *_list_blocks(o, full)]
+    full = next((row for row in rows if row["technique"] == "full"), None)
     details = []
-    for label, o in zip(labels, found, strict=True):
-        details.append(_line_table(o.comparison.lines, f"{label}: ops"))
-        details.append(_buffer_table(o.comparison.buffers, f"{label}: buffers"))
-        details.append(_measured_table(o.comparison.measured, f"{label}: bytes as measured"))
-    items = [x for o in found for x in _list_items(o)]
-    explained = [f"{', '.join(what)}: {why}." for why, what in _reasons(items).items()]
+    for label, row in zip(labels, rows, strict=True):
+        blocks += [BLANK, Heading(label), *_list_blocks(row, full)]
+        details.append(_op_table(row["ops"], f"{label}: ops"))
+        details.append(_buffer_table(row["buffers"], f"{label}: buffers"))
+        details.append(_measured_table(row["measured"], f"{label}: bytes as measured"))
+    explained = _reasons([item for row in rows for item in _list_items(row)]).items()
     return Result(
         command,
         title,
         answer,
-        fields,
+        fields | {"answer": answer.row()},
         found,
-        passed=passed,
+        passed=fields["passed"],
         tables=[summary],
         blocks=[*blocks, BLANK, KEY],
-        draw=lambda: [_draw_bars(found, labels)],
+        draw=lambda: [_draw_bars(rows, labels)],
         details=[table for table in details if table.rows],
-        remarks=[*explained, KEY, *settings],
+        remarks=[
+            *(f"{', '.join(what)}: {why}." for why, what in explained.items()),
+            KEY,
+            *settings,
+        ],
     )
 
 
-def _list_blocks(found: CheckedTechnique, full: Iterable[Line]) -> list[Block]:
-    """One technique's counts; ops that are full KV's are only named."""
-    known = {(line.phase, line.op): line for line in full}
-    every = found.comparison.lines
-    lines = [x for x in every if found.technique.name == "full" or not _as_full(x, known)]
-    blocks: list[Block] = [_line_table(lines)]
-    for phase in dict.fromkeys(line.phase for line in every if line not in lines):
-        same = [line.op for line in every if line not in lines and line.phase == phase]
-        blocks.append(f"{phase} as full: {', '.join(same)}")
-    blocks.append(_buffer_table(found.comparison.buffers))
-    for reason, about in _reasons([*lines, *found.comparison.buffers]).items():
-        blocks.append(f"explained: {', '.join(about)}: {reason}")
-    return blocks
-
-
-def _list_items(found: CheckedTechnique) -> list[Line | Buffer]:
-    """List all that was counted of a technique."""
-    return [*found.comparison.lines, *found.comparison.buffers]
-
-
 def _technique_fields(found: CheckedTechnique) -> Row:
-    """Collect one technique's checks under their contract names."""
+    """One technique's checks under their contract names."""
+    compared = found.comparison
     return {
         "technique": str(found.technique),
         "exact": found.must_agree,
         "same_tokens": found.same_tokens,
         "logit_difference": number(found.logit_difference),
-        "ops": [_op(line) for line in found.comparison.lines],
-        "buffers": [_buffer(buffer) for buffer in found.comparison.buffers],
-        "measured": [_measured(one) for one in found.comparison.measured],
+        "ops": [_op(line) for line in compared.lines],
+        "buffers": [
+            {
+                "phase": buffer.phase,
+                "tier": buffer.tier,
+                "buffer": buffer.name,
+                "predicted_bytes": buffer.predicted,
+                "counted_bytes": buffer.counted,
+                **_judge(buffer),
+            }
+            for buffer in compared.buffers
+        ],
+        "measured": [
+            {
+                "phase": one.phase,
+                "op": one.op,
+                "stated_bytes": one.stated,
+                "measured_bytes": one.measured,
+                "reason": one.reason,
+            }
+            for one in compared.measured
+        ],
         "passed": found.passed,
     }
 
@@ -126,181 +127,158 @@ def _op(line: Line) -> Row:
             for key, work in both.items()
         },
         "launches": int(line.counted.launches),
-        "verdict": verdict(line),
-        "reason": "" if line.equal else line.reason,
+        **_judge(line),
     }
 
 
-def _buffer(buffer: Buffer) -> Row:
-    return {
-        "phase": buffer.phase,
-        "tier": buffer.tier,
-        "buffer": buffer.name,
-        "predicted_bytes": buffer.predicted,
-        "counted_bytes": buffer.counted,
-        "verdict": verdict(buffer),
-        "reason": "" if buffer.equal else buffer.reason,
-    }
+def _judge(item: Line | Buffer) -> Row:
+    """How a count compares with its prediction."""
+    verdict = "equal" if item.equal else "explained" if item.holds else "DIFFERS"
+    return {"verdict": verdict, "reason": "" if item.equal else item.reason}
 
 
-def _measured(one: MeasuredBytes) -> Row:
-    return {
-        "phase": one.phase,
-        "op": one.op,
-        "stated_bytes": one.stated,
-        "measured_bytes": one.measured,
-        "reason": one.reason,
-    }
+def _list_items(row: Row) -> list[Row]:
+    """All that was counted of a technique."""
+    return [*row["ops"], *row["buffers"]]
 
 
-def verdict(item: Line | Buffer) -> str:
-    """Say how a count compares with its prediction.
-
-    Parameters
-    ----------
-    item
-        Op or buffer with both.
-
-    Returns
-    -------
-    str
-        "equal", "explained" or "DIFFERS".
-    """
-    return "equal" if item.equal else "explained" if item.holds else "DIFFERS"
+def _count_verdicts(row: Row) -> Counter[str]:
+    return Counter(item["verdict"] for item in _list_items(row))
 
 
-def _write_answer(found: Sequence[CheckedTechnique]) -> Answer:
+def _list_blocks(row: Row, full: Row | None) -> list[Block]:
+    """One technique's counts; ops that are full KV's are only named."""
+    same = [] if row is full or full is None else [op for op in row["ops"] if op in full["ops"]]
+    others = [op for op in row["ops"] if op not in same]
+    blocks: list[Block] = [_op_table(others)]
+    for phase in dict.fromkeys(op["phase"] for op in same):
+        names = [op["op"] for op in same if op["phase"] == phase]
+        blocks.append(f"{phase} as full: {', '.join(names)}")
+    blocks.append(_buffer_table(row["buffers"]))
+    for reason, about in _reasons([*others, *row["buffers"]]).items():
+        blocks.append(f"explained: {', '.join(about)}: {reason}")
+    return blocks
+
+
+def _reasons(items: Sequence[Row]) -> dict[str, list[str]]:
+    """What differs for a known reason, by its reason."""
+    found: dict[str, dict[str, None]] = {}
+    for item in items:
+        if item["verdict"] == "explained":
+            found.setdefault(item["reason"], {})[item.get("op") or item["buffer"]] = None
+    return {reason: list(names) for reason, names in found.items()}
+
+
+def _write_answer(rows: Sequence[Row]) -> Answer:
     """State whether real runs agree with predictions."""
-    failed = [str(o.technique) for o in found if not o.passed]
-    items = [x for o in found for x in _list_items(o)]
-    equal = sum(item.equal for item in items)
-    explained = sum(item.holds and not item.equal for item in items)
-    told = f"{len(found) - len(failed)} of {len(found)} techniques agree with their predictions"
+    failed = [row["technique"] for row in rows if not row["passed"]]
+    counts = sum(map(_count_verdicts, rows), Counter[str]())
+    told = f"{len(rows) - len(failed)} of {len(rows)} techniques agree with their predictions"
+    explained = counts["explained"]
     return Answer(
         verdict=paragraph(
             [
-                f"{'No' if failed else 'Yes'}: {told}; {equal:,} of {len(items):,} counts of ops "
-                f"and buffers are equal to the last digit.",
+                f"{'No' if failed else 'Yes'}: {told}; {counts['equal']:,} of {counts.total():,} "
+                f"counts of ops and buffers are equal to the last digit.",
                 f"{explained:,} differ for a reason given below." if explained else "",
                 f"These do not: {', '.join(failed[:3])}." if failed else "",
             ]
         ),
-        figures={"techniques": len(found), "failed": len(failed), "counts": len(items)},
+        figures={"techniques": len(rows), "failed": len(failed), "counts": counts.total()},
     )
 
 
-def _summary_table(found: Sequence[CheckedTechnique]) -> Table:
-    """Make the table of counts, tokens and logits, a line per technique."""
-    names = short_names([str(o.technique) for o in found])
-    summary = [
-        [
-            names[str(o.technique)],
-            "yes" if o.must_agree else "no",
-            _counts(o),
-            "passed" if o.passed else "FAILED",
-            f"{100 * o.same_tokens:.0f} %",
-            f"{o.logit_difference:.1e}",
-            _measured_ops(o),
-        ]
-        for o in found
+def _summary_table(rows: Sequence[Row], labels: Sequence[str]) -> Table:
+    """Counts, tokens and logits, which are compared with full KV's, a line per technique."""
+    columns = [
+        text_column("technique", "label"),
+        text_column("exact", lambda row: "yes" if row["exact"] else "no", 1),
+        text_column("counts", _write_counts),
+        text_column("", lambda row: "passed" if row["passed"] else "FAILED"),
+        Column("tokens of full", "same_tokens", lambda share: f"{100 * share:.0f} %", 2),
+        Column("logits off", "logit_difference", lambda x: DASH if x is None else f"{x:.1e}", 3),
+        Column("bytes seen", "measured", _write_measured, 4),
     ]
-    heads = ("technique", "exact", "counts", "", "tokens of full", "logits off", "bytes seen")
-    return cells_table(heads, summary, 4, "0100234")
+    return Table(
+        columns, [{**row, "label": label} for row, label in zip(rows, labels, strict=True)]
+    )
 
 
-def _measured_ops(o: CheckedTechnique) -> str:
+def _write_counts(row: Row) -> str:
+    counts = _count_verdicts(row)
+    return ", ".join(f"{counts[v]} {v.removesuffix('S')}" for v in SHADES if counts[v])
+
+
+def _write_measured(measured: Sequence[Row]) -> str:
     """Of how many ops the bytes that were measured are those that the op names."""
-    measured = o.comparison.measured
-    return f"{sum(one.equal for one in measured)}/{len(measured)}" if measured else DASH
+    equal = sum(one["stated_bytes"] == one["measured_bytes"] for one in measured)
+    return f"{equal}/{len(measured)}" if measured else DASH
 
 
-def _line_table(lines: Sequence[Line], title: str = "") -> Table:
-    """Make the table of ops as counted, and below as predicted where that differs."""
-    rows = [row for line in lines for row in _cells(line)]
-    heads = ["phase", "op", "", "FLOP", *(f"{channel.upper()} B" for channel in CHANNELS)]
-    kept = [i for i in range(len(heads)) if i < 4 or any(row[i] for row in rows)]
-    ranks = "".join("2" if i >= 4 else "0" for i in kept)
-    cells = [[row[i] for i in kept] for row in rows]
-    return cells_table([heads[i] for i in kept], cells, 3, ranks, title)
-
-
-def _as_full(line: Line, known: dict[tuple[str, str], Line]) -> bool:
-    """Whether full KV does the same there."""
-    full = known.get((line.phase, line.op))
-    return full is not None and (line.predicted, line.counted) == (full.predicted, full.counted)
-
-
-def _kinds(compared: CheckedTechnique) -> dict[str, int]:
-    """Count what is equal, what differs for a known reason, and what differs."""
-    verdicts = [verdict(item) for item in _list_items(compared)]
-    return {
-        "equal": verdicts.count("equal"),
-        "explained": verdicts.count("explained"),
-        "DIFFER": verdicts.count("DIFFERS"),
-    }
-
-
-def _counts(o: CheckedTechnique) -> str:
-    return ", ".join(f"{n} {kind}" for kind, n in _kinds(o).items() if n)
-
-
-def _cells(line: Line) -> list[list[str]]:
-    """What was counted, and below it what was predicted where that differs."""
-    numbers = [
-        [
-            format_number(n, EXACT) if n else ""
-            for n in (w.flops, *(w.bytes.get(c, 0.0) for c in CHANNELS))
-        ]
-        for w in (line.counted, line.predicted)
-    ]
-    first = [line.phase, line.op, verdict(line), *numbers[0]]
-    return [first] if line.equal else [first, ["", "  predicted", "", *numbers[1]]]
-
-
-def _buffer_table(buffers: Sequence[Buffer], title: str = "") -> Table:
-    """Make the table of what buffers held, and below as predicted where that differs."""
-    cells = [row for buffer in buffers for row in _buffer_cells(buffer)]
-    return cells_table(("phase", "tier", "buffer", "", "B"), cells, 4, title=title)
-
-
-def _measured_table(measured: Sequence[MeasuredBytes], title: str = "") -> Table:
-    """Make the table of ops whose kernels were seen to move other bytes than the op names."""
-    cells = [
-        [one.phase, one.op, f"{one.stated:,}", f"{one.measured:,}", one.reason]
-        for one in measured
-        if not one.equal
-    ]
-    return cells_table(("phase", "op", "named B", "measured B", "why"), cells, 2, "", title)
-
-
-def _buffer_cells(buffer: Buffer) -> list[list[str]]:
-    sizes = [format_number(float(n), EXACT) for n in (buffer.counted, buffer.predicted)]
-    first = [buffer.phase, buffer.tier, buffer.name, verdict(buffer), sizes[0]]
-    return [first] if buffer.equal else [first, ["", "", "  predicted", "", sizes[1]]]
-
-
-def _reasons(items: Sequence[Line | Buffer]) -> dict[str, list[str]]:
-    """Group what differs for a known reason by its reason."""
-    found: dict[str, list[str]] = {}
+def _with_predicted(items: Sequence[Row], *sizes: str) -> Iterator[Row]:
+    """Rows as counted, and below each as predicted where that differs."""
     for item in items:
-        name = item.op if isinstance(item, Line) else item.name
-        if verdict(item) == "explained" and name not in found.setdefault(item.reason, []):
-            found[item.reason].append(name)
-    return found
+        yield item | {size: item[f"counted_{size}"] for size in sizes}
+        if item["verdict"] != "equal":
+            empty = dict.fromkeys(("phase", "tier", "verdict"), "")
+            predicted = {size: item[f"predicted_{size}"] for size in sizes}
+            yield {**empty, "op": "  predicted", "buffer": "  predicted", **predicted}
 
 
-def _draw_bars(found: Sequence[CheckedTechnique], labels: Sequence[str]) -> Chart:
+def _exact(value: float) -> str:
+    return format_number(value, EXACT) if value else ""
+
+
+def _op_table(ops: Sequence[Row], title: str = "") -> Table:
+    """FLOP of ops, and bytes by channel where there are any."""
+    rows = list(_with_predicted(ops, "flop", "bytes"))
+    columns = [
+        text_column("phase", "phase"),
+        text_column("op", "op"),
+        text_column("", "verdict"),
+        Column("FLOP", "flop", _exact),
+        *(
+            Column(f"{channel.upper()} B", f"bytes.{channel}", _exact, 2)
+            for channel in CHANNELS
+            if any(row["bytes"][channel] for row in rows)
+        ),
+    ]
+    return Table(columns, rows, title)
+
+
+def _buffer_table(buffers: Sequence[Row], title: str = "") -> Table:
+    """What buffers held, by phase and tier."""
+    columns = [
+        text_column("phase", "phase"),
+        text_column("tier", "tier"),
+        text_column("buffer", "buffer"),
+        text_column("", "verdict"),
+        Column("B", "bytes", lambda size: format_number(size, EXACT)),
+    ]
+    return Table(columns, list(_with_predicted(buffers, "bytes")), title)
+
+
+def _measured_table(measured: Sequence[Row], title: str = "") -> Table:
+    """Ops whose kernels were seen to move other bytes than the op names."""
+    columns = [
+        text_column("phase", "phase"),
+        text_column("op", "op"),
+        Column("named B", "stated_bytes", lambda size: f"{size:,}"),
+        Column("measured B", "measured_bytes", lambda size: f"{size:,}"),
+        Column("why", "reason"),
+    ]
+    differing = [one for one in measured if one["stated_bytes"] != one["measured_bytes"]]
+    return Table(columns, differing, title)
+
+
+def _draw_bars(rows: Sequence[Row], labels: Sequence[str]) -> Chart:
     title = "Counts of ops and buffers, by how they stand beside the prediction"
-    chart = Chart(
-        title,
-        "counts",
-        height=130 + 30 * len(found),
-        yaxis=DOWNWARDS,
-        barmode="stack",
-        legend_traceorder="normal",
-    )
-    for kind, (colour, pattern) in SHADES.items():
+    height = 130 + 30 * len(rows)
+    chart = Chart(title, "counts", height=height, yaxis=DOWNWARDS, barmode="stack")
+    chart.figure.update_layout(legend_traceorder="normal")
+    for verdict, (colour, pattern) in SHADES.items():
         look = {"color": colour, "pattern": {"shape": pattern}}
-        counts = [_kinds(o)[kind] for o in found]
-        chart.bars(kind.lower(), counts, labels, look, hovertemplate="%{x} counts<extra></extra>")
+        counts, name = [_count_verdicts(row)[verdict] for row in rows], verdict.lower()
+        name = name.removesuffix("s") if verdict == "DIFFERS" else name
+        chart.bars(name, counts, labels, look, hovertemplate="%{x} counts<extra></extra>")
     return chart
