@@ -25,7 +25,7 @@ from kvsim.report.colours import bar_style
 from kvsim.report.json import Row, number
 from kvsim.report.pictures import Chart, draw_bars, draw_distribution
 from kvsim.report.result import Result
-from kvsim.report.table import Column, Table, text_column
+from kvsim.report.table import Column, Table, percent_column, text_column
 from kvsim.report.terminal import Heading, Verbatim
 from kvsim.report.units import format_number
 from kvsim.serving.rules import Rules
@@ -145,8 +145,8 @@ def _number_table(answer: Row) -> Table:
     columns = (
         text_column("parameter", "key"),
         Column("measured", "value", lambda value: f"{value:.4g}"),
-        Column("± %", "error", lambda x: "-" if x is None else f"{100 * x:.2g}", 2),
-        Column("samples off %", "residual", lambda x: f"{100 * x:.2g}", 3),
+        percent_column("± %", "error", ".2g", 2),
+        percent_column("samples off %", "residual", ".2g", 3),
         Column("data sheet", "datasheet", rank=1, write=_beside_sheet),
         text_column("", lambda n: "" if n["verdict"] == "identified" else n["verdict"]),
     )
@@ -305,9 +305,9 @@ def _run_tables(row: Row) -> list[Table]:
     ]
     heads = (
         text_column("predicted / measured − 1", lambda n: METRIC_TITLES[n["key"]]),
-        _error("fitted requests %", "fitted"),
-        _error("other requests %", "unseen"),
-        _error("other requests, before the fit %", "before"),
+        percent_column("fitted requests %", "fitted"),
+        percent_column("other requests %", "unseen"),
+        percent_column("other requests, before the fit %", "before"),
     )
     return [Table(columns, numbers), Table(heads, errors)]
 
@@ -318,10 +318,6 @@ def _written(row: Row, part: str) -> str:
     if value is None:
         return units.DASH
     return units.seconds(value) if row["key"].endswith("_s") else f"{value:.4f}"
-
-
-def _error(heading: str, key: str) -> Column:
-    return Column(heading, lambda row: 100 * row[key], lambda error: f"{error:+.1f}")
 
 
 def _write_run_answer(row: Row, deployment: Deployment, place: str) -> Answer:

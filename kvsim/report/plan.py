@@ -79,8 +79,8 @@ def make_result(
         hours = plan.hours_for(jobs)
         fields["jobs"] = {"count": jobs, "hours": hours, "usd": plan.usd_for(hours)}
         told = _describe_jobs(fields["jobs"])
-        answer = replace(answer, verdict=verdict([told, *SENTENCE.split(answer.verdict)[:1]],
-                                                 SENTENCE.split(answer.verdict)[1:]))  # fmt: skip
+        first, *others = SENTENCE.split(answer.verdict)
+        answer = replace(answer, verdict=verdict([told, first], others))
     if engines:
         answer = add_command_line(answer, engines)
         fields["settings"] = list(engines)

@@ -18,7 +18,7 @@ from kvsim.report.colours import PALETTE
 from kvsim.report.json import Row, number
 from kvsim.report.pictures import DOWNWARDS, GREY, RED, Chart
 from kvsim.report.result import Result
-from kvsim.report.table import Column, Table, cells_table, text_column
+from kvsim.report.table import Column, Table, cells_table, percent_column, text_column
 from kvsim.report.terminal import BLANK, Block, Terminal
 from kvsim.report.units import format_number
 
@@ -145,7 +145,7 @@ def _worst_table(pairs: Sequence[tuple[PublishedRow, float]]) -> Table:
         text_column("metric", "metric", 2),
         Column("published", "published", format_number),
         Column("predicted", "predicted", format_number),
-        Column("error %", lambda r: 100 * r["error"], lambda error: f"{error:+.1f}"),
+        percent_column("error %", "error"),
         text_column("use", "use", 1),
     )
     title = f"Rows that miss most ({len(worst)} of {len(pairs)})"

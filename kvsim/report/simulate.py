@@ -21,7 +21,14 @@ from kvsim.report.phrases import join_words
 from kvsim.report.pictures import GREY, Chart, draw_distribution
 from kvsim.report.result import Result
 from kvsim.report.suitability import describe_loss
-from kvsim.report.table import Column, Table, quantity_column, quantity_columns, text_column
+from kvsim.report.table import (
+    Column,
+    Table,
+    percent_column,
+    quantity_column,
+    quantity_columns,
+    text_column,
+)
 from kvsim.report.terminal import BLANK, Heading
 from kvsim.serving.outcome import Outcome, make_timeline
 from kvsim.serving.servable import describe_refusals
@@ -190,15 +197,15 @@ def _use_table(rows: Sequence[Row]) -> Table:
         _technique(rows),
         *_case_columns(rows),
         *quantity_columns(**{"output_tok_s": 0, rate: 0}),
-        _share("busy %", "busy_share", 3),
-        _share("memory %", "utilisation.hbm", 4),
-        _share("compute %", "utilisation.compute", 5),
-        _share("H2D %", "utilisation.h2d", 6),
-        _share("D2H %", "utilisation.d2h", 7),
-        _share("KV peak %", "kv_peak_share", 0),
+        percent_column("busy %", "busy_share", ".3g", 3),
+        percent_column("memory %", "utilisation.hbm", ".3g", 4),
+        percent_column("compute %", "utilisation.compute", ".3g", 5),
+        percent_column("H2D %", "utilisation.h2d", ".3g", 6),
+        percent_column("D2H %", "utilisation.d2h", ".3g", 7),
+        percent_column("KV peak %", "kv_peak_share", ".3g", 0),
         Column("KV peak GiB", "kv_peak_bytes", units.gib, 2),
         Column("pre- empted", "preemptions", units.integer, 2),
-        _share("prefix hits %", "prefix_hit_share", 1),
+        percent_column("prefix hits %", "prefix_hit_share", ".3g", 1),
         Column("USD", "usd", units.usd, 8),
         quantity_column("usd_per_million_tokens", 1),
     ]
@@ -208,17 +215,6 @@ def _use_table(rows: Sequence[Row]) -> Table:
 def _technique(rows: Sequence[Row]) -> Column:
     labels = short_names([row["technique"] for row in rows])
     return text_column("technique", lambda row: labels[row["technique"]])
-
-
-def _share(heading: str, key: str, rank: int) -> Column:
-    """A share, in per cent."""
-    share = Column(heading, key)
-
-    def value(row: Row) -> float | None:
-        found = share.value(row)
-        return 100 * found if isinstance(found, int | float) else None
-
-    return Column(heading, value, lambda x: units.format_number(x, 3), rank)
 
 
 def run_fields(outcome: Outcome) -> Row:

@@ -7,7 +7,7 @@ from typing import Any
 
 from kvsim.frozen import frozen
 from kvsim.report.json import Row
-from kvsim.report.units import QUANTITIES
+from kvsim.report.units import DASH, QUANTITIES
 
 COLUMN_GAP = "  "  # between columns
 NARROWEST_TEXT = 12  # columns to which text is wrapped before columns are left out
@@ -88,6 +88,31 @@ def quantity_column(key: str, rank: int = 0, part: str = "") -> Column:
 def quantity_columns(**ranks: int) -> list[Column]:
     """Make columns of quantities, each with its rank."""
     return [quantity_column(key, rank) for key, rank in ranks.items()]
+
+
+def percent_column(
+    heading: str, key: str | Callable[[Row], object], form: str = "+.1f", rank: int = 0
+) -> Column:
+    """Make a column of shares in per cent, which the heading says.
+
+    Parameters
+    ----------
+    heading
+        Heading of the column.
+    key
+        Name of the share in a row, or a function of the row.
+    form
+        How the percentage is formatted.
+    rank
+        When it is left out, as for :class:`Column`.
+    """
+    share = Column(heading, key)
+
+    def value(row: Row) -> float | None:
+        found = share.value(row)
+        return 100 * found if isinstance(found, int | float) else None
+
+    return Column(heading, value, lambda x: DASH if x is None else format(x, form), rank)
 
 
 def text_column(

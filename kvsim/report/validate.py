@@ -75,7 +75,7 @@ def make_result(
         draw=lambda: [_draw_bars(rows, labels)],
         details=[table for table in details if table.rows],
         remarks=[
-            *(f"{', '.join(what)}: {why}." for why, what in explained.items()),
+            *(f"{', '.join(what)}: {why}." for why, what in explained),
             KEY,
             *settings,
         ],

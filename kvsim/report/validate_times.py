@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from math import isfinite
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from kvsim.report.colours import bar_style, mark
 from kvsim.report.json import Row
 from kvsim.report.pictures import Chart
 from kvsim.report.result import Result
-from kvsim.report.table import Table, cells_table
+from kvsim.report.table import Column, Table, percent_column, text_column
 from kvsim.report.terminal import BLANK, Heading
 
 if TYPE_CHECKING:
@@ -23,10 +23,6 @@ COMPUTING = "computing_s"  # what other jobs on a machine do not move
 COPY_METRICS = ("h2d_B", "d2h_B")
 STREAM_ORDER = ("gpu", "h2d", "d2h", "cpu")
 COMPARED_SIDES = ("predicted", "measured")
-BY_TECHNIQUE = (
-    *("technique", "points", "TTFT", "TPOT", "computing", "worst", "noise", "peak", "copied"),
-    "overlap",
-)
 TABLE_LEGEND = (
     "Errors in %, medians over points: TTFT, TPOT, what compute works of it by a CPU's own clock, "
     "the worst of both times beside the runs' noise, peak memory, bytes copied; then the share of "
@@ -48,15 +44,10 @@ def make_result(answer: Row, command: str = "") -> Result[Row]:
         Fields as :func:`times_fields` makes them.
     command
         Command line that gives the same.
-
-    Returns
-    -------
-    Result
-        Answer for the terminal, pages, JSON and Python.
     """
     said = _write_answer(answer)
     title = f"{answer['device']}: predicted against measured"
-    tables = [_technique_table(answer), _op_table(answer)]
+    tables = [_technique_table(answer["points"]), _op_table(answer["points"])]
     lacking = [*said.left_out, *_describe_machine(answer["summary"]), *answer["suspicious"]]
 
     return Result(
@@ -138,15 +129,73 @@ def _finite(value: float) -> object:
     return value if isfinite(value) else None
 
 
-def _technique_table(answer: Row) -> Table:
-    """Make the table of errors, a line per technique."""
-    return cells_table(BY_TECHNIQUE, by_technique(answer), 1, "0300415676")
+def _technique_table(points: Sequence[Row]) -> Table:
+    """Median errors of times, memory and copies, a line per technique."""
+    columns = [
+        text_column("technique", "technique"),
+        Column("points", "points", rank=3),
+        percent_column("TTFT", "ttft_s", ".2g"),
+        percent_column("TPOT", "tpot_s", ".2g"),
+        percent_column("computing", COMPUTING, ".2g", 4),
+        percent_column("worst", "worst", "+.2g", 1),
+        percent_column("noise", "noise", ".2g", 5),
+        percent_column("peak", "peak_B", ".2g", 6),
+        percent_column("copied", "copied", ".2g", 7),
+        Column("overlap", "overlap", rank=6),
+    ]
+    return Table(columns, [_errors(*each) for each in _by_technique(points).items()])
 
 
-def _op_table(answer: Row) -> Table:
-    """Make the table of the ops whose prediction misses most time."""
-    heads = ("op", "technique", "point", "predicted ms", "measured ms", "off %")
-    return cells_table(heads, _worst_ops(answer), 3, "002000", "The ops that cost most in error")
+def _errors(name: str, points: Sequence[Row]) -> Row:
+    """How far the predictions of a technique are off."""
+
+    def errors(*names: str) -> np.ndarray:
+        return np.array([m["error"] for p in points for m in p["whole"] if m["name"] in names])
+
+    times = errors(*TIME_METRICS)
+    noise = [m["noise"] for p in points for m in p["whole"] if m["name"] in TIME_METRICS]
+    return {
+        "technique": name,
+        "points": len(points),
+        **{key: _middle(errors(key)) for key in (*TIME_METRICS, COMPUTING, "peak_B")},
+        "worst": float(times[np.abs(times).argmax()]),
+        "noise": float(np.median(noise)),
+        "copied": _middle(errors(*COPY_METRICS)),
+        "overlap": _overlaps(points),
+    }
+
+
+def _middle(errors: np.ndarray) -> float | None:
+    return float(np.median(np.abs(errors))) if errors.size else None
+
+
+def _overlaps(points: Sequence[Row]) -> str:
+    """Medians of the share of copies' time that runs beside compute, predicted and measured."""
+    found = [[p["overlap"].get(side) for p in points] for side in COMPARED_SIDES]
+    known = [[value for value in side if value is not None] for side in found]
+    return " / ".join(f"{100 * np.median(side):.0f}" if side else "-" for side in known)
+
+
+def _op_table(points: Sequence[Row]) -> Table:
+    """The ops whose prediction misses most time, the worst first."""
+    rows = [
+        {
+            **m,
+            "technique": p["technique"].partition(":")[0],
+            "point": _name_point(p["model"], p["layers"], p["batch"], p["prompt"]),
+        }
+        for p in points
+        for m in p["ops"]
+    ]
+    rows.sort(key=lambda row: -abs(row["predicted"] - row["measured"]))
+    columns = [
+        text_column("op", lambda row: row["name"].removesuffix("_s")),
+        text_column("technique", "technique"),
+        text_column("point", "point", 2),
+        *(Column(f"{side} ms", side, lambda took: f"{1e3 * took:.3g}") for side in COMPARED_SIDES),
+        percent_column("off %", "error", "+.2g"),
+    ]
+    return Table(columns, rows[:MAX_WORST_OPS], "The ops that cost most in error")
 
 
 def _list_left_out(answer: Row) -> list[str]:
@@ -192,73 +241,6 @@ def describe_error(answer: Row, today: str) -> str:
         f"{units.percent(s['median'])} at the median, {units.percent(s['nine_in_ten'])} for nine "
         f"in ten; the runs' own noise {units.percent(s['noise'])}"
     )
-
-
-def by_technique(answer: Row) -> list[list[str]]:
-    """Compute a line of errors per technique.
-
-    Parameters
-    ----------
-    answer
-        Fields of the validation.
-
-    Returns
-    -------
-    list of list of str
-        Cells under ``BY_TECHNIQUE``.
-    """
-    lines = []
-    for name, here in _by_technique(answer["points"]).items():
-        errors = {
-            key: np.array([m["error"] for p in here for m in p["whole"] if m["name"] == key])
-            for key in (*TIME_METRICS, COMPUTING, "peak_B", *COPY_METRICS)
-        }
-        noise = [m["noise"] for p in here for m in p["whole"] if m["name"] in TIME_METRICS]
-        times, copied = (
-            np.concatenate([errors[key] for key in keys]) for keys in (TIME_METRICS, COPY_METRICS)
-        )
-        lines.append(
-            [
-                name,
-                str(len(here)),
-                *(_middle(errors[key]) for key in TIME_METRICS),
-                _middle(errors[COMPUTING]),
-                f"{100 * times[np.abs(times).argmax()]:+.2g}",
-                f"{100 * np.median(noise):.2g}",
-                _middle(errors["peak_B"]),
-                _middle(copied),
-                _overlaps(here),
-            ]
-        )
-    return lines
-
-
-def _middle(errors: Any) -> str:
-    return f"{100 * np.median(np.abs(errors)):.2g}" if errors.size else "-"
-
-
-def _overlaps(points: Sequence[Row]) -> str:
-    """Medians of the share of copies' time that runs beside compute, predicted and measured."""
-    found = [[p["overlap"].get(side) for p in points] for side in COMPARED_SIDES]
-    known = [[value for value in side if value is not None] for side in found]
-    return " / ".join(f"{100 * np.median(side):.0f}" if side else "-" for side in known)
-
-
-def _worst_ops(answer: Row) -> list[list[str]]:
-    """List the ops whose prediction misses most time, the worst first."""
-    every = [(p, m) for p in answer["points"] for m in p["ops"]]
-    every.sort(key=lambda pair: -abs(pair[1]["predicted"] - pair[1]["measured"]))
-    return [
-        [
-            m["name"].removesuffix("_s"),
-            p["technique"].partition(":")[0],
-            _name_point(p["model"], p["layers"], p["batch"], p["prompt"]),
-            f"{1e3 * m['predicted']:.3g}",
-            f"{1e3 * m['measured']:.3g}",
-            f"{100 * m['error']:+.2g}",
-        ]
-        for p, m in every[:MAX_WORST_OPS]
-    ]
 
 
 def _write_answer(answer: Row) -> Answer:
