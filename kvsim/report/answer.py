@@ -7,18 +7,15 @@ heading, so that a reader who stops early has read what matters most.
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import field, replace
-from html import escape
 
 from kvsim.frozen import frozen
 from kvsim.report.json import Row
-from kvsim.report.terminal import BLANK, Block, Hanging, Items
+from kvsim.report.terminal import BLANK, COMMAND, Block, Hanging, Items
 from kvsim.report.units import likelihood, rate, rounded, seconds, usd
 
 BRIEF = 2  # sentences of evidence that a terminal shows unless asked for more
 MAX_CHANGES = 4  # that a brief answer lists
 MAX_VERDICT_WORDS = 60  # of a verdict at most
-CODE = re.compile("`([^`]+)`")
-COMMAND = re.compile(r"^([\w-]+): ((?:[\w-]+ serve|python -m sglang\.\w+) .*)$")
 
 SENTENCE = re.compile(r"(?<=[^\d]\.) (?=[A-Z-])|(?<=\d\.) (?=[A-Z-])")
 MAX_COMMAND_WORDS = (
@@ -162,33 +159,6 @@ class Answer:
         for heading, lines in self.sections():
             parts.append("\n".join([f"{heading}:", *(f"- {line}" for line in lines)]))
         return "\n\n".join(parts)
-
-
-def mark_code(text: str) -> str:
-    """Escape text for HTML and set what stands in back ticks as code.
-
-    Parameters
-    ----------
-    text
-        Plain text.
-
-    Returns
-    -------
-    str
-        HTML.
-    """
-    return CODE.sub(r"<code>\1</code>", escape(text))
-
-
-def mark_command(line: str) -> str:
-    """Escape a line for HTML and set its codes, and an engine's command, as code.
-
-    Parameters
-    ----------
-    line
-        Line of an answer.
-    """
-    return COMMAND.sub(r"\1: <code>\2</code>", mark_code(line))
 
 
 def verdict(needed: Sequence[str], wanted: Sequence[str] = ()) -> str:

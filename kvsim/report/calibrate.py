@@ -238,9 +238,14 @@ def calibrate_from_run(
         ratios = {kind: each[np.isfinite(each)] for kind, each in ratios.items()}
         where = deployment.hardware.name, deployment.model.name, technique.name
         text = fitted_text(
-            deployment.stack, stack, kept, rows, told, str(date.today()),
+            deployment.stack,
+            stack,
+            kept,
+            rows,
+            told,
+            str(date.today()),
             measure_errors(ratios, where),
-        )  # fmt: skip
+        )
         replace_text(out, text)
     row = _fit_fields(fit, seen, unseen, before, first, count)
     row |= {"model": deployment.model.name, "gpu": deployment.hardware.name, "stack": stack}

@@ -1,6 +1,5 @@
 """A fleet as rows under contract names: what ``kvsim capacity --json`` has."""
 
-from dataclasses import asdict
 from itertools import pairwise
 from math import isfinite
 from typing import Any
@@ -16,6 +15,7 @@ from kvsim.planner.fleet.offers import Configuration
 from kvsim.planner.fleet.play import Fleet, Played
 from kvsim.report import evidence
 from kvsim.report.json import Row, number
+from kvsim.report.names import ranks
 from kvsim.report.units import seconds
 from kvsim.serving.outcome import spread
 from kvsim.serving.records import MEMORIES
@@ -105,7 +105,7 @@ def _replicas(answer: CapacityAnswer, j: int) -> Row:
         "replicas": int(fleet.replicas[j]),
         "reserved": int(fleet.reserved[j]),
         "gpu": x.gpu,
-        **{name: n for name, n in asdict(d.parallelism).items() if n > 1 or name == "tp"},
+        **ranks(d),
         "weights": d.weights,
         "technique": x.technique,
         "max_seqs": x.costs.rules.max_seqs,

@@ -22,8 +22,8 @@ from kvsim.machines.hardware import Stack
 from kvsim.machines.profiles import load_stack
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point, prefill_point
-from kvsim.report import units
-from kvsim.report.json import Row
+from kvsim.report import evidence, units
+from kvsim.report.json import Row, number
 
 if TYPE_CHECKING:
     from kvsim.serving.costs import StepCosts
@@ -108,6 +108,28 @@ def predict_slow_host(prediction: Prediction) -> Prediction:
     return replace(prediction, deployment=replace(d, hardware=hardware))
 
 
+def time_ranges(prediction: Prediction, load: str = "batch") -> Row:
+    """Find where both times lie with 80 % probability, as far as that is known.
+
+    Ranges of the ledger are widened by what an assumed acceptance and a slow host make of them.
+
+    Parameters
+    ----------
+    prediction
+        Prediction of one batch.
+    load
+        How requests come, as the ledger calls it.
+
+    Returns
+    -------
+    Row
+        ``low`` and ``high`` by contract name. [s]
+    """
+    d, name = prediction.deployment, prediction.technique.name
+    times = number(prediction.ttft_s), number(prediction.tpot_s)
+    return widen_ranges(evidence.time_ranges(d, name, *times, load=load), prediction)
+
+
 def widen_ranges(ranges: Row, prediction: Prediction) -> Row:
     """Widen ranges of times by what an assumed acceptance and a slow host make of them.
 
@@ -117,11 +139,6 @@ def widen_ranges(ranges: Row, prediction: Prediction) -> Row:
         ``low`` and ``high`` by contract name. [s]
     prediction
         Prediction of one batch that the ranges are of.
-
-    Returns
-    -------
-    Row
-        Ranges; as they were where acceptance is given and no sums go through the host. [s]
     """
     spread = Z80 * prediction.technique.drafting.spread
     if ranges and spread and "tpot_s" in ranges:

@@ -79,9 +79,12 @@ def line_style(look: Marker) -> dict[str, object]:
         "mode": "lines+markers",
         "line": {"color": look.colour, "dash": look.dash, "width": 1.5},
         "marker": {
-            "color": look.colour, "symbol": look.symbol, "size": 8, "maxdisplayed": SYMBOLS_SHOWN,
+            "color": look.colour,
+            "symbol": look.symbol,
+            "size": 8,
+            "maxdisplayed": SYMBOLS_SHOWN,
         },
-    }  # fmt: skip
+    }
 
 
 def mark(technique: str) -> Marker:

@@ -77,9 +77,12 @@ def _rows() -> tuple[tuple[str, str, str], ...]:
 
 
 def time_ranges(
-    deployment: Deployment, technique: str, ttft: float | None, tpot: float | None,
+    deployment: Deployment,
+    technique: str,
+    ttft: float | None,
+    tpot: float | None,
     load: str = "batch",
-) -> Row:  # fmt: skip
+) -> Row:
     """Find where times lie with 80 % probability, by the ledger's nearest entry.
 
     Empty where nothing of the kind was ever measured: a guess is no range.

@@ -9,11 +9,25 @@ LONG = ("part", "row", "quantity", "value", "unit")
 """Columns of a long frame."""
 
 UNITS = {
-    "usd_per_million_tokens": "USD per million tokens", "usd_per_hour": "USD/h", "usd": "USD",
-    "tok_s": "token/s", "per_s": "1/s", "bytes": "B", "gpu_memory": "B", "host_memory": "B",
-    "s": "s", "ttft": "s", "tpot": "s", "prompt": "token", "generate": "token",
-    "batch": "sequence", "max_batch": "sequence", "J": "J", "kW": "kW", "W": "W",
-}  # fmt: skip
+    "usd_per_million_tokens": "USD per million tokens",
+    "usd_per_hour": "USD/h",
+    "usd": "USD",
+    "tok_s": "token/s",
+    "per_s": "1/s",
+    "bytes": "B",
+    "gpu_memory": "B",
+    "host_memory": "B",
+    "s": "s",
+    "ttft": "s",
+    "tpot": "s",
+    "prompt": "token",
+    "generate": "token",
+    "batch": "sequence",
+    "max_batch": "sequence",
+    "J": "J",
+    "kW": "kW",
+    "W": "W",
+}
 """Unit by the last part of a name; what has none is a count or a share."""
 
 

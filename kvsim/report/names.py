@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
 
 from kvsim.machines.deployment import Deployment
 from kvsim.report.json import Row
@@ -38,6 +39,23 @@ HOST_SHARES = {
     "cpu_share": "of the cache attended to by the CPU",
     "split": "of the cache recomputed",
 }
+
+
+def ranks(deployment: Deployment) -> Row:
+    """Return over how many GPUs of each kind of rank a deployment is spread.
+
+    Parameters
+    ----------
+    deployment
+        Deployment with its degrees of parallelism.
+
+    Returns
+    -------
+    Row
+        ``tp`` always, the others where there are several.
+    """
+    every = asdict(deployment.parallelism)
+    return {name: count for name, count in every.items() if count > 1 or name == "tp"}
 
 
 def chosen_settings(name: str, given: Row) -> Row:

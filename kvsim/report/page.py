@@ -15,9 +15,9 @@ from zlib import compress
 
 import numpy as np
 
-from kvsim.report.answer import mark_code, mark_command
 from kvsim.report.json import Row
 from kvsim.report.table import Column
+from kvsim.report.terminal import COMMAND
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 WIDE, DENSE = 10, 12  # columns from which a table is wider than the text, and printed smaller
+CODE = re.compile("`([^`]+)`")
 OPTION = re.compile(r"(--[a-z]\S*)")  # never broken at its hyphens
 MARGIN = 0.05  # of a logarithmic axis, beside its values
 PACKED, GZIP = 3, 31  # zlib's level, which takes 0.1 s, and its code for gzip's header
@@ -77,7 +78,7 @@ def _load_template(name: str = "page.html") -> "Template":
     environment = Environment(
         autoescape=True, trim_blocks=True, lstrip_blocks=True, loader=PackageLoader("kvsim.report")
     )
-    environment.filters |= {"coded": _safely(mark_code), "commands": _safely(mark_command)}
+    environment.filters |= {"coded": _safely(_mark_code), "commands": _safely(_mark_command)}
     environment.filters |= {"options": _safely(_keep_options)}
     environment.globals |= {"wide": WIDE, "dense": DENSE, "value": _safely(_value)}
     environment.globals["asset"] = _safely(_read_asset)
@@ -93,6 +94,16 @@ def _safely(make: Callable[..., str]) -> "Callable[..., Markup]":
 
 def _read_asset(name: str) -> str:
     return (files("kvsim.report") / "templates" / name).read_text(encoding="utf-8")
+
+
+def _mark_code(text: str) -> str:
+    """Escape text and set what stands in back ticks as code."""
+    return CODE.sub(r"<code>\1</code>", escape(text))
+
+
+def _mark_command(line: str) -> str:
+    """Escape a line and set its codes, and an engine's command, as code."""
+    return COMMAND.sub(r"\1: <code>\2</code>", _mark_code(line))
 
 
 def _keep_options(text: str) -> str:

@@ -52,42 +52,25 @@ def summarize_times(prediction: Prediction) -> str:
     return f"TPOT {units.seconds(float(prediction.tpot_s[0]))}, {ttft}"
 
 
-def describe_times(row: Row) -> str:
-    """Write TTFT, TPOT and throughput of a row as a clause.
-
-    Parameters
-    ----------
-    row
-        Row of a prediction.
-
-    Returns
-    -------
-    str
-        Clause with ranges where they are known.
-    """
-    parts = [f"TTFT {format_time_range(row, 'ttft_s')}"]
-    if row["tpot_s"]:
-        parts.append(f"TPOT {format_time_range(row, 'tpot_s')}")
-    rate = comparison_key(row)
-    parts.append(f"{units.rate(row[rate])} {QUANTITIES[rate].heading}")
-    return ", ".join(parts)
-
-
-def format_time_range(row: Row, name: str) -> str:
-    """Write a time of a row, with its range where one is known.
+def describe_times(row: Row, rate: str = "") -> str:
+    """Write TTFT, TPOT and throughput of a row as a clause, with ranges where they are known.
 
     Parameters
     ----------
     row
         Row of a prediction with its ``ranges``.
-    name
-        Contract name of the time, such as ``ttft_s``.
-
-    Returns
-    -------
-    str
-        Time with its unit.
+    rate
+        Contract name of the rate; by default the one that rows are compared by.
     """
+    parts = [f"TTFT {_format_time_range(row, 'ttft_s')}"]
+    if row["tpot_s"]:
+        parts.append(f"TPOT {_format_time_range(row, 'tpot_s')}")
+    rate = rate or comparison_key(row)
+    parts.append(f"{units.rate(row[rate])} {QUANTITIES[rate].heading}")
+    return ", ".join(parts)
+
+
+def _format_time_range(row: Row, name: str) -> str:
     told = units.seconds(row[name])
     known = row["ranges"].get(name)
     if known is None:

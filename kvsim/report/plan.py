@@ -1,7 +1,7 @@
 """``kvsim plan`` for equal requests: its rows, what is compared, the front and the breakpoints."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from math import isfinite
 
 from kvsim.emit.served import serve_prediction
@@ -24,12 +24,13 @@ from kvsim.report.names import (
     notation,
     params,
     phrase_technique,
+    ranks,
     settings,
     spec,
 )
-from kvsim.report.phrases import differing_options, explain_limit, format_time_range
+from kvsim.report.phrases import describe_times, differing_options, explain_limit
 from kvsim.report.plan_charts import draw_plan
-from kvsim.report.predict import prediction
+from kvsim.report.predict import figures, prediction
 from kvsim.report.result import Result
 from kvsim.report.suitability import describe_command, describe_loss, join_titles, list_engines
 from kvsim.report.table import Table, quantity_columns, text_column
@@ -74,7 +75,7 @@ def make_result(
     """
     fields = plan_fields(plan)
     chosen = fields["predicted"]
-    answer = _write_answer(plan, chosen["bound_by"])
+    answer = _write_answer(plan, chosen)
     if jobs:
         hours = plan.hours_for(jobs)
         fields["jobs"] = {"count": jobs, "hours": hours, "usd": plan.usd_for(hours)}
@@ -332,7 +333,7 @@ def _summarize_prediction(prediction: Prediction) -> Row:
     d = prediction.deployment
     return {
         "gpu": d.hardware.name,
-        **{name: n for name, n in asdict(d.parallelism).items() if n > 1 or name == "tp"},
+        **ranks(d),
         "weights": d.weights,
         "technique": label(prediction.technique),
         "params": params(prediction.technique),
@@ -400,23 +401,18 @@ def layers_of(prediction: Prediction) -> list[Row]:
     """
     count = prediction.deployment.model.layers
     if prediction.technique.uniform:
-        t = prediction.technique
-        return [
-            {
-                "first": 0,
-                "count": count,
-                "technique": t.name,
-                "params": params(t),
-                "notation": str(t),
-            }
-        ]
+        return [_range_of_layers(prediction.technique, 0, count)]
     rows = []
     for some in prediction.technique.layers:
         last = count - 1 if some.last is None else some.last
         t = Technique((replace(some, first=0, last=None),))
-        rows.append({"first": some.first, "count": last - some.first + 1, "technique": t.name,
-                     "params": params(t), "notation": str(t)})  # fmt: skip
+        rows.append(_range_of_layers(t, some.first, last - some.first + 1))
     return rows
+
+
+def _range_of_layers(technique: Technique, first: int, count: int) -> Row:
+    named = {"technique": technique.name, "params": params(technique), "notation": str(technique)}
+    return {"first": first, "count": count, **named}
 
 
 def searched(solver: Row) -> str:
@@ -524,29 +520,21 @@ def _flipped(f: Breakpoint, result: ChosenPlan) -> str:
     return f"{start} a {f.what} of about {amount} ({times} times this one), {instead}."
 
 
-def _write_answer(plan: ChosenPlan, bound_by: str) -> Answer:
-    """The answer of ``kvsim plan``.
-
-    Parameters
-    ----------
-    bound_by : what the choice spends most of its time on.
-    """
+def _write_answer(plan: ChosenPlan, chosen: Row) -> Answer:
+    """The answer of ``kvsim plan``, whose choice is a row, too."""
     p, d = plan.choice, plan.choice.deployment
     loses = describe_loss(p.technique, plan.evidence)
     more = [_describe_best_other(plan), loses, _unserved(plan), _served(plan), _targets(plan)]
-    more.append(explain_limit(bound_by, p.generate, plan.question.workload.service))
+    more.append(explain_limit(chosen["bound_by"], p.generate, plan.question.workload.service))
     said = verdict([_waves(plan), _run(plan), _against_full(plan), _warn_of_weights(d)], more)
     return Answer(
         verdict=said,
-        figures=_figures(p),
+        figures=figures(chosen),
         changes=[*_list_changes(plan, said), *caveats.slower_kernels(p)],
         runner_up=_runner_up(plan),
         settings=list(_list_settings(plan)),
         evidence=[*evidence.list_measurements(d, label(p.technique)), *_quality(plan)],
-        assumed=[
-            *evidence.list_assumptions(d.hardware, float(p.host_bytes[0]), bound_by),
-            *caveats.describe_host_link(p),
-        ],
+        assumed=chosen["assumed"],
     )
 
 
@@ -700,21 +688,6 @@ def _runner_up(plan: ChosenPlan) -> str:
     return f"{_name(p)}{needs} at batch {batch}: {_describe_times(p)}; {text}."
 
 
-def _figures(prediction: Prediction) -> Row:
-    return {
-        "technique": notation(
-            {"technique": prediction.technique.name, "params": params(prediction.technique)}
-        ),
-        "batch": number(prediction.batch),
-        "ttft_s": number(prediction.ttft_s),
-        "tpot_s": number(prediction.tpot_s),
-        "output_tok_s": number(prediction.output_tok_s),
-        "gpu_bytes": number(prediction.gpu_bytes),
-        "host_bytes": number(prediction.host_bytes),
-        "ranges": _ranges(prediction),
-    }
-
-
 def _describe_best_other(plan: ChosenPlan) -> str:
     """The best of the other deployments that were asked for, against the choice."""
     if plan.others:
@@ -851,20 +824,8 @@ def _name(prediction: Prediction) -> str:
 
 def _describe_times(prediction: Prediction) -> str:
     """TTFT, TPOT and throughput with their ranges."""
-    row = {"ttft_s": number(prediction.ttft_s), "tpot_s": number(prediction.tpot_s)}
-    row["ranges"] = _ranges(prediction)  # type: ignore[assignment]
-    parts = [f"TTFT {format_time_range(row, 'ttft_s')}"]
-    if prediction.generate > 1:
-        parts.append(f"TPOT {format_time_range(row, 'tpot_s')}")
-    parts.append(f"{units.rate(number(prediction.output_tok_s))} output tok/s")
-    return ", ".join(parts)
-
-
-def _ranges(prediction: Prediction) -> Row:
-    """Where both times lie, as the ledger knows. [s]"""
-    d, name = prediction.deployment, prediction.technique.name
-    times = number(prediction.ttft_s), number(prediction.tpot_s)
-    return caveats.widen_ranges(evidence.time_ranges(d, name, *times), prediction)
+    row = _summarize_prediction(prediction) | {"generate": prediction.generate}
+    return describe_times(row | {"ranges": caveats.time_ranges(prediction)}, "output_tok_s")
 
 
 def _list_settings(plan: ChosenPlan) -> Iterator[str]:

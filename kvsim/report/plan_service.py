@@ -1,7 +1,7 @@
 """`kvsim plan` for a service in words: the rate that is kept, what else would do, how to run it."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from math import isfinite
 from typing import Any
 
@@ -15,7 +15,7 @@ from kvsim.quality.settings import PERPLEXITY
 from kvsim.report import evidence, names, units
 from kvsim.report.answer import BRIEF, MAX_VERDICT_WORDS, Answer, add_command_line, verdict
 from kvsim.report.json import Row, number
-from kvsim.report.names import chosen_settings, label, params, phrase_technique
+from kvsim.report.names import chosen_settings, label, params, phrase_technique, ranks
 from kvsim.report.phrases import differing_options
 from kvsim.report.plan import layers_of, paste_blocks, quality
 from kvsim.report.plan_charts import draw_service
@@ -79,7 +79,7 @@ def make_result(
         "solver": {"options": plan.considered, "plays": plan.plays},
         "not_modelled": NOT_MODELLED_SERVING,
     }
-    answer = _answer(plan)
+    answer, not_modelled = _answer(plan), f"Not modelled: {'; '.join(NOT_MODELLED_SERVING)}."
     if classes:
         told = [_describe_class(one) for one in classes]
         answer = replace(answer, changes=[*answer.changes, *told])
@@ -110,7 +110,7 @@ def make_result(
     more: list[Block] = [
         *answer.rest(BRIEF),
         ground,
-        f"Not modelled: {'; '.join(NOT_MODELLED_SERVING)}.",
+        not_modelled,
         played,
     ]
     if plan.research is not None and plan.research.gain <= NO_GAIN:
@@ -135,7 +135,7 @@ def make_result(
         blocks=[*blocks, *paste_blocks(engines)],
         more=more,
         draw=lambda: draw_service(plan),
-        remarks=[f"Not modelled: {'; '.join(NOT_MODELLED_SERVING)}."],
+        remarks=[not_modelled],
         data=evidence.newest_measurement([d]),
         foot=[ground],
     )
@@ -395,7 +395,7 @@ def _figures(c: Carried) -> Row:
         "technique": label(c.technique),
         "params": params(c.technique),
         "gpu": c.deployment.hardware.name,
-        **{k: n for k, n in asdict(c.deployment.parallelism).items() if n > 1 or k == "tp"},
+        **ranks(c.deployment),
         "weights": c.deployment.weights,
         **_settings(c),
         "requests_per_s": number(c.per_s),

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from csv import DictWriter
-from dataclasses import asdict
 from io import StringIO
 from itertools import product
 from typing import Any
@@ -26,7 +25,7 @@ from kvsim.report.answer import BRIEF, Answer, verdict
 from kvsim.report.charts import draw_predictions
 from kvsim.report.frames import flatten
 from kvsim.report.json import Row, number
-from kvsim.report.names import distinct_names, label, params, settings, short_names, spec
+from kvsim.report.names import distinct_names, label, params, ranks, settings, short_names, spec
 from kvsim.report.phrases import (
     EQUAL_SPEED,
     compare_with_full,
@@ -195,7 +194,7 @@ def prediction(prediction: Prediction) -> Row:
         "model": d.model.name,
         "gpu": d.hardware.name,
         "stack": d.stack.name,
-        **{name: n for name, n in asdict(d.parallelism).items() if n > 1 or name == "tp"},
+        **ranks(d),
         "weights": d.weights,
         "technique": label(t),
         "params": params(t),
@@ -216,12 +215,7 @@ def prediction(prediction: Prediction) -> Row:
         "fits": bool(prediction.fits[0]),
         "max_batch": number(prediction.max_batch),
         "bound_by": bound,
-        "ranges": caveats.widen_ranges(
-            evidence.time_ranges(
-                d, t.name, number(prediction.ttft_s), number(prediction.tpot_s), _came(prediction)
-            ),
-            prediction,
-        )
+        "ranges": caveats.time_ranges(prediction, _came(prediction))
         | evidence.memory_range(prediction),
         "basis": basis(d),
         "breakdown": {

@@ -105,14 +105,17 @@ def _markdown(table: Table) -> str:
 
 
 def _row(row: PublishedRow, predicted: float) -> Row:
+    names = "paper", "table", "model", "hardware", "stack"
+    sizes = "batch", "prompt", "generate", "metric", "use", "published"
     return {
-        "paper": row.paper, "table": row.table, "model": row.model, "hardware": row.hardware,
-        "stack": row.stack, "technique": row.settings, "batch": row.batch, "prompt": row.prompt,
-        "generate": row.generate, "metric": row.metric, "use": row.use,
-        "published": row.published, "predicted": number(predicted),
-        "error": number(error(row, predicted)), "basis": basis(row.deployment())["kind"],
+        **{name: getattr(row, name) for name in names},
+        "technique": row.settings,
+        **{name: getattr(row, name) for name in sizes},
+        "predicted": number(predicted),
+        "error": number(error(row, predicted)),
+        "basis": basis(row.deployment())["kind"],
         "note": row.note,
-    }  # fmt: skip
+    }
 
 
 def _plain_score(s: Score) -> Row:
@@ -188,10 +191,10 @@ def fit_to_rows(rows: list[PublishedRow], name: str, source: str) -> str:
     told = f"{fit.residuals.size} rows of {source}"
     held = [r for r in rows if r.ran_on(stack) and r.use == "check" and r.metric != "fits"]
     errors = [abs(error(row, predict(row, fit.values))) for row in held]
-    known = "no row held out" if not errors else (
-        f"mean {_percent(sum(errors) / len(errors))} %, worst {_percent(max(errors))} % on "
-        f"{len(errors)} held-out rows of {source}"
-    )  # fmt: skip
+    known = "no row held out"
+    if errors:
+        mean, worst = _percent(sum(errors) / len(errors)), _percent(max(errors))
+        known = f"mean {mean} %, worst {worst} % on {len(errors)} held-out rows of {source}"
     base = str(Path(name).resolve()) if name.endswith(".toml") else name
     return fitted_text(stack, base, fit, told, known, date.today().isoformat())
 

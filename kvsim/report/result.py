@@ -106,9 +106,13 @@ class Result(Generic[Found]):
         """All of it as ``--json`` prints it."""
         said = self.answer
         return envelope(
-            self.command, self.fields, verdict=said.verdict or None, notes=self.notes,
-            evidence=said.evidence, data=self.data,
-        )  # fmt: skip
+            self.command,
+            self.fields,
+            verdict=said.verdict or None,
+            notes=self.notes,
+            evidence=said.evidence,
+            data=self.data,
+        )
 
     @property
     def choice(self) -> Figures:
@@ -213,10 +217,17 @@ class Result(Generic[Found]):
         from kvsim.report.page import render_page
 
         return render_page(
-            self.figures(), self.grid, title=self.title, answer=self.answer, tables=self.tables,
-            details=self.details, notes=self.remarks, pastes=self.pastes, command=self.command,
+            self.figures(),
+            self.grid,
+            title=self.title,
+            answer=self.answer,
+            tables=self.tables,
+            details=self.details,
+            notes=self.remarks,
+            pastes=self.pastes,
+            command=self.command,
             foot=[f"kvsim {__version__}, {date.today().isoformat()}", *self.foot],
-        )  # fmt: skip
+        )
 
     def write(self, path: str | Path) -> None:
         """Write the page beside its place and rename it, so that it is whole or not there.

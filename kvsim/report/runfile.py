@@ -38,9 +38,15 @@ def run_digest(requests: Requests, costs: StepCosts, rate: Array | None, *others
         Digest of these and of kvsim's version.
     """
     digest = sha256()
-    columns = (requests.arrival, requests.prompt, requests.generate,
-               requests.block_ids, requests.block_start,
-               *(getattr(requests, name) for name in CONDUCT), rate)  # fmt: skip
+    columns = (
+        requests.arrival,
+        requests.prompt,
+        requests.generate,
+        requests.block_ids,
+        requests.block_start,
+        *(getattr(requests, name) for name in CONDUCT),
+        rate,
+    )
     for column in columns:
         digest.update(b"none" if column is None else column.tobytes())
         digest.update(b"|")

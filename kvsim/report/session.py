@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from statistics import median
-from typing import Any
 
 import numpy as np
 
 from kvsim.frozen import frozen
 from kvsim.report.answer import Answer, verdict
+from kvsim.report.json import Row
 from kvsim.report.result import Result
 from kvsim.report.table import Table, cells_table
 from kvsim.report.terminal import Heading
@@ -38,7 +38,7 @@ class TimedPrompts:
     generate: int = GENERATED
 
 
-Found = Mapping[str, Mapping[str, Any]]
+Found = Mapping[str, Row]
 """Results of the units that are done, by name."""
 
 
@@ -68,7 +68,7 @@ def make_result(
     )
 
 
-def _predicted_again(result: Mapping[str, Any], state: SessionState) -> Mapping[str, Any]:
+def _predicted_again(result: Row, state: SessionState) -> Row:
     """A timed point as the best profile predicts it by now, whatever was said when it was timed."""
     best = profile_of(state)
     if best is None or "model" not in result:
@@ -146,7 +146,7 @@ def _listed(names: Sequence[str], most: int = 6) -> str:
     return ", ".join(names[:most]) + more
 
 
-def _passed(name: str, result: Mapping[str, Any]) -> bool | None:
+def _passed(name: str, result: Row) -> bool | None:
     """Whether a unit's checks hold; none where it has none."""
     if name.startswith("counts"):
         return all(bool(one["passed"]) for one in result.get("techniques", ()))
@@ -189,7 +189,7 @@ def _model(name: str, layers: object) -> str:
     return f"{name} cut to {layers} layers" if str(layers) != "0" else name
 
 
-def _summarize_step(name: str, result: Mapping[str, Any]) -> str:
+def _summarize_step(name: str, result: Row) -> str:
     kind = name.split()[0]
     if kind == "counts":
         passed = [bool(one["passed"]) for one in result.get("techniques", ())]
@@ -259,9 +259,15 @@ def _times(found: Found) -> Table:
             cells += [rounded(1e3 * m["measured"], 3), f"{100 * _error(m):+.1f}"]
         rows.append([*cells, _largest_difference(one["measured"])])
     heads = (
-        "technique", "model, batch x prompt", "rounds", "TTFT ms", "predicted %", "TPOT ms",
-        "predicted %", "largest difference of a decode op",
-    )  # fmt: skip
+        "technique",
+        "model, batch x prompt",
+        "rounds",
+        "TTFT ms",
+        "predicted %",
+        "TPOT ms",
+        "predicted %",
+        "largest difference of a decode op",
+    )
     return cells_table(heads, rows, 3, "", "Times, and how far predictions are off")
 
 
@@ -283,16 +289,21 @@ def _techniques(found: Found) -> Table:
         predicted, measured = (_tpot(full)[key] / mine[key] for key in SIDES)
         rows.append([*cells, f"{predicted:.2f} / {measured:.2f}", _change(predicted, measured)])
     heads = (
-        "technique", "predicted ms", "measured ms", "off %", "largest difference of a decode op",
-        "times full's speed, both", "what it changes",
-    )  # fmt: skip
+        "technique",
+        "predicted ms",
+        "measured ms",
+        "off %",
+        "largest difference of a decode op",
+        "times full's speed, both",
+        "what it changes",
+    )
     return cells_table(heads, rows, 1, "", "Techniques per token, at their longest prompts")
 
 
 SIDES = ("predicted", "measured")
 
 
-def _tpot(one: Mapping[str, Any]) -> Mapping[str, Any]:
+def _tpot(one: Row) -> Row:
     (found,) = (m for m in one["measured"] if m["name"] == "tpot_s")
     return dict(found)
 
@@ -310,7 +321,7 @@ def _change(predicted: float, measured: float) -> str:
     )
 
 
-def _timed(found: Found) -> Iterator[tuple[str, Mapping[str, Any], str]]:
+def _timed(found: Found) -> Iterator[tuple[str, Row, str]]:
     """Techniques that were timed, with what was measured and where."""
     for name, point in found.items():
         for one in point["found"] if name.startswith("point") else ():
@@ -319,11 +330,11 @@ def _timed(found: Found) -> Iterator[tuple[str, Mapping[str, Any], str]]:
                 yield one["technique"], one, f"{model}, {one['batch']} x {one['prompt']:,}"
 
 
-def _error(m: Mapping[str, Any]) -> float:
+def _error(m: Row) -> float:
     return float(m["predicted"]) / float(m["measured"]) - 1
 
 
-def _largest_difference(measured: Sequence[Mapping[str, Any]]) -> str:
+def _largest_difference(measured: Sequence[Row]) -> str:
     """Name the op of a decoding round whose prediction is off by most time."""
     ops = [m for m in measured if m["name"].startswith("decode ")]
     if not ops:
@@ -386,7 +397,7 @@ def _compiled(found: Found) -> Table:
     return cells_table(heads, rows, 2, "", "Programs as they are launched")
 
 
-def _software(facts: Mapping[str, Any]) -> list[str]:
+def _software(facts: Row) -> list[str]:
     if not facts:
         return []
     known = {**facts.get("facts", {})}

@@ -355,9 +355,9 @@ def _name(row: Row) -> str:
 
 
 def _figures(row: Row) -> Row:
-    keys = ("ttft_s", "tpot_s", "output_tok_s", "goodput_per_s", "good_share", "kv_peak_share",
-            "usd_per_million_tokens")  # fmt: skip
-    return {"technique": row["technique"], **{key: row[key] for key in keys}}
+    times = "ttft_s", "tpot_s", "output_tok_s", "goodput_per_s"
+    others = "good_share", "kv_peak_share", "usd_per_million_tokens"
+    return {key: row[key] for key in ("technique", *times, *others)}
 
 
 def _select_best(rows: Sequence[Row], targets: bool) -> Row:

@@ -71,10 +71,8 @@ def sweep_grid(
             values_of = {key: np.broadcast_to(getattr(p, key), batches.shape) for key in KEYS}
             for i, (batch, fits) in enumerate(zip(batches, p.fits, strict=True)):
                 values = {key: float(column[i]) for key, column in values_of.items()}
-                rows.append(
-                    {"technique": str(t), "batch": int(batch), "prompt": prompt,
-                     "generate": generate, **values, "fits": bool(fits)}
-                )  # fmt: skip
+                place = {"technique": str(t), "batch": int(batch), "prompt": prompt}
+                rows.append({**place, "generate": generate, **values, "fits": bool(fits)})
     if not rows:
         raise InputError(f"technique: none can run there; {left_out[0]}")
     answer = _grid_answer(rows, deployment, left_out)

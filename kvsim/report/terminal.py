@@ -16,6 +16,9 @@ UNIT_SPACE = re.compile(
     r"(?<=\d) (?=(?:µs|ms|s|min|h|B|[KMG]iB|GB|GB/s|%|tok/s|tokens|req/s|GPUs?)\b|%)"
 )
 
+COMMAND = re.compile(r"^([\w-]+): ((?:[\w-]+ serve|python -m sglang\.\w+) .*)$")
+"""A line that gives the command of an engine after its name."""
+
 BEGIN_BOLD, END_BOLD = "\ue000", "\ue001"  # of private use, until controls are escaped
 BOLD = str.maketrans({BEGIN_BOLD: "\033[1m", END_BOLD: "\033[0m"})
 

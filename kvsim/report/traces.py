@@ -19,18 +19,24 @@ from kvsim.traces.statistics import LengthStatistics, describe
 
 QUANTILE_POINTS = 300  # of a curve
 STATISTICS = {
-    "requests": "requests", "duration_s": "duration [s]", "rate_rps": "rate [requests/s]",
+    "requests": "requests",
+    "duration_s": "duration [s]",
+    "rate_rps": "rate [requests/s]",
     "gap_cv": "gaps: standard deviation / mean",
     "dispersion_per_minute": "arrivals per minute: variance / mean",
     "simultaneous_share": "share that arrives together with another",
-    "input_tok_s": "prompt tokens/s", "output_tok_s": "generated tokens/s",
+    "input_tok_s": "prompt tokens/s",
+    "output_tok_s": "generated tokens/s",
     "length_correlation": "rank correlation of both lengths",
-}  # fmt: skip
+}
 REUSE = {
-    "block_tokens": "tokens per prefix block", "blocks": "prefix blocks",
-    "unique": "different ones", "hit_rate": "block hit rate, infinite cache",
-    "token_share": "prompt tokens in hits", "request_share": "requests with a hit",
-}  # fmt: skip
+    "block_tokens": "tokens per prefix block",
+    "blocks": "prefix blocks",
+    "unique": "different ones",
+    "hit_rate": "block hit rate, infinite cache",
+    "token_share": "prompt tokens in hits",
+    "request_share": "requests with a hit",
+}
 
 
 def describe_requests(name: str, requests: Requests) -> Row:

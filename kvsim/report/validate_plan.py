@@ -19,8 +19,12 @@ from kvsim.validate.planned import MeasuredLoss
 from kvsim.validate.times.compared import Measured
 
 MAX_ROUNDING_LOSS = 1e-3  # nat per token: rounding of sums in another order is below
-QUANTITY_TITLES = {"ttft_s": "TTFT", "tpot_s": "TPOT", "speedup": "speed over full KV",
-         "resident_B": "resident"}  # fmt: skip
+QUANTITY_TITLES = {
+    "ttft_s": "TTFT",
+    "tpot_s": "TPOT",
+    "speedup": "speed over full KV",
+    "resident_B": "resident [GiB]",
+}
 
 
 @frozen
@@ -59,22 +63,31 @@ def make_result(found: PlanRun, command: str = "") -> Result[PlanRun]:
     plan, loss, answer = found.plan, found.loss, write_answer(found)
     fields = {
         "answer": answer.row(),
-        "technique": str(plan.technique), "model": plan.model, "title": found.title,
-        "batch": found.work.batch, "prompt": found.work.prompt, "generate": found.work.generate,
+        "technique": str(plan.technique),
+        "model": plan.model,
+        "title": found.title,
+        "batch": found.work.batch,
+        "prompt": found.work.prompt,
+        "generate": found.work.generate,
         "loss": {
-            "evidence": plan.evidence, "unit": plan.unit, "expected": plan.loss,
-            "low": plan.low, "high": plan.high,
+            "evidence": plan.evidence,
+            "unit": plan.unit,
+            "expected": plan.loss,
+            "low": plan.low,
+            "high": plan.high,
             "measured_relative_perplexity": None if loss is None else number(loss.relative),
             "measured_kl_nat": None if loss is None else number(loss.divergence),
             "holds": found.holds,
         },
         "times": [
-            {"name": m.name, "predicted": number(m.predicted), "measured": number(m.measured),
-             "noise": number(m.noise)}
+            {
+                "name": m.name,
+                **{key: number(getattr(m, key)) for key in ("predicted", "measured", "noise")},
+            }
             for m in found.times
         ],
         "left_out": found.left_out,
-    }  # fmt: skip
+    }
     rows = [_row(m) for m in found.times]
     if loss is not None:
         inside = plan.unit == PERPLEXITY and plan.loss is not None
@@ -130,7 +143,7 @@ def _row(measured: Measured) -> list[str]:
     shown = _select_format(measured.name)
     known = isfinite(measured.predicted)
     return [
-        QUANTITY_TITLES[measured.name] + (" [GiB]" if measured.name == "resident_B" else ""),
+        QUANTITY_TITLES[measured.name],
         shown(measured.predicted) if known else "-",
         shown(measured.measured),
         f"{100 * measured.error:+.1f} %" if known else "-",

@@ -122,19 +122,27 @@ def _layer_fields(found: LayerLosses, plan: Executed | None) -> Row:
     """As ``--json`` has it."""
     each = found.alone.mean(axis=-1)
     row: Row = {
-        "model": found.model, "text": found.text, "settings": found.settings,
-        "bits": list(found.bits), "factor": found.growth[0],
+        "model": found.model,
+        "text": found.text,
+        "settings": found.settings,
+        "bits": list(found.bits),
+        "factor": found.growth[0],
         "power": found.growth[1],
         "kl_alone": {side: each[i].tolist() for i, side in enumerate(CACHE_SIDES)},
-        "kl_uniform": found.uniform.mean(axis=-1).tolist(), "plan": None,
-    }  # fmt: skip
+        "kl_uniform": found.uniform.mean(axis=-1).tolist(),
+        "plan": None,
+    }
     if plan is not None:
         mean, low, high = found.expected(plan.widths)
         row["plan"] = {
-            "bits": plan.bits, "technique": found.notation(plan.widths), "kl_expected": mean,
-            "kl_low": low, "kl_high": high, "kl_measured": float(plan.measured.mean()),
+            "bits": plan.bits,
+            "technique": found.notation(plan.widths),
+            "kl_expected": mean,
+            "kl_low": low,
+            "kl_high": high,
+            "kl_measured": float(plan.measured.mean()),
             "kl_error": plan.error,
-        }  # fmt: skip
+        }
     return row
 
 

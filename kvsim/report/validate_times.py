@@ -68,9 +68,12 @@ def make_result(answer: Row, command: str = "") -> Result[Row]:
 
 
 def times_fields(
-    found: Sequence["Compared"], missing: Sequence["SkippedPoint"], summary: "Summary", device: str,
+    found: Sequence["Compared"],
+    missing: Sequence["SkippedPoint"],
+    summary: "Summary",
+    device: str,
     suspicious: Sequence[str],
-) -> Row:  # fmt: skip
+) -> Row:
     """A validation under its contract names."""
     return {
         "device": device,
@@ -82,14 +85,19 @@ def times_fields(
         "left_out": [
             {
                 "technique": str(m.technique),
-                "point": _name_point(m.model, m.layers, m.batch, m.prompt), "reason": m.reason,
+                "point": _name_point(m.model, m.layers, m.batch, m.prompt),
+                "reason": m.reason,
             }
             for m in missing
         ],
         "points": [
             {
-                "model": c.model, "layers": c.layers, "batch": c.batch, "prompt": c.prompt,
-                "technique": str(c.technique), "rounds_replayed": c.eager is None,
+                "model": c.model,
+                "layers": c.layers,
+                "batch": c.batch,
+                "prompt": c.prompt,
+                "technique": str(c.technique),
+                "rounds_replayed": c.eager is None,
                 "rounds_issued_because": c.eager,
                 "whole": [_measured_row(m) for m in c.whole],
                 "ops": [_measured_row(m) for m in c.ops],
@@ -111,7 +119,7 @@ def times_fields(
             }
             for c in {c.technique.name: c for c in found if c.rounds}.values()
         ],
-    }  # fmt: skip
+    }
 
 
 def _name_point(model: str, layers: int, batch: int, prompt: int) -> str:
@@ -120,9 +128,12 @@ def _name_point(model: str, layers: int, batch: int, prompt: int) -> str:
 
 def _measured_row(m: "Measured") -> Row:
     return {
-        "name": m.name, "predicted": m.predicted, "measured": m.measured, "error": m.error,
+        "name": m.name,
+        "predicted": m.predicted,
+        "measured": m.measured,
+        "error": m.error,
         "noise": m.noise,
-    }  # fmt: skip
+    }
 
 
 def _finite(value: float) -> object:
