@@ -1,6 +1,6 @@
 """A generation: the prompt in chunks, then decoding rounds until every sequence is complete."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -13,8 +13,8 @@ from kvsim.techniques.technique import Technique
 from kvsim.validate.counter import Kind
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
-from kvsim.validate.parts.base import Implementation
-from kvsim.validate.techniques import IMPLEMENTATIONS, implement
+from kvsim.validate.parts.composed import Composed
+from kvsim.validate.techniques import implement
 from kvsim.validate.transfer import to_device
 
 PROMPT_CHUNK = 8192  # prompt tokens that pass through a layer at once
@@ -32,7 +32,7 @@ class Generation:
     chunk : prompt tokens that pass through a layer at once.
     temperature : 0 takes the likeliest token, otherwise tokens are drawn.
     keep : collect in ``logits`` what each token was chosen by.
-    kinds : implementations by the names of their techniques.
+    kind : what runs the technique.
 
     Raises
     ------
@@ -51,14 +51,14 @@ class Generation:
         temperature: float = 0.0,
         seed: int = 0,
         keep: bool = False,
-        kinds: Mapping[str, type[Implementation]] = IMPLEMENTATIONS,
+        kind: type[Composed] = Composed,
     ) -> None:
         self.decoder, self.generate = decoder, generate
         self.chunk, self.temperature, self.keep = chunk, temperature, keep
         self.prompts = prompts
         self.cached = [len(p) for p in prompts]  # tokens in the cache of each sequence
         self.batch, self.longest = len(prompts), max(self.cached)
-        self.impl = implement(technique, decoder, self.cached, generate, kinds)
+        self.impl = implement(technique, decoder, self.cached, generate, kind)
         if self.impl.capacity > decoder.length:
             raise InputError(
                 f"{self.impl.capacity} tokens are needed (prompt {self.longest}, generate "
@@ -105,7 +105,7 @@ class Generation:
         ahead
             Tokens that earlier passes of this round have appended. [tokens]
         fixed
-            Do what a later round may repeat; see ``Implementation.branch``.
+            Do what a later round may repeat; see ``Composed.branch``.
         """
         self.decoder.counter.begin(kind)
         new = tokens.shape[1]

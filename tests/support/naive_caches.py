@@ -10,7 +10,8 @@ from kvsim.techniques import parse
 from kvsim.techniques.technique import Technique
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
-from kvsim.validate.parts.base import Implementation, Resident
+from kvsim.validate.parts.base import Resident
+from kvsim.validate.parts.composed import Composed
 from kvsim.validate.run import Generation
 from tests.support.adopted import Adopted
 from tests.support.runs import TOLERANCE, assert_likeliest, logits_of
@@ -19,7 +20,7 @@ TIE = 5e-6
 """Attention of two tokens that rounding may put in either order, relative."""
 
 
-class Naive(Implementation):
+class Naive(Composed):
     """Attention over a faked copy of a full cache, head by head and query by query."""
 
     sure: dict[int, int]
@@ -47,6 +48,9 @@ class Naive(Implementation):
         if abs(taken - left) <= TIE * abs(taken):
             until = max(cached - self.lengths[sequence] + 1, 1)  # the prompt's token is sure
             self.sure[sequence] = min(until, self.sure.get(sequence, until))
+
+    def prefill(self, layer: int, x: Tensor, q: Tensor, k: Tensor, v: Tensor, step: Pass) -> Tensor:
+        return self.keep_and_attend(layer, q, k, v, step)
 
     def store_prompt(self, layer: int, k: Tensor, v: Tensor) -> None:
         self.k[layer] = [k[i, :, :n].clone() for i, n in enumerate(self.lengths)]
@@ -86,7 +90,7 @@ class _Following(Generation):
 def naive_run(kind: type[Naive], run: Generation) -> Generation:
     """A naive cache along the tokens of a complete run."""
     given = (run.decoder, parse("full"), run.prompts, run.generate)
-    naive = _Following(*given, keep=True, kinds={"full": kind})
+    naive = _Following(*given, keep=True, kind=kind)
     naive.follow = run.tokens
     naive.complete()
     return naive

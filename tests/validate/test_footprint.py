@@ -12,6 +12,7 @@ from torch import Tensor  # noqa: E402
 
 from kvsim.machines.deployment import Deployment  # noqa: E402
 from kvsim.machines.profiles import load_hardware, load_stack  # noqa: E402
+from kvsim.techniques import parse  # noqa: E402
 from kvsim.techniques.technique import Technique  # noqa: E402
 from kvsim.validate.counter import OpCounter  # noqa: E402
 from kvsim.validate.counts.check import SLACK, RandomPrompts, representative  # noqa: E402
@@ -23,6 +24,8 @@ from kvsim.validate.run import Generation  # noqa: E402
 
 MODEL = load_architecture("smollm2-135m").cut(2)
 WORK = RandomPrompts(2, 96, 16)
+RARE = ("zipcache:window=10", "specache:group=16,residual=16,k=24,speculative=false")
+"""Settings under which ops run that a small run does not come to."""
 
 
 def append(x: Tensor, cache: Tensor, where: Tensor) -> Tensor:
@@ -77,7 +80,7 @@ def measure(technique: Technique) -> list[MeasuredBytes]:
 
 def test_bytes_that_differ_have_a_reason_and_reasons_a_difference() -> None:
     seen = set()
-    for technique in representative(MODEL.model, WORK):
+    for technique in (*representative(MODEL.model, WORK), *map(parse, RARE)):
         for one in measure(technique):
             assert one.equal or one.reason, (str(technique), one)
             seen |= set() if one.equal else {("", one.op), (technique.name, one.op)}

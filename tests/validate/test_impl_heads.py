@@ -9,8 +9,8 @@ from torch import Tensor
 from kvsim.techniques import parse
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.parts.base import RunningGeneration
+from kvsim.validate.parts.composed import Composed
 from kvsim.validate.run import Generation
-from kvsim.validate.techniques.full import Full
 from kvsim.validate.techniques.mtp import Mtp
 from tests.support.decoders import decoder, prompts
 from tests.support.runs import assert_same_run
@@ -41,7 +41,7 @@ def test_heads_over_other_caches_are_as_stated(beside: str) -> None:
     assert {"draft weights", "draft kv"} <= {buffer.name for buffer in result.buffers}
 
 
-class States(Full):
+class States(Composed):
     """Full KV that keeps the last layer's hidden states of every token."""
 
     def __init__(self, *given: Any) -> None:
@@ -57,7 +57,7 @@ class States(Full):
 def test_a_head_has_read_what_was_settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Drafts are made right, two of three, so that sequences accept different numbers of them."""
     own, given = decoder("llama"), prompts(*LENGTHS)
-    full = Generation(own, parse("full"), given, GENERATE, kinds={"full": States})
+    full = Generation(own, parse("full"), given, GENERATE, kind=States)
     full.complete()
     seen: list[tuple[list[int], Tensor]] = []
 
@@ -89,6 +89,6 @@ def test_a_head_has_read_what_was_settled(monkeypatch: pytest.MonkeyPatch) -> No
 def from_scratch(head: Mtp, prompt: list[int], tokens: Tensor, states: list[Tensor]) -> Tensor:
     """The head's hidden states of one sequence, read at once."""
     text = torch.cat([torch.tensor(prompt), tokens])[1 : len(states) + 1]
-    head.layers.cache = Full(parse("full"), head.layers.decoder, [len(text)], 1)
+    head.layers.cache = Composed(parse("full"), head.layers.decoder, [len(text)], 1)
     with torch.inference_mode():
         return head._pass(text[None], torch.stack(states)[None, : len(text)], [0])[0]

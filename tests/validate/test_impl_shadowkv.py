@@ -85,7 +85,7 @@ def test_no_product_of_that_rank_is_closer_to_the_prompts_keys() -> None:
         assert isinstance(kv, Lowrank)
         full = Generation(decoder("llama"), parse("full"), prompts(40), 2)
         full.start()
-        keys = full.impl.resident()["gpu"]["kv"][1][:, :, :40]  # with positions, of layer 1
+        keys = full.impl.layers[1].kv.prompt(40)[0]  # with positions
         slots = torch.arange(40).expand(1, 2, -1)
         lost = (kv.restored(slots) - keys).square().sum().item()
         cos, sin = run.impl.decoder.turns(slots[0, :1]) or (torch.ones(1), torch.zeros(1))

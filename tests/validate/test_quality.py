@@ -14,6 +14,7 @@ from kvsim.techniques import parse
 from kvsim.techniques.technique import Technique
 from kvsim.traces import attention
 from kvsim.traces.attention import GAMMAS, AttentionTrace, Retrieval
+from kvsim.validate.parts.composed import Composed
 from kvsim.validate.quality.facts import PlantedFacts
 from kvsim.validate.quality.measure import measure
 from kvsim.validate.quality.runs import (
@@ -38,7 +39,9 @@ LENGTH = PROMPT + 1 + SCORED
 
 
 def forced(text: str, texts: list[list[int]], truth: list[Tensor] | None = None) -> Forced:
-    run = Forced(decoder("llama"), parse(text), texts, PROMPT, truth, WATCHED)
+    technique = parse(text)
+    kind = WATCHED.get(technique.name, Composed)
+    run = Forced(decoder("llama"), technique, texts, PROMPT, truth, kind)
     run.complete()
     return run
 
@@ -79,11 +82,11 @@ def test_divergence_is_from_full_precision() -> None:
 def test_mass_of_the_largest_is_that_of_transformers_attention() -> None:
     texts = prompts(LENGTH, LENGTH)
     impl: Any = forced("full", texts).impl
-    assert impl.counts == [1, 2, 4, 8, 16]
+    assert powers(PROMPT) == [1, 2, 4, 8, 16]
     found = torch.stack([oracle_attentions("llama", text[:-1]) for text in texts])[..., PROMPT:, :]
     largest = found.sort(-1, descending=True).values.cumsum(-1)
-    expected = largest.mean((0, 2, 3))[:, torch.tensor(impl.counts) - 1]
-    assert impl.mass.means() == pytest.approx(expected.double(), abs=1e-5)
+    expected = largest.mean((0, 2, 3))[:, torch.tensor(powers(PROMPT)) - 1]
+    assert impl.noted.means() == pytest.approx(expected.double(), abs=1e-5)
     assert [powers(n)[-1] for n in (1, 2, 3, 4, 1024)] == [1, 1, 1, 2, 512]
 
 

@@ -26,9 +26,9 @@ from kvsim.validate.model.weights import (
     random_weights,
     weight_bytes,
 )
-from kvsim.validate.parts.base import SmallRun
 from kvsim.validate.run import Generation
-from kvsim.validate.techniques import IMPLEMENTATIONS, implement, small_settings
+from kvsim.validate.small import IMPLEMENTATIONS, SETTINGS, SmallRun
+from kvsim.validate.techniques import implement
 
 LOGIT_TOLERANCE = 1e-3  # of fp32 logits, between ways to order the same sums
 SLACK = 17  # more tokens than are generated: the longest draft, and one
@@ -92,9 +92,7 @@ def representative(model: Model, work: RandomPrompts) -> list[Technique]:
     group = max(g for g in (8, 16, 32) if model.head_dim % g == 0 or g == 8)
     narrow = 4 if model.hidden % 128 == 0 and model.ffn % 128 == 0 else 16
     small = SmallRun(work.batch, work.prompt, group, narrow, model.kv_heads)
-    return [
-        parse(f"{name}:{text}") for name in IMPLEMENTATIONS for text in small_settings(name, small)
-    ]
+    return [parse(f"{name}:{text}") for name in IMPLEMENTATIONS for text in SETTINGS[name](small)]
 
 
 def check_workload(

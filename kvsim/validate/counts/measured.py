@@ -68,6 +68,7 @@ DIFFERENCES = {
     ("shadowkv", "restore_keys"): HANDED,
     ("shadowkv", "topk"): HEADS,
     ("specache", "attn"): OUT_IN_FP32,
+    ("specache", "attn_again"): OUT_IN_FP32,
     ("specache", "h2d"): STAGED,
     ("specache", "quantise"): GATHERS_ROWS,
     ("streamingllm", "turn"): READS_TABLES,
@@ -78,6 +79,8 @@ DIFFERENCES = {
     ("xattention", "antidiagonals"): SUMS_IN_FP32,
     ("xattention", "attn"): BY_BLOCKS,
     ("xattention", "rank_blocks"): SUMS_IN_FP32,
+    ("zipcache", "attn"): HANDED,
+    ("zipcache", "probe"): SUMS_IN_FP32,
 }
 """Why more is measured, by technique (none: all of them) and op; a test keeps it to what is."""
 

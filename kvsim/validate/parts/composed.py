@@ -5,6 +5,7 @@ from dataclasses import replace
 from statistics import fmean
 from types import MappingProxyType
 
+import torch
 from torch import Tensor
 
 from kvsim.errors import InputError
@@ -18,7 +19,7 @@ from kvsim.validate.counter import Kind, size
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Answer, Decoder
 from kvsim.validate.model.weights import LayerWeights
-from kvsim.validate.parts.base import Resident, RunningGeneration, join_resident
+from kvsim.validate.parts.base import Resident, RunningGeneration, hold_chunk, join_resident
 from kvsim.validate.parts.drafting import Drafter, SpeculativeDrafter
 from kvsim.validate.parts.place import CachePlacement
 from kvsim.validate.parts.registry import Piece, find_part
@@ -29,7 +30,10 @@ from kvsim.validate.transfer import Transfers
 
 
 class Composed(LayeredRun):
-    """Layers as the technique's parts say, each by the class that ``registry`` finds for a part."""
+    """A technique on one decoder, for one batch of prompts.
+
+    Layers do what the technique's parts say, each by the class that ``registry`` finds for a part.
+    """
 
     instead: Mapping[type, type] = MappingProxyType({})
     """Classes that stand in for others."""
@@ -37,11 +41,12 @@ class Composed(LayeredRun):
     def __init__(
         self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
     ) -> None:
-        self.gamma = technique.drafts
-        self.drafted: list[int] = []
-        super().__init__(technique, decoder, lengths, generate)
-        self.generate = generate
-        self.beyond = self.capacity - self.prompt
+        self.technique, self.decoder, self.lengths = technique, decoder, lengths
+        self.generate, self.gamma, self.drafted = generate, technique.drafts, []
+        self.prompt = max(lengths)
+        self.beyond = generate + self.gamma  # drafts of the last round are appended too
+        self.capacity = self.prompt + self.beyond
+        self._scratch: tuple[Tensor, Tensor] | None = None  # keys and values of one layer's prompt
         self.common = SharedObjects()
         self.deployment = decoder.deployment or default_deployment(self.model)
         if reason := technique.refuses(self.deployment):
@@ -67,8 +72,8 @@ class Composed(LayeredRun):
             placement.ready()
 
     @property
-    def differences(self) -> dict[str, str]:  # type: ignore[override]
-        """Those of every piece."""
+    def differences(self) -> dict[str, str]:
+        """Ops and buffers that really differ from what the technique states, and why."""
         found = dict(self.drafter.differences)
         for layer in self.layers:
             found |= {**layer.kv.differences, **layer.differences}
@@ -78,13 +83,13 @@ class Composed(LayeredRun):
 
     @property
     def op_periods(self) -> dict[str, int]:
-        """Those of every layer's storage."""
+        """Ops done whenever a cache has grown by so many tokens; the prediction spreads them."""
         return {op: steps for layer in self.layers for op, steps in layer.kv.op_periods.items()}
 
     # the batch
 
     def tiles(self, layer: int) -> list[slice]:
-        """As many as the layer's placement has."""
+        """Split the batch into parts that pass through a layer one after another."""
         parts, name = self.parts[layer].placement.tiles, self.technique.name
         if self.batch % parts:
             raise InputError(
@@ -95,18 +100,36 @@ class Composed(LayeredRun):
         return [slice(i, i + each) for i in range(0, self.batch, each)]
 
     def prompt_tiles(self, layer: int, most: int) -> list[slice]:
-        """Whole prompts one after another where the layer's placement can do so."""
-        parts = self.tiles(layer)
+        """Split the prompts into parts that pass through a layer one after another.
+
+        Whole prompts where the layer's placement can do so: keys and values are then read once per
+        prompt, and not once for every few tokens of all of them.
+
+        Parameters
+        ----------
+        most
+            Prompt tokens that pass through a layer at once; a longer prompt makes a part by itself.
+            [tokens]
+        """
+        parts, each = self.tiles(layer), max(1, most // self.prompt)
         if not self.placements[layer].prompts_one_by_one:
             return parts
-        return [rows for part in parts for rows in self.whole_prompt_tiles(part, most)]
+        return [
+            slice(i, min(i + each, part.stop))
+            for part in parts
+            for i in range(part.start, part.stop, each)
+        ]
 
     # the prompt
 
     def prefill(
         self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor:
-        """Straight into the cache where its store is plain and the prompt has room."""
+        """Attend with one chunk of the prompt, in full precision.
+
+        Where its store is plain and the prompt has room, straight in the cache. Otherwise one
+        layer's prompt is kept until it is whole.
+        """
         each = self.batch // len(self.tiles(layer))
         first = self._first = step.rows.start // each * each
         cache, placement, own = *self._visit(layer, first), _within_part(step, first)
@@ -118,28 +141,53 @@ class Composed(LayeredRun):
             if self.gamma and own.ends_prompt(self.prompt, each):
                 self.drafter.store_prompt(cache.context.visit, *cache.kv.prompt(own.length))
         else:
-            out = super().prefill(layer, tensor, queries, keys, values, own)
+            out = self.keep_and_attend(layer, queries, keys, values, own)
         placement.after_attention(cache.context, own)
+        return out
+
+    def keep_and_attend(
+        self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
+    ) -> Tensor:
+        """Attend with a chunk of a prompt that is kept apart, and store it when it is whole."""
+        count = self.batch // len(self.tiles(layer))
+        if self._scratch is None or len(self._scratch[0]) < count:
+            m, where = self.model, self.decoder
+            shape = (count, m.kv_heads, self.prompt, m.head_dim)
+            made = (torch.zeros(shape, device=where.device, dtype=where.dtype) for _ in "kv")
+            self._scratch = next(made), next(made)
+        whole_keys, whole_values = (room[:count] for room in self._scratch)
+        with self.counter.op("attn") as record:
+            k, v = hold_chunk(record, (whole_keys, whole_values), keys, values, step)
+        out = self.attend_prompt(layer, queries, k, v, step)
+        if step.ends_prompt(self.prompt, count):
+            self.store_prompt(layer, whole_keys, whole_values)
         return out
 
     def attend_prompt(
         self, layer: int, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor:
-        """As the layer's selection does; drafts may have a cache that reads it too."""
+        """Attend with a chunk to its prompt so far; drafts may have a cache that reads it too."""
         cache = self.visits[layer, self._first]
         out = cache.attend_prompt(queries, keys, values, step)
         self.drafter.observe(cache.context.visit, queries, step)
         return out
 
     def store_prompt(self, layer: int, keys: Tensor, values: Tensor) -> None:
-        """As the layer's selection does, once drafts have what they keep of it."""
+        """Store what stays of a layer's prompt, once drafts have what they keep of it.
+
+        Parameters
+        ----------
+        keys, values
+            (batch, KV heads, longest prompt, dim), overwritten afterwards. Beyond a sequence's own
+            length they hold numbers that no query may see.
+        """
         cache = self.visits[layer, self._first]
         self.drafter.store_prompt(cache.context.visit, keys, values)
         cache.store_prompt(keys, values)
 
     def prompt_done(self) -> None:
-        """Free what only the prompt needed."""
-        super().prompt_done()
+        """Free what only the prompt needed: every layer has read it."""
+        self._scratch = None
         for layer in self.layers:
             layer.prompt_done()
         for placement in self._placements_once():
@@ -154,7 +202,7 @@ class Composed(LayeredRun):
     # rounds
 
     def decode_round(self, run: RunningGeneration) -> None:
-        """One round of the drafter; then stores may pack what stays."""
+        """Run one decoding round; then stores may pack what stays."""
         before = run.cached
         self.drafter.decode_round(run)
         for layer in self.layers:
@@ -168,9 +216,17 @@ class Composed(LayeredRun):
     def attend(
         self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
     ) -> Tensor | Answer:
-        """As the layer's selection does, once its cache is there."""
+        """Store new tokens and attend with them, in any pass after the prompt.
+
+        Returns
+        -------
+        Tensor or Answer
+            The output, shaped as the queries, or a function that waits for it.
+        """
         first = step.rows.start
         cache, placement, own = *self._visit(layer, first), _within_part(step, first)
+        if following := self.visits.get((layer + 1, first)):
+            following.before_input(tensor, own)
         placement.layer_reached(cache.context)
         if step.kind == "draft":
             drafted = self.drafter.attend(cache.context.visit, queries, keys, values, own)
@@ -188,7 +244,7 @@ class Composed(LayeredRun):
         return placement.answer(attended)
 
     def attends_async(self, layer: int) -> bool:
-        """Where the CPU attends for one part while the GPU goes on with another."""
+        """Tell whether the part before may still wait for its attention when this layer starts."""
         placement = self.placements[layer]
         return placement.attends_async and layer > 0 and self.placements[layer - 1] is placement
 
@@ -202,11 +258,6 @@ class Composed(LayeredRun):
         drafted = self.drafter.weights(layer) if kind == "draft" else None
         return drafted or self.placements[layer].weights(layer) or super().weights(layer, kind)
 
-    @property
-    def slack(self) -> int:
-        """Drafts of the last round [tokens]."""
-        return self.gamma
-
     def round_room(self, cached: list[int]) -> int:
         """What every layer's store takes until some tokens have to be packed [tokens]."""
         takes = (
@@ -219,17 +270,21 @@ class Composed(LayeredRun):
     # memory
 
     def resident(self) -> Resident:
-        """What layers, drafts and placements keep."""
+        """Every tensor kept between layers, besides weights, hidden states and logits."""
         layers = (layer.resident() for layer in self.layers)
         placements = (placement.resident() for placement in self._placements_once())
         return join_resident(*layers, self.drafter.resident(), *placements)
 
     def resident_bytes(self) -> dict[Tier, dict[str, int]]:
-        """A layer's prompt, and what is on its way to the host [B]."""
-        sizes = super().resident_bytes()
-        leaving = [t for layer in self.layers for t in layer.in_flight()]
-        if leaving and "prompt kv" in sizes["gpu"]:
-            sizes["gpu"]["kv on the way out"] = sizes["gpu"].pop("prompt kv") + size(*leaving)
+        """Bytes by tier and buffer, one layer's prompt included while it is there [B]."""
+        sizes = {
+            tier: {name: size(*tensors) for name, tensors in buffers.items()}
+            for tier, buffers in self.resident().items()
+        }
+        if self._scratch is not None:
+            leaving = [t for layer in self.layers for t in layer.in_flight()]
+            name = "kv on the way out" if leaving else "prompt kv"
+            sizes["gpu"][name] = size(*self._scratch, *leaving)
         return sizes
 
     def close(self) -> None:
@@ -240,8 +295,8 @@ class Composed(LayeredRun):
     # replay as CUDA graphs
 
     @property
-    def eager_reason(self) -> str:  # type: ignore[override]
-        """Why rounds are not replayed; empty where they are."""
+    def eager_reason(self) -> str:
+        """Why rounds are not replayed as a CUDA graph; empty where they are, see ``branch``."""
         if self.gamma:
             return "how many drafts stay is asked of the GPU in every round"
         if self.guesses:
@@ -257,17 +312,28 @@ class Composed(LayeredRun):
         return ""
 
     def branch(self, cached: list[int]) -> Hashable:
-        """Those of every layer; none if one has none."""
+        """Key of the work that the next round does on the GPU; none for a round never replayed.
+
+        Rounds with the same key are the same work. Shapes of a pass that is ``fixed`` then follow
+        from nothing else: where tokens go and what they see is known on the device alone.
+        """
         found = {layer.kv.branch(slots) for layer, slots in self._slots_after(cached)}
         return None if None in found else frozenset(found)
 
     @property
     def reads_all_slots(self) -> bool:
-        """Whether attention of some layer reads all slots of its cache."""
+        """Whether attention of a replayed round reads the whole room of a cache, under a mask."""
         return any(layer.kv.reads_all_slots for layer in self.layers)
 
     def op_shares(self, cached: list[int]) -> Mapping[str, float]:
-        """Those of every layer, on average."""
+        """State how much of each op the next round does, where predictions count the whole op.
+
+        Returns
+        -------
+        Mapping of str to float
+            Share of the op by its name, the mean over layers; ops that are not listed are done as
+            predicted.
+        """
         found = [layer.kv.op_shares(slots) for layer, slots in self._slots_after(cached)]
         ops = {op for some in found for op in some}
         return {op: fmean(some.get(op, 1.0) for some in found) for op in ops}

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from kvsim.techniques.axes.selection import PromptCut
 from kvsim.validate.model.attention import Pass, Seen, visible
-from kvsim.validate.parts.base import SmallRun
 from kvsim.validate.parts.selection import LayerCache, LayerContext
 from kvsim.validate.parts.store import KvStore, SlotRange
 
@@ -132,11 +131,6 @@ class CutCache(EvictingCache):
     """
 
     replays = True
-
-    @classmethod
-    def small_settings(cls, run: SmallRun) -> list[str]:
-        """Half of the prompt stays."""
-        return [f"budget={2 * max(1, run.prompt // 4)}"]
 
     def __init__(self, place: LayerContext) -> None:
         settings = place.parts.selection

@@ -14,9 +14,9 @@ from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import random_weights
 from kvsim.validate.parts.base import Resident, RunningGeneration
+from kvsim.validate.parts.composed import Composed
 from kvsim.validate.parts.drafting import SpeculativeDrafter
 from kvsim.validate.parts.selection import LayeredRun
-from kvsim.validate.techniques.full import Full
 
 
 class DraftLayers:
@@ -31,7 +31,7 @@ class DraftLayers:
         target = run.decoder
         self.weights = random_weights(arch, target.device, target.dtype)
         self.decoder = Decoder(arch, self.weights, target.length, target.counter)
-        self.cache = Full(parse("full"), self.decoder, run.lengths, run.capacity - run.prompt)
+        self.cache = Composed(parse("full"), self.decoder, run.lengths, run.capacity - run.prompt)
 
     def positions(self, begins: list[int], new: int) -> Tensor:
         """Compute the positions of new tokens. (sequences, new)

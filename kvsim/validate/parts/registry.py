@@ -22,6 +22,7 @@ FILES: Mapping[str, str] = MappingProxyType(
         "values": "techniques.kcache",
         "pairs": "techniques.specache",
         "late-kivi": "techniques.specache",
+        "guessed": "techniques.infinigen",
         "hierarchical": "techniques.quantspec",
         "landmarks": "techniques.shadowkv",
         "lowrank": "techniques.shadowkv",

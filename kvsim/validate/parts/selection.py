@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from types import MappingProxyType
 
 from torch import Tensor
@@ -10,15 +11,12 @@ from kvsim.errors import InputError
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape, Model
 from kvsim.techniques.axes.base import Parts
-from kvsim.validate.counter import NullCounter
+from kvsim.techniques.technique import Technique
+from kvsim.validate.counter import Kind, NullCounter
 from kvsim.validate.model.attention import Pass, Seen, attend, visible
-from kvsim.validate.parts.base import (
-    Implementation,
-    Resident,
-    RunningGeneration,
-    hold_chunk,
-    join_resident,
-)
+from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.model.weights import LayerWeights
+from kvsim.validate.parts.base import Resident, RunningGeneration, hold_chunk, join_resident
 from kvsim.validate.parts.rows import PerTokenCache
 from kvsim.validate.parts.store import KvStore, Made, SharedObjects, SlotRange
 from kvsim.validate.transfer import Transfers, to_device
@@ -26,9 +24,14 @@ from kvsim.validate.transfer import Transfers, to_device
 NONE: Mapping[str, str] = MappingProxyType({})
 
 
-class LayeredRun(Implementation):
+class LayeredRun:
     """What the pieces of a composition may ask of the run that they are part of."""
 
+    technique: Technique
+    decoder: Decoder
+    lengths: list[int]  # of the prompts [tokens]
+    prompt: int  # the longest of them [tokens]
+    capacity: int  # positions in use at most [tokens]
     gamma: int  # tokens drafted per round
     drafted: list[int]  # tokens drafted in each round
     generate: int  # tokens to generate per sequence
@@ -36,6 +39,30 @@ class LayeredRun(Implementation):
     deployment: Deployment
     parts: list[Parts]  # of every layer
     layers: "list[LayerCache]"  # part by part of the batch where a layer has several
+
+    @property
+    def counter(self) -> NullCounter:
+        """Where ops are counted."""
+        return self.decoder.counter
+
+    @property
+    def model(self) -> Model:
+        """The model that runs."""
+        return self.decoder.arch.model
+
+    @property
+    def batch(self) -> int:
+        """Sequences that run together."""
+        return len(self.lengths)
+
+    @cached_property
+    def shapes(self) -> tuple[LayerShape, ...]:
+        """Heads, widths and window of every layer."""
+        return self.decoder.arch.shapes
+
+    def weights(self, layer: int, kind: Kind) -> LayerWeights:
+        """Return the weights of a layer; those of drafts and streamed ones may differ."""
+        return self.decoder.weights.layers[layer]
 
     def make_store(self, context: "LayerContext", slots: int) -> KvStore:
         """Make the storage of a layer where its placement wants it."""
@@ -158,6 +185,9 @@ class LayerCache:
         with self.counter.op("attn") as record:
             k, v = hold_chunk(record, held, keys, values, step)
             return attend(record, queries, k, v, self._visible(step))
+
+    def before_input(self, tensor: Tensor, step: Pass) -> None:
+        """See the input of the layer before, in any pass after the prompt."""
 
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:
         """Store what stays of a prompt that has been read.

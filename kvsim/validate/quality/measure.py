@@ -11,6 +11,7 @@ from kvsim.techniques import parse
 from kvsim.techniques.technique import Technique
 from kvsim.traces.attention import AttentionTrace, Prefetch, Quality, Retrieval, Saliency, TopK
 from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.parts.composed import Composed
 from kvsim.validate.progress import Progress
 from kvsim.validate.quality.facts import Asked, PlantedFacts
 from kvsim.validate.quality.runs import (
@@ -22,6 +23,7 @@ from kvsim.validate.quality.runs import (
     WatchedFull,
     measure_acceptance,
     named,
+    powers,
 )
 from kvsim.validate.quality.settings import Reading, Settings
 
@@ -51,7 +53,7 @@ def measure(
     yield progress.line("full")
     full = _run(decoder, parse("full"), texts, reading)
     assert isinstance(full.impl, WatchedFull)
-    mass = full.impl.mass.means()
+    mass = full.impl.noted.means()
     retrieval: Retrieval | None = None
     if facts and evicting:
         yield progress.line("full, planted facts")
@@ -103,7 +105,7 @@ def measure(
         perplexity=_round_significant(full.perplexity),
         quality=tuple(quality),
         retrieval=retrieval,
-        top_k=TopK(tuple(full.impl.counts), tuple(map(_row, mass))),
+        top_k=TopK(tuple(powers(reading.prompt)), tuple(map(_row, mass))),
         prefetch=tuple(prefetch),
         saliency=tuple(saliency),
         acceptance=tuple(acceptance),
@@ -118,7 +120,8 @@ def _run(
     reading: Reading,
     truth: list[Tensor] | None = None,
 ) -> Forced:
-    run = Forced(decoder, technique, texts, reading.prompt, truth, WATCHED)
+    kind = WATCHED.get(technique.name, Composed)
+    run = Forced(decoder, technique, texts, reading.prompt, truth, kind)
     run.complete()
     return run
 

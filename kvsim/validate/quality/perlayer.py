@@ -13,7 +13,6 @@ from kvsim.quality.unfinished import Unfinished
 from kvsim.techniques import parse
 from kvsim.techniques.technique import Technique
 from kvsim.validate.model.decoder import Decoder
-from kvsim.validate.parts.composed import Composed
 from kvsim.validate.progress import Progress
 from kvsim.validate.quality.runs import Forced
 from kvsim.validate.quality.settings import Reading
@@ -30,8 +29,7 @@ class KeptPrompt(Generation):
     """
 
     def __init__(self, decoder: Decoder, prompts: Sequence[Sequence[int]]) -> None:
-        super().__init__(decoder, parse("grouped:bits=8,group=8"), prompts, 1, kinds={})
-        assert isinstance(self.impl, Composed)
+        super().__init__(decoder, parse("grouped:bits=8,group=8"), prompts, 1)
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
         filled = self.impl.store_prompt
@@ -56,7 +54,7 @@ class Resumed(Forced):
         texts: Sequence[Sequence[int]],
         truth: list[Tensor] | None = None,
     ) -> None:
-        super().__init__(kept.decoder, technique, texts, kept.longest, truth, {})
+        super().__init__(kept.decoder, technique, texts, kept.longest, truth)
         self._kept = kept
 
     def _prefill(self) -> Tensor:

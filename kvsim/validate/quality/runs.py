@@ -12,14 +12,11 @@ from kvsim.traces.attention import GAMMAS, Acceptance
 from kvsim.validate.counter import NullCounter
 from kvsim.validate.model.attention import Pass, Seen
 from kvsim.validate.model.decoder import Decoder
-from kvsim.validate.parts.base import Implementation
 from kvsim.validate.parts.composed import Composed
 from kvsim.validate.parts.scores import by_kv_head, scores
-from kvsim.validate.parts.selection import LayerContext
+from kvsim.validate.parts.selection import All, LayerContext
 from kvsim.validate.parts.store import CacheRoom
 from kvsim.validate.run import Generation
-from kvsim.validate.techniques import IMPLEMENTATIONS
-from kvsim.validate.techniques.full import Full
 from kvsim.validate.techniques.specache import Pairs
 from kvsim.validate.techniques.zipcache import Zipcache
 
@@ -44,10 +41,10 @@ class Forced(Generation):
         texts: Sequence[Sequence[int]],
         prompt: int,
         truth: list[Tensor] | None = None,
-        kinds: Mapping[str, type[Implementation]] = IMPLEMENTATIONS,
+        kind: type[Composed] = Composed,
     ) -> None:
         prompts = [text[:prompt] for text in texts]
-        super().__init__(decoder, technique, prompts, len(texts[0]) - prompt, kinds=kinds)
+        super().__init__(decoder, technique, prompts, len(texts[0]) - prompt, kind=kind)
         self.text = torch.tensor([text[prompt:] for text in texts], device=decoder.device)
         self.truth = truth
         self.kept: list[Tensor] = []  # (batch, vocab) per token
@@ -108,26 +105,22 @@ class AttentionShares:
         return torch.stack([total / max(count, 1) for total, count in pairs])
 
 
-class WatchedFull(Full):
+class NotingMass(All):
     """Notes the attention mass of the k largest shares of every query head, for all k to half."""
 
-    def __init__(
-        self, technique: Technique, decoder: Decoder, lengths: list[int], generate: int
-    ) -> None:
-        super().__init__(technique, decoder, lengths, generate)
-        self.counts = powers(self.prompt)
-        self.mass = AttentionShares(self.model.layers)
+    def __init__(self, place: LayerContext) -> None:
+        super().__init__(place)
+        self.noted: list[Tensor] = []  # (samples, counts)
 
-    def attend(
-        self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
-    ) -> Tensor:
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """As full KV; then the shares once more, in the open."""
-        out = super().attend(layer, tensor, queries, keys, values, step)
+        out = super().attend(queries, keys, values, step)
         if step.kind == "decode":
-            shares = scores(queries, self.k[layer][:, :, : step.length])
-            largest = shares.topk(self.counts[-1], dim=-1).values.double().cumsum(-1)
-            places = torch.tensor(self.counts, device=queries.device) - 1
-            self.mass.note(layer, largest[..., places].clamp(max=1.0).flatten(0, 2))
+            counts = powers(self.prompt)
+            shares = scores(queries, self.kv.prompt(step.length)[0])
+            largest = shares.topk(counts[-1], dim=-1).values.double().cumsum(-1)
+            places = torch.tensor(counts, device=queries.device) - 1
+            self.noted.append(largest[..., places].clamp(max=1.0).flatten(0, 2))
         return out
 
 
@@ -205,15 +198,20 @@ class Watched(Composed):
         """What every layer has noted."""
         shares = AttentionShares(self.model.layers)
         for i, layer in enumerate(self.layers):
-            noting = layer if isinstance(layer, NotingPairs) else layer.kv
-            assert isinstance(noting, (NotingPairs, NotingZipcache))
+            noting = layer if isinstance(layer, (NotingPairs, NotingMass)) else layer.kv
+            assert isinstance(noting, (NotingPairs, NotingMass, NotingZipcache))
             for noted in noting.noted:
                 shares.note(i, noted)
         return shares
 
 
-WATCHED: Mapping[str, type[Implementation]] = {
-    **IMPLEMENTATIONS,
+class WatchedFull(Watched):
+    """Full KV whose layers note the mass of their largest shares."""
+
+    instead = MappingProxyType({All: NotingMass})
+
+
+WATCHED: Mapping[str, type[Composed]] = {
     "full": WatchedFull,
     "specache": Watched,
     "zipcache": Watched,
@@ -283,7 +281,6 @@ def accepted(run: Generation) -> dict[int, list[int]]:
         Accepted drafts of every round and sequence, by gamma.
     """
     impl = run.impl
-    assert isinstance(impl, Composed)
     found: dict[int, list[int]] = {gamma: [] for gamma in GAMMAS}
     try:
         run.start()

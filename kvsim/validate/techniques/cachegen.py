@@ -20,7 +20,7 @@ from kvsim.errors import InputError
 from kvsim.techniques.axes.base import Placement
 from kvsim.techniques.papers.cachegen import ANCHORS
 from kvsim.techniques.papers.cachegen import Cachegen as Settings
-from kvsim.validate.parts.base import Resident, SmallRun
+from kvsim.validate.parts.base import Resident
 from kvsim.validate.parts.place import CachePlacement
 from kvsim.validate.parts.selection import LayerCache, LayeredRun
 from kvsim.validate.transfer import copy_all
@@ -142,11 +142,6 @@ class Cachegen(CachePlacement):
     """Streams of the layers of one third, made when every layer has read the prompt."""
 
     replays = True
-
-    @classmethod
-    def small_settings(cls, run: SmallRun) -> list[str]:
-        """Room for what a lane has besides its words; decoded, too."""
-        return ["bits=16,load=true"]
 
     def __init__(self, run: LayeredRun, part: Placement) -> None:
         super().__init__(run, part)

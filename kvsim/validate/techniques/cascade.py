@@ -8,7 +8,7 @@ from kvsim.techniques.papers.cascade import Cascade as Settings
 from kvsim.validate.kernels.attention import merge
 from kvsim.validate.kernels.stores import PartialAttention
 from kvsim.validate.model.attention import Pass
-from kvsim.validate.parts.base import Resident, SmallRun
+from kvsim.validate.parts.base import Resident
 from kvsim.validate.parts.scores import attend_part
 from kvsim.validate.parts.selection import LayerCache, LayerContext
 from kvsim.validate.parts.store import SlotRange
@@ -25,11 +25,6 @@ class Cascade(LayerCache):
     """
 
     in_order, direct = False, False
-
-    @classmethod
-    def small_settings(cls, run: SmallRun) -> list[str]:
-        """Half of the prompt, of one sequence: several would have to share it."""
-        return [f"shared={run.prompt // 2}"] if run.batch == 1 else []
 
     def __init__(self, place: LayerContext) -> None:
         settings = place.parts.selection

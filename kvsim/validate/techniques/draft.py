@@ -9,7 +9,7 @@ from kvsim.errors import InputError
 from kvsim.techniques.axes.base import Drafting
 from kvsim.techniques.papers.draft import Draft as Settings
 from kvsim.validate.model.architecture import load_architecture
-from kvsim.validate.parts.base import Resident, RunningGeneration, SmallRun
+from kvsim.validate.parts.base import Resident, RunningGeneration
 from kvsim.validate.parts.drafting import SpeculativeDrafter
 from kvsim.validate.parts.heads import DraftLayers
 from kvsim.validate.parts.selection import LayeredRun
@@ -37,11 +37,6 @@ class Draft(SpeculativeDrafter):
             "sample": UNREAD,
         }
     )
-
-    @classmethod
-    def small_settings(cls, run: SmallRun) -> list[str]:
-        """None that suit every model: both need the same tokens."""
-        return []
 
     def __init__(self, run: LayeredRun, part: Drafting) -> None:
         super().__init__(run, part)

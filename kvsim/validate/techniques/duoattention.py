@@ -8,7 +8,7 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.techniques.papers.duoattention import Duoattention as Settings
 from kvsim.validate.model.attention import Pass, attend, visible
-from kvsim.validate.parts.base import Resident, SmallRun, join_resident
+from kvsim.validate.parts.base import Resident, join_resident
 from kvsim.validate.parts.eviction import RingCache
 from kvsim.validate.parts.selection import LayerContext
 from kvsim.validate.parts.store import SlotRange
@@ -23,12 +23,6 @@ class Duoattention(RingCache):
     ----------
     .. [1] G. Xiao et al., "DuoAttention", ICLR 2025, section 2.4: heads are put in this order.
     """
-
-    @classmethod
-    def small_settings(cls, run: SmallRun) -> list[str]:
-        """One retrieval head, half of the prompt for the others."""
-        text = f"retrieval={1 / run.kv_heads:.12g},sink=4,recent={2 * max(1, run.prompt // 4)}"
-        return [text] if run.kv_heads > 1 else []
 
     def __init__(self, place: LayerContext) -> None:
         settings, heads = place.parts.selection, place.run.model.kv_heads

@@ -1,7 +1,6 @@
 """EAGLE-3: drafts from the model's low, middle and high hidden states."""
 
 from kvsim.techniques.papers.eagle import Eagle as Settings
-from kvsim.validate.parts.base import SmallRun
 from kvsim.validate.parts.heads import DraftHeads
 
 
@@ -14,11 +13,6 @@ class Eagle(DraftHeads):
     """
 
     own_head = True
-
-    @classmethod
-    def small_settings(cls, run: SmallRun) -> list[str]:
-        """Acceptance is counted, whatever is said here."""
-        return ["gamma=2,acceptance=0.5,tokens=100"]
 
     def vocabulary(self, vocab: int) -> int:
         """The first tokens, which are taken to be the most frequent ones."""

@@ -21,7 +21,6 @@ from torch import Tensor
 
 from kvsim.techniques.papers.flexprefill import Flexprefill as Settings
 from kvsim.validate.model.attention import Pass
-from kvsim.validate.parts.base import SmallRun
 from kvsim.validate.parts.scores import scores
 from kvsim.validate.parts.selection import LayerContext
 from kvsim.validate.parts.sparse import SparseBlocksCache
@@ -32,11 +31,6 @@ LEAST = 1e-20  # of a sum that is divided by
 
 class Flexprefill(SparseBlocksCache):
     """Every query head has a pattern and blocks of its own; decoding reads every token."""
-
-    @classmethod
-    def small_settings(cls, run: SmallRun) -> list[str]:
-        """Half of the blocks of 8 tokens."""
-        return ["block=8,share=0.5"]
 
     def __init__(self, place: LayerContext) -> None:
         super().__init__(place)

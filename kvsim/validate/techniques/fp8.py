@@ -4,7 +4,6 @@ import torch
 from torch import Tensor
 
 from kvsim.validate.kernels.stores import Store
-from kvsim.validate.parts.base import SmallRun
 from kvsim.validate.parts.rows import PACKED_AT_ONCE, Codec, EncodedRows, PerTokenCache
 from kvsim.validate.parts.store import Widths
 
@@ -21,11 +20,6 @@ class Fp8(PerTokenCache):
     """
 
     differences = PACKED_AT_ONCE
-
-    @classmethod
-    def small_settings(cls, run: SmallRun) -> list[str]:
-        """There are none to choose."""
-        return [""]
 
     def codecs(self) -> tuple[Codec, Codec]:
         """Keys and values alike."""

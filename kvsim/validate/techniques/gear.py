@@ -13,7 +13,6 @@ from kvsim.techniques.papers.gear import LOOPS
 from kvsim.techniques.papers.gear import Gear as Settings
 from kvsim.validate.counter import NullCounter, OpRecord
 from kvsim.validate.model.attention import Seen
-from kvsim.validate.parts.base import SmallRun
 from kvsim.validate.parts.packed import PackedRing, PackedStore, check_groups, check_residual
 from kvsim.validate.parts.store import CacheRoom, SlotRange
 
@@ -38,11 +37,6 @@ class Gear(PackedStore):
     differences = MappingProxyType(
         {"attn": PACKED_BLOCKS, "quantise": PACKED_BLOCKS, "power_iteration": FACTOR_BLOCKS}
     )
-
-    @classmethod
-    def small_settings(cls, run: SmallRun) -> list[str]:
-        """Groups that fit the head."""
-        return [f"group={run.group},residual={run.group}"]
 
     def __init__(self, part: Storage, room: CacheRoom, slots: int, counter: NullCounter) -> None:
         super().__init__(part, room, slots, counter)

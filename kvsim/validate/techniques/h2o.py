@@ -7,7 +7,7 @@ from torch import Tensor
 
 from kvsim.techniques.papers.h2o import H2o as Settings
 from kvsim.validate.model.attention import Pass, visible
-from kvsim.validate.parts.base import Resident, SmallRun, hold_chunk
+from kvsim.validate.parts.base import Resident, hold_chunk
 from kvsim.validate.parts.eviction import RingCache
 from kvsim.validate.parts.rows import PerTokenCache
 from kvsim.validate.parts.scores import attend_and_add, by_kv_head
@@ -28,12 +28,6 @@ class H2o(RingCache):
     differences = MappingProxyType(
         {"graduate": "the token that leaves the ring moves to a slot of the heavy hitters"}
     )
-
-    @classmethod
-    def small_settings(cls, run: SmallRun) -> list[str]:
-        """A quarter of the prompt by score, a quarter of the latest."""
-        part = max(1, run.prompt // 4)
-        return [f"heavy={part},recent={part}"]
 
     def __init__(self, place: LayerContext) -> None:
         settings = place.parts.selection

@@ -8,7 +8,8 @@ Cache Management", OSDI 2024, sections 4.2 and 4.3, https://arxiv.org/abs/2406.1
   (``Guessed.store_prompt``).
 - Decode (section 4.3): the input of layer i - 1 times the partial weights of layer i gives guessed
   queries, whose products with layer i's partial keys rank its tokens; the best are fetched beside
-  the rest of layer i - 1 (``Guessed.guess``). Layer i attends to them and to the newest token.
+  the rest of layer i - 1 (``Guessed.before_input``). Layer i attends to them and to the newest
+  token.
 
 Where this departs: weights are not skewed beforehand by a singular value decomposition, which turns
 keys and queries alike and changes no product; the number of tokens is the budget, not those within
@@ -16,50 +17,22 @@ a margin of the best. Channels come in the pairs that rotary positions turn. Hea
 together, by the greatest of their products.
 """
 
-from typing import cast
-
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor
 
-from kvsim.techniques.axes.base import Part
+from kvsim.errors import InputError
 from kvsim.techniques.papers.infinigen import Guessed as Settings
 from kvsim.techniques.papers.infinigen import guessing_channels
 from kvsim.validate.counter import OpRecord
 from kvsim.validate.kernels.gather import gather
 from kvsim.validate.model.architecture import rotate
 from kvsim.validate.model.attention import Pass, Seen, attend
-from kvsim.validate.model.decoder import Answer
-from kvsim.validate.parts.base import Resident, SmallRun
-from kvsim.validate.parts.composed import Composed
+from kvsim.validate.parts.base import Resident
 from kvsim.validate.parts.host_copies import HostCopies
-from kvsim.validate.parts.registry import Piece
 from kvsim.validate.parts.rows import Fp16
 from kvsim.validate.parts.selection import LayerCache, LayerContext
 from kvsim.validate.parts.store import KvStore, on_the_gpu
-
-
-class Infinigen(Composed):
-    """Shows every layer's input to the layer behind it."""
-
-    @classmethod
-    def small_settings(cls, run: SmallRun) -> list[str]:
-        """A quarter of the tokens, guessed by three tenths of the channels."""
-        return [f"budget={max(1, run.prompt // 4)}"]
-
-    def attend(
-        self, layer: int, tensor: Tensor, queries: Tensor, keys: Tensor, values: Tensor, step: Pass
-    ) -> Tensor | Answer:
-        """Guess for the next layer, then attend."""
-        following = self.visits.get((layer + 1, step.rows.start))
-        if isinstance(following, Guessed):
-            following.guess(tensor, step)
-        return super().attend(layer, tensor, queries, keys, values, step)
-
-    def _find(self, base: type[Piece], part: Part) -> type[Piece]:
-        if isinstance(part, Settings) and issubclass(Guessed, base):
-            return cast(type[Piece], Guessed)
-        return super()._find(base, part)
 
 
 class Guessed(LayerCache):
@@ -72,6 +45,10 @@ class Guessed(LayerCache):
         assert isinstance(settings, Settings)
         super().__init__(place)
         self.refuse_windows()
+        if self.run.technique.name != "infinigen":
+            raise InputError(
+                "guessed: no real implementation combines it with other parts; run infinigen alone"
+            )
         m, channels = self.model, guessing_channels(settings.part, self.model.head_dim)
         self.host = HostCopies(self, self.capacity)
         self.budget = min(int(settings.budget), self.capacity - 1)
@@ -131,7 +108,7 @@ class Guessed(LayerCache):
         """Copies of the prompt that are on their way to the host."""
         return list(self.host.leaving)
 
-    def guess(self, tensor: Tensor, step: Pass) -> None:
+    def before_input(self, tensor: Tensor, step: Pass) -> None:
         """Rank the cached tokens by the input of the layer before, and fetch the best."""
         m, before = self.model, max(step.starts)
         norm = self.run.decoder.weights.layers[self.layer].q_norm

@@ -10,7 +10,6 @@ from kvsim.errors import InputError
 from kvsim.techniques.axes.base import Storage
 from kvsim.techniques.papers.kivi import Kivi as Settings
 from kvsim.validate.counter import NullCounter
-from kvsim.validate.parts.base import SmallRun
 from kvsim.validate.parts.packed import PackedRing, PackedStore, check_groups, check_residual
 from kvsim.validate.parts.store import CacheRoom, SlotRange
 
@@ -30,11 +29,6 @@ class Kivi(PackedStore):
     differences = MappingProxyType(
         {"quantise": "keys are packed by whole residuals; the prediction spreads that evenly"}
     )
-
-    @classmethod
-    def small_settings(cls, run: SmallRun) -> list[str]:
-        """Groups that fit the head."""
-        return [f"group={run.group},residual={run.group}"]
 
     def __init__(self, part: Storage, room: CacheRoom, slots: int, counter: NullCounter) -> None:
         super().__init__(part, room, slots, counter)

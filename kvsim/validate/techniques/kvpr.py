@@ -42,7 +42,7 @@ from kvsim.techniques.papers.kvpr import Place as Settings
 from kvsim.techniques.papers.kvpr import choose_split
 from kvsim.validate.counter import NullCounter, OpRecord
 from kvsim.validate.model.attention import Pass
-from kvsim.validate.parts.base import Resident, SmallRun
+from kvsim.validate.parts.base import Resident
 from kvsim.validate.parts.prefetch import HostRows, TokenTables
 from kvsim.validate.parts.selection import LayerContext, LayeredRun
 from kvsim.validate.parts.tiered import MakeStore
@@ -53,11 +53,6 @@ class Kvpr(HostRows):
     """One layer's rows in host memory, the first tokens of which are recomputed in every step."""
 
     recomputes = True
-
-    @classmethod
-    def small_settings(cls, run: SmallRun) -> list[str]:
-        """Half of the prompt is recomputed."""
-        return [f"split={run.prompt // 2}"]
 
     def __init__(
         self, context: LayerContext, slots: int, lanes: Transfers, make: MakeStore

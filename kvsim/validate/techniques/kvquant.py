@@ -13,7 +13,6 @@ from kvsim.techniques.axes.base import Storage
 from kvsim.techniques.papers.kvquant import Kvquant as Settings
 from kvsim.validate.counter import NullCounter, OpRecord
 from kvsim.validate.model.attention import Seen, attend
-from kvsim.validate.parts.base import SmallRun
 from kvsim.validate.parts.normal import from_levels, ranges, to_levels
 from kvsim.validate.parts.rows import PACKED_AT_ONCE
 from kvsim.validate.parts.store import CacheRoom, KvStore, SlotRange
@@ -104,11 +103,6 @@ class Kvquant(WholeTokenRows):
     """
 
     differences = PACKED_AT_ONCE
-
-    @classmethod
-    def small_settings(cls, run: SmallRun) -> list[str]:
-        """A whole number of outliers."""
-        return ["bits=4,outliers=0.0625"]
 
     def __init__(self, part: Storage, room: CacheRoom, slots: int, counter: NullCounter) -> None:
         assert isinstance(part, Settings)

@@ -20,7 +20,7 @@ from kvsim.techniques.axes.drafting import SINK, WINDOW, DraftCache
 from kvsim.techniques.axes.drafting import Selfdraft as Settings
 from kvsim.techniques.papers.snapkv import Snapkv as Observing
 from kvsim.validate.model.attention import Pass
-from kvsim.validate.parts.base import Resident, SmallRun, join_resident
+from kvsim.validate.parts.base import Resident, join_resident
 from kvsim.validate.parts.drafting import SelfDrafter, Visit
 from kvsim.validate.parts.eviction import RingCache
 from kvsim.validate.parts.selection import LayerContext, LayeredRun
@@ -30,11 +30,6 @@ from kvsim.validate.techniques.snapkv import Snapkv
 
 class Magicdec(SelfDrafter):
     """Drafts over small caches."""
-
-    @classmethod
-    def small_settings(cls, run: SmallRun) -> list[str]:
-        """Two drafts over half of the prompt."""
-        return [f"budget={2 * max(1, run.prompt // 4)},gamma=2"]
 
     def __init__(self, run: LayeredRun, part: Drafting) -> None:
         super().__init__(run, part)

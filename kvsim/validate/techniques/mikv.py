@@ -14,7 +14,6 @@ from kvsim.validate.kernels.attention import attend, merge
 from kvsim.validate.kernels.gather import rows_at
 from kvsim.validate.kernels.stores import PartialAttention, View
 from kvsim.validate.model.attention import Pass, Seen
-from kvsim.validate.parts.base import SmallRun
 from kvsim.validate.parts.packed import check_groups
 from kvsim.validate.parts.rows import TokenRows, codec
 from kvsim.validate.parts.scores import attend_and_add, by_kv_head
@@ -66,11 +65,6 @@ class Mikv(KvStore):
             "indices": ORDERED,
         }
     )
-
-    @classmethod
-    def small_settings(cls, run: SmallRun) -> list[str]:
-        """Half of the tokens at high precision."""
-        return [f"salient=0.5,group={run.group}"]
 
     def __init__(self, part: Storage, room: CacheRoom, slots: int, counter: NullCounter) -> None:
         assert isinstance(part, Settings)

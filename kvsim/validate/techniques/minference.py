@@ -22,7 +22,6 @@ from torch import Tensor
 from kvsim.techniques.papers.minference import Minference as Settings
 from kvsim.validate.counter import OpRecord
 from kvsim.validate.model.attention import Pass, attend
-from kvsim.validate.parts.base import SmallRun
 from kvsim.validate.parts.scores import query_ranges, scores
 from kvsim.validate.parts.selection import LayerContext
 from kvsim.validate.parts.sparse import SparsePromptCache
@@ -30,11 +29,6 @@ from kvsim.validate.parts.sparse import SparsePromptCache
 
 class Minference(SparsePromptCache):
     """Columns and diagonals by the attention of a chunk's last queries."""
-
-    @classmethod
-    def small_settings(cls, run: SmallRun) -> list[str]:
-        """Four columns and eight diagonals, found by four queries."""
-        return ["vertical=4,slash=8,window=4"]
 
     def __init__(self, place: LayerContext) -> None:
         super().__init__(place)

@@ -1,6 +1,5 @@
 """Multi-token prediction: a module that shares the model's embedding and head."""
 
-from kvsim.validate.parts.base import SmallRun
 from kvsim.validate.parts.heads import DraftHeads
 
 
@@ -11,8 +10,3 @@ class Mtp(DraftHeads):
     ----------
     .. [1] DeepSeek-AI, "DeepSeek-V3 technical report", 2024, section 2.2.
     """
-
-    @classmethod
-    def small_settings(cls, run: SmallRun) -> list[str]:
-        """Two drafts, the second from the first one's hidden state."""
-        return ["gamma=2,acceptance=0.5"]

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvsim.validate.parts.base import RunningGeneration, SmallRun
+from kvsim.validate.parts.base import RunningGeneration
 from kvsim.validate.parts.drafting import SpeculativeDrafter
 
 MAX_NGRAM = 3  # tokens that are looked for; fewer where they stand nowhere else
@@ -18,11 +18,6 @@ class Ngram(SpeculativeDrafter):
     ----------
     .. [1] N. Yang et al., "Inference with reference", arXiv:2304.04487, 2023, section 3.
     """
-
-    @classmethod
-    def small_settings(cls, run: SmallRun) -> list[str]:
-        """Acceptance is counted, whatever is said here."""
-        return ["gamma=2,acceptance=0.5"]
 
     def lookup(self, generation: RunningGeneration, count: int) -> list[Tensor] | None:
         """Search on the host."""

@@ -38,7 +38,7 @@ from kvsim.techniques.axes.base import Storage
 from kvsim.techniques.papers.quantspec import Hierarchical as Settings
 from kvsim.validate.counter import NullCounter
 from kvsim.validate.model.attention import Seen
-from kvsim.validate.parts.base import RunningGeneration, SmallRun
+from kvsim.validate.parts.base import RunningGeneration
 from kvsim.validate.parts.drafting import SelfDrafter
 from kvsim.validate.parts.packed import PackedRing, PackedStore, check_groups
 from kvsim.validate.parts.store import CacheRoom, SlotRange
@@ -49,11 +49,6 @@ BY_HALVES = "half a buffer is packed at once; the prediction spreads it over the
 
 class Quantspec(SelfDrafter):
     """Drafts by the model itself, with narrower weights and the upper halves of its own cache."""
-
-    @classmethod
-    def small_settings(cls, run: SmallRun) -> list[str]:
-        """Two drafts, and groups that fit the head."""
-        return [f"gamma=2,group={run.group},residual={2 * run.group},weight_bits={run.weight_bits}"]
 
     def ready(self) -> None:
         """Let drafts read the upper halves, where that is what they read."""

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from kvsim.techniques.papers.quest import Quest as Settings
-from kvsim.validate.parts.base import Resident, SmallRun
+from kvsim.validate.parts.base import Resident
 from kvsim.validate.parts.paged import PagedCache, in_pages
 from kvsim.validate.parts.selection import LayerContext
 from kvsim.validate.parts.store import SlotRange
@@ -19,11 +19,6 @@ class Quest(PagedCache):
     """
 
     replays = True
-
-    @classmethod
-    def small_settings(cls, run: SmallRun) -> list[str]:
-        """Half of the prompt in pages of 4, all of it in the first layer."""
-        return [f"budget={4 * max(1, run.prompt // 8)},page=4,dense=1"]
 
     def __init__(self, place: LayerContext) -> None:
         super().__init__(place)

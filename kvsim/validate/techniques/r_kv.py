@@ -6,7 +6,7 @@ from torch import Tensor
 
 from kvsim.techniques.papers.r_kv import RKv as Settings
 from kvsim.validate.model.attention import Pass
-from kvsim.validate.parts.base import Resident, SmallRun
+from kvsim.validate.parts.base import Resident
 from kvsim.validate.parts.eviction import EvictingCache
 from kvsim.validate.parts.scores import LastQueries, query_ranges, scores
 from kvsim.validate.parts.selection import LayerContext
@@ -24,11 +24,6 @@ class RKv(EvictingCache):
     ----------
     .. [1] Z. Cai et al., "R-KV", NeurIPS 2025, section 3, equations 2 to 6.
     """
-
-    @classmethod
-    def small_settings(cls, run: SmallRun) -> list[str]:
-        """A quarter of the prompt, cut again every fourth token."""
-        return [f"kept={max(4, run.prompt // 4)},buffer=4,window=3"]
 
     def __init__(self, place: LayerContext) -> None:
         settings = place.parts.selection

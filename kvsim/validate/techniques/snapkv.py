@@ -6,7 +6,6 @@ from torch import Tensor
 
 from kvsim.techniques.papers.snapkv import Snapkv as Settings
 from kvsim.validate.model.attention import Pass
-from kvsim.validate.parts.base import SmallRun
 from kvsim.validate.parts.eviction import CutCache
 from kvsim.validate.parts.scores import LastQueries, by_kv_head
 from kvsim.validate.parts.selection import LayerContext
@@ -21,11 +20,6 @@ class Snapkv(CutCache):
     ----------
     .. [1] Y. Li et al., "SnapKV", NeurIPS 2024, section 4 and listing 1.
     """
-
-    @classmethod
-    def small_settings(cls, run: SmallRun) -> list[str]:
-        """Half of the prompt stays."""
-        return [f"budget={2 * max(1, run.prompt // 4)},window=8"]
 
     def __init__(self, place: LayerContext) -> None:
         super().__init__(place)

@@ -35,7 +35,7 @@ from kvsim.validate.kernels.gather import gather
 from kvsim.validate.kernels.stores import Levels, PartialAttention
 from kvsim.validate.kernels.topk import softmax_top_k
 from kvsim.validate.model.attention import Pass, Seen
-from kvsim.validate.parts.base import Resident, RunningGeneration, SmallRun
+from kvsim.validate.parts.base import Resident, RunningGeneration
 from kvsim.validate.parts.drafting import Drafter
 from kvsim.validate.parts.host_copies import HostCopies
 from kvsim.validate.parts.packed import (
@@ -53,11 +53,6 @@ class Specache(Drafter):
     """Rounds that decode the output token and a guess of the one behind it."""
 
     guess: Tensor  # T'_{t+1} of every sequence (batch,)
-
-    @classmethod
-    def small_settings(cls, run: SmallRun) -> list[str]:
-        """A quarter of the pairs is fetched."""
-        return [f"group={run.group},residual={run.group},k={max(1, run.prompt // 4)}"]
 
     def after_prompt(self, generation: RunningGeneration) -> None:
         """Algorithm 2; the first round computes T_1 again."""

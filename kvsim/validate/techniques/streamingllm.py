@@ -9,7 +9,7 @@ from kvsim.techniques.papers.streamingllm import Streamingllm as Settings
 from kvsim.validate.counter import OpRecord
 from kvsim.validate.model.architecture import rotate
 from kvsim.validate.model.attention import Pass, visible
-from kvsim.validate.parts.base import Resident, SmallRun
+from kvsim.validate.parts.base import Resident
 from kvsim.validate.parts.eviction import RingCache
 from kvsim.validate.parts.selection import LayerContext
 from kvsim.validate.parts.store import SlotRange
@@ -27,11 +27,6 @@ class Streamingllm(RingCache):
     .. [1] G. Xiao et al., "Efficient streaming language models with attention sinks", ICLR 2024,
        section 3.2.
     """
-
-    @classmethod
-    def small_settings(cls, run: SmallRun) -> list[str]:
-        """Half of the prompt stays."""
-        return [f"sink=4,recent={2 * max(1, run.prompt // 4)}"]
 
     def __init__(self, place: LayerContext) -> None:
         settings = place.parts.selection

@@ -11,7 +11,6 @@ from kvsim.techniques.papers.think import Think as Settings
 from kvsim.validate.counter import NullCounter
 from kvsim.validate.kernels.attention import merge
 from kvsim.validate.model.attention import Pass, Seen
-from kvsim.validate.parts.base import SmallRun
 from kvsim.validate.parts.rows import Fp16
 from kvsim.validate.parts.scores import LastQueries, attend_part
 from kvsim.validate.parts.store import CacheRoom, KvStore, SlotRange
@@ -26,11 +25,6 @@ class Think(KvStore):
     """
 
     replays, keeps_numbers, by_position = True, False, True
-
-    @classmethod
-    def small_settings(cls, run: SmallRun) -> list[str]:
-        """Two fifths and half of the channels go."""
-        return ["ratio=0.4,window=6", "ratio=0.5,window=6"]
 
     def __init__(self, part: Storage, room: CacheRoom, slots: int, counter: NullCounter) -> None:
         super().__init__(part, room, slots, counter)

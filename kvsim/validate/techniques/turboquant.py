@@ -18,7 +18,6 @@ from kvsim.techniques.papers.turboquant import Turboquant as Settings
 from kvsim.validate.counter import NullCounter
 from kvsim.validate.kernels.stores import Store
 from kvsim.validate.model.attention import Seen
-from kvsim.validate.parts.base import SmallRun
 from kvsim.validate.parts.normal import from_levels, to_levels
 from kvsim.validate.parts.packed import check_groups
 from kvsim.validate.parts.rows import PACKED_AT_ONCE, Codec, EncodedRows, Host, PerTokenCache, Plain
@@ -94,11 +93,6 @@ class Turboquant(Rotated):
 
     So one table of levels serves them all.
     """
-
-    @classmethod
-    def small_settings(cls, run: SmallRun) -> list[str]:
-        """Vectors that fit the head."""
-        return [f"bits=4,group={run.group}"]
 
     def __init__(
         self,

@@ -6,7 +6,6 @@ from torch import Tensor
 
 from kvsim.techniques.papers.xattention import Xattention as Settings
 from kvsim.validate.model.attention import Pass
-from kvsim.validate.parts.base import SmallRun
 from kvsim.validate.parts.selection import LayerContext
 from kvsim.validate.parts.sparse import SparseBlocksCache
 
@@ -19,11 +18,6 @@ class Xattention(SparseBlocksCache):
     .. [1] R. Xu et al., "XAttention", ICML 2025, section 2, algorithm 1; a share of each row of
        blocks in place of a threshold.
     """
-
-    @classmethod
-    def small_settings(cls, run: SmallRun) -> list[str]:
-        """Half of the blocks of 8 tokens."""
-        return ["block=8,stride=4,share=0.5"]
 
     def __init__(self, place: LayerContext) -> None:
         super().__init__(place)

@@ -37,7 +37,6 @@ from kvsim.validate.kernels.packing import PACKED_BITS, pack
 from kvsim.validate.kernels.quantise import encode, levels
 from kvsim.validate.kernels.stores import PartialAttention, Store, View
 from kvsim.validate.model.attention import Pass, Seen
-from kvsim.validate.parts.base import SmallRun
 from kvsim.validate.parts.scores import query_ranges
 from kvsim.validate.parts.store import CacheRoom, KvStore, SlotRange, count_pairs
 
@@ -58,11 +57,6 @@ class Zipcache(KvStore):
             "probe": DRAWN_PROBES,
         }
     )
-
-    @classmethod
-    def small_settings(cls, run: SmallRun) -> list[str]:
-        """Those of the paper."""
-        return [""]
 
     def __init__(self, part: Storage, room: CacheRoom, slots: int, counter: NullCounter) -> None:
         assert isinstance(part, Settings)
