@@ -102,7 +102,7 @@ UNTOLD = 10.0  # relative error of numbers of which samples tell nothing alone
 RUNS_BENCHMARK = "techniques"  # samples of ops within real runs
 SAMPLING, REST = "sample", "rest"  # ops there: the choice of tokens; all that no op accounts for
 LEVEL = "level"  # rates of a kernel in real runs over those that it has alone
-FEW_RUNS = 3  # samples of real runs from which on they set the level
+LEVEL_RUNS = 3  # samples of real runs from which on they set the level too, besides the floor
 HALF_SIZES = (10.0, 0.1)  # to start from
 KEY_RANGES = {
     "gap_s": (1e-9, 1e-2),
@@ -161,7 +161,7 @@ class Solver:
         Within a technique an op is more than its kernel: it appends, looks up, allocates. So its
         floor is that of the runs, and its rates are the kernel's times a share of them. On a GPU
         runs are timed as their kernels, whose rates the benchmark tells better: their ops are few
-        and small.
+        and small. So are all that a busy machine leaves time for.
 
         Parameters
         ----------
@@ -177,11 +177,12 @@ class Solver:
         """
         alone = [s for s in samples if s.benchmark != RUNS_BENCHMARK]
         runs = [s for s in samples if s.benchmark == RUNS_BENCHMARK]
-        if any(s.host_s for s in runs):  # where copies run beside them they share the memory
+        # on a CPU, copies that run beside an op share its memory
+        if alone and any(s.host_s for s in runs):
             runs = [s for s in runs if not self.copies_beside(s)]
         found = self.solve(alone or runs, [self.parameter(k, alone or runs) for k in keys])
         floor = next((key for key in keys if key.endswith(("floor_s", "gap_s"))), None)
-        if not floor or not alone or len(runs) < FEW_RUNS:
+        if not floor or not alone or not runs:
             return found
         rates = [key for key in keys if key.endswith((".memory", ".compute"))]
         alone_at = {key: known.value for key, known in found.items()}
@@ -190,7 +191,8 @@ class Solver:
             shares = {key: min(1.0, alone_at[key] * numbers[LEVEL]) for key in rates}
             return alone_at | shares | {floor: numbers.get(floor, alone_at[floor])}
 
-        level = Parameter(LEVEL, 1.0, 1e-2, 1e2, True)
+        best = max((alone_at[key] for key in rates), default=1.0)  # beyond 1 levels tell nothing
+        level = Parameter(LEVEL, min(1.0, 0.5 / best), 1e-2, 1e2, True)
 
         def predict(numbers: Mapping[str, float]) -> Array:
             return predict_samples(
@@ -198,7 +200,7 @@ class Solver:
             )
 
         again = {LEVEL: Known(1.0, np.inf, 0.0, len(runs), RUNS_BENCHMARK)}
-        if not any(s.host_s for s in runs):
+        if len(runs) >= LEVEL_RUNS and not any(s.host_s for s in runs):
             again = self.solve(runs, [level, self.parameter(floor, runs)], predict)
         if again[LEVEL].error > BLIND:  # runs too small to tell: the kernel's own rates
             again = self.solve(runs, [self.parameter(floor, runs)], predict)

@@ -6,7 +6,7 @@ models cut to fewer layers.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache
+from functools import cache, cached_property, lru_cache
 from statistics import median
 
 import torch
@@ -49,6 +49,7 @@ class TechniqueRun:
     prompt: int
     rank: int  # among the techniques; those of lower ranks come first
     place: Bench
+    required: bool = False  # whether numbers of the profile rest on it alone
 
     @property
     def name(self) -> str:
@@ -64,8 +65,6 @@ class TechniqueRun:
     def unit(self, moved: float, flops: float) -> Unit:
         """Estimate what its runs take.
 
-        Plain attention is required at two depths, as the time of steps and layers rests on it.
-
         Parameters
         ----------
         moved, flops
@@ -76,11 +75,20 @@ class TechniqueRun:
         rough = replace(d, hardware=with_rates(d.hardware, rates | {"compute.fp16_FLOPps": flops}))
         p = predict(rough, self.technique, self.work)
         once = float(p.ttft_s[0] + p.tpot_s[0] * SUITE_GENERATED)
-        models = SUITE_CPU_MODELS if self.place.on_cpu else SUITE_GPU_MODELS
-        prompts = PROMPTS if self.place.on_cpu else GPU_PROMPTS
-        depths = self.model == models[0][0] and self.prompt == prompts[0]
-        required = self.technique.name == "full" and depths
-        return Unit(self.name, once * (self._repeats + 2), required=required, rank=self.rank)
+        seconds = once * (self._repeats + 2)
+        return Unit(self.name, seconds, required=self.required, rank=self.rank)
+
+    @cached_property
+    def kinds(self) -> frozenset[str]:
+        """Classes of the kernels that its timed ops are of, and whether a cache is moved."""
+        d, work = _deployment(self.model, self.layers, self.place.on_cpu), self.work
+        sizes = (work.batch, work.prompt, work.generate)
+        steps = [self.technique.prefill(d, prefill_point(*sizes))]
+        rounds = self.technique.cycle(d, decode_point(*sizes, work.generate / 2)).steps
+        steps += rounds if len(rounds) == 1 else ()  # drafts have passes of their own
+        timed = [op for step in steps for op, _ in ops_by_name(step).values()]
+        found = {op.kernel for op in timed if op.stream not in UNTIMED}
+        return frozenset(found | ({"moved"} if self.technique.uses_host(d) else set()))
 
     def samples(self) -> list[Sample]:
         """Time every op of its runs."""
@@ -98,19 +106,27 @@ class TechniqueRun:
 
 
 def list_runs(place: Bench) -> list[TechniqueRun]:
-    """List every technique at a few points, point by point."""
+    """List every technique at a few points, point by point.
+
+    Required are plain attention at two depths, as the time of steps and layers rests on it, and the
+    first technique with ops of each kernel class, whose floor rests on it.
+    """
     models = (SUITE_CPU_MODELS if place.on_cpu else SUITE_GPU_MODELS)[: place.pick(2, 3)]
     prompts = (PROMPTS if place.on_cpu else GPU_PROMPTS)[: place.pick(1, 2)]
-    found = []
+    found: list[TechniqueRun] = []
+    known: set[str] = set()
     for model, layers in models:
         for prompt in prompts:
             work = _work(place, prompt)
             asked = representative(load_architecture(model).cut(layers).model, work)
             ranks = {name: rank for rank, name in enumerate(BY_USE)}
             asked.sort(key=lambda t: ranks.get(t.name, len(ranks)))
-            found += [
-                TechniqueRun(t, model, layers, prompt, rank, place) for rank, t in enumerate(asked)
-            ]
+            deep = (model, prompt) == (models[0][0], prompts[0])
+            for rank, t in enumerate(asked):
+                run = TechniqueRun(t, model, layers, prompt, rank, place)
+                first = bool(run.kinds - known)
+                known |= run.kinds
+                found.append(replace(run, required=first or (deep and t.name == "full")))
     return found
 
 

@@ -171,20 +171,19 @@ class LayerWatch:
     Parameters
     ----------
     own
-        The compute thread's own clock, which is looked at twice per pass. [s]
+        The compute thread's own clock, which leaves out waits for copies and for the machine. [s]
     """
 
     def __init__(self, run: Generation, own: Callable[[], float]) -> None:
-        self._layers, self._own = run.impl.model.layers, own
-        self._passes: list[list[tuple[float, float]]] = []  # of this round, both clocks by layer
-        self._rounds: list[list[tuple[list[float], float]]] = []
-        self._look, forward = run.impl.on_layer_output, run.forward
+        self._layers = run.impl.model.layers
+        self._passes: list[list[float]] = []  # of this round, the clock at the end of each layer
+        self._rounds: list[list[list[float]]] = []  # what layers took, by pass
+        before, forward = run.impl.on_layer_output, run.forward
 
         def look(layer: int, hidden: Tensor, step: Pass) -> None:
-            self._look(layer, hidden, step)
+            before(layer, hidden, step)
             if self._passes:
-                edge = layer in (0, self._layers - 1)
-                self._passes[-1].append((perf_counter(), own() if edge else 0.0))
+                self._passes[-1].append(own())
 
         def passing(tokens: Tensor, kind: Kind, ahead: int = 0, fixed: bool = False) -> Tensor:
             self._passes.append([])
@@ -198,9 +197,7 @@ class LayerWatch:
         for marks in self._passes:
             each, rest = divmod(len(marks), self._layers)
             if self._layers > 2 and each and not rest:
-                ends = marks[each - 1 :: each]
-                walls = [b[0] - a[0] for a, b in pairwise(ends)]
-                found.append((walls, ends[-1][1] - ends[0][1]))
+                found.append([b - a for a, b in pairwise(marks[each - 1 :: each])])
         self._rounds.append(found)
         self._passes = []
 
@@ -210,15 +207,14 @@ class LayerWatch:
         Parameters
         ----------
         computing
-            What they took by the thread's own clock, which leaves out waits for copies. [s]
+            What they took. [s]
         """
-        shapes = {len(some) for some in self._rounds}
-        if shapes != {1}:  # passes of several kinds
+        if {len(some) for some in self._rounds} != {1}:  # passes of several kinds
             return list(computing)
-        layer = undisturbed([wall for ((walls, _),) in self._rounds for wall in walls])
+        layer = undisturbed([took for (layers,) in self._rounds for took in layers])
         return [
-            took - max(0.0, own - layer * len(walls))
-            for took, ((walls, own),) in zip(computing, self._rounds, strict=True)
+            took - max(0.0, sum(layers) - layer * len(layers))
+            for took, (layers,) in zip(computing, self._rounds, strict=True)
         ]
 
 
