@@ -22,10 +22,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 
 from kvsim.report.session import make_result
-from kvsim.validate.session.report import write_report
 from kvsim.validate.session.state import SessionState
 from kvsim.validate.session.work import all_units
-from kvsim.validate.techniques import IMPLEMENTATIONS
+from kvsim.validate.small import IMPLEMENTATIONS
 from tests.support.pretended_session import run_unit
 from tests.support.small_llama import small_config
 
@@ -52,7 +51,7 @@ def run_all(place: Path) -> set[str]:
     names = (
         "facts", "ceilings", "compile",
         "kernels factors", "kernels quantise", "kernels topk", "kernels gather",
-        "sanitizer", f"counts {model} 1", "calibration", "rates",
+        "sanitizer", f"counts {model} 1", "calibration",
         *(f"point {name}" for name in IMPLEMENTATIONS if name not in OTHER_VOCABULARY),
     )  # fmt: skip
     for name in names:
@@ -75,9 +74,8 @@ def run_all(place: Path) -> set[str]:
         gc.collect()
         gc.freeze()  # every counted run collects: what is there now stays out of it
     units = all_units("cuda:0")
-    files = write_report(state, units, place / "report")
-    make_result(state, units).write(place / "report" / "index.html")
-    print(f"report: {len(files)} files and a page")
+    make_result(state, units).write(place / "index.html")
+    print(f"page: {place / 'index.html'}")
     return missing
 
 

@@ -9,12 +9,12 @@ from pathlib import Path
 from shlex import quote
 
 from kvsim.errors import InputError
+from kvsim.files import replace_text
 from kvsim.report.session import make_result
 from kvsim.validate.runner import Unit
 from kvsim.validate.session.queue import run_units
-from kvsim.validate.session.report import write_report
 from kvsim.validate.session.state import SessionState, unpack
-from kvsim.validate.session.work import REPOSITORY, all_units
+from kvsim.validate.session.work import REPOSITORY, all_units, profile_of
 
 ASK_NAME = """
 import sys
@@ -37,7 +37,7 @@ def main() -> int:
     parser.add_argument(
         "--state", type=Path, default=REPOSITORY / ".gpu", help="where it goes on from"
     )
-    parser.add_argument("--out", type=Path, help="the report; results/DEVICE/DATE")
+    parser.add_argument("--out", type=Path, help="page, profile and stack; results/DEVICE/DATE")
     parser.add_argument("--bundle", type=Path, help="all results in one .tar.gz after every unit")
     parser.add_argument("--resume", type=Path, help="a bundle to go on from")
     parser.add_argument("--device", default="cuda:0", help="cuda:N; cpu rehearses the path")
@@ -110,11 +110,14 @@ def _pack(bundle: Path | None, state: SessionState) -> None:
 def _report(asked: argparse.Namespace, state: SessionState, units: list[Unit]) -> int:
     place = REPOSITORY / "results" / state.folder.name / str(date.today())
     where = asked.out or place
-    files = write_report(state, units, where)
+    where.mkdir(parents=True, exist_ok=True)
+    if profile := profile_of(state):
+        for ending in (".toml", ".stack.toml"):
+            replace_text(where / f"profile{ending}", profile.with_suffix(ending).read_text())
     command = f"python3 make.py gpu --device {quote(asked.device)}"
     make_result(state, units, command).write(where / "index.html")
     _pack(asked.bundle, state)
-    _log(f"{len(files) + 1} files in {where}; index.html shows them")
+    _log(f"{where / 'index.html'} shows what was found")
     return 0
 
 

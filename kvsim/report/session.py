@@ -16,7 +16,6 @@ from kvsim.report.table import Table, cells_table
 from kvsim.report.terminal import Heading
 from kvsim.report.units import DASH, rounded
 from kvsim.validate.runner import Unit
-from kvsim.validate.session.report import shares
 from kvsim.validate.session.state import SessionState
 from kvsim.validate.session.work import profile_of
 
@@ -50,9 +49,9 @@ def make_result(
     found = {name: _predicted_again(result, state) for name, result in results.items()}
     facts = found.get("facts", {})
     device = str(facts.get("device", state.folder.name))
-    tables = [_units(units, found, state), _ceilings(found), _shares(shares(state))]
+    tables = [_units(units, found, state), _ceilings(found), _shares(best_shares(state))]
     tables += [_techniques(found), _times(found)]
-    details = [_rates(found), _cases(found), _compiled(found)]
+    details = [_cases(found), _compiled(found)]
     answer, title = _answer(device, units, found), f"{device}: what a session measured"
     tables = [table for table in tables if table.rows]
     return Result(
@@ -197,8 +196,6 @@ def _summarize_step(name: str, result: Row) -> str:
     if kind == "kernels" and result["cases"]:
         cases = result["cases"]
         return f"{sum(bool(case['passed']) for case in cases)} of {len(cases)} cases agree"
-    if kind == "rates":
-        return f"{len(result.get('kernels', ()))} cases"
     if kind == "compile":
         return f"{len(result['lines'])} programs"
     if kind == "point":
@@ -216,6 +213,33 @@ def _ceilings(found: Found) -> Table:
     return cells_table(("best rate of", "measured"), rows, 1, "", "Ceilings")
 
 
+def best_shares(state: SessionState) -> dict[str, dict[str, float]]:
+    """Of every kernel's samples, the best share of the measured bandwidth and of the peak.
+
+    Empty before there is a calibration, and where a full bundle has left its samples out.
+    """
+    profile = profile_of(state)
+    if profile is None or not profile.with_suffix(".samples.jsonl").is_file():
+        return {}
+    from kvsim.evidence.machine.samples import read_samples
+    from kvsim.machines.profiles import load_hardware
+
+    hardware = load_hardware(profile)
+    _, samples = read_samples(profile.with_suffix(".samples.jsonl"))
+    found: dict[str, dict[str, float]] = {}
+    for s in samples:
+        bytes_ = float(s.op.bytes.get("hbm", 0.0))
+        rates = {
+            "bandwidth": bytes_ / s.seconds / hardware.links["hbm"].bandwidth,
+            "arithmetic": float(s.op.flops) / s.seconds / hardware.flops["fp16"],
+        }
+        best = found.setdefault(f"{s.benchmark} {s.op.kernel}", {"samples": 0.0})
+        best["samples"] += 1
+        for name, rate in rates.items():
+            best[name] = max(best.get(name, 0.0), rate)
+    return found
+
+
 def _shares(kernels: Mapping[str, Mapping[str, float]]) -> Table:
     """What every kernel reached of the machine's peaks at its best."""
     rows = [
@@ -227,25 +251,6 @@ def _shares(kernels: Mapping[str, Mapping[str, float]]) -> Table:
 
 
 CEILING_KEYS = ("bandwidth", "arithmetic")
-
-
-def _rates(found: Found) -> Table:
-    """Of every kernel's largest case the time, and shares of memory's rate and of issue."""
-    rows = []
-    for one in found.get("rates", {}).get("kernels", ()):
-        each = one["instructions_per_byte"]
-        shares = (one["share_of_bandwidth"], one["share_of_issue"])
-        rows.append(
-            [
-                one["kernel"],
-                _case({k: v for k, v in one["case"].items() if k not in ("way", "bits")}),
-                rounded(1e6 * one["seconds"], 3),
-                *(DASH if share is None else _percent(share) for share in shares),
-                DASH if each is None else rounded(each, 3),
-            ]
-        )
-    heads = ("kernel", "case", "us", "of bandwidth", "of issue", "instructions per byte")
-    return cells_table(heads, rows, 2, "", "What kernels reach at their largest")
 
 
 def _times(found: Found) -> Table:

@@ -14,6 +14,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+if __name__ == "__main__":  # this tree's kvsim, whichever is installed
+    sys.path.insert(0, str(Path(__file__).parents[2]))
+
 from kvsim.validate import runner
 from kvsim.validate.runner import Form
 from kvsim.validate.session import queue
@@ -69,7 +72,7 @@ def work(folder: Path, clock: Clock, cut: float, number: int, unit: str, form: F
         time.sleep(600)
     parts: dict[str, list[str]] = {name: [] for name in ("cases", "lines", "found", "left")}
     found = {"hbm_B_per_s": 1.0} if unit == "ceilings" else {"passed": True, **parts}
-    state.write(unit, {**found, "form": form})
+    state.write(unit, {**found, "form": form, "took_s": round(took, 2)})
     with log.open("a") as file:
         file.write(f"{begin + took:.3f} {form} {unit} done\n")
     if cut_inside:
@@ -114,6 +117,5 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).parents[2]))
     signal.alarm(300)
     sys.exit(main())

@@ -16,7 +16,7 @@ from unittest.mock import patch
 from kvsim.cli import app as cli
 from kvsim.validate.bench import compute, suite, techniques
 from kvsim.validate.bench import work as bench_work
-from kvsim.validate.session import rates, work
+from kvsim.validate.session import work
 from kvsim.validate.session.state import SessionState
 from kvsim.validate.times import points
 from tests.support.pretended import pretended
@@ -56,7 +56,6 @@ def small(model: Path, interpreted: bool, seconds: float) -> Iterator[None]:
         (work, "_run", here), (bench_work, "GPU_FLOP_PER_TIMING", FLOPS),
         (compute, "SHAPES", ((256, 256), (256, 512)) * 2), (compute, "PRODUCT_ROWS", (1, 16, 64)),
         (compute, "OTHER_ROWS", (32,)),
-        (rates, "MAX_MOVED_BYTES", 1e5),
         (suite, "SUITE_SECONDS", dict.fromkeys((True, False), seconds)),
         (suite, "RUNS_LIMIT", dict.fromkeys((True, False), seconds)),
         (techniques, "SUITE_GPU_MODELS", ((str(model), 1),)), (techniques, "GPU_PROMPTS", (24,)),

@@ -27,9 +27,9 @@ from kvsim.validate.kernels import language
 from kvsim.validate.runner import BY_USE, GIVEN_UP, Past, Runner, Unit
 from kvsim.validate.session import state as states
 from kvsim.validate.session.queue import run_units
-from kvsim.validate.session.report import MAX_REPORT_BYTES, write_report
 from kvsim.validate.session.state import MANIFEST, SessionState, unpack
 from kvsim.validate.session.work import all_units
+from kvsim.validate.small import IMPLEMENTATIONS
 from tests.support.places import ROOT
 
 SCRIPT = Path(__file__).parents[1] / "support" / "fake_session.py"
@@ -235,12 +235,14 @@ def worth(folder: Path) -> dict[str, str]:
         return {name: past.form for name, past in state.past(all_units("cpu")).items() if past.form}
 
 
-def done(folder: Path) -> tuple[dict[str, str], float]:
-    """Units that a session has finished, by their form, and when the last unit began."""
+def done(folder: Path) -> tuple[dict[str, str], dict[str, float]]:
+    """Units that a session has finished, by their form, and when, and when the last one began."""
     lines = (folder / "state" / "cpu" / "runs").read_text().splitlines()
     rows = [line.split(" ", 2) for line in lines]
     found = {text.removesuffix(" done"): form for _, form, text in rows if text.endswith(" done")}
-    return found, max(float(when) for when, _, text in rows if text.endswith(" begun"))
+    ends = {text.removesuffix(" done"): float(when) for when, _, text in rows}
+    begun = max(float(when) for when, _, text in rows if text.endswith(" begun"))
+    return found, {name: end for name, end in ends.items() if name in found} | {"": begun}
 
 
 @pytest.fixture(scope="module")
@@ -267,18 +269,19 @@ def test_a_cut_session_loses_one_unit_and_goes_on_as_if_it_had_not_been_cut(
     number: signal.Signals,
     moment: int,
 ) -> None:
-    """It goes on elsewhere, where there is the time that there was when its last unit began."""
+    """It goes on elsewhere, where there is the time that was left behind what the bundle holds."""
     seconds = 60.0 * minutes
     cut = random.Random(moment).uniform(moment, moment + 1) / MOMENTS * seconds
     first, other = tmp_path / "first", tmp_path / "other"
     for place in (first, other):
         place.mkdir()
     play(first, seconds, cut, int(number))
-    (finished, began), kept = done(first), worth(first)
+    (finished, moments), kept = done(first), worth(first)
     assert len([name for name, form in finished.items() if kept.get(name) != form]) <= 1
     assert kept.items() <= finished.items()
     bundle = [first / "bundle.tar.gz"] if kept else []
-    play(other, seconds - began, -1.0, 0, *bundle)
+    spent = max(when for name, when in moments.items() if not name or name in kept)
+    play(other, seconds - spent, -1.0, 0, *bundle)
     assert worth(other) == uncut[minutes]
 
 
@@ -363,22 +366,6 @@ def test_two_sessions_do_not_share_a_folder(state: SessionState) -> None:
         state.lock().__enter__()
 
 
-def test_a_report_is_a_few_small_files(state: SessionState, tmp_path: Path) -> None:
-    units = all_units("cuda:0")
-    for unit in units:
-        state.write(unit.name, {"passed": True})
-    for ending in (".toml", ".stack.toml"):
-        state.path(f"quick{ending}").write_text("")
-    state.path("quick.samples.jsonl").write_bytes(b"x" * (MAX_REPORT_BYTES + 1))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kvsim.validate.session.report.shares", lambda state: {})
-        files = write_report(state, units, tmp_path / "report")
-    assert len(files) <= 8 and sum(path.stat().st_size for path in files) < MAX_REPORT_BYTES
-    assert "samples.jsonl" not in {path.name for path in files}
-    points = json.loads((tmp_path / "report" / "points.json").read_text())
-    assert len(points) >= 8
-
-
 def timed(technique: str, seconds: float, predicted: float) -> dict[str, object]:
     """A point as a session keeps it, timed with the quick profile."""
     rows = [
@@ -398,7 +385,7 @@ def test_each_technique_has_a_line_by_the_later_profile(state: SessionState) -> 
     shipped = Path(kvsim.__file__).parent / "hwprofiles"
     profiles = {"quick": "a6000", "full": "a100-80g"}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kvsim.report.session.shares", lambda state: {})
+        patch.setattr("kvsim.report.session.best_shares", lambda state: {})
         page = make_result(state, units)
         for name, card in profiles.items():
             shutil.copy(shipped / f"{card}.toml", state.path(f"{name}.toml"))
@@ -453,9 +440,8 @@ def test_units_are_in_the_order_of_their_worth() -> None:
     assert names[:3] == ["facts", "ceilings", "calibration"]
     assert names[3:13] == [f"point {name}" for name in BY_USE]
     assert sum(unit.short or unit.seconds for unit in all_units("cuda:0")) < 20 * 60
-    techniques = pytest.importorskip("kvsim.validate.techniques")
     timed = {name.split()[1] for name in names if name.startswith("point")}
-    assert timed == set(techniques.IMPLEMENTATIONS) - {"draft", "cascade"}
+    assert timed == set(IMPLEMENTATIONS) - {"draft", "cascade"}
 
 
 @pytest.mark.parametrize("name", ["facts", "kernels gather", "kernels topk"])

@@ -27,11 +27,9 @@ from kvsim.validate.bench.traffic import (
     attends,
     contention_works,
     d2h,
-    duplex,
     gather_works,
     h2d,
     memory_works,
-    peer_works,
     products,
     reads,
     row_works,
@@ -218,13 +216,11 @@ SUITE: dict[str, Benchmark] = {
     "gather": gather_works,
     "h2d": h2d,
     "d2h": d2h,
-    "duplex": duplex,
     "rows": row_works,
     "contention": contention_works,
     "host": reads,
     "host_gemm": products,
     "host_attention": attends,
-    "peers": peer_works,
 }
 """Every benchmark under the name its samples have, in the order they run."""
 

@@ -99,13 +99,6 @@ def d2h(place: Bench) -> Iterator[Work]:
     yield from _one_way(place, "d2h")
 
 
-def duplex(place: Bench) -> Iterator[Work]:
-    """Both directions at once; what is told are the bytes of one."""
-    for moved in place.pick((2**24,), (2**22, 2**24, 2**26)):
-        op = _op("duplex", "h2d", moved)
-        yield Work({"bytes": moved}, op, partial(_copy_both_ways, place, moved), "beside")
-
-
 def _one_way(place: Bench, link: Channel) -> Iterator[Work]:
     large = () if place.on_cpu else (LARGE_COPY,)
     sizes = place.pick(QUICK_SIZES, SIZES) + large
@@ -137,20 +130,6 @@ def _link_calls(place: Bench, link: Channel, moved: int, pinned: bool) -> Iterat
         yield [send(transfers, lane, copier(*pair)) for pair in sets]
 
 
-@contextmanager
-def _copy_both_ways(place: Bench, moved: int) -> Iterator[Sequence[Call]]:
-    with lanes(place) as transfers:
-        to, back = (copier(*ends(place, link, moved, True)) for link in ("h2d", "d2h"))
-
-        def call() -> None:
-            begin = transfers.mark()
-            marks = [transfers.h2d(to, begin), transfers.d2h(back, begin)]
-            for mark in marks:
-                mark.wait()
-
-        yield [call]
-
-
 def ends(place: Bench, link: Channel, moved: int, pinned: bool) -> tuple[Tensor, Tensor]:
     """Target and source of a copy."""
     there = torch.ones(moved, dtype=torch.uint8, device=place.device)
@@ -167,7 +146,7 @@ def copier(target: Tensor, source: Tensor) -> Callable[[], None]:
     return copy
 
 
-def send(transfers: Transfers, lane: Lane, work: Callable[[], None]) -> Call:
+def send(transfers: Transfers, lane: Lane, work: Call) -> Call:
     """Queue work on a lane behind what compute was asked to do, and let compute wait for it."""
     return lambda: lane(work, transfers.mark()).wait()
 
@@ -186,27 +165,25 @@ SCARCE = 16  # rows there are per row that is fetched
 
 
 def row_works(place: Bench) -> Iterator[Work]:
-    """Rows of several widths; ``gathered`` is the kernel that techniques use."""
+    """Rows of several widths, by the kernel that techniques use."""
     for dim in place.pick((64,), (32, 64, 128)):
         for rows in place.pick((128, 1024, 8192, 32768), (128, 512, 2048, 8192, 32768)):
             moved = 2.0 * rows * dim * FP16_BYTES
             if not place.fits(SCARCE * moved):
                 continue
-            for way in ("gathered", "selected, then copied"):
-                fetched = 2.0 * rows if way == "gathered" else 0.0
-                op = Op(
-                    "rows",
-                    "h2d",
-                    "copy",
-                    rows=fetched,
-                    bytes={"h2d": moved, "hbm": moved, "dram": moved},
-                )
-                case = {"way": way, "rows": rows, "dim": dim}
-                yield Work(case, op, partial(_row_calls, place, way, rows, dim), "lane")
+            op = Op(
+                "rows",
+                "h2d",
+                "copy",
+                rows=2.0 * rows,
+                bytes={"h2d": moved, "hbm": moved, "dram": moved},
+            )
+            case = {"way": "gathered", "rows": rows, "dim": dim}
+            yield Work(case, op, partial(_row_calls, place, rows, dim), "lane")
 
 
 @contextmanager
-def _row_calls(place: Bench, way: str, rows: int, dim: int) -> Iterator[Sequence[Call]]:
+def _row_calls(place: Bench, rows: int, dim: int) -> Iterator[Sequence[Call]]:
     with lanes(place) as transfers:
 
         def inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -216,41 +193,10 @@ def _row_calls(place: Bench, way: str, rows: int, dim: int) -> Iterator[Sequence
             return k, v, index, place.random(2, 1, 1, rows, dim)
 
         def call(k: Tensor, v: Tensor, index: Tensor, out: Tensor) -> Call:
-            if way == "gathered":
-                fetch = partial(_gather, k, v, index, out)
-                return send(transfers, transfers.h2d, fetch)
-            return partial(_select, k, v, index, out)
+            return send(transfers, transfers.h2d, lambda: gather(k, v, index, out[0], out[1]))
 
         first = inputs()
         yield [call(*each) for each in place.turns(first, first[:2], inputs)]
-
-
-def _gather(keys: Tensor, values: Tensor, index: Tensor, out: Tensor) -> None:
-    gather(keys, values, index, out[0], out[1])
-
-
-def _select(keys: Tensor, values: Tensor, index: Tensor, out: Tensor) -> None:
-    """The host has to know the indices, which synchronises."""
-    there = index[0, 0].cpu()
-    for home, target in ((keys, out[0]), (values, out[1])):
-        target[0, 0].copy_(home[0, 0].index_select(0, there), non_blocking=True)
-
-
-def peer_works(place: Bench) -> Iterator[Work]:
-    """From the device to another one."""
-    if place.on_cpu or torch.cuda.device_count() < 2:
-        return
-    other = next(i for i in range(torch.cuda.device_count()) if i != place.device.index)
-    for moved in place.pick((2**16, 2**26), (2**12, 2**16, 2**20, 2**24, 2**28)):
-        op = Op("peer", kernel="allreduce", bytes={"link": float(moved)})
-        yield Work({"bytes": moved}, op, partial(_peer_calls, place, other, moved))
-
-
-@contextmanager
-def _peer_calls(place: Bench, other: int, moved: int) -> Iterator[Sequence[Call]]:
-    source = torch.ones(moved, dtype=torch.uint8, device=place.device)
-    target = torch.ones(moved, dtype=torch.uint8, device=torch.device("cuda", other))
-    yield [lambda: target.copy_(source, non_blocking=True)]
 
 
 INPUTS, OUTPUTS = 4096, 4096
@@ -258,70 +204,43 @@ CONTENTION_BYTES = (2**24, 2**25, 3 * 2**24, 2**26, 5 * 2**24)
 
 
 def contention_works(place: Bench) -> Iterator[Work]:
-    """Products that take longer than the copy, and reads of the device's memory."""
+    """Products that take longer than the copy beside them, and either alone."""
     rows = 32 if place.on_cpu else 4096
     for copied in place.pick(CONTENTION_BYTES[:2], CONTENTION_BYTES):
-        for compute in ("gemm", "memory"):
-            pair = f"{compute} beside {copied} B"
-            repeats = copied // (2**24 if place.on_cpu else 2**22)
-            op = _busy(place, compute, rows, repeats)
-            for way in ("copy", "compute", "both"):
-                case = {"pair": pair, "compute": compute, "way": way, "bytes": copied}
-                make = partial(_contention_calls, place, way, compute, rows, copied, repeats)
-                yield Work(case, _copied(copied) if way == "copy" else op, make, "beside")
-
-
-def _busy(place: Bench, compute: str, rows: int, repeats: int) -> Op:
-    """All of what computes."""
-    if compute == "memory":
-        return Op("memory_read", bytes={"hbm": 2.0 * place.cache * repeats}, launches=repeats)
-    one = product(place, "fp16", rows, INPUTS, OUTPUTS).op
-    moved: dict[Channel, Number] = {"hbm": repeats * one.bytes["hbm"]}
-    return replace(one, flops=repeats * one.flops, bytes=moved, launches=float(repeats))
-
-
-def _copied(copied: int) -> Op:
-    return Op("copy", "h2d", "copy", bytes={c: float(copied) for c in ("h2d", "hbm", "dram")})
+        repeats = copied // (2**24 if place.on_cpu else 2**22)
+        one = product(place, "fp16", rows, INPUTS, OUTPUTS).op
+        moved: dict[Channel, Number] = {"hbm": repeats * one.bytes["hbm"]}
+        op = replace(one, flops=repeats * one.flops, bytes=moved, launches=float(repeats))
+        for way in ("copy", "compute", "both"):
+            case = {"pair": f"gemm beside {copied} B", "compute": "gemm", "way": way}
+            make = partial(_contention_calls, place, way, rows, copied, repeats)
+            asked = _op("copy", "h2d", float(copied)) if way == "copy" else op
+            yield Work(case | {"bytes": copied}, asked, make, "beside")
 
 
 @contextmanager
 def _contention_calls(
-    place: Bench, way: str, compute: str, rows: int, copied: int, repeats: int
+    place: Bench, way: str, rows: int, copied: int, repeats: int
 ) -> Iterator[Sequence[Call]]:
     with lanes(place) as transfers:
         copy = copier(*ends(place, "h2d", copied, True))
-        busy = _compute(place, compute, rows, repeats)
+        x, w = place.random(rows, INPUTS), place.random(OUTPUTS, INPUTS)
+
+        def compute() -> None:
+            for _ in range(repeats):
+                x @ w.t()
 
         def copy_and_compute() -> None:
             mark = transfers.h2d(copy, transfers.mark())
-            busy()
+            compute()
             mark.wait()
 
         calls = {
             "copy": send(transfers, transfers.h2d, copy),
-            "compute": busy,
+            "compute": compute,
             "both": copy_and_compute,
         }
         yield [calls[way]]
-
-
-def _compute(place: Bench, kind: str, rows: int, repeats: int) -> Call:
-    if kind == "memory":
-        numbers: Tensor = place.random(2 * place.cache // 4, dtype=torch.float32)
-        one = use("read", numbers)
-    else:
-        x, w = place.random(rows, INPUTS), place.random(OUTPUTS, INPUTS)
-        one = partial(_product, x, w)
-
-    def call() -> None:
-        for _ in range(repeats):
-            one()
-
-    return call
-
-
-def _product(tensor: Tensor, w: Tensor) -> Tensor:
-    return tensor @ w.t()
 
 
 HERE = torch.device("cpu")

@@ -5,8 +5,7 @@ file alone.
 """
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy
@@ -27,31 +26,8 @@ Kernel = TypeVar("Kernel", bound=Callable[..., object])
 
 __all__ = [
     "TritonError", "ceil_div", "interpreted", "interpreter_fault", "jit", "jit_for_any", "launch",
-    "listening", "next_power_of_2", "tl",
+    "next_power_of_2", "tl",
 ]  # fmt: skip
-
-
-Told = Callable[..., None]
-"""Is told of a launch: the kernel, its grid, its arguments and its options."""
-_listeners: list[Told] = []
-
-
-@contextmanager
-def listening(told: Told) -> Iterator[None]:
-    """Launches inside are told of before they are made."""
-    _listeners.append(told)
-    try:
-        yield
-    finally:
-        _listeners.remove(told)
-
-
-def notify_launch(
-    kernel: object, grid: tuple[int, ...], *arguments: object, **options: object
-) -> None:
-    """Tell of a launch whoever listens."""
-    for told in _listeners:
-        told(kernel, grid, arguments, options)
 
 
 def interpreted() -> bool:
@@ -107,7 +83,6 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
         )
     if all(grid):
         Fused.launched += 1
-        notify_launch(kernel, grid, *arguments, **options)
         kernel[grid](*arguments, **options)
 
 

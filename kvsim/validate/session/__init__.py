@@ -3,5 +3,5 @@
 ``python3 make.py gpu`` runs it with the Python that runs it; no other package of the project's
 lists is needed than PyTorch, Triton, NumPy, SciPy and Typer. ``work`` lists the units and does one
 in a worker process, ``queue`` decides which is next, ``state`` keeps results and packs them into a
-bundle, ``report`` collects what people read.
+bundle; ``kvsim.report.session`` makes the page of it.
 """

@@ -107,15 +107,13 @@ def _run(chosen: Chosen, state: SessionState, process: "Worker", limit: float, w
     """
     unit, begin = chosen.unit, monotonic()
     error = process.do(unit.name, chosen.form, limit)
-    took = monotonic() - begin
     if not error:
         if state.read(unit.name) is not None:
-            state.note(unit.name, form=chosen.form, took_s=round(took, 2))
             return ""
         error = "nothing was written"
     if error == LATE and not whole:
         if not unit.resumes:
-            state.note(unit.name, **{f"{chosen.form}_ended_after_s": took})
+            state.note(unit.name, **{f"{chosen.form}_ended_after_s": monotonic() - begin})
         return "ended, as time is up"
     error = f"took more than {limit:.0f} s" if error == LATE else error
     state.note(unit.name, failures=state.past([unit])[unit.name].failures + 1, error=error)

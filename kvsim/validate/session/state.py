@@ -78,7 +78,7 @@ class SessionState:
         return found
 
     def note(self, unit: str, **changes: Any) -> None:
-        """Remember how a unit went: its form, the time it took, failures."""
+        """Remember how a unit failed, or after which time it was ended."""
         known = self.notes()
         known[unit] = known.get(unit, {}) | changes
         self.write("notes", known)
@@ -91,13 +91,12 @@ class SessionState:
         """Return how units have gone, by name."""
         notes, found = self.notes(), {}
         for unit in units:
-            note = notes.get(unit.name, {})
-            form: Form | None = None
-            if (result := self.read(unit.name)) is not None:
-                form = result.get("form", note.get("form", unit.least))
+            note, result = notes.get(unit.name, {}), self.read(unit.name)
+            form: Form | None = None if result is None else result.get("form", unit.least)
+            took = None if result is None else result.get("took_s")
             ended = {f: float(note.get(f"{f}_ended_after_s", 0.0)) for f in get_args(Form)}
             failures = int(note.get("failures", 0))
-            found[unit.name] = Past(form, note.get("took_s"), failures, ended)
+            found[unit.name] = Past(form, took, failures, ended)
         return found
 
     def _place(self, unit: str) -> Path:

@@ -15,18 +15,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import date
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 from kvsim.validate.runner import BY_USE, Form, Unit
 from kvsim.validate.session.queue import die_with_parent, serve
 from kvsim.validate.session.state import SessionState
+from kvsim.validate.small import IMPLEMENTATIONS
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 PROFILES: dict[Form, str] = {"long": "full.toml", "short": "quick.toml"}
 """Profiles of the two forms of the calibration, from the better one."""
 COMPILERS = 16  # processes that compile kernels at once
-PARTS_ALONE = {"flexgen", "fastdecode", "pyramidkv"}
-"""Techniques without a file of their own, which parts alone make up."""
 TIMED_MODEL: dict[str, tuple[str, int]] = {"cuda": ("llama3.1-8b", 4), "cpu": ("smollm2-135m", 2)}
 """Model that techniques are timed on, and the layers that it is cut to."""
 TIMED_SIZES: dict[str, dict[Form, tuple[tuple[int, int], ...]]] = {
@@ -60,10 +60,8 @@ def all_units(device: str) -> list[Unit]:
     list of Unit
         Units in the order of their worth.
     """
-    files = (REPOSITORY / "kvsim" / "validate" / "techniques").glob("[a-z]*.py")
-    names = {path.stem.replace("_", "-") for path in files} | PARTS_ALONE
     # which need a second model, and prompts that begin alike
-    others = sorted(names - set(BY_USE) - {"draft", "cascade"})
+    others = sorted(set(IMPLEMENTATIONS) - set(BY_USE) - {"draft", "cascade"})
     timed = [Unit(f"point {name}", 70.0, 20.0, ("calibration",), 180.0) for name in BY_USE]
     more = [Unit(f"point {name}", 70.0, 15.0, ("calibration",), 180.0) for name in others]
     return [
@@ -75,7 +73,6 @@ def all_units(device: str) -> list[Unit]:
         *more,
         *(Unit(f"kernels {name}", 60.0, 15.0) for name in ORACLE_KERNELS[1:]),
         *(Unit(f"counts {model} {layers}", 60.0) for model, layers in COUNTED_MODELS),
-        Unit("rates", 60.0, needs=("ceilings",), most=180.0),
         Unit("compile", 200.0, 40.0),
         Unit("sanitizer", 60.0, most=180.0),
     ]
@@ -197,26 +194,6 @@ def sanitizer(device: str, state: SessionState, form: Form) -> Result:
     return {"passed": run.returncode == 0, "said": run.stdout[-500:]}
 
 
-def rates(device: str, state: SessionState, form: Form) -> Result:
-    """Measure what kernels reach of the memory's rate and of the rate of issue."""
-    import torch
-
-    from kvsim.validate.bench import device as devices
-    from kvsim.validate.machine import find_device
-    from kvsim.validate.session import rates as reached
-
-    place = devices.place(find_device(device), quick=True)
-    peaks, found = reached.peaks_of(state.read("ceilings")), []
-    clock = ""
-    with torch.inference_mode(), devices.running(place.device) as since:
-        for name, work in reached.largest(place):
-            row = reached.rate(name, work, place.device, peaks, reached.compiled)
-            clock = since().get("clocks.sm", clock)
-            issue = 0.0 if place.on_cpu else reached.issue_rate(place.device, clock)
-            found.append(reached.of_issue(row, issue) | {"clocks.sm": clock})
-    return {"kernels": found}
-
-
 def counts(device: str, state: SessionState, form: Form, model: str, layers: str) -> Result:
     """Compare tokens and counts of every technique, as ``kvsim validate`` does."""
     command = [sys.executable, "-m", "kvsim", "validate", "--model", model, "--layers", layers]
@@ -311,7 +288,6 @@ WORK: dict[str, Callable[..., Result]] = {
     "kernels": kernels,
     "sanitizer": sanitizer,
     "counts": counts,
-    "rates": rates,
     "calibration": calibration,
     "point": point,
 }
@@ -327,9 +303,10 @@ do(sys.argv[1], SessionState(Path(sys.argv[2])), "kernels attention", "short")
 
 
 def do(device: str, state: SessionState, unit: str, form: Form) -> None:
-    """Do a unit and keep its result."""
-    what, *settings = unit.split()
-    state.write(unit, {**WORK[what](device, state, form, *settings), "form": form})
+    """Do a unit, and keep its result with the form and the time it took."""
+    (what, *settings), begin = unit.split(), monotonic()
+    found = WORK[what](device, state, form, *settings)
+    state.write(unit, {**found, "form": form, "took_s": round(monotonic() - begin, 2)})
 
 
 def main() -> None:
