@@ -230,7 +230,7 @@ def describe_fleet(answer: CapacityAnswer) -> str:
         Verdict.
     """
     q = answer.question
-    fleet = shorten(answer.fleet.name)
+    fleet = _shorten(answer.fleet.name)
     reached = answer.played.reached(answer.targets.share)
     p = f"p{100 * reached.share:g}"
     times = f"TTFT {p} {_format_wait(reached.ttft)}, TPOT {p} {_format_wait(reached.tpot)}"
@@ -274,7 +274,7 @@ def _describe_likelihood(answer: CapacityAnswer) -> tuple[str, str]:
     if stretch is None or stretch.cost >= answer.fleet.cost:
         return said, ""
     return said, (
-        f". If predictions were exact, {shorten(stretch.name)} ({usd(stretch.cost)} per "
+        f". If predictions were exact, {_shorten(stretch.name)} ({usd(stretch.cost)} per "
         "hour) would be enough for this trace"
     )
 
@@ -315,7 +315,7 @@ def describe_slower(played: Played, targets: FleetTargets, names: list[str]) -> 
             if value > most or targets.longer
         ]
         said.append(
-            f"the {percent(float(mine.mean()))} on {shorten(names[kind])} have "
+            f"the {percent(float(mine.mean()))} on {_shorten(names[kind])} have "
             f"{' and '.join(times)}"
         )
     return f"The targets are met over all requests: {'; '.join(said)}." if said else ""
@@ -419,7 +419,7 @@ def _describe_search(answer: Row) -> str:
 def _fleet_table(answer: Row) -> Table:
     """A line per kind of replica: its price, its share of requests and what they wait."""
     columns = [
-        text_column("kind of replica", lambda r: shorten(r["name"])),
+        text_column("kind of replica", lambda r: _shorten(r["name"])),
         Column("replicas", "replicas"),
         Column("USD/h", "usd_per_hour", usd),
         Column("requests", "share_of_requests", percent),
@@ -503,7 +503,7 @@ def _case_table(answer: Row) -> Table:
 def _describe_robustness(answer: Row) -> list[str]:
     """Say at which loads, and after which losses, this fleet still meets the targets."""
     cases = {f"{load} times the load": x for load, x in answer["at_load"].items()}
-    cases |= {f"without one {shorten(name)}": x for name, x in answer["after_loss"].items()}
+    cases |= {f"without one {_shorten(name)}": x for name, x in answer["after_loss"].items()}
     met = [name for name, x in cases.items() if x["met"]]
     missed = [f"{name} ({_describe_waits(x)})" for name, x in cases.items() if not x["met"]]
     said = [f"also meets the targets at {join_words(met)}"] if met else []
@@ -517,7 +517,7 @@ def _describe_waits(times: Row) -> str:
     return f"TTFT {ttft}, TPOT {tpot}"
 
 
-def shorten(name: str) -> str:
+def _shorten(name: str) -> str:
     """Leave out of fleets and replicas that their KV cache is full."""
     return FULL_KV.sub("", name)
 
@@ -544,7 +544,7 @@ def _fleets_table(rows: list[Row], head: str) -> Table:
     """Other fleets and how much dearer they are."""
     columns = [
         text_column(head, "name"),
-        text_column("fleet", lambda a: shorten(a["fleet"] or a["reason"])),
+        text_column("fleet", lambda a: _shorten(a["fleet"] or a["reason"])),
         Column("USD/h", "usd_per_hour", usd),
         Column("cost", "dearer", lambda x: "" if x is None else f"{round(100 * x) + 0:+d} %"),
     ]

@@ -17,7 +17,7 @@ from kvsim.prediction.service import Service
 from kvsim.report import units
 from kvsim.report.colours import PALETTE, bar_style, mark
 from kvsim.report.json import Row
-from kvsim.report.names import distinct_names, label, params, short_names, spec
+from kvsim.report.names import distinct_names, short_names, spec, technique_fields
 from kvsim.report.pictures import DASHES, DOWNWARDS, GREY, RED, Chart
 from kvsim.report.units import QUANTITIES, comparison_key
 from kvsim.techniques.papers.full import Full
@@ -326,7 +326,7 @@ def draw_break_evens(found: Sequence[Prediction], full: Technique) -> list[Chart
         Full KV, which they are compared with.
     """
     others = [p for p in found if p.technique.name != "full" and p.generate > 1][:MAX_COMPARED]
-    rows = [{"technique": label(p.technique), "params": params(p.technique)} for p in others]
+    rows = [technique_fields(p.technique) for p in others]
     lines = [
         (name, p.technique.name, list(break_evens(p, full)))
         for name, p in zip(distinct_names(rows), others, strict=True)

@@ -35,14 +35,8 @@ CONTEXTS = 4  # points of the sum over the generated tokens
 GRID_DIGITS = 3
 
 
-def grid(deployment: Deployment, techniques: Sequence[Technique], generate: int) -> Row:
-    """Times and memory of every variant of every technique over batch, prompt and link.
-
-    Raises
-    ------
-    InputError
-        If no technique can run there.
-    """
+def _grid(deployment: Deployment, techniques: Sequence[Technique], generate: int) -> Row:
+    """Times and memory of every variant of every technique over batch, prompt and link."""
     able = [_unparted(t) for t in techniques if not t.refuses_released(deployment)]
     if not able:
         raise InputError("--technique: none can run there; see `kvsim techniques`")
@@ -139,7 +133,7 @@ def make_result(
     InputError
         If no technique can run there.
     """
-    found = grid(deployment, techniques, generate)
+    found = _grid(deployment, techniques, generate)
     count = len({v["name"] for v in found["variants"]})
     said = (
         f"{count} techniques on {deployment.hardware.name}: move the sliders, the answer follows."

@@ -119,11 +119,11 @@ def flatten(row: Row) -> dict[str, Any]:
     for key, value in row.items():
         if key == "params":
             found[key] = settings(row)
-            found |= {f"params.{k}": v for k, v in leaves(value) if _is_number(v)}
+            found |= {f"params.{k}": v for k, v in _leaves(value) if _is_number(v)}
         elif key == "basis" and isinstance(value, dict):
             found[key] = value["kind"]
         else:
-            found |= dict(leaves(value, key))
+            found |= dict(_leaves(value, key))
     return found
 
 
@@ -138,27 +138,19 @@ def numbers_of(fields: Row) -> Iterator[tuple[str, int | None, str, float, str]]
     for part, value in fields.items():
         items = enumerate(value) if isinstance(value, list) else [(None, value)]
         for row, item in items:
-            for path, leaf in leaves(item):
+            for path, leaf in _leaves(item):
                 if _is_number(leaf):
                     yield part, row, path or part, leaf, unit_of(f"{part}.{path}".rstrip("."))
 
 
-def leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
-    """List the plain values in a nested one, each with its dotted name.
-
-    Parameters
-    ----------
-    value
-        A mapping, a list or a plain value.
-    path
-        Name of the value itself.
-    """
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    """List the plain values in a nested one, each with its dotted name."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
-            yield from leaves(inner, f"{path}.{key}" if path else str(key))
+            yield from _leaves(inner, f"{path}.{key}" if path else str(key))
     elif isinstance(value, list | tuple):
         for i, inner in enumerate(value):
-            yield from leaves(inner, f"{path}.{i}" if path else str(i))
+            yield from _leaves(inner, f"{path}.{i}" if path else str(i))
     else:
         yield path, value
 

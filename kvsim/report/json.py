@@ -28,17 +28,31 @@ def number(value: Any) -> float | int | None:
     Parameters
     ----------
     value
-        Number, or array whose first element counts.
+        Number, array whose first element counts, or None.
 
     Returns
     -------
     float, int or None
         None where it is not finite; an integer where it is whole.
     """
-    scalar = float(np.ravel(value)[0])
+    scalar = np.nan if value is None else float(np.ravel(value)[0])
     if not np.isfinite(scalar):
         return None
     return int(scalar) if scalar.is_integer() else scalar
+
+
+def pick(found: object, *names: str) -> Row:
+    """Take attributes of an object under their own names.
+
+    Parameters
+    ----------
+    found
+        What was computed.
+    *names
+        Attributes: text and truth values stay, all others become numbers.
+    """
+    values = {name: getattr(found, name) for name in names}
+    return {k: v if isinstance(v, str | bool) else number(v) for k, v in values.items()}
 
 
 def envelope(

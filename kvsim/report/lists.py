@@ -12,7 +12,7 @@ from kvsim.models.model import Model
 from kvsim.report import units
 from kvsim.report.answer import Answer
 from kvsim.report.evidence import describe_accuracy
-from kvsim.report.json import Row
+from kvsim.report.json import Row, number, pick
 from kvsim.report.result import Result
 from kvsim.report.table import Column, Table, cells_table, text_column
 from kvsim.report.terminal import BLANK, Block, Hanging, Heading, Items
@@ -22,57 +22,34 @@ from kvsim.techniques.papers.cache import FORMATS, load_kernels
 from kvsim.techniques.registry import terms
 
 
-def models() -> list[Row]:
+def _models() -> list[Row]:
     """One row for each model of the catalogue."""
-    return [model(load_model(name)) for name in model_names()]
+    return [_model(load_model(name)) for name in model_names()]
 
 
-def model(shape: Model) -> Row:
-    """Make the row of one model.
-
-    Parameters
-    ----------
-    shape
-        The model, of the catalogue or not.
-    """
+def _model(shape: Model) -> Row:
+    """Make the row of one model."""
     shipped = shape.name in model_names()
     return {
         "name": shape.name,
         "hf_id": shape.repository,
-        "family": shape.family,
-        "parameters": shape.parameters,
-        "active_parameters": shape.active_parameters,
+        **pick(shape, "family", "parameters", "active_parameters"),
         "weights": shape.released,
-        "layers": shape.layers,
-        "hidden": shape.hidden,
-        "heads": shape.heads,
+        **pick(shape, "layers", "hidden", "heads"),
         "kv_heads": shape.cached_heads,
-        "max_context": shape.max_context,
-        "cached_layers": shape.cached_layers,
-        "kv_bytes_per_token": shape.kv_bytes_per_token,
-        "state_bytes_per_sequence": shape.state_bytes,
+        **pick(shape, "max_context", "cached_layers", "kv_bytes_per_token"),
+        "state_bytes_per_sequence": number(shape.state_bytes),
         "source": catalogue_entry(shape.name)["source"] if shipped else "its own configuration",
     }
 
 
-def gpus() -> list[Row]:
+def _gpus() -> list[Row]:
     """One row for each hardware profile that is shipped."""
-    return [gpu(load_hardware(name)) for name in hardware_names()]
+    return [_gpu(load_hardware(name)) for name in hardware_names()]
 
 
-def gpu(hardware: Hardware) -> Row:
-    """Make the row of one hardware profile.
-
-    Parameters
-    ----------
-    hardware
-        Hardware profile.
-
-    Returns
-    -------
-    Row
-        Memory, rates and price under their contract names.
-    """
+def _gpu(hardware: Hardware) -> Row:
+    """Make the row of one hardware profile."""
     return {
         "name": hardware.name,
         "title": hardware.title,
@@ -139,7 +116,7 @@ def _cache_format(name: str) -> Row:
     }
 
 
-def stacks() -> list[Row]:
+def _stacks() -> list[Row]:
     """One row for each software stack that is shipped."""
     rows = []
     for name in stack_names():
@@ -156,16 +133,8 @@ def _first_sentence(text: str) -> str:
     return text.partition(". ")[0].rstrip(".")
 
 
-def shorten(text: str, most: int) -> str:
-    """Cut a text after its last whole part that fits, at a semicolon, comma or blank.
-
-    Parameters
-    ----------
-    text
-        The text.
-    most
-        Longest text returned. [characters]
-    """
+def _shorten(text: str, most: int) -> str:
+    """Cut a text after its last whole part that fits, at a semicolon, comma or blank."""
     for mark in (";", ",", ":", " (", " "):
         while len(text) > most and mark in text:
             text = text.rpartition(mark)[0]
@@ -209,14 +178,14 @@ TECHNIQUE = (
 )
 STACKS = (
     text_column("stack", "name"),
-    text_column("what it is", lambda row: shorten(row["title"], TITLE)),
+    text_column("what it is", lambda row: _shorten(row["title"], TITLE)),
     text_column("basis", "basis", 1),
 )
 LISTS = {
-    "models": (models, MODEL_COLUMNS, "Models (one in full with its source: kvsim models NAME)"),
-    "gpus": (gpus, GPU_COLUMNS, "GPUs (one in full with its sources: kvsim gpus NAME)"),
+    "models": (_models, MODEL_COLUMNS, "Models (one in full with its source: kvsim models NAME)"),
+    "gpus": (_gpus, GPU_COLUMNS, "GPUs (one in full with its sources: kvsim gpus NAME)"),
     "techniques": (techniques, TECHNIQUE, "Techniques (one in full: kvsim techniques NAME)"),
-    "stacks": (stacks, STACKS, "Software stacks (one in full: kvsim stacks NAME)"),
+    "stacks": (_stacks, STACKS, "Software stacks (one in full: kvsim stacks NAME)"),
 }
 
 
@@ -280,10 +249,10 @@ def make_result(kind: str, name: str, command: str = "") -> Result[Row | list[Ro
 def _entry(kind: str, name: str) -> Row:
     """An entry by any of its names; a model or GPU may be a file of the user's own."""
     if kind == "models":
-        return model(load_model(name))
+        return _model(load_model(name))
     if kind == "gpus":
-        return gpu(load_hardware(name))
-    rows = techniques(parts=True) if kind == "techniques" else stacks()
+        return _gpu(load_hardware(name))
+    rows = techniques(parts=True) if kind == "techniques" else _stacks()
     wanted = name.lower().partition(":")[0]
     for row in rows:
         if row["name"] == wanted:

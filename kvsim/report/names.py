@@ -41,6 +41,17 @@ HOST_SHARES = {
 }
 
 
+def technique_fields(technique: Technique) -> Row:
+    """Return a technique with its settings as rows have it.
+
+    Parameters
+    ----------
+    technique
+        Technique of a row.
+    """
+    return {"technique": label(technique), "params": params(technique)}
+
+
 def ranks(deployment: Deployment) -> Row:
     """Return over how many GPUs of each kind of rank a deployment is spread.
 

@@ -16,7 +16,7 @@ from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence
 from kvsim.report import caveats, evidence, names, units
 from kvsim.report.answer import BRIEF, SENTENCE, Answer, add_command_line, verdict
-from kvsim.report.json import Row, number
+from kvsim.report.json import Row, number, pick
 from kvsim.report.names import (
     SPOKEN,
     chosen_settings,
@@ -27,6 +27,7 @@ from kvsim.report.names import (
     ranks,
     settings,
     spec,
+    technique_fields,
 )
 from kvsim.report.phrases import describe_times, differing_options, explain_limit
 from kvsim.report.plan_charts import draw_plan
@@ -86,8 +87,8 @@ def make_result(
         answer = add_command_line(answer, engines)
         fields["settings"] = list(engines)
     fields = {"answer": answer.row(), **fields}
-    compared = entries(fields)
-    shown, brief = table(compared, fields), table(_runnable_first(compared), fields)
+    compared = _entries(fields)
+    shown, brief = _table(compared, fields), _table(_runnable_first(compared), fields)
     notes = evidence.merge_notes([(row["technique"], row) for row in compared])
     ground = evidence.describe_basis(chosen["basis"])
     not_modelled = f"Not modelled: {'; '.join(fields['not_modelled'])}."
@@ -99,7 +100,7 @@ def make_result(
         *(Heading(title), *answer.head(), brief, BLANK, *answer.body(BRIEF)),
         *(f"Note{note}" for note in notes),
     ]
-    more = [*answer.rest(BRIEF), ground, not_modelled, searched(fields["solver"])]
+    more = [*answer.rest(BRIEF), ground, not_modelled, _searched(fields["solver"])]
     if pareto:
         fields["pareto"] = front = [_summarize_prediction(p) for p in plan.front()]
         blocks += [BLANK, FRONT, _front_table(front)]
@@ -151,7 +152,7 @@ def make_empty_result(
         Answer with advice and no choice.
     """
     answer = _write_empty_answer(none)
-    advised = [advice(a) for a in none.advice]
+    advised = [_advice(a) for a in none.advice]
     rows = [row["predicted"] | {"option": row["option"]} for row in advised if row["predicted"]]
     columns = [
         text_column("change", "option"),
@@ -213,11 +214,12 @@ def plan_fields(result: ChosenPlan) -> Row:
         return prediction(found) | {"vs_full": ratio, "engines": list_engines(found)}
 
     chosen = row(result.choice)
-    spec = {"technique": chosen["technique"], "params": chosen["params"]}
-    layers = layers_of(result.choice)
     solver, waves = result.solver, result.waves
     return {
-        "choice": {**spec, "batch": chosen["batch"], "layers": layers},
+        "choice": {
+            **{key: chosen[key] for key in ("technique", "params", "batch")},
+            "layers": layers_of(result.choice),
+        },
         "objective": result.objective,
         "service": q.workload.service,
         "predicted": chosen,
@@ -227,8 +229,7 @@ def plan_fields(result: ChosenPlan) -> Row:
             {
                 **row(a.prediction),
                 "lossless": a.prediction.technique.exact,
-                "allowed": a.allowed,
-                "in_time": a.in_time,
+                **pick(a, "allowed", "in_time"),
                 "needs": list(a.needs),
                 "quality": quality(a.evidence),
                 "reason": a.reason,
@@ -237,9 +238,7 @@ def plan_fields(result: ChosenPlan) -> Row:
         ],
         "likely": {
             "kept": dict(result.likely.kept),
-            "safer": None
-            if result.likely.safer is None
-            else _summarize_prediction(result.likely.safer),
+            "safer": result.likely.safer and _summarize_prediction(result.likely.safer),
         },
         "knees": [
             {"given_up": k.given_up, **_summarize_prediction(k.prediction)} for k in result.knees
@@ -261,16 +260,13 @@ def plan_fields(result: ChosenPlan) -> Row:
             for b in result.binding
         ],
         "prices": result.prices,
-        "advice": [advice(a) for a in result.advice],
+        "advice": [_advice(a) for a in result.advice],
         "others": [_summarize_prediction(p) for p in result.others],
         "solver": {
             "status": solver.status,
-            "bound_s": None if solver.bound is None else number(solver.bound),
+            "bound_s": number(solver.bound),
             "replay_s": number(solver.replay),
-            "gap": None if solver.gap is None else number(solver.gap),
-            "solves": solver.solves,
-            "replays": solver.replays,
-            "options": solver.options,
+            **pick(solver, "gap", "solves", "replays", "options"),
             "optimum": _summarize_prediction(solver.optimum),
             "given_up": solver.given_up,
         },
@@ -294,9 +290,7 @@ def quality(found: Evidence) -> Row:
     """
     return {
         "evidence": found.kind,
-        "loss": number(found.loss),
-        "low": number(found.low),
-        "high": number(found.high),
+        **pick(found, "loss", "low", "high"),
         "unit": found.unit,
         "worst": found.worst,
         "source": found.source,
@@ -305,24 +299,10 @@ def quality(found: Evidence) -> Row:
     }
 
 
-def advice(advised: Advice) -> Row:
-    """Make the row of a change of the question, and what it would bring.
-
-    Parameters
-    ----------
-    advised
-        Change of one option.
-
-    Returns
-    -------
-    Row
-        Option, gain, caution and the prediction with it, if there is one.
-    """
+def _advice(advised: Advice) -> Row:
+    """Make the row of a change of the question, and what it would bring."""
     return {
-        "option": advised.option,
-        "what": advised.what,
-        "gain": number(advised.gain),
-        "caution": advised.caution,
+        **pick(advised, "option", "what", "gain", "caution"),
         "words": str(advised),
         "predicted": advised.prediction and _summarize_prediction(advised.prediction),
     }
@@ -335,32 +315,15 @@ def _summarize_prediction(prediction: Prediction) -> Row:
         "gpu": d.hardware.name,
         **ranks(d),
         "weights": d.weights,
-        "technique": label(prediction.technique),
-        "params": params(prediction.technique),
-        "batch": number(prediction.batch),
-        "prompt": prediction.prompt,
-        "ttft_s": number(prediction.ttft_s),
-        "tpot_s": number(prediction.tpot_s),
-        "output_tok_s": number(prediction.output_tok_s),
+        **technique_fields(prediction.technique),
+        **pick(prediction, "batch", "prompt", "ttft_s", "tpot_s", "output_tok_s"),
         "usd_per_million_tokens": number(prediction.usd_per_million()),
-        "gpu_bytes": number(prediction.gpu_bytes),
-        "host_bytes": number(prediction.host_bytes),
+        **pick(prediction, "gpu_bytes", "host_bytes"),
     }
 
 
-def entries(answer: Row) -> list[Row]:
-    """List what ``kvsim plan`` shows side by side, each with its standing.
-
-    Parameters
-    ----------
-    answer
-        Fields of a plan.
-
-    Returns
-    -------
-    list of Row
-        The choice, full KV and the alternatives; none of them twice.
-    """
+def _entries(answer: Row) -> list[Row]:
+    """List what ``kvsim plan`` shows side by side, each with its standing."""
     base = answer["baseline"]
     shown = [answer["predicted"] | {"standing": "choice"}]
     if base and base["technique"] != answer["predicted"]["technique"]:
@@ -415,19 +378,8 @@ def _range_of_layers(technique: Technique, first: int, count: int) -> Row:
     return {"first": first, "count": count, **named}
 
 
-def searched(solver: Row) -> str:
-    """Say how the choice was found, and how much better another placement could be.
-
-    Parameters
-    ----------
-    solver
-        The plan's field ``solver``.
-
-    Returns
-    -------
-    str
-        One or two sentences.
-    """
+def _searched(solver: Row) -> str:
+    """Say how the choice was found, and how much better another placement could be."""
     text = f"Compared {solver['options']:,} options"
     count = solver["solves"]
     if count:
@@ -440,21 +392,8 @@ def searched(solver: Row) -> str:
     )
 
 
-def table(rows: Sequence[Row], answer: Row) -> Table:
-    """Make the table of the choice and what it is compared with.
-
-    Parameters
-    ----------
-    rows
-        Rows with their standing, as :func:`entries` returns them.
-    answer
-        Fields of the plan.
-
-    Returns
-    -------
-    Table
-        A line per row, with settings below; the choice is marked.
-    """
+def _table(rows: Sequence[Row], answer: Row) -> Table:
+    """Make the table of the choice and what it is compared with."""
     columns = [
         text_column("", "standing"),
         text_column("technique", "technique"),
@@ -539,18 +478,7 @@ def _write_answer(plan: ChosenPlan, chosen: Row) -> Answer:
 
 
 def _write_empty_answer(none: NoPlanError) -> Answer:
-    """Advise what to change where nothing is within the limits.
-
-    Parameters
-    ----------
-    none
-        Why there is no plan, and what would allow one.
-
-    Returns
-    -------
-    Answer
-        The gentlest change that allows a plan, and the others.
-    """
+    """Advise what to change where nothing is within the limits."""
     first = none.advice[0] if none.advice else None
     needed = ["No plan meets the limits."]
     if first is not None:
@@ -736,12 +664,7 @@ def _change(plan: ChosenPlan, other: Deployment) -> str:
 
 
 def _list_changes(plan: ChosenPlan, told: str) -> Iterator[str]:
-    """What would bring more, each tried, with its figures.
-
-    Parameters
-    ----------
-    told : the verdict, whose sentences are not said again.
-    """
+    """What would bring more, each tried, with its figures."""
     if safer := _safer(plan):
         yield safer
     lines = [f"{_change(plan, none)} has no plan within the limits." for none in plan.impossible]

@@ -14,8 +14,8 @@ from kvsim.quality.evidence import Evidence
 from kvsim.quality.settings import PERPLEXITY
 from kvsim.report import evidence, names, units
 from kvsim.report.answer import BRIEF, MAX_VERDICT_WORDS, Answer, add_command_line, verdict
-from kvsim.report.json import Row, number
-from kvsim.report.names import chosen_settings, label, params, phrase_technique, ranks
+from kvsim.report.json import Row, number, pick
+from kvsim.report.names import chosen_settings, label, phrase_technique, ranks, technique_fields
 from kvsim.report.phrases import differing_options
 from kvsim.report.plan import layers_of, paste_blocks, quality
 from kvsim.report.plan_charts import draw_service
@@ -61,9 +61,7 @@ def make_result(
     rows = list(_rows(plan))
     fields: Row = {
         "choice": {
-            "technique": base["technique"],
-            "params": base["params"],
-            "batch": base["batch"],
+            **{key: base[key] for key in ("technique", "params", "batch")},
             "layers": layers_of(plan.prediction),
             **_settings(chosen.carried),
         },
@@ -392,8 +390,7 @@ def _figures(c: Carried) -> Row:
     """What is carried, under contract names."""
     usd = c.usd_per_request
     return {
-        "technique": label(c.technique),
-        "params": params(c.technique),
+        **technique_fields(c.technique),
         "gpu": c.deployment.hardware.name,
         **ranks(c.deployment),
         "weights": c.deployment.weights,
@@ -406,10 +403,10 @@ def _figures(c: Carried) -> Row:
         "ttft_s": {k: number(v) for k, v in c.ttft.items()},
         "tpot_s": {k: number(v) for k, v in c.tpot.items()},
         "kept_share": number(c.share),
-        "usd_per_request": None if usd is None else number(usd),
+        "usd_per_request": number(usd),
         "usd_per_million_tokens": None if usd is None else number(usd / c.load.generate * 1e6),
         "prefix_hits": number(c.hits),
-        "slower": {"prefill": number(c.slower.prefill), "decode": number(c.slower.decode)},
+        "slower": pick(c.slower, "prefill", "decode"),
     }
 
 
@@ -422,8 +419,7 @@ def _load_fields(plan: ServicePlan) -> Row:
     q = plan.question
     return {
         "words": q.load.words,
-        "prompt": number(q.load.prompt),
-        "generate": number(q.load.generate),
+        **pick(q.load, "prompt", "generate"),
         "longest": q.load.longest,
         "refused_by": {"context": q.load.left_out, "cache": plan.choice.carried.refused},
         "ttft_s": number(q.asked.ttft),
@@ -452,18 +448,14 @@ def _rows(plan: ServicePlan) -> Iterator[Row]:
         yield _row(a.option, f"needs {needs}" if needs else "or", told)
     if plan.research is not None and plan.research.gain > NO_GAIN:
         found, p = plan.research, plan.research.prediction
+        times = "ttft_s", "tpot_s", "running", "usd_per_million_tokens"
+        empty = "requests_per_s", "output_tok_s", *times
         yield {
             "standing": "no engine",
-            "technique": label(p.technique),
-            "params": params(p.technique),
+            **technique_fields(p.technique),
             "gpus": plan.choice.carried.gpus,
             "weights": p.deployment.weights,
-            "requests_per_s": None,
-            "output_tok_s": None,
-            "ttft_s": None,
-            "tpot_s": None,
-            "running": None,
-            "usd_per_million_tokens": None,
+            **dict.fromkeys(empty),
             "engines": [],
             "quality": quality(found.evidence),
             "gain": number(found.gain),

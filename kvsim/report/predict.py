@@ -24,8 +24,15 @@ from kvsim.report import caveats, evidence, units
 from kvsim.report.answer import BRIEF, Answer, verdict
 from kvsim.report.charts import draw_predictions
 from kvsim.report.frames import flatten
-from kvsim.report.json import Row, number
-from kvsim.report.names import distinct_names, label, params, ranks, settings, short_names, spec
+from kvsim.report.json import Row, number, pick
+from kvsim.report.names import (
+    distinct_names,
+    ranks,
+    settings,
+    short_names,
+    spec,
+    technique_fields,
+)
 from kvsim.report.phrases import (
     EQUAL_SPEED,
     compare_with_full,
@@ -117,35 +124,18 @@ def predict_points(
                 f"a server that uses {100 * ENGINE_SHARE:g} % of each GPU's memory refuses such a "
                 "request: its KV cache is larger than what the weights leave"
             )
-    return make_result(found, rows, left_out, command)
+    return _make_result(found, rows, left_out, command)
 
 
 def _why_refused(p: Prediction) -> str | None:
     return why_refused(p.technique, p.deployment, p.prompt, p.generate)
 
 
-def make_result(
+def _make_result(
     found: list[Prediction], rows: Sequence[Row], left_out: Sequence[str], command: str
 ) -> Result[list[Prediction]]:
-    """Make the answer of ``kvsim predict`` from predictions and their rows.
-
-    Parameters
-    ----------
-    found
-        Predictions of one batch each.
-    rows
-        A row per prediction, as :func:`prediction` makes it.
-    left_out
-        Techniques that cannot run there, with the reason.
-    command
-        Command line that gives the same.
-
-    Returns
-    -------
-    Result
-        Answer for the terminal, pages, JSON and Python.
-    """
-    answer, heading, shown = write_answer(rows, found, left_out), title(rows), table(rows)
+    """Make the answer of ``kvsim predict`` from predictions and their rows."""
+    answer, heading, shown = _write_answer(rows, found, left_out), _title(rows), _table(rows)
     labels = short_names([spec(row) for row in rows])
     about = [(f"{labels[spec(r)]}, batch {r['batch']}, prompt {r['prompt']}", r) for r in rows]
     notes, ground = evidence.merge_notes(about), evidence.describe_basis(rows[0]["basis"])
@@ -196,24 +186,16 @@ def prediction(prediction: Prediction) -> Row:
         "stack": d.stack.name,
         **ranks(d),
         "weights": d.weights,
-        "technique": label(t),
-        "params": params(t),
+        **technique_fields(t),
         "notation": str(t),
-        "batch": number(prediction.batch),
+        **pick(prediction, "batch"),
         **({"concurrency": number(prediction.batch)} if prediction.of_clients else {}),
-        "prompt": prediction.prompt,
-        "generate": prediction.generate,
-        "ttft_s": number(prediction.ttft_s),
-        "tpot_s": number(prediction.tpot_s),
-        "prefill_s": number(prediction.prefill_s),
-        "decode_s": number(prediction.decode_s),
-        "decode_tok_s": number(prediction.decode_tok_s),
-        "output_tok_s": number(prediction.output_tok_s),
+        **pick(prediction, "prompt", "generate", "ttft_s", "tpot_s", "prefill_s", "decode_s"),
+        **pick(prediction, "decode_tok_s", "output_tok_s"),
         "usd_per_million_tokens": number(prediction.usd_per_million()),
-        "gpu_bytes": number(prediction.gpu_bytes),
-        "host_bytes": number(prediction.host_bytes),
+        **pick(prediction, "gpu_bytes", "host_bytes"),
         "fits": bool(prediction.fits[0]),
-        "max_batch": number(prediction.max_batch),
+        **pick(prediction, "max_batch"),
         "bound_by": bound,
         "ranges": caveats.time_ranges(prediction, _came(prediction))
         | evidence.memory_range(prediction),
@@ -223,50 +205,20 @@ def prediction(prediction: Prediction) -> Row:
             "round_s": _numbers(breakdown(rounds, d)),
             **{f"{tier}_bytes": _numbers(buffers) for tier, buffers in prediction.buffers.items()},
         },
-        "notes": list(notes(prediction)),
-        "assumed": list_assumptions(prediction, bound),
+        "notes": list(_notes(prediction)),
+        "assumed": [
+            *evidence.list_assumptions(d.hardware, float(np.max(prediction.host_bytes)), bound),
+            *caveats.describe_host_link(prediction),
+        ],
     }
-
-
-def list_assumptions(prediction: Prediction, bound: str) -> list[str]:
-    """List what a prediction takes for granted of the host.
-
-    Parameters
-    ----------
-    prediction
-        Prediction of one batch.
-    bound
-        What its busiest stream spends most of its time on.
-
-    Returns
-    -------
-    list of str
-        Clauses; empty where nothing is assumed.
-    """
-    hardware, kept = prediction.deployment.hardware, float(np.ravel(prediction.host_bytes)[0])
-    return [
-        *evidence.list_assumptions(hardware, kept, bound),
-        *caveats.describe_host_link(prediction),
-    ]
 
 
 def _numbers(values: Mapping[str, Any]) -> Row:
     return {k: n for k, v in values.items() if (n := number(v))}
 
 
-def notes(prediction: Prediction) -> Iterator[str]:
-    """Collect what a reader should know about a prediction.
-
-    Parameters
-    ----------
-    prediction
-        Prediction of one batch.
-
-    Yields
-    ------
-    str
-        Clauses without a full stop.
-    """
+def _notes(prediction: Prediction) -> Iterator[str]:
+    """Collect what a reader should know about a prediction."""
     d = prediction.deployment
     yield from d.model.notes
     yield from d.parallelism.notes(d.domain, d.stack.sums.skew)
@@ -327,19 +279,8 @@ def _spreadsheet_cell(cell: object) -> object:
     return escape_controls(f"'{cell}" if cell.startswith(FORMULAS) else cell, "")
 
 
-def table(rows: Sequence[Row]) -> Table:
-    """Make the table of what differs between the rows, and their figures.
-
-    Parameters
-    ----------
-    rows
-        Rows of predictions.
-
-    Returns
-    -------
-    Table
-        A line per row, with its settings below the first of each technique.
-    """
+def _table(rows: Sequence[Row]) -> Table:
+    """Make the table of what differs between the rows, and their figures."""
     specs = [spec(row) for row in rows]
     labels = short_names(specs)
     first = {text: id(row) for text, row in reversed(list(zip(specs, rows, strict=True)))}
@@ -439,19 +380,8 @@ def _counted(rows: Sequence[Row]) -> str:
     return "concurrency" if "concurrency" in rows[0] else "batch"
 
 
-def title(rows: Sequence[Row]) -> str:
-    """Write what all rows have in common.
-
-    Parameters
-    ----------
-    rows
-        Rows of predictions on one deployment.
-
-    Returns
-    -------
-    str
-        Model, GPUs, stack, weights, and the lengths that all rows share.
-    """
+def _title(rows: Sequence[Row]) -> str:
+    """Write what all rows have in common."""
     first = rows[0]
     parts = [f"{first['model']} on {first['gpu']}", f"stack {first['stack']}"]
     spread = Parallelism(**{name: first.get(name, 1) for name in ("tp", "pp", "dp", "ep")})
@@ -463,25 +393,10 @@ def title(rows: Sequence[Row]) -> str:
     return ", ".join(parts)
 
 
-def write_answer(
+def _write_answer(
     rows: Sequence[Row], found: Sequence[Prediction], left_out: Sequence[str]
 ) -> Answer:
-    """Answer in words what predictions, one per row, say.
-
-    Parameters
-    ----------
-    rows
-        A row per prediction.
-    found
-        Predictions in the order of the rows.
-    left_out
-        Techniques that cannot run there, with the reason.
-
-    Returns
-    -------
-    Answer
-        Verdict on the fastest row that fits, and what follows it.
-    """
+    """Answer in words what predictions, one per row, say."""
     points = {(row["batch"], row["prompt"], row["generate"]) for row in rows}
     best = _find_fastest(rows)
     at = rows.index(best)

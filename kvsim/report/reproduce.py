@@ -49,7 +49,7 @@ def make_result(
     source
         The paper, the file or ``all``.
     """
-    scores, answer = score(rows, predicted), write_answer(rows, predicted)
+    scores, answer = score(rows, predicted), _write_answer(rows, predicted)
     pairs = list(zip(rows, predicted, strict=True))
     plain = [_row(row, value) for row, value in pairs]
     mechanisms = summarise_mechanisms(pairs)
@@ -218,21 +218,8 @@ def _show_fit(fit: Fit, stack: str) -> None:
     Terminal().show(blocks)
 
 
-def write_answer(rows: list[PublishedRow], predicted: list[float]) -> Answer:
-    """State how far predictions are off.
-
-    Parameters
-    ----------
-    rows
-        Published rows.
-    predicted
-        Prediction of each row.
-
-    Returns
-    -------
-    Answer
-        Verdict and what follows it.
-    """
+def _write_answer(rows: list[PublishedRow], predicted: list[float]) -> Answer:
+    """State how far predictions are off."""
     pairs = [(r, v) for r, v in zip(rows, predicted, strict=True) if r.metric != "fits"]
     errors = {use: [abs(error(r, v)) for r, v in pairs if r.use == use] for use in USES}
     told = []

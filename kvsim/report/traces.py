@@ -90,19 +90,8 @@ def describe_trace(trace: Trace) -> Row:
     return describe_requests(trace.name, trace.requests) | read
 
 
-def write_answer(row: Row) -> Answer:
-    """Describe a trace in words: rate, lengths and what its prefixes share.
-
-    Parameters
-    ----------
-    row
-        Statistics of the trace.
-
-    Returns
-    -------
-    Answer
-        Verdict and what follows it.
-    """
+def _write_answer(row: Row) -> Answer:
+    """Describe a trace in words: rate, lengths and what its prefixes share."""
     prompt, generate, reuse = (row[k] for k in ("prompt_tokens", "generate_tokens", "reuse"))
     shared = "It has no prefix blocks: prefix caching cannot be simulated."
     if reuse:
@@ -139,7 +128,7 @@ def make_result(
     requests
         What pictures are drawn of.
     """
-    answer, shown = write_answer(row), [row, *([source] if source else [])]
+    answer, shown = _write_answer(row), [row, *([source] if source else [])]
     tables, notes = [_statistics_table(shown), _length_table(shown)], row.get("notes", ())
     own = {key: value for key, value in row.items() if key != "notes"}
     name = f"{row['trace']}, format {row['format']}" if "format" in row else str(row["trace"])
@@ -155,7 +144,7 @@ def make_result(
             *(Heading(name), *(() if source else answer.head())),
             *(tables[0], BLANK, tables[1]),
         ],
-        draw=lambda: [] if requests is None else draw_requests(requests),
+        draw=lambda: [] if requests is None else _draw_requests(requests),
         remarks=notes,
         notes=notes,
     )
@@ -192,14 +181,8 @@ def _lengths(found: LengthStatistics) -> dict[str, Any]:
     return ends | marks | {"max": found.most}
 
 
-def draw_requests(requests: Requests) -> list[Chart]:
-    """Draw a trace over time, where arrivals differ, and by length.
-
-    Parameters
-    ----------
-    requests
-        Arrivals and lengths.
-    """
+def _draw_requests(requests: Requests) -> list[Chart]:
+    """Draw a trace over time, where arrivals differ, and by length."""
     share = np.linspace(0, 1, QUANTILE_POINTS)
     sizes = {"prompt": requests.prompt, "generated": requests.generate}
     quantiles = {name: np.quantile(values, share) for name, values in sizes.items()}
