@@ -27,6 +27,7 @@ from kvsim.report.json import Row
 from kvsim.techniques.technique import Technique
 
 ASSUMED = "assumed"
+INTERVAL = "80 % prediction interval"
 ISO_DATE = re.compile(r"20\d\d-\d\d-\d\d")
 TIME_KINDS = set(NUMBER_KINDS) - {"memory"}
 MAX_LISTED = 3  # engines and techniques whose errors on a card are told
@@ -196,7 +197,7 @@ def _ledger(deployment: Deployment, technique: str, load: str) -> list[str]:
     for (rows, name, gap), runs in about.items():
         line = f"{rows[0].upper()}{rows[1:]} with {name}: {', '.join(runs)}"
         rows_told.append(f"{line}; {gap}." if gap else f"{line}.")
-    return [f"80 % prediction interval: {ranges} times the prediction.", " ".join(rows_told)]
+    return [f"{INTERVAL}: {ranges} times the prediction.", " ".join(rows_told)]
 
 
 def _published(deployment: Deployment, technique: str) -> list[str]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from csv import DictWriter
+from dataclasses import replace
 from io import StringIO
 from itertools import product
 from typing import Any
@@ -21,8 +22,9 @@ from kvsim.prediction.generate import Prediction, at_batch
 from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.prediction.pool import KvPool, longest_prompt, pool, remedies
 from kvsim.report import caveats, evidence, units
-from kvsim.report.answer import BRIEF, Answer, verdict
+from kvsim.report.answer import Answer, verdict
 from kvsim.report.charts import draw_predictions
+from kvsim.report.evidence import INTERVAL
 from kvsim.report.frames import flatten
 from kvsim.report.json import Row, number, pick
 from kvsim.report.names import (
@@ -45,9 +47,9 @@ from kvsim.report.phrases import (
     summarize_times,
 )
 from kvsim.report.result import Result
-from kvsim.report.suitability import describe_engines, describe_quality
+from kvsim.report.suitability import OFFLOAD_NOTE, describe_engines, describe_quality
 from kvsim.report.table import Column, Table, quantity_columns, text_column
-from kvsim.report.terminal import BLANK, Heading
+from kvsim.report.terminal import BLANK, Heading, Items
 from kvsim.report.units import legend
 from kvsim.serving.servable import why_refused
 from kvsim.techniques.papers.full import Full
@@ -137,9 +139,13 @@ def _make_result(
     """Make the answer of ``kvsim predict`` from predictions and their rows."""
     answer, heading, shown = _write_answer(rows, found, left_out), _title(rows), _table(rows)
     labels = short_names([spec(row) for row in rows])
-    about = [(f"{labels[spec(r)]}, batch {r['batch']}, prompt {r['prompt']}", r) for r in rows]
+    alone = len({(row["batch"], row["prompt"]) for row in rows}) == 1
+    about = [
+        (labels[spec(r)] + ("" if alone else f", batch {r['batch']}, prompt {r['prompt']}"), r)
+        for r in rows
+    ]
     notes, ground = evidence.merge_notes(about), evidence.describe_basis(rows[0]["basis"])
-    gains, brief = draft_gains(found), BRIEF + len(list(describe_quality(found)))
+    gains, brief = draft_gains(found), _brief(answer, found)
     reversals = _tabulate_drafts(gains)
     unfit = [] if all(row["fits"] for row in rows) else ["! does not fit in GPU or host memory"]
 
@@ -153,15 +159,27 @@ def _make_result(
         tables=[shown, *reversals],
         blocks=[
             *(Heading(heading), *answer.head(), shown, *unfit, *reversals, BLANK),
-            *answer.body(brief),
+            *brief.body(),
             *(f"Note{note}" for note in notes),
         ],
-        more=[*answer.rest(brief), ground],
+        more=[
+            Items(line for line in answer.settings if line not in brief.settings),
+            Items(line for line in answer.evidence if line not in brief.evidence),
+            ground,
+        ],
         draw=lambda: draw_predictions(rows, found),
         notes=[note.lstrip(": ") for note in notes],
         data=evidence.newest_measurement(p.deployment for p in found),
         foot=[ground],
     )
+
+
+def _brief(answer: Answer, found: Sequence[Prediction]) -> Answer:
+    """The answer as a terminal shows it first: without sources, and what the verdict has."""
+    quality, brief = list(describe_quality(found)), list(describe_quality(found, brief=True))
+    measured = [x for x in answer.evidence[len(quality) :] if not x.startswith(INTERVAL)]
+    settings = [line for line in answer.settings if line != OFFLOAD_NOTE]
+    return replace(answer, settings=settings, evidence=[*brief, *measured[:1]])
 
 
 def prediction(prediction: Prediction) -> Row:

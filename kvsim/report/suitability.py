@@ -122,13 +122,15 @@ def describe_engines(found: Sequence[Prediction]) -> Iterator[str]:
         yield OFFLOAD_NOTE
 
 
-def describe_quality(found: Sequence[Prediction]) -> Iterator[str]:
+def describe_quality(found: Sequence[Prediction], brief: bool = False) -> Iterator[str]:
     """Say what is known of the quality of every lossy setting.
 
     Parameters
     ----------
     found
         Predictions; settings that come again are told once.
+    brief
+        Whether sources are left out.
 
     Yields
     ------
@@ -152,7 +154,8 @@ def describe_quality(found: Sequence[Prediction]) -> Iterator[str]:
             here = "not measured with these settings; with others: " * _settings_differ(
                 known.worst, str(t)
             )
-            yield f"Quality of {t.name}: {here}{known}."
+            told = str(known).partition("; ")[0] if brief else str(known)
+            yield f"Quality of {t.name}: {here}{told}."
 
 
 def describe_loss(technique: Technique, found: Evidence) -> str:
