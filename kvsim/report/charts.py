@@ -27,6 +27,7 @@ STREAM_TITLES = {"gpu": "GPU", "h2d": "host to GPU", "d2h": "GPU to host", "cpu"
 TRIED_ROUNDS = 33  # of a generation, to find a typical one
 MAX_DRAWN_OPS, MAX_OUTLINED_OPS = 400, 120  # ops of a step that are drawn; that are outlined boldly
 ROOF_MARGIN = 4.0  # a roof's ends from the ops' intensities and from its ridge, as a factor
+ONE_SPOT = 0.1  # relative distance of ops that a roofline does not tell apart
 MAX_DRAWN_ROWS = 8  # of a picture of memory
 MAX_COMPARED = 5  # techniques compared
 BREAK_EVENS = {
@@ -213,7 +214,8 @@ def _draw_lanes(prediction: Prediction, name: str) -> Chart:
         cost = {s.name: s.end - s.begin for s in found}
         path, names = set(), list(cost)
     title = f"One decoding round of {name}{others}: {told}{several}, {drawn}"
-    chart = Chart(title, "ms", height=360, yaxis=DOWNWARDS, barmode="overlay", bargap=0.3)
+    height = 190 + 50 * len({s.stream for s in found})
+    chart = Chart(title, "ms", height=height, yaxis=DOWNWARDS, barmode="overlay", bargap=0.3)
     shown = found[:MAX_DRAWN_OPS]
     thick = 1.5 if len(shown) <= MAX_OUTLINED_OPS else 0.4
     if waits:
@@ -267,7 +269,8 @@ def _draw_roofline(prediction: Prediction, name: str) -> Chart:
     chart = Chart(title, "FLOP per byte of GPU memory", "FLOP/s", 420, log="xy")
     roof = [low * band, peak, peak]
     chart.line("the card's roof", [low, ridge, high], roof, hoverinfo="skip")
-    for i, (op_name, (flops, moved, took)) in enumerate(work.items()):
+    for i, (names, (flops, moved, took)) in enumerate(_merge_near(work)):
+        op_name = ", ".join(names)
         chart.dots(
             op_name,
             [flops / moved],
@@ -278,6 +281,21 @@ def _draw_roofline(prediction: Prediction, name: str) -> Chart:
             f"{100 * flops / took / peak:.3g} % of the arithmetic<extra></extra>",
         )
     return chart
+
+
+def _merge_near(work: Mapping[str, np.ndarray]) -> list[tuple[list[str], np.ndarray]]:
+    """Ops whose points would lie on one another, as one: FLOP, bytes and seconds of all."""
+    merged: list[tuple[list[str], np.ndarray]] = []
+    for name, own in work.items():
+        place = np.log([own[0] / own[1], own[0] / own[2]])
+        for i, (names, sums) in enumerate(merged):
+            there = np.log([sums[0] / sums[1], sums[0] / sums[2]])
+            if np.all(np.abs(place - there) < ONE_SPOT):
+                merged[i] = ([*names, name], sums + own)
+                break
+        else:
+            merged.append(([name], own))
+    return merged
 
 
 def _draw_tier(rows: Sequence[Row], deployment: Deployment, tier: str) -> Chart:
@@ -315,7 +333,9 @@ def _select_rows(rows: Sequence[Row]) -> list[Row]:
     return chosen[:MAX_DRAWN_ROWS]
 
 
-def draw_break_evens(found: Sequence[Prediction], full: Technique) -> list[Chart]:
+def draw_break_evens(
+    found: Sequence[Prediction], full: Technique, axes: Sequence[str] = tuple(BREAK_EVENS)
+) -> list[Chart]:
     """Draw decoding speed over full KV's along every axis on which a technique has a curve.
 
     Parameters
@@ -324,6 +344,8 @@ def draw_break_evens(found: Sequence[Prediction], full: Technique) -> list[Chart
         Predictions; full KV and those that decode nothing are skipped.
     full
         Full KV, which they are compared with.
+    axes
+        Keys of ``BREAK_EVENS`` that are drawn.
     """
     others = [p for p in found if p.technique.name != "full" and p.generate > 1][:MAX_COMPARED]
     rows = [technique_fields(p.technique) for p in others]
@@ -332,10 +354,10 @@ def draw_break_evens(found: Sequence[Prediction], full: Technique) -> list[Chart
         for name, p in zip(distinct_names(rows), others, strict=True)
     ]
     drawn = []
-    for axis, title in BREAK_EVENS.items():
+    for axis in axes:
         here = [(n, t, b) for n, t, every in lines for b in every if b.axis == axis]
         if here:
-            told = _break_even_title(title, axis, others[0], here)
+            told = _break_even_title(BREAK_EVENS[axis], axis, others[0], here)
             drawn.append(_draw_break_even(told, axis, here))
     return drawn
 

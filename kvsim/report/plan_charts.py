@@ -20,6 +20,7 @@ from kvsim.techniques.technique import Technique
 
 MAX_OPTIONS = 9  # options of a technique on the map
 MAP_STEPS = 5  # contexts and batches of the winner map: 2 ** -2 .. 2 ** 2 of what was asked
+MAX_MEMORY = 3  # techniques whose memory is drawn
 LATER = "legendonly"  # what is drawn once its name is clicked
 MIN_DRAWN_GAIN = 5e-4  # smallest gain that is drawn
 MAP = "Techniques: throughput against latency; open symbols lose quality, grey names can be shown"
@@ -40,17 +41,18 @@ def draw_plan(plan: ChosenPlan) -> list[Chart]:
     compared += [a.prediction for a in plan.alternatives]
     drawn = [
         _draw_map(plan, {other.technique.name for other in compared}),
-        *draw_memory([prediction(other) for other in compared], p.deployment),
+        *draw_memory([prediction(other) for other in compared[:MAX_MEMORY]], p.deployment),
     ]
     if p.generate > 1:
-        drawn += [*draw_round(p, name), _draw_winners(plan)]
+        drawn += [*draw_round(p, name)[:1], _draw_winners(plan)]  # predict has the roofline
         if plan.baseline is not None:
             rivals = [
                 _predict_at_batch(p, other)
                 for other in compared
                 if other is not plan.baseline and other.technique.uniform
             ]
-            drawn += draw_break_evens(rivals, plan.baseline.technique)
+            axes = "link", "acceptance"  # the winners show batch and prompt
+            drawn += draw_break_evens(rivals, plan.baseline.technique, axes)
     ranked = sorted(plan.prices.items(), key=lambda price: price[1])
     if gains := {what: 100 * gain for what, gain in ranked if gain > MIN_DRAWN_GAIN}:
         drawn.append(draw_bars(f"What would improve {plan.objective}", gains, "%"))
@@ -75,7 +77,7 @@ def _draw_map(plan: ChosenPlan, compared: Set[str]) -> Chart:
         columns["host_memory"] <= limits.host_memory
     )
     fits &= np.isfinite(columns["tpot"]) & (columns["tpot"] > 0)
-    chart = Chart(MAP, "TPOT [ms]", "output tok/s", 560, log="xy")
+    chart = Chart(MAP, "TPOT [ms]", "output tok/s", 440, log="xy")
 
     def place(rows: np.ndarray | list[int]) -> tuple[np.ndarray, np.ndarray]:
         return 1e3 * columns["tpot"][rows], -columns["throughput"][rows]
@@ -152,7 +154,7 @@ def _draw_winners(plan: ChosenPlan) -> Chart:
         for x in (_batches(p, 1), prompts)
     )
     title = "Fastest technique by batch and prompt"
-    chart = Chart(title, "batch", "prompt [tokens]", 400, xaxis=across, yaxis=up)
+    chart = Chart(title, "batch", "prompt [tokens]", 340, xaxis=across, yaxis=up)
     for name, points in won.items():
         look = mark(name)
         marker = {"color": look.colour, "symbol": look.symbol, "size": 22}
