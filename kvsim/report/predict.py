@@ -20,7 +20,7 @@ from kvsim.prediction.breakeven import break_even_acceptance, gains_by_batch
 from kvsim.prediction.explain import binding, breakdown
 from kvsim.prediction.generate import Prediction, at_batch
 from kvsim.prediction.memory import decode_point, prefill_point
-from kvsim.prediction.pool import KvPool, longest_prompt, pool, remedies
+from kvsim.prediction.pool import longest_prompt, pool, remedies
 from kvsim.report import caveats, evidence, units
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.charts import draw_predictions
@@ -146,6 +146,8 @@ def _make_result(
     ]
     notes, ground = evidence.merge_notes(about), evidence.describe_basis(rows[0]["basis"])
     gains, brief = draft_gains(found), _brief(answer, found)
+    said = {*brief.settings, *brief.evidence}
+    rest = [x for x in (*answer.settings, *answer.evidence) if x not in said]
     reversals = _tabulate_drafts(gains)
     unfit = [] if all(row["fits"] for row in rows) else ["! does not fit in GPU or host memory"]
 
@@ -163,8 +165,7 @@ def _make_result(
             *(f"Note{note}" for note in notes),
         ],
         more=[
-            Items(line for line in answer.settings if line not in brief.settings),
-            Items(line for line in answer.evidence if line not in brief.evidence),
+            *([Items(rest)] if rest else []),
             ground,
         ],
         draw=lambda: draw_predictions(rows, found),
@@ -487,7 +488,9 @@ def _describe_single_point(row: Row, prediction: Prediction, changes: Sequence[s
             f"{what}: {describe_times(row)}, {describe_memory(row)}.",
             explain_limit(row["bound_by"], row["generate"]),
         ]
-        return verdict(needed, [_pool(prediction), _longest(prediction), _note_max_batch(row)])
+        # engines have no pool of what is kept elsewhere
+        limits = _limits(row, prediction)[-1 if row["host_bytes"] else 0 :]
+        return verdict(needed, [*limits, _note_max_batch(row)])
     needed = [
         f"{what} does not fit: it needs {describe_memory(row)}{_note_memory_size(row, prediction)}."
     ]
@@ -502,34 +505,6 @@ def _note_memory_size(row: Row, prediction: Prediction) -> str:
     if row["gpu_bytes"] > hardware.gpu_memory:
         return f" and the GPU has {units.size(hardware.gpu_memory)}"
     return f" and the host has {units.size(hardware.host_memory)}"
-
-
-def _pool(prediction: Prediction) -> str:
-    room = pool(prediction.technique, prediction.deployment, prediction.prompt, prediction.generate)
-    if not room.tokens or float(prediction.host_bytes[0]):
-        return ""  # engines have no pool of what is kept elsewhere
-    return (
-        f"KV pool at {units.percent(room.share)} of GPU memory: {room.tokens:,} tokens, "
-        f"{room.blocks:,} blocks, {room.concurrency:.2f} sequences{_note_kept(room)}."
-    )
-
-
-def _note_kept(room: KvPool) -> str:
-    """What a sequence keeps of its tokens, where it drops some."""
-    return f" that keep {room.kept:,} of {room.length:,} tokens" if room.kept < room.length else ""
-
-
-def _longest(prediction: Prediction) -> str:
-    longest = longest_prompt(
-        prediction.technique, prediction.deployment, int(prediction.batch[0]), prediction.generate
-    )
-    return f"Longest prompt: {longest:,} tokens{_note_context_limit(longest, prediction)}."
-
-
-def _note_context_limit(longest: int, prediction: Prediction) -> str:
-    """That memory would hold more than the model takes, if so."""
-    most = prediction.deployment.model.max_context
-    return f" by memory; the context is {most:,}" if longest + prediction.generate > most else ""
 
 
 def _note_max_batch(row: Row) -> str:
@@ -712,21 +687,22 @@ def _name_unfit_point(rows: Sequence[Row]) -> str:
     return f"{row['technique']} at {_load(row)}, prompt {prompt}"
 
 
-def _limits(row: Row, prediction: Prediction, several: bool) -> list[str]:
+def _limits(row: Row, prediction: Prediction, several: bool = False) -> list[str]:
     """The KV pool as engines print it, and the longest prompt that fits; of which technique."""
-    whose = f" with {row['technique']}" if several else ""
-    d = prediction.deployment
-    room = pool(prediction.technique, d, prediction.prompt, prediction.generate)
-    lines = []
-    if room.tokens:
-        lines.append(
-            f"KV pool{whose} at {units.percent(room.share)} of GPU memory: {room.tokens:,} tokens "
-            f"({room.blocks:,} blocks of 16), {room.concurrency:.2f} sequences"
-            f"{_note_kept(room) or f' of {room.length:,} tokens'}."
-        )
-    longest = longest_prompt(prediction.technique, d, int(prediction.batch[0]), prediction.generate)
-    lines.append(
-        f"Longest prompt that fits{whose} at {_load(row)}: {longest:,} "
-        f"tokens{_note_context_limit(longest, prediction)}."
+    t, d, generate = prediction.technique, prediction.deployment, prediction.generate
+    whose, at = (f" with {row['technique']}", f" at {_load(row)}") if several else ("", "")
+    room = pool(t, d, prediction.prompt, generate)
+    of = f" of {room.length:,} tokens" if several else ""
+    if room.kept < room.length:
+        of = f" that keep {room.kept:,} of {room.length:,} tokens"
+    longest = longest_prompt(t, d, int(prediction.batch[0]), generate)
+    most = d.model.max_context
+    beyond = f" by memory; the context is {most:,}" if longest + generate > most else ""
+    pools = (
+        f"KV pool{whose} at {units.percent(room.share)} of GPU memory: {room.tokens:,} tokens, "
+        f"{room.blocks:,} blocks, {room.concurrency:.2f} sequences{of}."
     )
-    return lines
+    return [
+        *([pools] if room.tokens else []),
+        f"Longest prompt{whose}{at}: {longest:,} tokens{beyond}.",
+    ]
