@@ -30,8 +30,6 @@ REASONS = {
 
 assert set(LIMITS.values()) <= set(REASONS)
 
-PROMPT_BOUND = "most of the time is prefill"
-
 
 def summarize_times(prediction: Prediction) -> str:
     """Write TPOT and TTFT without their ranges.
@@ -195,14 +193,15 @@ def join_words(texts: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
 
 
-def explain_limit(bound_by: str, generate: int, service: bool = False) -> str:
-    """The limit of decoding, or of prefill where one token is generated, and its reason.
+def explain_limit(bound_by: str, generate: int) -> str:
+    """Say what limits decoding, or prefill where one token is generated, and why.
 
     Parameters
     ----------
-    service : whether requests keep coming, so that the limit is that of prompts and rounds.
+    bound_by
+        What the busiest stream spends most of its time on.
+    generate
+        Generated tokens per request. [tokens]
     """
     reason = REASONS[bound_by].format(step="token" if generate > 1 else "pass")
-    if service and bound_by == "arithmetic":
-        reason = PROMPT_BOUND
     return f"Limit: {bound_by}, as {reason}."

@@ -9,7 +9,6 @@ from kvsim.machines.basis import basis
 from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment
 from kvsim.planner.alternatives import LABELS, NARROW, Advice, NoPlanError, score
 from kvsim.planner.plan import ChosenPlan
-from kvsim.planner.question import DEFAULT_TPOT, DEFAULT_TTFT
 from kvsim.planner.sensitivity import BREAKPOINT_FACTORS, LIKELY_ENOUGH, Binding, Breakpoint
 from kvsim.planner.service import SERVERS
 from kvsim.prediction.generate import Prediction
@@ -464,7 +463,7 @@ def _write_answer(plan: ChosenPlan, chosen: Row) -> Answer:
     p, d = plan.choice, plan.choice.deployment
     loses = describe_loss(p.technique, plan.evidence)
     more = [_describe_best_other(plan), loses, _unserved(plan), _served(plan), _targets(plan)]
-    more.append(explain_limit(chosen["bound_by"], p.generate, plan.question.workload.service))
+    more.append(explain_limit(chosen["bound_by"], p.generate))
     said = verdict([_waves(plan), _run(plan), _against_full(plan), _warn_of_weights(d)], more)
     return Answer(
         verdict=said,
@@ -508,12 +507,10 @@ def _run(plan: ChosenPlan) -> str:
     host = number(p.host_bytes)
     also = f" and {units.size(host)} of host memory" if host else ""
     batch = units.integer(number(p.batch))
-    unit = "sequence" if batch == "1" else "sequences"
-    together = f"{batch} {unit} at once" if plan.question.workload.service else f"batch {batch}"
     name = label(p.technique)
     lead = "Run" if list_engines(p) else "Best is"  # what no engine has cannot simply be run
     lead = "At once, the best is" if plan.waves is not None else lead
-    what = f"{lead} {SPOKEN.get(p.technique.name, name)} on {_machine(p)}, {together}"
+    what = f"{lead} {SPOKEN.get(p.technique.name, name)} on {_machine(p)}, batch {batch}"
     each = " each" if p.deployment.gpus > 1 else ""
     cost = f", {_format_price(p)}" if plan.objective == "cost" else ""
     return f"{what}: {_describe_times(p)}{cost}, {memory} of {capacity}{each}{also}."
@@ -593,9 +590,7 @@ def _targets(plan: ChosenPlan) -> str:
         for name in ("ttft", "tpot")[: min(plan.choice.generate, 2)]
         if isfinite(getattr(plan.limits, name))
     ]
-    usual = (plan.limits.ttft, plan.limits.tpot) == (DEFAULT_TTFT, DEFAULT_TPOT)
-    told = f"{'Default targets' if usual else 'Targets'}{' (probability)' if kept else ' met'}"
-    return f"{told}: {', '.join(asked)}." if asked else ""
+    return f"Targets{' (probability)' if kept else ' met'}: {', '.join(asked)}." if asked else ""
 
 
 def _quality(plan: ChosenPlan) -> list[str]:
@@ -708,11 +703,9 @@ def _safer(plan: ChosenPlan) -> str:
         return f"No batch meets the targets with a probability of {share}."
     p = likely.safer
     batch = units.integer(number(p.batch))
-    vllm = "vllm" in list_engines(p) and plan.question.workload.service
-    option = f" (vLLM: --max-num-seqs {batch})" if vllm else ""
     lost = 1 - float(p.output_tok_s[0]) / float(plan.choice.output_tok_s[0])
     return (
-        f"At batch {batch}{option} the probability of meeting the targets is {share}: "
+        f"At batch {batch} the probability of meeting the targets is {share}: "
         f"{_describe_times(p)}, {units.percent(lost)} less throughput."
     )
 
