@@ -126,7 +126,13 @@ class Answer:
         return blocks
 
     def rest(self, brief: int) -> list[Block]:
-        """What a brief body leaves out."""
+        """What a brief body leaves out.
+
+        Parameters
+        ----------
+        brief
+            Sentences of evidence that the brief body has.
+        """
         cut = self.changes[MAX_CHANGES:] if len(self.changes) > MAX_CHANGES + 1 else ()
         told = (*cut, *([self.runner_up] if self.runner_up else []), *self.evidence[brief:])
         return [Items(told)] if told else []

@@ -92,7 +92,23 @@ def machine_fields(
     samples: int,
     out: Path,
 ) -> Row:
-    """A calibration under its contract names."""
+    """A calibration under its contract names.
+
+    Parameters
+    ----------
+    found
+        What was fitted.
+    machine
+        The machine that was measured.
+    sheet
+        Data sheet of the device, if one is shipped.
+    suspicions
+        What was odd while it was measured.
+    samples
+        How many samples were fitted to.
+    out
+        File of the profile.
+    """
     every: Mapping[str, Mapping[str, Known]] = {
         "hardware": found.hardware,
         "stack": found.stack,
@@ -166,7 +182,17 @@ def _draw_beside_sheet(numbers: list[Row]) -> Chart:
 
 
 def make_table_result(fields: Row, out: str, command: str = "") -> Result[Row]:
-    """Make the answer of ``kvsim calibrate`` with a table of operators or load tests."""
+    """Make the answer of ``kvsim calibrate`` with a table of operators or load tests.
+
+    Parameters
+    ----------
+    fields
+        What was fitted, as ``--json`` has it.
+    out
+        File of the stack.
+    command
+        Command line that gives the same.
+    """
     title = f"{fields['engine']}: {fields['rows']:,} rows fitted, written to {out}"
     lines = [title]
     if "classes" not in fields:

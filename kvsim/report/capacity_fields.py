@@ -2,9 +2,9 @@
 
 from itertools import pairwise
 from math import isfinite
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvsim.machines.basis import basis
 from kvsim.machines.hardware import GIB
@@ -320,7 +320,7 @@ def _target_row(targets: FleetTargets) -> Row:
     }
 
 
-def _times_row(played: Played, targets: FleetTargets, rows: Any = None) -> Row:
+def _times_row(played: Played, targets: FleetTargets, rows: NDArray[np.bool_] | None = None) -> Row:
     """Make the row of what requests waited, and whether that is within the targets."""
     some = slice(None) if rows is None else rows
     reached = played.reached(targets.share, rows)

@@ -128,6 +128,17 @@ def make_result(
 ) -> Result[Row]:
     """Make the page with sliders, a live verdict, a picture and a table.
 
+    Parameters
+    ----------
+    deployment
+        Model, hardware, stack and weights.
+    techniques
+        Techniques to compare; those that cannot run there are left out.
+    generate
+        Generated tokens per request. [tokens]
+    command
+        Command line that gives the same.
+
     Raises
     ------
     InputError

@@ -100,7 +100,7 @@ def unit_of(path: str) -> str:
     return "1"
 
 
-def flatten(row: Row) -> dict[str, Any]:
+def flatten(row: Row) -> Row:
     """Flatten a row: nested values get dotted names, settings become ``key=value``.
 
     Parameters
@@ -115,7 +115,7 @@ def flatten(row: Row) -> dict[str, Any]:
     """
     from kvsim.report.names import settings
 
-    found: dict[str, Any] = {}
+    found: Row = {}
     for key, value in row.items():
         if key == "params":
             found[key] = settings(row)
@@ -143,7 +143,7 @@ def numbers_of(fields: Row) -> Iterator[tuple[str, int | None, str, float, str]]
                     yield part, row, path or part, leaf, unit_of(f"{part}.{path}".rstrip("."))
 
 
-def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(value: object, path: str = "") -> Iterator[tuple[str, Any]]:
     """List the plain values in a nested one, each with its dotted name."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
@@ -155,6 +155,6 @@ def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
         yield path, value
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     """Tell whether a value is a number rather than a truth value or text."""
     return isinstance(value, int | float) and not isinstance(value, bool)

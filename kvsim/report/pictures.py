@@ -90,7 +90,19 @@ class Chart:
     def dots(
         self, name: str, across: Values, up: Values, marker: Mapping[str, object], **trace: object
     ) -> Self:
-        """Draw points that nothing joins; `marker` is as plotly has it."""
+        """Draw points that nothing joins; `marker` is as plotly has it.
+
+        Parameters
+        ----------
+        name
+            What the legend calls them.
+        across, up
+            Their values along both axes.
+        marker
+            How they look, as plotly has it.
+        **trace
+            Further properties, as plotly names them.
+        """
         self.figure.add_scatter(x=across, y=up, name=name, mode="markers", marker=marker, **trace)
         return self
 
@@ -102,18 +114,46 @@ class Chart:
         marker: Mapping[str, object],
         **trace: object,
     ) -> Self:
-        """Draw bars to the right; ``orientation="v"`` draws them upwards."""
+        """Draw bars to the right; ``orientation="v"`` draws them upwards.
+
+        Parameters
+        ----------
+        name
+            What the legend calls them; None where there is nothing to tell apart.
+        across, up
+            Their values along both axes.
+        marker
+            How they look, as plotly has it.
+        **trace
+            Further properties, as plotly names them.
+        """
         self.figure.add_bar(
             x=across, y=up, name=name, marker=marker, **{"orientation": "h", **trace}
         )
         return self
 
     def target(self, name: str, across: Values, up: Values) -> Self:
-        """Draw a target as a dotted line between two points."""
+        """Draw a target as a dotted line between two points.
+
+        Parameters
+        ----------
+        name
+            What the legend calls it.
+        across, up
+            Both ends along both axes.
+        """
         return self.line(name, across, up, line={"color": RED, "dash": "dot"})
 
     def second_axis(self, up: str, **axis: object) -> Self:
-        """Add an axis at the right, on which traces with ``yaxis="y2"`` stand; from 0 on."""
+        """Add an axis at the right, on which traces with ``yaxis="y2"`` stand; from 0 on.
+
+        Parameters
+        ----------
+        up
+            Title of the axis.
+        **axis
+            Further properties of the axis, as plotly names them.
+        """
         own = {"overlaying": "y", "side": "right", "title": up, "showgrid": False, **axis}
         self.figure.update_layout(yaxis2={**own, "rangemode": "tozero"})
         return self

@@ -404,12 +404,12 @@ def _table(rows: Sequence[Row], answer: Row) -> Table:
     return Table(
         columns,
         rows,
-        below=_below,
+        below=_write_settings,
         marked=lambda row: row["standing"] == "choice",
     )
 
 
-def _below(row: Row) -> str:
+def _write_settings(row: Row) -> str:
     """Settings of a row, and that no engine runs it, if so."""
     given = {**row, "params": chosen_settings(row["technique"], row["params"])}
     return "; ".join(filter(None, [settings(given), "" if row["engines"] else "runs in no engine"]))

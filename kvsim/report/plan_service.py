@@ -1,9 +1,8 @@
 """`kvsim plan` for a service in words: the rate that is kept, what else would do, how to run it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
-from typing import Any
 
 from kvsim.emit.served import serve_costs
 from kvsim.machines.basis import basis
@@ -178,7 +177,7 @@ def make_empty_result(none: NoServiceError, command: str = "") -> Result[NoServi
     return Result(command, title, answer, fields, none, remedies, tables=tables)
 
 
-def _changed(command: str, changes: Any) -> str:
+def _changed(command: str, changes: Mapping[str, str]) -> str:
     """A command line with some options given another value."""
     import shlex
 
@@ -502,10 +501,12 @@ def _table(rows: Sequence[Row], plan: ServicePlan) -> Table:
         Column("running", "running", _rate, 3),
         *(quantity_columns(usd_per_million_tokens=5) if priced else []),
     ]
-    return Table(columns, rows, below=_below, marked=lambda row: row["standing"] == "choice")
+    return Table(
+        columns, rows, below=_write_settings, marked=lambda row: row["standing"] == "choice"
+    )
 
 
-def _below(row: Row) -> str:
+def _write_settings(row: Row) -> str:
     """Settings and the reason of a row."""
     words = [f"{k}={v}" for k, v in chosen_settings(row["technique"], row["params"]).items()]
     return "; ".join(filter(None, [", ".join(words), row["reason"]]))

@@ -5,7 +5,6 @@ from csv import DictWriter
 from dataclasses import replace
 from io import StringIO
 from itertools import product
-from typing import Any
 
 import numpy as np
 
@@ -145,7 +144,7 @@ def _make_result(
         for r in rows
     ]
     notes, ground = evidence.merge_notes(about), evidence.describe_basis(rows[0]["basis"])
-    gains, brief = draft_gains(found), _brief(answer, found)
+    gains, brief = draft_gains(found), _shorten(answer, found)
     said = {*brief.settings, *brief.evidence}
     rest = [x for x in (*answer.settings, *answer.evidence) if x not in said]
     reversals = _tabulate_drafts(gains)
@@ -175,7 +174,7 @@ def _make_result(
     )
 
 
-def _brief(answer: Answer, found: Sequence[Prediction]) -> Answer:
+def _shorten(answer: Answer, found: Sequence[Prediction]) -> Answer:
     """The answer as a terminal shows it first: without sources, and what the verdict has."""
     quality, brief = list(describe_quality(found)), list(describe_quality(found, brief=True))
     measured = [x for x in answer.evidence[len(quality) :] if not x.startswith(INTERVAL)]
@@ -232,7 +231,7 @@ def prediction(prediction: Prediction) -> Row:
     }
 
 
-def _numbers(values: Mapping[str, Any]) -> Row:
+def _numbers(values: Mapping[str, object]) -> Row:
     return {k: n for k, v in values.items() if (n := number(v))}
 
 

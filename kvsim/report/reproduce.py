@@ -87,7 +87,13 @@ def make_result(
 
 
 def to_markdown(result: Result[list[Score]]) -> str:
-    """The tables of errors as docs/errors.md holds them."""
+    """The tables of errors as docs/errors.md holds them.
+
+    Parameters
+    ----------
+    result
+        Answer of ``kvsim reproduce``.
+    """
     scores, mechanisms = result.tables
     source = result.title.partition(": ")[2]
     text = f"# Errors of `kvsim reproduce {source}`, {date.today().isoformat()}\n\n"

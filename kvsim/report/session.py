@@ -44,7 +44,17 @@ Found = Mapping[str, Row]
 def make_result(
     state: SessionState, units: Sequence[Unit], command: str = ""
 ) -> Result[SessionState]:
-    """Make the page of what there is so far."""
+    """Make the page of what there is so far.
+
+    Parameters
+    ----------
+    state
+        Where the results of the session are.
+    units
+        Its units of work, done or not.
+    command
+        Command line that gives the same.
+    """
     results = {u.name: result for u in units if (result := state.read(u.name)) is not None}
     found = {name: _predicted_again(result, state) for name, result in results.items()}
     facts = found.get("facts", {})
@@ -100,6 +110,13 @@ def _predicted_again(result: Row, state: SessionState) -> Row:
 
 def describe_errors(state: SessionState, units: Sequence[Unit]) -> str:
     """Describe how far the best profile's predictions are off at the timed points, for a stack.
+
+    Parameters
+    ----------
+    state
+        Where the results of the session are.
+    units
+        Its units of work, done or not.
 
     Returns
     -------

@@ -483,7 +483,7 @@ def _name_runs(rows: Sequence[Row]) -> list[str]:
 def _describe_cases(rows: Sequence[Row], where: str, trace: str, best: Row, targets: str) -> str:
     """The verdict on runs of one technique that differ in one option."""
     key = _varied_option(rows)
-    met = f"{_each(rows, _good)} of requests meet {targets}." if targets else ""
+    met = f"{_list(rows, _write_good_share)} of requests meet {targets}." if targets else ""
     if key in ("req_s", "rate"):
         return _describe_loads(rows, where, trace, met)
     if key in ("host_cache", "nvme_cache"):
@@ -491,15 +491,15 @@ def _describe_cases(rows: Sequence[Row], where: str, trace: str, best: Row, targ
     if key == "prefix_load":
         return _describe_prefixes(rows, where, trace)
     if key == "max_tokens":
-        ttft, tpot = (_each(rows, _p99(name)) for name in ("ttft_s", "tpot_s"))
-        said = f"At {_each(rows, _value)} tokens per pass, TTFT p99 of {trace} on {where} is {ttft}"
+        ttft, tpot = (_list(rows, _p99(name)) for name in ("ttft_s", "tpot_s"))
+        said = f"At {_list(rows, _value)} tokens per pass, TTFT p99 of {trace} on {where} is {ttft}"
         return verdict([f"{said}; TPOT p99 {tpot}."], [met])
     said = f"Best for {trace} on {where} is {HEADINGS[key]} {_value(best)}."
     told = "; ".join(f"{_value(row)}: {_mean(row)}" for row in rows)
     return verdict([said, f"Mean TTFT: {told}.", met])
 
 
-def _each(rows: Sequence[Row], write: Callable[[Row], str]) -> str:
+def _list(rows: Sequence[Row], write: Callable[[Row], str]) -> str:
     return join_words([write(row) for row in rows])
 
 
@@ -513,7 +513,7 @@ def _p99(name: str) -> Callable[[Row], str]:
     return lambda row: units.seconds(row[name]["p99"])
 
 
-def _good(row: Row) -> str:
+def _write_good_share(row: Row) -> str:
     return units.percent(row["good_share"])
 
 
@@ -571,27 +571,27 @@ def _describe_sought(rows: Sequence[Row], best: Row, where: str, trace: str, tar
 def _describe_loads(rows: Sequence[Row], where: str, trace: str, met: str) -> str:
     """How much memory each load takes, and which are more than the machine serves."""
     unit = "times the trace's rate" if _varied_option(rows) == "rate" else "requests per second"
-    held = _each(rows, lambda row: units.size(row["kv_peak_bytes"]))
-    shares = _each(rows, lambda row: units.percent(row["kv_peak_share"]))
+    held = _list(rows, lambda row: units.size(row["kv_peak_bytes"]))
+    shares = _list(rows, lambda row: units.percent(row["kv_peak_share"]))
     pool = units.size(rows[0]["kv_capacity_bytes"])
     late = [row for row in rows if (row["queue_s"]["p50"] or 0.0) > WAITING]
     over = ""
     if late:
         first, served = late[0], [row for row in rows if row not in late]
-        carried = f"It serves {_each(served, _value)}. " if served else ""
+        carried = f"It serves {_list(served, _value)}. " if served else ""
         over = (
             f"{carried}{_value(first)} is too much: it completes "
             f"{units.rate(first['request_per_s'])} per second, and requests queue for "
             f"{units.seconds(first['queue_s']['p50'])} (median)."
         )
     holds = (
-        f"At {_each(rows, _value)} {unit} of {trace}, {_name(rows[0])} on {where} holds at most "
+        f"At {_list(rows, _value)} {unit} of {trace}, {_name(rows[0])} on {where} holds at most "
         f"{held} of KV cache: {shares} of its {pool}."
     )
     room = len(f"{holds} {over}".split()) <= MAX_VERDICT_WORDS
     return verdict(
         [holds, over] if room else [over],
-        [*([] if room else [holds]), met, f"TTFT p99: {_each(rows, _p99('ttft_s'))}."],
+        [*([] if room else [holds]), met, f"TTFT p99: {_list(rows, _p99('ttft_s'))}."],
     )
 
 
@@ -619,8 +619,11 @@ def _describe_tiers(rows: Sequence[Row], where: str, trace: str) -> str:
             share = units.percent((_ttft(least) - _ttft(half)) / whole)
             told += f" {_value(half)} GiB give {share} of that gain."
     return verdict(
-        [told, f"At {_each(ranked, _value)} GiB mean TTFT is {_each(ranked, _mean)}."],
-        [f"Prompt tokens from the cache: {_each(ranked, _hits)}."],
+        [
+            told,
+            f"At {_list(ranked, _value)} GiB mean TTFT is {_list(ranked, _mean)}.",
+        ],
+        [f"Prompt tokens from the cache: {_list(ranked, _hits)}."],
     )
 
 

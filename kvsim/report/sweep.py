@@ -54,6 +54,21 @@ def sweep_grid(
 ) -> Result[None]:
     """Every technique over the grid, a whole column of batches at once.
 
+    Parameters
+    ----------
+    deployment
+        Model, hardware, stack and weights.
+    techniques
+        Techniques to compare; those that cannot run there are left out.
+    batches
+        Sequences decoded together, ascending. [sequences] (batches,)
+    prompts
+        Prompt lengths. [tokens]
+    generate
+        Generated tokens per request. [tokens]
+    command
+        Command line that gives the same.
+
     Raises
     ------
     InputError
@@ -168,7 +183,13 @@ class SweepSummary:
         self.points = self.able = 0
 
     def add(self, chunk: "Chunk") -> None:
-        """Take a chunk's rows in."""
+        """Take a chunk's rows in.
+
+        Parameters
+        ----------
+        chunk
+            Rows of some points.
+        """
         import pyarrow.compute as pc
 
         self.points += chunk.num_rows
@@ -204,7 +225,17 @@ def _summarize(store: ResultStore, spec: Spec) -> SweepSummary:
 
 
 def make_result(store: ResultStore, spec: Spec, command: str) -> Result[SweepSummary]:
-    """Make the answer of ``kvsim sweep`` from the chunks of a sweep that is done."""
+    """Make the answer of ``kvsim sweep`` from the chunks of a sweep that is done.
+
+    Parameters
+    ----------
+    store
+        Where the chunks are.
+    spec
+        What was swept.
+    command
+        Command line that gives the same.
+    """
     found = _summarize(store, spec)
     return Result(
         command,

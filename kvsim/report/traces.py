@@ -1,7 +1,6 @@
 """What a request trace is like, as JSON and as a table."""
 
 from dataclasses import asdict
-from typing import Any
 
 import numpy as np
 
@@ -175,7 +174,7 @@ def _length_table(shown: list[Row]) -> Table:
     return cells_table(["", *names], lengths, ranks=ranks)
 
 
-def _lengths(found: LengthStatistics) -> dict[str, Any]:
+def _lengths(found: LengthStatistics) -> Row:
     marks = {f"p{mark}": value for mark, value in found.percentiles.items()}
     ends = {"total": found.total, "mean": found.mean, "min": found.least}
     return ends | marks | {"max": found.most}

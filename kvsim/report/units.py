@@ -9,6 +9,7 @@ from typing import Any
 
 from kvsim.frozen import frozen
 from kvsim.machines.hardware import GIB
+from kvsim.report.json import Row
 
 DASH = "-"
 TIME_UNITS = ((1e-3, "µs", 1e-6), (1.0, "ms", 1e-3), (120.0, "s", 1.0), (7200.0, "min", 60.0))
@@ -130,7 +131,13 @@ def rate(value: float) -> str:
 
 @_dashed
 def integer(value: float) -> str:
-    """Write a count in full, with commas between thousands."""
+    """Write a count in full, with commas between thousands.
+
+    Parameters
+    ----------
+    value
+        Count.
+    """
     return f"{value:,.0f}"
 
 
@@ -150,7 +157,13 @@ def percent(share: float, digits: int = 2) -> str:
 
 @_dashed
 def times(ratio: float) -> str:
-    """Write a ratio with three digits, as 1.90x."""
+    """Write a ratio with three digits, as 1.90x.
+
+    Parameters
+    ----------
+    ratio
+        Ratio.
+    """
     return f"{rounded(ratio, 3)}x"
 
 
@@ -225,7 +238,7 @@ QUANTITIES = {
 }
 
 
-def comparison_key(row: dict[str, Any]) -> str:
+def comparison_key(row: Row) -> str:
     """Return the key of the rate that rows are compared by.
 
     Parameters

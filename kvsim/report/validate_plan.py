@@ -59,7 +59,15 @@ class PlanRun:
 
 
 def make_result(found: PlanRun, command: str = "") -> Result[PlanRun]:
-    """Make the answer of ``kvsim validate --plan``."""
+    """Make the answer of ``kvsim validate --plan``.
+
+    Parameters
+    ----------
+    found
+        The plan and what running it showed.
+    command
+        Command line that gives the same.
+    """
     plan, loss, answer = found.plan, found.loss, write_answer(found)
     fields = {
         "answer": answer.row(),
@@ -104,7 +112,13 @@ def make_result(found: PlanRun, command: str = "") -> Result[PlanRun]:
 
 
 def write_answer(found: PlanRun) -> Answer:
-    """What running the plan showed, in words."""
+    """What running the plan showed, in words.
+
+    Parameters
+    ----------
+    found
+        The plan and what running it showed.
+    """
     told = {m.name: m for m in found.times}
     faster = told.get("speedup")
     sentences = [_loss_told(found)]

@@ -15,7 +15,15 @@ from kvsim.traces.attention import GAMMAS, Acceptance, AttentionTrace, Quality, 
 
 
 def make_trace_result(trace: AttentionTrace, command: str = "") -> Result[AttentionTrace]:
-    """Make the answer of a measured text: quality, attention and acceptance, one table each."""
+    """Make the answer of a measured text: quality, attention and acceptance, one table each.
+
+    Parameters
+    ----------
+    trace
+        What was measured on the text.
+    command
+        Command line that gives the same.
+    """
     blocks: list[Block] = [
         Heading(f"{trace.model}, {trace.layers} layers: {trace.tokens:,} tokens read"),
         f"weights {trace.weights}",
@@ -149,7 +157,17 @@ def _layer_fields(found: LayerLosses, plan: Executed | None) -> Row:
 def make_layer_result(
     found: LayerLosses, plan: Executed | None, command: str = ""
 ) -> Result[LayerLosses]:
-    """Make the answer of layers packed one by one, and of a plan of bits that was run."""
+    """Make the answer of layers packed one by one, and of a plan of bits that was run.
+
+    Parameters
+    ----------
+    found
+        Losses of the layers packed one by one.
+    plan
+        A plan of bits that was run, if one was asked for.
+    command
+        Command line that gives the same.
+    """
     each = found.alone.mean(axis=-1)
     heads = [f"{side}, {bits} bits" for side in CACHE_SIDES for bits in found.bits]
     rows = [

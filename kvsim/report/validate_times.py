@@ -74,7 +74,21 @@ def times_fields(
     device: str,
     suspicious: Sequence[str],
 ) -> Row:
-    """A validation under its contract names."""
+    """A validation under its contract names.
+
+    Parameters
+    ----------
+    found
+        Points that were timed, measured beside predicted.
+    missing
+        Points that could not run, with the reason.
+    summary
+        Errors over all points.
+    device
+        Name of the machine.
+    suspicious
+        What was odd while it was measured.
+    """
     return {
         "device": device,
         "summary": {
