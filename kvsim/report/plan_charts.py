@@ -93,7 +93,7 @@ def _draw_map(plan: ChosenPlan, compared: Set[str]) -> Chart:
         rows = rows[np.unique(np.linspace(0, rows.size - 1, MAX_OPTIONS).round().astype(int))]
         look, exact = mark(name), [table.technique[i].exact for i in rows]
         chart.line(
-            name if any(exact) else f"{name} (lossy)",
+            label(table.technique[rows[0]]) + ("" if any(exact) else " (lossy)"),
             *place(rows),
             look,
             visible=True if name in compared else LATER,
@@ -147,8 +147,8 @@ def _draw_winners(plan: ChosenPlan) -> Chart:
             best = max(speeds, key=lambda name: float(speeds[name][i]))
             if speeds["full"][i] * (1 + known[best]) >= speeds[best][i]:
                 best = "full"
-            label = best if speeds[best][i] > 0 else "nothing fits"
-            won.setdefault(label, []).append((units.integer(batch), units.integer(prompt)))
+            winner = best if speeds[best][i] > 0 else "nothing fits"
+            won.setdefault(winner, []).append((units.integer(batch), units.integer(prompt)))
     across, up = (
         {"type": "category", "categoryorder": "array", "categoryarray": [*map(units.integer, x)]}
         for x in (_batches(p, 1), prompts)
