@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -307,7 +308,7 @@ def _table(found: SweepSummary) -> Table:
         texts = any(isinstance(row[key], str) for row in found.best)
         if texts:
             return text_column(_heading(key), lambda row: _format_value(key, row[key]))
-        return Column(_heading(key), key, lambda x: _format_value(key, x))
+        return Column(_heading(key), itemgetter(key), lambda x: _format_value(key, x))
 
     ordered = [*found.varied, *(k for k in keys if k not in found.varied)]
     return Table([column(key) for key in ordered], found.best, marked=lambda r: r is found.best[0])
