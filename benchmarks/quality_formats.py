@@ -11,6 +11,7 @@ what would be admitted on it, and what it truly loses.
 import argparse
 import csv
 from collections import defaultdict
+from dataclasses import fields
 from math import sqrt
 from pathlib import Path
 
@@ -92,7 +93,7 @@ def main() -> None:
     asked = parser.parse_args()
     every = summaries(asked.shared / "measured" / "quality_formats.csv")
     if asked.write:
-        lines = [",".join(Pooled.COLUMNS), *(p.line() for p in every)]
+        lines = [",".join(f.name for f in fields(Pooled)), *(p.line() for p in every)]
         SHIPPED.write_text("\n".join(lines) + "\n", encoding="utf-8")
     trials = harmful = passed = 0
     models = sorted({(p.model, p.part, p.format) for p in every})

@@ -80,10 +80,24 @@ BUNDLE = Kind("bundle", "a bundle of make.py gpu", 20_000_000, 30)
 FILE_KINDS = {
     kind.name: kind
     for kind in (
-        CONFIG, TOML_PROFILE, SPECIFICATION, TABLE, RUN_LOG, ATTENTION_FILE, SAMPLES_FILE,
-        PLAN, JSON, METRICS, TEXT, TOKENIZER, TRACE, WEIGHTS_FILE, RESULT, BUNDLE,
+        CONFIG,
+        TOML_PROFILE,
+        SPECIFICATION,
+        TABLE,
+        RUN_LOG,
+        ATTENTION_FILE,
+        SAMPLES_FILE,
+        PLAN,
+        JSON,
+        METRICS,
+        TEXT,
+        TOKENIZER,
+        TRACE,
+        WEIGHTS_FILE,
+        RESULT,
+        BUNDLE,
     )
-}  # fmt: skip
+}
 
 
 def most_bytes(kind: Kind) -> int:

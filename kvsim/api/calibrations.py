@@ -66,9 +66,13 @@ def calibrate(inputs: Inputs) -> "Result[Row]":
 
 
 def calibrate_run(
-    log: str | Path, model: str, gpu: str, out: str | Path | None = None, technique: str = "full",
+    log: str | Path,
+    model: str,
+    gpu: str,
+    out: str | Path | None = None,
+    technique: str = "full",
     **options: object,
-) -> "Result[Row]":  # fmt: skip
+) -> "Result[Row]":
     """Fit a stack to the request log of a serving run; write it if ``out`` is given.
 
     Parameters
@@ -171,10 +175,13 @@ def _fit_operators(inputs: Inputs) -> "Row":
     better = [f for f, row in zip(found, rows_of, strict=True) if not row["refused"]]
     replace_text(inputs.out, fit.card_text(table, better, stack.name, str(date.today())))
     return {
-        "engine": engine, "version": table.version, "gpu": hardware.name,
-        "rows": sum(len(f.rows) for f in found), "left_out": dict(table.rejected),
+        "engine": engine,
+        "version": table.version,
+        "gpu": hardware.name,
+        "rows": sum(len(f.rows) for f in found),
+        "left_out": dict(table.rejected),
         "classes": rows_of,
-    }  # fmt: skip
+    }
 
 
 def _only_gpu(pairs: list[tuple[str, str]], engine: str) -> str:
@@ -248,10 +255,10 @@ def _fit_load_tests(inputs: Inputs) -> "Row":
     apart = loadtests.predict_held_out(rows, stack)
     off = np.abs(apart / measured - 1)
     better = np.median(off) < np.median(before) and np.quantile(off, 0.9) < np.quantile(before, 0.9)
-    refused = "" if better else (
-        f"held out, the fitted times are {_percents(off)} off, those of {stack.name} "
-        f"{_percents(before)}"
-    )  # fmt: skip
+    refused = ""
+    if not better:
+        held_out, shipped = _percents(off), f"those of {stack.name} {_percents(before)}"
+        refused = f"held out, the fitted times are {held_out} off, {shipped}"
     if refused:
         print_note(f"The fit is refused, and {stack.name}'s host times stay: {refused}")
         found = replace(found, values={}, errors={})

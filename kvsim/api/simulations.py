@@ -1,7 +1,7 @@
 """A request trace under continuous batching, with one technique or several."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from itertools import product
 from math import prod
 from pathlib import Path
@@ -32,10 +32,8 @@ if TYPE_CHECKING:
 MAX_RUNS = 32
 """Combinations of values that one command runs."""
 
-VARIED = (
-    "replicas", "rate", "req_s", "max_tokens", "max_seqs", "host_cache", "nvme_cache",
-    "prefix_load",
-)  # fmt: skip
+SIZES = ("max_tokens", "max_seqs", "host_cache", "nvme_cache")
+VARIED = ("replicas", "rate", "req_s", *SIZES, "prefix_load")
 """Options that take several values, of which each combination is run."""
 
 SOUGHT = ("rate", "replicas", "hit-rate", "host-cache", "prefill-replicas")
@@ -524,14 +522,10 @@ def _build_rules(
     """
     from kvsim.serving.rules import PREFIX_LOADS, SPLIT, Rules
 
-    names = (
-        "max_model_len", "block_tokens", "blocks", "prefill", "priority", "preemption",
-        "admission", "prefix_caching", "remote_cache", "cache_ttl", "cache_block", "nvme_read",
-        "nvme_write",
-    )  # fmt: skip
+    apart = (*SIZES, "ahead", "prefix_load", "nic")
+    names = [f.name for f in fields(Rules) if f.name not in apart]
     settings = {name: getattr(inputs, name) for name in names}
-    varied = ("max_tokens", "max_seqs", "host_cache", "nvme_cache")
-    settings |= {name: case[name] for name in varied}
+    settings |= {name: case[name] for name in SIZES}
     if case["prefill_replicas"] is None or inputs.remote_cache is not None:
         settings["nic"] = inputs.nic
     given = {name: value for name, value in settings.items() if value is not None}

@@ -73,9 +73,13 @@ def _session(asked: argparse.Namespace) -> int:
     with state.lock():
         try:
             left = run_units(
-                units, state, 60 * asked.minutes, _log, _worker(asked.device, state),
+                units,
+                state,
+                60 * asked.minutes,
+                _log,
+                _worker(asked.device, state),
                 lambda: _pack(asked.bundle, state),
-            )  # fmt: skip
+            )
         except KeyboardInterrupt:
             left, stopped = [], True
     past = state.past(units)

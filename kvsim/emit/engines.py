@@ -202,10 +202,8 @@ def _note_nodes(s: Served, settings: EngineSettings) -> None:
 
 # vLLM
 
-VLLM_DRAFTS = {
-    "eagle": "eagle3", "eagle3": "eagle3", "p-eagle": "eagle3", "dflash": "dflash", "mtp": "mtp",
-    "draft": "draft_model", "ngram": "ngram", "suffix": "suffix",
-}  # fmt: skip
+VLLM_DRAFTS = dict.fromkeys(("eagle", "eagle3", "p-eagle"), "eagle3") | {"draft": "draft_model"}
+VLLM_DRAFTS |= {name: name for name in ("dflash", "mtp", "ngram", "suffix")}
 VLLM_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
 VLLM_TURBOQUANT = {
     (8, 4): "turboquant_k8v4",
@@ -397,10 +395,8 @@ def _escape_variables(word: str) -> str:
 
 # SGLang
 
-SGLANG_DRAFTS = {
-    "eagle": "EAGLE3", "eagle2": "EAGLE", "eagle3": "EAGLE3", "dflash": "DFLASH", "mtp": "NEXTN",
-    "draft": "STANDALONE", "ngram": "NGRAM",
-}  # fmt: skip
+SGLANG_DRAFTS = {"eagle": "EAGLE3", "eagle2": "EAGLE", "eagle3": "EAGLE3", "dflash": "DFLASH"}
+SGLANG_DRAFTS |= {"mtp": "NEXTN", "draft": "STANDALONE", "ngram": "NGRAM"}
 SGLANG_ROUTER_PORT = 8000  # by default it would be 30000, the engines' own
 
 
@@ -481,9 +477,8 @@ def _sglang_router(settings: EngineSettings, counts: tuple[int, int]) -> str:
 
 # TensorRT-LLM
 
-TRTLLM_DRAFTS = {
-    "eagle": "Eagle3", "eagle3": "Eagle3", "mtp": "MTP", "draft": "DraftTarget", "ngram": "NGram",
-}  # fmt: skip
+TRTLLM_DRAFTS = {"eagle": "Eagle3", "eagle3": "Eagle3", "mtp": "MTP", "draft": "DraftTarget"}
+TRTLLM_DRAFTS |= {"ngram": "NGram"}
 
 
 def _trtllm(s: Served, settings: EngineSettings) -> str:

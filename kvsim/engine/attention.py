@@ -213,10 +213,19 @@ def ops(
         unpacked = point.batch * stored.unpacked(m.k_width, m.v_width, tokens + shares.padding)
         unpacked = unpacked * (point.new if stack.packed_cache.unpack_each else 1.0)
     op = Op(
-        name, "gpu", kernel, flops, {"hbm": moved}, size=size, columns=columns,
-        slower=head_factor(shares, m.head_dim, m.queries_per_kv), fixed=fixed, chain=chain,
-        after=after, unpacked=unpacked,
-    )  # fmt: skip
+        name,
+        "gpu",
+        kernel,
+        flops,
+        {"hbm": moved},
+        size=size,
+        columns=columns,
+        slower=head_factor(shares, m.head_dim, m.queries_per_kv),
+        fixed=fixed,
+        chain=chain,
+        after=after,
+        unpacked=unpacked,
+    )
     apart = stack.packed_cache.layer + stack.packed_cache.merge_token * point.new * tokens
     if (
         stored.kernel == "lowbit"

@@ -79,9 +79,13 @@ def _on_cpu(moved: list[Op], states: Number, share: Number, previous: tuple[str,
     flops = sum((op.flops for op in moved), np.zeros(()))
     read = sum((op.bytes.get("hbm", 0.0) for op in moved), np.zeros(()))
     product = Op(
-        "host_product", "cpu", "host", share * flops, {"dram": share * read},
+        "host_product",
+        "cpu",
+        "host",
+        share * flops,
+        {"dram": share * read},
         after=("send_states_home",),
-    )  # fmt: skip
+    )
     return [
         ops.copy("send_states_home", "d2h", share * states, kernel="copy", after=previous),
         product,

@@ -399,9 +399,16 @@ def copy(
     channel: Channel = "h2d" if stream == "h2d" else "d2h"
     moved: dict[Channel, Number] = {channel: size, "hbm": size, "dram": size}
     return Op(
-        name, stream, kernel, bytes=moved, rows=rows, launches=launches,
-        after=after, prefetch=prefetch, sync=sync,
-    )  # fmt: skip
+        name,
+        stream,
+        kernel,
+        bytes=moved,
+        rows=rows,
+        launches=launches,
+        after=after,
+        prefetch=prefetch,
+        sync=sync,
+    )
 
 
 def quantise(

@@ -165,9 +165,14 @@ def fit_ratio(
     else:
         start = _searched(residuals, len(parameters))
         best = least_squares(
-            residuals, start, bounds=(0.0, 1.0), diff_step=0.02, loss="soft_l1",
-            f_scale=FAR_OFF, max_nfev=1,
-        )  # fmt: skip
+            residuals,
+            start,
+            bounds=(0.0, 1.0),
+            diff_step=0.02,
+            loss="soft_l1",
+            f_scale=FAR_OFF,
+            max_nfev=1,
+        )
     values = named(best.x)
     slopes = np.array([p.slope(x) for p, x in zip(parameters, best.x, strict=True)])
     errors, confused = _uncertainty(best.jac, best.fun, slopes, parameters, robust)

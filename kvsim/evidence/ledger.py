@@ -62,10 +62,20 @@ UNKNOWN = 0.16  # also where nothing like a number was measured
 # chosen without the source, version or model that they are judged on. That of techniques is set, as
 # measured runs are of full KV.
 WEIGHTS = {
-    "engine": 4.1, "technique": 2.0, "kind": 1.5, "prefill": 0.6, "device": 0.22, "load": 10.5,
-    "weights": 4.1, "experts": 0.22, "gpus": 0.6, "model": 4.1, "most rows": 12.0, "own": 0.6,
+    "engine": 4.1,
+    "technique": 2.0,
+    "kind": 1.5,
+    "prefill": 0.6,
+    "device": 0.22,
+    "load": 10.5,
+    "weights": 4.1,
+    "experts": 0.22,
+    "gpus": 0.6,
+    "model": 4.1,
+    "most rows": 12.0,
+    "own": 0.6,
     "unseen": 0.13,
-}  # fmt: skip
+}
 MECHANISMS = tuple(WEIGHTS)[:10]
 NEIGHBOURS = ("engine", "device", "model")
 """An answer is like measured runs where one entry shares all of these."""
@@ -76,18 +86,15 @@ NORMAL_QUANTILES = np.array(
 WAIT = "wait"  # kind of entry: time to the first token in a load test, the queue included
 HELD_OUT_RUN = "run"  # what was held out where some rows of an entry were fitted to
 LOADS = ("batch", "offline", "served")  # given together, all at once, or sent to a server
-RELATED_KINDS = {"decode": ("decode", "request"), "prefill": ("prefill", "request"),
-                 "request": ("request", "decode")}  # fmt: skip
-WEIGHT_CLASSES = {
-    "fp16": "16 bit", "fp8": "8 bit", "fp8-dynamic": "8 bit", "fp8-block": "8 bit", "int8": "int8",
-    "int4": "4 bit", "int4-g32": "4 bit", "awq": "4 bit", "mxfp4": "4 bit", "nvfp4": "fp4",
-}  # fmt: skip
+RELATED_KINDS = {kind: (kind, "request") for kind in ("decode", "prefill")}
+RELATED_KINDS |= {"request": ("request", "decode")}
+WEIGHT_CLASSES = dict.fromkeys(("fp8", "fp8-dynamic", "fp8-block"), "8 bit")
+WEIGHT_CLASSES |= dict.fromkeys(("int4", "int4-g32", "awq", "mxfp4"), "4 bit")
+WEIGHT_CLASSES |= {"fp16": "16 bit", "int8": "int8", "nvfp4": "fp4"}
 """Formats of weights whose errors are taken as alike."""
-PRODUCT_CLASSES = {
-    "fp16": "gemm", "fp8": "gemm-fp8", "fp8-dynamic": "gemm-fp8", "fp8-block": "gemm-fp8-block",
-    "int8": "gemm-int8", "int4": "gemm-int4", "int4-g32": "gemm-int4",
-    "awq": "gemm-awq", "nvfp4": "gemm-nvfp4", "mxfp4": "experts-mxfp4",
-}  # fmt: skip
+PRODUCT_CLASSES = {n: f"gemm-{n}" for n in ("fp8", "fp8-block", "int8", "int4", "awq", "nvfp4")}
+PRODUCT_CLASSES |= {"fp16": "gemm", "fp8-dynamic": "gemm-fp8", "int4-g32": "gemm-int4"}
+PRODUCT_CLASSES |= {"mxfp4": "experts-mxfp4"}
 """The class of kernels whose rows are of products with weights of a format; others have no rows."""
 PRODUCT_CLASSES |= {name: WEIGHT_FORMATS[name].kernel for name in gguf.BASES}
 SIMILAR_TECHNIQUES = {"full", "fp8"}  # techniques that run an engine's own attention kernels
@@ -187,8 +194,13 @@ def evidence_for(
     nearest = merge([e for e, far in zip(known, away, strict=True) if far == least])
     plain = deployment.pp == 1 or deployment.stack.time.stage > 0  # rows of stages, too
     formats = _measured_weights(deployment, told)
-    same = (nearest.technique == name, nearest.engine == engine, nearest.device == device, plain,
-            formats)  # fmt: skip
+    same = (
+        nearest.technique == name,
+        nearest.engine == engine,
+        nearest.device == device,
+        plain,
+        formats,
+    )
     measured = {e.technique for e in known}
     alike = not measured.isdisjoint(SIMILAR_TECHNIQUES) and name in SIMILAR_TECHNIQUES
     wider = WIDER_ALIKE if alike and name not in measured else 1.0
@@ -244,9 +256,18 @@ def _own_entry(deployment: Deployment, kind: str) -> tuple[LedgerEntry, ...]:
     ):
         return ()
     return (
-        LedgerEntry(stack.family, stack.version, kind, run.device, run.technique, run.rows,
-                    *figures, "requests", stack.name),
-    )  # fmt: skip
+        LedgerEntry(
+            stack.family,
+            stack.version,
+            kind,
+            run.device,
+            run.technique,
+            run.rows,
+            *figures,
+            "requests",
+            stack.name,
+        ),
+    )
 
 
 def merge(entries: Sequence[LedgerEntry]) -> LedgerEntry:
@@ -330,8 +351,8 @@ def _measured_weights(deployment: Deployment, told: Sequence[LedgerEntry]) -> bo
     engine, device = deployment.stack.family, deployment.hardware.name
     if deployment.weights not in PRODUCT_CLASSES:
         return False
-    products = {(e.kind, e.device) for e in told
-                if e.engine == engine and e.kind.startswith(("gemm", "experts"))}  # fmt: skip
+    rows = [e for e in told if e.engine == engine and e.kind.startswith(("gemm", "experts"))]
+    products = {(e.kind, e.device) for e in rows}
     kind = PRODUCT_CLASSES[deployment.weights]
     kinds = {kind, kind.replace("gemm", "experts")} if deployment.model.experts else {kind}
     measured = {card for of, card in products if of in kinds}
@@ -357,16 +378,24 @@ class Mechanisms:
 def _mechanisms(deployment: Deployment, technique: str, kind: str, load: str) -> Mechanisms:
     d = deployment
     return Mechanisms(
-        d.stack.family, kind, d.hardware.name, technique, load,
-        WEIGHT_CLASSES.get(d.weights, d.weights), "experts" if d.model.experts else "dense",
-        "several" if d.gpus > 1 else "one", d.model.name,
-    )  # fmt: skip
+        d.stack.family,
+        kind,
+        d.hardware.name,
+        technique,
+        load,
+        WEIGHT_CLASSES.get(d.weights, d.weights),
+        "experts" if d.model.experts else "dense",
+        "several" if d.gpus > 1 else "one",
+        d.model.name,
+    )
 
 
 def error_range(
-    errors: tuple[Array, NDArray[np.int64]], apart: Array, rows: Array,
+    errors: tuple[Array, NDArray[np.int64]],
+    apart: Array,
+    rows: Array,
     weights: Mapping[str, float] = WEIGHTS,
-) -> tuple[float, float]:  # fmt: skip
+) -> tuple[float, float]:
     """Find the range that holds 80 % of the errors like an answer's.
 
     It is a range of quantiles over errors, each of which counts the more, the more mechanisms its
@@ -533,22 +562,19 @@ def _clip_factor(factor: float) -> float:
     return float(min(WIDEST, max(1 / WIDEST, factor)))
 
 
-def entry_of(
-    predicted: Array, measured: Array, *, engine: str, version: str, kind: str, device: str,
-    technique: str, held_out: str, source: str, tail: float = 0.1, **mechanisms: str,
-) -> LedgerEntry:  # fmt: skip
+def entry_of(predicted: Array, measured: Array, *, tail: float = 0.1, **fields: str) -> LedgerEntry:
     """Summarise rows that no fit saw as one line of the ledger.
 
     Parameters
     ----------
     predicted, measured
         One value per row, both in the same unit.
-    engine, version, kind, device, technique, held_out, source
-        Fields of the entry, as in ``LedgerEntry``.
     tail
         Share of the rows below and above the interval.
-    **mechanisms
-        Further fields: ``load``, ``weights``, ``experts``, ``gpus``, ``model``.
+    **fields
+        What the rows are of, as in ``LedgerEntry``: ``engine``, ``version``, ``kind``, ``device``,
+        ``technique``, ``held_out`` and ``source``; if known, ``load``, ``weights``, ``experts``,
+        ``gpus`` and ``model``.
 
     Returns
     -------
@@ -556,13 +582,11 @@ def entry_of(
         The entry, its figures rounded to four digits.
     """
     off, ratio = np.abs(predicted / measured - 1), measured / predicted
-    median, p90 = (_round(x) for x in np.quantile(off, (0.5, 0.9)))
-    low, high = (_round(x) for x in np.quantile(ratio, (tail, 1 - tail)))
-    rows, middle = int(off.size), _round(float(np.median(ratio)))
+    figures = [*np.quantile(off, (0.5, 0.9)), *np.quantile(ratio, (tail, 1 - tail, 0.5))]
+    median, p90, low, high, middle = (_round(x) for x in figures)
     return LedgerEntry(
-        engine, version, kind, device, technique, rows, median, p90, low, high, held_out, source,
-        middle, **mechanisms,
-    )  # fmt: skip
+        rows=int(off.size), median=median, p90=p90, low=low, high=high, middle=middle, **fields
+    )
 
 
 def _round(value: float) -> float:

@@ -129,10 +129,17 @@ def _load_test(where: str, row: Mapping[str, str]) -> LoadTest:
     took = numbers["ttft_ms"] + (generate - 1) * numbers["tpot_ms"]
     model = row["model"].removesuffix("-Instruct")  # the shapes are those of the base model
     return LoadTest(
-        where, row["device"], model, row["precision"], int(numbers["tp"]),
-        prompt, generate, numbers["concurrency"] / numbers["dp"], 1e-3 * took,
+        where,
+        row["device"],
+        model,
+        row["precision"],
+        int(numbers["tp"]),
+        prompt,
+        generate,
+        numbers["concurrency"] / numbers["dp"],
+        1e-3 * took,
         1e-3 * numbers["tpot_ms"],
-    )  # fmt: skip
+    )
 
 
 @frozen
@@ -339,11 +346,14 @@ def _fitted(gpu: Kernels, rows: Sequence[LoadTest], kept: Mapping[str, float]) -
     measured = np.array([[r.latency, r.per_token] for r in rows]).T.ravel()
     while free:
         found = [
-            fit_ratio(lambda values: gpu.latencies_then_per_token({**kept, **values}), measured,
-                      [replace(p, start=p.start * s) for p, s in zip(free, scales, strict=True)],
-                      robust=True)
+            fit_ratio(
+                lambda values: gpu.latencies_then_per_token({**kept, **values}),
+                measured,
+                [replace(p, start=p.start * s) for p, s in zip(free, scales, strict=True)],
+                robust=True,
+            )
             for scales in product(START_FACTORS, repeat=len(free))
-        ]  # fmt: skip
+        ]
         best = min(found, key=robust_loss)
         doubt = {p.name: best.errors[p.name] / max(best.values[p.name], NOTHING) for p in free}
         worst = max(doubt, key=doubt.__getitem__)

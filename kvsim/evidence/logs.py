@@ -179,9 +179,15 @@ def _result(path: Path, found: Mapping[str, Any]) -> _Log:
     first = table["start"] + table["ttft"]
     model = found.get("model_id") or found.get("model") or found.get("tokenizer_id") or ""
     return _Log(
-        table["start"], table["prompt"], table["generate"], first, first + table["rest"], where,
-        count - len(served), model if isinstance(model, str) else "",
-    )  # fmt: skip
+        table["start"],
+        table["prompt"],
+        table["generate"],
+        first,
+        first + table["rest"],
+        where,
+        count - len(served),
+        model if isinstance(model, str) else "",
+    )
 
 
 def _starts(path: Path, found: Mapping[str, object], took: Array) -> Array:

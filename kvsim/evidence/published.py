@@ -21,9 +21,15 @@ RUN = ("model", "gpu", "technique", "batch", "prompt", "generate")
 MORE = ("stack", "tp", "weights", "note")
 """Columns that may be there."""
 OWN_METRICS = (
-    "ttft_ms", "tpot_ms", "decode_tok_s", "decode_latency_s", "prefill_ms", "step_ms", "peak_gib",
+    "ttft_ms",
+    "tpot_ms",
+    "decode_tok_s",
+    "decode_latency_s",
+    "prefill_ms",
+    "step_ms",
+    "peak_gib",
     "max_batch",
-)  # fmt: skip
+)
 """What may be measured; a papers' table knows more."""
 
 
@@ -95,18 +101,39 @@ def to_paper_row(name: str, metric: str, row: Mapping[str, str]) -> dict[str, st
     params = [part for part in settings.split(",") if part.strip()]
     params += [f"{key}={row[key].strip()}" for key in ("tp", "weights") if row.get(key, "").strip()]
     return {
-        "paper": name, "table": "", "model": row["model"], "hardware": row["gpu"],
-        "stack": row.get("stack", "").strip() or DEFAULT_STACK, "technique": technique,
-        "params": ";".join(params), "batch": row["batch"], "prompt": row["prompt"],
-        "generate": row["generate"], "metric": metric, "published": row[metric],
-        "use": "check", "note": row.get("note", ""),
-    }  # fmt: skip
+        "paper": name,
+        "table": "",
+        "model": row["model"],
+        "hardware": row["gpu"],
+        "stack": row.get("stack", "").strip() or DEFAULT_STACK,
+        "technique": technique,
+        "params": ";".join(params),
+        "batch": row["batch"],
+        "prompt": row["prompt"],
+        "generate": row["generate"],
+        "metric": metric,
+        "published": row[metric],
+        "use": "check",
+        "note": row.get("note", ""),
+    }
 
 
 PAPER_COLUMNS = (
-    "paper", "table", "model", "hardware", "stack", "technique", "params", "batch", "prompt",
-    "generate", "metric", "published", "use", "note",
-)  # fmt: skip
+    "paper",
+    "table",
+    "model",
+    "hardware",
+    "stack",
+    "technique",
+    "params",
+    "batch",
+    "prompt",
+    "generate",
+    "metric",
+    "published",
+    "use",
+    "note",
+)
 RUNS = (".json", ".jsonl", ".parquet")  # how files of serving runs end
 USES = ("fit", "check", "anomaly")
 RUN_OPTIONS = ("baseline", "weights", "tp", "width", "op")
@@ -118,8 +145,8 @@ one layer that a kernel-level measurement timed."""
 def papers() -> dict[str, Traversable]:
     """Shipped tables by paper."""
     folder = files("kvsim") / "evidence" / "papers"
-    return {f.name.removesuffix(".csv"): f for f in sorted(folder.iterdir(), key=lambda f: f.name)
-            if f.name.endswith(".csv")}  # fmt: skip
+    names = sorted(file.name for file in folder.iterdir() if file.name.endswith(".csv"))
+    return {name.removesuffix(".csv"): folder / name for name in names}
 
 
 def read(name_or_path: str, tell: Callable[[str], None] | None = None) -> list[PublishedRow]:
@@ -197,8 +224,18 @@ def read_cells(name: str) -> Iterator[dict[str, str]]:
 
 def _check_new(row: PublishedRow, seen: dict[tuple[object, ...], str]) -> None:
     """Refuse a run and metric that an earlier line has."""
-    key = (row.table, row.model, row.hardware, row.stack, row.settings, *row.options.items(),
-           row.batch, row.prompt, row.generate, row.metric)  # fmt: skip
+    key = (
+        row.table,
+        row.model,
+        row.hardware,
+        row.stack,
+        row.settings,
+        *row.options.items(),
+        row.batch,
+        row.prompt,
+        row.generate,
+        row.metric,
+    )
     if key in seen:
         raise InputError(f"{row.where}: the same run and metric as {seen[key]}; remove one")
     seen[key] = row.where
@@ -249,15 +286,17 @@ def _row(where: str, given: Mapping[str, str]) -> PublishedRow:
         _checked(settings)
     except InputError as error:
         raise InputError(f"{where}, technique: {error}") from None
+    texts = ("paper", "table", "model", "hardware", "stack", "technique", "metric", "use", "note")
     return PublishedRow(
-        where=where, paper=given["paper"], table=given["table"], model=given["model"],
-        hardware=given["hardware"], stack=given["stack"], technique=given["technique"],
-        settings=settings, options=options, batch=batch,
+        where=where,
+        settings=settings,
+        options=options,
+        batch=batch,
         prompt=_parse_whole(where, "prompt", given["prompt"]),
-        generate=_parse_whole(where, "generate", given["generate"]), metric=given["metric"],
-        published=_positive(where, given["published"], given["metric"]), use=given["use"],
-        note=given["note"],
-    )  # fmt: skip
+        generate=_parse_whole(where, "generate", given["generate"]),
+        published=_positive(where, given["published"], given["metric"]),
+        **{name: given[name] for name in texts},
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -297,10 +336,8 @@ def _positive(where: str, text: str, metric: str) -> float:
     return value
 
 
-METRIC_KINDS = {
-    "step_ms": "decode", "decode_latency_s": "decode", "prefill_ms": "prefill",
-    "decode_tok_s": "decode", "speedup": "decode", "peak_gib": "memory",
-}  # fmt: skip
+METRIC_KINDS = dict.fromkeys(("step_ms", "decode_latency_s", "decode_tok_s", "speedup"), "decode")
+METRIC_KINDS |= {"prefill_ms": "prefill", "peak_gib": "memory"}
 # ranges of contexts with errors of their own [tokens]
 LENGTHS = ((0, 2048), (2048, 16_384), (16_384, 10**9))
 

@@ -167,8 +167,8 @@ def fit_run(
     search = _Search(run, technique, deployment, rules, count)
     terms = list_terms(deployment, technique)
     places, errors, kept, confused = search.settle(terms)
-    numbers = {k: v for t, p in zip(terms, places, strict=True)
-               for k, v in t.moved(deployment.stack, p).items()}  # fmt: skip
+    settled = zip(terms, places, strict=True)
+    numbers = {k: v for t, p in settled for k, v in t.moved(deployment.stack, p).items()}
     told = {}
     for term, error in zip(terms, errors, strict=True):
         for key in term.keys:

@@ -68,6 +68,8 @@ def experts_class(kernel: str) -> str:
     return kernel.replace("gemm", "experts")
 
 
+MXFP4_KERNELS = (OwnKernel("gemm-mxfp8", "fp8", "fp4"), OwnKernel("gemm-mxfp4", "fp16"))
+NVFP4_KERNELS = (OwnKernel("gemm-nvfp4", "fp4", "fp4"),)
 WEIGHT_FORMATS = {
     "fp16": WeightFormat(16, 0, 0, "fp16"),
     "fp8": WeightFormat(8, 0, 4, "fp8", "gemm-fp8"),  # fp32 scale per output channel
@@ -86,18 +88,12 @@ WEIGHT_FORMATS = {
     # OCP Microscaling v1.0: an 8-bit exponent per 32 numbers; widened in the kernel, or with inputs
     # in 8 bits where the card has such products. Published mixtures of experts have it in their
     # experts alone (gpt-oss model card, section 2.1)
-    "mxfp4": WeightFormat(
-        4, 32, 1, "fp16", "gemm-int4", experts_alone=True,
-        own=(OwnKernel("gemm-mxfp8", "fp8", "fp4"), OwnKernel("gemm-mxfp4", "fp16")),
-    ),
+    "mxfp4": WeightFormat(4, 32, 1, "fp16", "gemm-int4", experts_alone=True, own=MXFP4_KERNELS),
     # NVIDIA's: an fp8 scale per 16 numbers; 4-bit inputs too where the card has such products,
     # widened in the kernel elsewhere. Its mixtures of experts have it in their MLPs alone (model
     # card of DeepSeek-R1-0528-FP4)
-    "nvfp4": WeightFormat(
-        4, 16, 1, "fp16", "gemm-int4", experts_alone=True,
-        own=(OwnKernel("gemm-nvfp4", "fp4", "fp4"),),
-    ),
-}  # fmt: skip
+    "nvfp4": WeightFormat(4, 16, 1, "fp16", "gemm-int4", experts_alone=True, own=NVFP4_KERNELS),
+}
 """Formats of ``--weights`` but those of GGUF files. Embeddings, LM head and norms stay in fp16."""
 
 

@@ -15,11 +15,20 @@ from kvsim.frozen import frozen
 
 NAME_SEPARATORS = re.compile(r"[\s_\-/@,()]+")
 GLUED = re.compile(r"([a-z]{2,})(\d.*)|(.*\d)(ti|super|sxm\d?|pcie|nvl|ada)")
-MAKERS = frozenset({
-    "nvidia", "amd", "geforce", "tesla", "instinct", "apple", "intel", "radeon", "corporation",
-    "gpu", "graphics", "generation", "edition", "card", "oam", "blackwell", "of", "with",
-    "hbm2", "hbm2e", "hbm3", "hbm3e", "gddr6", "gddr6x", "gddr7", "memory", "the", "accelerator",
-})  # fmt: skip
+MAKERS = {
+    "nvidia",
+    "amd",
+    "geforce",
+    "tesla",
+    "instinct",
+    "apple",
+    "intel",
+    "radeon",
+    "corporation",
+}
+MAKERS |= {"gpu", "graphics", "generation", "edition", "card", "oam", "blackwell", "of", "with"}
+MAKERS |= {"hbm2", "hbm2e", "hbm3", "hbm3e", "gddr6", "gddr6x", "gddr7", "memory", "the"}
+MAKERS |= {"accelerator"}
 """Words that tell no two cards apart."""
 
 GPU_COUNT = re.compile(r"([1-9]\d?)x(?=$|[a-z])|x([1-9]\d?)$")

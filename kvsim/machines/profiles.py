@@ -234,8 +234,12 @@ def _release(engine: str) -> Release | None:
 def _as_release(stack: Stack, release: Release) -> Stack:
     """A copy of a stack under the name of the requested version."""
     _, at, card = stack.name.partition("@")
-    return replace(stack, name=f"{release.engine}-{release.asked}{at}{card}",
-                   engine=release.engine, unmeasured=release.note)  # fmt: skip
+    return replace(
+        stack,
+        name=f"{release.engine}-{release.asked}{at}{card}",
+        engine=release.engine,
+        unmeasured=release.note,
+    )
 
 
 def _family(file: Traversable, over: Profile | None = None) -> dict[str, Stack]:

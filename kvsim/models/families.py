@@ -125,10 +125,8 @@ LETTERS: Mapping[str, tuple[Mixer, bool, bool]] = {  # mixer, MLP, routed
     "-": ("none", True, False),
     "E": ("none", True, True),
 }
-BLOCK_LETTERS = {
-    "mamba": "M", "linear_attention": "M", "attention": "*", "full_attention": "*",
-    "mlp": "-", "moe": "E",
-}  # fmt: skip
+BLOCK_LETTERS = {"mamba": "M", "linear_attention": "M", "mlp": "-", "moe": "E"}
+BLOCK_LETTERS |= {"attention": "*", "full_attention": "*"}
 
 
 def kinds(fields: Fields, names: object) -> list[Mixer]:
@@ -715,9 +713,20 @@ _LLAMA = (
 )
 # A model with such a field is not Llama-shaped, whatever else it has.
 _NOT_LLAMA = (
-    "num_experts", "num_local_experts", "n_routed", "moe_", "kv_lora", "v_head_dim", "linear_",
-    "mamba", "ssm", "hybrid", "swa_", "layers_block_type", "num_kv_shared",
-)  # fmt: skip
+    "num_experts",
+    "num_local_experts",
+    "n_routed",
+    "moe_",
+    "kv_lora",
+    "v_head_dim",
+    "linear_",
+    "mamba",
+    "ssm",
+    "hybrid",
+    "swa_",
+    "layers_block_type",
+    "num_kv_shared",
+)
 
 
 def find_family(fields: Fields) -> tuple[str, Family, list[str]]:

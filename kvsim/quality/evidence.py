@@ -6,12 +6,12 @@ stays within the limit at the upper end of its loss. Eviction must also pass a t
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import cache
 from importlib.resources import files
 from math import sqrt
 from shlex import quote
-from typing import ClassVar, Literal, get_args
+from typing import Literal, get_args
 
 from kvsim.files import TABLE, read_records
 from kvsim.frozen import frozen
@@ -24,12 +24,32 @@ UPPER = 1.64  # standard errors to the upper end: nineteen of twenty losses are 
 NO_EVIDENCE = 0.05  # standard error of a pooled loss from which on it says nothing
 LEAST_OTHERS = 2  # models without which nothing is said of another
 QUESTIONS = {
-    "mmlu": 14042, "gsm8k": 1319, "ceval": 1346, "c-eval": 1346, "humaneval": 164, "triviaqa": 500,
-    "race": 1436, "hellaswag": 10042, "arc_easy": 2376, "arc_challenge": 1172, "boolq": 3270,
-    "piqa": 1838, "winogrande": 1267, "openbookqa": 500, "truthfulqa": 817, "lambada": 5153,
-    "longbench": 200, "aime": 300, "gpqa": 198, "livecodebench": 175, "math500": 500,
-    "ifeval": 541, "mean": 10000, "mrcr": 800, "needle": 100,
-}  # fmt: skip
+    "mmlu": 14042,
+    "gsm8k": 1319,
+    "ceval": 1346,
+    "c-eval": 1346,
+    "humaneval": 164,
+    "triviaqa": 500,
+    "race": 1436,
+    "hellaswag": 10042,
+    "arc_easy": 2376,
+    "arc_challenge": 1172,
+    "boolq": 3270,
+    "piqa": 1838,
+    "winogrande": 1267,
+    "openbookqa": 500,
+    "truthfulqa": 817,
+    "lambada": 5153,
+    "longbench": 200,
+    "aime": 300,
+    "gpqa": 198,
+    "livecodebench": 175,
+    "math500": 500,
+    "ifeval": 541,
+    "mean": 10000,
+    "mrcr": 800,
+    "needle": 100,
+}
 """Questions of a benchmark's usual test set, where a table does not print them."""
 FEW_QUESTIONS = 200  # of a benchmark that the table above has not
 
@@ -81,14 +101,9 @@ class Pooled:
     worst: str
     source: str
 
-    COLUMNS: ClassVar[tuple[str, ...]] = (
-        "model", "attention", "part", "format", "kind", "loss", "error", "questions",
-        "benchmarks", "least", "worst", "source",
-    )  # fmt: skip
-
     def line(self) -> str:
         """A line of the table."""
-        cells = [getattr(self, name) for name in self.COLUMNS]
+        cells = [getattr(self, f.name) for f in fields(self)]
         text = [f"{x:.5f}" if isinstance(x, float) else str(x) for x in cells]
         return ",".join(f'"{x}"' if "," in x else x for x in text)
 
@@ -188,9 +203,16 @@ def bound_loss(
         return None
     worst = max(found, key=lambda b: b.bound)
     return LossBound(
-        worst.loss, max(worst.bound, doubt[0]), worst.kind, tuple(b.kind for b in found),
-        any(b.own for b in found), worst.models, worst.questions, doubt, worst.source,
-    )  # fmt: skip
+        worst.loss,
+        max(worst.bound, doubt[0]),
+        worst.kind,
+        tuple(b.kind for b in found),
+        any(b.own for b in found),
+        worst.models,
+        worst.questions,
+        doubt,
+        worst.source,
+    )
 
 
 def _bound_kind(own: Sequence[Pooled], others: Sequence[Pooled]) -> LossBound | None:
@@ -211,9 +233,16 @@ def _bound_kind(own: Sequence[Pooled], others: Sequence[Pooled]) -> LossBound | 
     doubt = max(((p.least, p.worst) for p in own), default=(-1.0, ""))
     sources = " ".join(dict.fromkeys(s for p in used for s in p.source.split()))
     return LossBound(
-        loss, loss + UPPER * sqrt(variance), used[0].kind, (), bool(own), len(used),
-        sum(p.questions for p in used), doubt, sources,
-    )  # fmt: skip
+        loss,
+        loss + UPPER * sqrt(variance),
+        used[0].kind,
+        (),
+        bool(own),
+        len(used),
+        sum(p.questions for p in used),
+        doubt,
+        sources,
+    )
 
 
 def _between(others: Sequence[Pooled]) -> tuple[float, float]:
@@ -364,10 +393,9 @@ def evidence(
     )
 
 
-FORMAT_FAMILIES = {
-    "fp8": "fp8", "fp8-dynamic": "fp8", "fp8-block": "fp8", "int8": "int8", "int4": "int4",
-    "int4-g32": "int4", "awq": "int4", "mxfp4": "mxfp4", "nvfp4": "nvfp4",
-}  # fmt: skip
+FORMAT_FAMILIES = dict.fromkeys(("fp8", "fp8-dynamic", "fp8-block"), "fp8")
+FORMAT_FAMILIES |= dict.fromkeys(("int4", "int4-g32", "awq"), "int4")
+FORMAT_FAMILIES |= {name: name for name in ("int8", "mxfp4", "nvfp4")}
 """Formats of ``--weights`` by what the summaries of published scores call them."""
 
 
@@ -446,10 +474,15 @@ def combine(pieces: Sequence[Evidence]) -> Evidence:
     loss = sum(e.loss for e in lossy)
     spread = sum((e.high - e.loss) ** 2 for e in lossy) ** 0.5
     return Evidence(
-        max((e.kind for e in lossy), key=EVIDENCE_KINDS.index), loss, loss - spread, loss + spread,
-        lossy[0].unit, " and ".join(e.worst for e in lossy),
-        " and ".join(dict.fromkeys(e.source for e in lossy)), missing,
-    )  # fmt: skip
+        max((e.kind for e in lossy), key=EVIDENCE_KINDS.index),
+        loss,
+        loss - spread,
+        loss + spread,
+        lossy[0].unit,
+        " and ".join(e.worst for e in lossy),
+        " and ".join(dict.fromkeys(e.source for e in lossy)),
+        missing,
+    )
 
 
 def _measured(mine: Harshness, known: Sequence[QualityRun], length: float) -> Evidence | None:
@@ -515,12 +548,9 @@ def _score(row: Row) -> Score:
     kind = {"perplexity": "perplexity", "retrieval": "retrieval"}.get(row.measure, "short answers")
     asked = float(row.questions) or usual_questions(row.benchmark)
     error = row.error or (0.002 if kind == "perplexity" else _error_of(row, asked))
-    where = row.benchmark, row.source
-    form = row.setting.kind
-    return (
-        row.model, _kind_of(row.model), "cache", form, kind, row.loss, error,
-        1.0 if kind == "perplexity" else asked, *where,
-    )  # fmt: skip
+    asked = 1.0 if kind == "perplexity" else asked
+    group = (row.model, _kind_of(row.model), "cache", row.setting.kind, kind)
+    return (*group, row.loss, error, asked, row.benchmark, row.source)
 
 
 def _error_of(row: Row, questions: float) -> float:

@@ -13,19 +13,21 @@ documented names of Numba are used, most of them from ``numba.extending``.
 import gc
 import operator
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from hashlib import sha1
-from importlib import import_module
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, ParamSpec, TypeVar, cast
+from typing import TYPE_CHECKING, Generic, NamedTuple, ParamSpec, SupportsInt, TypeVar, cast
 
+import numba
 import numpy as np
+from llvmlite import ir
+from numba import extending, types
 
-numba: Any = import_module("numba")  # none of them has types for mypy
-extending: Any = import_module("numba.extending")
-ir: Any = import_module("llvmlite.ir")
-types: Any = numba.types
+if TYPE_CHECKING:  # names of what Numba hands over; it documents them without a public module
+    from numba.core.base import BaseContext
+    from numba.core.pythonapi import _UnboxContext as UnboxContext
+    from numba.core.typing.templates import Signature
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -42,6 +44,10 @@ JIT_OPTIONS = {
 """Of functions that only compiled functions call; the last three shorten the first run."""
 
 
+Values = Sequence[ir.Value]
+Typer = Callable[..., types.Type | None]
+
+
 # What compiled functions are given
 
 
@@ -49,7 +55,7 @@ class Field(NamedTuple):
     """A field of a record or of a named tuple."""
 
     offset: int  # from its beginning [B]
-    kind: Any  # Numba's type of what is stored
+    kind: types.Type  # of what is stored
     inline: bool  # whether it lies there itself, not its address
     lengths: tuple[int, ...] = ()  # of an array that lies there itself
 
@@ -57,11 +63,11 @@ class Field(NamedTuple):
 class Array(types.Type):  # type: ignore[misc]
     """Numba's type of an array, by its elements and its number of axes."""
 
-    def __init__(self, stored: Any, ndim: int) -> None:
+    def __init__(self, stored: types.Type, ndim: int) -> None:
         super().__init__(_unique_name("Array", stored, ndim))
         self.stored, self.ndim = stored, ndim
 
-    def item(self, index: Any) -> Any:
+    def item(self, index: types.Type) -> types.Type | None:
         """Return the type of an element or of a row, or None where the index does not fit."""
         axes = 1 if isinstance(index, types.Integer) else len(getattr(index, "types", ()))
         if not 1 <= axes <= self.ndim:
@@ -81,14 +87,14 @@ class Block(types.Record):  # type: ignore[misc]
     members = ()  # for Numba's model of records, which here are no more than their address
 
     @property
-    def mangling_args(self) -> Any:
+    def mangling_args(self) -> tuple[str, tuple[()]]:
         """The name in machine code, which is the same in every process."""
         return self.name, ()
 
     def __repr__(self) -> str:
         return str(self.name)
 
-    def typeof(self, name: str) -> Any:
+    def typeof(self, name: str) -> types.Type:
         """Return the type of a field. Numba asks for it only when it compiles."""
         announce()
         return loaded_type(self.fields[name].kind)
@@ -97,7 +103,7 @@ class Block(types.Record):  # type: ignore[misc]
 class Shared:
     """An array, a record or a named tuple, and the memory where compiled code finds it."""
 
-    def __init__(self, value: Any) -> None:
+    def __init__(self, value: object) -> None:
         self.value = value  # kept as long as its address is in use
         self.kind = type_of(value)
         self.words = np.array(_words(value), dtype=np.int64)
@@ -114,7 +120,7 @@ def share(value: T) -> T:
     return value
 
 
-def type_of(value: Any) -> Any:
+def type_of(value: object) -> types.Type:
     """Return the type of an array, a record, a named tuple or a number in compiled code."""
     if isinstance(value, np.ndarray):
         assert value.flags.c_contiguous, "compiled code takes rows that lie one behind the other"
@@ -131,7 +137,7 @@ def type_of(value: Any) -> Any:
 
 
 @cache  # reading a structured dtype takes longer than a short run
-def _stored_type(dtype: np.dtype[Any]) -> Any:
+def _stored_type(dtype: np.dtype[np.generic]) -> types.Type:
     if not dtype.fields:
         return numba.from_dtype(dtype)
     fields = {}
@@ -143,12 +149,12 @@ def _stored_type(dtype: np.dtype[Any]) -> Any:
     return Block("Record", fields, dtype.itemsize)
 
 
-def loaded_type(stored: Any) -> Any:
+def loaded_type(stored: types.Type) -> types.Type:
     """Return what a stored number becomes: whole numbers have one type, so functions do too."""
     return types.int64 if isinstance(stored, types.Integer) else stored
 
 
-def _words(value: Any) -> list[int]:
+def _words(value: object) -> list[int]:
     """Return what stands for a value in a named tuple: addresses, lengths and numbers."""
     if isinstance(value, np.ndarray):
         return [value.ctypes.data, *value.shape]
@@ -158,10 +164,10 @@ def _words(value: Any) -> list[int]:
         return [word for part in value for word in _words(part)]
     if isinstance(value, float):
         return [int(np.float64(value).view(np.int64))]
-    return [0 if value is None else int(value)]
+    return [0 if value is None else int(cast(SupportsInt, value))]
 
 
-def _unique_name(title: str, *content: Any) -> str:
+def _unique_name(title: str, *content: object) -> str:
     """Return a short name that changes with a type and with every source file of this folder.
 
     Numba finds what it kept on disk by the names of types, so that code from before an edit is
@@ -185,7 +191,7 @@ extending.register_model(Block)(extending.models.RecordModel)
 class ArrayModel(extending.models.StructModel):  # type: ignore[misc]
     """The address of the first element, and the length of each axis."""
 
-    def __init__(self, manager: Any, array: Array) -> None:
+    def __init__(self, manager: object, array: Array) -> None:
         lengths = types.UniTuple(types.intp, array.ndim)
         members = [
             ("data", types.CPointer(array.stored)),
@@ -198,7 +204,9 @@ class ArrayModel(extending.models.StructModel):  # type: ignore[misc]
 extending.make_attribute_wrapper(Array, "size", "size")
 
 
-def _make_array(context: Any, builder: Any, array: Array, data: Any, lengths: Any) -> Any:
+def _make_array(
+    context: "BaseContext", builder: ir.IRBuilder, array: Array, data: ir.Value, lengths: Values
+) -> ir.Value:
     """Return an array of an address and lengths; its size is only asked of one axis."""
     made = builder.insert_value(context.get_constant_null(array), data, 0)
     for axis, length in enumerate(lengths):
@@ -206,7 +214,9 @@ def _make_array(context: Any, builder: Any, array: Array, data: Any, lengths: An
     return builder.insert_value(made, lengths[0], 2)
 
 
-def _load(context: Any, builder: Any, stored: Any, place: Any) -> Any:
+def _load(
+    context: "BaseContext", builder: ir.IRBuilder, stored: types.Type, place: ir.Value
+) -> ir.Value:
     """Return what lies at an address: a number, or of a record its address."""
     pointer = builder.bitcast(place, context.get_value_type(types.CPointer(stored)))
     if isinstance(stored, Block):
@@ -215,7 +225,13 @@ def _load(context: Any, builder: Any, stored: Any, place: Any) -> Any:
     return context.cast(builder, value, stored, loaded_type(stored))
 
 
-def _store(context: Any, builder: Any, stored: Any, place: Any, value: Any) -> None:
+def _store(
+    context: "BaseContext",
+    builder: ir.IRBuilder,
+    stored: types.Type,
+    place: ir.Value,
+    value: ir.Value,
+) -> None:
     """Write a number of its loaded type, or copy a record."""
     if not isinstance(stored, Block):
         pointer = builder.bitcast(place, context.get_value_type(types.CPointer(stored)))
@@ -230,13 +246,13 @@ def _store(context: Any, builder: Any, stored: Any, place: Any, value: Any) -> N
 
 
 @extending.type_callable(operator.getitem)
-def _type_getitem(context: Any) -> Any:
+def _type_getitem(context: object) -> Typer:
     return lambda array, index: array.item(index) if isinstance(array, Array) else None
 
 
 @extending.type_callable(operator.setitem)
-def _type_setitem(context: Any) -> Any:
-    def typer(array: Any, index: Any, value: Any) -> Any:
+def _type_setitem(context: object) -> Typer:
+    def typer(array: types.Type, index: types.Type, value: types.Type) -> types.Type | None:
         found = array.item(index) if isinstance(array, Array) else None
         return None if found is None or isinstance(found, Array) else types.none
 
@@ -245,7 +261,9 @@ def _type_setitem(context: Any) -> Any:
 
 @extending.lower_builtin(operator.getitem, Array, types.Integer)
 @extending.lower_builtin(operator.getitem, Array, types.BaseTuple)
-def _getitem(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+def _getitem(
+    context: "BaseContext", builder: ir.IRBuilder, sig: "Signature", args: Values
+) -> ir.Value:
     place, lengths = _locate(context, builder, sig, args)
     if isinstance(sig.return_type, Array):
         return _make_array(context, builder, sig.return_type, place, lengths)
@@ -254,7 +272,9 @@ def _getitem(context: Any, builder: Any, sig: Any, args: Any) -> Any:
 
 @extending.lower_builtin(operator.setitem, Array, types.Integer, types.Any)
 @extending.lower_builtin(operator.setitem, Array, types.BaseTuple, types.Any)
-def _setitem(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+def _setitem(
+    context: "BaseContext", builder: ir.IRBuilder, sig: "Signature", args: Values
+) -> ir.Value:
     stored = sig.args[0].stored
     place, _ = _locate(context, builder, sig, args)
     value = context.cast(builder, args[2], sig.args[2], loaded_type(stored))
@@ -262,7 +282,7 @@ def _setitem(context: Any, builder: Any, sig: Any, args: Any) -> Any:
     return context.get_dummy_value()
 
 
-def fetch(array: Any, index: int) -> None:
+def fetch(array: object, index: int) -> None:
     """Ask for an element that is needed soon, so that nothing waits for memory then.
 
     Parameters
@@ -273,12 +293,14 @@ def fetch(array: Any, index: int) -> None:
 
 
 @extending.type_callable(fetch)
-def _type_fetch(context: Any) -> Any:
+def _type_fetch(context: object) -> Typer:
     return lambda array, index: types.none if isinstance(array, Array) else None
 
 
 @extending.lower_builtin(fetch, Array, types.Integer)
-def _fetch(context: Any, builder: Any, sig: Any, args: Any) -> Any:
+def _fetch(
+    context: "BaseContext", builder: ir.IRBuilder, sig: "Signature", args: Values
+) -> ir.Value:
     stored = sig.args[0].stored
     memory, word = context.get_value_type(types.voidptr), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [memory, word, word, word])
@@ -291,7 +313,9 @@ def _fetch(context: Any, builder: Any, sig: Any, args: Any) -> Any:
     return context.get_dummy_value()
 
 
-def _locate(context: Any, builder: Any, sig: Any, args: Any) -> tuple[Any, list[Any]]:
+def _locate(
+    context: "BaseContext", builder: ir.IRBuilder, sig: "Signature", args: Values
+) -> tuple[ir.Value, Values]:
     """Return the address that an index leads to, and the lengths of the axes that it leaves out."""
     array, index = sig.args[:2]
     kinds, indices = [index], [args[1]]
@@ -308,14 +332,18 @@ def _locate(context: Any, builder: Any, sig: Any, args: Any) -> tuple[Any, list[
     return builder.gep(builder.extract_value(args[0], 0), [offset]), lengths[len(kinds) :]
 
 
-def _place(context: Any, builder: Any, address: Any, offset: int) -> Any:
+def _place(
+    context: "BaseContext", builder: ir.IRBuilder, address: ir.Value, offset: int
+) -> ir.Value:
     """Return an address so many bytes further on."""
     memory = builder.bitcast(address, context.get_value_type(types.voidptr))
     return builder.gep(memory, [context.get_constant(types.intp, offset)], inbounds=True)
 
 
 @extending.lower_getattr_generic(Block)
-def _get_field(context: Any, builder: Any, block: Block, address: Any, name: str) -> Any:
+def _get_field(
+    context: "BaseContext", builder: ir.IRBuilder, block: Block, address: ir.Value, name: str
+) -> ir.Value:
     field = block.fields[name]
     if isinstance(field.kind, types.NoneType):
         return context.get_dummy_value()
@@ -328,14 +356,18 @@ def _get_field(context: Any, builder: Any, block: Block, address: Any, name: str
 
 
 @extending.lower_setattr_generic(Block)
-def _set_field(context: Any, builder: Any, sig: Any, args: Any, name: str) -> None:
+def _set_field(
+    context: "BaseContext", builder: ir.IRBuilder, sig: "Signature", args: Values, name: str
+) -> None:
     field = sig.args[0].fields[name]
     place = _place(context, builder, args[0], field.offset)
     value = context.cast(builder, args[1], sig.args[1], loaded_type(field.kind))
     _store(context, builder, field.kind, place, value)
 
 
-def _load_array(context: Any, builder: Any, field: Field, place: Any) -> Any:
+def _load_array(
+    context: "BaseContext", builder: ir.IRBuilder, field: Field, place: ir.Value
+) -> ir.Value:
     pointer = types.CPointer(field.kind.stored)
     if field.inline:
         data = builder.bitcast(place, context.get_value_type(pointer))
@@ -347,7 +379,9 @@ def _load_array(context: Any, builder: Any, field: Field, place: Any) -> Any:
     return _make_array(context, builder, field.kind, data, lengths)
 
 
-def _load_word(context: Any, builder: Any, place: Any, index: int, kind: Any) -> Any:
+def _load_word(
+    context: "BaseContext", builder: ir.IRBuilder, place: ir.Value, index: int, kind: types.Type
+) -> ir.Value:
     """Return a word of a named tuple, which never changes during a run."""
     at = _place(context, builder, place, WORD * index)
     pointer = context.get_value_type(types.CPointer(kind))
@@ -357,13 +391,13 @@ def _load_word(context: Any, builder: Any, place: Any, index: int, kind: Any) ->
 
 
 @extending.typeof_impl.register(Shared)
-def _type_of_shared(shared: Shared, context: object) -> Any:
+def _type_of_shared(shared: Shared, context: object) -> types.Type:
     return shared.kind
 
 
 @extending.unbox(Array)
 @extending.unbox(Block)
-def _unbox(kind: Any, shared: Any, unboxing: Any) -> Any:
+def _unbox(kind: types.Type, shared: ir.Value, unboxing: "UnboxContext") -> extending.NativeValue:
     """Return the address that Python hands over; of an array, the words that lie there."""
     context, builder, python = unboxing.context, unboxing.builder, unboxing.pyapi
     number = python.object_getattr_string(shared, "address")
@@ -386,7 +420,7 @@ def jit_unless_tiered(otherwise: Callable[P, T]) -> Callable[[Callable[P, T]], C
     """Let compiled functions call one of two: the other where only GPUs keep shared blocks."""
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
-        def choose(*given: Any) -> Callable[P, T]:
+        def choose(*given: types.Type) -> Callable[P, T]:
             worlds = [kind for kind in given if "links" in getattr(kind, "fields", ())]
             return otherwise if worlds[0].fields["links"].kind is types.none else function
 
@@ -401,7 +435,7 @@ class CompiledEntry(Generic[P, T]):
 
     def __init__(self, function: Callable[P, T]) -> None:
         self.function = function
-        self.ready: set[Any] = set()
+        self.ready: set[tuple[types.Type, ...]] = set()
         try:
             self.dispatcher = numba.njit(error_model="numpy", cache=True)(function)
         except (RuntimeError, OSError):
@@ -417,7 +451,7 @@ class CompiledEntry(Generic[P, T]):
             self._prepare(kinds)
         return self.dispatcher(*values)  # type: ignore[no-any-return]
 
-    def _prepare(self, kinds: Any) -> None:
+    def _prepare(self, kinds: tuple[types.Type, ...]) -> None:
         """Load the code, or compile it."""
         if self.dispatcher.stats.cache_path is None:
             announce(kept=False)

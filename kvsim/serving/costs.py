@@ -402,9 +402,12 @@ def pass_seconds(
     lengths, parts = np.asarray(cached, float), np.asarray(chunks, float).reshape(-1, 2)
     ends = np.broadcast_to(np.asarray(finished, bool), len(parts))
     one = make(
-        OnePass, 1, batch=lengths.size, context=lengths.mean() if lengths.size else 0.0,
+        OnePass,
+        1,
+        batch=lengths.size,
+        context=lengths.mean() if lengths.size else 0.0,
         last=len(parts),
-    )  # fmt: skip
+    )
     after = np.where(ends, parts.sum(axis=1), 0.0)
     read = make(
         PromptPart, len(parts), tokens=parts[:, 0], start=parts[:, 1], finished=ends, after=after

@@ -199,9 +199,13 @@ class ReplicaMemory:
     def room(self) -> Room:
         """The memory that a replica has for caches."""
         return Room(
-            self.technique, self.deployment, self.rules,
-            self.longest, self.longest_chunk, self.gpu_memory,
-        )  # fmt: skip
+            self.technique,
+            self.deployment,
+            self.rules,
+            self.longest,
+            self.longest_chunk,
+            self.gpu_memory,
+        )
 
     @property
     def capacity(self) -> int:

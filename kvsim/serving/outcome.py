@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import field
-from typing import Any
 
 import numpy as np
 
@@ -148,7 +147,7 @@ class Outcome:
     @property
     def stored_bytes(self) -> dict[str, int]:
         """Prefix blocks that the memories besides the GPUs' hold at the end. [B]"""
-        pools: Any = self.run.world.pools
+        pools = self.run.world.pools
         each = int(self.run.world.limits.unit_bytes) * self.run.costs.deployment.gpus
         held = {
             name: int(pools.count[place:-1:POOLS].sum()) * each
@@ -249,7 +248,7 @@ def faults(run: Run, whole: bool = True) -> list[str]:
     whole : the run was played to its end, so that no request may be left.
     """
     p, requests, replicas = run.progress, run.requests, run.replicas
-    pools: Any = run.world.pools
+    pools = run.world.pools
     done = p.status == FINISHED
     made = int(requests.generate[done].sum()) + int(p.made[~done].sum())
     rules: dict[str, Callable[[], object]] = {
@@ -276,8 +275,8 @@ def faults(run: Run, whole: bool = True) -> list[str]:
 
 def _count_held_entries(run: Run) -> np.ndarray:
     """Entries of each memory that are in use or kept. (pools,)"""
-    pools: Any = run.world.pools
-    entries: Any = run.world.entries
+    pools = run.world.pools
+    entries = run.world.entries
     free = np.zeros(pools.shape[0], np.int64)
     for index, pool in enumerate(pools):
         at = pool.free

@@ -7,10 +7,10 @@ its request holds in either; a cache that is on its way then arrives in vain.
 """
 
 from collections.abc import Callable
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
@@ -55,6 +55,7 @@ from kvsim.serving.world import Course, make_world
 from kvsim.traces.requests import Requests
 
 TRANSFERS = ("layers", "whole")
+Told = Callable[[int], None]  # called with the number of requests that are done
 
 
 @frozen
@@ -97,7 +98,7 @@ def simulate_pools(
     pools: TwoPools,
     route: str = ROUTES[0],
     rate: Array | None = None,
-    told: Callable[[int], None] = lambda done: None,
+    told: Told = lambda done: None,
 ) -> Run:
     """Play a trace on two pools.
 
@@ -120,18 +121,18 @@ def simulate_pools(
     """
     each = np.full(len(requests), costs.rate) if rate is None else rate
     reading = make_world(requests, costs, pools.prefill, each)
-    first: Any = reading.requests
+    first = reading.requests
     refused = find_refusals(longest_request(costs), requests) > 0
     first.status[refused] = REFUSED  # the decoding pool must hold all of it
     first.generate[:] = 1
-    alone = costs.with_rules(replace(costs.rules, **WITHOUT_PREFIXES))
+    alone = costs.with_rules(costs.rules.without_prefixes())
     if requests.depends:
         return _run_with_turns(requests, costs, alone, reading, (pools, route, each, told))
     play_world(reading, costs, (ROUTES.index(route), np.inf), told)
     ready = handed_over(reading, alone, pools)
     rows = np.flatnonzero((first.status == FINISHED) & (requests.generate > 1))
     order = rows[np.argsort(ready[rows], kind="stable")]
-    arrival: Any = ready[order]
+    arrival = ready[order]
     coming = Requests(
         arrival,
         requests.prompt[order],
@@ -139,7 +140,7 @@ def simulate_pools(
         priority=None if requests.priority is None else requests.priority[order],
     )
     decoding = make_world(coming, alone, pools.decode, each[order])
-    second: Any = decoding.requests
+    second = decoding.requests
     second.made, second.handed = 1, True
     second.first = first.first[order]
     play_world(decoding, alone, (LEAST_LOADED, np.inf), told)
@@ -147,7 +148,11 @@ def simulate_pools(
 
 
 def _run_with_turns(
-    requests: Requests, costs: StepCosts, alone: StepCosts, reading: World, how: tuple[Any, ...]
+    requests: Requests,
+    costs: StepCosts,
+    alone: StepCosts,
+    reading: World,
+    how: tuple[TwoPools, str, Array, Told],
 ) -> Run:
     """The same where turns follow others, or clients hang up: both pools are played together."""
     pools, route, each, told = how
@@ -155,8 +160,8 @@ def _run_with_turns(
         requests.arrival, requests.prompt, requests.generate, priority=requests.priority
     )
     decoding = make_world(plain, alone, pools.decode, each)
-    first: Any = reading.requests
-    second: Any = decoding.requests
+    first = reading.requests
+    second = decoding.requests
     second.made, second.handed = 1, True
     second.status[first.status == REFUSED] = REFUSED
     rate = pools.rate / costs.deployment.gpus
@@ -168,15 +173,7 @@ def _run_with_turns(
     return Run(requests, costs, _join_worlds(requests, reading, sent, rows))
 
 
-WITHOUT_PREFIXES: dict[str, Any] = {
-    "prefix_caching": False, "host_cache": 0.0, "nvme_cache": 0.0, "remote_cache": 0.0,
-    "cache_ttl": np.inf, "cache_block": 0, "prefix_load": "split", "nvme_read": 6.8e9,
-    "nvme_write": 4.0e9, "nic": NIC_RATE,
-}  # fmt: skip
-"""Rules of replicas that only decode."""
-
-
-def handed_over(reading: World, costs: StepCosts, pools: TwoPools) -> Array:
+def handed_over(reading: World, costs: StepCosts, pools: TwoPools) -> NDArray[np.float64]:
     """Return when each request's cache has left the replica that read its prompt.
 
     Each replica sends its caches in the order in which their prompts were read.
@@ -192,7 +189,7 @@ def handed_over(reading: World, costs: StepCosts, pools: TwoPools) -> Array:
     array
         Time by request; NaN for one that is not finished. (n,) [s]
     """
-    requests: Any = reading.requests
+    requests = reading.requests
     layers = max(costs.deployment.model.cached_layers, 1)
     rate = pools.rate / costs.deployment.gpus
     blocks = -(-requests.prompt.astype(np.int64) // costs.rules.block_tokens)
@@ -215,22 +212,22 @@ def handed_over(reading: World, costs: StepCosts, pools: TwoPools) -> Array:
 
 def _join_worlds(requests: Requests, reading: World, decoding: World, order: Integers) -> World:
     """One world of both pools' replicas, with what became of each request."""
-    records: Any = reading.requests
-    second: Any = decoding.requests
+    records = reading.requests
+    second = decoding.requests
     records.generate = requests.generate
     for name in ("last", "made", "status"):
         kept = records[name]
         kept[order] = second[name]
     records.preempted[order] += second.preempted
     decoded = second.replica != NO_INDEX  # else its client hung up while the cache was on its way
-    records.replica[order[decoded]] = second.replica[decoded] + len(reading.replicas)  # type: ignore[arg-type]
-    sides: Any = (reading, decoding)
-    joined: dict[str, Any] = {
-        name: np.concatenate([np.asarray(getattr(side, name)) for side in sides]).view(np.recarray)
+    records.replica[order[decoded]] = second.replica[decoded] + len(reading.replicas)
+    sides = (reading, decoding)
+    replicas, bins = (
+        np.concatenate([np.asarray(getattr(side, name)) for side in sides]).view(np.recarray)
         for name in ("replicas", "bins")
-    }
+    )
     gaps = np.concatenate([side.gaps for side in sides])
-    return reading._replace(gaps=gaps, **joined)
+    return reading._replace(gaps=gaps, replicas=replicas, bins=bins)
 
 
 class Apart(NamedTuple):
@@ -243,7 +240,7 @@ class Apart(NamedTuple):
 
 
 def simulate_turns(
-    reading: World, decoding: World, costs: StepCosts, how: tuple[int, str, float], told: Any
+    reading: World, decoding: World, costs: StepCosts, how: tuple[int, str, float], told: Told
 ) -> World:
     """Play two pools until all requests are done; the decoding pool's world at the end.
 
@@ -257,11 +254,11 @@ def simulate_turns(
     course.by_layer, course.sends = transfer == "layers", rate
     course.layers = max(costs.deployment.model.cached_layers, 1)
     queue_first_turns(reading, course, costs)
-    count = len(reading.requests)  # type: ignore[arg-type]
+    count = len(reading.requests)
     decoding = decoding._replace(events=make(Event, count), links=reading.links)
     both = Apart(reading, decoding, course, second)
     tables, given = costs.tables, both
-    progress: Any = decoding.requests
+    progress = decoding.requests
     while not play_pools(tables, given):
         told(int(np.count_nonzero(progress.status >= FINISHED)))
     return decoding

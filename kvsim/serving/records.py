@@ -4,11 +4,12 @@ Each class below is the layout of a record: a NumPy structured dtype is made of 
 and compiled code reads ``replica.clock`` where Python would read an attribute.
 """
 
+from collections.abc import Iterator
 from functools import cache
-from typing import Annotated, Any, NamedTuple, Protocol, TypeVar, get_type_hints
+from typing import Annotated, Any, NamedTuple, Protocol, TypeVar, cast, get_type_hints, overload
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from kvsim.graph import Array
 from kvsim.serving.tables import COST_RESOURCES, COSTS
@@ -38,16 +39,25 @@ GAP_BINS = 512
 GAPS = 2048  # bins of the time between tokens
 FINEST_GAP, GAP_RATIO = 1e-5, 1.01  # first bin [s], and each bin's width over the last one's
 
-R = TypeVar("R", covariant=True)
+R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 
 
-class Records(Protocol[R]):
-    """A one-dimensional structured array."""
+class Records(Protocol[R_co]):
+    """A one-dimensional ``numpy.recarray``: a record by its index, a column by its field's name."""
 
-    size: int
-
-    def __getitem__(self, index: int) -> R: ...
-    def __setitem__(self, index: int, value: Any) -> None: ...
+    @property
+    def size(self) -> int: ...  # noqa: D102
+    def __len__(self) -> int: ...
+    def __iter__(self) -> Iterator[R_co]: ...
+    @overload
+    def __getitem__(self, index: int, /) -> R_co: ...
+    @overload
+    def __getitem__(self, index: slice | NDArray[np.integer], /) -> "Records[R_co]": ...
+    @overload
+    def __getitem__(self, index: str, /) -> Array: ...
+    def __getattribute__(self, name: str, /) -> Any: ...  # a column, typed as NumPy's stubs do
+    def __setattr__(self, name: str, value: ArrayLike, /) -> None: ...
 
 
 class Limits:
@@ -283,7 +293,7 @@ TieredWorld = Annotated[World, "whose links lead to other memories that keep sha
 
 
 @cache
-def layout(record: type) -> np.dtype[Any]:
+def layout(record: type) -> np.dtype[np.void]:
     """Return the structured dtype of a record's annotations.
 
     Parameters
@@ -296,14 +306,14 @@ def layout(record: type) -> np.dtype[Any]:
         Aligned as a C struct.
     """
     plain = {float: "f8", int: "i8", bool: "?"}
-    fields: list[Any] = []
+    fields: list[tuple[object, ...]] = []
     for name, kind in get_type_hints(record, include_extras=True).items():
         stored = plain[kind] if kind in plain else kind.__metadata__[0]
         fields.append((name, *stored) if isinstance(stored, tuple) else (name, stored))
     return np.dtype(fields, align=True)
 
 
-def make(record: type, count: int, **values: Any) -> Any:
+def make(record: type[R], count: int, **values: ArrayLike) -> Records[R]:
     """Make records of zeros, with values in some of the fields.
 
     Parameters
@@ -317,7 +327,7 @@ def make(record: type, count: int, **values: Any) -> Any:
     numpy.recarray
         The records. (count,)
     """
-    found = np.zeros(count, layout(record)).view(np.recarray)
+    found = np.zeros(count, layout(cast(type, record))).view(np.recarray)
     for name, value in values.items():
         found[name] = value
-    return found
+    return cast("Records[R]", found)

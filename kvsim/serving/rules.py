@@ -122,6 +122,12 @@ class Rules:
                 options.check_range(option, value)
         self._refuse_what_does_nothing()
 
+    def without_prefixes(self) -> "Rules":
+        """Return these rules with no block kept after its request, as replicas need that decode."""
+        names = [f.name for f in fields(self)]
+        kept = names[: names.index("prefix_caching")]
+        return Rules(**{name: getattr(self, name) for name in kept})
+
     def _refuse_what_does_nothing(self) -> None:
         """Settings of memories that nothing is stored in.
 

@@ -16,6 +16,7 @@ from kvsim.errors import InfeasibleError, InputError
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import Model
 from kvsim.serving.kv_budget import ReplicaMemory
+from kvsim.serving.records import Records, Request
 from kvsim.serving.rules import Rules
 from kvsim.techniques.technique import Technique
 from kvsim.traces.requests import Requests
@@ -51,7 +52,7 @@ def longest_request(costs: ReplicaMemory, memory: tuple[int, int] | None = None)
     return Longest(costs.context, int(blocks) * rules.block_tokens)
 
 
-def find_refusals(most: Longest, requests: Requests) -> NDArray[np.int8]:
+def find_refusals(most: Longest, requests: Requests | Records[Request]) -> NDArray[np.int8]:
     """Find why requests are refused.
 
     Parameters

@@ -4,8 +4,6 @@ A turn arrives at its own arrival, or the time to think after the last token of 
 whichever is later. A client that hangs up frees its request's memory between two passes.
 """
 
-from typing import Any
-
 import numpy as np
 
 from kvsim.serving.batch import (
@@ -36,7 +34,7 @@ from kvsim.serving.tables import Tables
 from kvsim.serving.world import Course
 
 
-def queue_first_turns(world: World, course: Any, costs: StepCosts) -> None:
+def queue_first_turns(world: World, course: Course, costs: StepCosts) -> None:
     """Put the arrivals of all requests that follow no other one on the heap.
 
     Parameters
@@ -45,9 +43,7 @@ def queue_first_turns(world: World, course: Any, costs: StepCosts) -> None:
     course : how far the run has come.
     costs : step costs of the technique in the deployment.
     """
-    requests: Any = world.requests
-    turns: Any = world.turns
-    events: Any = world.events
+    requests, turns, events = world.requests, world.turns, world.events
     refused = find_refusals(longest_request(costs), requests) > 0
     requests.status[refused & (requests.arrival < course.until)] = REFUSED
     for index in np.flatnonzero(turns.next != NO_INDEX).tolist():  # turns follow earlier rows

@@ -1,7 +1,6 @@
 """A trace on a fleet of equal replicas, request by request."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 
@@ -16,7 +15,11 @@ from kvsim.serving.records import (
     GAPS,
     NO_INDEX,
     REFUSED,
+    Bin,
     Integers,
+    Records,
+    Replica,
+    Request,
     World,
     make,
 )
@@ -52,20 +55,19 @@ class Run:
     world: World
 
     @property
-    def progress(self) -> Any:
+    def progress(self) -> Records[Request]:
         """What became of each request, one array for each field of ``records.Request``. (n,)"""
         return self.world.requests
 
     @property
-    def replicas(self) -> Any:
+    def replicas(self) -> Records[Replica]:
         """State and sums of each replica, one array for each field of ``records.Replica``. (r,)"""
         return self.world.replicas
 
     @property
-    def bins(self) -> Any:
+    def bins(self) -> Records[Bin]:
         """Timeline of each replica, one array for each field of ``records.Bin``. (r, BINS)"""
-        bins: Any = self.world.bins
-        return bins.reshape(-1, GAP_BINS)
+        return self.world.bins.reshape(-1, GAP_BINS)  # type: ignore[no-any-return]
 
     @property
     def gaps(self) -> Array:
@@ -119,7 +121,7 @@ def play_world(
     route, until = how
     course = make(Course, 1, route=route, until=until)[0]
     course.together = route != ROUND_ROBIN or costs.rules.remote_cache > 0
-    progress: Any = world.requests
+    progress = world.requests
     tables, whole = share(costs.tables), share(world)
     if world.turns.size:
         queue_first_turns(world, course, costs)
@@ -135,9 +137,9 @@ def play_world(
         told(int(np.count_nonzero(progress.status >= FINISHED)))
 
 
-def _orders(world: World, course: Any, costs: StepCosts) -> Iterator[Integers]:
+def _orders(world: World, course: Course, costs: StepCosts) -> Iterator[Integers]:
     """Requests that arrive in time, in pieces; replicas that never meet are played one by one."""
-    progress: Any = world.requests
+    progress = world.requests
     in_time = progress.arrival < course.until
     refused = find_refusals(longest_request(costs), progress) > 0
     progress.status[refused & in_time] = REFUSED

@@ -1,6 +1,6 @@
 """Everything a run reads and changes, made of a trace and of step costs."""
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from kvsim.serving.records import (
     Integers,
     Limits,
     Pool,
+    Records,
     Replica,
     Request,
     Sequence,
@@ -32,7 +33,9 @@ from kvsim.serving.rules import PREFIX_LOADS, Rules
 from kvsim.traces.requests import Requests
 
 
-def request_records(requests: Requests, rate: Array, limits: Any) -> tuple[Any, Integers]:
+def request_records(
+    requests: Requests, rate: Array, limits: Limits
+) -> tuple[Records[Request], Integers]:
     """All requests waiting to arrive, and the hash blocks of their prompts and answers."""
     ids = np.zeros(0, np.int64)
     first, full = np.zeros((2, len(requests)), np.int64)
@@ -45,12 +48,20 @@ def request_records(requests: Requests, rate: Array, limits: Any) -> tuple[Any, 
         first[turn] = requests.block_start[follows]
         length = (requests.prompt + requests.generate - 1)[turn]  # the last token is never cached
         full[turn] = np.minimum(named[follows], length // limits.block_tokens)
+    later = dict.fromkeys(("started", "first", "last"), np.nan)
+    later |= dict.fromkeys(("kept", "replica", "link", "back"), NO_INDEX)
     records = make(
-        Request, len(requests), arrival=requests.arrival, rate=rate, started=np.nan, first=np.nan,
-        last=np.nan, first_block=first, blocks=full, kept=NO_INDEX, prompt=requests.prompt,
-        generate=requests.generate, replica=NO_INDEX, link=NO_INDEX, back=NO_INDEX,
+        Request,
+        len(requests),
+        arrival=requests.arrival,
+        rate=rate,
+        first_block=first,
+        blocks=full,
+        prompt=requests.prompt,
+        generate=requests.generate,
         priority=0 if requests.priority is None else requests.priority,
-    )  # fmt: skip
+        **later,
+    )
     return records, np.array(ids)  # a copy that is not read-only, as compiled code expects
 
 
@@ -85,7 +96,7 @@ def find_repeated(requests: Requests) -> tuple[Integers, Integers]:
     return turn[same], follows[same]
 
 
-def turn_records(requests: Requests) -> tuple[Any, Any]:
+def turn_records(requests: Requests) -> tuple[Records[Turn], Records[Event]]:
     """Make records of turns and clients, and a heap of events for them.
 
     Parameters
@@ -110,7 +121,7 @@ def turn_records(requests: Requests) -> tuple[Any, Any]:
     return turns, make(Event, 2 * count)
 
 
-def replica_records(replicas: int, rules: Rules) -> Any:
+def replica_records(replicas: int, rules: Rules) -> Records[Replica]:
     """Make idle replicas with empty caches.
 
     Parameters
@@ -126,14 +137,21 @@ def replica_records(replicas: int, rules: Rules) -> Any:
     number = np.arange(replicas)
     ends = dict.fromkeys(("wait_ends", "swap_ends", "done", "late_entry"), NO_INDEX)
     return make(
-        Replica, replicas, index=number, first_sequence=number * rules.max_seqs, end=NEVER,
-        lowest=NEVER, bin_width=0.01, next_ready=np.inf, **ends,
-    )  # fmt: skip
+        Replica,
+        replicas,
+        index=number,
+        first_sequence=number * rules.max_seqs,
+        end=NEVER,
+        lowest=NEVER,
+        bin_width=0.01,
+        next_ready=np.inf,
+        **ends,
+    )
 
 
 def pool_records(
     sizes: list[int], different: int, parts: int = 1
-) -> tuple[Any, Any, NDArray[np.int32]]:
+) -> tuple[Records[Pool], Records[Entry], NDArray[np.int32]]:
     """Make empty pools of blocks.
 
     Parameters
@@ -153,10 +171,10 @@ def pool_records(
     sought = np.minimum(blocks, different)
     buckets = 2 ** np.ceil(np.log2(np.maximum(2 * sought, 1))).astype(np.int64)
     first = np.cumsum(size) - size
-    pools = make(
-        Pool, size.size, first=first, room=size, first_bucket=np.cumsum(buckets) - buckets,
-        mask=buckets - 1, limit=size, free=NO_INDEX, oldest=NO_INDEX, newest=NO_INDEX,
-    )  # fmt: skip
+    empty = dict.fromkeys(("free", "oldest", "newest"), NO_INDEX)
+    bounds = {"first": first, "room": size, "limit": size}
+    hashes = {"first_bucket": np.cumsum(buckets) - buckets, "mask": buckets - 1}
+    pools = make(Pool, size.size, **bounds, **hashes, **empty)
     entries = make(Entry, int(size.sum()))  # memory that nothing has touched takes no room
     return pools, entries, np.full(int(buckets.sum()), NO_INDEX, np.int32)
 
@@ -245,7 +263,7 @@ def get_link_rates(costs: StepCosts) -> Array:
     return np.array([tables.h2d, tables.d2h, *(rate / costs.deployment.gpus for rate in shared)])
 
 
-def make_sizes(costs: StepCosts) -> Any:
+def make_sizes(costs: StepCosts) -> Records[Sizes]:
     """Make records of what sequences hold, by their number of KV blocks.
 
     Parameters
@@ -259,12 +277,15 @@ def make_sizes(costs: StepCosts) -> Any:
     """
     tables = costs.tables
     return make(
-        Sizes, tables.gpu_bytes.size, prompt=tables.prompt_bytes, gpu=tables.gpu_bytes,
+        Sizes,
+        tables.gpu_bytes.size,
+        prompt=tables.prompt_bytes,
+        gpu=tables.gpu_bytes,
         host=tables.host_bytes,
-    )  # fmt: skip
+    )
 
 
-def _pool_sizes(costs: StepCosts, limits: Any, different: int, replicas: int) -> list[int]:
+def _pool_sizes(costs: StepCosts, limits: Limits, different: int, replicas: int) -> list[int]:
     """Entries of each replica's memories, and of the remote one, at most."""
     if not limits.part_bytes:
         return [0] * (POOLS * replicas + 1)
@@ -277,7 +298,7 @@ def _pool_sizes(costs: StepCosts, limits: Any, different: int, replicas: int) ->
     return [gpu, host, nvme] * replicas + [remote]
 
 
-def limits_of(costs: StepCosts, requests: Requests) -> Any:
+def limits_of(costs: StepCosts, requests: Requests) -> Limits:
     """Return the rules and the memory of each replica as a record ``Limits``.
 
     Parameters

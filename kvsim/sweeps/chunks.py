@@ -135,28 +135,34 @@ class Case:
 
 SEPARATOR = "+"  # between the GPUs that a fleet may consist of
 Columns = dict[str, Any]
+
+
+def _columns(text: str) -> dict[str, type]:
+    """Columns from words ``name:type``; a word without a type names a number."""
+    types = {"": float, "int": int, "str": str, "bool": bool}
+    words = (word.partition(":") for word in text.split())
+    return {name: types[kind] for name, _, kind in words}
+
+
 COLUMNS: dict[str, dict[str, type]] = {
-    "predict": {
-        "batch": int, "context": int, "ttft_s": float, "tpot_s": float, "decode_tok_s": float,
-        "gpu_bytes": float, "host_bytes": float, "fits": bool, "reason": str,
-    },
-    "plan": {
-        "technique": str, "batch": int, "ttft_s": float, "tpot_s": float, "output_tok_s": float,
-        "gpu_bytes": float, "host_bytes": float, "usd_per_million_tokens": float, "reason": str,
-    },
-    "simulate": {
-        "finished": int, "refused": int, "ttft_p50_s": float, "ttft_p90_s": float,
-        "ttft_p99_s": float, "tpot_p50_s": float, "tpot_p90_s": float, "tpot_p99_s": float,
-        "latency_p99_s": float, "good_share": float, "goodput_per_s": float, "output_tok_s": float,
-        "busy_share": float, "kv_peak_share": float, "prefix_hit_share": float, "preemptions": int,
-        "usd": float, "hosts_used": str, "reason": str,
-    },
-    "capacity": {
-        "fleet": str, "replicas": int, "gpus": int, "usd_per_hour": float, "ttft_s": float,
-        "tpot_s": float, "relaxation_usd_per_hour": float, "likelihood": float,
-        "hosts_used": str, "reason": str,
-    },
-}  # fmt: skip
+    "predict": _columns(
+        """batch:int context:int ttft_s tpot_s decode_tok_s gpu_bytes host_bytes fits:bool
+        reason:str"""
+    ),
+    "plan": _columns(
+        """technique:str batch:int ttft_s tpot_s output_tok_s gpu_bytes host_bytes
+        usd_per_million_tokens reason:str"""
+    ),
+    "simulate": _columns(
+        """finished:int refused:int ttft_p50_s ttft_p90_s ttft_p99_s tpot_p50_s tpot_p90_s
+        tpot_p99_s latency_p99_s good_share goodput_per_s output_tok_s busy_share kv_peak_share
+        prefix_hit_share preemptions:int usd hosts_used:str reason:str"""
+    ),
+    "capacity": _columns(
+        """fleet:str replicas:int gpus:int usd_per_hour ttft_s tpot_s relaxation_usd_per_hour
+        likelihood hosts_used:str reason:str"""
+    ),
+}
 """Result columns of each kind of sweep. Missing results are null, and ``reason`` says why.
 
 ``hosts_used`` names the GPUs whose host memory holds caches, separated by ``SEPARATOR``.
@@ -269,8 +275,11 @@ def check(spec: Spec) -> None:
         Naming the first of them.
     """
     readers: dict[str, Callable[[str], object]] = {
-        "model": load_model, "stack": load_stack, "technique": parse, "trace": load,
-    }  # fmt: skip
+        "model": load_model,
+        "stack": load_stack,
+        "technique": parse,
+        "trace": load,
+    }
     for axis, reader in readers.items():
         for value in spec.axes.get(axis, ()):
             reader(str(value))

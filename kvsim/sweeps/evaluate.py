@@ -81,9 +81,13 @@ def _predicted(
     host = host * deployment.gpus
     fits = (gpu <= deployment.hardware.gpu_memory) & (host <= deployment.hardware.host_memory)
     return {
-        "ttft_s": ttft, "tpot_s": tpot, "decode_tok_s": batch / tpot, "gpu_bytes": gpu,
-        "host_bytes": host, "fits": fits,
-    }  # fmt: skip
+        "ttft_s": ttft,
+        "tpot_s": tpot,
+        "decode_tok_s": batch / tpot,
+        "gpu_bytes": gpu,
+        "host_bytes": host,
+        "fits": fits,
+    }
 
 
 def plan_case(case: Case) -> Columns:
@@ -115,11 +119,16 @@ def plan_case(case: Case) -> Columns:
     except (InputError, InfeasibleError) as problem:
         return no_answer("plan", str(problem))
     return {
-        "technique": str(choice.technique), "batch": choice.batch, "ttft_s": choice.ttft_s,
-        "tpot_s": choice.tpot_s, "output_tok_s": choice.output_tok_s,
-        "gpu_bytes": choice.gpu_bytes, "host_bytes": choice.host_bytes,
-        "usd_per_million_tokens": choice.usd_per_million(), "reason": "",
-    }  # fmt: skip
+        "technique": str(choice.technique),
+        "batch": choice.batch,
+        "ttft_s": choice.ttft_s,
+        "tpot_s": choice.tpot_s,
+        "output_tok_s": choice.output_tok_s,
+        "gpu_bytes": choice.gpu_bytes,
+        "host_bytes": choice.host_bytes,
+        "usd_per_million_tokens": choice.usd_per_million(),
+        "reason": "",
+    }
 
 
 def simulate_case(case: Case) -> Columns:
@@ -204,9 +213,13 @@ def find_fleet(case: Case) -> Columns:
     except InfeasibleError as refused:
         return no_answer("capacity", str(refused))
     question = CapacityQuestion(
-        traffic=traffic_of(requests), rentable=rentable, admission=Admission(), targets=targets,
-        limits=FleetLimits(), rules=Rules(prefix_caching=requests.block_ids is not None),
-    )  # fmt: skip
+        traffic=traffic_of(requests),
+        rentable=rentable,
+        admission=Admission(),
+        targets=targets,
+        limits=FleetLimits(),
+        rules=Rules(prefix_caching=requests.block_ids is not None),
+    )
     try:
         answer = make_capacity(question)
     except (InputError, InfeasibleError) as problem:
@@ -216,12 +229,16 @@ def find_fleet(case: Case) -> Columns:
     hosts = (fleet.kinds[j].gpu for j in answer.used if fleet.kinds[j].host)
     return {
         "fleet": fleet.name,
-        "replicas": fleet.replicas.sum(), "gpus": int(fleet.total("gpus")),
-        "usd_per_hour": fleet.cost, "ttft_s": reached.ttft, "tpot_s": reached.tpot,
-        "relaxation_usd_per_hour": answer.bound, "likelihood": answer.sure.likely["both"],
+        "replicas": fleet.replicas.sum(),
+        "gpus": int(fleet.total("gpus")),
+        "usd_per_hour": fleet.cost,
+        "ttft_s": reached.ttft,
+        "tpot_s": reached.tpot,
+        "relaxation_usd_per_hour": answer.bound,
+        "likelihood": answer.sure.likely["both"],
         "hosts_used": SEPARATOR.join(dict.fromkeys(hosts)),
         "reason": answer.shortfall,
-    }  # fmt: skip
+    }
 
 
 EVALUATORS: dict[str, Callable[[Case], Columns]] = {

@@ -32,28 +32,27 @@ WHOLE_AXES = ("tp", *SPREAD, "batch", "context", "prompt", "generate", "replicas
 REAL_AXES = ("rate", "ttft_target_s", "tpot_target_s")
 POINT_AXES = ("batch", "context")  # axes of a prediction that are evaluated together
 
+SOFTWARE: dict[str, tuple[Value, ...]] = {"stack": (DEFAULT_STACK,), "weights": (RELEASED,)}
+
+
+def _required(*names: str) -> dict[str, tuple[Value, ...]]:
+    """Axes without a default."""
+    return dict.fromkeys(names, ())
+
+
 AXES: Mapping[str, Mapping[str, tuple[Value, ...]]] = {
-    "predict": {
-        "model": (), "gpu": (), "technique": (), "batch": (), "context": (),
-        "stack": (DEFAULT_STACK,), "weights": (RELEASED,), "tp": (1,),
-    },
-    "plan": {
-        "model": (), "gpu": (), "prompt": (), "generate": (),
-        "stack": (DEFAULT_STACK,), "weights": (RELEASED,), "tp": (1,), "ttft_target_s": (10.0,),
-        "tpot_target_s": (0.1,),
-    },
-    "simulate": {
-        "model": (), "gpu": (), "technique": (), "trace": (),
-        "stack": (DEFAULT_STACK,), "weights": (RELEASED,), "tp": (1,), "rate": (1.0,),
-        "replicas": (1,), "route": ("round-robin",), "ttft_target_s": (2.0,),
-        "tpot_target_s": (0.1,),
-    },
-    "capacity": {
-        "model": (), "gpu": (), "trace": (),
-        "stack": (DEFAULT_STACK,), "weights": (RELEASED,), "rate": (1.0,), "ttft_target_s": (2.0,),
-        "tpot_target_s": (0.1,),
-    },
-}  # fmt: skip
+    "predict": _required("model", "gpu", "technique", "batch", "context") | SOFTWARE | {"tp": (1,)},
+    "plan": _required("model", "gpu", "prompt", "generate")
+    | SOFTWARE
+    | {"tp": (1,), "ttft_target_s": (10.0,), "tpot_target_s": (0.1,)},
+    "simulate": _required("model", "gpu", "technique", "trace")
+    | SOFTWARE
+    | {"tp": (1,), "rate": (1.0,), "replicas": (1,), "route": ("round-robin",)}
+    | {"ttft_target_s": (2.0,), "tpot_target_s": (0.1,)},
+    "capacity": _required("model", "gpu", "trace")
+    | SOFTWARE
+    | {"rate": (1.0,), "ttft_target_s": (2.0,), "tpot_target_s": (0.1,)},
+}
 """Axes of each kind of sweep with their defaults; an empty tuple marks a required axis."""
 
 

@@ -283,10 +283,14 @@ def named(file: str, columns: Collection[str], names: dict[str, str], unit: str)
     if unit not in SECONDS_PER_UNIT:
         raise unknown("time unit", unit, SECONDS_PER_UNIT)
     return Layout(
-        GENERIC, names.get("arrival", ""), unit, names["prompt"], names["generate"],
+        GENERIC,
+        names.get("arrival", ""),
+        unit,
+        names["prompt"],
+        names["generate"],
         names.get("blocks", ""),
         conduct=tuple((role, name) for role, name in names.items() if role in CONDUCT_DEFAULTS),
-    )  # fmt: skip
+    )
 
 
 def _fits(columns: Collection[str], format: TraceFormat) -> bool:
@@ -314,10 +318,17 @@ def _layout(file: str, columns: Collection[str], name: str) -> Layout:
             raise _missing(file, names[0], role, columns)
     blocks = format.blocks if format.blocks in columns else ""
     return Layout(
-        name, chosen["arrival"], unit, chosen["prompt"], chosen["generate"], blocks,
-        format.block_tokens if blocks else 0, format.failed, format.unpack,
+        name,
+        chosen["arrival"],
+        unit,
+        chosen["prompt"],
+        chosen["generate"],
+        blocks,
+        format.block_tokens if blocks else 0,
+        format.failed,
+        format.unpack,
         conduct=tuple((role, name) for role, name in format.conduct if name in columns),
-    )  # fmt: skip
+    )
 
 
 def _missing(file: str, name: str, role: str, columns: Collection[str]) -> InputError:

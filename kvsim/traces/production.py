@@ -42,15 +42,18 @@ class EngineMetrics:
 
 METRICS_BY_ENGINE = {
     "vllm": EngineMetrics(
-        "vllm:request_prompt_tokens", "vllm:request_generation_tokens",
+        "vllm:request_prompt_tokens",
+        "vllm:request_generation_tokens",
         ("vllm:prefix_cache_hits_total", "vllm:prefix_cache_hits"),
         ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_queries"),
     ),
     "sglang": EngineMetrics(
-        "sglang:prompt_tokens_histogram", "sglang:generation_tokens_histogram",
-        ("sglang:cached_tokens_total",), ("sglang:prompt_tokens_total",),
+        "sglang:prompt_tokens_histogram",
+        "sglang:generation_tokens_histogram",
+        ("sglang:cached_tokens_total",),
+        ("sglang:prompt_tokens_total",),
     ),
-}  # fmt: skip
+}
 
 Series = tuple[str, Mapping[str, str], Floats, Floats]
 """A name, its labels, times [s] and values."""
@@ -140,10 +143,14 @@ def read_scrapes(texts: list[str], where: list[str], every: float) -> list[Serie
             labels = tuple(sorted(LABEL.findall(found[2] or "")))
             values.setdefault((found[1], labels), {})[i] = value
     return [
-        (name, dict(labels), np.array(sorted(at), float) * every,
-         np.array([at[i] for i in sorted(at)]))
+        (
+            name,
+            dict(labels),
+            np.array(sorted(at), float) * every,
+            np.array([at[i] for i in sorted(at)]),
+        )
         for (name, labels), at in values.items()
-    ]  # fmt: skip
+    ]
 
 
 def draw_requests(series: list[Series], where: str, seed: int) -> tuple[Requests, list[str]]:
@@ -175,8 +182,8 @@ def draw_requests(series: list[Series], where: str, seed: int) -> tuple[Requests
         names = " or ".join(f"{e.prompt}_bucket" for e in METRICS_BY_ENGINE.values())
         raise InputError(f"{where}: no histogram of prompts; expected {names}")
     both = (engine.prompt, engine.generate)
-    used = [*(f"{name}_{part}" for name in both for part in ("bucket", "sum")), *engine.hits,
-            *engine.queries]  # fmt: skip
+    used = [f"{name}_{part}" for name in both for part in ("bucket", "sum")]
+    used += [*engine.hits, *engine.queries]
     _check_counted([one for one in series if one[0] in used], where)
     grid = _looks(series, both, where)
     prompt, generate = (_histogram(series, name, grid, where) for name in both)

@@ -201,8 +201,12 @@ class Requests:
         count = np.diff(self.block_start)[rows]
         start = np.concatenate([[0], np.cumsum(count)])
         place = np.arange(start[-1]) + np.repeat(self.block_start[rows] - start[:-1], count)
-        return Requests(**part, block_ids=self.block_ids[place], block_start=start,
-                        block_tokens=self.block_tokens)  # fmt: skip
+        return Requests(
+            **part,
+            block_ids=self.block_ids[place],
+            block_start=start,
+            block_tokens=self.block_tokens,
+        )
 
     def head(self, count: int) -> "Requests":
         """Return the first requests.

@@ -166,9 +166,8 @@ class RowPolicy:
         """
         _check(chunk, self.block_tokens, bool(self.failed))
         broken: dict[int, Broken] = {}
-        columns: list[TraceColumn | Blocks] = [
-            chunk.arrival, chunk.prompt, chunk.generate, *chunk.conduct.values()
-        ]  # fmt: skip
+        columns: list[TraceColumn | Blocks] = [chunk.arrival, chunk.prompt, chunk.generate]
+        columns += chunk.conduct.values()
         for part in columns + ([chunk.blocks] if chunk.blocks else []):
             for row, what in part.broken.items():
                 if row not in broken or broken[row].rule == "failed":

@@ -13,10 +13,8 @@ from kvsim.frozen import frozen
 
 SAMPLE = "sample:"
 CODECS = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd"}
-FOREIGN = {
-    b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip", b"\x04\x22\x4d\x18": "lz4",
-    b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"ARROW1": "Arrow IPC", b"ORC": "ORC",
-}  # fmt: skip
+FOREIGN = {b"BZh": "bzip2", b"\xfd7zXZ": "xz", b"PK\x03\x04": "zip", b"\x04\x22\x4d\x18": "lz4"}
+FOREIGN |= {b"\xff\xfe": "UTF-16", b"\xfe\xff": "UTF-16", b"ARROW1": "Arrow IPC", b"ORC": "ORC"}
 BOM = b"\xef\xbb\xbf"
 PEEK = 1 << 16  # bytes that tell what a file is
 BYTES_AT_ONCE = 1 << 22  # bytes read at once

@@ -187,7 +187,7 @@ def test_a_prompt_of_which_a_token_is_left_is_still_being_read() -> None:
 def test_bins_twice_as_wide_hold_all_that_was_noted() -> None:
     bins = make(Bin, 2 * GAP_BINS)
     bins.seconds = np.arange(2 * GAP_BINS)
-    bins.waiting = 1.0
+    bins.waiting[:] = 1.0
     replica = make(Replica, 1, index=1, bin_width=0.01)[0]
     mine = bins.seconds[GAP_BINS:].copy()
     execute.widen(world(bins=bins), replica)

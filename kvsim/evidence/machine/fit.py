@@ -27,10 +27,8 @@ from kvsim.frozen import frozen
 from kvsim.graph import Array
 
 REQUIRED = frozenset({"fp16", "fp32"})  # formats that no profile is without
-KERNEL_BENCHMARKS = {
-    "attention": "attention", "prompt": "attention", "attention-masked": "attention",
-    "attention-fp8": "attention", "lowbit": "lowbit",
-}  # fmt: skip
+ATTENTION_CLASSES = ("attention", "prompt", "attention-masked", "attention-fp8")
+KERNEL_BENCHMARKS = dict.fromkeys(ATTENTION_CLASSES, "attention") | {"lowbit": "lowbit"}
 """Kernel classes of attention, and the benchmarks that hold their kernels."""
 
 

@@ -47,8 +47,11 @@ def find_datasheet(device: str, memory: float) -> Hardware | None:
 def _numbers(name: str) -> set[str]:
     """Model numbers in a name, with the letters before them and without."""
     found = re.findall(r"(?:rtx|gtx)?([a-z]*\d{1,4}[a-z]*)\b", name.lower().replace("rtx ", "rtx"))
-    return {number for number in found if not re.fullmatch(r"\d+(gb|g)?|hbm\d\w*|sxm\d", number)
-            or re.fullmatch(r"\d{4}", number)}  # fmt: skip
+    return {
+        number
+        for number in found
+        if not re.fullmatch(r"\d+(gb|g)?|hbm\d\w*|sxm\d", number) or re.fullmatch(r"\d{4}", number)
+    }
 
 
 def profile_number(hardware: Hardware | None, key: str) -> float | None:
@@ -158,9 +161,12 @@ def hardware_text(found: Calibration, machine: Machine, today: str) -> str:
                 numbers[key] = 0.0
                 sources[key] = "none of its own: kernels' floors hold it"
     head = {
-        "title": machine.name, "basis": "measured", "device": machine.name, "date": today,
+        "title": machine.name,
+        "basis": "measured",
+        "device": machine.name,
+        "date": today,
         "notes": list(machine.notes),
-    }  # fmt: skip
+    }
     return numbers_text(head, numbers, sources)
 
 
@@ -188,10 +194,14 @@ def stack_text(found: Calibration, machine: Machine, today: str, error: str = UN
     numbers["memory.context_memory_B"] = float(max(machine.context_memory, 1))
     sources["memory.context_memory_B"] = f"in use before anything was loaded, {today}"
     head = {
-        "title": f"kvsim's own implementations on {machine.name}", "basis": "calibrated",
-        "error": error, "extends": BASE, "device": machine.name, "date": today,
+        "title": f"kvsim's own implementations on {machine.name}",
+        "basis": "calibrated",
+        "error": error,
+        "extends": BASE,
+        "device": machine.name,
+        "date": today,
         "fit": f"microbenchmarks, and ops of short runs that no validation uses, of {today}",
-    }  # fmt: skip
+    }
     # a CPU does what it is asked to at once, by kernels of its own
     flags = {} if "time.launch_s" in found.stack else {"time.counted_launches": False}
     return numbers_text(head, numbers, sources, flags=flags)

@@ -54,18 +54,27 @@ class Sample:
     def row(self) -> dict[str, Any]:
         """Read back by ``sample``."""
         op: dict[str, Any] = {
-            "name": self.op.name, "stream": self.op.stream, "kernel": self.op.kernel,
-            "dtype": self.op.dtype, "flops": self.op.flops, "bytes": dict(self.op.bytes),
-            "rows": self.op.rows, "launches": self.op.launches,
-        }  # fmt: skip
+            "name": self.op.name,
+            "stream": self.op.stream,
+            "kernel": self.op.kernel,
+            "dtype": self.op.dtype,
+            "flops": self.op.flops,
+            "bytes": dict(self.op.bytes),
+            "rows": self.op.rows,
+            "launches": self.op.launches,
+        }
         if np.isfinite(self.op.size):
             op["size"] = self.op.size
         if self.op.unpacked:
             op["unpacked"] = self.op.unpacked
         return {
-            "benchmark": self.benchmark, "case": dict(self.case), "op": op,
-            "seconds": self.seconds, "spread": self.spread, "runs": list(self.runs),
-        } | ({"host_s": self.host_s} if self.host_s else {})  # fmt: skip
+            "benchmark": self.benchmark,
+            "case": dict(self.case),
+            "op": op,
+            "seconds": self.seconds,
+            "spread": self.spread,
+            "runs": list(self.runs),
+        } | ({"host_s": self.host_s} if self.host_s else {})
 
 
 def sample(row: Mapping[str, Any]) -> Sample:

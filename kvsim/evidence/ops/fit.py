@@ -260,19 +260,17 @@ START_SCALES = (
 # lowest, highest and first guess of the numbers that a class frees
 SHARE_PARAMETERS = {"memory": (0.05, 1.0, 0.8), "compute": (0.02, 1.0, 0.6)}
 FLOOR = {"floor_s": (0.0, 60e-6, 5e-6)}
-PRODUCT_PARAMETERS = SHARE_PARAMETERS | FLOOR | {
-    "half_size": (0.0, 1000.0, 30.0), "half_columns": (0.0, 20_000.0, 200.0),
-    "added": (0.0, 1.0, 0.1), "input_passes": (1.0, 60.0, 3.0),
-}  # fmt: skip
+PRODUCT_PARAMETERS = SHARE_PARAMETERS | FLOOR
+PRODUCT_PARAMETERS |= {"half_size": (0.0, 1000.0, 30.0), "half_columns": (0.0, 20_000.0, 200.0)}
+PRODUCT_PARAMETERS |= {"added": (0.0, 1.0, 0.1), "input_passes": (1.0, 60.0, 3.0)}
 BLOCKS_WALK = {"walk_s": (0.0, 20e-9, 1e-9)}
 HEAD_PARAMETERS = {"narrow": (0.5, 4.0, 1.05), "wide": (0.5, 4.0, 1.05)}
-DECODE_PARAMETERS = {"memory": SHARE_PARAMETERS["memory"]} | FLOOR | HEAD_PARAMETERS | {
-    "padding": (0.0, 1000.0, 30.0), "split_s": (0.0, 60e-6, 5e-6), "ungrouped": (0.5, 4.0, 1.05),
-}  # fmt: skip
+DECODE_PARAMETERS = {"memory": SHARE_PARAMETERS["memory"]} | FLOOR | HEAD_PARAMETERS
+DECODE_PARAMETERS |= {"padding": (0.0, 1000.0, 30.0), "split_s": (0.0, 60e-6, 5e-6)}
+DECODE_PARAMETERS |= {"ungrouped": (0.5, 4.0, 1.05)}
 WIDENING = {"unpack_ops": (0.0, 40.0, 8.0)}
-PROMPT_PARAMETERS = SHARE_PARAMETERS | FLOOR | HEAD_PARAMETERS | {
-    "half_size": (0.0, 5000.0, 100.0), "half_columns": (0.0, 200_000.0, 10_000.0),
-}  # fmt: skip
+PROMPT_PARAMETERS = SHARE_PARAMETERS | FLOOR | HEAD_PARAMETERS
+PROMPT_PARAMETERS |= {"half_size": (0.0, 5000.0, 100.0), "half_columns": (0.0, 200_000.0, 10_000.0)}
 EXTEND_PARAMETERS = PROMPT_PARAMETERS | {
     "walk_s": (0.0, 1e-6, 25e-9),
     "half_columns": (0.0, 200_000.0, 300.0),
@@ -284,16 +282,18 @@ EXPERT_PARAMETERS = SHARE_PARAMETERS | {
     "half_columns": (0.0, 5000.0, 50.0),
     "expert_s": (0.0, 2e-6, 50e-9),
 }
-LATENT_PARAMETERS = SHARE_PARAMETERS | FLOOR | {
-    "half_columns": (0.0, 1000.0, 30.0), "split_s": (0.0, 60e-6, 5e-6),
-    "padding": (0.0, 1000.0, 30.0), "added": (0.0, 1.0, 0.1),
-}  # fmt: skip
+LATENT_PARAMETERS = SHARE_PARAMETERS | FLOOR | {"half_columns": (0.0, 1000.0, 30.0)}
+LATENT_PARAMETERS |= {"split_s": (0.0, 60e-6, 5e-6), "padding": (0.0, 1000.0, 30.0)}
+LATENT_PARAMETERS |= {"added": (0.0, 1.0, 0.1)}
 SUM_PARAMETERS = {
-    "direct_share": (0.003, 1.0, 0.3), "direct_s": (0.0, 60e-6, 4e-6),
-    "direct_hop_s": (0.0, 20e-6, 0.5e-6), "direct_second_s": (0.0, 60e-6, 2e-6),
-    "ring_s": (0.0, 200e-6, 15e-6), "ring_hop_s": (0.0, 50e-6, 1e-6),
+    "direct_share": (0.003, 1.0, 0.3),
+    "direct_s": (0.0, 60e-6, 4e-6),
+    "direct_hop_s": (0.0, 20e-6, 0.5e-6),
+    "direct_second_s": (0.0, 60e-6, 2e-6),
+    "ring_s": (0.0, 200e-6, 15e-6),
+    "ring_hop_s": (0.0, 50e-6, 1e-6),
     "ring_share": (0.01, 1.0, 0.75),
-}  # fmt: skip
+}
 STATE_PARAMETERS = {"memory": SHARE_PARAMETERS["memory"]} | FLOOR
 SCAN_PARAMETERS = SHARE_PARAMETERS | {
     "floor_s": (0.0, 300e-6, 20e-6),
@@ -350,13 +350,9 @@ def class_name(rows: OpRows) -> str:
     if rows.kind == "quantise_input":
         return "quantise-input"
     apart = "" if rows.dtype == "fp16" else f"-{rows.dtype}"
-    names = {
-        "gemm": "gemm", "moe": "experts", "decode_attention": "attention",
-        "mla_decode": "latent", "prefill_attention": "prompt", "all_reduce": "sums",
-        "extend_attention": "extend", "recurrence": "recurrence",
-        "scan": "scan",
-    }  # fmt: skip
-    return names[rows.kind] + apart
+    names = {"moe": "experts", "decode_attention": "attention", "mla_decode": "latent"}
+    names |= {"prefill_attention": "prompt", "extend_attention": "extend", "all_reduce": "sums"}
+    return names.get(rows.kind, rows.kind) + apart
 
 
 def fit_table(
@@ -396,9 +392,13 @@ def fit_table(
 
 
 def fit_class(
-    rows: OpRows, hardware: Hardware, base: Stack, count: int = FOLDS,
-    given: Mapping[str, float] | None = None, below: ClassFit | None = None,
-) -> ClassFit:  # fmt: skip
+    rows: OpRows,
+    hardware: Hardware,
+    base: Stack,
+    count: int = FOLDS,
+    given: Mapping[str, float] | None = None,
+    below: ClassFit | None = None,
+) -> ClassFit:
     """Fit one kernel class, and predict each row by a fit without its shape.
 
     Parameters
@@ -488,9 +488,13 @@ def _hashed(columns: Sequence[Array], count: int) -> Array:
 
 
 def _fitted(
-    rows: OpRows, hardware: Hardware, stack: Stack, prefix: str, fixed: Collection[str] = (),
+    rows: OpRows,
+    hardware: Hardware,
+    stack: Stack,
+    prefix: str,
+    fixed: Collection[str] = (),
     near: Mapping[str, float] | None = None,
-) -> Fit:  # fmt: skip
+) -> Fit:
     """The numbers of a class that bring its rows closest.
 
     Parameters

@@ -20,6 +20,7 @@ from kvsim.machines.hardware import Hardware
 from kvsim.models.kinds import STATE_NUMBER
 
 STATES = ("k_heads", "k_dim", "v_heads", "v_dim")  # heads and widths of a layer with a state
+EXTENDED = ("batch", "new", "context", "heads", "kv_heads", "head_dim")
 KINDS: Mapping[str, tuple[str, ...]] = {
     "gemm": ("m", "n", "k"),
     "quantise_input": ("m", "k"),
@@ -28,12 +29,11 @@ KINDS: Mapping[str, tuple[str, ...]] = {
     "all_reduce": ("gpus", "elements"),
     "moe": ("tokens", "hidden", "expert_ffn", "active", "experts", "tp"),
     "mla_decode": ("batch", "context", "heads"),
-    "extend_attention": ("batch", "new", "context", "heads", "kv_heads", "head_dim"),
-    "mixed_attention": ("batch", "new", "context", "heads", "kv_heads", "head_dim", "decodes",
-                        "decode_context"),
+    "extend_attention": EXTENDED,
+    "mixed_attention": (*EXTENDED, "decodes", "decode_context"),
     "recurrence": ("batch", "new", *STATES),
     "scan": ("batch", "new", *STATES),
-}  # fmt: skip
+}
 """Whole numbers that tell the shape of each kind of op."""
 
 ROUTING = "power law 1.01"  # of tokens to experts, in most rows and all that do not say it
@@ -46,15 +46,13 @@ ABSENT: Mapping[str, Mapping[str, float]] = {
 SAME_KIND = {"mixed_attention": "extend_attention"}
 """Ops whose kernel is that of another op: a prompt's later part, alone or beside decodes."""
 
-FORMAT_ALIASES = {
-    "bfloat16": "fp16", "bf16": "fp16", "float16": "fp16", "fp16": "fp16", "half": "fp16",
-    "fp8": "fp8", "fp8_block": "fp8-block", "int8_wo": "int8", "int4_wo": "int4",
-    "nvfp4": "nvfp4", "w4a16_mxfp4": "mxfp4", "w4a8_mxfp4_mxfp8": "mxfp8",
-}  # fmt: skip
+FORMAT_ALIASES = dict.fromkeys(("bfloat16", "bf16", "float16", "fp16", "half"), "fp16")
+FORMAT_ALIASES |= {"fp8": "fp8", "fp8_block": "fp8-block", "int8_wo": "int8", "int4_wo": "int4"}
+FORMAT_ALIASES |= {"nvfp4": "nvfp4", "w4a16_mxfp4": "mxfp4", "w4a8_mxfp4_mxfp8": "mxfp8"}
 """Number formats of the files by kvsim's names."""
 
-BYTES_PER_NUMBER = {"fp16": 2.0, "fp8": 1.0, "fp8-block": 1.0, "int8": 1.0, "int4": 0.5,
-                    "nvfp4": 0.5, "mxfp4": 0.5, "mxfp8": 0.5}  # fmt: skip
+BYTES_PER_NUMBER = {"fp16": 2.0} | dict.fromkeys(("fp8", "fp8-block", "int8"), 1.0)
+BYTES_PER_NUMBER |= dict.fromkeys(("int4", "nvfp4", "mxfp4", "mxfp8"), 0.5)
 TINY = 2.0**20  # keys and values below this say what a kernel takes at least [B]
 L2_MARGIN = 1.2  # keys and values of a call that cannot stay in L2, over its size
 MAY_BE_ZERO = {"context", "decodes", "decode_context"}  # may be 0
@@ -109,9 +107,12 @@ class OpTable:
 
 
 def read_ops(
-    files: Iterable[Path], engine: str, hardware: Hardware, version: str | None = None,
+    files: Iterable[Path],
+    engine: str,
+    hardware: Hardware,
+    version: str | None = None,
     l2: float = 0.0,
-) -> OpTable:  # fmt: skip
+) -> OpTable:
     """Rows of one engine on one GPU, those that are no evidence counted by reason.
 
     Parameters
