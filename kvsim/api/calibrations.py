@@ -466,7 +466,18 @@ def stack_path(profile: Path) -> Path:
 
 
 def written_files(profile: Path) -> tuple[Path, Path, Path]:
-    """Return the files of a calibration: the profile, and the stack and the samples beside it."""
+    """Name the files of a calibration.
+
+    Parameters
+    ----------
+    profile
+        Where the hardware profile is written.
+
+    Returns
+    -------
+    tuple of Path
+        The profile, and beside it the stack and the samples.
+    """
     return profile, stack_path(profile), profile.with_suffix(".samples.jsonl")
 
 

@@ -249,6 +249,11 @@ def keep_where_needed(
 def refuse_other_format(inputs: Inputs) -> None:
     """Refuse weights in another format than the model's name states, as of an AWQ checkpoint.
 
+    Parameters
+    ----------
+    inputs
+        Options of the command: ``model``, and ``weights`` where they were given.
+
     Raises
     ------
     InputError

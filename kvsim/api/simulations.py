@@ -327,11 +327,23 @@ class Sought:
         return value
 
     def show(self, value: float) -> str:
-        """Return a value as it is typed."""
+        """Return a value as it is typed.
+
+        Parameters
+        ----------
+        value
+            Value of the option; memory in bytes is shown in GiB.
+        """
         return f"{value / 2**30:g} GiB" if self.option == "host_cache" else f"{value:g}"
 
     def choose(self, tried: Sequence[float]) -> Sequence[float]:
-        """Choose the values that are shown: those around what was found."""
+        """Choose the values that are shown: those around what was found.
+
+        Parameters
+        ----------
+        tried
+            All values that were simulated, ascending, in the option's unit.
+        """
         if self.found is None:
             return (
                 tried if self.option == "prefill_replicas" else (tried[0], tried[-1])[: len(tried)]

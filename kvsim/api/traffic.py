@@ -48,7 +48,13 @@ class ServedRequests:
         return w is not None and bool(w.cached or w.hit_rate or w.turns > 1)
 
     def with_hit_rate(self, share: float) -> "ServedRequests":
-        """Return drawn traffic of which a share of each prompt is in an earlier one."""
+        """Return drawn traffic of which a share of each prompt is in an earlier one.
+
+        Parameters
+        ----------
+        share
+            Share of a prompt's tokens that an earlier prompt begins with, 0 to 1.
+        """
         assert self.workload is not None
         workload = replace(self.workload, hit_rate=share)
         return replace(self, requests=workload.draw(), workload=workload)

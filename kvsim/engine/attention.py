@@ -321,7 +321,15 @@ def _read(
 
 
 def copies_cache(deployment: Deployment, stored: Format) -> bool:
-    """Tell whether copies of the cache before attention are kernels of their own here."""
+    """Tell whether copies of the cache before attention are kernels of their own here.
+
+    Parameters
+    ----------
+    deployment
+        Its stack has a kernel class for such copies if they were measured.
+    stored
+        Format of the cache; packed ones are unpacked instead of copied.
+    """
     return "cache-copy" in deployment.stack.kernels and not stored.packs
 
 

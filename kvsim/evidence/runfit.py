@@ -48,7 +48,21 @@ class Move:
         return 1 if self.keys[0].endswith("_s") else -1
 
     def moved(self, stack: Stack, place: float) -> dict[str, float]:
-        """Return the numbers at a number of standard deviations from the stack's own."""
+        """Return the numbers at a distance from the stack's own.
+
+        Parameters
+        ----------
+        stack
+            The stack that the fit begins with.
+        place
+            Distance, in standard deviations of the shipped numbers; times grow with it, at least
+            to 0, shares by its exponential, up to 1.
+
+        Returns
+        -------
+        dict[str, float]
+            Value by key, of times in s.
+        """
         found = {}
         for key in self.keys:
             own = number_of(stack, key)
@@ -207,7 +221,13 @@ class _Search:
         self._known: dict[tuple[tuple[str, float], ...], Outcome] = {}
 
     def outcome(self, numbers: dict[str, float]) -> Outcome:
-        """The run with some of the stack's numbers changed."""
+        """Simulate the run with some of the stack's numbers changed; what was asked before is kept.
+
+        Parameters
+        ----------
+        numbers
+            Changed numbers by their keys in the stack, of times in s.
+        """
         key = tuple(sorted(numbers.items()))
         if key not in self._known:
             where = replace(self.where, stack=with_numbers(self.where.stack, numbers))
@@ -215,9 +235,25 @@ class _Search:
         return self._known[key]
 
     def residuals(self, terms: Sequence[Move], places: Array) -> Array:
-        """Means of the logarithms of predicted over measured times, (3, parts of the run).
+        """Compute by how much predicted times are off, as means over parts of the run.
 
         A single request's time jumps as it is scheduled otherwise; those of a part hardly do.
+
+        A single request's time jumps as it is scheduled otherwise; those of a part hardly do.
+
+        Parameters
+        ----------
+        terms
+            What may move.
+        places
+            Distance of each term from the shipped number, in its standard deviations, shape
+            (terms,).
+
+        Returns
+        -------
+        Array
+            Mean logarithm of predicted over measured times to the first token, per token and of the
+            whole request, shape (3, parts).
         """
         numbers: dict[str, float] = {}
         for term, place in zip(terms, places, strict=True):
@@ -230,6 +266,11 @@ class _Search:
         self, terms: Sequence[Move]
     ) -> tuple[Array, Array, list[Move], tuple[tuple[str, str], ...]]:
         """Move the number that explains most, then the next, while the run determines all of them.
+
+        Parameters
+        ----------
+        terms
+            What may move.
 
         Returns
         -------

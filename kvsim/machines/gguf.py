@@ -104,6 +104,11 @@ class Stored:
 def check_type(name: str) -> str:
     """Return the type of a GGUF file in small letters.
 
+    Parameters
+    ----------
+    name
+        Type as llama-quantize has it, in small or large letters.
+
     Raises
     ------
     InputError
@@ -208,6 +213,23 @@ class _Rules:
         count: int = 1,
         experts: bool = False,
     ) -> Tensor:
+        """Choose the format of one tensor, as llama-quantize does for this type of file.
+
+        Parameters
+        ----------
+        matrix
+            Name of the tensor.
+        kind
+            What it is: output, embedding, values, up, down ...
+        size
+            Its inputs and outputs.
+        index
+            Its layer; the first and the last ones may have more bits.
+        count
+            How many such tensors there are, as of experts.
+        experts
+            Whether they are routed experts.
+        """
         inputs, outputs = size
         name = BASES[self.file]
         if self.file == "mxfp4_moe":

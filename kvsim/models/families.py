@@ -68,7 +68,18 @@ FAMILIES_WITH_MTP = (
 
 
 def wide_norms(fields: Fields) -> FamilyFields:
-    """Norms over all heads' queries and over all their keys (OLMo 3, MiniMax-M2)."""
+    """Read norms over all heads' queries and over all their keys (OLMo 3, MiniMax-M2).
+
+    Parameters
+    ----------
+    fields
+        The model's ``config.json``: the number of heads, of KV heads, and their width.
+
+    Returns
+    -------
+    FamilyFields
+        ``wide_norms``, and in ``vectors`` the parameters of both norms of a layer.
+    """
     heads = fields.integer("num_attention_heads")
     own = fields.integer("num_key_value_heads", default=heads)
     width = fields.integer("head_dim", default=fields.integer("hidden_size") // heads)
@@ -76,7 +87,18 @@ def wide_norms(fields: Fields) -> FamilyFields:
 
 
 def query_biases(fields: Fields) -> FamilyFields:
-    """Biases of queries, keys and values without one of the output (GLM-4.5, Seed-OSS)."""
+    """Read biases of queries, keys and values without one of the output (GLM-4.5, Seed-OSS).
+
+    Parameters
+    ----------
+    fields
+        The model's ``config.json``: flags, each False where it is missing.
+
+    Returns
+    -------
+    FamilyFields
+        ``qkv_bias``, ``out_bias`` and ``mlp_bias``.
+    """
     return {
         "qkv_bias": fields.flag("attention_bias", False),
         "out_bias": fields.flag("attention_out_bias", False),
@@ -85,13 +107,36 @@ def query_biases(fields: Fields) -> FamilyFields:
 
 
 def glm4(fields: Fields) -> FamilyFields:
-    """GLM-4.5 to 4.7: grouped queries, shared experts, a bias of the router."""
+    """Read GLM-4.5 to 4.7: grouped queries, shared experts, a bias of the router.
+
+    Parameters
+    ----------
+    fields
+        The model's ``config.json``: flags of biases, and of norms of queries and keys.
+
+    Returns
+    -------
+    FamilyFields
+        Biases and norms; what experts there are is read by ``FAMILIES``' entry.
+    """
     norms: FamilyFields = {"qk_norm": fields.flag("use_qk_norm", False), "router_bias": True}
     return query_biases(fields) | norms
 
 
 def ernie(fields: Fields) -> FamilyFields:
-    """ERNIE 4.5: one flag for all biases, and names of its own for the experts."""
+    """Read ERNIE 4.5: one flag for all biases, and names of its own for the experts.
+
+    Parameters
+    ----------
+    fields
+        The model's ``config.json``: ``use_bias``, and fields that begin with ``moe_``, of which
+        dense models have none.
+
+    Returns
+    -------
+    FamilyFields
+        Biases; with experts also how many, their width, and which layers route to them.
+    """
     biased = fields.flag("use_bias", False)
     biases: FamilyFields = {
         "qkv_bias": biased,
@@ -176,7 +221,23 @@ def interleaved_mixers(fields: Fields, name: str) -> list[Mixer]:
 
 
 def gated_delta(fields: Fields) -> FamilyFields:
-    """Qwen3-Next and Qwen3.5: gated DeltaNet beside gated attention."""
+    """Read Qwen3-Next and Qwen3.5: gated DeltaNet [1]_ beside gated attention.
+
+    Parameters
+    ----------
+    fields
+        The model's ``config.json``: fields that begin with ``linear_``, and every how many layers
+        attend.
+
+    Returns
+    -------
+    FamilyFields
+        The recurrence of a layer, and the mixer of each layer.
+
+    References
+    ----------
+    .. [1] S. Yang et al., Gated Delta Networks, https://arxiv.org/abs/2412.06464
+    """
     heads, width = (fields.integer(f"linear_{x}") for x in ("num_value_heads", "value_head_dim"))
     state = Recurrence(
         "delta",
@@ -193,7 +254,22 @@ def gated_delta(fields: Fields) -> FamilyFields:
 
 
 def kimi_delta(fields: Fields) -> FamilyFields:
-    """Kimi Linear: KDA beside latent attention; its lists count layers from 1."""
+    """Read Kimi Linear [1]_: KDA beside latent attention.
+
+    Parameters
+    ----------
+    fields
+        The model's ``config.json``: ``linear_attn_config``, whose lists count layers from 1.
+
+    Returns
+    -------
+    FamilyFields
+        The recurrence of a layer, with one gate for each channel, and the mixer of each layer.
+
+    References
+    ----------
+    .. [1] Kimi Linear, https://arxiv.org/abs/2510.26692
+    """
     own = fields.values.get("linear_attn_config")
     if not isinstance(own, dict):
         raise fields.error(
@@ -236,7 +312,19 @@ def _mamba(fields: Fields, prefix: str, inner: int, heads: int) -> Recurrence:
 
 
 def expanded_mamba(fields: Fields) -> FamilyFields:
-    """Mamba-2 whose width is a multiple of the hidden size (Bamba, Granite 4)."""
+    """Read Mamba-2 whose width is a multiple of the hidden size (Bamba, Granite 4).
+
+    Parameters
+    ----------
+    fields
+        The model's ``config.json``: ``mamba_expand`` times the hidden size is the width of the
+        mixer.
+
+    Returns
+    -------
+    FamilyFields
+        The recurrence of a layer, and the mixer of each layer.
+    """
     fields.must("mamba_proj_bias", False, "biases of these products are not counted")
     inner = fields.integer("mamba_expand") * fields.integer("hidden_size")
     state = _mamba(fields, "mamba_", inner, fields.integer("mamba_n_heads"))
@@ -252,7 +340,23 @@ def expanded_mamba(fields: Fields) -> FamilyFields:
 
 
 def jamba(fields: Fields) -> FamilyFields:
-    """Jamba: Mamba with attention in every eighth layer, experts in every second."""
+    """Read Jamba [1]_: Mamba with attention in every eighth layer, experts in every second.
+
+    Parameters
+    ----------
+    fields
+        The model's ``config.json``: fields that begin with ``mamba_``, ``attn_layer_`` and
+        ``expert_layer_``.
+
+    Returns
+    -------
+    FamilyFields
+        The recurrence of a layer, mixers, and which layers route to experts.
+
+    References
+    ----------
+    .. [1] O. Lieber et al., Jamba, https://arxiv.org/abs/2403.19887
+    """
     fields.must("mamba_proj_bias", False, "biases of these products are not counted")
     inner = fields.integer("mamba_expand") * fields.integer("hidden_size")
     states, rank = fields.integer("mamba_d_state"), fields.integer("mamba_dt_rank")
@@ -293,7 +397,19 @@ def _turns(fields: Fields, what: str, layers: range) -> list[bool]:
 
 
 def granite(fields: Fields) -> FamilyFields:
-    """Granite 4: Mamba-2 or attention, then experts beside a shared one, or that alone."""
+    """Read Granite 4: Mamba-2 or attention, then experts beside a shared one, or that alone.
+
+    Parameters
+    ----------
+    fields
+        The model's ``config.json``: as of ``expanded_mamba``, and the widths of the experts and of
+        the shared one.
+
+    Returns
+    -------
+    FamilyFields
+        The recurrence, mixers and experts; a shared expert counts as several of the others' width.
+    """
     shared, own = fields.integer("shared_intermediate_size"), expanded_mamba(fields)
     experts = fields.integer("num_local_experts", default=0, low=0)
     if not experts:
@@ -312,7 +428,19 @@ def granite(fields: Fields) -> FamilyFields:
 
 
 def nemotron(fields: Fields) -> FamilyFields:
-    """Nemotron-H: each layer is a mixer, attention or an MLP alone, named by a letter or a word."""
+    """Read Nemotron-H: each layer is a mixer, attention or an MLP alone.
+
+    Parameters
+    ----------
+    fields
+        The model's ``config.json``: ``hybrid_override_pattern`` names layers by letters of
+        ``LETTERS``, or ``layers_block_type`` by words.
+
+    Returns
+    -------
+    FamilyFields
+        The recurrence; of each layer its mixer, whether it has an MLP, and whether that is routed.
+    """
     fields.must("use_bias", False, "biases of these products are not counted")
     pattern = fields.values.get("hybrid_override_pattern")
     blocks = fields.values.get("layers_block_type")
@@ -361,7 +489,18 @@ def nemotron(fields: Fields) -> FamilyFields:
 
 
 def short_convolution(fields: Fields) -> FamilyFields:
-    """LFM2: gated convolutions over three tokens, whose state is two tokens."""
+    """Read LFM2: gated convolutions over three tokens, whose state is two tokens.
+
+    Parameters
+    ----------
+    fields
+        The model's ``config.json``: the length of the convolutions, and which layers attend.
+
+    Returns
+    -------
+    FamilyFields
+        The recurrence of a layer, mixers, and the adjusted width of the MLP.
+    """
     fields.must("conv_bias", False, "biases of these products are not counted")
     hidden = fields.integer("hidden_size")
     state = Recurrence(
@@ -380,7 +519,23 @@ def short_convolution(fields: Fields) -> FamilyFields:
 
 
 def lightning(fields: Fields) -> FamilyFields:
-    """MiniMax-Text-01: lightning attention with a gate, softmax attention in every eighth layer."""
+    """Read MiniMax-Text-01 [1]_: lightning attention, softmax attention in every eighth layer.
+
+    Parameters
+    ----------
+    fields
+        The model's ``config.json``: heads, their width, and the tokens that a block of lightning
+        attention reads together.
+
+    Returns
+    -------
+    FamilyFields
+        The recurrence of a layer, and the mixer of each layer.
+
+    References
+    ----------
+    .. [1] MiniMax-01, https://arxiv.org/abs/2501.08313
+    """
     heads, width = fields.integer("num_attention_heads"), fields.integer("head_dim")
     inner = heads * width
     block = fields.integer("block_size", default=256)
@@ -394,16 +549,39 @@ def lightning(fields: Fields) -> FamilyFields:
 
 
 def indexed(fields: Fields) -> FamilyFields:
-    """DeepSeek-V3.2 and GLM-5: an indexer beside latent attention."""
+    """Read DeepSeek-V3.2 and GLM-5: an indexer beside latent attention.
+
+    Parameters
+    ----------
+    fields
+        The model's ``config.json``: heads of the indexer, their width, and how many tokens it
+        chooses.
+
+    Returns
+    -------
+    FamilyFields
+        ``indexer``.
+    """
     names = ("index_n_heads", "index_head_dim", "index_topk")
     return {"indexer": Indexer(*(fields.integer(name) for name in names))}
 
 
 def gemma3n(fields: Fields) -> FamilyFields:
-    """Gemma 3n: the last layers share caches; four hidden states, an embedding in every layer.
+    """Read Gemma 3n: the last layers share caches; four hidden states, an embedding in every layer.
 
     ``side`` has LAuReL's two products, the gate and the product of the layer's embedding, and
     AltUp's router; ``once`` projects that embedding and AltUp's hidden states in and out.
+
+    Parameters
+    ----------
+    fields
+        The model's ``config.json``: ``num_kv_shared_layers``, and widths of AltUp, LAuReL and the
+        layers' embeddings.
+
+    Returns
+    -------
+    FamilyFields
+        Mixers, and parameters beside those of a Llama layer.
     """
     layers, hidden = fields.integer("num_hidden_layers"), fields.integer("hidden_size")
     states, width = (

@@ -171,7 +171,24 @@ class _Speeds:
     generate: int
 
     def ratio(self, technique: Technique, d: Deployment, batch: float, prompt: int) -> float:
-        """Decoding speed over full KV's; NaN where one of them does not fit."""
+        """Compute the decoding speed over that of full KV.
+
+        Parameters
+        ----------
+        technique
+            Technique.
+        d
+            Model on GPUs.
+        batch
+            Sequences in the batch. [sequences]
+        prompt
+            Prompt of each. [tokens]
+
+        Returns
+        -------
+        float
+            Tokens per second over those of full KV; NaN where one of them does not fit.
+        """
         found = [
             Prediction(t, d, np.array([float(batch)]), prompt, self.generate, CONTEXTS)
             for t in (technique, self.full)

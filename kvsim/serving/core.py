@@ -68,7 +68,17 @@ class Array(types.Type):  # type: ignore[misc]
         self.stored, self.ndim = stored, ndim
 
     def item(self, index: types.Type) -> types.Type | None:
-        """Return the type of an element or of a row, or None where the index does not fit."""
+        """Return the type of what an index leads to.
+
+        Parameters
+        ----------
+        index : type of a whole number, or of a tuple of them.
+
+        Returns
+        -------
+        type or None
+            Of an element, or of a row where axes are left; None where the index does not fit.
+        """
         axes = 1 if isinstance(index, types.Integer) else len(getattr(index, "types", ()))
         if not 1 <= axes <= self.ndim:
             return None
@@ -95,7 +105,12 @@ class Block(types.Record):  # type: ignore[misc]
         return str(self.name)
 
     def typeof(self, name: str) -> types.Type:
-        """Return the type of a field. Numba asks for it only when it compiles."""
+        """Return the type of a field. Numba asks for it only when it compiles.
+
+        Parameters
+        ----------
+        name : the field.
+        """
         announce()
         return loaded_type(self.fields[name].kind)
 
@@ -112,7 +127,13 @@ class Shared:
 
 
 def share(value: T) -> T:
-    """Return what compiled code takes in place of a value; plain tuples item by item."""
+    """Return what compiled code takes in place of a value.
+
+    Parameters
+    ----------
+    value : an array, a record or a named tuple; of a plain tuple each item is taken. Its memory is
+        shared with compiled code, not copied.
+    """
     if isinstance(value, np.ndarray | np.void) or hasattr(value, "_fields"):
         return cast(T, Shared(value))
     if isinstance(value, tuple):
@@ -121,7 +142,13 @@ def share(value: T) -> T:
 
 
 def type_of(value: object) -> types.Type:
-    """Return the type of an array, a record, a named tuple or a number in compiled code."""
+    """Return the type of a value in compiled code.
+
+    Parameters
+    ----------
+    value : an array whose rows lie one behind the other, a record, a named tuple of these, or a
+        number.
+    """
     if isinstance(value, np.ndarray):
         assert value.flags.c_contiguous, "compiled code takes rows that lie one behind the other"
         return Array(_stored_type(value.dtype), value.ndim)
@@ -150,7 +177,12 @@ def _stored_type(dtype: np.dtype[np.generic]) -> types.Type:
 
 
 def loaded_type(stored: types.Type) -> types.Type:
-    """Return what a stored number becomes: whole numbers have one type, so functions do too."""
+    """Return what a stored number becomes: whole numbers have one type, so functions do too.
+
+    Parameters
+    ----------
+    stored : type of the number in memory, as ``int8``; of what is no whole number, the same.
+    """
     return types.int64 if isinstance(stored, types.Integer) else stored
 
 
@@ -412,12 +444,28 @@ def _unbox(kind: types.Type, shared: ir.Value, unboxing: "UnboxContext") -> exte
 
 
 def jit_function(function: Callable[P, T]) -> Callable[P, T]:
-    """Let compiled functions call this one; Python still runs it as it stands."""
+    """Let compiled functions call this one; Python still runs it as it stands.
+
+    Parameters
+    ----------
+    function : the function. It is compiled where a compiled function calls it, without checks of
+        bounds; a division by 0 gives infinity or NaN, as in NumPy.
+    """
     return extending.register_jitable(**JIT_OPTIONS)(function)  # type: ignore[no-any-return]
 
 
 def jit_unless_tiered(otherwise: Callable[P, T]) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Let compiled functions call one of two: the other where only GPUs keep shared blocks."""
+    """Let compiled functions call one of two: the other where only GPUs keep shared blocks.
+
+    Parameters
+    ----------
+    otherwise : what is called where the world's ``links`` are None. It takes the same arguments.
+
+    Returns
+    -------
+    callable
+        Decorator of the function that is called where other memories keep blocks, too.
+    """
 
     def decorate(function: Callable[P, T]) -> Callable[P, T]:
         def choose(*given: types.Type) -> Callable[P, T]:
@@ -469,7 +517,13 @@ class CompiledEntry(Generic[P, T]):
 
 
 def jit_entry(function: Callable[P, T]) -> CompiledEntry[P, T]:
-    """Let Python call a compiled function, with values as ``share`` takes them."""
+    """Let Python call a compiled function.
+
+    Parameters
+    ----------
+    function : the function. Its arguments are numbers, or what ``share`` takes. It is compiled at
+        the first call with arguments of these types, and kept on disk.
+    """
     return CompiledEntry(function)
 
 
@@ -477,7 +531,12 @@ _announced: list[bool] = []
 
 
 def announce(kept: bool = True) -> None:
-    """Say what is awaited, once in a process, and how it need not be again."""
+    """Say once in a process that the simulator is being compiled, so that nobody waits in the dark.
+
+    Parameters
+    ----------
+    kept : whether what is compiled is kept on disk; else every run compiles again.
+    """
     if _announced:
         return
     _announced.append(True)

@@ -117,7 +117,15 @@ def simulate(
 def play_world(
     world: World, costs: StepCosts, how: tuple[int, float], told: Callable[[int], None]
 ) -> None:
-    """Play all requests of a world, by a route and until a time [s]."""
+    """Play all requests of a world.
+
+    Parameters
+    ----------
+    world : idle replicas and requests that are still to arrive, changed in place.
+    costs : step costs of the technique in the deployment.
+    how : index of the route in ``ROUTES``, and the time from which on no pass begins. [s]
+    told : called now and then with the number of requests that are done.
+    """
     route, until = how
     course = make(Course, 1, route=route, until=until)[0]
     course.together = route != ROUND_ROBIN or costs.rules.remote_cache > 0
@@ -156,10 +164,25 @@ def _orders(world: World, course: Course, costs: StepCosts) -> Iterator[Integers
 
 @jit_entry
 def play(tables: Tables, world: World, course: Course, coming: ArrivalOrder) -> bool:
-    """Let requests arrive in a given order, with the passes between them; whether all have.
+    """Let requests arrive in a given order, with the passes between them.
 
     At the end no more arrive, and what is left is played. It also stops after many passes in a row.
     Replicas that share a store but no queue leave each other alone while they only decode.
+
+    At the end no more arrive, and what is left is played. It also stops after many passes in a row.
+    Replicas that share a store but no queue leave each other alone while they only decode.
+
+    Parameters
+    ----------
+    tables : times of passes and memory of sequences.
+    world : state of the simulation, changed in place.
+    course : how far the run has come.
+    coming : requests in the order of their arrival, and when each replica is due. [s]
+
+    Returns
+    -------
+    bool
+        Whether all have arrived; else it is called again.
     """
     order, due = coming.order, coming.due
     while True:

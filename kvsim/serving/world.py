@@ -36,7 +36,20 @@ from kvsim.traces.requests import Requests
 def request_records(
     requests: Requests, rate: Array, limits: Limits
 ) -> tuple[Records[Request], Integers]:
-    """All requests waiting to arrive, and the hash blocks of their prompts and answers."""
+    """Make records of all requests, which wait to arrive.
+
+    Parameters
+    ----------
+    requests : the trace, n requests.
+    rate : tokens per decoding round of each request. (n,) [tokens]
+    limits : rules and memory of every replica.
+
+    Returns
+    -------
+    tuple of array
+        The records (n,), and the hash blocks of all prompts and answers; none without prefix
+        caching.
+    """
     ids = np.zeros(0, np.int64)
     first, full = np.zeros((2, len(requests)), np.int64)
     if limits.part_bytes and requests.block_ids is not None and requests.block_start is not None:
@@ -69,6 +82,10 @@ def find_repeated(requests: Requests) -> tuple[Integers, Integers]:
     """Find turns whose prompt and answer the next turn's prompt begins with.
 
     Its blocks name those of the answer, too, which the next turn finds on the GPU.
+
+    Parameters
+    ----------
+    requests : the trace. Without hash blocks, or where no turn follows another, nothing is found.
 
     Returns
     -------

@@ -125,7 +125,20 @@ class Steady(Arrivals):
     """Constant load: Poisson with cv 1, burstier above, more even below."""
 
     def load(self, random: Random, duration: float) -> tuple[Floats, Floats]:
-        """Expected requests by time: a straight line."""
+        """Return the cumulative load over time: a straight line.
+
+        Parameters
+        ----------
+        random
+            Not used: this load is the same in every trace.
+        duration
+            Time that it must cover at least. [s]
+
+        Returns
+        -------
+        tuple[Floats, Floats]
+            Times from 0, and the load there, shape (2,). [s, requests]
+        """
         ends = np.array([0.0, 10.0 * duration + 1.0])
         return ends, ends
 
@@ -144,7 +157,21 @@ class OnOff(Arrivals):
     off: float = 30.0
 
     def load(self, random: Random, duration: float) -> tuple[Floats, Floats]:
-        """Expected requests by time: ramps while on, plateaus while off."""
+        """Draw the cumulative load over time: ramps while on, plateaus while off.
+
+        Parameters
+        ----------
+        random
+            Draws how long each state lasts.
+        duration
+            Time that it must cover at least. [s]
+
+        Returns
+        -------
+        tuple[Floats, Floats]
+            Times at which the state changes, and the load there, shape (2 cycles + 1,). [s,
+            requests]
+        """
         cycles = int(1.2 * duration / (self.on + self.off)) + 20
         lengths = random.exponential([self.on, self.off], (cycles, 2))
         times = np.concatenate([[0.0], np.cumsum(lengths)])
@@ -169,7 +196,20 @@ class Diurnal(Arrivals):
     period: float = 86400.0
 
     def load(self, random: Random, duration: float) -> tuple[Floats, Floats]:
-        """The integral of the sine, in small steps."""
+        """Return the cumulative load over time: the integral of the sine, in small steps.
+
+        Parameters
+        ----------
+        random
+            Not used: this load is the same in every trace.
+        duration
+            Time that it must cover at least. [s]
+
+        Returns
+        -------
+        tuple[Floats, Floats]
+            Times from 0, and the load there, shape (DAY_STEPS days + 1,). [s, requests]
+        """
         days = int(np.ceil(2.0 * duration / self.period)) + 1
         times = np.linspace(0.0, days * self.period, days * DAY_STEPS + 1)
         angle = 2 * np.pi * times / self.period
@@ -198,7 +238,29 @@ class ResampledArrivals(Arrivals):
     def draw(
         self, random: Random, rate: float, requests: int | None, duration: float | None
     ) -> Floats:
-        """Concatenate resampled days, with the number of clients scaled to the rate."""
+        """Concatenate resampled days, with the number of clients scaled to the rate.
+
+        Parameters
+        ----------
+        random
+            Random generator.
+        rate
+            Mean rate. [1/s]
+        requests
+            Number of requests; None for those of the duration.
+        duration
+            Length of the trace; None for that of the requests. [s]
+
+        Returns
+        -------
+        Floats
+            Ascending arrivals. [s]
+
+        Raises
+        ------
+        InputError
+            If that would be more requests than a trace may have.
+        """
         if max(requests or 0, rate * (duration or 0.0)) > MAX_DRAWN:
             raise InputError(f"more than {MAX_DRAWN:,} requests; lower the rate or the duration")
         times = np.array(self.times)
@@ -299,7 +361,20 @@ class Margin(Protocol):
     """A distribution of lengths: ``Lognormal``, ``Empirical``, or one of ``traces.lengths``."""
 
     def quantiles(self, share: Floats, normal: Floats) -> Floats:
-        """Compute the lengths at quantiles, given as shares and as normal deviates."""
+        """Compute the lengths at quantiles.
+
+        Parameters
+        ----------
+        share
+            Quantiles as shares, 0 to 1, shape (n,).
+        normal
+            The same as normal deviates, for distributions that are computed from those.
+
+        Returns
+        -------
+        Floats
+            Lengths, shape (n,). [tokens]
+        """
 
 
 @frozen

@@ -396,7 +396,13 @@ class Solver:
 
 @cache
 def technique_of(notation: str) -> Technique:
-    """Parse the technique of a sample, once."""
+    """Parse the technique of a sample; each notation once.
+
+    Parameters
+    ----------
+    notation
+        As on the command line: a name, and its settings after a colon.
+    """
     return parse(notation)
 
 

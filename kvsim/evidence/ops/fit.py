@@ -64,11 +64,23 @@ class ShapeTable:
     recurrence: Recurrence | None = None
 
     def shard(self, tp: int) -> "ShapeTable":
-        """The shapes are those of one GPU already."""
+        """Return the table itself: its shapes are those of one GPU already.
+
+        Parameters
+        ----------
+        tp
+            GPUs that share a layer. [GPUs]
+        """
         return self
 
     def biased(self, name: str) -> bool:
-        """No measured product has a bias."""
+        """Tell whether a product has a bias: no measured one has.
+
+        Parameters
+        ----------
+        name
+            The product's name in a layer.
+        """
         return False
 
     @property
