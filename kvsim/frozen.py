@@ -6,9 +6,10 @@ after another through ``object.__setattr__``: 0.07 s of a plan, which defines 15
 dictionary.
 """
 
+from collections.abc import Callable
 from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields
 from operator import attrgetter
-from typing import Any, NoReturn, TypeVar, dataclass_transform
+from typing import Any, ClassVar, NoReturn, Protocol, TypeVar, dataclass_transform
 
 T = TypeVar("T")
 
@@ -37,10 +38,10 @@ class _Factory:
         return "<factory>"
 
 
-def _compile_init(cls: type, values: tuple[Field[Any], ...]) -> Any:
+def _compile_init(cls: type, values: tuple[Field[object], ...]) -> Callable[..., None]:
     """Compile the ``__init__`` that writes the fields' values into the instance's dictionary."""
     factory = _Factory()
-    names: dict[str, Any] = {"_factory": factory}
+    names: dict[str, object] = {"_factory": factory}
     parameters: list[str] = []
     keywords: list[str] = []
     lines = ["__values = self.__dict__"]
@@ -58,29 +59,37 @@ def _compile_init(cls: type, values: tuple[Field[Any], ...]) -> Any:
         lines.append("self.__post_init__()")
     signature = ", ".join(["self", *parameters, *(["*", *keywords] if keywords else [])])
     exec(f"def __init__({signature}):\n " + "\n ".join(lines), names)
-    made = names["__init__"]
+    made: Any = names["__init__"]
     made.__module__, made.__qualname__ = cls.__module__, f"{cls.__qualname__}.__init__"
-    return made
+    return made  # type: ignore[no-any-return]
 
 
-def __setattr__(self: Any, name: str, value: object) -> NoReturn:  # noqa: N807
+class Compared(Protocol):
+    """An instance of a frozen class."""
+
+    __dataclass_fields__: ClassVar[dict[str, Field[object]]]
+
+    def __values__(self, instance: object) -> tuple[object, ...]: ...
+
+
+def __setattr__(self: object, name: str, value: object) -> NoReturn:  # noqa: N807
     raise FrozenInstanceError(f"cannot assign to field {name!r} of {type(self).__name__}")
 
 
-def __delattr__(self: Any, name: str) -> NoReturn:  # noqa: N807
+def __delattr__(self: object, name: str) -> NoReturn:  # noqa: N807
     raise FrozenInstanceError(f"cannot delete field {name!r} of {type(self).__name__}")
 
 
-def __eq__(self: Any, other: Any) -> bool:  # noqa: N807
+def __eq__(self: Compared, other: object) -> bool:  # noqa: N807
     if type(self) is not type(other):
         return NotImplemented
     return bool(self.__values__(self) == self.__values__(other))
 
 
-def __hash__(self: Any) -> int:  # noqa: N807
+def __hash__(self: Compared) -> int:  # noqa: N807
     return hash(self.__values__(self))
 
 
-def __repr__(self: Any) -> str:  # noqa: N807
+def __repr__(self: Compared) -> str:  # noqa: N807
     shown = (f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.repr)
     return f"{type(self).__qualname__}({', '.join(shown)})"

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from threading import Lock
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import pulp
@@ -198,7 +198,7 @@ def _add_columns(highs: "Highs", problem: Problem, variables: list[Variable]) ->
 def _add_rows(highs: "Highs", problem: Problem, column: dict[str, int]) -> None:
     from highspy import kHighsInf
 
-    constraints: list[Any] = problem.constraints()
+    constraints: list[pulp.LpConstraint] = problem.constraints()
     for constraint in constraints:
         entries = [(column[v.name], value) for v, value in constraint.items() if value]
         low, high = constraint.getLb(), constraint.getUb()

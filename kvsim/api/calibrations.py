@@ -5,7 +5,7 @@ from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvsim.api.deployments import build_deployment
 from kvsim.console import print_note
@@ -16,9 +16,12 @@ from kvsim.machines.hardware import DEFAULT_STACK
 from kvsim.options import Inputs, takes_options
 
 if TYPE_CHECKING:
+    from kvsim.evidence.leastsquares import Fit
     from kvsim.evidence.machine.fit import Calibration
     from kvsim.evidence.machine.profile import Machine
     from kvsim.evidence.machine.samples import Sample
+    from kvsim.evidence.ops.fit import ClassFit
+    from kvsim.graph import Array
     from kvsim.report.json import Row
     from kvsim.report.result import Result
     from kvsim.validate.session.state import SessionState
@@ -194,7 +197,7 @@ def _only_gpu(pairs: list[tuple[str, str]], engine: str) -> str:
     raise InputError(f"--gpu: the files hold {', '.join(gpus)}; name one")
 
 
-def _class_row(found: Any, before: Any) -> "Row":
+def _class_row(found: "ClassFit", before: "Array") -> "Row":
     """A class's errors on held-out shapes, beside those of the stack as it was.
 
     The fit is refused where it is no better than that; without rows held out that cannot be known.
@@ -225,7 +228,7 @@ def _class_row(found: Any, before: Any) -> "Row":
     }
 
 
-def _number_rows(fit: Any) -> "Row":
+def _number_rows(fit: "Fit") -> "Row":
     """Fitted numbers, their standard errors, and whether the rows determine them."""
     from kvsim.report.json import number
 
@@ -286,7 +289,7 @@ def _fit_load_tests(inputs: Inputs) -> "Row":
     }
 
 
-def _percents(off: Any) -> str:
+def _percents(off: "Array") -> str:
     import numpy as np
 
     median, p90 = (100 * float(np.quantile(off, q)) for q in (0.5, 0.9))

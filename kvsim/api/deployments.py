@@ -27,7 +27,7 @@ LOSSY = 0.1
 """Relative loss of quality that --lossy admits at most where the loss is known."""
 
 
-def build_deployment(inputs: Inputs, **instead: Any) -> "Deployment":
+def build_deployment(inputs: Inputs, **instead: object) -> "Deployment":
     """Build the deployment that the options describe: a model on hardware with a stack.
 
     Parameters

@@ -1,7 +1,5 @@
 """What is known: models, GPUs, techniques and software stacks, with their sources."""
 
-from typing import Any
-
 from kvsim.options import Inputs, takes_options
 
 
@@ -23,7 +21,7 @@ def models(inputs: Inputs) -> object:
 
 
 @takes_options("gpus", "name")
-def gpus(inputs: Inputs) -> Any:
+def gpus(inputs: Inputs) -> object:
     """List the hardware profiles, or look one up with its sources.
 
     Returns
@@ -40,7 +38,7 @@ def gpus(inputs: Inputs) -> Any:
 
 
 @takes_options("techniques", "name")
-def techniques(inputs: Inputs) -> Any:
+def techniques(inputs: Inputs) -> object:
     """List the techniques, or look one up with its settings and paper.
 
     Returns

@@ -4,7 +4,7 @@ The first three are texts, so that every function takes them where it takes a na
 """
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 from kvsim.errors import InputError
 
@@ -40,7 +40,7 @@ class Model(str):
     shape: "Shape"
     config: dict[str, object] | None
 
-    def __new__(cls, name: "str | Mapping[str, Any]") -> Self:
+    def __new__(cls, name: "str | Mapping[str, object]") -> Self:
         """Find the model and read its configuration."""
         from kvsim.models.configs import load_model
 
@@ -183,7 +183,10 @@ class Workload(Mapping[str, object]):
     """
 
     def __init__(
-        self, prompt: "int | str | None" = None, generate: "int | str | None" = None, **others: Any
+        self,
+        prompt: "int | str | None" = None,
+        generate: "int | str | None" = None,
+        **others: object,
     ) -> None:
         given = {"prompt": prompt, "generate": generate, **others}
         self._given = {key: value for key, value in given.items() if value is not None}

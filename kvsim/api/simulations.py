@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
 from kvsim.api.cost import announce_cost
 from kvsim.api.deployments import build_deployment
@@ -32,7 +32,24 @@ if TYPE_CHECKING:
 MAX_RUNS = 32
 """Combinations of values that one command runs."""
 
-SIZES = ("max_tokens", "max_seqs", "host_cache", "nvme_cache")
+
+class Case(TypedDict):
+    """Values of the options of one run; None where an option is not given."""
+
+    replicas: int
+    rate: float | None  # factor on a trace's clock, or requests per second of drawn traffic [1/s]
+    req_s: float | None  # [requests/s]
+    max_tokens: int | None  # [tokens]
+    max_seqs: int | None  # [sequences]
+    host_cache: float | None  # [B]
+    nvme_cache: float | None  # [B]
+    prefix_load: str | None
+    prefill_replicas: int | None
+    hit_rate: float | None
+
+
+Size = Literal["max_tokens", "max_seqs", "host_cache", "nvme_cache"]
+SIZES: tuple[Size, ...] = ("max_tokens", "max_seqs", "host_cache", "nvme_cache")
 VARIED = ("replicas", "rate", "req_s", *SIZES, "prefix_load")
 """Options that take several values, of which each combination is run."""
 
@@ -185,7 +202,7 @@ def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
     results, replays = [], []
     left_out: dict[str, str] = {}
 
-    def build(kind: "Technique", values: Mapping[str, Any]) -> TraceRun:
+    def build(kind: "Technique", values: Case) -> TraceRun:
         """One run of a technique with the values of its case."""
         requests = _prepare_requests(found, values, inputs.abort_after)
         measured = None if attention is None else find_acceptance(kind, attention)
@@ -208,7 +225,7 @@ def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
 
         def keeps(value: float) -> bool:
             """Whether a run with this value keeps the targets."""
-            replay = build(kind, {**values, key: value})
+            replay = build(kind, cast(Case, {**values, key: value}))
             result = replay.result(None, False, inputs.check)
             shown = value / 2**30 if key == "host_cache" else value
             name = "req_s" if key == "rate" and inputs.trace is None else key
@@ -426,7 +443,7 @@ def _without_server(where: "Deployment", requests: "Requests") -> "Deployment":
     return replace(where, stack=where.stack.offline)
 
 
-def _cases(inputs: Inputs) -> Iterator[tuple[dict[str, Any], "Row"]]:
+def _cases(inputs: Inputs) -> Iterator[tuple[Case, "Row"]]:
     """Every combination of the options that take several values, and how it is shown.
 
     Raises
@@ -446,8 +463,9 @@ def _cases(inputs: Inputs) -> Iterator[tuple[dict[str, Any], "Row"]]:
     for some in product(*lists.values()):
         given = dict(zip(lists, some, strict=True))
         values = {name: value for name, (_, value) in given.items()}
+        values |= {"prefill_replicas": inputs.prefill_replicas, "hit_rate": None}
         yield (
-            values | {"prefill_replicas": inputs.prefill_replicas, "hit_rate": None},
+            cast(Case, values),
             {shown[name]: _as_number(given[name][0]) for name in varied},
         )
 
@@ -485,7 +503,7 @@ def _places(out: Path | None, runs: list[str], several: bool) -> list[Path | Non
 
 
 def _prepare_requests(
-    traffic: "ServedRequests", case: Mapping[str, Any], abort_after: float | None
+    traffic: "ServedRequests", case: Case, abort_after: float | None
 ) -> "Requests":
     """The requests at the rate of a case, and with clients that hang up.
 
@@ -523,7 +541,7 @@ def _prepare_requests(
 
 
 def _build_rules(
-    inputs: Inputs, case: Mapping[str, Any], deployment: "Deployment", reuses: bool
+    inputs: Inputs, case: Case, deployment: "Deployment", reuses: bool
 ) -> "tuple[Rules, ...]":
     """The engine's rules; where the way of loading prefixes is chosen, those with each way.
 
@@ -565,7 +583,7 @@ def _build_rules(
     return tuple(map(build, PREFIX_LOADS if way == AUTO else (way,)))
 
 
-def _build_pools(inputs: Inputs, case: Mapping[str, Any]) -> "TwoPools | None":
+def _build_pools(inputs: Inputs, case: Case) -> "TwoPools | None":
     """Replicas by what they do; None where all do both."""
     from kvsim.serving.pools import TRANSFERS, TwoPools
     from kvsim.serving.rules import NIC_RATE

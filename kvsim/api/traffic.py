@@ -1,7 +1,7 @@
 """What `simulate` and `capacity` serve: a trace, or traffic that options describe."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from kvsim.api.traces import read_options
 from kvsim.errors import InputError
@@ -9,6 +9,7 @@ from kvsim.frozen import frozen
 from kvsim.options import Inputs, options_of
 
 if TYPE_CHECKING:
+    from kvsim.inputs import TokenLengths
     from kvsim.traces.requests import Requests
     from kvsim.traces.workload import DrawnTraffic
 
@@ -163,13 +164,14 @@ def _draw(inputs: Inputs) -> ServedRequests:
     )
 
 
-def _lengths(inputs: Inputs) -> tuple[Any, Any]:
+def _lengths(inputs: Inputs) -> "tuple[TokenLengths, TokenLengths]":
     """The lengths of prompts and answers, those that `plan` has where none are given."""
     plan = options_of("plan")
-    return tuple(
+    prompt, generate = (
         getattr(inputs, name) if name in inputs.given else plan[name].value(plan[name].default)
         for name in LENGTHS
     )
+    return prompt, generate
 
 
 def _rates(inputs: Inputs) -> float:

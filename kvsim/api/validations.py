@@ -115,7 +115,7 @@ def _validate_as_before(inputs: Inputs) -> "Result[Any]":
     elif inputs.quality:
         run, more, names = validate_quality, {}, [*names, "out", "technique"]
     given = {name: inputs.given[name] for name in names if name in inputs.given}
-    found: Result[object] = run(**given, **more)
+    found: Result[Any] = run(**given, **more)
     return found
 
 

@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -25,6 +25,9 @@ from kvsim.options import (
     options_of,
     read_spellings,
 )
+
+if TYPE_CHECKING:
+    from click import Parameter as CommandParameter
 
 EXAMPLES = {
     "plan": (
@@ -76,6 +79,20 @@ GPU_KINDS = ("gpu", "gpus")  # options that name kinds of GPU
 GIVEN = "kvsim.given"  # of a context: the parameters that were typed, in order
 
 
+class Page(Protocol):
+    """What writes its own page."""
+
+    def write(self, path: Path) -> None:
+        """Write the page."""
+
+
+class Shown(Page, Protocol):
+    """An answer."""
+
+    def show(self, json: bool, verbose: bool) -> None:
+        """Print the answer for readers, or as JSON for programs."""
+
+
 @dataclass(frozen=True)
 class Call:
     """A command as it was typed.
@@ -104,7 +121,7 @@ class Call:
         """The command line, without what only says how its answer is shown."""
         return command_line(self.command, self.options)
 
-    def write(self, result: Any) -> None:
+    def write(self, result: Page) -> None:
         """Write the page of a result if one is wanted.
 
         Parameters
@@ -116,7 +133,7 @@ class Call:
             result.write(self.report)
             print_written(self.report)
 
-    def show(self, result: Any) -> None:
+    def show(self, result: Shown) -> None:
         """Write the page of a result if one is wanted, then print it.
 
         Parameters
@@ -125,10 +142,7 @@ class Call:
             The result, which prints itself as a table or as JSON.
         """
         self.write(result)
-        if self.verbose:
-            result.show(verbose=True)
-        else:
-            result.show(self.json)
+        result.show(self.json, self.verbose)
 
 
 def command(name: str) -> Callable[[Callable[[Call], None]], Callable[..., None]]:
@@ -146,7 +160,7 @@ def command(name: str) -> Callable[[Callable[[Call], None]], Callable[..., None]
     """
 
     def decorate(answer: Callable[[Call], None]) -> Callable[..., None]:
-        def run(ctx: typer.Context, **values: Any) -> None:
+        def run(ctx: typer.Context, **values: object) -> None:
             call = _call(name, ctx, values)
             if ctx.invoked_subcommand is None:
                 answer(call)
@@ -182,7 +196,7 @@ def _parameter(command: str, option: CommandOption) -> Parameter:
         kind = Path
     if option.repeated:
         kind = list[kind]
-    default: Any = option.default
+    default: object = option.default
     if option.required:
         default = Parameter.empty
     elif default is not None and kind is not bool:
@@ -310,11 +324,11 @@ def _find_group(command: str, name: str) -> str:
     return "Output"
 
 
-def _is_given(parameter: Any, values: Mapping[str, Any]) -> bool:
+def _is_given(parameter: "CommandParameter", values: Mapping[str, object]) -> bool:
     return parameter.param_type_name == "option" or bool(values.get(parameter.name))
 
 
-def _find_repetition(order: list[Any], values: Mapping[str, Any]) -> str:
+def _find_repetition(order: list[Any], values: Mapping[str, object]) -> str:
     """An option that is given twice, or without a value; empty if none is."""
     for i, parameter in enumerate(order):
         if parameter.param_type_name != "option" or parameter.is_flag:

@@ -1,11 +1,9 @@
 """What is resident besides caches: weights, embedding, activations, the runtime."""
 
-from typing import Any
-
 import numpy as np
 
 from kvsim.engine import attention, ops
-from kvsim.graph import Buffers, Number, Point
+from kvsim.graph import Buffers, Number, Point, Tier
 from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
 
@@ -15,7 +13,7 @@ SCORE_MEMORY = 8.0  # an eager score: fp16, its softmax in fp32, and that in fp1
 
 def merge(*parts: Buffers) -> Buffers:
     """Buffers of several owners in one table; equal names add up."""
-    total: dict[Any, dict[str, Number]] = {}
+    total: dict[Tier, dict[str, Number]] = {}
     for part in parts:
         for tier, buffers in part.items():
             into = total.setdefault(tier, {})
@@ -26,7 +24,7 @@ def merge(*parts: Buffers) -> Buffers:
 
 def largest(*parts: Buffers) -> Buffers:
     """Buffers that several owners use in turn: of equal names the larger one counts."""
-    total: dict[Any, dict[str, Number]] = {}
+    total: dict[Tier, dict[str, Number]] = {}
     for part in parts:
         for tier, buffers in part.items():
             into = total.setdefault(tier, {})

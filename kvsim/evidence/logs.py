@@ -9,7 +9,7 @@ import heapq
 from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import TypeGuard, cast
 
 import numpy as np
 
@@ -135,15 +135,16 @@ def _is_result(found: Mapping[str, object]) -> bool:
     return any(name in found for name in (*DETAILS, "mean_ttft_ms", "request_throughput"))
 
 
-def _result(path: Path, found: Mapping[str, Any]) -> _Log:
+def _result(path: Path, found: Mapping[str, object]) -> _Log:
     """One object of lists, as all three benchmarks write it."""
     lists = {name: _list(path, found, name) for name in DETAILS}
     count = len(lists["ttfts"])
     errors = _list(path, found, "errors") if found.get("errors") else [""] * count
-    starts = found.get("start_times")
+    starts: list[object] | None = None
     sizes = {name: len(values) for name, values in lists.items()} | {"errors": len(errors)}
-    if starts is not None:
-        sizes["start_times"] = len(_list(path, found, "start_times"))
+    if found.get("start_times") is not None:
+        starts = _list(path, found, "start_times")
+        sizes["start_times"] = len(starts)
     if len(set(sizes.values())) > 1:
         said = ", ".join(f"{name} {size}" for name, size in sizes.items())
         raise InputError(f"{path}: lists of unequal length ({said}); expected one entry a request")
@@ -226,9 +227,9 @@ def _number(path: Path, where: str, value: object) -> float:
     return float(value)
 
 
-def _is_number(value: Any) -> TypeGuard[float]:
+def _is_number(value: object) -> TypeGuard[float]:
     is_real = isinstance(value, int | float) and not isinstance(value, bool)
-    return is_real and abs(value) <= MAX_LOG_NUMBER
+    return is_real and abs(cast(float, value)) <= MAX_LOG_NUMBER
 
 
 # kvsim's own

@@ -304,7 +304,7 @@ def _checked(profile: Profile) -> Checked | None:
 
 def _stating(stack: Stack, stated: Mapping[str, float | bool]) -> Stack:
     """Build a stack from numbers and flags by the keys of its file."""
-    changes: dict[str, dict[str, Any]] = {}
+    changes: dict[str, dict[str, float | bool]] = {}
     for key, value in stated.items():
         group, name = mechanism_of(key)
         whole = STACK_NUMBERS.get(key) is WHOLE_NUMBER

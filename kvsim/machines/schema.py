@@ -9,11 +9,13 @@ from dataclasses import field
 from functools import cached_property
 from importlib.resources.abc import Traversable
 from math import isfinite
-from typing import Any
+from typing import Any, TypeVar
 
 from kvsim.errors import InputError, unknown
 from kvsim.files import TOML_PROFILE, display, read_toml
 from kvsim.frozen import frozen
+
+T = TypeVar("T")
 
 
 @frozen
@@ -120,7 +122,7 @@ def inspect(file: Traversable, schema: Schema) -> tuple[Profile, list[InputError
     profile = Profile({}, {}, {}, {}, {})
     faults: list[InputError] = []
 
-    def check(rule: Callable[..., Any], *arguments: Any) -> Any:
+    def check(rule: Callable[..., T], *arguments: object) -> T | None:
         try:
             return rule(file, *arguments)
         except InputError as fault:
@@ -149,7 +151,7 @@ def inspect(file: Traversable, schema: Schema) -> tuple[Profile, list[InputError
     return profile, list({str(fault): fault for fault in faults}.values())
 
 
-def _of_tables(sources: dict[str, Any], document: Mapping[str, Any]) -> dict[str, Any]:
+def _of_tables(sources: dict[str, object], document: Mapping[str, Any]) -> dict[str, object]:
     """Sources by key; entries without one inherit the source of their table."""
     found = {key: text for key, text in sources.items() if not isinstance(document.get(key), dict)}
     for table in sources.keys() - found.keys():

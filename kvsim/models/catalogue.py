@@ -66,7 +66,7 @@ def catalogue_entry(name: str) -> CatalogueEntry:
 
 
 @cache
-def catalogue_config(name: str) -> Mapping[str, Any]:
+def catalogue_config(name: str) -> Mapping[str, object]:
     """Return the ``config.json`` of a catalogue model.
 
     Parameters

@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import monotonic
-from typing import Any
 
 import numpy as np
 
@@ -31,12 +30,12 @@ class Unfinished:
     """
 
     path: Path | None = None
-    about: Mapping[str, Any] = field(default_factory=dict)
+    about: Mapping[str, object] = field(default_factory=dict)
     runs: dict[str, list[float]] = field(default_factory=dict)
     _written: float = field(default_factory=monotonic)
 
     @classmethod
-    def resume(cls, out: str | None, about: Mapping[str, Any]) -> "Unfinished":
+    def resume(cls, out: str | None, about: Mapping[str, object]) -> "Unfinished":
         """Read the checkpoint of an earlier call with the same output and questions.
 
         Parameters

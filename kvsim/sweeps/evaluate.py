@@ -276,7 +276,7 @@ def _parquet(chunk: SweepChunk, found: Columns) -> bytes:
 
     columns = COLUMNS[chunk.kind]
     rows = max(np.size(found[name]) for name in columns)
-    arrays: dict[str, Any] = {}
+    arrays: dict[str, pa.Array] = {}
 
     def add_text(name: str, text: str) -> None:
         """A column of one text."""

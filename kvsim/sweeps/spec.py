@@ -10,11 +10,10 @@ batch = { from = 1, to = 256, count = 9, spacing = "log" }
 context = [1024, 8192]
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -158,14 +157,14 @@ def _texts(path: Path, key: str, document: Mapping[str, object]) -> list[str]:
     return found
 
 
-def _values(path: Path, name: str, given: Any, techniques: list[str]) -> tuple[Value, ...]:
+def _values(path: Path, name: str, given: object, techniques: list[str]) -> tuple[Value, ...]:
     """Values of an axis without duplicates, in the order given."""
     if name == "technique" and given == "all":
         return tuple(techniques)
     if isinstance(given, dict):
         if name in NAME_AXES:
             raise InputError(f"{path}: {name} is a table; expected a list of names")
-        found = _spread(path, name, given)
+        found: Sequence[object] = _spread(path, name, given)
     else:
         found = given if isinstance(given, list) else [given]
     if not found:
@@ -173,7 +172,7 @@ def _values(path: Path, name: str, given: Any, techniques: list[str]) -> tuple[V
     return tuple(dict.fromkeys(_value(path, name, value) for value in found))
 
 
-def _value(path: Path, name: str, value: Any) -> Value:
+def _value(path: Path, name: str, value: object) -> Value:
     wrong = f"{path}: {name} has {str(value)[:60]!r}; expected "
     if name in NAME_AXES:
         if not isinstance(value, str) or not value.strip():
@@ -188,7 +187,7 @@ def _value(path: Path, name: str, value: Any) -> Value:
     return int(value) if name in WHOLE_AXES else float(value)
 
 
-def _spread(path: Path, name: str, given: Mapping[str, Any]) -> list[Value]:
+def _spread(path: Path, name: str, given: Mapping[str, object]) -> list[Value]:
     """``{ from = 1, to = 256, count = 9, spacing = "log" }``."""
     for key in given:
         if key not in ("from", "to", "count", "spacing"):

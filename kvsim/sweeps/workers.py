@@ -17,13 +17,16 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from multiprocessing import get_context
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING
 
 from kvsim.errors import InputError, first_line
 from kvsim.sweeps.chunks import SweepChunk
 from kvsim.sweeps.evaluate import compute
 from kvsim.sweeps.store import SharedFolder
 from kvsim.version import __version__
+
+if TYPE_CHECKING:
+    import distributed
 
 MIN_BUNDLE_POINTS = 2**14  # points at once: about a twentieth of a second
 MAX_BUNDLE_POINTS = 2**18  # about one second
@@ -240,7 +243,7 @@ def _submitted(
 
 
 @contextmanager
-def connect(scheduler: str) -> Iterator[Any]:
+def connect(scheduler: str) -> Iterator["distributed.Client"]:
     """Connect to a Dask cluster whose workers have this kvsim.
 
     Parameters
@@ -267,7 +270,7 @@ def connect(scheduler: str) -> Iterator[Any]:
             "--scheduler: needs dask.distributed; install it with pip install distributed"
         ) from None
     try:
-        client: Any = distributed.Client(scheduler, timeout=CONNECT_TIMEOUT_S)
+        client = distributed.Client(scheduler, timeout=CONNECT_TIMEOUT_S)
     except (OSError, TimeoutError, ValueError, TypeError, RuntimeError) as problem:
         expected = "is it running? Expected an address as tcp://host:8786"
         if scheduler.startswith("tls://"):
@@ -281,7 +284,7 @@ def connect(scheduler: str) -> Iterator[Any]:
         yield client
 
 
-def _check(client: Any, scheduler: str) -> None:
+def _check(client: "distributed.Client", scheduler: str) -> None:
     """Refuse a cluster whose workers have another version of kvsim, or none."""
 
     def version() -> str | None:
@@ -303,7 +306,7 @@ def _check(client: Any, scheduler: str) -> None:
 
 
 def compute_on_cluster(
-    coming: Bundles, client: Any, folder: SharedFolder | None = None
+    coming: Bundles, client: "distributed.Client", folder: SharedFolder | None = None
 ) -> Iterator[Done]:
     """Compute bundles on the workers of a Dask cluster.
 
@@ -328,7 +331,7 @@ def compute_on_cluster(
     """
     import distributed
 
-    under_way: dict[Any, Bundle] = {}
+    under_way: dict[distributed.Future, Bundle] = {}
     lost: Counter[int] = Counter()
     again: list[Bundle] = []
     seen, looked = monotonic(), -POLL_INTERVAL_S
@@ -350,7 +353,7 @@ def compute_on_cluster(
         if not under_way:
             return
         try:
-            waited: Any = distributed.wait(
+            waited = distributed.wait(
                 list(under_way), timeout=POLL_INTERVAL_S, return_when="FIRST_COMPLETED"
             )
         except TimeoutError:

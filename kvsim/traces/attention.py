@@ -283,7 +283,7 @@ def write(path: Path, trace: AttentionTrace) -> None:
     replace_text(path, json.dumps(made, indent=1, allow_nan=False) + "\n")
 
 
-def record(trace: AttentionTrace) -> dict[str, Any]:
+def record(trace: AttentionTrace) -> dict[str, object]:
     """Return a trace as the JSON object that its file holds.
 
     Parameters
@@ -291,11 +291,13 @@ def record(trace: AttentionTrace) -> dict[str, Any]:
     trace
         The trace.
     """
-    fields: dict[str, Any] = _as_json(trace)
-    return {"format": TRACE_FORMAT} | fields
+    return {
+        "format": TRACE_FORMAT,
+        **{name: _as_json(getattr(trace, name)) for name in trace.__dataclass_fields__},
+    }
 
 
-def _as_json(value: Any) -> Any:
+def _as_json(value: object) -> object:
     if isinstance(value, date):
         return value.isoformat()
     if isinstance(value, tuple):

@@ -9,7 +9,7 @@ import csv
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from json import JSONDecoder
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,6 +22,7 @@ from kvsim.traces.source import BYTES_AT_ONCE, MAX_LINE_BYTES, Source
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    import pyarrow.parquet
 
 DELIMITERS = ",;\t"
 LONGEST_HEADER = 50_000  # bytes
@@ -549,7 +550,7 @@ def _read_parquet(source: Source, layout: Layout) -> Iterator[RowChunk]:
         raise source.damaged(problem) from None
 
 
-def _open_parquet(source: Source) -> Any:
+def _open_parquet(source: Source) -> "pyarrow.parquet.ParquetFile":
     import pyarrow as pa
     from pyarrow import parquet
 
@@ -571,7 +572,7 @@ def _arrow_chunk(
     return _chunk(place, positions, layout, column, blocks)
 
 
-def _arrow_column(name: str, array: Any, unit: str) -> TraceColumn:
+def _arrow_column(name: str, array: "pa.Array", unit: str) -> TraceColumn:
     """Text, numbers or timestamps as numbers; timestamps keep their nanoseconds."""
     import pyarrow as pa
 
@@ -602,7 +603,7 @@ def _arrow_column(name: str, array: Any, unit: str) -> TraceColumn:
     )
 
 
-def _arrow_blocks(name: str, array: Any) -> Blocks:
+def _arrow_blocks(name: str, array: "pa.Array") -> Blocks:
     """A list column as block numbers."""
     import pyarrow as pa
     import pyarrow.compute as pc

@@ -4,7 +4,6 @@ The reader follows a format's row of ``FORMATS`` and nothing else.
 """
 
 from collections.abc import Callable, Collection, Iterator
-from typing import Any
 
 from kvsim.errors import InputError, unknown
 from kvsim.frozen import frozen
@@ -12,7 +11,7 @@ from kvsim.traces.requests import CONDUCT_DEFAULTS
 
 SECONDS_PER_UNIT = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9, "date": 1.0}  # seconds per unit
 
-Record = dict[str, Any]
+Record = dict[str, object]
 
 
 @frozen
@@ -95,10 +94,11 @@ def unpack_vllm(run: Record) -> Iterator[Record]:
     run
         The run, with one array per column.
     """
-    arrays = {name: run[name] for name in ARRAYS if name in run}
-    for name, values in arrays.items():
+    arrays: dict[str, list[object]] = {}
+    for name, values in ((name, run[name]) for name in ARRAYS if name in run):
         if not isinstance(values, list):
             raise InputError(f"{name}: not a list; expected one number per request")
+        arrays[name] = values
     if len(set(map(len, arrays.values()))) > 1:
         lengths = ", ".join(f"{name} {len(values)}" for name, values in arrays.items())
         raise InputError(f"lists of unequal length: {lengths}; expected one entry per request")

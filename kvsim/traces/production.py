@@ -323,7 +323,7 @@ SERVED = re.compile(r"completions|generate|messages|responses")
 CLOCK = "%d/%b/%Y:%H:%M:%S %z"
 
 
-def read_spans(documents: list[Any], where: str) -> tuple[Requests, list[str]]:
+def read_spans(documents: list[object], where: str) -> tuple[Requests, list[str]]:
     """Read the requests of spans with token counts, in the JSON of OTLP.
 
     Parameters
@@ -374,7 +374,7 @@ def read_spans(documents: list[Any], where: str) -> tuple[Requests, list[str]]:
     return Requests(arrival - arrival[0], prompt_tokens, generated), notes
 
 
-def _spans(document: Any) -> Iterator[dict[str, Any]]:
+def _spans(document: object) -> Iterator[dict[str, Any]]:
     """Every span of an OTLP document; missing parts are skipped."""
     if not isinstance(document, dict):
         return

@@ -161,7 +161,7 @@ class Requests:
         return found
 
     def _freeze(self, name: str, kind: type, length: int) -> None:
-        column: NDArray[Any] = np.asarray(getattr(self, name), dtype=kind).view()
+        column: NDArray[np.generic] = np.asarray(getattr(self, name), dtype=kind).view()
         if column.shape != (length,):
             raise InputError(f"{name}: shape {column.shape}; expected ({length},)")
         column.flags.writeable = False

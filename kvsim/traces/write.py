@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from itertools import repeat
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -14,7 +13,7 @@ from kvsim.errors import InputError
 from kvsim.files import check_target, replacing
 from kvsim.traces.containers import BLOCK_KEY
 from kvsim.traces.formats import FORMATS
-from kvsim.traces.read import TracePart
+from kvsim.traces.read import Conduct, TracePart
 from kvsim.traces.requests import Requests
 
 ENDINGS = (".parquet", ".csv", ".csv.gz", ".jsonl", ".jsonl.gz")
@@ -107,7 +106,7 @@ def pieces(requests: Requests) -> Iterator[TracePart]:
         yield TracePart(some.arrival, some.prompt, some.generate, some.block_ids, counts, conduct)
 
 
-def _conduct(requests: Requests) -> dict[str, Any]:
+def _conduct(requests: Requests) -> Conduct:
     """Columns on turns, classes and aborts, by their names in kvsim's own format."""
     found = {name: getattr(requests, role) for role, name in FORMATS["kvsim"].conduct}
     return {name: column for name, column in found.items() if column is not None}
@@ -170,13 +169,13 @@ def _header(further: Iterable[str]) -> str:
     return ",".join([own.arrival[0][0], own.prompt[0], own.generate[0], *further]) + "\n"
 
 
-def _csv_lines(requests: Requests, further: dict[str, Any]) -> Iterator[str]:
+def _csv_lines(requests: Requests, further: Conduct) -> Iterator[str]:
     columns = [requests.arrival, requests.prompt, requests.generate, *further.values()]
     for row in zip(*(column.tolist() for column in columns), strict=True):
         yield ",".join("" if value == np.inf else repr(value) for value in row) + "\n"
 
 
-def _json_lines(requests: Requests, further: dict[str, object]) -> Iterator[str]:
+def _json_lines(requests: Requests, further: Conduct) -> Iterator[str]:
     names = ("timestamp", "input_length", "output_length", "hash_ids")
     blocks = (ids.tolist() for ids in requests.blocks()) if requests.block_tokens else repeat(None)
     times = np.round(requests.arrival * 1e3, 6).tolist()

@@ -51,9 +51,9 @@ class Sample:
         """Relative standard error of the median, as its runs scatter."""
         return 1.2533 * self.spread / 0.6745 / float(np.sqrt(len(self.runs)))
 
-    def row(self) -> dict[str, Any]:
+    def row(self) -> dict[str, object]:
         """Read back by ``sample``."""
-        op: dict[str, Any] = {
+        op: dict[str, object] = {
             "name": self.op.name,
             "stream": self.op.stream,
             "kernel": self.op.kernel,
