@@ -36,17 +36,16 @@ from benchmarks.engines_own import (
     load_tests,
     quickest,
 )
+from benchmarks.entries import entry_of
 from kvsim.evidence import ledger, loadtests, published
 from kvsim.evidence.ops.fit import (
     ClassFit,
     card_text,
     class_name,
-    collect_stated,
     errors_of,
     fit_table,
     predict_rows,
     stack_text,
-    typical_numbers,
 )
 from kvsim.evidence.ops.rows import OpTable, pairs, read_ops
 from kvsim.evidence.predicted import predict
@@ -89,6 +88,49 @@ ASKED = {
 }
 Fits = dict[tuple[str, str], tuple[OpTable, list[ClassFit]]]
 Numbers = dict[str, float]
+
+
+EXCLUSIVE_CARDS = {"attention-fp8": frozenset({"h100", "h200"})}
+"""Cards whose kernel of a class runs on no other: FlashAttention 3 over fp8 caches is Hopper's."""
+
+
+def typical_numbers(cards: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """Compute typical numbers of a stack from those of single cards.
+
+    Parameters
+    ----------
+    cards
+        Numbers by key, by card.
+
+    Returns
+    -------
+    dict
+        For each key the median over the cards that ``collect_stated`` selects.
+    """
+    keys = dict.fromkeys(key for numbers in cards.values() for key in numbers)
+    return {key: float(np.median(list(collect_stated(cards, key).values()))) for key in keys}
+
+
+def collect_stated(cards: Mapping[str, Mapping[str, float]], key: str) -> dict[str, float]:
+    """Collect what cards state of a number.
+
+    Cards whose kernel runs on no other card count only if no other card states the number.
+
+    Parameters
+    ----------
+    cards
+        Numbers by key, by card.
+    key
+        The number.
+
+    Returns
+    -------
+    dict
+        Values by card.
+    """
+    found = {card: numbers[key] for card, numbers in cards.items() if key in numbers}
+    alone = EXCLUSIVE_CARDS.get(key.split(".")[1], frozenset())
+    return {card: x for card, x in found.items() if card not in alone} or found
 
 
 def main() -> None:
@@ -217,11 +259,11 @@ def _write(folder: Path, fits: Fits, unseen: dict[tuple[str, str, str], np.ndarr
                           "technique": "fp8" if c.name.endswith("-fp8") else "full",
                           "source": ", ".join(table.sources)}  # fmt: skip
                 other = unseen[engine, device, c.name]
-                seen = ledger.entry_of(
+                seen = entry_of(
                     c.held_out, c.rows.took, tail=WITHIN_SHAPES, device=device, held_out="shape",
                     **common,
                 )  # fmt: skip
-                apart = ledger.entry_of(
+                apart = entry_of(
                     other, c.rows.took, device=ledger.ANY, held_out=f"device {device}", **common
                 )
                 entries += [seen, apart]

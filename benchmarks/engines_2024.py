@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.entries import entry_of
 from kvsim.errors import InputError
 from kvsim.evidence import ledger
 from kvsim.evidence.leastsquares import Parameter, fit_ratio
@@ -99,7 +100,7 @@ def write_old(folder: Path, name: str, engine: str, place: Path, today: str) -> 
     place.write_text(
         stack_text(head, {k: v for k, (v, _) in own.items()}, {k: t for k, (_, t) in own.items()})
     )
-    return ledger.entry_of(
+    return entry_of(
             unseen, measured[others], engine=name, version="2024", kind="request",
             device="a100-40g", technique="full", held_out="model and GPUs",
             source="argonne-lcf/LLM-Inference-Bench",

@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks.engines_own import load_tests
+from benchmarks.entries import entry_of
 from kvsim.evidence import ledger, loadtests
 from kvsim.machines.hardware import Stack
 
@@ -155,7 +156,7 @@ def _told(
 
 def line(ratio: np.ndarray, found: Interval, **keys: str) -> ledger.LedgerEntry:
     """A line of the ledger: the error of some rows, and the interval for others like them."""
-    entry = ledger.entry_of(1 / ratio, np.ones(ratio.size), **keys)
+    entry = entry_of(1 / ratio, np.ones(ratio.size), **keys)
     return replace(entry, low=float(f"{found.low:.4g}"), high=float(f"{found.high:.4g}"))
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import least_squares
 
+from benchmarks.entries import entry_of
 from benchmarks.truth_rows import Row, read_rows
 from benchmarks.truth_runs import METRICS, deployment_of
 from kvsim.evidence import ledger
@@ -177,7 +178,7 @@ def _write(name: str, version: str, apart: str, rows: Sequence[Row], predicted: 
     measured = np.array([r.value for r in rows])
     ratio = np.where(faster, predicted / measured, measured / predicted)
     cards = {r.card for r in rows}
-    entry = ledger.entry_of(
+    entry = entry_of(
         np.ones(len(rows)), ratio, engine=name, version=version, kind="request",
         device=cards.pop() if len(cards) == 1 else ledger.ANY, technique="full", held_out=apart,
         source=", ".join(sorted({r.source for r in rows})),
@@ -188,7 +189,7 @@ def _write(name: str, version: str, apart: str, rows: Sequence[Row], predicted: 
 def _write_memory(rows: Sequence[Row]) -> None:
     """Peak memory, of which nothing is fitted."""
     base = load_stack("hf-fa2")
-    entry = ledger.entry_of(
+    entry = entry_of(
         said(rows, base), np.array([r.value for r in rows]), engine=base.name, version=base.version,
         kind="memory", device=rows[0].card, technique="full", held_out="row",
         source=rows[0].source,

@@ -23,6 +23,7 @@ from pathlib import Path
 import numpy as np
 from scipy.optimize import least_squares
 
+from benchmarks.entries import entry_of
 from kvsim.evidence import ledger
 from kvsim.evidence.ledger import evidence_for
 from kvsim.graph import Array
@@ -220,7 +221,7 @@ def entries(
 ) -> list[ledger.LedgerEntry]:
     """Lines of the ledger: times are the inverse of rates."""
     return [
-        ledger.entry_of(
+        entry_of(
             1 / ratio, np.ones(ratio.size), engine=engine, version=version, kind=kind,
             device=device, technique="full", held_out=unseen, source="llama-bench, cpu_experts",
         )

@@ -5,7 +5,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvsim.evidence.ledger import MIN_SPREAD_ROWS, LedgerEntry, entry_of
+from benchmarks.entries import MIN_SPREAD_ROWS, entry_of
+from kvsim.evidence.ledger import LedgerEntry
 from kvsim.evidence.predicted import PublishedRow, fit_stack, predict
 from kvsim.evidence.published import METRIC_KINDS, mechanisms, summarise
 from kvsim.graph import Array

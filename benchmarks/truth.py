@@ -28,6 +28,7 @@ from pathlib import Path
 
 import numpy as np
 
+from benchmarks.entries import MIN_SPREAD_ROWS, entry_of
 from benchmarks.truth_intervals import (
     HOLD_OUTS,
     SUSPECT,
@@ -180,11 +181,11 @@ def write_ledger(pairs: Sequence[Pair]) -> None:
             found.setdefault(mechanisms_of(row), []).append((row, said))
     lines = []
     for own, some in found.items():
-        if len(some) < ledger.MIN_SPREAD_ROWS:
+        if len(some) < MIN_SPREAD_ROWS:
             continue
         ratio = np.array([s.value / r.value for r, s in some])
         faster = np.array([r.metric.endswith("tok_s") for r, _ in some])
-        lines.append(ledger.entry_of(
+        lines.append(entry_of(
             np.where(faster, 1 / ratio, ratio), np.ones(ratio.size), held_out=ledger.HELD_OUT_RUN,
             **asdict(own),
         ))  # fmt: skip

@@ -24,6 +24,7 @@ from zlib import crc32
 
 import numpy as np
 
+from benchmarks.entries import MIN_SPREAD_ROWS, entry_of
 from benchmarks.truth_intervals import (
     HOLD_OUTS,
     SHARE,
@@ -125,10 +126,10 @@ def judged_runs(pairs: Sequence[Pair], left_out: tuple[str, int] | None = None) 
             seen = np.zeros(errors.size, dtype=bool)
             if name == HALF:
                 seen = np.array([crc32(run.encode()) % 2 == 0 for run in runs])
-                if min(seen.sum(), (~seen).sum()) < ledger.MIN_SPREAD_ROWS:
+                if min(seen.sum(), (~seen).sum()) < MIN_SPREAD_ROWS:
                     continue
                 others.append(
-                    ledger.entry_of(
+                    entry_of(
                         np.exp(-errors[seen]),
                         np.ones(seen.sum()),
                         held_out=ledger.HELD_OUT_RUN,

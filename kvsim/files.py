@@ -203,14 +203,6 @@ def check_room(needed: float, what: str, mend: str) -> None:
         raise InputError(f"{what}: needs {sizes}; {mend}")
 
 
-def kinds_table() -> str:
-    """Format all kinds as a Markdown table."""
-    lines = ["| kind | what it is | read at most |", "|---|---|---:|"]
-    for kind in FILE_KINDS.values():
-        lines.append(f"| `{kind.name}` | {kind.expected} | {size_text(kind.most)} |")
-    return "\n".join(lines) + "\n"
-
-
 DRAFT = ".kvsim-"  # how names of drafts begin
 Key = tuple[object, ...]
 
@@ -331,7 +323,6 @@ def _conflict(option: str, path: Path) -> str:
 
 
 PIECE_BYTES = 1 << 20  # bytes read at once
-LONGEST_LINE = 100_000_000  # bytes of one line
 BOM = b"\xef\xbb\xbf"
 TYPES = (
     (stat.S_ISDIR, "a folder"),
@@ -537,41 +528,6 @@ def decode_text(content: bytes, where: str, expected: str) -> str:
         line = content.count(b"\n", 0, start) + 1
         place = f"byte {start} (line {line}, 0x{content[start]:02x}) is not UTF-8"
         raise InputError(f"{where}: {place}; expected {expected} in UTF-8") from None
-
-
-def read_lines(path: Path | str, kind: Kind) -> Iterator[tuple[int, str]]:
-    """Read the non-blank lines of a text, one in memory at a time.
-
-    Parameters
-    ----------
-    path
-        Path of the file.
-    kind
-        What the file holds, with its limits.
-
-    Raises
-    ------
-    InputError
-        As ``open_input``; or naming the line that is too long or not UTF-8.
-    """
-    where, number = display(path), 0
-    with open_input(path, kind) as file:
-        while True:
-            try:
-                line = file.readline(LONGEST_LINE)
-            except OSError as problem:
-                raise InputError(f"{where}: cannot be read ({problem.strerror})") from None
-            if not line:
-                return
-            number += 1
-            if len(line) >= LONGEST_LINE:
-                limit = f"expected lines of at most {size_text(LONGEST_LINE)}"
-                raise InputError(f"{where}, line {number}: is longer; {limit}")
-            if number == 1:
-                line = line.removeprefix(BOM)
-            text = decode_text(line, f"{where}, line {number}", kind.expected)
-            if text.strip():
-                yield number, text.rstrip("\r\n")
 
 
 def _check_size(where: str, size: int, kind: Kind) -> None:

@@ -64,7 +64,7 @@ def _compile_init(cls: type, values: tuple[Field[object], ...]) -> Callable[...,
     return made  # type: ignore[no-any-return]
 
 
-class Compared(Protocol):
+class FrozenInstance(Protocol):
     """An instance of a frozen class."""
 
     __dataclass_fields__: ClassVar[dict[str, Field[object]]]
@@ -80,16 +80,16 @@ def __delattr__(self: object, name: str) -> NoReturn:  # noqa: N807
     raise FrozenInstanceError(f"cannot delete field {name!r} of {type(self).__name__}")
 
 
-def __eq__(self: Compared, other: object) -> bool:  # noqa: N807
+def __eq__(self: FrozenInstance, other: object) -> bool:  # noqa: N807
     if type(self) is not type(other):
         return NotImplemented
     return bool(self.__values__(self) == self.__values__(other))
 
 
-def __hash__(self: Compared) -> int:  # noqa: N807
+def __hash__(self: FrozenInstance) -> int:  # noqa: N807
     return hash(self.__values__(self))
 
 
-def __repr__(self: Compared) -> str:  # noqa: N807
+def __repr__(self: FrozenInstance) -> str:  # noqa: N807
     shown = (f"{f.name}={getattr(self, f.name)!r}" for f in fields(self) if f.repr)
     return f"{type(self).__qualname__}({', '.join(shown)})"

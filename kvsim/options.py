@@ -1141,12 +1141,3 @@ def _parameters(options: Mapping[str, CommandOption], names: Iterable[str]) -> s
         unit = f" [{option.range.unit}]" if option.range is not None and option.range.unit else ""
         lines += [name, f"    {name_keywords(option.help)}{unit}"]
     return "\n".join(f"    {line}" if line else "" for line in lines)
-
-
-def limits_table() -> str:
-    """All ranges as a table in Markdown."""
-    lines = ["| option | smallest | largest | unit |", "|---|---:|---:|---|"]
-    for name, allowed in OPTION_RANGES.items():
-        bounds = f"{format_plain(allowed.least)} | {format_plain(allowed.most)}"
-        lines.append(f"| `{name}` | {bounds} | {allowed.unit or '-'} |")
-    return "\n".join(lines) + "\n"

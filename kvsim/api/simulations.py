@@ -33,7 +33,7 @@ MAX_RUNS = 32
 """Combinations of values that one command runs."""
 
 
-class Case(TypedDict):
+class RunValues(TypedDict):
     """Values of the options of one run; None where an option is not given."""
 
     replicas: int
@@ -202,7 +202,7 @@ def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
     results, replays = [], []
     left_out: dict[str, str] = {}
 
-    def build(kind: "Technique", values: Case) -> TraceRun:
+    def build(kind: "Technique", values: RunValues) -> TraceRun:
         """One run of a technique with the values of its case."""
         requests = _prepare_requests(found, values, inputs.abort_after)
         measured = None if attention is None else find_acceptance(kind, attention)
@@ -225,7 +225,7 @@ def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
 
         def keeps(value: float) -> bool:
             """Whether a run with this value keeps the targets."""
-            replay = build(kind, cast(Case, {**values, key: value}))
+            replay = build(kind, cast(RunValues, {**values, key: value}))
             result = replay.result(None, False, inputs.check)
             shown = value / 2**30 if key == "host_cache" else value
             name = "req_s" if key == "rate" and inputs.trace is None else key
@@ -443,7 +443,7 @@ def _without_server(where: "Deployment", requests: "Requests") -> "Deployment":
     return replace(where, stack=where.stack.offline)
 
 
-def _cases(inputs: Inputs) -> Iterator[tuple[Case, "Row"]]:
+def _cases(inputs: Inputs) -> Iterator[tuple[RunValues, "Row"]]:
     """Every combination of the options that take several values, and how it is shown.
 
     Raises
@@ -465,7 +465,7 @@ def _cases(inputs: Inputs) -> Iterator[tuple[Case, "Row"]]:
         values = {name: value for name, (_, value) in given.items()}
         values |= {"prefill_replicas": inputs.prefill_replicas, "hit_rate": None}
         yield (
-            cast(Case, values),
+            cast(RunValues, values),
             {shown[name]: _as_number(given[name][0]) for name in varied},
         )
 
@@ -503,7 +503,7 @@ def _places(out: Path | None, runs: list[str], several: bool) -> list[Path | Non
 
 
 def _prepare_requests(
-    traffic: "ServedRequests", case: Case, abort_after: float | None
+    traffic: "ServedRequests", case: RunValues, abort_after: float | None
 ) -> "Requests":
     """The requests at the rate of a case, and with clients that hang up.
 
@@ -541,7 +541,7 @@ def _prepare_requests(
 
 
 def _build_rules(
-    inputs: Inputs, case: Case, deployment: "Deployment", reuses: bool
+    inputs: Inputs, case: RunValues, deployment: "Deployment", reuses: bool
 ) -> "tuple[Rules, ...]":
     """The engine's rules; where the way of loading prefixes is chosen, those with each way.
 
@@ -583,7 +583,7 @@ def _build_rules(
     return tuple(map(build, PREFIX_LOADS if way == AUTO else (way,)))
 
 
-def _build_pools(inputs: Inputs, case: Case) -> "TwoPools | None":
+def _build_pools(inputs: Inputs, case: RunValues) -> "TwoPools | None":
     """Replicas by what they do; None where all do both."""
     from kvsim.serving.pools import TRANSFERS, TwoPools
     from kvsim.serving.rules import NIC_RATE

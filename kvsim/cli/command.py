@@ -83,11 +83,11 @@ class Page(Protocol):
     """What writes its own page."""
 
     def write(self, path: Path) -> None:
-        """Write the page."""
+        """Write the page to a file, whole or not at all."""
 
 
 class Shown(Page, Protocol):
-    """An answer."""
+    """The answer of a command, which prints itself and writes its own page."""
 
     def show(self, json: bool, verbose: bool) -> None:
         """Print the answer for readers, or as JSON for programs."""

@@ -24,7 +24,6 @@ from kvsim.techniques import parse
 
 ONE_DEVICE = "device "  # begins what was held out where rows of one device alone are meant
 ANY = "any"  # device of an entry that was held out by device: the error on a card without rows
-MIN_SPREAD_ROWS = 3  # rows below which a spread says little
 WITHIN_80 = 1.2816  # standard deviations on either side that hold 80 % of a normal distribution
 WIDEST = 10.0  # an interval reaches at most this factor to either side
 NUMBER_KINDS = {
@@ -562,54 +561,8 @@ def _clip_factor(factor: float) -> float:
     return float(min(WIDEST, max(1 / WIDEST, factor)))
 
 
-def entry_of(predicted: Array, measured: Array, *, tail: float = 0.1, **fields: str) -> LedgerEntry:
-    """Summarise rows that no fit saw as one line of the ledger.
-
-    Parameters
-    ----------
-    predicted, measured
-        One value per row, both in the same unit.
-    tail
-        Share of the rows below and above the interval.
-    **fields
-        What the rows are of, as in ``LedgerEntry``: ``engine``, ``version``, ``kind``, ``device``,
-        ``technique``, ``held_out`` and ``source``; if known, ``load``, ``weights``, ``experts``,
-        ``gpus`` and ``model``.
-
-    Returns
-    -------
-    LedgerEntry
-        The entry, its figures rounded to four digits.
-    """
-    off, ratio = np.abs(predicted / measured - 1), measured / predicted
-    figures = [*np.quantile(off, (0.5, 0.9)), *np.quantile(ratio, (tail, 1 - tail, 0.5))]
-    median, p90, low, high, middle = (_round(x) for x in figures)
-    return LedgerEntry(
-        rows=int(off.size), median=median, p90=p90, low=low, high=high, middle=middle, **fields
-    )
-
-
 def _round(value: float) -> float:
     return float(f"{value:.4g}")
-
-
-def coverage(predicted: Array, measured: Array, low: float, high: float) -> float:
-    """Compute how often an interval around predictions holds what was measured.
-
-    Parameters
-    ----------
-    predicted, measured
-        One value per row, both in the same unit.
-    low, high
-        Factors on a prediction that bound the interval.
-
-    Returns
-    -------
-    float
-        Share of the measured values within the interval, from 0 to 1.
-    """
-    ratio = measured / predicted
-    return float(np.mean((ratio >= low) & (ratio <= high)))
 
 
 @cache

@@ -126,11 +126,6 @@ def _rates(numbers: Mapping[str, float]) -> dict[str, float]:
     return found | ({HALF_ACCUMULATION: gain * found["fp16"]} if gain > 1 else {})
 
 
-def host_names() -> tuple[str, ...]:
-    """Names of the shipped host profiles."""
-    return tuple(sorted(_files(_folder() / "hosts")))
-
-
 def with_host(hardware: Hardware, name_or_path: str) -> Hardware:
     """Return a GPU in another host: its processor, and its memory's size and rate.
 

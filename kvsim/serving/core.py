@@ -531,7 +531,7 @@ _announced: list[bool] = []
 
 
 def announce(kept: bool = True) -> None:
-    """Say once in a process that the simulator is being compiled, so that nobody waits in the dark.
+    """Say once in a process that the simulator is being compiled, as it takes a while.
 
     Parameters
     ----------

@@ -3,20 +3,23 @@
 from collections.abc import Iterable
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import kvsim
 from kvsim.engine.timeline import steady_seconds
 from kvsim.machines.deployment import Deployment, HostLayers
-from kvsim.machines.profiles import host_names, load_hardware, load_stack, with_host
+from kvsim.machines.profiles import load_hardware, load_stack, with_host
 from kvsim.models.configs import load_model
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point
 from kvsim.techniques import parse
 
 FULL = parse("full")
+HOSTS = Path(kvsim.__file__).parent / "hwprofiles" / "hosts"
 DESKTOP = with_host(load_hardware("rtx4090"), "desktop-ddr5")
 
 
@@ -33,7 +36,7 @@ def predicted(d: Deployment, prompt: int = 512) -> Prediction:
     return Prediction(FULL, d, np.array([1.0]), prompt, 64)
 
 
-@pytest.mark.parametrize("name", host_names())
+@pytest.mark.parametrize("name", sorted(f.stem for f in HOSTS.glob("*.toml")))
 def test_hosts_have_sources_and_sockets_add_up(name: str) -> None:
     found = with_host(load_hardware("rtx4090"), name)
     assert found.host == name and found.links["dram"].bandwidth > 4e10

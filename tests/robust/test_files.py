@@ -41,7 +41,6 @@ READERS: list[Callable[[Path], object]] = [
     lambda path: files.read_json(path, SMALL),
     lambda path: files.read_toml(path, SMALL),
     lambda path: list(files.read_rows(path, SMALL)),
-    lambda path: list(files.read_lines(path, SMALL)),
     lambda path: files.check_input(path, SMALL),
 ]
 

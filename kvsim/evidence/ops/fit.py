@@ -561,11 +561,6 @@ def _parameters(
     ]
 
 
-EXCLUSIVE_CARDS = {"attention-fp8": frozenset({"h100", "h200"})}
-"""Cards whose kernel of a class runs on no other: FlashAttention 3 over fp8 caches is Hopper's."""
-ZERO_BELOW = 1e-12  # a fitted number below this stands at its bound of 0
-
-
 def errors_of(found: ClassFit) -> Array:
     """Compute the errors of a class's rows, each by a fit that did not see its shape.
 
@@ -640,43 +635,7 @@ def card_text(
     return stack_text(head, numbers, sources)
 
 
-def typical_numbers(cards: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Compute typical numbers of a stack from those of single cards.
-
-    Parameters
-    ----------
-    cards
-        Numbers by key, by card.
-
-    Returns
-    -------
-    dict
-        For each key the median over the cards that ``collect_stated`` selects.
-    """
-    keys = dict.fromkeys(key for numbers in cards.values() for key in numbers)
-    return {key: float(np.median(list(collect_stated(cards, key).values()))) for key in keys}
-
-
-def collect_stated(cards: Mapping[str, Mapping[str, float]], key: str) -> dict[str, float]:
-    """Collect what cards state of a number.
-
-    Cards whose kernel runs on no other card count only if no other card states the number.
-
-    Parameters
-    ----------
-    cards
-        Numbers by key, by card.
-    key
-        The number.
-
-    Returns
-    -------
-    dict
-        Values by card.
-    """
-    found = {card: numbers[key] for card, numbers in cards.items() if key in numbers}
-    alone = EXCLUSIVE_CARDS.get(key.split(".")[1], frozenset())
-    return {card: x for card, x in found.items() if card not in alone} or found
+ZERO_BELOW = 1e-12  # a fitted number below this stands at its bound of 0
 
 
 def stack_text(

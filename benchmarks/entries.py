@@ -1,0 +1,35 @@
+"""Rows of a benchmark as one line of the ledger."""
+
+import numpy as np
+
+from kvsim.evidence.ledger import LedgerEntry
+from kvsim.graph import Array
+
+MIN_SPREAD_ROWS = 3  # rows below which a spread says little
+
+
+def entry_of(predicted: Array, measured: Array, *, tail: float = 0.1, **fields: str) -> LedgerEntry:
+    """Summarise rows that no fit saw as one line of the ledger.
+
+    Parameters
+    ----------
+    predicted, measured
+        One value per row, both in the same unit.
+    tail
+        Share of the rows below and above the interval.
+    **fields
+        What the rows are of, as in ``LedgerEntry``: ``engine``, ``version``, ``kind``, ``device``,
+        ``technique``, ``held_out`` and ``source``; if known, ``load``, ``weights``, ``experts``,
+        ``gpus`` and ``model``.
+
+    Returns
+    -------
+    LedgerEntry
+        The entry, its figures rounded to four digits.
+    """
+    off, ratio = np.abs(predicted / measured - 1), measured / predicted
+    figures = [*np.quantile(off, (0.5, 0.9)), *np.quantile(ratio, (tail, 1 - tail, 0.5))]
+    median, p90, low, high, middle = (float(f"{x:.4g}") for x in figures)
+    return LedgerEntry(
+        rows=int(off.size), median=median, p90=p90, low=low, high=high, middle=middle, **fields
+    )
