@@ -11,15 +11,15 @@ if TYPE_CHECKING:
     from kvsim.api.calibrations import calibrate as calibrate
     from kvsim.api.calibrations import calibrate_run as calibrate_run
     from kvsim.api.fleets import capacity as capacity
-    from kvsim.api.lists import gpus as gpus
-    from kvsim.api.lists import models as models
-    from kvsim.api.lists import stacks as stacks
-    from kvsim.api.lists import techniques as techniques
     from kvsim.api.objects import GPU as GPU
     from kvsim.api.objects import Model as Model
     from kvsim.api.objects import Technique as Technique
     from kvsim.api.objects import Workload as Workload
+    from kvsim.api.objects import gpus as gpus
+    from kvsim.api.objects import models as models
     from kvsim.api.objects import register_technique as register_technique
+    from kvsim.api.objects import stacks as stacks
+    from kvsim.api.objects import techniques as techniques
     from kvsim.api.plans import plan as plan
     from kvsim.api.predictions import explore as explore
     from kvsim.api.predictions import predict as predict
@@ -34,8 +34,10 @@ if TYPE_CHECKING:
 MODULES = {
     "calibrations": ("calibrate", "calibrate_run"),
     "fleets": ("capacity",),
-    "lists": ("gpus", "models", "stacks", "techniques"),
-    "objects": ("GPU", "Model", "Technique", "Workload", "register_technique"),
+    "objects": (
+        *("GPU", "Model", "Technique", "Workload", "register_technique"),
+        *("gpus", "models", "stacks", "techniques"),
+    ),
     "plans": ("plan",),
     "predictions": ("explore", "predict", "reproduce", "sweep"),
     "simulations": ("simulate",),

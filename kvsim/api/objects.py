@@ -1,4 +1,4 @@
-"""A model, a GPU, a technique and a workload as objects that print what they are.
+"""What is known: a model, a GPU, a technique and a workload as objects, and lists of all.
 
 The first three are texts, so that every function takes them where it takes a name.
 """
@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Self
 
 from kvsim.errors import InputError
+from kvsim.options import Inputs, takes_options
 
 if TYPE_CHECKING:
     from kvsim.machines.hardware import Hardware
@@ -237,3 +238,81 @@ def register_technique(kind: "type[Term]") -> "type[Term]":
     from kvsim.techniques import register_technique as register
 
     return register(kind)
+
+
+@takes_options("models", "name")
+def models(inputs: Inputs) -> object:
+    """List the models of the catalogue, or look one up.
+
+    Returns
+    -------
+    list of dict, or dict
+        All models, or the one that ``name`` gives.
+
+    Examples
+    --------
+    >>> models("meta-llama/Llama-3.1-8B-Instruct")["layers"]
+    32
+    """
+    return _find("models", inputs.name)
+
+
+@takes_options("gpus", "name")
+def gpus(inputs: Inputs) -> object:
+    """List the hardware profiles, or look one up with its sources.
+
+    Returns
+    -------
+    list of dict, or dict
+        All profiles, or the one that ``name`` gives.
+
+    Examples
+    --------
+    >>> gpus("NVIDIA L40S")["title"]
+    'NVIDIA L40S 48 GB'
+    """
+    return _find("gpus", inputs.name)
+
+
+@takes_options("techniques", "name")
+def techniques(inputs: Inputs) -> object:
+    """List the techniques, or look one up with its settings and paper.
+
+    Returns
+    -------
+    list of dict, or dict
+        All techniques, or the one that ``name`` gives.
+
+    Examples
+    --------
+    >>> techniques("kivi")["lossless"]
+    False
+    """
+    return _find("techniques", inputs.name)
+
+
+@takes_options("stacks", "name")
+def stacks(inputs: Inputs) -> object:
+    """List the software stacks, or look one up with its known error.
+
+    Returns
+    -------
+    list of dict, or dict
+        All stacks, or the one that ``name`` gives.
+
+    Examples
+    --------
+    >>> stacks("vllm")["basis"]
+    'carried over'
+    """
+    return _find("stacks", inputs.name)
+
+
+def _find(kind: str, name: str) -> object:
+    from kvsim.report import lists
+
+    if kind == "techniques":
+        from kvsim.techniques.registry import load_installed
+
+        load_installed()
+    return lists.find(kind, name)

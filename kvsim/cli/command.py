@@ -1,7 +1,8 @@
 """Commands made of the table of options: their parameters, help, examples and checks."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
@@ -9,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from kvsim.cli.completion import values
 from kvsim.console import print_note, print_written
 from kvsim.errors import InputError
 from kvsim.files import check_target
@@ -203,7 +203,7 @@ def _parameter(command: str, option: CommandOption) -> Parameter:
         default = [str(default)] if option.repeated else str(default)
     if option.repeated and default in ([""], None):
         default = None
-    metavar, completed = option.metavar or None, values(command, option.name)
+    metavar, completed = option.metavar or None, completion(command, option.name)
     if option.position:
         info: Any = typer.Argument(metavar=metavar, help=option.help, autocompletion=completed)
     else:
@@ -220,6 +220,60 @@ def _parameter(command: str, option: CommandOption) -> Parameter:
     return Parameter(
         option.name, Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, info]
     )
+
+
+COMPLETED = dict.fromkeys(("technique", "techniques", "only", "without", "compare"), "techniques")
+COMPLETED |= {"model": "models", "gpu": "gpus", "gpus": "gpus", "stack": "stacks"}
+COMPLETED |= {"weights": "weights", "trace": "traces", "emit": "engines"}
+"""Options that the shell completes, and what their values name."""
+NAMES = {
+    "models": ("models.catalogue", "model_names"),
+    "ids": ("models.catalogue", "names_in_use"),
+    "gpus": ("machines.profiles", "hardware_names"),
+    "stacks": ("machines.profiles", "stack_names"),
+    "techniques": ("techniques", "TECHNIQUES"),
+    "weights": ("machines.deployment", "WEIGHT_FORMATS"),
+    "traces": ("traces.source", "samples"),
+    "engines": ("emit.engines", "WRITERS"),
+}
+"""Where names of each kind are; the shell waits for the import of one module."""
+
+
+def completion(command: str, option: str) -> Callable[[str], list[str]] | None:
+    """Return what completes an option; None where nothing is known about it.
+
+    Parameters
+    ----------
+    command
+        The command, as ``plan``.
+    option
+        Its keyword, as ``model``.
+
+    Returns
+    -------
+    callable
+        Completes what was typed; of several values separated by commas, the last.
+    """
+    kind = command if option == "name" else COMPLETED.get(option)
+    if kind is None or kind not in COMPLETED.values():
+        return None
+
+    def complete(incomplete: str) -> list[str]:
+        before, comma, typed = incomplete.rpartition(",")
+        found = (name for name in _known(kind, typed) if name.lower().startswith(typed.lower()))
+        return [f"{before}{comma}{name}" for name in found]
+
+    return complete
+
+
+def _known(kind: str, typed: str) -> Iterable[str]:
+    """What a value may be from the part of it that was typed."""
+    module, name = NAMES["ids" if kind == "models" and "/" in typed else kind]
+    found = getattr(import_module(f"kvsim.{module}"), name)
+    names: Iterable[str] = found() if callable(found) else found
+    if kind == "traces":
+        return (f"sample:{name}" for name in names)
+    return ("released", *names) if kind == "weights" else names
 
 
 class CheckedHelp:
