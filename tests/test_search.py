@@ -65,11 +65,7 @@ def test_the_last_number_within_is_found(functions: list[list[tuple[int, int]]],
 
 
 @settings(deadline=None, derandomize=True)
-@given(
-    answer=st.integers(1, 200),
-    guess=st.integers(1, 100),
-    more=st.floats(1.1, 3.0),
-)
+@given(answer=st.integers(1, 200), guess=st.integers(1, 100), more=st.floats(1.1, 3.0))
 def test_the_fewest_that_meet_is_found_without_asking_far_beyond(
     answer: int, guess: int, more: float
 ) -> None:

@@ -425,9 +425,7 @@ def validate_plan(inputs: Inputs) -> "Result[Any]":
     if reason:
         raise InputError(f"--plan: {path!r} cannot run on {arch.model.name}: {reason}")
     work = RandomPrompts(
-        inputs.batch or plan.batch,
-        inputs.prompt or plan.prompt,
-        inputs.generate or plan.generate,
+        inputs.batch or plan.batch, inputs.prompt or plan.prompt, inputs.generate or plan.generate
     )
     check_workload(arch, source, work, where)
     rehearse(arch, plan.technique, work, machine)

@@ -67,8 +67,7 @@ def _version(wanted: bool) -> None:
 
 def _general(
     version: Annotated[
-        bool,
-        typer.Option("--version", callback=_version, is_eager=True, help="Print it and exit."),
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and exit.")
     ] = False,
 ) -> None:
     """Which KV-cache technique to run, with which settings, what it gains, how sure that is."""

@@ -543,10 +543,7 @@ def _trtllm_spread(s: Served, settings: EngineSettings) -> bool:
 
 
 def _trtllm_drafts(s: Served, settings: EngineSettings, method: str) -> dict[str, Setting]:
-    config: dict[str, Setting] = {
-        "decoding_type": TRTLLM_DRAFTS[method],
-        "max_draft_len": s.drafts,
-    }
+    config: dict[str, Setting] = {"decoding_type": TRTLLM_DRAFTS[method], "max_draft_len": s.drafts}
     if method not in NO_DRAFT_MODEL:
         config["speculative_model"] = _name_drafter(s, settings, method)
     if method == "ngram":

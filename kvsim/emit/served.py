@@ -9,12 +9,7 @@ from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment, HostLayers
 from kvsim.machines.hardware import GIB
 from kvsim.machines.parallel import Parallelism
-from kvsim.prediction.memory import (
-    decode_point,
-    held_beside,
-    left_for_caches,
-    weights_bytes,
-)
+from kvsim.prediction.memory import decode_point, held_beside, left_for_caches, weights_bytes
 from kvsim.serving.rules import Rules
 from kvsim.techniques.axes.base import Term
 from kvsim.techniques.technique import Technique

@@ -531,11 +531,7 @@ class Timeline(PreparedStep):
         self._run(state, timed, state.issued, self._waits(timed, recent, target, past))
 
     def _waits(
-        self,
-        timed: Timed,
-        recent: list[dict[str, Number]],
-        index: int,
-        past: dict[str, History],
+        self, timed: Timed, recent: list[dict[str, Number]], index: int, past: dict[str, History]
     ) -> list[Number]:
         found = []
         for name, lag, previous_step in timed.waits:

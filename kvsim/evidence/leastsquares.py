@@ -210,11 +210,7 @@ def _searched(residuals: Callable[[Array], Array], count: int) -> Array:
 
 
 def _uncertainty(
-    jacobian: Array,
-    residuals: Array,
-    slopes: Array,
-    parameters: Sequence[Parameter],
-    robust: bool,
+    jacobian: Array, residuals: Array, slopes: Array, parameters: Sequence[Parameter], robust: bool
 ) -> tuple[dict[str, float], tuple[tuple[str, str], ...]]:
     """Standard errors, and pairs of numbers that move together."""
     names = [p.name for p in parameters]

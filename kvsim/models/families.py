@@ -841,8 +841,7 @@ MODEL_FAMILIES = {
     "glm4_moe": Family({}, lambda f: _glm4_experts(f) | glm4(f)),
     "glm4_moe_lite": Family({}, lambda f: _deepseek(f) | {"router_bias": True}),
     "minimax_m2": Family(
-        {},
-        lambda f: _experts(f, "num_local_experts") | wide_norms(f) | {"router_bias": True},
+        {}, lambda f: _experts(f, "num_local_experts") | wide_norms(f) | {"router_bias": True}
     ),
     "olmo3": Family({}, wide_norms),
     "seed_oss": Family({"attention_bias": True}, query_biases),
@@ -851,10 +850,7 @@ MODEL_FAMILIES = {
     "ernie4_5_moe": Family(_TIED, ernie),
     "qwen3_vl_text": Family(_QWEN, lambda f: _biases(f) | {"qk_norm": True}),
     "qwen3_vl_moe_text": Family(_QWEN, lambda f: _biases(f) | _experts(f) | {"qk_norm": True}),
-    "gpt_oss": Family(
-        _ALTERNATE | {"attention_bias": True, "head_dim": 64},
-        _gpt_oss,
-    ),
+    "gpt_oss": Family(_ALTERNATE | {"attention_bias": True, "head_dim": 64}, _gpt_oss),
     "llama4_text": Family({"attention_chunk_size": 8192, "_sliding_window_pattern": 4}, _llama4),
     "olmo2": Family({}, wide_norms),
     "cohere": Family(_TIED, _cohere),

@@ -302,10 +302,7 @@ class Model:
         dict[str, tuple[int, int]]
             Inputs and outputs by name of the product.
         """
-        return {
-            "up": (self.hidden, (2 if self.gated else 1) * width),
-            "down": (width, self.hidden),
-        }
+        return {"up": (self.hidden, (2 if self.gated else 1) * width), "down": (width, self.hidden)}
 
     def shapes(self) -> Iterator[LayerShape]:
         """Every layer in order."""

@@ -13,12 +13,7 @@ import numpy as np
 from kvsim.engine.timeline import makespan
 from kvsim.graph import Array, Buffers, Number, Step
 from kvsim.prediction.generate import Prediction
-from kvsim.prediction.memory import (
-    decode_point,
-    largest_batch,
-    prefill_point,
-    served_buffers,
-)
+from kvsim.prediction.memory import decode_point, largest_batch, prefill_point, served_buffers
 
 
 class Service(Prediction):

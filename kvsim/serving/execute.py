@@ -28,16 +28,7 @@ from kvsim.serving.memory import (
     reserve_rounds,
     take,
 )
-from kvsim.serving.records import (
-    FINEST_GAP,
-    GAP_BINS,
-    GAP_RATIO,
-    GAPS,
-    NEVER,
-    Bin,
-    Replica,
-    World,
-)
+from kvsim.serving.records import FINEST_GAP, GAP_BINS, GAP_RATIO, GAPS, NEVER, Bin, Replica, World
 from kvsim.serving.tables import COST_RESOURCES, COSTS, Tables
 
 GAP_EDGES = FINEST_GAP * GAP_RATIO ** np.arange(1.0, GAPS + 1)  # where each bin ends [s]

@@ -28,14 +28,7 @@ from kvsim.serving.memory import (
     take,
     take_back,
 )
-from kvsim.serving.records import (
-    GPU,
-    NO_INDEX,
-    Replica,
-    Request,
-    Sequence,
-    World,
-)
+from kvsim.serving.records import GPU, NO_INDEX, Replica, Request, Sequence, World
 from kvsim.serving.tables import Tables
 from kvsim.serving.tiers import count_stored_blocks, load
 

@@ -229,10 +229,7 @@ def _pair_contents(bundle: Bundle, contents: list[bytes | None]) -> Iterator[Don
 
 
 def _submitted(
-    processes: ProcessPoolExecutor,
-    bundle: Bundle,
-    again: list[Bundle],
-    folder: SharedFolder | None,
+    processes: ProcessPoolExecutor, bundle: Bundle, again: list[Bundle], folder: SharedFolder | None
 ) -> "Future[tuple[str, list[bytes | None]]]":
     """Submit a bundle; one that a broken pool refuses is kept for the next pool."""
     try:

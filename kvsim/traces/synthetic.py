@@ -709,17 +709,10 @@ UNIT_RANGE = (0.0, 1.0)
 ARRIVALS: dict[str, tuple[type[Arrivals], dict[str, Setting]]] = {
     "poisson": (Steady, {}),
     "gamma": (Steady, {"cv": Setting(2.0, 0.0, 100.0)}),
-    "onoff": (
-        OnOff,
-        {"on": Setting(10.0, *DURATIONS), "off": Setting(30.0, *DURATIONS), "cv": CV},
-    ),
+    "onoff": (OnOff, {"on": Setting(10.0, *DURATIONS), "off": Setting(30.0, *DURATIONS), "cv": CV}),
     "diurnal": (
         Diurnal,
-        {
-            "amplitude": Setting(0.5, *UNIT_RANGE),
-            "period": Setting(86400.0, *DURATIONS),
-            "cv": CV,
-        },
+        {"amplitude": Setting(0.5, *UNIT_RANGE), "period": Setting(86400.0, *DURATIONS), "cv": CV},
     ),
 }
 LENGTHS: dict[str, dict[str, Setting]] = {

@@ -155,10 +155,7 @@ class DrawnTraffic:
         return cut
 
     def _blocks(
-        self,
-        random: np.random.Generator,
-        prompt: Integers,
-        talks: tuple[Integers, Integers] | None,
+        self, random: np.random.Generator, prompt: Integers, talks: tuple[Integers, Integers] | None
     ) -> tuple[Integers | None, Integers | None, int]:
         """Prefix blocks: ids of all requests, where each begins, and tokens per block."""
         if talks is not None:

@@ -51,14 +51,8 @@ def test_several_techniques_on_one_trace_fit_the_terminal() -> None:
             "--prefix-caching",
         ),
         (("--trace", "sample:chat", "--find", "rate"), "--find: no target"),
-        (
-            ("--trace", "sample:chat", "--find", "x", "--ttft", "2s"),
-            "--find: got",
-        ),
-        (
-            ("--trace", "sample:chat", "--find", "hit-rate", "--ttft", "2s"),
-            "hit-rate: needs",
-        ),
+        (("--trace", "sample:chat", "--find", "x", "--ttft", "2s"), "--find: got"),
+        (("--trace", "sample:chat", "--find", "hit-rate", "--ttft", "2s"), "hit-rate: needs"),
         (
             ("--trace", "sample:chat", "--find", "host-cache", "--ttft", "2s"),
             "add --prefix-caching",

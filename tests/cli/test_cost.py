@@ -54,10 +54,7 @@ def test_the_estimate_is_printed(
 def test_what_takes_longer_waits_for_a_yes() -> None:
     some = cast(Any, Given("simulate"))
     announce_cost(some, 10**8)  # a function of Python does what it is told
-    with (
-        run_on_command_line(),
-        pytest.raises(InputError, match=r"13 min and 50\.3 GB; add"),
-    ):
+    with run_on_command_line(), pytest.raises(InputError, match=r"13 min and 50\.3 GB; add"):
         announce_cost(some, 10**8)
 
 

@@ -209,8 +209,7 @@ def test_an_expert_takes_its_time_whether_it_is_chosen_or_not(ep: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "tp", "found"),
-    [("minimax-m2.5", 4, 2), ("minimax-m2.5", 1, 0), ("qwen3-14b", 4, 0)],
+    ("model", "tp", "found"), [("minimax-m2.5", 4, 2), ("minimax-m2.5", 1, 0), ("qwen3-14b", 4, 0)]
 )
 def test_norms_over_all_heads_are_added_up_over_a_group(model: str, tp: int, found: int) -> None:
     d = deployed(model, tp=tp)

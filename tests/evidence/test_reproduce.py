@@ -103,8 +103,7 @@ def test_bad_tables_are_one_line(case: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("column", "value"),
-    [("model", "llama9"), ("hardware", "a600000"), ("stack", "no-engine")],
+    ("column", "value"), [("model", "llama9"), ("hardware", "a600000"), ("stack", "no-engine")]
 )
 def test_bad_runs_name_their_row(column: str, value: str, tmp_path: Path) -> None:
     line = changed(column, value)

@@ -13,12 +13,7 @@ import pytest
 
 from kvsim.console import run_on_command_line
 from kvsim.errors import InputError
-from kvsim.machines.hardware import (
-    KERNEL_CLASSES,
-    STANDS_FOR,
-    Link,
-    Stack,
-)
+from kvsim.machines.hardware import KERNEL_CLASSES, STANDS_FOR, Link, Stack
 from kvsim.machines.keys import LINK_NAMES, MOVED_KEYS, STACK_FLAGS, STACK_NUMBERS, mechanism_of
 from kvsim.machines.profiles import (
     hardware_names,

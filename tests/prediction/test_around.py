@@ -46,12 +46,7 @@ def test_every_axis_has_the_ratio_of_two_predictions() -> None:
     asked = predicted("magicdec:acceptance=0.7", d, 4, 2048)
     found = {one.axis: one for one in break_evens(asked, FULL)}
     assert set(found) == {"prompt", "batch", "acceptance"}
-    assert found["prompt"].values.tolist() == [
-        256,
-        512,
-        1024,
-        2048,
-    ]  # 4096 and 32 do not fit
+    assert found["prompt"].values.tolist() == [256, 512, 1024, 2048]  # 4096 and 32 do not fit
     assert found["batch"].values.tolist() == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024]
     assert found["acceptance"].values.tolist() == pytest.approx(np.linspace(0, 1, 11).tolist())
     for axis, index, text, batch, prompt in (

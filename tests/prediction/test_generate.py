@@ -16,11 +16,7 @@ from kvsim.models.configs import load_model
 from kvsim.options import OPTION_RANGES
 from kvsim.prediction import generate
 from kvsim.prediction.explain import LIMITS, bound_by, breakdown
-from kvsim.prediction.generate import (
-    Prediction,
-    check_workload,
-    round_seconds,
-)
+from kvsim.prediction.generate import Prediction, check_workload, round_seconds
 from kvsim.prediction.memory import MOST_SEQUENCES, decode_point, largest_batch, prefill_point
 from kvsim.techniques import TECHNIQUES, parse
 from tests.support import scalar

@@ -118,12 +118,7 @@ LARGE = files.Kind("text", "a document", 50_000_000)
 
 
 @pytest.mark.parametrize(
-    "content",
-    [
-        "[" * 100_000,
-        '{"a":' * 65 + "1" + "}" * 65,
-        '["]", ' * 65 + "1" + "]" * 65,
-    ],
+    "content", ["[" * 100_000, '{"a":' * 65 + "1" + "}" * 65, '["]", ' * 65 + "1" + "]" * 65]
 )
 def test_deep_json_is_refused(content: str, tmp_path: Path) -> None:
     path = tmp_path / "deep.json"

@@ -17,10 +17,7 @@ from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point
 from kvsim.serving.costs import StepCosts, pass_seconds, simple_pass_seconds
 from kvsim.serving.outcome import Outcome, faults
-from kvsim.serving.records import (
-    FINISHED,
-    REFUSED,
-)
+from kvsim.serving.records import FINISHED, REFUSED
 from kvsim.serving.rounds import draw_rates
 from kvsim.serving.rules import Rules
 from kvsim.serving.simulate import simulate

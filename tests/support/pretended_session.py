@@ -70,11 +70,7 @@ def small(model: Path, interpreted: bool, seconds: float) -> Iterator[None]:
 
 
 def run_unit(
-    name: str,
-    state: SessionState,
-    model: Path,
-    interpreted: bool = False,
-    seconds: float = 0.5,
+    name: str, state: SessionState, model: Path, interpreted: bool = False, seconds: float = 0.5
 ) -> dict[str, Any]:
     """What a unit of ``make.py gpu`` finds on the pretended GPU."""
     what, *settings = name.split()

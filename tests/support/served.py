@@ -35,10 +35,7 @@ from kvsim.serving.simulate import Run, simulate
 from kvsim.serving.world import limits_of
 from kvsim.traces.requests import Requests
 from tests.support.plain.memory import PlainRequest
-from tests.support.plain.pools import (
-    simulate_pools_plainly,
-    simulate_sessions_apart_plainly,
-)
+from tests.support.plain.pools import simulate_pools_plainly, simulate_sessions_apart_plainly
 from tests.support.plain.scheduler import PlainReplica, simulate_plainly
 from tests.support.plain.sessions import simulate_sessions_plainly
 

@@ -11,13 +11,7 @@ from kvsim.traces import synthetic
 from kvsim.traces.read import load
 from kvsim.traces.requests import Floats, Requests
 from kvsim.traces.statistics import describe, dispersion
-from kvsim.traces.synthetic import (
-    Diurnal,
-    Lengths,
-    Lognormal,
-    OnOff,
-    TrafficModel,
-)
+from kvsim.traces.synthetic import Diurnal, Lengths, Lognormal, OnOff, TrafficModel
 from tests.support.places import SHARED
 
 TRACES = SHARED / "traces"

@@ -13,14 +13,7 @@ from kvsim.serving.costs import StepCosts
 from kvsim.serving.records import TIER_LINKS
 from kvsim.serving.world import get_link_rates
 from kvsim.traces.requests import Requests
-from tests.support.plain.memory import (
-    EPS,
-    PlainRequest,
-    PlainSequence,
-    by_class,
-    line,
-    plane,
-)
+from tests.support.plain.memory import EPS, PlainRequest, PlainSequence, by_class, line, plane
 from tests.support.plain.prompts import PlainPrompts
 from tests.support.plain.tiers import PlainStore
 
