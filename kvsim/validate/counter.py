@@ -57,7 +57,13 @@ class Count:
         self.bytes[channel] = self.bytes.get(channel, 0) + moved
 
     def add(self, other: "Count") -> None:
-        """Add another count of the same op."""
+        """Add another count of the same op.
+
+        Parameters
+        ----------
+        other
+            Its FLOPs, bytes by channel, rows and launches are added to these.
+        """
         self.flops += other.flops
         self.rows += other.rows
         self.launches += other.launches
@@ -89,14 +95,26 @@ class OpRecord:
         """
 
     def computes(self, flops: int) -> None:
-        """Note the work of a kernel that PyTorch has no formula for."""
+        """Note the work of a kernel that PyTorch has no formula for.
+
+        Parameters
+        ----------
+        flops
+            Floating-point operations of one run. [FLOP]
+        """
 
 
 class NullCounter:
     """The interface of a count that counts nothing."""
 
     def begin(self, kind: Kind) -> None:
-        """A forward pass starts."""
+        """Note that a forward pass starts.
+
+        Parameters
+        ----------
+        kind
+            What the pass does: ``prefill``, ``decode``, ``draft``, ``verify`` or ``between`` these.
+        """
 
     @contextmanager
     def op(self, name: str, memory: Channel = "hbm") -> Iterator[OpRecord]:
@@ -124,7 +142,13 @@ class NullCounter:
 
     @contextmanager
     def moving(self, stream: str) -> Iterator[None]:
-        """Work of a lane runs, on the thread or stream that stands for it."""
+        """Run work of a lane, on the thread or stream that stands for it.
+
+        Parameters
+        ----------
+        stream
+            The lane: ``h2d`` or ``d2h``.
+        """
         yield
 
     def separate(self) -> "NullCounter":
@@ -132,7 +156,13 @@ class NullCounter:
         return self
 
     def merge(self, note: "NullCounter") -> None:
-        """What was counted apart belongs to this pass."""
+        """Add what was counted apart to this pass.
+
+        Parameters
+        ----------
+        note
+            A count that ``separate`` has made.
+        """
 
 
 NULL_COUNTER = NullCounter()
@@ -167,12 +197,26 @@ class OpCounter(NullCounter):
         return Between(self._outlived)
 
     def begin(self, kind: Kind) -> None:
-        """A forward pass starts: what follows belongs to it."""
+        """Note that a forward pass starts: what follows belongs to it.
+
+        Parameters
+        ----------
+        kind
+            What the pass does: ``prefill``, ``decode``, ``draft``, ``verify`` or ``between`` these.
+        """
         self.passes.append(CountedPass(kind))
 
     @contextmanager
     def op(self, name: str, memory: Channel = "hbm") -> Iterator[OpRecord]:
-        """Count what runs inside under that name."""
+        """Count what runs inside under that name.
+
+        Parameters
+        ----------
+        name
+            Name of the op in ``kvsim/techniques``.
+        memory
+            Memory of the device that runs it: ``hbm`` or ``dram``.
+        """
         record, footprint = _CountedRecord(), Footprint(self._outlived)
         with footprint, Watch() as watch:
             yield record
@@ -189,7 +233,19 @@ class OpCounter(NullCounter):
     def copy(
         self, name: str, stream: Literal["h2d", "d2h"], tensors: Sequence[Tensor], rows: int = 0
     ) -> None:
-        """Count a copy on the link and in the memories at its ends."""
+        """Count a copy on the link and in the memories at its ends.
+
+        Parameters
+        ----------
+        name
+            Name of the op in ``kvsim/techniques``.
+        stream
+            To the device (``h2d``) or to the host (``d2h``).
+        tensors
+            What is copied; its bytes count on the link, in GPU memory and in host memory.
+        rows
+            Rows that are gathered one by one from host memory.
+        """
         moved = size(*tensors)
         with self._lock:
             count = self._count(name)
@@ -200,7 +256,13 @@ class OpCounter(NullCounter):
 
     @contextmanager
     def moving(self, stream: str) -> Iterator[None]:
-        """Measure what a copy moves."""
+        """Measure what a copy moves.
+
+        Parameters
+        ----------
+        stream
+            The lane: ``h2d`` or ``d2h``.
+        """
         footprint = Footprint(self._outlived)
         with footprint:
             yield
@@ -215,7 +277,13 @@ class OpCounter(NullCounter):
         return note
 
     def merge(self, note: NullCounter) -> None:
-        """Add what was counted apart to this pass."""
+        """Add what was counted apart to this pass.
+
+        Parameters
+        ----------
+        note
+            A count that ``separate`` has made.
+        """
         assert isinstance(note, OpCounter)
         for name, more in note.passes[0].ops.items():
             with self._lock:

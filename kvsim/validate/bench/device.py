@@ -124,12 +124,25 @@ class Device:
 
 
 def describe(device: torch.device) -> Device:
-    """A device's name, memory and what its driver says."""
+    """Describe a device: its name, memory and what its driver says.
+
+    Parameters
+    ----------
+    device
+        As PyTorch names it.
+    """
     return _cuda(device) if device.type == "cuda" else _cpu()
 
 
 def place(device: torch.device, quick: bool) -> Bench:
-    """Where the suite runs; on a CPU one core is left for what stands for the link.
+    """Choose where the suite runs; on a CPU one core is left for what stands for the link.
+
+    Parameters
+    ----------
+    device
+        As PyTorch names it.
+    quick
+        Whether fewer and smaller cases are run.
 
     Raises
     ------
@@ -156,7 +169,13 @@ def place(device: torch.device, quick: bool) -> Bench:
 
 
 def context_memory(device: torch.device) -> int:
-    """What driver and libraries hold before anything is loaded. [B]"""
+    """Measure what driver and libraries hold before anything is loaded. [B]
+
+    Parameters
+    ----------
+    device
+        As PyTorch names it.
+    """
     if device.type == "cuda":
         torch.zeros(1, device=device)
         free, total = torch.cuda.mem_get_info(device)
@@ -172,7 +191,15 @@ def host_memory() -> int:
 
 
 def header(device: Device, quick: bool) -> dict[str, str | int | bool]:
-    """What samples must have in common to be one measurement."""
+    """Return what samples must have in common to be one measurement.
+
+    Parameters
+    ----------
+    device
+        The device.
+    quick
+        Whether fewer and smaller cases are run.
+    """
     kept = ("driver_version", "threads", "torch", "cuda", "power.limit")
     facts = {key: device.facts[key] for key in kept if key in device.facts}
     if "driver_version" in facts:  # machines of one kind differ in its patch
@@ -181,7 +208,15 @@ def header(device: Device, quick: bool) -> dict[str, str | int | bool]:
 
 
 def conditions(device: Device, place: Bench) -> list[str]:
-    """What a reader of the numbers must know about how they came about."""
+    """Say what a reader of the numbers must know about how they came about.
+
+    Parameters
+    ----------
+    device
+        The device.
+    place
+        Where the suite ran, and with how many threads.
+    """
     said = [", ".join(f"{key} {value}" for key, value in device.facts.items())]
     if place.on_cpu:
         said.append(
@@ -197,7 +232,13 @@ def compute_threads() -> int:
 
 
 def suspicions(device: Device) -> list[str]:
-    """Why this device may be slower than others of its kind."""
+    """Say why this device may be slower than others of its kind.
+
+    Parameters
+    ----------
+    device
+        The device, with what its driver says of clocks and power.
+    """
     f, found = device.facts, []
     limit, default = _figure(f, "power.limit"), _figure(f, "power.default_limit")
     if limit and default and limit < 0.99 * default:
@@ -240,7 +281,13 @@ def _cpu() -> Device:
 
 
 def running(device: torch.device) -> AbstractContextManager[Since]:
-    """What a device runs at while a suite measures it; a CPU says nothing of itself."""
+    """Watch at what a device runs while a suite measures it; a CPU says nothing of itself.
+
+    Parameters
+    ----------
+    device
+        As PyTorch names it.
+    """
     if device.type == "cpu":
         return nullcontext(dict)
     card = _card(device.index or 0)
@@ -294,7 +341,15 @@ def _values(fields: Sequence[str], answer: str) -> dict[str, str]:
 
 
 def memory_kind(name: str, bus: int) -> str:
-    """``HBM`` or ``GDDR``, by the width of the bus in bits, else by the card's name."""
+    """Tell ``HBM`` from ``GDDR``, by the width of the bus, else by the name.
+
+    Parameters
+    ----------
+    name
+        The card, as its driver names it.
+    bus
+        Width of its memory bus; 0 where it is not known. [bits]
+    """
     if bus:
         return "HBM" if bus >= HBM_BUS else "GDDR"
     return "HBM" if re.search(HBM_CARDS, name) else "GDDR"

@@ -72,15 +72,35 @@ class Bench:
         )
 
     def fits(self, moved: float) -> bool:
-        """Tell whether inputs leave room for a second set."""
+        """Tell whether inputs leave room for a second set.
+
+        Parameters
+        ----------
+        moved
+            Size of the inputs. [B]
+        """
         return 2 * moved <= self.memory
 
     def pick(self, quick: T, full: T) -> T:
-        """Choose by whether the suite is quick."""
+        """Choose by whether the suite is quick.
+
+        Parameters
+        ----------
+        quick, full
+            What a quick suite takes, and what a whole one does.
+        """
         return quick if self.quick else full
 
     def random(self, *shape: int, dtype: torch.dtype | None = None) -> Tensor:
-        """Numbers around zero on the device: a million, over and over, as drawing is slow."""
+        """Make numbers around zero on the device: a million, over and over, as drawing is slow.
+
+        Parameters
+        ----------
+        *shape
+            Of the tensor.
+        dtype
+            Its number format; the device's 16 bits if not given.
+        """
         numbers = torch.empty(shape, device=self.device, dtype=dtype or self.half)
         flat, some = numbers.view(-1), _drawn(self.device, numbers.dtype)
         whole = len(flat) // len(some) * len(some)
@@ -159,6 +179,13 @@ def cuda_timer(device: torch.device, clock: Callable[[], float] = perf_counter) 
     The host queues all calls while the GPU is kept waiting, for longer than the host took for as
     many calls before. A call that itself waits for the GPU, as a copy from pageable memory does,
     would find a longer wait each time; what it waited for is left out.
+
+    Parameters
+    ----------
+    device
+        The GPU.
+    clock
+        Of the host. [s]
     """
     each = 0.0  # what the host takes for one call [s]
 
@@ -201,6 +228,11 @@ def timers(device: torch.device) -> dict[str, Timer]:
 
     A CPU that computes with one thread is timed by its threads' own clocks, which other processes
     do not move.
+
+    Parameters
+    ----------
+    device
+        As PyTorch names it.
     """
     if device.type == "cuda":
         on_device = cuda_timer(device)

@@ -50,13 +50,32 @@ class Replay:
 
 
 def predict(deployment: Deployment, technique: Technique, work: PromptSizes) -> Prediction:
-    """Predict a workload: its times, and what it takes of both memories."""
+    """Predict a workload: its times, and what it takes of both memories.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and stack.
+    technique
+        The technique.
+    work
+        Sequences, tokens of the prompts and of the answers.
+    """
     batch = np.array([float(work.batch)])
     return Prediction(technique, deployment, batch, work.prompt, work.generate)
 
 
 def resident_bytes(deployment: Deployment, technique: Technique, work: PromptSizes) -> float:
     """Predict what a technique keeps after the last round, besides the decoder's own tensors.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and stack.
+    technique
+        The technique.
+    work
+        Sequences, tokens of the prompts and of the answers.
 
     Returns
     -------
@@ -121,7 +140,17 @@ def copied_bytes(
 
 
 def computing_seconds(deployment: Deployment, technique: Technique, work: PromptSizes) -> float:
-    """Predict how long compute works per token, waits left out. [s]"""
+    """Predict how long compute works per token, waits left out. [s]
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and stack.
+    technique
+        The technique.
+    work
+        Sequences, tokens of the prompts and of the answers.
+    """
     point = decode_point(work.batch, work.prompt, work.generate, work.generate / 2 - 1)
     cycle = technique.cycle(deployment, point)
     works = sum(float(np.ravel(stream_seconds(step, deployment)["gpu"])[0]) for step in cycle.steps)
@@ -142,7 +171,19 @@ def _link_bytes(steps: Iterable[Step], way: str) -> float:
 def replayed_seconds(
     deployment: Deployment, technique: Technique, work: PromptSizes, replays: Sequence[Replay]
 ) -> float:
-    """Predict the time per token of replayed rounds, each of which gives one. [s]"""
+    """Predict the time per token of replayed rounds, each of which gives one. [s]
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and stack.
+    technique
+        The technique.
+    work
+        Sequences, tokens of the prompts and of the answers.
+    replays
+        The rounds, and how much of each op they do.
+    """
     return fmean(_round_seconds(deployment.replayed, technique, work, one) for one in replays)
 
 
@@ -157,6 +198,15 @@ def _round_seconds(d: Deployment, technique: Technique, work: PromptSizes, repla
 
 def op_seconds(deployment: Deployment, technique: Technique, work: PromptSizes) -> dict[str, float]:
     """Predict the GPU's ops of the prompt's pass, and of rounds that are one pass each.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and stack.
+    technique
+        The technique.
+    work
+        Sequences, tokens of the prompts and of the answers.
 
     Returns
     -------
@@ -221,6 +271,11 @@ def ops_by_name(step: Step) -> dict[str, tuple[Op, int]]:
     """Ops with work of a step by name, scalars, with how often they run; equal in all layers.
 
     Ops that differ between layers are left out, as their times are only known together.
+
+    Parameters
+    ----------
+    step
+        A pass, at one operating point.
     """
     ops: dict[str, tuple[Op, int]] = {}
     mixed = set()

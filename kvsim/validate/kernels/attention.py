@@ -37,7 +37,17 @@ def attend(queries: Tensor, view: View, scored: bool = False) -> PartialAttentio
 
 
 def attend_plainly(queries: Tensor, view: View, scored: bool = False) -> PartialAttention:
-    """What the kernels compute, written down plainly: their oracle."""
+    """Compute what the kernels compute, written down plainly: their oracle.
+
+    Parameters
+    ----------
+    queries
+        (batch, heads, queries, head dim).
+    view
+        Stored rows, packed and not, and how many each sequence has.
+    scored
+        Whether the logits of the last query are returned too.
+    """
     tokens = view.most  # a GPU would have to be waited for
     if tokens is None:
         tokens = int(view.lengths.max()) if len(view.lengths) else 0
@@ -60,14 +70,40 @@ def attend_plainly(queries: Tensor, view: View, scored: bool = False) -> Partial
 
 
 def merge(parts: list[PartialAttention]) -> Tensor:
-    """Attention over the union of the parts' tokens, (batch, heads, queries, head dim) in fp32."""
+    """Merge attention over several sets of tokens to that over all of them.
+
+    Parameters
+    ----------
+    parts
+        Outputs with the logarithm of their sums of exponentials.
+
+    Returns
+    -------
+    Tensor
+        (batch, heads, queries, head dim) in fp32.
+    """
     lse = torch.stack([part.lse for part in parts])
     shares = (lse - lse.logsumexp(0).clamp(min=-1e30)).exp()[..., None]
     return (shares * torch.stack([part.out for part in parts])).sum(0)
 
 
 def rows(view: View, tokens: int, which: Literal["k", "v"]) -> Tensor:
-    """Keys (``k``) or values (``v``) of the first ``tokens`` tokens, widened to fp32."""
+    """Return the keys or values of the first tokens.
+
+    Parameters
+    ----------
+    view
+        Stored rows.
+    tokens
+        How many. [tokens]
+    which
+        ``k`` for keys, ``v`` for values.
+
+    Returns
+    -------
+    Tensor
+        (batch, KV heads, tokens, head dim) in fp32.
+    """
     store, count, tail, fetched = {
         "k": (view.k, view.k_packed, view.k_tail, view.k_fetched),
         "v": (view.v, view.v_packed, view.v_tail, view.v_fetched),
@@ -101,7 +137,17 @@ def _visible_tokens(view: View, queries: int, tokens: int) -> Tensor:
 
 
 def attend_in_blocks(queries: Tensor, view: View, scored: bool = False) -> PartialAttention:
-    """Attention over a view in blocks of tokens; see ``attention.attend``."""
+    """Attend to a view in blocks of tokens; see ``attend``.
+
+    Parameters
+    ----------
+    queries
+        (batch, heads, queries, head dim).
+    view
+        Stored rows, packed and not, and how many each sequence has.
+    scored
+        Whether the logits of the last query are returned too.
+    """
     counts = [_counts(n, len(queries)) for n in (view.lengths, view.k_packed, view.v_packed)]
     cases = list(zip(*counts, strict=True))
     tokens = max(counts[0], default=0)

@@ -71,6 +71,15 @@ def jit_for_any(*names: str) -> Callable[[Kernel], Kernel]:
 def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
     """Run ``kernel`` on a grid of programs.
 
+    Parameters
+    ----------
+    kernel
+        A function under ``jit_for_any`` or ``triton.jit``.
+    grid
+        Programs along each axis; nothing runs where one is 0.
+    *arguments, **options
+        Of the kernel.
+
     Raises
     ------
     InputError
@@ -87,10 +96,24 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
 
 
 def ceil_div(number: int, by: int) -> int:
-    """How many blocks of ``by`` hold ``number``."""
+    """Count the blocks that hold some items.
+
+    Parameters
+    ----------
+    number
+        Items.
+    by
+        Items of a block.
+    """
     return -(-number // by)
 
 
 def next_power_of_2(number: int) -> int:
-    """The smallest power of two that is at least ``number``."""
+    """Return the smallest power of two that is at least a number.
+
+    Parameters
+    ----------
+    number
+        The number; 1 below 1.
+    """
     return 1 << max(number - 1, 0).bit_length()

@@ -62,6 +62,15 @@ def encode(numbers: Tensor, scale: Tensor, zero: Tensor, bits: int) -> Tensor:
 def residual(numbers: Tensor, scale: Tensor, zero: Tensor, upper: Tensor) -> Tensor:
     """Encode what the upper four bits of numbers miss, in sixteenths of their scale, plus 8.
 
+    Parameters
+    ----------
+    numbers
+        With groups along a dimension of their own, as ``grouped`` gives them.
+    scale, zero
+        Of each group, broadcast against the numbers.
+    upper
+        Codes of the upper four bits, uint8, shaped as the numbers.
+
     Returns
     -------
     Tensor
@@ -80,6 +89,11 @@ def residual(numbers: Tensor, scale: Tensor, zero: Tensor, upper: Tensor) -> Ten
 
 def round_half_up(steps: Tensor) -> Tensor:
     """Round to the nearest whole number, halves up.
+
+    Parameters
+    ----------
+    steps
+        Numbers of any shape.
 
     Returns
     -------
@@ -146,7 +160,24 @@ def quantise_plainly(
     where: Levels = "ends",
     hierarchical: bool = False,
 ) -> Store:
-    """The kernel's oracle, and what a CPU runs block by block."""
+    """Quantise without a kernel: its oracle, and what a CPU runs block by block.
+
+    Parameters
+    ----------
+    numbers
+        (batch, KV heads, tokens, head dim).
+    bits
+        Of a code.
+    group
+        Numbers that share a scale.
+    by
+        ``token``: groups along the head; ``channel``: along the tokens.
+    where
+        Where levels lie: at the ``ends`` or ``centres`` of steps, or from a multiple of the scale
+        (``grid``).
+    hierarchical
+        Whether four more bits encode what the first miss.
+    """
     parts = grouped(numbers, group, by)
     along = -2 if by == "channel" else -1
     low, high = parts.amin(along), parts.amax(along)

@@ -60,13 +60,30 @@ class Store:
         return type(self)(**kept | {"lower": None})
 
     def sequences(self, part: slice) -> Self:
-        """Those of some sequences, without a copy."""
+        """Return the rows of some sequences, without a copy.
+
+        Parameters
+        ----------
+        part
+            Of the batch.
+        """
         kept = {f.name: getattr(self, f.name) for f in fields(self)}
         cut = {name: t[part] for name, t in kept.items() if isinstance(t, Tensor)}
         return type(self)(**kept | cut)
 
     def numbers(self, start: int = 0, stop: int | None = None) -> Tensor:
-        """Rows ``start`` to ``stop`` widened, (batch, KV heads, rows, head dim) in fp32."""
+        """Widen rows.
+
+        Parameters
+        ----------
+        start, stop
+            The first row, and the one behind the last.
+
+        Returns
+        -------
+        Tensor
+            (batch, KV heads, rows, head dim) in fp32.
+        """
         stop = self.rows if stop is None else stop
         wide = unpack(self.codes[:, :, start:stop], self.bits).float()
         if self.lower is not None:
@@ -175,7 +192,13 @@ class PartialAttention:
 
 
 def unpacks(store: Store | None) -> bool:
-    """Whether a kernel unpacks these rows: widths it knows, each head's rows one after another."""
+    """Whether a kernel unpacks these rows: widths it knows, each head's rows one after another.
+
+    Parameters
+    ----------
+    store
+        Stored rows; None where nothing is packed.
+    """
     if store is None:
         return True
     contiguous = store.codes.stride(2) == store.codes.shape[3]
@@ -183,14 +206,34 @@ def unpacks(store: Store | None) -> bool:
 
 
 def score_dtype(queries: Tensor) -> torch.dtype:
-    """Number format of logits that leave the kernel."""
+    """Return the number format of logits that leave the kernel.
+
+    Parameters
+    ----------
+    queries
+        (batch, heads, queries, head dim).
+    """
     return torch.float32 if queries.dtype == torch.float32 else torch.float16
 
 
 def grouped(numbers: Tensor, group: int, by: By) -> Tensor:
-    """(..., tokens, channels) with groups along a dimension of their own.
+    """Give groups a dimension of their own.
 
     Channel groups give (..., groups, group, channels), token groups (..., tokens, groups, group).
+
+    Parameters
+    ----------
+    numbers
+        (..., tokens, channels).
+    group
+        Numbers of a group.
+    by
+        ``channel``: groups of tokens; ``token``: groups of channels.
+
+    Returns
+    -------
+    Tensor
+        (..., groups, group, channels), or (..., tokens, groups, group).
 
     Raises
     ------
@@ -206,6 +249,15 @@ def grouped(numbers: Tensor, group: int, by: By) -> Tensor:
 
 def check_group_size(numbers: Tensor, group: int, by: By) -> None:
     """Refuse groups that do not divide tokens or channels.
+
+    Parameters
+    ----------
+    numbers
+        (..., tokens, channels).
+    group
+        Numbers of a group.
+    by
+        ``channel``: groups of tokens; ``token``: groups of channels.
 
     Raises
     ------

@@ -43,7 +43,24 @@ def mean_attention(logits: Tensor, kv_heads: int) -> Tensor:
 
 
 def softmax_top_k_plainly(logits: Tensor, kv_heads: int, count: int, eligible: Tensor) -> Tensor:
-    """What the kernel computes, written down plainly: its oracle."""
+    """Compute what the kernel computes, written down plainly: its oracle.
+
+    Parameters
+    ----------
+    logits
+        (batch, heads, tokens).
+    kv_heads
+        Heads that choose together.
+    count
+        Tokens that each of them chooses. [tokens]
+    eligible
+        First tokens of each sequence that may be chosen, (batch,).
+
+    Returns
+    -------
+    Tensor
+        Chosen tokens, ascending, (batch, KV heads, count), int32; -1 behind the last.
+    """
     tokens = logits.shape[-1]
     barred = torch.arange(tokens, device=logits.device) >= eligible[:, None, None]
     shares = mean_attention(logits, kv_heads).masked_fill(barred, -1.0)

@@ -56,6 +56,11 @@ def open_model(name_or_path: str) -> tuple[Architecture, TensorSource | None]:
 def open_packaged(name_or_path: str) -> tuple[Architecture, TensorSource | None]:
     """Open a model as ``open_model``, a name with the weights that an installed package has of it.
 
+    Parameters
+    ----------
+    name_or_path
+        Name in the catalogue, or a directory or file.
+
     Raises
     ------
     InputError
@@ -69,6 +74,11 @@ def open_packaged(name_or_path: str) -> tuple[Architecture, TensorSource | None]
 
 def open_weights(name_or_path: str) -> tuple[Architecture, TensorSource]:
     """Open a model that needs real weights; a package may have those of a name.
+
+    Parameters
+    ----------
+    name_or_path
+        Name in the catalogue, or a directory or file.
 
     Raises
     ------
@@ -86,7 +96,13 @@ def open_weights(name_or_path: str) -> tuple[Architecture, TensorSource]:
 
 
 def checksum(source: TensorSource) -> str:
-    """Name a checkpoint's file or directory, with SHA-256 of its weights."""
+    """Name a checkpoint's file or directory, with SHA-256 of its weights.
+
+    Parameters
+    ----------
+    source
+        The checkpoint.
+    """
     place = Path(source.where)
     files = [place] if place.is_file() else sorted(place.glob("*.safetensors"))
     digests = []
@@ -168,6 +184,11 @@ class Tokeniser:
 
 def read_tokeniser(source: TensorSource) -> Tokeniser:
     """Read the tokeniser of a GGUF file, or ``tokenizer.json`` of a Hugging Face directory.
+
+    Parameters
+    ----------
+    source
+        The checkpoint, whose file or directory holds the tokeniser.
 
     Raises
     ------

@@ -61,12 +61,29 @@ class Decoder:
         return self.weights.embedding.dtype
 
     def step(self, rows: slice, starts: tuple[int, ...], positions: Tensor, kind: Kind) -> Pass:
-        """Describe a pass, with the rotations that it needs."""
+        """Describe a pass, with the rotations that it needs.
+
+        Parameters
+        ----------
+        rows
+            Sequences of the batch that the pass reads.
+        starts
+            Cached tokens of each of them. [tokens]
+        positions
+            Of the new tokens, (sequences, new).
+        kind
+            What the pass does: ``prefill``, ``decode``, ``draft``, ``verify`` or ``between`` these.
+        """
         turns = self.turns(positions)
         return Pass(rows, starts, positions.shape[1], positions, turns, kind)
 
     def turns(self, positions: Tensor) -> tuple[Tensor, Tensor] | None:
         """Look up the rotations of positions.
+
+        Parameters
+        ----------
+        positions
+            (sequences, tokens).
 
         Returns
         -------
@@ -79,7 +96,15 @@ class Decoder:
         return cos, sin
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """Embed tokens, with their positions where these are learned. (sequences, new, hidden)"""
+        """Embed tokens, with their positions where these are learned. (sequences, new, hidden)
+
+        Parameters
+        ----------
+        tokens
+            Numbers in the vocabulary, (sequences, new).
+        positions
+            (sequences, new).
+        """
         with self.counter.op("sample") as record:
             x = F.embedding(tokens, self.weights.embedding)
             record.reads(x)
@@ -93,6 +118,19 @@ class Decoder:
         self, index: int, weights: LayerWeights, tensor: Tensor, step: Pass, attend: Attend
     ) -> Callable[[], None] | None:
         """Run one layer, which changes the hidden states in place.
+
+        Parameters
+        ----------
+        index
+            Place of the layer.
+        weights
+            Its weights, on the device.
+        tensor
+            Hidden states, (sequences, new, hidden), changed in place.
+        step
+            The pass.
+        attend
+            Called with the layer, the normed states, queries, keys, values and the pass.
 
         Returns
         -------
@@ -128,7 +166,13 @@ class Decoder:
         return self._multiply("down", weights.down, wide)
 
     def head(self, tensor: Tensor) -> Tensor:
-        """Compute the logits of the next token. (..., vocab)"""
+        """Compute the logits of the next token. (..., vocab)
+
+        Parameters
+        ----------
+        tensor
+            Hidden states, (..., hidden).
+        """
         with self.counter.op("sample") as record:
             normed = self.weights.norm(tensor)
             record.reads(tensor)
@@ -213,6 +257,11 @@ class Decoder:
 
 def rehearsal(decoder: Decoder) -> Decoder:
     """Copy a decoder without its memory, to set up a technique and see what it needs.
+
+    Parameters
+    ----------
+    decoder
+        The decoder with its weights.
 
     Returns
     -------

@@ -217,6 +217,11 @@ def _joined(parts: list[Tensor]) -> Tensor:
 def expected_shapes(arch: Architecture) -> dict[str, tuple[int, ...]]:
     """List the tensors that a checkpoint of this architecture must hold.
 
+    Parameters
+    ----------
+    arch
+        Sizes of the model, and which matrices and biases its family has.
+
     Returns
     -------
     dict of str to tuple of int
@@ -277,6 +282,13 @@ class TensorSource(Protocol):
 def find_tensors(arch: Architecture, source: TensorSource) -> dict[str, str]:
     """Find the tensors of a model in its checkpoint, without reading any.
 
+    Parameters
+    ----------
+    arch
+        Sizes of the model.
+    source
+        Names, shapes and number formats of the tensors in the checkpoint.
+
     Returns
     -------
     dict of str to str
@@ -316,6 +328,17 @@ def load_weights(
 ) -> Weights:
     """Load the weights of a checkpoint; all of it is checked before the first tensor is read.
 
+    Parameters
+    ----------
+    arch
+        Sizes of the model.
+    source
+        The checkpoint.
+    device
+        Where the tensors are to lie.
+    dtype
+        Number format that they are converted to.
+
     Raises
     ------
     InputError
@@ -344,11 +367,29 @@ def _floating(kind: str) -> bool:
 
 
 def weight_bytes(arch: Architecture, dtype: torch.dtype) -> int:
-    """Compute the memory of a model's weights, a tied head counted once. [B]"""
+    """Compute the memory of a model's weights, a tied head counted once. [B]
+
+    Parameters
+    ----------
+    arch
+        Sizes of the model.
+    dtype
+        Number format of all tensors.
+    """
     numbers = sum(torch.Size(s).numel() for s in expected_shapes(arch).values())
     return numbers * dtype.itemsize
 
 
 def cached_bytes(model: Model, tokens: int, dtype: torch.dtype) -> int:
-    """Compute the memory of the keys and values of all layers. [B]"""
+    """Compute the memory of the keys and values of all layers. [B]
+
+    Parameters
+    ----------
+    model
+        Its layers, KV heads and head dim.
+    tokens
+        Tokens of all sequences together. [tokens]
+    dtype
+        Number format of keys and values.
+    """
     return model.layers * model.kv_width * tokens * dtype.itemsize

@@ -156,6 +156,15 @@ def _tables(store: Store) -> list[Tensor]:
 def check_groups(name: str, group: int, head_dim: int) -> None:
     """Refuse groups that do not divide a head.
 
+    Parameters
+    ----------
+    name
+        The technique, for the message.
+    group
+        Numbers that share a scale.
+    head_dim
+        Numbers of a head.
+
     Raises
     ------
     InputError
@@ -207,11 +216,23 @@ class PackedStore(KvStore):
 
     @abstractmethod
     def packed_keys(self, tokens: int) -> int:
-        """Count the packed rows of keys."""
+        """Count the packed rows of keys.
+
+        Parameters
+        ----------
+        tokens
+            Cached tokens of a sequence. [tokens]
+        """
 
     @abstractmethod
     def packed_values(self, tokens: int) -> int:
-        """Count the packed rows of values."""
+        """Count the packed rows of values.
+
+        Parameters
+        ----------
+        tokens
+            Cached tokens of a sequence. [tokens]
+        """
 
     def packed_there(self, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Count packed rows on the device.
@@ -234,7 +255,13 @@ class PackedStore(KvStore):
         return False
 
     def packed_by(self, span: SlotRange) -> tuple[int, ...]:
-        """Return the tokens of every sequence that counts of packed rows follow from. [tokens]"""
+        """Return the tokens of every sequence that counts of packed rows follow from. [tokens]
+
+        Parameters
+        ----------
+        span
+            Slots of the new tokens, and how many of each sequence are in use after them.
+        """
         return span.ends
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:

@@ -47,11 +47,27 @@ class CachePlacement:
         self._lanes: Transfers | None = None
 
     def make_store(self, kind: type[KvStore], where: LayerContext, slots: int) -> KvStore:
-        """Make the storage of one layer."""
+        """Make the storage of one layer.
+
+        Parameters
+        ----------
+        kind
+            Class of the storage.
+        where
+            The layer, its KV heads and its part of the batch.
+        slots
+            Tokens there must be room for. [tokens]
+        """
         return kind(where.parts.storage, self.room(where), slots, self.run.counter)
 
     def room(self, where: LayerContext) -> CacheRoom:
-        """Make room on the GPU for the KV heads of a layer."""
+        """Make room on the GPU for the KV heads of a layer.
+
+        Parameters
+        ----------
+        where
+            The layer, its KV heads and its part of the batch.
+        """
         m, at = self.run.model, self.run.decoder
         heads = where.heads or m.kv_heads
         room = on_the_gpu(where.batch, heads, m.head_dim, at.dtype, at.device)
@@ -84,20 +100,63 @@ class CachePlacement:
         return False
 
     def answer(self, attend: Callable[[], Tensor]) -> Tensor | Answer:
-        """Attend now, or start attention that answers later."""
+        """Attend now, or start attention that answers later.
+
+        Parameters
+        ----------
+        attend
+            Computes attention, (sequences, heads, new, dim).
+
+        Returns
+        -------
+        Tensor or callable
+            The output, or what waits for it.
+        """
         return attend()
 
     def layer_reached(self, where: LayerContext) -> None:
-        """Prepare for a pass after the prompt that reaches a layer, even if it skips its cache."""
+        """Prepare for a pass after the prompt that reaches a layer, even if it skips its cache.
+
+        Parameters
+        ----------
+        where
+            The layer and its part of the batch.
+        """
 
     def before_attention(self, where: LayerContext, step: Pass) -> None:
-        """Bring the cache of a layer for a pass over some part of the batch."""
+        """Bring the cache of a layer for a pass over some part of the batch.
+
+        Parameters
+        ----------
+        where
+            The layer and its part of the batch.
+        step
+            The pass.
+        """
 
     def store_inputs(self, where: LayerContext, tensor: Tensor, step: Pass) -> None:
-        """Keep the inputs with which a chunk of the prompt reaches a layer."""
+        """Keep the inputs with which a chunk of the prompt reaches a layer.
+
+        Parameters
+        ----------
+        where
+            The layer and its part of the batch.
+        tensor
+            Normed hidden states, (sequences, new, hidden).
+        step
+            The pass.
+        """
 
     def after_attention(self, where: LayerContext, step: Pass) -> None:
-        """Send home what attention has changed."""
+        """Send home what attention has changed.
+
+        Parameters
+        ----------
+        where
+            The layer and its part of the batch.
+        step
+            The pass.
+        """
 
     def round_done(self) -> None:
         """A round with drafts is over."""
@@ -107,6 +166,11 @@ class CachePlacement:
 
     def weights(self, layer: int) -> LayerWeights | None:
         """Return the weights of a layer that do not stay on the GPU.
+
+        Parameters
+        ----------
+        layer
+            Place of the layer.
 
         Returns
         -------

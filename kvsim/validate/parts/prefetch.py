@@ -40,7 +40,20 @@ class TokenTables:
     dtype: torch.dtype  # of plain numbers
 
     def tables(self, make: HostRoom, tokens: int) -> list[Tensor]:
-        """Room for so many tokens: numbers, or codes with scales and zero points."""
+        """Make room for some tokens: numbers, or codes with scales and zero points.
+
+        Parameters
+        ----------
+        make
+            Makes a tensor of a shape and format in host memory.
+        tokens
+            How many. [tokens]
+
+        Returns
+        -------
+        list of Tensor
+            Numbers (tokens, width); or codes, scales and zero points, (tokens, ...) each.
+        """
         if not self.stored.packs:
             return [make((tokens, self.width), self.dtype)]
         groups = self.width // int(self.stored.group)
@@ -48,7 +61,19 @@ class TokenTables:
         return [codes, *(make((tokens, groups), torch.float16) for _ in "sz")]
 
     def put(self, record: OpRecord, numbers: Tensor, tables: list[Tensor], part: slice) -> None:
-        """Keep the numbers (tokens, ...) of a range of tokens."""
+        """Store the numbers of a range of tokens.
+
+        Parameters
+        ----------
+        record
+            Where reads and writes of the packing are noted.
+        numbers
+            (tokens, ...), flattened to the width of a row.
+        tables
+            As ``tables`` made them.
+        part
+            Rows that the tokens take.
+        """
         flat = numbers.flatten(1)
         made = [flat]
         if self.stored.packs:
@@ -62,7 +87,22 @@ class TokenTables:
             table[part].copy_(new)
 
     def read(self, record: OpRecord, tables: list[Tensor], part: slice) -> Tensor:
-        """Read a range of tokens as numbers (tokens, width); plain ones are not copied."""
+        """Read a range of tokens as numbers; plain ones are not copied.
+
+        Parameters
+        ----------
+        record
+            Where reads and writes of the unpacking are noted.
+        tables
+            As ``tables`` made them.
+        part
+            Rows to read.
+
+        Returns
+        -------
+        Tensor
+            (tokens, width).
+        """
         found = [table[part] for table in tables]
         if not self.stored.packs:
             return found[0]
@@ -117,14 +157,30 @@ class HostRows:
         self.homes = [t for _ in "kv" for t in self.packing.tables(lanes.host, slots - first)]
 
     def rows(self, tokens: int) -> list[int]:
-        """Of every table, the first rows that so many tokens fill."""
+        """Count the first rows of every table that tokens fill.
+
+        Parameters
+        ----------
+        tokens
+            Tokens of the longest sequence. [tokens]
+        """
         return [tokens] * len(self.homes) if self.packing else self.kv.rows_of(tokens)
 
     def ready(self) -> None:
         """Make what layers share: every layer is known."""
 
     def store_inputs(self, tensor: Tensor, step: Pass, turn: int) -> None:
-        """Send home the inputs (sequences, new, hidden) of a chunk of the prompt, if need be."""
+        """Send home the inputs of a chunk of the prompt, if tokens are recomputed from them.
+
+        Parameters
+        ----------
+        tensor
+            Normed hidden states, (sequences, new, hidden).
+        step
+            The pass.
+        turn
+            Which of the shared buffers the layer uses.
+        """
 
     def recompute(
         self,
@@ -134,7 +190,20 @@ class HostRows:
         after: tuple[Mark, ...],
         tables: list[Tensor],
     ) -> tuple[int, list[Mark]]:
-        """Queue the recomputation of the first tokens into tables (tokens, rows, dim).
+        """Queue the recomputation of the first tokens.
+
+        Parameters
+        ----------
+        turn
+            Which of the shared buffers the layer uses.
+        tokens
+            Cached tokens of the longest sequence. [tokens]
+        note
+            Where its ops and copies are counted.
+        after
+            What has to be done before it may write.
+        tables
+            Where keys and values go, (tokens, rows, dim) each.
 
         Returns
         -------

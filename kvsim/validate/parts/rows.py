@@ -40,11 +40,29 @@ class Codec(ABC):
 
     @abstractmethod
     def widths(self, dim: int, dtype: torch.dtype) -> Widths:
-        """List the parts of a row."""
+        """List the parts of a row.
+
+        Parameters
+        ----------
+        dim
+            Numbers of a head.
+        dtype
+            Their format before they are encoded.
+
+        Returns
+        -------
+        sequence of (int, dtype)
+            Numbers of each part of a row, and their format.
+        """
 
     @abstractmethod
     def encode(self, numbers: Tensor) -> list[Tensor]:
         """Encode numbers as the parts of rows.
+
+        Parameters
+        ----------
+        numbers
+            (sequences, KV heads, tokens, dim).
 
         Returns
         -------
@@ -54,7 +72,13 @@ class Codec(ABC):
 
     @abstractmethod
     def store(self, parts: list[Tensor]) -> Store:
-        """Arrange parts as attention reads them."""
+        """Arrange parts as attention reads them.
+
+        Parameters
+        ----------
+        parts
+            (sequences, KV heads, tokens, width) each, as ``encode`` made them.
+        """
 
 
 class Plain(Codec):
@@ -85,7 +109,17 @@ class EncodedRows(Store):
     def from_parts(
         cls, parts: list[Tensor], bits: int, widen: Callable[[list[Tensor]], Tensor]
     ) -> Self:
-        """A store of these parts."""
+        """Make a store of parts that a function widens.
+
+        Parameters
+        ----------
+        parts
+            (sequences, KV heads, tokens, width) each.
+        bits
+            Of the first part's numbers.
+        widen
+            Makes fp32 numbers (sequences, KV heads, tokens, dim) of the parts.
+        """
         first, none = parts[0], parts[0][..., :0]
         return cls(first, none, none, bits, 1, "token", widen=widen, more=tuple(parts[1:]))
 
@@ -138,7 +172,13 @@ class TokenRows:
         return self.cut(record.permute(1, 2, 0, 3))
 
     def cut(self, rows: Tensor) -> list[Tensor]:
-        """The parts of records (..., width)."""
+        """Cut records into the parts of rows, without a copy.
+
+        Parameters
+        ----------
+        rows
+            Records, (..., width).
+        """
         if len(self.widths) == 1:
             return [rows]
         found, start = [], 0
@@ -161,18 +201,44 @@ class TokenRows:
         return torch.cat([part.contiguous().view(torch.uint8) for part in parts], dim=-1)
 
     def fill(self, record: OpRecord, numbers: Tensor) -> None:
-        """Encode a prompt in the first rows."""
+        """Encode a prompt in the first rows.
+
+        Parameters
+        ----------
+        record
+            Where reads and writes are noted.
+        numbers
+            (sequences, KV heads, tokens, dim).
+        """
         self._note(record, numbers, made := self.codec.encode(numbers))
         for mine, new in zip(self.parts, made, strict=True):
             mine[:, :, : new.shape[2]] = new
 
     def write(self, record: OpRecord, numbers: Tensor, span: SlotRange) -> None:
-        """Encode new tokens in their slots."""
+        """Encode new tokens in their slots.
+
+        Parameters
+        ----------
+        record
+            Where reads and writes are noted.
+        numbers
+            (sequences, KV heads, new, dim).
+        span
+            Slots of the new tokens, and how many of each sequence are in use after them.
+        """
         self._note(record, numbers, made := self.codec.encode(numbers))
         self.put(made, span)
 
     def put(self, made: list[Tensor], span: SlotRange) -> None:
-        """Store the encoded parts of new tokens in their slots."""
+        """Store the encoded parts of new tokens in their slots.
+
+        Parameters
+        ----------
+        made
+            Parts, (sequences, KV heads, new, width) each.
+        span
+            Slots of the new tokens, and how many of each sequence are in use after them.
+        """
         for mine, new in zip(self.parts, made, strict=True):
             if span.first is not None:
                 mine[:, :, span.first : span.first + span.new] = new
@@ -228,7 +294,18 @@ class TokenRows:
         return self.codec.store(self.parts)
 
     def read(self, ends: tuple[int, ...]) -> list[Tensor]:
-        """The rows in use."""
+        """Return the rows in use of every sequence.
+
+        Parameters
+        ----------
+        ends
+            Slots in use of each.
+
+        Returns
+        -------
+        list of Tensor
+            (KV heads, slots, width) by sequence and part.
+        """
         return [part[i, :, :end] for i, end in enumerate(ends) for part in self.parts]
 
     def _note(self, record: OpRecord, numbers: Tensor, made: list[Tensor]) -> None:

@@ -33,7 +33,13 @@ Turns = Callable[[Tensor], tuple[Tensor, Tensor] | None]
 
 
 def no_turns(positions: Tensor) -> None:
-    """Positions are not in the keys."""
+    """Return no rotations: positions are not in the keys.
+
+    Parameters
+    ----------
+    positions
+        (sequences, tokens), not used.
+    """
 
 
 @dataclass
@@ -43,7 +49,15 @@ class SharedObjects:
     made: dict[object, object] = field(default_factory=dict)
 
     def get(self, key: object, make: Callable[[], Made]) -> Made:
-        """Return the object of a key, and make it when it is first asked for."""
+        """Return the object of a key, and make it when it is first asked for.
+
+        Parameters
+        ----------
+        key
+            What names the object among those of the run.
+        make
+            Makes it.
+        """
         if key not in self.made:
             self.made[key] = make()
         found: Made = self.made[key]  # type: ignore[assignment]
@@ -85,6 +99,15 @@ class CacheRoom:
     def turned(self, keys: Tensor, slots: Tensor, back: bool) -> Tensor:
         """Rotate keys by their positions, or undo it.
 
+        Parameters
+        ----------
+        keys
+            (sequences, KV heads, tokens, dim).
+        slots
+            Their positions, (sequences, tokens).
+        back
+            Whether rotations are undone.
+
         Returns
         -------
         Tensor
@@ -102,7 +125,19 @@ class CacheRoom:
 def on_the_gpu(
     sequences: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device
 ) -> CacheRoom:
-    """Make room on the device that belongs to one layer alone."""
+    """Make room on the device that belongs to one layer alone.
+
+    Parameters
+    ----------
+    sequences, heads
+        Of the layer's part of the batch, and its KV heads.
+    dim
+        Numbers of a head.
+    dtype
+        Format of plain numbers.
+    device
+        Where tensors are made.
+    """
 
     def rows(count: int, widths: Widths) -> list[Tensor]:
         shape = (sequences, heads, count)
@@ -157,7 +192,18 @@ class SlotRange:
         return max(self.ends) if self.room is None else self.room
 
     def lengths(self, device: torch.device) -> Tensor:
-        """Slots in use of every sequence, on the device."""
+        """Return the slots in use of every sequence, on the device.
+
+        Parameters
+        ----------
+        device
+            Where they are wanted.
+
+        Returns
+        -------
+        Tensor
+            (sequences,), int32.
+        """
         if self.room is None:
             return lengths_on(device, self.ends)
         return (self.slots[:, -1] + 1).int()
@@ -210,6 +256,17 @@ class KvStore(ABC):
         """Attend with a chunk of the prompt to the prompt so far, in full precision.
 
         Storages that rank tokens by attention look at it here.
+
+        Parameters
+        ----------
+        queries
+            (sequences, heads, new, dim).
+        keys, values
+            Of the prompt so far, (sequences, KV heads, tokens, dim).
+        step
+            The pass.
+        seen
+            Which tokens each query sees.
         """
         with self.counter.op("attn") as record:
             return full_attention(record, queries, keys, values, seen)
@@ -218,6 +275,11 @@ class KvStore(ABC):
         """Keys and values of the prompt's first tokens, while it is read straight into its slots.
 
         (sequences, KV heads, tokens, dim) each.
+
+        Parameters
+        ----------
+        tokens
+            How many. [tokens]
         """
         raise NotImplementedError
 
@@ -239,6 +301,11 @@ class KvStore(ABC):
     def op_shares(self, ends: list[int]) -> Mapping[str, float]:
         """State how much of each op a pass does, where predictions count the whole op.
 
+        Parameters
+        ----------
+        ends
+            Tokens of each sequence after the pass. [tokens]
+
         Returns
         -------
         Mapping of str to float
@@ -247,19 +314,63 @@ class KvStore(ABC):
         return {}
 
     def branch(self, ends: list[int]) -> Hashable:
-        """Return a key that passes of the same work share; None for one never to be replayed."""
+        """Return a key that passes of the same work share; None for one never to be replayed.
+
+        Parameters
+        ----------
+        ends
+            Tokens of each sequence after the pass. [tokens]
+        """
         return ()
 
     @abstractmethod
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
-        """Store the new tokens of a pass in their slots."""
+        """Store the new tokens of a pass in their slots.
+
+        Parameters
+        ----------
+        keys, values
+            (sequences, KV heads, new, dim).
+        span
+            Slots of the new tokens, and how many of each sequence are in use after them.
+        """
 
     @abstractmethod
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Attend to the slots in use."""
+        """Attend to the slots in use.
+
+        Parameters
+        ----------
+        queries
+            (sequences, heads, new, dim).
+        span
+            Slots of the new tokens, and how many of each sequence are in use after them.
+        seen
+            Which of the slots in use each query sees.
+
+        Returns
+        -------
+        Tensor
+            (sequences, heads, new, dim).
+        """
 
     def attend_async(self, queries: Tensor, span: SlotRange, seen: Seen) -> Callable[[], Tensor]:
-        """Start attention that may run beside that of other stores."""
+        """Start attention that may run beside that of other stores.
+
+        Parameters
+        ----------
+        queries
+            (sequences, heads, new, dim).
+        span
+            Slots of the new tokens, and how many of each sequence are in use after them.
+        seen
+            Which of the slots in use each query sees.
+
+        Returns
+        -------
+        callable
+            Waits for the output.
+        """
         out = self.attend(queries, span, seen)
         return lambda: out
 
@@ -269,6 +380,15 @@ class KvStore(ABC):
         """Attend with one query per sequence, and return the attention that each slot got too.
 
         Selections that ask for it run over stores that have it. (sequences, heads, 1, slots)
+
+        Parameters
+        ----------
+        queries
+            (sequences, heads, 1, dim).
+        span
+            Slots of the new tokens, and how many of each sequence are in use after them.
+        seen
+            Which of the slots in use each query sees.
         """
         raise NotImplementedError
 
@@ -288,10 +408,21 @@ class KvStore(ABC):
         return None
 
     def commit(self, before: list[int], after: list[int]) -> None:  # noqa: B027 - most need not
-        """End a round: note how many tokens of each sequence stay."""
+        """End a round: note how many tokens of each sequence stay.
+
+        Parameters
+        ----------
+        before, after
+            Tokens of each sequence before the round, and that stay after it. [tokens]
+        """
 
     def rows_in_use(self, ends: tuple[int, ...]) -> list[int]:
         """Count the rows of every table that tokens fill.
+
+        Parameters
+        ----------
+        ends
+            Tokens of each sequence. [tokens]
 
         Returns
         -------

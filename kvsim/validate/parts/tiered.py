@@ -39,15 +39,38 @@ class BatchRows:
     part: slice  # of batch x KV heads
 
     def select(self, numbers: Tensor) -> Tensor:
-        """Of numbers (batch x KV heads, ...) these rows, (rows, 1, ...)."""
+        """Select these rows of numbers.
+
+        Parameters
+        ----------
+        numbers
+            (batch x KV heads, ...).
+
+        Returns
+        -------
+        Tensor
+            (rows, 1, ...).
+        """
         return numbers[self.part][:, None]
 
     def asking(self, queries: Tensor) -> Tensor:
-        """Of queries (batch x KV heads, heads of a group, new, dim) those of these rows."""
+        """Select the queries of these rows.
+
+        Parameters
+        ----------
+        queries
+            (batch x KV heads, heads of a group, new, dim).
+        """
         return queries[self.part]
 
     def span(self, span: SlotRange) -> SlotRange:
-        """Where the new tokens of these rows go."""
+        """Say where the new tokens of these rows go.
+
+        Parameters
+        ----------
+        span
+            Where those of the batch go.
+        """
         rows = self.part.stop - self.part.start
         if span.first is None:
             slots = span.slots.repeat_interleave(self.heads, 0)[self.part]
@@ -57,11 +80,25 @@ class BatchRows:
         return replace(span, slots=slots, ends=tuple(ends))
 
     def counts(self, counts: list[int]) -> list[int]:
-        """Tokens of the sequence of every row."""
+        """Return the tokens of the sequence of every row.
+
+        Parameters
+        ----------
+        counts
+            By sequence. [tokens]
+        """
         return [n for n in counts for _ in range(self.heads)][self.part]
 
     def select_mask(self, seen: Seen, most: int) -> Seen:
-        """What the queries of these rows see of their first ``most`` slots."""
+        """Return what the queries of these rows see.
+
+        Parameters
+        ----------
+        seen
+            What those of the batch see, (batch, 1 or KV heads, new, slots), or a usual pattern.
+        most
+            First slots that count.
+        """
         if isinstance(seen, str):
             return seen
         wide = seen[..., :most].expand(self.batch, self.heads, -1, -1)
@@ -129,12 +166,24 @@ class TieredStore(KvStore):
         self.begins = 0  # the first slot that the latest pass has written
 
     def visit(self, buffers: list[Tensor]) -> None:
-        """From here on the rows that are away lie in these buffers, shaped as their homes."""
+        """Put the rows that are away in buffers, from here on.
+
+        Parameters
+        ----------
+        buffers
+            Shaped as their homes, (tokens, rows, width).
+        """
         assert self.away is not None
         self.away.bind([visiting(buffer) for buffer in buffers])
 
     def rows_of(self, tokens: int) -> list[int]:
-        """Of every home, the first rows that so many tokens of some sequence fill."""
+        """Count the first rows of every home that tokens fill.
+
+        Parameters
+        ----------
+        tokens
+            Tokens of the longest sequence. [tokens]
+        """
         assert self.away is not None
         return self.away.rows_in_use((tokens,))
 
@@ -191,7 +240,18 @@ class TieredStore(KvStore):
 
 
 def visiting(home: Tensor) -> Tensor:
-    """A home (tokens, rows, width) as cells see it, (rows, 1, tokens, width)."""
+    """View a home as cells see it.
+
+    Parameters
+    ----------
+    home
+        (tokens, rows, width).
+
+    Returns
+    -------
+    Tensor
+        (rows, 1, tokens, width).
+    """
     return home.transpose(0, 1)[:, None]
 
 
@@ -299,7 +359,15 @@ class LeavingPrompts:
     sent: list[Mark] = field(default_factory=list)  # in the order of layers
 
     def begin(self, where: LayerContext, step: Pass) -> None:
-        """A chunk of the prompt reaches a layer: its buffer, once the layer two before has left."""
+        """Give a layer its buffer for a chunk of the prompt, once the layer two before has left it.
+
+        Parameters
+        ----------
+        where
+            The layer.
+        step
+            The pass.
+        """
         kv = self.stores[where.visit]
         if step.kind != "prefill" or kv.buffers:
             return
@@ -311,7 +379,15 @@ class LeavingPrompts:
         kv.buffers = self.buffers[turn % 2]
 
     def end(self, where: LayerContext, step: Pass) -> None:
-        """The prompt is whole: it leaves."""
+        """Send the prompt of a layer home once it is whole.
+
+        Parameters
+        ----------
+        where
+            The layer.
+        step
+            The pass.
+        """
         kv = self.stores[where.visit]
         if step.kind != "prefill" or step.length < where.run.prompt:
             return

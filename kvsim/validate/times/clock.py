@@ -128,7 +128,13 @@ def computing_clock() -> Callable[[], float]:
 
 
 def undisturbed(layers: Sequence[float]) -> float:
-    """What a layer takes where nothing interrupts it, of those that were timed. [s]"""
+    """Estimate what a layer takes where nothing interrupts it. [s]
+
+    Parameters
+    ----------
+    layers
+        Measured time of each layer. [s]
+    """
     return float(np.quantile(layers, UNDISTURBED))
 
 

@@ -84,7 +84,18 @@ class ReplayedRounds:
 
 
 def captured(work: Callable[[], None]) -> Callable[[], None]:
-    """Capture work on the current GPU as one launch; it is not done yet."""
+    """Capture work on the current GPU as one launch; it is not done yet.
+
+    Parameters
+    ----------
+    work
+        Launches kernels and waits for nothing.
+
+    Returns
+    -------
+    callable
+        Replays them.
+    """
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         work()
@@ -92,7 +103,13 @@ def captured(work: Callable[[], None]) -> Callable[[], None]:
 
 
 def next_replay(run: Generation) -> Replay:
-    """Describe the round that a generation does next, if it is replayed."""
+    """Describe the round that a generation does next, if it is replayed.
+
+    Parameters
+    ----------
+    run
+        A generation between two rounds.
+    """
     impl = run.impl
     decoded = run.generate if impl.reads_all_slots else run.done[0]
     return Replay(decoded - 1, impl.op_shares(run.cached))
@@ -297,7 +314,17 @@ def issuing(run: Timing) -> dict[str, float]:
 
 
 def run_by_op(decoder: Decoder, technique: Technique, work: RandomPrompts) -> Timing:
-    """Time the ops of a warm workload: on a GPU once more, behind a GPU that is kept busy."""
+    """Time the ops of a warm workload: on a GPU once more, behind a GPU that is kept busy.
+
+    Parameters
+    ----------
+    decoder
+        The model.
+    technique
+        The technique.
+    work
+        Sequences, tokens of the prompts and of the answers.
+    """
     run = run_timed(decoder, technique, work, by_op=True)
     if decoder.device.type == "cpu":
         return run
@@ -318,6 +345,15 @@ def run_counted(decoder: Decoder, technique: Technique, work: RandomPrompts) -> 
     """Run a workload once for its memory and copies.
 
     A GPU's allocator tells its peak; on a CPU the tensors that are in use at once are added up.
+
+    Parameters
+    ----------
+    decoder
+        The model.
+    technique
+        The technique.
+    work
+        Sequences, tokens of the prompts and of the answers.
     """
     copies, device = Copied(), decoder.device
     prompts = work.prompts(decoder.arch.model.vocab)
