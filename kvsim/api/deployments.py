@@ -46,7 +46,7 @@ def build_deployment(inputs: Inputs, **instead: object) -> "Deployment":
     from kvsim.machines.profiles import load_hardware, load_stack
     from kvsim.models.configs import load_model
 
-    def value(name: str, usual: Any) -> Any:
+    def value(name: str, usual: object) -> Any:
         return instead.get(name, getattr(inputs, name, usual))
 
     hardware = _in_host(load_hardware(value("gpu", None)), inputs)

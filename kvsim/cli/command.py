@@ -205,7 +205,7 @@ def _parameter(command: str, option: CommandOption) -> Parameter:
         default = None
     metavar, completed = option.metavar or None, completion(command, option.name)
     if option.position:
-        info: Any = typer.Argument(metavar=metavar, help=option.help, autocompletion=completed)
+        info = typer.Argument(metavar=metavar, help=option.help, autocompletion=completed)
     else:
         info = typer.Option(
             option.flag,

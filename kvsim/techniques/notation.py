@@ -11,7 +11,6 @@ from dataclasses import fields
 from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 from kvsim.errors import InputError, unknown
 from kvsim.files import PLAN, read_json
@@ -148,7 +147,7 @@ def _layer(clause: _Piece, text: str) -> int:
 
 def _terms(clause: _Piece) -> tuple[Term, ...]:
     """Terms joined by plus signs; settings without a name join those of their term."""
-    found: list[tuple[type[Term], dict[str, Any], _Piece]] = []
+    found: list[tuple[type[Term], dict[str, object], _Piece]] = []
     for piece in clause.split("+"):
         if not piece.text:
             raise piece.error(
@@ -170,7 +169,7 @@ def _terms(clause: _Piece) -> tuple[Term, ...]:
     return tuple(built)
 
 
-def _term(piece: _Piece) -> tuple[str, dict[str, Any]]:
+def _term(piece: _Piece) -> tuple[str, dict[str, object]]:
     """A term's name and its settings by key."""
     name = piece.text.partition(":")[0]
     if "=" in name:  # settings without a name
@@ -193,7 +192,7 @@ def _term(piece: _Piece) -> tuple[str, dict[str, Any]]:
     return key, _settings(_Piece(rest, piece.column + len(name) + 1), key)
 
 
-def _settings(piece: _Piece, name: str) -> dict[str, Any]:
+def _settings(piece: _Piece, name: str) -> dict[str, object]:
     """Settings by key, their names checked."""
     kind, given = terms()[name], {}
     known = _keys(name)
@@ -214,7 +213,7 @@ def _settings(piece: _Piece, name: str) -> dict[str, Any]:
     return given
 
 
-def _check(item: _Piece, kind: type[Term], key: str, value: Any) -> None:
+def _check(item: _Piece, kind: type[Term], key: str, value: object) -> None:
     """Refuse a value where it stands."""
     from kvsim.techniques.axes.settings import check
 
@@ -255,7 +254,7 @@ def _required(kind: type[Term]) -> bool:
     return False
 
 
-def _value(text: str) -> Any:
+def _value(text: str) -> object:
     if text.lower() in ("true", "false"):
         return text.lower() == "true"
     try:

@@ -5,11 +5,10 @@ Lossy techniques take their quality from it, speculative ones their accepted tok
 """
 
 import json
-from dataclasses import MISSING
+from dataclasses import MISSING, fields
 from datetime import date
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -408,11 +407,11 @@ class _FieldReader:
         rounds = self.integer(f"{where}.rounds", fields["rounds"])
         return Acceptance(technique, temperature, rounds, tuple(reached))
 
-    def fields(self, where: str, item: object, kind: Any) -> dict[str, Any]:
+    def fields(self, where: str, item: object, kind: type) -> dict[str, object]:
         """A record's fields by name: all that must be there, none that is not known."""
         if not isinstance(item, dict):
             raise self.error(where, item, "a JSON object")
-        known = kind.__dataclass_fields__
+        known = {f.name: f for f in fields(kind)}
         for name in item:
             if name not in known:
                 raise unknown(f"field {where or 'on top'}", name, known, f"in {self.file}")
@@ -425,11 +424,11 @@ class _FieldReader:
             found[name] = made.default
         return found
 
-    def items(self, name: str, fields: dict[str, Any]) -> list[tuple[str, object]]:
-        listed = self.list(name, list(fields[name]) if fields[name] == () else fields[name])
+    def items(self, name: str, fields: dict[str, object]) -> list[tuple[str, object]]:
+        listed = self.list(name, [] if fields[name] == () else fields[name])
         return [(f"{name}[{i}]", item) for i, item in enumerate(listed)]
 
-    def list(self, where: str, item: object, length: int | None = None) -> list[Any]:
+    def list(self, where: str, item: object, length: int | None = None) -> list[object]:
         if not isinstance(item, list) or (length is not None and len(item) != length):
             raise self.error(
                 where, item, "a list" + (f" of {length}" if length is not None else "")

@@ -8,7 +8,7 @@ written there. Integers and masks are left out: they say where numbers are.
 """
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from math import prod
 from typing import Any
@@ -24,6 +24,7 @@ WHERE = (torch.bool, torch.int16, torch.int32, torch.int64)
 GATHERS = ("aten::index", "aten::index_select", "aten::gather", "aten::embedding")
 SCATTERS = ("aten::index_put_", "aten::_index_put_impl_", "aten::scatter_", "aten::index_copy_")
 OVERWRITES = ("aten::copy_", "aten::fill_", "aten::zero_")
+Kwargs = Mapping[str, object]
 View = tuple[int, tuple[int, ...], tuple[int, ...], int]
 """Offset, shape, strides, and the size of a number [B]."""
 
@@ -140,7 +141,7 @@ class Footprint(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._note(func, args, kwargs, out)
         return out
 
-    def _note(self, func: Any, args: Any, kwargs: Any, out: Any) -> None:
+    def _note(self, func: Any, args: tuple[Any, ...], kwargs: Kwargs, out: object) -> None:
         given = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}
         fresh = [t for t in _tensors(out) if t.untyped_storage()._cdata not in given]
         self._own |= {self._hold(tensor) for tensor in fresh}
@@ -195,7 +196,7 @@ def _numbers(values: object) -> Iterator[Tensor]:
     return (t for t in _tensors(values) if t.dtype not in WHERE)
 
 
-def _changed(func: Any, args: Any, kwargs: Any) -> Iterator[Tensor]:
+def _changed(func: Any, args: tuple[object, ...], kwargs: Kwargs) -> Iterator[Tensor]:
     """Arguments that a kernel writes to."""
     for i, asked in enumerate(func._schema.arguments):
         if asked.alias_info is not None and asked.alias_info.is_write:

@@ -7,21 +7,22 @@ from math import floor, isfinite
 from typing import Any, Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
-from kvsim.graph import Array
+from kvsim.graph import Array, Number
 
 SHARE_HINT = "; between 0 and 1 a share of each prompt"
 
 
 def param(
-    default: Any,
+    default: object,
     text: str,
     *,
     low: float = 0,
     high: float = 1e9,
-    choices: tuple[Any, ...] = (),
+    choices: tuple[object, ...] = (),
     whole: bool = True,
     share: bool = False,
     gentler: Literal[-1, 0, 1] = 0,
@@ -42,7 +43,7 @@ def param(
     return field(default=default, metadata=about)
 
 
-def check(name: str, key: str, value: Any, about: Any) -> None:
+def check(name: str, key: str, value: object, about: Mapping[str, Any]) -> None:
     """Refuse a value that a technique's parameter does not take.
 
     Parameters
@@ -79,7 +80,7 @@ def check(name: str, key: str, value: Any, about: Any) -> None:
         )
 
 
-def _valid(value: Any, about: Any) -> bool:
+def _valid(value: Any, about: Mapping[str, Any]) -> bool:
     """Whether numbers lie in a parameter's range and are whole where they must be."""
     low, high = about["low"], about["high"]
     if about["share"] and np.any(shared := is_share(value)):
@@ -109,11 +110,11 @@ class Budget:
     least: int = 0
 
     @property
-    def of_each_prompt(self) -> Any:
+    def of_each_prompt(self) -> Number:
         """The shares as they are, for requests of many lengths."""
         return make_axis(*self.shares) if len(self.shares) > 1 else self.shares[0]
 
-    def tokens(self, prompt: int, generate: int) -> Any:
+    def tokens(self, prompt: int, generate: int) -> Number:
         """Return the setting for prompts and answers of given lengths.
 
         Parameters
@@ -151,7 +152,7 @@ def combine(**settings: Sequence[object]) -> tuple[Mapping[str, object], ...]:
     return tuple(found)
 
 
-def is_share(value: Any) -> Any:
+def is_share(value: object) -> bool | NDArray[np.bool_]:
     """Return whether a number of tokens is given as a share of the prompt.
 
     Parameters
@@ -169,7 +170,7 @@ def is_share(value: Any) -> Any:
     return (numbers > 0) & (numbers < 1)
 
 
-def simplify(value: Any) -> Any:
+def simplify(value: object) -> object:
     """Return a value as a Python number without a needless fraction.
 
     Parameters

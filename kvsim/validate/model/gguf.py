@@ -200,7 +200,7 @@ class Gguf:
                 f"model's Hugging Face directory"
             )
 
-    def config(self) -> dict[str, Any]:
+    def config(self) -> dict[str, object]:
         """What a ``config.json`` would say."""
         known = {ours: self._value(theirs) for ours, theirs in GGUF_FIELDS.items()}
         config = {key: value for key, value in known.items() if value is not None}
@@ -248,7 +248,7 @@ class Gguf:
                 numbers = _unpaired(numbers, int(self._value(key)))
         return numbers
 
-    def _value(self, key: str, default: Any = None) -> Any:
+    def _value(self, key: str, default: object = None) -> Any:
         return self._fields.get(f"{self.family}.{key}", default)
 
 
