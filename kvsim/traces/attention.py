@@ -9,6 +9,8 @@ from dataclasses import MISSING, fields
 from datetime import date
 from importlib.resources import files
 from pathlib import Path
+from types import UnionType
+from typing import Any, cast, get_origin, get_type_hints
 
 import numpy as np
 
@@ -306,161 +308,89 @@ def _as_json(value: object) -> object:
     return value
 
 
+RANGES = {"perplexity": (1.0, 1e12), "kl": (0.0, 1e12), "temperature": (0.0, 100.0)}
+"""Of numbers; those that are not listed are shares, from 0 to 1."""
+
+
 class _FieldReader:
-    """Checks a record field by field."""
+    """Makes a record of JSON, field by field, as the annotations of its class say."""
 
     def __init__(self, file: str) -> None:
         self.file = file
 
-    def trace(self, record: object) -> AttentionTrace:
-        given = dict(record) if isinstance(record, dict) else {}
-        if given.pop("format", None) != TRACE_FORMAT:
+    def trace(self, given: object) -> AttentionTrace:
+        """The whole trace, whose lists are as long as its layers and rounds ask for."""
+        plain = dict(given) if isinstance(given, dict) else {}
+        if plain.pop("format", None) != TRACE_FORMAT:
             raise InputError(f'{self.file}: expected a JSON object with "format": "{TRACE_FORMAT}"')
-        fields = self.fields("", given, AttentionTrace)
-        layers = self.integer("layers", fields["layers"])
-        return AttentionTrace(
-            model=self.words("model", fields["model"]),
-            weights=self.words("weights", fields["weights"]),
-            text=self.words("text", fields["text"]),
-            tokens=self.integer("tokens", fields["tokens"]),
-            settings=self.words("settings", fields["settings"]),
-            layers=layers,
-            date=self.day("date", fields["date"]),
-            perplexity=self.number("perplexity", fields["perplexity"], 1.0),
-            quality=tuple(
-                self.quality(where, item) for where, item in self.items("quality", fields)
-            ),
-            retrieval=None if fields["retrieval"] is None else self.retrieval(fields["retrieval"]),
-            top_k=None if fields["top_k"] is None else self.top_k(fields["top_k"], layers),
-            prefetch=tuple(
-                self.prefetch(where, item, layers) for where, item in self.items("prefetch", fields)
-            ),
-            saliency=tuple(
-                self.saliency(where, item, layers) for where, item in self.items("saliency", fields)
-            ),
-            acceptance=tuple(
-                self.acceptance(where, item) for where, item in self.items("acceptance", fields)
-            ),
-        )
+        found: AttentionTrace = self._record("", plain, AttentionTrace)
+        if found.top_k is not None:
+            k, mass = found.top_k.k, found.top_k.mass
+            if not k or list(k) != sorted(set(k)):
+                raise self._error("top_k.k", list(k), "ascending numbers")
+            self._check_length("top_k.mass", mass, found.layers)
+            for layer, row in enumerate(mass):
+                self._check_length(f"top_k.mass[{layer}]", row, len(k))
+                if list(row) != sorted(row):
+                    raise self._error(f"top_k.mass[{layer}]", list(row), "more mass for more pairs")
+        for name, parts in (("prefetch", found.prefetch), ("saliency", found.saliency)):
+            for i, part in enumerate(parts):
+                for each, shares in vars(part).items():
+                    if isinstance(shares, tuple):
+                        self._check_length(f"{name}[{i}].{each}", shares, found.layers)
+        for i, part in enumerate(found.acceptance):
+            self._check_length(f"acceptance[{i}].reached", part.reached, len(GAMMAS))
+            for gamma, row in zip(GAMMAS, part.reached, strict=True):
+                place = f"acceptance[{i}].reached[{gamma - 1}]"
+                self._check_length(place, row, gamma)
+                if list(row) != sorted(row, reverse=True):
+                    expected = "shares that do not rise with the position"
+                    raise self._error(place, list(row), expected)
+        return found
 
-    def quality(self, where: str, item: object) -> Quality:
-        fields = self.fields(where, item, Quality)
-        return Quality(
-            self.words(f"{where}.technique", fields["technique"]),
-            self.number(f"{where}.perplexity", fields["perplexity"], 1.0),
-            self.number(f"{where}.kl", fields["kl"]),
-            None
-            if fields["found"] is None
-            else self.number(f"{where}.found", fields["found"], 0.0, 1.0),
-        )
-
-    def retrieval(self, item: object) -> Retrieval:
-        fields = self.fields("retrieval", item, Retrieval)
-        return Retrieval(
-            self.integer("retrieval.facts", fields["facts"]),
-            self.number("retrieval.found", fields["found"], 0.0, 1.0),
-        )
-
-    def top_k(self, item: object, layers: int) -> TopK:
-        fields = self.fields("top_k", item, TopK)
-        k = tuple(self.integer("top_k.k", one) for one in self.list("top_k.k", fields["k"]))
-        if not k or list(k) != sorted(set(k)):
-            raise self.error("top_k.k", fields["k"], "ascending numbers")
-        mass = [
-            self.shares(f"top_k.mass[{layer}]", row, len(k))
-            for layer, row in enumerate(self.list("top_k.mass", fields["mass"], layers))
-        ]
-        for layer, row in enumerate(mass):
-            if list(row) != sorted(row):
-                raise self.error(f"top_k.mass[{layer}]", list(row), "more mass for more pairs")
-        return TopK(k, tuple(mass))
-
-    def prefetch(self, where: str, item: object, layers: int) -> Prefetch:
-        fields = self.fields(where, item, Prefetch)
-        return Prefetch(
-            self.integer(f"{where}.k", fields["k"]),
-            self.integer(f"{where}.bits", fields["bits"]),
-            self.shares(f"{where}.pairs", fields["pairs"], layers),
-            self.shares(f"{where}.mass", fields["mass"], layers),
-        )
-
-    def saliency(self, where: str, item: object, layers: int) -> Saliency:
-        fields = self.fields(where, item, Saliency)
-        return Saliency(
-            self.number(f"{where}.salient", fields["salient"], 0.0, 1.0),
-            self.number(f"{where}.probe", fields["probe"], 0.0, 1.0),
-            self.shares(f"{where}.overlap", fields["overlap"], layers),
-        )
-
-    def acceptance(self, where: str, item: object) -> Acceptance:
-        fields = self.fields(where, item, Acceptance)
-        rows = self.list(f"{where}.reached", fields["reached"], len(GAMMAS))
-        reached = []
-        for gamma, row in zip(GAMMAS, rows, strict=True):
-            place = f"{where}.reached[{gamma - 1}]"
-            shares = self.shares(place, row, gamma)
-            if list(shares) != sorted(shares, reverse=True):
-                raise self.error(place, list(shares), "shares that do not rise with the position")
-            reached.append(shares)
-        technique = self.words(f"{where}.technique", fields["technique"])
-        temperature = self.number(f"{where}.temperature", fields["temperature"], 0.0, 100.0)
-        rounds = self.integer(f"{where}.rounds", fields["rounds"])
-        return Acceptance(technique, temperature, rounds, tuple(reached))
-
-    def fields(self, where: str, item: object, kind: type) -> dict[str, object]:
-        """A record's fields by name: all that must be there, none that is not known."""
+    def _record(self, where: str, item: object, kind: type) -> Any:
+        """A record of a class: all fields that must be there, none that is not known."""
         if not isinstance(item, dict):
-            raise self.error(where, item, "a JSON object")
-        known = {f.name: f for f in fields(kind)}
+            raise self._error(where, item, "a JSON object")
+        hints, known = get_type_hints(kind), {f.name: f for f in fields(kind)}
         for name in item:
             if name not in known:
                 raise unknown(f"field {where or 'on top'}", name, known, f"in {self.file}")
-        found = dict(item)
         for name, made in known.items():
-            if name in found:
-                continue
-            if made.default is MISSING:
+            if name not in item and made.default is MISSING:
                 raise InputError(f"{self.file}, {where or 'on top'}: {name!r} is missing; add it")
-            found[name] = made.default
-        return found
+        path = f"{where}." if where else ""
+        return kind(**{name: self._value(path + name, item[name], hints[name]) for name in item})
 
-    def items(self, name: str, fields: dict[str, object]) -> list[tuple[str, object]]:
-        listed = self.list(name, [] if fields[name] == () else fields[name])
-        return [(f"{name}[{i}]", item) for i, item in enumerate(listed)]
+    def _value(self, where: str, item: object, hint: Any) -> object:
+        if isinstance(hint, UnionType):
+            return None if item is None else self._value(where, item, hint.__args__[0])
+        if get_origin(hint) is tuple:
+            if not isinstance(item, list):
+                raise self._error(where, item, "a list")
+            inner = hint.__args__[0]
+            return tuple(self._value(f"{where}[{i}]", one, inner) for i, one in enumerate(item))
+        if hint is str and not (isinstance(item, str) and item.strip() and item.isprintable()):
+            raise self._error(where, item, "text in one line")
+        if hint is int and not (type(item) is int and 1 <= item <= 10**9):
+            raise self._error(where, item, "a whole number from 1 to 1e9")
+        if hint is float:
+            least, most = RANGES.get(where.rpartition(".")[2], (0.0, 1.0))
+            if not (type(item) in (int, float) and least <= cast(float, item) <= most):
+                raise self._error(where, item, f"a number from {least:g} to {most:g}")
+            return float(cast(float, item))
+        if hint is date:
+            try:
+                return date.fromisoformat(cast(str, item))
+            except (TypeError, ValueError):
+                raise self._error(where, item, "a day as 2026-11-21") from None
+        return self._record(where, item, hint) if hasattr(hint, "__dataclass_fields__") else item
 
-    def list(self, where: str, item: object, length: int | None = None) -> list[object]:
-        if not isinstance(item, list) or (length is not None and len(item) != length):
-            raise self.error(
-                where, item, "a list" + (f" of {length}" if length is not None else "")
-            )
-        return item
+    def _check_length(self, where: str, given: tuple[object, ...], length: int) -> None:
+        if len(given) != length:
+            raise self._error(where, _as_json(given), f"a list of {length}")
 
-    def shares(self, where: str, item: object, length: int) -> tuple[float, ...]:
-        listed = self.list(where, item, length)
-        return tuple(self.number(f"{where}[{i}]", one, 0.0, 1.0) for i, one in enumerate(listed))
-
-    def number(self, where: str, item: object, least: float = 0.0, most: float = 1e12) -> float:
-        if type(item) not in (int, float) or not least <= item <= most:  # type: ignore[operator]
-            raise self.error(where, item, f"a number from {least:g} to {most:g}")
-        return float(item)  # type: ignore[arg-type]
-
-    def integer(self, where: str, item: object) -> int:
-        if type(item) is not int or not 1 <= item <= 10**9:
-            raise self.error(where, item, "a whole number from 1 to 1e9")
-        return item
-
-    def words(self, where: str, item: object) -> str:
-        if not isinstance(item, str) or not item.strip() or not item.isprintable():
-            raise self.error(where, item, "text in one line")
-        return item
-
-    def day(self, where: str, item: object) -> date:
-        try:
-            return date.fromisoformat(item)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
-            raise self.error(where, item, "a day as 2026-11-21") from None
-
-    def error(self, where: str, item: object, expected: str) -> InputError:
+    def _error(self, where: str, item: object, expected: str) -> InputError:
         got = repr(item)
         got = got if len(got) <= 60 else f"{got[:57]}..."
         return InputError(f"{self.file}, {where or 'on top'}: got {got}; expected {expected}")
