@@ -44,7 +44,42 @@ EAGLE3_HEADS = {
     "Qwen/Qwen3-30B-A3B": "AngelSlim/Qwen3-a3B_eagle3",
     "Qwen/Qwen3-235B-A22B": "nvidia/Qwen3-235B-A22B-Eagle3",
 }
-"""Published heads by the model that they were trained for (github.com/SafeAILab/EAGLE, README)."""
+HEADS: Mapping[str, Mapping[str, str]] = {
+    "eagle": EAGLE3_HEADS,  # both stand for EAGLE-3
+    "eagle3": EAGLE3_HEADS,
+    "eagle2": {
+        "meta-llama/Meta-Llama-3-8B-Instruct": "yuhuili/EAGLE-LLaMA3-Instruct-8B",
+        "meta-llama/Meta-Llama-3-70B-Instruct": "yuhuili/EAGLE-LLaMA3-Instruct-70B",
+        "meta-llama/Llama-3.1-8B-Instruct": "yuhuili/EAGLE-LLaMA3.1-Instruct-8B",
+        "mistralai/Mixtral-8x7B-Instruct-v0.1": "yuhuili/EAGLE-mixtral-instruct-8x7B",
+        "Qwen/Qwen2-7B-Instruct": "yuhuili/EAGLE-Qwen2-7B-Instruct",
+        "Qwen/Qwen2-72B-Instruct": "yuhuili/EAGLE-Qwen2-72B-Instruct",
+    },
+    "p-eagle": {
+        "openai/gpt-oss-20b": "amazon/gpt-oss-20b-p-eagle",
+        "openai/gpt-oss-120b": "amazon/gpt-oss-120b-p-eagle-long-context",
+    },
+    "dflash": {
+        "meta-llama/Llama-3.1-8B-Instruct": "z-lab/LLaMA3.1-8B-Instruct-DFlash-UltraChat",
+        "MiniMaxAI/MiniMax-M2.5": "z-lab/MiniMax-M2.5-DFlash",
+        "moonshotai/Kimi-K2.5": "z-lab/Kimi-K2.5-DFlash",
+        "openai/gpt-oss-20b": "z-lab/gpt-oss-20b-DFlash",
+        "openai/gpt-oss-120b": "z-lab/gpt-oss-120b-DFlash",
+        "Qwen/Qwen3-4B": "z-lab/Qwen3-4B-DFlash-b16",
+        "Qwen/Qwen3-8B": "z-lab/Qwen3-8B-DFlash-b16",
+        "Qwen/Qwen3-Coder-30B-A3B-Instruct": "z-lab/Qwen3-Coder-30B-A3B-DFlash",
+        "Qwen/Qwen3.5-27B": "z-lab/Qwen3.5-27B-DFlash",
+        "Qwen/Qwen3.5-35B-A3B": "z-lab/Qwen3.5-35B-A3B-DFlash",
+        "Qwen/Qwen3.5-122B-A10B": "z-lab/Qwen3.5-122B-A10B-DFlash",
+        "Qwen/Qwen3.6-27B": "z-lab/Qwen3.6-27B-DFlash",
+        "Qwen/Qwen3.6-35B-A3B": "z-lab/Qwen3.6-35B-A3B-DFlash",
+    },
+}
+"""Published heads by method and by the model that they were trained for.
+
+EAGLE's stand at github.com/SafeAILab/EAGLE, P-EAGLE's on the cards at huggingface.co/amazon, and
+DFlash's at github.com/z-lab/dflash.
+"""
 
 NO_DRAFT_MODEL = ("mtp", "ngram", "suffix")  # drafts that take no model of their own
 LOOKUP_TOKENS = 3  # last tokens that n-grams match at most, as in the engines' examples
@@ -163,13 +198,13 @@ def _name_drafter(s: Served, settings: EngineSettings, drafting: str) -> str:
     if drafting == "draft":
         model = load_model(str(s.terms[drafting].settings["model"]))
         return model.repository or model.name
-    if drafting in ("eagle", "eagle3"):  # both stand for EAGLE-3
-        if s.model in EAGLE3_HEADS:
-            return EAGLE3_HEADS[s.model]
-        tuned = f"{s.model}-Instruct"
-        if tuned in EAGLE3_HEADS:
-            settings.lack(f"a head of {s.model}: this one was trained for {tuned}, so serve that")
-            return EAGLE3_HEADS[tuned]
+    heads = HEADS.get(drafting, {})
+    if s.model in heads:
+        return heads[s.model]
+    found = next((tuned for tuned in heads if tuned.startswith(f"{s.model}-Instruct")), "")
+    if found:
+        settings.lack(f"a head of {s.model}: this one was trained for {found}, so serve that")
+        return heads[found]
     settings.lack(f"a draft head of {s.model}: put one trained for it in place of {DRAFT_MODEL}")
     return DRAFT_MODEL
 

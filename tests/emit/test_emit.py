@@ -102,6 +102,24 @@ def test_heads_are_named_where_one_is_published(engine: str) -> None:
     assert any("in place of DRAFT_MODEL" in what for what in unknown.missing)
 
 
+@pytest.mark.parametrize(
+    ("engine", "technique", "model", "head"),
+    [
+        ("vllm", "dflash", "openai/gpt-oss-20b", "z-lab/gpt-oss-20b-DFlash"),
+        ("sglang", "dflash", "Qwen/Qwen3-8B", "z-lab/Qwen3-8B-DFlash-b16"),
+        ("vllm", "p-eagle", "openai/gpt-oss-20b", "amazon/gpt-oss-20b-p-eagle"),
+        ("sglang", "eagle2", "Qwen/Qwen2-7B-Instruct", "yuhuili/EAGLE-Qwen2-7B-Instruct"),
+    ],
+)
+def test_heads_of_other_methods_are_named(
+    engine: str, technique: str, model: str, head: str
+) -> None:
+    found = emit(engine, served(technique, model=model))
+    assert head in found.text
+    assert not [what for what in found.missing if "DRAFT_MODEL" in what]
+    assert "DRAFT_MODEL" in emit(engine, served(technique, model="Qwen/Qwen3-0.6B")).text
+
+
 def test_looked_up_drafts_match_one_token_or_more() -> None:
     text = emit("vllm", served("ngram:gamma=3,acceptance=0.5")).text
     assert '"prompt_lookup_max": 3, "prompt_lookup_min": 1' in text

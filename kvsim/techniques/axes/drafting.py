@@ -221,7 +221,10 @@ class Rounds(Drafting):
         times = deployment.stack.drafts
         fixed = times.round + times.sequence * point.batch
         fixed = fixed + times.tree * self.branching
-        return (Op("round", fixed=fixed, launches=0.0),) if np.any(np.asarray(fixed) > 0) else ()
+        if not np.any(np.asarray(fixed) > 0):
+            return ()
+        # the host compares, and issues the next pass once it knows which drafts stay
+        return (Op("round", fixed=fixed, launches=0.0, sync=deployment.stack.eager),)
 
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
         """Nothing is taken for granted about how many drafts are accepted."""

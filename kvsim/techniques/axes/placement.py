@@ -55,7 +55,10 @@ class HostPlacement(Placement):
 
     name = "place"
     preset = False
-    launches = Launches(prefill={"attn": 4, "store_inputs": 3}, decode={"attn": 1, "recompute": 11})
+    launches = Launches(
+        prefill={"attn": 4, "store_inputs": 3},
+        decode={"attn": 1, "recompute": 2, "place_recomputed": 9},
+    )
 
     host_share: Number = param(0, "share of cached tokens on the host", high=1, whole=False)
     split: Number | str = param(

@@ -47,6 +47,9 @@ from kvsim.techniques.axes.settings import param
 from kvsim.techniques.axes.storage import PACKED_ON_HOST, packed_on_host
 
 ZERO: Number = 0.0
+GATHERED = 2  # accesses of layer inputs while they are joined to rows of one product
+TURNED = 10  # of keys while they get positions: two products, a negated half, its joining, a sum
+PLACED = 4  # of keys and values: sorted by head, then copied to where attention reads
 LARGE_GRID = 2**12  # points from which on two searches at once no longer fit into the CPU's cache
 SPLIT_TOLERANCE = 1e-3  # share of a step's time that a chosen split may leave on the table
 
@@ -149,7 +152,12 @@ class Place(HostPlacement):
         product = ops.gemm(d, "recompute", p.batch * split, matrix, after=("load_inputs",))
         wanted = np.asarray(split) > 0
         # the paper's OPT models learn positions; elsewhere recomputed keys get theirs once more
-        rotated = 0.0 if m.learned_positions else 2 * ops.FP16_BYTES * m.k_width * p.batch * split
+        keys = 0.0 if m.learned_positions else ops.FP16_BYTES * m.k_width * p.batch * split
+        rotated, placed = 2.0 * keys, list[Op]()
+        if d.stack.time.counted_launches:  # kernels of PyTorch turn and place, one after another
+            both = ops.kv_bytes(m, p.batch * split)
+            moved = GATHERED * ops.FP16_BYTES * states + TURNED * keys + PLACED * both
+            rotated, placed = 0.0, [Op("place_recomputed", bytes={"hbm": moved})]
         recompute = replace(product, bytes={"hbm": (product.bytes["hbm"] + rotated) * wanted})
         merged: Number = 0.0
         if d.stack.offload.merge_passes:  # both parts are copied into one buffer
@@ -165,6 +173,7 @@ class Place(HostPlacement):
             self.load(at, rest),
             *(replace(op, after=("load_inputs",)) for op in inputs),
             recompute,
+            *placed,
             *(replace(op, after=("load_kv",)) for op in widened),
             Op("merge", bytes={"hbm": merged}, after=("load_kv",)),
         ]

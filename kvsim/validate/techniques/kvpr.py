@@ -38,9 +38,10 @@ from kvsim.errors import InputError
 from kvsim.graph import Array, Point
 from kvsim.models.model import LayerShape
 from kvsim.techniques.axes.base import LayerPass
+from kvsim.techniques.papers.kvpr import GATHERED, PLACED, TURNED, choose_split
 from kvsim.techniques.papers.kvpr import Place as Settings
-from kvsim.techniques.papers.kvpr import choose_split
 from kvsim.validate.counter import NullCounter, OpRecord
+from kvsim.validate.model.architecture import rotate
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.parts.base import Resident
 from kvsim.validate.parts.prefetch import HostRows, TokenTables
@@ -133,14 +134,18 @@ class Kvpr(HostRows):
         if turns:
             turns = (turns[0][:, :, :split], turns[1][:, :, :split])
         with note.op("recompute") as record:
-            both = decoder.keys_values(layer, x, turns)
+            both = decoder.keys_values(layer, x, None)
             matrix = decoder.weights.layers[layer].qkv.rows(-self.run.model.kv_width)
             record.reads(x, *matrix.tensors())
             record.writes(*both)
-            if turns:
-                record.reads(both[0])
-                record.writes(both[0])
-            for table, new in zip(tables, both, strict=True):
+        with note.op("place_recomputed") as record:
+            for tensors, accesses in (((x,), GATHERED), (both[:1], TURNED * bool(turns)),
+                                      (both, PLACED)):  # fmt: skip
+                for _ in range(accesses // 2):
+                    record.reads(*tensors)
+                    record.writes(*tensors)
+            keys = rotate(both[0], *turns) if turns else both[0]
+            for table, new in zip(tables, (keys, both[1]), strict=True):
                 table[part] = new.flatten(0, 1).transpose(0, 1)
 
     def resident(self) -> Resident:
