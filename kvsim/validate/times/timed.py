@@ -183,7 +183,8 @@ class LayerWatch:
     """Looks at a clock whenever a layer of a round ends, for what layers take undisturbed.
 
     A busy machine interrupts a round every few milliseconds, and what runs in between leaves cold
-    caches behind. So the layers behind the first count as most of those that it leaves alone.
+    caches behind. So layers behind the first count as those that it leaves alone, and so does what
+    rounds do besides them.
 
     Parameters
     ----------
@@ -219,7 +220,7 @@ class LayerWatch:
         self._passes = []
 
     def undisturbed(self, computing: Sequence[float]) -> list[float]:
-        """What rounds take if nothing disturbs the layers behind the first. [s]
+        """What rounds take if nothing disturbs the layers behind the first, or the rest. [s]
 
         Parameters
         ----------
@@ -228,10 +229,13 @@ class LayerWatch:
         """
         if {len(some) for some in self._rounds} != {1}:  # passes of several kinds
             return list(computing)
+        sums = [sum(layers) for (layers,) in self._rounds]
+        others = [took - inside for took, inside in zip(computing, sums, strict=True)]
         layer = undisturbed([took for (layers,) in self._rounds for took in layers])
+        other = undisturbed(others)
         return [
-            took - max(0.0, sum(layers) - layer * len(layers))
-            for took, (layers,) in zip(computing, self._rounds, strict=True)
+            min(inside, layer * len(layers)) + min(outside, other)
+            for inside, outside, (layers,) in zip(sums, others, self._rounds, strict=True)
         ]
 
 
