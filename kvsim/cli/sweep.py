@@ -6,6 +6,6 @@ from kvsim.cli.command import Call, command
 @command("sweep")
 def sweep(call: Call) -> None:
     """Compute a grid on this machine or a Dask cluster."""
-    from kvsim.api.sweeps import run_sweep
+    from kvsim.api.predictions import run_sweep
 
     call.write(run_sweep(**call.options))

@@ -20,8 +20,7 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from kvsim.errors import InputError, first_line
-from kvsim.sweeps.chunks import SweepChunk
-from kvsim.sweeps.evaluate import compute
+from kvsim.sweeps.chunks import SweepChunk, compute
 from kvsim.sweeps.store import SharedFolder
 from kvsim.version import __version__
 

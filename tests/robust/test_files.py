@@ -363,7 +363,7 @@ ALLOWED: dict[str, set[str]] = {
     "cli/session.py": {"open"},  # SessionState.open
     "solver.py": {"open"},  # the null device, in place of a solver's output
     "evidence/logs.py": {"read_table"},  # after check_input
-    "sweeps/evaluate.py": {"write_table"},  # into memory
+    "sweeps/chunks.py": {"write_table"},  # into memory
     "sweeps/store.py": {"write_bytes"},  # a draft
     "cli/ends.py": {"open"},  # the null device, in place of a closed stream
     "api/calibrations.py": {"open"},  # Log.open

@@ -14,14 +14,13 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
-from kvsim.api.sweeps import run_sweep
+from kvsim.api.predictions import run_sweep
 from kvsim.errors import InputError
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.prediction.generate import Prediction
-from kvsim.sweeps.chunks import SweepChunk, divide_sweep
-from kvsim.sweeps.evaluate import compute
+from kvsim.sweeps.chunks import SweepChunk, compute, divide_sweep
 from kvsim.sweeps.spec import Spec, read
 from kvsim.sweeps.store import ResultStore
 from kvsim.sweeps.workers import (
