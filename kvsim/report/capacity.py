@@ -14,7 +14,6 @@ from kvsim.report import evidence
 from kvsim.report.answer import MAX_VERDICT_WORDS, Answer, verdict
 from kvsim.report.capacity_charts import draw_fleet
 from kvsim.report.capacity_fields import (
-    list_assumptions,
     make_fields,
     name_replicas,
     price_per_million,
@@ -56,15 +55,8 @@ def make_result(
     for replica, settings in zip(fields["fleet"], engines, strict=True):
         replica["settings"] = list(settings)
     ground = evidence.describe_basis(fields["basis"])
-    loads, others = _load_table(fields), _other_load_table(fields)
-    alternatives = _fleets_table(fields["alternatives"], "for comparison")
-    limits = _fleets_table(fields["limits"], "what limits cost")
-    titles = {
-        "Other loads, and a loss": loads,
-        "Other fleets": alternatives,
-        "What limits and targets cost": limits,
-        "What other loads need": others,
-    }
+    loads = replace(_load_table(fields), title="Other loads, and a loss")
+    fleets = replace(_fleets_table(_list_cases(fields)), title="Other fleets, loads and limits")
     details = {
         "Who serves which requests": _class_table(fields),
         "Every replica that was considered": _considered_table(fields),
@@ -79,10 +71,10 @@ def make_result(
         fields,
         answer,
         fields["fleet"],
-        tables=[_fleet_table(fields), *(replace(t, title=title) for title, t in titles.items())],
+        tables=[_fleet_table(fields), loads, fleets],
         blocks=[*_list_blocks(fields), *paste_blocks(pastes)],
         more=[
-            *_separate([loads, others, alternatives, limits]),
+            *_separate([replace(table, title="") for table in (loads, fleets)]),
             BLANK,
             *_describe_prices(fields),
             _describe_search(fields),
@@ -99,16 +91,7 @@ def make_result(
 
 def _list_blocks(fields: Row) -> list[Block]:
     """The decision, the fleet, what it is compared with, and how sure it is."""
-    shown = [_fleet_table(fields), *_schedule_tables(fields), _case_table(fields)]
-    lines = [
-        *_describe_robustness(fields),
-        *_describe_prefixes(fields),
-        *fields["assumed"],
-        *_describe_sellers(fields),
-        _describe_power(fields),
-        _describe_reserved(fields),
-        _describe_certainty(fields),
-    ]
+    shown = [_fleet_table(fields), *_schedule_tables(fields), _fleets_table(_dearer_cases(fields))]
     return [
         Heading(fields["answer"]),
         *_describe_shortfall(fields),
@@ -116,8 +99,22 @@ def _list_blocks(fields: Row) -> list[Block]:
         *_describe_classes(fields),
         *_separate(shown),
         BLANK,
-        *filter(None, lines),
+        *_describe_robustness(fields),
+        *_list_lines(fields),
+        *filter(None, [_describe_certainty(fields)]),
     ]
+
+
+def _list_lines(fields: Row) -> list[str]:
+    """What the fleet rests on, which its page says, too."""
+    lines = [
+        *_describe_prefixes(fields),
+        *fields["assumed"],
+        *_describe_sellers(fields),
+        _describe_power(fields),
+        _describe_reserved(fields),
+    ]
+    return [line for line in lines if line]
 
 
 def _separate(tables: Sequence[Table]) -> list[Block]:
@@ -167,14 +164,20 @@ def _describe_asked_targets(answer: CapacityAnswer) -> str:
 
 def _list_remarks(row: Row, answer: CapacityAnswer) -> list[str]:
     """What the page says under the pictures."""
+    memory = ", ".join(sorted({f"{100 * r['gpu_memory_utilization']:.0f} %" for r in row["fleet"]}))
+    first = row["fleet"][0]
     return [
         *_describe_classes(row),
         _demand_note(answer),
         f"Time to first token: {_waits_note(row, 'ttft_s')}.",
         f"Time per token: {_waits_note(row, 'tpot_s')}.",
-        *_describe_prefixes(row),
+        *_list_lines(row),
         *_describe_prices(row),
-        *_assumptions(row, answer),
+        _describe_search(row),
+        f"Among replicas of a kind, requests are routed {first['route']}.",
+        f"Engines use {memory} of GPU memory; a pass holds at most {first['max_tokens']} tokens.",
+        "Not modelled: time to load a model, failures while serving, and networks between "
+        "replicas, except for KV caches that are transferred.",
     ]
 
 
@@ -195,23 +198,6 @@ def _waits_note(row: Row, name: str) -> str:
     times = row["simulated"][name]
     known = {k: v for k, v in times.items() if k != "at_target" and v is not None}
     return ", ".join(f"{k} {_format_wait(v)}" for k, v in known.items())
-
-
-def _assumptions(row: Row, answer: CapacityAnswer) -> list[str]:
-    """What the answer rests on, with where it comes from."""
-    memory = ", ".join(sorted({f"{100 * r['gpu_memory_utilization']:.0f} %" for r in row["fleet"]}))
-    return [
-        _describe_search(row),
-        *filter(None, (_describe_certainty(row), _describe_reserved(row), _describe_power(row))),
-        *list_assumptions(answer),
-        f"Among replicas of a kind, requests are routed {row['fleet'][0]['route']}.",
-        f"Engines use {memory} of GPU memory; a pass holds at most "
-        f"{row['fleet'][0]['max_tokens']} tokens.",
-        *_describe_sellers(row),
-        "Not modelled: time to load a model, failures while serving, and networks between "
-        "replicas, "
-        "except for KV caches that are transferred.",
-    ]
 
 
 def describe_fleet(answer: CapacityAnswer) -> str:
@@ -487,17 +473,21 @@ def _needed(answer: Row) -> str:
     return f"USD/h it needs: with the targets met {' and '.join(asked)} too, as you asked"
 
 
-def _case_table(answer: Row) -> Table:
-    """The one table of other fleets that a terminal shows: those that cost another price."""
-    cases = [*answer["alternatives"], *answer["fleet_at_load"].values(), *answer["limits"]]
+def _list_cases(answer: Row) -> list[Row]:
+    """Other fleets: of other GPUs, for other loads, and without a limit."""
+    return [*answer["alternatives"], *answer["fleet_at_load"].values(), *answer["limits"]]
+
+
+def _dearer_cases(answer: Row) -> list[Row]:
+    """Some of the other fleets: those that cost another price."""
     told = {(_name_fleet(answer), answer["usd_per_hour"])}
     rows = []
-    for case in cases:
+    for case in _list_cases(answer):
         same = case["fleet"], case["usd_per_hour"]
         if case["fleet"] is None or same not in told:
             rows.append(case)
         told.add(same)
-    return _fleets_table(rows[:MAX_CASES], "instead")
+    return rows[:MAX_CASES]
 
 
 def _describe_robustness(answer: Row) -> list[str]:
@@ -522,14 +512,6 @@ def _shorten(name: str) -> str:
     return FULL_KV.sub("", name)
 
 
-def _other_load_table(answer: Row) -> Table:
-    """The fleets that other loads need."""
-    rows = list(answer["fleet_at_load"].values())
-    if answer["planned_for"]["load"] != 1:
-        rows = [{**x, "name": x["name"].replace("the load", "that load")} for x in rows]
-    return _fleets_table(rows, "a fleet for")
-
-
 def _describe_prices(answer: Row) -> list[str]:
     """Say at which price another GPU would be chosen."""
     said = [
@@ -540,10 +522,10 @@ def _describe_prices(answer: Row) -> list[str]:
     return [f"Break-even prices per GPU and hour: {'; '.join(said)}."] if said else []
 
 
-def _fleets_table(rows: list[Row], head: str) -> Table:
+def _fleets_table(rows: list[Row]) -> Table:
     """Other fleets and how much dearer they are."""
     columns = [
-        text_column(head, "name"),
+        text_column("instead", "name"),
         text_column("fleet", lambda a: _shorten(a["fleet"] or a["reason"])),
         Column("USD/h", "usd_per_hour", usd),
         Column("cost", "dearer", lambda x: "" if x is None else f"{round(100 * x) + 0:+d} %"),
