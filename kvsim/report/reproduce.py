@@ -18,7 +18,7 @@ from kvsim.report.colours import PALETTE
 from kvsim.report.json import Row, number
 from kvsim.report.pictures import DOWNWARDS, GREY, RED, Chart
 from kvsim.report.result import Result
-from kvsim.report.table import Column, Table, cells_table, percent_column, text_column
+from kvsim.report.table import Column, Table, percent_column, text_column
 from kvsim.report.terminal import BLANK, Block, Terminal
 from kvsim.report.units import format_number
 
@@ -31,10 +31,6 @@ LOOKS = (
 USES = tuple(use for use, *_ in LOOKS)
 SHOWN = 40  # rows printed; JSON and page have all
 MAX_TABLES_DRAWN = 20  # tables in one picture
-SCORE_COLUMNS = (
-    *("paper", "table", "metric", "rows", "fitted", "held out", "with anomalies", "skill"),
-)
-MECHANISM_COLUMNS = ("held out", "which", "rows", "mean / worst")
 
 
 def make_result(
@@ -53,7 +49,7 @@ def make_result(
     pairs = list(zip(rows, predicted, strict=True))
     plain = [_row(row, value) for row, value in pairs]
     mechanisms = summarise_mechanisms(pairs)
-    fields = {
+    fields: Row = {
         "answer": answer.row(),
         "rows": plain,
         "tables": [_plain_score(s) for s in scores],
@@ -62,12 +58,17 @@ def make_result(
             for (of, which), (count, mean, worst) in mechanisms.items()
         ],
     }
-    heads = [
-        (*key, str(count), _pair(mean, worst)) for key, (count, mean, worst) in mechanisms.items()
-    ]
-    title = "Held-out times by mechanism, in %"
-    by_kind = cells_table(MECHANISM_COLUMNS, heads, 2, "0000", title)
-    tables = [_score_table(scores), by_kind]
+    by_kind = Table(
+        [
+            text_column("held out", "of"),
+            text_column("which", "which"),
+            Column("rows", "rows"),
+            Column("mean / worst", "mean", write=lambda row: _pair(row["mean"], row["worst"])),
+        ],
+        fields["mechanisms"],
+        "Held-out times by mechanism, in %",
+    )
+    tables = [_score_table(fields["tables"]), by_kind]
     blocks: list[Block] = [*answer.head(), _worst_table(pairs), BLANK, tables[0]]
     if by_kind.rows:
         blocks += [BLANK, by_kind]
@@ -106,7 +107,11 @@ def to_markdown(result: Result[list[Score]]) -> str:
 
 def _markdown(table: Table) -> str:
     heads = [column.heading for column in table.columns]
-    lines = [heads, ["---"] * len(heads), *(row["cells"] for row in table.rows)]
+    lines = [
+        heads,
+        ["---"] * len(heads),
+        *([c.show(row) for c in table.columns] for row in table.rows),
+    ]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
@@ -134,11 +139,13 @@ def _plain_score(s: Score) -> Row:
 
 
 def _percent(value: float) -> str:
-    return "-" if value != value else f"{100 * value:.1f}"
+    return f"{100 * value:.1f}"
 
 
-def _pair(mean: float, worst: float) -> str:
-    return f"{_percent(mean)} / {_percent(worst)}" if mean == mean else "-"
+def _pair(mean: float | None, worst: float | None) -> str:
+    if mean is None or worst is None or mean != mean:
+        return units.DASH
+    return f"{_percent(mean)} / {_percent(worst)}"
 
 
 def _worst_table(pairs: Sequence[tuple[PublishedRow, float]]) -> Table:
@@ -161,17 +168,22 @@ def _worst_table(pairs: Sequence[tuple[PublishedRow, float]]) -> Table:
     return Table(columns, worst, title, lambda r: r["technique"].partition(":")[2])
 
 
-def _score_table(scores: Sequence[Score]) -> Table:
-    """Make the table of errors of published tables."""
-    cells = [
-        (
-            *(s.paper, s.table, s.metric, str(s.rows)),
-            *(_pair(*errors) for errors in (s.fitted, s.held_out, s.with_anomalies)),
-            "-" if s.skill != s.skill else f"{s.skill:.2f}",
-        )
-        for s in scores
+def _score_table(scores: Sequence[Row]) -> Table:
+    """Errors of published tables, a line per score."""
+
+    def pairs(heading: str, key: str, rank: int) -> Column:
+        names = f"{key}_mean", f"{key}_worst"
+        return Column(heading, names[0], rank=rank, write=lambda row: _pair(*map(row.get, names)))
+
+    columns = [
+        *map(text_column, ("paper", "table", "metric"), ("paper", "table", "metric")),
+        Column("rows", "rows", rank=1),
+        pairs("fitted", "fitted", 0),
+        pairs("held out", "held_out", 0),
+        pairs("with anomalies", "with_anomalies", 2),
+        Column("skill", "skill", lambda x: units.DASH if x is None else f"{x:.2f}", 3),
     ]
-    return cells_table(SCORE_COLUMNS, cells, 3, "00010023", "Errors in %, mean / worst")
+    return Table(columns, scores, "Errors in %, mean / worst")
 
 
 def fit_to_rows(rows: list[PublishedRow], name: str, source: str) -> str:
