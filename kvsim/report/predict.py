@@ -465,12 +465,9 @@ def figures(row: Row) -> Row:
     Row
         Technique, times, rates, memory and their ranges.
     """
-    keys = ("batch", "ttft_s", "tpot_s", "decode_tok_s", "output_tok_s", "gpu_bytes", "host_bytes")
-    return {
-        "technique": row["notation"],
-        **{key: row[key] for key in keys},
-        "ranges": row["ranges"],
-    }
+    times = "ttft_s", "tpot_s", "decode_tok_s", "output_tok_s"
+    keys = "batch", *times, "gpu_bytes", "host_bytes", "ranges"
+    return {"technique": row["notation"], **{key: row[key] for key in keys}}
 
 
 def _find_fastest(rows: Sequence[Row]) -> Row:

@@ -9,7 +9,7 @@ from kvsim.quality.planfile import PlanFile
 from kvsim.quality.settings import PERPLEXITY
 from kvsim.report.answer import Answer
 from kvsim.report.answer import verdict as paragraph
-from kvsim.report.json import number
+from kvsim.report.json import number, pick
 from kvsim.report.result import Result
 from kvsim.report.table import cells_table
 from kvsim.report.terminal import BLANK, Heading
@@ -74,9 +74,7 @@ def make_result(found: PlanRun, command: str = "") -> Result[PlanRun]:
         "technique": str(plan.technique),
         "model": plan.model,
         "title": found.title,
-        "batch": found.work.batch,
-        "prompt": found.work.prompt,
-        "generate": found.work.generate,
+        **pick(found.work, "batch", "prompt", "generate"),
         "loss": {
             "evidence": plan.evidence,
             "unit": plan.unit,
@@ -87,13 +85,7 @@ def make_result(found: PlanRun, command: str = "") -> Result[PlanRun]:
             "measured_kl_nat": None if loss is None else number(loss.divergence),
             "holds": found.holds,
         },
-        "times": [
-            {
-                "name": m.name,
-                **{key: number(getattr(m, key)) for key in ("predicted", "measured", "noise")},
-            }
-            for m in found.times
-        ],
+        "times": [pick(m, "name", "predicted", "measured", "noise") for m in found.times],
         "left_out": found.left_out,
     }
     rows = [_row(m) for m in found.times]

@@ -141,13 +141,7 @@ def _name_point(model: str, layers: int, batch: int, prompt: int) -> str:
 
 
 def _measured_row(m: "Measured") -> Row:
-    return {
-        "name": m.name,
-        "predicted": m.predicted,
-        "measured": m.measured,
-        "error": m.error,
-        "noise": m.noise,
-    }
+    return {name: getattr(m, name) for name in ("name", "predicted", "measured", "error", "noise")}
 
 
 def _finite(value: float) -> object:
