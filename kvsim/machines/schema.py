@@ -154,7 +154,7 @@ def inspect(file: Traversable, schema: Schema) -> tuple[Profile, list[InputError
 def _of_tables(sources: dict[str, object], document: Mapping[str, Any]) -> dict[str, object]:
     """Sources by key; entries without one inherit the source of their table."""
     found = {key: text for key, text in sources.items() if not isinstance(document.get(key), dict)}
-    for table in sources.keys() - found.keys():
+    for table in [name for name in sources if name not in found]:
         for key in document[table]:
             found.setdefault(f"{table}.{key}", sources[table])
     return found
