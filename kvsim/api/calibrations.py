@@ -343,7 +343,7 @@ def _fit_bundle(inputs: Inputs) -> "Result[Row]":
     from tempfile import TemporaryDirectory
 
     from kvsim.evidence.machine.profile import with_error
-    from kvsim.files import replacing_all, write_draft
+    from kvsim.files import SAMPLES_FILE, TOML_PROFILE, read_text, replacing_all, write_draft
     from kvsim.report.session import describe_errors
     from kvsim.validate.session.state import unpack
     from kvsim.validate.session.work import all_units
@@ -361,8 +361,9 @@ def _fit_bundle(inputs: Inputs) -> "Result[Row]":
         check_same(out, found.machine.name)
         known = describe_errors(state, all_units("cuda:0"))
         with replacing_all(*written_files(out)) as drafts:  # the stack and the samples go first
-            for draft, made in zip(drafts, written_files(found.out), strict=True):
-                text = made.read_text(encoding="utf-8")
+            kinds = (TOML_PROFILE, TOML_PROFILE, SAMPLES_FILE)
+            for draft, made, kind in zip(drafts, written_files(found.out), kinds, strict=True):
+                text = read_text(made, kind)
                 if known and draft is drafts[1]:
                     text = with_error(text, f"{known}; {found.day}")
                 write_draft(draft, text)

@@ -9,7 +9,7 @@ from pathlib import Path
 from shlex import quote
 
 from kvsim.errors import InputError
-from kvsim.files import replace_text
+from kvsim.files import TOML_PROFILE, read_text, replace_text
 from kvsim.report.session import make_result
 from kvsim.validate.runner import Unit
 from kvsim.validate.session.queue import run_units
@@ -117,7 +117,8 @@ def _report(asked: argparse.Namespace, state: SessionState, units: list[Unit]) -
     where.mkdir(parents=True, exist_ok=True)
     if profile := profile_of(state):
         for ending in (".toml", ".stack.toml"):
-            replace_text(where / f"profile{ending}", profile.with_suffix(ending).read_text())
+            text = read_text(profile.with_suffix(ending), TOML_PROFILE)
+            replace_text(where / f"profile{ending}", text)
     command = f"python3 make.py gpu --device {quote(asked.device)}"
     make_result(state, units, command).write(where / "index.html")
     _pack(asked.bundle, state)

@@ -360,7 +360,7 @@ ALLOWED: dict[str, set[str]] = {
     "validate/times/kept.py": {"unlink"},  # as above
     "report/explore.py": {"read_text"},  # assets that ship
     "cli/command.py": {"write_text"},  # of a formatter
-    "cli/session.py": {"open"},  # SessionState.open
+    "cli/session.py": {"open", "mkdir"},  # SessionState.open; results' own folder
     "solver.py": {"open"},  # the null device, in place of a solver's output
     "evidence/logs.py": {"read_table"},  # after check_input
     "sweeps/chunks.py": {"write_table"},  # into memory
