@@ -189,19 +189,19 @@ def _put(page: Path, mark: str, lines: list[str]) -> None:
 
 REFITTED = "## Without a mechanism's rows"
 REFITTED_SAID = """
-Errors of times in %, where each stack's numbers were fitted again to its rows without those of one
-range of contexts, one way of grouping heads, or one technique; what the rows left do not tell is as
-in the stack that it extends. Documented anomalies are left out.
+Errors of times in %. Each stack's numbers were fitted again without the rows of one range of
+contexts, one way of grouping heads, or one technique. Numbers that the remaining rows do not
+determine are those of the stack that it extends. Documented anomalies are excluded.
 `benchmarks/engines.py --host` makes this table.
 
 | left out | which | rows | mean / worst |
 | --- | --- | --- | --- |"""
 MARK = "## Intervals on cards without rows"
 SAID = """
-How many rows lie within the 80 % interval of an answer, where neither the numbers nor the interval
-saw their card (`requests, card`: their model's load tests on it). The interval is the narrowest
-range of quantiles that holds 80 % of the rows of cards left out of it; quantiles of 10 and 90 %
-hold less. `benchmarks/engines.py --write` makes this table.
+The share of rows within the 80 % interval of an answer, where neither the numbers nor the
+interval used their GPU (`requests, card`: their model's load tests on it). The interval is the
+narrowest range of quantiles that contains 80 % of the rows of held-out GPUs; the 10 and 90 %
+quantiles contain less. `benchmarks/engines.py --write` makes this table.
 
-| class | factors on a time | rows held | by 10 and 90 % |
+| class | factors on a time | rows inside | inside 10 and 90 % |
 | --- | --- | --- | --- |"""

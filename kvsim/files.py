@@ -624,7 +624,7 @@ def unique_names(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(found) < len(pairs):
         names = sorted(name for name, _ in pairs)
         twice = next(name for name, following in pairwise(names) if name == following)
-        raise ValueError(f"{twice[:40]!r} stands there twice")
+        raise ValueError(f"{twice[:40]!r} appears twice")
     return found
 
 
@@ -743,7 +743,7 @@ def read_records(path: Path | str, kind: Kind) -> Iterator[tuple[int, dict[str, 
     names = [name.strip() for name in header]
     twice = next((name for i, name in enumerate(names) if name in names[:i]), None)
     if twice is not None:
-        raise InputError(f"{display(path)}, line {line}: column {twice[:40]!r} stands there twice")
+        raise InputError(f"{display(path)}, line {line}: column {twice[:40]!r} appears twice")
     for number, cells in rows:
         if len(cells) != len(names):
             where = f"{display(path)}, line {number}"

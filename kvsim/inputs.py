@@ -599,7 +599,7 @@ def parse_per_gpu(name: str, given: object, allowed: Range | None = None) -> dic
         if not equals:
             raise InputError(f"{name}: got {item[:40]!r}; expected GPU=NUMBER,... as h100=2.5")
         if gpu in found:
-            raise InputError(f"{name}: {gpu} is there twice; give it once")
+            raise InputError(f"{name}: {gpu} is given twice; give it once")
         found[gpu] = parse_number(name, value, allowed)
     return found
 

@@ -121,7 +121,7 @@ def _fit_run(inputs: Inputs) -> "Result[Row]":
         check_target(inputs.out, "--out")
     run = read_run(inputs.from_run)
     if run.left_out:
-        print_note(f"{run.left_out} requests failed or did not finish; left out")
+        print_note(f"{run.left_out} requests failed or did not finish and are omitted")
     base = inputs.stack or DEFAULT_STACK
     where = build_deployment(inputs, stack=base)
     base = base if base.endswith(".toml") else where.stack.family
@@ -158,7 +158,7 @@ def _fit_operators(inputs: Inputs) -> "Row":
     hardware = load_hardware(inputs.gpu or _only_gpu(rows.pairs(files), engine))
     table = rows.read_ops(files, engine, hardware, inputs.version)
     for reason, count in table.rejected.items():
-        print_note(f"{count:,} rows {reason}; left out")
+        print_note(f"{count:,} rows {reason} and are omitted")
     stack = load_stack(_start(inputs)).for_gpu(hardware.name)
     found = fit.fit_table(table, hardware, stack, round(1 / share) if share else 0)
     few = [
@@ -167,7 +167,7 @@ def _fit_operators(inputs: Inputs) -> "Row":
     if not found:
         told = ", ".join(few)
         raise InputError(
-            f"--from-ops: no class has {fit.MIN_CLASS_ROWS} rows, but {told}; give more rows"
+            f"--from-ops: no class has {fit.MIN_CLASS_ROWS} rows: {told}; give more rows"
         )
     if few:
         print_note(f"too few to fit, base numbers kept: {', '.join(few)}")
@@ -323,12 +323,14 @@ def _measure_machine(inputs: Inputs) -> "Result[Row]":
     in_use = devices.context_memory(where)
     log = Log.open(out.with_suffix(".samples.jsonl"), devices.header(found, quick))
     if log.done:
-        print_note(f"going on after {len(log.done)} finished units of measurements")
+        print_note(f"continuing after {len(log.done)} finished units of measurements")
     with locked(log.path):
         try:
             run_suite(place, log, print_note)
         except KeyboardInterrupt:
-            print_note(f"{len(log.samples)} measurements are in {log.path}; run it again to go on")
+            print_note(
+                f"{len(log.samples)} measurements are in {log.path}; run it again to continue"
+            )
             raise
     notes = devices.suspicions(devices.describe(where))
     host = devices.host_memory()
@@ -356,7 +358,7 @@ def _fit_bundle(inputs: Inputs) -> "Result[Row]":
         if found is None:
             raise InputError(
                 f"--from-bundle: {bundle} holds no calibration; "
-                f"make.py gpu --resume {quote(str(bundle))} goes on with it"
+                f"make.py gpu --resume {quote(str(bundle))} continues"
             )
         check_same(out, found.machine.name)
         known = describe_errors(state, all_units("cuda:0"))

@@ -8,8 +8,9 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from kvsim.console import print_once
 from kvsim.errors import InputError
-from kvsim.machines.hardware import GIB
+from kvsim.machines.hardware import GIB, RELEASED
 from kvsim.options import TP_CHOICES, Inputs
 
 if TYPE_CHECKING:
@@ -25,6 +26,11 @@ ROOM = 0.95
 """Share of the GPU's memory that layers are chosen to fit in: engines and desktops take some."""
 LOSSY = 0.1
 """Relative loss of quality that --lossy admits at most where the loss is known."""
+
+
+OLLAMA_TAG = re.compile(r"[\w.-]+:[\d.]+[bm]([\w.-]*)", re.IGNORECASE)
+OLLAMA_FORMAT = "q4_k_m"
+"""The format of most Ollama tags that name none."""
 
 
 def build_deployment(inputs: Inputs, **instead: object) -> "Deployment":
@@ -57,10 +63,19 @@ def build_deployment(inputs: Inputs, **instead: object) -> "Deployment":
     spread = (value(name, 1) for name in ("tp", "pp", "dp", "ep"))
     refuse_other_format(inputs)
     model, stack = load_model(value("model", None)), load_stack(value("stack", None))
-    layers = host_layers(inputs, model)
-    return _with_room(
-        Deployment(model, hardware, stack, value("weights", None), *spread, host=layers)
-    )
+    layers, weights = host_layers(inputs, model), value("weights", None)
+    tag = str(value("model", ""))
+    if _is_default_quantised(tag, model) and stack.weights.gguf and weights == RELEASED:
+        weights = OLLAMA_FORMAT
+        print_once(f"{tag} is taken as {weights.upper()}, Ollama's default; --weights sets another")
+    return _with_room(Deployment(model, hardware, stack, weights, *spread, host=layers))
+
+
+def _is_default_quantised(tag: str, model: "Model") -> bool:
+    """Whether a name is an Ollama tag without a format, of a model published in 16 bits."""
+    from kvsim.models.names import stated_format
+
+    return bool(OLLAMA_TAG.fullmatch(tag) and not stated_format(tag) and model.released == "fp16")
 
 
 def _in_host(hardware: "Hardware", inputs: Inputs) -> "Hardware":
@@ -259,7 +274,6 @@ def refuse_other_format(inputs: Inputs) -> None:
     InputError
         With both spellings that would work.
     """
-    from kvsim.machines.hardware import RELEASED
     from kvsim.models.names import find_model, stated_format
 
     given = inputs.given.get("weights")
@@ -298,7 +312,6 @@ def build_deployments(inputs: Inputs) -> "list[Deployment]":
         If the model cannot be spread so, or by none of the combinations of several degrees.
     """
     from kvsim.machines.deployment import WEIGHT_FORMATS
-    from kvsim.machines.hardware import RELEASED
 
     one = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "weights": RELEASED}
     bases = [build_deployment(inputs, gpu=name, **one) for name in inputs.gpu]

@@ -130,7 +130,7 @@ def build_question(
     if longer and longer[-1].above >= longest:
         raise InputError(
             f"--class-targets: the trace's longest prompt has {longest:,} tokens, so targets above "
-            f"{longer[-1].above:,} do nothing; leave them out"
+            f"{longer[-1].above:,} have no effect; omit them"
         )
     windows = inputs.windows or 0
     if windows > len(requests):
@@ -196,11 +196,11 @@ def _find_question(
     if value is None:
         tried = ", ".join(map(sought.show, sorted(questions)))
         raise InfeasibleError(
-            f"--find {inputs.find}: no fleet within the limits keeps the targets with any of "
+            f"--find {inputs.find}: no fleet within the limits meets the targets with any of "
             f"{tried}; loosen --max-gpus or --max-power, or the targets"
         )
-    shown, most = sought.show(value), "the least" if sought.easier else "the largest"
-    print_note(f"--find {inputs.find}: {shown} is {most} that a fleet within the limits can have")
+    shown, most = sought.show(value), "lowest" if sought.easier else "highest"
+    print_note(f"--find {inputs.find}: {shown} is the {most} value within the limits")
     if sought.option != "rate":
         return questions[value], f"{found.name}, {inputs.find} {shown}"
     if found.workload is None:
@@ -267,7 +267,7 @@ def list_rentable(inputs: Inputs) -> "tuple[list[Rentable], dict[str, dict[str, 
     }
     asked = {gpu: h.name for gpu, h in cards.items() if gpu not in own}
     if inputs.seller is not None and not asked:
-        raise InputError("--seller: does nothing where --price names every GPU; leave it out")
+        raise InputError("--seller: has no effect where --price names every GPU; omit it")
     optional = [name for gpu, name in asked.items() if gpu in committed]
     sold = choose_seller(asked.values(), inputs.seller, optional)
     terms = {gpu: sold[name] for gpu, name in asked.items() if name in sold}
@@ -345,12 +345,12 @@ def _build_extras(inputs: Inputs, prefixes: bool, rentable: "list[Rentable]") ->
         if getattr(inputs, name) is not None and not prefixes:
             raise InputError(
                 f"--{name.replace('_', '-')}: the trace names no prefix blocks, so nothing would "
-                "be stored; leave it out or use a trace that has hash blocks"
+                "be stored; omit it or use a trace that has hash blocks"
             )
     apart = inputs.pools == "yes" or (inputs.pools == "auto" and prefixes)
     if inputs.nic is not None and not apart:
         raise InputError(
-            "--nic: does nothing where prefill and decode are not apart; add --pools yes"
+            "--nic: has no effect where prefill and decode are not apart; add --pools yes"
         )
     nic = NIC_RATE if inputs.nic is None else inputs.nic
     if not prefixes:

@@ -72,7 +72,7 @@ def _plan_service(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Se
     ways = [n for n in ("cached", "hit_rate", "turns") if n in inputs.given]
     if len(ways) > 1:
         first, second = (f"--{n.replace('_', '-')}" for n in ways[:2])
-        raise InputError(f"{first} and {second}: both say what is reused; expected one of them")
+        raise InputError(f"{first} and {second}: both describe prefix reuse; expected one of them")
     if inputs.lengths not in (None, "equal"):
         raise InputError(f"--lengths: got {inputs.lengths[:40]!r}; expected equal, or nothing")
     equal = inputs.lengths == "equal"

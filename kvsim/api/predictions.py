@@ -123,7 +123,9 @@ def explore(inputs: Inputs) -> None:
 
     check_target(inputs.out, "--out")
     if inputs.generate < 2:
-        raise InputError("--generate: got 1; the page compares times per token after the first")
+        raise InputError(
+            "--generate: got 1; expected at least 2, as the page compares times per token"
+        )
     where = build_deployment(inputs)
     some = parse_several(inputs.technique) or [parse(name) for name in TECHNIQUES]
     make_result(where, some, inputs.generate, inputs.line(without="out")).write(inputs.out)

@@ -399,13 +399,16 @@ def find_value(
     if what not in SOUGHT:
         raise InputError(f"--find: got {what[:40]!r}; expected {', '.join(SOUGHT)}")
     if fleets and what in ("replicas", "prefill-replicas"):
-        raise InputError(f"--find {what}: kvsim capacity finds it by itself; leave --find out")
+        raise InputError(f"--find {what}: kvsim capacity finds it by itself; omit --find")
     if not fleets and inputs.ttft is None and inputs.tpot is None:
-        raise InputError("--find: no target to keep; add --ttft or --tpot, as --ttft 2s")
+        raise InputError("--find: no target is given; add --ttft or --tpot, as --ttft 2s")
     replicas = case["replicas"]
     if what == "rate":
         if drawn and not traffic.workload.rate:  # type: ignore[union-attr]
-            raise InputError("--find rate: --users send when they have thought; give --rate")
+            raise InputError(
+                "--find rate: has no effect with --users, which send after their think time; "
+                "give --rate"
+            )
         key = "req_s" if case["req_s"] is not None else "rate"
         start = case[key] or (traffic.workload.rate if traffic.workload is not None else 1.0)
         return Sought(key, start, start / 1024, start * 1024, False)
@@ -414,7 +417,7 @@ def find_value(
     if what == "hit-rate":
         if traffic.workload is None or traffic.reuses:
             raise InputError(
-                "--find hit-rate: needs traffic that nothing is said of reuse of; give --prompt, "
+                "--find hit-rate: needs traffic without stated prefix reuse; give --prompt, "
                 "--generate and --rate without --cached, --hit-rate and --turns"
             )
         return Sought("hit_rate", 0.5, 0.0, 0.99, True, 0.01)
@@ -422,7 +425,7 @@ def find_value(
         stored = traffic.requests.block_ids is not None if fleets else inputs.prefix_caching
         if not stored and not traffic.reuses:
             mend = "use a trace that has hash blocks" if fleets else "add --prefix-caching"
-            raise InputError(f"--find host-cache: stores prefix blocks only; {mend}")
+            raise InputError(f"--find host-cache: needs prefix blocks; {mend}")
         gib = 2.0**30
         return Sought(
             "host_cache", 64 * gib, 0.0, where.hardware.host_memory // gib * gib, True, gib
@@ -439,7 +442,9 @@ def _without_server(where: "Deployment", requests: "Requests") -> "Deployment":
     if len(requests) < 2 or requests.depends or requests.arrival.max() > 0:
         return where
     if where.stack.offline != where.stack:
-        print_note("all requests are there at once: an offline run, without a server's work")
+        print_note(
+            "all requests arrive at once; this is simulated as an offline run, without server time"
+        )
     return replace(where, stack=where.stack.offline)
 
 
@@ -494,7 +499,7 @@ def _places(out: Path | None, runs: list[str], several: bool) -> list[Path | Non
         if out.suffix == ".parquet" or (out.exists() and not out.is_dir()):
             raise InputError(f"--out: got {str(out)[:60]!r}; expected a folder with --compare")
         if not out.parent.is_dir():
-            raise InputError(f"--out: {out.parent} is not there; choose an existing folder")
+            raise InputError(f"--out: {out.parent} does not exist; choose an existing folder")
         make_folder(out, "--out")
         names = [f"{run.replace(':', ' ').replace('/', '_')}.parquet" for run in runs]
         return [check_target(out / name, f"--out for {name}") for name in names]
@@ -527,15 +532,15 @@ def _prepare_requests(
         if copies > 1:
             print_note(
                 f"{case['req_s']:g} requests per second: the trace is repeated {copies} times, "
-                f"each time with prompts of its own"
+                f"each time with different prompts"
             )
     else:
         found = requests if rate is None else traffic.at_rate(rate)
     if abort_after is not None:
         if abort_after == float("inf"):
-            raise InputError("--abort-after: none does nothing; leave it out")
+            raise InputError("--abort-after: none has no effect; omit it")
         if requests.abort_after is not None:
-            raise InputError("--abort-after: the trace says when its clients hang up; leave it out")
+            raise InputError("--abort-after: the trace has its own times to an abort; omit it")
         found = replace(found, abort_after=np.full(len(found), abort_after))
     return found
 
@@ -563,7 +568,7 @@ def _build_rules(
     stored = any(size for _, size in sizes) or bool(inputs.remote_cache)
     implied = stored and inputs.preemption == "recompute" and not reuses
     if implied and not inputs.prefix_caching:
-        print_once("prefix caching is on, as the memories for prefix blocks need it")
+        print_once("prefix caching is enabled, because stored prefix blocks need it")
     given["prefix_caching"] = inputs.prefix_caching or reuses or implied
     given |= {name: given.get(name, 0) for name in ("max_seqs", "max_tokens")}  # 0: the engine's
 

@@ -168,12 +168,12 @@ def _import_files(inputs: Inputs) -> "tuple[Requests, list[str]]":
     kind, every = inputs.kind or _recognise(texts[0], where), inputs.every
     matrix = texts[0].lstrip().startswith("{")
     if inputs.lengths and kind != "access":
-        raise InputError("--lengths: metrics and spans have lengths of their own; omit it")
+        raise InputError("--lengths: metrics and spans contain their own lengths; omit it")
     if every is not None and (kind != "prometheus" or matrix):
         raise InputError("--every: only texts of /metrics need it; omit it")
     if kind == "access":
         if not inputs.lengths:
-            raise InputError("--lengths: an access log has no tokens; say how long requests are")
+            raise InputError("--lengths: not given; expected lengths, as access logs have none")
         lines = (line for text in texts for line in text.splitlines())
         return production.read_access_log(
             lines, synthetic.parse_lengths(inputs.lengths), where, inputs.seed
@@ -189,7 +189,7 @@ def _import_files(inputs: Inputs) -> "tuple[Requests, list[str]]":
             series += production.read_matrix(parse_json(text, file, "JSON"), file)
     else:
         if len(texts) > 1 and every is None:
-            raise InputError("--every: several texts of /metrics; say the time between them")
+            raise InputError("--every: not given; expected the time between the texts of /metrics")
         series = production.read_scrapes(texts, files, 1.0 if every is None else every)
     return production.draw_requests(series, where, inputs.seed)
 
@@ -216,7 +216,7 @@ def _recognise(text: str, where: str) -> str:
         return "prometheus"
     if production.ACCESS.match(line):
         return "access"
-    raise InputError(f"{where}: not recognised; say --kind prometheus, otel or access")
+    raise InputError(f"{where}: not recognised; give --kind prometheus, otel or access")
 
 
 def _tell_all(notes: "tuple[str, ...] | list[str]") -> None:

@@ -125,20 +125,19 @@ def _draw(inputs: Inputs) -> ServedRequests:
         raise InputError(f"--rate and --users: {wrong}; as --rate 5, or --users 200 --think 20s")
     if users and inputs.think is None:
         raise InputError(
-            "--users: the time that users think is missing; add --think, as --think 20s, or 0s for "
-            "a "
-            "server that always has this many requests"
+            "--users: the think time is missing; add it, as --think 20s, or 0s for a server that "
+            "always has this many requests"
         )
     if inputs.think is not None and not users and (inputs.turns or 1) < 2:
-        raise InputError("--think: does nothing without --users or --turns; add one of them")
+        raise InputError("--think: has no effect without --users or --turns; add one of them")
     if users and inputs.burst is not None:
-        raise InputError("--burst: does not apply to --users; leave it out, or give --rate")
+        raise InputError("--burst: does not apply to --users; omit it, or give --rate")
     ways = [n for n in ("cached", "hit_rate", "turns") if n in inputs.given]
     if len(ways) > 1:
         first, second = (f"--{n.replace('_', '-')}" for n in ways[:2])
-        raise InputError(f"{first} and {second}: both say what is reused; expected one of them")
+        raise InputError(f"{first} and {second}: both describe prefix reuse; expected one of them")
     if inputs.lengths not in (None, "equal"):
-        raise InputError(f"--lengths: got {inputs.lengths[:40]!r}; expected equal, or leave it out")
+        raise InputError(f"--lengths: got {inputs.lengths[:40]!r}; expected equal, or omit it")
     prompt, generate = _lengths(inputs)
     lengths = choose_lengths(prompt, generate, inputs.lengths == "equal")
     context = inputs.max_model_len or load_model(inputs.model).max_context
@@ -175,10 +174,10 @@ def _lengths(inputs: Inputs) -> "tuple[TokenLengths, TokenLengths]":
 
 
 def _rates(inputs: Inputs) -> float:
-    """Requests per second, the first of several; 0 if there is none."""
+    """Requests per second, the first of several; 0 if there is none, 1 where a rate is sought."""
     given = inputs.given.get("rate", inputs.given.get("req_s"))
     if given is None:
-        return 0.0
+        return 1.0 if inputs.find == "rate" and not inputs.users else 0.0
     if str(given).rstrip().endswith("x"):
         raise InputError(
             f"--rate: got {str(given)[:40]!r}; without a trace there is nothing to multiply; "
@@ -194,7 +193,7 @@ def _describe(inputs: Inputs, w: "DrawnTraffic") -> str:
     said = f"{given['prompt']} in and {given['generate']} out"
     if w.users:
         return f"{w.users:,} users, {said}"
-    rates = inputs.given.get("rate", inputs.given.get("req_s"))
+    rates = inputs.given.get("rate", inputs.given.get("req_s", f"{w.rate:g}"))
     one = not isinstance(rates, list | tuple) and "," not in str(rates)
     return f"{rates} requests/s of {said}" if one else said
 

@@ -229,7 +229,7 @@ def _compare_times(
     about = {"device": here.name, "profile": profile, "kvsim": __version__}
     kept = KeptPoints(beside.with_name(f"{Path(inputs.gpu).stem}.points.jsonl"), about)
     if kept.found:
-        print_note(f"going on after {len(kept.found)} that {kept.path} holds")
+        print_note(f"continuing after {len(kept.found)} that {kept.path} holds")
     whole = False
     try:
         for step in compare_times(grid, techniques, where, place.half, hardware, stack, kept):
@@ -245,7 +245,7 @@ def _compare_times(
             off = 100 * summarise(found).median
             print_note(
                 f"{len(found)} comparisons so far, {off:.2g} % off at the median; they are in "
-                f"{kept.path}, and the same command goes on with them"
+                f"{kept.path}, and the same command continues"
             )
     if not found:
         raise InputError(f"--techniques: none could run; {missing[0].reason}")
@@ -432,7 +432,7 @@ def validate_plan(inputs: Inputs) -> "Result[Any]":
     left_out: list[str] = []
     loss = None
     if source is None:
-        left_out.append("loss: random weights say nothing; give a checkpoint as --model")
+        left_out.append("loss: random weights are not meaningful; give a checkpoint as --model")
     elif plan.technique.drafts:
         left_out.append("loss: drafts are verified, so that full KV's tokens are kept")
     else:

@@ -67,10 +67,13 @@ def _version(wanted: bool) -> None:
 
 def _general(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print it and exit.")
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Print the version and exit."
+        ),
     ] = False,
 ) -> None:
-    """Which KV-cache technique to run, with which settings, what it gains, how sure that is."""
+    """Plan, predict and simulate KV-cache techniques for LLM serving."""
 
 
 def application(names: Iterable[str] = COMMANDS) -> typer.Typer:

@@ -166,7 +166,7 @@ def command(name: str) -> Callable[[Callable[[Call], None]], Callable[..., None]
                 answer(call)
             elif call.options:
                 option = options_of(name)[next(iter(call.options))].flag
-                raise InputError(f"{option}: stands before {ctx.invoked_subcommand}; put it after")
+                raise InputError(f"{option}: appears before {ctx.invoked_subcommand}; put it after")
 
         options = options_of(name).values()
         context = Parameter("ctx", Parameter.KEYWORD_ONLY, annotation=typer.Context)
@@ -389,7 +389,7 @@ def _find_repetition(order: list[Any], values: Mapping[str, object]) -> str:
             continue
         name, value = parameter.opts[0], values[parameter.name]
         if not parameter.multiple and parameter in order[:i]:
-            return f"{name}: is given twice; expected one value; omit one of them"
+            return f"{name}: is given twice; expected one value"
         if value == "" or (isinstance(value, list) and "" in value):
             return f"{name}: got ''; expected a value, or omit {name}"
     return ""

@@ -7,7 +7,7 @@ from kvsim.cli.command import Call, command
 
 @command("doctor")
 def doctor(call: Call) -> None:
-    """List every fault of a file, not only the first.
+    """List all faults of an input file.
 
     The exit code is 1 if there is any.
     """

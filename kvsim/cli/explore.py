@@ -5,7 +5,7 @@ from kvsim.cli.command import Call, command
 
 @command("explore")
 def explore(call: Call) -> None:
-    """Write a page with sliders: batch, prompt, bits, drafts, link."""
+    """Write an interactive page of predictions with sliders."""
     from kvsim import api
 
     api.explore(**call.options)

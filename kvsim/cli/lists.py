@@ -23,7 +23,7 @@ def techniques(call: Call) -> None:
 
 @command("stacks")
 def stacks(call: Call) -> None:
-    """List the software stacks, or show one with its known error."""
+    """List the software stacks, or show one with its errors."""
     _show("stacks", call)
 
 

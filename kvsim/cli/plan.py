@@ -5,7 +5,7 @@ from kvsim.cli.command import Call, command
 
 @command("plan")
 def plan(call: Call) -> None:
-    """Choose technique, settings and batch for a workload or trace."""
+    """Choose a technique and its settings for a workload or trace."""
     from kvsim.api.plans import plan as make_plan
     from kvsim.planner.alternatives import NoPlanError
     from kvsim.planner.remedies import NoServiceError

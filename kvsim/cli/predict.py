@@ -5,7 +5,7 @@ from kvsim.cli.command import Call, command
 
 @command("predict")
 def predict(call: Call) -> None:
-    """Predict latency, throughput and memory of techniques."""
+    """Predict the latency, throughput and memory of techniques."""
     from kvsim import api
     from kvsim.report.predict import csv
 

@@ -7,7 +7,7 @@ from kvsim.files import replace_text
 
 @command("reproduce")
 def reproduce(call: Call) -> None:
-    """Compare published or your own measured rows with predictions."""
+    """Compare published or your own measurements with predictions."""
     from kvsim.api.predictions import reproduce as compare
     from kvsim.report.reproduce import to_markdown
 

@@ -35,11 +35,11 @@ def main() -> int:
     parser = argparse.ArgumentParser("make.py gpu", description=__doc__)
     parser.add_argument("--minutes", type=float, default=9.0, help="what it may take")
     parser.add_argument(
-        "--state", type=Path, default=REPOSITORY / ".gpu", help="where it goes on from"
+        "--state", type=Path, default=REPOSITORY / ".gpu", help="where it continues from"
     )
     parser.add_argument("--out", type=Path, help="page, profile and stack; results/DEVICE/DATE")
     parser.add_argument("--bundle", type=Path, help="all results in one .tar.gz after every unit")
-    parser.add_argument("--resume", type=Path, help="a bundle to go on from")
+    parser.add_argument("--resume", type=Path, help="a bundle to continue from")
     parser.add_argument("--device", default="cuda:0", help="cuda:N; cpu rehearses the path")
     parser.add_argument("--report", action="store_true", help="write the report and run nothing")
     asked = parser.parse_args()
@@ -64,7 +64,7 @@ def _session(asked: argparse.Namespace) -> int:
         if carried is not None and carried.folder != state.folder:
             raise InputError(
                 f"--resume: {asked.resume} is of {carried.folder.name}, this is "
-                f"{state.folder.name}; leave the option out to begin"
+                f"{state.folder.name}; omit the option to start again"
             )
     units = all_units(asked.device)
     if asked.report:
@@ -88,7 +88,7 @@ def _session(asked: argparse.Namespace) -> int:
     more = f", {short} of them in their short form" if short else ""
     _log(
         f"{done} of {len(units)} units are done{more}"
-        + ("; run it again to go on" if done < len(units) or short else "")
+        + ("; run it again to continue" if done < len(units) or short else "")
     )
     code = _report(asked, state, units)
     failed = any(one.reason.startswith("failed") for one in left)

@@ -14,7 +14,7 @@ app = typer.Typer(
 @app.command("import", cls=CheckedCommand)
 @command("traces import")
 def import_(call: Call) -> None:
-    """Make a trace from metrics, spans or access logs."""
+    """Create a trace from metrics, spans or access logs."""
     from kvsim.api import traces
 
     call.show(traces.import_(**call.options))
@@ -23,7 +23,7 @@ def import_(call: Call) -> None:
 @app.command("inspect", cls=CheckedCommand)
 @command("traces inspect")
 def inspect(call: Call) -> None:
-    """Show rate, burstiness, lengths and prefix reuse of a trace."""
+    """Show the rate, burstiness, lengths and prefix reuse of a trace."""
     from kvsim.api import traces
 
     call.show(traces.inspect(**call.options))
@@ -32,7 +32,7 @@ def inspect(call: Call) -> None:
 @app.command("convert", cls=CheckedCommand)
 @command("traces convert")
 def convert(call: Call) -> None:
-    """Write a trace as Parquet, piece by piece, whole or not at all."""
+    """Convert a trace to Parquet."""
     from kvsim.api import traces
 
     traces.convert(**call.options)
@@ -41,7 +41,7 @@ def convert(call: Call) -> None:
 @app.command("generate", cls=CheckedCommand)
 @command("traces generate")
 def generate(call: Call) -> None:
-    """Generate a synthetic trace: from chosen distributions, or like another one."""
+    """Generate a synthetic trace from distributions, or one similar to another trace."""
     from kvsim.api import traces
 
     call.show(traces.generate(**call.options))

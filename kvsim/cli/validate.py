@@ -16,11 +16,11 @@ app = typer.Typer(rich_markup_mode=None)
 @app.callback(cls=CheckedGroup, invoke_without_command=True)
 @command("validate")
 def validate(call: Call) -> None:
-    """Run techniques for real and compare with predictions.
+    """Run techniques in PyTorch and compare them with predictions.
 
-    Compared are tokens, FLOPs, bytes and memory.
+    Tokens, FLOPs, bytes and memory are compared.
 
-    With a profile that kvsim calibrate measured on this device as --gpu, compare times instead,
+    If --gpu is a profile of this device, measured by kvsim calibrate, times are compared instead,
     over a grid of points.
     """
     from kvsim.api.validations import validate as run
@@ -31,7 +31,7 @@ def validate(call: Call) -> None:
 @app.command("quality", cls=CheckedCommand)
 @command("validate quality")
 def validate_quality(call: Call) -> None:
-    """Measure perplexity, attention and accepted drafts on a text."""
+    """Measure perplexity, attention and acceptance of drafts on a text."""
     from kvsim.api.validations import validate_quality as run
 
     _show(call, run(**call.options))
@@ -40,7 +40,7 @@ def validate_quality(call: Call) -> None:
 @app.command("layers", cls=CheckedCommand)
 @command("validate layers")
 def validate_layers(call: Call) -> None:
-    """Measure what each layer's keys and values lose alone."""
+    """Measure the loss of quantising the keys or values of each layer alone."""
     from kvsim.api.validations import validate_layers as run
 
     _show(call, run(**call.options))
@@ -49,7 +49,7 @@ def validate_layers(call: Call) -> None:
 @app.command("plan", cls=CheckedCommand)
 @command("validate plan")
 def validate_plan(call: Call) -> None:
-    """Run what `kvsim plan --json` chose: its loss, times and memory."""
+    """Run the plan of `kvsim plan --json` and measure its loss, times and memory."""
     from kvsim.api.validations import validate_plan as run
 
     _show(call, run(**call.options))

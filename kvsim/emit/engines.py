@@ -178,7 +178,7 @@ def _note_technique(s: Served, settings: EngineSettings, known: Iterable[str]) -
     title = MANUALS[settings.engine].title
     for name, term in s.terms.items():
         if name not in ("full", *known):
-            settings.lack(f"{term}: {title} has no setting for it; it needs code of its own")
+            settings.lack(f"{term}: {title} has no setting for it; it needs custom code")
     if not s.technique.uniform:
         settings.lack(f"layers that differ ({s.technique}): {title} treats all alike")
 
@@ -293,8 +293,8 @@ def _vllm(s: Served, settings: EngineSettings, offloading: str = "native") -> st
         settings.add("--kv-transfer-config", dumps(transfer, separators=(",", ":")))
     if s.role and s.host_cache:
         settings.lack(
-            f"{s.host_gib:g} GiB of host memory beside the transfer: --kv-offloading-size and "
-            "--kv-transfer-config set one connector each, and both need vLLM's MultiConnector"
+            f"{s.host_gib:g} GiB of host memory in addition to the transfer: --kv-offloading-size "
+            "and --kv-transfer-config set one connector each, and both need vLLM's MultiConnector"
         )
     for name in VLLM_DRAFTS.keys() & s.terms.keys():
         config: dict[str, object] = {"method": VLLM_DRAFTS[name]}
@@ -374,7 +374,7 @@ def _k8s(s: Served, settings: EngineSettings) -> str:
     settings.used += below.used
     settings.missing += below.missing
     settings.use("replicas", "nvidia.com/gpu", "readinessProbe", "emptyDir")
-    settings.lack(f"which nodes have {s.gpu or 'these GPUs'}: add a nodeSelector by your labels")
+    settings.lack(f"the nodes with {s.gpu or 'these GPUs'}: add a nodeSelector with your labels")
     settings.lack("a token of Hugging Face for gated models: HF_TOKEN from a Secret")
     label = {"app": _name_service(s)}
     container: dict[str, Yaml] = {
@@ -474,7 +474,7 @@ def _sglang_memories(s: Served, settings: EngineSettings) -> None:
         settings.add("--hicache-size", s.host_gb_each)
         if s.host_cache <= s.spread.gpus * s.cache_bytes:
             settings.lack(
-                f"{s.host_gb_each} GB of host memory for each GPU beside "
+                f"{s.host_gb_each} GB of host memory for each GPU and "
                 f"{s.cache_bytes / GB:.0f} GB of cache on it: SGLang starts only if the "
                 "host's is the larger"
             )
@@ -493,9 +493,9 @@ def _sglang_drafts(s: Served, settings: EngineSettings) -> None:
             settings.add("--speculative-eagle-topk", s.terms[name].settings.get("width", 1))
         settings.add("--speculative-num-draft-tokens", s.technique.drafting.verified)
         if s.spread.pp > 1:
-            settings.lack("drafting beside --pp-size: SGLang refuses the two together (PR 37154)")
+            settings.lack("drafting with --pp-size: SGLang refuses the two together (PR 37154)")
         if name == "ngram" and s.spread.dp > 1:
-            settings.lack("n-grams beside --enable-dp-attention: SGLang refuses them (PR 28616)")
+            settings.lack("n-grams with --enable-dp-attention: SGLang refuses them (PR 28616)")
 
 
 def _sglang_router(settings: EngineSettings, counts: tuple[int, int]) -> str:
@@ -702,7 +702,7 @@ def _keep_on_host(s: Served, settings: EngineSettings) -> None:
             some = "|".join(map(str, sorted(layers)))
             settings.add("--override-tensor", f"blk\\.({some})\\.ffn_.*{name}=CPU")
     if s.host.way == "streamed":
-        settings.lack("weights copied to the GPU for every pass: wide ones alone do so")
+        settings.lack("weights copied to the GPU for every pass: only large ones do so")
 
 
 WRITERS: dict[str, Callable[[Served, EngineSettings], str]] = {

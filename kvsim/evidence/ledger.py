@@ -25,6 +25,7 @@ from kvsim.techniques import parse
 ONE_DEVICE = "device "  # begins what was held out where rows of one device alone are meant
 ANY = "any"  # device of an entry that was held out by device: the error on a card without rows
 WITHIN_80 = 1.2816  # standard deviations on either side that hold 80 % of a normal distribution
+GAP_END = ", so the prediction interval is wider"  # ends a gap in words
 WIDEST = 10.0  # an interval reaches at most this factor to either side
 NUMBER_KINDS = {
     "decode": "time per output token",
@@ -550,7 +551,7 @@ def _gap(same: tuple[bool, ...], asked: tuple[str, ...], unmeasured: str) -> str
     none = [words for words, known in zip(asked, same, strict=True) if not known]
     told = [f"none {' or '.join(none)}"] if none else []
     told += [unmeasured] if unmeasured else []
-    return f"{'; '.join(told)}, so the prediction interval is wider" if told else ""
+    return f"{'; '.join(told)}{GAP_END}" if told else ""
 
 
 def _guess(why: str) -> KnownError:

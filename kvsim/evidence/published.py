@@ -76,7 +76,7 @@ def metric_of(name: str, header: Sequence[str]) -> str:
     found = [column for column in header if column not in (*RUN, *MORE)]
     if len(found) != 1 or found[0] not in OWN_METRICS:
         got = ", ".join(found) or "none"
-        raise InputError(f"{name!r}: got {got} beside the run's columns; expected {listed}")
+        raise InputError(f"{name!r}: got {got} besides the run's columns; expected {listed}")
     return found[0]
 
 
@@ -251,7 +251,7 @@ def _check_header(name: str, got: Sequence[str], known: Sequence[str]) -> None:
         if column not in known:
             raise unknown(f"column in {name!r}:", column, known, "remove it")
         if column in got[:place]:
-            raise InputError(f"{name!r}: column {column} stands there twice; remove one")
+            raise InputError(f"{name!r}: column {column} appears twice; remove one")
 
 
 def _fields(where: str, header: Sequence[str], cells: Sequence[str]) -> dict[str, str]:

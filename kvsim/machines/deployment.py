@@ -250,8 +250,8 @@ class Deployment:
         found = gguf.NEAREST.get(self.weights, self.weights)
         if found not in gguf.BASES:
             raise InputError(
-                f"--weights: {self.weights} is no type of GGUF file, which {self.stack.name} "
-                f"reads; choose one as q8_0, q6_k, q4_k_m or iq4_xs"
+                f"--weights: {self.weights} is not a GGUF type, but {self.stack.name} "
+                f"reads GGUF files; choose one as q8_0, q6_k, q4_k_m or iq4_xs"
             )
         return found
 

@@ -31,6 +31,15 @@ MAKERS |= {"hbm2", "hbm2e", "hbm3", "hbm3e", "gddr6", "gddr6x", "gddr7", "memory
 MAKERS |= {"accelerator"}
 """Words that tell no two cards apart."""
 
+INSTANCE = re.compile(r"(a[23]-(?:high|mega|ultra)gpu|g2-standard)-\d+g?|([gp]\d\w*)\.\w+")
+INSTANCES = {
+    **{"g4dn": "t4", "g5": "a10g", "g6": "l4", "g6e": "l40s", "p3": "v100-16g", "p3dn": "v100-32g"},
+    **{"p4d": "a100-40g", "p4de": "a100-80g", "p5": "h100", "p5e": "h200", "p5en": "h200"},
+    **{"a2-highgpu": "a100-40g", "a2-ultragpu": "a100-80g", "g2-standard": "l4"},
+    **{"a3-highgpu": "h100", "a3-megagpu": "h100", "a3-ultragpu": "h200"},
+}
+"""The GPU of instance families, as the documentation of AWS and Google Cloud has them in 2026."""
+
 GPU_COUNT = re.compile(r"([1-9]\d?)x(?=$|[a-z])|x([1-9]\d?)$")
 
 
@@ -61,6 +70,11 @@ def match_gpu(typed: str, known: Mapping[str, GpuNames]) -> str | None:
     InputError
         If several profiles have them, or the name says how many GPUs there are.
     """
+    instance = INSTANCE.fullmatch(typed.strip().lower())
+    if instance and (family := instance[1] or instance[2]) in INSTANCES:
+        taken = INSTANCES[family]
+        print_once(f"GPU {typed.strip()} is taken as one {taken}; --gpus or --tp sets the number")
+        return taken
     words, count = _split(typed)
     found = []
     for name, called in known.items():
@@ -71,8 +85,8 @@ def match_gpu(typed: str, known: Mapping[str, GpuNames]) -> str | None:
     best = [name for exact, name in found if exact] or [name for _, name in found]
     if len(best) == 1 and count:
         raise InputError(
-            f"GPU {typed[:80]!r} says how many; expected the name alone, as --gpu {best[0]} --tp "
-            f"{count}"
+            f"GPU {typed[:80]!r} contains a number; expected only the name, as --gpu {best[0]} "
+            f"--tp {count}"
         )
     if len(best) == 1:
         _tell_others(typed, best[0], words, known)
@@ -84,9 +98,11 @@ def match_gpu(typed: str, known: Mapping[str, GpuNames]) -> str | None:
     ]
     if not some:
         return None
-    several = f"could be any of {len(some)}" if len(some) > 1 else "is not a whole name"
+    if len(some) == 1:
+        raise InputError(f"unknown GPU {typed[:80]!r}; nearest: {some[0]}")
+    listed = ", ".join(sorted(some))
     raise InputError(
-        f"GPU {typed[:80]!r} {several}: {', '.join(sorted(some))}; expected one of them"
+        f"GPU {typed[:80]!r} could be any of {len(some)}: {listed}; expected one of them"
     )
 
 
@@ -100,7 +116,7 @@ def _tell_others(
         if name != taken and any(words < _words(text) for text in (name, *called.names))
     ]
     if others and words != _words(taken):
-        print_once(f"GPU {typed.strip()} is read as {taken}; there are also {', '.join(others)}")
+        print_once(f"GPU {typed.strip()} is taken as {taken}; there are also {', '.join(others)}")
 
 
 def _words(text: str) -> frozenset[str]:

@@ -164,9 +164,7 @@ def _unknown_key(file: Traversable, key: str, schema: Schema) -> InputError:
     """Create the error for a key that is unknown or has been renamed."""
     if key in schema.moved:
         new = schema.moved[key]
-        return InputError(
-            f"{display(file)}: {key} is called {new} now; rename it wherever it stands"
-        )
+        return InputError(f"{display(file)}: {key} is now called {new}; rename it")
     return unknown(f"key in {display(file)}:", key, schema.keys, "correct or remove it")
 
 

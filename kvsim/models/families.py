@@ -474,7 +474,7 @@ def nemotron(fields: Fields) -> FamilyFields:
     if "E" not in pattern:
         return found
     if fields.values.get("moe_latent_size"):
-        raise fields.error("moe_latent_size", "is set, and experts in a latent space are not read")
+        raise fields.error("moe_latent_size", "is set: experts in a latent space are not supported")
     width, shared = (fields.integer(f"moe_{x}intermediate_size") for x in ("", "shared_expert_"))
     if shared % width:
         problem = f"is {shared}, expected a multiple of the experts' width {width}"
@@ -927,7 +927,8 @@ def find_family(fields: Fields) -> tuple[str, Family, list[str]]:
     missing = [f"it has no {field}" for field in _LLAMA if field not in fields.values]
     strange = [f"it has {field}" for field in fields.values if field.startswith(_NOT_LLAMA)]
     if missing or strange:
-        problem = f"is {value_text(name)}, which cannot be read as Llama ({(missing + strange)[0]})"
+        why = (missing + strange)[0]
+        problem = f"is {value_text(name)}, which cannot be treated as a Llama ({why})"
         raise fields.error("model_type", f"{problem}, {known}", "choose another model")
-    note = f"model_type {value_text(name)} is not known: read as Llama-shaped"
+    note = f"model_type {value_text(name)} is not known: treated as a Llama"
     return name, MODEL_FAMILIES["llama"], [note]

@@ -313,7 +313,7 @@ def _whole_name(typed: str, words: tuple[str, ...]) -> list[str]:
         return active if len(active) == 1 else []
     newest = max(versions, key=versions.__getitem__)
     others = ", ".join(name for name in versions if name != newest)
-    print_once(f"model {typed.strip()} is read as {newest}, the newest; there are also {others}")
+    print_once(f"model {typed.strip()} is taken as {newest}, the newest; there are also {others}")
     return [newest]
 
 
@@ -359,5 +359,5 @@ def _exact_names() -> dict[str, str]:
 
 def _ambiguous(typed: str, names: list[str]) -> InputError:
     some = ", ".join(names[:MOST_CANDIDATES]) + (", ..." if len(names) > MOST_CANDIDATES else "")
-    several = f"could be any of {len(names)} models" if len(names) > 1 else "is not a whole name"
+    several = f"could be any of {len(names)} models" if len(names) > 1 else "is not a full name"
     return InputError(f"model {typed[:80]!r} {several}: {some}; expected one of them")

@@ -74,6 +74,6 @@ def offered(losses: LayerLosses) -> Mapping[Technique, Evidence]:
         windows = losses.alone.shape[-1]
         source = f"layers alone, {windows} windows of {losses.text.split(';')[0]}, {losses.date}"
         mean = np.array(losses.bits)[widths].mean()
-        worst = f"{mean:.3g} bits on average, expected of the losses of single layers"
+        worst = f"{mean:.3g} bits on average, expected from the losses of single layers"
         found[parse(notation)] = Evidence("expected", loss, low, high, PERPLEXITY, worst, source)
     return found

@@ -107,7 +107,7 @@ def choose_layers(
     """
     problem = build_layers(costs, memory, rounds, loss, head)
     if not solver.solve(problem, GAP, SECONDS).has_values:
-        raise InfeasibleError("no counts of layers are within memory and loss")
+        raise InfeasibleError("no division of the layers is within the limits of memory and loss")
     found = np.zeros(costs.gpu.shape)
     for variable in problem.variables():
         if variable.name.startswith("n_"):

@@ -411,7 +411,7 @@ def read_acceptance(text: str) -> "tuple[float | None, int, tuple[Acceptance, ..
 
         found = load(Path(text)).acceptance
         if not found:
-            raise InputError(f"--acceptance: {text} measured no acceptance; see docs/quality.md")
+            raise InputError(f"--acceptance: {text} contains no acceptance; see docs/quality.md")
         return None, 0, found
     rate, _, at = text.partition("@")
     try:

@@ -131,7 +131,7 @@ def explain_no_service(
     why = describe_obstacle(question)
     text = f"no plan meets the targets: {why}"
     if remedies:
-        text += ". These would: " + "; ".join(
+        text += ". These changes would meet them: " + "; ".join(
             f"{r.option} ({r.carried.per_s:.3g} requests/s{_on_gpus(r.carried)})" for r in remedies
         )
     return NoServiceError(text, remedies, q.deployment)
@@ -162,26 +162,26 @@ def describe_obstacle(question: ServiceQuestion) -> str:
         if harmful and FULL not in {t.name for t in q.admission.candidates()}:
             mildest = min(harmful, key=lambda found: found.column)
             admits = "" if mildest.unknown else f"; {needed_option(mildest)} admits it"
-            return f"everything named may lose more than --lossy admits{admits} ({mildest})"
+            return f"all named techniques may lose more than --lossy admits{admits} ({mildest})"
         need = f"a sequence of {question.load.longest:,} tokens does not fit"
         weights = full_weights(d)
-        gib = f"{q.limits.gpu_memory / GIB:.3g} GiB per GPU"
+        gib = f"{q.limits.gpu_memory / GIB:.3g} GiB are usable"
         if weights >= q.limits.gpu_memory:
-            return f"the {d.weights} weights of {d.model.name} need {weights / GIB:.3g} of {gib}"
-        return f"beside {d.weights} weights of {weights / GIB:.3g} GiB {need} in {gib}"
+            size = f"{weights / GIB:.3g} GiB per GPU"
+            return f"the {d.weights} weights of {d.model.name} need {size}, and {gib}"
+        return f"{need} next to {weights / GIB:.3g} GiB of {d.weights} weights per GPU ({gib})"
     found = []
     for name, value in least.items():
         limit = getattr(question.asked, name)
         if value > limit:
-            share = f"{100 * question.asked.share:g} %"
             found.append(
-                f"{name.upper()} of {share} of requests would be {show_time(value)} instead of "
-                f"{show_time(limit)} even at light load{where}"
+                f"even at light load{where}, {name.upper()} p{100 * question.asked.share:g} would "
+                f"be {show_time(value)}, above the target of {show_time(limit)}"
             )
     sure = question.asked.sure
     if found and sure > 0.5:
-        found[-1] += f" (with the margin for a probability of {100 * sure:g} %)"
-    return " and ".join(found) or "both targets together leave no room for any load"
+        found[-1] += f" (with a margin for {100 * sure:g} % probability)"
+    return "; ".join(found) or "both targets cannot be met together, even at light load"
 
 
 def too_lossy(where: Question, known: list[Candidate]) -> str:

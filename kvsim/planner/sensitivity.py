@@ -482,7 +482,7 @@ def explain_no_plan(question: Question, search: TableSearch) -> NoPlanError:
         text = "several limits fail together; " + _describe_excess(question, columns, hard)
     advice = list(find_remedies(question, search, looser))
     if advice:
-        text += ". What meets every limit: " + "; ".join(str(a) for a in advice)
+        text += ". These changes would meet all limits: " + "; ".join(str(a) for a in advice)
     return NoPlanError(f"no plan meets the limits: {text}", alone, advice)
 
 
@@ -494,7 +494,7 @@ def _too_lossy(question: Question, search: TableSearch) -> str:
         text = "no lossless technique can run here"
     finite = np.flatnonzero(np.isfinite(table.columns["loss"]) & (table.columns["loss"] > most))
     if not finite.size:
-        return f"{text}; --lossy admits techniques whose loss is not known"
+        return f"{text}; --lossy admits techniques with an unknown loss"
     row = int(finite[np.argmin(table.columns["loss"][finite])])
     option = " ".join(admitting_options(question, search, row))
     return f"{text}; {option} admits {table.technique[row]} ({table.evidence[row]})"

@@ -139,7 +139,7 @@ def nearest_row(
     """
     finite = np.flatnonzero(np.all([np.isfinite(columns[k]) for k in limits], axis=0))
     if not finite.size:
-        raise InfeasibleError("no option has a value for every limit")
+        raise InfeasibleError("no option meets every limit")
     excess = [np.maximum(columns[k] - v, 0.0) / (v or 1.0) for k, v in limits.items()]
     goal = np.sum(excess, axis=0)
     least = float(goal[finite].min())

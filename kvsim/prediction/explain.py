@@ -26,7 +26,7 @@ LIMITS = {
     "unpack": "arithmetic that unpacks the cache",
     "cpu": "host arithmetic",
 }
-SERVER = "host work for requests, beside the GPU"
+SERVER = "host work for requests, next to the GPU"
 
 
 def breakdown(steps: Iterable[Step], deployment: Deployment) -> dict[str, Number]:

@@ -281,7 +281,7 @@ QUALITY_KINDS = ("short answers", "retrieval", "long generation", "perplexity")
 ATTENTION_WORDS = {"grouped queries": "GQA", "one cache per head": "MHA", "latent (MLA)": "MLA"}
 REACH = 4.0  # times the context of the evidence; what packing loses does not grow with it
 WITHIN = 1.96  # standard errors of an interval
-UNTRIED = "that is a gentler setting or a shorter context, and this one was not measured"
+UNTRIED = "measured at a gentler setting or a shorter context"
 KNOWN_BAD = 0.1  # a loss that `--lossy` alone does not admit
 
 
@@ -352,7 +352,7 @@ class Evidence:
         shares = (f"{100 * share:.1f} %" for share in (self.low, self.loss, self.high))
         low, loss, high = (text.replace("-0.0", "0.0") for text in shares)
         interval = f" (95 % interval {low} to {high})" if self.high > self.low else ""
-        text = f"loss of {self.unit} {loss}{interval}; {self.worst}; {self.source}"
+        text = f"loss of {self.unit} {loss}{interval}: {self.worst} ({self.source})"
         return f"{text}; {self.missing}" if self.missing else text
 
 
@@ -501,7 +501,7 @@ def _measured(mine: Harshness, known: Sequence[QualityRun], length: float) -> Ev
     worst = max([*nearest, *against], key=lambda r: r.loss)
     missing = "" if covers else UNTRIED
     if mine.family == "eviction" and not all(r.retrieval for r in nearest):
-        missing = "eviction also needs a test of retrieval, which this run has not"
+        missing = "eviction also needs a retrieval test, which this run lacks"
     low, high = worst.loss - WITHIN * worst.error, worst.loss + WITHIN * worst.error
     return Evidence(
         "measured", worst.loss, low, high, worst.unit, worst.technique, worst.source, missing
@@ -533,7 +533,7 @@ def _published(
     known = _of_bound(found, name, any(r.model == model.name for r in nearest))
     missing = "" if covers else UNTRIED
     if covers and mine.family == "eviction" and "retrieval" not in found.kinds:
-        missing = "eviction also needs a test of retrieval, which no table has"
+        missing = "eviction also needs a retrieval test, which no table contains"
     return replace(known, missing=missing)
 
 

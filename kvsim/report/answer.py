@@ -14,7 +14,7 @@ from kvsim.report.terminal import BLANK, COMMAND, Block, Hanging, Items
 from kvsim.report.units import likelihood, rate, rounded, seconds, usd
 
 BRIEF = 2  # sentences of evidence that a terminal shows unless asked for more
-MAX_CHANGES = 4  # that a brief answer lists
+MAX_CHANGES = 3  # that a brief answer lists
 MAX_VERDICT_WORDS = 60  # of a verdict at most
 
 SENTENCE = re.compile(r"(?<=[^\d]\.) (?=[A-Z-])|(?<=\d\.) (?=[A-Z-])")

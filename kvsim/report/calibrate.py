@@ -45,7 +45,7 @@ METRIC_TITLES = {
 MEANINGS = {
     "memory": "share of the memory bandwidth that these kernels reach",
     "compute": "share of the arithmetic rate that these kernels reach",
-    "step_s": "time of a pass besides its kernels",
+    "step_s": "time of a pass outside its kernels",
     "sequence_s": "further such time per sequence",
 }
 """Of what a run can tell of a stack, by the last part of a key."""
@@ -76,7 +76,7 @@ def make_machine_result(answer: Row, notes: Sequence[str], command: str = "") ->
             table,
             *([unknown] if answer["datasheet"] is None else []),
             *(f"Suspicious: {text}." for text in answer["suspicious"]),
-            f"Written: {answer['out']}, the stack and the samples beside it.",
+            f"Written: {answer['out']}, with the stack and the samples next to it.",
         ],
         draw=lambda: [_draw_beside_sheet(beside)] if beside else [],
         remarks=notes,
@@ -361,7 +361,7 @@ def _write_run_answer(row: Row, deployment: Deployment, place: str) -> Answer:
     elif moved:
         done = f"The run changes {', '.join(moved)}; checked on {others}."
     else:
-        done = f"The run tells nothing better than {row['stack']}'s numbers, which stay."
+        done = f"The run does not improve on {row['stack']}'s numbers, which are kept."
     return Answer(
         verdict(
             [

@@ -309,7 +309,7 @@ def describe_slower(played: Played, targets: FleetTargets, names: list[str]) -> 
 
 def _describe_shortfall(answer: Row) -> list[str]:
     """Say why the answer is not what was asked for, if it is not."""
-    return [] if answer["met"] else [f"Not as asked: {answer['shortfall']}."]
+    return [] if answer["met"] else [f"The request could not be met: {answer['shortfall']}."]
 
 
 def _name_fleet(answer: Row) -> str:
@@ -470,7 +470,7 @@ def _needed(answer: Row) -> str:
     )
     if not asked:
         return ""
-    return f"USD/h it needs: with the targets met {' and '.join(asked)} too, as you asked"
+    return f"USD/h it needs, with the targets also met {' and '.join(asked)}, as requested"
 
 
 def _list_cases(answer: Row) -> list[Row]:
@@ -555,7 +555,7 @@ def _considered_table(answer: Row) -> Table:
         text_column("replica", "name"),
         Column("USD/h each", "usd_per_hour", usd),
         Column("KV tokens", "kv_cache_tokens", integer),
-        Column("replicas the trace keeps busy", "replicas_alone", lambda n: format_number(n, 3)),
+        Column("replicas kept busy by the trace", "replicas_alone", lambda n: format_number(n, 3)),
         Column("USD/h for them", "usd_per_hour_alone", usd),
     ]
     rows = sorted(

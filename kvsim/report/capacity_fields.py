@@ -202,7 +202,7 @@ def list_assumptions(answer: CapacityAnswer) -> list[str]:
     left_out = answer.question.left_out
     if left_out:
         refused = describe_left_out(left_out, model, most)
-        said.append(f"Requests that engines refuse: {refused}.")
+        said.append(f"Requests that the engine would refuse: {refused}.")
     if any(r.host_cache for r in rules):
         said.append(
             f"Each GPU has {extras.host / GIB:.0f} GiB of host memory for prefix blocks (a quarter "

@@ -265,7 +265,7 @@ def _draw_roofline(prediction: Prediction, name: str) -> Chart:
     ridge = peak / band
     ends = [ridge, *(w[0] / w[1] for w in work.values())]
     low, high = min(ends) / ROOF_MARGIN, max(ends) * ROOF_MARGIN
-    title = f"Roofline of its ops ({name})"
+    title = f"Roofline of its operations ({name})"
     chart = Chart(title, "FLOP per byte of GPU memory", "FLOP/s", 420, log="xy")
     roof = [low * band, peak, peak]
     chart.line("the card's roof", [low, ridge, high], roof, hoverinfo="skip")

@@ -11,6 +11,7 @@ import numpy as np
 from kvsim.evidence import published
 from kvsim.evidence.ledger import (
     ANY,
+    GAP_END,
     NUMBER_KINDS,
     LedgerEntry,
     evidence_for,
@@ -39,9 +40,9 @@ HOST = {
 PROBE_TOKENS = 1024  # tokens of a request that shows whether a technique keeps anything on the host
 TIME_SUFFIXES = ("_tok_s", "_s", "_ms", "speedup")
 NOT_MODELLED = (
-    "requests that arrive one by one, and unequal lengths within a batch",
+    "arrivals over time, and unequal lengths within a batch",
     "the quality of lossy techniques",
-    "power caps, clocks that fall under load, and other jobs on the GPU or its host",
+    "power caps, thermal throttling, and other jobs on the GPU or its host",
     "memory fragmentation, and NUMA placement",
 )
 
@@ -194,7 +195,10 @@ def _ledger(deployment: Deployment, technique: str, load: str) -> list[str]:
             where = "other GPUs" if e.device == ANY else e.device
             told = f"{e.rows:,} {name}s on {where} (median error {100 * e.median:.2g} %)"
             about.setdefault(of, []).append(told)
+    last = next(reversed(about), None)
     for (rows, name, gap), runs in about.items():
+        if (rows, name, gap) != last:
+            gap = gap.removesuffix(GAP_END)
         line = f"{rows[0].upper()}{rows[1:]} with {name}: {', '.join(runs)}"
         rows_told.append(f"{line}; {gap}." if gap else f"{line}.")
     return [f"{INTERVAL}: {ranges} times the prediction.", " ".join(rows_told)]
@@ -395,7 +399,11 @@ def merge_notes(rows: Sequence[tuple[str, Row]]) -> list[str]:
             about.setdefault(note, []).append(label)
     lines = []
     for note, labels in sorted(about.items(), key=lambda item: -len(item[1])):
-        several = f"{labels[0]} and {len(labels) - 1} more" if labels[1:] else labels[0]
+        name = labels[0].partition(", ")[0]
+        if labels == [label for label, _ in rows if label.partition(", ")[0] == name]:
+            several = name  # at all its points
+        else:
+            several = f"{labels[0]} and {len(labels) - 1} more" if labels[1:] else labels[0]
         which = "" if len(labels) == len(rows) else f" ({several})"
         lines.append(f"{which}: {note}.")
     return lines

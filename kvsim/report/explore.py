@@ -147,7 +147,7 @@ def make_result(
     found = _grid(deployment, techniques, generate)
     count = len({v["name"] for v in found["variants"]})
     said = (
-        f"{count} techniques on {deployment.hardware.name}: move the sliders, the answer follows."
+        f"{count} techniques on {deployment.hardware.name}: move the sliders to change the answer."
     )
     return Result(
         command,

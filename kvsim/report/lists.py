@@ -4,7 +4,7 @@ import re
 from dataclasses import fields
 
 from kvsim.errors import unknown
-from kvsim.machines.hardware import GIB, Hardware
+from kvsim.machines.hardware import GIB, Hardware, Stack
 from kvsim.machines.profiles import hardware_names, load_hardware, load_stack, stack_names
 from kvsim.models.catalogue import catalogue_entry, model_names
 from kvsim.models.configs import load_model
@@ -118,11 +118,16 @@ def _cache_format(name: str) -> Row:
 
 def _stacks() -> list[Row]:
     """One row for each software stack that is shipped."""
-    rows = []
-    for name in stack_names():
-        s = load_stack(name)
-        rows.append({"name": name, "title": s.title, "basis": s.basis, "error": s.error})
-    return rows
+    return [_stack(load_stack(name)) for name in stack_names()]
+
+
+def _stack(stack: Stack) -> Row:
+    return {
+        "name": stack.name,
+        "title": stack.title,
+        "basis": stack.basis,
+        "error": stack.error,
+    }
 
 
 TITLE = 62  # of a stack in the list [characters]
@@ -247,12 +252,14 @@ def make_result(kind: str, name: str, command: str = "") -> Result[Row | list[Ro
 
 
 def _entry(kind: str, name: str) -> Row:
-    """An entry by any of its names; a model or GPU may be a file of the user's own."""
+    """An entry by any of its names; a model, GPU or stack may be a file of the user's own."""
     if kind == "models":
         return _model(load_model(name))
     if kind == "gpus":
         return _gpu(load_hardware(name))
-    rows = techniques(parts=True) if kind == "techniques" else _stacks()
+    if kind == "stacks":
+        return _stack(load_stack(name))
+    rows = techniques(parts=True)
     wanted = name.lower().partition(":")[0]
     for row in rows:
         if row["name"] == wanted:

@@ -24,7 +24,7 @@ REASONS = {
     "arithmetic that unpacks the cache": "the GPU spends its time unpacking the cache",
     "kernel launches": "the host issues kernels more slowly than the GPU runs them",
     SERVER: "tokenizing prompts and streaming text take the host longer than the GPU needs",
-    "fixed time": "small kernels spend their time starting",
+    "fixed time": "every kernel takes a minimum time",
 }
 """What binds a round, and why that is."""
 

@@ -41,9 +41,9 @@ from kvsim.techniques.technique import Technique
 MIN_THROUGHPUT_STEP = 1.02  # times the throughput, from which on another plan is worth a line
 FRONT = "Between the lowest TPOT and the highest throughput:"
 NO_FLIP = (
-    f"The choice stays the same with {max(BREAKPOINT_FACTORS):g} times more or less of any of "
+    f"The choice does not change with {max(BREAKPOINT_FACTORS):g} times more or less of any of "
     "these "
-    f"alone: prompt, batch where one was asked for, host link bandwidth, host memory bandwidth."
+    f"alone: prompt, batch (if given), host link bandwidth, host memory bandwidth."
 )
 OTHERS = 5  # other deployments that are told, best per GPU first
 NO_GAIN = 0.005  # relative gain below which nothing is gained
@@ -541,10 +541,10 @@ def _against_full(plan: ChosenPlan) -> str:
             return ""
         better = plan.solver.optimum.technique
         error = units.percent(plan.question.between(better, p.technique))
-        more = f" by more than {error}, the prediction error"
+        more = f" by more than {error}, the error of such predictions"
         close = max(plan.solver.given_up, plan.solver.gap or 0.0) > NO_GAIN
         best = "cheaper" if plan.objective == "cost" else "faster"
-        return f"Nothing lossless is {best}{more if close else ''}."
+        return f"No lossless technique is {best}{more if close else ''}."
     if plan.waves is not None:
         return ""
     ratio = float(p.output_tok_s[0]) / float(base.output_tok_s[0])
@@ -670,10 +670,6 @@ def _list_changes(plan: ChosenPlan, told: str) -> Iterator[str]:
     for binding in plan.binding:
         if binding.gain_without > NO_GAIN:
             yield _binding(plan, binding)
-    lifted = {f"a 10 % looser {LABELS[b.limit]}": b.gain_without for b in plan.binding}
-    for what, gain in plan.prices.items():
-        if gain > NO_GAIN and lifted.get(what, float("inf")) > NEARLY_ALL * gain:
-            yield f"{what[0].upper()}{what[1:]}: {_describe_gain(plan, gain)}."
     for knee in plan.knees[-1:]:
         p = knee.prediction
         early = float(p.ttft_s[0]) < 0.9 * float(plan.choice.ttft_s[0])
@@ -683,6 +679,10 @@ def _list_changes(plan: ChosenPlan, told: str) -> Iterator[str]:
                 f"{units.seconds(number(p.ttft_s))} and costs at most "
                 f"{units.percent(knee.given_up)} of throughput."
             )
+    lifted = {f"a 10 % looser {LABELS[b.limit]}": b.gain_without for b in plan.binding}
+    for what, gain in plan.prices.items():
+        if gain > NO_GAIN and lifted.get(what, float("inf")) > NEARLY_ALL * gain:
+            yield f"{what[0].upper()}{what[1:]}: {_describe_gain(plan, gain)}."
 
 
 def _advised(plan: ChosenPlan) -> Iterator[str]:
@@ -759,9 +759,10 @@ def _list_settings(plan: ChosenPlan) -> Iterator[str]:
                 f"({join_titles(list_engines(other))})."
             )
         return
-    yield f"Runs in {join_titles(able)}."
     asked = plan.question.admission.engine
     engine = asked if asked in SERVERS else next((e for e in able if e in SERVERS), "")
-    if engine:
+    if not engine:
+        yield f"Runs in {join_titles(able)}."
+    else:
         share = plan.question.limits.gpu_memory / p.deployment.hardware.gpu_memory
         yield from describe_command(engine, serve_prediction(p, share), p.deployment.stack.name)

@@ -112,7 +112,7 @@ def make_result(
     ]
     if plan.research is not None and plan.research.gain <= NO_GAIN:
         best = phrase_technique(plan.research.prediction.technique)
-        more.append(f"Nothing that no engine runs would serve more; {best} comes closest.")
+        more.append(f"No technique outside the engines would serve more; {best} comes closest.")
     if brief is not shown:
         more = [BLANK, shown, BLANK, *more]
     tables = [shown]
@@ -352,7 +352,7 @@ def _changes(plan: ServicePlan) -> Iterator[str]:
             differing_options(plan.choice.carried.deployment, d) for d in plan.missing[:MAX_MISSING]
         )
         more = len(plan.missing) - MAX_MISSING
-        yield f"Nothing meets the targets with: {some}{f'; {more} more' if more > 0 else ''}."
+        yield f"No plan meets the targets with {some}{f'; {more} more' if more > 0 else ''}."
 
 
 def _how_to_run(plan: ServicePlan) -> Iterator[str]:
@@ -360,7 +360,7 @@ def _how_to_run(plan: ServicePlan) -> Iterator[str]:
     chosen = plan.choice
     able = chosen.candidate.engines
     if not able:
-        yield "No engine runs it; kvsim's own implementation does: `kvsim validate`."
+        yield "No engine runs it; `kvsim validate` runs kvsim's own implementation."
         return
     asked = chosen.candidate.question.admission.engine
     engine = asked if asked in able else able[0]

@@ -49,13 +49,13 @@ from kvsim.report.result import Result
 from kvsim.report.suitability import OFFLOAD_NOTE, describe_engines, describe_quality
 from kvsim.report.table import Column, Table, quantity_columns, text_column
 from kvsim.report.terminal import BLANK, Heading, Items
-from kvsim.report.units import legend
 from kvsim.serving.servable import why_refused
 from kvsim.techniques.papers.full import Full
 from kvsim.techniques.technique import NEEDS_KERNEL, Technique, compose
 
-BATCH_TTFT = "TTFT: until all prompts of the batch are read, on an idle GPU"
-LOOP_TTFT = "each client sends its next request at once; TTFT with the time in the queue"
+BATCH_TTFT = "TTFT: whole batch, idle GPU"
+LOOP_TTFT = "each client sends its next request at once; TTFT: queueing included"
+RATES = "decode tok/s: batch / TPOT; output tok/s: with prefill"
 
 
 def predict_points(
@@ -148,7 +148,6 @@ def _make_result(
     said = {*brief.settings, *brief.evidence}
     rest = [x for x in (*answer.settings, *answer.evidence) if x not in said]
     reversals = _tabulate_drafts(gains)
-    unfit = [] if all(row["fits"] for row in rows) else ["! does not fit in GPU or host memory"]
 
     return Result(
         command,
@@ -159,7 +158,7 @@ def _make_result(
         rows,
         tables=[shown, *reversals],
         blocks=[
-            *(Heading(heading), *answer.head(), shown, *unfit, *reversals, BLANK),
+            *(Heading(heading), *answer.head(), shown, *reversals, BLANK),
             *brief.body(),
             *(f"Note{note}" for note in notes),
         ],
@@ -311,12 +310,11 @@ def _table(rows: Sequence[Row]) -> Table:
         *quantity_columns(host_bytes=2, max_batch=3, bound_by=4),
     ]
     ttft = LOOP_TTFT if "concurrency" in rows[0] else BATCH_TTFT
-    note = f"{ttft}; {legend(['decode_tok_s', 'output_tok_s'])}"
     return Table(
         columns,
         rows,
         below=lambda row: settings(row) if first[spec(row)] == id(row) else "",
-        note=note,
+        note=f"{ttft}; {RATES}{'' if all(row['fits'] for row in rows) else '; !: does not fit'}",
     )
 
 
@@ -363,7 +361,7 @@ def _tabulate_drafts(gains: Sequence[Row]) -> list[Table]:
         for row in gains
         for which, name in (
             ("speedup", labels[row["notation"]]),
-            ("least_acceptance", "  gains above acceptance"),
+            ("least_acceptance", "  least acceptance"),
         )
     ]
     every = sorted({b for row in rows for b in row["batches"]}, key=int)
@@ -374,9 +372,7 @@ def _tabulate_drafts(gains: Sequence[Row]) -> list[Table]:
 
     columns = [text_column("speed-up at batch", lambda row: row["name"]), *map(column, every)]
     note = (
-        "decode tok/s with drafts over decode tok/s without; below 1 drafts slow decoding down, "
-        "and so "
-        "does an acceptance (accepted over drafted tokens) below that of the second line"
+        "decode tok/s with drafts over without; drafts pay above the acceptance in the second line"
     )
     return [Table(columns, rows, note=note)]
 
@@ -432,15 +428,20 @@ def _write_answer(
         verdict=said,
         figures=figures(best),
         changes=[
-            *(f"{_name_unfit_point(rows)} fits with {change}." for change in changes),
+            *([f"{_name_unfit_point(rows)} fits with {_either(changes)}."] if changes else []),
             *caveats.slower_kernels(found[at]),
         ],
         settings=[
             *describe_engines(found),
-            *(
-                line
-                for line in _limits(best, found[at], len(rows) > 1)
-                if " ".join(line.split()[:2]) not in said  # each is told once
+            *filter(
+                None,
+                [
+                    " ".join(
+                        line
+                        for line in _limits(best, found[at], len(rows) > 1)
+                        if " ".join(line.split()[:2]) not in said  # each is told once
+                    )
+                ],
             ),
         ],
         evidence=[
@@ -674,6 +675,10 @@ def _changes(rows: Sequence[Row], found: Sequence[Prediction]) -> list[str]:
     return []
 
 
+def _either(clauses: Sequence[str]) -> str:
+    return " or ".join(filter(None, [", ".join(clauses[:-1]), clauses[-1]]))
+
+
 def _name_unfit_point(rows: Sequence[Row]) -> str:
     """The first point that does not fit, as the start of a sentence."""
     if len(rows) == 1:
@@ -700,5 +705,5 @@ def _limits(row: Row, prediction: Prediction, several: bool = False) -> list[str
     )
     return [
         *([pools] if room.tokens else []),
-        f"Longest prompt{whose}{at}: {longest:,} tokens{beyond}.",
+        *([f"Longest prompt{at}: {longest:,} tokens{beyond}."] if longest else []),
     ]

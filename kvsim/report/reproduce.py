@@ -100,7 +100,7 @@ def to_markdown(result: Result[list[Score]]) -> str:
     text = f"# Errors of `kvsim reproduce {source}`, {date.today().isoformat()}\n\n"
     text += f"In %, mean / worst.\n\n{_markdown(scores)}\n"
     if mechanisms.rows:
-        told = "Times that no stack was fitted to, by what they differ in."
+        told = "Held-out times, by mechanism."
         text += f"\n## By mechanism\n\n{told}\n\n{_markdown(mechanisms)}\n"
     return text
 
@@ -164,7 +164,7 @@ def _worst_table(pairs: Sequence[tuple[PublishedRow, float]]) -> Table:
         percent_column("error %", "error"),
         text_column("use", "use", 1),
     )
-    title = f"Rows that miss most ({len(worst)} of {len(pairs)})"
+    title = f"Rows with the largest errors ({len(worst)} of {len(pairs)})"
     return Table(columns, worst, title, lambda r: r["technique"].partition(":")[2])
 
 
@@ -230,9 +230,9 @@ def _show_fit(fit: Fit, stack: str) -> None:
     )
     blocks: list[Block] = [Table(columns, rows, f"Stack {stack}")]
     if len(fit.values) == fit.residuals.size:
-        blocks.append("As many numbers as rows: nothing tells how well they are known.")
+        blocks.append("There are as many numbers as rows, so their uncertainty is unknown.")
     blocks += [f"The rows do not determine {key}." for key in fit.unknown]
-    blocks += [f"The rows cannot tell {one} from {other}." for one, other in fit.confused]
+    blocks += [f"The rows cannot distinguish {one} from {other}." for one, other in fit.confused]
     Terminal().show(blocks)
 
 
@@ -241,7 +241,7 @@ def _write_answer(rows: list[PublishedRow], predicted: list[float]) -> Answer:
     pairs = [(r, v) for r, v in zip(rows, predicted, strict=True) if r.metric != "fits"]
     errors = {use: [abs(error(r, v)) for r, v in pairs if r.use == use] for use in USES}
     told = []
-    for use, said in (("check", "rows that nothing was fitted to"), ("fit", "fitted rows")):
+    for use, said in (("check", "held-out rows"), ("fit", "fitted rows")):
         if errors[use]:
             mean, worst = sum(errors[use]) / len(errors[use]), max(errors[use])
             told.append(
@@ -249,7 +249,7 @@ def _write_answer(rows: list[PublishedRow], predicted: list[float]) -> Answer:
                 f"average and {units.percent(worst)} at worst."
             )
     cards = ", ".join(sorted({r.hardware for r in rows}))
-    odd = f"{len(errors['anomaly'])} rows contradict themselves or others and are left out of it."
+    odd = f"{len(errors['anomaly'])} rows contradict themselves or others and are excluded."
     wanted = [f"They were measured on {cards}.", odd if errors["anomaly"] else ""]
     return Answer(verdict(told or ["No rows about times or sizes."], wanted))
 

@@ -146,7 +146,7 @@ def _answer(device: str, units: Sequence[Unit], found: Found) -> Answer:
     failed = [_called(name) for name, result in found.items() if _passed(name, result) is False]
     missed = f"Not passed: {_listed(failed)}." if failed else "Nothing that was checked failed."
     many = f"{len(left)} units are left" if len(left) > 1 else "one unit is left"
-    changes = [f"Run the command again to go on: {many} ({_listed(left)})."] if left else []
+    changes = [f"Run the command again to continue: {many} ({_listed(left)})."] if left else []
     return Answer(
         verdict(
             [f"{len(found)} of {len(units)} units are done on {device}.", missed if found else ""],
@@ -333,13 +333,13 @@ def _tpot(one: Row) -> Row:
 def _change(predicted: float, measured: float) -> str:
     """What a plan for this card should do otherwise, given speeds over full KV's."""
     if abs(measured - 1) < NEAR:
-        return "no faster than full: choose it for memory alone"
+        return "no faster than full: it only saves memory"
     if (predicted > 1) == (measured > 1):
         return "nothing"
     return (
         "a plan would choose it, and full is faster"
         if predicted > 1
-        else ("a plan would leave it out, and it is faster than full")
+        else ("a plan would omit it, and it is faster than full")
     )
 
 

@@ -425,17 +425,14 @@ def _changes(row: Row, deployment: Deployment, targets: str) -> Sequence[str]:
     refused = row["refused_by"]
     if refused["context"]:
         said.append(
-            f"{refused['context']:,} requests are longer than the context of "
-            f"{deployment.model.name}, "
-            f"{row['max_model_len']:,} tokens, and were refused: choose a model with a longer one, "
-            "or "
-            "give --max-model-len if your engine is started with another limit."
+            f"{refused['context']:,} requests were refused because they exceed the context of "
+            f"{deployment.model.name}, {row['max_model_len']:,} tokens: choose a model with a "
+            "longer context, or give --max-model-len if your engine has another limit."
         )
     if refused["cache"]:
         said.append(
-            f"{refused['cache']:,} requests are larger than the KV cache and were refused: use "
-            "more GPUs "
-            "(--tp), narrower --weights, or a technique that keeps part of the cache elsewhere."
+            f"{refused['cache']:,} requests were refused because they exceed the KV cache: use "
+            "more GPUs (--tp), narrower --weights, or a technique that keeps less on the GPU."
         )
     if targets and row["good_share"] is not None and row["good_share"] < MIN_GOOD_SHARE:
         said.append(
@@ -444,7 +441,7 @@ def _changes(row: Row, deployment: Deployment, targets: str) -> Sequence[str]:
         )
     if row["preemptions"] >= OFTEN * row["requests"]:
         said.append(
-            f"{row['preemptions']:,} preemptions because the KV cache was full: --max-seqs (vLLM: "
+            f"{row['preemptions']:,} preemptions, because the KV cache was full; --max-seqs (vLLM: "
             f"--max-num-seqs) below {units.integer(row['mean_batch'] * 1.5)} would avoid most."
         )
     return said
@@ -485,7 +482,7 @@ def _describe_cases(rows: Sequence[Row], where: str, trace: str, best: Row, targ
     key = _varied_option(rows)
     met = f"{_list(rows, _write_good_share)} of requests meet {targets}." if targets else ""
     if key in ("req_s", "rate"):
-        return _describe_loads(rows, where, trace, met)
+        return _describe_loads(rows, where, met)
     if key in ("host_cache", "nvme_cache"):
         return _describe_tiers(rows, where, trace)
     if key == "prefix_load":
@@ -548,17 +545,17 @@ def _describe_sought(rows: Sequence[Row], best: Row, where: str, trace: str, tar
 
     if not _keeps(best):
         name = HEADINGS[key]
-        told = f"No {name} that was tried keeps {targets} (p99) for {trace} on {where}."
+        told = f"No tried value of {name} meets {targets} (p99) for {trace} on {where}."
         return verdict([told, f"At {name} {value}: {measured(best)}."])
-    keep = "keep" if best["replicas"] > 1 else "keeps"
+    keep = "meet" if best["replicas"] > 1 else "meets"
     said = {
         "rate": f"{where} {keep} {targets} (p99) up to {value} times the rate of {trace}",
         "req_s": f"{where} {keep} {targets} (p99) up to {value} requests per second",
-        "replicas": f"Take {where}, no fewer, to keep {targets} (p99) for {trace}",
+        "replicas": f"At least {where} are needed to meet {targets} (p99) for {trace}",
         "hit_rate": f"{where} {keep} {targets} (p99) if at least {value} of each prompt is cached",
-        "host_cache": f"{value} GiB of host cache are the least with which {where} keep {targets} "
-        f"(p99) for {trace}",
-        "prefill_replicas": f"Of {where}, let {value} read prompts: it serves most of {trace} "
+        "host_cache": f"{where} {keep} {targets} (p99) for {trace} with at least {value} GiB of "
+        f"host cache",
+        "prefill_replicas": f"Of {where}, {value} should run prefill: this serves most of {trace} "
         f"within {targets}",
     }[key]
     harder = [row for row in rows if not _keeps(row)]
@@ -568,7 +565,7 @@ def _describe_sought(rows: Sequence[Row], best: Row, where: str, trace: str, tar
     return verdict([f"{said}: {measured(best)}."], beyond)
 
 
-def _describe_loads(rows: Sequence[Row], where: str, trace: str, met: str) -> str:
+def _describe_loads(rows: Sequence[Row], where: str, met: str) -> str:
     """How much memory each load takes, and which are more than the machine serves."""
     unit = "times the trace's rate" if _varied_option(rows) == "rate" else "requests per second"
     held = _list(rows, lambda row: units.size(row["kv_peak_bytes"]))
@@ -578,15 +575,16 @@ def _describe_loads(rows: Sequence[Row], where: str, trace: str, met: str) -> st
     over = ""
     if late:
         first, served = late[0], [row for row in rows if row not in late]
-        carried = f"It serves {_list(served, _value)}. " if served else ""
+        at_first = f"at {_value(first)} it completes"
+        kept = f"It keeps up with {_list(served, _value)}; {at_first}"
         over = (
-            f"{carried}{_value(first)} is too much: it completes "
+            f"{kept if served else at_first.capitalize()} "
             f"{units.rate(first['request_per_s'])} per second, and requests queue for "
             f"{units.seconds(first['queue_s']['p50'])} (median)."
         )
     holds = (
-        f"At {_list(rows, _value)} {unit} of {trace}, {_name(rows[0])} on {where} holds at most "
-        f"{held} of KV cache: {shares} of its {pool}."
+        f"At {_list(rows, _value)} {unit}, {_name(rows[0])} on {where} needs up to {held} of KV "
+        f"cache ({shares} of its {pool})."
     )
     room = len(f"{holds} {over}".split()) <= MAX_VERDICT_WORDS
     return verdict(
@@ -607,23 +605,20 @@ def _describe_tiers(rows: Sequence[Row], where: str, trace: str) -> str:
     if best > _ttft(least) * (1 - FASTER):
         told = f"A {kind} does not shorten TTFT for {trace} on {where}."
     else:
-        start = "without it" if least["case"][key] == 0 else f"with {_value(least)} GiB"
+        start = f"no {kind}" if least["case"][key] == 0 else f"{_value(least)} GiB"
         gain = units.percent(1 - _ttft(enough) / _ttft(least))
         told = (
-            f"Take a {kind} of {_value(enough)} GiB for {trace} on {where}: mean TTFT is "
-            f"{gain} shorter than {start}."
+            f"A {kind} of {_value(enough)} GiB shortens mean TTFT by {gain} for {trace} on "
+            f"{where}, compared with {start}."
         )
         whole = _ttft(least) - _ttft(enough)
         half = next(r for r in ranked if _ttft(least) - _ttft(r) >= PARTIAL_GAIN * whole)
         if half is not enough:
             share = units.percent((_ttft(least) - _ttft(half)) / whole)
-            told += f" {_value(half)} GiB give {share} of that gain."
+            told += f" {_value(half)} GiB achieve {share} of that gain."
     return verdict(
-        [
-            told,
-            f"At {_list(ranked, _value)} GiB mean TTFT is {_list(ranked, _mean)}.",
-        ],
-        [f"Prompt tokens from the cache: {_list(ranked, _hits)}."],
+        [told, f"At {_list(ranked, _value)} GiB, mean TTFT is {_list(ranked, _mean)}."],
+        [f"Prompt tokens found in the cache: {_list(ranked, _hits)}."],
     )
 
 
@@ -631,15 +626,15 @@ def _describe_prefixes(rows: Sequence[Row], where: str, trace: str) -> str:
     """Whether stored prefixes are loaded or computed again."""
     best = min(rows, key=_ttft)
     by = {row["case"]["prefix_load"]: row for row in rows}
-    told = "; ".join(f"{name}: {_mean(row)}" for name, row in by.items())
+    told = join_words([f"{_mean(row)} with {name}" for name, row in by.items()])
     if "recompute" in by and _ttft(best) < (1 - FASTER) * _ttft(by["recompute"]):
-        start = f"Load stored prefixes of {trace} on {where}, rather than recompute them"
+        start = f"Loading stored prefixes is faster than recomputing for {trace} on {where}"
     elif "recompute" in by:
-        start = f"Loading stored prefixes of {trace} on {where} is no faster than recomputing them"
+        start = f"Loading stored prefixes is no faster than recomputing for {trace} on {where}"
     else:
-        start = f"{best['case']['prefix_load']} serves {trace} on {where} best"
+        start = f"{best['case']['prefix_load']} is best for {trace} on {where}"
     return verdict(
-        [f"{start}: mean TTFT is {told}."], [f"{_hits(best)} of prompt tokens are stored."]
+        [f"{start}: mean TTFT is {told}."], [f"{_hits(best)} of prompt tokens are in the cache."]
     )
 
 

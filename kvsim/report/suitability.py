@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from kvsim.emit.engines import emit, turboquant
 from kvsim.emit.flags import MANUALS
 from kvsim.emit.served import Served
-from kvsim.planner.question import engines_running
+from kvsim.planner.question import FULL, engines_running
 from kvsim.planner.service import SERVERS
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence, evidence
@@ -16,13 +16,12 @@ from kvsim.techniques.technique import Technique
 
 KNOWN_BY = {
     "measured": "as measured on this model",
-    "expected": "as its layers lose one by one, measured on this model",
+    "expected": "from the losses of its layers, measured on this model",
     "published": "as published for this model",
     "published elsewhere": "as published for other models of its kind",
 }
 OFFLOAD_NOTE = (
-    "offload moves its share of the cache in every step, unlike the KV offloading of vLLM and "
-    "LMCache, which keeps prefixes: `kvsim simulate --host-cache 50`."
+    "offload moves the active cache; for stored prefixes, use `kvsim simulate --host-cache`."
 )
 
 
@@ -111,13 +110,9 @@ def describe_engines(found: Sequence[Prediction]) -> Iterator[str]:
         Sentences of the answer.
     """
     names = {p.technique.name: _name_engines(p) for p in found}
-    told = [f"{name} in {engines}" for name, engines in names.items() if engines]
-    alone = [name for name, engines in names.items() if not engines]
-    if told:
-        yield f"Engines: {'; '.join(told)}."
-    if alone:
-        own = "kvsim's own implementations: `kvsim validate`"
-        yield f"No serving engine has {', '.join(alone)}; {own}."
+    some = {name: engines or "no engine" for name, engines in names.items() if name != FULL}
+    listed = (f"{name} in {engines}" for name, engines in (some or names).items())
+    yield f"Engines: {'; '.join(listed)}."
     if "offload" in names:
         yield OFFLOAD_NOTE
 
@@ -147,15 +142,13 @@ def describe_quality(found: Sequence[Prediction], brief: bool = False) -> Iterat
         if known.kind == "none":
             model = p.deployment.model.name
             yield (
-                f"Quality of {t.name}: nothing published or measured for {model} or a similar "
+                f"Quality of {t.name}: nothing is published or measured for {model} or a similar "
                 f"model; `kvsim validate --quality` measures it."
             )
         else:
-            here = "not measured with these settings; with others: " * _settings_differ(
-                known.worst, str(t)
-            )
-            told = str(known).partition("; ")[0] if brief else str(known)
-            yield f"Quality of {t.name}: {here}{told}."
+            other = ", measured with other settings" * _settings_differ(known.worst, str(t))
+            told = str(known).partition(": ")[0] if brief else str(known)
+            yield f"Quality of {t.name}{other}: {told}."
 
 
 def describe_loss(technique: Technique, found: Evidence) -> str:

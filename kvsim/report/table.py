@@ -222,7 +222,7 @@ class Table:
             out += [f"    {line}" for line in _wrap(self.below(row), max(width - 4, 20))]
         left_out = [column.heading for column in self.columns if column not in columns]
         if left_out:
-            told = f"Left out at this width: {', '.join(left_out)}."
+            told = f"Columns omitted at this width: {', '.join(left_out)}."
             out += _wrap(told, max(width, 20))
         return out
 

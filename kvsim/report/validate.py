@@ -179,7 +179,7 @@ def _write_answer(rows: Sequence[Row]) -> Answer:
         verdict=paragraph(
             [
                 f"{'No' if failed else 'Yes'}: {told}; {counts['equal']:,} of {counts.total():,} "
-                f"counts of ops and buffers are equal to the last digit.",
+                f"counts of operations and buffers are exactly equal.",
                 f"{explained:,} differ for a reason given below." if explained else "",
                 f"These do not: {', '.join(failed[:3])}." if failed else "",
             ]
@@ -272,7 +272,7 @@ def _measured_table(measured: Sequence[Row], title: str = "") -> Table:
 
 
 def _draw_bars(rows: Sequence[Row], labels: Sequence[str]) -> Chart:
-    title = "Counts of ops and buffers, by how they stand beside the prediction"
+    title = "Counts of operations and buffers, compared with the prediction"
     height = 130 + 30 * len(rows)
     chart = Chart(title, "counts", height=height, yaxis=DOWNWARDS, barmode="stack")
     chart.figure.update_layout(legend_traceorder="normal")

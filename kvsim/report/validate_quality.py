@@ -175,7 +175,7 @@ def make_layer_result(
         for layer in range(each.shape[-1])
     ]
     blocks: list[Block] = [
-        Heading(f"{found.model}: KL divergence [nat per token] of each layer packed alone"),
+        Heading(f"{found.model}: KL divergence [nat per token] of each layer quantised alone"),
         found.settings,
         cells_table(("layer", *heads), rows, 0),
     ]

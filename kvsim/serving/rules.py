@@ -139,7 +139,7 @@ class Rules:
         for name in ("nvme_cache", "remote_cache"):
             if getattr(self, name) and not self.prefix_caching:
                 option = f"--{name.replace('_', '-')}"
-                raise InputError(f"{option}: stores prefix blocks only; add --prefix-caching")
+                raise InputError(f"{option}: needs prefix blocks; add --prefix-caching")
         needs = {
             "cache_ttl": ("--host-cache, --nvme-cache or --remote-cache", self.tiers),
             "cache_block": ("--host-cache, --nvme-cache or --remote-cache", self.tiers),
@@ -152,7 +152,7 @@ class Rules:
         for name, (other, there) in needs.items():
             if getattr(self, name) != defaults[name] and not there:
                 option = f"--{name.replace('_', '-')}"
-                raise InputError(f"{option}: does nothing without {other}; add it or leave it out")
+                raise InputError(f"{option}: has no effect without {other}; add it or omit it")
 
     def scale_to(self, deployment: Deployment) -> "Rules":
         """Return the rules of a whole replica where each of its ranks follows these.

@@ -380,8 +380,8 @@ def _unit(rules: Rules, requests: Requests) -> int:
     if rules.tiers and not requests.block_tokens:
         raise InputError(
             "--host-cache: the trace names no prefix blocks, so nothing would be stored; use a "
-            "trace "
-            "that has hash blocks, or say what prompts share with --cached, --hit-rate or --turns"
+            "trace that has hash blocks, or describe what prompts share with --cached, --hit-rate "
+            "or --turns"
         )
     if not rules.cache_block:
         return 1
@@ -411,6 +411,6 @@ def _part_bytes(costs: StepCosts, requests: Requests) -> int:
     if least < count and requests.block_tokens:
         raise InputError(
             f"--prefix-caching: {costs.technique} does not keep every prompt token, so prefixes "
-            f"cannot be shared; leave it out or choose a technique that keeps them"
+            f"cannot be shared; omit it or choose a technique that keeps them"
         )
     return max(least // count, 0)

@@ -339,7 +339,7 @@ def compute_on_cluster(
         elif monotonic() - seen > WORKER_TIMEOUT_S:
             raise InputError(
                 f"--scheduler: {client.scheduler.address} has lost all its workers; finished "
-                f"chunks are kept, --resume goes on"
+                f"chunks are kept, --resume continues"
             )
         while len(under_way) < BUNDLES_PER_WORKER * max(coming.takers, 1):
             bundle = again.pop() if again else next(coming, None)
@@ -367,7 +367,7 @@ def compute_on_cluster(
                     reason = f"{type(problem).__name__}: {first_line(problem, 200)}"
                     raise InputError(
                         f"--scheduler: chunk {first} failed {MAX_TRIES} times ({reason}); "
-                        f"finished chunks are kept, --resume goes on"
+                        f"finished chunks are kept, --resume continues"
                     ) from None
                 again.append(bundle)
                 continue

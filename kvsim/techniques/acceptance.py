@@ -110,10 +110,10 @@ def find_accepted(
         between = float(np.std(np.log(tokens), ddof=1)) * (n + 1) / (n - 1)
     kinds = "" if task == "mixed" else f", {task}"
     if task != "mixed" and not here:
-        kinds = f"; nothing is measured on {task}, so all texts"
-    said = own[0].model if own else f"the mean of {len(tokens)} model{'s' * (len(tokens) > 1)}"
+        kinds = f"; as {task} was not measured"
+    said = own[0].model if own else f"average of {len(tokens)} model{'s' * (len(tokens) > 1)}"
     shares = tuple(float(x) for x in curves.mean(axis=0))
-    return AcceptedDrafts(shares, float(np.hypot(within, between)), f"{method} on {said}{kinds}")
+    return AcceptedDrafts(shares, float(np.hypot(within, between)), f"{method}, {said}{kinds}")
 
 
 def _by_model(some: Sequence[AcceptanceSummary], drafts: int) -> np.ndarray:

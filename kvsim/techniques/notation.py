@@ -124,7 +124,7 @@ def _clause(clause: _Piece, alone: bool) -> Layers:
         axes = {part.axis for term in terms for part in term.pieces()}
         if axes != {"drafting"}:
             raise clause.error(
-                "a clause without layers is for drafting alone; write '0-1: ...; 2-: ...'"
+                "a clause without layers may only contain drafting; write '0-1: ...; 2-: ...'"
             )
         return Layers(terms, 0, -1)
     first = _layer(clause, matched.group(1))
@@ -135,7 +135,7 @@ def _clause(clause: _Piece, alone: bool) -> Layers:
         raise clause.error(f"layers {first}-{last} end before they begin; write {last}-{first}")
     rest = _Piece(clause.text[matched.end() :], clause.column + matched.end()).strip()
     if not rest.text:
-        raise rest.error("no technique behind the layers, as in '0-1: full'")
+        raise rest.error("no technique after the layers; expected one, as in '0-1: full'")
     return Layers(_terms(rest), first, last)
 
 
@@ -319,5 +319,5 @@ def parse_several(text: str) -> list[Technique]:
     found = [parse(one) for one in specs]
     for t in found:
         if sum(str(t) == str(other) for other in found) > 1:
-            raise InputError(f"{t.name}: the same technique twice; leave out one, or change it")
+            raise InputError(f"{t.name}: is given twice; omit one, or change its settings")
     return found

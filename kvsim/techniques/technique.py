@@ -60,8 +60,8 @@ AXIS_WORDS = {
 }
 DEFAULT_NAMES = ("all", "fp16", "gpu")  # parts that change nothing
 UNAFFECTED: dict[Mixer, str] = {
-    "recurrent": "have a state of constant size, which stays as it is",
-    "shared": "attend to an earlier layer's cache, as that keeps it",
+    "recurrent": "have a state of constant size, which is unchanged",
+    "shared": "attend to an earlier layer's cache, as kept by that layer",
     "none": "mix no tokens",
 }
 AnyTerm = TypeVar("AnyTerm", bound=Term)
@@ -594,7 +594,7 @@ def _coverage_conflict(ranges: tuple[Layers, ...], layers: int) -> str:
             return "" if some.first < layers else f"the model has {layers} layers"
         expected = some.last + 1
     if expected != layers:
-        return f"it says what {expected} layers do, and the model has {layers}"
+        return f"it describes {expected} layers, but the model has {layers}"
     return ""
 
 
@@ -608,9 +608,9 @@ def _sharing_conflict(deployment: Deployment, layout: Layout) -> str:
     for *_, parts in layout:
         name = parts.selection.name
         if m.owners and not parts.selection.borrows:
-            return f"{name} chooses anew in every layer, and some share an earlier one's cache"
+            return f"{name} chooses tokens per layer, but some share an earlier layer's cache"
         if m.indexer and not parts.selection.borrows:
-            return f"{name} chooses what is read, and the model's indexer does so already"
+            return f"{name} selects tokens, which the model's indexer already does"
     return ""
 
 
@@ -637,8 +637,8 @@ def _unaffected_layers(deployment: Deployment, layers: Sequence[Parts]) -> list[
         found.append(f"acts on {kinds['attention']} of {m.layers} layers: {'; '.join(others)}")
     if kinds["recurrent"]:
         found.append(
-            f"states: no run of such kernels stands behind stack {deployment.stack.name}; "
-            f"they are taken to reach the shares of peak of its attention"
+            f"states: no measurement of such kernels underlies stack {deployment.stack.name}; "
+            f"they are assumed to be as efficient as its attention"
         )
     if m.indexer:
         alike = f", all of it on each of {deployment.tp} GPUs" if deployment.tp > 1 else ""

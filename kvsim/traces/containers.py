@@ -140,7 +140,7 @@ def _line_blocks(source: Source, longest: int) -> Iterator[tuple[int, bytes]]:
             blank = 0 if whole.strip() else blank + len(whole)
             if blank > MAX_BLANK_BYTES:
                 said = f"more than {MAX_BLANK_BYTES:,} bytes of blank lines in a row"
-                raise InputError(f"{source.name}, line {before + 1}: {said}; mend the file")
+                raise InputError(f"{source.name}, line {before + 1}: {said}; fix the file")
             yield before, whole
             before += whole.count(b"\n")
             pieces, waiting = [], 0
@@ -148,7 +148,7 @@ def _line_blocks(source: Source, longest: int) -> Iterator[tuple[int, bytes]]:
         waiting += len(block) - end
         if waiting > longest:
             where = f"{source.name}, line {before + 1}"
-            raise InputError(f"{where}: longer than {longest:,} bytes; mend the file")
+            raise InputError(f"{where}: longer than {longest:,} bytes; fix the file")
     if waiting:
         yield before, b"".join(pieces)
 
@@ -244,7 +244,7 @@ def _header(source: Source) -> tuple[list[str], str]:
     except UnicodeDecodeError:
         raise InputError(f"{where}: not UTF-8; expected a header in UTF-8") from None
     if "\r" in text:
-        raise InputError(f"{where}: lines end with CR alone; expected newlines")
+        raise InputError(f"{where}: lines end with CR only; expected newlines")
     delimiter = max(DELIMITERS, key=text.count)
     names = [name.strip() for name in _split_quoted(text, delimiter)]
     if not names or all(re.fullmatch(r"[\d.:\- ]*\d[\d.:\- ]*", name) for name in names):
@@ -252,7 +252,7 @@ def _header(source: Source) -> tuple[list[str], str]:
         raise InputError(f"{where}: got {text[:60]!r}; {mend}")
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise InputError(f"{where}: column {twice!r} stands there twice; name it once")
+        raise InputError(f"{where}: column {twice!r} appears twice; name it once")
     return names, delimiter
 
 

@@ -191,7 +191,7 @@ def draw_requests(series: list[Series], where: str, seed: int) -> tuple[Requests
     count = int(each.sum())
     if not 0 < count <= MAX_COUNTED_REQUESTS:
         raise InputError(
-            f"{where}: {count:,} requests finished between the first look and the last; expected "
+            f"{where}: {count:,} requests finished between the first sample and the last; expected "
             f"1 to {MAX_COUNTED_REQUESTS:,}"
         )
     random = np.random.default_rng(seed)
@@ -202,7 +202,7 @@ def draw_requests(series: list[Series], where: str, seed: int) -> tuple[Requests
     share = min(hits / queries, 1.0) if queries else 0.0
     notes = [
         "requests are counted when they finish; arrivals are drawn at those times",
-        "prompt and generated lengths are drawn independently: the histograms do not tell",
+        "prompt and generated lengths are drawn independently, as histograms are separate",
     ]
     if share <= 0:
         return Requests(arrival - arrival[0], lengths[0], lengths[1]), notes
@@ -243,7 +243,7 @@ def _looks(series: list[Series], names: tuple[str, ...], where: str) -> Floats:
     grid = np.unique(np.concatenate(found))
     if len(grid) < 2:
         raise InputError(
-            f"{where}: one look at the metrics; expected a range query, or several texts"
+            f"{where}: only one sample of the metrics; expected a range query, or several texts"
         )
     return np.asarray(grid)
 
@@ -370,7 +370,7 @@ def read_spans(documents: list[object], where: str) -> tuple[Requests, list[str]
     rows.sort()
     arrival = np.array([row[0] for row in rows])
     prompt_tokens, generated = (np.array([row[i] for row in rows], np.int64) for i in (1, 2))
-    notes = [f"{left_out:,} spans without a start or tokens were left out"] if left_out else []
+    notes = [f"{left_out:,} spans without a start or tokens were omitted"] if left_out else []
     return Requests(arrival - arrival[0], prompt_tokens, generated), notes
 
 
@@ -438,5 +438,5 @@ def read_access_log(
     prompt, generate = lengths.draw(np.random.default_rng(seed), len(arrival))
     notes = [f"lengths are drawn from --lengths: {where} has arrivals only"]
     if skipped:
-        notes.append(f"{skipped:,} lines of another format were left out")
+        notes.append(f"{skipped:,} lines of another format were omitted")
     return Requests(arrival - arrival[0], prompt, generate), notes

@@ -122,14 +122,14 @@ class Reader:
                 yield self._build_part(chunk, kept)
         if not found:
             left = self.left_out.total
-            what = f"all {left} rows left out" if left else "no rows below the header"
+            what = f"all {left} rows were omitted" if left else "no rows below the header"
             raise InputError(f"{self.source.name}: {what}; expected at least one request")
 
     def notes(self) -> tuple[str, ...]:
         """Remarks for the user on the rows read so far."""
         name, notes = self.source.name, []
         for rule, count in self.left_out.counts.items():
-            notes.append(f"left out {count} rows [{rule}], the first: {self.left_out.first[rule]}")
+            notes.append(f"omitted {count} rows [{rule}], the first: {self.left_out.first[rule]}")
         if not self.layout.arrival:
             notes.append(f"{name}: no arrival times; all requests arrive at 0 s, as one batch")
         if self.layout.chars_per_token:
@@ -317,7 +317,7 @@ def _parent_rows(conduct: Conduct, name: str) -> Integers:
     if late.size:
         raise InputError(
             f"{name}, request {late[0] + 1}: follows request {parent[late[0]] + 1}, which is not "
-            f"before it; expected a turn behind the one that it follows"
+            f"before it; expected a turn after the one that it follows"
         )
     return parent.astype(np.int64)
 
@@ -387,12 +387,11 @@ def _layout(source: Source, options: ReadOptions) -> Layout:
         layout = replace(layout, chars_per_token=options.chars_per_token)
     elif options.chars_per_token:
         raise InputError(
-            f"--chars-per-token: does nothing for {source.name}, which holds token counts; "
-            "leave it out"
+            f"--chars-per-token: has no effect on {source.name}, which holds token counts; omit it"
         )
     if options.block_tokens and not layout.blocks:
         raise InputError(
-            f"{source.name} has no prefix blocks; leave --block-tokens out (of kvsim simulate: "
+            f"{source.name} has no prefix blocks; omit --block-tokens (of kvsim simulate: "
             "--hash-block-tokens)"
         )
     if layout.blocks:

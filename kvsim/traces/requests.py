@@ -123,11 +123,11 @@ class Requests:
         if self.parent is not None and ((self.parent < -1) | (self.parent >= own)).any():
             raise InputError("parent: expected an earlier request, or -1")
         if self.think is not None and self.parent is None:
-            raise InputError("think: does nothing without parent")
+            raise InputError("think: has no effect without parent")
         if self.think is not None and not (np.isfinite(self.think) & (self.think >= 0)).all():
             raise InputError("think: expected seconds, at least 0")
         if self.priority is not None and ((self.priority < 0) | (self.priority >= CLASSES)).any():
-            raise InputError(f"priority: expected classes from 0 to {CLASSES - 1}")
+            raise InputError(f"priority: expected priority classes from 0 to {CLASSES - 1}")
         if self.abort_after is not None and not (self.abort_after > 0).all():
             raise InputError("abort_after: expected seconds above 0")
 

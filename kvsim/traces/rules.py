@@ -179,7 +179,7 @@ class RowPolicy:
             what = told[position]
             line = self._line(chunk.place, position, what)
             if what.rule != "failed" and not self.skip:
-                raise InputError(f"{line}; mend the row, or leave such rows out with --skip-bad")
+                raise InputError(f"{line}; fix the row, or omit such rows with --skip-bad")
             left_out.add(what, line)
         return kept
 

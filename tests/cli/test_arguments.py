@@ -94,7 +94,7 @@ def test_python_names_keywords_and_the_command_options() -> None:
     with pytest.raises(InputError, match=r"^batch: got 0; expected a whole number from 1 to"):
         kvsim.predict("llama2-7b", "a6000", batch=0)
     assert line(*PREDICT, "--batch", "0").startswith("--batch: got 0; expected a whole number")
-    with pytest.raises(InputError, match=r"^per_class: does nothing without trace; add trace"):
+    with pytest.raises(InputError, match=r"^per_class: has no effect without trace; add trace"):
         kvsim.plan("llama2-7b", "a6000", per_class=True)
 
 

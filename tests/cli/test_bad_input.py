@@ -275,11 +275,11 @@ def test_reports_that_cannot_be_written(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ("--tpot 1e-6", "TPOT of 90 %|instead of 0.001ms"),
-        ("--ttft 1e-6", "TTFT of 90 %|instead of 0.001ms"),
-        ("--gpu-memory 0.01", "weights of smollm2-135m need 0.25 of 0.01 GiB"),
-        ("--model llama2-70b --host-memory 0.5", "weights of llama2-70b need 128 of"),
-        ("--tpot 1e-6 --lossy --acceptance 1", "TPOT of 90 %"),
+        ("--tpot 1e-6", "TPOT p90 would|target of 0.001ms"),
+        ("--ttft 1e-6", "TTFT p90 would|target of 0.001ms"),
+        ("--gpu-memory 0.01", "weights of smollm2-135m need 0.25 GiB per GPU, and 0.01 GiB"),
+        ("--model llama2-70b --host-memory 0.5", "weights of llama2-70b need 128 GiB"),
+        ("--tpot 1e-6 --lossy --acceptance 1", "TPOT p90 would"),
     ],
 )
 def test_impossible_limits(options: str, words: str) -> None:

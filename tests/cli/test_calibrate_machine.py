@@ -59,7 +59,7 @@ def kvsim(*arguments: str) -> subprocess.CompletedProcess[str]:
         ),
         (
             ["--from-run", "x", "--quick", "--out", "F.toml"],
-            "--quick: does nothing without --device",
+            "--quick: has no effect without --device",
         ),
         (["--from-run", "x", "--out", "F.toml"], "--from-run needs --model and --gpu"),
     ],

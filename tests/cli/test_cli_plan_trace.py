@@ -62,5 +62,5 @@ def test_bad_input_gets_one_line(arguments: tuple[str, ...], code: int, message:
 def test_options_of_a_trace_need_one(lonely: tuple[str, ...]) -> None:
     done = run("plan", "--model", "llama3-8b", "--gpu", "a6000", *lonely)
     assert done.code == 2
-    assert done.err.startswith(f"kvsim: {lonely[0]}: does nothing without --trace; add --trace")
+    assert done.err.startswith(f"kvsim: {lonely[0]}: has no effect without --trace; add --trace")
     assert len(done.err.splitlines()) == 1

@@ -119,7 +119,7 @@ def test_what_cannot_be_measured_is_refused_in_one_line(
 
 def test_options_about_quality_need_it() -> None:
     for name in ("--text", "--out"):
-        check(line("validate", name, "file"), f"{name}: does nothing without --quality")
+        check(line("validate", name, "file"), f"{name}: has no effect without --quality")
 
 
 @pytest.mark.parametrize("broken", [False, True])

@@ -18,7 +18,7 @@ def test_json_holds_rows_and_tables() -> None:
     assert (result.code, result.err) == (0, "")
     answer = answer_in(result.out)
     assert {"answer", "rows", "tables", "mechanisms"} == set(own_fields(answer))
-    assert "26 rows that nothing was fitted to" in answer["answer"]["verdict"]
+    assert "26 held-out rows" in answer["answer"]["verdict"]
     row = answer["rows"][0]
     assert {"published", "predicted", "error", "basis", "use", "technique"} <= set(row)
     assert row["error"] == pytest.approx(row["predicted"] / row["published"] - 1)

@@ -40,7 +40,7 @@ def test_a_trace_of_any_layout_is_read_as_kvsim_traces_reads_it(trace: Path) -> 
     named = ("--columns", "arrival=when,prompt=asked,generate=said", "--time-unit", "ms")
     done = run(*BASE, str(trace), *named, "--skip-bad", "--sort", "--json")
     assert done.code == 0, done.err
-    assert "left out 1 rows [least]" in done.err
+    assert "omitted 1 rows [least]" in done.err
     assert answer_in(done.out)["requests"] == 4
     for options, words in [
         (named, "line 3|asked|[rule: least]"),
@@ -123,7 +123,7 @@ def test_auto_keeps_the_best_way_to_load_prefixes() -> None:
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (("--prefix-load", "auto"), "does nothing without --host-cache"),
+        (("--prefix-load", "auto"), "has no effect without --host-cache"),
         (("--host-cache", "20", "--prefix-load", "best"), "got 'best'; expected split, faster"),
     ],
 )
@@ -189,7 +189,7 @@ def test_sessions_and_clients_that_hang_up(tmp_path: Path) -> None:
     short = run(*BASE, *turns, *apart, "--abort-after", "300ms", "--check")
     assert "aborted, with the turns that would have followed them." in short.out
     for options, words in [
-        (("--abort-after", "none"), "--abort-after: none does nothing"),
+        (("--abort-after", "none"), "--abort-after: none has no effect"),
         (("--abort-after", "soon"), "--abort-after: got 'soon'"),
     ]:
         done = run(*BASE, *turns, *options)

@@ -149,7 +149,7 @@ def test_convert_sorts_and_leaves_out_on_request(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
     result = run(*arguments, "--skip-bad", "--sort")
     assert result.code == 0
-    assert "left out 1 rows [least], the first:" in result.err
+    assert "omitted 1 rows [least], the first:" in result.err
     assert load(str(tmp_path / "out.parquet")).requests.prompt.tolist() == [100] * 4 + [7]
 
 
@@ -182,7 +182,7 @@ def test_inspect_says_what_was_left_out(tmp_path: Path) -> None:
     path.write_bytes(azure("2023-11-16 18:15:41.7,0,0", "x"))
     result = run("traces", "inspect", str(path), "--skip-bad", "--json")
     assert answer_in(result.out)["left_out"] == {"columns": 1, "least": 1}
-    assert result.err.count("left out 1 rows") == 2
+    assert result.err.count("omitted 1 rows") == 2
     table = run("traces", "inspect", str(path), "--skip-bad").out
     assert "requests" in table and max(map(len, table.splitlines())) <= 100
 

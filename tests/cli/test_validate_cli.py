@@ -233,8 +233,8 @@ def test_a_prompt_longer_than_the_models_positions(checkpoint: Path) -> None:
         ("--device cpu quality", "--device|quality|put it after"),
         ("quantity", "no such command|quantity"),
         ("--quality --layers 3", "--layers and --quality|both are given"),
-        ("--per-layer", "--per-layer|does nothing without --quality"),
-        ("--bits 3", "--bits|does nothing without --per-layer"),
+        ("--per-layer", "--per-layer|has no effect without --quality"),
+        ("--bits 3", "--bits|has no effect without --per-layer"),
     ],
 )
 def test_subcommands_and_the_older_spellings(arguments: str, words: str) -> None:

@@ -37,7 +37,7 @@ def refused(path: Path, option: str, *more: str) -> str:
     out = path.parent / "out.toml"
     result = run("calibrate", option, str(path), "--engine", "mine", "--out", str(out), *more)
     assert result.code == 2, result
-    (line,) = [said for said in result.err.splitlines() if "left out" not in said]
+    (line,) = [said for said in result.err.splitlines() if "are omitted" not in said]
     assert line.startswith("kvsim: ") and not out.exists()
     return line
 
@@ -76,7 +76,7 @@ def refused(path: Path, option: str, *more: str) -> str:
         (CACHE, {"context": "-1"}, "whose context is no whole number"),
         (CACHE, {"kv_dtype": "fp3"}, "of an unknown number format 'fp3'"),
         (CACHE, {"kv_heads": "0"}, "whose kv_heads is no whole number"),
-        (ROW, {}, "no class has 25 rows, but gemm (1 rows)"),  # forty times the same row is one row
+        (ROW, {}, "no class has 25 rows: gemm (1 rows)"),  # forty times the same row is one row
     ],
 )
 def test_rows_that_are_no_evidence(

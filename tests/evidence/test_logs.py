@@ -118,10 +118,10 @@ def test_own_metrics_are_those_of_tables() -> None:
     ("header", "message"),
     [
         ("model,gpu,technique,batch,prompt,tpot_ms", "column generate is missing"),
-        ("model,gpu,technique,batch,prompt,generate", "got none beside the run's columns"),
+        ("model,gpu,technique,batch,prompt,generate", "got none besides the run's columns"),
         ("model,gpu,technique,batch,prompt,generate,tpot_ms,ttft_ms", "got tpot_ms, ttft_ms"),
         ("model,gpu,technique,batch,prompt,generate,speed", "got speed"),
-        ("model,gpu,technique,batch,prompt,generate,tpot_ms,tp,tp", "stands there twice"),
+        ("model,gpu,technique,batch,prompt,generate,tpot_ms,tp,tp", "appears twice"),
     ],
 )
 def test_headers_that_are_wrong(tmp_path: Path, header: str, message: str) -> None:

@@ -59,7 +59,7 @@ def test_engines_that_read_gguf_take_the_nearest_type() -> None:
     assert where("Q4_K_M", "fused").weights == "q4_k_m"
     assert where("released", model="gpt-oss-20b").weights == "mxfp4_moe"
     assert where("q4_k_m").stored("down").bits > WEIGHT_FORMATS["q4_k_m"].bits
-    with pytest.raises(InputError, match=r"fp8-block is no type of GGUF file.*choose one as q8_0"):
+    with pytest.raises(InputError, match=r"fp8-block is not a GGUF type.*choose one as q8_0"):
         where("released", model="deepseek-v3")
     with pytest.raises(InputError, match="unknown format in --weights 'q4_k_x'; nearest: q4_k"):
         where("q4_k_x")

@@ -233,7 +233,7 @@ BAD_STACKS = {
     "former name": (
         "[memory]",
         "[copies]\noverlap = 0.5\n[memory]",
-        "copies.overlap is called offload.overlap now",
+        "copies.overlap is now called offload.overlap",
         "rename it",
     ),
     "no source": ('"kernel.gemm.memory" =', "#", "kernel.gemm.memory", "under [source]"),
@@ -337,7 +337,7 @@ def test_a_gpu_that_is_near_is_not_taken_for_a_card(typed: str, problem: str) ->
 def test_a_card_named_without_its_memory_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     with run_on_command_line():
         load_hardware("NVIDIA  A100")
-    assert "read as a100-80g; there are also a100-40g," in capsys.readouterr().err
+    assert "taken as a100-80g; there are also a100-40g," in capsys.readouterr().err
 
 
 def gpu_spellings(name: str) -> list[str]:

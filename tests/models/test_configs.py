@@ -66,13 +66,13 @@ def _model(config: dict[str, Any], **fields: object) -> Model:
     ],
 )  # fmt: skip
 def test_layers_that_cannot_be_said_are_not_read_as_llama(name: str, field: str) -> None:
-    with pytest.raises(InputError, match=f"cannot be read as Llama .it has {field}"):
+    with pytest.raises(InputError, match=f"cannot be treated as a Llama .it has {field}"):
         _model(LLAMA, model_type=name, **{field: [1]})
 
 
 def test_what_was_assumed_is_noted() -> None:
     (unknown_type,) = _model(LLAMA, model_type="nova").notes
-    assert "'nova' is not known: read as Llama-shaped" in unknown_type
+    assert "'nova' is not known: treated as a Llama" in unknown_type
     (nested,) = _model({"model_type": "vision"}, text_config=LLAMA).notes
     assert "multimodal" in nested
     (defaults,) = _model(GEMMA3, sliding_window=64, tie_word_embeddings=None).notes
@@ -215,7 +215,7 @@ def test_a_bad_field_is_named(
     message = str(caught.value)
     assert message.startswith(f"{str(file)!r}: field '{field}' ")
     assert problem in message
-    assert "; " in message, "says how to mend it"
+    assert "; " in message, "says how to fix it"
     assert "\n" not in message
     assert len(message) < 600
 

@@ -132,7 +132,7 @@ def test_narrower_weights_are_told_with_what_a_server_needs_for_them() -> None:
     text = said(
         "plan", "--model", "qwen2.5-14b", "--gpu", "a10", "--weights", "fp16,int4", "--ttft", "4s"
     )
-    assert text.count("Nothing meets the targets with: --weights fp16.") == 1
+    assert text.count("No plan meets the targets with --weights fp16.") == 1
     assert "worse (at most" in text
     assert "vLLM has no setting for 4-bit weights: serve a GPTQ or AWQ checkpoint" in text
 

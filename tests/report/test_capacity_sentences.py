@@ -60,7 +60,7 @@ def test_what_fleets_for_other_loads_survive_is_said(
 def test_a_page_says_what_falls_short_however_long_the_answer(words: int) -> None:
     row = sure(0.8, 1.0) | {"answer": "word " * words, "met": False, "shortfall": "TTFT is longer"}
     page = capacity.write_answer(row)
-    assert str(page).count("Not as asked: TTFT is longer.") == 1
+    assert str(page).count("The request could not be met: TTFT is longer.") == 1
     assert ("Not as asked" in page.verdict) == (words == 20)
 
 

@@ -64,7 +64,7 @@ def test_columns_of_the_highest_rank_go_first_and_are_named() -> None:
     made = cells_table(("name", "kept", "first", "second"), [cells], ranks="0012")
     text = "\n".join(made.lines(60))
     assert "3" not in text and "2" * 20 not in text and "1" * 20 in text
-    assert "Left out at this width: first, second." in text
+    assert "Columns omitted at this width: first, second." in text
     assert "3" * 9 in "\n".join(made.lines(100))
 
 

@@ -171,7 +171,7 @@ def test_what_only_looks_deep_is_read(tmp_path: Path) -> None:
 def test_json_says_each_name_once_and_no_odd_numbers(tmp_path: Path) -> None:
     path = tmp_path / "file.json"
     for content, words in (
-        ('{"a": 1, "a": 2}', "'a' stands there twice"),
+        ('{"a": 1, "a": 2}', "'a' appears twice"),
         ('{"a": ' + "9" * 5000 + "}", "not valid JSON"),
         ('{"a": 1,\n}', "not valid JSON in line 2"),
         ("", "not valid JSON in line 1"),

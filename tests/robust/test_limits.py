@@ -118,9 +118,9 @@ def test_options_without_effect_are_refused(
     if kind == "needs":
         if not any(parameters[other].required for other in others):
             said = line(*typed({option.name}))
-            assert "does nothing without" in said or "both are given" in said
-            assert find_misuse(command, [option.name]).startswith(f"{option.flag}: does nothing")
+            assert "has no effect without" in said or "both are given" in said
+            assert find_misuse(command, [option.name]).startswith(f"{option.flag}: has no effect")
     else:
         for other in others:
             said = line(*typed({option.name, other}))
-            assert "expected one of them" in said or "does nothing without" in said
+            assert "expected one of them" in said or "has no effect without" in said

@@ -94,9 +94,9 @@ def test_a_session_ends_where_a_turn_is_aborted_or_refused() -> None:
     ("changes", "message"),
     [
         ({"parent": np.array([0, -1])}, "parent: expected an earlier request, or -1"),
-        ({"think": np.ones(2)}, "think: does nothing without parent"),
+        ({"think": np.ones(2)}, "think: has no effect without parent"),
         ({"parent": np.array([-1, 0]), "think": np.array([0, -1.0])}, "think: expected seconds"),
-        ({"priority": np.array([0, 8])}, "priority: expected classes from 0 to 7"),
+        ({"priority": np.array([0, 8])}, "priority: expected priority classes from 0 to 7"),
         ({"abort_after": np.array([1.0, 0.0])}, "abort_after: expected seconds above 0"),
         ({"abort_after": np.array([1.0])}, r"abort_after: shape \(1,\); expected \(2,\)"),
     ],

@@ -135,5 +135,5 @@ BAD_FILES: dict[str, tuple[bytes, str]] = {
     "lists that are none": (b'{"input_lens": 5, "output_lens": 6}', "input_lens: not a list"),
     "only rows of failed requests": (
         csv("Timestamp,Model,Request tokens,Response tokens,Total tokens,Log Type",
-            [1], ["x"], [5], [0], [5], ["x"]), "all 1 rows left out"),
+            [1], ["x"], [5], [0], [5], ["x"]), "all 1 rows were omitted"),
 }  # fmt: skip

@@ -135,7 +135,7 @@ def test_unpacking_is_arithmetic_per_number() -> None:
     assert tuned < whole < slow
     (op,) = (x for x in kivi.attend(plain, p, d.shard.layout[0][0][0]) if x.name == "attn")
     assert float(np.ravel(op.unpacked)[0]) <= 32 * 30001 * d.shard.kv_width
-    assert "tuned" in kivi.notes(d, p)[0]
+    assert "unpacks in registers" in kivi.notes(d, p)[0]
 
 
 def test_the_prompts_scores_are_resident_where_h2o_ranks_them() -> None:
@@ -223,15 +223,15 @@ BAD = {
     "full + fulll": (8, "full"),
     "0-1 full": (1, "unknown technique"),
     "0-1: full": (0, ""),
-    "0-1:": (5, "no technique behind the layers"),
-    "0-1: ; 2-: kivi": (5, "no technique behind the layers"),
+    "0-1:": (5, "no technique after the layers"),
+    "0-1: ; 2-: kivi": (5, "no technique after the layers"),
     "1-0: full": (1, "end before they begin"),
     "1-: full": (1, "layers 0 to 0"),
     "0-1: full; 3-: kivi": (12, "layers 2 to 2"),
     "0-5: full; 5-: kivi": (12, "also in"),
     "0-: full; 5-: kivi": (11, "also in"),
     "0-1: full; 2-: kvi": (16, "kivi"),
-    "0-1: full; kivi": (12, "drafting alone"),
+    "0-1: full; kivi": (12, "only contain drafting"),
     "0-1: full; 2-: kivi + mtp": (12, "whole model"),
     "0-1: quantspec; 2-: full": (1, "whole model"),
     "0-99999999: full": (1, "beyond"),

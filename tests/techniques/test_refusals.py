@@ -31,7 +31,7 @@ def test_mikv_keeps_what_it_ranks(text: str, words: str) -> None:
 
 def test_a_clause_without_layers_is_for_drafting_alone() -> None:
     assert parse("0-15: kivi; 16-: full; selfdraft:gamma=2").refuses(WHERE) is not None
-    with pytest.raises(InputError, match="for drafting alone"):
+    with pytest.raises(InputError, match="only contain drafting"):
         parse("0-15: kivi; 16-: full; offload")
 
 

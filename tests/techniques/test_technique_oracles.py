@@ -303,10 +303,10 @@ def test_flexgen_widens_packed_weights_before_their_product() -> None:
 @pytest.mark.parametrize(
     ("stack", "text", "words"),
     [
-        ("flexgen", "kivi", "unpacks a layer to fp16 before attention and moves 8 bytes"),
-        ("flexgen", "flexgen:bits=4", "widen what arrives from the host"),
+        ("flexgen", "kivi", "unpacks a layer to fp16 before attention, moving 8 bytes"),
+        ("flexgen", "flexgen:bits=4", "unpack what arrives from the host"),
         ("hf-specache", "kivi", "in 4 passes at 80% of memory bandwidth"),
-        ("fused", "kivi", "tuned to unpack in registers with 1.8 vector operations"),
+        ("fused", "kivi", "unpacks in registers (1.8 vector operations"),
     ],
 )
 def test_a_low_bit_answer_says_which_kernels_it_stands_for(
@@ -319,7 +319,7 @@ def test_a_low_bit_answer_says_which_kernels_it_stands_for(
 def test_kvpr_says_what_every_gpu_of_a_group_loads() -> None:
     """Two GPUs halve keys and values but not the layer's input, which is then no smaller."""
     whole = deployment("opt-6.7b")
-    for tp, words in ((1, "split: 100 of"), (2, "split 100: with 1 query heads per KV head and 2")):
+    for tp, words in ((1, "100 of"), (2, "split 100: with 1 query heads per KV head and 2")):
         (note,) = parse("kvpr:split=100").notes(replace(whole, tp=tp), decoding())
         assert note.startswith(words)
         assert ("GPUs that each load the layer's whole input" in note) is (tp == 2)

@@ -152,7 +152,7 @@ def test_access_log_gives_arrivals(tmp_path: Path) -> None:
         ('{"data": {"resultType": "matrix", "result": [1]}}', (), "range query"),
         ('{"data": {"resultType": "matrix", "result": []}}', (), "no histogram of prompts"),
         ("vllm:x 1\n", (), "no histogram of prompts"),
-        ('vllm:request_prompt_tokens_bucket{le="1"} 1\n', (), "one look"),
+        ('vllm:request_prompt_tokens_bucket{le="1"} 1\n', (), "one sample"),
         ("vllm:x one two three\n", ("--kind", "prometheus"), "line 1|no metric"),
         ('{"resourceSpans": []}', (), "no span"),
         ('{"resourceSpans": [{"scopeSpans": 3}', (), "JSON"),

@@ -48,7 +48,7 @@ def test_a_bad_row_is_left_out_and_counted(case: str, tmp_path: Path) -> None:
     trace = load(str(written(tmp_path, data)), ReadOptions(skip_bad=True))
     assert len(trace.requests) == 4
     assert trace.left_out.counts == {rule: 1}
-    assert f"left out 1 rows [{rule}]" in trace.notes[0]
+    assert f"omitted 1 rows [{rule}]" in trace.notes[0]
 
 
 @pytest.mark.parametrize("case", BAD_FILES)
@@ -56,7 +56,7 @@ def test_a_bad_row_is_left_out_and_counted(case: str, tmp_path: Path) -> None:
 def test_a_bad_file_is_named(case: str, skip: bool, tmp_path: Path) -> None:
     data, words = BAD_FILES[case]
     if skip and case.startswith("lists"):
-        words = "all 1 rows left out"
+        words = "all 1 rows were omitted"
     refused(written(tmp_path, data), words, skip_bad=skip)
 
 

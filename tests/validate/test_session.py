@@ -394,7 +394,7 @@ def test_each_technique_has_a_line_by_the_later_profile(state: SessionState) -> 
     (lines,) = (t for t in page.tables if t.title.startswith("Techniques per token"))
     cells = {row["cells"][0]: row["cells"] for row in lines.rows}
     assert cells["fp8"][1:4] == ["4,000", "1,000", "+300"] and cells["full"][-1] == "-"
-    assert cells["fp8"][-1] == "a plan would leave it out, and it is faster than full"
+    assert cells["fp8"][-1] == "a plan would omit it, and it is faster than full"
     assert cells["kivi:bits=2"][-1] == "a plan would choose it, and full is faster"
     again = {m["name"]: m["predicted"] for m in found["found"][0]["measured"]}
     assert found["profile"] == "full.toml"

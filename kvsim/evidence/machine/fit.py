@@ -285,7 +285,7 @@ class _Fitter(Solver):
 def _missing(benchmark: str) -> InputError:
     return InputError(
         f"the samples have none of {benchmark}, which a profile needs: they were cut off, or are "
-        f"of another version; give another --out, which measures everything anew"
+        f"of another version; give another --out, which measures everything again"
     )
 
 

@@ -24,7 +24,7 @@ TARGET_FACTOR = 2.0  # times as long as a target, to see what it costs
 OTHER_LOADS = (0.5, 1.5, 2.0)
 BATCH_LIMITS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 LOAD_HALVINGS = 7  # of the load that limits allow
-NONE = "none keeps what is asked"
+NONE = "none meets the targets"
 ONE_KIND, FULL_KV, STRETCH = "one kind of replica", "full KV", "this trace, times as predicted"
 NO_MEMORY, NO_POOLS = "GPU memory alone for prefixes", "no prefill apart"
 
@@ -207,7 +207,7 @@ def _answer(solver: FleetSolver, asked: FleetQuestion) -> tuple[FleetQuestion, F
         raise InfeasibleError(
             f"the limits leave no fleet for {what}; loosen {' or '.join(names)}"
             if names
-            else f"no fleet was found that carries {what}; allow other GPUs, more of them in a "
+            else f"no fleet was found for {what}; allow other GPUs, more of them in a "
             "replica (--tp), or longer times"
         )
     if found is None:
@@ -324,8 +324,8 @@ def _reachable_targets(solver: FleetSolver, asked: FleetQuestion) -> tuple[Fleet
     def loosened(target: ClassTarget) -> ClassTarget:
         return replace(target, **next(loose))
 
-    why = "; ".join(said) or "the targets are kept by no replica under load"
-    return asked.targets.changed(loosened), f"{why}; the targets are longer here"
+    why = "; ".join(said) or "no replica meets the targets under load"
+    return asked.targets.changed(loosened), f"{why}; the targets were relaxed"
 
 
 def _trim_batch_limits(

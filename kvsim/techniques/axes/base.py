@@ -438,7 +438,7 @@ class Selection(Part):
         parts : those of the other axes, in the same layers.
         """
         if self.evicts == "always" and not parts.storage.by_token:
-            return f"{self.name} drops single tokens, and {parts.storage.name} packs them together"
+            return f"{self.name} drops single tokens, but {parts.storage.name} packs them together"
         return ""
 
     @property
@@ -598,21 +598,21 @@ class Storage(Part):
         if self.read != self.stored:
             share = stack.kernel("quantise").memory
             return (
-                f"{said} kernels that widen what arrives from the host, before attention, at "
+                f"{said} kernels that unpack what arrives from the host before attention, at "
                 f"{share:.0%} of memory bandwidth",
             )
         if self.read.kernel != "lowbit":
             return ()
         if stack.packed_cache.unpack_bytes:
             return (
-                f"{said} software that unpacks a layer to fp16 before attention and moves "
+                f"{said} software that unpacks a layer to fp16 before attention, moving "
                 f"{stack.packed_cache.unpack_bytes:g} bytes per number for it",
             )
         if stack.packed_cache.unpack_ops:
             each = f"{stack.packed_cache.unpack_ops:g} vector operations per number"
             return (
-                f"{said} an attention kernel tuned to unpack in registers with {each}; a naive "
-                f"one is slower, most of all on high-bandwidth GPUs",
+                f"{said} an attention kernel that unpacks in registers ({each}); a naive one is "
+                f"slower",
             )
         passes = (
             f" in {stack.packed_cache.passes:g} passes" if stack.packed_cache.passes > 1 else ""

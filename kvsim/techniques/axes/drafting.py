@@ -164,7 +164,7 @@ class Rounds(Drafting):
         if near is None:
             return None
         spread = float(np.hypot(near.spread, ONE_MODEL))
-        source = f"{near.source}, as none of {self.name} is measured"
+        source = f"{near.source}, as {self.name} was not measured"
         return replace(near, spread=spread, source=source)
 
     @property
@@ -256,7 +256,7 @@ class Selfdraft(Drafting):
     acceptance: Acceptance = acceptance_param()
     reads: str = param("streamingllm", "cache that drafts read", choices=READS)
     budget: Number = param(1024, "tokens of a draft cache [tokens]", low=1, high=1e7, share=True)
-    weight_bits: float = param(16, "bits of the draft's MLP weights", choices=(4, 16))
+    weight_bits: float = param(16, "bits per MLP weight of the draft", choices=(4, 16))
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -302,11 +302,9 @@ class Selfdraft(Drafting):
         if not self.gamma:
             return ""
         if self.reads == "upper" and storage.upper is None:
-            return (
-                f"drafts read the upper half of a hierarchical cache, and {storage.name} has none"
-            )
+            return f"drafts need the upper half of a hierarchical cache, not {storage.name}"
         if self.reads == "all" and self._mlp is None:
-            return "drafts that read everything with the same weights save nothing"
+            return "drafts that read the whole cache with the same weights save nothing"
         return can_roll_back(selection)
 
     def own_pass(self, point: Point, parts: Parts) -> Parts:
@@ -387,7 +385,7 @@ class DraftCache(Selection):
     launches = Launches(draft={"attn": 1})
 
     budget: Number = param(1024, "tokens [tokens]", low=1, high=1e7, share=True)
-    idle: int = param(0, "slots that are read all the same [tokens]", high=16)
+    idle: int = param(0, "padded slots that are read as well [tokens]", high=16)
 
     @property
     def launch_tables(self) -> tuple[Launches, ...]:

@@ -62,7 +62,7 @@ class HostPlacement(Placement):
 
     host_share: Number = param(0, "share of cached tokens on the host", high=1, whole=False)
     split: Number | str = param(
-        0, "tokens of the host's that are recomputed", high=1e7, choices=("auto",)
+        0, "tokens on the host that are recomputed", high=1e7, choices=("auto",)
     )
     cpu_share: Number = param(
         0, "share of cached tokens that the CPU attends to", high=1, whole=False
@@ -70,7 +70,7 @@ class HostPlacement(Placement):
     values_host: Number = param(0, "share of cached values on the host", high=1, whole=False)
     weights_host: Number = param(0, "share of the weights on the host", high=1, whole=False)
     states_host: float = param(0, "share of the hidden states on the host", high=1, whole=False)
-    parts: int = param(1, "parts of the batch by columns", low=1, high=1024)
+    parts: int = param(1, "parts of the batch in column order", low=1, high=1024)
     gpu_layers: int = param(0, "first layers whose cache stays on the GPU", high=1000)
 
     @property
@@ -154,7 +154,7 @@ class HostPlacement(Placement):
         if deployment.shard.latent:
             return "no CPU attention for a latent cache (MLA)"
         if storage.stored.packs:
-            return f"the CPU attends to fp16 alone, not to {storage.name}"
+            return f"the CPU attends only to fp16, not to {storage.name}"
         if selection.evicts == "always" and selection.scored:
             return f"{selection.name} ranks tokens by scores, which the CPU's attention keeps"
         return ""

@@ -367,9 +367,9 @@ class Chosen(Selection):
         """Pages are read alone, on the GPU."""
         place, storage = parts.placement, parts.storage
         if deployment.shard.latent:
-            return f"{self.name} compares pages by keys of heads, and a latent cache has none"
+            return f"{self.name} compares pages by the keys of heads, not by a latent cache"
         if not storage.by_token:
-            return f"{self.name} reads pages alone, and {storage.name} packs tokens together"
+            return f"{self.name} reads single pages, but {storage.name} packs tokens together"
         if place.recomputes or np.any(place.on_cpu):
             return f"{self.name} chooses what it reads once the query is known, on the GPU"
         return ""

@@ -39,9 +39,9 @@ class Grouped(Storage):
     preset = False
 
     bits: float = param(4, "bits per cached number", choices=BITS)
-    value_bits: float | str = param("same", "bits of values", choices=(*BITS, "same"))
+    value_bits: float | str = param("same", "bits per cached value", choices=(*BITS, "same"))
     group: int = param(FLEXGEN_GROUP, "numbers that share a scale", low=8, high=1024)
-    host: bool = param(False, "packed on the host alone", choices=(True, False))
+    host: bool = param(False, "whether only the host's copy is packed", choices=(True, False))
 
     @property
     def stored(self) -> Format:

@@ -43,8 +43,10 @@ class Cachegen(Placement):
     preset = True
     launches = Launches(prefill={"encode": 40, "decode_stream": 20})
 
-    bits: float = param(2.1, "bits per number of a stream", low=0.1, high=16, whole=False)
-    levels: int = param(32, "levels of differences in the first third of layers", low=4, high=256)
+    bits: float = param(2.1, "bits per number in the stream", low=0.1, high=16, whole=False)
+    levels: int = param(
+        32, "quantisation levels of differences in the first third of layers", low=4, high=256
+    )
     load: bool = param(False, "the prompt is read back from its stream", choices=(True, False))
 
     planned = False  # a plan does not know who asks for a prompt again
@@ -73,9 +75,9 @@ class Cachegen(Placement):
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
         """The coder takes 16-bit keys and values of heads."""
         if deployment.shard.latent:
-            return f"{self.name} codes keys and values of heads, and a latent cache has none"
+            return f"{self.name} encodes the keys and values of heads, not a latent cache"
         if parts.storage.stored.packs:
-            return f"{self.name} codes 16-bit numbers, and {parts.storage.name} has packed them"
+            return f"{self.name} encodes fp16 numbers, but {parts.storage.name} packs them"
         return ""
 
     def _room(self, at: LayerPass, tokens: Number) -> Number:
@@ -115,5 +117,5 @@ class Cachegen(Placement):
         return (
             f"a later request with these prompts loads {size / 2**20:.4g} MiB in place of reading "
             f"them; how many bits a number takes follows from the text, {self.bits:g} are taken",
-            "the coder is taken to be as fast as packing: no run of one stands behind it",
+            "the encoder is assumed to be as fast as packing; it was not measured",
         )

@@ -27,7 +27,7 @@ class Cascade(Selection):
     planned = False  # what requests share is theirs, not the planner's choice
     launches = Launches(prefill={"compact": 20}, decode={"attn": 28, "join": 6})
 
-    shared: Number = param(0, "first tokens that all sequences share", high=1e7, share=True)
+    shared: Number = param(0, "length of the shared prefix", high=1e7, share=True)
 
     @property
     def exact(self) -> bool:
@@ -38,7 +38,7 @@ class Cascade(Selection):
         """Whether requests share anything is nothing that a model or a card tells."""
         if np.any(np.asarray(self.shared) > 0):
             return ()
-        return ("nothing is shared: say how many first tokens are, as cascade:shared=1024",)
+        return ("no shared prefix is given; give its length, as cascade:shared=1024",)
 
     def _prefix(self, at: LayerPass) -> Number:
         return np.minimum(np.minimum(self.shared, at.p.prompt), at.cached)

@@ -25,5 +25,5 @@ class Dflash(Head):
     parallel = True
     shape = "block"
 
-    gamma: int = param(15, "tokens drafted per round: a block less one", high=MOST_DRAFTS)
+    gamma: int = param(15, "tokens drafted per round, one less than the block", high=MOST_DRAFTS)
     acceptance: Acceptance = acceptance_param()

@@ -25,8 +25,8 @@ class Dms(Selection):
     evicts = "always"
     per_head = True
 
-    ratio: float = param(8, "tokens of which one stays", low=1, high=64, whole=False)
-    window: int = param(256, "latest tokens that all stay [tokens]", low=1, high=1e5)
+    ratio: float = param(8, "of this many earlier tokens, one is kept", low=1, high=64, whole=False)
+    window: int = param(256, "latest tokens, all of which are kept [tokens]", low=1, high=1e5)
 
     candidates = ({"ratio": 4}, {"ratio": 8})
 

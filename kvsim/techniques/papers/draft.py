@@ -27,9 +27,11 @@ class Draft(Rounds):
 
     name = "draft"
 
-    model: str = param("llama3.2-1b", "model that drafts", also=bool)
-    weights: str = param("fp16", "format of its weights", choices=tuple(WEIGHT_FORMATS))
-    tp: int = param(0, "GPUs that share it (0: as many as the model)", choices=(0, 1, 2, 4, 8))
+    model: str = param("llama3.2-1b", "draft model", also=bool)
+    weights: str = param("fp16", "weight format of the draft model", choices=tuple(WEIGHT_FORMATS))
+    tp: int = param(
+        0, "tensor-parallel GPUs of the draft model (0: as the target)", choices=(0, 1, 2, 4, 8)
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -54,7 +56,7 @@ class Draft(Rounds):
             both = f"{self.model} has {own} tokens and {deployment.model.name} {target}"
             return f"{both}: no common vocabulary"
         if self.tp > deployment.tp:
-            return f"the draft model asks for {self.tp} GPUs, and the model has {deployment.tp}"
+            return f"the draft model is given {self.tp} GPUs, but the model has {deployment.tp}"
         return super().refuses(deployment, parts)
 
     def steps(self, deployment: Deployment, point: Point) -> tuple[Step, ...]:

@@ -32,8 +32,8 @@ class Duoattention(Selection):
     launches = Launches(prefill={"attn": 22, "compact": 8}, decode={"attn": 12})
 
     retrieval: Number = param(0.5, "share of retrieval heads", high=1, whole=False)
-    sink: Number = param(64, "first tokens that streaming heads keep [tokens]", high=1e7)
-    recent: Number = param(256, "recent tokens that they keep [tokens]", low=1, high=1e7)
+    sink: Number = param(64, "first tokens kept by streaming heads [tokens]", high=1e7)
+    recent: Number = param(256, "recent tokens kept by streaming heads [tokens]", low=1, high=1e7)
 
     def _mean(self, tokens: Number) -> Number:
         """Mean over the heads of what each keeps of so many tokens."""

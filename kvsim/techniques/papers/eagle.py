@@ -123,11 +123,9 @@ class Tree(Head):
     are checked, in one pass of the model. Acceptance counts along the deepest path.
     """
 
-    width: int = param(
-        1, "branches that every draft pass goes on from (1: a chain)", low=1, high=32
-    )
+    width: int = param(1, "branches per draft pass (1: a chain)", low=1, high=32)
     verify: int | str = param(
-        "auto", "tokens checked per round, the model's own one included",
+        "auto", "tokens verified per round, including the model's own",
         low=2, high=MOST_VERIFIED, choices=("auto",),
     )  # fmt: skip
 
@@ -195,7 +193,7 @@ class Eagle(Tree):
     fused = 3
     launches = Launches(prefill={"attn": 3}, decode={"attn": 8})
 
-    tokens: int = param(32000, "tokens that a draft chooses among", low=1, high=1e6)
+    tokens: int = param(32000, "vocabulary of the draft head", low=1, high=1e6)
 
     def vocab(self, deployment: Deployment) -> int:
         """A part of the vocabulary."""

@@ -23,8 +23,8 @@ class Eagle2(Tree):
 
     gamma: int = param(6, "tokens drafted in a row per round", high=MOST_DRAFTS)
     acceptance: Acceptance = acceptance_param()
-    width: int = param(10, "branches that every draft pass goes on from", low=1, high=32)
+    width: int = param(10, "branches per draft pass", low=1, high=32)
     verify: int | str = param(
-        61, "tokens checked per round, the model's own one included",
+        61, "tokens verified per round, including the model's own",
         low=2, high=MOST_VERIFIED, choices=("auto",),
     )  # fmt: skip

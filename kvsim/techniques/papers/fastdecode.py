@@ -22,7 +22,7 @@ class Fastdecode(Term):
 
     name: ClassVar[str] = "fastdecode"
 
-    parts: int = param(2, "parts of the batch that alternate", low=1, high=1024)
+    parts: int = param(2, "parts of the batch that alternate between GPU and CPU", low=1, high=1024)
 
     def pieces(self) -> tuple[Part, ...]:
         """All of the cache with the CPU."""

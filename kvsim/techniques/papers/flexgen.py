@@ -24,9 +24,11 @@ class Flexgen(Term):
     name: ClassVar[str] = "flexgen"
     evidence_kind: ClassVar[str] = PACKED_ON_HOST
 
-    weights_gpu: float = param(0, "weights on the GPU [%]", high=100, whole=False)
-    cache_gpu: float = param(0, "cache on the GPU [%]", high=100, whole=False)
-    states_gpu: float = param(100, "hidden states on the GPU [%]", high=100, whole=False)
+    weights_gpu: float = param(0, "share of the weights on the GPU [%]", high=100, whole=False)
+    cache_gpu: float = param(0, "share of the cache on the GPU [%]", high=100, whole=False)
+    states_gpu: float = param(
+        100, "share of the hidden states on the GPU [%]", high=100, whole=False
+    )
     bits: float = param(16, "bits per cached number", choices=(4, 8, 16), gentler=1)
     parts: int = param(8, "parts of the batch", low=1, high=1024)
 

@@ -24,8 +24,10 @@ class Flexprefill(SparsePrompt):
     name = "flexprefill"
     launches = Launches(prefill={"last_block": 97, "rank_blocks": 9})
 
-    block: int = param(128, "tokens of a block", low=8, high=1024)
-    share: float = param(0.2, "of the pairs that are computed", low=0.001, high=1, whole=False)
+    block: int = param(128, "tokens per block", low=8, high=1024)
+    share: float = param(
+        0.2, "share of query-key pairs that are computed", low=0.001, high=1, whole=False
+    )
 
     def density(self, at: LayerPass) -> Number:
         """As set, in whole blocks: it follows from the text and the cumulated weight."""

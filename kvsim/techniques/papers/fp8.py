@@ -34,4 +34,4 @@ class Fp8(Storage):
         """Engines keep fp8 caches from Ampere on; without fp8 units numbers are widened on read."""
         if deployment.hardware.flops.keys() & {"fp8", "bf16"}:
             return ""
-        return f"{deployment.hardware.name} is older than Ampere, where engines keep no fp8 caches"
+        return f"{deployment.hardware.name} is older than Ampere, so engines have no fp8 cache"

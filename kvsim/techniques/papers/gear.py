@@ -44,9 +44,9 @@ class Gear(Storage):
     bits: float = param(4, "bits per cached number", choices=(1, 2, 4, 8), gentler=1)
     group: int = param(64, "numbers that share a scale", low=8, high=1024, gentler=-1)
     residual: int = param(
-        64, "latest tokens in fp16 until they are packed", low=8, high=1e6, gentler=1
+        64, "latest tokens kept in fp16 until they are packed", low=8, high=1e6, gentler=1
     )
-    rank: int = param(2, "rank of a head's error correction", high=128, gentler=1)
+    rank: int = param(2, "rank of the error correction per head", high=128, gentler=1)
     outliers: Number = param(0.0, "share of numbers kept in fp16", high=0.5, whole=False, gentler=1)
 
     candidates = combine(bits=(2, 4), outliers=(0.0, 0.02))  # the paper's

@@ -56,11 +56,11 @@ class GearFirst(WholeStorage):
 
     bits: float = param(4, "bits per cached number", choices=(4, 8), gentler=1)
     residual: int = param(
-        20, "latest tokens in fp16 until all are packed", low=1, high=1e6, gentler=1
+        20, "latest tokens kept in fp16 until all are packed", low=1, high=1e6, gentler=1
     )
     rank: Number = param(
         0.02,
-        "rank of the correction over tokens or width, the lesser",
+        "rank of the correction, relative to the smaller of tokens and width",
         high=1,
         whole=False,
         gentler=1,

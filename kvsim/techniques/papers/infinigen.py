@@ -51,8 +51,10 @@ class Guessed(Chosen):
     )
 
     budget: Number = param(400, "tokens fetched per head [tokens]", low=1, high=1e7, share=True)
-    part: float = param(0.3, "of the channels that guess", low=0.01, high=1, whole=False)
-    whole: int = param(1, "first layers that fetch everything", low=1, high=1000)
+    part: float = param(
+        0.3, "share of the channels used for the guess", low=0.01, high=1, whole=False
+    )
+    whole: int = param(1, "first layers that read everything", low=1, high=1000)
 
     def boundaries(self, deployment: Deployment) -> tuple[int, ...]:
         """The first layer that is guessed, counted among those with a cache."""
@@ -161,8 +163,10 @@ class Infinigen(Term):
     name: ClassVar[str] = "infinigen"
 
     budget: Number = param(400, "tokens fetched per head [tokens]", low=1, high=1e7, share=True)
-    part: float = param(0.3, "of the channels that guess", low=0.01, high=1, whole=False)
-    whole: int = param(1, "first layers that fetch everything", low=1, high=1000)
+    part: float = param(
+        0.3, "share of the channels used for the guess", low=0.01, high=1, whole=False
+    )
+    whole: int = param(1, "first layers that read everything", low=1, high=1000)
 
     candidates = ({"budget": Budget((0.0625, 0.125, 0.2))},)
 

@@ -32,13 +32,15 @@ class Infllm(Selection):
     chooses = True
 
     k: Number = param(16, "blocks attended to", low=1, high=1e6, share=True)
-    block: int = param(128, "tokens of a block", low=1, high=1e5)
+    block: int = param(128, "tokens per block", low=1, high=1e5)
     local: Number = param(4096, "latest tokens attended to", low=1, high=1e7, share=True)
     initial: int = param(128, "first tokens attended to", high=1e6)
-    representatives: int = param(4, "tokens that stand for a block", low=1, high=1e5)
-    cached: Number = param(32, "blocks in the GPU's cache, no fewer than k", high=1e6)
-    reuse: float = param(0, "least share of chosen blocks in it", high=1, whole=False)
-    chunk: int = param(512, "queries that choose together in prefill", low=1, high=1e6)
+    representatives: int = param(4, "representative tokens per block", low=1, high=1e5)
+    cached: Number = param(32, "blocks cached on the GPU, at least k", high=1e6)
+    reuse: float = param(
+        0, "smallest share of chosen blocks found in that cache", high=1, whole=False
+    )
+    chunk: int = param(512, "queries that share a choice of blocks in prefill", low=1, high=1e6)
 
     candidates = (  # as released; an eighth and a quarter of the context, half of it local
         {},
@@ -49,7 +51,7 @@ class Infllm(Selection):
         """Blocks have a home of their own, in fp16."""
         place, storage = parts.placement, parts.storage
         if storage.stored.packs:
-            return f"infllm copies fp16 blocks between GPU and host, and {storage.name} packs them"
+            return f"infllm copies fp16 blocks between GPU and host, but {storage.name} packs them"
         if np.any(np.asarray(place.v_host) + place.on_cpu > 0):
             return "infllm places its blocks itself: recent ones on the GPU, all on the host"
         return ""

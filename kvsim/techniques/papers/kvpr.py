@@ -67,10 +67,10 @@ class Kvpr(Term):
     name: ClassVar[str] = "kvpr"
     evidence_kind: ClassVar[str] = PACKED_ON_HOST
 
-    split: Number | str = param("auto", "tokens recomputed", high=1e7, choices=("auto",))
+    split: Number | str = param("auto", "recomputed tokens", high=1e7, choices=("auto",))
     schedule: str = param("row", "order of layers and batch", choices=ROW_OR_COLUMN)
     bits: float = param(16, "bits per number on the host", choices=(4, 8, 16), gentler=1)
-    parts: int = param(8, "parts of the batch by columns", low=1, high=1024)
+    parts: int = param(8, "parts of the batch in column order", low=1, high=1024)
 
     def pieces(self) -> tuple[Part, ...]:
         """The whole cache on the host, a part of it as layer inputs; by columns all weights too."""
@@ -112,11 +112,11 @@ class Place(HostPlacement):
             return super().refuses(deployment, parts)
         selection, storage = parts.selection, parts.storage
         if not positive(self.host_share):
-            return "split recomputes tokens that live on the host, and host_share is 0"
+            return "split recomputes tokens on the host, but host_share is 0"
         if deployment.model.owners:
-            return "recomputation needs a layer's own input, and some layers share another's cache"
+            return "recomputation needs a layer's own input, but some layers share another's cache"
         if selection.evicts != "never":
-            return f"recomputation needs every token's layer input, and {selection.name} drops some"
+            return f"recomputation needs every token's layer input, but {selection.name} drops some"
         if storage.stored.packs and storage.read.packs:
             return (
                 f"what is recomputed is fp16, and {storage.name} is attended to packed; "
@@ -273,8 +273,8 @@ class Place(HostPlacement):
                 f"token, where it would load {m.kv_width:.0f} of keys and values"
             )
             return (
-                f"split: {split:.0f} of {cached:.0f} cached tokens are recomputed in the last step "
-                f"(the paper's equation 11 at peak rates: {ideal:.0f})"
+                f"{split:.0f} of {cached:.0f} cached tokens are recomputed in the last step "
+                f"(equation 11: {ideal:.0f})"
                 f"{everyone if d.tp > 1 else ''}",
             )
         sharing = "a latent cache" if m.latent else f"{m.queries_per_kv} query heads per KV head"

@@ -23,8 +23,8 @@ class Lookahead(Rounds):
 
     gamma: int = param(4, "tokens of an n-gram after its first: ngram - 1", high=MOST_DRAFTS)
     acceptance: Acceptance = acceptance_param()
-    window: int = param(15, "places that are guessed in parallel", low=1, high=64)
-    guesses: int = param(15, "n-grams verified at most", low=1, high=64)
+    window: int = param(15, "positions guessed in parallel", low=1, high=64)
+    guesses: int = param(15, "maximum number of n-grams verified", low=1, high=64)
 
     @property
     def verified(self) -> int:

@@ -26,9 +26,9 @@ class Medusa(Rounds):
     name = "medusa"
     shape = "heads"
 
-    gamma: int = param(5, "heads, each of which drafts one token", high=MOST_DRAFTS)
+    gamma: int = param(5, "number of heads, each of which drafts one token", high=MOST_DRAFTS)
     acceptance: Acceptance = acceptance_param()
-    verify: int = param(64, "tokens of the tree, the model's own one included", low=2, high=256)
+    verify: int = param(64, "tokens of the tree, including the model's own", low=2, high=256)
 
     @property
     def verified(self) -> int:

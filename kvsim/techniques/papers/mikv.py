@@ -42,8 +42,10 @@ class Mikv(WholeStorage):
     salient: Number = param(
         0.6, "share of tokens at high precision", high=1, whole=False, gentler=1
     )
-    high: float = param(4, "bits of salient tokens", choices=(2, 4, 8, 16), gentler=1)
-    low: float = param(2, "bits of the others", choices=(1, 2, 4, 8, 16), gentler=1)
+    high: float = param(4, "bits per number of salient tokens", choices=(2, 4, 8, 16), gentler=1)
+    low: float = param(
+        2, "bits per number of the other tokens", choices=(1, 2, 4, 8, 16), gentler=1
+    )
     group: int = param(64, "numbers of a token that share a scale", low=8, high=1e5, gentler=-1)
 
     candidates = combine(  # shares around the paper's, at its widths and those of ZipCache

@@ -26,7 +26,7 @@ class Minference(SparsePrompt):
 
     vertical: int = param(1000, "columns that every query attends to [tokens]", low=1, high=1e6)
     slash: int = param(6096, "diagonals that every query attends to [tokens]", low=1, high=1e6)
-    window: int = param(64, "last queries that find them [tokens]", low=1, high=1e4)
+    window: int = param(64, "last queries used to find them [tokens]", low=1, high=1e4)
 
     def density(self, at: LayerPass) -> Number:
         """Of the causal pairs those on columns and diagonals, as if none crossed."""

@@ -31,7 +31,7 @@ class Offload(Term):
     host_share: Number = param(1.0, "share of the cache on the host", high=1, whole=False)
     schedule: str = param("row", "order of layers and batch", choices=ROW_OR_COLUMN)
     bits: float = param(16, "bits per number on the host", choices=(4, 8, 16), gentler=1)
-    parts: int = param(8, "parts of the batch by columns", low=1, high=1024)
+    parts: int = param(8, "parts of the batch in column order", low=1, high=1024)
 
     candidates = (
         {"host_share": make_axis(0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1)},

@@ -62,7 +62,7 @@ class Quantspec(Term):
     acceptance: Acceptance = acceptance_param()
     group: int = param(128, "numbers that share a scale", low=8, high=1024, gentler=-1)
     residual: int = param(256, "full-precision buffer [tokens]", low=2, high=1e5, gentler=1)
-    weight_bits: float = param(4, "bits of the draft's MLP weights", choices=(4, 16))
+    weight_bits: float = param(4, "bits per MLP weight of the draft", choices=(4, 16))
 
     candidates = combine(gamma=(1, 2, 4, 6))  # the paper's
 

@@ -33,7 +33,7 @@ class Quest(Chosen):
     )
 
     budget: Number = param(1024, "tokens attended to [tokens]", low=1, high=1e7, share=True)
-    page: int = param(16, "tokens of a page", low=1, high=1e4)
+    page: int = param(16, "tokens per page", low=1, high=1e4)
     dense: int = param(2, "first layers that attend to everything", high=1000)
 
     candidates = ({"budget": Budget((0.0625, 0.125, 0.25), least=16)},)  # a page at least

@@ -33,7 +33,7 @@ class RKv(Bounded):
 
     kept: Number = param(1024, "tokens kept after a cut [tokens]", low=1, high=1e7, share=True)
     buffer: int = param(128, "tokens between two cuts [tokens]", low=1, high=1e5)
-    window: int = param(8, "latest queries that observe [tokens]", low=1, high=1e4)
+    window: int = param(8, "latest queries that score tokens [tokens]", low=1, high=1e4)
 
     candidates = ({"kept": Budget((0.125, 0.25, 0.5))},)
 

@@ -32,13 +32,13 @@ class Landmarks(Chosen):
     launches = Launches(prefill={"attn": -2, "chunk_means": 44}, decode={"attn": 24, "topk": 20})
 
     budget: Number = param(1024, "tokens attended to [tokens]", low=1, high=1e7, share=True)
-    chunk: int = param(8, "tokens of a chunk", low=1, high=1e4)
+    chunk: int = param(8, "tokens per chunk", low=1, high=1e4)
     outliers: int = param(48, "chunks that always stay on the GPU", high=1e5)
     hit: float = param(
-        0, "share of chosen chunks that the step before fetched", high=1, whole=False
+        0, "share of chosen chunks already fetched by the previous step", high=1, whole=False
     )
     local: int = param(0, "the prompt's last chunks, always attended to", high=1e5)
-    prefill: str = param("batch", "prompts that are read at a time", choices=PREFILLS)
+    prefill: str = param("batch", "prompts processed at a time", choices=PREFILLS)
 
     def tokens(self, at: LayerPass) -> Number:
         """Chosen chunks, outliers, the last chunks, and what was generated since the prompt."""
@@ -146,7 +146,7 @@ class Lowrank(Storage):
     launches = Launches(prefill={"svd": 27}, decode={"restore_keys": 13})
 
     rank: int = param(160, "rank of the prompt's keys", low=1, high=4096)
-    prefill: str = param("batch", "prompts that are read at a time", choices=PREFILLS)
+    prefill: str = param("batch", "prompts processed at a time", choices=PREFILLS)
 
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
         """A product pays if it is smaller, and if few tokens are multiplied out."""
@@ -154,7 +154,7 @@ class Lowrank(Storage):
         if self.rank >= m.k_width:
             return f"rank {self.rank} is no less than the {m.k_width} numbers of a token's keys"
         if not parts.selection.chooses:
-            return f"{self.name} multiplies out the keys that are read; choose pages of them"
+            return f"{self.name} reconstructs the keys that are read; combine it with pages"
         return ""
 
     def _get_row_bytes(self, at: LayerPass, tokens: Number) -> Number:
@@ -220,13 +220,13 @@ class Shadowkv(Term):
 
     budget: Number = param(1024, "tokens attended to [tokens]", low=1, high=1e7, share=True)
     rank: int = param(160, "rank of the prompt's keys", low=1, high=4096)
-    chunk: int = param(8, "tokens of a chunk", low=1, high=1e4)
+    chunk: int = param(8, "tokens per chunk", low=1, high=1e4)
     outliers: int = param(48, "chunks that always stay on the GPU", high=1e5)
     hit: float = param(
-        0, "share of chosen chunks that the step before fetched", high=1, whole=False
+        0, "share of chosen chunks already fetched by the previous step", high=1, whole=False
     )
     local: int = param(0, "the prompt's last chunks, always attended to", high=1e5)
-    prefill: str = param("batch", "prompts that are read at a time", choices=PREFILLS)
+    prefill: str = param("batch", "prompts processed at a time", choices=PREFILLS)
 
     def pieces(self) -> tuple[Part, ...]:
         """Its own selection and keys, and values on the host."""

@@ -26,7 +26,7 @@ class Snapkv(PromptCut):
     name = "snapkv"
     launches = Launches(prefill={"observe": 9, "select": 10, "compact": 22}, decode={"attn": 1})
 
-    window: int = param(32, "observing queries [tokens]", low=1, high=1e5)
+    window: int = param(32, "last queries that score the prompt [tokens]", low=1, high=1e5)
 
     def for_prompt(self, prompt: Number) -> "Snapkv":
         """A share is no less than the observing window, which always stays."""

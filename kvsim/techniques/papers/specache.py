@@ -115,9 +115,9 @@ class Pairs(Selection):
         """It has its own copy on the host, of a cache that is packed on the GPU."""
         place, storage = parts.placement, parts.storage
         if not storage.stored.packs or not storage.read.packs:
-            return f"{self.name} fetches in fp16 what the GPU has packed, and {storage.name} is not"
+            return f"{self.name} fetches fp16 copies of packed tokens, unlike {storage.name}"
         if storage.upper is not None:
-            return f"{self.name} packs tokens one by one, and {storage.name} in halves of a buffer"
+            return f"{self.name} packs single tokens, but {storage.name} packs half buffers"
         if np.any(np.asarray(place.v_host) + place.on_cpu > 0):
             return f"{self.name} keeps its own copy on the host; the packed cache stays on the GPU"
         if parts.drafting.drafts and self.speculative:

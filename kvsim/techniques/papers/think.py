@@ -22,8 +22,8 @@ class Think(Storage):
     name = "think"
     launches = Launches(prefill={"channels": 20, "thin": 7}, decode={"attn": 43})
 
-    ratio: float = param(0.4, "channels of keys that are dropped", high=0.9, whole=False)
-    window: int = param(32, "observing queries [tokens]", low=1, high=1e4)
+    ratio: float = param(0.4, "share of key channels that are dropped", high=0.9, whole=False)
+    window: int = param(32, "last queries that score the prompt [tokens]", low=1, high=1e4)
 
     candidates = ({"ratio": 0.4}, {"ratio": 0.6})
 

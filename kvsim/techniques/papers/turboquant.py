@@ -30,9 +30,11 @@ class Turboquant(Storage):
         decode={"rotate": 4, "quantise": 32, "attn": 47},
     )
 
-    bits: float = param(4, "bits per number of a key", choices=(2, 3, 4, 8, 16))
-    value_bits: float | str = param("same", "bits of values", choices=(2, 3, 4, 8, 16, "same"))
-    group: int = param(128, "numbers of a vector with one norm", low=8, high=1024)
+    bits: float = param(4, "bits per cached key", choices=(2, 3, 4, 8, 16))
+    value_bits: float | str = param(
+        "same", "bits per cached value", choices=(2, 3, 4, 8, 16, "same")
+    )
+    group: int = param(128, "numbers that share one norm", low=8, high=1024)
 
     candidates = ({"bits": 3}, {"bits": 4}, {"bits": 4, "value_bits": 3})  # published, and the next
 

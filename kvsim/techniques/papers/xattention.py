@@ -22,9 +22,11 @@ class Xattention(SparsePrompt):
 
     name = "xattention"
 
-    stride: int = param(8, "antidiagonals of a block that count one", low=1, high=128)
-    block: int = param(128, "tokens of a block", low=8, high=1024)
-    share: float = param(0.2, "of the pairs that are computed", low=0.001, high=1, whole=False)
+    stride: int = param(8, "stride between antidiagonals", low=1, high=128)
+    block: int = param(128, "tokens per block", low=8, high=1024)
+    share: float = param(
+        0.2, "share of query-key pairs that are computed", low=0.001, high=1, whole=False
+    )
 
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
         """Antidiagonals lie within blocks."""

@@ -56,10 +56,14 @@ class Zipcache(WholeStorage):
     salient: Number = param(
         0.6, "share of tokens at high precision", high=1, whole=False, gentler=1
     )
-    high: float = param(4, "bits of salient tokens", choices=(2, 4, 8, 16), gentler=1)
-    low: float = param(2, "bits of the others", choices=(1, 2, 4, 8, 16), gentler=1)
-    probe: float = param(0.1, "share of queries that probe", high=1, whole=False, gentler=1)
-    window: int = param(100, "new tokens in fp16 until they are packed", low=1, high=1e5, gentler=1)
+    high: float = param(4, "bits per number of salient tokens", choices=(2, 4, 8, 16), gentler=1)
+    low: float = param(
+        2, "bits per number of the other tokens", choices=(1, 2, 4, 8, 16), gentler=1
+    )
+    probe: float = param(0.1, "share of queries used as probes", high=1, whole=False, gentler=1)
+    window: int = param(
+        100, "new tokens kept in fp16 until they are packed", low=1, high=1e5, gentler=1
+    )
 
     candidates = (  # saliency ratios around the paper's
         {"salient": make_axis(0.2, 0.4, 0.6, 0.8)},

@@ -24,7 +24,9 @@ WHOLE_TOKENS = (
     "a whole number of tokens is at high precision, and new ones are packed as they come; the "
     "prediction takes the exact share, and writes new ones in fp16 too"
 )
-PUSHED = "a token is packed anew when it is pushed down; the prediction packs each once, on average"
+PUSHED = (
+    "a token is packed again when it is pushed down; the prediction packs each once, on average"
+)
 COMPARED_TOKENS = (
     "tokens at high precision are compared, where one is pushed down; the prediction has all"
 )
