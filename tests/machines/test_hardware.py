@@ -350,6 +350,14 @@ def gpu_spellings(name: str) -> list[str]:
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("typed", "name"),
+    [("g5.xlarge", "a10g"), ("p5.48xlarge", "h100"), ("a2-ultragpu-8g", "a100-80g")],
+)
+def test_an_instance_is_its_gpu(typed: str, name: str) -> None:
+    assert load_hardware(typed).name == name
+
+
 def test_60_spellings_of_gpus_drawn_from_the_profiles() -> None:
     """At least 97 % are read right, and none is read as another card in silence."""
     draw = Random(36)

@@ -2,6 +2,7 @@
 
 import pytest
 
+import kvsim
 from kvsim.emit.engines import emit
 from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment
 from kvsim.machines.hardware import RELEASED
@@ -72,3 +73,19 @@ def test_an_engine_needs_no_flag_for_released_weights() -> None:
     own = emit("vllm", served("full", weights="fp8", released=True))
     assert "--quantization" not in own.text and not own.missing
     assert "--quantization fp8" in emit("vllm", served("full", weights="fp8")).text
+
+
+@pytest.mark.parametrize(
+    ("model", "stack", "weights"),
+    [
+        ("llama3.1:8b", "llamacpp", "q4_k_m"),
+        ("llama3.1:8b-instruct-q8_0", "llamacpp", "q8_0"),
+        ("llama3.1-8b", "llamacpp", "f16"),
+        ("llama3.1:8b", "vllm", "fp16"),
+    ],
+)
+def test_an_ollama_tag_without_a_format_is_ollamas_default(
+    model: str, stack: str, weights: str
+) -> None:
+    found = kvsim.predict(model, "rtx4090", stack=stack)
+    assert found.rows[0]["weights"] == weights
