@@ -470,7 +470,7 @@ def _needed(answer: Row) -> str:
     )
     if not asked:
         return ""
-    return f"USD/h it needs, with the targets also met {' and '.join(asked)}, as requested"
+    return f"USD/h it needs, with the targets also met {' and '.join(asked)}"
 
 
 def _list_cases(answer: Row) -> list[Row]:

@@ -40,7 +40,7 @@ def test_a_large_model_on_a_desktop_runs_at_the_rate_of_its_active_experts() -> 
         (("--model", "gpt-oss-120b", "--host", "laptop"), "unknown host 'laptop'"),
         (("--model", "gpt-oss-120b", "--host-weights", "cpu"), "has no effect without"),
         (("--model", "llama3-8b", "--weights", "q4_k_x"), "nearest: q4_k"),
-        (("--model", "deepseek-v3"), "fp8-block is no type of GGUF file"),
+        (("--model", "deepseek-v3"), "fp8-block is not a GGUF type"),
         (("--model", "deepseek-v3", "--weights", "q4_k_m", "--n-cpu-moe", "auto",
           "--host-memory", "600"), ""),
     ],

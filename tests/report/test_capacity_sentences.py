@@ -34,9 +34,9 @@ def test_how_certain_it_is_is_said_for_what_was_asked(row: dict[str, Any], said:
     ("headroom", "failures", "said"),
     [
         (0.0, 0, ""),
-        (0.2, 0, "with the targets met with 20 % more load too"),
-        (0.0, 1, "with the targets met after the loss of any replica too"),
-        (0.3, 2, "with 30 % more load and after the loss of any 2 replicas too"),
+        (0.2, 0, "also met with 20 % more load"),
+        (0.0, 1, "also met after the loss of any replica"),
+        (0.3, 2, "with 30 % more load and after the loss of any 2 replicas"),
     ],
 )
 def test_what_fleets_for_other_loads_survive_is_said(
@@ -61,7 +61,7 @@ def test_a_page_says_what_falls_short_however_long_the_answer(words: int) -> Non
     row = sure(0.8, 1.0) | {"answer": "word " * words, "met": False, "shortfall": "TTFT is longer"}
     page = capacity.write_answer(row)
     assert str(page).count("The request could not be met: TTFT is longer.") == 1
-    assert ("Not as asked" in page.verdict) == (words == 20)
+    assert ("The request could not be met" in page.verdict) == (words == 20)
 
 
 def test_one_request_has_no_rate_and_takes_the_cheapest_replica(tmp_path: Path) -> None:

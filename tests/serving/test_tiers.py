@@ -87,7 +87,7 @@ def test_the_split_is_never_later_than_loading_or_recomputing_alone(nic: float) 
     ("changes", "message"),
     [
         ({"nvme_cache": 1e9}, "--nvme-cache: needs prefix blocks; add --prefix-caching"),
-        ({"remote_cache": 1e9}, "--remote-cache: stores prefix blocks only"),
+        ({"remote_cache": 1e9}, "--remote-cache: needs prefix blocks"),
         ({"prefix_caching": True, "cache_ttl": 5.0}, "--cache-ttl: has no effect without"),
         ({"prefix_caching": True, "cache_block": 512}, "--cache-block: has no effect without"),
         ({"prefix_load": "load"}, "--prefix-load: has no effect without"),
