@@ -996,11 +996,8 @@ class Inputs:
         fault = find_misuse(command, self.given)
         if fault:
             raise InputError(fault)
-        self._values = {
-            name: _read(command, option, found) if (found := given.get(name)) is not None
-            else None if option.default is None else option.value(option.default)
-            for name, option in options_of(command).items()
-        }  # fmt: skip
+        options = options_of(command).items()
+        self._values = {name: _read(command, option, given.get(name)) for name, option in options}
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name not in self._values:
@@ -1023,8 +1020,10 @@ class Inputs:
         return command_line(self.command, self.given, without)
 
 
-def _read(command: str, option: CommandOption, given: object) -> Any:
+def _read(command: str, option: CommandOption, given: object) -> object:
     """The value of an option; where one is expected, an error names a command for several."""
+    if given is None:
+        return None if option.default is None else option.value(option.default)
     try:
         return option.value(given)
     except InputError as problem:

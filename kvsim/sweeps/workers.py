@@ -285,10 +285,10 @@ def _check(client: "distributed.Client", scheduler: str) -> None:
 
     def version() -> str | None:
         try:
-            import kvsim
+            from kvsim.version import __version__ as installed
         except ImportError:
             return None
-        return kvsim.__version__
+        return installed
 
     found = client.run(version)
     if not found:
