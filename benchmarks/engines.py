@@ -33,6 +33,7 @@ from benchmarks.engines_own import (
     WALK,
     WALKS,
     before,
+    held_down,
     load_tests,
     quickest,
 )
@@ -251,7 +252,8 @@ def _write(folder: Path, fits: Fits, unseen: dict[tuple[str, str, str], np.ndarr
             table, classes = fits[engine, device]
             place = stacks / engine / f"{device}.toml"
             place.write_text(card_text(table, classes, engine, today, NEAR[device]))
-            _add(place, WALKS.get((engine, device), {}))
+            numbers = {k: v for c in classes for k, v in c.numbers.items()}
+            _add(place, WALKS.get((engine, device), {}) | held_down(device, numbers))
             cards[device] = {k: v for c in classes for k, v in c.numbers.items() if k != WALK}
             versions.append(f"{table.version} on {device}")
             for c in classes:

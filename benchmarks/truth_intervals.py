@@ -95,6 +95,41 @@ def by_group(pairs: Iterable[Pair], key: Callable[[Row], str] | None = None) -> 
     return {name: of_group(some) for name, some in sorted(found.items())}
 
 
+def correlation(groups: Sequence[Sequence[float]]) -> float:
+    """How much runs of one group are inside or outside together: the intraclass correlation [1]_.
+
+    References
+    ----------
+    .. [1] A. Donner, "A review of inference procedures for the intraclass correlation coefficient
+       in the one-way random effects model", International Statistical Review 54(1), 1986.
+    """
+    sizes = np.array([len(g) for g in groups], dtype=float)
+    means = np.array([np.mean(g) for g in groups])
+    total = sizes.sum()
+    between = np.sum(sizes * (means - sizes @ means / total) ** 2) / (len(groups) - 1)
+    within = sum(float(np.sum((np.array(g) - np.mean(g)) ** 2)) for g in groups)
+    within /= total - len(groups)
+    typical = (total - sizes @ sizes / total) / (len(groups) - 1)
+    return max(0.0, float((between - within) / (between + (typical - 1) * within)))
+
+
+def beyond(groups: Sequence[Sequence[float]], alike: float = 0.0) -> int:
+    """Count groups further from 80 % than two standard errors.
+
+    Runs that err alike are worth fewer: their errors have the design effect of cluster samples.
+
+    Parameters
+    ----------
+    alike
+        Correlation of a group's runs.
+    """
+    worth = [len(g) / (1 + (len(g) - 1) * alike) for g in groups]
+    return sum(
+        abs(np.mean(g) - SHARE) > 2 * sqrt(SHARE * (1 - SHARE) / n) + ROUNDING
+        for g, n in zip(groups, worth, strict=True)
+    )
+
+
 HOLD_OUTS: Mapping[str, tuple[str, ...]] = {
     "their model's runs of the source": ("model", "source"),
     "their source": ("source",),

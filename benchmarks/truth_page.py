@@ -47,6 +47,8 @@ def write_page(
         high=100 * max(own.share for _, own in judged),
         t=asked["serving ttft"], own=WEIGHTS["own"], unseen=100 * WEIGHTS["unseen"],
         groups=len(groups), outside_half=judged[0][1].outside, groups_half=judged[0][1].groups,
+        outside_none=judged[1][1].outside, groups_none=judged[1][1].groups,
+        alike=judged[1][1].alike, outside_alike=judged[1][1].outside_alike,
         judged="\n".join(
             f"| {own.fold} | {own.without} | {100 * own.share:.1f} % | {own.width:.2f} "
             f"| {100 * shipped.share:.1f} %, {shipped.width:.2f} |"

@@ -30,6 +30,8 @@ from benchmarks.truth_intervals import (
     SHARE,
     Mechanisms,
     Pair,
+    beyond,
+    correlation,
     counts,
     mechanisms_of,
 )
@@ -214,6 +216,8 @@ class Held:
     width: float  # upper end over lower end, at the median
     outside: int  # groups of engine, version and source beyond two binomial standard errors
     groups: int
+    alike: float  # correlation of a group's runs
+    outside_alike: int  # groups beyond two standard errors of runs that err so much alike
 
 
 def held(fold: str, without: str, judged: Sequence[tuple[Judged, Weights]]) -> Held:
@@ -227,14 +231,11 @@ def held(fold: str, without: str, judged: Sequence[tuple[Judged, Weights]]) -> H
         for name, inside in zip(g.names, g.inside(weights), strict=True):
             runs.setdefault(name, []).append(bool(inside))
     shares = [[float(np.mean(v)) for v in runs.values()] for runs in found.values()]
-    beyond = [
-        abs(np.mean(each) - SHARE) > 2 * np.sqrt(SHARE * (1 - SHARE) / len(each)) + 1e-9
-        for each in shares
-    ]
+    alike = correlation(shares)
     every = [x for each in shares for x in each]
     return Held(
-        fold, without, float(np.mean(every)), float(np.exp(np.median(widths))), sum(beyond),
-        len(beyond),
+        fold, without, float(np.mean(every)), float(np.exp(np.median(widths))), beyond(shares),
+        len(shares), alike, beyond(shares, alike),
     )  # fmt: skip
 
 
@@ -283,6 +284,7 @@ def print_judged(found: Sequence[tuple[Held, Held]]) -> None:
     for shipped, own in found:
         print(
             f"  its {own.fold:18s}{own.without:38s}{100 * own.share:7.1f}%{own.width:8.2f}"
-            f"{own.outside:4d} of {own.groups:2d} | {100 * shipped.share:5.1f}%{shipped.width:6.2f}"
+            f"{own.outside:4d} of {own.groups:2d}, {own.outside_alike:2d} with correlation "
+            f"{own.alike:.2f} | {100 * shipped.share:5.1f}%{shipped.width:6.2f}"
             f"{shipped.outside:4d}"
         )
