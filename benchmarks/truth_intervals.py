@@ -125,7 +125,7 @@ def beyond(groups: Sequence[Sequence[float]], alike: float = 0.0) -> int:
     """
     worth = [len(g) / (1 + (len(g) - 1) * alike) for g in groups]
     return sum(
-        abs(np.mean(g) - SHARE) > 2 * sqrt(SHARE * (1 - SHARE) / n) + ROUNDING
+        bool(abs(np.mean(g) - SHARE) > 2 * sqrt(SHARE * (1 - SHARE) / n) + ROUNDING)
         for g, n in zip(groups, worth, strict=True)
     )
 
