@@ -73,11 +73,6 @@ CASES = {
         },
         ("model", "prompt"),
     ),
-    "gpt-fast": Case(
-        "gpt-fast",
-        {"time.layer_s": (30e-6, 1e-6, 200e-6), "weights.unpack_ops": (1.0, 0.01, 8.0)},
-        ("model", "tp", "weights"),
-    ),
     "vllm-0.6": Case(
         "vLLM",
         {
@@ -120,8 +115,7 @@ def usable(row: Row, case: Case) -> bool:
         return False
     starts = row.metric == "prefill_tok_s" and row.batch * row.prompt < STARTED
     other = "GEMV" in row.version or "setting" in row.note or row.asked == "prefill"
-    told = row.version != "" or row.engine == "gpt-fast"
-    return told and not (row.drafts or starts or other or row.prompt > LONG)
+    return row.version != "" and not (row.drafts or starts or other or row.prompt > LONG)
 
 
 def stated(stack: Stack, values: Mapping[str, float]) -> Stack:
