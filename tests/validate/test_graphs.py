@@ -38,7 +38,7 @@ REPLAYED = [
     "ada-kv:budget=20,window=8", "think:ratio=0.5,window=8", "xattention:block=8,stride=4",
     "quest:budget=16,page=4,dense=1", "streamingllm:sink=4,recent=24",
     "h2o:heavy=10,recent=10", "duoattention:retrieval=0.5,sink=4,recent=16", "kvzip:budget=20",
-    "snapkv:budget=20,window=8 + kivi:group=16,residual=16",
+    "snapkv:budget=20,window=8 + kivi:group=16,residual=16", "cachegen:bits=16",
 ]  # fmt: skip
 
 

@@ -90,7 +90,7 @@ def test_specache_attends_to_what_the_guess_chose(monkeypatch: Any) -> None:
     # what was fetched is what the full cache on the host has there
     for layer in impl.layers:
         rows = layer.index.long()[..., None].expand(-1, -1, -1, 16)
-        for fetched, home in zip(layer.fetched, layer.homes, strict=True):
+        for fetched, home in zip(layer.fetched, layer.host.homes, strict=True):
             assert torch.equal(fetched, home.gather(2, rows))
 
 

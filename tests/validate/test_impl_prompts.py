@@ -17,7 +17,7 @@ from tests.support.decoders import decoder, prompts
 from tests.support.runs import TOLERANCE, assert_same_run, logits_of
 
 LENGTHS = (30, 41, 17)
-TOGETHER = {"fastdecode", "kvpr", "offload"}
+TOGETHER = {"fastdecode", "infinigen", "kvpr", "offload"}
 """Rows on the host: a chunk of all prompts leaves as one copy."""
 CODED = {
     "fp8", "gear", "kivi", "kvquant", "mikv", "quantspec", "shadowkv", "specache", "turboquant",
