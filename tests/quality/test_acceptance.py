@@ -17,5 +17,5 @@ def test_of_few_drafts_models_differ_less_than_of_many() -> None:
 def test_a_model_that_was_measured_itself_differs_from_text_to_text_alone(drafts: int) -> None:
     own, other = (published(model, "eagle3", 4096) for model in ("llama3.1-8b", "qwen2.5-7b"))
     assert own is not None and other is not None
-    assert own.source.endswith("llama3.1-8b") and "mean of" in other.source
+    assert own.source.endswith("llama3.1-8b") and "average of" in other.source
     assert 0 < own.spreads[drafts - 1] < 0.2
