@@ -332,7 +332,9 @@ class _FieldReader:
             for layer, row in enumerate(mass):
                 self._check_length(f"top_k.mass[{layer}]", row, len(k))
                 if list(row) != sorted(row):
-                    raise self._error(f"top_k.mass[{layer}]", list(row), "mass that rises with the pairs")
+                    raise self._error(
+                        f"top_k.mass[{layer}]", list(row), "mass that rises with pairs"
+                    )
         for name, parts in (("prefetch", found.prefetch), ("saliency", found.saliency)):
             for i, part in enumerate(parts):
                 for each, shares in vars(part).items():
