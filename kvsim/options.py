@@ -378,10 +378,10 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
                range=real(1e-6, 1e6, "requests/s, or a factor"), needs={"plan": "trace"},
                at={"simulate": {"parse": several(parse_rate), "metavar": "R,..",
                                 "help": "Requests per second; with a trace, a factor such as "
-                                        "0.25x on its clock. Several values are compared."},
+                                        "0.25x (see --scale). Several values are compared."},
                    "capacity": {"parse": parse_rate, "metavar": "R", "also": ("--req-s",),
                                 "help": "Requests per second; with a trace, a factor such as "
-                                        "0.25x on its clock."},
+                                        "0.25x (see --scale)."},
                    "traces generate": {"metavar": "PER_S",
                                        "help": "Mean requests per second; with --like, by "
                                                "default the trace's."}}),
@@ -389,6 +389,9 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
                "Requests per second; several are compared. A short trace is repeated for two "
                "minutes.",
                "simulate", excludes={"simulate": "rate"}),
+        Opt("scale", parse_text, "clients|clock",
+               "Multiply, by a trace's --rate 2x, its clients over the same time or its clock.",
+               SERVING, default="clients", needs=dict.fromkeys(SERVING.split(), "trace")),
         Opt("users", parse_count, "N",
                "Clients that each wait for an answer, think, and send the next request.",
                SERVING, range=Range(1, 10**6, "users"),
@@ -424,8 +427,8 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
                excludes={"simulate": "compare out"},
                needs={"capacity": "max_gpus max_power max_host"}),
         Opt("route", parse_text, "HOW",
-               "round-robin, least-loaded, prefix-aware or cache-and-load.", "simulate",
-               default="round-robin"),
+               "round-robin, least-loaded, prefix-aware or cache-and-load; by default least-loaded,"
+               " or cache-and-load where prefixes are kept.", SERVING),
         Opt("prefill_replicas", parse_count, "N",
                "Number of --replicas that run prefill; the others decode.", "simulate",
                range=Range(1, 10**4, "replicas")),

@@ -1,7 +1,7 @@
 """The cheapest fleet that serves a trace within targets."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import product
 from math import inf, isfinite
 from shlex import quote
@@ -14,13 +14,17 @@ from kvsim.api.traffic import ServedRequests, read_traffic
 from kvsim.console import print_note, print_progress
 from kvsim.errors import InfeasibleError, InputError, unknown
 from kvsim.inputs import parse_count, parse_words
-from kvsim.options import Inputs, options_of, takes_options
+from kvsim.machines.hardware import GIB
+from kvsim.options import Inputs, command_line, options_of, takes_options
 
 if TYPE_CHECKING:
     from kvsim.planner.fleet.answer import CapacityAnswer
     from kvsim.planner.fleet.demand import ClassTarget
     from kvsim.planner.fleet.offers import CapacityQuestion, Extras, FleetLimits, Rentable
     from kvsim.report.result import Result
+
+SHOWN_BY = ("json", "csv", "report", "verbose", "yes")
+"""Options that say how an answer is shown."""
 
 POOL_HOST_SHARE = 0.25
 """Of a host's memory that one GPU's prefix blocks may take, if nothing is said."""
@@ -64,14 +68,44 @@ def capacity(inputs: Inputs) -> "Result[CapacityAnswer]":
         question, name = _find_question(inputs, found, question)
     answer = make_capacity(question, print_progress)
     counts, used = answer.fleet.replicas, inputs.gpu_memory_utilization
-    settings = [
-        write_settings(
-            inputs.emit or (), replace(serve_costs(x.costs, used, x.sides), replicas=int(counts[j]))
+    settings = []
+    for j in answer.used:
+        x = answer.fleet.kinds[j]
+        served = replace(
+            serve_costs(x.costs, used, x.sides), replicas=int(counts[j]), route=x.route
         )
-        for j in answer.used
-        for x in [answer.fleet.kinds[j]]
-    ]
-    return make_result(answer, name, inputs.line(), settings)
+        settings.append(write_settings(inputs.emit or (), served))
+    return make_result(answer, name, inputs.line(), settings, _write_play(inputs, answer))
+
+
+def _write_play(inputs: Inputs, answer: "CapacityAnswer") -> str:
+    """The command that plays the fleet on its traffic; empty where `simulate` has no such fleet."""
+    if len(answer.used) > 1 or inputs.schedule or inputs.find or answer.load != 1:
+        return ""
+    (j,) = answer.used
+    x, count, targets = answer.fleet.kinds[j], int(answer.fleet.replicas[j]), answer.targets
+    d, rules = x.costs.deployment, x.costs.rules
+    spread = {k: v for k, v in asdict(d.parallelism).items() if v > 1}
+    stored = {k: getattr(rules, k) / GIB for k in ("host_cache", "nvme_cache") if getattr(rules, k)}
+    times = {k: f"{t:.6g}s" for k in ("ttft", "tpot") if isfinite(t := getattr(targets, k))}
+    known = options_of("simulate").keys() - {"find", *SHOWN_BY}
+    kept = {k: v for k, v in inputs.given.items() if k in known and not isinstance(v, list)}
+    played = {
+        **kept,
+        "gpu": x.gpu,
+        **spread,
+        "weights": d.weights,
+        "technique": x.technique,
+        "replicas": count * x.engines,
+        "route": x.route,
+        "max_tokens": rules.max_tokens // d.lanes,
+        "max_seqs": rules.max_seqs // d.dp,
+        "prefix_caching": rules.prefix_caching,
+        **({"prefix_load": rules.prefix_load} | stored if rules.tiers else {}),
+        **({"prefill_replicas": count * x.apart.prefill} if x.apart else {}),
+        **times,
+    }
+    return command_line("simulate", played)
 
 
 def build_question(
@@ -160,6 +194,7 @@ def build_question(
         sure=inputs.sure,
         tunes="max_tokens" not in inputs.given,
         left_out=left_out,
+        route=inputs.route or "",
         sellers=sellers,
     )
 
@@ -204,7 +239,8 @@ def _find_question(
     if sought.option != "rate":
         return questions[value], f"{found.name}, {inputs.find} {shown}"
     if found.workload is None:
-        return questions[value], f"{found.name} at {shown}x"
+        what = "clock" if found.clock else "clients"
+        return questions[value], f"{found.name} at {shown} times its {what}"
     return questions[value], f"{shown} requests/s of {found.name.partition(' of ')[2]}"
 
 

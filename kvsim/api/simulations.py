@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
 from kvsim.api.cost import announce_cost
 from kvsim.api.deployments import build_deployment
-from kvsim.api.traffic import ServedRequests, read_traffic
+from kvsim.api.traffic import MOST_REQUESTS, ServedRequests, read_traffic
 from kvsim.console import ProgressLine, print_note, print_once
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.files import check_target, make_folder
@@ -55,6 +55,7 @@ VARIED = ("replicas", "rate", "req_s", *SIZES, "prefix_load")
 
 SOUGHT = ("rate", "replicas", "hit-rate", "host-cache", "prefill-replicas")
 CLOSE = 1.02  # how near to each other the last value that keeps the targets and the next one are
+FEW_REQUESTS = 50  # that a part of a trace's clients sends, from which a rate is tried
 MOST_SHARES = 16  # of replicas that read prompts, each of which is played
 ROWS_AROUND = 2  # on either side of what was found, that are shown
 
@@ -115,6 +116,7 @@ class TraceRun:
         if wrong:
             raise InfeasibleError(f"--check: {name}: {'; '.join(wrong)}")
         found = run_fields(Outcome(run, self.targets))
+        found["row"]["route"] = self.route
         if self.otherwise:
             way = run.costs.rules.prefix_load
             found["row"]["prefix_load"] = way
@@ -170,11 +172,12 @@ def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
     >>> run.rows[0]["requests"], run.ttft.p50 < run.ttft.p99
     (500, True)
     """
-    from kvsim.report.simulate import make_result
+    from kvsim.report.simulate import keeps_targets, make_result
     from kvsim.serving.costs import StepCosts
     from kvsim.serving.outcome import Targets
     from kvsim.serving.rounds import draw_rates, find_acceptance, with_acceptance
     from kvsim.serving.servable import within_context
+    from kvsim.serving.simulate import usual_route
     from kvsim.techniques import parse, parse_several
     from kvsim.traces.attention import load as load_attention
 
@@ -213,7 +216,8 @@ def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
         seed, fleet = inputs.draw_acceptance, values["replicas"]
         rates = None if seed is None else draw_rates(costs, requests.generate, seed, measured)
         pools, otherwise = _build_pools(inputs, values), tuple(map(costs.with_rules, others))
-        return TraceRun(requests, costs, fleet, inputs.route, rates, targets, pools, otherwise)
+        route = inputs.route or usual_route(costs, requests)
+        return TraceRun(requests, costs, fleet, route, rates, targets, pools, otherwise)
 
     sought: Sought | None = None
     if inputs.find is not None:
@@ -231,7 +235,7 @@ def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
             name = "req_s" if key == "rate" and inputs.trace is None else key
             result["row"] |= {"case": {name: shown}}
             tried[value] = result, replay
-            return _kept(result["row"], targets)
+            return keeps_targets(result["row"])
 
         sought = sought.search(keeps)
         some = sought.choose(sorted(tried))
@@ -268,14 +272,6 @@ def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
         checked=inputs.check,
         notes=found.notes,
     )
-
-
-def _kept(row: "Row", targets: "Targets") -> bool:
-    """Whether the 99th percentiles of a run are within the targets, and all requests served."""
-    if row["refused"] or row["unfinished"]:
-        return False
-    pairs = (row["ttft_s"]["p99"], targets.ttft), (row["tpot_s"]["p99"], targets.tpot)
-    return all(value is None or value <= target for value, target in pairs)
 
 
 @frozen
@@ -411,7 +407,11 @@ def find_value(
             )
         key = "req_s" if case["req_s"] is not None else "rate"
         start = case[key] or (traffic.workload.rate if traffic.workload is not None else 1.0)
-        return Sought(key, start, start / 1024, start * 1024, False)
+        least, most = start / 1024, start * 1024
+        if not drawn and not traffic.clock and key == "rate":
+            least = max(least, min(start, FEW_REQUESTS / len(traffic.requests)))
+            most = max(start, min(most, MOST_REQUESTS / len(traffic.requests)))
+        return Sought(key, start, least, most, False)
     if what == "replicas":
         return Sought(what, replicas, 1, 10**4, True, 1)
     if what == "hit-rate":

@@ -17,6 +17,12 @@ SECONDS_PER_TOKEN = 0.03
 """About how long users wait for a token; it only sets how many requests each user sends. [s]"""
 
 
+MOST_REQUESTS = 20_000_000
+"""Requests of a trace with more clients, as many as fit in memory."""
+
+SCALES = ("clients", "clock")
+"""What a factor on a trace's rate multiplies."""
+
 LENGTHS = ("prompt", "generate")
 """Options that say how long requests are."""
 
@@ -35,12 +41,15 @@ class ServedRequests:
         What was noted while the trace was read, or what was assumed where it was drawn.
     workload
         What the requests were drawn from; None for a trace.
+    clock
+        Whether a rate squeezes the clock of a trace; else it has so many times the clients.
     """
 
     requests: "Requests"
     name: str
     notes: tuple[str, ...]
     workload: "DrawnTraffic | None" = None
+    clock: bool = False
 
     @property
     def reuses(self) -> bool:
@@ -66,10 +75,30 @@ class ServedRequests:
         Parameters
         ----------
         rate
-            Requests per second of drawn traffic, or the factor on a trace's clock.
+            Requests per second of drawn traffic, or the factor on a trace's clients or clock.
+
+        Raises
+        ------
+        InputError
+            For more requests than anyone would play.
         """
-        if self.workload is None:
+        from kvsim.traces.resample import scale_clients
+
+        if self.workload is None and self.clock:
             return self.requests.scaled(rate)
+        if self.workload is None:
+            if rate * len(self.requests) > MOST_REQUESTS:
+                raise InputError(
+                    f"--rate {rate:g}x: {rate * len(self.requests):.2g} requests; expected at most "
+                    f"{MOST_REQUESTS:,}; --scale clock plays the same requests faster"
+                )
+            some = scale_clients(self.requests, rate)[0]
+            if not len(some):
+                raise InputError(
+                    f"--rate {rate:g}x: leaves none of the trace's {len(self.requests):,} "
+                    "requests; give a larger one, or --scale clock"
+                )
+            return some
         return replace(self.workload, rate=rate).draw()
 
 
@@ -93,6 +122,8 @@ def read_traffic(inputs: Inputs) -> ServedRequests:
     """
     from kvsim.traces.read import load
 
+    if inputs.scale not in SCALES:
+        raise InputError(f"--scale: got {inputs.scale[:40]!r}; expected {' or '.join(SCALES)}")
     if inputs.trace is None:
         return _draw(inputs)
     given = inputs.given
@@ -103,10 +134,16 @@ def read_traffic(inputs: Inputs) -> ServedRequests:
     rates = str(given.get("rate", "x")).split(",")
     if not all(x.strip().endswith("x") for x in rates):
         notes.append(
-            f"--rate {rates[0]}: with a trace, the factor on its clock; written {rates[0]}x it "
-            "cannot be taken for requests per second"
+            f"--rate {rates[0]}: with a trace, a factor; written {rates[0]}x it cannot be taken "
+            "for requests per second"
         )
-    return ServedRequests(found.requests, inputs.trace, tuple(notes))
+    clock, varied = inputs.scale == SCALES[1], "rate" in given or inputs.find == "rate"
+    if varied and not clock:
+        notes.append(
+            "--rate: so many times the trace's clients over the same time; --scale clock squeezes "
+            "its clock instead"
+        )
+    return ServedRequests(found.requests, inputs.trace, tuple(notes), clock=clock)
 
 
 def _draw(inputs: Inputs) -> ServedRequests:

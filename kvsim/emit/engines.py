@@ -109,6 +109,8 @@ def emit(engine: str, served: Served) -> Emitted:
         text = WRITERS[engine](served, settings)
     else:
         text = _write_roles(served, settings, served.apart)
+    if served.route and served.replicas > 1:
+        settings.lack(f"{served.replicas} of these, and {ROUTERS[served.route]}")
     return settings.finish(text)
 
 
@@ -132,6 +134,17 @@ def annotate(emitted: Emitted) -> str:
             f"# No setting: {what}.", WIDTH, subsequent_indent="#   ", break_on_hyphens=False
         )
     return "\n".join(lines)
+
+
+ROUTERS = {
+    "round-robin": "a router that takes them in turn, as most do",
+    "least-loaded": "a router that takes the one with the fewest unfinished requests, as nginx "
+    "does with least_conn",
+    "prefix-aware": "a router that takes the one which holds most of a prompt's prefix",
+    "cache-and-load": "a router that weighs cached prefixes against load, as llm-d, or SGLang's "
+    "and vLLM's with --policy cache_aware",
+}
+"""What must stand in front of several replicas, by the router that was played."""
 
 
 # Engines that only prefill or only decode

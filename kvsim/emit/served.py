@@ -74,6 +74,8 @@ class Served:
         Name of its card.
     replicas
         Equal replicas that are started.
+    route
+        How requests find one of them, as `--route` takes it; empty where nothing is assumed.
     """
 
     model: str
@@ -101,6 +103,7 @@ class Served:
     cache_tokens: int = 0
     gpu: str = ""
     replicas: int = 1
+    route: str = ""
 
     @property
     def drafts(self) -> int:

@@ -38,7 +38,6 @@ FIRST_SEED = 1000  # of them
 SIMULTANEOUS = 1e-3  # s; requests that come within it come together
 DIPS = (1, 2, 3, 5)  # steps above a rate that is kept, at which it is tried whether more are
 RATE_STEP = 1.01  # ratio of two rates between which the search stops
-ROUTE = "least-loaded"  # how requests find their replica where there are several
 QUEUE_GROWTH = 0.02  # of the arrivals' time, by which the last quarter may wait longer
 MAX_REPLICAS = 512
 IDLE = 1e-4  # of what seems possible: a rate at which requests hardly ever meet
@@ -426,7 +425,7 @@ class RateSearch:
 
         def meets(count: int) -> bool:
             self.plays += 1
-            run = simulate(requests, costs, count, ROUTE)
+            run = simulate(requests, costs, count)
             kept = Outcome(run, self.asked.targets).meets_targets.mean()
             return bool(kept >= self.asked.share)
 

@@ -1,9 +1,11 @@
 """``kvsim capacity``: the fleet, in a few sentences, and all that stands beside it."""
 
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from math import isinf
+from textwrap import wrap
 
 import numpy as np
 
@@ -23,9 +25,19 @@ from kvsim.report.phrases import join_words
 from kvsim.report.plan import paste_blocks
 from kvsim.report.result import Result
 from kvsim.report.table import Column, Table, text_column
-from kvsim.report.terminal import BLANK, Block, Heading
+from kvsim.report.terminal import BLANK, Block, Heading, Verbatim
 from kvsim.report.units import format_number, integer, likelihood, percent, rounded, seconds, usd
 
+LINE = 96  # of a command in several lines [characters]
+NO_BREAK = "\0"  # stands for a space within a word
+ROUTED = {
+    "round-robin": "each replica in turn",
+    "least-loaded": "the replica with the fewest unfinished ones",
+    "prefix-aware": "the replica that holds most of their prefix",
+    "cache-and-load": "the replica where the fewest prompt tokens are to be read before them, "
+    "without those found there",
+}
+"""Where each router sends requests."""
 MAX_CASES = 7  # other fleets that a terminal shows
 SCHEDULE = (
     "from: since the first request of the trace, in hours, minutes and seconds; below the kinds of "
@@ -40,7 +52,11 @@ MEMORY_NAMES = {"gpu": "GPU memory", "host": "host memory", "nvme": "NVMe", "rem
 
 
 def make_result(
-    answer: CapacityAnswer, trace: str, command: str = "", engines: Sequence[Sequence[Row]] = ()
+    answer: CapacityAnswer,
+    trace: str,
+    command: str = "",
+    engines: Sequence[Sequence[Row]] = (),
+    play: str = "",
 ) -> Result[CapacityAnswer]:
     """Make the answer of ``kvsim capacity``.
 
@@ -50,8 +66,10 @@ def make_result(
         The trace as it was named.
     engines
         For each kind of replica settings to paste, as ``--emit`` asks for them.
+    play
+        The command that plays the fleet on its traffic, if there is one.
     """
-    fields = make_fields(answer, trace, describe_fleet(answer))
+    fields = make_fields(answer, trace, describe_fleet(answer)) | {"simulate": play}
     for replica, settings in zip(fields["fleet"], engines, strict=True):
         replica["settings"] = list(settings)
     ground = evidence.describe_basis(fields["basis"])
@@ -72,7 +90,7 @@ def make_result(
         answer,
         fields["fleet"],
         tables=[_fleet_table(fields), loads, fleets],
-        blocks=[*_list_blocks(fields), *paste_blocks(pastes)],
+        blocks=[*_list_blocks(fields), *_write_check(play), *paste_blocks(pastes)],
         more=[
             *_separate([replace(table, title="") for table in (loads, fleets)]),
             BLANK,
@@ -85,8 +103,18 @@ def make_result(
         notes=fields["assumed"],
         data=evidence.newest_measurement(some),
         foot=[ground],
-        pastes=[row["text"] for row in pastes],
+        pastes=[row["text"] for row in pastes] + [play] * bool(play),
     )
+
+
+def _write_check(play: str) -> list[Block]:
+    """The command that plays the fleet, in lines that a shell reads as one."""
+    if not play:
+        return []
+    whole = shlex.join(word.replace(" ", NO_BREAK) for word in shlex.split(play))
+    lines = wrap(whole, LINE, break_long_words=False, break_on_hyphens=False)
+    text = " \\\n  ".join(lines).replace(NO_BREAK, " ")
+    return [BLANK, Verbatim(f"# This fleet, played\n{text}")]
 
 
 def _list_blocks(fields: Row) -> list[Block]:
@@ -113,6 +141,7 @@ def _list_lines(fields: Row) -> list[str]:
         *_describe_sellers(fields),
         _describe_power(fields),
         _describe_reserved(fields),
+        _describe_routes(fields),
     ]
     return [line for line in lines if line]
 
@@ -174,7 +203,6 @@ def _list_remarks(row: Row, answer: CapacityAnswer) -> list[str]:
         *_list_lines(row),
         *_describe_prices(row),
         _describe_search(row),
-        f"Among replicas of a kind, requests are routed {first['route']}.",
         f"Engines use {memory} of GPU memory; a pass holds at most {first['max_tokens']} tokens.",
         "Not modelled: time to load a model, failures while serving, and networks between "
         "replicas, except for KV caches that are transferred.",
@@ -436,6 +464,13 @@ def _describe_prefixes(answer: Row) -> list[str]:
             parts = ", ".join(f"{percent(v)} in {k}" for k, v in found.items())
             said.append(f"Prompt tokens found on {r['name']}: {parts}.")
     return said
+
+
+def _describe_routes(answer: Row) -> str:
+    """Which replica requests go to, as the router in front of them must do; empty for one each."""
+    routes = dict.fromkeys(r["route"] for r in answer["fleet"] if r["replicas"] > 1)
+    said = [f"{ROUTED[route]} ({route})" for route in routes]
+    return f"Requests go to {' or '.join(said)}." if said else ""
 
 
 def _load_table(answer: Row) -> Table:

@@ -127,6 +127,8 @@ def make_result(
         for key in ("requests", "replicas")
     )
     heading = f"{trace}: {requests} requests, replicas: {replicas}"
+    if any(row["replicas"] > 1 for row in rows):
+        heading += f", routed {' or '.join(dict.fromkeys(row['route'] for row in rows))}"
     tables = [_times_table(rows), _use_table(rows)]
     settings = list_settings(short_names([row["technique"] for row in rows]))
     worst = max(error for row in rows for error in [1e-4, *row["table_error"].values()])
@@ -295,7 +297,7 @@ def _write_answer(
     """Answer in words which run serves a trace best; parameters are those of ``make_result``."""
     best = _select_best(rows, bool(targets))
     if sought:
-        best = next((row for row in _order_by_need(rows) if _keeps(row)), best)
+        best = next((row for row in _order_by_need(rows) if keeps_targets(row)), best)
     full = next((row for row in rows if _name(row) == "full"), None)
     if sought:
         told = _describe_sought(rows, best, _describe_machines(best, deployment), trace, targets)
@@ -518,11 +520,19 @@ def _hits(row: Row) -> str:
     return units.percent(row["prefix_hit_share"] or 0.0)
 
 
-def _keeps(row: Row) -> bool:
-    """Whether the 99th percentiles of a run are within its targets."""
+def keeps_targets(row: Row) -> bool:
+    """Whether the 99th percentiles of a run are within its targets, and all that fits was served.
+
+    Requests beyond the model's context count as little as in `capacity`: no machine serves them.
+
+    Parameters
+    ----------
+    row
+        Row of a run.
+    """
     pairs = ((row[key]["p99"], row["targets"][key]) for key in ("ttft_s", "tpot_s"))
     within = all(value is None or target is None or value <= target for value, target in pairs)
-    return within and not row["refused"] and not row["unfinished"]
+    return within and not row["refused_by"]["cache"] and not row["unfinished"]
 
 
 def _order_by_need(rows: Sequence[Row]) -> list[Row]:
@@ -543,13 +553,13 @@ def _describe_sought(rows: Sequence[Row], best: Row, where: str, trace: str, tar
         ttft, tpot = (units.seconds(row[name]["p99"] or 0.0) for name in ("ttft_s", "tpot_s"))
         return f"TTFT p99 {ttft}, TPOT p99 {tpot}"
 
-    if not _keeps(best):
+    if not keeps_targets(best):
         name = HEADINGS[key]
         told = f"No tried value of {name} meets {targets} (p99) for {trace} on {where}."
         return verdict([told, f"At {name} {value}: {measured(best)}."])
     keep = "meet" if best["replicas"] > 1 else "meets"
     said = {
-        "rate": f"{where} {keep} {targets} (p99) up to {value} times the rate of {trace}",
+        "rate": f"{where} {keep} {targets} (p99) up to {value} times the load of {trace}",
         "req_s": f"{where} {keep} {targets} (p99) up to {value} requests per second",
         "replicas": f"At least {where} are needed to meet {targets} (p99) for {trace}",
         "hit_rate": f"{where} {keep} {targets} (p99) if at least {value} of each prompt is cached",
@@ -558,7 +568,7 @@ def _describe_sought(rows: Sequence[Row], best: Row, where: str, trace: str, tar
         "prefill_replicas": f"Of {where}, {value} should run prefill: this serves most of {trace} "
         f"within {targets}",
     }[key]
-    harder = [row for row in rows if not _keeps(row)]
+    harder = [row for row in rows if not keeps_targets(row)]
     nearest = harder[-1:] if key in ("hit_rate", "host_cache", "replicas") else harder[:1]
     other = nearest if key != "prefill_replicas" else []
     beyond = [f"At {_value(row)}: {measured(row)}." for row in other]

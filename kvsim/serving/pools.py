@@ -49,7 +49,7 @@ from kvsim.serving.sessions import (
     queue_first_turns,
     queue_next_turns,
 )
-from kvsim.serving.simulate import Run, play_world
+from kvsim.serving.simulate import Run, play_world, usual_route
 from kvsim.serving.tables import Tables
 from kvsim.serving.world import Course, make_world
 from kvsim.traces.requests import Requests
@@ -96,7 +96,7 @@ def simulate_pools(
     requests: Requests,
     costs: StepCosts,
     pools: TwoPools,
-    route: str = ROUTES[0],
+    route: str = "",
     rate: Array | None = None,
     told: Told = lambda done: None,
 ) -> Run:
@@ -104,8 +104,8 @@ def simulate_pools(
 
     Parameters
     ----------
-    route : which replica reads a request's prompt; the one with the fewest unfinished requests
-        decodes it.
+    route : which replica reads a request's prompt, empty as `usual_route` says; the one with the
+        fewest unfinished requests decodes it.
     rate : tokens per decoding round of each request; None for the technique's mean. (n,)
 
     Returns
@@ -120,6 +120,7 @@ def simulate_pools(
         For an unknown route, or rules that the technique cannot keep.
     """
     each = np.full(len(requests), costs.rate) if rate is None else rate
+    route = route or usual_route(costs, requests)
     reading = make_world(requests, costs, pools.prefill, each)
     first = reading.requests
     refused = find_refusals(longest_request(costs), requests) > 0

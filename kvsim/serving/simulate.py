@@ -24,6 +24,7 @@ from kvsim.serving.records import (
     make,
 )
 from kvsim.serving.scheduler import (
+    CACHE_AND_LOAD,
     LEAST_LOADED,
     MAX_PASSES_PER_CALL,
     ROUND_ROBIN,
@@ -75,11 +76,34 @@ class Run:
         return self.world.gaps.reshape(-1, GAPS)
 
 
+def usual_route(costs: StepCosts, requests: Requests) -> str:
+    """How the routers that engines ship choose a replica where nothing is set.
+
+    The balancer of ``vllm serve --data-parallel-size`` takes the one with the fewest unfinished
+    requests [1]_. Where replicas keep prefixes, the defaults of SGLang's gateway and of vLLM's
+    router weigh what is found there against load [2]_, as llm-d does.
+
+    Parameters
+    ----------
+    costs
+        Say whether replicas keep prefixes.
+    requests
+        Say whether prompts have any in common.
+
+    References
+    ----------
+    .. [1] ``DPLBAsyncMPClient`` in vllm/v1/engine/core_client.py of vLLM 0.33
+    .. [2] https://docs.sglang.io/advanced_features/router.html, ``cache_aware``
+    """
+    keeps = costs.rules.prefix_caching and requests.block_ids is not None
+    return ROUTES[CACHE_AND_LOAD if keeps else LEAST_LOADED]
+
+
 def simulate(
     requests: Requests,
     costs: StepCosts,
     replicas: int = 1,
-    route: str = ROUTES[0],
+    route: str = "",
     rate: Array | None = None,
     until: float = np.inf,
     told: Callable[[int], None] = lambda done: None,
@@ -94,7 +118,7 @@ def simulate(
     ----------
     route : which replica a request goes to: in turn, where the fewest are unfinished, where most of
         its prefix is, or where the fewest prompt tokens are to be read before its first token; the
-        least loaded of equals.
+        least loaded of equals. Empty: as `usual_route` says.
     rate : tokens per decoding round of each request; None for the technique's mean. (n,)
     until : passes that would begin later are not played. [s]
     told : called now and then with the number of requests that are done.
@@ -104,6 +128,7 @@ def simulate(
     InputError
         For an unknown route, no replicas, or rules that the technique cannot keep.
     """
+    route = route or usual_route(costs, requests)
     if route not in ROUTES:
         raise InputError(f"--route: got {route[:40]!r}; expected one of {', '.join(ROUTES)}")
     if not 1 <= replicas <= 10**5:

@@ -46,7 +46,7 @@ AXES: Mapping[str, Mapping[str, tuple[Value, ...]]] = {
     | {"tp": (1,), "ttft_target_s": (10.0,), "tpot_target_s": (0.1,)},
     "simulate": _required("model", "gpu", "technique", "trace")
     | SOFTWARE
-    | {"tp": (1,), "rate": (1.0,), "replicas": (1,), "route": ("round-robin",)}
+    | {"tp": (1,), "rate": (1.0,), "replicas": (1,), "route": ("least-loaded",)}
     | {"ttft_target_s": (2.0,), "tpot_target_s": (0.1,)},
     "capacity": _required("model", "gpu", "trace")
     | SOFTWARE

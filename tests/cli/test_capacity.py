@@ -1,6 +1,7 @@
 """`kvsim capacity` as a user runs it."""
 
 import json
+import shlex
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -321,3 +322,26 @@ def test_long_names_leave_an_answer_of_sixty_words(
         "Rent 48 GPUs, 1 x h100" if kinds < 5 else "Rent the 3 replicas of 2 kinds in the table: "
     )
     assert len(said.split()) <= MAX_VERDICT_WORDS
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "--prompt 1k --generate 100 --rate 12 --hours 0.03 --gpus l40s --tp 1 --only full",
+        "--trace sample:conversation --rate 3x --gpus h100 --tp 1 --only full --pools no",
+        "--prompt 500 --cached 2k --generate 100 --rate 12 --hours 0.03 --gpus l40s --tp 1 "
+        "--only full --pools no",
+    ],
+    ids=["drawn", "conversations", "common prefix"],
+)
+def test_the_command_that_plays_a_fleet_shows_its_figures(asked: str) -> None:
+    """The router, the limits and the memories are those that were planned."""
+    given = f"capacity --model llama3.1-8b --percentile 99 --sure 0 --ttft 2s --tpot 60ms {asked}"
+    found = answer_in(run(*given.split(), "--json").out)
+    played = answer_in(run(*shlex.split(found["simulate"])[1:], "--json").out)
+    assert not found["shortfall"]
+    for name in ("ttft_s", "tpot_s"):
+        p99 = pytest.approx(found["simulated"][name]["p99"], rel=1e-3)  # of tables of pass times
+        assert played[name]["p99"] == p99
+    assert played["route"] == found["fleet"][0]["route"]
+    assert played["replicas"] == found["fleet"][0]["replicas"]

@@ -25,7 +25,8 @@ def test_the_replicas_are_the_fewest_that_simulate_finds() -> None:
     count, choice = answer["load"]["trace_replicas"], answer["choice"]
     shares = [
         answer_in(run(
-            "simulate", *BASE[1:], "--rate", "4x", "--technique", choice["technique"],
+            "simulate", *BASE[1:], "--rate", "4x", "--scale", "clock",
+            "--technique", choice["technique"],
             "--max-tokens", str(choice["max_tokens"]), "--replicas", str(n), "--route",
             "least-loaded", "--ttft", "3s", "--tpot", "100ms", "--json",
         ).out)["good_share"]

@@ -69,7 +69,8 @@ CASES: dict[str, dict[str, Case]] = {
     },
     "simulate": {
         "compare": ("full,kivi", ""), "req_s": ("9", SAMPLE), "replicas": ("2", ""),
-        "find": ("rate", ""), "route": ("least-loaded", "--replicas 2"),
+        "find": ("rate", ""), "scale": ("clock", f"{SAMPLE} --rate 2x"),
+        "route": ("round-robin", "--replicas 2"),
         "prefill_replicas": ("1", "--replicas 2"),
         "transfer": ("whole", "--replicas 2 --prefill-replicas 1"),
         "acceptance": ("ACCEPTED", "--technique ngram"),
@@ -93,6 +94,7 @@ CASES: dict[str, dict[str, Case]] = {
     },
     "capacity": {
         "host": ("epyc-2s", MISSES), "host_bandwidth": ("9", MISSES), "host_memory": ("9", MISSES),
+        "scale": ("clock", f"{SAMPLE} --rate 2x"), "route": ("round-robin", "--rate 40"),
         "class_targets": ("500=9s/20ms", ""),
         "price": ("a6000=9", ""), "seller": ("lambda", ""), "reserved": ("a6000=0.1", ""),
         "max_gpus": ("1", "--rate 40"), "max_host": ("1", "--host-cache 9 --turns 5"),

@@ -24,7 +24,9 @@ def test_every_request_has_the_times_of_the_plain_simulator(seed: int) -> None:
 
 def played(requests: Requests, replicas: int = 1, **changes: Any) -> Run:
     base = tables_of("full", 8, 128, "chunked")
-    run = simulate(requests, base.with_rules(replace(base.rules, **changes)), replicas)
+    run = simulate(
+        requests, base.with_rules(replace(base.rules, **changes)), replicas, "round-robin"
+    )
     assert faults(run) == []
     return run
 

@@ -331,7 +331,10 @@ def _reachable_targets(solver: FleetSolver, asked: FleetQuestion) -> tuple[Fleet
 def _trim_batch_limits(
     solver: FleetSolver, asked: FleetQuestion, fleet: Fleet
 ) -> tuple[Fleet, Played]:
-    """The same fleet with batch limits that it does not reach on the trace, with room for more."""
+    """The same fleet with batch limits that it does not reach on the trace, with room for more.
+
+    Times of passes are tabulated anew for the limits, as `simulate` does.
+    """
     played = solver.play(fleet, asked.load)
     most = {g.kind: 0 for g in played.groups}
     for load in (1.0, max(OTHER_LOADS)):
@@ -339,11 +342,13 @@ def _trim_batch_limits(
             most[g.kind] = max(most.get(g.kind, 0), g.most_running)
     kinds = list(fleet.kinds)
     for j, running in most.items():
+        costs = kinds[j].costs
         limit = min((x for x in BATCH_LIMITS if x >= running), default=running)
-        if limit < kinds[j].costs.rules.max_seqs:
-            kinds[j] = kinds[j].limited(limit)
-    fleet = replace(fleet, kinds=tuple(kinds))
-    return fleet, solver.play(fleet, asked.load)
+        rules = replace(costs.rules, max_seqs=min(limit, costs.rules.max_seqs))
+        kinds[j] = replace(kinds[j], costs=replace(costs, rules=rules))
+    trimmed = replace(fleet, kinds=tuple(kinds))
+    again = solver.play(trimmed, asked.load)
+    return (trimmed, again) if again.meets(asked.targets) else (fleet, played)
 
 
 def _play_losses(solver: FleetSolver, asked: FleetQuestion, fleet: Fleet) -> dict[int, Played]:

@@ -29,12 +29,12 @@ from kvsim.planner.service import served_by
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.pools import TwoPools
 from kvsim.serving.rules import NIC_RATE, Rules
+from kvsim.serving.simulate import usual_route
 from kvsim.serving.world import limits_of
 from kvsim.techniques import parse
 from kvsim.traces.requests import Requests
 
 FULL = parse("full")
-LEAST_LOADED, PREFIX_ROUTES = "least-loaded", ("prefix-aware", "cache-and-load")
 
 
 @frozen
@@ -99,7 +99,8 @@ class Configuration:
     apart
         Its engines that read prompts and those that decode; None if each does both.
     route
-        How requests find one of several equal replicas, as `--route` takes it.
+        How requests find one of several equal replicas, as `--route` takes it; empty: as engines'
+        routers do.
     """
 
     costs: StepCosts
@@ -108,7 +109,7 @@ class Configuration:
     reserved: float = np.inf
     power: float = np.inf
     apart: TwoPools | None = None
-    route: str = LEAST_LOADED
+    route: str = ""
 
     @property
     def engines(self) -> int:
@@ -418,10 +419,9 @@ def _variants(x: Configuration, needed: Array, question: "CapacityQuestion") -> 
 
 
 def _choices(x: Configuration, question: "CapacityQuestion") -> Iterator[Configuration]:
-    """A replica with every pass budget that is tried, and the router that suits it."""
+    """A replica with every pass budget that is tried, and its router."""
     rules, lanes = x.costs.rules, x.costs.deployment.lanes
-    prefixes = rules.prefix_caching and question.traffic.requests.block_ids is not None
-    route = PREFIX_ROUTES[0] if prefixes else LEAST_LOADED
+    route = question.route or usual_route(x.costs, question.traffic.requests)
     tried = question.tunes and x.apart is None
     for budget in dict.fromkeys([rules.max_tokens, *(b * lanes for b in TOKEN_BUDGETS if tried)]):
         changed = replace(x.costs, rules=replace(rules, max_tokens=budget))
@@ -473,6 +473,8 @@ class CapacityQuestion:
         Whether the pass budget and the batch limit are chosen too.
     left_out
         Requests that no engine takes because they exceed the context; the traffic is without them.
+    route
+        How requests find one of several equal replicas; empty: as engines' routers do.
     sellers
         What other sellers ask for each GPU. [USD/h]
     """
@@ -491,4 +493,5 @@ class CapacityQuestion:
     sure: float = 0.9
     tunes: bool = True
     left_out: int = 0
+    route: str = ""
     sellers: Mapping[str, Mapping[str, float]] = field(default_factory=dict)

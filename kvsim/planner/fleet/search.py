@@ -48,9 +48,9 @@ DAYS, FEWER_DAYS = 32, 8  # that a probability is taken over
 DAYS_REQUESTS = 200_000  # of all days together: those of long traces are fewer
 LOWER_BATCH_LIMITS = (128, 64, 32, 16, 8)  # tried where the time per token is what is missed
 PAIRED_PER_GPU = 2  # kinds of each card that pairs are made of
-PAIRED_COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)  # replicas of each kind of a pair
+PAIRED_COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)  # replicas of one kind of a pair
 PAIRED_REQUESTS = 1_500_000  # that are played for pairs at most, whatever their number
-OVERFULL = 1.05  # utilisation of a pair by the estimate, above which it is not played
+NEARLY = 1.5  # times its targets, up to which a pair is played with other pass budgets
 GUESSES = (1.0, 1.25, 1.6, 2.5)  # times a known fleet's replicas by the load: a first cap on cost
 SCHEDULED_KINDS = 3  # that a schedule is made of
 SCHEDULE_ROUNDS, SCHEDULE_STEP = 12, 1.12  # windows that miss need so many times the replicas
@@ -324,14 +324,18 @@ class FleetSolver:
 
     def _bound(self, kind: ReplicaKind, asked: FleetQuestion) -> int:
         """Replicas from which counts are tried."""
+        more = self._bound_share(kind, asked) * self.busy(kind) * asked.load
+        return max(ceil(more - ROUNDING), asked.limits.failures + 1)
+
+    def _bound_share(self, kind: ReplicaKind, asked: FleetQuestion) -> float:
+        """Of the replicas that are always busy, how many may do."""
         prefixes = kind.choices[0].costs.rules.prefix_caching
         share = PREFIX_BOUND_SHARE if prefixes else BOUND_SHARE
-        more = share * self.busy(kind) * asked.load * (1 + asked.limits.headroom)
         requests = self.question.traffic.requests
         token = max(x.tpot for x in self.question.targets.each)
         after = token * float(requests.generate.max()) if isfinite(token) else 0.0
-        more *= 1 - after / (requests.duration + after + 1e-9)  # answers end after the last arrival
-        return max(ceil(more - ROUNDING), asked.limits.failures + 1)
+        rest = 1 - after / (requests.duration + after + 1e-9)  # answers end after the last arrival
+        return share * rest * (1 + asked.limits.headroom)
 
     # search
 
@@ -545,38 +549,85 @@ class FleetSolver:
             mine = [k for k in kinds if k.gpu == gpu]
             mine.sort(key=lambda k: (int(np.isinf(k.needed).sum()), self.busy(k) * k.rent))
             some += mine[:PAIRED_PER_GPU]
-        rate, cap = self.question.traffic.demand.mean, inf if best is None else best.cost
-        fleets = []
+        may_try = max(int(PAIRED_REQUESTS / asked.load / len(self.question.traffic.requests)), 20)
         for one, other in combinations(some, 2):
             x, y = one.choices[0], other.choices[0]
             needs = np.stack([self._needed(x), self._needed(y)], axis=1)
             if not np.isfinite(needs.min(axis=1)).all():
                 continue
-            for n, m in product(PAIRED_COUNTS, repeat=2):
-                cost = n * x.rent + m * y.rent
-                if cost < cap * (1 - ROUNDING) and (
-                    _utilisation(needs * asked.load, n, m, rate) <= OVERFULL
-                ):
-                    fleets.append((cost, x, y, n, m))
-        fleets.sort(key=lambda pair: pair[0])
-        may_play = max(int(PAIRED_REQUESTS / asked.load / len(self.question.traffic.requests)), 20)
-        for _, x, y, n, m in fleets[:: ceil(len(fleets) / may_play) or 1]:
-            self.tell(f"{x.name} together with {y.name}")
-            fleet = self.always(asked, (x, n), (y, m))
-            if self.allows(fleet, asked) and self.keeps(fleet, asked):
-                fleet = self._without_idle(fleet, asked)
-                return fleet if self._better(fleet, best) else best
+            needs *= asked.load * min(self._bound_share(k, asked) for k in (one, other))
+            for n in PAIRED_COUNTS:
+                cap = inf if best is None else best.cost * (1 - ROUNDING)
+                least, most = self._partners(needs, (x, n), (y, other), asked, cap)
+                if least > most or may_try <= 0:
+                    continue
+                self.tell(f"{n} x {x.name} together with {y.name}")
+                may_try -= 1
+                pair = self._tuned(self.always(asked, (x, n), (y, most)), asked)
+                if pair is not None:
+                    best = self._fewest_partners(pair, least, asked)
         return best
 
-    def _without_idle(self, pair: Fleet, asked: FleetQuestion) -> Fleet:
-        """A pair without the replicas that it does not need: counts are tried in steps."""
-        for j in (0, 1):
-            while (counts := pair.replicas.copy())[j] > 1:
-                counts[j] -= 1
-                less = self.always(asked, *zip(pair.kinds, counts.tolist(), strict=True))
-                if not self.keeps(less, asked):
-                    break
-                pair = less
+    def _partners(
+        self,
+        needs: Array,
+        first: tuple[Configuration, int],
+        second: tuple[Configuration, ReplicaKind],
+        asked: FleetQuestion,
+        cap: float,
+    ) -> tuple[int, int]:
+        """How many replicas of a second kind may do beside some of a first, at least and at most.
+
+        Parameters
+        ----------
+        needs
+            Replicas that each class keeps busy, below which there are certainly too few. (c, 2)
+        cap
+            Cost that all of them stay within. [USD/h]
+        """
+        (x, n), (y, kind) = first, second
+        most = min(_most_within(y, asked.limits), 2 * self._bound(kind, asked) + MOST_BEYOND)
+        if isfinite(cap):
+            most = min(most, floor((cap - n * x.rent) / y.rent))
+        rate, least = self.question.traffic.demand.mean, 1
+        while least <= most and _utilisation(needs, n, least, rate) > 1:
+            least += 1
+        return least, most
+
+    def _tuned(self, pair: Fleet, asked: FleetQuestion) -> Fleet | None:
+        """A pair that keeps what is asked, with other pass budgets if it nearly does so."""
+        if not self.allows(pair, asked):
+            return None
+        if self.keeps(pair, asked):
+            return pair
+
+        def worst(fleet: Fleet) -> float:
+            cases = self.stressed(fleet, asked)
+            return max(max(self.over(some, asked, load)) for some, load in cases)
+
+        counts = pair.replicas.tolist()
+        for j in (0, 1) if self.question.tunes and worst(pair) < NEARLY else ():
+            tried = []
+            for other in self._kind_of[id(pair.kinds[j])].choices:
+                kinds = (other, pair.kinds[1]) if j == 0 else (pair.kinds[0], other)
+                fleet = self.always(asked, *zip(kinds, counts, strict=True))
+                tried.append((worst(fleet), len(tried), fleet))
+            least, _, pair = min(tried)
+            if least <= 1 and self.keeps(pair, asked):
+                return pair
+        return None
+
+    def _fewest_partners(self, pair: Fleet, least: int, asked: FleetQuestion) -> Fleet:
+        """The pair with the fewest replicas of its second kind that keep what is asked."""
+        (x, y), (n, high) = pair.kinds, pair.replicas.tolist()
+        low = least - 1
+        while high - low > 1:
+            middle = (low + high) // 2
+            fewer = self.always(asked, (x, n), (y, middle))
+            if self.keeps(fewer, asked):
+                pair, high = fewer, middle
+            else:
+                low = middle
         return pair
 
     # schedules
