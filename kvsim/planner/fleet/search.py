@@ -607,7 +607,7 @@ class FleetSolver:
 
         counts = pair.replicas.tolist()
         for j in (0, 1) if self.question.tunes and worst(pair) < NEARLY else ():
-            tried = []
+            tried: list[tuple[float, int, Fleet]] = []
             for other in self._kind_of[id(pair.kinds[j])].choices:
                 kinds = (other, pair.kinds[1]) if j == 0 else (pair.kinds[0], other)
                 fleet = self.always(asked, *zip(kinds, counts, strict=True))
