@@ -4,6 +4,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvsim.api.traces import read_options
+from kvsim.console import print_once
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.options import Inputs, options_of
@@ -92,6 +93,10 @@ class ServedRequests:
                     f"--rate {rate:g}x: {rate * len(self.requests):.2g} requests; expected at most "
                     f"{MOST_REQUESTS:,}; --scale clock plays the same requests faster"
                 )
+            print_once(
+                "--rate: so many times the trace's clients over the same time; --scale clock "
+                "squeezes its clock instead"
+            )
             some = scale_clients(self.requests, rate)[0]
             if not len(some):
                 raise InputError(
@@ -137,12 +142,7 @@ def read_traffic(inputs: Inputs) -> ServedRequests:
             f"--rate {rates[0]}: with a trace, a factor; written {rates[0]}x it cannot be taken "
             "for requests per second"
         )
-    clock, varied = inputs.scale == SCALES[1], "rate" in given or inputs.find == "rate"
-    if varied and not clock:
-        notes.append(
-            "--rate: so many times the trace's clients over the same time; --scale clock squeezes "
-            "its clock instead"
-        )
+    clock = inputs.scale == SCALES[1]
     return ServedRequests(found.requests, inputs.trace, tuple(notes), clock=clock)
 
 

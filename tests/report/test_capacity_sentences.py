@@ -81,7 +81,8 @@ def test_one_request_has_no_rate_and_takes_the_cheapest_replica(tmp_path: Path) 
 def test_a_trace_that_is_soon_over_is_said_to_be() -> None:
     asked = (
         "capacity", "--trace", "sample:chat", "--model", "llama3-8b", "--gpus", "h100", "--ttft",
-        "3s", "--tpot", "100ms", "--tp", "1", "--only", "full", "--rate", "10", "--json",
+        "3s", "--tpot", "100ms", "--tp", "1", "--only", "full", "--rate", "10x",
+        "--scale", "clock", "--json",
     )  # fmt: skip
     said = answer_in(run(*asked).out)["assumed"]
     assert any("The trace lasts only 25.6 s: longer queues are not seen" in x for x in said)
