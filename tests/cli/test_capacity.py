@@ -336,7 +336,7 @@ def test_long_names_leave_an_answer_of_sixty_words(
 )
 def test_the_command_that_plays_a_fleet_shows_its_figures(asked: str) -> None:
     """The router, the limits and the memories are those that were planned."""
-    given = f"capacity --model llama3.1-8b --percentile 99 --sure 0 --ttft 2s --tpot 60ms {asked}"
+    given = f"capacity --model llama3.1-8b --percentile 99 --sure 0 --ttft 3s --tpot 60ms {asked}"
     found = answer_in(run(*given.split(), "--json").out)
     played = answer_in(run(*shlex.split(found["simulate"])[1:], "--json").out)
     assert not found["shortfall"]
