@@ -3,11 +3,13 @@
 import numpy as np
 import pytest
 
+from kvsim.engine.roofline import all_ops
 from kvsim.errors import InputError
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.prediction.generate import Prediction
+from kvsim.prediction.memory import decode_point
 from kvsim.report.predict import predict_points
 from kvsim.techniques import parse
 from kvsim.techniques.papers.cache import FORMATS, find_kernel, load_kernels
@@ -42,6 +44,24 @@ def test_layers_at_either_end_stay_in_16_bits() -> None:
     kinds = [parts.storage.name for shapes, count, parts in parse("turboquant_3bit_nc").layout(d)
              for _ in range(count * len(shapes))]  # fmt: skip
     assert kinds == ["fp16"] * 2 + ["cache"] * 32 + ["fp16"] * 2
+
+
+def unpacking(model: str, batch: float, context: float) -> float:
+    """Time per layer that a measured kernel takes beyond one that unpacks in registers. [s]"""
+    point = decode_point(batch, context, 64, 0.0)
+    (step,) = parse("turboquant_4bit_nc").cycle(place(model), point).steps
+    return max(float(op.fixed) for op, _ in all_ops(step) if op.name == "unpack")
+
+
+@pytest.mark.parametrize(("model", "head_dim"), [("qwen2.5-0.5b", 64), ("qwen3-4b", 128)])
+def test_a_short_head_takes_as_long_as_a_whole_vector(model: str, head_dim: int) -> None:
+    m, kernel = load_model(model), find_kernel("vllm@h100", "turboquant_4bit_nc")
+    assert kernel is not None and m.head_dim == head_dim
+    for batch, context in ((1.0, 128.0), (64.0, 4096.0)):
+        numbers = 2 * batch * m.heads * 128 * (context + 1)
+        unpacked = kernel.unpack_ops * numbers / (place().flops("fp32") / 2)
+        expected = kernel.layer_s + max(kernel.walk_s * (context + 1), unpacked)
+        assert unpacking(model, batch, context) == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("name", [k.format for k in load_kernels() if k.engine == "vllm"])

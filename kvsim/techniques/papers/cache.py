@@ -14,6 +14,8 @@ from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes.base import LayerPass, Parts, Storage, pack
 from kvsim.techniques.axes.settings import param
 
+LANES = 128  # numbers that a warp unpacks at a time: a shorter head leaves some of it idle
+
 
 @frozen
 class CacheKernel:
@@ -27,7 +29,7 @@ class CacheKernel:
     edge_layers : first and last layers that stay in 16 bits, at either end.
     layer_s : further time per layer and pass: packing new tokens, joining parts. [s]
     walk_s : least time per cached token of a sequence: parts of it run one after another. [s]
-    unpack_ops : vector operations per number and query head.
+    unpack_ops : vector operations per number and query head, of whole vectors of ``LANES``.
     source : rows that the three times were fitted to.
     """
 
@@ -150,7 +152,8 @@ class Cache(Storage):
         if at.p.prefill or kernel is None:
             return []
         m, tokens = at.d.shard, at.kept_tokens
-        numbers = 2.0 * at.p.batch * m.heads * m.head_dim * tokens
+        vector = LANES * np.ceil(m.head_dim / LANES)
+        numbers = 2.0 * at.p.batch * m.heads * vector * tokens
         unpacked = kernel.unpack_ops * numbers / (at.d.flops("fp32") / 2)
         fixed = kernel.layer_s + np.maximum(kernel.walk_s * tokens, unpacked)
         return [Op("unpack", fixed=fixed, launches=0.0)] if np.any(np.asarray(fixed) > 0) else []
