@@ -3,8 +3,10 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import isfinite
+from typing import TYPE_CHECKING
 
-from kvsim.emit.served import serve_prediction
+from kvsim.emit.engines import emit
+from kvsim.emit.served import Served, serve_prediction
 from kvsim.machines.basis import basis
 from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment
 from kvsim.planner.alternatives import LABELS, NARROW, Advice, NoPlanError, score
@@ -29,14 +31,16 @@ from kvsim.report.names import (
     technique_fields,
 )
 from kvsim.report.phrases import describe_times, differing_options, explain_limit
-from kvsim.report.plan_charts import draw_plan
 from kvsim.report.predict import figures, prediction
 from kvsim.report.result import Result
-from kvsim.report.suitability import describe_command, describe_loss, join_titles, list_engines
+from kvsim.report.suitability import describe_loss, join_titles, list_engines
 from kvsim.report.table import Table, quantity_columns, text_column
 from kvsim.report.terminal import BLANK, Block, Heading, Verbatim
 from kvsim.report.units import percent, rounded, seconds, usd
 from kvsim.techniques.technique import Technique
+
+if TYPE_CHECKING:
+    from kvsim.report.pictures import Chart
 
 MIN_THROUGHPUT_STEP = 1.02  # times the throughput, from which on another plan is worth a line
 FRONT = "Between the lowest TPOT and the highest throughput:"
@@ -107,6 +111,11 @@ def make_result(
         fields["flips"] = flips = [{**vars(f), "words": _flipped(f, plan)} for f in plan.flips()]
         blocks += [row["words"] for row in flips] or [NO_FLIP]
 
+    def draw() -> "list[Chart]":
+        from kvsim.report.plan_charts import draw_plan  # loaded where a page is asked for
+
+        return draw_plan(plan)
+
     return Result(
         command,
         title,
@@ -117,7 +126,7 @@ def make_result(
         tables=[shown],
         blocks=[*blocks, *paste_blocks(engines)],
         more=more,
-        draw=lambda: draw_plan(plan),
+        draw=draw,
         remarks=[not_modelled],
         notes=[*(note.lstrip(": ") for note in notes), not_modelled],
         data=evidence.newest_measurement([plan.choice.deployment]),
@@ -190,6 +199,36 @@ def paste_blocks(engines: Sequence[Row]) -> list[Block]:
         Blocks with empty lines between them.
     """
     return [block for row in engines for block in (BLANK, Verbatim(row["text"]))]
+
+
+def describe_command(engine: str, served: Served, stack: str, replicas: int = 1) -> Iterator[str]:
+    """Say how an engine is started, and what it has no setting for.
+
+    Parameters
+    ----------
+    engine
+        Key of the engine.
+    served
+        What it serves.
+    stack
+        Stack of the times, which may be another engine's.
+    replicas
+        Engines to start.
+
+    Yields
+    ------
+    str
+        The command after the title of the engine, then sentences.
+    """
+    found, title = emit(engine, served), join_titles([engine])
+    if found.line or replicas == 1:
+        yield f"{title}: {found.command}"
+    if found.line and replicas > 1:
+        yield f"Start {replicas} of them behind a load balancer."
+    yield from (f"{title} has no setting for {what}." for what in found.missing)
+    own = stack.partition("@")[0]
+    if own in SERVERS and own != engine:
+        yield f"Times are {join_titles([own])}'s; `--stack {engine}` predicts {title}'s."
 
 
 def plan_fields(result: ChosenPlan) -> Row:

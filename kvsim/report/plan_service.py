@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
+from typing import TYPE_CHECKING
 
 from kvsim.emit.served import serve_costs
 from kvsim.machines.basis import basis
@@ -16,13 +17,15 @@ from kvsim.report.answer import BRIEF, MAX_VERDICT_WORDS, Answer, add_command_li
 from kvsim.report.json import Row, number, pick
 from kvsim.report.names import chosen_settings, label, phrase_technique, ranks, technique_fields
 from kvsim.report.phrases import differing_options
-from kvsim.report.plan import layers_of, paste_blocks, quality
-from kvsim.report.plan_charts import draw_service
+from kvsim.report.plan import describe_command, layers_of, paste_blocks, quality
 from kvsim.report.predict import prediction
 from kvsim.report.result import Result
-from kvsim.report.suitability import describe_command, join_titles
+from kvsim.report.suitability import join_titles
 from kvsim.report.table import Column, Table, quantity_column, quantity_columns, text_column
 from kvsim.report.terminal import BLANK, Block, Heading
+
+if TYPE_CHECKING:
+    from kvsim.report.pictures import Chart
 
 BRIEF_ROWS = 4  # of the choice and its alternatives that a terminal shows unless asked for more
 MAX_MISSING = 4  # layouts that are named where nothing meets the targets
@@ -121,6 +124,11 @@ def make_result(
         tables.append(_curve_table(points))
         blocks += [BLANK, "Times at lower request rates, if predictions are exact:", tables[-1]]
 
+    def draw() -> "list[Chart]":
+        from kvsim.report.plan_charts import draw_service  # loaded where a page is asked for
+
+        return draw_service(plan)
+
     return Result(
         command,
         title,
@@ -131,7 +139,7 @@ def make_result(
         tables=tables,
         blocks=[*blocks, *paste_blocks(engines)],
         more=more,
-        draw=lambda: draw_service(plan),
+        draw=draw,
         remarks=[not_modelled],
         data=evidence.newest_measurement([d]),
         foot=[ground],

@@ -5,6 +5,7 @@ from csv import DictWriter
 from dataclasses import replace
 from io import StringIO
 from itertools import product
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,7 +23,6 @@ from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.prediction.pool import longest_prompt, pool, remedies
 from kvsim.report import caveats, evidence, units
 from kvsim.report.answer import Answer, verdict
-from kvsim.report.charts import draw_predictions
 from kvsim.report.evidence import INTERVAL
 from kvsim.report.frames import flatten
 from kvsim.report.json import Row, number, pick
@@ -52,6 +52,9 @@ from kvsim.report.terminal import BLANK, Heading, Items
 from kvsim.serving.servable import why_refused
 from kvsim.techniques.papers.full import Full
 from kvsim.techniques.technique import NEEDS_KERNEL, Technique, compose
+
+if TYPE_CHECKING:
+    from kvsim.report.pictures import Chart
 
 BATCH_TTFT = "TTFT: whole batch, idle GPU"
 LOOP_TTFT = "each client sends its next request at once; TTFT: queueing included"
@@ -149,6 +152,11 @@ def _make_result(
     rest = [x for x in (*answer.settings, *answer.evidence) if x not in said]
     reversals = _tabulate_drafts(gains)
 
+    def draw() -> "list[Chart]":
+        from kvsim.report.charts import draw_predictions  # loaded where a page is asked for
+
+        return draw_predictions(rows, found)
+
     return Result(
         command,
         heading,
@@ -166,7 +174,7 @@ def _make_result(
             *([Items(rest)] if rest else []),
             ground,
         ],
-        draw=lambda: draw_predictions(rows, found),
+        draw=draw,
         notes=[note.lstrip(": ") for note in notes],
         data=evidence.newest_measurement(p.deployment for p in found),
         foot=[ground],

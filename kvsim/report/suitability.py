@@ -2,11 +2,9 @@
 
 from collections.abc import Iterator, Sequence
 
-from kvsim.emit.engines import emit, turboquant
+from kvsim.emit.engines import turboquant
 from kvsim.emit.flags import MANUALS
-from kvsim.emit.served import Served
 from kvsim.planner.question import FULL, engines_running
-from kvsim.planner.service import SERVERS
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence, evidence
 from kvsim.quality.settings import FACTS, PERPLEXITY
@@ -64,36 +62,6 @@ def join_titles(engines: Sequence[str]) -> str:
         Titles separated by commas.
     """
     return ", ".join(MANUALS[x].title if x in MANUALS else "FlexGen" for x in engines)
-
-
-def describe_command(engine: str, served: Served, stack: str, replicas: int = 1) -> Iterator[str]:
-    """Say how an engine is started, and what it has no setting for.
-
-    Parameters
-    ----------
-    engine
-        Key of the engine.
-    served
-        What it serves.
-    stack
-        Stack of the times, which may be another engine's.
-    replicas
-        Engines to start.
-
-    Yields
-    ------
-    str
-        The command after the title of the engine, then sentences.
-    """
-    found, title = emit(engine, served), join_titles([engine])
-    if found.line or replicas == 1:
-        yield f"{title}: {found.command}"
-    if found.line and replicas > 1:
-        yield f"Start {replicas} of them behind a load balancer."
-    yield from (f"{title} has no setting for {what}." for what in found.missing)
-    own = stack.partition("@")[0]
-    if own in SERVERS and own != engine:
-        yield f"Times are {join_titles([own])}'s; `--stack {engine}` predicts {title}'s."
 
 
 def describe_engines(found: Sequence[Prediction]) -> Iterator[str]:
