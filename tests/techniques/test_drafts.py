@@ -130,7 +130,7 @@ def test_an_assumed_acceptance_is_said_with_its_source() -> None:
     t = parse("eagle3:acceptance=math")
     assert "eagle3, average of" in t.assumes and "math" in t.assumes
     assert t.drafting.spread > 0 == parse("eagle3:acceptance=0.5").drafting.spread
-    assert "as none of lookahead is measured" in parse("lookahead").assumes
+    assert "as lookahead was not measured" in parse("lookahead").assumes
     assert parse("lookahead").drafting.spread > parse("ngram").drafting.spread
 
 
