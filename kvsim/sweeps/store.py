@@ -102,8 +102,7 @@ class ResultStore:
             before = read_json(place, JSON)
             if before != json.loads(json.dumps(about)):
                 raise InputError(
-                    f"--resume: {folder} is of another sweep, its files or another kvsim; choose "
-                    f"another folder"
+                    f"--resume: {folder} belongs to another sweep or version; choose another folder"
                 )
         elif any(other != place for other in self.folder.iterdir()):
             raise InputError(f"--out: {folder} has other files; choose an empty folder")
