@@ -100,22 +100,12 @@ def to_paper_row(name: str, metric: str, row: Mapping[str, str]) -> dict[str, st
     technique, _, settings = row["technique"].strip().partition(":")
     params = [part for part in settings.split(",") if part.strip()]
     params += [f"{key}={row[key].strip()}" for key in ("tp", "weights") if row.get(key, "").strip()]
-    return {
-        "paper": name,
-        "table": "",
-        "model": row["model"],
-        "hardware": row["gpu"],
-        "stack": row.get("stack", "").strip() or DEFAULT_STACK,
-        "technique": technique,
-        "params": ";".join(params),
-        "batch": row["batch"],
-        "prompt": row["prompt"],
-        "generate": row["generate"],
-        "metric": metric,
-        "published": row[metric],
-        "use": "check",
-        "note": row.get("note", ""),
-    }
+    same = {column: row[column] for column in ("model", "batch", "prompt", "generate")}
+    where = {"paper": name, "table": "", "use": "check", "note": row.get("note", "")}
+    stack = row.get("stack", "").strip() or DEFAULT_STACK
+    kind = {"stack": stack, "technique": technique, "params": ";".join(params)}
+    measured = {"hardware": row["gpu"], "metric": metric, "published": row[metric]}
+    return same | where | kind | measured
 
 
 PAPER_COLUMNS = (

@@ -23,35 +23,7 @@ from kvsim.techniques.technique import Technique, compose
 UPPER = 1.64  # standard errors to the upper end: nineteen of twenty losses are below
 NO_EVIDENCE = 0.05  # standard error of a pooled loss from which on it says nothing
 LEAST_OTHERS = 2  # models without which nothing is said of another
-QUESTIONS = {
-    "mmlu": 14042,
-    "gsm8k": 1319,
-    "ceval": 1346,
-    "c-eval": 1346,
-    "humaneval": 164,
-    "triviaqa": 500,
-    "race": 1436,
-    "hellaswag": 10042,
-    "arc_easy": 2376,
-    "arc_challenge": 1172,
-    "boolq": 3270,
-    "piqa": 1838,
-    "winogrande": 1267,
-    "openbookqa": 500,
-    "truthfulqa": 817,
-    "lambada": 5153,
-    "longbench": 200,
-    "aime": 300,
-    "gpqa": 198,
-    "livecodebench": 175,
-    "math500": 500,
-    "ifeval": 541,
-    "mean": 10000,
-    "mrcr": 800,
-    "needle": 100,
-}
-"""Questions of a benchmark's usual test set, where a table does not print them."""
-FEW_QUESTIONS = 200  # of a benchmark that the table above has not
+FEW_QUESTIONS = 200  # of a benchmark that questions.csv does not have
 
 
 def usual_questions(benchmark: str) -> float:
@@ -63,7 +35,15 @@ def usual_questions(benchmark: str) -> float:
         Its name, as a table has it.
     """
     name = benchmark.lower()
-    return float(next((n for key, n in QUESTIONS.items() if key in name), FEW_QUESTIONS))
+    return float(next((n for key, n in _usual_sets() if key in name), FEW_QUESTIONS))
+
+
+@cache
+def _usual_sets() -> tuple[tuple[str, int], ...]:
+    """Benchmarks and the questions of their usual test sets, which a table may not print."""
+    table = files("kvsim.quality") / "questions.csv"
+    rows = (row for _, row in read_records(str(table), TABLE))
+    return tuple((row["benchmark"], int(row["questions"])) for row in rows)
 
 
 @frozen

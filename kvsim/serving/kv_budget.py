@@ -198,14 +198,8 @@ class ReplicaMemory:
     @cached_property
     def room(self) -> Room:
         """The memory that a replica has for caches."""
-        return Room(
-            self.technique,
-            self.deployment,
-            self.rules,
-            self.longest,
-            self.longest_chunk,
-            self.gpu_memory,
-        )
+        kind = self.technique, self.deployment, self.rules
+        return Room(*kind, self.longest, self.longest_chunk, self.gpu_memory)
 
     @property
     def capacity(self) -> int:

@@ -153,17 +153,9 @@ def replica_records(replicas: int, rules: Rules) -> Records[Replica]:
     """
     number = np.arange(replicas)
     ends = dict.fromkeys(("wait_ends", "swap_ends", "done", "late_entry"), NO_INDEX)
-    return make(
-        Replica,
-        replicas,
-        index=number,
-        first_sequence=number * rules.max_seqs,
-        end=NEVER,
-        lowest=NEVER,
-        bin_width=0.01,
-        next_ready=np.inf,
-        **ends,
-    )
+    idle = {"end": NEVER, "lowest": NEVER, "bin_width": 0.01, "next_ready": np.inf}
+    first = number * rules.max_seqs
+    return make(Replica, replicas, index=number, first_sequence=first, **idle, **ends)
 
 
 def pool_records(
@@ -292,14 +284,8 @@ def make_sizes(costs: StepCosts) -> Records[Sizes]:
     records
         Memory of each GPU and of the host. [B]
     """
-    tables = costs.tables
-    return make(
-        Sizes,
-        tables.gpu_bytes.size,
-        prompt=tables.prompt_bytes,
-        gpu=tables.gpu_bytes,
-        host=tables.host_bytes,
-    )
+    t = costs.tables
+    return make(Sizes, t.gpu_bytes.size, prompt=t.prompt_bytes, gpu=t.gpu_bytes, host=t.host_bytes)
 
 
 def _pool_sizes(costs: StepCosts, limits: Limits, different: int, replicas: int) -> list[int]:

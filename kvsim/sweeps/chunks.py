@@ -193,9 +193,8 @@ def no_answer(kind: str, reason: str) -> Columns:
     dict
         Empty texts and NaN by column, and the reason.
     """
-    return {name: "" if of is str else np.nan for name, of in COLUMNS[kind].items()} | {
-        "reason": reason
-    }
+    empty = {name: "" if of is str else np.nan for name, of in COLUMNS[kind].items()}
+    return empty | {"reason": reason}
 
 
 CHUNK_POINTS = 2**15  # points of a chunk at most
@@ -324,6 +323,7 @@ def count(spec: Spec) -> int:
     return several * len(spec.combinations())
 
 
+CHOSEN = ("batch", "ttft_s", "tpot_s", "output_tok_s", "gpu_bytes", "host_bytes")
 POINTS_PER_CALL = 2**13  # points evaluated together: intermediate arrays stay in the CPU's cache
 
 
@@ -381,14 +381,8 @@ def _predicted(
     )
     host = host * deployment.gpus
     fits = (gpu <= deployment.hardware.gpu_memory) & (host <= deployment.hardware.host_memory)
-    return {
-        "ttft_s": ttft,
-        "tpot_s": tpot,
-        "decode_tok_s": batch / tpot,
-        "gpu_bytes": gpu,
-        "host_bytes": host,
-        "fits": fits,
-    }
+    times = {"ttft_s": ttft, "tpot_s": tpot, "decode_tok_s": batch / tpot}
+    return times | {"gpu_bytes": gpu, "host_bytes": host, "fits": fits}
 
 
 def plan_case(case: Case) -> Columns:
@@ -420,13 +414,8 @@ def plan_case(case: Case) -> Columns:
     except (InputError, InfeasibleError) as problem:
         return no_answer("plan", str(problem))
     return {
+        **{name: getattr(choice, name) for name in CHOSEN},
         "technique": str(choice.technique),
-        "batch": choice.batch,
-        "ttft_s": choice.ttft_s,
-        "tpot_s": choice.tpot_s,
-        "output_tok_s": choice.output_tok_s,
-        "gpu_bytes": choice.gpu_bytes,
-        "host_bytes": choice.host_bytes,
         "usd_per_million_tokens": choice.usd_per_million(),
         "reason": "",
     }

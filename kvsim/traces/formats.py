@@ -282,15 +282,10 @@ def named(file: str, columns: Collection[str], names: dict[str, str], unit: str)
             raise _missing(file, name, role, columns)
     if unit not in SECONDS_PER_UNIT:
         raise unknown("time unit", unit, SECONDS_PER_UNIT)
-    return Layout(
-        GENERIC,
-        names.get("arrival", ""),
-        unit,
-        names["prompt"],
-        names["generate"],
-        names.get("blocks", ""),
-        conduct=tuple((role, name) for role, name in names.items() if role in CONDUCT_DEFAULTS),
-    )
+    conduct = tuple((role, name) for role, name in names.items() if role in CONDUCT_DEFAULTS)
+    arrival, blocks = names.get("arrival", ""), names.get("blocks", "")
+    lengths = names["prompt"], names["generate"]
+    return Layout(GENERIC, arrival, unit, *lengths, blocks, conduct=conduct)
 
 
 def _fits(columns: Collection[str], format: TraceFormat) -> bool:
@@ -317,18 +312,10 @@ def _layout(file: str, columns: Collection[str], name: str) -> Layout:
         if not chosen[role]:
             raise _missing(file, names[0], role, columns)
     blocks = format.blocks if format.blocks in columns else ""
-    return Layout(
-        name,
-        chosen["arrival"],
-        unit,
-        chosen["prompt"],
-        chosen["generate"],
-        blocks,
-        format.block_tokens if blocks else 0,
-        format.failed,
-        format.unpack,
-        conduct=tuple((role, name) for role, name in format.conduct if name in columns),
-    )
+    conduct = tuple((role, name) for role, name in format.conduct if name in columns)
+    columns_of = (chosen["arrival"], unit, chosen["prompt"], chosen["generate"], blocks)
+    tokens = format.block_tokens if blocks else 0
+    return Layout(name, *columns_of, tokens, format.failed, format.unpack, conduct=conduct)
 
 
 def _missing(file: str, name: str, role: str, columns: Collection[str]) -> InputError:

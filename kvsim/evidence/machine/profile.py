@@ -160,13 +160,8 @@ def hardware_text(found: Calibration, machine: Machine, today: str) -> str:
             else:
                 numbers[key] = 0.0
                 sources[key] = "none of its own: kernels' floors hold it"
-    head = {
-        "title": machine.name,
-        "basis": "measured",
-        "device": machine.name,
-        "date": today,
-        "notes": list(machine.notes),
-    }
+    told = {"basis": "measured", "device": machine.name, "date": today}
+    head = {"title": machine.name, **told, "notes": list(machine.notes)}
     return numbers_text(head, numbers, sources)
 
 

@@ -53,28 +53,16 @@ class Sample:
 
     def row(self) -> dict[str, object]:
         """Read back by ``sample``."""
-        op: dict[str, object] = {
-            "name": self.op.name,
-            "stream": self.op.stream,
-            "kernel": self.op.kernel,
-            "dtype": self.op.dtype,
-            "flops": self.op.flops,
-            "bytes": dict(self.op.bytes),
-            "rows": self.op.rows,
-            "launches": self.op.launches,
-        }
+        names = ("name", "stream", "kernel", "dtype", "flops", "bytes", "rows", "launches")
+        op: dict[str, object] = {name: getattr(self.op, name) for name in names}
+        op["bytes"] = dict(self.op.bytes)
         if np.isfinite(self.op.size):
             op["size"] = self.op.size
         if self.op.unpacked:
             op["unpacked"] = self.op.unpacked
-        return {
-            "benchmark": self.benchmark,
-            "case": dict(self.case),
-            "op": op,
-            "seconds": self.seconds,
-            "spread": self.spread,
-            "runs": list(self.runs),
-        } | ({"host_s": self.host_s} if self.host_s else {})
+        found: dict[str, object] = {"benchmark": self.benchmark, "case": dict(self.case), "op": op}
+        found |= {"seconds": self.seconds, "spread": self.spread, "runs": list(self.runs)}
+        return found | ({"host_s": self.host_s} if self.host_s else {})
 
 
 def sample(row: Mapping[str, Any]) -> Sample:
