@@ -469,8 +469,8 @@ def explain_choice(
         assert with_prompt is not None
         mean = max(round(factor * question.deployments[0].workload.prompt), 1)
         if mean + question.load.generate <= question.deployments[0].deployment.model.max_context:
-            changed = with_prompts(question, mean, with_prompt)
-            yield Otherwise(f"--prompt {mean}", ServiceSearch(changed).choose())
+            changed = without_refused(with_prompts(question, mean, with_prompt))
+            yield Otherwise(f"--prompt {mean}", ServiceSearch(changed, search).choose())
 
 
 def with_prompts(
@@ -481,6 +481,17 @@ def with_prompts(
         replace(q, workload=replace(q.workload, prompt=mean)) for q in question.deployments
     )
     return replace(question, deployments=some, load=draw(mean))
+
+
+def without_refused(question: ServiceQuestion) -> ServiceQuestion:
+    """The question without the techniques that lose quality, where no loss is admitted."""
+
+    def lossless(q: Question) -> Question:
+        exact = tuple(t for t in q.admission.candidates() if t.exact)
+        admits = q.limits.loss > 0 or q.admission.unmeasured or not exact
+        return q if admits else replace(q, admission=replace(q.admission, techniques=exact))
+
+    return replace(question, deployments=tuple(map(lossless, question.deployments)))
 
 
 def round_up(seconds: float) -> float:

@@ -13,6 +13,7 @@ import numpy as np
 
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
+from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.compositions import CompositionSearch
 from kvsim.planner.load import (
@@ -61,9 +62,11 @@ WORTH_A_LOSS = 0.03  # of the objective, which a loss of quality must gain at le
 WORTH_UNKNOWN = 0.1  # the same for a loss that was never measured, over a measured one or none
 ROUGH_STEP = 1.03  # of rates between candidates; that of the choice is found to a third of it
 ROUGH_DENSITY = 2  # points per octave of contexts and prompts, for rates of many candidates
+ROUGH_ERROR = 0.06
+"""Of a rough rate: those of 28 candidates of four questions were as near to the exact ones."""
 WORTH_PLAYING = 0.2
-"""Of the best rough rate: what is further behind is no choice. Rough rates were within 6 % of exact
-ones for 28 candidates of four questions, and what is simpler may be behind by a tenth."""
+"""Of the best rate: what is further behind is no choice, as what is simpler may be a tenth behind
+and rough rates are off."""
 BUDGETS = (512, 1024, 2048, 4096, 8192, 16384)
 """Tokens of a pass that are tried for the choice: what users of vLLM and SGLang set."""
 MORE_THAN_FIT = 4  # times the sequences of mean length that fit: more never run at once
@@ -191,7 +194,8 @@ class PlayedOption:
         """How far it may fall behind the best and still be chosen, as it is simpler. [1]"""
         if best.candidate.evidence.unknown and not self.candidate.evidence.unknown:
             return WORTH_UNKNOWN
-        return WORTH_A_LOSS if self.candidate.technique.exact else AS_GOOD
+        worse = self.candidate.technique.exact and not best.candidate.technique.exact
+        return WORTH_A_LOSS if worse else AS_GOOD
 
 
 @frozen
@@ -254,41 +258,41 @@ class ServicePlan:
             }
 
 
-def value_of(question: ServiceQuestion, carried: Carried, seconds: float) -> float:
-    """The objective, more is better.
-
-    Parameters
-    ----------
-    seconds
-        Mean time of a request that meets no other. [s]
-    """
+def value_of_rate(question: ServiceQuestion, deployment: Deployment) -> float:
+    """The objective for each request per second of a replica; 0 where rates do not decide. [s]"""
+    d, replicas = deployment, question.replicas(deployment)
     if question.objective == "latency":
-        return 1 / seconds
+        return 0.0
     if question.objective == "cost":
-        usd = carried.usd_per_hour
-        return carried.per_s / usd if usd else 0.0
-    return carried.per_s if question.total_gpus else carried.per_s / carried.gpus
+        return 1 / (d.hardware.price * d.gpus) if d.hardware.price else 0.0
+    return replicas if question.total_gpus else 1 / d.gpus
 
 
 class ServiceSearch:
-    """Candidates of one question, and what they carry."""
+    """Candidates of one question, and what they carry.
 
-    def __init__(self, question: ServiceQuestion) -> None:
+    Parameters
+    ----------
+    before
+        A search on the same deployments, whose times of passes are used again.
+    """
+
+    def __init__(self, question: ServiceQuestion, before: "ServiceSearch | None" = None) -> None:
         self.q = question
         self.rates = RateSearch(question.load, question.asked)
         self.considered = 0
         self._tables: dict[tuple[int, bool], TableSearch] = {}
-        self._costs: dict[tuple[str, int, Rules, bool], StepCosts] = {}
-        self._slower: dict[tuple[int, str], Slower] = {}
-        self._plain: dict[int, Candidate | None] = {}
+        self._costs: dict[tuple[str, int, bool], StepCosts] = before._costs if before else {}
+        self._slower: dict[tuple[int, str], Slower] = before._slower if before else {}
+        self._plain: dict[int, dict[str, Array]] = {}
         self._alone: dict[tuple[str, int], dict[str, float]] = {}
 
     def under(self, **times: float) -> "ServiceSearch":
         """The same search under other targets, with what is known whatever they are. [s]"""
         some = tuple(q.with_limits(**times) for q in self.q.deployments)
         asked: ServiceLevel = replace(self.q.asked, **times)
-        other = ServiceSearch(replace(self.q, deployments=some, asked=asked))
-        other._costs, other._slower, other._alone = self._costs, self._slower, self._alone
+        other = ServiceSearch(replace(self.q, deployments=some, asked=asked), self)
+        other._alone, other._plain = self._alone, self._plain
         pairs = zip(self.q.deployments, some, strict=True)
         moved = {id(before): after for before, after in pairs}
         other._tables = {
@@ -330,21 +334,19 @@ class ServiceSearch:
 
     def plain(self, question: Question) -> Candidate | None:
         """Full KV at its largest batch on one deployment; None where it may not run or not fit."""
-        if id(question) not in self._plain:
-            self._plain[id(question)] = self._find_plain(question)
-        return self._plain[id(question)]
-
-    def _find_plain(self, question: Question) -> Candidate | None:
         q, t = question, parse(FULL)
         if full_weights(q.deployment) >= q.limits.gpu_memory:
             return None
         names = {x.name for x in q.admission.candidates()}
         if FULL not in names or weights_lose(q) or t.refuses(q.deployment):
             return None
-        batches = candidate_batches(q, t)
-        if not batches.size:
-            return None
-        found = measures(q.workload.predict(t, q.deployment, batches, SAMPLED_CONTEXTS))
+        if id(q.deployment) not in self._plain:
+            batches = candidate_batches(q, t)
+            if not batches.size:
+                return None
+            some = q.workload.predict(t, q.deployment, batches, SAMPLED_CONTEXTS)
+            self._plain[id(q.deployment)] = measures(some)
+        found = self._plain[id(q.deployment)]
         slower = self.slower(q, t)
         fits = found["gpu_memory"] <= q.limits.gpu_memory
         within = fits & (found["ttft"] * slower.prefill <= q.limits.ttft)
@@ -420,15 +422,18 @@ class ServiceSearch:
             most = float(np.max(c.question.workload.largest(c.technique, c.deployment, *room)))
             rules = replace(rules, max_seqs=max(min(batch, MORE_THAN_FIT * int(most)), 1))
         rules = rules.scale_to(c.deployment)
-        key = str(c.technique), id(c.deployment), rules, rough
-        if key not in self._costs:
-            costs = StepCosts.for_requests(
-                c.technique, c.deployment, rules, self.q.load.requests, limits.gpu_memory
-            )
-            assert costs.capacity > 0
-            fewer = costs.with_density(ROUGH_DENSITY, work=False) if rough else None
-            self._costs[key] = fewer or costs.times_alone()
-        return self._costs[key]
+        costs = StepCosts.for_requests(
+            c.technique, c.deployment, rules, self.q.load.requests, limits.gpu_memory
+        )
+        assert costs.capacity > 0
+        key = str(c.technique), id(c.deployment), rough
+        known = self._costs.get(key)
+        if known is None or not known.reaches(costs):
+            most = BUDGETS[-1] * c.deployment.lanes if known else 0  # others are then asked for too
+            wide = replace(costs, rules=replace(rules, max_tokens=max(most, rules.max_tokens)))
+            known = wide.with_density(ROUGH_DENSITY, work=False) if rough else wide.times_alone()
+            self._costs[key] = known
+        return costs.sharing(known)
 
     def play(
         self,
@@ -437,19 +442,28 @@ class ServiceSearch:
         guess: float = 0.0,
         step: float = ROUGH_STEP,
         rough: bool = False,
+        least: float = 0.0,
     ) -> PlayedOption | None:
-        """What a candidate carries; None where it cannot keep the targets."""
+        """What a candidate carries; None where it cannot keep the targets.
+
+        Parameters
+        ----------
+        least
+            The least value that is of interest; None if it is worth less.
+        """
         try:
             c, costs = candidate, self.costs(candidate, max_tokens, rough)
         except InputError:
             return None
-        found = self.rates.carried(
-            costs, guess or SATURATED * c.guess, self.q.replicas(c.deployment), step
-        )
+        each, replicas = value_of_rate(self.q, c.deployment), self.q.replicas(c.deployment)
+        least = least / each if each else 0.0
+        found = self.rates.carried(costs, guess or SATURATED * c.guess, replicas, step, least)
         if found is None:
             return None
-        alone = self.rates.alone(costs) if self.q.objective == "latency" else 0.0
-        return PlayedOption(c, found, value_of(self.q, found, alone), rough)
+        value = found.each_per_s * each
+        if self.q.objective == "latency":
+            value = 1 / self.rates.alone(costs)
+        return PlayedOption(c, found, value, rough)
 
     def may_keep(self, candidate: Candidate) -> bool:
         """Whether enough requests would keep the targets if each were served alone.
@@ -506,19 +520,44 @@ class ServiceSearch:
 
     def choose(self) -> PlayedOption | None:
         """The choice alone; None where nothing keeps the targets."""
-        near, _ = self._play_all(self.shortlist(self.q.research)[0])
+        near, _ = self._play_all(self.shortlist(self.q.research)[0], 1 - WORTH_PLAYING)
         return self._tuned(self._simplest(near)) if near else None
 
-    def _play_all(self, admitted: list[Candidate]) -> tuple[list[PlayedOption], list[PlayedOption]]:
-        """What may be chosen, and what is too far behind for that to need exact rates."""
+    def _play_all(
+        self, admitted: list[Candidate], shown: float = 0.0
+    ) -> tuple[list[PlayedOption], list[PlayedOption]]:
+        """What may be chosen, and what is too far behind for that to need exact rates.
+
+        Parameters
+        ----------
+        shown
+            Of the best value: what is worth less is left out.
+        """
         able = [c for c in admitted if self.may_keep(c)]
+        if len(self.q.deployments) == 1:
+            return self._play_each(able, shown), []
+        roughly = self._play_each(able, shown, rough=True)
+        near: list[PlayedOption] = []
         behind: list[PlayedOption] = []
-        if len(self.q.deployments) > 1:
-            roughly = [o for c in able if (o := self.play(c, rough=True)) is not None]
-            least = max((o.value for o in roughly), default=0.0) * (1 - WORTH_PLAYING)
-            behind = [o for o in roughly if o.value < least]
-            able = [o.candidate for o in roughly if o.value >= least] or able
-        return [o for c in able if (o := self.play(c)) is not None], behind
+        for o in sorted(roughly, key=lambda o: -o.value):
+            best = max(near, key=lambda o: o.value, default=o)
+            simpler = o.rank < best.rank
+            least = best.value * (1 - o.margin(best)) if simpler else best.value
+            if o.value * (1 + ROUGH_ERROR) < least:
+                behind.append(o)
+            elif (exact := self.play(o.candidate, guess=o.carried.each_per_s)) is not None:
+                near.append(exact)
+        return near or self._play_each(able, shown), behind
+
+    def _play_each(
+        self, candidates: list[Candidate], shown: float, rough: bool = False
+    ) -> list[PlayedOption]:
+        found: list[PlayedOption] = []
+        for c in candidates:
+            least = shown * max((o.value for o in found), default=0.0)
+            o = self.play(c, rough=rough, least=least)
+            found += [] if o is None else [o]
+        return found
 
     def _simplest(self, played: list[PlayedOption]) -> PlayedOption:
         """Of what is as good as the best."""
@@ -573,7 +612,7 @@ class ServiceSearch:
         for some in (larger, smaller) if self.q.tuned else ():
             last = option
             for tokens in some:  # as long as it carries more
-                found = self.play(option.candidate, tokens, last.carried.each_per_s)
+                found = self.play(option.candidate, tokens, least=last.value)
                 if found is None or found.value <= last.value:
                     break
                 last = found

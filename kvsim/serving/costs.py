@@ -91,7 +91,7 @@ def add_between_nodes(cost: Cost, values: Costs, node: int, above: float) -> Non
     node : index of the lower node.
     above : distance from it, in distances between the two nodes.
     """
-    for k in range(cost.size):
+    for k in range(min(cost.size, values[node].size)):
         cost[k] += (1 - above) * values[node, k] + above * values[node + 1, k]
 
 
@@ -110,7 +110,7 @@ def add_per_token(tables: Tables, cost: Cost, values: Costs, span: tuple[int, in
     i, j = node_below(below, span[0]), node_below(below, span[1])
     low = (span[0] - nodes[i]) / (nodes[i + 1] - nodes[i])
     high = (span[1] - nodes[j]) / (nodes[j + 1] - nodes[j])
-    for k in range(cost.size):
+    for k in range(min(cost.size, values[i].size)):
         cost[k] += (1 - high) * values[j, k] + high * values[j + 1, k]
         cost[k] -= (1 - low) * values[i, k] + low * values[i + 1, k]
 
@@ -173,7 +173,7 @@ def add_chunk(tables: Tables, cost: Cost, tokens: float, start: float) -> None:
     i, j = node_below(tables.below.chunks, tokens), node_below(tables.below.starts, start)
     longer = (tokens - chunks[i]) / (chunks[i + 1] - chunks[i])
     later = (start - starts[j]) / (starts[j + 1] - starts[j])
-    for k in range(cost.size):
+    for k in range(min(cost.size, values[i, j].size)):
         short = (1 - later) * values[i, j, k] + later * values[i, j + 1, k]
         long = (1 - later) * values[i + 1, j, k] + later * values[i + 1, j + 1, k]
         cost[k] += (1 - longer) * short + longer * long
@@ -258,7 +258,7 @@ def add_rounds(tables: Tables, cost: Cost, decoding: Decoding, rounds: int) -> N
         gap = nodes[i + 1] - nodes[i]
         above = count * ((context - nodes[i]) / gap)
         above += decoding.growth / gap * (count * (count - 1.0) / 2)
-        for k in range(cost.size):
+        for k in range(min(cost.size, values[i].size)):
             cost[k] += (count - above) * values[i, k] + above * values[i + 1, k]
         context += count * decoding.growth
         left -= count
@@ -575,6 +575,30 @@ class StepCosts(ReplicaMemory):
         rules : the other rules.
         """
         return self._changed(self.tables, rules)
+
+    def reaches(self, other: "StepCosts") -> bool:
+        """Whether these tables hold all that other costs of the same passes need.
+
+        Parameters
+        ----------
+        other : costs of the same technique in the same deployment.
+        """
+        mine, its = self.rules, other.rules
+        return (
+            self.longest >= other.longest
+            and self.longest_chunk >= other.longest_chunk
+            and mine.max_tokens >= its.max_tokens
+            and mine.max_seqs >= its.max_seqs
+        )
+
+    def sharing(self, wider: "StepCosts") -> "StepCosts":
+        """Return the same costs with tables that reach at least as far.
+
+        Parameters
+        ----------
+        wider : costs of the same passes, whose tables are taken.
+        """
+        return self._changed(wider.tables)
 
     def slowed(self, prefill: float, decode: float) -> "StepCosts":
         """Return the same costs where passes take longer than predicted.

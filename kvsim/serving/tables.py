@@ -41,8 +41,8 @@ COSTS = ("seconds", *COST_RESOURCES)
 TO_GPU, TO_HOST = COSTS.index("h2d"), COSTS.index("d2h")
 
 PROBES = 3  # batches, parts and starts at which other nodes are judged
-MIDPOINT = 0.5
-GAP_PROBES = (0.25, MIDPOINT, 0.8)  # where a gap is looked into
+GAP_PROBES = np.array([0.25, 0.5, 0.8])[:, None]  # where a gap is looked into
+MIDDLE = 1  # of them
 MAX_NODES = 4096
 DENSE_TOKENS = 256  # token counts up to here have a node each
 TOKEN_DENSITY = 16  # and beyond them this many per octave
@@ -84,7 +84,7 @@ class Tables(NamedTuple):
 
     nodes: Nodes
     below: NodeBelow
-    costs: PerNode  # each of COSTS along the last axis [s]
+    costs: PerNode  # each of COSTS, or the first of them, along the last axis [s]
     pauses: bool  # whether anything comes between prompts and rounds
     prompt_bytes: Bytes  # cache of a sequence until its prompt is read, by its blocks (b,) [B]
     gpu_bytes: Bytes  # cache of one that decodes, never more, from 0 blocks (b,) [B]
@@ -178,15 +178,12 @@ def _bisected(nodes: Array, values: Callable[[Array], Array], good: float) -> Ar
         if not gap.size:
             break
         low, high = known[gap], known[gap + 1]
-        off = np.zeros(gap.size, bool)
-        for part in GAP_PROBES:
-            x = np.floor(low + part * (high - low))
-            direct = values(x)
-            above = (x - low) / (high - low)
-            line = (1 - above) * at[:, gap] + above * at[:, gap + 1]
-            off |= (np.abs(line - direct) > good * np.abs(direct)).any(axis=0)
-            if part == MIDPOINT:
-                middle, at_middle = x, direct
+        x = np.floor(low + GAP_PROBES * (high - low))  # (3, gaps)
+        direct = values(x.ravel()).reshape(-1, *x.shape)
+        above = (x - low) / (high - low)
+        line = (1 - above) * at[:, None, gap] + above * at[:, None, gap + 1]
+        off = (np.abs(line - direct) > good * np.abs(direct)).any(axis=(0, 1))
+        middle, at_middle = x[MIDDLE], direct[:, MIDDLE]
         open_[gap] = off
         halved = gap[off]
         known = np.insert(known, halved + 1, middle[off])
@@ -255,13 +252,11 @@ def make_tables(passes: Passes, nodes: Nodes, room: Room, work: bool = True) -> 
 
     Parameters
     ----------
-    work : whether the use of resources is wanted; zeros stand in its place otherwise.
+    work : whether the use of resources is wanted besides the time.
     """
     d = passes.deployment
     measures = [TIME_MEASURE, *map(_work_of, COST_RESOURCES if work else ())]
     measured = [tabulate(replace(passes, measure=each), nodes) for each in measures]
-    idle = PerNode(*map(np.zeros_like, measured[0]))
-    measured += [idle] * (len(COSTS) - len(measured))
     return Tables(
         nodes=nodes,
         below=NodeBelow(*(_index_nodes(getattr(nodes, axis)) for axis in NodeBelow._fields)),
