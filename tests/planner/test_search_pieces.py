@@ -13,14 +13,14 @@ from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.planner import sensitivity
 from kvsim.planner.alternatives import _in_time, find_waves
-from kvsim.planner.question import GIB, Admission, PlanLimits, Question, Workload
-from kvsim.planner.replica import (
+from kvsim.planner.fleet.replica import (
     NODES_PER_OCTAVE,
     Classes,
     _prompt_seconds,
     group_requests,
     load_coefficients,
 )
+from kvsim.planner.question import GIB, Admission, PlanLimits, Question, Workload
 from kvsim.planner.table import TableSearch
 from kvsim.prediction.generate import Prediction
 from kvsim.serving.costs import StepCosts, simple_pass_seconds

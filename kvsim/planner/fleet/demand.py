@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from kvsim.frozen import frozen
 from kvsim.graph import Array
-from kvsim.planner.replica import group_requests
+from kvsim.planner.fleet.replica import group_requests
 from kvsim.traces.requests import Requests
 from kvsim.traces.resample import draw_day, scale_clients
 from kvsim.traces.statistics import leading_hits

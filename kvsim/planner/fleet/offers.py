@@ -23,8 +23,8 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import GIB
 from kvsim.options import ENGINE_SHARE
 from kvsim.planner.fleet.demand import FleetTargets, Traffic
+from kvsim.planner.fleet.replica import Classes, list_step_costs, load_coefficients
 from kvsim.planner.question import Admission, PlanLimits
-from kvsim.planner.replica import Classes, list_step_costs, load_coefficients
 from kvsim.planner.service import served_by
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.pools import TwoPools
