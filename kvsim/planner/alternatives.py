@@ -254,7 +254,7 @@ def find_knees(question: Question, search: TableSearch, chosen: int) -> list[Kne
 def find_waves(question: Question, choice: Prediction) -> Waves | None:
     """Where smaller batches in turn finish a given batch earlier: the best of them."""
     w = question.workload
-    if w.batch is None or w.service or w.batch < 2:
+    if w.batch is None or w.batch < 2:
         return None
     free = replace(question, workload=replace(w, batch=None))
     names = {FULL, choice.technique.name} & set(TECHNIQUES)

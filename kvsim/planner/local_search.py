@@ -328,9 +328,9 @@ def placement_kinds(question: Question) -> list[str]:
         "recomputed": "kvpr" in names and smaller,
         "cpu": cpu,
         "shared": cpu,
-        "halved": cpu and not question.workload.service,
+        "halved": cpu,
         "joined": cpu and "kvpr" in names and smaller,
-        "halved_joined": cpu and "kvpr" in names and smaller and not question.workload.service,
+        "halved_joined": cpu and "kvpr" in names and smaller,
     }
     return [name for name, allowed in found.items() if allowed]
 
@@ -366,7 +366,7 @@ def largest_placed(question: Question) -> float:
     return most
 
 
-def uniform_kinds(names: Iterable[str], halves: bool) -> dict[tuple[str, int], Grid]:
+def uniform_kinds(names: Iterable[str]) -> dict[tuple[str, int], Grid]:
     """What may be done, in how many parts, and the shares that are tried."""
     grids: dict[str, Grid] = {
         "full": [(0.0, 0.0, 0.0)],
@@ -389,10 +389,7 @@ def uniform_kinds(names: Iterable[str], halves: bool) -> dict[tuple[str, int], G
     several = {"halved": "shared", "halved_joined": "joined"}
     found = {}
     for name in dict.fromkeys(names):
-        parts, kind = (
-            2 if name in several or (name == "cpu" and halves) else 1,
-            several.get(name, name),
-        )
+        parts, kind = 2 if name in several or name == "cpu" else 1, several.get(name, name)
         for some in (kind, f"{kind} copies"):
             if some in grids:
                 found[some, parts] = grids[some]
@@ -442,7 +439,7 @@ def search_uniform(
         for shape in block:
             shapes[shape] = shapes.get(shape, 0) + count
     starts = []
-    for (_, parts), grid in uniform_kinds(names, not w.service).items():
+    for (_, parts), grid in uniform_kinds(names).items():
         batches = grid_of_batches(most, parts) if w.batch is None else np.array([float(w.batch)])
         if not batches.size or (w.batch is not None and w.batch % parts):
             continue

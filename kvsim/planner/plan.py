@@ -53,18 +53,8 @@ class Solved:
     solves: int  # of the placement programme, relaxed or whole
     replays: int  # of its mixes by the engine
     seconds: float
-    status: str
-    bound: float | None  # [s] in which no placement serves the batch; None where that says nothing
-    replay: float  # seconds in which the choice does [s]
     optimum: Prediction  # the best there is, before simplicity counts
     given_up: float  # of the objective, for the simplest plan within the known error
-
-    @property
-    def gap(self) -> float | None:
-        """How far the choice may be from the best placement at its batch, relative."""
-        if self.bound is None:
-            return None
-        return round(max(0.0, self.replay / self.bound - 1), 6)
 
 
 @frozen
@@ -202,9 +192,6 @@ def answer(question: Question) -> ChosenPlan:
             solves=placed.solves,
             replays=placed.replays,
             seconds=seconds,
-            status="optimal",
-            bound=None,
-            replay=float(choice.batch[0]) * choice.generate / float(choice.output_tok_s[0]),
             optimum=search.replay(best),
             given_up=max(0.0, (search.value(row) - top) / abs(top)),
         ),

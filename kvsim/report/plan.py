@@ -36,7 +36,7 @@ from kvsim.report.result import Result
 from kvsim.report.suitability import describe_loss, join_titles, list_engines
 from kvsim.report.table import Table, quantity_columns, text_column
 from kvsim.report.terminal import BLANK, Block, Heading, Verbatim
-from kvsim.report.units import percent, rounded, seconds, usd
+from kvsim.report.units import rounded, seconds, usd
 from kvsim.techniques.technique import Technique
 
 if TYPE_CHECKING:
@@ -244,7 +244,7 @@ def plan_fields(result: ChosenPlan) -> Row:
     Row
         Fields under their contract names.
     """
-    q, full = result.question, result.baseline
+    full = result.baseline
 
     def row(found: Prediction) -> Row:
         """A prediction beside full KV."""
@@ -259,7 +259,7 @@ def plan_fields(result: ChosenPlan) -> Row:
             "layers": layers_of(result.choice),
         },
         "objective": result.objective,
-        "service": q.workload.service,
+        "service": False,
         "predicted": chosen,
         "quality": quality(result.evidence),
         "baseline": chosen if full is result.choice else row(full) if full else None,
@@ -301,10 +301,7 @@ def plan_fields(result: ChosenPlan) -> Row:
         "advice": [_advice(a) for a in result.advice],
         "others": [_summarize_prediction(p) for p in result.others],
         "solver": {
-            "status": solver.status,
-            "bound_s": number(solver.bound),
-            "replay_s": number(solver.replay),
-            **pick(solver, "gap", "solves", "replays", "options"),
+            **pick(solver, "solves", "replays", "options"),
             "optimum": _summarize_prediction(solver.optimum),
             "given_up": solver.given_up,
         },
@@ -417,17 +414,12 @@ def _range_of_layers(technique: Technique, first: int, count: int) -> Row:
 
 
 def _searched(solver: Row) -> str:
-    """Say how the choice was found, and how much better another placement could be."""
+    """Say how the choice was found."""
     text = f"Compared {solver['options']:,} options"
     count = solver["solves"]
     if count:
         text += f", solved {count} placement problem{'s' if count > 1 else ''}"
-    if solver["bound_s"] is None:
-        return f"{text}."
-    return (
-        f"{text}. No placement serves this batch in less than {seconds(solver['bound_s'])}; the "
-        f"choice takes {seconds(solver['replay_s'])} (gap {percent(solver['gap'])})."
-    )
+    return f"{text}."
 
 
 def _table(rows: Sequence[Row], answer: Row) -> Table:
@@ -581,7 +573,7 @@ def _against_full(plan: ChosenPlan) -> str:
         better = plan.solver.optimum.technique
         error = units.percent(plan.question.between(better, p.technique))
         more = f" by more than {error}, the error of such predictions"
-        close = max(plan.solver.given_up, plan.solver.gap or 0.0) > NO_GAIN
+        close = plan.solver.given_up > NO_GAIN
         best = "cheaper" if plan.objective == "cost" else "faster"
         return f"No lossless technique is {best}{more if close else ''}."
     if plan.waves is not None:

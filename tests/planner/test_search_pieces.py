@@ -87,7 +87,7 @@ def test_two_requests_that_do_not_fit_together_run_one_after_the_other() -> None
     assert found.prediction.technique.name == "full"
     each = float(found.prediction.request_s[0])
     assert found.output_tok_s == pytest.approx(2 * 40 / (2 * each))
-    for other in (replace(w, batch=1), replace(w, batch=None), replace(w, service=True)):
+    for other in (replace(w, batch=1), replace(w, batch=None)):
         assert find_waves(replace(q, workload=other), choice) is None
 
 
