@@ -25,7 +25,7 @@ from kvsim.techniques import parse
 from kvsim.validate.counter import Kind, NullCounter, Watch
 from kvsim.validate.parts.normal import tables
 from kvsim.validate.run import Generation
-from kvsim.validate.small import IMPLEMENTATIONS, SETTINGS, SmallRun
+from kvsim.validate.small import IMPLEMENTATIONS, SmallRun, small_settings
 from tests.support.pretended import decoder, pretended
 
 LAYERS = (1, 2)
@@ -139,7 +139,7 @@ def _works(op: Op) -> bool:
 
 def every() -> list[str]:
     """Techniques that can be run, at settings that suit a small run."""
-    texts = [(name, text) for name in IMPLEMENTATIONS for text in SETTINGS[name](RUN)]
+    texts = [(name, text) for name in IMPLEMENTATIONS for text in small_settings(name, RUN)]
     # the CPU attends on a thread of its own, which the dispatcher does not see
     texts.remove(("fastdecode", f"parts={BATCH}"))
     # blocks of keys that fill up are packed in between; here none does

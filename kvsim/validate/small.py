@@ -1,9 +1,12 @@
 """Which techniques run for real, and settings under which each acts in a small run.
 
-It knows no PyTorch: a session lists its units by it.
+A session lists its units by it: PyTorch is not imported unless settings are asked for.
 """
 
 from collections.abc import Callable, Mapping
+from importlib import import_module
+from pathlib import Path
+from pkgutil import iter_modules
 
 from kvsim.frozen import frozen
 from kvsim.techniques import TECHNIQUES
@@ -30,63 +33,44 @@ class SmallRun:
         return 4 * max(1, self.prompt // 8)
 
 
-SETTINGS: Mapping[str, Callable[[SmallRun], list[str]]] = {
+COMPOSITIONS: Mapping[str, Callable[[SmallRun], list[str]]] = {
     "full": lambda run: [""],
-    "fp8": lambda run: [""],
     # by rows, and by columns with a part per sequence
     "offload": lambda run: ["", f"schedule=column,parts={run.batch}"],
-    "kvpr": lambda run: [f"split={run.prompt // 2}"],
     # everything on the host, and half of it: whole heads of a batch can be halved more often
     "flexgen": lambda run: [f"parts={run.batch}", "weights_gpu=50,cache_gpu=50,parts=1"],
     # the batch in one part, and a part per sequence
     "fastdecode": lambda run: ["parts=1", f"parts={run.batch}"] if run.batch > 1 else ["parts=1"],
-    "kcache": lambda run: [f"n={run.quarter}"],
-    "specache": lambda run: [f"group={run.group},residual={run.group},k={run.quarter}"],
-    # a quarter of the tokens, guessed by three tenths of the channels
-    "infinigen": lambda run: [f"budget={run.quarter}"],
-    # room for what a lane has besides its words; decoded, too
-    "cachegen": lambda run: ["bits=16,load=true"],
-    "shadowkv": lambda run: [f"budget={run.pages},chunk=4,outliers=1,rank=8"],
-    "kivi": lambda run: [f"group={run.group},residual={run.group}"],
-    "gear": lambda run: [f"group={run.group},residual={run.group}"],
-    "mikv": lambda run: [f"salient=0.5,group={run.group}"],
-    "zipcache": lambda run: [""],
-    "kvquant": lambda run: ["bits=4,outliers=0.0625"],
-    "turboquant": lambda run: [f"bits=4,group={run.group}"],
-    "think": lambda run: ["ratio=0.4,window=6", "ratio=0.5,window=6"],
-    "h2o": lambda run: [f"heavy={run.quarter},recent={run.quarter}"],
-    "streamingllm": lambda run: [f"sink=4,recent={2 * run.quarter}"],
-    "duoattention": lambda run: [
-        f"retrieval={1 / heads:.12g},sink=4,recent={2 * run.quarter}"
-        for heads in (run.kv_heads,)
-        if heads > 1
-    ],
-    "snapkv": lambda run: [f"budget={2 * run.quarter},window=8"],
-    "ada-kv": lambda run: [f"budget={2 * run.quarter},window=8"],
     # budgets from three eighths of the prompt down to an eighth
     "pyramidkv": lambda run: [f"budget={4 * max(2, run.prompt // 16)},window=4,beta=2"],
-    **{
-        name: lambda run: [f"budget={2 * run.quarter}"]
-        for name in ("expected-attention", "keydiff", "kvzip", "tova")
-    },
-    "r-kv": lambda run: [f"kept={max(4, run.quarter)},buffer=4,window=3"],
-    "quest": lambda run: [f"budget={run.pages},page=4,dense=1"],
-    # half of the prompt of one sequence: several would have to share it
-    "cascade": lambda run: [f"shared={run.prompt // 2}"] if run.batch == 1 else [],
-    "minference": lambda run: ["vertical=4,slash=8,window=4"],
-    "flexprefill": lambda run: ["block=8,share=0.5"],
-    "xattention": lambda run: ["block=8,stride=4,share=0.5"],
-    "quantspec": lambda run: [
-        f"gamma=2,group={run.group},residual={2 * run.group},weight_bits={run.weight_bits}"
-    ],
-    "magicdec": lambda run: [f"budget={2 * run.quarter},gamma=2"],
-    "eagle": lambda run: ["gamma=2,acceptance=0.5,tokens=100"],
-    "mtp": lambda run: ["gamma=2,acceptance=0.5"],
-    "ngram": lambda run: ["gamma=2,acceptance=0.5"],
-    # none that suit every model: both need the same tokens
-    "draft": lambda run: [],
 }
-"""Settings under which each preset acts in a small run, as the notation writes them."""
+"""Presets that run as parts alone, without a file of their own, and their small settings."""
 
-IMPLEMENTATIONS = tuple(name for name in TECHNIQUES if name in SETTINGS)
+FILES = {module.name for module in iter_modules([str(Path(__file__).parent / "techniques")])}
+
+IMPLEMENTATIONS = tuple(
+    name for name in TECHNIQUES if name in COMPOSITIONS or name.replace("-", "_") in FILES
+)
 """Presets that can be run."""
+
+
+def small_settings(name: str, run: SmallRun) -> list[str]:
+    """List settings under which a preset acts in a small run.
+
+    Parameters
+    ----------
+    name
+        The preset. The file of its real implementation says them, in a function of this name.
+    run
+        Batch, prompt and widths of the model.
+
+    Returns
+    -------
+    list of str
+        Settings as the notation writes them, without the technique's name; empty where none suit.
+    """
+    if name in COMPOSITIONS:
+        return COMPOSITIONS[name](run)
+    module = import_module(f"kvsim.validate.techniques.{name.replace('-', '_')}")
+    settings: list[str] = module.small_settings(run)
+    return settings

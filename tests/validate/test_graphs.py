@@ -22,7 +22,7 @@ from kvsim.validate.counts.expected import Replay
 from kvsim.validate.model.architecture import load_architecture
 from kvsim.validate.parts.composed import default_deployment
 from kvsim.validate.run import Generation
-from kvsim.validate.small import IMPLEMENTATIONS, SETTINGS, SmallRun
+from kvsim.validate.small import IMPLEMENTATIONS, SmallRun, small_settings
 from kvsim.validate.times.timed import ReplayedRounds, next_replay, run_timed
 from tests.support.decoders import decoder as cpu_decoder
 from tests.support.decoders import prompts
@@ -103,7 +103,7 @@ def test_every_other_technique_says_why_not() -> None:
     with pretended(interpreted=False):
         small = decoder()
         for name in IMPLEMENTATIONS:
-            if name in plain or not (settings := SETTINGS[name](SmallRun(2, 40, 16, 16))):
+            if name in plain or not (settings := small_settings(name, SmallRun(2, 40, 16, 16))):
                 continue
             if name == "draft":
                 continue  # its model is another one

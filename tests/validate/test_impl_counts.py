@@ -19,7 +19,7 @@ from kvsim.validate.counts.compare import Comparison, compare
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.parts.rows import PACKED_AT_ONCE
 from kvsim.validate.run import Generation
-from kvsim.validate.small import IMPLEMENTATIONS, SETTINGS, SmallRun
+from kvsim.validate.small import IMPLEMENTATIONS, SmallRun, small_settings
 from tests.support.decoders import decoder, prompts
 from tests.support.sampled import few
 
@@ -71,7 +71,7 @@ CASES += [
     (f"{name}:{text}".rstrip(":"), *shape)
     for name in IMPLEMENTATIONS
     for shape in SHAPES
-    for text in SETTINGS[name](SmallRun(shape[0], shape[1], 8, 16))
+    for text in small_settings(name, SmallRun(shape[0], shape[1], 8, 16))
     if name not in NAMED
 ]
 FIRST = {parse(case[0]).name: case for case in reversed(CASES)}
@@ -179,7 +179,7 @@ def test_prompts_of_one_token(text: str, generate: int) -> None:
 
 def test_every_technique_has_three_shapes() -> None:
     for name in IMPLEMENTATIONS:
-        if not SETTINGS[name](SmallRun(1, 24, 8, 16)):
+        if not small_settings(name, SmallRun(1, 24, 8, 16)):
             continue  # a draft model: tests/validate/test_impl_presets.py
         assert len({case[1:] for case in CASES if parse(case[0]).name == name}) >= 3
 

@@ -12,7 +12,7 @@ from kvsim.techniques import parse
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.run import Generation
-from kvsim.validate.small import IMPLEMENTATIONS, SETTINGS, SmallRun
+from kvsim.validate.small import IMPLEMENTATIONS, SmallRun, small_settings
 from tests.support.decoders import decoder, prompts
 from tests.support.runs import TOLERANCE, assert_same_run, logits_of
 
@@ -50,7 +50,7 @@ def run(text: str, chunk: int) -> tuple[Generation, list[Pass]]:
 
 @pytest.mark.parametrize("name", sorted(IMPLEMENTATIONS))
 def test_prompts_have_their_own_chunks(name: str) -> None:
-    settings = SETTINGS[name](SmallRun(3, 41, 16, 16))
+    settings = small_settings(name, SmallRun(3, 41, 16, 16))
     if not settings:
         pytest.skip("its settings do not suit this model")
     text = f"{name}:{settings[0]}".rstrip(":")

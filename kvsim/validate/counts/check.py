@@ -27,7 +27,7 @@ from kvsim.validate.model.weights import (
     weight_bytes,
 )
 from kvsim.validate.run import Generation
-from kvsim.validate.small import IMPLEMENTATIONS, SETTINGS, SmallRun
+from kvsim.validate.small import IMPLEMENTATIONS, SmallRun, small_settings
 from kvsim.validate.techniques import implement
 
 LOGIT_TOLERANCE = 1e-3  # of fp32 logits, between ways to order the same sums
@@ -92,7 +92,9 @@ def representative(model: Model, work: RandomPrompts) -> list[Technique]:
     group = max(g for g in (8, 16, 32) if model.head_dim % g == 0 or g == 8)
     narrow = 4 if model.hidden % 128 == 0 and model.ffn % 128 == 0 else 16
     small = SmallRun(work.batch, work.prompt, group, narrow, model.kv_heads)
-    return [parse(f"{name}:{text}") for name in IMPLEMENTATIONS for text in SETTINGS[name](small)]
+    return [
+        parse(f"{name}:{text}") for name in IMPLEMENTATIONS for text in small_settings(name, small)
+    ]
 
 
 def check_workload(

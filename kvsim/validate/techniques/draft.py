@@ -13,9 +13,15 @@ from kvsim.validate.parts.base import Resident, RunningGeneration
 from kvsim.validate.parts.drafting import SpeculativeDrafter
 from kvsim.validate.parts.heads import DraftLayers
 from kvsim.validate.parts.selection import LayeredRun
+from kvsim.validate.small import SmallRun
 
 CAUGHT_UP = "where every draft was accepted, the draft model reads the last of them first"
 UNREAD = "no token is chosen by the logits that the draft model has after the prompt"
+
+
+def small_settings(run: SmallRun) -> list[str]:
+    """None that suit every model: both need the same tokens."""
+    return []
 
 
 class Draft(SpeculativeDrafter):

@@ -12,8 +12,18 @@ from kvsim.validate.parts.base import Resident, join_resident
 from kvsim.validate.parts.eviction import RingCache
 from kvsim.validate.parts.selection import LayerContext
 from kvsim.validate.parts.store import SlotRange
+from kvsim.validate.small import SmallRun
 
 Three = tuple[Tensor, Tensor, Tensor]
+
+
+def small_settings(run: SmallRun) -> list[str]:
+    """One retrieval head, half of the prompt for the others."""
+    return (
+        [f"retrieval={1 / run.kv_heads:.12g},sink=4,recent={2 * run.quarter}"]
+        if run.kv_heads > 1
+        else []
+    )
 
 
 class Duoattention(RingCache):

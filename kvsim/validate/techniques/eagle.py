@@ -2,6 +2,12 @@
 
 from kvsim.techniques.papers.eagle import Eagle as Settings
 from kvsim.validate.parts.heads import DraftHeads
+from kvsim.validate.small import SmallRun
+
+
+def small_settings(run: SmallRun) -> list[str]:
+    """Acceptance is counted, whatever is said here."""
+    return ["gamma=2,acceptance=0.5,tokens=100"]
 
 
 class Eagle(DraftHeads):

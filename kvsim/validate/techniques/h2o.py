@@ -12,6 +12,12 @@ from kvsim.validate.parts.eviction import RingCache
 from kvsim.validate.parts.rows import PerTokenCache
 from kvsim.validate.parts.scores import attend_and_add, by_kv_head
 from kvsim.validate.parts.selection import LayerContext
+from kvsim.validate.small import SmallRun
+
+
+def small_settings(run: SmallRun) -> list[str]:
+    """A quarter of the prompt by score, a quarter of the latest."""
+    return [f"heavy={run.quarter},recent={run.quarter}"]
 
 
 class H2o(RingCache):

@@ -32,6 +32,12 @@ from kvsim.validate.parts.host_values import HostValues
 from kvsim.validate.parts.rows import PACKED_AT_ONCE
 from kvsim.validate.parts.selection import LayerCache, LayerContext
 from kvsim.validate.parts.store import SlotRange
+from kvsim.validate.small import SmallRun
+
+
+def small_settings(run: SmallRun) -> list[str]:
+    """A quarter of the values is fetched."""
+    return [f"n={run.quarter}"]
 
 
 class Values(LayerCache):

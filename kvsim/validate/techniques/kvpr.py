@@ -47,7 +47,13 @@ from kvsim.validate.parts.base import Resident
 from kvsim.validate.parts.prefetch import HostRows, TokenTables
 from kvsim.validate.parts.selection import LayerContext, LayeredRun
 from kvsim.validate.parts.tiered import MakeStore
+from kvsim.validate.small import SmallRun
 from kvsim.validate.transfer import Mark, Transfers, copy_all
+
+
+def small_settings(run: SmallRun) -> list[str]:
+    """Half of the prompt is recomputed."""
+    return [f"split={run.prompt // 2}"]
 
 
 class Kvpr(HostRows):

@@ -34,6 +34,12 @@ from kvsim.validate.parts.eviction import CutCache
 from kvsim.validate.parts.scores import query_ranges, scores
 from kvsim.validate.parts.selection import LayerContext
 from kvsim.validate.parts.store import SlotRange
+from kvsim.validate.small import SmallRun
+
+
+def small_settings(run: SmallRun) -> list[str]:
+    """Half of the prompt stays."""
+    return [f"budget={2 * run.quarter}"]
 
 
 class Kvzip(CutCache):

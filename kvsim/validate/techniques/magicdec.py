@@ -25,7 +25,13 @@ from kvsim.validate.parts.drafting import SelfDrafter, Visit
 from kvsim.validate.parts.eviction import RingCache
 from kvsim.validate.parts.selection import LayerContext, LayeredRun
 from kvsim.validate.parts.store import SlotRange
+from kvsim.validate.small import SmallRun
 from kvsim.validate.techniques.snapkv import Snapkv
+
+
+def small_settings(run: SmallRun) -> list[str]:
+    """Two drafts over half of the prompt."""
+    return [f"budget={2 * run.quarter},gamma=2"]
 
 
 class Magicdec(SelfDrafter):

@@ -25,6 +25,12 @@ from kvsim.validate.model.attention import Pass, attend
 from kvsim.validate.parts.scores import query_ranges, scores
 from kvsim.validate.parts.selection import LayerContext
 from kvsim.validate.parts.sparse import SparsePromptCache
+from kvsim.validate.small import SmallRun
+
+
+def small_settings(run: SmallRun) -> list[str]:
+    """Four columns and eight diagonals, found by four queries."""
+    return ["vertical=4,slash=8,window=4"]
 
 
 class Minference(SparsePromptCache):

@@ -42,9 +42,15 @@ from kvsim.validate.parts.base import RunningGeneration
 from kvsim.validate.parts.drafting import SelfDrafter
 from kvsim.validate.parts.packed import PackedRing, PackedStore, check_groups
 from kvsim.validate.parts.store import CacheRoom, SlotRange
+from kvsim.validate.small import SmallRun
 from kvsim.validate.transfer import to_device
 
 BY_HALVES = "half a buffer is packed at once; the prediction spreads it over the rounds"
+
+
+def small_settings(run: SmallRun) -> list[str]:
+    """Two drafts, and groups that fit the head."""
+    return [f"gamma=2,group={run.group},residual={2 * run.group},weight_bits={run.weight_bits}"]
 
 
 class Quantspec(SelfDrafter):

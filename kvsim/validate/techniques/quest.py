@@ -8,6 +8,12 @@ from kvsim.validate.parts.base import Resident
 from kvsim.validate.parts.paged import PagedCache, in_pages
 from kvsim.validate.parts.selection import LayerContext
 from kvsim.validate.parts.store import SlotRange
+from kvsim.validate.small import SmallRun
+
+
+def small_settings(run: SmallRun) -> list[str]:
+    """Half of the prompt in pages of 4, all of it in the first layer."""
+    return [f"budget={run.pages},page=4,dense=1"]
 
 
 class Quest(PagedCache):

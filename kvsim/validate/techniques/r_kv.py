@@ -11,10 +11,16 @@ from kvsim.validate.parts.eviction import EvictingCache
 from kvsim.validate.parts.scores import LastQueries, query_ranges, scores
 from kvsim.validate.parts.selection import LayerContext
 from kvsim.validate.parts.store import SlotRange
+from kvsim.validate.small import SmallRun
 
 IMPORTANCE = 0.1  # weight of attention beside redundancy
 ALIKE = 0.5  # cosine beyond which two keys say the same
 POOL = 7  # neighbouring tokens of which the greatest weight counts
+
+
+def small_settings(run: SmallRun) -> list[str]:
+    """A quarter of the prompt, cut again every fourth token."""
+    return [f"kept={max(4, run.quarter)},buffer=4,window=3"]
 
 
 class RKv(EvictingCache):

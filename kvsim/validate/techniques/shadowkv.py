@@ -27,6 +27,12 @@ from kvsim.validate.parts.paged import in_pages
 from kvsim.validate.parts.rows import Fp16, Host, Plain, TokenRows
 from kvsim.validate.parts.selection import LayerCache, LayerContext
 from kvsim.validate.parts.store import CacheRoom, KvStore, SlotRange
+from kvsim.validate.small import SmallRun
+
+
+def small_settings(run: SmallRun) -> list[str]:
+    """Half of the prompt in chunks of 4, one of them an outlier, and keys of rank 8."""
+    return [f"budget={run.pages},chunk=4,outliers=1,rank=8"]
 
 
 class Lowrank(KvStore):

@@ -47,6 +47,12 @@ from kvsim.validate.parts.packed import (
 )
 from kvsim.validate.parts.selection import LayerCache, LayerContext
 from kvsim.validate.parts.store import CacheRoom, SlotRange
+from kvsim.validate.small import SmallRun
+
+
+def small_settings(run: SmallRun) -> list[str]:
+    """Groups that fit the head, and a quarter of the pairs fetched."""
+    return [f"group={run.group},residual={run.group},k={run.quarter}"]
 
 
 class Specache(Drafter):

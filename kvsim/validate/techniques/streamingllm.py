@@ -13,6 +13,12 @@ from kvsim.validate.parts.base import Resident
 from kvsim.validate.parts.eviction import RingCache
 from kvsim.validate.parts.selection import LayerContext
 from kvsim.validate.parts.store import SlotRange
+from kvsim.validate.small import SmallRun
+
+
+def small_settings(run: SmallRun) -> list[str]:
+    """Half of the prompt stays."""
+    return [f"sink=4,recent={2 * run.quarter}"]
 
 
 class Streamingllm(RingCache):
