@@ -381,7 +381,7 @@ def test_a_service_that_waits_for_copies_is_not_said_to_wait_for_arithmetic() ->
 
 def test_narrower_weights_must_bring_more_than_the_known_error() -> None:
     limits = PlanLimits(70 * GIB, 100 * GIB)
-    for stack, error in (("sglang", 0.05), ("vllm", 0.0)):  # much and little is known
+    for stack, error in (("trtllm", 0.05), ("vllm", 0.0)):  # much and little is known
         d = replace(H100, stack=load_stack(stack))
         q = Question(d, Workload(1000, 100, service=True), "throughput", limits)
         wide, narrow = predicted_on_h100(d=d), predicted_on_h100(d=replace(d, weights="int4"))
