@@ -285,7 +285,7 @@ def _row_faults(reader: Reader) -> list[str]:
 
 
 def _remarks(reader: Reader) -> list[str]:
-    return [note for note in reader.notes() if not note.startswith("left out")]
+    return [note for note in reader.notes() if not note.startswith("omitted ")]
 
 
 def attention_faults(file: Path) -> tuple[list[str], list[str]]:

@@ -249,7 +249,7 @@ def parse_number(name: str, given: object, allowed: Range | None = None) -> floa
 
 
 def parse_rate(name: str, given: object, allowed: Range | None = None) -> float:
-    """Parse a rate: requests per second, or the factor on a trace's clock as ``0.25x``.
+    """Parse a rate: requests per second, or a factor on those of a trace as ``0.25x``.
 
     Parameters
     ----------

@@ -85,10 +85,13 @@ def _write_play(inputs: Inputs, answer: "CapacityAnswer") -> str:
     (j,) = answer.used
     x, count, targets = answer.fleet.kinds[j], int(answer.fleet.replicas[j]), answer.targets
     d, rules = x.costs.deployment, x.costs.rules
-    spread = {k: v for k, v in asdict(d.parallelism).items() if v > 1}
-    stored = {k: getattr(rules, k) / GIB for k in ("host_cache", "nvme_cache") if getattr(rules, k)}
-    times = {k: f"{t:.6g}s" for k in ("ttft", "tpot") if isfinite(t := getattr(targets, k))}
-    known = options_of("simulate").keys() - {"find", *SHOWN_BY}
+    layout, tiers, limits = asdict(d.parallelism), ("host_cache", "nvme_cache"), ("ttft", "tpot")
+    spread = {k: v for k, v in layout.items() if v > 1}
+    stored = {k: getattr(rules, k) / GIB for k in tiers if getattr(rules, k)}
+    times = {k: f"{t:.6g}s" for k in limits if isfinite(t := getattr(targets, k))}
+    known = options_of("simulate").keys() - {"find", *SHOWN_BY, *layout, *tiers, *limits}
+    known -= set() if rules.nvme_cache else {"nvme_read", "nvme_write"}
+    known -= set() if x.apart else {"nic"}
     kept = {k: v for k, v in inputs.given.items() if k in known and not isinstance(v, list)}
     played = {
         **kept,
@@ -241,7 +244,7 @@ def _find_question(
     if found.workload is None:
         what = "clock" if found.clock else "clients"
         return questions[value], f"{found.name} at {shown} times its {what}"
-    return questions[value], f"{shown} requests/s of {found.name.partition(' of ')[2]}"
+    return questions[value], f"{shown} requests/s of {found.name}"
 
 
 def list_rentable(inputs: Inputs) -> "tuple[list[Rentable], dict[str, dict[str, float]]]":

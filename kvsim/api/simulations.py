@@ -37,7 +37,7 @@ class RunValues(TypedDict):
     """Values of the options of one run; None where an option is not given."""
 
     replicas: int
-    rate: float | None  # factor on a trace's clock, or requests per second of drawn traffic [1/s]
+    rate: float | None  # factor on a trace, or requests per second of drawn traffic [1/s]
     req_s: float | None  # [requests/s]
     max_tokens: int | None  # [tokens]
     max_seqs: int | None  # [sequences]

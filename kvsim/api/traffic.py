@@ -43,7 +43,7 @@ class ServedRequests:
     workload
         What the requests were drawn from; None for a trace.
     clock
-        Whether a rate squeezes the clock of a trace; else it has so many times the clients.
+        Whether a rate multiplies the clock of a trace, instead of its clients.
     """
 
     requests: "Requests"
@@ -94,8 +94,8 @@ class ServedRequests:
                     f"{MOST_REQUESTS:,}; --scale clock plays the same requests faster"
                 )
             print_once(
-                "--rate: so many times the trace's clients over the same time; --scale clock "
-                "squeezes its clock instead"
+                "--rate: multiplies the trace's clients over the same time; --scale clock speeds "
+                "up or slows down its clock instead"
             )
             some = scale_clients(self.requests, rate)[0]
             if not len(some):
@@ -230,8 +230,8 @@ def _describe(inputs: Inputs, w: "DrawnTraffic") -> str:
     said = f"{given['prompt']} in and {given['generate']} out"
     if w.users:
         return f"{w.users:,} users, {said}"
-    rates = inputs.given.get("rate", inputs.given.get("req_s", f"{w.rate:g}"))
-    one = not isinstance(rates, list | tuple) and "," not in str(rates)
+    rates = inputs.given.get("rate", inputs.given.get("req_s"))
+    one = rates is not None and not isinstance(rates, list | tuple) and "," not in str(rates)
     return f"{rates} requests/s of {said}" if one else said
 
 

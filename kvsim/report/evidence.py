@@ -39,12 +39,12 @@ HOST = {
 }
 PROBE_TOKENS = 1024  # tokens of a request that shows whether a technique keeps anything on the host
 TIME_SUFFIXES = ("_tok_s", "_s", "_ms", "speedup")
-NOT_MODELLED = (
-    "arrivals over time, and unequal lengths within a batch",
+NOT_MODELLED_SERVING = (
     "the quality of lossy techniques",
     "power caps, thermal throttling, and other jobs on the GPU or its host",
     "memory fragmentation, and NUMA placement",
 )
+NOT_MODELLED = ("arrivals over time, and unequal lengths within a batch", *NOT_MODELLED_SERVING)
 
 
 def newest_measurement(deployments: Iterable[Deployment]) -> str | None:

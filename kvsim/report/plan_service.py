@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 BRIEF_ROWS = 4  # of the choice and its alternatives that a terminal shows unless asked for more
 MAX_MISSING = 4  # layouts that are named where nothing meets the targets
 NO_GAIN = 0.02  # relative gain below which nothing is gained: rates are found to a hundredth
-NOT_MODELLED_SERVING = [x for x in evidence.NOT_MODELLED if "one by one" not in x]
 
 
 def make_result(
@@ -77,9 +76,9 @@ def make_result(
         "prices": plan.prices,
         "basis": basis(d),
         "solver": {"options": plan.considered, "plays": plan.plays},
-        "not_modelled": NOT_MODELLED_SERVING,
+        "not_modelled": list(evidence.NOT_MODELLED_SERVING),
     }
-    answer, not_modelled = _answer(plan), f"Not modelled: {'; '.join(NOT_MODELLED_SERVING)}."
+    answer, not_modelled = _answer(plan), f"Not modelled: {'; '.join(fields['not_modelled'])}."
     if classes:
         told = [_describe_class(one) for one in classes]
         answer = replace(answer, changes=[*answer.changes, *told])
@@ -250,7 +249,7 @@ def _sentence(plan: ServicePlan) -> str:
     tokens = f" ({units.rate(c.output_tok_s)} output tok/s)"
     load, found = plan.question.load.words, plan.choice.candidate.evidence
     loss = _loss_words(found)
-    brief = loss.partition("; untested:")[0]
+    brief = loss.partition("; not tested on")[0]
     ways = (
         f"{what}{tokens} {kept}; {load}; {loss}.",
         f"{what} {kept}; {load}; {loss}.",

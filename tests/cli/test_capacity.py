@@ -327,7 +327,7 @@ def test_long_names_leave_an_answer_of_sixty_words(
 @pytest.mark.parametrize(
     "asked",
     [
-        "--prompt 1k --generate 100 --rate 12 --hours 0.03 --gpus l40s --tp 1 --only full",
+        "--prompt 1k --generate 100 --rate 12 --hours 0.03 --gpus l40s --tp 1,2 --only full",
         "--trace sample:conversation --rate 3x --gpus h100 --tp 1 --only full --pools no",
         "--prompt 500 --cached 2k --generate 100 --rate 12 --hours 0.03 --gpus l40s --tp 1 "
         "--only full --pools no",

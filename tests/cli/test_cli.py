@@ -130,6 +130,7 @@ def test_limits_of_the_command_line_reach_the_plan() -> None:
     assert predicted["gpu_bytes"] <= 20 * 2**30 and predicted["host_bytes"] <= 16 * 2**30
     assert load["ttft_s"]["p90"] <= 5 and load["tpot_s"]["p90"] <= 0.5
     assert load["kept_share"] >= 0.9 and load["requests_per_s"] <= load["stretch_requests_per_s"]
+    assert found["not_modelled"] and not any("arrivals" in what for what in found["not_modelled"])
 
 
 def test_an_alternative_says_which_option_would_admit_it() -> None:

@@ -82,6 +82,7 @@ def test_every_rule_that_rows_of_a_trace_break(tmp_path: Path) -> None:
     found = faults(tmp_path / "trace.csv", azure(*rows, *rows).decode())
     check(found, "rule: least|rule: finite|rule: number|rule: date|(2 such rows)")
     assert len(found.splitlines()) == len(rules)
+    assert "omitted" not in run("doctor", str(tmp_path / "trace.csv")).out  # nothing is said twice
 
 
 def test_a_trace_out_of_order_is_one_fault_beside_others(tmp_path: Path) -> None:
