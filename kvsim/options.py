@@ -184,6 +184,11 @@ def real(least: float, most: float, unit: str = "") -> Range:
     return Range(least, most, unit, whole=False)
 
 
+SEVERAL_COUNTS = {
+    name: {"parse": parse_counts, "metavar": "N,..."} for name in ("plan", "capacity")
+}
+"""Where degrees of parallelism are compared."""
+
 TABLE: Mapping[str, tuple[CommandOption, ...]] = {
     "Arguments": (
         Opt("name", parse_text, "[NAME]", "Show one entry in full, with its sources.",
@@ -256,14 +261,11 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
                    "capacity": {"parse": parse_counts, "metavar": "N,...", "default": "1,2,4,8",
                                 "help": "GPUs per replica to consider."}}),
         Opt("pp", parse_count, "N", "Pipeline-parallel stages.",
-               "predict plan simulate capacity", default=1,
-               at={"plan": {"parse": parse_counts}, "capacity": {"parse": parse_counts}}),
+               "predict plan simulate capacity", default=1, at=SEVERAL_COUNTS),
         Opt("dp", parse_count, "N", "Data-parallel copies of attention that share the experts.",
-               "predict plan simulate capacity", default=1,
-               at={"plan": {"parse": parse_counts}, "capacity": {"parse": parse_counts}}),
+               "predict plan simulate capacity", default=1, at=SEVERAL_COUNTS),
         Opt("ep", parse_count, "N", "Expert-parallel groups, up to --tp times --dp.",
-               "predict plan simulate capacity", default=1,
-               at={"plan": {"parse": parse_counts}, "capacity": {"parse": parse_counts}}),
+               "predict plan simulate capacity", default=1, at=SEVERAL_COUNTS),
         Opt("total_gpus", parse_count, "N",
                "Compare all layouts over N GPUs (also --gpus N).", "plan",
                range=Range(1, 1024, "GPUs"), excludes={"plan": "offline tp pp dp ep"}),
@@ -547,8 +549,8 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
     "Fleet": (
         Opt("price", parse_per_gpu, "GPU=USD,...", "Price per GPU and hour.", "capacity"),
         Opt("seller", parse_text, "NAME|any",
-               "Seller whose prices to use, or any for the cheapest of "
-               "each GPU; by default one that offers all the GPUs.", "capacity"),
+               "Seller whose prices to use, or any for the cheapest of each GPU; by default one "
+               "that offers all the GPUs, else any.", "capacity"),
         Opt("reserved", parse_per_gpu, "GPU=USD,...", "Reserved price per GPU and hour.",
                "capacity"),
         Opt("max_gpus", parse_total_or_per_gpu, "N|GPU=N,...",

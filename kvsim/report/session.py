@@ -333,7 +333,7 @@ def _tpot(one: Row) -> Row:
 def _change(predicted: float, measured: float) -> str:
     """What a plan for this card should do otherwise, given speeds over full KV's."""
     if abs(measured - 1) < NEAR:
-        return "no faster than full: it only saves memory"
+        return "no faster than full: use it to save memory only"
     if (predicted > 1) == (measured > 1):
         return "nothing"
     return (
