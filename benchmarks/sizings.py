@@ -1,6 +1,6 @@
 """GPUs that `kvsim capacity` says a described traffic needs, against `kvsim simulate` by bisection.
 
-    python -m benchmarks.sizings [--count 30] [--seed 1]
+    python -m benchmarks.sizings [--count 30] [--seed 1] [--reuse]
 
 Each question is drawn: a model, a card, how long prompts and answers are, requests per second, and
 targets of TTFT and TPOT at the 99th percentile. Capacity answers for predicted times and the drawn
@@ -8,6 +8,9 @@ traffic itself, not for other days, with the pass budget given. The replicas wit
 first keeps both targets are bisected with the batch limit and the router that capacity chose. No
 card refuses requests as too long: capacity counts those as late, `simulate` leaves them out of its
 percentiles. Asked: GPUs equal in 28 of 30, and one more at most in the others.
+
+With `--reuse` prompts repeat earlier ones, in turn: none of their tokens, half of them, 90 %, or
+all of a conversation of four turns; prefixes are kept in GPU memory alone. Asked: equal in all.
 """
 
 import argparse
@@ -29,6 +32,13 @@ CARDS = {"llama3.1-8b": ("l40s", "a100-80g", "h100"), "qwen2.5-32b": ("h200", "b
          "mistral-7b": ("l40s", "a6000", "h100")}  # fmt: skip
 PROMPTS, ANSWERS, RATES = (300, 1000, 3000, 8000), (50, 200, 500), (1, 3, 8, 20)
 TTFTS, TPOTS = ("1s", "3s", "10s"), ("60ms", "100ms", "200ms")
+REUSE: tuple[dict[str, Any], ...] = (
+    {},
+    {"hit_rate": 0.5},
+    {"hit_rate": 0.9},
+    {"turns": 4, "think": "20s", "generate": 50},  # prompts hold the earlier answers
+)
+"""How prompts repeat earlier ones."""
 MOST = 512  # replicas that are tried
 
 Question = dict[str, Any]
@@ -50,14 +60,16 @@ def size(question: Question) -> tuple[int, Question]:
     """GPUs of the cheapest fleet, 0 if none keeps the targets, and the settings of its replicas."""
     given = {k: v for k, v in question.items() if k != "gpu"}
     given |= {"gpus": question["gpu"], "percentile": 99, "only": "full"}
+    given |= {"host_cache": 0, "pools": "no"} if {"hit_rate", "turns"} & given.keys() else {}
     inputs = Inputs("capacity", given)
     asked = build_question(inputs, read_traffic(inputs))
     fleet = FleetSolver(asked, lambda _: None).solve(FleetQuestion(asked.targets, asked.limits))
     if fleet is None:
         return 0, {}
     (kind,) = (x for x, n in zip(fleet.kinds, fleet.replicas, strict=True) if n)
-    settings = {"max_seqs": kind.costs.rules.max_seqs, "route": kind.route}
-    return int(fleet.total("gpus")), settings
+    rules = kind.costs.rules
+    settings = {"max_seqs": rules.max_seqs, "route": kind.route}
+    return int(fleet.total("gpus")), settings | {"prefix_caching": rules.prefix_caching}
 
 
 def bisect(question: Question) -> int:
@@ -86,10 +98,11 @@ def main() -> None:
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     options.add_argument("--count", type=int, default=30)
     options.add_argument("--seed", type=int, default=1)
+    options.add_argument("--reuse", action="store_true")
     chosen = options.parse_args()
     random, differences = np.random.default_rng(chosen.seed), Counter[int]()
     for number in range(chosen.count):
-        question = draw(random)
+        question = draw(random) | (REUSE[number % len(REUSE)] if chosen.reuse else {})
         began = time.process_time()
         with contextlib.redirect_stderr(io.StringIO()):
             found, settings = size(question)
@@ -99,7 +112,8 @@ def main() -> None:
         took = time.process_time() - began
         print(f"{number + 1}: {found} {played} {words} ({took:.0f} s)", flush=True)
     said = ", ".join(f"{n} by {more:+d}" for more, n in sorted(differences.items()) if more)
-    print(f"equal in {differences[0]} of {chosen.count}; off: {said or 'none'} (asked: 28, +1)")
+    asked = "all" if chosen.reuse else "28 of 30, and +1"
+    print(f"equal in {differences[0]} of {chosen.count}; off: {said or 'none'} (asked: {asked})")
 
 
 if __name__ == "__main__":

@@ -74,7 +74,10 @@ def make_result(
         replica["settings"] = list(settings)
     ground = evidence.describe_basis(fields["basis"])
     loads = replace(_load_table(fields), title="Other loads, and a loss")
-    fleets = replace(_fleets_table(_list_cases(fields)), title="Other fleets, loads and limits")
+    fleets = replace(
+        _fleets_table(_list_cases(fields), fields["certainty"]["asked"]),
+        title="Other fleets, loads and limits",
+    )
     details = {
         "Who serves which requests": _class_table(fields),
         "Every replica that was considered": _considered_table(fields),
@@ -119,7 +122,11 @@ def _write_check(play: str) -> list[Block]:
 
 def _list_blocks(fields: Row) -> list[Block]:
     """The decision, the fleet, what it is compared with, and how sure it is."""
-    shown = [_fleet_table(fields), *_schedule_tables(fields), _fleets_table(_dearer_cases(fields))]
+    shown = [
+        _fleet_table(fields),
+        *_schedule_tables(fields),
+        _fleets_table(_dearer_cases(fields), fields["certainty"]["asked"]),
+    ]
     return [
         Heading(fields["answer"]),
         *_describe_shortfall(fields),
@@ -247,7 +254,9 @@ def describe_fleet(answer: CapacityAnswer) -> str:
     fleet = _shorten(answer.fleet.name)
     reached = answer.played.reached(answer.targets.share)
     p = f"p{100 * reached.share:g}"
-    times = f"TTFT {p} {_format_wait(reached.ttft)}, TPOT {p} {_format_wait(reached.tpot)}"
+    times = f"TTFT {p} {_format_wait(reached.ttft)}"
+    if reached.tpot:  # 0 where every answer is a single token
+        times += f", TPOT {p} {_format_wait(reached.tpot)}"
     if answer.targets.longer:
         times = f"each class of prompts within its targets, all of them with {times}"
     part = "" if answer.load == 1 else f" {100 * answer.load:.0f} % of"
@@ -441,7 +450,7 @@ def _fleet_table(answer: Row) -> Table:
         Column("tokens per pass", "max_tokens", integer, 1),
         Column("most running", "most_running", rank=2),
         Column("KV tokens", "kv_cache_tokens", integer, 3),
-        *_wait_columns("simulated.", f" p{answer['planned_for']['percentile']:g}"),
+        *_wait_columns("simulated", f" p{answer['planned_for']['percentile']:g}"),
     ]
     note = DISAGGREGATED_NOTE if any(r["engines"] for r in answer["fleet"]) else ""
     return Table(columns, answer["fleet"], note=note)
@@ -449,10 +458,15 @@ def _fleet_table(answer: Row) -> Table:
 
 def _wait_columns(where: str = "", which: str = "") -> list[Column]:
     """Both times that the asked share of requests keeps."""
-    return [
-        Column(f"{name.upper()}{which}", f"{where}{name}_s.at_target", _format_wait)
-        for name in ("ttft", "tpot")
-    ]
+
+    def column(name: str) -> Column:
+        def write(row: Row) -> str:
+            return _wait_of(row[where] if where else row, name)
+
+        key = f"{where}.{name}.at_target" if where else f"{name}.at_target"
+        return Column(f"{name[:4].upper()}{which}", key, write=write)
+
+    return [column("ttft_s"), column("tpot_s")]
 
 
 def _describe_prefixes(answer: Row) -> list[str]:
@@ -477,7 +491,10 @@ def _load_table(answer: Row) -> Table:
     """The fleet at other loads and after losses, and what a fleet for such a load costs."""
     part = answer["planned_for"]["load"]
     name = "the trace" if part == 1 else f"{100 * part:.0f} % of the trace"
-    rows = [{**answer["simulated"], "case": name, "needs": answer["usd_per_hour"]}]
+    both = answer["certainty"]["both_met"]
+    sure = bool(answer["certainty"]["asked"])
+    whole = {"case": name, "needs": answer["usd_per_hour"], "probability": both}
+    rows = [{**answer["simulated"], **whole}]
     for load, times in answer["at_load"].items():
         label = f"{load} times {'its' if part == 1 else 'that'} load"
         needs = answer["fleet_at_load"][load]["usd_per_hour"] or "none found"
@@ -489,11 +506,16 @@ def _load_table(answer: Row) -> Table:
         *_wait_columns(),
         Column("within both", "good_share", lambda share: percent(share, 3)),
         Column("targets", "met", lambda met: "met" if met else "missed"),
+        *([Column("probability", "probability", likelihood)] if sure else []),
         Column(
             "USD/h it needs", "needs", lambda paid: paid if isinstance(paid, str) else usd(paid)
         ),
     ]
-    return Table(columns, rows, note=_needed(answer))
+    asked = f"{100 * answer['certainty']['asked']:g} %"
+    met = f"met: with a probability of at least {asked}; times: on this trace, as predicted"
+    return Table(
+        columns, rows, note="; ".join(filter(None, [met if sure else "", _needed(answer)]))
+    )
 
 
 def _needed(answer: Row) -> str:
@@ -527,19 +549,36 @@ def _dearer_cases(answer: Row) -> list[Row]:
 
 def _describe_robustness(answer: Row) -> list[str]:
     """Say at which loads, and after which losses, this fleet still meets the targets."""
-    cases = {f"{load} times the load": x for load, x in answer["at_load"].items()}
+    cases = {f"at {load} times the load": x for load, x in answer["at_load"].items()}
     cases |= {f"without one {_shorten(name)}": x for name, x in answer["after_loss"].items()}
     met = [name for name, x in cases.items() if x["met"]]
-    missed = [f"{name} ({_describe_waits(x)})" for name, x in cases.items() if not x["met"]]
-    said = [f"also meets the targets at {join_words(met)}"] if met else []
-    said += [f"misses them at {join_words(missed)}"] if missed else []
-    text = "; ".join(said).replace("at without", "without")
-    return [f"This fleet {text}."] if said else []
+    sure = {name: x["probability"] for name, x in cases.items() if x["probability"] is not None}
+    said = []
+    if met:
+        how = f"a probability of at least {100 * answer['certainty']['asked']:g} %, as asked"
+        how = how if sure else "times as predicted, on this trace"
+        said.append(f"With {how}, this fleet also meets the targets {join_words(met)}.")
+    missed = [
+        f"{likelihood(sure[name]) if sure else ''} {name}"
+        f"{'' if x['within'] else f' ({_describe_waits(x)})'}".strip()
+        for name, x in cases.items()
+        if not x["met"]
+    ]
+    if missed:
+        who, what = ("it", "them") if met else ("this fleet", "the targets")
+        how = f"the probability that {who} meets {what} is" if sure else f"{who} misses {what}"
+        said.append(f"{how[0].upper()}{how[1:]} {join_words(missed)}.")
+    return [" ".join(said)] if said else []
 
 
 def _describe_waits(times: Row) -> str:
-    ttft, tpot = (_format_wait(times[name]["at_target"]) for name in ("ttft_s", "tpot_s"))
-    return f"TTFT {ttft}, TPOT {tpot}"
+    return f"TTFT {_wait_of(times, 'ttft_s')}, TPOT {_wait_of(times, 'tpot_s')}"
+
+
+def _wait_of(times: Row, name: str) -> str:
+    """Write the time that the asked share of requests is within; a dash where none has one."""
+    value = times[name]["at_target"]
+    return "-" if value is None and not times["refused"] else _format_wait(value)
 
 
 def _shorten(name: str) -> str:
@@ -557,15 +596,25 @@ def _describe_prices(answer: Row) -> list[str]:
     return [f"Break-even prices per GPU and hour: {'; '.join(said)}."] if said else []
 
 
-def _fleets_table(rows: list[Row]) -> Table:
-    """Other fleets and how much dearer they are."""
+def _fleets_table(rows: list[Row], sure: float) -> Table:
+    """Other fleets and how much dearer they are; `sure` is the probability that was asked for."""
     columns = [
         text_column("instead", "name"),
         text_column("fleet", lambda a: _shorten(a["fleet"] or a["reason"])),
         Column("USD/h", "usd_per_hour", usd),
         Column("cost", "dearer", lambda x: "" if x is None else f"{round(100 * x) + 0:+d} %"),
     ]
-    return Table(columns, rows)
+    return Table(columns, rows, note=_describe_surety(rows, sure))
+
+
+def _describe_surety(rows: list[Row], sure: float) -> str:
+    """Say how surely the fleets meet the targets, where one of them does it less surely."""
+    if not any(row["name"] == STRETCH for row in rows):
+        return ""
+    return (
+        f"each fleet meets the targets with a probability of at least {100 * sure:g} %, the one "
+        f'for "{STRETCH}" only if predictions are exact and traffic is as in the trace'
+    )
 
 
 def _class_table(answer: Row) -> Table:

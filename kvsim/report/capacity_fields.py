@@ -6,9 +6,10 @@ from math import isfinite
 import numpy as np
 from numpy.typing import NDArray
 
+from kvsim.graph import Array
 from kvsim.machines.basis import basis
 from kvsim.machines.hardware import GIB
-from kvsim.planner.fleet.answer import CapacityAnswer, OtherFleet
+from kvsim.planner.fleet.answer import CapacityAnswer, OtherFleet, WhatIf
 from kvsim.planner.fleet.demand import FleetTargets
 from kvsim.planner.fleet.milp import scheduled_cost
 from kvsim.planner.fleet.offers import Configuration
@@ -60,11 +61,9 @@ def make_fields(answer: CapacityAnswer, trace: str, said: str) -> Row:
         "schedule": _schedule(answer),
         "simulated": _times_row(answer.played, answer.targets),
         "class_targets": _class_rows(answer.played, answer.targets),
-        "at_load": {
-            f"{load:g}": _times_row(p, answer.targets) for load, p in answer.at_load.items()
-        },
+        "at_load": {f"{load:g}": _case(x, answer.targets) for load, x in answer.at_load.items()},
         "after_loss": {
-            fleet.kinds[j].name: _times_row(p, answer.targets) for j, p in answer.after_loss.items()
+            fleet.kinds[j].name: _case(x, answer.targets) for j, x in answer.after_loss.items()
         },
         "alternatives": [_alternative(a, fleet.cost) for a in answer.alternatives],
         "limits": [_alternative(a, fleet.cost) for a in answer.limits],
@@ -320,17 +319,28 @@ def _target_row(targets: FleetTargets) -> Row:
     }
 
 
+def _case(case: WhatIf, targets: FleetTargets) -> Row:
+    """Make the row of the fleet at another load; met: as surely as asked."""
+    times = _times_row(case.played, targets)
+    return {**times, "within": times["met"], "met": case.met, "probability": case.likely}
+
+
 def _times_row(played: Played, targets: FleetTargets, rows: NDArray[np.bool_] | None = None) -> Row:
     """Make the row of what requests waited, and whether that is within the targets."""
     some = slice(None) if rows is None else rows
     reached = played.reached(targets.share, rows)
+    ttft, tpot = played.ttft[some], played.tpot[some]
+
+    def within(values: Array, value: float) -> float | None:
+        return None if np.isnan(values).all() else number(value)
+
     return {
         "met": played.meets(targets, rows),
-        "ttft_s": {**spread(played.ttft[some]), "at_target": number(reached.ttft)},
-        "tpot_s": {**spread(played.tpot[some]), "at_target": number(reached.tpot)},
+        "ttft_s": {**spread(ttft), "at_target": within(ttft, reached.ttft)},
+        "tpot_s": {**spread(tpot), "at_target": within(tpot, reached.tpot)},
         "latency_s": spread(played.latency[some]),
         "good_share": played.good_share(targets) if rows is None else None,
-        "refused": int(np.isinf(played.ttft[some]).sum()),
+        "refused": int(np.isinf(ttft).sum()),
     }
 
 

@@ -4,6 +4,7 @@ import json
 import shlex
 from dataclasses import replace
 from functools import cache
+from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import SimpleNamespace
@@ -81,6 +82,33 @@ def test_other_loads_limits_and_prices_stand_beside_it() -> None:
         assert price["as_cheap_at"] == pytest.approx(rest / more)
 
 
+def test_a_load_that_the_fleet_carries_needs_no_dearer_one() -> None:
+    """Both rows are for the same probability."""
+    found, surely = answer(), answer()["certainty"]["asked"]
+    for load, case in found["at_load"].items():
+        needs = found["fleet_at_load"][load]["usd_per_hour"] or inf
+        assert case["met"] == (case["probability"] >= surely)
+        more = needs / found["usd_per_hour"] - 1
+        assert more <= 1e-9 if case["met"] else more >= -1e-9
+    for case in found["after_loss"].values():
+        assert case["met"] == (case["probability"] >= surely)
+
+
+def test_a_request_that_nothing_serves_in_time_is_named(tmp_path: Path) -> None:
+    """One of two: fewer clients would not send it, and nothing would be left to serve."""
+    trace = tmp_path / "two.csv"
+    trace.write_text("arrival_s,prompt_tokens,generate_tokens\n0,120000,10\n1,100,10\n")
+    asked = "capacity", "--trace", str(trace), "--model", "llama3.1-8b", "--gpus", "l4"
+    result = run(*asked, "--ttft", "2s", "--only", "full", "--tp", "1,2")
+    assert result.code == 1 and "serve the trace's 2 requests per second" in " ".join(
+        result.out.split()
+    )
+    check(
+        result.err, "TTFT p90 of 2 s cannot be met by any fleet (prompts have up to 120,000 tokens)"
+    )
+    assert "0 µs" not in result.out
+
+
 def test_any_replica_may_be_lost() -> None:
     """Also by the fleets it is compared with: one replica is not enough, however fast it is."""
     some = replaced((*COMMAND, *TARGETS), "--only", "full", "--percentile", "95")
@@ -140,6 +168,8 @@ def test_terminal_is_narrow() -> None:
     shown = run(*COMMAND, *TARGETS).out
     assert shown.startswith("Rent ")
     assert max(map(len, shown.splitlines())) <= 100
+    said = " ".join(shown.split())
+    assert "With a probability of at least 90 %, as asked, this fleet also meets" in said
 
 
 def test_targets_that_nothing_meets_still_have_an_answer() -> None:
@@ -149,7 +179,7 @@ def test_targets_that_nothing_meets_still_have_an_answer() -> None:
     assert not found["met"] and found["fleet"]
     assert found["planned_for"]["ttft_s"] > 0.005
     assert found["planned_for"]["tpot_s"] == pytest.approx(0.1)  # which can be met
-    check(result.err, "TTFT p90 of 5 ms cannot be met|comes closest|TTFT alone is")
+    check(result.err, "TTFT p90 of 5 ms cannot be met|comes nearest")
 
 
 def test_those_who_wait_longer_are_said_first() -> None:

@@ -51,6 +51,7 @@ def test_what_fleets_for_other_loads_survive_is_said(
     row = {
         "headroom": headroom, "failures": failures, "planned_for": {"load": 1}, "at_load": {},
         "simulated": times, "after_loss": {}, "usd_per_hour": 1.0,
+        "certainty": {"asked": 0.0, "both_met": 1.0},
     }  # fmt: skip
     note = _load_table(row).note
     assert said in note and bool(note) == bool(said)

@@ -39,6 +39,25 @@ class OtherFleet:
 
 
 @frozen
+class WhatIf:
+    """The fleet at another load, or after a loss.
+
+    Attributes
+    ----------
+    played
+        What it does with the trace, if passes take as long as predicted.
+    likely
+        Probability of meeting the targets; None where no probability was asked for.
+    met
+        Whether the targets are met as surely as asked.
+    """
+
+    played: Played
+    likely: float | None
+    met: bool
+
+
+@frozen
 class CapacityAnswer:
     """The fleet and all that is said of it.
 
@@ -51,7 +70,8 @@ class CapacityAnswer:
     kinds, alone
         Every kind of replica that was considered, and how many of each are always busy.
     played, at_load, after_loss
-        The fleet on the trace, at other loads, and without one replica of a kind.
+        The fleet on the trace, at other loads that have requests, and without one replica of a
+        kind.
     alternatives
         Other fleets: one kind of replica, full KV, each GPU alone, for the trace as it is.
     limits
@@ -72,8 +92,8 @@ class CapacityAnswer:
     alone: Sequence[float]
     fleet: Fleet
     played: Played
-    at_load: dict[float, Played]
-    after_loss: dict[int, Played]
+    at_load: dict[float, WhatIf]
+    after_loss: dict[int, WhatIf]
     alternatives: list[OtherFleet]
     limits: list[OtherFleet]
     at_other_loads: dict[float, OtherFleet]
@@ -122,12 +142,21 @@ def make_capacity(
     # a fleet that answered a later question may do for an earlier one
     best = solver.cheapest(asked) or chosen
     found = {label: solver.cheapest(changed) for label, changed in rows.items()}
-    half = found[_load_label(OTHER_LOADS[0])]
-    if half is None or half.cost > best.cost:
-        found[_load_label(OTHER_LOADS[0])] = best
     others = _comparisons(solver, asked, best)
-    loads = {_load_label(x): x for x in OTHER_LOADS}
-    best, played = _trim_batch_limits(solver, asked, best)
+    loads = {_load_label(x): x for x in OTHER_LOADS if _load_label(x) in rows}
+    for label, x in loads.items():
+        fleet = found[label]
+        if x < 1 and (fleet is None or fleet.cost > best.cost):
+            found[label] = best
+    alone = replace(asked.limits, headroom=0.0, failures=0)
+    cases = {x: replace(rows[label], limits=alone) for label, x in loads.items()}
+    best, played = _trim_batch_limits(solver, [asked, *cases.values()], best)
+    sure = solver.certainty(best, asked)
+    at_load = {x: _try(solver, best, case) for x, case in cases.items()}
+    for x, case in at_load.items():
+        if x < 1:  # what carries the whole carries a part, whatever days are drawn
+            likely = None if case.likely is None else max(case.likely, sure.likely["both"])
+            at_load[x] = replace(case, likely=likely, met=True)
     return CapacityAnswer(
         question=question,
         shortfall=shortfall,
@@ -137,13 +166,13 @@ def make_capacity(
         alone=[solver.busy(kind) * asked.load for kind in solver.kinds],
         fleet=best,
         played=played,
-        at_load={x: solver.play(best, asked.load * x) for x in OTHER_LOADS},
-        after_loss=_play_losses(solver, asked, best),
+        at_load=at_load,
+        after_loss=_try_losses(solver, replace(asked, limits=alone), best),
         alternatives=[OtherFleet(x, found[x], NONE) for x in rows if x in others],
         limits=[OtherFleet(x, found[x], NONE) for x in rows if x not in others and x not in loads],
         at_other_loads={x: OtherFleet(y, found[y], NONE) for y, x in loads.items()},
         at_sellers=_reprice(solver, asked),
-        sure=solver.certainty(best, asked),
+        sure=sure,
         bound=solver.bound(asked),
         plays=solver.plays,
     )
@@ -198,7 +227,9 @@ def _answer(solver: FleetSolver, asked: FleetQuestion) -> tuple[FleetQuestion, F
     for _ in range(LOAD_HALVINGS if best is None else 0):
         middle = (low + high) / 2
         solver.tell(f"within the limits at {100 * middle:.0f} % of the load")
-        some = solver.solve(replace(asked, load=middle))
+        some = None
+        if len(solver.traffic(middle).requests):
+            some = solver.solve(replace(asked, load=middle))
         low, high = (middle, high) if some is not None else (low, middle)
         best = some or best
     if best is None:
@@ -231,6 +262,8 @@ def _changed(solver: FleetSolver, asked: FleetQuestion, chosen: Fleet) -> dict[s
                 said = f"{name.upper()} {TARGET_FACTOR:g} times as long in every class"
             rows[said] = replace(asked, targets=asked.targets.times(name, TARGET_FACTOR))
     for times in OTHER_LOADS:  # a fleet for more also carries less, whatever days are drawn
+        if not len(solver.traffic(asked.load * times).requests):
+            continue
         less = tuple(asked.load * x for x in (1.0, *OTHER_LOADS) if 1.0 <= x < times)
         rows[_load_label(times)] = replace(asked, load=asked.load * times, less=less)
     return rows
@@ -303,6 +336,7 @@ def _reachable_targets(solver: FleetSolver, asked: FleetQuestion) -> tuple[Fleet
             f"{int((r.prompt + r.generate).max()):,} tokens are refused, larger than the KV cache; "
             "more GPUs (--tp), larger ones (--gpus) or narrower --weights"
         )
+    longest = int(solver.question.traffic.requests.prompt.max())
     best, said, changed = each[nearest], [], []
     for reached, target in zip(best, asked.targets.each, strict=True):
         times = dict(zip(("ttft", "tpot"), reached, strict=True))
@@ -312,9 +346,9 @@ def _reachable_targets(solver: FleetSolver, asked: FleetQuestion) -> tuple[Fleet
                 p = f"p{100 * asked.targets.share:g}"
                 above = f" for prompts above {target.above:,} tokens" if target.above else ""
                 said.append(
-                    f"{name.upper()} {p} of {as_time(wanted)}{above} cannot be met: "
-                    f"{kinds[nearest].choices[0].name} comes nearest to all targets with "
-                    f"{as_time(value)} and hardly any load"
+                    f"{name.upper()} {p} of {as_time(wanted)}{above} cannot be met by any fleet "
+                    f"(prompts have up to {longest:,} tokens): {kinds[nearest].choices[0].name} "
+                    f"comes nearest to all targets with {as_time(value)} and hardly any load"
                 )
         changed.append(
             {name: max(getattr(target, name), TARGET_ROOM * value) for name, value in times.items()}
@@ -329,12 +363,14 @@ def _reachable_targets(solver: FleetSolver, asked: FleetQuestion) -> tuple[Fleet
 
 
 def _trim_batch_limits(
-    solver: FleetSolver, asked: FleetQuestion, fleet: Fleet
+    solver: FleetSolver, questions: Sequence[FleetQuestion], fleet: Fleet
 ) -> tuple[Fleet, Played]:
     """The same fleet with batch limits that it does not reach on the trace, with room for more.
 
-    Times of passes are tabulated anew for the limits, as `simulate` does.
+    Times of passes are tabulated anew for the limits, as `simulate` does. Limits that would change
+    the answer to any of the questions, of which the first was asked, stay as they were.
     """
+    asked = questions[0]
     played = solver.play(fleet, asked.load)
     most = {g.kind: 0 for g in played.groups}
     for load in (1.0, max(OTHER_LOADS)):
@@ -347,16 +383,22 @@ def _trim_batch_limits(
         rules = replace(costs.rules, max_seqs=min(limit, costs.rules.max_seqs))
         kinds[j] = replace(kinds[j], costs=replace(costs, rules=rules))
     trimmed = replace(fleet, kinds=tuple(kinds))
-    again = solver.play(trimmed, asked.load)
-    return (trimmed, again) if again.meets(asked.targets) else (fleet, played)
+    same = all(solver.keeps(trimmed, x) == solver.keeps(fleet, x) for x in questions)
+    return (trimmed, solver.play(trimmed, asked.load)) if same else (fleet, played)
 
 
-def _play_losses(solver: FleetSolver, asked: FleetQuestion, fleet: Fleet) -> dict[int, Played]:
-    """The trace without one replica of each kind; a fleet of one has none to lose."""
+def _try(solver: FleetSolver, fleet: Fleet, question: FleetQuestion) -> WhatIf:
+    """A fleet that another question is asked of."""
+    likely = solver.certainty(fleet, question).likely["both"] if question.sure else None
+    return WhatIf(solver.play(fleet, question.load), likely, solver.keeps(fleet, question))
+
+
+def _try_losses(solver: FleetSolver, asked: FleetQuestion, fleet: Fleet) -> dict[int, WhatIf]:
+    """The fleet without one replica of each kind; a fleet of one has none to lose."""
     lost = {}
     for j in np.flatnonzero(fleet.replicas):
         left = fleet.running.copy()
         left[:, j] = np.maximum(left[:, j] - 1, 0)
         if left.any(axis=1).all():
-            lost[int(j)] = solver.play(solver.fleet(fleet.kinds, left, asked), asked.load)
+            lost[int(j)] = _try(solver, solver.fleet(fleet.kinds, left, asked), asked)
     return lost

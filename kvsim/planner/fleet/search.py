@@ -727,10 +727,15 @@ class FleetSolver:
     # what can be reached
 
     def at_rest(self, replica: Configuration) -> Reached:
-        """What a kind of replica reaches with hardly any load."""
+        """What a kind of replica reaches with hardly any load.
+
+        Fewer clients than the trace's have one request for each replica at least: a trace of a few
+        requests is played whole, and its longest ones are not passed over.
+        """
         busy, anyone = self.busy(self._kind_of[id(replica)]), self._anything
         count = min(max(ceil(LIGHT * busy), FEW_AT_REST), MOST_AT_REST)
-        load = min(max(count / (LIGHT * busy), 1e-3), 1.0)
+        least = MOST_AT_REST / len(self.question.traffic.requests)
+        load = min(max(count / (LIGHT * busy), least), 1.0)
         return self.reached(self.always(anyone, (replica, count)), load, 0, 1.0)
 
     @cached_property
