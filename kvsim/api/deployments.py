@@ -51,6 +51,7 @@ def build_deployment(inputs: Inputs, **instead: object) -> "Deployment":
     from kvsim.machines.deployment import Deployment
     from kvsim.machines.profiles import load_hardware, load_stack
     from kvsim.models.configs import load_model
+    from kvsim.techniques.heads import read_draft_model
 
     def value(name: str, usual: object) -> Any:
         return instead.get(name, getattr(inputs, name, usual))
@@ -68,7 +69,11 @@ def build_deployment(inputs: Inputs, **instead: object) -> "Deployment":
     if _is_default_quantised(tag, model) and stack.weights.gguf and weights == RELEASED:
         weights = OLLAMA_FORMAT
         print_once(f"{tag} is taken as {weights.upper()}, Ollama's default; --weights sets another")
-    return _with_room(Deployment(model, hardware, stack, weights, *spread, host=layers))
+    found = Deployment(model, hardware, stack, weights, *spread, host=layers)
+    drafter = value("draft_model", None)
+    return _with_room(
+        found if drafter is None else replace(found, draft_model=read_draft_model(drafter))
+    )
 
 
 def _is_default_quantised(tag: str, model: "Model") -> bool:

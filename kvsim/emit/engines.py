@@ -26,61 +26,9 @@ from kvsim.errors import unknown
 from kvsim.machines.gguf import BASES
 from kvsim.models.configs import load_model
 from kvsim.techniques.axes.base import Term
+from kvsim.techniques.heads import find_head, no_head
 
 WIDTH = 100  # of comments [characters]
-DRAFT_MODEL = "DRAFT_MODEL"
-EAGLE3_HEADS = {
-    "deepseek-ai/DeepSeek-R1-Distill-Llama-8B": "yuhuili/EAGLE3-DeepSeek-R1-Distill-LLaMA-8B",
-    "lmsys/vicuna-13b-v1.3": "yuhuili/EAGLE3-Vicuna1.3-13B",
-    "meta-llama/Llama-3.1-8B-Instruct": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
-    "meta-llama/Llama-3.3-70B-Instruct": "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B",
-    "meta-llama/Llama-4-Maverick-17B-128E-Instruct": "nvidia/Llama-4-Maverick-17B-128E-Eagle3",
-    "openai/gpt-oss-120b": "nvidia/gpt-oss-120b-Eagle3",
-    "Qwen/Qwen3-1.7B": "AngelSlim/Qwen3-1.7B_eagle3",
-    "Qwen/Qwen3-4B": "AngelSlim/Qwen3-4B_eagle3",
-    "Qwen/Qwen3-8B": "AngelSlim/Qwen3-8B_eagle3",
-    "Qwen/Qwen3-14B": "AngelSlim/Qwen3-14B_eagle3",
-    "Qwen/Qwen3-32B": "AngelSlim/Qwen3-32B_eagle3",
-    "Qwen/Qwen3-30B-A3B": "AngelSlim/Qwen3-a3B_eagle3",
-    "Qwen/Qwen3-235B-A22B": "nvidia/Qwen3-235B-A22B-Eagle3",
-}
-HEADS: Mapping[str, Mapping[str, str]] = {
-    "eagle": EAGLE3_HEADS,  # both stand for EAGLE-3
-    "eagle3": EAGLE3_HEADS,
-    "eagle2": {
-        "meta-llama/Meta-Llama-3-8B-Instruct": "yuhuili/EAGLE-LLaMA3-Instruct-8B",
-        "meta-llama/Meta-Llama-3-70B-Instruct": "yuhuili/EAGLE-LLaMA3-Instruct-70B",
-        "meta-llama/Llama-3.1-8B-Instruct": "yuhuili/EAGLE-LLaMA3.1-Instruct-8B",
-        "mistralai/Mixtral-8x7B-Instruct-v0.1": "yuhuili/EAGLE-mixtral-instruct-8x7B",
-        "Qwen/Qwen2-7B-Instruct": "yuhuili/EAGLE-Qwen2-7B-Instruct",
-        "Qwen/Qwen2-72B-Instruct": "yuhuili/EAGLE-Qwen2-72B-Instruct",
-    },
-    "p-eagle": {
-        "openai/gpt-oss-20b": "amazon/gpt-oss-20b-p-eagle",
-        "openai/gpt-oss-120b": "amazon/gpt-oss-120b-p-eagle-long-context",
-    },
-    "dflash": {
-        "meta-llama/Llama-3.1-8B-Instruct": "z-lab/LLaMA3.1-8B-Instruct-DFlash-UltraChat",
-        "MiniMaxAI/MiniMax-M2.5": "z-lab/MiniMax-M2.5-DFlash",
-        "moonshotai/Kimi-K2.5": "z-lab/Kimi-K2.5-DFlash",
-        "openai/gpt-oss-20b": "z-lab/gpt-oss-20b-DFlash",
-        "openai/gpt-oss-120b": "z-lab/gpt-oss-120b-DFlash",
-        "Qwen/Qwen3-4B": "z-lab/Qwen3-4B-DFlash-b16",
-        "Qwen/Qwen3-8B": "z-lab/Qwen3-8B-DFlash-b16",
-        "Qwen/Qwen3-Coder-30B-A3B-Instruct": "z-lab/Qwen3-Coder-30B-A3B-DFlash",
-        "Qwen/Qwen3.5-27B": "z-lab/Qwen3.5-27B-DFlash",
-        "Qwen/Qwen3.5-35B-A3B": "z-lab/Qwen3.5-35B-A3B-DFlash",
-        "Qwen/Qwen3.5-122B-A10B": "z-lab/Qwen3.5-122B-A10B-DFlash",
-        "Qwen/Qwen3.6-27B": "z-lab/Qwen3.6-27B-DFlash",
-        "Qwen/Qwen3.6-35B-A3B": "z-lab/Qwen3.6-35B-A3B-DFlash",
-    },
-}
-"""Published heads by method and by the model that they were trained for.
-
-EAGLE's stand at github.com/SafeAILab/EAGLE, P-EAGLE's on the cards at huggingface.co/amazon, and
-DFlash's at github.com/z-lab/dflash.
-"""
-
 NO_DRAFT_MODEL = ("mtp", "ngram", "suffix")  # drafts that take no model of their own
 LOOKUP_TOKENS = 3  # last tokens that n-grams match at most, as in the engines' examples
 FP8_WEIGHTS = ("fp8", "fp8-dynamic")  # which vLLM and SGLang make of any checkpoint as they load it
@@ -206,20 +154,20 @@ def _note_tree(s: Served, settings: EngineSettings, drafting: str) -> None:
 def _name_drafter(s: Served, settings: EngineSettings, drafting: str) -> str:
     """Name the checkpoint that drafts: a model of the catalogue, or a head trained for this one.
 
-    Where none is known, a placeholder, which is noted.
+    Empty where no head is known, which is noted: the engine would not start without one.
     """
     if drafting == "draft":
         model = load_model(str(s.terms[drafting].settings["model"]))
         return model.repository or model.name
-    heads = HEADS.get(drafting, {})
-    if s.model in heads:
-        return heads[s.model]
-    found = next((tuned for tuned in heads if tuned.startswith(f"{s.model}-Instruct")), "")
-    if found:
-        settings.lack(f"a head of {s.model}: this one was trained for {found}, so serve that")
-        return heads[found]
-    settings.lack(f"a draft head of {s.model}: put one trained for it in place of {DRAFT_MODEL}")
-    return DRAFT_MODEL
+    method, own = s.draft_model
+    if method == drafting:
+        return own
+    head, tuned = find_head(drafting, s.model)
+    if not head:
+        settings.lack(f"{drafting}, left out above: {no_head(drafting, s.model)}")
+    elif tuned != s.model:
+        settings.lack(f"a head of {s.model}: this one was trained for {tuned}, so serve that")
+    return head
 
 
 def _note_weights(s: Served, settings: EngineSettings) -> None:
@@ -313,6 +261,8 @@ def _vllm(s: Served, settings: EngineSettings, offloading: str = "native") -> st
         config: dict[str, object] = {"method": VLLM_DRAFTS[name]}
         if name not in NO_DRAFT_MODEL:
             config["model"] = _name_drafter(s, settings, name)
+            if not config["model"]:
+                continue
         config["num_speculative_tokens"] = s.drafts
         if name == "p-eagle":
             config["parallel_drafting"] = True
@@ -498,9 +448,12 @@ def _sglang_memories(s: Served, settings: EngineSettings) -> None:
 
 def _sglang_drafts(s: Served, settings: EngineSettings) -> None:
     for name in SGLANG_DRAFTS.keys() & s.terms.keys():
+        head = "" if name in NO_DRAFT_MODEL else _name_drafter(s, settings, name)
+        if not head and name not in NO_DRAFT_MODEL:
+            continue
         settings.add("--speculative-algorithm", SGLANG_DRAFTS[name])
-        if name not in NO_DRAFT_MODEL:
-            settings.add("--speculative-draft-model-path", _name_drafter(s, settings, name))
+        if head:
+            settings.add("--speculative-draft-model-path", head)
         if name not in ("ngram", "dflash"):
             settings.add("--speculative-num-steps", s.drafts)
             settings.add("--speculative-eagle-topk", s.terms[name].settings.get("width", 1))
@@ -552,8 +505,10 @@ def _trtllm(s: Served, settings: EngineSettings) -> str:
         settings.lack(f"{s.weights} weights: serve a checkpoint in that format")
     _note_drives(s, settings)
     for method in TRTLLM_DRAFTS.keys() & s.terms.keys():
-        file["speculative_config"] = _trtllm_drafts(s, settings, method)
-        _note_tree(s, settings, method)
+        drafts = _trtllm_drafts(s, settings, method)
+        if drafts:
+            file["speculative_config"] = drafts
+            _note_tree(s, settings, method)
         if method in ("draft", "ngram"):
             file["disable_overlap_scheduler"] = True
     if s.role:  # NIXL moves caches, in buffers for the longest prompt
@@ -594,6 +549,8 @@ def _trtllm_drafts(s: Served, settings: EngineSettings, method: str) -> dict[str
     config: dict[str, Setting] = {"decoding_type": TRTLLM_DRAFTS[method], "max_draft_len": s.drafts}
     if method not in NO_DRAFT_MODEL:
         config["speculative_model"] = _name_drafter(s, settings, method)
+        if not config["speculative_model"]:
+            return {}
     if method == "ngram":
         config["max_matching_ngram_size"] = LOOKUP_TOKENS
     return config

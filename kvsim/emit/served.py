@@ -76,6 +76,8 @@ class Served:
         Equal replicas that are started.
     route
         How requests find one of them, as `--route` takes it; empty where nothing is assumed.
+    draft_model
+        A method of drafting and the head for it that the user named; empty for the published one.
     """
 
     model: str
@@ -104,6 +106,7 @@ class Served:
     gpu: str = ""
     replicas: int = 1
     route: str = ""
+    draft_model: tuple[str, str] = ("", "")
 
     @property
     def drafts(self) -> int:
@@ -203,6 +206,7 @@ def serve_costs(
         host=d.host,
         layers=d.model.layers,
         gpu=d.hardware.name,
+        draft_model=d.draft_model,
         nodes=-(-d.gpus // d.domain),
         max_model_len=rules.max_model_len
         or round_up_length(costs.longest, min(held, d.model.max_context)),
@@ -258,6 +262,7 @@ def serve_prediction(prediction: "Prediction", utilisation: float) -> Served:
         host=d.host,
         layers=d.model.layers,
         gpu=d.hardware.name,
+        draft_model=d.draft_model,
         nodes=-(-d.gpus // d.domain),
         max_model_len=min(prediction.prompt + prediction.generate, d.model.max_context),
         cache_tokens=batch * (prediction.prompt + prediction.generate),

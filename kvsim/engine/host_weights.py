@@ -111,6 +111,7 @@ def _on_gpu(
         called, popularity = m.experts_active / m.experts, deployment.stack.sums.popularity
         size = size - expert_weights(deployment) * left_idle(called, point.tokens, popularity)
     load = ops.copy("load_host_weights", "h2d", share * size, kernel="copy", after=previous)
+    load = replace(load, fixed=share * size * _staging(deployment))
     scaled = [
         replace(
             op,
@@ -123,3 +124,15 @@ def _on_gpu(
     ]
     first = replace(scaled[0], after=(*scaled[0].after, "load_host_weights"))
     return [load, first, *scaled[1:]]
+
+
+def _staging(deployment: Deployment) -> float:
+    """How much longer than over the link alone copies of memory take that is not pinned. [s/B]
+
+    The driver copies it through a pinned buffer of its own, whose rate the host sets, not the link.
+    """
+    stack = deployment.stack
+    if not stack.offload.pageable:
+        return 0.0
+    linked = 1.0 / (deployment.bandwidth["h2d"] * stack.kernel("copy").memory)
+    return max(0.0, 1.0 / stack.offload.pageable - linked)

@@ -196,7 +196,7 @@ def evidence_for(
     wider *= 1.0 if plain else WIDER["spread"]
     wider *= WIDER["version"] if deployment.stack.unmeasured else 1.0
     wider *= 1.0 if formats else WIDER["weights"]
-    wider *= WIDER["host"] if _assumes_host(deployment) else 1.0
+    wider *= WIDER["host"] if _assumes_host(deployment, kind) else 1.0
     wider *= 1.0 if engine in {e.engine for e in shipped()} else WIDER["engine"]
     # without rows of a technique, its error is that of full KV and its own gain's
     like = _mechanisms(deployment, "full", kind, load) if unmeasured else asked_of
@@ -218,10 +218,16 @@ def evidence_for(
     return KnownError(nearest, words, low, high, all(same), gap)
 
 
-def _assumes_host(deployment: Deployment) -> bool:
-    """Whether weights are in the memory of a host whose speed is assumed."""
+def _assumes_host(deployment: Deployment, kind: str) -> bool:
+    """Whether weights are in the memory of a host whose speed is assumed.
+
+    Its memory's speed may be known; that of its arithmetic, which prompts take if the CPU computes
+    them, is known of no host.
+    """
     source = deployment.hardware.sources.get("dram.bandwidth_Bps", "")
-    return bool(deployment.host) and "assumed" in source
+    way, streams = deployment.host.way, deployment.stack.offload.stream > 0
+    computed = kind == "prefill" and (way == "cpu" or (way == "auto" and not streams))
+    return bool(deployment.host) and (computed or "assumed" in source)
 
 
 @cache

@@ -178,6 +178,7 @@ class Deployment:
     dp: int = 1
     ep: int = 1
     host: HostLayers = field(default=HostLayers(), kw_only=True)
+    draft_model: tuple[str, str] = field(default=("", ""), kw_only=True)  # method, checkpoint
 
     def __post_init__(self) -> None:
         if self.weights == RELEASED:

@@ -110,6 +110,8 @@ class OffloadRuntime:
     store_layer: bool = False  # every step copies a layer's whole cache back to the host
     stream: float = 0.0  # tokens of a pass from which on weights in host memory are copied to the
     # GPU and not computed by the CPU (0: never) [tokens]
+    pageable: float = 0.0  # most at which such weights are copied to the GPU where they are
+    # mapped from their file, and so not pinned (0: pinned) [B/s]
     second_socket: float = 0.0  # share of each further socket's bandwidth that is used
     resident_layers: int = 0  # first layers whose cache stays on the GPU
     tile_sync: bool = False  # the whole device synchronises after every layer and tile

@@ -24,7 +24,7 @@ LINK_NAMES = ("hbm", "dram", "h2d", "d2h", "link")
 TENSOR_PEAK = ("compute.sm", "compute.clock_Hz", "compute.tensor_FLOP_per_clock_sm")
 """What the fp16 rate is checked against."""
 
-UNIT_SUFFIX = re.compile("_(s|B|tokens)$")
+UNIT_SUFFIX = re.compile("_(s|B|Bps|tokens)$")
 """Units that the keys of a stack carry and its fields do not."""
 
 HARDWARE_FILE = Schema(
@@ -118,6 +118,7 @@ STACK_NUMBERS: Mapping[str, Number] = {
     "offload.layer_s": NON_NEGATIVE,
     "offload.overlap": SHARE_NUMBER,
     "offload.stream_tokens": NON_NEGATIVE,
+    "offload.pageable_Bps": NON_NEGATIVE,
     "offload.second_socket": SHARE_NUMBER,
     "offload.resident_layers": WHOLE_NUMBER,
     "offload.tile_s": NON_NEGATIVE,

@@ -29,6 +29,7 @@ from kvsim.quality.evidence import Evidence, evidence
 from kvsim.quality.measured import QualityRun
 from kvsim.techniques import TECHNIQUES, parse
 from kvsim.techniques.acceptance import load_summaries
+from kvsim.techniques.heads import HEADS, lacks_head
 from kvsim.techniques.papers.cache import FORMATS
 from kvsim.techniques.papers.kvpr import Place
 from kvsim.techniques.technique import Technique, compose
@@ -175,8 +176,6 @@ NEEDS_DRAFTER = (
     "lookahead",
 )  # fmt: skip
 """Techniques whose drafts come from weights trained for one model, or from text that repeats."""
-
-HEADS = ("eagle3", "p-eagle", "dflash")  # that were published for the models they were measured on
 
 
 @frozen
@@ -328,14 +327,26 @@ class Admission:
         Prediction modules come with some models, and heads were published and measured for some;
         all else the user has to name or to measure.
         """
-        if technique.name == "mtp":
+        if lacks_head(technique, deployment):
+            return False
+        if technique.name in ("mtp", deployment.draft_model[0]):
             return not technique.drafting.lacks(deployment.model)
         if technique.name not in NEEDS_DRAFTER or technique.name in self.only:
             return True
         if any(parse(found.technique).name == technique.name for found in self.accepted):
             return True
-        name, model = technique.name, deployment.model.name
-        return name in HEADS and any((s.method, s.model) == (name, model) for s in load_summaries())
+        asked = (technique.name, deployment.model.name)
+        return asked[0] in HEADS and any((s.method, s.model) == asked for s in load_summaries())
+
+    def describe_refusals(self, deployment: Deployment) -> str:
+        """Why none of the techniques runs on a deployment; empty if one does."""
+        refused = [
+            (t.name, t.refuses_released(deployment) or lacks_head(t, deployment))
+            for t in self.candidates()
+        ]
+        if not all(reason for _, reason in refused):
+            return ""
+        return " and ".join(f"{name} cannot run here: {reason}" for name, reason in refused[:2])
 
     def _worth(self, technique: Technique) -> bool:
         """Whether the placement programme leaves anything to these settings.

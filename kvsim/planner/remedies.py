@@ -154,9 +154,8 @@ def describe_obstacle(question: ServiceQuestion) -> str:
         if known and FULL not in {t.name for t in q.admission.candidates()}:
             return too_lossy(q, known)
         d = q.deployment
-        refused = [(t.name, t.refuses_released(d)) for t in q.admission.candidates()]
-        if refused and all(reason for _, reason in refused):
-            return " and ".join(f"{name} cannot run here: {reason}" for name, reason in refused[:2])
+        if refused := q.admission.describe_refusals(d):
+            return refused
         tried = ServiceSearch(question).table(q).table.evidence
         harmful = [found for found in tried if q.admission.harm(found) > KNOWN_BAD]
         if harmful and FULL not in {t.name for t in q.admission.candidates()}:

@@ -462,8 +462,9 @@ def explain_no_plan(question: Question, search: TableSearch) -> NoPlanError:
     """Why there is no plan, the smallest relaxation of each limit, and what meets all of them."""
     table, limits = search.table, question.limits
     if not table.technique:
-        hint = "; see `kvsim techniques`"
-        text = f"no technique can run this model, batch and hardware{hint}"
+        text = question.admission.describe_refusals(question.deployment) or (
+            "no technique can run this model, batch and hardware; see `kvsim techniques`"
+        )
         return NoPlanError(text, {}, list(find_remedies(question)))
     allowed = (table.columns["loss"] <= limits.loss) & (table.columns["assumed"] <= limits.assumed)
     if not allowed.any():

@@ -50,6 +50,7 @@ from kvsim.report.suitability import OFFLOAD_NOTE, describe_engines, describe_qu
 from kvsim.report.table import Column, Table, quantity_columns, text_column
 from kvsim.report.terminal import BLANK, Heading, Items
 from kvsim.serving.servable import why_refused
+from kvsim.techniques.heads import lacks_head
 from kvsim.techniques.papers.full import Full
 from kvsim.techniques.technique import NEEDS_KERNEL, Technique, compose
 
@@ -256,6 +257,9 @@ def _notes(prediction: Prediction) -> Iterator[str]:
         float(prediction.batch[0]), prediction.prompt, prediction.generate, prediction.generate - 1
     )
     yield from prediction.technique.notes(d, last)
+    lacking = lacks_head(prediction.technique, d)
+    if lacking:
+        yield lacking
     if prediction.technique.assumes:
         yield f"the speed of {prediction.technique.name} assumes {prediction.technique.assumes}"
 

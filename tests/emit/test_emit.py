@@ -58,7 +58,7 @@ def test_every_flag_has_a_meaning_and_a_source() -> None:
 @pytest.mark.parametrize("engine", WRITERS)
 @pytest.mark.parametrize("technique", [name for name in TECHNIQUES if name != "full"])
 def test_only_flags_of_the_list_are_written(engine: str, technique: str) -> None:
-    found = emit(engine, served(technique, host_cache=32 * GIB))
+    found = emit(engine, served(technique, host_cache=32 * GIB, draft_model=(technique, "me/head")))
     known = {f.name for name in (engine, "vllm") for f in read_flags()[name].values()}
     assert set(OPTION.findall(found.text)) <= known
     assert {f.name for f in found.flags} <= known
@@ -98,8 +98,11 @@ def test_heads_are_named_where_one_is_published(engine: str) -> None:
     other = emit(engine, served("eagle3", model="meta-llama/Llama-3.1-8B"))
     assert "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B" in other.text
     assert any("trained for meta-llama/Llama-3.1-8B-Instruct" in what for what in other.missing)
-    unknown = emit(engine, served("eagle3"))
-    assert any("in place of DRAFT_MODEL" in what for what in unknown.missing)
+    unknown = emit(engine, served("eagle3"))  # an engine does not start without one
+    assert "spec" not in unknown.text
+    assert any("--draft-model eagle3=NAME" in what for what in unknown.missing)
+    own = emit(engine, served("eagle3", draft_model=("eagle3", "me/head")))
+    assert "me/head" in own.text and not own.missing
 
 
 @pytest.mark.parametrize(
@@ -116,8 +119,8 @@ def test_heads_of_other_methods_are_named(
 ) -> None:
     found = emit(engine, served(technique, model=model))
     assert head in found.text
-    assert not [what for what in found.missing if "DRAFT_MODEL" in what]
-    assert "DRAFT_MODEL" in emit(engine, served(technique, model="Qwen/Qwen3-0.6B")).text
+    assert not [what for what in found.missing if "--draft-model" in what]
+    assert "spec" not in emit(engine, served(technique, model="Qwen/Qwen3-0.6B")).text
 
 
 def test_looked_up_drafts_match_one_token_or_more() -> None:
@@ -127,12 +130,15 @@ def test_looked_up_drafts_match_one_token_or_more() -> None:
 
 
 def test_trees_of_drafts_are_written_where_an_engine_has_them() -> None:
-    tree = served("eagle3:width=4,verify=16")
+    tree = served("eagle3:width=4,verify=16", draft_model=("eagle3", "me/head"))
     assert "--speculative-eagle-topk 4 " in emit("sglang", tree).text.replace("\n", "")
     assert "--speculative-num-draft-tokens 16" in emit("sglang", tree).text
     for engine in ("vllm", "trtllm"):
         assert any("trees of drafts" in what for what in emit(engine, tree).missing), engine
-    assert '"parallel_drafting": true' in emit("vllm", served("p-eagle")).text
+    assert (
+        '"parallel_drafting": true'
+        in emit("vllm", served("p-eagle", model="openai/gpt-oss-20b")).text
+    )
 
 
 def test_vllm_is_the_golden_one() -> None:
@@ -259,7 +265,9 @@ def test_drafts_that_sglang_refuses_are_said() -> None:
         ("eagle", stages, True), ("eagle", copies, False), ("ngram", copies, True),
         ("ngram", Parallelism(2), False), ("full", stages, False),
     ):  # fmt: skip
-        missing = " ".join(emit("sglang", served(technique, spread=spread)).missing)
+        missing = " ".join(
+            emit("sglang", served(technique, spread=spread, model="Qwen/Qwen3-8B")).missing
+        )
         assert ("SGLang refuses" in missing) == said, (technique, spread)
 
 

@@ -5,6 +5,7 @@ import json
 import os
 import random
 import re
+import shlex
 import stat
 import subprocess
 from collections.abc import Mapping
@@ -119,7 +120,7 @@ def test_command_lines_of_kvsim_have_the_words_that_were_meant(tmp_path: Path) -
 def test_containers_have_the_words_that_were_meant() -> None:
     plain: list[str] = []
     for name in ("NAME", *names()):
-        asked = served("eagle:gamma=3", model=name, gpu="4090", apart=(2, 1))
+        asked = served("ngram:gamma=3,acceptance=0.5", model=name, gpu="4090", apart=(2, 1))
         found = [x for x in yaml.safe_load_all(emit("k8s", asked).text) if x]
         called = {x["metadata"]["name"] for x in found}
         assert len(called) == 2 and all(SERVICE.fullmatch(x) for x in called), called
@@ -149,8 +150,9 @@ def test_python_yaml_and_json_read_back_what_was_written() -> None:
         settings: dict[str, Setting | Mapping[str, Setting]] = {}
         settings |= {"model": name, "inner": {"draft": name, "share": 0.5, "used": True}}
         assert yaml.safe_load(write_yaml(settings)) == settings
-        lines = emit("vllm", served("eagle:gamma=3", model=name)).text
-        config = lines.rpartition("--speculative-config ")[2]
-        assert json.loads(config.strip("'"))["num_speculative_tokens"] == 3
+        lines = emit("vllm", served("eagle:gamma=3", model=name, draft_model=("eagle", name))).text
+        (config,) = shlex.split(lines.rpartition("--speculative-config ")[2])
+        wanted = {"method": "eagle3", "model": name, "num_speculative_tokens": 3}
+        assert json.loads(config) == wanted
     for word in ("true", "No", "null", "~", "1e3", "012", "", "y", "0x1f", "2026-11-23", "a: b"):
         assert yaml.safe_load(write_yaml({"x": word})) == {"x": word}

@@ -12,7 +12,7 @@ import pytest
 import kvsim
 from kvsim.engine.timeline import steady_seconds
 from kvsim.machines.deployment import Deployment, HostLayers
-from kvsim.machines.profiles import load_hardware, load_stack, with_host
+from kvsim.machines.profiles import load_hardware, load_stack, with_host, with_numbers
 from kvsim.models.configs import load_model
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point
@@ -109,3 +109,18 @@ def test_a_second_socket_counts_as_the_engine_uses_it() -> None:
     base = placed("qwen3-30b-a3b", experts=range(48))
     slow, quick = (replace(base, hardware=hardware).bandwidth["dram"] for hardware in (one, two))
     assert quick / slow == pytest.approx(1 + base.stack.offload.second_socket)
+
+
+@pytest.mark.parametrize("rate", [4e9, 16e9, 1e12])
+def test_prompts_copy_mapped_weights_at_the_slower_of_host_and_link(rate: float) -> None:
+    d = placed("qwen3-30b-a3b", experts=range(48))
+    pinned, mapped = (
+        predicted(replace(d, stack=with_numbers(d.stack, {"offload.pageable_Bps": x})), 4096)
+        for x in (0.0, rate)
+    )
+    (size,) = {float(np.sum(p.buffers["host"]["weights of host layers"])) for p in (pinned, mapped)}
+    link = d.bandwidth["h2d"] * d.stack.kernel("copy").memory
+    passes = -(-4096 // d.stack.time.prompt_pass)
+    longer = passes * size * max(0.0, 1 / rate - 1 / link)
+    assert mapped.ttft_s - pinned.ttft_s == pytest.approx(longer, rel=0.02, abs=1e-9)
+    assert mapped.tpot_s == pinned.tpot_s  # which the CPU computes

@@ -347,7 +347,7 @@ def test_impossible_requests() -> None:
         planned(deployment("llama2-7b", "a6000"), objective="speed")
     with pytest.raises(InputError, match="kcache-64g has no price"):
         planned(deployment("llama2-7b", "kcache-64g"), objective="cost")
-    with pytest.raises(InfeasibleError, match="no technique can run this"):
+    with pytest.raises(InfeasibleError, match="kcache cannot run here: keys and values"):
         planned(deployment("deepseek-v2-lite", "a6000"), [parse("kcache")])
     with pytest.raises(InfeasibleError, match="no lossless technique can run here; --lossy admits"):
         planned(deployment("llama2-7b", "a6000"), [parse("h2o")])

@@ -56,8 +56,11 @@ CASES: dict[str, dict[str, Case]] = {
         "max_loss": ("0.2", "--only kivi"),
         "quality": ("QUALITY", "--only kivi --max-loss 0.3"), "emit": ("vllm", ""),
         "trace": ("sample:code", SAMPLE), "acceptance": ("0.6", "--only ngram"),
+        "draft_model": ("eagle3=me/head", "--only eagle3 --acceptance 0.8"),
     },
-    "predict": {"concurrency": ("4", "")},
+    "predict": {
+        "concurrency": ("4", ""), "draft_model": ("eagle3=me/head", "--technique eagle3"),
+    },
     "plan": {
         "total_gpus": ("4", ""), "nodes": ("4", "--model llama2-70b --total-gpus 16"),
         "offline": ("", ""), "jobs": ("900", "--offline"), "rate": ("9", SAMPLE),
