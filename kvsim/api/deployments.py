@@ -318,9 +318,10 @@ def build_deployments(inputs: Inputs) -> "list[Deployment]":
     """
     from kvsim.machines.deployment import WEIGHT_FORMATS
 
-    one = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "weights": RELEASED}
-    bases = [build_deployment(inputs, gpu=name, **one) for name in inputs.gpu]
     formats = inputs.weights
+    given = RELEASED not in formats and formats[0] in WEIGHT_FORMATS
+    one = {"tp": 1, "pp": 1, "dp": 1, "ep": 1, "weights": formats[0] if given else RELEASED}
+    bases = [build_deployment(inputs, gpu=name, **one) for name in inputs.gpu]
     if formats == ["auto"]:
         formats = _released_and_narrower(bases)
     for name in formats:
@@ -334,7 +335,8 @@ def build_deployments(inputs: Inputs) -> "list[Deployment]":
     found, problem = [], None
     for base, form, n, (pp, dp, ep) in product(bases, formats, sizes, degrees):
         try:
-            found.append(replace(base, weights=form, tp=n, pp=pp, dp=dp, ep=ep))
+            weights = base.weights if form == RELEASED else form  # an Ollama tag has its own
+            found.append(replace(base, weights=weights, tp=n, pp=pp, dp=dp, ep=ep))
         except InputError as error:
             if len(degrees) == 1:
                 raise
