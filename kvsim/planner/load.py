@@ -357,6 +357,7 @@ class RateSearch:
         self,
         costs: StepCosts,
         guess: float,
+        slower: Slower,
         replicas: int = 1,
         step: float = RATE_STEP,
         least: float = 0.0,
@@ -372,6 +373,8 @@ class RateSearch:
             Times of passes.
         guess
             Where to begin the search, for one replica. [1/s]
+        slower
+            How much longer passes may take than predicted.
         replicas
             Equal engines that serve.
         step
@@ -379,7 +382,6 @@ class RateSearch:
         least
             The least rate of one replica that is of interest; None if it carries less. [1/s]
         """
-        slower = known_factors(costs.deployment, costs.technique, self.asked.sure)
         rate = self.largest(slower.apply(costs), guess, step, least)
         if not rate:
             return None

@@ -431,7 +431,10 @@ class ServiceSearch:
         if known is None or not known.reaches(costs):
             most = BUDGETS[-1] * c.deployment.lanes if known else 0  # others are then asked for too
             wide = replace(costs, rules=replace(rules, max_tokens=max(most, rules.max_tokens)))
-            known = wide.with_density(ROUGH_DENSITY, work=False) if rough else wide.times_alone()
+            if rough:
+                known = wide.with_density(ROUGH_DENSITY, work=False)
+            else:
+                known = wide.times_alone(known)
             self._costs[key] = known
         return costs.sharing(known)
 
@@ -457,7 +460,9 @@ class ServiceSearch:
             return None
         each, replicas = value_of_rate(self.q, c.deployment), self.q.replicas(c.deployment)
         least = least / each if each else 0.0
-        found = self.rates.carried(costs, guess or SATURATED * c.guess, replicas, step, least)
+        slower = self.slower(c.question, c.technique)
+        begin = guess or SATURATED * c.guess
+        found = self.rates.carried(costs, begin, slower, replicas, step, least)
         if found is None:
             return None
         value = found.each_per_s * each
@@ -573,7 +578,7 @@ class ServiceSearch:
             return None
         choice = self._tuned(self._simplest(near))
         choice = replace(choice, carried=self.rates.typical(choice.carried))
-        others = [o for c in lossy if (o := self.play(c, self._tokens(choice))) is not None]
+        others = [o for c in lossy if (o := self._play_against(choice, c)) is not None]
         same = choice.candidate
         rivals = [o for o in (*near, *behind) if o.candidate is not same]
         return ServicePlan(
@@ -588,6 +593,14 @@ class ServiceSearch:
             [] if self.q.total_gpus else self._missing(admitted, [*near, *behind]),
             self.rates.replicas_for(choice.carried) if self.q.load.per_s else 0,
         )
+
+    def _play_against(self, choice: PlayedOption, candidate: Candidate) -> PlayedOption | None:
+        """A candidate under the choice's limits; None where even a rough rate is too far behind."""
+        c, tokens, least = candidate, self._tokens(choice), choice.value / (1 + ROUGH_ERROR)
+        rough = len(self.q.deployments) > 1 and self.q.objective != "latency"
+        if rough and self.play(c, tokens, rough=True, least=least) is None:
+            return None
+        return self.play(c, tokens)
 
     def _missing(self, tried: list[Candidate], played: list[PlayedOption]) -> list[Deployment]:
         """Deployments with nothing that fits in memory, or nothing that keeps the targets."""

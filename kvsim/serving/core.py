@@ -151,7 +151,7 @@ def type_of(value: object) -> types.Type:
     """
     if isinstance(value, np.ndarray):
         assert value.flags.c_contiguous, "compiled code takes rows that lie one behind the other"
-        return Array(_stored_type(value.dtype), value.ndim)
+        return _array_type(value.dtype, value.ndim)
     if isinstance(value, np.void):
         return _stored_type(value.dtype)
     if not isinstance(value, tuple):
@@ -161,6 +161,11 @@ def type_of(value: object) -> types.Type:
         fields[name] = Field(offset, type_of(part), not isinstance(part, np.ndarray | np.void))
         offset += WORD * len(_words(part))
     return Block(type(value).__name__, fields, offset)
+
+
+@cache
+def _array_type(dtype: np.dtype[np.generic], ndim: int) -> types.Type:
+    return Array(_stored_type(dtype), ndim)
 
 
 @cache  # reading a structured dtype takes longer than a short run

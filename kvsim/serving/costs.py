@@ -554,9 +554,20 @@ class StepCosts(ReplicaMemory):
         object.__setattr__(costs, "_origin", self)
         return costs
 
-    def times_alone(self) -> "StepCosts":
-        """Return the same costs without the use of resources, which takes longer than the times."""
-        return self._changed(make_tables(self.passes, self._refined, self.room, work=False))
+    def times_alone(self, before: "StepCosts | None" = None) -> "StepCosts":
+        """Return the same costs without the use of resources, which takes longer than the times.
+
+        Parameters
+        ----------
+        before : what this returned for the same passes in steps of other sizes; rounds of as many
+            sequences over contexts as long are taken from its tables.
+        """
+        mine = self.rules.max_seqs, self.longest
+        if before is None or mine != (before.rules.max_seqs, before.longest):
+            return self._changed(make_tables(self.passes, self._refined, self.room, work=False))
+        known, start = before.tables, self._nodes(DENSITY)
+        nodes = refine(start, self.passes, GOOD / 2, known.nodes.contexts)
+        return self._changed(make_tables(self.passes, nodes, self.room, False, known.seconds))
 
     def with_fewer(self, max_seqs: int) -> "StepCosts":
         """Return the same costs for at most as many sequences; the tables stay as they are.

@@ -138,7 +138,7 @@ def spread(most: float, per_octave: int) -> Array:
     return np.unique(np.concatenate([[0.0], geometric]))
 
 
-def refine(nodes: Nodes, passes: Passes, good: float) -> Nodes:
+def refine(nodes: Nodes, passes: Passes, good: float, contexts: Array | None = None) -> Nodes:
     """Add contexts, parts and starts where straight lines between the nodes are off.
 
     The cost of techniques that work in blocks rises in steps, and budgets make kinks.
@@ -148,6 +148,7 @@ def refine(nodes: Nodes, passes: Passes, good: float) -> Nodes:
     nodes : nodes to begin with.
     passes : predictions of the engine.
     good : relative error up to which a line is good enough.
+    contexts : nodes of contexts, where they are known already. (c,) [tokens]
 
     Returns
     -------
@@ -157,8 +158,10 @@ def refine(nodes: Nodes, passes: Passes, good: float) -> Nodes:
     batches = np.unique(np.round(np.geomspace(1, nodes.batches[-1], PROBES)))[:, None]
     few = np.unique(np.round(np.geomspace(1, nodes.chunks[-1], PROBES)))[:, None]
     early = np.unique(np.round(np.linspace(0, nodes.starts[-1], PROBES)))[:, None]
+    if contexts is None:
+        contexts = _bisected(nodes.contexts, lambda x: passes.round(batches, x), good)
     return nodes._replace(
-        contexts=_bisected(nodes.contexts, lambda x: passes.round(batches, x), good),
+        contexts=contexts,
         chunks=_bisected(nodes.chunks, lambda x: passes.prompt(x, early), good),
         starts=_bisected(nodes.starts, lambda x: passes.prompt(few, x), good),
     )
@@ -192,13 +195,14 @@ def _bisected(nodes: Array, values: Callable[[Array], Array], good: float) -> Ar
     return known
 
 
-def tabulate(passes: Passes, nodes: Nodes) -> PerNode:
+def tabulate(passes: Passes, nodes: Nodes, known: PerNode | None = None) -> PerNode:
     """Evaluate passes at every node.
 
     Parameters
     ----------
     passes : predictions of the engine, with the measure that counts them.
     nodes : the nodes.
+    known : the same at equal nodes of batches and contexts, whose rounds are taken.
 
     Returns
     -------
@@ -210,19 +214,25 @@ def tabulate(passes: Passes, nodes: Nodes) -> PerNode:
     alone = passes.prompt(nodes.chunks[:, None], nodes.starts[None, :])
     shared = np.interp(nodes.chunks, nodes.tokens, token + routed)[:, None]
     shared = shared + passes.head(np.ones(1))
-    rounds = _rounds(passes, nodes.batches[1:], nodes.contexts)
-    beside = np.zeros_like(rounds)
-    if passes.deployment.stack.kernel("prompt").walk:
-        beside = _rounds(passes, nodes.batches[1:], nodes.contexts, beside=True) - rounds
+    rounds, beside = _all_rounds(passes, nodes) if known is None else (known.round, known.beside)
     return PerNode(
         round=rounds,
-        beside=np.maximum(beside, 0.0),
+        beside=beside,
         token=token,
         head=head,
         chunk=np.maximum(alone - shared, 0.0),
         between=passes.predecoding(nodes.contexts),
         routed=routed,
     )
+
+
+def _all_rounds(passes: Passes, nodes: Nodes) -> tuple[Array, Array]:
+    """Rounds at every node, and what they take longer beside a part of a prompt."""
+    alone = _rounds(passes, nodes.batches[1:], nodes.contexts)
+    if not passes.deployment.stack.kernel("prompt").walk:
+        return alone, np.zeros_like(alone)
+    both = _rounds(passes, nodes.batches[1:], nodes.contexts, beside=True)
+    return alone, np.maximum(both - alone, 0.0)
 
 
 def _rounds(passes: Passes, batch: Array, contexts: Array, beside: bool = False) -> Array:
@@ -247,16 +257,20 @@ def _work_of(resource: str) -> Measure:
     return Measure(of_step, of_step, of_op)
 
 
-def make_tables(passes: Passes, nodes: Nodes, room: Room, work: bool = True) -> Tables:
+def make_tables(
+    passes: Passes, nodes: Nodes, room: Room, work: bool = True, known: PerNode | None = None
+) -> Tables:
     """Times and work at the nodes, and memory.
 
     Parameters
     ----------
     work : whether the use of resources is wanted besides the time.
+    known : times at equal nodes of batches and contexts, whose rounds are taken if there is no work.
     """
     d = passes.deployment
     measures = [TIME_MEASURE, *map(_work_of, COST_RESOURCES if work else ())]
-    measured = [tabulate(replace(passes, measure=each), nodes) for each in measures]
+    known = None if work else known
+    measured = [tabulate(replace(passes, measure=each), nodes, known) for each in measures]
     return Tables(
         nodes=nodes,
         below=NodeBelow(*(_index_nodes(getattr(nodes, axis)) for axis in NodeBelow._fields)),

@@ -48,7 +48,7 @@ def test_what_only_one_technique_was_asked_for_and_cannot_run_says_why() -> None
 def test_times_of_the_choice_are_means_over_draws_at_the_same_rate() -> None:
     found = plan(gpu="l40s", only="full")
     one, search = found.choice.carried, RateSearch(found.question.load, found.question.asked)
-    again = search.carried(one.costs, one.each_per_s)
+    again = search.carried(one.costs, one.each_per_s, one.slower)
     assert again is not None
     typical = search.typical(replace(again, each_per_s=one.each_per_s))
     assert typical.ttft == pytest.approx(one.ttft, rel=0.02) != pytest.approx(again.ttft, rel=1e-6)
