@@ -375,8 +375,8 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
         Opt("jobs", parse_amount, "N",
                "Also print the hours and the price for N requests, such as 1M.",
                "plan", range=Range(1, 10**9, "requests"), needs={"plan": "offline"}),
-        Opt("rate", parse_number, "X", "Multiply the arrival rate by X, such as 0.25 for one of "
-               "four replicas.", "plan|simulate|capacity|traces generate",
+        Opt("rate", parse_rate, "X", "Factor on the trace's rate, such as 4x (see --scale).",
+               "plan|simulate|capacity|traces generate",
                range=real(1e-6, 1e6, "requests/s, or a factor"), needs={"plan": "trace"},
                at={"simulate": {"parse": several(parse_rate), "metavar": "R,..",
                                 "help": "Requests per second; with a trace, a factor such as "
@@ -384,7 +384,7 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
                    "capacity": {"parse": parse_rate, "metavar": "R", "also": ("--req-s",),
                                 "help": "Requests per second; with a trace, a factor such as "
                                         "0.25x (see --scale)."},
-                   "traces generate": {"metavar": "PER_S",
+                   "traces generate": {"parse": parse_number, "metavar": "PER_S",
                                        "help": "Mean requests per second; with --like, by "
                                                "default the trace's."}}),
         Opt("req_s", several(parse_number), "R,..",
@@ -393,7 +393,8 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
                "simulate", excludes={"simulate": "rate"}),
         Opt("scale", parse_text, "clients|clock",
                "Multiply, by a trace's --rate 2x, its clients over the same time or its clock.",
-               SERVING, default="clients", needs=dict.fromkeys(SERVING.split(), "trace")),
+               f"plan {SERVING}", default="clients",
+               needs={"plan": "rate"} | dict.fromkeys(SERVING.split(), "trace")),
         Opt("users", parse_count, "N",
                "Clients that each wait for an answer, think, and send the next request.",
                SERVING, range=Range(1, 10**6, "users"),

@@ -292,8 +292,10 @@ def _fit_load_tests(inputs: Inputs) -> "Row":
 def _percents(off: "Array") -> str:
     import numpy as np
 
-    median, p90 = (100 * float(np.quantile(off, q)) for q in (0.5, 0.9))
-    return f"{median:.2g} % (median) and {p90:.2g} % (90th percentile)"
+    from kvsim.report.units import format_number
+
+    median, p90 = (format_number(100 * float(np.quantile(off, q)), 2) for q in (0.5, 0.9))
+    return f"{median} % (median) and {p90} % (90th percentile)"
 
 
 def _measure_machine(inputs: Inputs) -> "Result[Row]":

@@ -11,6 +11,7 @@ from kvsim.api.deployments import (
     largest_loss,
 )
 from kvsim.api.engines import check_engines, write_settings
+from kvsim.api.traffic import ServedRequests, read_scale
 from kvsim.console import print_note
 from kvsim.errors import InputError
 from kvsim.options import ENGINE_SHARE, HOST_SHARE, Inputs, takes_options
@@ -152,7 +153,6 @@ def read_load(inputs: Inputs, model: "Model") -> "Load":
     found = load(inputs.trace)
     for note in found.notes:
         print_note(note)
-    rate = 1.0 if inputs.rate is None else inputs.rate
     reuse = "prefixes found as the trace repeats them"
     reuse = reuse if found.requests.block_ids is not None else "no prefix reuse"
     words, most = f"requests of {inputs.trace}, {reuse}", inputs.max_model_len or 0
@@ -161,7 +161,11 @@ def read_load(inputs: Inputs, model: "Model") -> "Load":
         requests, left_out = within_context(requests, model, most)
     if left_out:
         words += f", {describe_left_out(left_out, model, most)}"
-    return load_of_trace(requests.scaled(rate), words, left_out)
+    asked = None
+    if inputs.rate is not None and len(requests):
+        clock = read_scale(inputs) == "clock"
+        asked = ServedRequests(requests, inputs.trace, (), clock=clock).at_rate(inputs.rate)
+    return load_of_trace(requests, words, left_out, asked)
 
 
 def describe_load(inputs: Inputs, prompt: "TokenLengths", equal: bool) -> str:

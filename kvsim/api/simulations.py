@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
 from kvsim.api.cost import announce_cost
 from kvsim.api.deployments import build_deployment
-from kvsim.api.traffic import MOST_REQUESTS, ServedRequests, read_traffic
+from kvsim.api.traffic import ServedRequests, read_traffic
 from kvsim.console import ProgressLine, print_note, print_once
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.files import check_target, make_folder
@@ -409,6 +409,8 @@ def find_value(
         start = case[key] or (traffic.workload.rate if traffic.workload is not None else 1.0)
         least, most = start / 1024, start * 1024
         if not drawn and not traffic.clock and key == "rate":
+            from kvsim.traces.resample import MOST_REQUESTS
+
             least = max(least, min(start, FEW_REQUESTS / len(traffic.requests)))
             most = max(start, min(most, MOST_REQUESTS / len(traffic.requests)))
         return Sought(key, start, least, most, False)

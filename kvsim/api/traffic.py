@@ -1,4 +1,4 @@
-"""What `simulate` and `capacity` serve: a trace, or traffic that options describe."""
+"""What `plan`, `simulate` and `capacity` serve: a trace, or traffic that options describe."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 SECONDS_PER_TOKEN = 0.03
 """About how long users wait for a token; it only sets how many requests each user sends. [s]"""
 
-
-MOST_REQUESTS = 20_000_000
-"""Requests of a trace with more clients, as many as fit in memory."""
 
 SCALES = ("clients", "clock")
 """What a factor on a trace's rate multiplies."""
@@ -83,14 +80,15 @@ class ServedRequests:
         InputError
             For more requests than anyone would play.
         """
-        from kvsim.traces.resample import scale_clients
+        from kvsim.traces.resample import MOST_REQUESTS, scale_clients
 
         if self.workload is None and self.clock:
             return self.requests.scaled(rate)
         if self.workload is None:
             if rate * len(self.requests) > MOST_REQUESTS:
+                count = rate * len(self.requests)
                 raise InputError(
-                    f"--rate {rate:g}x: {rate * len(self.requests):.2g} requests; expected at most "
+                    f"--rate {rate:g}x: {count:,.0f} requests; expected at most "
                     f"{MOST_REQUESTS:,}; --scale clock plays the same requests faster"
                 )
             print_once(
@@ -127,8 +125,7 @@ def read_traffic(inputs: Inputs) -> ServedRequests:
     """
     from kvsim.traces.read import load
 
-    if inputs.scale not in SCALES:
-        raise InputError(f"--scale: got {inputs.scale[:40]!r}; expected {' or '.join(SCALES)}")
+    scale = read_scale(inputs)
     if inputs.trace is None:
         return _draw(inputs)
     given = inputs.given
@@ -142,8 +139,21 @@ def read_traffic(inputs: Inputs) -> ServedRequests:
             f"--rate {rates[0]}: with a trace, a factor; written {rates[0]}x it cannot be taken "
             "for requests per second"
         )
-    clock = inputs.scale == SCALES[1]
+    clock = scale == SCALES[1]
     return ServedRequests(found.requests, inputs.trace, tuple(notes), clock=clock)
+
+
+def read_scale(inputs: Inputs) -> str:
+    """Return what a factor on a trace's rate multiplies, one of ``SCALES``.
+
+    Raises
+    ------
+    InputError
+        If it is neither.
+    """
+    if inputs.scale not in SCALES:
+        raise InputError(f"--scale: got {inputs.scale[:40]!r}; expected {' or '.join(SCALES)}")
+    return str(inputs.scale)
 
 
 def _draw(inputs: Inputs) -> ServedRequests:

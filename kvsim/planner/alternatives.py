@@ -220,8 +220,9 @@ def describe_cost(other: Prediction, chosen: Prediction) -> str:
 def format_seconds(seconds: float) -> str:
     """A time with the unit that people would say."""
     if seconds < 1:
-        return f"{seconds * 1e3:.3g} ms"
-    return f"{seconds:.3g} s" if seconds < 120 else f"{seconds / 60:.3g} min"
+        return f"{format_number(seconds * 1e3)} ms"
+    minutes = f"{format_number(seconds / 60)} min"
+    return f"{format_number(seconds)} s" if seconds < 120 else minutes
 
 
 def best_runnable(question: Question, search: TableSearch, chosen: int) -> Prediction | None:

@@ -61,6 +61,8 @@ class Load:
         The rate that is to be carried, a trace's own; 0 where the largest is asked for. [1/s]
     left_out
         Requests of the trace that no engine takes because they exceed the context.
+    asked
+        What is to be carried where that is a trace with more or fewer clients.
     """
 
     requests: Requests
@@ -68,6 +70,7 @@ class Load:
     traffic: DrawnTraffic | None = None
     per_s: float = 0.0
     left_out: int = 0
+    asked: Requests | None = None
 
     def at(self, per_s: float) -> Requests:
         """The same requests at a mean rate; conversations, whose turns wait, as many more. [1/s]"""
@@ -115,7 +118,9 @@ def draw_load(traffic: DrawnTraffic, words: str, count: int = ARRIVALS, seed: in
     return Load(hour.draw(seed), words, hour)
 
 
-def load_of_trace(requests: Requests, words: str, left_out: int = 0) -> Load:
+def load_of_trace(
+    requests: Requests, words: str, left_out: int = 0, asked: Requests | None = None
+) -> Load:
     """A trace's requests as if one arrived a second on average.
 
     Parameters
@@ -126,6 +131,8 @@ def load_of_trace(requests: Requests, words: str, left_out: int = 0) -> Load:
         What answers call it.
     left_out
         Requests of the trace that are not among them.
+    asked
+        What is to be carried; the requests at their own rate if None.
 
     Raises
     ------
@@ -135,7 +142,8 @@ def load_of_trace(requests: Requests, words: str, left_out: int = 0) -> Load:
     if not len(requests):
         raise InputError("--trace: no requests; expected at least one")
     rate = trace_rate(requests)
-    return Load(requests.scaled(1 / rate), words, per_s=rate, left_out=left_out)
+    per_s = rate if asked is None else trace_rate(asked)
+    return Load(requests.scaled(1 / rate), words, None, per_s, left_out, asked)
 
 
 def trace_rate(requests: Requests) -> float:
@@ -440,7 +448,8 @@ class RateSearch:
         found
             What one of them carries.
         """
-        costs, requests = found.slower.apply(found.costs), self.load.at(self.load.per_s)
+        costs, load = found.slower.apply(found.costs), self.load
+        requests = load.at(load.per_s) if load.asked is None else load.asked
 
         def meets(count: int) -> bool:
             self.plays += 1

@@ -16,6 +16,7 @@ from kvsim.errors import InfeasibleError, InputError
 from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import hardware_names, load_hardware
+from kvsim.planner.alternatives import format_number
 from kvsim.planner.layouts import list_layouts
 from kvsim.planner.load import IDLE, Carried, Load, ServiceLevel, known_factors
 from kvsim.planner.question import (
@@ -132,7 +133,8 @@ def explain_no_service(
     text = f"no plan meets the targets: {why}"
     if remedies:
         text += ". These changes would meet them: " + "; ".join(
-            f"{r.option} ({r.carried.per_s:.3g} requests/s{_on_gpus(r.carried)})" for r in remedies
+            f"{r.option} ({format_number(r.carried.per_s)} requests/s{_on_gpus(r.carried)})"
+            for r in remedies
         )
     return NoServiceError(text, remedies, q.deployment)
 
@@ -163,12 +165,11 @@ def describe_obstacle(question: ServiceQuestion) -> str:
             admits = "" if mildest.unknown else f"; {needed_option(mildest)} admits it"
             return f"all named techniques may lose more than --lossy admits{admits} ({mildest})"
         need = f"a sequence of {question.load.longest:,} tokens does not fit"
-        weights = full_weights(d)
-        gib = f"{q.limits.gpu_memory / GIB:.3g} GiB are usable"
+        weights, size = full_weights(d), format_number(full_weights(d) / GIB)
+        gib = f"{format_number(q.limits.gpu_memory / GIB)} GiB are usable"
         if weights >= q.limits.gpu_memory:
-            size = f"{weights / GIB:.3g} GiB per GPU"
-            return f"the {d.weights} weights of {d.model.name} need {size}, and {gib}"
-        return f"{need} next to {weights / GIB:.3g} GiB of {d.weights} weights per GPU ({gib})"
+            return f"the {d.weights} weights of {d.model.name} need {size} GiB per GPU, and {gib}"
+        return f"{need} next to {size} GiB of {d.weights} weights per GPU ({gib})"
     found = []
     for name, value in least.items():
         limit = getattr(question.asked, name)
@@ -424,8 +425,8 @@ CHANGES: Mapping[str, Change] = {
 }
 CHANGED_TOGETHER = (
     ("times",), ("weights",), ("loss",), ("gpus",),
-    ("weights", "times"), ("weights", "loss"), ("weights", "gpus"), ("gpus", "times"),
-    ("weights", "gpus", "times"),
+    ("weights", "times"), ("loss", "times"), ("weights", "loss"), ("weights", "loss", "times"),
+    ("weights", "gpus"), ("gpus", "times"), ("weights", "gpus", "times"),
 )  # fmt: skip
 """Limits that are freed together, after those that are freed alone."""
 
@@ -501,4 +502,5 @@ def round_up(seconds: float) -> float:
 
 def show_time(seconds: float) -> str:
     """A time as options take it."""
-    return f"{seconds:.3g}s" if seconds >= 1 else f"{1e3 * seconds:.3g}ms"
+    value, unit = (seconds, "s") if seconds >= 1 else (1e3 * seconds, "ms")
+    return format_number(value).replace(",", "") + unit

@@ -208,8 +208,8 @@ def make_table_result(fields: Row, out: str, command: str = "") -> Result[Row]:
 
 
 def _format_errors(row: Row) -> str:
-    median, p90 = 100 * row["median_error"], 100 * row["p90_error"]
-    return f"{median:.2g} % (median) and {p90:.2g} % (90th percentile)"
+    median, p90 = (format_number(100 * row[f"{k}_error"], 2) for k in ("median", "p90"))
+    return f"{median} % (median) and {p90} % (90th percentile)"
 
 
 def _list_numbers(numbers: Mapping[str, Row]) -> list[str]:

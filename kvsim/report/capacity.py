@@ -221,11 +221,13 @@ def _demand_note(answer: CapacityAnswer) -> str:
     total = demand.rate.sum(axis=1)
     if not answer.question.traffic.requests.duration:
         return "All requests come at once."
+    each = f"{format_number(60 * demand.hours[0], 3)} minutes"
+    mean, most = format_number(total.mean(), 3), format_number(total.max(), 3)
     if len(total) == 1:
-        return f"{total[0]:.3g} requests per second over {60 * demand.hours[0]:.3g} minutes."
+        return f"{mean} requests per second over {each}."
     return (
-        f"{total.mean():.3g} requests per second on average, {total.max():.3g} in the busiest of "
-        f"{len(total)} windows of {60 * demand.hours[0]:.3g} minutes."
+        f"{mean} requests per second on average, {most} in the busiest of "
+        f"{len(total)} windows of {each}."
     )
 
 
@@ -271,7 +273,7 @@ def describe_fleet(answer: CapacityAnswer) -> str:
     tabled = f"Rent the {some.sum()} replicas of {(some > 0).sum()} kinds in the table: {paid}"
     who = describe_slower(answer.played, answer.targets, name_replicas(answer))
     sure, safer = _describe_likelihood(answer)
-    what = f"the trace's {rate:.3g} requests per second"
+    what = f"the trace's {format_number(rate, 3)} requests per second"
     if not q.traffic.requests.duration:
         what = "the trace, which arrives all at once,"
     does = f"In simulation it {meets}{part} {what} with {times}."

@@ -193,7 +193,8 @@ def _ledger(deployment: Deployment, technique: str, load: str) -> list[str]:
         if e is not None:
             of = (f"{name_holdout(e)} times of {e.engine}", e.technique, found.gap)
             where = "other GPUs" if e.device == ANY else e.device
-            told = f"{e.rows:,} {name}s on {where} (median error {100 * e.median:.2g} %)"
+            error = units.format_number(100 * e.median, 2)
+            told = f"{e.rows:,} {name}s on {where} (median error {error} %)"
             about.setdefault(of, []).append(told)
     last = next(reversed(about), None)
     for (rows, name, gap), runs in about.items():

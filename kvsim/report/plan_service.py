@@ -168,7 +168,7 @@ def make_empty_result(none: NoServiceError, command: str = "") -> Result[NoServi
     answer = Answer(
         verdict=verdict(["No plan meets the targets.", first]),
         changes=[
-            f"`{row['command']}`: {row['requests_per_s']:.3g} requests/s"
+            f"`{row['command']}`: {units.format_number(row['requests_per_s'], 3)} requests/s"
             + (f"; {row['caution']}" if row["caution"] else "")
             for row in remedies
         ],
@@ -176,7 +176,7 @@ def make_empty_result(none: NoServiceError, command: str = "") -> Result[NoServi
     fields = {"answer": answer.row(), "choice": None, "reason": str(none), "advice": remedies}
     columns = [
         text_column("change", "option"),
-        Column("requests/s", "requests_per_s", lambda rate: f"{rate:.3g}"),
+        Column("requests/s", "requests_per_s", lambda rate: units.format_number(rate, 3)),
         *_time_columns(),
     ]
     title = names.describe_deployment(none.deployment)
@@ -303,9 +303,9 @@ def _trace(plan: ServicePlan) -> str:
         return ""
     share = plan.choice.carried.each_per_s / rate
     if not plan.replicas:
-        return f"That is {share:.2g} times the trace's rate."
+        return f"That is {units.format_number(share, 2)} times the trace's rate."
     if plan.replicas == 1:
-        return f"One replica serves {share:.2g} times the trace's rate."
+        return f"One replica serves {units.format_number(share, 2)} times the trace's rate."
     return f"{plan.replicas} such replicas serve the trace."
 
 
@@ -521,5 +521,5 @@ def _write_settings(row: Row) -> str:
 
 def _curve_table(rows: Sequence[Row]) -> Table:
     kept = Column("kept", "kept_share", units.percent)
-    rate = Column("requests/s", "requests_per_s", lambda rate: f"{rate:.3g}")
+    rate = Column("requests/s", "requests_per_s", lambda rate: units.format_number(rate, 3))
     return Table([rate, kept, *_time_columns()], rows)

@@ -14,7 +14,7 @@ from kvsim.report.json import Row
 from kvsim.report.result import Result
 from kvsim.report.table import Table, cells_table
 from kvsim.report.terminal import Heading
-from kvsim.report.units import DASH, rounded
+from kvsim.report.units import DASH, format_number, rounded
 from kvsim.validate.runner import Unit
 from kvsim.validate.session.state import SessionState
 from kvsim.validate.session.work import profile_of
@@ -131,8 +131,9 @@ def describe_errors(state: SessionState, units: Sequence[Unit]) -> str:
     said = []
     for key in TIME_KEYS:
         off = [abs(_error(m)) for _, one, _ in timed for m in one["measured"] if m["name"] == key]
-        middle, most = (100 * float(n) for n in np.quantile(off, (0.5, 0.9)))
-        said.append(f"{key[:4].upper()} {middle:.2g} % (median) and {most:.2g} % (90th percentile)")
+        quantiles = np.quantile(off, (0.5, 0.9)).tolist()
+        middle, most = (format_number(100 * n, 2) for n in quantiles)
+        said.append(f"{key[:4].upper()} {middle} % (median) and {most} % (90th percentile)")
     techniques = {name.partition(":")[0] for name, _, _ in timed}
     models = {_model(point["model"], point["layers"]) for point in found.values()}
     return (
@@ -383,7 +384,8 @@ def _order(found: Found) -> str:
         for a, b in combinations(some, 2)
         if abs(a[0] - b[0]) > NEAR * min(a[0], b[0])
     ]
-    said = f"TPOT is predicted within {100 * off:.2g} % at the median of {len(every)} points"
+    within = f"within {format_number(100 * off, 2)} %"
+    said = f"TPOT is predicted {within} at the median of {len(every)} points"
     if pairs:
         said += f", and the order is right in {sum(pairs)} of {len(pairs)} pairs that differ by "
         said += f"more than {100 * NEAR:.0f} %"

@@ -37,7 +37,8 @@ def format_number(value: float, digits: int = 4) -> str:
     digits
         Significant digits; numbers of more digits before the point are written in full.
     """
-    return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:.{digits}g}"
+    whole = abs(value) >= 10**digits - 0.5  # or would be rounded to it
+    return f"{value:,.0f}" if whole else f"{value:.{digits}g}"
 
 
 def rounded(value: float, digits: int) -> str:

@@ -265,7 +265,7 @@ def make_tables(
     Parameters
     ----------
     work : whether the use of resources is wanted besides the time.
-    known : times at equal nodes of batches and contexts, whose rounds are taken if there is no work.
+    known : times at equal nodes of batches and contexts, whose rounds are taken without work.
     """
     d = passes.deployment
     measures = [TIME_MEASURE, *map(_work_of, COST_RESOURCES if work else ())]

@@ -31,6 +31,7 @@ from kvsim.techniques import parse
 from kvsim.techniques.technique import Technique
 from kvsim.traces.read import load
 from kvsim.traces.requests import Requests
+from kvsim.traces.resample import MOST_REQUESTS, scale_clients
 from kvsim.version import __version__
 
 
@@ -421,6 +422,24 @@ def plan_case(case: Case) -> Columns:
     }
 
 
+def scale_trace(case: Case) -> Requests:
+    """The trace of a case with ``rate`` times its clients, as ``kvsim simulate`` has it.
+
+    Raises
+    ------
+    InputError
+        Where none of its requests is left, or there are more than anyone would play.
+    """
+    assert case.requests is not None
+    rate, count = case.number("rate"), len(case.requests)
+    if rate * count > MOST_REQUESTS:
+        raise InputError(f"rate {rate:g}: over {MOST_REQUESTS:,} requests; give a smaller one")
+    some = scale_clients(case.requests, rate)[0]
+    if not len(some):
+        raise InputError(f"rate {rate:g}: leaves none of {count:,} requests; give a larger one")
+    return some
+
+
 def simulate_case(case: Case) -> Columns:
     """Simulate one case: a trace on equal replicas.
 
@@ -439,10 +458,8 @@ def simulate_case(case: Case) -> Columns:
     from kvsim.serving.rules import Rules
     from kvsim.serving.simulate import simulate
 
-    assert case.requests is not None
-    requests = case.requests.scaled(case.number("rate"))
     try:
-        d = case.deployment()
+        d, requests = case.deployment(), scale_trace(case)
         technique, rules = parse(str(case.values["technique"])), Rules().scale_to(d)
         costs = StepCosts.for_requests(technique, d, rules, requests)
         run = simulate(requests, costs, int(case.values["replicas"]), str(case.values["route"]))
@@ -482,8 +499,10 @@ def find_fleet(case: Case) -> Columns:
     from kvsim.serving.rules import Rules
     from kvsim.serving.servable import within_context
 
-    assert case.requests is not None
-    requests = case.requests.scaled(case.number("rate"))
+    try:
+        requests = scale_trace(case)
+    except InputError as error:
+        return no_answer("capacity", str(error))
     rentable, problem = [], ""
     for i, hardware in enumerate(case.hardware):
         for tp in GPUS_PER_REPLICA:

@@ -18,6 +18,7 @@ from kvsim.traces.requests import Floats, Integers, Requests
 
 TRACE_BLOCKS = 24  # enough to differ, and each long enough to keep queues and bursts
 SHORTEST_BLOCK, LONGEST_BLOCK = 20.0, 900.0  # [s]
+MOST_REQUESTS = 20_000_000  # of a trace with more clients, as many as fit in memory
 NEARBY = 0.25  # of the trace's duration that a block may come from on either side
 GOLDEN = (5**0.5 - 1) / 2  # multiples of it fill an interval most evenly
 

@@ -88,7 +88,7 @@ class Arrivals(ABC):
         expected = span * rate
         if max(expected, requests or 0) > MAX_DRAWN:
             raise InputError(
-                f"{expected:.3g} requests; expected at most {MAX_DRAWN:,}; lower the rate or "
+                f"{expected:,.0f} requests; expected at most {MAX_DRAWN:,}; lower the rate or "
                 "the duration"
             )
         margin = 10.0  # standard deviations; a second try is next to never needed

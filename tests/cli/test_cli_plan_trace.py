@@ -12,7 +12,7 @@ BASE = ("plan", "--model", "llama3-8b", "--gpu", "a6000", "--trace", "sample:cha
 
 def test_a_trace_gets_a_plan_and_the_replicas_that_carry_it(tmp_path: Path) -> None:
     page = tmp_path / "plan.html"
-    done = run(*BASE, "--ttft", "3s", "--tpot", "100ms", "--rate", "4", "--report", str(page))
+    done = run(*BASE, "--ttft", "3s", "--tpot", "100ms", "--rate", "4x", "--report", str(page))
     assert done.code == 0, done.err
     assert max(len(line) for line in done.out.splitlines()) <= 100
     assert "replicas serve the trace" in " ".join(done.out.split())
@@ -20,12 +20,12 @@ def test_a_trace_gets_a_plan_and_the_replicas_that_carry_it(tmp_path: Path) -> N
 
 
 def test_the_replicas_are_the_fewest_that_simulate_finds() -> None:
-    asked = (*BASE, "--ttft", "3s", "--tpot", "100ms", "--rate", "4", "--sure", "0.5")
+    asked = (*BASE, "--ttft", "3s", "--tpot", "100ms", "--rate", "4x", "--sure", "0.5")
     answer = answer_in(run(*asked, "--json").out)
     count, choice = answer["load"]["trace_replicas"], answer["choice"]
     shares = [
         answer_in(run(
-            "simulate", *BASE[1:], "--rate", "4x", "--scale", "clock",
+            "simulate", *BASE[1:], "--rate", "4x",
             "--technique", choice["technique"],
             "--max-tokens", str(choice["max_tokens"]), "--replicas", str(n), "--route",
             "least-loaded", "--ttft", "3s", "--tpot", "100ms", "--json",
