@@ -16,6 +16,8 @@ EAGLE3_HEADS: Mapping[str, str] = {
     "meta-llama/Llama-3.1-8B-Instruct": "yuhuili/EAGLE3-LLaMA3.1-Instruct-8B",
     "meta-llama/Llama-3.3-70B-Instruct": "yuhuili/EAGLE3-LLaMA3.3-Instruct-70B",
     "meta-llama/Llama-4-Maverick-17B-128E-Instruct": "nvidia/Llama-4-Maverick-17B-128E-Eagle3",
+    "moonshotai/Kimi-K2-Instruct": "AQ-MedAI/Kimi-K2-Instruct-eagle3",
+    "openai/gpt-oss-20b": "RedHatAI/gpt-oss-20b-speculator.eagle3",
     "openai/gpt-oss-120b": "nvidia/gpt-oss-120b-Eagle3",
     "Qwen/Qwen3-1.7B": "AngelSlim/Qwen3-1.7B_eagle3",
     "Qwen/Qwen3-4B": "AngelSlim/Qwen3-4B_eagle3",
