@@ -63,7 +63,10 @@ def build_deployment(inputs: Inputs, **instead: object) -> "Deployment":
         hardware = replace(hardware, host_memory=host, sources=given)
     spread = (value(name, 1) for name in ("tp", "pp", "dp", "ep"))
     refuse_other_format(inputs)
-    model, stack = load_model(value("model", None)), load_stack(value("stack", None))
+    model, stack = (
+        load_model(value("model", None)),
+        load_stack(str(instead.get("stack", name_stack(inputs)))),
+    )
     layers, weights = host_layers(inputs, model), value("weights", None)
     tag = str(value("model", ""))
     if _is_default_quantised(tag, model) and stack.weights.gguf and weights == RELEASED:
@@ -74,6 +77,25 @@ def build_deployment(inputs: Inputs, **instead: object) -> "Deployment":
     return _with_room(
         found if drafter is None else replace(found, draft_model=read_draft_model(drafter))
     )
+
+
+def name_stack(inputs: Inputs) -> str:
+    """Name the software stack that predicts.
+
+    Returns
+    -------
+    str
+        That of ``--stack``; without it the engine of ``--engine``, or llama.cpp where options of
+        its keep weights in host memory.
+    """
+    from kvsim.planner.question import ENGINES
+
+    given, engine = inputs.given, getattr(inputs, "engine", None)
+    if "stack" in given:
+        return str(inputs.stack)
+    if any(name in given for name in ("n_cpu_moe", "n_gpu_layers", "override_tensor")):
+        return "llamacpp"
+    return str(engine if engine in ENGINES else inputs.stack)
 
 
 def _is_default_quantised(tag: str, model: "Model") -> bool:

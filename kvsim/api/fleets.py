@@ -8,13 +8,13 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from kvsim.api.cost import announce_cost
-from kvsim.api.deployments import build_admission, build_deployment, largest_loss
+from kvsim.api.deployments import build_admission, build_deployment, largest_loss, name_stack
 from kvsim.api.engines import check_engines, write_settings
 from kvsim.api.traffic import ServedRequests, read_traffic
 from kvsim.console import print_note, print_progress
 from kvsim.errors import InfeasibleError, InputError, unknown
 from kvsim.inputs import parse_count, parse_words
-from kvsim.machines.hardware import GIB
+from kvsim.machines.hardware import DEFAULT_STACK, GIB
 from kvsim.options import Inputs, command_line, options_of, takes_options
 
 if TYPE_CHECKING:
@@ -93,8 +93,10 @@ def _write_play(inputs: Inputs, answer: "CapacityAnswer") -> str:
     known -= set() if rules.nvme_cache else {"nvme_read", "nvme_write"}
     known -= set() if x.apart else {"nic"}
     kept = {k: v for k, v in inputs.given.items() if k in known and not isinstance(v, list)}
+    stack = name_stack(inputs)
     played = {
         **kept,
+        **({"stack": stack} if stack != DEFAULT_STACK else {}),
         "gpu": x.gpu,
         **spread,
         "weights": d.weights,

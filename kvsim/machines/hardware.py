@@ -192,9 +192,9 @@ class WorkingMemory:
 
 GIB = 2.0**30  # [B]
 
-DEFAULT_STACK = "vllm"
 NODE = 8  # GPUs that an NVSwitch joins, if a profile does not say
 RELEASED = "released"  # --weights in the format of the model's published checkpoint
+DEFAULT_STACK = "vllm"
 """The stack of an answer that names none: vLLM as measured on the card, on a card near it, or with
 typical numbers. On cards left out of its fits it is half as far off as ``fused``."""
 

@@ -142,6 +142,8 @@ def engine_refusal(engine: str, deployment: Deployment) -> str:
     nvidia = {"flexgen": "FlexGen", "trtllm": "TensorRT-LLM"}
     if deployment.weights in GGUF_TYPES and engine not in ("llamacpp", "vllm"):
         return f"{engine} does not read GGUF files, which have {deployment.weights} weights"
+    if deployment.host and engine != "llamacpp":
+        return f"{engine} does not compute with weights in host memory as llama.cpp does"
     if (apple or amd) and engine in nvidia:
         return f"{nvidia[engine]} runs on NVIDIA GPUs only, not on {hardware.name}"
     if engine == "trtllm" and "bf16" not in hardware.flops:

@@ -6,7 +6,7 @@ options that ask for it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import field, replace
+from dataclasses import asdict, field, replace
 from itertools import product
 from math import ceil, floor, log10
 
@@ -145,12 +145,13 @@ def _on_gpus(found: Carried) -> str:
 
 def describe_obstacle(question: ServiceQuestion) -> str:
     """What stands in the way on the first deployment on which anything fits."""
-    q, *others = question.deployments
-    least, where = idle_times(question, q), ""
-    for other in others if least is None else ():
-        if other.deployment.weights != q.deployment.weights and not where:
-            least = idle_times(question, other)
-            where = f" with {other.deployment.weights} weights" if least is not None else ""
+    q = question.deployments[0]
+    least, where = None, ""
+    for other in question.deployments:
+        least = idle_times(question, other)
+        if least is not None:
+            where = _differing(q.deployment, other.deployment)
+            break
     if least is None:
         known = list(ServiceSearch(question).candidates(q))
         if known and FULL not in {t.name for t in q.admission.candidates()}:
@@ -168,7 +169,9 @@ def describe_obstacle(question: ServiceQuestion) -> str:
         weights, size = full_weights(d), format_number(full_weights(d) / GIB)
         gib = f"{format_number(q.limits.gpu_memory / GIB)} GiB are usable"
         if weights >= q.limits.gpu_memory:
-            return f"the {d.weights} weights of {d.model.name} need {size} GiB per GPU, and {gib}"
+            text = f"the {d.weights} weights of {d.model.name} need {size} GiB per GPU, and {gib}"
+            hosted = d.model.experts and not q.admission.engine and "host" not in d.stack.kernels
+            return f"{text} (--engine llamacpp keeps experts in host memory)" if hosted else text
         return f"{need} next to {size} GiB of {d.weights} weights per GPU ({gib})"
     found = []
     for name, value in least.items():
@@ -182,6 +185,14 @@ def describe_obstacle(question: ServiceQuestion) -> str:
     if found and sure > 0.5:
         found[-1] += f" (with a margin for {100 * sure:g} % probability)"
     return "; ".join(found) or "both targets cannot be met together, even at light load"
+
+
+def _differing(first: Deployment, other: Deployment) -> str:
+    """In what another deployment differs from the first: its weights and its layout."""
+    parts = [f"{other.weights} weights"] if other.weights != first.weights else []
+    mine, its = asdict(first.parallelism), asdict(other.parallelism)
+    parts += [f"--{k} {its[k]}" for k in its if its[k] != mine[k]]
+    return f" with {' '.join(parts)}" if parts else ""
 
 
 def too_lossy(where: Question, known: list[Candidate]) -> str:

@@ -10,6 +10,8 @@ from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.graph import Array, Point
 from kvsim.machines.deployment import Deployment, HostLayers
+from kvsim.machines.hardware import RELEASED
+from kvsim.machines.profiles import load_stack
 from kvsim.options import ENGINE_SHARE
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import (
@@ -178,15 +180,20 @@ def remedies(prediction: Prediction) -> Iterator[Remedy]:
                 yield Remedy(f"--{kind} {value}", found)
                 break
     if d.model.experts and not d.host:
-        found = _try_change(prediction, host=HostLayers(frozenset(range(d.model.layers))))
+        found = _try_change(
+            prediction,
+            stack=load_stack("llamacpp"),  # whose CPU multiplies by the experts
+            host=HostLayers(frozenset(range(d.model.layers))),
+            weights=RELEASED if d.weights == d.model.released else d.weights,
+        )
         if found is not None:
-            yield Remedy("--n-cpu-moe all", found)
+            yield Remedy("--stack llamacpp --n-cpu-moe all", found)
 
 
 def _try_change(prediction: Prediction, **change: object) -> Prediction | None:
     """The prediction with a change of the deployment, if it can run and fits."""
     d = prediction.deployment
-    if "weights" in change and (
+    if change.get("weights") in ADVISED_WEIGHTS and (
         d.weights != "fp16" or (change["weights"] == "fp8" and "fp8" not in d.hardware.flops)
     ):
         return None

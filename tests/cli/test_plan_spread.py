@@ -38,3 +38,20 @@ def test_what_cannot_be_built_is_refused_by_its_option(degrees: dict[str, str], 
     with pytest.raises(InputError) as error:
         asked(**degrees)
     assert said in str(error.value) and "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "family"),
+    [
+        ({}, "vllm"),
+        ({"engine": "sglang"}, "sglang"),
+        ({"engine": "hf"}, "hf-sdpa"),
+        ({"engine": "sglang", "stack": "vllm"}, "vllm"),
+        ({"model": "qwen3-30b-a3b", "n_cpu_moe": "all"}, "llamacpp"),
+    ],
+)
+def test_the_stack_is_that_of_the_engine_unless_named(
+    given: dict[str, object], family: str
+) -> None:
+    (found,) = build_deployments(Inputs("plan", {"model": "llama3-8b", "gpu": "l40s"} | given))
+    assert found.stack.family == family

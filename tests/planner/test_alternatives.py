@@ -431,7 +431,9 @@ def test_an_engine_that_is_asked_for_is_the_one_whose_command_is_given_once() ->
     point = ("plan", "--model", "llama3-8b", "--gpu", "l40s", "--engine", "sglang")
     told = " ".join(run(*point).out.split())
     assert "SGLang: python -m sglang" in told and "vllm serve" not in told
-    assert "`--stack sglang` predicts SGLang's" in told
+    assert "stack sglang" in told and "predicts SGLang's" not in told
+    apart = " ".join(run(*point, "--stack", "vllm").out.split())
+    assert "`--stack sglang` predicts SGLang's" in apart
     pasted = " ".join(run(*point, "--emit", "sglang").out.split())
     assert pasted.count("--max-running-requests") == 2  # in the verdict, and to paste
 
