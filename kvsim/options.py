@@ -539,7 +539,7 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
         Opt("without", parse_words, "A,B", "Exclude these techniques.", PLANNED),
         Opt("research", parse_flag, "", "Also consider techniques that no engine runs yet.", "plan",
                default=False, excludes={"plan": "offline engine"}),
-        Opt("engine", parse_text, "NAME", "Consider only what this engine runs, and predict its times.",
+        Opt("engine", parse_text, "NAME", "Consider only what this engine runs, with its times.",
                f"{PLANNED} calibrate", needs={"calibrate": "from_ops from_serving"},
                at={"calibrate": {"help": "Use the rows of this engine."}}),
         Opt("lossy", parse_flag, "", "Also consider techniques with an unknown loss of quality.",

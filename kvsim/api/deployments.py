@@ -63,10 +63,8 @@ def build_deployment(inputs: Inputs, **instead: object) -> "Deployment":
         hardware = replace(hardware, host_memory=host, sources=given)
     spread = (value(name, 1) for name in ("tp", "pp", "dp", "ep"))
     refuse_other_format(inputs)
-    model, stack = (
-        load_model(value("model", None)),
-        load_stack(str(instead.get("stack", name_stack(inputs)))),
-    )
+    model = load_model(value("model", None))
+    stack = load_stack(str(instead.get("stack") or name_stack(inputs)))
     layers, weights = host_layers(inputs, model), value("weights", None)
     tag = str(value("model", ""))
     if _is_default_quantised(tag, model) and stack.weights.gguf and weights == RELEASED:
