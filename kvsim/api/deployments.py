@@ -70,6 +70,9 @@ def build_deployment(inputs: Inputs, **instead: object) -> "Deployment":
     if _is_default_quantised(tag, model) and stack.weights.gguf and weights == RELEASED:
         weights = OLLAMA_FORMAT
         print_once(f"{tag} is taken as {weights.upper()}, Ollama's default; --weights sets another")
+    if str(weights).lower() == "fp8" and model.released == "fp8-block":
+        weights = model.released
+        print_once(f"{model.name}'s checkpoint is {weights}, which --weights fp8 is taken as")
     found = Deployment(model, hardware, stack, weights, *spread, host=layers)
     drafter = value("draft_model", None)
     return _with_room(
@@ -392,10 +395,10 @@ def build_layouts(inputs: Inputs) -> "list[Deployment]":
 
 def _released_and_narrower(bases: "list[Deployment]") -> list[str]:
     """The released format of a model, and those to compare with it that every card can run."""
-    released = bases[0].weights
-    fp8 = all("fp8" in base.hardware.flops for base in bases)
-    below = {"fp16": ["fp8", "int8", "int4"] if fp8 else ["int8", "int4"]}
-    return [released, *below.get(released, ["int4"] if released.startswith("fp8") else [])]
+    from kvsim.planner.question import narrower_formats
+
+    able = [narrower_formats(base) for base in bases]
+    return [bases[0].weights, *(name for name in able[0] if all(name in some for some in able))]
 
 
 def build_admission(inputs: Inputs) -> "Admission":

@@ -162,11 +162,12 @@ def _name_drafter(s: Served, settings: EngineSettings, drafting: str) -> str:
     method, own = s.draft_model
     if method == drafting:
         return own
-    head, tuned = find_head(drafting, s.model)
+    base = s.base or s.model
+    head, tuned = find_head(drafting, base)
     if not head:
-        settings.lack(f"{drafting}, left out above: {no_head(drafting, s.model)}")
-    elif tuned != s.model:
-        settings.lack(f"a head of {s.model}: this one was trained for {tuned}, so serve that")
+        settings.lack(f"{drafting}, left out above: {no_head(drafting, base)}")
+    elif tuned != base:
+        settings.lack(f"a head of {base}: this one was trained for {tuned}, so serve that")
     return head
 
 

@@ -39,7 +39,9 @@ class Served:
     Attributes
     ----------
     model
-        Name at Hugging Face, or path.
+        Name at Hugging Face, or path, of the checkpoint to load.
+    base
+        The same of the model as it is published, for which heads are trained.
     weights
         Format of the weights, in the notation of ``--weights``.
     released
@@ -107,6 +109,7 @@ class Served:
     replicas: int = 1
     route: str = ""
     draft_model: tuple[str, str] = ("", "")
+    base: str = ""
 
     @property
     def drafts(self) -> int:
@@ -201,7 +204,8 @@ def serve_costs(
         model=_model(d),
         technique=costs.technique,
         weights=d.weights,
-        released=d.weights == d.model.released,
+        base=d.model.repository or d.model.name,
+        released=bool(d.model.checkpoint(d.weights)),
         spread=d.parallelism,
         host=d.host,
         layers=d.model.layers,
@@ -257,7 +261,8 @@ def serve_prediction(prediction: "Prediction", utilisation: float) -> Served:
         model=_model(d),
         technique=prediction.technique,
         weights=d.weights,
-        released=d.weights == d.model.released,
+        base=d.model.repository or d.model.name,
+        released=bool(d.model.checkpoint(d.weights)),
         spread=d.parallelism,
         host=d.host,
         layers=d.model.layers,
@@ -291,8 +296,8 @@ def _model(deployment: Deployment) -> str:
     Where it has to be quantised first, a placeholder that says so.
     """
     d, name = deployment, deployment.model.name
-    full = d.model.repository or name
-    if d.weights in CHECKPOINTS and d.weights != d.model.released:
+    published, full = d.model.checkpoint(d.weights), d.model.repository or name
+    if d.weights in CHECKPOINTS and not published:
         form = d.weights.upper().replace("-", "_")
         return f"{form}_CHECKPOINT_OF_{full.rpartition('/')[2]}"
-    return full
+    return published or full

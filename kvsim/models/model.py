@@ -185,6 +185,20 @@ class Model:
     repository: str = ""  # at Hugging Face, for engines to load; empty if it is not known
     notes: tuple[str, ...] = ()  # assumptions made while reading the configuration
 
+    def checkpoint(self, weights: str) -> str:
+        """Name the published checkpoint with weights in a format; empty where none is known.
+
+        Parameters
+        ----------
+        weights
+            As ``--weights`` names them. Qwen publishes most models of its third generation with a
+            scale per block of fp8 weights too, as https://huggingface.co/Qwen/Qwen3-8B-FP8.
+        """
+        if weights == self.released:
+            return self.repository or self.name
+        qwen3 = self.repository.startswith("Qwen/Qwen3") and "Base" not in self.repository
+        return f"{self.repository}-FP8" if qwen3 and weights == "fp8-block" else ""
+
     @cached_property
     def layers(self) -> int:
         """Number of decoder layers."""

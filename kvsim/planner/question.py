@@ -454,8 +454,10 @@ def narrower_formats(deployment: Deployment) -> list[str]:
     deployment
         The model with its weights as they are.
     """
-    own, now = PUBLISHED.get(deployment.model.family), deployment.weights
-    every = [*([own] if own else []), "fp8", "int8", "int4"]
+    model, now = deployment.model, deployment.weights
+    own = PUBLISHED.get(model.family)
+    eight = "fp8-block" if model.experts and model.checkpoint("fp8-block") else "fp8"
+    every = list(dict.fromkeys([*([own] if own else []), eight, "int8", "int4"]))
     if now != "fp16":
         every = ["int4"] if now.startswith("fp8") else []
     return [n for n in every if not n.startswith("fp8") or "fp8" in deployment.hardware.flops]

@@ -610,7 +610,11 @@ class ServiceSearch:
             q.deployment
             for q in self.q.deployments
             if id(q) in failed
-            or (self.plain(q) is None and all(c.needs for c in self.candidates(q)))
+            or (
+                not weights_lose(q)
+                and self.plain(q) is None
+                and all(c.needs for c in self.candidates(q))
+            )
         ]
 
     def _tokens(self, choice: PlayedOption) -> int:
@@ -677,6 +681,9 @@ class ServiceSearch:
         for found in search.solve():
             weights = weights_evidence(q.deployment.model, q.deployment.weights)
             known = combine([found.evidence, weights])
+            judged = known if q.admission.judges_weights else found.evidence
+            if q.admission.loss(judged) > q.limits.loss:
+                continue
             per_gpu = -found.goal if q.objective == "throughput" else 0.0
             p = per_gpu or float(search.predict(found).output_tok_s[0]) / q.deployment.gpus
             per_s = p * q.deployment.gpus / q.workload.generate

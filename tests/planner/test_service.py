@@ -12,8 +12,8 @@ from kvsim.planner.remedies import explain_choice, with_times
 from kvsim.planner.service import ServicePlan, ServiceSearch
 
 
-def plan(**asked: object) -> ServicePlan:
-    found = kvsim.plan(model="llama3.1-8b", **asked).found
+def plan(model: str = "llama3.1-8b", **asked: object) -> ServicePlan:
+    found = kvsim.plan(model=model, **asked).found
     assert isinstance(found, ServicePlan)
     return found
 
@@ -38,6 +38,17 @@ def test_a_loss_must_gain_more_than_a_few_percent() -> None:
     carried = {o.option.candidate.technique.exact: o.option.value for o in found.alternatives}
     exact = found.choice.candidate.technique.exact
     assert exact or found.choice.value > 1.03 * carried.get(True, 0.0)
+
+
+def test_compositions_and_weights_together_lose_no_more_than_is_admitted() -> None:
+    found = plan("qwen3-30b-a3b", gpu="h100", weights="auto", max_loss=0.02)
+    lost = {
+        o.option.candidate.evidence.column
+        for o in found.alternatives
+        if not o.option.candidate.needs
+    }
+    assert max({found.choice.candidate.evidence.column, *lost}) <= 0.02
+    assert found.choice.candidate.deployment.weights == "fp8-block"  # Qwen's FP8 checkpoint
 
 
 def test_what_only_one_technique_was_asked_for_and_cannot_run_says_why() -> None:
