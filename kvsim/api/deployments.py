@@ -91,7 +91,7 @@ def name_stack(inputs: Inputs) -> str:
     """
     from kvsim.planner.question import ENGINES
 
-    given, engine = inputs.given, getattr(inputs, "engine", None)
+    given, engine = inputs.given, str(getattr(inputs, "engine", None) or "").strip().lower()
     if "stack" in given:
         return str(inputs.stack)
     if any(name in given for name in ("n_cpu_moe", "n_gpu_layers", "override_tensor")):

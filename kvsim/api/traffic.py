@@ -139,8 +139,7 @@ def read_traffic(inputs: Inputs) -> ServedRequests:
             f"--rate {rates[0]}: with a trace, a factor; written {rates[0]}x it cannot be taken "
             "for requests per second"
         )
-    clock = scale == SCALES[1]
-    return ServedRequests(found.requests, inputs.trace, tuple(notes), clock=clock)
+    return ServedRequests(found.requests, inputs.trace, tuple(notes), clock=scale == "clock")
 
 
 def read_scale(inputs: Inputs) -> str:

@@ -24,7 +24,7 @@ from kvsim.emit.writing import (
 )
 from kvsim.errors import unknown
 from kvsim.machines.gguf import BASES
-from kvsim.models.configs import load_model
+from kvsim.models.configs import CHECKPOINT_OF, load_model
 from kvsim.techniques.axes.base import Term
 from kvsim.techniques.heads import find_head, no_head
 
@@ -171,9 +171,13 @@ def _name_drafter(s: Served, settings: EngineSettings, drafting: str) -> str:
     return head
 
 
-def _note_weights(s: Served, settings: EngineSettings) -> None:
-    if s.weights in CHECKPOINTS and not s.released:
-        settings.lack(CHECKPOINTS[s.weights])
+def _note_weights(s: Served, settings: EngineSettings, made: Iterable[str] = ()) -> None:
+    """Note the checkpoint to load, unless it is named or the engine makes its weights' format."""
+    if CHECKPOINT_OF in s.model or not (s.released or s.weights in ("fp16", *made)):
+        which = CHECKPOINTS.get(s.weights, f"a checkpoint with {s.weights} weights")
+        settings.lack(
+            f"{s.weights} weights: put the Hugging Face id or path of {which} in place of {s.model}"
+        )
 
 
 def _note_drives(s: Served, settings: EngineSettings) -> None:
@@ -273,7 +277,7 @@ def _vllm(s: Served, settings: EngineSettings, offloading: str = "native") -> st
         settings.add("--speculative-config", dumps(config))
     known = ("fp8", "cache", *VLLM_DRAFTS, *(("turboquant",) if turbo else ()))
     _note_technique(s, settings, known)
-    _note_weights(s, settings)
+    _note_weights(s, settings, FP8_WEIGHTS)
     return settings.command("vllm", "serve", write_path(s.model))
 
 
@@ -427,7 +431,7 @@ def _sglang(s: Served, settings: EngineSettings) -> str:
         settings.add("--disaggregation-transfer-backend", "nixl")
     _sglang_drafts(s, settings)
     _note_technique(s, settings, ("fp8", *SGLANG_DRAFTS))
-    _note_weights(s, settings)
+    _note_weights(s, settings, FP8_WEIGHTS)
     return settings.command("python", "-m", "sglang.launch_server")
 
 
@@ -502,8 +506,7 @@ def _trtllm(s: Served, settings: EngineSettings) -> str:
         cache["host_cache_size"] = int(s.host_cache / s.spread.gpus)
     file: dict[str, Setting | Mapping[str, Setting]] = {"kv_cache_config": cache}
     _note_technique(s, settings, ("fp8", *TRTLLM_DRAFTS))
-    if s.weights != "fp16" and not s.released:
-        settings.lack(f"{s.weights} weights: serve a checkpoint in that format")
+    _note_weights(s, settings)
     _note_drives(s, settings)
     for method in TRTLLM_DRAFTS.keys() & s.terms.keys():
         drafts = _trtllm_drafts(s, settings, method)

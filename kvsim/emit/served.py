@@ -9,6 +9,7 @@ from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment, HostLayers
 from kvsim.machines.hardware import GIB
 from kvsim.machines.parallel import Parallelism
+from kvsim.models.configs import stand_in
 from kvsim.prediction.memory import decode_point, held_beside, left_for_caches, weights_bytes
 from kvsim.serving.rules import Rules
 from kvsim.techniques.axes.base import Term
@@ -21,15 +22,15 @@ if TYPE_CHECKING:  # numba, which only simulated replicas need
 GB = 1e9
 PERCENT_ROUNDING = 1e-6  # of a percent: what floating point loses
 CHECKPOINTS = {
-    "fp8-block": "block-scaled fp8 weights: serve an FP8 checkpoint with scales per block",
-    "int8": "8-bit weights: serve a W8A16 checkpoint",
-    "int4": "4-bit weights: serve a GPTQ or AWQ checkpoint",
-    "awq": "4-bit weights: serve an AWQ checkpoint",
-    "int4-g32": "4-bit weights in groups of 32: serve a checkpoint quantised with that group size",
-    "mxfp4": "MXFP4 weights: serve an MXFP4 checkpoint",
-    "nvfp4": "NVFP4 weights: serve an NVFP4 checkpoint",
+    "fp8-block": "an FP8 checkpoint with scales per block",
+    "int8": "a W8A16 checkpoint",
+    "int4": "a GPTQ or AWQ checkpoint",
+    "awq": "an AWQ checkpoint",
+    "int4-g32": "a checkpoint quantised in groups of 32",
+    "mxfp4": "an MXFP4 checkpoint",
+    "nvfp4": "an NVFP4 checkpoint",
 }
-"""Formats of weights that no engine makes while it loads a model, and what to do about them."""
+"""Formats of weights that no engine makes while it loads a model, and what has them."""
 
 
 @frozen
@@ -298,6 +299,5 @@ def _model(deployment: Deployment) -> str:
     d, name = deployment, deployment.model.name
     published, full = d.model.checkpoint(d.weights), d.model.repository or name
     if d.weights in CHECKPOINTS and not published:
-        form = d.weights.upper().replace("-", "_")
-        return f"{form}_CHECKPOINT_OF_{full.rpartition('/')[2]}"
+        return stand_in(full, d.weights)
     return published or full

@@ -132,11 +132,30 @@ def load_model(name_or_path: str | Mapping[str, object]) -> Model:
 @cache  # what ships stays as it is while kvsim runs
 def _shipped_model(name: str, weights: str, repository: str) -> Model:
     model, own = read_model(catalogue_config(name), name, name), catalogue_entry(name)["hf_id"]
-    if not weights:
-        return replace(model, repository=repository or own)
-    form = weights.upper().replace("-", "_")
-    unnamed = f"{form}_CHECKPOINT_OF_{own.rpartition('/')[2]}"  # whose files engines need
-    return replace(model, released=weights, repository=repository or unnamed)
+    if weights not in ("", model.released):
+        repository = repository or stand_in(own, weights)
+    return replace(model, released=weights or model.released, repository=repository or own)
+
+
+CHECKPOINT_OF = "_CHECKPOINT_OF_"
+
+
+def stand_in(repository: str, weights: str) -> str:
+    """Return a word that stands for a checkpoint whose name is not known, as its place in commands.
+
+    Parameters
+    ----------
+    repository
+        Hugging Face id of the model in its published format.
+    weights
+        Format of the checkpoint's weights.
+
+    Examples
+    --------
+    >>> stand_in("Qwen/Qwen3-8B", "awq")
+    'AWQ_CHECKPOINT_OF_Qwen3-8B'
+    """
+    return f"{weights.upper().replace('-', '_')}{CHECKPOINT_OF}{repository.rpartition('/')[2]}"
 
 
 def read_config(name_or_path: str) -> tuple[Mapping[str, object], str, str]:

@@ -499,7 +499,7 @@ def _describe_single_point(row: Row, prediction: Prediction, changes: Sequence[s
         ]
         # engines have no pool of what is kept elsewhere
         limits = _limits(row, prediction)[-1 if row["host_bytes"] else 0 :]
-        return verdict(needed, [*limits, _note_max_batch(row)])
+        return verdict(needed, limits or [_note_max_batch(row)])
     needed = [
         f"{what} does not fit: it needs {describe_memory(row)}{_note_memory_size(row, prediction)}."
     ]
@@ -713,7 +713,7 @@ def _limits(row: Row, prediction: Prediction, several: bool = False) -> list[str
     beyond = f" by memory; the context is {most:,}" if longest + generate > most else ""
     pools = (
         f"KV pool{whose} at {units.percent(room.share)} of GPU memory: {room.tokens:,} tokens, "
-        f"{room.blocks:,} blocks, {room.concurrency:.2f} sequences{of}."
+        f"{room.blocks:,} blocks, {units.rounded(room.concurrency, 3)} sequences{of}."
     )
     return [
         *([pools] if room.tokens else []),

@@ -18,6 +18,8 @@ KNOWN_BY = {
     "published": "as published for this model",
     "published elsewhere": "as published for other models of its kind",
 }
+LMCACHE_CODEC = 'vLLM with LMCache (remote_serde: "cachegen")'
+"""How its documentation sets it (2026-11), docs.lmcache.ai, "CacheGen"."""
 OFFLOAD_NOTE = (
     "offload moves the active cache; for stored prefixes, use `kvsim simulate --host-cache`."
 )
@@ -29,7 +31,10 @@ def _name_engines(prediction: Prediction) -> str:
     able = list_engines(prediction)
     if turboquant(technique.terms):  # some widths only, so that plans do not choose it unasked
         able.append("vllm")
-    return join_titles(able)
+    titles = join_titles(able)
+    if technique.name == "cachegen":  # of stored prefixes, which a plan does not know
+        return ", ".join([*([titles] if able else []), LMCACHE_CODEC])
+    return titles
 
 
 def list_engines(prediction: Prediction) -> list[str]:
@@ -139,6 +144,9 @@ def describe_loss(technique: Technique, found: Evidence) -> str:
     if found.unknown:
         return "How much quality it loses is not known."
     loss, where = units.percent(found.loss), KNOWN_BY.get(found.kind, found.kind)
+    if found.loss <= 0:
+        most = f" (at most {units.percent(found.bound)})" if found.bound > 0 else ""
+        return f"It loses nothing on average{most}, {where}."
     low, high = (f"{100 * share:.1f}" for share in (found.low, found.high))
     known = f"{loss} ({low} to {high} %)" if found.high > found.low else loss
     if found.unit == PERPLEXITY:

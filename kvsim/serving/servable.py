@@ -63,7 +63,7 @@ def find_refusals(most: Longest, requests: Requests | Records[Request]) -> NDArr
     Returns
     -------
     array
-        Of each request 0, or 1 more than the place of its reason in ``REASONS``. (n,)
+        Of each request 0, or 1 more than the place of its reason in ``REFUSAL_REASONS``. (n,)
     """
     length = requests.prompt + requests.generate
     # the last token is delivered and never cached
@@ -131,7 +131,7 @@ def why_refused(
     Returns
     -------
     str or None
-        One of ``REASONS``; None where it is served.
+        One of ``REFUSAL_REASONS``; None where it is served.
     """
 
     def find() -> str | None:
