@@ -141,7 +141,7 @@ def size_text(count: float) -> str:
         Number of bytes. [B]
     """
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if count >= size:
+        if count >= 0.9995 * size:  # which three digits round to it
             return f"{count / size:.3g} {unit}"
     return f"{count:.0f} bytes"
 

@@ -66,17 +66,23 @@ class Range:
             raise InputError(f"{name}: got {shown}; expected {self.words}{unit}")
 
 
-def format_plain(value: float) -> str:
-    """Format a number for people: whole ones with commas, others with four digits.
+def format_plain(value: float, digits: int = 4) -> str:
+    """Format a number for people: whole and large ones with commas, others with few digits.
 
     Parameters
     ----------
     value
         The number.
+    digits
+        Significant digits of the others.
+
+    Examples
+    --------
+    >>> format_plain(1_041.3, 3), format_plain(0.04567, 3)
+    ('1,041', '0.0457')
     """
-    if value == int(value) and abs(value) < 1e12:
-        return f"{int(value):,}"
-    return f"{value:.4g}"
+    whole = value == int(value) or abs(value) >= 10**digits - 0.5
+    return f"{value:,.0f}" if whole and abs(value) < 1e12 else f"{value:.{digits}g}"
 
 
 Parser = Callable[[str, object, Range | None], object]

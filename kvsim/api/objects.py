@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Self
 
 from kvsim.errors import InputError
+from kvsim.inputs import format_plain
 from kvsim.options import Inputs, takes_options
 
 if TYPE_CHECKING:
@@ -57,9 +58,9 @@ class Model(str):
 
     def __repr__(self) -> str:
         m = self.shape
-        size = f"{m.parameters / 1e9:.3g} B parameters"
+        size = f"{format_plain(m.parameters / 1e9, 3)} B parameters"
         if m.experts:
-            size += f" ({m.active_parameters / 1e9:.3g} B active)"
+            size += f" ({format_plain(m.active_parameters / 1e9, 3)} B active)"
         return (
             f"{m.name}: {size}, {m.layers} layers, KV cache {m.kv_bytes_per_token:,.0f} B per "
             f"token, {m.max_context:,} tokens"

@@ -11,6 +11,7 @@ from kvsim.api.calibrations import fit_session, stack_path
 from kvsim.console import print_note
 from kvsim.errors import InputError
 from kvsim.files import check_target
+from kvsim.inputs import format_plain
 from kvsim.options import Inputs, takes_options
 from kvsim.techniques import parse_several
 
@@ -244,8 +245,8 @@ def _compare_times(
         if found and not whole:
             off = 100 * summarise(found).median
             print_note(
-                f"{len(found)} comparisons so far, {off:.2g} % off at the median; they are in "
-                f"{kept.path}, and the same command continues"
+                f"{len(found)} comparisons so far, {format_plain(off, 2)} % off at the median; "
+                f"they are in {kept.path}, and the same command continues"
             )
     if not found:
         raise InputError(f"--techniques: none could run; {missing[0].reason}")

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from kvsim.files import TABLE, own_output, read_records, replace_text
 from kvsim.frozen import frozen
 from kvsim.graph import Array
+from kvsim.inputs import format_plain
 from kvsim.machines import gguf
 from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment
 from kvsim.techniques import parse
@@ -524,7 +525,7 @@ def _words(e: LedgerEntry, exact: bool, asked: tuple[str, ...]) -> str:
     counted = RUN_WORDS.get(e.kind, ("run", "runs"))[e.rows != 1]
     rows = f"{e.rows:,} {name_holdout(e)} {counted}"
     where = "other GPUs" if e.device == ANY else e.device
-    error = f"median error {100 * e.median:.2g} %"
+    error = f"median error {format_plain(100 * e.median, 2)} %"
     if exact:
         return f"validated on {rows} {asked[1]} {asked[0]} on this GPU ({error})"
     return f"validated on {rows} of {e.engine} with {e.technique} on {where} ({error})"

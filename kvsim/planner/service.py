@@ -78,6 +78,7 @@ MAX_ALTERNATIVES = 5
 SATURATED = 0.7  # of the rate of equal requests without a gap, where a search of rates begins
 
 
+NEARLY_FITS = 1.01  # times the memory: up to there the play, which counts blocks, decides
 SERVERS = ("vllm", "sglang", "trtllm", "llamacpp")
 """Engines that are meant where none is named."""
 
@@ -349,6 +350,8 @@ class ServiceSearch:
         found = self._plain[id(q.deployment)]
         slower = self.slower(q, t)
         fits = found["gpu_memory"] <= q.limits.gpu_memory
+        if not fits.any():
+            fits = found["gpu_memory"] <= NEARLY_FITS * q.limits.gpu_memory
         within = fits & (found["ttft"] * slower.prefill <= q.limits.ttft)
         within &= found["tpot"] * slower.decode <= q.limits.tpot
         rows = np.flatnonzero(within if within.any() else fits)
@@ -392,6 +395,9 @@ class ServiceSearch:
             if row is None:
                 rows = search.table.rows_of(name)
                 fits = [r for r in rows.tolist() if _within(search, r, memory | limits)]
+                if not fits:
+                    near = {k: NEARLY_FITS * v for k, v in memory.items()}
+                    fits = [r for r in rows.tolist() if _within(search, r, near | limits)]
                 row = min(fits, key=lambda r: search.table.columns["tpot"][r], default=None)
             if row is not None:
                 found[row] = None

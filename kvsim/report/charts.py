@@ -276,9 +276,10 @@ def _draw_roofline(prediction: Prediction, name: str) -> Chart:
             [flops / moved],
             [flops / took],
             {"color": PALETTE[i % len(PALETTE)], "symbol": i % 40, "size": 11},
-            hovertemplate=f"{op_name}<br>{flops:.3g} FLOP, {moved:.3g} B, {1e3 * took:.3g} ms<br>"
-            f"{100 * moved / took / band:.3g} % of the bandwidth, "
-            f"{100 * flops / took / peak:.3g} % of the arithmetic<extra></extra>",
+            hovertemplate=f"{op_name}<br>{units.format_number(flops / 1e9, 3)} GFLOP, "
+            f"{units.size(moved)}, {units.seconds(took)}<br>"
+            f"{units.percent(moved / took / band)} of the bandwidth, "
+            f"{units.percent(flops / took / peak)} of the arithmetic<extra></extra>",
         )
     return chart
 

@@ -73,7 +73,7 @@ def _loss(found: Quality, full: float) -> list[str]:
         _spaced(found.technique),
         format_number(found.perplexity),
         ratio,
-        f"{found.kl:.2g}",
+        format_number(found.kl, 2),
         facts,
     ]
 
@@ -170,10 +170,8 @@ def make_layer_result(
     """
     each = found.alone.mean(axis=-1)
     heads = [f"{side}, {bits} bits" for side in CACHE_SIDES for bits in found.bits]
-    rows = [
-        [str(layer), *(f"{each[s, b, layer]:.2g}" for s in (0, 1) for b in range(len(found.bits)))]
-        for layer in range(each.shape[-1])
-    ]
+    alone = each.reshape(-1, each.shape[-1]).T  # keys at every width, then values
+    rows = [[str(layer), *(format_number(x, 2) for x in row)] for layer, row in enumerate(alone)]
     blocks: list[Block] = [
         Heading(f"{found.model}: KL divergence [nat per token] of each layer quantised alone"),
         found.settings,
@@ -183,18 +181,21 @@ def make_layer_result(
     for b, bits in enumerate(found.bits):
         whole = found.uniform[b].mean()
         blocks.append(
-            f"All layers at {bits} bits: {whole:.3g}, {whole / sums[b]:.2f} of their sum."
+            f"All layers at {bits} bits: {format_number(whole, 3)}, "
+            f"{whole / sums[b]:.2f} of their sum."
         )
     if plan is not None:
         mean, low, high = found.expected(plan.widths)
         measured = float(plan.measured.mean())
+        expected, low_end, high_end = (format_number(x, 3) for x in (mean, low, high))
         inside = "inside" if low <= measured <= high else "outside"
         blocks += [
             BLANK,
             f"At {plan.bits:g} bits on average: {found.notation(plan.widths)}",
-            f"Expected {mean:.3g} ({low:.3g} to {high:.3g}), measured {measured:.3g} \u00b1 "
-            f"{Z_95 * plan.error:.2g}: {inside} the interval; all layers at {found.bits[0]} bits "
-            f"lose {found.uniform[0].mean():.3g}.",
+            f"Expected {expected} ({low_end} to {high_end}), measured "
+            f"{format_number(measured, 3)} \u00b1 {format_number(Z_95 * plan.error, 2)}: {inside} "
+            f"the interval; all layers at {found.bits[0]} bits lose "
+            f"{format_number(found.uniform[0].mean(), 3)}.",
         ]
     fields = _layer_fields(found, plan)
     return Result(command, found.model, Answer(""), fields, found, blocks=blocks)
