@@ -13,8 +13,13 @@ from kvsim.console import print_once
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
 
-NAME_SEPARATORS = re.compile(r"[\s_\-/@,()]+")
-GLUED = re.compile(r"([a-z]{2,})(\d.*)|(.*\d)(ti|super|sxm\d?|pcie|nvl|ada)")
+NAME_SEPARATORS = re.compile(r"[\s_\-/@,():]+")
+UNSPACED = re.compile(
+    r"(?<=[a-z])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z]{2})|(?<=\d)(?=[A-Z][a-z]{2})|"
+    r"(?i:(?<=\brtx)(?=[a-z])|(?<=\bnvidia)(?=[a-z\d]))"
+)
+"""Between the words of InstinctMI50, JetsonAGXOrin, M4Max and RTXA5000."""
+GLUED = re.compile(r"([a-z]{2,})(\d.*)|(.*\d)(ti|super|sxm\d?|pcie|nvl|ada|max|ultra)")
 MAKERS = {
     "nvidia",
     "amd",
@@ -27,8 +32,8 @@ MAKERS = {
     "corporation",
 }
 MAKERS |= {"gpu", "graphics", "generation", "edition", "card", "oam", "blackwell", "of", "with"}
-MAKERS |= {"hbm2", "hbm2e", "hbm3", "hbm3e", "gddr6", "gddr6x", "gddr7", "memory", "the"}
-MAKERS |= {"accelerator"}
+MAKERS |= {"hbm2", "hbm2e", "hbm3", "hbm3e", "gddr5", "gddr6", "gddr6x", "gddr7", "memory", "vram"}
+MAKERS |= {"accelerator", "the", "single", "one"}
 """Words that tell no two cards apart."""
 
 INSTANCE = re.compile(r"(a[23]-(?:high|mega|ultra)gpu|g2-standard)-\d+g?|([gp]\d\w*)\.\w+")
@@ -40,6 +45,7 @@ INSTANCES = {
 }
 """The GPU of instance families, as the documentation of AWS and Google Cloud has them in 2026."""
 
+MEMORY_WORD = re.compile(r"\d+g")
 GPU_COUNT = re.compile(r"([1-9]\d?)x(?=$|[a-z])|x([1-9]\d?)$")
 
 
@@ -99,6 +105,10 @@ def match_gpu(typed: str, known: Mapping[str, GpuNames]) -> str | None:
     if not some:
         return None
     if len(some) == 1:
+        keys = [_words(text) for text in (some[0], *known[some[0]].names)]
+        if any(words & key and all(map(MEMORY_WORD.fullmatch, key - words)) for key in keys):
+            print_once(f"GPU {typed.strip()} is taken as {some[0]}, the only one with a profile")
+            return some[0]
         raise InputError(f"unknown GPU {typed[:80]!r}; nearest: {some[0]}")
     listed = ", ".join(sorted(some))
     raise InputError(
@@ -113,7 +123,8 @@ def _tell_others(
     others = [
         name
         for name, called in known.items()
-        if name != taken and any(words < _words(text) for text in (name, *called.names))
+        if name != taken
+        and any(words < _words(text) for text in (called.title, name, *called.names))
     ]
     if others and words != _words(taken):
         print_once(f"GPU {typed.strip()} is taken as {taken}; there are also {', '.join(others)}")
@@ -125,7 +136,8 @@ def _words(text: str) -> frozenset[str]:
 
 def _split(text: str) -> tuple[frozenset[str], str]:
     """Distinguishing words of a name, and the number of GPUs it states."""
-    text = re.sub(r"(\d+)[\s\-_]*(?:gib|gb|g)\b", r" \1g ", text.strip().lower())
+    text = re.sub(r"(?i)(\d+)[\s\-_]*(?:gib|gb|g)\b", r" \1g ", text.strip())
+    text = UNSPACED.sub(" ", text).lower()
     found: set[str] = set()
     count = ""
     for given in NAME_SEPARATORS.split(text):
@@ -135,10 +147,10 @@ def _split(text: str) -> tuple[frozenset[str], str]:
         pieces = [given[several.end() :] if several is not None else given]
         while (glued := GLUED.fullmatch(pieces[-1])) is not None and glued[0] not in MAKERS:
             pieces[-1:] = [part for part in glued.groups() if part]
-            if pieces[-1] in ("ti", "super", "pcie", "nvl", "ada") or "sxm" in pieces[-1]:
+            if pieces[-1] in ("ti", "super", "pcie", "nvl", "ada", "max", "ultra") or "sxm" in pieces[-1]:
                 break
         found |= {re.sub(r"^sxm\d$", "sxm", part) for part in pieces if part not in MAKERS}
-    return frozenset(found - {""}), count
+    return frozenset(found - {""}), "" if count == "1" else count
 
 
 VERSION_NAME = re.compile(
