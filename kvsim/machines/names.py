@@ -19,7 +19,8 @@ UNSPACED = re.compile(
     r"(?i:(?<=\brtx)(?=[a-z])|(?<=\bnvidia)(?=[a-z\d]))"
 )
 """Between the words of InstinctMI50, JetsonAGXOrin, M4Max and RTXA5000."""
-GLUED = re.compile(r"([a-z]{2,})(\d.*)|(.*\d)(ti|super|sxm\d?|pcie|nvl|ada|max|ultra)")
+ENDINGS = ("ti", "super", "pcie", "nvl", "ada", "max", "ultra")
+GLUED = re.compile(rf"([a-z]{{2,}})(\d.*)|(.*\d)({'|'.join(ENDINGS)}|sxm\d?)")
 MAKERS = {
     "nvidia",
     "amd",
@@ -147,7 +148,7 @@ def _split(text: str) -> tuple[frozenset[str], str]:
         pieces = [given[several.end() :] if several is not None else given]
         while (glued := GLUED.fullmatch(pieces[-1])) is not None and glued[0] not in MAKERS:
             pieces[-1:] = [part for part in glued.groups() if part]
-            if pieces[-1] in ("ti", "super", "pcie", "nvl", "ada", "max", "ultra") or "sxm" in pieces[-1]:
+            if pieces[-1] in ENDINGS or "sxm" in pieces[-1]:
                 break
         found |= {re.sub(r"^sxm\d$", "sxm", part) for part in pieces if part not in MAKERS}
     return frozenset(found - {""}), "" if count == "1" else count
