@@ -24,8 +24,8 @@ from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.techniques import parse
 from kvsim.validate.counter import Kind, NullCounter, Watch
 from kvsim.validate.parts.normal import tables
+from kvsim.validate.registry import IMPLEMENTATIONS, SmallRun, small_settings
 from kvsim.validate.run import Generation
-from kvsim.validate.small import IMPLEMENTATIONS, SmallRun, small_settings
 from tests.support.pretended import decoder, pretended
 
 LAYERS = (1, 2)

@@ -21,8 +21,7 @@ from kvsim.graph import Array
 from kvsim.planner.bits import assign
 from kvsim.quality.layers import LayerLosses, Widths, load
 from kvsim.techniques import parse
-from kvsim.validate.quality.opened import OpenedCheckpoint
-from kvsim.validate.quality.perlayer import executed
+from kvsim.validate.quality.measure import OpenedCheckpoint, executed
 from kvsim.validate.quality.settings import Reading
 from kvsim.validate.quality.text import read_text
 

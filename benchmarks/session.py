@@ -22,9 +22,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import torch
 
 from kvsim.report.session import make_result
+from kvsim.validate.registry import IMPLEMENTATIONS
 from kvsim.validate.session.state import SessionState
 from kvsim.validate.session.work import all_units
-from kvsim.validate.small import IMPLEMENTATIONS
 from tests.support.pretended_session import run_unit
 from tests.support.small_llama import small_config
 

@@ -206,8 +206,7 @@ def _compare_times(
     from kvsim.validate.bench import device as devices
     from kvsim.validate.machine import find_device
     from kvsim.validate.techniques import check_known
-    from kvsim.validate.times.compared import Compared, SkippedPoint, summarise
-    from kvsim.validate.times.kept import KeptPoints
+    from kvsim.validate.times.compared import Compared, KeptPoints, SkippedPoint, summarise
     from kvsim.validate.times.points import Grid, compare_times
     from kvsim.version import __version__
 
@@ -281,8 +280,7 @@ def validate_quality(inputs: Inputs) -> "Result[Any]":
     check_torch()
     from kvsim.report.validate_quality import make_trace_result
     from kvsim.traces import attention
-    from kvsim.validate.quality.measure import measure
-    from kvsim.validate.quality.opened import OpenedCheckpoint
+    from kvsim.validate.quality.measure import OpenedCheckpoint, measure
     from kvsim.validate.quality.settings import (
         Reading,
         check_reading,
@@ -341,8 +339,7 @@ def validate_layers(inputs: Inputs) -> "Result[Any]":
     from kvsim.quality.unfinished import Unfinished
     from kvsim.report.validate_quality import Executed, make_layer_result
     from kvsim.techniques import parse
-    from kvsim.validate.quality.opened import OpenedCheckpoint
-    from kvsim.validate.quality.perlayer import executed, measure_layers
+    from kvsim.validate.quality.measure import OpenedCheckpoint, executed, measure_layers
     from kvsim.validate.quality.settings import Reading, check_reading
     from kvsim.validate.quality.text import read_text
 
@@ -412,7 +409,7 @@ def validate_plan(inputs: Inputs) -> "Result[Any]":
     from kvsim.validate.model.decoder import Decoder
     from kvsim.validate.model.weights import load_weights, random_weights
     from kvsim.validate.planned import PlanTimes, measure_loss, time_plan
-    from kvsim.validate.quality.opened import OpenedCheckpoint
+    from kvsim.validate.quality.measure import OpenedCheckpoint
     from kvsim.validate.quality.settings import Reading, check_reading
     from kvsim.validate.quality.text import read_text
     from kvsim.validate.techniques import check_known

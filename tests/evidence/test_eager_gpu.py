@@ -23,7 +23,7 @@ from kvsim.prediction.generate import Prediction  # noqa: E402
 from kvsim.prediction.memory import decode_point  # noqa: E402
 from kvsim.techniques import parse  # noqa: E402
 from kvsim.validate.bench import compute  # noqa: E402
-from kvsim.validate.bench.techniques import SUITE_GENERATED  # noqa: E402
+from kvsim.validate.bench.suite import SUITE_GENERATED  # noqa: E402
 from kvsim.validate.counts.expected import ops_by_name  # noqa: E402
 from kvsim.validate.model.architecture import load_architecture  # noqa: E402
 from tests.evidence.test_calibration import RATES, further_floors, samples, truth  # noqa: E402

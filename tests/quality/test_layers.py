@@ -23,7 +23,7 @@ from kvsim.quality.unfinished import Unfinished
 from kvsim.techniques import Technique, parse
 from kvsim.techniques.axes.base import Term
 from kvsim.traces.attention import shipped_traces
-from kvsim.validate.quality.perlayer import executed, measure_layers, packed
+from kvsim.validate.quality.measure import executed, measure_layers, packed
 from kvsim.validate.quality.runs import Forced
 from kvsim.validate.quality.settings import Reading
 from tests.support.decoders import decoder, prompts

@@ -7,8 +7,7 @@ import pytest
 
 from kvsim.errors import InputError
 from kvsim.validate.model.architecture import read_rope
-from kvsim.validate.model.checkpoint import Tokeniser
-from kvsim.validate.model.gguf import check_header
+from kvsim.validate.model.checkpoint import Tokeniser, check_header
 
 
 def text(content: bytes, length: int | None = None) -> bytes:

@@ -19,8 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter, tree_map
 
 from kvsim.validate import transfer
-from kvsim.validate.counter import uncounted
-from kvsim.validate.footprint import is_composite
+from kvsim.validate.counter import is_composite, uncounted
 from kvsim.validate.kernels import attention_triton, quantise_triton
 from kvsim.validate.kernels.attention import attend_plainly
 from kvsim.validate.kernels.quantise import quantise_plainly

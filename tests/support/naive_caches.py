@@ -10,8 +10,8 @@ from kvsim.techniques import parse
 from kvsim.techniques.technique import Technique
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
-from kvsim.validate.parts.base import Resident
 from kvsim.validate.parts.composed import Composed
+from kvsim.validate.parts.store import Resident
 from kvsim.validate.run import Generation
 from tests.support.adopted import Adopted
 from tests.support.runs import TOLERANCE, assert_likeliest, logits_of

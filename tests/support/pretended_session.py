@@ -14,7 +14,7 @@ from typing import Any
 from unittest.mock import patch
 
 from kvsim.cli import app as cli
-from kvsim.validate.bench import compute, suite, techniques
+from kvsim.validate.bench import compute, suite
 from kvsim.validate.bench import work as bench_work
 from kvsim.validate.session import work
 from kvsim.validate.session.state import SessionState
@@ -58,7 +58,7 @@ def small(model: Path, interpreted: bool, seconds: float) -> Iterator[None]:
         (compute, "OTHER_ROWS", (32,)),
         (suite, "SUITE_SECONDS", dict.fromkeys((True, False), seconds)),
         (suite, "RUNS_LIMIT", dict.fromkeys((True, False), seconds)),
-        (techniques, "SUITE_GPU_MODELS", ((str(model), 1),)), (techniques, "GPU_PROMPTS", (24,)),
+        (suite, "SUITE_GPU_MODELS", ((str(model), 1),)), (suite, "GPU_PROMPTS", (24,)),
         (points, "TIMED_GENERATED", 3), (work, "TIMED_MODEL", {"cuda": (str(model), 1)}),
         (work, "TIMED_SIZES", {"cuda": {"short": ((1, 40),)}}),
     ]  # fmt: skip

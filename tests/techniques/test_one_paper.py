@@ -10,7 +10,7 @@ from kvsim.techniques.registry import presets
 ROOT = Path(__file__).parents[2]
 LISTS = {
     "kvsim/report/colours.py",  # marks of pages; a name that it does not have gets one too
-    "kvsim/validate/counts/measured.py",  # reasons of differences, where there are any
+    "kvsim/validate/counts/compare.py",  # reasons of differences, where there are any
 }
 
 

@@ -11,7 +11,7 @@ from torch import Tensor  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
 from kvsim.errors import InputError  # noqa: E402
-from kvsim.validate import pinned, transfer  # noqa: E402
+from kvsim.validate import transfer  # noqa: E402
 from kvsim.validate.counter import OpRecord  # noqa: E402
 from kvsim.validate.kernels import blockwise  # noqa: E402
 from kvsim.validate.model import attention  # noqa: E402
@@ -148,7 +148,7 @@ def test_homes_are_as_large_as_they_must_be_and_given_back(monkeypatch: Any) -> 
         def synchronize(self) -> None:
             return None
 
-    monkeypatch.setattr(pinned, "_runtime", lambda: runtime)
+    monkeypatch.setattr(transfer, "_runtime", lambda: runtime)
     monkeypatch.setattr(torch.cuda, "Stream", Stream)
     transfer._stream.cache_clear()
     for _ in range(3):
@@ -157,7 +157,7 @@ def test_homes_are_as_large_as_they_must_be_and_given_back(monkeypatch: Any) -> 
         empty = transfers.host((0, 4), torch.float16)
         assert [home.shape for home in (*made_here, empty)] == [(3, 5, 7), (5000,), (0, 4)]
         assert all(home.data_ptr() % 4096 == 0 and not home.any() for home in made_here)
-        assert sum(runtime.pinned.values()) == sum(map(pinned.lines, (3 * 5 * 7 * 2, 5000)))
+        assert sum(runtime.pinned.values()) == sum(map(transfer.lines, (3 * 5 * 7 * 2, 5000)))
         transfers.close()
         assert not runtime.pinned
     assert len(made) == 3, "to the device, from it, and beside"
@@ -170,11 +170,11 @@ def test_homes_are_as_large_as_they_must_be_and_given_back(monkeypatch: Any) -> 
 
 def test_a_run_pins_one_mapping_as_large_as_its_homes(monkeypatch: Any) -> None:
     runtime = Runtime()
-    monkeypatch.setattr(pinned, "_runtime", lambda: runtime)
+    monkeypatch.setattr(transfer, "_runtime", lambda: runtime)
     shapes = [(3, 5, 7), (100, 64), (0, 4), (64,)]
-    needed = sum(pinned.lines(2 * math.prod(shape)) for shape in shapes)
-    with pinned.planned(needed):
-        users = [pinned.arena(), pinned.arena()]
+    needed = sum(transfer.lines(2 * math.prod(shape)) for shape in shapes)
+    with transfer.planned(needed):
+        users = [transfer.arena(), transfer.arena()]
     rooms = [users[i % 2].room(shape, torch.float16) for i, shape in enumerate(shapes)]
     assert users[0] is users[1] and list(runtime.pinned.values()) == [needed]
     for i, room in enumerate(rooms):
@@ -189,6 +189,6 @@ def test_a_run_pins_one_mapping_as_large_as_its_homes(monkeypatch: Any) -> None:
 
 
 def test_host_memory_is_checked_before_a_run() -> None:
-    pinned.check_host_memory(79, "offload", lambda: 100)
+    transfer.check_host_memory(79, "offload", lambda: 100)
     with pytest.raises(InputError, match=r"offload: .* of host memory are needed"):
-        pinned.check_host_memory(81, "offload", lambda: 100)
+        transfer.check_host_memory(81, "offload", lambda: 100)

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("torch")
 
 from kvsim.techniques import parse
-from kvsim.validate.quality.facts import PLACES, SECRET_DIGITS, Asked, PlantedFacts, plant
+from kvsim.validate.quality.measure import PLACES, SECRET_DIGITS, Asked, PlantedFacts, plant
 from tests.support.decoders import decoder, oracle_logits, prompts
 
 START = (300,)

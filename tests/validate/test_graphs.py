@@ -21,8 +21,8 @@ from kvsim.validate.counts.check import RandomPrompts
 from kvsim.validate.counts.expected import Replay
 from kvsim.validate.model.architecture import load_architecture
 from kvsim.validate.parts.composed import default_deployment
+from kvsim.validate.registry import IMPLEMENTATIONS, SmallRun, small_settings
 from kvsim.validate.run import Generation
-from kvsim.validate.small import IMPLEMENTATIONS, SmallRun, small_settings
 from kvsim.validate.times.timed import ReplayedRounds, next_replay, run_timed
 from tests.support.decoders import decoder as cpu_decoder
 from tests.support.decoders import prompts

@@ -18,8 +18,8 @@ from kvsim.validate.counter import OpCounter
 from kvsim.validate.counts.compare import Comparison, compare
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.parts.rows import PACKED_AT_ONCE
+from kvsim.validate.registry import IMPLEMENTATIONS, SmallRun, small_settings
 from kvsim.validate.run import Generation
-from kvsim.validate.small import IMPLEMENTATIONS, SmallRun, small_settings
 from tests.support.decoders import decoder, prompts
 from tests.support.sampled import few
 

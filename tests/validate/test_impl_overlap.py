@@ -22,7 +22,7 @@ from kvsim.validate import transfer
 from kvsim.validate.counter import NullCounter
 from kvsim.validate.kernels.gather import gather
 from kvsim.validate.model.decoder import Decoder
-from kvsim.validate.parts import host_values, place, prefetch, tiered
+from kvsim.validate.parts import host_rows, place, prefetch, tiered
 from kvsim.validate.run import Generation
 from kvsim.validate.techniques import infinigen, kvpr, specache
 from kvsim.validate.transfer import Transfers
@@ -98,9 +98,9 @@ def late(monkeypatch: Any) -> Lateness:
         return gather(k, v, index, into[0], into[1])
 
     monkeypatch.setattr(place, "Transfers", Late)
-    for module in (host_values, specache, infinigen):
+    for module in (host_rows, specache, infinigen):
         monkeypatch.setattr(module, "gather", fetch)
-    for module in (prefetch, kvpr, tiered, host_values):
+    for module in (prefetch, kvpr, tiered, host_rows):
         monkeypatch.setattr(module, "copy_all", copy_all)
     return lateness
 

@@ -11,8 +11,8 @@ import torch
 from kvsim.techniques import parse
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.registry import IMPLEMENTATIONS, SmallRun, small_settings
 from kvsim.validate.run import Generation
-from kvsim.validate.small import IMPLEMENTATIONS, SmallRun, small_settings
 from tests.support.decoders import decoder, prompts
 from tests.support.runs import TOLERANCE, assert_same_run, logits_of
 

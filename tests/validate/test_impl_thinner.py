@@ -13,7 +13,7 @@ from kvsim.errors import InputError
 from kvsim.techniques import parse
 from kvsim.techniques.papers import kvzip
 from kvsim.validate.model.attention import Pass
-from kvsim.validate.parts.base import RunningGeneration
+from kvsim.validate.parts.store import RunningGeneration
 from kvsim.validate.run import Generation
 from tests.support.decoders import decoder, prompts
 from tests.support.naive_caches import Naive, assert_like_naive

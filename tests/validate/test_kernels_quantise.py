@@ -18,7 +18,7 @@ from kvsim.machines.deployment import WEIGHT_FORMATS
 from kvsim.validate.kernels.packing import PACKED_BITS, pack, unpack
 from kvsim.validate.kernels.quantise import quantise
 from kvsim.validate.kernels.stores import By, Levels, Store
-from kvsim.validate.kernels.weights import int4, int4_matrix
+from kvsim.validate.parts.drafting import int4, int4_matrix
 from kvsim.validate.techniques.zipcache import channelwise, separable
 
 quanto: Any = import_module("optimum.quanto")  # untyped

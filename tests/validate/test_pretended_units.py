@@ -9,9 +9,9 @@ pytest.importorskip("torch")
 
 from kvsim.report.session import make_result
 from kvsim.validate.counts import check
+from kvsim.validate.registry import IMPLEMENTATIONS
 from kvsim.validate.session.state import SessionState
 from kvsim.validate.session.work import all_units
-from kvsim.validate.small import IMPLEMENTATIONS
 from tests.support.pretended_session import run_unit
 from tests.support.small_llama import small_config
 

@@ -15,8 +15,7 @@ from kvsim.techniques.technique import Technique
 from kvsim.traces import attention
 from kvsim.traces.attention import GAMMAS, AttentionTrace, Retrieval
 from kvsim.validate.parts.composed import Composed
-from kvsim.validate.quality.facts import PlantedFacts
-from kvsim.validate.quality.measure import measure
+from kvsim.validate.quality.measure import PlantedFacts, measure
 from kvsim.validate.quality.runs import (
     WATCHED,
     Forced,

@@ -24,12 +24,12 @@ from kvsim.errors import InputError
 from kvsim.evidence.machine.samples import read_samples
 from kvsim.report.session import make_result
 from kvsim.validate.kernels import language
+from kvsim.validate.registry import IMPLEMENTATIONS
 from kvsim.validate.runner import BY_USE, GIVEN_UP, Past, Runner, Unit
 from kvsim.validate.session import state as states
 from kvsim.validate.session.queue import run_units
 from kvsim.validate.session.state import MANIFEST, SessionState, unpack
 from kvsim.validate.session.work import all_units
-from kvsim.validate.small import IMPLEMENTATIONS
 from tests.support.places import ROOT
 
 SCRIPT = Path(__file__).parents[1] / "support" / "fake_session.py"

@@ -24,7 +24,7 @@ from kvsim.prediction.memory import decode_point  # noqa: E402
 from kvsim.report import validate_times as report  # noqa: E402
 from kvsim.techniques import parse  # noqa: E402
 from kvsim.techniques.technique import Technique  # noqa: E402
-from kvsim.validate.bench import techniques  # noqa: E402
+from kvsim.validate.bench import suite  # noqa: E402
 from kvsim.validate.counts.check import SLACK, RandomPrompts  # noqa: E402
 from kvsim.validate.counts.expected import copied_bytes, peak_bytes  # noqa: E402
 from kvsim.validate.model.architecture import load_architecture  # noqa: E402
@@ -35,11 +35,11 @@ from kvsim.validate.times import points, timed  # noqa: E402
 from kvsim.validate.times.clock import Clock  # noqa: E402
 from kvsim.validate.times.compared import (  # noqa: E402
     Compared,
+    KeptPoints,
     Measured,
     SkippedPoint,
     summarise,
 )
-from kvsim.validate.times.kept import KeptPoints  # noqa: E402
 from kvsim.validate.times.points import Grid, compare_times  # noqa: E402
 from kvsim.validate.times.timed import (  # noqa: E402
     Counted,
@@ -78,7 +78,7 @@ def test_a_timed_run_has_its_rounds_and_its_ops() -> None:
     kinds = [p.kind for p in run.passes]
     assert kinds == ["prefill", *["decode"] * 4]
     assert {"qkv", "attn", "up", "lm_head"} <= run.passes[1].seconds().keys()
-    samples = list(techniques.of_runs(d, work, techniques.Runs([run, run], run)))
+    samples = list(suite.of_runs(d, work, suite.Runs([run, run], run)))
     gemm = next(s for s in samples if s.case["op"] == "qkv" and s.case["phase"] == "decode")
     second = [p.ops["qkv"][1]() for p in run.passes[1:]]  # the head leaves cold caches to the first
     assert gemm.seconds == pytest.approx(np.median(second))
@@ -263,7 +263,7 @@ def test_errors_and_orders_are_those_of_the_points() -> None:
 
 
 def test_no_point_is_one_that_a_stack_is_fitted_to() -> None:
-    t = techniques
+    t = suite
     fitted = {
         "cpu": (t.BATCH, t.PROMPTS, t.SUITE_CPU_MODELS),
         "cuda": (t.GPU_BATCH, t.GPU_PROMPTS, t.SUITE_GPU_MODELS),

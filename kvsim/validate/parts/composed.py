@@ -19,13 +19,20 @@ from kvsim.validate.counter import Kind, size
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Answer, Decoder
 from kvsim.validate.model.weights import LayerWeights
-from kvsim.validate.parts.base import Resident, RunningGeneration, hold_chunk, join_resident
 from kvsim.validate.parts.drafting import Drafter, SpeculativeDrafter
 from kvsim.validate.parts.place import CachePlacement
-from kvsim.validate.parts.registry import Piece, find_part
 from kvsim.validate.parts.rows import Fp16
 from kvsim.validate.parts.selection import LayerCache, LayerContext, LayeredRun
-from kvsim.validate.parts.store import KvStore, Made, SharedObjects
+from kvsim.validate.parts.store import (
+    KvStore,
+    Made,
+    Resident,
+    RunningGeneration,
+    SharedObjects,
+    hold_chunk,
+    join_resident,
+)
+from kvsim.validate.registry import Piece, find_part
 from kvsim.validate.transfer import Transfers
 
 

@@ -14,11 +14,9 @@ from kvsim.techniques.papers.kvpr import Place as SplitPlacement
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Answer
 from kvsim.validate.model.weights import LayerWeights
-from kvsim.validate.parts.base import Resident, join_resident
 from kvsim.validate.parts.prefetch import HostRows, PrefetchBuffers, StreamedWeights
-from kvsim.validate.parts.registry import find_part
 from kvsim.validate.parts.selection import LayerContext, LayeredRun
-from kvsim.validate.parts.store import CacheRoom, KvStore, on_the_gpu
+from kvsim.validate.parts.store import CacheRoom, KvStore, Resident, join_resident, on_the_gpu
 from kvsim.validate.parts.tiered import (
     CpuRows,
     CpuStore,
@@ -27,6 +25,7 @@ from kvsim.validate.parts.tiered import (
     MakeStore,
     TieredStore,
 )
+from kvsim.validate.registry import find_part
 from kvsim.validate.transfer import Transfers
 
 SENT_LATE = "the latest tokens are sent when they are packed; the prediction sends every token"

@@ -17,8 +17,8 @@ from kvsim.validate.kernels.stores import Store
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import LayerWeights, Linear
-from kvsim.validate.parts.base import Resident
 from kvsim.validate.parts.selection import LayerContext, LayeredRun
+from kvsim.validate.parts.store import Resident
 from kvsim.validate.parts.tiered import HostRoom, MakeStore
 from kvsim.validate.transfer import Mark, Transfers, copy_all
 

@@ -16,9 +16,17 @@ from kvsim.validate.counter import Kind, NullCounter
 from kvsim.validate.model.attention import Pass, Seen, attend, visible
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import LayerWeights
-from kvsim.validate.parts.base import Resident, RunningGeneration, hold_chunk, join_resident
 from kvsim.validate.parts.rows import PerTokenCache
-from kvsim.validate.parts.store import KvStore, Made, SharedObjects, SlotRange
+from kvsim.validate.parts.store import (
+    KvStore,
+    Made,
+    Resident,
+    RunningGeneration,
+    SharedObjects,
+    SlotRange,
+    hold_chunk,
+    join_resident,
+)
 from kvsim.validate.transfer import Transfers, to_device
 
 NONE: Mapping[str, str] = MappingProxyType({})

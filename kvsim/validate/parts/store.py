@@ -9,20 +9,123 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from kvsim.frozen import frozen
+from kvsim.graph import Tier
 from kvsim.techniques.axes.base import Storage
-from kvsim.validate.counter import NullCounter, OpRecord, uncounted
+from kvsim.validate.counter import Kind, NullCounter, OpRecord, uncounted
 from kvsim.validate.kernels.attention import attend
 from kvsim.validate.kernels.stores import PartialAttention, View
 from kvsim.validate.model.architecture import rotate
 from kvsim.validate.model.attention import Pass, Seen, visible
 from kvsim.validate.model.attention import attend as full_attention
 from kvsim.validate.transfer import to_device
+
+Resident = dict[Tier, dict[str, list[Tensor]]]
+"""Tensors by tier and by the buffer name that the technique states."""
+
+
+class RunningGeneration(Protocol):
+    """What a technique may ask of the generation that it runs in (``run.Generation``)."""
+
+    batch: int  # [sequences]
+    generate: int  # tokens to generate per sequence
+    prompts: Sequence[Sequence[int]]  # tokens of every prompt
+    temperature: float  # 0 for the likeliest token
+    generator: torch.Generator
+    cached: list[int]  # tokens in the cache of each sequence
+    done: list[int]  # generated tokens of each sequence
+    yielded: list[list[int]]  # tokens each round gave, sequence by sequence
+    last: Tensor  # (batch,) newest tokens, which no cache holds yet
+    tokens: Tensor  # (batch, generate)
+
+    def forward(self, tokens: Tensor, kind: Kind, ahead: int = 0) -> Tensor:
+        """Run a pass of new tokens (batch, new) to logits (batch, new, vocab)."""
+
+    def choose(self, logits: Tensor) -> Tensor:
+        """Choose a token by each row of logits (..., vocab)."""
+
+    def shares(self, logits: Tensor) -> Tensor:
+        """Turn logits into the probability of every token, in fp32."""
+
+    def emit(
+        self, tokens: Tensor, counts: Sequence[int] | None = None, logits: Tensor | None = None
+    ) -> None:
+        """Hand over tokens (batch, most), of which ``counts`` are valid."""
+
+    def padded(self) -> Tensor:
+        """All prompts (batch, longest), zeros behind shorter ones."""
+
+
+def join_resident(*parts: Resident) -> Resident:
+    """Join what several parts keep in memory.
+
+    Parameters
+    ----------
+    *parts
+        Tensors of each part, by tier and buffer.
+
+    Returns
+    -------
+    Resident
+        Tensors of all parts, by tier and buffer.
+    """
+    held: Resident = {"gpu": {}}
+    for part in parts:
+        for tier, buffers in part.items():
+            for name, tensors in buffers.items():
+                held.setdefault(tier, {}).setdefault(name, []).extend(tensors)
+    return held
+
+
+def hold_chunk(
+    record: OpRecord, held: tuple[Tensor, Tensor], keys: Tensor, values: Tensor, step: Pass
+) -> tuple[Tensor, Tensor]:
+    """Write a chunk of a prompt where it is held, and return the prompt as far as it is read.
+
+    Parameters
+    ----------
+    record
+        The op that writes.
+    held
+        Keys and values of the whole batch, (batch, KV heads, slots, dim), changed in place.
+    keys, values
+        Those of the chunk, (sequences, KV heads, new, dim).
+
+    Returns
+    -------
+    tuple
+        Views of the sequences' keys and values, (sequences, KV heads, tokens, dim).
+    """
+    for cache, new in zip(held, (keys, values), strict=True):
+        put(cache, new, step)
+    record.writes(keys, values)
+    k, v = (cache[step.rows, :, : step.length] for cache in held)
+    return k, v
+
+
+def put(cache: Tensor, new: Tensor, step: Pass) -> None:
+    """Write new keys or values into a cache at their positions.
+
+    Parameters
+    ----------
+    cache
+        Keys or values of the whole batch, (batch, KV heads, slots, dim), changed in place.
+    new
+        Those of the pass, (sequences, KV heads, new, dim).
+    """
+    cache = cache[step.rows]
+    if step.uniform:
+        start = step.starts[0]
+        cache[:, :, start : start + step.new] = new
+    else:
+        sequences = torch.arange(len(step.starts), device=cache.device)[:, None]
+        cache[sequences, :, step.positions] = new.transpose(1, 2)
+
 
 Made = TypeVar("Made")
 Widths = Sequence[tuple[int, torch.dtype]]

@@ -1,19 +1,35 @@
-"""Quality, attention and acceptance of techniques on a text, as one trace."""
+"""Quality, attention and acceptance of techniques on a text, as one trace; losses layer by layer.
 
-from collections.abc import Iterator
+Facts are planted in the text and asked for at its end: whether a cache still holds what is needed.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from datetime import date
+from itertools import pairwise
+from random import Random
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from kvsim.console import print_note
+from kvsim.frozen import frozen
+from kvsim.graph import Array
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.quality.layers import LayerLosses
 from kvsim.quality.settings import family
+from kvsim.quality.unfinished import Unfinished
 from kvsim.techniques import parse
 from kvsim.techniques.technique import Technique
 from kvsim.traces.attention import AttentionTrace, Prefetch, Quality, Retrieval, Saliency, TopK
+from kvsim.validate.machine import find_device
+from kvsim.validate.model.architecture import Architecture
+from kvsim.validate.model.checkpoint import Tokeniser, checksum, open_weights, read_tokeniser
 from kvsim.validate.model.decoder import Decoder
+from kvsim.validate.model.weights import TensorSource, load_weights
 from kvsim.validate.parts.composed import Composed
-from kvsim.validate.progress import Progress
-from kvsim.validate.quality.facts import Asked, PlantedFacts
 from kvsim.validate.quality.runs import (
     SHARE_DIGITS,
     WATCHED,
@@ -26,6 +42,216 @@ from kvsim.validate.quality.runs import (
     powers,
 )
 from kvsim.validate.quality.settings import Reading, Settings
+from kvsim.validate.quality.text import Text, windows
+from kvsim.validate.run import Generation
+from kvsim.validate.runner import Progress
+
+PLACES = (
+    "Amsterdam",
+    "Athens",
+    "Berlin",
+    "Cairo",
+    "Chicago",
+    "Delhi",
+    "Dublin",
+    "Geneva",
+    "Houston",
+    "Lima",
+    "Lisbon",
+    "London",
+    "Madrid",
+    "Mexico",
+    "Milan",
+    "Moscow",
+    "Oslo",
+    "Paris",
+    "Prague",
+    "Rome",
+    "Seattle",
+    "Sydney",
+    "Tokyo",
+    "Vienna",
+)
+QUESTION = "\nThe secret number of {} is"
+STATEMENT = QUESTION + " {}."
+SECRET_DIGITS = 5
+DRAWS = 8  # numbers tried per place until the tokens are as many as the others'
+
+
+@frozen
+class PlantedFacts:
+    """Windows of a text with facts in them, and the questions behind.
+
+    Attributes
+    ----------
+    prompts
+        Tokens that are read at once, to the end of the first question. (windows, prompt)
+    behind
+        The first answer, and further questions with theirs. (windows, tokens)
+    answers
+        Where in ``behind`` the tokens of each answer are, the first token behind the prompt left
+        out, since it comes from the prompt's pass, which reads in full precision.
+    """
+
+    prompts: list[list[int]]
+    behind: list[list[int]]
+    answers: list[range]
+
+    @property
+    def count(self) -> int:
+        """Facts that are asked for, in all windows."""
+        return len(self.answers) * len(self.prompts)
+
+
+def plant(
+    split: Callable[[str], list[int]],
+    tokens: Sequence[int],
+    sizes: tuple[int, int, int],
+    start: tuple[int, ...],
+) -> PlantedFacts | None:
+    """Facts in windows of a text, at depths that are spread evenly; none where none fits.
+
+    Parameters
+    ----------
+    split : text to tokens, without a start.
+    tokens : of the text.
+    sizes : windows, tokens of each that are read at once, and tokens behind them at most.
+    """
+    count, prompt, most = sizes
+    facts = _of_one_length(split)
+    told, asked = len(facts[0].told), len(facts[0].asked)
+    answer = told - asked
+    each = min(len(facts), 1 + (most - answer) // told) if most >= answer > 1 else 0
+    own = prompt - len(start) - each * told - asked
+    if each < 1 or own < each or len(tokens) < count * own:
+        return None
+    random, apart = Random(0), len(tokens) // count
+    prompts, behind = [], []
+    for window in range(count):
+        mine = random.sample(facts, each)
+        text = tokens[window * apart : window * apart + own]
+        depths = [round((i + (window + 0.5) / count) * own / each) for i in range(each)]
+        planted = [*start]
+        for (begin, end), fact in zip(pairwise([0, *depths, own]), [*mine, None], strict=True):
+            planted += [*text[begin:end], *(fact.told if fact else ())]
+        asks = random.sample(mine, each)
+        prompts.append([*planted, *asks[0].asked])
+        behind.append([token for fact in asks for token in fact.told][asked:])
+    answers = [range(max(1, i * told), i * told + answer - 1) for i in range(each)]
+    return PlantedFacts(prompts, behind, answers)
+
+
+@frozen
+class _Fact:
+    """One sentence in tokens, and the part of it that asks."""
+
+    told: list[int]
+    asked: list[int]
+
+
+def _of_one_length(split: Callable[[str], list[int]]) -> list[_Fact]:
+    """Facts whose sentences have as many tokens as most have, and their questions too."""
+    found: dict[str, list[_Fact]] = {}
+    for place, fact in _drawn(split):
+        found.setdefault(place, []).append(fact)
+    lengths = Counter(_lengths(fact) for facts in found.values() for fact in facts)
+    ((usual, _),) = lengths.most_common(1)
+    alike = ([f for f in facts if _lengths(f) == usual] for facts in found.values())
+    return [facts[0] for facts in alike if facts]
+
+
+def _lengths(fact: _Fact) -> tuple[int, int]:
+    return len(fact.told), len(fact.asked)
+
+
+def _drawn(split: Callable[[str], list[int]]) -> Iterator[tuple[str, _Fact]]:
+    random = Random(0)
+    for place in PLACES:
+        asked = split(QUESTION.format(place))
+        for _ in range(DRAWS):
+            number = random.randrange(10 ** (SECRET_DIGITS - 1), 10**SECRET_DIGITS)
+            told = split(STATEMENT.format(place, number))
+            if told[: len(asked)] == asked:
+                yield place, _Fact(told, asked)
+
+
+class Asked(Forced):
+    """A run along the questions; counts the answers whose every token is the likeliest."""
+
+    def __init__(self, decoder: Decoder, technique: Technique, facts: PlantedFacts) -> None:
+        texts = [[*a, *b] for a, b in zip(facts.prompts, facts.behind, strict=True)]
+        super().__init__(decoder, technique, texts, len(facts.prompts[0]))
+        self._answers = facts.answers
+        self._right: dict[int, Tensor] = {}
+
+    @property
+    def recall(self) -> float:
+        """Share of the facts that were found, 0 to 1."""
+        right = [
+            all(bool(self._right[place][window]) for place in answer)
+            for answer in self._answers
+            for window in range(self.batch)
+        ]
+        return sum(right) / len(right)
+
+    def _score(self, logits: Tensor, place: int) -> None:
+        self._right[place] = logits.argmax(-1) == self.text[:, place]
+
+
+@frozen
+class OpenedCheckpoint:
+    """A checkpoint whose weights are not loaded yet."""
+
+    model: str
+    arch: Architecture
+    source: TensorSource
+    device: torch.device
+    machine: Deployment
+
+    @classmethod
+    def open(cls, model: str, device: str, gpu: str) -> "OpenedCheckpoint":
+        """A checkpoint on a device, with the machine that settings are chosen for."""
+        where = find_device(device)
+        arch, source = open_weights(model)
+        machine = Deployment(arch.model, load_hardware(gpu), load_stack("kvsim"))
+        return cls(model, arch, source, where, machine)
+
+    def read(
+        self, text: Text, reading: Reading, length: int
+    ) -> tuple[Decoder, list[list[int]], dict[str, str]]:
+        """The decoder, windows of the text, and what a file says of both.
+
+        Parameters
+        ----------
+        length : positions that the decoder needs. [tokens]
+        """
+        tokeniser, tokens = self._split(text)
+        texts = windows(tokens, reading.windows, reading.length, tokeniser.start)
+        print_note(f"loading {self.source.where}")
+        weights = load_weights(self.arch, self.source, self.device, torch.float32)
+        decoder = Decoder(self.arch, weights, length, deployment=self.machine)
+        gpu = self.device.type == "cuda"
+        name = torch.cuda.get_device_name(self.device) if gpu else "cpu"
+        about = {
+            "model": self.model,
+            "weights": checksum(self.source),
+            "text": text.source,
+            "settings": f"{name}, fp32, PyTorch {torch.__version__}; {reading.description}",
+        }
+        return decoder, texts, about
+
+    def facts(self, text: Text, reading: Reading) -> PlantedFacts | None:
+        """Facts in windows of the text, as many as are asked for in the tokens that are scored."""
+        tokeniser, tokens = self._split(text)
+        sizes = reading.windows, reading.prompt, reading.scored + 1
+        return plant(tokeniser, tokens, sizes, tokeniser.start)
+
+    def _split(self, text: Text) -> tuple[Tokeniser, list[int]]:
+        tokeniser = read_tokeniser(self.source)
+        tokens = tokeniser(text.content)
+        tokeniser.check(tokens, self.arch.model.vocab)
+        return tokeniser, tokens
+
 
 TEMPERATURES = (0.0, 1.0)
 
@@ -138,3 +364,139 @@ def _row(shares: Tensor) -> tuple[float, ...]:
 
 def _round_significant(number: float) -> float:
     return float(f"{number:.{SHARE_DIGITS}g}")
+
+
+LAYER_BITS = (2, 3, 4)
+UNPACKED_BITS = 16  # bits of a number that is not packed
+
+
+class KeptPrompt(Generation):
+    """A prompt read once: keys and values of every layer in full precision, and its last logits.
+
+    Packed cells take them when the layer has read the prompt, so they are seen here before.
+    """
+
+    def __init__(self, decoder: Decoder, prompts: Sequence[Sequence[int]]) -> None:
+        super().__init__(decoder, parse("grouped:bits=8,group=8"), prompts, 1)
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        filled = self.impl.store_prompt
+
+        def keep(layer: int, keys: Tensor, values: Tensor) -> None:
+            self.keys.append(keys.clone())
+            self.values.append(values.clone())
+            filled(layer, keys, values)
+
+        self.impl.store_prompt = keep  # type: ignore[method-assign]
+        with torch.inference_mode():
+            self.last_logits = self._prefill()
+
+
+class Resumed(Forced):
+    """A text behind a kept prompt, for storages that take the prompt as it is."""
+
+    def __init__(
+        self,
+        kept: KeptPrompt,
+        technique: Technique,
+        texts: Sequence[Sequence[int]],
+        truth: list[Tensor] | None = None,
+    ) -> None:
+        super().__init__(kept.decoder, technique, texts, kept.longest, truth)
+        self._kept = kept
+
+    def _prefill(self) -> Tensor:
+        for layer, pair in enumerate(zip(self._kept.keys, self._kept.values, strict=True)):
+            self.impl.store_prompt(layer, *(x.clone() for x in pair))
+        self.impl.prompt_done()
+        return self._kept.last_logits
+
+    @property
+    def by_window(self) -> Array:
+        """Mean KL divergence of each window. (windows,) [nat per token]"""
+        found: Array = torch.stack(self._divergences).double().mean(0).clamp(min=0).cpu().numpy()
+        return found
+
+
+def packed(bits: int, value_bits: int, group: int, layers: range, count: int) -> Technique:
+    """Some layers packed, the others in full precision."""
+    some = f"grouped:bits={bits},value_bits={value_bits},group={group}"
+    first, last = layers.start, layers.stop - 1
+    parts = [f"0-{first - 1}: full"] if first else []
+    parts += [f"{first}-{last}: {some}" if last > first else f"{first}: {some}"]
+    parts += [f"{last + 1}-{count - 1}: full"] if last + 1 < count else []
+    return parse("; ".join(parts) if first or last + 1 < count else some)
+
+
+@torch.inference_mode()
+def measure_layers(
+    decoder: Decoder,
+    reading: Reading,
+    texts: list[list[int]],
+    group: int,
+    about: dict[str, str],
+    widths: Sequence[int] = LAYER_BITS,
+    so_far: Unfinished | None = None,
+) -> Iterator[LayerLosses | str]:
+    """Yields what it is about to do as text, and the losses at the end.
+
+    Parameters
+    ----------
+    texts : windows of a text. (windows, reading.length)
+    about : ``model``, ``weights``, ``text`` and ``settings`` as the file has them.
+    so_far : runs that are done already; those that follow are added.
+    """
+    count, done = decoder.arch.model.layers, so_far or Unfinished()
+    yield "reading the prompts"
+    kept = KeptPrompt(decoder, [text[: reading.prompt] for text in texts])
+    truth = _run(kept, parse("full"), texts).kept
+    alone = np.zeros((2, len(widths), count, len(texts)))
+    uniform = np.zeros((len(widths), len(texts)))
+    runs = [(b, layer) for b in range(len(widths)) for layer in (None, *range(count))]
+    progress = Progress(len(runs))
+
+    def losses(pair: tuple[int, int], layers: range) -> Array:
+        name = f"{pair[0]},{pair[1]} bits in {layers.start}-{layers.stop - 1}"
+        found = done.run_losses(name, len(texts))
+        if found is None:
+            found = _run(kept, packed(*pair, group, layers, count), texts, truth).by_window
+            done.record_run(name, found)
+        return found
+
+    for b, layer in runs:
+        bits = widths[b]
+        if layer is None:
+            yield progress.line(f"{bits} bits in all layers")
+            uniform[b] = losses((bits, bits), range(count))
+            continue
+        yield progress.line(f"{bits} bits in layer {layer} alone, keys and then values")
+        for side, pair in enumerate(((bits, UNPACKED_BITS), (UNPACKED_BITS, bits))):
+            alone[side, b, layer] = losses(pair, range(layer, layer + 1))
+    yield LayerLosses(
+        date=date.today().isoformat(),
+        bits=tuple(widths),
+        group=group,
+        alone=alone,
+        uniform=uniform,
+        **about,
+    )
+
+
+def executed(
+    decoder: Decoder, reading: Reading, texts: list[list[int]], techniques: Sequence[Technique]
+) -> list[Array]:
+    """What plans really lose, window by window. (windows,) each [nat per token]"""
+    kept = KeptPrompt(decoder, [text[: reading.prompt] for text in texts])
+    truth = _run(kept, parse("full"), texts).kept
+    return [_run(kept, t, texts, truth).by_window for t in techniques]
+
+
+def _run(
+    kept: KeptPrompt,
+    technique: Technique,
+    texts: list[list[int]],
+    truth: list[Tensor] | None = None,
+) -> Resumed:
+    run = Resumed(kept, technique, texts, truth)
+    run.complete()
+    return run

@@ -18,10 +18,10 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
+from kvsim.validate.registry import IMPLEMENTATIONS
 from kvsim.validate.runner import BY_USE, Form, Unit
 from kvsim.validate.session.queue import die_with_parent, serve
 from kvsim.validate.session.state import SessionState
-from kvsim.validate.small import IMPLEMENTATIONS
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 PROFILES: dict[Form, str] = {"long": "full.toml", "short": "quick.toml"}

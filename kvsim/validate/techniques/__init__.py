@@ -11,8 +11,8 @@ from kvsim.techniques.technique import Technique
 from kvsim.validate.counter import size
 from kvsim.validate.model.decoder import Decoder, rehearsal
 from kvsim.validate.parts.composed import Composed
-from kvsim.validate.pinned import check_host_memory, lines, planned
-from kvsim.validate.small import IMPLEMENTATIONS
+from kvsim.validate.registry import IMPLEMENTATIONS
+from kvsim.validate.transfer import check_host_memory, lines, planned
 
 
 def check_known(techniques: Iterable[Technique]) -> None:

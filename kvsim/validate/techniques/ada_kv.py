@@ -7,18 +7,12 @@ from torch import Tensor
 
 from kvsim.errors import InputError
 from kvsim.validate.model.attention import Pass
-from kvsim.validate.parts.base import Resident
 from kvsim.validate.parts.selection import LayerContext
-from kvsim.validate.parts.store import SlotRange
-from kvsim.validate.small import SmallRun
+from kvsim.validate.parts.store import Resident, SlotRange
 from kvsim.validate.techniques.snapkv import Snapkv
 
+SMALL_SETTINGS = ("budget={half},window=8",)
 OWN = 0.2  # of an even share of the budget, which every head keeps for itself
-
-
-def small_settings(run: SmallRun) -> list[str]:
-    """Half of the prompt stays."""
-    return [f"budget={2 * run.quarter},window=8"]
 
 
 class AdaKv(Snapkv):

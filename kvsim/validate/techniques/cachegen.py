@@ -20,19 +20,14 @@ from kvsim.errors import InputError
 from kvsim.techniques.axes.base import Placement
 from kvsim.techniques.papers.cachegen import ANCHORS
 from kvsim.techniques.papers.cachegen import Cachegen as Settings
-from kvsim.validate.parts.base import Resident
 from kvsim.validate.parts.place import CachePlacement
 from kvsim.validate.parts.selection import LayerCache, LayeredRun
-from kvsim.validate.small import SmallRun
+from kvsim.validate.parts.store import Resident
 from kvsim.validate.transfer import copy_all
 
+SMALL_SETTINGS = ("bits=16,load=true",)  # room for what a lane has besides its words
 GROUP = 10  # tokens, of which the first is the anchor
 TOTAL, LEAST = 12, 16  # bits of the sum of a table, and of the smallest state
-
-
-def small_settings(run: SmallRun) -> list[str]:
-    """Room for what a lane has besides its words; decoded, too."""
-    return ["bits=16,load=true"]
 
 
 def quantised(numbers: Tensor, symbols: int) -> tuple[Tensor, Tensor]:

@@ -8,18 +8,12 @@ from kvsim.techniques.papers.cascade import Cascade as Settings
 from kvsim.validate.kernels.attention import merge
 from kvsim.validate.kernels.stores import PartialAttention
 from kvsim.validate.model.attention import Pass
-from kvsim.validate.parts.base import Resident
 from kvsim.validate.parts.scores import attend_part
 from kvsim.validate.parts.selection import LayerCache, LayerContext
-from kvsim.validate.parts.store import SlotRange
-from kvsim.validate.small import SmallRun
+from kvsim.validate.parts.store import Resident, SlotRange
 
+SMALL_SETTINGS = ("shared={alone}",)  # of one sequence: several would have to share it
 SAME = 0.02  # by which keys of one text may differ, of the largest: rounding
-
-
-def small_settings(run: SmallRun) -> list[str]:
-    """Half of the prompt, of one sequence: several would have to share it."""
-    return [f"shared={run.prompt // 2}"] if run.batch == 1 else []
 
 
 class Cascade(LayerCache):

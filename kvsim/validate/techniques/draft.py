@@ -9,19 +9,14 @@ from kvsim.errors import InputError
 from kvsim.techniques.axes.base import Drafting
 from kvsim.techniques.papers.draft import Draft as Settings
 from kvsim.validate.model.architecture import load_architecture
-from kvsim.validate.parts.base import Resident, RunningGeneration
 from kvsim.validate.parts.drafting import SpeculativeDrafter
 from kvsim.validate.parts.heads import DraftLayers
 from kvsim.validate.parts.selection import LayeredRun
-from kvsim.validate.small import SmallRun
+from kvsim.validate.parts.store import Resident, RunningGeneration
 
+SMALL_SETTINGS: tuple[str, ...] = ()  # none that suit every model: both need the same tokens
 CAUGHT_UP = "where every draft was accepted, the draft model reads the last of them first"
 UNREAD = "no token is chosen by the logits that the draft model has after the prompt"
-
-
-def small_settings(run: SmallRun) -> list[str]:
-    """None that suit every model: both need the same tokens."""
-    return []
 
 
 class Draft(SpeculativeDrafter):

@@ -8,22 +8,12 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.techniques.papers.duoattention import Duoattention as Settings
 from kvsim.validate.model.attention import Pass, attend, visible
-from kvsim.validate.parts.base import Resident, join_resident
 from kvsim.validate.parts.eviction import RingCache
 from kvsim.validate.parts.selection import LayerContext
-from kvsim.validate.parts.store import SlotRange
-from kvsim.validate.small import SmallRun
+from kvsim.validate.parts.store import Resident, SlotRange, join_resident
 
+SMALL_SETTINGS = ("retrieval={one_head},sink=4,recent={half}",)
 Three = tuple[Tensor, Tensor, Tensor]
-
-
-def small_settings(run: SmallRun) -> list[str]:
-    """One retrieval head, half of the prompt for the others."""
-    return (
-        [f"retrieval={1 / run.kv_heads:.12g},sink=4,recent={2 * run.quarter}"]
-        if run.kv_heads > 1
-        else []
-    )
 
 
 class Duoattention(RingCache):

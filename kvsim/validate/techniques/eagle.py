@@ -2,12 +2,8 @@
 
 from kvsim.techniques.papers.eagle import Eagle as Settings
 from kvsim.validate.parts.heads import DraftHeads
-from kvsim.validate.small import SmallRun
 
-
-def small_settings(run: SmallRun) -> list[str]:
-    """Acceptance is counted, whatever is said here."""
-    return ["gamma=2,acceptance=0.5,tokens=100"]
+SMALL_SETTINGS = ("gamma=2,acceptance=0.5,tokens=100",)  # acceptance is counted
 
 
 class Eagle(DraftHeads):

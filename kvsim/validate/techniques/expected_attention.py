@@ -8,16 +8,11 @@ from kvsim.validate.model.attention import Pass
 from kvsim.validate.parts.eviction import CutCache
 from kvsim.validate.parts.scores import by_kv_head
 from kvsim.validate.parts.selection import LayerContext
-from kvsim.validate.small import SmallRun
 
+SMALL_SETTINGS = ("budget={half}",)
 FUTURE = 512  # positions behind the prompt that queries are expected at
 SINKS = 4  # first tokens, which do not count among the queries and always stay
 LEAST = 0.02  # weight that every token has, so that its value counts
-
-
-def small_settings(run: SmallRun) -> list[str]:
-    """Half of the prompt stays."""
-    return [f"budget={2 * run.quarter}"]
 
 
 class ExpectedAttention(CutCache):

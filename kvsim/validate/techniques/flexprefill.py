@@ -21,18 +21,13 @@ from torch import Tensor
 
 from kvsim.techniques.papers.flexprefill import Flexprefill as Settings
 from kvsim.validate.model.attention import Pass
+from kvsim.validate.parts.reading import SparseBlocksCache
 from kvsim.validate.parts.scores import scores
 from kvsim.validate.parts.selection import LayerContext
-from kvsim.validate.parts.sparse import SparseBlocksCache
-from kvsim.validate.small import SmallRun
 
+SMALL_SETTINGS = ("block=8,share=0.5",)
 TAU = 0.1  # square root of the Jensen-Shannon divergence below which means of blocks are trusted
 LEAST = 1e-20  # of a sum that is divided by
-
-
-def small_settings(run: SmallRun) -> list[str]:
-    """Half of the blocks of 8 tokens."""
-    return ["block=8,share=0.5"]
 
 
 class Flexprefill(SparseBlocksCache):

@@ -6,15 +6,10 @@ from torch import Tensor
 from kvsim.validate.kernels.stores import Store
 from kvsim.validate.parts.rows import PACKED_AT_ONCE, Codec, EncodedRows, PerTokenCache
 from kvsim.validate.parts.store import Widths
-from kvsim.validate.small import SmallRun
 
+SMALL_SETTINGS = ("",)
 FP8_DTYPE = torch.float8_e4m3fn
 CONVERTS_FP8 = (8, 9)  # GPUs of this compute capability and above
-
-
-def small_settings(run: SmallRun) -> list[str]:
-    """There are none to choose."""
-    return [""]
 
 
 class Fp8(PerTokenCache):

@@ -15,18 +15,13 @@ from kvsim.validate.counter import NullCounter, OpRecord
 from kvsim.validate.model.attention import Seen
 from kvsim.validate.parts.packed import PackedRing, PackedStore, check_groups, check_residual
 from kvsim.validate.parts.store import CacheRoom, SlotRange
-from kvsim.validate.small import SmallRun
 
+SMALL_SETTINGS = ("group={group},residual={group}",)
 PACKED_BLOCKS = (
     "values are packed by whole blocks too; the prediction packs them one by one, as KIVI does"
 )
 FACTOR_BLOCKS = "factors are found block by block; the prediction spreads that evenly"
 ITERATION_SEED = 2403  # of the vectors that iterations begin with
-
-
-def small_settings(run: SmallRun) -> list[str]:
-    """Groups that fit the head."""
-    return [f"group={run.group},residual={run.group}"]
 
 
 class Gear(PackedStore):

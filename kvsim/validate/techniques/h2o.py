@@ -7,17 +7,13 @@ from torch import Tensor
 
 from kvsim.techniques.papers.h2o import H2o as Settings
 from kvsim.validate.model.attention import Pass, visible
-from kvsim.validate.parts.base import Resident, hold_chunk
 from kvsim.validate.parts.eviction import RingCache
 from kvsim.validate.parts.rows import PerTokenCache
 from kvsim.validate.parts.scores import attend_and_add, by_kv_head
 from kvsim.validate.parts.selection import LayerContext
-from kvsim.validate.small import SmallRun
+from kvsim.validate.parts.store import Resident, hold_chunk
 
-
-def small_settings(run: SmallRun) -> list[str]:
-    """A quarter of the prompt by score, a quarter of the latest."""
-    return [f"heavy={run.quarter},recent={run.quarter}"]
+SMALL_SETTINGS = ("heavy={quarter},recent={quarter}",)
 
 
 class H2o(RingCache):

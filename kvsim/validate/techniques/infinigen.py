@@ -28,17 +28,12 @@ from kvsim.validate.counter import OpRecord
 from kvsim.validate.kernels.gather import gather
 from kvsim.validate.model.architecture import rotate
 from kvsim.validate.model.attention import Pass, Seen, attend
-from kvsim.validate.parts.base import Resident
-from kvsim.validate.parts.host_copies import HostCopies
+from kvsim.validate.parts.host_rows import HostCopies
 from kvsim.validate.parts.rows import Fp16
 from kvsim.validate.parts.selection import LayerCache, LayerContext
-from kvsim.validate.parts.store import KvStore, on_the_gpu
-from kvsim.validate.small import SmallRun
+from kvsim.validate.parts.store import KvStore, Resident, on_the_gpu
 
-
-def small_settings(run: SmallRun) -> list[str]:
-    """A quarter of the tokens, guessed by three tenths of the channels."""
-    return [f"budget={run.quarter}"]
+SMALL_SETTINGS = ("budget={quarter}",)
 
 
 class Guessed(LayerCache):

@@ -27,17 +27,12 @@ from torch import Tensor
 from kvsim.techniques.papers.kcache import TopValues
 from kvsim.validate.kernels.gather import rows_at
 from kvsim.validate.model.attention import Pass
-from kvsim.validate.parts.base import Resident
-from kvsim.validate.parts.host_values import HostValues
+from kvsim.validate.parts.host_rows import HostValues
 from kvsim.validate.parts.rows import PACKED_AT_ONCE
 from kvsim.validate.parts.selection import LayerCache, LayerContext
-from kvsim.validate.parts.store import SlotRange
-from kvsim.validate.small import SmallRun
+from kvsim.validate.parts.store import Resident, SlotRange
 
-
-def small_settings(run: SmallRun) -> list[str]:
-    """A quarter of the values is fetched."""
-    return [f"n={run.quarter}"]
+SMALL_SETTINGS = ("n={quarter}",)
 
 
 class Values(LayerCache):

@@ -4,12 +4,8 @@ import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor
 
 from kvsim.validate.parts.eviction import CutCache
-from kvsim.validate.small import SmallRun
 
-
-def small_settings(run: SmallRun) -> list[str]:
-    """Half of the prompt stays."""
-    return [f"budget={2 * run.quarter}"]
+SMALL_SETTINGS = ("budget={half}",)
 
 
 class Keydiff(CutCache):

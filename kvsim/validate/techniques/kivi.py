@@ -12,12 +12,8 @@ from kvsim.techniques.papers.kivi import Kivi as Settings
 from kvsim.validate.counter import NullCounter
 from kvsim.validate.parts.packed import PackedRing, PackedStore, check_groups, check_residual
 from kvsim.validate.parts.store import CacheRoom, SlotRange
-from kvsim.validate.small import SmallRun
 
-
-def small_settings(run: SmallRun) -> list[str]:
-    """Groups that fit the head."""
-    return [f"group={run.group},residual={run.group}"]
+SMALL_SETTINGS = ("group={group},residual={group}",)
 
 
 class Kivi(PackedStore):

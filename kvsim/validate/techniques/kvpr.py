@@ -43,17 +43,13 @@ from kvsim.techniques.papers.kvpr import Place as Settings
 from kvsim.validate.counter import NullCounter, OpRecord
 from kvsim.validate.model.architecture import rotate
 from kvsim.validate.model.attention import Pass
-from kvsim.validate.parts.base import Resident
 from kvsim.validate.parts.prefetch import HostRows, TokenTables
 from kvsim.validate.parts.selection import LayerContext, LayeredRun
+from kvsim.validate.parts.store import Resident
 from kvsim.validate.parts.tiered import MakeStore
-from kvsim.validate.small import SmallRun
 from kvsim.validate.transfer import Mark, Transfers, copy_all
 
-
-def small_settings(run: SmallRun) -> list[str]:
-    """Half of the prompt is recomputed."""
-    return [f"split={run.prompt // 2}"]
+SMALL_SETTINGS = ("split={split}",)
 
 
 class Kvpr(HostRows):

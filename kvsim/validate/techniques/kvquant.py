@@ -16,12 +16,8 @@ from kvsim.validate.model.attention import Seen, attend
 from kvsim.validate.parts.normal import from_levels, ranges, to_levels
 from kvsim.validate.parts.rows import PACKED_AT_ONCE
 from kvsim.validate.parts.store import CacheRoom, KvStore, SlotRange
-from kvsim.validate.small import SmallRun
 
-
-def small_settings(run: SmallRun) -> list[str]:
-    """A whole number of outliers."""
-    return ["bits=4,outliers=0.0625"]
+SMALL_SETTINGS = ("bits=4,outliers=0.0625",)  # a whole number of outliers
 
 
 class WholeTokenRows(KvStore):

@@ -29,17 +29,12 @@ from kvsim.techniques.axes.base import Placement
 from kvsim.techniques.papers import kvzip
 from kvsim.validate.counter import NullCounter, OpRecord
 from kvsim.validate.model.attention import Pass, attend
-from kvsim.validate.parts.base import Resident, RunningGeneration, join_resident
 from kvsim.validate.parts.eviction import CutCache
 from kvsim.validate.parts.scores import query_ranges, scores
 from kvsim.validate.parts.selection import LayerContext
-from kvsim.validate.parts.store import SlotRange
-from kvsim.validate.small import SmallRun
+from kvsim.validate.parts.store import Resident, RunningGeneration, SlotRange, join_resident
 
-
-def small_settings(run: SmallRun) -> list[str]:
-    """Half of the prompt stays."""
-    return [f"budget={2 * run.quarter}"]
+SMALL_SETTINGS = ("budget={half}",)
 
 
 class Kvzip(CutCache):

@@ -20,18 +20,13 @@ from kvsim.techniques.axes.drafting import SINK, WINDOW, DraftCache
 from kvsim.techniques.axes.drafting import Selfdraft as Settings
 from kvsim.techniques.papers.snapkv import Snapkv as Observing
 from kvsim.validate.model.attention import Pass
-from kvsim.validate.parts.base import Resident, join_resident
 from kvsim.validate.parts.drafting import SelfDrafter, Visit
 from kvsim.validate.parts.eviction import RingCache
 from kvsim.validate.parts.selection import LayerContext, LayeredRun
-from kvsim.validate.parts.store import SlotRange
-from kvsim.validate.small import SmallRun
+from kvsim.validate.parts.store import Resident, SlotRange, join_resident
 from kvsim.validate.techniques.snapkv import Snapkv
 
-
-def small_settings(run: SmallRun) -> list[str]:
-    """Two drafts over half of the prompt."""
-    return [f"budget={2 * run.quarter},gamma=2"]
+SMALL_SETTINGS = ("budget={half},gamma=2",)
 
 
 class Magicdec(SelfDrafter):

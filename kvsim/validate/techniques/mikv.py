@@ -18,9 +18,9 @@ from kvsim.validate.parts.packed import check_groups
 from kvsim.validate.parts.rows import TokenRows, codec
 from kvsim.validate.parts.scores import attend_and_add, by_kv_head
 from kvsim.validate.parts.store import CacheRoom, KvStore, SlotRange, count_pairs, lengths_on
-from kvsim.validate.small import SmallRun
 from kvsim.validate.transfer import to_device
 
+SMALL_SETTINGS = ("salient=0.5,group={group}",)
 WHOLE_TOKENS = (
     "a whole number of tokens is at high precision, and new ones are packed as they come; the "
     "prediction takes the exact share, and writes new ones in fp16 too"
@@ -33,11 +33,6 @@ COMPARED_TOKENS = (
 )
 
 ORDERED = "rows are in the order of their weight even where all tokens have one precision"
-
-
-def small_settings(run: SmallRun) -> list[str]:
-    """Half of the tokens at high precision."""
-    return [f"salient=0.5,group={run.group}"]
 
 
 class Precision:

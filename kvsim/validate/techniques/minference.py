@@ -22,15 +22,11 @@ from torch import Tensor
 from kvsim.techniques.papers.minference import Minference as Settings
 from kvsim.validate.counter import OpRecord
 from kvsim.validate.model.attention import Pass, attend
+from kvsim.validate.parts.reading import SparsePromptCache
 from kvsim.validate.parts.scores import query_ranges, scores
 from kvsim.validate.parts.selection import LayerContext
-from kvsim.validate.parts.sparse import SparsePromptCache
-from kvsim.validate.small import SmallRun
 
-
-def small_settings(run: SmallRun) -> list[str]:
-    """Four columns and eight diagonals, found by four queries."""
-    return ["vertical=4,slash=8,window=4"]
+SMALL_SETTINGS = ("vertical=4,slash=8,window=4",)
 
 
 class Minference(SparsePromptCache):

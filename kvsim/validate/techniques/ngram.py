@@ -5,16 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from kvsim.validate.parts.base import RunningGeneration
 from kvsim.validate.parts.drafting import SpeculativeDrafter
-from kvsim.validate.small import SmallRun
+from kvsim.validate.parts.store import RunningGeneration
 
+SMALL_SETTINGS = ("gamma=2,acceptance=0.5",)  # acceptance is counted
 MAX_NGRAM = 3  # tokens that are looked for; fewer where they stand nowhere else
-
-
-def small_settings(run: SmallRun) -> list[str]:
-    """Acceptance is counted, whatever is said here."""
-    return ["gamma=2,acceptance=0.5"]
 
 
 class Ngram(SpeculativeDrafter):

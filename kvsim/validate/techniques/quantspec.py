@@ -38,19 +38,13 @@ from kvsim.techniques.axes.base import Storage
 from kvsim.techniques.papers.quantspec import Hierarchical as Settings
 from kvsim.validate.counter import NullCounter
 from kvsim.validate.model.attention import Seen
-from kvsim.validate.parts.base import RunningGeneration
 from kvsim.validate.parts.drafting import SelfDrafter
 from kvsim.validate.parts.packed import PackedRing, PackedStore, check_groups
-from kvsim.validate.parts.store import CacheRoom, SlotRange
-from kvsim.validate.small import SmallRun
+from kvsim.validate.parts.store import CacheRoom, RunningGeneration, SlotRange
 from kvsim.validate.transfer import to_device
 
+SMALL_SETTINGS = ("gamma=2,group={group},residual={two_groups},weight_bits={weight_bits}",)
 BY_HALVES = "half a buffer is packed at once; the prediction spreads it over the rounds"
-
-
-def small_settings(run: SmallRun) -> list[str]:
-    """Two drafts, and groups that fit the head."""
-    return [f"gamma=2,group={run.group},residual={2 * run.group},weight_bits={run.weight_bits}"]
 
 
 class Quantspec(SelfDrafter):

@@ -4,16 +4,11 @@ import torch
 from torch import Tensor
 
 from kvsim.techniques.papers.quest import Quest as Settings
-from kvsim.validate.parts.base import Resident
-from kvsim.validate.parts.paged import PagedCache, in_pages
+from kvsim.validate.parts.reading import PagedCache, in_pages
 from kvsim.validate.parts.selection import LayerContext
-from kvsim.validate.parts.store import SlotRange
-from kvsim.validate.small import SmallRun
+from kvsim.validate.parts.store import Resident, SlotRange
 
-
-def small_settings(run: SmallRun) -> list[str]:
-    """Half of the prompt in pages of 4, all of it in the first layer."""
-    return [f"budget={run.pages},page=4,dense=1"]
+SMALL_SETTINGS = ("budget={pages},page=4,dense=1",)  # all of the first layer
 
 
 class Quest(PagedCache):

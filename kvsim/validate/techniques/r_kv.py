@@ -6,21 +6,15 @@ from torch import Tensor
 
 from kvsim.techniques.papers.r_kv import RKv as Settings
 from kvsim.validate.model.attention import Pass
-from kvsim.validate.parts.base import Resident
 from kvsim.validate.parts.eviction import EvictingCache
 from kvsim.validate.parts.scores import LastQueries, query_ranges, scores
 from kvsim.validate.parts.selection import LayerContext
-from kvsim.validate.parts.store import SlotRange
-from kvsim.validate.small import SmallRun
+from kvsim.validate.parts.store import Resident, SlotRange
 
+SMALL_SETTINGS = ("kept={least},buffer=4,window=3",)
 IMPORTANCE = 0.1  # weight of attention beside redundancy
 ALIKE = 0.5  # cosine beyond which two keys say the same
 POOL = 7  # neighbouring tokens of which the greatest weight counts
-
-
-def small_settings(run: SmallRun) -> list[str]:
-    """A quarter of the prompt, cut again every fourth token."""
-    return [f"kept={max(4, run.quarter)},buffer=4,window=3"]
 
 
 class RKv(EvictingCache):

@@ -21,18 +21,13 @@ from kvsim.techniques.papers.shadowkv import Lowrank as LowrankSettings
 from kvsim.validate.counter import NullCounter, OpRecord
 from kvsim.validate.kernels.gather import rows_at
 from kvsim.validate.model.attention import Pass, Seen, attend
-from kvsim.validate.parts.base import Resident
-from kvsim.validate.parts.host_values import HostValues
-from kvsim.validate.parts.paged import in_pages
+from kvsim.validate.parts.host_rows import HostValues
+from kvsim.validate.parts.reading import in_pages
 from kvsim.validate.parts.rows import Fp16, Host, Plain, TokenRows
 from kvsim.validate.parts.selection import LayerCache, LayerContext
-from kvsim.validate.parts.store import CacheRoom, KvStore, SlotRange
-from kvsim.validate.small import SmallRun
+from kvsim.validate.parts.store import CacheRoom, KvStore, Resident, SlotRange
 
-
-def small_settings(run: SmallRun) -> list[str]:
-    """Half of the prompt in chunks of 4, one of them an outlier, and keys of rank 8."""
-    return [f"budget={run.pages},chunk=4,outliers=1,rank=8"]
+SMALL_SETTINGS = ("budget={pages},chunk=4,outliers=1,rank=8",)
 
 
 class Lowrank(KvStore):

@@ -9,14 +9,9 @@ from kvsim.validate.model.attention import Pass
 from kvsim.validate.parts.eviction import CutCache
 from kvsim.validate.parts.scores import LastQueries, by_kv_head
 from kvsim.validate.parts.selection import LayerContext
-from kvsim.validate.small import SmallRun
 
+SMALL_SETTINGS = ("budget={half},window=8",)
 POOL = 5  # neighbouring tokens whose scores are averaged, so that what is kept hangs together
-
-
-def small_settings(run: SmallRun) -> list[str]:
-    """Half of the prompt stays."""
-    return [f"budget={2 * run.quarter},window=8"]
 
 
 class Snapkv(CutCache):

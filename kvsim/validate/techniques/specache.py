@@ -35,9 +35,8 @@ from kvsim.validate.kernels.gather import gather
 from kvsim.validate.kernels.stores import Levels, PartialAttention
 from kvsim.validate.kernels.topk import softmax_top_k
 from kvsim.validate.model.attention import Pass, Seen
-from kvsim.validate.parts.base import Resident, RunningGeneration
 from kvsim.validate.parts.drafting import Drafter
-from kvsim.validate.parts.host_copies import HostCopies
+from kvsim.validate.parts.host_rows import HostCopies
 from kvsim.validate.parts.packed import (
     Fetched,
     PackedRing,
@@ -46,13 +45,9 @@ from kvsim.validate.parts.packed import (
     check_residual,
 )
 from kvsim.validate.parts.selection import LayerCache, LayerContext
-from kvsim.validate.parts.store import CacheRoom, SlotRange
-from kvsim.validate.small import SmallRun
+from kvsim.validate.parts.store import CacheRoom, Resident, RunningGeneration, SlotRange
 
-
-def small_settings(run: SmallRun) -> list[str]:
-    """Groups that fit the head, and a quarter of the pairs fetched."""
-    return [f"group={run.group},residual={run.group},k={run.quarter}"]
+SMALL_SETTINGS = ("group={group},residual={group},k={quarter}",)
 
 
 class Specache(Drafter):

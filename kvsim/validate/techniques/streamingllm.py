@@ -9,16 +9,11 @@ from kvsim.techniques.papers.streamingllm import Streamingllm as Settings
 from kvsim.validate.counter import OpRecord
 from kvsim.validate.model.architecture import rotate
 from kvsim.validate.model.attention import Pass, visible
-from kvsim.validate.parts.base import Resident
 from kvsim.validate.parts.eviction import RingCache
 from kvsim.validate.parts.selection import LayerContext
-from kvsim.validate.parts.store import SlotRange
-from kvsim.validate.small import SmallRun
+from kvsim.validate.parts.store import Resident, SlotRange
 
-
-def small_settings(run: SmallRun) -> list[str]:
-    """Half of the prompt stays."""
-    return [f"sink=4,recent={2 * run.quarter}"]
+SMALL_SETTINGS = ("sink=4,recent={half}",)
 
 
 class Streamingllm(RingCache):

@@ -14,12 +14,8 @@ from kvsim.validate.model.attention import Pass, Seen
 from kvsim.validate.parts.rows import Fp16
 from kvsim.validate.parts.scores import LastQueries, attend_part
 from kvsim.validate.parts.store import CacheRoom, KvStore, SlotRange
-from kvsim.validate.small import SmallRun
 
-
-def small_settings(run: SmallRun) -> list[str]:
-    """Shares of channels that leave whole ones."""
-    return ["ratio=0.4,window=6", "ratio=0.5,window=6"]
+SMALL_SETTINGS = ("ratio=0.4,window=6", "ratio=0.5,window=6")
 
 
 class Think(KvStore):

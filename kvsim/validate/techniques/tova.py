@@ -6,12 +6,8 @@ from kvsim.validate.model.attention import Pass
 from kvsim.validate.parts.eviction import CutCache
 from kvsim.validate.parts.scores import LastQueries
 from kvsim.validate.parts.selection import LayerContext
-from kvsim.validate.small import SmallRun
 
-
-def small_settings(run: SmallRun) -> list[str]:
-    """Half of the prompt stays."""
-    return [f"budget={2 * run.quarter}"]
+SMALL_SETTINGS = ("budget={half}",)
 
 
 class Tova(CutCache):

@@ -22,15 +22,10 @@ from kvsim.validate.parts.normal import from_levels, to_levels
 from kvsim.validate.parts.packed import check_groups
 from kvsim.validate.parts.rows import PACKED_AT_ONCE, Codec, EncodedRows, Host, PerTokenCache, Plain
 from kvsim.validate.parts.store import CacheRoom, SlotRange, Widths
-from kvsim.validate.small import SmallRun
 
+SMALL_SETTINGS = ("bits=4,group={group}",)
 READ_TWICE = "rows that are kept in two places are rotated apart: the rotation is read twice"
 ROTATION_SEED = 2504  # of the rotation, which all layers share
-
-
-def small_settings(run: SmallRun) -> list[str]:
-    """Groups that fit the head."""
-    return [f"bits=4,group={run.group}"]
 
 
 class Rotated(PerTokenCache):

@@ -6,14 +6,10 @@ from torch import Tensor
 
 from kvsim.techniques.papers.xattention import Xattention as Settings
 from kvsim.validate.model.attention import Pass
+from kvsim.validate.parts.reading import SparseBlocksCache
 from kvsim.validate.parts.selection import LayerContext
-from kvsim.validate.parts.sparse import SparseBlocksCache
-from kvsim.validate.small import SmallRun
 
-
-def small_settings(run: SmallRun) -> list[str]:
-    """Half of the blocks of 8 tokens."""
-    return ["block=8,stride=4,share=0.5"]
+SMALL_SETTINGS = ("block=8,stride=4,share=0.5",)
 
 
 class Xattention(SparseBlocksCache):

@@ -39,14 +39,9 @@ from kvsim.validate.kernels.stores import PartialAttention, Store, View
 from kvsim.validate.model.attention import Pass, Seen
 from kvsim.validate.parts.scores import query_ranges
 from kvsim.validate.parts.store import CacheRoom, KvStore, SlotRange, count_pairs
-from kvsim.validate.small import SmallRun
 
+SMALL_SETTINGS = ("",)
 DRAWN_PROBES = "probing steps are drawn; the prediction takes their mean"
-
-
-def small_settings(run: SmallRun) -> list[str]:
-    """Its defaults act in any run."""
-    return [""]
 
 
 class Zipcache(KvStore):

@@ -1,7 +1,7 @@
 """Real runs over a grid of batch and context, interleaved, and what is predicted for each.
 
 No point of this grid is one that a stack was fitted to: batches, contexts and depths differ from
-those of ``kvsim.validate.bench.techniques``.
+those of ``kvsim.validate.bench.suite``.
 """
 
 from collections.abc import Iterator, Sequence
@@ -23,8 +23,7 @@ from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import random_weights
 from kvsim.validate.processor import available_memory
 from kvsim.validate.runner import Runner, Unit
-from kvsim.validate.times.compared import Compared, Measured, Round, SkippedPoint
-from kvsim.validate.times.kept import KeptPoints
+from kvsim.validate.times.compared import Compared, KeptPoints, Measured, Round, SkippedPoint
 from kvsim.validate.times.timed import (
     Counted,
     Timing,

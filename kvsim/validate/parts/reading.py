@@ -1,17 +1,19 @@
-"""Selections that read the best pages of a cache they keep whole, by a summary of every page."""
+"""What selections share that drop nothing: pages that a step reads, blocks that a prompt reads."""
 
 from abc import abstractmethod
 from dataclasses import replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from kvsim.errors import InputError
-from kvsim.techniques.axes.selection import Chosen
+from kvsim.techniques.axes.selection import Chosen, chosen_blocks
 from kvsim.validate.counter import OpRecord
+from kvsim.validate.kernels.gather import rows_at
 from kvsim.validate.model.attention import Pass, attend
 from kvsim.validate.parts.selection import LayerCache, LayerContext
-from kvsim.validate.parts.store import SlotRange
+from kvsim.validate.parts.store import SlotRange, hold_chunk
 
 
 class PagedCache(LayerCache):
@@ -114,3 +116,98 @@ def in_pages(keys: Tensor, ends: Tensor, page: int, none: float) -> Tensor:
     rest = (0, 0, 0, -tokens % page)
     padded = torch.nn.functional.pad(known, rest, value=none)
     return padded.view(*keys.shape[:2], -1, page, keys.shape[3])
+
+
+class SparsePromptCache(LayerCache):
+    """Every query head has its own part of the prompt; decoding reads every token.
+
+    A technique attends in ``attend_prompt``.
+    """
+
+    def __init__(self, place: LayerContext) -> None:
+        super().__init__(place)
+        self.refuse_windows()
+
+    def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
+        """Straight into the slots."""
+        held = self.kv.prompt(self.slots)
+        with self.counter.op("attn") as record:
+            k, v = hold_chunk(record, held, keys, values, step)
+        return self.attend_prompt(queries, k, v, step)
+
+    def last_queries(self, queries: Tensor, step: Pass, many: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Take the last queries of a chunk that are a prompt's own.
+
+        Returns
+        -------
+        tuple of Tensor
+            The queries, (sequences, heads, many, dim); their positions, (sequences, many); and
+            which of them there are in this chunk, (sequences, many).
+        """
+        ends = self._on_device[step.rows].clamp(max=step.length)
+        asking = ends[:, None] - many + torch.arange(many, device=queries.device)
+        place = asking - step.starts[0]
+        rows = place.clamp(0, step.new - 1)[:, None, :, None]
+        asked = queries.gather(2, rows.expand(-1, queries.shape[1], -1, queries.shape[3]))
+        return asked, asking, (place >= 0) & (asking >= 0)
+
+
+class SparseBlocksCache(SparsePromptCache):
+    """Every query head reads a share of each row of blocks, its own block among them.
+
+    A technique ranks the blocks in ``rank``.
+    """
+
+    block: int  # tokens of a block
+    share: float  # of a row's blocks
+
+    def rank(self, queries: Tensor, keys: Tensor, step: Pass) -> Tensor:
+        """Score the blocks that a chunk's rows may read.
+
+        Returns
+        -------
+        Tensor
+            (sequences, heads, rows, columns): a row's own block is the greatest, later ones the
+            least.
+        """
+        raise NotImplementedError
+
+    def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
+        """Row by row of blocks, each to its best."""
+        start, block = step.starts[0], self.block
+        if start % block:
+            name = self.parts.selection.name
+            raise InputError(f"{name}: prompts come in chunks that {block} does not divide")
+        ranked = self.rank(queries, keys, step)
+        end = keys.shape[2]
+        within = torch.arange(block, device=queries.device)
+        allowed = start // block + np.arange(1.0, ranked.shape[2] + 1)
+        outs = []
+        for row, many in enumerate(chosen_blocks(self.share, allowed)):
+            chosen = ranked[:, :, row].topk(int(many), dim=-1).indices.sort(-1).values
+            tokens = (chosen[..., None] * block + within).flatten(2)
+            asking = queries[:, :, row * block : (row + 1) * block]
+            places = step.positions[:, row * block : (row + 1) * block]
+            index = tokens.clamp(max=end - 1).view(len(tokens), keys.shape[1], -1)
+            k, v = (rows_at(numbers, index).view(*tokens.shape, -1) for numbers in (keys, values))
+            seen = tokens[:, :, None] <= places[:, None, :, None]
+            with self.counter.op("attn") as record:
+                outs.append(attend(OpRecord(), asking, k, v, seen))
+                record.visible(asking.shape[2], tokens.shape[2], seen)
+        out = torch.cat(outs, 2)
+        with self.counter.op("attn") as record:
+            record.reads(queries, keys, values)
+            record.writes(out)
+        return out
+
+    def causal(self, found: Tensor, step: Pass) -> Tensor:
+        """Put a row's own block above all others, and later ones below."""
+        with self.counter.op("rank_blocks") as record:
+            row = torch.arange(found.shape[2], device=found.device)[:, None]
+            row = row + step.starts[0] // self.block
+            column = torch.arange(found.shape[3], device=found.device)
+            ranked = found.masked_fill(column > row, -torch.inf)
+            ranked = ranked.masked_fill(column == row, torch.inf)
+            record.reads(ranked.to(self.dtype))
+            record.writes(ranked.to(self.dtype))
+        return ranked
