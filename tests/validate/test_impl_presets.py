@@ -1,7 +1,5 @@
 """Newer techniques, each against its paper's algorithm put down in plain words."""
 
-from dataclasses import replace
-
 import pytest
 import torch
 from torch import Tensor
@@ -14,7 +12,7 @@ from kvsim.validate.kernels.packing import pack, unpack
 from kvsim.validate.model.architecture import rotate
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.parts.normal import levels
-from kvsim.validate.parts.store import on_the_gpu
+from kvsim.validate.parts.store import CacheRoom
 from kvsim.validate.run import Generation
 from kvsim.validate.techniques.kvquant import Kvquant
 from kvsim.validate.techniques.turboquant import Levels, rotation
@@ -92,9 +90,8 @@ def test_duoattention_needs_whole_heads() -> None:
 def test_kvquant_keeps_outliers_and_packs_keys_without_their_positions() -> None:
     own = decoder("llama")
     m, generator = own.arch.model, torch.Generator().manual_seed(0)
-    room = on_the_gpu(2, m.kv_heads, m.head_dim, torch.float32, torch.device("cpu"))
-    part = Settings(4, 0.125)
-    kv = Kvquant(part, replace(room, turns=own.turns), 40, NULL_COUNTER)
+    sizes = 2, m.kv_heads, m.head_dim, torch.float32, torch.device("cpu")
+    kv = Kvquant(CacheRoom(Settings(4, 0.125), 40, NULL_COUNTER, *sizes, own.turns))
     before, values = torch.randn(2, 2, m.kv_heads, 30, m.head_dim, generator=generator)
     before[:, 1, :, 3] *= 50  # a channel
     keys = rotate(before, *own.turns(torch.arange(30)[None]) or ())

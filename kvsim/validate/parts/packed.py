@@ -1,6 +1,5 @@
 """Keys or values of one layer as packed rows behind a ring of full-precision tokens."""
 
-from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -153,51 +152,6 @@ def _tables(store: Store) -> list[Tensor]:
     return [t for t in (store.codes, store.lower, store.scale, store.zero) if t is not None]
 
 
-def check_groups(name: str, group: int, head_dim: int) -> None:
-    """Refuse groups that do not divide a head.
-
-    Parameters
-    ----------
-    name
-        The technique, for the message.
-    group
-        Numbers that share a scale.
-    head_dim
-        Numbers of a head.
-
-    Raises
-    ------
-    InputError
-        If they do not.
-    """
-    if head_dim % group:
-        raise InputError(
-            f"{name}: group={group} does not divide the head dim {head_dim}; choose a group that "
-            f"does"
-        )
-
-
-def check_residual(name: str, residual: int, group: int) -> int:
-    """Refuse a residual whose blocks do not hold whole groups of keys.
-
-    Parameters
-    ----------
-    residual
-        Latest tokens that stay in full precision. [tokens]
-
-    Raises
-    ------
-    InputError
-        If it is no multiple of the group.
-    """
-    if residual < 1 or residual % group:
-        raise InputError(
-            f"{name}: residual={residual} is not a multiple of group={group}, so that blocks of "
-            f"keys would not fill groups; choose one that is"
-        )
-    return residual
-
-
 @frozen
 class Fetched:
     """Tokens whose keys and values replace their packed ones."""
@@ -208,31 +162,76 @@ class Fetched:
 
 
 class PackedStore(KvStore):
-    """Cells of keys and values behind rings; subclasses say how many tokens are packed."""
+    """Cells of keys and values behind rings, packed as KIVI's if a subclass does not say otherwise.
 
-    k: PackedRing
-    v: PackedRing
+    Parameters
+    ----------
+    residual : tokens of a block of keys, and values that are not packed yet.
+    ring : slots of the rings, if there are more.
+    where : the levels' places.
+    hierarchical : whether rows are packed in two halves.
+    """
+
     keeps_numbers = False
 
-    @abstractmethod
+    def __init__(
+        self,
+        room: CacheRoom,
+        residual: int,
+        bits: int,
+        group: int,
+        ring: int | None = None,
+        where: Levels = "ends",
+        hierarchical: bool = False,
+    ) -> None:
+        super().__init__(room)
+        name = room.part.name
+        room.check_group(group)
+        if residual < 1 or residual % group:
+            raise InputError(
+                f"{name}: residual={residual} is not a multiple of group={group}, so that blocks "
+                f"of keys would not fill groups; choose one that is"
+            )
+        self.residual = residual
+        settings = room, room.slots, ring or residual, bits, group
+        self.k = PackedRing(*settings, "channel", where, hierarchical)
+        self.v = PackedRing(*settings, "token", where, hierarchical)
+
     def packed_keys(self, tokens: int) -> int:
-        """Count the packed rows of keys.
+        """Count the packed rows of keys: whole blocks of the residual.
 
         Parameters
         ----------
         tokens
             Cached tokens of a sequence. [tokens]
         """
+        return tokens // self.residual * self.residual
 
-    @abstractmethod
     def packed_values(self, tokens: int) -> int:
-        """Count the packed rows of values.
+        """Count the packed rows of values: all but the residual.
 
         Parameters
         ----------
         tokens
             Cached tokens of a sequence. [tokens]
         """
+        return max(tokens - self.residual, 0)
+
+    def pack(self, side: PackedRing, sequences: list[int], begins: Tensor, count: int) -> None:
+        """Pack tokens of some sequences, if there are any.
+
+        Parameters
+        ----------
+        side
+            Keys or values.
+        begins
+            First token that is packed, of every sequence of the batch.
+        count
+            Tokens of each. [tokens]
+        """
+        if sequences:
+            with self.counter.op("quantise") as record:
+                side.pack(record, sequences, begins, count)
 
     def packed_there(self, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Count packed rows on the device.

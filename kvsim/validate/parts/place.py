@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType
 
 from torch import Tensor
@@ -16,11 +15,9 @@ from kvsim.validate.model.decoder import Answer
 from kvsim.validate.model.weights import LayerWeights
 from kvsim.validate.parts.prefetch import HostRows, PrefetchBuffers, StreamedWeights
 from kvsim.validate.parts.selection import LayerContext, LayeredRun
-from kvsim.validate.parts.store import CacheRoom, KvStore, Resident, join_resident, on_the_gpu
+from kvsim.validate.parts.store import CacheRoom, Host, KvStore, Resident, join_resident
 from kvsim.validate.parts.tiered import (
-    CpuRows,
     CpuStore,
-    HostRoom,
     LeavingPrompts,
     MakeStore,
     TieredStore,
@@ -57,27 +54,23 @@ class CachePlacement:
         slots
             Tokens there must be room for. [tokens]
         """
-        return kind(where.parts.storage, self.room(where), slots, self.run.counter)
+        return kind(self.room(where, slots))
 
-    def room(self, where: LayerContext) -> CacheRoom:
+    def room(self, where: LayerContext, slots: int) -> CacheRoom:
         """Make room on the GPU for the KV heads of a layer.
 
         Parameters
         ----------
         where
             The layer, its KV heads and its part of the batch.
+        slots
+            Tokens there must be room for. [tokens]
         """
-        m, at = self.run.model, self.run.decoder
-        heads = where.heads or m.kv_heads
-        room = on_the_gpu(where.batch, heads, m.head_dim, at.dtype, at.device)
+        m, at, parts = self.run.model, self.run.decoder, where.parts
+        sizes = where.batch, where.heads or m.kv_heads, m.head_dim, at.dtype, at.device
+        more = at.turns, where.lengths, parts.selection.queries
         common = self.run.shared_objects(where.rows)
-        return replace(
-            room,
-            turns=at.turns,
-            prompts=where.lengths,
-            common=common,
-            fresh=where.parts.selection.queries,
-        )
+        return CacheRoom(parts.storage, slots, self.run.counter, *sizes, *more, common)
 
     def lanes(self) -> Transfers:
         """Copies between GPU and host beside compute."""
@@ -228,27 +221,25 @@ class Place(CachePlacement):
 
     def make_store(self, kind: type[KvStore], where: LayerContext, slots: int) -> KvStore:
         """Rows or values at home, where the shares say so."""
-        place, room, lanes = self.place, self.room(where), self.lanes()
+        place, room, lanes = self.place, self.room(where, slots), self.lanes()
         rows = room.sequences * room.heads
         away, cpu = self._count_rows("host_share", rows), self._count_rows("cpu_share", rows)
-        stored, counter = where.parts.storage, self.run.counter
         if place.loads or cpu:
             self._refuse(kind, where)
         if place.loads and not float(place.k_host):
-            return kind(stored, room, slots, counter, lanes.host)  # type: ignore[call-arg]
+            return kind(replace(room, values=lanes.host))
         if not away and not cpu:
             return super().make_store(kind, where, slots)
         if cpu == rows:
-            whole = CpuStore(stored, room, slots, counter, lanes, returns=not self.attends_async)
+            whole = CpuStore(room, lanes, returns=not self.attends_async)
             self.leaving.stores[where.visit] = whole
             return whole
-        attended = CpuRows(cpu, partial(CpuStore, lanes=lanes)) if cpu else None
 
-        def make(host: HostRoom) -> TieredStore:
-            return TieredStore(kind, stored, room, slots, counter, away, host, attended)
+        def make(host: Host) -> TieredStore:
+            return TieredStore(kind, room, away, cpu, host, lanes)
 
         split = self._host_rows(where, slots, make) if away else make(lanes.host)
-        if isinstance(split.cpu, CpuStore):
+        if split.cpu is not None:
             self.leaving.stores[where.visit] = split.cpu
         if split.away is not None and split.away.gpu_tensors():
             self.differences = {**self.differences, "store_kv": SENT_LATE}

@@ -18,8 +18,8 @@ from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import LayerWeights, Linear
 from kvsim.validate.parts.selection import LayerContext, LayeredRun
-from kvsim.validate.parts.store import Resident
-from kvsim.validate.parts.tiered import HostRoom, MakeStore
+from kvsim.validate.parts.store import Host, Resident
+from kvsim.validate.parts.tiered import MakeStore
 from kvsim.validate.transfer import Mark, Transfers, copy_all
 
 
@@ -39,7 +39,7 @@ class TokenTables:
     width: int
     dtype: torch.dtype  # of plain numbers
 
-    def tables(self, make: HostRoom, tokens: int) -> list[Tensor]:
+    def tables(self, make: Host, tokens: int) -> list[Tensor]:
         """Make room for some tokens: numbers, or codes with scales and zero points.
 
         Parameters

@@ -7,11 +7,9 @@ from typing import ClassVar, Self
 import torch
 from torch import Tensor
 
-from kvsim.errors import InputError
 from kvsim.frozen import frozen
-from kvsim.techniques.axes.base import Storage
 from kvsim.techniques.axes.storage import Grouped as Settings
-from kvsim.validate.counter import NullCounter, OpRecord
+from kvsim.validate.counter import OpRecord
 from kvsim.validate.kernels.gather import rows_at
 from kvsim.validate.kernels.quantise import quantise
 from kvsim.validate.kernels.stores import Store, View, unpacks
@@ -19,6 +17,7 @@ from kvsim.validate.model.attention import Seen, attend
 from kvsim.validate.parts.scores import scores, weigh
 from kvsim.validate.parts.store import (
     CacheRoom,
+    Host,
     KvStore,
     SlotRange,
     Widths,
@@ -30,9 +29,6 @@ PACKED_AT_ONCE = {
     "attn": "new keys and values are packed as they come; the prediction also writes them in fp16"
 }
 """What storages without full-precision tokens differ by."""
-
-Host = Callable[[tuple[int, ...], torch.dtype], Tensor]
-"""Makes room in host memory."""
 
 
 class Codec(ABC):
@@ -315,30 +311,16 @@ class TokenRows:
 
 
 class PerTokenCache(KvStore):
-    """Keys and values in rows of their own; subclasses say how they are encoded.
-
-    Parameters
-    ----------
-    values : makes room in host memory for values that live there, to be fetched by row.
-    """
+    """Keys and values in rows of their own; subclasses say how they are encoded."""
 
     fetches_values, replays = True, True
 
-    def __init__(
-        self,
-        part: Storage,
-        room: CacheRoom,
-        slots: int,
-        counter: NullCounter,
-        values: Host | None = None,
-    ) -> None:
-        super().__init__(part, room, slots, counter)
-        codecs = self.codecs()
-        self.values_on_host = values is not None
-        self.k, self.v = (
-            TokenRows(codecs[0], room, slots),
-            TokenRows(codecs[1], room, slots, values),
-        )
+    def __init__(self, room: CacheRoom) -> None:
+        super().__init__(room)
+        keys, values = self.codecs()
+        self.values_on_host = room.values is not None
+        self.k = TokenRows(keys, room, room.slots)
+        self.v = TokenRows(values, room, room.slots, room.values)
         self.plain = self.k.plain and self.v.plain
 
     @abstractmethod
@@ -446,27 +428,12 @@ class Grouped(PerTokenCache):
 
     differences = PACKED_AT_ONCE
 
-    def __init__(
-        self,
-        part: Storage,
-        room: CacheRoom,
-        slots: int,
-        counter: NullCounter,
-        values: Host | None = None,
-    ) -> None:
-        assert isinstance(part, Settings)
-        if room.dim % part.group:
-            raise InputError(
-                f"grouped: group={part.group} does not divide the head dim {room.dim}; "
-                f"choose a group that does"
-            )
-        self.settings = part
-        super().__init__(part, room, slots, counter, values)
-
     def codecs(self) -> tuple[Codec, Codec]:
         """By the widths of both sides."""
-        stored = self.settings.stored
-        keys, values = (codec(bits, self.settings.group) for bits in (stored.bits, stored.v_bits))
+        part = self.part
+        assert isinstance(part, Settings)
+        self.room.check_group(part.group)
+        keys, values = (codec(bits, part.group) for bits in (part.stored.bits, part.stored.v_bits))
         return keys, values
 
 

@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.graph import Tier
 from kvsim.techniques.axes.base import Storage
@@ -167,26 +168,66 @@ class SharedObjects:
         return found
 
 
+Host = Callable[[tuple[int, ...], torch.dtype], Tensor]
+"""Makes a tensor of that shape in host memory."""
+
+
 @frozen
 class CacheRoom:
-    """Where a layer's tensors are made: for so many sequences and KV heads.
+    """What a layer's storage is made of and for: so many sequences, KV heads and slots."""
 
-    Parameters
-    ----------
-    rows : room for rows of several parts, (sequences, KV heads, rows, width) each; it may be in
-        host memory, or be a buffer that layers use in turn.
-    """
-
+    part: Storage  # what the technique says of it
+    slots: int  # that there is room for [tokens]
+    counter: NullCounter
     sequences: int
     heads: int
     dim: int  # of a head
     dtype: torch.dtype
     device: torch.device
-    rows: Callable[[int, Widths], list[Tensor]]
     turns: Turns = no_turns
     prompts: list[int] = field(default_factory=list)  # of every sequence [tokens]
     fresh: int = 1  # new tokens of a pass that yields one token
     common: SharedObjects = field(default_factory=SharedObjects)
+    values: Host | None = None  # makes room for values that live on the host, fetched by row
+    make_rows: Callable[[int, Widths], list[Tensor]] | None = None  # where they are not on the GPU
+
+    def rows(self, count: int, widths: Widths) -> list[Tensor]:
+        """Allocate rows of several parts. (sequences, KV heads, rows, width) each
+
+        Parameters
+        ----------
+        count
+            Rows.
+        widths
+            Numbers of every part of a row, and their formats.
+        """
+        if self.make_rows:
+            return self.make_rows(count, widths)
+        return [self.zeros(count, width, kind) for width, kind in widths]
+
+    def check_group(self, group: int) -> None:
+        """Refuse groups that do not divide a head.
+
+        Parameters
+        ----------
+        group
+            Numbers that share a scale.
+
+        Raises
+        ------
+        InputError
+            If they do not.
+        """
+        if self.dim % group:
+            raise InputError(
+                f"{self.part.name}: group={group} does not divide the head dim {self.dim}; choose "
+                f"a group that does"
+            )
+
+    def alone(self, rows: int) -> "CacheRoom":
+        """Make room for rows of a KV head each, which know nothing of the sequences they are of."""
+        own = self.part, self.slots, self.counter, rows, 1, self.dim, self.dtype, self.device
+        return CacheRoom(*own)
 
     def zeros(self, slots: int, dim: int | None = None, dtype: torch.dtype | None = None) -> Tensor:
         """Allocate zeros on the GPU. (sequences, KV heads, slots, dim)
@@ -223,30 +264,6 @@ class CacheRoom:
         if back:  # stretched rotations scale too
             return (rotate(keys.float(), cos, -sin) / (cos**2 + sin**2)).to(keys.dtype)
         return rotate(keys.float(), cos, sin)
-
-
-def on_the_gpu(
-    sequences: int, heads: int, dim: int, dtype: torch.dtype, device: torch.device
-) -> CacheRoom:
-    """Make room on the device that belongs to one layer alone.
-
-    Parameters
-    ----------
-    sequences, heads
-        Of the layer's part of the batch, and its KV heads.
-    dim
-        Numbers of a head.
-    dtype
-        Format of plain numbers.
-    device
-        Where tensors are made.
-    """
-
-    def rows(count: int, widths: Widths) -> list[Tensor]:
-        shape = (sequences, heads, count)
-        return [torch.zeros(*shape, width, dtype=kind, device=device) for width, kind in widths]
-
-    return CacheRoom(sequences, heads, dim, dtype, device, rows)
 
 
 @frozen
@@ -324,13 +341,7 @@ class SlotRange:
 
 
 class KvStore(ABC):
-    """Keys and values of one layer in slots, as a storage keeps them.
-
-    Parameters
-    ----------
-    part : what the technique says of it.
-    slots : tokens there is room for.
-    """
+    """Keys and values of one layer in slots, as a storage keeps them."""
 
     plain = False  # whether keys and values are full-precision numbers in place
     replays = False  # whether a pass may be the same work whatever is cached, see ``branch``
@@ -350,8 +361,9 @@ class KvStore(ABC):
     op_periods: Mapping[str, int] = MappingProxyType({})
     """Ops done whenever a cache has grown by so many tokens; the prediction spreads them."""
 
-    def __init__(self, part: Storage, room: CacheRoom, slots: int, counter: NullCounter) -> None:
-        self.part, self.room, self.slots, self.counter = part, room, slots, counter
+    def __init__(self, room: CacheRoom) -> None:
+        self.part, self.room = room.part, room
+        self.slots, self.counter = room.slots, room.counter
 
     def attend_prompt(
         self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, seen: Seen

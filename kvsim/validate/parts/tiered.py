@@ -11,23 +11,11 @@ import torch
 from torch import Tensor
 
 from kvsim.frozen import frozen
-from kvsim.techniques.axes.base import Storage
 from kvsim.validate.counter import NullCounter
 from kvsim.validate.model.attention import Pass, Seen, attend
 from kvsim.validate.parts.selection import LayerContext
-from kvsim.validate.parts.store import CacheRoom, KvStore, SlotRange, Widths, on_the_gpu
+from kvsim.validate.parts.store import CacheRoom, Host, KvStore, SlotRange, Widths
 from kvsim.validate.transfer import Mark, Transfers, copy_all
-
-HostRoom = Callable[[tuple[int, ...], torch.dtype], Tensor]
-"""Makes a tensor of that shape in host memory."""
-
-
-@frozen
-class CpuRows:
-    """So many of a layer's rows that the CPU attends to, and what makes their cells."""
-
-    rows: int
-    make: Callable[[Storage, CacheRoom, int, NullCounter], KvStore]
 
 
 @frozen
@@ -113,22 +101,21 @@ class TieredStore(KvStore):
     kind : how all of them are stored.
     away : rows in host memory that visit the GPU.
     cpu : rows in host memory that the CPU attends to.
+    host : makes room for those that visit.
     """
 
     def __init__(
         self,
         kind: type[KvStore],
-        part: Storage,
         room: CacheRoom,
-        slots: int,
-        counter: NullCounter,
         away: int,
-        host: HostRoom,
-        cpu: CpuRows | None = None,
+        cpu: int,
+        host: Host,
+        lanes: Transfers,
     ) -> None:
-        super().__init__(part, room, slots, counter)
+        super().__init__(room)
         count = room.sequences * room.heads
-        stay = count - (cpu.rows if cpu else 0)
+        stay = count - cpu
         self.homes: list[Tensor] = []  # (tokens, rows, width) in host memory
 
         def at_home(rows: int, widths: Widths) -> list[Tensor]:
@@ -142,18 +129,16 @@ class TieredStore(KvStore):
         self.groups: list[tuple[BatchRows, KvStore]] = []
         self.away: KvStore | None = None
         self.here: KvStore | None = None
-        self.cpu: KvStore | None = None
+        self.cpu: CpuStore | None = None
         if away:
-            own = replace(room, sequences=away, heads=1, rows=at_home)
-            self.away = kind(part, own, slots, counter)
+            own = replace(room, sequences=away, heads=1, make_rows=at_home)
+            self.away = kind(own)
             self.groups.append((rows_of(slice(0, away)), self.away))
         if away < stay:
-            here = on_the_gpu(stay - away, 1, room.dim, room.dtype, room.device)
-            self.here = kind(part, here, slots, counter)
+            self.here = kind(room.alone(stay - away))
             self.groups.append((rows_of(slice(away, stay)), self.here))
         if cpu:
-            beside = on_the_gpu(cpu.rows, 1, room.dim, room.dtype, room.device)
-            self.cpu = cpu.make(part, beside, slots, counter)
+            self.cpu = CpuStore(room.alone(cpu), lanes)
             self.groups.append((rows_of(slice(stay, count)), self.cpu))
         first = self.groups[0][1]
         self.plain, self.keeps_numbers = first.plain, False
@@ -264,17 +249,9 @@ class CpuStore(KvStore):
 
     plain = True
 
-    def __init__(
-        self,
-        part: Storage,
-        room: CacheRoom,
-        slots: int,
-        counter: NullCounter,
-        lanes: Transfers,
-        returns: bool = True,
-    ) -> None:
-        super().__init__(part, room, slots, counter)
-        shape = (room.sequences, room.heads, slots, room.dim)
+    def __init__(self, room: CacheRoom, lanes: Transfers, returns: bool = True) -> None:
+        super().__init__(room)
+        shape = (room.sequences, room.heads, room.slots, room.dim)
         self.returns = returns  # the answer to the GPU; otherwise who waits for it does that
         self.lanes, self.homes = lanes, [lanes.host(shape, room.dtype) for _ in "kv"]
         self.buffers: list[Tensor] = []  # of the prompt, while it is read
@@ -408,5 +385,5 @@ class LeavingPrompts:
         self.buffers = []
 
 
-MakeStore = Callable[[HostRoom], TieredStore]
+MakeStore = Callable[[Host], TieredStore]
 """Makes a layer's store, given what makes room in host memory."""

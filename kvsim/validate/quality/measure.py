@@ -449,7 +449,7 @@ def measure_layers(
     count, done = decoder.arch.model.layers, so_far or Unfinished()
     yield "reading the prompts"
     kept = KeptPrompt(decoder, [text[: reading.prompt] for text in texts])
-    truth = _run(kept, parse("full"), texts).kept
+    truth = _resume(kept, parse("full"), texts).kept
     alone = np.zeros((2, len(widths), count, len(texts)))
     uniform = np.zeros((len(widths), len(texts)))
     runs = [(b, layer) for b in range(len(widths)) for layer in (None, *range(count))]
@@ -459,7 +459,7 @@ def measure_layers(
         name = f"{pair[0]},{pair[1]} bits in {layers.start}-{layers.stop - 1}"
         found = done.run_losses(name, len(texts))
         if found is None:
-            found = _run(kept, packed(*pair, group, layers, count), texts, truth).by_window
+            found = _resume(kept, packed(*pair, group, layers, count), texts, truth).by_window
             done.record_run(name, found)
         return found
 
@@ -487,11 +487,11 @@ def executed(
 ) -> list[Array]:
     """What plans really lose, window by window. (windows,) each [nat per token]"""
     kept = KeptPrompt(decoder, [text[: reading.prompt] for text in texts])
-    truth = _run(kept, parse("full"), texts).kept
-    return [_run(kept, t, texts, truth).by_window for t in techniques]
+    truth = _resume(kept, parse("full"), texts).kept
+    return [_resume(kept, t, texts, truth).by_window for t in techniques]
 
 
-def _run(
+def _resume(
     kept: KeptPrompt,
     technique: Technique,
     texts: list[list[int]],

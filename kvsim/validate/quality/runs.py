@@ -6,10 +6,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from kvsim.techniques.axes.base import Storage
 from kvsim.techniques.technique import Technique
 from kvsim.traces.attention import GAMMAS, Acceptance
-from kvsim.validate.counter import NullCounter
 from kvsim.validate.model.attention import Pass, Seen
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.parts.composed import Composed
@@ -162,8 +160,8 @@ class NotingZipcache(Zipcache):
     Truly salient are those that equation 8 finds with every query as a probe.
     """
 
-    def __init__(self, part: Storage, room: CacheRoom, slots: int, counter: NullCounter) -> None:
-        super().__init__(part, room, slots, counter)
+    def __init__(self, room: CacheRoom) -> None:
+        super().__init__(room)
         self.noted: list[Tensor] = []
         self._queries: list[Tensor] = []  # of the prompt, chunk by chunk
 

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor
 
 from kvsim.errors import InputError
-from kvsim.techniques.axes.base import Storage
 from kvsim.techniques.papers.gear import LOOPS
 from kvsim.techniques.papers.gear import Gear as Settings
-from kvsim.validate.counter import NullCounter, OpRecord
+from kvsim.validate.counter import OpRecord
 from kvsim.validate.model.attention import Seen
-from kvsim.validate.parts.packed import PackedRing, PackedStore, check_groups, check_residual
+from kvsim.validate.parts.packed import PackedRing, PackedStore
 from kvsim.validate.parts.store import CacheRoom, SlotRange
 
 SMALL_SETTINGS = ("group={group},residual={group}",)
@@ -39,22 +38,19 @@ class Gear(PackedStore):
         {"attn": PACKED_BLOCKS, "quantise": PACKED_BLOCKS, "power_iteration": FACTOR_BLOCKS}
     )
 
-    def __init__(self, part: Storage, room: CacheRoom, slots: int, counter: NullCounter) -> None:
-        super().__init__(part, room, slots, counter)
+    def __init__(self, room: CacheRoom) -> None:
+        part, slots = room.part, room.slots
         assert isinstance(part, Settings)
         if float(part.outliers):
             raise InputError("gear: its real implementation keeps no outliers; set outliers=0")
-        self.residual = check_residual("gear", part.residual, part.group)
+        super().__init__(room, part.residual, int(part.bits), part.group)
         if part.rank > (most := min(room.dim, part.residual)):
             raise InputError(
                 f"gear: rank={part.rank} is more than a block's error of {part.residual} tokens "
                 f"x {room.dim} numbers can have; choose at most {most}"
             )
         self.op_periods = {"power_iteration": self.residual}
-        check_groups("gear", part.group, room.dim)
-        self.rank, bits = part.rank, int(part.bits)
-        self.k = PackedRing(room, slots, self.residual, bits, part.group, "channel")
-        self.v = PackedRing(room, slots, self.residual, bits, part.group, "token")
+        self.rank = part.rank
         more = slots - max(room.prompts)  # tokens behind every prompt
         blocks = 1 + max((n + more) // self.residual - n // self.residual for n in room.prompts)
         if max(room.prompts) < self.residual:
@@ -63,10 +59,6 @@ class Gear(PackedStore):
         self.rows = [room.zeros(self.packed_keys(slots), self.rank) for _ in "kv"]
         self.channels = [room.zeros(blocks * room.dim, self.rank) for _ in "kv"]
         self.first: list[int] = []  # tokens of each sequence's first block
-
-    def packed_keys(self, tokens: int) -> int:
-        """Tokens in whole blocks of the residual. [tokens]"""
-        return tokens // self.residual * self.residual
 
     def packed_values(self, tokens: int) -> int:
         """As many as of keys, where KIVI keeps the latest ones. [tokens]"""
@@ -90,9 +82,8 @@ class Gear(PackedStore):
             block = [side.ring[some][:, :, inside] for side in (self.k, self.v)]
             rows = range(len(span.ends))[some]
             begins = torch.full((len(span.ends),), start, device=self.room.device)
-            with self.counter.op("quantise") as record:
-                for side in (self.k, self.v):
-                    side.pack(record, list(rows), begins, self.residual)
+            for side in (self.k, self.v):
+                self.pack(side, list(rows), begins, self.residual)
             first = self.first[rows[0]]
             number = (first > 0) + (start - first) // self.residual
             self._correct(some, number, start, *block)

@@ -31,7 +31,7 @@ from kvsim.validate.model.attention import Pass, Seen, attend
 from kvsim.validate.parts.host_rows import HostCopies
 from kvsim.validate.parts.rows import Fp16
 from kvsim.validate.parts.selection import LayerCache, LayerContext
-from kvsim.validate.parts.store import KvStore, Resident, on_the_gpu
+from kvsim.validate.parts.store import CacheRoom, KvStore, Resident
 
 SMALL_SETTINGS = ("budget={quarter}",)
 
@@ -69,8 +69,8 @@ class Guessed(LayerCache):
     def make(self, slots: int) -> KvStore:
         """Nothing stays on the GPU."""
         m = self.model
-        room = on_the_gpu(self.batch, m.kv_heads, m.head_dim, self.dtype, self.device)
-        return Fp16(self.parts.storage, room, 0, self.counter)
+        sizes = self.batch, m.kv_heads, m.head_dim, self.dtype, self.device
+        return Fp16(CacheRoom(self.parts.storage, 0, self.counter, *sizes))
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """In full; what queries weigh by channel is added up."""

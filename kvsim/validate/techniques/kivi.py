@@ -7,10 +7,8 @@ from types import MappingProxyType
 from torch import Tensor
 
 from kvsim.errors import InputError
-from kvsim.techniques.axes.base import Storage
 from kvsim.techniques.papers.kivi import Kivi as Settings
-from kvsim.validate.counter import NullCounter
-from kvsim.validate.parts.packed import PackedRing, PackedStore, check_groups, check_residual
+from kvsim.validate.parts.packed import PackedStore
 from kvsim.validate.parts.store import CacheRoom, SlotRange
 
 SMALL_SETTINGS = ("group={group},residual={group}",)
@@ -32,24 +30,12 @@ class Kivi(PackedStore):
         {"quantise": "keys are packed by whole residuals; the prediction spreads that evenly"}
     )
 
-    def __init__(self, part: Storage, room: CacheRoom, slots: int, counter: NullCounter) -> None:
-        super().__init__(part, room, slots, counter)
+    def __init__(self, room: CacheRoom) -> None:
+        part = room.part
         assert isinstance(part, Settings)
-        self.residual = check_residual("kivi", part.residual, part.group)
         if part.bits == 16:
             raise InputError("kivi: bits=16 packs nothing; choose fewer bits, or technique full")
-        check_groups("kivi", part.group, room.dim)
-        bits = int(part.bits)
-        self.k = PackedRing(room, slots, self.residual, bits, part.group, "channel")
-        self.v = PackedRing(room, slots, self.residual, bits, part.group, "token")
-
-    def packed_keys(self, tokens: int) -> int:
-        """Tokens whose keys are packed: whole blocks of the residual. [tokens]"""
-        return tokens // self.residual * self.residual
-
-    def packed_values(self, tokens: int) -> int:
-        """All but the residual."""
-        return max(tokens - self.residual, 0)
+        super().__init__(room, part.residual, int(part.bits), part.group)
 
     def packed_there(self, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """The same of lengths on the device."""
@@ -76,11 +62,7 @@ class Kivi(PackedStore):
         """The value that leaves the residual, the new token, and a block of keys it completes."""
         last = span.slots[:, 0]
         full = [i for i, n in enumerate(span.ends) if n > self.residual]
-        if full:
-            with self.counter.op("quantise") as record:
-                self.v.pack(record, full, last - self.residual, 1)
+        self.pack(self.v, full, last - self.residual, 1)
         self.add(keys, values, span)
         whole = [i for i, n in enumerate(span.ends) if n % self.residual == 0]
-        if whole:
-            with self.counter.op("quantise") as record:
-                self.k.pack(record, whole, last + 1 - self.residual, self.residual)
+        self.pack(self.k, whole, last + 1 - self.residual, self.residual)

@@ -9,9 +9,8 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from kvsim.techniques.axes.base import Storage
 from kvsim.techniques.papers.kvquant import Kvquant as Settings
-from kvsim.validate.counter import NullCounter, OpRecord
+from kvsim.validate.counter import OpRecord
 from kvsim.validate.model.attention import Seen, attend
 from kvsim.validate.parts.normal import from_levels, ranges, to_levels
 from kvsim.validate.parts.rows import PACKED_AT_ONCE
@@ -106,9 +105,10 @@ class Kvquant(WholeTokenRows):
 
     differences = PACKED_AT_ONCE
 
-    def __init__(self, part: Storage, room: CacheRoom, slots: int, counter: NullCounter) -> None:
+    def __init__(self, room: CacheRoom) -> None:
+        super().__init__(room)
+        part = room.part
         assert isinstance(part, Settings)
-        super().__init__(part, room, slots, counter)
         self.bits, share = int(part.bits), float(part.outliers) * self.width
         self.many = round(share)
         if share != self.many:

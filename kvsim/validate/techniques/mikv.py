@@ -7,14 +7,12 @@ import torch
 from torch import Tensor
 
 from kvsim.errors import InputError
-from kvsim.techniques.axes.base import Storage
 from kvsim.techniques.papers.mikv import Mikv as Settings
-from kvsim.validate.counter import NullCounter, uncounted
+from kvsim.validate.counter import uncounted
 from kvsim.validate.kernels.attention import attend, merge
 from kvsim.validate.kernels.gather import rows_at
 from kvsim.validate.kernels.stores import PartialAttention, View
 from kvsim.validate.model.attention import Pass, Seen
-from kvsim.validate.parts.packed import check_groups
 from kvsim.validate.parts.rows import TokenRows, codec
 from kvsim.validate.parts.scores import attend_and_add, by_kv_head
 from kvsim.validate.parts.store import CacheRoom, KvStore, SlotRange, count_pairs, lengths_on
@@ -69,12 +67,13 @@ class Mikv(KvStore):
         }
     )
 
-    def __init__(self, part: Storage, room: CacheRoom, slots: int, counter: NullCounter) -> None:
+    def __init__(self, room: CacheRoom) -> None:
+        super().__init__(room)
+        part, slots = room.part, room.slots
         assert isinstance(part, Settings)
-        super().__init__(part, room, slots, counter)
         if part.exact:
             raise InputError("mikv: high=16 and low=16 pack nothing; choose fewer bits, or full")
-        check_groups("mikv", part.group, room.dim)
+        room.check_group(part.group)
         self.share = float(part.salient)
         high = self.high_count(slots)
         self.high = Precision(part.high, part.group, room, high)

@@ -34,12 +34,10 @@ from types import MappingProxyType
 from torch import Tensor
 
 from kvsim.errors import InputError
-from kvsim.techniques.axes.base import Storage
 from kvsim.techniques.papers.quantspec import Hierarchical as Settings
-from kvsim.validate.counter import NullCounter
 from kvsim.validate.model.attention import Seen
 from kvsim.validate.parts.drafting import SelfDrafter
-from kvsim.validate.parts.packed import PackedRing, PackedStore, check_groups
+from kvsim.validate.parts.packed import PackedStore
 from kvsim.validate.parts.store import CacheRoom, RunningGeneration, SlotRange
 from kvsim.validate.transfer import to_device
 
@@ -72,10 +70,9 @@ class Hierarchical(PackedStore):
     buffers_drafts = True
     differences = MappingProxyType({"quantise": BY_HALVES})
 
-    def __init__(self, part: Storage, room: CacheRoom, slots: int, counter: NullCounter) -> None:
-        super().__init__(part, room, slots, counter)
+    def __init__(self, room: CacheRoom) -> None:
+        part = room.part
         assert isinstance(part, Settings)
-        check_groups(part.name, part.group, room.dim)
         self.half = part.residual // 2  # G, of one buffer [tokens]
         if part.residual % 2 or self.half % part.group:
             raise InputError(
@@ -83,10 +80,7 @@ class Hierarchical(PackedStore):
                 f"group={part.group}, so that its halves would not fill groups of keys; "
                 f"choose one that is"
             )
-        self.k, self.v = (
-            PackedRing(room, slots, 2 * self.half, 4, part.group, by, hierarchical=True)
-            for by in ("channel", "token")
-        )
+        super().__init__(room, part.residual, 4, part.group, hierarchical=True)
         self.drafts_read_upper = False
 
     def packed_keys(self, tokens: int) -> int:
@@ -120,6 +114,5 @@ class Hierarchical(PackedStore):
         full = [i for i, (old, new) in counts if self.packed_keys(new) > self.packed_keys(old)]
         if full:
             begins = to_device([self.packed_keys(n) for n in before], self.room.device)
-            with self.counter.op("quantise") as record:
-                for ring in (self.k, self.v):
-                    ring.pack(record, full, begins, self.half)
+            for side in (self.k, self.v):
+                self.pack(side, full, begins, self.half)

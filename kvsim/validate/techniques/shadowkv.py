@@ -11,6 +11,8 @@ H. Sun et al., "ShadowKV: KV Cache in Shadows for High-Throughput Long-Context L
   generated (``Landmarks.attend``).
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -18,12 +20,12 @@ from kvsim.errors import InputError
 from kvsim.techniques.axes.base import Storage
 from kvsim.techniques.papers.shadowkv import Landmarks as LandmarkSettings
 from kvsim.techniques.papers.shadowkv import Lowrank as LowrankSettings
-from kvsim.validate.counter import NullCounter, OpRecord
+from kvsim.validate.counter import OpRecord
 from kvsim.validate.kernels.gather import rows_at
 from kvsim.validate.model.attention import Pass, Seen, attend
 from kvsim.validate.parts.host_rows import HostValues
 from kvsim.validate.parts.reading import in_pages
-from kvsim.validate.parts.rows import Fp16, Host, Plain, TokenRows
+from kvsim.validate.parts.rows import Fp16, Plain, TokenRows
 from kvsim.validate.parts.selection import LayerCache, LayerContext
 from kvsim.validate.parts.store import CacheRoom, KvStore, Resident, SlotRange
 
@@ -43,23 +45,17 @@ class Lowrank(KvStore):
 
     keeps_numbers, fetches_values = False, True
 
-    def __init__(
-        self,
-        part: Storage,
-        room: CacheRoom,
-        slots: int,
-        counter: NullCounter,
-        values: Host | None = None,
-    ) -> None:
-        super().__init__(part, room, slots, counter)
+    def __init__(self, room: CacheRoom) -> None:
+        super().__init__(room)
+        part = room.part
         assert isinstance(part, LowrankSettings)
-        if values is None:
+        if room.values is None:
             raise InputError(
                 f"{part.name}: its real implementation has values on the host; run it within "
                 f"shadowkv, or add place:values_host=1"
             )
         self.rank = part.rank
-        self.v = TokenRows(Plain(), room, slots, values)
+        self.v = TokenRows(Plain(), room, room.slots, room.values)
 
     def make_room(self, prompt: int) -> None:
         """For factors of so many tokens' keys, and for the tokens behind them."""
@@ -67,7 +63,7 @@ class Lowrank(KvStore):
         shape = (room.sequences, prompt, self.rank)
         self.left = torch.zeros(shape, dtype=room.dtype, device=room.device)
         self.right = room.zeros(self.rank)
-        self.recent = Fp16(Storage(), room, self.slots - prompt, self.counter)
+        self.recent = Fp16(replace(room, part=Storage(), slots=self.slots - prompt, values=None))
         self._work = 6 * prompt * numbers**2 + 20 * numbers**3
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:

@@ -27,23 +27,15 @@ import torch
 from torch import Tensor
 
 from kvsim.errors import InputError
-from kvsim.techniques.axes.base import Storage
 from kvsim.techniques.papers.specache import LateKivi as LateKiviSettings
 from kvsim.techniques.papers.specache import Pairs as PairSettings
-from kvsim.validate.counter import NullCounter
 from kvsim.validate.kernels.gather import gather
 from kvsim.validate.kernels.stores import Levels, PartialAttention
 from kvsim.validate.kernels.topk import softmax_top_k
 from kvsim.validate.model.attention import Pass, Seen
 from kvsim.validate.parts.drafting import Drafter
 from kvsim.validate.parts.host_rows import HostCopies
-from kvsim.validate.parts.packed import (
-    Fetched,
-    PackedRing,
-    PackedStore,
-    check_groups,
-    check_residual,
-)
+from kvsim.validate.parts.packed import Fetched, PackedStore
 from kvsim.validate.parts.selection import LayerCache, LayerContext
 from kvsim.validate.parts.store import CacheRoom, Resident, RunningGeneration, SlotRange
 
@@ -81,30 +73,19 @@ class LateKivi(PackedStore):
         {"quantise": "keys are packed a residual at a time; the prediction spreads that evenly"}
     )
 
-    def __init__(self, part: Storage, room: CacheRoom, slots: int, counter: NullCounter) -> None:
-        super().__init__(part, room, slots, counter)
+    def __init__(self, room: CacheRoom) -> None:
+        part = room.part
         assert isinstance(part, LateKiviSettings)
-        self.residual = check_residual("specache", part.residual, part.group)
-        check_groups("specache", part.group, room.dim)
-        bits, ring = int(part.bits), self.residual + room.fresh
+        bits, ring = int(part.bits), part.residual + room.fresh
         where: Levels = "centres" if bits == 1 else "ends"
-        self.k = PackedRing(room, slots, ring, bits, part.group, "channel", where)
-        self.v = PackedRing(room, slots, ring, bits, part.group, "token", where)
-
-    def packed_keys(self, tokens: int) -> int:
-        """Tokens whose keys are packed: whole blocks of the residual. [tokens]"""
-        return tokens // self.residual * self.residual
-
-    def packed_values(self, tokens: int) -> int:
-        """All but the residual."""
-        return max(tokens - self.residual, 0)
+        super().__init__(room, part.residual, bits, part.group, ring, where)
 
     def packed_by(self, span: SlotRange) -> tuple[int, ...]:
         """The tokens that were there before the step."""
         return tuple(end - span.new for end in span.ends)
 
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
-        """New tokens into the rings; ``pack`` follows when they have attended."""
+        """New tokens into the rings; ``settle`` follows when they have attended."""
         self.add(keys, values, span)
 
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
@@ -112,7 +93,7 @@ class LateKivi(PackedStore):
         if span.new > 1:
             raise InputError("late-kivi: packs after one token; run it without drafts")
         out = super().attend(queries, span, seen)
-        self.pack(span)
+        self.settle(span)
         return out
 
     def attend_with_pairs(
@@ -126,17 +107,13 @@ class LateKivi(PackedStore):
         """Attention with the fetched pairs in place of their packed copies."""
         return self._attend_packed(queries, span, scored, fetched=fetched, name=name)
 
-    def pack(self, span: SlotRange) -> None:
+    def settle(self, span: SlotRange) -> None:
         """The first new token stays: pack the value it pushes out and the block it completes."""
         before, position = self.packed_by(span), span.slots[:, 0]
         full = [i for i, n in enumerate(before) if n >= self.residual]
-        if full:
-            with self.counter.op("quantise") as record:
-                self.v.pack(record, full, position - self.residual, 1)
+        self.pack(self.v, full, position - self.residual, 1)
         whole = [i for i, n in enumerate(before) if (n + 1) % self.residual == 0]
-        if whole:
-            with self.counter.op("quantise") as record:
-                self.k.pack(record, whole, position + 1 - self.residual, self.residual)
+        self.pack(self.k, whole, position + 1 - self.residual, self.residual)
 
     def tensors(self) -> dict[str, list[Tensor]]:
         """Packed rows and the residual; what the rings hold beyond it."""
@@ -215,7 +192,7 @@ class Pairs(LayerCache):
             )
             self.host.append(keys, values, step)
         if stays:
-            self.packed.pack(span)  # C' = [C', Quant(C_t)]
+            self.packed.settle(span)  # C' = [C', Quant(C_t)]
         return part.out.to(queries.dtype)
 
     def buffers(self) -> Resident:

@@ -8,7 +8,6 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.techniques.axes.base import Storage
 from kvsim.techniques.papers.think import Think as Settings
-from kvsim.validate.counter import NullCounter
 from kvsim.validate.kernels.attention import merge
 from kvsim.validate.model.attention import Pass, Seen
 from kvsim.validate.parts.rows import Fp16
@@ -28,8 +27,9 @@ class Think(KvStore):
 
     replays, keeps_numbers, by_position = True, False, True
 
-    def __init__(self, part: Storage, room: CacheRoom, slots: int, counter: NullCounter) -> None:
-        super().__init__(part, room, slots, counter)
+    def __init__(self, room: CacheRoom) -> None:
+        super().__init__(room)
+        part = room.part
         assert isinstance(part, Settings)
         if not room.prompts or len(room.prompts) != room.sequences:
             raise InputError("think: its real implementation is on the GPU alone; run it by itself")
@@ -40,7 +40,7 @@ class Think(KvStore):
         self.which = torch.zeros(
             room.sequences, room.heads, width, dtype=torch.int32, device=room.device
         )
-        self.later = Fp16(Storage(), room, slots - prompt, counter)
+        self.later = Fp16(replace(room, part=Storage(), slots=room.slots - prompt))
 
     def attend_prompt(
         self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, seen: Seen

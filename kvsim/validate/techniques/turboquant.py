@@ -13,14 +13,11 @@ import torch
 from torch import Tensor
 
 from kvsim.errors import InputError
-from kvsim.techniques.axes.base import Storage
 from kvsim.techniques.papers.turboquant import Turboquant as Settings
-from kvsim.validate.counter import NullCounter
 from kvsim.validate.kernels.stores import Store
 from kvsim.validate.model.attention import Seen
 from kvsim.validate.parts.normal import from_levels, to_levels
-from kvsim.validate.parts.packed import check_groups
-from kvsim.validate.parts.rows import PACKED_AT_ONCE, Codec, EncodedRows, Host, PerTokenCache, Plain
+from kvsim.validate.parts.rows import PACKED_AT_ONCE, Codec, EncodedRows, PerTokenCache, Plain
 from kvsim.validate.parts.store import CacheRoom, SlotRange, Widths
 
 SMALL_SETTINGS = ("bits=4,group={group}",)
@@ -35,15 +32,8 @@ class Rotated(PerTokenCache):
     differences = PACKED_AT_ONCE
     split_differences = MappingProxyType(dict.fromkeys(("rotate", "rotate_back"), READ_TWICE))
 
-    def __init__(
-        self,
-        part: Storage,
-        room: CacheRoom,
-        slots: int,
-        counter: NullCounter,
-        values: Host | None = None,
-    ) -> None:
-        super().__init__(part, room, slots, counter, values)
+    def __init__(self, room: CacheRoom) -> None:
+        super().__init__(room)
         self.turn = rotation(room.dim).to(room.device, room.dtype)
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
@@ -95,27 +85,16 @@ class Turboquant(Rotated):
     So one table of levels serves them all.
     """
 
-    def __init__(
-        self,
-        part: Storage,
-        room: CacheRoom,
-        slots: int,
-        counter: NullCounter,
-        values: Host | None = None,
-    ) -> None:
+    def codecs(self) -> tuple[Codec, Codec]:
+        """Both sides by their widths."""
+        part = self.part
         assert isinstance(part, Settings)
         if part.exact:
             raise InputError("turboquant: bits=16 packs nothing; choose fewer, or technique full")
-        check_groups("turboquant", part.group, room.dim)
-        self.settings = part
-        super().__init__(part, room, slots, counter, values)
-
-    def codecs(self) -> tuple[Codec, Codec]:
-        """Both sides by their widths."""
-        stored = self.settings.stored
+        self.room.check_group(part.group)
         keys, values = (
-            Plain() if bits == 16 else Levels(int(bits), self.settings.group)
-            for bits in (stored.bits, stored.v_bits)
+            Plain() if bits == 16 else Levels(int(bits), part.group)
+            for bits in (part.stored.bits, part.stored.v_bits)
         )
         return keys, values
 

@@ -29,9 +29,8 @@ import torch
 from torch import Tensor
 
 from kvsim.errors import InputError
-from kvsim.techniques.axes.base import Storage
 from kvsim.techniques.papers.zipcache import Zipcache as Settings
-from kvsim.validate.counter import NullCounter, OpRecord, uncounted
+from kvsim.validate.counter import OpRecord, uncounted
 from kvsim.validate.kernels.attention import attend, merge
 from kvsim.validate.kernels.packing import PACKED_BITS, pack
 from kvsim.validate.kernels.quantise import encode, levels
@@ -59,9 +58,10 @@ class Zipcache(KvStore):
         }
     )
 
-    def __init__(self, part: Storage, room: CacheRoom, slots: int, counter: NullCounter) -> None:
+    def __init__(self, room: CacheRoom) -> None:
+        super().__init__(room)
+        part, slots = room.part, room.slots
         assert isinstance(part, Settings)
-        super().__init__(part, room, slots, counter)
         for bits in (part.high, part.low):
             if bits not in PACKED_BITS:
                 raise InputError(
