@@ -107,10 +107,49 @@ class Between(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
-class Footprint(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Bytes that one op moves.
+class Fused:
+    """Kernels launched past PyTorch, whose dispatcher does not see them."""
 
-    Ops that are made of others must have been opened before they get here.
+    launched: ClassVar[int] = 0
+
+
+class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """FLOPs by torch's formulas, and kernels, of everything that PyTorch runs.
+
+    Ops made of others are opened first, as ``torch.utils.flop_counter`` does; what is left are
+    kernels, views and allocations.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops, self._seen, self._before = 0, 0, Fused.launched
+
+    @property
+    def kernels(self) -> int:
+        """Kernels so far; to be read when it is left."""
+        return self._seen + Fused.launched - self._before
+
+    def __torch_dispatch__(  # type: ignore[no-untyped-def]
+        self, func, types, args=(), kwargs=None
+    ) -> object:
+        kwargs = kwargs or {}
+        formula = FORMULAS.get(func.overloadpacket)
+        if formula is None and is_composite(func):
+            with self:
+                return func.decompose(*args, **kwargs)
+        out = func(*args, **kwargs)
+        if formula is not None:
+            self.flops += formula(*args, **kwargs, out_val=out)
+        self._seen += is_kernel(func)
+        self._note(func, args, kwargs, out)
+        return out
+
+    def _note(self, func: Any, args: tuple[Any, ...], kwargs: Kwargs, out: object) -> None:
+        """What subclasses see of it."""
+
+
+class Footprint(Watch):  # type: ignore[no-untyped-call]
+    """Bytes that one op moves.
 
     Parameters
     ----------
@@ -118,7 +157,7 @@ class Footprint(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """
 
     def __init__(self, outlived: Outlived) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._outlived = outlived
         self._rows = 0  # read or written one by one [B]
         self._held: dict[int, UntypedStorage] = {}  # so that no place is used again
@@ -142,14 +181,6 @@ class Footprint(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._held.clear()
         outside = (*self._reads.values(), *self._writes.values())
         return self._rows + sum(_union(views) for views in outside), written
-
-    def __torch_dispatch__(  # type: ignore[no-untyped-def]
-        self, func, types, args=(), kwargs=None
-    ) -> object:
-        kwargs = kwargs or {}
-        out = func(*args, **kwargs)
-        self._note(func, args, kwargs, out)
-        return out
 
     def _note(self, func: Any, args: tuple[Any, ...], kwargs: Kwargs, out: object) -> None:
         given = {t.untyped_storage()._cdata for t in _tensors((args, kwargs))}
@@ -432,7 +463,7 @@ class OpCounter(NullCounter):
             Memory of the device that runs it: ``hbm`` or ``dram``.
         """
         record, footprint = _CountedRecord(), Footprint(self._outlived)
-        with footprint, Watch() as watch:
+        with footprint:
             yield record
         touched, written = footprint.close()
         with self._lock:
@@ -440,8 +471,8 @@ class OpCounter(NullCounter):
             count.stated += record.moved
             count.touched += touched
             count.written += written
-            count.flops += int((watch.flops + record.unseen) * record.share)
-            count.launches += watch.kernels
+            count.flops += int((footprint.flops + record.unseen) * record.share)
+            count.launches += footprint.kernels
             count.move(memory, record.moved)
 
     def copy(
@@ -528,43 +559,6 @@ class _CountedRecord(OpRecord):
                 self.share = Fraction(int(seen.sum()), seen.numel())
         elif seen in ("causal", "later"):
             self.share = Fraction(2 * keys - queries + 1, 2 * keys)
-
-
-class Fused:
-    """Kernels launched past PyTorch, whose dispatcher does not see them."""
-
-    launched: ClassVar[int] = 0
-
-
-class Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """FLOPs by torch's formulas, and kernels, of everything that PyTorch runs.
-
-    Ops made of others are opened first, as ``torch.utils.flop_counter`` does; what is left are
-    kernels, views and allocations.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.flops, self._seen, self._before = 0, 0, Fused.launched
-
-    @property
-    def kernels(self) -> int:
-        """Kernels so far; to be read when it is left."""
-        return self._seen + Fused.launched - self._before
-
-    def __torch_dispatch__(  # type: ignore[no-untyped-def]
-        self, func, types, args=(), kwargs=None
-    ) -> object:
-        kwargs = kwargs or {}
-        formula = FORMULAS.get(func.overloadpacket)
-        if formula is None and is_composite(func):
-            with self:
-                return func.decompose(*args, **kwargs)
-        out = func(*args, **kwargs)
-        if formula is not None:
-            self.flops += formula(*args, **kwargs, out_val=out)
-        self._seen += is_kernel(func)
-        return out
 
 
 def _attention_flops(

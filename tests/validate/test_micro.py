@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -66,10 +67,9 @@ def test_works_of_a_gpu_can_be_planned_without_one(monkeypatch: pytest.MonkeyPat
 
 def test_inputs_rotate_beyond_the_cache_and_within_memory() -> None:
     place = Bench(CPU, True, cache=1000, memory=10**6)
-    one = torch.zeros(50)  # 200 B
-    sets = place.turns(one, [one], lambda: torch.zeros(50))
-    assert len(sets) == 10 and len({t.data_ptr() for t in sets}) == 10
-    assert len(replace(place, memory=1200).turns(one, [one], lambda: torch.zeros(50))) == 3
+    sets = place.turns(lambda: (torch.zeros(50),))  # 200 B
+    assert len(sets) == 10 and len({t.data_ptr() for (t,) in sets}) == 10
+    assert len(replace(place, memory=1200).turns(lambda: (torch.zeros(50),))) == 3
 
 
 class FakeTimer:
@@ -151,18 +151,12 @@ def test_the_clock_of_a_gpu_is_kept_waiting_then_read_between_events(
 
 
 def broken(place: Bench) -> Iterator[Work]:
-    @contextmanager
-    def fails() -> Iterator[Sequence[Call]]:
-        raise RuntimeError("no kernel image\nand more")
-        yield []
+    def fails(problem: Exception) -> Call:
+        raise problem
 
-    @contextmanager
-    def too_large() -> Iterator[Sequence[Call]]:
-        raise OutOfResources(153600, 101376, "shared memory")
-        yield []
-
-    yield Work({"n": 1}, Op("x", flops=1.0), fails)
-    yield Work({"n": 2}, Op("x", flops=1.0), too_large)
+    missing = RuntimeError("no kernel image\nand more")
+    for i, problem in enumerate((missing, OutOfResources(153600, 101376, "shared memory")), 1):
+        yield Work(place, {"n": i}, Op("x", flops=1.0), partial(tuple, [problem]), fails)
 
 
 def test_a_kernel_that_is_missing_is_skipped_and_told(

@@ -1,7 +1,7 @@
 """Benchmarks of attention: over 16 bits, over packed rows, packing itself, and top-k of scores."""
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
+from dataclasses import asdict
 from functools import partial
 
 import torch
@@ -61,14 +61,7 @@ class Shape:
     @property
     def case(self) -> dict[str, object]:
         """What tells it from others."""
-        return {
-            "batch": self.batch,
-            "heads": self.heads,
-            "kv_heads": self.kv_heads,
-            "dim": self.dim,
-            "tokens": self.tokens,
-            "new": self.new,
-        }
+        return asdict(self)
 
 
 def shapes(place: Bench) -> Iterator[Shape]:
@@ -119,33 +112,27 @@ def attention_works(place: Bench) -> Iterator[Work]:
                     size=float(shape.new),
                 )  # fmt: skip
                 case = shape.case | ({"kernel": kernel} if decoding else {})
-                yield Work(case, op, partial(_attention_calls, place, shape, kernel))
+                inputs = partial(_attention_inputs, place, shape, kernel)
+                yield Work(place, case, op, inputs, partial(_attention_call, shape, kernel))
 
 
-@contextmanager
-def _attention_calls(place: Bench, shape: Shape, kernel: str) -> Iterator[Sequence[Call]]:
-    s = shape
+def _attention_inputs(place: Bench, s: Shape, kernel: str) -> tuple[Tensor, ...]:
+    q = place.random(s.batch, s.heads, s.new, s.dim)
+    k, v = (place.random(s.batch, s.kv_heads, s.tokens, s.dim) for _ in "kv")
+    if kernel == "attention-fp8":
+        k, v = (Narrow().encode(numbers)[0] for numbers in (k, v))
+    return q, k, v
 
-    def inputs() -> tuple[Tensor, Tensor, Tensor]:
-        q = place.random(s.batch, s.heads, s.new, s.dim)
-        k, v = (place.random(s.batch, s.kv_heads, s.tokens, s.dim) for _ in "kv")
-        if kernel == "attention-fp8":
-            k, v = (Narrow().encode(numbers)[0] for numbers in (k, v))
-        return q, k, v
 
-    def call(q: Tensor, k: Tensor, v: Tensor) -> Call:
-        if kernel == "attention-fp8":
-            ends = torch.full((s.batch,), s.tokens, dtype=torch.int32, device=place.device)
-            store = Narrow().store
-            view = View(ends, store([k]), store([v]), ends, ends, most=s.tokens)
-            return lambda: attend_packed(q, view)
-        whole: Seen = "all" if s.new == 1 else "causal"
-        masked = kernel == "attention-masked" or 1 < s.new < s.tokens
-        seen = _mask(q, s) if masked else whole
-        return lambda: attend(OpRecord(), q, k, v, seen)
-
-    first = inputs()
-    yield [call(*each) for each in place.turns(first, first, inputs)]
+def _attention_call(s: Shape, kernel: str, q: Tensor, k: Tensor, v: Tensor) -> Call:
+    if kernel == "attention-fp8":
+        ends = torch.full((s.batch,), s.tokens, dtype=torch.int32, device=q.device)
+        store = Narrow().store
+        view = View(ends, store([k]), store([v]), ends, ends, most=s.tokens)
+        return partial(attend_packed, q, view)
+    whole: Seen = "all" if s.new == 1 else "causal"
+    masked = kernel == "attention-masked" or 1 < s.new < s.tokens
+    return partial(attend, OpRecord(), q, k, v, _mask(q, s) if masked else whole)
 
 
 def _mask(q: Tensor, shape: Shape) -> Tensor:
@@ -181,28 +168,18 @@ def _work(place: Bench, shape: Shape, bits: int) -> Iterator[Work]:
             size=float(shape.new),
             unpacked=float(shape.kv_numbers),
         )
-        yield Work(
-            shape.case | {"bits": bits}, op, lambda: _packed_attention_calls(place, shape, bits)
-        )
+        inputs = partial(_packed_inputs, place, shape, bits)
+        yield Work(place, shape.case | {"bits": bits}, op, inputs, _packed_call)
 
 
-@contextmanager
-def _packed_attention_calls(place: Bench, shape: Shape, bits: int) -> Iterator[Sequence[Call]]:
-    s = shape
-    counts = torch.full((s.batch,), s.tokens, dtype=torch.int32, device=place.device)
+def _packed_inputs(place: Bench, s: Shape, bits: int) -> tuple[Tensor, Store, Store]:
+    q = place.random(s.batch, s.heads, s.new, s.dim)
+    return q, store(place, s, bits, "channel"), store(place, s, bits, "token")
 
-    def inputs() -> tuple[Tensor, Store, Store]:
-        q = place.random(s.batch, s.heads, s.new, s.dim)
-        return q, store(place, s, bits, "channel"), store(place, s, bits, "token")
 
-    def call(q: Tensor, k: Store, v: Store) -> Call:
-        view = View(counts, k, v, counts, counts)
-        return lambda: attend_packed(q, view)
-
-    first = inputs()
-    _, k, v = first
-    read = [k.codes, k.scale, k.zero, v.codes, v.scale, v.zero]
-    yield [call(*each) for each in place.turns(first, read, inputs)]
+def _packed_call(q: Tensor, k: Store, v: Store) -> Call:
+    counts = torch.full((len(q),), k.rows, dtype=torch.int32, device=q.device)
+    return partial(attend_packed, q, View(counts, k, v, counts, counts))
 
 
 def store(place: Bench, shape: Shape, bits: int, by: By) -> Store:
@@ -221,31 +198,22 @@ def store(place: Bench, shape: Shape, bits: int, by: By) -> Store:
 
 def topk_works(place: Bench) -> Iterator[Work]:
     """Batches of scores over contexts, 64 tokens chosen per KV head."""
+    logits = score_dtype(torch.empty(0, dtype=place.half))
     for heads, kv_heads, _ in ATTENTION_HEADS[:2]:
         for batch in place.pick((1, 8), (1, 4, 16)):
             for tokens in place.pick((512, 8192), (512, 2048, 8192, 32768)):
                 scores = batch * heads * tokens
                 case = {"batch": batch, "heads": heads, "kv_heads": kv_heads, "tokens": tokens}
                 op = Op("topk", kernel="topk", bytes={"hbm": SCORE * scores})
-                sizes = (batch, heads, kv_heads, tokens)
-                yield Work(case, op, partial(_topk_calls, place, *sizes))
+                numbers = partial(place.random, batch, heads, tokens, dtype=logits)
+                call = partial(_topk_call, kv_heads)
+                yield Work(place, case, op, numbers, call)
 
 
-@contextmanager
-def _topk_calls(
-    place: Bench, batch: int, heads: int, kv_heads: int, tokens: int
-) -> Iterator[Sequence[Call]]:
-    eligible = torch.full((batch,), tokens, dtype=torch.int32, device=place.device)
-    dtype = score_dtype(torch.empty(0, dtype=place.half))
-
-    def logits() -> Tensor:
-        return place.random(batch, heads, tokens, dtype=dtype)
-
-    def call(one: Tensor) -> Call:
-        return lambda: softmax_top_k(one, kv_heads, 64, eligible)
-
-    first = logits()
-    yield [call(one) for one in place.turns(first, [first], logits)]
+def _topk_call(kv_heads: int, logits: Tensor) -> Call:
+    batch, _, tokens = logits.shape
+    eligible = torch.full((batch,), tokens, dtype=torch.int32, device=logits.device)
+    return partial(softmax_top_k, logits, kv_heads, 64, eligible)
 
 
 KV_HEADS = ((3, 64), (32, 128))
@@ -263,28 +231,17 @@ def packing_works(place: Bench) -> Iterator[Work]:
                 for way in ("pack by channel", "pack by token", "widen"):
                     case = {"way": way, "bits": bits, "kv_heads": kv_heads, "tokens": tokens}
                     op = Op("quantise", kernel="quantise", bytes={"hbm": float(moved)})
-                    shape = (1, kv_heads, tokens, dim)
-                    yield Work(case, op, partial(_packing_calls, place, way, bits, shape))
+                    inputs = partial(_packing_inputs, place, way, bits, (1, kv_heads, tokens, dim))
+                    yield Work(place, case, op, inputs, partial(_packing_call, place, way, bits))
 
 
-@contextmanager
-def _packing_calls(
-    place: Bench, way: str, bits: int, shape: tuple[int, ...]
-) -> Iterator[Sequence[Call]]:
-    if way == "widen":
+def _packing_inputs(place: Bench, way: str, bits: int, shape: tuple[int, ...]) -> Tensor | Store:
+    numbers = place.random(*shape)
+    return quantise(numbers, bits, PACKED_GROUP, "token") if way == "widen" else numbers
 
-        def packed() -> Store:
-            return quantise(place.random(*shape), bits, PACKED_GROUP, "token")
 
-        first = packed()
-        stores = place.turns(first, [first.codes, first.scale, first.zero], packed)
-        yield [lambda one=one: one.numbers().to(place.half) for one in stores]  # type: ignore[misc]
-        return
-
-    def numbers() -> Tensor:
-        return place.random(*shape)
-
-    one = numbers()
+def _packing_call(place: Bench, way: str, bits: int, numbers: Tensor | Store) -> Call:
+    if isinstance(numbers, Store):
+        return lambda: numbers.numbers().to(place.half)
     by: By = "channel" if way.endswith("channel") else "token"
-    sets = place.turns(one, [one], numbers)
-    yield [partial(quantise, each, bits, PACKED_GROUP, by) for each in sets]
+    return partial(quantise, numbers, bits, PACKED_GROUP, by)

@@ -1,6 +1,6 @@
 """Benchmarks of compute: matrix products, what a layer does besides, and what a launch costs."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
 from torch import Tensor
 
-from kvsim.frozen import frozen
 from kvsim.graph import Op
 from kvsim.validate.bench.work import Bench, Call, Work
 from kvsim.validate.model.architecture import rotate
@@ -61,23 +60,21 @@ def product(place: Bench, dtype: str, rows: int, inputs: int, outputs: int) -> W
         dtype=dtype,
     )
     case = {"dtype": dtype, "rows": rows, "inputs": inputs, "outputs": outputs}
-    return Work(case, op, lambda: _product_calls(place, dtype, rows, inputs, outputs))
+
+    def operands() -> tuple[Tensor, ...]:
+        both = place.random(rows, inputs), place.random(outputs, inputs)
+        return tuple(_stored(numbers, dtype, place) for numbers in both)
+
+    around = partial(_tf32, dtype == "tf32")
+    return Work(place, case, op, operands, partial(_multiply, dtype), around=around)
 
 
 @contextmanager
-def _product_calls(
-    place: Bench, dtype: str, rows: int, inputs: int, outputs: int
-) -> Iterator[Sequence[Call]]:
-    def operands() -> tuple[Tensor, Tensor]:
-        x, w = place.random(rows, inputs), place.random(outputs, inputs)
-        return _stored(x, dtype, place), _stored(w, dtype, place)
-
-    first = operands()
-    sets = place.turns(first, first, operands)
+def _tf32(allowed: bool) -> Iterator[None]:
     before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
+    torch.backends.cuda.matmul.allow_tf32 = allowed
     try:
-        yield [_multiply(dtype, *pair) for pair in sets]
+        yield
     finally:
         torch.backends.cuda.matmul.allow_tf32 = before
 
@@ -108,16 +105,6 @@ LAYERS = ((576, 9, 3, 64, 1536), (4096, 32, 8, 128, 14336))
 """Hidden, heads, KV heads, head dim and FFN width of SmolLM2-135M and Llama-3-8B."""
 
 
-@frozen
-class _Inputs:
-    x: Tensor
-    q: Tensor
-    k: Tensor
-    wide: Tensor
-    turns: tuple[Tensor, Tensor]
-    norm: Norm
-
-
 def pointwise_works(place: Bench) -> Iterator[Work]:
     """One layer's, over tokens."""
     for layer in LAYERS:
@@ -128,37 +115,34 @@ def pointwise_works(place: Bench) -> Iterator[Work]:
             case = {"hidden": hidden, "ffn": ffn, "tokens": tokens}
             op = Op("pointwise", bytes={"hbm": moved}, launches=POINTWISE_KERNELS)
             if place.fits(2 * moved):
-                yield Work(case, op, partial(_pointwise_calls, place, tokens, *layer))
+                inputs = partial(_pointwise_inputs, place, tokens, *layer)
+                yield Work(place, case, op, inputs, lambda *inputs: partial(_layer, *inputs))
 
 
-@contextmanager
-def _pointwise_calls(
+def _pointwise_inputs(
     place: Bench, tokens: int, hidden: int, heads: int, kv_heads: int, dim: int, ffn: int
-) -> Iterator[Sequence[Call]]:
-    def inputs() -> _Inputs:
-        angles = place.random(1, 1, tokens, dim)
-        return _Inputs(
-            place.random(1, tokens, hidden),
-            place.random(1, heads, tokens, dim),
-            place.random(1, kv_heads, tokens, dim),
-            place.random(1, tokens, 2 * ffn),
-            (angles.cos(), angles.sin()),
-            Norm(torch.ones(hidden, device=place.device, dtype=place.half), None, 1e-5),
-        )
-
-    first = inputs()
-    sets = place.turns(first, [first.x, first.q, first.k, first.wide], inputs)
-    yield [partial(_layer, one) for one in sets]
+) -> tuple[object, ...]:
+    angles = place.random(1, 1, tokens, dim)
+    return (
+        place.random(1, tokens, hidden),
+        place.random(1, heads, tokens, dim),
+        place.random(1, kv_heads, tokens, dim),
+        place.random(1, tokens, 2 * ffn),
+        (angles.cos(), angles.sin()),
+        Norm(torch.ones(hidden, device=place.device, dtype=place.half), None, 1e-5),
+    )
 
 
-def _layer(i: _Inputs) -> None:
+def _layer(
+    x: Tensor, q: Tensor, k: Tensor, wide: Tensor, turns: tuple[Tensor, Tensor], norm: Norm
+) -> None:
     """As ``kvsim.validate.model.decoder`` does it."""
-    normed = i.norm(i.x)
-    rotate(i.q, *i.turns)
-    rotate(i.k, *i.turns)
-    i.x.add_(normed)
-    i.x.sub_(i.norm(i.x))
-    gate, up = i.wide.chunk(2, dim=-1)
+    normed = norm(x)
+    rotate(q, *turns)
+    rotate(k, *turns)
+    x.add_(normed)
+    x.sub_(norm(x))
+    gate, up = wide.chunk(2, dim=-1)
     F.silu(gate).mul_(up)
 
 
@@ -176,29 +160,24 @@ def launch_works(place: Bench) -> Iterator[Work]:
 def _work(place: Bench, way: str, count: int, clock: str) -> Work:
     case = {"way": way, "kernels": count}
     op = Op("launch", bytes={"hbm": 16.0 * count}, launches=float(count))
-    return Work(case, op, partial(_launch_calls, place, way, count), clock)
+    inputs = partial(torch.ones, 4, device=place.device)
+    call = partial(_launch_call, way, count)
+    return Work(place, case, op, inputs, call, clock, alone=True)
 
 
-@contextmanager
-def _launch_calls(place: Bench, way: str, count: int) -> Iterator[Sequence[Call]]:
-    few = torch.ones(4, device=place.device)
-
+def _launch_call(way: str, count: int, few: Tensor) -> Call:
     def issue() -> None:
         for _ in range(count):
             few.add_(1.0)
 
-    if way == "eager":
-        yield [issue]
-    elif way == "sync":
-
-        def issue_and_wait() -> None:
-            issue()
-            torch.cuda.synchronize(place.device)
-
-        yield [issue_and_wait]
-    else:
+    def issue_and_wait() -> None:
         issue()
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            issue()
-        yield [graph.replay]
+        torch.cuda.synchronize(few.device)
+
+    if way != "graph":
+        return issue_and_wait if way == "sync" else issue
+    issue()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        issue()
+    return graph.replay

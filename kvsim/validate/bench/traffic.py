@@ -1,6 +1,6 @@
 """Benchmarks of memory and links: of the device, of the host, between both, and side by side."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -17,8 +17,6 @@ from kvsim.validate.kernels.gather import gather
 from kvsim.validate.transfer import Lane, Transfers
 
 MEMORY_ACCESSES = ("read", "write", "copy")
-
-
 LARGE = 2**28  # caches from which on fewer multiples of them are measured [B]
 
 
@@ -44,12 +42,9 @@ def _sized(place: Bench, moved: int) -> Iterator[Work]:
         count = 2 * moved if way == "copy" else moved
         case = {"way": way, "bytes": moved, "cached": cached}
         op = Op(f"memory_{way}", bytes={"hbm": float(count)})
-        yield Work(case, op, partial(_memory_calls, place.device, way, moved))
-
-
-@contextmanager
-def _memory_calls(device: torch.device, way: str, moved: int) -> Iterator[Sequence[Call]]:
-    yield [use(way, torch.ones(moved // 4, device=device))]
+        numbers = partial(torch.ones, moved // 4, device=place.device)
+        call = partial(use, way)
+        yield Work(place, case, op, numbers, call, alone=True)
 
 
 def use(way: str, numbers: Tensor) -> Call:
@@ -70,18 +65,17 @@ def gather_works(place: Bench) -> Iterator[Work]:
             if place.fits(16 * moved):
                 case = {"rows": rows, "dim": dim}
                 op = Op("gather", kernel="gather", bytes={"hbm": moved})
-                yield Work(case, op, partial(_gather_calls, place, rows, dim))
+                inputs = partial(_gather_inputs, place, rows, dim)
+                yield Work(place, case, op, inputs, lambda *each: partial(_select, *each))
 
 
-@contextmanager
-def _gather_calls(place: Bench, rows: int, dim: int) -> Iterator[Sequence[Call]]:
-    def inputs() -> tuple[Tensor, Tensor]:
-        index = torch.randint(16 * rows, (rows,), device=place.device)
-        return place.random(16 * rows, dim), index
+def _gather_inputs(place: Bench, rows: int, dim: int) -> tuple[Tensor, Tensor]:
+    index = torch.randint(16 * rows, (rows,), device=place.device)
+    return place.random(16 * rows, dim), index
 
-    first = inputs()
-    sets = place.turns(first, first, inputs)
-    yield [partial(torch.index_select, source, 0, index) for source, index in sets]
+
+def _select(source: Tensor, index: Tensor) -> Tensor:
+    return source.index_select(0, index)
 
 
 SIZES = (2**12, 2**16, 2**18, 2**20, 2**22, 2**24, 2**26)
@@ -106,8 +100,9 @@ def _one_way(place: Bench, link: Channel) -> Iterator[Work]:
         for moved in sizes:
             if place.fits(2 * moved):
                 case = {"memory": memory, "bytes": moved}
-                make = partial(_link_calls, place, link, moved, memory == "pinned")
-                yield Work(case, _op(link, link, moved), make, "lane")
+                inputs = partial(ends, place, link, moved, memory == "pinned")
+                call, held = partial(_link_call, link), partial(lanes, place)
+                yield Work(place, case, _op(link, link, moved), inputs, call, "lane", around=held)
 
 
 def _op(name: str, link: Channel, moved: float) -> Op:
@@ -117,17 +112,8 @@ def _op(name: str, link: Channel, moved: float) -> Op:
     return Op(name, stream, "copy", bytes=dict.fromkeys(through, moved))
 
 
-@contextmanager
-def _link_calls(place: Bench, link: Channel, moved: int, pinned: bool) -> Iterator[Sequence[Call]]:
-    with lanes(place) as transfers:
-        lane = transfers.h2d if link == "h2d" else transfers.d2h
-
-        def inputs() -> tuple[Tensor, Tensor]:
-            return ends(place, link, moved, pinned)
-
-        first = inputs()
-        sets = place.turns(first, first, inputs)
-        yield [send(transfers, lane, copier(*pair)) for pair in sets]
+def _link_call(link: Channel, transfers: Transfers, *pair: Tensor) -> Call:
+    return send(transfers, transfers.h2d if link == "h2d" else transfers.d2h, copier(*pair))
 
 
 def ends(place: Bench, link: Channel, moved: int, pinned: bool) -> tuple[Tensor, Tensor]:
@@ -179,24 +165,19 @@ def row_works(place: Bench) -> Iterator[Work]:
                 bytes={"h2d": moved, "hbm": moved, "dram": moved},
             )
             case = {"way": "gathered", "rows": rows, "dim": dim}
-            yield Work(case, op, partial(_row_calls, place, rows, dim), "lane")
+            inputs, held = partial(_row_inputs, place, rows, dim), partial(lanes, place)
+            yield Work(place, case, op, inputs, _row_call, "lane", around=held)
 
 
-@contextmanager
-def _row_calls(place: Bench, rows: int, dim: int) -> Iterator[Sequence[Call]]:
-    with lanes(place) as transfers:
+def _row_inputs(place: Bench, rows: int, dim: int) -> tuple[Tensor, ...]:
+    homes = (place.random(1, 1, SCARCE * rows, dim).cpu() for _ in "kv")
+    k, v = (h if place.on_cpu else h.pin_memory() for h in homes)
+    index = torch.randint(SCARCE * rows, (1, 1, rows), device=place.device)
+    return k, v, index, place.random(2, 1, 1, rows, dim)
 
-        def inputs() -> tuple[Tensor, Tensor, Tensor, Tensor]:
-            homes = (place.random(1, 1, SCARCE * rows, dim).cpu() for _ in "kv")
-            k, v = (h if place.on_cpu else h.pin_memory() for h in homes)
-            index = torch.randint(SCARCE * rows, (1, 1, rows), device=place.device)
-            return k, v, index, place.random(2, 1, 1, rows, dim)
 
-        def call(k: Tensor, v: Tensor, index: Tensor, out: Tensor) -> Call:
-            return send(transfers, transfers.h2d, lambda: gather(k, v, index, out[0], out[1]))
-
-        first = inputs()
-        yield [call(*each) for each in place.turns(first, first[:2], inputs)]
+def _row_call(transfers: Transfers, k: Tensor, v: Tensor, index: Tensor, out: Tensor) -> Call:
+    return send(transfers, transfers.h2d, lambda: gather(k, v, index, out[0], out[1]))
 
 
 INPUTS, OUTPUTS = 4096, 4096
@@ -212,35 +193,37 @@ def contention_works(place: Bench) -> Iterator[Work]:
         moved: dict[Channel, Number] = {"hbm": repeats * one.bytes["hbm"]}
         op = replace(one, flops=repeats * one.flops, bytes=moved, launches=float(repeats))
         for way in ("copy", "compute", "both"):
-            case = {"pair": f"gemm beside {copied} B", "compute": "gemm", "way": way}
-            make = partial(_contention_calls, place, way, rows, copied, repeats)
+            case: dict[str, object] = {"pair": f"gemm beside {copied} B"}
+            case |= {"compute": "gemm", "way": way}
+            inputs = partial(_contention_inputs, place, rows, copied)
+            call, held = partial(_contention_call, way, repeats), partial(lanes, place)
             asked = _op("copy", "h2d", float(copied)) if way == "copy" else op
-            yield Work(case | {"bytes": copied}, asked, make, "beside")
+            case["bytes"] = copied
+            yield Work(place, case, asked, inputs, call, "beside", alone=True, around=held)
 
 
-@contextmanager
-def _contention_calls(
-    place: Bench, way: str, rows: int, copied: int, repeats: int
-) -> Iterator[Sequence[Call]]:
-    with lanes(place) as transfers:
-        copy = copier(*ends(place, "h2d", copied, True))
-        x, w = place.random(rows, INPUTS), place.random(OUTPUTS, INPUTS)
+def _contention_inputs(place: Bench, rows: int, copied: int) -> tuple[Tensor, ...]:
+    operands = place.random(rows, INPUTS), place.random(OUTPUTS, INPUTS)
+    return *ends(place, "h2d", copied, True), *operands
 
-        def compute() -> None:
-            for _ in range(repeats):
-                x @ w.t()
 
-        def copy_and_compute() -> None:
-            mark = transfers.h2d(copy, transfers.mark())
-            compute()
-            mark.wait()
+def _contention_call(
+    way: str, repeats: int, transfers: Transfers, to: Tensor, home: Tensor, x: Tensor, w: Tensor
+) -> Call:
+    copy = copier(to, home)
 
-        calls = {
-            "copy": send(transfers, transfers.h2d, copy),
-            "compute": compute,
-            "both": copy_and_compute,
-        }
-        yield [calls[way]]
+    def compute() -> None:
+        for _ in range(repeats):
+            x @ w.t()
+
+    def copy_and_compute() -> None:
+        mark = transfers.h2d(copy, transfers.mark())
+        compute()
+        mark.wait()
+
+    if way == "copy":
+        return send(transfers, transfers.h2d, copy)
+    return compute if way == "compute" else copy_and_compute
 
 
 HERE = torch.device("cpu")
@@ -259,7 +242,12 @@ def products(place: Bench) -> Iterator[Work]:
     """Square products in fp32."""
     for width in place.pick((256, 512, 1024), (256, 512, 768, 1024, 1536, 2048)):
         op = Op("product", "cpu", "cpu", flops=2.0 * width**3, dtype="fp32")
-        yield Work({"width": width}, op, partial(_host_product, width), "cpu")
+        pair = partial(_square_pair, width)
+        yield Work(place, {"width": width}, op, pair, lambda x, w: lambda: x @ w, "cpu", alone=True)
+
+
+def _square_pair(width: int) -> tuple[Tensor, Tensor]:
+    return torch.randn(width, width), torch.randn(width, width)
 
 
 def attends(place: Bench) -> Iterator[Work]:
@@ -269,30 +257,21 @@ def attends(place: Bench) -> Iterator[Work]:
         moved = float(2 * shape.kv_numbers * FP16_BYTES)
         if shape.new == 1 and here.fits(moved):
             op = Op("attn", "cpu", "cpu", flops=shape.flops, bytes={"dram": moved}, dtype="fp32")
-            yield Work(shape.case, op, partial(_attend, here, shape), "cpu")
+            inputs = partial(_attend_inputs, here, shape)
+            yield Work(here, shape.case, op, inputs, partial(_attend_call, shape), "cpu")
+
+
+def _attend_inputs(place: Bench, s: Shape) -> tuple[Tensor, ...]:
+    wide = torch.float32
+    k, v = (place.random(s.batch, s.kv_heads, s.tokens, s.dim, dtype=wide) for _ in "kv")
+    return place.random(s.batch, s.heads, s.new, s.dim, dtype=wide), k, v
+
+
+def _attend_call(s: Shape, q: Tensor, k: Tensor, v: Tensor) -> Call:
+    grouped = s.heads != s.kv_heads
+    return partial(F.scaled_dot_product_attention, q, k, v, enable_gqa=grouped)
 
 
 def on_host(place: Bench) -> Bench:
     """The same limits for the host's memory."""
     return replace(place, device=HERE, cache=place.cache if place.on_cpu else LAST_LEVEL_CACHE)
-
-
-@contextmanager
-def _host_product(width: int) -> Iterator[Sequence[Call]]:
-    x, w = (torch.randn(width, width) for _ in range(2))
-    yield [lambda: x @ w]
-
-
-@contextmanager
-def _attend(place: Bench, s: Shape) -> Iterator[Sequence[Call]]:
-    def inputs() -> tuple[Tensor, Tensor, Tensor]:
-        wide = torch.float32
-        k, v = (place.random(s.batch, s.kv_heads, s.tokens, s.dim, dtype=wide) for _ in "kv")
-        return place.random(s.batch, s.heads, s.new, s.dim, dtype=wide), k, v
-
-    def call(q: Tensor, k: Tensor, v: Tensor) -> Call:
-        return lambda: F.scaled_dot_product_attention(q, k, v, enable_gqa=grouped)
-
-    grouped = s.heads != s.kv_heads
-    first = inputs()
-    yield [call(*each) for each in place.turns(first, first, inputs)]

@@ -3,43 +3,28 @@
 import threading
 import time as time_of
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import cache
 from math import ceil
 from time import perf_counter
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from kvsim.frozen import frozen
 from kvsim.graph import Op
-from kvsim.validate.counter import size
 from kvsim.validate.times.clock import HOST_MARGIN, computing_clock, keep_busy
 
 Call = Callable[[], object]
+Inputs = Any
+"""What one call works on: a tensor, packed rows, or a tuple of such."""
 T = TypeVar("T")
 
 MOST_TURNS = 64  # copies of a work's inputs
 RANDOM_NUMBERS = 2**20 - 3  # numbers that are drawn; rows do not repeat, as it divides no row
 GPU_FLOP_PER_TIMING = 1e14  # what a GPU may compute for one timing, some tenths of a second [FLOP]
 CPU_FLOP_PER_TIMING = 3e10  # the same for a core of a CPU [FLOP]
-
-
-@frozen
-class Work:
-    """One op of known FLOPs and bytes.
-
-    ``make`` allocates its inputs for as long as it is timed and gives calls that do the same on
-    different inputs, so that none finds its own in the cache.
-    """
-
-    case: Mapping[str, object]
-    op: Op
-    make: Callable[[], AbstractContextManager[Sequence[Call]]]
-    clock: str = "device"
-    """Also "host": its part of a device's work alone; "lane": through a lane; "beside": lanes at
-    once; "cpu": the host's own work."""
 
 
 @frozen
@@ -112,19 +97,55 @@ class Bench:
         """Bytes on the device."""
         return torch.randint(256, shape, device=self.device, dtype=torch.uint8)
 
-    def turns(self, first: T, tensors: Sequence[Tensor | None], more: Callable[[], T]) -> list[T]:
-        """Sets of inputs that together are twice as large as the cache, ``first`` among them.
+    def turns(self, inputs: Callable[[], Inputs]) -> list[Inputs]:
+        """Make sets of inputs that together are twice as large as the cache.
 
         Parameters
         ----------
-        tensors : what is read of a set.
-        more : makes one more set.
+        inputs
+            Makes one set.
         """
-        each = max(1, size(*tensors))
+        first = inputs()
+        each = max(1, sum(getattr(one, "nbytes", 0) for one in _as_tuple(first)))
         wanted = ceil(2 * self.cache / each)
         room = self.memory // (2 * each)
         count = max(1, min(wanted, room, MOST_TURNS))
-        return [first, *(more() for _ in range(count - 1))]
+        return [first, *(inputs() for _ in range(count - 1))]
+
+
+@frozen
+class Work:
+    """One op of known FLOPs and bytes.
+
+    Calls do the same on different inputs, so that none finds its own in the cache.
+    """
+
+    place: Bench
+    case: Mapping[str, object]
+    op: Op
+    inputs: Callable[[], Inputs]
+    """Allocates what one call works on."""
+    call: Callable[..., Call]
+    """Makes a call of that, behind what ``around`` gives."""
+    clock: str = "device"
+    """Also "host": its part of a device's work alone; "lane": through a lane; "beside": lanes at
+    once; "cpu": the host's own work."""
+    alone: bool = False
+    """Whether one set of inputs serves all calls."""
+    around: Callable[[], AbstractContextManager[object]] = nullcontext
+    """Holds for as long as it is timed."""
+
+    @contextmanager
+    def make(self) -> Iterator[list[Call]]:
+        """Allocate inputs for as long as it is timed."""
+        with self.around() as held:
+            before = () if held is None else (held,)
+            sets = [self.inputs()] if self.alone else self.place.turns(self.inputs)
+            yield [self.call(*before, *_as_tuple(each)) for each in sets]
+
+
+def _as_tuple(inputs: Inputs) -> tuple[Any, ...]:
+    return inputs if isinstance(inputs, tuple) else (inputs,)
 
 
 @cache

@@ -217,21 +217,25 @@ class PackedStore(KvStore):
         """
         return max(tokens - self.residual, 0)
 
-    def pack(self, side: PackedRing, sequences: list[int], begins: Tensor, count: int) -> None:
+    def pack(
+        self, side: PackedRing, sequences: list[int], ends: Tensor, count: int, behind: int = 0
+    ) -> None:
         """Pack tokens of some sequences, if there are any.
 
         Parameters
         ----------
         side
             Keys or values.
-        begins
-            First token that is packed, of every sequence of the batch.
+        ends
+            Of every sequence of the batch the token that ...
+        behind
+            ... comes so many places behind the first one that is packed.
         count
             Tokens of each. [tokens]
         """
         if sequences:
             with self.counter.op("quantise") as record:
-                side.pack(record, sequences, begins, count)
+                side.pack(record, sequences, ends - behind if behind else ends, count)
 
     def packed_there(self, lengths: Tensor) -> tuple[Tensor, Tensor]:
         """Count packed rows on the device.

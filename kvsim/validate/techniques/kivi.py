@@ -62,7 +62,7 @@ class Kivi(PackedStore):
         """The value that leaves the residual, the new token, and a block of keys it completes."""
         last = span.slots[:, 0]
         full = [i for i, n in enumerate(span.ends) if n > self.residual]
-        self.pack(self.v, full, last - self.residual, 1)
+        self.pack(self.v, full, last, 1, self.residual)
         self.add(keys, values, span)
         whole = [i for i, n in enumerate(span.ends) if n % self.residual == 0]
-        self.pack(self.k, whole, last + 1 - self.residual, self.residual)
+        self.pack(self.k, whole, last, self.residual, self.residual - 1)

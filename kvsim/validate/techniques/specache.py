@@ -111,9 +111,9 @@ class LateKivi(PackedStore):
         """The first new token stays: pack the value it pushes out and the block it completes."""
         before, position = self.packed_by(span), span.slots[:, 0]
         full = [i for i, n in enumerate(before) if n >= self.residual]
-        self.pack(self.v, full, position - self.residual, 1)
+        self.pack(self.v, full, position, 1, self.residual)
         whole = [i for i, n in enumerate(before) if (n + 1) % self.residual == 0]
-        self.pack(self.k, whole, position + 1 - self.residual, self.residual)
+        self.pack(self.k, whole, position, self.residual, self.residual - 1)
 
     def tensors(self) -> dict[str, list[Tensor]]:
         """Packed rows and the residual; what the rings hold beyond it."""
