@@ -85,7 +85,7 @@ def _issued(op: Op, d: Deployment, host: float, gpu: float) -> tuple[float, floa
 
 
 def runs(text: str, model: str, layers: int, batch: int, prompt: int) -> Iterator[Sample]:
-    """What ``validate.bench.techniques`` would find there."""
+    """What ``validate.bench.suite`` would find there."""
     d, t = machine(model, layers), parse(text)
     for phase, step in (
         ("prefill", t.prefill(d, decode_point(batch, prompt, SUITE_GENERATED, 0.0))),

@@ -357,7 +357,7 @@ EXECUTES = {"eval", "exec", "__import__"}
 ALLOWED: dict[str, set[str]] = {
     "models/catalogue.py": {"read_text"},  # what ships with kvsim
     "quality/unfinished.py": {"unlink"},  # its own file, once the output is whole
-    "validate/times/kept.py": {"unlink"},  # as above
+    "validate/times/compared.py": {"unlink"},  # as above
     "report/explore.py": {"read_text"},  # assets that ship
     "cli/command.py": {"write_text"},  # of a formatter
     "cli/session.py": {"open", "mkdir"},  # SessionState.open; results' own folder
@@ -379,8 +379,7 @@ ALLOWED: dict[str, set[str]] = {
     "traces/containers.py": {"ParquetFile", "read_csv"},  # of a Source, which was checked
     "traces/source.py": {"open", "OSFile"},  # after opened()
     "traces/write.py": {"open", "ParquetWriter"},  # drafts
-    "validate/model/checkpoint.py": {"safe_open", "from_file"},  # after check_input
-    "validate/model/gguf.py": {"GGUFReader"},  # after check_input
+    "validate/model/checkpoint.py": {"safe_open", "from_file", "GGUFReader"},  # after check_input
 }
 """Calls that look as if they opened a file by themselves, and why they may."""
 
