@@ -16,13 +16,15 @@ from kvsim.frozen import frozen
 Array = NDArray[np.floating]
 Number = float | Array
 
-Stream = Literal["gpu", "h2d", "d2h", "cpu"]
-"""In-order queues of work: GPU kernels, copies to the GPU, copies to the host, host threads."""
+Stream = Literal["gpu", "h2d", "d2h", "cpu", "disk_read", "disk_write"]
+"""In-order queues of work: GPU kernels, copies to the GPU, copies to the host, host threads, and
+copies between the host and a drive behind it."""
 
-Channel = Literal["hbm", "dram", "h2d", "d2h", "link"]
-"""What bytes move through: GPU memory, host memory, the host link's two directions, GPU to GPU."""
+Channel = Literal["hbm", "dram", "h2d", "d2h", "link", "disk_read", "disk_write"]
+"""What bytes move through: GPU memory, host memory, the host link's two directions, GPU to GPU,
+and the drive's two directions."""
 
-Tier = Literal["gpu", "host"]
+Tier = Literal["gpu", "host", "disk"]
 
 Buffers = Mapping[Tier, Mapping[str, Number]]
 """Resident bytes by tier and buffer name. [B]"""

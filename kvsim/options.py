@@ -66,8 +66,14 @@ SERVING = "simulate capacity"
 PLANNED = "plan capacity"
 DEPLOYED = "predict grid plan simulate capacity explore"
 HOSTED = "predict plan simulate explore"
+STORED = "predict grid plan simulate"
 VALIDATED = "validate|validate quality|validate layers|validate plan"
 TRACES_READ = "simulate|traces inspect|traces convert"
+
+DRIVES = {"capacity": "nvme_cache", "simulate": "nvme_cache disk"} | dict.fromkeys(
+    ("predict", "grid", "plan"), "disk"
+)
+"""What has a drive, whose rates may be given."""
 
 READ = {"simulate": "trace"}
 TRACE_INSTEAD = dict.fromkeys(("plan", "simulate", "capacity"), "trace")
@@ -533,6 +539,9 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
                "Share of host memory to use; 0.85 by default.", "plan", range=real(0.01, 1)),
         Opt("host_memory", parse_gib, "GIB", "Host memory; by default the profile's.",
                DEPLOYED, range=real(1e-3, 1e6, "GiB")),
+        Opt("disk", parse_gigabytes, "GB",
+               "Space on an NVMe drive for weights and caches; by default the profile's, usually "
+               "none.", STORED, range=real(1, 1e6, "GB"), needs={"plan": "offline"}),
     ),
     "Techniques": (
         Opt("only", parse_words, "A,B", "Consider only these techniques.", PLANNED),
@@ -662,10 +671,11 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
                "How to use stored blocks: load, recompute, faster (of both), split (recompute the "
                "first while the others are loaded), or auto, the default: the one with the "
                "shortest mean TTFT.", "simulate"),
-        Opt("nvme_read", parse_gigabytes, "GB/S", "Read rate of each replica's drive.", SERVING,
-               range=real(1e-3, 1e3, "GB/s"), needs={"capacity": "nvme_cache"}),
-        Opt("nvme_write", parse_gigabytes, "GB/S", "Write rate of each replica's drive.", SERVING,
-               range=real(1e-3, 1e3, "GB/s"), needs={"capacity": "nvme_cache"}),
+        Opt("nvme_read", parse_gigabytes, "GB/S", "Read rate of each replica's drive.",
+               f"{STORED} capacity", also=("--nvme-GBps",), range=real(1e-3, 1e3, "GB/s"),
+               needs=DRIVES),
+        Opt("nvme_write", parse_gigabytes, "GB/S", "Write rate of each replica's drive.",
+               f"{STORED} capacity", range=real(1e-3, 1e3, "GB/s"), needs=DRIVES),
         Opt("nic", parse_gigabytes, "GB/S", "Network rate of each replica, per direction.", SERVING,
                range=real(1e-3, 1e3, "GB/s")),
     ),

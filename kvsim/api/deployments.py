@@ -61,6 +61,7 @@ def build_deployment(inputs: Inputs, **instead: object) -> "Deployment":
     if host is not None:
         given = {**hardware.sources, "memory.host_capacity_B": "given as --host-memory"}
         hardware = replace(hardware, host_memory=host, sources=given)
+    hardware = _with_drive(hardware, inputs)
     spread = (value(name, 1) for name in ("tp", "pp", "dp", "ep"))
     refuse_other_format(inputs)
     model = load_model(value("model", None))
@@ -117,6 +118,47 @@ def _in_host(hardware: "Hardware", inputs: Inputs) -> "Hardware":
         return found
     given = {**found.sources, "dram.bandwidth_Bps": "given as --host-bandwidth"}
     return replace(found, links={**found.links, "dram": Link(rate)}, sockets=1, sources=given)
+
+
+def _with_drive(hardware: "Hardware", inputs: Inputs) -> "Hardware":
+    """A card whose host has the drive that the options describe."""
+    from kvsim.machines.hardware import Link
+    from kvsim.serving.rules import NVME_READ_RATE, NVME_WRITE_RATE
+
+    size = getattr(inputs, "disk", None)
+    if size is None:
+        return hardware
+    links, sources = dict(hardware.links), dict(hardware.sources)
+    for way, usual in (("read", NVME_READ_RATE), ("write", NVME_WRITE_RATE)):
+        rate, key = getattr(inputs, f"nvme_{way}", None), f"disk.{way}_Bps"
+        if rate is not None:
+            links[f"disk_{way}"], sources[key] = Link(rate), f"given as --nvme-{way}"
+        elif not hardware.disk_memory:
+            links[f"disk_{way}"] = Link(usual)
+            sources[key] = "assumed: data sheet of Samsung's PM9A3, PCIe 4.0"
+    return replace(hardware, disk_memory=size, links=links, sources=sources)
+
+
+def refuse_idle_drive(inputs: Inputs, techniques: "Sequence[Technique]") -> None:
+    """Refuse a drive that nothing is kept on.
+
+    Parameters
+    ----------
+    inputs
+        The options of a command, with ``disk``.
+    techniques
+        What is asked about.
+
+    Raises
+    ------
+    InputError
+        If none of them keeps a share of anything there.
+    """
+    if inputs.disk is not None and not any(t.fills_drive for t in techniques):
+        raise InputError(
+            "--disk: nothing is kept there; expected a technique with a share on the disk, as "
+            "flexgen:weights_disk=50, or no --disk"
+        )
 
 
 def host_layers(inputs: Inputs, model: "Model") -> "HostLayers":

@@ -218,6 +218,7 @@ def _plan_equal(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Chos
 
     from kvsim.emit.served import serve_prediction
     from kvsim.planner.alternatives import NoPlanError
+    from kvsim.planner.local_search import can_fill_drive
     from kvsim.planner.plan import plan_among
     from kvsim.planner.question import Workload, engine_refusal
     from kvsim.report.plan import make_result
@@ -242,6 +243,11 @@ def _plan_equal(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Chos
     if own == "flexgen" and not (admission.only or engine_refusal(own, deployments[0])):
         admission = replace(admission, engine=own)  # no other engine has its times
     questions = [_ask(inputs, d, workload, admission, sizes[:2]) for d in deployments]
+    if inputs.disk is not None and not any(map(can_fill_drive, questions)):
+        raise InputError(
+            "--disk: none of the techniques that may be planned keeps anything there; expected "
+            "flexgen or offload among them, one of them with --engine flexgen, or no --disk"
+        )
     try:
         result = plan_among(questions)
     except NoPlanError as none:
@@ -297,4 +303,5 @@ def _build_limits(inputs: Inputs, deployment: "Deployment") -> "PlanLimits":
         ttft=ttft if inputs.ttft is None else inputs.ttft,
         tpot=tpot if inputs.tpot is None else inputs.tpot,
         loss=largest_loss(inputs),
+        disk=h.disk_memory or none,
     )

@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from kvsim.api.deployments import build_deployment, keep_fewest
+from kvsim.api.deployments import build_deployment, keep_fewest, refuse_idle_drive
 from kvsim.console import ProgressLine, print_note
 from kvsim.errors import InputError, require
 from kvsim.frozen import frozen
@@ -57,6 +57,7 @@ def predict(inputs: Inputs) -> "Result[list[Prediction]]":
         "ask for fewer, or run kvsim sweep",
     )
     where = build_deployment(inputs)
+    refuse_idle_drive(inputs, techniques)
     if inputs.n_cpu_moe == "auto":
         where = keep_fewest(where, techniques[0], [max(n) for n in sizes])
         print_note(f"--n-cpu-moe {len(where.host.experts)}: experts of as few layers as fit")

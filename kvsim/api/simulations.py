@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
 from kvsim.api.cost import announce_cost
-from kvsim.api.deployments import build_deployment
+from kvsim.api.deployments import build_deployment, refuse_idle_drive
 from kvsim.api.traffic import ServedRequests, read_traffic
 from kvsim.console import ProgressLine, print_note, print_once
 from kvsim.errors import InfeasibleError, InputError
@@ -188,6 +188,7 @@ def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
     several = inputs.compare is not None or len(runs) > 1
     places = _places(inputs.out, [_name_run(kind, shown) for kind, _, shown in runs], several)
     where, none = build_deployment(inputs), float("inf")
+    refuse_idle_drive(inputs, kinds)
     usable = inputs.gpu_memory
     if inputs.gpu_memory_utilization is not None:
         usable = inputs.gpu_memory_utilization * where.hardware.gpu_memory
@@ -565,6 +566,8 @@ def _build_rules(
     settings |= {name: case[name] for name in SIZES}
     if case["prefill_replicas"] is None or inputs.remote_cache is not None:
         settings["nic"] = inputs.nic
+    if inputs.disk is not None and not case["nvme_cache"]:  # a drive for weights and caches alone
+        settings |= {"nvme_read": None, "nvme_write": None}
     given = {name: value for name, value in settings.items() if value is not None}
     sizes = [*(inputs.host_cache or ()), *(inputs.nvme_cache or ())]  # of all runs: one may be 0
     stored = any(size for _, size in sizes) or bool(inputs.remote_cache)

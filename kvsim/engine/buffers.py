@@ -8,7 +8,6 @@ from kvsim.machines.deployment import Deployment
 from kvsim.models.model import LayerShape
 
 HOST_WEIGHTS = "weights of host layers"
-SCORE_MEMORY = 8.0  # an eager score: fp16, its softmax in fp32, and that in fp16 again [B]
 
 
 def merge(*parts: Buffers) -> Buffers:
@@ -154,7 +153,8 @@ def resident_once(
     chunk = (own and stack.packed_cache.chunk) or stack.memory.prefill_chunk
     alive = np.minimum(part.tokens, chunk)
     length = part.max_length if stack.cache.static else part.length
-    scores = SCORE_MEMORY * m.heads * length if attention.score_bytes(deployment, part) else 0.0
+    scored = attention.score_bytes(deployment, part) > 0
+    scores = stack.attention.score_memory * m.heads * length if scored else 0.0
     hidden = stack.memory.activation_passes * m.hidden
     attending = ops.FP16_BYTES * (hidden + m.heads * m.head_dim + m.kv_width) + scores
     width = max(m.ffn, m.experts_active * m.expert_ffn)

@@ -372,6 +372,8 @@ def copy(
 ) -> Op:
     """Copy bytes between GPU and host memory, rows gathered one by one if there are any.
 
+    A copy between host memory and a drive moves them through the host's memory alone.
+
     Kernel class ``relay`` is for the cache, whose host memory may be pageable, ``copy`` for what
     every runtime pins.
 
@@ -396,8 +398,12 @@ def copy(
     sync
         Whether the host waits for its end before it issues more.
     """
-    channel: Channel = "h2d" if stream == "h2d" else "d2h"
-    moved: dict[Channel, Number] = {channel: size, "hbm": size, "dram": size}
+    moved: dict[Channel, Number]
+    if stream == "disk_read" or stream == "disk_write":
+        moved = {stream: size, "dram": size}
+    else:
+        channel: Channel = "h2d" if stream == "h2d" else "d2h"
+        moved = {channel: size, "hbm": size, "dram": size}
     return Op(
         name,
         stream,

@@ -16,7 +16,7 @@ from kvsim.graph import Number, Op, Step
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Kernel
 
-COPY_STREAMS = ("h2d", "d2h")
+COPY_STREAMS = ("h2d", "d2h", "disk_read", "disk_write")
 ARITHMETIC = ("compute", "cpu")
 SMOOTH = 4.0  # how sharply one limit gives way to the other
 MANY_ROWS = 1e9  # rows of a product of which none is padding; a size may be infinite

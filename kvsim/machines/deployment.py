@@ -327,12 +327,13 @@ class Deployment:
 
     @cached_property
     def bandwidth(self) -> dict[str, float]:
-        """Rate of each channel as one GPU sees it; GPUs of a replica share host memory. [B/s]"""
+        """Rate of each channel as one GPU sees it; GPUs of a replica share the host. [B/s]"""
         rates = {name: link.bandwidth for name, link in self.hardware.links.items()}
         sockets = self.hardware.sockets
         reached = (1 + (sockets - 1) * self.stack.offload.second_socket) / sockets
         sharing = self.gpus if not self.host else self.gpus / self.pp  # stages take turns
-        return rates | {"dram": rates["dram"] * reached / sharing}
+        drive = {way: rates[way] / self.gpus for way in ("disk_read", "disk_write") if way in rates}
+        return rates | drive | {"dram": rates["dram"] * reached / sharing}
 
     @cached_property
     def issued_at_once(self) -> "Deployment":

@@ -67,6 +67,8 @@ class AttentionPath:
     """Traffic of attention besides the cache; in the ideal, scores stay on the chip."""
 
     score_bytes: float = 0.0  # bytes moved per attention score (0: scores stay on chip) [B]
+    score_memory: float = 8.0  # held per score where they are not: fp16, its softmax in fp32, and
+    # that in fp16 again [B]
     flash_prompt: bool = False  # the prompt's scores stay on chip unless a technique needs them
     repeat_kv: bool = False  # grouped heads are copied out to full width before attention
 
@@ -113,6 +115,7 @@ class OffloadRuntime:
     pageable: float = 0.0  # most at which such weights are copied to the GPU where they are
     # mapped from their file, and so not pinned (0: pinned) [B/s]
     second_socket: float = 0.0  # share of each further socket's bandwidth that is used
+    weight_buffers: float = 2.0  # on the GPU for streamed weights, each of a layer
     resident_layers: int = 0  # first layers whose cache stays on the GPU
     tile_sync: bool = False  # the whole device synchronises after every layer and tile
     tile: float = 0.0  # from a tile's synchronisation to the next tile's first copy [s]
@@ -293,6 +296,7 @@ class Hardware:
     host: str = ""  # the host's profile, if it is not the card's usual one
     units: float = 0.0  # streaming multiprocessors, or the like (0: not said)
     linked: int = NODE  # GPUs that `link` joins; beyond them data crosses the network
+    disk_memory: float = 0.0  # of a drive behind the host (0: none); with one, links has its rates
 
 
 @frozen

@@ -21,6 +21,9 @@ from kvsim.machines.schema import (
 LINK_NAMES = ("hbm", "dram", "h2d", "d2h", "link")
 """What bytes move through: GPU and host memory, the host link's two directions, GPU to GPU."""
 
+DRIVE = ("disk.capacity_B", "disk.read_Bps", "disk.write_Bps")
+"""A drive behind the host, which most machines' files leave to ``--disk``."""
+
 TENSOR_PEAK = ("compute.sm", "compute.clock_Hz", "compute.tensor_FLOP_per_clock_sm")
 """What the fp16 rate is checked against."""
 
@@ -39,6 +42,7 @@ HARDWARE_FILE = Schema(
     | {f"{link}.bandwidth_Bps": RATE for link in LINK_NAMES}
     | {f"{link}.latency_s": NON_NEGATIVE for link in LINK_NAMES}
     | {"h2d.line_rate_Bps": RATE, "d2h.line_rate_Bps": RATE}
+    | dict(zip(DRIVE, (BYTE_SIZE, RATE, RATE), strict=True))
     | {
         "compute.half_accumulation_gain": AT_LEAST_ONE,
         "link.gpus": COUNT,
@@ -55,6 +59,7 @@ HARDWARE_FILE = Schema(
     choices={"basis": ("datasheet", "measured")},
     together=(
         frozenset(TENSOR_PEAK),
+        frozenset(DRIVE),
         frozenset({"price.usd_per_hour", "price.date"}),
         frozenset({"device", "date"}),
     ),
@@ -104,6 +109,7 @@ STACK_NUMBERS: Mapping[str, Number] = {
     "cache.append_passes": NON_NEGATIVE,
     "cache.overhead": AT_LEAST_ONE,
     "attention.score_bytes": NON_NEGATIVE,
+    "attention.score_memory_B": POSITIVE,
     "packed_cache.layer_s": NON_NEGATIVE,
     "packed_cache.unpack_ops": NON_NEGATIVE,
     "packed_cache.unpack_bytes": NON_NEGATIVE,
@@ -120,6 +126,7 @@ STACK_NUMBERS: Mapping[str, Number] = {
     "offload.stream_tokens": NON_NEGATIVE,
     "offload.pageable_Bps": NON_NEGATIVE,
     "offload.second_socket": SHARE_NUMBER,
+    "offload.weight_buffers": AT_LEAST_ONE,
     "offload.resident_layers": WHOLE_NUMBER,
     "offload.tile_s": NON_NEGATIVE,
     "offload.merge_passes": NON_NEGATIVE,

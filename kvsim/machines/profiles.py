@@ -103,7 +103,13 @@ def _hardware(file: Traversable) -> Hardware:
         links={
             link: Link(numbers[f"{link}.bandwidth_Bps"], numbers[f"{link}.latency_s"])
             for link in LINK_NAMES
+        }
+        | {
+            f"disk_{way}": Link(numbers[f"disk.{way}_Bps"])
+            for way in ("read", "write")
+            if f"disk.{way}_Bps" in numbers
         },
+        disk_memory=numbers.get("disk.capacity_B", 0.0),
         gpu_memory=numbers["memory.gpu_capacity_B"],
         host_memory=numbers["memory.host_capacity_B"],
         price=numbers.get("price.usd_per_hour"),

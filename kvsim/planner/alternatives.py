@@ -40,6 +40,7 @@ from kvsim.techniques import TECHNIQUES, parse
 LABELS = {
     "gpu_memory": "GPU memory",
     "host_memory": "host memory",
+    "disk": "disk space",
     "ttft": "TTFT",
     "tpot": "TPOT",
     "loss": "lossless techniques only",

@@ -22,6 +22,7 @@ from kvsim.planner.question import Question
 from kvsim.planner.table import LIMIT_SLACK, SAMPLED_CONTEXTS, measures
 from kvsim.prediction.generate import Prediction
 from kvsim.techniques.axes.base import Term
+from kvsim.techniques.axes.placement import positive
 from kvsim.techniques.papers.fastdecode import Fastdecode
 from kvsim.techniques.papers.full import Full
 from kvsim.techniques.papers.kvpr import Kvpr, Place
@@ -51,6 +52,7 @@ class Use:
     parts: int
     layers: int
     streamed: float = 0.0  # share of their weights
+    disk: float = 0.0  # share of what the host would have of both
 
     @property
     def alternates(self) -> bool:
@@ -118,7 +120,8 @@ class Arrangement:
             float(np.floor(u.shares.split * prompt + TOKEN_ROUNDING)),
         )
         cpu, weights = _round_share(u.shares.cpu), _round_share(u.streamed)
-        if not weights and u.parts == 1 and not cpu:
+        disk = _round_share(u.disk)
+        if not weights and u.parts == 1 and not cpu and not disk:
             if not host:
                 return Full()
             if not split:
@@ -132,6 +135,8 @@ class Arrangement:
             split=split if host else 0.0,
             cpu_share=cpu,
             weights_host=weights,
+            cache_disk=disk if host else 0.0,
+            weights_disk=disk if weights else 0.0,
             parts=u.parts,
         )
 
@@ -155,7 +160,7 @@ def _round_share(share: float) -> float:
 
 # trials
 
-HOST, SPLIT, CPU, STREAMED = range(4)  # columns of a use's shares
+HOST, SPLIT, CPU, STREAMED, DISK = range(5)  # columns of a use's shares
 SHARE_DIGITS = 6  # of a share
 LATE_MERIT = 1e15  # above every objective
 NO_MEMORY = 1e18  # bytes that no memory has [B]
@@ -175,7 +180,7 @@ class Trials:
         Of each. (n,) [sequences]
     shares
         Of each use in the order of ``kind``: on the host, recomputed, for the CPU, streamed
-        weights. (n, u, 4)
+        weights, and on the disk of what the host would have. (n, u, 5)
     """
 
     kind: Arrangement
@@ -189,7 +194,7 @@ class Trials:
     def of(cls, arrangement: Arrangement, batch: float) -> "Trials":
         """A single arrangement at a batch."""
         rows = [
-            (u.shares.host, u.shares.split, u.shares.cpu, u.streamed)
+            (u.shares.host, u.shares.split, u.shares.cpu, u.streamed, u.disk)
             for uses in arrangement.uses
             for u in uses
         ]
@@ -205,6 +210,12 @@ class Trials:
         most = shares[..., STREAMED].max(axis=1, keepdims=True)
         pattern = np.where(most > 0, shares[..., STREAMED] / np.where(most > 0, most, 1.0), 1.0)
         shares[..., STREAMED] = np.round(pattern * np.reshape(share, (-1, 1)), SHARE_DIGITS)
+        return replace(self, shares=shares)
+
+    def on_disk(self, share: Array | float) -> "Trials":
+        """The same with a share of what the host would have on the disk. (n,)"""
+        shares = self.shares.copy()
+        shares[..., DISK] = np.reshape(share, (-1, 1))
         return replace(self, shares=shares)
 
     @cached_property
@@ -223,7 +234,7 @@ class Trials:
     def arrangement(self, row: int) -> Arrangement:
         """The arrangement of one of the trials."""
         found = iter(
-            replace(u, shares=Shares(*s[:STREAMED]), streamed=s[STREAMED])
+            replace(u, shares=Shares(*s[:STREAMED]), streamed=s[STREAMED], disk=s[DISK])
             for u, s in zip(self.uses, self.shares[row].tolist(), strict=True)
         )
         return replace(
@@ -258,13 +269,15 @@ class Trials:
         return [int(u.streamed) for u in replace(self.kind, uses=marked).sequence(deployment)]
 
     def _place(self, use: int, prompt: int) -> Place:
-        host, split, cpu, streamed = (_as_setting(x) for x in self.shares[:, use].T)
+        host, split, cpu, streamed, disk = (_as_setting(x) for x in self.shares[:, use].T)
         tokens = np.floor(np.asarray(split) * prompt + TOKEN_ROUNDING)
         return Place(
             host_share=host,
             split=tokens if np.any(tokens) else 0.0,
             cpu_share=cpu,
             weights_host=streamed,
+            cache_disk=disk if positive(host) else 0.0,
+            weights_disk=disk if positive(streamed) else 0.0,
             parts=self.uses[use].parts,
         )
 
@@ -345,6 +358,8 @@ class BatchEvaluator:
             share[some] = self._least(trials.rows(some), over[some])
             over = np.where(share > 0, 0.0, over)
         trials = trials.streaming(np.nan_to_num(share))
+        if self.q.deployment.hardware.disk_memory:
+            trials = self._spilled(trials)
         goals, fit = np.full((2, len(trials)), np.inf), np.flatnonzero(over <= 0)
         goals[:, fit] = self._goals(trials.rows(fit), contexts)
         return Scored(trials, *goals)
@@ -379,6 +394,20 @@ class BatchEvaluator:
                 break
         return np.where(possible, high, np.nan)
 
+    def _spilled(self, trials: Trials) -> Trials:
+        """The least on the disk that lets the rest fit in host memory, which is affine in it."""
+        room = self.q.limits.host_memory
+        none, all_ = (self._predicted(trials.on_disk(x), SAMPLED_CONTEXTS) for x in (0.0, 1.0))
+        if none is None or all_ is None:  # recomputation needs the host
+            return trials
+        whole, least = (
+            np.broadcast_to(x.host_bytes, (1, len(trials))).ravel() for x in (none, all_)
+        )
+        share = (whole - room) / np.maximum(whole - least, 1.0)
+        return trials.on_disk(
+            np.ceil(np.clip(share, 0.0, 1.0) * 10**SHARE_DIGITS - TOKEN_ROUNDING) / 10**SHARE_DIGITS
+        )
+
     def _beyond(self, trials: Trials) -> Array:
         """GPU memory that is missing; negative where there is some left. (n,) [B]"""
         found = self._predicted(trials, SAMPLED_CONTEXTS)
@@ -405,6 +434,7 @@ class BatchEvaluator:
             late = np.maximum(np.max(times, axis=0) - LIMIT_SLACK, 0.0)
             room = columns["host_memory"] <= limits.host_memory * (1 + LIMIT_SLACK)
             room &= columns["gpu_memory"] <= limits.gpu_memory * (1 + LIMIT_SLACK)
+            room &= columns["disk"] <= limits.disk
             found[1, rows] = np.where(room, late, np.inf)
             found[0, rows] = np.where(room, columns[self.q.objective], np.inf)
         return found

@@ -22,6 +22,7 @@ from kvsim.graph import Array
 from kvsim.models.model import LayerShape
 from kvsim.planner.arrangements import (
     CPU,
+    DISK,
     HOST,
     LATE_MERIT,
     SPLIT,
@@ -217,12 +218,12 @@ def _neighbours(
     trials: Trials, strides: tuple[int, ...], free: bool, apart: bool
 ) -> tuple[Trials, Rows]:
     """Trials around some, with other shares or at other batches, and which each is of."""
-    moves = _share_moves(trials, strides, apart)  # (m, u, 4)
+    moves = _share_moves(trials, strides, apart)  # (m, u, 5)
     shares = np.repeat(trials.shares[:, None], len(moves), axis=1)
     shares = np.where(moves, np.round((shares + moves) / SHARE_GRID) * SHARE_GRID, shares)
     of = np.repeat(np.arange(len(trials)), len(moves))
     batch = trials.batch[of]
-    shares = shares.reshape(of.size, len(trials.uses), 4)
+    shares = shares.reshape(of.size, len(trials.uses), DISK + 1)
     if free:
         others, whose = _near_batches(trials)
         before = trials.shares[whose]
@@ -245,7 +246,7 @@ def _clip_shares(shares: Array, before: Array) -> NDArray[np.bool]:
 
 
 def _keep_bytes(shares: Array, ratio: Array) -> Array:
-    """Shares at another batch that keep as many bytes of caches on the GPU. (n, u, 4)"""
+    """Shares at another batch that keep as many bytes of caches on the GPU. (n, u, 5)"""
     found = shares.copy()
     here = 1 - shares[..., HOST] - shares[..., CPU]
     key = np.where(shares[..., CPU] > 0, CPU, HOST)[..., None]
@@ -257,21 +258,21 @@ def _keep_bytes(shares: Array, ratio: Array) -> Array:
 
 
 def _share_moves(trials: Trials, strides: tuple[int, ...], apart: bool) -> Array:
-    """Changes of shares: one of one use or of all uses, or two against each other. (m, u, 4)"""
+    """Changes of shares: one of one use or of all uses, or two against each other. (m, u, 5)"""
     count = len(trials.uses)
     same = (trials.shares == trials.shares[:, :1]).all()
     groups = [list(range(count))] + ([[u] for u in range(count)] if count > 1 else [])
     if same and strides == FAR_STRIDES:
         groups = groups[:1]
     steps = SHARE_GRID * np.array([*strides, *(-s for s in strides)])
-    found = [np.zeros((0, count, 4))]
+    found = [np.zeros((0, count, DISK + 1))]
     for group, changed in product(groups, (*SHARE_CHANGES, {STREAMED: 1})):
         if STREAMED in changed and (not apart or len(group) == count):
             continue
         mine = trials.shares[:, group][:, :, list(changed)]
         if not (mine > 0).any(axis=(0, 1)).all() or (CPU in changed and (mine == 1).any()):
             continue
-        moves = np.zeros((steps.size, count, 4))
+        moves = np.zeros((steps.size, count, DISK + 1))
         for key, sign in changed.items():
             moves[:, group, key] = sign * steps[:, None]
         found.append(moves)
@@ -347,6 +348,19 @@ def streams_weights(question: Question) -> bool:
     return bool(names & {"offload", "flexgen", "kvpr"}) and question.deployment.single_pass
 
 
+def can_fill_drive(question: Question) -> bool:
+    """Whether a plan may keep weights or caches on a drive behind the host.
+
+    Parameters
+    ----------
+    question
+        The question.
+    """
+    names = {t.name for t in question.admission.candidates()}
+    placed = not question.admission.engine and bool(placement_kinds(question))
+    return "flexgen" in names or placed
+
+
 def largest_placed(question: Question) -> float:
     """The largest batch that fits with caches, and weights, wherever they may be. [sequences]
 
@@ -360,9 +374,10 @@ def largest_placed(question: Question) -> float:
     for share in (0, 1):
         for streamed in (0, 1) if streams_weights(question) else (0,):
             t = parse(f"place:host_share={share},weights_host={streamed}")
-            if not t.refuses(d):
-                found = w.largest(t, d, limits.gpu_memory, limits.host_memory)
-                most = max(most, float(np.max(found)))
+            for some in (t, t.changed(cache_disk=1.0, weights_disk=1.0)):  # refused without a drive
+                if not some.refuses(d):
+                    found = w.largest(some, d, limits.gpu_memory, limits.host_memory)
+                    most = max(most, float(np.max(found)))
     return most
 
 
@@ -444,9 +459,10 @@ def search_uniform(
         if not batches.size or (w.batch is not None and w.batch % parts):
             continue
         kind = Arrangement(tuple((Use(Shares(*grid[0]), parts, n),) for n in shapes.values()))
-        shares = np.zeros((batches.size, len(grid), len(shapes), 4))
+        shares = np.zeros((batches.size, len(grid), len(shapes), DISK + 1))
         shares[..., :3] = np.array(grid)[None, :, None]
-        trials = Trials(kind, np.repeat(batches, len(grid)), shares.reshape(-1, len(shapes), 4))
+        rows = shares.reshape(-1, *shares.shape[2:])
+        trials = Trials(kind, np.repeat(batches, len(grid)), rows)
         starts.append(_best_by_doubling(together.played(trials)))
     found = _search_starts(together, starts, places=True)
     # a kind that fell behind on the way may lead further from the best that was seen of it

@@ -94,6 +94,7 @@ class PlanLimits:
     tpot: float = np.inf  # [s]
     loss: float = 0.0  # relative, in the unit of the evidence; 0: the tokens of full-precision KV
     assumed: float = 0.0  # 0: nothing rests on an unmeasured acceptance rate
+    disk: float = np.inf  # where the machine has a drive [B]
 
     def finite(self, without: str = "") -> dict[str, float]:
         """The limits that are set, by column."""

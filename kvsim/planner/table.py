@@ -250,6 +250,7 @@ def measures(prediction: Prediction) -> dict[str, Column]:
     return {
         "gpu_memory": prediction.given_bytes,
         "host_memory": prediction.host_bytes,
+        "disk": prediction.disk_bytes,
         "ttft": prediction.ttft_s,
         "tpot": np.nan_to_num(prediction.tpot_s),
         "latency": prediction.request_s,

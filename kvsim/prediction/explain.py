@@ -22,6 +22,8 @@ LIMITS = {
     "h2d": "host-to-GPU link",
     "d2h": "GPU-to-host link",
     "link": "GPU-to-GPU link",
+    "disk_read": "reads from the disk",
+    "disk_write": "writes to the disk",
     "compute": "arithmetic",
     "unpack": "arithmetic that unpacks the cache",
     "cpu": "host arithmetic",

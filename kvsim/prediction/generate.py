@@ -221,6 +221,8 @@ class Prediction:
             ]
             last = self._squeeze(tier_bytes(both[1], tier) - tier_bytes(both[0], tier)) >= 0
             names = dict.fromkeys([*tables[1], *tables[0]])
+            if tier == "disk" and not names:
+                continue
             merged[tier] = {
                 name: np.where(last, *(t.get(name, ZERO) for t in tables[::-1])) for name in names
             }
@@ -242,10 +244,20 @@ class Prediction:
         return self.deployment.gpus * self._spread(tier_bytes(self.buffers, "host"))
 
     @property
+    def disk_bytes(self) -> Array:
+        """Peak space of the replica on the drive behind its host. [B]"""
+        return self.deployment.gpus * self._spread(tier_bytes(self.buffers, "disk"))
+
+    @property
     def fits(self) -> NDArray[np.bool]:
-        """Whether both memories suffice."""
+        """Whether all memories suffice."""
         hardware = self.deployment.hardware
-        return (self.gpu_bytes <= hardware.gpu_memory) & (self.host_bytes <= hardware.host_memory)
+        behind = self.host_bytes <= hardware.host_memory
+        return (
+            (self.gpu_bytes <= hardware.gpu_memory)
+            & behind
+            & (self.disk_bytes <= hardware.disk_memory)
+        )
 
     @cached_property
     def max_batch(self) -> Array:

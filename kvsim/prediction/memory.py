@@ -8,7 +8,7 @@ from kvsim.options import OPTION_RANGES
 from kvsim.search import last_within
 from kvsim.techniques.technique import Technique
 
-TIERS: tuple[Tier, ...] = ("gpu", "host")
+TIERS: tuple[Tier, ...] = ("gpu", "host", "disk")
 MOST_SEQUENCES = int(OPTION_RANGES["--batch"].most)
 ZERO: Array = np.zeros(())
 WEIGHT_BUFFERS = ("weights", "embedding")
@@ -129,6 +129,8 @@ def _served(
     merged: dict[Tier, dict[str, Number]] = {}
     for tier in TIERS:
         here, there = last.get(tier, {}), read.get(tier, {})
+        if tier == "disk" and not (here or there):
+            continue
         merged[tier] = {
             name: np.maximum(here.get(name, 0.0), there.get(name, 0.0))
             for name in dict.fromkeys([*here, *there])
@@ -144,7 +146,7 @@ def tier_bytes(buffers: Buffers, tier: Tier) -> Array:
     buffers
         Resident bytes by tier and buffer name. [B]
     tier
-        GPU or host.
+        GPU, host or disk.
 
     Returns
     -------
@@ -248,7 +250,7 @@ def largest_batch(
     host: float,
     served: bool = False,
 ) -> Array:
-    """Largest batch whose buffers fit in both memories, a multiple of the technique's parts.
+    """Largest batch whose buffers fit in all memories, a multiple of the technique's parts.
 
     Memory grows with the batch, so the batch is bracketed; 0 where not even one part fits.
 
@@ -259,6 +261,7 @@ def largest_batch(
     """
 
     read = _reading(technique, deployment, prompt, generate) if served else {}
+    disk = deployment.hardware.disk_memory
 
     def excess(parts: Array) -> Array:
         """Largest excess over a memory's capacity; nearly affine in the batch."""
@@ -272,6 +275,8 @@ def largest_batch(
         for phase in tables:
             worst = np.maximum(worst, given_memory(deployment, phase) / gpu - 1)
             worst = np.maximum(worst, deployment.gpus * tier_bytes(phase, "host") / host - 1)
+            if disk:
+                worst = np.maximum(worst, deployment.gpus * tier_bytes(phase, "disk") / disk - 1)
         return worst
 
     none, most = np.zeros((1, 1)), np.full((1, 1), float(MOST_SEQUENCES // technique.tiles()))

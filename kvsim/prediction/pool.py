@@ -133,6 +133,7 @@ def longest_prompt(technique: Technique, deployment: Deployment, batch: int, gen
     limits = {
         "gpu": deployment.hardware.gpu_memory,
         "host": deployment.hardware.host_memory / deployment.gpus,
+        "disk": deployment.hardware.disk_memory / deployment.gpus,
     }
 
     def excess(prompt: Array) -> Array:

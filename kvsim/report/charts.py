@@ -23,7 +23,14 @@ from kvsim.report.units import QUANTITIES, comparison_key
 from kvsim.techniques.papers.full import Full
 from kvsim.techniques.technique import Technique, compose
 
-STREAM_TITLES = {"gpu": "GPU", "h2d": "host to GPU", "d2h": "GPU to host", "cpu": "CPU"}
+STREAM_TITLES = {
+    "gpu": "GPU",
+    "h2d": "host to GPU",
+    "d2h": "GPU to host",
+    "cpu": "CPU",
+    "disk_read": "disk to host",
+    "disk_write": "host to disk",
+}
 TRIED_ROUNDS = 33  # of a generation, to find a typical one
 MAX_DRAWN_OPS, MAX_OUTLINED_OPS = 400, 120  # ops of a step that are drawn; that are outlined boldly
 ROOF_MARGIN = 4.0  # a roof's ends from the ops' intensities and from its ridge, as a factor
@@ -92,7 +99,8 @@ def draw_memory(rows: Sequence[Row], deployment: Deployment) -> list[Chart]:
     deployment
         Deployment whose memories are the limits.
     """
-    tiers = ["gpu", *(["host"] if any(row["host_bytes"] for row in rows) else [])]
+    behind = [t for t in ("host", "disk") if any(row.get(f"{t}_bytes") for row in rows)]
+    tiers = ["gpu", *behind]
     return [_draw_tier(rows, deployment, tier) for tier in tiers]
 
 
@@ -304,7 +312,8 @@ def _draw_tier(rows: Sequence[Row], deployment: Deployment, tier: str) -> Chart:
     some = [row for row in _select_rows(rows) if row[f"{tier}_bytes"]]
     names = short_names([spec(row) for row in some])
     labels = [f"{names[spec(r)]}, {r['batch']:,} x {r['prompt']:,}" for r in some]
-    title = f"{'GPU' if tier == 'gpu' else 'Host'} memory by buffer, against what there is"
+    what = {"gpu": "GPU memory", "host": "Host memory", "disk": "Disk"}[tier]
+    title = f"{what} by buffer, against what there is"
     chart = Chart(
         title,
         "GiB",
@@ -316,15 +325,16 @@ def _draw_tier(rows: Sequence[Row], deployment: Deployment, tier: str) -> Chart:
     for i, name in enumerate(dict.fromkeys(n for r in some for n in _buffers_of_tier(r, tier))):
         held = [_buffers_of_tier(r, tier).get(name, 0.0) / GIB for r in some]
         chart.bars(name, held, labels, bar_style(i), hovertemplate="%{x:.3f} GiB")
-    most = deployment.hardware.gpu_memory if tier == "gpu" else deployment.hardware.host_memory
+    most = float(getattr(deployment.hardware, f"{tier}_memory"))
     tick = {"symbol": "line-ns-open", "size": 18, "color": RED, "line": {"width": 3}}
     return chart.dots("capacity", [most / GIB] * len(some), labels, tick)
 
 
 def _buffers_of_tier(row: Row, tier: str) -> Mapping[str, float]:
     """A replica's buffers: those of the host belong to all its GPUs. [B]"""
-    scale = row["tp"] if tier == "host" else 1
-    return {name: scale * size for name, size in row["breakdown"][f"{tier}_bytes"].items()}
+    scale = 1 if tier == "gpu" else row["tp"]
+    held = row["breakdown"].get(f"{tier}_bytes", {})
+    return {name: scale * size for name, size in held.items()}
 
 
 def _select_rows(rows: Sequence[Row]) -> list[Row]:

@@ -36,6 +36,8 @@ HOST = {
     "memory.host_capacity_B": "host memory size",
     "dram.bandwidth_Bps": "host memory bandwidth",
     "compute.cpu_fp32_FLOPps": "CPU arithmetic",
+    "disk.read_Bps": "read rate of the drive",
+    "disk.write_Bps": "write rate of the drive",
 }
 PROBE_TOKENS = 1024  # tokens of a request that shows whether a technique keeps anything on the host
 TIME_SUFFIXES = ("_tok_s", "_s", "_ms", "speedup")
@@ -350,6 +352,8 @@ def list_assumptions(hardware: Hardware, host_bytes: float, bound_by: str) -> li
         "memory.host_capacity_B": host_bytes > 0,
         "dram.bandwidth_Bps": bound_by == "host memory bandwidth",
         "compute.cpu_fp32_FLOPps": bound_by == "host arithmetic",
+        "disk.read_Bps": bound_by == "reads from the disk",
+        "disk.write_Bps": bound_by == "writes to the disk",
     }
     return [
         f"{HOST[key]}, of {hardware.name}'s host: "

@@ -6,11 +6,14 @@ adds to it.
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvsim.version import __version__
+
+if TYPE_CHECKING:
+    from kvsim.prediction.generate import Prediction
 
 SCHEMA = 1
 """Version of the envelope: it is raised when a key goes, or when its meaning changes."""
@@ -53,6 +56,18 @@ def pick(found: object, *names: str) -> Row:
     """
     values = {name: getattr(found, name) for name in names}
     return {k: v if isinstance(v, str | bool) else number(v) for k, v in values.items()}
+
+
+def resident_bytes(prediction: "Prediction") -> Row:
+    """Take the peak memory of each tier, the drive's where the machine has one.
+
+    Parameters
+    ----------
+    prediction
+        Prediction of one batch.
+    """
+    drive = ("disk_bytes",) if prediction.deployment.hardware.disk_memory else ()
+    return pick(prediction, "gpu_bytes", "host_bytes", *drive)
 
 
 def envelope(

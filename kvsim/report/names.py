@@ -38,6 +38,8 @@ HOST_SHARES = {
     "host_share": "of the cache on the host",
     "cpu_share": "of the cache attended to by the CPU",
     "split": "of the cache recomputed",
+    "weights_disk": "of the host's weights on the disk",
+    "cache_disk": "of the host's cache on the disk",
 }
 
 

@@ -19,6 +19,8 @@ REASONS = {
     "host-to-GPU link": "every {step} waits for cache or weights from the host",
     "GPU-to-host link": "writing the cache to the host takes longest",
     "GPU-to-GPU link": "the GPUs wait for all-reduces",
+    "reads from the disk": "every {step} waits for cache or weights from there",
+    "writes to the disk": "writing the cache there takes longest",
     "arithmetic": "the GPU computes all the time; a larger batch adds no throughput",
     "host arithmetic": "the CPU computes attention",
     "arithmetic that unpacks the cache": "the GPU spends its time unpacking the cache",
@@ -92,9 +94,12 @@ def describe_memory(row: Row) -> str:
     told, known = units.size(row["gpu_bytes"]), row["ranges"].get("gpu_bytes")
     if known is not None:
         told += f" ({units.size(known['low'])}–{units.size(known['high'])})"
-    if not row["host_bytes"]:
+    if not row["host_bytes"] and not row.get("disk_bytes"):
         return f"{told} of GPU memory"
-    return f"{told} of GPU and {units.size(row['host_bytes'])} of host memory"
+    host = f"{units.size(row['host_bytes'])} of host memory"
+    if row.get("disk_bytes"):
+        return f"{told} of GPU memory, {host} and {units.size(row['disk_bytes'])} of the disk"
+    return f"{told} of GPU and {host}"
 
 
 def compared_rate(row: Row) -> float:

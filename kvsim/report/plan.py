@@ -17,7 +17,7 @@ from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence
 from kvsim.report import caveats, evidence, names, units
 from kvsim.report.answer import BRIEF, SENTENCE, Answer, add_command_line, verdict
-from kvsim.report.json import Row, number, pick
+from kvsim.report.json import Row, number, pick, resident_bytes
 from kvsim.report.names import (
     SPOKEN,
     chosen_settings,
@@ -353,7 +353,7 @@ def _summarize_prediction(prediction: Prediction) -> Row:
         **technique_fields(prediction.technique),
         **pick(prediction, "batch", "prompt", "ttft_s", "tpot_s", "output_tok_s"),
         "usd_per_million_tokens": number(prediction.usd_per_million()),
-        **pick(prediction, "gpu_bytes", "host_bytes"),
+        **resident_bytes(prediction),
     }
 
 
@@ -430,7 +430,7 @@ def _table(rows: Sequence[Row], answer: Row) -> Table:
         *quantity_columns(batch=1, ttft_s=0, tpot_s=0, output_tok_s=0),
         *(quantity_columns(vs_full=2) if answer["baseline"] else []),
         *(quantity_columns(usd_per_million_tokens=1) if answer["objective"] == "cost" else []),
-        *quantity_columns(gpu_bytes=3, host_bytes=4),
+        *quantity_columns(gpu_bytes=3, host_bytes=4, disk_bytes=4),
     ]
     return Table(
         columns,
@@ -535,8 +535,7 @@ def _run(plan: ChosenPlan) -> str:
     p = plan.choice
     memory = units.size(number(p.gpu_bytes))
     capacity = units.size(p.deployment.hardware.gpu_memory)
-    host = number(p.host_bytes)
-    also = f" and {units.size(host)} of host memory" if host else ""
+    also = _behind(p, " and ")
     batch = units.integer(number(p.batch))
     name = label(p.technique)
     lead = "Run" if list_engines(p) else "Best is"  # what no engine has cannot simply be run
@@ -545,6 +544,14 @@ def _run(plan: ChosenPlan) -> str:
     each = " each" if p.deployment.gpus > 1 else ""
     cost = f", {_format_price(p)}" if plan.objective == "cost" else ""
     return f"{what}: {_describe_times(p)}{cost}, {memory} of {capacity}{each}{also}."
+
+
+def _behind(prediction: Prediction, lead: str) -> str:
+    """Host memory that a prediction needs, and space on a drive, or nothing."""
+    host, disk = number(prediction.host_bytes), number(prediction.disk_bytes)
+    also = f" and {units.size(disk)} of the disk" if disk else ""
+    lead = ", " if also and lead == " and " else lead
+    return f"{lead}{units.size(host)} of host memory{also}" if host or disk else ""
 
 
 def _waves(plan: ChosenPlan) -> str:
@@ -662,8 +669,7 @@ def _compared(plan: ChosenPlan, other: Prediction) -> str:
         told = f"{_format_price(other)}, {_more_or_less(plan, other)} cost"
     else:
         told = f"{_describe_times(other)}, {_more_or_less(plan, other)} latency"
-    host = number(other.host_bytes)
-    also = f" with {units.size(host)} of host memory" if host else ""
+    also = _behind(other, " with ")
     name = SPOKEN.get(other.technique.name, label(other.technique))
     batch = units.integer(number(other.batch))
     return f"{_change(plan, other.deployment)} ({name}, batch {batch}{also}): {told}"
@@ -781,7 +787,9 @@ def _list_settings(plan: ChosenPlan) -> Iterator[str]:
     able = list_engines(p)
     if not able:
         name = phrase_technique(p.technique)
-        yield f"No serving engine runs {name}; `kvsim validate` runs kvsim's implementation."
+        own = "`kvsim validate` runs kvsim's implementation"
+        own = "nor does kvsim's implementation" if p.technique.fills_drive else own
+        yield f"No serving engine runs {name}; {own}."
         other = plan.engine_best
         if other is not None:
             yield (

@@ -25,7 +25,7 @@ from kvsim.report import caveats, evidence, units
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.evidence import INTERVAL
 from kvsim.report.frames import flatten
-from kvsim.report.json import Row, number, pick
+from kvsim.report.json import Row, number, pick, resident_bytes
 from kvsim.report.names import (
     distinct_names,
     ranks,
@@ -219,7 +219,7 @@ def prediction(prediction: Prediction) -> Row:
         **pick(prediction, "prompt", "generate", "ttft_s", "tpot_s", "prefill_s", "decode_s"),
         **pick(prediction, "decode_tok_s", "output_tok_s"),
         "usd_per_million_tokens": number(prediction.usd_per_million()),
-        **pick(prediction, "gpu_bytes", "host_bytes"),
+        **resident_bytes(prediction),
         "fits": bool(prediction.fits[0]),
         **pick(prediction, "max_batch"),
         "bound_by": bound,
@@ -319,7 +319,7 @@ def _table(rows: Sequence[Row]) -> Table:
         *quantity_columns(**dict.fromkeys((_counted(rows), *varying), 0)),
         *quantity_columns(ttft_s=0, tpot_s=0, decode_tok_s=0, output_tok_s=5),
         Column("GPU GiB", "gpu_bytes", rank=1, write=_write_memory),
-        *quantity_columns(host_bytes=2, max_batch=3, bound_by=4),
+        *quantity_columns(host_bytes=2, disk_bytes=2, max_batch=3, bound_by=4),
     ]
     ttft = LOOP_TTFT if "concurrency" in rows[0] else BATCH_TTFT
     return Table(
@@ -513,7 +513,9 @@ def _note_memory_size(row: Row, prediction: Prediction) -> str:
     hardware = prediction.deployment.hardware
     if row["gpu_bytes"] > hardware.gpu_memory:
         return f" and the GPU has {units.size(hardware.gpu_memory)}"
-    return f" and the host has {units.size(hardware.host_memory)}"
+    if row["host_bytes"] > hardware.host_memory:
+        return f" and the host has {units.size(hardware.host_memory)}"
+    return f" and the disk has {units.size(hardware.disk_memory)}"
 
 
 def _note_max_batch(row: Row) -> str:

@@ -232,6 +232,7 @@ QUANTITIES = {
     "vs_full": Quantity("vs full", times, "output tok/s relative to full KV"),
     "gpu_bytes": Quantity("GPU GiB", gib, "peak memory of each GPU"),
     "host_bytes": Quantity("host GiB", gib, "peak host memory of the replica"),
+    "disk_bytes": Quantity("disk GiB", gib, "peak space of the replica on its drive"),
     "max_batch": Quantity("max batch", integer, "largest batch that fits in memory"),
     "max_seqs": Quantity("max seqs", integer, "sequences in a batch", "max-num-seqs"),
     "usd_per_million_tokens": Quantity("USD/Mtok", usd, "price of a million generated tokens"),

@@ -64,8 +64,13 @@ class Room:
 
     @cached_property
     def host_bytes(self) -> Bytes:
-        """A sequence's part in host memory. (b,) [B]"""
-        return self._bytes("host", _decoding)
+        """A sequence's part in host memory, or as full as it makes a drive behind it. (b,) [B]"""
+        own, hardware = self._bytes("host", _decoding), self.deployment.hardware
+        if not hardware.disk_memory:
+            return own
+        each = hardware.host_memory / hardware.disk_memory
+        as_full: Bytes = np.ceil(each * self._bytes("disk", _decoding)).astype(np.int64)
+        return np.maximum(own, as_full)
 
     def _bytes(self, tier: Tier, point: Phase) -> Bytes:
         """Cache of one sequence by its number of KV blocks. (b,) [B]"""

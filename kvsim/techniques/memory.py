@@ -114,9 +114,8 @@ def layer_buffers(at: LayerPass, size: float) -> Buffers:
     if away:
         weights = merge(weights, {"host": {HOST_WEIGHTS: away}})
     if at.shape.home == "layer":
-        cache = {
-            "host": merge({"gpu": cache.get("host", {})}, {"gpu": cache.get("gpu", {})})["gpu"]
-        }
+        both = merge({"gpu": cache.get("host", {})}, {"gpu": cache.get("gpu", {})})["gpu"]
+        cache = {"host": both, "disk": cache.get("disk", {})}
     found = merge(weights, at.drafting.draft_weights(at), cache)
     if stack.cache.keeps_old and not at.p.prefill and at.shape.keeps:
         # torch.cat writes the cache anew; packed keys only grow in blocks

@@ -453,16 +453,22 @@ class Technique:
             self.drafting.draft_memory(deployment, point),
         )
 
+    @property
+    def fills_drive(self) -> bool:
+        """Whether some layer has a share of anything on a drive behind the host."""
+        return any(parts.placement.fills_drive for parts in self.parts)
+
     def uses_host(self, deployment: Deployment) -> bool:
-        """Return whether some of what it caches lives in host memory, weights left out.
+        """Return whether some of what it caches lives in host memory, or on a drive behind it.
 
         Parameters
         ----------
         deployment : model, machine and software.
         """
         far = Point(1.0, 2.0**16, 1.0, 2.0**16, 2.0**17)  # where all that goes there has gone
-        host = self.resident(deployment, far).get("host", {})
-        return any(np.any(np.asarray(n) > 0) for name, n in host.items() if name != HOST_WEIGHTS)
+        held = self.resident(deployment, far)
+        away = [*held.get("host", {}).items(), *held.get("disk", {}).items()]
+        return any(np.any(np.asarray(n) > 0) for name, n in away if name != HOST_WEIGHTS)
 
     def kept_share(self, deployment: Deployment, point: Point) -> Number:
         """Return the share of tokens that caches hold after a pass, of those held by ``full``.

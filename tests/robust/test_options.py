@@ -23,6 +23,8 @@ EXPERTS = "--model mixtral-8x7b --gpu h100 --stack llamacpp --weights q4_k_m"
 STORED = "--turns 8 --hours 0.05 --blocks 200"
 HOST, DRIVE = "--host-cache 0.2", "--host-cache 0.05 --nvme-cache 10"
 AWAY = "--offline --only offload --batch 256 --prompt 2k"
+SPILLED = "--offline --only flexgen --batch 256 --prompt 2k --generate 9 --host-memory 90"
+ON_DISK = "--technique place:host_share=1,cache_disk=1"
 MISSES = "--only offload --tpot 1s"
 FILE = "--prompt - --generate - --rate - --hours - --trace FILE"
 SAMPLE = "--prompt - --generate - --rate - --hours - --trace sample:chat"
@@ -60,17 +62,22 @@ CASES: dict[str, dict[str, Case]] = {
     },
     "predict": {
         "concurrency": ("4", ""), "draft_model": ("eagle3=me/head", "--technique eagle3"),
+        "disk": ("500", ON_DISK), "nvme_read": ("0.1", f"{ON_DISK} --disk 500"),
+        "nvme_write": ("0.1", f"{ON_DISK} --disk 500"),
     },
     "plan": {
         "total_gpus": ("4", ""), "nodes": ("4", "--model llama2-70b --total-gpus 16"),
         "offline": ("", ""), "jobs": ("900", "--offline"), "rate": ("9", SAMPLE),
         "per_class": ("", f"{SAMPLE} --lossy"), "objective": ("latency", ""),
         "host": ("epyc-2s", AWAY), "host_bandwidth": ("9", AWAY), "host_memory": ("9", AWAY),
-        "host_memory_utilization": ("0.02", AWAY),
+        "host_memory_utilization": ("0.02", AWAY), "disk": ("900", SPILLED),
+        "nvme_read": ("0.1", f"{SPILLED} --disk 900"),
+        "nvme_write": ("0.1", f"{SPILLED} --disk 900"),
         "max_loss": ("0.3", "--only kcache --offline --prompt 1536 --generate 64"),
         "research": ("", "--lossy"), "pareto": ("", ""), "explain": ("", ""),
     },
     "simulate": {
+        "disk": ("500", ON_DISK),
         "compare": ("full,kivi", ""), "req_s": ("9", SAMPLE), "replicas": ("2", ""),
         "find": ("rate", ""), "scale": ("clock", f"{SAMPLE} --rate 2x"),
         "route": ("round-robin", "--replicas 2"),

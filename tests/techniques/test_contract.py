@@ -21,6 +21,7 @@ from kvsim.prediction.memory import TIERS, decode_point, prefill_point
 from kvsim.techniques import TECHNIQUES, parse
 from kvsim.techniques.technique import Technique
 from tests.support import scalar
+from tests.support.drives import with_drive
 from tests.support.sampled import some
 
 TOLERANCE = 1e-12  # relative
@@ -38,7 +39,10 @@ FURTHER = {  # settings beside the defaults that change what a technique does
     "streamingllm": ["streamingllm:sink=0,recent=64", "streamingllm:recent=9e6"],
     "snapkv": ["snapkv:budget=100,window=8", "snapkv:budget=9e6"],
     "magicdec": ["magicdec:draft=snapkv,gamma=1", "magicdec:gamma=0,acceptance=1"],
-    "flexgen": ["flexgen:weights_gpu=100,cache_gpu=50,bits=4", "flexgen:states_gpu=20"],
+    "flexgen": [
+        "flexgen:weights_gpu=100,cache_gpu=50,bits=4",
+        "flexgen:states_gpu=20,weights_disk=60,cache_disk=30,states_disk=70",
+    ],
     "infllm": ["infllm:k=4,local=512,cached=0,reuse=0.5", "infllm:local=9e6"],
     "gear": ["gear:bits=2,rank=4,outliers=0.02", "gear:rank=0,residual=128"],
     "gear-first": ["gear-first:bits=8,rank=0.1", "gear-first:rank=0,outliers=0"],
@@ -63,7 +67,8 @@ SHAPE = (2, 3)
 
 @cache
 def deployment(kind: str, gpu: str = "h100", stack: str = "fused", tp: int = 1) -> Deployment:
-    return Deployment(load_model(MODELS[kind]), load_hardware(gpu), load_stack(stack), tp=tp)
+    hardware = with_drive(load_hardware(gpu))
+    return Deployment(load_model(MODELS[kind]), hardware, load_stack(stack), tp=tp)
 
 
 def refusal(kind: str, text: str) -> str:
@@ -199,6 +204,7 @@ def test_memory(kind: str, text: str) -> None:
     batches = np.array([8.0, 16.0, 24.0, 800.0])
     prediction = Prediction(t, d, batches, prompt=4000, generate=500)
     totals = {"gpu": prediction.gpu_bytes, "host": prediction.host_bytes}
+    totals |= {"disk": prediction.disk_bytes}
     for tier in TIERS:
         whole, named = totals[tier], prediction.buffers.get(tier, {})
         assert all((np.asarray(size) >= 0).all() for size in named.values())

@@ -283,7 +283,10 @@ class Term:
 
     def __str__(self) -> str:
         """Read back by ``kvsim.techniques.parse``."""
-        given = ",".join(f"{k}={simplify(v)}" for k, v in self.settings.items())
+        said = [
+            f.name for f in fields(self) if not f.metadata["quiet"] or np.any(getattr(self, f.name))
+        ]
+        given = ",".join(f"{k}={simplify(getattr(self, k))}" for k in said)
         return f"{self.name}:{given}" if given else self.name
 
 
@@ -800,6 +803,11 @@ class Placement(Part):
     @property
     def streams(self) -> bool:
         """Whether copies run ahead of layers, or the CPU attends."""
+        return False
+
+    @property
+    def fills_drive(self) -> bool:
+        """Whether a share of anything is on a drive behind the host."""
         return False
 
     def weights_alone(self) -> "Placement":

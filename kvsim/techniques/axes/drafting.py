@@ -7,7 +7,6 @@ from typing import Any, ClassVar
 import numpy as np
 
 from kvsim.engine import ops
-from kvsim.engine.buffers import SCORE_MEMORY
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.graph import Buffers, Number, Op, Point
@@ -372,8 +371,9 @@ class Selfdraft(Drafting):
         if self.reads != "snapkv" or not p.prefill or not self._has_draft_cache:
             return 0.0
         scores = p.batch * m.heads * WINDOW * p.prompt
+        held = at.d.stack.attention.score_memory * scores
         chosen = ops.kv_bytes(m, p.batch * np.minimum(self.budget, p.prompt))
-        ranking = np.maximum(SCORE_MEMORY * scores, ops.FP16_BYTES * scores + GATHERED * chosen)
+        ranking = np.maximum(held, ops.FP16_BYTES * scores + GATHERED * chosen)
         return ops.kv_bytes(m, p.batch * p.prompt) + ranking
 
 

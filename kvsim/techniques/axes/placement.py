@@ -1,11 +1,15 @@
-"""Where caches, weights and hidden states live: shares of them on the host.
+"""Where caches, weights and hidden states live: shares of them on the host, or on a drive.
 
 One family, of which full, offload, FlexGen, FastDecode, KCache and KVPR are corners. Of a layer's
 cached tokens one share stays on the GPU, one is copied to it in every step, and one is attended to
 by the CPU. Copies for the next layer that loads run beside the compute of this one, through two
 buffers. KVPR's recomputation of a part of the copied share is in ``papers.kvpr``.
+
+A share of what the host has may in turn lie on a drive behind it, which is read and written beside
+the copies between host and GPU.
 """
 
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Self
@@ -15,7 +19,7 @@ import numpy as np
 from kvsim.engine import ops
 from kvsim.engine.buffers import layer_weights
 from kvsim.frozen import frozen
-from kvsim.graph import Buffers, Channel, Number, Op
+from kvsim.graph import Buffers, Channel, Number, Op, Stream, Tier
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques.axes.base import (
     Launches,
@@ -33,6 +37,7 @@ BUFFER_FREE = "attn@-2"  # a buffer is free when attention two loads earlier has
 ROW_OR_COLUMN = ("row", "column")
 CPU_CACHE = Launches(decode={"attn": 13})
 PARTED_CACHE = Launches(prefill={"attn": 4}, decode={"attn": 4})
+DISK = "_disk"  # after the name of a copy: the copy of its part between host and drive
 PARTED_WEIGHTS = Launches(
     prefill={"qkv": 3, "out": 3, "up": 3, "down": 3},
     decode={"qkv": 3, "out": 3, "up": 3, "down": 3},
@@ -70,6 +75,15 @@ class HostPlacement(Placement):
     values_host: Number = param(0, "share of cached values on the host", high=1, whole=False)
     weights_host: Number = param(0, "share of the weights on the host", high=1, whole=False)
     states_host: float = param(0, "share of the hidden states on the host", high=1, whole=False)
+    cache_disk: Number = param(
+        0, "share of the host's cached tokens on the disk", high=1, whole=False, quiet=True
+    )
+    weights_disk: Number = param(
+        0, "share of the host's weights on the disk", high=1, whole=False, quiet=True
+    )
+    states_disk: float = param(
+        0, "share of the host's states on the disk", high=1, whole=False, quiet=True
+    )
     parts: int = param(1, "parts of the batch in column order", low=1, high=1024)
     gpu_layers: int = param(0, "first layers whose cache stays on the GPU", high=1000)
 
@@ -113,6 +127,11 @@ class HostPlacement(Placement):
         moves = (self.host_share, self.cpu_share, self.weights_host, self.states_host)
         return any(map(positive, moves))
 
+    @property
+    def fills_drive(self) -> bool:
+        """Whether a share of cache, weights or hidden states is there."""
+        return any(map(positive, (self.cache_disk, self.weights_disk, self.states_disk)))
+
     def boundaries(self, deployment: Deployment) -> tuple[int, ...]:
         """The first layer whose cache leaves the GPU."""
         first = self._first_offloaded(deployment)
@@ -126,7 +145,8 @@ class HostPlacement(Placement):
 
     def weights_alone(self) -> Self:
         """The same with every cache on the GPU."""
-        return replace(self, host_share=0, values_host=0, split=0, cpu_share=0, gpu_layers=0)
+        own = {"host_share": 0, "values_host": 0, "split": 0, "cpu_share": 0, "cache_disk": 0}
+        return replace(self, **own, gpu_layers=0)
 
     def _first_offloaded(self, deployment: Deployment) -> int:
         """Index of the first layer that is offloaded; some runtimes never offload the first."""
@@ -149,6 +169,11 @@ class HostPlacement(Placement):
         if self.exceeds:
             return f"host_share and cpu_share={self.cpu_share} of a layer's tokens exceed 1"
         selection, storage = parts.selection, parts.storage
+        if self.fills_drive:
+            if not deployment.hardware.disk_memory:
+                return "a share is on the disk, but the machine has none: give its size with --disk"
+            if positive(self.cache_disk) and selection.chooses:
+                return f"{selection.name} fetches single tokens, which are not read from a disk"
         if not positive(self.cpu_share):
             return ""
         if deployment.shard.latent:
@@ -190,7 +215,8 @@ class HostPlacement(Placement):
         if at.storage.read != at.storage.stored:
             tokens = at.p.batch * self.v_host * tokens_before(at)
             widened = ops.quantise(at.d, tokens, at.storage.stored, "dequantise")
-        return [self.load(at), *(replace(op, after=("load_kv",)) for op in widened)]
+        loaded = copy_tiers(self.load(at), self.cache_disk)
+        return [*loaded, *(replace(op, after=tuple(x.name for x in loaded)) for op in widened)]
 
     def store(self, at: LayerPass) -> list[Op]:
         """New tokens go home."""
@@ -212,7 +238,8 @@ class HostPlacement(Placement):
         elif p.prefill and at.selection.evicts != "never":
             after = ("compact",)
         sync = d.stack.offload.blocking_store and not p.prefill
-        return [ops.copy("store_kv", "d2h", size, launches=2, after=after, sync=sync)]
+        sent = ops.copy("store_kv", "d2h", size, launches=2, after=after, sync=sync)
+        return copy_tiers(sent, self.cache_disk)
 
     def sent_share(self, at: LayerPass) -> Number:
         """Return the share of the new keys and values for the host that are sent there at all.
@@ -227,7 +254,7 @@ class HostPlacement(Placement):
         """The loaded tokens; where the whole layer is stored, it is before attention."""
         if not self.loads:
             return ()
-        loaded = () if at.p.prefill else ("load_kv",)
+        loaded = () if at.p.prefill else tier_names("load_kv", self.cache_disk)
         return (*loaded, "store_kv") if at.d.stack.offload.store_layer else loaded
 
     def attend(self, at: LayerPass) -> list[Op]:
@@ -262,18 +289,20 @@ class HostPlacement(Placement):
         found, d = [], at.d
         if positive(self.weights_host):
             size = self.weights_host * layer_weights(d, at.shape) / self.parts
-            found.append(
-                copy_pinned("load_weights", "h2d", size, after=(BUFFER_FREE,), prefetch=True)
-            )
+            load = copy_pinned("load_weights", "h2d", size, after=(BUFFER_FREE,), prefetch=True)
+            found += copy_tiers(load, self.weights_disk)
         if self.states_host:
             states = self.states_host * ops.FP16_BYTES * at.p.tokens * d.shard.hidden
-            found.append(copy_pinned("load_states", "h2d", states, prefetch=True))
-            found.append(copy_pinned("store_states", "d2h", states))
+            load = copy_pinned("load_states", "h2d", states, prefetch=True)
+            store = copy_pinned("store_states", "d2h", states)
+            found += [x for op in (load, store) for x in copy_tiers(op, self.states_disk)]
         return found
 
     def weights_wait(self) -> tuple[str, ...]:
         """The copy of streamed weights, where any are streamed."""
-        return ("load_weights",) if positive(self.weights_host) else ()
+        if not positive(self.weights_host):
+            return ()
+        return tier_names("load_weights", self.weights_disk)
 
     # what is resident where
 
@@ -285,8 +314,12 @@ class HostPlacement(Placement):
         here, home = at.storage.side_bytes(at), at.storage.host_bytes(at)
         stay = 1 - self.k_host - self.cpu_share, 1 - self.v_host - self.cpu_share
         gpu = whole | {"kv": stay[0] * here[0] + stay[1] * here[1] + at.storage.tail_bytes(at)}
-        host = self.loaded_cache(at, home)
-        return {"gpu": gpu, "host": host | {"kv": host["kv"] + self.cpu_share * sum(home)}}
+        away = split_tiers(self.loaded_cache(at, home), self.cache_disk)
+        host = away["host"]
+        return away | {
+            "gpu": gpu,
+            "host": {**host, "kv": host["kv"] + self.cpu_share * sum(home)},
+        }
 
     def loaded_cache(self, at: LayerPass, home: tuple[Number, Number]) -> dict[str, Number]:
         """What the host holds of one layer for copies to the GPU. [B]
@@ -318,13 +351,14 @@ class HostPlacement(Placement):
             gpu["kv on the way out"] = self.cpu_share * leaving
         if positive(self.weights_host):
             largest = max(layer_weights(d, s) for block, _ in d.shard.layout for s in block)
-            gpu["weight buffers"] = 2 * self.weights_host * largest
+            gpu["weight buffers"] = d.stack.offload.weight_buffers * self.weights_host * largest
         others = self.parts if self.parts > 1 and not positive(self.cpu_share) else 0
         states = others * ops.FP16_BYTES * p.tokens * d.shard.hidden
         if not others:
             return {"gpu": gpu}
         gpu["hidden states"] = (1 - self.states_host) * states
-        return {"gpu": gpu, "host": {"hidden states": self.states_host * states}}
+        away = {"hidden states": self.states_host * states}
+        return split_tiers(away, self.states_disk) | {"gpu": gpu}
 
     def load_buffer(self, at: LayerPass) -> Number:
         """Return the GPU memory that one layer's copy from the host fills.
@@ -377,7 +411,54 @@ class HostPlacement(Placement):
         if not positive(self.weights_host):
             return {"gpu": {"weights": size}}
         host = self.weights_host * size
-        return {"gpu": {"weights": size - host}, "host": {"weights": host}}
+        return split_tiers({"weights": host}, self.weights_disk) | {"gpu": {"weights": size - host}}
+
+
+def copy_tiers(copied: Op, share: Number) -> list[Op]:
+    """Return a copy between GPU and host, and beside it that between host and drive.
+
+    What is on the drive passes through the host in pieces, so that the two run at once; a drive
+    is therefore never quicker than the host.
+
+    Parameters
+    ----------
+    copied : the copy between GPU and host, of everything.
+    share : how much of it the drive has.
+    """
+    if not positive(share):
+        return [copied]
+    way: Stream = "disk_read" if copied.stream == "h2d" else "disk_write"
+    link: Channel = "h2d" if copied.stream == "h2d" else "d2h"
+    size = share * copied.bytes[link]
+    name, after = copied.name + DISK, copied.after
+    return [copied, copy_pinned(name, way, size, after=after, prefetch=copied.prefetch)]
+
+
+def tier_names(name: str, share: Number) -> tuple[str, ...]:
+    """Return the names of the ops that ``copy_tiers`` makes of a copy.
+
+    Parameters
+    ----------
+    name : of the copy.
+    share : how much of it the drive has.
+    """
+    return (name, name + DISK) if positive(share) else (name,)
+
+
+def split_tiers(held: Mapping[str, Number], share: Number) -> dict[Tier, Mapping[str, Number]]:
+    """Return what the host holds, divided between it and the drive behind it. [B]
+
+    Parameters
+    ----------
+    held : bytes by name. [B]
+    share : how much the drive has.
+    """
+    if not positive(share):
+        return {"host": held}
+    return {
+        "host": {name: (1 - share) * size for name, size in held.items()},
+        "disk": {name: share * size for name, size in held.items()},
+    }
 
 
 def tokens_before(at: LayerPass) -> Number:

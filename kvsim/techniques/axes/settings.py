@@ -26,6 +26,7 @@ def param(
     whole: bool = True,
     share: bool = False,
     gentler: Literal[-1, 0, 1] = 0,
+    quiet: bool = False,
     also: Callable[[str], bool] | None = None,
 ) -> Any:
     """A technique's parameter: default, meaning with its unit, and the values it may take.
@@ -35,11 +36,12 @@ def param(
     share : whether a number between 0 and 1 is a share of each sequence's prompt.
     gentler : 1 where a larger number loses less quality, -1 where a smaller one does, 0 where
         no order is stated. Evidence about a setting speaks for every gentler one.
+    quiet : whether 0 is left unsaid where the technique is written.
     also : tells whether a text that is none of the choices is a value.
     """
     text += SHARE_HINT if share else ""
     about = {"text": text, "low": low, "high": high, "choices": choices, "whole": whole}
-    about |= {"also": also, "share": share, "gentler": gentler}
+    about |= {"also": also, "share": share, "gentler": gentler, "quiet": quiet}
     return field(default=default, metadata=about)
 
 

@@ -111,6 +111,8 @@ class Place(HostPlacement):
         if not self.recomputes or self.exceeds:
             return super().refuses(deployment, parts)
         selection, storage = parts.selection, parts.storage
+        if positive(self.cache_disk):
+            return "recomputation needs its layer inputs in host memory, but cache_disk is above 0"
         if not positive(self.host_share):
             return "split recomputes tokens on the host, but host_share is 0"
         if deployment.model.owners:

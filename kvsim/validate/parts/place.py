@@ -381,6 +381,11 @@ class Place(CachePlacement):
     def _refuse_always(self, place: Settings) -> None:
         """Shares that no run here has, and weights of some layers or passes alone."""
         run = self.run
+        if place.fills_drive:
+            raise InputError(
+                "place: the real implementation keeps nothing on a disk; set weights_disk, "
+                "cache_disk and states_disk to 0"
+            )
         if place.states_host:
             raise InputError(
                 "place: the real implementation keeps hidden states on the GPU; set states_host=0 "
