@@ -34,7 +34,7 @@ from kvsim.report.phrases import describe_times, differing_options, explain_limi
 from kvsim.report.predict import figures, prediction
 from kvsim.report.result import Result
 from kvsim.report.suitability import describe_loss, join_titles, list_engines
-from kvsim.report.table import Table, quantity_columns, text_column
+from kvsim.report.table import Table, disk_column, quantity_columns, text_column
 from kvsim.report.terminal import BLANK, Block, Heading, Verbatim
 from kvsim.report.units import rounded, seconds, usd
 from kvsim.techniques.technique import Technique
@@ -430,7 +430,7 @@ def _table(rows: Sequence[Row], answer: Row) -> Table:
         *quantity_columns(batch=1, ttft_s=0, tpot_s=0, output_tok_s=0),
         *(quantity_columns(vs_full=2) if answer["baseline"] else []),
         *(quantity_columns(usd_per_million_tokens=1) if answer["objective"] == "cost" else []),
-        *quantity_columns(gpu_bytes=3, host_bytes=4, disk_bytes=4),
+        *quantity_columns(gpu_bytes=3, host_bytes=4, **disk_column(rows)),
     ]
     return Table(
         columns,

@@ -47,7 +47,7 @@ from kvsim.report.phrases import (
 )
 from kvsim.report.result import Result
 from kvsim.report.suitability import OFFLOAD_NOTE, describe_engines, describe_quality
-from kvsim.report.table import Column, Table, quantity_columns, text_column
+from kvsim.report.table import Column, Table, disk_column, quantity_columns, text_column
 from kvsim.report.terminal import BLANK, Heading, Items
 from kvsim.serving.servable import why_refused
 from kvsim.techniques.heads import lacks_head
@@ -319,7 +319,7 @@ def _table(rows: Sequence[Row]) -> Table:
         *quantity_columns(**dict.fromkeys((_counted(rows), *varying), 0)),
         *quantity_columns(ttft_s=0, tpot_s=0, decode_tok_s=0, output_tok_s=5),
         Column("GPU GiB", "gpu_bytes", rank=1, write=_write_memory),
-        *quantity_columns(host_bytes=2, disk_bytes=2, max_batch=3, bound_by=4),
+        *quantity_columns(host_bytes=2, **disk_column(rows), max_batch=3, bound_by=4),
     ]
     ttft = LOOP_TTFT if "concurrency" in rows[0] else BATCH_TTFT
     return Table(

@@ -90,6 +90,17 @@ def quantity_columns(**ranks: int) -> list[Column]:
     return [quantity_column(key, rank) for key, rank in ranks.items()]
 
 
+def disk_column(rows: Sequence[Row]) -> dict[str, int]:
+    """Name the column of space on a drive with its rank, where any row needs some.
+
+    Parameters
+    ----------
+    rows
+        Rows of predictions or plans.
+    """
+    return {"disk_bytes": 2} if any(row.get("disk_bytes") for row in rows) else {}
+
+
 def percent_column(
     heading: str, key: str | Callable[[Row], object], form: str = "+.1f", rank: int = 0
 ) -> Column:
