@@ -5,10 +5,10 @@ below it.
 """
 
 from kvsim.techniques.notation import parse, parse_several
-from kvsim.techniques.registry import presets, register_technique
+from kvsim.techniques.registry import TechniqueMapping, register_technique
 from kvsim.techniques.technique import Technique, compose
 
-TECHNIQUES = presets()
+TECHNIQUES = TechniqueMapping()
 
 
 def candidates(acceptance: float | None = None) -> list[Technique]:

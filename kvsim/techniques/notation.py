@@ -17,7 +17,7 @@ from kvsim.files import PLAN, read_json
 from kvsim.frozen import frozen
 from kvsim.techniques.axes.base import Term
 from kvsim.techniques.papers.cache import FORMATS
-from kvsim.techniques.registry import load_installed, terms
+from kvsim.techniques.registry import find_term, load_installed, terms
 from kvsim.techniques.technique import Layers, Technique
 
 BARE = ("grouped", "place")  # terms whose settings may stand without their name
@@ -194,8 +194,8 @@ def _term(piece: _Piece) -> tuple[str, dict[str, object]]:
 
 def _settings(piece: _Piece, name: str) -> dict[str, object]:
     """Settings by key, their names checked."""
-    kind, given = terms()[name], {}
-    known = _keys(name)
+    kind, given = _kind(piece, name), {}
+    known = [f.name for f in fields(kind)]
     for item in piece.split(","):
         key, equals, value = (part.strip() for part in item.text.partition("="))
         if not item.text:
@@ -225,11 +225,13 @@ def _check(item: _Piece, kind: type[Term], key: str, value: object) -> None:
 
 
 def _kind(piece: _Piece, name: str) -> type[Term]:
-    if name not in terms():
+    found = find_term(name)
+    if found is None:
         load_installed()
-    if name not in terms():
+        found = terms().get(name)
+    if found is None:
         raise piece.error(str(unknown("technique", name, terms(), "see `kvsim techniques`")))
-    return terms()[name]
+    return found
 
 
 def _keys(name: str) -> list[str]:

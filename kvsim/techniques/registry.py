@@ -4,6 +4,7 @@ The techniques are the classes of ``papers/``, one file each with the pieces tha
 pieces that several papers share are named here.
 """
 
+from collections.abc import Iterator, Mapping
 from functools import cache
 from importlib import import_module
 from importlib.metadata import entry_points
@@ -26,7 +27,8 @@ ENTRY_POINTS = "kvsim.techniques"
 @cache
 def terms() -> dict[str, type[Term]]:
     """Return every term by its name: first full, then the others in alphabetical order."""
-    found = {kind.name: kind for kind in (*SHARED, *_of_papers())}
+    of_papers = (kind for file in _paper_files() for kind in _terms_of_file(file))
+    found = {kind.name: kind for kind in (*SHARED, *of_papers)}
     return {name: found[name] for name in sorted(found, key=lambda n: (n != "full", n))}
 
 
@@ -34,6 +36,38 @@ def terms() -> dict[str, type[Term]]:
 def presets() -> dict[str, type[Term]]:
     """Return the terms that are a paper's technique, rather than pieces of one."""
     return {name: kind for name, kind in terms().items() if kind.preset}
+
+
+class TechniqueMapping(Mapping[str, type[Term]]):
+    """The presets by name, whose files are read once they are asked for."""
+
+    def __getitem__(self, name: str) -> type[Term]:
+        return presets()[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(presets())
+
+    def __len__(self) -> int:
+        return len(presets())
+
+
+def find_term(name: str) -> type[Term] | None:
+    """Find a term by its name; where a file of ``papers/`` bears it, only that file is read.
+
+    Parameters
+    ----------
+    name
+        As in the notation.
+
+    Returns
+    -------
+    type[Term] or None
+        None where no term has that name.
+    """
+    file = name.replace("-", "_")
+    if terms.cache_info().currsize or file not in _paper_files():
+        return terms().get(name)
+    return next((kind for kind in _terms_of_file(file) if kind.name == name), None)
 
 
 def register_technique(kind: type[Term]) -> type[Term]:
@@ -79,12 +113,16 @@ def load_installed() -> None:
         register_technique(point.load())
 
 
-def _of_papers() -> list[type[Term]]:
+@cache
+def _paper_files() -> list[str]:
+    return [module.name for module in iter_modules(papers.__path__)]
+
+
+def _terms_of_file(name: str) -> list[type[Term]]:
     """The public terms that a paper's file defines; a base has no name of its own."""
-    modules = (import_module(f"{papers.__name__}.{m.name}") for m in iter_modules(papers.__path__))
+    module = import_module(f"{papers.__name__}.{name}")
     return [
         kind
-        for module in modules
         for kind in vars(module).values()
         if isclass(kind)
         and issubclass(kind, Term)

@@ -34,7 +34,7 @@ from kvsim.sweeps.workers import (
     compute_in_processes,
 )
 from kvsim.techniques import TECHNIQUES, parse
-from kvsim.techniques.registry import terms
+from kvsim.techniques.registry import presets, terms
 from tests.support.commands import check, line, run
 
 SPEC = """
@@ -215,7 +215,7 @@ def test_own_technique_travels(tmp_path: Path) -> None:
     try:
         result = run("sweep", str(spec_of(tmp_path, text)), "--out", str(out), "--workers", "2")
     finally:
-        TECHNIQUES.pop("mine", None)
+        presets().pop("mine", None)
         terms().pop("mine", None)
     assert result.code == 0, result
     table = pq.read_table(out).to_pandas()
