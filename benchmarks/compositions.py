@@ -17,7 +17,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.techniques import TECHNIQUES, parse
-from kvsim.techniques.registry import terms
+from kvsim.techniques.notation import terms
 from tests.support.pairs import AXES, MODELS, check, pairs, refusal
 
 DOCS = Path(__file__).parents[1] / "docs" / "techniques.md"

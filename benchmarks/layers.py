@@ -18,8 +18,7 @@ import numpy as np
 
 from kvsim.api.validations import validate_layers
 from kvsim.graph import Array
-from kvsim.planner.bits import assign
-from kvsim.quality.layers import LayerLosses, Widths, load
+from kvsim.quality.layers import LayerLosses, Widths, assign, load
 from kvsim.techniques import parse
 from kvsim.validate.quality.measure import OpenedCheckpoint, executed
 from kvsim.validate.quality.settings import Reading

@@ -19,14 +19,13 @@ import numpy as np
 
 from kvsim.errors import InputError
 from kvsim.inputs import TokenLengths
-from kvsim.machines.deployment import Deployment
+from kvsim.machines.deployment import Deployment, list_layouts
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.options import ENGINE_SHARE, HOST_SHARE
 from kvsim.planner.alternatives import NoPlanError
 from kvsim.planner.compositions import CompositionSearch
 from kvsim.planner.layers import MixedLayers
-from kvsim.planner.layouts import list_layouts
 from kvsim.planner.load import RateSearch, ServiceLevel, draw_load
 from kvsim.planner.local_search import (
     largest_placed,

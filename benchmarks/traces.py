@@ -34,8 +34,8 @@ def main() -> None:
 
 def make(path: Path, requests: int) -> None:
     from kvsim.traces import synthetic
+    from kvsim.traces.read import write
     from kvsim.traces.synthetic import TrafficModel
-    from kvsim.traces.write import write
 
     prefixes = synthetic.parse_prefixes("reuse") if path.name.startswith("blocks") else None
     workload = TrafficModel(synthetic.parse_arrivals("gamma"), 1000.0, synthetic.DEFAULT, prefixes)
@@ -44,9 +44,9 @@ def make(path: Path, requests: int) -> None:
 
 def case(what: str, path: Path, requests: int) -> None:
     from kvsim.traces import read, synthetic
+    from kvsim.traces.read import write_parquet
     from kvsim.traces.statistics import describe
     from kvsim.traces.synthetic import TrafficModel
-    from kvsim.traces.write import write_parquet
 
     started = time.perf_counter()
     if what == "load":

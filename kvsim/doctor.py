@@ -14,9 +14,8 @@ from kvsim.evidence import published
 from kvsim.evidence.published import PAPER_COLUMNS
 from kvsim.files import JSON, TRACE, check_input, open_input, read_json
 from kvsim.frozen import frozen
-from kvsim.machines.keys import HARDWARE_FILE, STACK_FILE
 from kvsim.machines.profiles import load_hardware, load_stack
-from kvsim.machines.schema import inspect, keys_of
+from kvsim.machines.schema import HARDWARE_FILE, STACK_FILE, inspect, keys_of
 from kvsim.models.configs import read_config, read_model
 from kvsim.models.fields import FieldError
 from kvsim.traces import attention

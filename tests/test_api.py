@@ -14,9 +14,9 @@ import kvsim
 import kvsim.api
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.options import PRESENTED, options_of
-from kvsim.report.frames import UNITS
+from kvsim.report.result import UNITS
+from kvsim.techniques.notation import presets, terms
 from kvsim.techniques.papers.full import Full
-from kvsim.techniques.registry import presets, terms
 from tests.support.commands import run
 from tests.support.envelope import answer_in
 

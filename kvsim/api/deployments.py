@@ -102,7 +102,7 @@ def name_stack(inputs: Inputs) -> str:
 
 def _is_default_quantised(tag: str, model: "Model") -> bool:
     """Whether a name is an Ollama tag without a format, of a model published in 16 bits."""
-    from kvsim.models.names import stated_format
+    from kvsim.models.catalogue import stated_format
 
     return bool(OLLAMA_TAG.fullmatch(tag) and not stated_format(tag) and model.released == "fp16")
 
@@ -344,7 +344,7 @@ def refuse_other_format(inputs: Inputs) -> None:
     InputError
         With both spellings that would work.
     """
-    from kvsim.models.names import find_model, stated_format
+    from kvsim.models.catalogue import find_model, stated_format
 
     given = inputs.given.get("weights")
     stated = stated_format(inputs.model) if given is not None else ""
@@ -424,7 +424,7 @@ def build_layouts(inputs: Inputs) -> "list[Deployment]":
     InputError
         If no layout divides the GPUs.
     """
-    from kvsim.planner.layouts import list_layouts, on_nodes
+    from kvsim.machines.deployment import list_layouts, on_nodes
 
     total: int = inputs.total_gpus
     found: list[Deployment] = []
@@ -482,8 +482,8 @@ def _read_quality(files: list[str]) -> dict[str, Any]:
         If a file is neither, or two are of layers.
     """
     from kvsim.files import ATTENTION_FILE, read_json
-    from kvsim.planner.bits import offered
     from kvsim.quality import layers
+    from kvsim.quality.layers import offered
     from kvsim.quality.measured import with_own
     from kvsim.traces import attention
 

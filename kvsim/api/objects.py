@@ -313,7 +313,7 @@ def _find(kind: str, name: str) -> object:
     from kvsim.report import lists
 
     if kind == "techniques":
-        from kvsim.techniques.registry import load_installed
+        from kvsim.techniques.notation import load_installed
 
         load_installed()
     return lists.find(kind, name)

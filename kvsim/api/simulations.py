@@ -99,15 +99,14 @@ class TraceRun:
         InputError
             If the place cannot be written, or ``resume`` finds another run there.
         """
-        from kvsim.report import runfile
-        from kvsim.report.simulate import run_fields
+        from kvsim.report.simulate import read_finished_run, run_digest, run_fields, write_run
         from kvsim.serving.outcome import Outcome, faults
 
         pools = [self.pools] if self.pools else []
         what = self.requests, self.costs, self.rates, self.replicas, self.route, self.targets
-        mark = runfile.run_digest(*what, *pools, *self.otherwise)
+        mark = run_digest(*what, *pools, *self.otherwise)
         if place is not None and resume:
-            before = runfile.read_finished_run(place, mark)
+            before = read_finished_run(place, mark)
             if before is not None:
                 return before
         run = min(map(self._play, (self.costs, *self.otherwise)), key=_mean_ttft)
@@ -123,7 +122,7 @@ class TraceRun:
             least = f"mean TTFT is shortest with {way}: {_mean_ttft(run):.4g} s"
             print_note(f"--prefix-load auto: {name}: {least}")
         if place is not None:
-            runfile.write(place, run, mark, found)
+            write_run(place, run, mark, found)
         return found
 
     def _play(self, costs: "StepCosts") -> "Run":

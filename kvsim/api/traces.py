@@ -75,8 +75,7 @@ def inspect(inputs: Inputs) -> "Result[Requests | None]":
 def convert(inputs: Inputs) -> None:
     """Write a trace as Parquet, piece by piece, whole or not at all."""
     from kvsim.console import print_count
-    from kvsim.traces.read import Reader, load
-    from kvsim.traces.write import check_ending, write, write_parquet
+    from kvsim.traces.read import Reader, check_ending, load, write, write_parquet
 
     check_ending(inputs.target, (".parquet",))
     options = read_options(inputs)
@@ -103,8 +102,7 @@ def generate(inputs: Inputs) -> "Result[Requests | None]":
     """
     from kvsim.report.traces import describe_requests, describe_trace, make_result
     from kvsim.traces import synthetic
-    from kvsim.traces.read import load
-    from kvsim.traces.write import check_ending, write
+    from kvsim.traces.read import check_ending, load, write
 
     check_ending(inputs.target)
     source = load(inputs.like) if inputs.like else None
@@ -146,7 +144,7 @@ def import_(inputs: Inputs) -> "Result[Requests | None]":
         The figures of the trace.
     """
     from kvsim.report.traces import describe_requests, make_result
-    from kvsim.traces.write import check_ending, write
+    from kvsim.traces.read import check_ending, write
 
     check_ending(inputs.out)
     if inputs.kind and inputs.kind not in IMPORT_KINDS:

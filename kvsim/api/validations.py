@@ -334,8 +334,7 @@ def validate_layers(inputs: Inputs) -> "Result[Any]":
     >>> validate_layers("./my-model", bits=3)  # doctest: +SKIP
     """
     check_torch()
-    from kvsim.planner.bits import assign
-    from kvsim.quality.layers import write
+    from kvsim.quality.layers import assign, write
     from kvsim.quality.unfinished import Unfinished
     from kvsim.report.validate_quality import Executed, make_layer_result
     from kvsim.techniques import parse

@@ -9,8 +9,8 @@ from kvsim.evidence.leastsquares import Fit
 from kvsim.files import toml_lines
 from kvsim.graph import Array
 from kvsim.machines.hardware import Checked, Stack
-from kvsim.machines.keys import CHECKED_FIGURES
 from kvsim.machines.profiles import load_stack, numbers_apart
+from kvsim.machines.schema import CHECKED_FIGURES
 
 REPEATED = 0.015
 """Least relative half-width of an interval: 23 load tests that were run twice differ by 0.7 % in

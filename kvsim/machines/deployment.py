@@ -1,9 +1,12 @@
-"""A model on hardware with a software stack: the input of every formula."""
+"""A model on hardware with a software stack: the input of every formula.
+
+Also the layouts in which its replicas may spread over GPUs, and the basis of what is predicted.
+"""
 
 from collections.abc import Iterator
 from dataclasses import field, replace
 from functools import cached_property
-from itertools import groupby
+from itertools import groupby, product
 from typing import NamedTuple
 
 from kvsim.errors import InputError, unknown
@@ -367,3 +370,117 @@ class Deployment:
             Rate of fp16 where the GPU lacks the format. [FLOP/s]
         """
         return self.hardware.flops.get(dtype, self.hardware.flops["fp16"])
+
+
+DEGREES = (1, 2, 4, 8, 16, 32, 64)
+"""Degrees that are tried: engines cut attention and experts by powers of two."""
+
+
+def on_nodes(deployment: Deployment, gpus: int, nodes: int) -> Deployment:
+    """The deployment where a machine holds an equal part of all GPUs.
+
+    Parameters
+    ----------
+    deployment
+        The deployment.
+    gpus, nodes
+        GPUs in all, and machines that hold them; 0: as few as the card's machines allow.
+
+    Raises
+    ------
+    InputError
+        If the machines cannot hold equally many.
+    """
+    if not nodes:
+        return deployment
+    if gpus % nodes:
+        raise InputError(f"--nodes: {gpus} GPUs do not divide over {nodes} machines")
+    linked = min(deployment.hardware.linked, gpus // nodes)
+    return replace(deployment, hardware=replace(deployment.hardware, linked=linked))
+
+
+def list_layouts(deployment: Deployment, gpus: int) -> Iterator[Deployment]:
+    """All layouts of replicas that divide so many GPUs evenly, the fewest GPUs each first.
+
+    Tensor parallelism stays within a machine, where links carry its sums. Data parallelism of
+    attention, and whole experts on GPUs, are for models with experts.
+
+    Parameters
+    ----------
+    deployment
+        Model, card, stack and weights.
+    gpus
+        GPUs that all serve.
+    """
+    experts = deployment.model.experts > 0
+    found = []
+    for tp, pp, dp in product(DEGREES, DEGREES, DEGREES if experts else (1,)):
+        each = tp * pp * dp
+        if gpus % each or tp > deployment.hardware.linked:
+            continue
+        for ep in sorted({1, tp * dp}) if experts else (1,):
+            try:
+                spread = replace(deployment, tp=tp, pp=pp, dp=dp, ep=ep)
+                assert spread.shard.heads  # refuses heads that do not divide
+                found.append(spread)
+            except InputError:
+                continue
+    yield from sorted(found, key=lambda d: (d.gpus, d.pp, d.dp))
+
+
+def basis(deployment: Deployment) -> dict[str, str]:
+    """Find the weakest basis of a prediction, and the error known for it.
+
+    ``calibrated``: hardware measured, stack fitted to runs. ``carried over``: a stack whose
+    numbers were measured on other cards or read from its code. ``datasheet``: peak rates.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and software stack.
+    """
+    stack, hardware = deployment.stack, deployment.hardware
+    fitted = stack.basis == "calibrated" and hardware.basis == "measured"
+    fitted &= stack.device in ("", hardware.device)  # not one machine's software on another
+    kind = "carried over" if stack.basis == "calibrated" and not fitted else stack.basis
+    where = f"on {hardware.device} at {hardware.date}" if fitted and hardware.device else ""
+    return {
+        "kind": kind,
+        "calibrated": where,
+        "hardware": f"{deployment.hardware.name} ({deployment.hardware.basis})",
+        "stack": f"{deployment.stack.name} ({deployment.stack.basis})",
+        "chosen": chosen(deployment),
+        "error": deployment.stack.error,
+    }
+
+
+def chosen(deployment: Deployment) -> str:
+    """Explain which of an engine's numbers a deployment uses.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and software stack.
+
+    Returns
+    -------
+    str
+        Empty where one stack serves all cards.
+    """
+    stack, gpu = deployment.stack, deployment.hardware.name
+    card = stack.name.partition("@")[2]
+    if card == gpu:
+        return f"fitted to kernels measured on {gpu}"
+    if gpu in stack.near:
+        return (
+            f"no kernel was measured on {gpu}; numbers are those of {card}, the closest "
+            "measured card"
+        )
+    if card:
+        return f"fitted to kernels measured on {card}, not on {gpu}"
+    if stack.cards:
+        return (
+            f"no kernel was measured on {gpu} or a similar card; numbers are typical of the "
+            "measured cards"
+        )
+    return ""

@@ -1,4 +1,4 @@
-"""Hardware and software stacks as plain data; see ``kvsim.machines.keys`` for the keys of files.
+"""Hardware and software stacks as plain data; see ``kvsim.machines.schema`` for the keys of files.
 
 A profile is one TOML file under ``hwprofiles/``; a software stack one under
 ``hwprofiles/stacks/``. Keys carry units; every number has a source. ``kvsim.machines.profiles``

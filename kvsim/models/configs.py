@@ -12,19 +12,20 @@ from typing import cast
 
 from kvsim.errors import InputError
 from kvsim.files import CONFIG, read_json
-from kvsim.models.catalogue import catalogue_config, catalogue_entry
-from kvsim.models.families import FamilyFields, ModelFields, find_family
-from kvsim.models.fields import Fields, value_text
-from kvsim.models.kinds import Mixer
-from kvsim.models.model import LayerShape, Model
-from kvsim.models.names import (
+from kvsim.models.catalogue import (
     NamedModel,
     cached_config,
+    catalogue_config,
+    catalogue_entry,
     find_exact,
     find_model,
     is_path,
     unknown_model,
 )
+from kvsim.models.families import FamilyFields, ModelFields, find_family
+from kvsim.models.fields import Fields, value_text
+from kvsim.models.kinds import Mixer
+from kvsim.models.model import LayerShape, Model
 
 
 def released_format(stated: object) -> str:

@@ -24,11 +24,17 @@ from kvsim.machines.gguf import BASES as GGUF_TYPES
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import largest_batch
 from kvsim.prediction.service import Service
-from kvsim.quality.acceptance import MOST_DRAFTS, Positions, from_measured, from_rate, published
 from kvsim.quality.evidence import Evidence, evidence
 from kvsim.quality.measured import QualityRun
 from kvsim.techniques import TECHNIQUES, parse
-from kvsim.techniques.acceptance import load_summaries
+from kvsim.techniques.acceptance import (
+    MOST_DRAFTS,
+    Positions,
+    from_measured,
+    from_rate,
+    load_summaries,
+    published,
+)
 from kvsim.techniques.heads import HEADS, lacks_head
 from kvsim.techniques.papers.cache import FORMATS
 from kvsim.techniques.papers.kvpr import Place

@@ -14,10 +14,9 @@ import numpy as np
 
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.frozen import frozen
-from kvsim.machines.deployment import Deployment
+from kvsim.machines.deployment import Deployment, list_layouts
 from kvsim.machines.profiles import hardware_names, load_hardware
 from kvsim.planner.alternatives import format_number
-from kvsim.planner.layouts import list_layouts
 from kvsim.planner.load import IDLE, Carried, Load, ServiceLevel, known_factors
 from kvsim.planner.question import (
     FULL,

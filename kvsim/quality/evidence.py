@@ -16,8 +16,15 @@ from typing import Literal, get_args
 from kvsim.files import TABLE, read_records
 from kvsim.frozen import frozen
 from kvsim.models.model import Model
-from kvsim.quality.measured import QualityRun, Row, published_by_kind, shipped
-from kvsim.quality.settings import PERPLEXITY, Harshness, harshness
+from kvsim.quality.measured import (
+    PERPLEXITY,
+    Harshness,
+    QualityRun,
+    Row,
+    harshness,
+    published_by_kind,
+    shipped,
+)
 from kvsim.techniques.technique import Technique, compose
 
 UPPER = 1.64  # standard errors to the upper end: nineteen of twenty losses are below

@@ -18,7 +18,7 @@ from kvsim.evidence.stackfile import fitted_text, measure_errors
 from kvsim.files import replace_text
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Hardware
-from kvsim.machines.keys import CHECKED_KINDS
+from kvsim.machines.schema import CHECKED_KINDS
 from kvsim.report import units
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.colours import bar_style

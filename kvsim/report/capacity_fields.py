@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvsim.graph import Array
-from kvsim.machines.basis import basis
+from kvsim.machines.deployment import basis
 from kvsim.machines.hardware import GIB
 from kvsim.planner.fleet.answer import CapacityAnswer, OtherFleet, WhatIf
 from kvsim.planner.fleet.demand import FleetTargets

@@ -4,7 +4,7 @@ from functools import cache
 from zlib import crc32
 
 from kvsim.frozen import frozen
-from kvsim.techniques.registry import terms
+from kvsim.techniques.notation import terms
 
 PALETTE = ("#5490fc", "#f06c0c", "#789c60", "#b40cb4", "#7830fc", "#786060", "#c078b4", "#cc0c24")
 """Colours at 3:1 on white and on #16181d whose nearest two are 25 apart (CIE 1976; 2.3 is just

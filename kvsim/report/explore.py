@@ -7,8 +7,7 @@ from itertools import product
 import numpy as np
 
 from kvsim.errors import InputError
-from kvsim.machines.basis import basis
-from kvsim.machines.deployment import Deployment
+from kvsim.machines.deployment import Deployment, basis
 from kvsim.machines.hardware import GIB
 from kvsim.prediction.breakeven import linked
 from kvsim.prediction.generate import Prediction

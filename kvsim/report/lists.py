@@ -18,8 +18,8 @@ from kvsim.report.table import Column, Table, cells_table, text_column
 from kvsim.report.terminal import BLANK, Block, Hanging, Heading, Items
 from kvsim.techniques import TECHNIQUES, parse
 from kvsim.techniques.axes.settings import simplify
+from kvsim.techniques.notation import terms
 from kvsim.techniques.papers.cache import FORMATS, load_kernels
-from kvsim.techniques.registry import terms
 
 
 def _models() -> list[Row]:

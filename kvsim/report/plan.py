@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.emit.engines import emit
 from kvsim.emit.served import Served, serve_prediction
-from kvsim.machines.basis import basis
-from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment
+from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment, basis
 from kvsim.planner.alternatives import LABELS, NARROW, Advice, NoPlanError, score
 from kvsim.planner.plan import ChosenPlan
 from kvsim.planner.sensitivity import BREAKPOINT_FACTORS, LIKELY_ENOUGH, Binding, Breakpoint

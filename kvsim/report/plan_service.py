@@ -6,12 +6,12 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from kvsim.emit.served import serve_costs
-from kvsim.machines.basis import basis
+from kvsim.machines.deployment import basis
 from kvsim.planner.load import Carried
 from kvsim.planner.remedies import NoServiceError, Otherwise
 from kvsim.planner.service import ClassPlan, PlayedOption, ServicePlan
 from kvsim.quality.evidence import Evidence
-from kvsim.quality.settings import PERPLEXITY
+from kvsim.quality.measured import PERPLEXITY
 from kvsim.report import evidence, names, units
 from kvsim.report.answer import BRIEF, MAX_VERDICT_WORDS, Answer, add_command_line, verdict
 from kvsim.report.json import Row, number, pick

@@ -11,8 +11,7 @@ import numpy as np
 
 from kvsim.console import escape_controls
 from kvsim.errors import InputError
-from kvsim.machines.basis import basis
-from kvsim.machines.deployment import Deployment
+from kvsim.machines.deployment import Deployment, basis
 from kvsim.machines.parallel import Parallelism
 from kvsim.options import ENGINE_SHARE
 from kvsim.planner.question import known_difference
@@ -24,7 +23,6 @@ from kvsim.prediction.pool import longest_prompt, pool, remedies
 from kvsim.report import caveats, evidence, units
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.evidence import INTERVAL
-from kvsim.report.frames import flatten
 from kvsim.report.json import Row, number, pick, resident_bytes
 from kvsim.report.names import (
     distinct_names,
@@ -45,7 +43,7 @@ from kvsim.report.phrases import (
     speed_ratio,
     summarize_times,
 )
-from kvsim.report.result import Result
+from kvsim.report.result import Result, flatten
 from kvsim.report.suitability import OFFLOAD_NOTE, describe_engines, describe_quality
 from kvsim.report.table import Column, Table, disk_column, quantity_columns, text_column
 from kvsim.report.terminal import BLANK, Heading, Items

@@ -10,7 +10,7 @@ from kvsim.evidence.predicted import PublishedRow, fit_stack, predict
 from kvsim.evidence.published import summarise_mechanisms
 from kvsim.evidence.scores import Score, error, score
 from kvsim.evidence.stackfile import fitted_text
-from kvsim.machines.basis import basis
+from kvsim.machines.deployment import basis
 from kvsim.machines.profiles import load_stack
 from kvsim.report import evidence, units
 from kvsim.report.answer import Answer, verdict

@@ -7,7 +7,7 @@ from kvsim.emit.flags import MANUALS
 from kvsim.planner.question import FULL, engines_running
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence, evidence
-from kvsim.quality.settings import FACTS, PERPLEXITY
+from kvsim.quality.measured import FACTS, PERPLEXITY
 from kvsim.report import units
 from kvsim.report.names import label
 from kvsim.techniques.technique import Technique

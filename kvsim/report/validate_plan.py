@@ -5,8 +5,8 @@ from dataclasses import field
 from math import isfinite
 
 from kvsim.frozen import frozen
+from kvsim.quality.measured import PERPLEXITY
 from kvsim.quality.planfile import PlanFile
-from kvsim.quality.settings import PERPLEXITY
 from kvsim.report.answer import Answer
 from kvsim.report.answer import verdict as paragraph
 from kvsim.report.json import number, pick

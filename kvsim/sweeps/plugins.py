@@ -10,7 +10,7 @@ from kvsim.files import Kind, read_text
 from kvsim.frozen import frozen
 from kvsim.techniques import register_technique
 from kvsim.techniques.axes.base import Term
-from kvsim.techniques.registry import terms
+from kvsim.techniques.notation import terms
 
 PLUGIN = Kind("plugin", "a Python file with techniques", 1_000_000, 8)
 

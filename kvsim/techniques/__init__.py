@@ -4,8 +4,7 @@ One file per paper; :data:`TECHNIQUES` holds them by name. May import the engine
 below it.
 """
 
-from kvsim.techniques.notation import parse, parse_several
-from kvsim.techniques.registry import TechniqueMapping, register_technique
+from kvsim.techniques.notation import TechniqueMapping, parse, parse_several, register_technique
 from kvsim.techniques.technique import Technique, compose
 
 TECHNIQUES = TechniqueMapping()

@@ -1,16 +1,28 @@
-"""Passes through the model: the ops of its layers, one after another."""
+"""Passes through the model: the ops of its layers, one after another.
 
-from collections.abc import Iterable, Iterator, Sequence
+Layers whose weights are in host memory are computed there by the CPU for a few tokens, and for many
+tokens their weights are copied to the GPU, which is then quicker; nothing runs beside either.
+
+Data-parallel ranks and micro-batches of a pipeline share the sequences evenly: a pass of each takes
+as long as that with the most. Decoding ranks are padded to that one, as a CUDA graph is one for all
+ranks; prompts are read outside graphs, and ranks without one have no tokens for the experts.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import fields, replace
 from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 
-from kvsim.engine import attention, host_weights, ops, recurrence
+from kvsim.engine import attention, ops, recurrence
+from kvsim.engine.buffers import expert_weights, layer_weights
+from kvsim.engine.formats import FP16_BYTES
 from kvsim.engine.ops import output_ops
+from kvsim.engine.timeline import makespan
 from kvsim.graph import Group, Number, Op, Point, Step
 from kvsim.machines.deployment import Deployment
+from kvsim.machines.parallel import NETWORK, left_idle
 from kvsim.models.kinds import split_layout
 from kvsim.models.model import LayerShape
 from kvsim.techniques.axes.base import Launches, LayerPass, Parts
@@ -199,7 +211,7 @@ def layer_ops(at: LayerPass, known: Known | None = None) -> tuple[Op, ...]:
     if behind not in known:
         known[behind] = ops.after_attention(at.d, at.p, at.shape, at.parts.mlp, answered)
     found = (*place.prefetch(at), *known[before], *mix_tokens(at), *known[behind])
-    return count_layer_kernels(at, host_weights.place(at.d, at.p, at.shape, found))
+    return count_layer_kernels(at, place_host_weights(at.d, at.p, at.shape, found))
 
 
 def mix_tokens(at: LayerPass) -> list[Op]:
@@ -250,3 +262,211 @@ def tile_point(point: Point, parts: Parts) -> Point:
     """
     tiles = parts.placement.tiles
     return replace(point, batch=point.batch / tiles) if tiles > 1 else point
+
+
+PART = 8192.0  # tokens of prompts in a pass, vLLM's budget on these cards [tokens]
+
+
+def divided_pass(deployment: Deployment, point: Point, forward: Callable[[Point], Step]) -> Step:
+    """One pass of a replica, its sequences divided over ranks and micro-batches if it has any.
+
+    Decoding has a micro-batch per stage. They follow one another, so that a round takes as many
+    times the slowest stage as there are micro-batches, and never less than one way through all
+    stages. Prompts go through in passes of some ``PART`` tokens until the last one is through.
+
+    Parameters
+    ----------
+    point : of the whole replica.
+    forward : the pass of one micro-batch on one rank.
+    """
+    d = deployment
+    if point.prefill and d.stack.time.prompt_pass:
+        return _in_parts(d, point, forward)
+    if d.single_pass:
+        return forward(point)
+    each = np.ceil(point.batch / d.dp)
+    own = np.ceil(each / d.pp)
+    if point.prefill and d.pp > 1:
+        own = np.minimum(own, np.maximum(1.0, PART // np.maximum(point.new, 1.0)))
+    step = forward(replace(point, batch=own, ranks=point.batch / each if point.prefill else None))
+    if d.pp == 1:
+        return step
+    send = _sending(d, FP16_BYTES * own * point.new * d.model.hidden)
+    through = makespan(step, d) + (d.pp - 1) * send
+    slowest = _slowest(step, d) + send
+    if point.prefill:
+        wait = (np.ceil(each / own) - 1) * slowest
+    else:
+        wait = np.maximum(0.0, np.minimum(float(d.pp), each) * slowest - through)
+    stages = Op("stages", kernel="copy", fixed=(d.pp - 1) * send + wait, launches=0.0)
+    return Step(step.groups, (*step.head, stages))
+
+
+def _in_parts(d: Deployment, point: Point, forward: Callable[[Point], Step]) -> Step:
+    """Prompts in passes of so many tokens, each through all stages.
+
+    The passes are alike: of the mean length, at the mean context. The head runs once per prompt.
+    """
+    most = d.stack.time.prompt_pass
+    parts = np.ceil(point.new / most)
+    together = np.clip(np.floor(most / point.new), 1.0, point.batch)
+    new = point.new / parts
+    own = replace(point, batch=together, new=new, context=point.context + (point.new - new) / 2)
+    step = forward(own)
+    prompts = point.batch / together
+    passes = parts * prompts
+    head = _repeated(step.head, prompts)
+    if d.pp == 1:
+        groups = [
+            Group(tuple(_repeated(layer, passes) for layer in group.layers), group.count)
+            for group in step.groups
+        ]
+        return Step(tuple(groups), head)
+    send = _sending(d, FP16_BYTES * own.tokens * d.model.hidden)
+    through, slowest = makespan(step, d), _slowest(step, d) + send
+    beside = slowest + (1 - d.stack.time.stage_overlap) * np.maximum(0.0, through - slowest)
+    later = (d.pp - 1) * send + (passes - 1) * beside
+    return Step(step.groups, (*head, Op("stages", kernel="copy", fixed=later, launches=0.0)))
+
+
+def _repeated(ops: tuple[Op, ...], times: Number) -> tuple[Op, ...]:
+    return tuple(replace(op, times=times * op.times) for op in ops)
+
+
+def _sending(d: Deployment, data: Number) -> Number:
+    """Time to bring hidden states to the next stage; each of its GPUs takes its part. [s]"""
+    link = NETWORK if d.parallelism.stage >= d.domain else d.hardware.links["link"]
+    return d.stack.time.stage + link.latency + data / d.tp / link.bandwidth
+
+
+def _slowest(step: Step, d: Deployment) -> Number:
+    """Time of the slowest stage: one with a layer more, or the last one, which has the head. [s]
+
+    Layers are divided as evenly as can be; the last stage has no more than the others.
+    """
+    few, more = divmod(d.model.layers, d.pp)
+    layers = step.groups[-1].layers[-1:]
+    longest = makespan(Step((Group(layers, few + (more > 0)),), ()), d)
+    return np.maximum(longest, makespan(Step((Group(layers, few),), step.head), d))
+
+
+STATE_BYTES = 4.0  # of a hidden state's number as it travels: fp32 in llama.cpp [B]
+EXCHANGES = ("experts_to", "experts_back")
+
+
+def place_host_weights(
+    deployment: Deployment, point: Point, shape: LayerShape, found: tuple[Op, ...]
+) -> tuple[Op, ...]:
+    """Return the ops of a layer with those of weights in host memory done there.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and software stack.
+    point
+        The pass, or arrays of passes.
+    shape
+        Kind of the layer.
+    found
+        Its ops with all weights on the GPU, in issue order.
+    """
+    if not shape.home:
+        return found
+    own = [i for i, op in enumerate(found) if _is_away(op, shape)]
+    if not own:
+        return found
+    before, after = found[: own[0]], [op for i, op in enumerate(found) if i > own[0]]
+    moved = [found[i] for i in own]
+    kept = [op for op in after if not _is_away(op, shape)]
+    wide = _streamed(deployment, point)
+    states = STATE_BYTES * point.tokens * deployment.shard.hidden
+    if not before:  # in the GPU's queue, so that it waits for the layer and the step before
+        before = (Op("give_states", bytes={"hbm": states}),)
+    previous = (before[-1].name,)
+    computed = _on_cpu(moved, states, 1.0 - wide, previous)
+    copied = _on_gpu(deployment, point, shape, moved, wide, previous)
+    return (*before, *computed, *copied, *kept)
+
+
+def _is_away(op: Op, shape: LayerShape) -> bool:
+    """Whether an op multiplies with what is in host memory."""
+    if op.stream != "gpu" or op.kernel == "allreduce":
+        return False
+    experts = op.name.startswith("experts_") and op.name not in EXCHANGES
+    if shape.home == "experts":
+        return experts
+    return shape.home == "layer" or experts or op.name in ("router", "up", "down")
+
+
+def _streamed(deployment: Deployment, point: Point) -> Number:
+    """1 where weights are copied to the GPU for a pass, 0 where the CPU multiplies."""
+    way, least = deployment.host.way, deployment.stack.offload.stream
+    if way != "auto" or not least:
+        return 1.0 if way == "streamed" else 0.0
+    return np.asarray(np.asarray(point.tokens) >= least, dtype=float)
+
+
+def _on_cpu(moved: list[Op], states: Number, share: Number, previous: tuple[str, ...]) -> list[Op]:
+    """The CPU multiplies with the same weights; hidden states go there and back."""
+    if not np.any(share):
+        return []
+    flops = sum((op.flops for op in moved), np.zeros(()))
+    read = sum((op.bytes.get("hbm", 0.0) for op in moved), np.zeros(()))
+    product = Op(
+        "host_product",
+        "cpu",
+        "host",
+        share * flops,
+        {"dram": share * read},
+        after=("send_states_home",),
+    )
+    return [
+        ops.copy("send_states_home", "d2h", share * states, kernel="copy", after=previous),
+        product,
+        ops.copy("return_states", "h2d", share * states, kernel="copy", after=("host_product",)),
+        Op("take_states", bytes={"hbm": share * states}, after=("return_states",)),
+    ]
+
+
+def _on_gpu(
+    deployment: Deployment,
+    point: Point,
+    shape: LayerShape,
+    moved: list[Op],
+    share: Number,
+    previous: tuple[str, ...],
+) -> list[Op]:
+    """Weights are copied to the GPU, of experts those that any token touches."""
+    if not np.any(share):
+        return []
+    size: Number = layer_weights(deployment, shape, on_host=True)
+    if shape.routed:
+        m = deployment.shard
+        called, popularity = m.experts_active / m.experts, deployment.stack.sums.popularity
+        size = size - expert_weights(deployment) * left_idle(called, point.tokens, popularity)
+    load = ops.copy("load_host_weights", "h2d", share * size, kernel="copy", after=previous)
+    load = replace(load, fixed=share * size * _staging(deployment))
+    scaled = [
+        replace(
+            op,
+            flops=share * op.flops,
+            bytes={channel: share * n for channel, n in op.bytes.items()},
+            fixed=share * op.fixed,
+            unpacked=share * op.unpacked,
+        )
+        for op in moved
+    ]
+    first = replace(scaled[0], after=(*scaled[0].after, "load_host_weights"))
+    return [load, first, *scaled[1:]]
+
+
+def _staging(deployment: Deployment) -> float:
+    """How much longer than over the link alone copies of memory take that is not pinned. [s/B]
+
+    The driver copies it through a pinned buffer of its own, whose rate the host sets, not the link.
+    """
+    stack = deployment.stack
+    if not stack.offload.pageable:
+        return 0.0
+    linked = 1.0 / (deployment.bandwidth["h2d"] * stack.kernel("copy").memory)
+    return max(0.0, 1.0 / stack.offload.pageable - linked)

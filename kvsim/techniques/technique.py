@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import numpy as np
 
 from kvsim.engine.buffers import HOST_WEIGHTS, merge
-from kvsim.engine.pipeline import divided_pass
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.graph import Array, Buffers, Cycle, Number, Op, Point, Step
@@ -38,6 +37,7 @@ from kvsim.techniques.steps import (
     Counted,
     Layout,
     count_layers,
+    divided_pass,
     forward,
     join_steps,
     lay_out,

@@ -14,8 +14,8 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 
+from kvsim.traces.read import write as write_trace
 from kvsim.traces.requests import Requests
-from kvsim.traces.write import write as write_trace
 from tests.support.commands import interruptible, run
 from tests.support.envelope import answer_in, own_fields
 

@@ -21,11 +21,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy.stats import rankdata, spearmanr
 
-from kvsim.traces.read import ReadOptions, load
+from kvsim.traces.read import ReadOptions, load, write
 from kvsim.traces.requests import Requests
 from kvsim.traces.source import samples
 from kvsim.traces.statistics import describe, leading_hits, ranks
-from kvsim.traces.write import write
 from tests.support.bad_traces import azure
 from tests.support.commands import interruptible, line, run
 from tests.support.envelope import answer_in, own_fields

@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from kvsim.emit.engines import emit
-from kvsim.emit.writing import Setting, write_path, write_python, write_yaml
+from kvsim.emit.engines import Setting, emit, write_path, write_python, write_yaml
 from kvsim.options import command_line
 from tests.emit.test_emit import served
 

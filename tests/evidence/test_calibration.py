@@ -22,8 +22,7 @@ from kvsim.evidence.machine.profile import (
 from kvsim.evidence.machine.samples import Log, Sample, read_samples
 from kvsim.evidence.machine.solve import Known, with_rates
 from kvsim.graph import Channel, Op
-from kvsim.machines.basis import basis
-from kvsim.machines.deployment import Deployment
+from kvsim.machines.deployment import Deployment, basis
 from kvsim.machines.profiles import load_hardware, load_stack, number_of, with_numbers
 from kvsim.models.configs import load_model
 

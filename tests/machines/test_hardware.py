@@ -15,7 +15,6 @@ import pytest
 from kvsim.console import run_on_command_line
 from kvsim.errors import InputError
 from kvsim.machines.hardware import KERNEL_CLASSES, STANDS_FOR, Link, Stack
-from kvsim.machines.keys import LINK_NAMES, MOVED_KEYS, STACK_FLAGS, STACK_NUMBERS, mechanism_of
 from kvsim.machines.profiles import (
     hardware_names,
     load_hardware,
@@ -23,6 +22,7 @@ from kvsim.machines.profiles import (
     number_of,
     stack_names,
 )
+from kvsim.machines.schema import LINK_NAMES, MOVED_KEYS, STACK_FLAGS, STACK_NUMBERS, mechanism_of
 
 SHIPPED = Path(str(files("kvsim") / "hwprofiles"))
 TOLERANCE = 1.01  # of a tensor peak: data sheets round

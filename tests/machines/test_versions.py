@@ -3,8 +3,7 @@
 import pytest
 
 from kvsim.errors import InputError
-from kvsim.machines.names import choose_release
-from kvsim.machines.profiles import load_stack, stack_names
+from kvsim.machines.profiles import choose_release, load_stack, stack_names
 
 FILES = {"0.6": "vllm-0.6", "0.11": "vllm-0.11", "0.19": "vllm"}
 KNOWN = ("0.5", "0.6", "0.10", "0.11", "0.12", "0.19", "0.33")

@@ -7,9 +7,8 @@ from random import Random
 import pytest
 
 from kvsim.errors import InputError
-from kvsim.models.catalogue import catalogue_entry, model_names
+from kvsim.models.catalogue import catalogue_entry, find_model, model_names, split_words
 from kvsim.models.configs import load_model
-from kvsim.models.names import find_model, split_words
 
 TYPED = [
     ("llama3.1-8b", "llama3.1-8b", ""),

@@ -2,7 +2,7 @@
 
 import pytest
 
-from kvsim.quality.acceptance import MOST_DRAFTS, published
+from kvsim.techniques.acceptance import MOST_DRAFTS, published
 
 
 def test_of_few_drafts_models_differ_less_than_of_many() -> None:

@@ -7,8 +7,7 @@ import pytest
 
 from kvsim.models.configs import load_model
 from kvsim.quality.evidence import Evidence, attention_kind, evidence, weights_evidence
-from kvsim.quality.measured import published, runs_of, shipped
-from kvsim.quality.settings import family, harshness
+from kvsim.quality.measured import family, harshness, published, runs_of, shipped
 from kvsim.techniques import TECHNIQUES, parse
 from kvsim.traces.attention import Retrieval, load, shipped_traces
 from tests.support.shipped import SHIPPED

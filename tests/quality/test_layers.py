@@ -14,11 +14,10 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.options import Inputs
-from kvsim.planner.bits import assign, build, offered
 from kvsim.planner.plan import make_plan
 from kvsim.planner.question import Admission, PlanLimits, Workload
 from kvsim.quality import unfinished
-from kvsim.quality.layers import LayerLosses, load, write
+from kvsim.quality.layers import LayerLosses, assign, build, load, offered, write
 from kvsim.quality.unfinished import Unfinished
 from kvsim.techniques import Technique, parse
 from kvsim.techniques.axes.base import Term

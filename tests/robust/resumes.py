@@ -84,7 +84,7 @@ def run(arguments: tuple[str, ...], folder: Path) -> int:
 
 def _note_units() -> None:
     """Have every unit that is begun add its name to a file."""
-    runfile: Any = import_module("kvsim.report.runfile")
+    runfile: Any = import_module("kvsim.report.simulate")
     workers: Any = import_module("kvsim.sweeps.workers")
     file = os.open(BEGUN, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     compute, read_finished_run = workers.compute, runfile.read_finished_run

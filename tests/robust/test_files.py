@@ -374,11 +374,11 @@ ALLOWED: dict[str, set[str]] = {
     "emit/flags.py": {"read_text"},  # what ships with kvsim
     "machines/prices.py": {"read_text"},  # what ships with kvsim
     "techniques/steps.py": {"read_text"},  # what ships with kvsim
-    "report/runfile.py": {"read_schema", "write_table"},  # after check_input; a draft
+    "report/simulate.py": {"read_schema", "write_table"},  # after check_input; a draft
     "frozen.py": {"exec"},  # constructors, as of dataclasses
     "traces/containers.py": {"ParquetFile", "read_csv"},  # of a Source, which was checked
     "traces/source.py": {"open", "OSFile"},  # after opened()
-    "traces/write.py": {"open", "ParquetWriter"},  # drafts
+    "traces/read.py": {"open", "ParquetWriter"},  # drafts
     "validate/model/checkpoint.py": {"safe_open", "from_file", "GGUFReader"},  # after check_input
 }
 """Calls that look as if they opened a file by themselves, and why they may."""

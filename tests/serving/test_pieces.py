@@ -8,8 +8,7 @@ import pytest
 
 from kvsim.errors import InputError
 from kvsim.graph import Op
-from kvsim.serving import batch, costs, execute, memory, tiers
-from kvsim.serving.execute import GAP_EDGES, Span
+from kvsim.serving import batch, costs, memory, scheduler, tiers
 from kvsim.serving.passes import _renamed
 from kvsim.serving.records import (
     GAP_BINS,
@@ -28,6 +27,7 @@ from kvsim.serving.records import (
 )
 from kvsim.serving.rounds import draw_rates
 from kvsim.serving.rules import FASTER, Rules
+from kvsim.serving.scheduler import GAP_EDGES, Span
 from kvsim.serving.simulate import simulate
 from kvsim.serving.world import pool_records, replica_records
 from kvsim.traces.requests import Requests
@@ -176,11 +176,11 @@ def test_what_is_read_anew_keeps_those_waiting_who_decode(
 def test_a_prompt_of_which_a_token_is_left_is_still_being_read() -> None:
     sequences = make(Sequence, 3, todo=[0, 5, 1], chunk=[0, 2, 0], done=[9, 10, 20])
     replica = make(Replica, 1, running=3, first_reader=1, unread=6)[0]
-    execute.advance_prompts(world(sequences=sequences), replica)
+    scheduler.advance_prompts(world(sequences=sequences), replica)
     assert replica.first_reader == 1 and replica.unread == 4
     assert (sequences.todo.tolist(), sequences.done.tolist()) == ([0, 3, 1], [9, 12, 20])
     sequences.todo[1] = 0
-    execute.advance_prompts(world(sequences=sequences), replica)
+    scheduler.advance_prompts(world(sequences=sequences), replica)
     assert replica.first_reader == 2
 
 
@@ -190,7 +190,7 @@ def test_bins_twice_as_wide_hold_all_that_was_noted() -> None:
     bins.waiting[:] = 1.0
     replica = make(Replica, 1, index=1, bin_width=0.01)[0]
     mine = bins.seconds[GAP_BINS:].copy()
-    execute.widen(world(bins=bins), replica)
+    scheduler.widen(world(bins=bins), replica)
     assert replica.bin_width == 0.02
     assert bins.seconds[GAP_BINS:].sum() == mine.sum()
     assert bins.seconds[GAP_BINS : GAP_BINS + 2].tolist() == [mine[:2].sum(), mine[2:4].sum()]
@@ -201,7 +201,7 @@ def test_bins_twice_as_wide_hold_all_that_was_noted() -> None:
 def test_a_span_fills_the_bins_it_covers() -> None:
     bins = make(Bin, GAP_BINS)
     replica = make(Replica, 1, bin_width=0.01, clock=0.025, waiting=2, private=7)[0]
-    execute.note_span(world(bins=bins), replica, Span(0.01, 3, 50.0, 1))
+    scheduler.note_span(world(bins=bins), replica, Span(0.01, 3, 50.0, 1))
     assert bins.seconds[2:4] == pytest.approx([0.005, 0.005])
     assert bins.running.sum() == pytest.approx(0.03) and bins.waiting.sum() == pytest.approx(0.02)
     assert bins.cache.sum() == pytest.approx(0.07) and bins.decoded.sum() == pytest.approx(3.0)
@@ -212,7 +212,7 @@ def test_a_span_fills_the_bins_it_covers() -> None:
 )
 def test_gaps_are_in_the_bin_whose_edges_are_around_them(gap: float) -> None:
     expected = min(int(np.searchsorted(GAP_EDGES, gap, side="right")), GAPS - 1)
-    assert execute.gap_bin(gap) == expected
+    assert scheduler.gap_bin(gap) == expected
 
 
 def test_rounds_of_a_line_are_the_fewest() -> None:

@@ -34,7 +34,7 @@ from kvsim.sweeps.workers import (
     compute_in_processes,
 )
 from kvsim.techniques import TECHNIQUES, parse
-from kvsim.techniques.registry import presets, terms
+from kvsim.techniques.notation import presets, terms
 from tests.support.commands import check, line, run
 
 SPEC = """

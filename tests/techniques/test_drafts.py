@@ -15,10 +15,15 @@ from kvsim.machines.profiles import load_hardware, load_stack, with_numbers
 from kvsim.models.configs import load_model
 from kvsim.prediction.breakeven import gains_by_batch
 from kvsim.prediction.generate import Prediction
-from kvsim.quality.acceptance import published
 from kvsim.report.predict import draft_gains
 from kvsim.techniques import parse
-from kvsim.techniques.acceptance import TASKS, find_accepted, load_summaries, position_shares
+from kvsim.techniques.acceptance import (
+    TASKS,
+    find_accepted,
+    load_summaries,
+    position_shares,
+    published,
+)
 
 POINT = Point(4.0, 1000.0, 1.0, 1000.0, 1200.0)
 

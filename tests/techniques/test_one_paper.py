@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from kvsim.techniques.registry import presets
+from kvsim.techniques.notation import presets
 
 ROOT = Path(__file__).parents[2]
 LISTS = {

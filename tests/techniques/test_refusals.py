@@ -9,8 +9,8 @@ from kvsim.models.configs import load_model
 from kvsim.report import lists
 from kvsim.report.predict import predict_points
 from kvsim.techniques import Technique, parse
+from kvsim.techniques.notation import terms
 from kvsim.techniques.papers.cache import FORMATS
-from kvsim.techniques.registry import terms
 
 WHERE = Deployment(load_model("llama3-8b"), load_hardware("h100"), load_stack("fused"))
 

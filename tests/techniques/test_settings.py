@@ -14,7 +14,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.techniques import TECHNIQUES
-from kvsim.techniques.registry import terms
+from kvsim.techniques.notation import terms
 from tests.support.shipped import PLACE, SHIPPED
 
 

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from kvsim.errors import InputError
 from kvsim.traces import containers, source
 from kvsim.traces.formats import FORMATS
-from kvsim.traces.read import ReadOptions, Trace, load, unit_changes
-from kvsim.traces.write import write
+from kvsim.traces.read import ReadOptions, Trace, load, unit_changes, write
 from tests.support.places import SHARED
 from tests.support.traces import (
     ARRIVAL,

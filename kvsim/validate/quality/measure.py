@@ -19,7 +19,7 @@ from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.quality.layers import LayerLosses
-from kvsim.quality.settings import family
+from kvsim.quality.measured import family
 from kvsim.quality.unfinished import Unfinished
 from kvsim.techniques import parse
 from kvsim.techniques.technique import Technique
