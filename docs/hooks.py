@@ -5,9 +5,9 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-from kvsim.planner.question import ENGINES
 from kvsim.report.evidence import describe_technique_rows
 from kvsim.report.lists import techniques
+from kvsim.techniques.released import ENGINES
 
 
 def on_files(files: Files, config: Any) -> Files:

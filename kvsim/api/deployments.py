@@ -90,7 +90,7 @@ def name_stack(inputs: Inputs) -> str:
         That of ``--stack``; without it the engine of ``--engine``, or llama.cpp where options of
         its keep weights in host memory.
     """
-    from kvsim.planner.question import ENGINES
+    from kvsim.techniques.released import ENGINES
 
     given, engine = inputs.given, str(getattr(inputs, "engine", None) or "").strip().lower()
     if "stack" in given:

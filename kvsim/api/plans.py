@@ -220,9 +220,10 @@ def _plan_equal(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Chos
     from kvsim.planner.alternatives import NoPlanError
     from kvsim.planner.local_search import can_fill_drive
     from kvsim.planner.plan import plan_among
-    from kvsim.planner.question import Workload, engine_refusal
+    from kvsim.planner.question import Workload
     from kvsim.report.plan import make_result
     from kvsim.serving.servable import within_context
+    from kvsim.techniques.released import engine_refusal
     from kvsim.traces.requests import Requests
 
     for name, asked in (("--prompt", inputs.prompt), ("--generate", inputs.generate)):

@@ -7,24 +7,30 @@ from kvsim.cli.command import Call, command
 def plan(call: Call) -> None:
     """Choose a technique and its settings for a workload or trace."""
     from kvsim.api.plans import plan as make_plan
-    from kvsim.planner.alternatives import NoPlanError
-    from kvsim.planner.remedies import NoServiceError
-    from kvsim.report import plan_service
-    from kvsim.report.plan import make_empty_result
+    from kvsim.errors import InfeasibleError
 
     try:
         result = make_plan(**call.options)
-    except NoPlanError as none:
-        if none.deployment is not None:
-            empty = make_empty_result(none, none.deployment, call.line)
-            call.write(empty)
-            if call.json:
-                empty.show(json=True)
-        raise
-    except NoServiceError as none:
-        missing = plan_service.make_empty_result(none, call.line)
-        call.write(missing)
-        if call.json:
-            missing.show(json=True)
+    except InfeasibleError as none:
+        _show_empty(call, none)
         raise
     call.show(result)
+
+
+def _show_empty(call: Call, none: Exception) -> None:
+    """Write and show what is known where there is no plan."""
+    from kvsim.planner.alternatives import NoPlanError
+    from kvsim.planner.remedies import NoServiceError
+    from kvsim.report import plan, plan_service
+    from kvsim.report.result import Result
+
+    empty: Result[NoPlanError] | Result[NoServiceError]
+    if isinstance(none, NoPlanError) and none.deployment is not None:
+        empty = plan.make_empty_result(none, none.deployment, call.line)
+    elif isinstance(none, NoServiceError):
+        empty = plan_service.make_empty_result(none, call.line)
+    else:
+        return
+    call.write(empty)
+    if call.json:
+        empty.show(json=True)

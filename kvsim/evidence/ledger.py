@@ -22,6 +22,8 @@ from kvsim.inputs import format_plain
 from kvsim.machines import gguf
 from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment
 from kvsim.techniques import parse
+from kvsim.techniques.released import FULL
+from kvsim.techniques.technique import Technique
 
 ONE_DEVICE = "device "  # begins what was held out where rows of one device alone are meant
 ANY = "any"  # device of an entry that was held out by device: the error on a card without rows
@@ -620,3 +622,22 @@ def update(path: Path, entries: Iterable[LedgerEntry]) -> None:
         kept = {key(e): e for e in map(_entry, rows)}
     kept |= {key(e): e for e in entries}
     replace_text(path, format_ledger(kept.values()))
+
+
+PLACEMENT_TECHNIQUES = {"full", "offload", "kvpr", "flexgen", "fastdecode", "place"}
+"""Techniques that move the same ops to other places: only full KV's error is between them."""
+
+
+def known_difference(deployment: Deployment, one: Technique, other: Technique) -> float:
+    """Known relative error between two techniques: the larger one's, on rows that no fit saw.
+
+    Two placements err alike, whatever they move; full KV, which engines run, is measured apart.
+    """
+    plain = FULL in {one.name, other.name}
+    names = {FULL if _only_places(t) and not plain else t.name for t in (one, other)}
+    return max(typical_error(deployment, name) for name in names)
+
+
+def _only_places(technique: Technique) -> bool:
+    """Whether a technique, or each of its layers, only moves caches and weights."""
+    return technique.exact and {term.name for term in technique.terms} <= PLACEMENT_TECHNIQUES

@@ -6,15 +6,19 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from math import isfinite
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kvsim.errors import InputError, unknown
-from kvsim.evidence.predicted import METRICS, PublishedRow
 from kvsim.files import TABLE, read_records, read_rows
 from kvsim.machines.deployment import WEIGHT_FORMATS
 from kvsim.machines.hardware import DEFAULT_STACK
 from kvsim.techniques import parse
+
+if TYPE_CHECKING:
+    from kvsim.evidence.predicted import PublishedRow
+
 
 RUN = ("model", "gpu", "technique", "batch", "prompt", "generate")
 """Columns of a run; one more names the metric and holds what was measured."""
@@ -139,7 +143,7 @@ def papers() -> dict[str, Traversable]:
     return {name.removesuffix(".csv"): folder / name for name in names}
 
 
-def read(name_or_path: str, tell: Callable[[str], None] | None = None) -> list[PublishedRow]:
+def read(name_or_path: str, tell: Callable[[str], None] | None = None) -> "list[PublishedRow]":
     """Read the rows of a shipped paper, or of a CSV file.
 
     A file has the columns of a paper's table, or those of a table of runs.
@@ -212,7 +216,7 @@ def read_cells(name: str) -> Iterator[dict[str, str]]:
         yield line
 
 
-def _check_new(row: PublishedRow, seen: dict[tuple[object, ...], str]) -> None:
+def _check_new(row: "PublishedRow", seen: dict[tuple[object, ...], str]) -> None:
     """Refuse a run and metric that an earlier line has."""
     key = (
         row.table,
@@ -250,7 +254,9 @@ def _fields(where: str, header: Sequence[str], cells: Sequence[str]) -> dict[str
     return {name: cell.strip() for name, cell in zip(header, cells, strict=True)}
 
 
-def _row(where: str, given: Mapping[str, str]) -> PublishedRow:
+def _row(where: str, given: Mapping[str, str]) -> "PublishedRow":
+    from kvsim.evidence.predicted import METRICS, PublishedRow
+
     pairs = [item.partition("=") for item in given["params"].split(";") if item.strip()]
     for key, equals, value in pairs:
         if not (key.strip() and equals and value.strip()):
@@ -333,7 +339,7 @@ LENGTHS = ((0, 2048), (2048, 16_384), (16_384, 10**9))
 
 
 def summarise_mechanisms(
-    pairs: Iterable[tuple[PublishedRow, float]],
+    pairs: "Iterable[tuple[PublishedRow, float]]",
 ) -> dict[tuple[str, str], tuple[int, float, float]]:
     """Summarise errors by context length, head grouping and technique.
 
@@ -357,7 +363,7 @@ def summarise_mechanisms(
     return summarise(groups)
 
 
-def mechanisms(row: PublishedRow) -> tuple[tuple[str, str], ...]:
+def mechanisms(row: "PublishedRow") -> tuple[tuple[str, str], ...]:
     """Name the groups that a row belongs to.
 
     Parameters

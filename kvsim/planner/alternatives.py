@@ -14,11 +14,11 @@ from kvsim.errors import InfeasibleError, InputError
 from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.planner.question import (
-    FULL,
     PUBLISHED,
     Admission,
     Question,
-    engines_running,
+    format_number,
+    format_seconds,
     narrower_formats,
     needed_option,
     relative_gain,
@@ -36,6 +36,7 @@ from kvsim.prediction.explain import binding
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import KNOWN_BAD, Evidence, weights_evidence
 from kvsim.techniques import TECHNIQUES, parse
+from kvsim.techniques.released import FULL, engines_running
 
 LABELS = {
     "gpu_memory": "GPU memory",
@@ -218,14 +219,6 @@ def describe_cost(other: Prediction, chosen: Prediction) -> str:
     return "takes more memory" if other.gpu_bytes[0] > chosen.gpu_bytes[0] else "is no simpler"
 
 
-def format_seconds(seconds: float) -> str:
-    """A time with the unit that people would say."""
-    if seconds < 1:
-        return f"{format_number(seconds * 1e3)} ms"
-    minutes = f"{format_number(seconds / 60)} min"
-    return f"{format_number(seconds)} s" if seconds < 120 else minutes
-
-
 def best_runnable(question: Question, search: TableSearch, chosen: int) -> Prediction | None:
     """The best that a released engine runs, where none runs the choice."""
     d = question.deployment
@@ -322,11 +315,6 @@ class Advice:
         name = "full KV" if p.technique.name == FULL else technique_label(p.technique)
         count = f" on {p.deployment.gpus} GPUs" if p.deployment.gpus > 1 else ""
         return f"{self.option} ({name} at batch {batch:.0f}: {times}, {rate} tok/s{count})"
-
-
-def format_number(value: float) -> str:
-    """A number with three digits, or all of its whole ones."""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 class NoPlanError(InfeasibleError):

@@ -17,7 +17,7 @@ import numpy as np
 
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
-from kvsim.planner.question import FULL, Question, does_nothing
+from kvsim.planner.question import Question, does_nothing
 from kvsim.planner.table import (
     SAMPLED_CONTEXTS,
     TableSearch,
@@ -29,6 +29,7 @@ from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import KNOWN_BAD, Evidence
 from kvsim.techniques import parse
 from kvsim.techniques.axes.base import Term
+from kvsim.techniques.released import FULL
 from kvsim.techniques.technique import Technique, compose
 
 FACTORS = (0.25, 0.5, 0.8, 0.95, 1.05, 1.25, 2.0, 4.0)  # of a setting, to its next value

@@ -25,7 +25,7 @@ from kvsim.planner.alternatives import (
 )
 from kvsim.planner.compositions import add_compositions
 from kvsim.planner.layers import add_placements
-from kvsim.planner.question import FULL, Admission, PlanLimits, Question, Workload
+from kvsim.planner.question import Admission, PlanLimits, Question, Workload
 from kvsim.planner.sensitivity import (
     Binding,
     Breakpoint,
@@ -40,6 +40,7 @@ from kvsim.planner.sensitivity import (
 from kvsim.planner.table import Options, TableSearch, tabulate
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence
+from kvsim.techniques.released import FULL
 
 ACROSS = 0.05  # of the objective, which another deployment must bring to be worth it
 FINALISTS = 2  # deployments that are planned in full, of several

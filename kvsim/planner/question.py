@@ -10,17 +10,15 @@ from dataclasses import field, replace
 from functools import cached_property
 from pathlib import Path
 from shlex import quote
-from types import MappingProxyType
 
 import numpy as np
 
 from kvsim.errors import InputError, unknown
-from kvsim.evidence.ledger import typical_error
+from kvsim.evidence.ledger import known_difference
 from kvsim.files import ATTENTION_FILE, check_type
 from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
-from kvsim.machines.gguf import BASES as GGUF_TYPES
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import largest_batch
 from kvsim.prediction.service import Service
@@ -38,6 +36,7 @@ from kvsim.techniques.acceptance import (
 from kvsim.techniques.heads import HEADS, lacks_head
 from kvsim.techniques.papers.cache import FORMATS
 from kvsim.techniques.papers.kvpr import Place
+from kvsim.techniques.released import CACHE, ENGINES, FULL, engine_refusal
 from kvsim.techniques.technique import Technique, compose
 from kvsim.traces.attention import Acceptance
 
@@ -112,66 +111,6 @@ class PlanLimits:
 
 
 # engines
-
-CACHE = "cache"  # formats that are one engine's own
-ENGINES: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "vllm": (
-            *("full", "fp8"),
-            *("eagle", "eagle3", "p-eagle", "dflash", "mtp", "draft", "ngram", "suffix"),
-        ),
-        "sglang": ("full", "fp8", "eagle", "eagle2", "eagle3", "dflash", "mtp", "draft", "ngram"),
-        "trtllm": ("full", "fp8", "eagle", "eagle3", "mtp", "draft", "ngram"),
-        "hf": ("full", "offload", "kivi", "draft", "ngram"),
-        "llamacpp": ("full",),
-        "flexgen": ("full", "offload", "flexgen"),
-    }
-)
-"""Techniques that a released engine runs without changes to its code, as of 2026-11.
-
-Its own formats of the cache are not listed: a stack that has a kernel for one runs it.
-"""
-
-
-def engine_refusal(engine: str, deployment: Deployment) -> str:
-    """Why an engine does not run a model on a GPU; empty if it does.
-
-    As their pages said on 2026-11-23: FlexGen's README shows OPT models alone. TensorRT-LLM's list
-    of supported hardware begins with Ampere, the first with bf16. vLLM's page of GPUs asks for
-    compute capability 7.5, and for AMD Instinct; profiles of a V100 (7.0), which releases of 2025
-    ran on, are left to it. SGLang runs from Turing on, and on AMD Instinct from MI300 on. What
-    others maintain for Apple's GPUs (vLLM-Metal) is not counted.
-    """
-    model, hardware = deployment.model, deployment.hardware
-    apple, amd = (hardware.title.startswith(maker) for maker in ("Apple", "AMD"))
-    if engine == "flexgen" and model.family != "opt":
-        return f"FlexGen runs OPT models only, not {model.name}"
-    nvidia = {"flexgen": "FlexGen", "trtllm": "TensorRT-LLM"}
-    if deployment.weights in GGUF_TYPES and engine not in ("llamacpp", "vllm"):
-        return f"{engine} does not read GGUF files, which have {deployment.weights} weights"
-    if deployment.host and engine != "llamacpp":
-        return f"{engine} does not compute with weights in host memory as llama.cpp does"
-    if (apple or amd) and engine in nvidia:
-        return f"{nvidia[engine]} runs on NVIDIA GPUs only, not on {hardware.name}"
-    if engine == "trtllm" and "bf16" not in hardware.flops:
-        return f"TensorRT-LLM needs Ampere or later, not {hardware.name}"
-    if apple and engine in ("vllm", "sglang"):
-        return f"{engine} does not run on the GPU of {hardware.name}"
-    if engine == "sglang" and ("fp8" if amd else "int8") not in hardware.flops:
-        return f"SGLang does not run on {hardware.name}"
-    return ""
-
-
-def engines_running(name: str, deployment: Deployment) -> list[str]:
-    """The engines that a plan may give a technique to, that of the predicted times first."""
-    own, terms = deployment.stack.family, set(name.split("+"))
-    able = [
-        engine
-        for engine, names in ENGINES.items()
-        if terms <= {*names, *([CACHE] if engine == own else [])}
-        and not engine_refusal(engine, deployment)
-    ]
-    return sorted(able, key=lambda engine: engine != own)
 
 
 # admission
@@ -472,30 +411,11 @@ def narrower_formats(deployment: Deployment) -> list[str]:
 
 # known differences
 
-PLACEMENT_TECHNIQUES = {"full", "offload", "kvpr", "flexgen", "fastdecode", "place"}
-"""Techniques that move the same ops to other places: only full KV's error is between them."""
-
-
-def known_difference(deployment: Deployment, one: Technique, other: Technique) -> float:
-    """Known relative error between two techniques: the larger one's, on rows that no fit saw.
-
-    Two placements err alike, whatever they move; full KV, which engines run, is measured apart.
-    """
-    plain = FULL in {one.name, other.name}
-    names = {FULL if _only_places(t) and not plain else t.name for t in (one, other)}
-    return max(typical_error(deployment, name) for name in names)
-
-
-def _only_places(technique: Technique) -> bool:
-    """Whether a technique, or each of its layers, only moves caches and weights."""
-    return technique.exact and {term.name for term in technique.terms} <= PLACEMENT_TECHNIQUES
-
 
 # the question
 
 OBJECTIVES = ("throughput", "latency", "cost")
 MIXED = "mixed placement"
-FULL = "full"  # nothing is done to the cache
 
 
 @frozen
@@ -572,3 +492,16 @@ def technique_label(technique: Technique) -> str:
 def relative_gain(before: float, after: float) -> float:
     """Relative improvement of an objective, which is negative where more is better."""
     return max(0.0, float(before / after - 1 if before > 0 else after / before - 1))
+
+
+def format_seconds(seconds: float) -> str:
+    """A time with the unit that people would say."""
+    if seconds < 1:
+        return f"{format_number(seconds * 1e3)} ms"
+    minutes = f"{format_number(seconds / 60)} min"
+    return f"{format_number(seconds)} s" if seconds < 120 else minutes
+
+
+def format_number(value: float) -> str:
+    """A number with three digits, or all of its whole ones."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"

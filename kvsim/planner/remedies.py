@@ -16,17 +16,8 @@ from kvsim.errors import InfeasibleError, InputError
 from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment, list_layouts
 from kvsim.machines.profiles import hardware_names, load_hardware
-from kvsim.planner.alternatives import format_number
 from kvsim.planner.load import IDLE, Carried, Load, ServiceLevel, known_factors
-from kvsim.planner.question import (
-    FULL,
-    GIB,
-    Question,
-    engine_refusal,
-    engines_running,
-    narrower_formats,
-    needed_option,
-)
+from kvsim.planner.question import GIB, Question, format_number, narrower_formats, needed_option
 from kvsim.planner.service import (
     Candidate,
     PlayedOption,
@@ -36,6 +27,7 @@ from kvsim.planner.service import (
     weights_lose,
 )
 from kvsim.quality.evidence import KNOWN_BAD, weights_evidence
+from kvsim.techniques.released import FULL, engine_refusal, engines_running
 
 MORE_GPUS = (1, 2, 4, 8, 16, 32, 64)
 LAYOUTS_TRIED = 4  # of so many GPUs, the best in closed form

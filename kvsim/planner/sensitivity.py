@@ -29,8 +29,6 @@ from kvsim.planner.alternatives import (
     ask_on,
     deployment_changes,
     drop_dominated,
-    format_number,
-    format_seconds,
     larger_tp,
     narrower_weights,
     quick_plan,
@@ -45,11 +43,11 @@ from kvsim.planner.local_search import (
 from kvsim.planner.question import (
     DEFAULT_TPOT,
     DEFAULT_TTFT,
-    FULL,
     GIB,
     PlanLimits,
     Question,
-    engine_refusal,
+    format_number,
+    format_seconds,
     relative_gain,
     simplicity_rank,
     technique_label,
@@ -69,6 +67,7 @@ from kvsim.planner.table import (
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import KNOWN_BAD
 from kvsim.techniques import parse
+from kvsim.techniques.released import FULL, engine_refusal
 from kvsim.techniques.technique import Technique
 
 # prices and binding limits

@@ -28,14 +28,7 @@ from kvsim.planner.load import (
     load_of_trace,
     quantiles,
 )
-from kvsim.planner.question import (
-    CACHE,
-    FULL,
-    Question,
-    engines_running,
-    needed_option,
-    simplicity_rank,
-)
+from kvsim.planner.question import Question, needed_option, simplicity_rank
 from kvsim.planner.table import (
     SAMPLED_CONTEXTS,
     Options,
@@ -50,6 +43,7 @@ from kvsim.quality.evidence import KNOWN_BAD, Evidence, combine, weights_evidenc
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.rules import Rules
 from kvsim.techniques import parse
+from kvsim.techniques.released import CACHE, FULL, engines_running, served_by
 from kvsim.techniques.technique import Technique
 
 RESEARCH_LOSS = 0.05  # what the best that no engine runs may lose, where nothing was admitted
@@ -76,21 +70,7 @@ SHORTEST_ANSWER = 2  # tokens, the fewest that have a time per output token
 QUEUEING_FACTOR = 2.0  # times a long prompt's own time: what it takes among others
 MAX_ALTERNATIVES = 5
 SATURATED = 0.7  # of the rate of equal requests without a gap, where a search of rates begins
-
-
 NEARLY_FITS = 1.01  # times the memory: up to there the play, which counts blocks, decides
-SERVERS = ("vllm", "sglang", "trtllm", "llamacpp")
-"""Engines that are meant where none is named."""
-
-
-def served_by(name: str, deployment: Deployment) -> list[str]:
-    """The engines that start a technique for requests that keep coming.
-
-    Where times are llama.cpp's, it alone: the three others run on like machines at like speeds.
-    """
-    able = [engine for engine in engines_running(name, deployment) if engine in SERVERS]
-    alone = "llamacpp"
-    return [engine for engine in able if (engine == alone) == (deployment.stack.family == alone)]
 
 
 @frozen

@@ -21,9 +21,8 @@ from kvsim.report.capacity_fields import (
 )
 from kvsim.report.colours import PALETTE
 from kvsim.report.json import Row
-from kvsim.report.phrases import join_words
+from kvsim.report.phrases import join_words, paste_blocks
 from kvsim.report.pictures import GREY, RED, Chart, draw_arrivals, draw_distribution
-from kvsim.report.plan import paste_blocks
 from kvsim.report.result import Result
 from kvsim.report.table import Column, Table, text_column
 from kvsim.report.terminal import BLANK, Block, Heading, Verbatim

@@ -1,15 +1,25 @@
 """Parts of sentences: times, memory, how two compare, and why something takes its time."""
 
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from shlex import quote
 
+from kvsim.emit.engines import emit
+from kvsim.emit.served import Served
 from kvsim.machines.deployment import Deployment
 from kvsim.prediction.explain import LIMITS, SERVER
 from kvsim.prediction.generate import Prediction
+from kvsim.quality.evidence import Evidence
 from kvsim.report import units
-from kvsim.report.json import Row
+from kvsim.report.json import Row, pick
+from kvsim.report.names import (
+    params,
+)
+from kvsim.report.suitability import join_titles
+from kvsim.report.terminal import BLANK, Block, Verbatim
 from kvsim.report.units import QUANTITIES, comparison_key
+from kvsim.techniques.released import SERVERS
+from kvsim.techniques.technique import Technique
 
 EQUAL_SPEED = 0.02  # relative difference below which two techniques are called equal
 
@@ -210,3 +220,102 @@ def explain_limit(bound_by: str, generate: int) -> str:
     """
     reason = REASONS[bound_by].format(step="token" if generate > 1 else "pass")
     return f"Limit: {bound_by}, as {reason}."
+
+
+def paste_blocks(engines: Sequence[Row]) -> list[Block]:
+    """Lay out settings of engines for the terminal, below an answer.
+
+    Parameters
+    ----------
+    engines
+        An engine's settings each.
+
+    Returns
+    -------
+    list of Block
+        Blocks with empty lines between them.
+    """
+    return [block for row in engines for block in (BLANK, Verbatim(row["text"]))]
+
+
+def describe_command(engine: str, served: Served, stack: str, replicas: int = 1) -> Iterator[str]:
+    """Say how an engine is started, and what it has no setting for.
+
+    Parameters
+    ----------
+    engine
+        Key of the engine.
+    served
+        What it serves.
+    stack
+        Stack of the times, which may be another engine's.
+    replicas
+        Engines to start.
+
+    Yields
+    ------
+    str
+        The command after the title of the engine, then sentences.
+    """
+    found, title = emit(engine, served), join_titles([engine])
+    if found.line or replicas == 1:
+        yield f"{title}: {found.command}"
+    if found.line and replicas > 1:
+        yield f"Start {replicas} of them behind a load balancer."
+    yield from (f"{title} has no setting for {what}." for what in found.missing)
+    own = stack.partition("@")[0]
+    if own in SERVERS and own != engine:
+        yield f"Times are {join_titles([own])}'s; `--stack {engine}` predicts {title}'s."
+
+
+def quality(found: Evidence) -> Row:
+    """Make the row of a setting's evidence of loss.
+
+    Parameters
+    ----------
+    found
+        Evidence on the model.
+
+    Returns
+    -------
+    Row
+        Loss with its interval, unit and source.
+    """
+    return {
+        "evidence": found.kind,
+        **pick(found, "loss", "low", "high"),
+        "unit": found.unit,
+        "worst": found.worst,
+        "source": found.source,
+        "missing": found.missing,
+        "words": str(found),
+    }
+
+
+def layers_of(prediction: Prediction) -> list[Row]:
+    """List what ranges of layers do, as ``kvsim.techniques.parse`` reads it back.
+
+    Parameters
+    ----------
+    prediction
+        A prediction.
+
+    Returns
+    -------
+    list of Row
+        First layer, count, technique and settings of each range.
+    """
+    count = prediction.deployment.model.layers
+    if prediction.technique.uniform:
+        return [_range_of_layers(prediction.technique, 0, count)]
+    rows = []
+    for some in prediction.technique.layers:
+        last = count - 1 if some.last is None else some.last
+        t = Technique((replace(some, first=0, last=None),))
+        rows.append(_range_of_layers(t, some.first, last - some.first + 1))
+    return rows
+
+
+def _range_of_layers(technique: Technique, first: int, count: int) -> Row:
+    named = {"technique": technique.name, "params": params(technique), "notation": str(technique)}
+    return {"first": first, "count": count, **named}

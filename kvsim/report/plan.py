@@ -5,15 +5,12 @@ from dataclasses import replace
 from math import isfinite
 from typing import TYPE_CHECKING
 
-from kvsim.emit.engines import emit
-from kvsim.emit.served import Served, serve_prediction
+from kvsim.emit.served import serve_prediction
 from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment, basis
 from kvsim.planner.alternatives import LABELS, NARROW, Advice, NoPlanError, score
 from kvsim.planner.plan import ChosenPlan
 from kvsim.planner.sensitivity import BREAKPOINT_FACTORS, LIKELY_ENOUGH, Binding, Breakpoint
-from kvsim.planner.service import SERVERS
 from kvsim.prediction.generate import Prediction
-from kvsim.quality.evidence import Evidence
 from kvsim.report import caveats, evidence, names, units
 from kvsim.report.answer import BRIEF, SENTENCE, Answer, add_command_line, verdict
 from kvsim.report.json import Row, number, pick, resident_bytes
@@ -29,14 +26,22 @@ from kvsim.report.names import (
     spec,
     technique_fields,
 )
-from kvsim.report.phrases import describe_times, differing_options, explain_limit
+from kvsim.report.phrases import (
+    describe_command,
+    describe_times,
+    differing_options,
+    explain_limit,
+    layers_of,
+    paste_blocks,
+    quality,
+)
 from kvsim.report.predict import figures, prediction
 from kvsim.report.result import Result
 from kvsim.report.suitability import describe_loss, join_titles, list_engines
 from kvsim.report.table import Table, disk_column, quantity_columns, text_column
-from kvsim.report.terminal import BLANK, Block, Heading, Verbatim
+from kvsim.report.terminal import BLANK, Block, Heading
 from kvsim.report.units import rounded, seconds, usd
-from kvsim.techniques.technique import Technique
+from kvsim.techniques.released import SERVERS
 
 if TYPE_CHECKING:
     from kvsim.report.pictures import Chart
@@ -184,52 +189,6 @@ def make_empty_result(
     )
 
 
-def paste_blocks(engines: Sequence[Row]) -> list[Block]:
-    """Lay out settings of engines for the terminal, below an answer.
-
-    Parameters
-    ----------
-    engines
-        An engine's settings each.
-
-    Returns
-    -------
-    list of Block
-        Blocks with empty lines between them.
-    """
-    return [block for row in engines for block in (BLANK, Verbatim(row["text"]))]
-
-
-def describe_command(engine: str, served: Served, stack: str, replicas: int = 1) -> Iterator[str]:
-    """Say how an engine is started, and what it has no setting for.
-
-    Parameters
-    ----------
-    engine
-        Key of the engine.
-    served
-        What it serves.
-    stack
-        Stack of the times, which may be another engine's.
-    replicas
-        Engines to start.
-
-    Yields
-    ------
-    str
-        The command after the title of the engine, then sentences.
-    """
-    found, title = emit(engine, served), join_titles([engine])
-    if found.line or replicas == 1:
-        yield f"{title}: {found.command}"
-    if found.line and replicas > 1:
-        yield f"Start {replicas} of them behind a load balancer."
-    yield from (f"{title} has no setting for {what}." for what in found.missing)
-    own = stack.partition("@")[0]
-    if own in SERVERS and own != engine:
-        yield f"Times are {join_titles([own])}'s; `--stack {engine}` predicts {title}'s."
-
-
 def plan_fields(result: ChosenPlan) -> Row:
     """Collect what ``--json`` has of a plan, but for the answer in words.
 
@@ -309,30 +268,6 @@ def plan_fields(result: ChosenPlan) -> Row:
     }
 
 
-def quality(found: Evidence) -> Row:
-    """Make the row of a setting's evidence of loss.
-
-    Parameters
-    ----------
-    found
-        Evidence on the model.
-
-    Returns
-    -------
-    Row
-        Loss with its interval, unit and source.
-    """
-    return {
-        "evidence": found.kind,
-        **pick(found, "loss", "low", "high"),
-        "unit": found.unit,
-        "worst": found.worst,
-        "source": found.source,
-        "missing": found.missing,
-        "words": str(found),
-    }
-
-
 def _advice(advised: Advice) -> Row:
     """Make the row of a change of the question, and what it would bring."""
     return {
@@ -381,35 +316,6 @@ def _runnable_first(rows: Sequence[Row]) -> list[Row]:
         if not row["engines"]:
             seen.add(lossless)
     return shown
-
-
-def layers_of(prediction: Prediction) -> list[Row]:
-    """List what ranges of layers do, as ``kvsim.techniques.parse`` reads it back.
-
-    Parameters
-    ----------
-    prediction
-        A prediction.
-
-    Returns
-    -------
-    list of Row
-        First layer, count, technique and settings of each range.
-    """
-    count = prediction.deployment.model.layers
-    if prediction.technique.uniform:
-        return [_range_of_layers(prediction.technique, 0, count)]
-    rows = []
-    for some in prediction.technique.layers:
-        last = count - 1 if some.last is None else some.last
-        t = Technique((replace(some, first=0, last=None),))
-        rows.append(_range_of_layers(t, some.first, last - some.first + 1))
-    return rows
-
-
-def _range_of_layers(technique: Technique, first: int, count: int) -> Row:
-    named = {"technique": technique.name, "params": params(technique), "notation": str(technique)}
-    return {"first": first, "count": count, **named}
 
 
 def _searched(solver: Row) -> str:

@@ -16,8 +16,13 @@ from kvsim.report import evidence, names, units
 from kvsim.report.answer import BRIEF, MAX_VERDICT_WORDS, Answer, add_command_line, verdict
 from kvsim.report.json import Row, number, pick
 from kvsim.report.names import chosen_settings, label, phrase_technique, ranks, technique_fields
-from kvsim.report.phrases import differing_options
-from kvsim.report.plan import describe_command, layers_of, paste_blocks, quality
+from kvsim.report.phrases import (
+    describe_command,
+    differing_options,
+    layers_of,
+    paste_blocks,
+    quality,
+)
 from kvsim.report.predict import prediction
 from kvsim.report.result import Result
 from kvsim.report.suitability import join_titles

@@ -11,10 +11,10 @@ import numpy as np
 
 from kvsim.console import escape_controls
 from kvsim.errors import InputError
+from kvsim.evidence.ledger import known_difference
 from kvsim.machines.deployment import Deployment, basis
 from kvsim.machines.parallel import Parallelism
 from kvsim.options import ENGINE_SHARE
-from kvsim.planner.question import known_difference
 from kvsim.prediction.breakeven import break_even_acceptance, gains_by_batch
 from kvsim.prediction.explain import binding, breakdown
 from kvsim.prediction.generate import Prediction, at_batch

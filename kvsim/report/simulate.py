@@ -12,7 +12,6 @@ from kvsim.errors import InputError
 from kvsim.files import RESULT, check_input, own_output, replacing
 from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment, basis
-from kvsim.planner.question import engines_running
 from kvsim.quality.evidence import evidence as quality
 from kvsim.report import caveats, evidence, names, units
 from kvsim.report.answer import BRIEF, MAX_VERDICT_WORDS, Answer, verdict
@@ -41,6 +40,7 @@ from kvsim.serving.servable import describe_refusals
 from kvsim.serving.simulate import Run
 from kvsim.techniques import parse
 from kvsim.techniques.axes.settings import simplify
+from kvsim.techniques.released import engines_running
 from kvsim.traces.requests import CONDUCT, Requests
 from kvsim.version import __version__
 

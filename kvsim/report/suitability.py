@@ -4,12 +4,12 @@ from collections.abc import Iterator, Sequence
 
 from kvsim.emit.engines import turboquant
 from kvsim.emit.flags import MANUALS
-from kvsim.planner.question import FULL, engines_running
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence, evidence
 from kvsim.quality.measured import FACTS, PERPLEXITY
 from kvsim.report import units
 from kvsim.report.names import label
+from kvsim.techniques.released import FULL, engines_running
 from kvsim.techniques.technique import Technique
 
 KNOWN_BY = {

@@ -13,10 +13,7 @@ import numpy as np
 from kvsim.errors import InputError, unknown
 from kvsim.frozen import frozen
 from kvsim.inputs import TokenLengths
-from kvsim.traces.read import load
-from kvsim.traces.requests import Floats, Integers
-from kvsim.traces.rules import LONGEST_REQUEST
-from kvsim.traces.source import samples
+from kvsim.traces.requests import LONGEST_REQUEST, Floats, Integers
 from kvsim.traces.synthetic import Lengths, Lognormal, Margin, fit_percentiles
 
 CHAT_SPREAD = {"prompt": 1.1, "generate": 0.8}
@@ -80,6 +77,9 @@ def choose_lengths(prompt: TokenLengths, generate: TokenLengths, equal: bool = F
 
 def _distribution(name: str, asked: TokenLengths, sigma: float) -> Margin:
     if asked.kind == "sample":
+        from kvsim.traces.read import load
+        from kvsim.traces.source import samples
+
         if asked.sample not in samples():
             raise unknown(f"sample in --{name}", asked.sample, samples())
         return fit_percentiles(getattr(load(f"sample:{asked.sample}").requests, name))

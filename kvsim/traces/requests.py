@@ -307,3 +307,6 @@ def _repeated(requests: Requests, copies: int, period: float) -> Requests:
     ends = np.arange(copies)[:, None] * requests.block_start[-1] + requests.block_start[1:]
     start = np.concatenate([[0], ends.ravel()])
     return Requests(arrival, prompt, generate, ids, start, requests.block_tokens, **kept)
+
+
+LONGEST_REQUEST = 100_000_000  # tokens; ten times the longest context anyone offers

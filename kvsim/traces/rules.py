@@ -8,9 +8,8 @@ from numpy.typing import NDArray
 
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
-from kvsim.traces.requests import CLASSES, CONDUCT_DEFAULTS, Floats, Integers
+from kvsim.traces.requests import CLASSES, CONDUCT_DEFAULTS, LONGEST_REQUEST, Floats, Integers
 
-LONGEST_REQUEST = 100_000_000  # tokens; ten times the longest context anyone offers
 LONGEST_TIME = 10 * 365 * 86400.0  # ten years [s]
 
 RULES = {

@@ -17,10 +17,8 @@ import numpy as np
 
 from kvsim.errors import InputError, unknown
 from kvsim.frozen import frozen
-from kvsim.traces.read import load
-from kvsim.traces.requests import Floats, Integers, Requests
+from kvsim.traces.requests import LONGEST_REQUEST, Floats, Integers, Requests
 from kvsim.traces.resample import draw_day
-from kvsim.traces.rules import LONGEST_REQUEST
 from kvsim.traces.statistics import leading_hits, rank_correlation
 
 Random = np.random.Generator
@@ -755,6 +753,8 @@ def parse_lengths(text: str) -> Lengths:
         The text.
     """
     if text.startswith(FROM_FILE):
+        from kvsim.traces.read import load
+
         return fit_lengths(load(text.removeprefix(FROM_FILE)).requests)
     _, values = _parse("lengths", text, LENGTHS, f"or {FROM_FILE}FILE")
     return Lengths(

@@ -8,8 +8,7 @@ import numpy as np
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.traces.lengths import draw_lengths
-from kvsim.traces.requests import Floats, Integers, Requests
-from kvsim.traces.rules import LONGEST_REQUEST
+from kvsim.traces.requests import LONGEST_REQUEST, Floats, Integers, Requests
 from kvsim.traces.synthetic import Empirical, Lengths, Prefixes, Steady
 
 BLOCK_TOKENS = 16  # of a prefix block, as engines share them [tokens]

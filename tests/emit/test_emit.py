@@ -14,8 +14,8 @@ from kvsim.errors import InputError
 from kvsim.machines.deployment import HostLayers
 from kvsim.machines.hardware import GIB
 from kvsim.machines.parallel import Parallelism
-from kvsim.planner.question import ENGINES
 from kvsim.techniques import TECHNIQUES, parse
+from kvsim.techniques.released import ENGINES
 from tests.support.commands import check, line, run
 from tests.support.envelope import answer_in
 

@@ -11,7 +11,7 @@ from kvsim.errors import InputError
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
-from kvsim.planner import alternatives, sensitivity
+from kvsim.planner import alternatives, question, sensitivity
 from kvsim.planner.alternatives import Advice, describe_cost, describe_gap
 from kvsim.planner.plan import ChosenPlan, _apart, answer
 from kvsim.planner.question import (
@@ -22,8 +22,6 @@ from kvsim.planner.question import (
     PlanLimits,
     Question,
     Workload,
-    engine_refusal,
-    engines_running,
 )
 from kvsim.prediction.explain import binding
 from kvsim.prediction.generate import Prediction
@@ -31,6 +29,7 @@ from kvsim.quality.evidence import KNOWN_BAD, Evidence, evidence
 from kvsim.report.names import settings
 from kvsim.report.plan import thin_out
 from kvsim.techniques import parse
+from kvsim.techniques.released import engine_refusal, engines_running
 from tests.support.commands import run
 from tests.support.envelope import answer_in
 
@@ -50,7 +49,7 @@ def predicted(batch: int = 4, text: str = "full", d: Deployment = D) -> Predicti
     ],
 )  # fmt: skip
 def test_times_are_said_in_the_unit_of_their_size(seconds: float, said: str) -> None:
-    assert alternatives.format_seconds(seconds) == said
+    assert question.format_seconds(seconds) == said
 
 
 @pytest.mark.parametrize(
@@ -69,7 +68,7 @@ def test_a_time_that_is_enough_is_rounded_up_to_two_digits(seconds: float, optio
 def test_limits_and_rates_are_said_with_their_unit() -> None:
     assert sensitivity.format_limit("gpu_memory", 1.5 * GIB) == "1.5 GiB"
     assert sensitivity.format_limit("ttft", 1.5) == "1.5 s"
-    assert [alternatives.format_number(r) for r in (99.94, 100.0, 12345.6, 0.1234)] == [
+    assert [question.format_number(r) for r in (99.94, 100.0, 12345.6, 0.1234)] == [
         "99.9", "100", "12,346", "0.123",
     ]  # fmt: skip
 
@@ -291,7 +290,7 @@ def test_a_change_that_cannot_run_is_no_advice(monkeypatch: pytest.MonkeyPatch) 
 def test_advice_reads_as_one_clause() -> None:
     p = predicted()
     text = str(Advice("--tp 2", "2 GPUs", p))
-    ttft, tpot = (alternatives.format_seconds(float(x[0])) for x in (p.ttft_s, p.tpot_s))
+    ttft, tpot = (question.format_seconds(float(x[0])) for x in (p.ttft_s, p.tpot_s))
     times = f"TTFT {ttft}, TPOT {tpot}"
     rate = f"{float(p.output_tok_s[0]):,.0f}"
     assert text == f"--tp 2 (full KV at batch 4: {times}, {rate} tok/s)"

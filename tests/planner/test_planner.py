@@ -12,7 +12,7 @@ import pytest
 from numpy.typing import NDArray
 
 from kvsim.errors import InfeasibleError, InputError
-from kvsim.evidence.ledger import UNKNOWN
+from kvsim.evidence.ledger import UNKNOWN, known_difference
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
@@ -26,7 +26,6 @@ from kvsim.planner.question import (
     Question,
     Workload,
     _distinct_settings,
-    known_difference,
 )
 from kvsim.planner.sensitivity import (
     PRICE_STEP,

@@ -25,13 +25,13 @@ from kvsim.options import ENGINE_SHARE
 from kvsim.planner.fleet.demand import FleetTargets, Traffic
 from kvsim.planner.fleet.replica import Classes, list_step_costs, load_coefficients
 from kvsim.planner.question import Admission, PlanLimits
-from kvsim.planner.service import served_by
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.pools import TwoPools
 from kvsim.serving.rules import NIC_RATE, Rules
 from kvsim.serving.simulate import usual_route
 from kvsim.serving.world import limits_of
 from kvsim.techniques import parse
+from kvsim.techniques.released import served_by
 from kvsim.traces.requests import Requests
 
 FULL = parse("full")

@@ -1,0 +1,84 @@
+"""What released engines run: techniques on which GPUs, without changes to their code."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.gguf import BASES as GGUF_TYPES
+
+CACHE = "cache"  # formats that are one engine's own
+ENGINES: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "vllm": (
+            *("full", "fp8"),
+            *("eagle", "eagle3", "p-eagle", "dflash", "mtp", "draft", "ngram", "suffix"),
+        ),
+        "sglang": ("full", "fp8", "eagle", "eagle2", "eagle3", "dflash", "mtp", "draft", "ngram"),
+        "trtllm": ("full", "fp8", "eagle", "eagle3", "mtp", "draft", "ngram"),
+        "hf": ("full", "offload", "kivi", "draft", "ngram"),
+        "llamacpp": ("full",),
+        "flexgen": ("full", "offload", "flexgen"),
+    }
+)
+"""Techniques that a released engine runs without changes to its code, as of 2026-11.
+
+Its own formats of the cache are not listed: a stack that has a kernel for one runs it.
+"""
+
+
+def engine_refusal(engine: str, deployment: Deployment) -> str:
+    """Why an engine does not run a model on a GPU; empty if it does.
+
+    As their pages said on 2026-11-23: FlexGen's README shows OPT models alone. TensorRT-LLM's list
+    of supported hardware begins with Ampere, the first with bf16. vLLM's page of GPUs asks for
+    compute capability 7.5, and for AMD Instinct; profiles of a V100 (7.0), which releases of 2025
+    ran on, are left to it. SGLang runs from Turing on, and on AMD Instinct from MI300 on. What
+    others maintain for Apple's GPUs (vLLM-Metal) is not counted.
+    """
+    model, hardware = deployment.model, deployment.hardware
+    apple, amd = (hardware.title.startswith(maker) for maker in ("Apple", "AMD"))
+    if engine == "flexgen" and model.family != "opt":
+        return f"FlexGen runs OPT models only, not {model.name}"
+    nvidia = {"flexgen": "FlexGen", "trtllm": "TensorRT-LLM"}
+    if deployment.weights in GGUF_TYPES and engine not in ("llamacpp", "vllm"):
+        return f"{engine} does not read GGUF files, which have {deployment.weights} weights"
+    if deployment.host and engine != "llamacpp":
+        return f"{engine} does not compute with weights in host memory as llama.cpp does"
+    if (apple or amd) and engine in nvidia:
+        return f"{nvidia[engine]} runs on NVIDIA GPUs only, not on {hardware.name}"
+    if engine == "trtllm" and "bf16" not in hardware.flops:
+        return f"TensorRT-LLM needs Ampere or later, not {hardware.name}"
+    if apple and engine in ("vllm", "sglang"):
+        return f"{engine} does not run on the GPU of {hardware.name}"
+    if engine == "sglang" and ("fp8" if amd else "int8") not in hardware.flops:
+        return f"SGLang does not run on {hardware.name}"
+    return ""
+
+
+def engines_running(name: str, deployment: Deployment) -> list[str]:
+    """The engines that a plan may give a technique to, that of the predicted times first."""
+    own, terms = deployment.stack.family, set(name.split("+"))
+    able = [
+        engine
+        for engine, names in ENGINES.items()
+        if terms <= {*names, *([CACHE] if engine == own else [])}
+        and not engine_refusal(engine, deployment)
+    ]
+    return sorted(able, key=lambda engine: engine != own)
+
+
+FULL = "full"  # nothing is done to the cache
+
+
+SERVERS = ("vllm", "sglang", "trtllm", "llamacpp")
+"""Engines that are meant where none is named."""
+
+
+def served_by(name: str, deployment: Deployment) -> list[str]:
+    """The engines that start a technique for requests that keep coming.
+
+    Where times are llama.cpp's, it alone: the three others run on like machines at like speeds.
+    """
+    able = [engine for engine in engines_running(name, deployment) if engine in SERVERS]
+    alone = "llamacpp"
+    return [engine for engine in able if (engine == alone) == (deployment.stack.family == alone)]
