@@ -14,7 +14,7 @@ from tests.planner import test_fleets, test_layers_programme
 from tests.quality import test_layers
 
 GOLDEN = Path(__file__).parent / "golden"
-PLANNER = Path(kvsim.planner.__file__).parent
+PACKAGE = Path(kvsim.planner.__file__).parents[1]
 TEXTS = (test_layers_programme.texts, test_fleets.texts, test_layers.texts)
 Site = tuple[str, int]
 
@@ -24,12 +24,12 @@ def every_text() -> dict[str, pulp.LpProblem]:
 
 
 def sites() -> Iterator[Site]:
-    """Where the planner adds rows: files, and the first lines of calls."""
-    for file in PLANNER.rglob("*.py"):
+    """Where programmes get rows: files, and the first lines of calls."""
+    for file in (*(PACKAGE / "planner").rglob("*.py"), *(PACKAGE / "quality").glob("*.py")):
         for node in ast.walk(ast.parse(file.read_text("utf-8"))):
             called = node.func if isinstance(node, ast.Call) else None
             if isinstance(called, ast.Attribute) and called.attr == "addConstraint":
-                yield str(file.relative_to(PLANNER)), called.lineno
+                yield str(file.relative_to(PACKAGE)), called.lineno
 
 
 def test_every_golden_text_is_of_a_programme_that_is_built() -> None:
@@ -44,8 +44,8 @@ def test_every_row_that_the_planner_may_add_is_in_a_golden_text() -> None:
     def noted(problem: pulp.LpProblem, *args: Any, **named: Any) -> Any:
         frame = sys._getframe(1)
         file = Path(frame.f_code.co_filename)
-        if file.is_relative_to(PLANNER):
-            reached.add((str(file.relative_to(PLANNER)), frame.f_lineno))
+        if file.is_relative_to(PACKAGE):
+            reached.add((str(file.relative_to(PACKAGE)), frame.f_lineno))
         return add(problem, *args, **named)
 
     with patch.object(pulp.LpProblem, "addConstraint", noted):
