@@ -501,8 +501,8 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
                "Required probability of meeting the targets, given the error of predictions.",
                "plan capacity", default=0.9, range=real(0.5, 0.99), excludes={"plan": "offline"},
                at={"capacity": {"range": real(0.01, 0.99), "parse": zero_or(parse_number),
-                                "help": "Required probability of meeting the targets, over other "
-                                        "days and the error of times; 0 for this trace only."}}),
+                                "help": "Required probability of meeting the targets, given other "
+                                        "days and prediction errors; 0 for this trace only."}}),
         Opt("class_targets", parse_text, "N=TTFT/TPOT,..",
                "Separate targets for prompts above N tokens, such as 8000=10s/200ms.", "capacity"),
         Opt("gpu_memory", parse_gib, "GIB", "GPU memory to use; by default 90 %.",

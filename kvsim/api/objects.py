@@ -193,7 +193,7 @@ class Workload(Mapping[str, object]):
         given = {"prompt": prompt, "generate": generate, **others}
         self._given = {key: value for key, value in given.items() if value is not None}
         if not self._given:
-            raise InputError("Workload: nothing is given; expected prompt, generate or more")
+            raise InputError("Workload: nothing is given; expected at least prompt or generate")
 
     def __getitem__(self, key: str) -> object:
         return self._given[key]

@@ -99,8 +99,8 @@ def read_run(path: Path) -> MeasuredRun:
 def _from_text(path: Path) -> _Log:
     if path.suffix == ".csv":
         raise InputError(
-            f"{path}: expected a log with times of single requests; a table of runs as CSV goes to "
-            f"kvsim reproduce"
+            f"{path}: expected a log with times of individual requests; a table of runs as CSV "
+            f"goes to kvsim reproduce"
         )
     objects = list(_objects(path))
     if not objects:
@@ -217,7 +217,7 @@ def _starts(path: Path, found: Mapping[str, object], took: Array) -> Array:
 def _list(path: Path, found: Mapping[str, object], name: str) -> list[object]:
     values = found.get(name)
     if not isinstance(values, list):
-        raise InputError(f"{path}: no list {name}, so no times of single requests; {ASK}")
+        raise InputError(f"{path}: no list {name}, so no times of individual requests; {ASK}")
     return values
 
 

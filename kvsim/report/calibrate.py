@@ -407,7 +407,9 @@ def _fit_fields(
 
 def _draw_errors(row: Row) -> Chart:
     chart = Chart(
-        "Predicted over measured less one, requests that the fit did not see", up="%", height=320
+        "Predicted over measured minus one, requests that the fit did not see",
+        up="%",
+        height=320,
     )
     some = {"before the fit": row["error_before"], "after the fit": row["error_not_seen"]}
     for i, (name, errors) in enumerate(some.items()):

@@ -756,7 +756,7 @@ def _draw_costs(row: Row) -> Chart:
     rows = [{"name": "this fleet", "usd_per_hour": row["usd_per_hour"], "fleet": ""}]
     rows += [a for a in row["alternatives"] if a["usd_per_hour"] is not None]
     names, paid = [a["name"] for a in rows], [a["usd_per_hour"] for a in rows]
-    title = "Cost against alternatives, and of replicas that are always busy"
+    title = "Cost of the fleet, of alternatives, and of replicas that are always busy"
     chart = Chart(
         title, "USD per hour", height=80 + 36 * len(rows), yaxis={"autorange": "reversed"}
     )

@@ -196,7 +196,7 @@ def list_assumptions(answer: CapacityAnswer) -> list[str]:
     if 0 < lasts < SHORT_TRACE:
         said.append(
             f"The trace lasts only {seconds(lasts)}: longer queues are not seen, so the same "
-            "rate for longer may need more."
+            "rate over a longer time may need more replicas."
         )
     left_out = answer.question.left_out
     if left_out:

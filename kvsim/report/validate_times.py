@@ -234,7 +234,7 @@ def _replayed(points: Sequence[Row]) -> list[str]:
         if not p["rounds_replayed"]:
             others.setdefault(p["rounds_issued_because"], set()).add(p["technique"])
     return [
-        f"Rounds of {', '.join(names)} were replayed as CUDA graphs and are predicted so",
+        f"Rounds of {', '.join(names)} were replayed as CUDA graphs and are predicted as such",
         *(f"Rounds of {', '.join(sorted(t))} were not: {why}" for why, t in others.items()),
     ]
 

@@ -232,8 +232,8 @@ def _check_counted(series: list[Series], where: str) -> None:
         rising = (np.diff(times) > 0).all() and (np.abs(times) <= MOST_COUNTED).all()
         if not (sound.all() and rising):
             raise InputError(
-                f"{where}: {name} has times that do not rise, or values that are no counts; "
-                f"expected a counter's numbers from 0 on"
+                f"{where}: {name} has times that do not increase, or values that are not "
+                f"counts; expected a counter, which starts at 0 or above"
             )
 
 
@@ -432,7 +432,8 @@ def read_access_log(
             times.append(when)
     if not times:
         raise InputError(
-            f"{where}: no answered POST of completions in the common log format; check the file"
+            f"{where}: no answered POST to a completions endpoint in the common log format; "
+            f"check the file"
         )
     arrival = np.sort(np.array(times))
     prompt, generate = lengths.draw(np.random.default_rng(seed), len(arrival))

@@ -154,5 +154,5 @@ def find_part(base: type[Piece], part: Part, name: str = "") -> type[Piece]:
             if key.lower() == wanted and isclass(kind) and issubclass(kind, base):
                 return kind
     raise InputError(
-        f"{part.name}: this {part.axis} has no real implementation; it can be simulated alone"
+        f"{part.name}: this {part.axis} has no real implementation; it can only be simulated"
     )

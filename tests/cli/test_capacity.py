@@ -161,7 +161,7 @@ def test_batch_limit_is_what_the_trace_needs() -> None:
 
 def test_page_is_whole() -> None:
     text = ran()[1]
-    assert "Cost against alternatives" in text and "<script src" not in text
+    assert "Cost of the fleet, of alternatives" in text and "<script src" not in text
 
 
 def test_terminal_is_narrow() -> None:

@@ -77,7 +77,7 @@ def opened_once(name: str) -> tuple[Architecture, TensorSource]:
         (("--techniques", "kivvi"), "technique 'kivvi'|kivi"),
         (("--techniques", "kivi:bit=2"), "parameter of kivi 'bit'|bits"),
         (("--techniques", "kivi:bits=3"), "kivi|bits|3"),
-        (("--techniques", "full"), "full|no quality to measure|omit it"),
+        (("--techniques", "full"), "full|no loss of quality to measure|omit it"),
         (("--techniques", "infinite"), "'infinite'|known"),
         (("--text", "none.txt"), "none.txt|no such file|expected a text file"),
         (("--text", "."), "a folder|expected a text file"),

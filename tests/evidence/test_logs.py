@@ -68,7 +68,7 @@ def test_what_simulate_wrote_gives_its_times_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        (result(ttfts=None), "no list ttfts, so no times of single requests; save them"),
+        (result(ttfts=None), "no list ttfts, so no times of individual requests; save them"),
         (result(itls=[[], []]), "lists of unequal length (input_lens 4"),
         (result(start_times=[1, 2]), "start_times 2"),
         (result(start_times=None), "2 requests a second, but no start_times"),

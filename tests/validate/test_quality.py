@@ -244,7 +244,7 @@ def test_what_a_model_does_not_allow_is_told_before_anything_is_loaded() -> None
 
 def test_settings_that_lose_nothing_or_are_not_implemented_are_refused() -> None:
     for text in ("full", "kvpr", "offload"):
-        with pytest.raises(InputError, match="no quality to measure; omit it"):
+        with pytest.raises(InputError, match="no loss of quality to measure; omit it"):
             sort_out([parse("kivi"), parse(text)])
     with pytest.raises(InputError, match="unknown real implementation 'infllm'"):
         sort_out([parse("infllm")])

@@ -137,7 +137,7 @@ class Tree(Head):
         if self.gamma and (few or many):
             raise InputError(
                 f"{self.name}: verify={self.verify}; {self.gamma} drafts in a row at a width of "
-                f"{self.width} are {self.gamma + 1} to {most} tokens with the model's own one"
+                f"{self.width} make {self.gamma + 1} to {most} tokens, the model's own included"
             )
 
     def refuses(self, deployment: Deployment, parts: Parts) -> str:

@@ -198,7 +198,7 @@ class Gguf:
             or self._value("rope.scaling.type", "none") != "none"
         ):
             raise InputError(
-                f"{path}: its positions are stretched, which is not read from GGUF; give the "
+                f"{path}: it uses rope scaling, which is not read from GGUF files; give the "
                 f"model's Hugging Face directory"
             )
 

@@ -336,8 +336,8 @@ class Place(CachePlacement):
         if abs(asked - round(asked)) > SHARE_TOLERANCE:
             if share == "cpu_share":
                 raise InputError(
-                    f"place: {share} of {rows} KV heads of sequences is {asked:g} of them; choose "
-                    f"a multiple of 1/{rows}"
+                    f"place: {share} is {asked:g} of {rows} KV heads of sequences; choose a "
+                    f"multiple of 1/{rows}"
                 )
             self.differences = {**self.differences, **ROUNDED_HEADS}
         return round(asked)

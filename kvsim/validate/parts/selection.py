@@ -289,7 +289,7 @@ class LayerCache:
         if self.shape.window:
             raise InputError(
                 f"{self.parts.selection.name}: {self.model.name} has sliding windows, which evict "
-                f"by themselves; choose a model without, or another technique"
+                f"by themselves; choose a model without them, or another technique"
             )
 
     def _visible(self, step: Pass) -> Seen:

@@ -110,7 +110,7 @@ def sort_out(techniques: list[Technique]) -> Settings:
     for t in techniques:
         if t.exact and t not in drafts:
             raise InputError(
-                f"--techniques: {t} gives the tokens of full-precision KV, so that there is no "
+                f"--techniques: {t} gives the tokens of full-precision KV, so there is no loss of "
                 f"quality to measure; omit it"
             )
     return Settings(tuple(t for t in once if not t.exact), drafts)

@@ -120,7 +120,7 @@ class Landmarks(LayerCache):
         assert isinstance(settings, LandmarkSettings)
         if settings.hit or settings.local or settings.prefill != "batch":
             raise InputError(
-                f"{settings.name}: hit, local and prefill=sequence are simulated alone; run it "
+                f"{settings.name}: hit, local and prefill=sequence are only simulated; run it "
                 f"without them"
             )
         if not isinstance(kv, Lowrank):

@@ -32,7 +32,7 @@ class Think(KvStore):
         part = room.part
         assert isinstance(part, Settings)
         if not room.prompts or len(room.prompts) != room.sequences:
-            raise InputError("think: its real implementation is on the GPU alone; run it by itself")
+            raise InputError("think: its real implementation is for the GPU only; run it alone")
         prompt, width = max(room.prompts), room.dim - int(part.ratio * room.dim)
         self.lengths = torch.tensor(room.prompts, device=room.device)
         self.last = LastQueries(self.lengths, min(part.window, prompt))
