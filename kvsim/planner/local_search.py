@@ -6,15 +6,14 @@ every start the best of all neighbours, far and near, is taken until none is bet
 steps every generated token counts.
 
 Uniform placements are searched as a whole: every kind at batches and shares that depend on nothing
-but the model, then steps from the best few of each. Where weights are streamed and layers of
-several shapes stand in blocks, the best gets shares for each place in the block.
+but the model, then steps from the best few of each.
 
 Arrangements of layers that differ in shares and batch alone are evaluated at once: settings are
 arrays, and of every trial no more of the weights is streamed than the GPU's memory asks for, since
 streaming is never quicker than not streaming.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from functools import cached_property
 from itertools import groupby, product
@@ -65,50 +64,12 @@ class Use:
     streamed: float = 0.0  # share of their weights
     disk: float = 0.0  # share of what the host would have of both
 
-    @property
-    def alternates(self) -> bool:
-        """Whether all of the attention is the CPU's, for one half of the batch after the other."""
-        return self.parts > 1 and self.shares.cpu == 1
-
-    @property
-    def shared(self) -> bool:
-        """Whether GPU and CPU share the attention."""
-        return 0 < self.shares.cpu < 1
-
 
 @frozen
 class Arrangement:
-    """Uses of layers of each shape, and the order.
-
-    Attributes
-    ----------
-    uses
-        By shape of layer, the first use in the first layers.
-    spread
-        Whether uses alternate as evenly as they can, or stand in blocks.
-    """
+    """Uses of layers of each shape, the first use in the first layers."""
 
     uses: tuple[tuple[Use, ...], ...]
-    spread: bool = False
-
-    @property
-    def blocks(self) -> int:
-        """How involved it is: uses in turn, and many times where they alternate."""
-        most = max(len(uses) for uses in self.uses)
-        return most if most < 2 or not self.spread else 2 * most
-
-    @property
-    def shared(self) -> bool:
-        """Whether GPU and CPU share the attention of every layer, so that layers are levelled."""
-        return all(u.shared for uses in self.uses for u in uses)
-
-    @property
-    def order(self) -> tuple[object, ...]:
-        """What stands where, but for how much of it."""
-        kinds = [
-            [(u.parts, u.shares.host > 0, u.shares.cpu > 0) for u in uses] for uses in self.uses
-        ]
-        return self.spread, *map(tuple, kinds)
 
     def technique(self, deployment: Deployment, prompt: int) -> Technique:
         """As layers of a model."""
@@ -155,14 +116,8 @@ class Arrangement:
         """The use of every layer."""
         order = [s for block, count in deployment.shard.layout for s in block * count]
         shapes = list(dict.fromkeys(order))
-        queues = [iter(self._ordered(self.uses[k])) for k in range(len(shapes))]
+        queues = [iter([u for u in uses for _ in range(u.layers)]) for uses in self.uses]
         return [next(queues[shapes.index(shape)]) for shape in order]
-
-    def _ordered(self, uses: tuple[Use, ...]) -> list[Use]:
-        if not self.spread:
-            return [u for u in uses for _ in range(u.layers)]
-        places = [((i + 0.5) / u.layers, j, u) for j, u in enumerate(uses) for i in range(u.layers)]
-        return [u for *_, u in sorted(places, key=lambda x: x[:2])]
 
 
 def _round_share(share: float) -> float:
@@ -216,11 +171,9 @@ class Trials:
         return replace(self, batch=self.batch[chosen], shares=self.shares[chosen])
 
     def streaming(self, share: Array | float) -> "Trials":
-        """The same with a share of what they stream at most. (n,)"""
+        """The same with a share of their weights streamed. (n,)"""
         shares = self.shares.copy()
-        most = shares[..., STREAMED].max(axis=1, keepdims=True)
-        pattern = np.where(most > 0, shares[..., STREAMED] / np.where(most > 0, most, 1.0), 1.0)
-        shares[..., STREAMED] = np.round(pattern * np.reshape(share, (-1, 1)), SHARE_DIGITS)
+        shares[..., STREAMED] = np.round(np.reshape(share, (-1, 1)), SHARE_DIGITS)
         return replace(self, shares=shares)
 
     def on_disk(self, share: Array | float) -> "Trials":
@@ -233,14 +186,6 @@ class Trials:
     def uses(self) -> list[Use]:
         """Of the kind, all shapes of layers in turn. (u,)"""
         return [u for uses in self.kind.uses for u in uses]
-
-    @property
-    def does(self) -> Hashable:
-        """What uses do, whatever their shares and the batch."""
-        return self.kind.spread, tuple(
-            (u.parts, *(x > 0 for x in row))
-            for u, row in zip(self.uses, self.shares[0, :, :STREAMED].tolist(), strict=True)
-        )
 
     def arrangement(self, row: int) -> Arrangement:
         """The arrangement of one of the trials."""
@@ -352,18 +297,14 @@ class BatchEvaluator:
     Parameters
     ----------
     streams : whether weights may be streamed.
-    apart : whether uses may stream different shares of their weights, in the proportions of a
-        trial's; otherwise all stream the same.
     """
 
-    def __init__(self, q: Question, streams: bool, apart: bool = False) -> None:
-        self.q, self.streams, self.apart, self.count = q, streams, apart, 0
+    def __init__(self, q: Question, streams: bool) -> None:
+        self.q, self.streams, self.count = q, streams, 0
 
     def played(self, trials: Trials, contexts: int = SAMPLED_CONTEXTS) -> "Scored":
         """All of them with the least share of weights that each must stream."""
         share = np.zeros(len(trials))
-        if not self.apart:
-            trials = trials.streaming(share)
         over = self._beyond(trials.streaming(share))
         if self.streams and (some := np.flatnonzero(over > 0)).size:
             share[some] = self._least(trials.rows(some), over[some])
@@ -513,15 +454,6 @@ def descend(
     return found, _best_of_kinds([*found, *seen])
 
 
-def search_streaming(question: Question, starts: Trials) -> Scored:
-    """The best of one kind at its batches, where each use streams a share of its own."""
-    together = BatchEvaluator(question, streams=True, apart=True)
-    found, _ = _walk(
-        together, [start := together.played(starts)], FAR_STRIDES, SAMPLED_CONTEXTS, KEPT_AT_LAST
-    )
-    return together.played(_best_of_kinds(found or [start])[0].trials, 0)
-
-
 def _walk(
     together: BatchEvaluator,
     now: list[Scored],
@@ -619,7 +551,7 @@ def _step(
 ) -> tuple[Scored, NDArray[np.bool]]:
     """Every trial at its best neighbour, and which have moved."""
     moved = np.zeros(len(found.trials), dtype=bool)
-    around, of = _neighbours(found.trials, strides, free, together.apart)
+    around, of = _neighbours(found.trials, strides, free)
     if not of.size:
         return found, moved
     tried = together.played(around, contexts)
@@ -634,11 +566,9 @@ def _step(
     return found.replaced(taken, tried), moved
 
 
-def _neighbours(
-    trials: Trials, strides: tuple[int, ...], free: bool, apart: bool
-) -> tuple[Trials, Rows]:
+def _neighbours(trials: Trials, strides: tuple[int, ...], free: bool) -> tuple[Trials, Rows]:
     """Trials around some, with other shares or at other batches, and which each is of."""
-    moves = _share_moves(trials, strides, apart)  # (m, u, 5)
+    moves = _share_moves(trials, strides)  # (m, u, 5)
     shares = np.repeat(trials.shares[:, None], len(moves), axis=1)
     shares = np.where(moves, np.round((shares + moves) / SHARE_GRID) * SHARE_GRID, shares)
     of = np.repeat(np.arange(len(trials)), len(moves))
@@ -658,7 +588,6 @@ def _neighbours(
 def _clip_shares(shares: Array, before: Array) -> NDArray[np.bool]:
     """Which shares are possible, and do the same things as those before; splits are cut. (n,)"""
     shares[..., SPLIT] = np.minimum(shares[..., SPLIT], shares[..., HOST])
-    shares[..., STREAMED] = np.clip(shares[..., STREAMED], 0.0, 1.0)
     whole = shares[..., HOST] + shares[..., CPU]
     same = (shares[..., :3] > 0) == (before[..., :3] > 0)
     possible: NDArray[np.bool] = same.all(axis=(1, 2)) & (whole <= 1 + SHARE_GRID / 2).all(axis=1)
@@ -677,7 +606,7 @@ def _keep_bytes(shares: Array, ratio: Array) -> Array:
     return found
 
 
-def _share_moves(trials: Trials, strides: tuple[int, ...], apart: bool) -> Array:
+def _share_moves(trials: Trials, strides: tuple[int, ...]) -> Array:
     """Changes of shares: one of one use or of all uses, or two against each other. (m, u, 5)"""
     count = len(trials.uses)
     same = (trials.shares == trials.shares[:, :1]).all()
@@ -686,9 +615,7 @@ def _share_moves(trials: Trials, strides: tuple[int, ...], apart: bool) -> Array
         groups = groups[:1]
     steps = SHARE_GRID * np.array([*strides, *(-s for s in strides)])
     found = [np.zeros((0, count, DISK + 1))]
-    for group, changed in product(groups, (*SHARE_CHANGES, {STREAMED: 1})):
-        if STREAMED in changed and (not apart or len(group) == count):
-            continue
+    for group, changed in product(groups, SHARE_CHANGES):
         mine = trials.shares[:, group][:, :, list(changed)]
         if not (mine > 0).any(axis=(0, 1)).all() or (CPU in changed and (mine == 1).any()):
             continue
@@ -723,9 +650,6 @@ NEAR_BEST_KIND = 0.12
 SIXTEENTHS = np.arange(1, 16) / 16
 TRIED_SHARES = (0.01, 0.03, *SIXTEENTHS.tolist())  # shares that are tried
 PARTIAL_SHARES = (0.25, 0.5, 1.0)  # of what is left, where there are several
-# Times the weights of others that a layer behind another shape streams at first.
-FIRST_STREAMED = 3.0
-Layout = tuple[tuple[tuple[LayerShape, ...], int], ...]
 Grid = list[tuple[float, float, float]]  # on the host, recomputed, for the CPU
 
 
@@ -884,7 +808,7 @@ def search_uniform(
         rows = shares.reshape(-1, *shares.shape[2:])
         trials = Trials(kind, np.repeat(batches, len(grid)), rows)
         starts.append(_best_by_doubling(together.played(trials)))
-    found = _search_starts(together, starts, places=True)
+    found = _search_starts(together, starts)
     # a kind that fell behind on the way may lead further from the best that was seen of it
     again = search_from(question, found.starts, streams)
     return UniformPlacements([*found.best, *again.best], again.starts)
@@ -893,19 +817,16 @@ def search_uniform(
 def search_from(question: Question, starts: Iterable[Scored], streams: bool) -> UniformPlacements:
     """The best beside what is known of another question."""
     together = BatchEvaluator(question, streams)
-    played = (x if x.trials.kind.spread else together.played(x.trials) for x in starts)
-    return _search_starts(together, list(played), exact=False)
+    return _search_starts(together, [together.played(x.trials) for x in starts], exact=False)
 
 
 def search_near(question: Question, starts: Iterable[Scored], streams: bool) -> list[Prediction]:
     """The best of every kind near what is known of a question that hardly differs."""
     together, w, d = BatchEvaluator(question, streams), question.workload, question.deployment
-    every = [x.trials for x in starts]
-    played = [together.played(trials) for trials in every if not trials.kind.spread]
+    played = [together.played(x.trials) for x in starts]
     ends, _ = _walk(
         together, played, PRICE_STRIDES, SAMPLED_CONTEXTS, KEPT_AT_LAST, w.batch is None
     )
-    ends += [search_streaming(question, trials) for trials in every if trials.kind.spread]
     return [
         w.predict(x.trials.arrangement(0).technique(d, w.prompt), d, x.trials.batch)
         for x in (end.best(1) for end in ends)
@@ -914,28 +835,16 @@ def search_near(question: Question, starts: Iterable[Scored], streams: bool) -> 
 
 
 def _search_starts(
-    together: BatchEvaluator, starts: list[Scored], exact: bool = True, places: bool = False
+    together: BatchEvaluator, starts: list[Scored], exact: bool = True
 ) -> UniformPlacements:
-    """Where the steps lead.
-
-    Parameters
-    ----------
-    places : whether places in a block of layers get shares of their own, where that may help.
-    """
-    q, wide = together.q, [x for x in starts if not x.trials.kind.spread]
-    w, d = q.workload, q.deployment
-    found, seen = descend(together, wide, exact)
-    finer = [x.trials for x in starts if x.trials.kind.spread]
-    if places:
-        finer += shares_by_place(d.shard.layout, found)
-    for trials in finer:
-        own = search_streaming(q, trials)
-        found, seen = [*found, own], [*seen, own]
+    """Where the steps lead."""
+    w, d = together.q.workload, together.q.deployment
+    found, seen = descend(together, starts, exact)
     best = []
     tops = [x.best(SHOWN_PER_KIND) for x in found]
     if exact and found:  # smaller batches of the best kind, whose first token comes earlier
-        kind = _best_kind(found).trials.kind
-        tops += [x.best(STARTS_PER_KIND) for x in wide if x.trials.kind == kind]
+        kind = min(found, key=lambda x: float(x.merits.min(initial=np.inf))).trials.kind
+        tops += [x.best(STARTS_PER_KIND) for x in starts if x.trials.kind == kind]
     for top in tops:
         for row, batch in enumerate(top.trials.batch):
             t = top.trials.arrangement(row).technique(d, w.prompt)
@@ -948,38 +857,6 @@ def _search_starts(
         and (x.late[0] > 0 or x.goals[0] <= least + NEAR_BEST_KIND * abs(least))
     ]
     return UniformPlacements(best, near)
-
-
-def shares_by_place(layout: Layout, found: list[Scored]) -> list[Trials]:
-    """The best with uses for every place in a block of layers; none if they could not differ.
-
-    They can where weights are streamed and a shape of layers has several places. A copy for a layer
-    runs beside the work of the one before, so the layers behind another shape start with more.
-    """
-    if not found or not (best := _best_kind(found).best(1)).late.size or len(layout) > 1:
-        return []
-    top, ((block, count),) = best.trials, layout
-    shapes = list(dict.fromkeys(block))
-    alternates = any(u.parts > 1 for u in top.uses)  # bounds are of equal shares there
-    if alternates or not top.shares[..., STREAMED].any() or len(shapes) in (1, len(block)):
-        return []
-    order = [i for shape in shapes for i, other in enumerate(block) if other == shape]
-    shares = top.shares[0][[shapes.index(block[i]) for i in order]]
-    behind = [u for u, i in enumerate(order) if block[i] != block[i - 1]]
-    starts = np.repeat(shares[None], len(behind), axis=0)
-    starts[:, :, STREAMED] /= FIRST_STREAMED
-    starts[range(len(behind)), behind, STREAMED] *= FIRST_STREAMED
-    uses = tuple(
-        tuple(replace(use, layers=count) for other in block if other == shape)
-        for shape, (use,) in zip(shapes, top.kind.uses, strict=True)
-    )
-    kind = Arrangement(uses, spread=True)
-    return [Trials(kind, np.repeat(top.batch, len(behind)), starts)]
-
-
-def _best_kind(found: list[Scored]) -> Scored:
-    """The kind that has the best of all."""
-    return min(found, key=lambda x: float(x.merits.min(initial=np.inf)))
 
 
 def _best_by_doubling(played: Scored) -> Scored:
