@@ -174,9 +174,8 @@ def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
     from kvsim.report.simulate import keeps_targets, make_result
     from kvsim.serving.costs import StepCosts
     from kvsim.serving.outcome import Targets
-    from kvsim.serving.rounds import draw_rates, find_acceptance, with_acceptance
     from kvsim.serving.servable import within_context
-    from kvsim.serving.simulate import usual_route
+    from kvsim.serving.simulate import draw_rates, find_acceptance, usual_route, with_acceptance
     from kvsim.techniques import parse, parse_several
     from kvsim.traces.attention import load as load_attention
 

@@ -278,7 +278,7 @@ def validate_quality(inputs: Inputs) -> "Result[Any]":
     """
     techniques = _parse_techniques(inputs)
     check_torch()
-    from kvsim.report.validate_quality import make_trace_result
+    from kvsim.report.validate import make_trace_result
     from kvsim.traces import attention
     from kvsim.validate.quality.measure import OpenedCheckpoint, measure
     from kvsim.validate.quality.settings import (
@@ -336,7 +336,7 @@ def validate_layers(inputs: Inputs) -> "Result[Any]":
     check_torch()
     from kvsim.quality.layers import assign, write
     from kvsim.quality.unfinished import Unfinished
-    from kvsim.report.validate_quality import Executed, make_layer_result
+    from kvsim.report.validate import Executed, make_layer_result
     from kvsim.techniques import parse
     from kvsim.validate.quality.measure import OpenedCheckpoint, executed, measure_layers
     from kvsim.validate.quality.settings import Reading, check_reading

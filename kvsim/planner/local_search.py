@@ -156,16 +156,6 @@ class Trials:
     def __len__(self) -> int:
         return self.batch.size
 
-    @classmethod
-    def of(cls, arrangement: Arrangement, batch: float) -> "Trials":
-        """A single arrangement at a batch."""
-        rows = [
-            (u.shares.host, u.shares.split, u.shares.cpu, u.streamed, u.disk)
-            for uses in arrangement.uses
-            for u in uses
-        ]
-        return cls(arrangement, np.array([batch]), np.array([rows]))
-
     def rows(self, chosen: NDArray[np.bool] | NDArray[np.intp]) -> "Trials":
         """Those that are chosen, in that order."""
         return replace(self, batch=self.batch[chosen], shares=self.shares[chosen])
@@ -300,7 +290,7 @@ class BatchEvaluator:
     """
 
     def __init__(self, q: Question, streams: bool) -> None:
-        self.q, self.streams, self.count = q, streams, 0
+        self.q, self.streams = q, streams
 
     def played(self, trials: Trials, contexts: int = SAMPLED_CONTEXTS) -> "Scored":
         """All of them with the least share of weights that each must stream."""
@@ -394,7 +384,6 @@ class BatchEvaluator:
     def _predicted(self, trials: Trials, contexts: int) -> Prediction | None:
         """All of them in one evaluation; nothing where the engine refuses."""
         w, d = self.q.workload, self.q.deployment
-        self.count += 1
         try:
             t = trials.technique(d, w.prompt)
             return None if t.refuses(d) else w.predict(t, d, trials.batch, contexts)

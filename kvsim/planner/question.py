@@ -8,6 +8,7 @@ Two techniques differ only where the difference exceeds the known error of predi
 from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
 from functools import cached_property
+from math import ceil, floor, log10
 from pathlib import Path
 from shlex import quote
 
@@ -505,3 +506,15 @@ def format_seconds(seconds: float) -> str:
 def format_number(value: float) -> str:
     """A number with three digits, or all of its whole ones."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def round_up(seconds: float) -> float:
+    """A time rounded up to two digits. [s]"""
+    step = 10.0 ** (floor(log10(seconds)) - 1)
+    return float(ceil(seconds / step - 1e-9) * step)
+
+
+def show_time(seconds: float) -> str:
+    """A time as options take it."""
+    value, unit = (seconds, "s") if seconds >= 1 else (1e3 * seconds, "ms")
+    return format_number(value).replace(",", "") + unit

@@ -8,7 +8,7 @@ options that ask for it.
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, field, replace
 from itertools import product
-from math import ceil, floor, log10
+from math import floor, log10
 
 import numpy as np
 
@@ -17,7 +17,15 @@ from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment, list_layouts
 from kvsim.machines.profiles import hardware_names, load_hardware
 from kvsim.planner.load import IDLE, Carried, Load, ServiceLevel, known_factors
-from kvsim.planner.question import GIB, Question, format_number, narrower_formats, needed_option
+from kvsim.planner.question import (
+    GIB,
+    Question,
+    format_number,
+    narrower_formats,
+    needed_option,
+    round_up,
+    show_time,
+)
 from kvsim.planner.service import (
     Candidate,
     PlayedOption,
@@ -494,15 +502,3 @@ def without_refused(question: ServiceQuestion) -> ServiceQuestion:
         return q if admits else replace(q, admission=replace(q.admission, techniques=exact))
 
     return replace(question, deployments=tuple(map(lossless, question.deployments)))
-
-
-def round_up(seconds: float) -> float:
-    """A time rounded up to two digits. [s]"""
-    step = 10.0 ** (floor(log10(seconds)) - 1)
-    return float(ceil(seconds / step - 1e-9) * step)
-
-
-def show_time(seconds: float) -> str:
-    """A time as options take it."""
-    value, unit = (seconds, "s") if seconds >= 1 else (1e3 * seconds, "ms")
-    return format_number(value).replace(",", "") + unit

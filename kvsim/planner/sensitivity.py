@@ -49,6 +49,8 @@ from kvsim.planner.question import (
     format_number,
     format_seconds,
     relative_gain,
+    round_up,
+    show_time,
     simplicity_rank,
     technique_label,
 )
@@ -588,9 +590,9 @@ def longer_times(question: Question) -> LooserTimes | None:
         if found is not None:
             times = {"ttft": float(found.ttft_s[0]), "tpot": float(found.tpot_s[0])}
             least = {name: times[name] for name in names}
-            above = {name: _round_up_time(value) for name, value in least.items()}
-            within = question.with_limits(**{k: v for k, (v, _) in above.items()})
-            said = " ".join(f"--{name} {text}" for name, (_, text) in above.items())
+            above = {name: round_up(value) for name, value in least.items()}
+            within = question.with_limits(**above)
+            said = " ".join(f"--{name} {show_time(value)}" for name, value in above.items())
             little = all(value < MISSED_BY_LITTLE * asked[name] for name, value in least.items())
             plan = quick_plan(within) or _best_placement(within) or found
             return LooserTimes(Advice(said, "looser targets", plan), least, little)
@@ -619,14 +621,6 @@ def _best_placement(q: Question) -> Prediction | None:
     add_placements(q, search)
     row = search.optimum(q.limits.finite())
     return None if row is None else search.replay(row)
-
-
-def _round_up_time(value: float) -> tuple[float, str]:
-    """A time rounded up to two digits, and as the command line takes it. [s]"""
-    unit, name = (1.0, "s") if value > 0.99 else (1e-3, "ms")
-    step = 10.0 ** (np.floor(np.log10(value / unit)) - 1)
-    rounded = float(np.ceil(value / unit / step - 1e-9) * step)
-    return rounded * unit, f"{rounded:g}{name}"
 
 
 def _plan_admitting(

@@ -673,12 +673,9 @@ class ServiceSearch:
             per_gpu = -found.goal if q.objective == "throughput" else 0.0
             p = per_gpu or float(search.predict(found).output_tok_s[0]) / q.deployment.gpus
             per_s = p * q.deployment.gpus / q.workload.generate
-            if every or self._serves(found.technique, q):
+            if every or served_by(found.technique.name, q.deployment):
                 yield Candidate(q, found.technique, per_s, -found.goal, known)
         self.considered += search.tried
-
-    def _serves(self, technique: Technique, question: Question) -> bool:
-        return bool(served_by(technique.name, question.deployment))
 
     def _limits(self, q: Question, technique: Technique) -> dict[str, float]:
         """Memory, and the targets less what passes may take longer."""

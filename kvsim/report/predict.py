@@ -99,7 +99,7 @@ def predict_points(
     """
     made = Prediction
     if loop:
-        from kvsim.serving.closed import Clients  # with the compiled simulator
+        from kvsim.serving.outcome import Clients  # with the compiled simulator
 
         made = Clients
     left_out = []

@@ -14,9 +14,8 @@ from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import faults
-from kvsim.serving.rounds import draw_rates, find_acceptance, with_acceptance
 from kvsim.serving.rules import PREFIX_LOADS, Rules
-from kvsim.serving.simulate import simulate
+from kvsim.serving.simulate import draw_rates, find_acceptance, simulate, with_acceptance
 from kvsim.traces.attention import GAMMAS, Acceptance, AttentionTrace, write
 from kvsim.traces.read import load
 from tests.support.bad_traces import BAD_FILES, BAD_ROWS, azure

@@ -61,8 +61,8 @@ def test_times_are_said_in_the_unit_of_their_size(seconds: float, said: str) -> 
     ],
 )  # fmt: skip
 def test_a_time_that_is_enough_is_rounded_up_to_two_digits(seconds: float, option: str) -> None:
-    value, text = sensitivity._round_up_time(seconds)
-    assert text == option and seconds * (1 - 1e-9) <= value <= 1.1 * seconds
+    value = question.round_up(seconds)
+    assert question.show_time(value) == option and seconds * (1 - 1e-9) <= value <= 1.1 * seconds
 
 
 def test_limits_and_rates_are_said_with_their_unit() -> None:

@@ -7,7 +7,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.prediction.generate import Prediction
-from kvsim.serving.closed import Clients
+from kvsim.serving.outcome import Clients
 from kvsim.techniques import parse
 
 HERE = Deployment(load_model("llama3.1-8b"), load_hardware("h100"), load_stack("fused"))

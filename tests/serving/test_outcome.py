@@ -9,7 +9,8 @@ import pytest
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
-from kvsim.serving import costs, rounds
+from kvsim.serving import costs
+from kvsim.serving import simulate as simulation
 from kvsim.serving.costs import StepCosts, worst_errors
 from kvsim.serving.outcome import STRETCHES, Outcome, Targets, make_timeline, spread
 from kvsim.serving.records import ABORTED, FINEST_GAP, FINISHED, GAP_BINS, GAP_RATIO, POOLS, REFUSED
@@ -188,8 +189,8 @@ def test_the_error_of_tables_is_the_largest_relative_one() -> None:
 def test_one_acceptance_gives_the_mean_of_a_round(gamma: int) -> None:
     for p in (0.0, 0.3, 0.8):
         accepted = sum(p**k for k in range(1, gamma + 1))
-        assert rounds._probability(accepted, gamma) == pytest.approx(p, abs=1e-9)
-    assert rounds._probability(float(gamma), gamma) == 1.0
+        assert simulation._probability(accepted, gamma) == pytest.approx(p, abs=1e-9)
+    assert simulation._probability(float(gamma), gamma) == 1.0
 
 
 def test_requests_have_the_rounds_that_were_drawn() -> None:
@@ -200,9 +201,9 @@ def test_requests_have_the_rounds_that_were_drawn() -> None:
 
     costs: Any = SimpleNamespace(technique=parse("selfdraft:gamma=4"), rate=2.0)
     generate = np.array([1, 2, 4, 5, 8])
-    found = rounds.draw_rates(cast(StepCosts, costs), generate, 0, cast(Any, Measured()))
+    found = simulation.draw_rates(cast(StepCosts, costs), generate, 0, cast(Any, Measured()))
     assert found.tolist() == [1.0, 1.0, 3.0, 2.0, 7 / 3]
     plain: Any = SimpleNamespace(technique=parse("full"), rate=1.0)
-    assert rounds.draw_rates(plain, generate, 0).tolist() == [1.0] * 5
-    many = rounds.draw_rates(costs, np.full(400, 401), 0)
+    assert simulation.draw_rates(plain, generate, 0).tolist() == [1.0] * 5
+    many = simulation.draw_rates(costs, np.full(400, 401), 0)
     assert many.mean() == pytest.approx(2.0, rel=0.02) and many.std() > 0.01

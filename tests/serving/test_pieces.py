@@ -25,10 +25,9 @@ from kvsim.serving.records import (
     Sizes,
     make,
 )
-from kvsim.serving.rounds import draw_rates
 from kvsim.serving.rules import FASTER, Rules
 from kvsim.serving.scheduler import GAP_EDGES, Span
-from kvsim.serving.simulate import simulate
+from kvsim.serving.simulate import draw_rates, simulate
 from kvsim.serving.world import pool_records, replica_records
 from kvsim.traces.requests import Requests
 from tests.support.served import tables_of

@@ -18,9 +18,8 @@ from kvsim.prediction.memory import decode_point
 from kvsim.serving.costs import StepCosts, pass_seconds, simple_pass_seconds
 from kvsim.serving.outcome import Outcome, faults
 from kvsim.serving.records import FINISHED, REFUSED
-from kvsim.serving.rounds import draw_rates
 from kvsim.serving.rules import Rules
-from kvsim.serving.simulate import simulate
+from kvsim.serving.simulate import draw_rates, simulate
 from kvsim.serving.world import limits_of
 from kvsim.traces.requests import Requests
 from tests.support.plain.memory import PlainRequest, PlainSequence
