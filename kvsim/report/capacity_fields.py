@@ -14,6 +14,8 @@ from kvsim.planner.fleet.demand import FleetTargets
 from kvsim.planner.fleet.milp import scheduled_cost
 from kvsim.planner.fleet.offers import Configuration
 from kvsim.planner.fleet.play import Fleet, Played
+from kvsim.planner.fleet.replica import find_unadmitted
+from kvsim.planner.question import PlanLimits
 from kvsim.report import evidence
 from kvsim.report.json import Row, number
 from kvsim.report.names import ranks
@@ -202,6 +204,11 @@ def list_assumptions(answer: CapacityAnswer) -> list[str]:
     if left_out:
         refused = describe_left_out(left_out, model, most)
         said.append(f"Requests that the engine would refuse: {refused}.")
+    q = answer.question
+    none = PlanLimits(np.inf, np.inf, loss=q.largest_loss)
+    each = (x.deployment for x in q.rentable)
+    for name, option in find_unadmitted(each, q.traffic.requests, none, q.admission).items():
+        said.append(f"{name}, named with --only, was not considered: {option} would admit it.")
     if any(r.host_cache for r in rules):
         said.append(
             f"Each GPU has {extras.host / GIB:.0f} GiB of host memory for prefix blocks (a quarter "

@@ -13,6 +13,8 @@ prompts that arrived are read. A lap of L seconds carries phi times the trace's 
     TTFT         prompts that take longer even alone <= 1 in 10
 """
 
+from collections.abc import Iterable, Iterator
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -23,6 +25,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.planner.question import Admission, PlanLimits, does_nothing, needed_option
 from kvsim.serving.costs import StepCosts, simple_pass_seconds
 from kvsim.serving.rules import Rules
+from kvsim.techniques.technique import Technique
 from kvsim.traces.requests import Requests
 
 # classes of requests
@@ -112,40 +115,71 @@ def list_step_costs(
     InfeasibleError
         If no technique is admitted.
     """
-    mean = round(float(requests.prompt.mean())), max(round(float(requests.generate.mean())), 2)
     found: list[StepCosts] = []
     reason: InputError | None = None
     wanted: set[str] = set()
-    longest = int((requests.prompt + requests.generate).max())
     admission.check(deployment)
     for t in admission.candidates():
-        if t.refuses(deployment):
-            continue
-        for some in admission.settings(t, deployment, *mean, differ=True):
-            for settings in some.rows():
-                if does_nothing(settings) and ("gamma" in settings.settings or not admission.only):
-                    continue
-                known = admission.evidence(settings, deployment, longest)
-                if admission.loss(known) > limits.loss:
-                    wanted.add(needed_option(known).partition(" ")[0])
-                    continue
-                if settings.assumes and limits.assumed < 1:
-                    wanted.add("--acceptance")
-                    continue
-                costs = StepCosts.for_requests(
-                    settings, deployment, rules, requests, limits.gpu_memory
-                )
-                try:
-                    assert costs.capacity > 0
-                except InputError as error:
-                    reason = error
-                    continue
-                found.append(costs)
+        for settings, option in _list_options(t, deployment, requests, limits, admission):
+            if option:
+                wanted.add(option.partition(" ")[0])
+                continue
+            costs = StepCosts.for_requests(settings, deployment, rules, requests, limits.gpu_memory)
+            try:
+                assert costs.capacity > 0
+            except InputError as error:
+                reason = error
+                continue
+            found.append(costs)
     if not found and reason is not None:
         raise reason
     if not found:
         others = f"; {' or '.join(sorted(wanted))} admits others" if wanted else ""
         raise InfeasibleError(f"none of the admitted techniques can run here{others}")
+    return found
+
+
+def _list_options(
+    technique: Technique,
+    deployment: Deployment,
+    requests: Requests,
+    limits: PlanLimits,
+    admission: Admission,
+) -> Iterator[tuple[Technique, str]]:
+    """Settings of a technique that do something there, each with the option that it lacks."""
+    if technique.refuses(deployment):
+        return
+    mean = round(float(requests.prompt.mean())), max(round(float(requests.generate.mean())), 2)
+    longest = int((requests.prompt + requests.generate).max())
+    for some in admission.settings(technique, deployment, *mean, differ=True):
+        for settings in some.rows():
+            if does_nothing(settings) and ("gamma" in settings.settings or not admission.only):
+                continue
+            known = admission.evidence(settings, deployment, longest)
+            if admission.loss(known) > limits.loss:
+                yield settings, needed_option(known)
+            elif settings.assumes and limits.assumed < 1:
+                yield settings, "--acceptance"
+            else:
+                yield settings, ""
+
+
+def find_unadmitted(
+    deployments: Iterable[Deployment], requests: Requests, limits: PlanLimits, admission: Admission
+) -> dict[str, str]:
+    """Find techniques that were asked for by name and that other options keep out.
+
+    Returns
+    -------
+    dict
+        For each of them an option that would admit one of its settings.
+    """
+    found: dict[str, str] = {}
+    each = list(deployments)
+    for t in admission.candidates() if admission.only else ():
+        lacking = [y for d in each for _, y in _list_options(t, d, requests, limits, admission)]
+        if lacking and all(lacking):
+            found[t.name] = min(lacking)
     return found
 
 
