@@ -7,7 +7,7 @@ to which passes add theirs.
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Annotated, NamedTuple
 
 import numpy as np
@@ -529,7 +529,8 @@ class StepCosts(ReplicaMemory):
     @cached_property
     def tables(self) -> Tables:
         """Tables with nodes wherever lines between fewer would be off."""
-        return make_tables(self.passes, self._refined, self.room)
+        make: Callable[[], Tables] | None = vars(self).get("_make")
+        return make_tables(self.passes, self._refined, self.room) if make is None else make()
 
     @cached_property
     def _refined(self) -> Nodes:
@@ -547,12 +548,18 @@ class StepCosts(ReplicaMemory):
             samples = {kind: found for kind, found in samples.items() if kind != "mixed"}
         return worst_errors(samples, self.tables)
 
-    def _changed(self, tables: Tables, rules: Rules | None = None) -> "StepCosts":
-        """The same with other tables; how far they are off is what these are."""
+    def _changed(self, make: Callable[[], Tables], rules: Rules | None = None) -> "StepCosts":
+        """The same with other tables, made when they are wanted; these tell how far off they are.
+
+        What makes them can be pickled: a method, or a part of one.
+        """
         costs = replace(self, rules=rules or self.rules)
-        object.__setattr__(costs, "tables", tables)
+        object.__setattr__(costs, "_make", make)
         object.__setattr__(costs, "_origin", self)
         return costs
+
+    def _own_tables(self) -> Tables:
+        return self.tables
 
     def times_alone(self, before: "StepCosts | None" = None) -> "StepCosts":
         """Return the same costs without the use of resources, which takes longer than the times.
@@ -562,12 +569,15 @@ class StepCosts(ReplicaMemory):
         before : what this returned for the same passes in steps of other sizes; rounds of as many
             sequences over contexts as long are taken from its tables.
         """
+        return self._changed(partial(self._times, before))
+
+    def _times(self, before: "StepCosts | None") -> Tables:
         mine = self.rules.max_seqs, self.longest
         if before is None or mine != (before.rules.max_seqs, before.longest):
-            return self._changed(make_tables(self.passes, self._refined, self.room, work=False))
+            return make_tables(self.passes, self._refined, self.room, work=False)
         known, start = before.tables, self._nodes(DENSITY)
         nodes = refine(start, self.passes, GOOD / 2, known.nodes.contexts)
-        return self._changed(make_tables(self.passes, nodes, self.room, False, known.seconds))
+        return make_tables(self.passes, nodes, self.room, False, known.seconds)
 
     def with_fewer(self, max_seqs: int) -> "StepCosts":
         """Return the same costs for at most as many sequences; the tables stay as they are.
@@ -576,7 +586,7 @@ class StepCosts(ReplicaMemory):
         ----------
         max_seqs : sequences in a step at most. [sequences]
         """
-        return self._changed(self.tables, replace(self.rules, max_seqs=max_seqs))
+        return self.with_rules(replace(self.rules, max_seqs=max_seqs))
 
     def with_rules(self, rules: Rules) -> "StepCosts":
         """Return the same costs under rules that leave passes as they are; the tables stay.
@@ -585,7 +595,7 @@ class StepCosts(ReplicaMemory):
         ----------
         rules : the other rules.
         """
-        return self._changed(self.tables, rules)
+        return self._changed(self._own_tables, rules)
 
     def reaches(self, other: "StepCosts") -> bool:
         """Whether these tables hold all that other costs of the same passes need.
@@ -609,7 +619,7 @@ class StepCosts(ReplicaMemory):
         ----------
         wider : costs of the same passes, whose tables are taken.
         """
-        return self._changed(wider.tables)
+        return self._changed(wider._own_tables)
 
     def slowed(self, prefill: float, decode: float) -> "StepCosts":
         """Return the same costs where passes take longer than predicted.
@@ -620,8 +630,11 @@ class StepCosts(ReplicaMemory):
         decode : factor on rounds of sequences that decode.
         """
         factors = dict.fromkeys(PerNode._fields, prefill) | {"round": decode}
+        return self._changed(partial(self._slower, factors))
+
+    def _slower(self, factors: Mapping[str, float]) -> Tables:
         slower = PerNode(*(getattr(self.tables.costs, k) * x for k, x in factors.items()))
-        return self._changed(self.tables._replace(costs=slower))
+        return self.tables._replace(costs=slower)
 
     def with_density(self, density: int, work: bool = True) -> "StepCosts":
         """The same with tables of a given density that are not checked: for fits and estimates.

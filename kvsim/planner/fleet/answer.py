@@ -381,7 +381,7 @@ def _trim_batch_limits(
         costs = kinds[j].costs
         limit = min((x for x in BATCH_LIMITS if x >= running), default=running)
         rules = replace(costs.rules, max_seqs=min(limit, costs.rules.max_seqs))
-        kinds[j] = replace(kinds[j], costs=replace(costs, rules=rules))
+        kinds[j] = replace(kinds[j], costs=replace(costs, rules=rules).times_alone())
     trimmed = replace(fleet, kinds=tuple(kinds))
     same = all(solver.keeps(trimmed, x) == solver.keeps(fleet, x) for x in questions)
     return (trimmed, solver.play(trimmed, asked.load)) if same else (fleet, played)

@@ -315,8 +315,10 @@ def list_kinds(question: "CapacityQuestion", tell: Callable[[str], None]) -> lis
             reason = problem
             continue
         for setting, needed in settings:
-            for x, n in _variants(setting, needed, question):
-                found.append(ReplicaKind(tuple(_choices(x, question)), n))
+            budgets = _budgets(setting.costs, question)
+            timed = replace(setting, costs=next(iter(budgets.values())))
+            for x, n in _variants(timed, needed, question):
+                found.append(ReplicaKind(tuple(_choices(x, budgets, question)), n))
     if not found:
         raise reason or InfeasibleError("none of the admitted techniques can run on these GPUs")
     return found
@@ -418,14 +420,28 @@ def _variants(x: Configuration, needed: Array, question: "CapacityQuestion") -> 
         yield several, needed / engines
 
 
-def _choices(x: Configuration, question: "CapacityQuestion") -> Iterator[Configuration]:
-    """A replica with every pass budget that is tried, and its router."""
-    rules, lanes = x.costs.rules, x.costs.deployment.lanes
+def _budgets(costs: StepCosts, question: "CapacityQuestion") -> dict[int, StepCosts]:
+    """A replica's costs with every pass budget that is tried, the engine's default first."""
+    rules, lanes = costs.rules, costs.deployment.lanes
+    own = costs.times_alone()
+    found = {rules.max_tokens: own}
+    for budget in (b * lanes for b in TOKEN_BUDGETS if question.tunes):
+        if budget not in found:
+            changed = replace(costs, rules=replace(rules, max_tokens=budget))
+            found[budget] = changed.times_alone(own)
+    return found
+
+
+def _choices(
+    x: Configuration, budgets: Mapping[int, StepCosts], question: "CapacityQuestion"
+) -> Iterator[Configuration]:
+    """A replica with every pass budget, whose tables its variants share, and with its router."""
+    rules = x.costs.rules
     route = question.route or usual_route(x.costs, question.traffic.requests)
-    tried = question.tunes and x.apart is None
-    for budget in dict.fromkeys([rules.max_tokens, *(b * lanes for b in TOKEN_BUDGETS if tried)]):
-        changed = replace(x.costs, rules=replace(rules, max_tokens=budget))
-        yield replace(x, costs=x.costs if budget == rules.max_tokens else changed, route=route)
+    for budget, costs in budgets.items():
+        if x.apart is None or budget == rules.max_tokens:
+            mine = costs.with_rules(replace(rules, max_tokens=budget))
+            yield replace(x, costs=mine, route=route)
 
 
 def _add_memory(x: Configuration, host: float, drive: float, extras: Extras) -> Configuration:

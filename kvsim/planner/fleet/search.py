@@ -56,6 +56,7 @@ SCHEDULED_KINDS = 3  # that a schedule is made of
 SCHEDULE_ROUNDS, SCHEDULE_STEP = 12, 1.12  # windows that miss need so many times the replicas
 LIGHT = 8  # times the replicas that are always busy: what waiting leaves
 FEW_AT_REST, MOST_AT_REST = 32, 64  # replicas that show what is reached with hardly any load
+REQUESTS_AT_REST = 2000  # that show it, of a long trace
 
 Reached = tuple[tuple[float, float], ...]
 """TTFT and TPOT that the asked share is within, of each class of prompts with targets. [s]"""
@@ -140,6 +141,7 @@ class FleetSolver:
         self._reached: dict[tuple[object, ...], Reached] = {}
         self._traffic: dict[tuple[float, int], Traffic] = {}
         self._busy: dict[int, float] = {}
+        self._spreads: dict[frozenset[tuple[int, str]], Spread] = {}
         self._windows: dict[tuple[int, int, float], int] = {}
         self._kind_of = {id(x): kind for kind in self.kinds for x in kind.choices}
 
@@ -231,8 +233,17 @@ class FleetSolver:
 
     def spread(self, fleet: Fleet) -> Spread:
         """The error of the times of a fleet's replicas."""
-        used = [x for x, n in zip(fleet.kinds, fleet.replicas, strict=True) if n]
-        return self.question.spread or known_spread(used)
+        if self.question.spread is not None:
+            return self.question.spread
+        used = {
+            (id(x.costs.deployment), x.technique): x
+            for x, n in zip(fleet.kinds, fleet.replicas, strict=True)
+            if n
+        }
+        key = frozenset(used)
+        if key not in self._spreads:
+            self._spreads[key] = known_spread(list(used.values()))
+        return self._spreads[key]
 
     def certainty(self, fleet: Fleet, asked: FleetQuestion) -> Certainty:
         """How likely a fleet keeps the targets."""
@@ -428,61 +439,120 @@ class FleetSolver:
         drafted
             What keeps a part of it; no fewer replicas keep all.
         """
-        able = self._able(kind, asked)
-        if not able:
+        x = next((x for x in kind.choices if self._able(x, asked)), None)
+        low = asked.limits.failures
+        if drafted is not None:
+            x, low = drafted.kinds[0], int(drafted.replicas[0]) - 1
+        if x is None:
             return None
-        x = able[0] if drafted is None else drafted.kinds[0]
-        low = asked.limits.failures if drafted is None else int(drafted.replicas[0]) - 1
         self.tell(f"how many {x.name}")
-        count = self._fewest(x, kind, asked, cap, low)
-        for other in self._worth_trying(able, x, count, asked):
-            if count is None:
-                count = self._fewest(other, kind, asked, cap, low)
-                x = other if count is not None else x
-            else:
-                less = self._fewer(other, count, kind, asked, low)
-                x, count = (other, less) if less < count else (x, count)
-        return None if count is None else self.always(asked, (x, count))
+        bound = self._bound(kind, asked)
+        most = min(_most_within(x, asked.limits), MOST_OF_BOUND * bound + MOST_BEYOND)
+        if isfinite(cap):
+            most = min(most, floor(cap * (1 + ROUNDING) / x.rent))
+        capped = bool(asked.sure) or isfinite(cap)
+        return self._fewest(self.always(asked, (x, bound)), low, most, capped, asked)
 
-    def _able(self, kind: ReplicaKind, asked: FleetQuestion) -> list[Configuration]:
-        """The pass budgets of a kind with which the targets are kept where hardly anything runs."""
+    def _able(self, x: Configuration, asked: FleetQuestion) -> bool:
+        """Whether a replica keeps the targets where hardly anything runs."""
         slower = 1.0
         if asked.sure:
             may_miss = floor((1 - asked.sure) * self.days + ROUNDING)
-            spread = self.question.spread or known_spread([kind.choices[0]])
+            spread = self.spread(self.always(asked, (x, 1)))
             slower = spread.slowdown(1 - (may_miss + 0.5) / self.days)
-        return [
-            x for x in kind.choices if slower * max(_parts(self.at_rest(x), asked.targets)) <= 1
-        ]
+        return slower * max(_parts(self.at_rest(x), asked.targets)) <= 1
 
-    def _worth_trying(
-        self, able: list[Configuration], x: Configuration, count: int | None, asked: FleetQuestion
-    ) -> Iterator[Configuration]:
-        """Other budgets and batch limits of a kind, by what one replica less misses.
+    def _fewest(
+        self, first: Fleet, low: int, most: int, capped: bool, asked: FleetQuestion
+    ) -> Fleet | None:
+        """The fleet with the fewest replicas of its last kind that keeps what is asked.
 
-        Smaller passes and batches shorten the time per token, larger passes read prompts sooner.
+        Counts go up from those of the first fleet, then by halves between what misses and what
+        keeps. Where one replica less may do, other pass budgets and batch limits are tried.
+
+        Parameters
+        ----------
+        first
+            Where counts begin; other kinds have as many replicas throughout.
+        low
+            So many are too few.
+        most
+            May be rented.
+        capped
+            Whether most of them probably are too few, so that they are played first.
         """
+
+        def sized(fleet: Fleet, count: int) -> Fleet:
+            counts = [*fleet.replicas[:-1].tolist(), count]
+            return self.always(asked, *zip(fleet.kinds, counts, strict=True))
+
+        least, high = low, min(max(int(first.replicas[-1]), low + 1), most)
+        if high <= low:
+            return None
+        best = first
+        if capped:
+            found = self._tuned(sized(first, most), asked)
+            if found is None:
+                return None
+            best = found
+        while not self.keeps(sized(best, high), asked):
+            low = high
+            if high < most:
+                high = min(max(high + 1, ceil(1.4 * high)), most)
+                continue
+            found = self._tuned(sized(best, high), asked)
+            if found is None:
+                return None
+            best = found
+        while True:
+            while high - low > 1:
+                middle = (low + high) // 2 if high - low > 2 else high - 1
+                if self.keeps(sized(best, middle), asked):
+                    high = middle
+                else:
+                    low = middle
+            best, low = sized(best, high), least
+            found = self._tuned(sized(best, high - 1), asked) if high - 1 > least else None
+            if found is None:
+                return best
+            best, high = found, high - 1
+
+    def _tuned(self, fleet: Fleet, asked: FleetQuestion) -> Fleet | None:
+        """A fleet that keeps what is asked, with other budgets and limits if it nearly does so.
+
+        Of each kind in turn the pass budget or the batch limit that comes nearest is taken. Small
+        passes and batches mostly shorten the time per token, and large passes read prompts sooner,
+        but where a queue is near its limit either may help the other, so all are played.
+        """
+        if not self.allows(fleet, asked):
+            return None
+        if self.keeps(fleet, asked):
+            return fleet
         if not self.question.tunes:
-            return
-        few = 1 if count is None else count - 1
-        ttft = tpot = True
-        if few > asked.limits.failures and count is not None:
-            reached = [
-                self.over(y, asked, z)
-                for y, z in self.stressed(self.always(asked, (x, few)), asked)
-            ]
-            ttft, tpot = (max(r[i] for r in reached) > 1 for i in (0, 1))
-            ttft, tpot = (ttft, tpot) if ttft or tpot else (True, True)  # it misses on other days
-        own, lanes = x.costs.rules.max_tokens, x.costs.deployment.dp
-        for other in able:
-            tokens = other.costs.rules.max_tokens
-            if tokens != own and (tpot if tokens < own else ttft):
-                yield other
-        for limit in LOWER_BATCH_LIMITS if tpot and count is not None else ():
-            if limit * lanes < x.costs.rules.max_seqs and any(
-                isfinite(t.tpot) for t in asked.targets.each
-            ):
-                yield self._limited(x, limit * lanes)
+            return None
+        for j, x in enumerate(fleet.kinds):
+            ttft, tpot = self._worst(fleet, asked)
+            choices = self._kind_of[id(x)].choices
+            smaller = x.costs.rules.max_tokens / min(y.costs.rules.max_tokens for y in choices)
+            if ttft > NEARLY or tpot > NEARLY * smaller:
+                return None
+            limits = [n * x.costs.deployment.dp for n in LOWER_BATCH_LIMITS if tpot > 1]
+            others = [self._limited(x, n) for n in limits if n < x.costs.rules.max_seqs]
+            tried: list[tuple[float, int, Fleet]] = []
+            for y in (*choices, *others):
+                kinds = (*fleet.kinds[:j], y, *fleet.kinds[j + 1 :])
+                other = self.always(asked, *zip(kinds, fleet.replicas.tolist(), strict=True))
+                tried.append((max(self._worst(other, asked)), len(tried), other))
+            for over, _, other in sorted(tried)[:2]:
+                if over <= 1 and self.keeps(other, asked):
+                    return other
+            fleet = min(tried)[-1]
+        return None
+
+    def _worst(self, fleet: Fleet, asked: FleetQuestion) -> tuple[float, float]:
+        """TTFT and TPOT in parts of their targets, the worst of what they must be kept under."""
+        each = [self.over(some, asked, load) for some, load in self.stressed(fleet, asked)]
+        return max(x[0] for x in each), max(x[1] for x in each)
 
     def _limited(self, x: Configuration, seqs: int) -> Configuration:
         """The same replica with another batch limit; made once."""
@@ -492,51 +562,6 @@ class FleetSolver:
             made[id(x), seqs] = x.limited(seqs)
             self._kind_of[id(made[id(x), seqs])] = kind
         return made[id(x), seqs]
-
-    def _fewest(
-        self, x: Configuration, kind: ReplicaKind, asked: FleetQuestion, cap: float, low: int
-    ) -> int | None:
-        """The fewest replicas, counted up from the bound. None: none do, or they cost too much.
-
-        Parameters
-        ----------
-        low
-            So many do not.
-        """
-        bound = self._bound(kind, asked)
-        most = min(_most_within(x, asked.limits), MOST_OF_BOUND * bound + MOST_BEYOND)
-        if isfinite(cap):
-            most = min(most, floor(cap * (1 + ROUNDING) / x.rent))
-        high = min(max(bound, low + 1), most)
-        if high <= low:
-            return None
-
-        def enough(count: int) -> bool:
-            return self.keeps(self.always(asked, (x, count)), asked)
-
-        if most > high and (asked.sure or isfinite(cap)) and not enough(most):
-            return None
-        while not enough(high):
-            low = high
-            if high >= most:
-                return None
-            high = min(max(high + 1, ceil(1.4 * high)), most)
-        while high - low > 1:
-            middle = (low + high) // 2 if high - low > 2 else high - 1
-            if enough(middle):
-                high = middle
-            else:
-                low = middle
-        return high
-
-    def _fewer(
-        self, x: Configuration, count: int, kind: ReplicaKind, asked: FleetQuestion, low: int
-    ) -> int:
-        """Replicas of a changed kind that do, counted down from what the unchanged one needs."""
-        least = max(low + 1, ceil(self._bound(kind, asked) / 2))
-        while count > least and self.keeps(self.always(asked, (x, count - 1)), asked):
-            count -= 1
-        return count
 
     # pairs
 
@@ -549,86 +574,33 @@ class FleetSolver:
             mine = [k for k in kinds if k.gpu == gpu]
             mine.sort(key=lambda k: (int(np.isinf(k.needed).sum()), self.busy(k) * k.rent))
             some += mine[:PAIRED_PER_GPU]
-        may_try = max(int(PAIRED_REQUESTS / asked.load / len(self.question.traffic.requests)), 20)
+        tried: list[tuple[float, int, int, Fleet]] = []
+        rate, cap = self.question.traffic.demand.mean, inf if best is None else best.cost
         for one, other in combinations(some, 2):
             x, y = one.choices[0], other.choices[0]
             needs = np.stack([self._needed(x), self._needed(y)], axis=1)
             if not np.isfinite(needs.min(axis=1)).all():
                 continue
             needs *= asked.load * min(self._bound_share(k, asked) for k in (one, other))
+            top = min(_most_within(y, asked.limits), 2 * self._bound(other, asked) + MOST_BEYOND)
             for n in PAIRED_COUNTS:
-                cap = inf if best is None else best.cost * (1 - ROUNDING)
-                least, most = self._partners(needs, (x, n), (y, other), asked, cap)
-                if least > most or may_try <= 0:
-                    continue
-                self.tell(f"{n} x {x.name} together with {y.name}")
-                may_try -= 1
-                pair = self._tuned(self.always(asked, (x, n), (y, most)), asked)
-                if pair is not None:
-                    best = self._fewest_partners(pair, least, asked)
+                most = min(top, floor((cap - n * x.rent) / y.rent)) if isfinite(cap) else top
+                able = (m for m in range(1, most + 1) if _utilisation(needs, n, m, rate) <= 1)
+                least = next(able, 0)
+                if least:
+                    pair = self.always(asked, (x, n), (y, least))
+                    tried.append((pair.cost, len(tried), top, pair))
+        may_play = max(int(PAIRED_REQUESTS / asked.load / len(self.question.traffic.requests)), 20)
+        enough = self.plays + may_play
+        for cost, _, top, pair in sorted(tried, key=lambda x: x[:2]):
+            cap = inf if best is None else best.cost * (1 - ROUNDING)
+            if cost > cap or self.plays > enough:
+                break
+            (n, least), (x, y) = pair.replicas.tolist(), pair.kinds
+            most = min(top, floor((cap - n * x.rent) / y.rent)) if isfinite(cap) else top
+            self.tell(f"{n} x {x.name} together with {y.name}")
+            best = self._fewest(pair, least - 1, most, True, asked) or best
         return best
-
-    def _partners(
-        self,
-        needs: Array,
-        first: tuple[Configuration, int],
-        second: tuple[Configuration, ReplicaKind],
-        asked: FleetQuestion,
-        cap: float,
-    ) -> tuple[int, int]:
-        """How many replicas of a second kind may do beside some of a first, at least and at most.
-
-        Parameters
-        ----------
-        needs
-            Replicas that each class keeps busy, below which there are certainly too few. (c, 2)
-        cap
-            Cost that all of them stay within. [USD/h]
-        """
-        (x, n), (y, kind) = first, second
-        most = min(_most_within(y, asked.limits), 2 * self._bound(kind, asked) + MOST_BEYOND)
-        if isfinite(cap):
-            most = min(most, floor((cap - n * x.rent) / y.rent))
-        rate, least = self.question.traffic.demand.mean, 1
-        while least <= most and _utilisation(needs, n, least, rate) > 1:
-            least += 1
-        return least, most
-
-    def _tuned(self, pair: Fleet, asked: FleetQuestion) -> Fleet | None:
-        """A pair that keeps what is asked, with other pass budgets if it nearly does so."""
-        if not self.allows(pair, asked):
-            return None
-        if self.keeps(pair, asked):
-            return pair
-
-        def worst(fleet: Fleet) -> float:
-            cases = self.stressed(fleet, asked)
-            return max(max(self.over(some, asked, load)) for some, load in cases)
-
-        counts = pair.replicas.tolist()
-        for j in (0, 1) if self.question.tunes and worst(pair) < NEARLY else ():
-            tried: list[tuple[float, int, Fleet]] = []
-            for other in self._kind_of[id(pair.kinds[j])].choices:
-                kinds = (other, pair.kinds[1]) if j == 0 else (pair.kinds[0], other)
-                fleet = self.always(asked, *zip(kinds, counts, strict=True))
-                tried.append((worst(fleet), len(tried), fleet))
-            least, _, pair = min(tried)
-            if least <= 1 and self.keeps(pair, asked):
-                return pair
-        return None
-
-    def _fewest_partners(self, pair: Fleet, least: int, asked: FleetQuestion) -> Fleet:
-        """The pair with the fewest replicas of its second kind that keep what is asked."""
-        (x, y), (n, high) = pair.kinds, pair.replicas.tolist()
-        low = least - 1
-        while high - low > 1:
-            middle = (low + high) // 2
-            fewer = self.always(asked, (x, n), (y, middle))
-            if self.keeps(fewer, asked):
-                pair, high = fewer, middle
-            else:
-                low = middle
-        return pair
 
     # schedules
 
@@ -734,8 +706,10 @@ class FleetSolver:
         """
         busy, anyone = self.busy(self._kind_of[id(replica)]), self._anything
         count = min(max(ceil(LIGHT * busy), FEW_AT_REST), MOST_AT_REST)
-        least = MOST_AT_REST / len(self.question.traffic.requests)
-        load = min(max(count / (LIGHT * busy), least), 1.0)
+        least, most = (
+            n / len(self.question.traffic.requests) for n in (MOST_AT_REST, REQUESTS_AT_REST)
+        )
+        load = min(max(count / (LIGHT * busy), least), most, 1.0)
         return self.reached(self.always(anyone, (replica, count)), load, 0, 1.0)
 
     @cached_property
