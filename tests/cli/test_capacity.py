@@ -130,6 +130,7 @@ def test_host_memory_for_prefixes_is_tried_where_the_trace_names_them(tmp_path: 
             file.write(json.dumps(row) + "\n")
     some = replaced(
         (*COMMAND, *TARGETS), "--trace", str(place), "--gpus", "l40s", "--only", "full",
+        "--model", "llama3.1-8b",
         "--percentile", "90", "--ttft", "4s", "--pools", "yes",
     )  # fmt: skip
     found = answer_in(run(*some, "--json").out)

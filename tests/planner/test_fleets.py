@@ -7,6 +7,9 @@ import numpy as np
 import pulp
 import pytest
 
+from kvsim.api.fleets import build_question
+from kvsim.api.traffic import read_traffic
+from kvsim.options import Inputs
 from kvsim.planner.fleet import search
 from kvsim.planner.fleet.answer import make_capacity
 from kvsim.planner.fleet.demand import Demand, FleetTargets, traffic_of
@@ -40,6 +43,28 @@ def test_no_fleet_that_was_played_is_cheaper(seed: int) -> None:
     best = cheapest_by_play(solver, asked(solver.question))
     assert (found is None) <= (best is None)  # no false no
     assert best is None or (found is not None and found.cost <= 1.02 * best.cost)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "generate", "ttft", "cheaper"),
+    [  # tasks of benchmarks/exhaustive.py whose fleets were missed
+        (1000, 200, "1s", [(2, "a6000 x2 full", 8192)]),  # large passes shorten the time per token
+        (3000, 50, "3s", [(2, "a6000 full", 2048), (1, "a100-80g x2 full", 512)]),
+    ],
+)
+def test_pass_budgets_of_every_kind_are_tried(
+    prompt: int, generate: int, ttft: str, cheaper: list[tuple[int, str, int]]
+) -> None:
+    given = {"model": "mistral-7b", "gpus": "a6000,a100-80g", "tp": "1,2", "only": "full"}
+    given |= {"prompt": prompt, "generate": generate, "ttft": ttft, "tpot": "30ms"}
+    inputs = Inputs("capacity", given | {"rate": 8, "hours": 0.03})
+    solver = FleetSolver(build_question(inputs, read_traffic(inputs)), lambda _: None)
+    one = FleetQuestion(solver.question.targets, solver.question.limits)
+    kinds = {(x.name, x.costs.rules.max_tokens): x for k in solver.kinds for x in k.choices}
+    known = solver.always(one, *((kinds[name, budget], n) for n, name, budget in cheaper))
+    found = solver.solve(one)
+    assert found is not None and solver.keeps(known, one)
+    assert found.cost <= known.cost * (1 + 1e-9)
 
 
 @pytest.mark.parametrize("seed", [1])

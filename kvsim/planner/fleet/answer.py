@@ -144,10 +144,13 @@ def make_capacity(
     found = {label: solver.cheapest(changed) for label, changed in rows.items()}
     others = _comparisons(solver, asked, best)
     loads = {_load_label(x): x for x in OTHER_LOADS if _load_label(x) in rows}
-    for label, x in loads.items():
+    larger: Fleet | None = None
+    for label, x in sorted(loads.items(), key=lambda x: -x[1]):  # what carries more carries less
+        larger = best if x < 1 else larger
         fleet = found[label]
-        if x < 1 and (fleet is None or fleet.cost > best.cost):
-            found[label] = best
+        if larger is not None and (fleet is None or fleet.cost > larger.cost):
+            found[label] = larger
+        larger = found[label]
     alone = replace(asked.limits, headroom=0.0, failures=0)
     cases = {x: replace(rows[label], limits=alone) for label, x in loads.items()}
     best, played = _trim_batch_limits(solver, [asked, *cases.values()], best)
@@ -261,11 +264,10 @@ def _changed(solver: FleetSolver, asked: FleetQuestion, chosen: Fleet) -> dict[s
             if asked.targets.longer:
                 said = f"{name.upper()} {TARGET_FACTOR:g} times as long in every class"
             rows[said] = replace(asked, targets=asked.targets.times(name, TARGET_FACTOR))
-    for times in OTHER_LOADS:  # a fleet for more also carries less, whatever days are drawn
-        if not len(solver.traffic(asked.load * times).requests):
-            continue
-        less = tuple(asked.load * x for x in (1.0, *OTHER_LOADS) if 1.0 <= x < times)
-        rows[_load_label(times)] = replace(asked, load=asked.load * times, less=less)
+    for times in OTHER_LOADS:
+        if len(solver.traffic(asked.load * times).requests):
+            least = chosen.cost if times > 1 else 0.0
+            rows[_load_label(times)] = replace(asked, load=asked.load * times, least=least)
     return rows
 
 

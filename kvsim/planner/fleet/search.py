@@ -49,8 +49,8 @@ DAYS_REQUESTS = 200_000  # of all days together: those of long traces are fewer
 LOWER_BATCH_LIMITS = (128, 64, 32, 16, 8)  # tried where the time per token is what is missed
 PAIRED_PER_GPU = 2  # kinds of each card that pairs are made of
 PAIRED_COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)  # replicas of one kind of a pair
-PAIRED_REQUESTS = 1_500_000  # that are played for pairs at most, whatever their number
-NEARLY = 1.5  # times its targets, up to which a pair is played with other pass budgets
+PAIRED_REQUESTS = 500_000  # that are played for pairs at most, whatever their number
+NEARLY = 1.3  # times its targets, up to which a fleet is played with other pass budgets
 GUESSES = (1.0, 1.25, 1.6, 2.5)  # times a known fleet's replicas by the load: a first cap on cost
 SCHEDULED_KINDS = 3  # that a schedule is made of
 SCHEDULE_ROUNDS, SCHEDULE_STEP = 12, 1.12  # windows that miss need so many times the replicas
@@ -77,8 +77,9 @@ class FleetQuestion:
         What must be kept, and what may be rented.
     load
         Clients, in times of the trace's.
-    less
-        Smaller loads at which the targets are to be kept as well.
+    least
+        What the fleet for a smaller load costs: one that costs less is not taken, as it keeps the
+        targets by the luck of the days that were drawn. [USD/h]
     sure
         Probability with which the targets are to be kept; 0: on the trace with times as predicted.
     schedule
@@ -90,7 +91,7 @@ class FleetQuestion:
     targets: FleetTargets
     limits: FleetLimits
     load: float = 1.0
-    less: tuple[float, ...] = ()
+    least: float = 0.0
     sure: float = 0.0
     schedule: Schedule | None = None
     only: Callable[[Configuration], bool] = everything
@@ -156,10 +157,9 @@ class FleetSolver:
             self._traffic[key] = self.question.traffic.varied(load, day)
         return self._traffic[key]
 
-    @cached_property
-    def days(self) -> int:
+    def days(self, load: float = 1.0) -> int:
         """Days that a probability is taken over."""
-        affordable = DAYS_REQUESTS // len(self.question.traffic.requests)
+        affordable = int(DAYS_REQUESTS / load / len(self.question.traffic.requests))
         return min(max(affordable, FEWER_DAYS), DAYS)
 
     # verdicts
@@ -195,19 +195,22 @@ class FleetSolver:
 
     def stressed(self, fleet: Fleet, asked: FleetQuestion) -> Iterator[tuple[Fleet, float]]:
         """What a fleet must keep its targets as: with headroom, and after every loss."""
-        limits, loads = asked.limits, (asked.load, *asked.less)
-        more = [x * (1 + limits.headroom) for x in loads if limits.headroom]
-        yield from ((fleet, x) for x in (*more, *loads))
+        limits, load = asked.limits, asked.load
+        if limits.headroom:
+            yield fleet, load * (1 + limits.headroom)
+        yield fleet, load
         used = np.flatnonzero(fleet.replicas)
         for lost in combinations_with_replacement(used.tolist(), limits.failures):
             if not lost:
                 continue
             left = np.maximum(fleet.running - np.bincount(lost, minlength=len(fleet.kinds)), 0)
             rest = self.fleet(fleet.kinds, left, asked)
-            yield from ((rest, x) for x in loads)
+            yield rest, load
 
     def keeps(self, fleet: Fleet, asked: FleetQuestion) -> bool:
         """Whether a fleet keeps the targets as surely as asked."""
+        if fleet.cost < asked.least * (1 - ROUNDING):
+            return False
         cases = list(self.stressed(fleet, asked))
         if any(not x.running.any(axis=1).all() for x, _ in cases):
             return False
@@ -215,19 +218,19 @@ class FleetSolver:
             return False
         if not asked.sure:
             return True
-        may_miss = floor((1 - asked.sure) * self.days + ROUNDING)
+        may_miss = floor((1 - asked.sure) * self.days(asked.load) + ROUNDING)
         missed = 0
-        for day, slowdown in self._scenarios(fleet):
+        for day, slowdown in self._scenarios(fleet, asked.load):
             missed += any(max(self.over(x, asked, load, day, slowdown)) > 1 for x, load in cases)
             if missed > may_miss:
                 return False
         return True
 
-    def _scenarios(self, fleet: Fleet) -> list[tuple[int, float]]:
+    def _scenarios(self, fleet: Fleet, load: float) -> list[tuple[int, float]]:
         """Days and slowdowns that stand for what may come, the slowest first."""
-        spread = self.spread(fleet)
-        shares = (np.arange(self.days) + 0.5) / self.days
-        days = 1 + np.random.default_rng(0).permutation(self.days)
+        spread, count = self.spread(fleet), self.days(load)
+        shares = (np.arange(count) + 0.5) / count
+        days = 1 + np.random.default_rng(0).permutation(count)
         slowdowns = [round(spread.slowdown(float(share)), 6) for share in shares]
         return sorted(zip(days.tolist(), slowdowns, strict=True), key=lambda x: -x[1])
 
@@ -249,13 +252,14 @@ class FleetSolver:
         """How likely a fleet keeps the targets."""
         cases = list(self.stressed(fleet, asked))
         kept = np.zeros(3)
-        for day, slowdown in self._scenarios(fleet):
+        scenarios = self._scenarios(fleet, asked.load)
+        for day, slowdown in scenarios:
             each = [self.over(x, asked, load, day, slowdown) for x, load in cases]
             ttft, tpot = all(x[0] <= 1 for x in each), all(x[1] <= 1 for x in each)
             kept += ttft, tpot, ttft and tpot
         names = ("ttft", "tpot", "both")
-        likely = dict(zip(names, (kept / self.days).tolist(), strict=True))
-        return Certainty(likely, self.spread(fleet), self.days)
+        likely = dict(zip(names, (kept / len(scenarios)).tolist(), strict=True))
+        return Certainty(likely, self.spread(fleet), len(scenarios))
 
     # fleets
 
@@ -457,9 +461,10 @@ class FleetSolver:
         """Whether a replica keeps the targets where hardly anything runs."""
         slower = 1.0
         if asked.sure:
-            may_miss = floor((1 - asked.sure) * self.days + ROUNDING)
+            days = self.days(asked.load)
+            may_miss = floor((1 - asked.sure) * days + ROUNDING)
             spread = self.spread(self.always(asked, (x, 1)))
-            slower = spread.slowdown(1 - (may_miss + 0.5) / self.days)
+            slower = spread.slowdown(1 - (may_miss + 0.5) / days)
         return slower * max(_parts(self.at_rest(x), asked.targets)) <= 1
 
     def _fewest(
@@ -520,9 +525,9 @@ class FleetSolver:
     def _tuned(self, fleet: Fleet, asked: FleetQuestion) -> Fleet | None:
         """A fleet that keeps what is asked, with other budgets and limits if it nearly does so.
 
-        Of each kind in turn the pass budget or the batch limit that comes nearest is taken. Small
-        passes and batches mostly shorten the time per token, and large passes read prompts sooner,
-        but where a queue is near its limit either may help the other, so all are played.
+        Of each kind in turn the pass budget or the batch limit that comes nearest is taken. Large
+        passes read prompts sooner. For the time per token all are played: small passes and batches
+        shorten it, but so do large ones where prompts wait and fill every pass.
         """
         if not self.allows(fleet, asked):
             return None
@@ -538,12 +543,13 @@ class FleetSolver:
                 return None
             limits = [n * x.costs.deployment.dp for n in LOWER_BATCH_LIMITS if tpot > 1]
             others = [self._limited(x, n) for n in limits if n < x.costs.rules.max_seqs]
-            tried: list[tuple[float, int, Fleet]] = []
-            for y in (*choices, *others):
+            own = x.costs.rules.max_tokens if tpot <= 1 < ttft else 0
+            tried = [(max(ttft, tpot), -1, fleet)]
+            for y in (*(y for y in choices if y.costs.rules.max_tokens > own), *others):
                 kinds = (*fleet.kinds[:j], y, *fleet.kinds[j + 1 :])
                 other = self.always(asked, *zip(kinds, fleet.replicas.tolist(), strict=True))
                 tried.append((max(self._worst(other, asked)), len(tried), other))
-            for over, _, other in sorted(tried)[:2]:
+            for over, _, other in sorted(tried)[:3]:
                 if over <= 1 and self.keeps(other, asked):
                     return other
             fleet = min(tried)[-1]
@@ -574,33 +580,49 @@ class FleetSolver:
             mine = [k for k in kinds if k.gpu == gpu]
             mine.sort(key=lambda k: (int(np.isinf(k.needed).sum()), self.busy(k) * k.rent))
             some += mine[:PAIRED_PER_GPU]
-        tried: list[tuple[float, int, int, Fleet]] = []
-        rate, cap = self.question.traffic.demand.mean, inf if best is None else best.cost
+        pairs: list[tuple[Array, Fleet, int]] = []
         for one, other in combinations(some, 2):
             x, y = one.choices[0], other.choices[0]
             needs = np.stack([self._needed(x), self._needed(y)], axis=1)
             if not np.isfinite(needs.min(axis=1)).all():
                 continue
             needs *= asked.load * min(self._bound_share(k, asked) for k in (one, other))
-            top = min(_most_within(y, asked.limits), 2 * self._bound(other, asked) + MOST_BEYOND)
-            for n in PAIRED_COUNTS:
-                most = min(top, floor((cap - n * x.rent) / y.rent)) if isfinite(cap) else top
-                able = (m for m in range(1, most + 1) if _utilisation(needs, n, m, rate) <= 1)
-                least = next(able, 0)
-                if least:
-                    pair = self.always(asked, (x, n), (y, least))
-                    tried.append((pair.cost, len(tried), top, pair))
+            most = min(_most_within(y, asked.limits), 2 * self._bound(other, asked) + MOST_BEYOND)
+            pairs += ((needs, self.always(asked, (x, n), (y, 1)), most) for n in PAIRED_COUNTS)
         may_play = max(int(PAIRED_REQUESTS / asked.load / len(self.question.traffic.requests)), 20)
-        enough = self.plays + may_play
-        for cost, _, top, pair in sorted(tried, key=lambda x: x[:2]):
-            cap = inf if best is None else best.cost * (1 - ROUNDING)
-            if cost > cap or self.plays > enough:
-                break
-            (n, least), (x, y) = pair.replicas.tolist(), pair.kinds
-            most = min(top, floor((cap - n * x.rent) / y.rent)) if isfinite(cap) else top
+        enough, ranked = self.plays + may_play, self._rank(pairs, best)
+        while ranked and self.plays <= enough:
+            place, most = ranked.pop(0)
+            needs, pair, _ = pairs[place]
+            (x, y), n = pair.kinds, int(pair.replicas[0])
             self.tell(f"{n} x {x.name} together with {y.name}")
-            best = self._fewest(pair, least - 1, most, True, asked) or best
+            low = self._utilised(needs, n, most) - 1
+            found = self._fewest(pair, low, most, True, asked)
+            if found is not None:
+                best, left = found, {i for i, _ in ranked}
+                ranked = [(i, m) for i, m in self._rank(pairs, best) if i in left]
         return best
+
+    def _rank(
+        self, pairs: list[tuple[Array, Fleet, int]], best: Fleet | None
+    ) -> list[tuple[int, int]]:
+        """Pairs that may be cheaper than the best fleet, with the most replicas of the second kind.
+
+        Those whose replicas would be busy least come first.
+        """
+        rate, found = self.question.traffic.demand.mean, []
+        for place, (needs, pair, most) in enumerate(pairs):
+            (x, y), n = pair.kinds, int(pair.replicas[0])
+            if best is not None:
+                most = min(most, floor((best.cost * (1 - ROUNDING) - n * x.rent) / y.rent))
+            if most > 0:
+                found.append((_utilisation(needs, n, most, rate), place, most))
+        return [(place, most) for busy, place, most in sorted(found) if busy <= 1]
+
+    def _utilised(self, needs: Array, first: int, most: int) -> int:
+        """How many of a second kind leave neither kind busy all the time."""
+        rate = self.question.traffic.demand.mean
+        return next(m for m in range(1, most + 1) if _utilisation(needs, first, m, rate) <= 1)
 
     # schedules
 
