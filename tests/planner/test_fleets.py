@@ -55,9 +55,9 @@ def test_no_fleet_that_was_played_is_cheaper(seed: int) -> None:
 def test_pass_budgets_of_every_kind_are_tried(
     prompt: int, generate: int, ttft: str, cheaper: list[tuple[int, str, int]]
 ) -> None:
-    given = {"model": "mistral-7b", "gpus": "a6000,a100-80g", "tp": "1,2", "only": "full"}
+    given: dict[str, object] = {"model": "mistral-7b", "gpus": "a6000,a100-80g", "tp": "1,2"}
     given |= {"prompt": prompt, "generate": generate, "ttft": ttft, "tpot": "30ms"}
-    inputs = Inputs("capacity", given | {"rate": 8, "hours": 0.03})
+    inputs = Inputs("capacity", given | {"only": "full", "rate": 8, "hours": 0.03})
     solver = FleetSolver(build_question(inputs, read_traffic(inputs)), lambda _: None)
     one = FleetQuestion(solver.question.targets, solver.question.limits)
     kinds = {(x.name, x.costs.rules.max_tokens): x for k in solver.kinds for x in k.choices}
