@@ -553,7 +553,8 @@ def _describe_robustness(answer: Row) -> list[str]:
     """Say at which loads, and after which losses, this fleet still meets the targets."""
     cases = {f"at {load} times the load": x for load, x in answer["at_load"].items()}
     cases |= {f"without one {_shorten(name)}": x for name, x in answer["after_loss"].items()}
-    met = [name for name, x in cases.items() if x["met"]]
+    lower = {f"at {load} times the load" for load in answer["at_load"] if float(load) < 1}
+    met = [name for name, x in cases.items() if x["met"] and name not in lower]  # as expected
     sure = {name: x["probability"] for name, x in cases.items() if x["probability"] is not None}
     said = []
     if met:
