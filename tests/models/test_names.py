@@ -115,6 +115,7 @@ def test_a_repository_is_kept_for_engines_to_load() -> None:
     assert load_model(asked).repository == asked
     assert load_model("Llama 3.1 8B Instruct").repository == asked
     assert load_model("qwen3-8b-awq").repository == "AWQ_CHECKPOINT_OF_Qwen3-8B"
+    assert load_model("llama3.1-8b-fp16").repository == "meta-llama/Llama-3.1-8B"
     assert load_model("Qwen/Qwen3-8B-AWQ").released == "awq"
 
 

@@ -7,8 +7,11 @@ from pathlib import Path
 import pytest
 
 import kvsim
+from kvsim.quality.evidence import Evidence
 from kvsim.report.answer import MAX_VERDICT_WORDS, Answer, verdict
+from kvsim.report.suitability import describe_loss
 from kvsim.report.units import rate
+from kvsim.techniques import parse
 from tests.support.commands import run
 from tests.support.envelope import answer_in
 
@@ -51,6 +54,22 @@ def test_what_does_not_fit_is_told_what_would() -> None:
     text = said("predict", *A10, "--technique", "full", "--batch", "64")
     assert "does not fit" in text and "At most 6 such sequences fit." in text
     assert "It fits with --batch 6 (TPOT" in text and "--tp" in text
+
+
+def test_one_count_of_sequences_is_told() -> None:
+    text = said("predict", *A10[:4], "--technique", "full", "--prompt", "1", "--generate", "1")
+    assert "1,978 blocks, 1,978 sequences." in text and "such sequences fit" not in text
+
+
+def test_a_codec_of_stored_prefixes_is_not_said_to_run_nowhere() -> None:
+    assert 'LMCache (remote_serde: "cachegen")' in said("predict", *A10, "--technique", "cachegen")
+
+
+def test_a_loss_below_zero_is_no_loss() -> None:
+    some = Evidence("measured", -0.00012, -0.004, 0.0038, "relative score")
+    assert describe_loss(parse("kivi"), some) == (
+        "It loses nothing on average (at most 0.38 %), as measured on this model."
+    )
 
 
 def test_the_pool_is_told_as_engines_print_it() -> None:
