@@ -6,6 +6,8 @@ sequences), ``span`` its slots in a cache, ``seen`` what each of its queries see
 ``record`` what the op at hand says of itself, and ``visit`` a layer with the first sequence of the
 part of the batch that passes through it. Queries are (sequences, heads, new, dim), keys and values
 (sequences, KV heads, tokens, dim), hidden states (sequences, new, hidden); attention returns a
-tensor of the queries' shape. Counts of tokens or slots are one number per sequence, positions are
-(sequences, new), and ``bits`` is the width of a code.
+tensor of the queries' shape. ``deployment`` is a model with a machine and a stack, ``work`` the
+sequences and tokens of a workload, ``where`` a layer with a part of the batch. Counts of tokens or
+slots are one number per sequence, positions are (sequences, new), and ``bits`` is the width of a
+code.
 """

@@ -442,26 +442,12 @@ class OpCounter(NullCounter):
         return Between(self._outlived)
 
     def begin(self, kind: Kind) -> None:
-        """Note that a forward pass starts: what follows belongs to it.
-
-        Parameters
-        ----------
-        kind
-            What the pass does: ``prefill``, ``decode``, ``draft``, ``verify`` or ``between`` these.
-        """
+        """Note that a forward pass starts: what follows belongs to it."""
         self.passes.append(CountedPass(kind))
 
     @contextmanager
     def op(self, name: str, memory: Channel = "hbm") -> Iterator[OpRecord]:
-        """Count what runs inside under that name.
-
-        Parameters
-        ----------
-        name
-            Name of the op in ``kvsim/techniques``.
-        memory
-            Memory of the device that runs it: ``hbm`` or ``dram``.
-        """
+        """Count what runs inside under that name."""
         record, footprint = _CountedRecord(), Footprint(self._outlived)
         with footprint:
             yield record
@@ -478,19 +464,7 @@ class OpCounter(NullCounter):
     def copy(
         self, name: str, stream: Literal["h2d", "d2h"], tensors: Sequence[Tensor], rows: int = 0
     ) -> None:
-        """Count a copy on the link and in the memories at its ends.
-
-        Parameters
-        ----------
-        name
-            Name of the op in ``kvsim/techniques``.
-        stream
-            To the device (``h2d``) or to the host (``d2h``).
-        tensors
-            What is copied; its bytes count on the link, in GPU memory and in host memory.
-        rows
-            Rows that are gathered one by one from host memory.
-        """
+        """Count a copy on the link and in the memories at its ends."""
         moved = size(*tensors)
         with self._lock:
             count = self._count(name)
@@ -501,13 +475,7 @@ class OpCounter(NullCounter):
 
     @contextmanager
     def moving(self, stream: str) -> Iterator[None]:
-        """Measure what a copy moves.
-
-        Parameters
-        ----------
-        stream
-            The lane: ``h2d`` or ``d2h``.
-        """
+        """Measure what a copy moves."""
         footprint = Footprint(self._outlived)
         with footprint:
             yield
@@ -522,13 +490,7 @@ class OpCounter(NullCounter):
         return note
 
     def merge(self, note: NullCounter) -> None:
-        """Add what was counted apart to this pass.
-
-        Parameters
-        ----------
-        note
-            A count that ``separate`` has made.
-        """
+        """Add what was counted apart to this pass."""
         assert isinstance(note, OpCounter)
         for name, more in note.passes[0].ops.items():
             with self._lock:

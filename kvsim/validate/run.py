@@ -177,8 +177,6 @@ class Generation:
 
         Parameters
         ----------
-        tokens
-            Tokens of every sequence, (batch, most).
         counts
             How many of them are valid in each sequence; all of them if not given. [tokens]
         logits

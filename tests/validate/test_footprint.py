@@ -23,7 +23,8 @@ from kvsim.validate.model.weights import random_weights  # noqa: E402
 from kvsim.validate.run import Generation  # noqa: E402
 
 MODEL = load_architecture("smollm2-135m").cut(2)
-WORK = RandomPrompts(2, 96, 16)
+MODEL = replace(MODEL, model=replace(MODEL.model, vocab=512, ffn=768))  # which techniques leave be
+WORK = RandomPrompts(2, 64, 12)
 RARE = ("zipcache:window=10", "specache:group=16,residual=16,k=24,speculative=false")
 """Settings under which ops run that a small run does not come to."""
 

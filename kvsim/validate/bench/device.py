@@ -124,13 +124,7 @@ class Device:
 
 
 def describe(device: torch.device) -> Device:
-    """Describe a device: its name, memory and what its driver says.
-
-    Parameters
-    ----------
-    device
-        As PyTorch names it.
-    """
+    """Describe a device: its name, memory and what its driver says."""
     return _cuda(device) if device.type == "cuda" else _cpu()
 
 
@@ -169,13 +163,7 @@ def place(device: torch.device, quick: bool) -> Bench:
 
 
 def context_memory(device: torch.device) -> int:
-    """Measure what driver and libraries hold before anything is loaded. [B]
-
-    Parameters
-    ----------
-    device
-        As PyTorch names it.
-    """
+    """Measure what driver and libraries hold before anything is loaded. [B]"""
     if device.type == "cuda":
         torch.zeros(1, device=device)
         free, total = torch.cuda.mem_get_info(device)
@@ -208,15 +196,7 @@ def header(device: Device, quick: bool) -> dict[str, str | int | bool]:
 
 
 def conditions(device: Device, place: Bench) -> list[str]:
-    """Say what a reader of the numbers must know about how they came about.
-
-    Parameters
-    ----------
-    device
-        The device.
-    place
-        Where the suite ran, and with how many threads.
-    """
+    """Say what a reader of the numbers must know about how they came about."""
     said = [", ".join(f"{key} {value}" for key, value in device.facts.items())]
     if place.on_cpu:
         said.append(
@@ -232,13 +212,7 @@ def compute_threads() -> int:
 
 
 def suspicions(device: Device) -> list[str]:
-    """Say why this device may be slower than others of its kind.
-
-    Parameters
-    ----------
-    device
-        The device, with what its driver says of clocks and power.
-    """
+    """Say why this device may be slower than others of its kind."""
     f, found = device.facts, []
     limit, default = _figure(f, "power.limit"), _figure(f, "power.default_limit")
     if limit and default and limit < 0.99 * default:
@@ -281,13 +255,7 @@ def _cpu() -> Device:
 
 
 def running(device: torch.device) -> AbstractContextManager[Since]:
-    """Watch at what a device runs while a suite measures it; a CPU says nothing of itself.
-
-    Parameters
-    ----------
-    device
-        As PyTorch names it.
-    """
+    """Watch at what a device runs while a suite measures it; a CPU says nothing of itself."""
     if device.type == "cpu":
         return nullcontext(dict)
     card = _card(device.index or 0)

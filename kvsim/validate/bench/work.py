@@ -203,8 +203,6 @@ def cuda_timer(device: torch.device, clock: Callable[[], float] = perf_counter) 
 
     Parameters
     ----------
-    device
-        The GPU.
     clock
         Of the host. [s]
     """
@@ -249,11 +247,6 @@ def timers(device: torch.device) -> dict[str, Timer]:
 
     A CPU that computes with one thread is timed by its threads' own clocks, which other processes
     do not move.
-
-    Parameters
-    ----------
-    device
-        As PyTorch names it.
     """
     if device.type == "cuda":
         on_device = cuda_timer(device)

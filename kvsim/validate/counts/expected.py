@@ -50,32 +50,13 @@ class Replay:
 
 
 def predict(deployment: Deployment, technique: Technique, work: PromptSizes) -> Prediction:
-    """Predict a workload: its times, and what it takes of both memories.
-
-    Parameters
-    ----------
-    deployment
-        Model, machine and stack.
-    technique
-        The technique.
-    work
-        Sequences, tokens of the prompts and of the answers.
-    """
+    """Predict a workload: its times, and what it takes of both memories."""
     batch = np.array([float(work.batch)])
     return Prediction(technique, deployment, batch, work.prompt, work.generate)
 
 
 def resident_bytes(deployment: Deployment, technique: Technique, work: PromptSizes) -> float:
     """Predict what a technique keeps after the last round, besides the decoder's own tensors.
-
-    Parameters
-    ----------
-    deployment
-        Model, machine and stack.
-    technique
-        The technique.
-    work
-        Sequences, tokens of the prompts and of the answers.
 
     Returns
     -------
@@ -140,17 +121,7 @@ def copied_bytes(
 
 
 def computing_seconds(deployment: Deployment, technique: Technique, work: PromptSizes) -> float:
-    """Predict how long compute works per token, waits left out. [s]
-
-    Parameters
-    ----------
-    deployment
-        Model, machine and stack.
-    technique
-        The technique.
-    work
-        Sequences, tokens of the prompts and of the answers.
-    """
+    """Predict how long compute works per token, waits left out. [s]"""
     point = decode_point(work.batch, work.prompt, work.generate, work.generate / 2 - 1)
     cycle = technique.cycle(deployment, point)
     works = sum(float(np.ravel(stream_seconds(step, deployment)["gpu"])[0]) for step in cycle.steps)
@@ -175,12 +146,6 @@ def replayed_seconds(
 
     Parameters
     ----------
-    deployment
-        Model, machine and stack.
-    technique
-        The technique.
-    work
-        Sequences, tokens of the prompts and of the answers.
     replays
         The rounds, and how much of each op they do.
     """
@@ -198,15 +163,6 @@ def _round_seconds(d: Deployment, technique: Technique, work: PromptSizes, repla
 
 def op_seconds(deployment: Deployment, technique: Technique, work: PromptSizes) -> dict[str, float]:
     """Predict the GPU's ops of the prompt's pass, and of rounds that are one pass each.
-
-    Parameters
-    ----------
-    deployment
-        Model, machine and stack.
-    technique
-        The technique.
-    work
-        Sequences, tokens of the prompts and of the answers.
 
     Returns
     -------
@@ -271,11 +227,6 @@ def ops_by_name(step: Step) -> dict[str, tuple[Op, int]]:
     """Ops with work of a step by name, scalars, with how often they run; equal in all layers.
 
     Ops that differ between layers are left out, as their times are only known together.
-
-    Parameters
-    ----------
-    step
-        A pass, at one operating point.
     """
     ops: dict[str, tuple[Op, int]] = {}
     mixed = set()

@@ -41,10 +41,6 @@ def attend_plainly(queries: Tensor, view: View, scored: bool = False) -> Partial
 
     Parameters
     ----------
-    queries
-        (batch, heads, queries, head dim).
-    view
-        Stored rows, packed and not, and how many each sequence has.
     scored
         Whether the logits of the last query are returned too.
     """
@@ -92,8 +88,6 @@ def rows(view: View, tokens: int, which: Literal["k", "v"]) -> Tensor:
 
     Parameters
     ----------
-    view
-        Stored rows.
     tokens
         How many. [tokens]
     which
@@ -141,10 +135,6 @@ def attend_in_blocks(queries: Tensor, view: View, scored: bool = False) -> Parti
 
     Parameters
     ----------
-    queries
-        (batch, heads, queries, head dim).
-    view
-        Stored rows, packed and not, and how many each sequence has.
     scored
         Whether the logits of the last query are returned too.
     """

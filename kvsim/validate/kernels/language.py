@@ -96,24 +96,10 @@ def launch(kernel: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) 
 
 
 def ceil_div(number: int, by: int) -> int:
-    """Count the blocks that hold some items.
-
-    Parameters
-    ----------
-    number
-        Items.
-    by
-        Items of a block.
-    """
+    """Count the blocks that hold some items."""
     return -(-number // by)
 
 
 def next_power_of_2(number: int) -> int:
-    """Return the smallest power of two that is at least a number.
-
-    Parameters
-    ----------
-    number
-        The number; 1 below 1.
-    """
+    """Return the smallest power of two that is at least a number."""
     return 1 << max(number - 1, 0).bit_length()

@@ -164,19 +164,9 @@ def quantise_plainly(
 
     Parameters
     ----------
-    numbers
-        (batch, KV heads, tokens, head dim).
-    bits
-        Of a code.
-    group
-        Numbers that share a scale.
-    by
-        ``token``: groups along the head; ``channel``: along the tokens.
     where
         Where levels lie: at the ``ends`` or ``centres`` of steps, or from a multiple of the scale
         (``grid``).
-    hierarchical
-        Whether four more bits encode what the first miss.
     """
     parts = grouped(numbers, group, by)
     along = -2 if by == "channel" else -1

@@ -223,10 +223,6 @@ def grouped(numbers: Tensor, group: int, by: By) -> Tensor:
 
     Parameters
     ----------
-    numbers
-        (..., tokens, channels).
-    group
-        Numbers of a group.
     by
         ``channel``: groups of tokens; ``token``: groups of channels.
 
@@ -252,10 +248,6 @@ def check_group_size(numbers: Tensor, group: int, by: By) -> None:
 
     Parameters
     ----------
-    numbers
-        (..., tokens, channels).
-    group
-        Numbers of a group.
     by
         ``channel``: groups of tokens; ``token``: groups of channels.
 

@@ -47,12 +47,6 @@ def softmax_top_k_plainly(logits: Tensor, kv_heads: int, count: int, eligible: T
 
     Parameters
     ----------
-    logits
-        (batch, heads, tokens).
-    kv_heads
-        Heads that choose together.
-    count
-        Tokens that each of them chooses. [tokens]
     eligible
         First tokens of each sequence that may be chosen, (batch,).
 

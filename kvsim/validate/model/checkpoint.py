@@ -358,13 +358,7 @@ def open_weights(name_or_path: str) -> tuple[Architecture, TensorSource]:
 
 
 def checksum(source: TensorSource) -> str:
-    """Name a checkpoint's file or directory, with SHA-256 of its weights.
-
-    Parameters
-    ----------
-    source
-        The checkpoint.
-    """
+    """Name a checkpoint's file or directory, with SHA-256 of its weights."""
     place = Path(source.where)
     files = [place] if place.is_file() else sorted(place.glob("*.safetensors"))
     digests = []

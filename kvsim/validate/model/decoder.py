@@ -65,14 +65,8 @@ class Decoder:
 
         Parameters
         ----------
-        rows
-            Sequences of the batch that the pass reads.
         starts
             Cached tokens of each of them. [tokens]
-        positions
-            Of the new tokens, (sequences, new).
-        kind
-            What the pass does: ``prefill``, ``decode``, ``draft``, ``verify`` or ``between`` these.
         """
         turns = self.turns(positions)
         return Pass(rows, starts, positions.shape[1], positions, turns, kind)
@@ -102,8 +96,6 @@ class Decoder:
         ----------
         tokens
             Numbers in the vocabulary, (sequences, new).
-        positions
-            (sequences, new).
         """
         with self.counter.op("sample") as record:
             x = F.embedding(tokens, self.weights.embedding)
@@ -121,14 +113,8 @@ class Decoder:
 
         Parameters
         ----------
-        index
-            Place of the layer.
-        weights
-            Its weights, on the device.
         tensor
             Hidden states, (sequences, new, hidden), changed in place.
-        step
-            The pass.
         attend
             Called with the layer, the normed states, queries, keys, values and the pass.
 

@@ -284,8 +284,6 @@ def find_tensors(arch: Architecture, source: TensorSource) -> dict[str, str]:
 
     Parameters
     ----------
-    arch
-        Sizes of the model.
     source
         Names, shapes and number formats of the tensors in the checkpoint.
 
@@ -330,12 +328,6 @@ def load_weights(
 
     Parameters
     ----------
-    arch
-        Sizes of the model.
-    source
-        The checkpoint.
-    device
-        Where the tensors are to lie.
     dtype
         Number format that they are converted to.
 
@@ -385,11 +377,7 @@ def cached_bytes(model: Model, tokens: int, dtype: torch.dtype) -> int:
 
     Parameters
     ----------
-    model
-        Its layers, KV heads and head dim.
     tokens
         Tokens of all sequences together. [tokens]
-    dtype
-        Number format of keys and values.
     """
     return model.layers * model.kv_width * tokens * dtype.itemsize

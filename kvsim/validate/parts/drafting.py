@@ -376,8 +376,6 @@ def verify_likeliest(drafts: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 
     Parameters
     ----------
-    drafts
-        Tokens (batch, gamma).
     target
         Tokens (batch, gamma + 1) that the target chooses at each place, and after the last.
 

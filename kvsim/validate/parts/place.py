@@ -49,10 +49,6 @@ class CachePlacement:
         ----------
         kind
             Class of the storage.
-        where
-            The layer, its KV heads and its part of the batch.
-        slots
-            Tokens there must be room for. [tokens]
         """
         return kind(self.room(where, slots))
 
@@ -61,8 +57,6 @@ class CachePlacement:
 
         Parameters
         ----------
-        where
-            The layer, its KV heads and its part of the batch.
         slots
             Tokens there must be room for. [tokens]
         """
@@ -107,48 +101,22 @@ class CachePlacement:
         return attend()
 
     def layer_reached(self, where: LayerContext) -> None:
-        """Prepare for a pass after the prompt that reaches a layer, even if it skips its cache.
-
-        Parameters
-        ----------
-        where
-            The layer and its part of the batch.
-        """
+        """Prepare for a pass after the prompt that reaches a layer, even if it skips its cache."""
 
     def before_attention(self, where: LayerContext, step: Pass) -> None:
-        """Bring the cache of a layer for a pass over some part of the batch.
-
-        Parameters
-        ----------
-        where
-            The layer and its part of the batch.
-        step
-            The pass.
-        """
+        """Bring the cache of a layer for a pass over some part of the batch."""
 
     def store_inputs(self, where: LayerContext, tensor: Tensor, step: Pass) -> None:
         """Keep the inputs with which a chunk of the prompt reaches a layer.
 
         Parameters
         ----------
-        where
-            The layer and its part of the batch.
         tensor
             Normed hidden states, (sequences, new, hidden).
-        step
-            The pass.
         """
 
     def after_attention(self, where: LayerContext, step: Pass) -> None:
-        """Send home what attention has changed.
-
-        Parameters
-        ----------
-        where
-            The layer and its part of the batch.
-        step
-            The pass.
-        """
+        """Send home what attention has changed."""
 
     def round_done(self) -> None:
         """A round with drafts is over."""

@@ -65,8 +65,6 @@ class TokenTables:
 
         Parameters
         ----------
-        record
-            Where reads and writes of the packing are noted.
         numbers
             (tokens, ...), flattened to the width of a row.
         tables
@@ -91,8 +89,6 @@ class TokenTables:
 
         Parameters
         ----------
-        record
-            Where reads and writes of the unpacking are noted.
         tables
             As ``tables`` made them.
         part
@@ -176,8 +172,6 @@ class HostRows:
         ----------
         tensor
             Normed hidden states, (sequences, new, hidden).
-        step
-            The pass.
         turn
             Which of the shared buffers the layer uses.
         """

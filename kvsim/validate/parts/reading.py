@@ -107,7 +107,6 @@ def in_pages(keys: Tensor, ends: Tensor, page: int, none: float) -> Tensor:
 
     Parameters
     ----------
-    keys : (batch, KV heads, tokens, dim).
     ends : tokens of every sequence, (batch,).
     """
     tokens = keys.shape[2]

@@ -40,8 +40,6 @@ class Codec(ABC):
 
         Parameters
         ----------
-        dim
-            Numbers of a head.
         dtype
             Their format before they are encoded.
 
@@ -111,8 +109,6 @@ class EncodedRows(Store):
         ----------
         parts
             (sequences, KV heads, tokens, width) each.
-        bits
-            Of the first part's numbers.
         widen
             Makes fp32 numbers (sequences, KV heads, tokens, dim) of the parts.
         """
@@ -201,8 +197,6 @@ class TokenRows:
 
         Parameters
         ----------
-        record
-            Where reads and writes are noted.
         numbers
             (sequences, KV heads, tokens, dim).
         """
@@ -215,12 +209,8 @@ class TokenRows:
 
         Parameters
         ----------
-        record
-            Where reads and writes are noted.
         numbers
             (sequences, KV heads, new, dim).
-        span
-            Slots of the new tokens, and how many of each sequence are in use after them.
         """
         self._note(record, numbers, made := self.codec.encode(numbers))
         self.put(made, span)
@@ -232,8 +222,6 @@ class TokenRows:
         ----------
         made
             Parts, (sequences, KV heads, new, width) each.
-        span
-            Slots of the new tokens, and how many of each sequence are in use after them.
         """
         for mine, new in zip(self.parts, made, strict=True):
             if span.first is not None:

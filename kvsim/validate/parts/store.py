@@ -159,8 +159,6 @@ class SharedObjects:
         ----------
         key
             What names the object among those of the run.
-        make
-            Makes it.
         """
         if key not in self.made:
             self.made[key] = make()
@@ -196,8 +194,6 @@ class CacheRoom:
 
         Parameters
         ----------
-        count
-            Rows.
         widths
             Numbers of every part of a row, and their formats.
         """
@@ -224,7 +220,7 @@ class CacheRoom:
                 f"a group that does"
             )
 
-    def alone(self, rows: int) -> "CacheRoom":
+    def resize(self, rows: int) -> "CacheRoom":
         """Make room for rows of a KV head each, which know nothing of the sequences they are of."""
         own = self.part, self.slots, self.counter, rows, 1, self.dim, self.dtype, self.device
         return CacheRoom(*own)
@@ -374,14 +370,8 @@ class KvStore(ABC):
 
         Parameters
         ----------
-        queries
-            (sequences, heads, new, dim).
         keys, values
             Of the prompt so far, (sequences, KV heads, tokens, dim).
-        step
-            The pass.
-        seen
-            Which tokens each query sees.
         """
         with self.counter.op("attn") as record:
             return full_attention(record, queries, keys, values, seen)
@@ -444,8 +434,6 @@ class KvStore(ABC):
 
         Parameters
         ----------
-        keys, values
-            (sequences, KV heads, new, dim).
         span
             Slots of the new tokens, and how many of each sequence are in use after them.
         """
@@ -456,8 +444,6 @@ class KvStore(ABC):
 
         Parameters
         ----------
-        queries
-            (sequences, heads, new, dim).
         span
             Slots of the new tokens, and how many of each sequence are in use after them.
         seen
@@ -474,10 +460,6 @@ class KvStore(ABC):
 
         Parameters
         ----------
-        queries
-            (sequences, heads, new, dim).
-        span
-            Slots of the new tokens, and how many of each sequence are in use after them.
         seen
             Which of the slots in use each query sees.
 
@@ -500,10 +482,6 @@ class KvStore(ABC):
         ----------
         queries
             (sequences, heads, 1, dim).
-        span
-            Slots of the new tokens, and how many of each sequence are in use after them.
-        seen
-            Which of the slots in use each query sees.
         """
         raise NotImplementedError
 

@@ -135,10 +135,10 @@ class TieredStore(KvStore):
             self.away = kind(own)
             self.groups.append((rows_of(slice(0, away)), self.away))
         if away < stay:
-            self.here = kind(room.alone(stay - away))
+            self.here = kind(room.resize(stay - away))
             self.groups.append((rows_of(slice(away, stay)), self.here))
         if cpu:
-            self.cpu = CpuStore(room.alone(cpu), lanes)
+            self.cpu = CpuStore(room.resize(cpu), lanes)
             self.groups.append((rows_of(slice(stay, count)), self.cpu))
         first = self.groups[0][1]
         self.plain, self.keeps_numbers = first.plain, False
@@ -336,15 +336,7 @@ class LeavingPrompts:
     sent: list[Mark] = field(default_factory=list)  # in the order of layers
 
     def begin(self, where: LayerContext, step: Pass) -> None:
-        """Give a layer its buffer for a chunk of the prompt, once the layer two before has left it.
-
-        Parameters
-        ----------
-        where
-            The layer.
-        step
-            The pass.
-        """
+        """Give a layer its buffer for the prompt, once the layer two before has left it."""
         kv = self.stores[where.visit]
         if step.kind != "prefill" or kv.buffers:
             return
@@ -356,15 +348,7 @@ class LeavingPrompts:
         kv.buffers = self.buffers[turn % 2]
 
     def end(self, where: LayerContext, step: Pass) -> None:
-        """Send the prompt of a layer home once it is whole.
-
-        Parameters
-        ----------
-        where
-            The layer.
-        step
-            The pass.
-        """
+        """Send the prompt of a layer home once it is whole."""
         kv = self.stores[where.visit]
         if step.kind != "prefill" or step.length < where.run.prompt:
             return

@@ -237,8 +237,6 @@ def exact_saliency(queries: Tensor, keys: Tensor) -> Tensor:
 
     Parameters
     ----------
-    queries
-        Queries, (1, heads, tokens, dim).
     keys
         Keys, (1, KV heads, tokens, dim).
 

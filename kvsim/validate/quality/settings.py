@@ -62,8 +62,6 @@ def list_default_techniques(model: Model, prompt: int) -> list[Technique]:
 
     Parameters
     ----------
-    model
-        The model, for the size of its heads.
     prompt
         Tokens of a window that are read at once. [tokens]
     """

@@ -44,8 +44,6 @@ def run_units(
 
     Parameters
     ----------
-    units
-        All units in the order of their worth.
     say
         Told what runs, and what is left when.
     worker

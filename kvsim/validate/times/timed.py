@@ -318,17 +318,7 @@ def issuing(run: Timing) -> dict[str, float]:
 
 
 def run_by_op(decoder: Decoder, technique: Technique, work: RandomPrompts) -> Timing:
-    """Time the ops of a warm workload: on a GPU once more, behind a GPU that is kept busy.
-
-    Parameters
-    ----------
-    decoder
-        The model.
-    technique
-        The technique.
-    work
-        Sequences, tokens of the prompts and of the answers.
-    """
+    """Time the ops of a warm workload: on a GPU once more, behind a GPU that is kept busy."""
     run = run_timed(decoder, technique, work, by_op=True)
     if decoder.device.type == "cpu":
         return run
@@ -349,15 +339,6 @@ def run_counted(decoder: Decoder, technique: Technique, work: RandomPrompts) -> 
     """Run a workload once for its memory and copies.
 
     A GPU's allocator tells its peak; on a CPU the tensors that are in use at once are added up.
-
-    Parameters
-    ----------
-    decoder
-        The model.
-    technique
-        The technique.
-    work
-        Sequences, tokens of the prompts and of the answers.
     """
     copies, device = Copied(), decoder.device
     prompts = work.prompts(decoder.arch.model.vocab)
