@@ -21,7 +21,6 @@ from kvsim.validate.quality.runs import (
     Forced,
     Watched,
     accepted,
-    drafting,
     measure_acceptance,
     named,
     powers,
@@ -85,13 +84,13 @@ def test_mass_of_the_largest_is_that_of_transformers_attention() -> None:
     found = torch.stack([oracle_attentions("llama", text[:-1]) for text in texts])[..., PROMPT:, :]
     largest = found.sort(-1, descending=True).values.cumsum(-1)
     expected = largest.mean((0, 2, 3))[:, torch.tensor(powers(PROMPT)) - 1]
-    assert impl.noted.means() == pytest.approx(expected.double(), abs=1e-5)
+    assert impl.noted_means() == pytest.approx(expected.double(), abs=1e-5)
     assert [powers(n)[-1] for n in (1, 2, 3, 4, 1024)] == [1, 1, 1, 2, 512]
 
 
 def test_prefetch_that_fetches_everything_misses_nothing() -> None:
     impl: Any = forced("specache:group=16,residual=16,k=500", prompts(LENGTH)).impl
-    assert impl.noted.means() == pytest.approx(torch.ones(3, 2), abs=1e-6)
+    assert impl.noted_means() == pytest.approx(torch.ones(3, 2), abs=1e-6)
 
 
 def test_prefetch_is_compared_with_the_true_attention(monkeypatch: Any) -> None:
@@ -119,14 +118,14 @@ def test_prefetch_is_compared_with_the_true_attention(monkeypatch: Any) -> None:
             mass.append(held[0] / held[1])
     assert len(fetched) == SCORED
     expected = [sum(pairs) / len(pairs), sum(mass) / len(mass)]
-    assert impl.noted.means()[0].tolist() == pytest.approx(expected, abs=1e-5)
+    assert impl.noted_means()[0].tolist() == pytest.approx(expected, abs=1e-5)
     assert expected[0] < expected[1] < 1
 
 
 def test_probes_are_compared_with_every_query() -> None:
     texts = prompts(LENGTH, LENGTH)
     every: Any = forced("zipcache:probe=1,salient=0.4", texts).impl
-    assert every.noted.means().tolist() == [1.0] * 3
+    assert every.noted_means().tolist() == [1.0] * 3
     some: Any = forced("zipcache:probe=0.1,salient=0.4", texts).impl
     many, probes = round(0.4 * PROMPT), some.layers[0].kv.probing.prompt.positions
     overlap = torch.zeros(3)
@@ -142,7 +141,7 @@ def test_probes_are_compared_with_every_query() -> None:
                 best = set(truth[layer, head].topk(many).indices.tolist())
                 found = set((asked[layer, head] / counts).topk(many).indices.tolist())
                 overlap[layer] += len(best & found) / many / 4
-    assert some.noted.means().tolist() == pytest.approx(overlap.tolist(), abs=1e-6)
+    assert some.noted_means().tolist() == pytest.approx(overlap.tolist(), abs=1e-6)
     assert overlap.max() < 1
 
 
@@ -169,7 +168,7 @@ def test_rounds_are_counted_by_gamma() -> None:
 
 def test_rounds_have_the_gamma_they_count_for() -> None:
     """Also where a buffer of 8 tokens has no room for many drafts."""
-    most = drafting(parse("quantspec:group=8,residual=16"), 6)
+    most = parse("quantspec:group=8,residual=16").with_rounds(6)
     run = Generation(decoder("llama"), most, prompts(70, 33), 150)
     found = accepted(run)
     impl: Any = run.impl

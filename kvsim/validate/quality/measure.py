@@ -279,7 +279,7 @@ def measure(
     yield progress.line("full")
     full = _run(decoder, parse("full"), texts, reading)
     assert isinstance(full.impl, WatchedFull)
-    mass = full.impl.noted.means()
+    mass = full.impl.noted_means()
     retrieval: Retrieval | None = None
     if facts and evicting:
         yield progress.line("full, planted facts")
@@ -306,13 +306,13 @@ def measure(
             continue
         first = run.impl.layers[0]
         if isinstance(first, NotingPairs) and first.chosen and first.guesses:
-            pairs, held = run.impl.noted.means().unbind(-1)
+            pairs, held = run.impl.noted_means().unbind(-1)
             prefetch.append(
                 Prefetch(first.chosen, int(t.settings["bits"]), _row(pairs), _row(held))
             )
         if t.name == "zipcache" and 0 < t.settings["salient"] < 1:
             share, probe = t.settings["salient"], t.settings["probe"]
-            overlap = _row(run.impl.noted.means())
+            overlap = _row(run.impl.noted_means())
             saliency.append(Saliency(float(share), float(probe), overlap))
     prompts = [text[: reading.prompt] for text in texts]
     for t in settings.drafts:

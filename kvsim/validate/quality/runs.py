@@ -79,30 +79,6 @@ class Forced(Generation):
         self._divergences.append((meant.exp() * (meant - shares)).sum(-1))
 
 
-class AttentionShares:
-    """Means per layer of what is noted step by step."""
-
-    def __init__(self, layers: int) -> None:
-        self._sums = [torch.zeros(())] * layers
-        self._counts = [0] * layers
-
-    def note(self, layer: int, shares: Tensor) -> None:
-        """Add samples of a layer.
-
-        Parameters
-        ----------
-        shares
-            Shares, (samples, ...), whose mean over samples is kept.
-        """
-        self._sums[layer] = self._sums[layer] + shares.double().sum(0).cpu()
-        self._counts[layer] += len(shares)
-
-    def means(self) -> Tensor:
-        """The mean of each layer. (layers, ...)"""
-        pairs = zip(self._sums, self._counts, strict=True)
-        return torch.stack([total / max(count, 1) for total, count in pairs])
-
-
 class NotingMass(All):
     """Notes the attention mass of the k largest shares of every query head, for all k to half."""
 
@@ -191,16 +167,15 @@ class Watched(Composed):
 
     instead = MappingProxyType({Zipcache: NotingZipcache, Pairs: NotingPairs})
 
-    @property
-    def noted(self) -> AttentionShares:
-        """What every layer has noted."""
-        shares = AttentionShares(self.model.layers)
-        for i, layer in enumerate(self.layers):
+    def noted_means(self) -> Tensor:
+        """The mean of what every layer has noted, 0 of one that has not. (layers, ...)"""
+        found = []
+        for layer in self.layers:
             noting = layer if isinstance(layer, (NotingPairs, NotingMass)) else layer.kv
             assert isinstance(noting, (NotingPairs, NotingMass, NotingZipcache))
-            for noted in noting.noted:
-                shares.note(i, noted)
-        return shares
+            noted = noting.noted or [torch.zeros(1)]
+            found.append(torch.cat(noted).double().mean(0).cpu())
+        return torch.stack(found)
 
 
 class WatchedFull(Watched):
@@ -252,11 +227,6 @@ def exact_saliency(queries: Tensor, keys: Tensor) -> Tensor:
 
 MEASURED = ("gamma", "acceptance")
 SHARE_DIGITS = 6  # of a share in a trace
-
-
-def drafting(technique: Technique, gamma: int) -> Technique:
-    """Set the number of drafts per round."""
-    return technique.with_rounds(gamma)
 
 
 @torch.inference_mode()
@@ -318,7 +288,7 @@ def measure_acceptance(
     Acceptance or None
         Shares of rounds that accept so many drafts; None if some gamma had no round.
     """
-    most = drafting(technique, max(GAMMAS))
+    most = technique.with_rounds(max(GAMMAS))
     found = accepted(Generation(decoder, most, prompts, generate, temperature=temperature))
     rounds = min(map(len, found.values()))
     if not rounds:

@@ -14,7 +14,6 @@ from kvsim.validate.counts.check import RandomPrompts, rehearse
 from kvsim.validate.machine import check_memory
 from kvsim.validate.model.architecture import Architecture
 from kvsim.validate.model.weights import cached_bytes, weight_bytes
-from kvsim.validate.quality.runs import drafting
 from kvsim.validate.techniques import check_known
 
 DRAFTED = 4  # tokens written for acceptance per token scored: a round takes several
@@ -104,7 +103,7 @@ def sort_out(techniques: list[Technique]) -> Settings:
     """
     check_known(techniques)
     drafts = tuple(t for t in techniques if "gamma" in t.settings)
-    once = [drafting(t, 0) if t in drafts else t for t in techniques]
+    once = [t.with_rounds(0) if t in drafts else t for t in techniques]
     for t in techniques:
         if t.exact and t not in drafts:
             raise InputError(
@@ -169,7 +168,7 @@ def rehearse_all(
     able, refused = [], []
     for t in techniques:
         drafts = "gamma" in t.settings
-        most = drafting(t, max(GAMMAS)) if drafts else t
+        most = t.with_rounds(max(GAMMAS)) if drafts else t
         behind = reading.written if drafts else reading.scored + 1
         try:
             rehearse(arch, most, RandomPrompts(reading.windows, reading.prompt, behind), machine)
