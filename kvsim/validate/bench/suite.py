@@ -21,7 +21,6 @@ from kvsim.frozen import frozen
 from kvsim.graph import Op
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
-from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.techniques.technique import Technique
 from kvsim.validate.bench.attention import (
     attention_works,
@@ -54,7 +53,7 @@ from kvsim.validate.bench.work import (
     timers,
 )
 from kvsim.validate.counts.check import SLACK, RandomPrompts, representative
-from kvsim.validate.counts.expected import ops_by_name, predict
+from kvsim.validate.counts.expected import ops_by_name, phase_steps, predict
 from kvsim.validate.machine import refusals
 from kvsim.validate.model.architecture import load_architecture
 from kvsim.validate.model.decoder import Decoder
@@ -114,11 +113,8 @@ class TechniqueRun:
     @cached_property
     def kinds(self) -> frozenset[str]:
         """Classes of the kernels that its timed ops are of, and whether a cache is moved."""
-        d, work = _deployment(self.model, self.layers, self.place.on_cpu), self.work
-        sizes = (work.batch, work.prompt, work.generate)
-        steps = [self.technique.prefill(d, prefill_point(*sizes))]
-        rounds = self.technique.cycle(d, decode_point(*sizes, work.generate / 2)).steps
-        steps += rounds if len(rounds) == 1 else ()  # drafts have passes of their own
+        d = _deployment(self.model, self.layers, self.place.on_cpu)
+        steps = phase_steps(d, self.technique, self.work).values()
         timed = [op for step in steps for op, _ in ops_by_name(step).values()]
         found = {op.kernel for op in timed if op.stream not in UNTIMED}
         return frozenset(found | ({"moved"} if self.technique.uses_host(d) else set()))
@@ -234,48 +230,36 @@ def _timed(decoder: Decoder, technique: Technique, work: RandomPrompts, repeats:
 
 
 def of_runs(deployment: Deployment, work: RandomPrompts, runs: Runs) -> Iterator[Sample]:
-    """Samples of one workload's ops: the prompt's pass, and rounds that are one pass each."""
-    t, every = runs.whole.technique, runs.by_op
-    point = prefill_point(work.batch, work.prompt, work.generate)
-    hosts = runs.whole.passes if runs.plain else ()
-    share = runs.host_share
-    yield from _samples(
-        deployment, t, work, "prefill", ops_by_name(t.prefill(deployment, point)),
-        [run.passes[:1] for run in every], [p.hosts for p in hosts[:1]], share,
-    )  # fmt: skip
-    middle = work.generate / 2
-    cycle = t.cycle(deployment, decode_point(work.batch, work.prompt, work.generate, middle))
-    if len(cycle.steps) > 1 or {p.kind for p in every[0].passes[1:]} - {"between", "decode"}:
-        return
-    stated = ops_by_name(cycle.steps[0])
-    rounds = [[p for p in run.passes if p.kind == "decode"] for run in every]
-    issued = [p.hosts for p in hosts if p.kind == "decode"]
-    yield from _samples(deployment, t, work, "decode", stated, rounds, issued, share)
-    took, ops_s = runs.rests(stated)
-    if min(took) > 0:
-        case = _case(deployment, t, work, "decode") | {"op": REST, "ops_s": ops_s}
-        host_s = median(took) if runs.plain else 0.0
-        yield Sample(NAME, case, Op(REST, launches=0.0), tuple(took), host_s)
+    """Samples of one workload's ops: the prompt's pass, and rounds that are one pass each.
+
+    One per op that is stated once per layer or in the head, as it was timed there.
+    """
+    technique, every = runs.whole.technique, runs.by_op
+    hosts, share = runs.whole.passes if runs.plain else (), runs.host_share
+    drafts = {p.kind for p in every[0].passes[1:]} - {"between", "decode"}
+    for phase, step in phase_steps(deployment, technique, work).items():
+        if phase == "decode" and drafts:
+            return
+        stated, case = ops_by_name(step), _case(deployment, technique, work, phase)
+        picked = [_passes(run.passes, phase) for run in every]
+        issued = [p.hosts for p in _passes(hosts, phase)]
+        for name, (op, times) in stated.items():
+            found = [[p.steady(name, times) for p in some if name in p.ops] for some in picked]
+            if op.stream not in UNTIMED and all(found):
+                own = [share * ops[name] / times for ops in issued if name in ops]
+                took = tuple(max(median(f), 1e-9) for f in found)
+                yield Sample(NAME, case | {"op": name}, op, took, median(own) if own else 0.0)
+        if phase == "decode":
+            rest, ops_s = runs.rests(stated)
+            if min(rest) > 0:
+                host_s = median(rest) if runs.plain else 0.0
+                own_case = case | {"op": REST, "ops_s": ops_s}
+                yield Sample(NAME, own_case, Op(REST, launches=0.0), tuple(rest), host_s)
 
 
-def _samples(
-    deployment: Deployment,
-    technique: Technique,
-    work: RandomPrompts,
-    phase: str,
-    stated: Mapping[str, tuple[Op, int]],
-    runs: Sequence[Sequence[TimedPass]],
-    hosts: Sequence[Mapping[str, float]],
-    share: float,
-) -> Iterator[Sample]:
-    """One sample per op that is stated once per layer or in the head, as it was timed there."""
-    for name, (op, times) in stated.items():
-        found = [[p.steady(name, times) for p in passes if name in p.ops] for passes in runs]
-        if op.stream not in UNTIMED and all(found):
-            case = _case(deployment, technique, work, phase) | {"op": name}
-            issued = [share * ops[name] / times for ops in hosts if name in ops]
-            host_s = median(issued) if issued else 0.0
-            yield Sample(NAME, case, op, tuple(max(median(f), 1e-9) for f in found), host_s)
+def _passes(passes: Sequence[TimedPass], phase: str) -> Sequence[TimedPass]:
+    """Those of a phase: of the prompt the model's own."""
+    return passes[:1] if phase == "prefill" else [p for p in passes if p.kind == "decode"]
 
 
 def _case(

@@ -161,6 +161,14 @@ def _round_seconds(d: Deployment, technique: Technique, work: PromptSizes, repla
     return float(np.ravel(steady_seconds(step, d, duration))[0])
 
 
+def phase_steps(deployment: Deployment, technique: Technique, work: PromptSizes) -> dict[str, Step]:
+    """State the prompt's pass, and the round in the middle where rounds are one pass each."""
+    sizes = (work.batch, work.prompt, work.generate)
+    steps = {"prefill": technique.prefill(deployment, prefill_point(*sizes))}
+    rounds = technique.cycle(deployment, decode_point(*sizes, work.generate / 2)).steps
+    return steps | ({"decode": rounds[0]} if len(rounds) == 1 else {})
+
+
 def op_seconds(deployment: Deployment, technique: Technique, work: PromptSizes) -> dict[str, float]:
     """Predict the GPU's ops of the prompt's pass, and of rounds that are one pass each.
 
@@ -169,13 +177,8 @@ def op_seconds(deployment: Deployment, technique: Technique, work: PromptSizes) 
     dict of str to float
         Time of all layers together by phase and op, as ``decode attn``. [s]
     """
-    sizes = (work.batch, work.prompt, work.generate)
-    steps = {"prefill": technique.prefill(deployment, prefill_point(*sizes))}
-    cycle = technique.cycle(deployment, decode_point(*sizes, work.generate / 2))
-    if len(cycle.steps) == 1:
-        steps["decode"] = cycle.steps[0]
     found = {}
-    for phase, step in steps.items():
+    for phase, step in phase_steps(deployment, technique, work).items():
         for name, (op, times) in ops_by_name(step).items():
             if op.stream == "gpu":
                 alone = float(np.ravel(seconds(op, deployment))[0])

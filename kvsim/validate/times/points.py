@@ -13,10 +13,10 @@ from kvsim.errors import InputError, first_line
 from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Hardware, Stack
-from kvsim.prediction.memory import decode_point, prefill_point
+from kvsim.prediction.memory import decode_point
 from kvsim.techniques.technique import Technique
 from kvsim.validate.counts.check import SLACK, RandomPrompts, representative
-from kvsim.validate.counts.expected import ops_by_name, predict, predictions
+from kvsim.validate.counts.expected import ops_by_name, phase_steps, predict, predictions
 from kvsim.validate.machine import refusals
 from kvsim.validate.model.architecture import Architecture, load_architecture
 from kvsim.validate.model.decoder import Decoder
@@ -274,12 +274,9 @@ def _measured_ops(
     deployment: Deployment, technique: Technique, work: RandomPrompts, timed: Timing
 ) -> Iterator[tuple[str, list[float]]]:
     """Ops of the prompt's pass, and of rounds that are one pass each, as they were timed."""
-    sizes = (work.batch, work.prompt, work.generate)
     passes = {"prefill": timed.passes[:1]}
     passes["decode"] = tuple(p for p in timed.passes if p.kind == "decode")
-    steps = {"prefill": technique.prefill(deployment, prefill_point(*sizes))}
-    steps["decode"] = technique.cycle(deployment, decode_point(*sizes, work.generate / 2)).steps[0]
-    for phase, step in steps.items():
+    for phase, step in phase_steps(deployment, technique, work).items():
         for name, (_, times) in ops_by_name(step).items():
             found = [times * p.steady(name, times) for p in passes[phase] if name in p.ops]
             if found:
