@@ -4,6 +4,7 @@ Two buffers take turns: while one layer is attended to, the next one arrives in 
 """
 
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - its usual name
@@ -12,11 +13,10 @@ from torch import Tensor
 from kvsim.engine.formats import Format
 from kvsim.frozen import frozen
 from kvsim.validate.counter import NullCounter, OpRecord
-from kvsim.validate.kernels.quantise import quantise
-from kvsim.validate.kernels.stores import Store
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import LayerWeights, Linear
+from kvsim.validate.parts.rows import Codec, Plain, codec
 from kvsim.validate.parts.selection import LayerContext, LayeredRun
 from kvsim.validate.parts.store import Host, Resident
 from kvsim.validate.parts.tiered import MakeStore
@@ -39,6 +39,12 @@ class TokenTables:
     width: int
     dtype: torch.dtype  # of plain numbers
 
+    @cached_property
+    def codec(self) -> Codec:
+        """How the numbers of a token become a row."""
+        packs = self.stored.packs
+        return codec(self.stored.bits, int(self.stored.group)) if packs else Plain()
+
     def tables(self, make: Host, tokens: int) -> list[Tensor]:
         """Make room for some tokens: numbers, or codes with scales and zero points.
 
@@ -54,11 +60,7 @@ class TokenTables:
         list of Tensor
             Numbers (tokens, width); or codes, scales and zero points, (tokens, ...) each.
         """
-        if not self.stored.packs:
-            return [make((tokens, self.width), self.dtype)]
-        groups = self.width // int(self.stored.group)
-        codes = make((tokens, self.width * int(self.stored.bits) // 8), torch.uint8)
-        return [codes, *(make((tokens, groups), torch.float16) for _ in "sz")]
+        return [make((tokens, n), kind) for n, kind in self.codec.widths(self.width, self.dtype)]
 
     def put(self, record: OpRecord, numbers: Tensor, tables: list[Tensor], part: slice) -> None:
         """Store the numbers of a range of tokens.
@@ -73,12 +75,8 @@ class TokenTables:
             Rows that the tokens take.
         """
         flat = numbers.flatten(1)
-        made = [flat]
+        made = [rows[0, 0] for rows in self.codec.encode(flat[None, None])]
         if self.stored.packs:
-            packed = quantise(
-                flat[None, None], int(self.stored.bits), int(self.stored.group), "token"
-            )
-            made = [part[0, 0] for part in (packed.codes, packed.scale, packed.zero)]
             record.reads(flat)
             record.writes(*made)
         for table, new in zip(tables, made, strict=True):
@@ -102,9 +100,8 @@ class TokenTables:
         found = [table[part] for table in tables]
         if not self.stored.packs:
             return found[0]
-        codes, scale, zero = (table[None, None] for table in found)
-        bits, group = int(self.stored.bits), int(self.stored.group)
-        wide = Store(codes, scale, zero, bits, group, "token").numbers()[0, 0].to(self.dtype)
+        store = self.codec.store([rows[None, None] for rows in found])
+        wide = store.numbers()[0, 0].to(self.dtype)
         record.reads(*found)
         record.writes(wide)
         return wide

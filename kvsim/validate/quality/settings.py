@@ -10,7 +10,7 @@ from kvsim.techniques import parse
 from kvsim.techniques.axes.drafting import WINDOW
 from kvsim.techniques.technique import Technique
 from kvsim.traces.attention import GAMMAS
-from kvsim.validate.counts.check import RandomPrompts, rehearse
+from kvsim.validate.counts.check import CACHE_COPIES, RandomPrompts, rehearse
 from kvsim.validate.machine import check_memory
 from kvsim.validate.model.architecture import Architecture
 from kvsim.validate.model.weights import cached_bytes, weight_bytes
@@ -18,7 +18,6 @@ from kvsim.validate.techniques import check_known
 
 DRAFTED = 4  # tokens written for acceptance per token scored: a round takes several
 MIN_SCORED = 16  # scored tokens, or too few are written for a round of every gamma
-CACHE_COPIES = 6  # a cache, its copies on both sides, prompt and buffers
 
 
 @frozen
