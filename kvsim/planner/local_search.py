@@ -8,14 +8,13 @@ steps every generated token counts.
 Uniform placements are searched as a whole: every kind at batches and shares that depend on nothing
 but the model, then steps from the best few of each.
 
-Arrangements of layers that differ in shares and batch alone are evaluated at once: settings are
+Placements of one kind, which differ in shares and batch alone, are evaluated at once: settings are
 arrays, and of every trial no more of the weights is streamed than the GPU's memory asks for, since
 streaming is never quicker than not streaming.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
-from functools import cached_property
 from itertools import groupby, product
 
 import numpy as np
@@ -25,7 +24,6 @@ from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.graph import Array
 from kvsim.machines.deployment import Deployment
-from kvsim.models.model import LayerShape
 from kvsim.planner.question import Question
 from kvsim.planner.table import LIMIT_SLACK, SAMPLED_CONTEXTS, measures
 from kvsim.prediction.generate import Prediction
@@ -39,94 +37,11 @@ from kvsim.techniques.papers.kvpr import Kvpr, Place
 from kvsim.techniques.papers.offload import Offload
 from kvsim.techniques.technique import Layers, Technique
 
-# arrangements
+# trials
 
 TOKEN_ROUNDING = 1e-6  # of a token
 NO_SHARE = 1e-6  # a share below this is none
-
-
-@frozen
-class Shares:
-    """Where a layer's cached tokens are, as shares; the rest is on the GPU."""
-
-    host: float = 0.0  # copied in every step, or recomputed
-    split: float = 0.0  # of those, recomputed; a share of the prompt
-    cpu: float = 0.0  # attended to by the CPU
-
-
-@frozen
-class Use:
-    """What some layers do."""
-
-    shares: Shares
-    parts: int
-    layers: int
-    streamed: float = 0.0  # share of their weights
-    disk: float = 0.0  # share of what the host would have of both
-
-
-@frozen
-class Arrangement:
-    """Uses of layers of each shape, the first use in the first layers."""
-
-    uses: tuple[tuple[Use, ...], ...]
-
-    def technique(self, deployment: Deployment, prompt: int) -> Technique:
-        """As layers of a model."""
-        sequence = self.sequence(deployment)
-        terms = {u: self._term(u, prompt) for u in dict.fromkeys(sequence)}
-        places = [terms[u] for u in sequence]  # the same object, so that it is evaluated once
-        layers, first = [], 0
-        for place, some in groupby(places):
-            count = len(list(some))
-            layers.append(Layers((place,), first, first + count - 1))
-            first += count
-        if len(layers) == 1:
-            return Technique((Layers(layers[0].terms),))
-        return Technique(tuple(layers))
-
-    def _term(self, u: Use, prompt: int) -> Term:
-        """A use by its technique's name where it has one."""
-        host, split = (
-            _round_share(u.shares.host),
-            float(np.floor(u.shares.split * prompt + TOKEN_ROUNDING)),
-        )
-        cpu, weights = _round_share(u.shares.cpu), _round_share(u.streamed)
-        disk = _round_share(u.disk)
-        if not weights and u.parts == 1 and not cpu and not disk:
-            if not host:
-                return Full()
-            if not split:
-                return Offload(host_share=host, parts=1)
-            if host == 1:
-                return Kvpr(split=split, parts=1)
-        if not weights and cpu == 1 and u.parts == 2:
-            return Fastdecode()
-        return Place(
-            host_share=host,
-            split=split if host else 0.0,
-            cpu_share=cpu,
-            weights_host=weights,
-            cache_disk=disk if host else 0.0,
-            weights_disk=disk if weights else 0.0,
-            parts=u.parts,
-        )
-
-    def sequence(self, deployment: Deployment) -> list[Use]:
-        """The use of every layer."""
-        order = [s for block, count in deployment.shard.layout for s in block * count]
-        shapes = list(dict.fromkeys(order))
-        queues = [iter([u for u in uses for _ in range(u.layers)]) for uses in self.uses]
-        return [next(queues[shapes.index(shape)]) for shape in order]
-
-
-def _round_share(share: float) -> float:
-    return 0.0 if share < NO_SHARE else round(min(share, 1.0), 6)
-
-
-# trials
-
-HOST, SPLIT, CPU, STREAMED, DISK = range(5)  # columns of a use's shares
+HOST, SPLIT, CPU, STREAMED, DISK = range(5)  # columns of shares
 SHARE_DIGITS = 6  # of a share
 LATE_MERIT = 1e15  # above every objective
 NO_MEMORY = 1e18  # bytes that no memory has [B]
@@ -136,20 +51,20 @@ CHORD_STEPS = 3  # steps to the least share of weights; memory is nearly affine 
 
 @frozen
 class Trials:
-    """Arrangements that differ in shares and batch alone.
+    """Placements of one kind, which differ in shares and batch alone.
 
     Attributes
     ----------
     kind
-        One of them.
+        What layers do, and in how many parts of the batch.
     batch
         Of each. (n,) [sequences]
     shares
-        Of each use in the order of ``kind``: on the host, recomputed, for the CPU, streamed
-        weights, and on the disk of what the host would have. (n, u, 5)
+        Of the layers of each shape: on the host, recomputed, for the CPU, streamed weights, and on
+        the disk of what the host would have. (n, k, 5)
     """
 
-    kind: Arrangement
+    kind: tuple[str, int]
     batch: Array
     shares: Array
 
@@ -172,50 +87,30 @@ class Trials:
         shares[..., DISK] = np.reshape(share, (-1, 1))
         return replace(self, shares=shares)
 
-    @cached_property
-    def uses(self) -> list[Use]:
-        """Of the kind, all shapes of layers in turn. (u,)"""
-        return [u for uses in self.kind.uses for u in uses]
-
-    def arrangement(self, row: int) -> Arrangement:
-        """The arrangement of one of the trials."""
-        found = iter(
-            replace(u, shares=Shares(*s[:STREAMED]), streamed=s[STREAMED], disk=s[DISK])
-            for u, s in zip(self.uses, self.shares[row].tolist(), strict=True)
-        )
-        return replace(
-            self.kind, uses=tuple(tuple(next(found) for _ in some) for some in self.kind.uses)
-        )
+    @property
+    def parts(self) -> int:
+        """Parts of the batch that take turns."""
+        return self.kind[1]
 
     def technique(self, deployment: Deployment, prompt: int) -> Technique:
         """All of them, with settings along the axis of batches."""
-        places: list[Place] = []
         known: dict[bytes, Place] = {}
-        for u, use in enumerate(self.uses):
-            key = self.shares[:, u].tobytes() + bytes([use.parts])
+        places = []
+        for shape in range(self.shares.shape[1]):
+            key = self.shares[:, shape].tobytes()
             if key not in known:
-                known[key] = self._place(u, prompt)
+                known[key] = self._place(shape, prompt)
             places.append(known[key])
-        sequence = [places[i] for i in self._order(deployment)]
-        layers, first = [], 0
-        for place, some in groupby(sequence, key=id):
-            count = len(list(some))
-            layers.append(Layers((sequence[first],), first, first + count - 1))
-            assert id(sequence[first]) == place
-            first += count
-        return Technique((Layers(layers[0].terms),) if len(layers) == 1 else tuple(layers))
+        return _place_layers(deployment, places)
 
-    def _order(self, deployment: Deployment) -> list[int]:
-        """The use of every layer, by its number."""
-        numbered = iter(range(len(self.uses)))
-        marked = tuple(
-            tuple(replace(u, streamed=float(next(numbered))) for u in uses)
-            for uses in self.kind.uses
-        )
-        return [int(u.streamed) for u in replace(self.kind, uses=marked).sequence(deployment)]
+    def named(self, row: int, deployment: Deployment, prompt: int) -> Technique:
+        """One of them, each layer by the name of the simplest technique that does it."""
+        known: dict[Term, Term] = {}
+        terms = (_name_place(prompt, self.parts, *s) for s in self.shares[row].tolist())
+        return _place_layers(deployment, [known.setdefault(term, term) for term in terms])
 
-    def _place(self, use: int, prompt: int) -> Place:
-        host, split, cpu, streamed, disk = (_as_setting(x) for x in self.shares[:, use].T)
+    def _place(self, shape: int, prompt: int) -> Place:
+        host, split, cpu, streamed, disk = (_as_setting(x) for x in self.shares[:, shape].T)
         tokens = np.floor(np.asarray(split) * prompt + TOKEN_ROUNDING)
         return Place(
             host_share=host,
@@ -224,13 +119,56 @@ class Trials:
             weights_host=streamed,
             cache_disk=disk if positive(host) else 0.0,
             weights_disk=disk if positive(streamed) else 0.0,
-            parts=self.uses[use].parts,
+            parts=self.parts,
         )
 
 
 def _as_setting(share: Array) -> Array | float:
     """An array of settings, or the number that they all are."""
     return float(share[0]) if (share == share[0]).all() else share[None, :, None]
+
+
+def _name_place(
+    prompt: int, parts: int, host: float, split: float, cpu: float, weights: float, disk: float
+) -> Term:
+    """A placement by its technique's name where it has one."""
+    host, cpu, weights, disk = map(_round_share, (host, cpu, weights, disk))
+    tokens = float(np.floor(split * prompt + TOKEN_ROUNDING))
+    if not weights and parts == 1 and not cpu and not disk:
+        if not host:
+            return Full()
+        if not tokens:
+            return Offload(host_share=host, parts=1)
+        if host == 1:
+            return Kvpr(split=tokens, parts=1)
+    if not weights and cpu == 1 and parts == 2:
+        return Fastdecode()
+    return Place(
+        host_share=host,
+        split=tokens if host else 0.0,
+        cpu_share=cpu,
+        weights_host=weights,
+        cache_disk=disk if host else 0.0,
+        weights_disk=disk if weights else 0.0,
+        parts=parts,
+    )
+
+
+def _round_share(share: float) -> float:
+    return 0.0 if share < NO_SHARE else round(min(share, 1.0), 6)
+
+
+def _place_layers(deployment: Deployment, terms: Sequence[Term]) -> Technique:
+    """What layers of each shape do, as ranges of the model's layers."""
+    order = [s for block, count in deployment.shard.layout for s in block * count]
+    shapes = list(dict.fromkeys(order))
+    sequence = [terms[shapes.index(shape)] for shape in order]
+    layers, first = [], 0
+    for _, some in groupby(sequence, key=id):
+        count = len(list(some))
+        layers.append(Layers((sequence[first],), first, first + count - 1))
+        first += count
+    return Technique((Layers(layers[0].terms),) if len(layers) == 1 else tuple(layers))
 
 
 @frozen
@@ -473,7 +411,7 @@ def _walk(
 
 def _best_of_kinds(found: Iterable[Scored]) -> list[Scored]:
     """The best of every kind, even if it is late."""
-    best: dict[Arrangement, Scored] = {}
+    best: dict[tuple[str, int], Scored] = {}
     for x in found:
         if not len(x.trials):
             continue
@@ -488,7 +426,7 @@ def _keep_near_best(
     found: Iterable[Scored], far: float, others: Sequence[Scored] = ()
 ) -> list[Scored]:
     """What is not much worse than the best nor much too late; each place once, by kind."""
-    kinds: dict[Arrangement, Scored] = {}
+    kinds: dict[tuple[str, int], Scored] = {}
     for x in found:
         known = kinds.get(x.trials.kind)
         kinds[x.trials.kind] = x if known is None else known.with_rows(x)
@@ -509,7 +447,7 @@ def _keep_near_best(
 def _batch_window(best: Trials) -> Trials:
     """One of the trials at every batch near its own: with its shares, as many bytes of caches on
     the GPU, or something between."""
-    parts = max(u.parts for u in best.uses)
+    parts = best.parts
     batch = float(best.batch[0]) + parts * np.arange(-BATCH_WINDOW, BATCH_WINDOW + 1)
     batch = batch[(batch >= parts) & (batch <= MOST_SEQUENCES)]
     shares = np.repeat(best.shares, batch.size, axis=0)
@@ -557,12 +495,12 @@ def _step(
 
 def _neighbours(trials: Trials, strides: tuple[int, ...], free: bool) -> tuple[Trials, Rows]:
     """Trials around some, with other shares or at other batches, and which each is of."""
-    moves = _share_moves(trials, strides)  # (m, u, 5)
+    moves = _share_moves(trials, strides)  # (m, k, 5)
     shares = np.repeat(trials.shares[:, None], len(moves), axis=1)
     shares = np.where(moves, np.round((shares + moves) / SHARE_GRID) * SHARE_GRID, shares)
     of = np.repeat(np.arange(len(trials)), len(moves))
     batch = trials.batch[of]
-    shares = shares.reshape(of.size, len(trials.uses), DISK + 1)
+    shares = shares.reshape(of.size, trials.shares.shape[1], DISK + 1)
     if free:
         others, whose = _near_batches(trials)
         before = trials.shares[whose]
@@ -584,7 +522,7 @@ def _clip_shares(shares: Array, before: Array) -> NDArray[np.bool]:
 
 
 def _keep_bytes(shares: Array, ratio: Array) -> Array:
-    """Shares at another batch that keep as many bytes of caches on the GPU. (n, u, 5)"""
+    """Shares at another batch that keep as many bytes of caches on the GPU. (n, k, 5)"""
     found = shares.copy()
     here = 1 - shares[..., HOST] - shares[..., CPU]
     key = np.where(shares[..., CPU] > 0, CPU, HOST)[..., None]
@@ -596,8 +534,8 @@ def _keep_bytes(shares: Array, ratio: Array) -> Array:
 
 
 def _share_moves(trials: Trials, strides: tuple[int, ...]) -> Array:
-    """Changes of shares: one of one use or of all uses, or two against each other. (m, u, 5)"""
-    count = len(trials.uses)
+    """Changes of shares: one of one shape or of all shapes, or two against each other. (m, k, 5)"""
+    count = trials.shares.shape[1]
     same = (trials.shares == trials.shares[:, :1]).all()
     groups = [list(range(count))] + ([[u] for u in range(count)] if count > 1 else [])
     if same and strides == FAR_STRIDES:
@@ -617,7 +555,7 @@ def _share_moves(trials: Trials, strides: tuple[int, ...]) -> Array:
 
 def _near_batches(trials: Trials) -> tuple[Array, Rows]:
     """Batches near those of some trials, and whose they are."""
-    parts = max(u.parts for u in trials.uses)
+    parts = trials.parts
     found, whose = [], []
     for i, batch in enumerate(trials.batch.tolist()):
         near = {batch + sign * parts * n for n in BATCH_STEPS for sign in (-1, 1)}
@@ -782,16 +720,13 @@ def search_uniform(
     streams : whether weights may be streamed.
     """
     w, together = question.workload, BatchEvaluator(question, streams)
-    shapes: dict[LayerShape, int] = {}
-    for block, count in question.deployment.shard.layout:
-        for shape in block:
-            shapes[shape] = shapes.get(shape, 0) + count
+    shapes = {shape for block, _ in question.deployment.shard.layout for shape in block}
     starts = []
-    for (_, parts), grid in uniform_kinds(names).items():
+    for kind, grid in uniform_kinds(names).items():
+        parts = kind[1]
         batches = grid_of_batches(most, parts) if w.batch is None else np.array([float(w.batch)])
         if not batches.size or (w.batch is not None and w.batch % parts):
             continue
-        kind = Arrangement(tuple((Use(Shares(*grid[0]), parts, n),) for n in shapes.values()))
         shares = np.zeros((batches.size, len(grid), len(shapes), DISK + 1))
         shares[..., :3] = np.array(grid)[None, :, None]
         rows = shares.reshape(-1, *shares.shape[2:])
@@ -817,7 +752,7 @@ def search_near(question: Question, starts: Iterable[Scored], streams: bool) -> 
         together, played, PRICE_STRIDES, SAMPLED_CONTEXTS, KEPT_AT_LAST, w.batch is None
     )
     return [
-        w.predict(x.trials.arrangement(0).technique(d, w.prompt), d, x.trials.batch)
+        w.predict(x.trials.named(0, d, w.prompt), d, x.trials.batch)
         for x in (end.best(1) for end in ends)
         if len(x.trials)
     ]
@@ -836,7 +771,7 @@ def _search_starts(
         tops += [x.best(STARTS_PER_KIND) for x in starts if x.trials.kind == kind]
     for top in tops:
         for row, batch in enumerate(top.trials.batch):
-            t = top.trials.arrangement(row).technique(d, w.prompt)
+            t = top.trials.named(row, d, w.prompt)
             best.append(w.predict(t, d, np.array([batch])))
     least = min((float(x.merits[0]) for x in seen), default=np.inf)
     near = [
