@@ -28,10 +28,7 @@ from kvsim.planner.compositions import CompositionSearch
 from kvsim.planner.layers import MixedLayers
 from kvsim.planner.load import RateSearch, ServiceLevel, draw_load
 from kvsim.planner.local_search import (
-    largest_placed,
-    placement_kinds,
     search_uniform,
-    streams_weights,
 )
 from kvsim.planner.plan import answer
 from kvsim.planner.question import Admission, PlanLimits, Question, Workload
@@ -231,8 +228,7 @@ def check_layers(cases: int, seed: int) -> None:
         if not len(search.table):
             continue
         search.refine()
-        kinds, streams = placement_kinds(question), streams_weights(question)
-        uniform = search_uniform(question, kinds, streams, largest_placed(question))
+        uniform = search_uniform(question)
         for prediction in uniform.best:
             search.include(prediction)
         limits = question.limits.finite()

@@ -28,10 +28,8 @@ from kvsim.graph import Array, Point
 from kvsim.models.model import LayerShape
 from kvsim.planner.local_search import (
     UniformPlacements,
-    largest_placed,
     placement_kinds,
     search_uniform,
-    streams_weights,
 )
 from kvsim.planner.question import Question
 from kvsim.planner.table import TableSearch
@@ -324,10 +322,9 @@ def add_placements(question: Question, search: TableSearch) -> FoundPlacements:
     """
     if question.admission.engine:
         return FoundPlacements(UniformPlacements(), 0, 0)
-    kinds, streams = placement_kinds(question), streams_weights(question)
     uniform = UniformPlacements()
-    if kinds:
-        uniform = search_uniform(question, kinds, streams, largest_placed(question))
+    if placement_kinds(question):
+        uniform = search_uniform(question)
     for prediction in uniform.best:
         search.include(prediction)
     mixed = MixedLayers(question, search)

@@ -39,6 +39,8 @@ from kvsim.techniques.technique import Layers, Technique
 
 # trials
 
+Kind = tuple[str, int]  # what layers do, and in how many parts of the batch
+Grid = list[tuple[float, float, float]]  # on the host, recomputed, for the CPU
 TOKEN_ROUNDING = 1e-6  # of a token
 NO_SHARE = 1e-6  # a share below this is none
 HOST, SPLIT, CPU, STREAMED, DISK = range(5)  # columns of shares
@@ -64,7 +66,7 @@ class Trials:
         the disk of what the host would have. (n, k, 5)
     """
 
-    kind: tuple[str, int]
+    kind: Kind
     batch: Array
     shares: Array
 
@@ -220,15 +222,10 @@ class Scored:
 
 
 class BatchEvaluator:
-    """The engine's word on trials of one question.
+    """The engine's word on trials of one question."""
 
-    Parameters
-    ----------
-    streams : whether weights may be streamed.
-    """
-
-    def __init__(self, q: Question, streams: bool) -> None:
-        self.q, self.streams = q, streams
+    def __init__(self, q: Question) -> None:
+        self.q, self.streams = q, streams_weights(q)
 
     def played(self, trials: Trials, contexts: int = SAMPLED_CONTEXTS) -> "Scored":
         """All of them with the least share of weights that each must stream."""
@@ -411,7 +408,7 @@ def _walk(
 
 def _best_of_kinds(found: Iterable[Scored]) -> list[Scored]:
     """The best of every kind, even if it is late."""
-    best: dict[tuple[str, int], Scored] = {}
+    best: dict[Kind, Scored] = {}
     for x in found:
         if not len(x.trials):
             continue
@@ -426,7 +423,7 @@ def _keep_near_best(
     found: Iterable[Scored], far: float, others: Sequence[Scored] = ()
 ) -> list[Scored]:
     """What is not much worse than the best nor much too late; each place once, by kind."""
-    kinds: dict[tuple[str, int], Scored] = {}
+    kinds: dict[Kind, Scored] = {}
     for x in found:
         known = kinds.get(x.trials.kind)
         kinds[x.trials.kind] = x if known is None else known.with_rows(x)
@@ -577,34 +574,52 @@ NEAR_BEST_KIND = 0.12
 SIXTEENTHS = np.arange(1, 16) / 16
 TRIED_SHARES = (0.01, 0.03, *SIXTEENTHS.tolist())  # shares that are tried
 PARTIAL_SHARES = (0.25, 0.5, 1.0)  # of what is left, where there are several
-Grid = list[tuple[float, float, float]]  # on the host, recomputed, for the CPU
 
 
-def placement_kinds(question: Question) -> list[str]:
+def placement_kinds(question: Question) -> dict[Kind, Grid]:
     """What layers may do there, by the techniques that the user considers.
 
     Parameters
     ----------
     question
         The question; on several ranks or stages nothing is placed anywhere else.
+
+    Returns
+    -------
+    dict
+        By what is done and in how many parts of the batch, the shares that are tried.
     """
     names = {t.name for t in question.admission.candidates()}
     shard = question.deployment.shard
     if not question.deployment.single_pass:
-        return []
-    smaller = shard.hidden < shard.kv_width  # else a layer input is no smaller than its KV
-    cpu = "fastdecode" in names and not shard.latent
-    found = {
-        "full": "full" in names,
-        "copied": "offload" in names,
-        "recomputed": "kvpr" in names and smaller,
-        "cpu": cpu,
-        "shared": cpu,
-        "halved": cpu,
-        "joined": cpu and "kvpr" in names and smaller,
-        "halved_joined": cpu and "kvpr" in names and smaller,
-    }
-    return [name for name, allowed in found.items() if allowed]
+        return {}
+    found: dict[Kind, Grid] = {}
+    if "full" in names:
+        found["full", 1] = [(0.0, 0.0, 0.0)]
+    if "offload" in names:
+        found["copied", 1] = [(h, 0.0, 0.0) for h in (*TRIED_SHARES, 1.0)]
+    # else a layer's input is no smaller than its KV
+    recomputes = "kvpr" in names and shard.hidden < shard.kv_width
+    if recomputes:
+        found["recomputed", 1] = [
+            (h, r * h, 0.0) for h in (*TRIED_SHARES[::2], 1.0) for r in TRIED_SHARES[2::2]
+        ]
+    if "fastdecode" not in names or shard.latent:
+        return found
+    found["cpu", 2] = [(0.0, 0.0, 1.0)]
+    for parts in (1, 2):
+        found["shared", parts] = [(0.0, 0.0, c) for c in TRIED_SHARES]
+    for parts in (1, 2) if recomputes else ():
+        found["joined", parts] = [
+            (h * (1 - c), r * h * (1 - c), c)
+            for c in TRIED_SHARES[1::2]
+            for h in PARTIAL_SHARES
+            for r in PARTIAL_SHARES
+        ]
+        found["joined copies", parts] = [
+            (h * (1 - c), 0.0, c) for c in TRIED_SHARES[1:] for h in (0.1, *PARTIAL_SHARES)
+        ]
+    return found
 
 
 def streams_weights(question: Question) -> bool:
@@ -652,36 +667,6 @@ def largest_placed(question: Question) -> float:
     return most
 
 
-def uniform_kinds(names: Iterable[str]) -> dict[tuple[str, int], Grid]:
-    """What may be done, in how many parts, and the shares that are tried."""
-    grids: dict[str, Grid] = {
-        "full": [(0.0, 0.0, 0.0)],
-        "copied": [(h, 0.0, 0.0) for h in (*TRIED_SHARES, 1.0)],
-        "recomputed": [
-            (h, r * h, 0.0) for h in (*TRIED_SHARES[::2], 1.0) for r in TRIED_SHARES[2::2]
-        ],
-        "cpu": [(0.0, 0.0, 1.0)],
-        "shared": [(0.0, 0.0, c) for c in TRIED_SHARES],
-        "joined": [
-            (h * (1 - c), r * h * (1 - c), c)
-            for c in TRIED_SHARES[1::2]
-            for h in PARTIAL_SHARES
-            for r in PARTIAL_SHARES
-        ],
-        "joined copies": [
-            (h * (1 - c), 0.0, c) for c in TRIED_SHARES[1:] for h in (0.1, *PARTIAL_SHARES)
-        ],
-    }
-    several = {"halved": "shared", "halved_joined": "joined"}
-    found = {}
-    for name in dict.fromkeys(names):
-        parts, kind = 2 if name in several or name == "cpu" else 1, several.get(name, name)
-        for some in (kind, f"{kind} copies"):
-            if some in grids:
-                found[some, parts] = grids[some]
-    return found
-
-
 def grid_of_batches(most: float, parts: int) -> Array:
     """Batches up to the largest: every one at first, then so many per doubling."""
     found, size = [], 1.0
@@ -709,20 +694,12 @@ class UniformPlacements:
     starts: list[Scored] = field(default_factory=list)
 
 
-def search_uniform(
-    question: Question, names: Iterable[str], streams: bool, most: float
-) -> UniformPlacements:
-    """The best of all kinds at every batch up to the largest.
-
-    Parameters
-    ----------
-    names : kinds of options that may be used.
-    streams : whether weights may be streamed.
-    """
-    w, together = question.workload, BatchEvaluator(question, streams)
+def search_uniform(question: Question) -> UniformPlacements:
+    """The best of all kinds at every batch up to the largest."""
+    w, together, most = question.workload, BatchEvaluator(question), largest_placed(question)
     shapes = {shape for block, _ in question.deployment.shard.layout for shape in block}
     starts = []
-    for kind, grid in uniform_kinds(names).items():
+    for kind, grid in placement_kinds(question).items():
         parts = kind[1]
         batches = grid_of_batches(most, parts) if w.batch is None else np.array([float(w.batch)])
         if not batches.size or (w.batch is not None and w.batch % parts):
@@ -734,19 +711,19 @@ def search_uniform(
         starts.append(_best_by_doubling(together.played(trials)))
     found = _search_starts(together, starts)
     # a kind that fell behind on the way may lead further from the best that was seen of it
-    again = search_from(question, found.starts, streams)
+    again = search_from(question, found.starts)
     return UniformPlacements([*found.best, *again.best], again.starts)
 
 
-def search_from(question: Question, starts: Iterable[Scored], streams: bool) -> UniformPlacements:
+def search_from(question: Question, starts: Iterable[Scored]) -> UniformPlacements:
     """The best beside what is known of another question."""
-    together = BatchEvaluator(question, streams)
+    together = BatchEvaluator(question)
     return _search_starts(together, [together.played(x.trials) for x in starts], exact=False)
 
 
-def search_near(question: Question, starts: Iterable[Scored], streams: bool) -> list[Prediction]:
+def search_near(question: Question, starts: Iterable[Scored]) -> list[Prediction]:
     """The best of every kind near what is known of a question that hardly differs."""
-    together, w, d = BatchEvaluator(question, streams), question.workload, question.deployment
+    together, w, d = BatchEvaluator(question), question.workload, question.deployment
     played = [together.played(x.trials) for x in starts]
     ends, _ = _walk(
         together, played, PRICE_STRIDES, SAMPLED_CONTEXTS, KEPT_AT_LAST, w.batch is None

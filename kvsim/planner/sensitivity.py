@@ -38,7 +38,6 @@ from kvsim.planner.local_search import (
     UniformPlacements,
     search_from,
     search_near,
-    streams_weights,
 )
 from kvsim.planner.question import (
     DEFAULT_TPOT,
@@ -124,7 +123,7 @@ def solve_prices(
     found: dict[str, float] = {}
     for label, other in asked.items():
         other.refine()
-        for prediction in search_near(other.q, starts, streams_weights(other.q)):
+        for prediction in search_near(other.q, starts):
             other.include(prediction)
         better = _best_value(other)
         found[label] = 0.0 if better is None else relative_gain(value, better)
@@ -178,7 +177,7 @@ def _solve_without(
     """Solved without a target."""
     other = search.under(**{name: np.inf})
     limits, value = other.q.limits.finite(), search.value(row)
-    for prediction in search_from(other.q, uniform.starts, streams_weights(other.q)).best:
+    for prediction in search_from(other.q, uniform.starts).best:
         other.include(prediction)
     found = other.optimum(limits)
     if found is None:
