@@ -406,7 +406,7 @@ def find_value(
             )
         key = "req_s" if case["req_s"] is not None else "rate"
         start = case[key] or (traffic.workload.rate if traffic.workload is not None else 1.0)
-        least, most = start / 1024, start * 1024
+        least, most = start / 1000, start * 1000
         if not drawn and not traffic.clock and key == "rate":
             from kvsim.traces.resample import MOST_REQUESTS
 
@@ -423,10 +423,10 @@ def find_value(
             )
         return Sought("hit_rate", 0.5, 0.0, 0.99, True, 0.01)
     if what == "host-cache":
-        stored = traffic.requests.block_ids is not None if fleets else inputs.prefix_caching
-        if not stored and not traffic.reuses:
-            mend = "use a trace that has hash blocks" if fleets else "add --prefix-caching"
-            raise InputError(f"--find host-cache: needs prefix blocks; {mend}")
+        if traffic.requests.block_ids is None and not traffic.reuses:
+            raise InputError(
+                "--find host-cache: needs prefix blocks; use a trace that has hash blocks"
+            )
         gib = 2.0**30
         return Sought(
             "host_cache", 64 * gib, 0.0, where.hardware.host_memory // gib * gib, True, gib
@@ -569,6 +569,7 @@ def _build_rules(
     given = {name: value for name, value in settings.items() if value is not None}
     sizes = [*(inputs.host_cache or ()), *(inputs.nvme_cache or ())]  # of all runs: one may be 0
     stored = any(size for _, size in sizes) or bool(inputs.remote_cache)
+    stored |= inputs.find == "host-cache"
     implied = stored and inputs.preemption == "recompute" and not reuses
     if implied and not inputs.prefix_caching:
         print_once("prefix caching is enabled, because stored prefix blocks need it")

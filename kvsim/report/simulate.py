@@ -556,6 +556,8 @@ def _order_by_need(rows: Sequence[Row]) -> list[Row]:
 def _describe_sought(rows: Sequence[Row], best: Row, where: str, trace: str, targets: str) -> str:
     """The value that just keeps the targets, and what the next one would bring."""
     (key,) = best["case"]
+    if not keeps_targets(best) and key != "prefill_replicas":
+        best = _order_by_need(rows)[-1]  # the easiest to keep
     value = _value(best)
 
     def measured(row: Row) -> str:
@@ -563,9 +565,16 @@ def _describe_sought(rows: Sequence[Row], best: Row, where: str, trace: str, tar
         return f"TTFT p99 {ttft}, TPOT p99 {tpot}"
 
     if not keeps_targets(best):
-        name = HEADINGS[key]
-        told = f"No tried value of {name} meets {targets} (p99) for {trace} on {where}."
-        return verdict([told, f"At {name} {value}: {measured(best)}."])
+        what = {
+            "rate": f"load, down to {value} times {trace}'s",
+            "req_s": f"rate down to {value} requests per second",
+            "replicas": f"number of replicas up to {value}",
+            "hit_rate": f"hit rate up to {value}",
+            "host_cache": f"host cache of up to {value} GiB",
+            "prefill_replicas": "division into prefill and decode replicas",
+        }[key]
+        told = f"No {what} meets {targets} (p99) for {trace} on {where}."
+        return verdict([told, f"At {value}: {measured(best)}."])
     keep = "meet" if best["replicas"] > 1 else "meets"
     said = {
         "rate": f"{where} {keep} {targets} (p99) up to {value} times the load of {trace}",

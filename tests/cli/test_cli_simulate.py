@@ -55,7 +55,7 @@ def test_several_techniques_on_one_trace_fit_the_terminal() -> None:
         (("--trace", "sample:chat", "--find", "hit-rate", "--ttft", "2s"), "hit-rate: needs"),
         (
             ("--trace", "sample:chat", "--find", "host-cache", "--ttft", "2s"),
-            "add --prefix-caching",
+            "use a trace that has hash blocks",
         ),
         (
             ("--trace", "sample:chat", "--find", "prefill-replicas", "--ttft", "2s"),
