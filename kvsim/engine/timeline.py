@@ -12,7 +12,7 @@ from there on max-plus systems repeat that shift, so the remaining repetitions a
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 
@@ -46,17 +46,20 @@ class State:
     loads: dict[str, list[dict[str, Number]]] = field(default_factory=dict)
     """By early op, ends in the latest layers that have it, newest last."""
 
-    def clocks(self, lagged: set[str]) -> list[Number]:
+    def clocks(self, lagged: set[str], busy: Collection[str]) -> list[Number]:
         """Return every clock that ops of later layers can depend on, the GPU's first.
 
         Parameters
         ----------
         lagged
             Names of ops that later layers wait for.
+        busy
+            Streams that these layers use: the clocks of others stand still.
         """
         recent = [v for ends in self.recent(lagged) for v in ends.values()]
         loads = [v for found in self.loads.values() for ends in found for v in ends.values()]
-        return [self.streams["gpu"], *self.streams.values(), *recent, *self.issued.values(), *loads]
+        streams = [clock for name, clock in self.streams.items() if name in busy]
+        return [self.streams["gpu"], *streams, *recent, *self.issued.values(), *loads]
 
     def recent(self, lagged: set[str]) -> list[dict[str, Number]]:
         """Return the ends in the latest layers that ops of later layers wait for.
@@ -95,7 +98,7 @@ class State:
             ends = {k: v for k, v in self.ends[-1].items() if k in lagged}
             self.loads[name] = [*self.loads.get(name, [])[-1:], ends]
 
-    def shift(self, by: Number, host: Number, lagged: set[str]) -> None:
+    def shift(self, by: Number, host: Number, lagged: set[str], busy: Collection[str]) -> None:
         """Move every clock that a later layer may ask for into the future.
 
         Parameters
@@ -106,10 +109,14 @@ class State:
             Shift of the host's clock. [s]
         lagged
             Names of ops that later layers wait for.
+        busy
+            Streams that these layers use.
         """
         self.ends = self.recent(lagged)
         loads = [ends for found in self.loads.values() for ends in found]
-        for clocks in (self.streams, self.issued, *self.ends, *loads):
+        for name in busy:
+            self.streams[name] = self.streams[name] + by
+        for clocks in (self.issued, *self.ends, *loads):
             for name in clocks:
                 clocks[name] = clocks[name] + by
         self.host = self.host + host
@@ -439,6 +446,7 @@ class Timeline(PreparedStep):
         """
         index, period, count = blocks
         stop = index + period * count
+        busy = self._busy_streams(index, period)
         before: list[Number] = []
         host_before: Number = 0.0
         while index < stop:
@@ -454,15 +462,22 @@ class Timeline(PreparedStep):
             repetitions = (stop - index) // period - 1
             if repetitions < 1:
                 continue
-            now, host_shift = state.clocks(self.lagged), state.host - host_before
+            now, host_shift = state.clocks(self.lagged, busy), state.host - host_before
             skipped = range(index, index + repetitions * period)
             if before and self._repeats(before, now, host_shift, past, skipped):
                 shift = now[0] - before[0]
                 for history in record.values():
                     history.jumps.append((skipped, period, shift))
-                state.shift(repetitions * shift, repetitions * host_shift, self.lagged)
+                state.shift(repetitions * shift, repetitions * host_shift, self.lagged, busy)
                 index = skipped.stop
             before, host_before = now, state.host
+
+    def _busy_streams(self, first: int, period: int) -> set[str]:
+        """Streams whose clocks move in a block of layers."""
+        if self.d.stack.offload.tile_sync:  # all of them, with every layer
+            return set(self.streams)
+        block = unique_layers(self.layers[first : first + period])
+        return {"gpu", *(timed.op.stream for layer in block for timed in layer)}
 
     def _repeats(
         self,

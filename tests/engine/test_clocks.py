@@ -64,7 +64,7 @@ def test_a_load_keeps_the_ends_of_the_latest_two_layers_that_have_it() -> None:
         state.loaded(["load"] if i != 2 else ["load", "other"], {"attn"})
     assert state.loads == {"load": [{"attn": 20.0}, {"attn": 30.0}], "other": [{"attn": 20.0}]}
     assert state.recent({"topk"}) == [{"topk": 1.0}, {"topk": 2.0}, {"topk": 3.0}]
-    state.shift(5.0, 2.0, {"topk"})
+    state.shift(5.0, 2.0, {"topk"}, {"gpu"})
     assert state.streams == {"gpu": 5.0} and state.host == 2.0
     assert state.ends == [{"topk": 6.0}, {"topk": 7.0}, {"topk": 8.0}]
     assert state.loads["load"] == [{"attn": 25.0}, {"attn": 35.0}]
