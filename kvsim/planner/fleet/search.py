@@ -49,7 +49,9 @@ DAYS_REQUESTS = 200_000  # of all days together: those of long traces are fewer
 LOWER_BATCH_LIMITS = (128, 64, 32, 16, 8)  # tried where the time per token is what is missed
 PAIRED_PER_GPU = 2  # kinds of each card that pairs are made of
 PAIRED_COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)  # replicas of one kind of a pair
+FEWEST_PLAYS = 20
 PAIRED_REQUESTS = 500_000  # that are played for pairs at most, whatever their number
+TUNED_REQUESTS = 3_000_000  # that are played with other budgets, for all questions together
 NEARLY = 1.3  # times its targets, up to which a fleet is played with other pass budgets
 GUESSES = (1.0, 1.25, 1.6, 2.5)  # times a known fleet's replicas by the load: a first cap on cost
 SCHEDULED_KINDS = 3  # that a schedule is made of
@@ -138,7 +140,7 @@ class FleetSolver:
         self.question, self.tell = question, tell
         self.kinds: list[ReplicaKind] = list_kinds(question, tell)
         self.fleets: list[Fleet] = []  # that answered a question
-        self.plays = 0
+        self.plays, self._tunable = 0, float(TUNED_REQUESTS)
         self._reached: dict[tuple[object, ...], Reached] = {}
         self._traffic: dict[tuple[float, int], Traffic] = {}
         self._busy: dict[int, float] = {}
@@ -375,6 +377,10 @@ class FleetSolver:
             self.fleets.append(best)
         return best
 
+    def _plays_of(self, requests: int, asked: FleetQuestion) -> int:
+        """How many plays so many requests are enough for; a few are always made."""
+        return max(int(requests / asked.load / len(self.question.traffic.requests)), FEWEST_PLAYS)
+
     def _guess(self, asked: FleetQuestion) -> Fleet | None:
         """A known fleet with more replicas for more load, if one does: a first cap on cost."""
         best, steady = None, replace(asked, schedule=None)
@@ -523,18 +529,26 @@ class FleetSolver:
             best, high = found, high - 1
 
     def _tuned(self, fleet: Fleet, asked: FleetQuestion) -> Fleet | None:
-        """A fleet that keeps what is asked, with other budgets and limits if it nearly does so.
-
-        Of each kind in turn the pass budget or the batch limit that comes nearest is taken. Large
-        passes read prompts sooner. For the time per token all are played: small passes and batches
-        shorten it, but so do large ones where prompts wait and fill every pass.
-        """
+        """A fleet that keeps what is asked, with other budgets and limits if it nearly does so."""
         if not self.allows(fleet, asked):
             return None
         if self.keeps(fleet, asked):
             return fleet
-        if not self.question.tunes:
+        if not self.question.tunes or self._tunable <= 0:
             return None
+        before = self.plays
+        found = self._retuned(fleet, asked)
+        made = asked.load * len(self.question.traffic.requests)
+        self._tunable -= (self.plays - before) * made
+        return found
+
+    def _retuned(self, fleet: Fleet, asked: FleetQuestion) -> Fleet | None:
+        """A fleet that keeps what is asked with other pass budgets and batch limits, if one does.
+
+        Of each kind in turn what comes nearest is taken. Large passes read prompts sooner. For the
+        time per token all are played: small passes and batches shorten it, but so do large ones
+        where prompts wait and fill every pass.
+        """
         for j, x in enumerate(fleet.kinds):
             ttft, tpot = self._worst(fleet, asked)
             choices = self._kind_of[id(x)].choices
@@ -589,8 +603,8 @@ class FleetSolver:
             needs *= asked.load * min(self._bound_share(k, asked) for k in (one, other))
             most = min(_most_within(y, asked.limits), 2 * self._bound(other, asked) + MOST_BEYOND)
             pairs += ((needs, self.always(asked, (x, n), (y, 1)), most) for n in PAIRED_COUNTS)
-        may_play = max(int(PAIRED_REQUESTS / asked.load / len(self.question.traffic.requests)), 20)
-        enough, ranked = self.plays + may_play, self._rank(pairs, best)
+        enough = self.plays + self._plays_of(PAIRED_REQUESTS, asked)
+        ranked = self._rank(pairs, best)
         while ranked and self.plays <= enough:
             place, most = ranked.pop(0)
             needs, pair, _ = pairs[place]
