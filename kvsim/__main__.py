@@ -1,7 +1,6 @@
 """`python -m kvsim` is the command `kvsim`, in a process of its own."""
 
-from kvsim.cli.app import main
-from kvsim.cli.ends import leave
+from kvsim.cli.app import leave, main
 
 
 def run() -> None:

@@ -1,18 +1,199 @@
 """The command line: the commands put together, and every error as one line."""
 
+import atexit
 import gc
 import os
+import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
+from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
 
 from kvsim.cli.command import CheckedCommand
-from kvsim.cli.ends import run_command
 from kvsim.console import run_on_command_line
+from kvsim.errors import InfeasibleError, InputError, missing_dependency
+from kvsim.files import Ledger, ledger, remove_own
 from kvsim.version import __version__
+
+DONE, LIMIT, BAD, FAULT = 0, 1, 2, 70
+MAX_MESSAGE = 1000  # longest message that anyone would read
+OUT_OF_MEMORY = "memory ran out; expected a smaller request: fewer points, requests or replicas"
+
+
+class Stopped(BaseException):
+    """A signal asked the command to end."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+def run_command(work: Callable[[], object]) -> int:
+    """Run a command, report a failure in one line, and return the exit code.
+
+    Codes are 0 for done, 1 for a limit that is not met, 2 for bad input, 70 for a fault of kvsim
+    itself, and 128 plus the number of the signal that stopped it.
+
+    Parameters
+    ----------
+    work
+        Does the command's work; an integer that it returns is the exit code.
+
+    Returns
+    -------
+    int
+        The exit code.
+    """
+    _repair_streams()
+    with _stoppable(), ledger() as kept:
+        try:
+            code = work()
+            if code == 128 + signal.SIGINT:  # as typer returns an interrupt
+                raise KeyboardInterrupt
+            sys.stdout.flush()
+        except BaseException as problem:
+            code = _code_of(problem, kept)
+    return code if isinstance(code, int) else DONE
+
+
+def leave(code: str | int | None) -> None:
+    """End the process.
+
+    A thread of Arrow that waits for Python by then would abort it, so that a process that has
+    loaded Arrow ends without waiting for its threads.
+
+    Parameters
+    ----------
+    code
+        The exit code, or a message to print as ``sys.exit`` does.
+    """
+    if not isinstance(code, int) or "pyarrow" not in sys.modules:
+        sys.exit(code)
+    atexit._run_exitfuncs()
+    _silence(code)
+    os._exit(code)
+
+
+def _code_of(problem: BaseException, kept: Ledger) -> int:
+    if isinstance(problem, KeyboardInterrupt | typer.Abort | Stopped):
+        number = problem.number if isinstance(problem, Stopped) else signal.SIGINT
+        return _stopped(number, kept)
+    if isinstance(problem, SystemExit):  # the parser's own way for a reader that went away
+        if not isinstance(problem.__context__, BrokenPipeError):
+            raise problem
+        return _silence(128 + signal.SIGPIPE)
+    if isinstance(problem, InfeasibleError):
+        return _print_error(str(problem), LIMIT)
+    if isinstance(problem, InputError):
+        return _print_error(str(problem), BAD)
+    if (
+        isinstance(problem, ModuleNotFoundError)
+        and (mend := missing_dependency(problem.name)) is not None
+    ):
+        return _print_error(str(mend), BAD)
+    if isinstance(problem, BrokenPipeError):  # the reader of our output has what it wanted
+        return _silence(128 + signal.SIGPIPE)
+    if isinstance(problem, OSError) and problem.strerror:
+        place = problem.filename or "standard output"
+        return _silence(
+            _print_error(f"{place}: {problem.strerror}; expected a place with room", BAD)
+        )
+    if isinstance(problem, MemoryError) or "allocate memory" in str(problem):
+        return _print_error(OUT_OF_MEMORY, BAD)
+    if hasattr(problem, "format_message"):  # the parser's own
+        context = getattr(problem, "ctx", None)
+        command = context.command_path if context else "kvsim"
+        return _print_error(f"{problem.format_message().rstrip('.?')}; see {command} --help", BAD)
+    return _fault(problem)
+
+
+def _stopped(number: int, kept: Ledger) -> int:
+    """A signal's one line: what is on disk, whole, and what is not."""
+    signal.signal(number, signal.SIG_IGN)  # the line below is not interrupted again
+    for folder in {Path(path).parent for _, path in kept.outputs.values()}:
+        remove_own(folder)
+    name = signal.Signals(number).name
+    said = f"stopped by {name}"
+    if kept.outputs:
+        whole = list(dict.fromkeys(kept.written))
+        said += f"; saved: {', '.join(whole)}" if whole else "; nothing was written"
+    return _silence(_print_error(said, 128 + number))
+
+
+def _fault(problem: BaseException) -> int:
+    """A fault of kvsim itself; the place in the code helps to mend it."""
+    if os.environ.get("KVSIM_TRACEBACK"):
+        raise problem
+    place, trace = "", problem.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if "kvsim" in code.co_filename:
+            place = f"{os.path.basename(code.co_filename)}:{trace.tb_lineno}"  # noqa: PTH119
+        trace = trace.tb_next
+    what = f"{type(problem).__name__} at {place}: {str(problem)[:200]}"
+    return _print_error(
+        f"fault in kvsim, please report it ({what}); KVSIM_TRACEBACK=1 shows where", FAULT
+    )
+
+
+def _print_error(message: str, code: int) -> int:
+    line = " ".join(message.split())
+    printable = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+    if len(printable) > MAX_MESSAGE:
+        printable = f"{printable[: MAX_MESSAGE // 2]} ... {printable[-MAX_MESSAGE // 2 :]}"
+    with suppress(OSError):  # that stream may be closed as well
+        typer.echo(f"kvsim: {printable}", err=True)
+    return code
+
+
+def _silence(code: int) -> int:
+    """Keep Python's own flush at exit from failing on what could not be written."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(nowhere, stream.fileno())
+        except ValueError:  # closed already
+            pass
+    os.close(nowhere)
+    return code
+
+
+def _repair_streams() -> None:
+    """Streams that are closed lead nowhere; characters they cannot encode are escaped."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+        reconfigure = getattr(getattr(sys, name), "reconfigure", None)
+        if reconfigure is not None:
+            reconfigure(errors="backslashreplace")
+
+
+@contextmanager
+def _stoppable() -> Iterator[None]:
+    """Signals that end a process let it clean up first; SIGINT does so by itself."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise Stopped(number)
+
+    before = {n: signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)}
+    with suppress(ValueError):  # signals belong to the main thread
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if before[number] is not signal.SIG_IGN:  # as nohup leaves it
+                signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        with suppress(ValueError):
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
 
 COMMANDS = {
     "plan": "plan",

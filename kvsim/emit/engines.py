@@ -16,13 +16,12 @@ from json import dumps
 from textwrap import indent, wrap
 from typing import TypeAlias, Union
 
-from kvsim.emit.flags import MANUALS, Flag, find_flag
+from kvsim.emit.flags import MANUALS, Flag, find_flag, turboquant
 from kvsim.emit.served import CHECKPOINTS, GB, Served
 from kvsim.errors import unknown
 from kvsim.frozen import frozen
 from kvsim.machines.gguf import BASES
 from kvsim.models.configs import CHECKPOINT_OF, load_model
-from kvsim.techniques.axes.base import Term
 from kvsim.techniques.heads import find_head, no_head
 
 BREAK = "\0"
@@ -413,33 +412,6 @@ def _note_nodes(s: Served, settings: EngineSettings) -> None:
 VLLM_DRAFTS = dict.fromkeys(("eagle", "eagle3", "p-eagle"), "eagle3") | {"draft": "draft_model"}
 VLLM_DRAFTS |= {name: name for name in ("dflash", "mtp", "ngram", "suffix")}
 VLLM_ROLES = {"prefill": "kv_producer", "decode": "kv_consumer"}
-VLLM_TURBOQUANT = {
-    (8, 4): "turboquant_k8v4",
-    (4, 4): "turboquant_4bit_nc",
-    (3, 4): "turboquant_k3v4_nc",
-    (3, 3): "turboquant_3bit_nc",
-}
-"""vLLM's formats by the bits of keys and values."""
-
-
-def turboquant(terms: Iterable[Term]) -> str:
-    """Return vLLM's name of a TurboQuant format; empty if vLLM lacks these bits.
-
-    Parameters
-    ----------
-    terms
-        Terms of a technique.
-
-    Returns
-    -------
-    str
-        Value of ``--kv-cache-dtype``.
-    """
-    term = next((x for x in terms if x.name == "turboquant"), None)
-    if term is None:
-        return ""
-    keys, values = term.settings["bits"], term.settings["value_bits"]
-    return VLLM_TURBOQUANT.get((keys, keys if values == "same" else values), "")
 
 
 def _vllm(s: Served, settings: EngineSettings, offloading: str = "native") -> str:

@@ -5,11 +5,13 @@ repositories at the commit named.
 """
 
 import csv
+from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
 
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
+from kvsim.techniques.axes.base import Term
 
 
 @frozen
@@ -108,3 +110,32 @@ def find_flag(engine: str, name: str) -> Flag:
     if known is None:
         raise InputError(f"{engine} has no flag {name} in kvsim's list; add it with its source")
     return known
+
+
+VLLM_TURBOQUANT = {
+    (8, 4): "turboquant_k8v4",
+    (4, 4): "turboquant_4bit_nc",
+    (3, 4): "turboquant_k3v4_nc",
+    (3, 3): "turboquant_3bit_nc",
+}
+"""vLLM's formats by the bits of keys and values."""
+
+
+def turboquant(terms: Iterable[Term]) -> str:
+    """Return vLLM's name of a TurboQuant format; empty if vLLM lacks these bits.
+
+    Parameters
+    ----------
+    terms
+        Terms of a technique.
+
+    Returns
+    -------
+    str
+        Value of ``--kv-cache-dtype``.
+    """
+    term = next((x for x in terms if x.name == "turboquant"), None)
+    if term is None:
+        return ""
+    keys, values = term.settings["bits"], term.settings["value_bits"]
+    return VLLM_TURBOQUANT.get((keys, keys if values == "same" else values), "")

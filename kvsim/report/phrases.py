@@ -3,9 +3,8 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
 from shlex import quote
+from typing import TYPE_CHECKING
 
-from kvsim.emit.engines import emit
-from kvsim.emit.served import Served
 from kvsim.machines.deployment import Deployment
 from kvsim.prediction.explain import LIMITS, SERVER
 from kvsim.prediction.generate import Prediction
@@ -20,6 +19,10 @@ from kvsim.report.terminal import BLANK, Block, Verbatim
 from kvsim.report.units import QUANTITIES, comparison_key
 from kvsim.techniques.released import SERVERS
 from kvsim.techniques.technique import Technique
+
+if TYPE_CHECKING:
+    from kvsim.emit.served import Served
+
 
 EQUAL_SPEED = 0.02  # relative difference below which two techniques are called equal
 
@@ -238,7 +241,7 @@ def paste_blocks(engines: Sequence[Row]) -> list[Block]:
     return [block for row in engines for block in (BLANK, Verbatim(row["text"]))]
 
 
-def describe_command(engine: str, served: Served, stack: str, replicas: int = 1) -> Iterator[str]:
+def describe_command(engine: str, served: "Served", stack: str, replicas: int = 1) -> Iterator[str]:
     """Say how an engine is started, and what it has no setting for.
 
     Parameters
@@ -257,6 +260,8 @@ def describe_command(engine: str, served: Served, stack: str, replicas: int = 1)
     str
         The command after the title of the engine, then sentences.
     """
+    from kvsim.emit.engines import emit
+
     found, title = emit(engine, served), join_titles([engine])
     if found.line or replicas == 1:
         yield f"{title}: {found.command}"

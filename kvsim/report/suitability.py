@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 
-from kvsim.emit.engines import turboquant
-from kvsim.emit.flags import MANUALS
+from kvsim.emit.flags import MANUALS, turboquant
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence, evidence
 from kvsim.quality.measured import FACTS, PERPLEXITY

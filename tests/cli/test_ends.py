@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from kvsim import files
-from kvsim.cli.ends import Stopped, run_command
+from kvsim.cli.app import Stopped, run_command
 from kvsim.files import create_draft, replacing
 
 

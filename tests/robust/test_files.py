@@ -365,7 +365,7 @@ ALLOWED: dict[str, set[str]] = {
     "evidence/logs.py": {"read_table"},  # after check_input
     "sweeps/chunks.py": {"write_table"},  # into memory
     "sweeps/store.py": {"write_bytes"},  # a draft
-    "cli/ends.py": {"open"},  # the null device, in place of a closed stream
+    "cli/app.py": {"open"},  # the null device, in place of a closed stream
     "api/calibrations.py": {"open"},  # Log.open
     "api/validations.py": {"open"},  # OpenedCheckpoint.open
     "serving/core.py": {"read_bytes"},  # its own source, for the compiler's cache

@@ -13,8 +13,7 @@ from contextlib import contextmanager, redirect_stderr, redirect_stdout, suppres
 from pathlib import Path
 from types import FrameType
 
-from kvsim.cli.app import application
-from kvsim.cli.ends import OUT_OF_MEMORY, run_command
+from kvsim.cli.app import OUT_OF_MEMORY, application, run_command
 
 SECONDS = 10.0  # of CPU that one input may take
 BYTES = 2 * 10**9  # that it may add to what the process holds
