@@ -5,13 +5,26 @@ are equal as far as no two candidates are within that rounding of each other: be
 sequences go different ways, and nothing more can be compared.
 """
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from kvsim.techniques import parse
 from kvsim.validate.run import Generation
+from tests.support.decoders import decoder
 
 TOLERANCE = 1e-4
 """Of logits around 1; rounding in fp32 makes about a hundredth of it."""
+
+
+def complete(
+    text: str, given: Sequence[Sequence[int]], generate: int, model: str = "llama"
+) -> Generation:
+    """A technique's run on a toy model, with what its tokens were chosen by."""
+    run = Generation(decoder(model), parse(text), given, generate, keep=True)
+    run.complete()
+    return run
 
 
 def logits_of(run: Generation, sequence: int) -> Tensor:
@@ -30,6 +43,18 @@ def assert_same_run(run: Generation, expected: Generation, tolerance: float = TO
             logits_of(run, i), run.tokens[i], logits_of(expected, i), expected.tokens[i], tolerance
         )
     assert parted <= 1, f"{parted} of {expected.batch} sequences end in a tie"
+
+
+def assert_same(
+    text: str,
+    other: str,
+    given: Sequence[Sequence[int]],
+    generate: int,
+    model: str = "llama",
+) -> None:
+    """Two techniques give the same logits and tokens."""
+    run, expected = (complete(one, given, generate, model) for one in (text, other))
+    assert_same_run(run, expected)
 
 
 def assert_likeliest(

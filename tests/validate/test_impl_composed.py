@@ -16,7 +16,7 @@ from kvsim.validate.techniques.quantspec import BY_HALVES
 from kvsim.validate.techniques.turboquant import READ_TWICE
 from kvsim.validate.techniques.zipcache import DRAWN_PROBES
 from tests.support.decoders import decoder, prompts
-from tests.support.runs import assert_same_run
+from tests.support.runs import assert_same, complete
 from tests.support.sampled import few
 from tests.validate.test_impl_counts import STACK_WIDE, counted, counted_of, short
 
@@ -153,12 +153,7 @@ def _unwritten(line: Line, model: str) -> bool:
     ],
 )  # fmt: skip
 def test_lossless_compositions_give_full_kvs_tokens(text: str, lengths: tuple[int, ...]) -> None:
-    runs = []
-    for technique in (text, "full"):
-        run = Generation(decoder("llama"), parse(technique), prompts(*lengths), 12, keep=True)
-        run.complete()
-        runs.append(run)
-    assert_same_run(runs[0], runs[1])
+    assert_same(text, "full", prompts(*lengths), 12)
 
 
 @pytest.mark.parametrize(
@@ -177,8 +172,7 @@ def test_eight_bits_are_close_to_what_they_store(packed: str, plain: str, within
     """Logits differ by no more than rounding to 8 bits does; 2 bits differ by far more."""
 
     def logits(text: str) -> torch.Tensor:
-        run = Generation(decoder("llama"), parse(text), prompts(40, 26), 2, keep=True)
-        run.complete()
+        run = complete(text, prompts(40, 26), 2)
         return torch.stack([rows[1] for rows in run.logits])
 
     exact = logits(plain)

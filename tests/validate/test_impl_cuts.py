@@ -4,11 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvsim.techniques import parse
 from kvsim.validate.model.attention import Pass
-from kvsim.validate.run import Generation
-from tests.support.decoders import decoder, prompts
+from tests.support.decoders import prompts
 from tests.support.naive_caches import Naive, assert_like_naive
+from tests.support.runs import complete
 from tests.validate.test_impl_counts import assert_as_stated, counted
 from tests.validate.test_impl_eviction import LENGTHS, Choosing, turned
 
@@ -144,9 +143,7 @@ class NaiveAda(NaiveCut):
 def test_a_prompt_is_cut_as_the_paper_says(
     text: str, kind: type[Naive], lengths: tuple[int, ...]
 ) -> None:
-    run = Generation(decoder("llama"), parse(text), prompts(*lengths), 20, keep=True)
-    run.complete()
-    assert_like_naive(run, kind)
+    assert_like_naive(complete(text, prompts(*lengths), 20), kind)
 
 
 class NaiveRkv(Choosing):
@@ -211,9 +208,7 @@ class NaiveRkv(Choosing):
 @pytest.mark.parametrize("lengths", [(40,), (9, 31, 10), (3,)])
 def test_reasoning_is_cut_whenever_the_buffer_is_full(lengths: tuple[int, ...]) -> None:
     text = "r-kv:kept=10,buffer=4,window=3"
-    run = Generation(decoder("llama"), parse(text), prompts(*lengths), 20, keep=True)
-    run.complete()
-    assert_like_naive(run, NaiveRkv)
+    assert_like_naive(complete(text, prompts(*lengths), 20), NaiveRkv)
 
 
 @pytest.mark.parametrize("name", ["ada-kv", "keydiff", "tova", "expected-attention"])

@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from kvsim.techniques import parse
 from kvsim.validate.model.attention import Pass
-from kvsim.validate.run import Generation
-from tests.support.decoders import decoder, prompts
+from tests.support.decoders import prompts
 from tests.support.naive_caches import Naive, assert_like_naive
+from tests.support.runs import complete
 
 BASE = 1e4  # of the toy model's rotations
 LENGTHS = [(90, 61), (10, 24, 90), (5, 3), (25,), (24,), (23,)]
@@ -18,9 +17,7 @@ LENGTHS = [(90, 61), (10, 24, 90), (5, 3), (25,), (24,), (23,)]
 
 
 def check(text: str, kind: type[Naive], lengths: tuple[int, ...], generate: int = 40) -> None:
-    run = Generation(decoder("llama"), parse(text), prompts(*lengths), generate, keep=True)
-    run.complete()
-    assert_like_naive(run, kind)
+    assert_like_naive(complete(text, prompts(*lengths), generate), kind)
 
 
 def turned(keys: Tensor, by: int) -> Tensor:

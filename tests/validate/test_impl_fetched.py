@@ -11,7 +11,7 @@ from kvsim.validate.run import Generation
 from kvsim.validate.techniques.cachegen import Coder
 from tests.support.decoders import decoder, prompts
 from tests.support.naive_caches import Naive, assert_like_naive
-from tests.support.runs import assert_same_run
+from tests.support.runs import assert_same, complete
 from tests.validate.test_impl_eviction import BASE, Choosing
 
 BUDGET, CHANNELS = 7, 4  # of 16, in pairs
@@ -69,20 +69,13 @@ class NaiveInfinigen(Choosing):
 @pytest.mark.parametrize("lengths", [(40, 23), (5, 24, 11), (24,)])
 def test_tokens_are_guessed_by_the_layer_before(lengths: tuple[int, ...]) -> None:
     text = f"infinigen:budget={BUDGET},part={CHANNELS / 16}"
-    run = Generation(decoder("llama"), parse(text), prompts(*lengths), 16, keep=True)
-    run.complete()
-    assert_like_naive(run, NaiveInfinigen)
+    assert_like_naive(complete(text, prompts(*lengths), 16), NaiveInfinigen)
 
 
 @pytest.mark.parametrize("model", ["llama", "qwen3", "opt", "biased"])
 @pytest.mark.parametrize("settings", ["budget=500", "budget=500,part=1", "whole=3", "whole=9"])
 def test_all_tokens_give_full_kvs(model: str, settings: str) -> None:
-    runs = []
-    for text in (f"infinigen:{settings}", "full"):
-        run = Generation(decoder(model), parse(text), prompts(31, 20), 12, keep=True)
-        run.complete()
-        runs.append(run)
-    assert_same_run(runs[0], runs[1])
+    assert_same(f"infinigen:{settings}", "full", prompts(31, 20), 12, model)
 
 
 @pytest.mark.parametrize(
@@ -128,18 +121,11 @@ class NaiveCachegen(Naive):
 @pytest.mark.parametrize("lengths", [(40, 23), (15, 24, 31)])
 def test_a_prompt_comes_back_from_its_stream(lengths: tuple[int, ...], model: str) -> None:
     text = "cachegen:bits=16,load=true"
-    run = Generation(decoder(model), parse(text), prompts(*lengths), 12, keep=True)
-    run.complete()
-    assert_like_naive(run, NaiveCachegen)
+    assert_like_naive(complete(text, prompts(*lengths), 12, model), NaiveCachegen)
 
 
 def test_whoever_reads_the_prompt_loses_nothing() -> None:
-    runs = []
-    for text in ("cachegen:bits=16", "full"):
-        run = Generation(decoder("llama"), parse(text), prompts(31, 20), 12, keep=True)
-        run.complete()
-        runs.append(run)
-    assert_same_run(runs[0], runs[1])
+    assert_same("cachegen:bits=16", "full", prompts(31, 20), 12)
 
 
 @pytest.mark.parametrize("symbols", [3, 31, 255])

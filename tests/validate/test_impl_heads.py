@@ -13,7 +13,7 @@ from kvsim.validate.parts.store import RunningGeneration
 from kvsim.validate.run import Generation
 from kvsim.validate.techniques.mtp import Mtp
 from tests.support.decoders import decoder, prompts
-from tests.support.runs import assert_same_run
+from tests.support.runs import assert_same
 from tests.validate.test_impl_counts import counted
 
 LENGTHS, GENERATE = (40, 23, 5), 21
@@ -24,12 +24,7 @@ LENGTHS, GENERATE = (40, 23, 5), 21
     "text", ["eagle:gamma=3,acceptance=0.5,tokens=100", "mtp:gamma=2,acceptance=0.5"]
 )
 def test_heads_lose_nothing(text: str, lengths: tuple[int, ...]) -> None:
-    runs = []
-    for technique in (text, "full"):
-        run = Generation(decoder("llama"), parse(technique), prompts(*lengths), 16, keep=True)
-        run.complete()
-        runs.append(run)
-    assert_same_run(runs[0], runs[1])
+    assert_same(text, "full", prompts(*lengths), 16)
 
 
 @pytest.mark.parametrize("beside", ["fp8", "grouped:bits=4,group=8", "snapkv:budget=16,window=8"])

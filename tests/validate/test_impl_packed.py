@@ -16,7 +16,7 @@ from kvsim.validate.techniques.zipcache import Probes, Zipcache
 from tests.support.adopted import Adopted
 from tests.support.decoders import decoder, oracle_attentions, prompts
 from tests.support.naive_caches import assert_like_naive, naive_packed
-from tests.support.runs import assert_same_run
+from tests.support.runs import assert_same_run, complete
 from tests.support.sampled import few
 
 GROUP, RESIDUAL = 16, 32
@@ -24,12 +24,6 @@ GROUP, RESIDUAL = 16, 32
 
 def logits(run: Generation) -> Tensor:
     return torch.stack([torch.stack(rows) for rows in run.logits])
-
-
-def complete(text: str, given: list[list[int]], generate: int, model: str = "llama") -> Generation:
-    run = Generation(decoder(model), parse(text), given, generate, keep=True)
-    run.complete()
-    return run
 
 
 @pytest.mark.parametrize("bits", few([1, 2, 4, 8], [2, 4]))

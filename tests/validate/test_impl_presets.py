@@ -18,7 +18,7 @@ from kvsim.validate.techniques.kvquant import Kvquant
 from kvsim.validate.techniques.turboquant import Levels, rotation
 from tests.support.decoders import decoder, prompts
 from tests.support.naive_caches import assert_like_naive
-from tests.support.runs import assert_same_run
+from tests.support.runs import assert_same, assert_same_run, complete
 from tests.validate.test_impl_counts import counted, short
 from tests.validate.test_impl_eviction import Choosing
 
@@ -52,9 +52,7 @@ class NaiveQuest(Choosing):
 @pytest.mark.parametrize("lengths", [(90, 61), (10, 24, 5), (25,), (24,)])
 def test_quest_attends_to_the_pages_that_promise_most(lengths: tuple[int, ...]) -> None:
     text = f"quest:budget={PAGE * PAGES + 1},page={PAGE},dense=0"
-    run = Generation(decoder("llama"), parse(text), prompts(*lengths), 20, keep=True)
-    run.complete()
-    assert_like_naive(run, NaiveQuest)
+    assert_like_naive(complete(text, prompts(*lengths), 20), NaiveQuest)
 
 
 class NaiveDuoattention(Choosing):
@@ -77,9 +75,7 @@ class NaiveDuoattention(Choosing):
 @pytest.mark.parametrize("lengths", [(40, 21), (10, 24, 5), (12,), (11,)])
 def test_duoattention_keeps_all_for_some_heads(lengths: tuple[int, ...]) -> None:
     text = "duoattention:retrieval=0.5,sink=4,recent=8"
-    run = Generation(decoder("llama"), parse(text), prompts(*lengths), 20, keep=True)
-    run.complete()
-    assert_like_naive(run, NaiveDuoattention)
+    assert_like_naive(complete(text, prompts(*lengths), 20), NaiveDuoattention)
 
 
 def test_duoattention_needs_whole_heads() -> None:
@@ -110,8 +106,7 @@ def test_kvquant_keeps_outliers_and_packs_keys_without_their_positions() -> None
 def test_kvquant_with_more_bits_is_closer_to_full_kv() -> None:
     off = []
     for text in ("full", "kvquant:bits=4,outliers=0.125", "kvquant:bits=2,outliers=0.125"):
-        run = Generation(decoder("llama"), parse(text), prompts(40, 26), 2, keep=True)
-        run.complete()
+        run = complete(text, prompts(40, 26), 2)
         off.append(torch.stack([rows[1] for rows in run.logits]))
     near, far = ((off[0] - some).abs().max() for some in off[1:])
     assert 0 < 2 * near < far < 2
@@ -159,8 +154,7 @@ def test_three_bits_are_packed_in_three_bytes_for_eight_numbers() -> None:
 def test_a_rotated_cache_of_eight_bits_gives_nearly_full_kv(text: str) -> None:
     runs = []
     for technique in (text, "full"):
-        run = Generation(decoder("llama"), parse(technique), prompts(40, 26), 2, keep=True)
-        run.complete()
+        run = complete(technique, prompts(40, 26), 2)
         runs.append(torch.stack([rows[1] for rows in run.logits]))
     assert 0 < (runs[0] - runs[1]).abs().max() < 0.2
 
@@ -188,12 +182,7 @@ def test_a_draft_model_is_as_stated(beside: str) -> None:
 @pytest.mark.parametrize("lengths", [(40, 23, 5), (31,)])
 @pytest.mark.usefixtures("drafting")
 def test_a_draft_model_loses_nothing(lengths: tuple[int, ...]) -> None:
-    runs = []
-    for text in ("draft:model=smollm2-135m,gamma=3,acceptance=0.5", "full"):
-        run = Generation(decoder("llama"), parse(text), prompts(*lengths), 16, keep=True)
-        run.complete()
-        runs.append(run)
-    assert_same_run(runs[0], runs[1])
+    assert_same("draft:model=smollm2-135m,gamma=3,acceptance=0.5", "full", prompts(*lengths), 16)
 
 
 def test_a_draft_model_that_is_the_model_is_always_right(monkeypatch: pytest.MonkeyPatch) -> None:

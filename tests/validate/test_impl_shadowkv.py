@@ -12,7 +12,7 @@ from kvsim.validate.run import Generation
 from kvsim.validate.techniques.shadowkv import Lowrank
 from tests.support.decoders import decoder, prompts
 from tests.support.naive_caches import assert_like_naive
-from tests.support.runs import assert_same_run
+from tests.support.runs import assert_same, complete
 from tests.validate.test_impl_counts import counted
 from tests.validate.test_impl_eviction import Choosing
 
@@ -55,9 +55,7 @@ class NaiveShadowkv(Choosing):
 @pytest.mark.parametrize("lengths", [(31, 21), (10, 24, 5), (24,)])
 def test_chunks_are_chosen_by_their_means(lengths: tuple[int, ...]) -> None:
     text = f"shadowkv:budget={CHUNK * CHOSEN + 1},chunk={CHUNK},outliers=1,{EXACT}"
-    run = Generation(decoder("llama"), parse(text), prompts(*lengths), 16, keep=True)
-    run.complete()
-    assert_like_naive(run, NaiveShadowkv)
+    assert_like_naive(complete(text, prompts(*lengths), 16), NaiveShadowkv)
 
 
 @pytest.mark.parametrize("lengths", [(31, 23, 5), (30,), (2,)])
@@ -67,12 +65,7 @@ def test_chunks_are_chosen_by_their_means(lengths: tuple[int, ...]) -> None:
 def test_every_chunk_and_the_whole_rank_give_full_kvs_tokens(
     settings: str, lengths: tuple[int, ...]
 ) -> None:
-    runs = []
-    for text in (f"shadowkv:{settings},{EXACT}", "full"):
-        run = Generation(decoder("llama"), parse(text), prompts(*lengths), 12, keep=True)
-        run.complete()
-        runs.append(run)
-    assert_same_run(runs[0], runs[1])
+    assert_same(f"shadowkv:{settings},{EXACT}", "full", prompts(*lengths), 12)
 
 
 def test_no_product_of_that_rank_is_closer_to_the_prompts_keys() -> None:

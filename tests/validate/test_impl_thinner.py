@@ -10,23 +10,16 @@ import torch
 from torch import Tensor
 
 from kvsim.errors import InputError
-from kvsim.techniques import parse
 from kvsim.techniques.papers import kvzip
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.parts.store import RunningGeneration
-from kvsim.validate.run import Generation
-from tests.support.decoders import decoder, prompts
+from tests.support.decoders import prompts
 from tests.support.naive_caches import Naive, assert_like_naive
+from tests.support.runs import complete
 from tests.validate.test_impl_counts import assert_as_stated, counted
 from tests.validate.test_impl_eviction import Choosing
 
 LENGTHS = [(90, 61), (10, 24, 41), (5, 3), (40,)]
-
-
-def run(text: str, given: list[list[int]]) -> Generation:
-    made = Generation(decoder("llama"), parse(text), given, 20, keep=True)
-    made.complete()
-    return made
 
 
 class NaiveThink(Choosing):
@@ -48,7 +41,7 @@ class NaiveThink(Choosing):
 
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_think_drops_channels_of_the_prompt(lengths: tuple[int, ...]) -> None:
-    assert_like_naive(run("think:ratio=0.5,window=6", prompts(*lengths)), NaiveThink)
+    assert_like_naive(complete("think:ratio=0.5,window=6", prompts(*lengths), 20), NaiveThink)
 
 
 class NaivePrompt(Choosing):
@@ -101,7 +94,7 @@ class NaiveSparse(NaivePrompt):
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_xattention_reads_the_heaviest_blocks(lengths: tuple[int, ...]) -> None:
     text = "xattention:block=8,stride=4,share=0.5"
-    assert_like_naive(run(text, prompts(*lengths)), NaiveSparse)
+    assert_like_naive(complete(text, prompts(*lengths), 20), NaiveSparse)
 
 
 class NaiveFlex(NaivePrompt):
@@ -144,7 +137,9 @@ class NaiveFlex(NaivePrompt):
 def test_flexprefill_ranks_blocks_by_means_or_lines() -> None:
     NaiveFlex.trusted.clear()
     for lengths in LENGTHS:
-        assert_like_naive(run("flexprefill:block=8,share=0.5", prompts(*lengths)), NaiveFlex)
+        assert_like_naive(
+            complete("flexprefill:block=8,share=0.5", prompts(*lengths), 20), NaiveFlex
+        )
     assert min(NaiveFlex.trusted[True], NaiveFlex.trusted[False]) > 9, "one pattern alone"
 
 
@@ -176,7 +171,7 @@ class NaiveLines(NaivePrompt):
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_minference_reads_the_heaviest_lines(lengths: tuple[int, ...]) -> None:
     text = "minference:vertical=4,slash=8,window=4"
-    assert_like_naive(run(text, prompts(*lengths)), NaiveLines)
+    assert_like_naive(complete(text, prompts(*lengths), 20), NaiveLines)
 
 
 class NaiveZip(Naive):
@@ -243,15 +238,15 @@ def test_kvzip_keeps_what_the_repetition_looks_up(
     lengths: tuple[int, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(kvzip, "CHUNK", 16)
-    assert_like_naive(run("kvzip:budget=12", prompts(*lengths)), NaiveZip)
+    assert_like_naive(complete("kvzip:budget=12", prompts(*lengths), 20), NaiveZip)
 
 
 def test_kvzip_refuses_what_its_cache_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
     for text in ("kvzip:budget=12 + kivi:group=16,residual=16", "kvzip:budget=12 + offload"):
         with pytest.raises(InputError, match="without another storage or placement"):
-            run(text, prompts(30))
+            complete(text, prompts(30), 20)
     with pytest.raises(InputError, match="cuts every layer"):
-        run("0: full; 1-2: kvzip:budget=12", prompts(30))
+        complete("0: full; 1-2: kvzip:budget=12", prompts(30), 20)
 
 
 class NaiveWhole(Naive):
@@ -270,14 +265,14 @@ def test_cascade_reads_a_shared_prefix_once(shared: int, more: tuple[int, ...]) 
     (first,) = prompts(shared)
     others = prompts(*(n + 1 for n in more))
     given = [first + other[1:] for other in others]
-    assert_like_naive(run(f"cascade:shared={shared}", given), NaiveWhole)
+    assert_like_naive(complete(f"cascade:shared={shared}", given, 20), NaiveWhole)
 
 
 def test_cascade_refuses_prompts_that_share_nothing() -> None:
     with pytest.raises(InputError, match="do not share their first 12 tokens"):
-        run("cascade:shared=12", [list(range(1, 31)), list(range(40, 70))])
+        complete("cascade:shared=12", [list(range(1, 31)), list(range(40, 70))], 20)
     with pytest.raises(InputError, match="longer than a prompt of 5"):
-        run("cascade:shared=12", prompts(30, 5))
+        complete("cascade:shared=12", prompts(30, 5), 20)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,13 @@ from kvsim.errors import InputError
 from kvsim.techniques import parse
 from kvsim.validate.run import Generation
 from tests.support.decoders import CONFIGS, decoder, oracle_logits, prompts
-from tests.support.runs import TOLERANCE, assert_likeliest, assert_same_sequence, logits_of
+from tests.support.runs import (
+    TOLERANCE,
+    assert_likeliest,
+    assert_same_sequence,
+    complete,
+    logits_of,
+)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
@@ -56,8 +62,7 @@ def test_prompts_of_a_large_batch_pass_one_after_another(
 
 def test_a_sequence_does_not_depend_on_its_neighbours() -> None:
     given = prompts(30, 17, 5)
-    together = Generation(decoder("qwen3"), parse("full"), given, 20, keep=True)
-    together.complete()
+    together = complete("full", given, 20, "qwen3")
     for i, prompt in enumerate(given):
         alone = Generation(decoder("qwen3"), parse("full"), [prompt], 20, keep=True)
         (tokens,) = alone.complete()
