@@ -14,12 +14,11 @@ from datetime import date
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from kvsim import solver
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.files import ATTENTION_FILE, read_json, replace_text
 from kvsim.frozen import frozen
@@ -28,6 +27,9 @@ from kvsim.quality.evidence import Evidence
 from kvsim.quality.measured import PERPLEXITY
 from kvsim.techniques import parse
 from kvsim.techniques.technique import Technique
+
+if TYPE_CHECKING:  # pulp, which a rented GPU's image has not: only a choice of widths needs it
+    from kvsim import solver
 
 Widths = NDArray[np.int64]
 LAYER_LOSSES_FORMAT = "kvsim layer losses 1"
@@ -216,11 +218,13 @@ SECONDS = 20.0
 BITS_STEP = 0.125  # bits on average between two choices that a plan may take
 
 
-Choices = dict[tuple[int, int, int], solver.Variable]
+Choices = dict[tuple[int, int, int], "solver.Variable"]
 
 
-def build(losses: LayerLosses, mean_bits: float) -> tuple[solver.Problem, Choices]:
+def build(losses: LayerLosses, mean_bits: float) -> "tuple[solver.Problem, Choices]":
     """The programme, and which width each side (keys, values) of each layer takes in it."""
+    from kvsim import solver
+
     each = losses.alone.mean(axis=-1)
     sides, widths, layers = (range(n) for n in each.shape)
     problem = solver.create_problem("bits")
@@ -245,6 +249,8 @@ def assign(losses: LayerLosses, mean_bits: float) -> Widths:
     InfeasibleError
         If even the narrowest widths are wider.
     """
+    from kvsim import solver
+
     problem, x = build(losses, mean_bits)
     if not solver.solve(problem, GAP, SECONDS).has_values:
         raise InfeasibleError(
