@@ -193,6 +193,7 @@ def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
     targets = Targets(
         ttft=none if inputs.ttft is None else inputs.ttft,
         tpot=none if inputs.tpot is None else inputs.tpot,
+        share=inputs.percentile / 100,
     )
     attention = None if inputs.acceptance is None else load_attention(inputs.acceptance)
     found = read_traffic(inputs)

@@ -179,7 +179,7 @@ class ServiceLevel:
     @property
     def targets(self) -> Targets:
         """The targets of a good request."""
-        return Targets(self.ttft, self.tpot)
+        return Targets(self.ttft, self.tpot, self.share)
 
 
 @frozen

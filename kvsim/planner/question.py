@@ -106,6 +106,10 @@ class PlanLimits:
         """The limits that are set, by column."""
         return {k: v for k, v in vars(self).items() if np.isfinite(v) and k != without}
 
+    def stated(self) -> dict[str, float]:
+        """All limits by column, that of a drive only where there is one."""
+        return {k: v for k, v in vars(self).items() if k != "disk" or np.isfinite(v)}
+
     def hard(self) -> dict[str, float]:
         """Those that memory and time set, not what the user is willing to accept."""
         return {k: v for k, v in self.finite().items() if k not in ("loss", "assumed")}

@@ -245,7 +245,7 @@ def plan_fields(result: ChosenPlan) -> Row:
             **_summarize_prediction(waves.prediction),
             "output_tok_s": number(waves.output_tok_s),
         },
-        "limits": {k: number(v) for k, v in vars(result.limits).items()},
+        "limits": {k: number(v) for k, v in result.limits.stated().items()},
         "binding": [
             {
                 "limit": b.limit,

@@ -77,7 +77,7 @@ def make_result(
         "predicted": base,
         "quality": quality(chosen.candidate.evidence),
         "alternatives": rows[1:],
-        "limits": {k: number(v) for k, v in vars(chosen.candidate.question.limits).items()},
+        "limits": {k: number(v) for k, v in chosen.candidate.question.limits.stated().items()},
         "prices": plan.prices,
         "basis": basis(d),
         "solver": {"options": plan.considered, "plays": plan.plays},

@@ -70,7 +70,6 @@ REQUESTS = {
 }
 TIE = 0.01  # relative difference of goodput or throughput that decides nothing
 OFTEN = 0.05  # preemptions per request from which they are worth a word
-MIN_GOOD_SHARE = 0.9  # share of requests that must be good for the targets to be met
 HEADINGS = {
     "req_s": "offered req/s",
     "rate": "rate",
@@ -245,7 +244,8 @@ def run_fields(outcome: Outcome) -> Row:
     return {
         "row": outcome.summary()
         | {
-            "targets": {f"{k}_s": number(v) for k, v in vars(outcome.targets).items()},
+            "targets": {f"{k}_s": number(getattr(outcome.targets, k)) for k in ("ttft", "tpot")},
+            "percentile": number(100 * outcome.targets.share),
             "basis": basis(outcome.run.costs.deployment),
         },
         "over_time": {k: _round(v) for k, v in make_timeline(outcome.run).items()},
@@ -411,7 +411,7 @@ def _needed(
         said.append(f"Overloaded: requests queue for {units.seconds(waited)} (median).")
     if targets:
         share = row["good_share"]
-        met = "Yes" if share and share >= MIN_GOOD_SHARE else "No"
+        met = "Yes" if share and 100 * share >= row["percentile"] else "No"
         said.insert(0, f"{met}: {units.percent(share)} of requests meet {targets}.")
     return said
 
@@ -445,7 +445,7 @@ def _changes(row: Row, deployment: Deployment, targets: str) -> Sequence[str]:
             f"{refused['cache']:,} requests were refused because they exceed the KV cache: use "
             "more GPUs (--tp), narrower --weights, or a technique that keeps less on the GPU."
         )
-    if targets and row["good_share"] is not None and row["good_share"] < MIN_GOOD_SHARE:
+    if targets and row["good_share"] is not None and 100 * row["good_share"] < row["percentile"]:
         said.append(
             f"Find the fleet that meets them: kvsim capacity --gpus "
             f"{quote(deployment.hardware.name)}."
@@ -530,7 +530,7 @@ def _hits(row: Row) -> str:
 
 
 def keeps_targets(row: Row) -> bool:
-    """Whether the 99th percentiles of a run are within its targets, and all that fits was served.
+    """Whether enough requests of a run are within its targets, and all that fits was served.
 
     Requests beyond the model's context count as little as in `capacity`: no machine serves them.
 
@@ -539,8 +539,8 @@ def keeps_targets(row: Row) -> bool:
     row
         Row of a run.
     """
-    pairs = ((row[key]["p99"], row["targets"][key]) for key in ("ttft_s", "tpot_s"))
-    within = all(value is None or target is None or value <= target for value, target in pairs)
+    fitting = row["requests"] - row["refused_by"]["context"]
+    within = 100 * (row["good_share"] or 0.0) * row["requests"] >= row["percentile"] * fitting
     return within and not row["refused_by"]["cache"] and not row["unfinished"]
 
 
@@ -558,7 +558,7 @@ def _describe_sought(rows: Sequence[Row], best: Row, where: str, trace: str, tar
     (key,) = best["case"]
     if not keeps_targets(best) and key != "prefill_replicas":
         best = _order_by_need(rows)[-1]  # the easiest to keep
-    value = _value(best)
+    value, of = _value(best), f" for {best['percentile']:g} % of requests"
 
     def measured(row: Row) -> str:
         ttft, tpot = (units.seconds(row[name]["p99"] or 0.0) for name in ("ttft_s", "tpot_s"))
@@ -573,15 +573,15 @@ def _describe_sought(rows: Sequence[Row], best: Row, where: str, trace: str, tar
             "host_cache": f"host cache of up to {value} GiB",
             "prefill_replicas": "division into prefill and decode replicas",
         }[key]
-        told = f"No {what} meets {targets} (p99) for {trace} on {where}."
+        told = f"No {what} meets {targets}{of} for {trace} on {where}."
         return verdict([told, f"At {value}: {measured(best)}."])
     keep = "meet" if best["replicas"] > 1 else "meets"
     said = {
-        "rate": f"{where} {keep} {targets} (p99) up to {value} times the load of {trace}",
-        "req_s": f"{where} {keep} {targets} (p99) up to {value} requests per second",
-        "replicas": f"At least {where} are needed to meet {targets} (p99) for {trace}",
-        "hit_rate": f"{where} {keep} {targets} (p99) if at least {value} of each prompt is cached",
-        "host_cache": f"{where} {keep} {targets} (p99) for {trace} with at least {value} GiB of "
+        "rate": f"{where} {keep} {targets}{of} up to {value} times the load of {trace}",
+        "req_s": f"{where} {keep} {targets}{of} up to {value} requests per second",
+        "replicas": f"At least {where} are needed to meet {targets}{of} for {trace}",
+        "hit_rate": f"{where} {keep} {targets}{of} if at least {value} of each prompt is cached",
+        "host_cache": f"{where} {keep} {targets}{of} for {trace} with at least {value} GiB of "
         f"host cache",
         "prefill_replicas": f"Of {where}, {value} should run prefill: this serves most of {trace} "
         f"within {targets}",

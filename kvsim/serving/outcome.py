@@ -47,6 +47,7 @@ class Targets:
 
     ttft: float = np.inf  # [s]
     tpot: float = np.inf  # [s]
+    share: float = 0.9  # of the requests, that must meet both
 
 
 @frozen

@@ -77,7 +77,7 @@ CASES: dict[str, dict[str, Case]] = {
         "research": ("", "--lossy"), "pareto": ("", ""), "explain": ("", ""),
     },
     "simulate": {
-        "disk": ("500", ON_DISK),
+        "disk": ("500", ON_DISK), "percentile": ("99", "--ttft 60ms"),
         "compare": ("full,kivi", ""), "req_s": ("9", SAMPLE), "replicas": ("2", ""),
         "find": ("rate", ""), "scale": ("clock", f"{SAMPLE} --rate 2x"),
         "route": ("round-robin", "--replicas 2"),
