@@ -5,17 +5,21 @@ of one tensor-parallel shard; numbers outside the cache are fp16 unless a weight
 otherwise.
 """
 
+from collections.abc import Iterable
+from functools import reduce
+
 import numpy as np
 
 from kvsim.engine.formats import FP16_BYTES as FP16_BYTES
 from kvsim.engine.formats import Format
-from kvsim.graph import Buffers, Channel, Number, Op, Point, Stream
+from kvsim.graph import Buffers, Channel, Group, Number, Op, Point, Stream
 from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment, WeightFormat, experts_class
 from kvsim.machines.hardware import Stack
 from kvsim.machines.parallel import NETWORK, left_idle
 from kvsim.models.model import LayerShape, Model
 
 FP32_BYTES = 4.0  # [B]
+MOST_CALLED = 0.99  # share of a GPU's experts that one token calls for at most
 SCORE = 2 * FP16_BYTES  # an fp16 attention score that leaves the chip: written once, read once [B]
 
 
@@ -310,7 +314,10 @@ def routed_experts(deployment: Deployment, point: Point, foreign: Number | None 
     shared, apart = deployment.stack.drafts.shared_experts, tokens
     if shared and not point.prefill:  # tokens of one sequence choose alike
         apart = tokens / point.new * (1.0 + (point.new - 1.0) * (1.0 - shared))
-    idle = left_idle(m.experts_active / m.experts, apart, deployment.stack.sums.popularity)
+    sums, called = deployment.stack.sums, m.experts_active / m.experts
+    if sums.skew:  # the step waits for the GPU with the most tokens, which call for more experts
+        called = min(called * deployment.routed_share * deployment.ep, MOST_CALLED)
+    idle = left_idle(called, apart, sums.popularity)
     touched = deployment.local_experts * (1.0 - idle)
     routed = tokens * m.experts_active * deployment.routed_share
     name = experts_class(deployment.weight_format.kernel)
@@ -606,12 +613,15 @@ def exchange_tokens(
     return [Op(name, kernel="allreduce", bytes={"link": moved}, fixed=wait)]
 
 
-def output_ops(deployment: Deployment, point: Point, prompts: Number = 0.0) -> tuple[Op, ...]:
+def output_ops(
+    deployment: Deployment, point: Point, prompts: Number = 0.0, issued: Number = 0.0
+) -> tuple[Op, ...]:
     """Embedding look-up, last norm, LM head, sampling and the step's fixed time.
 
     Parameters
     ----------
     prompts : that are read beside the sequences of a point that decodes.
+    issued : what the host takes to issue all layers, if they read a prompt. [s]
     """
     m = deployment.shard
     rows = (
@@ -630,10 +640,41 @@ def output_ops(deployment: Deployment, point: Point, prompts: Number = 0.0) -> t
         # the host handles each sequence once it has its token, or issues the next pass then
         sync=time.sequence > 0 or deployment.stack.eager,
     )
-    return logits, sample, *_server(deployment, point, prompts)
+    return logits, sample, *_server(deployment, point, prompts, issued)
 
 
-def _server(deployment: Deployment, point: Point, prompts: Number) -> tuple[Op, ...]:
+def issue_seconds(deployment: Deployment, groups: Iterable[Group], tokens: Number) -> Number:
+    """Compute what the host takes to issue the layers of a pass that reads a prompt.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and software stack.
+    groups
+        The layers of the pass.
+    tokens
+        All tokens in the pass. [tokens]
+
+    Returns
+    -------
+    Number
+        Zero where the pass is replayed as a graph. [s]
+    """
+    time = deployment.stack.time
+    if not time.issue:
+        return 0.0
+    kernels: Number = 0.0
+    for group in groups:
+        for layer in group.layers:
+            for op in layer:
+                if op.stream == "gpu":
+                    kernels = kernels + group.count * op.times * np.maximum(op.launches, 1.0)
+    return time.issue * kernels * (np.asarray(tokens) > time.graph)
+
+
+def _server(
+    deployment: Deployment, point: Point, prompts: Number, issued: Number
+) -> tuple[Op, ...]:
     """Work of the host while the GPU computes: a pass takes no less.
 
     The engine's process prepares the next pass. In the server's, each prompt is read, tokenised and
@@ -642,7 +683,7 @@ def _server(deployment: Deployment, point: Point, prompts: Number) -> tuple[Op, 
     """
     time, server = deployment.stack.time, deployment.stack.server
     read, decoded = (point.batch, 0.0) if point.prefill else (prompts, point.batch)
-    busy: list[Number] = []
+    busy: list[Number] = [issued] if np.any(issued) else []
     if time.beside_step or time.beside_sequence:
         busy.append(time.beside_step + time.beside_sequence * (read + decoded))
     if server.token or server.prompt:
@@ -650,5 +691,5 @@ def _server(deployment: Deployment, point: Point, prompts: Number) -> tuple[Op, 
         busy.append(server.prompt * begun + server.token * decoded)
     if not busy:
         return ()
-    longest = busy[0] if len(busy) == 1 else np.maximum(busy[0], busy[1])
+    longest = reduce(np.maximum, busy)
     return (Op("server", stream="cpu", fixed=longest, launches=0.0),)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from kvsim.engine.ops import issue_seconds
 from kvsim.engine.timeline import makespan, steady_seconds
 from kvsim.errors import InputError, unknown
 from kvsim.evidence.leastsquares import BLIND, Fit, Parameter, fit_ratio, robust_loss
@@ -148,6 +149,7 @@ class Kernels:
 
     step: Array  # of all sequences that run [s]
     prefill: Array  # of one prompt [s]
+    issued: Array  # which the host takes no less than this to issue [s]
     running: Array  # sequences that the cache has room for
     asked: Array  # sequences in flight, those that wait included
     generate: Array  # [tokens]
@@ -199,7 +201,7 @@ class Kernels:
         """Predict the time per output token of a running request in each load test.
 
         The prompts of the other requests are read in between. A prompt takes no less than the
-        host's work beside it.
+        host's work beside it, and than issuing its kernels.
 
         Parameters
         ----------
@@ -216,7 +218,7 @@ class Kernels:
         if said["time.sequence_s"]:  # the host waits for the tokens before it issues more
             alone = alone + self.sync
         first = self.prefill + said["time.step_s"] + said["time.sequence_s"]
-        prompt = np.maximum(first, said["server.prompt_s"])
+        prompt = np.maximum(np.maximum(first, self.issued), said["server.prompt_s"])
         return np.asarray(self.step + alone + self.running * prompt / self.generate)
 
     def latencies_then_per_token(self, host: Mapping[str, float]) -> Array:
@@ -250,8 +252,9 @@ def predict_kernels(rows: Sequence[LoadTest], stack: Stack) -> Kernels:
     Kernels
         Times of a decode step and a prompt, and the sequences that run at once, per load test.
     """
-    bare = replace_numbers(stack, dict.fromkeys(HOST_TIMES, 0.0), {r.device for r in rows})
-    step, prefill, running = (np.empty(len(rows)) for _ in range(3))
+    nothing = dict.fromkeys((*HOST_TIMES, "time.issue_s"), 0.0)
+    bare = replace_numbers(stack, nothing, {r.device for r in rows})
+    step, prefill, issued, running = (np.empty(len(rows)) for _ in range(4))
     groups: dict[tuple[str, str, str, int], list[int]] = {}
     for i, r in enumerate(rows):
         groups.setdefault((r.device, r.model, r.precision, r.tp), []).append(i)
@@ -265,9 +268,12 @@ def predict_kernels(rows: Sequence[LoadTest], stack: Stack) -> Kernels:
         p = Point(batch, prompt + generate / 2, 1.0, prompt, prompt + generate)
         running[chosen] = batch
         step[chosen] = sum(steady_seconds(s, d) for s in t.cycle(d, p).steps)
-        prefill[chosen] = makespan(t.prefill(d, prefill_point(1.0, prompt, generate)), d)
+        reading = t.prefill(d, prefill_point(1.0, prompt, generate))
+        prefill[chosen] = makespan(reading, d)
+        own = replace(d, stack=stack.for_gpu(device))
+        issued[chosen] = issue_seconds(own, reading.groups, prompt)
     asked, generate = np.array([(r.sequences, r.generate) for r in rows]).T
-    return Kernels(step, prefill, running, asked, generate, stack.time.sync)
+    return Kernels(step, prefill, issued, running, asked, generate, stack.time.sync)
 
 
 def _room(technique: Technique, deployment: Deployment, row: LoadTest) -> float:

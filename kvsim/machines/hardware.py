@@ -16,6 +16,9 @@ class FixedTimes:
     """Times that do not depend on how much is computed, and the small kernels of a layer."""
 
     launch: float = 0.0  # host time to issue one kernel; the GPU waits for it [s]
+    issue: float = 0.0  # the same where only passes that read prompts are issued kernel by kernel:
+    # the host runs ahead of the GPU, and such a pass takes no less than issuing it all [s]
+    graph: float = 0.0  # tokens up to which those passes are replayed as graphs [tokens]
     gap: float = 0.0  # GPU time between two kernels [s]
     layer: float = 0.0  # fixed time per layer [s]
     routing: float = 0.0  # to choose each token's experts by their scores, per layer [s]

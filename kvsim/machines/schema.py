@@ -380,6 +380,8 @@ HOST_FILE = Schema(
 
 STACK_NUMBERS: Mapping[str, Number] = {
     "time.launch_s": NON_NEGATIVE,
+    "time.issue_s": NON_NEGATIVE,
+    "time.graph_tokens": NON_NEGATIVE,
     "time.gap_s": NON_NEGATIVE,
     "time.layer_s": NON_NEGATIVE,
     "time.routing_s": NON_NEGATIVE,

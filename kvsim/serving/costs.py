@@ -134,7 +134,9 @@ def count_fullest_lane(tables: Tables, count: int) -> int:
 
 @jit_function
 def add_pass(tables: Tables, cost: Cost, decoding: Decoding, prompts: Prompts) -> None:
-    """Add a pass over decoding sequences and parts of prompts, without the parts' own needs.
+    """Add a pass over decoding sequences and parts of prompts to the parts' own needs.
+
+    The host issues the kernels of a pass that reads prompts, which takes no less.
 
     Parameters
     ----------
@@ -159,6 +161,8 @@ def add_pass(tables: Tables, cost: Cost, decoding: Decoding, prompts: Prompts) -
             padded, stages = own * tables.ranks, tables.lanes // tables.ranks
             read = max(prompts.tokens, (prompts.every + stages - 1) // stages)
             add_per_token(tables, cost, tables.costs.routed, (padded, padded + read))
+        if decoding.batch * tables.width + prompts.every > tables.graph_tokens:
+            cost[0] = max(cost[0], tables.issued)
 
 
 @jit_function
@@ -534,7 +538,7 @@ class StepCosts(ReplicaMemory):
 
     @cached_property
     def _refined(self) -> Nodes:
-        return refine(self._nodes(DENSITY), self.passes, GOOD / 2)
+        return refine(self._nodes(DENSITY), self.passes.replayed, GOOD / 2)
 
     @cached_property
     def error(self) -> dict[str, float]:
@@ -576,7 +580,7 @@ class StepCosts(ReplicaMemory):
         if before is None or mine != (before.rules.max_seqs, before.longest):
             return make_tables(self.passes, self._refined, self.room, work=False)
         known, start = before.tables, self._nodes(DENSITY)
-        nodes = refine(start, self.passes, GOOD / 2, known.nodes.contexts)
+        nodes = refine(start, self.passes.replayed, GOOD / 2, known.nodes.contexts)
         return make_tables(self.passes, nodes, self.room, False, known.seconds)
 
     def with_fewer(self, max_seqs: int) -> "StepCosts":

@@ -44,6 +44,25 @@ class Passes:
         p = Point(float(self.technique.tiles()), 1.0, 1.0, 1.0, 2.0)
         return float(self.technique.cycle(self.deployment, p).tokens)
 
+    @cached_property
+    def issued(self) -> float:
+        """Time of the host to issue the layers of a pass that reads a prompt, 0 for replayed ones.
+
+        Such a pass takes no less, whatever is in it. [s]
+        """
+        time = self.deployment.stack.time
+        new = time.graph + 1.0
+        p = Point(float(self._one_prompt.tiles()), 0.0, new, new, new + 1.0, prefill=True)
+        step = self._one_prompt.prefill(self.deployment, p)
+        return float(np.max(blocks.issue_seconds(self.deployment, step.groups, p.tokens)))
+
+    @cached_property
+    def replayed(self) -> "Passes":
+        """The same passes without the time to issue them."""
+        stack = self.deployment.stack
+        time = replace(stack.time, issue=0.0)
+        return replace(self, deployment=replace(self.deployment, stack=replace(stack, time=time)))
+
     @property
     def width(self) -> int:
         """New tokens per sequence in the widest pass of a round."""
@@ -223,7 +242,9 @@ class Passes:
                 rest = blocks.after_attention(d, every, shape)
                 layers.append((*blocks.before_attention(d, every, shape), *own, *prompt, *rest))
             groups.append(Group(tuple(layers), count))
-        return np.asarray(self.measure.round(Step(tuple(groups), output_ops(d, rows, 1.0)), d))
+        issued = blocks.issue_seconds(d, groups, every.tokens)
+        head = output_ops(d, rows, 1.0, issued)
+        return np.asarray(self.measure.round(Step(tuple(groups), head), d))
 
     @property
     def mixes_plainly(self) -> bool:

@@ -92,6 +92,8 @@ class Tables(NamedTuple):
     width: int  # tokens per sequence in the widest pass of a round [tokens]
     lanes: int  # ranks and micro-batches that a pass is divided over
     ranks: int  # data-parallel ones among them
+    issued: float  # a pass that reads prompts takes no less: the host issues its kernels [s]
+    graph_tokens: float  # if it has more tokens than this [tokens]
     h2d: float  # rate at which each GPU swaps in and fetches evicted blocks [B/s]
     d2h: float  # and swaps out [B/s]
 
@@ -270,7 +272,8 @@ def make_tables(
     d = passes.deployment
     measures = [TIME_MEASURE, *map(_work_of, COST_RESOURCES if work else ())]
     known = None if work else known
-    measured = [tabulate(replace(passes, measure=each), nodes, known) for each in measures]
+    bare = passes.replayed
+    measured = [tabulate(replace(bare, measure=each), nodes, known) for each in measures]
     return Tables(
         nodes=nodes,
         below=NodeBelow(*(_index_nodes(getattr(nodes, axis)) for axis in NodeBelow._fields)),
@@ -282,6 +285,8 @@ def make_tables(
         width=passes.width,
         lanes=d.lanes,
         ranks=d.dp,
+        issued=passes.issued,
+        graph_tokens=d.stack.time.graph,
         h2d=d.bandwidth["h2d"],
         d2h=d.bandwidth["d2h"],
     )

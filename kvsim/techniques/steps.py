@@ -18,7 +18,7 @@ import numpy as np
 from kvsim.engine import attention, ops, recurrence
 from kvsim.engine.buffers import expert_weights, layer_weights
 from kvsim.engine.formats import FP16_BYTES
-from kvsim.engine.ops import output_ops
+from kvsim.engine.ops import issue_seconds, output_ops
 from kvsim.engine.timeline import makespan
 from kvsim.graph import Group, Number, Op, Point, Step
 from kvsim.machines.deployment import Deployment
@@ -181,7 +181,8 @@ def forward(deployment: Deployment, point: Point, layout: Layout) -> Step:
         if count:
             groups.append(Group(block, count))
         before = parts
-    head = output_ops(deployment, point)
+    issued = issue_seconds(deployment, groups, point.tokens) if point.prefill else 0.0
+    head = output_ops(deployment, point, issued=issued)
     if deployment.stack.time.counted_launches:
         head = count_kernels(head, (), "prefill" if point.prefill else "decode")
     return Step(tuple(groups), head)

@@ -8,13 +8,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.engine.attention import head_factor
-from kvsim.engine.ops import all_reduce, gemm
+from kvsim.engine.ops import all_reduce, gemm, routed_experts
 from kvsim.engine.roofline import all_ops, seconds, tiled
 from kvsim.engine.timeline import steady_seconds
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import STANDS_FOR, Kernel
 from kvsim.machines.parallel import BUSIEST, NETWORK, busiest
-from kvsim.machines.profiles import load_hardware, load_stack
+from kvsim.machines.profiles import load_hardware, load_stack, with_numbers
 from kvsim.models.configs import load_model
 from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.techniques import parse
@@ -116,7 +116,11 @@ def test_the_busiest_gpu_has_more_routed_tokens_the_more_gpus_there_are() -> Non
     assert float(busiest(32, 0.0)) == BUSIEST
     m, h = load_model("mixtral-8x7b"), load_hardware("h100")
     spread = Deployment(m, h, load_stack("vllm"), tp=4, ep=4)
-    assert spread.routed_share == pytest.approx(1.4 / 4)
+    assert spread.routed_share == pytest.approx(1.2 / 4)
+    p = decode_point(2.0, 100.0, 10.0, 0.0)
+    uneven = replace(spread, stack=with_numbers(spread.stack, {"sums.skew": 0.4}))
+    read = [routed_experts(d, p)[-1].bytes["hbm"] for d in (spread, uneven)]
+    assert read[0] < read[1]  # of the GPU whose experts are called for more
 
 
 def test_products_compute_whole_tiles() -> None:

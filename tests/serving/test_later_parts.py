@@ -81,3 +81,18 @@ def test_drafts_are_verified_by_the_same_kernel() -> None:
         Passes(parse("ngram:gamma=3"), each).round(batch, context).item() for each in (d, splits)
     )
     assert walked > 1.5 * split
+
+
+def test_the_host_issues_a_pass_over_short_prompts_once() -> None:
+    """A pass that no graph replays takes as long as issuing its kernels, whatever is in it."""
+    d = replace(deployment("vllm", "b200"), model=load_model("llama3.2-1b"))
+    made, time = tables(d, 8192), d.stack.time
+    issued = made.issued
+    assert issued == pytest.approx(time.issue * 16 * 9)  # kernels of a layer
+    short, two = [[600, 0]], [[600, 0], [600, 0]]
+    for cached, chunks in (([], short), ([], two), ([1000] * 4, short)):
+        assert pass_seconds(made, cached, chunks) == pytest.approx(issued)
+    assert Passes(parse("full"), d).prompt(np.array(600.0), np.array(0.0)) == pytest.approx(issued)
+    assert pass_seconds(made, [1000] * 4) < issued
+    assert pass_seconds(made, chunks=[[int(time.graph), 0]]) < issued
+    assert pass_seconds(made, chunks=[[8192, 0]]) > issued
