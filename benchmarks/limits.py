@@ -38,17 +38,23 @@ BASES = {
     "simulate": ("--gpu", "h100", "--technique", "full"),
     "capacity": ("--gpus", "h100"),
 }
-STORES = ("--prefix-caching", "--host-cache", "10")
+BLOCKS = ("--trace", "sample:conversation")
+STORES = (*BLOCKS, "--host-cache", "10")
 NEEDED = {
-    "--nodes": ("--total-gpus", "8"),
+    "--nodes": ("--total-gpus", "1024"),
     "--jobs": ("--offline",),
     "--host-memory-utilization": ("--offline",),
     "--think": ("--users", "10"),
+    "--users": ("--think", "20s"),
+    "--host-cache": BLOCKS,
     **dict.fromkeys(("--nvme-cache", "--remote-cache", "--cache-ttl", "--cache-block"), STORES),
     **dict.fromkeys(("--nvme-read", "--nvme-write"), (*STORES, "--nvme-cache", "100")),
     **dict.fromkeys(("--hash-block-tokens", "--chars-per-token"), ("--trace", "sample:chat")),
-    "--prefill-replicas": ("--replicas", "2"),
+    "--prefill-replicas": ("--replicas", "10000"),
     "--draw-acceptance": ("--technique", "ngram"),
+    "plan --rate": ("--trace", "sample:chat"),
+    "capacity --nic": ("--pools", "yes"),
+    "simulate --nic": ("--replicas", "2", "--prefill-replicas", "1"),
 }
 """What an option has no effect without, or no meaning."""
 LOADED = ("simulate", "capacity")  # commands that need requests
@@ -74,7 +80,8 @@ def every_case() -> Iterator[tuple[str, ...]]:
                 number = f"{value:.0f}" if allowed and allowed.whole else f"{value:.15g}"
                 number += "s" if option.flag in TIMES else ""
                 model = SPARSE if option.flag == "--n-cpu-moe" else DENSE
-                given = (*NEEDED.get(option.flag, ()), option.flag, number)
+                beside = NEEDED.get(f"{command} {option.flag}", NEEDED.get(option.flag, ()))
+                given = (*beside, option.flag, number)
                 trace = "--trace" in given or command not in LOADED
                 lone = [x for x in zip(DRAWN[::2], DRAWN[1::2], strict=True) if x[0] not in given]
                 lone = [x for x in lone if not ("--users" in given and x[0] == "--rate")]

@@ -83,8 +83,8 @@ class TwoPools:
     def __post_init__(self) -> None:
         if self.prefill < 1 or self.decode < 1:
             raise InputError(
-                f"--prefill-replicas: got {self.prefill} with {self.decode} others; expected at "
-                f"least 1 and fewer than --replicas"
+                f"--prefill-replicas: got {self.prefill} of {self.prefill + self.decode} replicas; "
+                f"expected at least 1 and fewer than --replicas"
             )
         if self.transfer not in TRANSFERS:
             raise InputError(

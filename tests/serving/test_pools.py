@@ -73,7 +73,7 @@ def test_decoding_on_other_replicas_never_waits_for_prompts() -> None:
 
 @pytest.mark.parametrize(
     ("pools", "words"),
-    [((0, 2), "--prefill-replicas: got 0"), ((2, 0), "--prefill-replicas: got 2 with 0 others")],
+    [((0, 2), "--prefill-replicas: got 0"), ((2, 0), "--prefill-replicas: got 2 of 2 replicas")],
 )
 def test_empty_pools_are_refused(pools: tuple[int, int], words: str) -> None:
     with pytest.raises(InputError, match=words):
