@@ -42,6 +42,7 @@ from kvsim.techniques.steps import layer_ops, tile_point
 from kvsim.techniques.technique import Layers, Technique, compose
 
 STREAMS = ("gpu", "h2d", "d2h", "cpu")
+DRIVE_STREAMS = ("disk_read", "disk_write")  # where the machine has a drive
 MOST_OPTIONS = 8  # settings of techniques, the best first, each with weights on the GPU and not
 BATCH_FACTORS = (0.75, 1.0, 1.25, 1.6, 2.0)  # of the best uniform batch, where it may be chosen
 REPAIRS = 4  # times that memory is lowered by what a replay lacks
@@ -150,6 +151,8 @@ class MixedLayers:
 
     def __init__(self, question: Question, search: TableSearch) -> None:
         self.q, self.search, self.solves, self.replays = question, search, 0, 0
+        drive = DRIVE_STREAMS if question.deployment.hardware.disk_memory else ()
+        self.streams = (*STREAMS, *drive)
         shapes: dict[LayerShape, int] = {}
         for block, count in question.deployment.shard.layout:
             for shape in block:
@@ -260,7 +263,7 @@ class MixedLayers:
             points.append(decode_point(batch, w.prompt, w.generate, w.generate / 2))
         last = decode_point(batch, w.prompt, w.generate, max(w.generate - 1.0, 0.0))
         shapes = list(self.shapes)
-        times = np.zeros((len(points), len(STREAMS) + 1, len(options), len(shapes)))
+        times = np.zeros((len(points), len(self.streams) + 1, len(options), len(shapes)))
         gpu, host = np.zeros((2, len(options), len(shapes)))
         for (o, (t, _)), (k, shape) in product(enumerate(options), enumerate(shapes)):
             for q, point in enumerate(points):
@@ -278,9 +281,11 @@ class MixedLayers:
         """Time of each stream in one layer, and what it takes if nothing delays it. (r,) [s]"""
         d, own = self.q.deployment, technique.parts[0]
         issued = layer_ops(LayerPass(d, tile_point(point, own), shape, own))
-        found = np.zeros(len(STREAMS) + 1)
+        found = np.zeros(len(self.streams) + 1)
         for op in issued:
-            found[STREAMS.index(op.stream)] += own.placement.tiles * float(np.max(seconds(op, d)))
+            found[self.streams.index(op.stream)] += own.placement.tiles * float(
+                np.max(seconds(op, d))
+            )
         found[-1] = own.placement.tiles * float(np.max(minimum_layer_seconds(issued, d, seconds)))
         return found
 

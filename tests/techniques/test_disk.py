@@ -106,15 +106,17 @@ def test_room_on_the_drive_bounds_the_batch() -> None:
     assert largest[0] < largest[2]
 
 
-@pytest.mark.parametrize("engine", ["", "flexgen"])
-def test_plans_put_no_more_there_than_memory_lacks(engine: str) -> None:
+@pytest.mark.parametrize(
+    "admitted", [Admission(only=("full", "offload")), Admission(engine="flexgen")]
+)
+def test_plans_put_no_more_there_than_memory_lacks(admitted: Admission) -> None:
     """A drive gives a plan where there was none, and never a worse one where there was one."""
     found = []
     for host, drive in ((3e9, 1e12), (60e9, 1e12), (60e9, 0.0)):
         d = deployment("flexgen", size=drive)
         hardware = replace(d.hardware, gpu_memory=8e9, host_memory=host)
         limits = PlanLimits(7e9, host, disk=drive or np.inf)
-        asked = Workload(200, 20, batch=8), "throughput", limits, Admission(engine=engine)
+        asked = Workload(200, 20, batch=8), "throughput", limits, admitted
         choice = plan_among([Question(replace(d, hardware=hardware), *asked)]).choice
         assert choice.host_bytes[0] <= host
         found.append((float(choice.disk_bytes[0]), float(choice.output_tok_s[0])))
