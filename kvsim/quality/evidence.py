@@ -316,20 +316,6 @@ class Evidence:
             return 0.0
         return float("inf") if self.unknown else max(self.bound, 0.0)
 
-    def admitted(self, most: float, unknown: bool) -> bool:
-        """Whether a plan may choose it.
-
-        Parameters
-        ----------
-        most : the largest loss that the user accepts.
-        unknown : whether settings are welcome of which nothing is known.
-        """
-        if self.kind == "lossless":
-            return True
-        if self.unknown:
-            return unknown and not self.loss > most
-        return self.bound <= most
-
     def __str__(self) -> str:
         """The evidence of the loss, in one sentence."""
         if self.kind == "lossless":

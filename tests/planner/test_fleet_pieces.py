@@ -7,7 +7,6 @@ import pytest
 
 from kvsim.planner.fleet.demand import (
     ClassTarget,
-    Demand,
     FleetTargets,
     _merge_rare_classes,
     traffic_of,
@@ -93,12 +92,6 @@ def test_rare_classes_join_their_twin_and_others_stay() -> None:
     merged = _merge_rare_classes(of)
     assert np.bincount(merged).tolist() == [49, 30, 20, 19]
     assert set(merged) == set(range(4))
-
-
-def test_peaks_are_the_windows_that_no_other_exceeds() -> None:
-    rate = np.array([[1.0, 4.0], [3.0, 1.0], [1.0, 3.0], [3.0, 1.0], [0.0, 0.0]])
-    peaks = Demand(rate, np.ones(5)).peaks
-    assert sorted(map(tuple, peaks.tolist())) == [(1.0, 4.0), (3.0, 1.0)]
 
 
 def test_targets_are_of_the_class_of_a_prompt() -> None:

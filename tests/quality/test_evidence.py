@@ -6,6 +6,7 @@ from math import isnan
 import pytest
 
 from kvsim.models.configs import load_model
+from kvsim.planner.question import Admission
 from kvsim.quality.evidence import Evidence, attention_kind, evidence, weights_evidence
 from kvsim.quality.measured import family, harshness, published, runs_of, shipped
 from kvsim.techniques import TECHNIQUES, parse
@@ -14,6 +15,7 @@ from tests.support.shipped import SHIPPED
 
 PUBLISHED = ("llama2-7b", "llama2-13b", "mistral-7b-v0.2", "llama3-8b")
 CONTEXT = 8192
+WELCOME = Admission(unmeasured=True)
 
 
 def judged(text: str, model: str, length: float = CONTEXT) -> Evidence:
@@ -47,7 +49,7 @@ def test_tables_say_what_the_papers_say() -> None:
 @pytest.mark.parametrize("share", [0.125, 0.25])
 @pytest.mark.parametrize("name", ["streamingllm", "infllm", "snapkv"])
 def test_what_loses_much_or_is_not_measured_is_refused(name: str, share: float, model: str) -> None:
-    assert not judged(evicting(name, share), model).admitted(0.05, unknown=False)
+    assert judged(evicting(name, share), model).column > 0.05
 
 
 @pytest.mark.parametrize("model", PUBLISHED)
@@ -56,29 +58,29 @@ def test_a_loss_is_admitted_by_its_upper_end(model: str) -> None:
     assert found.kind == "published" and found.low < found.loss < found.high
     assert found.bound == found.high and found.unit == "relative score"
     for limit in (0.9 * found.bound, 1.1 * found.bound):
-        assert found.admitted(limit, unknown=False) is (limit > found.bound)
+        assert (found.column <= limit) is (limit > found.bound)
     assert "SpeCache" in found.source and "long generation" in found.untried
 
 
 @pytest.mark.parametrize("model", ["llama3-8b", "mistral-7b-v0.2"])
 def test_one_bit_is_not_admitted_on_the_mean_of_one_paper(model: str) -> None:
     found = judged("specache:bits=1,group=64,k=64", model)
-    assert not found.admitted(0.05, unknown=False)
+    assert found.column > 0.05
 
 
 def test_weights_are_held_to_the_same_rule() -> None:
     eight = weights_evidence(load_model("qwen3-8b"), "fp8")
-    assert eight.admitted(0.02, unknown=False) and eight.kind == "published"
+    assert eight.column <= 0.02 and eight.kind == "published"
     other = weights_evidence(load_model("llama3-8b"), "fp8")
     assert other.kind == "published elsewhere" and other.bound > eight.bound
-    assert not weights_evidence(load_model("llama3.1-8b"), "int4").admitted(0.02, unknown=False)
+    assert weights_evidence(load_model("llama3.1-8b"), "int4").column > 0.02
     assert weights_evidence(load_model("deepseek-v3"), "fp8-block").kind == "lossless"
 
 
 def test_h2o_at_a_quarter_is_refused_on_mistral() -> None:
     found = judged(evicting("h2o", 0.25), "mistral-7b-v0.2")
     assert found.kind == "published" and found.bound > 0.05
-    assert not found.admitted(0.05, unknown=True)  # --lossy does not admit what is known to be bad
+    assert WELCOME.loss(found) > 0.05  # --lossy does not admit what is known to be bad
 
 
 def test_gentler_settings_inherit_and_harsher_do_not() -> None:
@@ -86,7 +88,7 @@ def test_gentler_settings_inherit_and_harsher_do_not() -> None:
     gentler = judged("specache:bits=4,group=32,k=256,residual=128", "llama3-8b")
     assert gentler.loss <= base.bound and not gentler.missing
     harsher = judged("specache:bits=2,group=128,k=16", "llama3-8b")
-    assert harsher.missing and not harsher.admitted(0.05, unknown=False)
+    assert harsher.missing and harsher.column > 0.05
 
 
 def test_a_gentle_setting_that_fails_speaks_against_harsher_ones() -> None:
@@ -99,8 +101,8 @@ def test_own_measurements_come_first_and_are_in_their_own_unit() -> None:
     found = judged("kivi:bits=4,group=32", "smollm2-135m", 1024)
     assert found.kind == "measured" and found.unit == "relative perplexity"
     assert found.loss == pytest.approx(12.4948 / 12.4433 - 1, rel=1e-3)
-    assert 0 < found.high - found.loss < 0.02 and found.admitted(0.05, unknown=False)
-    assert not judged("kivi:bits=2,group=32", "smollm2-135m", 1024).admitted(0.05, unknown=False)
+    assert 0 < found.high - found.loss < 0.02 and found.column <= 0.05
+    assert judged("kivi:bits=2,group=32", "smollm2-135m", 1024).column > 0.05
 
 
 def evicted(facts: int, full: float, share: float | None) -> Evidence:
@@ -116,8 +118,8 @@ def evicted(facts: int, full: float, share: float | None) -> Evidence:
 def test_eviction_needs_retrieval() -> None:
     found = evicted(40, 0.8, None)
     assert found.loss < 0.05 and "retrieval" in found.missing
-    assert not found.admitted(0.05, unknown=False)
-    assert found.admitted(0.05, unknown=True)
+    assert found.column > 0.05
+    assert WELCOME.loss(found) <= 0.05
 
 
 def test_an_eviction_loses_what_it_no_longer_finds() -> None:
@@ -125,9 +127,9 @@ def test_an_eviction_loses_what_it_no_longer_finds() -> None:
     assert found.unit == "of the planted facts" and found.loss == pytest.approx(0.25)
     spread = 1.96 * ((0.6 * 0.4 + 0.8 * 0.2) / 40) ** 0.5 / 0.8
     assert (found.low, found.high) == pytest.approx((0.25 - spread, 0.25 + spread))
-    assert not found.missing and not found.admitted(0.05, unknown=False)
+    assert not found.missing and found.column > 0.05
     gentle = evicted(40, 0.8, 0.8)  # then perplexity counts, which grew a little
-    assert gentle.unit == "relative perplexity" and gentle.admitted(0.05, unknown=False)
+    assert gentle.unit == "relative perplexity" and gentle.column <= 0.05
     assert "retrieval" in evicted(40, 0.0, 0.0).missing  # the model itself finds none
 
 
@@ -146,14 +148,14 @@ def test_other_models_of_a_kind_count_with_the_spread_between_them() -> None:
 def test_without_evidence_nothing_lossy_is_admitted_and_the_way_to_measure_is_said() -> None:
     found = judged("fp8", "opt-13b")
     assert found.kind == "none" and isnan(found.loss)
-    assert not found.admitted(1.0, unknown=False) and found.admitted(0.1, unknown=True)
+    assert found.column > 1.0 and WELCOME.loss(found) <= 0.1
     assert "validate --quality --model opt-13b --techniques fp8" in str(found)
-    assert judged("full", "opt-13b").admitted(0.0, unknown=False)
+    assert judged("full", "opt-13b").column <= 0.0
 
 
 def test_budgets_speak_for_contexts_near_those_of_the_table() -> None:
     near, far = (judged("kcache:n=128,gpu_layers=1", "llama3-8b", n) for n in (8000, 9000))
-    assert near.admitted(0.05, unknown=False) and not far.admitted(0.05, unknown=False)
+    assert near.column <= 0.05 and far.column > 0.05
 
 
 def test_families_are_said_of_every_technique_that_drops_tokens() -> None:
@@ -172,4 +174,4 @@ def test_a_users_own_trace_replaces_what_ships() -> None:
     own = runs_of(replace(trace, model="opt-13b"))
     assert len(own) == len(shipped("smollm2-135m")) and {r.model for r in own} == {"opt-13b"}
     found = evidence(parse("kivi:bits=4"), load_model("opt-13b"), 1024, own)
-    assert found.kind == "measured" and found.admitted(0.05, unknown=False)
+    assert found.kind == "measured" and found.column <= 0.05

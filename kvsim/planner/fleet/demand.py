@@ -7,7 +7,6 @@ classes in the windows; the simulation plays the requests themselves.
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -121,15 +120,6 @@ class Demand:
     def mean(self) -> Array:
         """Requests per second over all windows. (c,) [1/s]"""
         return np.asarray(self.hours @ self.rate / self.hours.sum())
-
-    @cached_property
-    def peaks(self) -> Array:
-        """The windows that no other window exceeds in every class. (p, c) [1/s]"""
-        rows = np.unique(self.rate, axis=0)
-        exceeded = [
-            bool(((rows >= row).all(axis=1) & (rows > row).any(axis=1)).any()) for row in rows
-        ]
-        return np.asarray(rows[~np.array(exceeded)])
 
 
 # traces
