@@ -71,14 +71,20 @@ def build_deployment(inputs: Inputs, **instead: object) -> "Deployment":
     if _is_default_quantised(tag, model) and stack.weights.gguf and weights == RELEASED:
         weights = OLLAMA_FORMAT
         print_once(f"{tag} is taken as {weights.upper()}, Ollama's default; --weights sets another")
-    if str(weights).lower() == "fp8" and model.released == "fp8-block":
-        weights = model.released
-        print_once(f"{model.name}'s checkpoint is {weights}, which --weights fp8 is taken as")
+    weights = _published_format(model, weights)
     found = Deployment(model, hardware, stack, weights, *spread, host=layers)
     drafter = value("draft_model", None)
     return _with_room(
         found if drafter is None else replace(found, draft_model=read_draft_model(drafter))
     )
+
+
+def _published_format(model: "Model", weights: str) -> str:
+    """The format that is meant: ``fp8`` of a checkpoint in blocks of fp8 is that checkpoint."""
+    if weights.lower() != "fp8" or model.released != "fp8-block":
+        return weights
+    print_once(f"{model.name}'s checkpoint is fp8-block, which --weights fp8 is taken as")
+    return model.released
 
 
 def name_stack(inputs: Inputs) -> str:
@@ -393,6 +399,7 @@ def build_deployments(inputs: Inputs) -> "list[Deployment]":
         if name not in (RELEASED, *WEIGHT_FORMATS):
             known = ", ".join((RELEASED, *WEIGHT_FORMATS, "auto"))
             raise InputError(f"--weights: got {name[:40]!r}; expected one of {known}")
+    formats = list(dict.fromkeys(_published_format(bases[0].model, name) for name in formats))
     sizes = [int(n) for n in inputs.tp if n != "auto"]
     if inputs.tp == ["auto"]:
         sizes = [int(n) for n in TP_CHOICES if bases[0].model.heads % int(n) == 0]

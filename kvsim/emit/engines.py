@@ -373,7 +373,7 @@ def _name_drafter(s: Served, settings: EngineSettings, drafting: str) -> str:
     if not head:
         settings.lack(f"{drafting}, left out above: {no_head(drafting, base)}")
     elif tuned != base:
-        settings.lack(f"a head of {base}: this one was trained for {tuned}, so serve that")
+        settings.lack(f"adapting a head to {base}: this one is of {tuned}, so serve that")
     return head
 
 
@@ -382,7 +382,8 @@ def _note_weights(s: Served, settings: EngineSettings, made: Iterable[str] = ())
     if CHECKPOINT_OF in s.model or not (s.released or s.weights in ("fp16", *made)):
         which = CHECKPOINTS.get(s.weights, f"a checkpoint with {s.weights} weights")
         settings.lack(
-            f"{s.weights} weights: put the Hugging Face id or path of {which} in place of {s.model}"
+            f"making {s.weights} weights while loading: put the Hugging Face id or path of {which} "
+            f"in place of {s.model}"
         )
 
 

@@ -33,7 +33,8 @@ def engine_refusal(engine: str, deployment: Deployment) -> str:
     of supported hardware begins with Ampere, the first with bf16. vLLM's page of GPUs asks for
     compute capability 7.5, and for AMD Instinct; profiles of a V100 (7.0), which releases of 2025
     ran on, are left to it. SGLang runs from Turing on, and on AMD Instinct from MI300 on. What
-    others maintain for Apple's GPUs (vLLM-Metal) is not counted.
+    others maintain for Apple's GPUs (vLLM-Metal) is not counted. FlexGen, llama.cpp and generate of
+    Hugging Face have neither data-parallel attention nor groups of experts.
     """
     model, hardware = deployment.model, deployment.hardware
     apple, amd = (hardware.title.startswith(maker) for maker in ("Apple", "AMD"))
@@ -44,6 +45,8 @@ def engine_refusal(engine: str, deployment: Deployment) -> str:
         return f"{engine} does not read GGUF files, which have {deployment.weights} weights"
     if deployment.host and engine != "llamacpp":
         return f"{engine} does not compute with weights in host memory as llama.cpp does"
+    if engine in ("flexgen", "hf", "llamacpp") and max(deployment.dp, deployment.ep) > 1:
+        return f"{engine} has no layout with --dp or --ep"
     if (apple or amd) and engine in nvidia:
         return f"{nvidia[engine]} runs on NVIDIA GPUs only, not on {hardware.name}"
     if engine == "trtllm" and "bf16" not in hardware.flops:

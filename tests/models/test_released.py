@@ -3,12 +3,14 @@
 import pytest
 
 import kvsim
+from kvsim.api.deployments import build_deployment, build_deployments
 from kvsim.emit.engines import emit
 from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment
 from kvsim.machines.hardware import RELEASED
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.catalogue import model_names
 from kvsim.models.configs import load_model, released_format
+from kvsim.options import Inputs
 from tests.emit.test_emit import served
 from tests.support.commands import run
 
@@ -67,6 +69,13 @@ def test_released_weights_are_those_of_the_checkpoint() -> None:
         "predict", "--model", "deepseek-v3", "--gpu", "h200", "--tp", "8", "--technique", "full"
     )
     assert "fp8-block weights" in blocks.out
+
+
+def test_fp8_of_a_checkpoint_in_blocks_is_that_checkpoint() -> None:
+    where = {"model": "deepseek-r1", "weights": "fp8"}
+    one = build_deployment(Inputs("predict", {**where, "gpu": "h200", "tp": 8}))
+    (compared,) = build_deployments(Inputs("plan", {**where, "gpu": "h200", "tp": "8"}))
+    assert compared == one and one.weights == "fp8-block"
 
 
 def test_an_engine_needs_no_flag_for_released_weights() -> None:

@@ -153,7 +153,7 @@ def test_narrower_weights_are_told_with_what_a_server_needs_for_them() -> None:
     )
     assert text.count("No plan meets the targets with --weights fp16.") == 1
     assert "worse (at most" in text
-    assert "vLLM has no setting for int4 weights: put the Hugging Face id or path of a" in text
+    assert "vLLM has no setting for making int4 weights while loading: put the Hugging Face" in text
     assert "in place of INT4_CHECKPOINT_OF_Qwen2.5-14B" in text
 
 

@@ -116,6 +116,6 @@ class Cachegen(Placement):
         size = layers * float(np.max(self._room(at, at.p.batch * at.kept_of_prompt)))
         return (
             f"a later request with these prompts loads {size / 2**20:.4g} MiB in place of reading "
-            f"them; how many bits a number takes follows from the text, {self.bits:g} are taken",
+            f"them; the bits per number depend on the text, and {self.bits:g} are assumed",
             "the encoder is assumed to be as fast as packing; it was not measured",
         )
