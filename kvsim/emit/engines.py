@@ -770,7 +770,10 @@ def _hf(s: Served, settings: EngineSettings) -> str:
     _note_spread(s, settings)
     _note_drives(s, settings)
     _note_weights(s, settings)
-    settings.lack("a batch limit and continuous batching: generate takes one batch at a time")
+    settings.lack(
+        "a batch limit and continuous batching: generate takes one batch at a time, and serves "
+        "requests that keep coming more slowly than planned"
+    )
     call = "".join(f", {name}={value}" for name, value in arguments.items())
     return "\n".join((*lines, f"model.generate(**inputs{call})"))
 

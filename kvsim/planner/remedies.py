@@ -372,7 +372,7 @@ def _more_gpus(before: _Freed) -> Iterator[_Freed]:
     for count in MORE_GPUS:
         if count <= most:
             continue
-        layouts = [d for d in list_layouts(base, count) if d.gpus == count]
+        layouts = [d for d in list_layouts(base, count) if d.gpus == count and _runs(q, d)]
         some = tuple(replace(q, deployment=d) for d in layouts)
         if some:
             total = count if question.total_gpus else 0
@@ -398,14 +398,21 @@ def _other_cards(before: _Freed) -> Iterator[_Freed]:
             d = replace(q.deployment, hardware=hardware)
         except InputError:
             continue
-        engine = q.admission.engine
-        if (engine and engine_refusal(engine, d)) or not engines_running(FULL, d):
+        if not _runs(q, d):
             continue
         share = q.limits.gpu_memory / mine.gpu_memory
         moved = replace(q, deployment=d).with_limits(
             gpu_memory=share * hardware.gpu_memory, host_memory=hardware.host_memory
         )
         yield _Freed({"gpu": hardware.name}, replace(question, deployments=(moved,)))
+
+
+def _runs(asked: Question, deployment: Deployment) -> bool:
+    """Whether the engine that is asked for, or any, runs the model on another deployment."""
+    engine = asked.admission.engine
+    return not (engine and engine_refusal(engine, deployment)) and bool(
+        engines_running(FULL, deployment)
+    )
 
 
 def _less_sure(before: _Freed) -> Iterator[_Freed]:

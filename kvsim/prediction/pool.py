@@ -9,7 +9,7 @@ import numpy as np
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.graph import Array, Point
-from kvsim.machines.deployment import Deployment, HostLayers
+from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import RELEASED
 from kvsim.machines.profiles import load_stack
 from kvsim.options import ENGINE_SHARE
@@ -180,15 +180,14 @@ def remedies(prediction: Prediction) -> Iterator[Remedy]:
             if found is not None:
                 yield Remedy(f"--{kind} {value}", found)
                 break
-    if d.model.experts and not d.host:
-        found = _try_change(
-            prediction,
-            stack=load_stack("llamacpp"),  # whose CPU multiplies by the experts
-            host=HostLayers(frozenset(range(d.model.layers))),
-            weights=RELEASED if d.weights == d.model.released else d.weights,
-        )
+    every = frozenset(range(d.model.layers))
+    if d.model.experts and d.host.experts != every and not (d.host.mlps or d.host.layers):
+        other = {} if d.host else {"stack": load_stack("llamacpp")}  # its CPU takes the experts
+        weights = RELEASED if d.weights == d.model.released else d.weights
+        host = replace(d.host, experts=every)
+        found = _try_change(prediction, host=host, weights=weights, **other)
         if found is not None:
-            yield Remedy("--stack llamacpp --n-cpu-moe all", found)
+            yield Remedy(f"{'--stack llamacpp ' if other else ''}--n-cpu-moe all", found)
 
 
 def _try_change(prediction: Prediction, **change: object) -> Prediction | None:

@@ -1,7 +1,7 @@
 """``kvsim simulate``: what came of runs on a trace, as rows, tables and pictures."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
 from shlex import quote
@@ -130,10 +130,7 @@ def make_result(
     answer = _write_answer(rows, deployment, trace, targets, left_out, played, sought)
     own: Row = {"runs": rows} if rows[0].get("case") else {"rows": rows}
     fields = (own if listed or rows[0].get("case") else rows[0]) | {"answer": answer.row()}
-    requests, replicas = (
-        " or ".join(f"{n:,}" for n in dict.fromkeys(row[key] for row in rows))
-        for key in ("requests", "replicas")
-    )
+    requests, replicas = (_span(row[key] for row in rows) for key in ("requests", "replicas"))
     heading = f"{trace}: {requests} requests, replicas: {replicas}"
     if any(row["replicas"] > 1 for row in rows):
         heading += f", routed {' or '.join(dict.fromkeys(row['route'] for row in rows))}"
@@ -391,6 +388,14 @@ def _describe_machines(row: Row, deployment: Deployment) -> str:
     return f"{replicas}{deployment.hardware.name}{spread}"
 
 
+def _span(counts: Iterable[int]) -> str:
+    """Counts of several runs: two in full, of more the least and the most."""
+    known = list(dict.fromkeys(counts))
+    if len(known) > 2:
+        return f"{min(known):,} to {max(known):,}"
+    return " or ".join(f"{n:,}" for n in known)
+
+
 def _needed(
     row: Row, deployment: Deployment, trace: str, targets: str, arrive: float | None = None
 ) -> list[str]:
@@ -539,9 +544,14 @@ def keeps_targets(row: Row) -> bool:
     row
         Row of a run.
     """
-    fitting = row["requests"] - row["refused_by"]["context"]
-    within = 100 * (row["good_share"] or 0.0) * row["requests"] >= row["percentile"] * fitting
+    within = 100 * _share_within(row) >= row["percentile"] * (1 - 1e-9)  # as rates are rounded
     return within and not row["refused_by"]["cache"] and not row["unfinished"]
+
+
+def _share_within(row: Row) -> float:
+    """The share within the targets, of the requests that fit the model's context."""
+    fitting = row["requests"] - row["refused_by"]["context"]
+    return float((row["good_share"] or 0.0) * row["requests"] / fitting) if fitting else 1.0
 
 
 def _order_by_need(rows: Sequence[Row]) -> list[Row]:
@@ -562,7 +572,8 @@ def _describe_sought(rows: Sequence[Row], best: Row, where: str, trace: str, tar
 
     def measured(row: Row) -> str:
         ttft, tpot = (units.seconds(row[name]["p99"] or 0.0) for name in ("ttft_s", "tpot_s"))
-        return f"TTFT p99 {ttft}, TPOT p99 {tpot}"
+        met = f"{100 * _share_within(row):.1f} % of requests"
+        return f"{met}, with TTFT p99 {ttft} and TPOT p99 {tpot}"
 
     if not keeps_targets(best):
         what = {
