@@ -46,6 +46,7 @@ def write_page(
         low=100 * min(own.share for _, own in judged),
         high=100 * max(own.share for _, own in judged),
         t=asked["serving ttft"], own=WEIGHTS["own"], unseen=100 * WEIGHTS["unseen"],
+        rerun=100 * WEIGHTS["rerun"],
         groups=len(groups), outside_half=judged[0][1].outside, groups_half=judged[0][1].groups,
         outside_none=judged[1][1].outside, groups_none=judged[1][1].groups,
         alike=judged[1][1].alike, outside_alike=judged[1][1].outside_alike,

@@ -52,7 +52,7 @@ FOLDS: Mapping[str, tuple[str, Callable[[Mechanisms], str]]] = {
 """What is left out of the choice of weights in parts, and the ledger that judges it."""
 TECHNIQUE = {"technique": ledger.WEIGHTS["technique"]}  # which runs do not tell: set, not chosen
 NEUTRAL = {**dict.fromkeys(ledger.MECHANISMS, 1.0), **TECHNIQUE,
-           "most rows": 20.0, "own": 1.0, "unseen": 0.1}  # fmt: skip
+           "most rows": 20.0, "own": 1.0, "unseen": 0.1, "rerun": 0.02}  # fmt: skip
 Weights = dict[str, float]
 
 
@@ -190,14 +190,17 @@ def choose(groups: Sequence[Judged]) -> Weights:
                     if score >= best * (1 - 1e-4):
                         break
                     weights, best = tried, score
-    alone = [g for g in groups if g.hold_out != HALF and g.alone]
-    share = SHARE * (1 + 1 / len({g.own.source for g in alone}))  # runs of a source err alike
-    low, high = 0.0, 1.0
-    for _ in range(BISECTIONS):
-        middle = (low + high) / 2
-        holds = _held(alone, {**weights, "unseen": middle}) >= share
-        low, high = (low, middle) if holds else (middle, high)
-    return {**weights, "unseen": high}
+    for name, alone in (("unseen", True), ("rerun", False)):
+        some = [g for g in groups if g.hold_out != HALF and g.alone is alone]
+        sources = len({g.own.source for g in some})  # runs of a source err alike
+        share = SHARE * (1 + 1 / sources) if alone else SHARE
+        low, high = 0.0, 1.0
+        for _ in range(BISECTIONS):
+            middle = (low + high) / 2
+            holds = _held(some, {**weights, name: middle}) >= share
+            low, high = (low, middle) if holds else (middle, high)
+        weights[name] = high
+    return weights
 
 
 def _held(groups: Sequence[Judged], weights: Weights) -> float:

@@ -60,14 +60,14 @@ UNKNOWN = 0.16  # also where nothing like a number was measured
 # The mechanisms that errors are shared by, and how much less an entry counts than the nearest one
 # for each that only the nearest shares (logarithms); rows of one entry that count at most, as those
 # of one run err alike; rows that an answer counts for itself, whose error may be any; and what is
-# unknown of a model, card or engine without runs (logarithm). They are one set for all answers,
-# chosen where rows were left out: benchmarks/truth_weights.py says how, and what they hold when
-# chosen without the source, version or model that they are judged on. That of techniques is set, as
-# measured runs are of full KV.
+# unknown of a model, card or engine without runs, and of other runs where there are some
+# (logarithms). They are one set for all answers, chosen where rows were left out:
+# benchmarks/truth_weights.py says how, and what they hold when chosen without the source, version
+# or model that they are judged on. That of techniques is set, as measured runs are of full KV.
 WEIGHTS = {"engine": 4.1, "technique": 2.0, "kind": 1.5, "prefill": 0.6, "device": 0.22}
 WEIGHTS |= {"load": 10.5, "weights": 4.1, "experts": 0.22, "gpus": 0.6, "model": 4.1}
 MECHANISMS = tuple(WEIGHTS)
-WEIGHTS |= {"most rows": 12.0, "own": 0.6, "unseen": 0.13}
+WEIGHTS |= {"most rows": 12.0, "own": 0.3, "unseen": 0.13, "rerun": 0.02}
 NEIGHBOURS = ("engine", "device", "model")
 """An answer is like measured runs where one entry shares all of these."""
 TAIL = 0.1  # share of the errors of like rows below and above an interval
@@ -396,8 +396,9 @@ def error_range(
     """Find the range that holds 80 % of the errors like an answer's.
 
     It is a range of quantiles over errors, each of which counts the more, the more mechanisms its
-    entry shares with the answer, compared with the nearest entry. Where no entry shares model, card
-    and engine with the answer, what is unknown of those adds to both sides as an independent error.
+    entry shares with the answer, compared with the nearest entry. What is unknown adds to both
+    sides as an independent error: of a model, card or engine where no entry shares all three with
+    the answer, and else of runs by another source or at another version.
 
     Parameters
     ----------
@@ -419,7 +420,7 @@ def error_range(
     weight = np.exp(far.min() - far) * np.minimum(rows, weights["most rows"])
     low, high = weighted_range(*errors, weight, weights["own"])
     alike = apart[:, [MECHANISMS.index(name) for name in NEIGHBOURS]].sum(axis=1) == 0
-    unseen = 0.0 if alike.any() else weights["unseen"]
+    unseen = weights["rerun" if alike.any() else "unseen"]
     return -hypot(min(low, 0.0), unseen), hypot(max(high, 0.0), unseen)
 
 

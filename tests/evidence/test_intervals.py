@@ -32,10 +32,10 @@ def test_many_rows_of_the_same_mechanisms_give_their_own_quantiles() -> None:
 
 
 def test_without_runs_of_the_model_something_stays_unknown() -> None:
-    assert interval(line(50, 0.999, 1.001)) == pytest.approx((1, 1), abs=0.01)
-    unseen = float(np.exp(ledger.WEIGHTS["unseen"]))
-    other = interval(line(50, 0.999, 1.001, "qwen2.5-7b"))
-    assert other == pytest.approx((1 / unseen, unseen), rel=0.01)
+    for model, name in (("llama3.1-8b", "rerun"), ("qwen2.5-7b", "unseen")):
+        unknown = float(np.exp(ledger.WEIGHTS[name]))
+        found = interval(line(50, 0.999, 1.001, model))
+        assert found == pytest.approx((1 / unknown, unknown), rel=0.01)
 
 
 def test_few_rows_or_those_of_another_model_give_a_wider_interval() -> None:
@@ -49,7 +49,7 @@ def test_an_interval_holds_eight_in_ten_where_it_ends_at_the_prediction() -> Non
     The answer itself, which may be any, takes a little of that fifth.
     """
     low, high = interval(line(low=1.5, high=3.0))
-    assert low == 1.0
+    assert low == pytest.approx(np.exp(-ledger.WEIGHTS["rerun"]), rel=1e-3)
     middle, spread = np.log(np.sqrt(1.5 * 3.0)), np.log(3.0 / 1.5) / 2 / ledger.WITHIN_80
     assert np.log(high) == pytest.approx(middle + 0.94 * spread, abs=0.15 * spread)
 
@@ -71,7 +71,7 @@ def test_measured_runs_lie_within_their_intervals_group_by_group() -> None:
     said = predict_rows(rows, SHARED / "measured" / "traces")
     pairs = [(r, s) for r, s in zip(rows, said, strict=True) if isinstance(s, Said)]
     whole = coverage.of_group(pairs)
-    assert 0.77 <= whole.share <= 0.86
+    assert 0.77 <= whole.share <= 0.84
     assert whole.width <= 2.2
     half = [g for g in weights.judged_runs(pairs) if g.hold_out == weights.HALF]
     new = weights.held("", weights.HALF, [(g, ledger.WEIGHTS) for g in half])
