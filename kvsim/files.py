@@ -1005,7 +1005,8 @@ def locked(path: Path) -> Iterator[None]:
             fcntl.flock(number, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise InputError(
-                f"{display(path)}: another kvsim writes there; wait for it, or choose another place"
+                f"{display(path)}: another kvsim process is writing there; wait for it, or "
+                "choose another place"
             ) from None
         except OSError:  # a file system without locks
             pass

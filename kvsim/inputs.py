@@ -341,7 +341,7 @@ def parse_counts(name: str, given: object, allowed: Range | None = None) -> list
     found = [value for value in values if value is not None]
     if not values or len(found) < len(values):
         raise InputError(
-            f"{name}: got {_quote(given)}; expected whole numbers separated by commas, as 1,8"
+            f"{name}: got {_quote(given)}; expected whole numbers separated by commas, such as 1,8"
         )
     for value in found:
         if allowed is not None:
@@ -402,7 +402,8 @@ def parse_token_counts(name: str, given: object, allowed: Range | None = None) -
         for x in items
     ):
         raise InputError(
-            f"{name}: got {_quote(given)}; expected whole numbers separated by commas, as 2048,32k"
+            f"{name}: got {_quote(given)}; expected whole numbers separated by commas, such as "
+            "2048,32k"
         )
     return [parse_tokens(name, item, allowed) for item in items]
 
@@ -499,8 +500,8 @@ def duration(most_bare: float) -> Parser:
         value *= TIME_UNITS[unit or "s"]
         if not 0 < value <= MAX_NUMBER:
             raise InputError(
-                f"{name}: got {str(given)[:40]!r}; expected a time above 0 with its unit, as 500ms "
-                f"or 2s, or none for no limit"
+                f"{name}: got {str(given)[:40]!r}; expected a time above 0 with its unit, such as "
+                f"500ms or 2s, or none for no limit"
             )
         if allowed is not None:
             allowed.check(name, value, repr(given))
@@ -574,7 +575,9 @@ def several(parser: Parser) -> Parser:
         if isinstance(given, str):
             items = [str(item).strip() for item in items] if len(items) > 1 else items
         if len(items) != 1 and ("" in items or len(set(items)) < len(items) or not items):
-            raise InputError(f"{name}: got {_quote(given)}; expected different values, as 0,20,50")
+            raise InputError(
+                f"{name}: got {_quote(given)}; expected different values, such as 0,20,50"
+            )
         return [(item, parser(name, item, allowed)) for item in items]
 
     return parse

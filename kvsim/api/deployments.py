@@ -438,7 +438,9 @@ def build_layouts(inputs: Inputs) -> "list[Deployment]":
     for base in build_deployments(inputs):
         found += list_layouts(on_nodes(base, total, inputs.nodes or 0), total)
     if not found:
-        raise InputError(f"--total-gpus: got {total}; expected a number that layouts divide, as 8")
+        raise InputError(
+            f"--total-gpus: got {total}; expected a number that layouts divide, such as 8"
+        )
     return sorted(found, key=lambda d: d.gpus)
 
 

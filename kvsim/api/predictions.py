@@ -13,12 +13,15 @@ from kvsim.options import MAX_ROWS, Inputs, check_work, takes_options
 
 if TYPE_CHECKING:
     from kvsim.evidence.scores import Score
+    from kvsim.machines.deployment import Deployment
     from kvsim.prediction.generate import Prediction
     from kvsim.report.result import Result
     from kvsim.sweeps.plugins import Plugin
     from kvsim.sweeps.spec import Spec
     from kvsim.sweeps.store import ResultStore
+    from kvsim.techniques.technique import Technique
 
+EVERY = "all"  # in place of techniques: those that can be run
 MAX_LOOPS = 100
 """Closed loops that one command plays."""
 
@@ -46,7 +49,10 @@ def predict(inputs: Inputs) -> "Result[list[Prediction]]":
     from kvsim.report.predict import predict_points
     from kvsim.techniques import parse, parse_several
 
-    techniques = parse_several(inputs.technique) or [parse("")]
+    every = inputs.technique.strip().lower() == EVERY
+    where = build_deployment(inputs)
+    named = [] if every else parse_several(inputs.technique)
+    techniques = _list_runnable(where) if every else named or [parse("")]
     clients = inputs.concurrency
     sizes = clients or inputs.batch, inputs.prompt, inputs.generate
     rows = len(techniques) * len(sizes[0]) * len(sizes[1]) * len(sizes[2])
@@ -56,7 +62,6 @@ def predict(inputs: Inputs) -> "Result[list[Prediction]]":
         MAX_ROWS,
         "ask for fewer, or run kvsim sweep",
     )
-    where = build_deployment(inputs)
     refuse_idle_drive(inputs, techniques)
     if inputs.n_cpu_moe == "auto":
         where = keep_fewest(where, techniques[0], [max(n) for n in sizes])
@@ -65,10 +70,30 @@ def predict(inputs: Inputs) -> "Result[list[Prediction]]":
         check_work("--concurrency", rows, MAX_LOOPS, "ask for fewer at once")
     else:  # a batch is given to the engine by its own process
         where = replace(where, stack=where.stack.offline)
-    found = predict_points(where, techniques, *sizes, inputs.line(), loop=bool(clients))
+    found = predict_points(where, techniques, *sizes, inputs.line(), bool(clients), every)
+    if every:
+        print_note(
+            f"{EVERY}: the {len(techniques)} techniques that a serving engine runs here; name "
+            "others with --technique, or compare them with `kvsim explore`"
+        )
     for reason in found.answer.left_out:
         print_note(f"left out: {reason}")
     return found
+
+
+def _list_runnable(where: "Deployment") -> "list[Technique]":
+    """Every technique, in its default setting, that some engine runs with this model and GPU."""
+    from kvsim.techniques import TECHNIQUES, parse
+    from kvsim.techniques.heads import lacks_head
+    from kvsim.techniques.released import engines_running
+
+    return [
+        t
+        for t in map(parse, TECHNIQUES)
+        if not t.refuses_released(where)
+        and engines_running(t.name, where)
+        and not lacks_head(t, where)
+    ]
 
 
 @takes_options("grid", "model", "gpu", "technique", "batch", "prompt", "generate")

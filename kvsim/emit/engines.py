@@ -291,7 +291,7 @@ def annotate(emitted: Emitted) -> str:
 
 
 ROUTERS = {
-    "round-robin": "a router that takes them in turn, as most do",
+    "round-robin": "a router that takes each in turn, as most routers do",
     "least-loaded": "a router that takes the one with the fewest unfinished requests, as nginx "
     "does with least_conn",
     "prefix-aware": "a router that takes the one which holds most of a prompt's prefix",
@@ -523,7 +523,7 @@ def _k8s(s: Served, settings: EngineSettings) -> str:
     settings.missing += below.missing
     settings.use("replicas", "nvidia.com/gpu", "readinessProbe", "emptyDir")
     settings.lack(f"the nodes with {s.gpu or 'these GPUs'}: add a nodeSelector with your labels")
-    settings.lack("a token of Hugging Face for gated models: HF_TOKEN from a Secret")
+    settings.lack("a Hugging Face token for gated models: HF_TOKEN from a Secret")
     label = {"app": _name_service(s)}
     container: dict[str, Yaml] = {
         "name": "vllm",

@@ -38,6 +38,7 @@ ROUTED = {
     "without those found there",
 }
 """Where each router sends requests."""
+EXACT = "If predictions were exact"
 MAX_CASES = 7  # other fleets that a terminal shows
 SCHEDULE = (
     "from: since the first request of the trace, in hours, minutes and seconds; below the kinds of "
@@ -97,6 +98,8 @@ def make_result(
         more=[
             *_separate([replace(table, title="") for table in (loads, fleets)]),
             BLANK,
+            *(line for line in _list_lines(fields) if line not in fields["assumed"]),
+            *filter(None, [_describe_certainty(fields)]),
             *_describe_prices(fields),
             _describe_search(fields),
         ],
@@ -122,10 +125,12 @@ def _write_check(play: str) -> list[Block]:
 
 def _list_blocks(fields: Row) -> list[Block]:
     """The decision, the fleet, what it is compared with, and how sure it is."""
+    told = EXACT in fields["answer"]  # the fleet for exact predictions, in the verdict
+    cases = (x for x in _dearer_cases(fields) if not (told and x["name"] == STRETCH))
     shown = [
         _fleet_table(fields),
         *_schedule_tables(fields),
-        _fleets_table(_dearer_cases(fields), fields["certainty"]["asked"]),
+        _fleets_table(list(cases), fields["certainty"]["asked"]),
     ]
     return [
         Heading(fields["answer"]),
@@ -135,8 +140,7 @@ def _list_blocks(fields: Row) -> list[Block]:
         *_separate(shown),
         BLANK,
         *_describe_robustness(fields),
-        *_list_lines(fields),
-        *filter(None, [_describe_certainty(fields)]),
+        *_list_first(fields),
     ]
 
 
@@ -151,6 +155,15 @@ def _list_lines(fields: Row) -> list[str]:
         _describe_routes(fields),
     ]
     return [line for line in lines if line]
+
+
+def _list_first(fields: Row) -> list[str]:
+    """Of these lines what a terminal shows unless asked for more: what changes the decision."""
+    return [
+        *fields["assumed"],
+        *filter(None, [_describe_reserved(fields), _summarize_prices(fields)]),
+        *filter(None, [_summarize_certainty(fields)]),
+    ]
 
 
 def _separate(tables: Sequence[Table]) -> list[Block]:
@@ -299,7 +312,7 @@ def _describe_likelihood(answer: CapacityAnswer) -> tuple[str, str]:
     if stretch is None or stretch.cost >= answer.fleet.cost:
         return said, ""
     return said, (
-        f". If predictions were exact, {_shorten(stretch.name)} ({usd(stretch.cost)} per "
+        f". {EXACT}, {_shorten(stretch.name)} ({usd(stretch.cost)} per "
         "hour) would be enough for this trace"
     )
 
@@ -360,10 +373,11 @@ def _describe_question(answer: Row) -> str:
     """State the targets and the traffic that were asked for, in one sentence."""
     goal = answer["planned_for"]
     some = [
-        f"{name} p{goal['percentile']:g} at most {_format_wait(goal[key])}"
+        f"{name} {_format_wait(goal[key])}"
         for name, key in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"))
         if goal[key]
     ]
+    some = [f"p{goal['percentile']:g} {' and '.join(some)} at most"] if some else []
     if answer["class_targets"]:
         some.append("longer prompts have targets of their own")
     return (
@@ -378,7 +392,7 @@ def _requests(answer: Row) -> str:
     if answer["rate_per_s"] is None:
         return count if answer["requests"] == 1 else f"{count} at once"
     rate = rounded(answer["rate_per_s"], 3)
-    return f"{count} in {seconds(answer['trace_s'])}, {rate} per second"
+    return f"{count}, {rate} per second"
 
 
 def _describe_certainty(answer: Row) -> str:
@@ -395,6 +409,25 @@ def _describe_certainty(answer: Row) -> str:
         f"Probability of meeting each target: {', '.join(each)} (over {sure['days']} simulated "
         f"days and the error of predicted times). Predicted times: {sure['source']}."
     )
+
+
+def _summarize_certainty(answer: Row) -> str:
+    """Where the probability in the verdict comes from, in a sentence."""
+    sure = answer["certainty"]
+    asked = any(sure[f"{name}_met"] is not None for name in ("ttft", "tpot"))
+    return f"Evidence: predicted times {sure['source']}." if asked else ""
+
+
+def _summarize_prices(answer: Row) -> str:
+    """The prices, and the cheapest fleet at another seller."""
+    found = answer["sellers"]
+    prices = [f"{gpu} {usd(x['usd_per_gpu_hour'])}" for gpu, x in found["prices"].items()]
+    sellers = dict.fromkeys(x["source"].partition(",")[0] for x in found["prices"].values())
+    told = f"Prices per GPU and hour: {', '.join(prices)} ({', '.join(sellers)})"
+    if found["others"]:
+        other = min(found["others"], key=lambda x: x["usd_per_hour"])
+        told += f"; {other['seller']}: {_shorten(other['name'])}, {usd(other['usd_per_hour'])}/h"
+    return f"{told}."
 
 
 def _describe_power(answer: Row) -> str:
@@ -551,27 +584,26 @@ def _dearer_cases(answer: Row) -> list[Row]:
 
 def _describe_robustness(answer: Row) -> list[str]:
     """Say at which loads, and after which losses, this fleet still meets the targets."""
-    cases = {f"at {load} times the load": x for load, x in answer["at_load"].items()}
+    loads = answer["at_load"].items()
+    cases = {f"at {load} times the load": x for load, x in loads}
     cases |= {f"without one {_shorten(name)}": x for name, x in answer["after_loss"].items()}
-    lower = {f"at {load} times the load" for load in answer["at_load"] if float(load) < 1}
+    lower = {f"at {load} times the load" for load, _ in loads if float(load) < 1}
     met = [name for name, x in cases.items() if x["met"] and name not in lower]  # as expected
-    sure = {name: x["probability"] for name, x in cases.items() if x["probability"] is not None}
-    said = []
-    if met:
-        how = f"a probability of at least {100 * answer['certainty']['asked']:g} %, as asked"
-        how = how if sure else "times as predicted, on this trace"
-        said.append(f"With {how}, this fleet also meets the targets {join_words(met)}.")
+    sure = [x["probability"] for x in cases.values() if x["probability"] is not None]
     missed = [
-        f"{likelihood(sure[name]) if sure else ''} {name}"
-        f"{'' if x['within'] else f' ({_describe_waits(x)})'}".strip()
+        f"{likelihood(x['probability'])} {name}"
+        if sure
+        else name + ("" if x["within"] else f" ({_describe_waits(x)})")
         for name, x in cases.items()
         if not x["met"]
     ]
+    said = f"This fleet also meets the targets {join_words(met)}" if met else ""
     if missed:
-        who, what = ("it", "them") if met else ("this fleet", "the targets")
-        how = f"the probability that {who} meets {what} is" if sure else f"{who} misses {what}"
-        said.append(f"{how[0].upper()}{how[1:]} {join_words(missed)}.")
-    return [" ".join(said)] if said else []
+        what = "them" if met else "the targets"
+        how = f"the probability of meeting {what} is" if sure else f"it misses {what}"
+        how += f" {join_words(missed)}"
+        said = f"{said}; {how}" if said else f"{how[0].upper()}{how[1:]}"
+    return [f"{said}."] if said else []
 
 
 def _describe_waits(times: Row) -> str:

@@ -212,7 +212,7 @@ def list_assumptions(answer: CapacityAnswer) -> list[str]:
     if any(r.host_cache for r in rules):
         said.append(
             f"Each GPU has {extras.host / GIB:.0f} GiB of host memory for prefix blocks (a quarter "
-            "of the profile's host, or --host-cache); the host is not paid for separately."
+            "of the profile's host, or --host-cache), at no extra charge."
         )
     told: dict[str, None] = {}
     for x in some:
@@ -226,7 +226,7 @@ def list_assumptions(answer: CapacityAnswer) -> list[str]:
         said.append(
             f"Each replica has one NVMe drive that reads {one.nvme_read / 1e9:g} and writes "
             f"{one.nvme_write / 1e9:g} GB/s (by default the datasheet rates of Samsung's PM9A3, "
-            "PCIe 4.0); --nvme-read and --nvme-write set them. It is not paid for separately."
+            "PCIe 4.0); --nvme-read and --nvme-write set them. No extra charge is assumed."
         )
     if any(x.apart for x in some):
         said.append(

@@ -188,23 +188,24 @@ def _ledger(deployment: Deployment, technique: str, load: str) -> list[str]:
     if not known:
         return []
     ranges = ", ".join(f"{name} {x.low:.2f} to {x.high:.2f}" for name, x in known.items())
-    rows_told: list[str] = []
-    about: dict[tuple[str, str, str], list[str]] = {}
+    about: dict[tuple[str, str], list[str]] = {}
+    gaps: dict[str, None] = {}
     for name, found in known.items():
         e = found.entry
         if e is not None:
-            of = (f"{name_holdout(e)} times of {e.engine}", e.technique, found.gap)
             where = "other GPUs" if e.device == ANY else e.device
-            error = units.format_number(100 * e.median, 2)
-            told = f"{e.rows:,} {name}s on {where} (median error {error} %)"
-            about.setdefault(of, []).append(told)
-    last = next(reversed(about), None)
-    for (rows, name, gap), runs in about.items():
-        if (rows, name, gap) != last:
-            gap = gap.removesuffix(GAP_END)
-        line = f"{rows[0].upper()}{rows[1:]} with {name}: {', '.join(runs)}"
-        rows_told.append(f"{line}; {gap}." if gap else f"{line}.")
-    return [f"{INTERVAL}: {ranges} times the prediction.", " ".join(rows_told)]
+            error = "" if about else "median error "
+            error += f"{units.format_number(100 * e.median, 2)} %"
+            runs = about.setdefault((f"{name_holdout(e)} runs of {e.engine}", e.technique), [])
+            runs.append(f"{e.rows:,} {name}s on {where} ({error})")
+            gaps[found.gap.removesuffix(GAP_END)] = None
+    told = "; ".join(
+        f"{which} with {name}: {', '.join(runs)}" for (which, name), runs in about.items()
+    )
+    lacking = [gap for gap in gaps if gap and not any(gap in x for x in gaps if x != gap)]
+    wider = GAP_END if lacking else ""
+    told = f"{told[0].upper()}{told[1:]}{''.join(f'; {gap}' for gap in lacking)}{wider}."
+    return [f"{INTERVAL}: {ranges} times the prediction.", told]
 
 
 def _published(deployment: Deployment, technique: str) -> list[str]:

@@ -32,7 +32,7 @@ from kvsim.report.terminal import BLANK, Block, Heading
 if TYPE_CHECKING:
     from kvsim.report.pictures import Chart
 
-BRIEF_ROWS = 4  # of the choice and its alternatives that a terminal shows unless asked for more
+BRIEF_ROWS = 3  # of the choice and its alternatives that a terminal shows unless asked for more
 MAX_MISSING = 4  # layouts that are named where nothing meets the targets
 NO_GAIN = 0.02  # relative gain below which nothing is gained: rates are found to a hundredth
 
@@ -100,7 +100,11 @@ def make_result(
     fields = {"answer": answer.row(), **fields}
     shown = brief = _table(rows, plan)
     if len(rows) > BRIEF_ROWS:
-        brief = replace(_table(rows[:BRIEF_ROWS], plan), note=_left_out(len(rows) - BRIEF_ROWS))
+        some = rows[:BRIEF_ROWS]
+        plain = [row for row in rows if row["technique"] == "full"]
+        if plain and plain[0] not in some:  # what everybody knows to compare with
+            some[-1] = plain[0]
+        brief = replace(_table(some, plan), note=_left_out(len(rows) - BRIEF_ROWS))
     load = plan.question.load.words
     title = names.describe_deployment(d) + ("" if load in answer.verdict else f", {load}")
     ground = evidence.describe_basis(fields["basis"])

@@ -44,9 +44,14 @@ from kvsim.report.phrases import (
     summarize_times,
 )
 from kvsim.report.result import Result, flatten
-from kvsim.report.suitability import OFFLOAD_NOTE, describe_engines, describe_quality
+from kvsim.report.suitability import (
+    OFFLOAD_NOTE,
+    describe_engines,
+    describe_quality,
+    summarize_quality,
+)
 from kvsim.report.table import Column, Table, disk_column, quantity_columns, text_column
-from kvsim.report.terminal import BLANK, Heading, Items
+from kvsim.report.terminal import BLANK, Block, Heading, Items
 from kvsim.serving.servable import why_refused
 from kvsim.techniques.heads import lacks_head
 from kvsim.techniques.papers.full import Full
@@ -55,6 +60,11 @@ from kvsim.techniques.technique import NEEDS_KERNEL, Technique, compose
 if TYPE_CHECKING:
     from kvsim.report.pictures import Chart
 
+LOW_BIT = ": the low-bit cache assumes"  # begins a note that says less than a missing kernel
+POOL = "KV pool"  # begins the sentence on what the pool holds
+MAX_RANKED = 10  # rows that a terminal shows of all techniques
+MAX_ENGINES = 5  # techniques of which a terminal says which engines run them
+MAX_NOTES = 2  # notes and assumptions that a terminal shows
 BATCH_TTFT = "TTFT: whole batch, idle GPU"
 LOOP_TTFT = "each client sends its next request at once; TTFT: queueing included"
 RATES = "decode tok/s: batch / TPOT; output tok/s: with prefill"
@@ -68,6 +78,7 @@ def predict_points(
     generates: Sequence[int],
     command: str = "",
     loop: bool = False,
+    ranked: bool = False,
 ) -> Result[list[Prediction]]:
     """Predict every technique at every point; of several those that cannot run are left out.
 
@@ -87,6 +98,8 @@ def predict_points(
         Command line that gives the same.
     loop
         Whether batches are clients of a closed loop, each with one request at a time.
+    ranked
+        Whether the rows are sorted, the fastest that fits first.
 
     Returns
     -------
@@ -127,7 +140,12 @@ def predict_points(
                 f"a server that uses {100 * ENGINE_SHARE:g} % of each GPU's memory refuses such a "
                 "request: its KV cache is larger than what the weights leave"
             )
-    return _make_result(found, rows, left_out, command)
+    if ranked:
+        order = sorted(
+            range(len(rows)), key=lambda i: (not rows[i]["fits"], -compared_rate(rows[i]))
+        )
+        found, rows = [found[i] for i in order], [rows[i] for i in order]
+    return _make_result(found, rows, left_out, command, ranked)
 
 
 def _why_refused(p: Prediction) -> str | None:
@@ -135,7 +153,11 @@ def _why_refused(p: Prediction) -> str | None:
 
 
 def _make_result(
-    found: list[Prediction], rows: Sequence[Row], left_out: Sequence[str], command: str
+    found: list[Prediction],
+    rows: Sequence[Row],
+    left_out: Sequence[str],
+    command: str,
+    ranked: bool,
 ) -> Result[list[Prediction]]:
     """Make the answer of ``kvsim predict`` from predictions and their rows."""
     answer, heading, shown = _write_answer(rows, found, left_out), _title(rows), _table(rows)
@@ -146,10 +168,25 @@ def _make_result(
         for r in rows
     ]
     notes, ground = evidence.merge_notes(about), evidence.describe_basis(rows[0]["basis"])
-    gains, brief = draft_gains(found), _shorten(answer, found)
+    gains = draft_gains(found)
+    brief = _shorten(answer, found, gains)
     said = {*brief.settings, *brief.evidence}
     rest = [x for x in (*answer.settings, *answer.evidence) if x not in said]
-    reversals = _tabulate_drafts(gains)
+    reversals, listed = _tabulate_drafts(gains), shown
+    first_notes = _select_notes(notes)
+    hidden = len(first_notes[MAX_NOTES:])
+    first_notes = first_notes[:MAX_NOTES]
+    if ranked and len(rows) > MAX_RANKED:
+        listed = _table(rows[:MAX_RANKED])
+        left = len(rows) - MAX_RANKED
+        note = f"{listed.note}; {left} more row{'s' * (left > 1)} with --verbose"
+        listed = replace(listed, note=note)
+
+    tables: list[Block] = []
+    for table in [*([shown] if listed is not shown else []), *reversals]:
+        tables += [BLANK, table]
+    if tables:
+        tables.append(BLANK)
 
     def draw() -> "list[Chart]":
         from kvsim.report.charts import draw_predictions  # loaded where a page is asked for
@@ -165,12 +202,15 @@ def _make_result(
         rows,
         tables=[shown, *reversals],
         blocks=[
-            *(Heading(heading), *answer.head(), shown, *reversals, BLANK),
+            *(Heading(heading), *answer.head(), listed, BLANK),
             *brief.body(),
-            *(f"Note{note}" for note in notes),
+            *(f"Note{note}" for note in first_notes),
+            *([f"{hidden} more note{'s' * (hidden > 1)} with --verbose."] if hidden else []),
         ],
         more=[
+            *tables,
             *([Items(rest)] if rest else []),
+            *(f"Note{note}" for note in notes if note not in first_notes),
             ground,
         ],
         draw=draw,
@@ -180,12 +220,44 @@ def _make_result(
     )
 
 
-def _shorten(answer: Answer, found: Sequence[Prediction]) -> Answer:
+def _shorten(answer: Answer, found: Sequence[Prediction], gains: Sequence[Row]) -> Answer:
     """The answer as a terminal shows it first: without sources, and what the verdict has."""
-    quality, brief = list(describe_quality(found)), list(describe_quality(found, brief=True))
+    quality = list(describe_quality(found))
     measured = [x for x in answer.evidence[len(quality) :] if not x.startswith(INTERVAL)]
-    settings = [line for line in answer.settings if line != OFFLOAD_NOTE]
-    return replace(answer, settings=settings, evidence=[*brief, *measured[:1]])
+    settings = [
+        line
+        for line in answer.settings[1:]
+        if line != OFFLOAD_NOTE and (len(found) == 1 or not line.startswith(POOL))
+    ]
+    names = dict.fromkeys(p.technique.name for p in found)
+    (engines,) = [line for line in describe_engines(found) if line != OFFLOAD_NOTE]
+    if len(names) > MAX_ENGINES:
+        first = [p for p in found if p.technique.name in list(names)[:MAX_ENGINES]]
+        engines = next(describe_engines(first)).removesuffix(".")
+        engines += f"; {len(names) - MAX_ENGINES} more with --verbose."
+    settings = [engines, *settings]
+    told = [*summarize_quality(found), *_summarize_drafts(gains), *measured[:1]]
+    return replace(answer, settings=settings, evidence=told, assumed=answer.assumed[:MAX_NOTES])
+
+
+def _summarize_drafts(gains: Sequence[Row]) -> list[str]:
+    """The gain of drafts at the smallest, the best and the largest batch; a sentence at most."""
+    names = short_names([row["notation"] for row in gains])
+    told = []
+    for row in gains:
+        speedup = row["speedup"]
+        batches = sorted(speedup, key=int)
+        ends = {batches[0], max(batches, key=speedup.__getitem__), batches[-1]}
+        each = [f"{speedup[b]:.2f}x at batch {b}" for b in sorted(ends, key=int)]
+        told.append(f"{names[row['notation']]} {', '.join(each)}")
+    more = f"; {len(told) - MAX_NOTES} more with --verbose" if len(told) > MAX_NOTES else ""
+    return [f"Speed-up by drafts: {'; '.join(told[:MAX_NOTES])}{more}."] if told else []
+
+
+def _select_notes(notes: Sequence[str]) -> list[str]:
+    """The notes that a terminal shows: one per matter."""
+    lacking = {x.partition(": ")[0] for x in notes if f": {NEEDS_KERNEL}" in x}
+    return [x for x in notes if LOW_BIT not in x or x.partition(": ")[0] not in lacking]
 
 
 def prediction(prediction: Prediction) -> Row:
@@ -564,6 +636,14 @@ def _compare_techniques(rows: Sequence[Row], best: Row, accepted: str, as_good: 
     names = dict(zip(map(id, rows), distinct_names(rows), strict=True))
     full = next((row for row in rows if row["technique"] == "full"), None)
     others = [row for row in rows if row is not best and row is not full]
+    if not best["fits"]:
+        least = min(rows, key=lambda row: float(row["gpu_bytes"]))
+        return verdict(
+            [
+                f"None of the {len(rows)} techniques fits on {best['gpu']} at {_load(best)}: "
+                f"{names[id(least)]}, which needs least, takes {describe_memory(least)}."
+            ]
+        )
     if full is None or not full["fits"]:
         gone = "Full KV does not fit." if full else ""
         told = f"{names[id(best)]} is fastest on {best['gpu']} at {_load(best)}:"
@@ -712,7 +792,7 @@ def _limits(row: Row, prediction: Prediction, several: bool = False) -> list[str
     most = d.model.max_context
     beyond = f" by memory; the context is {most:,}" if longest + generate > most else ""
     pools = (
-        f"KV pool{whose} at {units.percent(room.share)} of GPU memory: {room.tokens:,} tokens, "
+        f"{POOL}{whose} at {units.percent(room.share)} of GPU memory: {room.tokens:,} tokens, "
         f"{room.blocks:,} blocks, {units.rounded(room.concurrency, 3)} sequences{of}."
     )
     return [

@@ -17,6 +17,7 @@ KNOWN_BY = {
     "published": "as published for this model",
     "published elsewhere": "as published for other models of its kind",
 }
+MAX_TOLD = 3  # losses that a terminal tells
 LMCACHE_CODEC = 'vLLM with LMCache (remote_serde: "cachegen")'
 """How its documentation sets it (2026-11), docs.lmcache.ai, "CacheGen"."""
 OFFLOAD_NOTE = (
@@ -89,28 +90,21 @@ def describe_engines(found: Sequence[Prediction]) -> Iterator[str]:
         yield OFFLOAD_NOTE
 
 
-def describe_quality(found: Sequence[Prediction], brief: bool = False) -> Iterator[str]:
+def describe_quality(found: Sequence[Prediction]) -> Iterator[str]:
     """Say what is known of the quality of every lossy setting.
 
     Parameters
     ----------
     found
         Predictions; settings that come again are told once.
-    brief
-        Whether sources are left out.
 
     Yields
     ------
     str
         A sentence for each lossy setting.
     """
-    seen: set[str] = set()
-    for p in found:
+    for p, known in _losses(found):
         t = p.technique
-        if t.exact or str(t) in seen:
-            continue
-        seen.add(str(t))
-        known = evidence(t, p.deployment.model, p.prompt + p.generate)
         if known.kind == "none":
             model = p.deployment.model.name
             yield (
@@ -119,8 +113,42 @@ def describe_quality(found: Sequence[Prediction], brief: bool = False) -> Iterat
             )
         else:
             other = ", measured with other settings" * _settings_differ(known.worst, str(t))
-            told = str(known).partition(": ")[0] if brief else str(known)
-            yield f"Quality of {t.name}{other}: {told}."
+            yield f"Quality of {t.name}{other}: {known}."
+
+
+def summarize_quality(found: Sequence[Prediction]) -> Iterator[str]:
+    """Say the same without sources, in a sentence.
+
+    Parameters
+    ----------
+    found
+        Predictions; settings that come again are told once.
+
+    Yields
+    ------
+    str
+        One sentence; none where every setting is lossless.
+    """
+    known = [(p.technique.name, loss) for p, loss in _losses(found)]
+    told = [
+        f"{name}, {str(loss).partition(': ')[0]}" for name, loss in known if loss.kind != "none"
+    ]
+    more = [f"{len(told) - MAX_TOLD} more with --verbose"] if len(told) > MAX_TOLD else []
+    unknown = [name for name, loss in known if loss.kind == "none"]
+    last = [f"unknown for {', '.join(unknown)} (`kvsim validate --quality` measures it)"]
+    told = [*told[:MAX_TOLD], *more, *(last if unknown else [])]
+    if told:
+        yield f"Quality: {'; '.join(told)}."
+
+
+def _losses(found: Sequence[Prediction]) -> Iterator[tuple[Prediction, Evidence]]:
+    """Each lossy setting once, with what is known of its loss."""
+    seen: set[str] = set()
+    for p in found:
+        t = p.technique
+        if not t.exact and str(t) not in seen:
+            seen.add(str(t))
+            yield p, evidence(t, p.deployment.model, p.prompt + p.generate)
 
 
 def describe_loss(technique: Technique, found: Evidence) -> str:

@@ -28,10 +28,10 @@ EXACT = 15  # digits: counts are shown whole
 SHADES = {"equal": ("#26866a", ""), "explained": ("#8a7413", "/"), "DIFFERS": (RED, "x")}
 """Verdicts on a count: its colour and pattern."""
 KEY = (
-    f"exact: gives full KV's tokens; its fp32 logits must be within {LOGIT_TOLERANCE:g} of them. "
-    "Rows are what was counted, over all layers and passes. equal: predicted to the last "
-    "digit; explained: it differs for the reason given, and the prediction is below it. "
-    "bytes seen: ops whose kernels were measured to move the bytes that the op names."
+    f"exact: generates the same tokens as full KV, with fp32 logits within {LOGIT_TOLERANCE:g}. "
+    "Rows are counts over all layers and passes. equal: predicted to the last digit; "
+    "explained: differs for the reason given, with the prediction below it. "
+    "bytes seen: operations whose kernels were measured to move the bytes that were counted."
 )
 """What the words in the tables mean."""
 

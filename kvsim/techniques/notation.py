@@ -147,6 +147,7 @@ def _terms_of_file(name: str) -> list[type[Term]]:
 
 
 BARE = ("grouped", "place")  # terms whose settings may stand without their name
+EVERY = "all", "any", "every", "*"  # typed for all techniques at once
 LAYER_RANGE = re.compile(r"\s*+(\d++)\s*+(?:(-)\s*+(\d*+)\s*+)?:(?!\w*=)")
 SEPARATORS = re.compile(r"(?<!\s)\s*+([+;:=,])\s*+")
 MAX_LAYERS = 10_000
@@ -356,6 +357,11 @@ def _kind(piece: _Piece, name: str) -> type[Term]:
         load_installed()
         found = terms().get(name)
     if found is None:
+        if name in EVERY:
+            raise piece.error(
+                f"{name!r} is no technique; list several, such as full,fp8,eagle3, or compare all "
+                "that engines run with `kvsim predict --technique all`"
+            )
         raise piece.error(str(unknown("technique", name, terms(), "see `kvsim techniques`")))
     return found
 

@@ -20,7 +20,7 @@ RULES = {
     "missing": "empty or not there; expected a value",
     "type": "expected a number, not text, true/false or a list",
     "number": "expected a number",
-    "date": "expected a date as 2023-11-16 18:15:46.68, all with a zone or all without",
+    "date": "expected a date such as 2023-11-16 18:15:46.68, all with a zone or all without",
     "finite": "expected a finite number",
     "time": "expected a time of at least 0",
     "whole": "expected a whole number of tokens",

@@ -47,7 +47,7 @@ def test_a_bare_number_that_may_be_milliseconds_is_asked_about(text: str) -> Non
 
 @pytest.mark.parametrize("text", ["", "x", "-1s", "0ms", "1h", "1.2.3s", "nan", "inf", "1e99s"])
 def test_what_is_no_time_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match=r"--ttft: got .* as 500ms or 2s, or none"):
+    with pytest.raises(InputError, match=r"--ttft: got .* such as 500ms or 2s, or none"):
         duration(60)("--ttft", text, None)
 
 

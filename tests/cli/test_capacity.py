@@ -167,7 +167,7 @@ def test_terminal_is_narrow() -> None:
     assert shown.startswith("Rent ")
     assert max(map(len, shown.splitlines())) <= 100
     said = " ".join(shown.split())
-    assert "With a probability of at least 90 %, as asked, this fleet also meets" in said
+    assert "This fleet also meets the targets at 1.5 times the load" in said
 
 
 def test_targets_that_nothing_meets_still_have_an_answer() -> None:

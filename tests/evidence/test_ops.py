@@ -196,8 +196,8 @@ def test_from_ops_writes_a_stack_that_predicts(tmp_path: Path) -> None:
         (["--engine", "none"], "no row of 'none'"),
         ([], "--engine is missing"),
         (["--engine", "mine", "--hold-out", "0.9"], "--hold-out: got '0.9'"),
-        (["--engine", "mine", "--version", "9"], "no usable row of mine on h100"),
-        (["--engine", "mine", "--gpu", "a100-80g"], "no usable row of mine on a100-80g"),
+        (["--engine", "mine", "--version", "9"], "no usable row for mine on h100"),
+        (["--engine", "mine", "--gpu", "a100-80g"], "no usable row for mine on a100-80g"),
     ],
 )
 def test_bad_requests_write_nothing(tmp_path: Path, options: list[str], said: str) -> None:

@@ -330,7 +330,10 @@ def test_a_log_has_one_writer(tmp_path: Path) -> None:
     path.write_text("first\n")
     with files.locked(path):
         files.append(path, "second\n")
-        with pytest.raises(InputError, match="another kvsim writes there"), files.locked(path):
+        with (
+            pytest.raises(InputError, match="another kvsim process"),
+            files.locked(path),
+        ):
             pass
     assert path.read_text() == "first\nsecond\n"
     files.truncate(path, 6)

@@ -161,7 +161,7 @@ def read_ops(
     if not found:
         why = ", ".join(f"{count} {reason}" for reason, count in rejected.items()) or "no rows"
         raise InputError(
-            f"--from-ops: no usable row of {engine} on {hardware.name} ({why}); expected columns "
+            f"--from-ops: no usable row for {engine} on {hardware.name} ({why}); expected columns "
             f"device,engine,version,op,ms and those of the op, such as m,n,k of gemm"
         )
     versions = sorted({v for g in found.values() for _, _, v in g.values()}, key=_order)

@@ -48,8 +48,8 @@ def acceptance_param(default: Acceptance = "auto") -> Any:
     default : its value if not set.
     """
     return param(
-        default, "accepted over drafted tokens, by position as 0.8/0.6/0.5, or the measured one of "
-        "a kind of text",
+        default, "accepted over drafted tokens, by position such as 0.8/0.6/0.5, or a kind of text "
+        "for which it was measured",
         high=1, choices=("auto", *TASKS), whole=False, also=lists_shares,
     )  # fmt: skip
 

@@ -38,7 +38,9 @@ class Pyramidkv(Snapkv):
         8, "observing queries [tokens], or on-top: 8 beyond the budget, as released",
         low=1, high=1e5, also="on-top".__eq__,
     )  # fmt: skip
-    beta: float = param(20, "mean budget over that of the last layer", low=1, high=1e3, whole=False)
+    beta: float = param(
+        20, "ratio of the mean budget to that of the last layer", low=1, high=1e3, whole=False
+    )
 
     candidates = ({"budget": Budget((0.125, 0.25, 0.5), of="prompt", least=8)},)
 

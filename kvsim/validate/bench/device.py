@@ -224,7 +224,7 @@ def suspicions(device: Device) -> list[str]:
     if f.get("ecc.mode.current") == "Enabled" and f.get("memory kind") == "GDDR":
         found.append("ECC is on; on cards without HBM it costs bandwidth")
     if device.others:
-        found.append(f"{device.others} other processes are on the card")
+        found.append(f"{device.others} other processes are using the GPU")
     if f.get("numa nodes", "1") not in ("0", "1"):
         found.append(
             f"the host has {f['numa nodes']} NUMA nodes; pin this process to the GPU's "

@@ -52,7 +52,7 @@ class _Header:
         if self.file.read(4) != MAGIC:
             raise self.fault("does not begin as one")
         if self.number("I") not in (2, 3):
-            raise self.fault("is of another version than 2 or 3")
+            raise self.fault("has a version other than 2 or 3")
         tensors, fields = self.entries("tensors", 24), self.entries("fields", 12)
         for _ in range(fields):
             name = self.text("the name of a field")

@@ -451,5 +451,5 @@ def _check_drops_tokens(layers: list[LayerCache], drafts: bool) -> None:
             )
         if drafts and not drops_tokens:
             raise InputError(
-                f"{stored}: no real implementation takes drafts back from its latest tokens"
+                f"{stored}: kvsim's implementation cannot remove rejected drafts from the cache"
             )

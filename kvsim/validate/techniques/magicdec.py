@@ -38,8 +38,8 @@ class Magicdec(SelfDrafter):
         always = SINK if part.reads == "streamingllm" else WINDOW
         if part.budget <= always:
             raise InputError(
-                f"selfdraft: budget={part.budget:g} leaves nothing beside the {always} tokens that "
-                f"drafts over {part.reads} always keep; choose more"
+                f"selfdraft: budget={part.budget:g} leaves no room beside the {always} tokens that "
+                f"drafts over {part.reads} always keep; choose a larger budget"
             )
         self.selection: Selection = Observing(part.budget, WINDOW)
         if part.reads == "streamingllm":
