@@ -781,7 +781,10 @@ def _name_unfit_point(rows: Sequence[Row]) -> str:
 
 
 def _limits(row: Row, prediction: Prediction, several: bool = False) -> list[str]:
-    """The KV pool as engines print it, and the longest prompt that fits; of which technique."""
+    """The KV pool as engines print it, and the longest prompt that fits; of which technique.
+
+    A pool on the GPU is not told where other memory is what limits the sequences.
+    """
     t, d, generate = prediction.technique, prediction.deployment, prediction.generate
     whose, at = (f" with {row['technique']}", f" at {_load(row)}") if several else ("", "")
     room = pool(t, d, prediction.prompt, generate)
@@ -796,6 +799,6 @@ def _limits(row: Row, prediction: Prediction, several: bool = False) -> list[str
         f"{room.blocks:,} blocks, {units.rounded(room.concurrency, 3)} sequences{of}."
     )
     return [
-        *([pools] if room.tokens else []),
+        *([pools] if room.tokens and room.concurrency <= row["max_batch"] + 1 else []),
         *([f"Longest prompt{at}: {longest:,} tokens{beyond}."] if longest else []),
     ]

@@ -71,11 +71,15 @@ def test_released_weights_are_those_of_the_checkpoint() -> None:
     assert "fp8-block weights" in blocks.out
 
 
-def test_fp8_of_a_checkpoint_in_blocks_is_that_checkpoint() -> None:
-    where = {"model": "deepseek-r1", "weights": "fp8"}
+@pytest.mark.parametrize(
+    ("model", "found"),
+    [("deepseek-r1", "fp8-block"), ("qwen3-30b-a3b", "fp8-block"), ("llama3-8b", "fp8")],
+)
+def test_fp8_of_a_mixture_published_in_blocks_is_that_checkpoint(model: str, found: str) -> None:
+    where = {"model": model, "weights": "fp8"}
     one = build_deployment(Inputs("predict", {**where, "gpu": "h200", "tp": 8}))
     (compared,) = build_deployments(Inputs("plan", {**where, "gpu": "h200", "tp": "8"}))
-    assert compared == one and one.weights == "fp8-block"
+    assert compared == one and one.weights == found
 
 
 def test_an_engine_needs_no_flag_for_released_weights() -> None:
