@@ -81,6 +81,8 @@ class Served:
         How requests find one of them, as `--route` takes it; empty where nothing is assumed.
     draft_model
         A method of drafting and the head for it that the user named; empty for the published one.
+    expert_columns
+        Width of an expert's part on each GPU; 0 without experts.
     """
 
     model: str
@@ -111,6 +113,7 @@ class Served:
     route: str = ""
     draft_model: tuple[str, str] = ("", "")
     base: str = ""
+    expert_columns: int = 0
 
     @property
     def drafts(self) -> int:
@@ -207,6 +210,7 @@ def serve_costs(
         weights=d.weights,
         base=d.model.repository or d.model.name,
         released=bool(d.model.checkpoint(d.weights)),
+        expert_columns=d.model.expert_ffn // d.parallelism.slices,
         spread=d.parallelism,
         host=d.host,
         layers=d.model.layers,
@@ -264,6 +268,7 @@ def serve_prediction(prediction: "Prediction", utilisation: float) -> Served:
         weights=d.weights,
         base=d.model.repository or d.model.name,
         released=bool(d.model.checkpoint(d.weights)),
+        expert_columns=d.model.expert_ffn // d.parallelism.slices,
         spread=d.parallelism,
         host=d.host,
         layers=d.model.layers,

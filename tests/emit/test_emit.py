@@ -48,6 +48,13 @@ def served(technique: str = "full", **changed: object) -> Served:
     return replace(plain, **changed)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("columns", "cut"), [(192, True), (384, False), (0, False)])
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_experts_cut_within_a_block_of_fp8_are_told(engine: str, columns: int, cut: bool) -> None:
+    own = emit(engine, served(weights="fp8-block", released=True, expert_columns=columns))
+    assert [f"{columns} columns" in x and "--ep 2" in x for x in own.missing] == [True] * cut
+
+
 def test_every_flag_has_a_meaning_and_a_source() -> None:
     assert MANUALS.keys() == WRITERS.keys()
     for engine, flags in read_flags().items():
