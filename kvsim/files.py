@@ -127,7 +127,9 @@ def most_bytes(kind: Kind) -> int:
             raise unknown(f"kind of file in {VARIABLE}:", name, FILE_KINDS)
         found = SIZE_PATTERN.fullmatch(size)
         if not found:
-            raise InputError(f"{VARIABLE}: got {item[:40]!r}; expected KIND=SIZE, as config=50MB")
+            raise InputError(
+                f"{VARIABLE}: got {item[:40]!r}; expected KIND=SIZE, such as config=50MB"
+            )
         limits[name] = int(float(found[1]) * SIZE_UNITS[found[2]])
     return limits.get(kind.name, kind.most)
 

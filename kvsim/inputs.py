@@ -322,7 +322,7 @@ def parse_amount(name: str, given: object, allowed: Range | None = None) -> int:
     if found is not None:
         value = round(float(found[1]) * {"": 1, "k": 1e3, "m": 1e6}[found[2]], 3)
         given = int(value) if value.is_integer() else given
-    return parse_count(name, given, allowed, ", as 1000000, 1e6 or 1M")
+    return parse_count(name, given, allowed, ", such as 1000000, 1e6 or 1M")
 
 
 def parse_counts(name: str, given: object, allowed: Range | None = None) -> list[int]:
@@ -368,7 +368,7 @@ def parse_tokens(name: str, given: object, allowed: Range | None = None) -> int:
     """
     found = TOKENS_PATTERN.fullmatch(given) if isinstance(given, str) else None
     if found is None:
-        return parse_count(name, given, allowed, ", as 4096, 4k (4,000) or 4K (4,096)")
+        return parse_count(name, given, allowed, ", such as 4096, 4k (4,000) or 4K (4,096)")
     value = float(found[1]) * TOKEN_UNITS[found[2]]
     if not value.is_integer() or value > MAX_NUMBER:
         raise InputError(

@@ -469,7 +469,7 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
         Opt("like", parse_text, "FILE", "Fit all distributions to this trace.", "traces generate|"),
         Opt("arrivals", parse_text, "SPEC",
                "poisson, gamma:cv=2, onoff:on=10,off=30 or diurnal.", "traces generate|"),
-        Opt("kind", parse_text, "KIND", "prometheus, otel or access; by default detected.",
+        Opt("kind", parse_text, "KIND", "prometheus, otel or access; detected by default.",
                "traces import|"),
         Opt("every", duration(1e6), "TIME",
                "Interval between several texts of /metrics, such as 60s.",
@@ -683,7 +683,7 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
                range=real(1e-3, 1e3, "GB/s")),
     ),
     "Trace format": (
-        Opt("format", parse_text, "NAME", "Format of the trace; by default detected.",
+        Opt("format", parse_text, "NAME", "Format of the trace; detected by default.",
                TRACES_READ, default=None, needs=READ,
                excludes=dict.fromkeys(TRACES_READ.split("|"), "columns")),
         Opt("columns", parse_joined, "ROLE=NAME,...",

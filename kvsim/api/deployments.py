@@ -216,7 +216,7 @@ def _overridden(found: "HostLayers", patterns: str, model: "Model") -> "HostLaye
             raise InputError(f"--override-tensor: {pattern!r} is no pattern: {error}") from None
         if where != "CPU" or not pattern:
             raise InputError(
-                f"--override-tensor: got {item[:40]!r}; expected PATTERN=CPU, as exps=CPU or "
+                f"--override-tensor: got {item[:40]!r}; expected PATTERN=CPU, such as exps=CPU or "
                 f"blk\\.[0-9]\\.ffn_.*_exps=CPU"
             )
         hit = False

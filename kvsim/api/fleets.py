@@ -423,8 +423,8 @@ def _parse_class_targets(text: str) -> "tuple[ClassTarget, ...]":
         ttft, slash, tpot = times.partition("/")
         if not equals or not slash:
             raise InputError(
-                f"{name}: got {item[:40]!r}; expected N=TTFT/TPOT, as 8000=10s/200ms, for prompts "
-                f"above N tokens"
+                f"{name}: got {item[:40]!r}; expected N=TTFT/TPOT, such as 8000=10s/200ms, for "
+                f"prompts above N tokens"
             )
         tokens = parse_count(name, above, None, " before the =")
         if tokens < 1 or tokens in found:

@@ -397,7 +397,7 @@ def find_value(
     if fleets and what in ("replicas", "prefill-replicas"):
         raise InputError(f"--find {what}: kvsim capacity finds it by itself; omit --find")
     if not fleets and inputs.ttft is None and inputs.tpot is None:
-        raise InputError("--find: no target is given; add --ttft or --tpot, as --ttft 2s")
+        raise InputError("--find: no target is given; add --ttft or --tpot, such as --ttft 2s")
     replicas = case["replicas"]
     if what == "rate":
         if drawn and not traffic.workload.rate:  # type: ignore[union-attr]

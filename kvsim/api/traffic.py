@@ -168,11 +168,11 @@ def _draw(inputs: Inputs) -> ServedRequests:
     rate, users = _rates(inputs), inputs.users or 0
     if bool(rate) == bool(users):
         wrong = "both are given; expected one of them" if users else "neither is given"
-        raise InputError(f"--rate and --users: {wrong}; as --rate 5, or --users 200 --think 20s")
+        raise InputError(f"--rate and --users: {wrong}; give --rate 5 or --users 200 --think 20s")
     if users and inputs.think is None:
         raise InputError(
-            "--users: the think time is missing; add it, as --think 20s, or 0s for a server that "
-            "always has this many requests"
+            "--users: the think time is missing; add it, such as --think 20s, or 0s for a server "
+            "that always has this many requests"
         )
     if inputs.think is not None and not users and (inputs.turns or 1) < 2:
         raise InputError("--think: has no effect without --users or --turns; add one of them")
@@ -227,7 +227,7 @@ def _rates(inputs: Inputs) -> float:
     if str(given).rstrip().endswith("x"):
         raise InputError(
             f"--rate: got {str(given)[:40]!r}; without a trace there is nothing to multiply; "
-            "expected requests per second, as --rate 5"
+            "expected requests per second, such as --rate 5"
         )
     found = inputs.rate if "rate" in inputs.given else inputs.req_s
     return float(found[0][1] if isinstance(found, list) else found)

@@ -129,8 +129,8 @@ def match_gpu(typed: str, known: Mapping[str, GpuNames]) -> str | None:
     best = [name for exact, name in found if exact] or [name for _, name in found]
     if len(best) == 1 and count:
         raise InputError(
-            f"GPU {typed[:80]!r} contains a number; expected only the name, as --gpu {best[0]} "
-            f"--tp {count}"
+            f"GPU {typed[:80]!r} contains a number; expected only the name, such as "
+            f"--gpu {best[0]} --tp {count}"
         )
     if len(best) == 1:
         _tell_others(typed, best[0], words, known)

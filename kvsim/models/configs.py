@@ -317,7 +317,7 @@ def read_model(config: Mapping[str, object], name: str, where: str) -> Model:
     notes += assumed
     left_out = [key for key in family.defaults if key not in f.values and key[0] != "_"]
     if left_out:
-        notes.append(f"left out, so the defaults of {title}: {', '.join(left_out)}")
+        notes.append(f"missing, so the defaults of {title} are used: {', '.join(left_out)}")
     f = f.with_defaults(family.defaults)
     layers = _layers(f)
     hidden = f.integer("hidden_size", "n_embed", "d_model")

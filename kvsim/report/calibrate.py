@@ -149,7 +149,8 @@ def _write_machine_answer(answer: Row) -> Answer:
             *[f"Suspicious: {text}." for text in answer["suspicious"][:1]],
         ],
         [
-            f"{n['key']} reaches {units.percent(n['value'] / n['datasheet'])} of the data sheet."
+            f"{n['key']} reaches {units.percent(n['value'] / n['datasheet'])} of the data-sheet "
+            "value."
             for n in beside[:2]
         ],
     )

@@ -188,24 +188,33 @@ def _ledger(deployment: Deployment, technique: str, load: str) -> list[str]:
     if not known:
         return []
     ranges = ", ".join(f"{name} {x.low:.2f} to {x.high:.2f}" for name, x in known.items())
-    about: dict[tuple[str, str], list[str]] = {}
-    gaps: dict[str, None] = {}
+    about: dict[str, dict[str, list[str]]] = {}
+    gaps: list[str] = []
     for name, found in known.items():
         e = found.entry
         if e is not None:
             where = "other GPUs" if e.device == ANY else e.device
             error = "" if about else "median error "
             error += f"{units.format_number(100 * e.median, 2)} %"
-            runs = about.setdefault((f"{name_holdout(e)} runs of {e.engine}", e.technique), [])
-            runs.append(f"{e.rows:,} {name}s on {where} ({error})")
-            gaps[found.gap.removesuffix(GAP_END)] = None
+            cards = about.setdefault(
+                f"{name_holdout(e)} runs of {e.engine} with {e.technique}: ", {}
+            )
+            cards.setdefault(where, []).append(f"{e.rows:,} {name}s ({error})")
+            gaps += [gap for gap in [found.gap.removesuffix(GAP_END)] if gap]
     told = "; ".join(
-        f"{which} with {name}: {', '.join(runs)}" for (which, name), runs in about.items()
+        which + ", ".join(f"{' and '.join(runs)} on {where}" for where, runs in cards.items())
+        for which, cards in about.items()
     )
-    lacking = [gap for gap in gaps if gap and not any(gap in x for x in gaps if x != gap)]
-    wider = GAP_END if lacking else ""
-    told = f"{told[0].upper()}{told[1:]}{''.join(f'; {gap}' for gap in lacking)}{wider}."
+    lacking = max(gaps, key=len, default="")  # the longest names what the others lack, too
+    others = {x for gap in gaps for x in _list_lacking(gap)} - set(_list_lacking(lacking))
+    lacking = "; ".join(filter(None, [lacking, *(f"none {x}" for x in sorted(others))]))
+    told = f"{told[0].upper()}{told[1:]}{f'; {lacking}{GAP_END}' if lacking else ''}."
     return [f"{INTERVAL}: {ranges} times the prediction.", told]
+
+
+def _list_lacking(gap: str) -> list[str]:
+    """What no nearest run has, as the ledger lists it."""
+    return [x for part in gap.split("; ") for x in part.removeprefix("none ").split(" or ")]
 
 
 def _published(deployment: Deployment, technique: str) -> list[str]:

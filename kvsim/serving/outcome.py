@@ -277,7 +277,7 @@ def faults(run: Run, whole: bool = True) -> list[str]:
             not whole or made == int(replicas.emitted.sum())
         ),
         "more cache is in use than there is": lambda: (replicas.lowest >= 0).all(),
-        "blocks were lost or made in a memory": lambda: (
+        "blocks were lost or created in a memory": lambda: (
             pools.stored - pools.dropped == _count_held_entries(run)
         ).all(),
         "memory is left over after the last request": lambda: (

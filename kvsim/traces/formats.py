@@ -319,5 +319,5 @@ def _layout(file: str, columns: Collection[str], name: str) -> Layout:
 
 
 def _missing(file: str, name: str, role: str, columns: Collection[str]) -> InputError:
-    hint = unknown(f"column {name!r} ({role}) is not there: known to the file are", name, columns)
+    hint = unknown(f"column for {role},", name, columns)
     return InputError(f"{file}, line 1: {hint}; or name yours with --columns {role}=..")

@@ -280,7 +280,7 @@ def at_rate(requests: Requests, per_second: float) -> tuple[Requests, int]:
     if requests.duration <= 0:
         raise InputError(
             "--req-s: the requests of this trace all arrive at once; expected a trace with arrival "
-            "times, as kvsim traces generate makes"
+            "times, such as one that kvsim traces generate makes"
         )
     count = len(requests)
     one = requests.scaled(per_second * requests.duration / (count - 1))

@@ -27,10 +27,10 @@ RULES = {
     "least": "expected at least 1 token",
     "most": f"expected at most {LONGEST_REQUEST:,} tokens",
     "blocks": "expected a list of whole block numbers, at least 0",
-    "block count": "more prefix blocks than the prompt fills; expected tokens per block by "
+    "block count": "more prefix blocks than the prompt fills; set the tokens per block with "
     "--block-tokens (of kvsim simulate: --hash-block-tokens), or a longer prompt",
-    "class": f"expected a class of priority, a whole number from 0 to {CLASSES - 1}",
-    "abort": "expected a time to the abort above 0, or an empty value where the client waits",
+    "class": f"expected a priority class, a whole number from 0 to {CLASSES - 1}",
+    "abort": "expected the time after which the client aborts, above 0, or nothing if it waits",
     "failed": "a request that failed",
 }
 

@@ -151,7 +151,7 @@ def test_large_numbers_may_be_short(text: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "x", "1.5", "-1M", "1e-3", "inf", "1g"])
 def test_what_is_no_large_number_is_refused(text: str) -> None:
-    with pytest.raises(InputError, match=r"--jobs: got .*whole number, as 1000000, 1e6 or 1M"):
+    with pytest.raises(InputError, match=r"--jobs: got .*whole number, such as 1000000, 1e6 or 1M"):
         parse_amount("--jobs", text, None)
 
 

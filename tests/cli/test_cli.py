@@ -104,6 +104,23 @@ def test_predict_gives_a_row_per_point_with_the_fields_of_the_contract() -> None
             assert sum(buffers.values()) == pytest.approx(row[f"{tier}_bytes"], rel=1e-12)
 
 
+def test_all_techniques_that_engines_run_are_ranked() -> None:
+    case = ("predict", "--model", "llama3.1-8b", "--gpu", "h100")
+    rows = answer_in(run(*case, "--technique", "all", "--json").out)["rows"]
+    rates = [row["decode_tok_s"] for row in rows]
+    assert rates == sorted(rates, reverse=True)
+    assert {"full", "fp8", "ngram"} <= {row["technique"] for row in rows} < set(TECHNIQUES)
+    refused = run(*case, "--compare", "full,all")
+    assert refused.code == 2 and "`kvsim predict --technique all`" in refused.err
+
+
+def test_no_technique_that_does_not_fit_is_called_the_fastest() -> None:
+    case = ("--model", "llama3.1-8b", "--gpu", "rtx4090", "--batch", "64", "--prompt", "16k")
+    said = " ".join(run("predict", *case, "--technique", "full,fp8").out.split())
+    assert "None of the 2 techniques fits on rtx4090 at batch 64: fp8" in said
+    assert "fastest" not in said
+
+
 def test_plan_has_the_fields_of_the_contract() -> None:
     found = answer("plan", *CASE, "--offline")
     assert set(own_fields(found)) == PLAN | PLAN_MORE

@@ -76,7 +76,7 @@ def test_what_was_assumed_is_noted() -> None:
     (nested,) = _model({"model_type": "vision"}, text_config=LLAMA).notes
     assert "multimodal" in nested
     (defaults,) = _model(GEMMA3, sliding_window=64, tie_word_embeddings=None).notes
-    assert defaults == "left out, so the defaults of gemma3_text: tie_word_embeddings"
+    assert defaults == "missing, so the defaults of gemma3_text are used: tie_word_embeddings"
 
 
 @pytest.mark.parametrize(

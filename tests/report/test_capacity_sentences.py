@@ -76,7 +76,7 @@ def test_one_request_has_no_rate_and_takes_the_cheapest_replica(tmp_path: Path) 
     found = answer_in(run(*asked).out)
     assert [(r["gpu"], r["tp"], r["replicas"]) for r in found["fleet"]] == [("l4", 1, 1)]
     assert found["rate_per_s"] is None and "requests per second" not in found["answer"]
-    assert _describe_question(found).startswith(f"llama3-8b, {trace}: 1 request; TTFT p90")
+    assert _describe_question(found).startswith(f"llama3-8b, {trace}: 1 request; p90 TTFT")
 
 
 def test_a_trace_that_is_soon_over_is_said_to_be() -> None:

@@ -281,9 +281,12 @@ def test_bailian_turns_follow_their_parents(tmp_path: Path) -> None:
     [
         ("1,8,8,1,,,", "request 2: follows request 2, which is not before it"),
         ("1,8,8,,-1,,", "column 'think_s': got -1; expected a time of at least 0"),
-        ("1,8,8,,,8,", "column 'priority': got 8; expected a class of priority, a whole number"),
-        ("1,8,8,,,1.5,", "column 'priority': got 1.5; expected a class"),
-        ("1,8,8,,,,0", "column 'abort_after_s': got 0; expected a time to the abort above 0"),
+        ("1,8,8,,,8,", "column 'priority': got 8; expected a priority class, a whole number"),
+        ("1,8,8,,,1.5,", "column 'priority': got 1.5; expected a priority class"),
+        (
+            "1,8,8,,,,0",
+            "column 'abort_after_s': got 0; expected the time after which",
+        ),
         ("1,8,8,,,x,", "column 'priority': got 'x'; expected a number"),
     ],
 )

@@ -38,7 +38,7 @@ class Cascade(Selection):
         """Whether requests share anything is nothing that a model or a card tells."""
         if np.any(np.asarray(self.shared) > 0):
             return ()
-        return ("no shared prefix is given; give its length, as cascade:shared=1024",)
+        return ("no shared prefix is given; give its length, such as cascade:shared=1024",)
 
     def _prefix(self, at: LayerPass) -> Number:
         return np.minimum(np.minimum(self.shared, at.p.prompt), at.cached)

@@ -305,11 +305,11 @@ class Composed(LayeredRun):
     def eager_reason(self) -> str:
         """Why rounds are not replayed as a CUDA graph; empty where they are, see ``branch``."""
         if self.gamma:
-            return "how many drafts stay is asked of the GPU in every round"
+            return "the number of accepted drafts is read from the GPU in every round"
         if self.guesses:
-            return "a guess goes with every token, and its pairs are fetched beside compute"
+            return "every token comes with a guess, whose pairs are fetched during computation"
         if any(not placement.replays for placement in self.placements):
-            return "copies beside compute wait for rounds before"
+            return "copies during a round wait for earlier rounds"
         for layer in self.layers:
             chosen, stored = layer.parts.selection.name, layer.parts.storage.name
             if not layer.replays:

@@ -179,7 +179,7 @@ def _by_rows(matrix: Tensor, change: Callable[[Tensor], tuple[Tensor, ...]]) -> 
     return whole
 
 
-PACKED_EARLY = "drafts are packed before it is known which stay; the prediction packs those that do"
+PACKED_EARLY = "drafts are packed before verification; the prediction packs only accepted ones"
 NONE: Mapping[str, str] = MappingProxyType({})
 
 Visit = tuple[int, int]
