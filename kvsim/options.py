@@ -912,7 +912,8 @@ def read_spellings(command: str, words: Iterable[str]) -> list[str]:
             if not count and after:
                 name, count = after.groups()
             pending[0] = name
-            if count and not Path(name).exists():
+            said = count and not Path(name).exists()
+            if said and (int(count) > 1 or counter == "--max-gpus"):  # one is the default
                 pending[1:1] = [counter, count]
     return found
 

@@ -247,7 +247,7 @@ def _plan_equal(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Chos
     if inputs.disk is not None and not any(map(can_fill_drive, questions)):
         raise InputError(
             "--disk: none of the techniques that may be planned keeps anything there; expected "
-            "flexgen or offload among them, one of them with --engine flexgen, or no --disk"
+            "flexgen or offload among them, as --engine flexgen has for OPT models, or no --disk"
         )
     try:
         result = plan_among(questions)

@@ -122,6 +122,8 @@ def test_defaults_are_values_that_their_options_can_have(command: str) -> None:
 SPELLED = [
     ("plan", "--gpu l40s --gpus 2", "--gpu l40s --total-gpus 2"),
     ("plan", "--gpu 2x4090", "--gpu 4090 --total-gpus 2"),
+    ("plan", "--gpu 1x4090", "--gpu 4090"),
+    ("capacity", "--gpu 1x4090", "--gpu 4090 --max-gpus 1"),
     ("plan", "--gpu=h100x8", "--gpu h100 --total-gpus 8"),
     ("plan", "--gpus h100,l40s --tp 2", "--gpus h100,l40s --tp 2"),
     ("plan", "--gpu gtx1070 --max-num-seqs=64", "--gpu gtx1070 --max-seqs 64"),
