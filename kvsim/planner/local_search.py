@@ -43,6 +43,8 @@ Kind = tuple[str, int]  # what layers do, and in how many parts of the batch
 Grid = list[tuple[float, float, float]]  # on the host, recomputed, for the CPU
 TOKEN_ROUNDING = 1e-6  # of a token
 NO_SHARE = 1e-6  # a share below this is none
+SLIVER = 5e-3  # a share that is printed as 0 %
+SLIVER_DECIDES = 5e-4  # of the objective, from which such a share is kept
 HOST, SPLIT, CPU, STREAMED, DISK = range(5)  # columns of shares
 SHARE_DIGITS = 6  # of a share
 LATE_MERIT = 1e15  # above every objective
@@ -315,6 +317,14 @@ class BatchEvaluator:
             found[1, rows] = np.where(room, late, np.inf)
             found[0, rows] = np.where(room, columns[self.q.objective], np.inf)
         return found
+
+    def without_slivers(self, one: Scored) -> Trials:
+        """A trial with shares of nearly nothing as none, and of nearly all as all, if as good."""
+        shares = np.where(one.trials.shares < SLIVER, 0.0, one.trials.shares)
+        plain = replace(one.trials, shares=np.where(shares > 1 - SLIVER, 1.0, shares))
+        goals, late = self._goals(plain, 0)
+        as_good = (goals <= one.goals + SLIVER_DECIDES * np.abs(one.goals)) & (late <= one.late)
+        return plain if as_good.all() else one.trials
 
     def _predicted(self, trials: Trials, contexts: int) -> Prediction | None:
         """All of them in one evaluation; nothing where the engine refuses."""
@@ -748,8 +758,8 @@ def _search_starts(
         tops += [x.best(STARTS_PER_KIND) for x in starts if x.trials.kind == kind]
     for top in tops:
         for row, batch in enumerate(top.trials.batch):
-            t = top.trials.named(row, d, w.prompt)
-            best.append(w.predict(t, d, np.array([batch])))
+            trial = together.without_slivers(top.rows(np.array([row])))
+            best.append(w.predict(trial.named(0, d, w.prompt), d, np.array([batch])))
     least = min((float(x.merits[0]) for x in seen), default=np.inf)
     near = [
         x

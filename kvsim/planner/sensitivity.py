@@ -36,6 +36,7 @@ from kvsim.planner.alternatives import (
 from kvsim.planner.layers import add_placements
 from kvsim.planner.local_search import (
     UniformPlacements,
+    can_fill_drive,
     search_from,
     search_near,
 )
@@ -66,7 +67,9 @@ from kvsim.planner.table import (
     tabulate_settings,
 )
 from kvsim.prediction.generate import Prediction
+from kvsim.prediction.memory import decode_point, weights_bytes
 from kvsim.quality.evidence import KNOWN_BAD
+from kvsim.serving.rules import NVME_READ_RATE, NVME_WRITE_RATE
 from kvsim.techniques import parse
 from kvsim.techniques.released import FULL, engine_refusal
 from kvsim.techniques.technique import Technique
@@ -556,6 +559,9 @@ def find_remedies(
                 yield Advice(option, "a smaller batch", smaller)
     alone = list(drop_dominated(question, deployment_changes(question)))
     yield from alone
+    drive = _with_drive(question)
+    if drive is not None:
+        yield drive
     other = next(_other_gpus(question), None)
     if other is not None:
         yield other
@@ -596,6 +602,23 @@ def longer_times(question: Question) -> LooserTimes | None:
             plan = quick_plan(within) or _best_placement(within) or found
             return LooserTimes(Advice(said, "looser targets", plan), least, little)
     return None
+
+
+def _with_drive(question: Question) -> Advice | None:
+    """A drive with room for all weights, where GPUs and host memory are too small for them."""
+    d, limits = question.deployment, question.limits
+    one = decode_point(1.0, np.ones(1), 1.0, 0.0)
+    weights = d.gpus * weights_bytes(parse(FULL).resident(d, one))
+    if d.hardware.disk_memory or weights <= limits.gpu_memory * d.gpus + limits.host_memory:
+        return None
+    size = 1e9 * round_up(weights / 1e9)  # as --disk takes it
+    rates = {"disk_read": Link(NVME_READ_RATE), "disk_write": Link(NVME_WRITE_RATE)}
+    hardware = replace(d.hardware, disk_memory=size, links={**d.hardware.links, **rates})
+    wider = replace(question, deployment=replace(d, hardware=hardware)).with_limits(disk=size)
+    if not can_fill_drive(wider):
+        return None
+    found = quick_plan(wider, ("flexgen",)) or _best_placement(wider)
+    return None if found is None else Advice(f"--disk {size / 1e9:.0f}", "an NVMe drive", found)
 
 
 def remedies_with_longer_ttft(question: Question) -> Iterator[Advice]:

@@ -112,7 +112,7 @@ def phrase_technique(technique: Technique) -> str:
     shares = [
         f"{100 * value:.0f} % {HOST_SHARES[key]}"
         for key, value in given.items()
-        if isinstance(value, float) and 0 < value <= 1
+        if isinstance(value, float) and 0.005 <= value <= 1
     ]
     return f"{name} ({', '.join(shares)})" if shares else name
 

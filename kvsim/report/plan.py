@@ -690,6 +690,11 @@ def _list_settings(plan: ChosenPlan) -> Iterator[str]:
     """The choice in the form an engine takes, or that none has it."""
     p = plan.choice
     able = list_engines(p)
+    if p.technique.streams_weights and p.batch[0] > 1:
+        yield (
+            f"This rate is that of closed batches: all {units.integer(number(p.batch))} prompts "
+            "share each transfer of the weights. `kvsim simulate` transfers them for every prompt."
+        )
     if not able:
         name = phrase_technique(p.technique)
         own = "`kvsim validate` runs kvsim's implementation"

@@ -458,6 +458,11 @@ class Technique:
         """Whether some layer has a share of anything on a drive behind the host."""
         return any(parts.placement.fills_drive for parts in self.parts)
 
+    @property
+    def streams_weights(self) -> bool:
+        """Whether some layer has a share of its weights on the host, or on a drive behind it."""
+        return any(parts.placement.streams_weights for parts in self.parts)
+
     def uses_host(self, deployment: Deployment) -> bool:
         """Return whether some of what it caches lives in host memory, or on a drive behind it.
 

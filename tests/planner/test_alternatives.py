@@ -12,7 +12,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.planner import alternatives, question, sensitivity
-from kvsim.planner.alternatives import Advice, describe_cost, describe_gap
+from kvsim.planner.alternatives import Advice, NoPlanError, describe_cost, describe_gap
 from kvsim.planner.plan import ChosenPlan, _apart, answer
 from kvsim.planner.question import (
     DEFAULT_TPOT,
@@ -484,3 +484,17 @@ def test_a_named_engine_is_given_what_it_runs(asked: dict[str, str]) -> None:
     engine = found.question.admission.engine
     rows = [found.choice, *(a.prediction for a in found.alternatives)]
     assert all(engine in engines_running(p.technique.name, p.deployment) for p in rows)
+
+
+def test_a_drive_is_a_remedy_where_weights_exceed_gpu_and_host_and_then_plans() -> None:
+    asked: dict[str, Any] = {
+        "model": "opt-175b", "weights": "fp16", "gpu": "t4", "stack": "flexgen",
+        "prompt": 512, "generate": 32, "host_memory": 200, "offline": True,
+    }  # fmt: skip
+    with pytest.raises(NoPlanError, match="disk 350") as none:
+        kvsim.plan(**asked)
+    (drive,) = (a for a in none.value.advice if "disk" in a.option)
+    found = kvsim.plan(disk=350, **asked)
+    assert drive.prediction is not None and isinstance(found.found, ChosenPlan)
+    assert found.found.choice.output_tok_s[0] >= drive.prediction.output_tok_s[0]
+    assert any("closed batches" in said for said in found.answer.settings)

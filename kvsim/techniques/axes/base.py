@@ -810,6 +810,11 @@ class Placement(Part):
         """Whether a share of anything is on a drive behind the host."""
         return False
 
+    @property
+    def streams_weights(self) -> bool:
+        """Whether a share of the weights comes from the host, or from a drive behind it."""
+        return False
+
     def weights_alone(self) -> "Placement":
         """Return the same for weights and hidden states, with caches on the GPU."""
         return self

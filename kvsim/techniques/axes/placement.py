@@ -132,6 +132,11 @@ class HostPlacement(Placement):
         """Whether a share of cache, weights or hidden states is there."""
         return any(map(positive, (self.cache_disk, self.weights_disk, self.states_disk)))
 
+    @property
+    def streams_weights(self) -> bool:
+        """Whether a share of the weights is on the host."""
+        return positive(self.weights_host)
+
     def boundaries(self, deployment: Deployment) -> tuple[int, ...]:
         """The first layer whose cache leaves the GPU."""
         first = self._first_offloaded(deployment)
