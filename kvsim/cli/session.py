@@ -63,7 +63,7 @@ def _session(asked: argparse.Namespace) -> int:
         state = SessionState.open(asked.state, _name(asked.device))
         if carried is not None and carried.folder != state.folder:
             raise InputError(
-                f"--resume: {asked.resume} is of {carried.folder.name}, this is "
+                f"--resume: {asked.resume} belongs to {carried.folder.name}, not to "
                 f"{state.folder.name}; omit the option to start again"
             )
     units = all_units(asked.device)

@@ -448,7 +448,7 @@ def nemotron(fields: Fields) -> FamilyFields:
         pattern = "".join(BLOCK_LETTERS.get(str(block), "?") for block in blocks)
     if not isinstance(pattern, str) or set(pattern) - set(LETTERS):
         named = "layers_block_type" if blocks is not None else "hybrid_override_pattern"
-        expected = f"expected the letters {' '.join(LETTERS)} or the words of them"
+        expected = f"expected the letters {' '.join(LETTERS)} or their names"
         raise fields.error(named, f"is {value_text(blocks or pattern)}, {expected}")
     heads, width = fields.integer("mamba_num_heads"), fields.integer("mamba_head_dim")
     state = Recurrence(

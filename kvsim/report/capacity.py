@@ -482,7 +482,7 @@ def _fleet_table(answer: Row) -> Table:
         Column("USD/h", "usd_per_hour", usd),
         Column("requests", "share_of_requests", percent),
         Column("max-num-seqs", "max_seqs", rank=1),
-        Column("tokens per pass", "max_tokens", integer, 1),
+        Column("tokens / pass", "max_tokens", integer, 1),
         Column("most running", "most_running", rank=2),
         Column("KV tokens", "kv_cache_tokens", integer, 3),
         *_wait_columns("simulated", f" p{answer['planned_for']['percentile']:g}"),

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
 LOW_BIT = ": the low-bit cache assumes"  # begins a note that says less than a missing kernel
 POOL = "KV pool"  # begins the sentence on what the pool holds
 MAX_RANKED = 10  # rows that a terminal shows of all techniques
-MAX_ENGINES = 5  # techniques of which a terminal says which engines run them
+MAX_ENGINES = 4  # techniques of which a terminal says which engines run them
 MAX_NOTES = 2  # notes and assumptions that a terminal shows
 BATCH_TTFT = "TTFT: whole batch, idle GPU"
 LOOP_TTFT = "each client sends its next request at once; TTFT: queueing included"

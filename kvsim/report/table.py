@@ -9,6 +9,7 @@ from kvsim.frozen import frozen
 from kvsim.report.json import Row
 from kvsim.report.units import DASH, QUANTITIES
 
+OMITTED = "Columns omitted at this width"  # begins the line that names them
 COLUMN_GAP = "  "  # between columns
 NARROWEST_TEXT = 12  # columns to which text is wrapped before columns are left out
 
@@ -233,7 +234,7 @@ class Table:
             out += [f"    {line}" for line in _wrap(self.below(row), max(width - 4, 20))]
         left_out = [column.heading for column in self.columns if column not in columns]
         if left_out:
-            told = f"Columns omitted at this width: {', '.join(left_out)}."
+            told = f"{OMITTED}: {', '.join(left_out)}."
             out += _wrap(told, max(width, 20))
         return out
 

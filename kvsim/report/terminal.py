@@ -8,7 +8,7 @@ from shutil import get_terminal_size
 from textwrap import fill
 
 from kvsim.console import escape_controls
-from kvsim.report.table import Table
+from kvsim.report.table import OMITTED, Table
 
 NARROWEST, WIDEST, PIPED = 40, 160, 100
 PROSE = 100  # longer lines of prose are hard to read
@@ -74,7 +74,9 @@ class Terminal:
         if isinstance(block, Table):
             titled = [Heading(block.title)] if block.title else []
             noted = [block.note] if block.note else []
-            rows = block.lines(self.width, self._embolden)
+            rows = list(block.lines(self.width, self._embolden))
+            if noted and rows and rows[-1].startswith(OMITTED):
+                noted = [f"{rows.pop()} {block.note}"]
             return [*map(self._wrap, titled), *rows, *map(self._wrap, noted)]
         if isinstance(block, Items):
             return [wrap_prose(f"- {text}", prose, "  ") for text in block]

@@ -214,7 +214,7 @@ def _op_table(points: Sequence[Row]) -> Table:
         *(Column(f"{side} ms", side, lambda took: f"{1e3 * took:.3g}") for side in COMPARED_SIDES),
         percent_column("off %", "error", "+.2g"),
     ]
-    return Table(columns, rows[:MAX_WORST_OPS], "The ops that cost most in error")
+    return Table(columns, rows[:MAX_WORST_OPS], "Operations with the largest absolute errors")
 
 
 def _list_left_out(answer: Row) -> list[str]:

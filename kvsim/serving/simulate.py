@@ -307,7 +307,7 @@ def with_acceptance(technique: Technique, measured: Acceptance | None) -> Techni
     if not isinstance(technique.settings["acceptance"], str):
         raise InputError(
             f"--acceptance: {technique.name} sets "
-            f"acceptance={technique.settings['acceptance']}; leave out one"
+            f"acceptance={technique.settings['acceptance']}; omit one"
         )
     return technique.with_rounds(acceptance=(measured.tokens(gamma) - 1) / gamma)
 

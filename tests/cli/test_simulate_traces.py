@@ -149,7 +149,7 @@ def test_accepted_drafts_come_from_a_trace_at_their_mean_or_drawn(tmp_path: Path
     plain = run(*BASE, "sample:chat", "--acceptance", str(path), "--json")
     assert answer_in(plain.out)["technique"] == "full"
     for spec, words in [
-        ("quantspec:acceptance=0.5", "leave out one"),
+        ("quantspec:acceptance=0.5", "omit one"),
         ("quantspec:gamma=9", "gamma 9 was not measured"),
         ("magicdec", "nothing measured for magicdec"),
     ]:
