@@ -49,7 +49,7 @@ COMMAND_COSTS = {
 lengths, at light load and overload, with memory for the trace as it is read."""
 
 
-def announce_cost(inputs: Inputs, requests: int, runs: int = 1) -> None:
+def announce_cost(inputs: Inputs, requests: int, runs: int = 1, work: int = 0) -> None:
     """Print what a command will take if that is much, before it begins.
 
     Parameters
@@ -60,6 +60,8 @@ def announce_cost(inputs: Inputs, requests: int, runs: int = 1) -> None:
         Requests that it plays.
     runs
         Deployments, or techniques and values, that it plays them on.
+    work
+        Requests without prefix blocks that take as long to play; 0: as many.
 
     Raises
     ------
@@ -67,7 +69,7 @@ def announce_cost(inputs: Inputs, requests: int, runs: int = 1) -> None:
         If it is more than anyone would want unasked, and ``--yes`` is not given.
     """
     cost = COMMAND_COSTS[inputs.command]
-    seconds = runs * (cost.fixed + requests * cost.each)
+    seconds = runs * (cost.fixed + (work or requests) * cost.each)
     size = cost.memory + runs * cost.kept + requests * cost.held
     if seconds <= UNTOLD[0] and size <= UNTOLD[1]:
         return

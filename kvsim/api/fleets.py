@@ -62,7 +62,8 @@ def capacity(inputs: Inputs) -> "Result[CapacityAnswer]":
     for note in found.notes:
         print_note(note)
     question = build_question(inputs, found)
-    announce_cost(inputs, len(question.traffic.requests), len(question.rentable))
+    traffic = question.traffic
+    announce_cost(inputs, len(traffic.requests), len(question.rentable), traffic.work)
     name = found.name
     if inputs.find is not None:
         question, name = _find_question(inputs, found, question)

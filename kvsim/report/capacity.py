@@ -139,6 +139,7 @@ def _list_blocks(fields: Row) -> list[Block]:
         *_describe_classes(fields),
         *_separate(shown),
         BLANK,
+        *_describe_both(fields),
         *_describe_robustness(fields),
         *_list_first(fields),
     ]
@@ -580,6 +581,17 @@ def _dearer_cases(answer: Row) -> list[Row]:
             rows.append(case)
         told.add(same)
     return rows[:MAX_CASES]
+
+
+def _describe_both(answer: Row) -> list[str]:
+    """Say that each target is judged by itself, where that makes a difference."""
+    both, asked = answer["simulated"]["good_share"], answer["targets"]["percentile"]
+    if not answer["simulated"]["met"] or 100 * both >= asked:
+        return []
+    return [
+        f"Each target is judged by itself, as met by {asked:g} % of the requests; "
+        f"{percent(both, 3)} are within both, which `simulate` judges."
+    ]
 
 
 def _describe_robustness(answer: Row) -> list[str]:

@@ -46,14 +46,15 @@ def queue_first_turns(world: World, course: Course, costs: StepCosts) -> None:
     requests, turns, events = world.requests, world.turns, world.events
     refused = find_refusals(longest_request(costs), requests) > 0
     requests.status[refused & (requests.arrival < course.until)] = REFUSED
-    for index in np.flatnonzero(turns.next != NO_INDEX).tolist():  # turns follow earlier rows
-        if requests.status[index] >= FINISHED:
-            follows = turns.next[index]
+    status, following, sibling = requests.status, turns.next, turns.sibling
+    for index in np.flatnonzero(following != NO_INDEX).tolist():  # turns follow earlier rows
+        if status[index] >= FINISHED:
+            follows = following[index]
             while follows != NO_INDEX:
-                if requests.status[follows] < FINISHED:
-                    requests.status[follows] = ABORTED
+                if status[follows] < FINISHED:
+                    status[follows] = ABORTED
                 turns.awaited[follows] = False
-                follows = turns.sibling[follows]
+                follows = sibling[follows]
     first = np.flatnonzero((requests.status < FINISHED) & ~turns.awaited)
     events.time[: first.size] = requests.arrival[first]
     events.key[: first.size] = 2 * first

@@ -132,9 +132,10 @@ def turn_records(requests: Requests) -> tuple[Records[Turn], Records[Event]]:
     if count and requests.parent is not None:
         turns.think = 0.0 if requests.think is None else requests.think
         turns.awaited = requests.parent >= 0
+        following, sibling = turns.next, turns.sibling
         for index in np.flatnonzero(turns.awaited)[::-1].tolist():
             before = int(requests.parent[index])
-            turns.sibling[index], turns.next[before] = turns.next[before], index
+            sibling[index], following[before] = following[before], index
     return turns, make(Event, 2 * count)
 
 

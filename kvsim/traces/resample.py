@@ -48,21 +48,48 @@ def draw_day(
     if lasts <= 0 or len(requests) < 2:
         return requests, np.arange(len(requests))
     random = np.random.default_rng([seed, len(requests)])
+    since = requests.arrival - requests.arrival[0]
+    if requests.parent is not None and since[requests.sessions].max() <= nearby * lasts:
+        return _draw_sessions(requests, random)
     width = float(np.clip(lasts / blocks, min(SHORTEST_BLOCK, lasts / 4), LONGEST_BLOCK))
+    width = max(width, lasts / len(requests))  # a block has a request on average at least
     count = max(round(lasts / width), 1)
     width = lasts / count
     reach = max(round(nearby * count), 1)
     source = np.arange(count) + random.integers(-reach, reach, count, endpoint=True)
     source = np.where(source < 0, -source - 1, source)
     source = np.where(source >= count, 2 * count - 1 - source, source)
-    since = requests.arrival - requests.arrival[0]
     home = np.minimum((since / width).astype(np.int64), count - 1)[requests.sessions]
-    rows_of = [np.flatnonzero(home == block) for block in range(count)]
+    rows_of = np.split(
+        np.argsort(home, kind="stable"), np.cumsum(np.bincount(home, minlength=count))
+    )
     rows = np.concatenate([rows_of[block] for block in source])
     copy = np.repeat(np.arange(count), [rows_of[block].size for block in source])
     arrival = since[rows] + (copy - source[copy]) * width
-    again = np.array([int((source[:i] == block).sum()) for i, block in enumerate(source)])
-    return _assemble(requests, rows, copy, arrival, again[copy])
+    return _assemble(requests, rows, copy, arrival, _times_before(source)[copy])
+
+
+def _draw_sessions(requests: Requests, random: np.random.Generator) -> tuple[Requests, Integers]:
+    """Draw as many sessions, of users who all are there from the beginning, each as a whole.
+
+    Blocks of time would hold all users or none.
+    """
+    first, of, length = np.unique(requests.sessions, return_inverse=True, return_counts=True)
+    rows_of = np.split(np.argsort(of, kind="stable"), np.cumsum(length)[:-1])
+    source = random.integers(0, first.size, first.size)
+    rows = np.concatenate([rows_of[session] for session in source])
+    place = np.repeat(np.arange(first.size), length[source])
+    start = requests.arrival[first]
+    arrival = requests.arrival[rows] + (start - start[source])[place]
+    again = _times_before(source)[place]
+    return _assemble(requests, rows, again, arrival, again)
+
+
+def _times_before(drawn: Integers) -> Integers:
+    """Count how often each item of a sequence came before in it. (n,)"""
+    order, before = np.argsort(drawn, kind="stable"), np.empty(drawn.size, np.int64)
+    before[order] = np.arange(drawn.size) - np.searchsorted(drawn[order], drawn[order])
+    return before
 
 
 def scale_clients(requests: Requests, factor: float) -> tuple[Requests, Integers]:

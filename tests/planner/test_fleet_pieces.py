@@ -19,7 +19,9 @@ from kvsim.serving.pools import TwoPools
 from kvsim.serving.rules import Rules
 from kvsim.techniques import parse
 from kvsim.traces.requests import Requests
+from kvsim.traces.resample import draw_day
 from tests.support.fleets import deployment
+from tests.traces.test_workload import drawn
 
 TARGETS = FleetTargets(2.0, 0.1, 0.9, (ClassTarget(500, 5.0, 0.2), ClassTarget(900, 9.0, 0.3)))
 
@@ -66,6 +68,32 @@ def test_more_clients_are_more_of_every_class() -> None:
     other = traffic.varied(1.0, day=1)
     assert len(other.requests) == pytest.approx(len(traffic.requests), rel=0.2)
     assert other.requests.arrival.tolist() != traffic.requests.arrival.tolist()
+
+
+def test_another_day_of_sparse_traffic_is_drawn_in_few_blocks() -> None:
+    some = requests(3, 300)
+    sparse = replace(some, arrival=some.arrival * (3e9 / some.duration))
+    day, rows = draw_day(sparse, 1)
+    assert 150 < len(day) < 450 and rows.size == len(day) and day.duration <= 3e9
+
+
+def test_another_day_has_as_many_users() -> None:
+    users = drawn(users=50, turns=2)
+    for seed in range(1, 4):
+        day, rows = draw_day(users, seed)
+        assert len(day) == len(users) and (np.diff(day.arrival) >= 0).all()
+        assert day.parent is not None and users.parent is not None
+        assert (day.parent < 0).sum() == (users.parent < 0).sum()
+        assert len(set(rows.tolist())) < len(users)
+
+
+def test_prefix_blocks_make_requests_as_much_work_as_several() -> None:
+    some = requests(3, 300)
+    blocks = 36 * len(some)
+    named = replace(
+        some, block_ids=np.arange(blocks), block_start=np.arange(0, blocks + 1, 36), block_tokens=16
+    )
+    assert traffic_of(some).work == len(some) and traffic_of(named).work == 3 * len(some)
 
 
 def test_a_class_is_divided_in_its_shares_and_sessions_stay_together() -> None:

@@ -6,7 +6,12 @@ from typing import Any
 import pytest
 
 from kvsim.report import capacity
-from kvsim.report.capacity import _describe_certainty, _describe_question, _load_table
+from kvsim.report.capacity import (
+    _describe_both,
+    _describe_certainty,
+    _describe_question,
+    _load_table,
+)
 from tests.support.commands import run
 from tests.support.envelope import answer_in
 
@@ -55,6 +60,13 @@ def test_what_fleets_for_other_loads_survive_is_said(
     }  # fmt: skip
     note = _load_table(row).note
     assert said in note and bool(note) == bool(said)
+
+
+@pytest.mark.parametrize(("both", "said"), [(0.873, "87.3 % are within both"), (0.95, "")])
+def test_that_fewer_requests_are_within_both_targets_is_said(both: float, said: str) -> None:
+    simulated = {"met": True, "good_share": both}
+    told = _describe_both({"simulated": simulated, "targets": {"percentile": 90.0}})
+    assert said in " ".join(told) and bool(told) == bool(said)
 
 
 @pytest.mark.parametrize("words", [20, 58])

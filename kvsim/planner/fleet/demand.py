@@ -130,6 +130,7 @@ MIN_WINDOW_REQUESTS = 100  # requests in a window, on average
 # Share of a prompt that other requests had before, from which it counts as reused.
 REUSED_SHARE = 0.5
 RARE_CLASS = 20  # requests; a class of fewer is part of its neighbour
+BLOCKS_OF_REQUEST = 12  # prefix blocks that take as long to play as a request without any
 GOLDEN_RATIO = (5**0.5 - 1) / 2  # multiples of the golden ratio fill an interval most evenly
 
 
@@ -164,6 +165,12 @@ class Traffic:
     def classes(self) -> int:
         """How many classes there are."""
         return len(self.prompt)
+
+    @property
+    def work(self) -> int:
+        """Requests without prefix blocks that take as long to play."""
+        ids = self.requests.block_ids
+        return max(len(self.requests), 0 if ids is None else len(ids) // BLOCKS_OF_REQUEST)
 
     def varied(self, load: float = 1.0, day: int = 0) -> "Traffic":
         """The same traffic of more or fewer clients, on another day.

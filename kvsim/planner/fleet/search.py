@@ -51,6 +51,7 @@ PAIRED_PER_GPU = 2  # kinds of each card that pairs are made of
 PAIRED_COUNTS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32)  # replicas of one kind of a pair
 FEWEST_PLAYS = 20
 PAIRED_REQUESTS = 500_000  # that are played for pairs at most, whatever their number
+ALL_PAIRED_REQUESTS = 6_000_000  # likewise, for all questions together
 TUNED_REQUESTS = 3_000_000  # that are played with other budgets, for all questions together
 NEARLY = 1.3  # times its targets, up to which a fleet is played with other pass budgets
 GUESSES = (1.0, 1.25, 1.6, 2.5)  # times a known fleet's replicas by the load: a first cap on cost
@@ -140,7 +141,8 @@ class FleetSolver:
         self.question, self.tell = question, tell
         self.kinds: list[ReplicaKind] = list_kinds(question, tell)
         self.fleets: list[Fleet] = []  # that answered a question
-        self.plays, self._tunable = 0, float(TUNED_REQUESTS)
+        self.plays = 0
+        self._tunable, self._pairable = float(TUNED_REQUESTS), float(ALL_PAIRED_REQUESTS)
         self._reached: dict[tuple[object, ...], Reached] = {}
         self._traffic: dict[tuple[float, int], Traffic] = {}
         self._busy: dict[int, float] = {}
@@ -379,7 +381,7 @@ class FleetSolver:
 
     def _plays_of(self, requests: int, asked: FleetQuestion) -> int:
         """How many plays so many requests are enough for; a few are always made."""
-        return max(int(requests / asked.load / len(self.question.traffic.requests)), FEWEST_PLAYS)
+        return max(int(requests / asked.load / self.question.traffic.work), FEWEST_PLAYS)
 
     def _guess(self, asked: FleetQuestion) -> Fleet | None:
         """A known fleet with more replicas for more load, if one does: a first cap on cost."""
@@ -538,8 +540,7 @@ class FleetSolver:
             return None
         before = self.plays
         found = self._retuned(fleet, asked)
-        made = asked.load * len(self.question.traffic.requests)
-        self._tunable -= (self.plays - before) * made
+        self._tunable -= (self.plays - before) * asked.load * self.question.traffic.work
         return found
 
     def _retuned(self, fleet: Fleet, asked: FleetQuestion) -> Fleet | None:
@@ -603,9 +604,10 @@ class FleetSolver:
             needs *= asked.load * min(self._bound_share(k, asked) for k in (one, other))
             most = min(_most_within(y, asked.limits), 2 * self._bound(other, asked) + MOST_BEYOND)
             pairs += ((needs, self.always(asked, (x, n), (y, 1)), most) for n in PAIRED_COUNTS)
-        enough = self.plays + self._plays_of(PAIRED_REQUESTS, asked)
+        before, each = self.plays, asked.load * self.question.traffic.work
+        enough = min(self._plays_of(PAIRED_REQUESTS, asked), int(self._pairable / each))
         ranked = self._rank(pairs, best)
-        while ranked and self.plays <= enough:
+        while ranked and self.plays <= before + enough and self._pairable > 0:
             place, most = ranked.pop(0)
             needs, pair, _ = pairs[place]
             (x, y), n = pair.kinds, int(pair.replicas[0])
@@ -615,6 +617,7 @@ class FleetSolver:
             if found is not None:
                 best, left = found, {i for i, _ in ranked}
                 ranked = [(i, m) for i, m in self._rank(pairs, best) if i in left]
+        self._pairable -= (self.plays - before) * each
         return best
 
     def _rank(
