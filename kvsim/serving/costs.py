@@ -161,7 +161,7 @@ def add_pass(tables: Tables, cost: Cost, decoding: Decoding, prompts: Prompts) -
             padded, stages = own * tables.ranks, tables.lanes // tables.ranks
             read = max(prompts.tokens, (prompts.every + stages - 1) // stages)
             add_per_token(tables, cost, tables.costs.routed, (padded, padded + read))
-        if decoding.batch * tables.width + prompts.every > tables.graph_tokens:
+        if own + prompts.tokens > tables.graph_tokens:  # of the fullest rank
             cost[0] = max(cost[0], tables.issued)
 
 
