@@ -49,7 +49,7 @@ def draw_day(
         return requests, np.arange(len(requests))
     random = np.random.default_rng([seed, len(requests)])
     since = requests.arrival - requests.arrival[0]
-    if requests.parent is not None and since[requests.sessions].max() <= nearby * lasts:
+    if _begin_together(requests, nearby):
         return _draw_sessions(requests, random)
     width = float(np.clip(lasts / blocks, min(SHORTEST_BLOCK, lasts / 4), LONGEST_BLOCK))
     width = max(width, lasts / len(requests))  # a block has a request on average at least
@@ -67,6 +67,13 @@ def draw_day(
     copy = np.repeat(np.arange(count), [rows_of[block].size for block in source])
     arrival = since[rows] + (copy - source[copy]) * width
     return _assemble(requests, rows, copy, arrival, _times_before(source)[copy])
+
+
+def _begin_together(requests: Requests, nearby: float = NEARBY) -> bool:
+    """Whether all sessions begin early in a trace, as those of users who stay all the time do."""
+    since = requests.arrival - requests.arrival[0]
+    last = since[requests.sessions].max()
+    return requests.parent is not None and bool(last <= nearby * requests.duration)
 
 
 def _draw_sessions(requests: Requests, random: np.random.Generator) -> tuple[Requests, Integers]:
@@ -95,8 +102,9 @@ def _times_before(drawn: Integers) -> Integers:
 def scale_clients(requests: Requests, factor: float) -> tuple[Requests, Integers]:
     """Scale the number of clients at the same duration.
 
-    Copies begin at other times of the trace and go round; of a part of a copy a share of the
-    sessions stays. No copy shares a prefix with another.
+    Copies begin at other times of the trace and go round, those of users who are there from the
+    beginning at other times of that; of a part of a copy a share of the sessions stays. No copy
+    shares a prefix with another.
 
     Parameters
     ----------
@@ -119,8 +127,14 @@ def scale_clients(requests: Requests, factor: float) -> tuple[Requests, Integers
     parts = [np.arange(len(requests))] * (whole - 1) + [np.flatnonzero(kept)]
     rows = np.concatenate(parts)
     copy = np.repeat(np.arange(whole), [part.size for part in parts])
-    arrival = (requests.arrival - requests.arrival[0])[rows] + copy * lasts / whole
-    arrival = np.where(arrival > lasts, arrival - lasts, arrival)
+    since = requests.arrival - requests.arrival[0]
+    if _begin_together(requests):
+        start = since[session][rows]
+        lasts = max(float(start.max()), np.finfo(float).tiny)
+        arrival = since[rows] - start + np.mod(start + copy * lasts / whole, lasts)
+    else:
+        arrival = since[rows] + copy * lasts / whole
+        arrival = np.where(arrival > lasts, arrival - lasts, arrival)
     return _assemble(requests, rows, copy, arrival, copy)
 
 

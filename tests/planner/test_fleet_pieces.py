@@ -19,7 +19,7 @@ from kvsim.serving.pools import TwoPools
 from kvsim.serving.rules import Rules
 from kvsim.techniques import parse
 from kvsim.traces.requests import Requests
-from kvsim.traces.resample import draw_day
+from kvsim.traces.resample import draw_day, scale_clients
 from tests.support.fleets import deployment
 from tests.traces.test_workload import drawn
 
@@ -85,6 +85,16 @@ def test_another_day_has_as_many_users() -> None:
         assert day.parent is not None and users.parent is not None
         assert (day.parent < 0).sum() == (users.parent < 0).sum()
         assert len(set(rows.tolist())) < len(users)
+
+
+@pytest.mark.parametrize("factor", [1.5, 2.0, 3.0])
+def test_more_users_are_all_there_from_the_beginning(factor: float) -> None:
+    users = drawn(users=50, turns=2)
+    more, _ = scale_clients(users, factor)
+    assert more.parent is not None and users.parent is not None
+    assert (more.parent < 0).sum() == pytest.approx(factor * (users.parent < 0).sum(), abs=1)
+    start, own = (x.arrival[x.sessions] - x.arrival[0] for x in (more, users))
+    assert start.max() <= own.max()
 
 
 def test_prefix_blocks_make_requests_as_much_work_as_several() -> None:

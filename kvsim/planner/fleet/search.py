@@ -44,7 +44,7 @@ ROUNDING = 1e-9  # relative, of costs
 BOUND_SHARE = 0.9  # of the replicas that are always busy, from which counts are tried
 PREFIX_BOUND_SHARE = 0.5  # likewise where more replicas keep more prefixes
 MOST_OF_BOUND, MOST_BEYOND = 16, 16  # replicas that are tried at most: times the bound, and more
-DAYS, FEWER_DAYS = 32, 8  # that a probability is taken over
+DAYS, FEWER_DAYS = 32, 10  # that a probability is taken over
 DAYS_REQUESTS = 200_000  # of all days together: those of long traces are fewer
 LOWER_BATCH_LIMITS = (128, 64, 32, 16, 8)  # tried where the time per token is what is missed
 PAIRED_PER_GPU = 2  # kinds of each card that pairs are made of
@@ -163,7 +163,7 @@ class FleetSolver:
 
     def days(self, load: float = 1.0) -> int:
         """Days that a probability is taken over."""
-        affordable = int(DAYS_REQUESTS / load / len(self.question.traffic.requests))
+        affordable = int(DAYS_REQUESTS / load / self.question.traffic.work)
         return min(max(affordable, FEWER_DAYS), DAYS)
 
     # verdicts
