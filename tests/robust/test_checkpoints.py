@@ -47,7 +47,7 @@ SOUND = {
 BROKEN = {
     "nothing": (b"", "does not begin as one"),
     "another file": (b"PK\3\4" + bytes(50), "does not begin as one"),
-    "version 1": (gguf(version=1), "another version"),
+    "version 1": (gguf(version=1), "a version other than 2 or 3"),
     "cut off": (gguf()[:10], "ends within its header"),
     "a thousand million tensors": (gguf(counts="many"), "declares 1,000,000,000 tensors"),
     "a thousand million items": (gguf(field(array(4, 10**9))), "declares 1,000,000,000 items"),
