@@ -120,8 +120,8 @@ class Shared:
 
     def __init__(self, value: object) -> None:
         self.value = value  # kept as long as its address is in use
-        self.kind = type_of(value)
-        self.words = np.array(_words(value), dtype=np.int64)
+        self.kind, words = _layout(value)
+        self.words = np.array(words, dtype=np.int64)
         record = isinstance(value, np.void)
         self.address = int(self.words[0] if record else self.words.ctypes.data)
 
@@ -149,18 +149,37 @@ def type_of(value: object) -> types.Type:
     value : an array whose rows lie one behind the other, a record, a named tuple of these, or a
         number.
     """
+    return _layout(value)[0]
+
+
+def _layout(value: object) -> tuple[types.Type, list[int]]:
+    """Return a value's type, and what stands for it in memory: addresses, lengths and numbers."""
     if isinstance(value, np.ndarray):
         assert value.flags.c_contiguous, "compiled code takes rows that lie one behind the other"
-        return _array_type(value.dtype, value.ndim)
+        return _array_type(value.dtype, value.ndim), [value.ctypes.data, *value.shape]
     if isinstance(value, np.void):
-        return _stored_type(value.dtype)
+        return _stored_type(value.dtype), [value.__array_interface__["data"][0]]
     if not isinstance(value, tuple):
-        return numba.typeof(value)
+        return numba.typeof(value), [_number_word(value)]
+    parts, words = [], list[int]()
+    for part in value:
+        kind, some = _layout(part)
+        parts.append((kind, len(some), not isinstance(part, np.ndarray | np.void)))
+        words += some
+    names: tuple[str, ...] = value._fields  # type: ignore[attr-defined]
+    return _tuple_type(type(value).__name__, names, tuple(parts)), words
+
+
+@cache
+def _tuple_type(
+    title: str, names: tuple[str, ...], parts: tuple[tuple[types.Type, int, bool], ...]
+) -> types.Type:
+    """Return the type of a named tuple, by the type and the words of each item."""
     fields, offset = {}, 0
-    for name, part in zip(value._fields, value, strict=True):  # type: ignore[attr-defined]
-        fields[name] = Field(offset, type_of(part), not isinstance(part, np.ndarray | np.void))
-        offset += WORD * len(_words(part))
-    return Block(type(value).__name__, fields, offset)
+    for name, (kind, words, inline) in zip(names, parts, strict=True):
+        fields[name] = Field(offset, kind, inline)
+        offset += WORD * words
+    return Block(title, fields, offset)
 
 
 @cache
@@ -191,17 +210,11 @@ def loaded_type(stored: types.Type) -> types.Type:
     return types.int64 if isinstance(stored, types.Integer) else stored
 
 
-def _words(value: object) -> list[int]:
-    """Return what stands for a value in a named tuple: addresses, lengths and numbers."""
-    if isinstance(value, np.ndarray):
-        return [value.ctypes.data, *value.shape]
-    if isinstance(value, np.void):
-        return [value.__array_interface__["data"][0]]
-    if isinstance(value, tuple):
-        return [word for part in value for word in _words(part)]
+def _number_word(value: object) -> int:
+    """Return the bits of a number as a whole number."""
     if isinstance(value, float):
-        return [int(np.float64(value).view(np.int64))]
-    return [0 if value is None else int(cast(SupportsInt, value))]
+        return int(np.float64(value).view(np.int64))
+    return 0 if value is None else int(cast(SupportsInt, value))
 
 
 def _unique_name(title: str, *content: object) -> str:
