@@ -49,7 +49,7 @@ def build_deployment(inputs: Inputs, **instead: object) -> "Deployment":
         The model, hardware and stack.
     """
     from kvsim.machines.deployment import Deployment
-    from kvsim.machines.profiles import load_hardware, load_stack
+    from kvsim.machines.profiles import load_hardware, load_stack, with_drive
     from kvsim.models.configs import load_model
     from kvsim.techniques.heads import read_draft_model
 
@@ -61,7 +61,8 @@ def build_deployment(inputs: Inputs, **instead: object) -> "Deployment":
     if host is not None:
         given = {**hardware.sources, "memory.host_capacity_B": "given as --host-memory"}
         hardware = replace(hardware, host_memory=host, sources=given)
-    hardware = _with_drive(hardware, inputs)
+    if getattr(inputs, "disk", None) is not None:
+        hardware = with_drive(hardware, inputs.disk, inputs.nvme_read, inputs.nvme_write)
     spread = (value(name, 1) for name in ("tp", "pp", "dp", "ep"))
     refuse_other_format(inputs)
     model = load_model(value("model", None))
@@ -80,17 +81,12 @@ def build_deployment(inputs: Inputs, **instead: object) -> "Deployment":
 
 
 def _published_format(model: "Model", weights: str) -> str:
-    """The format that is meant: ``fp8`` of a mixture published in blocks of fp8 is that checkpoint.
-
-    Engines' own conversion has one scale per tensor, whose kernels for experts are slower than
-    fp16's on some cards.
-    """
-    blocks = "fp8-block"
-    published = model.checkpoint(blocks) if model.experts else ""
-    if weights.lower() != "fp8" or not published:
+    """The format that is meant: ``fp8`` of a mixture published in blocks of fp8 is that."""
+    found = model.fp8_format
+    if weights.lower() != "fp8" or found == "fp8":
         return weights
-    print_once(f"--weights fp8 is taken as {blocks}, the format of {published}")
-    return blocks
+    print_once(f"--weights fp8 is taken as {found}, the format of {model.checkpoint(found)}")
+    return found
 
 
 def name_stack(inputs: Inputs) -> str:
@@ -130,25 +126,6 @@ def _in_host(hardware: "Hardware", inputs: Inputs) -> "Hardware":
         return found
     given = {**found.sources, "dram.bandwidth_Bps": "given as --host-bandwidth"}
     return replace(found, links={**found.links, "dram": Link(rate)}, sockets=1, sources=given)
-
-
-def _with_drive(hardware: "Hardware", inputs: Inputs) -> "Hardware":
-    """A card whose host has the drive that the options describe."""
-    from kvsim.machines.hardware import Link
-    from kvsim.serving.rules import NVME_READ_RATE, NVME_WRITE_RATE
-
-    size = getattr(inputs, "disk", None)
-    if size is None:
-        return hardware
-    links, sources = dict(hardware.links), dict(hardware.sources)
-    for way, usual in (("read", NVME_READ_RATE), ("write", NVME_WRITE_RATE)):
-        rate, key = getattr(inputs, f"nvme_{way}", None), f"disk.{way}_Bps"
-        if rate is not None:
-            links[f"disk_{way}"], sources[key] = Link(rate), f"given as --nvme-{way}"
-        elif not hardware.disk_memory:
-            links[f"disk_{way}"] = Link(usual)
-            sources[key] = "assumed: data sheet of Samsung's PM9A3, PCIe 4.0"
-    return replace(hardware, disk_memory=size, links=links, sources=sources)
 
 
 def refuse_idle_drive(inputs: Inputs, techniques: "Sequence[Technique]") -> None:

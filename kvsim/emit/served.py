@@ -1,7 +1,7 @@
 """What an engine is asked to serve, in terms that hold for every engine."""
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -188,6 +188,25 @@ class Served:
         )
 
 
+def _deployed(d: Deployment) -> dict[str, Any]:
+    """What a deployment says of a replica, whatever is played or predicted on it."""
+    return {
+        "model": _model(d),
+        "weights": d.weights,
+        "base": d.model.repository or d.model.name,
+        "released": bool(d.model.checkpoint(d.weights)),
+        "expert_columns": d.model.expert_ffn // d.parallelism.slices,
+        "spread": d.parallelism,
+        "host": d.host,
+        "layers": d.model.layers,
+        "gpu": d.hardware.name,
+        "draft_model": d.draft_model,
+        "nodes": -(-d.gpus // d.domain),
+        "gpu_bytes": d.hardware.gpu_memory,
+        "share_of_free": d.stack.memory.share_of_free,
+    }
+
+
 def serve_costs(
     costs: "StepCosts", utilisation: float, apart: tuple[int, int] | None = None
 ) -> Served:
@@ -205,18 +224,8 @@ def serve_costs(
     rules, d = costs.rules, costs.deployment
     held = int(costs.capacity / costs.room.block_bytes) * rules.block_tokens
     return Served(
-        model=_model(d),
+        **_deployed(d),
         technique=costs.technique,
-        weights=d.weights,
-        base=d.model.repository or d.model.name,
-        released=bool(d.model.checkpoint(d.weights)),
-        expert_columns=d.model.expert_ffn // d.parallelism.slices,
-        spread=d.parallelism,
-        host=d.host,
-        layers=d.model.layers,
-        gpu=d.hardware.name,
-        draft_model=d.draft_model,
-        nodes=-(-d.gpus // d.domain),
         max_model_len=rules.max_model_len
         or round_up_length(costs.longest, min(held, d.model.max_context)),
         cache_tokens=held,
@@ -226,12 +235,10 @@ def serve_costs(
         utilisation=utilisation,
         weights_bytes=_weights(costs.technique, d, costs.longest),
         cache_bytes=float(costs.capacity),
-        gpu_bytes=d.hardware.gpu_memory,
         prefix_caching=rules.prefix_caching,
         host_cache=rules.host_cache,
         nvme_cache=rules.nvme_cache,
         apart=apart,
-        share_of_free=d.stack.memory.share_of_free,
     )
 
 
@@ -263,18 +270,8 @@ def serve_prediction(prediction: "Prediction", utilisation: float) -> Served:
     d, rules, batch = prediction.deployment, Rules(), int(prediction.batch[0])
     weights, beside = (float(np.max(x)) for x in held_beside(prediction.buffers))
     return Served(
-        model=_model(d),
+        **_deployed(d),
         technique=prediction.technique,
-        weights=d.weights,
-        base=d.model.repository or d.model.name,
-        released=bool(d.model.checkpoint(d.weights)),
-        expert_columns=d.model.expert_ffn // d.parallelism.slices,
-        spread=d.parallelism,
-        host=d.host,
-        layers=d.model.layers,
-        gpu=d.hardware.name,
-        draft_model=d.draft_model,
-        nodes=-(-d.gpus // d.domain),
         max_model_len=min(prediction.prompt + prediction.generate, d.model.max_context),
         cache_tokens=batch * (prediction.prompt + prediction.generate),
         max_seqs=-(-batch // d.dp),
@@ -285,8 +282,6 @@ def serve_prediction(prediction: "Prediction", utilisation: float) -> Served:
         cache_bytes=max(
             left_for_caches(d, utilisation * d.hardware.gpu_memory, beside, weights), 0.0
         ),
-        gpu_bytes=d.hardware.gpu_memory,
-        share_of_free=d.stack.memory.share_of_free,
     )
 
 

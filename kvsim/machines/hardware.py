@@ -198,6 +198,9 @@ class WorkingMemory:
 
 GIB = 2.0**30  # [B]
 
+NVME_READ_RATE, NVME_WRITE_RATE = 6.8e9, 4.0e9
+"""Typical, and assumed where nothing else is given: one PCIe 4.0 x4 drive's sequential rates, as in
+the datasheet of Samsung's PM9A3 (6,800 and 4,000 MB/s). [B/s]"""
 NODE = 8  # GPUs that an NVSwitch joins, if a profile does not say
 RELEASED = "released"  # --weights in the format of the model's published checkpoint
 DEFAULT_STACK = "vllm"

@@ -24,6 +24,8 @@ from kvsim.machines.hardware import (
     HALF_ACCUMULATION,
     KERNEL_CLASSES,
     NODE,
+    NVME_READ_RATE,
+    NVME_WRITE_RATE,
     STANDS_FOR,
     Checked,
     Hardware,
@@ -367,6 +369,31 @@ def _rates(numbers: Mapping[str, float]) -> dict[str, float]:
     found = {dtype: rate for dtype, rate in stated.items() if rate is not None}
     gain = numbers.get("compute.half_accumulation_gain", 1.0)
     return found | ({HALF_ACCUMULATION: gain * found["fp16"]} if gain > 1 else {})
+
+
+def with_drive(
+    hardware: Hardware, size: float, read: float | None = None, write: float | None = None
+) -> Hardware:
+    """Return a GPU whose host has a drive.
+
+    Parameters
+    ----------
+    hardware
+        The GPU with its usual host.
+    size
+        Room on the drive. [B]
+    read, write
+        Its rates; if not given, those of the host's own drive, or typical ones. [B/s]
+    """
+    links, sources = dict(hardware.links), dict(hardware.sources)
+    for way, rate, usual in (("read", read, NVME_READ_RATE), ("write", write, NVME_WRITE_RATE)):
+        key = f"disk.{way}_Bps"
+        if rate is not None:
+            links[f"disk_{way}"], sources[key] = Link(rate), f"given as --nvme-{way}"
+        elif not hardware.disk_memory:
+            links[f"disk_{way}"] = Link(usual)
+            sources[key] = "assumed: data sheet of Samsung's PM9A3, PCIe 4.0"
+    return replace(hardware, disk_memory=size, links=links, sources=sources)
 
 
 def with_host(hardware: Hardware, name_or_path: str) -> Hardware:

@@ -199,6 +199,16 @@ class Model:
         qwen3 = self.repository.startswith("Qwen/Qwen3") and "Base" not in self.repository
         return f"{self.repository}-FP8" if qwen3 and weights == "fp8-block" else ""
 
+    @property
+    def fp8_format(self) -> str:
+        """What fp8 weights are, as ``--weights`` names them: of a mixture, as it is published.
+
+        Engines' own conversion has one scale per tensor, whose kernels for experts are slower than
+        fp16's on some cards.
+        """
+        blocks = "fp8-block"
+        return blocks if self.experts and self.checkpoint(blocks) else "fp8"
+
     @cached_property
     def layers(self) -> int:
         """Number of decoder layers."""

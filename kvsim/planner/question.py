@@ -407,8 +407,7 @@ def narrower_formats(deployment: Deployment) -> list[str]:
     """
     model, now = deployment.model, deployment.weights
     own = PUBLISHED.get(model.family)
-    eight = "fp8-block" if model.experts and model.checkpoint("fp8-block") else "fp8"
-    every = list(dict.fromkeys([*([own] if own else []), eight, "int8", "int4"]))
+    every = list(dict.fromkeys([*([own] if own else []), model.fp8_format, "int8", "int4"]))
     if now != "fp16":
         every = ["int4"] if now.startswith("fp8") else []
     return [n for n in every if not n.startswith("fp8") or "fp8" in deployment.hardware.flops]

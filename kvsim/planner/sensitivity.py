@@ -20,7 +20,7 @@ from kvsim.evidence.ledger import WITHIN_80, KnownError, evidence_for, share_bel
 from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Hardware, Link
-from kvsim.machines.profiles import hardware_names, load_hardware
+from kvsim.machines.profiles import hardware_names, load_hardware, with_drive
 from kvsim.planner.alternatives import (
     LABELS,
     Advice,
@@ -69,7 +69,6 @@ from kvsim.planner.table import (
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point, weights_bytes
 from kvsim.quality.evidence import KNOWN_BAD
-from kvsim.serving.rules import NVME_READ_RATE, NVME_WRITE_RATE
 from kvsim.techniques import parse
 from kvsim.techniques.released import FULL, engine_refusal
 from kvsim.techniques.technique import Technique
@@ -612,9 +611,8 @@ def _with_drive(question: Question) -> Advice | None:
     if d.hardware.disk_memory or weights <= limits.gpu_memory * d.gpus + limits.host_memory:
         return None
     size = 1e9 * round_up(weights / 1e9)  # as --disk takes it
-    rates = {"disk_read": Link(NVME_READ_RATE), "disk_write": Link(NVME_WRITE_RATE)}
-    hardware = replace(d.hardware, disk_memory=size, links={**d.hardware.links, **rates})
-    wider = replace(question, deployment=replace(d, hardware=hardware)).with_limits(disk=size)
+    driven = replace(d, hardware=with_drive(d.hardware, size))
+    wider = replace(question, deployment=driven).with_limits(disk=size)
     if not can_fill_drive(wider):
         return None
     found = quick_plan(wider, ("flexgen",)) or _best_placement(wider)

@@ -8,7 +8,7 @@ from kvsim import options
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
-from kvsim.machines.hardware import GIB
+from kvsim.machines.hardware import GIB, NVME_READ_RATE, NVME_WRITE_RATE
 
 PREFILLS = ("chunked", "whole")
 PRIORITIES = ("decode", "prefill")
@@ -16,11 +16,9 @@ PREEMPTIONS = ("recompute", "swap")
 ADMISSIONS = ("prompt", "chunk")
 PREFIX_LOADS = ("split", "faster", "load", "recompute")
 SPLIT, FASTER, LOAD, RECOMPUTE = range(len(PREFIX_LOADS))
-NVME_READ_RATE, NVME_WRITE_RATE = 6.8e9, 4.0e9
-"""Typical, and assumed where nothing else is given: one PCIe 4.0 x4 drive's sequential rates, as in
-the datasheet of Samsung's PM9A3 (6,800 and 4,000 MB/s). [B/s]"""
 NIC_RATE = 25e9
-"""Typical, and assumed likewise: one 200 Gb/s port in each direction (HDR InfiniBand). [B/s]"""
+"""Typical, and assumed where nothing else is given: one 200 Gb/s port in each direction (HDR
+InfiniBand). [B/s]"""
 
 MAY_BE_ZERO = ("cache_block", "max_model_len", "max_seqs", "max_tokens")
 OLDEST_BY_CARD = 9  # minor version of vLLM 0 since which its limits are by the card's memory
