@@ -534,6 +534,9 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
                HOSTED, range=Range(0, 1000, "layers")),
         Opt("override_tensor", parse_text, "REGEX=CPU,...",
                "Keep matching GGUF tensors in host memory, such as exps=CPU.", HOSTED),
+        Opt("ubatch_size", parse_count, "N",
+               "Prompt tokens in one pass of llama.cpp, 512 by default; weights in host memory are "
+               "copied once for each.", HOSTED, range=Range(32, 65536, "tokens")),
         Opt("host_weights", words_among("auto", "cpu", "streamed"), "HOW",
                "Weights in host memory: cpu (computed there), streamed to the GPU, or auto "
                "(streamed in large passes, if the engine does so).", HOSTED, default="auto",
@@ -827,6 +830,7 @@ _SPELLED = {
     "--n-gpu-layers": "-ngl --gpu-layers",
     "--n-cpu-moe": "-ncmoe",
     "--override-tensor": "-ot",
+    "--ubatch-size": "-ub --ubatch",
 }
 SPELLINGS = {word: option for option, words in _SPELLED.items() for word in words.split()}
 """Options as vLLM, SGLang, llama.cpp and load generators call them, and their names here."""

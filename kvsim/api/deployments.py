@@ -1,4 +1,4 @@
-"""What the options of a inputs describe: models on machines, and techniques to consider."""
+"""Build deployments and techniques from the options of a command."""
 
 import re
 from bisect import bisect_left
@@ -15,7 +15,7 @@ from kvsim.options import TP_CHOICES, Inputs
 
 if TYPE_CHECKING:
     from kvsim.machines.deployment import Deployment, HostLayers
-    from kvsim.machines.hardware import Hardware
+    from kvsim.machines.hardware import Hardware, Stack
     from kvsim.models.model import Model
     from kvsim.planner.question import Admission
     from kvsim.techniques.technique import Technique
@@ -28,6 +28,10 @@ LOSSY = 0.1
 """Relative loss of quality that --lossy admits at most where the loss is known."""
 
 
+LLAMACPP_OPTIONS = "n_cpu_moe", "n_gpu_layers", "override_tensor", "ubatch_size"
+"""Options that only llama.cpp has."""
+UBATCH = 2048.0
+"""llama.cpp's default logical batch, the largest pass that needs no other option. [tokens]"""
 OLLAMA_TAG = re.compile(r"[\w.-]+:[\d.]+[bm]([\w.-]*)", re.IGNORECASE)
 OLLAMA_FORMAT = "q4_k_m"
 """The format of most Ollama tags that name none."""
@@ -66,7 +70,7 @@ def build_deployment(inputs: Inputs, **instead: object) -> "Deployment":
     spread = (value(name, 1) for name in ("tp", "pp", "dp", "ep"))
     refuse_other_format(inputs)
     model = load_model(value("model", None))
-    stack = load_stack(str(instead.get("stack") or name_stack(inputs)))
+    stack = _in_passes(load_stack(str(instead.get("stack") or name_stack(inputs))), inputs)
     layers, weights = host_layers(inputs, model), value("weights", None)
     tag = str(value("model", ""))
     if _is_default_quantised(tag, model) and stack.weights.gguf and weights == RELEASED:
@@ -95,15 +99,15 @@ def name_stack(inputs: Inputs) -> str:
     Returns
     -------
     str
-        That of ``--stack``; without it the engine of ``--engine``, or llama.cpp where options of
-        its keep weights in host memory.
+        That of ``--stack``; without it the engine of ``--engine``, or llama.cpp where one of its
+        own options is given.
     """
     from kvsim.techniques.released import ENGINES
 
     given, engine = inputs.given, str(getattr(inputs, "engine", None) or "").strip().lower()
     if "stack" in given:
         return str(inputs.stack)
-    if any(name in given for name in ("n_cpu_moe", "n_gpu_layers", "override_tensor")):
+    if any(name in given for name in LLAMACPP_OPTIONS):
         return "llamacpp"
     return str(engine if engine in ENGINES else inputs.stack)
 
@@ -113,6 +117,19 @@ def _is_default_quantised(tag: str, model: "Model") -> bool:
     from kvsim.models.catalogue import stated_format
 
     return bool(OLLAMA_TAG.fullmatch(tag) and not stated_format(tag) and model.released == "fp16")
+
+
+def _in_passes(stack: "Stack", inputs: Inputs) -> "Stack":
+    """A stack that reads prompts in passes of ``--ubatch-size`` tokens, if that is given."""
+    each = getattr(inputs, "ubatch_size", None)
+    if each is None:
+        return stack
+    if not stack.time.prompt_pass:
+        raise InputError(
+            f"--ubatch-size: stack {stack.name} does not read prompts in passes of a fixed size; "
+            "expected --stack llamacpp, or --max-tokens for the pass budget of a serving engine"
+        )
+    return replace(stack, time=replace(stack.time, prompt_pass=float(each)))
 
 
 def _in_host(hardware: "Hardware", inputs: Inputs) -> "Hardware":
@@ -288,7 +305,8 @@ def keep_where_needed(
     """Keep experts in host memory if the model does not fit on the GPU without.
 
     Done where the engine's CPU multiplies by weights there, unless the options say themselves what
-    stays in host memory.
+    stays in host memory. Prompts are then read in passes as large as the engine's logical batch,
+    as the experts are copied once for each pass, unless ``--ubatch-size`` is given.
 
     Parameters
     ----------
@@ -313,7 +331,11 @@ def keep_where_needed(
     if asked not in (None, "auto") or deployment.host or (asked is None and not able):
         return deployment
     try:
-        return keep_fewest(deployment, parse("full"), (1, *longest), room)
+        found = keep_fewest(deployment, parse("full"), (1, *longest), room)
+        time = found.stack.time
+        if not found.host or not time.prompt_pass or "ubatch_size" in inputs.given:
+            return found
+        return replace(found, stack=replace(found.stack, time=replace(time, prompt_pass=UBATCH)))
     except InputError:
         if asked is None:
             return deployment

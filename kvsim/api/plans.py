@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.api.cost import announce_cost
 from kvsim.api.deployments import (
+    UBATCH,
     build_admission,
     build_deployments,
     build_layouts,
@@ -17,6 +18,9 @@ from kvsim.errors import InputError
 from kvsim.options import ENGINE_SHARE, HOST_SHARE, Inputs, takes_options
 
 if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
     from kvsim.inputs import TokenLengths
     from kvsim.machines.deployment import Deployment
     from kvsim.models.model import Model
@@ -25,6 +29,7 @@ if TYPE_CHECKING:
     from kvsim.planner.question import Admission, PlanLimits, Question, Workload
     from kvsim.planner.service import ServicePlan
     from kvsim.report.result import Result
+    from kvsim.traces.requests import Requests
 
 
 @takes_options("plan", "model", "gpu", "prompt", "generate", "batch")
@@ -84,7 +89,6 @@ def _plan_service(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Se
 
     def draw(prompt: "TokenLengths") -> "Load":
         lengths = choose_lengths(prompt, inputs.generate, equal)
-        words = describe_load(inputs, prompt, equal)
         traffic = DrawnTraffic(
             lengths,
             burst=inputs.burst or 1.0,
@@ -93,7 +97,8 @@ def _plan_service(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Se
             turns=inputs.turns or 1,
             longest=choose_longest(lengths, context),
         )
-        load = draw_load(traffic, words)
+        load = draw_load(traffic, "")
+        words = describe_load(inputs, prompt, equal, load.requests)
         requests, left_out = within_context(load.requests, model, most)
         if left_out:
             words += f", {describe_left_out(left_out, model, most)} of {len(load.requests):,}"
@@ -168,7 +173,7 @@ def read_load(inputs: Inputs, model: "Model") -> "Load":
     return load_of_trace(requests, words, left_out, asked)
 
 
-def describe_load(inputs: Inputs, prompt: "TokenLengths", equal: bool) -> str:
+def describe_load(inputs: Inputs, prompt: "TokenLengths", equal: bool, requests: "Requests") -> str:
     """Say what requests look like: lengths, their spread, and what is found in the cache.
 
     Parameters
@@ -179,14 +184,17 @@ def describe_load(inputs: Inputs, prompt: "TokenLengths", equal: bool) -> str:
         Lengths of the prompts.
     equal
         Whether all are alike.
+    requests
+        Those drawn.
     """
     both = prompt, inputs.generate
     if equal:
         said = f"prompts of {prompt.first:,} and answers of {inputs.generate.first:,} tokens"
     elif all(x.kind == "mean" for x in both):
+        long, longer = (_p90(x) for x in (requests.prompt, requests.generate))
         said = (
-            f"prompts of {prompt.first:,} and answers of {inputs.generate.first:,} tokens on "
-            f"average, distributed as in sample:chat"
+            f"prompts of {prompt.first:,} tokens on average (p90 {long}) and answers of "
+            f"{inputs.generate.first:,} (p90 {longer}), distributed as in sample:chat"
         )
     else:
         said = f"prompts {_say(prompt)} and answers {_say(inputs.generate)}"
@@ -199,6 +207,13 @@ def describe_load(inputs: Inputs, prompt: "TokenLengths", equal: bool) -> str:
     if inputs.hit_rate:
         return f"{said}, {100 * inputs.hit_rate:g} % of each in the cache"
     return f"{said}, no prefix reuse"
+
+
+def _p90(tokens: "NDArray[np.int64]") -> str:
+    """The 90th percentile of lengths, to three digits."""
+    from numpy import percentile
+
+    return f"{int(float(f'{percentile(tokens, 90):.3g}')):,}"
 
 
 def _say(asked: "TokenLengths") -> str:
@@ -282,7 +297,9 @@ def _note_experts(inputs: Inputs, deployment: "Deployment") -> None:
     """Say how many layers' experts a plan keeps in host memory, if it chose their number."""
     many = len(deployment.host.experts)
     if many and inputs.n_cpu_moe in (None, "auto") and inputs.override_tensor is None:
-        print_note(f"--n-cpu-moe {many}: experts of as few layers as fit")
+        each = deployment.stack.time.prompt_pass
+        passes = f", --ubatch-size {each:g}: copied once per pass" if each == UBATCH else ""
+        print_note(f"--n-cpu-moe {many}: experts of as few layers as fit{passes}")
 
 
 def _build_limits(inputs: Inputs, deployment: "Deployment") -> "PlanLimits":

@@ -822,6 +822,8 @@ def _hf_cache(s: Served, settings: EngineSettings) -> dict[str, Setting | Mappin
 
 
 LLAMACPP_CACHES = ("q8_0", "q4_0")
+LLAMACPP_UBATCH = 512
+"""Its default."""
 
 
 def _llamacpp(s: Served, settings: EngineSettings) -> str:
@@ -830,7 +832,9 @@ def _llamacpp(s: Served, settings: EngineSettings) -> str:
     settings.add("--ctx-size", max(s.cache_tokens, s.max_model_len))
     settings.add("--kv-unified")
     settings.add("--parallel", s.max_seqs)
-    settings.add("--batch-size", s.max_tokens)
+    settings.add("--batch-size", max(s.max_tokens, s.ubatch))
+    if s.ubatch not in (0, LLAMACPP_UBATCH):
+        settings.add("--ubatch-size", s.ubatch)
     settings.add("--n-gpu-layers", s.layers - len(s.host.layers) if s.host.layers else "all")
     _keep_on_host(s, settings)
     if s.spread.tp > 1:

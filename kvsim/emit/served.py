@@ -83,6 +83,8 @@ class Served:
         A method of drafting and the head for it that the user named; empty for the published one.
     expert_columns
         Width of an expert's part on each GPU; 0 without experts.
+    ubatch
+        Prompt tokens of one pass in an engine with passes of a fixed size; 0 in others.
     """
 
     model: str
@@ -114,6 +116,7 @@ class Served:
     draft_model: tuple[str, str] = ("", "")
     base: str = ""
     expert_columns: int = 0
+    ubatch: int = 0
 
     @property
     def drafts(self) -> int:
@@ -198,6 +201,7 @@ def _deployed(d: Deployment) -> dict[str, Any]:
         "expert_columns": d.model.expert_ffn // d.parallelism.slices,
         "spread": d.parallelism,
         "host": d.host,
+        "ubatch": int(d.stack.time.prompt_pass),
         "layers": d.model.layers,
         "gpu": d.hardware.name,
         "draft_model": d.draft_model,

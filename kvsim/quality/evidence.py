@@ -384,6 +384,8 @@ def weights_evidence(model: Model, weights: str) -> Evidence:
     """
     if weights in ("fp16", "bf16", "f16", model.released):
         return Evidence("lossless")
+    if (model.released, weights) == ("mxfp4", "mxfp4_moe"):  # GGUF keeps the published blocks
+        return Evidence("lossless")
     found = _by_format(model, "weights", FORMAT_FAMILIES.get(weights, weights))
     if found is not None:
         return found

@@ -189,32 +189,32 @@ def _ledger(deployment: Deployment, technique: str, load: str) -> list[str]:
         return []
     ranges = ", ".join(f"{name} {x.low:.2f} to {x.high:.2f}" for name, x in known.items())
     about: dict[str, dict[str, list[str]]] = {}
-    gaps: list[str] = []
+    gaps = {name: found.gap.removesuffix(GAP_END) for name, found in known.items()}
+    alike = len({gap for gap in gaps.values() if gap}) < 2
     for name, found in known.items():
         e = found.entry
         if e is not None:
             where = "other GPUs" if e.device == ANY else e.device
             error = "" if about else "median error "
             error += f"{units.format_number(100 * e.median, 2)} %"
+            error += "" if alike or not gaps[name] else f"; {gaps[name]}"
             cards = about.setdefault(
                 f"{name_holdout(e)} runs of {e.engine} with {e.technique}: ", {}
             )
             cards.setdefault(where, []).append(f"{e.rows:,} {name}s ({error})")
-            gaps += [gap for gap in [found.gap.removesuffix(GAP_END)] if gap]
     told = "; ".join(
         which + ", ".join(f"{' and '.join(runs)} on {where}" for where, runs in cards.items())
         for which, cards in about.items()
     )
-    lacking = max(gaps, key=len, default="")  # the longest names what the others lack, too
-    others = {x for gap in gaps for x in _list_lacking(gap)} - set(_list_lacking(lacking))
-    lacking = "; ".join(filter(None, [lacking, *(f"none {x}" for x in sorted(others))]))
-    told = f"{told[0].upper()}{told[1:]}{f'; {lacking}{GAP_END}' if lacking else ''}."
-    return [f"{INTERVAL}: {ranges} times the prediction.", told]
-
-
-def _list_lacking(gap: str) -> list[str]:
-    """What no nearest run has, as the ledger lists it."""
-    return [x for part in gap.split("; ") for x in part.removeprefix("none ").split(" or ")]
+    lacking = next(filter(None, gaps.values()), "")
+    if lacking and alike:
+        told += f"; {lacking}{GAP_END}"
+    elif lacking:
+        told += "; prediction intervals are wider where runs of the same kind are missing"
+    return [
+        f"{INTERVAL}: {ranges} times the prediction.",
+        f"{told[0].upper()}{told[1:]}.",
+    ]
 
 
 def _published(deployment: Deployment, technique: str) -> list[str]:

@@ -305,12 +305,15 @@ def _write_answer(
     if sought:
         best = next((row for row in _order_by_need(rows) if keeps_targets(row)), best)
     full = next((row for row in rows if _name(row) == "full"), None)
+    arrive = _arrival_rate(best, rows, played)
     if sought:
         told = _describe_sought(rows, best, _describe_machines(best, deployment), trace, targets)
     elif _varied_option(rows):
         told = _describe_cases(rows, _describe_machines(best, deployment), trace, best, targets)
+        if _varied_option(rows) not in ("rate", "req_s"):
+            told = " ".join([*_describe_overload(best, arrive), told])
     else:
-        needed = _needed(best, deployment, trace, targets, _arrival_rate(best, rows, played))
+        needed = _needed(best, deployment, trace, targets, arrive)
         told = verdict(
             [*needed, *_price_of_choice(best, deployment)],
             _list_optional_sentences(rows, best, full),
@@ -406,20 +409,23 @@ def _needed(
     times = f"TTFT p99 {units.seconds(ttft)}, TPOT p99 {units.seconds(tpot)}"
     tok = f"{units.rate(row['output_tok_s'])} output tok/s"
     said = [f"{_name(row)} on {where} serves {trace}: {times}, {tok}."]
-    waited = row["queue_s"]["p50"] or 0.0
-    taken = row["request_per_s"] or 0.0
-    if waited > WAITING and arrive is not None and taken < OVERLOADED * arrive:
-        said.append(
-            f"Overloaded: the server completes {units.rate(taken)} of {units.rate(arrive)} "
-            "requests/s."
-        )
-    elif waited > WAITING:
-        said.append(f"Overloaded: requests queue for {units.seconds(waited)} (median).")
+    said += _describe_overload(row, arrive)
     if targets:
         share = row["good_share"]
         met = "Yes" if share and 100 * share >= row["percentile"] else "No"
         said.insert(0, f"{met}: {units.percent(share)} of requests meet {targets}.")
     return said
+
+
+def _describe_overload(row: Row, arrive: float | None) -> list[str]:
+    """That more requests arrive than the server completes, if so."""
+    waited, taken = row["queue_s"]["p50"] or 0.0, row["request_per_s"] or 0.0
+    if waited <= WAITING:
+        return []
+    if arrive is not None and taken < OVERLOADED * arrive:
+        both = f"{units.rate(taken)} of {units.rate(arrive)}"
+        return [f"Overloaded: the server completes {both} requests/s."]
+    return [f"Overloaded: requests queue for {units.seconds(waited)} (median)."]
 
 
 def _list_optional_sentences(rows: Sequence[Row], best: Row, full: Row | None) -> list[str]:
