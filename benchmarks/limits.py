@@ -68,7 +68,7 @@ SIZED = (
     ("plan", 1, 10**7, ("--max-model-len", "10000000")),
 )
 """Commands with a trace of so many requests of so many tokens, which start without --yes."""
-ESTIMATE = re.compile(r"takes up to ([\d.]+) (s|min) and ([\d.]+) GB")
+ESTIMATE = re.compile(r"takes about ([\d.]+) (s|min) and ([\d.]+) GB")
 
 
 def every_case() -> Iterator[tuple[str, ...]]:

@@ -7,7 +7,7 @@ from math import inf, isfinite
 from shlex import quote
 from typing import TYPE_CHECKING
 
-from kvsim.api.cost import announce_cost
+from kvsim.api.cost import announce_cost, count_passes
 from kvsim.api.deployments import build_admission, build_deployment, largest_loss, name_stack
 from kvsim.api.engines import check_engines, write_settings
 from kvsim.api.traffic import ServedRequests, read_traffic
@@ -63,7 +63,8 @@ def capacity(inputs: Inputs) -> "Result[CapacityAnswer]":
         print_note(note)
     question = build_question(inputs, found)
     traffic = question.traffic
-    announce_cost(inputs, len(traffic.requests), len(question.rentable), traffic.work)
+    passes = count_passes(traffic.requests, inputs.max_tokens)
+    announce_cost(inputs, len(traffic.requests), len(question.rentable), traffic.work, passes)
     name = found.name
     if inputs.find is not None:
         question, name = _find_question(inputs, found, question)

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from kvsim.api.cost import announce_cost
+from kvsim.api.cost import EXPLAINED, announce_cost, count_passes
 from kvsim.api.deployments import (
     UBATCH,
     build_admission,
@@ -105,7 +105,9 @@ def _plan_service(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Se
         return replace(load, requests=requests, words=words, left_out=left_out)
 
     load = draw(inputs.prompt) if inputs.trace is None else read_load(inputs, model)
-    announce_cost(inputs, len(load.requests), len(deployments))
+    count, passes = len(deployments), count_passes(load.requests, inputs.max_tokens)
+    more = EXPLAINED[0] + count * EXPLAINED[1] if inputs.explain else 0
+    announce_cost(inputs, len(load.requests), count, passes=passes, more=more)
     mean = max(round(load.prompt), 1), max(round(load.generate), 1)
     workload, admission = Workload(*mean, inputs.batch, service=True), build_admission(inputs)
     longest = max(zip(load.requests.prompt, load.requests.generate, strict=True), key=sum)

@@ -7,7 +7,7 @@ from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
 
-from kvsim.api.cost import announce_cost
+from kvsim.api.cost import RUNS_TO_FIND, TURN_WORK, announce_cost
 from kvsim.api.deployments import build_deployment, refuse_idle_drive
 from kvsim.api.traffic import ServedRequests, read_traffic
 from kvsim.console import ProgressLine, print_note, print_once
@@ -200,7 +200,10 @@ def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
     for note in found.notes:
         print_note(note)
     within_context(found.requests, where.model, inputs.max_model_len or 0)  # or none is served
-    announce_cost(inputs, len(found.requests), len(runs))
+    rates = [v["rate"] or (None if found.workload is None else v["req_s"]) for _, v, _ in runs]
+    count = max(map(found.count_at, rates))
+    work = count * (1 if found.requests.parent is None else TURN_WORK)
+    announce_cost(inputs, count, len(runs) if inputs.find is None else RUNS_TO_FIND, work)
     where = _without_server(where, found.requests)
     results, replays = [], []
     left_out: dict[str, str] = {}

@@ -1,6 +1,7 @@
 """What `plan`, `simulate` and `capacity` serve: a trace, or traffic that options describe."""
 
 from dataclasses import replace
+from math import ceil
 from typing import TYPE_CHECKING
 
 from kvsim.api.traces import read_options
@@ -66,6 +67,24 @@ class ServedRequests:
         assert self.workload is not None
         workload = replace(self.workload, hit_rate=share)
         return replace(self, requests=workload.draw(), workload=workload)
+
+    def count_at(self, rate: float | None) -> int:
+        """Count the requests at a rate, roughly and without drawing them.
+
+        Parameters
+        ----------
+        rate
+            As :meth:`at_rate` takes it; None for the requests as they are.
+        """
+        from kvsim.traces import resample, workload
+
+        count, own, most = len(self.requests), 1.0, resample.MOST_REQUESTS
+        if rate is None or (self.workload is None and self.clock):
+            return count
+        if self.workload is not None:
+            own = self.workload.rate
+            most = most if self.workload.hours is not None else workload.MOST_REQUESTS
+        return max(count, ceil(min(count * rate / own, most)))
 
     def at_rate(self, rate: float) -> "Requests":
         """Return the requests at a rate.

@@ -132,8 +132,10 @@ def share(value: T) -> T:
     Parameters
     ----------
     value : an array, a record or a named tuple; of a plain tuple each item is taken. Its memory is
-        shared with compiled code, not copied.
+        shared with compiled code, not copied. With ``NUMBA_DISABLE_JIT`` Python takes it as it is.
     """
+    if numba.config.DISABLE_JIT:
+        return value
     if isinstance(value, np.ndarray | np.void) or hasattr(value, "_fields"):
         return cast(T, Shared(value))
     if isinstance(value, tuple):

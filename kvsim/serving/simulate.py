@@ -197,9 +197,6 @@ def play(tables: Tables, world: World, course: Course, coming: ArrivalOrder) -> 
     At the end no more arrive, and what is left is played. It also stops after many passes in a row.
     Replicas that share a store but no queue leave each other alone while they only decode.
 
-    At the end no more arrive, and what is left is played. It also stops after many passes in a row.
-    Replicas that share a store but no queue leave each other alone while they only decode.
-
     Parameters
     ----------
     tables : times of passes and memory of sequences.

@@ -37,9 +37,9 @@ def test_documented_sizes_never_need_a_yes(command: str) -> None:
     ("requests", "runs", "yes", "said"),
     [
         (10**6, 1, False, ""),
-        (9 * 10**6, 1, False, "9,000,000 requests takes up to 74 s and 4.8 GB"),
-        (9 * 10**6, 4, True, "with 4 settings takes up to 5 min and 4.8 GB"),
-        (2 * 10**7, 1, True, "3 min and 10.3 GB"),
+        (33 * 10**6, 1, True, "33,000,000 requests takes about 61 s and 8.6 GB"),
+        (9 * 10**6, 4, True, "with 4 settings takes about 66 s and 9.3 GB"),
+        (10**8, 1, True, "3 min and 25.3 GB"),
     ],
 )
 def test_the_estimate_is_printed(
@@ -54,7 +54,7 @@ def test_the_estimate_is_printed(
 def test_what_takes_longer_waits_for_a_yes() -> None:
     some = cast(Any, Given("simulate"))
     announce_cost(some, 10**8)  # a function of Python does what it is told
-    with run_on_command_line(), pytest.raises(InputError, match=r"13 min and 50\.3 GB; add"):
+    with run_on_command_line(), pytest.raises(InputError, match=r"3 min and 25\.3 GB; add"):
         announce_cost(some, 10**8)
 
 

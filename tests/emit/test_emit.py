@@ -140,6 +140,7 @@ def test_trees_of_drafts_are_written_where_an_engine_has_them() -> None:
     tree = served("eagle3:width=4,verify=16", draft_model=("eagle3", "me/head"))
     assert "--speculative-eagle-topk 4 " in emit("sglang", tree).text.replace("\n", "")
     assert "--speculative-num-draft-tokens 16" in emit("sglang", tree).text
+    assert "--speculative-eagle-topk 1 --spec" in emit("sglang", served("mtp")).line  # a chain
     for engine in ("vllm", "trtllm"):
         assert any("trees of drafts" in what for what in emit(engine, tree).missing), engine
     assert (
@@ -149,7 +150,7 @@ def test_trees_of_drafts_are_written_where_an_engine_has_them() -> None:
 
 
 def test_vllm_is_the_golden_one() -> None:
-    found = emit("vllm", served("fp8", weights="fp8", host_cache=32 * GIB))
+    found = emit("vllm", served("fp8", weights="fp8", host_cache=32.126 * GIB))
     assert found.text == (
         "vllm serve meta-llama/Meta-Llama-3-8B \\\n"
         "  --tensor-parallel-size 2 \\\n"
@@ -161,7 +162,7 @@ def test_vllm_is_the_golden_one() -> None:
         "  --enable-prefix-caching \\\n"
         "  --kv-cache-dtype fp8 \\\n"
         "  --quantization fp8 \\\n"
-        "  --kv-offloading-size 32 \\\n"
+        "  --kv-offloading-size 32.13 \\\n"
         "  --kv-offloading-backend native"
     )
     assert not found.missing
@@ -208,7 +209,7 @@ def test_a_replica_is_spread_as_was_asked(
     ("engine", "degrees", "said"),
     [
         ("vllm", (8, 1, 1, 4), "4 groups of whole experts on 8 GPUs"),
-        ("trtllm", (2, 1, 4, 8), "ask for --tp 1 --dp 8"),
+        ("trtllm", (2, 1, 2, 4), "ask for --tp 1 --dp 4"),
         ("hf", (1, 2, 1, 1), "--pp 2: Hugging Face generate"),
         ("llamacpp", (1, 1, 2, 2), "--dp 2 --ep 2: llama.cpp"),
     ],
@@ -315,8 +316,20 @@ def test_each_part_of_a_composition_is_written_or_missing() -> None:
     mixed = emit("vllm", served("0-3: full; 4-31: snapkv"))
     assert any("snapkv" in what for what in mixed.missing)
     assert any("layers that differ" in what for what in mixed.missing)
-    assert "turboquant_k8v4" in emit("vllm", served("turboquant:bits=8,value_bits=4")).text
     assert emit("vllm", served("turboquant:bits=2")).missing
+
+
+@pytest.mark.parametrize(
+    ("bits", "named"),
+    [
+        ("bits=8,value_bits=4", "turboquant_k8v4"),
+        ("bits=4", "turboquant_4bit_nc"),
+        ("bits=3,value_bits=4", "turboquant_k3v4_nc"),
+        ("bits=3", "turboquant_3bit_nc"),
+    ],
+)
+def test_turboquant_has_vllm_s_name_of_its_bits(bits: str, named: str) -> None:
+    assert f"--kv-cache-dtype {named} " in f"{emit('vllm', served(f'turboquant:{bits}')).line} "
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4", "int4-g32"])

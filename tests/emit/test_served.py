@@ -1,11 +1,12 @@
 """What an engine is told of a replica: lengths, memory and degrees."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from kvsim.emit.engines import emit
+from kvsim.emit.engines import WRITERS, emit
 from kvsim.emit.served import serve_costs, serve_prediction
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.parallel import Parallelism
@@ -44,12 +45,26 @@ def test_the_cache_is_what_the_share_leaves_beside_weights() -> None:
     assert replace(exact, utilisation=0.9).free_share == 0.83  # 24 of 28.8 GiB, rounded down
 
 
-def test_one_gpu_has_no_options_of_several() -> None:
-    alone = {engine: emit(engine, served(spread=Parallelism(1))) for engine in ("sglang", "trtllm")}
-    assert "--dp-size" not in alone["sglang"].text
-    assert "--enable-dp-attention" not in alone["sglang"].text
-    for found in alone.values():
-        assert not any("copies of attention" in what for what in found.missing)
+def test_heads_are_of_the_published_model_and_experts_are_cut_over_gpus() -> None:
+    experts = load_model("qwen3-30b-a3b")
+    for model, base in (
+        (experts, experts.repository),
+        (replace(experts, repository=""), experts.name),
+    ):
+        d = replace(D, model=model, tp=2)
+        found = serve_prediction(Prediction(parse("full"), d, np.array([1.0]), 1000, 24), 0.9)
+        assert found.base == base
+        assert repr(found.expert_columns) == "384"  # half of 768, as it is printed
+
+
+@pytest.mark.parametrize("engine", WRITERS)
+def test_one_gpu_has_no_options_of_several(engine: str) -> None:
+    found = emit(engine, served(spread=Parallelism(1)))
+    assert not re.search(r"pipeline|data-par|expert-par|--[pde]p[-_]|dp-att|split-mode", found.line)
+    assert not any("copies of attention" in what for what in found.missing)
+
+
+def test_copies_of_attention_are_written() -> None:
     ranks = emit("trtllm", served(spread=Parallelism(1, dp=4, ep=4)))
     assert not any("each cut over" in what for what in ranks.missing)
     assert "--dp-size 4" in emit("sglang", served(spread=Parallelism(1, dp=4, ep=4))).text

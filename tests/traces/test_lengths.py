@@ -56,6 +56,8 @@ def test_no_sequence_exceeds_the_context_and_the_mean_stays() -> None:
     prompt, generate = draw_lengths(choose_lengths(one, other), 2000, 4096)
     assert (prompt + generate).max() <= 4096
     assert prompt.mean() == pytest.approx(2048, rel=0.02)
+    prompt, generate = draw_lengths(choose_lengths(other, one), 2000, 2200)
+    assert (generate.max(), (prompt + generate).max()) == (2199, 2200)  # a prompt has a token
 
 
 def test_equal_lengths() -> None:

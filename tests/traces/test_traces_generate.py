@@ -78,6 +78,8 @@ def test_lognormal_lengths() -> None:
         assert np.log(tokens).std() == pytest.approx(sigma, rel=0.02)
     found = np.corrcoef(np.log(prompt), np.log(generate))[0, 1]
     assert found == pytest.approx(0.3, abs=0.01)
+    three = Lognormal(10.0, 1.0).quantiles(np.array([0.16, 0.5, 0.84]), np.array([-1.0, 0.0, 1.0]))
+    assert three == pytest.approx([10 / np.e, 10, 10 * np.e])
 
 
 def test_prefix_reuse_is_what_was_asked_for() -> None:

@@ -295,6 +295,14 @@ def test_bad_turns_classes_and_aborts_are_named(row: str, words: str, tmp_path: 
         read(tmp_path, f"{CONDUCT}0,8,8,,,,\n{row}\n".encode(), "own.csv")
 
 
+def test_dates_of_several_zones_are_one_clock(tmp_path: Path) -> None:
+    file = tmp_path / "zones.csv"
+    dates = ("2024-05-01 12:00:00Z", "2024-05-01 17:30:01+05:30", "2024-05-01 04:30:02-0730")
+    rows = "".join(f"{date},100,5\n" for date in dates)
+    file.write_text(f"TIMESTAMP,ContextTokens,GeneratedTokens\n{rows}")
+    assert load(str(file)).requests.arrival.tolist() == [0.0, 1.0, 2.0]
+
+
 @pytest.mark.parametrize("zone", ["", "Z", "+05:30"])
 def test_a_leap_second_is_the_first_of_the_next_minute(tmp_path: Path, zone: str) -> None:
     file = tmp_path / "leap.csv"

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvsim.errors import InputError
-from kvsim.traces.requests import Requests
+from kvsim.traces.requests import Requests, at_rate
 
 BLOCKS = [[0, 1, 2], [0, 1], [], [3]]
 
@@ -100,3 +100,14 @@ def test_a_rate_factor_is_a_positive_number(factor: float) -> None:
 def test_a_slice_has_no_step() -> None:
     with pytest.raises(InputError, match="slice step"):
         trace()[::2]
+
+
+def test_a_short_trace_is_repeated_until_its_load_has_settled() -> None:
+    turns = np.array([-1, 0, -1, 2])
+    some = Requests(np.array([0.0, 1.0, 2.0, 6.0]), np.full(4, 9), np.full(4, 2), parent=turns)
+    again, copies = at_rate(some, 0.1)  # four in 40 s, of the two minutes that it takes
+    assert copies == 3
+    assert again.arrival[:5] == pytest.approx([0.0, 5.0, 10.0, 30.0, 40.0])
+    assert again.parent is not None
+    assert again.parent.tolist() == [-1, 0, -1, 2, -1, 4, -1, 6, -1, 8, -1, 10]
+    assert at_rate(some, 0.01)[1] == 1

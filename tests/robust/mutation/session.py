@@ -23,6 +23,7 @@ from tests.robust.mutation.code import key_of, swap, touched
 
 MOST = 20.0  # seconds of tests for one change, the quickest first
 LONGER, SPARE = 2.0, 4.0  # a test that takes so many times, and seconds, more has noticed a change
+MOSTLY = 0.75  # of a file's tests pass where they are traced, or the tool tells nothing
 QUIET = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-W",
          "ignore::pytest.PytestAssertRewriteWarning"]  # fmt: skip
 LISTED = re.compile("test_settings")  # tests of what modules state when imported
@@ -188,9 +189,12 @@ class Session:
             with os.fdopen(reads) as file:
                 said = file.read()
             os.waitpid(child, 0)
-            if said:
-                known |= json.loads(said)
-                self.map_file.write_text(json.dumps(known))
+            found = json.loads(said) if said else {}
+            if len(found) < MOSTLY * len(some):  # such as where nothing is compiled
+                failing = next(item.nodeid for item in some if item.nodeid not in found)
+                pytest.exit(f"{failing} and others there fail without a change", 3)
+            known |= found
+            self.map_file.write_text(json.dumps(known))
         return known
 
 
