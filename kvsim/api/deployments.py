@@ -437,11 +437,15 @@ def build_layouts(inputs: Inputs) -> "list[Deployment]":
         If no layout divides the GPUs.
     """
     from kvsim.machines.deployment import list_layouts, on_nodes
+    from kvsim.techniques.released import engine_refusal
 
     total: int = inputs.total_gpus
     found: list[Deployment] = []
+    engine = (inputs.engine or "").strip().lower()
     for base in build_deployments(inputs):
-        found += list_layouts(on_nodes(base, total, inputs.nodes or 0), total)
+        every = list(list_layouts(on_nodes(base, total, inputs.nodes or 0), total))
+        runs = engine or base.stack.family
+        found += [d for d in every if not engine_refusal(runs, d)] or every
     if not found:
         raise InputError(
             f"--total-gpus: got {total}; expected a number that layouts divide, such as 8"

@@ -23,6 +23,7 @@ from kvsim.frozen import frozen
 from kvsim.machines.gguf import BASES
 from kvsim.models.configs import CHECKPOINT_OF, load_model
 from kvsim.techniques.heads import find_head, no_head
+from kvsim.techniques.released import WHOLE_BLOCKS, describe_cut_block
 
 BREAK = "\0"
 """Between the options of a command until its layout is chosen; no argument can hold it."""
@@ -237,8 +238,6 @@ def write_python(value: Setting | Mapping[str, Setting]) -> str:
 WIDTH = 100  # of comments [characters]
 NO_DRAFT_MODEL = ("mtp", "ngram", "suffix")  # drafts that take no model of their own
 LOOKUP_TOKENS = 3  # last tokens that n-grams match at most, as in the engines' examples
-FP8_BLOCK = 128  # columns that share a scale in published checkpoints
-CUT_BLOCKS = ("vllm", "sglang")  # which refuse a part of a block
 FP8_WEIGHTS = ("fp8", "fp8-dynamic")  # which vLLM and SGLang make of any checkpoint as they load it
 ROLE_WORK = {"prefill": "read prompts", "decode": "decode"}
 
@@ -387,12 +386,9 @@ def _note_weights(s: Served, settings: EngineSettings, made: Iterable[str] = ())
             f"making {s.weights} weights while loading: put the Hugging Face id or path of {which} "
             f"in place of {s.model}"
         )
-    # vllm#52997, sglang#10852: such a part does not load
-    if s.weights == "fp8-block" and s.expert_columns % FP8_BLOCK and settings.engine in CUT_BLOCKS:
-        settings.lack(
-            f"{s.expert_columns} columns of each expert per GPU, as fp8 blocks have {FP8_BLOCK}: "
-            f"ask for --ep {s.spread.stage}, which keeps experts whole, or for a lower --tp"
-        )
+    cut = describe_cut_block(s.weights, s.expert_columns, s.spread.stage)
+    if cut and settings.engine in WHOLE_BLOCKS:
+        settings.lack(cut)
 
 
 def _note_drives(s: Served, settings: EngineSettings) -> None:

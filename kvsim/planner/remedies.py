@@ -35,7 +35,7 @@ from kvsim.planner.service import (
     weights_lose,
 )
 from kvsim.quality.evidence import KNOWN_BAD, weights_evidence
-from kvsim.techniques.released import FULL, engine_refusal, engines_running
+from kvsim.techniques.released import FULL, engine_refusal, served_by
 
 MORE_GPUS = (1, 2, 4, 8, 16, 32, 64)
 LAYOUTS_TRIED = 4  # of so many GPUs, the best in closed form
@@ -156,7 +156,7 @@ def describe_obstacle(question: ServiceQuestion) -> str:
         if known and FULL not in {t.name for t in q.admission.candidates()}:
             return too_lossy(q, known)
         d = q.deployment
-        if refused := q.admission.describe_refusals(d):
+        if refused := q.admission.describe_refusals(d) or not_served(q):
             return refused
         tried = ServiceSearch(question).table(q).table.evidence
         harmful = [found for found in tried if q.admission.harm(found) > KNOWN_BAD]
@@ -184,6 +184,14 @@ def describe_obstacle(question: ServiceQuestion) -> str:
     if found and sure > 0.5:
         found[-1] += f" (with a margin for {100 * sure:g} % probability)"
     return "; ".join(found) or "both targets cannot be met together, even at light load"
+
+
+def not_served(question: Question) -> str:
+    """Why no engine starts the model there, if the engine of the times refuses it."""
+    d, asked = question.deployment, question.admission
+    if asked.engine or asked.only or served_by(FULL, d):
+        return ""
+    return engine_refusal(d.stack.family, d)
 
 
 def _differing(first: Deployment, other: Deployment) -> str:
@@ -410,9 +418,7 @@ def _other_cards(before: _Freed) -> Iterator[_Freed]:
 def _runs(asked: Question, deployment: Deployment) -> bool:
     """Whether the engine that is asked for, or any, runs the model on another deployment."""
     engine = asked.admission.engine
-    return not (engine and engine_refusal(engine, deployment)) and bool(
-        engines_running(FULL, deployment)
-    )
+    return not engine_refusal(engine, deployment) if engine else bool(served_by(FULL, deployment))
 
 
 def _less_sure(before: _Freed) -> Iterator[_Freed]:

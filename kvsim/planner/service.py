@@ -51,6 +51,7 @@ MOST_COMPOSED = 120  # compositions of a deployment that are evaluated
 MOST_RESEARCHED = 48  # where they are only shown beside the choice
 PLAYED = 8  # candidates that play, of those that may be chosen
 LOSSY_PLAYED = 2  # and of those that lose more than was admitted
+GENTLE_PLAYED = 4  # and of the gentlest of those, as their layouts differ
 AS_GOOD = 0.01  # of the objective, within which the simpler one is chosen
 WORTH_A_LOSS = 0.03  # of the objective, which a loss of quality must gain at least
 WORTH_UNKNOWN = 0.1  # the same for a loss that was never measured, over a measured one or none
@@ -319,7 +320,8 @@ class ServiceSearch:
         if full_weights(q.deployment) >= q.limits.gpu_memory:
             return None
         names = {x.name for x in q.admission.candidates()}
-        if FULL not in names or weights_lose(q) or t.refuses(q.deployment):
+        runs = q.admission.engine or self.q.research or served_by(FULL, q.deployment)
+        if FULL not in names or weights_lose(q) or t.refuses(q.deployment) or not runs:
             return None
         if id(q.deployment) not in self._plain:
             batches = candidate_batches(q, t)
@@ -500,8 +502,16 @@ class ServiceSearch:
         admitted = [c for c in ordered if not c.needs]
         plain = [c for c in admitted if c.technique.name == FULL]
         chosen = dict.fromkeys(map(id, [*admitted[:PLAYED], *plain[:PLAYED]]))
-        others = [c for c in ordered if c.needs and c.engines][:LOSSY_PLAYED]
-        return [c for c in admitted if id(c) in chosen], others
+        return [c for c in admitted if id(c) in chosen], self._lossy(ordered, admitted)
+
+    def _lossy(self, ordered: list[Candidate], admitted: list[Candidate]) -> list[Candidate]:
+        """Of what loses more and promises more, the gentlest and the best."""
+        able = [c for c in ordered if c.needs and c.engines]
+        least = self._promise(admitted[0]) if admitted else -np.inf
+        ahead = [c for c in able if self._promise(c) > least]
+        gentle = min((c.evidence.column for c in ahead), default=np.inf)
+        gentlest = [c for c in ahead if c.evidence.column == gentle][:GENTLE_PLAYED]
+        return list({id(c): c for c in (*gentlest, *able[:LOSSY_PLAYED])}.values())
 
     def _worth_tabulating(self) -> list[Question]:
         """Deployments, but those on which full KV promises less than on enough others."""
@@ -564,14 +574,18 @@ class ServiceSearch:
             return None
         choice = self._tuned(self._simplest(near))
         choice = replace(choice, carried=self.rates.typical(choice.carried))
-        others = [o for c in lossy if (o := self._play_against(choice, c)) is not None]
+        others: dict[str, PlayedOption] = {}  # the best by what would admit it
+        for c in lossy:
+            o, known = self._play_against(choice, c), others.get(c.needs)
+            if o is not None and (known is None or o.value > known.value):
+                others[c.needs] = o
         same = choice.candidate
         rivals = [o for o in (*near, *behind) if o.candidate is not same]
         return ServicePlan(
             self.q,
             choice,
             self.rates.stretch(choice.carried) * choice.carried.replicas,
-            list(explain_others(self, choice, rivals, others)),
+            list(explain_others(self, choice, rivals, list(others.values()))),
             self._research(choice),
             self._prices(choice),
             self.considered,
@@ -734,11 +748,11 @@ def explain_others(
 
     Of every technique and deployment the best; nothing that carries less and is better at nothing,
     nor what carries less than half, but on another card that was named. What loses quality is
-    named where it would be chosen.
+    named where it would be chosen, the gentlest first.
     """
     q, shown = search.q, 0
     mine = search.times_alone(choice.candidate)
-    for other in sorted(lossy, key=lambda o: -o.value):
+    for other in sorted(lossy, key=lambda o: (o.candidate.evidence.column, -o.value)):
         if choice.value < other.value * (1 - choice.margin(other)):  # it would be chosen
             shown += 1
             yield Rejected(other, _more(q, choice, other))

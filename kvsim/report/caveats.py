@@ -24,7 +24,6 @@ from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.report import evidence, units
 from kvsim.report.json import Row, number
-from kvsim.techniques.technique import Technique
 
 if TYPE_CHECKING:
     from kvsim.serving.costs import StepCosts
@@ -188,28 +187,6 @@ def describe_host_link(prediction: Prediction) -> list[str]:
         f"all-reduces through the host at {rate / 1e9:.3g} GB/s; at {SLOWEST_SUMS / 1e9:.0f} GB/s, "
         f"the slowest rate measured, {' and '.join(times)}. Measure yours with nccl-tests and set "
         f"link.bandwidth_Bps in a profile"
-    ]
-
-
-def describe_closed_batches(technique: Technique) -> list[str]:
-    """Say that a simulation is no run of closed batches, where that makes the prompts slower.
-
-    Parameters
-    ----------
-    technique
-        Technique that was simulated.
-
-    Returns
-    -------
-    list of str
-        One sentence where weights are transferred to the GPU in every pass; else none.
-    """
-    if not technique.streams_weights:
-        return []
-    return [
-        "Every prompt transfers the weights again here. Closed batches, as in FlexGen, transfer "
-        "them once for all their prompts: `kvsim predict --batch` and `kvsim plan --offline` "
-        "count those."
     ]
 
 

@@ -691,9 +691,11 @@ def _list_settings(plan: ChosenPlan) -> Iterator[str]:
     p = plan.choice
     able = list_engines(p)
     if p.technique.streams_weights and p.batch[0] > 1:
+        batch, tokens = number(p.batch), number(p.batch) * p.prompt
+        limits = f" with --max-seqs {batch:.0f} --max-tokens {tokens:.0f}"
         yield (
-            f"This rate is that of closed batches: all {units.integer(number(p.batch))} prompts "
-            "share each transfer of the weights. `kvsim simulate` transfers them for every prompt."
+            f"This rate is that of closed batches: all {units.integer(batch)} prompts share each "
+            f"transfer of the weights. `kvsim simulate`{limits} plays them."
         )
     if not able:
         name = phrase_technique(p.technique)

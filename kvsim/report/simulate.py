@@ -326,7 +326,6 @@ def _write_answer(
             *evidence.list_measurements(deployment, _name(best)),
             *evidence.describe_parallelism(deployment),
             *_mixed(best, rows, played),
-            *caveats.describe_closed_batches(parse(best["technique"])),
         ],
         assumed=_assumed(best, deployment),
         left_out=left_out,

@@ -136,7 +136,8 @@ def count_fullest_lane(tables: Tables, count: int) -> int:
 def add_pass(tables: Tables, cost: Cost, decoding: Decoding, prompts: Prompts) -> None:
     """Add a pass over decoding sequences and parts of prompts to the parts' own needs.
 
-    The host issues the kernels of a pass that reads prompts, which takes no less.
+    Such a pass takes no less than the host needs to issue its kernels, or than streaming the
+    weights and decoding alone would take.
 
     Parameters
     ----------
@@ -146,10 +147,13 @@ def add_pass(tables: Tables, cost: Cost, decoding: Decoding, prompts: Prompts) -
     prompts : what the parts of prompts have in common.
     """
     nodes, below = tables.nodes, tables.below
+    least = tables.streamed[0]
     if decoding.batch > 0:
+        before = cost[0]
         i = node_below(below.contexts, decoding.context)
         above = (decoding.context - nodes.contexts[i]) / (nodes.contexts[i + 1] - nodes.contexts[i])
         add_between_nodes(cost, tables.costs.round[decoding.batch], i, above)
+        least = max(least, cost[0] - before)
         if prompts.tokens > 0:
             add_between_nodes(cost, tables.costs.beside[decoding.batch], i, above)
     if prompts.tokens > 0:
@@ -161,6 +165,10 @@ def add_pass(tables: Tables, cost: Cost, decoding: Decoding, prompts: Prompts) -
             padded, stages = own * tables.ranks, tables.lanes // tables.ranks
             read = max(prompts.tokens, (prompts.every + stages - 1) // stages)
             add_per_token(tables, cost, tables.costs.routed, (padded, padded + read))
+        if tables.streamed[0] > 0:  # weights, once in a pass, beside which it computes
+            for k in range(1, cost.size):
+                cost[k] += tables.streamed[k]
+            cost[0] = max(cost[0], least)
         if own + prompts.tokens > tables.graph_tokens:  # of the fullest rank
             cost[0] = max(cost[0], tables.issued)
 

@@ -14,6 +14,7 @@ from kvsim.frozen import frozen
 from kvsim.graph import Array, Group, Number, Op, Point, Step
 from kvsim.machines.deployment import Deployment
 from kvsim.prediction.memory import decode_point
+from kvsim.techniques.axes.placement import STREAMED_WEIGHTS
 from kvsim.techniques.technique import Technique
 
 
@@ -62,6 +63,39 @@ class Passes:
         stack = self.deployment.stack
         time = replace(stack.time, issue=0.0)
         return replace(self, deployment=replace(self.deployment, stack=replace(stack, time=time)))
+
+    @cached_property
+    def resident(self) -> "Passes":
+        """The same passes with all weights on the GPU.
+
+        Weights that are streamed come once in a pass, whatever the pass computes beside that.
+        """
+        return self._of_ops(streaming=False) if self.technique.streams_weights else self
+
+    @cached_property
+    def streamed(self) -> float:
+        """Return the cost of streaming the weights of a pass; 0 where none are streamed. [s]"""
+        if not self.technique.streams_weights:
+            return 0.0
+        return float(self._of_ops(streaming=True).prompt(np.ones(1), np.zeros(1))[0])
+
+    def _of_ops(self, streaming: bool) -> "Passes":
+        """The same passes of only those ops that stream weights, or of all others."""
+
+        def some(step: Step) -> Step:
+            groups = (replace(g, layers=tuple(map(chosen, g.layers))) for g in step.groups)
+            return Step(tuple(groups), () if streaming else step.head)
+
+        def chosen(layer: tuple[Op, ...]) -> tuple[Op, ...]:
+            kept = (op for op in layer if op.name.startswith(STREAMED_WEIGHTS) == streaming)
+            return tuple(replace(op, after=tuple(filter(waits, op.after))) for op in kept)
+
+        def waits(name: str) -> bool:
+            return name.startswith(STREAMED_WEIGHTS) == streaming
+
+        m = self.measure
+        measure = Measure(lambda s, d: m.round(some(s), d), lambda s, d: m.alone(some(s), d), m.op)
+        return replace(self, measure=measure)
 
     @property
     def width(self) -> int:

@@ -21,6 +21,8 @@ NIC_RATE = 25e9
 InfiniBand). [B/s]"""
 
 MAY_BE_ZERO = ("cache_block", "max_model_len", "max_seqs", "max_tokens")
+CLOSED_BATCH = 1024, 2**19
+"""What FlexGen reads and decodes at once: a whole batch, whatever its size."""
 OLDEST_BY_CARD = 9  # minor version of vLLM 0 since which its limits are by the card's memory
 
 
@@ -34,8 +36,8 @@ def choose_limits(deployment: Deployment) -> tuple[int, int]:
     Returns
     -------
     tuple of int
-        Sequences and tokens in a pass at most. Those of vLLM depend on the card [1]_; other
-        engines have what it has on small ones.
+        Sequences and tokens in a pass at most. Those of vLLM depend on the card [1]_; FlexGen
+        has none; other engines have what vLLM has on small cards.
 
     References
     ----------
@@ -43,6 +45,8 @@ def choose_limits(deployment: Deployment) -> tuple[int, int]:
        https://github.com/vllm-project/vllm
     """
     hardware, own = deployment.hardware, Rules()
+    if deployment.stack.family == "flexgen":
+        return CLOSED_BATCH
     found = re.fullmatch(r"vllm(?:-0\.(\d+))?", deployment.stack.name.partition("@")[0])
     if found is None or int(found[1] or OLDEST_BY_CARD) < OLDEST_BY_CARD:
         return own.max_seqs, own.max_tokens

@@ -4,11 +4,14 @@ A pass over decoding sequences and parts of prompts takes
 
     round(batch, mean context)                      alone, as the engine predicts it
     + beside(batch, mean context)                   where prompts are read in the same pass and the
-                                                    engine's attention then splits no cache
+                                                    engine's attention then splits no cache; less
+                                                    the time that streamed weights take longer
     + token(all tokens) - token(decoding ones)      projections and MLPs run over all at once
     + routed(all tokens) - routed(decoding ones)    experts, where ranks bring tokens to them
     + head(all rows) - head(decoding rows)          a finished prompt adds one row of logits
     + the sum over its parts of prompts of what else each needs: attention, quantisation, copies
+
+and no less than the streaming of weights, which happens once in a pass, or than the round alone.
 
 Where a pass is divided over several lanes (data-parallel ranks, micro-batches of a pipeline), what
 comes on top of the round is that of the lane with most tokens; experts take those of all ranks.
@@ -92,6 +95,7 @@ class Tables(NamedTuple):
     width: int  # tokens per sequence in the widest pass of a round [tokens]
     lanes: int  # ranks and micro-batches that a pass is divided over
     ranks: int  # data-parallel ones among them
+    streamed: Array  # a pass takes no less: weights are streamed once in each [s]
     issued: float  # a pass that reads prompts takes no less: the host issues its kernels [s]
     graph_tokens: float  # if it has more tokens than this [tokens]
     h2d: float  # rate at which each GPU swaps in and fetches evicted blocks [B/s]
@@ -164,8 +168,8 @@ def refine(nodes: Nodes, passes: Passes, good: float, contexts: Array | None = N
         contexts = _bisected(nodes.contexts, lambda x: passes.round(batches, x), good)
     return nodes._replace(
         contexts=contexts,
-        chunks=_bisected(nodes.chunks, lambda x: passes.prompt(x, early), good),
-        starts=_bisected(nodes.starts, lambda x: passes.prompt(few, x), good),
+        chunks=_bisected(nodes.chunks, lambda x: passes.resident.prompt(x, early), good),
+        starts=_bisected(nodes.starts, lambda x: passes.resident.prompt(few, x), good),
     )
 
 
@@ -213,7 +217,7 @@ def tabulate(passes: Passes, nodes: Nodes, known: PerNode | None = None) -> PerN
     """
     token, head = passes.tokens(nodes.tokens), passes.head(nodes.tokens)
     routed = passes.routed(nodes.tokens)
-    alone = passes.prompt(nodes.chunks[:, None], nodes.starts[None, :])
+    alone = passes.resident.prompt(nodes.chunks[:, None], nodes.starts[None, :])
     shared = np.interp(nodes.chunks, nodes.tokens, token + routed)[:, None]
     shared = shared + passes.head(np.ones(1))
     rounds, beside = _all_rounds(passes, nodes) if known is None else (known.round, known.beside)
@@ -231,10 +235,11 @@ def tabulate(passes: Passes, nodes: Nodes, known: PerNode | None = None) -> PerN
 def _all_rounds(passes: Passes, nodes: Nodes) -> tuple[Array, Array]:
     """Rounds at every node, and what they take longer beside a part of a prompt."""
     alone = _rounds(passes, nodes.batches[1:], nodes.contexts)
-    if not passes.deployment.stack.kernel("prompt").walk:
+    streams = passes.technique.streams_weights
+    if not (streams or passes.deployment.stack.kernel("prompt").walk):
         return alone, np.zeros_like(alone)
-    both = _rounds(passes, nodes.batches[1:], nodes.contexts, beside=True)
-    return alone, np.maximum(both - alone, 0.0)
+    both = _rounds(passes.resident, nodes.batches[1:], nodes.contexts, beside=True)
+    return alone, both - alone if streams else np.maximum(both - alone, 0.0)
 
 
 def _rounds(passes: Passes, batch: Array, contexts: Array, beside: bool = False) -> Array:
@@ -285,6 +290,7 @@ def make_tables(
         width=passes.width,
         lanes=d.lanes,
         ranks=d.dp,
+        streamed=np.array([replace(bare, measure=each).streamed for each in measures]),
         issued=passes.issued,
         graph_tokens=d.stack.time.graph,
         h2d=d.bandwidth["h2d"],

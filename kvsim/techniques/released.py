@@ -49,6 +49,8 @@ def engine_refusal(engine: str, deployment: Deployment) -> str:
         return f"{engine} has no layout with --dp or --ep"
     if (apple or amd) and engine in nvidia:
         return f"{nvidia[engine]} runs on NVIDIA GPUs only, not on {hardware.name}"
+    if engine in WHOLE_BLOCKS and (cut := _describe_cut(deployment)):
+        return f"{WHOLE_BLOCKS[engine]} does not load {cut}"
     if engine == "trtllm" and "bf16" not in hardware.flops:
         return f"TensorRT-LLM needs Ampere or later, not {hardware.name}"
     if apple and engine in ("vllm", "sglang"):
@@ -56,6 +58,37 @@ def engine_refusal(engine: str, deployment: Deployment) -> str:
     if engine == "sglang" and ("fp8" if amd else "int8") not in hardware.flops:
         return f"SGLang does not run on {hardware.name}"
     return ""
+
+
+FP8_BLOCK = 128  # columns that share a scale in published checkpoints
+WHOLE_BLOCKS = {"vllm": "vLLM", "sglang": "SGLang"}
+"""Engines that refuse a part of a block (vllm#52997, sglang#10852)."""
+
+
+def describe_cut_block(weights: str, columns: int, stage: int) -> str:
+    """That blocks of an fp8 checkpoint are cut, and the mend; empty if they are not.
+
+    Parameters
+    ----------
+    weights
+        Their format.
+    columns
+        Of each expert on a GPU.
+    stage
+        GPUs of a stage.
+    """
+    if weights != "fp8-block" or not columns % FP8_BLOCK:
+        return ""
+    return (
+        f"{columns} columns of each expert per GPU, as fp8 blocks have {FP8_BLOCK}: ask for "
+        f"--ep {stage}, which keeps experts whole, or for a lower --tp"
+    )
+
+
+def _describe_cut(deployment: Deployment) -> str:
+    spread = deployment.parallelism
+    columns = deployment.model.expert_ffn // spread.slices
+    return describe_cut_block(deployment.weights, columns, spread.stage)
 
 
 def engines_running(name: str, deployment: Deployment) -> list[str]:
@@ -81,7 +114,10 @@ def served_by(name: str, deployment: Deployment) -> list[str]:
     """The engines that start a technique for requests that keep coming.
 
     Where times are llama.cpp's, it alone: the three others run on like machines at like speeds.
+    None where the engine of the times does not load the weights.
     """
+    if deployment.stack.family in WHOLE_BLOCKS and _describe_cut(deployment):
+        return []
     able = [engine for engine in engines_running(name, deployment) if engine in SERVERS]
     alone = "llamacpp"
     return [engine for engine in able if (engine == alone) == (deployment.stack.family == alone)]

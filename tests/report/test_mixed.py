@@ -14,7 +14,6 @@ from kvsim.models.configs import load_model
 from kvsim.report.caveats import (
     MIXED_RANGE,
     PlayedRun,
-    describe_closed_batches,
     describe_mixed_passes,
 )
 from kvsim.serving.costs import StepCosts
@@ -49,13 +48,3 @@ def test_nothing_is_said_where_nothing_mixes() -> None:
     assert not describe_mixed_passes(run(), 16.0)
     assert not describe_mixed_passes(run("sglang"), 40.0)
     assert not describe_mixed_passes(run(prefill="whole"), 40.0)
-
-
-@pytest.mark.parametrize(
-    ("technique", "said"),
-    [("flexgen", 1), ("place:weights_host=0.5", 1), ("flexgen:weights_gpu=100", 0), ("full", 0)],
-)
-def test_a_simulation_that_transfers_weights_for_each_prompt_says_so(
-    technique: str, said: int
-) -> None:
-    assert len(describe_closed_batches(parse(technique))) == said

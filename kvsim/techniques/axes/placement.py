@@ -37,6 +37,7 @@ BUFFER_FREE = "attn@-2"  # a buffer is free when attention two loads earlier has
 ROW_OR_COLUMN = ("row", "column")
 CPU_CACHE = Launches(decode={"attn": 13})
 PARTED_CACHE = Launches(prefill={"attn": 4}, decode={"attn": 4})
+STREAMED_WEIGHTS = "load_weights"  # the copy of a layer's weights from the host
 DISK = "_disk"  # after the name of a copy: the copy of its part between host and drive
 PARTED_WEIGHTS = Launches(
     prefill={"qkv": 3, "out": 3, "up": 3, "down": 3},
@@ -294,7 +295,7 @@ class HostPlacement(Placement):
         found, d = [], at.d
         if positive(self.weights_host):
             size = self.weights_host * layer_weights(d, at.shape) / self.parts
-            load = copy_pinned("load_weights", "h2d", size, after=(BUFFER_FREE,), prefetch=True)
+            load = copy_pinned(STREAMED_WEIGHTS, "h2d", size, after=(BUFFER_FREE,), prefetch=True)
             found += copy_tiers(load, self.weights_disk)
         if self.states_host:
             states = self.states_host * ops.FP16_BYTES * at.p.tokens * d.shard.hidden
@@ -307,7 +308,7 @@ class HostPlacement(Placement):
         """The copy of streamed weights, where any are streamed."""
         if not positive(self.weights_host):
             return ()
-        return tier_names("load_weights", self.weights_disk)
+        return tier_names(STREAMED_WEIGHTS, self.weights_disk)
 
     # what is resident where
 
