@@ -234,7 +234,6 @@ def _plan_equal(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Chos
     import numpy as np
 
     from kvsim.emit.served import serve_prediction
-    from kvsim.planner.alternatives import NoPlanError
     from kvsim.planner.local_search import can_fill_drive
     from kvsim.planner.plan import plan_among
     from kvsim.planner.question import Workload
@@ -266,11 +265,7 @@ def _plan_equal(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Chos
             "--disk: none of the techniques that may be planned keeps anything there; expected "
             "flexgen or offload among them, as --engine flexgen has for OPT models, or no --disk"
         )
-    try:
-        result = plan_among(questions)
-    except NoPlanError as none:
-        none.deployment = deployments[0]
-        raise
+    result = plan_among(questions)
     _note_experts(inputs, result.choice.deployment)
     settings = []
     if inputs.emit:

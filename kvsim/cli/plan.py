@@ -20,17 +20,12 @@ def plan(call: Call) -> None:
 def _show_empty(call: Call, none: Exception) -> None:
     """Write and show what is known where there is no plan."""
     from kvsim.planner.alternatives import NoPlanError
-    from kvsim.planner.remedies import NoServiceError
     from kvsim.report import plan, plan_service
-    from kvsim.report.result import Result
 
-    empty: Result[NoPlanError] | Result[NoServiceError]
-    if isinstance(none, NoPlanError) and none.deployment is not None:
-        empty = plan.make_empty_result(none, none.deployment, call.line)
-    elif isinstance(none, NoServiceError):
-        empty = plan_service.make_empty_result(none, call.line)
-    else:
+    if not isinstance(none, NoPlanError):
         return
+    room = plan if call.options.get("offline") else plan_service
+    empty = room.make_empty_result(none, call.line)
     call.write(empty)
     if call.json:
         empty.show(json=True)

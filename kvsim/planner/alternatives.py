@@ -4,15 +4,17 @@ Compared: full KV, the best of other techniques with the reason each lost, small
 an earlier first token. What else: other weights, more GPUs, looser limits, a shorter context.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import ceil
+from shlex import quote
 
 import numpy as np
 
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
+from kvsim.planner.load import Carried
 from kvsim.planner.question import (
     PUBLISHED,
     Admission,
@@ -280,34 +282,54 @@ QUICK_TECHNIQUES = (FULL, "offload")  # what a first look at another deployment 
 
 
 @frozen
-class Advice:
-    """A change of the question, and the plan that it would bring.
+class Remedy:
+    """A change of the question, and what it would bring.
 
     Attributes
     ----------
-    option
-        As on the command line: ``--weights int4``.
+    changes
+        Options of the command line with their values.
     what
         In words: "int4 weights".
-    prediction
-        The plan with it; None where only a number is known.
+    gives
+        The plan with it for equal requests, or what a service then carries.
     gain
         Of the objective over the plan without it, relative; NaN where there is none.
     caution
         What the change itself costs.
     """
 
-    option: str
+    changes: Mapping[str, str]
     what: str
-    prediction: Prediction | None
+    gives: Prediction | Carried
     gain: float = float("nan")
     caution: str = ""
 
+    @property
+    def option(self) -> str:
+        """The options as they are typed."""
+        said = {f"--{k.replace('_', '-')}": v for k, v in self.changes.items()}
+        return " ".join(f"{name} {quote(v)}" if v else name for name, v in said.items())
+
+    @property
+    def prediction(self) -> Prediction:
+        """The plan for equal requests.
+
+        Raises
+        ------
+        LookupError
+            If the remedy is of a service.
+        """
+        if isinstance(self.gives, Carried):
+            raise LookupError(f"{self.option} is of a service")
+        return self.gives
+
     def __str__(self) -> str:
-        """A clause: the option, and what it gains."""
-        p = self.prediction
-        if p is None:
-            return f"{self.option} ({self.what})"
+        """A clause: the options, and what they give."""
+        p = self.gives
+        if isinstance(p, Carried):
+            on = f" on {p.gpus} GPUs" if p.gpus > 1 else ""
+            return f"{self.option} ({format_number(p.per_s)} requests/s{on})"
         times = f"TTFT {format_seconds(float(p.ttft_s[0]))}"
         if p.generate > 1:
             times += f", TPOT {format_seconds(float(p.tpot_s[0]))}"
@@ -322,19 +344,24 @@ class NoPlanError(InfeasibleError):
 
     Attributes
     ----------
+    remedies
+        Changes that would do, the gentlest first.
+    deployment
+        What was asked for first.
     relaxations
         The smallest value of each limit that, all others kept, would do; as stored in limits.
-    advice
-        Changes that would do, the smallest first.
-    deployment
-        What was asked for first, where a plan among several was.
     """
 
-    deployment: Deployment | None = None
-
-    def __init__(self, text: str, relaxations: dict[str, float], advice: list[Advice]) -> None:
+    def __init__(
+        self,
+        text: str,
+        remedies: Sequence[Remedy],
+        deployment: Deployment,
+        relaxations: Mapping[str, float] | None = None,
+    ) -> None:
         super().__init__(text)
-        self.relaxations, self.advice = relaxations, advice
+        self.remedies, self.deployment = list(remedies), deployment
+        self.relaxations = dict(relaxations or {})
 
 
 def quick_plan(question: Question, some: tuple[str, ...] = QUICK_TECHNIQUES) -> Prediction | None:
@@ -358,7 +385,7 @@ def ask_on(question: Question, deployment: Deployment) -> Question:
     )
 
 
-def deployment_changes(question: Question) -> Iterator[Advice]:
+def deployment_changes(question: Question) -> Iterator[Remedy]:
     """Other weights and more GPUs, the gentlest first, where they allow a plan.
 
     Both together where no weights do alone: on the fewest GPUs, if those are fewer than without.
@@ -370,7 +397,7 @@ def deployment_changes(question: Question) -> Iterator[Advice]:
         found = _try_deployment(question, replace(d, weights=name))
         if found is not None:
             alone = True
-            yield Advice(f"--weights {name}", f"{name} weights", found, caution=caution)
+            yield Remedy({"weights": name}, f"{name} weights", found, caution=caution)
     more = _first_plan(question, [(n, d.weights) for n in counts])
     if not alone:
         room = [n for n in counts if more is None or n < more.deployment.gpus]
@@ -383,10 +410,11 @@ def deployment_changes(question: Question) -> Iterator[Advice]:
         }
         for (n, name), found in both.items():
             what = f"{name} weights on {n} GPUs"
-            yield Advice(f"--weights {name} --tp {n}", what, found, caution=formats[name])
+            both_changed = {"weights": name, "tp": str(n)}
+            yield Remedy(both_changed, what, found, caution=formats[name])
     if more is not None:
         n = more.deployment.gpus
-        yield Advice(f"--tp {n}", f"{n} GPUs", more)
+        yield Remedy({"tp": str(n)}, f"{n} GPUs", more)
 
 
 def narrower_weights(deployment: Deployment) -> dict[str, str]:
@@ -435,11 +463,11 @@ def _try_deployment(q: Question, deployment: Deployment) -> Prediction | None:
         return None
 
 
-def drop_dominated(question: Question, every: Iterable[Advice]) -> Iterator[Advice]:
+def drop_dominated(question: Question, every: Iterable[Remedy]) -> Iterator[Remedy]:
     """Changes, but no narrower weights that bring less than wider ones."""
     most = 0.0
     for advice in every:
-        if advice.caution not in ("", AS_PUBLISHED) and advice.prediction is not None:
+        if advice.caution not in ("", AS_PUBLISHED):
             value = score(question, advice.prediction)
             if value <= most:
                 continue
@@ -447,7 +475,7 @@ def drop_dominated(question: Question, every: Iterable[Advice]) -> Iterator[Advi
         yield advice
 
 
-def find_advice(question: Question, choice: Prediction) -> list[Advice]:
+def find_advice(question: Question, choice: Prediction) -> list[Remedy]:
     """Changes of weights or GPUs that would bring much more, per GPU, or meet what is missed.
 
     Where no engine runs the choice, also those that bring less.
@@ -457,7 +485,6 @@ def find_advice(question: Question, choice: Prediction) -> list[Advice]:
     runs = engines_running(choice.technique.name, choice.deployment)
     least = ADVICE_GAIN * value if runs else 0.0
     for advice in drop_dominated(question, deployment_changes(question)):
-        assert advice.prediction is not None
         other = score(question, advice.prediction)
         if other > least:
             found.append(replace(advice, gain=other / value - 1))

@@ -1,5 +1,7 @@
 """``kvsim plan``: the choice for equal requests, its replay, and what would change it."""
 
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import field, replace
 from time import perf_counter
 
@@ -9,10 +11,10 @@ from kvsim.errors import InfeasibleError, InputError
 from kvsim.frozen import frozen
 from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment
 from kvsim.planner.alternatives import (
-    Advice,
     Alternative,
     Knee,
     NoPlanError,
+    Remedy,
     Waves,
     best_runnable,
     find_advice,
@@ -37,7 +39,7 @@ from kvsim.planner.sensitivity import (
     solve_prices,
     target_probability,
 )
-from kvsim.planner.table import Options, TableSearch, tabulate
+from kvsim.planner.table import Options, TableSearch, as_good_as_best, tabulate
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence
 from kvsim.techniques.released import FULL
@@ -71,7 +73,7 @@ class ChosenPlan:
     waves: Waves | None
     binding: list[Binding]
     prices: dict[str, float]  # change -> relative gain of the objective
-    advice: list[Advice]
+    advice: list[Remedy]
     solver: Solved
     likely: TargetProbability  # how sure the targets are kept
     table: Options  # every option, for reports
@@ -214,39 +216,40 @@ def plan_among(questions: list[Question]) -> ChosenPlan:
     """
     if len(questions) == 1:
         return answer(questions[0])
-    first: list[tuple[float, int, Prediction]] = []
+    quick: dict[int, Prediction] = {}
     for i, q in enumerate(questions):
-        try:
+        with suppress(InputError, InfeasibleError):
             found = quick_plan(q)
-        except (InputError, InfeasibleError):
-            found = None
-        if found is not None:
-            first.append((score(q, found), i, found))
-    ranked = sorted(first, key=lambda x: -x[0])
-    order = [i for _, i, _ in ranked[:FINALISTS]] or list(range(len(questions)))
-    if ranked:  # and the simplest of those that are as good
-        top, _, best = ranked[0]
-        simple = min(i for v, i, p in first if v >= top * (1 - _apart(questions[i], p, best)))
-        order = list(dict.fromkeys([*order, simple]))
-    plans: list[tuple[float, int, ChosenPlan]] = []
+            quick |= {} if found is None else {i: found}
+
+    def settle(some: Mapping[int, Prediction]) -> int:
+        """The simplest of those deployments that are as good as the best."""
+        return min(
+            as_good_as_best(
+                some,
+                lambda i: -score(questions[i], some[i]),
+                lambda i, best: _apart(questions[i], some[i], some[best]),
+            )
+        )
+
+    order = sorted(quick, key=lambda i: -score(questions[i], quick[i]))[:FINALISTS]
+    order = list(dict.fromkeys([*order, settle(quick)])) if quick else list(range(len(questions)))
+    plans: dict[int, ChosenPlan] = {}
     problem: NoPlanError | None = None
     for i in order:
         try:
-            plan = answer(questions[i])
-            plans.append((score(questions[i], plan.choice), i, plan))
+            plans[i] = answer(questions[i])
         except NoPlanError as none:
             problem = problem or none
     if not plans:
         assert problem is not None
+        problem.deployment = questions[0].deployment
         raise problem
-    top, _, first_plan = max(plans, key=lambda x: x[0])
-    best = first_plan.choice
-    near = [x for x in plans if x[0] >= top * (1 - _apart(x[2].question, x[2].choice, best))]
-    _, index, plan = min(near, key=lambda x: x[1])
-    planned = {i: p for _, i, p in first} | {i: found.choice for _, i, found in plans}
+    index = settle({i: plan.choice for i, plan in plans.items()})
+    planned = quick | {i: plan.choice for i, plan in plans.items()}
     others = [planned[i] for i in sorted(planned) if i != index]
     missing = [q.deployment for i, q in enumerate(questions) if i not in planned]
-    return replace(plan, others=others, impossible=missing)
+    return replace(plans[index], others=others, impossible=missing)
 
 
 def _apart(question: Question, simpler: Prediction, best: Prediction) -> float:

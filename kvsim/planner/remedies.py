@@ -12,10 +12,11 @@ from math import floor, log10
 
 import numpy as np
 
-from kvsim.errors import InfeasibleError, InputError
+from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment, list_layouts
 from kvsim.machines.profiles import hardware_names, load_hardware
+from kvsim.planner.alternatives import NoPlanError, Remedy
 from kvsim.planner.load import IDLE, Carried, Load, ServiceLevel, known_factors
 from kvsim.planner.question import (
     GIB,
@@ -49,56 +50,22 @@ LOSSY_TRIED = 3  # techniques that lose more than was admitted, the mildest firs
 
 
 @frozen
-class PlanRemedy:
-    """A change of the question, and the rate it would serve.
+class _Tried:
+    """A remedy, the targets with it, and whether it carries so little that others outdo it."""
 
-    Attributes
-    ----------
-    changes
-        Options of the command line with their values.
-    carried
-        What the changed question carries.
-    asked
-        The targets, changed ones included.
-    poor
-        Whether that is so little that other remedies make it worthless.
-    caution
-        What the change itself costs.
-    """
-
-    changes: Mapping[str, str]
+    remedy: Remedy
     carried: Carried
     asked: ServiceLevel
     poor: bool
-    caution: str = ""
 
-    def outdone(self, other: "PlanRemedy") -> bool:
+    def outdone(self, other: "_Tried") -> bool:
         """Whether fewer changes carry more within targets that are no longer."""
         return (
-            set(other.changes) < set(self.changes)
+            set(other.remedy.changes) < set(self.remedy.changes)
             and other.asked.ttft <= self.asked.ttft
             and other.asked.tpot <= self.asked.tpot
             and other.carried.per_s >= self.carried.per_s
         )
-
-    @property
-    def option(self) -> str:
-        """The options as they are typed."""
-        return " ".join(f"--{k.replace('_', '-')} {v}".rstrip() for k, v in self.changes.items())
-
-
-class NoServiceError(InfeasibleError):
-    """Nothing keeps the targets of a service.
-
-    Attributes
-    ----------
-    remedies
-        Changes that would do, the gentlest first.
-    """
-
-    def __init__(self, text: str, remedies: list[PlanRemedy], deployment: Deployment) -> None:
-        super().__init__(text)
-        self.remedies, self.deployment = remedies, deployment
 
 
 @frozen
@@ -116,7 +83,7 @@ Change = Callable[[_Freed], Iterator[_Freed]]
 
 def explain_no_service(
     question: ServiceQuestion, with_prompt: Callable[[float], Load] | None = None
-) -> NoServiceError:
+) -> NoPlanError:
     """Why nothing keeps the targets, and the cheapest change of each kind that does.
 
     Parameters
@@ -127,19 +94,12 @@ def explain_no_service(
     q = question.deployments[0]
     every = list(_remedies(question, with_prompt))
     some = [r for r in every if not r.poor] or every
-    remedies = [r for r in some if not any(map(r.outdone, some))]
+    remedies = [r.remedy for r in some if not any(map(r.outdone, some))]
     why = describe_obstacle(question)
     text = f"no plan meets the targets: {why}"
     if remedies:
-        text += ". These changes would meet them: " + "; ".join(
-            f"{r.option} ({format_number(r.carried.per_s)} requests/s{_on_gpus(r.carried)})"
-            for r in remedies
-        )
-    return NoServiceError(text, remedies, q.deployment)
-
-
-def _on_gpus(found: Carried) -> str:
-    return f" on {found.gpus} GPUs" if found.gpus > 1 else ""
+        text += ". These changes would meet them: " + "; ".join(map(str, remedies))
+    return NoPlanError(text, remedies, q.deployment)
 
 
 def describe_obstacle(question: ServiceQuestion) -> str:
@@ -264,7 +224,7 @@ def try_plain(question: ServiceQuestion) -> PlayedOption | None:
 
 def _remedies(
     question: ServiceQuestion, with_prompt: Callable[[float], Load] | None
-) -> Iterator[PlanRemedy]:
+) -> Iterator[_Tried]:
     """The first change of each kind that does, and of several together where no part does alone."""
     start, done = _Freed({}, question), list[set[str]]()
     for kinds in CHANGED_TOGETHER:
@@ -293,9 +253,9 @@ def _apply(kinds: list[Change], start: _Freed) -> Iterator[_Freed]:
         yield from _apply(kinds[1:], one)
 
 
-def _first(freed: Iterable[_Freed]) -> PlanRemedy | None:
+def _first(freed: Iterable[_Freed]) -> _Tried | None:
     """The first change that does; the best of those that carry hardly any load if none does."""
-    poor: PlanRemedy | None = None
+    poor: _Tried | None = None
     left = TRIED_FURTHER
     for one in freed:
         found = try_plain(one.question)
@@ -306,10 +266,11 @@ def _first(freed: Iterable[_Freed]) -> PlanRemedy | None:
                 given = {"tp": d.tp, "pp": d.pp, "dp": d.dp, "ep": d.ep}
                 changes |= {k: str(n) for k, n in given.items() if n > 1 or k == "tp"}
             little = found.carried.each_per_s < WORTH_NAMING * found.candidate.guess
-            remedy = PlanRemedy(changes, found.carried, one.question.asked, little, one.caution)
+            remedy = Remedy(changes, "", found.carried, caution=one.caution)
+            tried = _Tried(remedy, found.carried, one.question.asked, little)
             if not little:
-                return remedy
-            poor = max(poor or remedy, remedy, key=lambda r: r.carried.per_s)
+                return tried
+            poor = max(poor or tried, tried, key=lambda r: r.carried.per_s)
         left -= poor is not None
         if not left:
             break

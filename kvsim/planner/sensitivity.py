@@ -11,7 +11,6 @@ for that of a normal distribution of their logarithm.
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from math import isfinite, log
-from shlex import quote
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,8 +22,8 @@ from kvsim.machines.hardware import Hardware, Link
 from kvsim.machines.profiles import hardware_names, load_hardware, with_drive
 from kvsim.planner.alternatives import (
     LABELS,
-    Advice,
     NoPlanError,
+    Remedy,
     admitting_options,
     ask_on,
     deployment_changes,
@@ -467,10 +466,10 @@ def explain_no_plan(question: Question, search: TableSearch) -> NoPlanError:
         text = question.admission.describe_refusals(question.deployment) or (
             "no technique can run this model, batch and hardware; see `kvsim techniques`"
         )
-        return NoPlanError(text, {}, list(find_remedies(question)))
+        return NoPlanError(text, list(find_remedies(question)), question.deployment)
     allowed = (table.columns["loss"] <= limits.loss) & (table.columns["assumed"] <= limits.assumed)
     if not allowed.any():
-        return NoPlanError(_too_lossy(question, search), {}, [])
+        return NoPlanError(_too_lossy(question, search), [], question.deployment)
     hard = limits.hard()
     columns = {k: table.columns[k][allowed] for k in hard}
     alone = {k: v for k, v in relax_limits(columns, hard).items() if v > hard[k] * (1 + 1e-9)}
@@ -483,10 +482,11 @@ def explain_no_plan(question: Question, search: TableSearch) -> NoPlanError:
     text = " or ".join(parts)
     if not parts:
         text = "several limits fail together; " + _describe_excess(question, columns, hard)
-    advice = list(find_remedies(question, search, looser))
-    if advice:
-        text += ". These changes would meet all limits: " + "; ".join(str(a) for a in advice)
-    return NoPlanError(f"no plan meets the limits: {text}", alone, advice)
+    remedies = list(find_remedies(question, search, looser))
+    if remedies:
+        text += ". These changes would meet all limits: " + "; ".join(map(str, remedies))
+    text = f"no plan meets the limits: {text}"
+    return NoPlanError(text, remedies, question.deployment, alone)
 
 
 def _too_lossy(question: Question, search: TableSearch) -> str:
@@ -534,28 +534,28 @@ def format_limit(name: str, value: float) -> str:
 
 def find_remedies(
     question: Question, search: TableSearch | None = None, looser: "LooserTimes | None" = None
-) -> Iterator[Advice]:
+) -> Iterator[Remedy]:
     """Changes that meet every limit: of times, quality, batch, weights, GPUs, the GPU, the context.
 
     The smallest comes first: targets that are missed by little.
     """
     limits = question.limits
     if looser is not None and looser.little:
-        yield looser.advice
+        yield looser.remedy
     if search is not None:
         for option, wide in (
-            ("--lossy", replace(limits, loss=max(limits.loss, KNOWN_BAD))),
-            ("--acceptance", replace(limits, assumed=1.0)),
+            ("lossy", replace(limits, loss=max(limits.loss, KNOWN_BAD))),
+            ("acceptance", replace(limits, assumed=1.0)),
         ):
             found = _plan_admitting(question, search, option, wide)
             if found is not None:
-                yield Advice(option, "other techniques", found)
+                yield Remedy({option: ""}, "other techniques", found)
         if question.workload.batch is not None and question.workload.batch > 1:
             free = replace(question, workload=replace(question.workload, batch=None))
             smaller = quick_plan(free)
             if smaller is not None:
-                option = f"--batch {float(smaller.batch[0]):.0f}"
-                yield Advice(option, "a smaller batch", smaller)
+                batch = {"batch": f"{float(smaller.batch[0]):.0f}"}
+                yield Remedy(batch, "a smaller batch", smaller)
     alone = list(drop_dominated(question, deployment_changes(question)))
     yield from alone
     drive = _with_drive(question)
@@ -567,7 +567,7 @@ def find_remedies(
     if not alone and (looser is None or len(looser.least) > 1):
         yield from remedies_with_longer_ttft(question)
     if looser is not None and not looser.little:
-        yield looser.advice
+        yield looser.remedy
     shorter = longest_prompt(question)
     if shorter is not None:
         yield shorter
@@ -577,7 +577,7 @@ def find_remedies(
 class LooserTimes:
     """The shortest targets that would do, one lifted if one is enough, and what they bring."""
 
-    advice: Advice
+    remedy: Remedy
     least: dict[str, float]  # what the quickest plan takes [s]
     little: bool  # whether that is less than ``LITTLE`` times what was asked for
 
@@ -596,14 +596,14 @@ def longer_times(question: Question) -> LooserTimes | None:
             least = {name: times[name] for name in names}
             above = {name: round_up(value) for name, value in least.items()}
             within = question.with_limits(**above)
-            said = " ".join(f"--{name} {show_time(value)}" for name, value in above.items())
+            said = {name: show_time(value) for name, value in above.items()}
             little = all(value < MISSED_BY_LITTLE * asked[name] for name, value in least.items())
             plan = quick_plan(within) or _best_placement(within) or found
-            return LooserTimes(Advice(said, "looser targets", plan), least, little)
+            return LooserTimes(Remedy(said, "looser targets", plan), least, little)
     return None
 
 
-def _with_drive(question: Question) -> Advice | None:
+def _with_drive(question: Question) -> Remedy | None:
     """A drive with room for all weights, where GPUs and host memory are too small for them."""
     d, limits = question.deployment, question.limits
     one = decode_point(1.0, np.ones(1), 1.0, 0.0)
@@ -616,22 +616,22 @@ def _with_drive(question: Question) -> Advice | None:
     if not can_fill_drive(wider):
         return None
     found = quick_plan(wider, ("flexgen",)) or _best_placement(wider)
-    return None if found is None else Advice(f"--disk {size / 1e9:.0f}", "an NVMe drive", found)
+    return None if found is None else Remedy({"disk": f"{size / 1e9:.0f}"}, "an NVMe drive", found)
 
 
-def remedies_with_longer_ttft(question: Question) -> Iterator[Advice]:
+def remedies_with_longer_ttft(question: Question) -> Iterator[Remedy]:
     """Narrower weights, and more GPUs, that would do if prompts alone were given longer."""
     d = question.deployment
-    weights = [(f"--weights {name}", replace(d, weights=name)) for name in narrower_weights(d)]
-    gpus = [(f"--tp {n}", replace(d, tp=n)) for n in larger_tp(d)]
+    weights = [({"weights": name}, replace(d, weights=name)) for name in narrower_weights(d)]
+    gpus = [({"tp": str(n)}, replace(d, tp=n)) for n in larger_tp(d)]
     caution = narrower_weights(d)
     for ways in (weights, gpus):
-        for option, other in ways:
+        for changes, other in ways:
             looser = longer_times(ask_on(question, other))
             if looser is not None and set(looser.least) == {"ttft"}:
-                said = f"{option} {looser.advice.option}"
+                both = {**changes, **looser.remedy.changes}
                 why = caution.get(other.weights, "")
-                yield replace(looser.advice, option=said, what="both together", caution=why)
+                yield replace(looser.remedy, changes=both, what="both together", caution=why)
                 break
 
 
@@ -649,14 +649,14 @@ def _plan_admitting(
     """The best row if lossy techniques, or assumed acceptances, were admitted."""
     table = search.table
     columns = dict(table.columns)
-    if option == "--lossy":
+    if option == "lossy":
         unknown = replace(q.admission, unmeasured=True)
         columns["loss"] = np.array([unknown.loss(e) for e in table.evidence])
     row = best_row(columns[q.objective], columns, wide.finite())
     return None if row is None else search.replay(row)
 
 
-def _other_gpus(q: Question) -> Iterator[Advice]:
+def _other_gpus(q: Question) -> Iterator[Remedy]:
     """GPUs of the catalogue that meet all limits, the cheapest or else the smallest first."""
 
     def order(h: Hardware) -> tuple[float, float]:
@@ -676,10 +676,10 @@ def _other_gpus(q: Question) -> Iterator[Advice]:
             continue
         found = quick_plan(other, (FULL,))
         if found is not None:
-            yield Advice(f"--gpu {quote(hardware.name)}", hardware.title, found)
+            yield Remedy({"gpu": hardware.name}, hardware.title, found)
 
 
-def longest_prompt(question: Question) -> Advice | None:
+def longest_prompt(question: Question) -> Remedy | None:
     """The longest prompt for which there is a plan, to a twentieth, in round numbers."""
     w = question.workload
 
@@ -702,4 +702,4 @@ def longest_prompt(question: Question) -> Advice | None:
     step = 10 ** int(np.log10(max(low / 20, 1)))
     shorter = plan(low - low % step) if low % step else None
     low, found = (low, found) if shorter is None else (low - low % step, shorter)
-    return Advice(f"--prompt {low}", "a shorter prompt", found)
+    return Remedy({"prompt": str(low)}, "a shorter prompt", found)

@@ -33,6 +33,7 @@ from kvsim.planner.table import (
     SAMPLED_CONTEXTS,
     Options,
     TableSearch,
+    as_good_as_best,
     candidate_batches,
     measures,
     tabulate,
@@ -562,8 +563,7 @@ class ServiceSearch:
 
     def _simplest(self, played: list[PlayedOption]) -> PlayedOption:
         """Of what is as good as the best."""
-        best = max(played, key=lambda o: o.value)
-        near = [o for o in played if o.value >= best.value * (1 - o.margin(best))]
+        near = as_good_as_best(played, lambda o: -o.value, PlayedOption.margin)
         return min(near, key=lambda o: (o.rank, -o.value))
 
     def solve(self) -> ServicePlan | None:

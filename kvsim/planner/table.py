@@ -9,6 +9,7 @@ that is as good as the best within the known error.
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,7 @@ from kvsim.techniques.technique import Technique
 
 # choosing rows
 
+T = TypeVar("T")
 Column = NDArray[np.floating]
 Rows = NDArray[np.intp]
 LIMIT_SLACK = 1e-9  # relative slack of a limit: rounding, far below what any prediction means
@@ -80,6 +82,27 @@ def rows_as_good(objective: Column, rows: Rows, value: float, error: float) -> R
     return rows[objective[rows] <= value + error * abs(value)]
 
 
+def as_good_as_best(
+    some: Iterable[T], goal: Callable[[T], float], margin: Callable[[T, T], float]
+) -> list[T]:
+    """Those options that are no worse than the best by more than a margin.
+
+    Parameters
+    ----------
+    some : at least one option.
+    goal : of an option, to be small.
+    margin : by how much of its goal the best must beat an option to be preferred to it.
+    """
+    every = list(some)
+    best = min(every, key=goal)
+    top = goal(best)
+    return [
+        x
+        for x in every
+        if goal(x) <= top + max(margin(x, best), LIMIT_SLACK) * abs(top) or x is best
+    ]
+
+
 def simplest_row(
     objective: Column,
     latency: Column,
@@ -101,24 +124,20 @@ def simplest_row(
     groups : what belongs together, by row; errors within a group nearly cancel.
     rank : simplicity of a row, equal within a group; lower is simpler.
     size : what a group's rows differ in, to be small.
-    between : relative error between the groups of two rows, the first the best.
+    between : relative error between the groups of two rows.
     inside : relative error within a group.
     """
-    first = int(rows[np.argmin(objective[rows])])
-    value = float(objective[first])
     members: dict[Hashable, list[int]] = {}
     for row in rows:
         members.setdefault(groups[row], []).append(int(row))
-    near: dict[Hashable, int] = {}
-    for group, some in members.items():
-        mine = np.array(some)
-        top = float(objective[mine].min())
-        if top <= value + max(between(first, some[0]), LIMIT_SLACK) * abs(value):
-            good = rows_as_good(objective, mine, top, inside)
-            near[group] = int(min(good, key=lambda r: (size[r], latency[r], objective[r])))
-    ranks = {row: rank(row) for row in near.values()}
-    lowest = min(ranks.values())
-    left = [row for row, own in ranks.items() if own == lowest]
+    tops = [min(some, key=lambda row: float(objective[row])) for some in members.values()]
+    near = []
+    for top in as_good_as_best(tops, lambda row: float(objective[row]), between):
+        mine = np.array(members[groups[top]])
+        good = rows_as_good(objective, mine, float(objective[top]), inside)
+        near.append(int(min(good, key=lambda r: (size[r], latency[r], objective[r]))))
+    lowest = min(map(rank, near))
+    left = [row for row in near if rank(row) == lowest]
     fastest = min(float(latency[row]) for row in left)
     quick = [row for row in left if latency[row] <= fastest * CLEARLY_SLOWER]
     return min(quick, key=lambda row: float(objective[row]))
@@ -462,7 +481,7 @@ class TableSearch:
             self._rank,
             t.batch,
             rows,
-            lambda first, row: self.q.between(t.technique[first], t.technique[row]),
+            lambda row, best: self.q.between(t.technique[best], t.technique[row]),
             SETTINGS_ERROR if self.q.error is None else min(SETTINGS_ERROR, self.q.error),
         )
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.emit.served import serve_prediction
 from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment, basis
-from kvsim.planner.alternatives import LABELS, NARROW, Advice, NoPlanError, score
+from kvsim.planner.alternatives import LABELS, NARROW, NoPlanError, Remedy, score
 from kvsim.planner.plan import ChosenPlan
 from kvsim.planner.sensitivity import BREAKPOINT_FACTORS, LIKELY_ENOUGH, Binding, Breakpoint
 from kvsim.prediction.generate import Prediction
@@ -144,17 +144,13 @@ def _describe_jobs(jobs: Row) -> str:
     return f"{jobs['count']:,} such requests take {seconds(3600 * jobs['hours'])}{price}."
 
 
-def make_empty_result(
-    none: NoPlanError, deployment: Deployment, command: str = ""
-) -> Result[NoPlanError]:
+def make_empty_result(none: NoPlanError, command: str = "") -> Result[NoPlanError]:
     """Make the answer of ``kvsim plan`` where nothing is within the limits.
 
     Parameters
     ----------
     none
         Why there is no plan, and what would allow one.
-    deployment
-        Deployment that was asked for.
     command
         Command line that gives the same.
 
@@ -164,8 +160,8 @@ def make_empty_result(
         Answer with advice and no choice.
     """
     answer = _write_empty_answer(none)
-    advised = [_advice(a) for a in none.advice]
-    rows = [row["predicted"] | {"option": row["option"]} for row in advised if row["predicted"]]
+    advised = [_advice(a) for a in none.remedies]
+    rows = [row["predicted"] | {"option": row["option"]} for row in advised]
     columns = [
         text_column("change", "option"),
         text_column("technique", "technique"),
@@ -180,7 +176,7 @@ def make_empty_result(
     }
     return Result(
         command,
-        names.describe_deployment(deployment),
+        names.describe_deployment(none.deployment),
         answer,
         fields,
         none,
@@ -268,12 +264,12 @@ def plan_fields(result: ChosenPlan) -> Row:
     }
 
 
-def _advice(advised: Advice) -> Row:
+def _advice(advised: Remedy) -> Row:
     """Make the row of a change of the question, and what it would bring."""
     return {
         **pick(advised, "option", "what", "gain", "caution"),
         "words": str(advised),
-        "predicted": advised.prediction and _summarize_prediction(advised.prediction),
+        "predicted": _summarize_prediction(advised.prediction),
     }
 
 
@@ -414,13 +410,13 @@ def _write_answer(plan: ChosenPlan, chosen: Row) -> Answer:
 
 def _write_empty_answer(none: NoPlanError) -> Answer:
     """Advise what to change where nothing is within the limits."""
-    first = none.advice[0] if none.advice else None
+    first = none.remedies[0] if none.remedies else None
     needed = ["No plan meets the limits."]
     if first is not None:
         needed.append(f"{first} does." if first.prediction else f"Try {first}.")
     return Answer(
         verdict=verdict(needed),
-        changes=[*(f"{a}." for a in none.advice), *_relaxations(none)],
+        changes=[*(f"{a}." for a in none.remedies), *_relaxations(none)],
     )
 
 
@@ -691,11 +687,11 @@ def _list_settings(plan: ChosenPlan) -> Iterator[str]:
     p = plan.choice
     able = list_engines(p)
     if p.technique.streams_weights and p.batch[0] > 1:
-        batch, tokens = number(p.batch), number(p.batch) * p.prompt
-        limits = f" with --max-seqs {batch:.0f} --max-tokens {tokens:.0f}"
+        batch = int(p.batch[0])
         yield (
             f"This rate is that of closed batches: all {units.integer(batch)} prompts share each "
-            f"transfer of the weights. `kvsim simulate`{limits} plays them."
+            f"transfer of the weights. `kvsim simulate` with --max-seqs {batch} --max-tokens "
+            f"{batch * p.prompt} plays them."
         )
     if not able:
         name = phrase_technique(p.technique)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 from kvsim.emit.served import serve_costs
 from kvsim.machines.deployment import basis
+from kvsim.planner.alternatives import NoPlanError
 from kvsim.planner.load import Carried
-from kvsim.planner.remedies import NoServiceError, Otherwise
+from kvsim.planner.remedies import Otherwise
 from kvsim.planner.service import ClassPlan, PlayedOption, ServicePlan
 from kvsim.quality.evidence import Evidence
 from kvsim.quality.measured import PERPLEXITY
@@ -154,7 +155,7 @@ def make_result(
     )
 
 
-def make_empty_result(none: NoServiceError, command: str = "") -> Result[NoServiceError]:
+def make_empty_result(none: NoPlanError, command: str = "") -> Result[NoPlanError]:
     """Make the answer where nothing keeps the targets: what does, each with its command.
 
     Parameters
@@ -169,9 +170,10 @@ def make_empty_result(none: NoServiceError, command: str = "") -> Result[NoServi
             "option": r.option,
             "command": _changed(command, r.changes),
             "caution": r.caution,
-            **_figures(r.carried),
+            **_figures(r.gives),
         }
         for r in none.remedies
+        if isinstance(r.gives, Carried)
     ]
     first = f"{none.remedies[0].option} does." if none.remedies else ""
     answer = Answer(

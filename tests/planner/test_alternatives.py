@@ -12,7 +12,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.planner import alternatives, question, sensitivity
-from kvsim.planner.alternatives import Advice, NoPlanError, describe_cost, describe_gap
+from kvsim.planner.alternatives import NoPlanError, Remedy, describe_cost, describe_gap
 from kvsim.planner.plan import ChosenPlan, _apart, answer
 from kvsim.planner.question import (
     DEFAULT_TPOT,
@@ -114,8 +114,8 @@ def test_targets_are_loosened_one_at_a_time_where_one_is_enough(
 
         monkeypatch.setattr(sensitivity, "quick_plan", quick)
         found = sensitivity.longer_times(asked)
-        assert found is not None and found.advice.option.startswith(option)
-        assert found.advice.option.count("--") == len(free) == len(found.least)
+        assert found is not None and found.remedy.option.startswith(option)
+        assert found.remedy.option.count("--") == len(free) == len(found.least)
         *sought, asked_then = questions
         assert all(q.objective == "latency" for q in sought)
         assert asked_then.objective == ASKED.objective  # what one gets who loosens them so
@@ -130,7 +130,7 @@ def test_weights_or_gpus_with_a_longer_ttft_where_neither_does_alone() -> None:
     asked = Question(d, Workload(100_000, 100, service=True), "throughput", limits)
     with pytest.raises(alternatives.NoPlanError) as caught:
         answer(asked)
-    narrow, more, offloaded = caught.value.advice
+    narrow, more, offloaded = caught.value.remedies
     assert narrow.option.startswith("--weights fp8 --ttft ")
     assert narrow.caution.startswith("score at most ")
     assert more.option.startswith("--tp 2 --ttft ") and not more.caution
@@ -154,7 +154,7 @@ def test_another_deployment_has_the_same_share_of_its_memory() -> None:
     assert alternatives.ask_on(ASKED, replace(D, tp=2)).limits == ASKED.limits
 
 
-def changed(monkeypatch: pytest.MonkeyPatch, d: Deployment, fits: Any) -> list[Advice]:
+def changed(monkeypatch: pytest.MonkeyPatch, d: Deployment, fits: Any) -> list[Remedy]:
     def tried(q: Question, deployment: Deployment) -> Prediction | None:
         return predicted(d=deployment) if fits(deployment) else None
 
@@ -227,12 +227,12 @@ def test_narrower_weights_that_bring_no_more_are_not_advised(
 ) -> None:
     worth = {"fp8": 3.0, "int8": 2.0, "int4": 3.5}
     every = [
-        Advice(f"--weights {w}", "", predicted(batch=i + 1), caution=alternatives.NARROW)
+        Remedy({"weights": w}, "", predicted(batch=i + 1), caution=alternatives.NARROW)
         for i, w in enumerate(worth)
     ]
     values = list(worth.values())
     monkeypatch.setattr(alternatives, "score", lambda q, p: values[int(p.batch[0]) - 1])
-    more = Advice("--tp 2", "2 GPUs", predicted())
+    more = Remedy({"tp": "2"}, "2 GPUs", predicted())
     kept = [a.option for a in alternatives.drop_dominated(ASKED, [*every, more])]
     assert kept == ["--weights fp8", "--weights int4", "--tp 2"]
 
@@ -243,8 +243,8 @@ def test_targets_missed_by_little_are_loosened_first_and_defaults_are_called_so(
                      PlanLimits(70 * GIB, 100 * GIB, 0.8, 0.1))  # fmt: skip
     with pytest.raises(alternatives.NoPlanError) as caught:
         answer(asked)
-    first = caught.value.advice[0]
-    assert first.option.startswith("--ttft ") and first.prediction is not None
+    first = caught.value.remedies[0]
+    assert first.option.startswith("--ttft ")
     assert 0.8 < float(first.prediction.ttft_s[0]) <= 1.6
     assert "instead of the default" not in str(caught.value)
     with pytest.raises(alternatives.NoPlanError, match=r"TTFT would have to be .* the default 2 s"):
@@ -252,11 +252,11 @@ def test_targets_missed_by_little_are_loosened_first_and_defaults_are_called_so(
 
 
 def test_advice_brings_a_fifth_more_or_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    def better(share: float) -> list[Advice]:
+    def better(share: float) -> list[Remedy]:
         monkeypatch.setattr(
             alternatives, "score", lambda q, p: 10.0 if p.technique.name == "full" else 10.0 * share
         )
-        some = Advice("--tp 2", "2 GPUs", predicted(text="kivi"))
+        some = Remedy({"tp": "2"}, "2 GPUs", predicted(text="kivi"))
         monkeypatch.setattr(alternatives, "deployment_changes", lambda question: iter([some]))
         return alternatives.find_advice(ASKED, predicted())
 
@@ -289,17 +289,16 @@ def test_a_change_that_cannot_run_is_no_advice(monkeypatch: pytest.MonkeyPatch) 
 
 def test_advice_reads_as_one_clause() -> None:
     p = predicted()
-    text = str(Advice("--tp 2", "2 GPUs", p))
+    text = str(Remedy({"tp": "2"}, "2 GPUs", p))
     ttft, tpot = (question.format_seconds(float(x[0])) for x in (p.ttft_s, p.tpot_s))
     times = f"TTFT {ttft}, TPOT {tpot}"
     rate = f"{float(p.output_tok_s[0]):,.0f}"
     assert text == f"--tp 2 (full KV at batch 4: {times}, {rate} tok/s)"
-    assert "TPOT" not in str(Advice("--tp 2", "2 GPUs", replace(p, generate=1)))
-    assert str(Advice("--tp 2", "2", predicted(d=replace(D, tp=2)))).endswith("tok/s on 2 GPUs)")
+    assert "TPOT" not in str(Remedy({"tp": "2"}, "2 GPUs", replace(p, generate=1)))
+    assert str(Remedy({"tp": "2"}, "2", predicted(d=replace(D, tp=2)))).endswith("tok/s on 2 GPUs)")
     assert "(mixed placement at" in str(
-        Advice("--tpot 1s", "", predicted(text="place:cpu_share=1"))
+        Remedy({"tpot": "1s"}, "", predicted(text="place:cpu_share=1"))
     )
-    assert str(Advice("--prompt 9", "a shorter prompt", None)) == "--prompt 9 (a shorter prompt)"
 
 
 def test_other_gpus_have_more_memory_and_come_cheapest_first(
@@ -493,7 +492,7 @@ def test_a_drive_is_a_remedy_where_weights_exceed_gpu_and_host_and_then_plans() 
     }  # fmt: skip
     with pytest.raises(NoPlanError, match="disk 350") as none:
         kvsim.plan(**asked)
-    (drive,) = (a for a in none.value.advice if "disk" in a.option)
+    (drive,) = (a for a in none.value.remedies if "disk" in a.option)
     found = kvsim.plan(disk=350, **asked)
     assert drive.prediction is not None and isinstance(found.found, ChosenPlan)
     assert found.found.choice.output_tok_s[0] >= drive.prediction.output_tok_s[0]
