@@ -282,7 +282,7 @@ QUICK_TECHNIQUES = (FULL, "offload")  # what a first look at another deployment 
 
 
 @frozen
-class Remedy:
+class PlanRemedy:
     """A change of the question, and what it would bring.
 
     Attributes
@@ -355,7 +355,7 @@ class NoPlanError(InfeasibleError):
     def __init__(
         self,
         text: str,
-        remedies: Sequence[Remedy],
+        remedies: Sequence[PlanRemedy],
         deployment: Deployment,
         relaxations: Mapping[str, float] | None = None,
     ) -> None:
@@ -385,7 +385,7 @@ def ask_on(question: Question, deployment: Deployment) -> Question:
     )
 
 
-def deployment_changes(question: Question) -> Iterator[Remedy]:
+def deployment_changes(question: Question) -> Iterator[PlanRemedy]:
     """Other weights and more GPUs, the gentlest first, where they allow a plan.
 
     Both together where no weights do alone: on the fewest GPUs, if those are fewer than without.
@@ -397,7 +397,7 @@ def deployment_changes(question: Question) -> Iterator[Remedy]:
         found = _try_deployment(question, replace(d, weights=name))
         if found is not None:
             alone = True
-            yield Remedy({"weights": name}, f"{name} weights", found, caution=caution)
+            yield PlanRemedy({"weights": name}, f"{name} weights", found, caution=caution)
     more = _first_plan(question, [(n, d.weights) for n in counts])
     if not alone:
         room = [n for n in counts if more is None or n < more.deployment.gpus]
@@ -411,10 +411,10 @@ def deployment_changes(question: Question) -> Iterator[Remedy]:
         for (n, name), found in both.items():
             what = f"{name} weights on {n} GPUs"
             both_changed = {"weights": name, "tp": str(n)}
-            yield Remedy(both_changed, what, found, caution=formats[name])
+            yield PlanRemedy(both_changed, what, found, caution=formats[name])
     if more is not None:
         n = more.deployment.gpus
-        yield Remedy({"tp": str(n)}, f"{n} GPUs", more)
+        yield PlanRemedy({"tp": str(n)}, f"{n} GPUs", more)
 
 
 def narrower_weights(deployment: Deployment) -> dict[str, str]:
@@ -463,7 +463,7 @@ def _try_deployment(q: Question, deployment: Deployment) -> Prediction | None:
         return None
 
 
-def drop_dominated(question: Question, every: Iterable[Remedy]) -> Iterator[Remedy]:
+def drop_dominated(question: Question, every: Iterable[PlanRemedy]) -> Iterator[PlanRemedy]:
     """Changes, but no narrower weights that bring less than wider ones."""
     most = 0.0
     for advice in every:
@@ -475,7 +475,7 @@ def drop_dominated(question: Question, every: Iterable[Remedy]) -> Iterator[Reme
         yield advice
 
 
-def find_advice(question: Question, choice: Prediction) -> list[Remedy]:
+def find_advice(question: Question, choice: Prediction) -> list[PlanRemedy]:
     """Changes of weights or GPUs that would bring much more, per GPU, or meet what is missed.
 
     Where no engine runs the choice, also those that bring less.

@@ -14,7 +14,7 @@ from kvsim.planner.alternatives import (
     Alternative,
     Knee,
     NoPlanError,
-    Remedy,
+    PlanRemedy,
     Waves,
     best_runnable,
     find_advice,
@@ -73,7 +73,7 @@ class ChosenPlan:
     waves: Waves | None
     binding: list[Binding]
     prices: dict[str, float]  # change -> relative gain of the objective
-    advice: list[Remedy]
+    advice: list[PlanRemedy]
     solver: Solved
     likely: TargetProbability  # how sure the targets are kept
     table: Options  # every option, for reports

@@ -16,7 +16,7 @@ from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment, list_layouts
 from kvsim.machines.profiles import hardware_names, load_hardware
-from kvsim.planner.alternatives import NoPlanError, Remedy
+from kvsim.planner.alternatives import NoPlanError, PlanRemedy
 from kvsim.planner.load import IDLE, Carried, Load, ServiceLevel, known_factors
 from kvsim.planner.question import (
     GIB,
@@ -53,7 +53,7 @@ LOSSY_TRIED = 3  # techniques that lose more than was admitted, the mildest firs
 class _Tried:
     """A remedy, the targets with it, and whether it carries so little that others outdo it."""
 
-    remedy: Remedy
+    remedy: PlanRemedy
     carried: Carried
     asked: ServiceLevel
     poor: bool
@@ -266,7 +266,7 @@ def _first(freed: Iterable[_Freed]) -> _Tried | None:
                 given = {"tp": d.tp, "pp": d.pp, "dp": d.dp, "ep": d.ep}
                 changes |= {k: str(n) for k, n in given.items() if n > 1 or k == "tp"}
             little = found.carried.each_per_s < WORTH_NAMING * found.candidate.guess
-            remedy = Remedy(changes, "", found.carried, caution=one.caution)
+            remedy = PlanRemedy(changes, "", found.carried, caution=one.caution)
             tried = _Tried(remedy, found.carried, one.question.asked, little)
             if not little:
                 return tried

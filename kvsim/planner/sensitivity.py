@@ -23,7 +23,7 @@ from kvsim.machines.profiles import hardware_names, load_hardware, with_drive
 from kvsim.planner.alternatives import (
     LABELS,
     NoPlanError,
-    Remedy,
+    PlanRemedy,
     admitting_options,
     ask_on,
     deployment_changes,
@@ -534,7 +534,7 @@ def format_limit(name: str, value: float) -> str:
 
 def find_remedies(
     question: Question, search: TableSearch | None = None, looser: "LooserTimes | None" = None
-) -> Iterator[Remedy]:
+) -> Iterator[PlanRemedy]:
     """Changes that meet every limit: of times, quality, batch, weights, GPUs, the GPU, the context.
 
     The smallest comes first: targets that are missed by little.
@@ -549,13 +549,13 @@ def find_remedies(
         ):
             found = _plan_admitting(question, search, option, wide)
             if found is not None:
-                yield Remedy({option: ""}, "other techniques", found)
+                yield PlanRemedy({option: ""}, "other techniques", found)
         if question.workload.batch is not None and question.workload.batch > 1:
             free = replace(question, workload=replace(question.workload, batch=None))
             smaller = quick_plan(free)
             if smaller is not None:
                 batch = {"batch": f"{float(smaller.batch[0]):.0f}"}
-                yield Remedy(batch, "a smaller batch", smaller)
+                yield PlanRemedy(batch, "a smaller batch", smaller)
     alone = list(drop_dominated(question, deployment_changes(question)))
     yield from alone
     drive = _with_drive(question)
@@ -577,7 +577,7 @@ def find_remedies(
 class LooserTimes:
     """The shortest targets that would do, one lifted if one is enough, and what they bring."""
 
-    remedy: Remedy
+    remedy: PlanRemedy
     least: dict[str, float]  # what the quickest plan takes [s]
     little: bool  # whether that is less than ``LITTLE`` times what was asked for
 
@@ -599,11 +599,11 @@ def longer_times(question: Question) -> LooserTimes | None:
             said = {name: show_time(value) for name, value in above.items()}
             little = all(value < MISSED_BY_LITTLE * asked[name] for name, value in least.items())
             plan = quick_plan(within) or _best_placement(within) or found
-            return LooserTimes(Remedy(said, "looser targets", plan), least, little)
+            return LooserTimes(PlanRemedy(said, "looser targets", plan), least, little)
     return None
 
 
-def _with_drive(question: Question) -> Remedy | None:
+def _with_drive(question: Question) -> PlanRemedy | None:
     """A drive with room for all weights, where GPUs and host memory are too small for them."""
     d, limits = question.deployment, question.limits
     one = decode_point(1.0, np.ones(1), 1.0, 0.0)
@@ -616,10 +616,12 @@ def _with_drive(question: Question) -> Remedy | None:
     if not can_fill_drive(wider):
         return None
     found = quick_plan(wider, ("flexgen",)) or _best_placement(wider)
-    return None if found is None else Remedy({"disk": f"{size / 1e9:.0f}"}, "an NVMe drive", found)
+    return (
+        None if found is None else PlanRemedy({"disk": f"{size / 1e9:.0f}"}, "an NVMe drive", found)
+    )
 
 
-def remedies_with_longer_ttft(question: Question) -> Iterator[Remedy]:
+def remedies_with_longer_ttft(question: Question) -> Iterator[PlanRemedy]:
     """Narrower weights, and more GPUs, that would do if prompts alone were given longer."""
     d = question.deployment
     weights = [({"weights": name}, replace(d, weights=name)) for name in narrower_weights(d)]
@@ -656,7 +658,7 @@ def _plan_admitting(
     return None if row is None else search.replay(row)
 
 
-def _other_gpus(q: Question) -> Iterator[Remedy]:
+def _other_gpus(q: Question) -> Iterator[PlanRemedy]:
     """GPUs of the catalogue that meet all limits, the cheapest or else the smallest first."""
 
     def order(h: Hardware) -> tuple[float, float]:
@@ -676,10 +678,10 @@ def _other_gpus(q: Question) -> Iterator[Remedy]:
             continue
         found = quick_plan(other, (FULL,))
         if found is not None:
-            yield Remedy({"gpu": hardware.name}, hardware.title, found)
+            yield PlanRemedy({"gpu": hardware.name}, hardware.title, found)
 
 
-def longest_prompt(question: Question) -> Remedy | None:
+def longest_prompt(question: Question) -> PlanRemedy | None:
     """The longest prompt for which there is a plan, to a twentieth, in round numbers."""
     w = question.workload
 
@@ -702,4 +704,4 @@ def longest_prompt(question: Question) -> Remedy | None:
     step = 10 ** int(np.log10(max(low / 20, 1)))
     shorter = plan(low - low % step) if low % step else None
     low, found = (low, found) if shorter is None else (low - low % step, shorter)
-    return Remedy({"prompt": str(low)}, "a shorter prompt", found)
+    return PlanRemedy({"prompt": str(low)}, "a shorter prompt", found)

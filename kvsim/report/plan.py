@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.emit.served import serve_prediction
 from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment, basis
-from kvsim.planner.alternatives import LABELS, NARROW, NoPlanError, Remedy, score
+from kvsim.planner.alternatives import LABELS, NARROW, NoPlanError, PlanRemedy, score
 from kvsim.planner.plan import ChosenPlan
 from kvsim.planner.sensitivity import BREAKPOINT_FACTORS, LIKELY_ENOUGH, Binding, Breakpoint
 from kvsim.prediction.generate import Prediction
@@ -264,7 +264,7 @@ def plan_fields(result: ChosenPlan) -> Row:
     }
 
 
-def _advice(advised: Remedy) -> Row:
+def _advice(advised: PlanRemedy) -> Row:
     """Make the row of a change of the question, and what it would bring."""
     return {
         **pick(advised, "option", "what", "gain", "caution"),

@@ -12,7 +12,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.planner import alternatives, question, sensitivity
-from kvsim.planner.alternatives import NoPlanError, Remedy, describe_cost, describe_gap
+from kvsim.planner.alternatives import NoPlanError, PlanRemedy, describe_cost, describe_gap
 from kvsim.planner.plan import ChosenPlan, _apart, answer
 from kvsim.planner.question import (
     DEFAULT_TPOT,
@@ -154,7 +154,7 @@ def test_another_deployment_has_the_same_share_of_its_memory() -> None:
     assert alternatives.ask_on(ASKED, replace(D, tp=2)).limits == ASKED.limits
 
 
-def changed(monkeypatch: pytest.MonkeyPatch, d: Deployment, fits: Any) -> list[Remedy]:
+def changed(monkeypatch: pytest.MonkeyPatch, d: Deployment, fits: Any) -> list[PlanRemedy]:
     def tried(q: Question, deployment: Deployment) -> Prediction | None:
         return predicted(d=deployment) if fits(deployment) else None
 
@@ -227,12 +227,12 @@ def test_narrower_weights_that_bring_no_more_are_not_advised(
 ) -> None:
     worth = {"fp8": 3.0, "int8": 2.0, "int4": 3.5}
     every = [
-        Remedy({"weights": w}, "", predicted(batch=i + 1), caution=alternatives.NARROW)
+        PlanRemedy({"weights": w}, "", predicted(batch=i + 1), caution=alternatives.NARROW)
         for i, w in enumerate(worth)
     ]
     values = list(worth.values())
     monkeypatch.setattr(alternatives, "score", lambda q, p: values[int(p.batch[0]) - 1])
-    more = Remedy({"tp": "2"}, "2 GPUs", predicted())
+    more = PlanRemedy({"tp": "2"}, "2 GPUs", predicted())
     kept = [a.option for a in alternatives.drop_dominated(ASKED, [*every, more])]
     assert kept == ["--weights fp8", "--weights int4", "--tp 2"]
 
@@ -252,11 +252,11 @@ def test_targets_missed_by_little_are_loosened_first_and_defaults_are_called_so(
 
 
 def test_advice_brings_a_fifth_more_or_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    def better(share: float) -> list[Remedy]:
+    def better(share: float) -> list[PlanRemedy]:
         monkeypatch.setattr(
             alternatives, "score", lambda q, p: 10.0 if p.technique.name == "full" else 10.0 * share
         )
-        some = Remedy({"tp": "2"}, "2 GPUs", predicted(text="kivi"))
+        some = PlanRemedy({"tp": "2"}, "2 GPUs", predicted(text="kivi"))
         monkeypatch.setattr(alternatives, "deployment_changes", lambda question: iter([some]))
         return alternatives.find_advice(ASKED, predicted())
 
@@ -289,15 +289,17 @@ def test_a_change_that_cannot_run_is_no_advice(monkeypatch: pytest.MonkeyPatch) 
 
 def test_advice_reads_as_one_clause() -> None:
     p = predicted()
-    text = str(Remedy({"tp": "2"}, "2 GPUs", p))
+    text = str(PlanRemedy({"tp": "2"}, "2 GPUs", p))
     ttft, tpot = (question.format_seconds(float(x[0])) for x in (p.ttft_s, p.tpot_s))
     times = f"TTFT {ttft}, TPOT {tpot}"
     rate = f"{float(p.output_tok_s[0]):,.0f}"
     assert text == f"--tp 2 (full KV at batch 4: {times}, {rate} tok/s)"
-    assert "TPOT" not in str(Remedy({"tp": "2"}, "2 GPUs", replace(p, generate=1)))
-    assert str(Remedy({"tp": "2"}, "2", predicted(d=replace(D, tp=2)))).endswith("tok/s on 2 GPUs)")
+    assert "TPOT" not in str(PlanRemedy({"tp": "2"}, "2 GPUs", replace(p, generate=1)))
+    assert str(PlanRemedy({"tp": "2"}, "2", predicted(d=replace(D, tp=2)))).endswith(
+        "tok/s on 2 GPUs)"
+    )
     assert "(mixed placement at" in str(
-        Remedy({"tpot": "1s"}, "", predicted(text="place:cpu_share=1"))
+        PlanRemedy({"tpot": "1s"}, "", predicted(text="place:cpu_share=1"))
     )
 
 
