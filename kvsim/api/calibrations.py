@@ -323,23 +323,22 @@ def _measure_machine(inputs: Inputs) -> "Result[Row]":
     check_same(out, found.name)
     place = devices.place(where, quick)
     in_use = devices.context_memory(where)
-    log = Log.open(out.with_suffix(".samples.jsonl"), devices.header(found, quick))
+    samples = out.with_suffix(".samples.jsonl")
+    log = Log.open(samples, devices.header(found, quick))
     if log.done:
         print_note(f"continuing after {len(log.done)} finished units of measurements")
-    with locked(log.path):
+    with locked(samples):
         try:
             run_suite(place, log, print_note)
         except KeyboardInterrupt:
-            print_note(
-                f"{len(log.samples)} measurements are in {log.path}; run it again to continue"
-            )
+            print_note(f"{len(log.items)} measurements are in {samples}; run it again to continue")
             raise
     notes = devices.suspicions(devices.describe(where))
     host = devices.host_memory()
     conditions = (*devices.conditions(found, place), *notes)
     machine = Machine(found.name, found.memory, host, in_use, place.cache, conditions)
     on_gpu, today = where.type == "cuda", str(date.today())
-    return _fit_machine(out, log.samples, machine, notes, on_gpu, today).result(inputs)
+    return _fit_machine(out, log.items, machine, notes, on_gpu, today).result(inputs)
 
 
 def _fit_bundle(inputs: Inputs) -> "Result[Row]":

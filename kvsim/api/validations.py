@@ -206,7 +206,7 @@ def _compare_times(
     from kvsim.validate.bench import device as devices
     from kvsim.validate.machine import find_device
     from kvsim.validate.techniques import check_known
-    from kvsim.validate.times.compared import Compared, KeptPoints, SkippedPoint, summarise
+    from kvsim.validate.times.compared import Compared, SkippedPoint, keep_points, summarise
     from kvsim.validate.times.points import Grid, compare_times
     from kvsim.version import __version__
 
@@ -227,9 +227,9 @@ def _compare_times(
     missing: list[SkippedPoint] = []
     profile = sha256(f"{hardware} {stack}".encode()).hexdigest()
     about = {"device": here.name, "profile": profile, "kvsim": __version__}
-    kept = KeptPoints(beside.with_name(f"{Path(inputs.gpu).stem}.points.jsonl"), about)
-    if kept.found:
-        print_note(f"continuing after {len(kept.found)} that {kept.path} holds")
+    kept = keep_points(beside.with_name(f"{Path(inputs.gpu).stem}.points.jsonl"), about)
+    if kept.done:
+        print_note(f"continuing after {len(kept.done)} that {kept.path} holds")
     whole = False
     try:
         for step in compare_times(grid, techniques, where, place.half, hardware, stack, kept):
@@ -256,7 +256,7 @@ def _compare_times(
         with own_output():
             text = read_text(beside, TOML_PROFILE)
             replace_text(beside, with_error(text, known))
-    if len(found) == len(kept.found):  # else it holds what another command asked for
+    if len(found) == len(kept.done):  # else it holds what another command asked for
         kept.remove()
     limit = inputs.max_error
     passed = limit is None or summary.median <= limit
@@ -335,10 +335,14 @@ def validate_layers(inputs: Inputs) -> "Result[Any]":
     """
     check_torch()
     from kvsim.quality.layers import assign, write
-    from kvsim.quality.unfinished import Unfinished
     from kvsim.report.validate import Executed, make_layer_result
     from kvsim.techniques import parse
-    from kvsim.validate.quality.measure import OpenedCheckpoint, executed, measure_layers
+    from kvsim.validate.quality.measure import (
+        OpenedCheckpoint,
+        executed,
+        keep_losses,
+        measure_layers,
+    )
     from kvsim.validate.quality.settings import Reading, check_reading
     from kvsim.validate.quality.text import read_text
 
@@ -353,9 +357,9 @@ def validate_layers(inputs: Inputs) -> "Result[Any]":
     group = max(g for g in (8, 16, 32, 64) if head % g == 0 or g == 8)
     sizes = [inputs.batch, inputs.prompt, inputs.generate]
     out = None if inputs.out is None else str(inputs.out)
-    so_far = Unfinished.resume(out, {**about, "sizes": sizes, "group": group})
-    if so_far.runs:
-        print_note(f"{len(so_far.runs)} runs are done already ({so_far.path})")
+    so_far = keep_losses(out, {**about, "sizes": sizes, "group": group})
+    if so_far.done:
+        print_note(f"{len(so_far.done)} runs are done already ({so_far.path})")
     losses, plan = None, None
     for step in measure_layers(decoder, reading, texts, group, about, so_far=so_far):
         if isinstance(step, str):

@@ -315,7 +315,7 @@ def test_a_log_keeps_finished_benchmarks_and_drops_what_was_torn(tmp_path: Path)
         assert again.done == {"launch": first}
         assert path.read_bytes() == whole
     path.write_bytes(complete)
-    assert Log.open(path, header).samples == kept
+    assert Log.open(path, header).items == kept
     assert read_samples(path) == (header, kept)
 
 

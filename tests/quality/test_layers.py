@@ -16,13 +16,11 @@ from kvsim.models.configs import load_model
 from kvsim.options import Inputs
 from kvsim.planner.plan import make_plan
 from kvsim.planner.question import Admission, PlanLimits, Workload
-from kvsim.quality import unfinished
 from kvsim.quality.layers import LayerLosses, assign, build, load, offered, write
-from kvsim.quality.unfinished import Unfinished
 from kvsim.techniques import Technique, parse
 from kvsim.techniques.axes.base import Term
 from kvsim.traces.attention import shipped_traces
-from kvsim.validate.quality.measure import executed, measure_layers, packed
+from kvsim.validate.quality.measure import executed, keep_losses, measure_layers, packed
 from kvsim.validate.quality.runs import Forced
 from kvsim.validate.quality.settings import Reading
 from tests.support.decoders import decoder, prompts
@@ -206,23 +204,21 @@ def test_a_kept_prompt_gives_what_reading_it_again_gives() -> None:
     assert measured.mean() < found.uniform[0].mean() / 3
 
 
-def test_a_measurement_goes_on_where_it_was_stopped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(unfinished, "WRITE_INTERVAL", -1.0)
+def test_a_measurement_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     model, out = decoder("llama"), str(tmp_path / "layers.json")
     texts = prompts(*[READING.length] * READING.windows)
     about = {"model": "llama", "sizes": [3, 60, 6]}
-    first = Unfinished.resume(out, about)
+    first = keep_losses(out, about)
     for i, _ in enumerate(measure_layers(model, READING, texts, 8, ABOUT, (2,), first)):
         if i == 3:
             break
-    again = Unfinished.resume(out, about)
-    assert len(again.runs) == 3 and again.runs == first.runs  # all layers, K and V of the first
-    again.runs[f"2,2 bits in 0-{model.arch.model.layers - 1}"] = [7.0] * 3
+    again = keep_losses(out, about)
+    assert len(again.done) == 3  # all layers, K and V of the first
+    assert all((again.done[name][0] == own[0]).all() for name, own in first.done.items())
+    again.done[f"2,2 bits in 0-{model.arch.model.layers - 1}"] = [np.full(3, 7.0)]
     (found,) = [x for x in measure_layers(model, READING, texts, 8, ABOUT, (2,), again)
                 if isinstance(x, LayerLosses)]  # fmt: skip
     assert (found.uniform[0] == 7.0).all() and (found.alone[:, 0, 0] > 0).all()
-    assert not Unfinished.resume(out, about | {"model": "other"}).runs
+    assert not keep_losses(out, about | {"model": "other"}).done
     again.remove()
     assert not list(tmp_path.iterdir())

@@ -359,8 +359,7 @@ PICKLES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "shelve", "mars
 EXECUTES = {"eval", "exec", "__import__"}
 ALLOWED: dict[str, set[str]] = {
     "models/catalogue.py": {"read_text"},  # what ships with kvsim
-    "quality/unfinished.py": {"unlink"},  # its own file, once the output is whole
-    "validate/times/compared.py": {"unlink"},  # as above
+    "journal.py": {"unlink"},  # its own file, once the output is whole
     "report/explore.py": {"read_text"},  # assets that ship
     "cli/command.py": {"write_text"},  # of a formatter
     "cli/session.py": {"open", "mkdir"},  # SessionState.open; results' own folder

@@ -84,7 +84,7 @@ def test_time_that_is_up_ends_a_benchmark_with_what_it_has(
     monkeypatch.setattr(suite, "perf_counter", lambda: float(next(now)))
     monkeypatch.setattr(suite, "measure", lambda timer, calls, budget: (1e-4,) * 5)
     suite.run_suite(small, log, said.append)
-    found = [sample.benchmark for sample in log.samples]
+    found = [sample.benchmark for sample in log.items]
     assert found.count("memory") >= LEAST_REQUIRED["memory"]  # no profile without it
     assert "topk" not in found
     assert any("left out, as they would take too long" in text for text in said)
@@ -111,5 +111,5 @@ def test_what_a_profile_needs_and_cannot_run_ends_at_once(
     with pytest.raises(InputError, match=words) as fault:
         suite.run_suite(small, log, lambda text: None)
     assert ("fp32" in str(fault.value)) is (lacking == "all of it")
-    kept = {sample.benchmark for sample in Log.open(log.path, {}).samples}
+    kept = {sample.benchmark for sample in Log.open(log.path, {}).items}
     assert kept == {"launch"} if lacking == "all of it" else {"launch", "gemm"}

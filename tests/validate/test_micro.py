@@ -167,7 +167,7 @@ def test_a_kernel_that_is_missing_is_skipped_and_told(
     monkeypatch.setattr(suite, "list_runs", lambda place: [])
     log, said = Log.open(tmp_path / "s.jsonl", {}), list[str]()
     suite.run_suite(SMALL, log, said.append)
-    assert log.done["broken n=1"] == [] and len(log.samples) == 3
+    assert log.done["broken n=1"] == [] and len(log.items) == 3
     assert any("skipped" in text and "no kernel image" in text for text in said)
     assert any("skipped" in text and "shared memory" in text for text in said)
     assert "measurements left, about" in said[-1]

@@ -35,9 +35,9 @@ from kvsim.validate.times import points, timed  # noqa: E402
 from kvsim.validate.times.clock import Clock  # noqa: E402
 from kvsim.validate.times.compared import (  # noqa: E402
     Compared,
-    KeptPoints,
     Measured,
     SkippedPoint,
+    keep_points,
     summarise,
 )
 from kvsim.validate.times.points import Grid, compare_times  # noqa: E402
@@ -143,7 +143,7 @@ def test_a_validation_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     path, about = tmp_path / "F.points.jsonl", {"device": "here"}
 
     def go_on() -> Generator[Compared | SkippedPoint | str, None, None]:
-        kept = KeptPoints(path, about)
+        kept = keep_points(path, about)
         yield from compare_times(SMALL, asked, CPU, torch.bfloat16, hardware, stack, kept)
 
     first = go_on()
@@ -156,10 +156,10 @@ def test_a_validation_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     assert found[0] == before and [c.technique.name for c in found] == ["full", "streamingllm"]
     assert len(steps) > len(found) and path.read_bytes().startswith(whole)
     assert list(go_on()) == found
-    about["device"] = "there"
-    assert not KeptPoints(path, about).found
     path.write_text(path.read_text() + '{"asked": 3}\n')
-    assert not KeptPoints(path, about).found
+    assert len(keep_points(path, about).done) == 2 and "asked" not in path.read_text()
+    about["device"] = "there"
+    assert not keep_points(path, about).done
 
 
 def test_what_cannot_run_at_a_point_is_left_out_and_said(

@@ -6,23 +6,21 @@ the samples of one benchmark after another, each closed by a line that says it i
 """
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
 from kvsim.errors import InputError
-from kvsim.files import SAMPLES_FILE, append, own_output, read_bytes, replace_text, truncate
+from kvsim.files import SAMPLES_FILE, read_bytes
 from kvsim.frozen import frozen
 from kvsim.graph import Op
+from kvsim.journal import Journal
 
 SAMPLES_VERSION = 1
 MAX_SAMPLE_NUMBER = 1e30  # of a number in a sample
 Case = Mapping[str, object]
-NONE: Mapping[str, str] = MappingProxyType({})
 
 
 @frozen
@@ -95,23 +93,15 @@ def sample(row: Mapping[str, Any]) -> Sample:
     return Sample(row["benchmark"], dict(row["case"]), op, runs, host)
 
 
-@dataclass
-class Log:
-    """Samples on disk: what was finished before, and what is added now.
+class Log(Journal[Sample]):
+    """Samples on disk, benchmark by benchmark."""
 
-    Parameters
-    ----------
-    header : what ran where; a log can only go on where it began.
-    """
-
-    path: Path
-    header: Mapping[str, object]
-    done: dict[str, list[Sample]] = field(default_factory=dict)  # by benchmark
-    conditions: dict[str, Mapping[str, str]] = field(default_factory=dict)  # it was measured under
+    def __init__(self, path: Path, header: Mapping[str, object]) -> None:
+        super().__init__(path, {"samples": SAMPLES_VERSION, **header}, Sample.row, sample)
 
     @classmethod
     def open(cls, path: Path, header: Mapping[str, object]) -> "Log":
-        """Start a log, or go on with one; what its last benchmark left unfinished is dropped.
+        """Start a log, or continue one; what its last benchmark left unfinished is dropped.
 
         Parameters
         ----------
@@ -120,75 +110,14 @@ class Log:
         header
             What ran where; a log can only go on where it began.
 
-        Returns
-        -------
-        Log
-            The log, with the benchmarks that are finished already.
-
         Raises
         ------
         InputError
             If the place cannot be written, or holds something else or samples of another machine.
         """
-        first = json.dumps({"samples": SAMPLES_VERSION, **header}) + "\n"
-        if not path.exists():
-            replace_text(path, first)
-            return cls(path, header)
-        with own_output():
-            text = read_bytes(path, SAMPLES_FILE)
         log = cls(path, header)
-        if text.partition(b"\n")[0] != first.encode().rstrip():
-            raise InputError(f"{path}: {_obstacle(text, header)}; move it away, or choose another")
-        kept = log._read(text, len(first.encode()))
-        if kept < len(text):
-            truncate(path, kept)
+        log.resume(replaces=False)
         return log
-
-    def append(
-        self, benchmark: str, samples: Sequence[Sample], conditions: Mapping[str, str] = NONE
-    ) -> None:
-        """Keep a finished benchmark; on disk before this returns.
-
-        Parameters
-        ----------
-        conditions : driver, clocks and temperature while it was measured, where they are known.
-
-        Raises
-        ------
-        InputError
-            If the disk is full or the place has become unwritable.
-        """
-        lines = [json.dumps(s.row()) for s in samples]
-        over = {"done": benchmark, "samples": len(samples)}
-        lines.append(json.dumps(over | ({"conditions": dict(conditions)} if conditions else {})))
-        append(self.path, "\n".join(lines) + "\n")
-        self.done[benchmark], self.conditions[benchmark] = list(samples), dict(conditions)
-
-    @property
-    def samples(self) -> list[Sample]:
-        """The samples of all parts that are done, in the order of parts."""
-        return [s for samples in self.done.values() for s in samples]
-
-    def _read(self, text: bytes, start: int) -> int:
-        """Take over every finished benchmark; where the last of them ends in the file. [B]"""
-        place = end = start
-        found: list[Sample] = []
-        for line in text[start:].splitlines(keepends=True):
-            place += len(line)
-            try:
-                row = json.loads(line)
-                if "done" not in row:
-                    found.append(sample(row))
-                    continue
-                benchmark, conditions = row["done"], row.get("conditions", {})
-            except (ValueError, KeyError, TypeError, RecursionError):
-                break
-            known = isinstance(benchmark, str) and isinstance(conditions, dict)
-            if not (line.endswith(b"\n") and known):
-                break
-            self.done[benchmark], found, end = found, [], place
-            self.conditions[benchmark] = conditions
-        return end
 
 
 def read_samples(path: Path) -> tuple[dict[str, object], list[Sample]]:
@@ -219,17 +148,5 @@ def read_samples(path: Path) -> tuple[dict[str, object], list[Sample]]:
     except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         raise InputError(f"{path}: not a file of samples that kvsim calibrate wrote") from None
     log = Log(path, header)
-    log._read(text, len(text.partition(b"\n")[0]) + 1)
-    return header, log.samples
-
-
-def _obstacle(text: bytes, header: Mapping[str, object]) -> str:
-    """What is in the way of a log."""
-    try:
-        found = json.loads(text.partition(b"\n")[0])
-        found.pop("samples")
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        return "there is another file"
-    differs = [k for k in header if found.get(k) != header[k]]
-    which = differs[0] if differs else "format"
-    return f"samples of another run ({which} was {str(found.get(which))[:60]!r})"
+    log.read(text)
+    return header, log.items

@@ -557,7 +557,7 @@ def _check_measured(
     wanted = {work.op.dtype for work in works if work.case.get("cached") != "yes"}
     found = {
         sample.op.dtype
-        for sample in log.samples
+        for sample in log.items
         if sample.benchmark == name and sample.case.get("cached") != "yes"
     }
     if wanted - found:

@@ -4,9 +4,10 @@ Facts are planted in the text and asked for at its end: whether a cache still ho
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 from itertools import pairwise
+from pathlib import Path
 from random import Random
 
 import numpy as np
@@ -16,11 +17,11 @@ from torch import Tensor
 from kvsim.console import print_note
 from kvsim.frozen import frozen
 from kvsim.graph import Array
+from kvsim.journal import Journal
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.quality.layers import LayerLosses
 from kvsim.quality.measured import family
-from kvsim.quality.unfinished import Unfinished
 from kvsim.techniques import parse
 from kvsim.techniques.technique import Technique
 from kvsim.traces.attention import AttentionTrace, Prefetch, Quality, Retrieval, Saliency, TopK
@@ -428,6 +429,27 @@ def packed(bits: int, value_bits: int, group: int, layers: range, count: int) ->
     return parse("; ".join(parts) if first or last + 1 < count else some)
 
 
+def keep_losses(out: str | None, about: Mapping[str, object]) -> Journal[Array]:
+    """Open the losses by window of finished runs, kept beside an output until it is complete.
+
+    Parameters
+    ----------
+    out
+        Path of the output; None keeps nothing on disk.
+    about
+        What is measured; a file about something else is begun anew.
+    """
+    path = None if out is None else Path(f"{out}.unfinished")
+    kept = Journal[Array](
+        path,
+        {"losses": 1, **about},
+        lambda losses: {"nat_per_token": losses.tolist()},
+        lambda row: np.array(row["nat_per_token"], dtype=float),
+    )
+    kept.resume(replaces=True)
+    return kept
+
+
 @torch.inference_mode()
 def measure_layers(
     decoder: Decoder,
@@ -436,7 +458,7 @@ def measure_layers(
     group: int,
     about: dict[str, str],
     widths: Sequence[int] = LAYER_BITS,
-    so_far: Unfinished | None = None,
+    so_far: Journal[Array] | None = None,
 ) -> Iterator[LayerLosses | str]:
     """Yields what it is about to do as text, and the losses at the end.
 
@@ -446,7 +468,7 @@ def measure_layers(
     about : ``model``, ``weights``, ``text`` and ``settings`` as the file has them.
     so_far : runs that are done already; those that follow are added.
     """
-    count, done = decoder.arch.model.layers, so_far or Unfinished()
+    count, done = decoder.arch.model.layers, so_far or keep_losses(None, {})
     yield "reading the prompts"
     kept = KeptPrompt(decoder, [text[: reading.prompt] for text in texts])
     truth = _resume(kept, parse("full"), texts).kept
@@ -457,11 +479,10 @@ def measure_layers(
 
     def losses(pair: tuple[int, int], layers: range) -> Array:
         name = f"{pair[0]},{pair[1]} bits in {layers.start}-{layers.stop - 1}"
-        found = done.run_losses(name, len(texts))
-        if found is None:
-            found = _resume(kept, packed(*pair, group, layers, count), texts, truth).by_window
-            done.record_run(name, found)
-        return found
+        if name not in done.done:
+            run = _resume(kept, packed(*pair, group, layers, count), texts, truth)
+            done.append(name, [run.by_window])
+        return done.done[name][0]
 
     for b, layer in runs:
         bits = widths[b]

@@ -11,6 +11,7 @@ import torch
 from kvsim.engine.timeline import op_spans
 from kvsim.errors import InputError, first_line
 from kvsim.frozen import frozen
+from kvsim.journal import Journal
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Hardware, Stack
 from kvsim.prediction.memory import decode_point
@@ -23,7 +24,7 @@ from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import random_weights
 from kvsim.validate.processor import available_memory
 from kvsim.validate.runner import Runner, Unit
-from kvsim.validate.times.compared import Compared, KeptPoints, Measured, Round, SkippedPoint
+from kvsim.validate.times.compared import Compared, Measured, Round, SkippedPoint, point_name
 from kvsim.validate.times.timed import (
     Counted,
     Timing,
@@ -119,7 +120,7 @@ def compare_times(
     dtype: torch.dtype,
     hardware: Hardware,
     stack: Stack,
-    kept: KeptPoints | None = None,
+    kept: Journal[Compared] | None = None,
 ) -> Iterator[Compared | SkippedPoint | str]:
     """Time techniques over a grid, and predict the same.
 
@@ -146,9 +147,9 @@ def compare_times(
         for work in grid.works(device):
             able = []
             for t in asked or representative(arch.model, work):
-                key = (arch.model.name, work.batch, work.prompt, str(t))
-                if kept and key in kept.found:
-                    yield kept.found[key]
+                known = kept.done.get(point_name(arch.model.name, work, t)) if kept else None
+                if known:
+                    yield from known
                     continue
                 try:
                     _check_room(d, t, work, device)
@@ -169,7 +170,7 @@ def compare_times(
         decoder = Decoder(group.arch, weights, length, deployment=d)
         for step in _take_turns(grid, group, decoder, runner):
             if kept and isinstance(step, tuple):
-                kept.add(*step)
+                kept.append(point_name(group.arch.model.name, work, step[0]), [step[1]])
             yield step[1] if isinstance(step, tuple) else step
 
 

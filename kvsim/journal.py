@@ -1,0 +1,135 @@
+"""What long measurements have finished: on disk after every piece, so that they can be resumed."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar
+
+from kvsim.errors import InputError
+from kvsim.files import SAMPLES_FILE, append, own_output, read_bytes, replace_text, truncate
+
+T = TypeVar("T")
+NONE: Mapping[str, str] = MappingProxyType({})
+NO_ROW = (ValueError, KeyError, TypeError, AttributeError, RecursionError, InputError)
+
+
+@dataclass
+class Journal(Generic[T]):
+    """A file with one JSON object per line: what is measured, then the rows of piece after piece.
+
+    A line that names a piece closes its rows. What follows the last such line was being written
+    when a run ended, and is cut off.
+
+    Parameters
+    ----------
+    path
+        The file; None keeps everything in memory alone.
+    about
+        What is measured, the object of the first line.
+    write, parse
+        An item to its row, and back.
+    done
+        Items of every finished piece, by name.
+    conditions
+        What each piece was measured under, where that is known.
+    """
+
+    path: Path | None
+    about: Mapping[str, object]
+    write: Callable[[T], Mapping[str, object]]
+    parse: Callable[[dict[str, Any]], T]
+    done: dict[str, list[T]] = field(default_factory=dict)
+    conditions: dict[str, Mapping[str, str]] = field(default_factory=dict)
+
+    def resume(self, replaces: bool) -> None:
+        """Take over what the file holds, and begin it where there is none.
+
+        Parameters
+        ----------
+        replaces
+            Whether a file about something else is begun anew; otherwise it is refused.
+
+        Raises
+        ------
+        InputError
+            If the place cannot be read or written, or holds something else.
+        """
+        if self.path is None:
+            return
+        first = json.dumps(self.about) + "\n"
+        text = b""
+        if self.path.exists():
+            with own_output():
+                text = read_bytes(self.path, SAMPLES_FILE)
+        if text.partition(b"\n")[0] != first.encode().rstrip():
+            if text and not replaces:
+                raise InputError(
+                    f"{self.path}: {self._obstacle(text)}; move it away, or choose another"
+                )
+            replace_text(self.path, first)
+            return
+        kept = self.read(text)
+        if kept < len(text):
+            truncate(self.path, kept)
+
+    def append(self, piece: str, items: Sequence[T], conditions: Mapping[str, str] = NONE) -> None:
+        """Keep a finished piece; it is on disk before this returns.
+
+        Raises
+        ------
+        InputError
+            If the disk is full or the place has become unwritable.
+        """
+        over: dict[str, object] = {"done": piece, "samples": len(items)}
+        rows = [
+            *map(self.write, items),
+            over | ({"conditions": dict(conditions)} if conditions else {}),
+        ]
+        if self.path is not None:
+            append(self.path, "".join(json.dumps(row) + "\n" for row in rows))
+        self.done[piece], self.conditions[piece] = list(items), dict(conditions)
+
+    @property
+    def items(self) -> list[T]:
+        """The items of all finished pieces, in their order."""
+        return [item for items in self.done.values() for item in items]
+
+    def remove(self) -> None:
+        """Remove the file: what it was kept for is complete."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+    def read(self, text: bytes) -> int:
+        """Take over every finished piece of a file, and tell where the last one ends. [B]"""
+        first, *lines = text.splitlines(keepends=True)
+        place = end = len(first)
+        found: list[T] = []
+        for line in lines:
+            place += len(line)
+            try:
+                row = json.loads(line)
+                if "done" not in row:
+                    found.append(self.parse(row))
+                    continue
+                piece, conditions = row["done"], row.get("conditions", {})
+            except NO_ROW:
+                break
+            known = isinstance(piece, str) and isinstance(conditions, dict)
+            if not (line.endswith(b"\n") and known):
+                break
+            self.done[piece], self.conditions[piece], found, end = found, conditions, [], place
+        return end
+
+    def _obstacle(self, text: bytes) -> str:
+        """Say what a file of something else is about."""
+        try:
+            found = json.loads(text.partition(b"\n")[0])
+            kind, *asked = self.about
+            found.pop(kind)
+        except NO_ROW:
+            return "there is another file"
+        differs = [key for key in asked if found.get(key) != self.about[key]]
+        which = differs[0] if differs else "format"
+        return f"{kind} of another run ({which} was {str(found.get(which))[:60]!r})"
