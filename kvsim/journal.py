@@ -25,7 +25,7 @@ class Journal(Generic[T]):
     Parameters
     ----------
     path
-        The file; None keeps everything in memory alone.
+        The file.
     about
         What is measured, the object of the first line.
     write, parse
@@ -36,7 +36,7 @@ class Journal(Generic[T]):
         What each piece was measured under, where that is known.
     """
 
-    path: Path | None
+    path: Path
     about: Mapping[str, object]
     write: Callable[[T], Mapping[str, object]]
     parse: Callable[[dict[str, Any]], T]
@@ -56,8 +56,6 @@ class Journal(Generic[T]):
         InputError
             If the place cannot be read or written, or holds something else.
         """
-        if self.path is None:
-            return
         first = json.dumps(self.about) + "\n"
         text = b""
         if self.path.exists():
@@ -87,8 +85,7 @@ class Journal(Generic[T]):
             *map(self.write, items),
             over | ({"conditions": dict(conditions)} if conditions else {}),
         ]
-        if self.path is not None:
-            append(self.path, "".join(json.dumps(row) + "\n" for row in rows))
+        append(self.path, "".join(json.dumps(row) + "\n" for row in rows))
         self.done[piece], self.conditions[piece] = list(items), dict(conditions)
 
     @property
@@ -98,8 +95,7 @@ class Journal(Generic[T]):
 
     def remove(self) -> None:
         """Remove the file: what it was kept for is complete."""
-        if self.path is not None:
-            self.path.unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
 
     def read(self, text: bytes) -> int:
         """Take over every finished piece of a file, and tell where the last one ends. [B]"""

@@ -139,7 +139,8 @@ def _compare_counts(
         check,
         check_workload,
         rehearse,
-        runnable,
+        representative,
+        sort_runnable,
     )
     from kvsim.validate.machine import find_device
     from kvsim.validate.model.attention import kernels
@@ -156,7 +157,8 @@ def _compare_counts(
     for technique in techniques:
         rehearse(arch, technique, work, d)
     if not techniques:
-        techniques, refused = runnable(arch, work, d)
+        every = representative(arch.model, work)
+        techniques, refused = sort_runnable(arch, every, lambda t: (t, work), d)
         for error in refused:
             print_note(f"left out: {error}")
     found: list[CheckedTechnique] = []
@@ -280,13 +282,14 @@ def validate_quality(inputs: Inputs) -> "Result[Any]":
     check_torch()
     from kvsim.report.validate import make_trace_result
     from kvsim.traces import attention
+    from kvsim.validate.counts.check import sort_runnable
     from kvsim.validate.quality.measure import OpenedCheckpoint, measure
     from kvsim.validate.quality.settings import (
         Reading,
         check_reading,
         list_default_techniques,
-        rehearse_all,
         sort_out,
+        widest_run,
     )
     from kvsim.validate.quality.text import read_text
 
@@ -297,7 +300,9 @@ def validate_quality(inputs: Inputs) -> "Result[Any]":
     opened = OpenedCheckpoint.open(inputs.model, inputs.device, inputs.gpu)
     reading = Reading(inputs.batch, inputs.prompt, inputs.generate)
     some = techniques or list_default_techniques(opened.arch.model, reading.prompt)
-    able, refused = rehearse_all(opened.arch, some, reading, opened.machine)
+    able, refused = sort_runnable(
+        opened.arch, some, lambda t: widest_run(t, reading), opened.machine
+    )
     for error in refused:
         if techniques:
             raise error
@@ -356,9 +361,10 @@ def validate_layers(inputs: Inputs) -> "Result[Any]":
     head = opened.arch.model.head_dim
     group = max(g for g in (8, 16, 32, 64) if head % g == 0 or g == 8)
     sizes = [inputs.batch, inputs.prompt, inputs.generate]
-    out = None if inputs.out is None else str(inputs.out)
-    so_far = keep_losses(out, {**about, "sizes": sizes, "group": group})
-    if so_far.done:
+    so_far = None
+    if inputs.out is not None:
+        so_far = keep_losses(Path(inputs.out), {**about, "sizes": sizes, "group": group})
+    if so_far and so_far.done:
         print_note(f"{len(so_far.done)} runs are done already ({so_far.path})")
     losses, plan = None, None
     for step in measure_layers(decoder, reading, texts, group, about, so_far=so_far):
@@ -368,6 +374,7 @@ def validate_layers(inputs: Inputs) -> "Result[Any]":
         losses = step
         if inputs.out is not None:
             write(inputs.out, losses)
+        if so_far:
             so_far.remove()
         if inputs.bits is not None:
             widths = assign(losses, inputs.bits)

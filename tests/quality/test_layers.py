@@ -205,7 +205,7 @@ def test_a_kept_prompt_gives_what_reading_it_again_gives() -> None:
 
 
 def test_a_measurement_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
-    model, out = decoder("llama"), str(tmp_path / "layers.json")
+    model, out = decoder("llama"), tmp_path / "layers.json"
     texts = prompts(*[READING.length] * READING.windows)
     about = {"model": "llama", "sizes": [3, 60, 6]}
     first = keep_losses(out, about)

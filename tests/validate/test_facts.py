@@ -40,7 +40,7 @@ def test_every_fact_that_is_asked_for_stands_once_in_the_prompt() -> None:
         assert read.endswith(" is") and not read.endswith("word is")
         for sentence in told:
             place, _, number = sentence.rstrip(".\n").partition(" is ")
-            assert place in PLACES and len(number) == SECRET_DIGITS and number.isdigit()
+            assert place in PLACES.split() and len(number) == SECRET_DIGITS and number.isdigit()
             assert read.count(f"The secret number of {place} is {number}.") == 1
 
 

@@ -22,9 +22,9 @@ from kvsim.validate import transfer
 from kvsim.validate.counter import NullCounter
 from kvsim.validate.kernels.gather import gather
 from kvsim.validate.model.decoder import Decoder
-from kvsim.validate.parts import host_rows, place, prefetch, tiered
+from kvsim.validate.parts import host_rows, place, prefetch
 from kvsim.validate.run import Generation
-from kvsim.validate.techniques import infinigen, kvpr, specache
+from kvsim.validate.techniques import kvpr
 from kvsim.validate.transfer import Transfers
 from tests.support.decoders import decoder, prompts
 
@@ -98,9 +98,8 @@ def late(monkeypatch: Any) -> Lateness:
         return gather(k, v, index, into[0], into[1])
 
     monkeypatch.setattr(place, "Transfers", Late)
-    for module in (host_rows, specache, infinigen):
-        monkeypatch.setattr(module, "gather", fetch)
-    for module in (prefetch, kvpr, tiered, host_rows):
+    monkeypatch.setattr(host_rows, "gather", fetch)
+    for module in (prefetch, kvpr, host_rows):
         monkeypatch.setattr(module, "copy_all", copy_all)
     return lateness
 

@@ -9,10 +9,11 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.techniques import parse
 from kvsim.validate.kernels.topk import softmax_top_k
+from kvsim.validate.parts.scores import KeptQueries
 from kvsim.validate.run import Generation
 from kvsim.validate.techniques import specache
 from kvsim.validate.techniques.mikv import Mikv
-from kvsim.validate.techniques.zipcache import Probes, Zipcache
+from kvsim.validate.techniques.zipcache import Zipcache
 from tests.support.adopted import Adopted
 from tests.support.decoders import decoder, oracle_attentions, prompts
 from tests.support.naive_caches import assert_like_naive, naive_packed
@@ -112,9 +113,9 @@ def naive_saliency(k: Tensor, q: Tensor) -> Tensor:
 
 def test_zipcache_finds_the_salient_tokens_of_equation_8(monkeypatch: Any) -> None:
     kept: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
-    real, taken = Zipcache.pack, Probes.take
+    real, taken = Zipcache.pack, KeptQueries.observe
 
-    def take(self: Probes, q: Tensor, step: Any) -> None:
+    def take(self: KeptQueries, q: Tensor, step: Any) -> None:
         taken(self, q, step)
         kept[len(kept)] = (q, q, q)
 
@@ -136,7 +137,7 @@ def test_zipcache_finds_the_salient_tokens_of_equation_8(monkeypatch: Any) -> No
                 step = part.k.scale[b].float().amax()
                 assert (found - rows).abs().max() <= step * 1.5
 
-    monkeypatch.setattr(Probes, "take", take)
+    monkeypatch.setattr(KeptQueries, "observe", take)
     monkeypatch.setattr(Zipcache, "pack", spy)
     complete("zipcache:probe=1,high=8,low=4", prompts(30, 19), 4)
     assert len(kept) == 3

@@ -92,7 +92,7 @@ def test_kvquant_keeps_outliers_and_packs_keys_without_their_positions() -> None
     before[:, 1, :, 3] *= 50  # a channel
     keys = rotate(before, *own.turns(torch.arange(30)[None]) or ())
     kv.fill(keys, values, [30, 30])
-    (wide_k, wide_v), width = kv.wide(30), m.kv_heads * m.head_dim
+    (wide_k, wide_v), width = kv.widen(30), m.kv_heads * m.head_dim
     for wide, rows, at in ((wide_k, before, 1), (wide_v, values, 3)):
         error = (wide - rows.transpose(1, 2).flatten(2)).abs()
         kept = kv.apart_from[at][:, :30].long()

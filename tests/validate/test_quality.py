@@ -14,6 +14,7 @@ from kvsim.techniques import parse
 from kvsim.techniques.technique import Technique
 from kvsim.traces import attention
 from kvsim.traces.attention import GAMMAS, AttentionTrace, Retrieval
+from kvsim.validate.counts.check import sort_runnable
 from kvsim.validate.parts.composed import Composed
 from kvsim.validate.quality.measure import PlantedFacts, measure
 from kvsim.validate.quality.runs import (
@@ -26,7 +27,7 @@ from kvsim.validate.quality.runs import (
     powers,
     reached,
 )
-from kvsim.validate.quality.settings import Reading, list_default_techniques, rehearse_all, sort_out
+from kvsim.validate.quality.settings import Reading, list_default_techniques, sort_out, widest_run
 from kvsim.validate.quality.text import read_text, windows
 from kvsim.validate.run import Generation
 from kvsim.validate.techniques.specache import Pairs
@@ -217,7 +218,8 @@ def test_a_whole_measurement_is_a_trace(tmp_path: Path) -> None:
 def rehearsed(name: str, techniques: list[Technique]) -> tuple[list[Technique], list[str]]:
     arch = decoder(name).arch
     machine = Deployment(arch.model, load_hardware("a6000"), load_stack("kvsim"))
-    able, refused = rehearse_all(arch, techniques, Reading(2, PROMPT, SCORED), machine)
+    reading = Reading(2, PROMPT, SCORED)
+    able, refused = sort_runnable(arch, techniques, lambda t: widest_run(t, reading), machine)
     return able, list(map(str, refused))
 
 

@@ -1,6 +1,6 @@
 """The checks of ``kvsim validate``: a technique's tokens, and its counts beside the prediction."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
 import torch
@@ -147,13 +147,18 @@ def rehearse(
     implement(technique, decoder, [work.prompt] * work.batch, work.generate).close()
 
 
-def runnable(
-    arch: Architecture, work: RandomPrompts, deployment: Deployment
+def sort_runnable(
+    arch: Architecture,
+    techniques: Iterable[Technique],
+    run: Callable[[Technique], tuple[Technique, RandomPrompts]],
+    deployment: Deployment,
 ) -> tuple[list[Technique], list[InputError]]:
-    """Sort out which techniques can run.
+    """Sort out which techniques can run, before weights are loaded.
 
     Parameters
     ----------
+    run
+        States what is run of a technique: its settings, and the workload.
     deployment
         The machine, for techniques that weigh copies against compute.
 
@@ -165,10 +170,10 @@ def runnable(
         Why the others cannot.
     """
     able, refused = [], []
-    for t in representative(arch.model, work):
+    for technique in techniques:
         try:
-            rehearse(arch, t, work, deployment)
-            able.append(t)
+            rehearse(arch, *run(technique), deployment)
+            able.append(technique)
         except InputError as error:
             refused.append(error)
     return able, refused

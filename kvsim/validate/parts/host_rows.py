@@ -1,11 +1,12 @@
 """Keys and values in host memory: sent beside the compute of later layers, fetched row by row."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from kvsim.validate.counter import NullCounter
 from kvsim.validate.kernels.gather import gather
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.parts.rows import TokenRows
@@ -30,6 +31,7 @@ class HostCopies:
         self.homes = [self.lanes.host(shape, layer.dtype).permute(1, 2, 0, 3) for _ in "kv"]
         self.stored = self.lanes.mark()  # the last copy to the homes
         self.leaving: tuple[Tensor, ...] = ()  # what is on its way there
+        self._asked: Tensor | None = None  # which rows were fetched last
         self._all: list[HostCopies] = layer.run.shared("host copies", list)
         self._all.append(self)
 
@@ -53,6 +55,24 @@ class HostCopies:
                     home[i, :, row].copy_(new[i, :, 0], non_blocking=True)
 
         self._send(store, keys, values)
+
+    def fetch(self, index: Tensor, into: Sequence[Tensor]) -> Mark:
+        """Bring rows to the GPU beside compute, once those that were sent last have arrived.
+
+        Parameters
+        ----------
+        index
+            Tokens, (sequences, KV heads, n).
+        into
+            Room for their keys and values, (sequences, KV heads, n, dim) each.
+        """
+
+        self._asked = index  # kept until the next one: a lane reads it, whose end compute awaits
+
+        def bring() -> None:
+            gather(self.homes[0], self.homes[1], index, into[0], into[1])
+
+        return self.lanes.h2d(bring, self.lanes.mark(), self.stored)
 
     def has_left(self) -> None:
         """Wait until what was sent is on the host, and free its source."""
@@ -80,49 +100,93 @@ Copies = list[tuple[Tensor, Tensor]]  # to, from
 
 
 @dataclass
+class PromptStages:
+    """Two sets of buffers that layers read their prompts in by turns, and copies to the host."""
+
+    lanes: Transfers
+    counter: NullCounter
+    stored: str  # the op that sends them home
+    buffers: list[list[Tensor]] = field(default_factory=list)
+    sent: list[Mark] = field(default_factory=list)  # in the order of layers
+
+    def take(self, make: Callable[[], list[Tensor]]) -> list[Tensor]:
+        """Return the buffers of the layer whose prompt is read; the layer two before has left them.
+
+        Parameters
+        ----------
+        make
+            Allocates one set.
+        """
+        if not self.buffers:
+            self.buffers = [make() for _ in "12"]
+        turn = len(self.sent)
+        if turn >= 2:
+            self.sent[turn - 2].wait()
+        return self.buffers[turn % 2]
+
+    def send(self, copies: Copies) -> None:
+        """Send the layer's whole prompt home; the next layer takes the other buffers."""
+        self.counter.copy(self.stored, "d2h", [source for _, source in copies])
+        self.sent.append(self.lanes.d2h(lambda: copy_all(copies), self.lanes.mark()))
+
+    def finish(self) -> None:
+        """Wait until every prompt is at home, and free the buffers."""
+        for mark in self.sent:
+            mark.wait()
+        self.buffers = []
+
+
 class HostValues:
     """Values of all layers that have them on the host, and the buffers these take turns with.
 
     Values are records of a token's whole row, (tokens, batch, KV heads, bytes).
+
+    Parameters
+    ----------
+    stored, fetched : the ops that send them home, and that bring them back.
     """
 
-    transfers: Transfers
-    stored: str  # the op that sends them home
-    fetched: str  # the op that brings them back
-    layers: list[LayerCache] = field(default_factory=list)
-    columns: dict[int, TokenRows] = field(default_factory=dict)  # by layer
-    buffers: list[Tensor] = field(default_factory=list)
-    sent: dict[int, tuple[Mark, Copies]] = field(default_factory=dict)  # last to each home
-    reading: bool = True  # the prompt
+    def __init__(self, lanes: Transfers, counter: NullCounter, stored: str, fetched: str) -> None:
+        self.transfers, self.stored, self.fetched = lanes, stored, fetched
+        self.layers: list[LayerCache] = []
+        self.columns: dict[int, TokenRows] = {}  # by layer
+        self.stages = PromptStages(lanes, counter, stored)
+        self.room: list[Tensor] = []  # for what is fetched, once every prompt is at home
+        self.sent: dict[int, tuple[Mark, Copies]] = {}  # last new token to each home
+
+    @property
+    def reading(self) -> bool:
+        """Whether the prompt is still read."""
+        return not self.room
+
+    @property
+    def buffers(self) -> list[Tensor]:
+        """Every buffer on the GPU that layers take turns with."""
+        return [*(t for some in self.stages.buffers for t in some), *self.room]
 
     def add(self, layer: LayerCache, column: TokenRows) -> None:
         """One more layer has its values in these records."""
         self.layers.append(layer)
         self.columns[layer.layer] = column
 
-    def stage(self, layer: LayerCache, first: bool) -> list[Tensor]:
-        """Room on the GPU for a layer's prompt, by part; the layer two before has left it."""
-        column, turn = self.columns[layer.layer], self.layers.index(layer)
-        if not self.buffers:
-            shape = (layer.prompt, *column.record.shape[1:])
-            self.buffers = [column.record.new_zeros(shape, device=layer.device) for _ in "12"]
-        if first and turn >= 2:
-            self._wait(self.layers[turn - 2])
-        return column.split(self.buffers[turn % 2])
+    def stage(self, layer: LayerCache) -> list[Tensor]:
+        """Return room on the GPU for a layer's prompt, by part of a row."""
+        column = self.columns[layer.layer]
+        shape = (layer.prompt, *column.record.shape[1:])
+        (room,) = self.stages.take(lambda: [column.record.new_zeros(shape, device=layer.device)])
+        return column.split(room)
 
     def send_prompt(self, layer: LayerCache) -> None:
-        """A layer's whole prompt to its home."""
-        source = self.buffers[self.layers.index(layer) % 2]
-        self._send(layer, [(self.columns[layer.layer].record[: layer.prompt], source)])
+        """Send a layer's whole prompt to its home."""
+        home = self.columns[layer.layer].record[: layer.prompt]
+        self.stages.send([(home, self.stages.buffers[len(self.stages.sent) % 2][0])])
 
     def prompt_sent(self, rows: int) -> None:
-        """Every prompt is at home: room for so many fetched rows of every KV head."""
-        self.reading = False
-        for layer in self.layers:
-            self._wait(layer)
+        """Every prompt is at home: make room for so many fetched rows of every KV head."""
+        self.stages.finish()
         widest = max((c.record for c in self.columns.values()), key=lambda r: r.shape[-1])
         shape = (2, *widest.shape[1:3], rows, widest.shape[-1] // 2)
-        self.buffers = [widest.new_zeros(shape, device=self.layers[0].device)]
+        self.room = [widest.new_zeros(shape, device=self.layers[0].device)]
 
     def send_new(self, layer: LayerCache, own: list[Tensor], step: Pass) -> None:
         """One token per sequence to its slot."""
@@ -147,7 +211,7 @@ class HostValues:
         width = column.record.shape[-1]
         every, half = column.record.permute(1, 2, 0, 3), width // 2
         shape = (2, *index.shape, half)
-        room = self.buffers[0].view(-1)[: torch.Size(shape).numel()].view(shape)
+        room = self.room[0].view(-1)[: torch.Size(shape).numel()].view(shape)
         if index.numel():
             gather(every[..., :half], every[..., half:], index, room[0], room[1])
         layer.counter.copy(self.fetched, "h2d", [room], rows=index.numel() // run)

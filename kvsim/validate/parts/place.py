@@ -294,7 +294,7 @@ class Place(CachePlacement):
             host["kv"] = [home for rows in own for home in rows.homes]
             host["kv"] += [home for store in leaving.stores.values() for home in store.homes]
         if leaving.stores:
-            gpu["kv on the way out"] = [t for pair in leaving.buffers for t in pair]
+            gpu["kv on the way out"] = [t for pair in leaving.stages.buffers for t in pair]
         inputs = (rows.resident() for rows in self.rows.values())
         return join_resident({"gpu": gpu, "host": host}, *inputs)
 

@@ -1,105 +1,16 @@
-"""What selections share that drop nothing: pages that a step reads, blocks that a prompt reads."""
-
-from abc import abstractmethod
-from dataclasses import replace
+"""What selections share that drop nothing: pages of keys, and blocks that a prompt reads."""
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from kvsim.errors import InputError
-from kvsim.techniques.axes.selection import Chosen, chosen_blocks
+from kvsim.techniques.axes.selection import chosen_blocks
 from kvsim.validate.counter import OpRecord
 from kvsim.validate.kernels.gather import rows_at
 from kvsim.validate.model.attention import Pass, attend
 from kvsim.validate.parts.selection import LayerCache, LayerContext
-from kvsim.validate.parts.store import SlotRange, hold_chunk
-
-
-class PagedCache(LayerCache):
-    """Every KV head attends to its best pages, of which the newest is always one.
-
-    Query heads that share a KV head go by the greatest relevance that one of them gives a page.
-    """
-
-    def __init__(self, place: LayerContext) -> None:
-        settings = place.parts.selection
-        assert isinstance(settings, Chosen)
-        self.page = settings.page_tokens()
-        super().__init__(place)
-        self.refuse_drafts()
-        self.refuse_windows()
-        if self.rows.values_on_host:
-            raise InputError(
-                f"{settings.name}: its real implementation reads pages on the GPU; run it without "
-                f"values on the host"
-            )
-        self.pages = -(-self.capacity // self.page)  # of the whole text
-
-    @property
-    @abstractmethod
-    def pages_read(self) -> int:
-        """Pages that a KV head reads."""
-
-    @abstractmethod
-    def summarise(self, keys: Tensor) -> None:
-        """Note the pages of a prompt (batch, KV heads, tokens, dim)."""
-
-    @abstractmethod
-    def update(self, keys: Tensor, span: SlotRange) -> None:
-        """A new token (batch, KV heads, 1, dim) belongs to its page."""
-
-    @abstractmethod
-    def relevance(self, queries: Tensor, pages: int) -> Tensor:
-        """Of the first pages to queries (batch, KV heads, heads of a group, dim), by head."""
-
-    def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """The summaries follow when the prompt is whole."""
-        out = super().prefill(queries, keys, values, step)
-        if step.length == self.prompt and step.rows.stop == self.batch:
-            self.summarise(self.rows.k.parts[0][:, :, : self.prompt])
-        return out
-
-    def store_prompt(self, keys: Tensor, values: Tensor) -> None:
-        """Summaries are those of keys that are not packed yet."""
-        self.summarise(keys)
-        super().store_prompt(keys, values)
-
-    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Store the new token, rank the pages, attend to the best of them."""
-        span = SlotRange.after_cached(step)
-        if step.fixed:  # pages that are not there yet are ranked behind all others
-            span = replace(span, room=self.kv.slots)
-        self.kv.append(keys, values, span)
-        self.update(keys, span)
-        chosen = self._choose(queries, span)
-        if chosen.shape[2] * self.page >= span.longest:
-            return self.kv.attend(queries, span, span.visible(step))
-        within = torch.arange(self.page, device=chosen.device)
-        index = (chosen[..., None] * self.page + within).flatten(2)
-        seen = (index <= step.positions[:, None])[:, :, None]
-        index = index.clamp(max=self.capacity - 1)
-        with self.counter.op("attn") as record:
-            k, v = (column.gathered(record, index) for column in (self.rows.k, self.rows.v))
-            out = attend(OpRecord(), queries, k, v, seen)
-            record.reads(queries)
-            record.writes(out)
-        return out
-
-    def _choose(self, queries: Tensor, span: SlotRange) -> Tensor:
-        """The best pages of every KV head, (batch, KV heads, pages)."""
-        pages = -(-span.longest // self.page)
-        grouped = queries.reshape(self.batch, self.model.kv_heads, -1, queries.shape[3])
-        relevance = self.relevance(grouped, pages)
-        with self.counter.op("topk") as record:
-            best = relevance.amax(2)
-            newest = (span.slots[:, -1] // self.page)[:, None, None]
-            page = torch.arange(pages, device=best.device)
-            ranked = best.masked_fill(page > newest, -torch.inf)
-            ranked = ranked.masked_fill(page == newest, torch.inf)
-            record.writes(best)
-            record.reads(best)
-            return ranked.topk(min(self.pages_read, pages), dim=-1).indices.sort(-1).values
+from kvsim.validate.parts.store import hold_chunk
 
 
 def in_pages(keys: Tensor, ends: Tensor, page: int, none: float) -> Tensor:

@@ -13,22 +13,25 @@ from kvsim.validate.model.attention import Pass, visible
 SCORES_ON_GPU = 1 << 24  # numbers
 
 
-class LastQueries:
-    """Queries of the last tokens of every prompt, collected chunk by chunk.
+class KeptQueries:
+    """Some queries of every prompt, collected chunk by chunk, layer after layer.
 
     Parameters
     ----------
-    lengths : of the prompts, on the device, (batch,). [tokens]
-    many : queries of each that are kept.
+    positions : (batch, queries), below 0 for none.
     """
 
-    def __init__(self, lengths: Tensor, many: int) -> None:
-        own = torch.arange(many, device=lengths.device)
-        self.positions = lengths[:, None] - many + own  # below 0 for short prompts
+    def __init__(self, positions: Tensor) -> None:
+        self.positions = positions
         self._held: Tensor | None = None
 
+    @classmethod
+    def last(cls, lengths: Tensor, many: int) -> "KeptQueries":
+        """Keep the last ``many`` queries of prompts of these lengths, (batch,)."""
+        return cls(lengths[:, None] - many + torch.arange(many, device=lengths.device))
+
     def observe(self, queries: Tensor, step: Pass) -> None:
-        """Keep those of a chunk (sequences, heads, new, dim) that are among the last."""
+        """Keep those of a chunk (sequences, heads, new, dim) that are among them."""
         place = self.positions[step.rows] - step.starts[0]
         here = ((place >= 0) & (place < step.new))[:, None, :, None]
         rows = place.clamp(0, step.new - 1)[:, None, :, None]
@@ -37,12 +40,14 @@ class LastQueries:
             self._held = found.new_zeros(len(self.positions), *found.shape[1:])
         self._held[step.rows] = torch.where(here, found, self._held[step.rows])
 
+    def visible(self, tokens: int) -> Tensor:
+        """State which of the first tokens each query sees, (batch, queries, tokens)."""
+        return torch.arange(tokens, device=self.positions.device) <= self.positions[..., None]
+
     def weights(self, record: OpRecord, keys: Tensor) -> Tensor:
         """Attention of the kept queries to keys (batch, KV heads, tokens, dim), by head, once."""
         queries = self.take()
-        tokens = torch.arange(keys.shape[2], device=keys.device)
-        seen = (tokens <= self.positions[..., None])[:, None]
-        found = scores(queries, keys, seen).to(keys.dtype)
+        found = scores(queries, keys, self.visible(keys.shape[2])[:, None]).to(keys.dtype)
         record.reads(queries, keys, found, found)  # softmax, then the sum over queries
         record.writes(found, found)
         return found

@@ -5,7 +5,7 @@ rows, width), so that a range of tokens is one contiguous copy.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -13,9 +13,10 @@ from torch import Tensor
 from kvsim.frozen import frozen
 from kvsim.validate.counter import NullCounter
 from kvsim.validate.model.attention import Pass, Seen, attend
+from kvsim.validate.parts.host_rows import PromptStages
 from kvsim.validate.parts.selection import LayerContext
 from kvsim.validate.parts.store import CacheRoom, Host, KvStore, SlotRange, Widths
-from kvsim.validate.transfer import Mark, Transfers, copy_all
+from kvsim.validate.transfer import Transfers
 
 
 @frozen
@@ -325,48 +326,32 @@ class CpuStore(KvStore):
         return {"kv": []}
 
 
-@dataclass
 class LeavingPrompts:
-    """Buffers that layers read their prompts in, two in turn, and copies home."""
+    """Prompts that layers read on the GPU and the CPU attends to later."""
 
-    lanes: Transfers
-    counter: NullCounter
-    stores: dict[tuple[int, int], CpuStore] = field(default_factory=dict)  # by layer and part
-    buffers: list[list[Tensor]] = field(default_factory=list)
-    sent: list[Mark] = field(default_factory=list)  # in the order of layers
+    def __init__(self, lanes: Transfers, counter: NullCounter) -> None:
+        self.stores: dict[tuple[int, int], CpuStore] = {}  # by layer and part of the batch
+        self.stages = PromptStages(lanes, counter, "store_kv")
 
     def begin(self, where: LayerContext, step: Pass) -> None:
-        """Give a layer its buffer for the prompt, once the layer two before has left it."""
+        """Give a layer its buffers for the prompt."""
         kv = self.stores[where.visit]
-        if step.kind != "prefill" or kv.buffers:
-            return
-        if not self.buffers:
-            self.buffers = [[kv.room.zeros(where.run.prompt) for _ in "kv"] for _ in "12"]
-        turn = len(self.sent)
-        if turn >= 2:
-            self.sent[turn - 2].wait()
-        kv.buffers = self.buffers[turn % 2]
+        if step.kind == "prefill" and not kv.buffers:
+            kv.buffers = self.stages.take(lambda: [kv.room.zeros(where.run.prompt) for _ in "kv"])
 
     def end(self, where: LayerContext, step: Pass) -> None:
         """Send the prompt of a layer home once it is whole."""
         kv = self.stores[where.visit]
-        if step.kind != "prefill" or step.length < where.run.prompt:
-            return
-        pairs = [
-            (home[:, :, : kv.held], buffer[:, :, : kv.held])
-            for home, buffer in zip(kv.homes, kv.buffers, strict=True)
-        ]
-        self.counter.copy("store_kv", "d2h", [buffer for _, buffer in pairs])
-        self.sent.append(self.lanes.d2h(lambda: copy_all(pairs), self.lanes.mark()))
-        kv.buffers = []
+        if step.kind == "prefill" and step.length >= where.run.prompt:
+            pairs = zip(kv.homes, kv.buffers, strict=True)
+            self.stages.send([(a[:, :, : kv.held], b[:, :, : kv.held]) for a, b in pairs])
+            kv.buffers = []
 
     def finish(self) -> None:
         """Every prompt is at home, where the CPU reads it next."""
-        for mark in self.sent:
-            mark.wait()
-        if self.lanes.device.type == "cuda":
-            torch.cuda.synchronize(self.lanes.device)
-        self.buffers = []
+        self.stages.finish()
+        if self.stages.lanes.device.type == "cuda":
+            torch.cuda.synchronize(self.stages.lanes.device)
 
 
 MakeStore = Callable[[Host], TieredStore]

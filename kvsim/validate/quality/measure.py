@@ -47,32 +47,10 @@ from kvsim.validate.quality.text import Text, windows
 from kvsim.validate.run import Generation
 from kvsim.validate.runner import Progress
 
-PLACES = (
-    "Amsterdam",
-    "Athens",
-    "Berlin",
-    "Cairo",
-    "Chicago",
-    "Delhi",
-    "Dublin",
-    "Geneva",
-    "Houston",
-    "Lima",
-    "Lisbon",
-    "London",
-    "Madrid",
-    "Mexico",
-    "Milan",
-    "Moscow",
-    "Oslo",
-    "Paris",
-    "Prague",
-    "Rome",
-    "Seattle",
-    "Sydney",
-    "Tokyo",
-    "Vienna",
-)
+PLACES = """
+    Amsterdam Athens Berlin Cairo Chicago Delhi Dublin Geneva Houston Lima Lisbon London Madrid
+    Mexico Milan Moscow Oslo Paris Prague Rome Seattle Sydney Tokyo Vienna
+"""
 QUESTION = "\nThe secret number of {} is"
 STATEMENT = QUESTION + " {}."
 SECRET_DIGITS = 5
@@ -167,7 +145,7 @@ def _lengths(fact: _Fact) -> tuple[int, int]:
 
 def _drawn(split: Callable[[str], list[int]]) -> Iterator[tuple[str, _Fact]]:
     random = Random(0)
-    for place in PLACES:
+    for place in PLACES.split():
         asked = split(QUESTION.format(place))
         for _ in range(DRAWS):
             number = random.randrange(10 ** (SECRET_DIGITS - 1), 10**SECRET_DIGITS)
@@ -429,19 +407,18 @@ def packed(bits: int, value_bits: int, group: int, layers: range, count: int) ->
     return parse("; ".join(parts) if first or last + 1 < count else some)
 
 
-def keep_losses(out: str | None, about: Mapping[str, object]) -> Journal[Array]:
+def keep_losses(out: Path, about: Mapping[str, object]) -> Journal[Array]:
     """Open the losses by window of finished runs, kept beside an output until it is complete.
 
     Parameters
     ----------
     out
-        Path of the output; None keeps nothing on disk.
+        Path of the output.
     about
         What is measured; a file about something else is begun anew.
     """
-    path = None if out is None else Path(f"{out}.unfinished")
     kept = Journal[Array](
-        path,
+        out.with_name(f"{out.name}.unfinished"),
         {"losses": 1, **about},
         lambda losses: {"nat_per_token": losses.tolist()},
         lambda row: np.array(row["nat_per_token"], dtype=float),
@@ -468,7 +445,7 @@ def measure_layers(
     about : ``model``, ``weights``, ``text`` and ``settings`` as the file has them.
     so_far : runs that are done already; those that follow are added.
     """
-    count, done = decoder.arch.model.layers, so_far or keep_losses(None, {})
+    count = decoder.arch.model.layers
     yield "reading the prompts"
     kept = KeptPrompt(decoder, [text[: reading.prompt] for text in texts])
     truth = _resume(kept, parse("full"), texts).kept
@@ -479,10 +456,12 @@ def measure_layers(
 
     def losses(pair: tuple[int, int], layers: range) -> Array:
         name = f"{pair[0]},{pair[1]} bits in {layers.start}-{layers.stop - 1}"
-        if name not in done.done:
-            run = _resume(kept, packed(*pair, group, layers, count), texts, truth)
-            done.append(name, [run.by_window])
-        return done.done[name][0]
+        if so_far and name in so_far.done:
+            return so_far.done[name][0]
+        found = _resume(kept, packed(*pair, group, layers, count), texts, truth).by_window
+        if so_far:
+            so_far.append(name, [found])
+        return found
 
     for b, layer in runs:
         bits = widths[b]

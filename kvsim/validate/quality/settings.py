@@ -4,13 +4,12 @@ import torch
 
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
-from kvsim.machines.deployment import Deployment
 from kvsim.models.model import Model
 from kvsim.techniques import parse
 from kvsim.techniques.axes.drafting import WINDOW
 from kvsim.techniques.technique import Technique
 from kvsim.traces.attention import GAMMAS
-from kvsim.validate.counts.check import CACHE_COPIES, RandomPrompts, rehearse
+from kvsim.validate.counts.check import CACHE_COPIES, RandomPrompts
 from kvsim.validate.machine import check_memory
 from kvsim.validate.model.architecture import Architecture
 from kvsim.validate.model.weights import cached_bytes, weight_bytes
@@ -147,31 +146,15 @@ def check_reading(arch: Architecture, reading: Reading, drafts: bool, device: to
     return length
 
 
-def rehearse_all(
-    arch: Architecture, techniques: list[Technique], reading: Reading, machine: Deployment
-) -> tuple[list[Technique], list[InputError]]:
-    """Sort out which techniques can run, before weights are loaded.
+def widest_run(technique: Technique, reading: Reading) -> tuple[Technique, RandomPrompts]:
+    """State the largest run that a technique is measured by: its drafts, and the workload.
 
     Parameters
     ----------
-    machine
-        The machine, for techniques that weigh copies against compute.
-
-    Returns
-    -------
-    able
-        Techniques that can run.
-    refused
-        Why the others cannot.
+    reading
+        How the text is read.
     """
-    able, refused = [], []
-    for t in techniques:
-        drafts = "gamma" in t.settings
-        most = t.with_rounds(max(GAMMAS)) if drafts else t
-        behind = reading.written if drafts else reading.scored + 1
-        try:
-            rehearse(arch, most, RandomPrompts(reading.windows, reading.prompt, behind), machine)
-            able.append(t)
-        except InputError as error:
-            refused.append(error)
-    return able, refused
+    if "gamma" not in technique.settings:
+        return technique, RandomPrompts(reading.windows, reading.prompt, reading.scored + 1)
+    most = technique.with_rounds(max(GAMMAS))
+    return most, RandomPrompts(reading.windows, reading.prompt, reading.written)

@@ -25,7 +25,6 @@ from kvsim.errors import InputError
 from kvsim.techniques.papers.infinigen import Guessed as Settings
 from kvsim.techniques.papers.infinigen import guessing_channels
 from kvsim.validate.counter import OpRecord
-from kvsim.validate.kernels.gather import gather
 from kvsim.validate.model.architecture import rotate
 from kvsim.validate.model.attention import Pass, Seen, attend
 from kvsim.validate.parts.host_rows import HostCopies
@@ -170,13 +169,8 @@ class Guessed(LayerCache):
         room = self.buffers_of[self.layer % 2].flatten(1)
         count = index.numel() * self.model.head_dim
         self.fetched = room[:, :count].view(2, *index.shape, -1)
-        homes, into = self.host.homes, self.fetched
-
-        def bring() -> None:
-            gather(homes[0], homes[1], index, into[0], into[1])
-
-        self.arrived = self.host.lanes.h2d(bring, self.host.lanes.mark(), self.host.stored)
-        self.counter.copy("fetch", "h2d", [into], rows=2 * index.numel())
+        self.arrived = self.host.fetch(index, self.fetched.unbind())
+        self.counter.copy("fetch", "h2d", [self.fetched], rows=2 * index.numel())
 
     def _keep_partial(self, record: OpRecord, keys: Tensor, slots: Tensor) -> None:
         """Keep the chosen channels of keys (sequences, KV heads, new, dim) in their slots."""

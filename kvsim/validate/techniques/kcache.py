@@ -19,8 +19,6 @@ that nothing waits for its copy to the host. Where N values for every head of a 
 than all, all are copied once. Values may be stored packed, which the paper does not do.
 """
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
@@ -52,7 +50,7 @@ class Values(LayerCache):
         """Values of one layer leave while the next one is computed."""
         if self.host is None:
             return super().prefill(queries, keys, values, step)
-        held = self.rows.k.parts[0], self.host.stage(self, step.begins_prompt)[0]
+        held = self.rows.k.parts[0], self.host.stage(self)[0]
         out = self.attend_from(held, queries, keys, values, step)
         if step.ends_prompt(self.prompt, self.batch):
             self.host.send_prompt(self)
@@ -63,7 +61,7 @@ class Values(LayerCache):
         if self.host is None:
             super().store_prompt(keys, values)
             return
-        stage = self.host.stage(self, first=True)
+        stage = self.host.stage(self)
         with self.counter.op("quantise") as record:
             self.rows.k.fill(record, keys)
             made = self.rows.v.codec.encode(values)
@@ -141,7 +139,6 @@ class Values(LayerCache):
         return torch.where((index == step.positions[:, :, None])[..., None], newest, chosen)
 
 
-@dataclass
 class TopHostValues(HostValues):
     """Those of several layers, with the numbers of the chosen tokens."""
 
@@ -150,7 +147,9 @@ class TopHostValues(HostValues):
         """The one of this run."""
         run = layer.run
         lanes = run.transfers(layer.layer)
-        found = run.shared("values on the host", lambda: cls(lanes, "store_v", "fetch_v"))
+        found = run.shared(
+            "values on the host", lambda: cls(lanes, layer.counter, "store_v", "fetch_v")
+        )
         found.add(layer, layer.rows.v)
         return found
 
@@ -162,11 +161,11 @@ class TopHostValues(HostValues):
         rows = max(layer.model.queries_per_kv * layer.n for layer in layers)
         self.prompt_sent(rows)
         shape = (*layers[0].rows.v.record.shape[1:3], rows)
-        self.buffers.append(torch.zeros(shape, dtype=torch.int32, device=layers[0].device))
+        self.room.append(torch.zeros(shape, dtype=torch.int32, device=layers[0].device))
 
     def keep(self, index: Tensor) -> Tensor:
         """The chosen tokens in a buffer of their own, as 32-bit numbers."""
-        room = self.buffers[1].view(-1)[: index.numel()].view(index.shape)
+        room = self.room[1].view(-1)[: index.numel()].view(index.shape)
         return room.copy_(index)
 
     def fetch_best(self, layer: Values, index: Tensor, length: int) -> list[Tensor]:
@@ -175,7 +174,7 @@ class TopHostValues(HostValues):
         if index.shape[2] < length:
             return self.fetch(layer, index)
         home = record[:length]
-        whole = self.buffers[0].view(-1)[: home.numel()].view_as(home)
+        whole = self.room[0].view(-1)[: home.numel()].view_as(home)
         whole.copy_(home, non_blocking=True)
         layer.counter.copy("fetch_v", "h2d", [whole], rows=record[0, :, :, 0].numel() * length)
         return [rows_at(part, index) for part in column.split(whole)]

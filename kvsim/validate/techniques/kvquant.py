@@ -4,8 +4,6 @@ C. Hooper et al., "KVQuant: Towards 10 Million Context Length LLM Inference with
 Quantization", NeurIPS 2024, sections 3.1 to 3.4, https://arxiv.org/abs/2401.18079.
 """
 
-from abc import abstractmethod
-
 import torch
 from torch import Tensor
 
@@ -19,113 +17,73 @@ from kvsim.validate.parts.store import CacheRoom, KvStore, SlotRange
 SMALL_SETTINGS = ("bits=4,outliers=0.0625",)  # a whole number of outliers
 
 
-class WholeTokenRows(KvStore):
-    """Base; subclasses say how rows (sequences, tokens, width of all heads) are stored."""
-
-    keeps_numbers, by_position = False, True
-
-    @abstractmethod
-    def learn(self, keys: Tensor) -> None:
-        """Look at the prompt's keys (tokens, width) before they are stored."""
-
-    @abstractmethod
-    def store(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
-        """Store the rows of new tokens."""
-
-    @abstractmethod
-    def tables(self) -> list[Tensor]:
-        """What is kept of every token, (sequences, slots, ...)."""
-
-    @abstractmethod
-    def wide(self, most: int) -> tuple[Tensor, Tensor]:
-        """The rows of the first slots, in fp32."""
-
-    @property
-    def width(self) -> int:
-        """Numbers of a token's keys."""
-        return self.room.heads * self.room.dim
-
-    def table(self, width: int, dtype: torch.dtype) -> Tensor:
-        """Room for so many numbers of every token."""
-        shape = (self.room.sequences, self.slots, width)
-        return torch.zeros(shape, dtype=dtype, device=self.room.device)
-
-    def put(self, table: Tensor, new: Tensor, span: SlotRange) -> None:
-        """New tokens' part of a table."""
-        if span.first is not None:
-            table[:, span.first : span.first + span.new] = new
-        else:
-            sequences = torch.arange(len(table), device=table.device)[:, None]
-            table[sequences, span.slots] = new
-
-    def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
-        """The prompt from the first slot on."""
-        most = max(counts)
-        slots = torch.arange(most, device=keys.device).expand(len(keys), -1)
-        rows = self._rows(self.room.turned(keys[:, :, :most], slots, back=True))
-        self.learn(torch.cat([row[:n] for row, n in zip(rows, counts, strict=True)]))
-        self.store(rows, self._rows(values[:, :, :most]), SlotRange(slots, tuple(counts), most, 0))
-
-    def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
-        """New tokens to their slots."""
-        before = self.room.turned(keys, span.slots, back=True)
-        self.store(self._rows(before), self._rows(values), span)
-
-    def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Rows are widened, keys turned, on their way."""
-        with self.counter.op("attn") as record:
-            keys, values = (self._heads(rows) for rows in self.wide(span.longest))
-            slots = torch.arange(span.longest, device=keys.device)[None]
-            keys = self.room.turned(keys, slots, back=False).to(queries.dtype)
-            out = attend(OpRecord(), queries, keys, values.to(queries.dtype), seen)
-            record.visible(queries.shape[2], span.longest, seen)
-            read = (table[i, :end] for i, end in enumerate(span.ends) for table in self.tables())
-            record.reads(queries, *read)
-            record.writes(out)
-            return out
-
-    def _rows(self, numbers: Tensor) -> Tensor:
-        return numbers.transpose(1, 2).flatten(2)
-
-    def _heads(self, rows: Tensor) -> Tensor:
-        return rows.view(*rows.shape[:2], self.room.heads, self.room.dim).transpose(1, 2)
-
-
 WHOLE_OUTLIERS = (
     "every token has the same whole number of outliers; the prediction takes the exact share"
 )
 
 
-class Kvquant(WholeTokenRows):
+class Kvquant(KvStore):
     """Levels of normal numbers, with each channel's mean and deviation in the prompt for keys.
 
     No calibration set is at hand that would give other levels. The first token is packed like the
     others.
     """
 
+    keeps_numbers, by_position = False, True
     differences = PACKED_AT_ONCE
 
     def __init__(self, room: CacheRoom) -> None:
         super().__init__(room)
         part = room.part
         assert isinstance(part, Settings)
+        self.width = room.heads * room.dim  # numbers of a token's keys
         self.bits, share = int(part.bits), float(part.outliers) * self.width
         self.many = round(share)
         if share != self.many:
             self.differences = dict.fromkeys(("attn", "outliers"), WHOLE_OUTLIERS)
         packed = self.width * self.bits // 8, torch.uint8
         apart = (self.many, torch.float16), (self.many, torch.int16)
-        self.codes = [self.table(*packed) for _ in "kv"]
-        self.apart_from = [self.table(*one) for _ in "kv" for one in apart]
-        self.spread = self.table(2, torch.float16)  # mean and deviation of a token's values
+        self.codes = [self._table(*packed) for _ in "kv"]
+        self.apart_from = [self._table(*one) for _ in "kv" for one in apart]
+        self.spread = self._table(2, torch.float16)  # mean and deviation of a token's values
         self.channels = torch.zeros(2, self.width, device=room.device)  # a table of the model
 
-    def learn(self, keys: Tensor) -> None:
+    def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
+        """The prompt from the first slot on."""
+        most = max(counts)
+        slots = torch.arange(most, device=keys.device).expand(len(keys), -1)
+        rows = self._rows(self.room.turned(keys[:, :, :most], slots, back=True))
+        self._learn(torch.cat([row[:n] for row, n in zip(rows, counts, strict=True)]))
+        self._store(rows, self._rows(values[:, :, :most]), SlotRange(slots, tuple(counts), most, 0))
+
+    def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
+        """New tokens to their slots."""
+        before = self.room.turned(keys, span.slots, back=True)
+        self._store(self._rows(before), self._rows(values), span)
+
+    def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
+        """Rows are widened, keys turned, on their way."""
+        with self.counter.op("attn") as record:
+            keys, values = (self._heads(rows) for rows in self.widen(span.longest))
+            slots = torch.arange(span.longest, device=keys.device)[None]
+            keys = self.room.turned(keys, slots, back=False).to(queries.dtype)
+            out = attend(OpRecord(), queries, keys, values.to(queries.dtype), seen)
+            record.visible(queries.shape[2], span.longest, seen)
+            read = (table[i, :end] for i, end in enumerate(span.ends) for table in self._tables())
+            record.reads(queries, *read)
+            record.writes(out)
+            return out
+
+    def tensors(self) -> dict[str, list[Tensor]]:
+        """Packed numbers, and what is kept beside them."""
+        return {"kv": self.codes, "outliers": [*self.apart_from, self.spread]}
+
+    def _learn(self, keys: Tensor) -> None:
         """Mean and deviation of every channel, of keys (tokens, width)."""
         spread = keys.float().std(0, correction=0)
         self.channels = torch.stack([keys.float().mean(0), spread.clamp(min=1e-6)])
 
-    def store(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
+    def _store(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
         """Find the outliers, pack the rest; both as (sequences, tokens, width)."""
         with self.counter.op("outliers") as record:
             even = (keys - self.channels[0]) / self.channels[1]
@@ -141,22 +99,37 @@ class Kvquant(WholeTokenRows):
             codes = to_levels(even, self.bits), to_levels(close, self.bits)
             record.reads(keys, values)
             record.writes(*codes)
-        for table, new in zip(self.tables(), (*codes, *made, spread), strict=True):
-            self.put(table, new, span)
+        for table, new in zip(self._tables(), (*codes, *made, spread), strict=True):
+            _put(table, new, span)
 
-    def tables(self) -> list[Tensor]:
+    def _tables(self) -> list[Tensor]:
         """Everything of a token, (sequences, slots, ...)."""
         return [*self.codes, *self.apart_from, self.spread]
 
-    def wide(self, most: int) -> tuple[Tensor, Tensor]:
+    def widen(self, most: int) -> tuple[Tensor, Tensor]:
         """Keys and values of the first slots, (sequences, tokens, width)."""
-        k, v, far_k, at_k, far_v, at_v, spread = (t[:, :most] for t in self.tables())
+        k, v, far_k, at_k, far_v, at_v, spread = (t[:, :most] for t in self._tables())
         middle, width = self.channels
         keys = from_levels(k, self.bits) * width + middle
         values = from_levels(v, self.bits) * spread[..., 1:].float() + spread[..., :1].float()
         keys.scatter_(-1, at_k.long(), far_k.float())
         return keys, values.scatter_(-1, at_v.long(), far_v.float())
 
-    def tensors(self) -> dict[str, list[Tensor]]:
-        """Packed numbers, and what is kept beside them."""
-        return {"kv": self.codes, "outliers": [*self.apart_from, self.spread]}
+    def _table(self, width: int, dtype: torch.dtype) -> Tensor:
+        shape = (self.room.sequences, self.slots, width)
+        return torch.zeros(shape, dtype=dtype, device=self.room.device)
+
+    def _rows(self, numbers: Tensor) -> Tensor:
+        return numbers.transpose(1, 2).flatten(2)
+
+    def _heads(self, rows: Tensor) -> Tensor:
+        return rows.view(*rows.shape[:2], self.room.heads, self.room.dim).transpose(1, 2)
+
+
+def _put(table: Tensor, new: Tensor, span: SlotRange) -> None:
+    """Write new tokens' part of a table (sequences, slots, width)."""
+    if span.first is not None:
+        table[:, span.first : span.first + span.new] = new
+    else:
+        sequences = torch.arange(len(table), device=table.device)[:, None]
+        table[sequences, span.slots] = new

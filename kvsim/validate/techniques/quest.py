@@ -1,18 +1,26 @@
 """Quest: pages chosen by bounds on their keys."""
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
+from kvsim.errors import InputError
 from kvsim.techniques.papers.quest import Quest as Settings
-from kvsim.validate.parts.reading import PagedCache, in_pages
-from kvsim.validate.parts.selection import LayerContext
+from kvsim.validate.counter import OpRecord
+from kvsim.validate.model.attention import Pass, attend
+from kvsim.validate.parts.reading import in_pages
+from kvsim.validate.parts.selection import LayerCache, LayerContext
 from kvsim.validate.parts.store import Resident, SlotRange
 
 SMALL_SETTINGS = ("budget={pages},page=4,dense=1",)  # all of the first layer
 
 
-class Quest(PagedCache):
-    """A page's least and greatest key bound the product of any of its keys with a query.
+class Quest(LayerCache):
+    """Every KV head attends to its best pages, of which the newest is always one.
+
+    A page's least and greatest key bound the product of any of its keys with a query. Query heads
+    that share a KV head go by the greatest bound that one of them gives a page.
 
     References
     ----------
@@ -22,16 +30,74 @@ class Quest(PagedCache):
     replays = True
 
     def __init__(self, place: LayerContext) -> None:
+        settings = place.parts.selection
+        assert isinstance(settings, Settings)
+        self.page = settings.page_tokens()
         super().__init__(place)
-        self.low, self.high = (self.rows.room.zeros(self.pages) for _ in "lh")
+        self.refuse_drafts()
+        self.refuse_windows()
+        if self.rows.values_on_host:
+            raise InputError(
+                f"{settings.name}: its real implementation reads pages on the GPU; run it without "
+                f"values on the host"
+            )
+        pages = -(-self.capacity // self.page)  # of the whole text
+        self.low, self.high = (self.rows.room.zeros(pages) for _ in "lh")
+        self.most = max(int(settings.budget) // self.page, 1)  # pages that a KV head reads
 
-    @property
-    def pages_read(self) -> int:
-        """Whole pages within the budget."""
-        assert isinstance(self.parts.selection, Settings)
-        return max(int(self.parts.selection.budget) // self.page, 1)
+    def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
+        """The summaries follow when the prompt is whole."""
+        out = super().prefill(queries, keys, values, step)
+        if step.length == self.prompt and step.rows.stop == self.batch:
+            self._summarise(self.rows.k.parts[0][:, :, : self.prompt])
+        return out
 
-    def summarise(self, keys: Tensor) -> None:
+    def store_prompt(self, keys: Tensor, values: Tensor) -> None:
+        """Summaries are those of keys that are not packed yet."""
+        self._summarise(keys)
+        super().store_prompt(keys, values)
+
+    def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
+        """Store the new token, rank the pages, attend to the best of them."""
+        span = SlotRange.after_cached(step)
+        if step.fixed:  # pages that are not there yet are ranked behind all others
+            span = replace(span, room=self.kv.slots)
+        self.kv.append(keys, values, span)
+        self._update(keys, span)
+        chosen = self._choose(queries, span)
+        if chosen.shape[2] * self.page >= span.longest:
+            return self.kv.attend(queries, span, span.visible(step))
+        within = torch.arange(self.page, device=chosen.device)
+        index = (chosen[..., None] * self.page + within).flatten(2)
+        seen = (index <= step.positions[:, None])[:, :, None]
+        index = index.clamp(max=self.capacity - 1)
+        with self.counter.op("attn") as record:
+            k, v = (column.gathered(record, index) for column in (self.rows.k, self.rows.v))
+            out = attend(OpRecord(), queries, k, v, seen)
+            record.reads(queries)
+            record.writes(out)
+        return out
+
+    def buffers(self) -> Resident:
+        """Two keys per page."""
+        return {"gpu": {"page bounds": [self.low, self.high]}}
+
+    def _choose(self, queries: Tensor, span: SlotRange) -> Tensor:
+        """The best pages of every KV head, (batch, KV heads, pages)."""
+        pages = -(-span.longest // self.page)
+        grouped = queries.reshape(self.batch, self.model.kv_heads, -1, queries.shape[3])
+        relevance = self._relevance(grouped, pages)
+        with self.counter.op("topk") as record:
+            best = relevance.amax(2)
+            newest = (span.slots[:, -1] // self.page)[:, None, None]
+            page = torch.arange(pages, device=best.device)
+            ranked = best.masked_fill(page > newest, -torch.inf)
+            ranked = ranked.masked_fill(page == newest, torch.inf)
+            record.writes(best)
+            record.reads(best)
+            return ranked.topk(min(self.most, pages), dim=-1).indices.sort(-1).values
+
+    def _summarise(self, keys: Tensor) -> None:
         """Bounds of a prompt's pages; rows beyond a sequence's end count for none."""
         with self.counter.op("page_bounds") as record:
             ends = self._on_device
@@ -41,7 +107,7 @@ class Quest(PagedCache):
             record.reads(keys)
             record.writes(self.low[:, :, :pages], self.high[:, :, :pages])
 
-    def update(self, keys: Tensor, span: SlotRange) -> None:
+    def _update(self, keys: Tensor, span: SlotRange) -> None:
         """The new token's key is within the bounds of its page."""
         with self.counter.op("page_bounds") as record:
             pages, fresh = span.slots // self.page, span.slots % self.page == 0
@@ -54,7 +120,7 @@ class Quest(PagedCache):
                 record.reads(old)
                 record.writes(new)
 
-    def relevance(self, queries: Tensor, pages: int) -> Tensor:
+    def _relevance(self, queries: Tensor, pages: int) -> Tensor:
         """Channel by channel the greater of a query's products with both bounds."""
         with self.counter.op("bounds") as record:
             positive, low, high = queries.relu(), self.low[:, :, :pages], self.high[:, :, :pages]
@@ -62,7 +128,3 @@ class Quest(PagedCache):
             record.reads(queries, low, high, bounds)
             record.writes(bounds)
         return bounds
-
-    def buffers(self) -> Resident:
-        """Two keys per page."""
-        return {"gpu": {"page bounds": [self.low, self.high]}}

@@ -7,7 +7,7 @@ from torch import Tensor
 from kvsim.techniques.papers.r_kv import RKv as Settings
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.parts.eviction import EvictingCache
-from kvsim.validate.parts.scores import LastQueries, query_ranges, scores
+from kvsim.validate.parts.scores import KeptQueries, query_ranges, scores
 from kvsim.validate.parts.selection import LayerContext
 from kvsim.validate.parts.store import Resident, SlotRange
 
@@ -33,7 +33,7 @@ class RKv(EvictingCache):
         super().__init__(place)
         self.refuse_windows()
         self.refuse_drafts()
-        self.last = LastQueries(self._on_device, min(self.window, self.prompt))
+        self.last = KeptQueries.last(self._on_device, min(self.window, self.prompt))
         shape = (self.batch, self.model.heads, self.window, self.model.head_dim)
         self.latest = torch.zeros(shape, dtype=self.dtype, device=self.device)
 

@@ -139,7 +139,9 @@ class Landmarks(LayerCache):
         shape = (room.sequences, room.heads, self.outliers)
         self.which = torch.zeros(shape, dtype=torch.int32, device=room.device)
         lanes = self.run.transfers(self.layer)
-        self.host = self.run.shared("away", lambda: HostValues(lanes, "store_kv", "fetch"))
+        self.host = self.run.shared(
+            "away", lambda: HostValues(lanes, self.counter, "store_kv", "fetch")
+        )
         self.host.add(self, kv.v)
         self.reading = self.run.shared("prompt keys", lambda: [room.zeros(self.prompt)])
 
@@ -150,7 +152,7 @@ class Landmarks(LayerCache):
 
     def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """Values of one layer leave, and its keys are decomposed, before the next is computed."""
-        held = self.reading[0], self.host.stage(self, step.begins_prompt)[0]
+        held = self.reading[0], self.host.stage(self)[0]
         out = self.attend_from(held, queries, keys, values, step)
         if step.ends_prompt(self.prompt, self.batch):
             self._summarise(*held)

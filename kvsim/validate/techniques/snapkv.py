@@ -7,7 +7,7 @@ from torch import Tensor
 from kvsim.techniques.papers.snapkv import Snapkv as Settings
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.parts.eviction import CutCache
-from kvsim.validate.parts.scores import LastQueries, by_kv_head
+from kvsim.validate.parts.scores import KeptQueries, by_kv_head
 from kvsim.validate.parts.selection import LayerContext
 
 SMALL_SETTINGS = ("budget={half},window=8",)
@@ -27,7 +27,7 @@ class Snapkv(CutCache):
         settings = self.parts.selection
         assert isinstance(settings, Settings)
         self.window = int(settings.window)
-        self.last = LastQueries(self._on_device, min(self.window, self.prompt))
+        self.last = KeptQueries.last(self._on_device, min(self.window, self.prompt))
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """In full; the last queries are kept."""

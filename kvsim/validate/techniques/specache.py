@@ -29,7 +29,6 @@ from torch import Tensor
 from kvsim.errors import InputError
 from kvsim.techniques.papers.specache import LateKivi as LateKiviSettings
 from kvsim.techniques.papers.specache import Pairs as PairSettings
-from kvsim.validate.kernels.gather import gather
 from kvsim.validate.kernels.stores import Levels, PartialAttention
 from kvsim.validate.kernels.topk import softmax_top_k
 from kvsim.validate.model.attention import Pass, Seen
@@ -218,12 +217,8 @@ class Pairs(LayerCache):
             index = torch.nn.functional.pad(index, (0, self.chosen - index.shape[-1]), value=-1)
             record.writes(scores)
             record.reads(scores)
-        self.index, host = index, self.host
-
-        def fetch() -> None:
-            gather(host.homes[0], host.homes[1], index.clamp(min=0), *self.fetched)
-
-        self._arrived = host.lanes.h2d(fetch, host.lanes.mark(), host.stored)
+        self.index = index
+        self._arrived = self.host.fetch(index.clamp(min=0), self.fetched)
         many = min(self.chosen, max(step.starts) + step.new - 1)
         moved = [p[:, :, :many] for p in self.fetched]
         self.counter.copy("prefetch", "h2d", moved, rows=2 * self.batch * heads * many)

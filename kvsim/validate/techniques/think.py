@@ -11,7 +11,7 @@ from kvsim.techniques.papers.think import Think as Settings
 from kvsim.validate.kernels.attention import merge
 from kvsim.validate.model.attention import Pass, Seen
 from kvsim.validate.parts.rows import Fp16
-from kvsim.validate.parts.scores import LastQueries, attend_part
+from kvsim.validate.parts.scores import KeptQueries, attend_part
 from kvsim.validate.parts.store import CacheRoom, KvStore, SlotRange
 
 SMALL_SETTINGS = ("ratio=0.4,window=6", "ratio=0.5,window=6")
@@ -35,7 +35,7 @@ class Think(KvStore):
             raise InputError("think: its real implementation is for the GPU only; run it alone")
         prompt, width = max(room.prompts), room.dim - int(part.ratio * room.dim)
         self.lengths = torch.tensor(room.prompts, device=room.device)
-        self.last = LastQueries(self.lengths, min(part.window, prompt))
+        self.last = KeptQueries.last(self.lengths, min(part.window, prompt))
         self.thin, self.values = room.zeros(prompt, width), room.zeros(prompt)
         self.which = torch.zeros(
             room.sequences, room.heads, width, dtype=torch.int32, device=room.device

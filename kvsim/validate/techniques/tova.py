@@ -4,7 +4,7 @@ from torch import Tensor
 
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.parts.eviction import CutCache
-from kvsim.validate.parts.scores import LastQueries
+from kvsim.validate.parts.scores import KeptQueries
 from kvsim.validate.parts.selection import LayerContext
 
 SMALL_SETTINGS = ("budget={half}",)
@@ -20,7 +20,7 @@ class Tova(CutCache):
 
     def __init__(self, place: LayerContext) -> None:
         super().__init__(place)
-        self.last = LastQueries(self._on_device, 1)
+        self.last = KeptQueries.last(self._on_device, 1)
 
     def attend_prompt(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
         """In full; the last query of each prompt is kept."""

@@ -25,8 +25,11 @@ READ_TWICE = "rows that are kept in two places are rotated apart: the rotation i
 ROTATION_SEED = 2504  # of the rotation, which all layers share
 
 
-class Rotated(PerTokenCache):
-    """Base; subclasses say how rotated numbers are encoded."""
+class Turboquant(PerTokenCache):
+    """A rotated vector's numbers are close to normal with its norm over the root of its length.
+
+    So one table of levels serves them all.
+    """
 
     keeps_numbers = False
     differences = PACKED_AT_ONCE
@@ -35,6 +38,19 @@ class Rotated(PerTokenCache):
     def __init__(self, room: CacheRoom) -> None:
         super().__init__(room)
         self.turn = rotation(room.dim).to(room.device, room.dtype)
+
+    def codecs(self) -> tuple[Codec, Codec]:
+        """Both sides by their widths."""
+        part = self.part
+        assert isinstance(part, Settings)
+        if part.exact:
+            raise InputError("turboquant: bits=16 packs nothing; choose fewer, or technique full")
+        self.room.check_group(part.group)
+        keys, values = (
+            Plain() if bits == 16 else Levels(int(bits), part.group)
+            for bits in (part.stored.bits, part.stored.v_bits)
+        )
+        return keys, values
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
         """Rotate the prompt and encode it."""
@@ -77,26 +93,6 @@ def rotation(dim: int) -> Tensor:
     made, upper = torch.linalg.qr(torch.randn(dim, dim, generator=generator, dtype=torch.float64))
     signs: Tensor = upper.diagonal().sign()
     return torch.mul(made, signs)
-
-
-class Turboquant(Rotated):
-    """A rotated vector's numbers are close to normal with its norm over the root of its length.
-
-    So one table of levels serves them all.
-    """
-
-    def codecs(self) -> tuple[Codec, Codec]:
-        """Both sides by their widths."""
-        part = self.part
-        assert isinstance(part, Settings)
-        if part.exact:
-            raise InputError("turboquant: bits=16 packs nothing; choose fewer, or technique full")
-        self.room.check_group(part.group)
-        keys, values = (
-            Plain() if bits == 16 else Levels(int(bits), part.group)
-            for bits in (part.stored.bits, part.stored.v_bits)
-        )
-        return keys, values
 
 
 class Levels(Codec):

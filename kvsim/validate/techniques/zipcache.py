@@ -4,8 +4,8 @@ Y. He et al., "ZipCache: Accurate and Efficient KV Cache Quantization with Salie
 Identification", NeurIPS 2024, https://arxiv.org/abs/2405.14256.
 
 - Probes (section 4.3, equation 9): A_probe = softmax(Q_probe K^T / sqrt(d)) of a share of the
-  queries, half of them the latest, half drawn (``Probing``, ``Probes``); all other attention stays
-  in fused kernels.
+  queries, half of them the latest, half drawn (``Probing``); all other attention stays in fused
+  kernels.
 - Saliency (equation 8): what a token is given, over the number of probes that see it
   (``Zipcache.fill``, ``_compress``).
 - Packing (section 4.1): salient tokens at ``high`` bits, the others at ``low``; keys by channel
@@ -36,7 +36,7 @@ from kvsim.validate.kernels.packing import PACKED_BITS, pack
 from kvsim.validate.kernels.quantise import encode, levels
 from kvsim.validate.kernels.stores import PartialAttention, Store, View
 from kvsim.validate.model.attention import Pass, Seen
-from kvsim.validate.parts.scores import query_ranges
+from kvsim.validate.parts.scores import KeptQueries, query_ranges
 from kvsim.validate.parts.store import CacheRoom, KvStore, SlotRange, count_pairs
 
 SMALL_SETTINGS = ("",)
@@ -88,7 +88,7 @@ class Zipcache(KvStore):
         self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, seen: Seen
     ) -> Tensor:
         """Full attention, while the probes are collected."""
-        self.probing.prompt.take(queries, step)
+        self.probing.prompt.observe(queries, step)
         return super().attend_prompt(queries, keys, values, step, seen)
 
     def fill(self, keys: Tensor, values: Tensor, counts: list[int], plainly: str = "attn") -> None:
@@ -96,7 +96,7 @@ class Zipcache(KvStore):
         tokens = keys.shape[2]
         with self.counter.op("probe") as record:
             seen = self.probing.prompt.visible(tokens).sum(1)
-            saliency = self.probing.prompt.votes(record, keys) / seen.clamp(min=1)[:, None]
+            saliency = _votes(record, self.probing.prompt, keys) / seen.clamp(min=1)[:, None]
             record.writes(saliency)
         beyond = torch.arange(tokens, device=keys.device) >= self._ends
         self.pack(keys, values, saliency.masked_fill(beyond[:, None], -1.0), 0)
@@ -401,7 +401,7 @@ class Probing:
     def __init__(self, share: float, window: int, lengths: list[int], device: torch.device) -> None:
         self.share, self.window = share, window
         self._random = torch.Generator().manual_seed(0)
-        self.prompt = Probes(self._of_prompts(lengths).to(device))
+        self.prompt = KeptQueries(self._of_prompts(lengths).to(device))
         self.seen = torch.zeros(window, device=device)  # probes that saw each token of the window
         self._latest, self._now, self._probed = -1, False, 0  # token; whether it probes; how many
 
@@ -436,52 +436,24 @@ class Probing:
         return torch.nn.utils.rnn.pad_sequence(chosen, batch_first=True, padding_value=-1)
 
 
-class Probes:
-    """Some queries of every prompt, collected chunk by chunk, layer after layer.
+def _votes(record: OpRecord, probes: KeptQueries, keys: Tensor) -> Tensor:
+    """Attention that a prompt's tokens (batch, KV heads, tokens, head dim) get from the probes.
 
-    Parameters
-    ----------
-    positions : (batch, probes), below 0 for none.
+    Scores leave the chip before and after the softmax. They are summed over the probes, nothing for
+    one that is none, and averaged over the heads of a KV head: (batch, KV heads, tokens).
     """
-
-    def __init__(self, positions: Tensor) -> None:
-        self.positions = positions
-        self._q: Tensor | None = None
-
-    def take(self, queries: Tensor, step: Pass) -> None:
-        """Keep the probes among a chunk's queries (sequences, heads, new, head dim)."""
-        if self._q is None:
-            batch, probes = self.positions.shape
-            self._q = queries.new_zeros(batch, queries.shape[1], probes, queries.shape[3])
-        mine, place = self._q[step.rows], self.positions[step.rows] - step.starts[0]
-        inside = ((place >= 0) & (place < step.new))[:, None, :, None]
-        index = place.clamp(0, step.new - 1)[:, None, :, None].expand_as(mine)
-        torch.where(inside, queries.gather(2, index), mine, out=mine)
-
-    def votes(self, record: OpRecord, keys: Tensor) -> Tensor:
-        """Attention that a prompt's tokens (batch, KV heads, tokens, head dim) get from the probes.
-
-        Scores leave the chip before and after the softmax. They are summed over the probes, nothing
-        for one that is none, and averaged over the heads of a KV head: (batch, KV heads, tokens).
-        """
-        assert self._q is not None
-        batch, kv_heads, tokens, head_dim = keys.shape
-        heads, probes = self._q.shape[1:3]
-        every = self.visible(tokens)[:, None, None]
-        votes = torch.zeros((batch, kv_heads, tokens), device=keys.device)
-        for some in query_ranges(probes, batch * heads * tokens, keys.device):
-            q = self._q[:, :, some].reshape(batch, kv_heads, -1, head_dim)
-            logits = (q @ keys.mT / head_dim**0.5).view(
-                batch, kv_heads, heads // kv_heads, -1, tokens
-            )
-            seen = every[:, :, :, some]
-            shares = logits.float().masked_fill(~seen, -1e30).softmax(-1).to(keys.dtype) * seen
-            votes += shares.float().sum(3).mean(2)
-            record.reads(logits, shares)
-            record.writes(logits, shares)
-        record.reads(self._q, keys)
-        return votes
-
-    def visible(self, tokens: int) -> Tensor:
-        """Which tokens a probe sees, (batch, probes, tokens)."""
-        return torch.arange(tokens, device=self.positions.device) <= self.positions[..., None]
+    batch, kv_heads, tokens, head_dim = keys.shape
+    queries, every = probes.take(), probes.visible(tokens)[:, None, None]
+    heads = queries.shape[1]
+    votes = torch.zeros((batch, kv_heads, tokens), device=keys.device)
+    for some in query_ranges(queries.shape[2], batch * heads * tokens, keys.device):
+        q = queries[:, :, some].reshape(batch, kv_heads, -1, head_dim)
+        logits = q @ keys.mT / head_dim**0.5
+        logits = logits.view(batch, kv_heads, heads // kv_heads, -1, tokens)
+        seen = every[:, :, :, some]
+        shares = logits.float().masked_fill(~seen, -1e30).softmax(-1).to(keys.dtype) * seen
+        votes += shares.float().sum(3).mean(2)
+        record.reads(logits, shares)
+        record.writes(logits, shares)
+    record.reads(queries, keys)
+    return votes
