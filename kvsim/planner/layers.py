@@ -6,10 +6,10 @@ how many layers of each shape do what:
     n[o,k]   layers of shape k that do option o, whole numbers that add up to the layers there are
     T[q]     time of a pass: at least the work of every stream, and what layers take one by one
 
-under the two memories and, where options lose quality, the loss that is admitted, of which a layer
-takes its share. Options are the best settings of every technique that the table admits, placements
-at their ends, and each with weights on the host. The programme fixes what is discrete, and the
-engine then replays its layers.
+under the two memories. Options are the best settings of every technique that the table admits,
+placements at their ends, and each with weights on the host. A loss of quality has no row: nothing
+says that a part of the layers loses only its part, so what loses too much in all layers is no
+option in some. The programme fixes what is discrete, and the engine then replays its layers.
 """
 
 from collections.abc import Iterator
@@ -65,21 +65,18 @@ class LayerCosts:
         Bytes, at their largest. (o, k) [B]
     layers
         Layers of each shape. (k,)
-    losses
-        Of an option in all layers. (o,)
     """
 
     seconds: Array
     gpu: Array
     host: Array
     layers: Array
-    losses: Array
 
 
 def choose_layers(
-    costs: LayerCosts, memory: tuple[float, float], rounds: float, loss: float, head: Array
+    costs: LayerCosts, memory: tuple[float, float], rounds: float, head: Array
 ) -> Array:
-    """Choose how many layers of each shape do what, the quickest within memory and loss.
+    """Choose how many layers of each shape do what, the quickest within the memories.
 
     Parameters
     ----------
@@ -89,8 +86,6 @@ def choose_layers(
         Bytes that layers may have on a GPU and on the host. [B]
     rounds
         Decoding rounds.
-    loss
-        The largest loss.
     head
         What a pass takes besides layers. (q,) [s]
 
@@ -104,9 +99,9 @@ def choose_layers(
     InfeasibleError
         If no counts are within the limits.
     """
-    problem = build_layers(costs, memory, rounds, loss, head)
+    problem = build_layers(costs, memory, rounds, head)
     if not solver.solve(problem, GAP, SECONDS).has_values:
-        raise InfeasibleError("no division of the layers is within the limits of memory and loss")
+        raise InfeasibleError("no division of the layers is within the limits of memory")
     found = np.zeros(costs.gpu.shape)
     for variable in problem.variables():
         if variable.name.startswith("n_"):
@@ -116,7 +111,7 @@ def choose_layers(
 
 
 def build_layers(
-    costs: LayerCosts, memory: tuple[float, float], rounds: float, loss: float, head: Array
+    costs: LayerCosts, memory: tuple[float, float], rounds: float, head: Array
 ) -> solver.Problem:
     """Build the programme of `choose_layers`, whose parameters these are."""
     problem = solver.create_problem("layers")
@@ -137,10 +132,6 @@ def build_layers(
         scale = max(room, 1.0)
         used = solver.weigh([(x, float(bytes_[o]) / scale) for o, x in n.items()])
         problem.addConstraint(used <= room / scale, name)
-    if np.any(costs.losses):
-        share = 1 / float(costs.layers.sum())
-        lost = solver.weigh([(x, float(costs.losses[o]) * share) for (o, _), x in n.items()])
-        problem.addConstraint(lost <= loss, "loss")
     weights = [1.0, rounds][: len(passes)]
     problem.setObjective(solver.weigh(list(zip(passes, weights, strict=True))))
     return problem
@@ -160,36 +151,32 @@ class MixedLayers:
         self.shapes = shapes
         self.sequence = [s for block, n in question.deployment.shard.layout for s in block * n]
 
-    def options(self) -> list[tuple[Technique, float]]:
-        """What a layer may do, and what it loses if all layers do it."""
+    def options(self) -> list[Technique]:
+        """What a layer may do."""
         table, limits = self.search.table, self.q.limits
         memoryless = {k: v for k, v in limits.finite().items() if not k.endswith("memory")}
-        memoryless.pop("loss", None)
         goal = table.columns[self.q.objective]
         best = [(row, name) for name in table.names
                 if (row := self.search.best(memoryless, name)) is not None]  # fmt: skip
-        found: dict[str, tuple[Technique, float]] = {}
+        found: dict[str, Technique] = {}
         names = {t.name for t in self.q.admission.candidates()}
         for text in STREAMED_ENDS:
             needed = STREAMED_NEEDS.get(text.partition(":")[0], "full")
             if needed in names:
-                found[text] = parse(text), 0.0
+                found[text] = parse(text)
         for row, _ in sorted(best, key=lambda x: float(goal[x[0]])):
-            t, loss = table.technique[row], float(table.columns["loss"][row])
-            plain = (
-                t.uniform and len(t.terms) == 1 and not t.drafts and t.parts[0].placement.tiles == 1
-            )
-            if plain and np.isfinite(loss) and (loss == 0 or limits.loss > 0):
-                found.setdefault(str(t), (t, loss))
-        some = [x for x in found.values() if not x[0].refuses(self.q.deployment)][:MOST_OPTIONS]
+            t = table.technique[row]
+            if t.uniform and len(t.terms) == 1 and not t.drafts and t.parts[0].placement.tiles == 1:
+                found.setdefault(str(t), t)
+        some = [t for t in found.values() if not t.refuses(self.q.deployment)][:MOST_OPTIONS]
         if not names & {"offload", "flexgen", "kvpr"}:
             return some
         streamed = []
-        for t, loss in some:
+        for t in some:
             with suppress(InputError):
                 moved = compose(*t.terms, *parse("place:weights_host=1").terms) if t.name not in (
                     "full", "offload", "place") else _with_streamed(t)  # fmt: skip
-                streamed.append((moved, loss))
+                streamed.append(moved)
         return [*some, *streamed]
 
     def better(self, batch: float) -> Iterator[Prediction]:
@@ -204,14 +191,14 @@ class MixedLayers:
             if found is not None:
                 yield found
 
-    def _at(self, options: list[tuple[Technique, float]], batch: float) -> Prediction | None:
+    def _at(self, options: list[Technique], batch: float) -> Prediction | None:
         """The best layers at a batch, as the engine says."""
         w, d, limits = self.q.workload, self.q.deployment, self.q.limits
         costs = self._costs(options, batch)
-        base = w.predict(options[0][0], d, np.array([batch]))
+        base = w.predict(options[0], d, np.array([batch]))
         first = costs.layers @ costs.gpu[0], d.tp * costs.layers @ costs.host[0]
         beside = float(base.given_bytes[0]) - first[0], float(base.host_bytes[0]) - first[1]
-        rounds = max(w.generate - 1, 0) / options[0][0].tokens_per_round
+        rounds = max(w.generate - 1, 0) / options[0].tokens_per_round
         took = np.array([float(base.prefill_s[0]), float(base.decode_s[0]) / max(rounds, 1)])
         own = np.einsum("qrk,k->qr", costs.seconds[:, :, 0], costs.layers).max(axis=1)
         head = np.maximum(took - own, 0.0)
@@ -219,7 +206,7 @@ class MixedLayers:
         for _ in range(REPAIRS):
             try:
                 self.solves += 1
-                counts = choose_layers(costs, (room[0], room[1]), rounds, limits.loss, head)
+                counts = choose_layers(costs, (room[0], room[1]), rounds, head)
             except InfeasibleError:
                 return None
             technique = self._technique(options, counts)
@@ -239,7 +226,7 @@ class MixedLayers:
             room = [r - REPAIR_MARGIN * max(x, 0.0) for r, x in zip(room, over, strict=True)]
         return None
 
-    def _technique(self, options: list[tuple[Technique, float]], counts: Array) -> Technique:
+    def _technique(self, options: list[Technique], counts: Array) -> Technique:
         """Counts of layers as ranges of a model's layers, each option in one block of a shape."""
         left = {shape: [int(x) for x in counts[:, k]] for k, shape in enumerate(self.shapes)}
         chosen = []
@@ -250,13 +237,13 @@ class MixedLayers:
         ranges, first = [], 0
         for option, some in groupby(chosen):
             count = len(list(some))
-            ranges.append(Layers(options[option][0].terms, first, first + count - 1))
+            ranges.append(Layers(options[option].terms, first, first + count - 1))
             first += count
         if len(ranges) == 1:
-            return options[chosen[0]][0]
+            return options[chosen[0]]
         return Technique(tuple(ranges))
 
-    def _costs(self, options: list[tuple[Technique, float]], batch: float) -> LayerCosts:
+    def _costs(self, options: list[Technique], batch: float) -> LayerCosts:
         w, d = self.q.workload, self.q.deployment
         points = [prefill_point(batch, w.prompt, w.generate)]
         if w.generate > 1:
@@ -265,7 +252,7 @@ class MixedLayers:
         shapes = list(self.shapes)
         times = np.zeros((len(points), len(self.streams) + 1, len(options), len(shapes)))
         gpu, host = np.zeros((2, len(options), len(shapes)))
-        for (o, (t, _)), (k, shape) in product(enumerate(options), enumerate(shapes)):
+        for (o, t), (k, shape) in product(enumerate(options), enumerate(shapes)):
             for q, point in enumerate(points):
                 times[q, :, o, k] = self._resources(t, point, shape)
             own = t.parts[0]
@@ -275,7 +262,7 @@ class MixedLayers:
                 gpu[o, k] = max(gpu[o, k], float(np.max(tier_bytes(held, "gpu"))))
                 host[o, k] = max(host[o, k], float(np.max(tier_bytes(held, "host"))))
         layers = np.array(list(self.shapes.values()), dtype=float)
-        return LayerCosts(times, gpu, host, layers, np.array([loss for _, loss in options]))
+        return LayerCosts(times, gpu, host, layers)
 
     def _resources(self, technique: Technique, point: Point, shape: LayerShape) -> Array:
         """Time of each stream in one layer, and what it takes if nothing delays it. (r,) [s]"""

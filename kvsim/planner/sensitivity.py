@@ -10,6 +10,7 @@ for that of a normal distribution of their logarithm.
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import islice
 from math import isfinite, log
 
 import numpy as np
@@ -36,6 +37,7 @@ from kvsim.planner.layers import add_placements
 from kvsim.planner.local_search import (
     UniformPlacements,
     can_fill_drive,
+    placement_kinds,
     search_from,
     search_near,
 )
@@ -558,6 +560,8 @@ def find_remedies(
                 yield PlanRemedy(batch, "a smaller batch", smaller)
     alone = list(drop_dominated(question, deployment_changes(question)))
     yield from alone
+    if not any(set(r.changes) == {"weights"} for r in alone):
+        yield from islice(_placed_narrower(question), 1)
     drive = _with_drive(question)
     if drive is not None:
         yield drive
@@ -619,6 +623,15 @@ def _with_drive(question: Question) -> PlanRemedy | None:
     return (
         None if found is None else PlanRemedy({"disk": f"{size / 1e9:.0f}"}, "an NVMe drive", found)
     )
+
+
+def _placed_narrower(question: Question) -> Iterator[PlanRemedy]:
+    """Narrower weights, the gentlest first, of which a part stays on the host."""
+    for name, caution in narrower_weights(question.deployment).items():
+        asked = ask_on(question, replace(question.deployment, weights=name))
+        found = _best_placement(asked) if placement_kinds(asked) else None
+        if found is not None:
+            yield PlanRemedy({"weights": name}, f"{name} weights", found, caution=caution)
 
 
 def remedies_with_longer_ttft(question: Question) -> Iterator[PlanRemedy]:

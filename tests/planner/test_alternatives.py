@@ -499,3 +499,10 @@ def test_a_drive_is_a_remedy_where_weights_exceed_gpu_and_host_and_then_plans() 
     assert drive.prediction is not None and isinstance(found.found, ChosenPlan)
     assert found.found.choice.output_tok_s[0] >= drive.prediction.output_tok_s[0]
     assert any("closed batches" in said for said in found.answer.settings)
+
+
+def test_narrower_weights_of_which_a_part_stays_on_the_host_are_a_remedy() -> None:
+    with pytest.raises(NoPlanError) as none:
+        kvsim.plan(model="bloom-176b", gpu="rtx3090", prompt=512, generate=64, offline=True)
+    (placed,) = (r for r in none.value.remedies if set(r.changes) == {"weights"})
+    assert placed.option == "--weights int4" and placed.prediction.host_bytes[0] > 0
