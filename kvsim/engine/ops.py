@@ -165,7 +165,8 @@ def unpacking(
     stack = deployment.stack
     rate = deployment.bandwidth["hbm"] * stack.kernel("pointwise").memory
     took: Number = stack.weights.unpack_ops * stored.unpack / (deployment.flops("fp32") / 2)
-    moved: Number = stack.weights.unpack_bytes / rate
+    as_integers = deployment.product_dtype(stored) == "int8"
+    moved: Number = 0.0 if as_integers else stack.weights.unpack_bytes / rate
     if stack.weights.unpack_rows:
         moved = moved * (np.asarray(rows) >= stack.weights.unpack_rows)
     return (took + moved) * weights

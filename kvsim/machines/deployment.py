@@ -278,7 +278,15 @@ class Deployment:
         if self.weights not in gguf.BASES:
             return {}
         found = gguf.stored_matrices(self.model, self.weights)
-        return {name: _in_blocks(each.bits, each.unpack) for name, each in found.items()}
+        blocks = {name: _in_blocks(each.bits, each.unpack) for name, each in found.items()}
+        if self.stack.weights.int8_products and not self._multiplies_int8:
+            return {name: replace(each, kernel="gemm") for name, each in blocks.items()}
+        return blocks
+
+    @property
+    def _multiplies_int8(self) -> bool:
+        """Whether packed weights are multiplied as integers; Apple's GPUs widen them instead."""
+        return self.stack.weights.int8_products and "int8" in self.hardware.flops
 
     def stored(self, matrix: str) -> WeightFormat:
         """Return how a weight matrix is stored.
@@ -324,7 +332,7 @@ class Deployment:
         ways = self.stack.weights
         if stored.dtype != "fp16":
             return stored.dtype
-        if ways.int8_products and stored.bits < 16:
+        if self._multiplies_int8 and stored.bits < 16:
             return "int8"
         return "fp16acc" if ways.half_accumulation else "fp16"
 
