@@ -53,6 +53,8 @@ def part_of(row: dict[str, str]) -> tuple[str, str] | None:
     if what in ("weights", "weights+activations"):
         if form in ("fp8", "int8", "nvfp4", "mxfp4"):
             return "weights", form
+        if form.startswith("gguf "):
+            return "weights", form.removeprefix("gguf ")
         if form == "int4" and what == "weights" and "rtn" not in method:
             return "weights", "int4"
     return None

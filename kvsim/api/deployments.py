@@ -73,7 +73,8 @@ def build_deployment(inputs: Inputs, **instead: object) -> "Deployment":
     stack = _in_passes(load_stack(str(instead.get("stack") or name_stack(inputs))), inputs)
     layers, weights = host_layers(inputs, model), value("weights", None)
     tag = str(value("model", ""))
-    if _is_default_quantised(tag, model) and stack.weights.gguf and weights == RELEASED:
+    plain = model.released == "fp16" and stack.weights.gguf and weights == RELEASED
+    if plain and (stack.name == "ollama" or _is_ollama_tag(tag)):
         weights = OLLAMA_FORMAT
         print_once(f"{tag} is taken as {weights.upper()}, Ollama's default; --weights sets another")
     weights = _published_format(model, weights)
@@ -109,14 +110,14 @@ def name_stack(inputs: Inputs) -> str:
         return str(inputs.stack)
     if any(name in given for name in LLAMACPP_OPTIONS):
         return "llamacpp"
-    return str(engine if engine in ENGINES else inputs.stack)
+    return str(engine if engine in (*ENGINES, "ollama") else inputs.stack)
 
 
-def _is_default_quantised(tag: str, model: "Model") -> bool:
-    """Whether a name is an Ollama tag without a format, of a model published in 16 bits."""
+def _is_ollama_tag(tag: str) -> bool:
+    """Whether a name is an Ollama tag without a format."""
     from kvsim.models.catalogue import stated_format
 
-    return bool(OLLAMA_TAG.fullmatch(tag) and not stated_format(tag) and model.released == "fp16")
+    return bool(OLLAMA_TAG.fullmatch(tag) and not stated_format(tag))
 
 
 def _in_passes(stack: "Stack", inputs: Inputs) -> "Stack":
@@ -476,12 +477,12 @@ def build_admission(inputs: Inputs) -> "Admission":
     """
     from kvsim.planner.question import Admission, read_acceptance
 
-    given = inputs.acceptance
+    given, engine = inputs.acceptance, (inputs.engine or "").strip().lower()
     rate, seen_at, accepted = (None, 0, ()) if given is None else read_acceptance(given)
     return Admission(
         only=tuple(inputs.only or ()),
         without=tuple(inputs.without or ()),
-        engine=(inputs.engine or "").strip().lower(),
+        engine="llamacpp" if engine == "ollama" else engine,
         unmeasured=inputs.lossy,
         judges_weights=inputs.weights == ["auto"],
         rate=rate,

@@ -19,7 +19,7 @@ from kvsim.evidence.ledger import known_difference
 from kvsim.files import ATTENTION_FILE, check_type
 from kvsim.frozen import frozen
 from kvsim.graph import Array
-from kvsim.machines.deployment import Deployment
+from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import largest_batch
 from kvsim.prediction.service import Service
@@ -396,6 +396,9 @@ def read_acceptance(text: str) -> "tuple[float | None, int, tuple[Acceptance, ..
 PUBLISHED = {"gpt_oss": "mxfp4", "deepseek_v3": "fp8-block"}
 """Formats in which families of models were published: nothing is lost by them."""
 
+GGUF = "q8_0", "q6_k", "q4_k_m"
+"""Types of GGUF files that people choose first, the gentlest first."""
+
 
 def narrower_formats(deployment: Deployment) -> list[str]:
     """Formats of weights with fewer bits that the GPU takes, the gentlest first.
@@ -406,6 +409,8 @@ def narrower_formats(deployment: Deployment) -> list[str]:
         The model with its weights as they are.
     """
     model, now = deployment.model, deployment.weights
+    if deployment.stack.weights.gguf:
+        return [n for n in GGUF if WEIGHT_FORMATS[n].bits < WEIGHT_FORMATS[now].bits]
     own = PUBLISHED.get(model.family)
     every = list(dict.fromkeys([*([own] if own else []), model.fp8_format, "int8", "int4"]))
     if now != "fp16":

@@ -369,6 +369,7 @@ def evidence(
 FORMAT_FAMILIES = dict.fromkeys(("fp8", "fp8-dynamic", "fp8-block"), "fp8")
 FORMAT_FAMILIES |= dict.fromkeys(("int4", "int4-g32", "awq"), "int4")
 FORMAT_FAMILIES |= {name: name for name in ("int8", "mxfp4", "nvfp4")}
+FORMAT_FAMILIES |= dict.fromkeys(("q4_k_m", "q5_k_s", "q5_k_m", "q6_k", "q8_0"), "q4_k_m")
 """Formats of ``--weights`` by what the summaries of published scores call them."""
 
 
