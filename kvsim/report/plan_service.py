@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 BRIEF_ROWS = 3  # of the choice and its alternatives that a terminal shows unless asked for more
 MAX_MISSING = 4  # layouts that are named where nothing meets the targets
 NO_GAIN = 0.02  # relative gain below which nothing is gained: rates are found to a hundredth
+UNNOTICED = 0.0005  # relative loss that scores do not show
 
 
 def make_result(
@@ -290,8 +291,11 @@ def _loss_words(found: Evidence) -> str:
     if found.unknown:
         return "loss of quality unknown"
     what = "perplexity" if found.unit == PERPLEXITY else "scores"
-    text = f"{what} {units.percent(max(found.loss, 0.0))} worse (at most "
-    text += f"{units.percent(max(found.bound, 0.0))})"
+    most = units.percent(max(found.bound, 0.0))
+    if found.loss < UNNOTICED:
+        text = f"no measurable loss in {what} (at most {most})"
+    else:
+        text = f"{what} {units.percent(found.loss)} worse (at most {most})"
     if found.untried:
         text += f"; not tested on {', '.join(found.untried)}"
     return text
