@@ -88,7 +88,11 @@ def _code_of(problem: BaseException, kept: Ledger) -> int:
             raise problem
         return _silence(128 + signal.SIGPIPE)
     if isinstance(problem, InfeasibleError):
-        return _print_error(str(problem), LIMIT)
+        reason, *remedies = str(problem).splitlines()
+        code = _print_error(reason, LIMIT)
+        for line in remedies:
+            typer.echo(_clean(line), err=True)
+        return code
     if isinstance(problem, InputError):
         return _print_error(str(problem), BAD)
     if (
@@ -142,13 +146,18 @@ def _fault(problem: BaseException) -> int:
 
 
 def _print_error(message: str, code: int) -> int:
-    line = " ".join(message.split())
-    printable = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
+    printable = _clean(message)
     if len(printable) > MAX_MESSAGE:
         printable = f"{printable[: MAX_MESSAGE // 2]} ... {printable[-MAX_MESSAGE // 2 :]}"
     with suppress(OSError):  # that stream may be closed as well
         typer.echo(f"kvsim: {printable}", err=True)
     return code
+
+
+def _clean(message: str) -> str:
+    """A message in one line, without control characters."""
+    line = " ".join(message.split())
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in line)
 
 
 def _silence(code: int) -> int:

@@ -340,10 +340,12 @@ class PlanRemedy:
 
 
 class NoPlanError(InfeasibleError):
-    """Nothing is within the limits.
+    """Nothing is within the limits; the message has a line for each change that would help.
 
     Attributes
     ----------
+    reason
+        What is in the way.
     remedies
         Changes that would do, the gentlest first.
     deployment
@@ -359,7 +361,9 @@ class NoPlanError(InfeasibleError):
         deployment: Deployment,
         relaxations: Mapping[str, float] | None = None,
     ) -> None:
-        super().__init__(text)
+        head = f"{text}\nChanges that meet them:"
+        super().__init__("\n- ".join([head, *map(str, remedies)]) if remedies else text)
+        self.reason = text
         self.remedies, self.deployment = list(remedies), deployment
         self.relaxations = dict(relaxations or {})
 

@@ -96,10 +96,7 @@ def explain_no_service(
     some = [r for r in every if not r.poor] or every
     remedies = [r.remedy for r in some if not any(map(r.outdone, some))]
     why = describe_obstacle(question)
-    text = f"no plan meets the targets: {why}"
-    if remedies:
-        text += ". These changes would meet them: " + "; ".join(map(str, remedies))
-    return NoPlanError(text, remedies, q.deployment)
+    return NoPlanError(f"no plan meets the targets: {why}", remedies, q.deployment)
 
 
 def describe_obstacle(question: ServiceQuestion) -> str:
@@ -125,13 +122,16 @@ def describe_obstacle(question: ServiceQuestion) -> str:
             admits = "" if mildest.unknown else f"; {needed_option(mildest)} admits it"
             return f"all named techniques may lose more than --lossy admits{admits} ({mildest})"
         need = f"a sequence of {question.load.longest:,} tokens does not fit"
+        q = min(question.deployments, key=lambda q: full_weights(q.deployment))
+        where, d = _differing(d, q.deployment), q.deployment
         weights, size = full_weights(d), format_number(full_weights(d) / GIB)
         gib = f"{format_number(q.limits.gpu_memory / GIB)} GiB are usable"
         if weights >= q.limits.gpu_memory:
-            text = f"the {d.weights} weights of {d.model.name} need {size} GiB per GPU, and {gib}"
+            need = f"the {d.weights} weights of {d.model.name} need {size} GiB per GPU"
+            text = f"{need}{where}, and {gib}"
             hosted = d.model.experts and not q.admission.engine and "host" not in d.stack.kernels
             return f"{text} (--engine llamacpp keeps experts in host memory)" if hosted else text
-        return f"{need} next to {size} GiB of {d.weights} weights per GPU ({gib})"
+        return f"{need}{where} next to {size} GiB of {d.weights} weights per GPU ({gib})"
     found = []
     for name, value in least.items():
         limit = getattr(question.asked, name)

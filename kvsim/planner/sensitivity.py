@@ -485,8 +485,6 @@ def explain_no_plan(question: Question, search: TableSearch) -> NoPlanError:
     if not parts:
         text = "several limits fail together; " + _describe_excess(question, columns, hard)
     remedies = list(find_remedies(question, search, looser))
-    if remedies:
-        text += ". These changes would meet all limits: " + "; ".join(map(str, remedies))
     text = f"no plan meets the limits: {text}"
     return NoPlanError(text, remedies, question.deployment, alone)
 

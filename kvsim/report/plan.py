@@ -170,7 +170,7 @@ def make_empty_result(none: NoPlanError, command: str = "") -> Result[NoPlanErro
     fields = {
         "answer": answer.row(),
         "choice": None,
-        "reason": str(none),
+        "reason": none.reason,
         "relaxations": {k: number(v) for k, v in none.relaxations.items()},
         "advice": advised,
     }

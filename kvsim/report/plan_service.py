@@ -185,7 +185,7 @@ def make_empty_result(none: NoPlanError, command: str = "") -> Result[NoPlanErro
             for row in remedies
         ],
     )
-    fields = {"answer": answer.row(), "choice": None, "reason": str(none), "advice": remedies}
+    fields = {"answer": answer.row(), "choice": None, "reason": none.reason, "advice": remedies}
     columns = [
         text_column("change", "option"),
         Column("requests/s", "requests_per_s", lambda rate: units.format_number(rate, 3)),
