@@ -135,13 +135,13 @@ def _compare_counts(
     from kvsim.validate.counts.check import (
         CannotRun,
         CheckedTechnique,
-        RandomPrompts,
         check,
         check_workload,
         rehearse,
         representative,
         sort_runnable,
     )
+    from kvsim.validate.counts.expected import RandomPrompts
     from kvsim.validate.machine import find_device
     from kvsim.validate.model.attention import kernels
     from kvsim.validate.model.checkpoint import open_model
@@ -413,7 +413,8 @@ def validate_plan(inputs: Inputs) -> "Result[Any]":
     from kvsim.machines.profiles import load_hardware
     from kvsim.report import validate_plan as report
     from kvsim.validate.bench import device as devices
-    from kvsim.validate.counts.check import SLACK, RandomPrompts, check_workload, rehearse
+    from kvsim.validate.counts.check import SLACK, check_workload, rehearse
+    from kvsim.validate.counts.expected import RandomPrompts
     from kvsim.validate.machine import find_device
     from kvsim.validate.model.checkpoint import open_packaged
     from kvsim.validate.model.decoder import Decoder

@@ -8,7 +8,6 @@ from statistics import median
 
 import numpy as np
 
-from kvsim.frozen import frozen
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.json import Row
 from kvsim.report.result import Result
@@ -23,18 +22,8 @@ COMPILED_LINE = re.compile(r"(sm_\d+) (.+): (\d+) B shared, (\d+) registers, (\d
 RATE_UNITS = {"flops_per_s": ("products in 16 bits", 1e12, "TFLOP/s")}
 RATE_TITLES = {"hbm": "memory", "h2d": "copies to the device", "d2h": "copies to the host"}
 TIME_KEYS = ("ttft_s", "tpot_s")
-GENERATED = 9  # tokens of a timed run, as in kvsim.validate.times.points
 NEAR = 0.05
 """Difference of two techniques' times below which their order says nothing."""
-
-
-@frozen
-class TimedPrompts:
-    """What a timed run did."""
-
-    batch: int
-    prompt: int
-    generate: int = GENERATED
 
 
 Found = Mapping[str, Row]
@@ -86,7 +75,12 @@ def _predicted_again(result: Row, state: SessionState) -> Row:
     from kvsim.machines.profiles import load_hardware, load_stack
     from kvsim.models.configs import compress, load_model
     from kvsim.techniques import parse
-    from kvsim.validate.counts.expected import Replay, predictions
+    from kvsim.validate.counts.expected import (
+        TIMED_GENERATED,
+        RandomPrompts,
+        Replay,
+        predictions,
+    )
 
     model = load_model(result["model"])
     if result["layers"]:
@@ -96,11 +90,10 @@ def _predicted_again(result: Row, state: SessionState) -> Row:
     for one in result["found"]:
         replays = [Replay(**replay) for replay in one.get("replays", ())]
         if one["rounds"] == "replayed" and not replays:
-            replays = [Replay(GENERATED - 1)]
+            replays = [Replay(TIMED_GENERATED - 1)]
         on_gpu = not state.folder.name.startswith("cpu")
-        said = predictions(
-            d, parse(one["technique"]), TimedPrompts(one["batch"], one["prompt"]), on_gpu, replays
-        )
+        work = RandomPrompts(one["batch"], one["prompt"], TIMED_GENERATED)
+        said = predictions(d, parse(one["technique"]), work, on_gpu, replays)
         measured = [
             {**m, "predicted": said.get(m["name"], m["predicted"])} for m in one["measured"]
         ]

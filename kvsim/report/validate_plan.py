@@ -14,7 +14,7 @@ from kvsim.report.result import Result
 from kvsim.report.table import cells_table
 from kvsim.report.terminal import BLANK, Heading
 from kvsim.report.units import gib, percent, seconds, times
-from kvsim.validate.counts.check import RandomPrompts
+from kvsim.validate.counts.expected import RandomPrompts
 from kvsim.validate.planned import MeasuredLoss
 from kvsim.validate.times.compared import Measured
 

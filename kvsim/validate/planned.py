@@ -9,8 +9,7 @@ from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment
 from kvsim.techniques import parse
 from kvsim.techniques.technique import Technique
-from kvsim.validate.counts.check import RandomPrompts
-from kvsim.validate.counts.expected import predict, resident_bytes
+from kvsim.validate.counts.expected import RandomPrompts, predict, resident_bytes
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.quality.runs import Forced
 from kvsim.validate.quality.settings import Reading

@@ -10,7 +10,7 @@ import pytest
 from kvsim.quality.planfile import read_plan
 from kvsim.report.validate_plan import PlanRun, write_answer
 from kvsim.techniques import parse
-from kvsim.validate.counts.check import RandomPrompts
+from kvsim.validate.counts.expected import RandomPrompts
 from kvsim.validate.planned import MeasuredLoss, measure_loss
 from kvsim.validate.quality.settings import Reading
 from tests.support.commands import run

@@ -16,9 +16,9 @@ from unittest.mock import patch
 from kvsim.cli import app as cli
 from kvsim.validate.bench import compute, suite
 from kvsim.validate.bench import work as bench_work
+from kvsim.validate.counts import expected
 from kvsim.validate.session import work
 from kvsim.validate.session.state import SessionState
-from kvsim.validate.times import points
 from tests.support.pretended import pretended
 
 FLOPS = 1e9  # of one timing, which a CPU makes in fp16
@@ -59,7 +59,7 @@ def small(model: Path, interpreted: bool, seconds: float) -> Iterator[None]:
         (suite, "SUITE_SECONDS", dict.fromkeys((True, False), seconds)),
         (suite, "RUNS_LIMIT", dict.fromkeys((True, False), seconds)),
         (suite, "SUITE_GPU_MODELS", ((str(model), 1),)), (suite, "GPU_PROMPTS", (24,)),
-        (points, "TIMED_GENERATED", 3), (work, "TIMED_MODEL", {"cuda": (str(model), 1)}),
+        (expected, "TIMED_GENERATED", 3), (work, "TIMED_MODEL", {"cuda": (str(model), 1)}),
         (work, "TIMED_SIZES", {"cuda": {"short": ((1, 40),)}}),
     ]  # fmt: skip
     with ExitStack() as stack:

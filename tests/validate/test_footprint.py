@@ -15,8 +15,9 @@ from kvsim.machines.profiles import load_hardware, load_stack  # noqa: E402
 from kvsim.techniques import parse  # noqa: E402
 from kvsim.techniques.technique import Technique  # noqa: E402
 from kvsim.validate.counter import OpCounter  # noqa: E402
-from kvsim.validate.counts.check import SLACK, RandomPrompts, representative  # noqa: E402
+from kvsim.validate.counts.check import SLACK, representative  # noqa: E402
 from kvsim.validate.counts.compare import DIFFERENCES, MeasuredBytes, measured_bytes  # noqa: E402
+from kvsim.validate.counts.expected import RandomPrompts  # noqa: E402
 from kvsim.validate.model.architecture import load_architecture  # noqa: E402
 from kvsim.validate.model.decoder import Decoder  # noqa: E402
 from kvsim.validate.model.weights import random_weights  # noqa: E402

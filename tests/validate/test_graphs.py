@@ -17,8 +17,7 @@ from kvsim.prediction.memory import decode_point
 from kvsim.techniques import parse
 from kvsim.techniques.technique import Technique
 from kvsim.validate.counter import OpCounter
-from kvsim.validate.counts.check import RandomPrompts
-from kvsim.validate.counts.expected import Replay
+from kvsim.validate.counts.expected import RandomPrompts, Replay
 from kvsim.validate.model.architecture import load_architecture
 from kvsim.validate.parts.composed import default_deployment
 from kvsim.validate.registry import IMPLEMENTATIONS, SmallRun, small_settings

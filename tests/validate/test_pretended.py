@@ -12,8 +12,8 @@ from kvsim.prediction.memory import decode_point
 from kvsim.techniques import parse
 from kvsim.validate import transfer as pinned_memory
 from kvsim.validate.counter import OpCounter, Watch, size
-from kvsim.validate.counts.check import RandomPrompts
 from kvsim.validate.counts.compare import compare
+from kvsim.validate.counts.expected import RandomPrompts
 from kvsim.validate.parts.drafting import int4, int4_matrix
 from kvsim.validate.run import Generation
 from kvsim.validate.session.oracles import ORACLES

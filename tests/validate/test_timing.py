@@ -25,8 +25,12 @@ from kvsim.report import validate_times as report  # noqa: E402
 from kvsim.techniques import parse  # noqa: E402
 from kvsim.techniques.technique import Technique  # noqa: E402
 from kvsim.validate.bench import suite  # noqa: E402
-from kvsim.validate.counts.check import SLACK, RandomPrompts  # noqa: E402
-from kvsim.validate.counts.expected import copied_bytes, peak_bytes  # noqa: E402
+from kvsim.validate.counts.check import SLACK  # noqa: E402
+from kvsim.validate.counts.expected import (  # noqa: E402
+    RandomPrompts,
+    copied_bytes,
+    peak_bytes,
+)
 from kvsim.validate.model.architecture import load_architecture  # noqa: E402
 from kvsim.validate.model.decoder import Decoder  # noqa: E402
 from kvsim.validate.model.weights import random_weights  # noqa: E402

@@ -52,8 +52,8 @@ from kvsim.validate.bench.work import (
     measure,
     timers,
 )
-from kvsim.validate.counts.check import SLACK, RandomPrompts, representative
-from kvsim.validate.counts.expected import ops_by_name, phase_steps, predict
+from kvsim.validate.counts.check import SLACK, representative
+from kvsim.validate.counts.expected import RandomPrompts, ops_by_name, phase_steps, predict
 from kvsim.validate.machine import refusals
 from kvsim.validate.model.architecture import load_architecture
 from kvsim.validate.model.decoder import Decoder

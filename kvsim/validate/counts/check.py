@@ -14,6 +14,7 @@ from kvsim.techniques import parse
 from kvsim.techniques.technique import Technique
 from kvsim.validate.counter import OpCounter
 from kvsim.validate.counts.compare import Comparison, compare
+from kvsim.validate.counts.expected import RandomPrompts
 from kvsim.validate.machine import check_memory, refusals
 from kvsim.validate.model.architecture import Architecture
 from kvsim.validate.model.decoder import Decoder
@@ -33,29 +34,6 @@ from kvsim.validate.techniques import implement
 LOGIT_TOLERANCE = 1e-3  # of fp32 logits, between ways to order the same sums
 SLACK = 17  # more tokens than are generated: the longest draft, and one
 CACHE_COPIES = 6  # a cache, its copies on both sides, prompt and buffers
-
-
-@frozen
-class RandomPrompts:
-    """Random prompts of one length, and tokens to generate."""
-
-    batch: int
-    prompt: int
-    generate: int
-    seed: int = 0
-
-    def prompts(self, vocab: int) -> list[list[int]]:
-        """Draw the prompts.
-
-        Returns
-        -------
-        list of list of int
-            Tokens of every prompt, the same for the same seed.
-        """
-        generator = torch.Generator().manual_seed(self.seed)
-        drawn = torch.randint(vocab, (self.batch, self.prompt), generator=generator)
-        prompts: list[list[int]] = drawn.tolist()
-        return prompts
 
 
 @frozen

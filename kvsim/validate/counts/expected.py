@@ -1,12 +1,11 @@
 """What a technique says of a whole run: times, memory, copies, and what its ops take.
 
-Nothing here needs PyTorch: what a session has measured is compared with it anywhere.
+Nothing but drawing prompts needs PyTorch: what a session has measured is compared with it anywhere.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from statistics import fmean
-from typing import Protocol
 
 import numpy as np
 
@@ -20,24 +19,34 @@ from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point, phases, prefill_point
 from kvsim.techniques.technique import Technique
 
+TIMED_GENERATED = 9  # tokens per sequence of a timed run
 BEFORE = ("weights", "embedding", "context")  # there before the run
 DECODER = ("weights", "embedding", "workspace", "context")  # not the technique's buffers
 
 
-class PromptSizes(Protocol):
-    """Prompts of one length, and the tokens that are generated for each."""
+@frozen
+class RandomPrompts:
+    """Random prompts of one length, and tokens to generate."""
 
-    @property
-    def batch(self) -> int:
-        """How many prompts are read and answered together."""
+    batch: int
+    prompt: int
+    generate: int
+    seed: int = 0
 
-    @property
-    def prompt(self) -> int:
-        """Length that all prompts have. [tokens]"""
+    def prompts(self, vocab: int) -> list[list[int]]:
+        """Draw the prompts.
 
-    @property
-    def generate(self) -> int:
-        """Length of each answer. [tokens]"""
+        Returns
+        -------
+        list of list of int
+            Tokens of every prompt, the same for the same seed.
+        """
+        import torch
+
+        generator = torch.Generator().manual_seed(self.seed)
+        drawn = torch.randint(vocab, (self.batch, self.prompt), generator=generator)
+        prompts: list[list[int]] = drawn.tolist()
+        return prompts
 
 
 @frozen
@@ -49,13 +58,13 @@ class Replay:
     """How much of an op it does; 1 for those that are not named."""
 
 
-def predict(deployment: Deployment, technique: Technique, work: PromptSizes) -> Prediction:
+def predict(deployment: Deployment, technique: Technique, work: RandomPrompts) -> Prediction:
     """Predict a workload: its times, and what it takes of both memories."""
     batch = np.array([float(work.batch)])
     return Prediction(technique, deployment, batch, work.prompt, work.generate)
 
 
-def resident_bytes(deployment: Deployment, technique: Technique, work: PromptSizes) -> float:
+def resident_bytes(deployment: Deployment, technique: Technique, work: RandomPrompts) -> float:
     """Predict what a technique keeps after the last round, besides the decoder's own tensors.
 
     Returns
@@ -73,7 +82,7 @@ def resident_bytes(deployment: Deployment, technique: Technique, work: PromptSiz
 
 
 def peak_bytes(
-    deployment: Deployment, technique: Technique, work: PromptSizes, on_gpu: bool
+    deployment: Deployment, technique: Technique, work: RandomPrompts, on_gpu: bool
 ) -> float:
     """Predict what is held at most besides weights. [B]
 
@@ -100,7 +109,7 @@ def peak_bytes(
 
 
 def copied_bytes(
-    deployment: Deployment, technique: Technique, work: PromptSizes, way: str
+    deployment: Deployment, technique: Technique, work: RandomPrompts, way: str
 ) -> float:
     """Predict what a technique moves through the link, from the prompt to the last token. [B]
 
@@ -120,7 +129,7 @@ def copied_bytes(
     return _link_bytes(once, way) + float(np.ravel(rounds)[0]) * _link_bytes(cycle.steps, way)
 
 
-def computing_seconds(deployment: Deployment, technique: Technique, work: PromptSizes) -> float:
+def computing_seconds(deployment: Deployment, technique: Technique, work: RandomPrompts) -> float:
     """Predict how long compute works per token, waits left out. [s]"""
     point = decode_point(work.batch, work.prompt, work.generate, work.generate / 2 - 1)
     cycle = technique.cycle(deployment, point)
@@ -140,7 +149,7 @@ def _link_bytes(steps: Iterable[Step], way: str) -> float:
 
 
 def replayed_seconds(
-    deployment: Deployment, technique: Technique, work: PromptSizes, replays: Sequence[Replay]
+    deployment: Deployment, technique: Technique, work: RandomPrompts, replays: Sequence[Replay]
 ) -> float:
     """Predict the time per token of replayed rounds, each of which gives one. [s]
 
@@ -152,7 +161,9 @@ def replayed_seconds(
     return fmean(_round_seconds(deployment.replayed, technique, work, one) for one in replays)
 
 
-def _round_seconds(d: Deployment, technique: Technique, work: PromptSizes, replay: Replay) -> float:
+def _round_seconds(
+    d: Deployment, technique: Technique, work: RandomPrompts, replay: Replay
+) -> float:
     def duration(op: Op, deployment: Deployment) -> Number:
         return seconds(op, deployment) * replay.op_shares.get(op.name, 1.0)
 
@@ -161,7 +172,9 @@ def _round_seconds(d: Deployment, technique: Technique, work: PromptSizes, repla
     return float(np.ravel(steady_seconds(step, d, duration))[0])
 
 
-def phase_steps(deployment: Deployment, technique: Technique, work: PromptSizes) -> dict[str, Step]:
+def phase_steps(
+    deployment: Deployment, technique: Technique, work: RandomPrompts
+) -> dict[str, Step]:
     """State the prompt's pass, and the round in the middle where rounds are one pass each."""
     sizes = (work.batch, work.prompt, work.generate)
     steps = {"prefill": technique.prefill(deployment, prefill_point(*sizes))}
@@ -169,7 +182,9 @@ def phase_steps(deployment: Deployment, technique: Technique, work: PromptSizes)
     return steps | ({"decode": rounds[0]} if len(rounds) == 1 else {})
 
 
-def op_seconds(deployment: Deployment, technique: Technique, work: PromptSizes) -> dict[str, float]:
+def op_seconds(
+    deployment: Deployment, technique: Technique, work: RandomPrompts
+) -> dict[str, float]:
     """Predict the GPU's ops of the prompt's pass, and of rounds that are one pass each.
 
     Returns
@@ -197,7 +212,7 @@ def _on_gpu_beside(op: Op, deployment: Deployment) -> float:
 def predictions(
     deployment: Deployment,
     technique: Technique,
-    work: PromptSizes,
+    work: RandomPrompts,
     on_gpu: bool,
     replays: Sequence[Replay] = (),
 ) -> dict[str, float]:

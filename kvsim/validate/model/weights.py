@@ -115,47 +115,17 @@ class Weights:
             yield from self.head.tensors()
 
 
-@frozen
-class Names:
-    """What a family calls its tensors."""
-
-    top: str
-    embedding: str
-    layer: str
-    attn_norm: str
-    qkv: tuple[str, ...]
-    out: str
-    mlp_norm: str
-    up: tuple[str, ...]
-    down: str
-    norm: str
-
-
-_QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-LLAMA = Names(
-    "model.",
-    "embed_tokens",
-    "layers.{}.",
-    "input_layernorm",
-    _QKV,
-    "self_attn.o_proj",
-    "post_attention_layernorm",
-    ("mlp.gate_proj", "mlp.up_proj"),
-    "mlp.down_proj",
-    "norm",
+QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+LLAMA_NAMES = (
+    ("model.", "norm", "input_layernorm", "post_attention_layernorm"),
+    ("self_attn.o_proj", ("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj"),
 )
-OPT = Names(
-    "model.decoder.",
-    "embed_tokens",
-    "layers.{}.",
-    "self_attn_layer_norm",
-    _QKV,
-    "self_attn.out_proj",
-    "final_layer_norm",
-    ("fc1",),
-    "fc2",
-    "final_layer_norm",
+OPT_NAMES = (
+    ("model.decoder.", "final_layer_norm", "self_attn_layer_norm", "final_layer_norm"),
+    ("self_attn.out_proj", ("fc1",), "fc2"),
 )
+"""What families call the top of the model and its norms (last, attention, MLP), and the matrices
+behind attention (output, up, down)."""
 
 
 def build(arch: Architecture, get: Get) -> Weights:
@@ -172,7 +142,9 @@ def build(arch: Architecture, get: Get) -> Weights:
     Weights
         All weights; queries, keys and values are one matrix, and so are gate and up.
     """
-    m, names = arch.model, OPT if arch.model.family == "opt" else LLAMA
+    m = arch.model
+    names = OPT_NAMES if m.family == "opt" else LLAMA_NAMES
+    (top, last_norm, attn_norm, mlp_norm), (out, up, down) = names
 
     def norm(name: str, width: int) -> Norm:
         bias = get(f"{name}.bias", (width,)) if m.norm_bias else None
@@ -184,28 +156,28 @@ def build(arch: Architecture, get: Get) -> Weights:
         return Linear(_joined(weights), _joined(biases) if biased else None)
 
     def layer(index: int) -> LayerWeights:
-        at = names.top + names.layer.format(index)
+        at = f"{top}layers.{index}."
         inner = m.qk_norm
         width = m.heads * m.head_dim
-        qkv = dict(zip(names.qkv, (width, m.k_width, m.v_width), strict=True))
+        qkv = dict(zip(QKV, (width, m.k_width, m.v_width), strict=True))
         return LayerWeights(
-            norm(at + names.attn_norm, m.hidden),
+            norm(at + attn_norm, m.hidden),
             linear(at, qkv, m.hidden, m.qkv_bias),
-            linear(at, {names.out: m.hidden}, width, m.out_bias),
-            norm(at + names.mlp_norm, m.hidden),
-            linear(at, dict.fromkeys(names.up, m.ffn), m.hidden, m.mlp_bias),
-            linear(at, {names.down: m.hidden}, m.ffn, m.mlp_bias),
+            linear(at, {out: m.hidden}, width, m.out_bias),
+            norm(at + mlp_norm, m.hidden),
+            linear(at, dict.fromkeys(up, m.ffn), m.hidden, m.mlp_bias),
+            linear(at, {down: m.hidden}, m.ffn, m.mlp_bias),
             norm(f"{at}self_attn.q_norm", m.head_dim) if inner else None,
             norm(f"{at}self_attn.k_norm", m.head_dim) if inner else None,
         )
 
-    embedding = get(f"{names.top}{names.embedding}.weight", (m.vocab, m.hidden))
+    embedding = get(f"{top}embed_tokens.weight", (m.vocab, m.hidden))
     learned = (m.learned_positions, m.hidden)
     return Weights(
         embedding,
-        get(f"{names.top}embed_positions.weight", learned) if m.learned_positions else None,
+        get(f"{top}embed_positions.weight", learned) if m.learned_positions else None,
         tuple(layer(i) for i in range(m.layers)),
-        norm(names.top + names.norm, m.hidden),
+        norm(top + last_norm, m.hidden),
         Linear(embedding if m.tied else get("lm_head.weight", (m.vocab, m.hidden))),
     )
 

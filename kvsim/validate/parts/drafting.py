@@ -26,10 +26,18 @@ CUDA_TILES = 8  # tiles of 16 inputs that a thread of CUDA's kernel reads at onc
 
 
 @frozen
-class Int4:
-    """A weight matrix (outputs, inputs) as codes and fp16 scales.
+class Int4Matrix:
+    """A weight matrix (outputs, inputs) as codes and scales, multiplied as the decoder's own are.
 
     Rounded to nearest without calibration data; the last group may be short.
+
+    Parameters
+    ----------
+    codes : (outputs, inputs / 2), uint8, code 8 stands for 0; tiled as a kernel reads them.
+    scale : (outputs, groups), in 16 bits.
+    tiled : whether the codes lie as PyTorch's product with 4-bit weights reads them.
+    table : scales and zero points (groups, outputs, 2) as CUDA's product reads them, of which
+        ``scale`` is then a view.
 
     References
     ----------
@@ -37,63 +45,38 @@ class Int4:
        symmetric groups of 128.
     """
 
-    codes: Tensor  # (outputs, inputs / 2), uint8: code 8 stands for 0
-    scale: Tensor  # (outputs, groups), in 16 bits
-
-    @property
-    def nbytes(self) -> int:
-        """Size of the codes and their scales. [B]"""
-        return self.codes.nbytes + self.scale.nbytes
-
-    def numbers(self, dtype: torch.dtype = torch.float32) -> Tensor:
-        """The matrix (outputs, inputs) widened."""
-        steps = unpack(self.codes, 4).float() - 8.0
-        scale = self.scale.float().repeat_interleave(WEIGHT_GROUP, dim=1)[:, : steps.shape[1]]
-        return (steps * scale).to(dtype)
-
-
-@frozen
-class Int4Matrix:
-    """A packed weight matrix that hidden states are multiplied with, as the decoder's own are.
-
-    Parameters
-    ----------
-    tiled : whether the codes lie as PyTorch's product with 4-bit weights reads them.
-    table : scales and zero points (groups, outputs, 2) as CUDA's product reads them; the scales of
-        ``packed`` are a view of it.
-    """
-
-    packed: Int4
-    bias: Tensor | None
+    codes: Tensor
+    scale: Tensor
+    bias: Tensor | None = None
     tiled: bool = False
     table: Tensor | None = None
 
     def __call__(self, tensor: Tensor) -> Tensor:
-        """Hidden states (..., inputs) to (..., outputs)."""
+        """Hidden states (..., inputs) to (..., outputs); CUDA's kernel knows bf16 alone."""
         if not self.tiled:
-            return linear(tensor, self.packed.numbers(tensor.dtype), self.bias)
+            return linear(tensor, self.numbers(tensor.dtype), self.bias)
         rows = tensor.reshape(-1, tensor.shape[-1])
-        product = self._on_cpu(rows) if self.table is None else self._on_gpu(rows, self.table)
+        if self.table is None:
+            table = scales_and_zeros(self.scale.to(rows.dtype))
+            multiply = torch.ops.aten._weight_int4pack_mm_for_cpu
+            product: Tensor = multiply(rows, self.codes, WEIGHT_GROUP, table)
+        else:
+            half = rows.to(torch.bfloat16)
+            multiply = torch.ops.aten._weight_int4pack_mm
+            product = multiply(half, self.codes, WEIGHT_GROUP, self.table).to(rows.dtype)
         out = product.view(*tensor.shape[:-1], -1)
         return out if self.bias is None else out + self.bias
 
+    def numbers(self, dtype: torch.dtype = torch.float32) -> Tensor:
+        """The matrix (outputs, inputs) widened, where it is not tiled."""
+        steps = unpack(self.codes, 4).float() - 8.0
+        scale = self.scale.float().repeat_interleave(WEIGHT_GROUP, dim=1)[:, : steps.shape[1]]
+        return (steps * scale).to(dtype)
+
     def tensors(self) -> tuple[Tensor, ...]:
         """Codes, scales and bias."""
-        own = (self.packed.codes, self.packed.scale)
+        own = (self.codes, self.scale)
         return own if self.bias is None else (*own, self.bias)
-
-    def _on_gpu(self, rows: Tensor, table: Tensor) -> Tensor:
-        """(rows, inputs) times tiled codes, in the only format that CUDA's kernel knows."""
-        multiply = torch.ops.aten._weight_int4pack_mm
-        out: Tensor = multiply(rows.to(torch.bfloat16), self.packed.codes, WEIGHT_GROUP, table)
-        return out.to(rows.dtype)
-
-    def _on_cpu(self, rows: Tensor) -> Tensor:
-        """(rows, inputs) times tiled codes, widened as they are read."""
-        multiply = torch.ops.aten._weight_int4pack_mm_for_cpu
-        table = scales_and_zeros(self.packed.scale.to(rows.dtype))
-        out: Tensor = multiply(rows, self.packed.codes, WEIGHT_GROUP, table)
-        return out
 
 
 def int4_matrix(weight: Tensor, bias: Tensor | None) -> Int4Matrix:
@@ -111,12 +94,12 @@ def int4_matrix(weight: Tensor, bias: Tensor | None) -> Int4Matrix:
     """
     outputs, inputs = weight.shape
     if inputs % WEIGHT_GROUP or outputs % 16:
-        return Int4Matrix(int4(weight), bias)
+        return int4(weight, bias)
     codes, scale = _by_rows(weight, _tiled_rows)
     if not codes.is_cuda:
-        return Int4Matrix(Int4(codes, scale), bias, tiled=True)
+        return Int4Matrix(codes, scale, bias, tiled=True)
     table = scales_and_zeros(scale.to(torch.bfloat16))  # once: a product would make it each time
-    return Int4Matrix(Int4(codes, table[..., 0].T), bias, tiled=True, table=table)
+    return Int4Matrix(codes, table[..., 0].T, bias, tiled=True, table=table)
 
 
 def _tiled_rows(weight: Tensor) -> tuple[Tensor, Tensor]:
@@ -146,9 +129,10 @@ def scales_and_zeros(scale: Tensor) -> Tensor:
     return torch.stack((scale, torch.zeros_like(scale)), dim=-1)
 
 
-def int4(weight: Tensor) -> Int4:
-    """Pack a weight matrix in four bits."""
-    return Int4(*_by_rows(weight, _packed_rows))
+def int4(weight: Tensor, bias: Tensor | None = None) -> Int4Matrix:
+    """Pack a weight matrix in four bits, row by row."""
+    codes, scale = _by_rows(weight, _packed_rows)
+    return Int4Matrix(codes, scale, bias)
 
 
 def _packed_rows(weight: Tensor) -> tuple[Tensor, Tensor]:

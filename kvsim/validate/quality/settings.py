@@ -9,7 +9,8 @@ from kvsim.techniques import parse
 from kvsim.techniques.axes.drafting import WINDOW
 from kvsim.techniques.technique import Technique
 from kvsim.traces.attention import GAMMAS
-from kvsim.validate.counts.check import CACHE_COPIES, RandomPrompts
+from kvsim.validate.counts.check import CACHE_COPIES
+from kvsim.validate.counts.expected import RandomPrompts
 from kvsim.validate.machine import check_memory
 from kvsim.validate.model.architecture import Architecture
 from kvsim.validate.model.weights import cached_bytes, weight_bytes

@@ -180,7 +180,7 @@ def lanes(device: torch.device, small: bool) -> Iterator[Case]:
 
     from kvsim.techniques import parse
     from kvsim.validate import transfer
-    from kvsim.validate.counts.check import RandomPrompts
+    from kvsim.validate.counts.expected import RandomPrompts
     from kvsim.validate.model.architecture import load_architecture
     from kvsim.validate.model.decoder import Decoder
     from kvsim.validate.model.weights import random_weights

@@ -222,11 +222,12 @@ def point(device: str, state: SessionState, form: Form, name: str) -> Result:
 
     from kvsim.machines.profiles import load_hardware, load_stack
     from kvsim.validate.bench import device as devices
-    from kvsim.validate.counts.check import RandomPrompts, representative
+    from kvsim.validate.counts.check import representative
+    from kvsim.validate.counts.expected import TIMED_GENERATED, RandomPrompts
     from kvsim.validate.machine import find_device
     from kvsim.validate.model.architecture import load_architecture
     from kvsim.validate.times.compared import Compared, SkippedPoint
-    from kvsim.validate.times.points import TIMED_GENERATED, Grid, compare_times
+    from kvsim.validate.times.points import Grid, compare_times
 
     where = find_device(device)
     if where.type == "cpu":

@@ -271,29 +271,36 @@ class PrecisionRows:
     def __init__(
         self, room: CacheRoom, bits: int, first: list[int], more: int, windows: int
     ) -> None:
-        device = room.device
         self.bits, self.more, self._first = bits, more, first
         self.rows = max(first) + windows * more
-        self._firsts = torch.tensor(first, device=device, dtype=torch.int32)
+        self._firsts = torch.tensor(first, device=room.device, dtype=torch.int32)
+        sequences, heads, group = room.sequences, room.heads, max(more, 1)
+        codes = [room.zeros(self.rows, room.dim * bits // 8, torch.uint8) for _ in "kv"]
         sets = 1 + windows if self.rows else 0
-        self._k_codes = room.zeros(self.rows, room.dim * bits // 8, torch.uint8)
-        self._v_codes = torch.zeros_like(self._k_codes)
-        shared = torch.zeros(1, room.heads, sets, room.dim, dtype=torch.float16, device=device)
-        self._k_scale, self._k_zero, self._factor = (shared.clone() for _ in range(3))
-        own = torch.zeros(room.sequences, 1, self.rows, 1, dtype=torch.float16, device=device)
-        self._v_scale, self._v_zero = own, own.clone()
+        # scales and zero points of keys and factors of values, which all sequences share
+        shared = torch.zeros(1, heads, sets, room.dim, dtype=torch.float16, device=room.device)
+        self._by_set = [shared.clone() for _ in range(3)]
+        # scales and zero points of values, which all heads share
+        own = torch.zeros(sequences, 1, self.rows, 1, dtype=torch.float16, device=room.device)
+        self._by_row = [own, own.clone()]
+        scale, zero, factor = (t.expand(sequences, -1, -1, -1) for t in self._by_set)
+        v_scale, v_zero = (t.expand(-1, heads, -1, -1) for t in self._by_row)
+        self._k = Store(codes[0], scale, zero, bits, group, "channel", first=self._firsts)
+        self._v = Store(
+            codes[1],
+            v_scale,
+            v_zero,
+            bits,
+            room.dim,
+            "token",
+            factor=factor,
+            first=self._firsts,
+            factor_group=group,
+        )
 
     def tensors(self) -> list[Tensor]:
         """Everything that stays in memory."""
-        return [
-            self._k_codes,
-            self._v_codes,
-            self._k_scale,
-            self._k_zero,
-            self._factor,
-            self._v_scale,
-            self._v_zero,
-        ]
+        return [self._k.codes, self._v.codes, *self._by_set, *self._by_row]
 
     def counts(self, windows: int) -> Tensor:
         """Rows in use of every sequence (batch,) after so many windows."""
@@ -331,24 +338,21 @@ class PrecisionRows:
         token = order.gather(2, place[:, None].expand(-1, order.shape[1], -1))
         index = token[..., None].expand(-1, -1, -1, keys.shape[3])
         part_keys, part_values = keys.gather(2, index), values.gather(2, index)
-        made_k, made_v = (
-            channelwise(part_keys, self.bits, valid),
-            separable(part_values, self.bits, valid),
-        )
+        made_k = channelwise(part_keys, self.bits, valid)
+        made_v = separable(part_values, self.bits, valid)
         assert made_v.factor is not None
+        by_row = made_v.scale[:, :1], made_v.zero[:, :1]
+        by_set = made_k.scale[:1], made_k.zero[:1], made_v.factor[:1]
         begins = self.counts(time - 1) if time else torch.zeros_like(self._firsts)
         rows = begins[:, None] + row
         sequences = torch.arange(len(keys), device=keys.device)[:, None]
-        for target, source in ((self._k_codes, made_k.codes), (self._v_codes, made_v.codes)):
+        into = self._k.codes, self._v.codes, *self._by_row
+        for target, source in zip(into, (made_k.codes, made_v.codes, *by_row), strict=True):
             target[sequences, :, rows] = source.transpose(1, 2)
-        for target, source in ((self._v_scale, made_v.scale), (self._v_zero, made_v.zero)):
-            target[sequences, :, rows] = source[:, :1].transpose(1, 2)
-        self._k_scale[:, :, time : time + 1] = made_k.scale[:1]
-        self._k_zero[:, :, time : time + 1] = made_k.zero[:1]
-        self._factor[:, :, time : time + 1] = made_v.factor[:1]
+        for target, source in zip(self._by_set, by_set, strict=True):
+            target[:, :, time : time + 1] = source
         record.reads(part_keys, part_values)
-        record.writes(made_k.codes, made_v.codes, made_v.scale[:, :1], made_v.zero[:, :1])
-        record.writes(made_k.scale[:1], made_k.zero[:1], made_v.factor[:1])
+        record.writes(made_k.codes, made_v.codes, *by_row, *by_set)
         return counts
 
     def view(
@@ -358,33 +362,13 @@ class PrecisionRows:
         counts = self.counts(windows)
         if not self.rows:
             return View(counts + fresh, k_tail=keys, v_tail=values)
-        batch, heads, _, _ = self._k_codes.shape
-        group = max(self.more, 1)
-        scale, zero, factor = (
-            t.expand(batch, -1, -1, -1) for t in (self._k_scale, self._k_zero, self._factor)
-        )
-        packed_keys = Store(
-            self._k_codes, scale, zero, self.bits, group, "channel", first=self._firsts
-        )
-        packed_values = Store(
-            self._v_codes,
-            self._v_scale.expand(-1, heads, -1, -1),
-            self._v_zero.expand(-1, heads, -1, -1),
-            self.bits,
-            factor.shape[3],
-            "token",
-            factor=factor,
-            first=self._firsts,
-            factor_group=group,
-        )
-        return View(counts + fresh, packed_keys, packed_values, counts, counts, keys, values)
+        return View(counts + fresh, self._k, self._v, counts, counts, keys, values)
 
     def read(self, windows: int) -> Iterator[Tensor]:
         """What attention reads of them; tables of channels once for the batch."""
         for i, count in enumerate(n + windows * self.more for n in self._first):
-            rows = (self._k_codes, self._v_codes, self._v_scale, self._v_zero)
-            yield from (t[i, :, :count] for t in rows)
-        for table in (self._k_scale, self._k_zero, self._factor):
+            yield from (t[i, :, :count] for t in (self._k.codes, self._v.codes, *self._by_row))
+        for table in self._by_set:
             yield table[:, :, : windows + 1]
 
 

@@ -12,7 +12,7 @@ from kvsim.frozen import frozen
 from kvsim.journal import Journal
 from kvsim.techniques import parse
 from kvsim.techniques.technique import Technique
-from kvsim.validate.counts.expected import PromptSizes, Replay
+from kvsim.validate.counts.expected import RandomPrompts, Replay
 
 ISSUED = "they were issued kernel by kernel"
 
@@ -184,7 +184,7 @@ def keep_points(path: Path, about: Mapping[str, object]) -> Journal[Compared]:
     return kept
 
 
-def point_name(model: str, work: PromptSizes, asked: Technique) -> str:
+def point_name(model: str, work: RandomPrompts, asked: Technique) -> str:
     """Name a technique, as it was asked for, at a point."""
     return f"{model}, batch {work.batch}, prompt {work.prompt}, {asked}"
 

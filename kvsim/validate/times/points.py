@@ -16,8 +16,15 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Hardware, Stack
 from kvsim.prediction.memory import decode_point
 from kvsim.techniques.technique import Technique
-from kvsim.validate.counts.check import SLACK, RandomPrompts, representative
-from kvsim.validate.counts.expected import ops_by_name, phase_steps, predict, predictions
+from kvsim.validate.counts.check import SLACK, representative
+from kvsim.validate.counts.expected import (
+    TIMED_GENERATED,
+    RandomPrompts,
+    ops_by_name,
+    phase_steps,
+    predict,
+    predictions,
+)
 from kvsim.validate.machine import refusals
 from kvsim.validate.model.architecture import Architecture, load_architecture
 from kvsim.validate.model.decoder import Decoder
@@ -39,7 +46,6 @@ TIMED_GPU_MODELS = (("smollm2-135m", 0), ("llama2-7b", 4))
 BATCHES, PROMPTS = (1, 4), (128, 384, 1024)
 GPU_BATCHES, GPU_PROMPTS = (1, 8, 64), (1024, 8192, 65536)
 MOST_TOKENS = {"cpu": 2048, "cuda": 524288}  # of a batch's prompts [tokens]
-TIMED_GENERATED = 9
 USABLE_MEMORY = 0.8  # of the free memory may be taken
 TIMED_REPEATS = 5
 CPU_REPEATS = 3  # a run takes seconds there

@@ -29,9 +29,8 @@ from kvsim.errors import first_line
 from kvsim.frozen import frozen
 from kvsim.techniques.technique import Technique
 from kvsim.validate.counter import Kind, NullCounter, size
-from kvsim.validate.counts.check import RandomPrompts
 from kvsim.validate.counts.compare import as_run
-from kvsim.validate.counts.expected import Replay
+from kvsim.validate.counts.expected import RandomPrompts, Replay
 from kvsim.validate.machine import refusals
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.model.decoder import Decoder
