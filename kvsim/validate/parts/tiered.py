@@ -4,7 +4,7 @@ A row is a KV head of a sequence. Those that live in host memory are stored toke
 rows, width), so that a range of tokens is one contiguous copy.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
@@ -21,73 +21,34 @@ from kvsim.validate.transfer import Transfers
 
 @frozen
 class BatchRows:
-    """Some rows of a batch, and how a pass looks to them."""
+    """Some rows of a batch, a KV head of a sequence each, and how a pass looks to them.
+
+    Tensors of the whole batch are (batch x KV heads, ...), those of rows (rows, 1, ...).
+    """
 
     batch: int
     heads: int  # KV heads
     part: slice  # of batch x KV heads
 
     def select(self, numbers: Tensor) -> Tensor:
-        """Select these rows of numbers.
-
-        Parameters
-        ----------
-        numbers
-            (batch x KV heads, ...).
-
-        Returns
-        -------
-        Tensor
-            (rows, 1, ...).
-        """
+        """These rows of numbers."""
         return numbers[self.part][:, None]
 
-    def asking(self, queries: Tensor) -> Tensor:
-        """Select the queries of these rows.
-
-        Parameters
-        ----------
-        queries
-            (batch x KV heads, heads of a group, new, dim).
-        """
-        return queries[self.part]
-
     def span(self, span: SlotRange) -> SlotRange:
-        """Say where the new tokens of these rows go.
-
-        Parameters
-        ----------
-        span
-            Where those of the batch go.
-        """
+        """Where the new tokens of these rows go, by where those of the batch do."""
         rows = self.part.stop - self.part.start
         if span.first is None:
             slots = span.slots.repeat_interleave(self.heads, 0)[self.part]
         else:
             slots = span.slots[:1].expand(rows, -1)
-        ends = [end for end in span.ends for _ in range(self.heads)][self.part]
-        return replace(span, slots=slots, ends=tuple(ends))
+        return replace(span, slots=slots, ends=tuple(self.counts(span.ends)))
 
-    def counts(self, counts: list[int]) -> list[int]:
-        """Return the tokens of the sequence of every row.
-
-        Parameters
-        ----------
-        counts
-            By sequence. [tokens]
-        """
+    def counts(self, counts: Sequence[int]) -> list[int]:
+        """Tokens of the sequence of every row, by those of the sequences."""
         return [n for n in counts for _ in range(self.heads)][self.part]
 
     def select_mask(self, seen: Seen, most: int) -> Seen:
-        """Return what the queries of these rows see.
-
-        Parameters
-        ----------
-        seen
-            What those of the batch see, (batch, 1 or KV heads, new, slots), or a usual pattern.
-        most
-            First slots that count.
-        """
+        """What queries of these rows see of the first slots: of a mask their part."""
         if isinstance(seen, str):
             return seen
         wide = seen[..., :most].expand(self.batch, self.heads, -1, -1)
@@ -208,7 +169,7 @@ class TieredStore(KvStore):
         for rows, kv in reversed(self.groups):
             own = rows.span(span)
             asked.append(
-                kv.attend_async(rows.asking(queries), own, rows.select_mask(seen, own.longest))
+                kv.attend_async(queries[rows.part], own, rows.select_mask(seen, own.longest))
             )
         outs = [answer() for answer in reversed(asked)]
         return (torch.cat(outs) if len(outs) > 1 else outs[0]).reshape(shape)
