@@ -3,6 +3,8 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ from kvsim.errors import InputError
 from kvsim.evidence.leastsquares import Fit
 from kvsim.evidence.ledger import evidence_for
 from kvsim.evidence.logs import MeasuredRun, read_run
-from kvsim.evidence.runfit import errors, fit_run, simulate_run
+from kvsim.evidence.runfit import errors, fit_run, ratios, simulate_run
 from kvsim.evidence.stackfile import fitted_text, measure_errors
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Stack
@@ -159,3 +161,12 @@ def test_files_that_are_no_logs(tmp_path: Path, text: str, message: str) -> None
     )
     with pytest.raises(InputError, match="--fit-first"):
         fit_run(run, FULL, deployed({}), Rules(), 6)
+
+
+def test_ratios_of_times_are_1_where_there_is_no_second_token() -> None:
+    requests = Requests(np.zeros(3), np.full(3, 9), np.array([1, 2, 5]))
+    run = MeasuredRun(requests, np.array([1.0, 1.0, 1.0]), np.array([1.0, 1.5, 3.0]))
+    found = SimpleNamespace(
+        ttft_s=np.full(3, 2.0), tpot_s=np.array([0.0, 1.0, 1.0]), latency_s=np.array([2, 3, 6.0])
+    )
+    assert ratios(run, cast(Any, found), slice(None)).tolist() == [[2, 2, 2], [1, 2, 2], [2, 2, 2]]

@@ -1,7 +1,9 @@
 """Prediction intervals of whole runs: they hold 80 % of measured numbers, group by group."""
 
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from multiprocessing import get_context
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -32,6 +34,21 @@ def interval(*lines: ledger.LedgerEntry) -> tuple[float, float]:
 
 def test_many_rows_of_the_same_mechanisms_give_their_own_quantiles() -> None:
     assert interval(line()) == pytest.approx((0.9, 1.2), rel=0.03)
+
+
+def test_rows_of_other_kinds_tell_nothing() -> None:
+    other = replace(line(500, 2.0, 4.0), kind="launch")
+    one_device = replace(line(500, 2.0, 4.0), held_out=ledger.ONE_DEVICE)
+    assert interval(line(), other, one_device) == interval(line())
+
+
+def test_a_ledger_keeps_runs_by_their_source_and_renews_the_rest(tmp_path: Path) -> None:
+    place, run, model = tmp_path / "ledger.csv", line(), replace(line(), held_out="model")
+    ledger.update(place, [run, model])
+    ledger.update(place, [replace(x, rows=7, source="others") for x in (run, model)])
+    text = place.read_text()
+    assert [f",{rows}," in text for rows in (50, 7)] == [True, True]
+    assert text.count(",runs,") == 1 and text.count(",others,") == 2
 
 
 def test_without_runs_of_the_model_something_stays_unknown() -> None:

@@ -1,17 +1,20 @@
 """Pieces of fleets by what they promise: traffic, sets of replicas, what is reached, memories."""
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
+from kvsim.planner.fleet import offers
 from kvsim.planner.fleet.demand import (
     ClassTarget,
     FleetTargets,
     _merge_rare_classes,
     traffic_of,
 )
-from kvsim.planner.fleet.offers import Configuration, Extras, _add_memory
+from kvsim.planner.fleet.offers import Configuration, Extras, FleetLimits, _add_memory
 from kvsim.planner.fleet.play import Fleet, Played, quantile, replica_sets
 from kvsim.planner.fleet.search import FleetSolver
 from kvsim.serving.costs import StepCosts
@@ -237,3 +240,37 @@ def test_of_two_fleets_the_cheaper_then_the_plainer_is_better() -> None:
     assert better(fleet(plain, 1.0 + 1e-12), fleet(frills, 1.0))
     assert not better(fleet(frills, 1.0 - 1e-12), fleet(plain, 1.0))
     assert not better(fleet(plain, 1.0), fleet(plain, 1.0))
+
+
+def test_a_fleet_is_stressed_by_headroom_and_by_every_loss() -> None:
+    fleet = SimpleNamespace(
+        kinds="ab", replicas=np.array([2, 1]), running=np.array([[2, 1], [1, 1]])
+    )
+    own = SimpleNamespace(fleet=lambda kinds, left, asked: left.tolist())
+    asked = SimpleNamespace(limits=FleetLimits(headroom=0.5, failures=1), load=2.0)
+    found = list(FleetSolver.stressed(*cast(Any, (own, fleet, asked))))
+    assert found[:2] == [(fleet, 3.0), (fleet, 2.0)]
+    assert found[2:] == [([[1, 1], [0, 1]], 2.0), ([[2, 0], [1, 0]], 2.0)]
+
+
+def test_the_two_cheapest_techniques_beside_full_kv_each_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def estimated(name: str, needed: float) -> Any:
+        costs = SimpleNamespace(technique=SimpleNamespace(name=name))
+        return SimpleNamespace(costs=costs), np.array([needed, 1.0])
+
+    def estimate(_: object, __: object, admission: Any) -> list[Any]:
+        if [t.name for t in admission.techniques] == ["full"]:
+            return [estimated("full", 10.0)]
+        some = [("kivi", 5.0), ("fp8", 6.0), ("fp8", 3.0), ("h2o", 11.0), ("gear", 7.0)]
+        return [estimated(*x) for x in some]
+
+    monkeypatch.setattr(offers, "_estimate", estimate)
+    admission = offers.Admission(
+        techniques=tuple(map(parse, ("full", "kivi", "fp8"))), only=("full", "kivi", "fp8")
+    )
+    one = SimpleNamespace(deployment=deployment("llama3-8b", "h100", 1))
+    found = offers._list_settings(*cast(Any, (one, SimpleNamespace(admission=admission))))
+    names = [(x.costs.technique.name, float(needed[0])) for x, needed in found]
+    assert names == [("full", 10.0), ("fp8", 3.0), ("kivi", 5.0)]

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,8 +11,10 @@ import pytest
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
-from kvsim.planner import table
+from kvsim.planner import local_search, service, table
 from kvsim.planner.alternatives import admitting_options
+from kvsim.planner.local_search import BatchEvaluator, Trials
+from kvsim.planner.plan import ChosenPlan
 from kvsim.planner.question import (
     GIB,
     PlanLimits,
@@ -112,3 +114,55 @@ def test_measures_are_small_where_a_plan_is_good_and_per_gpu() -> None:
     assert found["cost"] == pytest.approx(p.usd_per_million())
     assert (found["latency"], found["ttft"]) == (p.request_s, p.ttft_s)
     assert table.measures(replace(p, generate=1))["tpot"].tolist() == [0.0]
+
+
+def test_jobs_take_full_batches_and_a_last_smaller_one() -> None:
+    four, one = (float(predicted(batch).request_s[0]) for batch in (4, 1))
+    found = ChosenPlan.hours_for(cast(Any, SimpleNamespace(choice=predicted(), question=ASKED)), 9)
+    assert found == pytest.approx((2 * four + one) / 3600)
+
+
+@pytest.mark.parametrize(
+    ("objective", "value", "said"),
+    [
+        ("throughput", 1.25, "25 % more requests/s per GPU"),
+        ("throughput", 0.75, "25 % fewer requests/s per GPU"),
+        ("cost", 1.25, "costs 20 % less per request"),
+        ("latency", 0.8, "takes 25 % more"),
+    ],
+)
+def test_options_are_compared_in_a_clause(objective: str, value: float, said: str) -> None:
+    asked = SimpleNamespace(objective=objective, total_gpus=0)
+    choice, other = (
+        SimpleNamespace(value=v, carried=SimpleNamespace(gpus=n)) for v, n in ((1, 1), (value, 2))
+    )
+    assert service._more(*cast(Any, (asked, choice, other))) == said
+
+
+def test_rows_of_a_table_are_within_every_limit() -> None:
+    columns = {"ttft": np.array([1.0, 2.0, 1.0]), "gpu_memory": np.array([3.0, 3.0, 4.0])}
+    search = cast(Any, SimpleNamespace(table=SimpleNamespace(columns=columns)))
+    limits = {"ttft": 1.0, "gpu_memory": 3.5}
+    assert [service._within(search, row, limits) for row in range(3)] == [True, False, False]
+
+
+def test_placements_beyond_a_memory_have_no_goal(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain = dict.fromkeys(("ttft", "tpot", "disk", "throughput"), np.zeros(3))
+    memories = {"host_memory": np.array([100, 101, 9]), "gpu_memory": np.array([40, 40, 44])}
+    monkeypatch.setattr(
+        local_search, "measures", lambda _: plain | {k: v * GIB for k, v in memories.items()}
+    )
+    own = SimpleNamespace(q=ASKED, _predicted=lambda *_: True)
+    trials = Trials(("full", 1), np.ones(3), np.zeros((3, 1, 5)))
+    goals, _ = BatchEvaluator._goals(cast(Any, own), trials, 0)
+    assert goals.tolist() == [0.0, np.inf, np.inf]
+
+
+def test_the_least_on_the_disk_leaves_what_the_host_has_room_for() -> None:
+    def predict(trials: Trials, _: int) -> Any:
+        return SimpleNamespace(host_bytes=400 * GIB * (1 - trials.shares[:, 0, local_search.DISK]))
+
+    own = SimpleNamespace(q=ASKED, _predicted=predict)
+    trials = Trials(("full", 1), np.ones(2), np.zeros((2, 1, 5)))
+    found = BatchEvaluator._spilled(cast(Any, own), trials)
+    assert found.shares[:, 0, local_search.DISK].tolist() == [0.75, 0.75]

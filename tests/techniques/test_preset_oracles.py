@@ -175,3 +175,27 @@ def test_a_draft_model() -> None:
     each = 2048 * (2048 + 1024) + 2048 * 2048 + 3 * 2048 * 8192
     assert memory["draft weights"] == 16 * 2 * each
     assert memory["draft embedding"] == 2 * 2048 * 128256
+
+
+def test_dms_and_medusa_memories() -> None:
+    """All of the latest 256 and an eighth of 9,744 others; five residual products and heads."""
+    assert held("dms")["kv"] == 32 * 4 * (256 + 9744 / 8) * KV
+    assert held("medusa")["draft weights"] == 5 * 2 * 4096 * (4096 + 128256)
+
+
+@pytest.mark.parametrize(
+    ("text", "name", "read", "scores"),
+    [
+        # keys and queries in fp16, and a number per block
+        ("xattention:block=128,stride=8", "antidiagonals", (1024 + 4096) * 8192, 32 * 64 * 64 / 2),
+        # twice the keys, for the last block's queries and for means; fp32 scores, twice
+        (
+            "flexprefill:block=128", "last_block", 2 * 1024 * 8192 + 4096 * (128 + 8192),
+            4 * 32 * (128 * 8192 + 64 * 64) / 2,
+        ),
+    ],
+)  # fmt: skip
+def test_estimates_of_a_prompt(text: str, name: str, read: float, scores: float) -> None:
+    step = parse(text).cycle(d(), Point(2, 0, 8192, 8192, 8300, prefill=True)).steps[-1]
+    ops = {op.name: op for group in step.groups for layer in group.layers for op in layer}
+    assert moved(ops[name]) == 2 * 2 * (read + 2 * scores)
