@@ -1159,11 +1159,15 @@ def takes_options(command: str, *first: str) -> Callable[[Callable[[Inputs], R]]
                 if given.get(name) is None:
                     raise TypeError(f"{command}: missing a required argument: {name!r}")
             try:
-                return answer(Inputs(command, given))
+                inputs = Inputs(command, given)
+                found = answer(inputs)
             except (InputError, InfeasibleError) as problem:
                 if not on_command_line():
                     problem.args = (name_keywords(str(problem)), *problem.args[1:])
                 raise
+            if getattr(found, "command", None) == "":  # an answer says what gives the same
+                found = replace(found, command=inputs.line())  # type: ignore[type-var]
+            return found
 
         ask.__signature__ = signature  # type: ignore[attr-defined]
         about, line, outcome = (answer.__doc__ or "").partition("\n    Returns\n")

@@ -65,7 +65,7 @@ def calibrate(inputs: Inputs) -> "Result[Row]":
     if inputs.engine is None:
         raise InputError("calibrate: --engine is missing; name the rows' engine, such as vllm")
     fit = _fit_operators if inputs.from_ops is not None else _fit_load_tests
-    return make_table_result(fit(inputs), str(inputs.out), inputs.line())
+    return make_table_result(fit(inputs), str(inputs.out))
 
 
 def calibrate_run(
@@ -132,9 +132,9 @@ def _fit_run(inputs: Inputs) -> "Result[Row]":
         blocks=inputs.blocks,
         prefix_caching=inputs.prefix_caching,
     )
-    first, line = inputs.fit_first, inputs.line()
+    first = inputs.fit_first
     print_note(f"fitting to the first {first} of {len(run.requests)} requests")
-    return calibrate_from_run(run, techniques[0], where, rules, first, base, inputs.out, line)
+    return calibrate_from_run(run, techniques[0], where, rules, first, base, inputs.out)
 
 
 def _start(inputs: Inputs) -> str:
@@ -430,7 +430,7 @@ class FittedMachine:
         fields = report.machine_fields(
             self.fit, one, sheet, self.suspicions, self.samples, inputs.out
         )
-        return report.make_machine_result(fields, one.notes, inputs.line())
+        return report.make_machine_result(fields, one.notes)
 
 
 def _fit_machine(

@@ -77,7 +77,7 @@ def capacity(inputs: Inputs) -> "Result[CapacityAnswer]":
             serve_costs(x.costs, used, x.sides), replicas=int(counts[j]), route=x.route
         )
         settings.append(write_settings(inputs.emit or (), served))
-    return make_result(answer, name, inputs.line(), settings, _write_play(inputs, answer))
+    return make_result(answer, name, settings, _write_play(inputs, answer))
 
 
 def _write_play(inputs: Inputs, answer: "CapacityAnswer") -> str:

@@ -140,7 +140,7 @@ def _plan_service(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Se
         settings = write_settings(inputs.emit, serve_costs(chosen.carried.costs, share))
     classes = plan_classes(question) if inputs.per_class else []
     turns = list(explain_choice(search, with_prompt)) if inputs.explain else []
-    return make_result(found, inputs.line(), settings, inputs.pareto, classes, turns)
+    return make_result(found, settings, inputs.pareto, classes, turns)
 
 
 def read_load(inputs: Inputs, model: "Model") -> "Load":
@@ -271,8 +271,7 @@ def _plan_equal(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Chos
     if inputs.emit:
         share = result.limits.gpu_memory / result.choice.deployment.hardware.gpu_memory
         settings = write_settings(inputs.emit, serve_prediction(result.choice, share))
-    line, jobs = inputs.line(), inputs.jobs or 0
-    return make_result(result, line, settings, inputs.pareto, inputs.explain, jobs)
+    return make_result(result, settings, inputs.pareto, inputs.explain, inputs.jobs or 0)
 
 
 def _ask(

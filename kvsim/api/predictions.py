@@ -70,7 +70,7 @@ def predict(inputs: Inputs) -> "Result[list[Prediction]]":
         check_work("--concurrency", rows, MAX_LOOPS, "ask for fewer at once")
     else:  # a batch is given to the engine by its own process
         where = replace(where, stack=where.stack.offline)
-    found = predict_points(where, techniques, *sizes, inputs.line(), bool(clients), every)
+    found = predict_points(where, techniques, *sizes, bool(clients), every)
     if every:
         print_note(
             f"{EVERY}: the {len(techniques)} techniques that a serving engine runs here; name "
@@ -154,7 +154,8 @@ def explore(inputs: Inputs) -> None:
         )
     where = build_deployment(inputs)
     some = parse_several(inputs.technique) or [parse(name) for name in TECHNIQUES]
-    make_result(where, some, inputs.generate, inputs.line(without="out")).write(inputs.out)
+    page = make_result(where, some, inputs.generate)
+    replace(page, command=inputs.line(without="out")).write(inputs.out)
     print_written(inputs.out)
 
 
@@ -186,7 +187,7 @@ def reproduce(inputs: Inputs) -> "Result[list[Score]] | None":
         replace_text(fit, fit_to_rows(found, inputs.stack, source))
         return None
     predicted = [predicted_rows.predict(row) for row in found]
-    return make_result(found, predicted, source, inputs.line())
+    return make_result(found, predicted, source)
 
 
 @frozen

@@ -267,7 +267,6 @@ def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
         where,
         found.name,
         " and ".join(wanted),
-        command=inputs.line(),
         left_out=list(left_out.values()),
         played=replays,
         sought=sought is not None,

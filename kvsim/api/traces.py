@@ -68,7 +68,7 @@ def inspect(inputs: Inputs) -> "Result[Requests | None]":
 
     trace = load(inputs.file, read_options(inputs))
     _tell_all(trace.notes)
-    return make_result(describe_trace(trace), inputs.line(), requests=trace.requests)
+    return make_result(describe_trace(trace), requests=trace.requests)
 
 
 @takes_options("traces convert", "file", "target")
@@ -131,7 +131,7 @@ def generate(inputs: Inputs) -> "Result[Requests | None]":
     write(inputs.target, drawn)
     _tell_all(source.notes if source else ())
     about = describe_requests(str(inputs.target), drawn)
-    return make_result(about, inputs.line(), describe_trace(source) if source else None)
+    return make_result(about, describe_trace(source) if source else None)
 
 
 @takes_options("traces import", "files", "out")
@@ -154,7 +154,7 @@ def import_(inputs: Inputs) -> "Result[Requests | None]":
     found, notes = _import_files(inputs)
     write(inputs.out, found)
     _tell_all(notes)
-    return make_result(describe_requests(str(inputs.out), found), inputs.line())
+    return make_result(describe_requests(str(inputs.out), found))
 
 
 def _import_files(inputs: Inputs) -> "tuple[Requests, list[str]]":

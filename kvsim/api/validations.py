@@ -104,7 +104,7 @@ def _show_bundle(inputs: Inputs) -> "Result[Any]":
     with TemporaryDirectory() as folder, own_output():  # what is unpacked is read and replaced
         state = unpack(inputs.from_bundle, Path(folder))
         fit_session(state)
-        return make_result(state, all_units("cuda:0"), inputs.line())
+        return make_result(state, all_units("cuda:0"))
 
 
 def _validate_as_before(inputs: Inputs) -> "Result[Any]":
@@ -188,7 +188,7 @@ def _compare_counts(
         "prompt": work.prompt,
         "generate": work.generate,
     }
-    return report.make_result(found, title, about, failed, inputs.line())
+    return report.make_result(found, title, about, failed)
 
 
 def _compare_times(
@@ -262,7 +262,7 @@ def _compare_times(
         kept.remove()
     limit = inputs.max_error
     passed = limit is None or summary.median <= limit
-    return replace(report.make_result(answer, inputs.line()), passed=passed)
+    return replace(report.make_result(answer), passed=passed)
 
 
 @takes_options("validate quality", "model")
@@ -320,7 +320,7 @@ def validate_quality(inputs: Inputs) -> "Result[Any]":
         if inputs.out is not None:
             attention.write(inputs.out, trace)
     assert trace is not None
-    return make_trace_result(trace, inputs.line())
+    return make_trace_result(trace)
 
 
 @takes_options("validate layers", "model")
@@ -383,7 +383,7 @@ def validate_layers(inputs: Inputs) -> "Result[Any]":
             (measured,) = executed(decoder, reading, texts, [parse(notation)])
             plan = Executed(inputs.bits, widths, measured)
     assert losses is not None
-    return make_layer_result(losses, plan, inputs.line())
+    return make_layer_result(losses, plan)
 
 
 @takes_options("validate plan", "file")
@@ -475,4 +475,4 @@ def validate_plan(inputs: Inputs) -> "Result[Any]":
     sizes = f"batch {work.batch}, prompt {work.prompt}, generate {work.generate}"
     title = f"{arch.model.name}, {kind}, on {here}: {sizes}"
     outcome = report.PlanRun(plan, title, work, loss, found, left_out)
-    return report.make_result(outcome, inputs.line())
+    return report.make_result(outcome)

@@ -29,6 +29,8 @@ def doctor(call: Call) -> None:
     ]
     fields = {"file": file, "kind": found.kind, "faults": found.faults}
     said = Answer(told)
-    call.show(Result(call.line, told, said, fields, found, blocks=blocks, notes=found.notes))
+    call.show(
+        Result(told, said, fields, found, blocks=blocks, notes=found.notes, command=call.line)
+    )
     if found.faults:
         raise typer.Exit(1)

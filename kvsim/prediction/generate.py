@@ -137,9 +137,9 @@ class Prediction:
         return self._squeeze(makespan(self.technique.prefill(self.deployment, p), self.deployment))
 
     @property
-    def of_clients(self) -> bool:
-        """Whether the batch is clients of a closed loop, whose times are played."""
-        return False
+    def load(self) -> str:
+        """How requests come, as the ledger calls it: ``batch``, or ``served`` to clients."""
+        return "batch"
 
     @property
     def ttft_s(self) -> Array:

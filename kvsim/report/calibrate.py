@@ -51,7 +51,7 @@ MEANINGS = {
 """Of what a run can tell of a stack, by the last part of a key."""
 
 
-def make_machine_result(answer: Row, notes: Sequence[str], command: str = "") -> Result[Row]:
+def make_machine_result(answer: Row, notes: Sequence[str]) -> Result[Row]:
     """Make the answer of ``kvsim calibrate --device``.
 
     Parameters
@@ -65,7 +65,6 @@ def make_machine_result(answer: Row, notes: Sequence[str], command: str = "") ->
     beside = [n for n in answer["numbers"] if n["datasheet"]]
     unknown = "No data sheet of this device is shipped."
     return Result(
-        command,
         title,
         _write_machine_answer(answer),
         answer,
@@ -182,7 +181,7 @@ def _draw_beside_sheet(numbers: list[Row]) -> Chart:
     return draw_bars("Measured, of the data sheet", shares, across, downwards=True)
 
 
-def make_table_result(fields: Row, out: str, command: str = "") -> Result[Row]:
+def make_table_result(fields: Row, out: str) -> Result[Row]:
     """Make the answer of ``kvsim calibrate`` with a table of operators or load tests.
 
     Parameters
@@ -191,8 +190,6 @@ def make_table_result(fields: Row, out: str, command: str = "") -> Result[Row]:
         What was fitted, as ``--json`` has it.
     out
         File of the stack.
-    command
-        Command line that gives the same.
     """
     title = f"{fields['engine']}: {fields['rows']:,} rows fitted, written to {out}"
     lines = [title]
@@ -205,7 +202,7 @@ def make_table_result(fields: Row, out: str, command: str = "") -> Result[Row]:
             told = f"{_format_errors(row)} on held-out shapes"
         lines.append(f"{row['class']}: {row['rows']:,} rows, {told}")
         lines += _list_numbers(row["numbers"])
-    return Result(command, title, Answer(""), fields, fields, blocks=[Verbatim("\n".join(lines))])
+    return Result(title, Answer(""), fields, fields, blocks=[Verbatim("\n".join(lines))])
 
 
 def _format_errors(row: Row) -> str:
@@ -230,7 +227,6 @@ def calibrate_from_run(
     first: int,
     stack: str,
     out: Path | None,
-    command: str,
 ) -> Result[Row]:
     """Fit a stack to a run's first requests, check it on the others, and write it if asked.
 
@@ -286,7 +282,6 @@ def calibrate_from_run(
     tables = _run_tables(row)
     verdicts = [*_write_verdicts(fit), *_write_confused(row)]
     return Result(
-        command,
         f"{stack} fitted to a run of {deployment.model.name} on {deployment.hardware.name}",
         answer,
         row | {"answer": answer.row()},

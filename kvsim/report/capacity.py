@@ -55,7 +55,6 @@ MEMORY_NAMES = {"gpu": "GPU memory", "host": "host memory", "nvme": "NVMe", "rem
 def make_result(
     answer: CapacityAnswer,
     trace: str,
-    command: str = "",
     engines: Sequence[Sequence[Row]] = (),
     play: str = "",
 ) -> Result[CapacityAnswer]:
@@ -87,7 +86,6 @@ def make_result(
     some = [answer.fleet.kinds[j].costs.deployment for j in answer.used]
 
     return Result(
-        command,
         f"Cheapest fleet of {fields['model']} for {trace}: {_describe_asked_targets(answer)}",
         write_answer(fields),
         fields,

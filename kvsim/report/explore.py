@@ -123,7 +123,6 @@ def make_result(
     deployment: Deployment,
     techniques: Sequence[Technique],
     generate: int,
-    command: str = "",
 ) -> Result[Row]:
     """Make the page with sliders, a live verdict, a picture and a table.
 
@@ -135,8 +134,6 @@ def make_result(
         Techniques to compare; those that cannot run there are left out.
     generate
         Generated tokens per request. [tokens]
-    command
-        Command line that gives the same.
 
     Raises
     ------
@@ -149,7 +146,6 @@ def make_result(
         f"{count} techniques on {deployment.hardware.name}: move the sliders to change the answer."
     )
     return Result(
-        command,
         f"{describe_deployment(deployment)}: explore",
         Answer(verdict([said])),
         found,

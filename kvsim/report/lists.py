@@ -1,10 +1,11 @@
 """The lists of what is known, `kvsim models|gpus|techniques|stacks`, and one entry in full."""
 
 import re
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 
 from kvsim.errors import unknown
-from kvsim.machines.hardware import GIB, Hardware, Stack
+from kvsim.machines.hardware import GIB, Hardware
 from kvsim.machines.profiles import hardware_names, load_hardware, load_stack, stack_names
 from kvsim.models.catalogue import catalogue_entry, model_names
 from kvsim.models.configs import load_model
@@ -22,11 +23,6 @@ from kvsim.techniques.notation import terms
 from kvsim.techniques.papers.cache import FORMATS, load_kernels
 
 
-def _models() -> list[Row]:
-    """One row for each model of the catalogue."""
-    return [_model(load_model(name)) for name in model_names()]
-
-
 def _model(shape: Model) -> Row:
     """Make the row of one model."""
     shipped = shape.name in model_names()
@@ -41,11 +37,6 @@ def _model(shape: Model) -> Row:
         "state_bytes_per_sequence": number(shape.state_bytes),
         "source": catalogue_entry(shape.name)["source"] if shipped else "its own configuration",
     }
-
-
-def _gpus() -> list[Row]:
-    """One row for each hardware profile that is shipped."""
-    return [_gpu(load_hardware(name)) for name in hardware_names()]
 
 
 def _gpu(hardware: Hardware) -> Row:
@@ -116,26 +107,7 @@ def _cache_format(name: str) -> Row:
     }
 
 
-def _stacks() -> list[Row]:
-    """One row for each software stack that is shipped."""
-    return [_stack(load_stack(name)) for name in stack_names()]
-
-
-def _stack(stack: Stack) -> Row:
-    return {
-        "name": stack.name,
-        "title": stack.title,
-        "basis": stack.basis,
-        "error": stack.error,
-    }
-
-
 TITLE = 62  # of a stack in the list [characters]
-
-
-def _first_sentence(text: str) -> str:
-    """Return what stands before the first full stop."""
-    return text.partition(". ")[0].rstrip(".")
 
 
 def _shorten(text: str, most: int) -> str:
@@ -179,7 +151,7 @@ GPU_COLUMNS = (
 TECHNIQUE = (
     text_column("technique", "name"),
     text_column("lossless", lambda row: "yes" if row["lossless"] else "no", 1),
-    text_column("what it does", lambda row: _first_sentence(row["summary"])),
+    text_column("what it does", lambda row: row["summary"].partition(". ")[0].rstrip(".")),
 )
 STACKS = (
     text_column("stack", "name"),
@@ -187,11 +159,17 @@ STACKS = (
     text_column("basis", "basis", 1),
 )
 LISTS = {
-    "models": (_models, MODEL_COLUMNS, "Models (one in full with its source: kvsim models NAME)"),
-    "gpus": (_gpus, GPU_COLUMNS, "GPUs (one in full with its sources: kvsim gpus NAME)"),
-    "techniques": (techniques, TECHNIQUE, "Techniques (one in full: kvsim techniques NAME)"),
-    "stacks": (_stacks, STACKS, "Software stacks (one in full: kvsim stacks NAME)"),
+    "models": (MODEL_COLUMNS, "Models (one in full with its source: kvsim models NAME)"),
+    "gpus": (GPU_COLUMNS, "GPUs (one in full with its sources: kvsim gpus NAME)"),
+    "techniques": (TECHNIQUE, "Techniques (one in full: kvsim techniques NAME)"),
+    "stacks": (STACKS, "Software stacks (one in full: kvsim stacks NAME)"),
 }
+ENTRIES: dict[str, tuple[Callable[[], Sequence[str]], Callable[[str], Row]]] = {
+    "models": (model_names, lambda name: _model(load_model(name))),
+    "gpus": (hardware_names, lambda name: _gpu(load_hardware(name))),
+    "stacks": (stack_names, lambda name: pick(load_stack(name), "name", "title", "basis", "error")),
+}
+"""Names of the entries that are shipped, and the row of any, a file of the user's own included."""
 
 
 def find(kind: str, name: str) -> Row | list[Row]:
@@ -214,7 +192,16 @@ def find(kind: str, name: str) -> Row | list[Row]:
     InputError
         If there is no entry of that name.
     """
-    return _entry(kind, name) if name else LISTS[kind][0]()
+    if kind in ENTRIES:
+        names, row_of = ENTRIES[kind]
+        return row_of(name) if name else [row_of(each) for each in names()]
+    if not name:
+        return techniques()
+    rows = {row["name"]: row for row in techniques(parts=True)}
+    wanted = name.lower().partition(":")[0]
+    if wanted not in rows:
+        raise unknown("technique", name, rows, "see `kvsim techniques`")
+    return rows[wanted]
 
 
 def make_result(kind: str, name: str, command: str = "") -> Result[Row | list[Row]]:
@@ -244,27 +231,14 @@ def make_result(kind: str, name: str, command: str = "") -> Result[Row | list[Ro
         own = {key: value for key, value in found.items() if key != "notes"}
         blocks, notes = _list_blocks(kind, found, name), found.get("notes", ())
         title = str(found.get("title") or found["name"])
-        return Result(command, title, Answer(""), own, found, [found], blocks=blocks, notes=notes)
-    _, columns, title = LISTS[kind]
+        return Result(
+            title, Answer(""), own, found, [found], blocks=blocks, notes=notes, command=command
+        )
+    columns, title = LISTS[kind]
     table = Table(columns, found, title)
-    fields = {"rows": found}
-    return Result(command, title, Answer(""), fields, found, found, [table], [table])
-
-
-def _entry(kind: str, name: str) -> Row:
-    """An entry by any of its names; a model, GPU or stack may be a file of the user's own."""
-    if kind == "models":
-        return _model(load_model(name))
-    if kind == "gpus":
-        return _gpu(load_hardware(name))
-    if kind == "stacks":
-        return _stack(load_stack(name))
-    rows = techniques(parts=True)
-    wanted = name.lower().partition(":")[0]
-    for row in rows:
-        if row["name"] == wanted:
-            return row
-    raise unknown(kind.removesuffix("s"), name, [r["name"] for r in rows], f"see `kvsim {kind}`")
+    return Result(
+        title, Answer(""), {"rows": found}, found, found, [table], [table], command=command
+    )
 
 
 def _list_blocks(kind: str, row: Row, name: str) -> list[Block]:
@@ -274,23 +248,17 @@ def _list_blocks(kind: str, row: Row, name: str) -> list[Block]:
         blocks += [describe_accuracy(load_hardware(name)), BLANK]
     for key, value in row.items():
         if key == "parameters" and isinstance(value, list):
-            columns = (
-                text_column("setting", "name"),
-                text_column("default", "default"),
-                text_column("meaning", "meaning"),
-            )
+            headings = {"setting": "name", "default": "default", "meaning": "meaning"}
+            columns = [text_column(heading, key) for heading, key in headings.items()]
             blocks += [Table(columns, value)] if value else []
         elif isinstance(value, dict):
             cells = [(key, str(text)) for key, text in value.items()]
             blocks.append(cells_table(("number", "source"), cells, 2))
         elif isinstance(value, list):
             blocks += [Items(str(item) for item in value)] if value else []
-        elif value not in (None, "") and key not in ("title",):
-            blocks.append(Hanging(f"{key.replace('_', ' ')}: {_format_setting(value)}"))
+        elif value not in (None, "") and key != "title":
+            if isinstance(value, float):
+                value = units.format_number(value)
+            written = {True: "yes", False: "no"}[value] if isinstance(value, bool) else value
+            blocks.append(Hanging(f"{key.replace('_', ' ')}: {written}"))
     return blocks
-
-
-def _format_setting(value: object) -> str:
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    return units.format_number(value) if isinstance(value, float) else str(value)

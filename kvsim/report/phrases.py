@@ -11,9 +11,7 @@ from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence
 from kvsim.report import units
 from kvsim.report.json import Row, pick
-from kvsim.report.names import (
-    params,
-)
+from kvsim.report.names import params
 from kvsim.report.suitability import join_titles
 from kvsim.report.terminal import BLANK, Block, Verbatim
 from kvsim.report.units import QUANTITIES, comparison_key
@@ -200,15 +198,17 @@ def differing_options(chosen: Deployment, other: Deployment) -> str:
     return " ".join(option for option, given in differs.items() if given)
 
 
-def join_words(texts: Sequence[str]) -> str:
+def join_words(texts: Sequence[str], last: str = "and") -> str:
     """Join texts as a list in a sentence.
 
     Parameters
     ----------
     texts
         One or several texts.
+    last
+        The word before the last of them.
     """
-    return " and ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
+    return f" {last} ".join(filter(None, [", ".join(texts[:-1]), texts[-1]]))
 
 
 def explain_limit(bound_by: str, generate: int) -> str:

@@ -62,7 +62,6 @@ CLAUSES = "is ", "its ", "takes ", "costs ", "the choice "  # that reasons begin
 
 def make_result(
     plan: ChosenPlan,
-    command: str = "",
     engines: Sequence[Row] = (),
     pareto: bool = False,
     explain: bool = False,
@@ -121,7 +120,6 @@ def make_result(
         return draw_plan(plan)
 
     return Result(
-        command,
         title,
         answer,
         fields,
@@ -175,13 +173,13 @@ def make_empty_result(none: NoPlanError, command: str = "") -> Result[NoPlanErro
         "advice": advised,
     }
     return Result(
-        command,
         names.describe_deployment(none.deployment),
         answer,
         fields,
         none,
         rows,
         tables=[Table(columns, rows, below=settings)] if rows else [],
+        command=command,
     )
 
 

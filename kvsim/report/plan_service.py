@@ -41,7 +41,6 @@ UNNOTICED = 0.0005  # relative loss that scores do not show
 
 def make_result(
     plan: ServicePlan,
-    command: str = "",
     engines: Sequence[Row] = (),
     curve: bool = False,
     classes: Sequence[ClassPlan] = (),
@@ -53,8 +52,6 @@ def make_result(
     ----------
     plan
         The plan.
-    command
-        Command line that asks the same.
     engines
         Settings of engines to paste, as ``--emit`` asks for them.
     curve
@@ -140,7 +137,6 @@ def make_result(
         return draw_service(plan)
 
     return Result(
-        command,
         title,
         answer,
         fields,
@@ -193,7 +189,7 @@ def make_empty_result(none: NoPlanError, command: str = "") -> Result[NoPlanErro
     ]
     title = names.describe_deployment(none.deployment)
     tables = [Table(columns, remedies)] if remedies else []
-    return Result(command, title, answer, fields, none, remedies, tables=tables)
+    return Result(title, answer, fields, none, remedies, tables=tables, command=command)
 
 
 def _changed(command: str, changes: Mapping[str, str]) -> str:

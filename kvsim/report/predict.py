@@ -40,6 +40,7 @@ from kvsim.report.phrases import (
     describe_saving,
     describe_times,
     explain_limit,
+    join_words,
     speed_ratio,
     summarize_times,
 )
@@ -76,7 +77,6 @@ def predict_points(
     batches: Sequence[int],
     prompts: Sequence[int],
     generates: Sequence[int],
-    command: str = "",
     loop: bool = False,
     ranked: bool = False,
 ) -> Result[list[Prediction]]:
@@ -94,8 +94,6 @@ def predict_points(
         Prompt lengths. [tokens]
     generates
         Generated tokens per request. [tokens]
-    command
-        Command line that gives the same.
     loop
         Whether batches are clients of a closed loop, each with one request at a time.
     ranked
@@ -133,8 +131,9 @@ def predict_points(
                 found += [at_batch(p, i) for i in range(some.size)]
     if not found:
         raise InputError(f"--technique: none can run there; {left_out[0]}")
-    rows = [prediction(p) | {"refused": _why_refused(p)} for p in found]
-    for row in rows:
+    rows = [prediction(p) for p in found]
+    for p, row in zip(found, rows, strict=True):
+        row["refused"] = why_refused(p.technique, p.deployment, p.prompt, p.generate)
         if row["refused"] == "cache" and row["fits"]:
             row["notes"].append(
                 f"a server that uses {100 * ENGINE_SHARE:g} % of each GPU's memory refuses such a "
@@ -145,18 +144,13 @@ def predict_points(
             range(len(rows)), key=lambda i: (not rows[i]["fits"], -compared_rate(rows[i]))
         )
         found, rows = [found[i] for i in order], [rows[i] for i in order]
-    return _make_result(found, rows, left_out, command, ranked)
-
-
-def _why_refused(p: Prediction) -> str | None:
-    return why_refused(p.technique, p.deployment, p.prompt, p.generate)
+    return _make_result(found, rows, left_out, ranked)
 
 
 def _make_result(
     found: list[Prediction],
     rows: Sequence[Row],
     left_out: Sequence[str],
-    command: str,
     ranked: bool,
 ) -> Result[list[Prediction]]:
     """Make the answer of ``kvsim predict`` from predictions and their rows."""
@@ -194,7 +188,6 @@ def _make_result(
         return draw_predictions(rows, found)
 
     return Result(
-        command,
         heading,
         answer,
         {"rows": list(rows), "answer": answer.row(), **({"drafts": gains} if gains else {})},
@@ -285,7 +278,7 @@ def prediction(prediction: Prediction) -> Row:
         **technique_fields(t),
         "notation": str(t),
         **pick(prediction, "batch"),
-        **({"concurrency": number(prediction.batch)} if prediction.of_clients else {}),
+        **({"concurrency": number(prediction.batch)} if prediction.load == "served" else {}),
         **pick(prediction, "prompt", "generate", "ttft_s", "tpot_s", "prefill_s", "decode_s"),
         **pick(prediction, "decode_tok_s", "output_tok_s"),
         "usd_per_million_tokens": number(prediction.usd_per_million()),
@@ -293,7 +286,7 @@ def prediction(prediction: Prediction) -> Row:
         "fits": bool(prediction.fits[0]),
         **pick(prediction, "max_batch"),
         "bound_by": bound,
-        "ranges": caveats.time_ranges(prediction, _came(prediction))
+        "ranges": caveats.time_ranges(prediction, prediction.load)
         | evidence.memory_range(prediction),
         "basis": basis(d),
         "breakdown": {
@@ -383,25 +376,27 @@ def _table(rows: Sequence[Row]) -> Table:
     specs = [spec(row) for row in rows]
     labels = short_names(specs)
     first = {text: id(row) for text, row in reversed(list(zip(specs, rows, strict=True)))}
+    counted = "concurrency" if "concurrency" in rows[0] else "batch"
     varying = [key for key in ("prompt", "generate") if len({row[key] for row in rows}) > 1]
     columns = [
         text_column("technique", lambda row: labels[spec(row)]),
-        *quantity_columns(**dict.fromkeys((_counted(rows), *varying), 0)),
+        *quantity_columns(**dict.fromkeys((counted, *varying), 0)),
         *quantity_columns(ttft_s=0, tpot_s=0, decode_tok_s=0, output_tok_s=5),
-        Column("GPU GiB", "gpu_bytes", rank=1, write=_write_memory),
+        Column(
+            "GPU GiB",
+            "gpu_bytes",
+            rank=1,
+            write=lambda row: units.gib(row["gpu_bytes"]) + " !" * (not row["fits"]),
+        ),
         *quantity_columns(host_bytes=2, **disk_column(rows), max_batch=3, bound_by=4),
     ]
-    ttft = LOOP_TTFT if "concurrency" in rows[0] else BATCH_TTFT
+    ttft = BATCH_TTFT if counted == "batch" else LOOP_TTFT
     return Table(
         columns,
         rows,
         below=lambda row: settings(row) if first[spec(row)] == id(row) else "",
         note=f"{ttft}; {RATES}{'' if all(row['fits'] for row in rows) else '; !: does not fit'}",
     )
-
-
-def _write_memory(row: Row) -> str:
-    return units.gib(row["gpu_bytes"]) + ("" if row["fits"] else " !")
 
 
 def draft_gains(found: Sequence[Prediction]) -> list[Row]:
@@ -459,21 +454,11 @@ def _tabulate_drafts(gains: Sequence[Row]) -> list[Table]:
     return [Table(columns, rows, note=note)]
 
 
-def _came(prediction: Prediction) -> str:
-    """How the requests came, as the ledger calls it."""
-    return "served" if prediction.of_clients else "batch"
-
-
 def _load(row: Row) -> str:
     """The requests of a row in words."""
     if "concurrency" in row:
         return f"concurrency {units.integer(row['concurrency'])}"
     return f"batch {units.integer(row['batch'])}"
-
-
-def _counted(rows: Sequence[Row]) -> str:
-    """What the requests of a row are counted as."""
-    return "concurrency" if "concurrency" in rows[0] else "batch"
 
 
 def _title(rows: Sequence[Row]) -> str:
@@ -505,12 +490,16 @@ def _write_answer(
         )
     else:
         said = _describe_grid(rows, best, _note_break_even(rows, found))
-    d, came = found[at].deployment, _came(found[at])
+    d, came = found[at].deployment, found[at].load
     return Answer(
         verdict=said,
         figures=figures(best),
         changes=[
-            *([f"{_name_unfit_point(rows)} fits with {_either(changes)}."] if changes else []),
+            *(
+                [f"{_name_unfit_point(rows)} fits with {join_words(changes, 'or')}."]
+                if changes
+                else []
+            ),
             *caveats.slower_kernels(found[at]),
         ],
         settings=[
@@ -765,10 +754,6 @@ def _changes(rows: Sequence[Row], found: Sequence[Prediction]) -> list[str]:
                 f"{remedy.option} ({summarize_times(remedy.prediction)})" for remedy in remedies(p)
             ]
     return []
-
-
-def _either(clauses: Sequence[str]) -> str:
-    return " or ".join(filter(None, [", ".join(clauses[:-1]), clauses[-1]]))
 
 
 def _name_unfit_point(rows: Sequence[Row]) -> str:

@@ -34,7 +34,7 @@ MAX_TABLES_DRAWN = 20  # tables in one picture
 
 
 def make_result(
-    rows: list[PublishedRow], predicted: list[float], source: str, command: str = ""
+    rows: list[PublishedRow], predicted: list[float], source: str
 ) -> Result[list[Score]]:
     """Make the answer of ``kvsim reproduce``.
 
@@ -73,7 +73,6 @@ def make_result(
     if by_kind.rows:
         blocks += [BLANK, by_kind]
     return Result(
-        command,
         f"Predicted against published: {source}",
         answer,
         fields,

@@ -187,8 +187,6 @@ class Result(Generic[Found]):
 
     Attributes
     ----------
-    command
-        The command line that gives the same.
     title
         The heading of the page.
     answer
@@ -221,9 +219,10 @@ class Result(Generic[Found]):
         JSON of what the sliders of a page choose from.
     passed
         Whether what was checked holds; commands end with 1 where it does not.
+    command
+        The command line that gives the same. The functions of ``kvsim.api`` fill it in.
     """
 
-    command: str
     title: str
     answer: Answer
     fields: Row
@@ -241,6 +240,7 @@ class Result(Generic[Found]):
     pastes: Sequence[str] = ()
     grid: str = ""
     passed: bool = True
+    command: str = ""
 
     def show(self, json: bool = False, verbose: bool = False) -> None:
         """Print the answer on the terminal.

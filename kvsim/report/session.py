@@ -54,7 +54,6 @@ def make_result(
     answer, title = _answer(device, units, found), f"{device}: what a session measured"
     tables = [table for table in tables if table.rows]
     return Result(
-        command,
         title,
         answer,
         {"device": device, "units": found},
@@ -63,6 +62,7 @@ def make_result(
         blocks=[Heading(title), *answer.head(), *tables],
         details=[table for table in details if table.rows],
         remarks=[*facts.get("suspicions", ()), *_software(facts)],
+        command=command,
     )
 
 

@@ -95,7 +95,6 @@ def make_result(
     trace: str,
     targets: str,
     *,
-    command: str = "",
     left_out: Sequence[str] = (),
     played: Sequence[PlayedRun] = (),
     sought: bool = False,
@@ -140,7 +139,6 @@ def make_result(
     right = "Checked: no request is lost or starts too early, and memory is never exceeded."
     ground = evidence.describe_basis(rows[0]["basis"])
     return Result(
-        command,
         f"{heading}; {names.describe_deployment(deployment)}",
         answer,
         fields,

@@ -99,7 +99,6 @@ def sweep_grid(
     ]
     return Result(
         command,
-        command,
         answer,
         {"rows": rows, "answer": answer.row()},
         None,
@@ -239,7 +238,6 @@ def make_result(store: ResultStore, spec: Spec, command: str) -> Result[SweepSum
     """
     found = _summarize(store, spec)
     return Result(
-        command,
         f"Sweep of {spec.points:,} points: {spec.kind}",
         _answer(found),
         {},
@@ -248,6 +246,7 @@ def make_result(store: ResultStore, spec: Spec, command: str) -> Result[SweepSum
         tables=[_table(found)] if found.best else [],
         draw=lambda: _draw_axes(found),
         remarks=[f"All rows: {store.folder.name}, which pandas.read_parquet reads."],
+        command=command,
     )
 
 

@@ -114,7 +114,7 @@ def _write_answer(row: Row) -> Answer:
 
 
 def make_result(
-    row: Row, command: str = "", source: Row | None = None, requests: Requests | None = None
+    row: Row, source: Row | None = None, requests: Requests | None = None
 ) -> Result[Requests | None]:
     """Make the answer of the commands on traces.
 
@@ -132,7 +132,6 @@ def make_result(
     own = {key: value for key, value in row.items() if key != "notes"}
     name = f"{row['trace']}, format {row['format']}" if "format" in row else str(row["trace"])
     return Result(
-        command,
         f"Trace {row['trace']}",
         answer,
         own | ({"like": source} if source else {}),

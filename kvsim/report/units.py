@@ -2,7 +2,7 @@
 
 Few digits, a unit that fits the size, a dash for what does not exist."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import wraps
 from math import floor, isfinite, log10
 from typing import Any
@@ -254,20 +254,3 @@ def comparison_key(row: Row) -> str:
         The rate of decoding, or of the whole request where one token is generated.
     """
     return "decode_tok_s" if row["generate"] > 1 else "output_tok_s"
-
-
-def legend(keys: Sequence[str]) -> str:
-    """Explain some quantities in one line.
-
-    Parameters
-    ----------
-    keys
-        Contract names of quantities; unknown ones are skipped.
-
-    Returns
-    -------
-    str
-        Heading and meaning of each, separated by semicolons.
-    """
-    known = [QUANTITIES[key] for key in keys if key in QUANTITIES]
-    return "; ".join(f"{q.heading}: {q.meaning}" for q in known)

@@ -41,7 +41,6 @@ def make_result(
     title: str,
     about: Row,
     refused: Sequence[CannotRun] = (),
-    command: str = "",
 ) -> Result[Sequence[CheckedTechnique]]:
     """Make the answer of ``kvsim validate``.
 
@@ -73,7 +72,6 @@ def make_result(
         details.append(_measured_table(row["measured"], f"{label}: bytes as measured"))
     explained = _reasons([item for row in rows for item in _list_items(row)]).items()
     return Result(
-        command,
         title,
         answer,
         fields | {"answer": answer.row()},
@@ -293,15 +291,13 @@ def _draw_bars(rows: Sequence[Row], labels: Sequence[str]) -> Chart:
     return chart
 
 
-def make_trace_result(trace: AttentionTrace, command: str = "") -> Result[AttentionTrace]:
+def make_trace_result(trace: AttentionTrace) -> Result[AttentionTrace]:
     """Make the answer of a measured text: quality, attention and acceptance, one table each.
 
     Parameters
     ----------
     trace
         What was measured on the text.
-    command
-        Command line that gives the same.
     """
     blocks: list[Block] = [
         Heading(f"{trace.model}, {trace.layers} layers: {trace.tokens:,} tokens read"),
@@ -342,7 +338,7 @@ def make_trace_result(trace: AttentionTrace, command: str = "") -> Result[Attent
         reached = (f"at least {place}" for place in GAMMAS)
         heads = ["gamma", "tokens per round", *reached]
         blocks += [BLANK, _drafts(drafted), cells_table(heads, _rounds(drafted), 0)]
-    return Result(command, trace.model, Answer(""), record(trace), trace, blocks=blocks)
+    return Result(trace.model, Answer(""), record(trace), trace, blocks=blocks)
 
 
 def _loss(found: Quality, full: float) -> list[str]:
@@ -433,9 +429,7 @@ def _layer_fields(found: LayerLosses, plan: Executed | None) -> Row:
     return row
 
 
-def make_layer_result(
-    found: LayerLosses, plan: Executed | None, command: str = ""
-) -> Result[LayerLosses]:
+def make_layer_result(found: LayerLosses, plan: Executed | None) -> Result[LayerLosses]:
     """Make the answer of layers packed one by one, and of a plan of bits that was run.
 
     Parameters
@@ -444,8 +438,6 @@ def make_layer_result(
         Losses of the layers packed one by one.
     plan
         A plan of bits that was run, if one was asked for.
-    command
-        Command line that gives the same.
     """
     each = found.alone.mean(axis=-1)
     heads = [f"{side}, {bits} bits" for side in CACHE_SIDES for bits in found.bits]
@@ -477,4 +469,4 @@ def make_layer_result(
             f"{format_number(found.uniform[0].mean(), 3)}.",
         ]
     fields = _layer_fields(found, plan)
-    return Result(command, found.model, Answer(""), fields, found, blocks=blocks)
+    return Result(found.model, Answer(""), fields, found, blocks=blocks)

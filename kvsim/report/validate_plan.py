@@ -58,15 +58,13 @@ class PlanRun:
         return self.loss.relative <= self.plan.high
 
 
-def make_result(found: PlanRun, command: str = "") -> Result[PlanRun]:
+def make_result(found: PlanRun) -> Result[PlanRun]:
     """Make the answer of ``kvsim validate --plan``.
 
     Parameters
     ----------
     found
         The plan and what running it showed.
-    command
-        Command line that gives the same.
     """
     plan, loss, answer = found.plan, found.loss, write_answer(found)
     fields = {
@@ -98,9 +96,7 @@ def make_result(found: PlanRun, command: str = "") -> Result[PlanRun]:
     blocks = [Heading(found.title), *answer.head(), BLANK, table, *answer.body()]
     held = found.holds is not False
     shown = [table]
-    return Result(
-        command, found.title, answer, fields, found, tables=shown, blocks=blocks, passed=held
-    )
+    return Result(found.title, answer, fields, found, tables=shown, blocks=blocks, passed=held)
 
 
 def write_answer(found: PlanRun) -> Answer:

@@ -35,15 +35,13 @@ ROUNDS_NOTE = (
 )
 
 
-def make_result(answer: Row, command: str = "") -> Result[Row]:
+def make_result(answer: Row) -> Result[Row]:
     """Make the answer of a validation of times from its fields.
 
     Parameters
     ----------
     answer
         Fields as :func:`times_fields` makes them.
-    command
-        Command line that gives the same.
     """
     said = _write_answer(answer)
     title = f"{answer['device']}: predicted against measured"
@@ -51,7 +49,6 @@ def make_result(answer: Row, command: str = "") -> Result[Row]:
     lacking = [*said.left_out, *_describe_machine(answer["summary"]), *answer["suspicious"]]
 
     return Result(
-        command,
         title,
         said,
         answer,

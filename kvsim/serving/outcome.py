@@ -437,9 +437,9 @@ class Clients(Service):
     """
 
     @property
-    def of_clients(self) -> bool:
-        """Whether the batch is clients of a closed loop."""
-        return True
+    def load(self) -> str:
+        """How requests come, as the ledger calls it."""
+        return "served"
 
     @cached_property
     def _loops(self) -> list[ClosedLoop]:
