@@ -55,15 +55,15 @@ def escape_controls(text: str, kept: str = "\n\t") -> str:
     return "".join(c if c in kept or category(c) not in CONTROLS else ascii(c)[1:-1] for c in text)
 
 
-def print_note(note: str) -> None:
-    """Print a note of a command on standard error; functions called from Python print none.
+def print_note(*notes: str) -> None:
+    """Print notes of a command on standard error; functions called from Python print none.
 
     Parameters
     ----------
-    note
-        One line of text.
+    *notes
+        Texts of one line each.
     """
-    if on_command_line():
+    for note in notes if on_command_line() else ():
         print(f"kvsim: {escape_controls(note, '')}", file=sys.stderr, flush=True)
 
 

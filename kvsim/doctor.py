@@ -270,7 +270,10 @@ def trace_faults(file: Path) -> tuple[list[str], list[str]]:
                 return [*_row_faults(reader), *found], []
             options = replace(options, sort=True)  # the order is one fault; look for others
             continue
-        return [*_row_faults(reader), *found], [f"{count:,} sound requests", *_remarks(reader)]
+        return [*_row_faults(reader), *found], [
+            f"{count:,} sound requests",
+            *[note for note in reader.notes() if not note.startswith("omitted ")],
+        ]
 
 
 def _row_faults(reader: Reader) -> list[str]:
@@ -281,10 +284,6 @@ def _row_faults(reader: Reader) -> list[str]:
         if rule
         != "failed"  # requests that failed where they were measured are no fault of the file
     ]
-
-
-def _remarks(reader: Reader) -> list[str]:
-    return [note for note in reader.notes() if not note.startswith("omitted ")]
 
 
 def attention_faults(file: Path) -> tuple[list[str], list[str]]:

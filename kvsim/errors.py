@@ -11,6 +11,7 @@ EXTRAS = {
     "pyarrow": ("traces", "sweeps, Parquet files and zstd"),
     "pandas": ("frames", "data frames"),
     "gguf": ("gguf", "GGUF files"),
+    "torch": ("validate", "calibrate and validate"),
 }
 """Packages that a plain installation lacks: the extra that has each, and what needs it."""
 

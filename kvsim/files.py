@@ -77,27 +77,7 @@ TRACE = Kind("trace", "a request trace or sample:NAME", 100_000_000_000, 0)  # r
 WEIGHTS_FILE = Kind("weights", "a checkpoint", 10**13, 0)  # mapped, not read
 RESULT = Kind("result", "a Parquet file that kvsim wrote", 100_000_000_000, 0)
 BUNDLE = Kind("bundle", "a bundle of make.py gpu", 20_000_000, 30)
-FILE_KINDS = {
-    kind.name: kind
-    for kind in (
-        CONFIG,
-        TOML_PROFILE,
-        SPECIFICATION,
-        TABLE,
-        RUN_LOG,
-        ATTENTION_FILE,
-        SAMPLES_FILE,
-        PLAN,
-        JSON,
-        METRICS,
-        TEXT,
-        TOKENIZER,
-        TRACE,
-        WEIGHTS_FILE,
-        RESULT,
-        BUNDLE,
-    )
-}
+FILE_KINDS = {kind.name: kind for kind in tuple(vars().values()) if isinstance(kind, Kind)}
 
 
 def most_bytes(kind: Kind) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from kvsim.api.deployments import build_deployment
 from kvsim.console import print_note
-from kvsim.errors import InputError
+from kvsim.errors import InputError, require
 from kvsim.files import check_target, own_output
 from kvsim.frozen import frozen
 from kvsim.machines.hardware import DEFAULT_STACK
@@ -219,12 +219,20 @@ def _class_row(found: "ClassFit", before: "Array") -> "Row":
     return {
         "class": found.name,
         "rows": len(found.rows),
-        "median_error": float(np.median(off)) if known else None,
-        "p90_error": float(np.quantile(off, 0.9)) if known else None,
-        "median_before": float(np.median(was)),
-        "p90_before": float(np.quantile(was, 0.9)),
+        **_error_fields(off if known else None, was),
         "refused": refused,
         "numbers": _number_rows(found.fit),
+    }
+
+
+def _error_fields(off: "Array | None", before: "Array") -> "Row":
+    """Errors that are held out, if any are, and those of the stack as it was."""
+    import numpy as np
+
+    return {
+        f"{part}_{name}": None if errors is None else float(np.quantile(errors, q))
+        for name, errors in (("error", off), ("before", before))
+        for part, q in (("median", 0.5), ("p90", 0.9))
     }
 
 
@@ -280,10 +288,7 @@ def _fit_load_tests(inputs: Inputs) -> "Row":
         "engine": engine,
         "gpus": devices,
         "rows": len(rows),
-        "median_error": float(np.median(off)),
-        "p90_error": float(np.quantile(off, 0.9)),
-        "median_before": float(np.median(before)),
-        "p90_before": float(np.quantile(before, 0.9)),
+        **_error_fields(off, before),
         "refused": refused,
         "numbers": _number_rows(found),
     }
@@ -306,10 +311,9 @@ def _measure_machine(inputs: Inputs) -> "Result[Row]":
     from kvsim.files import locked
 
     check_place(out)
-    try:
-        import torch
-    except ImportError:
-        raise InputError("calibrate needs PyTorch; pip install 'kvsim[validate]'") from None
+    require("torch")
+    import torch
+
     from kvsim.validate.bench import device as devices
     from kvsim.validate.bench.suite import run_suite
     from kvsim.validate.machine import find_device

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 from kvsim.api.cost import announce_cost, count_passes
 from kvsim.api.deployments import build_admission, build_deployment, largest_loss, name_stack
-from kvsim.api.engines import check_engines, write_settings
 from kvsim.api.traffic import ServedRequests, read_traffic
 from kvsim.console import print_note, print_progress
 from kvsim.errors import InfeasibleError, InputError, unknown
@@ -53,14 +52,14 @@ def capacity(inputs: Inputs) -> "Result[CapacityAnswer]":
     ... )
     >>> fleet.choice.replicas, fleet.choice.usd_per_hour  # doctest: +SKIP
     """
+    from kvsim.emit.engines import check_engines, write_settings
     from kvsim.emit.served import serve_costs
     from kvsim.planner.fleet.answer import make_capacity
     from kvsim.report.capacity import make_result
 
     check_engines(inputs.emit)
     found = read_traffic(inputs)
-    for note in found.notes:
-        print_note(note)
+    print_note(*found.notes)
     question = build_question(inputs, found)
     traffic = question.traffic
     passes = count_passes(traffic.requests, inputs.max_tokens)

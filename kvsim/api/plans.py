@@ -11,8 +11,7 @@ from kvsim.api.deployments import (
     keep_where_needed,
     largest_loss,
 )
-from kvsim.api.engines import check_engines, write_settings
-from kvsim.api.traffic import ServedRequests, read_scale
+from kvsim.api.traffic import ServedRequests, build_traffic, read_scale
 from kvsim.console import print_note
 from kvsim.errors import InputError
 from kvsim.options import ENGINE_SHARE, HOST_SHARE, Inputs, takes_options
@@ -54,6 +53,8 @@ def plan(inputs: Inputs) -> "Result[ChosenPlan] | Result[ServicePlan]":
     >>> best.choice.technique, best.choice.batch > 100
     ('fp8', True)
     """
+    from kvsim.emit.engines import check_engines
+
     check_engines(inputs.emit)
     if inputs.total_gpus is not None:
         return _plan_service(inputs, build_layouts(inputs))
@@ -64,6 +65,7 @@ def plan(inputs: Inputs) -> "Result[ChosenPlan] | Result[ServicePlan]":
 def _plan_service(inputs: Inputs, deployments: "list[Deployment]") -> "Result[ServicePlan]":
     from dataclasses import replace
 
+    from kvsim.emit.engines import write_settings
     from kvsim.emit.served import serve_costs
     from kvsim.planner.load import ServiceLevel, draw_load
     from kvsim.planner.question import Workload
@@ -72,33 +74,13 @@ def _plan_service(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Se
     from kvsim.report.plan_service import make_result
     from kvsim.serving.rules import Rules
     from kvsim.serving.servable import describe_left_out, within_context
-    from kvsim.traces.lengths import choose_lengths, choose_longest
-    from kvsim.traces.workload import DrawnTraffic
 
-    ways = [n for n in ("cached", "hit_rate", "turns") if n in inputs.given]
-    if len(ways) > 1:
-        first, second = (f"--{n.replace('_', '-')}" for n in ways[:2])
-        raise InputError(f"{first} and {second}: both describe prefix reuse; expected one of them")
-    if inputs.lengths not in (None, "equal"):
-        raise InputError(f"--lengths: got {inputs.lengths[:40]!r}; expected equal, or nothing")
-    equal = inputs.lengths == "equal"
-    model = deployments[0].model
-
-    most = inputs.max_model_len or 0
-    context = most or model.max_context
+    model, most = deployments[0].model, inputs.max_model_len or 0
 
     def draw(prompt: "TokenLengths") -> "Load":
-        lengths = choose_lengths(prompt, inputs.generate, equal)
-        traffic = DrawnTraffic(
-            lengths,
-            burst=inputs.burst or 1.0,
-            cached=inputs.cached or 0,
-            hit_rate=inputs.hit_rate or 0.0,
-            turns=inputs.turns or 1,
-            longest=choose_longest(lengths, context),
-        )
+        traffic = build_traffic(inputs, prompt, inputs.generate, model.max_context)
         load = draw_load(traffic, "")
-        words = describe_load(inputs, prompt, equal, load.requests)
+        words = describe_load(inputs, prompt, inputs.lengths == "equal", load.requests)
         requests, left_out = within_context(load.requests, model, most)
         if left_out:
             words += f", {describe_left_out(left_out, model, most)} of {len(load.requests):,}"
@@ -158,8 +140,7 @@ def read_load(inputs: Inputs, model: "Model") -> "Load":
     from kvsim.traces.read import load
 
     found = load(inputs.trace)
-    for note in found.notes:
-        print_note(note)
+    print_note(*found.notes)
     reuse = "prefixes found as the trace repeats them"
     reuse = reuse if found.requests.block_ids is not None else "no prefix reuse"
     words, most = f"requests of {inputs.trace}, {reuse}", inputs.max_model_len or 0
@@ -233,6 +214,7 @@ def _plan_equal(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Chos
 
     import numpy as np
 
+    from kvsim.emit.engines import write_settings
     from kvsim.emit.served import serve_prediction
     from kvsim.planner.local_search import can_fill_drive
     from kvsim.planner.plan import plan_among

@@ -197,8 +197,7 @@ def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
     )
     attention = None if inputs.acceptance is None else load_attention(inputs.acceptance)
     found = read_traffic(inputs)
-    for note in found.notes:
-        print_note(note)
+    print_note(*found.notes)
     within_context(found.requests, where.model, inputs.max_model_len or 0)  # or none is served
     rates = [v["rate"] or (None if found.workload is None else v["req_s"]) for _, v, _ in runs]
     count = max(map(found.count_at, rates))

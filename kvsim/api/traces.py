@@ -67,7 +67,7 @@ def inspect(inputs: Inputs) -> "Result[Requests | None]":
     from kvsim.traces.read import load
 
     trace = load(inputs.file, read_options(inputs))
-    _tell_all(trace.notes)
+    print_note(*trace.notes)
     return make_result(describe_trace(trace), requests=trace.requests)
 
 
@@ -88,7 +88,7 @@ def convert(inputs: Inputs) -> None:
         parts, tokens = reader.parts(), reader.layout.block_tokens
         done = write_parquet(inputs.target, parts, tokens, print_count)
         notes = reader.notes()
-    _tell_all((*notes, f"{done:,} requests written to {inputs.target}"))
+    print_note(*notes, f"{done:,} requests written to {inputs.target}")
 
 
 @takes_options("traces generate", "target")
@@ -129,7 +129,7 @@ def generate(inputs: Inputs) -> "Result[Requests | None]":
     if not len(drawn):
         raise InputError("no request fell into the duration; give a longer one or a higher rate")
     write(inputs.target, drawn)
-    _tell_all(source.notes if source else ())
+    print_note(*(source.notes if source else ()))
     about = describe_requests(str(inputs.target), drawn)
     return make_result(about, describe_trace(source) if source else None)
 
@@ -153,7 +153,7 @@ def import_(inputs: Inputs) -> "Result[Requests | None]":
         )
     found, notes = _import_files(inputs)
     write(inputs.out, found)
-    _tell_all(notes)
+    print_note(*notes)
     return make_result(describe_requests(str(inputs.out), found))
 
 
@@ -215,8 +215,3 @@ def _recognise(text: str, where: str) -> str:
     if production.ACCESS.match(line):
         return "access"
     raise InputError(f"{where}: not recognised; give --kind prometheus, otel or access")
-
-
-def _tell_all(notes: "tuple[str, ...] | list[str]") -> None:
-    for note in notes:
-        print_note(note)

@@ -174,11 +174,49 @@ def read_scale(inputs: Inputs) -> str:
     return str(inputs.scale)
 
 
+def build_traffic(
+    inputs: Inputs, prompt: "TokenLengths", generate: "TokenLengths", context: int
+) -> "DrawnTraffic":
+    """Build the traffic that options describe: lengths, bursts, and what prompts share.
+
+    Parameters
+    ----------
+    inputs
+        Options of ``kvsim plan``, ``simulate`` or ``capacity``.
+    prompt, generate
+        How long prompts and answers are.
+    context
+        Context of the model. [tokens]
+
+    Raises
+    ------
+    InputError
+        If prefix reuse is described twice, or lengths are neither equal nor distributed.
+    """
+    from kvsim.traces.lengths import choose_lengths, choose_longest
+    from kvsim.traces.workload import DrawnTraffic
+
+    ways = [n for n in ("cached", "hit_rate", "turns") if n in inputs.given]
+    if len(ways) > 1:
+        first, second = (f"--{n.replace('_', '-')}" for n in ways[:2])
+        raise InputError(f"{first} and {second}: both describe prefix reuse; expected one of them")
+    if inputs.lengths not in (None, "equal"):
+        raise InputError(f"--lengths: got {inputs.lengths[:40]!r}; expected equal, or omit it")
+    lengths = choose_lengths(prompt, generate, inputs.lengths == "equal")
+    return DrawnTraffic(
+        lengths,
+        burst=inputs.burst or 1.0,
+        cached=inputs.cached or 0,
+        hit_rate=inputs.hit_rate or 0.0,
+        turns=inputs.turns or 1,
+        longest=choose_longest(lengths, inputs.max_model_len or context),
+    )
+
+
 def _draw(inputs: Inputs) -> ServedRequests:
     """ServedRequests that options describe."""
     from kvsim.models.configs import load_model
-    from kvsim.traces.lengths import choose_lengths, choose_longest
-    from kvsim.traces.workload import DEFAULT_THINK, DrawnTraffic
+    from kvsim.traces.workload import DEFAULT_THINK
 
     if not {"prompt", "generate", "rate", "req_s", "users"} & set(inputs.given):
         raise InputError(
@@ -197,26 +235,12 @@ def _draw(inputs: Inputs) -> ServedRequests:
         raise InputError("--think: has no effect without --users or --turns; add one of them")
     if users and inputs.burst is not None:
         raise InputError("--burst: does not apply to --users; omit it, or give --rate")
-    ways = [n for n in ("cached", "hit_rate", "turns") if n in inputs.given]
-    if len(ways) > 1:
-        first, second = (f"--{n.replace('_', '-')}" for n in ways[:2])
-        raise InputError(f"{first} and {second}: both describe prefix reuse; expected one of them")
-    if inputs.lengths not in (None, "equal"):
-        raise InputError(f"--lengths: got {inputs.lengths[:40]!r}; expected equal, or omit it")
-    prompt, generate = _lengths(inputs)
-    lengths = choose_lengths(prompt, generate, inputs.lengths == "equal")
-    context = inputs.max_model_len or load_model(inputs.model).max_context
-    workload = DrawnTraffic(
-        lengths=lengths,
+    workload = replace(
+        build_traffic(inputs, *_lengths(inputs), load_model(inputs.model).max_context),
         rate=rate,
         users=users,
         think=DEFAULT_THINK if inputs.think is None else inputs.think,
-        burst=inputs.burst or 1.0,
         hours=inputs.hours,
-        cached=inputs.cached or 0,
-        hit_rate=inputs.hit_rate or 0.0,
-        turns=inputs.turns or 1,
-        longest=choose_longest(lengths, context),
     )
     requests = workload.draw()
     if users:

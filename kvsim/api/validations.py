@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from kvsim.api.calibrations import fit_session, stack_path
 from kvsim.console import print_note
-from kvsim.errors import InputError
+from kvsim.errors import InputError, require
 from kvsim.files import check_target
 from kvsim.inputs import format_plain
 from kvsim.options import Inputs, takes_options
@@ -23,14 +23,6 @@ if TYPE_CHECKING:
 DEFAULT_MODEL = "smollm2-135m"
 MAX_WINDOWS, MIN_SCORED = 8, 16
 """Windows of the text that a plan's loss is measured on at most, tokens scored of each at least."""
-
-
-def check_torch() -> None:
-    """Refuse in one line where PyTorch is missing."""
-    try:
-        import torch  # noqa: F401 - only whether it is there
-    except ImportError:
-        raise InputError("validate needs PyTorch; pip install 'kvsim[validate]'") from None
 
 
 def measured_stack(gpu: str) -> "Stack":
@@ -81,7 +73,7 @@ def validate(inputs: Inputs) -> "Result[Any]":
     from kvsim.machines.profiles import load_hardware
 
     hardware, limit = load_hardware(inputs.gpu), inputs.max_error
-    check_torch()
+    require("torch")
     if hardware.device:
         return _compare_times(inputs, hardware, techniques)
     if limit is not None:
@@ -279,7 +271,7 @@ def validate_quality(inputs: Inputs) -> "Result[Any]":
     >>> validate_quality("./my-model", technique="kivi", out="quality.json")  # doctest: +SKIP
     """
     techniques = _parse_techniques(inputs)
-    check_torch()
+    require("torch")
     from kvsim.report.validate import make_trace_result
     from kvsim.traces import attention
     from kvsim.validate.counts.check import sort_runnable
@@ -338,7 +330,7 @@ def validate_layers(inputs: Inputs) -> "Result[Any]":
     --------
     >>> validate_layers("./my-model", bits=3)  # doctest: +SKIP
     """
-    check_torch()
+    require("torch")
     from kvsim.quality.layers import assign, write
     from kvsim.report.validate import Executed, make_layer_result
     from kvsim.techniques import parse
@@ -408,7 +400,7 @@ def validate_plan(inputs: Inputs) -> "Result[Any]":
 
     path, gpu = inputs.file, inputs.gpu
     plan = read_plan(path)
-    check_torch()
+    require("torch")
     from kvsim.machines.deployment import Deployment
     from kvsim.machines.profiles import load_hardware
     from kvsim.report import validate_plan as report

@@ -27,7 +27,7 @@ from kvsim.options import (
 )
 
 if TYPE_CHECKING:
-    from click import Parameter as CommandParameter
+    pass
 
 EXAMPLES = {
     "plan": (
@@ -362,7 +362,11 @@ class CheckedHelp:
             option, wrong = next(named, ("path", ""))
             expected = "expected a file in an existing, writable folder"
             raise InputError(f"--{option}: got {wrong[:40]!r}; {expected}") from problem
-        given = ctx.meta[GIVEN] = list(dict.fromkeys(p.name for p in order if _is_given(p, values)))
+        given = ctx.meta[GIVEN] = list(
+            dict.fromkeys(
+                p.name for p in order if (p.param_type_name == "option" or bool(values.get(p.name)))
+            )
+        )
         fault = _find_repetition(order, values)
         fault = fault or find_misuse(name, given)
         if fault:
@@ -376,10 +380,6 @@ def _find_group(command: str, name: str) -> str:
         if any(option.name == name and command in option.taken_by for option in options):
             return group
     return "Output"
-
-
-def _is_given(parameter: "CommandParameter", values: Mapping[str, object]) -> bool:
-    return parameter.param_type_name == "option" or bool(values.get(parameter.name))
 
 
 def _find_repetition(order: list[Any], values: Mapping[str, object]) -> str:

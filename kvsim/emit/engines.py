@@ -880,3 +880,53 @@ WRITERS: dict[str, Callable[[Served, EngineSettings], str]] = {
     "llamacpp": _llamacpp,
 }
 """What ``--emit`` takes, and who writes it."""
+
+
+def check_engines(names: Sequence[str] | None) -> None:
+    """Refuse engines that no settings are written for.
+
+    Parameters
+    ----------
+    names
+        Names of engines, if any were asked for.
+
+    Raises
+    ------
+    InputError
+        Naming the first unknown one.
+    """
+    for name in names or ():
+        if name not in WRITERS:
+            raise unknown("engine in --emit:", name, WRITERS)
+
+
+def write_settings(names: Sequence[str], served: Served) -> list[dict[str, object]]:
+    """Write the settings of serving engines for one replica.
+
+    Parameters
+    ----------
+    names
+        Names of engines.
+    served
+        What the replica serves, and how.
+
+    Returns
+    -------
+    list of dict
+        One entry per engine: its version, source, settings, command line, and what it lacks.
+    """
+    rows = []
+    for name in names:
+        found, manual = emit(name, served), MANUALS[name]
+        rows.append(
+            {
+                "engine": name,
+                "version": manual.version,
+                "source": manual.source,
+                "text": annotate(found),
+                "line": found.line,
+                "flags": {f.name: f.source for f in found.flags},
+                "missing": list(found.missing),
+            }
+        )
+    return rows

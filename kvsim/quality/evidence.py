@@ -523,15 +523,12 @@ def _score(row: Row) -> Score:
     """A row of a paper as a score to pool."""
     kind = {"perplexity": "perplexity", "retrieval": "retrieval"}.get(row.measure, "short answers")
     asked = float(row.questions) or usual_questions(row.benchmark)
-    error = row.error or (0.002 if kind == "perplexity" else _error_of(row, asked))
+    error = row.error or (
+        0.002 if kind == "perplexity" else replace(row, questions=round(asked)).error
+    )
     asked = 1.0 if kind == "perplexity" else asked
     group = (row.model, _kind_of(row.model), "cache", row.setting.kind, kind)
     return (*group, row.loss, error, asked, row.benchmark, row.source)
-
-
-def _error_of(row: Row, questions: float) -> float:
-    """The standard error of a row's loss if its score were a mean of so many questions."""
-    return replace(row, questions=round(questions)).error
 
 
 def _reaches(mine: Harshness, found: QualityRun | Row, length: float) -> bool:

@@ -270,7 +270,24 @@ def calibrate_from_run(
             measure_errors(ratios, where),
         )
         replace_text(out, text)
-    row = _fit_fields(fit, seen, unseen, before, first, count)
+    row = {
+        "fitted_requests": first,
+        "checked_requests": count - first,
+        "numbers": {
+            key: {
+                "value": value,
+                "error": number(fit.errors[key]),
+                "known": fit.verdicts[key] != "not told",
+                "verdict": "refused" if fit.refused and key in fit.moved else fit.verdicts[key],
+            }
+            for key, value in fit.numbers.items()
+        },
+        "refused": fit.refused,
+        "confused": [list(pair) for pair in fit.confused],
+        "error_fitted": seen,
+        "error_not_seen": unseen,
+        "error_before": before,
+    }
     row |= {"model": deployment.model.name, "gpu": deployment.hardware.name, "stack": stack}
     curves = {
         "measured": run.first[late] - run.requests.arrival[late],
@@ -280,7 +297,10 @@ def calibrate_from_run(
     times = {name: np.quantile(v, np.linspace(0, 1, 101)).tolist() for name, v in curves.items()}
     answer = _write_run_answer(row, deployment, "" if out is None else str(out))
     tables = _run_tables(row)
-    verdicts = [*_write_verdicts(fit), *_write_confused(row)]
+    verdicts = [
+        *_write_verdicts(fit),
+        *[f"The run does not separate {a} from {b}." for a, b in row["confused"]],
+    ]
     return Result(
         f"{stack} fitted to a run of {deployment.model.name} on {deployment.hardware.name}",
         answer,
@@ -294,10 +314,6 @@ def calibrate_from_run(
             draw_distribution("Time to first token of those requests", times),
         ],
     )
-
-
-def _write_confused(row: Row) -> list[str]:
-    return [f"The run does not separate {a} from {b}." for a, b in row["confused"]]
 
 
 def _write_verdicts(fit: "RunFit") -> list[str]:
@@ -370,35 +386,6 @@ def _write_run_answer(row: Row, deployment: Deployment, place: str) -> Answer:
         ),
         figures={"error_not_seen": unseen, "error_before": before},
     )
-
-
-def _fit_fields(
-    fit: "RunFit",
-    seen: dict[str, float],
-    unseen: dict[str, float],
-    before: dict[str, float],
-    first: int,
-    count: int,
-) -> Row:
-    """A fit to a run under its contract names."""
-    return {
-        "fitted_requests": first,
-        "checked_requests": count - first,
-        "numbers": {
-            key: {
-                "value": value,
-                "error": number(fit.errors[key]),
-                "known": fit.verdicts[key] != "not told",
-                "verdict": "refused" if fit.refused and key in fit.moved else fit.verdicts[key],
-            }
-            for key, value in fit.numbers.items()
-        },
-        "refused": fit.refused,
-        "confused": [list(pair) for pair in fit.confused],
-        "error_fitted": seen,
-        "error_not_seen": unseen,
-        "error_before": before,
-    }
 
 
 def _draw_errors(row: Row) -> Chart:

@@ -16,7 +16,7 @@ import numpy as np
 
 from kvsim.engine.roofline import all_ops, seconds
 from kvsim.errors import InputError
-from kvsim.graph import Number, Op, Step
+from kvsim.graph import Number, Step
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import Stack
 from kvsim.machines.profiles import load_stack
@@ -337,8 +337,8 @@ def _attention_share(costs: "StepCosts", sequences: float, context: float, new: 
 
 def _attention(step: Step, deployment: Deployment) -> Number:
     """GPU time of a step's attention, of both kinds. [s]"""
-    return sum(count * seconds(op, deployment) for op, count in all_ops(step) if _attends(op))
-
-
-def _attends(op: Op) -> bool:
-    return op.stream == "gpu" and op.name.split()[-1] == "attn"
+    return sum(
+        count * seconds(op, deployment)
+        for op, count in all_ops(step)
+        if (op.stream == "gpu" and op.name.split()[-1] == "attn")
+    )

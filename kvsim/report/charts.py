@@ -188,11 +188,6 @@ def _critical(found: Sequence[OpSpan]) -> list[OpSpan]:
         chain.append(max(before, key=lambda span: span.end))
 
 
-def _is_serial(found: Sequence[OpSpan]) -> bool:
-    """Whether all ops are of one stream, so that their order in time says nothing."""
-    return len({span.stream for span in found}) == 1
-
-
 def _time_outside_rounds(prediction: Prediction) -> tuple[str, float]:
     """What TPOT has besides rounds, and its time per token [s].
 
@@ -216,7 +211,7 @@ def _draw_lanes(prediction: Prediction, name: str) -> Chart:
     for s in found:
         cost[s.name] = cost.get(s.name, 0.0) + s.end - s.begin
     names = sorted(cost, key=lambda name: -cost[name])
-    if _is_serial(found):
+    if len({span.stream for span in found}) == 1:
         drawn = "summed by op"
         found = _sum_by_op(found[0], {name: cost[name] for name in names}, total)
         cost = {s.name: s.end - s.begin for s in found}

@@ -392,7 +392,13 @@ def _write_answer(plan: ChosenPlan, chosen: Row) -> Answer:
     """The answer of ``kvsim plan``, whose choice is a row, too."""
     p, d = plan.choice, plan.choice.deployment
     loses = describe_loss(p.technique, plan.evidence)
-    more = [_describe_best_other(plan), loses, _unserved(plan), _served(plan), _targets(plan)]
+    more = [
+        _describe_best_other(plan),
+        loses,
+        "" if list_engines(plan.choice) else "No serving engine runs this.",
+        _served(plan),
+        _targets(plan),
+    ]
     more.append(explain_limit(chosen["bound_by"], p.generate))
     said = verdict([_waves(plan), _run(plan), _against_full(plan), _warn_of_weights(d)], more)
     return Answer(
@@ -500,11 +506,6 @@ def _warn_of_weights(deployment: Deployment) -> str:
     if mine.bytes(4096, 4096) >= 0.9 * published.bytes(4096, 4096):
         return ""
     return f"The quality loss of {deployment.weights} weights is unknown."
-
-
-def _unserved(plan: ChosenPlan) -> str:
-    """That the choice is nothing that can be served today, if so."""
-    return "" if list_engines(plan.choice) else "No serving engine runs this."
 
 
 def _served(plan: ChosenPlan) -> str:

@@ -287,7 +287,11 @@ def _draw_uses(
             [x for _, x, _ in here],
             [y for _, _, y in here],
             {"color": colour, "symbol": symbol, "size": 8},
-            text=[_hover_text(r) for r, _, _ in here],
+            text=[
+                f"{r.paper} {r.table}, {r.metric}<br>{r.settings}<br>"
+                f"batch {r.batch}, prompt {r.prompt}"
+                for r, _, _ in here
+            ],
             hovertemplate=f"%{{text}}<br>{hover}",
         )
     return chart
@@ -306,7 +310,3 @@ def _draw_against(rows: list[PublishedRow], predicted: list[float]) -> Chart:
         chart.line("equal", ends, ends)
     points = [(r, r.published, v) for r, v in pairs]
     return _draw_uses(chart, points, "%{x:.4g} published, %{y:.4g} predicted")
-
-
-def _hover_text(r: PublishedRow) -> str:
-    return f"{r.paper} {r.table}, {r.metric}<br>{r.settings}<br>batch {r.batch}, prompt {r.prompt}"

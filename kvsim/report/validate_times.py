@@ -214,13 +214,6 @@ def _op_table(points: Sequence[Row]) -> Table:
     return Table(columns, rows[:MAX_WORST_OPS], "Operations with the largest absolute errors")
 
 
-def _list_left_out(answer: Row) -> list[str]:
-    """List what could not run."""
-    return [
-        f"left out: {m['technique']} at {m['point']}: {m['reason']}" for m in answer["left_out"]
-    ]
-
-
 def _replayed(points: Sequence[Row]) -> list[str]:
     """Whose rounds were CUDA graphs, where some were, and why others were not."""
     names = sorted({p["technique"] for p in points if p["rounds_replayed"]})
@@ -276,7 +269,9 @@ def _write_answer(answer: Row) -> Answer:
         figures={
             key: s[key] for key in ("points", "median", "nine_in_ten", "noise", "wall_median")
         },
-        left_out=_list_left_out(answer),
+        left_out=[
+            f"left out: {m['technique']} at {m['point']}: {m['reason']}" for m in answer["left_out"]
+        ],
     )
 
 
