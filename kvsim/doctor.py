@@ -140,8 +140,8 @@ def configuration_faults(file: Path) -> tuple[list[str], list[str]]:
 
     Returns
     -------
-    tuple
-        Faults and notes.
+    tuple of list of str
+        Faults, and remarks on what is sound; one line each.
     """
     found: list[str] = []
     mended: set[str] = set()
@@ -185,8 +185,8 @@ def measured_faults(file: Path) -> tuple[list[str], list[str]]:
 
     Returns
     -------
-    tuple
-        Faults and notes.
+    tuple of list of str
+        Faults, and remarks on what is sound; one line each.
     """
     found: list[str] = []
     try:
@@ -206,8 +206,8 @@ def hardware_faults(file: Path) -> tuple[list[str], list[str]]:
 
     Returns
     -------
-    tuple
-        Faults and notes.
+    tuple of list of str
+        Faults, and remarks on what is sound; one line each.
     """
     _, faults = inspect(file, HARDWARE_FILE)
     notes = [] if faults else _loading_faults(load_hardware, file, faults)
@@ -224,8 +224,8 @@ def stack_faults(file: Path) -> tuple[list[str], list[str]]:
 
     Returns
     -------
-    tuple
-        Faults and notes.
+    tuple of list of str
+        Faults, and remarks on what is sound; one line each.
     """
     _, faults = inspect(file, STACK_FILE)
     notes = [] if faults else _loading_faults(load_stack, file, faults)
@@ -298,8 +298,8 @@ def attention_faults(file: Path) -> tuple[list[str], list[str]]:
 
     Returns
     -------
-    tuple
-        Faults and notes.
+    tuple of list of str
+        Faults, and remarks on what is sound; one line each.
     """
     try:
         attention.load(file)

@@ -415,7 +415,7 @@ def open_input(path: Path | str, kind: Kind) -> BufferedReader:
 
 
 def check_input(path: Path | str, kind: Kind) -> Path:
-    """Check that a library may open a path.
+    """Check that a file can be read, before its path is given to another library.
 
     Parameters
     ----------

@@ -1002,7 +1002,7 @@ def find_misuse(command: str, given: Iterable[str]) -> str:
 
 
 class Inputs:
-    """What a command was asked: the values of all its options, given or not, as attributes.
+    """The parsed options of a command, as attributes; options not given have their defaults.
 
     Parameters
     ----------

@@ -403,7 +403,7 @@ def validate_plan(inputs: Inputs) -> "Result[Any]":
     require("torch")
     from kvsim.machines.deployment import Deployment
     from kvsim.machines.profiles import load_hardware
-    from kvsim.report import validate_plan as report
+    from kvsim.report import validate as report
     from kvsim.validate.bench import device as devices
     from kvsim.validate.counts.check import SLACK, check_workload, rehearse
     from kvsim.validate.counts.expected import RandomPrompts
@@ -467,4 +467,4 @@ def validate_plan(inputs: Inputs) -> "Result[Any]":
     sizes = f"batch {work.batch}, prompt {work.prompt}, generate {work.generate}"
     title = f"{arch.model.name}, {kind}, on {here}: {sizes}"
     outcome = report.PlanRun(plan, title, work, loss, found, left_out)
-    return report.make_result(outcome)
+    return report.make_plan_result(outcome)

@@ -62,10 +62,10 @@ def run_command(work: Callable[[], object]) -> int:
 
 
 def leave(code: str | int | None) -> None:
-    """End the process.
+    """Exit the process, without joining PyArrow's threads if it was imported.
 
-    A thread of Arrow that waits for Python by then would abort it, so that a process that has
-    loaded Arrow ends without waiting for its threads.
+    PyArrow may still have a thread that waits for the interpreter lock. At a normal exit it would
+    abort the process after the command has succeeded.
 
     Parameters
     ----------

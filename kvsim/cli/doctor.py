@@ -9,7 +9,7 @@ from kvsim.cli.command import Call, command
 def doctor(call: Call) -> None:
     """List all faults of an input file.
 
-    The exit code is 1 if there is any.
+    The command exits with code 1 if the file has a fault.
     """
     from kvsim.doctor import examine
     from kvsim.report.answer import Answer

@@ -915,7 +915,7 @@ def write_settings(names: Sequence[str], served: Served) -> list[dict[str, objec
     list of dict
         One entry per engine: its version, source, settings, command line, and what it lacks.
     """
-    rows = []
+    rows: list[dict[str, object]] = []
     for name in names:
         found, manual = emit(name, served), MANUALS[name]
         rows.append(

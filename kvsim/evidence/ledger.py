@@ -495,19 +495,19 @@ def _rank(e: LedgerEntry, asked: Mechanisms) -> tuple[bool, bool, float, bool, b
 
 
 def differences(entries: Sequence[LedgerEntry], asked: Mechanisms) -> Array:
-    """Tell in which mechanisms entries differ from an answer.
+    """Compare ledger entries with a prediction, mechanism by mechanism.
 
     Parameters
     ----------
     entries
         Lines of the ledger.
     asked
-        What the answer's error may be shared by.
+        The prediction's mechanisms: engine, version, model, card and so on.
 
     Returns
     -------
     array
-        1 where they differ, else 0: a row per entry, a column per mechanism of ``MECHANISMS``.
+        1 where they differ, else 0. (entries, mechanisms of ``MECHANISMS``)
     """
     return np.array(
         [[_differs(e, asked, name) for name in MECHANISMS] for e in entries], dtype=float

@@ -385,14 +385,16 @@ DEGREES = (1, 2, 4, 8, 16, 32, 64)
 
 
 def on_nodes(deployment: Deployment, gpus: int, nodes: int) -> Deployment:
-    """The deployment where a machine holds an equal part of all GPUs.
+    """Spread a deployment's GPUs evenly over several machines.
 
     Parameters
     ----------
     deployment
-        The deployment.
-    gpus, nodes
-        GPUs in all, and machines that hold them; 0: as few as the card's machines allow.
+        The deployment on one machine.
+    gpus
+        Number of GPUs in all.
+    nodes
+        Number of machines; 0 for as few as hold that many GPUs.
 
     Raises
     ------

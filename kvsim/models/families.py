@@ -5,7 +5,7 @@ transformers, and a function that reads what differs from Llama as fields of
 :class:`kvsim.models.model.Model`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import NamedTuple, TypedDict
 
@@ -53,7 +53,7 @@ class ModelFields(TypedDict, total=False):
 
 
 class FamilyFields(ModelFields, total=False):
-    """Result of a family's reader: fields of ``Model`` and the mixers of its layers."""
+    """What the reader of a family returns: fields of ``Model``, and the kind of each layer."""
 
     mixers: list[Mixer]
     mlps: list[bool]
@@ -295,19 +295,21 @@ def kimi_delta(fields: Fields) -> FamilyFields:
     return {"recurrence": state, "mixers": mixers}
 
 
-def _mamba(fields: Fields, prefix: str, inner: int, heads: int) -> Recurrence:
-    """Mamba-2 under the names that Bamba and Granite give its fields."""
+def _mamba(fields: Fields, heads: int, width: int, names: Sequence[str], chunk: int) -> Recurrence:
+    """Mamba-2; names of state, groups, convolution, its bias and chunk, and the usual chunk."""
+    inner, (*sizes, biased, chunked) = heads * width, names
+    state, groups, convolution = map(fields.integer, sizes)
     return Recurrence(
         "decay",
         heads,
-        inner // heads,
-        fields.integer(f"{prefix}d_state"),
-        fields.integer(f"{prefix}n_groups"),
-        fields.integer(f"{prefix}d_conv"),
-        conv_bias=fields.flag(f"{prefix}conv_bias", True),
+        width,
+        state,
+        groups,
+        convolution,
+        conv_bias=fields.flag(biased, True),
         gates=inner + heads,
         vectors=3 * heads + inner,
-        chunk=fields.integer(f"{prefix}chunk_size", default=256),
+        chunk=fields.integer(chunked, default=chunk),
     )
 
 
@@ -327,7 +329,9 @@ def expanded_mamba(fields: Fields) -> FamilyFields:
     """
     fields.must("mamba_proj_bias", False, "biases of these products are not counted")
     inner = fields.integer("mamba_expand") * fields.integer("hidden_size")
-    state = _mamba(fields, "mamba_", inner, fields.integer("mamba_n_heads"))
+    heads = fields.integer("mamba_n_heads")
+    names = [f"mamba_{x}" for x in ("d_state", "n_groups", "d_conv", "conv_bias", "chunk_size")]
+    state = _mamba(fields, heads, inner // heads, names, 256)
     if "attn_layer_indices" not in fields.values:
         return {"recurrence": state, "mixers": kinds(fields, fields.values.get("layer_types"))}
     whole, layers = fields.values["attn_layer_indices"], fields.integer("num_hidden_layers")
@@ -415,15 +419,12 @@ def granite(fields: Fields) -> FamilyFields:
     if not experts:
         return own | {"ffn": shared}
     width = fields.integer("intermediate_size")
-    if shared % width:
-        problem = f"is {shared}, expected a multiple of the experts' width {width}"
-        raise fields.error("shared_intermediate_size", problem)
     active = fields.integer("num_experts_per_tok", high=experts)
     return own | {
         "experts": experts,
         "experts_active": active,
         "expert_ffn": width,
-        "shared_experts": shared // width,
+        "shared_experts": _count_shared(fields, "shared_intermediate_size", width),
     }
 
 
@@ -451,18 +452,8 @@ def nemotron(fields: Fields) -> FamilyFields:
         expected = f"expected the letters {' '.join(LETTERS)} or their names"
         raise fields.error(named, f"is {value_text(blocks or pattern)}, {expected}")
     heads, width = fields.integer("mamba_num_heads"), fields.integer("mamba_head_dim")
-    state = Recurrence(
-        "decay",
-        heads,
-        width,
-        fields.integer("ssm_state_size"),
-        fields.integer("n_groups"),
-        fields.integer("conv_kernel"),
-        conv_bias=fields.flag("use_conv_bias", True),
-        gates=heads * width + heads,
-        vectors=3 * heads + heads * width,
-        chunk=fields.integer("chunk_size", default=128),
-    )
+    names = "ssm_state_size", "n_groups", "conv_kernel", "use_conv_bias", "chunk_size"
+    state = _mamba(fields, heads, width, names, 128)
     found: FamilyFields = {
         "recurrence": state,
         "mixers": [LETTERS[x][0] for x in pattern],
@@ -475,15 +466,13 @@ def nemotron(fields: Fields) -> FamilyFields:
         return found
     if fields.values.get("moe_latent_size"):
         raise fields.error("moe_latent_size", "is set: experts in a latent space are not supported")
-    width, shared = (fields.integer(f"moe_{x}intermediate_size") for x in ("", "shared_expert_"))
-    if shared % width:
-        problem = f"is {shared}, expected a multiple of the experts' width {width}"
-        raise fields.error("moe_shared_expert_intermediate_size", problem)
+    width = fields.integer("moe_intermediate_size")
+    shared = _count_shared(fields, "moe_shared_expert_intermediate_size", width)
     return found | {
         "experts": fields.integer("n_routed_experts"),
         "experts_active": fields.integer("num_experts_per_tok"),
         "expert_ffn": width,
-        "shared_experts": shared // width * fields.integer("n_shared_experts", default=1),
+        "shared_experts": shared * fields.integer("n_shared_experts", default=1),
         "router_bias": True,
     }
 
@@ -631,16 +620,18 @@ def _experts(fields: Fields, field: str = "num_experts") -> FamilyFields:
     return {"experts": experts, "experts_active": active, "expert_ffn": width}
 
 
+def _count_shared(fields: Fields, name: str, width: int) -> int:
+    """How many experts of a width a shared one is as wide as."""
+    shared = fields.integer(name)
+    if shared % width:
+        raise fields.error(name, f"is {shared}, expected a multiple of the experts' width {width}")
+    return shared // width
+
+
 def _qwen2_moe(fields: Fields) -> FamilyFields:
     experts = _experts(fields)
-    shared = fields.integer("shared_expert_intermediate_size")
-    if shared % experts["expert_ffn"]:
-        raise fields.error(
-            "shared_expert_intermediate_size",
-            f"is {shared}, expected a multiple of moe_intermediate_size {experts['expert_ffn']}",
-        )
-    shared_experts = shared // experts["expert_ffn"]
-    return experts | {"qkv_bias": True, "shared_experts": shared_experts, "shared_gate": True}
+    shared = _count_shared(fields, "shared_expert_intermediate_size", experts["expert_ffn"])
+    return experts | {"qkv_bias": True, "shared_experts": shared, "shared_gate": True}
 
 
 def _deepseek(fields: Fields) -> FamilyFields:

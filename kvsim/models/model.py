@@ -358,9 +358,11 @@ class Model:
 
     @cached_property
     def kv_bytes_per_token(self) -> float:
-        """Cache of one token in all layers in two-byte numbers, windows left out. [B]
+        """KV cache of one token in all layers, stored in 16 bits. [B]
 
-        With an indexer its keys, which are fp8, are part of it.
+        Sliding windows are not taken into account.
+
+        The 8-bit keys of an indexer are included, if the model has one.
         """
         chosen_by = self.indexer.key_bytes if self.indexer else 0.0
         return self.cached_layers * (2 * self.kv_width + chosen_by)

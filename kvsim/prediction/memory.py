@@ -221,7 +221,7 @@ def given_memory(deployment: Deployment, buffers: Buffers) -> Array:
 
 
 def held_beside(buffers: Buffers) -> tuple[Array, Array]:
-    """Return the weights on each GPU, and these with workspace and context.
+    """Add up what each GPU holds besides the KV cache.
 
     Parameters
     ----------
@@ -231,7 +231,7 @@ def held_beside(buffers: Buffers) -> tuple[Array, Array]:
     Returns
     -------
     tuple[Array, Array]
-        Both sums. [B]
+        Weights alone, and weights with workspace and CUDA context. [B]
     """
     here = buffers.get("gpu", {})
     weights = tier_bytes(

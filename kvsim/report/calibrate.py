@@ -270,7 +270,7 @@ def calibrate_from_run(
             measure_errors(ratios, where),
         )
         replace_text(out, text)
-    row = {
+    row: Row = {
         "fitted_requests": first,
         "checked_requests": count - first,
         "numbers": {
@@ -287,8 +287,10 @@ def calibrate_from_run(
         "error_fitted": seen,
         "error_not_seen": unseen,
         "error_before": before,
+        "model": deployment.model.name,
+        "gpu": deployment.hardware.name,
+        "stack": stack,
     }
-    row |= {"model": deployment.model.name, "gpu": deployment.hardware.name, "stack": stack}
     curves = {
         "measured": run.first[late] - run.requests.arrival[late],
         "after the fit": fit.after.ttft_s[late],
@@ -299,7 +301,7 @@ def calibrate_from_run(
     tables = _run_tables(row)
     verdicts = [
         *_write_verdicts(fit),
-        *[f"The run does not separate {a} from {b}." for a, b in row["confused"]],
+        *[f"The run does not separate {a} from {b}." for a, b in fit.confused],
     ]
     return Result(
         f"{stack} fitted to a run of {deployment.model.name} on {deployment.hardware.name}",

@@ -109,9 +109,10 @@ def predict_slow_host(prediction: Prediction) -> Prediction:
 
 
 def time_ranges(prediction: Prediction, load: str = "batch") -> Row:
-    """Find where both times lie with 80 % probability, as far as that is known.
+    """Find the 80 % prediction intervals of TTFT and TPOT.
 
-    Ranges of the ledger are widened by what an assumed acceptance and a slow host make of them.
+    Intervals come from the ledger of measured errors. They are widened where the acceptance of
+    drafts is assumed, or where GPUs exchange data through a host of unknown speed.
 
     Parameters
     ----------
@@ -123,7 +124,7 @@ def time_ranges(prediction: Prediction, load: str = "batch") -> Row:
     Returns
     -------
     Row
-        ``low`` and ``high`` by contract name. [s]
+        ``low`` and ``high`` under ``ttft_s`` and ``tpot_s``, if they are known. [s]
     """
     d, name = prediction.deployment, prediction.technique.name
     times = number(prediction.ttft_s), number(prediction.tpot_s)

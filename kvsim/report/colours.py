@@ -33,7 +33,7 @@ them in the order of its name, so that nothing has to be added here."""
 
 @frozen
 class Marker:
-    """How a technique is drawn."""
+    """Colour, symbol, dash and fill pattern that a technique has in every chart."""
 
     colour: str
     symbol: str

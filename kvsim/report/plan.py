@@ -86,7 +86,8 @@ def make_result(
     if jobs:
         hours = plan.hours_for(jobs)
         fields["jobs"] = {"count": jobs, "hours": hours, "usd": plan.usd_for(hours)}
-        told = _describe_jobs(fields["jobs"])
+        price = "" if fields["jobs"]["usd"] is None else f" and cost {usd(fields['jobs']['usd'])}"
+        told = f"{jobs:,} such requests take {seconds(3600 * hours)}{price}."
         first, *others = SENTENCE.split(answer.verdict)
         answer = replace(answer, verdict=verdict([told, first], others))
     if engines:
@@ -109,7 +110,11 @@ def make_result(
     more = [*answer.rest(BRIEF), ground, not_modelled, _searched(fields["solver"])]
     if pareto:
         fields["pareto"] = front = [_summarize_prediction(p) for p in plan.front()]
-        blocks += [BLANK, FRONT, _front_table(front)]
+        columns = [
+            text_column("technique", "technique"),
+            *quantity_columns(batch=1, ttft_s=0, tpot_s=0, output_tok_s=0, gpu_bytes=3),
+        ]
+        blocks += [BLANK, FRONT, Table(columns, thin_out(front), below=settings)]
     if explain:
         fields["flips"] = flips = [{**vars(f), "words": _flipped(f, plan)} for f in plan.flips()]
         blocks += [row["words"] for row in flips] or [NO_FLIP]
@@ -134,12 +139,6 @@ def make_result(
         data=evidence.newest_measurement([plan.choice.deployment]),
         foot=[ground],
     )
-
-
-def _describe_jobs(jobs: Row) -> str:
-    """Say how long jobs take and what that costs."""
-    price = "" if jobs["usd"] is None else f" and cost {usd(jobs['usd'])}"
-    return f"{jobs['count']:,} such requests take {seconds(3600 * jobs['hours'])}{price}."
 
 
 def make_empty_result(none: NoPlanError, command: str = "") -> Result[NoPlanError]:
@@ -345,14 +344,6 @@ def _write_settings(row: Row) -> str:
     return "; ".join(filter(None, [settings(given), "" if row["engines"] else "runs in no engine"]))
 
 
-def _front_table(rows: Sequence[Row]) -> Table:
-    columns = [
-        text_column("technique", "technique"),
-        *quantity_columns(batch=1, ttft_s=0, tpot_s=0, output_tok_s=0, gpu_bytes=3),
-    ]
-    return Table(columns, thin_out(rows), below=settings)
-
-
 def thin_out(rows: Sequence[Row]) -> list[Row]:
     """Drop plans that are hardly faster than the one before, but for the first and last.
 
@@ -418,37 +409,37 @@ def _write_empty_answer(none: NoPlanError) -> Answer:
     needed = ["No plan meets the limits."]
     if first is not None:
         needed.append(f"{first} does." if first.prediction else f"Try {first}.")
+    enough = {
+        name: units.size(value) if name.endswith("memory") else units.seconds(value)
+        for name, value in none.relaxations.items()
+    }
     return Answer(
         verdict=verdict(needed),
-        changes=[*(f"{a}." for a in none.remedies), *_relaxations(none)],
+        changes=[
+            *(f"{a}." for a in none.remedies),
+            *(
+                f"{LABELS[name]} of {amount} would be enough, with everything else unchanged."
+                for name, amount in enough.items()
+            ),
+        ],
     )
-
-
-def _relaxations(none: NoPlanError) -> Iterator[str]:
-    for name, value in none.relaxations.items():
-        amount = units.size(value) if name.endswith("memory") else units.seconds(value)
-        yield f"{LABELS[name]} of {amount} would be enough, with everything else unchanged."
-
-
-def _machine(prediction: Prediction) -> str:
-    d = prediction.deployment
-    count = f"{d.gpus} x " if d.gpus > 1 else ""
-    return f"{count}{d.hardware.name} with {d.weights} weights"
 
 
 def _run(plan: ChosenPlan) -> str:
     p = plan.choice
-    memory = units.size(number(p.gpu_bytes))
-    capacity = units.size(p.deployment.hardware.gpu_memory)
+    d = p.deployment
+    memory = f"{units.size(number(p.gpu_bytes))} of {units.size(d.hardware.gpu_memory)}"
     also = _behind(p, " and ")
     batch = units.integer(number(p.batch))
     name = label(p.technique)
+    count = f"{d.gpus} x " if d.gpus > 1 else ""
+    machine = f"{count}{d.hardware.name} with {d.weights} weights"
     lead = "Run" if list_engines(p) else "Best is"  # what no engine has cannot simply be run
     lead = "At once, the best is" if plan.waves is not None else lead
-    what = f"{lead} {SPOKEN.get(p.technique.name, name)} on {_machine(p)}, batch {batch}"
-    each = " each" if p.deployment.gpus > 1 else ""
+    what = f"{lead} {SPOKEN.get(p.technique.name, name)} on {machine}, batch {batch}"
+    each = " each" if d.gpus > 1 else ""
     cost = f", {_format_price(p)}" if plan.objective == "cost" else ""
-    return f"{what}: {_describe_times(p)}{cost}, {memory} of {capacity}{each}{also}."
+    return f"{what}: {_describe_times(p)}{cost}, {memory}{each}{also}."
 
 
 def _behind(prediction: Prediction, lead: str) -> str:

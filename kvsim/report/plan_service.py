@@ -86,9 +86,21 @@ def make_result(
     if classes:
         told = [_describe_class(one) for one in classes]
         answer = replace(answer, changes=[*answer.changes, *told])
-        fields["classes"] = [_class_fields(one) for one in classes]
+        fields["classes"] = [
+            {
+                **{"least": one.least, "most": one.most, "share": number(one.share)},
+                "carried": one.plan and _figures(one.plan.choice.carried),
+            }
+            for one in classes
+        ]
     if turns:
-        answer = replace(answer, changes=[*answer.changes, *map(_describe_turn, turns)])
+        told = [
+            f"With {one.option}: {_run(c)}, {_rate(c.per_s)} requests/s."
+            if (c := one.choice and one.choice.carried)
+            else f"With {one.option} nothing here meets the targets."
+            for one in turns
+        ]
+        answer = replace(answer, changes=[*answer.changes, *told])
         fields["turns"] = [
             {"option": one.option, "carried": one.choice and _figures(one.choice.carried)}
             for one in turns
@@ -99,11 +111,13 @@ def make_result(
     fields = {"answer": answer.row(), **fields}
     shown = brief = _table(rows, plan)
     if len(rows) > BRIEF_ROWS:
-        some = rows[:BRIEF_ROWS]
+        some, left = rows[:BRIEF_ROWS], len(rows) - BRIEF_ROWS
         plain = [row for row in rows if row["technique"] == "full"]
         if plain and plain[0] not in some:  # what everybody knows to compare with
             some[-1] = plain[0]
-        brief = replace(_table(some, plan), note=_left_out(len(rows) - BRIEF_ROWS))
+        brief = replace(
+            _table(some, plan), note=f"{left} more {'row' if left == 1 else 'rows'} with --verbose."
+        )
     load = plan.question.load.words
     title = names.describe_deployment(d) + ("" if load in answer.verdict else f", {load}")
     ground = evidence.describe_basis(fields["basis"])
@@ -128,7 +142,9 @@ def make_result(
     tables = [shown]
     if curve:
         fields["curve"] = points = list(plan.curve())
-        tables.append(_curve_table(points))
+        kept = Column("kept", "kept_share", units.percent)
+        rate = Column("requests/s", "requests_per_s", lambda x: units.format_number(x, 3))
+        tables.append(Table([rate, kept, *_time_columns()], points))
         blocks += [BLANK, "Times at lower request rates, if predictions are exact:", tables[-1]]
 
     def draw() -> "list[Chart]":
@@ -212,26 +228,27 @@ def _changed(command: str, changes: Mapping[str, str]) -> str:
 
 
 def _answer(plan: ServicePlan) -> Answer:
-    d = plan.choice.carried.deployment
-    money = [_money(plan)]
+    c, found = plan.choice.carried, plan.choice.candidate.evidence
+    d, technique, money = c.deployment, label(c.technique), [_money(plan)]
+    exact = f"If predictions were exact: {_rate(plan.stretch)} requests/s."
     asked = plan.question.objective == "cost"
     said = verdict(
         [_sentence(plan), *(money if asked else [])],
-        [_trace(plan), _stretch(plan), *([] if asked else money)],
+        [_trace(plan), exact if plan.stretch > c.per_s * 1.005 else "", *([] if asked else money)],
     )
     return Answer(
         verdict=said,
         figures={
-            **_figures(plan.choice.carried),
+            **_figures(c),
             "stretch_requests_per_s": number(plan.stretch),
             "probability": plan.question.asked.sure,
-            "ranges": _p90_ranges(plan.choice.carried),
+            "ranges": evidence.time_ranges(d, technique, c.ttft["p90"], c.tpot["p90"]),
         },
         changes=list(_changes(plan)),
         settings=list(_how_to_run(plan)),
         evidence=[
-            *evidence.list_measurements(d, label(plan.choice.carried.technique)),
-            *_quality(plan.choice.candidate.evidence),
+            *evidence.list_measurements(d, technique),
+            *([] if found.kind == "lossless" else [f"Quality: {found}."]),
         ],
         assumed=evidence.list_assumptions(d.hardware, float(plan.prediction.host_bytes[0]), ""),
     )
@@ -303,10 +320,6 @@ def _rate(per_s: float | None) -> str:
     return units.rounded(per_s, 3) if per_s < 100 else f"{per_s:,.0f}"
 
 
-def _left_out(count: int) -> str:
-    return f"{count} more {'row' if count == 1 else 'rows'} with --verbose."
-
-
 def _trace(plan: ServicePlan) -> str:
     """How much of a trace one replica carries, and how many carry it."""
     rate = plan.question.load.per_s
@@ -328,26 +341,6 @@ def _describe_class(one: ClassPlan) -> str:
     c = one.plan.choice.carried
     tokens = _settings(c)["max_tokens"]
     return f"Alone, {of}: {_run(c)}, {tokens:,} tokens per pass, {_rate(c.per_s)} requests/s."
-
-
-def _class_fields(one: ClassPlan) -> Row:
-    """A class under contract names."""
-    ends = {"least": one.least, "most": one.most, "share": number(one.share)}
-    return {**ends, "carried": one.plan and _figures(one.plan.choice.carried)}
-
-
-def _describe_turn(one: Otherwise) -> str:
-    """What is chosen where one thing is otherwise."""
-    if one.choice is None:
-        return f"With {one.option} nothing here meets the targets."
-    c = one.choice.carried
-    return f"With {one.option}: {_run(c)}, {_rate(c.per_s)} requests/s."
-
-
-def _stretch(plan: ServicePlan) -> str:
-    if plan.stretch <= plan.choice.carried.per_s * 1.005:
-        return ""
-    return f"If predictions were exact: {_rate(plan.stretch)} requests/s."
 
 
 def _money(plan: ServicePlan) -> str:
@@ -388,10 +381,6 @@ def _how_to_run(plan: ServicePlan) -> Iterator[str]:
     yield from describe_command(engine, served, chosen.carried.deployment.stack.name, many)
 
 
-def _quality(found: Evidence) -> list[str]:
-    return [] if found.kind == "lossless" else [f"Quality: {found}."]
-
-
 def _settings(c: Carried) -> Row:
     """Limits of each rank, as the engine's options have them."""
     d, rules = c.deployment, c.costs.rules
@@ -425,11 +414,6 @@ def _figures(c: Carried) -> Row:
         "prefix_hits": number(c.hits),
         "slower": pick(c.slower, "prefill", "decode"),
     }
-
-
-def _p90_ranges(c: Carried) -> Row:
-    """Where nine in ten requests' times lie with 80 % probability. [s]"""
-    return evidence.time_ranges(c.deployment, label(c.technique), c.ttft["p90"], c.tpot["p90"])
 
 
 def _load_fields(plan: ServicePlan) -> Row:
@@ -528,9 +512,3 @@ def _write_settings(row: Row) -> str:
     """Settings and the reason of a row."""
     words = [f"{k}={v}" for k, v in chosen_settings(row["technique"], row["params"]).items()]
     return "; ".join(filter(None, [", ".join(words), row["reason"]]))
-
-
-def _curve_table(rows: Sequence[Row]) -> Table:
-    kept = Column("kept", "kept_share", units.percent)
-    rate = Column("requests/s", "requests_per_s", lambda rate: units.format_number(rate, 3))
-    return Table([rate, kept, *_time_columns()], rows)

@@ -167,7 +167,8 @@ def _make_result(
     said = {*brief.settings, *brief.evidence}
     rest = [x for x in (*answer.settings, *answer.evidence) if x not in said]
     reversals, listed = _tabulate_drafts(gains), shown
-    first_notes = _select_notes(notes)
+    lacking = {x.partition(": ")[0] for x in notes if f": {NEEDS_KERNEL}" in x}
+    first_notes = [x for x in notes if LOW_BIT not in x or x.partition(": ")[0] not in lacking]
     hidden = len(first_notes[MAX_NOTES:])
     first_notes = first_notes[:MAX_NOTES]
     if ranked and len(rows) > MAX_RANKED:
@@ -245,12 +246,6 @@ def _summarize_drafts(gains: Sequence[Row]) -> list[str]:
         told.append(f"{names[row['notation']]} {', '.join(each)}")
     more = f"; {len(told) - MAX_NOTES} more with --verbose" if len(told) > MAX_NOTES else ""
     return [f"Speed-up by drafts: {'; '.join(told[:MAX_NOTES])}{more}."] if told else []
-
-
-def _select_notes(notes: Sequence[str]) -> list[str]:
-    """The notes that a terminal shows: one per matter."""
-    lacking = {x.partition(": ")[0] for x in notes if f": {NEEDS_KERNEL}" in x}
-    return [x for x in notes if LOW_BIT not in x or x.partition(": ")[0] not in lacking]
 
 
 def prediction(prediction: Prediction) -> Row:
@@ -360,15 +355,12 @@ def csv(rows: Sequence[Row]) -> str:
     columns = dict.fromkeys(key for row in plain for key in row)  # no TPOT without rounds
     writer = DictWriter(out, list(columns), lineterminator="\n")
     writer.writeheader()
-    writer.writerows({key: _spreadsheet_cell(cell) for key, cell in row.items()} for row in plain)
+    for row in plain:
+        for key, cell in row.items():
+            if isinstance(cell, str):  # no terminal takes it for a command either
+                row[key] = escape_controls(f"'{cell}" if cell.startswith(FORMULAS) else cell, "")
+    writer.writerows(plain)
     return out.getvalue()
-
-
-def _spreadsheet_cell(cell: object) -> object:
-    """Return a cell that no spreadsheet takes for a formula, and no terminal for a command."""
-    if not isinstance(cell, str):
-        return cell
-    return escape_controls(f"'{cell}" if cell.startswith(FORMULAS) else cell, "")
 
 
 def _table(rows: Sequence[Row]) -> Table:
@@ -454,11 +446,10 @@ def _tabulate_drafts(gains: Sequence[Row]) -> list[Table]:
     return [Table(columns, rows, note=note)]
 
 
-def _load(row: Row) -> str:
+def _describe_load(row: Row) -> str:
     """The requests of a row in words."""
-    if "concurrency" in row:
-        return f"concurrency {units.integer(row['concurrency'])}"
-    return f"batch {units.integer(row['batch'])}"
+    key = "concurrency" if "concurrency" in row else "batch"
+    return f"{key} {units.integer(row[key])}"
 
 
 def _title(rows: Sequence[Row]) -> str:
@@ -550,7 +541,7 @@ def _find_fastest(rows: Sequence[Row]) -> Row:
 
 
 def _describe_single_point(row: Row, prediction: Prediction, changes: Sequence[str]) -> str:
-    what = f"{row['technique']} on {row['gpu']} at {_load(row)}"
+    what = f"{row['technique']} on {row['gpu']} at {_describe_load(row)}"
     if row["fits"]:
         needed = [
             f"{what}: {describe_times(row)}, {describe_memory(row)}.",
@@ -629,13 +620,14 @@ def _compare_techniques(rows: Sequence[Row], best: Row, accepted: str, as_good: 
         least = min(rows, key=lambda row: float(row["gpu_bytes"]))
         return verdict(
             [
-                f"None of the {len(rows)} techniques fits on {best['gpu']} at {_load(best)}: "
+                f"None of the {len(rows)} techniques fits on {best['gpu']} at "
+                f"{_describe_load(best)}: "
                 f"{names[id(least)]}, which needs least, takes {describe_memory(least)}."
             ]
         )
     if full is None or not full["fits"]:
         gone = "Full KV does not fit." if full else ""
-        told = f"{names[id(best)]} is fastest on {best['gpu']} at {_load(best)}:"
+        told = f"{names[id(best)]} is fastest on {best['gpu']} at {_describe_load(best)}:"
         return verdict(
             [
                 gone,
@@ -647,7 +639,7 @@ def _compare_techniques(rows: Sequence[Row], best: Row, accepted: str, as_good: 
         beside = [row for row in rows if row is not full]
         close, slow = (pick(beside, key=lambda row: speed_ratio(row, full)) for pick in (max, min))
         needed = [
-            f"Full KV is the best choice on {full['gpu']} at {_load(full)}: "
+            f"Full KV is the best choice on {full['gpu']} at {_describe_load(full)}: "
             f"{describe_times(full)}.",
             f"{names[id(close)]} {compare_with_full(close, full)}{describe_saving(close, full)}.",
         ]
@@ -660,7 +652,7 @@ def _compare_techniques(rows: Sequence[Row], best: Row, accepted: str, as_good: 
         return verdict(needed, [accepted, *wanted])
     return verdict(
         [
-            f"{names[id(best)]} is fastest on {best['gpu']} at {_load(best)}: "
+            f"{names[id(best)]} is fastest on {best['gpu']} at {_describe_load(best)}: "
             f"{describe_times(best)}, {units.times(speed_ratio(best, full))} full KV's"
             f"{describe_saving(best, full)}."
         ],
@@ -762,7 +754,7 @@ def _name_unfit_point(rows: Sequence[Row]) -> str:
         return "It"
     row = next(row for row in rows if not row["fits"])
     prompt = units.integer(row["prompt"])
-    return f"{row['technique']} at {_load(row)}, prompt {prompt}"
+    return f"{row['technique']} at {_describe_load(row)}, prompt {prompt}"
 
 
 def _limits(row: Row, prediction: Prediction, several: bool = False) -> list[str]:
@@ -771,7 +763,7 @@ def _limits(row: Row, prediction: Prediction, several: bool = False) -> list[str
     A pool on the GPU is not told where other memory is what limits the sequences.
     """
     t, d, generate = prediction.technique, prediction.deployment, prediction.generate
-    whose, at = (f" with {row['technique']}", f" at {_load(row)}") if several else ("", "")
+    whose, at = (f" with {row['technique']}", f" at {_describe_load(row)}") if several else ("", "")
     room = pool(t, d, prediction.prompt, generate)
     of = f" of {room.length:,} tokens" if several else ""
     if room.kept < room.length:

@@ -36,14 +36,16 @@ MAX_TABLES_DRAWN = 20  # tables in one picture
 def make_result(
     rows: list[PublishedRow], predicted: list[float], source: str
 ) -> Result[list[Score]]:
-    """Make the answer of ``kvsim reproduce``.
+    """Make the result of ``kvsim reproduce`` from measured and predicted numbers.
 
     Parameters
     ----------
+    rows
+        Published or measured rows.
     predicted
-        The prediction of each row.
+        The predicted number of each row, in the unit of its metric.
     source
-        The paper, the file or ``all``.
+        Name of the paper, path of the file, or ``all``, for the title.
     """
     scores, answer = score(rows, predicted), _write_answer(rows, predicted)
     pairs = list(zip(rows, predicted, strict=True))

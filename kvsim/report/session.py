@@ -33,16 +33,16 @@ Found = Mapping[str, Row]
 def make_result(
     state: SessionState, units: Sequence[Unit], command: str = ""
 ) -> Result[SessionState]:
-    """Make the page of what there is so far.
+    """Make the result of a measuring session from the units that are done so far.
 
     Parameters
     ----------
     state
-        Where the results of the session are.
+        The session's folder, with the results of its finished units.
     units
-        Its units of work, done or not.
+        All units of work of the session, finished or not.
     command
-        Command line that gives the same.
+        Command line that continues the session.
     """
     results = {u.name: result for u in units if (result := state.read(u.name)) is not None}
     found = {name: _predicted_again(result, state) for name, result in results.items()}

@@ -185,7 +185,6 @@ def _times_table(rows: Sequence[Row]) -> Table:
     """Make the table of each technique's times: the median and the 99th percentile."""
     varied = _varied_option(rows)
     columns = [
-        _technique(rows),
         *_case_columns(rows),
         Column("done", "finished", units.integer, 4),
     ]
@@ -199,7 +198,6 @@ def _use_table(rows: Sequence[Row]) -> Table:
     """Make the table of each technique's throughput, use of the machine and price."""
     rate = "goodput_per_s" if any(rows[0]["targets"].values()) else "request_per_s"
     columns = [
-        _technique(rows),
         *_case_columns(rows),
         *quantity_columns(**{"output_tok_s": 0, rate: 0}),
         percent_column("busy %", "busy_share", ".3g", 3),
@@ -215,11 +213,6 @@ def _use_table(rows: Sequence[Row]) -> Table:
         quantity_column("usd_per_million_tokens", 1),
     ]
     return Table(columns, rows, note=UTILISATION_NOTE)
-
-
-def _technique(rows: Sequence[Row]) -> Column:
-    labels = short_names([row["technique"] for row in rows])
-    return text_column("technique", lambda row: labels[row["technique"]])
 
 
 def run_fields(outcome: Outcome) -> Row:
@@ -244,14 +237,12 @@ def run_fields(outcome: Outcome) -> Row:
             "basis": basis(outcome.run.costs.deployment),
         },
         "over_time": {k: _round(v) for k, v in make_timeline(outcome.run).items()},
-        "quantiles": {name: _round(_quantiles(values)) for name, values in times.items()},
+        "quantiles": {
+            name: _round(known if not known.size else np.quantile(known, np.linspace(0, 1, 201)))
+            for name, values in times.items()
+            for known in [values[np.isfinite(values)]]
+        },
     }
-
-
-def _quantiles(values: Array) -> Array:
-    """Of the values that there are: the least, then every half percent, the largest."""
-    known = values[np.isfinite(values)]
-    return np.quantile(known, np.linspace(0, 1, 201)) if known.size else known
 
 
 def _round(values: Array) -> list[float]:
@@ -300,10 +291,13 @@ def _write_answer(
 ) -> Answer:
     """Answer in words which run serves a trace best; parameters are those of ``make_result``."""
     best = _select_best(rows, bool(targets))
+    own = next((run for row, run in zip(rows, played, strict=False) if row is best), None)
     if sought:
         best = next((row for row in _order_by_need(rows) if keeps_targets(row)), best)
     full = next((row for row in rows if _name(row) == "full"), None)
-    arrive = _arrival_rate(best, rows, played)
+    arrive = None  # where it depends on the answers
+    if own is not None and own.requests.parent is None and own.requests.duration > 0:
+        arrive = len(own.requests) / own.requests.duration
     if sought:
         told = _describe_sought(rows, best, _describe_machines(best, deployment), trace, targets)
     elif _varied_option(rows):
@@ -323,9 +317,11 @@ def _write_answer(
         evidence=[
             *evidence.list_measurements(deployment, _name(best)),
             *evidence.describe_parallelism(deployment),
-            *_mixed(best, rows, played),
+            *(caveats.describe_mixed_passes(own, best["mean_batch"] or 0.0) if own else []),
         ],
-        assumed=_assumed(best, deployment),
+        assumed=evidence.list_assumptions(
+            deployment.hardware, max(best["utilisation"][way] for way in COPY_STREAMS), ""
+        ),
         left_out=left_out,
     )
 
@@ -338,25 +334,6 @@ def _price_of_choice(best: Row, deployment: Deployment) -> list[str]:
     found = quality(technique, deployment.model, PROBE_TOKENS)
     runs = engines_running(label(technique), deployment)
     return [describe_loss(technique, found), *([] if runs else ["No serving engine runs it."])]
-
-
-def _arrival_rate(best: Row, rows: Sequence[Row], played: Sequence[PlayedRun]) -> float | None:
-    """Requests that arrive per second; None where that depends on the answers."""
-    own = next((run for row, run in zip(rows, played, strict=False) if row is best), None)
-    if own is None or own.requests.parent is not None or own.requests.duration <= 0:
-        return None
-    return len(own.requests) / own.requests.duration
-
-
-def _mixed(best: Row, rows: Sequence[Row], played: Sequence[PlayedRun]) -> list[str]:
-    own = next((run for row, run in zip(rows, played, strict=False) if row is best), None)
-    return caveats.describe_mixed_passes(own, best["mean_batch"] or 0.0) if own else []
-
-
-def _assumed(row: Row, deployment: Deployment) -> list[str]:
-    """What a run that moves its cache to the host or from it takes for granted of the host."""
-    moved = max(row["utilisation"]["h2d"], row["utilisation"]["d2h"])
-    return evidence.list_assumptions(deployment.hardware, float(moved > 0), "")
 
 
 def _name(row: Row) -> str:
@@ -475,14 +452,16 @@ def _varied_option(rows: Sequence[Row]) -> str:
 
 
 def _case_columns(rows: Sequence[Row]) -> list[Column]:
-    """A column for each option in which runs differ."""
+    """Columns of the technique, and of each option in which runs differ."""
+    labels = short_names([row["technique"] for row in rows])
 
     def column(key: str) -> Column:
         if any(isinstance(row["case"][key], str) for row in rows):
             return text_column(HEADINGS[key], lambda row: str(row["case"][key]))
         return Column(HEADINGS[key], f"case.{key}", lambda x: f"{simplify(x):,}")
 
-    return [column(key) for key in rows[0].get("case", {})]
+    technique = text_column("technique", lambda row: labels[row["technique"]])
+    return [technique, *map(column, rows[0].get("case", {}))]
 
 
 def _name_runs(rows: Sequence[Row]) -> list[str]:
@@ -500,7 +479,11 @@ def _name_runs(rows: Sequence[Row]) -> list[str]:
 def _describe_cases(rows: Sequence[Row], where: str, trace: str, best: Row, targets: str) -> str:
     """The verdict on runs of one technique that differ in one option."""
     key = _varied_option(rows)
-    met = f"{_list(rows, _write_good_share)} of requests meet {targets}." if targets else ""
+    met = (
+        f"{_list(rows, lambda row: units.percent(row['good_share']))} of requests meet {targets}."
+        if targets
+        else ""
+    )
     if key in ("req_s", "rate"):
         return _describe_loads(rows, where, met)
     if key in ("host_cache", "nvme_cache"):
@@ -528,10 +511,6 @@ def _value(row: Row) -> str:
 
 def _p99(name: str) -> Callable[[Row], str]:
     return lambda row: units.seconds(row[name]["p99"])
-
-
-def _write_good_share(row: Row) -> str:
-    return units.percent(row["good_share"])
 
 
 def _hits(row: Row) -> str:
@@ -731,7 +710,7 @@ def run_digest(requests: Requests, costs: StepCosts, rate: Array | None, *others
 
 
 def write_run(path: Path, run: Run, mark: str, result: Row) -> None:
-    """Write every request's times and fate; the file is whole or not there.
+    """Write the times and the final status of every request as Parquet, atomically.
 
     Parameters
     ----------
@@ -740,9 +719,9 @@ def write_run(path: Path, run: Run, mark: str, result: Row) -> None:
     run
         Simulated run.
     mark
-        Digest of the run.
+        Digest of the run's inputs, by which ``--resume`` recognises it.
     result
-        What the command made of it.
+        Row of the run, stored in the file's metadata.
 
     Raises
     ------

@@ -181,7 +181,7 @@ def usd(value: float) -> str:
 
 
 def likelihood(share: float) -> str:
-    """Write a probability as a whole percentage; beyond 1 and 99 % only that it is so.
+    """Write a probability as a whole percentage, or as ``< 1 %`` or ``> 99 %`` near the ends.
 
     Parameters
     ----------

@@ -262,10 +262,10 @@ MAX_SENT_REQUESTS = 100_000
 
 
 def at_rate(requests: Requests, per_second: float) -> tuple[Requests, int]:
-    """The requests at a mean rate, and how often the trace was repeated for that.
+    """Scale a trace in time to a mean arrival rate, repeating it if it becomes too short.
 
-    Bursts stay: arrivals are those of the trace, closer together or further apart. A repetition
-    has prompts of its own, so that it finds none of its prefixes in a cache.
+    The gaps between arrivals are scaled by one factor, so that bursts remain. Each repetition gets
+    new prefix blocks, so that it finds none of its prompts in a cache.
 
     Parameters
     ----------

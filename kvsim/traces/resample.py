@@ -35,9 +35,9 @@ def draw_day(
     seed
         The same seed gives the same day.
     blocks
-        That the trace is cut into, as far as they are long enough.
+        Number of blocks that the trace is cut into; fewer if they would become too short.
     nearby
-        Share of the trace's duration that a block may come from on either side.
+        How far from its place in the day a block may be drawn, as a share of the trace's duration.
 
     Returns
     -------

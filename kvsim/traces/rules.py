@@ -56,14 +56,14 @@ class TraceColumn:
     nanoseconds: Integers | None = None
 
     def mark(self, where: NDArray[np.bool_], rule: str) -> None:
-        """Mark rows that break a rule and broke none before.
+        """Record that rows violate a rule, unless an earlier violation is recorded for them.
 
         Parameters
         ----------
         where
-            Whether each row breaks it.
+            Which rows violate it. (n,)
         rule
-            Name of the rule.
+            Name of the rule, a key of ``RULES``.
         """
         for row in np.flatnonzero(where).tolist():
             self.broken.setdefault(row, Broken(rule, self.name, _number_text(self.values[row])))

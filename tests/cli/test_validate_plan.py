@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from kvsim.quality.planfile import read_plan
-from kvsim.report.validate_plan import PlanRun, write_answer
+from kvsim.report.validate import PlanRun, write_answer
 from kvsim.techniques import parse
 from kvsim.validate.counts.expected import RandomPrompts
 from kvsim.validate.planned import MeasuredLoss, measure_loss

@@ -137,12 +137,12 @@ class Known:
 
     @property
     def verdict(self) -> str:
-        """How well the samples tell it, or nothing where they tell it well."""
+        """Why the samples do not determine the number; empty if they do."""
         return "" if self.identified else "uncertain" if self.error <= BLIND else "not identified"
 
 
 class Solver:
-    """The machine as known so far, and how samples make more of it known."""
+    """A machine's numbers as solved so far; each step solves more of them from samples."""
 
     def __init__(self, samples: Sequence[Sample]) -> None:
         self.samples = samples
