@@ -100,5 +100,5 @@ def test_no_idealised_kernel_stands_above_a_measured_one() -> None:
     assert not parse("fp8").needs_kernel(d)
     for batch in (8, 64):
         techniques = [parse(t) for t in ("fp8", "kivi:bits=2", "turboquant:bits=3")]
-        found = predict_points(d, techniques, [batch], [8192], [64], "")
+        found = predict_points(d, techniques, [batch], [8192], [64])
         assert "fp8 is fastest" in str(found.answer.verdict)
