@@ -25,11 +25,7 @@ from kvsim.report.table import Column, Table, cells_table, text_column
 from kvsim.report.terminal import BLANK, Block, Heading
 from kvsim.report.units import DASH, format_number, gib, percent, seconds, times
 from kvsim.traces.attention import GAMMAS, Acceptance, AttentionTrace, Quality, TopK, record
-from kvsim.validate.counts.check import (
-    LOGIT_TOLERANCE,
-    CannotRun,
-    CheckedTechnique,
-)
+from kvsim.validate.counts.check import LOGIT_TOLERANCE, CannotRun, CheckedTechnique
 from kvsim.validate.counts.compare import CHANNELS, Buffer, Line
 from kvsim.validate.counts.expected import RandomPrompts
 from kvsim.validate.planned import MeasuredLoss
