@@ -112,8 +112,21 @@ def _code_of(problem: BaseException, kept: Ledger) -> int:
     if hasattr(problem, "format_message"):  # the parser's own
         context = getattr(problem, "ctx", None)
         command = context.command_path if context else "kvsim"
-        return _print_error(f"{problem.format_message().rstrip('.?')}; see {command} --help", BAD)
+        said = problem.format_message().rstrip(".?")
+        if elsewhere := _commands_with(getattr(problem, "option_name", None)):
+            said = f"{said.partition(' (')[0]}; {elsewhere}"
+        return _print_error(f"{said}; see {command} --help", BAD)
     return _fault(problem)
+
+
+def _commands_with(flag: str | None) -> str:
+    """Which commands have an option that was given to another; empty if none has it."""
+    from kvsim.options import TABLE
+
+    every = (option for options in TABLE.values() for option in options)
+    having = dict.fromkeys(name for o in every if o.flag == flag for name in o.taken_by)
+    names = [f"kvsim {name}" for name in having if name != "grid"]
+    return f"{flag} is an option of {', '.join(names)}" if names else ""
 
 
 def _stopped(number: int, kept: Ledger) -> int:
