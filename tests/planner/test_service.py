@@ -84,3 +84,13 @@ def test_explained_turns_are_what_asking_directly_answers() -> None:
         direct = ServiceSearch(with_times(found.question, **times)).choose()
         assert turn.choice is not None and direct is not None
         assert turn.choice.value == pytest.approx(direct.value, rel=1e-12)
+
+
+def test_a_rate_that_further_draws_do_not_keep_is_lowered_and_its_quantiles_fit_the_share() -> None:
+    found = plan(gpu="h100", prompt=2000, generate=100)
+    search = RateSearch(found.question.load, found.question.asked)
+    carried = found.choice.carried
+    crowded = replace(carried, each_per_s=1.3 * found.stretch)
+    settled = search.typical(crowded)
+    assert settled.each_per_s < crowded.each_per_s and settled.share >= found.question.asked.share
+    assert settled.ttft["p90"] <= found.question.asked.ttft
