@@ -89,7 +89,12 @@ def _plan_service(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Se
     load = draw(inputs.prompt) if inputs.trace is None else read_load(inputs, model)
     count, passes = len(deployments), count_passes(load.requests, inputs.max_tokens)
     more = EXPLAINED[0] + count * EXPLAINED[1] if inputs.explain else 0
-    announce_cost(inputs, len(load.requests), count, passes=passes, more=more)
+    work = 0
+    if load.requests.block_ids is not None:
+        from kvsim.planner.fleet.demand import BLOCKS_OF_REQUEST
+
+        work = len(load.requests) + len(load.requests.block_ids) // BLOCKS_OF_REQUEST
+    announce_cost(inputs, len(load.requests), count, work, passes, more)
     mean = max(round(load.prompt), 1), max(round(load.generate), 1)
     workload, admission = Workload(*mean, inputs.batch, service=True), build_admission(inputs)
     longest = max(zip(load.requests.prompt, load.requests.generate, strict=True), key=sum)

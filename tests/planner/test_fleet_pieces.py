@@ -17,6 +17,7 @@ from kvsim.planner.fleet.demand import (
 from kvsim.planner.fleet.offers import Configuration, Extras, FleetLimits, _add_memory
 from kvsim.planner.fleet.play import Fleet, Played, quantile, replica_sets
 from kvsim.planner.fleet.search import FleetSolver
+from kvsim.planner.question import Admission
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.pools import TwoPools
 from kvsim.serving.rules import Rules
@@ -248,7 +249,7 @@ def test_a_fleet_is_stressed_by_headroom_and_by_every_loss() -> None:
     )
     own = SimpleNamespace(fleet=lambda kinds, left, asked: left.tolist())
     asked = SimpleNamespace(limits=FleetLimits(headroom=0.5, failures=1), load=2.0)
-    found = list(FleetSolver.stressed(*cast(Any, (own, fleet, asked))))
+    found: list[Any] = list(FleetSolver.stressed(*cast(Any, (own, fleet, asked))))
     assert found[:2] == [(fleet, 3.0), (fleet, 2.0)]
     assert found[2:] == [([[1, 1], [0, 1]], 2.0), ([[2, 0], [1, 0]], 2.0)]
 
@@ -267,7 +268,7 @@ def test_the_two_cheapest_techniques_beside_full_kv_each_once(
         return [estimated(*x) for x in some]
 
     monkeypatch.setattr(offers, "_estimate", estimate)
-    admission = offers.Admission(
+    admission = Admission(
         techniques=tuple(map(parse, ("full", "kivi", "fp8"))), only=("full", "kivi", "fp8")
     )
     one = SimpleNamespace(deployment=deployment("llama3-8b", "h100", 1))
