@@ -8,7 +8,7 @@ from benchmarks.truth_weights import Held
 from kvsim.evidence.ledger import WEIGHTS
 
 PAGE = Path("docs/fidelity.md")
-END = "## Published tables of techniques"
+END = "## Whole runs held out by mechanism"
 COLUMNS = ("rows", "said/meas.", "median", "p90", "inside", "width")
 HEADS = {"asked": "measurements", "said/meas.": "predicted/measured"}
 PRINTED = ("asked", "engine, version, source", "ratios of pairs")
@@ -22,7 +22,7 @@ def write_page(
     tables: Tables, intervals: Intervals, judged: Sequence[tuple[Held, Held]], rows: int,
     signs: tuple[int, int],
 ) -> None:  # fmt: skip
-    """Write the page's first part; the sections on published tables stay.
+    """Write the page's first part; the sections below stay.
 
     Parameters
     ----------

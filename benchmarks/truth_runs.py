@@ -43,6 +43,7 @@ SGLang's chunked_prefill_size)."""
 BLOCK = 16  # tokens per block of a prefix, vLLM's
 HOST = 500e9  # of the host, for prefixes [B]
 TURNS = 10  # requests of each client of a load test, as InferenceMAX sends
+KEPT = 8  # tables and runs in memory; rows of one run follow one another
 CONTEXTS = 16  # points of the sum over a growing context
 
 Whole = NDArray[np.int64]
@@ -198,6 +199,8 @@ def _closed(row: Row, d: Deployment) -> Outcome:
         _drawn(drawn, mean, row.spread, count) for mean in (row.prompt, row.generate)
     )
     if loop not in _costs:
+        if len(_costs) == KEPT:
+            _costs.clear()
         longest = [max(1, round(n * 2 / (1 + row.spread))) for n in (row.prompt, row.generate)]
         _costs[loop] = StepCosts(parse(row.technique), d, _rules(row, d), sum(longest), longest[0])
     parent = np.maximum(np.arange(count) - row.concurrency, -1)
@@ -215,8 +218,7 @@ def _drawn(random: np.random.Generator, mean: float, spread: float, count: int) 
 
 
 def _rules(row: Row, d: Deployment) -> Rules:
-    limits = {"max_seqs": row.max_seqs, "max_tokens": row.max_tokens or BUDGET}
-    return Rules(**{k: v for k, v in limits.items() if v}).scale_to(d)
+    return Rules(max_seqs=row.max_seqs, max_tokens=row.max_tokens or BUDGET).scale_to(d)
 
 
 def _alike(row: Row) -> Row:
@@ -244,6 +246,8 @@ _played: dict[tuple[Row, str], Outcome] = {}
 def _run(row: Row, d: Deployment) -> Outcome:
     same = _alike(row), d.stack.name
     if same not in _played:
+        if len(_played) == KEPT:
+            _played.clear()
         _played[same] = _offline(row, d)
     return _played[same]
 

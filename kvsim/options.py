@@ -522,6 +522,9 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
         Opt("host_bandwidth", parse_gigabytes, "GB/S",
                "Host memory bandwidth; by default the profile's.", DEPLOYED,
                range=real(0.1, 1e5, "GB/s")),
+        Opt("allreduce_bandwidth", parse_gigabytes, "GB/S",
+               "All-reduce bandwidth between the GPUs (busbw of nccl-tests); by default the "
+               "profile's.", DEPLOYED, range=real(0.1, 1e5, "GB/s")),
         Opt("n_cpu_moe", count_or("all", "auto"), "N|all|auto",
                "Keep the routed experts of the first N layers in host memory; auto for as few as "
                "fit.",
@@ -647,9 +650,9 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
                "What happens to preempted requests: recompute or swap.",
                "simulate", default="recompute"),
         Opt("admission", parse_text, "WHEN",
-               "Free memory required to begin: for the whole prompt, or for its first chunk.",
-               "simulate",
-               default="prompt"),
+               "Free memory required to begin: prompt, chunk (its first) or request (prompt and "
+               "answer; TensorRT-LLM's default).",
+               "simulate"),
         Opt("prefix_caching", parse_flag, "", "Enable prefix caching.",
                "simulate calibrate", default=False, needs={"calibrate": "from_run"},
                at={"calibrate": {"help": "The engine had prefix caching enabled."}}),

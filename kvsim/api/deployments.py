@@ -79,6 +79,9 @@ def build_deployment(inputs: Inputs, **instead: object) -> "Deployment":
         print_once(f"{tag} is taken as {weights.upper()}, Ollama's default; --weights sets another")
     weights = _published_format(model, weights)
     found = Deployment(model, hardware, stack, weights, *spread, host=layers)
+    sums = value("allreduce_bandwidth", None)
+    if sums is not None:
+        found = found.with_sums_at(sums, "given as --allreduce-bandwidth")
     drafter = value("draft_model", None)
     return _with_room(
         found if drafter is None else replace(found, draft_model=read_draft_model(drafter))

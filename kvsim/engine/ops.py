@@ -317,7 +317,7 @@ def routed_experts(deployment: Deployment, point: Point, foreign: Number | None 
         apart = tokens / point.new * (1.0 + (point.new - 1.0) * (1.0 - shared))
     sums, called = deployment.stack.sums, m.experts_active / m.experts
     if sums.skew:  # the step waits for the GPU with the most tokens, which call for more experts
-        called = min(called * deployment.routed_share * deployment.ep, MOST_CALLED)
+        called = np.minimum(called * deployment.routed_share * deployment.ep, MOST_CALLED)
     idle = left_idle(called, apart, sums.popularity)
     touched = deployment.local_experts * (1.0 - idle)
     routed = tokens * m.experts_active * deployment.routed_share

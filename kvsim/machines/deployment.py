@@ -208,6 +208,26 @@ class Deployment:
         """GPUs of the replica."""
         return self.parallelism.gpus
 
+    def with_sums_at(self, rate: float, source: str) -> "Deployment":
+        """Return the deployment on GPUs whose all-reduces of long inputs run at a given rate.
+
+        Parameters
+        ----------
+        rate
+            Bus bandwidth as nccl-tests prints it (busbw). [B/s]
+        source
+            Where it comes from.
+        """
+        sums, links = self.stack.sums, self.hardware.links
+        shares = (sums.ring_share, sums.direct_share) if sums.direct_share else ()
+        share = max(shares, default=self.stack.kernel("allreduce").memory)
+        hardware = replace(
+            self.hardware,
+            links={**links, "link": replace(links["link"], bandwidth=rate / share)},
+            sources={**self.hardware.sources, "link.bandwidth_Bps": source},
+        )
+        return replace(self, hardware=hardware)
+
     @property
     def single_pass(self) -> bool:
         """Whether all GPUs work on the same pass, without data-parallel ranks or stages."""

@@ -79,11 +79,13 @@ def sums_through_host(deployment: Deployment) -> bool:
     Returns
     -------
     bool
-        True for several ranks whose link is no faster than the host's.
+        True for several ranks whose link is no faster than the host's, and is not measured.
     """
-    links = deployment.hardware.links
+    hardware = deployment.hardware
+    links, source = hardware.links, hardware.sources.get("link.bandwidth_Bps", "")
     host = max(links["h2d"].bandwidth, links["d2h"].bandwidth)
-    return deployment.tp > 1 and links["link"].bandwidth <= host
+    known = source.startswith(("given", "measured"))
+    return deployment.tp > 1 and links["link"].bandwidth <= host and not known
 
 
 def predict_slow_host(prediction: Prediction) -> Prediction:
@@ -100,12 +102,9 @@ def predict_slow_host(prediction: Prediction) -> Prediction:
         The same with the bandwidth of its link bounded.
     """
     d = prediction.deployment
-    link, sums = d.hardware.links["link"], d.stack.sums
-    shares = (sums.ring_share, sums.direct_share) if sums.direct_share else ()
-    share = max(shares, default=d.stack.kernel("allreduce").memory)
-    slow = replace(link, bandwidth=min(link.bandwidth, SLOWEST_SUMS / share))
-    hardware = replace(d.hardware, links=dict(d.hardware.links) | {"link": slow})
-    return replace(prediction, deployment=replace(d, hardware=hardware))
+    slow = d.with_sums_at(SLOWEST_SUMS, "slowest measured")
+    faster = slow.hardware.links["link"].bandwidth >= d.hardware.links["link"].bandwidth
+    return replace(prediction, deployment=d if faster else slow)
 
 
 def time_ranges(prediction: Prediction, load: str = "batch") -> Row:
@@ -186,8 +185,8 @@ def describe_host_link(prediction: Prediction) -> list[str]:
     rate = d.hardware.links["link"].bandwidth
     return [
         f"all-reduces through the host at {rate / 1e9:.3g} GB/s; at {SLOWEST_SUMS / 1e9:.0f} GB/s, "
-        f"the slowest rate measured, {' and '.join(times)}. Measure yours with nccl-tests and set "
-        f"link.bandwidth_Bps in a profile"
+        f"the slowest rate measured, {' and '.join(times)}. --allreduce-bandwidth gives yours, "
+        "the busbw of nccl-tests"
     ]
 
 

@@ -66,9 +66,10 @@ POOL = "KV pool"  # begins the sentence on what the pool holds
 MAX_RANKED = 10  # rows that a terminal shows of all techniques
 MAX_ENGINES = 4  # techniques of which a terminal says which engines run them
 MAX_NOTES = 2  # notes and assumptions that a terminal shows
-BATCH_TTFT = "TTFT: whole batch, idle GPU"
-LOOP_TTFT = "each client sends its next request at once; TTFT: queueing included"
-RATES = "decode tok/s: batch / TPOT; output tok/s: with prefill"
+OF_BATCHES = "TTFT: whole batch, idle GPU; decode tok/s: batch / TPOT; output tok/s: with prefill"
+OF_CLIENTS = (
+    "each client sends its next request at once; TTFT: queueing included; tok/s: of all clients"
+)
 
 
 def predict_points(
@@ -382,12 +383,12 @@ def _table(rows: Sequence[Row]) -> Table:
         ),
         *quantity_columns(host_bytes=2, **disk_column(rows), max_batch=3, bound_by=4),
     ]
-    ttft = BATCH_TTFT if counted == "batch" else LOOP_TTFT
+    note = OF_BATCHES if counted == "batch" else OF_CLIENTS
     return Table(
         columns,
         rows,
         below=lambda row: settings(row) if first[spec(row)] == id(row) else "",
-        note=f"{ttft}; {RATES}{'' if all(row['fits'] for row in rows) else '; !: does not fit'}",
+        note=note if all(row["fits"] for row in rows) else f"{note}; !: does not fit",
     )
 
 

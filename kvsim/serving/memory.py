@@ -727,6 +727,25 @@ def grow(world: World, replica: Replica, sequence: Sequence, tokens: float) -> b
 
 
 @jit_function
+def promised(world: World, replica: Replica) -> int:
+    """Return what running sequences will take until their answers are complete. [B]
+
+    Parameters
+    ----------
+    world : state of the simulation, changed in place.
+    replica : the replica of the batch.
+    """
+    total = 0
+    for i in range(replica.running):
+        sequence = world.sequences[replica.first_sequence + i]
+        request = world.requests[sequence.request]
+        whole = world.sizes[count_blocks(world.limits, request.prompt + request.generate)].gpu
+        own = whole - sequence.shared * world.limits.part_bytes
+        total += max(own - sequence.held, 0)
+    return total
+
+
+@jit_function
 def bound_growth(world: World, replica: Replica, rounds: int) -> bool:
     """Return whether memory surely suffices for some rounds, by a bound that takes no loop.
 

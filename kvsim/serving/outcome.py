@@ -449,7 +449,8 @@ class Clients(Service):
 
     def _step_costs(self) -> StepCosts:
         longest = self.prompt + self.generate
-        rules = Rules(max_model_len=longest).scale_to(self.deployment)
+        rules = Rules(max_seqs=0, max_tokens=0, max_model_len=longest)  # limits: the engine's own
+        rules = rules.scale_to(self.deployment)
         return StepCosts(self.technique, self.deployment, rules, longest, self.prompt)
 
     @property

@@ -72,6 +72,7 @@ class Limits:
     decode_first: bool
     swap: bool
     whole_prompt: bool  # a prompt begins only if memory suffices for all of it
+    whole_request: bool  # and for its answer, beside those of all running sequences
     ahead: bool  # a pass is put together while the one before it runs
     gpu: int  # memory for caches of each GPU [B]
     host: int  # host memory for the running sequences of each GPU [B]

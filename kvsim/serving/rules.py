@@ -13,7 +13,7 @@ from kvsim.machines.hardware import GIB, NVME_READ_RATE, NVME_WRITE_RATE
 PREFILLS = ("chunked", "whole")
 PRIORITIES = ("decode", "prefill")
 PREEMPTIONS = ("recompute", "swap")
-ADMISSIONS = ("prompt", "chunk")
+ADMISSIONS = ("prompt", "chunk", "request")
 PREFIX_LOADS = ("split", "faster", "load", "recompute")
 SPLIT, FASTER, LOAD, RECOMPUTE = range(len(PREFIX_LOADS))
 NIC_RATE = 25e9
@@ -24,6 +24,8 @@ MAY_BE_ZERO = ("cache_block", "max_model_len", "max_seqs", "max_tokens")
 CLOSED_BATCH = 1024, 2**19
 """What FlexGen reads and decodes at once: a whole batch, whatever its size."""
 OLDEST_BY_CARD = 9  # minor version of vLLM 0 since which its limits are by the card's memory
+TRTLLM_BEFORE_DEFAULTS = ("2024",)  # limits were built into each engine, without usual ones
+SGLANG_MEMORY = (35, 60, 160)  # of a GPU from which SGLang's prompt chunks are longer [GiB]
 
 
 def choose_limits(deployment: Deployment) -> tuple[int, int]:
@@ -36,26 +38,57 @@ def choose_limits(deployment: Deployment) -> tuple[int, int]:
     Returns
     -------
     tuple of int
-        Sequences and tokens in a pass at most. Those of vLLM depend on the card [1]_; FlexGen
-        has none; other engines have what vLLM has on small cards.
+        Sequences and tokens in a pass at most, as documented for vLLM [1]_, SGLang [2]_ and
+        TensorRT-LLM [3]_. FlexGen has none; other engines are given those of vLLM on small cards.
 
     References
     ----------
     .. [1] ``EngineArgs.get_batch_defaults`` in ``vllm/engine/arg_utils.py`` of vLLM 0.33.0,
        https://github.com/vllm-project/vllm
+    .. [2] ``--max-running-requests`` (2,048 to 4,096, by the size of the cache; the lower end is
+       taken) and ``--chunked-prefill-size`` (by the memory of the GPU) of SGLang 0.5,
+       https://docs.sglang.io/advanced_features/server_arguments.html
+    .. [3] ``max_batch_size`` and ``max_num_tokens`` of ``BuildConfig`` in TensorRT-LLM 1.0,
+       https://nvidia.github.io/TensorRT-LLM
     """
     hardware, own = deployment.hardware, Rules()
     if deployment.stack.family == "flexgen":
         return CLOSED_BATCH
-    found = re.fullmatch(r"vllm(?:-0\.(\d+))?", deployment.stack.name.partition("@")[0])
-    if found is None or int(found[1] or OLDEST_BY_CARD) < OLDEST_BY_CARD:
+    memory = hardware.gpu_memory / GIB
+    engine, _, version = deployment.stack.name.partition("@")[0].partition("-")
+    if engine == "trtllm" and version not in TRTLLM_BEFORE_DEFAULTS:
+        return 2048, 8192
+    if engine == "sglang":
+        tokens = (2048, 4096, 8192, 16384)[sum(memory >= least for least in SGLANG_MEMORY)]
+        return 2048, tokens
+    minor = re.fullmatch(r"(?:0\.(\d+))?", version)
+    if engine != "vllm" or minor is None or int(minor[1] or OLDEST_BY_CARD) < OLDEST_BY_CARD:
         return own.max_seqs, own.max_tokens
-    if hardware.gpu_memory >= 160 * GIB:
+    if memory >= 160:
         return 1024, 16384
     small = "a100" in hardware.name or hardware.name == "gb10"
-    if hardware.gpu_memory >= 70 * GIB and not small:
+    if memory >= 70 and not small:
         return 1024, 8192
     return own.max_seqs, own.max_tokens
+
+
+def choose_admission(deployment: Deployment) -> str:
+    """Return what memory must be free for a prompt to begin if an engine is not told.
+
+    TensorRT-LLM never evicts a request unless told otherwise: it begins only if its prompt and its
+    longest answer fit beside those of all running requests [1]_. Other engines begin a prompt that
+    fits, and preempt.
+
+    Parameters
+    ----------
+    deployment : model, machine and software.
+
+    References
+    ----------
+    .. [1] ``CapacitySchedulerPolicy.GUARANTEED_NO_EVICT``, the default of TensorRT-LLM,
+       https://nvidia.github.io/TensorRT-LLM/llm-api/reference.html
+    """
+    return "request" if deployment.stack.name.startswith("trtllm") else "prompt"
 
 
 @frozen
@@ -81,8 +114,8 @@ class Rules:
     prefill: str = "chunked"
     priority: str = "decode"
     preemption: str = "recompute"
-    admission: str = "prompt"  # memory that must be free for a prompt to begin: all it needs, or
-    # only what its first part needs
+    admission: str = ""  # memory that must be free for a prompt to begin: of the whole prompt, of
+    # its first part, or of the answer too beside all running ones; "": the engine's
     ahead: bool = False  # a pass is put together while the one before runs (vLLM: asynchronous)
     max_model_len: int = 0  # longest request taken; 0: what the model was made for [tokens]
     prefix_caching: bool = False  # computed prompt blocks stay until their memory is needed
@@ -107,7 +140,7 @@ class Rules:
         for f in fields(self):
             value, option = getattr(self, f.name), f"--{f.name.replace('_', '-')}"
             if f.name in choices:
-                if value not in choices[f.name]:
+                if value not in choices[f.name] and not (f.name == "admission" and not value):
                     expected = " or ".join(choices[f.name])
                     raise InputError(f"{option}: got {value!r}; expected {expected}")
             elif f.name in ("cache_ttl", "nvme_read", "nvme_write", "nic"):
@@ -176,7 +209,8 @@ class Rules:
         seqs = deployment.dp * (self.max_seqs or seqs)
         tokens = deployment.lanes * (self.max_tokens or tokens)
         ahead = deployment.stack.time.asynchronous
-        return replace(self, max_seqs=seqs, max_tokens=tokens, ahead=ahead)
+        admission = self.admission or choose_admission(deployment)
+        return replace(self, max_seqs=seqs, max_tokens=tokens, ahead=ahead, admission=admission)
 
     @property
     def tiers(self) -> bool:

@@ -41,6 +41,7 @@ from kvsim.serving.memory import (
     get_length,
     grow,
     pin_found,
+    promised,
     recount,
     reserve_rounds,
     share,
@@ -497,6 +498,11 @@ def start_prompt(tables: Tables, world: World, replica: Replica) -> bool:
         return False
     if replica.host_private + size.host > limits.host:
         return False
+    if limits.whole_request and replica.running > 0:
+        whole = world.sizes[count_blocks(limits, request.prompt + request.generate)]
+        own = max(whole.gpu - hits * limits.part_bytes, own)
+        if own + unused * limits.part_bytes + promised(world, replica) > available(world, replica):
+            return False
     leave_queue(world, replica, index)
     replica.reading += 1
     sequence = add_sequence(world, replica, index, hits)

@@ -460,7 +460,8 @@ def simulate_case(case: Case) -> Columns:
 
     try:
         d, requests = case.deployment(), scale_trace(case)
-        technique, rules = parse(str(case.values["technique"])), Rules().scale_to(d)
+        technique = parse(str(case.values["technique"]))
+        rules = Rules(max_seqs=0, max_tokens=0).scale_to(d)  # the engine's own limits
         costs = StepCosts.for_requests(technique, d, rules, requests)
         run = simulate(requests, costs, int(case.values["replicas"]), str(case.values["route"]))
     except (InputError, InfeasibleError) as problem:

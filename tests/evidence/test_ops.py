@@ -391,3 +391,17 @@ def test_shipped_numbers_are_those_of_the_rows() -> None:
     for one in found.rows:
         off = np.abs(fit.predict_rows(one, hardware, stack) / one.took - 1)
         assert np.median(off) < 0.04
+
+
+def test_rows_of_experts_are_priced_together_as_one_by_one() -> None:
+    shape = {
+        "tokens": (1.0, 64.0, 8192.0), "hidden": (2880.0, 4096.0, 4096.0), "ep": (1.0, 4.0, 8.0),
+        "expert_ffn": (2880.0, 1536.0, 1536.0), "active": (4.0, 8.0, 8.0),
+        "experts": (128.0, 128.0, 128.0), "tp": (1.0, 1.0, 1.0),
+    }  # fmt: skip
+    table = {key: np.array(values) for key, values in shape.items()}
+    some = rows.OpRows("moe", "fp16", table, np.ones(3), ("line",) * 3)
+    stack, card = load_stack("vllm"), load_hardware("h100")  # with a skew of the experts' load
+    found = fit.predict_rows(some, card, stack)
+    alone = [fit.predict_rows(some.select(np.array([i])), card, stack)[0] for i in range(3)]
+    assert found == pytest.approx(alone, rel=1e-12)

@@ -1,5 +1,7 @@
 """Sums between GPUs that go through the host: who is told, and how far ranges reach."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -31,6 +33,14 @@ def test_only_cards_without_a_link_of_their_own_are_told(gpu: str, tp: int, told
     assert sums_through_host(p.deployment) == told == bool(describe_host_link(p))
     ranges = {"ttft_s": {"low": 0.1, "high": 0.2}}
     assert (widen_ranges(ranges, p) == ranges) != told
+
+
+def test_a_given_rate_is_no_assumption_and_moves_large_sums() -> None:
+    p = predicted("l40s", 8)
+    given = replace(p, deployment=p.deployment.with_sums_at(SLOWEST_SUMS, "given"))
+    assert float(given.ttft_s[0]) == float(predict_slow_host(p).ttft_s[0])
+    assert not describe_host_link(given)
+    assert widen_ranges({"ttft_s": {"low": 0.1, "high": 0.2}}, given)["ttft_s"]["high"] == 0.2
 
 
 @pytest.mark.parametrize("stack", ["vllm", "fused"])

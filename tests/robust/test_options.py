@@ -43,6 +43,7 @@ CASES: dict[str, dict[str, Case]] = {
         "host": ("epyc-2s", "--technique offload"),
         "host_bandwidth": ("9", "--technique offload"),
         "host_memory": ("9", "--technique offload"),
+        "allreduce_bandwidth": ("2", "--tp 2"),
         "n_cpu_moe": ("9", EXPERTS), "n_gpu_layers": ("9", EXPERTS),
         "override_tensor": ("exps=CPU", EXPERTS),
         "host_weights": ("streamed", f"{EXPERTS} --n-cpu-moe 9"),

@@ -47,7 +47,11 @@ def costs_of(seqs: int, tokens: int, **degrees: int) -> StepCosts:
     ("gpu", "stack", "seqs", "tokens"),
     [("h100", "vllm", 1024, 8192), ("h200", "vllm-0.11", 1024, 8192), ("b200", "vllm", 1024, 16384),
      ("a100-80g", "vllm", 256, 2048), ("gb10", "vllm", 256, 2048), ("l40s", "vllm", 256, 2048),
-     ("h100", "vllm-0.6", 256, 2048), ("h100", "sglang", 256, 2048), ("h100", "fused", 256, 2048)],
+     ("h100", "vllm-0.6", 256, 2048), ("h100", "fused", 256, 2048),
+     ("rtx4090", "sglang", 2048, 2048), ("l40s", "sglang", 2048, 4096),
+     ("h200", "sglang", 2048, 8192), ("b200", "sglang", 2048, 16384),
+     ("h100", "trtllm", 2048, 8192), ("h100", "trtllm-1.0", 2048, 8192),
+     ("a100-40g", "trtllm-2024", 256, 2048)],
 )  # fmt: skip
 def test_limits_of_a_pass_are_the_engines_on_the_card(
     gpu: str, stack: str, seqs: int, tokens: int
@@ -64,7 +68,11 @@ def played(costs: StepCosts, count: int, prompt: int, generate: int, gap: float)
 
 
 @pytest.mark.parametrize("degrees", SPREADS, ids=str)
-@pytest.mark.parametrize("change", [{}, {"prefill": "whole"}, {"blocks": 60}], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [{}, {"prefill": "whole"}, {"blocks": 60}, {"blocks": 60, "admission": "request"}],
+    ids=str,
+)
 @pytest.mark.parametrize("seed", [1, 2])
 def test_every_request_is_as_in_the_plain_simulator(
     degrees: dict[str, int], change: dict[str, Any], seed: int
@@ -77,6 +85,16 @@ def test_every_request_is_as_in_the_plain_simulator(
     limits = limits_of(costs, requests)
     expected, _ = simulate_plainly(requests, costs, limits, 2, "least-loaded", rate)
     compare(run.progress, expected, f"{degrees} {change} {seed}")
+
+
+@pytest.mark.parametrize(("stack", "preempts"), [("trtllm", False), ("vllm", True)])
+def test_engines_that_reserve_whole_requests_preempt_none(stack: str, preempts: bool) -> None:
+    where = Deployment(load_model("llama3-8b"), load_hardware("h100"), load_stack(stack))
+    rules = Rules(max_seqs=0, max_tokens=0, blocks=200).scale_to(where)
+    requests = Requests(np.zeros(40), np.full(40, 100), np.full(40, 300))
+    run = simulate(requests, StepCosts(FULL, where, rules, 400, 100).with_density(6))
+    assert np.isfinite(run.progress.last).all()
+    assert bool(run.progress.preempted.sum()) == preempts
 
 
 @pytest.mark.parametrize("degrees", SPREADS, ids=str)
@@ -110,7 +128,8 @@ def test_many_requests_flow_as_predict_says(degrees: dict[str, int]) -> None:
 
 def test_rules_of_a_rank_are_those_of_a_replica_of_one() -> None:
     rules = Rules(max_seqs=32, max_tokens=512)
-    assert rules.scale_to(deployed(tp=2, ep=2)) == replace(rules, ahead=True)  # as vLLM does
+    vllm = replace(rules, ahead=True, admission="prompt")
+    assert rules.scale_to(deployed(tp=2, ep=2)) == vllm
     spread = rules.scale_to(deployed(tp=2, dp=2, pp=2))
     assert (spread.max_seqs, spread.max_tokens) == (64, 2048)
 

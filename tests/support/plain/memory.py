@@ -183,6 +183,13 @@ class PlainMemory:
         size = int(table[self.blocks(tokens)]) - sequence.shared * self.each
         return max(size, 0)
 
+    def whole(self, request: PlainRequest, shared: int) -> int:
+        """Cache of a request with its whole answer, without shared blocks. [B]"""
+        return (
+            int(self.t.gpu_bytes[self.blocks(request.prompt + request.generate)])
+            - shared * self.each
+        )
+
     def grow(self, sequence: PlainSequence, tokens: float) -> bool:
         """Occupy the memory of a sequence of that length, if there is enough."""
         size, host = self.own(sequence, tokens), int(self.t.host_bytes[self.blocks(tokens)])

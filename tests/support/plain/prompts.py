@@ -105,6 +105,11 @@ class PlainPrompts(PlainTiers):
             return False
         if int(self.t.host_bytes[blocks]) > self.host_room():
             return False
+        if self.limits.whole_request and self.batch:
+            own = max(self.whole(r, len(hits)), own)
+            promised = sum(max(self.whole(s.request, s.shared) - s.held, 0) for s in self.batch)
+            if own + len(new) * self.each + promised > self.available():
+                return False
         self.waiting.pop(0)
         s = PlainSequence(r, length - known, known, len(hits))
         s.shares = {place: self.pin(block) for place, block in enumerate(hits)}
