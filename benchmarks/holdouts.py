@@ -138,7 +138,7 @@ def write_section(found: Sequence[HeldOut]) -> None:
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for h in found:
-        numbers = ", ".join(f"{key} {1e6 * value:.4g} us" for key, value in h.numbers.items())
+        numbers = ", ".join(f"{key} {1e3 * value:.4g} ms" for key, value in h.numbers.items())
         own, unseen = (f"{median:.1f}, {p90:.1f} %" for median, p90 in (h.shipped, h.unseen))
         lines.append(
             f"| {h.engine} | {h.by} {h.group} | {h.rows} | {own} | {unseen} | {numbers or '–'} |"
