@@ -15,7 +15,7 @@ import numpy as np
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.traces import synthetic
-from kvsim.traces.requests import Floats, Integers, Requests
+from kvsim.traces.requests import LONGEST_REQUEST, Floats, Integers, Requests
 from kvsim.traces.synthetic import Lengths
 
 METRIC_LINE = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(?:\{(.*)\})?\s+([^\s]+)(?:\s+-?\d+)?")
@@ -356,10 +356,10 @@ def read_spans(documents: list[object], where: str) -> tuple[Requests, list[str]
                 if prompt is None or generate is None:
                     continue
                 row = (int(span["startTimeUnixNano"]) * 1e-9, int(prompt), int(generate))
-            except (KeyError, TypeError, ValueError):
+            except (KeyError, OverflowError, TypeError, ValueError):
                 left_out += 1
                 continue
-            if row[1] >= 1 and row[2] >= 1:
+            if all(1 <= tokens <= LONGEST_REQUEST for tokens in row[1:]):
                 rows.append(row)
             else:
                 left_out += 1

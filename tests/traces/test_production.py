@@ -118,6 +118,7 @@ def test_spans_are_requests(tmp_path: Path) -> None:
         return {"name": "llm", "startTimeUnixNano": str(start), "attributes": attributes}
 
     spans = [span(2 * 10**9, 20, 5, "prompt"), span(10**9, 10, 3, "input"), {"name": "other"}]
+    spans += [span(10**9, 2**64, 3, "input"), span(10**400, 10, 3, "input")]  # left out
     text = json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": spans}]}]})
     (tmp_path / "spans.jsonl").write_text(text + "\n" + text + "\n")
     found = imported(tmp_path, tmp_path / "spans.jsonl")
