@@ -85,11 +85,12 @@ def _list_runnable(where: "Deployment") -> "list[Technique]":
     """Every technique, in its default setting, that some engine runs with this model and GPU."""
     from kvsim.techniques import TECHNIQUES, parse
     from kvsim.techniques.heads import lacks_head
+    from kvsim.techniques.papers.cache import FORMATS
     from kvsim.techniques.released import engines_running
 
     return [
         t
-        for t in map(parse, TECHNIQUES)
+        for t in map(parse, [*TECHNIQUES, *FORMATS])
         if not t.refuses_released(where)
         and engines_running(t.name, where)
         and not lacks_head(t, where)

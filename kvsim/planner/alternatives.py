@@ -176,6 +176,9 @@ def explain_loss(question: Question, search: TableSearch, chosen: int, row: int)
         value, limit = float(table.columns[name][row]), getattr(question.limits, name)
         if value > limit:
             return f"its {LABELS[name]} is {format_seconds(value)}, above {format_seconds(limit)}"
+    lacking = t.needs_kernel(mine.deployment.stack.name)
+    if lacking and not table.technique[chosen].needs_kernel(mine.deployment.stack.name):
+        return lacking
     best, value = search.value(chosen), search.value(row)
     behind, ahead = relative_gain(value, best), relative_gain(best, value)
     if behind >= NEGLIGIBLE:

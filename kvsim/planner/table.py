@@ -254,6 +254,7 @@ def evaluate(question: Question, technique: Technique, batch: Column) -> Options
         "harm": np.repeat([admission.harm(e) for e in known], batch.size),
         "assumed": np.repeat([1.0 if s.assumes else 0.0 for s in settings], batch.size),
         "idle": np.repeat([float(does_nothing(s)) for s in settings], batch.size),
+        "idealised": np.repeat([_is_idealised(q, s) for s in settings], batch.size),
     }
     return Options(
         [s for s in settings for _ in range(batch.size)],
@@ -262,6 +263,10 @@ def evaluate(question: Question, technique: Technique, batch: Column) -> Options
         np.tile(batch, len(settings)),
         measured | admitted,
     )
+
+
+def _is_idealised(question: Question, technique: Technique) -> float:
+    return float(bool(technique.needs_kernel(question.deployment.stack.name)))
 
 
 def measures(prediction: Prediction) -> dict[str, Column]:
@@ -448,7 +453,14 @@ class TableSearch:
         if not len(self.table):
             return None
         among = self.table.rows_of(name) if name else None
+        limits = limits if name else self._of_kernels(limits)
         return best_row(self.table.columns[self.q.objective], self.table.columns, limits, among)
+
+    def _of_kernels(self, limits: dict[str, float]) -> dict[str, float]:
+        """The limits without what needs a kernel that its engine has not, if that leaves a row."""
+        columns, measured = self.table.columns, limits | {"idealised": 0.0}
+        rows = rows_within(columns[self.q.objective], columns, measured)
+        return measured if rows.size else limits
 
     def chosen(self, limits: dict[str, float]) -> int | None:
         """The simplest row as good as the best, by exact replay of all that decides."""
@@ -462,7 +474,7 @@ class TableSearch:
         objective, columns = self.q.objective, self.table.columns
         row: int | None = None
         for _ in range(MAX_REPLAYS if len(self.table) else 0):
-            rows = rows_within(columns[objective], columns, limits)
+            rows = rows_within(columns[objective], columns, self._of_kernels(limits))
             if not rows.size:
                 return None
             row = self.best(limits) if exact else self._simplest(rows)
@@ -497,6 +509,7 @@ class TableSearch:
         columns = measures(found)
         columns |= {"loss": np.array([admission.loss(known)]), "assumed": np.zeros(1)}
         columns |= {"harm": np.array([admission.harm(known)]), "idle": np.zeros(1)}
+        columns |= {"idealised": np.array([_is_idealised(self.q, t)])}
         name = np.array([t.name])
         self.table.add(Options([t], name, [known], found.batch, columns))
         row = len(self.table) - 1

@@ -56,6 +56,7 @@ def _grid(deployment: Deployment, techniques: Sequence[Technique], generate: int
                 "name": t.name,
                 "colour": mark(t.name).colour,
                 "exact": t.exact,
+                "idealised": bool(t.needs_kernel(deployment.stack.name)),
                 "knobs": knobs,
                 "links": [
                     _table(t, linked(deployment, factor), prompts, generate)

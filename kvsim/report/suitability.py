@@ -8,7 +8,7 @@ from kvsim.quality.evidence import Evidence, evidence
 from kvsim.quality.measured import FACTS, PERPLEXITY
 from kvsim.report import units
 from kvsim.report.names import label
-from kvsim.techniques.released import FULL, engines_running
+from kvsim.techniques.released import CACHE, ENGINES, FULL, engines_running
 from kvsim.techniques.technique import Technique
 
 KNOWN_BY = {
@@ -18,8 +18,12 @@ KNOWN_BY = {
     "published elsewhere": "as published for other models of its kind",
 }
 MAX_TOLD = 3  # losses that a terminal tells
-LMCACHE_CODEC = 'vLLM with LMCache (remote_serde: "cachegen")'
-"""How its documentation sets it (2026-11), docs.lmcache.ai, "CacheGen"."""
+OF_REQUESTS = {
+    "cachegen": 'vLLM with LMCache (remote_serde: "cachegen")',
+    "cascade": "vLLM (--no-disable-cascade-attn)",
+}
+"""What runs techniques that depend on what requests share, which a plan does not know (2026-11):
+docs.lmcache.ai, "CacheGen"; docs.vllm.ai, "Engine Arguments"."""
 OFFLOAD_NOTE = (
     "offload moves the active cache; for stored prefixes, use `kvsim simulate --host-cache`."
 )
@@ -29,12 +33,18 @@ def _name_engines(prediction: Prediction) -> str:
     """Name the released engines that run a prediction."""
     technique = prediction.technique
     able = list_engines(prediction)
-    if turboquant(technique.terms):  # some widths only, so that plans do not choose it unasked
-        able.append("vllm")
-    titles = join_titles(able)
-    if technique.name == "cachegen":  # of stored prefixes, which a plan does not know
-        return ", ".join([*([titles] if able else []), LMCACHE_CODEC])
-    return titles
+    told = [join_titles(able)] if able else []
+    told += [OF_REQUESTS[technique.name]] if technique.name in OF_REQUESTS else []
+    own = turboquant(technique.terms)  # some widths only, so that plans do not choose it unasked
+    told += [f"vLLM as {own}, whose measured speed --technique {own} predicts"] if own else []
+    if not told and technique.name in ENGINES["hf"]:
+        told = [f"{join_titles(['hf'])}, whose times --stack hf-sdpa predicts"]
+    return ", ".join(told)
+
+
+def _name(technique: Technique) -> str:
+    """A technique's name; a cache of an engine is called by its format, as the engine calls it."""
+    return str(technique.settings["format"]) if technique.name == CACHE else technique.name
 
 
 def list_engines(prediction: Prediction) -> list[str]:
@@ -82,7 +92,7 @@ def describe_engines(found: Sequence[Prediction]) -> Iterator[str]:
     str
         Sentences of the answer.
     """
-    names = {p.technique.name: _name_engines(p) for p in found}
+    names = {_name(p.technique): _name_engines(p) for p in found}
     some = {name: engines or "no engine" for name, engines in names.items() if name != FULL}
     listed = (f"{name} in {engines}" for name, engines in (some or names).items())
     yield f"Engines: {'; '.join(listed)}."
@@ -108,12 +118,12 @@ def describe_quality(found: Sequence[Prediction]) -> Iterator[str]:
         if known.kind == "none":
             model = p.deployment.model.name
             yield (
-                f"Quality of {t.name}: nothing is published or measured for {model} or a similar "
-                f"model; `kvsim validate --quality` measures it."
+                f"Quality of {_name(t)}: kvsim knows no measurement of its loss for {model} or a "
+                f"similar model; `kvsim validate --quality` measures it."
             )
         else:
             other = ", measured with other settings" * _settings_differ(known.worst, str(t))
-            yield f"Quality of {t.name}{other}: {known}."
+            yield f"Quality of {_name(t)}{other}: {known}."
 
 
 def summarize_quality(found: Sequence[Prediction]) -> Iterator[str]:
@@ -129,7 +139,7 @@ def summarize_quality(found: Sequence[Prediction]) -> Iterator[str]:
     str
         One sentence; none where every setting is lossless.
     """
-    known = [(p.technique.name, loss) for p, loss in _losses(found)]
+    known = [(_name(p.technique), loss) for p, loss in _losses(found)]
     told = [
         f"{name}, {str(loss).partition(': ')[0]}" for name, loss in known if loss.kind != "none"
     ]

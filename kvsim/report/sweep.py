@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from functools import cache
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from kvsim.report.units import QUANTITIES
 from kvsim.sweeps.chunks import SEPARATOR
 from kvsim.sweeps.spec import Spec
 from kvsim.sweeps.store import ResultStore, chunk_path
+from kvsim.techniques import parse
 from kvsim.techniques.technique import Technique
 
 if TYPE_CHECKING:
@@ -77,6 +79,12 @@ def sweep_grid(
     """
     rows: list[Row] = []
     left_out = []
+    idealised = {str(t) for t in techniques if t.needs_kernel(deployment.stack.name)}
+
+    def order(row: Row) -> tuple[bool, float]:
+        """The best first; what needs a kernel that the engine has not, after what it runs."""
+        return row["technique"] in idealised, -row["output_tok_s"]
+
     for t in techniques:
         reason = t.refuses_released(deployment)
         if reason:
@@ -91,8 +99,8 @@ def sweep_grid(
                 rows.append({**place, "generate": generate, **values, "fits": bool(fits)})
     if not rows:
         raise InputError(f"technique: none can run there; {left_out[0]}")
-    answer = _grid_answer(rows, deployment, left_out)
-    able = sorted((row for row in rows if row["fits"]), key=lambda row: -row["output_tok_s"])
+    able = sorted((row for row in rows if row["fits"]), key=order)
+    answer = _grid_answer(len(rows), able, deployment, left_out)
     columns = [
         text_column("technique", "technique"),
         *quantity_columns(batch=0, prompt=0, ttft_s=0, tpot_s=0, output_tok_s=0, gpu_bytes=0),
@@ -104,18 +112,16 @@ def sweep_grid(
         None,
         rows,
         tables=[Table(columns, able[:FASTEST])],
-        draw=lambda: [_draw_map(rows)],
+        draw=lambda: [_draw_map(able)],
         data=evidence.newest_measurement([deployment]),
     )
 
 
 def _draw_map(rows: Sequence[Row]) -> Chart:
-    """The fastest technique at every point, larger where it is faster."""
+    """The first of the rows at every point, larger where it is faster."""
     points: dict[tuple[int, int], Row] = {}
     for row in rows:
-        best = points.get((row["batch"], row["prompt"]))
-        if row["fits"] and (best is None or row["output_tok_s"] > best["output_tok_s"]):
-            points[row["batch"], row["prompt"]] = row
+        points.setdefault((row["batch"], row["prompt"]), row)
     title = "Fastest technique by batch and prompt; larger marks are faster"
     chart = Chart(title, "batch", "prompt [tokens]", 440, log="xy")
     most = max((row["output_tok_s"] for row in points.values()), default=1.0)
@@ -136,11 +142,12 @@ def _draw_map(rows: Sequence[Row]) -> Chart:
     return chart
 
 
-def _grid_answer(rows: Sequence[Row], deployment: Deployment, left_out: Sequence[str]) -> Answer:
-    able = [row for row in rows if row["fits"]]
+def _grid_answer(
+    points: int, able: Sequence[Row], deployment: Deployment, left_out: Sequence[str]
+) -> Answer:
     if not able:
-        return Answer(verdict([f"None of {len(rows)} points fits on {deployment.hardware.name}."]))
-    best = max(able, key=lambda row: row["output_tok_s"])
+        return Answer(verdict([f"None of {points} points fits on {deployment.hardware.name}."]))
+    best = able[0]
     name = best["technique"].partition(":")[0]
     times = f"TTFT {units.seconds(best['ttft_s'])}"
     if best["generate"] > 1:
@@ -148,7 +155,7 @@ def _grid_answer(rows: Sequence[Row], deployment: Deployment, left_out: Sequence
     return Answer(
         verdict(
             [
-                f"Of {len(rows)} points {len(able)} fit on {deployment.hardware.name}.",
+                f"Of {points} points {len(able)} fit on {deployment.hardware.name}.",
                 f"Highest throughput: {name} at batch {best['batch']:,} with prompts of "
                 f"{best['prompt']:,}: {units.rate(best['output_tok_s'])} output tok/s, {times}.",
             ]
@@ -190,6 +197,7 @@ class SweepSummary:
         chunk
             Rows of some points.
         """
+        import pyarrow as pa
         import pyarrow.compute as pc
 
         self.points += chunk.num_rows
@@ -204,14 +212,31 @@ class SweepSummary:
         able = chunk.filter(mask)
         self.able += able.num_rows
         order = "ascending" if self.sign > 0 else "descending"
-        first = pc.select_k_unstable(able, min(SHOWN, able.num_rows), [(self.key, order)])
-        rows = [*self.best, *able.take(first).to_pylist()]
-        self.best = sorted(rows, key=lambda row: self.sign * row[self.key])[:SHOWN]
+        rows = self.best
+        lacking = pa.array([self._lacks_kernel(row) for row in able.to_pylist()], pa.bool_())
+        for mask in (pc.invert(lacking), lacking):
+            some = able.filter(mask)
+            first = pc.select_k_unstable(some, min(SHOWN, some.num_rows), [(self.key, order)])
+            rows = [*rows, *some.take(first).to_pylist()]
+        self.best = sorted(rows, key=self._place)[:SHOWN]
         how = "min" if self.sign > 0 else "max"
         for name, known in self.along.items():
             for row in able.group_by(name).aggregate([(self.key, how)]).to_pylist():
                 value, here = row[name], row[f"{self.key}_{how}"]
                 known[value] = min(known.get(value, here), here, key=lambda x: self.sign * x)
+
+    def _place(self, row: Row) -> tuple[bool, float]:
+        """The best first; what needs a kernel that its engine has not, after what engines run."""
+        return self._lacks_kernel(row), self.sign * row[self.key]
+
+    def _lacks_kernel(self, row: Row) -> bool:
+        alike = {"technique": "", **{k: v[0] for k, v in self.spec.axes.items() if v}, **row}
+        return _lacks_kernel(str(alike["technique"]), str(alike.get("stack", "")))
+
+
+@cache
+def _lacks_kernel(technique: str, stack: str) -> bool:
+    return bool(technique and parse(technique).needs_kernel(stack))
 
 
 def _summarize(store: ResultStore, spec: Spec) -> SweepSummary:

@@ -5,8 +5,10 @@ from types import MappingProxyType
 
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.gguf import BASES as GGUF_TYPES
+from kvsim.techniques.papers.cache import is_engine
 
 CACHE = "cache"  # formats that are one engine's own
+PACKED = frozenset(("kivi",))  # caches whose speed is that of one engine's kernels
 ENGINES: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         "vllm": (
@@ -92,12 +94,18 @@ def _describe_cut(deployment: Deployment) -> str:
 
 
 def engines_running(name: str, deployment: Deployment) -> list[str]:
-    """The engines that a plan may give a technique to, that of the predicted times first."""
+    """The engines that a plan may give a technique to, that of the predicted times first.
+
+    A packed cache is left out where the times are those of an engine without a kernel for it: what
+    another engine's kernel takes is not told by them.
+    """
     own, terms = deployment.stack.family, set(name.split("+"))
+    elsewhere = terms & PACKED if is_engine(deployment.stack.name) else set()
     able = [
         engine
         for engine, names in ENGINES.items()
         if terms <= {*names, *([CACHE] if engine == own else [])}
+        and not (elsewhere and engine != own)
         and not engine_refusal(engine, deployment)
     ]
     return sorted(able, key=lambda engine: engine != own)

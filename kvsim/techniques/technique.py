@@ -218,21 +218,21 @@ class Technique:
         """Whether these settings give the tokens that full-precision KV gives."""
         return all(part.exact for parts in self.parts for part in parts.by_axis())
 
-    def needs_kernel(self, deployment: Deployment) -> str:
+    def needs_kernel(self, stack: str) -> str:
         """Return what an engine would have to have first, or an empty text.
 
         A stack of a serving engine is measured. A packed cache in a format that the engine does
-        not ship is predicted by kernels that do not exist yet.
+        not ship is predicted by kernels that do not exist yet: no ranking puts it above the others.
 
         Parameters
         ----------
-        deployment : model, machine and software.
+        stack : name of the software, as vllm@h100.
         """
         stored = (parts.storage for parts in self.parts)
         packs = any(s.read.kernel == "lowbit" and s.name != "cache" for s in stored)
-        if not packs or not is_engine(deployment.stack.name):
+        if not packs or not is_engine(stack):
             return ""
-        return f"{NEEDS_KERNEL}, which {deployment.stack.name} does not have for it"
+        return f"{NEEDS_KERNEL}, which {stack} does not have for it"
 
     @property
     def assumes(self) -> str:
@@ -319,7 +319,7 @@ class Technique:
         point : the last decoding pass.
         """
         shape = deployment.shard.cached_shape
-        needed = self.needs_kernel(deployment)
+        needed = self.needs_kernel(deployment.stack.name)
         found = dict.fromkeys((needed,) if needed else ())
         found |= dict.fromkeys(_unaffected_layers(deployment, self.parts))
         for some, parts in zip(self.layers, self.parts, strict=True):

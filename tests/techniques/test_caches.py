@@ -8,11 +8,15 @@ from kvsim.errors import InputError
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
+from kvsim.planner.plan import make_plan
+from kvsim.planner.question import Admission, PlanLimits, Workload
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point
 from kvsim.report.predict import predict_points
+from kvsim.report.sweep import sweep_grid
 from kvsim.techniques import parse
 from kvsim.techniques.papers.cache import FORMATS, find_kernel, load_kernels
+from kvsim.techniques.released import engines_running
 
 
 def place(model: str = "qwen3-4b", stack: str = "vllm", gpu: str = "h100") -> Deployment:
@@ -94,11 +98,27 @@ def test_a_format_needs_its_engine() -> None:
 def test_no_idealised_kernel_stands_above_a_measured_one() -> None:
     d = place()
     for name in ("kivi:bits=2", "turboquant:bits=3", "kvquant"):
-        assert "needs a kernel that unpacks in registers" in parse(name).needs_kernel(d)
-        assert not parse(name).needs_kernel(place(stack="fused"))
-    assert not parse("turboquant_3bit_nc").needs_kernel(d)
-    assert not parse("fp8").needs_kernel(d)
+        assert "needs a kernel that unpacks in registers" in parse(name).needs_kernel("vllm@h100")
+        assert not parse(name).needs_kernel("fused")
+    assert not parse("turboquant_3bit_nc").needs_kernel("vllm@h100")
+    assert not parse("fp8").needs_kernel("vllm@h100")
     for batch in (8, 64):
         techniques = [parse(t) for t in ("fp8", "kivi:bits=2", "turboquant:bits=3")]
         found = predict_points(d, techniques, [batch], [8192], [64])
         assert "fp8 is fastest" in str(found.answer.verdict)
+        grid = sweep_grid(d, techniques, np.array([batch]), [8192], 64, "")
+        assert "Highest throughput: fp8" in str(grid.answer.verdict)
+        assert grid.tables[0].rows[0]["technique"] == "fp8"
+    assert "kivi" not in engines_running("kivi", d) + engines_running("eagle3+kivi", d)
+    assert engines_running("kivi", place(stack="hf-eager")) == ["hf"]
+
+
+def test_a_plan_prefers_what_runs_unless_nothing_else_is_left() -> None:
+    limits, asked = PlanLimits(80e9, 0.0, loss=0.1), Workload(16384, 64, 32)
+    chosen = {}
+    for only in ((), ("kivi",)):
+        plan = make_plan(place(), asked, "throughput", limits, Admission(only=only))
+        chosen[only] = plan.choice.technique
+        other = [a for a in plan.alternatives if "kivi" in a.prediction.technique.name]
+        assert only or "needs a kernel" in other[0].reason
+    assert not chosen[()].needs_kernel("vllm") and chosen["kivi",].name == "kivi"

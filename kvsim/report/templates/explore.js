@@ -25,9 +25,11 @@
     const rows = grid.variants.filter(chosen).map((v) => {
       const table = v.links.length > 1 ? v.links[at["host link"]] : v.links[0];
       const [tpot, ttft, gpu] = ["tpot", "ttft", "gpu"].map((key) => table[key][p][b]);
-      return { name: v.name, colour: v.colour, exact: v.exact, tpot, ttft, gpu, rate: tpot ? batch / tpot : null };
+      return { name: v.name, colour: v.colour, exact: v.exact, idealised: v.idealised, tpot, ttft, gpu, rate: tpot ? batch / tpot : null };
     });
-    rows.sort((x, y) => (y.rate || 0) - (x.rate || 0));
+    // what does not fit comes last, and what needs a kernel that the engine has not below what it runs
+    const place_of = (row) => (row.rate ? (row.idealised ? 1 : 0) : 2);
+    rows.sort((x, y) => place_of(x) - place_of(y) || (y.rate || 0) - (x.rate || 0));
     const full = rows.find((row) => row.name === "full"), best = rows[0], lossless = rows.find((row) => row.exact && row.rate);
     const body = document.getElementById("found");
     body.replaceChildren(...rows.map((row) => {
@@ -35,7 +37,7 @@
       const cells = [row.rate, row.tpot && row.tpot * 1e3, row.ttft, row.gpu, ratio];
       const name = document.createElement("td");
       name.className = "text";
-      name.textContent = row.name + (row.exact ? "" : " (lossy)");
+      name.textContent = row.name + (row.exact ? "" : " (lossy)") + (row.idealised ? ": needs a kernel" : "");
       line.append(name, ...cells.map((value, i) => {
         const cell = document.createElement("td");
         cell.textContent = value === null ? "does not fit" : three(value) + (i === cells.length - 1 ? "x" : "");

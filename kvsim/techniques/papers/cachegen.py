@@ -115,7 +115,8 @@ class Cachegen(Placement):
         layers = len(at.d.model.caches)
         size = layers * float(np.max(self._room(at, at.p.batch * at.kept_of_prompt)))
         return (
-            f"a later request with these prompts loads {size / 2**20:.4g} MiB in place of reading "
-            f"them; the bits per number depend on the text, and {self.bits:g} are assumed",
+            f"a later request with these prompts loads {size / 2**30:.3g} GiB in place of reading "
+            f"them, and loses some quality, as the stream is quantised; the bits per number depend "
+            f"on the text, and {self.bits:g} are assumed",
             "the encoder is assumed to be as fast as packing; it was not measured",
         )

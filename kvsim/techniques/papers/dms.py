@@ -30,6 +30,10 @@ class Dms(Selection):
 
     candidates = ({"ratio": 4}, {"ratio": 8})
 
+    def notes(self, at: LayerPass) -> tuple[str, ...]:
+        """Nothing is dropped well by a model that was not trained to."""
+        return ("the model must have been trained to drop tokens, as its authors' checkpoints are",)
+
     def _kept(self, tokens: Number) -> Number:
         """Tokens that stay of so many. [tokens]"""
         near = np.minimum(tokens, self.window)
