@@ -137,6 +137,8 @@ def _scratch(at: LayerPass) -> Number:
         more = more + piece.scratch(at)
     wider = m.queries_per_kv if m.queries_per_kv > 1 else 0.0
     tokens = p.max_length if stack.cache.static else p.length
+    if not (p.prefill or stack.cache.static):  # what was evicted is not copied
+        tokens = np.minimum(tokens, at.kept_tokens)
     if not p.prefill and stored.packs and not stack.packed_cache.unpack_bytes:
         repeated = wider * stack.packed_cache.repeat_kv
         copies = repeated  # then keys or values are made contiguous, and values concatenated
