@@ -26,6 +26,7 @@ METRICS = {
 STACKS = {
     "kcache-engine", "hf-specache", "hf-offload-static", "flexgen-kvpr",
     "quantspec-llama2", "quantspec-gqa", "zipcache-hf", "gpt-fast", "flexgen", "ideal",
+    "hf-sdpa-5",
 }  # fmt: skip
 OPTIONS = {"baseline", "tp", "weights", "width", "op"}  # of the run, not of the technique
 LATER = {"infllm", "gear", "mikv"}  # may be missing from the registry

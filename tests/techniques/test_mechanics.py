@@ -31,16 +31,18 @@ def test_concatenating_holds_the_grown_copy_of_a_layer(passes: float, copies: in
     """
     d = deployment("llama3-8b")
 
-    def workspace(append: float, keeps_old: bool = False) -> float:
+    def workspace(append: float, keeps_old: bool = False, cut: str = "full") -> float:
         cache = replace(d.stack.cache, append_passes=append, keeps_old=keeps_old)
         attention = replace(d.stack.attention, repeat_kv=True)
         grown = replace(d, stack=replace(d.stack, cache=cache, attention=attention))
-        buffers = parse("full").resident(grown, decoding(50000, 1, 50000, 50100))
+        buffers = parse(cut).resident(grown, decoding(50000, 1, 50000, 50100))
         return number(buffers["gpu"]["workspace"])
 
     layer = 2 * B * 50001 * d.model.kv_width
     assert workspace(passes) - workspace(0.0) == pytest.approx(copies * layer, rel=1e-12)
     assert workspace(passes, keeps_old=True) == workspace(0.0)
+    evicted = workspace(passes, cut="r-kv:kept=20000,buffer=128")
+    assert evicted == pytest.approx(workspace(passes) * 20128 / 50001, rel=0.02)
 
 
 @pytest.mark.parametrize(
