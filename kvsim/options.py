@@ -820,7 +820,7 @@ _SPELLED = {
     "--weights": "--quantization",
     "--max-seqs": "--max-num-seqs --max-running-requests",
     "--max-tokens": "--max-num-batched-tokens --chunked-prefill-size",
-    "--max-model-len": "--context-length --ctx-size",
+    "--max-model-len": "--context-length --ctx-size --context",
     "--gpu-memory-utilization": "--mem-fraction-static",
     "--prefix-caching": "--enable-prefix-caching",
     "--host-cache": "--kv-offloading-size",

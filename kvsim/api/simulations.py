@@ -14,7 +14,7 @@ from kvsim.console import ProgressLine, print_note, print_once
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.files import check_target, make_folder
 from kvsim.frozen import frozen
-from kvsim.options import Inputs, takes_options
+from kvsim.options import Inputs, command_line, takes_options
 
 if TYPE_CHECKING:
     from kvsim.graph import Array
@@ -272,7 +272,17 @@ def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
         listed=several,
         checked=inputs.check,
         notes=found.notes,
+        fleet=_write_capacity(inputs, where),
     )
+
+
+def _write_capacity(inputs: Inputs, where: "Deployment") -> str:
+    """The command that finds a fleet for the same requests and targets."""
+    shape = "trace prompt generate lengths rate scale users think burst hours cached hit_rate turns"
+    known = {*shape.split(), "ttft", "tpot", "percentile"}
+    given = {k: v for k, v in inputs.given.items() if k in known and not isinstance(v, list)}
+    asked = {"model": inputs.model, "gpus": where.hardware.name, "weights": where.weights}
+    return command_line("capacity", asked | given)
 
 
 @frozen

@@ -64,6 +64,8 @@ def admitting_options(question: Question, search: TableSearch, row: int) -> Iter
 
 # other techniques
 
+WORTH_A_ROW = 0.01  # relative gain in the objective for which an alternative is shown
+WORTH_OF_TIME = 0.1  # the same in TTFT or TPOT
 NEGLIGIBLE = 5e-4  # relative difference below which two are as good
 KNEE_SHARES = (0.01, 0.05, 0.10)  # of the objective given up for an earlier first token
 
@@ -117,12 +119,13 @@ def find_alternatives(question: Question, search: TableSearch, chosen: int) -> l
     table, limits = search.table, question.limits
     allowed = (table.columns["loss"] <= limits.loss) & (table.columns["assumed"] <= limits.assumed)
     best: dict[tuple[bool, str], tuple[bool, float, int]] = {}
-    compared = [table.columns[k] for k in dict.fromkeys((question.objective, "ttft", "tpot"))]
+    worth = {"ttft": WORTH_OF_TIME, "tpot": WORTH_OF_TIME} | {question.objective: WORTH_A_ROW}
     for name in table.names:
         row = _row_shown(search, name)
         if row is None or name == table.technique[chosen].name:
             continue
-        if all(column[row] >= column[chosen] for column in compared):
+        columns = ((table.columns[k], 1 - gain) for k, gain in worth.items())
+        if all(column[row] >= column[chosen] * share for column, share in columns):
             continue  # better at nothing
         t = table.technique[row]
         kind = t.name if t.uniform else ""  # of mixed layers one is enough

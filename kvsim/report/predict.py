@@ -731,7 +731,8 @@ def _turn(rows: Sequence[Row], names: Sequence[str]) -> str:
         return f"{other} is as fast as {base} at every {axis}."
     if not turns:
         side = "faster" if ahead[0] else "slower"
-        return f"{other} is {side} than {base} at every {axis} ({first} to {last} its speed)."
+        span = first if first == last or abs(gains[0] - gains[-1]) < 0.02 else f"{first} to {last}"
+        return f"{other} is {side} than {base} at every {axis} ({span} its speed)."
     i = turns[0]
     return (
         f"{other} breaks even with {base} between {axis} {points[i - 1]:,} and {points[i]:,}: "

@@ -4,7 +4,6 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha256
 from pathlib import Path
-from shlex import quote
 
 import numpy as np
 
@@ -101,6 +100,7 @@ def make_result(
     listed: bool = False,
     checked: bool = False,
     notes: Sequence[str] = (),
+    fleet: str = "",
 ) -> Result[Sequence[Row]]:
     """Make the answer of ``kvsim simulate``.
 
@@ -124,9 +124,11 @@ def make_result(
         Whether every run was checked for faults.
     notes
         What was noted while the trace was read.
+    fleet
+        The command that finds a fleet for the same requests.
     """
     rows = [run["row"] for run in runs]
-    answer = _write_answer(rows, deployment, trace, targets, left_out, played, sought)
+    answer = _write_answer(rows, deployment, trace, targets, left_out, played, sought, fleet)
     own: Row = {"runs": rows} if rows[0].get("case") else {"rows": rows}
     fields = (own if listed or rows[0].get("case") else rows[0]) | {"answer": answer.row()}
     requests, replicas = (_span(row[key] for row in rows) for key in ("requests", "replicas"))
@@ -288,6 +290,7 @@ def _write_answer(
     left_out: Sequence[str],
     played: Sequence[PlayedRun] = (),
     sought: bool = False,
+    fleet: str = "",
 ) -> Answer:
     """Answer in words which run serves a trace best; parameters are those of ``make_result``."""
     best = _select_best(rows, bool(targets))
@@ -313,7 +316,7 @@ def _write_answer(
     return Answer(
         verdict=told,
         figures=_figures(best),
-        changes=list(_changes(best, deployment, targets)),
+        changes=list(_changes(best, deployment, targets, fleet)),
         evidence=[
             *evidence.list_measurements(deployment, _name(best)),
             *evidence.describe_parallelism(deployment),
@@ -416,7 +419,7 @@ def _list_optional_sentences(rows: Sequence[Row], best: Row, full: Row | None) -
     return said
 
 
-def _changes(row: Row, deployment: Deployment, targets: str) -> Sequence[str]:
+def _changes(row: Row, deployment: Deployment, targets: str, fleet: str) -> Sequence[str]:
     """What the run says of its own limits."""
     said = []
     refused = row["refused_by"]
@@ -432,10 +435,7 @@ def _changes(row: Row, deployment: Deployment, targets: str) -> Sequence[str]:
             "more GPUs (--tp), narrower --weights, or a technique that keeps less on the GPU."
         )
     if targets and row["good_share"] is not None and 100 * row["good_share"] < row["percentile"]:
-        said.append(
-            f"Find the fleet that meets them: kvsim capacity --gpus "
-            f"{quote(deployment.hardware.name)}."
-        )
+        said.append(f"Find the fleet that meets them: {fleet}")
     if row["preemptions"] >= OFTEN * row["requests"]:
         said.append(
             f"{row['preemptions']:,} preemptions, because the KV cache was full; --max-seqs (vLLM: "

@@ -47,6 +47,7 @@ CASES: dict[str, dict[str, Case]] = {
         "n_cpu_moe": ("9", EXPERTS), "n_gpu_layers": ("9", EXPERTS),
         "override_tensor": ("exps=CPU", EXPERTS),
         "host_weights": ("streamed", f"{EXPERTS} --n-cpu-moe 9"),
+        "ubatch_size": ("64", f"{EXPERTS} --n-cpu-moe 9"),
         "rate": ("0.5", ""), "users": ("9", "--rate - --users 4 --think 5"),
         "think": ("9", "--users 9 --think 1 --rate -"),
         "burst": ("4", ""), "hours": ("0.03", ""), "cached": ("256", ""),
