@@ -197,7 +197,7 @@ def _ledger(deployment: Deployment, technique: str, load: str) -> list[str]:
             where = "other GPUs" if e.device == ANY else e.device
             error = "" if about else "median error "
             error += f"{units.format_number(100 * e.median, 2)} %"
-            error += "" if alike or not gaps[name] else f"; {gaps[name]}"
+            where += "" if alike or not gaps[name] else f" ({gaps[name]})"
             cards = about.setdefault(
                 f"{name_holdout(e)} runs of {e.engine} with {e.technique}: ", {}
             )
