@@ -2,12 +2,13 @@
 
     python -m benchmarks.days FOLDER [TASK ...]
 
-FOLDER holds the traces of Azure and Mooncake; tasks are numbers from 1. The fleet is played on 200
-days that are drawn from its trace as those of the search are, with times as predicted and with
-errors of the times drawn as the search draws them. Asked: the targets are kept on 85 % of the days.
+FOLDER holds the traces of Azure and Mooncake; tasks are numbers from 1, all if none is named. The
+fleet is played on 200 days that are drawn from its trace as those of the search are, with times as
+predicted and with errors of the times drawn as the search draws them. Asked: the targets are kept
+on 85 % of the days.
 """
 
-import sys
+import argparse
 import time
 from pathlib import Path
 
@@ -56,11 +57,17 @@ def check(task: dict[str, object]) -> tuple[str, float, float]:
 
 
 def main() -> None:
-    folder, *chosen = sys.argv[1:]
-    for number in map(int, chosen or range(1, len(TASKS) + 1)):
+    options = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    options.add_argument("folder", type=Path)
+    every = range(1, len(TASKS) + 1)
+    options.add_argument("task", type=int, nargs="*", help=f"1 to {len(TASKS)}; all if omitted")
+    chosen = options.parse_args()
+    if wrong := [x for x in chosen.task if x not in every]:
+        options.error(f"task {wrong[0]}: expected 1 to {len(TASKS)}")
+    for number in chosen.task or every:
         task, start = dict(TASKS[number - 1]), time.process_time()
         if not str(task["trace"]).startswith("sample:"):
-            task["trace"] = str(Path(folder) / str(task["trace"]))
+            task["trace"] = str(chosen.folder / str(task["trace"]))
         name, days, both = check(task)
         cpu = time.process_time() - start
         print(f"{number}: {name}: {100 * days:.1f} % of days, {100 * both:.1f} % with errors of "

@@ -137,7 +137,6 @@ def _list_blocks(fields: Row) -> list[Block]:
         *_describe_classes(fields),
         *_separate(shown),
         BLANK,
-        *_describe_both(fields),
         *_describe_robustness(fields),
         *_list_first(fields),
     ]
@@ -317,10 +316,10 @@ def _describe_likelihood(answer: CapacityAnswer) -> tuple[str, str]:
 
 
 def describe_slower(played: Played, targets: FleetTargets, names: list[str]) -> str:
-    """Name the requests whose own replicas miss a target that the whole fleet keeps.
+    """Name the kinds of replica of whose own requests too few are within the targets.
 
-    A percentile of all requests allows a cheap kind of replica to be late with most of those that
-    may be late; whoever rents it should know who waits.
+    The asked share of all requests allows a cheap kind of replica to be late with most of those
+    that may be late; whoever rents it should know who waits.
 
     Parameters
     ----------
@@ -341,21 +340,11 @@ def describe_slower(played: Played, targets: FleetTargets, names: list[str]) -> 
         mine = played.kind == kind
         if mine.all() or played.meets(targets, mine):
             continue
-        reached = played.reached(targets.share, mine)
-        p = f"p{100 * targets.share:g}"
-        times = [
-            f"{name} {p} {_format_wait(value)}"
-            for name, value, most in (
-                ("TTFT", reached.ttft, targets.ttft),
-                ("TPOT", reached.tpot, targets.tpot),
-            )
-            if value > most or targets.longer
-        ]
+        good = played.good_share(targets, mine)
         said.append(
-            f"the {percent(float(mine.mean()))} on {_shorten(names[kind])} have "
-            f"{' and '.join(times)}"
+            f"{percent(good)} of the {percent(float(mine.mean()))} on {_shorten(names[kind])}"
         )
-    return f"The targets are met over all requests: {'; '.join(said)}." if said else ""
+    return f"The targets are met over all requests, by {join_words(said)}." if said else ""
 
 
 def _describe_shortfall(answer: Row) -> list[str]:
@@ -376,7 +365,8 @@ def _describe_question(answer: Row) -> str:
         for name, key in (("TTFT", "ttft_s"), ("TPOT", "tpot_s"))
         if goal[key]
     ]
-    some = [f"p{goal['percentile']:g} {' and '.join(some)} at most"] if some else []
+    asked = f"{goal['percentile']:g} % of requests within"
+    some = [f"{asked} {'both ' * (len(some) > 1)}{' and '.join(some)}"] if some else []
     if answer["class_targets"]:
         some.append("longer prompts have targets of their own")
     return (
@@ -579,17 +569,6 @@ def _dearer_cases(answer: Row) -> list[Row]:
             rows.append(case)
         told.add(same)
     return rows[:MAX_CASES]
-
-
-def _describe_both(answer: Row) -> list[str]:
-    """Say that each target is judged by itself, where that makes a difference."""
-    both, asked = answer["simulated"]["good_share"], answer["targets"]["percentile"]
-    if not answer["simulated"]["met"] or 100 * both >= asked:
-        return []
-    return [
-        f"Each target is judged by itself, as met by {asked:g} % of the requests; "
-        f"{percent(both, 3)} are within both, which `simulate` judges."
-    ]
 
 
 def _describe_robustness(answer: Row) -> list[str]:

@@ -346,7 +346,7 @@ def _times_row(played: Played, targets: FleetTargets, rows: NDArray[np.bool_] | 
         "ttft_s": {**spread(ttft), "at_target": within(ttft, reached.ttft)},
         "tpot_s": {**spread(tpot), "at_target": within(tpot, reached.tpot)},
         "latency_s": spread(played.latency[some]),
-        "good_share": played.good_share(targets) if rows is None else None,
+        "good_share": played.good_share(targets, rows),
         "refused": int(np.isinf(ttft).sum()),
     }
 

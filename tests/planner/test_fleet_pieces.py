@@ -189,15 +189,28 @@ def played(ttft: list[float], tpot: list[float], prompt: list[int]) -> Played:
 def test_each_class_is_held_to_its_own_targets() -> None:
     good = played([1.9, 4.9, 8.9], [0.09, 0.19, 0.29], [100, 600, 1000])
     assert good.meets(TARGETS) and good.good_share(TARGETS) == 1.0
-    assert good.over(TARGETS) == pytest.approx((8.9 / 9, 0.29 / 0.3))
+    assert good.over(TARGETS) == pytest.approx((8.9 / 9, 0.29 / 0.3, 8.9 / 9))
     for place, (ttft, tpot) in enumerate([(2.1, 0.09), (4.9, 0.21), (9.1, 0.29)]):
         slow = played([1.9, 4.9, 8.9], [0.09, 0.19, 0.29], [100, 600, 1000])
         slow.ttft[place], slow.tpot[place] = ttft, tpot
         assert not slow.meets(TARGETS) and slow.good_share(TARGETS) == pytest.approx(2 / 3)
     refused = played([1.0, np.inf], [np.nan, np.nan], [100, 100])
     assert refused.refused == 1 and not refused.meets(FleetTargets(2.0, 0.1, 0.9))
-    assert refused.meets(FleetTargets(tpot=0.1))  # nothing is asked of TTFT
+    assert not refused.meets(FleetTargets(tpot=0.1))  # what never ends is late
     assert good.reached(0.5).ttft == 4.9
+
+
+@pytest.mark.parametrize("count", [1, 10, 97, 200])
+@pytest.mark.parametrize("share", [0.5, 0.9, 0.99, 0.999])
+def test_a_share_of_the_requests_is_within_both_targets(count: int, share: float) -> None:
+    random = np.random.default_rng(count)
+    some = played(*(random.exponential(x, count).tolist() for x in (0.4, 0.05)), [100] * count)
+    over = some.over(FleetTargets(1.0, 0.1, share))
+    assert over.both >= max(over.ttft, over.tpot)
+    for stretch, kept in ((1 + 1e-9, True), (1 - 1e-9, False)):  # the least by which both suffice
+        targets = FleetTargets(stretch * over.both, 0.1 * stretch * over.both, share)
+        good = some.good_share(targets)
+        assert good is not None and (good >= share) == kept == some.meets(targets)
 
 
 def configuration(reserved: float = np.inf) -> Configuration:

@@ -7,7 +7,6 @@ import pytest
 
 from kvsim.report import capacity
 from kvsim.report.capacity import (
-    _describe_both,
     _describe_certainty,
     _describe_question,
     _load_table,
@@ -62,13 +61,6 @@ def test_what_fleets_for_other_loads_survive_is_said(
     assert said in note and bool(note) == bool(said)
 
 
-@pytest.mark.parametrize(("both", "said"), [(0.873, "87.3 % are within both"), (0.95, "")])
-def test_that_fewer_requests_are_within_both_targets_is_said(both: float, said: str) -> None:
-    simulated = {"met": True, "good_share": both}
-    told = _describe_both({"simulated": simulated, "targets": {"percentile": 90.0}})
-    assert said in " ".join(told) and bool(told) == bool(said)
-
-
 @pytest.mark.parametrize("words", [20, 58])
 def test_a_page_says_what_falls_short_however_long_the_answer(words: int) -> None:
     row = sure(0.8, 1.0) | {"answer": "word " * words, "met": False, "shortfall": "TTFT is longer"}
@@ -88,7 +80,9 @@ def test_one_request_has_no_rate_and_takes_the_cheapest_replica(tmp_path: Path) 
     found = answer_in(run(*asked).out)
     assert [(r["gpu"], r["tp"], r["replicas"]) for r in found["fleet"]] == [("l4", 1, 1)]
     assert found["rate_per_s"] is None and "requests per second" not in found["answer"]
-    assert _describe_question(found).startswith(f"llama3-8b, {trace}: 1 request; p90 TTFT")
+    assert _describe_question(found).startswith(
+        f"llama3-8b, {trace}: 1 request; 90 % of requests within both TTFT"
+    )
 
 
 def test_a_trace_that_is_soon_over_is_said_to_be() -> None:

@@ -13,11 +13,11 @@ import numpy as np
 
 from kvsim.errors import InfeasibleError
 from kvsim.frozen import frozen
-from kvsim.planner.fleet.demand import ClassTarget, FleetTargets, as_time
+from kvsim.planner.fleet.demand import FleetTargets, as_time
 from kvsim.planner.fleet.milp import scheduled_cost
 from kvsim.planner.fleet.offers import CapacityQuestion, Configuration, FleetLimits, ReplicaKind
 from kvsim.planner.fleet.play import Fleet, Played
-from kvsim.planner.fleet.search import Certainty, FleetQuestion, FleetSolver, Reached
+from kvsim.planner.fleet.search import Certainty, FleetQuestion, FleetSolver
 
 TARGET_ROOM = 1.2  # a target that cannot be met is replaced by what can, and so much more
 TARGET_FACTOR = 2.0  # times as long as a target, to see what it costs
@@ -136,6 +136,7 @@ def make_capacity(
     )
     asked, chosen, shortfall = _answer(solver, asked)
     rows = _changed(solver, asked, chosen)
+    solver.judged = list(dict.fromkeys([asked.targets, *(x.targets for x in rows.values())]))
     for label, changed in rows.items():
         tell(f"for comparison: {label}")
         solver.solve(changed)
@@ -325,13 +326,9 @@ def _reachable_targets(solver: FleetSolver, asked: FleetQuestion) -> tuple[Fleet
     solver.tell("looking for targets that can be met")
     kinds = [k for k in solver.kinds if asked.only(k.choices[0])]
     each = [solver.at_rest(kind.choices[0]) for kind in kinds]
-
-    def over(reached: Reached) -> float:
-        pairs = zip(reached, asked.targets.each, strict=True)
-        return max(max(r[0] / t.ttft, r[1] / t.tpot) if r[0] < inf else inf for r, t in pairs)
-
-    nearest = min(range(len(kinds)), key=lambda i: over(each[i]))
-    if over(each[nearest]) == inf:
+    nearest = min(range(len(kinds)), key=lambda i: each[i].over(asked.targets).both)
+    best, replica = each[nearest], kinds[nearest].choices[0].name
+    if best.over(asked.targets).both == inf:
         r = solver.question.traffic.requests
         raise InfeasibleError(
             "no kind of replica can serve all requests: those of up to "
@@ -339,29 +336,27 @@ def _reachable_targets(solver: FleetSolver, asked: FleetQuestion) -> tuple[Fleet
             "more GPUs (--tp), larger ones (--gpus) or narrower --weights"
         )
     longest = int(solver.question.traffic.requests.prompt.max())
-    best, said, changed = each[nearest], [], []
-    for reached, target in zip(best, asked.targets.each, strict=True):
-        times = dict(zip(("ttft", "tpot"), reached, strict=True))
-        for name, value in times.items():
-            wanted = getattr(target, name)
+    said, changed = [], {x.above: x for x in asked.targets.each}
+    for rows, target in best.by_class(asked.targets):
+        reached = best.reached(asked.targets.share, rows)
+        for name in ("ttft", "tpot"):
+            wanted, value = getattr(target, name), getattr(reached, name)
             if value > wanted:
                 p = f"p{100 * asked.targets.share:g}"
                 above = f" for prompts above {target.above:,} tokens" if target.above else ""
                 said.append(
                     f"{name.upper()} {p} of {as_time(wanted)}{above} cannot be met by any fleet "
-                    f"(prompts have up to {longest:,} tokens): {kinds[nearest].choices[0].name} "
-                    f"comes nearest to all targets with {as_time(value)} and hardly any load"
+                    f"(prompts have up to {longest:,} tokens): {replica} comes nearest to all "
+                    f"targets with {as_time(value)} and hardly any load"
                 )
-        changed.append(
-            {name: max(getattr(target, name), TARGET_ROOM * value) for name, value in times.items()}
-        )
-    loose = iter(changed)
-
-    def loosened(target: ClassTarget) -> ClassTarget:
-        return replace(target, **next(loose))
-
+            mine = changed[target.above]
+            longer = max(wanted, TARGET_ROOM * value)
+            changed[target.above] = replace(mine, **{name: longer})
+    targets = asked.targets.changed(lambda x: changed[x.above])
+    beyond = max(best.over(targets).both, 1.0)  # more may miss either of them than miss one
+    targets = targets.times("ttft", beyond).times("tpot", beyond)
     why = "; ".join(said) or "no replica meets the targets under load"
-    return asked.targets.changed(loosened), f"{why}; the targets were relaxed"
+    return targets, f"{why}; the targets were relaxed"
 
 
 def _trim_batch_limits(

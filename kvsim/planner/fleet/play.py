@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from math import ceil
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -87,6 +89,22 @@ class Replicas:
     tokens: int
 
 
+class Over(NamedTuple):
+    """What the asked share of requests are within, in parts of the targets.
+
+    Attributes
+    ----------
+    ttft, tpot
+        Of each target by itself.
+    both
+        Of both at once, which is what is judged: the targets are kept up to 1.
+    """
+
+    ttft: float
+    tpot: float
+    both: float
+
+
 @frozen
 class Played:
     """What a fleet did with a trace.
@@ -94,8 +112,8 @@ class Played:
     Attributes
     ----------
     ttft, tpot, latency
-        Of each request. TTFT and latency of a request that fits in no cache are infinite; TPOT of
-        a single token is NaN. (n,) [s]
+        Of each request. Latency is infinite where not all tokens came, TTFT where none did; TPOT
+        of a single token is NaN. (n,) [s]
     groups
         Its replicas.
     duration
@@ -123,16 +141,19 @@ class Played:
         ttft, tpot = self.ttft[some], self.tpot[some]
         return FleetTargets(quantile(ttft, share), quantile(tpot[~np.isnan(tpot)], share), share)
 
-    def over(
-        self, targets: FleetTargets, rows: NDArray[np.bool_] | None = None
-    ) -> tuple[float, float]:
-        """TTFT and TPOT in parts of their targets, of the class of prompts that is worst off."""
-        found = [(0.0, 0.0)]
-        for some, target in self.by_class(targets, rows):
-            reached = self.reached(targets.share, some)
-            ttft = reached.ttft / target.ttft if np.isfinite(target.ttft) else 0.0
-            found.append((ttft, reached.tpot / target.tpot if np.isfinite(target.tpot) else 0.0))
-        return max(x[0] for x in found), max(x[1] for x in found)
+    def over(self, targets: FleetTargets, rows: NDArray[np.bool_] | None = None) -> Over:
+        """How far requests are beyond their targets, in the class of prompts that is worst off."""
+        most = targets.of_each(self.prompt)
+        with np.errstate(invalid="ignore"):
+            ttft, tpot = (x / t for x, t in zip((self.ttft, self.tpot), most, strict=True))
+        ttft = np.where(np.isnan(ttft), np.inf, ttft)  # never came, though there is no target
+        tpot = np.where(np.isnan(tpot), 0.0, tpot)  # one token has none
+        both = np.where(np.isfinite(self.latency), np.maximum(ttft, tpot), np.inf)
+        found = [Over(0.0, 0.0, 0.0)] + [
+            Over(*(rank(x[some], targets.share) for x in (ttft, tpot, both)))
+            for some, _ in self.by_class(targets, rows)
+        ]
+        return Over(*(max(each) for each in zip(*found, strict=True)))
 
     def by_class(
         self, targets: FleetTargets, rows: NDArray[np.bool_] | None = None
@@ -145,14 +166,23 @@ class Played:
                 yield some, target
 
     def meets(self, targets: FleetTargets, rows: NDArray[np.bool_] | None = None) -> bool:
-        """Whether a share of the requests of each class are within each target."""
-        return max(self.over(targets, rows)) <= 1
+        """Whether the asked share of the requests of each class are within both targets."""
+        return self.over(targets, rows).both <= 1
 
-    def good_share(self, targets: FleetTargets) -> float:
-        """Share of the requests that are within both targets."""
+    def good_share(
+        self, targets: FleetTargets, rows: NDArray[np.bool_] | None = None
+    ) -> float | None:
+        """Share of the requests that end and are within both targets; None if there are none."""
         ttft, tpot = targets.of_each(self.prompt)
-        slow = (self.ttft > ttft) | (self.tpot > tpot)
-        return float(1 - slow.mean()) if slow.size else 1.0
+        good = np.isfinite(self.latency) & ~((self.ttft > ttft) | (self.tpot > tpot))
+        good = good if rows is None else good[rows]
+        return float(good.mean()) if good.size else None
+
+
+def rank(values: Array, share: float) -> float:
+    """The smallest value that a share of all values do not exceed."""
+    place = max(ceil(share * values.size - 1e-9), 1) - 1
+    return float(np.partition(values, place)[place])
 
 
 def quantile(values: Array, share: float) -> float:
@@ -219,12 +249,11 @@ def serve(requests: Requests, configuration: Configuration, count: int) -> Outco
 def waits(outcome: Outcome) -> tuple[Array, Array, Array]:
     """TTFT, TPOT and latency of each request. [s]
 
-    They are infinite for those that fit in no cache, and TTFT for those whose client hung up
-    without a token.
+    Latency is infinite where not all tokens came, and TTFT where none did.
     """
     lost = outcome.refused | (outcome.aborted & np.isnan(outcome.ttft_s))
-    ttft, latency = (np.where(lost, np.inf, x) for x in (outcome.ttft_s, outcome.latency_s))
-    return ttft, outcome.tpot_s, latency
+    latency = np.where(outcome.finished, outcome.latency_s, np.inf)
+    return np.where(lost, np.inf, outcome.ttft_s), outcome.tpot_s, latency
 
 
 def _replicas(kind: int, count: int, outcome: Outcome) -> Replicas:

@@ -38,7 +38,7 @@ from kvsim.planner.fleet.offers import (
     known_spread,
     list_kinds,
 )
-from kvsim.planner.fleet.play import Fleet, Played, play, serve
+from kvsim.planner.fleet.play import Fleet, Over, Played, play, serve
 
 ROUNDING = 1e-9  # relative, of costs
 BOUND_SHARE = 0.9  # of the replicas that are always busy, from which counts are tried
@@ -60,9 +60,6 @@ SCHEDULE_ROUNDS, SCHEDULE_STEP = 12, 1.12  # windows that miss need so many time
 LIGHT = 8  # times the replicas that are always busy: what waiting leaves
 FEW_AT_REST, MOST_AT_REST = 32, 64  # replicas that show what is reached with hardly any load
 REQUESTS_AT_REST = 2000  # that show it, of a long trace
-
-Reached = tuple[tuple[float, float], ...]
-"""TTFT and TPOT that the asked share is within, of each class of prompts with targets. [s]"""
 
 
 def everything(_: Configuration) -> bool:
@@ -143,7 +140,9 @@ class FleetSolver:
         self.fleets: list[Fleet] = []  # that answered a question
         self.plays = 0
         self._tunable, self._pairable = float(TUNED_REQUESTS), float(ALL_PAIRED_REQUESTS)
-        self._reached: dict[tuple[object, ...], Reached] = {}
+        self.judged = [question.targets]  # that every play is held against
+        self._over: dict[tuple[object, ...], dict[FleetTargets, Over]] = {}
+        self._at_rest: dict[int, Played] = {}
         self._traffic: dict[tuple[float, int], Traffic] = {}
         self._busy: dict[int, float] = {}
         self._spreads: dict[frozenset[tuple[int, str]], Spread] = {}
@@ -173,29 +172,21 @@ class FleetSolver:
         self.plays += 1
         return play(self.traffic(load, day), fleet, slowdown)
 
-    def reached(self, fleet: Fleet, load: float, day: int, slowdown: float) -> Reached:
-        """What a fleet reaches; played once."""
-        targets = self.question.targets
+    def over(
+        self, fleet: Fleet, asked: FleetQuestion, load: float, day: int = 0, slowdown: float = 1.0
+    ) -> Over:
+        """How far a fleet is beyond the targets; played once."""
         used = fleet.replicas > 0
         key = (
             tuple(id(x) for x, some in zip(fleet.kinds, used, strict=True) if some),
             fleet.running[:, used].tobytes(), fleet.share[..., used].round(6).tobytes(), load, day,
             slowdown,
         )  # fmt: skip
-        if key not in self._reached:
+        found = self._over.setdefault(key, {})
+        if asked.targets not in found:
             played = self.play(fleet, load, day, slowdown)
-            of = targets.of(played.prompt)
-            found = (
-                played.reached(targets.share, of == place) for place in range(len(targets.each))
-            )
-            self._reached[key] = tuple((x.ttft, x.tpot) for x in found)
-        return self._reached[key]
-
-    def over(
-        self, fleet: Fleet, asked: FleetQuestion, load: float, day: int = 0, slowdown: float = 1.0
-    ) -> tuple[float, float]:
-        """TTFT and TPOT in parts of their targets, of the class that is worst off."""
-        return _parts(self.reached(fleet, load, day, slowdown), asked.targets)
+            found |= {x: played.over(x) for x in {*self.judged, asked.targets}}
+        return found[asked.targets]
 
     def stressed(self, fleet: Fleet, asked: FleetQuestion) -> Iterator[tuple[Fleet, float]]:
         """What a fleet must keep its targets as: with headroom, and after every loss."""
@@ -218,14 +209,14 @@ class FleetSolver:
         cases = list(self.stressed(fleet, asked))
         if any(not x.running.any(axis=1).all() for x, _ in cases):
             return False
-        if any(max(self.over(x, asked, load)) > 1 for x, load in cases):
+        if any(self.over(x, asked, load).both > 1 for x, load in cases):
             return False
         if not asked.sure:
             return True
         may_miss = floor((1 - asked.sure) * self.days(asked.load) + ROUNDING)
         missed = 0
         for day, slowdown in self._scenarios(fleet, asked.load):
-            missed += any(max(self.over(x, asked, load, day, slowdown)) > 1 for x, load in cases)
+            missed += any(self.over(x, asked, load, day, slowdown).both > 1 for x, load in cases)
             if missed > may_miss:
                 return False
         return True
@@ -259,10 +250,8 @@ class FleetSolver:
         scenarios = self._scenarios(fleet, asked.load)
         for day, slowdown in scenarios:
             each = [self.over(x, asked, load, day, slowdown) for x, load in cases]
-            ttft, tpot = all(x[0] <= 1 for x in each), all(x[1] <= 1 for x in each)
-            kept += ttft, tpot, ttft and tpot
-        names = ("ttft", "tpot", "both")
-        likely = dict(zip(names, (kept / len(scenarios)).tolist(), strict=True))
+            kept += [max(x) <= 1 for x in zip(*each, strict=True)]
+        likely = dict(zip(Over._fields, (kept / len(scenarios)).tolist(), strict=True))
         return Certainty(likely, self.spread(fleet), len(scenarios))
 
     # fleets
@@ -473,7 +462,7 @@ class FleetSolver:
             may_miss = floor((1 - asked.sure) * days + ROUNDING)
             spread = self.spread(self.always(asked, (x, 1)))
             slower = spread.slowdown(1 - (may_miss + 0.5) / days)
-        return slower * max(_parts(self.at_rest(x), asked.targets)) <= 1
+        return slower * self.at_rest(x).over(asked.targets).both <= 1
 
     def _fewest(
         self, first: Fleet, low: int, most: int, capped: bool, asked: FleetQuestion
@@ -551,29 +540,30 @@ class FleetSolver:
         where prompts wait and fill every pass.
         """
         for j, x in enumerate(fleet.kinds):
-            ttft, tpot = self._worst(fleet, asked)
+            ttft, tpot, both = self._worst(fleet, asked)
             choices = self._kind_of[id(x)].choices
             smaller = x.costs.rules.max_tokens / min(y.costs.rules.max_tokens for y in choices)
             if ttft > NEARLY or tpot > NEARLY * smaller:
                 return None
-            limits = [n * x.costs.deployment.dp for n in LOWER_BATCH_LIMITS if tpot > 1]
+            waits = tpot <= 1 < ttft
+            limits = [n * x.costs.deployment.dp for n in LOWER_BATCH_LIMITS if not waits]
             others = [self._limited(x, n) for n in limits if n < x.costs.rules.max_seqs]
-            own = x.costs.rules.max_tokens if tpot <= 1 < ttft else 0
-            tried = [(max(ttft, tpot), -1, fleet)]
+            own = x.costs.rules.max_tokens if waits else 0
+            tried = [(both, -1, fleet)]
             for y in (*(y for y in choices if y.costs.rules.max_tokens > own), *others):
                 kinds = (*fleet.kinds[:j], y, *fleet.kinds[j + 1 :])
                 other = self.always(asked, *zip(kinds, fleet.replicas.tolist(), strict=True))
-                tried.append((max(self._worst(other, asked)), len(tried), other))
+                tried.append((self._worst(other, asked).both, len(tried), other))
             for over, _, other in sorted(tried)[:3]:
                 if over <= 1 and self.keeps(other, asked):
                     return other
             fleet = min(tried)[-1]
         return None
 
-    def _worst(self, fleet: Fleet, asked: FleetQuestion) -> tuple[float, float]:
-        """TTFT and TPOT in parts of their targets, the worst of what they must be kept under."""
+    def _worst(self, fleet: Fleet, asked: FleetQuestion) -> Over:
+        """How far a fleet is beyond the targets in the worst of what it must keep them under."""
         each = [self.over(some, asked, load) for some, load in self.stressed(fleet, asked)]
-        return max(x[0] for x in each), max(x[1] for x in each)
+        return Over(*(max(x) for x in zip(*each, strict=True)))
 
     def _limited(self, x: Configuration, seqs: int) -> Configuration:
         """The same replica with another batch limit; made once."""
@@ -737,19 +727,21 @@ class FleetSolver:
 
     # what can be reached
 
-    def at_rest(self, replica: Configuration) -> Reached:
-        """What a kind of replica reaches with hardly any load.
+    def at_rest(self, replica: Configuration) -> Played:
+        """What a kind of replica does with hardly any load; played once.
 
         Fewer clients than the trace's have one request for each replica at least: a trace of a few
         requests is played whole, and its longest ones are not passed over.
         """
-        busy, anyone = self.busy(self._kind_of[id(replica)]), self._anything
-        count = min(max(ceil(LIGHT * busy), FEW_AT_REST), MOST_AT_REST)
-        least, most = (
-            n / len(self.question.traffic.requests) for n in (MOST_AT_REST, REQUESTS_AT_REST)
-        )
-        load = min(max(count / (LIGHT * busy), least), most, 1.0)
-        return self.reached(self.always(anyone, (replica, count)), load, 0, 1.0)
+        if id(replica) not in self._at_rest:
+            busy, anyone = self.busy(self._kind_of[id(replica)]), self._anything
+            count = min(max(ceil(LIGHT * busy), FEW_AT_REST), MOST_AT_REST)
+            least, most = (
+                n / len(self.question.traffic.requests) for n in (MOST_AT_REST, REQUESTS_AT_REST)
+            )
+            load = min(max(count / (LIGHT * busy), least), most, 1.0)
+            self._at_rest[id(replica)] = self.play(self.always(anyone, (replica, count)), load)
+        return self._at_rest[id(replica)]
 
     @cached_property
     def _anything(self) -> FleetQuestion:
@@ -762,16 +754,6 @@ class FleetSolver:
         each = np.array([self._needed(k.choices[0]) * k.rent for k in kinds])
         each = np.where(np.isfinite(each), each, np.inf).min(axis=0)
         return float(each[np.isfinite(each)].sum()) * asked.load
-
-
-def _parts(reached: Reached, targets: FleetTargets) -> tuple[float, float]:
-    """TTFT and TPOT in parts of their targets, of the class that is worst off."""
-    pairs = list(zip(reached, targets.each, strict=True))
-
-    def part(value: float, target: float) -> float:
-        return inf if value == inf else value / target  # infinite: what no replica could hold
-
-    return max(part(x[0], t.ttft) for x, t in pairs), max(part(x[1], t.tpot) for x, t in pairs)
 
 
 def _frills(kind: ReplicaKind) -> int:
