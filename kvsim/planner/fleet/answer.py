@@ -131,12 +131,14 @@ def make_capacity(
         If the limits leave no fleet at all.
     """
     solver = FleetSolver(question, tell)
+    doubled = (question.targets.times(name, TARGET_FACTOR) for name in ("ttft", "tpot"))
+    solver.judged += [x for x in doubled if x != question.targets]
     asked = FleetQuestion(
         question.targets, question.limits, sure=question.sure, schedule=question.schedule
     )
     asked, chosen, shortfall = _answer(solver, asked)
     rows = _changed(solver, asked, chosen)
-    solver.judged = list(dict.fromkeys([asked.targets, *(x.targets for x in rows.values())]))
+    solver.judged = list({x.targets for x in (asked, *rows.values())})
     for label, changed in rows.items():
         tell(f"for comparison: {label}")
         solver.solve(changed)

@@ -535,30 +535,42 @@ class FleetSolver:
     def _retuned(self, fleet: Fleet, asked: FleetQuestion) -> Fleet | None:
         """A fleet that keeps what is asked with other pass budgets and batch limits, if one does.
 
-        Of each kind in turn what comes nearest is taken. Large passes read prompts sooner. For the
-        time per token all are played: small passes and batches shorten it, but so do large ones
-        where prompts wait and fill every pass.
+        Each time the kind of replica is changed whose change comes nearest, then the others. Large
+        passes read prompts sooner. For the time per token all are played: small passes and batches
+        shorten it, but so do large ones where prompts wait and fill every pass.
         """
-        for j, x in enumerate(fleet.kinds):
-            ttft, tpot, both = self._worst(fleet, asked)
-            choices = self._kind_of[id(x)].choices
-            smaller = x.costs.rules.max_tokens / min(y.costs.rules.max_tokens for y in choices)
-            if ttft > NEARLY or tpot > NEARLY * smaller:
-                return None
-            waits = tpot <= 1 < ttft
-            limits = [n * x.costs.deployment.dp for n in LOWER_BATCH_LIMITS if not waits]
-            others = [self._limited(x, n) for n in limits if n < x.costs.rules.max_seqs]
-            own = x.costs.rules.max_tokens if waits else 0
-            tried = [(both, -1, fleet)]
-            for y in (*(y for y in choices if y.costs.rules.max_tokens > own), *others):
-                kinds = (*fleet.kinds[:j], y, *fleet.kinds[j + 1 :])
-                other = self.always(asked, *zip(kinds, fleet.replicas.tolist(), strict=True))
-                tried.append((self._worst(other, asked).both, len(tried), other))
-            for over, _, other in sorted(tried)[:3]:
+        left = list(range(len(fleet.kinds)))
+        while left:
+            tried = [(self._worst(fleet, asked).both, -1, -1, fleet)]
+            for j in left:
+                for y in self._settings(fleet, j, asked):
+                    kinds = (*fleet.kinds[:j], y, *fleet.kinds[j + 1 :])
+                    other = self.always(asked, *zip(kinds, fleet.replicas.tolist(), strict=True))
+                    tried.append((self._worst(other, asked).both, len(tried), j, other))
+            for over, _, _, other in sorted(tried)[:3]:
                 if over <= 1 and self.keeps(other, asked):
                     return other
-            fleet = min(tried)[-1]
+            _, _, changed, fleet = min(tried)
+            if changed < 0:
+                return None
+            left.remove(changed)
         return None
+
+    def _settings(self, fleet: Fleet, j: int, asked: FleetQuestion) -> list[Configuration]:
+        """A kind of replica with the pass budgets and batch limits that may be what a fleet needs.
+
+        There are none for a fleet that is far from its targets.
+        """
+        ttft, tpot, _ = self._worst(fleet, asked)
+        x = fleet.kinds[j]
+        choices, rules = self._kind_of[id(x)].choices, x.costs.rules
+        smaller = rules.max_tokens / min(y.costs.rules.max_tokens for y in choices)
+        if ttft > NEARLY or tpot > NEARLY * smaller:
+            return []
+        if tpot <= 1 < ttft:
+            return [y for y in choices if y.costs.rules.max_tokens > rules.max_tokens]
+        limits = [n * x.costs.deployment.dp for n in LOWER_BATCH_LIMITS]
+        return [*choices, *(self._limited(x, n) for n in limits if n < rules.max_seqs)]
 
     def _worst(self, fleet: Fleet, asked: FleetQuestion) -> Over:
         """How far a fleet is beyond the targets in the worst of what it must keep them under."""
