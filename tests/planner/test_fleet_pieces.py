@@ -204,7 +204,8 @@ def test_each_class_is_held_to_its_own_targets() -> None:
 @pytest.mark.parametrize("share", [0.5, 0.9, 0.99, 0.999])
 def test_a_share_of_the_requests_is_within_both_targets(count: int, share: float) -> None:
     random = np.random.default_rng(count)
-    some = played(*(random.exponential(x, count).tolist() for x in (0.4, 0.05)), [100] * count)
+    ttft, tpot = (random.exponential(x, count).tolist() for x in (0.4, 0.05))
+    some = played(ttft, tpot, [100] * count)
     over = some.over(FleetTargets(1.0, 0.1, share))
     assert over.both >= max(over.ttft, over.tpot)
     for stretch, kept in ((1 + 1e-9, True), (1 - 1e-9, False)):  # the least by which both suffice
