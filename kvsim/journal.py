@@ -61,8 +61,8 @@ class Journal(Generic[T]):
         if self.path.exists():
             with own_output():
                 text = read_bytes(self.path, SAMPLES_FILE)
-        if text.partition(b"\n")[0] != first.encode().rstrip():
-            if text and not replaces:
+        if not text.startswith(first.encode()):
+            if not (replaces or first.encode().startswith(text)):  # its own, cut in the first line
                 raise InputError(
                     f"{self.path}: {self._obstacle(text)}; move it away, or choose another"
                 )

@@ -528,7 +528,7 @@ def find_fleet(case: Case) -> Columns:
         admission=Admission(),
         targets=targets,
         limits=FleetLimits(),
-        rules=Rules(prefix_caching=requests.block_ids is not None),
+        rules=Rules(max_seqs=0, max_tokens=0, prefix_caching=requests.block_ids is not None),
     )
     try:
         answer = make_capacity(question)

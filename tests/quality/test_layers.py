@@ -10,6 +10,7 @@ import pytest
 
 from kvsim.api.deployments import build_admission
 from kvsim.errors import InfeasibleError, InputError
+from kvsim.journal import Journal
 from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
@@ -222,3 +223,24 @@ def test_a_measurement_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     assert not keep_losses(out, about | {"model": "other"}).done
     again.remove()
     assert not list(tmp_path.iterdir())
+
+
+def test_a_journal_resumes_wherever_its_file_was_cut(tmp_path: Path) -> None:
+    path = tmp_path / "journal.jsonl"
+
+    def opened() -> Journal[int]:
+        kept = Journal[int](path, {"numbers": 1, "of": "a"}, lambda n: {"n": n}, lambda r: r["n"])
+        kept.resume(replaces=False)
+        return kept
+
+    first = opened()
+    first.append("one", [1, 2])
+    first.append("two", [])
+    whole = path.read_bytes()
+    for cut in range(len(whole) + 1):
+        path.write_bytes(whole[:cut])
+        again = opened()
+        before = dict(again.done)
+        again.append("three", [3])
+        assert before == dict(list(first.done.items())[: len(before)])
+        assert opened().done == before | {"three": [3]}
