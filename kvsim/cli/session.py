@@ -77,13 +77,7 @@ def _session(asked: argparse.Namespace) -> int:
                 state,
                 60 * asked.minutes,
                 _log,
-                [
-                    sys.executable,
-                    "-m",
-                    "kvsim.validate.session.work",
-                    asked.device,
-                    str(state.folder),
-                ],
+                _worker(asked.device, state),
                 lambda: _pack(asked.bundle, state),
             )
         except KeyboardInterrupt:
@@ -99,6 +93,10 @@ def _session(asked: argparse.Namespace) -> int:
     code = _report(asked, state, units)
     failed = any(one.reason.startswith("failed") for one in left)
     return 130 if stopped else code or int(failed)
+
+
+def _worker(device: str, state: SessionState) -> list[str]:
+    return [sys.executable, "-m", "kvsim.validate.session.work", device, str(state.folder)]
 
 
 def _pack(bundle: Path | None, state: SessionState) -> None:

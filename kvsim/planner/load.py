@@ -36,6 +36,7 @@ FURTHER_DRAWS = 8
 
 FIRST_SEED = 1000  # of them
 LOWERED = 1.03  # ratio of rates where the further draws do not keep the targets
+MOST_LOWERED = 24  # times: half the rate keeps no more where long prompts alone are late
 SIMULTANEOUS = 1e-3  # s; requests that come within it come together
 DIPS = (1, 2, 3, 5)
 """Finest steps above a rate that is kept, at which more is tried: 3 of 251 searches then found more
@@ -422,13 +423,13 @@ class RateSearch:
         seeds, count = range(FIRST_SEED, FIRST_SEED + FURTHER_DRAWS), len(self.load.requests)
         others = [RateSearch(draw_load(drawn, "", count, seed), self.asked) for seed in seeds]
         rate = found.each_per_s
-        while True:
+        for lower in range(MOST_LOWERED):
+            rate = found.each_per_s / LOWERED**lower
             every = [search.play(found.costs, rate) for search in (self, *others)]
             self.plays += FURTHER_DRAWS
             share = float(np.mean([o.meets_targets.mean() for o in every]))
             if share >= self.asked.share:
                 break
-            rate /= LOWERED
         ttft, tpot = (
             quantiles(np.concatenate([getattr(o, name) for o in every]))
             for name in ("ttft_s", "tpot_s")

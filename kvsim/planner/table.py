@@ -457,7 +457,12 @@ class TableSearch:
         return best_row(self.table.columns[self.q.objective], self.table.columns, limits, among)
 
     def _of_kernels(self, limits: dict[str, float]) -> dict[str, float]:
-        """The limits without what needs a kernel that its engine has not, if that leaves a row."""
+        """The limits without what needs a kernel that its engine has not, if that leaves a row.
+
+        Widths by layer that the user measured are asked for, whatever runs them.
+        """
+        if self.q.admission.layered:
+            return limits
         columns, measured = self.table.columns, limits | {"idealised": 0.0}
         rows = rows_within(columns[self.q.objective], columns, measured)
         return measured if rows.size else limits

@@ -45,6 +45,7 @@ SCHEDULE = (
     "replica, how many of each run"
 )
 FULL_KV = re.compile(r" full(?= \+ |,|;|$)")
+DRAFTING = re.compile(r"\b([\w-]+):\S*?\bgamma=(\d+)[\w.,=-]*")
 DISAGGREGATED_NOTE = (
     "1 prefill + 1 decode: one engine computes prompts and transfers their KV "
     "caches to one that decodes"
@@ -606,8 +607,8 @@ def _wait_of(times: Row, name: str) -> str:
 
 
 def _shorten(name: str) -> str:
-    """Leave out of fleets and replicas that their KV cache is full."""
-    return FULL_KV.sub("", name)
+    """Leave out of fleets and replicas that their KV cache is full, and how drafts are made."""
+    return DRAFTING.sub(r"\1 with \2 drafts", FULL_KV.sub("", name))
 
 
 def _describe_prices(answer: Row) -> list[str]:
