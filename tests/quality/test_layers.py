@@ -115,7 +115,7 @@ def each_layer(technique: Technique, layers: int = 3) -> list[Term]:
 
 
 def test_a_budget_of_loss_is_spent_on_widths() -> None:
-    d = Deployment(load_model("smollm2-135m"), load_hardware("rtx4090"), load_stack("kvsim"))
+    d = Deployment(load_model("smollm2-135m"), load_hardware("rtx4090"), load_stack("vllm"))
     w = Workload(4096, 512)
     alone = made(30).alone / np.array([40.0, 800.0])[None, :, None, None]
     some = offered(replace(made(30), alone=alone, uniform=alone.sum(axis=(0, 2))))
