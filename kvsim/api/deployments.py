@@ -103,17 +103,17 @@ def name_stack(inputs: Inputs) -> str:
     Returns
     -------
     str
-        That of ``--stack``; without it the engine of ``--engine``, or llama.cpp where one of its
-        own options is given.
+        That of ``--stack``; without it the engine of ``--engine``; without that, llama.cpp if one
+        of its own options is given.
     """
     from kvsim.techniques.released import ENGINES
 
     given, engine = inputs.given, str(getattr(inputs, "engine", None) or "").strip().lower()
     if "stack" in given:
         return str(inputs.stack)
-    if any(name in given for name in LLAMACPP_OPTIONS):
-        return "llamacpp"
-    return str(engine if engine in (*ENGINES, "ollama") else inputs.stack)
+    if engine in (*ENGINES, "ollama"):
+        return engine
+    return "llamacpp" if any(name in given for name in LLAMACPP_OPTIONS) else str(inputs.stack)
 
 
 def _is_ollama_tag(tag: str) -> bool:

@@ -279,7 +279,7 @@ def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
 def _write_capacity(inputs: Inputs, where: "Deployment") -> str:
     """The command that finds a fleet for the same requests and targets."""
     shape = "trace prompt generate lengths rate scale users think burst hours cached hit_rate turns"
-    known = {*shape.split(), "ttft", "tpot", "percentile"}
+    known = {*shape.split(), "stack", "ttft", "tpot", "percentile"}
     given = {k: v for k, v in inputs.given.items() if k in known and not isinstance(v, list)}
     asked = {"model": inputs.model, "gpus": where.hardware.name, "weights": where.weights}
     return command_line("capacity", asked | given)

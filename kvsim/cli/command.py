@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from inspect import Parameter, Signature
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import typer
 from typer.core import TyperCommand, TyperGroup
@@ -25,9 +25,6 @@ from kvsim.options import (
     options_of,
     read_spellings,
 )
-
-if TYPE_CHECKING:
-    pass
 
 EXAMPLES = {
     "plan": (

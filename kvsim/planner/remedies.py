@@ -121,9 +121,12 @@ def describe_obstacle(question: ServiceQuestion) -> str:
             mildest = min(harmful, key=lambda found: found.column)
             admits = "" if mildest.unknown else f"; {needed_option(mildest)} admits it"
             return f"all named techniques may lose more than --lossy admits{admits} ({mildest})"
+        if lossy := _weights_too_lossy(question):
+            return lossy
         need = f"a sequence of {question.load.longest:,} tokens does not fit"
         q = min(question.deployments, key=lambda q: full_weights(q.deployment))
-        where, d = _differing(d, q.deployment), q.deployment
+        where = _differing(replace(d, weights=q.deployment.weights), q.deployment)
+        d = q.deployment
         weights, size = full_weights(d), format_number(full_weights(d) / GIB)
         gib = f"{format_number(q.limits.gpu_memory / GIB)} GiB are usable"
         if weights >= q.limits.gpu_memory:
@@ -144,6 +147,28 @@ def describe_obstacle(question: ServiceQuestion) -> str:
     if found and sure > 0.5:
         found[-1] += f" (with a margin for {100 * sure:g} % probability)"
     return "; ".join(found) or "both targets cannot be met together, even at light load"
+
+
+def _weights_too_lossy(question: ServiceQuestion) -> str:
+    """That weights which fit lose more than is admitted, and what admits the gentlest of them."""
+    unjudged = [
+        replace(q, admission=replace(q.admission, judges_weights=False))
+        for q in question.deployments
+        if weights_lose(q)
+    ]
+    known = [
+        (weights_evidence(q.deployment.model, q.deployment.weights), q.deployment.weights)
+        for q in unjudged
+        if idle_times(question, q) is not None
+    ]
+    if not known:
+        return ""
+    found, weights = min(known, key=lambda x: x[0].column)
+    most = "unmeasured" if found.unknown else f"at most {100 * found.bound:.2g} % of scores"
+    return (
+        "the weights that fit may lose more quality than is admitted; "
+        f"{needed_option(found)} admits {weights} ({most})"
+    )
 
 
 def not_served(question: Question) -> str:

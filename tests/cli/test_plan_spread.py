@@ -48,6 +48,7 @@ def test_what_cannot_be_built_is_refused_by_its_option(degrees: dict[str, str], 
         ({"engine": "hf"}, "hf-sdpa"),
         ({"engine": "sglang", "stack": "vllm"}, "vllm"),
         ({"model": "qwen3-30b-a3b", "n_cpu_moe": "all"}, "llamacpp"),
+        ({"ubatch_size": "1024"}, "llamacpp"),
     ],
 )
 def test_the_stack_is_that_of_the_engine_unless_named(
@@ -55,3 +56,11 @@ def test_the_stack_is_that_of_the_engine_unless_named(
 ) -> None:
     (found,) = build_deployments(Inputs("plan", {"model": "llama3-8b", "gpu": "l40s"} | given))
     assert found.stack.family == family
+
+
+def test_an_engine_keeps_its_stack_beside_options_of_llama_cpp() -> None:
+    case = {"model": "llama3-8b", "gpu": "l40s", "ubatch_size": "1024"}
+    (found,) = build_deployments(Inputs("plan", case | {"engine": "ollama"}))
+    assert (found.stack.name, found.stack.time.prompt_pass) == ("ollama", 1024)
+    with pytest.raises(InputError, match="--ubatch-size: stack vllm does not read prompts in"):
+        build_deployments(Inputs("plan", case | {"engine": "vllm"}))

@@ -7,6 +7,7 @@ import pytest
 
 import kvsim
 from kvsim.errors import InfeasibleError
+from kvsim.planner.alternatives import NoPlanError
 from kvsim.planner.load import RateSearch
 from kvsim.planner.remedies import explain_choice, with_times
 from kvsim.planner.service import ServicePlan, ServiceSearch
@@ -94,3 +95,9 @@ def test_a_rate_that_further_draws_do_not_keep_is_lowered_and_its_quantiles_fit_
     settled = search.typical(crowded)
     assert settled.each_per_s < crowded.each_per_s and settled.share >= found.question.asked.share
     assert settled.ttft["p90"] <= found.question.asked.ttft
+
+
+def test_no_plan_with_any_weights_names_what_their_loss_needs() -> None:
+    with pytest.raises(NoPlanError, match=r"max_loss \S+ admits int4 \(at most ") as none:
+        plan("qwen3-30b-a3b", gpu="rtx4090", weights=["auto"])
+    assert "does not fit" not in none.value.reason
