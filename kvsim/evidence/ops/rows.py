@@ -4,6 +4,7 @@ Columns: device, engine, version, op, ms and those of its kind of op (``KINDS``)
 be used is counted under the reason, never fitted.
 """
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -213,7 +214,8 @@ def _newest_versions(files: list[Path], engine: str, device: str) -> dict[str, s
 
 def _order(version: str) -> list[tuple[int, str]]:
     parts = version.replace("rc", ".").replace("post", ".").split(".")
-    return [(int(part), "") if part.isdigit() else (-1, part) for part in parts]
+    plain = re.compile("[0-9]{1,9}")
+    return [(int(part), "") if plain.fullmatch(part) else (-1, part) for part in parts]
 
 
 def _check_columns(path: Path, row: Mapping[str, str]) -> None:
