@@ -52,7 +52,8 @@ def escape_controls(text: str, kept: str = "\n\t") -> str:
     kept
         Control characters that stay.
     """
-    return "".join(c if c in kept or category(c) not in CONTROLS else ascii(c)[1:-1] for c in text)
+    found = (c for c in set(text) - set(kept) if category(c) in CONTROLS)
+    return text.translate({ord(c): ascii(c)[1:-1] for c in found})
 
 
 def print_note(*notes: str) -> None:

@@ -156,5 +156,5 @@ def make_result(
             f"idle GPU, as `kvsim predict` has them."
         ],
         foot=[describe_basis(basis(deployment))],
-        grid=json.dumps(found, allow_nan=False, separators=(",", ":")).replace("</", "<\\/"),
+        grid=json.dumps(found, allow_nan=False, separators=(",", ":")),
     )

@@ -4,6 +4,7 @@ A page is a verdict, what follows it, tables that sort and copy as CSV, and pict
 which command, version and day it is from. ``templates/page.html`` lays out all of them.
 """
 
+import json
 import re
 from base64 import b64encode
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from zlib import compress
 
 import numpy as np
 
+from kvsim.console import escape_controls
 from kvsim.report.json import Row
 from kvsim.report.table import Column
 from kvsim.report.terminal import COMMAND
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
 WIDE, DENSE = 10, 12  # columns from which a table is wider than the text, and printed smaller
 CODE = re.compile("`([^`]+)`")
 OPTION = re.compile(r"(--[a-z]\S*)")  # never broken at its hyphens
+JSON_STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"')
 MARGIN = 0.05  # of a logarithmic axis, beside its values
 PACKED, GZIP = 3, 31  # zlib's level, which takes 0.1 s, and its code for gzip's header
 
@@ -46,12 +49,13 @@ def render_page(
         What else ``templates/page.html`` shows: title, answer, tables, details, notes, pastes,
         command and foot.
     """
-    return _load_template().render(
+    page = _load_template().render(
         parts,
         pictures=[(title, _serialize(figure)) for title, figure in pictures],
-        grid=grid,
+        grid=_escape_json(grid).replace("</", "<\\/"),
         plotly=pack_plotly() if pictures or grid else "",
     )
+    return escape_controls(page)
 
 
 def render_part(template: str, macro: str, *given: object) -> str:
@@ -67,7 +71,7 @@ def render_part(template: str, macro: str, *given: object) -> str:
         What it is made of.
     """
     made = getattr(_load_template(template).module, macro)
-    return str(made(*given))
+    return escape_controls(str(made(*given)))
 
 
 @cache
@@ -121,7 +125,17 @@ def _serialize(figure: "Figure") -> str:
     """A figure as JSON inside HTML; the page has its own colours."""
     figure.update_layout(template=None)
     _bound_axes(figure)
-    return str(figure.to_json()).replace("</", "<\\/")
+    return _escape_json(str(figure.to_json(engine="json"))).replace("</", "<\\/")
+
+
+def _escape_json(text: str) -> str:
+    """Escape control characters of strings in JSON: a script would read ``\\u202e`` as one."""
+
+    def escape_string(found: re.Match[str]) -> str:
+        string = found[0]
+        return json.dumps(escape_controls(json.loads(string))) if "\\" in string else string
+
+    return JSON_STRING.sub(escape_string, text)
 
 
 def _bound_axes(figure: "Figure") -> None:

@@ -4,12 +4,17 @@ import csv
 import io
 import json
 import random
+import re
+from html import escape
 from pathlib import Path
 from typing import Any
 
 import pytest
+from plotly.graph_objects import Figure, Scatter
 
 from kvsim.console import escape_controls
+from kvsim.report.answer import Answer
+from kvsim.report.page import render_page
 from kvsim.report.predict import FORMULAS
 from tests.emit.test_quoting import names
 from tests.support.commands import run
@@ -60,6 +65,31 @@ def test_names_are_cells_and_lines_of_text(tmp_path: Path, part: int) -> None:
         assert not any(str(cell).startswith(FORMULAS) for cell in row.values()), name
         found: dict[str, Any] = json.loads(run(*asked, "--json").out)
         assert found["rows"][0]["model"] == name
+
+
+@pytest.mark.parametrize("name", ["a\x1b[31mb", "a\u202eb\u2066", "a\U000e0041b\x7f", "é 模型 😀"])
+def test_pages_show_names_as_text(tmp_path: Path, name: str) -> None:
+    page, where = tmp_path / "page.html", model(tmp_path, name)
+    asked = ("--gpu=t4", "--prompt=64", "--generate=4", "--technique=full", "--batch=1,2")
+    assert run("predict", where, *asked, f"--report={page}").code == 0
+    assert_plain(page.read_text(), name)
+
+
+def test_pictures_and_titles_show_names_as_text() -> None:
+    name = "a\x1b\b\u202e\U000e0041 </script> 😀"
+    figure = Figure(Scatter(x=[1, 2], y=[1, 2], name=name))
+    answer = Answer(name)
+    page = render_page([(name, figure)], grid=json.dumps({"name": name}), title=name, answer=answer)
+    assert_plain(page, name)
+    assert page.count("</script>") == page.count("<script")
+
+
+def assert_plain(page: str, name: str) -> None:
+    """What a page holds, and the strings that its scripts read, have no control character."""
+    data = re.findall(r'<script type="application/json"[^>]*>(.*?)</script>', page, re.DOTALL)
+    shown = page + "".join(json.dumps(json.loads(part), ensure_ascii=False) for part in data)
+    assert escape_controls(shown) == shown
+    assert escape(escape_controls(name)) in page
 
 
 def test_reports_stay_in_their_folder(tmp_path: Path) -> None:
