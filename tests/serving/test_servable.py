@@ -3,6 +3,7 @@
 import json
 import os
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ import numpy as np
 import pytest
 
 from kvsim.errors import InfeasibleError
+from kvsim.machines.profiles import load_hardware
 from kvsim.models.configs import load_model
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.rules import Rules
-from kvsim.serving.servable import find_refusals, longest_request, within_context
+from kvsim.serving.servable import find_refusals, longest_request, why_refused, within_context
 from kvsim.traces.requests import Requests
 from tests.support.commands import run
 from tests.support.served import tables_of
@@ -93,6 +95,25 @@ def test_the_context_and_the_cache_are_met_to_the_token() -> None:
     lengths = np.array([most.context, most.context + 1, min(most) + 1])
     found = find_refusals(most, Requests(np.zeros(3), lengths - 1, np.ones(3, int)))
     assert found.tolist()[:2] == [2 * (most.context - 1 > most.cached), 1]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "generate", "reason"),
+    [
+        ("h100", 192, None),
+        ("h100", 193, "context"),
+        ("rtx5000", 192, "cache"),
+        ("rtx5000", 193, "context"),
+    ],
+)  # the weights of 8 billion parameters leave no cache on 16 GB
+def test_a_prompt_and_its_answer_share_the_context(
+    gpu: str, generate: int, reason: str | None
+) -> None:
+    base = tables_of("full", 8, 128, "chunked")
+    deployment = replace(
+        base.deployment, model=load_model("llama3-8b"), hardware=load_hardware(gpu)
+    )
+    assert why_refused(base.technique, deployment, 8000, generate) == reason
 
 
 def test_an_engine_may_be_started_for_other_lengths() -> None:
