@@ -16,6 +16,7 @@ from kvsim.models.configs import load_model
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import Outcome, faults
 from kvsim.serving.rules import PREFIX_LOADS, Rules
+from kvsim.serving.scheduler import ROUTES
 from kvsim.serving.simulate import Run, simulate
 from kvsim.traces.requests import Requests
 from tests.support.served import tables_of
@@ -143,3 +144,25 @@ def test_hits_per_memory_are_those_of_a_plain_count() -> None:
     assert found.sum() == run.progress.hits.sum() == expected
     assert found[1] > 0
     assert faults(run) == []
+
+
+@pytest.mark.parametrize("shared", [0.0, 1e9])
+@pytest.mark.parametrize("route", ROUTES)
+def test_requests_that_arrive_in_pieces_have_the_same_times(
+    route: str, shared: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Passes between two calls wait for what arrives later; after the last all are played."""
+    arrival, ends = np.linspace(0, 0.2, 11), np.arange(12) * 10
+    prompt, generate = np.full(11, 320), np.full(11, 40)
+    some = Requests(arrival, prompt, generate, np.arange(110) % 40, ends, 32)
+    base = tables_of("full", 8, 128, "chunked")
+    costs = replace(base, rules=replace(base.rules, prefix_caching=True, remote_cache=shared))
+    object.__setattr__(costs, "tables", base.tables)
+    whole = simulate(some, costs, 2, route).progress
+    assert np.isfinite(whole.last).all()
+    monkeypatch.setattr("kvsim.serving.simulate.REQUESTS_PER_CALL", 3)
+    pieces = simulate(some, costs, 2, route).progress
+    assert (pieces.first.tolist(), pieces.last.tolist()) == (
+        whole.first.tolist(),
+        whole.last.tolist(),
+    )
