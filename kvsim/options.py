@@ -524,7 +524,7 @@ TABLE: Mapping[str, tuple[CommandOption, ...]] = {
         Opt("allreduce_bandwidth", parse_gigabytes, "GB/S",
                "All-reduce bandwidth between the GPUs (busbw of nccl-tests); by default the "
                "profile's.", DEPLOYED, range=real(0.1, 1e5, "GB/s"),
-               needs=dict.fromkeys(("predict", "simulate", "explore"), "tp ep")),
+               needs=dict.fromkeys(("predict", "simulate"), "tp ep")),
         Opt("n_cpu_moe", count_or("all", "auto"), "N|all|auto",
                "Keep the routed experts of the first N layers in host memory; auto for as few as "
                "fit.",

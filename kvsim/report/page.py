@@ -52,7 +52,7 @@ def render_page(
     page = _load_template().render(
         parts,
         pictures=[(title, _serialize(figure)) for title, figure in pictures],
-        grid=_escape_json(grid).replace("</", "<\\/"),
+        grid=_escape_json(grid),
         plotly=pack_plotly() if pictures or grid else "",
     )
     return escape_controls(page)
@@ -125,17 +125,20 @@ def _serialize(figure: "Figure") -> str:
     """A figure as JSON inside HTML; the page has its own colours."""
     figure.update_layout(template=None)
     _bound_axes(figure)
-    return _escape_json(str(figure.to_json(engine="json"))).replace("</", "<\\/")
+    return _escape_json(str(figure.to_json(engine="json")))
 
 
 def _escape_json(text: str) -> str:
-    """Escape control characters of strings in JSON: a script would read ``\\u202e`` as one."""
+    """Escape control characters in strings of JSON, and what begins a tag.
+
+    A script would read ``\\u202e`` as that character.
+    """
 
     def escape_string(found: re.Match[str]) -> str:
         string = found[0]
         return json.dumps(escape_controls(json.loads(string))) if "\\" in string else string
 
-    return JSON_STRING.sub(escape_string, text)
+    return JSON_STRING.sub(escape_string, text).replace("<", "\\u003c")
 
 
 def _bound_axes(figure: "Figure") -> None:
