@@ -108,12 +108,23 @@ def name_stack(inputs: Inputs) -> str:
     """
     from kvsim.techniques.released import ENGINES
 
-    given, engine = inputs.given, str(getattr(inputs, "engine", None) or "").strip().lower()
+    given, engine = inputs.given, _typed_engine(inputs)
     if "stack" in given:
         return str(inputs.stack)
     if engine in (*ENGINES, "ollama"):
         return engine
     return "llamacpp" if any(name in given for name in LLAMACPP_OPTIONS) else str(inputs.stack)
+
+
+def _typed_engine(inputs: Inputs) -> str:
+    """The engine of ``--engine`` in lower case; empty where none is named."""
+    return str(getattr(inputs, "engine", None) or "").strip().lower()
+
+
+def _running_engine(inputs: Inputs) -> str:
+    """The engine of ``--engine`` as techniques and layouts know it: Ollama runs llama.cpp."""
+    engine = _typed_engine(inputs)
+    return "llamacpp" if engine == "ollama" else engine
 
 
 def _is_ollama_tag(tag: str) -> bool:
@@ -445,7 +456,7 @@ def build_layouts(inputs: Inputs) -> "list[Deployment]":
 
     total: int = inputs.total_gpus
     found: list[Deployment] = []
-    engine = (inputs.engine or "").strip().lower()
+    engine = _running_engine(inputs)
     for base in build_deployments(inputs):
         every = list(list_layouts(on_nodes(base, total, inputs.nodes or 0), total))
         runs = engine or base.stack.family
@@ -480,12 +491,12 @@ def build_admission(inputs: Inputs) -> "Admission":
     """
     from kvsim.planner.question import Admission, read_acceptance
 
-    given, engine = inputs.acceptance, (inputs.engine or "").strip().lower()
+    given = inputs.acceptance
     rate, seen_at, accepted = (None, 0, ()) if given is None else read_acceptance(given)
     return Admission(
         only=tuple(inputs.only or ()),
         without=tuple(inputs.without or ()),
-        engine="llamacpp" if engine == "ollama" else engine,
+        engine=_running_engine(inputs),
         unmeasured=inputs.lossy,
         judges_weights=inputs.weights == ["auto"],
         rate=rate,

@@ -99,3 +99,10 @@ def test_a_host_that_is_only_assumed_has_a_wider_interval() -> None:
         found = json.loads(done.out)["rows"][0]["ranges"]["tpot_s"]
         widths.append(found["high"] / found["low"])
     assert widths[0] > 1.2 * widths[1] > 1.2
+
+
+def test_layouts_for_ollama_are_those_of_llamacpp() -> None:
+    card, ollama = ("--gpu", "rtx4090", "--total-gpus", "2"), ("--engine", "Ollama", "--json")
+    done = run("plan", "--model", "qwen3-30b-a3b", *card, "--ttft", "5s", *ollama)
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["choice"]["gpus"] == 2
