@@ -8,11 +8,12 @@ from kvsim.engine.roofline import (
     all_ops,
     host_seconds,
     overhead_seconds,
+    peak_seconds,
     resource_seconds,
     seconds,
     seconds_of,
 )
-from kvsim.graph import Number, Step
+from kvsim.graph import Number, Op, Step
 from kvsim.machines.deployment import Deployment
 from kvsim.prediction.generate import Prediction
 
@@ -28,6 +29,7 @@ LIMITS = {
     "unpack": "arithmetic that unpacks the cache",
     "cpu": "host arithmetic",
 }
+SMALL_PRODUCTS = "products of few rows"
 SERVER = "host work for requests, next to the GPU"
 
 
@@ -82,12 +84,24 @@ def _busy(step: Step, deployment: Deployment) -> dict[str, dict[str, float]]:
         needs = {name: _scalar(need) for name, need in resources.items()}
         needs["fixed time"] = _scalar(overhead_seconds(op, deployment))
         limit = LIMITS.get(max(needs, key=needs.__getitem__), "fixed time")
+        if limit == LIMITS["compute"] and _fills_few_tiles(op, needs, deployment):
+            limit = SMALL_PRODUCTS
         limit = SERVER if op.name == "server" else limit
         on = busy.setdefault(op.stream, {})
         on[limit] = on.get(limit, 0.0) + count * took
         if op.stream == "gpu":
             busy["host"]["kernel launches"] += count * _scalar(host_seconds(op, deployment))
     return busy
+
+
+def _fills_few_tiles(op: Op, needs: dict[str, float], deployment: Deployment) -> bool:
+    """Whether an op computes longer than it reads only because its tiles have few rows.
+
+    Such a kernel takes as long for one row as for a tile of them: more rows add throughput, which
+    they do not where arithmetic limits.
+    """
+    full = _scalar(peak_seconds(op, deployment)["compute"] * op.slower)
+    return full / deployment.stack.kernel(op.kernel).compute < needs.get("hbm", 0.0)
 
 
 def _scalar(value: Number) -> float:

@@ -6,7 +6,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from kvsim.machines.deployment import Deployment
-from kvsim.prediction.explain import LIMITS, SERVER
+from kvsim.prediction.explain import LIMITS, SERVER, SMALL_PRODUCTS
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence
 from kvsim.report import units
@@ -34,6 +34,7 @@ REASONS = {
     "writes to the disk": "writing the cache there takes longest",
     "arithmetic": "the GPU computes all the time; a larger batch adds no throughput",
     "host arithmetic": "the CPU computes attention",
+    SMALL_PRODUCTS: "kernels compute whole tiles for few tokens; a larger batch adds throughput",
     "arithmetic that unpacks the cache": "the GPU spends its time unpacking the cache",
     "kernel launches": "the host issues kernels more slowly than the GPU runs them",
     SERVER: "tokenizing prompts and streaming text take the host longer than the GPU needs",
