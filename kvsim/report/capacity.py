@@ -525,7 +525,7 @@ def _load_table(answer: Row) -> Table:
         needs = answer["fleet_at_load"][load]["usd_per_hour"] or "none found"
         rows.append({**times, "case": label, "needs": needs})
     for name, times in answer["after_loss"].items():
-        rows.append({**times, "case": f"without one {name}", "needs": ""})
+        rows.append({**times, "case": f"without one {_shorten(name)}", "needs": ""})
     columns = [
         text_column("this fleet with", "case"),
         *_wait_columns(),
