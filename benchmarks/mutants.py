@@ -70,7 +70,10 @@ FLEETS = (*quick_tests("tests/planner", "planner", "plan_trace", "programme", "s
 COMMANDS = (
     "tests/test_api.py",
     *quick_tests("tests/cli", "calibrate_machine", "capacity", "capacity_spread", "simulate_files"),
+    *quick_tests("tests/report", "every_page", "explore", "pages"),
+    "tests/docs/test_blocks.py",
 )
+"""Tests of commands, of what is shown, and of what the documentation prints."""
 REAL = quick_tests(
     "tests/validate", "any_cpu", "impl_composed", "impl_lossless", "impl_overlap", "kernels_triton",
     "launches", "pretended_units", "session", "smollm2",
@@ -78,7 +81,7 @@ REAL = quick_tests(
 ROOMS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     **{
         room: (f"kvsim/{room}", DATA, (f"tests/{room}",))
-        for room in ("models", "machines", "traces", "quality", "evidence", "emit", "report")
+        for room in ("models", "machines", "traces", "quality", "evidence", "emit")
     },
     "sweeps": ("kvsim/sweeps", DATA, ("tests/sweep",)),
     "fleet": ("kvsim/planner/fleet", FLEETS, ("tests/planner",)),
@@ -88,6 +91,7 @@ ROOMS: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
     "planner": ("kvsim/planner", PLANS, ("tests/planner",)),
     "serving": ("kvsim/serving", RUNS, ("tests/serving",)),
     "api": ("kvsim/api", COMMANDS, ("tests/cli",)),
+    "report": ("kvsim/report", COMMANDS, ("tests/report",)),
     "cli": ("kvsim/cli", COMMANDS, ("tests/cli",)),
     "validate": ("kvsim/validate", REAL, ("tests/validate",)),
 }

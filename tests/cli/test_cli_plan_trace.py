@@ -2,9 +2,7 @@
 
 from pathlib import Path
 
-import pytest
-
-from tests.support.commands import replaced, run
+from tests.support.commands import run
 from tests.support.envelope import answer_in
 
 BASE = ("plan", "--model", "llama3-8b", "--gpu", "a6000", "--trace", "sample:chat")
@@ -33,35 +31,3 @@ def test_the_replicas_are_the_fewest_that_simulate_finds() -> None:
         for n in (count - 1, count)
     ]  # fmt: skip
     assert shares[0] < 0.9 <= shares[1]
-
-
-@pytest.mark.parametrize(
-    ("arguments", "code", "message"),
-    [
-        (("--prompt", "5"), 2, "--prompt and --trace"),
-        (("--generate", "5"), 2, "--generate and --trace"),
-        (("--batch", "auto"), 2, "--batch and --trace"),
-        (("--rate", "nan"), 2, "--rate"),
-        (("--rate", "0"), 2, "--rate"),
-        (("--max-seqs", "0"), 2, "--max-seqs"),
-        (("--max-tokens", "x"), 2, "--max-tokens"),
-        (("--objective", "fun"), 2, "--objective"),
-        (("--trace", "nowhere.csv"), 2, "nowhere.csv"),
-        (("--tpot", "0.000001"), 1, "no plan meets the targets"),
-        (("--report", "/nowhere/x.html"), 2, "--report"),
-    ],
-)
-def test_bad_input_gets_one_line(arguments: tuple[str, ...], code: int, message: str) -> None:
-    done = run(*replaced(BASE, *arguments))
-    assert done.code == code
-    assert len(done.err.strip().splitlines()) == 1
-    assert message in done.err
-    assert not done.out
-
-
-@pytest.mark.parametrize("lonely", [("--per-class",), ("--rate", "2")], ids=lambda a: a[0])
-def test_options_of_a_trace_need_one(lonely: tuple[str, ...]) -> None:
-    done = run("plan", "--model", "llama3-8b", "--gpu", "a6000", *lonely)
-    assert done.code == 2
-    assert done.err.startswith(f"kvsim: {lonely[0]}: has no effect without --trace; add --trace")
-    assert len(done.err.splitlines()) == 1

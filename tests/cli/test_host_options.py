@@ -65,28 +65,9 @@ def test_other_commands_take_them() -> None:
 
 
 def test_a_plan_keeps_experts_in_host_memory_where_the_model_needs_that() -> None:
-    done = run(
-        "plan",
-        "--model",
-        "gpt-oss-120b",
-        "--gpu",
-        "rtx4090",
-        "--stack",
-        "llamacpp",
-        "--host",
-        "desktop-ddr5",
-        "--prompt",
-        "512",
-        "--generate",
-        "128",
-        "--batch",
-        "1",
-        "--offline",
-        "--only",
-        "full",
-        "--emit",
-        "llamacpp",
-    )
+    where = "plan --model gpt-oss-120b --gpu rtx4090 --stack llamacpp --host desktop-ddr5"
+    more = "--prompt 512 --generate 128 --batch 1 --offline --only full --emit llamacpp"
+    done = run(*where.split(), *more.split())
     assert done.code == 0, done.err
     assert "experts of as few layers as fit" in done.err
     assert "--n-cpu-moe 2" in done.out

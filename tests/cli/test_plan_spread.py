@@ -17,13 +17,6 @@ def test_what_can_be_built_is_compared_few_gpus_first() -> None:
     assert asked(tp="2,1", pp="2") == ["tp 2, pp 2", "pp 2"]  # as typed
 
 
-def test_an_ollama_tag_has_its_own_weights() -> None:
-    case = {"model": "llama3.1:8b", "gpu": "rtx4090", "stack": "llamacpp"}
-    for given, weights in ({}, ["q4_k_m"]), ({"weights": "q8_0"}, ["q8_0"]):
-        found = build_deployments(Inputs("plan", case | given))
-        assert [d.weights for d in found] == weights
-
-
 @pytest.mark.parametrize(
     ("degrees", "said"),
     [

@@ -18,7 +18,7 @@ from kvsim.serving.rules import PREFIX_LOADS, Rules
 from kvsim.serving.simulate import draw_rates, find_acceptance, simulate, with_acceptance
 from kvsim.traces.attention import GAMMAS, Acceptance, AttentionTrace, write
 from kvsim.traces.read import load
-from tests.support.bad_traces import BAD_FILES, BAD_ROWS, azure
+from tests.support.bad_traces import azure
 from tests.support.commands import run
 from tests.support.envelope import answer_in, own_fields
 from tests.support.places import SHARED
@@ -50,17 +50,6 @@ def test_a_trace_of_any_layout_is_read_as_kvsim_traces_reads_it(trace: Path) -> 
         done = run(*BASE, str(trace), *options)
         assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1), done.err
         assert all(word in done.err for word in words.split("|")), done.err
-
-
-@pytest.mark.parametrize("case", [*list(BAD_ROWS)[::3], *list(BAD_FILES)[::3]])
-def test_a_bad_trace_gets_one_line(case: str, tmp_path: Path) -> None:
-    data, words = (BAD_ROWS[case][0], BAD_ROWS[case][2]) if case in BAD_ROWS else BAD_FILES[case]
-    path = tmp_path / "trace"
-    path.write_bytes(data)
-    done = run(*BASE, str(path))
-    assert (done.code, done.out, len(done.err.splitlines())) == (2, "", 1), done.err
-    assert "trace" in done.err
-    assert all(word.lower() in done.err.lower() for word in words.split("|")), done.err
 
 
 def test_requests_larger_than_the_cache_are_refused_and_named(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_command_lines_of_kvsim_have_the_words_that_were_meant(tmp_path: Path) -
 
 def test_containers_have_the_words_that_were_meant() -> None:
     plain: list[str] = []
-    for name in ("NAME", *names()):
+    for name in ("NAME", *names()[:60]):
         asked = served("ngram:gamma=3,acceptance=0.5", model=name, gpu="4090", apart=(2, 1))
         found = [x for x in yaml.safe_load_all(emit("k8s", asked).text) if x]
         called = {x["metadata"]["name"] for x in found}

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvsim.engine.attention import head_factor
 from kvsim.engine.ops import all_reduce, gemm, routed_experts
 from kvsim.engine.roofline import all_ops, seconds, tiled
 from kvsim.engine.timeline import steady_seconds
@@ -74,20 +73,6 @@ def test_the_quickest_sum_is_taken(tokens: float, tp: int) -> None:
     (op,) = all_reduce(d, "sum", data)
     expected = min(one, two, ring) + stack.time.gap + stack.kernel("allreduce").floor
     assert seconds(op, d) == pytest.approx(expected, rel=1e-9)
-
-
-def test_a_stack_without_direct_sums_keeps_its_ring() -> None:
-    d = replace(deployment("llama3-8b"), stack=load_stack("fused"))
-    (op,) = all_reduce(d, "sum", 2.0 * d.shard.hidden)
-    assert op.fixed == 2 * d.hardware.links["link"].latency
-
-
-def test_head_factors() -> None:
-    assert head_factor(Kernel(), 64, 1) == 1.0
-    assert head_factor(APART, 128, 4) == 1.0
-    assert head_factor(APART, 64, 4) == pytest.approx(1.3)
-    assert head_factor(APART, 256, 1) == pytest.approx(0.9 * 1.2)
-    assert head_factor(APART, 512, 4) == pytest.approx(0.9)
 
 
 def test_formats_run_by_the_stacks_own_kernels_where_the_card_has_them() -> None:

@@ -158,13 +158,6 @@ def test_more_sequences_take_no_less_time_and_memory(degrees: dict[str, int]) ->
         assert (np.diff(values) >= -1e-12 * values[1:]).all()
 
 
-def test_degrees_of_one_change_nothing() -> None:
-    plain = deployed(tp=8)
-    assert plain == deployed(tp=8, pp=1, dp=1, ep=1) and plain.single_pass
-    step = FULL.prefill(plain, prefill_point(4.0, 512.0, 1.0))
-    assert [op.name for op in step.head].count("stages") == 0
-
-
 @pytest.mark.parametrize(
     ("model", "degrees", "said"),
     [
@@ -190,13 +183,6 @@ def test_what_moves_or_drafts_is_refused_on_several_ranks_or_stages(technique: s
         d = deployed("qwen3-30b-a3b", **asdict(spread))
         assert "(--dp) and stages (--pp)" in parse(technique).refuses(d)
     assert not parse("fp8").refuses(deployed("qwen3-30b-a3b", tp=4, pp=2))
-
-
-def test_a_spread_is_named_by_its_options() -> None:
-    assert Parallelism(8, 2, 1, 8).words() == "tp 8, pp 2, ep 8"
-    assert Parallelism(8).brackets() == "" and asdict(Parallelism(8))["tp"] == 8
-    assert list(Parallelism(8).notes(8)) == []
-    assert any("no measurement covers" in note for note in Parallelism(8, 2).notes(8))
 
 
 @pytest.mark.parametrize("ep", [1, 4])

@@ -34,81 +34,46 @@ from kvsim.validate.bench.work import Bench  # noqa: E402
 
 NOISE = 0.05  # of a run
 RUNS = 9
+
+
+def numbers(text: str) -> dict[str, float]:
+    """Names and values, separated by commas."""
+    return {name: float(value) for name, value in map(str.split, text.split(","))}
+
+
 RATES = {
-    "gpu": {
-        "hbm.bandwidth_Bps": 3.0e12,
-        "dram.bandwidth_Bps": 2.1e11,
-        "compute.fp16_FLOPps": 7.4e14,
-        "compute.bf16_FLOPps": 7.2e14,
-        "compute.fp32_FLOPps": 5.5e13,
-        "compute.cpu_fp32_FLOPps": 3.1e12,
-        "h2d.bandwidth_Bps": 5.4e10,
-        "h2d.latency_s": 4.1e-6,
-        "d2h.bandwidth_Bps": 5.1e10,
-        "d2h.latency_s": 4.6e-6,
-    },
-    "cpu": {
-        "hbm.bandwidth_Bps": 2.7e10,
-        "dram.bandwidth_Bps": 2.6e10,
-        "compute.fp16_FLOPps": 4.3e11,
-        "compute.fp32_FLOPps": 9.2e10,
-        "compute.cpu_fp32_FLOPps": 9.0e10,
-        "h2d.bandwidth_Bps": 1.1e10,
-        "h2d.latency_s": 2.2e-5,
-        "d2h.bandwidth_Bps": 1.2e10,
-        "d2h.latency_s": 2.0e-5,
-    },
+    "gpu": numbers(
+        "hbm.bandwidth_Bps 3e+12, dram.bandwidth_Bps 2.1e+11, compute.fp16_FLOPps 7.4e+14, "
+        "compute.bf16_FLOPps 7.2e+14, compute.fp32_FLOPps 5.5e+13, compute.cpu_fp32_FLOPps "
+        "3.1e+12, h2d.bandwidth_Bps 5.4e+10, h2d.latency_s 4.1e-06, d2h.bandwidth_Bps 5.1e+10, "
+        "d2h.latency_s 4.6e-06"
+    ),
+    "cpu": numbers(
+        "hbm.bandwidth_Bps 2.7e+10, dram.bandwidth_Bps 2.6e+10, compute.fp16_FLOPps 4.3e+11, "
+        "compute.fp32_FLOPps 9.2e+10, compute.cpu_fp32_FLOPps 9e+10, h2d.bandwidth_Bps 1.1e+10, "
+        "h2d.latency_s 2.2e-05, d2h.bandwidth_Bps 1.2e+10, d2h.latency_s 2e-05"
+    ),
 }
 SOFTWARE = {
-    "gpu": {
-        "time.launch_s": 5.2e-6,
-        "time.gap_s": 1.2e-6,
-        "time.sync_s": 1.8e-5,
-        "kernel.gemm.memory": 0.83,
-        "kernel.gemm.half_size": 95.0,
-        "kernel.gemm.floor_s": 6.1e-6,
-        "kernel.attention.memory": 0.78,
-        "kernel.attention.floor_s": 1.4e-5,
-        "kernel.prompt.compute": 0.45,
-        "kernel.prompt.floor_s": 2.1e-5,
-        "kernel.lowbit.memory": 0.35,
-        "kernel.lowbit.floor_s": 2.9e-5,
-        "kernel.pointwise.memory": 0.8,
-        "kernel.pointwise.floor_s": 9.0e-6,
-        "kernel.quantise.memory": 0.5,
-        "kernel.quantise.floor_s": 1.2e-5,
-        "kernel.topk.memory": 0.3,
-        "kernel.topk.floor_s": 2.2e-5,
-        "kernel.gather.memory": 0.6,
-        "kernel.gather.floor_s": 7.0e-6,
-        "kernel.cpu.memory": 0.5,
-        "kernel.cpu.floor_s": 1.3e-5,
-        "selection.gather_row_s": 3.1e-9,
-        "offload.overlap": 0.85,
-    },
-    "cpu": {
-        "time.gap_s": 2.1e-6,
-        "kernel.gemm.memory": 0.8,
-        "kernel.gemm.half_size": 14.0,
-        "kernel.gemm.floor_s": 1.6e-5,
-        "kernel.attention.memory": 0.09,
-        "kernel.attention.floor_s": 3.0e-5,
-        "kernel.prompt.compute": 0.3,
-        "kernel.prompt.floor_s": 5.0e-5,
-        "kernel.lowbit.compute": 0.012,
-        "kernel.lowbit.floor_s": 4.0e-4,
-        "kernel.pointwise.memory": 0.3,
-        "kernel.quantise.memory": 0.03,
-        "kernel.quantise.floor_s": 1.5e-4,
-        "kernel.topk.memory": 0.01,
-        "kernel.topk.floor_s": 2.0e-4,
-        "kernel.gather.memory": 0.4,
-        "kernel.gather.floor_s": 1.0e-5,
-        "kernel.cpu.memory": 0.4,
-        "kernel.cpu.floor_s": 2.0e-5,
-        "selection.gather_row_s": 4.0e-8,
-        "offload.overlap": 0.6,
-    },
+    "gpu": numbers(
+        "time.launch_s 5.2e-06, time.gap_s 1.2e-06, time.sync_s 1.8e-05, kernel.gemm.memory 0.83, "
+        "kernel.gemm.half_size 95, kernel.gemm.floor_s 6.1e-06, kernel.attention.memory 0.78, "
+        "kernel.attention.floor_s 1.4e-05, kernel.prompt.compute 0.45, kernel.prompt.floor_s "
+        "2.1e-05, kernel.lowbit.memory 0.35, kernel.lowbit.floor_s 2.9e-05, "
+        "kernel.pointwise.memory 0.8, kernel.pointwise.floor_s 9e-06, kernel.quantise.memory 0.5, "
+        "kernel.quantise.floor_s 1.2e-05, kernel.topk.memory 0.3, kernel.topk.floor_s 2.2e-05, "
+        "kernel.gather.memory 0.6, kernel.gather.floor_s 7e-06, kernel.cpu.memory 0.5, "
+        "kernel.cpu.floor_s 1.3e-05, selection.gather_row_s 3.1e-09, offload.overlap 0.85"
+    ),
+    "cpu": numbers(
+        "time.gap_s 2.1e-06, kernel.gemm.memory 0.8, kernel.gemm.half_size 14, "
+        "kernel.gemm.floor_s 1.6e-05, kernel.attention.memory 0.09, kernel.attention.floor_s "
+        "3e-05, kernel.prompt.compute 0.3, kernel.prompt.floor_s 5e-05, kernel.lowbit.compute "
+        "0.012, kernel.lowbit.floor_s 0.0004, kernel.pointwise.memory 0.3, kernel.quantise.memory "
+        "0.03, kernel.quantise.floor_s 0.00015, kernel.topk.memory 0.01, kernel.topk.floor_s "
+        "0.0002, kernel.gather.memory 0.4, kernel.gather.floor_s 1e-05, kernel.cpu.memory 0.4, "
+        "kernel.cpu.floor_s 2e-05, selection.gather_row_s 4e-08, offload.overlap 0.6"
+    ),
 }
 WAYS = {"read": 1.0, "copy": 0.93, "write": 0.88}
 PLACES = {

@@ -157,14 +157,6 @@ def test_a_share_of_quantising_is_a_row_of_its_own(tmp_path: Path) -> None:
     assert other - one == pytest.approx(4e-6 + 3 * 4096 / (0.5 * 3.35e12), rel=0.02)
 
 
-def test_rows_without_a_version_make_a_stack_that_loads(tmp_path: Path) -> None:
-    lines = [line | {"version": ""} for line in gemm_lines()]
-    source, out = table(tmp_path / "ops.csv", lines), tmp_path / "mine.toml"
-    done = run("calibrate", "--from-ops", str(source), "--engine", "mine", "--out", str(out))
-    assert done.code == 0, done.err
-    assert load_stack(out).version == ""
-
-
 def test_rows_warm_in_l2_are_left_out(tmp_path: Path) -> None:
     shape = {"batch": 8, "context": 511, "heads": 32, "kv_heads": 8, "head_dim": 128}
     line = {"device": "h100", "engine": "mine", "version": "1", "op": "decode_attention",

@@ -39,21 +39,6 @@ def summarise(case: str) -> Answer:
     return {f"programme {i}": each for i, each in enumerate(found)}
 
 
-def list_families(case: str) -> Answer:
-    """Return the families of rows of all programmes of a question."""
-    found: set[str] = set()
-    solve = solver.solve
-
-    def noted(problem: pulp.LpProblem, *args: Any, **options: Any) -> Any:
-        found.update(family(row["name"]) for row in problem.toDict()["constraints"])
-        return solve(problem, *args, **options)
-
-    with patch.object(solver, "solve", noted):
-        answer = run(*shlex.split(case))  # which may be that there is no plan
-    assert found, answer
-    return {"families": sorted(found)}
-
-
 def summary(problem: pulp.LpProblem) -> dict[str, Any]:
     """Rows and variables by the words of their names, with sums that weigh each coefficient."""
     whole = problem.toDict()
@@ -84,4 +69,3 @@ def family(name: str | None) -> str:
 
 PROGRAMMES = Kind("programmes", summarise, tolerance=1e-6, every=4, depth=3)
 """Later programmes rest on solutions of the first."""
-FAMILIES = Kind("families", list_families, every=11)

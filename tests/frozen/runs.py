@@ -13,11 +13,8 @@ from kvsim.serving.pools import TRANSFERS, TwoPools, simulate_pools
 from kvsim.serving.rules import ADMISSIONS, PREEMPTIONS, PREFILLS, PRIORITIES
 from kvsim.serving.scheduler import ROUTES
 from kvsim.serving.simulate import Run, simulate
-from kvsim.serving.world import limits_of
 from kvsim.traces.requests import Requests
 from tests.frozen.store import Answer, Kind
-from tests.support.plain.scheduler import simulate_plainly
-from tests.support.plain.sessions import simulate_sessions_plainly
 from tests.support.served import tables_of, with_conduct, with_tiers, workload
 
 TECHNIQUES = ("full", "kivi", "offload", "quantspec", "specache", "kcache", "h2o", "kvpr")
@@ -25,7 +22,6 @@ OPTIONS = list(product(PREFILLS, PRIORITIES, PREEMPTIONS, (False, True)))
 SIZES = ((3, 64), (8, 128), (64, 2048))
 REPLICA = ("pools", "plain", "plain", "plain", "plain")
 TARGETS = Targets(0.5, 0.02)
-PLAIN = 30  # first workloads that the plain simulator plays too
 
 
 def played(number: int) -> dict[str, Any]:
@@ -54,23 +50,7 @@ def played(number: int) -> dict[str, Any]:
         name: float(np.nansum(getattr(run.progress, name) * np.arange(1, len(requests) + 1)))
         for name in columns
     }
-    plain = _plain(number, requests, costs) if how == "plain" and number < PLAIN else {}
-    return json.loads(json.dumps(found.summary() | {"of requests": sums} | plain))  # type: ignore[no-any-return]
-
-
-def _plain(number: int, requests: Requests, costs: StepCosts) -> dict[str, Any]:
-    """What the plain simulator makes of the same requests."""
-    play = simulate_sessions_plainly if requests.depends else simulate_plainly
-    rate = np.full(len(requests), costs.rate)
-    limits, route = limits_of(costs, requests), ROUTES[number % len(ROUTES)]
-    until = float(requests.arrival[-1]) if number % 7 == 0 else np.inf
-    found, fleet = play(requests, costs, limits, 1 + number % 3, route, rate, until)
-    links = [sum(plain.link_bytes.values()) for plain in fleet]
-    sums = {
-        name: float(np.nansum([getattr(r, name) * (1 + i) for i, r in enumerate(found)]))
-        for name in ("started", "first", "last", "preempted", "hits", "replica")
-    }
-    return {"of the plain simulator": sums | {"links": float(sum(links))}}
+    return json.loads(json.dumps(found.summary() | {"of requests": sums}))  # type: ignore[no-any-return]
 
 
 def _run(number: int, how: str, requests: Requests, costs: StepCosts) -> Run:

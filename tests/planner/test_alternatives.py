@@ -12,7 +12,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.planner import alternatives, question, sensitivity
-from kvsim.planner.alternatives import NoPlanError, PlanRemedy, describe_cost, describe_gap
+from kvsim.planner.alternatives import NoPlanError, PlanRemedy, describe_cost
 from kvsim.planner.plan import ChosenPlan, _apart, answer
 from kvsim.planner.question import (
     DEFAULT_TPOT,
@@ -25,8 +25,7 @@ from kvsim.planner.question import (
 )
 from kvsim.prediction.explain import binding
 from kvsim.prediction.generate import Prediction
-from kvsim.quality.evidence import KNOWN_BAD, Evidence, evidence
-from kvsim.report.names import settings
+from kvsim.quality.evidence import KNOWN_BAD, evidence
 from kvsim.report.plan import thin_out
 from kvsim.techniques import parse
 from kvsim.techniques.released import engine_refusal, engines_running
@@ -63,14 +62,6 @@ def test_times_are_said_in_the_unit_of_their_size(seconds: float, said: str) -> 
 def test_a_time_that_is_enough_is_rounded_up_to_two_digits(seconds: float, option: str) -> None:
     value = question.round_up(seconds)
     assert question.show_time(value) == option and seconds * (1 - 1e-9) <= value <= 1.1 * seconds
-
-
-def test_limits_and_rates_are_said_with_their_unit() -> None:
-    assert sensitivity.format_limit("gpu_memory", 1.5 * GIB) == "1.5 GiB"
-    assert sensitivity.format_limit("ttft", 1.5) == "1.5 s"
-    assert [question.format_number(r) for r in (99.94, 100.0, 12345.6, 0.1234)] == [
-        "99.9", "100", "12,346", "0.123",
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("longest", [0, 1, 64, 65, 250, 251, 400, 800, 990, 999])
@@ -144,16 +135,6 @@ def test_weights_or_gpus_with_a_longer_ttft_where_neither_does_alone() -> None:
         assert float(answer(other).choice.ttft_s[0]) <= ttft
 
 
-def test_another_deployment_has_the_same_share_of_its_memory() -> None:
-    other = alternatives.ask_on(ASKED, replace(D, hardware=load_hardware("h100")))
-    gpus, before = load_hardware("h100"), D.hardware
-    assert other.limits.gpu_memory == pytest.approx(
-        0.9 * 48 * GIB / before.gpu_memory * gpus.gpu_memory
-    )
-    assert other.limits.host_memory == gpus.host_memory
-    assert alternatives.ask_on(ASKED, replace(D, tp=2)).limits == ASKED.limits
-
-
 def changed(monkeypatch: pytest.MonkeyPatch, d: Deployment, fits: Any) -> list[PlanRemedy]:
     def tried(q: Question, deployment: Deployment) -> Prediction | None:
         return predicted(d=deployment) if fits(deployment) else None
@@ -180,25 +161,6 @@ def test_changes_are_weights_that_the_gpu_has_and_the_fewest_gpus(
     first, second, *_ = changed(monkeypatch, oss, lambda d: True)
     assert first.caution == "the weights as they were published"
     assert second.caution.startswith("score at most ")
-
-
-KNOWN = Evidence("published", 0.01, 0.0, 0.02, "relative score")
-
-
-@pytest.mark.parametrize(
-    ("known", "caution"),
-    [
-        (Evidence("none", missing="no scores"), alternatives.NARROW),
-        (replace(KNOWN, missing="longer contexts"), alternatives.NARROW),
-        (KNOWN, "score at most 2.0 % worse"),
-        (replace(KNOWN, unit="relative perplexity"), "perplexity at most 2.0 % worse"),
-    ],
-)
-def test_narrower_weights_are_said_to_be_unknown_only_without_evidence(
-    monkeypatch: pytest.MonkeyPatch, known: Evidence, caution: str
-) -> None:
-    monkeypatch.setattr(alternatives, "weights_evidence", lambda model, weights: known)
-    assert set(alternatives.narrower_weights(D).values()) == {caution}
 
 
 def test_weights_and_gpus_change_together_where_neither_does_alone(
@@ -279,30 +241,6 @@ def test_scores_are_rates_per_gpu_and_inverse_times_and_prices() -> None:
     )
 
 
-def test_a_change_that_cannot_run_is_no_advice(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(q: Question, some: object = ()) -> None:
-        raise InputError("no")
-
-    monkeypatch.setattr(alternatives, "quick_plan", refuse)
-    assert alternatives._try_deployment(ASKED, replace(D, tp=2)) is None
-
-
-def test_advice_reads_as_one_clause() -> None:
-    p = predicted()
-    text = str(PlanRemedy({"tp": "2"}, "2 GPUs", p))
-    ttft, tpot = (question.format_seconds(float(x[0])) for x in (p.ttft_s, p.tpot_s))
-    times = f"TTFT {ttft}, TPOT {tpot}"
-    rate = f"{float(p.output_tok_s[0]):,.0f}"
-    assert text == f"--tp 2 (full KV at batch 4: {times}, {rate} tok/s)"
-    assert "TPOT" not in str(PlanRemedy({"tp": "2"}, "2 GPUs", replace(p, generate=1)))
-    assert str(PlanRemedy({"tp": "2"}, "2", predicted(d=replace(D, tp=2)))).endswith(
-        "tok/s on 2 GPUs)"
-    )
-    assert "(mixed placement at" in str(
-        PlanRemedy({"tpot": "1s"}, "", predicted(text="place:cpu_share=1"))
-    )
-
-
 def test_other_gpus_have_more_memory_and_come_cheapest_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -313,14 +251,6 @@ def test_other_gpus_have_more_memory_and_come_cheapest_first(
     assert found == ["--gpu a100-80g", "--gpu h200", "--gpu h100"]  # USD 2.79, 3.39, 4.29 per hour
     large = replace(ASKED, workload=replace(ASKED.workload, prompt=100_000, batch=6))
     assert [a.option for a in sensitivity._other_gpus(large)] == ["--gpu h200"]
-
-
-def test_no_prompt_below_65_tokens_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    tried: list[int] = []
-    monkeypatch.setattr(sensitivity, "quick_plan", lambda q: tried.append(q.workload.prompt))
-    assert sensitivity.longest_prompt(replace(ASKED, workload=Workload(256, 100))) is None
-    assert sensitivity.longest_prompt(replace(ASKED, workload=Workload(260, 100))) is None
-    assert tried == [64, 65, 16]
 
 
 H100 = Deployment(load_model("llama3-8b"), load_hardware("h100"), load_stack("vllm"))
@@ -352,12 +282,6 @@ def test_an_engine_that_does_not_run_there_is_refused_with_the_reason() -> None:
     assert "NVIDIA" in engine_refusal("trtllm", deployed_on("mi300x")) and not engine_refusal(
         "vllm", deployed_on("mi300x")
     )
-
-
-def test_how_far_something_is_behind_is_said_of_what_the_objective_measures() -> None:
-    assert describe_gap("throughput", 1.0) == "is 50 % slower"
-    assert describe_gap("latency", 0.25) == "takes 25 % longer"
-    assert describe_gap("cost", 0.25) == "costs 25 % more"
 
 
 @pytest.mark.parametrize(("other", "chosen", "why"), [
@@ -403,17 +327,8 @@ def test_what_ruins_every_model_that_was_tried_is_not_advised_for_another_kind()
 
 
 def test_a_plan_for_cost_says_what_it_costs() -> None:
-    told = run(
-        "plan",
-        "--model",
-        "llama3-8b",
-        "--gpu",
-        "l4,l40s",
-        "--objective",
-        "cost",
-        "--only",
-        "full,offload",
-    ).out
+    asked = "plan --model llama3-8b --gpu l4,l40s --objective cost --only full,offload"
+    told = run(*asked.split()).out
     text = " ".join(told.split())
     assert "per million output tokens" in text.partition("What to change")[0]
     assert "--gpu l4" in text and "on l40s with" in text
@@ -444,12 +359,6 @@ def test_a_front_shows_no_plan_that_hardly_differs_from_the_one_before() -> None
 
     assert shown(100, 101, 103, 104, 120, 121) == [100, 103, 121]
     assert shown(100, 101) == [100, 101] and shown(100) == [100] and shown() == []
-
-
-def test_an_acceptance_that_is_taken_from_a_paper_is_shown_as_a_number() -> None:
-    row = {"technique": "quantspec", "params": {"gamma": 4, "acceptance": "auto"}}
-    assert settings(row) == "gamma=4, acceptance=auto (0.90)"
-    assert settings(row | {"params": {"gamma": 0, "acceptance": "auto"}}).endswith("=auto")
 
 
 def test_kcaches_first_layers_and_specaches_pairs_are_found_from_their_tables() -> None:

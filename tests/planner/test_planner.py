@@ -25,11 +25,9 @@ from kvsim.planner.question import (
     PlanLimits,
     Question,
     Workload,
-    _distinct_settings,
 )
 from kvsim.planner.sensitivity import (
     PRICE_STEP,
-    longer_times,
     with_faster_arithmetic,
     with_faster_links,
 )
@@ -96,12 +94,6 @@ def test_choice_is_that_of_brute_force(start: int) -> None:
         assert (-1 if found is None else found) == brute(objective, columns, limits), seed
 
 
-def test_instances_are_of_every_kind() -> None:
-    found = [(brute(*instance(seed)) < 0, len(instance(seed)[2])) for seed in range(200)]
-    assert 20 < sum(infeasible for infeasible, _ in found) < 100
-    assert {count for _, count in found} == set(range(7))
-
-
 @pytest.mark.parametrize("seed", range(60))
 def test_the_smallest_relaxation_of_one_limit_is_enough_and_needed(seed: int) -> None:
     objective, columns, limits = instance(seed)
@@ -164,13 +156,6 @@ def test_nearest_has_the_least_excess(start: int) -> None:
             found = {name: missing.pop(name, 0.0) for name in limits}
             assert found == pytest.approx({name: over[name][row] for name in limits}, abs=1e-12)
             assert not missing
-
-
-def test_nearest_says_which_limit_and_by_how_much() -> None:
-    columns = {"tpot": np.array([0.3, 0.05, 0.2]), "ttft": np.array([1.0, 9.0, 2.0])}
-    row, missing = nearest_row(columns, {"tpot": 0.1, "ttft": 3.0})
-    assert row == 2 and missing == pytest.approx({"tpot": 0.1})
-    assert nearest_row(columns, {"tpot": 0.5, "ttft": 3.0}) == (0, {})
 
 
 def test_of_equals_the_first_is_taken() -> None:
@@ -376,15 +361,6 @@ def test_the_table_covers_the_batches_that_matter() -> None:
         assert name == "loss" or np.isfinite(column).all()  # nothing is known of some losses
 
 
-def test_settings_of_two_techniques_alike_are_both_considered() -> None:
-    """Two compositions whose settings read the same differ by name."""
-    found = [parse("quantspec:group=64"), parse("quantspec:group=64,gamma=2")]
-    assert len(_distinct_settings(found)) == 1
-    two = [parse("full+draft"), parse("full+mtp")]
-    assert [t.name for t in _distinct_settings(two)] == [t.name for t in two]
-    assert len(_distinct_settings([parse("eagle:gamma=2,acceptance=0.5"), parse("mtp")])) == 2
-
-
 def test_heads_are_considered_where_they_exist() -> None:
     """No prediction module was published with Llama 2; DeepSeek-V3 comes with one."""
     llama = Deployment(load_model("llama2-7b"), load_hardware("a6000"), load_stack("fused"))
@@ -394,20 +370,6 @@ def test_heads_are_considered_where_they_exist() -> None:
     assert rate.settings(parse("mtp"), deepseek, 1000, 100)
     assert not replace(rate, only=("mtp",)).settings(parse("mtp"), llama, 1000, 100)
     assert rate.settings(parse("magicdec"), llama, 1000, 100)
-
-
-def test_a_long_prompt_is_told_which_targets_it_can_keep() -> None:
-    d = Deployment(load_model("llama3.1-8b"), load_hardware("rtx4090"), load_stack("fused"))
-    h = d.hardware
-    limits = PlanLimits(0.9 * h.gpu_memory, h.host_memory, ttft=2.0)
-    q = Question(d, Workload(100_000, 8, service=True), "throughput", limits)
-    looser = longer_times(q)
-    assert looser is not None
-    found = looser.remedy
-    assert found.prediction is not None
-    asked = float(found.option.removeprefix("--ttft ").removesuffix("s"))
-    assert 2.0 < float(found.prediction.ttft_s[0]) <= asked
-    assert longer_times(replace(q, limits=replace(limits, ttft=np.inf))) is None
 
 
 def test_a_technique_that_nobody_measured_must_gain_more_than_its_error() -> None:

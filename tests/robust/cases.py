@@ -89,3 +89,17 @@ def numbers() -> Iterator[Case]:
                 words = ("expected", "unit", "not there", "needs", "is not")
                 name = f"{slot} {option} {value[:12]!r}"
                 yield Case(name, (*pattern, *rest), REFUSED, words)
+
+
+def stacks() -> Iterator[Case]:
+    """Stacks that extend each other."""
+    for name, count, last in (("a chain of 3,000", 3000, 3000), ("a circle", 2, 0)):
+        files: dict[str, Made] = {
+            f"s{i}.toml": (
+                'title = "t"\nbasis = "datasheet"\nerror = ""\n'
+                f'extends = "./s{i + 1 if i + 1 < count else last}.toml"\n'
+            ).encode()
+            for i in range(count)
+        }
+        arguments = ("predict", *WHERE, "--technique", "full", "--stack", "./s0.toml")
+        yield Case(f"stacks: {name}", arguments, REFUSED, ("extends",), files)

@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from tests.robust.cases import Case, numbers
-from tests.robust.contents import contents
+from tests.robust.cases import Case, numbers, stacks
 from tests.robust.readings import inputs
 from tests.robust.writings import outputs
 
@@ -15,6 +14,6 @@ def table() -> list[Case]:
         yield from inputs()
         yield from outputs()
         yield from numbers()
-        yield from contents()
+        yield from stacks()
 
     return list({case.name: case for case in every()}.values())

@@ -25,10 +25,10 @@ from kvsim.serving.records import (
     Sizes,
     make,
 )
-from kvsim.serving.rules import FASTER, Rules
+from kvsim.serving.rules import FASTER
 from kvsim.serving.scheduler import GAP_EDGES, Span
-from kvsim.serving.simulate import draw_rates, simulate
-from kvsim.serving.world import pool_records, replica_records
+from kvsim.serving.simulate import simulate
+from kvsim.serving.world import pool_records
 from kvsim.traces.requests import Requests
 from tests.support.served import tables_of
 
@@ -233,26 +233,11 @@ def test_rounds_of_a_line_are_the_fewest() -> None:
 # the beginning of a run
 
 
-def test_replicas_begin_idle_with_bins_of_ten_milliseconds() -> None:
-    found = replica_records(2, Rules(max_seqs=3))
-    assert found.first_sequence.tolist() == [0, 3] and found.index.tolist() == [0, 1]
-    assert (found.bin_width == 0.01).all() and (found.end == NEVER).all()
-    assert (found.wait_ends == NO_INDEX).all() and (found.running == 0).all()
-
-
 @pytest.mark.parametrize("replicas", [0, -1, 100_001, 161_051])
 def test_a_fleet_has_one_to_a_hundred_thousand_replicas(replicas: int) -> None:
     one = Requests(np.zeros(1), np.array([8]), np.array([2]))
     with pytest.raises(InputError, match=f"--replicas: got {replicas}; expected 1 to 100,000"):
         simulate(one, tables_of("full", 8, 128, "chunked"), replicas)
-
-
-def test_a_request_of_one_round_has_what_that_round_yields() -> None:
-    """Rounds of five tokens: one is cut short at three, two yield ten, and one token needs none."""
-    costs = tables_of("quantspec", 8, 128, "chunked")
-    always = cast(Any, SimpleNamespace(draw=lambda random, gamma, count: np.full(count, 5)))
-    found = draw_rates(costs, np.array([4, 6, 11, 1]), 0, always)
-    assert found.tolist() == [3.0, 5.0, 5.0, 1.0]
 
 
 def test_a_prompts_ops_have_names_of_their_own_in_a_mixed_pass() -> None:

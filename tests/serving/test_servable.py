@@ -20,7 +20,7 @@ from kvsim.traces.requests import Requests
 from tests.support.commands import run
 from tests.support.served import tables_of
 
-DRAWN = int(os.environ.get("KVSIM_SERVABLE", "6"))
+DRAWN = int(os.environ.get("KVSIM_SERVABLE", "3"))
 NEARLY_FULL = 113  # takes 99.3 % of the KV cache
 PLACES = (
     ("llama3-8b", "h100"), ("llama3.1-8b", "a10"), ("llama3.1-8b", "l4"), ("llama2-7b", "a10"),

@@ -137,13 +137,6 @@ def test_a_cluster_that_is_not_there_leaves_nothing(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("kind", ['["predict"]', "{a = 1}", "3"])
-def test_a_kind_that_is_no_text_is_refused(tmp_path: Path, kind: str) -> None:
-    (tmp_path / "s.toml").write_text(f"kind = {kind}\n[grid]\nmodel = ['llama2-7b']\n")
-    with pytest.raises(InputError, match="expected one of predict"):
-        run_sweep(spec=tmp_path / "s.toml", out=tmp_path / "out")
-
-
 def test_workers_that_have_the_folder_write_into_it(tmp_path: Path) -> None:
     spec = asked(tmp_path)
     store = ResultStore(tmp_path / "out", spec, (), False)
@@ -236,6 +229,11 @@ def test_own_technique_travels(tmp_path: Path) -> None:
             "generate = 32\n",
             "tpot_s",
         ),
+        (
+            'kind = "capacity"\n[grid]\nmodel = "llama3-8b"\ngpu = ["l40s", "l40s+l4"]\n'
+            'trace = "sample:chat"\n',
+            "usd_per_hour",
+        ),
     ],
 )
 def test_other_kinds(text: str, column: str, tmp_path: Path) -> None:
@@ -322,17 +320,6 @@ def test_bad_plugins_are_one_line(text: str, words: str, tmp_path: Path) -> None
     check(line("sweep", str(place), "--out", str(tmp_path / "out")), words)
 
 
-def test_a_sweep_that_computed_nothing_leaves_its_folder_free(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    pytest.importorskip("distributed")
-    monkeypatch.setattr("kvsim.sweeps.workers.CONNECT_TIMEOUT_S", 0.1)
-    place, out = str(spec_of(tmp_path)), tmp_path / "out"
-    arguments = ("sweep", place, "--out", str(out))
-    check(line(*arguments, "--scheduler", "tcp://127.0.0.1:9"), "cannot be reached")
-    assert run(*arguments).code == 0
-
-
 @pytest.mark.parametrize(
     ("versions", "words"),
     [
@@ -371,14 +358,6 @@ def test_folder_of_others_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "out" / "letter.txt").write_text("x")
     place = str(spec_of(tmp_path))
     check(line("sweep", place, "--out", str(tmp_path / "out")), "other files")
-
-
-def test_a_sweep_killed_as_it_began_is_begun_again(tmp_path: Path) -> None:
-    (tmp_path / "out").mkdir()
-    draft = tmp_path / "out" / ".kvsim-1-0a1b2c3d-_sweep.json"  # of a process that is no more
-    draft.write_text("{")
-    assert run("sweep", str(spec_of(tmp_path)), "--out", str(tmp_path / "out")).code == 0
-    assert not draft.exists()
 
 
 def test_the_page_has_the_best_of_the_rows(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from kvsim.graph import Point
 from kvsim.prediction.memory import prefill_point
 from kvsim.techniques import parse, technique
 from kvsim.techniques.axes.base import LayerPass
-from kvsim.techniques.axes.drafting import SINK
 from kvsim.techniques.papers.shadowkv import Landmarks
 from tests.support.arithmetic import B, decoding, deployment, last_layer, moved, number
 
@@ -53,13 +52,6 @@ def test_concatenating_holds_the_grown_copy_of_a_layer(passes: float, copies: in
 def test_a_prompt_joins_a_round_where_nothing_is_streamed(text: str, one_pass: bool) -> None:
     """Columns of a batch are passes of their own, even with everything on the GPU."""
     assert parse(text).mixes is one_pass
-
-
-def test_a_streamingllm_draft_keeps_the_sinks_that_streamingllm_keeps() -> None:
-    """Four of them: Xiao et al., ICLR 2024, table 2."""
-    draft = parse("selfdraft:reads=streamingllm,gamma=3")
-    assert draft.drafts == 3 and draft.settings["reads"] == "streamingllm"
-    assert parse("streamingllm").settings["sink"] == SINK == 4
 
 
 def test_a_low_rank_cache_reads_its_prompt_with_whole_keys() -> None:

@@ -24,7 +24,6 @@ from tests.support.arithmetic import B, deployment, last_layer, moved, number
 from tests.support.steps import (
     AS_STATED,
     CLEAN,
-    DECODE,
     PHASES,
     assert_same,
     assert_same_memory,
@@ -306,17 +305,6 @@ def test_gear_first_keeps_all_query_heads() -> None:
     assert moved(correct) == 12 * numbers + 2 * B * 42 * (2 * 2134 + 2 * 4096)
 
 
-def test_gear_first_orthonormalises_two_factors_of_every_sequence() -> None:
-    p = prefill_point(B, 2000, 200)
-    plain = limit("llama3-8b", "zipcache-hf")
-    slow = replace(plain, stack=with_numbers(plain.stack, {"packed_cache.qr_s": 1.0}))
-    fixed = last_layer("gear-first", slow, p)["power_iteration"].fixed
-    tall, wide = (1 + 40 / 13 * (1 + rows / 5500) for rows in (2000, 4096))
-    assert number(fixed) == pytest.approx(2 * B * (tall + wide), rel=1e-12)  # K and V
-    without = last_layer("gear-first:rank=0,outliers=0", slow, p)
-    assert "power_iteration" not in without or number(without["power_iteration"].fixed) == 0
-
-
 def test_snapkv_drafts_take_a_layer_out_of_its_pages() -> None:
     p, d = prefill_point(B, 8192, 90), deployment("llama2-7b")
     parts = (
@@ -378,18 +366,6 @@ def test_mikv_prefill_writes_the_whole_score_matrix() -> None:
     assert moved(layer["scores"]) > 4 * moved(probes)
 
 
-@pytest.mark.parametrize("text", ["infllm", "gear", "mikv"])
-def test_options_are_settings_of_their_own(text: str) -> None:
-    d: Deployment = deployment("llama3-8b")
-    rows = [row for t in parse(text).options(d, 30000, 2000) for row in t.rows()]
-    assert len({str(row) for row in rows}) == len(rows) > 2
-    for row in rows:
-        assert parse(str(row)) == row
-        at = LayerPass(d, DECODE, d.shard.layout[0][0][0], row.parts[0])
-        for tier in layer_cache(at).values():
-            assert all(np.isfinite(size).all() for size in tier.values())
-
-
 def test_kivi_attends_to_prompts_as_the_code_does_that_ran_it() -> None:
     def prefill(technique: str, stack: str) -> float:
         d = Deployment(load_model("llama3-8b"), load_hardware("a100-80g"), load_stack(stack))
@@ -399,12 +375,3 @@ def test_kivi_attends_to_prompts_as_the_code_does_that_ran_it() -> None:
     assert prefill(kivi, "zipcache-hf") > 1.4 * prefill(full, "zipcache-hf")
     assert prefill(kivi, "zipcache-hf") < prefill(mikv, "zipcache-hf")
     assert prefill(kivi, "fused") < 1.1 * prefill(full, "fused")  # a fused kernel reads its prompt
-
-
-def test_quantspec_reads_prompts_in_parts_where_heads_are_grouped() -> None:
-    def workspace(model: str) -> float:
-        d = Deployment(load_model(model), load_hardware("a6000"), load_stack("quantspec-llama2"))
-        found = Prediction(parse("quantspec"), d, np.array([1.0]), 32768, 90)
-        return float(np.ravel(found.buffers["gpu"]["workspace"])[0])
-
-    assert workspace("llama2-7b-32k-instruct") > 10 * workspace("mistral-7b-v0.3")

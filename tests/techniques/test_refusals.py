@@ -10,7 +10,6 @@ from kvsim.report import lists
 from kvsim.report.predict import predict_points
 from kvsim.techniques import Technique, parse
 from kvsim.techniques.notation import terms
-from kvsim.techniques.papers.cache import FORMATS
 
 WHERE = Deployment(load_model("llama3-8b"), load_hardware("h100"), load_stack("fused"))
 
@@ -51,13 +50,6 @@ def test_prediction_modules_are_not_invented(model: str, spec: str, lacks: bool)
     technique = parse(spec)
     assert ("prediction modules" in technique.refuses_released(where)) == lacks
     assert not technique.refuses(where), "a real run may have random modules"
-
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_engines_formats_can_be_looked_up(name: str) -> None:
-    found = lists.find("techniques", name)
-    assert isinstance(found, dict) and f"cache:format={name}" in found["summary"]
-    assert found["source"]
 
 
 @pytest.mark.parametrize("name", terms())

@@ -14,6 +14,7 @@ from kvsim.machines.deployment import Deployment
 from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.models.configs import load_model
 from kvsim.techniques import TECHNIQUES
+from kvsim.techniques.axes.base import Launches
 from kvsim.techniques.notation import terms
 from tests.support.shipped import PLACE, SHIPPED
 
@@ -31,6 +32,9 @@ def lines() -> Iterator[str]:
                 yield f"{name}:{setting.name} = {setting.default}; {span}" + f"; {many}" * bool(
                     many
                 )
+        stated = vars(getattr(kind, "launches", Launches()))
+        if own := {phase: dict(each) for phase, each in stated.items() if each}:
+            yield f"{name}: kvsim's own kernels {own}"
         if name not in TECHNIQUES:
             continue
         with np.printoptions(threshold=100, linewidth=10_000):

@@ -145,14 +145,17 @@ def test_many_requests_at_one_instant_are_no_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["t.csv.gz", "t.jsonl.gz"])
-def test_a_file_of_blank_lines_ends_soon(name: str, tmp_path: Path) -> None:
+def test_a_file_of_blank_lines_ends_soon(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """3 MB that unpack to 3 GB of line ends are not read to their end."""
+    monkeypatch.setattr("kvsim.traces.source.BYTES_AT_ONCE", 2**16)
+    monkeypatch.setattr("kvsim.traces.containers.MAX_BLANK_BYTES", 2**20)
     first = b"arrival_s,prompt_tokens,generate_tokens\n" if "csv" in name else b""
     fields = {"arrival_s": 0, "prompt_tokens": 5, "generate_tokens": 5}
     row = b"0,5,5\n" if "csv" in name else json.dumps(fields).encode() + b"\n"
     with gzip.open(tmp_path / name, "wb", compresslevel=1) as file:
         file.write(first + row)
-        for _ in range(80):
-            file.write(b"\n" * 2**20)
+        file.write(b"\n" * 2**21)
     with pytest.raises(InputError, match="of blank lines in a row"):
         load(str(tmp_path / name))

@@ -27,7 +27,7 @@ MOSTLY = 0.75  # of a file's tests pass where they are traced, or the tool tells
 QUIET = ["-q", "-s", "-p", "no:cacheprovider", "-p", "no:xdist", "-W",
          "ignore::pytest.PytestAssertRewriteWarning"]  # fmt: skip
 LISTED = re.compile("test_settings")  # tests of what modules state when imported
-WHOLE = re.compile(r"test_frozen\.py::.*\[(plans|simulations|capacity|families|reproduced|runs)/")
+WHOLE = re.compile(r"test_frozen\.py::.*\[(plans|simulations|capacity|reproduced|runs)/")
 """Frozen answers of whole commands, which are too slow to be traced."""
 Executed = dict[str, tuple[float, list[str]]]
 """Of each test that passes: its time and the functions that it runs."""
