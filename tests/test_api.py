@@ -138,7 +138,7 @@ def test_simulate_is_the_command() -> None:
     found = kvsim.simulate("sample:chat", *CASE, ttft="2s", tpot="100ms")
     again = answer_in(run(*found.command.split()[1:], "--json").out)
     assert found.rows[0].items() <= again.items()
-    assert "of requests meet TTFT 2s and TPOT 100ms" in found.answer.verdict
+    assert "of requests meet TTFT 2.00 s and TPOT 100 ms" in found.answer.verdict
     assert len(found.figures()) >= 7
 
 

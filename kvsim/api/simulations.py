@@ -259,13 +259,10 @@ def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
         replays.append(replay)
     if not results:
         raise InputError(f"--compare: none can run there; {next(iter(left_out.values()))}")
-    given = inputs.given
-    wanted = [f"{name.upper()} {given[name]}" for name in ("ttft", "tpot") if name in given]
     return make_result(
         results,
         where,
         found.name,
-        " and ".join(wanted),
         left_out=list(left_out.values()),
         played=replays,
         sought=sought is not None,

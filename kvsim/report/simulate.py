@@ -92,7 +92,6 @@ def make_result(
     runs: Sequence[Row],
     deployment: Deployment,
     trace: str,
-    targets: str,
     *,
     left_out: Sequence[str] = (),
     played: Sequence[PlayedRun] = (),
@@ -110,8 +109,6 @@ def make_result(
         Of each run its ``row``, its ``over_time`` and its ``quantiles``.
     trace
         The trace as it was named.
-    targets
-        The TTFT and TPOT targets in words, empty without any.
     left_out
         Techniques that cannot run there, with the reason.
     played
@@ -128,7 +125,7 @@ def make_result(
         The command that finds a fleet for the same requests.
     """
     rows = [run["row"] for run in runs]
-    answer = _write_answer(rows, deployment, trace, targets, left_out, played, sought, fleet)
+    answer = _write_answer(rows, deployment, trace, left_out, played, sought, fleet)
     own: Row = {"runs": rows} if rows[0].get("case") else {"rows": rows}
     fields = (own if listed or rows[0].get("case") else rows[0]) | {"answer": answer.row()}
     requests, replicas = (_span(row[key] for row in rows) for key in ("requests", "replicas"))
@@ -286,13 +283,14 @@ def _write_answer(
     rows: Sequence[Row],
     deployment: Deployment,
     trace: str,
-    targets: str,
     left_out: Sequence[str],
     played: Sequence[PlayedRun] = (),
     sought: bool = False,
     fleet: str = "",
 ) -> Answer:
     """Answer in words which run serves a trace best; parameters are those of ``make_result``."""
+    asked = {k.removesuffix("_s").upper(): t for k, t in rows[0]["targets"].items() if t}
+    targets = " and ".join(f"{name} {units.seconds(t)}" for name, t in asked.items())
     best = _select_best(rows, bool(targets))
     own = next((run for row, run in zip(rows, played, strict=False) if row is best), None)
     if sought:
