@@ -1,14 +1,24 @@
 """What long measurements have finished: on disk after every piece, so that they can be resumed."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from kvsim.errors import InputError
-from kvsim.files import SAMPLES_FILE, append, own_output, read_bytes, replace_text, truncate
+from kvsim.files import (
+    SAMPLES_FILE,
+    append,
+    current_ledger,
+    locked,
+    own_output,
+    read_bytes,
+    truncate,
+    write_error,
+)
 
 T = TypeVar("T")
 NONE: Mapping[str, str] = MappingProxyType({})
@@ -30,6 +40,8 @@ class Journal(Generic[T]):
         What is measured, the object of the first line.
     write, parse
         An item to its row, and back.
+    replaces
+        Whether a file about something else is begun anew; otherwise it is refused.
     done
         Items of every finished piece, by name.
     conditions
@@ -40,37 +52,57 @@ class Journal(Generic[T]):
     about: Mapping[str, object]
     write: Callable[[T], Mapping[str, object]]
     parse: Callable[[dict[str, Any]], T]
+    replaces: bool = False
     done: dict[str, list[T]] = field(default_factory=dict)
     conditions: dict[str, Mapping[str, str]] = field(default_factory=dict)
 
-    def resume(self, replaces: bool) -> None:
-        """Take over what the file holds, and begin it where there is none.
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Resume, and keep other runs away from the file while the block runs.
 
-        Parameters
-        ----------
-        replaces
-            Whether a file about something else is begun anew; otherwise it is refused.
+        Raises
+        ------
+        InputError
+            As ``resume``; or if another run has the file.
+        """
+        self._begin()
+        with locked(self.path):
+            self.resume()
+            yield
+
+    def resume(self) -> Self:
+        """Take over what the file holds, and begin it where there is none.
 
         Raises
         ------
         InputError
             If the place cannot be read or written, or holds something else.
         """
+        self._begin()
         first = json.dumps(self.about) + "\n"
-        text = b""
-        if self.path.exists():
-            with own_output():
-                text = read_bytes(self.path, SAMPLES_FILE)
-        if not text.startswith(first.encode()):
-            if not (replaces or first.encode().startswith(text)):  # its own, cut in the first line
-                raise InputError(
-                    f"{self.path}: {self._obstacle(text)}; move it away, or choose another"
-                )
-            replace_text(self.path, first)
-            return
-        kept = self.read(text)
-        if kept < len(text):
-            truncate(self.path, kept)
+        with own_output():
+            text = read_bytes(self.path, SAMPLES_FILE)
+        if text.startswith(first.encode()):
+            if (kept := self.read(text)) < len(text):
+                truncate(self.path, kept)
+            return self
+        if not (self.replaces or first.encode().startswith(text)):  # its own, cut in its first line
+            raise InputError(
+                f"{self.path}: {self._obstacle(text)}; move it away, or choose another"
+            )
+        truncate(self.path, 0)
+        append(self.path, first)
+        return self
+
+    def _begin(self) -> None:
+        """Make the file if it is not there; it is never replaced, as locks are on the file."""
+        try:
+            self.path.touch()
+        except OSError as problem:
+            raise write_error(self.path, problem) from None
+        if files := current_ledger():
+            files.write(self.path, "")
+            files.written.append(str(self.path))
 
     def append(self, piece: str, items: Sequence[T], conditions: Mapping[str, str] = NONE) -> None:
         """Keep a finished piece; it is on disk before this returns.

@@ -308,7 +308,6 @@ def _measure_machine(inputs: Inputs) -> "Result[Row]":
     device, out, quick = inputs.device, inputs.out, inputs.quick
     from kvsim.evidence.machine.profile import Machine
     from kvsim.evidence.machine.samples import Log
-    from kvsim.files import locked
 
     check_place(out)
     require("torch")
@@ -328,10 +327,10 @@ def _measure_machine(inputs: Inputs) -> "Result[Row]":
     place = devices.place(where, quick)
     in_use = devices.context_memory(where)
     samples = out.with_suffix(".samples.jsonl")
-    log = Log.open(samples, devices.header(found, quick))
-    if log.done:
-        print_note(f"continuing after {len(log.done)} finished units of measurements")
-    with locked(samples):
+    log = Log(samples, devices.header(found, quick))
+    with log.held():
+        if log.done:
+            print_note(f"continuing after {len(log.done)} finished units of measurements")
         try:
             run_suite(place, log, print_note)
         except KeyboardInterrupt:

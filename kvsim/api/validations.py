@@ -1,6 +1,7 @@
 """Techniques run for real and compared with predictions: counts, times, quality, whole plans."""
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -222,36 +223,37 @@ def _compare_times(
     profile = sha256(f"{hardware} {stack}".encode()).hexdigest()
     about = {"device": here.name, "profile": profile, "kvsim": __version__}
     kept = keep_points(beside.with_name(f"{Path(inputs.gpu).stem}.points.jsonl"), about)
-    if kept.done:
-        print_note(f"continuing after {len(kept.done)} that {kept.path} holds")
-    whole = False
-    try:
-        for step in compare_times(grid, techniques, where, place.half, hardware, stack, kept):
-            if isinstance(step, Compared):
-                found.append(step)
-            elif isinstance(step, SkippedPoint):
-                missing.append(step)
-            else:
-                print_note(step)
-        whole = True
-    finally:
-        if found and not whole:
-            off = 100 * summarise(found).median
-            print_note(
-                f"{len(found)} comparisons so far, {format_plain(off, 2)} % off at the median; "
-                f"they are in {kept.path}, and the same command continues"
-            )
-    if not found:
-        raise InputError(f"--techniques: none could run; {missing[0].reason}")
-    summary, suspicious = summarise(found), devices.suspicions(devices.describe(where))
-    answer = report.times_fields(found, missing, summary, here.name, suspicious)
-    if inputs.points == "all" and beside.exists():
-        known = report.describe_error(answer, str(date.today()))
-        with own_output():
-            text = read_text(beside, TOML_PROFILE)
-            replace_text(beside, with_error(text, known))
-    if len(found) == len(kept.done):  # else it holds what another command asked for
-        kept.remove()
+    with kept.held():
+        if kept.done:
+            print_note(f"continuing after {len(kept.done)} that {kept.path} holds")
+        whole = False
+        try:
+            for step in compare_times(grid, techniques, where, place.half, hardware, stack, kept):
+                if isinstance(step, Compared):
+                    found.append(step)
+                elif isinstance(step, SkippedPoint):
+                    missing.append(step)
+                else:
+                    print_note(step)
+            whole = True
+        finally:
+            if found and not whole:
+                off = 100 * summarise(found).median
+                print_note(
+                    f"{len(found)} comparisons so far, {format_plain(off, 2)} % off at the median; "
+                    f"they are in {kept.path}, and the same command continues"
+                )
+        if not found:
+            raise InputError(f"--techniques: none could run; {missing[0].reason}")
+        summary, suspicious = summarise(found), devices.suspicions(devices.describe(where))
+        answer = report.times_fields(found, missing, summary, here.name, suspicious)
+        if inputs.points == "all" and beside.exists():
+            known = report.describe_error(answer, str(date.today()))
+            with own_output():
+                text = read_text(beside, TOML_PROFILE)
+                replace_text(beside, with_error(text, known))
+        if len(found) == len(kept.done):  # else it holds what another command asked for
+            kept.remove()
     limit = inputs.max_error
     passed = limit is None or summary.median <= limit
     return replace(report.make_result(answer), passed=passed)
@@ -353,28 +355,28 @@ def validate_layers(inputs: Inputs) -> "Result[Any]":
     head = opened.arch.model.head_dim
     group = max(g for g in (8, 16, 32, 64) if head % g == 0 or g == 8)
     sizes = [inputs.batch, inputs.prompt, inputs.generate]
-    so_far = None
+    so_far, losses, plan = None, None, None
     if inputs.out is not None:
         so_far = keep_losses(Path(inputs.out), {**about, "sizes": sizes, "group": group})
-    if so_far and so_far.done:
-        print_note(f"{len(so_far.done)} runs are done already ({so_far.path})")
-    losses, plan = None, None
-    for step in measure_layers(decoder, reading, texts, group, about, so_far=so_far):
-        if isinstance(step, str):
-            print_note(step)
-            continue
-        losses = step
-        if inputs.out is not None:
-            write(inputs.out, losses)
-        if so_far:
-            so_far.remove()
-        if inputs.bits is not None:
-            widths = assign(losses, inputs.bits)
-            notation = losses.notation(widths)
-            print_note(f"running {notation}")
-            (measured,) = executed(decoder, reading, texts, [parse(notation)])
-            plan = Executed(inputs.bits, widths, measured)
+    with so_far.held() if so_far else nullcontext():
+        if so_far and so_far.done:
+            print_note(f"{len(so_far.done)} runs are done already ({so_far.path})")
+        for step in measure_layers(decoder, reading, texts, group, about, so_far=so_far):
+            if isinstance(step, str):
+                print_note(step)
+                continue
+            losses = step
+            if inputs.out is not None:
+                write(inputs.out, losses)
+            if so_far:
+                so_far.remove()
     assert losses is not None
+    if inputs.bits is not None:
+        widths = assign(losses, inputs.bits)
+        notation = losses.notation(widths)
+        print_note(f"running {notation}")
+        (measured,) = executed(decoder, reading, texts, [parse(notation)])
+        plan = Executed(inputs.bits, widths, measured)
     return make_layer_result(losses, plan)
 
 

@@ -97,7 +97,7 @@ class Runner:
     past
         How units went before, by name.
     clock
-        Tells the time. [s]
+        Tells the time; kept as ``now``. [s]
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class Runner:
     ) -> None:
         self.units, self.past = tuple(units), dict(past or {})
         self.passed: set[str] = set()  # not tried again now
-        self._clock, self._end = clock, clock() + seconds
+        self.now, self._end = clock, clock() + seconds
         self._begun = clock()
         self._remaining = 0.0  # of the plan, when the unit in progress began [s]
 
@@ -120,23 +120,23 @@ class Runner:
         """
         while plan := self.plan():
             chosen, before = plan[0], self.past.get(plan[0].unit.name)
-            self._begun, self._remaining = self._clock(), sum(one.seconds for one in plan)
+            self._begun, self._remaining = self.now(), sum(one.seconds for one in plan)
             yield chosen
             if self.past.get(chosen.unit.name) is before and chosen.unit.name not in self.passed:
-                took = self._clock() - self._begun
+                took = self.now() - self._begun
                 self.past[chosen.unit.name] = Past(chosen.form, took)
 
     @property
     def left(self) -> float:
         """Time there still is. [s]"""
-        return self._end - self._clock()
+        return self._end - self.now()
 
     @property
     def remaining(self) -> str:
         """About how long the rest of the plan takes, in words; empty until a unit is done."""
         if not any(past.took for past in self.past.values()):
             return ""
-        return duration(max(0.0, self._remaining - (self._clock() - self._begun)))
+        return duration(max(0.0, self._remaining - (self.now() - self._begun)))
 
     def expected(self, unit: Unit, form: Form, pace: float = 1.0) -> float:
         """Estimate how long a unit takes; longer than it was given where it was ended early. [s]"""

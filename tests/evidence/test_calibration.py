@@ -269,29 +269,29 @@ def test_a_log_keeps_finished_benchmarks_and_drops_what_was_torn(tmp_path: Path)
     path, header = tmp_path / "F.samples.jsonl", {"device": "x"}
     kept = [s for s in samples("cpu", 0.0) if s.benchmark in ("launch", "host_gemm")]
     first = [s for s in kept if s.benchmark == "launch"]
-    log = Log.open(path, header)
+    log = Log(path, header).resume()
     log.append("launch", first)
     whole = path.read_bytes()
     log.append("host_gemm", [s for s in kept if s.benchmark == "host_gemm"])
     complete = path.read_bytes()
     for cut in [*range(len(whole), len(complete), 37), len(complete) - 1]:
         path.write_bytes(complete[:cut])
-        again = Log.open(path, header)
+        again = Log(path, header).resume()
         assert again.done == {"launch": first}
         assert path.read_bytes() == whole
     path.write_bytes(complete)
-    assert Log.open(path, header).items == kept
+    assert Log(path, header).resume().items == kept
     assert read_samples(path) == (header, kept)
 
 
 def test_a_log_of_another_machine_or_another_file_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "F.samples.jsonl"
-    Log.open(path, {"device": "x", "quick": True})
+    Log(path, {"device": "x", "quick": True}).resume()
     with pytest.raises(InputError, match="quick was 'True'"):
-        Log.open(path, {"device": "x", "quick": False})
+        Log(path, {"device": "x", "quick": False}).resume()
     path.write_text("my notes\n")
     with pytest.raises(InputError, match="another file"):
-        Log.open(path, {"device": "x"})
+        Log(path, {"device": "x"}).resume()
     assert path.read_text() == "my notes\n"
 
 

@@ -209,18 +209,18 @@ def test_a_measurement_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     model, out = decoder("llama"), tmp_path / "layers.json"
     texts = prompts(*[READING.length] * READING.windows)
     about = {"model": "llama", "sizes": [3, 60, 6]}
-    first = keep_losses(out, about)
+    first = keep_losses(out, about).resume()
     for i, _ in enumerate(measure_layers(model, READING, texts, 8, ABOUT, (2,), first)):
         if i == 3:
             break
-    again = keep_losses(out, about)
+    again = keep_losses(out, about).resume()
     assert len(again.done) == 3  # all layers, K and V of the first
     assert all((again.done[name][0] == own[0]).all() for name, own in first.done.items())
     again.done[f"2,2 bits in 0-{model.arch.model.layers - 1}"] = [np.full(3, 7.0)]
     (found,) = [x for x in measure_layers(model, READING, texts, 8, ABOUT, (2,), again)
                 if isinstance(x, LayerLosses)]  # fmt: skip
     assert (found.uniform[0] == 7.0).all() and (found.alone[:, 0, 0] > 0).all()
-    assert not keep_losses(out, about | {"model": "other"}).done
+    assert not keep_losses(out, about | {"model": "other"}).resume().done
     again.remove()
     assert not list(tmp_path.iterdir())
 
@@ -230,8 +230,7 @@ def test_a_journal_resumes_wherever_its_file_was_cut(tmp_path: Path) -> None:
 
     def opened() -> Journal[int]:
         kept = Journal[int](path, {"numbers": 1, "of": "a"}, lambda n: {"n": n}, lambda r: r["n"])
-        kept.resume(replaces=False)
-        return kept
+        return kept.resume()
 
     first = opened()
     first.append("one", [1, 2])
@@ -244,3 +243,13 @@ def test_a_journal_resumes_wherever_its_file_was_cut(tmp_path: Path) -> None:
         again.append("three", [3])
         assert before == dict(list(first.done.items())[: len(before)])
         assert opened().done == before | {"three": [3]}
+
+
+def test_a_journal_has_one_run_at_a_time(tmp_path: Path) -> None:
+    about = {"model": "one"}
+    first, other = (keep_losses(tmp_path / "out", about | more) for more in ({}, {"model": "b"}))
+    with first.held():
+        first.append("one", [np.ones(1)])
+        with pytest.raises(InputError, match="another kvsim process is writing"), other.held():
+            pass
+    assert list(keep_losses(tmp_path / "out", about).resume().done) == ["one"]

@@ -79,7 +79,7 @@ def test_time_that_is_up_ends_a_benchmark_with_what_it_has(
     parts = {name: suite.SUITE[name] for name in ("launch", "memory", "topk")}
     monkeypatch.setattr(suite, "SUITE", parts)
     monkeypatch.setattr(suite, "list_runs", lambda place: [])
-    log, said = Log.open(Path(str(tmp_path)) / "s.jsonl", {}), list[str]()
+    log, said = Log(Path(str(tmp_path)) / "s.jsonl", {}).resume(), list[str]()
     now = iter(range(0, 10**6, 10))  # every look at the clock is ten seconds later
     monkeypatch.setattr(suite, "perf_counter", lambda: float(next(now)))
     monkeypatch.setattr(suite, "measure", lambda timer, calls, budget: (1e-4,) * 5)
@@ -106,10 +106,10 @@ def test_what_a_profile_needs_and_cannot_run_ends_at_once(
 
     monkeypatch.setattr(suite, "_measured", sample)
     monkeypatch.setattr(suite, "list_runs", lambda place: [])
-    log = Log.open(tmp_path / "samples.jsonl", {})
+    log = Log(tmp_path / "samples.jsonl", {}).resume()
     words = r"gemm in .*fp16.* could not be measured.*no kernel.*run the same command again"
     with pytest.raises(InputError, match=words) as fault:
         suite.run_suite(small, log, lambda text: None)
     assert ("fp32" in str(fault.value)) is (lacking == "all of it")
-    kept = {sample.benchmark for sample in Log.open(log.path, {}).items}
+    kept = {sample.benchmark for sample in Log(log.path, {}).resume().items}
     assert kept == {"launch"} if lacking == "all of it" else {"launch", "gemm"}

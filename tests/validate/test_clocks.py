@@ -32,12 +32,12 @@ def test_what_is_over_at_once_is_looked_at_once() -> None:
 def test_conditions_are_kept_with_each_benchmark(tmp_path: Path) -> None:
     """Another patch of the driver goes on with the same samples, and says so."""
     place = tmp_path / "samples.jsonl"
-    Log.open(place, {"device": "a"}).append("memory", [], {"driver_version": "580.159.03"})
-    log = Log.open(place, {"device": "a"})
+    Log(place, {"device": "a"}).resume().append("memory", [], {"driver_version": "580.159.03"})
+    log = Log(place, {"device": "a"}).resume()
     log.append("gemm", [], {"driver_version": "580.159.04"})
     log.append("launch", [])
     versions = {
         name: kept.get("driver_version")
-        for name, kept in Log.open(place, {"device": "a"}).conditions.items()
+        for name, kept in Log(place, {"device": "a"}).resume().conditions.items()
     }
     assert versions == {"memory": "580.159.03", "gemm": "580.159.04", "launch": None}

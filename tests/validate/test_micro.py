@@ -165,14 +165,14 @@ def test_a_kernel_that_is_missing_is_skipped_and_told(
     parts = {"broken": broken, "launch": suite.SUITE["launch"]}
     monkeypatch.setattr(suite, "SUITE", parts)
     monkeypatch.setattr(suite, "list_runs", lambda place: [])
-    log, said = Log.open(tmp_path / "s.jsonl", {}), list[str]()
+    log, said = Log(tmp_path / "s.jsonl", {}).resume(), list[str]()
     suite.run_suite(SMALL, log, said.append)
     assert log.done["broken n=1"] == [] and len(log.items) == 3
     assert any("skipped" in text and "no kernel image" in text for text in said)
     assert any("skipped" in text and "shared memory" in text for text in said)
     assert "measurements left, about" in said[-1]
     before = log.path.read_bytes()
-    suite.run_suite(SMALL, Log.open(log.path, {}), said.append)
+    suite.run_suite(SMALL, Log(log.path, {}).resume(), said.append)
     assert log.path.read_bytes() == before
 
 

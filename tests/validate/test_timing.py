@@ -147,7 +147,7 @@ def test_a_validation_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     path, about = tmp_path / "F.points.jsonl", {"device": "here"}
 
     def go_on() -> Generator[Compared | SkippedPoint | str, None, None]:
-        kept = keep_points(path, about)
+        kept = keep_points(path, about).resume()
         yield from compare_times(SMALL, asked, CPU, torch.bfloat16, hardware, stack, kept)
 
     first = go_on()
@@ -161,9 +161,9 @@ def test_a_validation_goes_on_where_it_was_stopped(tmp_path: Path) -> None:
     assert len(steps) > len(found) and path.read_bytes().startswith(whole)
     assert list(go_on()) == found
     path.write_text(path.read_text() + '{"asked": 3}\n')
-    assert len(keep_points(path, about).done) == 2 and "asked" not in path.read_text()
+    assert len(keep_points(path, about).resume().done) == 2 and "asked" not in path.read_text()
     about["device"] = "there"
-    assert not keep_points(path, about).done
+    assert not keep_points(path, about).resume().done
 
 
 def test_what_cannot_run_at_a_point_is_left_out_and_said(

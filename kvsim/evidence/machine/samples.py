@@ -99,26 +99,6 @@ class Log(Journal[Sample]):
     def __init__(self, path: Path, header: Mapping[str, object]) -> None:
         super().__init__(path, {"samples": SAMPLES_VERSION, **header}, Sample.row, sample)
 
-    @classmethod
-    def open(cls, path: Path, header: Mapping[str, object]) -> "Log":
-        """Start a log, or continue one; what its last benchmark left unfinished is dropped.
-
-        Parameters
-        ----------
-        path
-            The file.
-        header
-            What ran where; a log can only go on where it began.
-
-        Raises
-        ------
-        InputError
-            If the place cannot be written, or holds something else or samples of another machine.
-        """
-        log = cls(path, header)
-        log.resume(replaces=False)
-        return log
-
 
 def read_samples(path: Path) -> tuple[dict[str, object], list[Sample]]:
     """Read a log: its header, and the samples of its finished benchmarks.

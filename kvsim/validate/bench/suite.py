@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache, cached_property, lru_cache
 from math import ceil
 from statistics import median
-from time import perf_counter
+from time import perf_counter, process_time
 
 import torch
 
@@ -59,7 +59,7 @@ from kvsim.validate.model.architecture import load_architecture
 from kvsim.validate.model.decoder import Decoder
 from kvsim.validate.model.weights import Weights, random_weights
 from kvsim.validate.runner import BY_USE, Past, Runner, Unit
-from kvsim.validate.times.clock import TimedPass
+from kvsim.validate.times.clock import TimedPass, computing_clock
 from kvsim.validate.times.timed import Timing, issuing, run_timed
 
 SUITE_CPU_MODELS = (("smollm2-135m", 4), ("smollm2-135m", 12), ("smollm2-1.7b", 2))
@@ -306,6 +306,7 @@ class Speed:
         """Measured in some tenths of a second."""
         numbers = place.random(PROBED // 2)
         wide = min(1024, place.cache)
+        clock = computing_clock() if place.on_cpu else perf_counter
         x = place.random(256, wide)
         w = place.random(wide, wide)
 
@@ -313,10 +314,10 @@ class Speed:
             times = []
             for _ in range(PROBES):
                 _wait(place)
-                begin = perf_counter()
+                begin = clock()
                 work()
                 _wait(place)
-                times.append(perf_counter() - begin)
+                times.append(clock() - begin)
             return max(min(times), 1e-7)
 
         fill = PROBED / took(lambda: place.random(PROBED // 2))
@@ -429,6 +430,8 @@ SUITE_SECONDS = {True: 55.0, False: 240.0}
 """What the quick and the full suite may take. [s]"""
 RUNS_LIMIT = {True: 40.0, False: 150.0}
 """What whole runs may take after it. [s]"""
+STARVED = 4.0
+"""Times as long on the wall as it may compute, where others share the CPU that it measures."""
 LEAST_SECONDS = 0.01  # what the runs of a work may take even when time is up [s]
 TIMED_SHARE = 0.6  # of the time that is to spare which its runs take
 
@@ -478,14 +481,15 @@ def run_suite(place: Bench, log: Log, say: Say) -> None:
     check_complete(planned, place)
     speed = Speed.measure(place)
     units = list_units(planned, Cost(place, speed))
-    end = perf_counter() + SUITE_SECONDS[place.quick] + RUNS_LIMIT[place.quick]
+    clock = _budget_clock(place)
+    end = clock() + SUITE_SECONDS[place.quick] + RUNS_LIMIT[place.quick]
     with running(place.device) as since:
         todo = {unit: works for unit, works in units.items() if unit.name not in log.done}
-        runner = Runner(list(todo), SUITE_SECONDS[place.quick], clock=perf_counter)
+        runner = Runner(list(todo), SUITE_SECONDS[place.quick], clock=clock)
         _run_works(todo, runner, place, log, say, since)
         every = (run for run in list_runs(place) if run.name not in log.done)
         runs = {run.unit(speed.moved, speed.flops): run for run in every}
-        runner = Runner(list(runs), end - perf_counter(), clock=perf_counter)
+        runner = Runner(list(runs), end - clock(), clock=clock)
         for chosen in runner:
             run = runs[chosen.unit]
             say(f"{run.name}{runner.remaining}")
@@ -498,6 +502,17 @@ def run_suite(place: Bench, log: Log, say: Say) -> None:
         _tell_left_out(runner, say)
 
 
+def _budget_clock(place: Bench) -> Callable[[], float]:
+    """Make the clock that time is planned by: on a CPU what this process has computed. [s]
+
+    What others take of a shared CPU then costs no measurements.
+    """
+    if not place.on_cpu or torch.get_num_threads() > 1:
+        return perf_counter
+    wall, own = perf_counter(), process_time()
+    return lambda: max(process_time() - own, (perf_counter() - wall) / STARVED)
+
+
 def _run_works(
     todo: Mapping[Unit, list[Work]], runner: Runner, place: Bench, log: Log, say: Say, since: Since
 ) -> None:
@@ -506,9 +521,10 @@ def _run_works(
     coming = runner.plan()
     if coming:
         count = sum(len(todo[one.unit]) for one in coming)
-        say(f"{count} measurements, about {max(1.0, sum(one.seconds for one in coming)):.0f} s")
+        seconds, own = sum(one.seconds for one in coming), " of computing" * place.on_cpu
+        say(f"{count} measurements, about {max(1.0, seconds):.0f} s{own}")
     for chosen in runner:
-        unit, begin = chosen.unit, perf_counter()
+        unit, begin = chosen.unit, runner.now()
         if benchmark != unit.kind:
             left = runner.plan()
             if benchmark not in {one.unit.kind for one in left}:
@@ -528,7 +544,7 @@ def _run_works(
                 say(f"{benchmark}: skipped {refused[benchmark]}")
         if samples or benchmark not in LEAST_REQUIRED:  # those are tried again
             log.append(unit.name, samples, since())
-        runner.past[unit.name] = Past("long", max(perf_counter() - begin - extra, 1e-6))
+        runner.past[unit.name] = Past("long", max(runner.now() - begin - extra, 1e-6))
     for name in {unit.kind: None for unit in todo}:
         _check_measured(name, todo, log, refused)
     _tell_left_out(runner, say)

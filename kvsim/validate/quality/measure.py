@@ -408,7 +408,7 @@ def packed(bits: int, value_bits: int, group: int, layers: range, count: int) ->
 
 
 def keep_losses(out: Path, about: Mapping[str, object]) -> Journal[Array]:
-    """Open the losses by window of finished runs, kept beside an output until it is complete.
+    """Describe the file beside an output that keeps losses of finished runs until it is complete.
 
     Parameters
     ----------
@@ -417,14 +417,13 @@ def keep_losses(out: Path, about: Mapping[str, object]) -> Journal[Array]:
     about
         What is measured; a file about something else is begun anew.
     """
-    kept = Journal[Array](
+    return Journal[Array](
         out.with_name(f"{out.name}.unfinished"),
         {"losses": 1, **about},
         lambda losses: {"nat_per_token": losses.tolist()},
         lambda row: np.array(row["nat_per_token"], dtype=float),
+        replaces=True,
     )
-    kept.resume(replaces=True)
-    return kept
 
 
 @torch.inference_mode()

@@ -172,16 +172,14 @@ def _differ(a: Measured, b: Measured) -> bool:
 
 
 def keep_points(path: Path, about: Mapping[str, object]) -> Journal[Compared]:
-    """Open the comparisons that are kept in a file, each a piece under its ``point_name``.
+    """Describe the file that keeps comparisons, each a piece under its ``point_name``.
 
     Parameters
     ----------
     about
         What is timed, with which profile; a file about something else is begun anew.
     """
-    kept = Journal(path, {"points": 2, **about}, _row, _parse)
-    kept.resume(replaces=True)
-    return kept
+    return Journal(path, {"points": 2, **about}, _row, _parse, replaces=True)
 
 
 def point_name(model: str, work: RandomPrompts, asked: Technique) -> str:
