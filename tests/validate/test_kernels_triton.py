@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import product
 from typing import Literal
 
 import pytest
@@ -26,8 +27,8 @@ from kvsim.validate.kernels.gather import gather_plainly
 from kvsim.validate.kernels.gather_triton import gather
 from kvsim.validate.kernels.quantise import quantise, quantise_plainly
 from kvsim.validate.kernels.stores import PartialAttention, View
-from kvsim.validate.techniques.zipcache import channelwise, separable
 from tests.support.comparing import assert_close
+from tests.support.oracles import kivi_view, with_pairs, zipcache_view
 from tests.support.places import ROOT
 
 SHARED = [1, 3, 4, 8]  # query heads per KV head
@@ -65,39 +66,11 @@ def same(ours: PartialAttention, twin: PartialAttention) -> None:
         assert_close(ours.scores[..., : twin.scores.shape[-1]], twin.scores)
 
 
-def kivi_view(
-    batch: int, kv_heads: int, head_dim: int, length: int, bits: int, slots: int = 64
-) -> View:
-    """Keys packed in blocks of 32, values up to the last ``slots`` tokens; ragged lengths."""
-    k, v = noise(batch, kv_heads, length, head_dim), noise(batch, kv_heads, length, head_dim)
-    lengths = torch.tensor([max(length - 13 * i, 1) for i in range(batch)], dtype=torch.int32)
-    k_packed = (lengths // 32 * 32).int()
-    v_packed = (lengths - slots).clamp(min=0).int()
-    whole = -(-length // 32) * 32
-    padded = torch.nn.functional.pad(k, (0, 0, 0, whole - length))
-    gpu_tensors = []
-    for x in (k, v):
-        tail = torch.full((batch, kv_heads, slots, head_dim), torch.nan).half()
-        for b in range(batch):
-            for n in range(max(int(lengths[b]) - slots, 0), int(lengths[b])):
-                tail[b, :, n % slots] = x[b, :, n]
-        gpu_tensors.append(tail)
-    return View(
-        lengths,
-        quantise(padded, bits, 32, "channel", "centres" if bits == 1 else "ends"),
-        quantise(v, bits, 16, "token"),
-        k_packed,
-        v_packed,
-        gpu_tensors[0],
-        gpu_tensors[1],
-    )
-
-
 @pytest.mark.parametrize("shared", SHARED)
 @pytest.mark.parametrize("bits", [1, 2, 4, 8])
 def test_attention_over_packed_rows_and_a_tail(bits: int, shared: int) -> None:
     length = 301 if bits == 2 else 133  # more than one run of rows, and less
-    view = kivi_view(2, 1, 64, length, bits)
+    view = kivi_view(noise, 2, 1, 64, length, bits)
     q = noise(2, shared, 1, 64)
     as_plainly(q, view, scored=True)
 
@@ -113,7 +86,7 @@ def test_attention_over_packed_rows_and_a_tail(bits: int, shared: int) -> None:
 def test_attention_over_any_shape(
     shared: int, bits: int, head_dim: int, length: int, new: int
 ) -> None:
-    view = kivi_view(1, 2, head_dim, length, bits)
+    view = kivi_view(noise, 1, 2, head_dim, length, bits)
     q = noise(1, 2 * shared, min(new, length), head_dim)
     as_plainly(q, view, scored=True)
 
@@ -164,17 +137,15 @@ def test_the_hierarchical_pair(shared: int) -> None:
 
 @pytest.mark.parametrize("shared", SHARED)
 def test_fetched_pairs_replace_packed_ones(shared: int) -> None:
-    view = kivi_view(1, 2, 32, 200, 2)
-    chosen = torch.stack([torch.randperm(199, generator=GENERATOR)[:40] for _ in range(2)])
-    index = torch.cat([chosen, torch.full((2, 30), -1)], 1)[None].int()  # some places are empty
-    pairs = noise(1, 2, 70, 32), noise(1, 2, 70, 32)
-    view = replace(view, index=index, k_fetched=pairs[0], v_fetched=pairs[1])
+    view = with_pairs(noise, kivi_view(noise, 1, 2, 32, 200, 2), 40, 30)
     q = noise(1, 2 * shared, 2, 32)
     ours = as_plainly(q, view, scored=True)
     # by hand: the same rows, written over the widened ones
+    assert view.index is not None and view.k_fetched is not None and view.v_fetched is not None
     k, v = (attention.rows(replace(view, index=None), 200, x) for x in SIDES)
-    k.scatter_(2, chosen[None, :, :, None].expand(-1, -1, -1, 32), pairs[0][:, :, :40].float())
-    v.scatter_(2, chosen[None, :, :, None].expand(-1, -1, -1, 32), pairs[1][:, :, :40].float())
+    chosen = view.index[:, :, :40, None].expand(-1, -1, -1, 32).long()
+    for rows, pairs in ((k, view.k_fetched), (v, view.v_fetched)):
+        rows.scatter_(2, chosen, pairs[:, :, :40].float())
     plain = View(view.lengths, k_tail=k, v_tail=v)
     same(ours, attention.attend_plainly(q, plain, True))
 
@@ -185,7 +156,7 @@ def test_rows_are_read_as_words_where_all_are_packed(
 ) -> None:
     """Runs of packed rows alone take a loop of their own; fetched pairs in a run rule it out."""
     monkeypatch.setattr(attention_triton, "SPLITS", (64,))
-    view = kivi_view(1, 2, head_dim, 170, bits, slots=32)
+    view = kivi_view(noise, 1, 2, head_dim, 170, bits, slots=32)
     assert attention_triton.by_words(view, head_dim, torch.float16)
     assert not attention_triton.by_words(view, head_dim, torch.float32), "tokens are compared in it"
     q = noise(1, 4, new, head_dim)
@@ -198,17 +169,7 @@ def test_rows_are_read_as_words_where_all_are_packed(
 
 @pytest.mark.parametrize("shared", SHARED)
 def test_mixed_precisions_with_shared_scales(shared: int) -> None:
-    """ZipCache's layout: ragged first groups, factors per channel, tables shared by sequences."""
-    valid = torch.ones(2, 50, dtype=torch.bool)
-    k = channelwise(noise(2, 2, 50, 32), 4, valid)
-    v = separable(noise(2, 2, 50, 32), 4, valid)
-    assert v.factor is not None
-    first = torch.tensor([26, 34]).int()
-    tables = [torch.cat([t, t * 1.5, t * 0.5], 2) for t in (k.scale, k.zero, v.factor)]
-    k = replace(k, scale=tables[0], zero=tables[1], group=12, first=first)
-    v = replace(v, factor=tables[2], factor_group=12, first=first)
-    rows = torch.tensor([50, 46]).int()
-    view = View(rows, k, v, rows, rows)
+    view = zipcache_view(noise, 32, 50, 4)
     q = noise(2, 2 * shared, 1, 32)
     for part in (view, replace(view, causal=False)):
         as_plainly(q, part)
@@ -234,7 +195,7 @@ def test_parts_merge_to_the_whole(attend: object) -> None:
 
 
 def test_what_lies_beyond_the_end_never_counts() -> None:
-    view = kivi_view(1, 1, 32, 70, 4)  # tails are NaN wherever no token is
+    view = kivi_view(noise, 1, 1, 32, 70, 4)  # tails are NaN wherever no token is
     q = noise(1, 2, 1, 32)
     for attend in (attention.attend_plainly, *KERNELS):
         assert attend(q, view).out.isfinite().all()
@@ -246,7 +207,7 @@ def test_nan_does_not_pass() -> None:
     for pair in ((good, bad), (bad, good), (bad, bad)):
         with pytest.raises(AssertionError, match="NaN"):
             assert_close(*pair)
-    view = kivi_view(1, 1, 32, 70, 4)
+    view = kivi_view(noise, 1, 1, 32, 70, 4)
     q = noise(1, 1, 1, 32)
     q[0, 0, 0, 0] = torch.nan
     spoilt = attention.attend_plainly(q, view)
@@ -288,42 +249,23 @@ def test_softmax_top_k(shared: int, tokens: int, k: int, seen: float) -> None:
     logits[1, :, int(seen * tokens) :] = -torch.inf  # ties at 0, and at times nothing is seen
     logits[0, :, ::3] = 0.5  # ties above 0 where heads agree
     eligible = torch.tensor([tokens, max(tokens - 3, 0)]).int()
-    twin = topk.softmax_top_k_plainly(logits, 2, k, eligible)
-    ours = topk_triton.softmax_top_k(logits, 2, k, eligible)
-    assert ours.shape == twin.shape == (2, 2, min(k, tokens))
+    twin, *others = (
+        choose(logits, 2, k, eligible)
+        for choose in (topk.softmax_top_k_plainly, topk_triton.softmax_top_k, topk.ranked_top_k)
+    )
     shares = topk.mean_attention(logits, 2)
-    for b, limit in enumerate(eligible.tolist()):
-        for head in range(2):
+    for ours in others:
+        assert ours.shape == twin.shape == (2, 2, min(k, tokens))
+        for (b, limit), head in product(enumerate(eligible.tolist()), range(2)):
             a, e = ours[b, head].long(), twin[b, head].long()
             many = min(k, limit)
             for found in (a, e):
-                assert (found[:many].diff() > 0).all(), "an index twice"
+                assert (found[:many].sort().values.diff() > 0).all(), "an index twice"
                 assert (found[:many] < limit).all()
                 assert (found[many:] == -1).all()
             # sums in another order may swap equal shares: what is taken weighs the same
             row = shares[b, head]
             assert_close(row[a[:many]].sum(), row[e[:many]].sum(), 1e-6)
-
-
-@pytest.mark.parametrize(("shared", "tokens", "k"), [(3, 300, 16), (1, 130, 130), (4, 200, 1)])
-def test_many_programs_choose_as_one(
-    shared: int, tokens: int, k: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(topk_triton, "CHUNKS", (64,))
-    logits = torch.randn(2, 2 * shared, tokens, generator=GENERATOR)
-    logits[0, :, ::3] = 0.5  # ties, and sequences that see half of the tokens
-    logits[1, :, tokens // 2 :] = -torch.inf
-    eligible = torch.tensor([tokens, max(tokens - 30, 0)]).int()
-    alone = topk_triton.softmax_top_k(logits, 2, k, eligible).long()
-    many = topk_triton.softmax_top_k_in_chunks(logits, 2, k, eligible).long()
-    shares = topk.mean_attention(logits, 2)
-    for b, limit in enumerate(eligible.tolist()):
-        for found in many[b]:
-            taken = found[: min(k, limit)]
-            assert (taken.diff() > 0).all() and (taken < limit).all()
-            assert (found[min(k, limit) :] == -1).all()
-        sums = [shares[b].gather(1, one[b].clamp(min=0)).sum() for one in (alone, many)]
-        assert_close(sums[1], sums[0], 1e-6)
 
 
 def test_top_k_by_hand() -> None:

@@ -16,9 +16,9 @@ from kvsim.validate.counts.compare import compare
 from kvsim.validate.counts.expected import RandomPrompts
 from kvsim.validate.parts.drafting import int4, int4_matrix
 from kvsim.validate.run import Generation
-from kvsim.validate.session.oracles import ORACLES
 from kvsim.validate.session.state import SessionState
 from kvsim.validate.session.work import facts
+from tests.support.oracles import ORACLES
 from tests.support.pretended import decoder, pretended
 from tests.support.pretended_cuda import GPU
 

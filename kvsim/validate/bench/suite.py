@@ -430,7 +430,7 @@ SUITE_SECONDS = {True: 55.0, False: 240.0}
 """What the quick and the full suite may take. [s]"""
 RUNS_LIMIT = {True: 40.0, False: 150.0}
 """What whole runs may take after it. [s]"""
-STARVED = 4.0
+STARVED = 3.0
 """Times as long on the wall as it may compute, where others share the CPU that it measures."""
 LEAST_SECONDS = 0.01  # what the runs of a work may take even when time is up [s]
 TIMED_SHARE = 0.6  # of the time that is to spare which its runs take

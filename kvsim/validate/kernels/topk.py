@@ -3,9 +3,11 @@
 import torch
 from torch import Tensor
 
+from kvsim.techniques.steps import RANKED_ALONE
+
 
 def softmax_top_k(logits: Tensor, kv_heads: int, count: int, eligible: Tensor) -> Tensor:
-    """The k tokens with the largest mean attention of each KV head's queries, in order.
+    """The k tokens with the largest mean attention of each KV head's queries.
 
     Parameters
     ----------
@@ -14,14 +16,22 @@ def softmax_top_k(logits: Tensor, kv_heads: int, count: int, eligible: Tensor) -
 
     Returns
     -------
-    Indices (batch, KV heads, min(k, tokens)), int32, ascending, followed by -1 where fewer are
-    eligible. Of equal shares the earlier token is taken.
+    Indices (batch, KV heads, min(k, tokens)), int32, followed by -1 where fewer are eligible;
+    ascending but for long contexts on a GPU, whose tokens PyTorch ranks.
     """
-    if logits.is_cuda:
+    if not logits.is_cuda:
+        return softmax_top_k_plainly(logits, kv_heads, count, eligible)
+    if logits.shape[-1] <= RANKED_ALONE:
         from kvsim.validate.kernels.topk_triton import softmax_top_k as fused
 
         return fused(logits, kv_heads, count, eligible)
-    return softmax_top_k_plainly(logits, kv_heads, count, eligible)
+    return ranked_top_k(logits, kv_heads, count, eligible)
+
+
+def ranked_top_k(logits: Tensor, kv_heads: int, count: int, eligible: Tensor) -> Tensor:
+    """Choose by PyTorch's own kernels, the largest share first."""
+    best = _ranked(logits, kv_heads, eligible).topk(min(count, logits.shape[-1]), dim=-1)
+    return best.indices.masked_fill_(best.values < 0, -1).int()
 
 
 def mean_attention(logits: Tensor, kv_heads: int) -> Tensor:
@@ -37,27 +47,23 @@ def mean_attention(logits: Tensor, kv_heads: int) -> Tensor:
     Tensor
         Mean softmax, (batch, KV heads, tokens), in fp32; 0 where nothing is seen.
     """
-    blind = torch.isneginf(logits).all(-1, keepdim=True)
-    shares = logits.float().masked_fill(blind, 0.0).softmax(-1).masked_fill(blind, 0.0)
+    shares = logits.softmax(-1, dtype=torch.float32).nan_to_num_()
     return shares.view(len(logits), kv_heads, -1, logits.shape[-1]).mean(2)
 
 
 def softmax_top_k_plainly(logits: Tensor, kv_heads: int, count: int, eligible: Tensor) -> Tensor:
     """Compute what the kernel computes, written down plainly: its oracle.
 
-    Parameters
-    ----------
-    eligible
-        First tokens of each sequence that may be chosen, (batch,).
-
-    Returns
-    -------
-    Tensor
-        Chosen tokens, ascending, (batch, KV heads, count), int32; -1 behind the last.
+    Of equal shares the earlier token is taken, and indices are ascending.
     """
     tokens = logits.shape[-1]
-    barred = torch.arange(tokens, device=logits.device) >= eligible[:, None, None]
-    shares = mean_attention(logits, kv_heads).masked_fill(barred, -1.0)
+    shares = _ranked(logits, kv_heads, eligible)
     order = shares.argsort(dim=-1, descending=True, stable=True)[..., : min(count, tokens)]
     order = torch.where(order < eligible[:, None, None], order, tokens).sort(-1).values
     return torch.where(order < tokens, order, -1).int()
+
+
+def _ranked(logits: Tensor, kv_heads: int, eligible: Tensor) -> Tensor:
+    """Mean attention, below 0 where a token may not be chosen."""
+    barred = torch.arange(logits.shape[-1], device=logits.device) >= eligible[:, None, None]
+    return mean_attention(logits, kv_heads).masked_fill_(barred, -1.0)

@@ -8,22 +8,85 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvsim.validate.kernels import attention_triton, gather_triton, quantise_triton, topk_triton
+from kvsim.validate.kernels import attention_triton, gather_triton, quantise_triton
 from kvsim.validate.kernels.attention import attend_plainly
 from kvsim.validate.kernels.gather import gather_plainly
 from kvsim.validate.kernels.packing import unpack
 from kvsim.validate.kernels.quantise import quantise_plainly
-from kvsim.validate.kernels.stores import Levels, View
-from kvsim.validate.kernels.topk import mean_attention
+from kvsim.validate.kernels.stores import View
+from kvsim.validate.kernels.topk import mean_attention, softmax_top_k
 from kvsim.validate.techniques.zipcache import channelwise, separable
 
 FP16_TOLERANCE = 4e-3  # of numbers around 1 in fp16, some roundings
 CODE_TIES = 1e-3  # share of codes that may be the neighbouring one
-GROUP, SLOTS = 32, 64
-FETCHED_PAIRS = 40  # fetched ones
+GROUP = 32  # numbers that share a scale
 
+Noise = Callable[..., Tensor]
+"""Normal numbers of a shape, on a device."""
 Case = dict[str, Any]
 """What was compared, how far it is off, and whether that is within what it may be."""
+
+
+def drawn(device: torch.device, dtype: torch.dtype, seed: int) -> Noise:
+    """Draw the same normal numbers on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    return lambda *shape: torch.randn(shape, generator=generator).to(device, dtype)
+
+
+def kivi_view(
+    noise: Noise, batch: int, kv_heads: int, dim: int, length: int, bits: int, slots: int = 64
+) -> View:
+    """Keys packed in blocks of 32, values up to the last ``slots`` tokens; ragged lengths.
+
+    Slots of the rings without a token hold NaN, which nothing may read.
+    """
+    k, v = (noise(batch, kv_heads, length, dim) for _ in "kv")
+    lengths = torch.tensor([max(length - 13 * i, 1) for i in range(batch)], dtype=torch.int32)
+    rings = []
+    for numbers in (k, v):
+        ring = numbers.new_full((batch, kv_heads, slots, dim), torch.nan)
+        for i, end in enumerate(lengths.tolist()):
+            tokens = torch.arange(max(end - slots, 0), end)
+            ring[i, :, tokens % slots] = numbers[i, :, tokens]
+        rings.append(ring)
+    padded = torch.nn.functional.pad(k, (0, 0, 0, -length % 32))
+    keys = quantise_plainly(padded, bits, 32, "channel", "centres" if bits == 1 else "ends")
+    values = quantise_plainly(v, bits, 16, "token")
+    lengths = lengths.to(k.device)
+    packed = (lengths // 32 * 32).int(), (lengths - slots).clamp(min=0).int()
+    return View(lengths, keys, values, *packed, rings[0], rings[1])
+
+
+def zipcache_view(noise: Noise, dim: int, length: int, bits: int) -> View:
+    """ZipCache's rows: ragged first groups, factors per channel, tables shared by sequences."""
+    numbers = [noise(2, 2, length, dim) for _ in "kv"]
+    valid = torch.ones(2, length, dtype=torch.bool, device=numbers[0].device)
+    k, v = channelwise(numbers[0], bits, valid), separable(numbers[1], bits, valid)
+    assert v.factor is not None
+    tables = [torch.cat([t, t * 1.5, t * 0.5], 2) for t in (k.scale, k.zero, v.factor)]
+    first, rows = (
+        torch.tensor(ends, dtype=torch.int32, device=valid.device)
+        for ends in ((length // 2, length // 3), (length, length - 4))
+    )
+    group = length - length // 2 - 8  # the last tokens are of a third group
+    k = replace(k, scale=tables[0], zero=tables[1], group=group, first=first)
+    v = replace(v, factor=tables[2], factor_group=group, first=first)
+    return View(rows, k, v, rows, rows)
+
+
+def with_pairs(noise: Noise, view: View, many: int, empty: int) -> View:
+    """Let fetched pairs replace some packed ones; places at the end of the list are empty."""
+    assert view.k is not None
+    batch, kv_heads, rows = view.k.codes.shape[:3]
+    rng = torch.Generator().manual_seed(5)
+    chosen = torch.stack(
+        [torch.randperm(min(rows, 199), generator=rng)[:many] for _ in range(kv_heads)]
+    )
+    index = torch.nn.functional.pad(chosen, (0, empty), value=-1).int().expand(batch, -1, -1)
+    dim = view.k.codes.shape[3] * 8 // view.k.bits
+    k, v = (noise(batch, kv_heads, many + empty, dim) for _ in "kv")
+    index = index.contiguous().to(k.device)
+    return replace(view, index=index, k_fetched=k, v_fetched=v)
 
 
 def attention(device: torch.device, small: bool) -> Iterator[Case]:
@@ -33,10 +96,33 @@ def attention(device: torch.device, small: bool) -> Iterator[Case]:
     for dim, bits, length, new, dtype in shapes:
         if small and (bits in (1, 8) or new == 5) and dim == 128:
             continue
-        view, q = _view(device, dim, bits, length, new, dtype)
-        for kind, one in _kinds(view, q, small):
+        noise = drawn(device, dtype, bits * length)
+        view, queries = kivi_view(noise, 2, 2, dim, length, bits), noise(2, 4, new, dim)
+        kinds = {"packed": view}
+        if not small or (bits == 4 and new == 1 and dim == 64):
+            kinds["with fetched pairs"] = with_pairs(noise, view, 39, 1)
+            if bits == 4:
+                k, v = (
+                    quantise_plainly(s.numbers(), 4, s.group, s.by, hierarchical=True)
+                    for s in (view.k, view.v)
+                    if s
+                )
+                kinds["in two halves"] = replace(view, k=k, v=v)
+        for kind, one in kinds.items():
             case = {"head_dim": dim, "bits": bits, "tokens": length, "new": new}
-            yield case | {"rows": kind, "dtype": str(dtype)[6:]} | _compared(q, one)
+            yield case | {"rows": kind, "dtype": str(dtype)[6:]} | _compared(queries, one)
+
+
+def factors(device: torch.device, small: bool) -> Iterator[Case]:
+    """Packed attention over rows with factors."""
+    length = 130 if small else 5000
+    for dim, bits, dtype in product((64, 128), (2, 4), (torch.float16, torch.float32)):
+        if not (small and dim == 128):
+            noise = drawn(device, dtype, bits + dim)
+            case: Case = {"head_dim": dim, "bits": bits, "tokens": length, "new": 1}
+            view = zipcache_view(noise, dim, length, bits)
+            case |= {"rows": "with factors", "dtype": str(dtype)[6:]}
+            yield case | _compared(noise(2, 4, 1, dim), view)
 
 
 def _compared(queries: Tensor, view: View) -> Case:
@@ -45,88 +131,6 @@ def _compared(queries: Tensor, view: View) -> Case:
     plain = attend_plainly(queries, view, True)
     off = max(_largest_difference(ours.out, plain.out), _largest_difference(ours.lse, plain.lse))
     return {"off": off, "passed": off <= FP16_TOLERANCE}
-
-
-def factors(device: torch.device, small: bool) -> Iterator[Case]:
-    """ZipCache's rows: groups of which the first is ragged, and a factor per channel of values."""
-    most = 130 if small else 5000
-    for dim, bits, dtype in product((64, 128), (2, 4), (torch.float16, torch.float32)):
-        if small and dim == 128:
-            continue
-        generator = torch.Generator().manual_seed(bits + dim)
-        numbers = [torch.randn(2, 2, most, dim, generator=generator) for _ in "kv"]
-        valid = torch.ones(2, most, dtype=torch.bool)
-        k, v = channelwise(numbers[0], bits, valid), separable(numbers[1], bits, valid)
-        assert v.factor is not None
-        tables = (torch.cat([t, t * 1.5, t * 0.5], 2) for t in (k.scale, k.zero, v.factor))
-        scale, zero, factor = (t.contiguous().to(device) for t in tables)
-        first = torch.tensor([most // 2, most // 3], dtype=torch.int32, device=device)
-        group = most - most // 2 - 8  # the last tokens are of a third group
-        k = replace(k, codes=k.codes.to(device), scale=scale, zero=zero, group=group, first=first)
-        v = replace(
-            v,
-            codes=v.codes.to(device),
-            scale=v.scale.to(device),
-            zero=v.zero.to(device),
-            factor=factor,
-            factor_group=group,
-            first=first,
-        )
-        rows = torch.tensor([most, most - 4], dtype=torch.int32, device=device)
-        queries = torch.randn(2, 4, 1, dim, generator=generator).to(device, dtype)
-        case = {"head_dim": dim, "bits": bits, "tokens": most, "new": 1, "rows": "with factors"}
-        yield case | {"dtype": str(dtype)[6:]} | _compared(queries, View(rows, k, v, rows, rows))
-
-
-def _kinds(view: View, queries: Tensor, small: bool) -> Iterator[tuple[str, View]]:
-    """A view as it is, with fetched pairs, and with a residual beside the codes."""
-    yield "packed", view
-    store, ring = view.k, view.k_tail
-    assert store is not None and view.v is not None and ring is not None
-    if small and (store.bits != 4 or queries.shape[2] > 1 or queries.shape[3] > 64):
-        return
-    batch, kv_heads, _, dim = ring.shape
-    generator = torch.Generator().manual_seed(5)
-    chosen = torch.randperm(store.rows + 1, generator=generator)[: FETCHED_PAIRS - 1]
-    index = torch.cat([chosen, torch.tensor([-1])]).int()  # one place is empty
-    index = index.expand(batch, kv_heads, -1).contiguous().to(ring.device)
-    pairs = [
-        torch.randn(batch, kv_heads, index.shape[2], dim, generator=generator).to(ring)
-        for _ in "kv"
-    ]
-    yield "with fetched pairs", replace(view, index=index, k_fetched=pairs[0], v_fetched=pairs[1])
-    if store.bits == 4:
-        both = [
-            quantise_plainly(s.numbers(), 4, GROUP, s.by, hierarchical=True)
-            for s in (store, view.v)
-        ]
-        yield "in two halves", replace(view, k=both[0], v=both[1])
-
-
-def _view(
-    device: torch.device, dim: int, bits: int, length: int, new: int, dtype: torch.dtype
-) -> tuple[View, Tensor]:
-    """Packed rows behind a ring of the latest ones, two sequences of two KV heads."""
-    batch, kv_heads = 2, 2
-    generator = torch.Generator().manual_seed(bits * length)
-
-    def noise(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator).to(device, dtype)
-
-    packed = max(length - SLOTS + GROUP - 1, 0) // GROUP * GROUP
-    where: Levels = "centres" if bits == 1 else "ends"
-    stores, rings = [], []
-    for by in ("channel", "token"):
-        rows = noise(batch, kv_heads, length, dim)
-        stores.append(quantise_plainly(rows[:, :, :packed], bits, GROUP, by, where))
-        ring = torch.zeros(batch, kv_heads, SLOTS, dim, device=device, dtype=dtype)
-        slots = torch.arange(packed, length, device=device) % SLOTS
-        ring[:, :, slots] = rows[:, :, packed:]
-        rings.append(ring)
-    counts = torch.full((batch,), packed, dtype=torch.int32, device=device)
-    lengths = torch.full((batch,), length, dtype=torch.int32, device=device)
-    view = View(lengths, stores[0], stores[1], counts, counts, rings[0], rings[1])
-    return view, noise(batch, 2 * kv_heads, new, dim)
 
 
 def quantise(device: torch.device, small: bool) -> Iterator[Case]:
@@ -148,13 +152,13 @@ def topk(device: torch.device, small: bool) -> Iterator[Case]:
     for tokens, k in ((300, 16), (4200, 64)) if small else ((300, 16), (8192, 64), (65536, 1024)):
         logits = torch.randn(2, 4, tokens).to(device)
         eligible = torch.tensor([tokens, tokens // 2], dtype=torch.int32, device=device)
-        index = topk_triton.softmax_top_k(logits, 2, k, eligible).long()
+        index = softmax_top_k(logits, 2, k, eligible).long()
         shares = mean_attention(logits, 2)
         barred = torch.arange(tokens, device=device) >= eligible[:, None, None]
         chosen = shares.gather(2, index.clamp(min=0)).amin(-1)
         rest = shares.masked_fill(barred, 0.0).scatter(2, index.clamp(min=0), 0.0).amax(-1)
         off = float((rest / chosen - 1).clamp(min=0).max())
-        whole = bool((index >= 0).all()) and bool((index[:, :, 1:] > index[:, :, :-1]).all())
+        whole = bool((index >= 0).all()) and bool((index.sort(-1).values.diff() > 0).all())
         yield {"tokens": tokens, "k": k, "off": off, "passed": whole and off <= 1e-5}
 
 
