@@ -234,6 +234,7 @@ STANDS_FOR = {
     "prompt": "attention",
     "recurrence": "attention",
     "scan": "prompt",
+    "sparse-prompt": "prompt",
     "index": "attention-fp8",
     "attention-fp8": "attention",
     "attention-masked": "attention",
@@ -263,8 +264,8 @@ STANDS_FOR = {
     "cache-copy": "attention",
 }
 """Classes that a stack need not tell apart, and what stands for them: ``prompt`` is attention of a
-prompt's queries, ``recurrence`` a state's step and ``scan`` its way over a prompt, ``index``
-the scores that sparse attention chooses by, ``quantise-input`` the input of fp8 products
+prompt's queries, ``sparse-prompt`` that to chosen keys, ``recurrence`` a state's step and
+``scan`` its way over a prompt, ``index`` the scores that sparse attention chooses by, ``quantise-input`` the input of fp8 products
 without static scales, ``attention-fp8`` decode attention over an 8-bit cache without scales,
 ``attention-masked`` that of passes replayed as graphs, whose room is masked, ``latent`` decode
 attention over cached latents (MLA), ``gemm-*`` products with weights of that format,

@@ -212,6 +212,15 @@ class SparsePrompt(Selection):
         """Nothing is dropped; what a query of the prompt does not read is missed."""
         return "selection"
 
+    def notes(self, at: LayerPass) -> tuple[str, ...]:
+        """What the time of the prompt stands for where no such kernel was measured."""
+        if "sparse-prompt" in at.d.stack.kernels:
+            return ()
+        return (
+            "assumes that chosen pairs cost what they do in dense attention; in MInference's "
+            "release they took 2.5 times as long on an A100 (--stack minference-hf)",
+        )
+
     def density(self, at: LayerPass) -> Number:
         """Return the share of causal pairs that are computed.
 
@@ -242,7 +251,16 @@ class SparsePrompt(Selection):
         if not at.p.prefill:
             return found
         share = np.minimum(self.density(at), 1.0)
-        thin = [replace(op, flops=op.flops * share) if op.name == "attn" else op for op in found]
+        thin = [
+            replace(
+                op,
+                flops=op.flops * share,
+                kernel="sparse-prompt" if op.kernel == "prompt" else op.kernel,
+            )
+            if op.name == "attn"
+            else op
+            for op in found
+        ]
         return [*self.estimate(at), *thin]
 
 
