@@ -65,6 +65,7 @@ DATA = tuple(
     for folder in ("models", "machines", "traces", "quality", "evidence", "emit", "report", "sweep")
     for test in quick_tests(f"tests/{folder}", "production", "calibrate", "every_page", "pages")
 )
+DATA += ("tests/cli/test_validate_plan.py",)
 """Tests of the rooms of data and of what is shown; few of them take long."""
 FLEETS = (*quick_tests("tests/planner", "planner", "plan_trace", "programme", "surer"), *DATA)
 COMMANDS = (

@@ -559,9 +559,9 @@ def _checked(profile: Profile) -> Checked | None:
         return None
     off = {}
     for kind in CHECKED_KINDS:
-        found = [numbers.get(f"checked.{kind}_{figure}") for figure in CHECKED_FIGURES]
-        if None not in found:
-            median, p90, low, high = (float(x or 0.0) for x in found)
+        keys = [f"checked.{kind}_{figure}" for figure in CHECKED_FIGURES]
+        if numbers.keys() >= {*keys}:
+            median, p90, low, high = (float(numbers[key]) for key in keys)
             off[kind] = median, p90, low, high
     device, model, technique = (texts[f"checked.{x}"] for x in ("device", "model", "technique"))
     return Checked(device, model, technique, int(numbers["checked.rows"]), off)

@@ -132,8 +132,7 @@ def read(path: Path, techniques: Callable[[tuple[Path, ...]], list[str]]) -> Spe
         if key not in (*AXES[kind], *SPREAD):
             raise unknown(f"axis in [grid] of {path}:", key, (*AXES[kind], *SPREAD))
     axes = {}
-    given: dict[str, tuple[Value, ...]] = {name: (1,) for name in SPREAD if name in grid}
-    for name, usual in {**AXES[kind], **given}.items():
+    for name, usual in {**AXES[kind], **_required(*(x for x in SPREAD if x in grid))}.items():
         if name in grid:
             axes[name] = _values(path, name, grid[name], known)
         elif usual:

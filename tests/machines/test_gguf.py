@@ -1,5 +1,6 @@
 """GGUF files: sizes as their publishers list them, and what a deployment makes of their types."""
 
+import numpy as np
 import pytest
 
 from kvsim.errors import InputError
@@ -48,6 +49,32 @@ def test_every_type_of_every_kind_of_model(model: str, file: str) -> None:
     counted = sum(tensor.numbers for tensor in gguf.tensors(m, file))
     assert 0.98 * m.parameters < counted <= 1.001 * m.parameters
     assert all(1.5 < each.bits <= 16 for each in found.values())
+
+
+def test_layers_with_more_bits_are_llama_cpps() -> None:
+    """Of 32 layers the first and the last four, and every third between (use_more_bits)."""
+    m = load_model("llama2-7b")
+
+    def wide(file: str, matrix: str, first: int, each: int) -> list[int]:
+        found = [t.block.bits for t in gguf.tensors(m, file) if t.matrix == matrix][first::each]
+        return [i for i, bits in enumerate(found) if bits > 5]
+
+    more = [0, 1, 2, 3, 6, 9, 12, 15, 18, 21, 24, 27, 28, 29, 30, 31]
+    for which in (("down", 0, 1), ("qkv", 2, 3)):  # the third of these is the values'
+        assert wide("q4_k_m", *which) == more and wide("q3_k_m", *which) == [0, 1]
+
+
+@pytest.mark.parametrize("file", ["q4_k_m", "iq2_m", "q3_k_m"])
+def test_matrices_of_a_model_are_averaged_by_their_numbers(file: str) -> None:
+    m = load_model("llama3-8b")
+    for name, found in gguf.stored_matrices(m, file).items():
+        some = [t for t in gguf.tensors(m, file) if t.matrix == name]
+        size = [t.numbers for t in some]
+        bits, unpack = (
+            np.average([getattr(t.block, each) for t in some], weights=size)
+            for each in ("bits", "unpack")
+        )
+        assert (found.bits, found.unpack) == pytest.approx((bits, unpack))
 
 
 def where(weights: str, stack: str = "llamacpp-2024-05", model: str = "llama3-8b") -> Deployment:

@@ -14,6 +14,7 @@ import pytest
 
 from kvsim.console import run_on_command_line
 from kvsim.errors import InputError
+from kvsim.machines.deployment import Deployment
 from kvsim.machines.hardware import KERNEL_CLASSES, STANDS_FOR, Stack
 from kvsim.machines.profiles import (
     hardware_names,
@@ -23,6 +24,7 @@ from kvsim.machines.profiles import (
     stack_names,
 )
 from kvsim.machines.schema import LINK_NAMES, MOVED_KEYS, STACK_FLAGS, STACK_NUMBERS, mechanism_of
+from kvsim.models.configs import load_model
 
 SHIPPED = Path(str(files("kvsim") / "hwprofiles"))
 TOLERANCE = 1.01  # of a tensor peak: data sheets round
@@ -144,7 +146,22 @@ def test_every_stack_field_has_a_key() -> None:
     assert not set(MOVED_KEYS) & {*STACK_NUMBERS, *STACK_FLAGS}
 
 
+IDEAL = """
+time.stage_overlap 1, time.pointwise_launches 5, time.pointwise_passes 1, cache.overhead 1,
+attention.score_memory_B 8, packed_cache.passes 1, selection.index_bytes 4, offload.overlap 1,
+offload.weight_buffers 2, offload.split_achieved 1, sums.ring_share 1, sums.popularity 1,
+weights.copies 1, memory.prefill_chunk_tokens 1e18, memory.activation_passes 1,
+memory.logit_bytes 4
+"""
+"""What an ideal stack has; every other number is 0."""
+
+
 def test_ideal_stack_is_the_default() -> None:
+    stated = {name: float(value) for name, value in map(str.split, IDEAL.split(","))}
+    found = {key: number_of(Stack("ideal"), key) for key in STACK_NUMBERS}
+    assert {key: value for key, value in found.items() if value} == stated
+    replayed = Deployment(load_model("llama3-8b"), load_hardware("h100"), load_stack("hf")).replayed
+    assert not any(kernel.host for kernel in replayed.stack.kernels.values())
     assert replace(load_stack("ideal"), title="", error="", source="") == Stack("ideal")
 
 

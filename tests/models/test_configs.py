@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from kvsim.errors import InputError
+from kvsim.models.catalogue import catalogue_config
 from kvsim.models.configs import from_config, load_model
 from kvsim.models.model import LayerShape, Model
 
@@ -296,6 +297,15 @@ def test_a_plain_model_has_nothing_that_it_does_not_state() -> None:
              "max_context", "layout", "gated", "released", "norms"}  # fmt: skip
     rest = {f.name: getattr(model, f.name) for f in fields(model) if f.name not in given}
     assert not [name for name, value in rest.items() if value]
+
+
+def test_counts_of_layers_may_be_zero() -> None:
+    gemma: Any = catalogue_config("gemma-3n-e2b")["text_config"]
+    assert from_config(gemma, "x").owners
+    assert not from_config(gemma | {"num_kv_shared_layers": 0}, "x").owners
+    ernie = dict(catalogue_config("ernie-4.5-21b-a3b"))
+    ernie |= {"moe_layer_start_index": 0, "moe_layer_end_index": 0}
+    assert [shape.routed for shape in from_config(ernie, "x").shapes()][:2] == [True, False]
 
 
 def test_every_fourth_layer_of_cohere2_is_global_by_default() -> None:

@@ -3,11 +3,23 @@
 from dataclasses import replace
 from math import isnan
 
+import numpy as np
 import pytest
 
 from kvsim.models.configs import load_model
 from kvsim.planner.question import Admission
-from kvsim.quality.evidence import Evidence, attention_kind, evidence, weights_evidence
+from kvsim.quality.evidence import (
+    UPPER,
+    Evidence,
+    Pooled,
+    _between,
+    _bound_kind,
+    _score,
+    attention_kind,
+    combine,
+    evidence,
+    weights_evidence,
+)
 from kvsim.quality.measured import family, harshness, published, runs_of, shipped
 from kvsim.techniques import TECHNIQUES, parse
 from kvsim.traces.attention import Retrieval, load, shipped_traces
@@ -131,6 +143,41 @@ def test_an_eviction_loses_what_it_no_longer_finds() -> None:
     gentle = evicted(40, 0.8, 0.8)  # then perplexity counts, which grew a little
     assert gentle.unit == "relative perplexity" and gentle.column <= 0.05
     assert "retrieval" in evicted(40, 0.0, 0.0).missing  # the model itself finds none
+
+
+def pooled(loss: float, error: float) -> Pooled:
+    return Pooled("m", "a", "cache", "f", "short answers", loss, error, 9, 1, -1.0, "", "s")
+
+
+def test_losses_of_other_models_are_a_prior_for_the_own() -> None:
+    """Equal errors: the spread between models is their variance less that of a measurement."""
+    losses, error = np.array([0.01, 0.03, 0.08, 0.02]), 0.01
+    mean, spread = _between([pooled(x, error) for x in losses])
+    assert mean == pytest.approx(losses.mean())
+    between = losses.var(ddof=1) - error**2
+    assert spread == pytest.approx(between + losses.var(ddof=1) / 4, rel=1e-3)
+    own = _bound_kind([pooled(0.2, 0.05)], [pooled(x, error) for x in losses])
+    sharp = 1 / 0.05**2 + 1 / spread
+    assert own is not None and own.loss == pytest.approx((0.2 / 0.05**2 + mean / spread) / sharp)
+    assert own.bound == pytest.approx(own.loss + UPPER / sharp**0.5)
+
+
+def test_losses_of_two_changes_add_up_in_one_unit() -> None:
+    one = Evidence("published", 0.02, 0.01, 0.05, "relative score")
+    both = combine([one, replace(one, loss=0.01, high=0.05)])
+    assert (both.loss, both.low, both.high) == pytest.approx((0.03, -0.02, 0.08))
+    assert not both.missing
+    assert "different units" in combine([one, replace(one, unit="relative perplexity")]).missing
+
+
+def test_errors_of_scores_are_those_of_shares() -> None:
+    for row in published():
+        share, base = row.score, row.baseline
+        if row.measure == "perplexity":
+            assert row.error == 0.0 and _score(row)[6] == 0.002
+        elif row.questions:
+            spread = (share * (100 - share) + base * (100 - base)) ** 0.5
+            assert row.error == pytest.approx(spread / row.questions**0.5 / base)
 
 
 def test_other_models_of_a_kind_count_with_the_spread_between_them() -> None:

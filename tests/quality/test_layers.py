@@ -17,7 +17,7 @@ from kvsim.models.configs import load_model
 from kvsim.options import Inputs
 from kvsim.planner.plan import make_plan
 from kvsim.planner.question import Admission, PlanLimits, Workload
-from kvsim.quality.layers import LayerLosses, assign, build, load, offered, write
+from kvsim.quality.layers import ADDING, Z_95, LayerLosses, assign, build, load, offered, write
 from kvsim.techniques import Technique, parse
 from kvsim.techniques.axes.base import Term
 from kvsim.traces.attention import shipped_traces
@@ -162,7 +162,12 @@ def test_large_losses_add_up_to_more_as_uniform_runs_do() -> None:
     widths = np.array([[0, 1, 1], [1, 0, 1]])
     side, layer = np.indices(widths.shape)
     alone = found.alone[side, widths, layer].sum(axis=(0, 1)).mean()
-    assert found.expected(widths)[0] == pytest.approx(1.5 * alone**1.2)
+    mean, low, high = found.expected(widths)
+    assert mean == pytest.approx(1.5 * alone**1.2)
+    windows = found.alone[side, widths, layer].sum(axis=(0, 1)) * mean / alone
+    error = Z_95 * windows.std(ddof=1) / len(windows) ** 0.5
+    off = np.hypot(error, ADDING * mean)  # uniform runs are as the power says
+    assert (low, high) == pytest.approx((max(0.0, mean - off), mean + off))
     flat = replace(found, uniform=np.ones_like(found.uniform))
     assert flat.growth[1] == 1.0  # that all widths lose the same is noise
     nothing = replace(found, alone=0 * found.alone, uniform=0 * found.uniform)
