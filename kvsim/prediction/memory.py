@@ -110,8 +110,6 @@ def _reading(
 ) -> Buffers:
     """Resident bytes of the pass that reads a group of prompts, besides running sequences. [B]"""
     point = prefill_point(float(technique.tiles() * deployment.dp), prompt, generate)
-    if isinstance(prompt, np.ndarray) or isinstance(generate, np.ndarray):
-        return technique.resident(deployment, point)
     asked = "reading", prompt, generate
     return technique.cached(deployment, asked, lambda: technique.resident(deployment, point))
 

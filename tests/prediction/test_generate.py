@@ -285,6 +285,9 @@ def test_impossible_workloads_are_refused(option: str, arguments: Any) -> None:
     with pytest.raises(InputError, match=rf"^{option}: got .+; expected whole numbers from 1 to "):
         check_workload(np.array(batch), prompt, out)
     check_workload(np.array([1.0, MOST_SEQUENCES]), 1, int(OPTION_RANGES["--prompt"].most))
+    if len(batch) and out == out != float("inf"):
+        with pytest.raises(InputError, match=f"^{option}: got"):
+            Prediction(parse("full"), deployment(), np.array(batch), prompt, out)
 
 
 def test_batches_divide_into_parts() -> None:
