@@ -632,6 +632,58 @@ def parse_total_or_per_gpu(
     return float(parse_count(name, given, allowed, " or GPU=N,..."))
 
 
+PARSERS: Mapping[str, Parser] = {
+    "amount": parse_amount,
+    "count": parse_count,
+    "counts": parse_counts,
+    "flag": parse_flag,
+    "gib": scaled_number(2.0**30),
+    "gigabytes": scaled_number(1e9),
+    "joined": parse_joined,
+    "lengths": parse_token_lengths,
+    "model": parse_model,
+    "names": parse_names,
+    "number": parse_number,
+    "path": parse_path,
+    "paths": parse_paths,
+    "per-gpu": parse_per_gpu,
+    "rate": parse_rate,
+    "text": parse_text,
+    "thousands": scaled_number(1e3),
+    "token-counts": parse_token_counts,
+    "tokens": parse_tokens,
+    "total-or-per-gpu": parse_total_or_per_gpu,
+    "words": parse_words,
+}
+"""Parsers as the table of options names them."""
+
+
+def find_parser(name: str) -> Parser:
+    """Return the parser that a row of the table of options names.
+
+    Parameters
+    ----------
+    name
+        A key of :data:`PARSERS`, as ``count``, or one made of others, as ``several zero-or gib``,
+        ``among auto cpu``, ``count-or all`` or ``duration 100``.
+    """
+    kind, _, rest = name.partition(" ")
+    match kind:
+        case "several":
+            return several(find_parser(rest))
+        case "zero-or":
+            return zero_or(find_parser(rest))
+        case "auto-or":
+            return auto_or(find_parser(rest))
+        case "among":
+            return words_among(*rest.split())
+        case "count-or":
+            return count_or(*rest.split())
+        case "duration":
+            return duration(float(rest))
+    return PARSERS[name]
+
+
 def _items(given: object) -> list[object]:
     """One value or several as a list."""
     one = isinstance(given, str | Path) or not isinstance(given, Iterable)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kvsim.console import print_once
 from kvsim.errors import InputError
 from kvsim.machines.hardware import GIB, RELEASED
-from kvsim.options import TP_CHOICES, Inputs
+from kvsim.options import Inputs
 
 if TYPE_CHECKING:
     from kvsim.machines.deployment import Deployment, HostLayers
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from kvsim.planner.question import Admission
     from kvsim.techniques.technique import Technique
 
+TP_CHOICES = (1, 2, 4, 8, 16, 32)
+"""Tensor-parallel GPUs that are compared."""
 PARTS = ("gate", "up", "down")
 """Matrices of an MLP as GGUF names them."""
 ROOM = 0.95
@@ -422,7 +424,7 @@ def build_deployments(inputs: Inputs) -> "list[Deployment]":
     formats = list(dict.fromkeys(_published_format(bases[0].model, name) for name in formats))
     sizes = [int(n) for n in inputs.tp if n != "auto"]
     if inputs.tp == ["auto"]:
-        sizes = [int(n) for n in TP_CHOICES if bases[0].model.heads % int(n) == 0]
+        sizes = [n for n in TP_CHOICES if bases[0].model.heads % n == 0]
     degrees = list(product(inputs.pp, inputs.dp, inputs.ep))
     found, problem = [], None
     for base, form, n, (pp, dp, ep) in product(bases, formats, sizes, degrees):

@@ -123,8 +123,7 @@ def _commands_with(flag: str | None) -> str:
     """Which commands have an option that was given to another; empty if none has it."""
     from kvsim.options import TABLE
 
-    every = (option for options in TABLE.values() for option in options)
-    having = dict.fromkeys(name for o in every if o.flag == flag for name in o.taken_by)
+    having = dict.fromkeys(name for o in TABLE if o.flag == flag for name in o.commands)
     names = [f"kvsim {name}" for name in having if name != "grid"]
     return f"{flag} is an option of {', '.join(names)}" if names else ""
 

@@ -16,6 +16,7 @@ from kvsim.files import check_target
 from kvsim.inputs import parse_flag, parse_path, parse_paths
 from kvsim.options import (
     COUNTED_BY,
+    EXAMPLES,
     PRESENTED,
     SPELLINGS,
     TABLE,
@@ -26,49 +27,6 @@ from kvsim.options import (
     read_spellings,
 )
 
-EXAMPLES = {
-    "plan": (
-        "kvsim plan --model llama3.1-8b --gpu h100 --prompt 4k --ttft 500ms --tpot 50ms",
-        "kvsim plan --model qwen2.5-32b --gpu a100-40g --weights auto --tp auto",
-    ),
-    "predict": (
-        "kvsim predict --model llama3.1-8b --gpu h100 --technique full,kivi:bits=4 --batch 1,8",
-        "kvsim predict --model llama2-7b --gpu a6000 --technique full --prompt 1k,8k --csv",
-    ),
-    "simulate": (
-        "kvsim simulate --trace sample:chat --model llama3-8b --gpu h100 --ttft 1s --tpot 50ms",
-        "kvsim simulate --trace sample:code --model llama2-7b --gpu a6000 --compare full,kivi",
-    ),
-    "capacity": (
-        "kvsim capacity --trace sample:chat --model llama3-8b --gpus l40s --ttft 2s --tpot 100ms",
-        "kvsim capacity --prompt 3k --generate 500 --rate 5 --model llama3-8b --gpus l40s,h100 "
-        "--ttft 2s --tpot 100ms",
-    ),
-    "explore": (
-        "kvsim explore --model llama3.1-8b --gpu h100 --out explore.html",
-        "kvsim explore --model llama2-7b --gpu a6000 --technique full,offload,kivi --out e.html",
-    ),
-    "reproduce": ("kvsim reproduce kcache", "kvsim reproduce all --report errors.html"),
-    "calibrate": (
-        "kvsim calibrate --device cuda:0 --quick --out mine.toml",
-        "kvsim calibrate --from-run bench.json --model llama3-8b --gpu rtx4090 --out mine.toml",
-    ),
-    "validate": (
-        "kvsim validate --model smollm2-135m --layers 2 --techniques kvpr:split=48",
-        "kvsim validate --gpu mine.toml --device cuda:0 --report validate.html",
-    ),
-    "validate plan": ("kvsim validate plan plan.json --device cuda:0",),
-    "validate quality": (
-        "kvsim validate quality --model ./my-model --technique kivi --out quality.json",
-    ),
-    "validate layers": ("kvsim validate layers --model ./my-model --bits 3",),
-    "sweep": ("kvsim sweep grid.toml --out grid", "kvsim sweep grid.toml --out grid --resume"),
-    "doctor": ("kvsim doctor mine.toml", "kvsim doctor trace.csv --json"),
-    "models": ("kvsim models", "kvsim models llama3.1-8b"),
-    "gpus": ("kvsim gpus", "kvsim gpus h100"),
-    "techniques": ("kvsim techniques", "kvsim techniques kivi"),
-    "stacks": ("kvsim stacks", "kvsim stacks fused --json"),
-}
 MIN_GROUPED = 8
 """Options from which groups help."""
 
@@ -291,17 +249,15 @@ class CheckedHelp:
         for parameter in self.get_params(ctx):  # type: ignore[attr-defined]
             record = parameter.get_help_record(ctx)
             if record is not None:
-                group = _find_group(name, parameter.name)
-                if parameter.param_type_name == "argument":
-                    group = "Arguments"
-                groups.setdefault(group, []).append(record)
+                known = options_of(name).get(parameter.name)
+                groups.setdefault(known.group if known else "Output", []).append(record)
         arguments = groups.pop("Arguments", [])
         if arguments:
             with formatter.section("Arguments"):
                 formatter.write_dl(arguments)
         if sum(map(len, groups.values())) < MIN_GROUPED:
             groups = {"Options": [record for some in groups.values() for record in some]}
-        for group in ("Options", *TABLE):
+        for group in dict.fromkeys(["Options", *(option.group for option in TABLE)]):
             if group in groups:
                 with formatter.section(group):
                     formatter.write_dl(groups[group])
@@ -369,14 +325,6 @@ class CheckedHelp:
         if fault:
             raise InputError(fault)
         return rest
-
-
-def _find_group(command: str, name: str) -> str:
-    """The group of the help that an option of a command stands in."""
-    for group, options in TABLE.items():
-        if any(option.name == name and command in option.taken_by for option in options):
-            return group
-    return "Output"
 
 
 def _find_repetition(order: list[Any], values: Mapping[str, object]) -> str:

@@ -105,9 +105,7 @@ def test_the_line_of_a_call_is_quoted_and_gives_the_same() -> None:
     assert answer_in(run(*words[1:], "--json").out)["rows"] == found.envelope()["rows"]
 
 
-@pytest.mark.parametrize(
-    "command", sorted({c for some in TABLE.values() for o in some for c in o.taken_by})
-)
+@pytest.mark.parametrize("command", sorted({c for option in TABLE for c in option.commands}))
 def test_defaults_are_values_that_their_options_can_have(command: str) -> None:
     for option in options_of(command).values():
         if option.default is not None:
@@ -142,7 +140,7 @@ def test_options_may_have_the_names_of_engines(command: str, typed: str, meant: 
 
 @pytest.mark.parametrize("meant", sorted(set(SPELLINGS.values())))
 def test_the_names_of_engines_stand_for_options(meant: str) -> None:
-    known = {flag for some in TABLE.values() for o in some for flag in (o.flag, *o.also)}
+    known = {flag for o in TABLE for flag in (o.flag, *o.also)}
     assert meant in known
 
 

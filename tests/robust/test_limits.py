@@ -90,7 +90,7 @@ def test_work_is_estimated_before_it_starts() -> None:
 
 RULES = [
     (command, option, kind)
-    for command in sorted({c for some in options.TABLE.values() for o in some for c in o.taken_by})
+    for command in sorted({c for option in options.TABLE for c in option.commands})
     if f"kvsim {command}" in COMMANDS
     for option in options.options_of(command).values()
     for kind in ("needs", "excludes")
