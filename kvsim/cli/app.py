@@ -7,14 +7,13 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from importlib import import_module
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
 
 import typer
 
-from kvsim.cli.command import CheckedCommand
+from kvsim.cli.commands import COMMANDS, add_command
 from kvsim.console import run_on_command_line
 from kvsim.errors import InfeasibleError, InputError, missing_dependency
 from kvsim.files import Ledger, ledger, remove_own
@@ -216,25 +215,6 @@ def _stoppable() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
-COMMANDS = {
-    "plan": "plan",
-    "predict": "predict",
-    "simulate": "simulate",
-    "capacity": "capacity",
-    "sweep": "sweep",
-    "explore": "explore",
-    "reproduce": "reproduce",
-    "calibrate": "calibrate",
-    "validate": "validate",
-    "doctor": "doctor",
-    "models": "lists",
-    "gpus": "lists",
-    "techniques": "lists",
-    "stacks": "lists",
-    "traces": "traces",
-}
-"""Every command by name, and its module in ``kvsim.cli``, in the order of the help."""
-
 BEGIN = """\
 kvsim says which KV-cache technique to run for a model on a GPU, with which settings, what it gains,
 and how sure that is.
@@ -284,7 +264,7 @@ def application(names: Iterable[str] = COMMANDS) -> typer.Typer:
     Parameters
     ----------
     names
-        Commands that it has; only their modules are imported.
+        Commands that it has.
 
     Returns
     -------
@@ -300,11 +280,7 @@ def application(names: Iterable[str] = COMMANDS) -> typer.Typer:
     )
     app.callback()(_general)
     for name in names:
-        module = import_module(f"kvsim.cli.{COMMANDS[name]}")
-        if isinstance(getattr(module, "app", None), typer.Typer):
-            app.add_typer(module.app, name=name)
-        else:
-            app.command(name, cls=CheckedCommand)(getattr(module, name))
+        add_command(app, name)
     return app
 
 

@@ -1,5 +1,6 @@
 """Commands made of the table of options: their parameters, help, examples and checks."""
 
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -43,6 +44,8 @@ class Page(Protocol):
 
 class Shown(Page, Protocol):
     """The answer of a command, which prints itself and writes its own page."""
+
+    passed: bool
 
     def show(self, json: bool, verbose: bool) -> None:
         """Print the answer for readers, or as JSON for programs."""
@@ -95,43 +98,46 @@ class Call:
         ----------
         result
             The result, which prints itself as a table or as JSON.
+
+        Raises
+        ------
+        typer.Exit
+            With code 1 if what was checked does not hold.
         """
         self.write(result)
         result.show(self.json, self.verbose)
+        if not result.passed:
+            sys.stdout.flush()
+            raise typer.Exit(1)
 
 
-def command(name: str) -> Callable[[Callable[[Call], None]], Callable[..., None]]:
-    """Make a function of a call a command with the options that the table has for it.
+def command(name: str, about: str, answer: Callable[[Call], object]) -> Callable[..., None]:
+    """Make a function of a call one that Typer makes a command of, with the table's options.
 
     Parameters
     ----------
     name
         The command, as ``plan`` or ``traces inspect``.
-
-    Returns
-    -------
-    callable
-        A decorator; what it returns is a function for Typer.
+    about
+        What its help says.
+    answer
+        Answers the call.
     """
 
-    def decorate(answer: Callable[[Call], None]) -> Callable[..., None]:
-        def run(ctx: typer.Context, **values: object) -> None:
-            call = _call(name, ctx, values)
-            if ctx.invoked_subcommand is None:
-                answer(call)
-            elif call.options:
-                option = options_of(name)[next(iter(call.options))].flag
-                raise InputError(f"{option}: appears before {ctx.invoked_subcommand}; put it after")
+    def run(ctx: typer.Context, **values: object) -> None:
+        call = _call(name, ctx, values)
+        if ctx.invoked_subcommand is None:
+            answer(call)
+        elif call.options:
+            option = options_of(name)[next(iter(call.options))].flag
+            raise InputError(f"{option}: appears before {ctx.invoked_subcommand}; put it after")
 
-        options = options_of(name).values()
-        context = Parameter("ctx", Parameter.KEYWORD_ONLY, annotation=typer.Context)
-        signature = Signature([context, *(_parameter(name, option) for option in options)])
-        run.__signature__ = signature  # type: ignore[attr-defined]
-        run.__annotations__ = {p.name: p.annotation for p in signature.parameters.values()}
-        run.__name__, run.__doc__ = answer.__name__, answer.__doc__
-        return run
-
-    return decorate
+    context = Parameter("ctx", Parameter.KEYWORD_ONLY, annotation=typer.Context)
+    parameters = [context, *(_parameter(name, option) for option in options_of(name).values())]
+    run.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    run.__doc__ = about
+    return run
 
 
 def _call(name: str, ctx: typer.Context, values: Mapping[str, Any]) -> Call:

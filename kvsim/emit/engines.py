@@ -95,7 +95,7 @@ class EngineSettings:
         """Note flags that are written outside the command; refuse unknown ones."""
         self.used += [find_flag(self.engine, name) for name in names]
 
-    def add(self, name: str, value: object = "") -> None:
+    def add(self, name: str, value: object = "", when: object = True) -> None:
         """Add an option to the command; without a value, a switch.
 
         Parameters
@@ -104,19 +104,38 @@ class EngineSettings:
             Option, such as ``--max-model-len``.
         value
             Its value; empty for a switch.
+        when
+            Whether it is needed.
         """
-        self.use(name)
-        self.options.append((name, str(value)))
+        if when:
+            self.use(name)
+            self.options.append((name, str(value)))
 
-    def lack(self, what: str) -> None:
+    def lack(self, what: str, when: object = True) -> None:
         """Note something that the engine has no setting for.
 
         Parameters
         ----------
         what
             What is missing, in words.
+        when
+            Whether it is needed.
         """
-        self.missing.append(what)
+        if when:
+            self.missing.append(what)
+
+    def take(self, other: "EngineSettings", without: str = "\0") -> None:
+        """Take over what another engine's settings used and lacked, without repeating it.
+
+        Parameters
+        ----------
+        other
+            Settings that are part of these.
+        without
+            Gaps in whose words this stands are left out.
+        """
+        self.used += [x for x in other.used if x not in self.used]
+        self.missing += [x for x in other.missing if x not in self.missing and without not in x]
 
     def command(self, *words: str) -> str:
         """Return the command that begins with ``words``, with the options added so far."""
@@ -330,8 +349,7 @@ def _write_roles(served: Served, settings: EngineSettings, counts: tuple[int, in
         one = replace(served.with_role(role), replicas=served.replicas * count)
         text = WRITERS[engine](one, own)
         parts.append(f"# {count} of these {ROLE_WORK[role]}\n{text}")
-        settings.used += [x for x in own.used if x not in settings.used]
-        settings.missing += [x for x in own.missing if x not in settings.missing]
+        settings.take(own)
     if engine == "sglang":
         parts.append(_sglang_router(settings, counts))
     settings.lack(CONNECTING[engine])
@@ -392,8 +410,9 @@ def _note_weights(s: Served, settings: EngineSettings, made: Iterable[str] = ())
 
 
 def _note_drives(s: Served, settings: EngineSettings) -> None:
-    if s.nvme_cache:
-        settings.lack(f"{s.nvme_gb} GB of NVMe for evicted blocks: --emit lmcache has them")
+    settings.lack(
+        f"{s.nvme_gb} GB of NVMe for evicted blocks: --emit lmcache has them", s.nvme_cache
+    )
 
 
 def _note_spread(s: Served, settings: EngineSettings) -> None:
@@ -426,14 +445,11 @@ def _vllm(s: Served, settings: EngineSettings, offloading: str = "native") -> st
     settings.add("--max-num-batched-tokens", s.max_tokens)
     settings.add("--gpu-memory-utilization", f"{s.utilisation:g}")
     settings.add("--block-size", s.block_tokens)
-    if s.prefix_caching:
-        settings.add("--enable-prefix-caching")
+    settings.add("--enable-prefix-caching", when=s.prefix_caching)
     turbo = turboquant(s.terms.values())
     stored = str(s.terms["cache"].settings["format"]) if "cache" in s.terms else turbo
-    if "fp8" in s.terms or stored:
-        settings.add("--kv-cache-dtype", stored or "fp8")
-    if s.weights in FP8_WEIGHTS and not s.released:
-        settings.add("--quantization", "fp8")
+    settings.add("--kv-cache-dtype", stored or "fp8", "fp8" in s.terms or stored)
+    settings.add("--quantization", "fp8", s.weights in FP8_WEIGHTS and not s.released)
     if s.host_cache and not s.role:
         settings.add("--kv-offloading-size", f"{s.host_gib:g}")
         settings.add("--kv-offloading-backend", offloading)
@@ -469,10 +485,8 @@ def _vllm_spread(s: Served, settings: EngineSettings) -> None:
     """vLLM has as many groups of whole experts as a stage has GPUs, or cuts every expert."""
     degrees = s.spread
     settings.add("--tensor-parallel-size", degrees.tp)
-    if degrees.pp > 1:
-        settings.add("--pipeline-parallel-size", degrees.pp)
-    if degrees.dp > 1:
-        settings.add("--data-parallel-size", degrees.dp)
+    settings.add("--pipeline-parallel-size", degrees.pp, degrees.pp > 1)
+    settings.add("--data-parallel-size", degrees.dp, degrees.dp > 1)
     if degrees.ep == degrees.stage > 1:
         settings.add("--enable-expert-parallel")
     elif degrees.ep > 1:
@@ -591,13 +605,11 @@ def _sglang(s: Served, settings: EngineSettings) -> str:
     degrees = s.spread
     settings.add("--model-path", write_path(s.model))
     settings.add("--tp-size", degrees.stage)  # all GPUs of a stage, whatever attention does
-    if degrees.pp > 1:
-        settings.add("--pp-size", degrees.pp)
+    settings.add("--pp-size", degrees.pp, degrees.pp > 1)
     if degrees.dp > 1:
         settings.add("--dp-size", degrees.dp)
         settings.add("--enable-dp-attention")
-    if degrees.ep > 1:
-        settings.add("--ep-size", degrees.ep)
+    settings.add("--ep-size", degrees.ep, degrees.ep > 1)
     _note_nodes(s, settings)
     settings.add("--context-length", s.max_model_len)
     # of all ranks together
@@ -605,10 +617,8 @@ def _sglang(s: Served, settings: EngineSettings) -> str:
     settings.add("--chunked-prefill-size", degrees.dp * s.max_tokens)
     settings.add("--mem-fraction-static", f"{s.static_share:g}")
     settings.add("--page-size", s.block_tokens)
-    if "fp8" in s.terms:
-        settings.add("--kv-cache-dtype", "fp8_e4m3")
-    if s.weights in FP8_WEIGHTS and not s.released:
-        settings.add("--quantization", "fp8")
+    settings.add("--kv-cache-dtype", "fp8_e4m3", "fp8" in s.terms)
+    settings.add("--quantization", "fp8", s.weights in FP8_WEIGHTS and not s.released)
     _sglang_memories(s, settings)
     if s.role:
         settings.add("--disaggregation-mode", s.role)
@@ -719,10 +729,8 @@ def _trtllm_spread(s: Served, settings: EngineSettings) -> bool:
     """Add degrees of parallelism; return whether every GPU has its own copy of attention."""
     degrees = s.spread
     settings.add("--tp_size", degrees.stage)
-    if degrees.pp > 1:
-        settings.add("--pp_size", degrees.pp)
-    if degrees.ep > 1:
-        settings.add("--ep_size", degrees.ep)
+    settings.add("--pp_size", degrees.pp, degrees.pp > 1)
+    settings.add("--ep_size", degrees.ep, degrees.ep > 1)
     if degrees.dp > 1 and degrees.tp > 1:
         settings.lack(
             f"{degrees.dp} copies of attention, each cut over {degrees.tp} GPUs: "
@@ -829,8 +837,7 @@ def _llamacpp(s: Served, settings: EngineSettings) -> str:
     settings.add("--kv-unified")
     settings.add("--parallel", s.max_seqs)
     settings.add("--batch-size", max(s.max_tokens, s.ubatch))
-    if s.ubatch not in (0, LLAMACPP_UBATCH):
-        settings.add("--ubatch-size", s.ubatch)
+    settings.add("--ubatch-size", s.ubatch, s.ubatch not in (0, LLAMACPP_UBATCH))
     settings.add("--n-gpu-layers", s.layers - len(s.host.layers) if s.host.layers else "all")
     _keep_on_host(s, settings)
     if s.spread.tp > 1:
