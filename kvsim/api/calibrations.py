@@ -5,33 +5,61 @@ from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING
+from tempfile import TemporaryDirectory
+
+import numpy as np
 
 from kvsim.api.deployments import build_deployment
 from kvsim.console import print_note
 from kvsim.errors import InputError, require
-from kvsim.files import check_target, own_output
+from kvsim.evidence import loadtests
+from kvsim.evidence.leastsquares import Fit
+from kvsim.evidence.logs import read_run
+from kvsim.evidence.machine.fit import Calibration, fit_samples
+from kvsim.evidence.machine.profile import (
+    Machine,
+    find_datasheet,
+    hardware_text,
+    stack_text,
+    with_error,
+)
+from kvsim.evidence.machine.samples import Log, Sample, read_samples
+from kvsim.evidence.ops import fit, rows
+from kvsim.evidence.ops.fit import ClassFit, errors_of
+from kvsim.evidence.stackfile import fitted_text, measure_errors
+from kvsim.files import (
+    SAMPLES_FILE,
+    TOML_PROFILE,
+    check_target,
+    own_output,
+    read_text,
+    replace_text,
+    replacing_all,
+    write_draft,
+)
 from kvsim.frozen import frozen
+from kvsim.graph import Array
 from kvsim.machines.hardware import DEFAULT_STACK
+from kvsim.machines.profiles import load_hardware, load_stack, stack_names
 from kvsim.options import Inputs, takes_options
-
-if TYPE_CHECKING:
-    from kvsim.evidence.leastsquares import Fit
-    from kvsim.evidence.machine.fit import Calibration
-    from kvsim.evidence.machine.profile import Machine
-    from kvsim.evidence.machine.samples import Sample
-    from kvsim.evidence.ops.fit import ClassFit
-    from kvsim.graph import Array
-    from kvsim.report.json import Row
-    from kvsim.report.result import Result
-    from kvsim.validate.session.state import SessionState
+from kvsim.report import calibrate as report
+from kvsim.report.calibrate import calibrate_from_run, make_table_result
+from kvsim.report.json import Row, number
+from kvsim.report.result import Result
+from kvsim.report.session import describe_errors
+from kvsim.report.units import format_number
+from kvsim.serving.rules import Rules
+from kvsim.techniques import parse_several
+from kvsim.validate.processor import Processor
+from kvsim.validate.session.state import SessionState, unpack
+from kvsim.validate.session.work import all_units, profile_of
 
 MIN_HELD_OUT = 0.05
 """Share of the shapes that is held out at least, if any is."""
 
 
 @takes_options("calibrate", "out")
-def calibrate(inputs: Inputs) -> "Result[Row]":
+def calibrate(inputs: Inputs) -> Result[Row]:
     """Measure this machine, or fit a stack to a run or to tables, and write what was found.
 
     Returns
@@ -48,7 +76,6 @@ def calibrate(inputs: Inputs) -> "Result[Row]":
     --------
     >>> calibrate("mine.toml", device="cuda:0", quick=True)  # doctest: +SKIP
     """
-    from kvsim.report.calibrate import make_table_result
 
     sources = inputs.device, inputs.from_run, inputs.from_ops, inputs.from_serving
     if sum(source is not None for source in (*sources, inputs.from_bundle)) != 1:
@@ -75,7 +102,7 @@ def calibrate_run(
     out: str | Path | None = None,
     technique: str = "full",
     **options: object,
-) -> "Result[Row]":
+) -> Result[Row]:
     """Fit a stack to the request log of a serving run; write it if ``out`` is given.
 
     Parameters
@@ -104,11 +131,7 @@ def calibrate_run(
     return calibrate(from_run=log, model=model, gpu=gpu, out=out, technique=technique, **options)
 
 
-def _fit_run(inputs: Inputs) -> "Result[Row]":
-    from kvsim.evidence.logs import read_run
-    from kvsim.report.calibrate import calibrate_from_run
-    from kvsim.serving.rules import Rules
-    from kvsim.techniques import parse_several
+def _fit_run(inputs: Inputs) -> Result[Row]:
 
     if inputs.model is None or inputs.gpu is None:
         needed = "--from-run needs --model and --gpu"
@@ -139,17 +162,13 @@ def _fit_run(inputs: Inputs) -> "Result[Row]":
 
 def _start(inputs: Inputs) -> str:
     """The stack that a fit starts from: classes without rows keep its numbers."""
-    from kvsim.machines.profiles import stack_names
 
     engine: str = inputs.engine
     return inputs.stack or (engine if engine in stack_names() else DEFAULT_STACK)
 
 
-def _fit_operators(inputs: Inputs) -> "Row":
+def _fit_operators(inputs: Inputs) -> Row:
     """Fit a stack to measured operators of one engine on one GPU and write it."""
-    from kvsim.evidence.ops import fit, rows
-    from kvsim.files import replace_text
-    from kvsim.machines.profiles import load_hardware, load_stack
 
     files, engine, share = inputs.from_ops, inputs.engine, inputs.hold_out
     if 0 < share < MIN_HELD_OUT:
@@ -197,14 +216,11 @@ def _only_gpu(pairs: list[tuple[str, str]], engine: str) -> str:
     raise InputError(f"--gpu: the files hold {', '.join(gpus)}; name one")
 
 
-def _class_row(found: "ClassFit", before: "Array") -> "Row":
+def _class_row(found: ClassFit, before: Array) -> Row:
     """A class's errors on held-out shapes, beside those of the stack as it was.
 
     The fit is refused where it is no better than that; without rows held out that cannot be known.
     """
-    import numpy as np
-
-    from kvsim.evidence.ops.fit import errors_of
 
     off = errors_of(found)
     known = bool(np.isfinite(off).all())
@@ -225,9 +241,8 @@ def _class_row(found: "ClassFit", before: "Array") -> "Row":
     }
 
 
-def _error_fields(off: "Array | None", before: "Array") -> "Row":
+def _error_fields(off: Array | None, before: Array) -> Row:
     """Errors that are held out, if any are, and those of the stack as it was."""
-    import numpy as np
 
     return {
         f"{part}_{name}": None if errors is None else float(np.quantile(errors, q))
@@ -236,9 +251,8 @@ def _error_fields(off: "Array | None", before: "Array") -> "Row":
     }
 
 
-def _number_rows(fit: "Fit") -> "Row":
+def _number_rows(fit: Fit) -> Row:
     """Fitted numbers, their standard errors, and whether the rows determine them."""
-    from kvsim.report.json import number
 
     return {
         key: {"value": value, "error": number(fit.errors[key]), "known": key not in fit.unknown}
@@ -246,14 +260,8 @@ def _number_rows(fit: "Fit") -> "Row":
     }
 
 
-def _fit_load_tests(inputs: Inputs) -> "Row":
+def _fit_load_tests(inputs: Inputs) -> Row:
     """Fit an engine's host times to a table of load tests and write the stack."""
-    import numpy as np
-
-    from kvsim.evidence import loadtests
-    from kvsim.evidence.stackfile import fitted_text, measure_errors
-    from kvsim.files import replace_text
-    from kvsim.machines.profiles import load_stack
 
     path, engine, out = inputs.from_serving, inputs.engine, inputs.out
     check_target(out, "--out", (".toml",))
@@ -294,20 +302,14 @@ def _fit_load_tests(inputs: Inputs) -> "Row":
     }
 
 
-def _percents(off: "Array") -> str:
-    import numpy as np
-
-    from kvsim.report.units import format_number
-
+def _percents(off: Array) -> str:
     median, p90 = (format_number(100 * float(np.quantile(off, q)), 2) for q in (0.5, 0.9))
     return f"{median} % (median) and {p90} % (90th percentile)"
 
 
-def _measure_machine(inputs: Inputs) -> "Result[Row]":
+def _measure_machine(inputs: Inputs) -> Result[Row]:
     """Measure a device, and fit its profile and the stack beside it."""
     device, out, quick = inputs.device, inputs.out, inputs.quick
-    from kvsim.evidence.machine.profile import Machine
-    from kvsim.evidence.machine.samples import Log
 
     check_place(out)
     require("torch")
@@ -316,7 +318,6 @@ def _measure_machine(inputs: Inputs) -> "Result[Row]":
     from kvsim.validate.bench import device as devices
     from kvsim.validate.bench.suite import run_suite
     from kvsim.validate.machine import find_device
-    from kvsim.validate.processor import Processor
 
     where = find_device(device)
     if where.type == "cpu":
@@ -344,15 +345,8 @@ def _measure_machine(inputs: Inputs) -> "Result[Row]":
     return _fit_machine(out, log.items, machine, notes, on_gpu, today).result(inputs)
 
 
-def _fit_bundle(inputs: Inputs) -> "Result[Row]":
+def _fit_bundle(inputs: Inputs) -> Result[Row]:
     """Fit a profile and a stack to what a session has measured on another machine."""
-    from tempfile import TemporaryDirectory
-
-    from kvsim.evidence.machine.profile import with_error
-    from kvsim.files import SAMPLES_FILE, TOML_PROFILE, read_text, replacing_all, write_draft
-    from kvsim.report.session import describe_errors
-    from kvsim.validate.session.state import unpack
-    from kvsim.validate.session.work import all_units
 
     bundle, out = inputs.from_bundle, inputs.out
     check_place(out)
@@ -376,7 +370,7 @@ def _fit_bundle(inputs: Inputs) -> "Result[Row]":
         return found.result(inputs)
 
 
-def fit_session(state: "SessionState") -> "FittedMachine | None":
+def fit_session(state: SessionState) -> "FittedMachine | None":
     """Fit the samples of a session anew, as these are what it has measured.
 
     Parameters
@@ -389,9 +383,6 @@ def fit_session(state: "SessionState") -> "FittedMachine | None":
     FittedMachine or None
         None where there is no calibration, or a full bundle has left its samples out.
     """
-    from kvsim.evidence.machine.profile import Machine
-    from kvsim.evidence.machine.samples import read_samples
-    from kvsim.validate.session.work import profile_of
 
     facts, profile = state.read("facts"), profile_of(state)
     log = profile.with_suffix(".samples.jsonl") if profile else Path()
@@ -416,17 +407,15 @@ class FittedMachine:
     """A profile and a stack that have been written, and the fit that they hold."""
 
     out: Path
-    machine: "Machine"
-    fit: "Calibration"
+    machine: Machine
+    fit: Calibration
     samples: int
     suspicions: Sequence[str]
     on_gpu: bool
     day: str
 
-    def result(self, inputs: Inputs) -> "Result[Row]":
+    def result(self, inputs: Inputs) -> Result[Row]:
         """Tell what was found."""
-        from kvsim.evidence.machine.profile import find_datasheet
-        from kvsim.report import calibrate as report
 
         one = self.machine
         sheet = find_datasheet(one.name, one.gpu_memory) if self.on_gpu else None
@@ -438,17 +427,13 @@ class FittedMachine:
 
 def _fit_machine(
     out: Path,
-    samples: "Sequence[Sample]",
-    machine: "Machine",
+    samples: Sequence[Sample],
+    machine: Machine,
     suspicions: Sequence[str],
     on_gpu: bool,
     day: str,
 ) -> FittedMachine:
     """Fit a profile and a stack to samples, and write both."""
-    from kvsim.evidence.machine.fit import fit_samples
-    from kvsim.evidence.machine.profile import hardware_text, stack_text
-    from kvsim.files import replacing_all, write_draft
-    from kvsim.machines.profiles import load_hardware, load_stack
 
     fit = fit_samples(samples)
     with replacing_all(out, stack_path(out)) as (profile, stack):  # the stack goes first
@@ -524,7 +509,6 @@ def check_same(out: Path, device: str) -> None:
     InputError
         If there is one, or something that is no profile.
     """
-    from kvsim.machines.profiles import load_hardware
 
     if out.exists():
         with own_output():

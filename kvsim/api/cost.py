@@ -1,14 +1,10 @@
 """What a command takes, known from its requests before it plays them."""
 
-from typing import TYPE_CHECKING
-
 from kvsim.console import on_command_line, print_note
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
 from kvsim.options import Inputs
-
-if TYPE_CHECKING:
-    from kvsim.traces.requests import Requests
+from kvsim.traces.requests import Requests
 
 UNTOLD = 60.0, 2e9
 """Time and memory up to which a command starts without a word. [s], [B]"""
@@ -122,7 +118,7 @@ def announce_cost(
     print_note(said)
 
 
-def count_passes(requests: "Requests", max_tokens: int | None) -> float:
+def count_passes(requests: Requests, max_tokens: int | None) -> float:
     """Count the passes that read prompts where the user gave the token budget of a pass.
 
     Parameters

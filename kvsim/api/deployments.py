@@ -8,17 +8,27 @@ from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from kvsim.console import print_once
+from kvsim.engine.buffers import layer_weights
 from kvsim.errors import InputError
-from kvsim.machines.hardware import GIB, RELEASED
+from kvsim.files import ATTENTION_FILE, read_json
+from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment, HostLayers, list_layouts, on_nodes
+from kvsim.machines.hardware import GIB, RELEASED, Hardware, Link, Stack
+from kvsim.machines.profiles import load_hardware, load_stack, with_drive, with_host
+from kvsim.models.catalogue import find_model, stated_format
+from kvsim.models.configs import load_model
+from kvsim.models.model import Model
 from kvsim.options import Inputs
+from kvsim.prediction.generate import Prediction
+from kvsim.techniques import parse
+from kvsim.techniques.heads import read_draft_model
+from kvsim.techniques.released import ENGINES, engine_refusal
+from kvsim.techniques.technique import Technique
 
 if TYPE_CHECKING:
-    from kvsim.machines.deployment import Deployment, HostLayers
-    from kvsim.machines.hardware import Hardware, Stack
-    from kvsim.models.model import Model
     from kvsim.planner.question import Admission
-    from kvsim.techniques.technique import Technique
 
 TP_CHOICES = (1, 2, 4, 8, 16, 32)
 """Tensor-parallel GPUs that are compared."""
@@ -39,7 +49,7 @@ OLLAMA_FORMAT = "q4_k_m"
 """The format of most Ollama tags that name none."""
 
 
-def build_deployment(inputs: Inputs, **instead: object) -> "Deployment":
+def build_deployment(inputs: Inputs, **instead: object) -> Deployment:
     """Build the deployment that the options describe: a model on hardware with a stack.
 
     Parameters
@@ -54,10 +64,6 @@ def build_deployment(inputs: Inputs, **instead: object) -> "Deployment":
     Deployment
         The model, hardware and stack.
     """
-    from kvsim.machines.deployment import Deployment
-    from kvsim.machines.profiles import load_hardware, load_stack, with_drive
-    from kvsim.models.configs import load_model
-    from kvsim.techniques.heads import read_draft_model
 
     def value(name: str, usual: object) -> Any:
         return instead.get(name, getattr(inputs, name, usual))
@@ -90,7 +96,7 @@ def build_deployment(inputs: Inputs, **instead: object) -> "Deployment":
     )
 
 
-def _published_format(model: "Model", weights: str) -> str:
+def _published_format(model: Model, weights: str) -> str:
     """The format that is meant: ``fp8`` of a mixture published in blocks of fp8 is that."""
     found = model.fp8_format
     if weights.lower() != "fp8" or found == "fp8":
@@ -108,7 +114,6 @@ def name_stack(inputs: Inputs) -> str:
         That of ``--stack``; without it the engine of ``--engine``; without that, llama.cpp if one
         of its own options is given.
     """
-    from kvsim.techniques.released import ENGINES
 
     given, engine = inputs.given, _typed_engine(inputs)
     if "stack" in given:
@@ -131,12 +136,11 @@ def _running_engine(inputs: Inputs) -> str:
 
 def _is_ollama_tag(tag: str) -> bool:
     """Whether a name is an Ollama tag without a format."""
-    from kvsim.models.catalogue import stated_format
 
     return bool(OLLAMA_TAG.fullmatch(tag) and not stated_format(tag))
 
 
-def _in_passes(stack: "Stack", inputs: Inputs) -> "Stack":
+def _in_passes(stack: Stack, inputs: Inputs) -> Stack:
     """A stack that reads prompts in passes of ``--ubatch-size`` tokens, if that is given."""
     each = getattr(inputs, "ubatch_size", None)
     if each is None:
@@ -149,10 +153,8 @@ def _in_passes(stack: "Stack", inputs: Inputs) -> "Stack":
     return replace(stack, time=replace(stack.time, prompt_pass=float(each)))
 
 
-def _in_host(hardware: "Hardware", inputs: Inputs) -> "Hardware":
+def _in_host(hardware: Hardware, inputs: Inputs) -> Hardware:
     """A card in the host that the options describe."""
-    from kvsim.machines.hardware import Link
-    from kvsim.machines.profiles import with_host
 
     name, rate = getattr(inputs, "host", None), getattr(inputs, "host_bandwidth", None)
     found = hardware if name is None else with_host(hardware, name)
@@ -162,7 +164,7 @@ def _in_host(hardware: "Hardware", inputs: Inputs) -> "Hardware":
     return replace(found, links={**found.links, "dram": Link(rate)}, sockets=1, sources=given)
 
 
-def refuse_idle_drive(inputs: Inputs, techniques: "Sequence[Technique]") -> None:
+def refuse_idle_drive(inputs: Inputs, techniques: Sequence[Technique]) -> None:
     """Refuse a drive that nothing is kept on.
 
     Parameters
@@ -184,7 +186,7 @@ def refuse_idle_drive(inputs: Inputs, techniques: "Sequence[Technique]") -> None
         )
 
 
-def host_layers(inputs: Inputs, model: "Model") -> "HostLayers":
+def host_layers(inputs: Inputs, model: Model) -> HostLayers:
     """Find the layers that the options keep in host memory.
 
     Parameters
@@ -199,7 +201,6 @@ def host_layers(inputs: Inputs, model: "Model") -> "HostLayers":
     InputError
         For experts of a model without any, and for tensors that no layer has.
     """
-    from kvsim.machines.deployment import HostLayers
 
     experts = getattr(inputs, "n_cpu_moe", None)
     on_gpu = getattr(inputs, "n_gpu_layers", None)
@@ -216,7 +217,7 @@ def host_layers(inputs: Inputs, model: "Model") -> "HostLayers":
     return found if patterns is None else _overridden(found, patterns, model)
 
 
-def _overridden(found: "HostLayers", patterns: str, model: "Model") -> "HostLayers":
+def _overridden(found: HostLayers, patterns: str, model: Model) -> HostLayers:
     """Layers whose experts, or whole MLPs, match patterns of llama.cpp's --override-tensor."""
     experts, mlps = set(found.experts), set(found.mlps)
     for item in patterns.split(","):
@@ -246,7 +247,7 @@ def _overridden(found: "HostLayers", patterns: str, model: "Model") -> "HostLaye
     return replace(found, experts=frozenset(experts), mlps=frozenset(mlps))
 
 
-def _with_room(deployment: "Deployment") -> "Deployment":
+def _with_room(deployment: Deployment) -> Deployment:
     """A deployment whose weights in host memory fit there.
 
     Raises
@@ -254,7 +255,6 @@ def _with_room(deployment: "Deployment") -> "Deployment":
     InputError
         If they do not.
     """
-    from kvsim.engine.buffers import layer_weights
 
     if not deployment.host:
         return deployment
@@ -270,11 +270,11 @@ def _with_room(deployment: "Deployment") -> "Deployment":
 
 
 def keep_fewest(
-    deployment: "Deployment",
-    technique: "Technique",
+    deployment: Deployment,
+    technique: Technique,
     sizes: Sequence[int],
     room: float | None = None,
-) -> "Deployment":
+) -> Deployment:
     """Keep the experts of as few layers in host memory as let the rest fit on the GPU.
 
     Parameters
@@ -293,14 +293,11 @@ def keep_fewest(
     InputError
         If even all experts there leave too much for the GPU.
     """
-    import numpy as np
-
-    from kvsim.prediction.generate import Prediction
 
     batch, prompt, generate = sizes
     most_bytes = ROOM * deployment.hardware.gpu_memory if room is None else room
 
-    def kept(layers: int) -> "Deployment":
+    def kept(layers: int) -> Deployment:
         return replace(deployment, host=replace(deployment.host, experts=frozenset(range(layers))))
 
     def fits(layers: int) -> bool:
@@ -317,8 +314,8 @@ def keep_fewest(
 
 
 def keep_where_needed(
-    inputs: Inputs, deployment: "Deployment", longest: tuple[int, int], room: float
-) -> "Deployment":
+    inputs: Inputs, deployment: Deployment, longest: tuple[int, int], room: float
+) -> Deployment:
     """Keep experts in host memory if the model does not fit on the GPU without.
 
     Done where the engine's CPU multiplies by weights there, unless the options say themselves what
@@ -341,7 +338,6 @@ def keep_where_needed(
     InputError
         If ``--n-cpu-moe auto`` is given and no number of layers helps.
     """
-    from kvsim.techniques import parse
 
     asked = getattr(inputs, "n_cpu_moe", None)
     able = deployment.model.experts and "host" in deployment.stack.kernels
@@ -372,7 +368,6 @@ def refuse_other_format(inputs: Inputs) -> None:
     InputError
         With both spellings that would work.
     """
-    from kvsim.models.catalogue import find_model, stated_format
 
     given = inputs.given.get("weights")
     stated = stated_format(inputs.model) if given is not None else ""
@@ -389,7 +384,7 @@ def refuse_other_format(inputs: Inputs) -> None:
     )
 
 
-def build_deployments(inputs: Inputs) -> "list[Deployment]":
+def build_deployments(inputs: Inputs) -> list[Deployment]:
     """Build every combination that a plan compares.
 
     Wide weights, few GPUs and cards as given come first.
@@ -409,7 +404,6 @@ def build_deployments(inputs: Inputs) -> "list[Deployment]":
     InputError
         If the model cannot be spread so, or by none of the combinations of several degrees.
     """
-    from kvsim.machines.deployment import WEIGHT_FORMATS
 
     formats = inputs.weights
     given = RELEASED not in formats and formats[0] in WEIGHT_FORMATS
@@ -440,7 +434,7 @@ def build_deployments(inputs: Inputs) -> "list[Deployment]":
     return sorted(found, key=lambda d: d.gpus) if len(degrees) > 1 else found
 
 
-def build_layouts(inputs: Inputs) -> "list[Deployment]":
+def build_layouts(inputs: Inputs) -> list[Deployment]:
     """Build every layout of replicas over the GPUs that the options give in all.
 
     Parameters
@@ -453,8 +447,6 @@ def build_layouts(inputs: Inputs) -> "list[Deployment]":
     InputError
         If no layout divides the GPUs.
     """
-    from kvsim.machines.deployment import list_layouts, on_nodes
-    from kvsim.techniques.released import engine_refusal
 
     total: int = inputs.total_gpus
     found: list[Deployment] = []
@@ -470,7 +462,7 @@ def build_layouts(inputs: Inputs) -> "list[Deployment]":
     return sorted(found, key=lambda d: d.gpus)
 
 
-def _released_and_narrower(bases: "list[Deployment]") -> list[str]:
+def _released_and_narrower(bases: list[Deployment]) -> list[str]:
     """The released format of a model, and those to compare with it that every card can run."""
     from kvsim.planner.question import narrower_formats
 
@@ -516,7 +508,6 @@ def _read_quality(files: list[str]) -> dict[str, Any]:
     InputError
         If a file is neither, or two are of layers.
     """
-    from kvsim.files import ATTENTION_FILE, read_json
     from kvsim.quality import layers
     from kvsim.quality.layers import offered
     from kvsim.quality.measured import with_own

@@ -5,22 +5,36 @@ from dataclasses import asdict, replace
 from itertools import product
 from math import inf, isfinite
 from shlex import quote
-from typing import TYPE_CHECKING
 
 from kvsim.api.cost import announce_cost, count_passes
 from kvsim.api.deployments import build_admission, build_deployment, largest_loss, name_stack
+from kvsim.api.simulations import find_value
 from kvsim.api.traffic import ServedRequests, read_traffic
 from kvsim.console import print_note, print_progress
+from kvsim.emit.engines import check_engines, write_settings
+from kvsim.emit.served import serve_costs
 from kvsim.errors import InfeasibleError, InputError, unknown
 from kvsim.inputs import parse_count, parse_words
 from kvsim.machines.hardware import DEFAULT_STACK, GIB
+from kvsim.machines.prices import choose_seller, find_sellers
+from kvsim.machines.profiles import hardware_names
 from kvsim.options import Inputs, command_line, options_of, takes_options
-
-if TYPE_CHECKING:
-    from kvsim.planner.fleet.answer import CapacityAnswer
-    from kvsim.planner.fleet.demand import ClassTarget
-    from kvsim.planner.fleet.offers import CapacityQuestion, Extras, FleetLimits, Rentable
-    from kvsim.report.result import Result
+from kvsim.planner.fleet.answer import CapacityAnswer, make_capacity
+from kvsim.planner.fleet.demand import ClassTarget, FleetTargets, traffic_of
+from kvsim.planner.fleet.offers import (
+    CapacityQuestion,
+    Extras,
+    FleetLimits,
+    Rentable,
+    Schedule,
+    Spread,
+)
+from kvsim.planner.fleet.search import FleetQuestion, FleetSolver
+from kvsim.planner.question import DEFAULT_TPOT, DEFAULT_TTFT
+from kvsim.report.capacity import make_result
+from kvsim.report.result import Result
+from kvsim.serving.rules import NIC_RATE, Rules
+from kvsim.serving.servable import within_context
 
 SHOWN_BY = ("json", "csv", "report", "verbose", "yes")
 """Options that say how an answer is shown."""
@@ -30,7 +44,7 @@ POOL_HOST_SHARE = 0.25
 
 
 @takes_options("capacity", "trace", "model", "gpus")
-def capacity(inputs: Inputs) -> "Result[CapacityAnswer]":
+def capacity(inputs: Inputs) -> Result[CapacityAnswer]:
     """Find the cheapest fleet that serves a trace within targets, checked by simulation.
 
     Returns
@@ -52,10 +66,6 @@ def capacity(inputs: Inputs) -> "Result[CapacityAnswer]":
     ... )
     >>> fleet.choice.replicas, fleet.choice.usd_per_hour  # doctest: +SKIP
     """
-    from kvsim.emit.engines import check_engines, write_settings
-    from kvsim.emit.served import serve_costs
-    from kvsim.planner.fleet.answer import make_capacity
-    from kvsim.report.capacity import make_result
 
     check_engines(inputs.emit)
     found = read_traffic(inputs)
@@ -79,7 +89,7 @@ def capacity(inputs: Inputs) -> "Result[CapacityAnswer]":
     return make_result(answer, name, settings, _write_play(inputs, answer))
 
 
-def _write_play(inputs: Inputs, answer: "CapacityAnswer") -> str:
+def _write_play(inputs: Inputs, answer: CapacityAnswer) -> str:
     """The command that plays the fleet on its traffic; empty where `simulate` has no such fleet."""
     if len(answer.used) > 1 or inputs.schedule or inputs.find or answer.load != 1:
         return ""
@@ -116,7 +126,7 @@ def _write_play(inputs: Inputs, answer: "CapacityAnswer") -> str:
 
 def build_question(
     inputs: Inputs, found: ServedRequests, changes: Mapping[str, float] | None = None
-) -> "CapacityQuestion":
+) -> CapacityQuestion:
     """Build the question that the options of ``kvsim capacity`` ask.
 
     Parameters
@@ -138,11 +148,6 @@ def build_question(
     InputError
         For what the command would refuse.
     """
-    from kvsim.planner.fleet.demand import FleetTargets, traffic_of
-    from kvsim.planner.fleet.offers import CapacityQuestion, Schedule, Spread
-    from kvsim.planner.question import DEFAULT_TPOT, DEFAULT_TTFT
-    from kvsim.serving.rules import Rules
-    from kvsim.serving.servable import within_context
 
     changes = changes or {}
     longer = () if inputs.class_targets is None else _parse_class_targets(inputs.class_targets)
@@ -206,8 +211,8 @@ def build_question(
 
 
 def _find_question(
-    inputs: Inputs, found: ServedRequests, first: "CapacityQuestion"
-) -> "tuple[CapacityQuestion, str]":
+    inputs: Inputs, found: ServedRequests, first: CapacityQuestion
+) -> tuple[CapacityQuestion, str]:
     """The question with the value that ``--find`` looks for, and what its traffic is called.
 
     Raises
@@ -217,8 +222,6 @@ def _find_question(
     InfeasibleError
         If no value does.
     """
-    from kvsim.api.simulations import find_value
-    from kvsim.planner.fleet.search import FleetQuestion, FleetSolver
 
     questions: dict[float, CapacityQuestion] = {}
     case = {"replicas": 1, "req_s": None, "rate": inputs.rate}
@@ -250,7 +253,7 @@ def _find_question(
     return questions[value], f"{shown} requests/s of {found.name}"
 
 
-def list_rentable(inputs: Inputs) -> "tuple[list[Rentable], dict[str, dict[str, float]]]":
+def list_rentable(inputs: Inputs) -> tuple[list[Rentable], dict[str, dict[str, float]]]:
     """List every GPU at all degrees of parallelism and weight formats that the model can have.
 
     Parameters
@@ -271,9 +274,6 @@ def list_rentable(inputs: Inputs) -> "tuple[list[Rentable], dict[str, dict[str, 
         If no one seller offers all GPUs, or the model cannot be spread so; of several ways, by
         none of them.
     """
-    from kvsim.machines.prices import choose_seller, find_sellers
-    from kvsim.machines.profiles import hardware_names
-    from kvsim.planner.fleet.offers import Rentable
 
     prices, committed, power = (
         _check_gpus(inputs, name) for name in ("price", "reserved", "watts")
@@ -330,7 +330,7 @@ def list_rentable(inputs: Inputs) -> "tuple[list[Rentable], dict[str, dict[str, 
     return priced, others
 
 
-def _each_occurs(found: "list[Rentable]", ways: Sequence[tuple[int, ...]]) -> bool:
+def _each_occurs(found: list[Rentable], ways: Sequence[tuple[int, ...]]) -> bool:
     """Whether every degree that was given is that of some deployment."""
     spreads = [x.deployment.parallelism for x in found]
     there = [{x.pp for x in spreads}, {x.dp for x in spreads}, {x.ep for x in spreads}]
@@ -348,9 +348,8 @@ def _check_gpus(inputs: Inputs, name: str) -> dict[str, float]:
     return found
 
 
-def _build_limits(inputs: Inputs) -> "FleetLimits":
+def _build_limits(inputs: Inputs) -> FleetLimits:
     """What the fleet may have at most, and what it must bear."""
-    from kvsim.planner.fleet.offers import FleetLimits
 
     none = float("inf")
     by_gpu = isinstance(inputs.max_gpus, dict)
@@ -365,7 +364,7 @@ def _build_limits(inputs: Inputs) -> "FleetLimits":
     )
 
 
-def _build_extras(inputs: Inputs, prefixes: bool, rentable: "list[Rentable]") -> "Extras":
+def _build_extras(inputs: Inputs, prefixes: bool, rentable: list[Rentable]) -> Extras:
     """What replicas may use besides GPU memory.
 
     Parameters
@@ -378,8 +377,6 @@ def _build_extras(inputs: Inputs, prefixes: bool, rentable: "list[Rentable]") ->
     InputError
         For an option that would do nothing.
     """
-    from kvsim.planner.fleet.offers import Extras
-    from kvsim.serving.rules import NIC_RATE
 
     if inputs.pools not in ("auto", "yes", "no"):
         raise InputError(f"--pools: got {inputs.pools[:40]!r}; expected auto, yes or no")
@@ -408,7 +405,7 @@ def _build_extras(inputs: Inputs, prefixes: bool, rentable: "list[Rentable]") ->
     return Extras(host, inputs.nvme_cache or 0.0, rates, apart, nic)
 
 
-def _parse_class_targets(text: str) -> "tuple[ClassTarget, ...]":
+def _parse_class_targets(text: str) -> tuple[ClassTarget, ...]:
     """Targets of longer prompts, as 8000=10s/200ms,32000=30s/none.
 
     Raises
@@ -416,7 +413,6 @@ def _parse_class_targets(text: str) -> "tuple[ClassTarget, ...]":
     InputError
         If it is not of that form, or a length is there twice.
     """
-    from kvsim.planner.fleet.demand import ClassTarget
 
     name, found, options = "--class-targets", {}, options_of("capacity")
     for item in parse_words(name, text):

@@ -4,17 +4,21 @@ The first three are texts, so that every function takes them where it takes a na
 """
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 from kvsim.errors import InputError
 from kvsim.inputs import format_plain
+from kvsim.machines.hardware import Hardware
+from kvsim.machines.profiles import load_hardware
+from kvsim.models.configs import load_model
+from kvsim.models.model import Model as Shape
 from kvsim.options import Inputs, takes_options
-
-if TYPE_CHECKING:
-    from kvsim.machines.hardware import Hardware
-    from kvsim.models.model import Model as Shape
-    from kvsim.techniques import Technique as Composition
-    from kvsim.techniques.axes.base import Term
+from kvsim.report import lists
+from kvsim.techniques import Technique as Composition
+from kvsim.techniques import parse
+from kvsim.techniques import register_technique as register
+from kvsim.techniques.axes.base import Term
+from kvsim.techniques.notation import load_installed
 
 
 class Model(str):
@@ -39,12 +43,11 @@ class Model(str):
     llama3.1-8b: 8.03 B parameters, 32 layers, KV cache 131,072 B per token, 131,072 tokens
     """
 
-    shape: "Shape"
+    shape: Shape
     config: dict[str, object] | None
 
-    def __new__(cls, name: "str | Mapping[str, object]") -> Self:
+    def __new__(cls, name: str | Mapping[str, object]) -> Self:
         """Find the model and read its configuration."""
-        from kvsim.models.configs import load_model
 
         shape = load_model(name)
         self = super().__new__(cls, shape.name if isinstance(name, Mapping) else name)
@@ -89,11 +92,10 @@ class GPU(str):
     rtx4090: NVIDIA GeForce RTX 4090 24 GB, 24.0 GiB at 1,008 GB/s, 165 TFLOP/s in fp16
     """
 
-    profile: "Hardware"
+    profile: Hardware
 
     def __new__(cls, name: str) -> Self:
         """Find the GPU and load its profile."""
-        from kvsim.machines.profiles import load_hardware
 
         self = super().__new__(cls, name)
         self.profile = load_hardware(name)
@@ -143,11 +145,10 @@ class Technique(str):
     True
     """
 
-    term: "Composition"
+    term: Composition
 
     def __new__(cls, notation: str) -> Self:
         """Read a composition and check its settings."""
-        from kvsim.techniques import parse
 
         self = super().__new__(cls, notation)
         self.term = parse(notation)
@@ -186,8 +187,8 @@ class Workload(Mapping[str, object]):
 
     def __init__(
         self,
-        prompt: "int | str | None" = None,
-        generate: "int | str | None" = None,
+        prompt: int | str | None = None,
+        generate: int | str | None = None,
         **others: object,
     ) -> None:
         given = {"prompt": prompt, "generate": generate, **others}
@@ -208,7 +209,7 @@ class Workload(Mapping[str, object]):
         return f"Workload({', '.join(f'{k}={v!r}' for k, v in self._given.items())})"
 
 
-def register_technique(kind: "type[Term]") -> "type[Term]":
+def register_technique(kind: type[Term]) -> type[Term]:
     """Add a technique of your own, which every command then knows by its name.
 
     An installed package can name its classes under the entry point ``kvsim.techniques`` instead.
@@ -236,7 +237,6 @@ def register_technique(kind: "type[Term]") -> "type[Term]":
     ... class Mine(Term):
     ...     name: ClassVar[str] = "mine"
     """
-    from kvsim.techniques import register_technique as register
 
     return register(kind)
 
@@ -310,10 +310,7 @@ def stacks(inputs: Inputs) -> object:
 
 
 def _find(kind: str, name: str) -> object:
-    from kvsim.report import lists
 
     if kind == "techniques":
-        from kvsim.techniques.notation import load_installed
-
         load_installed()
     return lists.find(kind, name)

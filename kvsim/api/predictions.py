@@ -5,21 +5,29 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from kvsim.api.deployments import build_deployment, keep_fewest, refuse_idle_drive
-from kvsim.console import ProgressLine, print_note
+from kvsim.console import ProgressLine, print_note, print_written
 from kvsim.errors import InputError, require
+from kvsim.files import check_target, replace_text
 from kvsim.frozen import frozen
+from kvsim.machines.deployment import Deployment
 from kvsim.options import MAX_ROWS, Inputs, check_work, takes_options
+from kvsim.prediction.generate import Prediction
+from kvsim.report.predict import predict_points
+from kvsim.report.result import Result
+from kvsim.techniques import TECHNIQUES, parse, parse_several
+from kvsim.techniques.heads import lacks_head
+from kvsim.techniques.papers.cache import FORMATS
+from kvsim.techniques.released import engines_running
+from kvsim.techniques.technique import Technique
 
 if TYPE_CHECKING:
     from kvsim.evidence.scores import Score
-    from kvsim.machines.deployment import Deployment
-    from kvsim.prediction.generate import Prediction
-    from kvsim.report.result import Result
     from kvsim.sweeps.plugins import Plugin
     from kvsim.sweeps.spec import Spec
     from kvsim.sweeps.store import ResultStore
-    from kvsim.techniques.technique import Technique
 
 EVERY = "all"  # in place of techniques: those that can be run
 MAX_LOOPS = 100
@@ -27,7 +35,7 @@ MAX_LOOPS = 100
 
 
 @takes_options("predict", "model", "gpu", "technique", "batch", "prompt", "generate")
-def predict(inputs: Inputs) -> "Result[list[Prediction]]":
+def predict(inputs: Inputs) -> Result[list[Prediction]]:
     """Predict latency, throughput and memory of techniques at every combination of sizes.
 
     Returns
@@ -46,8 +54,6 @@ def predict(inputs: Inputs) -> "Result[list[Prediction]]":
     >>> [(row["technique"], row["batch"], row["fits"]) for row in found.rows]
     [('full', 1, True), ('full', 32, True), ('fp8', 1, True), ('fp8', 32, True)]
     """
-    from kvsim.report.predict import predict_points
-    from kvsim.techniques import parse, parse_several
 
     every = inputs.technique.strip().lower() == EVERY
     where = build_deployment(inputs)
@@ -81,12 +87,8 @@ def predict(inputs: Inputs) -> "Result[list[Prediction]]":
     return found
 
 
-def _list_runnable(where: "Deployment") -> "list[Technique]":
+def _list_runnable(where: Deployment) -> list[Technique]:
     """Every technique, in its default setting, that some engine runs with this model and GPU."""
-    from kvsim.techniques import TECHNIQUES, parse
-    from kvsim.techniques.heads import lacks_head
-    from kvsim.techniques.papers.cache import FORMATS
-    from kvsim.techniques.released import engines_running
 
     return [
         t
@@ -98,7 +100,7 @@ def _list_runnable(where: "Deployment") -> "list[Technique]":
 
 
 @takes_options("grid", "model", "gpu", "technique", "batch", "prompt", "generate")
-def sweep(inputs: Inputs) -> "Result[None]":
+def sweep(inputs: Inputs) -> Result[None]:
     """Predict a grid of batches and prompts in memory.
 
     Nothing is explained point by point, so that a thousand points take a second or two.
@@ -115,10 +117,8 @@ def sweep(inputs: Inputs) -> "Result[None]":
     >>> len(grid.rows)
     16
     """
-    import numpy as np
 
     from kvsim.report.sweep import sweep_grid
-    from kvsim.techniques import parse_several
 
     return sweep_grid(
         build_deployment(inputs),
@@ -143,10 +143,7 @@ def explore(inputs: Inputs) -> None:
     --------
     >>> explore("llama3.1-8b", "h100", out="explore.html")  # doctest: +SKIP
     """
-    from kvsim.console import print_written
-    from kvsim.files import check_target
     from kvsim.report.explore import make_result
-    from kvsim.techniques import TECHNIQUES, parse, parse_several
 
     check_target(inputs.out, "--out")
     if inputs.generate < 2:
@@ -176,7 +173,6 @@ def reproduce(inputs: Inputs) -> "Result[list[Score]] | None":
     """
     from kvsim.evidence import predicted as predicted_rows
     from kvsim.evidence import published
-    from kvsim.files import check_target, replace_text
     from kvsim.report.reproduce import fit_to_rows, make_result
 
     source, fit = inputs.source, inputs.fit
@@ -225,7 +221,6 @@ def run_sweep(inputs: Inputs) -> SweepOnDisk:
     from kvsim.sweeps import plugins
     from kvsim.sweeps.spec import read
     from kvsim.sweeps.workers import connect
-    from kvsim.techniques import TECHNIQUES
 
     require("pyarrow")
 

@@ -5,7 +5,9 @@ from dataclasses import fields, replace
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, cast
+from typing import Any, Literal, TypedDict, cast
+
+import numpy as np
 
 from kvsim.api.cost import RUNS_TO_FIND, TURN_WORK, announce_cost
 from kvsim.api.deployments import build_deployment, refuse_idle_drive
@@ -14,20 +16,30 @@ from kvsim.console import ProgressLine, print_note, print_once
 from kvsim.errors import InfeasibleError, InputError
 from kvsim.files import check_target, make_folder
 from kvsim.frozen import frozen
+from kvsim.graph import Array
+from kvsim.machines.deployment import Deployment
 from kvsim.options import Inputs, command_line, takes_options
-
-if TYPE_CHECKING:
-    from kvsim.graph import Array
-    from kvsim.machines.deployment import Deployment
-    from kvsim.report.json import Row
-    from kvsim.report.result import Result
-    from kvsim.serving.costs import StepCosts
-    from kvsim.serving.outcome import Targets
-    from kvsim.serving.pools import TwoPools
-    from kvsim.serving.rules import Rules
-    from kvsim.serving.simulate import Run
-    from kvsim.techniques.technique import Technique
-    from kvsim.traces.requests import Requests
+from kvsim.report.json import Row
+from kvsim.report.result import Result
+from kvsim.report.simulate import (
+    keeps_targets,
+    make_result,
+    read_finished_run,
+    run_digest,
+    run_fields,
+    write_run,
+)
+from kvsim.serving.costs import StepCosts
+from kvsim.serving.outcome import Outcome, Targets, faults
+from kvsim.serving.pools import TRANSFERS, TwoPools, simulate_pools
+from kvsim.serving.rules import NIC_RATE, PREFIX_LOADS, SPLIT, Rules
+from kvsim.serving.servable import within_context
+from kvsim.serving.simulate import Run, draw_rates, find_acceptance, usual_route, with_acceptance
+from kvsim.techniques import parse, parse_several
+from kvsim.techniques.technique import Technique
+from kvsim.traces.attention import load as load_attention
+from kvsim.traces.requests import Requests, at_rate
+from kvsim.traces.resample import MOST_REQUESTS
 
 MAX_RUNS = 32
 """Combinations of values that one command runs."""
@@ -66,16 +78,16 @@ AUTO = "auto"  # of --prefix-load: every way is played, the best is kept
 class TraceRun:
     """All that the run of one technique depends on."""
 
-    requests: "Requests"
-    costs: "StepCosts"
+    requests: Requests
+    costs: StepCosts
     replicas: int
     route: str
-    rates: "Array | None"  # tokens per decoding round of each request, None for the mean (n,)
-    targets: "Targets"
-    pools: "TwoPools | None" = None
-    otherwise: "tuple[StepCosts, ...]" = ()  # other rules: those with the least mean TTFT are kept
+    rates: Array | None  # tokens per decoding round of each request, None for the mean (n,)
+    targets: Targets
+    pools: TwoPools | None = None
+    otherwise: tuple[StepCosts, ...] = ()  # other rules: those with the least mean TTFT are kept
 
-    def result(self, place: Path | None, resume: bool, check: bool) -> "Row":
+    def result(self, place: Path | None, resume: bool, check: bool) -> Row:
         """Run the simulation, or take the result of an earlier one.
 
         Parameters
@@ -99,8 +111,6 @@ class TraceRun:
         InputError
             If the place cannot be written, or ``resume`` finds another run there.
         """
-        from kvsim.report.simulate import read_finished_run, run_digest, run_fields, write_run
-        from kvsim.serving.outcome import Outcome, faults
 
         pools = [self.pools] if self.pools else []
         what = self.requests, self.costs, self.rates, self.replicas, self.route, self.targets
@@ -125,8 +135,7 @@ class TraceRun:
             write_run(place, run, mark, found)
         return found
 
-    def _play(self, costs: "StepCosts") -> "Run":
-        from kvsim.serving.pools import simulate_pools
+    def _play(self, costs: StepCosts) -> Run:
         from kvsim.serving.simulate import simulate
 
         way = f", prefix load {costs.rules.prefix_load}" if self.otherwise else ""
@@ -140,11 +149,8 @@ class TraceRun:
         return run
 
 
-def _mean_ttft(run: "Run") -> float:
+def _mean_ttft(run: Run) -> float:
     """Of the requests that got a token; infinite if none did. [s]"""
-    import numpy as np
-
-    from kvsim.serving.outcome import Outcome
 
     ttft = Outcome(run).ttft_s
     known = ttft[np.isfinite(ttft)]
@@ -152,7 +158,7 @@ def _mean_ttft(run: "Run") -> float:
 
 
 @takes_options("simulate", "trace", "model", "gpu", "technique")
-def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
+def simulate(inputs: Inputs) -> Result[Sequence[Row]]:
     """Simulate a request trace under continuous batching, with one technique or several.
 
     Returns
@@ -171,13 +177,6 @@ def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
     >>> run.rows[0]["requests"], run.ttft.p50 < run.ttft.p99
     (500, True)
     """
-    from kvsim.report.simulate import keeps_targets, make_result
-    from kvsim.serving.costs import StepCosts
-    from kvsim.serving.outcome import Targets
-    from kvsim.serving.servable import within_context
-    from kvsim.serving.simulate import draw_rates, find_acceptance, usual_route, with_acceptance
-    from kvsim.techniques import parse, parse_several
-    from kvsim.traces.attention import load as load_attention
 
     text = inputs.technique if inputs.compare is None else inputs.compare
     kinds = parse_several(text) or [parse("")]
@@ -207,7 +206,7 @@ def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
     results, replays = [], []
     left_out: dict[str, str] = {}
 
-    def build(kind: "Technique", values: RunValues) -> TraceRun:
+    def build(kind: Technique, values: RunValues) -> TraceRun:
         """One run of a technique with the values of its case."""
         requests = _prepare_requests(found, values, inputs.abort_after)
         measured = None if attention is None else find_acceptance(kind, attention)
@@ -273,7 +272,7 @@ def simulate(inputs: Inputs) -> "Result[Sequence[Row]]":
     )
 
 
-def _write_capacity(inputs: Inputs, where: "Deployment") -> str:
+def _write_capacity(inputs: Inputs, where: Deployment) -> str:
     """The command that finds a fleet for the same requests and targets."""
     shape = "trace prompt generate lengths rate scale users think burst hours cached hit_rate turns"
     known = {*shape.split(), "stack", "ttft", "tpot", "percentile"}
@@ -374,7 +373,7 @@ class Sought:
 
 
 def find_value(
-    inputs: Inputs, traffic: "ServedRequests", where: "Deployment", case: Mapping[str, Any]
+    inputs: Inputs, traffic: ServedRequests, where: Deployment, case: Mapping[str, Any]
 ) -> Sought:
     """Find what ``--find`` looks for, and where.
 
@@ -417,8 +416,6 @@ def find_value(
         start = case[key] or (traffic.workload.rate if traffic.workload is not None else 1.0)
         least, most = start / 1000, start * 1000
         if not drawn and not traffic.clock and key == "rate":
-            from kvsim.traces.resample import MOST_REQUESTS
-
             least = max(least, min(start, FEW_REQUESTS / len(traffic.requests)))
             most = max(start, min(most, MOST_REQUESTS / len(traffic.requests)))
         return Sought(key, start, least, most, False)
@@ -447,7 +444,7 @@ def find_value(
     return Sought("prefill_replicas", 1, 1, replicas - 1, True, 1)
 
 
-def _without_server(where: "Deployment", requests: "Requests") -> "Deployment":
+def _without_server(where: Deployment, requests: Requests) -> Deployment:
     """The deployment of requests that are all there at once: an offline run, without a server."""
     if len(requests) < 2 or requests.depends or requests.arrival.max() > 0:
         return where
@@ -458,7 +455,7 @@ def _without_server(where: "Deployment", requests: "Requests") -> "Deployment":
     return replace(where, stack=where.stack.offline)
 
 
-def _cases(inputs: Inputs) -> Iterator[tuple[RunValues, "Row"]]:
+def _cases(inputs: Inputs) -> Iterator[tuple[RunValues, Row]]:
     """Every combination of the options that take several values, and how it is shown.
 
     Raises
@@ -518,8 +515,8 @@ def _places(out: Path | None, runs: list[str], several: bool) -> list[Path | Non
 
 
 def _prepare_requests(
-    traffic: "ServedRequests", case: RunValues, abort_after: float | None
-) -> "Requests":
+    traffic: ServedRequests, case: RunValues, abort_after: float | None
+) -> Requests:
     """The requests at the rate of a case, and with clients that hang up.
 
     Raises
@@ -527,9 +524,6 @@ def _prepare_requests(
     InputError
         For options that fit neither the trace nor each other.
     """
-    import numpy as np
-
-    from kvsim.traces.requests import at_rate
 
     requests, rate = traffic.requests, case["rate"]
     if traffic.workload is not None:
@@ -556,8 +550,8 @@ def _prepare_requests(
 
 
 def _build_rules(
-    inputs: Inputs, case: RunValues, deployment: "Deployment", reuses: bool
-) -> "tuple[Rules, ...]":
+    inputs: Inputs, case: RunValues, deployment: Deployment, reuses: bool
+) -> tuple[Rules, ...]:
     """The engine's rules; where the way of loading prefixes is chosen, those with each way.
 
     Raises
@@ -565,7 +559,6 @@ def _build_rules(
     InputError
         For an unknown way.
     """
-    from kvsim.serving.rules import PREFIX_LOADS, SPLIT, Rules
 
     apart = (*SIZES, "ahead", "prefix_load", "nic")
     names = [f.name for f in fields(Rules) if f.name not in apart]
@@ -601,10 +594,8 @@ def _build_rules(
     return tuple(map(build, PREFIX_LOADS if way == AUTO else (way,)))
 
 
-def _build_pools(inputs: Inputs, case: RunValues) -> "TwoPools | None":
+def _build_pools(inputs: Inputs, case: RunValues) -> TwoPools | None:
     """Replicas by what they do; None where all do both."""
-    from kvsim.serving.pools import TRANSFERS, TwoPools
-    from kvsim.serving.rules import NIC_RATE
 
     first, replicas = case["prefill_replicas"], case["replicas"]
     if first is None:

@@ -1,21 +1,20 @@
 """Request traces: read, described, converted, drawn anew, and made from production's metrics."""
 
-from typing import TYPE_CHECKING
-
-from kvsim.console import print_note
+from kvsim.console import print_count, print_note
 from kvsim.errors import InputError
+from kvsim.files import METRICS, parse_json, read_text
 from kvsim.options import Inputs, takes_options
-
-if TYPE_CHECKING:
-    from kvsim.report.result import Result
-    from kvsim.traces.read import ReadOptions
-    from kvsim.traces.requests import Requests
+from kvsim.report.result import Result
+from kvsim.report.traces import describe_requests, describe_trace, make_result
+from kvsim.traces import production, synthetic
+from kvsim.traces.read import Reader, ReadOptions, check_ending, load, write, write_parquet
+from kvsim.traces.requests import Requests
 
 IMPORT_KINDS = ("prometheus", "otel", "access")
 """Files of production that a trace is made from."""
 
 
-def read_options(inputs: Inputs) -> "ReadOptions":
+def read_options(inputs: Inputs) -> ReadOptions:
     """Collect how a trace is to be read.
 
     Parameters
@@ -33,7 +32,6 @@ def read_options(inputs: Inputs) -> "ReadOptions":
     InputError
         For columns without a role or name.
     """
-    from kvsim.traces.read import ReadOptions
 
     columns = inputs.columns or ""
     pairs = [item.partition("=")[::2] for item in columns.split(",")] if columns else []
@@ -55,7 +53,7 @@ def read_options(inputs: Inputs) -> "ReadOptions":
 
 
 @takes_options("traces inspect", "file")
-def inspect(inputs: Inputs) -> "Result[Requests | None]":
+def inspect(inputs: Inputs) -> Result[Requests | None]:
     """Describe a trace: its rate, burstiness, lengths and prefix reuse.
 
     Returns
@@ -63,8 +61,6 @@ def inspect(inputs: Inputs) -> "Result[Requests | None]":
     Result
         The figures; the requests are in ``found``.
     """
-    from kvsim.report.traces import describe_trace, make_result
-    from kvsim.traces.read import load
 
     trace = load(inputs.file, read_options(inputs))
     print_note(*trace.notes)
@@ -74,8 +70,6 @@ def inspect(inputs: Inputs) -> "Result[Requests | None]":
 @takes_options("traces convert", "file", "target")
 def convert(inputs: Inputs) -> None:
     """Write a trace as Parquet, piece by piece, whole or not at all."""
-    from kvsim.console import print_count
-    from kvsim.traces.read import Reader, check_ending, load, write, write_parquet
 
     check_ending(inputs.target, (".parquet",))
     options = read_options(inputs)
@@ -92,7 +86,7 @@ def convert(inputs: Inputs) -> None:
 
 
 @takes_options("traces generate", "target")
-def generate(inputs: Inputs) -> "Result[Requests | None]":
+def generate(inputs: Inputs) -> Result[Requests | None]:
     """Draw a trace from chosen distributions, or like another one, and write it.
 
     Returns
@@ -100,9 +94,6 @@ def generate(inputs: Inputs) -> "Result[Requests | None]":
     Result
         The figures of the trace, and those of the other one.
     """
-    from kvsim.report.traces import describe_requests, describe_trace, make_result
-    from kvsim.traces import synthetic
-    from kvsim.traces.read import check_ending, load, write
 
     check_ending(inputs.target)
     source = load(inputs.like) if inputs.like else None
@@ -135,7 +126,7 @@ def generate(inputs: Inputs) -> "Result[Requests | None]":
 
 
 @takes_options("traces import", "files", "out")
-def import_(inputs: Inputs) -> "Result[Requests | None]":
+def import_(inputs: Inputs) -> Result[Requests | None]:
     """Make a trace from metrics, spans or access logs, and write it.
 
     Returns
@@ -143,8 +134,6 @@ def import_(inputs: Inputs) -> "Result[Requests | None]":
     Result
         The figures of the trace.
     """
-    from kvsim.report.traces import describe_requests, make_result
-    from kvsim.traces.read import check_ending, write
 
     check_ending(inputs.out)
     if inputs.kind and inputs.kind not in IMPORT_KINDS:
@@ -157,9 +146,7 @@ def import_(inputs: Inputs) -> "Result[Requests | None]":
     return make_result(describe_requests(str(inputs.out), found))
 
 
-def _import_files(inputs: Inputs) -> "tuple[Requests, list[str]]":
-    from kvsim.files import METRICS, parse_json, read_text
-    from kvsim.traces import production, synthetic
+def _import_files(inputs: Inputs) -> tuple[Requests, list[str]]:
 
     files = [str(file) for file in inputs.files]
     texts, where = [read_text(file, METRICS) for file in files], files[0]
@@ -194,7 +181,6 @@ def _import_files(inputs: Inputs) -> "tuple[Requests, list[str]]":
 
 def _parse_documents(text: str, file: str) -> list[object]:
     """One JSON document, or one per line."""
-    from kvsim.files import parse_json
 
     lines = [line for line in text.splitlines() if line.strip()]
     if lines and lines[0].rstrip().endswith("}") and lines[0].lstrip().startswith("{"):
@@ -204,7 +190,6 @@ def _parse_documents(text: str, file: str) -> list[object]:
 
 def _recognise(text: str, where: str) -> str:
     """What kind of file it is, by how it begins."""
-    from kvsim.traces import production
 
     begin = text.lstrip()[:100_000]
     if begin.startswith("{"):

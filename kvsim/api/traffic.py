@@ -2,18 +2,20 @@
 
 from dataclasses import replace
 from math import ceil
-from typing import TYPE_CHECKING
 
 from kvsim.api.traces import read_options
 from kvsim.console import print_once
 from kvsim.errors import InputError
 from kvsim.frozen import frozen
+from kvsim.inputs import TokenLengths
+from kvsim.models.configs import load_model
 from kvsim.options import Inputs, options_of
-
-if TYPE_CHECKING:
-    from kvsim.inputs import TokenLengths
-    from kvsim.traces.requests import Requests
-    from kvsim.traces.workload import DrawnTraffic
+from kvsim.traces import resample, workload
+from kvsim.traces.lengths import choose_lengths, choose_longest
+from kvsim.traces.read import load
+from kvsim.traces.requests import Requests
+from kvsim.traces.resample import MOST_REQUESTS, scale_clients
+from kvsim.traces.workload import DEFAULT_THINK, DrawnTraffic
 
 SECONDS_PER_TOKEN = 0.03
 """About how long users wait for a token; it only sets how many requests each user sends. [s]"""
@@ -44,10 +46,10 @@ class ServedRequests:
         Whether a rate multiplies the clock of a trace, instead of its clients.
     """
 
-    requests: "Requests"
+    requests: Requests
     name: str
     notes: tuple[str, ...]
-    workload: "DrawnTraffic | None" = None
+    workload: DrawnTraffic | None = None
     clock: bool = False
 
     @property
@@ -76,7 +78,6 @@ class ServedRequests:
         rate
             As :meth:`at_rate` takes it; None for the requests as they are.
         """
-        from kvsim.traces import resample, workload
 
         count, own, most = len(self.requests), 1.0, resample.MOST_REQUESTS
         if rate is None or (self.workload is None and self.clock):
@@ -86,7 +87,7 @@ class ServedRequests:
             most = most if self.workload.hours is not None else workload.MOST_REQUESTS
         return max(count, ceil(min(count * rate / own, most)))
 
-    def at_rate(self, rate: float) -> "Requests":
+    def at_rate(self, rate: float) -> Requests:
         """Return the requests at a rate.
 
         Parameters
@@ -99,7 +100,6 @@ class ServedRequests:
         InputError
             For more requests than anyone would play.
         """
-        from kvsim.traces.resample import MOST_REQUESTS, scale_clients
 
         if self.workload is None and self.clock:
             return self.requests.scaled(rate)
@@ -142,7 +142,6 @@ def read_traffic(inputs: Inputs) -> ServedRequests:
     InputError
         If there is neither, or both, or a description lacks a part.
     """
-    from kvsim.traces.read import load
 
     scale = read_scale(inputs)
     if inputs.trace is None:
@@ -175,8 +174,8 @@ def read_scale(inputs: Inputs) -> str:
 
 
 def build_traffic(
-    inputs: Inputs, prompt: "TokenLengths", generate: "TokenLengths", context: int
-) -> "DrawnTraffic":
+    inputs: Inputs, prompt: TokenLengths, generate: TokenLengths, context: int
+) -> DrawnTraffic:
     """Build the traffic that options describe: lengths, bursts, and what prompts share.
 
     Parameters
@@ -193,8 +192,6 @@ def build_traffic(
     InputError
         If prefix reuse is described twice, or lengths are neither equal nor distributed.
     """
-    from kvsim.traces.lengths import choose_lengths, choose_longest
-    from kvsim.traces.workload import DrawnTraffic
 
     ways = [n for n in ("cached", "hit_rate", "turns") if n in inputs.given]
     if len(ways) > 1:
@@ -215,8 +212,6 @@ def build_traffic(
 
 def _draw(inputs: Inputs) -> ServedRequests:
     """ServedRequests that options describe."""
-    from kvsim.models.configs import load_model
-    from kvsim.traces.workload import DEFAULT_THINK
 
     if not {"prompt", "generate", "rate", "req_s", "users"} & set(inputs.given):
         raise InputError(
@@ -252,7 +247,7 @@ def _draw(inputs: Inputs) -> ServedRequests:
     )
 
 
-def _lengths(inputs: Inputs) -> "tuple[TokenLengths, TokenLengths]":
+def _lengths(inputs: Inputs) -> tuple[TokenLengths, TokenLengths]:
     """The lengths of prompts and answers, those that `plan` has where none are given."""
     plan = options_of("plan")
     prompt, generate = (
@@ -276,7 +271,7 @@ def _rates(inputs: Inputs) -> float:
     return float(found[0][1] if isinstance(found, list) else found)
 
 
-def _describe(inputs: Inputs, w: "DrawnTraffic") -> str:
+def _describe(inputs: Inputs, w: DrawnTraffic) -> str:
     """The workload in words, as answers name it."""
     given = {name: inputs.given.get(name, options_of("plan")[name].default) for name in LENGTHS}
     said = f"{given['prompt']} in and {given['generate']} out"
@@ -287,7 +282,7 @@ def _describe(inputs: Inputs, w: "DrawnTraffic") -> str:
     return f"{rates} requests/s of {said}" if one else said
 
 
-def _notes(inputs: Inputs, w: "DrawnTraffic") -> list[str]:
+def _notes(inputs: Inputs, w: DrawnTraffic) -> list[str]:
     """What is assumed of drawn traffic."""
     said = []
     spread = [

@@ -4,29 +4,42 @@ from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from datetime import date
+from hashlib import sha256
 from pathlib import Path
 from shlex import quote
-from typing import TYPE_CHECKING, Any
+from tempfile import TemporaryDirectory
+from typing import Any
 
 from kvsim.api.calibrations import fit_session, stack_path
 from kvsim.console import print_note
 from kvsim.errors import InputError, require
-from kvsim.files import check_target
+from kvsim.evidence.machine.profile import with_error
+from kvsim.files import TOML_PROFILE, check_target, own_output, read_text, replace_text
 from kvsim.inputs import format_plain
+from kvsim.machines.deployment import Deployment
+from kvsim.machines.hardware import Hardware, Stack
+from kvsim.machines.profiles import load_hardware, load_stack
 from kvsim.options import Inputs, takes_options
-from kvsim.techniques import parse_several
-
-if TYPE_CHECKING:
-    from kvsim.machines.hardware import Hardware, Stack
-    from kvsim.report.result import Result
-    from kvsim.techniques.technique import Technique
+from kvsim.quality.layers import assign, write
+from kvsim.quality.planfile import read_plan
+from kvsim.report import validate_times as report
+from kvsim.report.result import Result
+from kvsim.report.session import make_result
+from kvsim.techniques import parse, parse_several
+from kvsim.techniques.technique import Technique
+from kvsim.traces import attention
+from kvsim.validate.counts.expected import RandomPrompts
+from kvsim.validate.session.state import unpack
+from kvsim.validate.session.work import all_units
+from kvsim.validate.times.compared import Compared, SkippedPoint, keep_points, summarise
+from kvsim.version import __version__
 
 DEFAULT_MODEL = "smollm2-135m"
 MAX_WINDOWS, MIN_SCORED = 8, 16
 """Windows of the text that a plan's loss is measured on at most, tokens scored of each at least."""
 
 
-def measured_stack(gpu: str) -> "Stack":
+def measured_stack(gpu: str) -> Stack:
     """Load the stack that was measured with a profile, or that of kvsim's own kernels.
 
     Parameters
@@ -39,14 +52,13 @@ def measured_stack(gpu: str) -> "Stack":
     Stack
         The stack beside the profile if there is one.
     """
-    from kvsim.machines.profiles import load_stack
 
     beside = stack_path(Path(gpu))
     return load_stack(beside if beside.exists() else "kvsim")
 
 
 @takes_options("validate")
-def validate(inputs: Inputs) -> "Result[Any]":
+def validate(inputs: Inputs) -> Result[Any]:
     """Run techniques for real; compare tokens, FLOPs, bytes and memory with predictions.
 
     With a profile that ``calibrate`` measured on this device as ``gpu``, times are compared.
@@ -71,7 +83,6 @@ def validate(inputs: Inputs) -> "Result[Any]":
     if inputs.plan is not None or inputs.quality:
         return _validate_as_before(inputs)
     techniques = _parse_techniques(inputs)
-    from kvsim.machines.profiles import load_hardware
 
     hardware, limit = load_hardware(inputs.gpu), inputs.max_error
     require("torch")
@@ -85,14 +96,8 @@ def validate(inputs: Inputs) -> "Result[Any]":
     return _compare_counts(inputs, hardware, techniques)
 
 
-def _show_bundle(inputs: Inputs) -> "Result[Any]":
+def _show_bundle(inputs: Inputs) -> Result[Any]:
     """Show what a session on a GPU has measured, on a machine that needs neither it nor PyTorch."""
-    from tempfile import TemporaryDirectory
-
-    from kvsim.files import own_output
-    from kvsim.report.session import make_result
-    from kvsim.validate.session.state import unpack
-    from kvsim.validate.session.work import all_units
 
     with TemporaryDirectory() as folder, own_output():  # what is unpacked is read and replaced
         state = unpack(inputs.from_bundle, Path(folder))
@@ -100,7 +105,7 @@ def _show_bundle(inputs: Inputs) -> "Result[Any]":
         return make_result(state, all_units("cuda:0"))
 
 
-def _validate_as_before(inputs: Inputs) -> "Result[Any]":
+def _validate_as_before(inputs: Inputs) -> Result[Any]:
     """The older spellings of the commands that are subcommands now."""
     names = ["model", "device", "batch", "prompt", "generate", "gpu", "text"]
     run, more = validate_plan, {"file": inputs.plan}
@@ -113,17 +118,13 @@ def _validate_as_before(inputs: Inputs) -> "Result[Any]":
     return found
 
 
-def _parse_techniques(inputs: Inputs) -> "list[Technique]":
+def _parse_techniques(inputs: Inputs) -> list[Technique]:
     return [] if inputs.technique == "all" else parse_several(inputs.technique)
 
 
-def _compare_counts(
-    inputs: Inputs, hardware: "Hardware", techniques: "list[Technique]"
-) -> "Result[Any]":
+def _compare_counts(inputs: Inputs, hardware: Hardware, techniques: list[Technique]) -> Result[Any]:
     import torch
 
-    from kvsim.machines.deployment import Deployment
-    from kvsim.machines.profiles import load_stack
     from kvsim.report import validate as report
     from kvsim.validate.counts.check import (
         CannotRun,
@@ -134,7 +135,6 @@ def _compare_counts(
         representative,
         sort_runnable,
     )
-    from kvsim.validate.counts.expected import RandomPrompts
     from kvsim.validate.machine import find_device
     from kvsim.validate.model.attention import kernels
     from kvsim.validate.model.checkpoint import open_model
@@ -185,25 +185,19 @@ def _compare_counts(
 
 
 def _compare_times(
-    inputs: Inputs, hardware: "Hardware", techniques: "Sequence[Technique]"
-) -> "Result[Any]":
+    inputs: Inputs, hardware: Hardware, techniques: Sequence[Technique]
+) -> Result[Any]:
     """Run techniques over a grid, predict each from the profile, and compare.
 
     The stack beside the profile then says how far off it was, and predictions say so with it.
     """
-    from hashlib import sha256
 
     import torch
 
-    from kvsim.evidence.machine.profile import with_error
-    from kvsim.files import TOML_PROFILE, own_output, read_text, replace_text
-    from kvsim.report import validate_times as report
     from kvsim.validate.bench import device as devices
     from kvsim.validate.machine import find_device
     from kvsim.validate.techniques import check_known
-    from kvsim.validate.times.compared import Compared, SkippedPoint, keep_points, summarise
     from kvsim.validate.times.points import Grid, compare_times
-    from kvsim.version import __version__
 
     where = find_device(inputs.device)
     check_known(techniques)
@@ -260,7 +254,7 @@ def _compare_times(
 
 
 @takes_options("validate quality", "model")
-def validate_quality(inputs: Inputs) -> "Result[Any]":
+def validate_quality(inputs: Inputs) -> Result[Any]:
     """Measure perplexity, attention and accepted drafts of techniques on a text.
 
     Returns
@@ -275,7 +269,6 @@ def validate_quality(inputs: Inputs) -> "Result[Any]":
     techniques = _parse_techniques(inputs)
     require("torch")
     from kvsim.report.validate import make_trace_result
-    from kvsim.traces import attention
     from kvsim.validate.counts.check import sort_runnable
     from kvsim.validate.quality.measure import OpenedCheckpoint, measure
     from kvsim.validate.quality.settings import (
@@ -318,7 +311,7 @@ def validate_quality(inputs: Inputs) -> "Result[Any]":
 
 
 @takes_options("validate layers", "model")
-def validate_layers(inputs: Inputs) -> "Result[Any]":
+def validate_layers(inputs: Inputs) -> Result[Any]:
     """Measure what the keys and values of each layer lose alone at a few bits.
 
     With ``bits``, a plan of so many bits is made of these losses and run for real.
@@ -333,9 +326,7 @@ def validate_layers(inputs: Inputs) -> "Result[Any]":
     >>> validate_layers("./my-model", bits=3)  # doctest: +SKIP
     """
     require("torch")
-    from kvsim.quality.layers import assign, write
     from kvsim.report.validate import Executed, make_layer_result
-    from kvsim.techniques import parse
     from kvsim.validate.quality.measure import (
         OpenedCheckpoint,
         executed,
@@ -381,7 +372,7 @@ def validate_layers(inputs: Inputs) -> "Result[Any]":
 
 
 @takes_options("validate plan", "file")
-def validate_plan(inputs: Inputs) -> "Result[Any]":
+def validate_plan(inputs: Inputs) -> Result[Any]:
     """Run a plan and full-precision KV; compare loss, times and memory with the plan's.
 
     Returns
@@ -398,17 +389,13 @@ def validate_plan(inputs: Inputs) -> "Result[Any]":
     --------
     >>> validate_plan("plan.json", device="cuda:0")  # doctest: +SKIP
     """
-    from kvsim.quality.planfile import read_plan
 
     path, gpu = inputs.file, inputs.gpu
     plan = read_plan(path)
     require("torch")
-    from kvsim.machines.deployment import Deployment
-    from kvsim.machines.profiles import load_hardware
     from kvsim.report import validate as report
     from kvsim.validate.bench import device as devices
     from kvsim.validate.counts.check import SLACK, check_workload, rehearse
-    from kvsim.validate.counts.expected import RandomPrompts
     from kvsim.validate.machine import find_device
     from kvsim.validate.model.checkpoint import open_packaged
     from kvsim.validate.model.decoder import Decoder

@@ -45,7 +45,9 @@ class Page(Protocol):
 class Shown(Page, Protocol):
     """The answer of a command, which prints itself and writes its own page."""
 
-    passed: bool
+    @property
+    def passed(self) -> bool:
+        """Whether what was checked holds."""
 
     def show(self, json: bool, verbose: bool) -> None:
         """Print the answer for readers, or as JSON for programs."""
