@@ -132,7 +132,6 @@ def calibrate_run(
 
 
 def _fit_run(inputs: Inputs) -> Result[Row]:
-
     if inputs.model is None or inputs.gpu is None:
         needed = "--from-run needs --model and --gpu"
         raise InputError(f"calibrate: {needed}; see kvsim calibrate --help")

@@ -310,7 +310,6 @@ def stacks(inputs: Inputs) -> object:
 
 
 def _find(kind: str, name: str) -> object:
-
     if kind == "techniques":
         load_installed()
     return lists.find(kind, name)

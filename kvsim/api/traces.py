@@ -147,7 +147,6 @@ def import_(inputs: Inputs) -> Result[Requests | None]:
 
 
 def _import_files(inputs: Inputs) -> tuple[Requests, list[str]]:
-
     files = [str(file) for file in inputs.files]
     texts, where = [read_text(file, METRICS) for file in files], files[0]
     kind, every = inputs.kind or _recognise(texts[0], where), inputs.every
