@@ -28,6 +28,7 @@ CARDS = {"llama3.1-8b": ("l40s", "h100"), "mistral-7b": ("a6000", "a100-80g"),
          "qwen2.5-14b": ("l40s", "h200")}  # fmt: skip
 CLOSE = 1.02  # times the cheapest, which an answer may cost
 MOST = 12  # replicas of a kind where the answer is that nothing keeps the targets
+OVERLOADED = 0.5  # of the replicas that are always busy: so few are not played
 
 
 def draw(random: np.random.Generator) -> dict[str, Any]:
@@ -44,20 +45,23 @@ def draw(random: np.random.Generator) -> dict[str, Any]:
 
 
 def list_fleets(solver: FleetSolver, asked: FleetQuestion, most: float) -> Iterator[Fleet]:
-    """Every fleet of one kind or two below a cost [USD/h]."""
+    """Every fleet of one kind or two below a cost [USD/h] that is not overloaded by far."""
     plain = [x for kind in solver.kinds for x in kind.choices]
     kinds: list[Configuration] = []
     for x in plain:
         limits = [n for n in LOWER_BATCH_LIMITS if n < x.costs.rules.max_seqs]
         kinds += [x, *(x.limited(n) for n in limits)]
+    need = {id(x): solver.busy(kind) for kind in solver.kinds for x in kind.choices}
     for x in kinds:
         for n in range(1, min(int(most / x.rent), MOST) + 1):
-            yield solver.always(asked, (x, n))
+            if n >= OVERLOADED * need[id(solver.known(x))]:
+                yield solver.always(asked, (x, n))
     for x, y in combinations(plain, 2):
         if solver.known(x).name == solver.known(y).name:
             continue
         for n, m in product(range(1, MOST + 1), repeat=2):
-            if n * x.rent + m * y.rent <= most:
+            carried = n / need[id(x)] + m / need[id(y)]
+            if n * x.rent + m * y.rent <= most and carried >= OVERLOADED:
                 yield solver.always(asked, (x, n), (y, m))
 
 

@@ -76,7 +76,7 @@ def make_result(
     ground = evidence.describe_basis(fields["basis"])
     loads = replace(_load_table(fields), title="Other loads, and a loss")
     fleets = replace(
-        _fleets_table(_list_cases(fields), fields["certainty"]["asked"]),
+        _fleets_table(_list_cases(fields)),
         title="Other fleets, loads and limits",
     )
     details = {
@@ -99,7 +99,7 @@ def make_result(
             BLANK,
             *(line for line in _list_lines(fields) if line not in fields["assumed"]),
             *filter(None, [_describe_certainty(fields)]),
-            *_describe_prices(fields),
+            *_describe_break_even(fields),
             _describe_search(fields),
         ],
         draw=lambda: draw_fleet(fields, answer),
@@ -129,7 +129,7 @@ def _list_blocks(fields: Row) -> list[Block]:
     shown = [
         _fleet_table(fields),
         *_schedule_tables(fields),
-        _fleets_table(list(cases), fields["certainty"]["asked"]),
+        _fleets_table(list(cases)),
     ]
     return [
         Heading(fields["answer"]),
@@ -148,7 +148,6 @@ def _list_lines(fields: Row) -> list[str]:
     lines = [
         *_describe_prefixes(fields),
         *fields["assumed"],
-        *_describe_sellers(fields),
         _describe_power(fields),
         _describe_reserved(fields),
         _describe_routes(fields),
@@ -160,7 +159,7 @@ def _list_first(fields: Row) -> list[str]:
     """Of these lines what a terminal shows unless asked for more: what changes the decision."""
     return [
         *fields["assumed"],
-        *filter(None, [_describe_reserved(fields), _summarize_prices(fields)]),
+        *filter(None, [_describe_reserved(fields), _describe_prices(fields)]),
         *filter(None, [_summarize_certainty(fields)]),
     ]
 
@@ -220,7 +219,8 @@ def _list_remarks(row: Row, answer: CapacityAnswer) -> list[str]:
         f"Time to first token: {_waits_note(row, 'ttft_s')}.",
         f"Time per token: {_waits_note(row, 'tpot_s')}.",
         *_list_lines(row),
-        *_describe_prices(row),
+        _describe_prices(row),
+        *_describe_break_even(row),
         _describe_search(row),
         f"Engines use {memory} of GPU memory; a pass holds at most {first['max_tokens']} tokens.",
         "Not modelled: time to load a model, failures while serving, and networks between "
@@ -281,7 +281,8 @@ def describe_fleet(answer: CapacityAnswer) -> str:
     paid = f"{usd(answer.fleet.cost)} per hour{million}."
     some, gpus = answer.fleet.replicas, int(answer.fleet.total("gpus"))
     whole = f"{gpus} GPUs, {fleet}" if gpus > some.sum() else fleet
-    rent = f"Rent {'' if q.schedule is None else 'up to '}{whole}: {paid}"
+    always = ", always running" if q.schedule is not None and not answer.fleet.changes else ""
+    rent = f"Rent {'up to ' if answer.fleet.changes else ''}{whole}{always}: {paid}"
     tabled = f"Rent the {some.sum()} replicas of {(some > 0).sum()} kinds in the table: {paid}"
     who = describe_slower(answer.played, answer.targets, name_replicas(answer))
     sure, safer = _describe_likelihood(answer)
@@ -311,7 +312,8 @@ def _describe_likelihood(answer: CapacityAnswer) -> tuple[str, str]:
     if stretch is None or stretch.cost >= answer.fleet.cost:
         return said, ""
     return said, (
-        f". {EXACT}, {_shorten(stretch.name)} ({usd(stretch.cost)} per "
+        f". {EXACT}, {'up to ' if stretch.changes else ''}{_shorten(stretch.name)} "
+        f"({usd(stretch.cost)} per "
         "hour) would be enough for this trace"
     )
 
@@ -342,10 +344,12 @@ def describe_slower(played: Played, targets: FleetTargets, names: list[str]) -> 
         if mine.all() or played.meets(targets, mine):
             continue
         good = played.good_share(targets, mine)
-        said.append(
-            f"{percent(good)} of the {percent(float(mine.mean()))} on {_shorten(names[kind])}"
-        )
-    return f"The targets are met over all requests, by {join_words(said)}." if said else ""
+        share = percent(float(mine.mean()))
+        said.append(f"{percent(good)} of the {share} that {_shorten(names[kind])} serves")
+    everyone = percent(played.good_share(targets))
+    return (
+        f"{everyone} of all requests meet the targets, but only {join_words(said)}." if said else ""
+    )
 
 
 def _describe_shortfall(answer: Row) -> list[str]:
@@ -408,15 +412,24 @@ def _summarize_certainty(answer: Row) -> str:
     return f"Evidence: predicted times {sure['source']}." if asked else ""
 
 
-def _summarize_prices(answer: Row) -> str:
-    """The prices, and the cheapest fleet at another seller."""
-    found = answer["sellers"]
-    prices = [f"{gpu} {usd(x['usd_per_gpu_hour'])}" for gpu, x in found["prices"].items()]
-    sellers = dict.fromkeys(x["source"].partition(",")[0] for x in found["prices"].values())
-    told = f"Prices per GPU and hour: {', '.join(prices)} ({', '.join(sellers)})"
+def _describe_prices(answer: Row) -> str:
+    """Say whose prices these are, of when, and the cheapest fleet at another seller."""
+    found, by_terms = answer["sellers"], dict[str, tuple[list[str], dict[str, None]]]()
+    for gpu, x in found["prices"].items():
+        terms, _, date = x["source"].rpartition(", ")
+        prices, dates = by_terms.setdefault(terms, ([], {}))
+        prices.append(f"{gpu} {usd(x['usd_per_gpu_hour'])}")
+        dates[date] = None
+    listed = (
+        f"{', '.join(prices)} ({', '.join(filter(None, [terms, join_words(list(dates))]))})"
+        for terms, (prices, dates) in by_terms.items()
+    )
+    told = f"Prices per GPU and hour: {', '.join(listed)}"
     if found["others"]:
         other = min(found["others"], key=lambda x: x["usd_per_hour"])
         told += f"; {other['seller']}: {_shorten(other['name'])}, {usd(other['usd_per_hour'])}/h"
+    elif len({terms.partition(",")[0] for terms in by_terms}) > 1:
+        told += "; no seller offers all of them"
     return f"{told}."
 
 
@@ -430,19 +443,6 @@ def _describe_power(answer: Row) -> str:
         f"Rated power of the {_gpus(answer['gpus'])}: {rounded(rated / 1e3, 3)} kW{tokens}, "
         f"without hosts and cooling."
     )
-
-
-def _describe_sellers(answer: Row) -> list[str]:
-    """Say whose prices these are, and what other sellers' prices would change."""
-    found = answer["sellers"]
-    listed = [
-        f"{gpu} {usd(x['usd_per_gpu_hour'])} ({x['source']})" for gpu, x in found["prices"].items()
-    ]
-    said = [f"Prices per GPU and hour: {'; '.join(listed)}."]
-    others = [f"{x['seller']} {x['name']}, {usd(x['usd_per_hour'])}/h" for x in found["others"]]
-    if others:
-        said.append(f"The cheapest fleet at other sellers: {'; '.join(others)}.")
-    return said
 
 
 def _gpus(count: int) -> str:
@@ -466,14 +466,14 @@ def _describe_search(answer: Row) -> str:
 
 def _fleet_table(answer: Row) -> Table:
     """A line per kind of replica: its price, its share of requests and what they wait."""
+    several = len(answer["fleet"]) > 1
     columns = [
         text_column("kind of replica", lambda r: _shorten(r["name"])),
         Column("replicas", "replicas"),
         Column("USD/h", "usd_per_hour", usd),
-        Column("requests", "share_of_requests", percent),
+        *([Column("requests", "share_of_requests", percent)] if several else []),
         Column("max-num-seqs", "max_seqs", rank=1),
         Column("tokens / pass", "max_tokens", integer, 1),
-        Column("most running", "most_running", rank=2),
         Column("KV tokens", "kv_cache_tokens", integer, 3),
         *_wait_columns("simulated", f" p{answer['planned_for']['percentile']:g}"),
     ]
@@ -611,7 +611,7 @@ def _shorten(name: str) -> str:
     return DRAFTING.sub(r"\1 with \2 drafts", FULL_KV.sub("", name))
 
 
-def _describe_prices(answer: Row) -> list[str]:
+def _describe_break_even(answer: Row) -> list[str]:
     """Say at which price another GPU would be chosen."""
     said = [
         f"{p['gpu']} at {usd(p['as_cheap_at'])} (now {usd(p['usd_per_gpu_hour'])})"
@@ -621,25 +621,15 @@ def _describe_prices(answer: Row) -> list[str]:
     return [f"Break-even prices per GPU and hour: {'; '.join(said)}."] if said else []
 
 
-def _fleets_table(rows: list[Row], sure: float) -> Table:
-    """Other fleets and how much dearer they are; `sure` is the probability that was asked for."""
+def _fleets_table(rows: list[Row]) -> Table:
+    """Other fleets and how much dearer they are."""
     columns = [
         text_column("instead", "name"),
         text_column("fleet", lambda a: _shorten(a["fleet"] or a["reason"])),
         Column("USD/h", "usd_per_hour", usd),
         Column("cost", "dearer", lambda x: "" if x is None else f"{round(100 * x) + 0:+d} %"),
     ]
-    return Table(columns, rows, note=_describe_surety(rows, sure))
-
-
-def _describe_surety(rows: list[Row], sure: float) -> str:
-    """Say how surely the fleets meet the targets, where one of them does it less surely."""
-    if not any(row["name"] == STRETCH for row in rows):
-        return ""
-    return (
-        f"each fleet meets the targets with a probability of at least {100 * sure:g} %, the one "
-        f'for "{STRETCH}" only if predictions are exact and traffic is as in the trace'
-    )
+    return Table(columns, rows)
 
 
 def _class_table(answer: Row) -> Table:
@@ -689,8 +679,10 @@ def _schedule_tables(answer: Row) -> list[Table]:
         begin = window["until_h"]
 
     def count(name: str) -> Column:
-        return Column(name, lambda row: row["counts"][name])
+        return Column(_shorten(name), lambda row: row["counts"][name])
 
+    if len(rows) == 1:
+        return []
     when = text_column("from", lambda row: f"{_clock(row['begin'])} to {_clock(row['end'])}")
     return [Table([when, *map(count, names)], rows, note=SCHEDULE)]
 

@@ -211,8 +211,8 @@ def list_assumptions(answer: CapacityAnswer) -> list[str]:
         said.append(f"{name}, named with --only, was not considered: {option} would admit it.")
     if any(r.host_cache for r in rules):
         said.append(
-            f"Each GPU has {extras.host / GIB:.0f} GiB of host memory for prefix blocks (a quarter "
-            "of the profile's host, or --host-cache), at no extra charge."
+            f"Assumed: {extras.host / GIB:.0f} GiB of host memory for prefix blocks per GPU "
+            "(--host-cache), free of charge."
         )
     told: dict[str, None] = {}
     for x in some:
@@ -224,15 +224,13 @@ def list_assumptions(answer: CapacityAnswer) -> list[str]:
     if any(r.nvme_cache for r in rules):
         one = next(r for r in rules if r.nvme_cache)
         said.append(
-            f"Each replica has one NVMe drive that reads {one.nvme_read / 1e9:g} and writes "
-            f"{one.nvme_write / 1e9:g} GB/s (by default the datasheet rates of Samsung's PM9A3, "
-            "PCIe 4.0); --nvme-read and --nvme-write set them. No extra charge is assumed."
+            f"Assumed: one NVMe drive per replica, {one.nvme_read / 1e9:g} GB/s read and "
+            f"{one.nvme_write / 1e9:g} written (--nvme-read, --nvme-write), free of charge."
         )
     if any(x.apart for x in some):
         said.append(
-            f"KV caches are transferred at {extras.nic / 1e9:g} GB/s per engine (by default one "
-            "200 Gb/s port; --nic sets it). The load of the transfer on the receiver is not "
-            "modelled."
+            f"Assumed: KV caches move at {extras.nic / 1e9:g} GB/s per engine (--nic), at no load "
+            "on the receiver."
         )
     return said
 

@@ -391,17 +391,22 @@ def put_by(world: World, replica: Replica, at: int) -> None:
 
 
 @jit_function
-def pin(world: World, replica: Replica, at: int, parts: int) -> None:
-    """Add a user to the first parts of an entry.
+def pin(world: World, replica: Replica, at: int, part: int, parts: int) -> None:
+    """Add a user to some parts of an entry.
 
     Parameters
     ----------
     world : state of the simulation, changed in place.
     replica : the replica that owns the memory.
     at : index of the entry.
-    parts : how many of its KV blocks are used.
+    part : the first KV block of it that is used; of those before, an older copy may be.
+    parts : how many are used from there on.
     """
-    pool, entry = world.pools[POOLS * replica.index + GPU], world.entries[at]
+    pool, before = world.pools[POOLS * replica.index + GPU], part - world.entries[at].first
+    if before > 0:
+        split(world, pool, at, before)
+        at = world.entries[at].chain
+    entry = world.entries[at]
     if parts < entry.parts:
         split(world, pool, at, parts)
     if entry.users == 0:
@@ -451,7 +456,7 @@ def pin_found(world: World, replica: Replica, request: Request, count: int) -> N
     while j < count:
         at = find(world, pool, world.ids[request.first_block + j // each], j % each)
         parts = min(world.entries[at].first + world.entries[at].parts - j % each, count - j)
-        pin(world, replica, at, parts)
+        pin(world, replica, at, j % each, parts)
         j += parts
 
 

@@ -24,6 +24,7 @@ elsewhere, passes of both kinds included.
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -299,6 +300,20 @@ def make_tables(
 
 
 def _index_nodes(nodes: Array) -> NDArray[np.int32]:
-    """The node at or below every whole number up to the last node."""
-    at = np.searchsorted(nodes, np.arange(nodes[-1] + 1), side="right") - 1
-    return np.clip(at, 0, nodes.size - 2).astype(np.int32)
+    """The node at or below every whole number up to the last node; equal nodes share the array.
+
+    Contexts of millions of tokens make it large, and the tables of a replica with other pass
+    budgets have the same contexts.
+    """
+    key = nodes.tobytes()
+    found = _INDICES.get(key)
+    if found is None:
+        bounds = np.ceil(nodes)
+        bounds[0], bounds[-1] = 0, bounds[-1] + 1  # nothing begins at the last node
+        gaps = np.diff(bounds).astype(np.int64)
+        found = np.repeat(np.arange(gaps.size, dtype=np.int32), gaps)
+        _INDICES[key] = found
+    return found
+
+
+_INDICES: WeakValueDictionary[bytes, NDArray[np.int32]] = WeakValueDictionary()

@@ -15,7 +15,7 @@ import numpy as np
 
 from kvsim.errors import InputError
 from kvsim.files import unique_names
-from kvsim.traces.formats import Layout, Record
+from kvsim.traces.formats import Record, TraceFormat
 from kvsim.traces.requests import Integers
 from kvsim.traces.rules import Blocks, Broken, RowChunk, TraceColumn, check_conduct
 from kvsim.traces.source import BYTES_AT_ONCE, MAX_LINE_BYTES, Source
@@ -68,7 +68,7 @@ def column_names(source: Source) -> list[str]:
     raise InputError(f"{source.name}: an empty list; expected a trace with at least one request")
 
 
-def row_chunks(source: Source, layout: Layout) -> Iterator[RowChunk]:
+def row_chunks(source: Source, layout: TraceFormat) -> Iterator[RowChunk]:
     """Read the rows of a file in order, without blank lines.
 
     Parameters
@@ -116,7 +116,7 @@ def stated_block_tokens(source: Source) -> int:
 def _chunk(
     place: str,
     positions: Integers,
-    layout: Layout,
+    layout: TraceFormat,
     column: Callable[[str, str], TraceColumn],
     blocks: Blocks | None = None,
     torn: dict[int, Broken] | None = None,
@@ -156,7 +156,7 @@ def _line_blocks(source: Source, longest: int) -> Iterator[tuple[int, bytes]]:
 # CSV
 
 
-def _read_csv(source: Source, layout: Layout) -> Iterator[RowChunk]:
+def _read_csv(source: Source, layout: TraceFormat) -> Iterator[RowChunk]:
     names, delimiter = _header(source)
     if layout.blocks:
         raise InputError(f"{source.name}: prefix blocks in CSV; expected JSONL or Parquet for them")
@@ -190,7 +190,7 @@ def _read_csv(source: Source, layout: Layout) -> Iterator[RowChunk]:
 
 
 def _read_csv_block(
-    block: bytes, names: list[str], delimiter: str, layout: Layout, before: int
+    block: bytes, names: list[str], delimiter: str, layout: TraceFormat, before: int
 ) -> RowChunk | None:
     """Read whole lines with PyArrow; None without it, or if a line needs a closer look."""
     try:
@@ -431,7 +431,7 @@ def _unpack(
 
 
 def _gather(
-    place: str, layout: Layout, records: Iterable[tuple[int, object]]
+    place: str, layout: TraceFormat, records: Iterable[tuple[int, object]]
 ) -> Iterator[RowChunk]:
     """Chunks of parsed JSON values with their places."""
     positions: list[int] = []
@@ -493,7 +493,7 @@ def _parse_blocks(name: str, cells: Iterable[object]) -> Blocks:
     return Blocks(np.array(ids, dtype=np.int64), np.array(counts, dtype=np.int64), broken)
 
 
-def _read_json_lines(source: Source, layout: Layout) -> Iterator[RowChunk]:
+def _read_json_lines(source: Source, layout: TraceFormat) -> Iterator[RowChunk]:
     for before, block in _line_blocks(source, MAX_LINE_BYTES):
         fast = _read_json_block(block, layout, before)
         if fast is not None:
@@ -502,7 +502,7 @@ def _read_json_lines(source: Source, layout: Layout) -> Iterator[RowChunk]:
             yield from _gather("line", layout, _decode_lines(before, block))
 
 
-def _read_json_block(block: bytes, layout: Layout, before: int) -> RowChunk | None:
+def _read_json_block(block: bytes, layout: TraceFormat, before: int) -> RowChunk | None:
     """Read whole lines with PyArrow; None without it, or if a line needs a closer look."""
     try:
         import pyarrow as pa
@@ -532,7 +532,7 @@ def _read_json_block(block: bytes, layout: Layout, before: int) -> RowChunk | No
 # Parquet
 
 
-def _read_parquet(source: Source, layout: Layout) -> Iterator[RowChunk]:
+def _read_parquet(source: Source, layout: TraceFormat) -> Iterator[RowChunk]:
     import pyarrow as pa
 
     file, before = _open_parquet(source), 0
@@ -562,7 +562,7 @@ def _open_parquet(source: Source) -> "pyarrow.parquet.ParquetFile":
 
 
 def _arrow_chunk(
-    place: str, positions: Integers, batch: "pa.RecordBatch", layout: Layout
+    place: str, positions: Integers, batch: "pa.RecordBatch", layout: TraceFormat
 ) -> RowChunk:
     blocks = _arrow_blocks(layout.blocks, batch.column(layout.blocks)) if layout.blocks else None
 

@@ -4,6 +4,7 @@ The reader follows a format's row of ``FORMATS`` and nothing else.
 """
 
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 
 from kvsim.errors import InputError, unknown
 from kvsim.frozen import frozen
@@ -16,42 +17,44 @@ Record = dict[str, object]
 
 @frozen
 class TraceFormat:
-    """One public trace format; the reader follows it and nothing else.
-
-    A column has one or more names; the first that the file has is taken.
+    """One public trace format, or its columns as one file has them: a reader follows nothing else.
 
     Attributes
     ----------
-    title
-        What the format is.
-    source
-        Where it is published.
-    arrival
-        Name and unit (`SECONDS_PER_UNIT`) of the column with arrivals. Dates count as `date`.
+    name
+        As ``--format`` takes it.
+    arrival, unit
+        Column with arrivals, and its unit (`SECONDS_PER_UNIT`; dates count as `date`); empty if
+        there is none, so that all requests arrive at 0 s.
     prompt, generate
-        Names of the columns with prompt and generated tokens.
+        Columns with prompt and generated tokens.
+    arrivals
+        Other columns with arrivals, and their units, that files have instead.
     blocks
-        Name of the column with the prompt's prefix hash blocks; empty if there is none.
+        Column with the prompt's prefix hash blocks; empty if there is none.
     block_tokens
         Prompt tokens per block. [tokens]
     marks
         Further columns that tell this format from others.
     arrives
-        False if files without arrivals exist; their requests all arrive at 0 s.
+        False if files without arrivals exist.
     failed
         What a generated length of 0 means here; such rows are no requests and are left out,
         counted. Empty: such a row is an error.
     unpack
         Turns a JSON record into rows; the record itself if not given.
     conduct
-        Roles and names of columns on turns, classes and aborts, where a file has them.
+        Roles and columns of turns, classes and aborts, where a file has them.
+    chars_per_token
+        By which characters are divided, where a file has text.
     """
 
-    title: str
-    source: str
-    arrival: tuple[tuple[str, str], ...]
-    prompt: tuple[str, ...]
-    generate: tuple[str, ...]
+    name: str
+    arrival: str
+    unit: str
+    prompt: str
+    generate: str
+    arrivals: tuple[tuple[str, str], ...] = ()
     blocks: str = ""
     block_tokens: int = 0
     marks: tuple[str, ...] = ()
@@ -59,23 +62,7 @@ class TraceFormat:
     failed: str = ""
     unpack: Callable[[Record], Iterator[Record]] | None = None
     conduct: tuple[tuple[str, str], ...] = ()
-
-
-@frozen
-class Layout:
-    """A format's columns as one file has them; `arrival` is empty if it has none."""
-
-    format: str
-    arrival: str
-    unit: str
-    prompt: str
-    generate: str
-    blocks: str = ""
-    block_tokens: int = 0
-    failed: str = ""
-    unpack: Callable[[Record], Iterator[Record]] | None = None
     chars_per_token: float = 0.0
-    conduct: tuple[tuple[str, str], ...] = ()  # roles and columns of turns, classes and aborts
 
     def columns(self) -> list[str]:
         """Names of the columns to read."""
@@ -125,14 +112,15 @@ def unpack_sharegpt(conversation: Record) -> Iterator[Record]:
     yield {"prompt": len(texts[0] or ""), "generate": len(texts[1] or "")}
 
 
-FORMATS: dict[str, TraceFormat] = {
+_FORMATS = (
     # What `kvsim traces convert` and `generate` write; Parquet states the block size besides.
-    "kvsim": TraceFormat(
-        title="kvsim Parquet or CSV",
-        source="docs/traces.md",
-        arrival=(("arrival_s", "s"),),
-        prompt=("prompt_tokens",),
-        generate=("generate_tokens",),
+    # docs/traces.md
+    TraceFormat(
+        "kvsim",
+        "arrival_s",
+        "s",
+        "prompt_tokens",
+        "generate_tokens",
         blocks="block_ids",
         conduct=(
             ("parent", "parent_row"),
@@ -142,91 +130,90 @@ FORMATS: dict[str, TraceFormat] = {
         ),
     ),
     # Azure LLM inference traces, 2023 and 2024; dates with and without a zone.
-    "azure": TraceFormat(
-        title="Azure LLM inference CSV (2023, 2024)",
-        source="https://github.com/Azure/AzurePublicDataset",
-        arrival=(("TIMESTAMP", "date"),),
-        prompt=("ContextTokens",),
-        generate=("GeneratedTokens",),
-    ),
+    # https://github.com/Azure/AzurePublicDataset
+    TraceFormat("azure", "TIMESTAMP", "date", "ContextTokens", "GeneratedTokens"),
     # BurstGPT; a response of 0 tokens is a request that failed.
-    "burstgpt": TraceFormat(
-        title="BurstGPT CSV",
-        source="https://github.com/HPMLL/BurstGPT, arXiv:2401.17644",
-        arrival=(("Timestamp", "s"),),
-        prompt=("Request tokens",),
-        generate=("Response tokens",),
+    # https://github.com/HPMLL/BurstGPT, arXiv:2401.17644
+    TraceFormat(
+        "burstgpt",
+        "Timestamp",
+        "s",
+        "Request tokens",
+        "Response tokens",
         failed="the request failed (0 response tokens)",
     ),
     # Mooncake traces: milliseconds and prefix blocks of 512 tokens.
-    "mooncake": TraceFormat(
-        title="Mooncake JSONL with prefix blocks",
-        source="https://github.com/kvcache-ai/Mooncake, FAST'25",
-        arrival=(("timestamp", "ms"),),
-        prompt=("input_length",),
-        generate=("output_length",),
+    # https://github.com/kvcache-ai/Mooncake, FAST'25
+    TraceFormat(
+        "mooncake",
+        "timestamp",
+        "ms",
+        "input_length",
+        "output_length",
         blocks="hash_ids",
         block_tokens=512,
     ),
     # Alibaba's Qwen-Bailian traces: seconds and prefix blocks of 16 tokens.
-    "bailian": TraceFormat(
-        title="Alibaba Qwen-Bailian JSONL with prefix blocks",
-        source="https://github.com/alibaba-edu/qwen-bailian-usagetraces-anon",
-        arrival=(("timestamp", "s"),),
-        prompt=("input_length",),
-        generate=("output_length",),
+    # https://github.com/alibaba-edu/qwen-bailian-usagetraces-anon
+    TraceFormat(
+        "bailian",
+        "timestamp",
+        "s",
+        "input_length",
+        "output_length",
         blocks="hash_ids",
         block_tokens=16,
         marks=("chat_id", "parent_chat_id"),
         conduct=(("id", "chat_id"), ("parent", "parent_chat_id")),
     ),
     # Results of `vllm bench serve --save-detailed` and SGLang's twin: one object of arrays per run.
-    "vllm": TraceFormat(
-        title="vLLM or SGLang benchmark result, JSON or JSONL",
-        source="https://docs.vllm.ai, vllm bench serve --save-result --save-detailed",
-        arrival=(("start_times", "s"),),
-        prompt=("input_lens",),
-        generate=("output_lens",),
+    # https://docs.vllm.ai, vllm bench serve --save-result --save-detailed
+    TraceFormat(
+        "vllm",
+        "start_times",
+        "s",
+        "input_lens",
+        "output_lens",
         arrives=False,
         failed="the request failed (0 output tokens)",
         unpack=unpack_vllm,
     ),
     # ShareGPT conversations: text, so tokens are characters divided by `--chars-per-token`.
     # As in vLLM's benchmark, a request is a conversation's first turn and its answer.
-    "sharegpt": TraceFormat(
-        title="ShareGPT conversations, JSON or JSONL",
-        source="https://github.com/vllm-project/vllm/tree/main/benchmarks",
-        arrival=(),
-        prompt=("prompt",),
-        generate=("generate",),
+    # https://github.com/vllm-project/vllm/tree/main/benchmarks
+    TraceFormat(
+        "sharegpt",
+        "",
+        "s",
+        "prompt",
+        "generate",
         marks=("conversations",),
         arrives=False,
         unpack=unpack_sharegpt,
     ),
     # LLMServingSim workloads and the logs of its vLLM runs.
-    "llmservingsim": TraceFormat(
-        title="LLMServingSim JSONL, workload or measured run",
-        source="https://github.com/casys-kaist/LLMServingSim",
-        arrival=(("arrival_time_ns", "ns"), ("arrival_time_s", "s"), ("arrival_time", "s")),
-        prompt=("input_toks",),
-        generate=("output_toks",),
+    # https://github.com/casys-kaist/LLMServingSim
+    TraceFormat(
+        "llmservingsim",
+        "arrival_time_ns",
+        "ns",
+        "input_toks",
+        "output_toks",
+        arrivals=(("arrival_time_s", "s"), ("arrival_time", "s")),
     ),
     # Vidur's processed traces; files of lengths alone exist.
-    "vidur": TraceFormat(
-        title="Vidur CSV",
-        source="https://github.com/microsoft/vidur",
-        arrival=(("arrived_at", "s"),),
-        prompt=("num_prefill_tokens",),
-        generate=("num_decode_tokens",),
-        arrives=False,
+    # https://github.com/microsoft/vidur
+    TraceFormat(
+        "vidur", "arrived_at", "s", "num_prefill_tokens", "num_decode_tokens", arrives=False
     ),
-}
+)
+FORMATS = {x.name: x for x in _FORMATS}
 GENERIC = "columns"  # the format that the user describes by naming columns
 COLUMN_ROLES = ("arrival", "prompt", "generate", "blocks", *CONDUCT_DEFAULTS)
 
 
-def choose(file: str, columns: Collection[str], wanted: str = "") -> Layout:
-    """Choose the layout of a file by its columns.
+def choose(file: str, columns: Collection[str], wanted: str = "") -> TraceFormat:
+    """Choose the format of a file by its columns.
 
     Parameters
     ----------
@@ -235,7 +222,12 @@ def choose(file: str, columns: Collection[str], wanted: str = "") -> Layout:
     columns
         Names of its columns.
     wanted
-        Format asked for; empty for the one that fits.
+        Name of the format asked for; empty for the one that fits.
+
+    Returns
+    -------
+    TraceFormat
+        The format, with those of its columns that the file has.
 
     Raises
     ------
@@ -245,8 +237,8 @@ def choose(file: str, columns: Collection[str], wanted: str = "") -> Layout:
     if wanted:
         if wanted not in FORMATS:
             raise unknown("trace format", wanted, FORMATS)
-        return _layout(file, columns, wanted)
-    fitting = [name for name, format in FORMATS.items() if _fits(columns, format)]
+        return _in_file(file, columns, FORMATS[wanted])
+    fitting = [x for x in FORMATS.values() if _fits(columns, x)]
     if not fitting:
         found = ", ".join(map(repr, list(columns)[:8])) or "none"
         raise InputError(
@@ -254,11 +246,11 @@ def choose(file: str, columns: Collection[str], wanted: str = "") -> Layout:
             "--columns arrival=..,prompt=..,generate=.. or the format with --format "
             f"({', '.join(FORMATS)})"
         )
-    return _layout(file, columns, max(fitting, key=lambda name: len(FORMATS[name].marks)))
+    return _in_file(file, columns, max(fitting, key=lambda x: len(x.marks)))
 
 
-def named(file: str, columns: Collection[str], names: dict[str, str], unit: str) -> Layout:
-    """Build the layout that the user describes.
+def named(file: str, columns: Collection[str], names: dict[str, str], unit: str) -> TraceFormat:
+    """Build the format that the user describes.
 
     Parameters
     ----------
@@ -282,10 +274,15 @@ def named(file: str, columns: Collection[str], names: dict[str, str], unit: str)
             raise _missing(file, name, role, columns)
     if unit not in SECONDS_PER_UNIT:
         raise unknown("time unit", unit, SECONDS_PER_UNIT)
-    conduct = tuple((role, name) for role, name in names.items() if role in CONDUCT_DEFAULTS)
-    arrival, blocks = names.get("arrival", ""), names.get("blocks", "")
-    lengths = names["prompt"], names["generate"]
-    return Layout(GENERIC, arrival, unit, *lengths, blocks, conduct=conduct)
+    return TraceFormat(
+        GENERIC,
+        names.get("arrival", ""),
+        unit,
+        names["prompt"],
+        names["generate"],
+        blocks=names.get("blocks", ""),
+        conduct=tuple((role, name) for role, name in names.items() if role in CONDUCT_DEFAULTS),
+    )
 
 
 def _fits(columns: Collection[str], format: TraceFormat) -> bool:
@@ -293,29 +290,34 @@ def _fits(columns: Collection[str], format: TraceFormat) -> bool:
         return False
     if format.marks and format.unpack:
         return True
-    arrives = any(name in columns for name, _ in format.arrival) or not format.arrives
-    lengths = (format.prompt, format.generate)
-    return arrives and all(any(name in columns for name in names) for names in lengths)
+    arrives = not format.arrives or any(name in columns for name, _ in _arrivals(format))
+    return arrives and format.prompt in columns and format.generate in columns
 
 
-def _layout(file: str, columns: Collection[str], name: str) -> Layout:
-    format = FORMATS[name]
+def _arrivals(format: TraceFormat) -> list[tuple[str, str]]:
+    return [(format.arrival, format.unit), *format.arrivals]
+
+
+def _in_file(file: str, columns: Collection[str], format: TraceFormat) -> TraceFormat:
+    """A format with those of its columns that a file has."""
     if format.marks and format.unpack:  # rows are made of records; names are the format's own
-        return Layout(name, "", "s", format.prompt[0], format.generate[0], unpack=format.unpack)
-    arrivals = [(column, unit) for column, unit in format.arrival if column in columns]
-    if not arrivals and format.arrives:
-        raise _missing(file, format.arrival[0][0], "arrival", columns)
-    arrival, unit = arrivals[0] if arrivals else ("", "s")
-    chosen = {"arrival": arrival}
-    for role, names in (("prompt", format.prompt), ("generate", format.generate)):
-        chosen[role] = next((one for one in names if one in columns), "")
-        if not chosen[role]:
-            raise _missing(file, names[0], role, columns)
+        return format
+    there = [(name, unit) for name, unit in _arrivals(format) if name in columns]
+    if not there and format.arrives:
+        raise _missing(file, format.arrival, "arrival", columns)
+    for role, name in (("prompt", format.prompt), ("generate", format.generate)):
+        if name not in columns:
+            raise _missing(file, name, role, columns)
+    arrival, unit = there[0] if there else ("", "s")
     blocks = format.blocks if format.blocks in columns else ""
-    conduct = tuple((role, name) for role, name in format.conduct if name in columns)
-    columns_of = (chosen["arrival"], unit, chosen["prompt"], chosen["generate"], blocks)
-    tokens = format.block_tokens if blocks else 0
-    return Layout(name, *columns_of, tokens, format.failed, format.unpack, conduct=conduct)
+    return replace(
+        format,
+        arrival=arrival,
+        unit=unit,
+        blocks=blocks,
+        block_tokens=format.block_tokens if blocks else 0,
+        conduct=tuple((role, name) for role, name in format.conduct if name in columns),
+    )
 
 
 def _missing(file: str, name: str, role: str, columns: Collection[str]) -> InputError:

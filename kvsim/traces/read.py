@@ -17,7 +17,7 @@ from kvsim.files import check_target, replacing
 from kvsim.frozen import frozen
 from kvsim.traces import formats
 from kvsim.traces.containers import BLOCK_KEY, column_names, row_chunks, stated_block_tokens
-from kvsim.traces.formats import FORMATS, SECONDS_PER_UNIT, Layout
+from kvsim.traces.formats import FORMATS, SECONDS_PER_UNIT, TraceFormat
 from kvsim.traces.requests import Floats, Integers, Requests
 from kvsim.traces.rules import LONGEST_TIME, LeftOut, RowChunk, RowPolicy, TraceColumn
 from kvsim.traces.source import Source, find
@@ -250,7 +250,7 @@ def load(source: str, options: ReadOptions | None = None) -> Trace:
         requests = Requests(
             arrival, prompt, generate, renumbered(ids), start, reader.layout.block_tokens, **turns
         )
-    return Trace(requests, source, reader.layout.format, reader.left_out, reader.notes())
+    return Trace(requests, source, reader.layout.name, reader.left_out, reader.notes())
 
 
 def renumbered(ids: Integers) -> Integers:
@@ -372,7 +372,7 @@ def _gather(counts: Integers, order: Integers) -> Integers:
     return places
 
 
-def _layout(source: Source, options: ReadOptions) -> Layout:
+def _layout(source: Source, options: ReadOptions) -> TraceFormat:
     names = column_names(source)
     if options.columns:
         if options.format:
@@ -384,7 +384,7 @@ def _layout(source: Source, options: ReadOptions) -> Layout:
             if options.time_unit not in SECONDS_PER_UNIT:
                 raise unknown("time unit", options.time_unit, SECONDS_PER_UNIT)
             layout = replace(layout, unit=options.time_unit)
-    if layout.format == "sharegpt":
+    if layout.name == "sharegpt":
         if not options.chars_per_token:
             raise InputError(
                 f"{source.name}: holds text, not token counts; estimate them with "
@@ -539,7 +539,7 @@ def write_parquet(
     from pyarrow import parquet
 
     own = FORMATS["kvsim"]
-    names = [own.arrival[0][0], own.prompt[0], own.generate[0]]
+    names = [own.arrival, own.prompt, own.generate]
     kinds: list[object] = [pa.float64(), pa.int64(), pa.int64()]
     if block_tokens:
         names, kinds = [*names, own.blocks], [*kinds, pa.list_(pa.int64())]
@@ -562,7 +562,7 @@ def write_parquet(
 
 def _header(further: Iterable[str]) -> str:
     own = FORMATS["kvsim"]
-    return ",".join([own.arrival[0][0], own.prompt[0], own.generate[0], *further]) + "\n"
+    return ",".join([own.arrival, own.prompt, own.generate, *further]) + "\n"
 
 
 def _csv_lines(requests: Requests, further: Conduct) -> Iterator[str]:

@@ -187,7 +187,7 @@ def test_those_who_wait_longer_are_said_first() -> None:
     goal = FleetTargets(2.0, 0.1, 0.99)
     assert played.meets(goal)
     assert capacity.describe_slower(played, goal, ["h100 full", "l4 full"]) == (
-        "The targets are met over all requests, by 95 % of the 12 % on l4."
+        "99 % of all requests meet the targets, but only 95 % of the 12 % that l4 serves."
     )
     assert (
         capacity.describe_slower(replace(played, kind=np.zeros(1000, int)), goal, ["h100 full"])
@@ -306,7 +306,7 @@ def test_long_names_leave_an_answer_of_sixty_words(
         shortfall="",
         targets=SimpleNamespace(longer=(), share=0.99),
         fleet=SimpleNamespace(
-            cost=9.0, replicas=np.array([2, 0, 1]), name=named, total=lambda _: 48.0
+            cost=9.0, replicas=np.array([2, 0, 1]), name=named, total=lambda _: 48.0, changes=False
         ),
         played=SimpleNamespace(reached=lambda _: reached),
         question=SimpleNamespace(

@@ -127,7 +127,7 @@ def test_classes_are_divided_so_that_all_are_equally_busy(seed: int) -> None:
     if seed % 3 == 0:
         needs[0, 0] = np.inf
     counts = random.integers(1, 5, 2).astype(float)
-    share = divide(needs, counts, np.ones(6))
+    share = divide(needs, counts)
     assert share.sum(axis=1) == pytest.approx(np.ones(6))
     assert share[np.isinf(needs)].sum() == 0
     load = (share * np.where(np.isfinite(needs), needs, 0.0)).sum(axis=0) / counts

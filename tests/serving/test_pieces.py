@@ -146,11 +146,24 @@ def test_kept_blocks_give_way_from_their_end_until_none_is_left() -> None:
 def test_a_user_of_some_blocks_leaves_the_others_to_theirs(users: int) -> None:
     """Of three blocks two are used again; the third gives way before what came after it."""
     w, replica, pool = gpu_pool(3, users)
-    memory.pin(w, replica, 1, 2)
+    memory.pin(w, replica, 1, 0, 2)
     one, other = w.entries[1], w.entries[memory.find(w, pool, 1, 2)]
     assert (one.parts, one.users, other.first, other.parts) == (2, users + 1, 2, 1)
     assert other.users == users and pool.count == 2 * (users == 0)
     assert replica.pinned + replica.cached == 960
+
+
+def test_blocks_beyond_an_older_copy_are_used_of_the_next_one() -> None:
+    """Two requests computed one block at once; a third has the first part of it from the older."""
+    w, replica, pool = gpu_pool(3, users=1)
+    w.limits.parts, w.entries[0].parts = 3, 1
+    w.entries[1].block = 0
+    w.entries[1].chain, w.entries[0].chain = 0, NO_INDEX  # in one chain, the older one at its end
+    w.buckets[memory.bucket(pool, 0)], w.ids = 1, [0]
+    memory.pin_found(w, replica, make(Request, 1, blocks=3)[0], 3)
+    places = [memory.find(w, pool, 0, part) for part in range(3)]
+    assert [w.entries[at].users for at in places] == [2, 2, 2]
+    assert (w.entries[1].first, w.entries[1].parts, w.entries[1].users) == (0, 1, 1)
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,11 @@ class Fleet:
         return np.asarray(self.running.max(axis=0))
 
     @property
+    def changes(self) -> bool:
+        """Whether replicas start and stop between windows."""
+        return bool((self.running != self.running[0]).any())
+
+    @property
     def name(self) -> str:
         """Counts and kinds of replica."""
         counted = zip(self.replicas, self.kinds, strict=True)

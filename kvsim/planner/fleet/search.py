@@ -15,6 +15,7 @@ blocks of time, and over the error of the times, whose logarithm is normal with 
 rows that no fit saw. Both are drawn once for all fleets.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cached_property
@@ -54,6 +55,10 @@ PAIRED_REQUESTS = 500_000  # that are played for pairs at most, whatever their n
 ALL_PAIRED_REQUESTS = 6_000_000  # likewise, for all questions together
 TUNED_REQUESTS = 3_000_000  # that are played with other budgets, for all questions together
 NEARLY = 1.3  # times its targets, up to which a fleet is played with other pass budgets
+LARGER_PASSES = 2.0  # times its target of TTFT, up to which it is played with the largest passes
+POOLED = (
+    0.8  # of replicas that were too few for a load, the part that are for another in proportion
+)
 GUESSES = (1.0, 1.25, 1.6, 2.5)  # times a known fleet's replicas by the load: a first cap on cost
 SCHEDULED_KINDS = 3  # that a schedule is made of
 SCHEDULE_ROUNDS, SCHEDULE_STEP = 12, 1.12  # windows that miss need so many times the replicas
@@ -147,6 +152,7 @@ class FleetSolver:
         self._busy: dict[int, float] = {}
         self._spreads: dict[frozenset[tuple[int, str]], Spread] = {}
         self._windows: dict[tuple[int, int, float], int] = {}
+        self._too_few: dict[tuple[int, FleetTargets, float, int, float], dict[float, int]] = {}
         self._kind_of = {id(x): kind for kind in self.kinds for x in kind.choices}
 
     # traffic
@@ -214,10 +220,12 @@ class FleetSolver:
         if not asked.sure:
             return True
         may_miss = floor((1 - asked.sure) * self.days(asked.load) + ROUNDING)
-        missed = 0
-        for day, slowdown in self._scenarios(fleet, asked.load):
-            missed += any(self.over(x, asked, load, day, slowdown).both > 1 for x, load in cases)
-            if missed > may_miss:
+        left = self._scenarios(fleet, asked.load)
+        while may_miss < len(left):  # else all that are left may be missed
+            day, slowdown = left.pop(0)
+            if any(self.over(x, asked, load, day, slowdown).both > 1 for x, load in cases):
+                may_miss -= 1
+            if may_miss < 0:
                 return False
         return True
 
@@ -287,7 +295,7 @@ class FleetSolver:
         needs = np.stack([self._needed(x) for x in kinds], axis=1)
         share = np.zeros((len(running), *needs.shape))
         for w, counts in enumerate(running):
-            share[w] = divide(needs, np.asarray(counts, float), demand.rate[w])
+            share[w] = divide(needs, np.asarray(counts, float))
         return Fleet(kinds, running, share, reserved, cost)
 
     def always(self, asked: FleetQuestion, *replicas: tuple[Configuration, int]) -> Fleet:
@@ -331,9 +339,23 @@ class FleetSolver:
         return self._busy[key]
 
     def _bound(self, kind: ReplicaKind, asked: FleetQuestion) -> int:
-        """Replicas from which counts are tried."""
-        more = self._bound_share(kind, asked) * self.busy(kind) * asked.load
-        return max(ceil(more - ROUNDING), asked.limits.failures + 1)
+        """Replicas from which counts are tried: fewer are busy all the time, or were too few."""
+        more = ceil(self._bound_share(kind, asked) * self.busy(kind) * asked.load - ROUNDING)
+        known = (self._known_too_few(kind, asked, sure) for sure in {0.0, asked.sure})
+        missed = [
+            floor(n if load == asked.load else POOLED * n * asked.load / load)
+            for each in known
+            for load, n in each.items()
+        ]
+        return max(more, asked.limits.failures + 1, max(missed, default=0) + 1)
+
+    def _known_too_few(
+        self, kind: ReplicaKind, asked: FleetQuestion, sure: float
+    ) -> dict[float, int]:
+        """The most replicas of a kind that were too few, by load."""
+        limits = asked.limits
+        key = id(kind), asked.targets, limits.headroom, limits.failures, sure
+        return self._too_few.setdefault(key, {})
 
     def _bound_share(self, kind: ReplicaKind, asked: FleetQuestion) -> float:
         """Of the replicas that are always busy, how many may do."""
@@ -374,13 +396,15 @@ class FleetSolver:
 
     def _guess(self, asked: FleetQuestion) -> Fleet | None:
         """A known fleet with more replicas for more load, if one does: a first cap on cost."""
-        best, steady = None, replace(asked, schedule=None)
+        steady, some = replace(asked, schedule=None), []
         for fleet, factor in product(self.fleets, GUESSES):
             counts = np.ceil(fleet.replicas * asked.load * factor - ROUNDING).astype(np.int64)
             more = self.always(asked, *zip(fleet.kinds, counts.tolist(), strict=True))
-            if self._better(more, best) and self.allows(more, asked) and self.keeps(more, steady):
-                best = more
-        return best
+            if self.allows(more, asked):
+                some.append(more)
+        some.sort(key=lambda x: x.cost)
+        kept = bisect_left(some, True, key=lambda x: self.keeps(x, steady))
+        return some[kept] if kept < len(some) else None
 
     def _of_one_kind(
         self, kinds: list[ReplicaKind], asked: FleetQuestion, best: Fleet | None
@@ -415,11 +439,10 @@ class FleetSolver:
     def allows(self, fleet: Fleet, asked: FleetQuestion) -> bool:
         """Whether a question allows a fleet."""
         used = [x for x, n in zip(fleet.kinds, fleet.replicas, strict=True) if n]
-        steady = (fleet.running == fleet.running[0]).all()
         return bool(
             all(map(asked.only, used))
             and within_limits(fleet, asked.limits)
-            and (steady or asked.schedule is not None)
+            and (asked.schedule is not None or not fleet.changes)
         )
 
     @staticmethod
@@ -452,7 +475,12 @@ class FleetSolver:
         if isfinite(cap):
             most = min(most, floor(cap * (1 + ROUNDING) / x.rent))
         capped = bool(asked.sure) or isfinite(cap)
-        return self._fewest(self.always(asked, (x, bound)), low, most, capped, asked)
+        found = self._fewest(self.always(asked, (x, bound)), low, most, capped, asked)
+        if not asked.least:
+            missed = self._known_too_few(kind, asked, asked.sure)
+            few = most if found is None else int(found.replicas[0]) - 1
+            missed[asked.load] = max(missed.get(asked.load, 0), few)
+        return found
 
     def _able(self, x: Configuration, asked: FleetQuestion) -> bool:
         """Whether a replica keeps the targets where hardly anything runs."""
@@ -565,10 +593,13 @@ class FleetSolver:
         x = fleet.kinds[j]
         choices, rules = self._kind_of[id(x)].choices, x.costs.rules
         smaller = rules.max_tokens / min(y.costs.rules.max_tokens for y in choices)
-        if ttft > NEARLY or tpot > NEARLY * smaller:
+        if ttft > LARGER_PASSES or tpot > NEARLY * smaller:
             return []
+        larger = [y for y in choices if y.costs.rules.max_tokens > rules.max_tokens]
+        if ttft > NEARLY:
+            return larger[-1:]
         if tpot <= 1 < ttft:
-            return [y for y in choices if y.costs.rules.max_tokens > rules.max_tokens]
+            return larger
         limits = [n * x.costs.deployment.dp for n in LOWER_BATCH_LIMITS]
         return [*choices, *(self._limited(x, n) for n in limits if n < rules.max_seqs)]
 
@@ -629,19 +660,18 @@ class FleetSolver:
 
         Those whose replicas would be busy least come first.
         """
-        rate, found = self.question.traffic.demand.mean, []
+        found = []
         for place, (needs, pair, most) in enumerate(pairs):
             (x, y), n = pair.kinds, int(pair.replicas[0])
             if best is not None:
                 most = min(most, floor((best.cost * (1 - ROUNDING) - n * x.rent) / y.rent))
             if most > 0:
-                found.append((_utilisation(needs, n, most, rate), place, most))
+                found.append((_utilisation(needs, n, most), place, most))
         return [(place, most) for busy, place, most in sorted(found) if busy <= 1]
 
     def _utilised(self, needs: Array, first: int, most: int) -> int:
         """How many of a second kind leave neither kind busy all the time."""
-        rate = self.question.traffic.demand.mean
-        return next(m for m in range(1, most + 1) if _utilisation(needs, first, m, rate) <= 1)
+        return next(m for m in range(1, most + 1) if _utilisation(needs, first, m) <= 1)
 
     # schedules
 
@@ -821,7 +851,7 @@ def _most_within(x: Configuration, limits: FleetLimits) -> int:
     return floor(min(most, 1e6) + ROUNDING)
 
 
-def divide(needs: Array, counts: Array, rate: Array) -> Array:
+def divide(needs: Array, counts: Array) -> Array:
     """Divide classes of requests among kinds of replica so that all are equally busy.
 
     Of two kinds each takes the classes that it serves for less of its time than the other does; one
@@ -834,8 +864,6 @@ def divide(needs: Array, counts: Array, rate: Array) -> Array:
         served. (c, j)
     counts
         Replicas of each kind. (j,)
-    rate
-        Requests of each class. (c,) [1/s]
 
     Returns
     -------
@@ -844,54 +872,38 @@ def divide(needs: Array, counts: Array, rate: Array) -> Array:
     """
     share = np.zeros(needs.shape)
     used = np.flatnonzero(counts)
-    if used.size == 0:
-        share[:, 0] = 1.0
-        return share
-    if used.size == 1:
-        share[:, used[0]] = 1.0
+    if used.size < 2:
+        share[:, used[0] if used.size else 0] = 1.0
         return share
     if used.size > 2:
         able = np.where(np.isfinite(needs), counts / np.maximum(needs, 1e-12), 0.0)
         able = np.where(able.sum(axis=1, keepdims=True) > 0, able, counts)
         return np.asarray(able / able.sum(axis=1, keepdims=True))
     a, b = used
-    first = needs[:, a] / counts[a]
-    second = needs[:, b] / counts[b]
-    both = np.isfinite(first) & np.isfinite(second)
-    ratio = np.where(
-        both, first / np.where(second > 0, second, 1.0), np.where(np.isfinite(first), -1.0, np.inf)
+    first, second = needs[:, a] / counts[a], needs[:, b] / counts[b]
+    there = np.isfinite(first), np.isfinite(second)
+    with np.errstate(invalid="ignore"):  # a class that neither can serve
+        ratio = first / np.where(second > 0, second, 1.0)
+    ratio = np.where(there[0] & there[1], ratio, np.where(there[0], -1.0, np.inf))
+    order = np.argsort(ratio, kind="stable")
+    mine, others = (
+        np.where(some, each, 0.0)[order] for some, each in zip(there, (first, second), strict=True)
     )
-    load = np.array(
-        [
-            np.where(np.isfinite(first), first, 0.0)[ratio < 0].sum(),
-            np.where(np.isfinite(second), second, 0.0)[np.isinf(ratio)].sum(),
-        ]
-    )
-    share[ratio < 0, a], share[np.isinf(ratio), b] = 1.0, 1.0
-    middle = [c for c in np.argsort(ratio, kind="stable") if both[c]]
-    low, high = 0, len(middle)
-    while low < high:  # the next class goes to whom it is cheapest for, the less busy of the two
-        if load[0] + first[middle[low]] <= load[1] + second[middle[high - 1]]:
-            c, low = middle[low], low + 1
-            share[c, a] = 1.0
-            load[0] += first[c]
-        else:
-            high -= 1
-            c = middle[high]
-            share[c, b] = 1.0
-            load[1] += second[c]
-    heavy, light, mine = (a, b, (first, second)) if load[0] > load[1] else (b, a, (second, first))
-    moved = [c for c in middle if share[c, heavy] == 1.0]
-    if moved:
-        c = max(moved, key=lambda c: ratio[c]) if heavy == a else min(moved, key=lambda c: ratio[c])
-        part = abs(load[0] - load[1]) / max(mine[0][c] + mine[1][c], 1e-12)
-        share[c, heavy], share[c, light] = 1 - min(part, 1.0), min(part, 1.0)
+    rest = others.sum() - np.cumsum(others)
+    only = int((there[0] & ~there[1]).sum()), int(there[0].sum())
+    split = int(np.searchsorted(np.cumsum(mine) - rest, 0.0))  # the class with which a has as much
+    to = np.zeros(len(order))
+    to[: int(np.clip(split, *only))] = 1.0
+    if only[0] <= split < only[1]:
+        more = rest[split] + others[split] - mine[:split].sum()
+        to[split] = np.clip(more / max(mine[split] + others[split], 1e-12), 0.0, 1.0)
+    share[order, a], share[order, b] = to, 1 - to
     return share
 
 
-def _utilisation(needs: Array, first: int, second: int, rate: Array) -> float:
+def _utilisation(needs: Array, first: int, second: int) -> float:
     """How busy the busier of two kinds is, by the estimate."""
     counts = np.array([first, second], float)
-    share = divide(needs, counts, rate)
+    share = divide(needs, counts)
     load = np.where(share > 0, share * np.where(np.isfinite(needs), needs, 1e9), 0.0).sum(axis=0)
     return float((load / counts).max())
