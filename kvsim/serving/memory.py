@@ -391,7 +391,7 @@ def put_by(world: World, replica: Replica, at: int) -> None:
 
 
 @jit_function
-def pin(world: World, replica: Replica, at: int, part: int, parts: int) -> None:
+def pin(world: World, replica: Replica, at: int, span: tuple[int, int]) -> None:
     """Add a user to some parts of an entry.
 
     Parameters
@@ -399,9 +399,9 @@ def pin(world: World, replica: Replica, at: int, part: int, parts: int) -> None:
     world : state of the simulation, changed in place.
     replica : the replica that owns the memory.
     at : index of the entry.
-    part : the first KV block of it that is used; of those before, an older copy may be.
-    parts : how many are used from there on.
+    span : the first part that is used, as those before may be of an older copy, and how many.
     """
+    part, parts = span
     pool, before = world.pools[POOLS * replica.index + GPU], part - world.entries[at].first
     if before > 0:
         split(world, pool, at, before)
@@ -456,7 +456,7 @@ def pin_found(world: World, replica: Replica, request: Request, count: int) -> N
     while j < count:
         at = find(world, pool, world.ids[request.first_block + j // each], j % each)
         parts = min(world.entries[at].first + world.entries[at].parts - j % each, count - j)
-        pin(world, replica, at, j % each, parts)
+        pin(world, replica, at, (j % each, parts))
         j += parts
 
 

@@ -588,7 +588,7 @@ def load(tables: Tables, world: TieredWorld, replica: Replica, sequence: Sequenc
             entry.first, entry.parts, entry.ready = k % limits.parts, parts, sequence.ready
             append(world, gpu, at)
             replica.cached += parts * limits.part_bytes
-        pin(world, replica, at, k % limits.parts, parts)
+        pin(world, replica, at, (k % limits.parts, parts))
         k += parts
     sequence.load_from, sequence.load_to = begin, end
     sequence.shared = sequence.found + end - begin

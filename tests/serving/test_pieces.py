@@ -146,7 +146,7 @@ def test_kept_blocks_give_way_from_their_end_until_none_is_left() -> None:
 def test_a_user_of_some_blocks_leaves_the_others_to_theirs(users: int) -> None:
     """Of three blocks two are used again; the third gives way before what came after it."""
     w, replica, pool = gpu_pool(3, users)
-    memory.pin(w, replica, 1, 0, 2)
+    memory.pin(w, replica, 1, (0, 2))
     one, other = w.entries[1], w.entries[memory.find(w, pool, 1, 2)]
     assert (one.parts, one.users, other.first, other.parts) == (2, users + 1, 2, 1)
     assert other.users == users and pool.count == 2 * (users == 0)
