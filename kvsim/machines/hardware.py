@@ -264,12 +264,12 @@ STANDS_FOR = {
     "cache-copy": "attention",
 }
 """Classes that a stack need not tell apart, and what stands for them: ``prompt`` is attention of a
-prompt's queries, ``sparse-prompt`` that to chosen keys, ``recurrence`` a state's step and
-``scan`` its way over a prompt, ``index`` the scores that sparse attention chooses by, ``quantise-input`` the input of fp8 products
-without static scales, ``attention-fp8`` decode attention over an 8-bit cache without scales,
-``attention-masked`` that of passes replayed as graphs, whose room is masked, ``latent`` decode
-attention over cached latents (MLA), ``gemm-*`` products with weights of that format,
-``experts`` the routed experts' products, ``cache-copy`` the copies of a cache that software
+prompt's queries, ``sparse-prompt`` that to chosen keys, ``recurrence`` a state's step and ``scan``
+its way over a prompt, ``index`` the scores that sparse attention chooses by, ``quantise-input`` the
+input of fp8 products without static scales, ``attention-fp8`` decode attention over an 8-bit cache
+without scales, ``attention-masked`` that of passes replayed as graphs, whose room is masked,
+``latent`` decode attention over cached latents (MLA), ``gemm-*`` products with weights of that
+format, ``experts`` the routed experts' products, ``cache-copy`` the copies of a cache that software
 makes before it attends (torch.cat, repeat_kv)."""
 
 

@@ -13,6 +13,7 @@ from kvsim.techniques.technique import Technique
 
 MIXED_LAYERS = "mixed layers"
 NAME_END = re.compile("[ :]")  # of a technique, before its settings
+CACHE_FORMAT = re.compile(r"cache[ :]format=")  # before the name that the engine gives it
 
 
 def label(technique: Technique) -> str:
@@ -231,7 +232,7 @@ def short_names(specs: list[str]) -> dict[str, str]:
         Short name of each different technique.
     """
     different = list(dict.fromkeys(specs))
-    names = [NAME_END.split(text)[0] for text in different]
+    names = [NAME_END.split(CACHE_FORMAT.sub("", text))[0] for text in different]
     return {
         text: name if names.count(name) == 1 else f"{name} #{names[: i + 1].count(name)}"
         for i, (text, name) in enumerate(zip(different, names, strict=True))

@@ -387,7 +387,11 @@ def _table(rows: Sequence[Row]) -> Table:
     return Table(
         columns,
         rows,
-        below=lambda row: settings(row) if first[spec(row)] == id(row) else "",
+        below=lambda row: (
+            settings(row).removeprefix(f"format={labels[spec(row)]}")
+            if first[spec(row)] == id(row)
+            else ""
+        ),
         note=note if all(row["fits"] for row in rows) else f"{note}; !: does not fit",
     )
 
