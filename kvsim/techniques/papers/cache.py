@@ -172,4 +172,5 @@ class Cache(Storage):
             if kernel.edge_layers
             else ""
         )
-        return (f"{self.format} in {kernel.engine} {kernel.versions}: {kernel.source}{ends}",)
+        measured = f"{kernel.engine} {kernel.versions} ({kernel.source})"
+        return (f"{self.format} takes what was measured in {measured}{ends}",)
