@@ -124,8 +124,11 @@ def name_stack(inputs: Inputs) -> str:
 
 
 def _typed_engine(inputs: Inputs) -> str:
-    """The engine of ``--engine`` in lower case; empty where none is named."""
-    return str(getattr(inputs, "engine", None) or "").strip().lower()
+    """The engine of ``--engine`` as kvsim spells it; empty where none is named."""
+    from kvsim.machines.profiles import spell_engine
+
+    engine = spell_engine(str(getattr(inputs, "engine", None) or ""))
+    return "hf" if engine == "hf-sdpa" else engine  # the stack that stands for transformers
 
 
 def _running_engine(inputs: Inputs) -> str:

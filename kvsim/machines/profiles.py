@@ -303,6 +303,11 @@ _ENGINES = {
 _ENGINE_SPELLING = re.compile(rf"^({'|'.join(map(re.escape, _ENGINES))})(?=$|@|-\d)")
 
 
+def spell_engine(name: str) -> str:
+    """Spell an engine, or a stack that begins with one, as kvsim does: llama.cpp is llamacpp."""
+    return _ENGINE_SPELLING.sub(lambda found: _ENGINES[found[1]], name.strip().lower())
+
+
 def stack_names() -> tuple[str, ...]:
     """Names of the shipped software stacks."""
     return tuple(sorted(_files(_folder() / "stacks")))
@@ -458,7 +463,7 @@ def load_stack(name_or_path: str | Path) -> Stack:
 
 @cache
 def _shipped_stack(name: str) -> Stack:
-    name = _ENGINE_SPELLING.sub(lambda found: _ENGINES[found[1]], name.strip().lower())
+    name = spell_engine(name)
     folder, wanted = _folder() / "stacks", name
     engine, of_card, card = wanted.partition("@")
     release = _release(engine)

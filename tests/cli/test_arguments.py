@@ -130,6 +130,8 @@ SPELLED = [
     ("simulate", "--qps 3 --tensor-parallel-size 2", "--rate 3 --tp 2"),
     ("capacity", "--gpu h100 --gpus 8", "--gpu h100 --max-gpus 8"),
     ("models", "--qps 3", "--qps 3"),
+    ("predict", "--engine ollama", "--stack ollama"),
+    ("plan", "--engine ollama", "--engine ollama"),
 ]
 
 

@@ -82,6 +82,16 @@ def test_a_host_that_is_only_assumed_has_a_wider_interval() -> None:
     assert widths[0] > 1.2 * widths[1] > 1.2
 
 
+@pytest.mark.parametrize(
+    ("typed", "stack"),
+    [("llama.cpp", "llamacpp"), ("TensorRT-LLM", "trtllm@h100"), ("transformers", "hf-sdpa")],
+)
+def test_engines_may_be_named_as_their_users_write_them(typed: str, stack: str) -> None:
+    done = run("plan", "--model", "llama2-7b", "--gpu", "h100", "--offline", "--engine", typed)
+    assert done.code == 0, done.err
+    assert f"stack {stack}," in done.out
+
+
 def test_layouts_for_ollama_are_those_of_llamacpp() -> None:
     card, ollama = ("--gpu", "rtx4090", "--total-gpus", "2"), ("--engine", "Ollama", "--json")
     done = run("plan", "--model", "qwen3-30b-a3b", *card, "--ttft", "5s", *ollama)
