@@ -10,19 +10,19 @@ it, because PyTorch hands freed memory to the stream that asked for it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import cache, partial
 from math import prod
 from mmap import mmap
-from queue import SimpleQueue
-from threading import Event, Thread
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from kvsim.errors import InputError
+from kvsim.frozen import frozen
 from kvsim.validate.counter import NULL_COUNTER, NullCounter
 from kvsim.validate.processor import available_memory
 
@@ -275,50 +275,27 @@ def _run(
         work()
 
 
+@frozen
 class _ThreadMark:
-    def __init__(self) -> None:
-        self._set = Event()
-        self.error: BaseException | None = None
-
-    def set(self) -> None:
-        self._set.set()
+    ended: "Future[None]"
 
     def wait(self) -> None:
-        self._set.wait()
-        if self.error:
-            raise self.error
+        self.ended.result()  # raises what the work raised
 
 
 class _ThreadLane:
     """A thread that stands for a stream."""
 
     def __init__(self, run: Runs) -> None:
-        self._run = run
-        self._threads = torch.get_num_threads()
-        self._queue: SimpleQueue[tuple[Callable[[], None], tuple[Mark, ...], _ThreadMark] | None]
-        self._queue = SimpleQueue()
-        self._thread = Thread(target=self._serve, daemon=True)
-        self._thread.start()
+        threads = torch.get_num_threads()  # as compute has; a new thread would take every core
+        self._thread = ThreadPoolExecutor(1, initializer=partial(torch.set_num_threads, threads))
+        self._run = torch.inference_mode()(run)
 
     def __call__(self, work: Callable[[], None], *after: Mark) -> Mark:
-        mark = _ThreadMark()
-        self._queue.put((work, after, mark))
-        return mark
+        return _ThreadMark(self._thread.submit(self._run, work, after))
 
     def close(self) -> None:
-        self._queue.put(None)
-        self._thread.join()
-
-    def _serve(self) -> None:
-        torch.set_num_threads(self._threads)  # as compute has; a new thread would take every core
-        with torch.inference_mode():
-            while (item := self._queue.get()) is not None:
-                work, after, mark = item
-                try:
-                    self._run(work, after)
-                except BaseException as error:  # raised again where the mark is waited for
-                    mark.error = error
-                mark.set()
+        self._thread.shutdown()
 
 
 class _ComputeLane:
