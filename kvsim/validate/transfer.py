@@ -289,6 +289,7 @@ class _ThreadLane:
     def __init__(self, run: Runs) -> None:
         threads = torch.get_num_threads()  # as compute has; a new thread would take every core
         self._thread = ThreadPoolExecutor(1, initializer=partial(torch.set_num_threads, threads))
+        self._thread.submit(_do_nothing)  # so that it is there, and its clock can be read
         self._run = torch.inference_mode()(run)
 
     def __call__(self, work: Callable[[], None], *after: Mark) -> Mark:
