@@ -562,6 +562,10 @@ class Selection(Part):
         """
         return {}
 
+    def shared_buffers(self, at: LayerPass) -> Buffers:
+        """One layer's whole cache while the prompt is read, where it is cut afterwards."""
+        return {} if self.evicts == "never" else ops.prompt_kv(at.d, at.p)
+
     def predecoding(self, parts: Parts) -> Parts | None:
         """Return the parts of an extra pass between prompt and first round, or None.
 

@@ -42,6 +42,43 @@ class Bounded(Selection):
         return self.budget
 
 
+@frozen
+class Thinned(Selection):
+    """A selection whose heads keep a part of their tokens, however many there are."""
+
+    evicts = "always"
+    per_head = True
+
+    def mean_kept(self, tokens: Number) -> Number:
+        """Return the mean over the heads of a layer of what each keeps. [tokens]
+
+        Parameters
+        ----------
+        tokens : that there are. [tokens]
+        """
+        raise NotImplementedError
+
+    def count_kept(self, at: LayerPass) -> Number:
+        """The mean over heads."""
+        return self.mean_kept(at.cached)
+
+    def count_kept_prompt(self, at: LayerPass) -> Number:
+        """The mean over heads."""
+        return self.mean_kept(at.p.length)
+
+    def limit(self, at: LayerPass) -> Number:
+        """The mean over heads. [tokens]"""
+        return self.mean_kept(at.cached)
+
+    def complete(self, at: LayerPass) -> list[Op]:
+        """What stays of the prompt is gathered; later a token takes a dropped one's slot."""
+        if not at.p.prefill:
+            return []
+        kept = self.mean_kept(at.p.length)
+        size = ops.kv_bytes(at.d.shard, at.p.batch * kept) * (np.asarray(at.p.length) > kept)
+        return [Op("compact", kernel="gather", bytes={"hbm": 2 * size})]
+
+
 def select(at: LayerPass, budget: Number, scored: Number) -> Op:
     """Return the op that ranks the prompt's tokens, where any is dropped.
 
@@ -195,10 +232,6 @@ class PromptCut(Selection):
     def cut(self, at: LayerPass) -> Number:
         """Return 1 where the prompt is longer than the budget, else 0."""
         return (np.asarray(at.p.prompt) > np.asarray(self.budget)).astype(float)
-
-    def shared_buffers(self, at: LayerPass) -> Buffers:
-        """One layer's whole cache while the prompt is read."""
-        return ops.prompt_kv(at.d, at.p)
 
 
 @frozen

@@ -4,15 +4,16 @@ from dataclasses import replace
 
 import numpy as np
 
-from kvsim.engine import attention, ops
+from kvsim.engine import attention
 from kvsim.frozen import frozen
-from kvsim.graph import Buffers, Number, Op
-from kvsim.techniques.axes.base import Launches, LayerPass, Selection
+from kvsim.graph import Number, Op
+from kvsim.techniques.axes.base import Launches, LayerPass
+from kvsim.techniques.axes.selection import Thinned
 from kvsim.techniques.axes.settings import param
 
 
 @frozen
-class Duoattention(Selection):
+class Duoattention(Thinned):
     """Keeps the whole context in some KV heads and a sliding window in the others.
 
     A share of each layer's KV heads are retrieval heads; the others stream, in prefill too.
@@ -27,30 +28,16 @@ class Duoattention(Selection):
     """
 
     name = "duoattention"
-    evicts = "always"
-    per_head = True
     launches = Launches(prefill={"attn": 22, "compact": 8}, decode={"attn": 12})
 
     retrieval: Number = param(0.5, "share of retrieval heads", high=1, whole=False)
     sink: Number = param(64, "first tokens kept by streaming heads [tokens]", high=1e7)
     recent: Number = param(256, "recent tokens kept by streaming heads [tokens]", low=1, high=1e7)
 
-    def _mean(self, tokens: Number) -> Number:
-        """Mean over the heads of what each keeps of so many tokens."""
+    def mean_kept(self, tokens: Number) -> Number:
+        """Everything in retrieval heads, sinks and a window in the others."""
         streamed = np.minimum(tokens, self.sink + self.recent)
         return self.retrieval * tokens + (1 - self.retrieval) * streamed
-
-    def count_kept(self, at: LayerPass) -> Number:
-        """The mean over heads."""
-        return self._mean(at.cached)
-
-    def count_kept_prompt(self, at: LayerPass) -> Number:
-        """The mean over heads."""
-        return self._mean(at.p.length)
-
-    def limit(self, at: LayerPass) -> Number:
-        """The mean over heads."""
-        return self._mean(at.cached)
 
     def attend(self, at: LayerPass) -> list[Op]:
         """In prefill streaming heads compute their window's scores alone."""
@@ -67,15 +54,3 @@ class Duoattention(Selection):
         near = attention.query_key_pairs(at.d, at.p, self.sink + self.recent)
         share = self.retrieval + (1 - self.retrieval) * near / np.maximum(whole, 1.0)
         return [replace(op, flops=op.flops * share) if op.name == "attn" else op for op in found]
-
-    def complete(self, at: LayerPass) -> list[Op]:
-        """After the prompt streaming heads keep their part of it."""
-        if not at.p.prefill:
-            return []
-        dropped = np.asarray(at.p.length) > self.count_kept_prompt(at)
-        kept = ops.kv_bytes(at.d.shard, at.p.batch * self.count_kept_prompt(at)) * dropped
-        return [Op("compact", kernel="gather", bytes={"hbm": 2 * kept})]
-
-    def shared_buffers(self, at: LayerPass) -> Buffers:
-        """One layer's whole cache while the prompt is read."""
-        return ops.prompt_kv(at.d, at.p)

@@ -81,7 +81,3 @@ class RKv(Bounded):
         if self.window > self.buffer:
             return f"a cut every {self.buffer} tokens has no {self.window} queries; lower window"
         return super().refuses(deployment, parts)
-
-    def shared_buffers(self, at: LayerPass) -> Buffers:
-        """One layer's whole cache while the prompt is read."""
-        return ops.prompt_kv(at.d, at.p)

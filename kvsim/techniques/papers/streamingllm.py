@@ -58,7 +58,3 @@ class Streamingllm(Bounded):
         """
         sinks = self._sink_keys(at) * (np.asarray(at.p.max_length) > self.budget)
         return {"gpu": {"sink keys": sinks}}
-
-    def shared_buffers(self, at: LayerPass) -> Buffers:
-        """One layer's whole cache while the prompt is read."""
-        return ops.prompt_kv(at.d, at.p)
