@@ -57,18 +57,15 @@ def read_plan(path: str) -> PlanFile:
     content = read_json(Path(path), PLAN)
     chosen = _table(path, content, "predicted")
     known = _table(path, content, "quality")
-    return PlanFile(
-        technique=technique,
-        model=_text(path, chosen, "model"),
-        batch=_count(path, chosen, "batch"),
-        prompt=_count(path, chosen, "prompt"),
-        generate=_count(path, chosen, "generate"),
-        evidence=_text(path, known, "evidence"),
-        unit=_text(path, known, "unit"),
-        loss=_loss(path, known, "loss"),
-        low=_loss(path, known, "low"),
-        high=_loss(path, known, "high"),
+    sizes = ("batch", "prompt", "generate")
+    batch, prompt, generate = (int(_number(path, chosen, key, 1)) for key in sizes)
+    loss, low, high = (
+        None if known.get(key) is None else _number(path, known, key)
+        for key in ("loss", "low", "high")
     )
+    model, said = _text(path, chosen, "model"), _text(path, known, "evidence")
+    unit = _text(path, known, "unit")
+    return PlanFile(technique, model, batch, prompt, generate, said, unit, loss, low, high)
 
 
 def _table(path: str, content: object, name: str) -> dict[str, object]:
@@ -84,19 +81,11 @@ def _text(path: str, table: dict[str, object], name: str) -> str:
     return str(table[name])
 
 
-def _count(path: str, table: dict[str, object], name: str) -> int:
+def _number(path: str, table: dict[str, object], name: str, low: float = -1e9) -> float:
     value = table.get(name)
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value <= 1e9:
-        raise _value_error(path, name, value, "a whole number from 1")
-    return int(value)
-
-
-def _loss(path: str, table: dict[str, object], name: str) -> float | None:
-    value = table.get(name)
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= 1e9:
-        raise _value_error(path, name, value, "a number or null")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not low <= value <= 1e9:
+        expected = "a number or null" if low < 0 else "a whole number from 1"
+        raise _value_error(path, name, value, expected)
     return float(value)
 
 

@@ -155,21 +155,10 @@ def methods() -> Iterable[str]:
 def load_summaries() -> tuple[AcceptanceSummary, ...]:
     """Return the shipped library."""
     file = files("kvsim.techniques") / "acceptance.csv"
+    kinds = {"first": float, "kept": float, "spread": float, "rows": int}
     return tuple(
-        AcceptanceSummary(
-            r["method"],
-            r["model"],
-            r["task"],
-            r["temperature"],
-            r["shape"],
-            float(r["first"]),
-            float(r["kept"]),
-            float(r["spread"]),
-            int(r["rows"]),
-            r["drafts"],
-            r["source"],
-        )
-        for _, r in read_records(str(file), TABLE)
+        AcceptanceSummary(**{key: kinds.get(key, str)(cell) for key, cell in row.items()})
+        for _, row in read_records(str(file), TABLE)
     )
 
 

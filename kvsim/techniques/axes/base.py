@@ -510,6 +510,28 @@ class Selection(Part):
         """
         return []
 
+    def density(self, at: LayerPass) -> Number | None:
+        """Return the share of a prompt's causal pairs that is computed, None for all.
+
+        Parameters
+        ----------
+        at : a pass over the prompt.
+        """
+        return None
+
+    def thin_prompt(self, at: LayerPass, attention: Op) -> Op:
+        """Return a prompt's attention with the products of the pairs that are computed.
+
+        Parameters
+        ----------
+        at : a pass over the prompt.
+        attention : with those of all pairs.
+        """
+        share = self.density(at)
+        if share is None:
+            return attention
+        return replace(attention, flops=attention.flops * np.minimum(share, 1.0))
+
     def attend(self, at: LayerPass) -> list[Op]:
         """Return the ops between a layer's projections, in issue order.
 
@@ -1101,6 +1123,8 @@ def attend(
     if type(at.storage).extra_flops is not Storage.extra_flops:
         thin = at.storage.extra_flops(at)
         found = [replace(op, flops=op.flops + thin) if op.name == "attn" else op for op in found]
+    if p.prefill:
+        return [at.selection.thin_prompt(at, op) if op.name == "attn" else op for op in found]
     return found if pairs is None else [_with_pairs(op, at, pairs) for op in found]
 
 

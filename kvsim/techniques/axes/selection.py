@@ -254,15 +254,6 @@ class SparsePrompt(Selection):
             "release they took 2.5 times as long on an A100 (--stack minference-hf)",
         )
 
-    def density(self, at: LayerPass) -> Number:
-        """Return the share of causal pairs that are computed.
-
-        Parameters
-        ----------
-        at : a pass over the prompt.
-        """
-        raise NotImplementedError
-
     def estimate(self, at: LayerPass) -> list[Op]:
         """Return the ops that find out which pairs matter.
 
@@ -274,27 +265,16 @@ class SparsePrompt(Selection):
 
     def attend(self, at: LayerPass) -> list[Op]:
         """The estimate, then attention to its part of the pairs."""
-        return self._sparse(at, super().attend(at))
+        return [*(self.estimate(at) if at.p.prefill else []), *super().attend(at)]
 
     def borrow(self, at: LayerPass) -> list[Op]:
         """The same over an earlier layer's cache."""
-        return self._sparse(at, super().borrow(at))
+        return [*(self.estimate(at) if at.p.prefill else []), *super().borrow(at)]
 
-    def _sparse(self, at: LayerPass, found: list[Op]) -> list[Op]:
-        if not at.p.prefill:
-            return found
-        share = np.minimum(self.density(at), 1.0)
-        thin = [
-            replace(
-                op,
-                flops=op.flops * share,
-                kernel="sparse-prompt" if op.kernel == "prompt" else op.kernel,
-            )
-            if op.name == "attn"
-            else op
-            for op in found
-        ]
-        return [*self.estimate(at), *thin]
+    def thin_prompt(self, at: LayerPass, attention: Op) -> Op:
+        """The part of the pairs, by kernels that choose."""
+        thin = super().thin_prompt(at, attention)
+        return replace(thin, kernel="sparse-prompt") if thin.kernel == "prompt" else thin
 
 
 def chosen_blocks(share: float, rows: Array) -> Array:

@@ -1,12 +1,10 @@
 """DuoAttention: retrieval heads keep everything, streaming heads sinks and a window."""
 
-from dataclasses import replace
-
 import numpy as np
 
 from kvsim.engine import attention
 from kvsim.frozen import frozen
-from kvsim.graph import Number, Op
+from kvsim.graph import Number
 from kvsim.techniques.axes.base import Launches, LayerPass
 from kvsim.techniques.axes.selection import Thinned
 from kvsim.techniques.axes.settings import param
@@ -39,18 +37,8 @@ class Duoattention(Thinned):
         streamed = np.minimum(tokens, self.sink + self.recent)
         return self.retrieval * tokens + (1 - self.retrieval) * streamed
 
-    def attend(self, at: LayerPass) -> list[Op]:
+    def density(self, at: LayerPass) -> Number:
         """In prefill streaming heads compute their window's scores alone."""
-        return self._limit_attention(at, super().attend(at))
-
-    def borrow(self, at: LayerPass) -> list[Op]:
-        """So they do in layers that attend to an earlier one's cache."""
-        return self._limit_attention(at, super().borrow(at))
-
-    def _limit_attention(self, at: LayerPass, found: list[Op]) -> list[Op]:
-        if not at.p.prefill:
-            return found
         whole = attention.query_key_pairs(at.d, at.p, None)
         near = attention.query_key_pairs(at.d, at.p, self.sink + self.recent)
-        share = self.retrieval + (1 - self.retrieval) * near / np.maximum(whole, 1.0)
-        return [replace(op, flops=op.flops * share) if op.name == "attn" else op for op in found]
+        return self.retrieval + (1 - self.retrieval) * near / np.maximum(whole, 1.0)
