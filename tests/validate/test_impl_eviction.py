@@ -138,11 +138,6 @@ class NaiveSnapkv(Choosing):
         return self.chosen[layer, i, g] + list(range(self.lengths[i], new + 1))
 
 
-@pytest.mark.parametrize("lengths", LENGTHS)
-def test_snapkv_keeps_what_the_last_queries_attend_to(lengths: tuple[int, ...]) -> None:
-    check("snapkv:budget=24,window=6", NaiveSnapkv, lengths)
-
-
 class NaiveH2o(Choosing):
     """The 9 tokens with the most attention so far, and the latest 15."""
 
@@ -184,6 +179,12 @@ class NaiveH2o(Choosing):
             self.sums[layer, i, g][j] += share
 
 
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [("snapkv:budget=24,window=6", NaiveSnapkv), ("h2o:heavy=9,recent=15", NaiveH2o)],
+)
 @pytest.mark.parametrize("lengths", LENGTHS)
-def test_h2o_keeps_heavy_hitters_and_recent_tokens(lengths: tuple[int, ...]) -> None:
-    check("h2o:heavy=9,recent=15", NaiveH2o, lengths)
+def test_what_attention_says_is_kept(
+    text: str, kind: type[Naive], lengths: tuple[int, ...]
+) -> None:
+    check(text, kind, lengths)

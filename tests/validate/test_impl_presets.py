@@ -8,7 +8,6 @@ from kvsim.errors import InputError
 from kvsim.techniques import parse
 from kvsim.techniques.papers.kvquant import Kvquant as Settings
 from kvsim.validate.counter import NULL_COUNTER
-from kvsim.validate.kernels.packing import pack, unpack
 from kvsim.validate.model.architecture import rotate
 from kvsim.validate.model.attention import Pass
 from kvsim.validate.parts.normal import levels
@@ -141,13 +140,6 @@ def test_levels_are_the_nearest(bits: int) -> None:
     least = off.min(1).values
     assert (chosen <= least + 1e-6).all()  # a number half-way, as processors round, goes either way
     assert (chosen != least).sum() <= 4
-
-
-def test_three_bits_are_packed_in_three_bytes_for_eight_numbers() -> None:
-    codes = torch.arange(64).reshape(2, 32) % 8
-    packed = pack(codes, 3)
-    assert packed.shape == (2, 12)
-    assert torch.equal(unpack(packed, 3).long(), codes)
 
 
 @pytest.mark.parametrize("text", ["turboquant:bits=8,group=16", "turboquant:bits=8,group=8"])

@@ -39,11 +39,6 @@ class NaiveThink(Choosing):
                 self.k[layer][i][g][:, order[dim // 2 :]] = 0.0
 
 
-@pytest.mark.parametrize("lengths", LENGTHS)
-def test_think_drops_channels_of_the_prompt(lengths: tuple[int, ...]) -> None:
-    assert_like_naive(complete("think:ratio=0.5,window=6", prompts(*lengths), 20), NaiveThink)
-
-
 class NaivePrompt(Choosing):
     """Heads read a prompt one by one."""
 
@@ -89,12 +84,6 @@ class NaiveSparse(NaivePrompt):
                 seen = [t for t in range(n + 1) if t // 8 in blocks]
                 out[n] = (k[seen] @ q[n] / dim**0.5).softmax(0) @ v[seen]
         return out
-
-
-@pytest.mark.parametrize("lengths", LENGTHS)
-def test_xattention_reads_the_heaviest_blocks(lengths: tuple[int, ...]) -> None:
-    text = "xattention:block=8,stride=4,share=0.5"
-    assert_like_naive(complete(text, prompts(*lengths), 20), NaiveSparse)
 
 
 class NaiveFlex(NaivePrompt):
@@ -168,10 +157,19 @@ class NaiveLines(NaivePrompt):
         return out
 
 
+@pytest.mark.parametrize(
+    ("text", "kind"),
+    [
+        ("think:ratio=0.5,window=6", NaiveThink),
+        ("xattention:block=8,stride=4,share=0.5", NaiveSparse),
+        ("minference:vertical=4,slash=8,window=4", NaiveLines),
+    ],
+)
 @pytest.mark.parametrize("lengths", LENGTHS)
-def test_minference_reads_the_heaviest_lines(lengths: tuple[int, ...]) -> None:
-    text = "minference:vertical=4,slash=8,window=4"
-    assert_like_naive(complete(text, prompts(*lengths), 20), NaiveLines)
+def test_prompts_are_read_as_papers_say(
+    text: str, kind: type[Naive], lengths: tuple[int, ...]
+) -> None:
+    assert_like_naive(complete(text, prompts(*lengths), 20), kind)
 
 
 class NaiveZip(Naive):
