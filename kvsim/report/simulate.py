@@ -32,6 +32,7 @@ from kvsim.report.table import (
     text_column,
 )
 from kvsim.report.terminal import BLANK, Heading
+from kvsim.report.words import WORDS
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import Outcome, make_timeline
 from kvsim.serving.records import FINISHED
@@ -48,39 +49,15 @@ UTILISATION_NOTE = (
     "Percentages are averages over the run; memory, compute and link use are relative to the "
     "hardware's peak."
 )
-OVER_TIME = {
-    "finished_per_s": ("Finished requests per second", 1.0),
-    "waiting": ("Waiting requests", 1.0),
-    "running": ("Decoding sequences", 1.0),
-    "kv_share": ("KV cache in use [%]", 100.0),
-    "busy_share": ("Busy [% of time]", 100.0),
-    "hbm": ("Memory bandwidth in use [%]", 100.0),
-    "compute": ("Arithmetic in use [%]", 100.0),
-    "h2d": ("Host-to-GPU link in use [%]", 100.0),
-    "d2h": ("GPU-to-host link in use [%]", 100.0),
-}
+OVER_TIME: dict[str, tuple[str, float]] = WORDS["over_time"]
 """What is drawn over time, one panel each: its title and the factor to the unit there."""
 
 COPY_STREAMS = ("h2d", "d2h")  # drawn only where used
-REQUESTS = {
-    "ttft_s": "Time to first token (TTFT)",
-    "tpot_s": "Time per token (TPOT)",
-    "latency_s": "From arrival to the last token",
-}
+REQUESTS: dict[str, str] = WORDS["requests"]
+SOUGHT: dict[str, dict[str, str]] = WORDS["sought"]
 TIE = 0.01  # relative difference of goodput or throughput that decides nothing
 OFTEN = 0.05  # preemptions per request from which they are worth a word
-HEADINGS = {
-    "req_s": "offered req/s",
-    "rate": "rate",
-    "replicas": "replicas",
-    "max_tokens": "tokens per pass",
-    "host_cache": "host tier GiB",
-    "nvme_cache": "NVMe tier GiB",
-    "prefix_load": "prefix load",
-    "max_seqs": "sequences per pass",
-    "hit_rate": "share in the cache",
-    "prefill_replicas": "replicas for prefill",
-}
+HEADINGS: dict[str, str] = WORDS["options"]
 OVERLOADED = 0.97  # of the requests that arrive; where fewer are served the queue only grows
 WAITING = 1.0  # median queue beyond which the load is more than the machine serves [s]
 SUFFICIENT_GAIN = 0.9  # share of the gain that makes a size enough
@@ -557,27 +534,12 @@ def _describe_sought(rows: Sequence[Row], best: Row, where: str, trace: str, tar
         return f"{met}, with TTFT p99 {ttft} and TPOT p99 {tpot}"
 
     if not keeps_targets(best):
-        what = {
-            "rate": f"load, down to {value} times {trace}'s",
-            "req_s": f"rate down to {value} requests per second",
-            "replicas": f"number of replicas up to {value}",
-            "hit_rate": f"hit rate up to {value}",
-            "host_cache": f"host cache of up to {value} GiB",
-            "prefill_replicas": "division into prefill and decode replicas",
-        }[key]
+        what = SOUGHT["none"][key].format(value=value, trace=trace)
         told = f"No {what} meets {targets}{of} for {trace} on {where}."
         return verdict([told, f"At {value}: {measured(best)}."])
     keep = "meet" if best["replicas"] > 1 else "meets"
-    said = {
-        "rate": f"{where} {keep} {targets}{of} up to {value} times the load of {trace}",
-        "req_s": f"{where} {keep} {targets}{of} up to {value} requests per second",
-        "replicas": f"At least {where} are needed to meet {targets}{of} for {trace}",
-        "hit_rate": f"{where} {keep} {targets}{of} if at least {value} of each prompt is cached",
-        "host_cache": f"{where} {keep} {targets}{of} for {trace} with at least {value} GiB of "
-        f"host cache",
-        "prefill_replicas": f"Of {where}, {value} should run prefill: this serves most of {trace} "
-        f"within {targets}",
-    }[key]
+    names = {"where": where, "keep": keep, "value": value, "trace": trace, "targets": targets}
+    said = SOUGHT["found"][key].format(what=f"{targets}{of}", **names)
     harder = [row for row in rows if not keeps_targets(row)]
     nearest = harder[-1:] if key in ("hit_rate", "host_cache", "replicas") else harder[:1]
     other = nearest if key != "prefill_replicas" else []
