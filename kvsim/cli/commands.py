@@ -10,37 +10,7 @@ from kvsim.cli.command import Call, CheckedCommand, CheckedGroup, command
 from kvsim.console import print_written
 from kvsim.errors import InfeasibleError
 from kvsim.files import replace_text
-
-HELP = {
-    "plan": "Choose a technique and its settings for a workload or trace.",
-    "predict": "Predict the latency, throughput and memory of techniques.",
-    "simulate": "Replay a request trace under continuous batching.",
-    "capacity": "Find the cheapest fleet that serves a workload within targets.",
-    "sweep": "Compute a grid of points, here or on a Dask cluster.",
-    "explore": "Write an interactive page of predictions with sliders.",
-    "reproduce": "Compare published or your own measurements with predictions.",
-    "calibrate": "Measure this machine, or fit a stack to runs or tables.",
-    "validate": "Run techniques in PyTorch and compare them with predictions.\n\n"
-    "Tokens, FLOPs, bytes and memory are compared.\n\n"
-    "If --gpu is a profile of this device, measured by kvsim calibrate, times are compared "
-    "instead,\nover a grid of points.",
-    "validate quality": "Measure perplexity, attention and acceptance of drafts on a text.",
-    "validate layers": "Measure the loss of quantising the keys or values of each layer alone.",
-    "validate plan": "Run the plan of `kvsim plan --json` and measure its loss, times and memory.",
-    "doctor": "List all faults of an input file.\n\n"
-    "The command exits with code 1 if the file has a fault.",
-    "models": "List the model catalogue, or show one model.",
-    "gpus": "List the hardware profiles, or show one with its sources.",
-    "techniques": "List the techniques, or show one with its settings and paper.",
-    "stacks": "List the software stacks, or show one with its errors.",
-    "traces": "Inspect, convert and generate request traces.",
-    "traces import": "Create a trace from metrics, spans or access logs.",
-    "traces inspect": "Show the rate, burstiness, lengths and prefix reuse of a trace.",
-    "traces convert": "Convert a trace to Parquet.",
-    "traces generate": "Generate a synthetic trace from distributions, or one similar to another "
-    "trace.",
-}
-"""Every command and what its help says, in the order of the help."""
+from kvsim.options import HELP
 
 COMMANDS = tuple(dict.fromkeys(name.partition(" ")[0] for name in HELP))
 
