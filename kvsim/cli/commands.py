@@ -10,35 +10,21 @@ from kvsim.cli.command import Call, CheckedCommand, CheckedGroup, command
 from kvsim.console import print_written
 from kvsim.errors import InfeasibleError
 from kvsim.files import replace_text
-from kvsim.options import HELP
+from kvsim.options import HELP, options_of
 
-COMMANDS = tuple(dict.fromkeys(name.partition(" ")[0] for name in HELP))
-
-API = {
-    "plan": "plans.plan",
-    "predict": "predictions.predict",
-    "simulate": "simulations.simulate",
-    "capacity": "fleets.capacity",
-    "sweep": "predictions.run_sweep",
-    "explore": "predictions.explore",
-    "reproduce": "predictions.reproduce",
-    "calibrate": "calibrations.calibrate",
-    "validate": "validations.validate",
-    "validate quality": "validations.validate_quality",
-    "validate layers": "validations.validate_layers",
-    "validate plan": "validations.validate_plan",
-    "traces import": "traces.import_",
-    "traces inspect": "traces.inspect",
-    "traces convert": "traces.convert",
-    "traces generate": "traces.generate",
-}
-"""The function of ``kvsim.api`` that answers a command; only its module is imported."""
+COMMANDS = tuple(dict.fromkeys(name.partition(" ")[0] for name in HELP if name))
 
 
 def _ask(call: Call) -> Any:
-    """Ask the function of ``kvsim.api`` that answers a command."""
-    module, _, function = API[call.command].partition(".")
-    return getattr(import_module(f"kvsim.api.{module}"), function)(**call.options)
+    """Ask the function of ``kvsim.api`` that answers a command; only its module is imported."""
+    room, _, name = call.command.partition(" ")
+    if room == "traces":
+        module, name = import_module("kvsim.api.traces"), name.replace("import", "import_")
+    elif room == "sweep":  # a whole one on disk
+        module, name = import_module("kvsim.api.predictions"), "run_sweep"
+    else:
+        module, name = import_module("kvsim.api"), call.command.replace(" ", "_")
+    return getattr(module, name)(**call.options)
 
 
 def _ask_and_show(call: Call) -> None:
@@ -159,7 +145,7 @@ def add_command(app: typer.Typer, name: str) -> None:
     if not below:
         app.command(name, cls=CheckedCommand)(made(name))
         return
-    alone = name in API
+    alone = bool(options_of(name))
     group = typer.Typer(help=HELP[name], no_args_is_help=not alone, rich_markup_mode=None)
     if alone:
         group.callback(cls=CheckedGroup, invoke_without_command=True)(made(name))

@@ -26,9 +26,9 @@ from kvsim.report.suitability import describe_loss
 from kvsim.report.table import (
     Column,
     Table,
-    percent_column,
     quantity_column,
     quantity_columns,
+    read_columns,
     text_column,
 )
 from kvsim.report.terminal import BLANK, Heading
@@ -176,17 +176,7 @@ def _use_table(rows: Sequence[Row]) -> Table:
     columns = [
         *_case_columns(rows),
         *quantity_columns(**{"output_tok_s": 0, rate: 0}),
-        percent_column("busy %", "busy_share", ".3g", 3),
-        percent_column("memory %", "utilisation.hbm", ".3g", 4),
-        percent_column("compute %", "utilisation.compute", ".3g", 5),
-        percent_column("H2D %", "utilisation.h2d", ".3g", 6),
-        percent_column("D2H %", "utilisation.d2h", ".3g", 7),
-        percent_column("KV peak %", "kv_peak_share", ".3g", 0),
-        Column("KV peak GiB", "kv_peak_bytes", units.gib, 2),
-        Column("pre- empted", "preemptions", units.integer, 2),
-        percent_column("prefix hits %", "prefix_hit_share", ".3g", 1),
-        Column("USD", "usd", units.usd, 8),
-        quantity_column("usd_per_million_tokens", 1),
+        *read_columns("use"),
     ]
     return Table(columns, rows, note=UTILISATION_NOTE)
 
