@@ -1,5 +1,6 @@
 """``kvsim predict``: rows and their table, and the verdict on them: at one point or at several."""
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from csv import DictWriter
 from dataclasses import replace
@@ -20,7 +21,7 @@ from kvsim.prediction.explain import binding, breakdown
 from kvsim.prediction.generate import Prediction, at_batch
 from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.prediction.pool import longest_prompt, pool, remedies
-from kvsim.report import caveats, evidence, units
+from kvsim.report import caveats, evidence, phrases, units
 from kvsim.report.answer import Answer, verdict
 from kvsim.report.evidence import INTERVAL
 from kvsim.report.json import Row, number, pick, resident_bytes
@@ -31,18 +32,6 @@ from kvsim.report.names import (
     short_names,
     spec,
     technique_fields,
-)
-from kvsim.report.phrases import (
-    EQUAL_SPEED,
-    compare_with_full,
-    compared_rate,
-    describe_memory,
-    describe_saving,
-    describe_times,
-    explain_limit,
-    join_words,
-    speed_ratio,
-    summarize_times,
 )
 from kvsim.report.result import Result, flatten
 from kvsim.report.suitability import (
@@ -142,7 +131,7 @@ def predict_points(
             )
     if ranked:
         order = sorted(
-            range(len(rows)), key=lambda i: (not rows[i]["fits"], -compared_rate(rows[i]))
+            range(len(rows)), key=lambda i: (not rows[i]["fits"], -phrases.compared_rate(rows[i]))
         )
         found, rows = [found[i] for i in order], [rows[i] for i in order]
     return _make_result(found, rows, left_out, ranked)
@@ -178,11 +167,9 @@ def _make_result(
         note = f"{listed.note}; {left} more row{'s' * (left > 1)} with --verbose"
         listed = replace(listed, note=note)
 
-    tables: list[Block] = []
-    for table in [*([shown] if listed is not shown else []), *reversals]:
-        tables += [BLANK, table]
-    if tables:
-        tables.append(BLANK)
+    left_tables = [*([shown] if listed is not shown else []), *reversals]
+    tables: list[Block] = [block for table in left_tables for block in (BLANK, table)]
+    tables += [BLANK] * bool(tables)
 
     def draw() -> "list[Chart]":
         from kvsim.report.charts import draw_predictions  # loaded where a page is asked for
@@ -371,16 +358,15 @@ def _table(rows: Sequence[Row]) -> Table:
     first = {text: id(row) for text, row in reversed(list(zip(specs, rows, strict=True)))}
     counted = "concurrency" if "concurrency" in rows[0] else "batch"
     varying = [key for key in ("prompt", "generate") if len({row[key] for row in rows}) > 1]
+
+    def write_memory(row: Row) -> str:
+        return units.gib(row["gpu_bytes"]) + " !" * (not row["fits"])
+
     columns = [
         text_column("technique", lambda row: labels[spec(row)]),
         *quantity_columns(**dict.fromkeys((counted, *varying), 0)),
         *quantity_columns(ttft_s=0, tpot_s=0, decode_tok_s=0, output_tok_s=5),
-        Column(
-            "GPU GiB",
-            "gpu_bytes",
-            rank=1,
-            write=lambda row: units.gib(row["gpu_bytes"]) + " !" * (not row["fits"]),
-        ),
+        Column("GPU GiB", "gpu_bytes", rank=1, write=write_memory),
         *quantity_columns(host_bytes=2, **disk_column(rows), max_batch=3, bound_by=4),
     ]
     note = OF_BATCHES if counted == "batch" else OF_CLIENTS
@@ -430,14 +416,10 @@ def _tabulate_drafts(gains: Sequence[Row]) -> list[Table]:
     if not gains:
         return []
     labels = short_names([row["notation"] for row in gains])
-    rows = [
-        {"name": name, "batches": row[which]}
-        for row in gains
-        for which, name in (
-            ("speedup", labels[row["notation"]]),
-            ("least_acceptance", "  least acceptance"),
-        )
-    ]
+    rows = []
+    for row in gains:
+        rows.append({"name": labels[row["notation"]], "batches": row["speedup"]})
+        rows.append({"name": "  least acceptance", "batches": row["least_acceptance"]})
     every = sorted({b for row in rows for b in row["batches"]}, key=int)
 
     def column(batch: str) -> Column:
@@ -487,30 +469,15 @@ def _write_answer(
     else:
         said = _describe_grid(rows, best, _note_break_even(rows, found))
     d, came = found[at].deployment, found[at].load
+    fitting = phrases.join_words(changes, "or") if changes else ""
+    unfit = [f"{_name_unfit_point(rows)} fits with {fitting}."] if changes else []
+    limits = _limits(best, found[at], len(rows) > 1)
+    limits = [line for line in limits if " ".join(line.split()[:2]) not in said]  # told once
     return Answer(
         verdict=said,
         figures=figures(best),
-        changes=[
-            *(
-                [f"{_name_unfit_point(rows)} fits with {join_words(changes, 'or')}."]
-                if changes
-                else []
-            ),
-            *caveats.slower_kernels(found[at]),
-        ],
-        settings=[
-            *describe_engines(found),
-            *filter(
-                None,
-                [
-                    " ".join(
-                        line
-                        for line in _limits(best, found[at], len(rows) > 1)
-                        if " ".join(line.split()[:2]) not in said  # each is told once
-                    )
-                ],
-            ),
-        ],
+        changes=[*unfit, *caveats.slower_kernels(found[at])],
+        settings=[*describe_engines(found), *filter(None, [" ".join(limits)])],
         evidence=[
             *describe_quality(found),
             *evidence.list_measurements(d, best["technique"], came),
@@ -542,22 +509,19 @@ def _find_fastest(rows: Sequence[Row]) -> Row:
     """The fastest row among those that fit and that an engine runs, as far as there are any."""
     fit = [row for row in rows if row["fits"]] or list(rows)
     run = [row for row in fit if not any(note.startswith(NEEDS_KERNEL) for note in row["notes"])]
-    return max(run or fit, key=compared_rate)
+    return max(run or fit, key=phrases.compared_rate)
 
 
 def _describe_single_point(row: Row, prediction: Prediction, changes: Sequence[str]) -> str:
     what = f"{row['technique']} on {row['gpu']} at {_describe_load(row)}"
     if row["fits"]:
-        needed = [
-            f"{what}: {describe_times(row)}, {describe_memory(row)}.",
-            explain_limit(row["bound_by"], row["generate"]),
-        ]
+        limit = phrases.explain_limit(row["bound_by"], row["generate"])
+        needed = [f"{what}: {phrases.describe_times(row)}, {phrases.describe_memory(row)}.", limit]
         # engines have no pool of what is kept elsewhere
         limits = _limits(row, prediction)[-1 if row["host_bytes"] else 0 :]
         return verdict(needed, limits or [_note_max_batch(row)])
-    needed = [
-        f"{what} does not fit: it needs {describe_memory(row)}{_note_memory_size(row, prediction)}."
-    ]
+    memory = f"{phrases.describe_memory(row)}{_note_memory_size(row, prediction)}"
+    needed = [f"{what} does not fit: it needs {memory}."]
     return verdict(
         [*needed, _note_max_batch(row)], [f"It fits with {change}." for change in changes]
     )
@@ -582,11 +546,8 @@ def _note_max_batch(row: Row) -> str:
 def _note_break_even(rows: Sequence[Row], found: Sequence[Prediction]) -> str:
     """From which acceptance on drafting pays, at the largest batch of the one that drafts."""
     full = next((p.technique for p in found if p.technique.name == "full"), None)
-    drafts = [
-        p
-        for p in found
-        if "acceptance" in p.technique.settings and p.generate > 1 and bool(p.fits[0])
-    ]
+    able = [p for p in found if p.generate > 1 and bool(p.fits[0])]
+    drafts = [p for p in able if "acceptance" in p.technique.settings]
     if full is None or len({str(p.technique) for p in drafts}) != 1:
         return ""
     last = max(drafts, key=lambda p: (float(p.batch[0]), p.prompt))
@@ -595,13 +556,10 @@ def _note_break_even(rows: Sequence[Row], found: Sequence[Prediction]) -> str:
         return ""
     if share > 1:
         return f"At batch {units.integer(float(last.batch[0]))} no acceptance makes it pay."
-    gamma = last.technique.settings.get("gamma")
-    drafted = (
-        f" ({gamma:g} {'draft' if gamma == 1 else 'drafts'} per round)"
-        if isinstance(gamma, (int, float))
-        else ""
-    )
-    at = units.integer(float(last.batch[0]))
+    gamma, at = last.technique.settings.get("gamma"), units.integer(float(last.batch[0]))
+    drafted = ""
+    if isinstance(gamma, int | float):
+        drafted = f" ({gamma:g} {'draft' if gamma == 1 else 'drafts'} per round)"
     return f"At batch {at} it breaks even at an acceptance of {share:.2f}{drafted}."
 
 
@@ -611,7 +569,7 @@ def _as_good(rows: Sequence[Row], found: Sequence[Prediction], at: int) -> set[i
     return {
         id(row)
         for row, p in zip(rows, found, strict=True)
-        if compared_rate(rows[at]) / compared_rate(row) - 1
+        if phrases.compared_rate(rows[at]) / phrases.compared_rate(row) - 1
         < known_difference(p.deployment, p.technique, top)
     }
 
@@ -621,60 +579,38 @@ def _compare_techniques(rows: Sequence[Row], best: Row, accepted: str, as_good: 
     names = dict(zip(map(id, rows), distinct_names(rows), strict=True))
     full = next((row for row in rows if row["technique"] == "full"), None)
     others = [row for row in rows if row is not best and row is not full]
+    at = f"{best['gpu']} at {_describe_load(best)}"
+    told = f"{names[id(best)]} is fastest on {at}:"
     if not best["fits"]:
         least = min(rows, key=lambda row: float(row["gpu_bytes"]))
-        return verdict(
-            [
-                f"None of the {len(rows)} techniques fits on {best['gpu']} at "
-                f"{_describe_load(best)}: "
-                f"{names[id(least)]}, which needs least, takes {describe_memory(least)}."
-            ]
-        )
+        none = f"None of the {len(rows)} techniques fits on {at}"
+        least_of = f"{names[id(least)]}, which needs least, takes {phrases.describe_memory(least)}"
+        return verdict([f"{none}: {least_of}."])
     if full is None or not full["fits"]:
         gone = "Full KV does not fit." if full else ""
-        told = f"{names[id(best)]} is fastest on {best['gpu']} at {_describe_load(best)}:"
-        return verdict(
-            [
-                gone,
-                f"{told} {describe_times(best)}.",
-                explain_limit(best["bound_by"], best["generate"]),
-            ]
-        )
-    if best is full or speed_ratio(best, full) < 1 + EQUAL_SPEED:
+        limit = phrases.explain_limit(best["bound_by"], best["generate"])
+        return verdict([gone, f"{told} {phrases.describe_times(best)}.", limit])
+
+    def compare(row: Row, named: str = "", of: str = " of GPU memory") -> str:
+        compared = phrases.compare_with_full(row, full, named)
+        return f"{names[id(row)]} {compared}{phrases.describe_saving(row, full, of)}"
+
+    if best is full or phrases.speed_ratio(best, full) < 1 + phrases.EQUAL_SPEED:
         beside = [row for row in rows if row is not full]
-        close, slow = (pick(beside, key=lambda row: speed_ratio(row, full)) for pick in (max, min))
-        needed = [
-            f"Full KV is the best choice on {full['gpu']} at {_describe_load(full)}: "
-            f"{describe_times(full)}.",
-            f"{names[id(close)]} {compare_with_full(close, full)}{describe_saving(close, full)}.",
-        ]
-        if slow is not close:
-            needed.append(
-                f"{names[id(slow)]} {compare_with_full(slow, full)}{describe_saving(slow, full)}."
-            )
-        told = explain_limit(slow["bound_by"], slow["generate"])
+        close, slow = (
+            pick(beside, key=lambda row: phrases.speed_ratio(row, full)) for pick in (max, min)
+        )
+        needed = [f"Full KV is the best choice on {at}: {phrases.describe_times(full)}."]
+        needed += [f"{compare(row)}." for row in ([close] if slow is close else [close, slow])]
+        told = phrases.explain_limit(slow["bound_by"], slow["generate"])
         wanted = [told.replace("Limit:", f"Limit of {slow['technique']}:", 1)]
         return verdict(needed, [accepted, *wanted])
-    return verdict(
-        [
-            f"{names[id(best)]} is fastest on {best['gpu']} at {_describe_load(best)}: "
-            f"{describe_times(best)}, {units.times(speed_ratio(best, full))} full KV's"
-            f"{describe_saving(best, full)}."
-        ],
-        [
-            accepted,
-            *(
-                f"{names[id(r)]} {compare_with_full(r, full, 'full')}{describe_saving(r, full, '')}"
-                + (
-                    f"; within the prediction error of {names[id(best)]}."
-                    if id(r) in as_good
-                    else "."
-                )
-                for r in others
-            ),
-            explain_limit(best["bound_by"], best["generate"]),
-        ],
-    )
+    ratio, saving = phrases.speed_ratio(best, full), phrases.describe_saving(best, full)
+    told = f"{told} {phrases.describe_times(best)}, {units.times(ratio)} full KV's{saving}."
+    error = f"; within the prediction error of {names[id(best)]}"
+    compared = [f"{compare(r, 'full', '')}{error if id(r) in as_good else ''}." for r in others]
+    limit = phrases.explain_limit(best["bound_by"], best["generate"])
+    return verdict([told], [accepted, *compared, limit])
 
 
 def _describe_grid(rows: Sequence[Row], best: Row, accepted: str) -> str:
@@ -682,11 +618,8 @@ def _describe_grid(rows: Sequence[Row], best: Row, accepted: str) -> str:
     names = dict.fromkeys(row["technique"] for row in rows)
     fits = sum(row["fits"] for row in rows)
     where = f"batch {units.integer(best['batch'])}, prompt {units.integer(best['prompt'])}"
-    told = (
-        f"All {len(rows)} points fit in memory."
-        if fits == len(rows)
-        else f"{fits} of {len(rows)} points fit in memory."
-    )
+    some = f"All {fits}" if fits == len(rows) else f"{fits} of {len(rows)}"
+    told = f"{some} points fit in memory."
     if not fits:
         least = min(rows, key=lambda row: float(row["gpu_bytes"]))
         return verdict(
@@ -696,18 +629,16 @@ def _describe_grid(rows: Sequence[Row], best: Row, accepted: str) -> str:
                 f"{units.gib(least['gpu_bytes'])} GiB per GPU."
             ]
         )
-    fastest = f"Highest throughput: {best['technique']} at {where}: {describe_times(best)}."
+    fastest = f"Highest throughput: {best['technique']} at {where}: {phrases.describe_times(best)}."
     if len(names) == 1:
-        return verdict([told, fastest], [explain_limit(best["bound_by"], best["generate"])])
+        return verdict([told, fastest], [phrases.explain_limit(best["bound_by"], best["generate"])])
     turn = _turn(rows, list(names))
     if turn:
         return verdict([turn, *filter(None, [accepted]), fastest], [told])
-    wins: dict[str, int] = {}
-    points = dict.fromkeys((row["batch"], row["prompt"], row["generate"]) for row in rows)
-    for point in points:
-        here = [r for r in rows if (r["batch"], r["prompt"], r["generate"]) == point]
-        wins[_find_fastest(here)["technique"]] = wins.get(_find_fastest(here)["technique"], 0) + 1
-    ranked = sorted(wins.items(), key=lambda item: -item[1])
+    points: dict[tuple[int, ...], list[Row]] = {}
+    for row in rows:
+        points.setdefault((row["batch"], row["prompt"], row["generate"]), []).append(row)
+    ranked = Counter(_find_fastest(here)["technique"] for here in points.values()).most_common()
     if len(ranked) == 1:
         return verdict([f"{ranked[0][0]} is fastest at all {len(points)} points.", fastest], [told])
     (first, most), *others = ranked[:3]
@@ -723,7 +654,7 @@ def _turn(rows: Sequence[Row], names: Sequence[str]) -> str:
         return ""
     axis = axes[0]
     base, other = names if names[0] == "full" else names[::-1]
-    speed = {(r["technique"], r[axis]): compared_rate(r) for r in rows}
+    speed = {(r["technique"], r[axis]): phrases.compared_rate(r) for r in rows}
     points = sorted({row[axis] for row in rows} - {r[axis] for r in rows if not r["fits"]})
     if len(points) < 2:
         return ""
@@ -731,7 +662,7 @@ def _turn(rows: Sequence[Row], names: Sequence[str]) -> str:
     ahead = [gain > 1 for gain in gains]
     turns = [i for i in range(1, len(points)) if ahead[i] != ahead[i - 1]]
     first, last = units.times(gains[0]), units.times(gains[-1])
-    if max(abs(gain - 1) for gain in gains) < EQUAL_SPEED:
+    if max(abs(gain - 1) for gain in gains) < phrases.EQUAL_SPEED:
         return f"{other} is as fast as {base} at every {axis}."
     if not turns:
         side = "faster" if ahead[0] else "slower"
@@ -746,12 +677,9 @@ def _turn(rows: Sequence[Row], names: Sequence[str]) -> str:
 
 def _changes(rows: Sequence[Row], found: Sequence[Prediction]) -> list[str]:
     """What makes the first point that does not fit do so, as clauses."""
-    for row, p in zip(rows, found, strict=True):
-        if not row["fits"]:
-            return [
-                f"{remedy.option} ({summarize_times(remedy.prediction)})" for remedy in remedies(p)
-            ]
-    return []
+    first = next((p for row, p in zip(rows, found, strict=True) if not row["fits"]), None)
+    known = remedies(first) if first is not None else []
+    return [f"{remedy.option} ({phrases.summarize_times(remedy.prediction)})" for remedy in known]
 
 
 def _name_unfit_point(rows: Sequence[Row]) -> str:
