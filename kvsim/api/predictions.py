@@ -20,7 +20,7 @@ from kvsim.report.result import Result
 from kvsim.techniques import TECHNIQUES, parse, parse_several
 from kvsim.techniques.heads import lacks_head
 from kvsim.techniques.papers.cache import FORMATS
-from kvsim.techniques.released import engines_running
+from kvsim.techniques.released import FULL, runs_at_such_speed
 from kvsim.techniques.technique import Technique
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def predict(inputs: Inputs) -> Result[list[Prediction]]:
     every = inputs.technique.strip().lower() == EVERY
     where = build_deployment(inputs)
     named = [] if every else parse_several(inputs.technique)
-    techniques = _list_runnable(where) if every else named or [parse("")]
+    techniques = (_list_runnable(where) if every else named) or [parse(FULL)]
     clients = inputs.concurrency
     sizes = clients or inputs.batch, inputs.prompt, inputs.generate
     rows = len(techniques) * len(sizes[0]) * len(sizes[1]) * len(sizes[2])
@@ -79,8 +79,9 @@ def predict(inputs: Inputs) -> Result[list[Prediction]]:
     found = predict_points(where, techniques, *sizes, bool(clients), every)
     if every:
         print_note(
-            f"{EVERY}: the {len(techniques)} techniques that a serving engine runs here; name "
-            "others with --technique, or compare them with `kvsim explore`"
+            f"{EVERY}: what an engine runs at the speed of stack {where.stack.name}, "
+            f"{len(techniques)} in all; name others with --technique, or compare them with `kvsim "
+            "explore`"
         )
     for reason in found.answer.left_out:
         print_note(f"left out: {reason}")
@@ -94,7 +95,7 @@ def _list_runnable(where: Deployment) -> list[Technique]:
         t
         for t in map(parse, [*TECHNIQUES, *FORMATS])
         if not t.refuses_released(where)
-        and engines_running(t.name, where)
+        and runs_at_such_speed(t.name, where)
         and not lacks_head(t, where)
     ]
 

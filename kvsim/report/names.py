@@ -98,6 +98,8 @@ def phrase_technique(technique: Technique) -> str:
     str
         Phrase such as ``mixed placement (50 % of the cache on the host)``.
     """
+    if technique.name == "cache":  # the engine's format by its own name
+        return str(technique.settings["format"])
     name = SPOKEN.get(technique.name, label(technique))
     if technique.name != "place" or not technique.uniform:
         given = chosen_settings(label(technique), params(technique))
@@ -251,7 +253,8 @@ def distinct_names(rows: Sequence[Row]) -> list[str]:
         same = [r["params"] for r in rows if r["technique"] == row["technique"]]
         others = [k for k, v in row["params"].items() if any(p.get(k) != v for p in same)]
         told = ", ".join(f"{k} {simplify(row['params'][k])}" for k in others)
-        found.append(f"{row['technique']} ({told})" if told else str(row["technique"]))
+        name = str(row["params"]["format"] if row["technique"] == "cache" else row["technique"])
+        found.append(f"{name} ({told})" if told and row["technique"] != "cache" else name)
     return found
 
 

@@ -112,6 +112,17 @@ def engines_running(name: str, deployment: Deployment) -> list[str]:
 
 
 FULL = "full"  # nothing is done to the cache
+ALIKE = ("vllm", "sglang", "trtllm")  # engines that run like machines at like speeds
+
+
+def runs_at_such_speed(name: str, deployment: Deployment) -> bool:
+    """Whether an engine runs a technique to which the times of the stack apply.
+
+    Those of llama.cpp, FlexGen or Hugging Face tell nothing of what another engine alone runs.
+    """
+    family, able = deployment.stack.family, engines_running(name, deployment)
+    own = "llamacpp" if family == "ollama" else family.partition("-")[0]  # vllm-0.8, hf-sdpa
+    return own in able if own in ENGINES and own not in ALIKE else bool(able)
 
 
 SERVERS = ("vllm", "sglang", "trtllm", "llamacpp")
