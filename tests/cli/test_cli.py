@@ -94,6 +94,9 @@ def test_all_techniques_that_engines_run_are_ranked() -> None:
     assert rates == sorted(rates, reverse=True)
     assert {"full", "fp8", "ngram", "cache"} <= {row["technique"] for row in rows}
     assert all(row["technique"] in (*TECHNIQUES, "cache") for row in rows)
+    for stack, names in (("llamacpp", {"full", "cache"}), ("flexgen", {"full"})):
+        rows = answer_in(run(*case, "--technique", "all", "--stack", stack, "--json").out)["rows"]
+        assert {row["technique"] for row in rows} == names, stack
     refused = run(*case, "--compare", "full,all")
     assert refused.code == 2 and "`kvsim predict --technique all`" in refused.err
 

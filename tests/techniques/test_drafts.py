@@ -137,6 +137,9 @@ def test_an_assumed_acceptance_is_said_with_its_source() -> None:
     assert t.drafting.spread > 0 == parse("eagle3:acceptance=0.5").drafting.spread
     assert "as lookahead was not measured" in parse("lookahead").assumes
     assert parse("lookahead").drafting.spread > parse("ngram").drafting.spread
+    other, measured = parse("draft"), parse("draft:model=vicuna-68m")
+    assert other.drafting.spread > 2 * measured.drafting.spread
+    assert "vicuna-68m" in other.assumes and other.drafting.accepted == measured.drafting.accepted
 
 
 def test_engines_that_draft_chains_refuse_trees() -> None:
