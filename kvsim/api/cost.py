@@ -35,6 +35,8 @@ class CommandCost:
         Of each deployment or run. [B]
     held
         Of each request that is played, for each deployment or run. [B]
+    kept_token
+        Of each token of the longest request, for each deployment or run. [B]
     plays_all
         Whether the requests are played on each deployment; where many are compared, few are played.
     """
@@ -47,6 +49,7 @@ class CommandCost:
     memory: float = 3e8
     kept: float = 0.0
     held: float = 250.0
+    kept_token: float = 0.0
     plays_all: bool = True
 
 
@@ -55,7 +58,9 @@ COMMAND_COSTS = {
     "plan": CommandCost(
         10**5, fixed=0.09, each=1.3e-4, each_pass=6e-5, begins=1.8, plays_all=False
     ),
-    "capacity": CommandCost(10**5, fixed=3.0, each=2.5e-4, each_pass=4e-6, kept=5e7, held=750.0),
+    "capacity": CommandCost(
+        10**5, fixed=3.0, each=2.5e-4, each_pass=4e-6, kept=5e7, held=750.0, kept_token=30.0
+    ),
 }
 """Measured in November 2026 with 2,000 to 7,000,000 requests of several lengths, at light load and
 overload; `capacity` rounded up. A trace is in memory as it is read."""
@@ -77,6 +82,7 @@ def announce_cost(
     work: float = 0,
     passes: float = 0,
     more: float = 0,
+    longest: int = 0,
 ) -> None:
     """Print what a command will take if that is much, before it begins.
 
@@ -94,6 +100,8 @@ def announce_cost(
         Passes that read their prompts.
     more
         Further time. [s]
+    longest
+        The longest request. [tokens]
 
     Raises
     ------
@@ -104,7 +112,8 @@ def announce_cost(
     plays = runs if cost.plays_all else 1
     seconds = cost.begins + more + runs * cost.fixed
     seconds += plays * ((work or requests) * cost.each + passes * cost.each_pass)
-    size = cost.memory + runs * cost.kept + plays * requests * cost.held
+    size = cost.memory + runs * (cost.kept + longest * cost.kept_token)
+    size += plays * requests * cost.held
     if seconds <= UNTOLD[0] and size <= UNTOLD[1]:
         return
     what = f"{requests:,} requests" + (f" with {runs} settings" if runs > 1 else "")

@@ -72,8 +72,10 @@ def capacity(inputs: Inputs) -> Result[CapacityAnswer]:
     print_note(*found.notes)
     question = build_question(inputs, found)
     traffic = question.traffic
-    passes = count_passes(traffic.requests, inputs.max_tokens)
-    announce_cost(inputs, len(traffic.requests), len(question.rentable), traffic.work, passes)
+    requests, runs = traffic.requests, len(question.rentable)
+    passes = count_passes(requests, inputs.max_tokens)
+    longest = int((requests.prompt + requests.generate).max())
+    announce_cost(inputs, len(requests), runs, traffic.work, passes, longest=longest)
     name = found.name
     if inputs.find is not None:
         question, name = _find_question(inputs, found, question)

@@ -1,5 +1,7 @@
 """Request traces: read, described, converted, drawn anew, and made from production's metrics."""
 
+from dataclasses import replace
+
 from kvsim.console import print_count, print_note
 from kvsim.errors import InputError
 from kvsim.files import METRICS, parse_json, read_text
@@ -107,12 +109,13 @@ def generate(inputs: Inputs) -> Result[Requests | None]:
             synthetic.TrafficModel(synthetic.parse_arrivals("poisson"), 1.0, synthetic.DEFAULT),
             0.0,
         )
-    workload = workload.changed(
-        arrivals=synthetic.parse_arrivals(inputs.arrivals) if inputs.arrivals else None,
-        rate=inputs.rate,
-        lengths=synthetic.parse_lengths(inputs.lengths) if inputs.lengths else None,
-        prefixes=synthetic.parse_prefixes(inputs.prefixes) if inputs.prefixes else None,
-    )
+    given = {
+        "arrivals": inputs.arrivals and synthetic.parse_arrivals(inputs.arrivals),
+        "rate": inputs.rate,
+        "lengths": inputs.lengths and synthetic.parse_lengths(inputs.lengths),
+        "prefixes": inputs.prefixes and synthetic.parse_prefixes(inputs.prefixes),
+    }
+    workload = replace(workload, **{name: value for name, value in given.items() if value})
     duration = inputs.duration
     if duration is None and inputs.requests is None:
         duration = span

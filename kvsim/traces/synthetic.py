@@ -611,33 +611,6 @@ class TrafficModel:
     lengths: Lengths
     prefixes: Prefixes | None = None
 
-    def changed(
-        self,
-        arrivals: Arrivals | None = None,
-        rate: float | None = None,
-        lengths: Lengths | None = None,
-        prefixes: Prefixes | None = None,
-    ) -> "TrafficModel":
-        """Copy the model with the given parts replaced.
-
-        Parameters
-        ----------
-        arrivals
-            Arrival process.
-        rate
-            Mean rate. [1/s]
-        lengths
-            Distribution of lengths.
-        prefixes
-            Prefix reuse.
-        """
-        return TrafficModel(
-            arrivals or self.arrivals,
-            rate or self.rate,
-            lengths or self.lengths,
-            prefixes or self.prefixes,
-        )
-
     def draw(self, seed: int, requests: int | None, duration: float | None) -> Requests:
         """Draw a trace, the same for the same seed.
 

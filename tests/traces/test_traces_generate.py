@@ -1,5 +1,7 @@
 """Drawn traces: what was asked for is what comes out, the same under a seed, and nobody's rows."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -164,7 +166,7 @@ def test_a_likeness_of_a_poisson_process_is_one() -> None:
 def test_a_likeness_can_be_faster_and_longer() -> None:
     source = bursty()
     workload = synthetic.fit_traffic(source)
-    drawn = workload.changed(rate=12.0).draw(1, None, 2 * source.duration)
+    drawn = replace(workload, rate=12.0).draw(1, None, 2 * source.duration)
     statistics = describe(drawn)
     assert statistics.rate == pytest.approx(12.0, rel=0.03)
     assert statistics.duration == pytest.approx(2 * source.duration, rel=0.01)

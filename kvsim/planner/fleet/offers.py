@@ -380,8 +380,8 @@ def _estimate(one: Rentable, question: "CapacityQuestion", admission: Admission)
     )
     options = list_step_costs(d, traffic.requests, here, rules, admission)
     per_s = traffic.demand.mean
-    classes = Classes(traffic.prompt, traffic.generate, per_s, traffic.of, traffic.requests.prompt)
-    found = load_coefficients(options, classes, targets.ttft)
+    classes = Classes(traffic.prompt, traffic.generate, per_s, traffic.of)
+    found = load_coefficients(options, classes)
     slack = targets.tpot * found.tokens - found.fixed
     in_time = found.work / np.where(slack > 0, slack, np.nan) if np.isfinite(targets.tpot) else 0.0
     each = (found.gpu / found.room, found.host / found.host_room, found.seats / rules.max_seqs)

@@ -10,7 +10,6 @@ prompts that arrived are read. A lap of L seconds carries phi times the trace's 
     memory       sequences x bytes of one <= capacity, on the GPU and on the host
     seats        sequences <= max_seqs
     TPOT         L / (tokens per round) <= target
-    TTFT         prompts that take longer even alone <= 1 in 10
 """
 
 from collections.abc import Iterable, Iterator
@@ -43,18 +42,14 @@ class Classes:
         Mean lengths. (c,) [tokens]
     per_s
         Requests per second over the whole trace. (c,) [1/s]
-    of, prompts
-        The class of each request, and its prompt. (n,) [tokens]
+    of
+        The class of each request. (n,)
     """
 
     prompt: Array
     generate: Array
     per_s: Array
     of: NDArray[np.int64]
-    prompts: NDArray[np.int64]
-
-    def __len__(self) -> int:
-        return len(self.per_s)
 
     @property
     def decoded_per_s(self) -> Array:
@@ -81,7 +76,6 @@ def group_requests(requests: Requests, per_axis: int = CLASSES_PER_AXIS) -> Clas
         generate=np.bincount(of, requests.generate) / count,
         per_s=count / duration,
         of=of.astype(np.int64),
-        prompts=requests.prompt,
     )
 
 
@@ -206,8 +200,6 @@ class Loads:
         Tokens per round and sequence. (o,)
     longest
         Cache of the longest request. (o,) [B]
-    late
-        Share of all requests whose prompt takes longer than the TTFT target even alone. (c, o)
     """
 
     fixed: Array
@@ -219,32 +211,20 @@ class Loads:
     host_room: Array
     tokens: Array
     longest: Array
-    late: Array
-
-    def only(self, options: list[int]) -> "Loads":
-        """The same with some of the options."""
-        return Loads(**{name: values[..., options] for name, values in vars(self).items()})
 
 
-def load_coefficients(options: list[StepCosts], classes: Classes, ttft: float = np.inf) -> Loads:
+def load_coefficients(options: list[StepCosts], classes: Classes) -> Loads:
     """Coefficients from the engine's own step costs, straight lines in the batch.
 
     The line of a round goes through a batch of one and the largest that memory and rules allow.
-
-    Parameters
-    ----------
-    ttft : the target. [s]
     """
-    lengths = np.unique(classes.prompts)
     timed = (costs.with_density(NODES_PER_OCTAVE, work=False) for costs in options)
-    columns = [_option_load(costs, classes, lengths, ttft) for costs in timed]
+    columns = [_option_load(costs, classes) for costs in timed]
     names = vars(columns[0])
     return Loads(**{k: np.stack([getattr(x, k) for x in columns], axis=-1) for k in names})
 
 
-def _option_load(
-    costs: StepCosts, classes: Classes, lengths: NDArray[np.int64], target: float
-) -> Loads:
+def _option_load(costs: StepCosts, classes: Classes) -> Loads:
     t = costs.tables
     middle = classes.prompt + classes.generate / 2
     blocks = np.ceil(middle / costs.rules.block_tokens).astype(np.int64)
@@ -273,22 +253,7 @@ def _option_load(
         host_room=np.array(float(max(costs.room.host_capacity, 1))),
         tokens=np.array(costs.rate),
         longest=np.array(float(max(t.gpu_bytes[-1], t.prompt_bytes[-1]))),
-        late=_late_shares(costs, classes, lengths, target),
     )
-
-
-def _late_shares(
-    costs: StepCosts, classes: Classes, lengths: NDArray[np.int64], target: float
-) -> Array:
-    """Share of all requests that are of a class and whose prompt alone exceeds the target. (c,)
-
-    ``lengths`` are those of the prompts, each once and in order.
-    """
-    late = lengths[_prompt_seconds(costs, lengths.astype(float)) > target]
-    if not late.size:
-        return np.zeros(len(classes))
-    exceeds = classes.of[classes.prompts >= late[0]]
-    return np.bincount(exceeds, minlength=len(classes)) / classes.of.size
 
 
 def _prompt_seconds(costs: StepCosts, prompts: Array) -> Array:

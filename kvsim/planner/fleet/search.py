@@ -564,8 +564,8 @@ class FleetSolver:
         """A fleet that keeps what is asked with other pass budgets and batch limits, if one does.
 
         Each time the kind of replica is changed whose change comes nearest, then the others. Large
-        passes read prompts sooner. For the time per token all are played: small passes and batches
-        shorten it, but so do large ones where prompts wait and fill every pass.
+        passes read prompts sooner, small ones let a prompt join the next pass earlier; and both
+        may shorten the time per token, so all are played.
         """
         left = list(range(len(fleet.kinds)))
         while left:
@@ -595,11 +595,10 @@ class FleetSolver:
         smaller = rules.max_tokens / min(y.costs.rules.max_tokens for y in choices)
         if ttft > LARGER_PASSES or tpot > NEARLY * smaller:
             return []
-        larger = [y for y in choices if y.costs.rules.max_tokens > rules.max_tokens]
         if ttft > NEARLY:
-            return larger[-1:]
+            return [max(choices, key=lambda y: y.costs.rules.max_tokens)]
         if tpot <= 1 < ttft:
-            return larger
+            return [*choices]
         limits = [n * x.costs.deployment.dp for n in LOWER_BATCH_LIMITS]
         return [*choices, *(self._limited(x, n) for n in limits if n < rules.max_seqs)]
 
