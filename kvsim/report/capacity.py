@@ -587,7 +587,8 @@ def _describe_robustness(answer: Row) -> list[str]:
         for name, x in cases.items()
         if not x["met"]
     ]
-    said = f"This fleet also meets the targets {join_words(met)}" if met else ""
+    bare = "Without that headroom or further losses, t" if _needed(answer) else "T"
+    said = f"{bare}his fleet also meets the targets {join_words(met)}" if met else ""
     if missed:
         what = "them" if met else "the targets"
         how = f"the probability of meeting {what} is" if sure else f"it misses {what}"
