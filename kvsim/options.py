@@ -111,9 +111,6 @@ class CommandOption:
 
 _FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
-HELP: Mapping[str, str] = _FILE.pop("help")
-"""Every command and what its help says, in the order of the help; of none, what begins."""
-
 EXAMPLES: Mapping[str, list[str]] = _FILE.pop("examples")
 """Command lines that the help of a command shows."""
 

@@ -17,7 +17,6 @@ from kvsim.cli.commands import COMMANDS, add_command
 from kvsim.console import run_on_command_line
 from kvsim.errors import InfeasibleError, InputError, missing_dependency
 from kvsim.files import Ledger, ledger, remove_own
-from kvsim.options import HELP, TABLE
 from kvsim.version import __version__
 
 DONE, LIMIT, BAD, FAULT = 0, 1, 2, 70
@@ -121,6 +120,8 @@ def _code_of(problem: BaseException, kept: Ledger) -> int:
 
 def _commands_with(flag: str | None) -> str:
     """Which commands have an option that was given to another; empty if none has it."""
+    from kvsim.options import TABLE
+
     having = dict.fromkeys(name for o in TABLE if o.flag == flag for name in o.commands)
     names = [f"kvsim {name}" for name in having if name != "grid"]
     return f"{flag} is an option of {', '.join(names)}" if names else ""
@@ -214,6 +215,27 @@ def _stoppable() -> Iterator[None]:
                 signal.signal(number, handler)
 
 
+BEGIN = """\
+kvsim says which KV-cache technique to run for a model on a GPU, with which settings, what it gains,
+and how sure that is.
+
+Three ways to begin:
+
+  What should I run on my GPU?
+    kvsim plan --model meta-llama/Llama-3.1-8B-Instruct --gpu "RTX 4090"
+
+  How fast is it, and does it fit?
+    kvsim predict --model Qwen/Qwen3-32B --gpu H100 --technique full,fp8 --batch 1,16 --prompt 8k
+
+  How many GPUs do I need?
+    kvsim capacity --model llama3.1-8b --gpus l40s,h100 --prompt 3k --generate 500 --rate 5 \\
+      --ttft 2s --tpot 100ms
+
+kvsim --help lists all commands, kvsim plan --help the options of one. Models and GPUs have the
+names that Hugging Face, Ollama, nvidia-smi and clouds give them; kvsim models and kvsim gpus list
+them."""
+"""What `kvsim` alone prints."""
+
 GC_THRESHOLD = 400_000
 """Objects made between two searches for garbage: commands are short and make few cycles, and
 Python's 700 cost them 5 % of their time, 50,000 still 3 %."""
@@ -271,7 +293,7 @@ def main() -> None:
     arguments = sys.argv[1:]
     completing = "_KVSIM_COMPLETE" in os.environ
     if not arguments and not completing:
-        typer.echo(HELP[""])
+        typer.echo(BEGIN)
         return
     sys.exit(run_command(lambda: _run(_typed() if completing else arguments, arguments)))
 

@@ -10,21 +10,65 @@ from kvsim.cli.command import Call, CheckedCommand, CheckedGroup, command
 from kvsim.console import print_written
 from kvsim.errors import InfeasibleError
 from kvsim.files import replace_text
-from kvsim.options import HELP, options_of
 
-COMMANDS = tuple(dict.fromkeys(name.partition(" ")[0] for name in HELP if name))
+HELP = {
+    "plan": "Choose a technique and its settings for a workload or trace.",
+    "predict": "Predict the latency, throughput and memory of techniques.",
+    "simulate": "Replay a request trace under continuous batching.",
+    "capacity": "Find the cheapest fleet that serves a workload within targets.",
+    "sweep": "Compute a grid of points, here or on a Dask cluster.",
+    "explore": "Write an interactive page of predictions with sliders.",
+    "reproduce": "Compare published or your own measurements with predictions.",
+    "calibrate": "Measure this machine, or fit a stack to runs or tables.",
+    "validate": "Run techniques in PyTorch and compare them with predictions.\n\n"
+    "Tokens, FLOPs, bytes and memory are compared.\n\n"
+    "If --gpu is a profile of this device, measured by kvsim calibrate, times are compared "
+    "instead,\nover a grid of points.",
+    "validate quality": "Measure perplexity, attention and acceptance of drafts on a text.",
+    "validate layers": "Measure the loss of quantising the keys or values of each layer alone.",
+    "validate plan": "Run the plan of `kvsim plan --json` and measure its loss, times and memory.",
+    "doctor": "List all faults of an input file.\n\n"
+    "The command exits with code 1 if the file has a fault.",
+    "models": "List the model catalogue, or show one model.",
+    "gpus": "List the hardware profiles, or show one with its sources.",
+    "techniques": "List the techniques, or show one with its settings and paper.",
+    "stacks": "List the software stacks, or show one with its errors.",
+    "traces": "Inspect, convert and generate request traces.",
+    "traces import": "Create a trace from metrics, spans or access logs.",
+    "traces inspect": "Show the rate, burstiness, lengths and prefix reuse of a trace.",
+    "traces convert": "Convert a trace to Parquet.",
+    "traces generate": "Generate a synthetic trace from distributions, or one similar to another "
+    "trace.",
+}
+"""Every command and what its help says, in the order of the help."""
+
+COMMANDS = tuple(dict.fromkeys(name.partition(" ")[0] for name in HELP))
+
+API = {
+    "plan": "plans.plan",
+    "predict": "predictions.predict",
+    "simulate": "simulations.simulate",
+    "capacity": "fleets.capacity",
+    "sweep": "predictions.run_sweep",
+    "explore": "predictions.explore",
+    "reproduce": "predictions.reproduce",
+    "calibrate": "calibrations.calibrate",
+    "validate": "validations.validate",
+    "validate quality": "validations.validate_quality",
+    "validate layers": "validations.validate_layers",
+    "validate plan": "validations.validate_plan",
+    "traces import": "traces.import_",
+    "traces inspect": "traces.inspect",
+    "traces convert": "traces.convert",
+    "traces generate": "traces.generate",
+}
+"""The function of ``kvsim.api`` that answers a command; only its module is imported."""
 
 
 def _ask(call: Call) -> Any:
-    """Ask the function of ``kvsim.api`` that answers a command; only its module is imported."""
-    room, _, name = call.command.partition(" ")
-    if room == "traces":
-        module, name = import_module("kvsim.api.traces"), name.replace("import", "import_")
-    elif room == "sweep":  # a whole one on disk
-        module, name = import_module("kvsim.api.predictions"), "run_sweep"
-    else:
-        module, name = import_module("kvsim.api"), call.command.replace(" ", "_")
-    return getattr(module, name)(**call.options)
+    """Ask the function of ``kvsim.api`` that answers a command."""
+    module, _, function = API[call.command].partition(".")
+    return getattr(import_module(f"kvsim.api.{module}"), function)(**call.options)
 
 
 def _ask_and_show(call: Call) -> None:
@@ -145,7 +189,7 @@ def add_command(app: typer.Typer, name: str) -> None:
     if not below:
         app.command(name, cls=CheckedCommand)(made(name))
         return
-    alone = bool(options_of(name))
+    alone = name in API
     group = typer.Typer(help=HELP[name], no_args_is_help=not alone, rich_markup_mode=None)
     if alone:
         group.callback(cls=CheckedGroup, invoke_without_command=True)(made(name))

@@ -16,7 +16,7 @@ from json import dumps
 from textwrap import indent, wrap
 from typing import TypeAlias, Union
 
-from kvsim.emit.flags import MANUALS, TABLES, Flag, find_flag, turboquant
+from kvsim.emit.flags import MANUALS, Flag, find_flag, turboquant
 from kvsim.emit.served import CHECKPOINTS, GB, Served
 from kvsim.errors import unknown
 from kvsim.frozen import frozen
@@ -310,13 +310,29 @@ def annotate(emitted: Emitted) -> str:
     return "\n".join(lines)
 
 
-ROUTERS: dict[str, str] = TABLES["routers"]
+ROUTERS = {
+    "round-robin": "a router that takes each in turn, as most routers do",
+    "least-loaded": "a router that takes the one with the fewest unfinished requests, as nginx "
+    "does with least_conn",
+    "prefix-aware": "a router that takes the one which holds most of a prompt's prefix",
+    "cache-and-load": "a router that weighs cached prefixes against load, as llm-d, or SGLang's "
+    "and vLLM's with --policy cache_aware",
+}
 """What must stand in front of several replicas, by the router that was played."""
 
 
 # Engines that only prefill or only decode
 
-CONNECTING: dict[str, str] = TABLES["connecting"]
+CONNECTING = {
+    "vllm": "the proxy that sends each request first to one kind of engine and then to the other; "
+    "on several machines VLLM_NIXL_SIDE_CHANNEL_HOST of each engine is its own address",
+    "sglang": "the addresses in the router's command; on several machines --host of each engine; "
+    "on one machine --port and --base-gpu-id of each, and --disaggregation-bootstrap-port of those "
+    "that read prompts (8998 if not set)",
+    "trtllm": "the orchestrator (trtllm-serve disaggregated) and its list of servers",
+    "k8s": "the proxy that sends each request first to one Service and then to the other, and "
+    "VLLM_NIXL_SIDE_CHANNEL_HOST, the address of each pod",
+}
 """What connects the engines and is not known here, for those that can be split."""
 
 

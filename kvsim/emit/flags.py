@@ -5,7 +5,6 @@ repositories at the commit named.
 """
 
 import csv
-import tomllib
 from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
@@ -34,8 +33,27 @@ class EngineManual:
     source: str
 
 
-TABLES = tomllib.loads((files("kvsim.emit") / "engines.toml").read_text(encoding="utf-8"))
-MANUALS = {name: EngineManual(**row) for name, row in TABLES["engines"].items()}
+MANUALS = {
+    "vllm": EngineManual(
+        "vLLM", "0.19 and later, documentation of 2026", "github.com/vllm-project/vllm"
+    ),
+    "sglang": EngineManual("SGLang", "documentation of 2026", "github.com/sgl-project/sglang"),
+    "trtllm": EngineManual(
+        "TensorRT-LLM", "1.x, documentation of 2026", "github.com/NVIDIA/TensorRT-LLM"
+    ),
+    "lmcache": EngineManual(
+        "LMCache under vLLM", "documentation of 2026", "github.com/LMCache/LMCache"
+    ),
+    "k8s": EngineManual("Kubernetes with vLLM", "apps/v1 and v1", "github.com/kubernetes/website"),
+    "hf": EngineManual(
+        "Hugging Face generate",
+        "transformers 4.48 and later",
+        "github.com/huggingface/transformers",
+    ),
+    "llamacpp": EngineManual(
+        "llama.cpp server", "documentation of 2026", "github.com/ggml-org/llama.cpp"
+    ),
+}
 
 
 @frozen

@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvsim.emit.flags import TABLES
 from kvsim.frozen import frozen
 from kvsim.machines.deployment import Deployment, HostLayers
 from kvsim.machines.hardware import GIB
@@ -22,7 +21,15 @@ if TYPE_CHECKING:  # numba, which only simulated replicas need
 
 GB = 1e9
 PERCENT_ROUNDING = 1e-6  # of a percent: what floating point loses
-CHECKPOINTS: dict[str, str] = TABLES["checkpoints"]
+CHECKPOINTS = {
+    "fp8-block": "an FP8 checkpoint with scales per block",
+    "int8": "a W8A16 checkpoint",
+    "int4": "a GPTQ or AWQ checkpoint",
+    "awq": "an AWQ checkpoint",
+    "int4-g32": "a checkpoint quantised in groups of 32",
+    "mxfp4": "an MXFP4 checkpoint",
+    "nvfp4": "an NVFP4 checkpoint",
+}
 """Formats of weights that no engine makes while it loads a model, and what has them."""
 
 

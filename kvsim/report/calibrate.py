@@ -28,17 +28,26 @@ from kvsim.report.result import Result
 from kvsim.report.table import Column, Table, percent_column, text_column
 from kvsim.report.terminal import Heading, Verbatim
 from kvsim.report.units import format_number
-from kvsim.report.words import WORDS
 from kvsim.serving.rules import Rules
 from kvsim.techniques.technique import Technique
 
 if TYPE_CHECKING:
     from kvsim.evidence.runfit import RunFit
 
-METRIC_TITLES: dict[str, str] = WORDS["metrics"]
+METRIC_TITLES = {
+    "ttft_mean": "mean TTFT",
+    "ttft_p50": "median TTFT",
+    "tpot_mean": "mean TPOT",
+    "latency_p90": "E2E p90",
+}
 """Statistics of a run that predictions are compared in."""
 
-MEANINGS: dict[str, str] = WORDS["fitted"]
+MEANINGS = {
+    "memory": "share of the memory bandwidth that these kernels reach",
+    "compute": "share of the arithmetic rate that these kernels reach",
+    "step_s": "time of a pass outside its kernels",
+    "sequence_s": "further such time per sequence",
+}
 """Of what a run can tell of a stack, by the last part of a key."""
 
 

@@ -24,7 +24,6 @@ from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point, prefill_point
 from kvsim.report import evidence, units
 from kvsim.report.json import Row, number
-from kvsim.report.words import WORDS
 
 if TYPE_CHECKING:
     from kvsim.serving.costs import StepCosts
@@ -39,7 +38,28 @@ MIN_KERNEL_SAVING = 0.1  # share of a pass that another engine's kernels must sa
 MIN_KERNEL_RATIO = (
     1.3  # times that a kernel class must be slower: errors of classes reach 10 to 25 %
 )
-KERNEL_NAMES: dict[str, str] = WORDS["kernels"]
+KERNEL_NAMES = {
+    "gemm": "16-bit GEMMs",
+    "gemm-fp8": "fp8 GEMMs",
+    "gemm-fp8-block": "block-scaled fp8 GEMMs",
+    "gemm-int8": "GEMMs with int8 weights",
+    "gemm-int4": "GEMMs with 4-bit weights",
+    "gemm-awq": "GEMMs with AWQ weights",
+    "experts": "16-bit experts",
+    "experts-fp8": "fp8 experts",
+    "experts-fp8-block": "block-scaled fp8 experts",
+    "experts-int4": "4-bit experts",
+    "gemm-nvfp4": "nvfp4 GEMMs",
+    "experts-nvfp4": "nvfp4 experts",
+    "experts-mxfp4": "mxfp4 experts",
+    "experts-mxfp8": "mxfp4 experts with 8-bit inputs",
+    "attention": "decode attention",
+    "attention-fp8": "decode attention over an fp8 cache",
+    "latent": "decode attention over latents (MLA)",
+    "latent-fp8": "decode attention over fp8 latents (MLA)",
+    "prompt": "prefill attention",
+    "allreduce": "all-reduces",
+}
 """Kernel classes of which engines have measured rows."""
 
 Z80 = 1.2816  # standard deviations between which 80 % of a normal distribution lie

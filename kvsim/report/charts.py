@@ -20,11 +20,17 @@ from kvsim.report.json import Row
 from kvsim.report.names import distinct_names, short_names, spec, technique_fields
 from kvsim.report.pictures import DASHES, DOWNWARDS, GREY, RED, Chart
 from kvsim.report.units import QUANTITIES, comparison_key
-from kvsim.report.words import WORDS
 from kvsim.techniques.papers.full import Full
 from kvsim.techniques.technique import Technique, compose
 
-STREAM_TITLES: dict[str, str] = WORDS["streams"]
+STREAM_TITLES = {
+    "gpu": "GPU",
+    "h2d": "host to GPU",
+    "d2h": "GPU to host",
+    "cpu": "CPU",
+    "disk_read": "disk to host",
+    "disk_write": "host to disk",
+}
 TRIED_ROUNDS = 33  # of a generation, to find a typical one
 MAX_DRAWN_OPS, MAX_OUTLINED_OPS = 400, 120  # ops of a step that are drawn; that are outlined boldly
 ROOF_MARGIN = 4.0  # a roof's ends from the ops' intensities and from its ridge, as a factor

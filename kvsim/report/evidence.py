@@ -25,7 +25,6 @@ from kvsim.machines.profiles import load_hardware
 from kvsim.prediction.generate import Prediction
 from kvsim.report import units
 from kvsim.report.json import Row
-from kvsim.report.words import WORDS
 from kvsim.techniques.technique import Technique
 
 ASSUMED = "assumed"
@@ -33,7 +32,13 @@ INTERVAL = "80 % prediction interval"
 ISO_DATE = re.compile(r"20\d\d-\d\d-\d\d")
 TIME_KINDS = set(NUMBER_KINDS) - {"memory"}
 MAX_LISTED = 3  # engines and techniques whose errors on a card are told
-HOST: dict[str, str] = WORDS["host"]
+HOST = {
+    "memory.host_capacity_B": "host memory size",
+    "dram.bandwidth_Bps": "host memory bandwidth",
+    "compute.cpu_fp32_FLOPps": "CPU arithmetic",
+    "disk.read_Bps": "read rate of the drive",
+    "disk.write_Bps": "write rate of the drive",
+}
 PROBE_TOKENS = 1024  # tokens of a request that shows whether a technique keeps anything on the host
 TIME_SUFFIXES = ("_tok_s", "_s", "_ms", "speedup")
 NOT_MODELLED_SERVING = (

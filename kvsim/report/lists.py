@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import fields
 
 from kvsim.errors import unknown
-from kvsim.machines.hardware import Hardware
+from kvsim.machines.hardware import GIB, Hardware
 from kvsim.machines.profiles import hardware_names, load_hardware, load_stack, stack_names
 from kvsim.models.catalogue import catalogue_entry, model_names
 from kvsim.models.configs import load_model
@@ -15,7 +15,7 @@ from kvsim.report.answer import Answer
 from kvsim.report.evidence import describe_accuracy
 from kvsim.report.json import Row, number, pick
 from kvsim.report.result import Result
-from kvsim.report.table import Table, cells_table, read_columns, text_column
+from kvsim.report.table import Column, Table, cells_table, text_column
 from kvsim.report.terminal import BLANK, Block, Hanging, Heading, Items
 from kvsim.techniques import TECHNIQUES, parse
 from kvsim.techniques.axes.settings import simplify
@@ -118,6 +118,36 @@ def _shorten(text: str, most: int) -> str:
     return text
 
 
+def _number(heading: str, key: str, unit: float = 1.0, rank: int = 0) -> Column:
+    def value(row: Row) -> float | None:
+        return None if row[key] is None else row[key] / unit
+
+    return Column(heading, value, units.format_number, rank)
+
+
+MODEL_COLUMNS = (
+    text_column("model", "name"),
+    _number("10^9 params", "parameters", 1e9),
+    _number("active", "active_parameters", 1e9, 3),
+    _number("layers", "layers", rank=2),
+    _number("hidden", "hidden", rank=6),
+    _number("heads", "heads", rank=5),
+    _number("KV heads", "kv_heads", rank=4),
+    Column("context", "max_context", units.integer, 1),
+    _number("caches", "cached_layers", rank=3),
+    _number("KV KiB/token", "kv_bytes_per_token", 1024),
+    _number("state MiB", "state_bytes_per_sequence", 2**20, 2),
+)
+GPU_COLUMNS = (
+    text_column("gpu", "name"),
+    text_column("card", "title", 4),
+    _number("GiB", "gpu_memory_bytes", GIB),
+    _number("GB/s", "hbm_bytes_per_s", 1e9),
+    _number("fp16 TFLOP/s", "fp16_flop_per_s", 1e12),
+    _number("H2D GB/s", "h2d_bytes_per_s", 1e9, 1),
+    _number("USD/h", "usd_per_hour", rank=2),
+    text_column("basis", "basis", 3),
+)
 TECHNIQUE = (
     text_column("technique", "name"),
     text_column("lossless", lambda row: "yes" if row["lossless"] else "no", 1),
@@ -129,8 +159,8 @@ STACKS = (
     text_column("basis", "basis", 1),
 )
 LISTS = {
-    "models": (read_columns("models"), "Models (one in full with its source: kvsim models NAME)"),
-    "gpus": (read_columns("gpus"), "GPUs (one in full with its sources: kvsim gpus NAME)"),
+    "models": (MODEL_COLUMNS, "Models (one in full with its source: kvsim models NAME)"),
+    "gpus": (GPU_COLUMNS, "GPUs (one in full with its sources: kvsim gpus NAME)"),
     "techniques": (TECHNIQUE, "Techniques (one in full: kvsim techniques NAME)"),
     "stacks": (STACKS, "Software stacks (one in full: kvsim stacks NAME)"),
 }

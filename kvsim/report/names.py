@@ -6,7 +6,6 @@ from dataclasses import asdict
 
 from kvsim.machines.deployment import Deployment
 from kvsim.report.json import Row
-from kvsim.report.words import WORDS
 from kvsim.techniques import parse
 from kvsim.techniques.axes.base import Term
 from kvsim.techniques.axes.settings import simplify
@@ -35,7 +34,14 @@ def label(technique: Technique) -> str:
 
 SPOKEN = {"full": "full KV", "place": "mixed placement"}
 """Names that a sentence needs instead of those of the command line."""
-HOST_SHARES: dict[str, str] = WORDS["shares"]
+HOST_SHARES = {
+    "weights_host": "of the weights on the host",
+    "host_share": "of the cache on the host",
+    "cpu_share": "of the cache attended to by the CPU",
+    "split": "of the cache recomputed",
+    "weights_disk": "of the host's weights on the disk",
+    "cache_disk": "of the host's cache on the disk",
+}
 
 
 def technique_fields(technique: Technique) -> Row:

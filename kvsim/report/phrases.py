@@ -6,7 +6,7 @@ from shlex import quote
 from typing import TYPE_CHECKING
 
 from kvsim.machines.deployment import Deployment
-from kvsim.prediction.explain import LIMITS
+from kvsim.prediction.explain import LIMITS, SERVER, SMALL_PRODUCTS
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence
 from kvsim.report import units
@@ -15,7 +15,6 @@ from kvsim.report.names import params
 from kvsim.report.suitability import join_titles
 from kvsim.report.terminal import BLANK, Block, Verbatim
 from kvsim.report.units import QUANTITIES, comparison_key
-from kvsim.report.words import WORDS
 from kvsim.techniques.released import SERVERS
 from kvsim.techniques.technique import Technique
 
@@ -25,7 +24,22 @@ if TYPE_CHECKING:
 
 EQUAL_SPEED = 0.02  # relative difference below which two techniques are called equal
 
-REASONS: dict[str, str] = WORDS["reasons"]
+REASONS = {
+    "GPU memory bandwidth": "every {step} reads weights and cache",
+    "host memory bandwidth": "every {step} reads cache or weights there",
+    "host-to-GPU link": "every {step} waits for cache or weights from the host",
+    "GPU-to-host link": "writing the cache to the host takes longest",
+    "GPU-to-GPU link": "the GPUs wait for all-reduces",
+    "reads from the disk": "every {step} waits for cache or weights from there",
+    "writes to the disk": "writing the cache there takes longest",
+    "arithmetic": "the GPU computes all the time; a larger batch adds no throughput",
+    "host arithmetic": "the CPU computes attention",
+    SMALL_PRODUCTS: "kernels compute whole tiles for few tokens; a larger batch adds throughput",
+    "arithmetic that unpacks the cache": "the GPU spends its time unpacking the cache",
+    "kernel launches": "the host issues kernels more slowly than the GPU runs them",
+    SERVER: "tokenizing prompts and streaming text take the host longer than the GPU needs",
+    "fixed time": "every kernel takes a minimum time",
+}
 """What binds a round, and why that is."""
 
 assert set(LIMITS.values()) <= set(REASONS)

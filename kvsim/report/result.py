@@ -12,7 +12,6 @@ from kvsim.report.answer import Answer
 from kvsim.report.json import Row, envelope, print_json
 from kvsim.report.table import Table
 from kvsim.report.terminal import Block, Terminal, wrap_prose
-from kvsim.report.words import WORDS
 from kvsim.version import __version__
 
 if TYPE_CHECKING:
@@ -25,7 +24,26 @@ if TYPE_CHECKING:
 LONG = ("part", "row", "quantity", "value", "unit")
 """Columns of a long frame."""
 
-UNITS: dict[str, str] = WORDS["units"]
+UNITS = {
+    "usd_per_million_tokens": "USD per million tokens",
+    "usd_per_hour": "USD/h",
+    "usd": "USD",
+    "tok_s": "token/s",
+    "per_s": "1/s",
+    "bytes": "B",
+    "gpu_memory": "B",
+    "host_memory": "B",
+    "s": "s",
+    "ttft": "s",
+    "tpot": "s",
+    "prompt": "token",
+    "generate": "token",
+    "batch": "sequence",
+    "max_batch": "sequence",
+    "J": "J",
+    "kW": "kW",
+    "W": "W",
+}
 """Unit by the last part of a name; what has none is a count or a share."""
 
 

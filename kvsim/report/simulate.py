@@ -26,13 +26,12 @@ from kvsim.report.suitability import describe_loss
 from kvsim.report.table import (
     Column,
     Table,
+    percent_column,
     quantity_column,
     quantity_columns,
-    read_columns,
     text_column,
 )
 from kvsim.report.terminal import BLANK, Heading
-from kvsim.report.words import WORDS
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import Outcome, make_timeline
 from kvsim.serving.records import FINISHED
@@ -49,16 +48,39 @@ UTILISATION_NOTE = (
     "Percentages are averages over the run; memory, compute and link use are relative to the "
     "hardware's peak."
 )
-OVER_TIME: dict[str, tuple[str, float]] = WORDS["over_time"]
+OVER_TIME = {
+    "finished_per_s": ("Finished requests per second", 1.0),
+    "waiting": ("Waiting requests", 1.0),
+    "running": ("Decoding sequences", 1.0),
+    "kv_share": ("KV cache in use [%]", 100.0),
+    "busy_share": ("Busy [% of time]", 100.0),
+    "hbm": ("Memory bandwidth in use [%]", 100.0),
+    "compute": ("Arithmetic in use [%]", 100.0),
+    "h2d": ("Host-to-GPU link in use [%]", 100.0),
+    "d2h": ("GPU-to-host link in use [%]", 100.0),
+}
 """What is drawn over time, one panel each: its title and the factor to the unit there."""
 
 COPY_STREAMS = ("h2d", "d2h")  # drawn only where used
-REQUESTS: dict[str, str] = WORDS["requests"]
-LIMITS: dict[str, str] = WORDS["limits"]
-SOUGHT: dict[str, dict[str, str]] = WORDS["sought"]
+REQUESTS = {
+    "ttft_s": "Time to first token (TTFT)",
+    "tpot_s": "Time per token (TPOT)",
+    "latency_s": "From arrival to the last token",
+}
 TIE = 0.01  # relative difference of goodput or throughput that decides nothing
 OFTEN = 0.05  # preemptions per request from which they are worth a word
-HEADINGS: dict[str, str] = WORDS["options"]
+HEADINGS = {
+    "req_s": "offered req/s",
+    "rate": "rate",
+    "replicas": "replicas",
+    "max_tokens": "tokens per pass",
+    "host_cache": "host tier GiB",
+    "nvme_cache": "NVMe tier GiB",
+    "prefix_load": "prefix load",
+    "max_seqs": "sequences per pass",
+    "hit_rate": "share in the cache",
+    "prefill_replicas": "replicas for prefill",
+}
 OVERLOADED = 0.97  # of the requests that arrive; where fewer are served the queue only grows
 WAITING = 1.0  # median queue beyond which the load is more than the machine serves [s]
 SUFFICIENT_GAIN = 0.9  # share of the gain that makes a size enough
@@ -177,7 +199,17 @@ def _use_table(rows: Sequence[Row]) -> Table:
     columns = [
         *_case_columns(rows),
         *quantity_columns(**{"output_tok_s": 0, rate: 0}),
-        *read_columns("use"),
+        percent_column("busy %", "busy_share", ".3g", 3),
+        percent_column("memory %", "utilisation.hbm", ".3g", 4),
+        percent_column("compute %", "utilisation.compute", ".3g", 5),
+        percent_column("H2D %", "utilisation.h2d", ".3g", 6),
+        percent_column("D2H %", "utilisation.d2h", ".3g", 7),
+        percent_column("KV peak %", "kv_peak_share", ".3g", 0),
+        Column("KV peak GiB", "kv_peak_bytes", units.gib, 2),
+        Column("pre- empted", "preemptions", units.integer, 2),
+        percent_column("prefix hits %", "prefix_hit_share", ".3g", 1),
+        Column("USD", "usd", units.usd, 8),
+        quantity_column("usd_per_million_tokens", 1),
     ]
     return Table(columns, rows, note=UTILISATION_NOTE)
 
@@ -319,8 +351,10 @@ def _select_best(rows: Sequence[Row], targets: bool) -> Row:
     """Most goodput, or the shortest latency where there are no targets; ties go to the first."""
 
     def worth(row: Row) -> float:
+        if targets:
+            return float(row["goodput_per_s"] or 0.0)
         latency = row["latency_s"]["p50"]
-        return float(row["goodput_per_s"] or 0.0) if targets else 1 / (latency or np.inf)
+        return 1 / latency if latency else 0.0
 
     most = max(map(worth, rows))
     return next(row for row in rows if worth(row) >= most * (1 - TIE))
@@ -361,10 +395,12 @@ def _needed(
 def _describe_overload(row: Row, arrive: float | None) -> list[str]:
     """That more requests arrive than the server completes, if so."""
     waited, taken = row["queue_s"]["p50"] or 0.0, row["request_per_s"] or 0.0
-    said = f"requests queue for {units.seconds(waited)} (median)"
+    if waited <= WAITING:
+        return []
     if arrive is not None and taken < OVERLOADED * arrive:
-        said = f"the server completes {units.rate(taken)} of {units.rate(arrive)} requests/s"
-    return [f"Overloaded: {said}."] if waited > WAITING else []
+        both = f"{units.rate(taken)} of {units.rate(arrive)}"
+        return [f"Overloaded: the server completes {both} requests/s."]
+    return [f"Overloaded: requests queue for {units.seconds(waited)} (median)."]
 
 
 def _list_optional_sentences(rows: Sequence[Row], best: Row, full: Row | None) -> list[str]:
@@ -383,22 +419,27 @@ def _list_optional_sentences(rows: Sequence[Row], best: Row, full: Row | None) -
 
 def _changes(row: Row, deployment: Deployment, targets: str, fleet: str) -> Sequence[str]:
     """What the run says of its own limits."""
-    share = row["good_share"]
-    holds = {
-        "context": row["refused_by"]["context"],
-        "cache": row["refused_by"]["cache"],
-        "targets": targets and share is not None and 100 * share < row["percentile"],
-        "preempted": row["preemptions"] >= OFTEN * row["requests"],
-    }
-    names = {
-        "refused": row["refused_by"],
-        "model": deployment.model.name,
-        "longest": row["max_model_len"],
-        "fleet": fleet,
-        "preemptions": row["preemptions"],
-        "seqs": units.integer((row["mean_batch"] or 0.0) * 1.5),
-    }
-    return [LIMITS[key].format(**names) for key, found in holds.items() if found]
+    said = []
+    refused = row["refused_by"]
+    if refused["context"]:
+        said.append(
+            f"{refused['context']:,} requests were refused because they exceed the context of "
+            f"{deployment.model.name}, {row['max_model_len']:,} tokens: choose a model with a "
+            "longer context, or give --max-model-len if your engine has another limit."
+        )
+    if refused["cache"]:
+        said.append(
+            f"{refused['cache']:,} requests were refused because they exceed the KV cache: use "
+            "more GPUs (--tp), narrower --weights, or a technique that keeps less on the GPU."
+        )
+    if targets and row["good_share"] is not None and 100 * row["good_share"] < row["percentile"]:
+        said.append(f"Find the fleet that meets them: {fleet}")
+    if row["preemptions"] >= OFTEN * row["requests"]:
+        said.append(
+            f"{row['preemptions']:,} preemptions, because the KV cache was full; --max-seqs (vLLM: "
+            f"--max-num-seqs) below {units.integer(row['mean_batch'] * 1.5)} would avoid most."
+        )
+    return said
 
 
 def _varied_option(rows: Sequence[Row]) -> str:
@@ -436,8 +477,11 @@ def _name_runs(rows: Sequence[Row]) -> list[str]:
 def _describe_cases(rows: Sequence[Row], where: str, trace: str, best: Row, targets: str) -> str:
     """The verdict on runs of one technique that differ in one option."""
     key = _varied_option(rows)
-    shares = _list(rows, lambda row: units.percent(row["good_share"]))
-    met = f"{shares} of requests meet {targets}." if targets else ""
+    met = (
+        f"{_list(rows, lambda row: units.percent(row['good_share']))} of requests meet {targets}."
+        if targets
+        else ""
+    )
     if key in ("req_s", "rate"):
         return _describe_loads(rows, where, met)
     if key in ("host_cache", "nvme_cache"):
@@ -513,12 +557,27 @@ def _describe_sought(rows: Sequence[Row], best: Row, where: str, trace: str, tar
         return f"{met}, with TTFT p99 {ttft} and TPOT p99 {tpot}"
 
     if not keeps_targets(best):
-        what = SOUGHT["none"][key].format(value=value, trace=trace)
+        what = {
+            "rate": f"load, down to {value} times {trace}'s",
+            "req_s": f"rate down to {value} requests per second",
+            "replicas": f"number of replicas up to {value}",
+            "hit_rate": f"hit rate up to {value}",
+            "host_cache": f"host cache of up to {value} GiB",
+            "prefill_replicas": "division into prefill and decode replicas",
+        }[key]
         told = f"No {what} meets {targets}{of} for {trace} on {where}."
         return verdict([told, f"At {value}: {measured(best)}."])
     keep = "meet" if best["replicas"] > 1 else "meets"
-    names = {"where": where, "keep": keep, "value": value, "trace": trace, "targets": targets}
-    said = SOUGHT["found"][key].format(what=f"{targets}{of}", **names)
+    said = {
+        "rate": f"{where} {keep} {targets}{of} up to {value} times the load of {trace}",
+        "req_s": f"{where} {keep} {targets}{of} up to {value} requests per second",
+        "replicas": f"At least {where} are needed to meet {targets}{of} for {trace}",
+        "hit_rate": f"{where} {keep} {targets}{of} if at least {value} of each prompt is cached",
+        "host_cache": f"{where} {keep} {targets}{of} for {trace} with at least {value} GiB of "
+        f"host cache",
+        "prefill_replicas": f"Of {where}, {value} should run prefill: this serves most of {trace} "
+        f"within {targets}",
+    }[key]
     harder = [row for row in rows if not keeps_targets(row)]
     nearest = harder[-1:] if key in ("hit_rate", "host_cache", "replicas") else harder[:1]
     other = nearest if key != "prefill_replicas" else []
@@ -536,14 +595,17 @@ def _describe_loads(rows: Sequence[Row], where: str, met: str) -> str:
     over = ""
     if late:
         first, served = late[0], [row for row in rows if row not in late]
-        kept = f"It keeps up with {_list(served, _value)}; at" if served else "At"
-        queue = units.seconds(first["queue_s"]["p50"])
+        at_first = f"at {_value(first)} it completes"
+        kept = f"It keeps up with {_list(served, _value)}; {at_first}"
         over = (
-            f"{kept} {_value(first)} it completes {units.rate(first['request_per_s'])} per second"
+            f"{kept if served else at_first.capitalize()} "
+            f"{units.rate(first['request_per_s'])} per second, and requests queue for "
+            f"{units.seconds(first['queue_s']['p50'])} (median)."
         )
-        over += f", and requests queue for {queue} (median)."
-    holds = f"At {_list(rows, _value)} {unit}, {_name(rows[0])} on {where} needs up to {held} of KV"
-    holds += f" cache ({shares} of its {pool})."
+    holds = (
+        f"At {_list(rows, _value)} {unit}, {_name(rows[0])} on {where} needs up to {held} of KV "
+        f"cache ({shares} of its {pool})."
+    )
     room = len(f"{holds} {over}".split()) <= MAX_VERDICT_WORDS
     return verdict(
         [holds, over] if room else [over],
@@ -585,12 +647,15 @@ def _describe_prefixes(rows: Sequence[Row], where: str, trace: str) -> str:
     best = min(rows, key=_ttft)
     by = {row["case"]["prefix_load"]: row for row in rows}
     told = join_words([f"{_mean(row)} with {name}" for name, row in by.items()])
-    start = f"{best['case']['prefix_load']} is best"
-    if "recompute" in by:
-        faster = _ttft(best) < (1 - FASTER) * _ttft(by["recompute"])
-        start = f"Loading stored prefixes is {'faster' if faster else 'no faster'} than recomputing"
-    said = f"{start} for {trace} on {where}: mean TTFT is {told}."
-    return verdict([said], [f"{_hits(best)} of prompt tokens are in the cache."])
+    if "recompute" in by and _ttft(best) < (1 - FASTER) * _ttft(by["recompute"]):
+        start = f"Loading stored prefixes is faster than recomputing for {trace} on {where}"
+    elif "recompute" in by:
+        start = f"Loading stored prefixes is no faster than recomputing for {trace} on {where}"
+    else:
+        start = f"{best['case']['prefix_load']} is best for {trace} on {where}"
+    return verdict(
+        [f"{start}: mean TTFT is {told}."], [f"{_hits(best)} of prompt tokens are in the cache."]
+    )
 
 
 def _ttft(row: Row) -> float:
@@ -625,8 +690,16 @@ def run_digest(requests: Requests, costs: StepCosts, rate: Array | None, *others
         Digest of these and of kvsim's version.
     """
     digest = sha256()
-    names = "arrival", "prompt", "generate", "block_ids", "block_start", *CONDUCT
-    for column in (*(getattr(requests, name) for name in names), rate):
+    columns = (
+        requests.arrival,
+        requests.prompt,
+        requests.generate,
+        requests.block_ids,
+        requests.block_start,
+        *(getattr(requests, name) for name in CONDUCT),
+        rate,
+    )
+    for column in columns:
         digest.update(b"none" if column is None else column.tobytes())
         digest.update(b"|")
     what = (costs.technique, costs.deployment, costs.rules, costs.gpu_memory, others, __version__)
@@ -707,9 +780,11 @@ def read_finished_run(path: Path, mark: str) -> Row | None:
         found = read_schema(path).metadata or {}
     except (ArrowException, OSError):
         found = {}
-    if found.get(MARK, b"").decode() == mark:
+    if MARK not in found:
+        what = "is no file of kvsim simulate"
+    elif found[MARK].decode() != mark:
+        what = "is of another run: trace, options or version differ"
+    else:
         result: Row = json.loads(found[ANSWER])
         return result
-    another = "is of another run: trace, options or version differ"
-    what = another if MARK in found else "is no file of kvsim simulate"
     raise InputError(f"--resume: {path} {what}; move it away, or choose another --out")

@@ -8,11 +8,15 @@ from kvsim.quality.evidence import Evidence, evidence
 from kvsim.quality.measured import FACTS, PERPLEXITY
 from kvsim.report import units
 from kvsim.report.names import label
-from kvsim.report.words import WORDS
 from kvsim.techniques.released import CACHE, ENGINES, FULL, engines_running
 from kvsim.techniques.technique import Technique
 
-KNOWN_BY: dict[str, str] = WORDS["evidence"]
+KNOWN_BY = {
+    "measured": "as measured on this model",
+    "expected": "from the losses of its layers, measured on this model",
+    "published": "as published for this model",
+    "published elsewhere": "as published for other models of its kind",
+}
 MAX_TOLD = 3  # losses that a terminal tells
 OF_REQUESTS = {
     "cachegen": 'vLLM with LMCache (remote_serde: "cachegen")',

@@ -20,7 +20,6 @@ from kvsim.report.pictures import Chart, draw_bars
 from kvsim.report.result import Result
 from kvsim.report.table import Column, Table, quantity_columns, text_column
 from kvsim.report.units import QUANTITIES
-from kvsim.report.words import WORDS
 from kvsim.sweeps.chunks import SEPARATOR
 from kvsim.sweeps.spec import Spec
 from kvsim.sweeps.store import ResultStore, chunk_path
@@ -40,7 +39,12 @@ BEST = {
     "capacity": "usd_per_hour",
 }
 MINIMIZED = ("usd_per_hour",)  # less is better
-COLUMN_HEADINGS: dict[str, str] = WORDS["columns"]
+COLUMN_HEADINGS = {
+    "usd_per_hour": "USD per hour",
+    "goodput_per_s": "goodput req/s",
+    "context": "context",
+    "hosts_used": "hosts used",
+}
 
 
 def sweep_grid(

@@ -6,10 +6,8 @@ from textwrap import wrap
 from typing import Any
 
 from kvsim.frozen import frozen
-from kvsim.report import units
 from kvsim.report.json import Row
 from kvsim.report.units import DASH, QUANTITIES
-from kvsim.report.words import WORDS
 
 OMITTED = "Columns omitted at this width"  # begins the line that names them
 COLUMN_GAP = "  "  # between columns
@@ -146,46 +144,6 @@ def text_column(
         What the column says, for the page.
     """
     return Column(heading, key, str, rank, True, meaning)
-
-
-def number_column(heading: str, key: str, unit: float = 1.0, rank: int = 0) -> Column:
-    """Make a column of numbers in a unit, which the heading says.
-
-    Parameters
-    ----------
-    heading, key
-        Heading of the column, and name of the number in a row.
-    unit
-        What the number is divided by.
-    rank
-        When it is left out, as for :class:`Column`.
-    """
-
-    def value(row: Row) -> float | None:
-        return None if row[key] is None else row[key] / unit
-
-    return Column(heading, value, units.format_number, rank)
-
-
-def read_columns(table: str) -> list[Column]:
-    """Make the columns of a table as ``words.toml`` states them.
-
-    Parameters
-    ----------
-    table
-        Name of the table: of each column its kind and what makes it, as heading and key.
-    """
-    kinds: dict[str, Callable[..., Column]] = {
-        "text": text_column,
-        "percent": percent_column,
-        "quantity": quantity_column,
-        "number": number_column,
-        "plain": lambda heading, key, rank=0: Column(heading, key, rank=rank),
-        "count": lambda heading, key, rank=0: Column(heading, key, units.integer, rank),
-        "gib": lambda heading, key, rank=0: Column(heading, key, units.gib, rank),
-        "usd": lambda heading, key, rank=0: Column(heading, key, units.usd, rank),
-    }
-    return [kinds[kind](*rest) for kind, *rest in WORDS["tables"][table]]
 
 
 @frozen

@@ -12,14 +12,30 @@ from kvsim.report.result import Result
 from kvsim.report.table import Table, cells_table
 from kvsim.report.terminal import BLANK, Heading
 from kvsim.report.units import format_number
-from kvsim.report.words import WORDS
 from kvsim.traces.read import Trace
 from kvsim.traces.requests import Requests
 from kvsim.traces.statistics import LengthStatistics, describe
 
 QUANTILE_POINTS = 300  # of a curve
-STATISTICS: dict[str, str] = WORDS["statistics"]
-REUSE: dict[str, str] = WORDS["reuse"]
+STATISTICS = {
+    "requests": "requests",
+    "duration_s": "duration [s]",
+    "rate_rps": "rate [requests/s]",
+    "gap_cv": "gaps: standard deviation / mean",
+    "dispersion_per_minute": "arrivals per minute: variance / mean",
+    "simultaneous_share": "share that arrives together with another",
+    "input_tok_s": "prompt tokens/s",
+    "output_tok_s": "generated tokens/s",
+    "length_correlation": "rank correlation of both lengths",
+}
+REUSE = {
+    "block_tokens": "tokens per prefix block",
+    "blocks": "prefix blocks",
+    "unique": "different ones",
+    "hit_rate": "block hit rate, infinite cache",
+    "token_share": "prompt tokens in hits",
+    "request_share": "requests with a hit",
+}
 
 
 def describe_requests(name: str, requests: Requests) -> Row:

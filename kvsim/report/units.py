@@ -10,7 +10,6 @@ from typing import Any
 from kvsim.frozen import frozen
 from kvsim.machines.hardware import GIB
 from kvsim.report.json import Row
-from kvsim.report.words import WORDS
 
 DASH = "-"
 TIME_UNITS = ((1e-3, "µs", 1e-6), (1.0, "ms", 1e-3), (120.0, "s", 1.0), (7200.0, "min", 60.0))
@@ -202,10 +201,42 @@ class Quantity:
     engines: str = ""  # what serving engines call it
 
 
-_WRITERS = {f.__name__: f for f in (integer, seconds, rate, times, gib, usd, str)}
 QUANTITIES = {
-    key: Quantity(**row | {"show": _WRITERS[row["show"]]})
-    for key, row in WORDS["quantities"].items()
+    "batch": Quantity("batch", integer, "sequences decoded together", "max-num-seqs"),
+    "concurrency": Quantity("clients", integer, "clients with a request each", "concurrency"),
+    "prompt": Quantity("prompt", integer, "prompt tokens of each request", "input length, ISL"),
+    "generate": Quantity("generate", integer, "tokens generated per request", "OSL"),
+    "ttft_s": Quantity("TTFT", seconds, "time to the first token", "TTFT"),
+    "tpot_s": Quantity("TPOT", seconds, "mean time per token after the first", "TPOT, ITL"),
+    "gap_s": Quantity("ITL", seconds, "time between two tokens of a request", "ITL"),
+    "queue_s": Quantity("queue", seconds, "from arrival to the first pass", "queue time"),
+    "latency_s": Quantity("E2E", seconds, "from arrival to the last token", "E2EL"),
+    "prefill_s": Quantity("prefill", seconds, "the pass over the prompts"),
+    "decode_s": Quantity("decode", seconds, "all tokens after the first"),
+    "decode_tok_s": Quantity(
+        "decode tok/s",
+        rate,
+        "tokens per second while decoding: batch / TPOT",
+        "generation throughput",
+    ),
+    "output_tok_s": Quantity(
+        "output tok/s",
+        rate,
+        "generated tokens per second of the batch, prefill included",
+        "output token throughput",
+    ),
+    "goodput_per_s": Quantity(
+        "goodput req/s", rate, "requests per second that meet the targets", "goodput"
+    ),
+    "request_per_s": Quantity("req/s", rate, "finished requests per second"),
+    "vs_full": Quantity("vs full", times, "output tok/s relative to full KV"),
+    "gpu_bytes": Quantity("GPU GiB", gib, "peak memory of each GPU"),
+    "host_bytes": Quantity("host GiB", gib, "peak host memory of the replica"),
+    "disk_bytes": Quantity("disk GiB", gib, "peak space of the replica on its drive"),
+    "max_batch": Quantity("max batch", integer, "largest batch that fits in all of the memory"),
+    "max_seqs": Quantity("max seqs", integer, "sequences in a batch", "max-num-seqs"),
+    "usd_per_million_tokens": Quantity("USD/Mtok", usd, "price of a million generated tokens"),
+    "bound_by": Quantity("bound by", str, "what the busiest stream spends most of its time on"),
 }
 
 

@@ -21,7 +21,7 @@ from kvsim.report.json import Row, number, pick
 from kvsim.report.names import list_settings, short_names
 from kvsim.report.pictures import DOWNWARDS, RED, Chart
 from kvsim.report.result import Result
-from kvsim.report.table import Column, Table, cells_table, read_columns, text_column
+from kvsim.report.table import Column, Table, cells_table, text_column
 from kvsim.report.terminal import BLANK, Block, Heading
 from kvsim.report.units import DASH, format_number, gib, percent, seconds, times
 from kvsim.traces.attention import GAMMAS, Acceptance, AttentionTrace, Quality, TopK, record
@@ -274,8 +274,15 @@ def _buffer_table(buffers: Sequence[Row], title: str = "") -> Table:
 
 def _measured_table(measured: Sequence[Row], title: str = "") -> Table:
     """Ops whose kernels were seen to move other bytes than the op names."""
+    columns = [
+        text_column("phase", "phase"),
+        text_column("op", "op"),
+        Column("named B", "stated_bytes", lambda size: f"{size:,}"),
+        Column("measured B", "measured_bytes", lambda size: f"{size:,}"),
+        Column("why", "reason"),
+    ]
     differing = [one for one in measured if one["stated_bytes"] != one["measured_bytes"]]
-    return Table(read_columns("measured bytes"), differing, title)
+    return Table(columns, differing, title)
 
 
 def _draw_bars(rows: Sequence[Row], labels: Sequence[str]) -> Chart:

@@ -12,7 +12,7 @@ from kvsim.report.colours import bar_style, mark
 from kvsim.report.json import Row
 from kvsim.report.pictures import Chart
 from kvsim.report.result import Result
-from kvsim.report.table import Column, Table, percent_column, read_columns, text_column
+from kvsim.report.table import Column, Table, percent_column, text_column
 from kvsim.report.terminal import BLANK, Heading
 
 if TYPE_CHECKING:
@@ -147,8 +147,19 @@ def _finite(value: float) -> object:
 
 def _technique_table(points: Sequence[Row]) -> Table:
     """Median errors of times, memory and copies, a line per technique."""
-    rows = [_errors(*each) for each in _by_technique(points).items()]
-    return Table(read_columns("times"), rows)
+    columns = [
+        text_column("technique", "technique"),
+        Column("points", "points", rank=3),
+        percent_column("TTFT", "ttft_s", ".2g"),
+        percent_column("TPOT", "tpot_s", ".2g"),
+        percent_column("computing", COMPUTING, ".2g", 4),
+        percent_column("worst", "worst", "+.2g", 1),
+        percent_column("noise", "noise", ".2g", 5),
+        percent_column("peak", "peak_B", ".2g", 6),
+        percent_column("copied", "copied", ".2g", 7),
+        Column("overlap", "overlap", rank=6),
+    ]
+    return Table(columns, [_errors(*each) for each in _by_technique(points).items()])
 
 
 def _errors(name: str, points: Sequence[Row]) -> Row:
