@@ -7,7 +7,6 @@ from functools import cache
 from math import inf
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,6 @@ import kvsim
 from kvsim.planner.fleet.demand import FleetTargets
 from kvsim.planner.fleet.play import Played
 from kvsim.report import capacity
-from kvsim.report.answer import MAX_VERDICT_WORDS
 from tests.support.commands import check, line, replaced, run
 from tests.support.envelope import answer_in
 
@@ -285,43 +283,6 @@ def test_kinds_in_a_schedule_cost_what_the_fleet_does() -> None:
     found = answer_in(result.out)
     assert found["usd_per_hour"] == pytest.approx(sum(r["usd_per_hour"] for r in found["fleet"]))
     assert not found["prices"]  # GPUs are not paid all the time
-
-
-@pytest.mark.parametrize("kinds", [1, 2, 5])
-def test_long_names_leave_an_answer_of_sixty_words(
-    kinds: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    named = " + ".join(["1 x h100 x8 fp8 + 1024 GiB host cache (1 prefill + 1 decode)"] * kinds)
-    monkeypatch.setattr(capacity, "describe_slower", lambda *_: " ".join(["word"] * 20 * kinds))
-    monkeypatch.setattr(
-        capacity,
-        "_describe_likelihood",
-        lambda _: ("Probability of meeting the targets: 9 %", f"; {named}"),
-    )
-    monkeypatch.setattr(capacity, "price_per_million", lambda _: 2.0)
-    monkeypatch.setattr(capacity, "name_replicas", lambda _: [])
-    reached = SimpleNamespace(share=0.99, ttft=1.0, tpot=0.1)
-    some: Any = SimpleNamespace(
-        load=1,
-        shortfall="",
-        targets=SimpleNamespace(longer=(), share=0.99),
-        fleet=SimpleNamespace(
-            cost=9.0, replicas=np.array([2, 0, 1]), name=named, total=lambda _: 48.0, changes=False
-        ),
-        played=SimpleNamespace(reached=lambda _: reached),
-        question=SimpleNamespace(
-            schedule=None,
-            traffic=SimpleNamespace(
-                requests=SimpleNamespace(duration=9.0), demand=SimpleNamespace(mean=np.ones(1))
-            ),
-        ),
-    )
-    said = capacity.describe_fleet(some)
-    assert "$9.00 per hour" in said
-    assert said.startswith(
-        "Rent 48 GPUs, 1 x h100" if kinds < 5 else "Rent the 3 replicas of 2 kinds in the table: "
-    )
-    assert len(said.split()) <= MAX_VERDICT_WORDS
 
 
 @pytest.mark.parametrize(

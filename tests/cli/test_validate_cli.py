@@ -171,9 +171,7 @@ def test_bad_tensors(checkpoint: Path, tmp_path: Path, change: Any, message: str
         ("hidden_act", "tanh", "hidden_act"),
         ("rms_norm_eps", "small", "rms_norm_eps"),
         ("rope_parameters", {"rope_type": "spiral", "rope_theta": 1e4}, "rope_type"),
-        ("num_attention_heads", 5, "num_attention_heads"),
         ("num_hidden_layers", 4, "layers.3.input_layernorm.weight' is missing"),
-        ("hidden_size", None, "hidden_size"),
     ],
 )
 def test_bad_configurations(

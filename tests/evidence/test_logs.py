@@ -70,12 +70,10 @@ def test_what_simulate_wrote_gives_its_times_back(tmp_path: Path) -> None:
     [
         (result(ttfts=None), "no list ttfts, so no times of individual requests; save them"),
         (result(itls=[[], []]), "lists of unequal length (input_lens 4"),
-        (result(start_times=[1, 2]), "start_times 2"),
         (result(start_times=None), "2 requests a second, but no start_times"),
         (result(ttfts=[0.1, "x", 0.1, 0.1]), "request 2, ttfts: got 'x'; expected a number"),
         (result(itls=[0.1, [], [], []]), "request 1, itls: got '0.1'; expected a list"),
         (result() + "\n" + result(), "results of 2 runs"),
-        (result(errors=["down"] * 4), "no finished requests"),
         ("PAR1 and no more", "no file of kvsim simulate --out"),
     ],
 )
@@ -120,7 +118,6 @@ def test_own_metrics_are_those_of_tables() -> None:
         ("model,gpu,technique,batch,prompt,tpot_ms", "column generate is missing"),
         ("model,gpu,technique,batch,prompt,generate", "got none besides the run's columns"),
         ("model,gpu,technique,batch,prompt,generate,tpot_ms,ttft_ms", "got tpot_ms, ttft_ms"),
-        ("model,gpu,technique,batch,prompt,generate,speed", "got speed"),
         ("model,gpu,technique,batch,prompt,generate,tpot_ms,tp,tp", "appears twice"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Ten seconds of odd inputs, shared by all formats.
+"""Four seconds of odd inputs, shared by all formats.
 
 CI gives them a minute more, with KVSIM_FUZZ_SECONDS; ``make.py robust --minutes N`` takes longer.
 """
@@ -12,7 +12,7 @@ from tests.robust.fuzz.formats import FORMATS
 from tests.robust.fuzz.play import faults, given_file, warm_up
 from tests.robust.fuzz.search import rounds
 
-SECONDS = float(os.environ.get("KVSIM_FUZZ_SECONDS", "10")) / len(FORMATS)  # for each, by the clock
+SECONDS = float(os.environ.get("KVSIM_FUZZ_SECONDS", "4")) / len(FORMATS)  # for each, by the clock
 ROUND = 20  # inputs
 NEEDS = {"GGUF": ("torch", "gguf"), "safetensors": ("torch", "safetensors"),
          "tokenizer": ("torch", "tokenizers")}  # fmt: skip

@@ -10,6 +10,7 @@ from kvsim.engine import ops as blocks
 from kvsim.engine.formats import Format
 from kvsim.frozen import frozen
 from kvsim.graph import Number, Op, Point
+from kvsim.machines.profiles import load_stack
 from kvsim.models.model import LayerShape
 from kvsim.prediction.generate import round_seconds
 from kvsim.techniques import compose, parse
@@ -30,28 +31,55 @@ from tests.support.steps import (
     total,
 )
 
+# An engine whose plain attention alone makes further passes is slower without InfLLM than with, and
+# engines that are known by their operators tell one kernel for all tokens from InfLLM's two.
+SAME_ATTENTION = [
+    name
+    for name in AS_STATED
+    if load_stack(name).packed_cache.plain_passes == load_stack(name).kernel("attention").split == 0
+]
+COLUMNS = "schedule=column,parts=4,bits=8"
+PACKED, WIDER = "bits=2,group=64,residual=64", "bits=4,group=64,residual=128"
+LIMITS: list[tuple[str, str, list[str], str]] = [
+    ("kvpr:split=0", "offload:host_share=1", [*CLEAN], ""),
+    ("kvpr:split=0,bits=4", "offload:host_share=1,bits=4", [*CLEAN], ""),
+    (f"kvpr:split=0,{COLUMNS}", f"offload:host_share=1,{COLUMNS}", [*CLEAN], ""),
+    ("offload:host_share=0", "full", AS_STATED, ""),
+    ("flexgen:weights_gpu=100,cache_gpu=100,parts=1", "full", AS_STATED, ""),
+    ("infllm:local=30050", "full", SAME_ATTENTION, ""),
+    (f"gear:{PACKED},rank=0,outliers=0", f"kivi:{PACKED}", AS_STATED, ""),
+    (f"gear:{WIDER},rank=0,outliers=0", f"kivi:{WIDER}", AS_STATED, ""),
+    ("zipcache:salient=1,high=16", "full", [*CLEAN], "probe saliency"),
+    ("mikv:salient=1,high=16", "full", [*CLEAN], "scores lowest|rank"),
+    ("h2o:heavy=20000,recent=10050", "full", [*CLEAN], ""),
+    ("snapkv:budget=30050", "full", [*CLEAN], ""),
+    ("streamingllm:sink=50,recent=30000", "full", [*CLEAN], ""),
+]
+"""A setting, what it must be, on which stacks, and ops that it has besides.
 
-@pytest.mark.parametrize("stack", CLEAN)
+Budgets are the longest generation's 30050 tokens.
+"""
+RANKED = ("mikv", "h2o", "snapkv", "streamingllm")  # prompts hold scores, or one layer apart
+
+
+@pytest.mark.parametrize(
+    ("text", "other", "stack", "besides"),
+    [(text, other, stack, ops) for text, other, stacks, ops in LIMITS for stack in stacks],
+)
 @pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("model", ["llama2-7b", "llama3-8b", "gemma-2-2b", "deepseek-v2-lite"])
-@pytest.mark.parametrize("settings", ["", ",bits=4", ",schedule=column,parts=4,bits=8"])
-def test_kvpr_that_recomputes_nothing_is_offloading(
-    settings: str, model: str, phase: str, stack: str
+def test_a_limit_is_another_technique(
+    text: str, other: str, stack: str, besides: str, phase: str
 ) -> None:
-    d, p = deployment(model, stack), PHASES[phase]
-    kvpr, offload = parse(f"kvpr:split=0{settings}"), parse(f"offload:host_share=1{settings}")
-    assert_same_time(step_of(kvpr, d, p), step_of(offload, d, p), d)
-    assert_same_memory(kvpr, offload, d, p)
-
-
-@pytest.mark.parametrize("stack", AS_STATED)
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("model", ["llama2-7b", "mixtral-8x7b", "gemma-2-2b", "deepseek-v2-lite"])
-def test_offloading_nothing_is_full(model: str, phase: str, stack: str) -> None:
-    d, p = deployment(model, stack), PHASES[phase]
-    for text in ("offload:host_share=0", "flexgen:weights_gpu=100,cache_gpu=100,parts=1"):
-        assert_same_time(step_of(parse(text), d, p), step_of(parse("full"), d, p), d)
-        assert_same_memory(parse(text), parse("full"), d, p)
+    p, t, plain = PHASES[phase], parse(text), parse(other)
+    for model in ("llama2-7b", "llama3-8b", "gemma-2-2b", "deepseek-v2-lite", "mixtral-8x7b"):
+        d = deployment(model, stack)
+        step = step_of(t, d, p)
+        for name in besides.split():
+            assert (total(step, d, *name.split("|")) > 0).all(), name
+        more = total(step, d, *besides.replace("|", " ").split())
+        assert_same_time(step, step_of(plain, d, p), d, more)
+        if not (p.prefill and t.name in RANKED):
+            assert_same_memory(t, plain, d, p, but="scores" if t.name == "mikv" else "")
 
 
 @pytest.mark.parametrize("stack", CLEAN)
@@ -125,36 +153,6 @@ def test_quantspec_without_drafts_is_an_int8_cache(model: str, stack: str) -> No
     assert quantspec.cycle(d, DECODE).tokens == 1
     assert_same_time(step_of(quantspec, d, DECODE), step_of(plain, d, DECODE), d)
     assert_same_memory(quantspec, plain, d, DECODE)
-
-
-@pytest.mark.parametrize("stack", CLEAN)
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("model", ["llama2-7b", "llama3-8b", "gemma-2-2b", "deepseek-v2-lite"])
-def test_zipcache_that_keeps_all_bits_is_full_and_its_probes(
-    model: str, phase: str, stack: str
-) -> None:
-    d, p = deployment(model, stack), PHASES[phase]
-    zipcache, full = parse("zipcache:salient=1,high=16"), parse("full")
-    step = step_of(zipcache, d, p)
-    upkeep = total(step, d, "probe", "saliency")
-    assert (total(step, d, "probe") > 0).all()
-    assert (total(step, d, "saliency") > 0).all()
-    assert_same_time(step, step_of(full, d, p), d, upkeep)
-    assert_same_memory(zipcache, full, d, p)
-
-
-@pytest.mark.parametrize("stack", CLEAN)
-@pytest.mark.parametrize("model", ["llama2-7b", "llama3-8b", "gemma-2-2b", "deepseek-v2-lite"])
-@pytest.mark.parametrize(
-    "text",
-    ["h2o:heavy=20000,recent=10050", "snapkv:budget=30050", "streamingllm:sink=50,recent=30000"],
-)
-def test_keeping_every_token_is_full(text: str, model: str, stack: str) -> None:
-    """Budgets of the longest generation's 30050 tokens. Prefill holds one layer's prompt apart."""
-    d, t, full = deployment(model, stack), parse(text), parse("full")
-    for p in PHASES.values():
-        assert_same_time(step_of(t, d, p), step_of(full, d, p), d, rule=np.testing.assert_equal)
-    assert_same_memory(t, full, d, DECODE)
 
 
 @pytest.mark.parametrize("stack", CLEAN)

@@ -22,12 +22,9 @@ from kvsim.techniques.axes.base import LayerPass
 from kvsim.techniques.memory import layer_cache
 from tests.support.arithmetic import B, deployment, last_layer, moved, number
 from tests.support.steps import (
-    AS_STATED,
     CLEAN,
     PHASES,
     assert_same,
-    assert_same_memory,
-    assert_same_time,
     step_of,
     total,
 )
@@ -60,26 +57,6 @@ def held(text: str, p: Point, model: str = "llama3-8b", tier: str = "gpu") -> di
 # limits
 
 
-# An engine whose plain attention alone makes further passes is slower without InfLLM than with, and
-# engines that are known by their operators tell one kernel for all tokens from InfLLM's two.
-SAME_ATTENTION = [
-    name
-    for name in AS_STATED
-    if load_stack(name).packed_cache.plain_passes == load_stack(name).kernel("attention").split == 0
-]
-
-
-@pytest.mark.parametrize("stack", SAME_ATTENTION)
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("model", MODELS)
-def test_infllm_with_a_window_over_everything_is_full(model: str, phase: str, stack: str) -> None:
-    d, p = limit(model, stack), PHASES[phase]
-    infllm, full = parse("infllm:local=30050"), parse("full")
-    step = step_of(infllm, d, p)
-    assert_same_time(step, step_of(full, d, p), d)
-    assert_same_memory(infllm, full, d, p)
-
-
 @pytest.mark.parametrize("stack", CLEAN)
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("model", MODELS[:3])
@@ -96,38 +73,6 @@ def test_infllm_that_attends_to_every_block_does_what_full_does(
     assert (total(step, d, "topk", "relevance") == 0).all()
     if not p.prefill:
         assert (total(step, d, "fetch") == 0).all()
-
-
-@pytest.mark.parametrize("stack", AS_STATED)
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize(("bits", "residual"), [(2, 64), (4, 128)])
-def test_gear_without_corrections_is_kivi(
-    bits: int, residual: int, model: str, phase: str, stack: str
-) -> None:
-    d, p = limit(model, stack), PHASES[phase]
-    settings = f"bits={bits},group=64,residual={residual}"
-    gear, kivi = parse(f"gear:{settings},rank=0,outliers=0"), parse(f"kivi:{settings}")
-    step = step_of(gear, d, p)
-    assert_same_time(step, step_of(kivi, d, p), d)  # sums of times are taken in another order
-    assert_same_memory(gear, kivi, d, p)
-
-
-@pytest.mark.parametrize("stack", CLEAN)
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("model", MODELS)
-def test_mikv_that_keeps_all_bits_is_full_and_the_upkeep_of_scores(
-    model: str, phase: str, stack: str
-) -> None:
-    d, p = limit(model, stack), PHASES[phase]
-    mikv, full = parse("mikv:salient=1,high=16"), parse("full")
-    assert mikv.exact
-    step = step_of(mikv, d, p)
-    upkeep = total(step, d, "scores", "lowest" if p.prefill is False else "rank")
-    assert (upkeep > 0).all()
-    assert_same_time(step, step_of(full, d, p), d, upkeep)
-    if not p.prefill:
-        assert_same_memory(mikv, full, d, p, but="scores")
 
 
 def test_mikv_at_one_width_reads_what_kivi_without_a_residual_reads() -> None:
