@@ -63,11 +63,11 @@ def resident_kv(
     Returns
     -------
     Number
-        Bytes on one GPU, with the overhead of the stack's allocator. [B]
+        Bytes on one GPU. [B]
     """
     m = deployment.shard
     size = stored.resident(m.k_width, m.v_width, cached(deployment, point, shape))
-    return deployment.stack.cache.overhead * point.batch * size
+    return point.batch * size
 
 
 def score_bytes(deployment: Deployment, point: Point, scored: bool = False) -> float:

@@ -55,14 +55,12 @@ class CacheGrowth:
     """How a sequence's cache grows by a token.
 
     Ideal is a token written in place. ``torch.cat`` makes two passes over the cache and may keep
-    the old one, a static cache has its whole length from the start, and a paged cache allocates
-    whole pages.
+    the old one, and a static cache has its whole length from the start.
     """
 
     append_passes: float = 0.0  # passes over the cache to append a token (torch.cat: 2)
     keeps_old: bool = False  # a step's caller keeps the cache that torch.cat replaces
     static: bool = False  # every step attends to and moves the cache's maximum length
-    overhead: float = 1.0  # allocated over used cache
 
 
 @frozen
@@ -112,7 +110,6 @@ class OffloadRuntime:
     overlap: float = 1.0  # share of a copy of the cache that runs beside compute
     across_steps: bool = True  # the next step's first copies start before this step ends
     blocking_store: bool = False  # the host waits for copies of new tokens to the host
-    store_layer: bool = False  # every step copies a layer's whole cache back to the host
     stream: float = 0.0  # tokens of a pass from which on weights in host memory are copied to the
     # GPU and not computed by the CPU (0: never) [tokens]
     pageable: float = 0.0  # most at which such weights are copied to the GPU where they are
@@ -123,7 +120,6 @@ class OffloadRuntime:
     tile_sync: bool = False  # the whole device synchronises after every layer and tile
     tile: float = 0.0  # from a tile's synchronisation to the next tile's first copy [s]
     merge_passes: float = 0.0  # passes to join loaded and recomputed parts of a layer's cache
-    split_achieved: float = 1.0  # share of KVPR's optimal split that the runtime really uses
     split_prompt: float = 0.0  # share of the prompt that KVPR recomputes instead (0: the optimum)
 
 

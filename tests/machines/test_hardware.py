@@ -147,9 +147,9 @@ def test_every_stack_field_has_a_key() -> None:
 
 
 IDEAL = """
-time.stage_overlap 1, time.pointwise_launches 5, time.pointwise_passes 1, cache.overhead 1,
+time.stage_overlap 1, time.pointwise_launches 5, time.pointwise_passes 1,
 attention.score_memory_B 8, packed_cache.passes 1, selection.index_bytes 4, offload.overlap 1,
-offload.weight_buffers 2, offload.split_achieved 1, sums.ring_share 1, sums.popularity 1,
+offload.weight_buffers 2, sums.ring_share 1, sums.popularity 1,
 weights.copies 1, memory.prefill_chunk_tokens 1e18, memory.activation_passes 1,
 memory.logit_bytes 4
 """

@@ -66,7 +66,7 @@ def test_memory_holds_every_sequence_and_one_prompt() -> None:
     served = Service(t, d, np.array([4.0, 32.0]), 4096, 256)
     m = d.model
     whole = 2 * m.kv_width * m.layers * (4096 + 256) * np.array([4.0, 32.0])
-    assert served.buffers["gpu"]["kv"] == pytest.approx(d.stack.cache.overhead * whole, rel=1e-12)
+    assert served.buffers["gpu"]["kv"] == pytest.approx(whole, rel=1e-12)
     most = float(served.max_batch[0])
     around = Service(t, d, np.array([most, most + 1]), 4096, 256)
     assert list(around.fits) == [True, False]

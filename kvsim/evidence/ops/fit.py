@@ -150,25 +150,20 @@ def _decode(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
 
 
 def _prompt(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
+    """A part of a prompt, and sequences that decode in the same call."""
     s = rows.shape
     d = _deployment(
         ShapeTable(s["heads"], s["kv_heads"], s["head_dim"]), hardware, stack, "fp16", 1
     )
     length = s["context"] + s["new"]
     p = Point(s["batch"], s["context"], s["new"], length, length, prefill=True)
-    return _seconds(attention.ops(d, p, LayerShape())[-1], d)
-
-
-def _extended(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
-    """A prompt's later part, and sequences that decode in the same call."""
-    s = rows.shape
-    d = _deployment(
-        ShapeTable(s["heads"], s["kv_heads"], s["head_dim"]), hardware, stack, "fp16", 1
-    )
+    took = _seconds(attention.ops(d, p, LayerShape())[-1], d)
+    if "decodes" not in s:
+        return took
     after = s["decode_context"]
     decoding = Point(s["decodes"], after, 1.0, after, after + 1.0, beside=True)
     found = attention.ops(d, decoding, LayerShape())[-1]
-    return _prompt(rows, hardware, stack) + np.where(s["decodes"] > 0, _seconds(found, d), 0.0)
+    return took + np.where(s["decodes"] > 0, _seconds(found, d), 0.0)
 
 
 def _experts(rows: OpRows, hardware: Hardware, stack: Stack) -> Array:
@@ -228,7 +223,7 @@ PREDICTED: Mapping[str, Callable[[OpRows, Hardware, Stack], Array]] = {
     "decode_attention": _decode,
     "mla_decode": _decode,
     "prefill_attention": _prompt,
-    "extend_attention": _extended,
+    "extend_attention": _prompt,
     "moe": _experts,
     "all_reduce": _sums,
     "recurrence": _states,

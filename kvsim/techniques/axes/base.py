@@ -764,8 +764,8 @@ class Storage(Part):
         ----------
         at : the pass through the layer.
         """
-        m, size = at.d.shard, at.d.stack.cache.overhead * at.p.batch
-        return size * self.read.tail_bytes(m.k_width, m.v_width)
+        m = at.d.shard
+        return at.p.batch * self.read.tail_bytes(m.k_width, m.v_width)
 
     def host_bytes(self, at: LayerPass) -> tuple[Number, Number]:
         """Return keys and values in host memory if all that can move is there. [B]
@@ -789,9 +789,9 @@ class Storage(Part):
 
 
 def _format_side_bytes(at: LayerPass, stored: Format) -> tuple[Number, Number]:
-    m, size = at.d.shard, at.d.stack.cache.overhead * at.p.batch
+    m = at.d.shard
     k, v = stored.resident_sides(m.k_width, m.v_width, at.kept_tokens)
-    return size * k, size * v
+    return at.p.batch * k, at.p.batch * v
 
 
 @frozen
@@ -1172,7 +1172,7 @@ def resident_kv(at: LayerPass, stored: Format) -> Number:
     """
     m = at.d.shard
     size = stored.resident(m.k_width, m.v_width, at.kept_tokens)
-    return at.d.stack.cache.overhead * at.p.batch * size
+    return at.p.batch * size
 
 
 def draft_bytes(at: LayerPass) -> tuple[Number, Number]:

@@ -234,9 +234,8 @@ class HostPlacement(Placement):
         new = p.tokens if drafting else at.staying  # sent before it is known which drafts stay
         if p.prefill and at.selection.evicts != "never":
             new = p.batch * np.minimum(p.new, at.selection.count_kept_prompt(at))
-        stored = p.batch * at.kept_tokens if d.stack.offload.store_layer else new
         k, v = at.storage.number_bytes(at)
-        size = stored * (self.k_host * m.k_width * k + self.v_host * m.v_width * v)
+        size = new * (self.k_host * m.k_width * k + self.v_host * m.v_width * v)
         size = size * self.sent_share(at) + cpu * ops.kv_bytes(m, new)
         after = ("qkv",)
         if at.storage.stored.packs:
@@ -257,11 +256,10 @@ class HostPlacement(Placement):
         return 1.0
 
     def attention_waits(self, at: LayerPass) -> tuple[str, ...]:
-        """The loaded tokens; where the whole layer is stored, it is before attention."""
-        if not self.loads:
+        """The loaded tokens, where a pass that decodes needs some from the host."""
+        if at.p.prefill or not self.loads:
             return ()
-        loaded = () if at.p.prefill else tier_names("load_kv", self.cache_disk)
-        return (*loaded, "store_kv") if at.d.stack.offload.store_layer else loaded
+        return tier_names("load_kv", self.cache_disk)
 
     def attend(self, at: LayerPass) -> list[Op]:
         """On the GPU, on the CPU, or each over the KV heads of its share."""

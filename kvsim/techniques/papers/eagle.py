@@ -110,8 +110,7 @@ class Head(Rounds):
             size += ops.FP16_BYTES * m.hidden * self.vocab(deployment)
         tokens = point.max_length if deployment.stack.cache.static else point.length
         drafted = self.gamma if self.branches == 1 else self.verified
-        held = ops.kv_bytes(m, point.batch * (tokens + drafted))
-        cache = self.depth * deployment.stack.cache.overhead * held
+        cache = self.depth * ops.kv_bytes(m, point.batch * (tokens + drafted))
         return {"gpu": {"draft weights": deployment.stack.weights.copies * size, "draft kv": cache}}
 
 

@@ -351,7 +351,7 @@ def choose_split(place: Place, at: LayerPass) -> Number:
         fixed: Number = np.minimum(np.floor(d.stack.offload.split_prompt * p.prompt), limit)
         return fixed
     best = _balanced_split if d.stack.offload.overlap == 1 else _shortest_split
-    balanced: Number = np.floor(d.stack.offload.split_achieved * best(place, at, limit))
+    balanced: Number = np.floor(best(place, at, limit))
     return balanced
 
 

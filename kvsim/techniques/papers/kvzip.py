@@ -36,7 +36,7 @@ class Kvzip(PromptCut):
         if not at.p.prefill:
             return {}
         dropped = np.maximum(at.p.prompt - np.asarray(self.budget), 0.0)
-        waiting = at.d.stack.cache.overhead * ops.kv_bytes(at.d.shard, at.p.batch * dropped)
+        waiting = ops.kv_bytes(at.d.shard, at.p.batch * dropped)
         return {"gpu": {"kv before the cut": waiting}}
 
     def shared_buffers(self, at: LayerPass) -> Buffers:

@@ -130,7 +130,7 @@ class Mikv(WholeStorage):
         packed = p.batch * m.kv_width * tokens * np.asarray(self._number)
         mixed = (np.asarray(self.salient) > 0) & (np.asarray(self.salient) < 1)
         return {
-            "kv": d.stack.cache.overhead * packed,
+            "kv": packed,
             "indices": d.stack.selection.index_bytes * p.batch * m.cached_heads * tokens * mixed,
             "scores": 4.0 * p.batch * m.heads * tokens,
             "balancer": ops.FP16_BYTES * p.batch * m.k_width * self._packs,

@@ -185,14 +185,14 @@ class Lowrank(Storage):
 
     def side_bytes(self, at: LayerPass) -> tuple[Number, Number]:
         """Factors in place of the prompt's keys; generated keys and all values as they are."""
-        m, p, overhead = at.d.shard, at.p, at.d.stack.cache.overhead
+        m, p = at.d.shard, at.p
         generated = np.maximum(at.kept_tokens - p.prompt, 0.0)
         keys = (
             self._get_row_bytes(at, at.kept_tokens)
             + self._get_column_bytes(at)
             + ops.FP16_BYTES * m.k_width * p.batch * generated
         )
-        return overhead * keys, overhead * ops.FP16_BYTES * m.v_width * p.batch * at.kept_tokens
+        return keys, ops.FP16_BYTES * m.v_width * p.batch * at.kept_tokens
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
         """One layer's keys while the prompt is read."""

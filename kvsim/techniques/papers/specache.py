@@ -177,7 +177,7 @@ class Pairs(Selection):
         d, p, m = at.d, at.p, at.d.shard
         own = self.queries * (d.stack.cache.append_passes == 0)
         chosen = np.minimum(self.k, p.max_length)
-        whole = d.stack.cache.overhead * p.batch * ops.kv_bytes(m, at.cached)
+        whole = p.batch * ops.kv_bytes(m, at.cached)
         return {
             "gpu": {
                 "fetched pairs": ops.kv_bytes(m, p.batch * chosen),

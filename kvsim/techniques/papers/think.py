@@ -56,7 +56,7 @@ class Think(Storage):
     def side_bytes(self, at: LayerPass) -> tuple[Number, Number]:
         """Keys lack what is dropped."""
         k, v = super().side_bytes(at)
-        return k - at.d.stack.cache.overhead * at.p.batch * self._gone(at), v
+        return k - at.p.batch * self._gone(at), v
 
     def resident(self, at: LayerPass) -> dict[str, Number]:
         """Which channels stayed, as 32-bit numbers."""

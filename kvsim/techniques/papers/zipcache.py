@@ -210,7 +210,7 @@ class Zipcache(WholeStorage):
         later = np.where(below, later, tokens - first)  # nothing waits to be packed at 16 bits
         listed = self._mixed * (d.stack.selection.id_list > 0)
         return {
-            "kv": d.stack.cache.overhead * self._packed(d, p.batch, first, later, 1 + windows),
+            "kv": self._packed(d, p.batch, first, later, 1 + windows),
             "fp16 window": ops.kv_bytes(m, p.batch * self.window) * below,
             "indices": d.stack.selection.index_bytes * heads * tokens * listed,
             "saliency": 4.0 * heads * self.window,
