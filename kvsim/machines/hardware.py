@@ -48,6 +48,8 @@ class ServerWork:
 
     token: float = 0.0  # host time per token that is sent to a client [s]
     prompt: float = 0.0  # host time per prompt of a pass: read, tokenised, queued [s]
+    first: float = 0.0  # from a request to its engine, and back with its first token; no pass waits
+    # for it [s]
 
 
 @frozen

@@ -68,7 +68,7 @@ class Service(Prediction):
     @property
     def ttft_s(self) -> Array:
         """Time to the first token of a request that finds a free place. [s]"""
-        return self.round_s + self.prefill_s
+        return self.round_s + self.prefill_s + self.deployment.stack.server.first
 
     @property
     def interruptions_s(self) -> Array:

@@ -81,9 +81,14 @@ class Outcome:
         return np.asarray(self.run.progress.status == ABORTED)
 
     @property
+    def _around_s(self) -> float:
+        """What a request spends outside the engine, in its server and client. [s]"""
+        return self.run.costs.deployment.stack.server.first
+
+    @property
     def ttft_s(self) -> Array:
         """Time to first token of each request, NaN without one. (n,) [s]"""
-        return np.asarray(self.run.progress.first - self.run.progress.arrival)
+        return np.asarray(self.run.progress.first - self.run.progress.arrival + self._around_s)
 
     @property
     def tpot_s(self) -> Array:
@@ -95,7 +100,7 @@ class Outcome:
     @property
     def latency_s(self) -> Array:
         """From arrival to the last token. (n,) [s]"""
-        return np.asarray(self.run.progress.last - self.run.progress.arrival)
+        return np.asarray(self.run.progress.last - self.run.progress.arrival + self._around_s)
 
     @property
     def queue_s(self) -> Array:

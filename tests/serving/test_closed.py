@@ -1,12 +1,15 @@
 """A closed loop against what must hold of one, whatever the engine."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from kvsim.machines.deployment import Deployment
-from kvsim.machines.profiles import load_hardware, load_stack, with_drive
+from kvsim.machines.profiles import load_hardware, load_stack, with_drive, with_numbers
 from kvsim.models.configs import load_model
 from kvsim.prediction.generate import Prediction
+from kvsim.prediction.service import Service
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.outcome import Clients, Outcome
 from kvsim.serving.rules import Rules
@@ -61,3 +64,13 @@ def test_a_batch_whose_weights_are_streamed_is_played_at_its_predicted_rate(
     run = simulate(all_at_once, StepCosts.for_requests(parse(technique), here, rules, all_at_once))
     seconds = Outcome(run).latency_s.max()
     assert batch * 32 / seconds == pytest.approx(float(asked.output_tok_s[0]), rel=0.05)
+
+
+def test_a_server_delays_the_first_token_and_no_pass() -> None:
+    where = (HERE, replace(HERE, stack=with_numbers(HERE.stack, {"server.first_s": 0.02})))
+    for kind in (Clients, Service):
+        bare, served = (kind(parse("full"), d, np.array([8.0]), 1000, 100) for d in where)
+        assert served.ttft_s - bare.ttft_s == pytest.approx(0.02)
+        assert served.request_s - bare.request_s == pytest.approx(0.02)
+        assert served.tpot_s == bare.tpot_s
+    assert where[1].stack.offline == HERE.stack.offline
