@@ -70,7 +70,7 @@ def test_unknown_names(option: str, value: str, words: str) -> None:
 
 def test_any_message_becomes_one_line() -> None:
     message = "a\nb\x1b[1m" + "c" * 5000
-    with patch("kvsim.models.configs.load_model", side_effect=InputError(message)):
+    with patch("kvsim.api.deployments.load_model", side_effect=InputError(message)):
         assert refused(PREDICT).startswith(r"a b\x1b[1mccc")
 
 

@@ -325,7 +325,7 @@ def test_a_failing_write_leaves_nothing_half_written(
 @pytest.mark.parametrize("stop", [KeyboardInterrupt, typer.Abort])
 def test_an_interrupt_says_one_line(stop: type[BaseException]) -> None:
     before = signal.getsignal(signal.SIGINT)  # ignored, where tests run in the background
-    with patch("kvsim.models.configs.load_model", side_effect=stop):
+    with patch("kvsim.api.deployments.load_model", side_effect=stop):
         assert run(*TWO) == (128 + signal.SIGINT, "", "kvsim: stopped by SIGINT\n")
     assert signal.getsignal(signal.SIGINT) == before
 

@@ -372,6 +372,7 @@ ALLOWED: dict[str, set[str]] = {
     "serving/core.py": {"read_bytes"},  # its own source, for the compiler's cache
     "report/page.py": {"read_text"},  # what ships with kvsim
     "report/sweep.py": {"read_table"},  # chunks that this run's store has checked
+    "options.py": {"read_text"},  # what ships with kvsim
     "emit/flags.py": {"read_text"},  # what ships with kvsim
     "machines/prices.py": {"read_text"},  # what ships with kvsim
     "techniques/steps.py": {"read_text"},  # what ships with kvsim
