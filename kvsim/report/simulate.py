@@ -351,10 +351,8 @@ def _select_best(rows: Sequence[Row], targets: bool) -> Row:
     """Most goodput, or the shortest latency where there are no targets; ties go to the first."""
 
     def worth(row: Row) -> float:
-        if targets:
-            return float(row["goodput_per_s"] or 0.0)
         latency = row["latency_s"]["p50"]
-        return 1 / latency if latency else 0.0
+        return float(row["goodput_per_s"] or 0.0) if targets else 1 / (latency or np.inf)
 
     most = max(map(worth, rows))
     return next(row for row in rows if worth(row) >= most * (1 - TIE))
@@ -395,12 +393,10 @@ def _needed(
 def _describe_overload(row: Row, arrive: float | None) -> list[str]:
     """That more requests arrive than the server completes, if so."""
     waited, taken = row["queue_s"]["p50"] or 0.0, row["request_per_s"] or 0.0
-    if waited <= WAITING:
-        return []
+    said = f"requests queue for {units.seconds(waited)} (median)"
     if arrive is not None and taken < OVERLOADED * arrive:
-        both = f"{units.rate(taken)} of {units.rate(arrive)}"
-        return [f"Overloaded: the server completes {both} requests/s."]
-    return [f"Overloaded: requests queue for {units.seconds(waited)} (median)."]
+        said = f"the server completes {units.rate(taken)} of {units.rate(arrive)} requests/s"
+    return [f"Overloaded: {said}."] if waited > WAITING else []
 
 
 def _list_optional_sentences(rows: Sequence[Row], best: Row, full: Row | None) -> list[str]:
@@ -477,11 +473,8 @@ def _name_runs(rows: Sequence[Row]) -> list[str]:
 def _describe_cases(rows: Sequence[Row], where: str, trace: str, best: Row, targets: str) -> str:
     """The verdict on runs of one technique that differ in one option."""
     key = _varied_option(rows)
-    met = (
-        f"{_list(rows, lambda row: units.percent(row['good_share']))} of requests meet {targets}."
-        if targets
-        else ""
-    )
+    shares = _list(rows, lambda row: units.percent(row["good_share"]))
+    met = f"{shares} of requests meet {targets}." if targets else ""
     if key in ("req_s", "rate"):
         return _describe_loads(rows, where, met)
     if key in ("host_cache", "nvme_cache"):
@@ -595,17 +588,12 @@ def _describe_loads(rows: Sequence[Row], where: str, met: str) -> str:
     over = ""
     if late:
         first, served = late[0], [row for row in rows if row not in late]
-        at_first = f"at {_value(first)} it completes"
-        kept = f"It keeps up with {_list(served, _value)}; {at_first}"
-        over = (
-            f"{kept if served else at_first.capitalize()} "
-            f"{units.rate(first['request_per_s'])} per second, and requests queue for "
-            f"{units.seconds(first['queue_s']['p50'])} (median)."
-        )
-    holds = (
-        f"At {_list(rows, _value)} {unit}, {_name(rows[0])} on {where} needs up to {held} of KV "
-        f"cache ({shares} of its {pool})."
-    )
+        kept = f"It keeps up with {_list(served, _value)}; at" if served else "At"
+        rate, queue = units.rate(first["request_per_s"]), units.seconds(first["queue_s"]["p50"])
+        over = f"{kept} {_value(first)} it completes {rate} per second, and requests queue for"
+        over += f" {queue} (median)."
+    holds = f"At {_list(rows, _value)} {unit}, {_name(rows[0])} on {where} needs up to {held} of KV"
+    holds += f" cache ({shares} of its {pool})."
     room = len(f"{holds} {over}".split()) <= MAX_VERDICT_WORDS
     return verdict(
         [holds, over] if room else [over],
@@ -647,15 +635,12 @@ def _describe_prefixes(rows: Sequence[Row], where: str, trace: str) -> str:
     best = min(rows, key=_ttft)
     by = {row["case"]["prefix_load"]: row for row in rows}
     told = join_words([f"{_mean(row)} with {name}" for name, row in by.items()])
-    if "recompute" in by and _ttft(best) < (1 - FASTER) * _ttft(by["recompute"]):
-        start = f"Loading stored prefixes is faster than recomputing for {trace} on {where}"
-    elif "recompute" in by:
-        start = f"Loading stored prefixes is no faster than recomputing for {trace} on {where}"
-    else:
-        start = f"{best['case']['prefix_load']} is best for {trace} on {where}"
-    return verdict(
-        [f"{start}: mean TTFT is {told}."], [f"{_hits(best)} of prompt tokens are in the cache."]
-    )
+    start = f"{best['case']['prefix_load']} is best"
+    if "recompute" in by:
+        faster = _ttft(best) < (1 - FASTER) * _ttft(by["recompute"])
+        start = f"Loading stored prefixes is {'faster' if faster else 'no faster'} than recomputing"
+    said = f"{start} for {trace} on {where}: mean TTFT is {told}."
+    return verdict([said], [f"{_hits(best)} of prompt tokens are in the cache."])
 
 
 def _ttft(row: Row) -> float:
@@ -690,16 +675,8 @@ def run_digest(requests: Requests, costs: StepCosts, rate: Array | None, *others
         Digest of these and of kvsim's version.
     """
     digest = sha256()
-    columns = (
-        requests.arrival,
-        requests.prompt,
-        requests.generate,
-        requests.block_ids,
-        requests.block_start,
-        *(getattr(requests, name) for name in CONDUCT),
-        rate,
-    )
-    for column in columns:
+    names = "arrival", "prompt", "generate", "block_ids", "block_start", *CONDUCT
+    for column in (*(getattr(requests, name) for name in names), rate):
         digest.update(b"none" if column is None else column.tobytes())
         digest.update(b"|")
     what = (costs.technique, costs.deployment, costs.rules, costs.gpu_memory, others, __version__)
@@ -780,11 +757,9 @@ def read_finished_run(path: Path, mark: str) -> Row | None:
         found = read_schema(path).metadata or {}
     except (ArrowException, OSError):
         found = {}
-    if MARK not in found:
-        what = "is no file of kvsim simulate"
-    elif found[MARK].decode() != mark:
-        what = "is of another run: trace, options or version differ"
-    else:
+    if found.get(MARK, b"").decode() == mark:
         result: Row = json.loads(found[ANSWER])
         return result
+    another = "is of another run: trace, options or version differ"
+    what = another if MARK in found else "is no file of kvsim simulate"
     raise InputError(f"--resume: {path} {what}; move it away, or choose another --out")
