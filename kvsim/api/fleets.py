@@ -35,6 +35,7 @@ from kvsim.report.capacity import make_result
 from kvsim.report.result import Result
 from kvsim.serving.rules import NIC_RATE, Rules
 from kvsim.serving.servable import within_context
+from kvsim.techniques.released import describe_cut
 
 SHOWN_BY = ("json", "csv", "report", "verbose", "yes")
 """Options that say how an answer is shown."""
@@ -291,6 +292,9 @@ def list_rentable(inputs: Inputs) -> tuple[list[Rentable], dict[str, dict[str, f
             if len(ways) == 1 and way == (1, 1, 1):
                 raise
             problem = problem or error
+            continue
+        if cut := describe_cut(d.stack.family, d):
+            problem = problem or InputError(f"--tp {tp}: {cut}")
             continue
         found.append(
             Rentable(

@@ -91,9 +91,9 @@ def _plan_service(inputs: Inputs, deployments: "list[Deployment]") -> "Result[Se
     more = EXPLAINED[0] + count * EXPLAINED[1] if inputs.explain else 0
     work = 0
     if load.requests.block_ids is not None:
-        from kvsim.planner.fleet.demand import BLOCKS_OF_REQUEST
+        from kvsim.planner.fleet.demand import count_work
 
-        work = len(load.requests) + len(load.requests.block_ids) // BLOCKS_OF_REQUEST
+        work = count_work(load.requests)
     announce_cost(inputs, len(load.requests), count, work, passes, more)
     mean = max(round(load.prompt), 1), max(round(load.generate), 1)
     workload, admission = Workload(*mean, inputs.batch, service=True), build_admission(inputs)

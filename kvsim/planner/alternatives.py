@@ -332,17 +332,22 @@ class PlanRemedy:
 
     def __str__(self) -> str:
         """A clause: the options, and what they give."""
+        return f"{self.option} ({self.outcome})"
+
+    @property
+    def outcome(self) -> str:
+        """What the change gives, in words."""
         p = self.gives
         if isinstance(p, Carried):
             on = f" on {p.gpus} GPUs" if p.gpus > 1 else ""
-            return f"{self.option} ({format_number(p.per_s)} requests/s{on})"
+            return f"{format_number(p.per_s)} requests/s{on}"
         times = f"TTFT {format_seconds(float(p.ttft_s[0]))}"
         if p.generate > 1:
             times += f", TPOT {format_seconds(float(p.tpot_s[0]))}"
         batch, rate = float(p.batch[0]), format_number(float(p.output_tok_s[0]))
         name = "full KV" if p.technique.name == FULL else technique_label(p.technique)
         count = f" on {p.deployment.gpus} GPUs" if p.deployment.gpus > 1 else ""
-        return f"{self.option} ({name} at batch {batch:.0f}: {times}, {rate} tok/s{count})"
+        return f"{name} at batch {batch:.0f}: {times}, {rate} tok/s{count}"
 
 
 class NoPlanError(InfeasibleError):

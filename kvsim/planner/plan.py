@@ -17,6 +17,7 @@ from kvsim.planner.alternatives import (
     PlanRemedy,
     Waves,
     best_runnable,
+    deployment_changes,
     find_advice,
     find_alternatives,
     find_baseline,
@@ -42,7 +43,7 @@ from kvsim.planner.sensitivity import (
 from kvsim.planner.table import Options, TableSearch, as_good_as_best, tabulate
 from kvsim.prediction.generate import Prediction
 from kvsim.quality.evidence import Evidence
-from kvsim.techniques.released import FULL
+from kvsim.techniques.released import FULL, describe_cut
 
 ACROSS = 0.05  # of the objective, which another deployment must bring to be worth it
 FINALISTS = 2  # deployments that are planned in full, of several
@@ -82,6 +83,7 @@ class ChosenPlan:
     )
     others: list[Prediction] = field(default_factory=list)  # on the other deployments asked
     impossible: list[Deployment] = field(default_factory=list)  # of those asked, without a plan
+    too_lossy: list[Question] = field(default_factory=list)  # whose weights were not admitted
 
     @property
     def objective(self) -> str:
@@ -163,6 +165,9 @@ def make_plan(
 def answer(question: Question) -> ChosenPlan:
     """The plan for a question."""
     started = perf_counter()
+    if cut := describe_cut(question.deployment.stack.family, question.deployment):
+        remedies = list(deployment_changes(question))
+        raise NoPlanError(f"no plan meets the limits: {cut}", remedies, question.deployment)
     search = TableSearch(question, tabulate(question))
     search.drafts()
     search.refine()
@@ -214,12 +219,15 @@ def plan_among(questions: list[Question]) -> ChosenPlan:
     NoPlanError
         If none has a plan: what the simplest would need.
     """
+    too_lossy = [q for q in questions if q.weights_lose]
+    questions = [q for q in questions if not q.weights_lose]
     if len(questions) == 1:
-        return answer(questions[0])
+        return replace(answer(questions[0]), too_lossy=too_lossy)
     quick: dict[int, Prediction] = {}
     for i, q in enumerate(questions):
         with suppress(InputError, InfeasibleError):
-            found = quick_plan(q)
+            cut = describe_cut(q.deployment.stack.family, q.deployment)
+            found = None if cut else quick_plan(q)
             quick |= {} if found is None else {i: found}
 
     def settle(some: Mapping[int, Prediction]) -> int:
@@ -249,7 +257,7 @@ def plan_among(questions: list[Question]) -> ChosenPlan:
     planned = quick | {i: plan.choice for i, plan in plans.items()}
     others = [planned[i] for i in sorted(planned) if i != index]
     missing = [q.deployment for i, q in enumerate(questions) if i not in planned]
-    return replace(plans[index], others=others, impossible=missing)
+    return replace(plans[index], others=others, impossible=missing, too_lossy=too_lossy)
 
 
 def _apart(question: Question, simpler: Prediction, best: Prediction) -> float:

@@ -23,7 +23,7 @@ from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import largest_batch
 from kvsim.prediction.service import Service
-from kvsim.quality.evidence import Evidence, evidence
+from kvsim.quality.evidence import Evidence, evidence, weights_evidence
 from kvsim.quality.measured import QualityRun
 from kvsim.techniques import TECHNIQUES, parse
 from kvsim.techniques.acceptance import (
@@ -454,6 +454,17 @@ class Question:
         if self.objective == "cost" and d.hardware.price is not None:
             return d.hardware.price * d.gpus / 3600 * seconds / (batch * w.generate) * 1e6
         return seconds
+
+    @cached_property
+    def weights_evidence(self) -> Evidence:
+        """The evidence of the loss by the weights' format."""
+        return weights_evidence(self.deployment.model, self.deployment.weights)
+
+    @property
+    def weights_lose(self) -> bool:
+        """Whether the weights alone lose more than is admitted."""
+        admission = self.admission
+        return admission.judges_weights and admission.loss(self.weights_evidence) > self.limits.loss
 
     def with_limits(self, **changes: float) -> "Question":
         """The same question under other limits."""

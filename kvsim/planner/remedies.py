@@ -33,7 +33,6 @@ from kvsim.planner.service import (
     ServiceQuestion,
     ServiceSearch,
     full_weights,
-    weights_lose,
 )
 from kvsim.quality.evidence import KNOWN_BAD, weights_evidence
 from kvsim.techniques.released import FULL, engine_refusal, served_by
@@ -154,10 +153,10 @@ def _weights_too_lossy(question: ServiceQuestion) -> str:
     unjudged = [
         replace(q, admission=replace(q.admission, judges_weights=False))
         for q in question.deployments
-        if weights_lose(q)
+        if q.weights_lose
     ]
     known = [
-        (weights_evidence(q.deployment.model, q.deployment.weights), q.deployment.weights)
+        (q.weights_evidence, q.deployment.weights)
         for q in unjudged
         if idle_times(question, q) is not None
     ]
@@ -229,7 +228,7 @@ def idle_times(question: ServiceQuestion, where: Question) -> dict[str, float] |
 def plain_candidate(search: ServiceSearch, where: Question) -> Candidate | None:
     """Full KV on a deployment, or the best other technique that may be chosen there."""
     plain = search.plain(where)
-    if plain is not None or weights_lose(where):
+    if plain is not None or where.weights_lose:
         return plain
     found = [c for c in search.candidates(where) if not c.needs]
     return max(found, key=lambda c: c.value, default=None)

@@ -40,7 +40,7 @@ from kvsim.planner.table import (
 )
 from kvsim.prediction.generate import Prediction
 from kvsim.prediction.memory import decode_point, weights_bytes
-from kvsim.quality.evidence import KNOWN_BAD, Evidence, combine, weights_evidence
+from kvsim.quality.evidence import KNOWN_BAD, Evidence, combine
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.rules import Rules
 from kvsim.techniques import parse
@@ -322,7 +322,7 @@ class ServiceSearch:
             return None
         names = {x.name for x in q.admission.candidates()}
         runs = q.admission.engine or self.q.research or served_by(FULL, q.deployment)
-        if FULL not in names or weights_lose(q) or t.refuses(q.deployment) or not runs:
+        if FULL not in names or q.weights_lose or t.refuses(q.deployment) or not runs:
             return None
         if id(q.deployment) not in self._plain:
             batches = candidate_batches(q, t)
@@ -343,18 +343,16 @@ class ServiceSearch:
         rates = -found["throughput"][rows]
         rate = float(rates.max() if within.any() else rates[0])  # the first is the quickest
         per_s = rate * q.deployment.gpus / q.workload.generate
-        weights = weights_evidence(q.deployment.model, q.deployment.weights)
-        return Candidate(q, t, per_s, per_s / q.deployment.gpus, weights)
+        return Candidate(q, t, per_s, per_s / q.deployment.gpus, q.weights_evidence)
 
     def candidates(self, question: Question, every: bool = False) -> Iterator[Candidate]:
         """The best settings of each technique on one deployment, admitted or not."""
         q, search = question, self.table(question, every)
         columns, table = search.table.columns, search.table
-        weights = weights_evidence(q.deployment.model, q.deployment.weights)
         for name in table.names:
             for row in self._best_rows(q, search, name):
                 t, evidence = table.technique[row], table.evidence[row]
-                known = combine([evidence, weights])
+                known = combine([evidence, q.weights_evidence])
                 judged = known if q.admission.judges_weights else evidence
                 lossy, guessed = q.admission.loss(judged), columns["assumed"][row]
                 needs = "" if lossy <= q.limits.loss else needed_option(judged)
@@ -611,7 +609,7 @@ class ServiceSearch:
             for q in self.q.deployments
             if id(q) in failed
             or (
-                not weights_lose(q)
+                not q.weights_lose
                 and self.plain(q) is None
                 and all(c.needs for c in self.candidates(q))
             )
@@ -679,8 +677,7 @@ class ServiceSearch:
         most = MOST_RESEARCHED if every and not self.q.research else MOST_COMPOSED
         search = CompositionSearch(of, lambda t: self._limits(q, t), most)
         for found in search.solve():
-            weights = weights_evidence(q.deployment.model, q.deployment.weights)
-            known = combine([found.evidence, weights])
+            known = combine([found.evidence, q.weights_evidence])
             judged = known if q.admission.judges_weights else found.evidence
             if q.admission.loss(judged) > q.limits.loss:
                 continue
@@ -715,13 +712,6 @@ class ServiceSearch:
         batch = np.ceil(max(choice.carried.running, 1.0) / parts) * parts
         found = w.predict(best.technique, d, np.array([batch]))
         return Research(found, best.evidence, gain_over(mine, best.value))
-
-
-def weights_lose(question: Question) -> bool:
-    """Whether the weights alone lose more than is admitted."""
-    q = question
-    weights = weights_evidence(q.deployment.model, q.deployment.weights)
-    return q.admission.judges_weights and q.admission.loss(weights) > q.limits.loss
 
 
 def full_weights(deployment: Deployment) -> float:

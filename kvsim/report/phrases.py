@@ -1,8 +1,8 @@
 """Parts of sentences: times, memory, how two compare, and why something takes its time."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from shlex import quote
+from shlex import join, quote, split
 from typing import TYPE_CHECKING
 
 from kvsim.machines.deployment import Deployment
@@ -178,6 +178,31 @@ def describe_saving(row: Row, full: Row, of: str = " of GPU memory") -> str:
     if not row["fits"] or saved <= 0.01 * full["gpu_bytes"]:
         return ""
     return f" and saves {units.size(saved)}{of}"
+
+
+def change_command(command: str, changes: Mapping[str, str]) -> str:
+    """Write a command line with some options given another value.
+
+    Parameters
+    ----------
+    command
+        Command line.
+    changes
+        Values by option, as ``max_loss``; an empty value for an option that takes none.
+    """
+    words, found = split(command), []
+    skip = False
+    for word in words:
+        name = word[2:].partition("=")[0].replace("-", "_") if word.startswith("--") else ""
+        if skip:
+            skip = False
+            continue
+        if name in changes:
+            skip = "=" not in word
+            continue
+        found.append(word)
+    given = [x for k, v in changes.items() for x in (f"--{k.replace('_', '-')}", v) if x]
+    return join([*found, *given])
 
 
 def differing_options(chosen: Deployment, other: Deployment) -> str:

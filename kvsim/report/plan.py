@@ -6,9 +6,10 @@ from math import isfinite
 from typing import TYPE_CHECKING
 
 from kvsim.emit.served import serve_prediction
-from kvsim.machines.deployment import WEIGHT_FORMATS, Deployment, basis
+from kvsim.machines.deployment import Deployment, basis
 from kvsim.planner.alternatives import LABELS, NARROW, NoPlanError, PlanRemedy, score
 from kvsim.planner.plan import ChosenPlan
+from kvsim.planner.question import needed_option
 from kvsim.planner.sensitivity import BREAKPOINT_FACTORS, LIKELY_ENOUGH, Binding, Breakpoint
 from kvsim.prediction.generate import Prediction
 from kvsim.report import caveats, evidence, names, units
@@ -27,6 +28,7 @@ from kvsim.report.names import (
     technique_fields,
 )
 from kvsim.report.phrases import (
+    change_command,
     describe_command,
     describe_times,
     differing_options,
@@ -37,7 +39,7 @@ from kvsim.report.phrases import (
 )
 from kvsim.report.predict import figures, prediction
 from kvsim.report.result import Result
-from kvsim.report.suitability import describe_loss, join_titles, list_engines
+from kvsim.report.suitability import describe_loss, join_titles, list_engines, phrase_loss
 from kvsim.report.table import Table, disk_column, quantity_columns, text_column
 from kvsim.report.terminal import BLANK, Block, Heading
 from kvsim.report.units import rounded, seconds, usd
@@ -156,8 +158,8 @@ def make_empty_result(none: NoPlanError, command: str = "") -> Result[NoPlanErro
     Result
         Answer with advice and no choice.
     """
-    answer = _write_empty_answer(none)
-    advised = [_advice(a) for a in none.remedies]
+    answer = _write_empty_answer(none, command)
+    advised = [_advice(a) | {"command": change_command(command, a.changes)} for a in none.remedies]
     rows = [row["predicted"] | {"option": row["option"]} for row in advised]
     columns = [
         text_column("change", "option"),
@@ -391,7 +393,7 @@ def _write_answer(plan: ChosenPlan, chosen: Row) -> Answer:
         _targets(plan),
     ]
     more.append(explain_limit(chosen["bound_by"], p.generate))
-    said = verdict([_waves(plan), _run(plan), _against_full(plan), _warn_of_weights(d)], more)
+    said = verdict([_waves(plan), _run(plan), _against_full(plan), _warn_of_weights(plan)], more)
     return Answer(
         verdict=said,
         figures=figures(chosen),
@@ -403,7 +405,7 @@ def _write_answer(plan: ChosenPlan, chosen: Row) -> Answer:
     )
 
 
-def _write_empty_answer(none: NoPlanError) -> Answer:
+def _write_empty_answer(none: NoPlanError, command: str) -> Answer:
     """Advise what to change where nothing is within the limits."""
     first = none.remedies[0] if none.remedies else None
     needed = ["No plan meets the limits."]
@@ -416,7 +418,7 @@ def _write_empty_answer(none: NoPlanError) -> Answer:
     return Answer(
         verdict=verdict(needed),
         changes=[
-            *(f"{a}." for a in none.remedies),
+            *(f"`{change_command(command, a.changes)}`: {a.outcome}." for a in none.remedies),
             *(
                 f"{LABELS[name]} of {amount} would be enough, with everything else unchanged."
                 for name, amount in enough.items()
@@ -491,12 +493,14 @@ def _against_full(plan: ChosenPlan) -> str:
     return f"That is {units.times(ratio)} full KV at batch {units.integer(batch)}."
 
 
-def _warn_of_weights(deployment: Deployment) -> str:
-    """That weights have fewer bytes than they were published with, if so."""
-    mine, published = (WEIGHT_FORMATS[x] for x in (deployment.weights, deployment.model.released))
-    if mine.bytes(4096, 4096) >= 0.9 * published.bytes(4096, 4096):
+def _warn_of_weights(plan: ChosenPlan) -> str:
+    """What weights lose that have fewer bytes than they were published with, if so."""
+    found, weights = plan.question.weights_evidence, plan.choice.deployment.weights
+    if found.kind == "lossless":
         return ""
-    return f"The quality loss of {deployment.weights} weights is unknown."
+    if found.unknown:
+        return f"The quality loss of {weights} weights is unknown."
+    return f"{weights[0].upper()}{weights[1:]} weights: {phrase_loss(found)}."
 
 
 def _served(plan: ChosenPlan) -> str:
@@ -594,6 +598,11 @@ def _list_changes(plan: ChosenPlan, told: str) -> Iterator[str]:
     best = sorted(plan.others, key=lambda p: _worth(plan, p), reverse=True)[:OTHERS]
     lines = [*(f"{_compared(plan, other)}." for other in best), *lines]
     yield from (line for line in lines if line not in told)
+    for q in plan.too_lossy:
+        yield (
+            f"{needed_option(q.weights_evidence)} admits {q.deployment.weights} weights: "
+            f"{phrase_loss(q.weights_evidence)}."
+        )
     yield from _advised(plan)
     for binding in plan.binding:
         if binding.gain_without > NO_GAIN:

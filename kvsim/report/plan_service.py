@@ -1,6 +1,6 @@
 """`kvsim plan` for a service in words: the rate that is kept, what else would do, how to run it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import isfinite
 from typing import TYPE_CHECKING
@@ -11,13 +11,12 @@ from kvsim.planner.alternatives import NoPlanError
 from kvsim.planner.load import Carried
 from kvsim.planner.remedies import Otherwise
 from kvsim.planner.service import ClassPlan, PlayedOption, ServicePlan
-from kvsim.quality.evidence import Evidence
-from kvsim.quality.measured import PERPLEXITY
 from kvsim.report import evidence, names, units
 from kvsim.report.answer import BRIEF, MAX_VERDICT_WORDS, Answer, add_command_line, verdict
 from kvsim.report.json import Row, number, pick
 from kvsim.report.names import chosen_settings, label, phrase_technique, ranks, technique_fields
 from kvsim.report.phrases import (
+    change_command,
     describe_command,
     differing_options,
     layers_of,
@@ -26,7 +25,7 @@ from kvsim.report.phrases import (
 )
 from kvsim.report.predict import prediction
 from kvsim.report.result import Result
-from kvsim.report.suitability import join_titles
+from kvsim.report.suitability import join_titles, phrase_loss
 from kvsim.report.table import Column, Table, quantity_column, quantity_columns, text_column
 from kvsim.report.terminal import BLANK, Block, Heading
 
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 BRIEF_ROWS = 3  # of the choice and its alternatives that a terminal shows unless asked for more
 MAX_MISSING = 4  # layouts that are named where nothing meets the targets
 NO_GAIN = 0.02  # relative gain below which nothing is gained: rates are found to a hundredth
-UNNOTICED = 0.0005  # relative loss that scores do not show
 
 
 def make_result(
@@ -181,7 +179,7 @@ def make_empty_result(none: NoPlanError, command: str = "") -> Result[NoPlanErro
     remedies = [
         {
             "option": r.option,
-            "command": _changed(command, r.changes),
+            "command": change_command(command, r.changes),
             "caution": r.caution,
             **_figures(r.gives),
         }
@@ -206,25 +204,6 @@ def make_empty_result(none: NoPlanError, command: str = "") -> Result[NoPlanErro
     title = names.describe_deployment(none.deployment)
     tables = [Table(columns, remedies)] if remedies else []
     return Result(title, answer, fields, none, remedies, tables=tables, command=command)
-
-
-def _changed(command: str, changes: Mapping[str, str]) -> str:
-    """A command line with some options given another value."""
-    import shlex
-
-    words, found = shlex.split(command), []
-    skip = False
-    for word in words:
-        name = word[2:].partition("=")[0].replace("-", "_") if word.startswith("--") else ""
-        if skip:
-            skip = False
-            continue
-        if name in changes:
-            skip = "=" not in word
-            continue
-        found.append(word)
-    given = [x for k, v in changes.items() for x in (f"--{k.replace('_', '-')}", v) if x]
-    return shlex.join([*found, *given])
 
 
 def _answer(plan: ServicePlan) -> Answer:
@@ -273,7 +252,7 @@ def _sentence(plan: ServicePlan) -> str:
     what = f"{lead} {_run(c)}: {_rate(c.per_s)} requests/s"
     tokens = f" ({units.rate(c.output_tok_s)} output tok/s)"
     load, found = plan.question.load.words, plan.choice.candidate.evidence
-    loss = _loss_words(found)
+    loss = phrase_loss(found)
     brief = loss.partition("; not tested on")[0]
     ways = (
         f"{what}{tokens} {kept}; {load}; {loss}.",
@@ -295,23 +274,6 @@ def _run(found: Carried) -> str:
     layout = f" ({spread})" if spread else ""
     where = f"{many}{each}{d.hardware.name}{layout} with {d.weights} weights"
     return f"{phrase_technique(found.technique)} on {where}"
-
-
-def _loss_words(found: Evidence) -> str:
-    """The loss of quality in a clause, or that nothing is known of it."""
-    if found.kind == "lossless":
-        return "no loss of quality"
-    if found.unknown:
-        return "loss of quality unknown"
-    what = "perplexity" if found.unit == PERPLEXITY else "scores"
-    most = units.percent(max(found.bound, 0.0))
-    if found.loss < UNNOTICED:
-        text = f"no measurable loss in {what} (at most {most})"
-    else:
-        text = f"{what} {units.percent(found.loss)} worse (at most {most})"
-    if found.untried:
-        text += f"; not tested on {', '.join(found.untried)}"
-    return text
 
 
 def _rate(per_s: float | None) -> str:
@@ -443,9 +405,9 @@ def _rows(plan: ServicePlan) -> Iterator[Row]:
         told = f"{where}: {a.reason}" if where else a.reason
         known = a.option.candidate.evidence
         if needs:
-            told += f", but needs {needs}: {_loss_words(known)}"
+            told += f", but needs {needs}: {phrase_loss(known)}"
         elif known.kind != "lossless":
-            told += f"; {_loss_words(known)}"
+            told += f"; {phrase_loss(known)}"
         yield _row(a.option, f"needs {needs}" if needs else "or", told)
     if plan.research is not None and plan.research.gain > NO_GAIN:
         found, p = plan.research, plan.research.prediction
@@ -462,14 +424,14 @@ def _rows(plan: ServicePlan) -> Iterator[Row]:
             "gain": number(found.gain),
             "reason": "no engine runs it (--research considers it); an estimated "
             f"{round(100 * found.gain)} % more requests/s; "
-            f"{_loss_words(found.evidence)}",
+            f"{phrase_loss(found.evidence)}",
         }
 
 
 def _row(option: PlayedOption, standing: str, reason: str) -> Row:
     found, able = option.candidate.evidence, option.candidate.engines
     runs = f"runs in {join_titles(able)}" if able else "runs in no engine"
-    loss = _loss_words(found)
+    loss = phrase_loss(found)
     return {
         "standing": standing,
         **_figures(option.carried),

@@ -161,6 +161,37 @@ def _losses(found: Sequence[Prediction]) -> Iterator[tuple[Prediction, Evidence]
             yield p, evidence(t, p.deployment.model, p.prompt + p.generate)
 
 
+UNNOTICED = 0.0005  # relative loss that scores do not show
+
+
+def phrase_loss(found: Evidence) -> str:
+    """Describe a loss of quality in a clause.
+
+    Parameters
+    ----------
+    found
+        Evidence of the loss.
+
+    Returns
+    -------
+    str
+        The clause; without evidence, that nothing is known.
+    """
+    if found.kind == "lossless":
+        return "no loss of quality"
+    if found.unknown:
+        return "loss of quality unknown"
+    what = "perplexity" if found.unit == PERPLEXITY else "scores"
+    most = units.percent(max(found.bound, 0.0))
+    if found.loss < UNNOTICED:
+        text = f"no measurable loss in {what} (at most {most})"
+    else:
+        text = f"{what} {units.percent(found.loss)} worse (at most {most})"
+    if found.untried:
+        text += f"; not tested on {', '.join(found.untried)}"
+    return text
+
+
 def describe_loss(technique: Technique, found: Evidence) -> str:
     """Describe the loss of a choice in one sentence.
 

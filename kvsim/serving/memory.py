@@ -5,7 +5,7 @@ is put together. A block on the GPU is in use (pinned) or kept in case its token
 blocks give way, least recently used first, when no other memory is free. The blocks of a finished
 answer are kept too and give way in their turn, although nothing finds them. Two sequences that
 compute the same tokens at once each have a copy. Consecutive KV blocks with one fate are one entry:
-a piece of a block of the trace, or of the tokens that only one request has. Other memories keep
+a piece of a run of blocks, or of the tokens that only one request has. Other memories keep
 copies: ``tiers``.
 """
 
@@ -48,14 +48,34 @@ def bucket(pool: Pool, block: int) -> int:
 
 
 @jit_function
+def locate(world: World, request: Request, index: int) -> tuple[int, int]:
+    """Return the run that a KV block of a request belongs to, and which one of the run it is.
+
+    Parameters
+    ----------
+    world : state of the simulation.
+    request : the request.
+    index : which of its KV blocks, one that its blocks in the trace name.
+
+    Returns
+    -------
+    tuple of int
+        Id of the run, and the KV block's place in it.
+    """
+    each = world.limits.parts
+    place = world.places[request.first_block + index // each]
+    return int(place.block), int(place.before + index % each)
+
+
+@jit_function
 def find(world: World, pool: Pool, block: int, part: int = 0) -> int:
-    """Return the entry that holds a part of a block, the oldest of several copies.
+    """Return the entry that holds a part of a run, the oldest of several copies.
 
     Parameters
     ----------
     world : state of the simulation, changed in place.
     pool : blocks in one memory of a replica.
-    block : id of the block.
+    block : id of the run.
     part : which of its KV blocks; 0 in memories that keep whole units.
 
     Returns
@@ -77,13 +97,13 @@ def find(world: World, pool: Pool, block: int, part: int = 0) -> int:
 
 @jit_function
 def find_own(world: World, pool: Pool, place: tuple[int, int], owner: int) -> int:
-    """Return the entry of a part of a block that one request computed last.
+    """Return the entry of a part of a run that one request computed last.
 
     Parameters
     ----------
     world : state of the simulation, changed in place.
     pool : blocks in one memory of a replica.
-    place : id of the block, and which of its KV blocks.
+    place : id of the run, and which of its KV blocks.
     owner : the request.
 
     Returns
@@ -405,10 +425,14 @@ def pin(world: World, replica: Replica, at: int, span: tuple[int, int]) -> None:
     pool, before = world.pools[POOLS * replica.index + GPU], part - world.entries[at].first
     if before > 0:
         split(world, pool, at, before)
+        if at == replica.late_entry:
+            replica.late_entry = world.entries[at].chain
         at = world.entries[at].chain
     entry = world.entries[at]
     if parts < entry.parts:
         split(world, pool, at, parts)
+        if at == replica.late_entry:
+            replica.late_entry = entry.older
     if entry.users == 0:
         if at == replica.late_entry:
             replica.late_entry = entry.newer
@@ -451,12 +475,12 @@ def pin_found(world: World, replica: Replica, request: Request, count: int) -> N
     request : the request.
     count : number of KV blocks, all of which are found.
     """
-    each, pool = world.limits.parts, world.pools[POOLS * replica.index + GPU]
-    j = 0
+    pool, j = world.pools[POOLS * replica.index + GPU], 0
     while j < count:
-        at = find(world, pool, world.ids[request.first_block + j // each], j % each)
-        parts = min(world.entries[at].first + world.entries[at].parts - j % each, count - j)
-        pin(world, replica, at, (j % each, parts))
+        run, part = locate(world, request, j)
+        at = find(world, pool, run, part)
+        parts = min(world.entries[at].first + world.entries[at].parts - part, count - j)
+        pin(world, replica, at, (part, parts))
         j += parts
 
 
@@ -480,26 +504,26 @@ def share(world: World, replica: Replica, sequence: Sequence, tokens: int) -> No
             j = sequence.named = sequence.load_to
         if j >= last:
             return
-        until = min(last, (j // each + 1) * each)
+        until = min(last, j - j % each + world.places[request.first_block + j // each].left)
         if j < sequence.load_from:
             until = min(until, sequence.load_from)
         parts = min(until - j, sequence.held // limits.part_bytes)
         if parts <= 0:
             return
-        block, part = world.ids[request.first_block + j // each], j % each
+        run, part = locate(world, request, j)
         at = NO_INDEX
         if part > 0:
-            at = find_own(world, pool, (block, part - 1), sequence.request)
+            at = find_own(world, pool, (run, part - 1), sequence.request)
         # a copy of the same tokens is older, unless this one is an entry of its own
         if (
             at != NO_INDEX
             and world.entries[at].users == 1
             and world.entries[at].first + world.entries[at].parts == part
-            and find(world, pool, block, part) == NO_INDEX
+            and find(world, pool, run, part) == NO_INDEX
         ):
             world.entries[at].parts += parts
         else:
-            entry = world.entries[insert(world, pool, block)]
+            entry = world.entries[insert(world, pool, run)]
             entry.first, entry.parts, entry.owner, entry.users = part, parts, sequence.request, 1
         size = parts * limits.part_bytes
         sequence.held -= size
@@ -526,7 +550,7 @@ def keep(world: World, replica: Replica, sequence: Sequence, tokens: int) -> int
         Entry of the tokens that only this request has, or NO_INDEX.
     """
     limits, request, own = world.limits, world.requests[sequence.request], NO_INDEX
-    each, pool = limits.parts, world.pools[POOLS * replica.index + GPU]
+    pool = world.pools[POOLS * replica.index + GPU]
     share(world, replica, sequence, tokens)
     if sequence.named >= request.blocks:
         parts = tokens // limits.block_tokens - sequence.named
@@ -544,12 +568,12 @@ def keep(world: World, replica: Replica, sequence: Sequence, tokens: int) -> int
             j = sequence.named
             if j == 0:
                 break
-        block, part = world.ids[request.first_block + (j - 1) // each], (j - 1) % each
+        run, part = locate(world, request, j - 1)
         found = j <= sequence.found or (sequence.load_from < j <= sequence.load_to)
         if found:
-            at = find(world, pool, block, part)
+            at = find(world, pool, run, part)
         else:
-            at = find_own(world, pool, (block, part), sequence.request)
+            at = find_own(world, pool, (run, part), sequence.request)
         j -= part + 1 - world.entries[at].first
         unpin(world, replica, at)
     return own
@@ -619,13 +643,14 @@ def count_found(world: World, replica: Replica, request: Request, most: int) -> 
     tuple of int
         Number of KV blocks, and of them those without users.
     """
-    each, pool = world.limits.parts, world.pools[POOLS * replica.index + GPU]
+    pool = world.pools[POOLS * replica.index + GPU]
     j, unused, last = 0, 0, min(int(request.blocks), most)
     while j < last:
-        at = find(world, pool, world.ids[request.first_block + j // each], j % each)
+        run, part = locate(world, request, j)
+        at = find(world, pool, run, part)
         if at == NO_INDEX or world.entries[at].ready > replica.clock:
             break
-        parts = min(world.entries[at].first + world.entries[at].parts - j % each, last - j)
+        parts = min(world.entries[at].first + world.entries[at].parts - part, last - j)
         unused += parts * (world.entries[at].users == 0)
         j += parts
     return j, unused

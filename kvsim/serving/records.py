@@ -98,7 +98,7 @@ class Request:
     started: float  # first scheduled [s]
     first: float  # first token [s]
     last: float  # last token [s]
-    first_block: int  # index into ``World.ids`` of the first of its blocks in the trace
+    first_block: int  # index into ``World.places`` of the first of its blocks in the trace
     blocks: Int32  # full KV blocks of its prompt and answer that these name
     kept: Int32  # entry of the rest, which it left behind when it was preempted
     prompt: Int32  # [tokens]
@@ -123,6 +123,18 @@ class Turn:
     next: Int32  # first turn that follows this one, or NONE
     sibling: Int32  # next turn that follows the same one, or NONE
     awaited: bool  # it follows a turn that is not finished
+
+
+class BlockPlace:
+    """Where a block of the trace lies in its run: blocks that every request has together.
+
+    In a run each block always follows the same one. Where other memories keep blocks, a run is one
+    block.
+    """
+
+    block: int  # id of the run's first block
+    before: Int32  # KV blocks of the run that come before it
+    left: Int32  # and from its first one on, of those that this request has
 
 
 class Event:
@@ -216,8 +228,8 @@ class Replica:
 class Pool:
     """What is kept in one memory, with what is in no use by last use.
 
-    An entry of the GPU's pool is some consecutive KV blocks of one block of the trace; of another,
-    one unit, under the id of its last block.
+    An entry of the GPU's pool is some consecutive KV blocks of one run; of another, one unit, under
+    the id of its last block.
     """
 
     first: int  # its entries are World.entries[first:][:room]
@@ -237,13 +249,13 @@ class Pool:
 class Entry:
     """What has one fate in a pool."""
 
-    block: int  # id in the trace; below NO_INDEX if only one request has it; NO_INDEX if unused
+    block: int  # id of its run; below NO_INDEX if only one request has it; NO_INDEX if unused
     ready: float  # when it has arrived in this memory [s]
     chain: Int32  # next entry in its bucket
     newer: Int32
     older: Int32
     parts: Int32  # KV blocks
-    first: Int32  # which of its block the first one is
+    first: Int32  # which of its run the first one is
     owner: Int32  # request that computed it
     users: Int32  # running sequences that use it
 
@@ -281,7 +293,7 @@ class World(NamedTuple):
     entries: Records[Entry]
     used: Array  # last use of each entry; empty where nothing is forgotten with time [s]
     buckets: NDArray[np.int32]
-    ids: Integers  # hash blocks of all prompts
+    places: Records[BlockPlace]  # of the blocks of all prompts
     sizes: Records[Sizes]
     bins: Records[Bin]  # of replica r, World.bins[BINS * r:][:BINS]
     gaps: Array  # tokens by the time since the one before, GAPS of each replica

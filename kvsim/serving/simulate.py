@@ -252,7 +252,7 @@ def play(tables: Tables, world: World, course: Course, coming: ArrivalOrder) -> 
         soon = course.next + 4 * FETCH_AHEAD
         if soon < order.size:
             fetch(world.requests, order[soon])
-            for stage in range(3 if world.ids.size > 0 else 0):
+            for stage in range(3 if world.places.size > 0 else 0):
                 soon -= FETCH_AHEAD
                 fetch_blocks(world, world.requests[order[soon]], stage)
 

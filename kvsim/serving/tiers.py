@@ -20,6 +20,7 @@ from kvsim.serving.memory import (
     drop_oldest,
     find,
     insert,
+    locate,
     make_room,
     pin,
     remove,
@@ -149,7 +150,7 @@ def get_unit(world: TieredWorld, request: Request, number: int) -> int:
         The id.
     """
     blocks = world.limits.unit // world.limits.parts
-    return int(world.ids[request.first_block + (number + 1) * blocks - 1])
+    return int(world.places[request.first_block + (number + 1) * blocks - 1].block)
 
 
 @jit_function
@@ -160,17 +161,19 @@ def fetch_blocks(world: World, request: Request, stage: int) -> None:
     ----------
     world : state of the simulation.
     request : the request.
-    stage : what is asked for: 0, the ids of its blocks; 1, their buckets; 2, their entries.
+    stage : what is asked for: 0, the places of its blocks; 1, their buckets; 2, their entries.
     """
     if request.replica == NO_INDEX or request.blocks == 0:
         return
     limits = world.limits
     if stage == 0:
-        fetch(world.ids, request.first_block)
+        fetch(world.places, request.first_block)
         return
     replica = world.replicas[request.replica]
-    for j in range(limits.parts - 1, request.blocks, limits.parts):
-        block = world.ids[request.first_block + j // limits.parts]
+    j = 0
+    while j < request.blocks:
+        place = world.places[request.first_block + j // limits.parts]
+        block, j = int(place.block), j + place.left
         for memory in range(GPU, REMOTE + 1):
             pool = get_pool(world, replica, memory)
             if pool.room > 0:
@@ -487,7 +490,7 @@ def find_arriving(
     """
     first, last = span
     each, gpu = world.limits.parts, world.pools[POOLS * replica.index + GPU]
-    block, part = world.ids[request.first_block + first // each], first % each
+    block, part = locate(world, request, first)
     last = min(last, (first // each + 1) * each)
     at = find(world, gpu, block, part)
     if at != NO_INDEX:
@@ -583,9 +586,10 @@ def load(tables: Tables, world: TieredWorld, replica: Replica, sequence: Sequenc
         at, parts = find_arriving(world, replica, request, (k, end))
         if at == NO_INDEX:
             make_room(world, replica, parts * limits.part_bytes)
-            at = insert(world, gpu, world.ids[request.first_block + k // limits.parts])
+            block, number = locate(world, request, k)
+            at = insert(world, gpu, block)
             entry = world.entries[at]
-            entry.first, entry.parts, entry.ready = k % limits.parts, parts, sequence.ready
+            entry.first, entry.parts, entry.ready = number, parts, sequence.ready
             append(world, gpu, at)
             replica.cached += parts * limits.part_bytes
         pin(world, replica, at, (k % limits.parts, parts))

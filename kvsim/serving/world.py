@@ -1,5 +1,6 @@
 """Everything a run reads and changes, made of a trace and of step costs."""
 
+import weakref
 from typing import NamedTuple
 
 import numpy as np
@@ -7,6 +8,7 @@ from numpy.typing import NDArray
 
 from kvsim.errors import InputError
 from kvsim.graph import Array
+from kvsim.serving.core import jit_entry
 from kvsim.serving.costs import StepCosts
 from kvsim.serving.records import (
     GAP_BINS,
@@ -15,6 +17,7 @@ from kvsim.serving.records import (
     NO_INDEX,
     POOLS,
     Bin,
+    BlockPlace,
     Entry,
     Event,
     Integers,
@@ -35,7 +38,7 @@ from kvsim.traces.requests import Requests
 
 def request_records(
     requests: Requests, rate: Array, limits: Limits
-) -> tuple[Records[Request], Integers]:
+) -> tuple[Records[Request], Records[BlockPlace]]:
     """Make records of all requests, which wait to arrive.
 
     Parameters
@@ -47,13 +50,12 @@ def request_records(
     Returns
     -------
     tuple of array
-        The records (n,), and the hash blocks of all prompts and answers; none without prefix
-        caching.
+        The records (n,), and the places of all prompts' blocks; none without prefix caching.
     """
-    ids = np.zeros(0, np.int64)
+    places = make(BlockPlace, 0)
     first, full = np.zeros((2, len(requests)), np.int64)
     if limits.part_bytes and requests.block_ids is not None and requests.block_start is not None:
-        ids, first = requests.block_ids, requests.block_start[:-1]
+        places, first = find_places(requests, limits), requests.block_start[:-1]
         named = np.diff(requests.block_start) * limits.parts
         full = np.minimum(named, requests.prompt // limits.block_tokens)
         turn, follows = find_repeated(requests)
@@ -75,7 +77,88 @@ def request_records(
         priority=0 if requests.priority is None else requests.priority,
         **later,
     )
-    return records, np.array(ids)  # a copy that is not read-only, as compiled code expects
+    return records, places
+
+
+def find_places(requests: Requests, limits: Limits) -> Records[BlockPlace]:
+    """Find where the blocks of all prompts lie in their runs.
+
+    Parameters
+    ----------
+    requests : the trace, which has hash blocks.
+    limits : rules and memory of every replica.
+
+    Returns
+    -------
+    records
+        One for each of the trace's block ids, in their order.
+    """
+    ids, parts = requests.block_ids, int(limits.parts)
+    assert ids is not None
+    owner = ids if ids.base is None else ids.base
+    start = np.array(requests.block_start)
+    key = id(owner), ids.ctypes.data, hash(start.tobytes()), parts * (not limits.tiers)
+    if key not in _PLACES:
+        places = make(BlockPlace, ids.size, block=ids, left=parts)
+        if not limits.tiers:
+            different = int(ids.max(initial=-1)) + 1
+            around = np.full((2, different), UNSEEN, np.int32)
+            joined = JoinedBlocks(places, around, np.zeros(different, np.bool_))
+            join_runs(np.array(ids), start, parts, joined)
+        if not isinstance(owner, np.ndarray):
+            return places
+        _PLACES[key] = places
+        weakref.finalize(owner, _PLACES.pop, key, None)
+    return _PLACES[key]
+
+
+_PLACES: dict[tuple[int, ...], Records[BlockPlace]] = {}
+"""Places of traces whose blocks are still in memory: the same trace is played at many rates."""
+UNSEEN = -2  # no block yet: before or after another one
+
+
+class JoinedBlocks(NamedTuple):
+    """Places of blocks, and what was seen of the blocks around each one."""
+
+    places: Records[BlockPlace]
+    around: NDArray[np.int32]  # the block before and after each one (2, ids)
+    heads: NDArray[np.bool_]  # whether a run begins with it (ids,)
+
+
+@jit_entry
+def join_runs(ids: Integers, start: Integers, parts: int, joined: JoinedBlocks) -> None:
+    """Join blocks into runs: what always follows the same block, which nothing else follows.
+
+    Parameters
+    ----------
+    ids : hash blocks of all prompts. (m,)
+    start : where each request's begin. (n + 1,)
+    parts : KV blocks of each.
+    joined : places that are single blocks so far, and memory to note what is seen.
+    """
+    places, around, heads = joined.places, joined.around, joined.heads
+    for r in range(start.size - 1):
+        before = NO_INDEX
+        for i in range(start[r], start[r + 1]):
+            block = ids[i]
+            if around[0, block] == UNSEEN:
+                around[0, block] = before
+            if before == NO_INDEX or around[0, block] != before:
+                heads[block] = True
+            if before != NO_INDEX:
+                if around[1, before] == UNSEEN:
+                    around[1, before] = block
+                elif around[1, before] != block:  # neither continues its run
+                    heads[block] = heads[around[1, before]] = True
+            before = block
+    for r in range(start.size - 1):
+        for i in range(start[r] + 1, start[r + 1]):
+            if not heads[ids[i]]:
+                places[i].block = places[i - 1].block
+                places[i].before = places[i - 1].before + parts
+        for i in range(start[r + 1] - 2, start[r] - 1, -1):
+            if not heads[ids[i + 1]]:
+                places[i].left = places[i + 1].left + parts
 
 
 def find_repeated(requests: Requests) -> tuple[Integers, Integers]:
@@ -232,9 +315,9 @@ def make_world(requests: Requests, costs: StepCosts, replicas: int, rate: Array)
         If a round's tokens exceed the budget, or prefix caching cannot work.
     """
     limits = limits_of(costs, requests)
-    records, ids = request_records(requests, rate, limits)
+    records, places = request_records(requests, rate, limits)
     turns, events = turn_records(requests)
-    different = int(ids.max()) + 1 if ids.size else 0
+    different = int(places.block.max()) + 1 if places.size else 0
     sizes = _pool_sizes(costs, limits, different, replicas)
     pools, entries, buckets = pool_records(sizes, different, int(limits.parts))
     return World(
@@ -246,7 +329,7 @@ def make_world(requests: Requests, costs: StepCosts, replicas: int, rate: Array)
         entries=entries,
         used=np.zeros(entries.size if np.isfinite(limits.ttl) else 0),
         buckets=buckets,
-        ids=ids,
+        places=places,
         sizes=make_sizes(costs),
         bins=make(Bin, replicas * GAP_BINS),
         gaps=np.zeros(replicas * GAPS),

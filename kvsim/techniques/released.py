@@ -51,8 +51,8 @@ def engine_refusal(engine: str, deployment: Deployment) -> str:
         return f"{engine} has no layout with --dp or --ep"
     if (apple or amd) and engine in nvidia:
         return f"{nvidia[engine]} runs on NVIDIA GPUs only, not on {hardware.name}"
-    if engine in WHOLE_BLOCKS and (cut := _describe_cut(deployment)):
-        return f"{WHOLE_BLOCKS[engine]} does not load {cut}"
+    if cut := describe_cut(engine, deployment):
+        return cut
     if engine == "trtllm" and "bf16" not in hardware.flops:
         return f"TensorRT-LLM needs Ampere or later, not {hardware.name}"
     if apple and engine in ("vllm", "sglang"):
@@ -87,10 +87,20 @@ def describe_cut_block(weights: str, columns: int, stage: int) -> str:
     )
 
 
-def _describe_cut(deployment: Deployment) -> str:
+def describe_cut(engine: str, deployment: Deployment) -> str:
+    """Why an engine does not load an fp8 checkpoint in this layout; empty if it does.
+
+    Parameters
+    ----------
+    engine
+        The engine.
+    deployment
+        The model in its layout.
+    """
     spread = deployment.parallelism
     columns = deployment.model.expert_ffn // spread.slices
-    return describe_cut_block(deployment.weights, columns, spread.stage)
+    cut = describe_cut_block(deployment.weights, columns, spread.stage)
+    return f"{WHOLE_BLOCKS[engine]} does not load {cut}" if cut and engine in WHOLE_BLOCKS else ""
 
 
 def engines_running(name: str, deployment: Deployment) -> list[str]:
@@ -135,7 +145,7 @@ def served_by(name: str, deployment: Deployment) -> list[str]:
     Where times are llama.cpp's, it alone: the three others run on like machines at like speeds.
     None where the engine of the times does not load the weights.
     """
-    if deployment.stack.family in WHOLE_BLOCKS and _describe_cut(deployment):
+    if describe_cut(deployment.stack.family, deployment):
         return []
     able = [engine for engine in engines_running(name, deployment) if engine in SERVERS]
     alone = "llamacpp"

@@ -1,7 +1,7 @@
 """Traffic described without a trace: lengths, a rate or users, and prefix reuse."""
 
 from dataclasses import replace
-from math import ceil, log
+from math import ceil, log, log2
 
 import numpy as np
 
@@ -12,6 +12,11 @@ from kvsim.traces.requests import LONGEST_REQUEST, Floats, Integers, Requests
 from kvsim.traces.synthetic import Empirical, Lengths, Prefixes, Steady
 
 BLOCK_TOKENS = 16  # of a prefix block, as engines share them [tokens]
+SHARED_STEPS = 64
+"""Steps of the mean prompt to which the end of a drawn prefix is rounded: each place where prompts
+part is found, used and given up by itself, and a play of long prompts took six times as long when
+they parted at every 16th token."""
+LARGEST_BLOCK = 256  # of a drawn prefix, which what other memories store is a multiple of [tokens]
 REUSE_DISTANCE = 20.0  # median requests since the last one with the same prefix
 LEAST_SECONDS, LEAST_REQUESTS, MOST_REQUESTS = 600.0, 3_000, 100_000
 """How long drawn traffic lasts if nothing is said: long enough for queues to settle and for a 99th
@@ -164,8 +169,10 @@ class DrawnTraffic:
         if self.hit_rate:
             depth = Empirical((log(1 + self.hit_rate),) * 105)
             far = -REUSE_DISTANCE / log(2) * np.log(np.maximum(1 - np.linspace(0, 1, 105), 1e-3))
-            reuse = Prefixes(BLOCK_TOKENS, (), (depth,), Empirical(tuple(np.log1p(far).tolist())))
-            return *reuse.draw(random, prompt), BLOCK_TOKENS
+            steps = max(float(prompt.mean()) / SHARED_STEPS / BLOCK_TOKENS, 1.0)
+            block = min(BLOCK_TOKENS * 2 ** int(log2(steps)), LARGEST_BLOCK)
+            reuse = Prefixes(block, (), (depth,), Empirical(tuple(np.log1p(far).tolist())))
+            return *reuse.draw(random, prompt), block
         return None, None, 0
 
 

@@ -6,9 +6,10 @@ from itertools import islice
 import pytest
 
 import kvsim
-from kvsim.errors import InfeasibleError
+from kvsim.errors import InfeasibleError, InputError
 from kvsim.planner.alternatives import NoPlanError
 from kvsim.planner.load import RateSearch
+from kvsim.planner.plan import ChosenPlan
 from kvsim.planner.remedies import explain_choice, with_times
 from kvsim.planner.service import ServicePlan, ServiceSearch
 
@@ -101,3 +102,20 @@ def test_no_plan_with_any_weights_names_what_their_loss_needs() -> None:
     with pytest.raises(NoPlanError, match=r"max_loss \S+ admits int4 \(at most ") as none:
         plan("qwen3-30b-a3b", gpu="rtx4090", weights=["auto"])
     assert "does not fit" not in none.value.reason
+
+
+def test_offline_weights_are_held_to_the_loss_that_is_admitted() -> None:
+    asked = {"offline": True, "weights": "auto", "only": "full", "max_loss": 0.02}
+    found = kvsim.plan(model="qwen3-30b-a3b", gpu="a100-80g", **asked).found
+    assert isinstance(found, ChosenPlan)
+    assert found.choice.deployment.weights == "fp16"
+    assert {q.deployment.weights for q in found.too_lossy} == {"int8", "int4"}
+
+
+@pytest.mark.parametrize("offline", [True, False])
+def test_blocks_of_weights_are_not_cut_by_tensor_parallelism(offline: bool) -> None:
+    asked = {"model": "qwen3-235b", "weights": "fp8", "tp": 8, "prompt": "1k", "generate": 64}
+    with pytest.raises(InfeasibleError, match="192 columns of each expert"):
+        kvsim.plan(gpu="h200", offline=offline, **asked)
+    with pytest.raises(InputError, match="192 columns of each expert"):
+        kvsim.capacity(gpus="h200", rate=1, **asked)

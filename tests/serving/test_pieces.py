@@ -1,5 +1,6 @@
 """Single functions of the simulator, run as plain Python on a few records made by hand."""
 
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from kvsim.serving.records import (
     NEVER,
     NO_INDEX,
     Bin,
+    BlockPlace,
     Limits,
     Replica,
     Request,
@@ -28,7 +30,7 @@ from kvsim.serving.records import (
 from kvsim.serving.rules import FASTER
 from kvsim.serving.scheduler import GAP_EDGES, Span
 from kvsim.serving.simulate import simulate
-from kvsim.serving.world import pool_records
+from kvsim.serving.world import find_places, pool_records
 from kvsim.traces.requests import Requests
 from tests.support.served import tables_of
 
@@ -159,7 +161,7 @@ def test_blocks_beyond_an_older_copy_are_used_of_the_next_one() -> None:
     w.limits.parts, w.entries[0].parts = 3, 1
     w.entries[1].block = 0
     w.entries[1].chain, w.entries[0].chain = 0, NO_INDEX  # in one chain, the older one at its end
-    w.buckets[memory.bucket(pool, 0)], w.ids = 1, [0]
+    w.buckets[memory.bucket(pool, 0)], w.places = 1, make(BlockPlace, 1, left=3)
     memory.pin_found(w, replica, make(Request, 1, blocks=3)[0], 3)
     places = [memory.find(w, pool, 0, part) for part in range(3)]
     assert [w.entries[at].users for at in places] == [2, 2, 2]
@@ -260,3 +262,30 @@ def test_a_prompts_ops_have_names_of_their_own_in_a_mixed_pass() -> None:
     assert [op.name for op in found] == ["prompt load", "prompt attn"]
     assert found[0].after == ("prompt attn@-2", "qkv")
     assert found[1].after == ("prompt load", "topk@step-1")
+
+
+@pytest.mark.parametrize(
+    ("prompts", "tiers", "runs"),
+    [
+        ("0123 0123 012", False, "0000 0000 000"),  # what ends earlier parts nothing
+        ("0123 0145 0167", False, "0022 0044 0066"),
+        ("01 21", False, "01 21"),  # the same block after two others
+        ("012 12", False, "011 11"),
+        ("0123 0123", True, "0123 0123"),
+    ],
+)
+def test_blocks_that_always_follow_each_other_are_one_run(
+    prompts: str, tiers: bool, runs: str
+) -> None:
+    each = [list(map(int, prompt)) for prompt in prompts.split()]
+    lengths = np.array([len(ids) for ids in each])
+    start, alike = np.concatenate([[0], np.cumsum(lengths)]), np.ones(len(each), np.int64)
+    some = Requests(np.zeros(len(each)), 32 * lengths, alike, np.concatenate(each), start, 32)
+    places = find_places(some, make(Limits, 1, parts=2, tiers=tiers)[0])
+    assert places.block.tolist() == [int(run) for run in runs.replace(" ", "")]
+    for first, last in pairwise(start):
+        inside = places[first:last]
+        for i, place in enumerate(inside):  # blocks of a run are numbered and counted
+            same = inside.block == place.block
+            assert tiers or place.before == 2 * (i - np.flatnonzero(same)[0])
+            assert place.left == 2 * same[i:].sum()

@@ -134,6 +134,18 @@ BLOCKS_OF_REQUEST = 12  # prefix blocks that take as long to play as a request w
 GOLDEN_RATIO = (5**0.5 - 1) / 2  # multiples of the golden ratio fill an interval most evenly
 
 
+def count_work(requests: Requests) -> int:
+    """Count the requests without prefix blocks that take as long to play.
+
+    Parameters
+    ----------
+    requests
+        The requests.
+    """
+    ids = requests.block_ids
+    return max(len(requests), 0 if ids is None else len(ids) // BLOCKS_OF_REQUEST)
+
+
 @frozen
 class Traffic:
     """A trace whose requests have a class and a window.
@@ -169,8 +181,7 @@ class Traffic:
     @property
     def work(self) -> int:
         """Requests without prefix blocks that take as long to play."""
-        ids = self.requests.block_ids
-        return max(len(self.requests), 0 if ids is None else len(ids) // BLOCKS_OF_REQUEST)
+        return count_work(self.requests)
 
     def varied(self, load: float = 1.0, day: int = 0) -> "Traffic":
         """The same traffic of more or fewer clients, on another day.
