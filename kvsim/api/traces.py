@@ -61,7 +61,7 @@ def inspect(inputs: Inputs) -> Result[Requests | None]:
     Returns
     -------
     Result
-        The figures; the requests are in ``found``.
+        Statistics of the trace; ``found`` is its requests.
     """
 
     trace = load(inputs.file, read_options(inputs))
@@ -71,7 +71,7 @@ def inspect(inputs: Inputs) -> Result[Requests | None]:
 
 @takes_options("traces convert", "file", "target")
 def convert(inputs: Inputs) -> None:
-    """Write a trace as Parquet, piece by piece, whole or not at all."""
+    """Convert a trace to Parquet, piece by piece; no file is left if that fails."""
 
     check_ending(inputs.target, (".parquet",))
     options = read_options(inputs)
@@ -89,12 +89,13 @@ def convert(inputs: Inputs) -> None:
 
 @takes_options("traces generate", "target")
 def generate(inputs: Inputs) -> Result[Requests | None]:
-    """Draw a trace from chosen distributions, or like another one, and write it.
+    """Draw a trace from given distributions or those of another trace, and write it to a file.
 
     Returns
     -------
     Result
-        The figures of the trace, and those of the other one.
+        Statistics of the trace, and of the one that it was fitted to; ``found`` is None, as the
+        requests are in the file.
     """
 
     check_ending(inputs.target)
@@ -130,12 +131,12 @@ def generate(inputs: Inputs) -> Result[Requests | None]:
 
 @takes_options("traces import", "files", "out")
 def import_(inputs: Inputs) -> Result[Requests | None]:
-    """Make a trace from metrics, spans or access logs, and write it.
+    """Make a trace from metrics, spans or access logs, and write it to a file.
 
     Returns
     -------
     Result
-        The figures of the trace.
+        Statistics of the trace; ``found`` is None, as the requests are in the file.
     """
 
     check_ending(inputs.out)

@@ -470,11 +470,25 @@ def quantise(
 def pack_prompt(
     deployment: Deployment, batch: Number, tokens: Number, stored: Format, before: Number = 0.0
 ) -> list[Op]:
-    """The part of each prompt's ``tokens`` that a format packs, read in fp16 and written.
+    """Read in fp16 and write packed what a pass adds to the packed part of each prompt.
 
     Parameters
     ----------
-    before : tokens of the prompt that earlier passes have read. [tokens]
+    deployment
+        Model, machine and software stack.
+    batch
+        Number of prompts.
+    tokens
+        Tokens of each prompt up to the end of the pass. [tokens]
+    stored
+        The packed format; it may keep the latest tokens in fp16.
+    before
+        Of these the tokens that earlier passes have read. [tokens]
+
+    Returns
+    -------
+    list of Op
+        One kernel; nothing for fp16.
     """
     if not stored.packs:
         return []
@@ -586,7 +600,7 @@ def _quickest_sum(
 def exchange_tokens(
     deployment: Deployment, name: str, tokens: Number, ranks: Number | None = None
 ) -> list[Op]:
-    """Hidden states between data-parallel ranks and the GPUs that have a token's experts.
+    """Send hidden states from data-parallel ranks to the GPUs that have a token's experts.
 
     A GPU takes in each routed copy for its experts, and no token more than once: where every GPU
     has a part of every expert that is an all-gather. Between nodes a token goes once to each, over
@@ -594,8 +608,19 @@ def exchange_tokens(
 
     Parameters
     ----------
-    tokens : of the rank with most.
-    ranks : tokens of all ranks over those (None: all ranks have as many).
+    deployment
+        Model, machine and software stack.
+    name
+        Name of the op.
+    tokens
+        Tokens of the rank with most. [tokens]
+    ranks
+        Tokens of all ranks together, as a multiple of ``tokens``; None if all ranks have as many.
+
+    Returns
+    -------
+    list of Op
+        One op, of one direction; nothing on one rank.
     """
     d = deployment
     if d.dp == 1:
@@ -617,12 +642,23 @@ def exchange_tokens(
 def output_ops(
     deployment: Deployment, point: Point, prompts: Number = 0.0, issued: Number = 0.0
 ) -> tuple[Op, ...]:
-    """Embedding look-up, last norm, LM head, sampling and the step's fixed time.
+    """Look up embeddings, and do the last norm, the LM head, sampling and the host's own work.
 
     Parameters
     ----------
-    prompts : that are read beside the sequences of a point that decodes.
-    issued : what the host takes to issue all layers, if they read a prompt. [s]
+    deployment
+        Model, machine and software stack.
+    point
+        The pass, or arrays of passes.
+    prompts
+        Number of prompts read in the same pass as a decoding batch.
+    issued
+        Time that the host takes to issue all layers, if they read a prompt. [s]
+
+    Returns
+    -------
+    tuple of Op
+        The LM head, sampling with the rest, and the server's work if it takes any time.
     """
     m = deployment.shard
     rows = (

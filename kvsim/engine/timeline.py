@@ -744,12 +744,22 @@ def _sequential_seconds(
 
 @frozen
 class OpSpan:
-    """When one op runs."""
+    """The time in which one op runs.
+
+    Attributes
+    ----------
+    stream
+        Name of the op's stream.
+    name
+        Name of the op.
+    begin, end
+        From the start of the timeline or step. [s]
+    """
 
     stream: str
     name: str
-    begin: float  # [s]
-    end: float  # [s]
+    begin: float
+    end: float
 
 
 def op_spans(step: Step, deployment: Deployment) -> list[OpSpan]:
@@ -803,7 +813,18 @@ def copy_overlap(found: Iterable[OpSpan], stream: str = "gpu") -> float:
 
 
 class RecordedTimeline(Timeline):
-    """A timeline that notes when every op of every layer runs."""
+    """A timeline that records when every op of every layer runs, in ``found``.
+
+    Equal layers are played one by one; :class:`Timeline` takes them together. Ops that take no time
+    are left out.
+
+    Parameters
+    ----------
+    step
+        The forward pass, in scalars.
+    deployment
+        Model, machine and software stack.
+    """
 
     joins = False
 

@@ -28,14 +28,14 @@ def busiest(ep: Number, skew: float) -> Number:
     Parameters
     ----------
     ep
-        Groups that experts are spread over.
+        Number of groups that experts are spread over.
     skew
-        What each doubling of them adds; 0 for an assumption that does not depend on them.
+        What each doubling of ``ep`` adds to the ratio; 0 for the fixed assumption ``BUSIEST``.
 
     Returns
     -------
     Number
-        1 where experts are on one GPU.
+        Ratio of the busiest GPU's tokens to the average; 1 where experts are on one GPU.
     """
     if not skew:
         return np.where(np.greater(ep, 1), BUSIEST, 1.0)
@@ -158,21 +158,29 @@ class Parallelism:
             )
 
     def words(self) -> str:
-        """The degrees as options, tensor parallelism first; empty where there is one GPU."""
+        """Write the degrees as options, as ``tp 4, pp 2``; empty on one GPU."""
         given = (("tp", self.tp), ("pp", self.pp), ("dp", self.dp), ("ep", self.ep))
         return ", ".join(f"{name} {value}" for name, value in given if value > 1)
 
     def brackets(self) -> str:
-        """The degrees in brackets; empty where there is tensor parallelism alone."""
+        """Write the degrees in brackets; empty where there is only tensor parallelism."""
         return "" if self == Parallelism(self.tp) else f" ({self.words()})"
 
     def notes(self, domain: int, skew: float = 0.0) -> Iterator[str]:
-        """Remarks for readers of answers about such a replica.
+        """Yield remarks on what is assumed of a replica with this layout.
 
         Parameters
         ----------
-        domain : GPUs that NVLink joins.
-        skew : how much unevener routing is on twice as many GPUs.
+        domain
+            Number of GPUs that NVLink joins.
+        skew
+            What each doubling of the GPUs that share the experts adds to the load of the busiest
+            one, as a multiple of the average load; 0 for a fixed assumption.
+
+        Yields
+        ------
+        str
+            One remark, for people.
         """
         if self.ep > 1:
             why = "as kernels were measured, with skewed routing" if skew else "an assumption"

@@ -219,12 +219,21 @@ class Positions:
 
 
 def from_rate(rate: float, gamma: int, source: str) -> Positions:
-    """Each draft fails independently with one probability: that which gives the rate at a gamma.
+    """Extend a known rate to other numbers of drafts, if each draft fails independently.
 
     Parameters
     ----------
-    rate : accepted over drafted tokens.
-    gamma : drafts per round when it was seen.
+    rate
+        Accepted over drafted tokens, 0 to 1.
+    gamma
+        Drafts per round at which the rate was measured. [tokens]
+    source
+        Where the rate comes from, for the answer.
+
+    Returns
+    -------
+    Positions
+        Mean accepted drafts of rounds of 1, 2, ... drafts.
     """
     each = probability(rate, gamma)
     found = tuple(_geometric(each, n) for n in range(1, MOST_DRAFTS + 1))
@@ -232,14 +241,21 @@ def from_rate(rate: float, gamma: int, source: str) -> Positions:
 
 
 def from_rates(rates: Mapping[int, float], source: str) -> Positions:
-    """Fit accepted drafts by position through some known rates; geometric beyond the last.
+    """Interpolate the mean accepted drafts of a round between numbers of drafts with known rates.
+
+    Between these it is linear. Beyond the last each further draft adds less by a constant factor.
 
     Parameters
     ----------
     rates
-        Accepted over drafted tokens by drafts per round.
+        Accepted over drafted tokens, 0 to 1, by drafts per round.
     source
         Where the rates come from, for the answer.
+
+    Returns
+    -------
+    Positions
+        Mean accepted drafts of rounds of 1, 2, ... drafts.
     """
     known = sorted(rates)
     if len(known) == 1:
@@ -260,12 +276,17 @@ def from_rates(rates: Mapping[int, float], source: str) -> Positions:
 
 
 def from_measured(found: "Acceptance") -> Positions:
-    """Return accepted drafts by position as a trace measured them.
+    """Return the mean accepted drafts of a round as a trace measured them.
 
     Parameters
     ----------
     found
-        Acceptance of a trace, for its first few draft lengths.
+        Acceptance of a trace, for its first few numbers of drafts.
+
+    Returns
+    -------
+    Positions
+        Mean accepted drafts of rounds of 1, 2, ... drafts, extended beyond the measured ones.
     """
     rates = {g: (found.tokens(g) - 1) / g for g in range(1, len(found.reached) + 1)}
     heat = "greedily" if found.temperature == 0 else f"at temperature {found.temperature:g}"

@@ -358,7 +358,11 @@ EXCHANGES = ("experts_to", "experts_back")
 def place_host_weights(
     deployment: Deployment, point: Point, shape: LayerShape, found: tuple[Op, ...]
 ) -> tuple[Op, ...]:
-    """Return the ops of a layer with those of weights in host memory done there.
+    """Replace the ops of a layer whose weights are in host memory.
+
+    Either the CPU multiplies with these weights, and hidden states are sent to it and back, or the
+    weights are copied to the GPU for the pass. Which of the two follows from the host's settings
+    and, if these leave it open, from the tokens in the pass.
 
     Parameters
     ----------
@@ -370,6 +374,11 @@ def place_host_weights(
         Kind of the layer.
     found
         Its ops with all weights on the GPU, in issue order.
+
+    Returns
+    -------
+    tuple of Op
+        The layer's ops in issue order; ``found`` itself if its weights are all on the GPU.
     """
     if not shape.home:
         return found

@@ -31,13 +31,24 @@ SOON = 90  # longer is told in minutes [s]
 
 @frozen
 class Past:
-    """How a unit has gone on this machine."""
+    """How a unit has gone on this machine.
 
-    form: Form | None = None  # the one that is done
-    took: float | None = None  # [s]
+    Attributes
+    ----------
+    form
+        The form that is done, if any.
+    took
+        How long that took. [s]
+    failures
+        How often the unit failed.
+    ended
+        By form, the time after which it was ended because time was up. [s]
+    """
+
+    form: Form | None = None
+    took: float | None = None
     failures: int = 0
     ended: Mapping[str, float] = field(default_factory=dict)
-    """By form, the time after which it was ended as time was up. [s]"""
 
 
 NEVER = Past()
@@ -45,44 +56,76 @@ NEVER = Past()
 
 @frozen
 class Unit:
-    """A piece of timed work; the first word of its name is its kind."""
+    """A piece of timed work, which may have a short and a long form.
+
+    Attributes
+    ----------
+    name
+        The unit's name, whose first word is its kind.
+    seconds
+        Estimated time of the long form, or of the only one. [s]
+    short
+        Estimated time of the short form; None if there is none. [s]
+    needs
+        Names of units that have to be done before it.
+    most
+        Time after which it has failed. [s]
+    resumes
+        Whether it keeps its results when it is ended early, and goes on from there.
+    required
+        Whether it is done even if time is up, as the others are useless without it.
+    rank
+        Units of a lower rank are given time first, whatever the order in which they run.
+    """
 
     name: str
-    seconds: float  # estimate of its long form, or of the only one [s]
-    short: float | None = None  # estimate of its short form, if it has one [s]
-    needs: tuple[str, ...] = ()  # units before it
-    most: float = 600.0  # longer than this it has failed [s]
-    resumes: bool = False  # keeps what it has when it is ended, and goes on from there
-    required: bool = False  # done even if time is up: without it the others are worth nothing
-    rank: float = 0.0  # units of a lower one are given time first, whatever order they run in
+    seconds: float
+    short: float | None = None
+    needs: tuple[str, ...] = ()
+    most: float = 600.0
+    resumes: bool = False
+    required: bool = False
+    rank: float = 0.0
 
     @property
     def kind(self) -> str:
-        """What it has in common with units that are estimated by it."""
+        """The first word of its name; units of a kind correct each other's estimates."""
         return self.name.split(maxsplit=1)[0]
 
     @property
     def least(self) -> Form:
-        """The form that tells something in the least time."""
+        """The shortest form that it has."""
         return "long" if self.short is None else "short"
 
     def stated(self, form: Form) -> float:
-        """What a form is stated to take. [s]"""
+        """Return the estimated time of a form. [s]"""
         return self.short if form == "short" and self.short is not None else self.seconds
 
     def is_complete(self, past: Past) -> bool:
-        """Tell whether nothing more can be found out by it."""
+        """Tell whether its longest form is done."""
         return past.form == "long" or (past.form is not None and self.short is None)
 
 
 @frozen
 class Chosen:
-    """A unit that is next, and in which form."""
+    """A unit of a plan, and in which form it runs.
+
+    Attributes
+    ----------
+    unit
+        The unit.
+    form
+        The form in which it runs.
+    seconds
+        Estimated time on this machine. [s]
+    spare
+        Time that it may take beyond the estimate. [s]
+    """
 
     unit: Unit
     form: Form
-    seconds: float  # estimate on this machine [s]
-    spare: float = 0.0  # what it may take beyond that, if it can use it [s]
+    seconds: float
+    spare: float = 0.0
 
 
 class Runner:

@@ -75,24 +75,24 @@ class GearFirst(WholeStorage):
         return Format(self.bits, k_block=self.residual, v_block=self.residual)
 
     def _numbers(self, deployment: Deployment, tokens: Number) -> Number:
-        """Keys and values of all query heads."""
+        """Count the cached numbers of some tokens, keys and values copied for every query head."""
         return deployment.shard.queries_per_kv * deployment.shard.kv_width * tokens
 
     def _columns(self, deployment: Deployment, tokens: Number) -> Number:
-        """Rank of the correction of one sequence's keys or values."""
+        """Return the rank of the correction of one sequence's keys or values."""
         return np.floor(self.rank * np.minimum(tokens, self._numbers(deployment, 0.5)))
 
     def _factors(self, deployment: Deployment, batch: Number, tokens: Number) -> Number:
-        """A row per token and one per channel, of keys and of values. [B]"""
+        """Return the size of the low-rank factors of keys and values. [B]"""
         rows = 2 * tokens + self._numbers(deployment, 1.0)
         return ops.FP16_BYTES * batch * self._columns(deployment, tokens) * rows
 
     def prepare(self, at: LayerPass) -> list[Op]:
-        """Decoding attends to the restored cache."""
+        """Return the op that restores the cache for attention; nothing in prefill."""
         return [] if at.p.prefill else [self._restore(at, at.kept_tokens)]
 
     def extra_bytes(self, at: LayerPass) -> Number:
-        """Repeated heads are read and unpacked like the first."""
+        """Return what attention reads and unpacks for the further copies of heads. [B]"""
         if at.p.prefill:
             return 0.0
         d, stored = at.d, self.stored
@@ -105,11 +105,21 @@ class GearFirst(WholeStorage):
         return (d.shard.queries_per_kv - 1) * own
 
     def complete(self, at: LayerPass) -> list[Op]:
-        """The prompt is packed once, later everything anew once per residual."""
+        """Return the ops that pack the prompt; in decoding, a share of packing all tokens anew.
+
+        Each step is charged with 1 / ``residual`` of that.
+        """
         return self._pack(at, at.kept_tokens, 1.0 if at.p.prefill else 1.0 / self.residual)
 
     def _pack(self, at: LayerPass, tokens: Number, often: float) -> list[Op]:
-        """Outliers taken out, the rest rounded, its error approximated by a power iteration."""
+        """Return the ops that take out outliers, round the rest and approximate its error.
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        tokens : tokens per sequence to pack. [tokens]
+        often : how often this is done per pass; below 1 if not in every one.
+        """
         d, p = at.d, at.p
         numbers = often * self._numbers(d, p.batch * tokens)
         rank = self._columns(d, tokens)
@@ -141,7 +151,7 @@ class GearFirst(WholeStorage):
         ]
 
     def _restore(self, at: LayerPass, tokens: Number) -> Op:
-        """The error's approximation is multiplied out and added to the unpacked cache."""
+        """Return the op that adds the product of the error's factors to the unpacked cache."""
         d, p = at.d, at.p
         numbers = self._numbers(d, p.batch * tokens)
         moved = RESTORED * numbers + self._factors(d, p.batch, tokens)
@@ -156,7 +166,7 @@ class GearFirst(WholeStorage):
         )
 
     def resident(self, at: LayerPass) -> dict[str, Number]:
-        """Packed numbers of all query heads, the factors, and the outliers with positions."""
+        """Return the memory of packed numbers of all query heads, factors and outliers. [B]"""
         d, tokens = at.d, at.kept_tokens
         numbers = self._numbers(d, at.p.batch * tokens)
         return {
@@ -166,6 +176,10 @@ class GearFirst(WholeStorage):
         }
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
-        """One layer's prompt until it is packed, and the error of its keys or values in fp32."""
+        """Return the memory that all layers use in turn while they read a prompt. [B]
+
+        It holds one layer's prompt in fp16 until it is packed, and the error of its keys, then of
+        its values, in fp32.
+        """
         error = SINGLE * self._numbers(at.d, at.p.tokens) / 2 if at.p.prefill else 0.0
         return merge(ops.prompt_kv(at.d, at.p), {"gpu": {"error": error}})

@@ -12,6 +12,9 @@ Q. He and Z. Wu, "Efficient LLM inference with KCache", 2024, https://arxiv.org/
    It pays where s / N exceeds the ratio of GPU and host bandwidth (equations 3 and 4).
 6. The new token's key stays, its value goes to the host.
 
+The paper has one query head per KV head. Where several share one, each chooses its own N, and no
+more rows are fetched than the cache has. The host's share of the values may be packed.
+
 ``Kcache`` has the paper's settings; ``TopValues`` does steps 2 to 6 wherever values live.
 """
 
@@ -75,7 +78,7 @@ class TopValues(Selection):
     n: Number = param(128, "values read per query head", low=1, high=1e7)
 
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
-        """A latent cache has no separate values; keys are all read where they are."""
+        """Return why it cannot run: it needs values apart from keys, and every key on the GPU."""
         if deployment.shard.latent:
             return "keys and values share one latent (MLA)"
         place = parts.placement
@@ -84,58 +87,62 @@ class TopValues(Selection):
         return ""
 
     def attend(self, at: LayerPass) -> list[Op]:
-        """Scores over all keys, then the values of the best N."""
+        """Return the ops that score all keys, and weigh the values of the best N."""
         d, p, m = at.d, at.p, at.d.shard
         place, storage = at.placement, at.storage
-        away = bool(np.any(np.asarray(place.v_host) > 0))
+        on_host = bool(np.any(np.asarray(place.v_host) > 0))
         _, v_number = storage.number_bytes(at)
-        new_values = place.v_host * v_number * m.v_width
-        waits = ("quantise",) if storage.stored.packs else ("qkv",)
-        arrive = storage.prepare(at)
+        stored_per_token = place.v_host * v_number * m.v_width  # values that go to the host [B]
+        stored_after = ("quantise",) if storage.stored.packs else ("qkv",)
+        prepare = storage.prepare(at)
         if p.prefill:  # step 1: 2 b s d bytes leave beside the next layer's compute (equation 1)
-            store = ops.copy("store_v", "d2h", new_values * p.tokens, after=waits)
-            return [*arrive, *([store] if away else []), *attend(at), *storage.complete(at),
+            store = ops.copy("store_v", "d2h", stored_per_token * p.tokens, after=stored_after)
+            return [*prepare, *([store] if on_host else []), *attend(at), *storage.complete(at),
                     *at.drafting.fill_draft_cache(at)]  # fmt: skip
         length = at.cached
         chosen = np.minimum(self.n, length)
         scores = p.tokens * m.heads * length
-        # step 4: b N rows of every query head; those of a group may choose alike, and no more
-        # rows can be fetched than there are (the paper's models have one query head per KV head)
+        # step 4: N rows of every sequence and query head, but no more rows than the cache has
         rows = p.batch * np.minimum(p.new * m.heads * chosen, m.kv_heads * length)
-        size = v_number * rows * m.head_dim
-        weights = ops.FP16_BYTES * p.tokens * m.heads * chosen
-        if not away:  # a layer whose values stay on the GPU reads the chosen ones there
-            shared = v_number * p.batch * m.v_width * chosen  # if a group chose alike
-            more = size - shared + weights
+        row_bytes = v_number * rows * m.head_dim
+        weight_bytes = ops.FP16_BYTES * p.tokens * m.heads * chosen  # S~, N per query head
+        if not on_host:  # a layer whose values stay on the GPU reads the chosen ones there
+            # ``attend`` counts the chosen values once per KV head; here each query head has its own
+            counted = v_number * p.batch * m.v_width * chosen
+            extra_bytes = row_bytes - counted + weight_bytes
             select = ops.top_k("topk", scores)
-            return [*arrive, *attend(at, values=chosen, extra_bytes=more), select,
+            return [*prepare, *attend(at, values=chosen, extra_bytes=extra_bytes), select,
                     *storage.complete(at)]  # fmt: skip
         flops = 2.0 * p.tokens * m.heads * m.head_dim * chosen  # step 5: 2 b N d (table 1)
-        out = ops.FP16_BYTES * p.tokens * m.heads * m.head_dim
-        without = (
-            ops.FP16_BYTES * m.v_width * p.tokens + out
-        )  # no values are written, nor an output
-        weighted: dict[Channel, Number] = {"hbm": size + weights + out}
-        fetched = place.v_host * size
+        out_bytes = ops.FP16_BYTES * p.tokens * m.heads * m.head_dim
+        # ``attend`` counts new values and an output, which scores alone do not write
+        unwritten = ops.FP16_BYTES * m.v_width * p.tokens + out_bytes
+        moved: dict[Channel, Number] = {"hbm": row_bytes + weight_bytes + out_bytes}
+        fetched = place.v_host * row_bytes
+        store = ops.copy("store_v", "d2h", stored_per_token * at.staying, after=stored_after)
         return [
             *ops.runtime(d),
-            *arrive,
-            # step 2: all keys are read, and the scores of step 3 leave the chip
-            *attend(at, name="scores", values=0.0, extra_bytes=-without),
+            *prepare,
+            # step 2: all keys are read, and the scores of step 3 are written to GPU memory
+            *attend(at, name="scores", values=0.0, extra_bytes=-unwritten),
             ops.top_k("topk", scores, sync=d.stack.selection.gather_sync),
             ops.copy("fetch_v", "h2d", fetched, rows=place.v_host * rows, after=("topk",)),
-            ops.copy("store_v", "d2h", new_values * at.staying, after=waits),
-            Op("attn", "gpu", storage.read.kernel, flops, weighted, after=("fetch_v",)),
+            store,
+            Op("attn", "gpu", storage.read.kernel, flops, moved, after=("fetch_v",)),
             *storage.complete(at),
         ]
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
-        """Fetched values and their indices, or a layer's values on their way out in prefill."""
+        """Return GPU memory that all layers share, by name. [B]
+
+        In decoding it holds the fetched values and their indices, in prefill the values of two
+        layers: one is copied to the host while the next is computed.
+        """
         m, p, share = at.d.shard, at.p, at.placement.v_host
         if not np.any(np.asarray(share) > 0):
             return {}
         _, v_number = at.storage.number_bytes(at)
-        if p.prefill:  # as they are stored, one layer's while the next one's leave
+        if p.prefill:  # in the stored format
             return {"gpu": {"value buffers": share * 2 * v_number * m.v_width * p.tokens}}
         rows = share * p.tokens * m.heads * np.minimum(self.n, p.max_length)
         return {

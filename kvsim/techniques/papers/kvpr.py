@@ -17,6 +17,16 @@ chooses the l that makes the layer's time shortest                              
 By rows the batch passes through all layers with the weights on the GPU; by columns weights are
 streamed too, and each layer serves several batches before the next layer (section 3.2).
 
+Where kvsim departs from the paper:
+
+- Only the prompt's layer inputs are stored, so l is at most the prompt's length, not s'.
+- Tokens that every step recomputes have no keys and values in host memory.
+- The copy of X[0:l] takes time on the link by rows, too; the paper leaves it out there (the first
+  term of equation 10).
+- Streamed weights arrive as one piece per layer, and the recomputation waits for all of it; the
+  paper loads W_K and W_V first (section 3.3, figure 5).
+- The hardware profile stands for the paper's profiler.
+
 ``Kvpr`` has the paper's settings; ``Place`` is the placement that does the work, ``choose_split``
 the scheduler. What any offloading does is in ``axes.placement``.
 """
@@ -47,11 +57,12 @@ from kvsim.techniques.axes.settings import param
 from kvsim.techniques.axes.storage import PACKED_ON_HOST, packed_on_host
 
 ZERO: Number = 0.0
-GATHERED = 2  # accesses of layer inputs while they are joined to rows of one product
-TURNED = 10  # of keys while they get positions: two products, a negated half, its joining, a sum
-PLACED = 4  # of keys and values: sorted by head, then copied to where attention reads
-LARGE_GRID = 2**12  # points from which on two searches at once no longer fit into the CPU's cache
-SPLIT_TOLERANCE = 1e-3  # share of a step's time that a chosen split may leave on the table
+# Reads and writes of each number in GPU memory, by the PyTorch kernels around the recomputation.
+GATHERED = 2  # layer inputs are copied into the rows of one matrix: 1 read, 1 write
+TURNED = 10  # rotary positions of keys: 2 products, negation, concatenation and sum, 2 each
+PLACED = 4  # keys and values are reordered by head, then copied into attention's buffer: 2 each
+LARGE_GRID = 2**12  # grid points beyond which two searches at once overflow the CPU's cache
+SPLIT_TOLERANCE = 1e-3  # accepted excess over the shortest step's time, relative
 
 
 @frozen
@@ -96,7 +107,8 @@ class Kvpr(Term):
 class Place(HostPlacement):
     """Keeps shares of cache and weights on the host and recomputes ``split`` cached tokens.
 
-    The notation's ``place``: every corner of the family, so that a plan can mix them by layer.
+    It is ``place`` in the notation, and covers any mix of what stays, is copied and is recomputed,
+    so that a plan can choose another mix for each layer.
     """
 
     name = "place"
@@ -143,70 +155,90 @@ class Place(HostPlacement):
 
         Parameters
         ----------
+        at : a decoding pass through the layer.
         split : tokens l per sequence whose keys and values are recomputed. [tokens]
+
+        Returns
+        -------
+        list of Op
+            In issue order; those on different streams run side by side.
         """
         d, p, m, stored = at.d, at.p, at.d.shard, at.storage.stored
-        states = p.batch * split * input_width(d)  # X[0:l], b l h numbers (equation 6)
-        rest = self.on_host(at) - split  # s' - l tokens, 2 b (s' - l) h numbers (equation 6)
+        input_numbers = p.batch * split * input_width(d)  # X[0:l], b l h numbers (equation 6)
+        loaded = self.on_host(at) - split  # s' - l tokens, 2 b (s' - l) h numbers (equation 6)
         # K[0:l] = X[0:l] W_K and V[0:l] = X[0:l] W_V: 4 b l h^2 FLOPs for multi-head attention
         # (equations 7 and 8); their time (equation 9) is the roofline's of this product
         matrix = (m.hidden, m.kv_width)
         product = ops.gemm(d, "recompute", p.batch * split, matrix, after=("load_inputs",))
-        wanted = np.asarray(split) > 0
-        # the paper's OPT models learn positions; elsewhere recomputed keys get theirs once more
-        keys = 0.0 if m.learned_positions else ops.FP16_BYTES * m.k_width * p.batch * split
-        rotated, placed = 2.0 * keys, list[Op]()
-        if d.stack.time.counted_launches:  # kernels of PyTorch turn and place, one after another
+        recomputes = np.asarray(split) > 0
+        # the paper's OPT models add positions to inputs; rotary models rotate recomputed keys
+        key_bytes = 0.0 if m.learned_positions else ops.FP16_BYTES * m.k_width * p.batch * split
+        rotary_bytes, place = 2.0 * key_bytes, list[Op]()  # read and written once
+        if d.stack.time.counted_launches:  # PyTorch: separate kernels rotate, reorder and copy
             both = ops.kv_bytes(m, p.batch * split)
-            moved = GATHERED * ops.FP16_BYTES * states + TURNED * keys + PLACED * both
-            rotated, placed = 0.0, [Op("place_recomputed", bytes={"hbm": moved})]
-        recompute = replace(product, bytes={"hbm": (product.bytes["hbm"] + rotated) * wanted})
-        merged: Number = 0.0
+            moved = GATHERED * ops.FP16_BYTES * input_numbers + TURNED * key_bytes + PLACED * both
+            rotary_bytes, place = 0.0, [Op("place_recomputed", bytes={"hbm": moved})]
+        hbm = (product.bytes["hbm"] + rotary_bytes) * recomputes
+        recompute = replace(product, bytes={"hbm": hbm})
+        merge_bytes: Number = 0.0
         if d.stack.offload.merge_passes:  # both parts are copied into one buffer
-            merged = d.stack.offload.merge_passes * ops.kv_bytes(m, p.batch * split)
-            merged = merged + 2 * ops.kv_bytes(m, p.batch * rest) * wanted
-        inputs = ops.quantise(d, states / m.kv_width, stored, "dequantise_inputs")
-        widened = ops.quantise(d, p.batch * rest, stored, "dequantise")
-        size = states * stored.k_number
+            merge_bytes = d.stack.offload.merge_passes * ops.kv_bytes(m, p.batch * split)
+            merge_bytes = merge_bytes + 2 * ops.kv_bytes(m, p.batch * loaded) * recomputes
+        widen_inputs = ops.quantise(d, input_numbers / m.kv_width, stored, "dequantise_inputs")
+        widen_loaded = ops.quantise(d, p.batch * loaded, stored, "dequantise")
+        size = input_numbers * stored.k_number
         return [
             ops.copy(
                 "load_inputs", "h2d", size, kernel="copy", after=(BUFFER_FREE,), prefetch=True
             ),
-            self.load(at, rest),
-            *(replace(op, after=("load_inputs",)) for op in inputs),
+            self.load(at, loaded),
+            *(replace(op, after=("load_inputs",)) for op in widen_inputs),
             recompute,
-            *placed,
-            *(replace(op, after=("load_kv",)) for op in widened),
-            Op("merge", bytes={"hbm": merged}, after=("load_kv",)),
+            *place,
+            *(replace(op, after=("load_kv",)) for op in widen_loaded),
+            Op("merge", bytes={"hbm": merge_bytes}, after=("load_kv",)),
         ]
 
     def on_host(self, at: LayerPass) -> Number:
         """Tokens per sequence whose keys are on the host before this pass. [tokens]"""
         return self.host_share * tokens_before(at)
 
-    # prefill: the inputs that decoding recomputes from go home, in place of their keys and values
+    # prefill: the host stores layer inputs in place of the keys and values that are recomputed
 
     def sent_share(self, at: LayerPass) -> Number:
-        """All but the tokens that every step recomputes: their keys and values never go home."""
+        """Return the share of the prompt's keys and values that is stored on the host, 0 to 1.
+
+        Those of tokens that every step recomputes are not stored.
+        """
         if not (self.recomputes and at.p.prefill):
             return 1.0
         first, _ = self.first_and_last_split(at)
         return 1 - first / np.maximum(self.host_share * at.p.prompt, 1.0)
 
     def finish(self, at: LayerPass) -> list[Op]:
-        """The inputs of all tokens that some step will recompute."""
+        """Store the layer inputs of all tokens that any step will recompute on the host."""
         if not (self.recomputes and at.p.prefill):
             return []
         d, stored = at.d, at.storage.stored
         _, last = self.first_and_last_split(at)
-        states = at.p.batch * last * input_width(d)
-        packed = ops.quantise(d, states / d.shard.kv_width, stored, "quantise_inputs")
+        input_numbers = at.p.batch * last * input_width(d)
+        packed = ops.quantise(d, input_numbers / d.shard.kv_width, stored, "quantise_inputs")
         after = ("quantise_inputs",) if packed else ("qkv",)
-        size = states * stored.k_number
+        size = input_numbers * stored.k_number
         return [*packed, ops.copy("store_inputs", "d2h", size, kernel="copy", after=after)]
 
     def first_and_last_split(self, at: LayerPass) -> tuple[Number, Number]:
-        """Tokens recomputed in the first decoding step and in the last. [tokens]"""
+        """Return the tokens per sequence that the first and the last decoding step recompute.
+
+        Parameters
+        ----------
+        at : any pass through the layer.
+
+        Returns
+        -------
+        tuple of Number
+            The splits of the first and the last step. [tokens]
+        """
         if "splits" not in at.known:
             p = at.part or at.p
             first = replace(p, context=p.prompt, new=1.0, prefill=False)
@@ -218,7 +250,10 @@ class Place(HostPlacement):
     # memory
 
     def loaded_cache(self, at: LayerPass, home: tuple[Number, Number]) -> dict[str, Number]:
-        """Keys and values but for those that every step recomputes; the layer inputs."""
+        """Return what the host holds: the keys and values that are stored, and layer inputs. [B]
+
+        Those of tokens that every step recomputes are not stored.
+        """
         loaded = super().loaded_cache(at, home)
         if not self.recomputes:
             return loaded
@@ -230,9 +265,10 @@ class Place(HostPlacement):
         }
 
     def load_buffer(self, at: LayerPass) -> Number:
-        """One layer's loaded tokens and the inputs of the others. [B]
+        """Return the size of a buffer for one layer's loaded tokens and the others' inputs. [B]
 
-        What is recomputed lands beside what was loaded, unless a pass joins both elsewhere.
+        It has room for the recomputed keys and values too, unless a stack merges both parts in
+        another buffer (``merge_passes``).
         """
         if not self.recomputes:
             return super().load_buffer(at)
@@ -246,10 +282,11 @@ class Place(HostPlacement):
         return self.drafted_on_host(at) + size
 
     def scratch(self, at: LayerPass) -> Number:
-        """One more layer in fp16: where both parts are joined, or of a packed cache. [B]
+        """Return the size of one layer in fp16 that only attention needs. [B]
 
-        One packed layer is widened and recomputed while another is attended to. The update of a
-        static cache fills the joined layer in prefill too.
+        Stacks that merge both parts do so there. So does a packed cache: the next layer is widened
+        and recomputed while this one is attended to. A static cache has the merged layer in
+        prefill, too.
         """
         widened, d = super().scratch(at), at.d
         if not (self.loads and self.recomputes):
@@ -263,7 +300,7 @@ class Place(HostPlacement):
         return widened + whole * (np.asarray(split) > 0)
 
     def split_notes(self, at: LayerPass) -> tuple[str, ...]:
-        """The split in use, and why it is 0 on grouped-query models."""
+        """Say which split is in use, or why nothing is recomputed (grouped-query models)."""
         d, m = at.d, at.d.shard
         width, split = input_width(d), float(np.ravel(choose_split(self, at))[0])
         if width < m.kv_width:
@@ -327,11 +364,12 @@ def input_width(deployment: Deployment) -> float:
 
 
 def choose_split(place: Place, at: LayerPass) -> Number:
-    """Return how many tokens a pass recomputes: as set, the runtime's share, or the best. [tokens]
+    """Choose how many tokens a pass recomputes.
 
-    Equation 10 stands for a GPU and a link at constant rates. The best split is found with the
-    times that the model gives each op, so that launches, saturation of the link and the layer's
-    other work count. It is the paper's in the limit of large layers.
+    That is the number that was set, the stack's share of the prompt (``offload.split_prompt``), or
+    the one that makes the step shortest. Equation 10 takes constant rates of GPU and link. Here
+    the times are those that kvsim predicts of each op, with launches, small copies below the link's
+    full rate and the layer's other work. For large layers both choices are the same.
 
     Parameters
     ----------
@@ -340,7 +378,8 @@ def choose_split(place: Place, at: LayerPass) -> Number:
 
     Returns
     -------
-    Whole tokens, at most the prompt's tokens that live on the host.
+    Number
+        Whole tokens per sequence, at most the prompt's tokens that live on the host. [tokens]
     """
     d, p, split = at.d, at.p, place.split
     limit: Number = np.floor(np.minimum(p.prompt, place.on_host(at)))
@@ -356,33 +395,34 @@ def choose_split(place: Place, at: LayerPass) -> Number:
 
 
 def _balanced_split(place: Place, at: LayerPass, limit: Number) -> Array:
-    """The whole number of tokens that makes the longer of GPU and link time shortest.
+    """Find the whole number of tokens that minimises the longer of GPU and link time. [tokens]
 
-    GPU time grows with the split and link time falls, so the best is at their crossing. Where
-    an input is no smaller than the keys and values it replaces, both grow: nothing is recomputed.
+    GPU time grows with the split and link time falls, so the best is next to where they cross.
+    Where a layer input is no smaller than the keys and values it replaces, both grow: nothing is
+    recomputed.
     """
     d, p, shape = at.d, at.p, at.shape
     none = np.zeros(np.broadcast_shapes(np.shape(p.batch), np.shape(limit)))
     if input_width(d) >= d.shard.kv_width:
         return none
-    surroundings = [
+    other_ops = [
         *place.prefetch(at),
         *ops.before_attention(d, p, shape),
         *attention.ops(d, p, shape),
         *ops.after_attention(d, p, shape),
     ]
-    around = _busy_seconds(surroundings, d)
-    # the link also runs beside the head: its time is spread over the layers
+    others = _busy_seconds(other_ops, d)  # of the GPU, the link and GPU memory
+    # the link also runs while the GPU computes the LM head: that time is spread over the layers
     head, _, _ = _busy_seconds(list(output_ops(d, p)), d)
-    around = (around[0] + head / d.shard.layers / place.tiles, *around[1:])
+    others = (others[0] + head / d.shard.layers / place.tiles, *others[1:])
 
     def times(split: Array) -> tuple[Array, Array]:
-        moved = place.fetch_split(at, split)
-        gpu, link, hbm = (a + b for a, b in zip(around, _busy_seconds(moved, d), strict=True))
+        fetch = place.fetch_split(at, split)
+        gpu, link, hbm = (a + b for a, b in zip(others, _busy_seconds(fetch, d), strict=True))
         return np.asarray(np.maximum(gpu, hbm)), np.asarray(link)
 
     low = last_within(lambda split: np.subtract(*times(split)), none, none + limit)
-    best, shortest = none, np.maximum(*times(none))  # no kernel at all may be best
+    best, shortest = none, np.maximum(*times(none))  # 0 launches nothing and may be best
     for split in (low, np.minimum(low + 1, limit)):
         longer = np.maximum(*times(split))
         best = np.where(longer < shortest, split, best)
@@ -391,48 +431,50 @@ def _balanced_split(place: Place, at: LayerPass, limit: Number) -> Array:
 
 
 def _shortest_split(place: Place, at: LayerPass, limit: Number) -> Array:
-    """The whole number of tokens that makes the step shortest where copies hold up the GPU.
+    """Find the whole number of tokens that makes the step shortest by the timeline. [tokens]
 
-    How much of that they do depends on when they start, so the timeline itself is asked: every
-    clock of it is a maximum of sums, which are convex in the split where both parts have work.
+    It is for stacks whose copies delay the GPU. How long depends on when the copies start, so each
+    split is played on the timeline. Its end is a maximum of sums of op times and so convex in the
+    split, except at 0 and at all tokens, where one of the two parts is empty: these are tried
+    apart.
     """
     d, p, shape = at.d, at.p, at.shape
     none = np.zeros(np.broadcast_shapes(np.shape(p.batch), np.shape(limit)))
     if input_width(d) >= d.shard.kv_width:
         return none
 
-    whole = none + limit
-    own = replace(place, split=whole)
-    now = replace(at, parts=replace(at.parts, placement=own), known={})
+    every = none + limit
+    full_place = replace(place, split=every)
+    full_at = replace(at, parts=replace(at.parts, placement=full_place), known={})
     layer = (
-        *own.prefetch(now),
-        *ops.before_attention(d, p, shape, own.weights_wait()),
-        *at.selection.attend(now),
-        *ops.after_attention(d, p, shape, at.parts.mlp, own.output_wait(now)),
+        *full_place.prefetch(full_at),
+        *ops.before_attention(d, p, shape, full_place.weights_wait()),
+        *at.selection.attend(full_at),
+        *ops.after_attention(d, p, shape, at.parts.mlp, full_place.output_wait(full_at)),
     )
     head = output_ops(d, p)
-    known = {id(op): seconds(op, d) for op in (*layer, *head)}  # most ops are alike in all splits
+    known = {id(op): seconds(op, d) for op in (*layer, *head)}  # most do not depend on the split
 
     def duration(op: Op, deployment: Deployment) -> Number:
         return known[id(op)] if id(op) in known else seconds(op, deployment)
 
-    def took(split: Array) -> Number:
+    def step_seconds(split: Array) -> Number:
         if split.ndim > none.ndim and split[0].size >= LARGE_GRID:
-            return np.stack([np.asarray(took(one)) for one in split])
-        moved = {op.name: op for op in place.fetch_split(at, split)}
-        played = tuple(moved.get(op.name, op) for op in layer)
+            return np.stack([np.asarray(step_seconds(one)) for one in split])
+        fetch = {op.name: op for op in place.fetch_split(at, split)}
+        played = tuple(fetch.get(op.name, op) for op in layer)
         step = Step((Group((played,), d.shard.layers * place.tiles),), head)
         return np.broadcast_to(steady_seconds(step, d, duration), split.shape)
 
-    first, last = np.minimum(1.0, whole), np.maximum(whole - 1, 0.0)
-    inside, least = least_of_convex(took, first, last, SPLIT_TOLERANCE)
-    without, all_of_it = np.asarray(took(np.stack([none, whole])))
-    best = np.argmin([without, least, all_of_it], axis=0)  # no kernel may be best, or no copy
-    return np.asarray(np.choose(best, [none, inside, whole]))
+    first, last = np.minimum(1.0, every), np.maximum(every - 1, 0.0)
+    inside, least = least_of_convex(step_seconds, first, last, SPLIT_TOLERANCE)
+    at_none, at_every = np.asarray(step_seconds(np.stack([none, every])))
+    best = np.argmin([at_none, least, at_every], axis=0)
+    return np.asarray(np.choose(best, [none, inside, every]))
 
 
 def _busy_seconds(some: list[Op], deployment: Deployment) -> tuple[Number, Number, Number]:
-    """Time that the GPU, the link to it, and GPU memory as a channel work on some ops. [s]"""
+    """Return how long some ops keep the GPU, the link to it, and GPU memory busy. [s]"""
     gpu = sum((seconds(op, deployment) for op in some if op.stream == "gpu"), ZERO)
     link = sum((seconds(op, deployment) for op in some if op.stream == "h2d"), ZERO)
     hbm = sum((channel_seconds(op, deployment).get("hbm", 0.0) for op in some), ZERO)

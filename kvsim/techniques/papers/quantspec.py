@@ -12,16 +12,21 @@ C_U the upper four bits (asymmetric, rounded to nearest), C_L their error in fou
 (symmetric), one scale S and zero point Z per group: keys along channels, values along tokens.
 A draft reads C_U alone, the target both: eight bits.
 
-The latest tokens are in fp16 in two halves C_F1 and C_F2 of one group G each (section 4.3), so that
-rejected drafts are taken back without unpacking anything. Algorithm 1:
+The latest tokens are in fp16 in two buffers C_F1 and C_F2 of G tokens each (section 4.3), so that
+rejected drafts are taken back without unpacking anything. Here 2 G is ``residual`` and the size of
+a group is ``group``; in the paper G is both. Algorithm 1:
 
-1. Prefill; the prompt but for its last G tokens is packed (lines 1 to 3).
-2. gamma times: a pass with C_U, C_F1, C_F2 and 4-bit weights drafts a token, whose keys and
+1. Prefill; then whole blocks of G tokens of the prompt are packed, so that its last G to 2 G tokens
+   stay in fp16 (lines 1 to 3, where G stay, and section 4.3).
+2. gamma times: a pass with C_U, C_F1, C_F2 and 4-bit MLP weights drafts a token, whose keys and
    values go to C_F2 (lines 6 to 9).
 3. One pass of all drafts and the token before them with both halves verifies (line 10): drafts up
    to the first that fails are accepted, and one token more is the target's own (11 to 22).
 4. The rejected ones are cleared from C_F2 (line 16).
 5. Once C_F2 is full C_F1 is packed, and C_F2 becomes C_F1 (lines 24 to 27).
+
+Where kvsim departs from the paper: every layer is quantised (algorithm 1 can leave out L_S
+sensitive ones), and drafts have the model's own attention weights, with 4 bits in the MLPs alone.
 
 ``Quantspec`` has the paper's settings and ``Hierarchical`` the cache. Drafting by the model itself
 (steps 2 to 4: the passes, the share that is accepted, what a rejected draft leaves) is
@@ -46,8 +51,9 @@ class Quantspec(Term):
 
     Self-speculation with a hierarchical 4+4-bit cache and 4-bit MLP weights.
 
-    The output is that of the model with an 8-bit cache. Rounds that the full-precision buffer
-    cuts short, about one per half, are not modelled.
+    The output is that of the model with an 8-bit cache. A round that finds too little room in the
+    full-precision buffer drafts fewer tokens, about once each time half of it fills up; such short
+    rounds are not modelled.
 
     References
     ----------
@@ -96,7 +102,7 @@ class Hierarchical(Storage):
 
     @property
     def stored(self) -> Format:
-        """Both halves; those of the buffer roll over together."""
+        """The format of upper and lower bits, with the last G to 2 G tokens in fp16."""
         half = self.residual // 2  # G tokens: C_F1 is always full, C_F2 fills up
         tails = {"k_tail": half, "v_tail": half, "k_block": half, "v_block": half}
         return Format(8, self.group, **tails, late=True)
@@ -107,7 +113,7 @@ class Hierarchical(Storage):
         return _UpperHalf(self.group, self.residual)
 
     def prepare(self, at: LayerPass) -> list[Op]:
-        """What stays of a round is packed once it fills half the buffer."""
+        """Return the op that packs C_F1, spread over the rounds that fill C_F2."""
         if at.p.prefill:
             return []
         # step 5: C_F1 is packed once a round's accepted tokens and one more have filled C_F2
@@ -115,17 +121,17 @@ class Hierarchical(Storage):
         return ops.quantise(at.d, at.staying, self.stored, every=every)
 
     def complete(self, at: LayerPass) -> list[Op]:
-        """The prompt is packed once it has been attended to."""
+        """Return the op that packs the prompt after its attention; nothing in decoding."""
         return pack(at) if at.p.prefill else []  # step 1
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
-        """One layer's whole prompt until it is packed."""
+        """Return the memory of one layer's whole prompt in fp16, until it is packed. [B]"""
         return ops.prompt_kv(at.d, at.p)
 
 
 @frozen
 class _UpperHalf(Hierarchical):
-    """The upper halves alone, which a draft reads and never packs."""
+    """The upper four bits alone, as drafts read them; a draft packs nothing."""
 
     name = "upper"
     launches = Launches(draft={"attn": 12})
@@ -136,5 +142,5 @@ class _UpperHalf(Hierarchical):
         return replace(super().stored, bits=4)
 
     def prepare(self, at: LayerPass) -> list[Op]:
-        """A draft's tokens stay in the buffer."""
+        """Return no ops: a draft's tokens stay in the full-precision buffer."""
         return []

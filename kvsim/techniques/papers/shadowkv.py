@@ -41,16 +41,24 @@ class Landmarks(Chosen):
     prefill: str = param("batch", "prompts processed at a time", choices=PREFILLS)
 
     def tokens(self, at: LayerPass) -> Number:
-        """Chosen chunks, outliers, the last chunks, and what was generated since the prompt."""
+        """Return the tokens per KV head that a query attends to. [tokens]
+
+        These are the chosen chunks, the outliers, the prompt's last chunks, and all that was
+        generated since.
+        """
         last = self.chunk * np.minimum(self.local, self.pages(at))
         return self.host_tokens(at) + self._stay(_prompt(at)) + last + _generated(at)
 
     def fetched_tokens(self, at: LayerPass) -> Number:
-        """What the step before has not fetched already."""
+        """Return the chosen tokens per KV head that the last step has not fetched yet. [tokens]"""
         return (1 - self.hit) * self.host_tokens(at)
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
-        """Room for the fetched pages, unless each layer keeps its own; one prompt's or all."""
+        """Return the memory of buffers that all layers share. [B]
+
+        In decoding these hold fetched values, unless each layer keeps its own to reuse them
+        (``hit``). In prefill they are for one prompt or the whole batch (``prefill``).
+        """
         if self.hit and not at.p.prefill:
             return {}
         found = super().shared_buffers(at)
@@ -63,28 +71,31 @@ class Landmarks(Chosen):
         return self.prefill == "sequence"
 
     def host_tokens(self, at: LayerPass) -> Number:
-        """Whole chunks within the budget: outliers, and what is generated, stay on the GPU."""
+        """Return the chosen tokens per KV head whose values are on the host. [tokens]
+
+        They are whole chunks within the budget; outliers and generated tokens stay on the GPU.
+        """
         most = np.maximum(np.floor(self.budget / self.chunk), 1.0)
         outliers = np.minimum(self.outliers, self.pages(at))
         return self.chunk * np.minimum(most, self.pages(at) - outliers)
 
     def page_tokens(self) -> int:
-        """Tokens that lie side by side and are fetched together: a chunk. [tokens]"""
+        """Return the tokens of a chunk, which are stored and fetched together. [tokens]"""
         return self.chunk
 
     def pages(self, at: LayerPass) -> Number:
-        """Chunks of the prompt."""
+        """Return the number of the prompt's chunks."""
         return np.ceil(_prompt(at) / self.chunk)
 
     def _stay(self, tokens: Number) -> Number:
-        """Those of so many tokens of the prompt that are outliers. [tokens]"""
+        """Return how many of a prompt's first tokens are in outlier chunks. [tokens]"""
         return self.chunk * np.minimum(self.outliers, np.ceil(tokens / self.chunk))
 
     def _means(self, at: LayerPass, tokens: Number) -> Number:
         return ops.FP16_BYTES * at.d.shard.k_width * at.p.batch * np.ceil(tokens / self.chunk)
 
     def estimate(self, at: LayerPass) -> list[Op]:
-        """Queries against every landmark; scores are written, then compared."""
+        """Return the op that scores every landmark by the queries, and writes the scores."""
         m, p = at.d.shard, at.p
         flops = 2.0 * p.tokens * m.heads * m.head_dim * self.pages(at)
         asked = ops.FP16_BYTES * p.tokens * m.heads * m.head_dim
@@ -92,7 +103,11 @@ class Landmarks(Chosen):
         return [Op("landmarks", kernel="attention", flops=flops, bytes={"hbm": moved}, size=p.new)]
 
     def summarise(self, at: LayerPass) -> list[Op]:
-        """Means of the prompt's chunks, how well each describes its own, and copies of outliers."""
+        """Return the op that makes landmarks of a prompt; nothing in decoding.
+
+        It averages the keys of every chunk, compares each key with its chunk's mean, and copies the
+        chunks that their mean represents worst, the outliers.
+        """
         m, p = at.d.shard, at.p
         if not p.prefill:
             return []
@@ -101,11 +116,15 @@ class Landmarks(Chosen):
         return [Op("chunk_means", bytes={"hbm": moved + copied})]
 
     def restore_chosen(self, at: LayerPass) -> list[Op]:
-        """Keys that are kept as a product are multiplied out for the chosen tokens."""
+        """Return the ops that multiply out the low-rank keys of the chosen tokens."""
         return at.storage.restore(at, self.host_tokens(at))
 
     def resident(self, at: LayerPass) -> Buffers:
-        """Landmarks and outlier chunks; values of generated tokens beside those on the host."""
+        """Return the GPU memory of landmarks, outlier chunks and values that stay there. [B]
+
+        The last are those of generated tokens, of the prompt's last chunks, and of the chunks
+        fetched last where a step reuses them.
+        """
         m, p, prompt = at.d.shard, at.p, _prompt(at)
         recent = at.placement.v_host * ops.FP16_BYTES * m.v_width * p.batch * _generated(at)
         which = at.d.stack.selection.index_bytes * p.batch * m.cached_heads

@@ -18,7 +18,11 @@ in fp16. Three stages (section 3.3, algorithms 1 to 3):
    The answers are the next output token and the next speculative one.
 
 Two tokens read the same weights and cache, so that the second is nearly free while decoding waits
-for memory. One bit per number needs another zero point and scale (equation 3); that costs nothing.
+for memory. With one bit per number the zero point and the scale are computed otherwise (equation
+3), which takes no more time or memory.
+
+Where kvsim departs from the paper: a token is not among its own top k, as its pair is on the GPU.
+Pairs are chosen per KV head; the paper does not say how query heads that share one choose.
 
 ``Specache`` has the paper's settings, ``Pairs`` the prefetch and ``LateKivi`` the packed cache.
 """
@@ -58,10 +62,11 @@ class Specache(Term):
     what is prefetched for the next step. A step's own tokens are attended to in fp16 and packed
     afterwards.
 
-    Without speculation the output token's own scores choose, and attention is recalculated when
-    the pairs have arrived. A fused kernel has kept no scores and attends to everything again;
-    where scores leave the chip, those of the pairs are corrected, as the step times of table 4
-    show: a second pass over the cache would take half as long again as was measured.
+    Without speculation (section 4.5) the output token's own scores choose, and attention is
+    recalculated when the pairs have arrived. A fused kernel keeps no scores and attends to
+    everything again. A kernel that writes its scores to GPU memory corrects those of the pairs
+    alone, as the step times of table 4 show: with a second pass over the cache a step would take
+    half as long again as was measured.
 
     References
     ----------
@@ -100,7 +105,7 @@ class Pairs(Selection):
     exact = True  # every token is read, in the storage's format
     borrows = False
     preset = False
-    first: ClassVar[bool] = False  # the pass before the first step
+    first: ClassVar[bool] = False  # whether this is the pre-decoding pass
     launches = Launches(prefill={"store_kv": 2}, decode={"attn": 10, "topk": (5, 8), "prefetch": 2})
 
     k: Number = param(64, "pairs prefetched per KV head", high=1e7)
@@ -108,11 +113,11 @@ class Pairs(Selection):
 
     @property
     def queries(self) -> int:
-        """The output token and the speculative one."""
+        """Query tokens per sequence and step: the output token and the speculative one."""
         return 2 if self.speculative else 1
 
     def refuses(self, deployment: Deployment, parts: Parts) -> str:
-        """It has its own copy on the host, of a cache that is packed on the GPU."""
+        """Return why it cannot run: it needs a packed cache on the GPU, of single tokens."""
         place, storage = parts.placement, parts.storage
         if not storage.stored.packs or not storage.read.packs:
             return f"{self.name} fetches fp16 copies of packed tokens, unlike {storage.name}"
@@ -125,7 +130,7 @@ class Pairs(Selection):
         return ""
 
     def attend(self, at: LayerPass) -> list[Op]:
-        """Packed attention with the fetched pairs in place of their packed copies."""
+        """Return the ops of attention with fetched pairs, of the choice and of the next fetch."""
         d, p, m, storage = at.d, at.p, at.d.shard, at.storage
         # algorithm 3: T_t's keys and values stay, the speculative token's are dropped
         kept = p.batch if self.speculative and not p.prefill else at.staying
@@ -135,47 +140,49 @@ class Pairs(Selection):
             packed = [*_pack_prompt(at), *storage.complete(at), *at.drafting.fill_draft_cache(at)]
             return [store, *attend(at), *packed]
         length = at.cached
-        chosen = np.minimum(self.k, length - 1)  # all but the query that chooses
+        chosen = np.minimum(self.k, length - 1)  # at most all tokens but the one that chooses
         # ArgTopK over the scores of one token alone, the speculative one (A_1 of algorithm 3)
         scores = p.batch * m.heads * length * (chosen > 0)
         size = ops.kv_bytes(m, p.batch * chosen)
         rows = 2 * p.batch * m.cached_heads * chosen
-        known = self.speculative and not self.first  # pairs that are in place, chosen before
-        held = ops.kv_bytes(m, p.batch * np.minimum(self.k, length - p.new))
-        # equation 1: attention waits for the pairs that the step before has chosen and fetched
-        look = attend(at, ("prefetch@step-1",) if known else (), extra_bytes=held if known else 0.0)
+        has_pairs = self.speculative and not self.first  # chosen and fetched by the step before
+        pair_bytes = ops.kv_bytes(m, p.batch * np.minimum(self.k, length - p.new))
+        # equation 1: attention waits for the pairs, and reads them besides the packed cache
+        waits = ("prefetch@step-1",) if has_pairs else ()
+        attention = attend(at, waits, extra_bytes=pair_bytes if has_pairs else 0.0)
+        choice = ops.top_k("topk", scores, sync=d.stack.selection.gather_sync)
         fetch = ops.copy("prefetch", "h2d", size, rows=rows, after=("topk",))
-        chooses = [*look, ops.top_k("topk", scores, sync=d.stack.selection.gather_sync), fetch]
+        attend_and_choose = [*attention, choice, fetch]
         if self.first:  # algorithm 2 ends here: what it adds to the cache is dropped
-            return chooses
+            return attend_and_choose
         packed = ops.quantise(d, kept, storage.stored)
-        found = [*packed, *chooses, store, *storage.complete(at)]
-        return found if self.speculative else [*found, *self._recalculate(at, chosen)]
+        step = [*packed, *attend_and_choose, store, *storage.complete(at)]
+        return step if self.speculative else [*step, *self._recalculate(at, chosen)]
 
     def _recalculate(self, at: LayerPass, chosen: Number) -> list[Op]:
-        """Attention recalculated with the pairs in place (section 4.5), without speculation."""
+        """Return the ops that attend again once the pairs are there (section 4.5)."""
         p, m, after = at.p, at.d.shard, ("prefetch",)
         pairs = ops.kv_bytes(m, p.batch * chosen)
-        if not at.d.stack.attention.score_bytes:  # all of it; the new token is written already
+        if not at.d.stack.attention.score_bytes:  # all again; the new token is written already
             more = pairs - ops.kv_bytes(m, p.tokens)
             return attend(at, after, name="attn_again", extra_bytes=more)
         flops = 2.0 * p.tokens * m.heads * (m.head_dim + m.v_width / m.cached_heads) * chosen
         return [Op("attn_again", "gpu", "attention", flops, {"hbm": pairs}, after=after)]
 
     def predecoding(self, parts: Parts) -> Parts | None:
-        """Pre-decoding: one step whose scores choose the first prefetch."""
+        """Return the parts of pre-decoding, a pass whose scores choose the first prefetch."""
         if not self.speculative:
             return None
         return replace(parts, selection=_Predecoding(self.k, self.speculative))
 
     def resident(self, at: LayerPass) -> Buffers:
-        """Fetched pairs on the GPU, all pairs in fp16 on the host.
+        """Return the memory of fetched pairs on the GPU, and of all pairs in fp16 on the host. [B]
 
-        Table 1 counts the cache and the pairs. A cache that is written in place has room for a
-        step's own tokens too; one that is concatenated has them in the layer at hand alone.
+        Table 1 counts the packed cache and the pairs. A stack that writes its cache in place has
+        room for a step's own tokens in every layer; one that concatenates has none.
         """
         d, p, m = at.d, at.p, at.d.shard
-        own = self.queries * (d.stack.cache.append_passes == 0)
+        own = self.queries * (d.stack.cache.append_passes == 0)  # tokens per sequence
         chosen = np.minimum(self.k, p.max_length)
         whole = p.batch * ops.kv_bytes(m, at.cached)
         return {
@@ -188,7 +195,10 @@ class Pairs(Selection):
         }
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
-        """In prefill two layers' fp16 pairs, one computed while the other leaves."""
+        """Return the memory of two layers' fp16 pairs in prefill. [B]
+
+        One layer is copied to the host while the next is computed.
+        """
         leaving = sequences_alive(at.d, at.p) * at.p.new * (np.asarray(self.k) > 0)
         pairs = 2 * ops.kv_bytes(at.d.shard, leaving) if at.p.prefill else 0.0
         return {"gpu": {"kv on the way out": pairs}}
@@ -196,7 +206,7 @@ class Pairs(Selection):
 
 @frozen
 class _Predecoding(Pairs):
-    """The pass between prompt and first step: no pairs are in place yet, nothing is kept."""
+    """The pass between prompt and first step: it has no pairs yet and keeps nothing."""
 
     first: ClassVar[bool] = True
     launches = Pairs.launches
@@ -233,5 +243,5 @@ class LateKivi(Storage):
         return kivi(self.bits, self.group, self.residual, late=True)
 
     def complete(self, at: LayerPass) -> list[Op]:
-        """By itself, as KIVI is released, tokens are packed last; pairs do it themselves."""
+        """Return the ops that pack new tokens after attention; none with ``pairs``, which packs."""
         return [] if isinstance(at.parts.selection, Pairs) else pack(at)

@@ -15,12 +15,18 @@ per channel, and values per token after each channel was divided by c_i = sqrt(m
 (equation 6, algorithm 1). For one set of l tokens that makes 3 h d + 2 b l parameters (table 1).
 
 Prefill (algorithm 2): probes, saliency, fused attention, then both sets are packed.
-Decoding (algorithm 3): new tokens wait in fp16. Of every 100 the last 5, and others at random with
-5 %, are probes. After the hundredth the 100 are ranked by their saliency, split and packed.
+Decoding (algorithm 3): new tokens wait in fp16. Of every 100 those after the 95th but for the last,
+and others at random with 5 %, are probes. After the hundredth the 100 are ranked by their saliency,
+split and packed.
 
-kvsim departs in one point: attention reads packed numbers in the kernels of its stack, where the
-released code unpacks the whole cache at every step; the paper's stack has that as
-``packed_cache.unpack_bytes``.
+Where kvsim departs from the paper:
+
+- Attention reads packed numbers in the kernels of its stack, where the released code unpacks the
+  whole cache at every step; the paper's stack has that as ``packed_cache.unpack_bytes``.
+- Each KV head ranks the tokens for itself, by the mean over its query heads; the paper does not say
+  whether heads share a ranking.
+- Probes in decoding are charged as a share ``probe`` of all steps, and the packing of a window is
+  spread evenly over its steps.
 """
 
 import numpy as np
@@ -76,12 +82,12 @@ class Zipcache(WholeStorage):
 
     @property
     def stored(self) -> Format:
-        """The kernel's format; tokenwise parameters are counted apart."""
+        """A format of the mean width, for the kernel; ``_packed`` counts scales and zero points."""
         return averaged(self._bits)
 
     @property
     def by_token(self) -> bool:
-        """Keys of all tokens packed together share their scales."""
+        """Whether tokens can be read one by one: packed keys cannot, as they share scales."""
         return self.exact
 
     @property
@@ -90,17 +96,25 @@ class Zipcache(WholeStorage):
         return bool(np.all(np.asarray(self._bits) == 16))
 
     @property
-    def _mixed(self) -> Array:
+    def _mixed(self) -> Array:  # 1 where there are tokens of both widths, else 0
         salient = np.asarray(self.salient)
         return ((salient > 0) & (salient < 1)).astype(float)
 
     def _packed(
         self, deployment: Deployment, batch: Number, first: Number, later: Number, times: Number
     ) -> Number:
-        """Bytes of packed tokens with their parameters, packed at so many times.
+        """Return the size of packed tokens with their scales, zero points and factors. [B]
 
-        Of the ``first`` tokens, packed at once, and of every later window a whole number is
-        salient. A precision that no token has needs no parameters.
+        A whole number of tokens is salient in the prompt and in every window. A width that no token
+        has needs no parameters.
+
+        Parameters
+        ----------
+        deployment : model, machine and software.
+        batch : sequences.
+        first : packed tokens of each prompt. [tokens]
+        later : packed tokens of each sequence since then. [tokens]
+        times : how often something was packed: once for the prompt and once for each window.
         """
         m, windows = deployment.shard, later / self.window
         # Split(K, p, r) of algorithms 2 and 3: r of the prompt, and r of every later window
@@ -117,7 +131,10 @@ class Zipcache(WholeStorage):
         return numbers + parameters * (np.asarray(self._bits) < 16)
 
     def _count_unpacked(self, at: LayerPass) -> Number:
-        """Tokens not packed yet when a pass attends; it packs afterwards. [tokens]"""
+        """Count a sequence's tokens that wait in fp16 while a pass attends. [tokens]
+
+        The pass packs them afterwards if they fill the window.
+        """
         p = at.p
         if p.prefill:
             return 0.0
@@ -125,23 +142,26 @@ class Zipcache(WholeStorage):
         return np.minimum(at.kept_tokens, waiting)
 
     def _ages(self, at: LayerPass) -> tuple[Number, Number, Number]:
-        """Kept tokens of the prompt, later ones that are packed, and those that are not."""
+        """Count kept tokens: of the prompt, packed since then, and waiting in fp16. [tokens]"""
         tokens, fresh = at.kept_tokens, self._count_unpacked(at)
         later = np.maximum(tokens - fresh - at.kept_of_prompt, 0.0)
         return tokens - fresh - later, later, fresh
 
     def number_bytes(self, at: LayerPass) -> tuple[Number, Number]:
-        """The average width; scales are few."""
+        """Return the mean size of a number of keys and of values; scales are few. [B]"""
         size = np.asarray(self._bits) / 8
         return size, size
 
     def transfer_bytes(self, at: LayerPass, tokens: Number) -> tuple[Number, Number]:
-        """Packed tokens with their parameters."""
+        """Return the size of so many tokens' packed keys and values, without their scales. [B]"""
         size = at.p.batch * at.d.shard.kv_width / 2 * tokens * np.asarray(self._bits) / 8
         return size, size
 
     def prepare(self, at: LayerPass) -> list[Op]:
-        """In decoding one new token in a hundred pays for the packing of a hundred."""
+        """Return the op that packs the prompt, or a share of one that packs a window.
+
+        In decoding each step is charged with 1 / ``window`` of the packing.
+        """
         if self.exact:
             return []
         p = at.p
@@ -152,7 +172,10 @@ class Zipcache(WholeStorage):
         return [Op("quantise", kernel="quantise", bytes={"hbm": moved}, launches=1.0 / window)]
 
     def extra_bytes(self, at: LayerPass) -> Number:
-        """What this cache reads instead of a plain one of the same kernel."""
+        """Return what attention reads beyond numbers of the mean width. [B]
+
+        These are scales, zero points, factors and the fp16 window.
+        """
         if at.p.prefill:
             return 0.0
         m, batch, stored = at.d.shard, at.p.batch, self.stored
@@ -163,18 +186,24 @@ class Zipcache(WholeStorage):
         return packed + ops.kv_bytes(m, batch * fresh) - plain * stored.number / ops.FP16_BYTES
 
     def complete(self, at: LayerPass) -> list[Op]:
-        """Probes score tokens; saliency is selected once per window."""
+        """Return the ops that probe and rank tokens; the ranking is spread over a window."""
         probes = self._probes(at, at.kept_tokens, self._count_unpacked(at))
         if self.exact:
             return probes
         return probes + ops.id_lists(at.d, at.p.batch, 1 if at.p.prefill else self.window)
 
     def _probes(self, at: LayerPass, tokens: Number, fresh: Number) -> list[Op]:
-        """Scores of the probing queries, and the ranking of tokens by them.
+        """Return the ops that score tokens by the probes, and that rank them.
 
-        The prompt's probes are scored over all its keys. In decoding a share of the steps
-        probes: attention's own scores of the tokens that wait to be packed leave the kernel. The
-        ranking is made once per window.
+        Probes of the prompt are multiplied with all its keys. In decoding a share of the steps
+        probes: the attention kernel writes its scores of the tokens that wait in fp16. These are
+        ranked once per window.
+
+        Parameters
+        ----------
+        at : the pass through the layer.
+        tokens : kept tokens per sequence. [tokens]
+        fresh : of these the ones that wait in fp16. [tokens]
         """
         m, p = at.d.shard, at.p
         heads, width = p.batch * m.heads, m.k_width / m.cached_heads
@@ -196,10 +225,10 @@ class Zipcache(WholeStorage):
         return [Op("probe", kernel="attention", flops=flops, bytes=moved), rank]
 
     def resident(self, at: LayerPass) -> dict[str, Number]:
-        """Prompt and full windows packed, the fp16 window, its scores; indices where listed.
+        """Return the memory of packed tokens, the fp16 window, saliency and lists of tokens. [B]
 
-        Attention does not ask for the order of tokens, so that lists of them are needed only by
-        software that restores it.
+        The result of attention does not depend on the order of tokens. Only software that restores
+        their order keeps lists of which are salient (``selection.id_list``).
         """
         d, p, m, tokens = at.d, at.p, at.d.shard, at.kept_tokens
         below: Array = (np.asarray(self._bits) < 16).astype(float)
@@ -217,5 +246,5 @@ class Zipcache(WholeStorage):
         }
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
-        """One layer's whole prompt until it is packed."""
+        """Return the memory of one layer's whole prompt in fp16, until it is packed. [B]"""
         return {} if self.exact else ops.prompt_kv(at.d, at.p)

@@ -24,7 +24,11 @@ DTYPE_BYTES = {"fp32": 4, "tf32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1}
 
 
 def product_works(place: Bench) -> Iterator[Work]:
-    """All shapes in the 16-bit format, the largest ones in the others that the device has."""
+    """Yield benchmarks of matrix products.
+
+    All shapes are multiplied in the 16-bit format, the largest ones in every other format that the
+    device has.
+    """
     for dtype in formats(place):
         shapes = SHAPES if dtype == "fp16" else SHAPES[2:4]
         for inputs, outputs in [*shapes, *([] if place.on_cpu else [LARGE_SHAPE])]:
@@ -36,7 +40,7 @@ def product_works(place: Bench) -> Iterator[Work]:
 
 
 def formats(place: Bench) -> list[str]:
-    """Number formats that it multiplies in."""
+    """List the number formats in which the device multiplies matrices."""
     if place.on_cpu:
         return ["fp16", "fp32"]
     major, minor = torch.cuda.get_device_capability(place.device)
@@ -47,7 +51,7 @@ def formats(place: Bench) -> list[str]:
 
 
 def product(place: Bench, dtype: str, rows: int, inputs: int, outputs: int) -> Work:
-    """Hidden states (rows, inputs) times a matrix (outputs, inputs)."""
+    """Make the benchmark of hidden states (rows, inputs) times a matrix (outputs, inputs)."""
     each = DTYPE_BYTES[dtype]
     wide = 2 if dtype == "fp8" else 4 if dtype == "int8" else each  # per number of the result
     moved = each * (inputs * outputs + rows * inputs) + wide * rows * outputs
@@ -106,7 +110,7 @@ LAYERS = ((576, 9, 3, 64, 1536), (4096, 32, 8, 128, 14336))
 
 
 def pointwise_works(place: Bench) -> Iterator[Work]:
-    """One layer's, over tokens."""
+    """Yield benchmarks of a layer's norms, sums, rotations and activation, by tokens."""
     for layer in LAYERS:
         hidden, heads, kv_heads, dim, ffn = layer
         for tokens in place.pick((1, 16, 256, 2048), (1, 4, 16, 64, 256, 1024, 4096)):

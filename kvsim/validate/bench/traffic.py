@@ -21,10 +21,10 @@ LARGE = 2**28  # caches from which on fewer multiples of them are measured [B]
 
 
 def memory_works(place: Bench) -> Iterator[Work]:
-    """Sizes beyond the cache, and one that fits it.
+    """Yield benchmarks that read, write and copy device memory, of sizes beyond its cache.
 
-    From four caches up where memory allows it, else what lies between two caches and the most that
-    a copy, which needs twice its size, can take.
+    One size fits the cache. The others are from four times the cache up where memory allows it;
+    else from twice the cache to the largest size that can be copied.
     """
     most = place.memory / 2 / place.cache
     wanted = place.pick((4.0, 6.0, 8.0), (4.0, 6.0, 8.0, 12.0, 16.0, 24.0))
@@ -48,7 +48,7 @@ def _sized(place: Bench, moved: int) -> Iterator[Work]:
 
 
 def use(way: str, numbers: Tensor) -> Call:
-    """What reads, writes or copies fp32 numbers once."""
+    """Return a function that reads, writes or copies fp32 numbers once, as ``way`` says."""
     if way == "read":
         return numbers.sum
     if way == "write":
@@ -58,7 +58,7 @@ def use(way: str, numbers: Tensor) -> Call:
 
 
 def gather_works(place: Bench) -> Iterator[Work]:
-    """Rows of one head's keys or values, a sixteenth of those there are."""
+    """Yield benchmarks that gather rows of one head's keys or values, one in sixteen."""
     for dim in place.pick((128,), (64, 128)):
         for rows in place.pick((64, 2048, 8192, 32768), (64, 256, 1024, 4096, 16384, 65536)):
             moved = 2.0 * rows * dim * FP16_BYTES
@@ -84,12 +84,15 @@ QUICK_SIZES = (2**12, 2**16, 2**20, 2**24)
 
 
 def h2d(place: Bench) -> Iterator[Work]:
-    """Copies from the host to the device."""
+    """Yield benchmarks of copies of several sizes from the host to the device.
+
+    Host memory is pinned, then pageable; a CPU has pinned memory alone.
+    """
     yield from _one_way(place, "h2d")
 
 
 def d2h(place: Bench) -> Iterator[Work]:
-    """Copies from the device to the host."""
+    """Yield benchmarks of copies from the device to the host, like :func:`h2d`."""
     yield from _one_way(place, "d2h")
 
 
@@ -106,7 +109,7 @@ def _one_way(place: Bench, link: Channel) -> Iterator[Work]:
 
 
 def _op(name: str, link: Channel, moved: float) -> Op:
-    """As ``kvsim.engine.ops.copy`` states it."""
+    """Make the op of a copy, as ``kvsim.engine.ops.copy`` does."""
     stream: Stream = "h2d" if link == "h2d" else "d2h"
     through: tuple[Channel, ...] = (link, "hbm", "dram")
     return Op(name, stream, "copy", bytes=dict.fromkeys(through, moved))
@@ -117,14 +120,14 @@ def _link_call(link: Channel, transfers: Transfers, *pair: Tensor) -> Call:
 
 
 def ends(place: Bench, link: Channel, moved: int, pinned: bool) -> tuple[Tensor, Tensor]:
-    """Target and source of a copy."""
+    """Allocate the target and the source of a copy of ``moved`` bytes."""
     there = torch.ones(moved, dtype=torch.uint8, device=place.device)
     here = torch.ones(moved, dtype=torch.uint8, pin_memory=pinned and not place.on_cpu)
     return (there, here) if link == "h2d" else (here, there)
 
 
 def copier(target: Tensor, source: Tensor) -> Callable[[], None]:
-    """A function that starts the copy once."""
+    """Return a function that starts a copy from ``source`` to ``target`` and does not wait."""
 
     def copy() -> None:
         target.copy_(source, non_blocking=True)
@@ -151,7 +154,7 @@ SCARCE = 16  # rows there are per row that is fetched
 
 
 def row_works(place: Bench) -> Iterator[Work]:
-    """Rows of several widths, by the kernel that techniques use."""
+    """Yield benchmarks that fetch single rows of host memory by the kernel of techniques."""
     for dim in place.pick((64,), (32, 64, 128)):
         for rows in place.pick((128, 1024, 8192, 32768), (128, 512, 2048, 8192, 32768)):
             moved = 2.0 * rows * dim * FP16_BYTES
@@ -185,7 +188,7 @@ CONTENTION_BYTES = (2**24, 2**25, 3 * 2**24, 2**26, 5 * 2**24)
 
 
 def contention_works(place: Bench) -> Iterator[Work]:
-    """Products that take longer than the copy beside them, and either alone."""
+    """Yield benchmarks of a product and a shorter copy side by side, and of each alone."""
     rows = 32 if place.on_cpu else 4096
     for copied in place.pick(CONTENTION_BYTES[:2], CONTENTION_BYTES):
         repeats = copied // (2**24 if place.on_cpu else 2**22)

@@ -65,12 +65,12 @@ class DraftLayers:
         return hidden
 
     def matrices(self) -> list[Tensor]:
-        """Those of all layers."""
+        """Return the weight matrices of all layers, without biases."""
         every = [m for w in self.weights.layers for m in (w.qkv, w.out, w.up, w.down)]
         return [next(iter(m.tensors())) for m in every]
 
     def kv(self) -> list[Tensor]:
-        """Keys and values of every token that they have read."""
+        """Return the tensors of the layers' own cache."""
         return self.cache.resident()["gpu"]["kv"]
 
 
@@ -78,10 +78,23 @@ OTHERS_FEWER = "a pass has as many tokens of every sequence as one of them has a
 
 
 class DraftHeads(SpeculativeDrafter):
-    """A head with random weights.
+    """Base of drafters with a head of one decoder layer and a cache of its own (EAGLE, MTP).
 
-    Entry n of its cache joins the model's hidden state of token n with the embedding of token
-    n + 1. What drafts appended is overwritten when the tokens that stay are known.
+    The weights are random: work and memory are as in a trained head, but not the drafts. Entry n
+    of the head's cache comes from the model's hidden state of token n and the embedding of token
+    n + 1. Entries of drafts are overwritten once it is known which of them stay.
+
+    Parameters
+    ----------
+    run
+        The run of the model that verifies the drafts.
+    part
+        The technique's settings of the head.
+
+    Raises
+    ------
+    InputError
+        If the model has sliding windows.
     """
 
     differences = MappingProxyType({**SpeculativeDrafter.differences, "attn": OTHERS_FEWER})
@@ -118,7 +131,7 @@ class DraftHeads(SpeculativeDrafter):
     # hooks
 
     def on_layer_output(self, layer: int, hidden: Tensor, step: Pass) -> None:
-        """A pass has left a layer of the model: note its hidden states (sequences, new, hidden)."""
+        """Keep the hidden states that a layer of the model puts out, (sequences, new, hidden)."""
         if layer not in self.sources(self.run.model.layers):
             return
         reading = step.kind == "prefill"
@@ -128,7 +141,7 @@ class DraftHeads(SpeculativeDrafter):
         self.states[layer][step.rows, first : first + step.new] = hidden
 
     def after_prompt(self, generation: RunningGeneration) -> None:
-        """The head reads the prompt but for its last token, whose successor is a draft's."""
+        """Let the head read the prompt but for its last token, which the first draft adds."""
         self.run.counter.begin("prefill")
         if self.run.prompt > 1:
             known = {layer: states[:, :-1] for layer, states in self.states.items()}

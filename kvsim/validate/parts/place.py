@@ -101,28 +101,34 @@ class CachePlacement:
         return attend()
 
     def layer_reached(self, where: LayerContext) -> None:
-        """Prepare for a pass after the prompt that reaches a layer, even if it skips its cache."""
+        """Prepare for a decoding pass that reaches a layer, even one that skips its cache."""
 
     def before_attention(self, where: LayerContext, step: Pass) -> None:
-        """Bring the cache of a layer for a pass over some part of the batch."""
+        """Bring a layer's cache to the GPU for a pass over part of the batch."""
 
     def store_inputs(self, where: LayerContext, tensor: Tensor, step: Pass) -> None:
-        """Keep the inputs with which a chunk of the prompt reaches a layer.
+        """Store a layer's inputs in a pass over the prompt; by default nothing is stored.
+
+        Placements that recompute keys and values later do so from these.
 
         Parameters
         ----------
+        where
+            The layer.
         tensor
             Normed hidden states, (sequences, new, hidden).
+        step
+            The pass over a chunk of the prompt.
         """
 
     def after_attention(self, where: LayerContext, step: Pass) -> None:
-        """Send home what attention has changed."""
+        """Copy to the host what attention has added to a layer's cache."""
 
     def round_done(self) -> None:
-        """A round with drafts is over."""
+        """Do what is left to do after a round with drafts."""
 
     def prompt_done(self) -> None:
-        """Every layer has read the prompt."""
+        """Do what is left to do once every layer has read the prompt."""
 
     def weights(self, layer: int) -> LayerWeights | None:
         """Return the weights of a layer that do not stay on the GPU.
@@ -140,7 +146,7 @@ class CachePlacement:
         return None
 
     def resident(self) -> Resident:
-        """What layers share because of it."""
+        """Return the tensors that layers share because of the placement, by tier and name."""
         return {}
 
     def close(self) -> None:

@@ -510,7 +510,10 @@ class KvStore(ABC):
         """
 
     def rows_in_use(self, ends: tuple[int, ...]) -> list[int]:
-        """Count the rows of every table that tokens fill.
+        """Count the rows that tokens fill in every table.
+
+        A table is one tensor of the storage, such as codes or scales, whose rows run along its
+        tokens or groups of tokens.
 
         Parameters
         ----------
@@ -520,12 +523,13 @@ class KvStore(ABC):
         Returns
         -------
         list of int
-            Rows of each table, in the order in which they were made.
+            Rows of each table up to the end of the longest sequence, in the order in which the
+            tables were made.
         """
         raise NotImplementedError
 
     def bind(self, tables: list[Tensor]) -> None:
-        """Use other tables from here on.
+        """Replace the tables by others of the same shapes.
 
         Parameters
         ----------

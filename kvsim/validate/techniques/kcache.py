@@ -6,17 +6,17 @@ https://arxiv.org/abs/2404.18057.
 - Prefill (figure 1, equations 1 and 2): a layer's keys are written into its cache; its values are
   written into one of two buffers, from which they leave for host memory while the next layer
   computes (``Values.prefill``, ``send_prompt``).
-- Decode (table 1): S = TopN(softmax(q K^T / sqrt(d))) over all keys, on the GPU; the values that
-  the indices name are pulled from the host; A = S Part(V) (``Values.attend``).
+- Decode (table 1): S~ = TopN(softmax(q K^T / sqrt(d))) over all keys, on the GPU; the values of
+  those N tokens are copied from the host; A~ = S~ Part(V) (``Values.attend``).
 - Some first layers may keep their values on the GPU (the paper's L; ``gpu_layers``): for them the
   same is done without a fetch.
 
-The N weights are used as they are, without scaling them to a sum of 1. Every query head chooses its
-own N.
+The N weights are used as they are, without scaling them to a sum of 1, as in the paper. Every query
+head chooses its own N.
 
-Where this departs: the newest token's own value is on the GPU anyway and is taken from there, so
-that nothing waits for its copy to the host. Where N values for every head of a group are no fewer
-than all, all are copied once. Values may be stored packed, which the paper does not do.
+Where this departs from the paper: the newest token's own value is still on the GPU and is taken
+from there, so that nothing waits for its copy to the host. Where the query heads of a KV head
+together fetch as many values as there are, all values are copied once. Values may be packed.
 """
 
 import torch
@@ -47,7 +47,7 @@ class Values(LayerCache):
             self.differences = {} if self.rows.plain else {"scores": PACKED_AT_ONCE["attn"]}
 
     def prefill(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Values of one layer leave while the next one is computed."""
+        """Attend to the prompt so far; after its last chunk, start copying values to the host."""
         if self.host is None:
             return super().prefill(queries, keys, values, step)
         held = self.rows.k.parts[0], self.host.stage(self)[0]
@@ -57,27 +57,40 @@ class Values(LayerCache):
         return out
 
     def store_prompt(self, keys: Tensor, values: Tensor) -> None:
-        """Packed keys stay, packed values leave."""
+        """Pack a prompt; keep its keys on the GPU and start copying its values to the host."""
         if self.host is None:
             super().store_prompt(keys, values)
             return
         stage = self.host.stage(self)
         with self.counter.op("quantise") as record:
             self.rows.k.fill(record, keys)
-            made = self.rows.v.codec.encode(values)
+            encoded = self.rows.v.codec.encode(values)
             record.reads(values)
-            record.writes(*made)
-            for mine, new in zip(stage, made, strict=True):
-                mine.copy_(new)
+            record.writes(*encoded)
+            for buffer, part in zip(stage, encoded, strict=True):
+                buffer.copy_(part)
         self.host.send_prompt(self)
 
     def prompt_done(self) -> None:
-        """From here on, buffers hold fetched values and which they are."""
+        """Reuse the prompt's buffers for fetched values and their indices."""
         if self.host:
             self.host.prompt_done()
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
-        """Score all keys, pull the values of the best N, weigh them."""
+        """Score all keys, fetch the values of the best N, and weigh them.
+
+        Parameters
+        ----------
+        queries
+            Of the new token, (batch, heads, 1, dim).
+        keys, values
+            Of the new token, (batch, KV heads, 1, dim).
+
+        Returns
+        -------
+        Tensor
+            (batch, heads, 1, dim).
+        """
         count, span, rows = min(self.n, step.length), SlotRange.after_cached(step), self.rows
         own = self._append(keys, values, span)
         with self.counter.op("scores" if self.host else "attn") as record:
@@ -86,7 +99,7 @@ class Values(LayerCache):
             record.reads(queries, *rows.k.read(span.ends))
             record.visible(1, step.length, seen)
         with self.counter.op("topk") as record:
-            best = weights[:, :, 0].topk(count, dim=-1)  # S, (batch, heads, N), and which they are
+            best = weights[:, :, 0].topk(count, dim=-1)  # S~ and its tokens, (batch, heads, N)
             index = self.host.keep(best.indices) if self.host else best.indices
             record.writes(weights)
             record.reads(weights)
@@ -97,13 +110,13 @@ class Values(LayerCache):
                 record.writes(values)
             chosen = self._chosen(index, own, step)  # Part(V), (batch, heads, N, dim)
             out = best.values[:, :, None] @ chosen
-            many = min(self.model.queries_per_kv * count, step.length)  # read once per KV head
-            record.reads(*(part[:, :, :1].expand(-1, -1, many, -1) for part in own), best.values)
+            read = min(self.model.queries_per_kv * count, step.length)  # rows per KV head
+            record.reads(*(part[:, :, :1].expand(-1, -1, read, -1) for part in own), best.values)
             record.writes(out)
         return out
 
     def buffers(self) -> Resident:
-        """Values at home; fetched ones, once for all layers."""
+        """Return the values on the host, and on the first layer the buffers that all share."""
         if self.host is None:
             return {}
         held: Resident = {"host": {"kv": [self.rows.v.record]}}
@@ -112,7 +125,10 @@ class Values(LayerCache):
         return held
 
     def _append(self, keys: Tensor, values: Tensor, span: SlotRange) -> list[Tensor]:
-        """Store the new token; its value as parts of a row, which leaves later if it has to."""
+        """Store the new token's key, and return its value as it is stored, part by part.
+
+        A value that stays on the GPU is stored here; ``send_new`` copies others to the host.
+        """
         rows = self.rows
         own = rows.v.codec.encode(values)
         if not rows.plain:
@@ -128,7 +144,10 @@ class Values(LayerCache):
         return own
 
     def _chosen(self, index: Tensor, own: list[Tensor], step: Pass) -> Tensor:
-        """The values that ``index`` (batch, heads, N) names, (batch, heads, N, dim)."""
+        """Return the values of the tokens ``index`` (batch, heads, N), (batch, heads, N, dim).
+
+        That of the newest token is taken from ``own``, its parts (batch, KV heads, 1, width).
+        """
         kv_heads, length, column = self.model.kv_heads, step.length, self.rows.v
         by_group = index.view(self.batch, kv_heads, -1)
         if self.host is None:
@@ -140,11 +159,11 @@ class Values(LayerCache):
 
 
 class TopHostValues(HostValues):
-    """Those of several layers, with the numbers of the chosen tokens."""
+    """Values of several layers on the host, with GPU buffers for fetched ones and their indices."""
 
     @classmethod
     def of_run(cls, layer: Values) -> "TopHostValues":
-        """The one of this run."""
+        """Return the object that all layers of the run share, with ``layer`` added to it."""
         run = layer.run
         lanes = run.transfers(layer.layer)
         found = run.shared(
@@ -154,7 +173,7 @@ class TopHostValues(HostValues):
         return found
 
     def prompt_done(self) -> None:
-        """Room for what is fetched."""
+        """Allocate buffers for the fetched values and their indices."""
         if not self.reading:
             return
         layers = [layer for layer in self.layers if isinstance(layer, Values)]
@@ -164,12 +183,25 @@ class TopHostValues(HostValues):
         self.room.append(torch.zeros(shape, dtype=torch.int32, device=layers[0].device))
 
     def keep(self, index: Tensor) -> Tensor:
-        """The chosen tokens in a buffer of their own, as 32-bit numbers."""
+        """Copy the indices of the chosen tokens to a GPU buffer as 32-bit integers."""
         room = self.room[1].view(-1)[: index.numel()].view(index.shape)
         return room.copy_(index)
 
     def fetch_best(self, layer: Values, index: Tensor, length: int) -> list[Tensor]:
-        """Rows ``index`` (batch, KV heads, n) by part, (batch, KV heads, n, width)."""
+        """Fetch the values of chosen tokens; all of them where no fewer are chosen.
+
+        Parameters
+        ----------
+        index
+            The tokens, (batch, KV heads, n).
+        length
+            Cached tokens. [tokens]
+
+        Returns
+        -------
+        list of Tensor
+            The parts in which a value is stored, (batch, KV heads, n, width) each.
+        """
         column, record = layer.rows.v, layer.rows.v.record
         if index.shape[2] < length:
             return self.fetch(layer, index)

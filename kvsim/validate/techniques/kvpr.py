@@ -10,7 +10,7 @@ tokens. A step that finds s' tokens in the cache does, for every layer (section 
 2. recompute     K[0:l] = X[0:l] W_K, V[0:l] = X[0:l] W_V on the GPU             (equation 7),
    at the same time
    load_kv       K[l:s'], V[l:s'] to the GPU, 2 b (s' - l) h numbers            (equation 6)
-3. both parts stand in one buffer, and attention reads them as any cache
+3. attention      reads both parts from one buffer, like any cache
 4. store_kv      the new token's keys and values to the host
 
 The split l is the one that makes the layer's time shortest (equations 9 to 11); it is found for
@@ -24,10 +24,10 @@ and the recomputation have streams of their own; homes are pinned. By columns, e
 the parts of the batch one after another, and streamed weights stay for all of them
 (``parts.prefetch.StreamedWeights``).
 
-Where this departs: a sequence recomputes tokens of its prompt alone, since only their inputs were
-stored, so l is at most the shortest prompt. Tokens that every step recomputes have no keys and
-values in host memory. Rotary positions are turned in again. W_K and W_V are not loaded before W_Q
-and W_O (figure 5): streamed weights come as one piece per layer.
+Where this departs from the paper: only the inputs of prompt tokens are stored, so l is at most the
+shortest prompt. Tokens that every step recomputes have no keys and values in host memory.
+Recomputed keys are rotated to their positions (the paper's OPT has none to rotate). W_K and W_V are
+not loaded before W_Q and W_O (figure 5): streamed weights come as one piece per layer.
 """
 
 import numpy as np
@@ -73,7 +73,7 @@ class Kvpr(HostRows):
         self.shared.layers.append(self)
 
     def split(self, cached: int) -> int:
-        """The split l of a step that finds so many tokens in the cache [tokens]."""
+        """Return the split l of a step with ``cached`` tokens in the cache. [tokens]"""
         return int(self.splits[min(cached - self.shared.shortest, len(self.splits) - 1)])
 
     def ready(self) -> None:
@@ -81,7 +81,7 @@ class Kvpr(HostRows):
         self.shared.allocate()
 
     def store_inputs(self, tensor: Tensor, step: Pass, turn: int) -> None:
-        """Send home what some step will recompute from, chunk by chunk of the prompt."""
+        """Store the layer inputs of a chunk of the prompt on the host, if any step needs them."""
         part = slice(step.starts[0], min(step.length, len(self.inputs[0])))
         if part.start >= part.stop:
             return
@@ -104,7 +104,7 @@ class Kvpr(HostRows):
         after: tuple[Mark, ...],
         tables: list[Tensor],
     ) -> tuple[int, list[Mark]]:
-        """Queue steps 1 and 2 for a layer that finds ``tokens`` cached; ``load_kv`` runs beside.
+        """Queue steps 1 and 2 of a layer; ``load_kv`` is queued by the caller and runs beside.
 
         The recomputation runs on a stream of its own as soon as its inputs have arrived.
         """
@@ -124,7 +124,7 @@ class Kvpr(HostRows):
     def _keys_values(
         self, buffer: list[Tensor], split: int, tables: list[Tensor], note: NullCounter
     ) -> None:
-        """K[0:l] = X[0:l] W_K and V[0:l] = X[0:l] W_V of every sequence, into the buffer."""
+        """Compute K[0:l] = X[0:l] W_K and V[0:l] = X[0:l] W_V into attention's buffer."""
         decoder, layer, part = self.run.decoder, self.context.layer, slice(0, split)
         if self.tables.stored.packs:
             with note.op("dequantise_inputs") as record:
@@ -132,26 +132,26 @@ class Kvpr(HostRows):
         else:
             numbers = buffer[0][part]
         x = numbers.view(split, self.context.batch, self.run.model.hidden).transpose(0, 1)
-        turns = self.shared.turns
-        if turns:
-            turns = (turns[0][:, :, :split], turns[1][:, :, :split])
+        rotary = self.shared.turns  # cosine and sine of positions 0, 1, ...
+        if rotary:
+            rotary = (rotary[0][:, :, :split], rotary[1][:, :, :split])
         with note.op("recompute") as record:
             both = decoder.keys_values(layer, x, None)
             matrix = decoder.weights.layers[layer].qkv.rows(-self.run.model.kv_width)
             record.reads(x, *matrix.tensors())
             record.writes(*both)
         with note.op("place_recomputed") as record:
-            for tensors, accesses in (((x,), GATHERED), (both[:1], TURNED * bool(turns)),
+            for tensors, accesses in (((x,), GATHERED), (both[:1], TURNED * bool(rotary)),
                                       (both, PLACED)):  # fmt: skip
                 for _ in range(accesses // 2):
                     record.reads(*tensors)
                     record.writes(*tensors)
-            keys = rotate(both[0], *turns) if turns else both[0]
+            keys = rotate(both[0], *rotary) if rotary else both[0]
             for table, new in zip(tables, (keys, both[1]), strict=True):
                 table[part] = new.flatten(0, 1).transpose(0, 1)
 
     def resident(self) -> Resident:
-        """The layer's inputs at home; the buffers that all layers share, once."""
+        """Return the layer's inputs on the host, and on the first layer the shared buffers."""
         held: Resident = {"gpu": {}, "host": {"layer inputs": self.inputs}}
         if self.shared.layers[0] is self:
             held["gpu"]["kv buffers"] = [t for some in self.shared.buffers for t in some]
@@ -167,16 +167,15 @@ class _Shared:
         self.run, self.place = run, place
         self.layers: list[Kvpr] = []
         self.buffers: list[list[Tensor]] = []
-        self.turns: tuple[Tensor, Tensor] | None = None  # cosine and sine of what is recomputed
+        self.turns: tuple[Tensor, Tensor] | None = None  # rotary cosine and sine of positions
         self._splits: dict[LayerShape, Array] = {}
         each = run.batch // place.tiles
         longest = (max(run.lengths[i : i + each]) for i in range(0, run.batch, each))
-        self.shortest = min(
-            longest
-        )  # longest prompt of the part whose longest is shortest [tokens]
+        # decoding begins at the longest prompt of each part of the batch: the least of these
+        self.shortest = min(longest)  # [tokens]
 
     def allocate(self) -> None:
-        """Two buffers that take turns, and the positions of what is recomputed."""
+        """Allocate two buffers for inputs, used alternately, and the rotary cosine and sine."""
         if self.buffers:
             return
         device = self.run.decoder.device
@@ -185,7 +184,7 @@ class _Shared:
         self.turns = self.run.decoder.turns(torch.arange(len(largest[0]), device=device)[None])
 
     def splits(self, layer: int) -> Array:
-        """The split l of every step of a layer, by the tokens it finds beyond ``shortest``.
+        """Return the split l of every step of a layer, from ``shortest`` cached tokens on. [tokens]
 
         It minimises max(t_recompute(l), t_load(s' - l)), with the time of X[0:l] before both where
         nothing else hides it (equations 10 and 11).
@@ -196,7 +195,7 @@ class _Shared:
             each = float(run.batch // self.place.tiles)
             p = Point(each, cached, 1.0, float(run.prompt), float(run.capacity))
             at = LayerPass(run.deployment, p, shape, run.parts[layer])
-            known = min(run.lengths)  # beyond, a shorter prompt has no inputs
+            limit = min(run.lengths)  # the shortest prompt has inputs of no more tokens
             found = np.broadcast_to(np.asarray(choose_split(self.place, at)), cached.shape)
-            self._splits[shape] = np.minimum(found, known)
+            self._splits[shape] = np.minimum(found, limit)
         return self._splits[shape]

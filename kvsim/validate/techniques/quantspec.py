@@ -8,8 +8,9 @@ Every cached number is 8 bits in two halves of 4: C8 = 2**4 C_U + C_L (section 4
     C_U S4 + Z4                     what drafts read: the upper halves alone, INT4
     C_U S4 + C_L S4 / 2**4 + Z4     what verification reads: both halves, INT8
 
-C_U is rounded to the nearest of 16 levels from the least number to the greatest, C_L is what this
-has missed, rounded to [-8, 7] sixteenths of a level (``kernels.quantise``, ``hierarchical=True``).
+C_U is rounded to the nearest of 16 levels from the least number to the greatest. C_L is the error
+of that, rounded to sixteenths of a level from -8 to 7 (``kernels.quantise``,
+``hierarchical=True``).
 Keys share a scale by channel, values by token, in groups of G numbers.
 
 Algorithm 1, and where it stands here:
@@ -25,8 +26,9 @@ Algorithm 1, and where it stands here:
 - lines 24 to 27, when the buffers are full after a round: C_F1 is packed, C_F2 becomes C_F1
   (``Hierarchical.commit``)
 
-Where this departs: MLPs alone have weights of 4 bits, rounded to nearest, where the authors' come
-from a calibrated quantiser; no layer is left out as sensitive (L_S = 0).
+Where this departs from the paper: of the drafts' weights those of MLPs alone have 4 bits, rounded
+to nearest, where the authors' come from a calibrated quantiser; every layer is quantised, where
+algorithm 1 can leave out L_S sensitive ones.
 """
 
 from types import MappingProxyType
@@ -49,13 +51,16 @@ class Quantspec(SelfDrafter):
     """Drafts by the model itself, with narrower weights and the upper halves of its own cache."""
 
     def ready(self) -> None:
-        """Let drafts read the upper halves, where that is what they read."""
+        """Set every layer's store to give drafts the upper halves alone, if ``reads`` says so."""
         for layer in self.run.layers:
             if self.reads == "upper" and isinstance(layer.kv, Hierarchical):
                 layer.kv.drafts_read_upper = True
 
     def propose(self, generation: RunningGeneration, tokens: Tensor, ahead: int) -> Tensor:
-        """DRAFT of line 7: ``weights`` gives it MLPs of 4 bits, ``Hierarchical.attend`` C_U."""
+        """Run one draft pass (line 7) and return its logits.
+
+        The drafter's ``weights`` have MLPs of 4 bits, and ``Hierarchical.attend`` reads C_U.
+        """
         return generation.forward(tokens, "draft", ahead=ahead)
 
 
@@ -63,8 +68,8 @@ class Hierarchical(PackedStore):
     """Keys and values in two halves of 4 bits, behind two full-precision buffers of G tokens.
 
     Both buffers are one ring of 2 G tokens, so that C_F2 becomes C_F1 without a copy. A round adds
-    no more tokens than the ring takes, and packs only when it is over. So a token's cache is the
-    same however the rounds fall.
+    no more tokens than the ring has room for, and nothing is packed before it ends. So what a token
+    attends to does not depend on where rounds begin.
     """
 
     buffers_drafts = True
@@ -84,15 +89,21 @@ class Hierarchical(PackedStore):
         self.drafts_read_upper = False
 
     def packed_keys(self, tokens: int) -> int:
-        """All whole buffers but the latest, C_F1, which is always in full precision [tokens]."""
+        """Return how many of so many tokens have packed keys. [tokens]
+
+        These are all whole blocks of G tokens but the latest, C_F1.
+        """
         return max(tokens // self.half - 1, 0) * self.half
 
     def packed_values(self, tokens: int) -> int:
-        """As many as of keys [tokens]."""
+        """Return how many of so many tokens have packed values: as many as keys. [tokens]"""
         return self.packed_keys(tokens)
 
     def packed_by(self, span: SlotRange) -> tuple[int, ...]:
-        """The tokens before the pass: nothing is packed until its round is over."""
+        """Return each sequence's tokens before the pass, by which it is known what is packed.
+
+        Nothing is packed until the round is over. [tokens]
+        """
         return tuple(end - span.new for end in span.ends)
 
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
@@ -105,7 +116,7 @@ class Hierarchical(PackedStore):
         return self._attend_packed(queries, span, upper=upper).out.to(queries.dtype)
 
     def room_left(self, tokens: int) -> int:
-        """Tokens that C_F2 still takes until it has to be packed [tokens]."""
+        """Return how many tokens C_F2 has room for until C_F1 has to be packed. [tokens]"""
         return 2 * self.half - (tokens - self.packed_keys(tokens))
 
     def commit(self, before: list[int], after: list[int]) -> None:

@@ -16,9 +16,11 @@ C is the full cache in host memory, C' its packed copy on the GPU.
   compute of the layers that follow. T_t's keys and values are packed into C' and offloaded to C
   (``Specache.decode_round``, ``Pairs.attend``).
 
-Query heads that share a KV head choose together, by the mean of their attention. Without guesses
-(section 4.3, ``speculative=false``) the output token chooses, waits for its pairs and attends once
-more.
+Without guesses (section 4.5, ``speculative=false``) the output token chooses, waits for its pairs
+and attends once more.
+
+Where this departs from the paper: query heads that share a KV head choose together, by the mean of
+their attention; the paper does not say how. A token is not among its own top k.
 """
 
 from types import MappingProxyType
@@ -60,11 +62,11 @@ class Specache(Drafter):
 
 
 class LateKivi(PackedStore):
-    """Packed rows behind rings that have room for a step's own tokens beyond the residual.
+    """Keys and values in KIVI's layout, packed after a step's own tokens have attended.
 
-    KIVI's layout (keys by channel, values by token, the latest tokens in full precision), but a
-    step's own tokens are packed once they have attended. One bit has its two levels at the centres
-    of the halves of a range, not at its ends (equation 3).
+    Keys are packed by channel, values by token; the latest tokens stay in full precision in ring
+    buffers, which have room for a step's own tokens beyond the residual. With one bit, the two
+    levels are at a quarter and three quarters of a group's range, not at its ends (equation 3).
     """
 
     drops_tokens = False
@@ -80,15 +82,15 @@ class LateKivi(PackedStore):
         super().__init__(room, part.residual, bits, part.group, ring, where)
 
     def packed_by(self, span: SlotRange) -> tuple[int, ...]:
-        """The tokens that were there before the step."""
+        """Return how many tokens of each sequence were cached before the step. [tokens]"""
         return tuple(end - span.new for end in span.ends)
 
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
-        """New tokens into the rings; ``settle`` follows when they have attended."""
+        """Put new tokens into the ring buffers; ``settle`` packs once they have attended."""
         self.add(keys, values, span)
 
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """By itself, as KIVI is released: attend, then pack."""
+        """Attend, then pack; without ``pairs`` this is KIVI as released."""
         if span.new > 1:
             raise InputError("late-kivi: packs after one token; run it without drafts")
         out = super().attend(queries, span, seen)
@@ -103,11 +105,28 @@ class LateKivi(PackedStore):
         scored: bool,
         name: str = "attn",
     ) -> PartialAttention:
-        """Attention with the fetched pairs in place of their packed copies."""
+        """Attend with the fetched pairs in place of their packed copies.
+
+        Parameters
+        ----------
+        queries
+            Of the new tokens, (batch, heads, new, dim).
+        span
+            Slots of the new tokens, and how many of each sequence are in use after them.
+        fetched
+            The pairs and their tokens; None to attend to the packed cache alone.
+        scored
+            Whether the last query's scores are returned, too.
+        name
+            Op under which the work is counted.
+        """
         return self._attend_packed(queries, span, scored, fetched=fetched, name=name)
 
     def settle(self, span: SlotRange) -> None:
-        """The first new token stays: pack the value it pushes out and the block it completes."""
+        """Keep the first new token of a step, and pack what leaves the residual.
+
+        That is one value of each sequence, and a block of keys where the token completes it.
+        """
         before, position = self.packed_by(span), span.slots[:, 0]
         full = [i for i, n in enumerate(before) if n >= self.residual]
         self.pack(self.v, full, position, 1, self.residual)
@@ -115,7 +134,7 @@ class LateKivi(PackedStore):
         self.pack(self.k, whole, position, self.residual, self.residual - 1)
 
     def tensors(self) -> dict[str, list[Tensor]]:
-        """Packed rows and the residual; what the rings hold beyond it."""
+        """Return what stays in memory: packed rows with the residual, and a step's own tokens."""
         sides = self.k, self.v
         return {
             "kv": [t for side in sides for t in side.tensors(self.residual)],
@@ -157,11 +176,11 @@ class Pairs(LayerCache):
             self.host.store_prompt(keys, values, self.prompt)
 
     def prompt_done(self) -> None:
-        """The last layer's prompt has to have left."""
+        """Wait until the last layer's prompt is on the host."""
         self.host.has_left()
 
     def in_flight(self) -> list[Tensor]:
-        """Copies of the prompt that are on their way to the host."""
+        """Return the keys and values of the prompt that are being copied to the host."""
         return list(self.host.leaving)
 
     def attend(self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass) -> Tensor:
@@ -170,37 +189,37 @@ class Pairs(LayerCache):
         New tokens are [T_t, T'_{t+1}] in a decoding step, T_1 alone in pre-decoding, and the output
         token alone where nothing is guessed.
         """
-        span, stays = SlotRange.after_cached(step), step.kind != "between"
+        span, predecoding = SlotRange.after_cached(step), step.kind == "between"
         self._arrived.wait()  # C_K of this step is there
         self.packed.append(keys, values, span)
-        known = Fetched(self.index, *self.fetched) if self.chosen else None
-        first = known if self.guesses and stays else None
+        has_pairs = self.chosen and self.guesses and not predecoding
+        pairs = Fetched(self.index, *self.fetched) if has_pairs else None
         # O = Attn([T_t, T'_{t+1}], C' with C_K in place)                               (equation 1)
-        part = self.packed.attend_with_pairs(queries, span, first, scored=self.chosen > 0)
+        part = self.packed.attend_with_pairs(queries, span, pairs, scored=self.chosen > 0)
         if self.chosen and self.guesses:
-            if stays:
+            if not predecoding:
                 self.host.append(keys, values, step)
             # K_{t+1} = ArgTopK of what the last query, T'_{t+1} or T_1, gives to cached tokens
             self._choose(part, step, eligible=step.positions[:, -1])
-        elif self.chosen:  # section 4.3: choose by the output token, fetch, attend once more
+        elif self.chosen:  # section 4.5: choose by the output token, fetch, attend once more
             self._choose(part, step, eligible=step.positions[:, 0])
             self._arrived.wait()
-            known = Fetched(self.index, *self.fetched)
+            pairs = Fetched(self.index, *self.fetched)
             part = self.packed.attend_with_pairs(
-                queries, span, known, scored=False, name="attn_again"
+                queries, span, pairs, scored=False, name="attn_again"
             )
             self.host.append(keys, values, step)
-        if stays:
+        if not predecoding:
             self.packed.settle(span)  # C' = [C', Quant(C_t)]
         return part.out.to(queries.dtype)
 
     def buffers(self) -> Resident:
-        """The fetched pairs with their indices; everything on the host."""
+        """Return the fetched pairs with their indices on the GPU, and all pairs on the host."""
         held = {"fetched pairs": [*self.fetched], "indices": [self.index]}
         return {"gpu": held, "host": {"kv": self.host.homes}}
 
     def _room(self) -> Tensor:
-        """For the fetched keys or values."""
+        """Allocate a buffer for the fetched keys or values, (batch, KV heads, k, dim)."""
         m = self.model
         shape = (self.batch, m.kv_heads, self.chosen, m.head_dim)
         return torch.zeros(shape, device=self.device, dtype=self.dtype)
@@ -219,6 +238,6 @@ class Pairs(LayerCache):
             record.reads(scores)
         self.index = index
         self._arrived = self.host.fetch(index.clamp(min=0), self.fetched)
-        many = min(self.chosen, max(step.starts) + step.new - 1)
-        moved = [p[:, :, :many] for p in self.fetched]
-        self.counter.copy("prefetch", "h2d", moved, rows=2 * self.batch * heads * many)
+        count = min(self.chosen, max(step.starts) + step.new - 1)  # pairs per KV head
+        moved = [buffer[:, :, :count] for buffer in self.fetched]
+        self.counter.copy("prefetch", "h2d", moved, rows=2 * self.batch * heads * count)

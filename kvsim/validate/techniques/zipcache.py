@@ -16,10 +16,10 @@ Identification", NeurIPS 2024, https://arxiv.org/abs/2405.14256.
   window is packed by the saliency that its own probes found (``append``, ``attend``, ``_probe``,
   ``_compress``).
 
-Where this departs: a window is packed by itself, with ranges of its own, as algorithm 3 has it.
-Every KV head has salient tokens of its own, and all sequences of a batch share the ranges of
-channels, as the paper counts parameters. A window without a probe would have no ranking: then its
-last token probes.
+As in algorithm 3, a window is packed by itself, with ranges of its own; as table 1 counts them, all
+sequences of a batch share the ranges of channels. Where this departs from the paper: every KV head
+has salient tokens of its own. A window without a probe would have no ranking, so then its last
+token probes.
 """
 
 from collections.abc import Iterator
@@ -46,7 +46,7 @@ DRAWN_PROBES = "probing steps are drawn; the prediction takes their mean"
 class Zipcache(KvStore):
     """One layer's cache: packed rows at two precisions, and the window in full precision.
 
-    A token's rows are in the order of their saliency: attention asks for no other.
+    A head's rows are in the order of their saliency, which does not change what attention computes.
     """
 
     drops_tokens, keeps_numbers, by_position = False, False, True
@@ -71,12 +71,12 @@ class Zipcache(KvStore):
         self.window, salient, lengths = part.window, float(part.salient), room.prompts
         self.salient = [round(salient * n) for n in lengths]  # of every prompt [tokens]
         others = [n - h for n, h in zip(lengths, self.salient, strict=True)]
-        more = round(salient * self.window)
+        more = round(salient * self.window)  # of every window [tokens]
         windows = max(0, slots - max(lengths) - 1) // self.window
         self.high = PrecisionRows(room, int(part.high), self.salient, more, windows)
         self.low = PrecisionRows(room, int(part.low), others, self.window - more, windows)
         self.k, self.v = room.zeros(self.window), room.zeros(self.window)
-        # attention of this window's probes, added up
+        # what each token of the window gets from its probes, summed: (sequences, KV heads, window)
         self.saliency = room.zeros(1, self.window, torch.float32)[:, :, 0]
         self.probing = room.common.get(
             ("probing", part), lambda: Probing(part.probe, self.window, lengths, room.device)
@@ -87,7 +87,7 @@ class Zipcache(KvStore):
     def attend_prompt(
         self, queries: Tensor, keys: Tensor, values: Tensor, step: Pass, seen: Seen
     ) -> Tensor:
-        """Full attention, while the probes are collected."""
+        """Attend to the whole prompt, and keep the queries that probe."""
         self.probing.prompt.observe(queries, step)
         return super().attend_prompt(queries, keys, values, step, seen)
 
@@ -102,7 +102,7 @@ class Zipcache(KvStore):
         self.pack(keys, values, saliency.masked_fill(beyond[:, None], -1.0), 0)
 
     def append(self, keys: Tensor, values: Tensor, span: SlotRange) -> None:
-        """A new token to its place in the window."""
+        """Put a new token's keys and values into the window."""
         self._token = span.ends[0] - 1 - self.room.prompts[0]
         with self.counter.op("attn") as record:
             slot = self._slots()[:, self._token % self.window]
@@ -111,7 +111,20 @@ class Zipcache(KvStore):
             record.writes(keys, values)
 
     def attend(self, queries: Tensor, span: SlotRange, seen: Seen) -> Tensor:
-        """Packed rows and window; at times probe; pack the window when it is full."""
+        """Attend to packed rows and the window; add up saliency if the token probes.
+
+        A full window is packed afterwards.
+
+        Parameters
+        ----------
+        queries
+            Of the new token, (sequences, heads, 1, dim).
+
+        Returns
+        -------
+        Tensor
+            (sequences, heads, 1, dim).
+        """
         fresh, probing = self._token % self.window + 1, self.probing.probes(self._token)
         with self.counter.op("attn") as record:
             parts = self._attend_packed(record, queries, span, fresh, probing)
@@ -123,16 +136,21 @@ class Zipcache(KvStore):
         return out
 
     def tensors(self) -> dict[str, list[Tensor]]:
-        """Packed rows, window and the saliency of its tokens."""
+        """Return what stays in memory: packed rows, the window and its tokens' saliency."""
         rows = [*self.high.tensors(), *self.low.tensors()]
         return {"kv": rows, "fp16 window": [self.k, self.v], "saliency": [self.saliency]}
 
     def pack(self, keys: Tensor, values: Tensor, saliency: Tensor, time: int) -> None:
-        """Split tokens (batch, KV heads, tokens, head dim) by saliency, pack both parts.
+        """Split tokens by saliency and pack both parts.
 
         Parameters
         ----------
-        time : 0 for the prompt, then the number of the window.
+        keys, values
+            (batch, KV heads, tokens, head dim).
+        saliency
+            (batch, KV heads, tokens).
+        time
+            0 for the prompt, then the number of the window, from 1.
         """
         with self.counter.op("saliency") as record:
             record.reads(saliency)
@@ -144,7 +162,7 @@ class Zipcache(KvStore):
 
     @property
     def packed(self) -> int:
-        """Windows that are packed when the newest token comes."""
+        """Number of windows that were packed before the newest token came."""
         return self._token // self.window
 
     @property
@@ -152,13 +170,20 @@ class Zipcache(KvStore):
         return torch.arange(self.window, device=self.room.device)
 
     def _slots(self) -> Tensor:
-        """Slot of every token of the window, (batch, window): it continues the low rows."""
+        """Return the slot of every token of the window, (batch, window).
+
+        The kernel reads the window behind the rows at ``low`` bits as a ring buffer: its first
+        token is in the slot of that row, modulo the window.
+        """
         return (self.low.counts(self.packed)[:, None] + self._places) % self.window
 
     def _attend_packed(
         self, record: OpRecord, queries: Tensor, span: SlotRange, fresh: int, probing: bool
     ) -> list[PartialAttention]:
-        """Salient rows; then the others with the window, and its scores where they are needed."""
+        """Attend to salient rows, and then to the others with the window.
+
+        Scores of the second part are kept if the token probes.
+        """
         parts = []
         if self.high.rows:
             parts.append(attend(queries, self.high.view(self.packed)))
@@ -173,7 +198,7 @@ class Zipcache(KvStore):
         return parts
 
     def _probe(self, parts: list[PartialAttention], fresh: int) -> None:
-        """Add up the attention that the window's tokens get from this step's query."""
+        """Add the attention that the window's tokens get from this step's query to saliency."""
         scores = parts[-1].scores
         assert scores is not None
         with self.counter.op("probe") as record:
@@ -188,7 +213,7 @@ class Zipcache(KvStore):
             record.reads(scores)
 
     def _compress(self) -> None:
-        """Pack a full window by its saliency, normalised by the probes that saw each token."""
+        """Pack a full window by its saliency over the probes that saw each token (equation 8)."""
         index = self._slots()[:, None, :, None].expand_as(self.k)
         saliency = self.saliency / self.probing.seen.clamp(min=1)
         k, v = self.k.gather(2, index), self.v.gather(2, index)
@@ -197,11 +222,16 @@ class Zipcache(KvStore):
 
 
 def channelwise(numbers: Tensor, bits: int, valid: Tensor) -> Store:
-    """Pack keys (batch, KV heads, tokens, head dim), one scale and zero point per channel.
+    """Pack keys, with one scale and zero point per channel.
 
     Parameters
     ----------
-    valid : rows that hold a token, (batch, tokens); the others are packed, but set no range.
+    numbers
+        Keys, (batch, KV heads, tokens, head dim).
+    bits
+        Bits per number.
+    valid
+        Rows that hold a token, (batch, tokens); the others are packed, but set no range.
     """
     low, high = _range(numbers, valid, (0, 2))
     scale, zero = levels(low, high, bits, "grid")
@@ -218,10 +248,19 @@ def channelwise(numbers: Tensor, bits: int, valid: Tensor) -> Store:
 
 
 def separable(numbers: Tensor, bits: int, valid: Tensor) -> Store:
-    """Pack values (batch, KV heads, tokens, head dim): algorithm 1, CSTQuant.
+    """Pack values, channel-separable by token (algorithm 1, CSTQuant).
 
     Each channel is divided by c = sqrt(max |x|) (equation 6); then every token has one scale and
-    zero point over all heads. What reads them multiplies by c again.
+    zero point over all heads. Kernels that read the values multiply by c again.
+
+    Parameters
+    ----------
+    numbers
+        Values, (batch, KV heads, tokens, head dim).
+    bits
+        Bits per number.
+    valid
+        Rows that hold a token, (batch, tokens); the others are packed, but set no factor.
     """
     low, high = _range(numbers, valid, (0, 2))
     peak = torch.maximum(low.abs(), high.abs())
@@ -245,7 +284,7 @@ def separable(numbers: Tensor, bits: int, valid: Tensor) -> Store:
 
 
 def _range(numbers: Tensor, valid: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Smallest and largest number of valid rows along some dimensions, which are kept.
+    """Find the smallest and largest number of valid rows along ``dims``, which get length 1.
 
     Without a valid row both are 0.
     """
@@ -257,15 +296,23 @@ def _range(numbers: Tensor, valid: Tensor, dims: tuple[int, ...]) -> tuple[Tenso
 
 
 class PrecisionRows:
-    """What one layer keeps at one precision.
+    """The packed tokens of one layer at one precision.
 
-    The first set of rows is of the prompt, the others of one window each.
+    Rows come in sets that were packed together: one of the prompt, then one of each window. Every
+    set has its own scales, zero points and factors of channels.
 
     Parameters
     ----------
-    first : rows of every sequence's prompt.
-    more : rows of each window.
-    windows : how many there may be.
+    room
+        What the store has room for.
+    bits
+        Bits per number.
+    first
+        Rows of each sequence's prompt. [tokens]
+    more
+        Rows of each window. [tokens]
+    windows
+        How many windows there may be.
     """
 
     def __init__(
@@ -299,11 +346,11 @@ class PrecisionRows:
         )
 
     def tensors(self) -> list[Tensor]:
-        """Everything that stays in memory."""
+        """Return codes, scales, zero points and factors, which stay in memory."""
         return [self._k.codes, self._v.codes, *self._by_set, *self._by_row]
 
     def counts(self, windows: int) -> Tensor:
-        """Rows in use of every sequence (batch,) after so many windows."""
+        """Return how many rows of each sequence are in use after so many windows, (batch,)."""
         return self._firsts + windows * self.more
 
     def add(
@@ -315,18 +362,25 @@ class PrecisionRows:
         start: Tensor,
         time: int,
     ) -> Tensor:
-        """Pack a part of some tokens; which one says ``order``, from ``start`` on.
+        """Pack this precision's part of some tokens.
 
         Parameters
         ----------
-        keys, values : (batch, KV heads, tokens, head dim).
-        order : (batch, KV heads, tokens), the tokens in the order of parts.
-        start : (batch,) where this part begins in it.
-        time : 0 for the prompt, then the number of the window.
+        record
+            Counter of what is read and written.
+        keys, values
+            All of the tokens, (batch, KV heads, tokens, head dim).
+        order
+            The tokens by falling saliency, (batch, KV heads, tokens).
+        start
+            Where this part begins in ``order``, (batch,).
+        time
+            0 for the prompt, then the number of the window, from 1.
 
         Returns
         -------
-        How many tokens were packed of every sequence, (batch,).
+        Tensor
+            How many tokens of each sequence were packed, (batch,).
         """
         counts = torch.full_like(self._firsts, self.more) if time else self._firsts
         most = self.more if time else max(self._first)
@@ -358,14 +412,24 @@ class PrecisionRows:
     def view(
         self, windows: int, fresh: int = 0, keys: Tensor | None = None, values: Tensor | None = None
     ) -> View:
-        """These rows as attention finds them, and the window's ``keys`` and ``values`` behind."""
+        """Return these rows for attention, followed by ``fresh`` tokens of the fp16 window.
+
+        Parameters
+        ----------
+        windows
+            Windows that are packed.
+        fresh
+            Tokens of the window. [tokens]
+        keys, values
+            The window, (batch, KV heads, window, head dim); None where it is not read.
+        """
         counts = self.counts(windows)
         if not self.rows:
             return View(counts + fresh, k_tail=keys, v_tail=values)
         return View(counts + fresh, self._k, self._v, counts, counts, keys, values)
 
     def read(self, windows: int) -> Iterator[Tensor]:
-        """What attention reads of them; tables of channels once for the batch."""
+        """Yield what attention reads; parameters of channels are read once for the batch."""
         for i, count in enumerate(n + windows * self.more for n in self._first):
             yield from (t[i, :, :count] for t in (self._k.codes, self._v.codes, *self._by_row))
         for table in self._by_set:
@@ -373,13 +437,18 @@ class PrecisionRows:
 
 
 class Probing:
-    """Which queries probe, of the prompts and of the new tokens; all layers ask the same ones.
+    """The choice of the queries that probe, of prompts and of new tokens, alike in all layers.
 
     Parameters
     ----------
-    share : of queries that probe; half of them are the latest, half are drawn.
-    window : new tokens that are packed together.
-    lengths : of the prompts. [tokens]
+    share
+        Share of the queries that probe, 0 to 1; half of them are the latest, half are drawn.
+    window
+        New tokens that are packed together. [tokens]
+    lengths
+        Lengths of the prompts. [tokens]
+    device
+        Where the choice is kept.
     """
 
     def __init__(self, share: float, window: int, lengths: list[int], device: torch.device) -> None:
@@ -390,10 +459,15 @@ class Probing:
         self._latest, self._now, self._probed = -1, False, 0  # token; whether it probes; how many
 
     def probes(self, token: int) -> bool:
-        """Whether the new token of that number, from 0, probes.
+        """Tell whether a new token probes; the first layer that asks draws for all layers.
 
-        The last ones of a window do, but for the very last, and some others by chance; the very
-        last does if no other has, or nothing would rank the window.
+        The latest tokens of a window probe, but for its last one, and some others by chance. The
+        last one probes if no other has, as nothing would rank the window otherwise.
+
+        Parameters
+        ----------
+        token
+            Number of the token since the prompt, from 0.
         """
         if token == self._latest:
             return self._now
@@ -421,10 +495,19 @@ class Probing:
 
 
 def _votes(record: OpRecord, probes: KeptQueries, keys: Tensor) -> Tensor:
-    """Attention that a prompt's tokens (batch, KV heads, tokens, head dim) get from the probes.
+    """Return the attention that a prompt's tokens get from the probes, (batch, KV heads, tokens).
 
-    Scores leave the chip before and after the softmax. They are summed over the probes, nothing for
-    one that is none, and averaged over the heads of a KV head: (batch, KV heads, tokens).
+    It is summed over the probes and averaged over the query heads of a KV head. Scores are written
+    to GPU memory before and after the softmax.
+
+    Parameters
+    ----------
+    record
+        Counter of what is read and written.
+    probes
+        Queries of the prompt that probe; sequences with fewer are filled up.
+    keys
+        (batch, KV heads, tokens, head dim).
     """
     batch, kv_heads, tokens, head_dim = keys.shape
     queries, every = probes.take(), probes.visible(tokens)[:, None, None]
