@@ -333,7 +333,7 @@ class Selfdraft(Drafting):
         return [replace(op, name=f"draft_{op.name}") for op in filled]  # beside the selection's
 
     def extra_bytes(self, at: LayerPass) -> Number:
-        """Verification writes what it adds into both caches."""
+        """Return what verification writes into the draft cache besides the model's own. [B]"""
         if not self._has_draft_cache or at.p.prefill:
             return 0.0
         return ops.kv_bytes(at.d.shard, at.p.tokens)
@@ -344,7 +344,7 @@ class Selfdraft(Drafting):
         return 0 if self.reads == "upper" else self.gamma
 
     def resident(self, at: LayerPass) -> Buffers:
-        """The draft cache, with room for the drafts of a round."""
+        """Return the memory of the draft cache, with room for a round's drafts. [B]"""
         if not self._has_draft_cache:
             return {}
         tokens: Number = np.minimum(at.cached, self.budget)
@@ -393,15 +393,15 @@ class DraftCache(Selection):
         return (RING if self.idle else self.launches,)
 
     def count_kept(self, at: LayerPass) -> Number:
-        """The budget, and what is generated where it grows."""
+        """Return the tokens kept: the budget, and generated ones where it grows. [tokens]"""
         return np.minimum(at.cached, self.limit(at))
 
     def limit(self, at: LayerPass) -> Number:
-        """Tokens that are kept, all of which a draft sees. [tokens]"""
+        """Return the tokens that a draft attends to: all that are kept. [tokens]"""
         return self.budget if self.idle else kept_tokens(at, self.budget)
 
     def extra_bytes(self, at: LayerPass) -> Number:
-        """Slots beyond the budget."""
+        """Return what attention reads of idle slots beyond the budget. [B]"""
         if not self.idle:
             return 0.0
         seen = np.minimum(at.p.length, self.budget)

@@ -262,7 +262,7 @@ class HostPlacement(Placement):
         return tier_names("load_kv", self.cache_disk)
 
     def attend(self, at: LayerPass) -> list[Op]:
-        """On the GPU, on the CPU, or each over the KV heads of its share."""
+        """Return the ops of attention on the GPU, the CPU or both, each over its KV heads."""
         share, p, m = self.cpu_share, at.p, at.d.shard
         here = attend(at, self.attention_waits(at))
         if not positive(share):
@@ -345,7 +345,10 @@ class HostPlacement(Placement):
         return {"gpu": {"kv": gpu}, "host": {"kv": k + v - gpu}}
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
-        """Two buffers for copies from the host, and a column's hidden states."""
+        """Return the memory of two buffers for copies from the host, and of hidden states. [B]
+
+        The latter are those of a batch whose parts pass a layer one after another.
+        """
         d, p = at.d, at.p
         gpu: dict[str, Number] = {}
         if self.loads and not at.selection.chooses:
@@ -395,7 +398,7 @@ class HostPlacement(Placement):
         return self.k_host * k + self.v_host * v
 
     def scratch(self, at: LayerPass) -> Number:
-        """A packed layer is widened to fp16 for attention."""
+        """Return the memory of one layer's cache, if attention needs it widened to fp16. [B]"""
         if self.loads and at.storage.read != at.storage.stored and not at.p.prefill:
             return resident_kv(at, at.storage.read)
         return 0.0

@@ -212,7 +212,7 @@ class PromptCut(Selection):
         return self.budget
 
     def count_kept(self, at: LayerPass) -> Number:
-        """The kept part of the prompt, and all that is generated."""
+        """Return the tokens kept: a part of the prompt, and all that is generated. [tokens]"""
         return np.minimum(at.cached, kept_tokens(at, self.budget))
 
     def count_kept_prompt(self, at: LayerPass) -> Number:
@@ -224,7 +224,7 @@ class PromptCut(Selection):
         return kept_tokens(at, self.budget)
 
     def complete(self, at: LayerPass) -> list[Op]:
-        """After the prompt its tokens are scored and the best gathered."""
+        """Return the ops that score the prompt and gather the best; nothing in decoding."""
         if not at.p.prefill:
             return []
         return [*self.score(at), *compact(at, self.budget, scored=at.p.prompt)]
@@ -264,11 +264,11 @@ class SparsePrompt(Selection):
         raise NotImplementedError
 
     def attend(self, at: LayerPass) -> list[Op]:
-        """The estimate, then attention to its part of the pairs."""
+        """Return the ops of the estimate, and of attention to the pairs that it chooses."""
         return [*(self.estimate(at) if at.p.prefill else []), *super().attend(at)]
 
     def borrow(self, at: LayerPass) -> list[Op]:
-        """The same over an earlier layer's cache."""
+        """Return the same ops for a layer that attends to an earlier layer's cache."""
         return [*(self.estimate(at) if at.p.prefill else []), *super().borrow(at)]
 
     def thin_prompt(self, at: LayerPass, attention: Op) -> Op:
@@ -406,11 +406,11 @@ class Chosen(Selection):
         return ""
 
     def limit(self, at: LayerPass) -> Number:
-        """Tokens that the query chooses. [tokens]"""
+        """Return the tokens that a query sees: those that it chooses. [tokens]"""
         return self.tokens(at)
 
     def attend(self, at: LayerPass) -> list[Op]:
-        """Summaries of new pages; in decoding estimate, choice, fetch and attention."""
+        """Return the ops that summarise new pages; in decoding also choice, fetch and attention."""
         storage, place, p = at.storage, at.placement, at.p
         new = [*storage.prepare(at), *place.store(at), *self.summarise(at)]
         if p.prefill:
@@ -426,7 +426,7 @@ class Chosen(Selection):
         ]  # fmt: skip
 
     def borrow(self, at: LayerPass) -> list[Op]:
-        """Pages of the earlier layer's cache, by its summaries and this layer's queries."""
+        """Return the ops of a layer that chooses pages of an earlier layer's cache."""
         kept = {op.name for op in self.summarise(at)} | {"quantise", "store_kv"}
         if at.p.prefill:
             return attend(at)
@@ -444,7 +444,7 @@ class Chosen(Selection):
         return [ops.copy("fetch", "h2d", k_share * k + v_share * v, rows=rows, after=("topk",))]
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
-        """Room for the fetched pages."""
+        """Return the memory of the fetched pages. [B]"""
         place = at.placement
         if not np.any(np.asarray(place.v_host) > 0):
             return {}

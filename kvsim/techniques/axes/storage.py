@@ -57,14 +57,14 @@ class Grouped(Storage):
         return FP16 if self.host else self.stored
 
     def prepare(self, at: LayerPass) -> list[Op]:
-        """New tokens are packed: all of them, or those that go to the host."""
+        """Return the ops that pack new tokens: all of them, or those that go to the host."""
         if not self.host:
             return pack(at)
         new = at.p.batch * at.kept_of_prompt if at.p.prefill else at.staying
         return ops.quantise(at.d, at.placement.v_host * new, self.stored)
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
-        """One layer's whole prompt until it is packed."""
+        """Return the memory of one layer's whole prompt in fp16, until it is packed. [B]"""
         return {} if self.host or self.exact else ops.prompt_kv(at.d, at.p)
 
 

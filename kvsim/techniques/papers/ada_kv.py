@@ -23,5 +23,5 @@ class AdaKv(Snapkv):
     launches = Launches(prefill={"observe": 9, "select": 24, "compact": 22}, decode={"attn": 16})
 
     def resident(self, at: LayerPass) -> Buffers:
-        """Where each head's tokens end, as 32-bit numbers."""
+        """Return the memory of each head's end in the cache, as 32-bit integers. [B]"""
         return {"gpu": {"head ends": 4.0 * at.p.batch * at.d.shard.cached_heads * self.cut(at)}}

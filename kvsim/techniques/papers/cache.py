@@ -143,11 +143,11 @@ class Cache(Storage):
         return self if not edge or (inner and inner[0] <= index <= inner[-1]) else Storage()
 
     def prepare(self, at: LayerPass) -> list[Op]:
-        """New tokens are packed."""
+        """Return the ops that pack new tokens."""
         return pack(at)
 
     def complete(self, at: LayerPass) -> list[Op]:
-        """What the engine's kernel takes beyond one that unpacks in registers."""
+        """Return the op of what the engine's kernel takes beyond one that unpacks in registers."""
         kernel = find_kernel(at.d.stack.name, self.format)
         if at.p.prefill or kernel is None:
             return []
@@ -159,7 +159,7 @@ class Cache(Storage):
         return [Op("unpack", fixed=fixed, launches=0.0)] if np.any(np.asarray(fixed) > 0) else []
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
-        """One layer's whole prompt until it is packed."""
+        """Return the memory of one layer's whole prompt in fp16, until it is packed. [B]"""
         return ops.prompt_kv(at.d, at.p)
 
     def notes(self, at: LayerPass) -> tuple[str, ...]:

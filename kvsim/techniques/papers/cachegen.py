@@ -106,7 +106,7 @@ class Cachegen(Placement):
         return {"gpu": gpu, "host": {"kv": room}}
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
-        """A layer's stream on its way."""
+        """Return the memory of one layer's encoded stream while it is sent; 0 in decoding. [B]"""
         room = self._room(at, at.p.batch * at.kept_of_prompt)
         return {"gpu": {"stream": room if at.p.prefill else 0.0 * room}}
 

@@ -44,11 +44,14 @@ class Cascade(Selection):
         return np.minimum(np.minimum(self.shared, at.p.prompt), at.cached)
 
     def count_kept(self, at: LayerPass) -> Number:
-        """Every sequence keeps its own tokens and its part of the prefix."""
+        """Return the tokens kept per sequence, with its share of the common prefix. [tokens]"""
         return at.cached - self._prefix(at) * (1 - 1 / np.maximum(at.p.batch, 1.0))
 
     def extra_bytes(self, at: LayerPass) -> Number:
-        """The prefix is not read for every sequence; parts of outputs are written in fp32."""
+        """Return what attention reads less of the common prefix, plus partial outputs in fp32. [B]
+
+        The prefix is read once for the whole batch, so that this is mostly below 0.
+        """
         if at.p.prefill:
             return 0.0
         m, (k, v) = at.d.shard, at.storage.number_bytes(at)
@@ -56,7 +59,7 @@ class Cascade(Selection):
         return self._parts(at) - once * (m.k_width * k + m.v_width * v)
 
     def complete(self, at: LayerPass) -> list[Op]:
-        """A prompt is copied to where its parts stay; in decoding both outputs are joined."""
+        """Return the op that copies a prompt to its two caches; in decoding, joins outputs."""
         m, p = at.d.shard, at.p
         if p.prefill:
             return [Op("compact", kernel="gather", bytes={"hbm": 2 * self._stays(at)})]
@@ -64,7 +67,7 @@ class Cascade(Selection):
         return [Op("join", kernel="pointwise", bytes={"hbm": joined + 0.0 * p.context})]
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
-        """One layer's whole prompt while it is read."""
+        """Return the memory of one layer's whole prompt in fp16, while it is read. [B]"""
         return ops.prompt_kv(at.d, at.p)
 
     def _stays(self, at: LayerPass) -> Number:

@@ -34,7 +34,7 @@ class Flexprefill(SparsePrompt):
         return block_density(at, self.block, self.share)
 
     def estimate(self, at: LayerPass) -> list[Op]:
-        """The last block's queries over all keys, and means of blocks against each other."""
+        """Return the ops that score keys by the last block's queries, and blocks by means."""
         m, p = at.d.shard, at.p
         asking = np.minimum(self.block, p.new)
         pairs = p.batch * m.heads * asking * p.length

@@ -80,7 +80,10 @@ class Gear(Storage):
         return self.outliers * numbers * (ops.FP16_BYTES + deployment.stack.selection.index_bytes)
 
     def prepare(self, at: LayerPass) -> list[Op]:
-        """As KIVI, then the search for outliers and power iteration over the error, per block."""
+        """Return the ops that pack as KIVI, find outliers and approximate the error, per block.
+
+        The approximation is a power iteration of rank ``rank``.
+        """
         d, p = at.d, at.p
         numbers = d.shard.kv_width * at.staying
         if p.prefill:  # whole blocks of what stays, but for those of earlier passes
@@ -108,7 +111,10 @@ class Gear(Storage):
         ]
 
     def complete(self, at: LayerPass) -> list[Op]:
-        """Two thin products for scores and two for outputs, and the outliers' part."""
+        """Return the op that corrects scores and outputs by the factors and outliers, in decoding.
+
+        The factors take two thin products for scores and two for outputs.
+        """
         if at.p.prefill:  # its own attention is in full precision
             return []
         m, p, tokens = at.d.shard, at.p, at.kept_tokens
@@ -129,7 +135,7 @@ class Gear(Storage):
         return [Op("correct", kernel="attention", flops=flops, bytes={"hbm": moved}, launches=4)]
 
     def resident(self, at: LayerPass) -> dict[str, Number]:
-        """KIVI's cache, the factors, and the outliers."""
+        """Return the memory of KIVI's cache, the factors and the outliers. [B]"""
         tokens = at.kept_tokens
         numbers = at.p.batch * at.d.shard.kv_width * self._packed(tokens)
         return {
@@ -139,7 +145,10 @@ class Gear(Storage):
         }
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
-        """One layer's prompt until it is packed, and the error of its keys or values."""
+        """Return the memory that all layers use in turn while they read a prompt. [B]
+
+        It holds one layer's prompt in fp16 until it is packed, and the error of its keys or values.
+        """
         d, p = at.d, at.p
         widest = max(d.shard.k_width, d.shard.v_width) * (self.rank > 0)
         error = ops.FP16_BYTES * widest * p.tokens if p.prefill else 0.0

@@ -45,7 +45,10 @@ class H2o(Bounded):
         return self.heavy + self.recent
 
     def complete(self, at: LayerPass) -> list[Op]:
-        """The upkeep of scores; after the prompt, what stays; later, the lowest."""
+        """Return the ops that add up scores and select tokens.
+
+        After the prompt the best are gathered; in decoding the lowest of the scores is found.
+        """
         p, tokens = at.p, at.cached
         seen = tokens if p.prefill else np.minimum(tokens, self.budget)
         upkeep = score_upkeep(at, seen * (p.max_length > self.budget))
@@ -57,13 +60,13 @@ class H2o(Bounded):
         return [*upkeep, Op("lowest", kernel="topk", bytes={"hbm": sums})]
 
     def resident(self, at: LayerPass) -> Buffers:
-        """Scores of the kept tokens."""
+        """Return the memory of the kept tokens' accumulated scores in fp32. [B]"""
         p = at.p
         sums = 4.0 * p.batch * at.d.shard.heads * np.minimum(self.budget, p.length)
         return {"gpu": {"scores": sums * (p.max_length > self.budget)}}
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
-        """One layer's whole cache and its scores while the prompt is read."""
+        """Return the memory of one layer's whole prompt and its scores, while it is read. [B]"""
         ranks = 1.0 * (np.asarray(at.p.max_length) > self.budget)
         scores = scale(score_matrix(at), ranks)
         return merge(ops.prompt_kv(at.d, at.p), scores)

@@ -66,26 +66,26 @@ class Guessed(Chosen):
         return self if guessed else Selection()
 
     def tokens(self, at: LayerPass) -> Number:
-        """The fetched tokens and the new ones. [tokens]"""
+        """Return the tokens read per KV head: the fetched and the new ones. [tokens]"""
         return self.host_tokens(at) + at.p.new
 
     def host_tokens(self, at: LayerPass) -> Number:
-        """Of those before the pass. [tokens]"""
+        """Return the tokens fetched per KV head, of those cached before the pass. [tokens]"""
         return np.minimum(self.budget, self._before(at))
 
     def _before(self, at: LayerPass) -> Number:
         return np.maximum(at.kept_tokens - at.p.new, 0.0)
 
     def page_tokens(self) -> int:
-        """Tokens are chosen one by one. [tokens]"""
+        """Return 1, as tokens are chosen one by one. [tokens]"""
         return 1
 
     def pages(self, at: LayerPass) -> Number:
-        """Those before the pass."""
+        """Return the number of tokens that are ranked: those cached before the pass."""
         return self._before(at)
 
     def _width(self, at: LayerPass, heads: int) -> float:
-        """Guessing channels of so many heads."""
+        """Count the channels of so many heads that guess scores."""
         m = at.d.shard
         return float(heads * guessing_channels(self.part, m.k_width // m.cached_heads))
 
@@ -95,7 +95,10 @@ class Guessed(Chosen):
         return ops.FP16_BYTES * rows * (m.hidden + m.qkv_bias)
 
     def estimate(self, at: LayerPass) -> list[Op]:
-        """The next layer's queries by this one's input, against the partial keys."""
+        """Return the ops that guess the next layer's queries from this one's input, and its scores.
+
+        Both use the partial weights and keys, those of a share of the channels.
+        """
         m, p = at.d.shard, at.p
         asked = p.tokens * self._width(at, m.heads)
         scores = ops.SCORE * p.tokens * m.heads * self._before(at)
@@ -119,7 +122,10 @@ class Guessed(Chosen):
         ]
 
     def summarise(self, at: LayerPass) -> list[Op]:
-        """Partial keys of new tokens; the prompt says by which channels, and of which weights."""
+        """Return the op that stores partial keys of new tokens.
+
+        In prefill it also chooses their channels and gathers those of the query weights.
+        """
         m, p = at.d.shard, at.p
         moved = ops.FP16_BYTES * p.tokens * (m.k_width + self._width(at, m.cached_heads))
         if p.prefill:
@@ -128,7 +134,7 @@ class Guessed(Chosen):
         return [Op("partial_keys", bytes={"hbm": moved})]
 
     def attend(self, at: LayerPass) -> list[Op]:
-        """What is fetched was chosen in the layer before; this one chooses for the next."""
+        """Return the ops of attention; a layer's fetch waits for the choice in the layer before."""
         found = super().attend(at)
         if at.p.prefill:
             return found
@@ -136,13 +142,16 @@ class Guessed(Chosen):
         return [replace(op, after=waits.get(op.name, op.after)) for op in found]
 
     def resident(self, at: LayerPass) -> Buffers:
-        """The partial keys, and the part of the query weights that guesses."""
+        """Return the memory of the partial keys and the partial query weights. [B]"""
         m, weights = at.d.shard, self._partial_weights(at)
         keys = ops.FP16_BYTES * self._width(at, m.cached_heads) * at.p.batch * at.cached
         return {"gpu": {"partial keys": keys, "partial weights": weights + 0.0 * np.asarray(keys)}}
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
-        """Fetched tokens, those of one layer read while the next one's arrive."""
+        """Return the memory of the fetched tokens of two layers. [B]
+
+        Those of one layer are read while the next one's arrive.
+        """
         if at.p.prefill or not np.any(np.asarray(at.placement.v_host) > 0):
             return super().shared_buffers(at)
         most = np.minimum(self.budget, at.p.max_length - 1.0)

@@ -103,7 +103,7 @@ class Infllm(Selection):
         return first + self.block / self.chunk * self.k * later
 
     def attend(self, at: LayerPass) -> list[Op]:
-        """Choose and fetch blocks beside local attention, then attend to them and the first."""
+        """Return the ops that fetch blocks beside local attention, and attend to them."""
         d, p, shape, m, tokens = at.d, at.p, at.shape, at.d.shard, at.cached
         n = self._count_far_blocks(tokens)
         chosen, among = np.minimum(self.k, n), n * (n > self.k)
@@ -157,11 +157,14 @@ class Infllm(Selection):
         return Op("represent", kernel="attention", flops=flops, bytes={"hbm": moved})
 
     def count_kept(self, at: LayerPass) -> Number:
-        """Of the cache itself the first and the latest tokens; blocks are counted apart."""
+        """Return the first and latest tokens, which the cache itself keeps. [tokens]
+
+        ``resident`` counts the blocks.
+        """
         return np.minimum(at.cached, self.initial + self.local + self.block)
 
     def resident(self, at: LayerPass) -> Buffers:
-        """Representatives and fetched blocks; all blocks on the host."""
+        """Return the memory of representatives and fetched blocks, and of all on the host. [B]"""
         m, p, tokens = at.d.shard, at.p, at.cached
         n = self._count_far_blocks(tokens)
         held = np.minimum(n, np.maximum(self.cached, self.k))
@@ -177,7 +180,7 @@ class Infllm(Selection):
         }
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
-        """In prefill one layer's blocks on their way out."""
+        """Return the memory of one layer's blocks that leave for the host in prefill. [B]"""
         out = at.p.batch * self._count_far_blocks(at.without_window().cached) * self.block
         leaving = ops.kv_bytes(at.d.shard, out) if at.p.prefill else 0.0
         return {"gpu": {"kv on the way out": leaving}}

@@ -51,9 +51,9 @@ class Kivi(Storage):
         return at.d.stack.packed_cache.scored_prompt or self.scored
 
     def prepare(self, at: LayerPass) -> list[Op]:
-        """Keys are packed in blocks, values singly."""
+        """Return the ops that pack blocks of keys and single tokens' values."""
         return pack(at)
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
-        """One layer's whole prompt until it is packed."""
+        """Return the memory of one layer's whole prompt in fp16, until it is packed. [B]"""
         return ops.prompt_kv(at.d, at.p)

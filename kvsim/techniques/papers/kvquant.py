@@ -48,28 +48,28 @@ class Kvquant(Storage):
         return at.p.batch * tokens * (self.outliers * m.kv_width * OUTLIER + TOKEN)
 
     def prepare(self, at: LayerPass) -> list[Op]:
-        """New tokens are packed, their outliers and ranges found."""
+        """Return the ops that pack new tokens, and find their outliers and ranges."""
         numbers = at.d.shard.kv_width * at.staying
         found = ops.FP16_BYTES * numbers + self._get_outlier_bytes(at, at.p.new)
         return [*pack(at), Op("outliers", kernel="topk", bytes={"hbm": found})]
 
     def extra_bytes(self, at: LayerPass) -> Number:
-        """Outliers and scales beside the packed numbers."""
+        """Return what attention reads of outliers and scales. [B]"""
         return 0.0 if at.p.prefill else self._get_outlier_bytes(at, at.kept_tokens)
 
     def transfer_bytes(self, at: LayerPass, tokens: Number) -> tuple[Number, Number]:
-        """Packed numbers with half of what is beside them each."""
+        """Return the size of keys and values, each with half of the outliers and scales. [B]"""
         k, v = super().transfer_bytes(at, tokens)
         more = self._get_outlier_bytes(at, tokens) / 2
         return k + more, v + more
 
     def resident(self, at: LayerPass) -> dict[str, Number]:
-        """The packed cache, and its outliers and scales."""
+        """Return the memory of the packed cache, and of its outliers and scales. [B]"""
         return {
             "kv": resident_kv(at, self.stored),
             "outliers": self._get_outlier_bytes(at, at.kept_tokens),
         }
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
-        """One layer's whole prompt until it is packed."""
+        """Return the memory of one layer's whole prompt in fp16, until it is packed. [B]"""
         return ops.prompt_kv(at.d, at.p)

@@ -32,7 +32,10 @@ class Kvzip(PromptCut):
     )
 
     def resident(self, at: LayerPass) -> Buffers:
-        """No layer's cache is cut before the whole model has repeated the prompt."""
+        """Return the memory of tokens that wait to be dropped in prefill. [B]
+
+        No layer's cache is cut before the whole model has repeated the prompt.
+        """
         if not at.p.prefill:
             return {}
         dropped = np.maximum(at.p.prompt - np.asarray(self.budget), 0.0)
@@ -40,7 +43,7 @@ class Kvzip(PromptCut):
         return {"gpu": {"kv before the cut": waiting}}
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
-        """The prompt is in its cache."""
+        """Return no buffers: the prompt is in the layers' caches until these are cut."""
         return {}
 
     def score(self, at: LayerPass) -> list[Op]:

@@ -92,7 +92,10 @@ class Mikv(WholeStorage):
         return size, size
 
     def prepare(self, at: LayerPass) -> list[Op]:
-        """The balancer's maxima over the prompt, or its use on new queries; then packing."""
+        """Return the ops that balance channels, and pack new tokens.
+
+        In prefill the balancer's maxima are found; in decoding new queries are balanced.
+        """
         m, p = at.d.shard, at.p
         queries = m.heads * m.head_dim
         balanced = queries + m.k_width if p.prefill else 2 * queries
@@ -107,14 +110,17 @@ class Mikv(WholeStorage):
         ]
 
     def extra_bytes(self, at: LayerPass) -> Number:
-        """What both precisions differ by from the kernel's one."""
+        """Return what attention reads beyond numbers of the kernel's one precision. [B]"""
         if at.p.prefill:  # the prompt reads its own keys and values in fp16
             return 0.0
         less = np.asarray(self._number) - self.stored.number
         return at.p.batch * at.d.shard.kv_width * at.kept_tokens * less
 
     def complete(self, at: LayerPass) -> list[Op]:
-        """The upkeep of the scores; a token that comes in pushes the least important one down."""
+        """Return the ops that add up scores and rank tokens.
+
+        In decoding a new token takes the place of the least important one, which gets fewer bits.
+        """
         d, p, tokens = at.d, at.p, at.kept_tokens
         upkeep = score_upkeep(at, tokens)
         if not p.prefill:
@@ -125,7 +131,7 @@ class Mikv(WholeStorage):
         return [*upkeep, ops.top_k("rank", ranked), *lists]
 
     def resident(self, at: LayerPass) -> dict[str, Number]:
-        """Both precisions, which token has which, accumulated scores, and the balancer."""
+        """Return the memory of packed tokens, their precisions, scores and the balancer. [B]"""
         d, p, m, tokens = at.d, at.p, at.d.shard, at.kept_tokens
         packed = p.batch * m.kv_width * tokens * np.asarray(self._number)
         mixed = (np.asarray(self.salient) > 0) & (np.asarray(self.salient) < 1)
@@ -137,5 +143,5 @@ class Mikv(WholeStorage):
         }
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
-        """One layer's prompt and its score matrix, where the stack's attention keeps none."""
+        """Return the memory of one layer's prompt, and of scores if attention keeps none. [B]"""
         return merge(ops.prompt_kv(at.d, at.p), score_matrix(at))

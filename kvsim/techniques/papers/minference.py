@@ -35,7 +35,7 @@ class Minference(SparsePrompt):
         return near / np.maximum(whole, 1.0)
 
     def estimate(self, at: LayerPass) -> list[Op]:
-        """The last queries over all keys; sums along columns and diagonals are ranked."""
+        """Return the ops that score keys by the last queries, and rank columns and diagonals."""
         m, p = at.d.shard, at.p
         asking = np.minimum(self.window, p.new)
         pairs = p.batch * m.heads * asking * p.length

@@ -48,19 +48,22 @@ class Quest(Chosen):
         return self if bisect_left(deployment.model.caches, index) >= self.dense else Selection()
 
     def tokens(self, at: LayerPass) -> Number:
-        """Whole pages within the budget."""
+        """Return the tokens read per KV head: whole pages within the budget. [tokens]"""
         return np.maximum(np.floor(self.budget / self.page), 1.0) * self.page
 
     def page_tokens(self) -> int:
-        """Tokens that lie side by side and are read together: a page. [tokens]"""
+        """Return the tokens of a page, which are stored and read together. [tokens]"""
         return self.page
 
     def _bounds(self, at: LayerPass, tokens: Number) -> Number:
-        """Two keys per page. [B]"""
+        """Return the size of the bounds of some tokens' pages: two keys per page. [B]"""
         return 2 * ops.FP16_BYTES * at.d.shard.k_width * at.p.batch * np.ceil(tokens / self.page)
 
     def estimate(self, at: LayerPass) -> list[Op]:
-        """Per channel the greater of both products, summed over a head."""
+        """Return the op that scores every page by its bounds.
+
+        A score sums, over a head's channels, the greater product of the query with both bounds.
+        """
         m, p = at.d.shard, at.p
         pages = np.ceil(at.kept_tokens / self.page)
         flops = 4.0 * p.tokens * m.heads * m.head_dim * pages
@@ -73,7 +76,7 @@ class Quest(Chosen):
         return [Op("bounds", kernel="attention", flops=flops, bytes={"hbm": moved}, size=p.new)]
 
     def summarise(self, at: LayerPass) -> list[Op]:
-        """Bounds of new pages; a decoded token updates one."""
+        """Return the op that finds the bounds of new pages; in decoding it updates one page."""
         m, p = at.d.shard, at.p
         read = ops.FP16_BYTES * m.k_width * p.tokens
         written = self._bounds(at, p.new if p.prefill else 1.0)
@@ -81,5 +84,5 @@ class Quest(Chosen):
         return [Op("page_bounds", bytes={"hbm": read + old + written})]
 
     def resident(self, at: LayerPass) -> Buffers:
-        """Bounds of every page."""
+        """Return the memory of the bounds of all pages. [B]"""
         return {"gpu": {"page bounds": self._bounds(at, at.cached)}}

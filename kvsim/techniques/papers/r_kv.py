@@ -43,21 +43,24 @@ class RKv(Bounded):
         return self.kept + self.buffer
 
     def count_kept_prompt(self, at: LayerPass) -> Number:
-        """What a cut leaves."""
+        """Return the tokens of the prompt that the first cut leaves. [tokens]"""
         return np.minimum(at.p.length, self.kept)
 
     def limit(self, at: LayerPass) -> Number:
-        """The mean between two cuts: a query sees what is kept and what came since. [tokens]"""
+        """Return the tokens that a query sees, on average between two cuts. [tokens]
+
+        These are the kept ones and those that came since.
+        """
         return self.kept + (self.buffer + 1) / 2
 
     def resident(self, at: LayerPass) -> Buffers:
-        """The latest queries, which observe at the next cut."""
+        """Return the memory of the latest queries, which score tokens at the next cut. [B]"""
         m, p = at.d.shard, at.p
         queries = ops.FP16_BYTES * p.batch * m.heads * (m.k_width / m.cached_heads) * self.window
         return {"gpu": {"latest queries": queries}}
 
     def complete(self, at: LayerPass) -> list[Op]:
-        """A cut behind the prompt, and the share of one that a decoding step bears."""
+        """Return the ops of a cut after the prompt; in decoding, 1 / ``buffer`` of a cut."""
         m, p = at.d.shard, at.p
         every = 1.0 if p.prefill else float(self.buffer)
         tokens = p.length if p.prefill else np.minimum(p.length, self.budget)

@@ -177,15 +177,15 @@ class Lowrank(Storage):
         return ""
 
     def _get_row_bytes(self, at: LayerPass, tokens: Number) -> Number:
-        """A row per token of the prompt. [B]"""
+        """Return the size of the factor with a row per token of the prompt. [B]"""
         return ops.FP16_BYTES * self.rank * at.p.batch * np.minimum(tokens, at.p.prompt)
 
     def _get_column_bytes(self, at: LayerPass) -> Number:
-        """A column per number of a token's keys, for every sequence. [B]"""
+        """Return the size of the factor with a column per channel, one of each sequence. [B]"""
         return ops.FP16_BYTES * self.rank * at.d.shard.k_width * at.p.batch
 
     def complete(self, at: LayerPass) -> list[Op]:
-        """The prompt's keys are decomposed."""
+        """Return the op that decomposes the prompt's keys; nothing in decoding."""
         if not at.p.prefill:
             return []
         m, p = at.d.shard, at.p
@@ -195,7 +195,7 @@ class Lowrank(Storage):
         return [Op("svd", kernel="gemm", flops=flops, bytes={"hbm": moved}, dtype="fp32")]
 
     def restore(self, at: LayerPass, tokens: Number) -> list[Op]:
-        """Keys of so many tokens per KV head, with their positions."""
+        """Return the op that restores the keys of so many tokens per KV head, with positions."""
         m, p = at.d.shard, at.p
         keys = p.batch * m.cached_heads * tokens
         moved = ops.FP16_BYTES * keys * (self.rank + m.head_dim) + self._get_column_bytes(at)
@@ -203,7 +203,7 @@ class Lowrank(Storage):
         return [Op("restore_keys", kernel="gemm", flops=flops, bytes={"hbm": moved}, size=tokens)]
 
     def side_bytes(self, at: LayerPass) -> tuple[Number, Number]:
-        """Factors in place of the prompt's keys; generated keys and all values as they are."""
+        """Return the size of keys, the prompt's as factors, and of fp16 values. [B]"""
         m, p = at.d.shard, at.p
         generated = np.maximum(at.kept_tokens - p.prompt, 0.0)
         keys = (
@@ -214,7 +214,7 @@ class Lowrank(Storage):
         return keys, ops.FP16_BYTES * m.v_width * p.batch * at.kept_tokens
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
-        """One layer's keys while the prompt is read."""
+        """Return the memory of one layer's keys in fp16, while the prompt is read. [B]"""
         tokens = at.p.new if self.prefill == "sequence" else at.p.tokens
         read = ops.FP16_BYTES * at.d.shard.k_width * tokens if at.p.prefill else 0.0
         return {"gpu": {"prompt keys": read}}

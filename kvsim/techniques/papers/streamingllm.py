@@ -36,14 +36,14 @@ class Streamingllm(Bounded):
         return self.sink + self.recent
 
     def prepare(self, at: LayerPass) -> list[Op]:
-        """Sinks' keys move along with the window: one kernel per step for those of all layers."""
+        """Return the op that moves the sinks' keys with the window, one kernel for all layers."""
         evicts = np.asarray(at.p.length) > self.budget
         stored, _ = at.storage.number_bytes(at)
         moved = self._sink_keys(at) * (1 + stored / ops.FP16_BYTES) * evicts
         return [Op("turn", bytes={"hbm": moved}, launches=1.0 / at.d.model.layers)]
 
     def complete(self, at: LayerPass) -> list[Op]:
-        """The prompt is read with full attention, then cut."""
+        """Return the ops that cut the prompt after full attention; nothing in decoding."""
         return compact(at, self.budget, scored=0.0) if at.p.prefill else []
 
     def _sink_keys(self, at: LayerPass) -> Number:

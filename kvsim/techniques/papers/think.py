@@ -43,28 +43,31 @@ class Think(Storage):
         return ops.FP16_BYTES * at.d.shard.cached_heads * self._dropped(at) * tokens
 
     def extra_bytes(self, at: LayerPass) -> Number:
-        """Attention reads fewer channels of the prompt's keys."""
+        """Return what attention reads less, as keys lack channels: below 0. [B]"""
         return 0.0 if at.p.prefill else -at.p.batch * self._gone(at)
 
     def extra_flops(self, at: LayerPass) -> Number:
-        """Attention multiplies fewer of them too."""
+        """Return what attention multiplies less, as keys lack channels: below 0. [FLOP]"""
         if at.p.prefill:
             return 0.0
         tokens = np.minimum(at.kept_tokens, at.p.prompt)
         return -2.0 * at.p.tokens * at.d.shard.heads * self._dropped(at) * tokens
 
     def side_bytes(self, at: LayerPass) -> tuple[Number, Number]:
-        """Keys lack what is dropped."""
+        """Return the size of keys without the dropped channels, and of values. [B]"""
         k, v = super().side_bytes(at)
         return k - at.p.batch * self._gone(at), v
 
     def resident(self, at: LayerPass) -> dict[str, Number]:
-        """Which channels stayed, as 32-bit numbers."""
+        """Return the memory of the cache, and of the kept channels' 32-bit indices. [B]"""
         kept = at.d.shard.k_width - at.d.shard.cached_heads * self._dropped(at)
         return {**super().resident(at), "kept channels": 4.0 * at.p.batch * kept}
 
     def complete(self, at: LayerPass) -> list[Op]:
-        """Behind the prompt channels are ranked by lengths of queries and keys, the best copied."""
+        """Return the ops that rank channels and copy the best; nothing in decoding.
+
+        Channels are ranked by the norms of the last queries and the prompt's keys.
+        """
         if not at.p.prefill:
             return []
         m, p = at.d.shard, at.p
@@ -79,5 +82,5 @@ class Think(Storage):
         ]
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
-        """One layer's whole prompt until it is thinned."""
+        """Return the memory of one layer's whole prompt in fp16, until channels are dropped. [B]"""
         return ops.prompt_kv(at.d, at.p)

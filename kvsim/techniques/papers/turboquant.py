@@ -47,11 +47,14 @@ class Turboquant(Storage):
         return Format(self.bits, 2 * self.group, value_bits=values)
 
     def prepare(self, at: LayerPass) -> list[Op]:
-        """New queries, keys and values are rotated, the latter packed."""
+        """Return the ops that rotate new queries, keys and values, and pack keys and values."""
         return [] if self.exact else [self._rotate(at, "rotate", True), *pack(at)]
 
     def complete(self, at: LayerPass) -> list[Op]:
-        """Outputs are turned back; the prompt attends to vectors as they were."""
+        """Return the op that rotates outputs back; nothing in prefill.
+
+        The prompt's own attention reads vectors that are not rotated.
+        """
         return [] if self.exact or at.p.prefill else [self._rotate(at, "rotate_back", False)]
 
     def _rotate(self, at: LayerPass, name: str, cached: bool) -> Op:
@@ -68,5 +71,5 @@ class Turboquant(Storage):
         )
 
     def shared_buffers(self, at: LayerPass) -> Buffers:
-        """One layer's whole prompt until it is packed."""
+        """Return the memory of one layer's whole prompt in fp16, until it is packed. [B]"""
         return {} if self.exact else ops.prompt_kv(at.d, at.p)

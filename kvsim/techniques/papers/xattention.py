@@ -39,7 +39,7 @@ class Xattention(SparsePrompt):
         return block_density(at, self.block, self.share)
 
     def estimate(self, at: LayerPass) -> list[Op]:
-        """Products of every stride-th query with every stride-th key, then a choice per block."""
+        """Return the ops that multiply every stride-th query and key, and choose blocks by that."""
         m, p = at.d.shard, at.p
         asked, before = p.new / self.stride, p.context / self.stride
         pairs = p.batch * m.heads * (asked * before + asked * (asked + 1) / 2)
