@@ -194,7 +194,8 @@ def handed_over(reading: World, costs: StepCosts, pools: TwoPools) -> NDArray[np
     layers = max(costs.deployment.model.cached_layers, 1)
     rate = pools.rate / costs.deployment.gpus
     blocks = -(-requests.prompt.astype(np.int64) // costs.rules.block_tokens)
-    size = costs.tables.gpu_bytes[blocks]
+    # a prompt beyond the context is refused, and has no size
+    size = costs.tables.gpu_bytes[np.where(requests.status == FINISHED, blocks, 0)]
     free = np.zeros(pools.prefill)
     ready = np.full(requests.size, np.nan)
     order = np.argsort(requests.first, kind="stable")

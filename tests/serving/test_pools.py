@@ -46,6 +46,14 @@ def test_a_cache_is_sent_in_vain_if_its_client_has_hung_up() -> None:
     assert faults(run) == []
 
 
+def test_a_prompt_beyond_the_context_is_refused_by_two_pools_as_by_one() -> None:
+    costs = tables_of("full", 8, 128, "chunked")
+    requests = Requests(np.zeros(2), np.array([10 * costs.context, 64]), np.array([10, 10]))
+    run = simulate_pools(requests, costs, TwoPools(1, 1))
+    assert Outcome(run).refused.tolist() == [True, False]
+    assert np.isfinite(run.progress.last).tolist() == [False, True]
+
+
 def test_a_cache_that_goes_layer_by_layer_arrives_while_its_prompt_is_read() -> None:
     costs = tables_of("full", 8, 128, "chunked")
     requests = Requests(np.zeros(1), np.array([512]), np.array([10]))
