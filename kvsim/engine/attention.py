@@ -137,15 +137,36 @@ def ops(
     scored: bool = False,
     after: tuple[str, ...] = (),
 ) -> list[Op]:
-    """Attention of the new tokens over the cached ones and themselves.
+    """Return the ops of one layer's attention: new tokens over the cached ones and themselves.
 
     Parameters
     ----------
-    stored : format of the cache that is read; the prompt reads its own in fp16.
-    limit : cached tokens a query sees at most, where a technique keeps fewer. [tokens]
-    values : tokens whose values are read, where a technique skips some. [tokens]
-    extra_bytes : further GPU memory traffic of the same kernel. [B]
-    scored : the technique needs the prompt's scores, so that they leave the chip.
+    deployment
+        Model, machine and software stack.
+    point
+        The forward pass, or arrays of passes.
+    shape
+        Kind of the layer, with its attention window.
+    name
+        Name of the attention op.
+    stored
+        Format of the cache that is read; a pass that reads prompts reads their tokens in fp16.
+    limit
+        Most cached tokens that a query sees, where a technique keeps fewer. [tokens]
+    values
+        Tokens whose values are read, where a technique skips some. [tokens]
+    extra_bytes
+        Further GPU memory traffic of the same kernel. [B]
+    scored
+        Whether the technique needs the prompt's attention scores, so that they are written to GPU
+        memory.
+    after
+        Names of ops that this one waits for, besides those before it on its stream.
+
+    Returns
+    -------
+    list of Op
+        The ops in issue order, per GPU and for the whole batch.
     """
     m, stack = deployment.shard, deployment.stack
     stored = FP16 if point.prefill else stored
@@ -321,14 +342,20 @@ def _read(
 
 
 def copies_cache(deployment: Deployment, stored: Format) -> bool:
-    """Tell whether copies of the cache before attention are kernels of their own here.
+    """Tell whether copying the cache before attention is a kernel separate from attention.
 
     Parameters
     ----------
     deployment
-        Its stack has a kernel class for such copies if they were measured.
+        Model, machine and software stack; the stack has the kernel class ``cache-copy`` if such
+        copies were measured.
     stored
         Format of the cache; packed ones are unpacked instead of copied.
+
+    Returns
+    -------
+    bool
+        Whether the copy is an op with a time of its own.
     """
     return "cache-copy" in deployment.stack.kernels and not stored.packs
 

@@ -11,7 +11,18 @@ HOST_WEIGHTS = "weights of host layers"
 
 
 def merge(*parts: Buffers) -> Buffers:
-    """Buffers of several owners in one table; equal names add up."""
+    """Add the buffers of several parts of the system; sizes under the same tier and name add up.
+
+    Parameters
+    ----------
+    *parts
+        Resident bytes by memory tier and buffer name. [B]
+
+    Returns
+    -------
+    Buffers
+        All of them in one mapping. [B]
+    """
     total: dict[Tier, dict[str, Number]] = {}
     for part in parts:
         for tier, buffers in part.items():
@@ -22,7 +33,18 @@ def merge(*parts: Buffers) -> Buffers:
 
 
 def largest(*parts: Buffers) -> Buffers:
-    """Buffers that several owners use in turn: of equal names the larger one counts."""
+    """Combine buffers that are never in use at the same time: the largest of each name counts.
+
+    Parameters
+    ----------
+    *parts
+        Resident bytes by memory tier and buffer name. [B]
+
+    Returns
+    -------
+    Buffers
+        The largest size under each tier and name. [B]
+    """
     total: dict[Tier, dict[str, Number]] = {}
     for part in parts:
         for tier, buffers in part.items():
@@ -38,9 +60,14 @@ def scale(part: Buffers, by: Number) -> Buffers:
     Parameters
     ----------
     part
-        Resident bytes by tier and buffer name. [B]
+        Resident bytes by memory tier and buffer name. [B]
     by
         The factor.
+
+    Returns
+    -------
+    Buffers
+        The scaled sizes. [B]
     """
     return {tier: {k: by * v for k, v in buffers.items()} for tier, buffers in part.items()}
 
@@ -130,13 +157,23 @@ def sequences_alive(deployment: Deployment, point: Point) -> Number:
 def resident_once(
     deployment: Deployment, part: Point, scratch: Number, packed: bool = False
 ) -> Buffers:
-    """Embedding, LM head, activations and the runtime's own memory. [B]
+    """Return the buffers that do not grow with layers: embedding, LM head, activations, runtime.
 
     Parameters
     ----------
-    part : the point of one part of the batch, whose activations are alive at once.
-    scratch : what attention needs besides queries, keys, values and scores. [B]
-    packed : whether the prompt's cache is packed.
+    deployment
+        Model, machine and software stack.
+    part
+        The forward pass of one part of the batch, whose activations are in memory at once.
+    scratch
+        Memory that attention needs besides queries, keys, values and scores. [B]
+    packed
+        Whether the prompt's cache is packed.
+
+    Returns
+    -------
+    Buffers
+        Resident bytes of each GPU by memory tier and buffer name. [B]
     """
     m, stack = deployment.shard, deployment.stack
     table, head = (
@@ -182,7 +219,8 @@ def _reserved(deployment: Deployment, part: float) -> float:
 
     Parameters
     ----------
-    part : activations of a whole part of prompts. [B]
+    part
+        Activations of a whole part of prompts. [B]
     """
     memory = deployment.stack.memory
     if not memory.reserved_sequences:

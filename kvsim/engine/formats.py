@@ -11,16 +11,24 @@ UNGROUPED = 2.0**60  # quantised, with scales that are counted elsewhere
 
 
 def bytes_per_number(bits: Number, group: Number = np.inf) -> Number:
-    """Size of a stored number with its share of scale and zero point. [B]
+    """Return the size of a stored number with its share of a scale and a zero point, as KIVI [1]_.
 
     Parameters
     ----------
-    bits : width of a stored number. [bit]
-    group : numbers that share one scale and zero point; infinite for none.
+    bits
+        Width of a stored number. [bit]
+    group
+        Numbers that share one scale and zero point; infinite if there are none.
+
+    Returns
+    -------
+    Number
+        Mean size. [B]
 
     References
     ----------
-    .. [1] Z. Liu et al., "KIVI", ICML 2024, section 3: asymmetric min-max groups.
+    .. [1] Z. Liu et al., "KIVI", ICML 2024, section 3: asymmetric min-max groups,
+       https://arxiv.org/abs/2402.02750
     """
     return (bits + SCALES / group) / 8
 
@@ -28,17 +36,27 @@ def bytes_per_number(bits: Number, group: Number = np.inf) -> Number:
 def compression_ratio(
     batch: Number, width: Number, tokens: Number, bits: Number, parameters: Number
 ) -> Number:
-    """How many times smaller than fp16 a cache is that keeps fp16 quantisation parameters.
+    """Return how many times smaller than fp16 a packed cache is, as ZipCache [1]_.
+
+    Scales and zero points ("quantisation parameters") are stored in fp16.
 
     Parameters
     ----------
-    batch, width, tokens : shape of K and of V. [sequences, numbers per token, tokens]
-    bits : average width of a stored number. [bit]
-    parameters : quantisation parameters of the layer, see the functions below. [numbers]
+    batch, width, tokens
+        Shape of K and of V. [sequences, numbers per token, tokens]
+    bits
+        Average width of a stored number. [bit]
+    parameters
+        Quantisation parameters of the layer, for K and V together. [numbers]
+
+    Returns
+    -------
+    Number
+        Size in fp16 divided by the packed size.
 
     References
     ----------
-    .. [1] Y. He et al., "ZipCache", NeurIPS 2024, appendix A.
+    .. [1] Y. He et al., "ZipCache", NeurIPS 2024, appendix A, https://arxiv.org/abs/2405.14256
     """
     numbers = 2 * batch * width * tokens
     return numbers * 16 / (numbers * bits + 16 * parameters)
@@ -114,11 +132,25 @@ def mixed_bits(salient: Number, high: Number, low: Number) -> Number:
 
 @frozen
 class Format:
-    """Cached numbers in groups of ``bits``, with a tail of recent tokens in fp16.
+    """Storage format of cached keys and values: packed numbers and recent tokens in fp16.
 
-    The tail holds ``tail`` tokens plus those not yet filling a block of ``block``; both are
-    counted in tokens per sequence. A ``late`` format packs after attention, so that a pass reads
-    its own tokens in fp16. Values have the bits of keys unless ``value_bits`` says otherwise.
+    The newest tokens (the tail) stay in fp16. A tail has ``k_tail`` (``v_tail``) tokens, plus
+    those that do not yet fill a block of ``k_block`` (``v_block``) tokens.
+
+    Attributes
+    ----------
+    bits
+        Width of a packed number. [bit]
+    group
+        Numbers that share one scale and zero point; infinite if there are none.
+    k_tail, v_tail
+        Newest keys and values always in fp16. [tokens per sequence]
+    k_block, v_block
+        Keys and values that are packed together. [tokens per sequence]
+    late
+        Whether tokens are packed after attention, so that a pass reads the ones it adds in fp16.
+    value_bits
+        Width of a value's packed number; None for ``bits``. [bit]
     """
 
     bits: float = 16
@@ -132,7 +164,7 @@ class Format:
 
     @property
     def v_bits(self) -> float:
-        """Width of a value's number. [bit]"""
+        """Width of a packed number of a value. [bit]"""
         return self.bits if self.value_bits is None else self.value_bits
 
     @property
@@ -142,7 +174,7 @@ class Format:
 
     @property
     def kernel(self) -> str:
-        """Kernel class of attention over this format."""
+        """Kernel class of attention over this format, as calibrated machines name it."""
         if not self.packs:
             return "attention"
         # fp8 widens in registers, without scales
@@ -155,17 +187,17 @@ class Format:
 
     @property
     def k_number(self) -> float:
-        """Size of a packed number of a key. [B]"""
+        """Size of a packed number of a key, with its share of scale and zero point. [B]"""
         return _number(self.bits, self.group)
 
     @property
     def v_number(self) -> float:
-        """Size of a packed number of a value. [B]"""
+        """Size of a packed number of a value, with its share of scale and zero point. [B]"""
         return _number(self.v_bits, self.group)
 
     @property
     def number(self) -> float:
-        """Size of a packed number, where keys and values have the same width. [B]"""
+        """Size of a packed number of a key or value, which must have the same width. [B]"""
         assert self.bits == self.v_bits
         return self.k_number
 
@@ -225,11 +257,21 @@ class Format:
         return sum((numbers for numbers, bits in sides if bits < 16), 0.0)
 
     def read(self, k_width: float, v_width: float, tokens: Number, new: Number = 0.0) -> Number:
-        """Bytes that attention over ``tokens`` cached tokens of one sequence reads. [B]
+        """Return the bytes of one sequence's cache that attention reads in one layer.
 
         Parameters
         ----------
-        new : those of them that this pass adds. [tokens]
+        k_width, v_width
+            Numbers of a token's key and of its value, all heads together.
+        tokens
+            Cached tokens of the sequence. [tokens]
+        new
+            How many of ``tokens`` are added by this pass. [tokens]
+
+        Returns
+        -------
+        Number
+            Bytes read from the packed blocks and the fp16 tail. [B]
         """
         own = new if self.late else 0.0
         k, v = self.packed_sides(k_width, v_width, tokens - own)

@@ -175,7 +175,7 @@ def unpacking(
 def before_attention(
     deployment: Deployment, point: Point, shape: LayerShape, after: tuple[str, ...] = ()
 ) -> list[Op]:
-    """Return the pointwise work of a whole layer and its input products.
+    """Return a layer's ops before attention: pointwise kernels, and query, key and value products.
 
     Norms, positions, residuals and the activation of the MLP are counted here for the whole layer.
 
@@ -184,11 +184,16 @@ def before_attention(
     deployment
         Model, machine and software stack.
     point
-        The pass, or arrays of passes.
+        The forward pass, or arrays of passes.
     shape
         Kind of the layer.
     after
-        Ops that this one waits for, besides those before it on its stream.
+        Names of ops that these wait for, besides those before them on their stream.
+
+    Returns
+    -------
+    list of Op
+        The ops in issue order.
     """
     m = deployment.shard
     active = (m.experts_active * m.expert_ffn or m.ffn) if shape.mlp else 0
@@ -238,20 +243,25 @@ def after_attention(
     weights: WeightFormat | None = None,
     after: tuple[str, ...] = (),
 ) -> list[Op]:
-    """Return the output projection and the MLP, with the sums over a tensor-parallel group.
+    """Return a layer's ops after attention: output projection, MLP and tensor-parallel sums.
 
     Parameters
     ----------
     deployment
         Model, machine and software stack.
     point
-        The pass, or arrays of passes.
+        The forward pass, or arrays of passes.
     shape
         Kind of the layer.
     weights
-        Format of the MLP's weights, if it is not the deployment's.
+        Format of the MLP's weights; None for the deployment's.
     after
-        Ops that this one waits for, besides those before it on its stream.
+        Names of ops that these wait for, besides those before them on their stream.
+
+    Returns
+    -------
+    list of Op
+        The ops in issue order.
     """
     m = deployment.shard
     found: list[Op] = []
@@ -296,7 +306,7 @@ def _experts(deployment: Deployment, point: Point) -> list[Op]:
 
 
 def routed_experts(deployment: Deployment, point: Point, foreign: Number | None = None) -> list[Op]:
-    """Return the routed experts that the tokens touch, and the traffic around them.
+    """Return the ops of the routed experts that a pass calls, and of the traffic between GPUs.
 
     The tokens are those of all data-parallel ranks, the experts those of the busiest GPU.
 
@@ -305,10 +315,16 @@ def routed_experts(deployment: Deployment, point: Point, foreign: Number | None 
     deployment
         Model, machine and software stack.
     point
-        The pass, or arrays of passes.
+        The forward pass, or arrays of passes.
     foreign
-        Copies of tokens for experts of other GPUs that this one sorts out; None for those of all
-        tokens where every GPU has all, none where they are sent.
+        Copies of tokens that this GPU receives for experts of other GPUs and discards. [tokens]
+        None to compute it: all such copies where every GPU receives all tokens, none where tokens
+        are sent only to the GPUs of their experts.
+
+    Returns
+    -------
+    list of Op
+        The ops in issue order.
     """
     m = deployment.shard
     tokens = point.tokens * (deployment.dp if point.ranks is None else point.ranks)
@@ -353,14 +369,19 @@ def routed_experts(deployment: Deployment, point: Point, foreign: Number | None 
 
 
 def runtime(deployment: Deployment, share: Number = 1.0) -> list[Op]:
-    """Charge the fixed time of a layer that keeps some share of its cache on the host.
+    """Return the op of the offloading runtime's fixed time per layer.
 
     Parameters
     ----------
     deployment
-        Model, machine and software stack.
+        Model, machine and software stack; the stack holds the measured time.
     share
-        Share of the cache on the host; no time where it is 0.
+        Share of the layer's cache in host memory, from 0 to 1; at 0 no time is charged.
+
+    Returns
+    -------
+    list of Op
+        One op, or none if the stack has no such time.
     """
     fixed = deployment.stack.offload.layer * (np.asarray(share) > 0)
     return [Op("runtime", fixed=fixed, launches=0.0)] if deployment.stack.offload.layer else []
@@ -378,12 +399,10 @@ def copy(
     prefetch: bool = False,
     sync: bool = False,
 ) -> Op:
-    """Copy bytes between GPU and host memory, rows gathered one by one if there are any.
+    """Return an op that copies between GPU and host memory, or between host memory and a drive.
 
-    A copy between host memory and a drive moves them through the host's memory alone.
-
-    Kernel class ``relay`` is for the cache, whose host memory may be pageable, ``copy`` for what
-    every runtime pins.
+    A copy to or from a drive loads the host's memory, not PCIe. Kernel class ``relay`` is for the
+    cache, whose host memory may be pageable; ``copy`` for what every runtime keeps pinned.
 
     Parameters
     ----------
@@ -392,19 +411,24 @@ def copy(
     stream
         Direction of the copy.
     size
-        What is copied. [B]
+        Size of the copied data. [B]
     kernel
         Kernel class.
     rows
-        Rows gathered from scattered addresses.
+        Rows gathered one by one from scattered addresses; 0 for one contiguous copy.
     launches
-        Copies issued; below 1 if not every step.
+        Copies issued per layer and step; below 1 if not every step has one.
     after
-        Ops that this one waits for, besides those before it on its stream.
+        Names of ops that this one waits for, besides those before it on its stream.
     prefetch
         Whether it is issued one layer early.
     sync
         Whether the host waits for its end before it issues more.
+
+    Returns
+    -------
+    Op
+        The copy.
     """
     moved: dict[Channel, Number]
     if stream == "disk_read" or stream == "disk_write":
@@ -504,23 +528,28 @@ def pack_prompt(
 
 
 def id_lists(deployment: Deployment, batch: Number, every: float = 1.0) -> list[Op]:
-    """Make the lists of salient tokens on the host, for K and V of every sequence and head.
+    """Return the op in which the host builds index lists of salient tokens, for every KV head.
 
     Parameters
     ----------
     deployment
-        Model, machine and software stack.
+        Model, machine and software stack; the stack holds the measured time per list.
     batch
         Sequences in the batch. [sequences]
     every
-        Steps between two times that they are made.
+        Decode steps from one such op to the next. [steps]
+
+    Returns
+    -------
+    list of Op
+        One op for K and V of all sequences and heads, or none if the stack has no such time.
     """
     fixed = 2 * deployment.stack.selection.id_list * batch * deployment.shard.cached_heads / every
     return [Op("id_lists", fixed=fixed, launches=0.0)] if deployment.stack.selection.id_list else []
 
 
 def top_k(name: str, scores: Number, sync: bool = False, every: float = 1.0) -> Op:
-    """Select the largest among attention scores that leave the chip.
+    """Return the op that selects the largest attention scores, which it reads from GPU memory.
 
     Parameters
     ----------
@@ -529,9 +558,14 @@ def top_k(name: str, scores: Number, sync: bool = False, every: float = 1.0) -> 
     scores
         Scores written and read. [scores]
     sync
-        Whether the host waits for the choice.
+        Whether the host waits for the selection.
     every
-        Steps between two times that it is done.
+        Decode steps from one selection to the next. [steps]
+
+    Returns
+    -------
+    Op
+        The selection.
     """
     moved: dict[Channel, Number] = {"hbm": SCORE * scores}
     return Op(name, kernel="topk", bytes=moved, launches=1.0 / every, sync=sync)

@@ -58,7 +58,10 @@ def ops(deployment: Deployment, point: Point) -> list[Op]:
 
 
 def end() -> Op:
-    """Where attention would end, so that copies for the next layers wait for this one too."""
+    """Return an empty op named ``attn``, for which copies that wait for attention can wait.
+
+    Layers with a recurrent state have no attention, but copies for later layers name its end.
+    """
     return Op("attn")
 
 

@@ -283,14 +283,17 @@ def seconds_of(op: Op, deployment: Deployment, resources: Mapping[str, Number]) 
 
 
 def all_nonzero(values: Number | NDArray[np.bool] | bool) -> bool:
-    """Tell whether no value is 0 or false, several times as fast as ``np.all`` for a plan.
-
-    Work and times are never negative, so that there is some at every point if this holds.
+    """Tell whether no value is 0 or false; for a plan several times as fast as ``np.all``.
 
     Parameters
     ----------
     values
-        Work or times, never negative.
+        Work or times of any shape, never negative.
+
+    Returns
+    -------
+    bool
+        Whether every operating point has some.
     """
     return int(np.count_nonzero(values)) == np.size(values)
 
@@ -300,12 +303,17 @@ def _is_zero(number: Number) -> bool:
 
 
 def all_ops(step: Step) -> Iterator[tuple[Op, int]]:
-    """Iterate over every op of a step once, with the number of times it runs.
+    """Yield every distinct op of a step with the number of times it runs.
 
     Parameters
     ----------
     step
         The forward pass.
+
+    Yields
+    ------
+    tuple[Op, int]
+        The op, and its runs in all layers.
     """
     layers: dict[int, tuple[tuple[Op, ...], int]] = {}  # by identity: blocks repeat layers
     for group in step.groups:

@@ -36,7 +36,23 @@ CLOCK_TOLERANCE = 2e-14  # rounding of clock differences, relative to the clock
 
 @dataclass
 class State:
-    """All clocks of a run."""
+    """Clocks and pending dependencies of a timeline while it is played. All times in [s].
+
+    Attributes
+    ----------
+    streams
+        When each stream is next idle, by name.
+    host
+        When the host is next idle.
+    late
+        Whether the host may be behind the GPU's clock.
+    ends
+        Ends of ops in each of the latest three layers, by op; newest last.
+    issued
+        Ends of ops issued a layer early that no op has waited for yet.
+    loads
+        For each op issued early, the ends of the ops in the latest layers with it; newest last.
+    """
 
     streams: dict[str, Number]
     host: Number = 0.0
@@ -47,14 +63,19 @@ class State:
     """By early op, ends in the latest layers that have it, newest last."""
 
     def clocks(self, lagged: set[str], busy: Collection[str]) -> list[Number]:
-        """Return every clock that ops of later layers can depend on, the GPU's first.
+        """Return every clock on which ops of later layers can depend, the GPU's first.
 
         Parameters
         ----------
         lagged
-            Names of ops that later layers wait for.
+            Names of ops for which later layers wait.
         busy
-            Streams that these layers use: the clocks of others stand still.
+            Streams that the later layers use; the clocks of other streams stand still.
+
+        Returns
+        -------
+        list of Number
+            Times from the start. [s]
         """
         recent = [v for ends in self.recent(lagged) for v in ends.values()]
         loads = [v for found in self.loads.values() for ends in found for v in ends.values()]
@@ -62,55 +83,60 @@ class State:
         return [self.streams["gpu"], *streams, *recent, *self.issued.values(), *loads]
 
     def recent(self, lagged: set[str]) -> list[dict[str, Number]]:
-        """Return the ends in the latest layers that ops of later layers wait for.
+        """Return those ends of ops in the latest layers for which later layers wait.
 
         Parameters
         ----------
         lagged
-            Names of ops that later layers wait for.
+            Names of ops for which later layers wait.
+
+        Returns
+        -------
+        list of dict
+            Ends by op, one mapping per layer, newest last. [s]
         """
         return [{k: v for k, v in ends.items() if k in lagged} for ends in self.ends]
 
     def enter(self, arrived: dict[str, Number], lagged: set[str]) -> None:
-        """Begin a layer, keeping of the last one only what later ones wait for.
+        """Begin a layer; of the layer before it only the ends that later layers need are kept.
 
         Parameters
         ----------
         arrived
-            Ends of the layer's early ops. [s]
+            Ends of those ops of the layer that were issued early, by name. [s]
         lagged
-            Names of ops that later layers wait for.
+            Names of ops for which later layers wait.
         """
         newest = {k: v for k, v in self.ends[-1].items() if k in lagged}
         self.ends = [self.ends[-2], newest, arrived]
 
     def loaded(self, names: Iterable[str], lagged: set[str]) -> None:
-        """Note that a layer with these early ops has been played.
+        """Record the ends of a layer that has been played, under its ops that were issued early.
 
         Parameters
         ----------
         names
-            Names of the early ops.
+            Names of the ops issued early.
         lagged
-            Names of ops that later layers wait for.
+            Names of ops for which later layers wait.
         """
         for name in names:
             ends = {k: v for k, v in self.ends[-1].items() if k in lagged}
             self.loads[name] = [*self.loads.get(name, [])[-1:], ends]
 
     def shift(self, by: Number, host: Number, lagged: set[str], busy: Collection[str]) -> None:
-        """Move every clock that a later layer may ask for into the future.
+        """Move every clock that a later layer may read, to skip layers that repeat.
 
         Parameters
         ----------
         by
-            Shift of the streams and of the ends. [s]
+            Time added to the streams and to the ends of ops. [s]
         host
-            Shift of the host's clock. [s]
+            Time added to the host's clock. [s]
         lagged
-            Names of ops that later layers wait for.
+            Names of ops for which later layers wait.
         busy
-            Streams that these layers use.
+            Streams that the skipped layers use.
         """
         self.ends = self.recent(lagged)
         loads = [ends for found in self.loads.values() for ends in found]
@@ -123,7 +149,7 @@ class State:
 
 
 class History:
-    """Ends of one op in every layer of a step, those of skipped layers implied."""
+    """Ends of one op in every layer of a step; those of layers that were skipped are computed."""
 
     def __init__(self) -> None:
         self.values: dict[int, Number] = {}
@@ -137,7 +163,7 @@ class History:
         return self.values[index]
 
     def keeps_up(self, layers: range, most: Number) -> bool:
-        """Tell whether the ends grow by no more than a given time per block of layers.
+        """Tell whether the ends grow by no more than a given time from block to block of layers.
 
         Parameters
         ----------
@@ -145,6 +171,11 @@ class History:
             The layers in question, counted from 0.
         most
             Largest growth per block. [s]
+
+        Returns
+        -------
+        bool
+            True only if all these layers were skipped as one repetition and grow that slowly.
         """
         for skipped, _, own in self.jumps:
             if layers.start in skipped and layers.stop - 1 in skipped:
@@ -154,7 +185,23 @@ class History:
 
 @frozen
 class Timed:
-    """An op with its durations, computed once per step."""
+    """An op with its durations, computed once per step.
+
+    Attributes
+    ----------
+    op
+        The op.
+    duration
+        Time on its stream. [s]
+    active
+        Whether it has work, by operating point.
+    waits
+        For each op it waits for: the name, how many layers back, and whether in the previous step.
+    host
+        Time the host takes to issue it. [s]
+    lead
+        Delay from when the host begins to issue it until it can start on an idle stream. [s]
+    """
 
     op: Op
     duration: Number
@@ -165,12 +212,17 @@ class Timed:
 
 
 def unique_layers(layers: list[list[Timed]]) -> list[list[Timed]]:
-    """Return each layer once, where repetitions are the same list.
+    """Return each distinct layer once; layers are the same if they are one list object.
 
     Parameters
     ----------
     layers
-        All layers in order.
+        Timed ops of every layer, in order.
+
+    Returns
+    -------
+    list of list of Timed
+        The distinct layers in the order of their first occurrence.
     """
     return list({id(layer): layer for layer in layers}.values())
 
@@ -199,10 +251,10 @@ def following_loads(early: list[tuple[str, ...]]) -> list[dict[str, int]]:
 
 
 def join_ops(first: Timed, then: Timed) -> Timed:
-    """Join two ops that run one right after the other; others may wait for the second.
+    """Join two ops that run back to back into one; only the second may have ops that wait for it.
 
-    Where the first ends before the host has issued the second, the gap comes before both: their
-    end is the same, and what else holds up the first one fills it as it would have filled the gap.
+    Where the first ends before the host has issued the second, the gap is put before both: the
+    end is the same, and a later start of the first uses up the gap as it would in between.
 
     Parameters
     ----------
@@ -210,6 +262,11 @@ def join_ops(first: Timed, then: Timed) -> Timed:
         The op that runs first.
     then
         The op that follows it at once.
+
+    Returns
+    -------
+    Timed
+        The second op with the durations of both.
     """
     active = first.active is True or then.active is True or np.logical_or(first.active, then.active)
     took, host, lead = first.duration + then.duration, first.host + then.host, first.lead
@@ -284,7 +341,7 @@ def latest_end(clocks: Iterable[Number]) -> Number:
 class PreparedStep:
     """A step's ops with their durations, ready to be played.
 
-    Ops that follow one another on the GPU and that nothing else waits for are played as one.
+    Ops that follow one another on the GPU are joined into one unless another op waits in between.
     """
 
     joins = True  # a timeline that shows every op does not
@@ -370,7 +427,13 @@ class PreparedStep:
         return Timed(op, duration, active, tuple(map(parse_wait, op.after)), host, host)
 
     def busy(self) -> dict[str, Number]:
-        """Time each stream works in one step. [s]"""
+        """Return how long each stream works in one step.
+
+        Returns
+        -------
+        dict
+            Time by the name of the stream. [s]
+        """
         total: dict[str, Number] = {}
         for first, period, count in self.blocks:
             block = self.layers[first : first + period]
@@ -391,19 +454,21 @@ class Timeline(PreparedStep):
     """A step's ops, played one after another on their streams."""
 
     def play(self, steps: int, endless: bool = False) -> tuple[State, list[Number]]:
-        """Play some steps from idle and return the clocks and the end of each step's head.
+        """Play some steps from idle.
 
         Parameters
         ----------
         steps
             Number of steps.
         endless
-            Whether the last step too issues the early ops of one that follows it.
+            Whether a further step follows the last one, whose early ops the last one then issues.
 
         Returns
         -------
-        tuple[State, list[Number]]
-            Clocks after the last step, and the end of each step. [s]
+        state : State
+            Clocks after the last step.
+        ends : list of Number
+            Time from the start at which each step ends on the GPU. [s]
         """
         state = State(dict.fromkeys(self.streams, 0.0))
         ends: list[Number] = []
@@ -441,8 +506,10 @@ class Timeline(PreparedStep):
 
         Parameters
         ----------
-        blocks : first layer, layers of a block, repetitions.
-        runs : how many layers of a block do the same one after another; a block of one layer each.
+        blocks
+            First layer, layers of a block, repetitions.
+        runs
+            How many layers of a block do the same one after another; a block of one layer each.
         """
         index, period, count = blocks
         stop = index + period * count

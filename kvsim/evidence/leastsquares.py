@@ -18,13 +18,19 @@ BLIND = 0.5  # relative uncertainty above which rows do not tell a number
 
 @frozen
 class Parameter:
-    """A number to fit, with the range it may take."""
+    """A number to fit, with the range it may take.
+
+    Attributes
+    ----------
+    decades
+        Searched by its logarithm, where the range spans several.
+    """
 
     name: str
     start: float
     low: float
     high: float
-    decades: bool = False  # searched by its logarithm, where the range spans several
+    decades: bool = False
 
     def value_at(self, place: float) -> float:
         """Return the value at a relative position in the range.
@@ -80,14 +86,22 @@ class Parameter:
 
 @frozen
 class Fit:
-    """Fitted numbers, their standard errors, and the relative residuals of the rows."""
+    """Fitted numbers, their standard errors, and the relative residuals of the rows.
+
+    Attributes
+    ----------
+    residuals
+        Predicted over measured, less one.
+    confused
+        Pairs that the rows cannot tell apart.
+    """
 
     values: dict[str, float]
     errors: dict[
         str, float
     ]  # infinite where the rows do not tell; NaN where there are no spare rows
-    residuals: Array  # predicted over measured, less one
-    confused: tuple[tuple[str, str], ...]  # pairs that the rows cannot tell apart
+    residuals: Array
+    confused: tuple[tuple[str, str], ...]
 
     @property
     def unknown(self) -> tuple[str, ...]:

@@ -94,38 +94,78 @@ WIDER_ALIKE = 1.3
 
 @frozen
 class LedgerEntry:
-    """Errors of predictions on rows that nothing was fitted to."""
+    """Errors of predictions on rows that nothing was fitted to.
 
-    engine: str  # the stack's name, without its card
+    Attributes
+    ----------
+    engine
+        The stack's name, without its card.
+    device
+        GPU profile; "any": held out by device.
+    median
+        Of |predicted / measured - 1|.
+    low
+        Factors on a prediction that hold 80 % of what is measured elsewhere.
+    held_out
+        What was held out: shape, device, model, row.
+    middle
+        Factor on a prediction that half of what is measured exceeds.
+    load
+        One of LOADS; empty: any.
+    weights
+        One of WEIGHT_CLASSES' values; empty: any.
+    experts
+        "dense" or "experts"; empty: any.
+    gpus
+        "one" or "several"; empty: any.
+    model
+        That the rows are of; empty: several.
+    """
+
+    engine: str
     version: str
     kind: str
-    device: str  # GPU profile; "any": held out by device
+    device: str
     technique: str
     rows: int
-    median: float  # of |predicted / measured - 1|
+    median: float
     p90: float
-    low: float  # factors on a prediction that hold 80 % of what is measured elsewhere
+    low: float
     high: float
-    held_out: str  # what was held out: shape, device, model, row
+    held_out: str
     source: str
-    middle: float = 1.0  # factor on a prediction that half of what is measured exceeds
-    load: str = ""  # one of LOADS; empty: any
-    weights: str = ""  # one of WEIGHT_CLASSES' values; empty: any
-    experts: str = ""  # "dense" or "experts"; empty: any
-    gpus: str = ""  # "one" or "several"; empty: any
-    model: str = ""  # that the rows are of; empty: several
+    middle: float = 1.0
+    load: str = ""
+    weights: str = ""
+    experts: str = ""
+    gpus: str = ""
+    model: str = ""
 
 
 @frozen
 class KnownError:
-    """The evidence of a predicted number's error."""
+    """The evidence of a predicted number's error.
 
-    entry: LedgerEntry | None  # the nearest entry; None where nothing like it was ever measured
-    words: str  # the entry and its distance, as a sentence
-    low: float  # factors on a predicted time between which it lies with 80 % probability
+    Attributes
+    ----------
+    entry
+        The nearest entry; None where nothing like it was ever measured.
+    words
+        The entry and its distance, as a sentence.
+    low
+        Factors on a predicted time between which it lies with 80 % probability.
+    exact
+        Measured for this engine, on this card, with this technique.
+    gap
+        Which of these no measurement has, in words.
+    """
+
+    entry: LedgerEntry | None
+    words: str
+    low: float
     high: float
-    exact: bool  # measured for this engine, on this card, with this technique
-    gap: str = ""  # which of these no measurement has, in words
+    exact: bool
+    gap: str = ""
 
 
 def evidence_for(

@@ -58,18 +58,34 @@ whole, as ``--random-range-ratio`` of the engines' serving benchmarks says."""
 
 @frozen
 class LoadTest:
-    """One row of a table of load tests."""
+    """One row of a table of load tests.
 
-    where: str  # file and line
+    Attributes
+    ----------
+    where
+        File and line.
+    prompt
+        On average. [tokens]
+    generate
+        On average. [tokens]
+    sequences
+        In flight on one replica.
+    latency
+        Of a request. [s]
+    per_token
+        Of its output after the first token. [s]
+    """
+
+    where: str
     device: str
     model: str
     precision: str
     tp: int
-    prompt: float  # on average [tokens]
-    generate: float  # on average [tokens]
-    sequences: float  # in flight on one replica
-    latency: float  # of a request [s]
-    per_token: float  # of its output after the first token [s]
+    prompt: float
+    generate: float
+    sequences: float
+    latency: float
+    per_token: float
 
 
 def read_load_tests(path: Path, engine: str, model: str | None = None) -> list[LoadTest]:
@@ -145,15 +161,33 @@ def _load_test(where: str, row: Mapping[str, str]) -> LoadTest:
 
 @frozen
 class Kernels:
-    """What the GPU takes for each load test, the host left out, and how many run at once."""
+    """What the GPU takes for each load test, the host left out, and how many run at once.
 
-    step: Array  # of all sequences that run [s]
-    prefill: Array  # of one prompt [s]
-    issued: Array  # which the host takes no less than this to issue [s]
-    running: Array  # sequences that the cache has room for
-    asked: Array  # sequences in flight, those that wait included
-    generate: Array  # [tokens]
-    sync: float  # time of the host for one synchronisation [s]
+    Attributes
+    ----------
+    step
+        Of all sequences that run. [s]
+    prefill
+        Of one prompt. [s]
+    issued
+        Which the host takes no less than this to issue. [s]
+    running
+        Sequences that the cache has room for.
+    asked
+        Sequences in flight, those that wait included.
+    generate
+        . [tokens]
+    sync
+        Time of the host for one synchronisation. [s]
+    """
+
+    step: Array
+    prefill: Array
+    issued: Array
+    running: Array
+    asked: Array
+    generate: Array
+    sync: float
 
     def select(self, chosen: Array) -> "Kernels":
         """Select some of the load tests.

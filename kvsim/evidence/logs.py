@@ -36,13 +36,25 @@ MAX_LOG_NUMBER = 1e15  # of any number in a log; seconds on some clock, tokens
 
 @frozen
 class MeasuredRun:
-    """Requests in order of arrival, and when their tokens came."""
+    """Requests in order of arrival, and when their tokens came.
+
+    Attributes
+    ----------
+    first
+        First token (n,). [s]
+    last
+        Last token (n,). [s]
+    left_out
+        Requests that failed or did not finish.
+    model
+        As the log names it.
+    """
 
     requests: Requests
-    first: Array  # first token (n,) [s]
-    last: Array  # last token (n,) [s]
-    left_out: int = 0  # requests that failed or did not finish
-    model: str = ""  # as the log names it
+    first: Array
+    last: Array
+    left_out: int = 0
+    model: str = ""
 
 
 @frozen

@@ -33,18 +33,28 @@ from kvsim.techniques.technique import Technique
 
 @frozen
 class PublishedRow:
-    """One measured number and the run it belongs to."""
+    """One measured number and the run it belongs to.
 
-    where: str  # file and line
+    Attributes
+    ----------
+    where
+        File and line.
+    settings
+        As the registry reads them.
+    batch
+        None: the largest that fits.
+    """
+
+    where: str
     paper: str
     table: str
     model: str
     hardware: str
     stack: str
     technique: str
-    settings: str  # as the registry reads them
+    settings: str
     options: Mapping[str, str]
-    batch: int | None  # None: the largest that fits
+    batch: int | None
     prompt: int
     generate: int
     metric: str

@@ -37,10 +37,16 @@ TURNS = 8  # of the search
 
 @frozen
 class Move:
-    """Numbers of a stack that move together, and how far shipped ones are off as a rule."""
+    """Numbers of a stack that move together, and how far shipped ones are off as a rule.
+
+    Attributes
+    ----------
+    spread
+        Standard deviation: of a share's logarithm, of a time. [s]
+    """
 
     keys: tuple[str, ...]
-    spread: float  # standard deviation: of a share's logarithm, of a time [s]
+    spread: float
 
     @property
     def free(self) -> int:
@@ -102,16 +108,34 @@ Verdict = Literal["moved", "agrees", "not told"]
 
 @frozen
 class RunFit:
-    """What a run says of a stack."""
+    """What a run says of a stack.
 
-    stack: Stack  # the one to use: changed, or as it was
-    numbers: dict[str, float]  # what the first requests say of every key
-    errors: dict[str, float]  # standard errors; infinite where they do not tell
+    Attributes
+    ----------
+    stack
+        The one to use: changed, or as it was.
+    numbers
+        What the first requests say of every key.
+    errors
+        Standard errors; infinite where they do not tell.
+    confused
+        Keys whose effects the run confuses.
+    refused
+        Why the changed stack is not used; empty where it is.
+    before
+        The run by the stack as it was.
+    after
+        By the one to use.
+    """
+
+    stack: Stack
+    numbers: dict[str, float]
+    errors: dict[str, float]
     verdicts: dict[str, Verdict]
-    confused: tuple[tuple[str, str], ...]  # keys whose effects the run confuses
-    refused: str  # why the changed stack is not used; empty where it is
-    before: Outcome  # the run by the stack as it was
-    after: Outcome  # by the one to use
+    confused: tuple[tuple[str, str], ...]
+    refused: str
+    before: Outcome
+    after: Outcome
 
     @property
     def moved(self) -> tuple[str, ...]:

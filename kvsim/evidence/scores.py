@@ -11,17 +11,29 @@ from kvsim.graph import Array
 
 @frozen
 class Score:
-    """Errors of one metric of one table; relative, NaN where there is no such row."""
+    """Errors of one metric of one table; relative, NaN where there is no such row.
+
+    Attributes
+    ----------
+    fitted
+        Mean and worst error of the rows a stack was fitted to.
+    held_out
+        Of the rows nothing was fitted to.
+    with_anomalies
+        Of those and the documented anomalies.
+    skill
+        1: exact, 0: no better than the mean of the table's other rows.
+    """
 
     paper: str
     table: str
     metric: str
     stack: str
     rows: int
-    fitted: tuple[float, float]  # mean and worst error of the rows a stack was fitted to
-    held_out: tuple[float, float]  # of the rows nothing was fitted to
-    with_anomalies: tuple[float, float]  # of those and the documented anomalies
-    skill: float  # 1: exact, 0: no better than the mean of the table's other rows
+    fitted: tuple[float, float]
+    held_out: tuple[float, float]
+    with_anomalies: tuple[float, float]
+    skill: float
 
 
 def error(row: PublishedRow, predicted: float) -> float:

@@ -19,26 +19,58 @@ from kvsim.models.model import LayerShape, Model
 
 
 class OwnKernel(NamedTuple):
-    """A kernel class that an engine may have for a format of weights."""
+    """A kernel class that an engine may have for a format of weights.
 
-    kernel: str  # kernel class of products
-    dtype: str  # number format that the product is computed in
-    needs: str = ""  # number format that a card must compute in; empty for any card
+    Attributes
+    ----------
+    kernel
+        Kernel class of products.
+    dtype
+        Number format that the product is computed in.
+    needs
+        Number format that a card must compute in; empty for any card.
+    """
+
+    kernel: str
+    dtype: str
+    needs: str = ""
 
 
 @frozen
 class WeightFormat:
-    """How the numbers of a weight matrix are stored."""
+    """How the numbers of a weight matrix are stored.
 
-    bits: float  # per weight
-    group: int  # inputs that share one scale; 0: one scale per output
-    scale_bytes: float  # [B]
-    dtype: str  # number format the product is computed in
-    kernel: str = "gemm"  # kernel class of products; that of experts begins with ``experts``
-    experts_alone: bool = False  # a mixture of experts keeps its other matrices in fp16
-    dynamic: bool = False  # scales of a product's input are found as it comes
-    unpack: float = 1.0  # work to widen a number, over that of 4-bit groups
-    own: tuple["OwnKernel", ...] = ()  # engines' kernels for it, the most preferred first
+    Attributes
+    ----------
+    bits
+        Per weight.
+    group
+        Inputs that share one scale; 0: one scale per output.
+    scale_bytes
+        . [B]
+    dtype
+        Number format the product is computed in.
+    kernel
+        Kernel class of products; that of experts begins with ``experts``.
+    experts_alone
+        A mixture of experts keeps its other matrices in fp16.
+    dynamic
+        Scales of a product's input are found as it comes.
+    unpack
+        Work to widen a number, over that of 4-bit groups.
+    own
+        Engines' kernels for it, the most preferred first.
+    """
+
+    bits: float
+    group: int
+    scale_bytes: float
+    dtype: str
+    kernel: str = "gemm"
+    experts_alone: bool = False
+    dynamic: bool = False
+    unpack: float = 1.0
+    own: tuple["OwnKernel", ...] = ()
 
     def bytes(self, inputs: float, outputs: float) -> float:
         """Compute the stored size of a matrix with its scales.
@@ -117,12 +149,23 @@ class HostLayers:
 
     They are computed there by the CPU; where a pass is wide they are copied to the GPU, as the
     stack has it (``offload.stream``), or as ``way`` says.
+
+    Attributes
+    ----------
+    experts
+        Whose routed experts are there.
+    mlps
+        Whose whole MLPs are.
+    layers
+        That are there whole, with their caches.
+    way
+        "cpu" or "streamed" for passes of any width.
     """
 
-    experts: frozenset[int] = frozenset()  # whose routed experts are there
-    mlps: frozenset[int] = frozenset()  # whose whole MLPs are
-    layers: frozenset[int] = frozenset()  # that are there whole, with their caches
-    way: str = "auto"  # "cpu" or "streamed" for passes of any width
+    experts: frozenset[int] = frozenset()
+    mlps: frozenset[int] = frozenset()
+    layers: frozenset[int] = frozenset()
+    way: str = "auto"
 
     def __bool__(self) -> bool:
         return bool(self.experts or self.mlps or self.layers)
@@ -170,6 +213,11 @@ class Deployment:
     whole experts on GPUs, and ``pp`` divides the layers into stages. A stack that was measured card
     by card becomes that of the deployment's card; weights that are "released" those of the model's
     published checkpoint.
+
+    Attributes
+    ----------
+    draft_model
+        Method, checkpoint.
     """
 
     model: Model
@@ -181,7 +229,7 @@ class Deployment:
     dp: int = 1
     ep: int = 1
     host: HostLayers = field(default=HostLayers(), kw_only=True)
-    draft_model: tuple[str, str] = field(default=("", ""), kw_only=True)  # method, checkpoint
+    draft_model: tuple[str, str] = field(default=("", ""), kw_only=True)
 
     def __post_init__(self) -> None:
         if self.weights == RELEASED:

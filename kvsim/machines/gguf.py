@@ -19,11 +19,21 @@ from kvsim.models.model import LayerShape, Model
 
 @frozen
 class BlockFormat:
-    """A block format: numbers that share scales."""
+    """A block format: numbers that share scales.
 
-    size: int  # numbers of a block
-    bytes: int  # of a block with its scales [B]
-    unpack: float = 0.0  # vector operations per number to widen it, those of Q4_K being 1
+    Attributes
+    ----------
+    size
+        Numbers of a block.
+    bytes
+        Of a block with its scales. [B]
+    unpack
+        Vector operations per number to widen it, those of Q4_K being 1.
+    """
+
+    size: int
+    bytes: int
+    unpack: float = 0.0
 
     @property
     def bits(self) -> float:
@@ -86,19 +96,33 @@ FUSED_QKV = ("phi", "phi3", "falcon", "gpt_neox", "bloom")
 
 @frozen
 class Tensor:
-    """A weight matrix of one layer, or of none."""
+    """A weight matrix of one layer, or of none.
 
-    matrix: str  # as ops name it
+    Attributes
+    ----------
+    matrix
+        As ops name it.
+    """
+
+    matrix: str
     numbers: float
     block: BlockFormat
 
 
 @frozen
 class Stored:
-    """How a matrix is stored on average over the layers that have it."""
+    """How a matrix is stored on average over the layers that have it.
 
-    bits: float  # [bit]
-    unpack: float  # vector operations per number, those of Q4_K being 1
+    Attributes
+    ----------
+    bits
+        . [bit]
+    unpack
+        Vector operations per number, those of Q4_K being 1.
+    """
+
+    bits: float
+    unpack: float
 
 
 def check_type(name: str) -> str:

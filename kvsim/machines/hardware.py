@@ -13,43 +13,99 @@ from kvsim.frozen import frozen
 
 @frozen
 class FixedTimes:
-    """Times that do not depend on how much is computed, and the small kernels of a layer."""
+    """Times that do not depend on how much is computed, and the small kernels of a layer.
 
-    launch: float = 0.0  # host time to issue one kernel; the GPU waits for it [s]
-    issue: float = 0.0  # the same where only passes that read prompts are issued kernel by kernel:
-    # the host runs ahead of the GPU, and such a pass takes no less than issuing it all [s]
-    graph: float = 0.0  # tokens up to which those passes are replayed as graphs [tokens]
-    gap: float = 0.0  # GPU time between two kernels [s]
-    layer: float = 0.0  # fixed time per layer [s]
-    routing: float = 0.0  # to choose each token's experts by their scores, per layer [s]
-    latent: float = 0.0  # further time of a layer with latent attention: its small kernels [s]
-    step: float = 0.0  # fixed time per forward pass: sampling, bookkeeping, graph launch [s]
-    sampling: float = 0.0  # GPU time per pass to choose tokens, besides what it reads [s]
-    sequence: float = 0.0  # further time per step and sequence: sampling, detokenising [s]
-    beside_step: float = 0.0  # host time per forward pass beside the GPU: a pass takes no less [s]
-    beside_sequence: float = 0.0  # further such time per sequence [s]
-    quantise: float = 0.0  # kernel that writes a product's input in 8 bits with a known scale [s]
-    sync: float = 0.0  # host time for one synchronisation [s]
-    prompt_pass: float = 0.0  # tokens of prompts in one pass, weights read anew in each (0: all at
-    # once) [tokens]
-    stage: float = 0.0  # from a stage of layers to the next one on another GPU, each pass [s]
-    stage_overlap: float = 1.0  # share of the other stages' work that runs beside a pass's next one
-    counted_launches: bool = False  # ops are as many kernels as kvsim's implementations dispatch
-    pointwise_launches: float = 5.0  # kernels per layer for norms, positions, residuals, activation
-    wide_norm_launches: float = 0.0  # further kernels of norms over all heads, where GPUs share the
-    # heads and add up their squares (0: nothing)
-    pointwise_passes: float = 1.0  # times those kernels read and write the hidden states
-    asynchronous: bool = False  # a pass is issued before the tokens of the one before are known
+    Attributes
+    ----------
+    launch
+        Host time to issue one kernel; the GPU waits for it. [s]
+    issue
+        The same where only passes that read prompts are issued kernel by kernel: the host runs
+        ahead of the GPU, and such a pass takes no less than issuing it all. [s]
+    graph
+        Tokens up to which those passes are replayed as graphs. [tokens]
+    gap
+        GPU time between two kernels. [s]
+    layer
+        Fixed time per layer. [s]
+    routing
+        To choose each token's experts by their scores, per layer. [s]
+    latent
+        Further time of a layer with latent attention: its small kernels. [s]
+    step
+        Fixed time per forward pass: sampling, bookkeeping, graph launch. [s]
+    sampling
+        GPU time per pass to choose tokens, besides what it reads. [s]
+    sequence
+        Further time per step and sequence: sampling, detokenising. [s]
+    beside_step
+        Host time per forward pass beside the GPU: a pass takes no less. [s]
+    beside_sequence
+        Further such time per sequence. [s]
+    quantise
+        Kernel that writes a product's input in 8 bits with a known scale. [s]
+    sync
+        Host time for one synchronisation. [s]
+    prompt_pass
+        Tokens of prompts in one pass, weights read anew in each (0: all at once). [tokens]
+    stage
+        From a stage of layers to the next one on another GPU, each pass. [s]
+    stage_overlap
+        Share of the other stages' work that runs beside a pass's next one.
+    counted_launches
+        Ops are as many kernels as kvsim's implementations dispatch.
+    pointwise_launches
+        Kernels per layer for norms, positions, residuals, activation.
+    wide_norm_launches
+        Further kernels of norms over all heads, where GPUs share the heads and add up their squares
+        (0: nothing).
+    pointwise_passes
+        Times those kernels read and write the hidden states.
+    asynchronous
+        A pass is issued before the tokens of the one before are known.
+    """
+
+    launch: float = 0.0
+    issue: float = 0.0
+    graph: float = 0.0
+    gap: float = 0.0
+    layer: float = 0.0
+    routing: float = 0.0
+    latent: float = 0.0
+    step: float = 0.0
+    sampling: float = 0.0
+    sequence: float = 0.0
+    beside_step: float = 0.0
+    beside_sequence: float = 0.0
+    quantise: float = 0.0
+    sync: float = 0.0
+    prompt_pass: float = 0.0
+    stage: float = 0.0
+    stage_overlap: float = 1.0
+    counted_launches: bool = False
+    pointwise_launches: float = 5.0
+    wide_norm_launches: float = 0.0
+    pointwise_passes: float = 1.0
+    asynchronous: bool = False
 
 
 @frozen
 class ServerWork:
-    """Overheads of an HTTP server and its clients, which an offline run does not have."""
+    """Overheads of an HTTP server and its clients, which an offline run does not have.
 
-    token: float = 0.0  # host time per token that is sent to a client [s]
-    prompt: float = 0.0  # host time per prompt of a pass: read, tokenised, queued [s]
-    first: float = 0.0  # from a request to its engine, and back with its first token; no pass waits
-    # for it [s]
+    Attributes
+    ----------
+    token
+        Host time per token that is sent to a client. [s]
+    prompt
+        Host time per prompt of a pass: read, tokenised, queued. [s]
+    first
+        From a request to its engine, and back with its first token; no pass waits for it. [s]
+    """
+
+    token: float = 0.0
+    prompt: float = 0.0
+    first: float = 0.0
 
 
 @frozen
@@ -58,71 +114,159 @@ class CacheGrowth:
 
     Ideal is a token written in place. ``torch.cat`` makes two passes over the cache and may keep
     the old one, and a static cache has its whole length from the start.
+
+    Attributes
+    ----------
+    append_passes
+        Passes over the cache to append a token (torch.cat: 2).
+    keeps_old
+        A step's caller keeps the cache that torch.cat replaces.
+    static
+        Every step attends to and moves the cache's maximum length.
     """
 
-    append_passes: float = 0.0  # passes over the cache to append a token (torch.cat: 2)
-    keeps_old: bool = False  # a step's caller keeps the cache that torch.cat replaces
-    static: bool = False  # every step attends to and moves the cache's maximum length
+    append_passes: float = 0.0
+    keeps_old: bool = False
+    static: bool = False
 
 
 @frozen
 class AttentionPath:
-    """Traffic of attention besides the cache; in the ideal, scores stay on the chip."""
+    """Traffic of attention besides the cache; in the ideal, scores stay on the chip.
 
-    score_bytes: float = 0.0  # bytes moved per attention score (0: scores stay on chip) [B]
-    score_memory: float = 8.0  # held per score where they are not: fp16, its softmax in fp32, and
-    # that in fp16 again [B]
-    flash_prompt: bool = False  # the prompt's scores stay on chip unless a technique needs them
-    repeat_kv: bool = False  # grouped heads are copied out to full width before attention
+    Attributes
+    ----------
+    score_bytes
+        Bytes moved per attention score (0: scores stay on chip). [B]
+    score_memory
+        Held per score where they are not: fp16, its softmax in fp32, and that in fp16 again. [B]
+    flash_prompt
+        The prompt's scores stay on chip unless a technique needs them.
+    repeat_kv
+        Grouped heads are copied out to full width before attention.
+    """
+
+    score_bytes: float = 0.0
+    score_memory: float = 8.0
+    flash_prompt: bool = False
+    repeat_kv: bool = False
 
 
 @frozen
 class PackedCache:
-    """How a low-bit cache is packed and read; the ideal kernel reads the packed cache directly."""
+    """How a low-bit cache is packed and read; the ideal kernel reads the packed cache directly.
 
-    layer: float = 0.0  # further time per layer for the unpacked tail of a packed cache [s]
-    unpack_ops: float = 0.0  # vector operations per cached number that a kernel unpacks
-    unpack_each: bool = False  # unpacks the cache for every new token, not once for all
-    unpack_bytes: float = 0.0  # moved per packed number to unpack it outside the kernel [B]
-    passes: float = 1.0  # passes over a packed cache that its attention makes in all
-    plain_passes: float = 0.0  # further passes of one new token over a whole fp16 cache
-    merge_token: float = 0.0  # to join split attention's parts, per query and packed token [s]
-    repeat_kv: bool = False  # grouped heads are copied out packed, and then read at full width
-    chunk: float = 0.0  # memory.prefill_chunk with a packed cache whose heads are not grouped (0:
-    # no difference) [tokens]
-    scored_prompt: bool = False  # KIVI's prompts are attended to by unfused kernels
-    qr: float = 0.0  # time per matrix that a loop of library calls orthonormalises (0: batched) [s]
+    Attributes
+    ----------
+    layer
+        Further time per layer for the unpacked tail of a packed cache. [s]
+    unpack_ops
+        Vector operations per cached number that a kernel unpacks.
+    unpack_each
+        Unpacks the cache for every new token, not once for all.
+    unpack_bytes
+        Moved per packed number to unpack it outside the kernel. [B]
+    passes
+        Passes over a packed cache that its attention makes in all.
+    plain_passes
+        Further passes of one new token over a whole fp16 cache.
+    merge_token
+        To join split attention's parts, per query and packed token. [s]
+    repeat_kv
+        Grouped heads are copied out packed, and then read at full width.
+    chunk
+        Memory.prefill_chunk with a packed cache whose heads are not grouped (0: no difference).
+        [tokens]
+    scored_prompt
+        KIVI's prompts are attended to by unfused kernels.
+    qr
+        Time per matrix that a loop of library calls orthonormalises (0: batched). [s]
+    """
+
+    layer: float = 0.0
+    unpack_ops: float = 0.0
+    unpack_each: bool = False
+    unpack_bytes: float = 0.0
+    passes: float = 1.0
+    plain_passes: float = 0.0
+    merge_token: float = 0.0
+    repeat_kv: bool = False
+    chunk: float = 0.0
+    scored_prompt: bool = False
+    qr: float = 0.0
 
 
 @frozen
 class ChosenTokens:
-    """How the tokens that a technique selects are listed and fetched from host memory."""
+    """How the tokens that a technique selects are listed and fetched from host memory.
 
-    gather_row: float = 0.0  # extra time per row gathered from host memory [s]
-    gather_sync: bool = False  # the host chooses the rows, so the GPU's indices must reach it first
-    index_bytes: float = 4.0  # per stored token index [B]
-    id_list: float = 0.0  # host time to list one head's salient tokens, K or V (0: on the GPU) [s]
+    Attributes
+    ----------
+    gather_row
+        Extra time per row gathered from host memory. [s]
+    gather_sync
+        The host chooses the rows, so the GPU's indices must reach it first.
+    index_bytes
+        Per stored token index. [B]
+    id_list
+        Host time to list one head's salient tokens, K or V (0: on the GPU). [s]
+    """
+
+    gather_row: float = 0.0
+    gather_sync: bool = False
+    index_bytes: float = 4.0
+    id_list: float = 0.0
 
 
 @frozen
 class OffloadRuntime:
-    """How copies between host and GPU run beside compute where the cache is on the host."""
+    """How copies between host and GPU run beside compute where the cache is on the host.
 
-    layer: float = 0.0  # further fixed time per layer whose cache is on the host [s]
-    overlap: float = 1.0  # share of a copy of the cache that runs beside compute
-    across_steps: bool = True  # the next step's first copies start before this step ends
-    blocking_store: bool = False  # the host waits for copies of new tokens to the host
-    stream: float = 0.0  # tokens of a pass from which on weights in host memory are copied to the
-    # GPU and not computed by the CPU (0: never) [tokens]
-    pageable: float = 0.0  # most at which such weights are copied to the GPU where they are
-    # mapped from their file, and so not pinned (0: pinned) [B/s]
-    second_socket: float = 0.0  # share of each further socket's bandwidth that is used
-    weight_buffers: float = 2.0  # on the GPU for streamed weights, each of a layer
-    resident_layers: int = 0  # first layers whose cache stays on the GPU
-    tile_sync: bool = False  # the whole device synchronises after every layer and tile
-    tile: float = 0.0  # from a tile's synchronisation to the next tile's first copy [s]
-    merge_passes: float = 0.0  # passes to join loaded and recomputed parts of a layer's cache
-    split_prompt: float = 0.0  # share of the prompt that KVPR recomputes instead (0: the optimum)
+    Attributes
+    ----------
+    layer
+        Further fixed time per layer whose cache is on the host. [s]
+    overlap
+        Share of a copy of the cache that runs beside compute.
+    across_steps
+        The next step's first copies start before this step ends.
+    blocking_store
+        The host waits for copies of new tokens to the host.
+    stream
+        Tokens of a pass from which on weights in host memory are copied to the GPU and not computed
+        by the CPU (0: never). [tokens]
+    pageable
+        Most at which such weights are copied to the GPU where they are mapped from their file, and
+        so not pinned (0: pinned). [B/s]
+    second_socket
+        Share of each further socket's bandwidth that is used.
+    weight_buffers
+        On the GPU for streamed weights, each of a layer.
+    resident_layers
+        First layers whose cache stays on the GPU.
+    tile_sync
+        The whole device synchronises after every layer and tile.
+    tile
+        From a tile's synchronisation to the next tile's first copy. [s]
+    merge_passes
+        Passes to join loaded and recomputed parts of a layer's cache.
+    split_prompt
+        Share of the prompt that KVPR recomputes instead (0: the optimum).
+    """
+
+    layer: float = 0.0
+    overlap: float = 1.0
+    across_steps: bool = True
+    blocking_store: bool = False
+    stream: float = 0.0
+    pageable: float = 0.0
+    second_socket: float = 0.0
+    weight_buffers: float = 2.0
+    resident_layers: int = 0
+    tile_sync: bool = False
+    tile: float = 0.0
+    merge_passes: float = 0.0
+    split_prompt: float = 0.0
 
 
 @frozen
@@ -131,19 +275,44 @@ class GpuSums:
 
     In direct sums GPUs read one another's memory, in one shot or two. With a ``direct_share`` above
     0 the quickest of them and the ring is taken.
+
+    Attributes
+    ----------
+    one_shot
+        GPUs read all others' hidden states at once, not in a ring.
+    direct_share
+        Share of the link's rate that they reach (0: the engine has none).
+    direct
+        Time of a one-shot sum however small. [s]
+    direct_hop
+        Further time per other GPU and shot. [s]
+    direct_second
+        Further time of a two-shot sum. [s]
+    ring
+        Time of a ring however small, besides the link's latency. [s]
+    ring_hop
+        Time per transfer of a ring, instead of the link's latency. [s]
+    ring_share
+        Share of the link's rate that a ring reaches.
+    exchange
+        Time to send tokens to experts' GPUs, or back, however few. [s]
+    sorted_out
+        Share of a routed copy's traffic for one of another GPU's experts.
+    popularity
+        Times as often as the least popular expert the most popular is chosen.
     """
 
-    one_shot: bool = False  # GPUs read all others' hidden states at once, not in a ring
-    direct_share: float = 0.0  # share of the link's rate that they reach (0: the engine has none)
-    direct: float = 0.0  # time of a one-shot sum however small [s]
-    direct_hop: float = 0.0  # further time per other GPU and shot [s]
-    direct_second: float = 0.0  # further time of a two-shot sum [s]
-    ring: float = 0.0  # time of a ring however small, besides the link's latency [s]
-    ring_hop: float = 0.0  # time per transfer of a ring, instead of the link's latency [s]
-    ring_share: float = 1.0  # share of the link's rate that a ring reaches
-    exchange: float = 0.0  # time to send tokens to experts' GPUs, or back, however few [s]
-    sorted_out: float = 0.0  # share of a routed copy's traffic for one of another GPU's experts
-    popularity: float = 1.0  # times as often as the least popular expert the most popular is chosen
+    one_shot: bool = False
+    direct_share: float = 0.0
+    direct: float = 0.0
+    direct_hop: float = 0.0
+    direct_second: float = 0.0
+    ring: float = 0.0
+    ring_hop: float = 0.0
+    ring_share: float = 1.0
+    exchange: float = 0.0
+    sorted_out: float = 0.0
+    popularity: float = 1.0
     skew: float = (
         0.0  # of routing: tokens of the busiest GPU over the average, more per doubling of
     )
@@ -152,46 +321,102 @@ class GpuSums:
 
 @frozen
 class DraftRounds:
-    """Costs of a round of drafts besides its passes; none in the ideal."""
+    """Costs of a round of drafts besides its passes; none in the ideal.
 
-    draft: float = 0.0  # fixed time per draft pass: choosing, the next input (0: a step's) [s]
-    round: float = 0.0  # further time per round: comparing, taking back, the next batch [s]
-    tree: float = 0.0  # further time per round of a tree: branches, their mask, the best path [s]
-    sequence: float = 0.0  # further time per round and sequence [s]
-    shared_experts: float = 0.0  # share of a further token's experts that its sequence's first
-    # token of the pass calls for too; at 0 tokens choose on their own
-    widest: float = 0.0  # branches that a tree may go on from (0: any number, 1: chains alone)
+    Attributes
+    ----------
+    draft
+        Fixed time per draft pass: choosing, the next input (0: a step's). [s]
+    round
+        Further time per round: comparing, taking back, the next batch. [s]
+    tree
+        Further time per round of a tree: branches, their mask, the best path. [s]
+    sequence
+        Further time per round and sequence. [s]
+    shared_experts
+        Share of a further token's experts that its sequence's first token of the pass calls for
+        too; at 0 tokens choose on their own.
+    widest
+        Branches that a tree may go on from (0: any number, 1: chains alone).
+    """
+
+    draft: float = 0.0
+    round: float = 0.0
+    tree: float = 0.0
+    sequence: float = 0.0
+    shared_experts: float = 0.0
+    widest: float = 0.0
 
 
 @frozen
 class WeightLoading:
-    """Costs of weights besides reading them once."""
+    """Costs of weights besides reading them once.
 
-    unpack_ops: float = 0.0  # vector operations per packed weight that its loading does not hide
-    unpack_bytes: float = 0.0  # moved per packed weight to widen it before its product [B]
-    unpack_rows: float = 0.0  # rows of a product from which on that is moved (0: always)
-    copies: float = 1.0  # copies of the weights kept
-    gguf: bool = False  # weights are those of a GGUF file
-    half_accumulation: bool = False  # fp16 products accumulate in fp16
-    int8_products: bool = False  # products of many rows with packed weights run in int8
+    Attributes
+    ----------
+    unpack_ops
+        Vector operations per packed weight that its loading does not hide.
+    unpack_bytes
+        Moved per packed weight to widen it before its product. [B]
+    unpack_rows
+        Rows of a product from which on that is moved (0: always).
+    copies
+        Copies of the weights kept.
+    gguf
+        Weights are those of a GGUF file.
+    half_accumulation
+        fp16 products accumulate in fp16.
+    int8_products
+        Products of many rows with packed weights run in int8.
+    """
+
+    unpack_ops: float = 0.0
+    unpack_bytes: float = 0.0
+    unpack_rows: float = 0.0
+    copies: float = 1.0
+    gguf: bool = False
+    half_accumulation: bool = False
+    int8_products: bool = False
 
 
 @frozen
 class WorkingMemory:
-    """Memory besides weights and cache."""
+    """Memory besides weights and cache.
 
-    context_memory: float = 0.0  # driver, libraries, workspaces [B]
-    prefill_chunk: float = 1e18  # tokens whose activations are alive at once in prefill [tokens]
-    activation_passes: float = 1.0  # hidden-state-sized buffers alive at once, beyond the widest
-    prompt_logits: bool = False  # the LM head runs over every prompt token
-    logit_bytes: float = 4.0  # per logit kept [B]
-    reserved_sequences: float = 0.0  # an engine that measures its largest pass before it shares out
-    # memory keeps that pass's memory free: a whole part of prompts, and so many sequences sampled
-    sampling_bytes: float = 0.0  # per logit while those are sampled [B]
-    share_of_free: bool = False  # the share of memory that an engine is given is one of what
-    # weights and the largest pass leave (TensorRT-LLM), not of the whole (vLLM)
-    share_is_static: bool = False  # it is a share for weights and caches alone (SGLang): a pass and
-    # the context take what is left beside
+    Attributes
+    ----------
+    context_memory
+        Driver, libraries, workspaces. [B]
+    prefill_chunk
+        Tokens whose activations are alive at once in prefill. [tokens]
+    activation_passes
+        Hidden-state-sized buffers alive at once, beyond the widest.
+    prompt_logits
+        The LM head runs over every prompt token.
+    logit_bytes
+        Per logit kept. [B]
+    reserved_sequences
+        An engine that measures its largest pass before it shares out memory keeps that pass's
+        memory free: a whole part of prompts, and so many sequences sampled.
+    sampling_bytes
+        Per logit while those are sampled. [B]
+    share_of_free
+        The share of memory that an engine is given is one of what weights and the largest pass
+        leave (TensorRT-LLM), not of the whole (vLLM).
+    share_is_static
+        It is a share for weights and caches alone (SGLang): a pass and the context take what is
+        left beside.
+    """
+
+    context_memory: float = 0.0
+    prefill_chunk: float = 1e18
+    activation_passes: float = 1.0
+    prompt_logits: bool = False
+    logit_bytes: float = 4.0
+    reserved_sequences: float = 0.0
+    sampling_bytes: float = 0.0
+    share_of_free: bool = False
+    share_is_static: bool = False
 
 
 GIB = 2.0**30  # [B]
@@ -273,78 +498,173 @@ makes before it attends (torch.cat, repeat_kv)."""
 
 @frozen
 class Link:
-    """A channel that bytes move through."""
+    """A channel that bytes move through.
 
-    bandwidth: float  # rate that large transfers reach [B/s]
-    latency: float = 0.0  # time before the first byte arrives, per transfer [s]
+    Attributes
+    ----------
+    bandwidth
+        Rate that large transfers reach. [B/s]
+    latency
+        Time before the first byte arrives, per transfer. [s]
+    """
+
+    bandwidth: float
+    latency: float = 0.0
 
 
 @frozen
 class Hardware:
-    """One GPU, its host and the links between them."""
+    """One GPU, its host and the links between them.
+
+    Attributes
+    ----------
+    flops
+        Dense rate by number format, fp32 accumulation. [FLOP/s]
+    cpu_flops
+        Host rate in fp32. [FLOP/s]
+    links
+        Hbm, dram, h2d, d2h, link (GPU to GPU, one direction).
+    gpu_memory
+        What the driver reports. [B]
+    host_memory
+        . [B]
+    price
+        . [USD per GPU hour]
+    basis
+        "datasheet" or "measured".
+    sources
+        Where each number comes from, by its key in the file.
+    device
+        What it was measured on, if it was, as the driver names it.
+    date
+        When.
+    power
+        Rated, of one GPU. [W]
+    sockets
+        Of the host, each with its own memory; `dram` is all of them together.
+    host
+        The host's profile, if it is not the card's usual one.
+    units
+        Streaming multiprocessors, or the like (0: not said).
+    linked
+        GPUs that `link` joins; beyond them data crosses the network.
+    disk_memory
+        Of a drive behind the host (0: none); with one, links has its rates.
+    """
 
     name: str
     title: str
-    flops: Mapping[str, float]  # dense rate by number format, fp32 accumulation [FLOP/s]
-    cpu_flops: float  # host rate in fp32 [FLOP/s]
-    links: Mapping[str, Link]  # hbm, dram, h2d, d2h, link (GPU to GPU, one direction)
-    gpu_memory: float  # what the driver reports [B]
-    host_memory: float  # [B]
-    price: float | None  # [USD per GPU hour]
-    basis: str  # "datasheet" or "measured"
-    sources: Mapping[str, str]  # where each number comes from, by its key in the file
+    flops: Mapping[str, float]
+    cpu_flops: float
+    links: Mapping[str, Link]
+    gpu_memory: float
+    host_memory: float
+    price: float | None
+    basis: str
+    sources: Mapping[str, str]
     notes: tuple[str, ...] = ()
-    device: str = ""  # what it was measured on, if it was, as the driver names it
-    date: str = ""  # when
-    power: float | None = None  # rated, of one GPU [W]
-    sockets: int = 1  # of the host, each with its own memory; `dram` is all of them together
-    host: str = ""  # the host's profile, if it is not the card's usual one
-    units: float = 0.0  # streaming multiprocessors, or the like (0: not said)
-    linked: int = NODE  # GPUs that `link` joins; beyond them data crosses the network
-    disk_memory: float = 0.0  # of a drive behind the host (0: none); with one, links has its rates
+    device: str = ""
+    date: str = ""
+    power: float | None = None
+    sockets: int = 1
+    host: str = ""
+    units: float = 0.0
+    linked: int = NODE
+    disk_memory: float = 0.0
 
 
 @frozen
 class Kernel:
-    """Efficiency of a class of kernels relative to the roofline."""
+    """Efficiency of a class of kernels relative to the roofline.
 
-    memory: float = 1.0  # share of a channel's bandwidth it reaches
-    compute: float = 1.0  # share of the arithmetic peak it reaches
-    floor: float = 0.0  # time it takes however small the work [s]
-    half_size: float = 0.0  # rows of a product (attention: new tokens) that reach half of the peak
-    tile: float = 0.0  # rows that a product computes together: others are rounded up (0: none)
-    unit_rate: float = 0.0  # rate at which one unit of the GPU loads at most (0: no limit) [B/s]
-    tile_columns: float = 0.0  # columns of a tile of `tile` rows; tiles fill the units in waves
-    half_columns: float = 0.0  # columns of a product (prompts: tokens that queries of all heads
-    # can be given out by) that reach half of every rate
-    added: float = 0.0  # share of the faster resources' time that adds to the slowest one's
-    input_passes: float = 1.0  # times a product reads its input, or a scan each chunk's state
-    traffic: float = 0.0  # passes over the routed hidden states to gather and add them up
-    expert: float = 0.0  # per expert that a GPU holds, chosen or not: its tokens are counted, its
-    # tiles listed and looked up by every block [s]
-    narrow: float = 1.0  # times longer per byte and FLOP at a head dimension of 64 than at 128
-    wide: float = 1.0  # the same at a head dimension of 256
-    ungrouped: float = 1.0  # times longer with one query head per KV head
-    padding: float = 0.0  # tokens per sequence that decode attention takes besides the cached ones
-    unpacking: float = 0.0  # vector operations per cached number that is widened (0: the stack's)
-    split: float = 0.0  # further floor of decode attention that splits long contexts [s]
-    host: float = 0.0  # time of the host to issue an op of it, besides its launches [s]
-    walk: float = 0.0  # per cached token, where one block of a head's queries reads a whole cache
-    # by itself, so that nothing is quicker (0: kernels split long caches); per input of a product
-    # whose blocks go through all inputs; per token of a sequence that is scanned [s]
+    Attributes
+    ----------
+    memory
+        Share of a channel's bandwidth it reaches.
+    compute
+        Share of the arithmetic peak it reaches.
+    floor
+        Time it takes however small the work. [s]
+    half_size
+        Rows of a product (attention: new tokens) that reach half of the peak.
+    tile
+        Rows that a product computes together: others are rounded up (0: none).
+    unit_rate
+        Rate at which one unit of the GPU loads at most (0: no limit). [B/s]
+    tile_columns
+        Columns of a tile of `tile` rows; tiles fill the units in waves.
+    half_columns
+        Columns of a product (prompts: tokens that queries of all heads can be given out by) that
+        reach half of every rate.
+    added
+        Share of the faster resources' time that adds to the slowest one's.
+    input_passes
+        Times a product reads its input, or a scan each chunk's state.
+    traffic
+        Passes over the routed hidden states to gather and add them up.
+    expert
+        Per expert that a GPU holds, chosen or not: its tokens are counted, its tiles listed and
+        looked up by every block. [s]
+    narrow
+        Times longer per byte and FLOP at a head dimension of 64 than at 128.
+    wide
+        The same at a head dimension of 256.
+    ungrouped
+        Times longer with one query head per KV head.
+    padding
+        Tokens per sequence that decode attention takes besides the cached ones.
+    unpacking
+        Vector operations per cached number that is widened (0: the stack's).
+    split
+        Further floor of decode attention that splits long contexts. [s]
+    host
+        Time of the host to issue an op of it, besides its launches. [s]
+    walk
+        Per cached token, where one block of a head's queries reads a whole cache by itself, so that
+        nothing is quicker (0: kernels split long caches); per input of a product whose blocks go
+        through all inputs; per token of a sequence that is scanned. [s]
+    """
+
+    memory: float = 1.0
+    compute: float = 1.0
+    floor: float = 0.0
+    half_size: float = 0.0
+    tile: float = 0.0
+    unit_rate: float = 0.0
+    tile_columns: float = 0.0
+    half_columns: float = 0.0
+    added: float = 0.0
+    input_passes: float = 1.0
+    traffic: float = 0.0
+    expert: float = 0.0
+    narrow: float = 1.0
+    wide: float = 1.0
+    ungrouped: float = 1.0
+    padding: float = 0.0
+    unpacking: float = 0.0
+    split: float = 0.0
+    host: float = 0.0
+    walk: float = 0.0
 
 
 @frozen
 class Checked:
-    """Error of a stack in a run on its card, on requests or load tests not used in the fit."""
+    """Error of a stack in a run on its card, on requests or load tests not used in the fit.
 
-    device: str  # GPU profile
+    Attributes
+    ----------
+    device
+        GPU profile.
+    off
+        By kind of number (ttft, tpot, latency): median and 90 % of the relative errors, and the
+        factors on a predicted time between which 80 % of those measured lie.
+    """
+
+    device: str
     model: str
     technique: str
     rows: int
-    off: Mapping[str, tuple[float, float, float, float]]  # by kind of number (ttft, tpot, latency):
-    # median and 90 % of the relative errors, and the factors on a predicted time between which 80 %
-    # of those measured lie
+    off: Mapping[str, tuple[float, float, float, float]]
 
 
 @frozen
@@ -352,24 +672,53 @@ class Stack:
     """A software stack: the efficiency of its kernels and its mechanisms.
 
     The defaults are those of an ideal engine, so a stack states only what it has.
+
+    Attributes
+    ----------
+    basis
+        "datasheet", "carried over" or "calibrated".
+    error
+        Measured error on rows it did not see.
+    fit
+        The rows its free numbers were fitted to, and how well they fit.
+    device
+        What it was calibrated on, if by microbenchmarks.
+    version
+        Of the engine.
+    engine
+        Whose version it is, if it is one of several.
+    unmeasured
+        Why another version's numbers stand for the one asked for, if they do.
+    extends
+        The stack whose numbers it has where it states none.
+    checked
+        What a run said of it.
+    near
+        Cards without rows of their own that it stands for.
+    cards
+        This engine by GPU profile.
+    date
+        When.
+    free
+        Key -> bounds of a fit.
     """
 
     name: str
     title: str = ""
-    basis: str = "datasheet"  # "datasheet", "carried over" or "calibrated"
-    error: str = ""  # measured error on rows it did not see
+    basis: str = "datasheet"
+    error: str = ""
     source: str = ""
-    fit: str = ""  # the rows its free numbers were fitted to, and how well they fit
-    device: str = ""  # what it was calibrated on, if by microbenchmarks
-    version: str = ""  # of the engine
-    engine: str = ""  # whose version it is, if it is one of several
-    unmeasured: str = ""  # why another version's numbers stand for the one asked for, if they do
-    extends: str = ""  # the stack whose numbers it has where it states none
-    checked: Checked | None = None  # what a run said of it
-    near: tuple[str, ...] = ()  # cards without rows of their own that it stands for
-    cards: Mapping[str, "Stack"] = field(default_factory=dict)  # this engine by GPU profile
-    date: str = ""  # when
-    free: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # key -> bounds of a fit
+    fit: str = ""
+    device: str = ""
+    version: str = ""
+    engine: str = ""
+    unmeasured: str = ""
+    extends: str = ""
+    checked: Checked | None = None
+    near: tuple[str, ...] = ()
+    cards: Mapping[str, "Stack"] = field(default_factory=dict)
+    date: str = ""
+    free: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     kernels: Mapping[str, Kernel] = field(
         default_factory=lambda: dict.fromkeys(KERNEL_CLASSES, Kernel())
     )

@@ -88,10 +88,14 @@ class Parallelism:
 
     Parameters
     ----------
-    tp : GPUs that share every matrix of attention, of dense MLPs and of shared experts.
-    pp : stages that layers are divided into, one after another.
-    dp : copies of attention, each with its own sequences; all share the routed experts.
-    ep : groups of whole experts; 1 cuts every expert over all GPUs of a stage.
+    tp
+        GPUs that share every matrix of attention, of dense MLPs and of shared experts.
+    pp
+        Stages that layers are divided into, one after another.
+    dp
+        Copies of attention, each with its own sequences; all share the routed experts.
+    ep
+        Groups of whole experts; 1 cuts every expert over all GPUs of a stage.
     """
 
     tp: int = 1

@@ -90,10 +90,16 @@ GPU_COUNT = re.compile(r"([1-9]\d?)x(?=$|[a-z])|x([1-9]\d?)$")
 
 
 class GpuNames(NamedTuple):
-    """The names of a profile."""
+    """The names of a profile.
+
+    Attributes
+    ----------
+    names
+        Its own and its aliases.
+    """
 
     title: str
-    names: Sequence[str]  # its own and its aliases
+    names: Sequence[str]
 
 
 def match_gpu(typed: str, known: Mapping[str, GpuNames]) -> str | None:
@@ -200,12 +206,22 @@ VERSION_NAME = re.compile(
 
 @frozen
 class Release:
-    """A requested version, and the measured version that is used for it."""
+    """A requested version, and the measured version that is used for it.
+
+    Attributes
+    ----------
+    asked
+        As "0.11".
+    nearest
+        Measured version; the same if it was measured itself.
+    file
+        Name of the file that states it.
+    """
 
     engine: str
-    asked: str  # as "0.11"
-    nearest: str  # measured version; the same if it was measured itself
-    file: str  # name of the file that states it
+    asked: str
+    nearest: str
+    file: str
 
     @property
     def note(self) -> str:

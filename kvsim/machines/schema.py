@@ -46,16 +46,28 @@ BYTE_SIZE = Number("of at least 1e6 in bytes, at most 1e18", lambda x: 1e6 <= x 
 
 @frozen
 class Schema:
-    """The keys a kind of file may have, as ``table.key``."""
+    """The keys a kind of file may have, as ``table.key``.
+
+    Attributes
+    ----------
+    lists
+        Of texts.
+    choices
+        Texts with few valid values.
+    together
+        Keys that make sense only as a whole.
+    moved
+        Former names of keys.
+    """
 
     numbers: Mapping[str, Number]
     required: frozenset[str]
     texts: frozenset[str]
     flags: frozenset[str] = frozenset()
-    lists: frozenset[str] = frozenset()  # of texts
-    choices: Mapping[str, tuple[str, ...]] | None = None  # texts with few valid values
-    together: tuple[frozenset[str], ...] = ()  # keys that make sense only as a whole
-    moved: Mapping[str, str] = field(default_factory=dict)  # former names of keys
+    lists: frozenset[str] = frozenset()
+    choices: Mapping[str, tuple[str, ...]] | None = None
+    together: tuple[frozenset[str], ...] = ()
+    moved: Mapping[str, str] = field(default_factory=dict)
 
     @cached_property
     def keys(self) -> frozenset[str]:

@@ -30,14 +30,28 @@ PARAMETER_COUNTS = {"published_parameters", "counted_parameters", "stated_parame
 
 
 class CatalogueEntry(TypedDict):
-    """Provenance of a model of the catalogue."""
+    """Provenance of a model of the catalogue.
+
+    Attributes
+    ----------
+    published
+        Parameters of the published checkpoint, where known exactly.
+    counted
+        Those of the transformers class made from the configuration.
+    stated
+        What its makers say, rounded as they do: "31.6B".
+    stated_active
+        The same of the parameters that a token meets.
+    recalled
+        Fields from memory: no copy of the file was at hand.
+    """
 
     hf_id: str
-    published: int | None  # parameters of the published checkpoint, where known exactly
-    counted: int | None  # those of the transformers class made from the configuration
-    stated: str | None  # what its makers say, rounded as they do: "31.6B"
-    stated_active: str | None  # the same of the parameters that a token meets
-    recalled: bool  # fields from memory: no copy of the file was at hand
+    published: int | None
+    counted: int | None
+    stated: str | None
+    stated_active: str | None
+    recalled: bool
     source: str
 
 
@@ -143,11 +157,21 @@ MOST_CANDIDATES = 8
 
 
 class NamedModel(NamedTuple):
-    """A catalogue model and the weight format that a name refers to."""
+    """A catalogue model and the weight format that a name refers to.
 
-    name: str  # in the catalogue
-    weights: str = ""  # format that the name states; empty for none
-    repository: str = ""  # Hugging Face id, where that was typed
+    Attributes
+    ----------
+    name
+        In the catalogue.
+    weights
+        Format that the name states; empty for none.
+    repository
+        Hugging Face id, where that was typed.
+    """
+
+    name: str
+    weights: str = ""
+    repository: str = ""
 
 
 def find_model(typed: str) -> NamedModel | None:

@@ -778,10 +778,18 @@ def _falcon(fields: Fields) -> FamilyFields:
 
 
 class Family(NamedTuple):
-    """Defaults and reader of one ``model_type``."""
+    """Defaults and reader of one ``model_type``.
 
-    defaults: Mapping[str, object]  # of fields that its files may leave out
-    read: Callable[[Fields], FamilyFields]  # what differs from Llama, as fields of Model
+    Attributes
+    ----------
+    defaults
+        Of fields that its files may leave out.
+    read
+        What differs from Llama, as fields of Model.
+    """
+
+    defaults: Mapping[str, object]
+    read: Callable[[Fields], FamilyFields]
 
 
 _TIED: dict[str, object] = {"tie_word_embeddings": True}

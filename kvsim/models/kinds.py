@@ -32,13 +32,24 @@ class LayerShape:
     It cannot say attention and a state side by side in one layer (Falcon-H1), an attention block
     with shared weights in front of a state (Zamba2), or numbers of KV heads that differ by layer
     (MiMo-V2-Flash: 8 in its windows, 4 elsewhere): such configurations are refused.
+
+    Attributes
+    ----------
+    window
+        Sliding window; None attends to every token. [tokens]
+    routed
+        Mixture of experts instead of a dense MLP.
+    mlp
+        False: a layer that mixes tokens alone (Nemotron-H).
+    home
+        What of it is in host memory.
     """
 
-    window: int | None = None  # sliding window; None attends to every token [tokens]
-    routed: bool = False  # mixture of experts instead of a dense MLP
+    window: int | None = None
+    routed: bool = False
     mixer: Mixer = "attention"
-    mlp: bool = True  # False: a layer that mixes tokens alone (Nemotron-H)
-    home: Home = ""  # what of it is in host memory
+    mlp: bool = True
+    home: Home = ""
 
     @property
     def attends(self) -> bool:
@@ -73,20 +84,41 @@ class Recurrence:
     .. [3] Kimi Team, "Kimi Linear", 2025, section 3 (KDA).
     .. [4] A. Gu and T. Dao, "Mamba", 2023, section 3: heads of one number each, whose keys, queries
        and steps are made of what the convolution gives.
+
+    Attributes
+    ----------
+    head_dim
+        Numbers of a value.
+    key_dim
+        Numbers of a key; Mamba-2's state size.
+    key_heads
+        Heads of keys and queries; Mamba-2's groups.
+    taps
+        Tokens that the convolution spans; 0: none.
+    gates
+        Outputs of the input product besides values, keys and queries.
+    gate_rank
+        Of gates made in two products (KDA), of which there are two.
+    step_rank
+        Of the steps of a selective state, made in two products.
+    vectors
+        Small parameters: decays, biases, the norm of the output.
+    chunk
+        Tokens that prefill computes together. [tokens]
     """
 
     rule: Rule
     heads: int
-    head_dim: int  # numbers of a value
-    key_dim: int  # numbers of a key; Mamba-2's state size
-    key_heads: int  # heads of keys and queries; Mamba-2's groups
-    taps: int  # tokens that the convolution spans; 0: none
+    head_dim: int
+    key_dim: int
+    key_heads: int
+    taps: int
     conv_bias: bool = False
-    gates: int = 0  # outputs of the input product besides values, keys and queries
-    gate_rank: int = 0  # of gates made in two products (KDA), of which there are two
-    step_rank: int = 0  # of the steps of a selective state, made in two products
-    vectors: int = 0  # small parameters: decays, biases, the norm of the output
-    chunk: int = 64  # tokens that prefill computes together [tokens]
+    gates: int = 0
+    gate_rank: int = 0
+    step_rank: int = 0
+    vectors: int = 0
+    chunk: int = 64
 
     @property
     def inner(self) -> int:
@@ -163,11 +195,16 @@ class Indexer:
     References
     ----------
     .. [1] DeepSeek-AI, "DeepSeek-V3.2", 2025, section 2.1: lightning indexer, in fp8.
+
+    Attributes
+    ----------
+    tokens
+        That a query attends to. [tokens]
     """
 
     heads: int
     head_dim: int
-    tokens: int  # that a query attends to [tokens]
+    tokens: int
 
     @property
     def key_bytes(self) -> float:
@@ -207,8 +244,10 @@ def split_layout(
 
     Parameters
     ----------
-    layout : blocks of shapes and how often each repeats.
-    first : number of layers before the cut.
+    layout
+        Blocks of shapes and how often each repeats.
+    first
+        Number of layers before the cut.
     """
     before: list[tuple[Shapes, int]] = []
     after: list[tuple[Shapes, int]] = []

@@ -133,57 +133,110 @@ class Model:
 
     ``layout`` lists the layers in order as repeated blocks: Gemma-2 is
     ``(((local, global), 13),)``, DeepSeek-V3 ``(((dense,), 3), ((routed,), 58))``.
+
+    Attributes
+    ----------
+    family
+        Hugging Face model_type.
+    head_dim
+        Of queries and keys; with MLA the sum of nope_dim and rope_dim.
+    ffn
+        Width of a dense MLP.
+    vocab
+        Rows of the embedding.
+    max_context
+        Positions the model was trained or extended for. [tokens]
+    gated
+        Three MLP matrices (SwiGLU, GeGLU) instead of two.
+    tied
+        The LM head shares the embedding.
+    released
+        Format of the published checkpoint's weights, as --weights names it mixture of experts.
+    expert_biases
+        Biases in experts and router multi-head latent attention; kv_rank 0 means it is not used.
+    q_rank
+        0: queries are not compressed.
+    recurrence
+        Of the layers that have a state instead of a cache.
+    indexer
+        Of models whose queries read chosen tokens alone.
+    gated_attention
+        A gate as wide as the queries on attention's output.
+    side
+        Outputs of further small products of every layer with the hidden state.
+    once
+        Outputs of further products of a pass, outside the layers.
+    tables
+        Numbers of further tables, of which a token looks up one row per layer small parameters:
+        they matter for exact counts only.
+    norms
+        Per layer.
+    norm_bias
+        LayerNorm rather than RMSNorm.
+    wide_norms
+        Norms over the queries of all heads, and over their keys.
+    sinks
+        One learned attention sink per head.
+    router_bias
+        One correction per expert, for the choice only (DeepSeek-V3).
+    shared_gate
+        A learned gate on the shared experts (Qwen-MoE).
+    embedding_norm
+        A norm between embedding and first layer (BLOOM).
+    vectors
+        Further small parameters of every layer.
+    repository
+        At Hugging Face, for engines to load; empty if it is not known.
+    notes
+        Assumptions made while reading the configuration.
     """
 
     name: str
-    family: str  # Hugging Face model_type
+    family: str
     hidden: int
     heads: int
     kv_heads: int
-    head_dim: int  # of queries and keys; with MLA the sum of nope_dim and rope_dim
-    ffn: int  # width of a dense MLP
-    vocab: int  # rows of the embedding
-    max_context: int  # positions the model was trained or extended for [tokens]
+    head_dim: int
+    ffn: int
+    vocab: int
+    max_context: int
     layout: tuple[tuple[tuple[LayerShape, ...], int], ...]
-    gated: bool = True  # three MLP matrices (SwiGLU, GeGLU) instead of two
-    tied: bool = False  # the LM head shares the embedding
-    released: str = "fp16"  # format of the published checkpoint's weights, as --weights names it
-    # mixture of experts
+    gated: bool = True
+    tied: bool = False
+    released: str = "fp16"
     experts: int = 0
     experts_active: int = 0
     expert_ffn: int = 0
     shared_experts: int = 0
-    expert_biases: bool = False  # biases in experts and router
-    # multi-head latent attention; kv_rank 0 means it is not used
-    q_rank: int = 0  # 0: queries are not compressed
+    expert_biases: bool = False
+    q_rank: int = 0
     kv_rank: int = 0
     nope_dim: int = 0
     rope_dim: int = 0
     value_dim: int = 0
     # layers of other kinds than attention to all cached tokens
-    recurrence: Recurrence | None = None  # of the layers that have a state instead of a cache
-    indexer: Indexer | None = None  # of models whose queries read chosen tokens alone
-    gated_attention: bool = False  # a gate as wide as the queries on attention's output
-    side: int = 0  # outputs of further small products of every layer with the hidden state
-    once: int = 0  # outputs of further products of a pass, outside the layers
-    tables: int = 0  # numbers of further tables, of which a token looks up one row per layer
-    # small parameters: they matter for exact counts only
+    recurrence: Recurrence | None = None
+    indexer: Indexer | None = None
+    gated_attention: bool = False
+    side: int = 0
+    once: int = 0
+    tables: int = 0
     qkv_bias: bool = False
     out_bias: bool = False
     mlp_bias: bool = False
     head_bias: bool = False
-    norms: int = 2  # per layer
-    norm_bias: bool = False  # LayerNorm rather than RMSNorm
+    norms: int = 2
+    norm_bias: bool = False
     qk_norm: bool = False
-    wide_norms: bool = False  # norms over the queries of all heads, and over their keys
-    sinks: bool = False  # one learned attention sink per head
-    router_bias: bool = False  # one correction per expert, for the choice only (DeepSeek-V3)
-    shared_gate: bool = False  # a learned gate on the shared experts (Qwen-MoE)
-    embedding_norm: bool = False  # a norm between embedding and first layer (BLOOM)
-    vectors: int = 0  # further small parameters of every layer
+    wide_norms: bool = False
+    sinks: bool = False
+    router_bias: bool = False
+    shared_gate: bool = False
+    embedding_norm: bool = False
+    vectors: int = 0
     learned_positions: int = 0
-    repository: str = ""  # at Hugging Face, for engines to load; empty if it is not known
-    notes: tuple[str, ...] = ()  # assumptions made while reading the configuration
+    repository: str = ""
+    notes: tuple[str, ...] = ()
 
     def checkpoint(self, weights: str) -> str:
         """Name the published checkpoint with weights in a format; empty where none is known.

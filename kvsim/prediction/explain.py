@@ -62,7 +62,8 @@ def bound_by(passes: Iterable[tuple[Step, float]], deployment: Deployment) -> st
 
     Parameters
     ----------
-    passes : each with how often it runs.
+    passes
+        Each with how often it runs.
     """
     total: dict[str, float] = {}
     for step, times in passes:

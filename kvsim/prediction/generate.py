@@ -91,14 +91,21 @@ class Prediction:
 
     Batch has the shape (n, 1) and array-valued settings (options, 1, 1), so that results have
     the shape (n,) or (options, n).
+
+    Attributes
+    ----------
+    batch
+        (n,).
+    contexts
+        0: every generated token; otherwise that many points of the sum.
     """
 
     technique: Technique
     deployment: Deployment
-    batch: Array  # (n,)
+    batch: Array
     prompt: int
     generate: int
-    contexts: int = 0  # 0: every generated token; otherwise that many points of the sum
+    contexts: int = 0
 
     def __post_init__(self) -> None:
         check_workload(self.batch, self.prompt, self.generate)

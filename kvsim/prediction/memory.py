@@ -178,9 +178,12 @@ def left_for_caches(deployment: Deployment, usable: float, beside: float, weight
 
     Parameters
     ----------
-    usable : what the engine is given of the GPU's memory. [B]
-    beside : weights, workspace and context. [B]
-    weights : of these the weights and embeddings. [B]
+    usable
+        What the engine is given of the GPU's memory. [B]
+    beside
+        Weights, workspace and context. [B]
+    weights
+        Of these the weights and embeddings. [B]
     """
     whole, memory = deployment.hardware.gpu_memory, deployment.stack.memory
     if memory.share_of_free and beside < whole:
@@ -254,8 +257,10 @@ def largest_batch(
 
     Parameters
     ----------
-    gpu, host : what the engine is given of each GPU's memory, and the host's. [B]
-    served : whether requests keep coming, or all start together.
+    gpu, host
+        What the engine is given of each GPU's memory, and the host's. [B]
+    served
+        Whether requests keep coming, or all start together.
     """
 
     read = _reading(technique, deployment, prompt, generate) if served else {}

@@ -336,8 +336,10 @@ def evidence(
 
     Parameters
     ----------
-    length : longest context. [tokens]
-    runs : measured ones; those that ship if not given.
+    length
+        Longest context. [tokens]
+    runs
+        Measured ones; those that ship if not given.
     """
     if technique.exact:
         return Evidence("lossless")

@@ -88,7 +88,8 @@ class LayerLosses:
 
         Parameters
         ----------
-        widths : index into ``bits`` of keys and values of every layer. (2, layers)
+        widths
+            Index into ``bits`` of keys and values of every layer. (2, layers)
         """
         side, layer = np.indices(widths.shape)
         windows = self.alone[side, widths, layer].sum(axis=(0, 1))

@@ -31,11 +31,19 @@ FAMILIES: tuple[Family, ...] = tuple(reversed(get_args(Family)))  # the harshest
 
 @frozen
 class Harshness:
-    """The quality-relevant part of a setting."""
+    """The quality-relevant part of a setting.
 
-    kind: str  # technique, or what several have in common
+    Attributes
+    ----------
+    kind
+        Technique, or what several have in common.
+    numbers
+        By setting; larger is gentler for all of them.
+    """
+
+    kind: str
     family: Family
-    numbers: Mapping[str, float]  # by setting; larger is gentler for all of them
+    numbers: Mapping[str, float]
 
     def at_least_as_gentle(self, other: "Harshness") -> bool:
         """Whether this setting loses no more than another.
@@ -72,8 +80,10 @@ def harshness(technique: Technique, length: float, budget: float | None = None) 
 
     Parameters
     ----------
-    length : cached tokens, which the budget of an eviction is a share of. [tokens]
-    budget : that share where it is known; otherwise it follows from the settings.
+    length
+        Cached tokens, which the budget of an eviction is a share of. [tokens]
+    budget
+        That share where it is known; otherwise it follows from the settings.
     """
     kind, numbers = str(technique), {}
     if len(technique.terms) == 1:

@@ -191,7 +191,8 @@ class Requests:
 
         Parameters
         ----------
-        arrival : when they arrive, if not when they did; then numbers need not ascend. [s]
+        arrival
+            When they arrive, if not when they did; then numbers need not ascend. [s]
         """
         part = {name: getattr(self, name)[rows] for name in ("prompt", "generate")}
         part["arrival"] = self.arrival[rows] if arrival is None else arrival

@@ -145,8 +145,10 @@ def _assemble(
 
     Parameters
     ----------
-    copy : the copy of each, within which turns follow each other.
-    own : requests with the same number may share prefixes.
+    copy
+        The copy of each, within which turns follow each other.
+    own
+        Requests with the same number may share prefixes.
     """
     order = np.argsort(arrival, kind="stable")
     rows, copy, own = rows[order], copy[order], own[order]

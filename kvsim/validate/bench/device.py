@@ -40,8 +40,10 @@ def watched(ask: Ask, every: float = WATCH_SECONDS) -> Iterator[Since]:
 
     Parameters
     ----------
-    ask : what the driver says now, by field; nothing where it does not answer.
-    every : between two questions. [s]
+    ask
+        What the driver says now, by field; nothing where it does not answer.
+    every
+        Between two questions. [s]
     """
     seen: dict[str, list[str]] = {}
     last: dict[str, str] = {}
@@ -115,12 +117,22 @@ LOOKED_AT = 0.5  # how long a card is kept busy while its driver is asked [s]
 
 @frozen
 class Device:
-    """One device as its driver describes it."""
+    """One device as its driver describes it.
+
+    Attributes
+    ----------
+    memory
+        . [B]
+    facts
+        Driver, clocks, power, link; recorded beside the samples.
+    others
+        Processes of others on it.
+    """
 
     name: str
-    memory: int  # [B]
-    facts: Mapping[str, str]  # driver, clocks, power, link; recorded beside the samples
-    others: int = 0  # processes of others on it
+    memory: int
+    facts: Mapping[str, str]
+    others: int = 0
 
 
 def describe(device: torch.device) -> Device:
@@ -291,7 +303,8 @@ def smi_facts(ask: Callable[[Sequence[str]], str], fields: Sequence[str] = QUERY
 
     Parameters
     ----------
-    ask : asks ``nvidia-smi`` for some fields; one that it does not know spoils the whole answer.
+    ask
+        Asks ``nvidia-smi`` for some fields; one that it does not know spoils the whole answer.
     """
     found = _values(fields, ask(fields))
     if not found:

@@ -73,15 +73,23 @@ UNTIMED = ("h2d", "d2h", "cpu")  # what runs beside compute is seen by who waits
 
 @frozen
 class TechniqueRun:
-    """A technique with a model that is cut to a few layers, and with a prompt."""
+    """A technique with a model that is cut to a few layers, and with a prompt.
+
+    Attributes
+    ----------
+    rank
+        Among the techniques; those of lower ranks come first.
+    required
+        Whether numbers of the profile rest on it alone.
+    """
 
     technique: Technique
     model: str
     layers: int
     prompt: int
-    rank: int  # among the techniques; those of lower ranks come first
+    rank: int
     place: Bench
-    required: bool = False  # whether numbers of the profile rest on it alone
+    required: bool = False
 
     @property
     def name(self) -> str:
@@ -179,11 +187,19 @@ def _deployment(model: str, layers: int, on_cpu: bool) -> Deployment:
 
 @frozen
 class Runs:
-    """Runs of one workload whose ops are timed, and one that tells the rest."""
+    """Runs of one workload whose ops are timed, and one that tells the rest.
+
+    Attributes
+    ----------
+    whole
+        Whose ops a CPU does not time, as that takes time; a GPU's tell the host's.
+    plain
+        On a GPU: a run that nothing but its rounds is timed of.
+    """
 
     by_op: list[Timing]
-    whole: Timing  # whose ops a CPU does not time, as that takes time; a GPU's tell the host's
-    plain: Timing | None = None  # on a GPU: a run that nothing but its rounds is timed of
+    whole: Timing
+    plain: Timing | None = None
 
     @property
     def host_share(self) -> float:
@@ -295,11 +311,21 @@ Suite = Mapping[str, Sequence[Work]]
 
 @frozen
 class Speed:
-    """Rough rates of a place."""
+    """Rough rates of a place.
 
-    fill: float  # inputs that are made [B/s]
-    moved: float  # what ops read and write [B/s]
-    flops: float  # of products in 16 bits [FLOP/s]
+    Attributes
+    ----------
+    fill
+        Inputs that are made. [B/s]
+    moved
+        What ops read and write. [B/s]
+    flops
+        Of products in 16 bits. [FLOP/s]
+    """
+
+    fill: float
+    moved: float
+    flops: float
 
     @classmethod
     def measure(cls, place: Bench) -> "Speed":
@@ -470,7 +496,8 @@ def run_suite(place: Bench, log: Log, say: Say) -> None:
 
     Parameters
     ----------
-    say : told what will be measured, what is being measured and how long the rest will take.
+    say
+        Told what will be measured, what is being measured and how long the rest will take.
 
     Raises
     ------

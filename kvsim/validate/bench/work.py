@@ -32,12 +32,19 @@ class Bench:
     """A device, and how much of it benchmarks may use.
 
     On a CPU the "GPU" is its compute threads and the "link" a copy between two pools by one more.
+
+    Attributes
+    ----------
+    cache
+        Its largest cache. [B]
+    memory
+        What a work may allocate. [B]
     """
 
     device: torch.device
     quick: bool
-    cache: int  # its largest cache [B]
-    memory: int  # what a work may allocate [B]
+    cache: int
+    memory: int
 
     @property
     def on_cpu(self) -> bool:

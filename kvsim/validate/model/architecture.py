@@ -25,16 +25,31 @@ class Rope:
     ----------
     .. [1] J. Su et al., "RoFormer", 2021, section 3.2.
     .. [2] B. Peng et al., "YaRN", ICLR 2024, section 3.
+
+    Attributes
+    ----------
+    dim
+        Numbers of a head, all of which turn.
+    factor
+        How much longer than trained.
+    low
+        llama3: low_freq_factor; yarn: beta_slow.
+    high
+        llama3: high_freq_factor; yarn: beta_fast.
+    trained
+        Positions before stretching. [tokens]
+    scale
+        Of cosine and sine (yarn).
     """
 
-    dim: int  # numbers of a head, all of which turn
+    dim: int
     theta: float
     kind: str = "default"
-    factor: float = 1.0  # how much longer than trained
-    low: float = 1.0  # llama3: low_freq_factor; yarn: beta_slow
-    high: float = 4.0  # llama3: high_freq_factor; yarn: beta_fast
-    trained: int = 0  # positions before stretching [tokens]
-    scale: float = 1.0  # of cosine and sine (yarn)
+    factor: float = 1.0
+    low: float = 1.0
+    high: float = 4.0
+    trained: int = 0
+    scale: float = 1.0
 
     def frequencies(self) -> Tensor:
         """Angle per position of every pair of numbers, shape (dim / 2,). [rad/token]"""
@@ -163,12 +178,20 @@ POSITION_OFFSET = 2  # OPT leaves the first rows of its table of positions unuse
 
 @frozen
 class Architecture:
-    """A model with the numbers its arithmetic needs."""
+    """A model with the numbers its arithmetic needs.
+
+    Attributes
+    ----------
+    eps
+        Added to a variance before its root.
+    rope
+        None where positions are learned.
+    """
 
     model: Model
-    eps: float  # added to a variance before its root
+    eps: float
     activation: str
-    rope: Rope | None  # none where positions are learned
+    rope: Rope | None
 
     @property
     def shapes(self) -> tuple[LayerShape, ...]:

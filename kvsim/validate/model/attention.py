@@ -24,15 +24,30 @@ class Pass:
 
     A sequence's cached tokens are in slots 0, 1, ... ; its new ones take the next positions.
     Prompts shorter than the longest are followed by tokens that no query sees later.
+
+    Attributes
+    ----------
+    rows
+        Which sequences of the batch.
+    starts
+        Cached tokens of each of them before this pass. [tokens]
+    new
+        Query tokens per sequence. [tokens]
+    positions
+        (sequences, new), on the device.
+    turns
+        Cosine and sine there, (sequences, 1, new, dim).
+    fixed
+        Whether shapes must not follow from starts, as the pass is replayed later.
     """
 
-    rows: slice  # which sequences of the batch
-    starts: tuple[int, ...]  # cached tokens of each of them before this pass [tokens]
-    new: int  # query tokens per sequence [tokens]
-    positions: Tensor  # (sequences, new), on the device
-    turns: tuple[Tensor, Tensor] | None = None  # cosine and sine there, (sequences, 1, new, dim)
+    rows: slice
+    starts: tuple[int, ...]
+    new: int
+    positions: Tensor
+    turns: tuple[Tensor, Tensor] | None = None
     kind: Kind = "decode"
-    fixed: bool = False  # whether shapes must not follow from starts, as the pass is replayed later
+    fixed: bool = False
 
     @property
     def uniform(self) -> bool:
@@ -80,9 +95,11 @@ def visible(step: Pass, held: Tensor | int, window: int | None = None) -> Seen:
 
     Parameters
     ----------
-    held : position of the token in every slot, (slots,), (sequences, slots) or (sequences, KV
+    held
+        Position of the token in every slot, (slots,), (sequences, slots) or (sequences, KV
         heads, slots), below 0 for none; or a number of slots where slot and position are the same.
-    window : tokens that a query sees at most, itself included. [tokens]
+    window
+        Tokens that a query sees at most, itself included. [tokens]
     """
     if isinstance(held, int):
         if window is None or held <= window:

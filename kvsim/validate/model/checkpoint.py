@@ -404,9 +404,15 @@ class Safetensors:
 
 @frozen
 class Tokeniser:
-    """A checkpoint's tokeniser, and what it starts every text with, if anything."""
+    """A checkpoint's tokeniser, and what it starts every text with, if anything.
 
-    backend: Any  # tokenizers.Tokenizer
+    Attributes
+    ----------
+    backend
+        Tokenizers.Tokenizer.
+    """
+
+    backend: Any
     start: tuple[int, ...]
     where: str
 

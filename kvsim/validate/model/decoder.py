@@ -37,13 +37,21 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @dataclass
 class Decoder:
-    """A model's weights on a device, and the arithmetic around attention."""
+    """A model's weights on a device, and the arithmetic around attention.
+
+    Attributes
+    ----------
+    length
+        Positions it is made for. [tokens]
+    deployment
+        For techniques that weigh copies against compute.
+    """
 
     arch: Architecture
     weights: Weights
-    length: int  # positions it is made for [tokens]
+    length: int
     counter: NullCounter = NULL_COUNTER
-    deployment: Deployment | None = None  # for techniques that weigh copies against compute
+    deployment: Deployment | None = None
     _turns: tuple[Tensor, Tensor] | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:

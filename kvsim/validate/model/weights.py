@@ -28,9 +28,15 @@ class Matrix(Protocol):
 
 @frozen
 class Linear:
-    """A plain matrix with its bias, if any."""
+    """A plain matrix with its bias, if any.
 
-    weight: Tensor  # (outputs, inputs)
+    Attributes
+    ----------
+    weight
+        (outputs, inputs).
+    """
+
+    weight: Tensor
     bias: Tensor | None = None
 
     def __call__(self, tensor: Tensor) -> Tensor:
@@ -55,9 +61,15 @@ class Linear:
 
 @frozen
 class Norm:
-    """RMSNorm, or LayerNorm where it has a bias."""
+    """RMSNorm, or LayerNorm where it has a bias.
 
-    weight: Tensor  # (width,)
+    Attributes
+    ----------
+    weight
+        (width,).
+    """
+
+    weight: Tensor
     bias: Tensor | None
     eps: float
 
@@ -95,10 +107,18 @@ class LayerWeights:
 
 @frozen
 class Weights:
-    """The weights of a whole decoder."""
+    """The weights of a whole decoder.
 
-    embedding: Tensor  # (vocab, hidden)
-    positions: Tensor | None  # (learned positions, hidden)
+    Attributes
+    ----------
+    embedding
+        (vocab, hidden).
+    positions
+        (learned positions, hidden).
+    """
+
+    embedding: Tensor
+    positions: Tensor | None
     layers: tuple[LayerWeights, ...]
     norm: Norm
     head: Linear
@@ -240,9 +260,15 @@ def random_weights(
 
 
 class TensorSource(Protocol):
-    """A checkpoint's tensors under their Hugging Face names."""
+    """A checkpoint's tensors under their Hugging Face names.
 
-    where: str  # what messages call it
+    Attributes
+    ----------
+    where
+        What messages call it.
+    """
+
+    where: str
 
     def shapes(self) -> Mapping[str, tuple[tuple[int, ...], str]]:
         """Shape and number format of every tensor, without reading any."""

@@ -33,10 +33,14 @@ class Int4Matrix:
 
     Parameters
     ----------
-    codes : (outputs, inputs / 2), uint8, code 8 stands for 0; tiled as a kernel reads them.
-    scale : (outputs, groups), in 16 bits.
-    tiled : whether the codes lie as PyTorch's product with 4-bit weights reads them.
-    table : scales and zero points (groups, outputs, 2) as CUDA's product reads them, of which
+    codes
+        (outputs, inputs / 2), uint8, code 8 stands for 0; tiled as a kernel reads them.
+    scale
+        (outputs, groups), in 16 bits.
+    tiled
+        Whether the codes lie as PyTorch's product with 4-bit weights reads them.
+    table
+        Scales and zero points (groups, outputs, 2) as CUDA's product reads them, of which
         ``scale`` is then a view.
 
     References

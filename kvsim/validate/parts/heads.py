@@ -24,7 +24,8 @@ class DraftLayers:
 
     Parameters
     ----------
-    arch : the layers, with an embedding and a head that need not be used.
+    arch
+        The layers, with an embedding and a head that need not be used.
     """
 
     def __init__(self, run: LayeredRun, arch: Architecture) -> None:

@@ -21,8 +21,10 @@ class HostCopies:
 
     Parameters
     ----------
-    layer : whose tokens they are.
-    slots : tokens per sequence that there is room for.
+    layer
+        Whose tokens they are.
+    slots
+        Tokens per sequence that there is room for.
     """
 
     def __init__(self, layer: LayerCache, slots: int) -> None:
@@ -101,13 +103,21 @@ Copies = list[tuple[Tensor, Tensor]]  # to, from
 
 @dataclass
 class PromptStages:
-    """Two sets of buffers that layers read their prompts in by turns, and copies to the host."""
+    """Two sets of buffers that layers read their prompts in by turns, and copies to the host.
+
+    Attributes
+    ----------
+    stored
+        The op that sends them home.
+    sent
+        In the order of layers.
+    """
 
     lanes: Transfers
     counter: NullCounter
-    stored: str  # the op that sends them home
+    stored: str
     buffers: list[list[Tensor]] = field(default_factory=list)
-    sent: list[Mark] = field(default_factory=list)  # in the order of layers
+    sent: list[Mark] = field(default_factory=list)
 
     def take(self, make: Callable[[], list[Tensor]]) -> list[Tensor]:
         """Return the buffers of the layer whose prompt is read; the layer two before has left them.
@@ -143,7 +153,8 @@ class HostValues:
 
     Parameters
     ----------
-    stored, fetched : the ops that send them home, and that bring them back.
+    stored, fetched
+        The ops that send them home, and that bring them back.
     """
 
     def __init__(self, lanes: Transfers, counter: NullCounter, stored: str, fetched: str) -> None:
@@ -205,7 +216,8 @@ class HostValues:
 
         Parameters
         ----------
-        run : rows that lie side by side in host memory.
+        run
+            Rows that lie side by side in host memory.
         """
         column = self.columns[layer.layer]
         width = column.record.shape[-1]

@@ -154,10 +154,18 @@ def _tables(store: Store) -> list[Tensor]:
 
 @frozen
 class Fetched:
-    """Tokens whose keys and values replace their packed ones."""
+    """Tokens whose keys and values replace their packed ones.
 
-    index: Tensor  # (sequences, KV heads, pairs), below 0 for none
-    keys: Tensor  # (sequences, KV heads, pairs, dim)
+    Attributes
+    ----------
+    index
+        (sequences, KV heads, pairs), below 0 for none.
+    keys
+        (sequences, KV heads, pairs, dim).
+    """
+
+    index: Tensor
+    keys: Tensor
     values: Tensor
 
 
@@ -166,10 +174,14 @@ class PackedStore(KvStore):
 
     Parameters
     ----------
-    residual : tokens of a block of keys, and values that are not packed yet.
-    ring : slots of the rings, if there are more.
-    where : the levels' places.
-    hierarchical : whether rows are packed in two halves.
+    residual
+        Tokens of a block of keys, and values that are not packed yet.
+    ring
+        Slots of the rings, if there are more.
+    where
+        The levels' places.
+    hierarchical
+        Whether rows are packed in two halves.
     """
 
     keeps_numbers = False

@@ -33,11 +33,16 @@ class TokenTables:
     ----------
     .. [1] Y. Sheng et al., "FlexGen", ICML 2023, section 4.4,
        https://arxiv.org/abs/2303.06865.
+
+    Attributes
+    ----------
+    dtype
+        Of plain numbers.
     """
 
     stored: Format
     width: int
-    dtype: torch.dtype  # of plain numbers
+    dtype: torch.dtype
 
     @cached_property
     def codec(self) -> Codec:
@@ -370,9 +375,15 @@ PROJECTIONS = ("qkv", "out", "up", "down")
 
 @frozen
 class Joined(Linear):
-    """A matrix whose first outputs come from what was streamed, the others from what stays."""
+    """A matrix whose first outputs come from what was streamed, the others from what stays.
 
-    rest: Tensor | None = None  # (outputs, inputs)
+    Attributes
+    ----------
+    rest
+        (outputs, inputs).
+    """
+
+    rest: Tensor | None = None
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """Hidden states (..., inputs) to (..., outputs)."""
@@ -391,8 +402,10 @@ class StreamedWeights:
 
     Parameters
     ----------
-    pieces : copies that bring a layer, one beside each part of the batch.
-    share : of every matrix's outputs.
+    pieces
+        Copies that bring a layer, one beside each part of the batch.
+    share
+        Of every matrix's outputs.
     """
 
     def __init__(

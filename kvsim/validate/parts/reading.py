@@ -18,7 +18,8 @@ def in_pages(keys: Tensor, ends: Tensor, page: int, none: float) -> Tensor:
 
     Parameters
     ----------
-    ends : tokens of every sequence, (batch,).
+    ends
+        Tokens of every sequence, (batch,).
     """
     tokens = keys.shape[2]
     there = torch.arange(tokens, device=keys.device) < ends[:, None]
@@ -66,10 +67,17 @@ class SparseBlocksCache(SparsePromptCache):
     """Every query head reads a share of each row of blocks, its own block among them.
 
     A technique ranks the blocks in ``rank``.
+
+    Attributes
+    ----------
+    block
+        Tokens of a block.
+    share
+        Of a row's blocks.
     """
 
-    block: int  # tokens of a block
-    share: float  # of a row's blocks
+    block: int
+    share: float
 
     def rank(self, queries: Tensor, keys: Tensor, step: Pass) -> Tensor:
         """Score the blocks that a chunk's rows may read.

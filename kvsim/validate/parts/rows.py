@@ -93,11 +93,17 @@ class Plain(Codec):
 
 @frozen
 class EncodedRows(Store):
-    """Rows that a function widens; kernels that unpack by themselves do not know them."""
+    """Rows that a function widens; kernels that unpack by themselves do not know them.
+
+    Attributes
+    ----------
+    more
+        Further parts of a row.
+    """
 
     fused: ClassVar[bool] = False
     widen: Callable[[list[Tensor]], Tensor] | None = None
-    more: tuple[Tensor, ...] = ()  # further parts of a row
+    more: tuple[Tensor, ...] = ()
 
     @classmethod
     def from_parts(
@@ -131,7 +137,8 @@ class TokenRows:
 
     Parameters
     ----------
-    host : makes room in host memory, for a record of each slot with all of its parts,
+    host
+        Makes room in host memory, for a record of each slot with all of its parts,
         (slots, sequences, KV heads, width); otherwise rows are where the room makes them.
     """
 

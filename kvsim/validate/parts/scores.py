@@ -18,7 +18,8 @@ class KeptQueries:
 
     Parameters
     ----------
-    positions : (batch, queries), below 0 for none.
+    positions
+        (batch, queries), below 0 for none.
     """
 
     def __init__(self, positions: Tensor) -> None:
@@ -118,10 +119,14 @@ def attend_part(
 
     Parameters
     ----------
-    queries : (batch, heads, queries, width).
-    keys, values : (batch, KV heads, tokens, width) and (batch, KV heads, tokens, dim).
-    seen : true where a query sees a token, (batch or 1, heads or 1, queries, tokens).
-    dim : of a whole head, where the products are of some of its channels.
+    queries
+        (batch, heads, queries, width).
+    keys, values
+        (batch, KV heads, tokens, width) and (batch, KV heads, tokens, dim).
+    seen
+        True where a query sees a token, (batch or 1, heads or 1, queries, tokens).
+    dim
+        Of a whole head, where the products are of some of its channels.
     """
     batch, heads, new, width = queries.shape
     grouped = queries.reshape(batch, keys.shape[1], -1, width) * (dim or width) ** -0.5
@@ -154,10 +159,14 @@ def attend_and_add(
 
     Parameters
     ----------
-    keys, values : the prompt so far, (batch, KV heads, tokens, dim).
-    sums : what every token was given, (batch, heads, tokens) in fp32.
-    counts : which queries are added, (batch, new).
-    room : numbers that the scores of a part may have.
+    keys, values
+        The prompt so far, (batch, KV heads, tokens, dim).
+    sums
+        What every token was given, (batch, heads, tokens) in fp32.
+    counts
+        Which queries are added, (batch, new).
+    room
+        Numbers that the scores of a part may have.
     """
     seen = visible(step, torch.arange(keys.shape[2], device=keys.device))
     assert isinstance(seen, Tensor)

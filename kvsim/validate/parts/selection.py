@@ -33,20 +33,42 @@ NONE: Mapping[str, str] = MappingProxyType({})
 
 
 class LayeredRun:
-    """What the pieces of a composition may ask of the run that they are part of."""
+    """What the pieces of a composition may ask of the run that they are part of.
+
+    Attributes
+    ----------
+    lengths
+        Of the prompts. [tokens]
+    prompt
+        The longest of them. [tokens]
+    capacity
+        Positions in use at most. [tokens]
+    gamma
+        Tokens drafted per round.
+    drafted
+        Tokens drafted in each round.
+    generate
+        Tokens to generate per sequence.
+    beyond
+        Tokens after the longest prompt, with drafts.
+    parts
+        Of every layer.
+    layers
+        Part by part of the batch where a layer has several.
+    """
 
     technique: Technique
     decoder: Decoder
-    lengths: list[int]  # of the prompts [tokens]
-    prompt: int  # the longest of them [tokens]
-    capacity: int  # positions in use at most [tokens]
-    gamma: int  # tokens drafted per round
-    drafted: list[int]  # tokens drafted in each round
-    generate: int  # tokens to generate per sequence
-    beyond: int  # tokens after the longest prompt, with drafts
+    lengths: list[int]
+    prompt: int
+    capacity: int
+    gamma: int
+    drafted: list[int]
+    generate: int
+    beyond: int
     deployment: Deployment
-    parts: list[Parts]  # of every layer
-    layers: "list[LayerCache]"  # part by part of the batch where a layer has several
+    parts: list[Parts]
+    layers: "list[LayerCache]"
 
     @property
     def counter(self) -> NullCounter:
@@ -101,13 +123,23 @@ class LayeredRun:
 
 @dataclass
 class LayerContext:
-    """Which layer of which run a cache is of."""
+    """Which layer of which run a cache is of.
+
+    Attributes
+    ----------
+    parts
+        What the technique says of the layer.
+    heads
+        KV heads that the store holds; 0 for all of the model's.
+    rows
+        One part of the batch.
+    """
 
     run: LayeredRun
     layer: int
-    parts: Parts  # what the technique says of the layer
-    heads: int = 0  # KV heads that the store holds; 0 for all of the model's
-    rows: slice = field(default_factory=lambda: slice(0, None))  # one part of the batch
+    parts: Parts
+    heads: int = 0
+    rows: slice = field(default_factory=lambda: slice(0, None))
 
     @property
     def lengths(self) -> list[int]:

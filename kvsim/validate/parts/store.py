@@ -31,18 +31,40 @@ Resident = dict[Tier, dict[str, list[Tensor]]]
 
 
 class RunningGeneration(Protocol):
-    """What a technique may ask of the generation that it runs in (``run.Generation``)."""
+    """What a technique may ask of the generation that it runs in (``run.Generation``).
 
-    batch: int  # [sequences]
-    generate: int  # tokens to generate per sequence
-    prompts: Sequence[Sequence[int]]  # tokens of every prompt
-    temperature: float  # 0 for the likeliest token
+    Attributes
+    ----------
+    batch
+        . [sequences]
+    generate
+        Tokens to generate per sequence.
+    prompts
+        Tokens of every prompt.
+    temperature
+        0 for the likeliest token.
+    cached
+        Tokens in the cache of each sequence.
+    done
+        Generated tokens of each sequence.
+    yielded
+        Tokens each round gave, sequence by sequence.
+    last
+        (batch,) newest tokens, which no cache holds yet.
+    tokens
+        (batch, generate).
+    """
+
+    batch: int
+    generate: int
+    prompts: Sequence[Sequence[int]]
+    temperature: float
     generator: torch.Generator
-    cached: list[int]  # tokens in the cache of each sequence
-    done: list[int]  # generated tokens of each sequence
-    yielded: list[list[int]]  # tokens each round gave, sequence by sequence
-    last: Tensor  # (batch,) newest tokens, which no cache holds yet
-    tokens: Tensor  # (batch, generate)
+    cached: list[int]
+    done: list[int]
+    yielded: list[list[int]]
+    last: Tensor
+    tokens: Tensor
 
     def forward(self, tokens: Tensor, kind: Kind, ahead: int = 0) -> Tensor:
         """Run a pass of new tokens (batch, new) to logits (batch, new, vocab)."""
@@ -172,22 +194,40 @@ Host = Callable[[tuple[int, ...], torch.dtype], Tensor]
 
 @frozen
 class CacheRoom:
-    """What a layer's storage is made of and for: so many sequences, KV heads and slots."""
+    """What a layer's storage is made of and for: so many sequences, KV heads and slots.
 
-    part: Storage  # what the technique says of it
-    slots: int  # that there is room for [tokens]
+    Attributes
+    ----------
+    part
+        What the technique says of it.
+    slots
+        That there is room for. [tokens]
+    dim
+        Of a head.
+    prompts
+        Of every sequence. [tokens]
+    fresh
+        New tokens of a pass that yields one token.
+    values
+        Makes room for values that live on the host, fetched by row.
+    make_rows
+        Where they are not on the GPU.
+    """
+
+    part: Storage
+    slots: int
     counter: NullCounter
     sequences: int
     heads: int
-    dim: int  # of a head
+    dim: int
     dtype: torch.dtype
     device: torch.device
     turns: Turns = no_turns
-    prompts: list[int] = field(default_factory=list)  # of every sequence [tokens]
-    fresh: int = 1  # new tokens of a pass that yields one token
+    prompts: list[int] = field(default_factory=list)
+    fresh: int = 1
     common: SharedObjects = field(default_factory=SharedObjects)
-    values: Host | None = None  # makes room for values that live on the host, fetched by row
-    make_rows: Callable[[int, Widths], list[Tensor]] | None = None  # where they are not on the GPU
+    values: Host | None = None
+    make_rows: Callable[[int, Widths], list[Tensor]] | None = None
 
     def rows(self, count: int, widths: Widths) -> list[Tensor]:
         """Allocate rows of several parts. (sequences, KV heads, rows, width) each
@@ -267,14 +307,27 @@ class SlotRange:
     """The slots of one pass: where new tokens go, and which slots its queries see.
 
     Sequences see their first ``ends`` slots, each new token those up to its own.
+
+    Attributes
+    ----------
+    slots
+        (sequences, new), on the device.
+    ends
+        Slots in use of each sequence after the pass.
+    first
+        Slot of the first new token, where all sequences' are the same.
+    draft
+        Whether the pass drafts.
+    room
+        Slots that shapes follow from where the pass is replayed later.
     """
 
-    slots: Tensor  # (sequences, new), on the device
-    ends: tuple[int, ...]  # slots in use of each sequence after the pass
+    slots: Tensor
+    ends: tuple[int, ...]
     new: int
-    first: int | None = None  # slot of the first new token, where all sequences' are the same
-    draft: bool = False  # whether the pass drafts
-    room: int | None = None  # slots that shapes follow from where the pass is replayed later
+    first: int | None = None
+    draft: bool = False
+    room: int | None = None
 
     @classmethod
     def after_cached(

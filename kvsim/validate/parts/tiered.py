@@ -24,11 +24,18 @@ class BatchRows:
     """Some rows of a batch, a KV head of a sequence each, and how a pass looks to them.
 
     Tensors of the whole batch are (batch x KV heads, ...), those of rows (rows, 1, ...).
+
+    Attributes
+    ----------
+    heads
+        KV heads.
+    part
+        Of batch x KV heads.
     """
 
     batch: int
-    heads: int  # KV heads
-    part: slice  # of batch x KV heads
+    heads: int
+    part: slice
 
     def select(self, numbers: Tensor) -> Tensor:
         """These rows of numbers."""
@@ -60,10 +67,14 @@ class TieredStore(KvStore):
 
     Parameters
     ----------
-    kind : how all of them are stored.
-    away : rows in host memory that visit the GPU.
-    cpu : rows in host memory that the CPU attends to.
-    host : makes room for those that visit.
+    kind
+        How all of them are stored.
+    away
+        Rows in host memory that visit the GPU.
+    cpu
+        Rows in host memory that the CPU attends to.
+    host
+        Makes room for those that visit.
     """
 
     def __init__(
