@@ -22,8 +22,14 @@ class Parameter:
 
     Attributes
     ----------
+    name
+        Name of the number.
+    start
+        Value that the fit starts from.
+    low, high
+        Bounds.
     decades
-        Searched by its logarithm, where the range spans several.
+        Whether the logarithm is fitted, for a range over several orders of magnitude.
     """
 
     name: str
@@ -86,14 +92,19 @@ class Parameter:
 
 @frozen
 class Fit:
-    """Fitted numbers, their standard errors, and the relative residuals of the rows.
+    """Result of a least-squares fit.
 
     Attributes
     ----------
+    values
+        Fitted numbers by name.
+    errors
+        Standard errors by name; infinite where the rows do not determine the number, NaN if there
+        are no more rows than numbers.
     residuals
-        Predicted over measured, less one.
+        Predicted over measured value of each row, minus 1. (n,)
     confused
-        Pairs that the rows cannot tell apart.
+        Pairs of numbers that the rows cannot tell apart.
     """
 
     values: dict[str, float]

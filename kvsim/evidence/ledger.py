@@ -94,32 +94,42 @@ WIDER_ALIKE = 1.3
 
 @frozen
 class LedgerEntry:
-    """Errors of predictions on rows that nothing was fitted to.
+    """Errors of predictions on measured rows that nothing was fitted to.
 
     Attributes
     ----------
     engine
-        The stack's name, without its card.
+        Name of the stack, without its card.
+    version
+        Version of the engine.
+    kind
+        Predicted quantity, such as ``ttft`` or ``tpot``.
     device
-        GPU profile; "any": held out by device.
-    median
-        Of |predicted / measured - 1|.
-    low
-        Factors on a prediction that hold 80 % of what is measured elsewhere.
+        GPU profile; "any" if whole devices were held out of the fit.
+    technique
+        KV-cache technique.
+    rows
+        Number of measured rows.
+    median, p90
+        Median and 90th percentile of ``|predicted / measured - 1|``.
+    low, high
+        Factors on a prediction between which 80 % of measured values lie.
     held_out
-        What was held out: shape, device, model, row.
+        What was held out of the fit: shape, device, model or row.
+    source
+        Where the measurements come from.
     middle
-        Factor on a prediction that half of what is measured exceeds.
+        Factor on a prediction that half of the measured values exceed.
     load
-        One of LOADS; empty: any.
+        How requests came, one of ``LOADS``; empty for any.
     weights
-        One of WEIGHT_CLASSES' values; empty: any.
+        Class of weight formats, a value of ``WEIGHT_CLASSES``; empty for any.
     experts
-        "dense" or "experts"; empty: any.
+        "dense" or "experts" (mixture of experts); empty for any.
     gpus
-        "one" or "several"; empty: any.
+        "one" or "several"; empty for any.
     model
-        That the rows are of; empty: several.
+        Model that the rows are of; empty for several.
     """
 
     engine: str
@@ -144,20 +154,20 @@ class LedgerEntry:
 
 @frozen
 class KnownError:
-    """The evidence of a predicted number's error.
+    """The measured evidence for the error of a predicted number.
 
     Attributes
     ----------
     entry
-        The nearest entry; None where nothing like it was ever measured.
+        Nearest entry of the ledger; None if nothing comparable was ever measured.
     words
-        The entry and its distance, as a sentence.
-    low
-        Factors on a predicted time between which it lies with 80 % probability.
+        The entry, and how it differs from the prediction, as a sentence.
+    low, high
+        Factors on a predicted time between which the true one lies with 80 % probability.
     exact
-        Measured for this engine, on this card, with this technique.
+        Whether the entry is of the same engine, card and technique.
     gap
-        Which of these no measurement has, in words.
+        Which property of the prediction (such as its card) no measurement has, in words.
     """
 
     entry: LedgerEntry | None
@@ -399,7 +409,10 @@ def _measured_weights(deployment: Deployment, told: Sequence[LedgerEntry]) -> bo
 
 @frozen
 class Mechanisms:
-    """What an answer's error may be shared by."""
+    """Properties of a prediction by which similar measurements are found in the ledger.
+
+    The attributes have the values of those of :class:`LedgerEntry`.
+    """
 
     engine: str
     kind: str
@@ -465,17 +478,18 @@ def error_range(
 
 
 def sorted_errors(entries: Sequence[LedgerEntry]) -> tuple[Array, NDArray[np.int64]]:
-    """Spread out the errors that each entry stands for, ten that are equally likely.
+    """Represent the distribution of errors of each ledger entry by ten equally likely values.
 
     Parameters
     ----------
     entries
-        Lines of the ledger.
+        Lines of the ledger. (n,)
 
     Returns
     -------
     tuple[array, array]
-        Logarithms of measured over predicted, ascending, and the number of the entry of each.
+        Natural logarithms of measured over predicted values, ascending, and the index of the
+        entry that each belongs to. (10 n,) each
     """
     low, middle, high = (
         np.log([getattr(e, name) for e in entries])[:, None] for name in ("low", "middle", "high")
@@ -575,12 +589,17 @@ def _words(e: LedgerEntry, exact: bool, asked: tuple[str, ...]) -> str:
 
 
 def name_holdout(entry: LedgerEntry) -> str:
-    """Say whether an entry's rows were held out of a fit, or measured for it.
+    """Say whether an entry's rows were held out of a fit, or are runs of the user.
 
     Parameters
     ----------
     entry
         Line of the ledger.
+
+    Returns
+    -------
+    str
+        "held-out" or "measured".
     """
     return "measured" if entry.held_out == HELD_OUT_RUN else "held-out"
 
@@ -606,7 +625,7 @@ def _round(value: float) -> float:
 
 @cache
 def shipped() -> tuple[LedgerEntry, ...]:
-    """The ledger that comes with kvsim."""
+    """Return the ledger that comes with kvsim."""
     table = files("kvsim") / "evidence" / "ledger.csv"
     return tuple(_entry(row) for _, row in read_records(str(table), TABLE))
 
@@ -670,9 +689,21 @@ PLACEMENT_TECHNIQUES = {"full", "offload", "kvpr", "flexgen", "fastdecode", "pla
 
 
 def known_difference(deployment: Deployment, one: Technique, other: Technique) -> float:
-    """Known relative error between two techniques: the larger one's, on rows that no fit saw.
+    """Return the known relative error of a comparison between two techniques.
 
-    Two placements err alike, whatever they move; full KV, which engines run, is measured apart.
+    Two techniques that differ only in where the cache is have common errors, which cancel.
+
+    Parameters
+    ----------
+    deployment
+        Model, machine and software stack.
+    one, other
+        The techniques.
+
+    Returns
+    -------
+    float
+        The larger typical error of the two on rows that no fit saw; 0.1 is 10 %.
     """
     plain = FULL in {one.name, other.name}
     names = {FULL if _only_places(t) and not plain else t.name for t in (one, other)}

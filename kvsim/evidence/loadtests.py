@@ -58,22 +58,28 @@ whole, as ``--random-range-ratio`` of the engines' serving benchmarks says."""
 
 @frozen
 class LoadTest:
-    """One row of a table of load tests.
+    """One row of a table of load tests, each with a constant number of requests in flight.
 
     Attributes
     ----------
     where
-        File and line.
-    prompt
-        On average. [tokens]
-    generate
-        On average. [tokens]
+        File and line, for messages.
+    device
+        GPU profile.
+    model
+        Name in the catalogue.
+    precision
+        Weight format.
+    tp
+        Tensor-parallel GPUs.
+    prompt, generate
+        Mean lengths. [tokens]
     sequences
-        In flight on one replica.
+        Requests in flight on one replica.
     latency
-        Of a request. [s]
+        Mean time of a request. [s]
     per_token
-        Of its output after the first token. [s]
+        Mean time per token after the first. [s]
     """
 
     where: str
@@ -161,24 +167,26 @@ def _load_test(where: str, row: Mapping[str, str]) -> LoadTest:
 
 @frozen
 class Kernels:
-    """What the GPU takes for each load test, the host left out, and how many run at once.
+    """Predicted GPU times of load tests without the host's, and how many sequences run at once.
+
+    All arrays have one element per load test.
 
     Attributes
     ----------
     step
-        Of all sequences that run. [s]
+        Time of a decoding step of all running sequences. [s]
     prefill
-        Of one prompt. [s]
+        Time to read one prompt. [s]
     issued
-        Which the host takes no less than this to issue. [s]
+        Least time that the host needs to issue the pass over a prompt. [s]
     running
-        Sequences that the cache has room for.
+        Sequences that the cache has space for.
     asked
-        Sequences in flight, those that wait included.
+        Sequences in flight, including those that wait.
     generate
-        . [tokens]
+        Generated tokens per sequence. [tokens]
     sync
-        Time of the host for one synchronisation. [s]
+        Host time of one synchronisation. [s]
     """
 
     step: Array
@@ -340,7 +348,7 @@ def predict_latencies(rows: Sequence[LoadTest], stack: Stack) -> Array:
 
 
 def host_times(stack: Stack) -> dict[str, float]:
-    """Collect the host times of a stack by their keys.
+    """Collect the host times of a stack.
 
     Parameters
     ----------
@@ -350,7 +358,7 @@ def host_times(stack: Stack) -> dict[str, float]:
     Returns
     -------
     dict
-        One time for each of ``HOST_TIMES``. [s]
+        Time by key of the stack file, for each of ``HOST_TIMES``. [s]
     """
     return {name: number_of(stack, name) for name in HOST_TIMES}
 

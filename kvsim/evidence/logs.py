@@ -36,18 +36,20 @@ MAX_LOG_NUMBER = 1e15  # of any number in a log; seconds on some clock, tokens
 
 @frozen
 class MeasuredRun:
-    """Requests in order of arrival, and when their tokens came.
+    """A measured run: requests in order of arrival, and when their tokens came.
 
     Attributes
     ----------
+    requests
+        The requests that finished. (n,)
     first
-        First token (n,). [s]
+        Arrival of the first token, from the start of the trace. (n,) [s]
     last
-        Last token (n,). [s]
+        Arrival of the last token, from the start of the trace. (n,) [s]
     left_out
         Requests that failed or did not finish.
     model
-        As the log names it.
+        Name of the model in the log.
     """
 
     requests: Requests

@@ -33,16 +33,32 @@ from kvsim.techniques.technique import Technique
 
 @frozen
 class PublishedRow:
-    """One measured number and the run it belongs to.
+    """One published number and the run it belongs to.
 
     Attributes
     ----------
     where
-        File and line.
+        File and line, for messages.
+    paper, table
+        Where it was published.
+    model, hardware, stack, technique
+        What was run, as kvsim names it.
     settings
-        As the registry reads them.
+        Settings of the technique, ``KEY=VALUE,...``.
+    options
+        Further options of the run.
     batch
-        None: the largest that fits.
+        Sequences; None for the most that fit. [sequences]
+    prompt, generate
+        Tokens per sequence. [tokens]
+    metric
+        Name of the quantity, which gives its unit.
+    published
+        The published number.
+    use
+        "check" if nothing was fitted to the row; otherwise what the row is used for.
+    note
+        Remark on the row.
     """
 
     where: str

@@ -137,7 +137,7 @@ one layer that a kernel-level measurement timed."""
 
 
 def papers() -> dict[str, Traversable]:
-    """Shipped tables by paper."""
+    """Return the shipped tables of published numbers, by name of the paper."""
     folder = files("kvsim") / "evidence" / "papers"
     names = sorted(file.name for file in folder.iterdir() if file.name.endswith(".csv"))
     return {name.removesuffix(".csv"): folder / name for name in names}
@@ -393,12 +393,12 @@ def summarise(
     Parameters
     ----------
     groups
-        Absolute relative errors by group.
+        Absolute relative errors by group; 0.1 is 10 %.
 
     Returns
     -------
     dict
-        Number of rows, mean error and worst error by group.
+        Number of rows, mean error and largest error by group.
     """
     return {
         key: (len(off), float(np.mean(off)), float(np.max(off)))

@@ -37,12 +37,14 @@ TURNS = 8  # of the search
 
 @frozen
 class Move:
-    """Numbers of a stack that move together, and how far shipped ones are off as a rule.
+    """Numbers of a stack that a fit changes together.
 
     Attributes
     ----------
+    keys
+        Their keys in the stack file.
     spread
-        Standard deviation: of a share's logarithm, of a time. [s]
+        Standard deviation of the prior: for a time in [s], for a share that of its logarithm.
     """
 
     keys: tuple[str, ...]
@@ -50,7 +52,7 @@ class Move:
 
     @property
     def free(self) -> int:
-        """The side on which no bound is near: a share falls, a time grows."""
+        """Direction of change that no bound limits: -1 (down) for a share, 1 (up) for a time."""
         return 1 if self.keys[0].endswith("_s") else -1
 
     def moved(self, stack: Stack, place: float) -> dict[str, float]:
@@ -80,14 +82,21 @@ class Move:
 
 
 def list_terms(deployment: Deployment, technique: Technique) -> tuple[Move, ...]:
-    """List what a run can tell of a stack: rates of products and attention, a pass's fixed times.
+    """List the numbers of a stack that a measured run can determine.
+
+    These are the rates of products and of attention, and the fixed times of a pass.
 
     Parameters
     ----------
     deployment
-        The model, whose products have the classes of its weights' formats, card and engine.
+        Model, card and engine; the weight format decides which products there are.
     technique
-        What reads the cache.
+        The technique of the run, which decides the kernel class of attention.
+
+    Returns
+    -------
+    tuple of Move
+        The numbers, grouped by what the run cannot tell apart.
     """
     products = {deployment.weight_format.kernel, deployment.mixer_stored("qkv").kernel}
     if deployment.model.experts:
@@ -108,24 +117,24 @@ Verdict = Literal["moved", "agrees", "not told"]
 
 @frozen
 class RunFit:
-    """What a run says of a stack.
+    """Result of fitting a stack to a measured run.
 
     Attributes
     ----------
     stack
-        The one to use: changed, or as it was.
+        The stack to use: the fitted one, or the original if the fit was refused.
     numbers
-        What the first requests say of every key.
+        Fitted value of every key.
     errors
-        Standard errors; infinite where they do not tell.
+        Standard errors by key; infinite where the run does not determine the number.
+    verdicts
+        By key, whether the number moved, and if not why.
     confused
-        Keys whose effects the run confuses.
+        Pairs of keys whose effects the run cannot tell apart.
     refused
-        Why the changed stack is not used; empty where it is.
-    before
-        The run by the stack as it was.
-    after
-        By the one to use.
+        Why the fitted stack is not used; empty if it is.
+    before, after
+        The run as simulated with the original stack, and with ``stack``.
     """
 
     stack: Stack
@@ -173,7 +182,7 @@ def simulate_run(
 def fit_run(
     run: MeasuredRun, technique: Technique, deployment: Deployment, rules: Rules, count: int
 ) -> RunFit:
-    """Hold a stack against a run: fit to its first requests, judge by the others.
+    """Fit a stack to the first requests of a measured run, and judge it by the others.
 
     All arrivals are simulated, because those that come later compete with the first.
 
@@ -188,7 +197,12 @@ def fit_run(
     rules
         The engine's batching rules.
     count
-        How many requests, in order of arrival, the fit sees.
+        How many requests, in order of arrival, are fitted to. [requests]
+
+    Returns
+    -------
+    RunFit
+        The stack to use, and how well each predicts the other requests.
 
     Raises
     ------

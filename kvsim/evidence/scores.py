@@ -11,18 +11,22 @@ from kvsim.graph import Array
 
 @frozen
 class Score:
-    """Errors of one metric of one table; relative, NaN where there is no such row.
+    """Relative errors of one metric of one published table; NaN where there is no such row.
 
     Attributes
     ----------
+    paper, table, metric, stack
+        What the errors are of.
+    rows
+        Number of rows.
     fitted
-        Mean and worst error of the rows a stack was fitted to.
+        Mean and largest error of the rows that a stack was fitted to; 0.1 is 10 %.
     held_out
-        Of the rows nothing was fitted to.
+        The same of the rows that nothing was fitted to.
     with_anomalies
-        Of those and the documented anomalies.
+        The same including the documented anomalies.
     skill
-        1: exact, 0: no better than the mean of the table's other rows.
+        1 for exact predictions; 0 if no better than the mean of the table's other rows.
     """
 
     paper: str

@@ -19,16 +19,16 @@ from kvsim.models.model import LayerShape, Model
 
 
 class OwnKernel(NamedTuple):
-    """A kernel class that an engine may have for a format of weights.
+    """A kernel class that an engine may have for a weight format.
 
     Attributes
     ----------
     kernel
-        Kernel class of products.
+        Kernel class of matrix products.
     dtype
         Number format that the product is computed in.
     needs
-        Number format that a card must compute in; empty for any card.
+        Number format that the card must be able to compute in; empty for any card.
     """
 
     kernel: str
@@ -38,28 +38,28 @@ class OwnKernel(NamedTuple):
 
 @frozen
 class WeightFormat:
-    """How the numbers of a weight matrix are stored.
+    """Storage format of the numbers of a weight matrix.
 
     Attributes
     ----------
     bits
-        Per weight.
+        Width of a stored weight. [bit]
     group
-        Inputs that share one scale; 0: one scale per output.
+        Inputs that share one scale; 0 for one scale per output.
     scale_bytes
-        . [B]
+        Size of one scale. [B]
     dtype
-        Number format the product is computed in.
+        Number format that the product is computed in.
     kernel
-        Kernel class of products; that of experts begins with ``experts``.
+        Kernel class of products; the class of experts begins with ``experts`` instead.
     experts_alone
-        A mixture of experts keeps its other matrices in fp16.
+        Whether only the experts are stored so, and all other matrices in fp16.
     dynamic
-        Scales of a product's input are found as it comes.
+        Whether scales of a product's input are computed from each input.
     unpack
-        Work to widen a number, over that of 4-bit groups.
+        Work to widen a number, relative to 4-bit groups.
     own
-        Engines' kernels for it, the most preferred first.
+        Kernel classes of engines for it, the most preferred first.
     """
 
     bits: float
@@ -93,12 +93,17 @@ class WeightFormat:
 
 
 def experts_class(kernel: str) -> str:
-    """Return the kernel class of routed experts for a class of products.
+    """Return the kernel class of routed experts that corresponds to a class of products.
 
     Parameters
     ----------
     kernel
         Class of products, such as ``gemm-fp8``.
+
+    Returns
+    -------
+    str
+        Class of experts, such as ``experts-fp8``.
     """
     return kernel.replace("gemm", "experts")
 
@@ -145,21 +150,21 @@ WEIGHT_FORMATS |= {
 
 @frozen
 class HostLayers:
-    """Layers of which some weights are in host memory, counted from 0.
+    """Layers that have some of their weights in host memory, counted from 0.
 
-    They are computed there by the CPU; where a pass is wide they are copied to the GPU, as the
-    stack has it (``offload.stream``), or as ``way`` says.
+    The CPU computes with these weights, or they are copied to the GPU for passes of many tokens,
+    from ``offload.stream`` tokens of the stack on; ``way`` chooses one of the two for all passes.
 
     Attributes
     ----------
     experts
-        Whose routed experts are there.
+        Layers whose routed experts are in host memory.
     mlps
-        Whose whole MLPs are.
+        Layers whose whole MLPs are.
     layers
-        That are there whole, with their caches.
+        Layers that are in host memory as a whole, with their caches.
     way
-        "cpu" or "streamed" for passes of any width.
+        "cpu" or "streamed" for passes of any width; "auto" to choose by width.
     """
 
     experts: frozenset[int] = frozenset()
@@ -177,6 +182,11 @@ class HostLayers:
         ----------
         model
             The model.
+
+        Yields
+        ------
+        str
+            "layer", "mlp", "experts" or, where all of the layer is on the GPU, "".
         """
         for i, shape in enumerate(model.shapes()):
             if i in self.layers:
@@ -193,6 +203,11 @@ class HostLayers:
         ----------
         model
             The model.
+
+        Returns
+        -------
+        Model
+            The same model with ``home`` set in its layer shapes.
         """
         rest, layout = list(model.layout), []
         for home, some in groupby(self.homes(model)):
@@ -207,17 +222,33 @@ def _home(home: Home, shape: LayerShape) -> Home:
 
 @frozen
 class Deployment:
-    """One replica: ``tp`` times ``dp`` times ``pp`` equal GPUs, each holding a part of the model.
+    """One replica of a model on ``tp * dp * pp`` equal GPUs, with its software stack.
 
-    Tensor parallelism cuts every matrix, ``dp`` copies attention for other sequences, ``ep`` puts
-    whole experts on GPUs, and ``pp`` divides the layers into stages. A stack that was measured card
-    by card becomes that of the deployment's card; weights that are "released" those of the model's
-    published checkpoint.
+    A stack with numbers per card is reduced to those of the deployment's card, and weights
+    "released" become the format of the model's published checkpoint.
 
     Attributes
     ----------
+    model
+        The model.
+    hardware
+        One GPU with its host and links.
+    stack
+        The inference engine with its calibrated numbers.
+    weights
+        Weight format, as ``--weights`` names it.
+    tp
+        Tensor-parallel GPUs, which share every matrix.
+    pp
+        Pipeline stages, which divide the layers.
+    dp
+        Data-parallel copies of attention, each with its own sequences.
+    ep
+        Groups of GPUs that hold whole experts.
+    host
+        Layers with weights in host memory.
     draft_model
-        Method, checkpoint.
+        Method and checkpoint of the draft model; empty for none.
     """
 
     model: Model
@@ -264,7 +295,12 @@ class Deployment:
         rate
             Bus bandwidth as nccl-tests prints it (busbw). [B/s]
         source
-            Where it comes from.
+            Where the rate comes from, for the report.
+
+        Returns
+        -------
+        Deployment
+            The same with the bandwidth of its GPU links changed.
         """
         sums, links = self.stack.sums, self.hardware.links
         shares = (sums.ring_share, sums.direct_share) if sums.direct_share else ()
@@ -283,12 +319,12 @@ class Deployment:
 
     @property
     def lanes(self) -> int:
-        """Ranks times micro-batches of each: a pass of the replica is divided over them."""
+        """Micro-batches that a pass of the replica is divided into: ``dp`` ranks times ``pp`` stages."""
         return self.dp * self.pp
 
     @cached_property
     def shard(self) -> Model:
-        """What one GPU of a stage holds of the model's attention, dense MLPs and shared experts."""
+        """The model as one GPU of a stage holds it: its part of attention, dense MLPs, shared experts."""
         whole = self.host.place(self.model) if self.host else self.model
         return whole.shard(self.tp)
 
@@ -304,7 +340,7 @@ class Deployment:
 
     @property
     def routed_share(self) -> float:
-        """Routed tokens of the busiest GPU over those of its stage."""
+        """Routed tokens of the busiest GPU, as a share of all routed tokens of its stage, 0 to 1."""
         return float(busiest(self.ep, self.stack.sums.skew)) / self.ep
 
     @cached_property
@@ -314,7 +350,7 @@ class Deployment:
 
     @property
     def domain(self) -> int:
-        """GPUs that NVLink joins."""
+        """Number of GPUs in one NVLink domain."""
         return self.hardware.linked
 
     def _gguf_type(self) -> str:
@@ -329,10 +365,7 @@ class Deployment:
 
     @cached_property
     def weight_format(self) -> WeightFormat:
-        """Storage format of decoder weights, that of most weights where matrices differ.
-
-        With the stack's own kernels for that if it has them.
-        """
+        """Storage format of most decoder weights, with the engine's own kernel class where it has one."""
         stored = WEIGHT_FORMATS[self.weights]
         for own in stored.own:
             measured = {own.kernel, experts_class(own.kernel)} & self.stack.kernels.keys()
@@ -362,28 +395,43 @@ class Deployment:
         Parameters
         ----------
         matrix
-            Name of the product's op; experts' begin with "experts_".
+            Name of the op that multiplies with it; those of experts begin with "experts_".
+
+        Returns
+        -------
+        WeightFormat
+            Format of this matrix, or of most weights where it has none of its own.
         """
         return self._by_matrix.get(matrix, self.weight_format)
 
     def mixer_stored(self, matrix: str) -> WeightFormat:
-        """Return how a matrix of attention or of another mixer is stored.
+        """Return how a matrix of attention or of a recurrent layer is stored.
 
         Parameters
         ----------
         matrix
-            Name of the product's op.
+            Name of the op that multiplies with it.
+
+        Returns
+        -------
+        WeightFormat
+            fp16 for formats that apply to experts alone, else as :meth:`stored`.
         """
         alone = self.weight_format.experts_alone and self.model.experts > 0
         return WEIGHT_FORMATS["fp16"] if alone else self.stored(matrix)
 
     def vocabulary_stored(self, table: str) -> WeightFormat:
-        """Return how a table of the vocabulary is stored.
+        """Return how the embedding or the LM head is stored.
 
         Parameters
         ----------
         table
-            "embedding" or "lm_head".
+            "embedding" or "lm_head"; a tied head is stored as the embedding.
+
+        Returns
+        -------
+        WeightFormat
+            Its format; fp16 unless a file says otherwise.
         """
         if table == "lm_head" and self.model.tied:
             table = "embedding"
@@ -395,7 +443,12 @@ class Deployment:
         Parameters
         ----------
         stored
-            How the weights are stored.
+            Storage format of the weights.
+
+        Returns
+        -------
+        str
+            Key of ``hardware.flops``, such as "fp16", "int8" or "fp16acc" (fp16 accumulation).
         """
         ways = self.stack.weights
         if stored.dtype != "fp16":
@@ -406,7 +459,7 @@ class Deployment:
 
     @cached_property
     def bandwidth(self) -> dict[str, float]:
-        """Rate of each channel as one GPU sees it; GPUs of a replica share the host. [B/s]"""
+        """Rate of each memory and link for one GPU, by name; GPUs of a replica share the host's. [B/s]"""
         rates = {name: link.bandwidth for name, link in self.hardware.links.items()}
         sockets = self.hardware.sockets
         reached = (1 + (sockets - 1) * self.stack.offload.second_socket) / sockets
@@ -464,10 +517,15 @@ def on_nodes(deployment: Deployment, gpus: int, nodes: int) -> Deployment:
     nodes
         Number of machines; 0 for as few as hold that many GPUs.
 
+    Returns
+    -------
+    Deployment
+        The same with NVLink among the GPUs of each machine only.
+
     Raises
     ------
     InputError
-        If the machines cannot hold equally many.
+        If the GPUs do not divide evenly over the machines.
     """
     if not nodes:
         return deployment
@@ -478,17 +536,22 @@ def on_nodes(deployment: Deployment, gpus: int, nodes: int) -> Deployment:
 
 
 def list_layouts(deployment: Deployment, gpus: int) -> Iterator[Deployment]:
-    """All layouts of replicas that divide so many GPUs evenly, the fewest GPUs each first.
+    """Yield all ways to divide GPUs evenly into replicas, those with the fewest GPUs each first.
 
-    Tensor parallelism stays within a machine, where links carry its sums. Data parallelism of
-    attention, and whole experts on GPUs, are for models with experts.
+    Tensor parallelism stays within an NVLink domain. Data-parallel attention and expert
+    parallelism are tried only for models with experts.
 
     Parameters
     ----------
     deployment
         Model, card, stack and weights.
     gpus
-        GPUs that all serve.
+        GPUs in all, each of which is part of a replica.
+
+    Yields
+    ------
+    Deployment
+        One replica of the layout.
     """
     experts = deployment.model.experts > 0
     found = []
@@ -509,13 +572,19 @@ def list_layouts(deployment: Deployment, gpus: int) -> Iterator[Deployment]:
 def basis(deployment: Deployment) -> dict[str, str]:
     """Find the weakest basis of a prediction, and the error known for it.
 
-    ``calibrated``: hardware measured, stack fitted to runs. ``carried over``: a stack whose
-    numbers were measured on other cards or read from its code. ``datasheet``: peak rates.
+    ``calibrated``: the hardware was measured and the stack fitted to runs on it.
+    ``carried over``: the stack's numbers were measured on other cards or read from its code.
+    ``datasheet``: peak rates.
 
     Parameters
     ----------
     deployment
         Model, machine and software stack.
+
+    Returns
+    -------
+    dict of str to str
+        The ``kind``, and texts on the error and the source.
     """
     stack, hardware = deployment.stack, deployment.hardware
     fitted = stack.basis == "calibrated" and hardware.basis == "measured"
@@ -533,7 +602,7 @@ def basis(deployment: Deployment) -> dict[str, str]:
 
 
 def chosen(deployment: Deployment) -> str:
-    """Explain which of an engine's numbers a deployment uses.
+    """Explain which of an engine's measured numbers a deployment uses.
 
     Parameters
     ----------
@@ -543,7 +612,7 @@ def chosen(deployment: Deployment) -> str:
     Returns
     -------
     str
-        Empty where one stack serves all cards.
+        A clause for the report; empty if the engine has one set of numbers for all cards.
     """
     stack, gpu = deployment.stack, deployment.hardware.name
     card = stack.name.partition("@")[2]

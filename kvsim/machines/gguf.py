@@ -19,16 +19,16 @@ from kvsim.models.model import LayerShape, Model
 
 @frozen
 class BlockFormat:
-    """A block format: numbers that share scales.
+    """A GGUF block format: numbers that share scales.
 
     Attributes
     ----------
     size
-        Numbers of a block.
+        Numbers in a block.
     bytes
-        Of a block with its scales. [B]
+        Size of a block with its scales. [B]
     unpack
-        Vector operations per number to widen it, those of Q4_K being 1.
+        Vector operations per number to widen it, relative to Q4_K.
     """
 
     size: int
@@ -96,12 +96,16 @@ FUSED_QKV = ("phi", "phi3", "falcon", "gpt_neox", "bloom")
 
 @frozen
 class Tensor:
-    """A weight matrix of one layer, or of none.
+    """A weight matrix of one layer, or one outside the layers.
 
     Attributes
     ----------
     matrix
-        As ops name it.
+        Name of the op that multiplies with it.
+    numbers
+        Count of its weights.
+    block
+        Block format that it is stored in.
     """
 
     matrix: str
@@ -111,14 +115,14 @@ class Tensor:
 
 @frozen
 class Stored:
-    """How a matrix is stored on average over the layers that have it.
+    """Storage of a matrix, averaged over the layers that have it.
 
     Attributes
     ----------
     bits
-        . [bit]
+        Width of a weight with its share of scales. [bit]
     unpack
-        Vector operations per number, those of Q4_K being 1.
+        Vector operations per number to widen it, relative to Q4_K.
     """
 
     bits: float
@@ -126,12 +130,17 @@ class Stored:
 
 
 def check_type(name: str) -> str:
-    """Return the type of a GGUF file in small letters.
+    """Return the type of a GGUF file in lower case.
 
     Parameters
     ----------
     name
-        Type as llama-quantize has it, in small or large letters.
+        Type as llama-quantize names it, such as "Q4_K_M", in any case.
+
+    Returns
+    -------
+    str
+        The name that the rest of kvsim uses, such as "q4_k_m".
 
     Raises
     ------
@@ -173,14 +182,19 @@ def stored_matrices(model: Model, file: str) -> dict[str, Stored]:
 
 
 def tensors(model: Model, file: str) -> Iterator[Tensor]:
-    """Yield every weight matrix of a model with its format in a file.
+    """Yield every weight matrix of a model with its block format in a GGUF file.
 
     Parameters
     ----------
     model
         The model.
     file
-        Type of the file, as "q4_k_m".
+        Type of the file, such as "q4_k_m".
+
+    Yields
+    ------
+    Tensor
+        One per matrix and layer.
     """
     rules = _Rules(check_type(file), model)
     yield rules.tensor("embedding", "embedding", (model.hidden, model.vocab))

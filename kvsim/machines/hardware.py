@@ -765,12 +765,17 @@ class Stack:
         return any(kernel.host > 0 for kernel in self.kernels.values())
 
     def kernel(self, name: str) -> Kernel:
-        """Return a kernel class, or the one that stands for it in this stack.
+        """Return the efficiency of a kernel class.
 
         Parameters
         ----------
         name
-            Name of the kernel class.
+            Name of the kernel class, one of ``KERNEL_CLASSES``.
+
+        Returns
+        -------
+        Kernel
+            The stack's numbers for it, or for the class that stands for it (``STANDS_FOR``).
         """
         while name not in self.kernels:
             name = STANDS_FOR[name]

@@ -86,7 +86,7 @@ def left_idle(share: Number, tokens: Number, popularity: float) -> Number:
 class Parallelism:
     """Degrees of parallelism of one replica.
 
-    Parameters
+    Attributes
     ----------
     tp
         GPUs that share every matrix of attention, of dense MLPs and of shared experts.
@@ -95,7 +95,8 @@ class Parallelism:
     dp
         Copies of attention, each with its own sequences; all share the routed experts.
     ep
-        Groups of whole experts; 1 cuts every expert over all GPUs of a stage.
+        Groups of GPUs of a stage, each with whole experts of its own; with 1 every expert is
+        divided over all GPUs of the stage.
     """
 
     tp: int = 1
@@ -129,7 +130,7 @@ class Parallelism:
         Raises
         ------
         InputError
-            Naming the option, and what would do.
+            If the model cannot be divided so; the message names the option and values that work.
         """
         for name, value in (("--pp", self.pp), ("--dp", self.dp), ("--ep", self.ep)):
             if not 1 <= value <= MAX_DEGREE:

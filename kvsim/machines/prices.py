@@ -17,10 +17,16 @@ class Price:
 
     Attributes
     ----------
+    gpu
+        Name of the GPU's profile.
+    seller, terms, region
+        Who rents it out, on which terms (such as on demand), and where.
     least
         GPUs that have to be rented together.
     usd
-        Of one GPU. [USD/h]
+        Price of one GPU. [USD/h]
+    date, source
+        When the price was seen, and where.
     """
 
     gpu: str

@@ -90,12 +90,14 @@ GPU_COUNT = re.compile(r"([1-9]\d?)x(?=$|[a-z])|x([1-9]\d?)$")
 
 
 class GpuNames(NamedTuple):
-    """The names of a profile.
+    """The names under which a GPU profile is found.
 
     Attributes
     ----------
+    title
+        Name in reports.
     names
-        Its own and its aliases.
+        Name of the profile and its aliases.
     """
 
     title: str
@@ -206,16 +208,18 @@ VERSION_NAME = re.compile(
 
 @frozen
 class Release:
-    """A requested version, and the measured version that is used for it.
+    """An engine version that was asked for, and the measured version whose numbers are used.
 
     Attributes
     ----------
+    engine
+        Name of the engine.
     asked
-        As "0.11".
+        Requested version, such as "0.11".
     nearest
-        Measured version; the same if it was measured itself.
+        Nearest measured version; equal to ``asked`` if that one was measured.
     file
-        Name of the file that states it.
+        Name of the stack file that has its numbers.
     """
 
     engine: str
@@ -320,7 +324,18 @@ _ENGINE_SPELLING = re.compile(rf"^({'|'.join(map(re.escape, _ENGINES))})(?=$|@|-
 
 
 def spell_engine(name: str) -> str:
-    """Spell an engine, or a stack that begins with one, as kvsim does: llama.cpp is llamacpp."""
+    """Normalise the spelling of an engine or stack name.
+
+    Parameters
+    ----------
+    name
+        Name as typed; a stack's name begins with its engine's.
+
+    Returns
+    -------
+    str
+        The name in lower case as kvsim spells it: "llama.cpp" becomes "llamacpp".
+    """
     return _ENGINE_SPELLING.sub(lambda found: _ENGINES[found[1]], name.strip().lower())
 
 
@@ -337,10 +352,15 @@ def load_hardware(name_or_path: str | Path) -> Hardware:
     name_or_path
         Name, alias, or path of a profile.
 
+    Returns
+    -------
+    Hardware
+        The GPU with its host and links.
+
     Raises
     ------
     InputError
-        If there is no such GPU, or the file is not a sound profile.
+        If there is no such GPU, or the file is not a valid profile.
     """
     name = str(name_or_path)
     return _hardware(Path(name)) if _is_path(name) else _shipped_hardware(name)
@@ -395,16 +415,21 @@ def _rates(numbers: Mapping[str, float]) -> dict[str, float]:
 def with_drive(
     hardware: Hardware, size: float, read: float | None = None, write: float | None = None
 ) -> Hardware:
-    """Return a GPU whose host has a drive.
+    """Return a GPU whose host has a drive for the cache.
 
     Parameters
     ----------
     hardware
         The GPU with its usual host.
     size
-        Room on the drive. [B]
+        Capacity of the drive. [B]
     read, write
-        Its rates; if not given, those of the host's own drive, or typical ones. [B/s]
+        Rates of the drive; None for those of the host's own drive, or typical NVMe rates. [B/s]
+
+    Returns
+    -------
+    Hardware
+        The same GPU with the drive.
     """
     links, sources = dict(hardware.links), dict(hardware.sources)
     for way, rate, usual in (("read", read, NVME_READ_RATE), ("write", write, NVME_WRITE_RATE)):
@@ -418,7 +443,7 @@ def with_drive(
 
 
 def with_host(hardware: Hardware, name_or_path: str) -> Hardware:
-    """Return a GPU in another host: its processor, and its memory's size and rate.
+    """Return a GPU in another host, with that host's processor, memory size and memory rate.
 
     Parameters
     ----------
@@ -427,10 +452,15 @@ def with_host(hardware: Hardware, name_or_path: str) -> Hardware:
     name_or_path
         Name of a host's profile, or path of one.
 
+    Returns
+    -------
+    Hardware
+        The same GPU in the other host.
+
     Raises
     ------
     InputError
-        If there is no such host, or the file is not a sound profile.
+        If there is no such host, or the file is not a valid profile.
     """
     file = _find("host", name_or_path, _folder() / "hosts")
     profile = read(file, HOST_FILE)
@@ -456,17 +486,22 @@ def with_host(hardware: Hardware, name_or_path: str) -> Hardware:
 
 
 def load_stack(name_or_path: str | Path) -> Stack:
-    """Load a software stack by its name or from a TOML file; keys left out are ideal.
+    """Load a software stack by its name or from a TOML file; missing keys get ideal values.
 
     Parameters
     ----------
     name_or_path
         Name, or path of a stack's file.
 
+    Returns
+    -------
+    Stack
+        The stack.
+
     Raises
     ------
     InputError
-        If there is no such stack, or the file is not a sound one.
+        If there is no such stack, or the file is not a valid one.
     """
     name = str(name_or_path)
     if _is_path(name):
@@ -602,14 +637,19 @@ def _stating(stack: Stack, stated: Mapping[str, float | bool]) -> Stack:
 
 
 def with_numbers(stack: Stack, numbers: Mapping[str, float]) -> Stack:
-    """Copy a stack with some numbers replaced, by the keys of its file.
+    """Copy a stack with some numbers replaced.
 
     Parameters
     ----------
     stack
-        The stack to change.
+        The stack to copy.
     numbers
-        New values by key, in the units of the keys.
+        New values by key of the stack file, in the unit that the key ends with (``_s``: seconds).
+
+    Returns
+    -------
+    Stack
+        The changed copy.
     """
     kernels, rest = dict(stack.kernels), {}
     changes: dict[str, dict[str, float]] = {}  # by kernel: a fit asks thousands of times
@@ -625,14 +665,19 @@ def with_numbers(stack: Stack, numbers: Mapping[str, float]) -> Stack:
 
 
 def numbers_apart(stack: Stack, base: Stack) -> dict[str, float | bool]:
-    """Return the numbers and flags in which a stack differs from another, by key.
+    """Return the numbers and flags in which a stack differs from another.
 
     Parameters
     ----------
     stack
         The stack.
     base
-        The one it is compared with.
+        The stack to compare with.
+
+    Returns
+    -------
+    dict
+        Values of ``stack`` by key of the stack file.
     """
     found: dict[str, float | bool] = {}
     for key in STACK_NUMBERS:

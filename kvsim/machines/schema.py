@@ -22,7 +22,15 @@ T = TypeVar("T")
 
 @frozen
 class Number:
-    """A condition on a number: its description and its test."""
+    """A condition on a number in a file.
+
+    Attributes
+    ----------
+    expected
+        Description of valid values, for messages.
+    holds
+        Tells whether a value is valid.
+    """
 
     expected: str
     holds: Callable[[float], bool]
@@ -46,18 +54,22 @@ BYTE_SIZE = Number("of at least 1e6 in bytes, at most 1e18", lambda x: 1e6 <= x 
 
 @frozen
 class Schema:
-    """The keys a kind of file may have, as ``table.key``.
+    """The keys that a kind of TOML file may have, each as ``table.key``.
 
     Attributes
     ----------
-    lists
-        Of texts.
+    numbers
+        Conditions of the keys whose values are numbers.
+    required
+        Keys that must be there.
+    texts, flags, lists
+        Keys of texts, of booleans, and of lists of texts.
     choices
-        Texts with few valid values.
+        Valid values of texts that have few.
     together
-        Keys that make sense only as a whole.
+        Sets of keys that must all be there if one of them is.
     moved
-        Former names of keys.
+        Present names of keys by their former ones.
     """
 
     numbers: Mapping[str, Number]
@@ -77,7 +89,17 @@ class Schema:
 
 @frozen
 class Profile:
-    """The checked contents of a file."""
+    """The checked contents of a profile, by ``table.key``.
+
+    Attributes
+    ----------
+    numbers, flags, texts, lists
+        Entries by type, in the units that keys end with.
+    sources
+        Where each number comes from.
+    free
+        Lower and upper bounds of the numbers that a fit may change.
+    """
 
     numbers: dict[str, float]
     flags: dict[str, bool]
@@ -97,11 +119,16 @@ def read(file: Traversable, schema: Schema) -> Profile:
     schema
         Keys it may have, and what their values must be.
 
+    Returns
+    -------
+    Profile
+        The checked contents.
+
     Raises
     ------
     InputError
-        If the file cannot be read, or any entry is unknown, missing, of the wrong type, out of
-        range or without a source; the first of these faults.
+        For the first entry that is unknown, missing, of the wrong type, out of range or without
+        a source; or if the file cannot be read.
     """
     profile, faults = inspect(file, schema)
     if faults:
