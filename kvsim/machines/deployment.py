@@ -319,12 +319,12 @@ class Deployment:
 
     @property
     def lanes(self) -> int:
-        """Micro-batches that a pass of the replica is divided into: ``dp`` ranks times ``pp`` stages."""
+        """Micro-batches that a pass of the replica is divided into: ranks times pipeline stages."""
         return self.dp * self.pp
 
     @cached_property
     def shard(self) -> Model:
-        """The model as one GPU of a stage holds it: its part of attention, dense MLPs, shared experts."""
+        """The part of the model that one tensor-parallel GPU holds, all layers and no routed experts."""
         whole = self.host.place(self.model) if self.host else self.model
         return whole.shard(self.tp)
 
@@ -340,7 +340,7 @@ class Deployment:
 
     @property
     def routed_share(self) -> float:
-        """Routed tokens of the busiest GPU, as a share of all routed tokens of its stage, 0 to 1."""
+        """Routed tokens of the busiest GPU, as a share of those of its stage, from 0 to 1."""
         return float(busiest(self.ep, self.stack.sums.skew)) / self.ep
 
     @cached_property
@@ -365,7 +365,7 @@ class Deployment:
 
     @cached_property
     def weight_format(self) -> WeightFormat:
-        """Storage format of most decoder weights, with the engine's own kernel class where it has one."""
+        """Storage format of most decoder weights, with the engine's kernel class for it."""
         stored = WEIGHT_FORMATS[self.weights]
         for own in stored.own:
             measured = {own.kernel, experts_class(own.kernel)} & self.stack.kernels.keys()
@@ -459,7 +459,7 @@ class Deployment:
 
     @cached_property
     def bandwidth(self) -> dict[str, float]:
-        """Rate of each memory and link for one GPU, by name; GPUs of a replica share the host's. [B/s]"""
+        """Rate of each memory and link for one GPU, by name; GPUs share those of the host. [B/s]"""
         rates = {name: link.bandwidth for name, link in self.hardware.links.items()}
         sockets = self.hardware.sockets
         reached = (1 + (sockets - 1) * self.stack.offload.second_socket) / sockets

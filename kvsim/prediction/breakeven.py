@@ -34,11 +34,12 @@ class BreakEven:
     Attributes
     ----------
     axis
-        One of ``AXIS_TITLES``.
+        What varies, one of ``AXIS_TITLES``.
     values
-        Ascending. (n,)
+        Values on the axis, ascending, in the axis's unit. (n,)
     ratio
-        Decoded tokens per second over full KV's at the same point; NaN where one does not fit. (n,)
+        Tokens per second over those of full KV at the same value; NaN where one of the two does not
+        fit in memory. (n,)
     """
 
     axis: str
@@ -47,10 +48,9 @@ class BreakEven:
 
     @property
     def crossings(self) -> list[float]:
-        """Find where the ratio crosses 1, interpolating its logarithm.
+        """Values on the axis where the ratio crosses 1, by interpolation of its logarithm.
 
-        It must be off by more than ``EVEN`` before and after: a curve that lies on 1 crosses
-        nothing.
+        A crossing counts only if the ratio differs from 1 by more than ``EVEN`` on both sides.
         """
         found = []
         gain = np.log(self.ratio)
@@ -74,14 +74,19 @@ class BreakEven:
 
 
 def break_evens(prediction: Prediction, full: Technique) -> Iterator[BreakEven]:
-    """Compare the first point of a prediction with full KV along every axis that matters.
+    """Compare a prediction with full KV along every axis that matters for its technique.
 
     Parameters
     ----------
     prediction
-        The prediction.
+        The prediction, of which the first batch is used.
     full
-        Full KV.
+        The technique that stores the full KV cache.
+
+    Yields
+    ------
+    BreakEven
+        One comparison per axis.
     """
     d, batch = prediction.deployment, float(prediction.batch[0])
     t, prompt = prediction.technique, prediction.prompt
@@ -98,19 +103,19 @@ def break_evens(prediction: Prediction, full: Technique) -> Iterator[BreakEven]:
 
 
 def gains_by_batch(prediction: Prediction, full: Technique) -> BreakEven | None:
-    """Compare decoding with full KV at every number of sequences that fits.
+    """Compare decoding with full KV at every batch size that fits.
 
     Parameters
     ----------
     prediction
         The prediction.
     full
-        Full KV.
+        The technique that stores the full KV cache.
 
     Returns
     -------
-    BreakEven | None
-        None where fewer than two batches fit.
+    BreakEven or None
+        The comparison; None if fewer than two batch sizes fit.
     """
     t, speed = prediction.technique, _Speeds(full, prediction.generate)
     batches = [b for b in BATCH_POINTS if b % t.tiles() == 0]
@@ -149,7 +154,7 @@ def _acceptances(prediction: Prediction, speed: "_Speeds") -> Iterator[BreakEven
 
 
 def linked(deployment: Deployment, factor: float) -> Deployment:
-    """Return a deployment with other host links.
+    """Return a deployment with faster or slower links between host and GPU.
 
     Parameters
     ----------
@@ -157,6 +162,11 @@ def linked(deployment: Deployment, factor: float) -> Deployment:
         Model, machine and software stack.
     factor
         Factor on the bandwidth in both directions.
+
+    Returns
+    -------
+    Deployment
+        The changed copy; latencies stay the same.
     """
     links = {
         name: Link(link.bandwidth * factor, link.latency) if name in ("h2d", "d2h") else link

@@ -56,14 +56,21 @@ def breakdown(steps: Iterable[Step], deployment: Deployment) -> dict[str, Number
 
 
 def bound_by(passes: Iterable[tuple[Step, float]], deployment: Deployment) -> str:
-    """Name the bottleneck of some passes (scalar points).
+    """Name the bottleneck of some forward passes.
 
     Passes follow each other, so each counts with the stream that is busiest in it.
 
     Parameters
     ----------
     passes
-        Each with how often it runs.
+        Each pass, in scalars, with how often it runs.
+    deployment
+        Model, machine and software stack.
+
+    Returns
+    -------
+    str
+        The resource or fixed cost that limits most of the time, in words.
     """
     total: dict[str, float] = {}
     for step, times in passes:
@@ -110,11 +117,16 @@ def _scalar(value: Number) -> float:
 
 
 def binding(prediction: Prediction) -> str:
-    """Name the bottleneck of a prediction with a single batch.
+    """Name the bottleneck of a prediction.
 
     Parameters
     ----------
     prediction
-        The prediction, of one batch.
+        The prediction, of a single batch size.
+
+    Returns
+    -------
+    str
+        The resource or fixed cost that limits most of the time, in words.
     """
     return bound_by(prediction.passes(), prediction.deployment)

@@ -87,17 +87,25 @@ def round_seconds(technique: Technique, deployment: Deployment, point: Point) ->
 
 @frozen
 class Prediction:
-    """The prediction for one technique at a column of batch sizes.
+    """The prediction for one technique at several batch sizes, with equal prompts.
 
-    Batch has the shape (n, 1) and array-valued settings (options, 1, 1), so that results have
-    the shape (n,) or (options, n).
+    Results have the shape (n,), or (options, n) where the technique's settings are arrays of shape
+    (options, 1, 1).
 
     Attributes
     ----------
+    technique
+        The KV-cache technique.
+    deployment
+        Model, machine and software stack.
     batch
-        (n,).
+        Sequences in the batch. (n,) [sequences]
+    prompt
+        Tokens of each prompt. [tokens]
+    generate
+        Tokens generated for each sequence. [tokens]
     contexts
-        0: every generated token; otherwise that many points of the sum.
+        Context lengths at which decoding is evaluated and then summed; 0 for every generated token.
     """
 
     technique: Technique
@@ -145,7 +153,7 @@ class Prediction:
 
     @property
     def load(self) -> str:
-        """How requests come, as the ledger calls it: ``batch``, or ``served`` to clients."""
+        """How requests come, in the ledger's terms: ``batch`` (all at once) or ``served`` to clients."""
         return "batch"
 
     @property
@@ -200,9 +208,9 @@ class Prediction:
 
     @property
     def rate_tok_s(self) -> Array:
-        """Rate that techniques are compared by: of decoding, or of prefill for one generated token.
+        """Rate by which techniques are compared. [tokens/s]
 
-        [tokens/s]
+        The decoding rate, or for a single generated token that of the whole generation.
         """
         return self.decode_tok_s if self.generate > 1 else self.output_tok_s
 
@@ -218,7 +226,10 @@ class Prediction:
 
     @cached_property
     def buffers(self) -> Buffers:
-        """Resident bytes by tier and buffer, each tier in the phase that needs most of it. [B]"""
+        """Resident bytes by memory tier and buffer. [B]
+
+        Of each tier, the buffers are those of the phase (prefill or decoding) that needs most of it.
+        """
         both = phases(self.technique, self.deployment, self._column, self.prompt, self.generate)
         merged: dict[Tier, Mapping[str, Number]] = {}
         for tier in TIERS:
@@ -257,7 +268,7 @@ class Prediction:
 
     @property
     def fits(self) -> NDArray[np.bool]:
-        """Whether all memories suffice."""
+        """Whether the buffers fit in the memories of GPU, host and drive. (n,)"""
         hardware = self.deployment.hardware
         behind = self.host_bytes <= hardware.host_memory
         return (
@@ -277,9 +288,13 @@ class Prediction:
         )
 
     def passes(self) -> list[tuple[Step, float]]:
-        """Passes of a representative round at the single batch, with their repetitions.
+        """Return the passes whose bottleneck stands for the prediction, at the first batch size.
 
-        A round in the middle of the generation, or the prompts where one token is generated.
+        Returns
+        -------
+        list of tuple[Step, float]
+            Passes of a round in the middle of the generation, or the pass over the prompts if one
+            token is generated; each with the number of its repetitions.
         """
         if self.generate == 1:
             read = prefill_point(float(self.batch[0]), self.prompt, 1)
@@ -293,7 +308,7 @@ class Prediction:
         return self.technique.cycle(self.deployment, middle).steps
 
     def usd_per_million(self) -> Array:
-        """Price of a million generated tokens; NaN without a price. [USD]"""
+        """Return the price of a million generated tokens; NaN without a price. [USD]"""
         price = self.deployment.hardware.price
         hourly = np.nan if price is None else price * self.deployment.gpus
         return hourly / 3600 / self.output_tok_s * 1e6
@@ -304,13 +319,18 @@ def _fewer_parts(technique: Technique) -> str:
 
 
 def at_batch(prediction: Prediction, index: int) -> Prediction:
-    """Return the prediction at one of its batches.
+    """Select one batch size of a prediction.
 
     Parameters
     ----------
     prediction
-        The prediction, of several batches.
+        The prediction, of several batch sizes.
     index
-        Which batch, counted from 0.
+        Index in ``batch``, from 0.
+
+    Returns
+    -------
+    Prediction
+        The prediction with this batch size only.
     """
     return replace(prediction, batch=prediction.batch[index : index + 1])

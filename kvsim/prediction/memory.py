@@ -18,7 +18,7 @@ PASS_BUFFERS = ("workspace", "context")
 
 
 def prefill_point(batch: Number, prompt: Number, generate: Number) -> Point:
-    """Create the pass that reads the prompts.
+    """Describe the forward pass that reads the prompts.
 
     Parameters
     ----------
@@ -27,13 +27,18 @@ def prefill_point(batch: Number, prompt: Number, generate: Number) -> Point:
     prompt
         Tokens of each prompt. [tokens]
     generate
-        Tokens generated for each sequence. [tokens]
+        Tokens generated for each sequence, for which the cache needs space. [tokens]
+
+    Returns
+    -------
+    Point
+        The pass.
     """
     return Point(batch, 0.0, prompt, prompt, prompt + generate, prefill=True)
 
 
 def decode_point(batch: Number, prompt: Number, generate: Number, decoded: Number) -> Point:
-    """Create the pass that follows after some tokens have been decoded.
+    """Describe the forward pass that follows after some tokens have been decoded.
 
     Parameters
     ----------
@@ -42,9 +47,14 @@ def decode_point(batch: Number, prompt: Number, generate: Number, decoded: Numbe
     prompt
         Tokens of each prompt. [tokens]
     generate
-        Tokens generated for each sequence. [tokens]
+        Tokens generated for each sequence in all. [tokens]
     decoded
-        Tokens decoded so far. [tokens]
+        Tokens of each sequence decoded before this pass. [tokens]
+
+    Returns
+    -------
+    Point
+        The pass, with one new token per sequence.
     """
     return Point(batch, prompt + decoded, 1.0, prompt, prompt + generate)
 
@@ -174,16 +184,23 @@ def weights_bytes(buffers: Buffers) -> float:
 
 
 def left_for_caches(deployment: Deployment, usable: float, beside: float, weights: float) -> float:
-    """Memory left for caches on each GPU; negative where weights do not fit. [B]
+    """Return the memory of each GPU that is left for KV caches.
 
     Parameters
     ----------
+    deployment
+        Model, machine and software stack; the stack says what an engine's memory share covers.
     usable
-        What the engine is given of the GPU's memory. [B]
+        GPU memory that the engine may use. [B]
     beside
-        Weights, workspace and context. [B]
+        Memory of weights, workspace and context. [B]
     weights
-        Of these the weights and embeddings. [B]
+        Part of ``beside`` that is weights and embeddings. [B]
+
+    Returns
+    -------
+    float
+        Memory for caches; negative if the weights do not fit. [B]
     """
     whole, memory = deployment.hardware.gpu_memory, deployment.stack.memory
     if memory.share_of_free and beside < whole:
@@ -251,16 +268,32 @@ def largest_batch(
     host: float,
     served: bool = False,
 ) -> Array:
-    """Largest batch whose buffers fit in all memories, a multiple of the technique's parts.
+    """Return the largest batch whose buffers fit in all memories.
 
-    Memory grows with the batch, so the batch is bracketed; 0 where not even one part fits.
+    Memory grows with the batch, so that the batch is found by bracketing.
 
     Parameters
     ----------
-    gpu, host
-        What the engine is given of each GPU's memory, and the host's. [B]
+    technique
+        The KV-cache technique; the batch is a multiple of the number of parts it divides one into.
+    deployment
+        Model, machine and software stack.
+    prompt
+        Tokens of each prompt. [tokens]
+    generate
+        Tokens generated for each sequence. [tokens]
+    gpu
+        Memory of each GPU that the engine may use. [B]
+    host
+        Host memory. [B]
     served
-        Whether requests keep coming, or all start together.
+        Whether requests keep coming, so that prompts are read while others decode; otherwise all
+        start together.
+
+    Returns
+    -------
+    array
+        The batch; 0 if not even the smallest one fits. [sequences]
     """
 
     read = _reading(technique, deployment, prompt, generate) if served else {}

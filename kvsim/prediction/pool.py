@@ -37,15 +37,15 @@ class KvPool:
     Attributes
     ----------
     share
-        Of the GPU's memory that is used.
+        Share of the GPU's memory that the engine may use, from 0 to 1.
     bytes
-        For caches. [B]
+        Memory for caches. [B]
     tokens
-        Cached tokens that fit, of sequences of the asked length. [tokens]
+        Cached tokens that fit, if all sequences have the given length. [tokens]
     length
         Prompt and generated tokens of one sequence. [tokens]
     kept
-        Those of them that stay in its cache, the mean over layers. [tokens]
+        Tokens of a sequence that stay in its cache, the mean over layers. [tokens]
     """
 
     share: float
@@ -61,7 +61,7 @@ class KvPool:
 
     @property
     def concurrency(self) -> float:
-        """Sequences of that length at once, in whole blocks, as vLLM's maximum concurrency."""
+        """Sequences of ``length`` tokens that fit at once, by whole blocks, as vLLM reports it."""
         return self.blocks / -(-self.kept // POOL_BLOCK_TOKENS)
 
 
@@ -153,19 +153,32 @@ ADVISED_GPUS = (2, 4, 8)
 
 @frozen
 class Remedy:
-    """A change of options, and the prediction with it."""
+    """A change of options that makes a workload fit.
+
+    Attributes
+    ----------
+    option
+        Command-line options to change, as text.
+    prediction
+        The prediction with the change.
+    """
 
     option: str
     prediction: Prediction
 
 
 def remedies(prediction: Prediction) -> Iterator[Remedy]:
-    """Find changes after which a point of one batch fits, the gentlest of each kind.
+    """Find changes after which a batch fits in memory, the smallest change of each kind.
 
     Parameters
     ----------
     prediction
-        A prediction that does not fit.
+        A prediction, of one batch size, that does not fit.
+
+    Yields
+    ------
+    Remedy
+        A change, such as fewer sequences, a shorter prompt or more GPUs.
     """
     d, batch = prediction.deployment, int(prediction.batch[0])
     most = int(prediction.max_batch[0])

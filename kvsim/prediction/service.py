@@ -17,12 +17,12 @@ from kvsim.prediction.memory import decode_point, largest_batch, prefill_point, 
 
 
 class Service(Prediction):
-    """The steady state of one technique at a column of numbers of running sequences.
+    """The steady state of one technique with a constant number of running sequences.
 
-    The time to the first token is that of a request which finds a free place: it waits for the
-    round in progress, then its prompt is read. The time per token contains the prompts of others
-    that are read meanwhile, each once per generation. Techniques that work by parts of a batch
-    read as many prompts together as there are parts.
+    ``batch`` holds numbers of running sequences. The time to the first token is that of a request
+    which starts at once: it waits for the decoding round in progress, then its prompt is read. The
+    time per token contains the prompts of other sequences that are read meanwhile, each of them once
+    per generation. Techniques that divide a batch into parts read one prompt per part together.
     """
 
     @property
@@ -32,7 +32,7 @@ class Service(Prediction):
 
     @cached_property
     def prefill_s(self) -> Array:
-        """Time to read one group of prompts, with what comes once behind it. [s]"""
+        """Time to read one group of prompts, with the one-off work after prefill. [s]"""
         asked = "reading seconds", self.prompt, self.generate
         return self._squeeze(self.technique.cached(self.deployment, asked, self._reading))
 
@@ -46,7 +46,13 @@ class Service(Prediction):
         return total
 
     def passes(self) -> list[tuple[Step, float]]:
-        """The rounds of one generation, and the prompts that are read meanwhile."""
+        """Return the passes of one generation: decoding rounds, and prompts of others read meanwhile.
+
+        Returns
+        -------
+        list of tuple[Step, float]
+            Each pass with the number of its repetitions.
+        """
         t, d, group = self.technique, self.deployment, float(self._group)
         batch, rounds = float(self.batch[0]), (self.generate - 1) / t.tokens_per_round
         read = prefill_point(group, self.prompt, self.generate)
@@ -62,19 +68,19 @@ class Service(Prediction):
 
     @property
     def round_s(self) -> Array:
-        """Mean time of a round per token; 0 when only one is generated. [s]"""
+        """Mean decoding time per generated token, without waiting for prompts; 0 for a single one. [s]"""
         return self.decode_s / max(self.generate - 1, 1)
 
     @property
     def ttft_s(self) -> Array:
-        """Time to the first token of a request that finds a free place. [s]"""
+        """Time to the first token of a request that can start at once. [s]"""
         return self.round_s + self.prefill_s + self.deployment.stack.server.first
 
     @property
     def interruptions_s(self) -> Array:
-        """Time that a sequence waits for the prompts of the others, in all. [s]
+        """Total time that a sequence waits while prompts of other sequences are read. [s]
 
-        A stage of a pipeline is free for others once it has done its layers.
+        With pipeline stages, a prompt delays other sequences only while it is in one stage.
         """
         others = np.maximum(self.batch / self._group - 1, 0.0)
         return np.asarray(others * (self.prefill_s * self.deployment.stage_share))
@@ -104,10 +110,10 @@ class Service(Prediction):
 
     @cached_property
     def buffers(self) -> Buffers:
-        """Resident bytes by tier and buffer, each at its largest. [B]
+        """Largest resident bytes by memory tier and buffer. [B]
 
-        As if every sequence had reached its full length while a group of prompts is read: an
-        engine that reserves less preempts.
+        Every sequence counts with its full length while a group of prompts is read; engines that
+        reserve less have to preempt sequences.
         """
         tables = served_buffers(
             self.technique, self.deployment, self._column, self.prompt, self.generate

@@ -34,12 +34,17 @@ FEW_QUESTIONS = 200  # of a benchmark that questions.csv does not have
 
 
 def usual_questions(benchmark: str) -> float:
-    """Questions of a benchmark's usual test set.
+    """Return the number of questions in a benchmark's usual test set.
 
     Parameters
     ----------
     benchmark
-        Its name, as a table has it.
+        Name of the benchmark, as in a paper's table.
+
+    Returns
+    -------
+    float
+        Number of questions; ``FEW_QUESTIONS`` for an unknown benchmark.
     """
     name = benchmark.lower()
     return float(next((n for key, n in _usual_sets() if key in name), FEW_QUESTIONS))
@@ -62,17 +67,17 @@ class Pooled:
     model, attention
         The model, and how its heads share keys and values.
     part, format
-        Weights or cache, and the format in kvsim's words.
+        What is stored in the format ("weights" or "cache"), and the format as kvsim names it.
     kind
-        Short answers, retrieval, long generation or perplexity.
+        Kind of benchmark: short answers, retrieval, long generation or perplexity.
     loss, error
-        Pooled relative loss and its standard error.
+        Pooled relative loss and its standard error; 0.01 is 1 %.
     questions, benchmarks
-        How many it rests on.
+        Number of questions and of benchmarks that were pooled.
     least, worst
-        The largest lower end of a single benchmark's loss, and its name.
+        Largest lower end of a single benchmark's confidence interval, and that benchmark's name.
     source
-        Short names of the pages.
+        Short names of the pages with the scores.
     """
 
     model: str
@@ -89,7 +94,7 @@ class Pooled:
     source: str
 
     def line(self) -> str:
-        """A line of the table."""
+        """Format the record as a line of the CSV table."""
         cells = [getattr(self, f.name) for f in fields(self)]
         text = [f"{x:.5f}" if isinstance(x, float) else str(x) for x in cells]
         return ",".join(f'"{x}"' if "," in x else x for x in text)
@@ -97,24 +102,24 @@ class Pooled:
 
 @frozen
 class LossBound:
-    """Bound of a loss over all kinds of benchmarks that have evidence.
+    """Upper bound of a loss over all kinds of benchmarks that were measured.
 
     Attributes
     ----------
     loss, bound
-        Of the kind with the largest upper end: its likeliest loss and that end.
+        Best estimate and upper bound of the relative loss, of the kind with the largest bound.
     kind
-        That kind.
+        The kind with the largest bound.
     kinds
         All kinds with evidence.
     own
-        Whether the model itself was measured.
+        Whether this model was measured, not only others.
     models, questions
-        How many the worst kind rests on.
+        Number of models and questions behind ``bound``.
     beyond_doubt
-        The largest lower end of a single benchmark, and its name.
+        Largest lower end of a single benchmark's interval, and that benchmark's name.
     source
-        Short names of the pages.
+        Short names of the pages with the scores.
     """
 
     loss: float
@@ -138,7 +143,12 @@ def pool_scores(scores: Iterable[Score]) -> list[Pooled]:
     Parameters
     ----------
     scores
-        One of each benchmark.
+        One score per benchmark.
+
+    Returns
+    -------
+    list of Pooled
+        One record per model, format and kind of benchmark.
     """
     groups: dict[tuple[str, ...], list[Score]] = {}
     for score in scores:
@@ -158,21 +168,25 @@ def pool_scores(scores: Iterable[Score]) -> list[Pooled]:
 def bound_loss(
     every: Iterable[Pooled], model: str, attention: str, part: str, form: str
 ) -> LossBound | None:
-    """Bound a loss by the model's own scores and those of others.
+    """Bound the loss of a format on a model by its own scores and those of other models.
 
     Parameters
     ----------
     every
-        Pooled losses.
-    model, attention
-        The model, and how its heads share keys and values, which counts for caches alone.
-    part, form
-        Weights or cache, and the format.
+        Pooled losses of all models.
+    model
+        Name of the model.
+    attention
+        How its heads share keys and values. For cache formats only models alike in this count.
+    part
+        "weights" or "cache".
+    form
+        The format.
 
     Returns
     -------
     LossBound or None
-        None where neither the model nor two others of its attention were measured.
+        None if neither the model nor two others were measured.
     """
     rows = [p for p in every if (p.part, p.format) == (part, form)]
     alike = [p for p in rows if part == "weights" or p.attention == attention]
@@ -252,7 +266,7 @@ def _between(others: Sequence[Pooled]) -> tuple[float, float]:
 
 @cache
 def shipped_formats() -> tuple[Pooled, ...]:
-    """The summaries that ship, made by ``benchmarks.quality_formats``."""
+    """Return the pooled losses that ship with kvsim, made by ``benchmarks.quality_formats``."""
     table = files("kvsim.quality") / "formats.csv"
     kinds = {"loss": float, "error": float, "questions": int, "benchmarks": int, "least": float}
     return tuple(
@@ -274,17 +288,23 @@ KNOWN_BAD = 0.1  # a loss that `--lossy` alone does not admit
 
 @frozen
 class Evidence:
-    """The evidence of one setting's loss on one model.
+    """The evidence for the quality loss of one setting on one model.
 
     Attributes
     ----------
+    kind
+        Kind of the evidence, from "lossless" to "none".
     loss, low, high
-        Relative loss and its 95 % interval, in ``unit``; NaN where nothing is known. Of kind "none"
-        a warning: the least that models of other kinds lose.
+        Relative loss and its 95 % interval, in ``unit``; NaN where nothing is known. With kind
+        "none" they are a warning: what models of other kinds lose at least.
+    unit
+        Quantity that the loss is a share of, such as a score or perplexity.
     worst
-        The benchmark and model, or the run, that the loss is of.
+        Benchmark and model, or run, with the largest loss.
+    source
+        Where the loss comes from.
     missing
-        What would have to be measured before this counts, if anything.
+        What has to be measured before this evidence counts; empty if nothing.
     untried
         Kinds of benchmarks without evidence.
     """
@@ -306,12 +326,12 @@ class Evidence:
 
     @property
     def bound(self) -> float:
-        """The upper end of the loss."""
+        """Upper end of the loss, or the loss itself if it has no interval."""
         return self.high if self.high == self.high else self.loss
 
     @property
     def column(self) -> float:
-        """Loss that limits are compared with: the upper bound, 0 if lossless, inf if unknown."""
+        """Loss to compare with a limit: the upper bound; 0 if lossless, infinite if unknown."""
         if self.kind == "lossless":
             return 0.0
         return float("inf") if self.unknown else max(self.bound, 0.0)
@@ -332,14 +352,23 @@ class Evidence:
 def evidence(
     technique: Technique, model: Model, length: float, runs: Sequence[QualityRun] | None = None
 ) -> Evidence:
-    """The evidence of a technique's loss on a model with contexts of some length.
+    """Find the evidence for a technique's quality loss on a model.
 
     Parameters
     ----------
+    technique
+        The KV-cache technique with its settings.
+    model
+        The model.
     length
         Longest context. [tokens]
     runs
-        Measured ones; those that ship if not given.
+        Measured runs; None for those that ship with kvsim.
+
+    Returns
+    -------
+    Evidence
+        The loss and where it comes from.
     """
     if technique.exact:
         return Evidence("lossless")
@@ -376,14 +405,19 @@ FORMAT_FAMILIES |= dict.fromkeys(("q4_k_m", "q5_k_s", "q5_k_m", "q6_k", "q8_0"),
 
 
 def weights_evidence(model: Model, weights: str) -> Evidence:
-    """The evidence of a weight format's loss on a model.
+    """Find the evidence for the quality loss of a weight format on a model.
 
     Parameters
     ----------
     model
         The model.
     weights
-        Format of its weights, in the notation of ``--weights``.
+        Format of its weights, as ``--weights`` names it.
+
+    Returns
+    -------
+    Evidence
+        The loss and where it comes from; "lossless" for the published format and 16 bits.
     """
     if weights in ("fp16", "bf16", "f16", model.released):
         return Evidence("lossless")
@@ -433,12 +467,17 @@ def _warned(mine: Harshness, rows: Sequence[Row]) -> float:
 
 
 def combine(pieces: Sequence[Evidence]) -> Evidence:
-    """Combine the evidence of several changes to one cache, whose losses add up.
+    """Combine the evidence for several changes that are made together; their losses add up.
 
     Parameters
     ----------
     pieces
-        Evidence of each change.
+        Evidence for each change.
+
+    Returns
+    -------
+    Evidence
+        Evidence for all of them; unknown if that of any change is.
     """
     lossy = [e for e in pieces if e.kind != "lossless"]
     if len(lossy) < 2:
@@ -552,6 +591,11 @@ def attention_kind(model: Model) -> str:
     ----------
     model
         The model.
+
+    Returns
+    -------
+    str
+        "latent (MLA)", "grouped queries" or "one cache per head".
     """
     if model.latent:
         return "latent (MLA)"

@@ -42,19 +42,21 @@ Z_95 = 1.96  # standard errors to either side: 95 %
 
 @frozen
 class LayerLosses:
-    """KL divergence from full-precision KV, window by window. [nat per token]
+    """Measured loss of quantising the cache of single layers: KL divergence from fp16 KV. [nat/token]
 
     Attributes
     ----------
+    model, weights, text, settings, date
+        What was measured, where its weights are from, on which text, how and when.
     bits
-        Widths that were tried, ascending. (b,)
+        Widths that were tried, ascending. (b,) [bit]
     group
         Numbers that share a scale.
     alone
-        Of keys and of values of one layer at one width, all else in full precision.
-        (2, b, layers, windows)
+        Loss with only the keys (index 0) or values (1) of one layer at one width, by window of
+        text. (2, b, layers, windows)
     uniform
-        Of keys and values of all layers at one width. (b, windows)
+        Loss with the keys and values of all layers at one width. (b, windows)
     """
 
     model: str
@@ -69,9 +71,9 @@ class LayerLosses:
 
     @cached_property
     def growth(self) -> tuple[float, float]:
-        """Factor and power of the sum of layers, as runs of all layers alike have them.
+        """Factor and exponent by which summed losses of single layers predict that of all together.
 
-        With one width that loses anything the power is 1.
+        Fitted to ``uniform``; the exponent is 1 if fewer than two widths lose anything.
         """
         sums, whole = self._uniform()
         known = (sums > 0) & (whole > 0)
@@ -84,12 +86,17 @@ class LayerLosses:
         return float(np.exp((np.log(whole[known]) - power * logs).mean())), power
 
     def expected(self, widths: Widths) -> tuple[float, float, float]:
-        """Loss of a choice of widths, and the interval it lies in with 95 %. [nat per token]
+        """Predict the loss of a choice of widths.
 
         Parameters
         ----------
         widths
-            Index into ``bits`` of keys and values of every layer. (2, layers)
+            Index into ``bits`` for the keys (row 0) and values (row 1) of every layer. (2, layers)
+
+        Returns
+        -------
+        loss, low, high : float
+            KL divergence and its 95 % interval. [nat/token]
         """
         side, layer = np.indices(widths.shape)
         windows = self.alone[side, widths, layer].sum(axis=(0, 1))
@@ -137,12 +144,12 @@ class LayerLosses:
 
 
 def write(path: Path, found: LayerLosses) -> None:
-    """Write losses as a JSON file, whole or not at all.
+    """Write losses as a JSON file, atomically.
 
     Parameters
     ----------
     path
-        The file.
+        Path of the file.
     found
         Losses of each layer.
     """
@@ -153,12 +160,17 @@ def write(path: Path, found: LayerLosses) -> None:
 
 
 def is_one(given: object) -> bool:
-    """Whether the content of a file is a profile of layer losses.
+    """Tell whether the content of a file is a profile of layer losses.
 
     Parameters
     ----------
     given
-        The parsed file.
+        The parsed JSON.
+
+    Returns
+    -------
+    bool
+        Whether its ``format`` says so.
     """
     return isinstance(given, dict) and given.get("format") == LAYER_LOSSES_FORMAT
 
@@ -223,7 +235,22 @@ Choices = dict[tuple[int, int, int], "solver.Variable"]
 
 
 def build(losses: LayerLosses, mean_bits: float) -> "tuple[solver.Problem, Choices]":
-    """The programme, and which width each side (keys, values) of each layer takes in it."""
+    """Build the integer programme that assigns a width to the keys and values of every layer.
+
+    Parameters
+    ----------
+    losses
+        Measured losses.
+    mean_bits
+        Upper limit of the mean width. [bit]
+
+    Returns
+    -------
+    problem : Problem
+        Minimise the summed losses; each side of each layer takes one width.
+    choices
+        Its binary variables: which width the keys and values of each layer take.
+    """
     from kvsim import solver
 
     each = losses.alone.mean(axis=-1)
@@ -243,12 +270,25 @@ def build(losses: LayerLosses, mean_bits: float) -> "tuple[solver.Problem, Choic
 
 
 def assign(losses: LayerLosses, mean_bits: float) -> Widths:
-    """Widths with the least loss whose mean is at most ``mean_bits``: indices, (2, layers).
+    """Find the widths with the least loss for a mean width.
+
+    Parameters
+    ----------
+    losses
+        Measured losses.
+    mean_bits
+        Upper limit of the mean width. [bit]
+
+    Returns
+    -------
+    array
+        Index into ``losses.bits`` for the keys (row 0) and values (row 1) of every layer.
+        (2, layers)
 
     Raises
     ------
     InfeasibleError
-        If even the narrowest widths are wider.
+        If ``mean_bits`` is below the narrowest width.
     """
     from kvsim import solver
 
@@ -265,10 +305,20 @@ def assign(losses: LayerLosses, mean_bits: float) -> Widths:
 
 
 def offered(losses: LayerLosses) -> Mapping[Technique, Evidence]:
-    """The best widths at every mean between the narrowest and the widest, and what they lose.
+    """Return the best assignment for every mean width, with its predicted loss.
 
     A KL divergence is the growth of log-perplexity on text that the model with full-precision KV
-    would write itself, which makes the loss a relative perplexity.
+    would write itself, so that the loss is stated as one of perplexity.
+
+    Parameters
+    ----------
+    losses
+        Measured losses.
+
+    Returns
+    -------
+    dict
+        Evidence by technique, from the narrowest to the widest mean in steps of ``BITS_STEP``.
     """
     narrowest, widest = losses.bits[0], losses.bits[-1]
     found: dict[Technique, Evidence] = {}

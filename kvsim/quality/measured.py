@@ -31,14 +31,16 @@ FAMILIES: tuple[Family, ...] = tuple(reversed(get_args(Family)))  # the harshest
 
 @frozen
 class Harshness:
-    """The quality-relevant part of a setting.
+    """The settings of a technique that its quality loss depends on.
 
     Attributes
     ----------
     kind
-        Technique, or what several have in common.
+        Name of the technique, or of a group of techniques with comparable losses.
+    family
+        Family of the selection; evidence never crosses from one family to another.
     numbers
-        By setting; larger is gentler for all of them.
+        Settings by name; with each of them, a larger number loses less.
     """
 
     kind: str
@@ -46,12 +48,17 @@ class Harshness:
     numbers: Mapping[str, float]
 
     def at_least_as_gentle(self, other: "Harshness") -> bool:
-        """Whether this setting loses no more than another.
+        """Tell whether this setting loses no more than another of the same kind.
 
         Parameters
         ----------
         other
-            The harshness to compare with.
+            The setting to compare with.
+
+        Returns
+        -------
+        bool
+            True if every number is at least the other's; False also if the kinds differ.
         """
         return self.kind == other.kind and all(
             self.numbers[key] >= value for key, value in other.numbers.items()
@@ -73,17 +80,25 @@ def family(technique: Technique) -> Family:
 
 
 def harshness(technique: Technique, length: float, budget: float | None = None) -> Harshness:
-    """Return a technique's settings as far as its losses depend on them.
+    """Return those settings of a technique that its quality loss depends on.
 
-    A class says by ``gentler`` which way each of its settings is gentler, or by ``prompt_budget``
-    how many tokens it attends to. Of a technique that says neither only the same setting counts.
+    A technique class tells by ``gentler`` in which direction each setting loses less, or by
+    ``prompt_budget`` how many tokens it attends to. For a technique that tells neither, evidence
+    applies to the identical setting only.
 
     Parameters
     ----------
+    technique
+        The KV-cache technique.
     length
-        Cached tokens, which the budget of an eviction is a share of. [tokens]
+        Cached tokens, to which the budget of an evicting technique is related. [tokens]
     budget
-        That share where it is known; otherwise it follows from the settings.
+        Budget as a share of ``length``; None to compute it from the settings.
+
+    Returns
+    -------
+    Harshness
+        Kind, family and numbers of the setting.
     """
     kind, numbers = str(technique), {}
     if len(technique.terms) == 1:
@@ -107,18 +122,24 @@ class Row:
     Attributes
     ----------
     model
-        Of the catalogue.
+        Name in the catalogue.
     setting
-        The technique's, as far as quality is concerned.
+        The settings that the loss depends on.
+    technique
+        The technique with all its settings.
+    benchmark
+        Name of the benchmark.
     measure
-        ``score`` (larger is better), ``retrieval`` (a score of finding one thing in a long
-        context), or ``perplexity``.
+        ``score`` (larger is better), ``retrieval`` (score of finding one fact in a long context), or
+        ``perplexity``.
     score, baseline
-        Of the setting and of full-precision KV, in the paper's unit.
+        Result with the setting, and with full-precision KV: a score in [%], or a perplexity.
     questions
-        How many the score is a mean of; 0 where the paper does not say.
+        Number of questions that the score is a mean of; 0 if the paper does not say.
     context
-        Longest context of the benchmark; 0 where the paper does not say. [tokens]
+        Longest context of the benchmark; 0 if the paper does not say. [tokens]
+    source
+        The paper.
     """
 
     model: str
@@ -141,9 +162,10 @@ class Row:
 
     @property
     def error(self) -> float:
-        """Standard error of the loss, as if the questions of both runs were different ones.
+        """Standard error of the relative loss; 0 where it is unknown.
 
-        They were the same, so that the true error is smaller; 0 where it is unknown.
+        It is computed as if both runs had answered different questions. They answered the same ones, so
+        that the true error is smaller.
         """
         if self.measure == "perplexity" or not self.questions:
             return 0.0
@@ -159,7 +181,7 @@ class Row:
 
 @cache
 def published() -> tuple[Row, ...]:
-    """Every row of every table."""
+    """Return every published loss of the tables that ship with kvsim."""
     folder = files("kvsim.quality") / "published"
     rows: list[Row] = []
     for file in sorted(folder.iterdir(), key=lambda f: f.name):
@@ -209,15 +231,27 @@ class QualityRun:
 
     Attributes
     ----------
+    model
+        Name in the catalogue.
+    setting
+        The settings that the loss depends on.
+    technique
+        The technique with all its settings.
     loss
-        By how much perplexity grew, or how many of the planted facts were lost, relative: the
-        larger of the two where both were measured.
+        Relative growth of perplexity, or the share of planted facts that were lost; the larger of
+        the two where both were measured.
     error
-        Standard error of the loss. The two runs score the same tokens, and for distributions as
-        near each other as these the variance of their log-ratio is about twice the KL divergence;
-        answers count as if they were independent.
+        Standard error of the loss. Both runs score the same tokens, and for similar distributions
+        the variance of their log-ratio is about twice the KL divergence. Answers count as if they
+        were independent.
+    unit
+        Quantity that the loss is a share of.
     retrieval
         Whether planted facts were asked for.
+    context
+        Length of the contexts. [tokens]
+    source
+        The trace and the run that measured it.
     """
 
     model: str
@@ -232,12 +266,17 @@ class QualityRun:
 
 
 def runs_of(trace: "AttentionTrace") -> tuple[QualityRun, ...]:
-    """Return the settings that a trace measured.
+    """Return the loss of every setting that an attention trace measured.
 
     Parameters
     ----------
     trace
         An attention trace with quality.
+
+    Returns
+    -------
+    tuple of QualityRun
+        One run per setting.
 
     Raises
     ------
@@ -282,12 +321,17 @@ def _lost(found: float, full: "Retrieval") -> tuple[float, float]:
 
 @cache
 def shipped(model: str) -> tuple[QualityRun, ...]:
-    """Return the runs on one model that ship with kvsim.
+    """Return the measured runs on one model that ship with kvsim.
 
     Parameters
     ----------
     model
-        Name of the model.
+        Name in the catalogue.
+
+    Returns
+    -------
+    tuple of QualityRun
+        The runs; empty if the model was not measured.
     """
     path = shipped_traces().get(model)
     if path is None:
@@ -298,12 +342,17 @@ def shipped(model: str) -> tuple[QualityRun, ...]:
 
 
 def with_own(own: Iterable["AttentionTrace"]) -> tuple[QualityRun, ...]:
-    """Return the user's runs, and those that ship for models the user has not measured.
+    """Join the user's measured runs with those that ship for other models.
 
     Parameters
     ----------
     own
         The user's attention traces.
+
+    Returns
+    -------
+    tuple of QualityRun
+        The user's runs first.
     """
     mine = [run for trace in own for run in runs_of(trace)]
     others = [model for model in shipped_traces() if model not in {run.model for run in mine}]

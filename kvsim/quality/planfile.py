@@ -11,18 +11,20 @@ from kvsim.techniques.technique import Technique
 
 @frozen
 class PlanFile:
-    """The choice of a plan and its expected loss.
+    """The technique that a plan chose, and its expected quality loss.
 
     Attributes
     ----------
+    technique
+        The chosen technique with its settings.
     model
-        The model that it is for, as it was given.
+        The model that the plan is for, as it was given.
     batch, prompt, generate
-        Its workload. [sequences, tokens, tokens]
+        Workload of the plan. [sequences, tokens, tokens]
     evidence, unit
-        Kind of the evidence of its loss, and what the loss is a share of.
+        Kind of the evidence for the loss, and what the loss is a share of.
     loss, low, high
-        The expected loss and its interval; None where the evidence has none.
+        Expected relative loss and its 95 % interval; None if nothing was measured.
     """
 
     technique: Technique
